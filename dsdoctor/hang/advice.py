@@ -20,6 +20,7 @@ CHILDREN, THREADS, FILES, LOCKS, SOCKETS, DISKS = "children", "threads", "files"
 GPU, NOTHING = "gpu", ""
 NEXT = {
     "check of dsdoctor's own": ("it ends by itself; dsdoctor.run --config-check off leaves it out", NOTHING),
+    "database": ("see who has its lock, or whether its server answers, and give that call a timeout", FILES),
     "data": (
         "see what its loader's workers stand in, and read that rank's part of the data by itself; DataLoader(timeout=60) turns "
         "such a wait into an error",
@@ -30,7 +31,6 @@ NEXT = {
         "see which process has that lock, here or on another host of a shared file system; where none has, remove it",
         LOCKS,
     ),
-    "database": ("see who has its lock, or whether its server answers, and give that call a timeout", FILES),
     "service of this host": ("see whether that service answers, and give the call a timeout", SOCKETS),
     "can be read": ("see who has the other end of what it reads from, and give that wait a timeout", FILES),
     "asyncio": ("see what its coroutine awaits, and give that a timeout (asyncio.wait_for)", THREADS),
@@ -43,7 +43,9 @@ NEXT = {
     "debugger": ("take the breakpoint out: the other ranks cannot wait for a person", NOTHING),
     "terminal": ("take the question out: a rank has no terminal, and the others wait", NOTHING),
     "checkpoint": ("see whether the file system of the checkpoint answers and has room", DISKS),
+    "disk or a file system": ("see whether the disk, or the server of that file system, answers and has room", DISKS),
     "file system": ("see which file system does not answer, and tell who runs it", DISKS),
+    "waits for a file": ("see on which file system that file lies, and whether it answers and has room", DISKS),
     "disk": ("see whether the disk answers and has room", DISKS),
     "saves": ("see whether the file system answers and has room, and that every rank makes this call", DISKS),
     "lock or another thread": (

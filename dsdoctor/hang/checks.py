@@ -22,7 +22,7 @@ from dsdoctor.hang.process_checks import (
     hang_stale_lock,
 )
 from dsdoctor.hang.stacks import acting_stack, ranks_words
-from dsdoctor.hang.waiting import Difference
+from dsdoctor.hang.waiting import EARLIER, Difference
 
 PARTED = (
     "have every rank take the branch that leads to the line of the fewest: what only one rank does (save_checkpoint, an "
@@ -96,7 +96,7 @@ def hang_other_operation(case: Case) -> Iterator[Finding]:
     for difference in differences:
         yield _different(case, difference, "hang-other-operation", "called different collectives")
     living = [rank for rank in case.views if rank not in case.unwell]
-    calls = {case.waiting.call_of(case.views[rank]) for rank in case.waiting_ranks}
+    calls = {case.waiting.call_of(case.views[rank]) for rank in case.waiting_ranks if case.waiting.decides(rank)}
     alone = not differences and not case.starting and len(case.waiting_ranks) == len(living)
     if (roots := case.waiting.roots()) and not differences:
         yield _other_root(case, roots)
@@ -143,7 +143,7 @@ def hang_rank_behind(case: Case) -> Iterator[Finding]:
             told.add(rank)
             view = case.views[rank]
             numbers = f"collective {behind.sequence} of {behind.ahead} in group {behind.group}"
-            yield _still_or_works(case, view, numbers, behind.waiting)
+            yield _still_or_works(case, view, "hang-rank-behind", numbers, behind.waiting)
 
 
 def hang_rank_outside(case: Case) -> Iterator[Finding]:
@@ -163,7 +163,8 @@ def hang_rank_outside(case: Case) -> Iterator[Finding]:
     for view in case.incident.ranks:
         gone = view.rank in case.unwell or view.rank in waiting or view in case.unread
         if not gone and not (view.sample and view.sample.leaving):
-            yield _still_or_works(case, view, "it stands in no collective", waiting)
+            numbers = "it stands in no collective" if view.sample else ""
+            yield _still_or_works(case, view, "hang-rank-outside", numbers, waiting)
 
 
 def hang_transport(case: Case) -> Iterator[Finding]:
@@ -186,7 +187,8 @@ def hang_transport(case: Case) -> Iterator[Finding]:
     names = {case.waiting.operation_of(case.views[rank]) for rank in waiting}
     # without numbers it may be another collective of the same name
     counted = any(view.sample and view.sample.groups for view in case.incident.ranks)
-    if not everybody or not counted or len(waiting) < 2 or len(names) > 1:
+    # a wait for what was begun before may be for a receive that nobody sends to, or for no collective at all
+    if not everybody or not counted or len(waiting) < 2 or len(names) > 1 or EARLIER in names:
         return
     yield severity_of(*case.views.values())(
         "hang-transport",
@@ -227,9 +229,11 @@ def hang_all_outside(case: Case) -> Iterator[Finding]:
     )
 
 
-def _still_or_works(case: Case, view: RankView, numbers: str, waiting: tuple[int, ...]) -> Finding:
-    """Of a rank that others wait for: what it does; a warning where it is seen to work."""
+def _still_or_works(case: Case, view: RankView, rule: str, numbers: str, waiting: tuple[int, ...]) -> Finding:
+    """Of a rank that others wait for: what it does; a warning where it is seen to work. ``numbers``: "" where its own words are
+    not known."""
     make, verb = (Finding.warning, "works on") if view.activity else (Finding.error, "does not come")
+    verb = verb if view.activity or view.sample else "tells nothing of itself"
     others = (
         f"while {case.waits_words([view.rank])}"
         if case.waits_words([view.rank])
@@ -237,9 +241,9 @@ def _still_or_works(case: Case, view: RankView, numbers: str, waiting: tuple[int
     )
     sentence, steps = advice(view)
     return make(
-        "hang-rank-outside" if numbers == "it stands in no collective" else "hang-rank-behind",
+        rule,
         f"{case.who(view.rank)} {verb}: {case.where(view)}, {others}",
-        evidence=(f"rank {view.rank}: {numbers}", *case.evidence([view.rank])),
+        evidence=(*([f"rank {view.rank}: {numbers}"] if numbers else []), *case.evidence([view.rank])),
         fix=sentence if not view.activity else "wait for it, or make that part shorter",
         steps=steps if not view.activity else (),
     )

@@ -6,8 +6,11 @@ import os
 import re
 import time
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -17,13 +20,15 @@ from dsdoctor.hang import processes
 from dsdoctor.hang.models import Lock, RankArrivals, RankView, Sample
 from dsdoctor.hang.ring import ARRIVALS, JOINED, LEAVING, UNWATCHED, Beat, RingReader
 from dsdoctor.hang.stacks import own_frame, with_texts
-from dsdoctor.hang.system_call import file_call, file_system_of
+from dsdoctor.hang.system_call import file_call, file_system_of, is_of_open_file
 
 NAME = re.compile(r"rank-(\d{1,6})-(\d{1,10})\.ring")
 LEAST_WINDOW, WINDOW = 4, 30
 """Seconds before now, and since a rank last moved, that tell whether it works."""
 CPU, BYTES = 0.10, 1 << 20
 """A rank works that took that share of a processor, or waited to be given one, or moved so many bytes in that time."""
+FEWEST = 3
+"""Looks that tell whether a rank works, though they are further apart than the window is long: a machine has little time for us."""
 FEW_LOOKS, FEW_PLACES, PLACES = 8, 3, 5
 """Or that stood at so many places, in few looks or in more."""
 
@@ -46,6 +51,9 @@ class ChildrenMoment:
     clock: float
     cpu: float
     bytes: int
+
+
+Look = TypeVar("Look", Moment, ChildrenMoment)
 
 
 class LocalRank:
@@ -128,8 +136,8 @@ class LocalRank:
 
     def activity(self, view: RankView) -> str:
         """Why a rank is not still, in words; "" where it is."""
-        since = max(self.moved, time.monotonic() - min(max(self.window, LEAST_WINDOW), WINDOW))
-        moments = [moment for moment in self._moments if moment.clock > since]
+        since = time.monotonic() - min(max(self.window, LEAST_WINDOW), WINDOW)
+        moments = latest(self._moments, since, self.moved)
         if len(moments) < 2 or not self.alive:
             return ""
         first, last = moments[0], moments[-1]
@@ -144,8 +152,14 @@ class LocalRank:
         # its own ring is a few kilobytes a second
         if (moved := last.bytes - first.bytes) >= BYTES + seconds * 16_384:
             words.append(f"it read or wrote {moved >> 20} MiB")
-        words += children_words([look for look in self._children if look.clock > since])
+        words += children_words(latest(self._children, since, self.moved))
         return ", ".join(words)
+
+    @property
+    def seen_enough(self) -> bool:
+        """Whether it was looked at often enough since it moved to tell that it is still."""
+        counts = [sum(look.clock > self.moved for look in looks) for looks in (self._moments, self._children)]
+        return self.beat is None or min(counts) > 1
 
     @property
     def leaving(self) -> bool:
@@ -190,6 +204,18 @@ class LocalRank:
             self.facts = facts
 
 
+def latest(looks: Iterable[Look], since: float, moved: float) -> list[Look]:
+    """The looks of a time; where those are few the last ones since the rank moved.
+
+    >>> looks = [ChildrenMoment(clock=clock, cpu=0.0, bytes=0) for clock in (1.0, 5.0, 9.0, 13.0)]
+    >>> [[look.clock for look in latest(looks, since, 4.0)] for since in (4.5, 10.0)]
+    [[5.0, 9.0, 13.0], [5.0, 9.0, 13.0]]
+    """
+    known = [look for look in looks if look.clock > moved]
+    recent = [look for look in known if look.clock > since]
+    return recent if len(recent) >= FEWEST else known[-FEWEST:]
+
+
 def children_words(moments: list[ChildrenMoment]) -> list[str]:
     """How the processes below a rank are seen to work; none where they are not.
 
@@ -198,12 +224,17 @@ def children_words(moments: list[ChildrenMoment]) -> list[str]:
     ['its child processes took or waited for 50% of a processor', 'its child processes read or wrote 9 MiB']
     >>> children_words([at(0.0, 1.0, 0), at(10.0, 1.0, 9000)])
     []
+    >>> children_words([at(0.0, 6.0, 0), at(5.0, 0.0, 0), at(10.0, 2.0, 0)])
+    ['its child processes took or waited for 20% of a processor']
     """
     if len(moments) < 2:
         return []
     first, last = moments[0], moments[-1]
     seconds = max(last.clock - first.clock, 1.0)
-    share, moved = (last.cpu - first.cpu) / seconds, last.bytes - first.bytes
+    # what a process had taken goes with it when it ends, and another one begins
+    pairs = tuple(pairwise(moments))
+    share = sum(max(0.0, later.cpu - earlier.cpu) for earlier, later in pairs) / seconds
+    moved = sum(max(0, later.bytes - earlier.bytes) for earlier, later in pairs)
     words = [f"its child processes took or waited for {share:.0%} of a processor"] if share >= CPU else []
     return words + ([f"its child processes read or wrote {moved >> 20} MiB"] if moved >= BYTES else [])
 
@@ -212,8 +243,9 @@ def with_call(view: RankView) -> RankView:
     """The view with what its process asks of the kernel, as itself says it, else as that is seen from here."""
     told = view.sample.call if view.sample else ()
     call = told if any(told) else file_call(view.pid)
-    found = len(call) > 1 and call[1].startswith("/") and view.state == "D"
-    return replace(view, call=call if any(call) else (), disk=file_system_of(view.pid, call[1]) if found else "")
+    # a path that is still being opened may go over links
+    known = len(call) > 1 and is_of_open_file(call[0]) and call[1].startswith("/") and view.state == "D"
+    return replace(view, call=call if any(call) else (), disk=file_system_of(view.pid, call[1]) if known else "")
 
 
 def lock_of(view: RankView) -> Lock | None:

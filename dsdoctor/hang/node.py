@@ -48,6 +48,10 @@ class Node:
         for rank in self.living():
             rank.look_at_children(parents)
 
+    def seen_enough(self) -> bool:
+        """Whether all living ranks were looked at often enough to tell which of them are still."""
+        return all(rank.seen_enough for rank in self.living())
+
     def living(self) -> list[LocalRank]:
         """The ranks whose process has not ended."""
         return [rank for rank in self.ranks.values() if rank.alive]

@@ -89,7 +89,7 @@ def hang_disk_sleep(case: Case) -> Iterator[Finding]:
             "hang-disk-sleep",
             f"{case.who(view.rank)} is {LETTERS['D']}: {case.where(view)}{_others_wait(case)}",
             evidence=case.evidence([view.rank]),
-            fix=f"on {view.host} see why {view.disk or 'that device or file system'} does not answer",
+            fix=f"on {view.host} see whether {view.disk or 'that device or file system'} answers",
             steps=(step("cat /proc/{pid}/wchan", pid=view.pid), step("dmesg -T | tail"), step("df -h")),
         )
 

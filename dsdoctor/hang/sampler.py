@@ -246,7 +246,9 @@ def recorded_operations() -> dict[str, Any]:
             "name": str(entry["profiling_name"]).partition(":")[2] or str(entry["profiling_name"]),
             "sizes": [list(map(int, sizes)) for sizes in entry.get("input_sizes", ())][:8],
             "types": [str(name)[:20] for name in entry.get("input_dtypes", ())][:8],
-            "state": "done" if entry.get("retired") else str(entry.get("state", "")),
+            "state": "done"
+            if entry.get("retired") or entry.get("state") == "completed"
+            else str(entry.get("state", "")),
             "called": round(int(entry["time_created_ns"]) / 1e9, 4),
         }
         group["operations"].append(operation)
@@ -324,13 +326,18 @@ def _checksum(frame: FrameType | None) -> int:
 
 def _fitting(sample: dict[str, Any]) -> bytes:
     """The sample as JSON that fits into a slot: what tells least goes first."""
-    text = json.dumps(sample).encode()
+    text = _as_json(sample)
     for reduce in (_without_arrivals, _without_other_threads, _with_few_operations, _with_few_groups):
         if len(text) <= SLOT:
             break
         reduce(sample)
-        text = json.dumps(sample).encode()
+        text = _as_json(sample)
     return text
+
+
+def _as_json(sample: dict[str, Any]) -> bytes:
+    """As UTF-8, also where a name or a message is none: one such word would make the whole sample unreadable."""
+    return json.dumps(sample, ensure_ascii=False).encode("utf-8", "replace")
 
 
 def _without_arrivals(sample: dict[str, Any]) -> None:

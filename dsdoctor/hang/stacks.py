@@ -13,6 +13,13 @@ COLLECTIVES = re.compile(r"/torch/distributed/(distributed_c10d|_functional_coll
 WRAPPERS = {"wrapper", "wait_tensor", "_barrier", "_wait", "wait"}
 STARTING = {"init_process_group", "_new_process_group_helper", "rendezvous", "new_group", "_new_group_with_tag"}
 LOADING = r"/torch/utils/data/"
+OF_DISKS = re.compile(r"/nvme/|/swap_tensor/|/(py_libaio|aiofiles|mpi4py)/")
+IN_A_DISK = r"read_events|io_|folio|^blk|^nfs|^fuse|ext4|xfs|jbd2"
+"""The kernel's functions of a thread that waits for a disk or a file system."""
+DATABASE = (
+    r"\b(_*(con|cur)\d*|\w*(cursor|conn|connection|database|db|session)\d*|(sqlite3|psycopg2?|duckdb)\.connect\(.*\))"
+)
+"""What a line calls a database: others are executed or committed, too."""
 DOING = (
     (r"/dsdoctor/(config|child_scripts)/", "is in a check of dsdoctor's own"),
     (r"/torch/utils/file_baton\.py$", "waits for the lock of a torch extension"),
@@ -32,7 +39,7 @@ SAYING = (
     (r"\binput\(|\bbreakpoint\(", "waits for somebody at a terminal"),
     (r"\bflock\(|\blockf\(|FileLock\(", "waits for the lock of a file"),
     (r"\bsignal\.pause\(|\bsigwait\w*\(", "waits for a signal"),
-    (r"\.(execute(many|script)?|commit)\(", "waits for a database"),
+    (DATABASE + r"(\(\))?\.(execute(many|script)?|commit)\(", "waits for a database"),
     (r"\.acquire\(|\bwith \w*lock", "waits for a lock"),
     (r"\.(recv|recv_into|recvfrom|accept)\(|\burlopen\(", "waits for the network"),
     (r"\.(join|result|get)\(", "waits for another thread or process"),
@@ -46,8 +53,6 @@ FILES = (
     (r" unix_\w+$", "waits for a service of this host"),
     (r" socket:", "waits for the network"),
     (r" /dev/(pts/|tty|console)", "waits for somebody at a terminal"),
-    (r"^(fsync|fdatasync|fallocate|ftruncate|write|pwrite|writev) /", "writes to a file system that does not answer"),
-    (r"^(read|pread|readv|getdents|stat|access|unlink|mkdir) /", "waits for a file system that does not answer"),
 )
 """By a system call, its file and what the kernel says: what a rank waits for."""
 ENDED = "its script has ended, and waits for a thread that is no daemon,"
@@ -57,13 +62,22 @@ KERNEL = (
     (r"pipe_(read|write)|^wait_for_partner", "waits for a pipe"),
     (r"do_wait|wait4", "waits for a child process"),
     (r"^(nfs|rpc_|lustre|ll_|gpfs|fuse|ceph|request_wait_answer)", "waits for a network file system"),
-    (r"folio|io_schedule|^blk|ext4|xfs|jbd2", "waits for a disk"),
+    (r"^blk|ext4|xfs|jbd2", "waits for a disk"),
+    (r"folio|io_schedule", "waits for a disk or a file system"),
     (r"locks_lock_inode|flock_lock", "waits for the lock of a file"),
     (r"sys_pause|sigtimedwait|sigsuspend", "waits for a signal"),
     (r"poll_schedule|do_select|do_sys_poll|epoll_wait|^ep_poll", "waits until something can be read"),
     (r"^(inet_|sk_|tcp_|unix_stream|__skb|skb)", "waits for the network"),
     (r"^n_tty_read", "waits for somebody at a terminal"),
 )
+ON_A_FILE = (
+    (
+        r"^(fsync|fdatasync|fallocate|ftruncate|write|pwrite|writev) /(?!(dev|proc|sys)/)",
+        "waits for a file to be written",
+    ),
+    (r"^(read|pread|readv|getdents|stat|access|unlink|mkdir) /(?!(dev|proc|sys)/)", "waits for a file"),
+)
+"""By the same words as in FILES, where the kernel's own do not tell more."""
 
 
 def is_own(frame: Frame) -> bool:
@@ -91,16 +105,27 @@ def collective_in(frames: Sequence[Frame]) -> str | None:
     return next((name for name in names if name not in WRAPPERS), names[0] if names else None)
 
 
-def in_earlier_call(frames: Sequence[Frame]) -> bool:
-    """Whether a stack ends in the wait for a collective that was begun before, which is C++: `work.wait()`.
+def in_earlier_call(frames: Sequence[Frame], kernel: str = "") -> bool:
+    """Whether a stack ends in what may be the wait for a collective that was begun before, which is C++: `work.wait()`. A wait
+    for a disk is written alike.
 
-    >>> in_earlier_call([Frame(file="/a/t.py", line=1, function="f", text="work.wait()")])
-    True
+    >>> text = "handle.wait()"
+    >>> files = "/a/t.py", "/v/site-packages/deepspeed/nvme/ds_aio_handle.py"
+    >>> [in_earlier_call([Frame(file=file, line=1, function="f", text=text)]) for file in files]
+    [True, False]
     """
     last = frames[-1] if frames else None
-    return last is not None and bool(
-        re.search(r"\b(work|works|handle|handles|req|reqs|request|requests)\b.*\.wait\(\)", last.text)
+    return (
+        last is not None
+        and re.search(r"\b(work|works|handle|handles|req|reqs|request|requests)\b.*\.wait\(\)", last.text) is not None
+        and not any(OF_DISKS.search(frame.file) for frame in frames)
+        and re.search(IN_A_DISK, kernel) is None
     )
+
+
+def names_work(frames: Sequence[Frame]) -> bool:
+    """Whether what a stack waits for last is called as torch calls a collective that was begun: `work`."""
+    return bool(frames) and re.search(r"\bworks?\b.*\.wait\(\)", frames[-1].text) is not None
 
 
 def in_backward(frames: Sequence[Frame]) -> bool:
@@ -132,8 +157,9 @@ def doing(frames: Sequence[Frame], kernel: str = "", call: Sequence[str] = ()) -
         return known[0][1]
     text = frames[last].text if last >= 0 else ""
     words = next((words for pattern, words in SAYING if re.search(pattern, text)), "")
-    words = words or next((words for pattern, words in FILES if re.search(pattern, " ".join((*call, kernel)))), "")
-    words = words or next((words for pattern, words in KERNEL if re.search(pattern, kernel)), "")
+    asked = " ".join((*call, kernel))
+    for table, told in ((FILES, asked), (KERNEL, kernel), (ON_A_FILE, asked)):
+        words = words or next((words for pattern, words in table if re.search(pattern, told)), "")
     loading = any(re.search(LOADING, frame.file) for frame in frames)
     return f"{words or 'it stands'} in its data loader" if loading else words
 

@@ -140,7 +140,7 @@ class Supervisor:
         limit = self.pace.limit(self._timeout)
         if still >= limit / 3:
             self.node.look_at_children()
-        if self._told or still < limit or time.monotonic() < self._look_again:
+        if self._told or still < limit or time.monotonic() < self._look_again or not self.node.seen_enough():
             return
         incident = self._of_all_nodes(self.incident(), still, limit)
         self.node.was_busy()

@@ -1,10 +1,10 @@
 """The sequence numbers of all ranks -> who waits for whom, and in which group. Judges, never looks."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from dsdoctor.hang.models import GroupState, Operation, RankView
-from dsdoctor.hang.stacks import acting_stack, collective_in, in_backward, in_earlier_call
+from dsdoctor.hang.stacks import acting_stack, collective_in, in_backward, in_earlier_call, names_work
 
 Compared = tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]
 EARLIER = "work.wait()"
@@ -82,8 +82,9 @@ class Waiting:
                     calls.setdefault(operation.sequence, {})[rank] = operation
             for sequence in sorted(calls):
                 kinds: dict[tuple[str, Compared], list[int]] = {}
+                typed = _types_tell(calls[sequence].values())
                 for rank, operation in calls[sequence].items():
-                    kinds.setdefault((operation.name, _compared(operation)), []).append(rank)
+                    kinds.setdefault((operation.name, _compared(operation, typed=typed)), []).append(rank)
                 if len(kinds) > 1:
                     alike = sorted(kinds.values(), key=len)
                     calls_of = tuple((calls[sequence][ranks[0]], tuple(sorted(ranks))) for ranks in alike)
@@ -105,7 +106,12 @@ class Waiting:
         open_calls = [operation for operation in last if operation.state != "done"]
         if open_calls and view.state:
             return open_calls[-1].name
-        return EARLIER if not view.activity and in_earlier_call(acting_stack(view)) else None
+        return EARLIER if not view.activity and self._in_earlier_call(view) else None
+
+    def decides(self, rank: int) -> bool:
+        """Whether it is known of a waiting rank that the others do not wait in the same collective: the wait for one that was
+        begun before may be for theirs, unless this rank is ahead in one group and behind in another."""
+        return self.operation_of(self.views[rank]) != EARLIER or self._is_crossed(rank)
 
     def call_of(self, view: RankView) -> tuple[str, str, int]:
         """The collective in which a rank waits: its name, and its group and number where torch's record tells them."""
@@ -143,6 +149,32 @@ class Waiting:
         ]
         return min(known, default=None)
 
+    def _in_earlier_call(self, view: RankView) -> bool:
+        """Whether a rank waits for a collective that it began before, as far as the numbers allow it."""
+        stack = acting_stack(view)
+        # one that is behind may as well wait for a disk
+        allowed = not self._lagging(view.rank) or (names_work(stack) and self._is_crossed(view.rank))
+        return in_earlier_call(stack, view.waits) and allowed
+
+    def _lagging(self, rank: int) -> list[str]:
+        """The groups in which a rank has called fewer collectives than another member."""
+        return [
+            name
+            for name, members in self._groups.items()
+            if rank in members and members[rank].sequence < max(group.sequence for group in members.values())
+        ]
+
+    def _is_crossed(self, rank: int) -> bool:
+        """Whether a rank is behind in one group, and nobody is ahead of it in another, where some are behind it."""
+        lagging = self._lagging(rank)
+        leads = any(
+            rank in members
+            and name not in lagging
+            and members[rank].sequence > min(group.sequence for group in members.values())
+            for name, members in self._groups.items()
+        )
+        return bool(lagging) and leads
+
     def _all_behind(self) -> Iterator[Behind]:
         for name, members in sorted(self._groups.items()):
             numbers = {rank: group.sequence for rank, group in members.items()}
@@ -158,9 +190,15 @@ class Waiting:
                 )
 
 
-def _compared(operation: Operation) -> Compared:
+def _types_tell(calls: Iterable[Operation]) -> bool:
+    """Whether the types of one call can be why it does not end: all ranks told them, and it has not ended on all of them."""
+    known = tuple(calls)
+    return all(operation.types for operation in known) and any(operation.state != "done" for operation in known)
+
+
+def _compared(operation: Operation, *, typed: bool) -> Compared:
     """The sizes and types that must be equal on all ranks: those of a scatter or a gather to one rank are not."""
     unequal = ("scatter", "gather", "alltoall", "all_to_all")
     exact = operation.name in {"all_gather", "allgather", "reduce_scatter", "_all_gather_base", "_reduce_scatter_base"}
     uneven = any(word in operation.name for word in unequal) and not exact
-    return ((), ()) if uneven else (operation.sizes, operation.types)
+    return ((), ()) if uneven else (operation.sizes, operation.types if typed else ())

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from dsdoctor.hang.local_rank import LocalRank, Moment, with_call
 from dsdoctor.hang.models import Frame, RankView, ThreadStack
 from dsdoctor.hang.node import Node
 from dsdoctor.hang.processes import waits_in
 from dsdoctor.hang.ring import UNWATCHED, RingWriter
 from dsdoctor.hang.stacks import ENDED, doing
-from dsdoctor.hang.system_call import file_call, file_system_of
+from dsdoctor.hang.system_call import OF_OPEN_FILES, OF_PATHS, file_call, file_system_of, mounted_at
 from dsdoctor.hang.verdict import judge
 from tests.hang.made import calling, elsewhere, frame, incident, operation, view
 
@@ -52,6 +53,10 @@ SAID = (
     "waits until something can be read",
 )
 """Of a thread that waits in each of these calls, the main thread first."""
+
+
+def names_of(table: dict[str, dict[int, str]]) -> set[str]:
+    return {name for names in table.values() for name in names.values()}
 
 
 def said_of(pid: int, threads: list[int]) -> tuple[str, ...]:
@@ -92,7 +97,48 @@ def test_the_path_of_an_open_that_does_not_return_is_told_by_a_thread_of_the_sam
         thread.join()
 
     assert seen == ("open", str(path))
-    assert file_system_of(os.getpid(), "/proc/self/stat") == "proc of proc at /proc"
+    assert file_system_of(os.getpid(), "/proc/self/stat") == "proc at /proc"
+
+
+@pytest.mark.parametrize("folder", ["its own", "an open one", "none"])
+def test_a_path_is_told_from_the_folder_that_it_begins_in(folder: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    begins = os.open(tmp_path, os.O_RDONLY) if folder == "an open one" else None
+    where = {"its own": os.path.relpath(tmp_path / "fifo"), "an open one": "fifo", "none": str(tmp_path / "fifo")}
+    thread = threading.Thread(target=lambda: os.close(os.open(where[folder], os.O_RDONLY, dir_fd=begins)))
+    thread.start()
+    try:
+        last = time.monotonic() + 20
+        while (seen := file_call(os.getpid(), thread.native_id or 0)) == ("", "") and time.monotonic() < last:
+            time.sleep(0.01)
+    finally:
+        os.close(os.open(tmp_path / "fifo", os.O_WRONLY))
+        thread.join()
+        if begins is not None:
+            os.close(begins)
+
+    assert (seen[0], os.path.normpath(seen[1])) == ("open", str(tmp_path / "fifo"))
+
+
+@pytest.mark.parametrize(("kind", "source"), [("fuse", "curlftpfs#ftp://user:secret@host/"), ("nfs4", "host:/export")])
+def test_of_a_mount_neither_its_source_nor_its_password_is_told(kind: str, source: str) -> None:
+    lines = ["1 0 8:1 / / rw - ext4 /dev/sda1 rw", rf"2 1 0:9 / /mnt/my\040data rw shared:1 - {kind} {source} rw"]
+
+    assert [mounted_at(lines, path) for path in ("/mnt/my data/x", "/mnt/my")] == [
+        f"{kind} at /mnt/my data",
+        "ext4 at /",
+    ]
+
+
+@pytest.mark.parametrize("state", ["S", "D"])
+@pytest.mark.parametrize("name", sorted({name for table in (OF_OPEN_FILES, OF_PATHS) for name in names_of(table)}))
+def test_only_of_an_open_file_in_disk_sleep_the_file_system_is_told(name: str, state: str) -> None:
+    seen = view(0, elsewhere(), 4, state=state)
+    assert seen.sample
+    told = replace(seen, pid=os.getpid(), sample=replace(seen.sample, call=(name, "/proc/self/stat")))
+
+    known = name in names_of(OF_OPEN_FILES) and state == "D"
+    assert with_call(told).disk == ("proc at /proc" if known else "")
 
 
 LIBRARY = "/usr/lib/python3.11/"
@@ -165,6 +211,36 @@ def test_where_no_rank_asks_for_the_watch_any_more_nothing_stands_still(tmp_path
     assert seen == [(False, True), (False, True), (True, False)]
 
 
+@pytest.mark.parametrize("looks", [1, 2, 3, 5])
+def test_what_was_hardly_looked_at_is_not_called_still(looks: int, tmp_path: Path) -> None:
+    ring = RingWriter(tmp_path / f"rank-00000-{os.getpid()}.ring")
+    ring.write(b"{}", clock=time.monotonic(), progress=1, stack=1, flags=0)
+    node = Node(tmp_path, "node1")
+    for _ in range(looks):
+        node.look()
+        node.look_at_children()
+    ring.close()
+
+    # the first look is the one at which it moved
+    assert node.seen_enough() == (looks > 2)
+
+
+@pytest.mark.parametrize("apart", [1.0, 4.5])
+@pytest.mark.parametrize("works", [True, False])
+def test_a_rank_is_seen_to_work_also_where_the_looks_are_far_apart(works: bool, apart: float, tmp_path: Path) -> None:
+    ring = RingWriter(tmp_path / f"rank-00000-{os.getpid()}.ring")
+    rank = LocalRank(tmp_path / f"rank-00000-{os.getpid()}.ring", "node1")
+    now = time.monotonic()
+    rank.moved, rank.window = now - 5 * apart, 3.0
+    clocks = [now - number * apart for number in range(4, -1, -1)]
+    rank._moments.extend(Moment(clock=at, stack=1, cpu=at / 2 if works else 1.0, main=0.0, bytes=0) for at in clocks)
+    seen = rank.activity(view(0, elsewhere(), 3))
+    ring.close()
+    rank.close()
+
+    assert seen == ("it took or waited for 50% of a processor" if works else "")
+
+
 def test_the_same_collective_of_another_type_is_told_with_the_types() -> None:
     doubles = replace(operation(4, "all_reduce", 64), types=("Double",))
     floats = replace(operation(4, "all_reduce", 64), types=("Float",))
@@ -176,6 +252,24 @@ def test_the_same_collective_of_another_type_is_told_with_the_types() -> None:
     assert [finding.rule for finding in found] == ["hang-other-sizes"]
     said = "of another type as number 4: rank 0: all_reduce of 64 Double; ranks 1-3: all_reduce of 64 Float; rank 0 now waits"
     assert said in found[0].title
+
+
+@pytest.mark.parametrize("others", ["scheduled", "done"])
+@pytest.mark.parametrize("state", ["scheduled", "started", "done"])
+@pytest.mark.parametrize("types", [("Float",), ("Bool",), ()])
+def test_types_are_a_cause_only_where_all_told_them_and_the_call_has_not_ended(
+    types: tuple[str, ...], state: str, others: str
+) -> None:
+    last = operation(7, "all_reduce", 64)
+    told = [(types, state), *((("Float",), others),) * 3]
+    calls = [replace(operation(5, "all_reduce", 64, state=state), types=types) for types, state in told]
+    ranks = [view(rank, calling("all_reduce"), 7, operations=(call, last)) for rank, call in enumerate(calls)]
+
+    found = judge(incident(*ranks)).findings
+
+    differ = types == ("Bool",) and (state, others) != ("done", "done")
+    assert [finding.rule for finding in found] == ["hang-other-sizes" if differ else AGREE]
+    assert ("of another type" in found[0].title) == differ
 
 
 AGREE = "hang-transport"
@@ -216,3 +310,102 @@ def test_a_rank_that_waits_for_a_receive_that_it_began_before_waits_in_a_collect
     assert [finding.rule for finding in found] == ["hang-other-operation"]
     assert "rank 0 in work.wait(); ranks 1-3 in all_reduce" in found[0].title
     assert {finding.rule for finding in another} == {"hang-rank-behind"}
+
+
+AIO = "/v/lib/python3.11/site-packages/deepspeed/nvme/ds_aio_handle.py"
+USER = "/home/a/train.py"
+
+
+@pytest.mark.parametrize("text", ["work.wait()", "handle.wait()", "req.wait()"])
+@pytest.mark.parametrize(
+    ("file", "kernel", "numbers", "rules"),
+    [
+        (USER, "futex_do_wait", (5, 6), {"hang-rank-behind"}),
+        (AIO, "futex_do_wait", (5, 6), {"hang-rank-behind"}),
+        (USER, "futex_do_wait", (6, 6), {"hang-unclear"}),
+        (AIO, "futex_do_wait", (6, 6), {"hang-rank-outside"}),
+        (USER, "read_events", (6, 6), {"hang-rank-outside"}),
+        (USER, "io_cqring_wait", (6, 6), {"hang-rank-outside"}),
+        (USER, "futex_do_wait", (), {"hang-unclear"}),
+        (AIO, "futex_do_wait", (), {"hang-rank-outside"}),
+        (USER, "read_events", (), {"hang-rank-outside"}),
+    ],
+)
+def test_what_may_be_a_wait_for_a_disk_or_for_the_same_call_makes_no_other_operation(
+    text: str, file: str, kernel: str, numbers: tuple[int, ...], rules: set[str]
+) -> None:
+    known: list[int | dict[str, int]] = list(numbers) or [{}, {}]
+    waits = (frame(USER, 11, "<module>", "main()"), frame(file, 40, "f", text))
+    ranks = [
+        view(0, waits, known[0], waits=kernel),
+        *(view(rank, calling("all_reduce"), known[1]) for rank in (1, 2, 3)),
+    ]
+
+    found = judge(incident(*ranks)).findings
+
+    assert {finding.rule for finding in found} == rules
+    assert "rank 0" in found[0].title or rules == {"hang-unclear"}
+
+
+A_FILE = "/home/a/model.bin"
+KINDS = {
+    "file": A_FILE,
+    "pipe by name": "/tmp/fifo",
+    "pipe": "pipe:[7]",
+    "socket": "socket:[7]",
+    "card": "/dev/infiniband/uverbs0",
+    "keyboard": "/dev/input/event0",
+    "terminal": "/dev/pts/3",
+    "of the kernel": "/proc/self/x",
+    "setting": "/sys/block/x",
+}
+BY_KERNEL = {
+    "": "",
+    "anon_pipe_read": "waits for a pipe",
+    "pipe_write": "waits for a pipe",
+    "wait_for_partner": "waits for a pipe",
+    "jbd2_log_wait_commit": "waits for a disk",
+    "xfs_log_force": "waits for a disk",
+    "folio_wait_bit_common": "waits for a disk or a file system",
+    "nfs_wait_bit_killable": "waits for a network file system",
+    "request_wait_answer": "waits for a network file system",
+    "ib_uverbs_event_read": "",
+    "evdev_read": "",
+}
+BY_KIND = {
+    "pipe": "waits for a pipe",
+    "socket": "waits for the network",
+    "terminal": "waits for somebody at a terminal",
+}
+
+
+@pytest.mark.parametrize("kernel", BY_KERNEL)
+def test_what_the_kernel_says_of_a_wait_goes_before_what_its_file_looks_like(kernel: str) -> None:
+    stack = [frame("/home/a/train.py", 3, "f", "x = y(z)")]
+    by_path = {"read": "waits for a file", "write": "waits for a file to be written"}
+    expected = {
+        (kind, call): BY_KIND.get(kind) or BY_KERNEL[kernel] or (words if kind in {"file", "pipe by name"} else "")
+        for kind in KINDS
+        for call, words in by_path.items()
+    }
+
+    assert {(kind, call): doing(stack, kernel, (call, KINDS[kind])) for kind, call in expected} == expected
+
+
+@pytest.mark.parametrize("state", ["S", "D"])
+@pytest.mark.parametrize(("kind", "kernel"), [("pipe by name", "anon_pipe_read"), ("card", "ib_uverbs_event_read")])
+def test_of_what_is_no_file_no_file_system_is_to_be_looked_at(kind: str, kernel: str, state: str) -> None:
+    late = view(0, elsewhere("x = y(z)"), 3, state=state, waits=kernel, call=("read", KINDS[kind]))
+    others = [view(rank, calling("all_reduce"), 4) for rank in (1, 2, 3)]
+
+    (found,) = judge(incident(late, *others)).findings
+
+    assert found.rule == ("hang-disk-sleep" if state == "D" else "hang-rank-behind")
+    assert state == "D" or "df -h" not in repr(found.fix)
+
+
+@pytest.mark.parametrize("text", ["work.wait()", "handle.wait()", "req.wait()"])
+def test_where_all_wait_for_what_they_began_before_nobody_says_that_the_transport_is_at_fault(text: str) -> None:
+    found = judge(incident(*(view(rank, elsewhere(text), 6) for rank in range(4)))).findings
+
+    assert [finding.rule for finding in found] == ["hang-unclear"]

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +18,7 @@ import pytest
 
 from dsdoctor.commands.hang import judge_folder
 from dsdoctor.core.errors import UsageError
+from dsdoctor.core.json_text import encode
 from dsdoctor.hang.channel import Answer, Listener, NodeReport, Sent, send_report
 from dsdoctor.hang.fault_dump import parse_dump
 from dsdoctor.hang.incident_files import read_ranks, write_ranks
@@ -30,6 +31,7 @@ from dsdoctor.hang.ring import SLOT, RingReader, RingWriter
 from dsdoctor.hang.run_identity import RunIdentity, identity, node_folder
 from dsdoctor.hang.sampler import Sampler, handled_exception, recorded_operations
 from dsdoctor.hang.supervisor import HANGS, WORKS, Supervisor, Task
+from dsdoctor.hang.system_call import file_call
 from dsdoctor.run.__main__ import parse_command_line
 from tests.hang.made import calling, elsewhere, incident, view
 
@@ -87,6 +89,46 @@ def test_a_rank_writes_where_it_stands(tmp_path: Path) -> None:
     assert sample is not None
     assert (sample.rank, sample.world, sample.step, sample.micro_step, sample.joined) == (3, 4, 5, 9, False)
     assert "test_a_rank_writes_where_it_stands" in [frame.function for frame in sample.threads[0].frames]
+
+
+@pytest.mark.parametrize("place", ["a file", "a message", "a source file"])
+def test_what_is_no_text_leaves_the_sample_readable(place: str, tmp_path: Path) -> None:
+    odd = os.fsdecode(b"caf\xdf \xf0\x9f")
+    with ring(tmp_path) as (writer, reader), ExitStack() as stack:
+        path, words = tmp_path / odd, "a bad sample"
+        sampler = Sampler(writer, str(tmp_path / "words"), rank=3, world=4, patience=0.0, tend=lambda: None)
+        if place == "a file":
+            os.mkfifo(path)
+            stack.enter_context(waiting_thread(path, sampler))
+        elif place == "a message":
+            words = odd
+        source = compile("look()", odd if place == "a source file" else "train.py", "exec")
+        try:
+            raise ValueError(words)
+        except ValueError:
+            exec(source, {"look": sampler.look})
+        sample = decode_sample(reader.payload() or b"")
+
+    assert sample is not None
+    told = {"a file": sample.call[1], "a message": sample.handling, "a source file": repr(sample.threads[0])}[place]
+    assert "caf" in told
+    assert encode(sample)
+
+
+@contextmanager
+def waiting_thread(path: Path, sampler: Sampler) -> Iterator[None]:
+    """A thread in place of the one that trains, which waits in the opening of a named pipe."""
+    thread = threading.Thread(target=lambda: os.close(os.open(path, os.O_RDONLY)))
+    thread.start()
+    sampler.pid, sampler._kernel_number = os.getpid(), thread.native_id or 0
+    try:
+        last = time.monotonic() + 20
+        while not any(file_call(sampler.pid, sampler._kernel_number)) and time.monotonic() < last:
+            time.sleep(0.01)
+        yield
+    finally:
+        os.close(os.open(path, os.O_WRONLY))
+        thread.join()
 
 
 def run_on(port: int, secret: bytes = b"s" * 32) -> RunIdentity:
@@ -336,6 +378,20 @@ def test_the_recorder_of_nccl_is_read_beside_that_of_gloo_and_nothing_twice(monk
     assert told == {"1": [(3, 5.0)], "0": [(7, 9.0)]}
 
 
+@pytest.mark.parametrize(
+    ("entry", "state"),
+    [({"state": "completed"}, "done"), ({"retired": True}, "done"), ({"state": "started"}, "started")],
+)
+def test_a_call_that_has_completed_is_done(
+    entry: dict[str, object], state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = json.dumps({"entries": [{**recorded("1", 3, "gloo"), **entry}]})
+    c10d = SimpleNamespace(_dump_fr_trace_json=lambda: text)
+    monkeypatch.setitem(sys.modules, "torch._C", SimpleNamespace(_distributed_c10d=c10d))  # type: ignore[arg-type]
+
+    assert [each["state"] for each in recorded_operations()["1"]["operations"]] == [state]
+
+
 def test_the_exception_that_a_thread_handles_is_told_with_its_place() -> None:
     inside, enough, ident = threading.Event(), threading.Event(), list[int]()
 
@@ -378,7 +434,9 @@ def test_what_worked_when_it_was_told_of_is_told_again_when_it_hangs(
     writer = RingWriter(tmp_path / f"rank-00000-{os.getpid()}.ring")
     written(writer, b"{}")
     supervisor = Supervisor(task)
-    supervisor.node.look()
+    for _ in range(3):
+        supervisor.node.look()
+        supervisor.node.look_at_children()
     for _ in states:
         time.sleep(0.02)
         supervisor.decide()

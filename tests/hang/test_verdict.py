@@ -10,7 +10,7 @@ import pytest
 from dsdoctor.core.finding import Severity
 from dsdoctor.hang.advice import NEXT
 from dsdoctor.hang.models import Incident, RankView
-from dsdoctor.hang.stacks import DOING, KERNEL, SAYING, folded
+from dsdoctor.hang.stacks import DOING, FILES, KERNEL, ON_A_FILE, SAYING, doing, folded
 from dsdoctor.hang.verdict import is_working, judge
 from dsdoctor.run.hang_report import state_of, with_nccl
 from tests.hang.made import calling, elsewhere, frame, incident, lock, operation, view
@@ -153,6 +153,16 @@ def test_ranks_that_wait_for_each_other_in_two_groups_are_told_so() -> None:
     assert "rank 1 in barrier; ranks 0, 2 in all_reduce" in title
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_of_a_rank_that_tells_nothing_nobody_says_where_it_stands(known: bool) -> None:
+    late = view(2, elsewhere(), 56)
+    rule, _, title = one(made := run(late if known else replace(late, sample=None)))
+
+    said = judge(made).findings[0].evidence
+    assert rule == "hang-rank-outside"
+    assert ("rank 2: it stands in no collective" in said, "does not come" in title) == (known, known)
+
+
 def test_when_all_have_come_the_transport_is_named() -> None:
     assert one(incident(*(view(rank, calling("all_reduce"), 56) for rank in range(4))))[0] == "hang-transport"
 
@@ -239,14 +249,23 @@ def test_nodes_that_are_still_being_started_are_given_time() -> None:
     assert (state_of(made, patient=True), state_of(made, patient=False)) == ("works", "hangs")
 
 
-@pytest.mark.parametrize("words", sorted({words for table in (DOING, SAYING, KERNEL) for _, words in table}))
+@pytest.mark.parametrize(
+    "words", sorted({words for table in (DOING, SAYING, FILES, KERNEL, ON_A_FILE) for _, words in table})
+)
 def test_for_each_thing_that_a_rank_may_do_something_is_to_be_done_next(words: str) -> None:
     assert [part for part in NEXT if part in words]
+
+
+def test_no_part_of_the_words_hides_a_more_special_one() -> None:
+    parts = list(NEXT)
+
+    assert [(part, later) for number, part in enumerate(parts) for later in parts[number + 1 :] if part in later] == []
 
 
 @pytest.mark.parametrize(
     ("text", "waits", "said"),
     [
+        ("cursor.execute(query)", "", "see who has its lock"),
         ("time.sleep(9)", "", "take that sleep out"),
         ("for batch in loader:", "", "its loader's workers"),
         ("file.write(x)", "nfs_wait_bit", "which file system does not answer"),
@@ -269,6 +288,33 @@ def test_ranks_that_work_and_wait_for_nobody_do_not_hang(working: tuple[int, ...
     made = incident(*(view(rank, elsewhere("loss = model(batch)"), 56, activity=busy[rank]) for rank in range(4)))
 
     assert judge(made).findings == ()
+
+
+OWNERS = {
+    "waits for a database": (
+        "cursor",
+        "cur",
+        "conn",
+        "con",
+        "self._conn",
+        "db",
+        "self.db",
+        "session",
+        "con.cursor()",
+        "sqlite3.connect(path, timeout=9)",
+    ),
+    "": ("context", "self.context", "ops", "repo", "current_graph", "engine", "connector_of", "mycontext"),
+}
+
+
+@pytest.mark.parametrize("call", ["execute(x)", "executemany(x, y)", "commit()"])
+@pytest.mark.parametrize("words", OWNERS)
+def test_only_what_is_called_as_databases_are_is_one(words: str, call: str) -> None:
+    stacks = {owner: elsewhere(f"result = {owner}.{call}") for owner in OWNERS[words]}
+
+    assert {owner: doing(stack, "futex_do_wait") for owner, stack in stacks.items()} == dict.fromkeys(
+        stacks, words or "waits for a lock or another thread"
+    )
 
 
 @pytest.mark.parametrize("gathers", [True, False])
