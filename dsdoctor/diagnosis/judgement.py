@@ -340,7 +340,7 @@ def _unknown_error(read: Scan, echoes: list[Hit]) -> Line | None:
 def _worst_line(read: Scan, echoes: list[Hit]) -> Line:
     """The line to show for a failure that no rule knows."""
     own = _unknown_error(read, echoes) or read.exception or read.first.get(Event.FAILED)
-    return own or read.first[Event.COMPLAINED]
+    return own or read.first.get(Event.COMPLAINED) or read.last[Event.SUITE_FAILED]
 
 
 def _not_an_echo(line: Line | None, echoes: list[Hit]) -> Line | None:

@@ -14,13 +14,14 @@ from dsdoctor.diagnosis.facts import INSTALL_OPS, Clue, FactReader
 from dsdoctor.diagnosis.index import INDEX, Index, Wording, words_of
 from dsdoctor.diagnosis.json_lines import JsonLines
 from dsdoctor.diagnosis.marks import Event, Mark
-from dsdoctor.diagnosis.models import Hit, Line, Signature
+from dsdoctor.diagnosis.models import Hit, Line, Signature, Tier
 from dsdoctor.diagnosis.possible import Possible
 from dsdoctor.diagnosis.relayed import Relayed
 from dsdoctor.diagnosis.repeats import Effect, Repeats
 from dsdoctor.diagnosis.routine import A_COMMAND, A_WARNING, Routine, kind_of
 from dsdoctor.diagnosis.said import is_quoted, only_mentions
 from dsdoctor.diagnosis.speakers import Speaker
+from dsdoctor.diagnosis.suites import Suite
 from dsdoctor.diagnosis.templates import groups_of
 from dsdoctor.diagnosis.timeline import Timeline
 from dsdoctor.diagnosis.wrapped import WrappedLine
@@ -92,6 +93,7 @@ class Scan:
     begins_with_json: bool = False
     relayed: Relayed = field(default_factory=Relayed)
     records: JsonLines = field(default_factory=JsonLines)
+    suite: Suite = field(default_factory=Suite)
 
     def read(self, raw: bytes) -> None:
         """Take the next line."""
@@ -134,6 +136,7 @@ class Scan:
         self.last_line = self.lines
         self.above.remember([raw])
         self.timeline.pass_lines([raw])
+        self.suite.pass_lines([raw])
         if not self.broken_off:
             self.last_output = self.lines
 
@@ -163,6 +166,7 @@ class Scan:
         self.last_line = last_spoken
         self.above.remember(batch)
         self.timeline.pass_lines(batch)
+        self.suite.pass_lines(batch)
         self.last_output = self.last_output if self.broken_off else last_spoken
 
     def _look(self, raw: bytes, tokens: list[bytes]) -> None:
@@ -280,6 +284,8 @@ class Scan:
         if event is Event.EXCEPTION and self.timeline.is_reported(self.raw, self.lines):
             return
         line = Line(number=self.lines, text=text)
+        if event is Event.SUITE_PASSED and self._suite_answers():
+            self.last[Event.ENDED_WELL] = line
         self.first.setdefault(event, line)
         self.last[event] = line
         if event in {Event.TRACEBACK, Event.CANCELLED}:
@@ -302,6 +308,10 @@ class Scan:
         timeline = self.timeline
         if event in {Event.EXCEPTION, Event.USAGE}:
             timeline.exception(self.raw, text, self.lines)
+        elif event is Event.SUITE_BEGAN:
+            self.suite.begin(self.lines)
+        elif event is Event.SUITE_CAPTURED:
+            self.suite.capture()
         elif event is Event.TRACEBACK:
             timeline.begin_traceback(self.raw, text, self.lines)
         elif event is Event.ERROR_FILE:
@@ -324,6 +334,18 @@ class Scan:
             timeline.note_collective(text)
         elif event is Event.WORLD:
             timeline.world = int(text.partition("dist_world_size=")[2].split()[0].strip("',"))
+
+    def _suite_answers(self) -> bool:
+        """Whether a suite that passed answers for all that went wrong: nothing had before it began."""
+        captured, since = self.suite.captured, self.suite.end()
+        exits = [self.last[event].number for event in (Event.FAILED, Event.EXITED) if event in self.last]
+        exits += [ended.line for ended in self.timeline.exits]
+        if not since or (not captured and max(exits, default=0) > since):
+            return False
+        events = (Event.FAILED, Event.EXITED, Event.EXCEPTION, Event.TRACEBACK, Event.COMPLAINED, Event.GPU_FAULT)
+        began = [self.first[event].number for event in events if event in self.first]
+        began += [hit.line for hit in self.hits.values() if hit.tier is not Tier.PROBE]
+        return all(line > since for line in began)
 
     def _match(self, number: int, wording: Wording, text: str, since: int = 0) -> None:
         signature = wording.signature
