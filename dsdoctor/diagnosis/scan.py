@@ -19,9 +19,8 @@ from dsdoctor.diagnosis.possible import Possible
 from dsdoctor.diagnosis.relayed import Relayed
 from dsdoctor.diagnosis.repeats import Effect, Repeats
 from dsdoctor.diagnosis.routine import A_COMMAND, A_WARNING, Routine, kind_of
-from dsdoctor.diagnosis.said import is_quoted, only_mentions
+from dsdoctor.diagnosis.said import SOURCE, is_quoted, only_mentions
 from dsdoctor.diagnosis.speakers import Speaker
-from dsdoctor.diagnosis.suites import Suite
 from dsdoctor.diagnosis.templates import groups_of
 from dsdoctor.diagnosis.timeline import Timeline
 from dsdoctor.diagnosis.wrapped import WrappedLine
@@ -49,12 +48,6 @@ ASKED = 5000
 BLANK = b" \t\r\n\v\f\0"
 A_COMPILE = b"dtorch_extension_name"
 """A part of every command that compiles for torch; such a line shows flags, never an error."""
-
-SOURCE = re.compile(
-    r"(?:raise|assert|return |print\(|self\.warning|warnings\.warn|logger?\.|"
-    r"if |elif |except |f?[\"'].{0,4000}[\"'][)\\,]{0,3}$|# |\^)"
-)
-"""Lines of source code that a traceback or a compiler repeats: they hold messages that were not (yet) printed."""
 
 
 @dataclass
@@ -93,7 +86,6 @@ class Scan:
     begins_with_json: bool = False
     relayed: Relayed = field(default_factory=Relayed)
     records: JsonLines = field(default_factory=JsonLines)
-    suite: Suite = field(default_factory=Suite)
 
     def read(self, raw: bytes) -> None:
         """Take the next line."""
@@ -136,7 +128,6 @@ class Scan:
         self.last_line = self.lines
         self.above.remember([raw])
         self.timeline.pass_lines([raw])
-        self.suite.pass_lines([raw])
         if not self.broken_off:
             self.last_output = self.lines
 
@@ -166,7 +157,6 @@ class Scan:
         self.last_line = last_spoken
         self.above.remember(batch)
         self.timeline.pass_lines(batch)
-        self.suite.pass_lines(batch)
         self.last_output = self.last_output if self.broken_off else last_spoken
 
     def _look(self, raw: bytes, tokens: list[bytes]) -> None:
@@ -284,8 +274,10 @@ class Scan:
         if event is Event.EXCEPTION and self.timeline.is_reported(self.raw, self.lines):
             return
         line = Line(number=self.lines, text=text)
-        if event is Event.SUITE_PASSED and self._suite_answers():
-            self.last[Event.ENDED_WELL] = line
+        if event is Event.SUITE_PASSED:
+            hits = [hit.line for hit in self.hits.values() if hit.tier is not Tier.PROBE]
+            if self.timeline.suite.answers(self.first, self.last, hits, self.timeline.exits):
+                self.last[Event.ENDED_WELL] = line
         self.first.setdefault(event, line)
         self.last[event] = line
         if event in {Event.TRACEBACK, Event.CANCELLED}:
@@ -308,10 +300,8 @@ class Scan:
         timeline = self.timeline
         if event in {Event.EXCEPTION, Event.USAGE}:
             timeline.exception(self.raw, text, self.lines)
-        elif event is Event.SUITE_BEGAN:
-            self.suite.begin(self.lines)
-        elif event is Event.SUITE_CAPTURED:
-            self.suite.capture()
+        elif event in {Event.SUITE_BEGAN, Event.SUITE_CAPTURED}:
+            timeline.suite.note(event, self.lines)
         elif event is Event.TRACEBACK:
             timeline.begin_traceback(self.raw, text, self.lines)
         elif event is Event.ERROR_FILE:
@@ -334,18 +324,6 @@ class Scan:
             timeline.note_collective(text)
         elif event is Event.WORLD:
             timeline.world = int(text.partition("dist_world_size=")[2].split()[0].strip("',"))
-
-    def _suite_answers(self) -> bool:
-        """Whether a suite that passed answers for all that went wrong: nothing had before it began."""
-        captured, since = self.suite.captured, self.suite.end()
-        exits = [self.last[event].number for event in (Event.FAILED, Event.EXITED) if event in self.last]
-        exits += [ended.line for ended in self.timeline.exits]
-        if not since or (not captured and max(exits, default=0) > since):
-            return False
-        events = (Event.FAILED, Event.EXITED, Event.EXCEPTION, Event.TRACEBACK, Event.COMPLAINED, Event.GPU_FAULT)
-        began = [self.first[event].number for event in events if event in self.first]
-        began += [hit.line for hit in self.hits.values() if hit.tier is not Tier.PROBE]
-        return all(line > since for line in began)
 
     def _match(self, number: int, wording: Wording, text: str, since: int = 0) -> None:
         signature = wording.signature

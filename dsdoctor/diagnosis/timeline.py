@@ -11,6 +11,7 @@ from dsdoctor.diagnosis.exits import Exit, exit_of
 from dsdoctor.diagnosis.failures import NATIVE, Failure
 from dsdoctor.diagnosis.speakers import Speaker, same_process, speaker_of
 from dsdoctor.diagnosis.stages import STEP, last_step
+from dsdoctor.diagnosis.suites import Suite
 from dsdoctor.diagnosis.tracebacks import Tracebacks
 
 RECENT = 512
@@ -120,6 +121,7 @@ class Timeline:
     unsaid: int = 0
     """How many more lines belong to the message of the last failure, this one included."""
 
+    suite: Suite = field(default_factory=Suite)
     asked_for_exits: int = 0
     numbered: int = 0
     sampled: int = 0
@@ -127,6 +129,7 @@ class Timeline:
     def pass_lines(self, batch: list[bytes]) -> None:
         """Remember lines for looking back, and see whether processes that failed go on."""
         self.recent.extend(batch)
+        self.suite.pass_lines(batch)
         if self.sampled < TASK_SAMPLE:
             self.sampled += sum(1 for raw in batch if raw.strip())
             self.numbered += sum(1 for raw in batch if A_TASK.match(raw))
