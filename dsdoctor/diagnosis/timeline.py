@@ -26,6 +26,9 @@ UNSAID, MESSAGE_LINES = re.compile(r":$|\d validation errors? for "), 3
 JUST_BEFORE = 16
 """So many lines back stands at most what the same process wrote just before a traceback, where several write in turns."""
 
+A_CERTIFICATE = "certificate verify failed"
+"""A server that was not trusted. What goes on with losses did not need it."""
+
 WENT_ON = 3
 """After so many steps of the same process a failure is known to have been survived."""
 
@@ -322,12 +325,14 @@ class Timeline:
 
     def _watch(self, batch: list[bytes]) -> None:
         for raw in batch:
-            if not STEP.search(raw[-400:]):
+            step = STEP.search(raw[-400:])
+            if not step and not FINITE.search(raw[-400:]):
                 continue
             speaker = self.speaker(raw)
-            for watched in self.watched:
-                watched.steps += same_process(speaker, watched.failure.speaker) and b"Error" not in raw
-            self.steps_since_exit += bool(self.exits)
+            for watched in self.watched if b"Error" not in raw else ():
+                if step or A_CERTIFICATE in watched.failure.text:
+                    watched.steps += same_process(speaker, watched.failure.speaker)
+            self.steps_since_exit += bool(self.exits and step)
         if self.exits and self.steps_since_exit >= WENT_ON:
             self.survived_exit = self.exits[-1].line
             self.exits.clear()
