@@ -26,7 +26,7 @@ UNSAID, MESSAGE_LINES = re.compile(r":$|\d validation errors? for "), 3
 JUST_BEFORE = 16
 """So many lines back stands at most what the same process wrote just before a traceback, where several write in turns."""
 
-A_CERTIFICATE = "certificate verify failed"
+A_CERTIFICATE = "certificate"
 """A server that was not trusted. What goes on with losses did not need it."""
 
 WENT_ON = 3

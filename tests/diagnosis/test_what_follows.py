@@ -132,7 +132,14 @@ def test_the_certificate_of_another_server_is_none(warned: str, end: str, proble
 
 @pytest.mark.parametrize("problem", PROBLEMS)
 @pytest.mark.parametrize("steps", STEPS_OF)
-@pytest.mark.parametrize("line", [*OF_ITSELF, "curl: (60) SSL certificate problem: certificate {problem}"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        *OF_ITSELF,
+        "requests.exceptions.SSLError: (Caused by SSLError('certificate {problem}'))",
+        "curl: (60) SSL certificate problem: certificate {problem}",
+    ],
+)
 def test_a_training_that_ran_did_not_need_the_server(line: str, steps: list[str], problem: str) -> None:
     said = line.format(verify=VERIFY.format(problem), problem=problem)
     for log in (
