@@ -45,6 +45,9 @@ LEVEL_WORDS = frozenset(
 WRITERS = frozenset({*PODS, "container", "container_name", "logstreamname", "stream", "logger"})
 """With one of these, or a level, beside its text an object is a record of a log."""
 
+TIMES_OF_LINES = tuple(name for name in TIMES if name not in {"date", "created"})
+"""Changes, letters and rows of a table have a date, too."""
+
 WITH_A_TIME = frozenset({"msg", "message", "log", "textpayload"})
 """Texts of a log beside which a time or a rank is enough: the others are those of data sets as well, with times and ranks."""
 
@@ -87,7 +90,7 @@ class JsonLines:
                 continue
             record = lines_of(raw)
             if self.made_of_records:
-                yield from self._give(record or (raw,))
+                yield from self._give(record or (without_sample(raw),))
             elif record and waiting:
                 self.made_of_records = True
                 yield from (part for held in (*waiting, raw) for part in self._give(lines_of(held) or (held,)))
@@ -103,7 +106,7 @@ class JsonLines:
 
     def _alone(self, raw: bytes) -> tuple[bytes, ...]:
         """A line of a log that is not made of records."""
-        return self._give((is_certain(raw) and lines_of(raw)) or (raw,))
+        return self._give((is_certain(raw) and lines_of(raw)) or (without_sample(raw),))
 
     def _give(self, lines: tuple[bytes, ...]) -> tuple[bytes, ...]:
         self._given += len(lines)
@@ -206,7 +209,8 @@ def _is_of_a_log(keys: dict[str, Any]) -> bool:
         return True
     if name in WITH_A_HOST and not keys.keys().isdisjoint(PLACES):
         return True
-    return name in WITH_A_TIME and not keys.keys().isdisjoint((*TIMES, *RANKS, *LOCAL_RANKS))
+    times = TIMES if name == "log" else TIMES_OF_LINES
+    return name in WITH_A_TIME and not keys.keys().isdisjoint((*times, *RANKS, *LOCAL_RANKS))
 
 
 def _has_level(keys: dict[str, Any]) -> bool:
@@ -230,6 +234,22 @@ def is_certain(raw: bytes) -> bool:
         return True
     traces = [keys[name] for name in TRACES if isinstance(keys.get(name), str)]
     return (_has_level(keys) or "logger" in keys) and any(one.startswith("Traceback (") for one in traces)
+
+
+def without_sample(raw: bytes) -> bytes:
+    """A printed sample of a data set without its text, which may quote anything; any other line as it is.
+
+    >>> without_sample(b'{"text": "Killed", "url": "https://a.example"}'), without_sample(b'{"text": "Killed", "level": "info"}')
+    (b'{"text": ...}', b'{"text": "Killed", "level": "info"}')
+    """
+    if not raw.startswith(b"{") or not any(name in raw for name in (b'"text"', b'"body"')):
+        return raw
+    try:
+        keys = _flat(msgspec.json.decode(raw))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return raw
+    name = next((name for name in TEXTS if isinstance(keys.get(name), str)), "")
+    return f'{{"{name}": ...}}'.encode() if name in {"text", "body"} and not _is_of_a_log(keys) else raw
 
 
 def _told_level(keys: dict[str, Any]) -> str:

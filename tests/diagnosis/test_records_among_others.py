@@ -34,7 +34,7 @@ def test_a_sample_of_data_is_no_record(key: str, sample: dict[str, object]) -> N
     for exception in (*EXCEPTIONS, "Killed"):
         rows = [json.dumps({key: f"I see\n{TRACEBACK}{exception}\nwhat now?", **sample})] * 2
         assert lines_of(rows[0].encode()) is None
-        for log in ([*rows, *PLAIN], [*PLAIN, *rows, *PLAIN], [*PLAIN, *rows]):
+        for log in ([*rows, *PLAIN], [*PLAIN, *rows, *PLAIN], [*PLAIN, *rows], rows * 3, ["loading", *rows, "saving"]):
             assert not has_error(diagnose(log).findings)
 
 

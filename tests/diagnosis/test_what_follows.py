@@ -104,6 +104,7 @@ WARNED = {
     "tracker": [TRACKER],
     "another hub": [TRIES[0].replace("{host}", "a.example")],
     "pip": [TRIES[1], "Successfully installed deepspeed-1"],
+    "pip, in the end": [TRIES[1].replace("total=0", "total=4"), "Successfully installed a-1"],
     "curl": ["curl: (60) SSL certificate problem: certificate {problem}"],
 }
 STEPS_OF = (
