@@ -221,7 +221,7 @@ def _has_level(keys: dict[str, Any]) -> bool:
 def is_certain(raw: bytes) -> bool:
     r"""Whether a record is known by itself, among lines of another kind: docker's, or one of a logger with a traceback.
 
-    >>> is_certain(b'{"log":"RuntimeError: no\n","stream":"stderr"}'), is_certain(b'{"level":"error","msg":"RuntimeError: no"}')
+    >>> is_certain(b'{"log":"RuntimeError: no\\n","stream":"stderr"}'), is_certain(b'{"level":"error","msg":"RuntimeError: no"}')
     (True, False)
     """
     if b"stream" not in raw and b"Traceback" not in raw:
