@@ -11,6 +11,8 @@ from dsdoctor.diagnosis.gpu_memory import held_by_others
 from dsdoctor.diagnosis.models import Facts, Hit, Line, Tier
 from dsdoctor.diagnosis.scan import Scan
 from dsdoctor.diagnosis.speakers import Speaker
+from dsdoctor.diagnosis.successes import went_on_after
+from dsdoctor.diagnosis.suites import LOSS
 
 END_THE_OTHER = (
     "end the other process (nvidia-smi names it); if it is a rank of the same job, give each rank its own GPU: "
@@ -51,6 +53,30 @@ FOLLOW_FROM = {
 }
 """What is told as an error because of something that only a warning had told."""
 
+OFFLINE = re.compile(
+    r"OfflineModeIsEnabled|[Oo]ffline mode is enabled|HF_HUB_OFFLINE|TRANSFORMERS_OFFLINE|[Oo]utgoing traffic"
+)
+HOST = re.compile(r"\bhost='([\w.-]{4,80})'|https?://([\w.-]{4,80})")
+OF_PIP = re.compile(r"/simple/(?P<name>[\w.-]{1,80})/")
+WANTED = re.compile(r"requirement (?P<name>[\w.-]{1,80}).{0,200}\(from versions: none\)")
+
+MET = re.compile(
+    rb"attempts left|will restart|[Rr]estarting worker|worker group FAILED|[Cc]onnection (?:closed|reset)|[Bb]roken pipe"
+    rb"|\[Rank \d|\[rank\d|SignalException|Sending process \d"
+)
+CAME_NOT_BACK = (
+    "torchrun's rendezvous ran out of time after the run had begun: a node that was there did not come back; what ended it "
+    "there first is the cause"
+)
+READ_THE_FIRST = (
+    "read the logs of all nodes, first that of the one that ended first; then start all nodes again together"
+)
+ALONE = "torchrun's rendezvous ran out of time, although --nnodes is 1, so that it waits for no other node"
+OWN_ENDPOINT = (
+    "leave --rdzv-endpoint out and give --standalone, or another --rdzv-id: something else may use this endpoint, or it cannot "
+    "be reached from here; with several nodes give --nnodes their number"
+)
+
 OWN_STATE = re.compile(r"\bself\.state\[\w{1,40}\]\[[\"']")
 ZERO = re.compile(r"deepspeed[/\\]runtime[/\\](?:zero[/\\]|bf16_optimizer)")
 
@@ -81,19 +107,49 @@ def torch_without_the_gpu(hits: list[Hit], _: Facts, __: Scan) -> Iterator[Hit]:
         yield replace(failed, signature=signature, groups=warned.groups)
 
 
-def warned_of_before(hits: list[Hit], _: Facts, __: Scan) -> Iterator[Hit]:
+def warned_of_before(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
     """A warning, or a try that was repeated, had told the reason before what only follows from it."""
     for hit in hits:
         follows = FOLLOW_FROM.get(hit.rule.id, frozenset())
         warned = bool(follows) and (hit.tier is Tier.PROBE or hit.said)
         later = [other for other in hits if other.rule.id in follows and other.line > hit.line] if warned else []
-        if any(other.tier is not Tier.PROBE and not other.aside and _fits(other, hits) for other in later):
+        if any(other.tier is not Tier.PROBE and not other.aside and _fits(hit, other, hits, scan) for other in later):
             yield replace(hit, signature=replace(hit.signature, tier=Tier.NAMED), said=False, quoted=False)
 
 
-def _fits(hit: Hit, hits: list[Hit]) -> bool:
-    """Slots are missing because CUDA is, only where DeepSpeed counts those of the CPU."""
-    return hit.rule.id != "resource-filter-invalid" or any(other.rule.id == CHOSE_THE_CPU for other in hits)
+def _fits(warned: Hit, hit: Hit, hits: list[Hit], scan: Scan) -> bool:
+    """Whether what failed follows from what was warned of.
+
+    Slots are missing because CUDA is, only where DeepSpeed counts those of the CPU. A server was not reached because of its
+    certificate only if it is the same server, nobody had switched it off, and no training ran between.
+    """
+    if hit.rule.id == "resource-filter-invalid":
+        return any(other.rule.id == CHOSE_THE_CPU for other in hits)
+    if hit.rule.id in WITHOUT_CUDA:
+        return True
+    return not went_on_after(Line(warned.line, warned.text), scan) and of_one_server(warned.text, hit.text)
+
+
+def of_one_server(warned: str, failed: str) -> bool:
+    """Whether a warning of a connection and what failed later are of the same server.
+
+    >>> of_one_server("host='a.example', port=443", "We couldn't connect to 'https://a.example'")
+    True
+    >>> of_one_server("broken by 'SSLError()': /simple/torch/", "no version satisfies the requirement torch (from versions: 2.0)")
+    False
+    """
+    if OFFLINE.search(failed):
+        return False
+    wanted = WANTED.search(failed)
+    if wanted:
+        package = OF_PIP.search(warned)
+        return package is not None and _plain(package["name"]) == _plain(wanted["name"])
+    return any((host[1] or host[2]) in failed for host in HOST.finditer(warned))
+
+
+def _plain(name: str) -> str:
+    """A package's name as an index writes it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def words_of_a_kernel(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
@@ -184,12 +240,30 @@ def _calls(failure: Failure) -> str:
     return " ".join(f"{frame.function} {frame.source}" for frame in failure.frames)
 
 
+def nodes_that_did_not_come_back(hits: list[Hit], facts: Facts, scan: Scan) -> Iterator[Hit]:
+    """torchrun's rendezvous ran out, and the nodes had met before, or it waits for none but this one."""
+    hit = next((hit for hit in hits if hit.rule.id == "rendezvous-incomplete" and hit.tier is Tier.GENERIC), None)
+    if hit is None:
+        return
+    met = scan.timeline.step is not None or any(one.line < hit.line for one in scan.timeline.failures)
+    met = met or any(one.line < hit.line for one in scan.timeline.exits) or scan.timeline.survived_exit > 0
+    title, fix = (CAME_NOT_BACK, READ_THE_FIRST) if met or _had_met(scan) else (ALONE, OWN_ENDPOINT)
+    if title is CAME_NOT_BACK or facts.nodes == "1":
+        yield replace(hit, signature=replace(hit.signature, title=title, fix=fix))
+
+
+def _had_met(scan: Scan) -> bool:
+    """Whether a line says that ranks worked, ended, were lost or were started again."""
+    return any(MET.search(raw[:4000]) or LOSS.search(raw[-400:]) for raw in scan.timeline.recent)
+
+
 def _same(failure: Failure, scan: Scan) -> frozenset[Speaker]:
     """Who failed with the same words."""
     return frozenset(other.speaker for other in scan.timeline.failures if other.text == failure.text)
 
 
 RUN_COMBINATIONS = (
+    nodes_that_did_not_come_back,
     full_while_saving,
     gpu_held_by_another,
     torch_without_the_gpu,

@@ -79,7 +79,7 @@ def _without_secrets(finding: Finding) -> Finding:
 
 def _with_lines_of_file(finding: Finding, records: JsonLines) -> Finding:
     """A finding that names the lines as the file counts them, where one line of it held several."""
-    if not records.made_of_records:
+    if not records.has_several:
         return finding
     evidence = tuple(
         NUMBERED.sub(lambda at: f"{at[1]}{records.line_of_file(int(at[2]))}", line) for line in finding.evidence

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, replace
 
 from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.diagnosis.combined_runs import of_one_server
 from dsdoctor.diagnosis.endings import ended_by_signal, ended_without_words, interrupted
 from dsdoctor.diagnosis.exits import Exit
 from dsdoctor.diagnosis.failures import FOLLOWS, LOST
@@ -27,6 +28,14 @@ NEAR_THE_END = 60
 
 WAITING = {"nccl-collective-timeout", "nccl-network-interface", "rendezvous-incomplete"}
 """Rules of what the other ranks print when a rank has ended."""
+
+CERTIFICATE = "certificate-out-of-date"
+OUT_OF_DATE = re.compile(r"certificate (?:is not yet valid|has expired)")
+VERSIONS = re.compile(r"\(from versions: (?!none\))")
+"""The index had answered."""
+
+NEVER_ALONE = {"op-silently-skipped", CERTIFICATE}
+"""Rules whose warnings are no cause because nothing else says what failed."""
 
 SAYS_ANOTHER_IS_GONE = re.compile(
     f"{FOLLOWS.pattern}|unhandled system error|connectFullMesh|gloo/transport|ncclSystemError"
@@ -226,6 +235,8 @@ def was_survived(hit: Hit, read: Scan) -> bool:
         return True
     if hit.tier is Tier.GENERIC and max(hit.line, hit.latest) <= read.timeline.survived_exit:
         return True
+    if OUT_OF_DATE.search(hit.text) and went_on_after(Line(max(hit.line, hit.latest), hit.text), read):
+        return True
     if any(belongs(hit, one) and hit.latest <= one.line + MESSAGE_LINES for one in read.timeline.survived):
         return True
     return hit.line < read.timeline.went_on_until and bool(COMPLAINT.search(hit.text))
@@ -319,7 +330,7 @@ def _promoted(probes: list[Hit], echoes: list[Hit], read: Scan, origin: Origin) 
     explained_elsewhere = trained or Event.COMPILER_ERROR in read.first or _not_an_echo(read.exception, echoes)
     about = [hit for hit in probes if hit.op in failed_ops] if failed_ops or explained_elsewhere else probes
     rules = {hit.rule.id for hit in about}
-    standing = [hit for hit in about if hit.rule.id != "op-silently-skipped" and not rules & set(hit.rule.explained_by)]
+    standing = [hit for hit in about if hit.rule.id not in NEVER_ALONE and not rules & set(hit.rule.explained_by)]
     return [_as_cause(hit) for hit in standing[:1]]
 
 
@@ -340,7 +351,7 @@ def _unknown_error(read: Scan, echoes: list[Hit]) -> Line | None:
 def _worst_line(read: Scan, echoes: list[Hit]) -> Line:
     """The line to show for a failure that no rule knows."""
     own = _unknown_error(read, echoes) or read.exception or read.first.get(Event.FAILED)
-    return own or read.first[Event.COMPLAINED]
+    return own or read.first.get(Event.COMPLAINED) or read.last[Event.SUITE_FAILED]
 
 
 def _not_an_echo(line: Line | None, echoes: list[Hit]) -> Line | None:
@@ -363,5 +374,12 @@ def _causes(causes: list[Hit], facts: Facts) -> list[Finding]:
 def _by_standing(causes: list[Hit]) -> list[Hit]:
     """The causes that no other one explains."""
     # why: that another process is gone explains nothing by itself
-    rules = {hit.rule.id for hit in causes if not (hit.tier is Tier.GENERIC and LOST.search(hit.text))}
-    return [hit for hit in causes if not rules & set(hit.rule.explained_by)] or causes
+    named = [hit for hit in causes if not (hit.tier is Tier.GENERIC and LOST.search(hit.text))]
+    return [hit for hit in causes if not any(_explains(other, hit) for other in named)] or causes
+
+
+def _explains(cause: Hit, hit: Hit) -> bool:
+    """Whether a problem only follows from another one; from a server's certificate only what the same server did not give."""
+    if cause.rule.id not in hit.rule.explained_by or VERSIONS.search(hit.text):
+        return False
+    return cause.rule.id != CERTIFICATE or cause.line == hit.line or of_one_server(cause.text, hit.text)

@@ -34,6 +34,10 @@ class Event(enum.Enum):
     STOPPED = "stopped"
     WATCHDOG = "watchdog"
     WORK = "work"
+    SUITE_BEGAN = "suite began"
+    SUITE_CAPTURED = "suite captured"
+    SUITE_PASSED = "suite passed"
+    SUITE_FAILED = "suite failed"
 
     __hash__ = object.__hash__  # why: an event is looked up for each mark of each line, and this one is in C
 
@@ -197,26 +201,35 @@ MARKS = (
         r"|[Ff]inished [Tt]raining\b|Trainer\.fit` stopped: `max_|worker group successfully finished"
         r"|WorkerState\.SUCCEEDED|^(?:INFO {0,3}[:-] {0,3})?Job '[\w.-]{1,80}' succeeded",
     ),
-    # the last words of pytest and of unittest; what their tests print is what they expect
+    # the first and last words of pytest, and the last ones of unittest; see suites
     Mark(
-        event=Event.ENDED_WELL,
+        event=Event.SUITE_BEGAN,
+        words="session+starts collected+items collected+item",
+        pattern=r"^=+ test session starts =+$|^collected \d{1,6} items?\b",
+    ),
+    Mark(
+        event=Event.SUITE_CAPTURED,
+        words="captured+call captured+setup captured+teardown",
+        pattern=r"^-+ Captured (?:stdout|stderr|log) (?:call|setup|teardown) -+$",
+    ),
+    Mark(
+        event=Event.SUITE_PASSED,
         words="passed skipped",
         pattern=r"^=* ?(?:\d{1,6} (?:passed|skipped|deselected|xfailed|xpassed|warnings?|rerun|subtests passed)(?:, )?){1,8}"
         r" in \d{1,6}\.\d\ds(?: \([\d:, day]{1,20}\))? ?=*$",
     ),
     Mark(
-        event=Event.FAILED,
+        event=Event.SUITE_FAILED,
         words="failed+in error+in errors+in",
         pattern=r"^=* ?(?:\d{1,6} (?:failed|passed|skipped|deselected|xfailed|xpassed|warnings?|errors?|rerun)(?:, )?){1,8}"
         r" in \d{1,6}\.\d\ds(?: \([\d:, day]{1,20}\))? ?=*$",
     ),
     Mark(
-        event=Event.ENDED_WELL,
-        words="ok",
-        pattern=r"^OK(?: \((?:(?:skipped|expected failures|unexpected successes)=\d{1,6}(?:, )?){1,3}\))?$",
+        event=Event.SUITE_FAILED,
+        words="failures errors",
+        pattern=r"^FAILED \((?:failures|errors)=\d{1,6}",
         after=r"^Ran \d{1,6} tests? in \d",
     ),
-    Mark(event=Event.FAILED, words="failures errors", pattern=r"^FAILED \((?:failures|errors)=\d{1,6}"),
     Mark(
         event=Event.EXITED_ZERO,
         words="exited+0 exit+0 exitcode+0 exit_code+0 completed+0 finished+0 terminated+0 rc+0 status+0 returned+0 state+completed",

@@ -52,6 +52,12 @@ SHOWN = re.compile(
 )
 """How a shell shows the command that it runs next (set -x), and how pip names what it takes."""
 
+SOURCE = re.compile(
+    r"(?:raise|assert|return |print\(|self\.warning|warnings\.warn|logger?\.|"
+    r"if |elif |except |f?[\"'].{0,4000}[\"'][)\\,]{0,3}$|# |\^)"
+)
+"""Lines of source code that a traceback or a compiler repeats: they hold messages that were not (yet) printed."""
+
 OPENING = re.compile(r"(?:^|[\s(\[{=:,])([\"'`])(?=[\w/.])")
 KEY_OF_AN_ERROR = re.compile(
     r"(?i)(?:log|messages?|msg|err(?:or)?s?|std(?:err|out)|output|text|line|exc(?:eption|_info)?|traceback|reason|details?"

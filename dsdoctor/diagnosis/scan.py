@@ -14,12 +14,12 @@ from dsdoctor.diagnosis.facts import INSTALL_OPS, Clue, FactReader
 from dsdoctor.diagnosis.index import INDEX, Index, Wording, words_of
 from dsdoctor.diagnosis.json_lines import JsonLines
 from dsdoctor.diagnosis.marks import Event, Mark
-from dsdoctor.diagnosis.models import Hit, Line, Signature
+from dsdoctor.diagnosis.models import Hit, Line, Signature, Tier
 from dsdoctor.diagnosis.possible import Possible
 from dsdoctor.diagnosis.relayed import Relayed
 from dsdoctor.diagnosis.repeats import Effect, Repeats
 from dsdoctor.diagnosis.routine import A_COMMAND, A_WARNING, Routine, kind_of
-from dsdoctor.diagnosis.said import is_quoted, only_mentions
+from dsdoctor.diagnosis.said import SOURCE, is_quoted, only_mentions
 from dsdoctor.diagnosis.speakers import Speaker
 from dsdoctor.diagnosis.templates import groups_of
 from dsdoctor.diagnosis.timeline import Timeline
@@ -48,12 +48,6 @@ ASKED = 5000
 BLANK = b" \t\r\n\v\f\0"
 A_COMPILE = b"dtorch_extension_name"
 """A part of every command that compiles for torch; such a line shows flags, never an error."""
-
-SOURCE = re.compile(
-    r"(?:raise|assert|return |print\(|self\.warning|warnings\.warn|logger?\.|"
-    r"if |elif |except |f?[\"'].{0,4000}[\"'][)\\,]{0,3}$|# |\^)"
-)
-"""Lines of source code that a traceback or a compiler repeats: they hold messages that were not (yet) printed."""
 
 
 @dataclass
@@ -280,6 +274,10 @@ class Scan:
         if event is Event.EXCEPTION and self.timeline.is_reported(self.raw, self.lines):
             return
         line = Line(number=self.lines, text=text)
+        if event is Event.SUITE_PASSED:
+            hits = [hit.line for hit in self.hits.values() if hit.tier is not Tier.PROBE]
+            if self.timeline.suite.answers(self.first, self.last, hits, self.timeline.exits):
+                self.last[Event.ENDED_WELL] = line
         self.first.setdefault(event, line)
         self.last[event] = line
         if event in {Event.TRACEBACK, Event.CANCELLED}:
@@ -302,6 +300,8 @@ class Scan:
         timeline = self.timeline
         if event in {Event.EXCEPTION, Event.USAGE}:
             timeline.exception(self.raw, text, self.lines)
+        elif event in {Event.SUITE_BEGAN, Event.SUITE_CAPTURED}:
+            timeline.suite.note(event, self.lines)
         elif event is Event.TRACEBACK:
             timeline.begin_traceback(self.raw, text, self.lines)
         elif event is Event.ERROR_FILE:

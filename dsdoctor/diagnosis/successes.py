@@ -10,6 +10,7 @@ from dsdoctor.diagnosis.marks import Event
 from dsdoctor.diagnosis.models import Line
 from dsdoctor.diagnosis.scan import Scan
 from dsdoctor.diagnosis.stages import STEP
+from dsdoctor.diagnosis.suites import LOSS, NEAR_THE_END
 from dsdoctor.diagnosis.timeline import FINITE
 
 KNOWN_BY = 60
@@ -45,10 +46,24 @@ def was_started_again(line: int, read: Scan) -> bool:
 def failed_at(read: Scan) -> int:
     """The last line that says that something failed, 0 if none does, or if it only stopped a run that was started again."""
     marked, stopped = read.last.get(Event.FAILED), read.last.get(Event.STOPPED)
+    if suite := suite_failed(read):
+        return max(suite.number, marked.number if marked else 0)
     if marked is None:
         return 0
     only_stopped = stopped is not None and stopped.number == marked.number and went_on_after(stopped, read)
     return 0 if only_stopped else marked.number
+
+
+def suite_failed(read: Scan) -> Line | None:
+    """The summary of a suite whose tests failed, where the log ends with it and no training is in the log.
+
+    Who trains by running code prints such summaries all the time.
+    """
+    marked = read.last.get(Event.SUITE_FAILED)
+    if marked is None or read.last_line - marked.number > NEAR_THE_END:
+        return None
+    trains = any(STEP.search(raw[-400:]) or LOSS.search(raw[-400:]) for raw in read.timeline.recent)
+    return None if trains or read.timeline.step is not None else marked
 
 
 def went_on_after(line: Line, read: Scan) -> bool:

@@ -11,6 +11,7 @@ from dsdoctor.diagnosis.exits import Exit, exit_of
 from dsdoctor.diagnosis.failures import NATIVE, Failure
 from dsdoctor.diagnosis.speakers import Speaker, same_process, speaker_of
 from dsdoctor.diagnosis.stages import STEP, last_step
+from dsdoctor.diagnosis.suites import Suite
 from dsdoctor.diagnosis.tracebacks import Tracebacks
 
 RECENT = 512
@@ -24,6 +25,9 @@ UNSAID, MESSAGE_LINES = re.compile(r":$|\d validation errors? for "), 3
 
 JUST_BEFORE = 16
 """So many lines back stands at most what the same process wrote just before a traceback, where several write in turns."""
+
+A_CERTIFICATE = "certificate"
+"""A server that was not trusted. What goes on with losses did not need it."""
 
 WENT_ON = 3
 """After so many steps of the same process a failure is known to have been survived."""
@@ -120,6 +124,7 @@ class Timeline:
     unsaid: int = 0
     """How many more lines belong to the message of the last failure, this one included."""
 
+    suite: Suite = field(default_factory=Suite)
     asked_for_exits: int = 0
     numbered: int = 0
     sampled: int = 0
@@ -127,6 +132,7 @@ class Timeline:
     def pass_lines(self, batch: list[bytes]) -> None:
         """Remember lines for looking back, and see whether processes that failed go on."""
         self.recent.extend(batch)
+        self.suite.pass_lines(batch)
         if self.sampled < TASK_SAMPLE:
             self.sampled += sum(1 for raw in batch if raw.strip())
             self.numbered += sum(1 for raw in batch if A_TASK.match(raw))
@@ -319,12 +325,14 @@ class Timeline:
 
     def _watch(self, batch: list[bytes]) -> None:
         for raw in batch:
-            if not STEP.search(raw[-400:]):
+            step = STEP.search(raw[-400:])
+            if not step and not FINITE.search(raw[-400:]):
                 continue
             speaker = self.speaker(raw)
-            for watched in self.watched:
-                watched.steps += same_process(speaker, watched.failure.speaker) and b"Error" not in raw
-            self.steps_since_exit += bool(self.exits)
+            for watched in self.watched if b"Error" not in raw else ():
+                if step or A_CERTIFICATE in watched.failure.text:
+                    watched.steps += same_process(speaker, watched.failure.speaker)
+            self.steps_since_exit += bool(self.exits and step)
         if self.exits and self.steps_since_exit >= WENT_ON:
             self.survived_exit = self.exits[-1].line
             self.exits.clear()

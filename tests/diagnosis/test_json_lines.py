@@ -124,7 +124,9 @@ def test_no_record_does_harm() -> None:
 
 def test_a_warning_stays_one_and_the_figures_of_a_step_are_read() -> None:
     said = {"level": "warning", "ts": 1, "msg": "RuntimeError: CUDA error: invalid device ordinal"}
-    steps = [{"event": "train_step", "step": number, "loss": 2.5, "timestamp": TIME} for number in range(9)]
+    steps = [
+        {"event": "train_step", "step": number, "loss": 2.5, "level": "info", "timestamp": TIME} for number in range(9)
+    ]
 
     for level, errors in (("warning", 0), ("info", 1)):
         records = [*steps, said | {"level": level}, *(steps if level == "warning" else ())]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dsdoctor.core.finding import has_error
 from tests.diagnosis.mixtures import FAILURES
 from tests.diagnosis.reading import diagnose
 
@@ -49,6 +50,31 @@ def test_an_accelerator_of_another_kind_is_known(line: str, rule: str, word: str
     assert first.rule == rule
     assert first.fix
     assert word in first.fix.text
+
+
+STEPS = (
+    [
+        f"[2024-10-11 10:00:01,101] [INFO] [logging.py:128:log_dist] [Rank 0] step={number}, skipped=0"
+        for number in range(59)
+    ],
+    [f"{{'loss': 1.{number}}}" for number in range(59)],
+    ["working"] * 59,
+)
+
+
+@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize(
+    "line",
+    [
+        "hl: Device already acquired by this process, reuse",
+        "import: HIP error: invalid device function; falling back",
+        "hl-smi: [Device already acquired] by pid 7",
+        "no kernel for this GPU (HIP error: invalid device function), taking the slow path",
+    ],
+)
+def test_what_a_program_says_of_itself_is_no_failure(line: str, steps: list[str]) -> None:
+    for log in ([line, *steps], [*steps[:5], line, *steps], [*steps, line, *steps[:2]]):
+        assert not has_error(diagnose(log).findings)
 
 
 @pytest.mark.parametrize(

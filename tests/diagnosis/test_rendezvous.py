@@ -29,6 +29,40 @@ def test_nodes_that_did_not_come_are_told(head: str, tail: str) -> None:
     assert "watchdog" not in first.title
 
 
+TORCHRUN = "+ torchrun --nnodes={} --nproc-per-node 8 train.py"
+AGENT = "[2024-01-01 10:00:01,101] torch.distributed.elastic.agent.server.api: [INFO] [default] "
+STEPS = [f"step {number}/900 loss 1.{number}" for number in range(9)]
+MET = {
+    "restart": [*STEPS, f"{AGENT}Worker group FAILED. 3/3 attempts left; will restart worker group"],
+    "restart without a step": [f"{AGENT}worker group FAILED. 3/3 attempts left; will restart worker group"],
+    "lost": [*STEPS, "RuntimeError: [/g/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:58043"],
+    "lost without a step": ["[W socket.cpp:464] recv failed: Connection reset by peer"],
+    "steps": STEPS,
+    "losses": ["{'loss': 1.5, 'epoch': 0.1}"] * 3,
+    "ranks": ["[rank3]: the model has 7 billion parameters"],
+}
+
+
+@pytest.mark.parametrize("nodes", ["4", "1:4", "1"])
+@pytest.mark.parametrize("met", MET)
+@pytest.mark.parametrize("tail", ["", ": Timed out waiting for nodes"])
+def test_nodes_that_had_come_are_not_told_to_be_missing(met: str, nodes: str, tail: str) -> None:
+    traceback = ["Traceback (most recent call last):", '  File "/v/a.py", line 655, in run', SAID + tail]
+    findings = diagnose([TORCHRUN.format(nodes), *MET[met], *traceback]).findings
+
+    assert not any("did not join" in one.title or "one node" in one.title for one in findings)
+    assert not any(one.fix and "srun" in one.fix.text for one in findings if one.rule == "rendezvous-incomplete")
+
+
+def test_one_node_waits_for_no_other() -> None:
+    first = diagnose([TORCHRUN.format(1), "Traceback (most recent call last):", SAID]).findings[0]
+
+    assert first.rule == "rendezvous-incomplete"
+    assert "--nnodes is 1" in first.title
+    assert first.fix
+    assert "--standalone" in first.fix.text
+
+
 def test_it_follows_where_a_rank_had_failed() -> None:
     assert diagnose([*FAILURES["unknown"], SAID]).findings[0].rule == "unexplained-failure"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dsdoctor.core.finding import has_error
 from tests.diagnosis.reading import diagnose
 
 INIT = "/v/torch/cuda/__init__.py:129: UserWarning: CUDA initialization: "
@@ -64,15 +65,19 @@ NOT_REACHED = (
 )
 
 
-@pytest.mark.parametrize("problem", ["is not yet valid", "has expired"])
-@pytest.mark.parametrize("end", NOT_REACHED)
-@pytest.mark.parametrize("tried", TRIES)
+OF_ITSELF = NOT_REACHED[2:]
+FOLLOWS = ((TRIES[0], NOT_REACHED[0]), (TRIES[1], NOT_REACHED[1]), *((TRIES[0], end) for end in OF_ITSELF))
+PROBLEMS = ("is not yet valid", "has expired")
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.parametrize(("tried", "end"), FOLLOWS)
 def test_a_certificate_whose_time_is_not_now_is_the_cause(tried: str, end: str, problem: str) -> None:
     verify = VERIFY.format(problem)
     lines = [tried.format(host="huggingface.co", verify=verify), *TRACEBACK, end.format(verify=verify)]
     first = diagnose(lines).findings[0]
 
-    assert first.rule == "certificate-out-of-date"
+    assert first.rule == CERTIFICATE
     assert problem in first.title
     assert first.fix
     assert "clock" in first.fix.text
@@ -82,6 +87,81 @@ def test_a_certificate_whose_time_is_not_now_is_the_cause(tried: str, end: str, 
     own = verify.replace(f"certificate {problem}", "self-signed certificate")
     other = diagnose([lines[0].replace(verify, own), *TRACEBACK, end.format(verify=own)]).findings[0]
     assert other.rule != first.rule
+
+
+CERTIFICATE = "certificate-out-of-date"
+TRACKER = (
+    "wandb: WARNING Retrying (Retry(total=2, connect=None)) after connection broken by 'SSLError(SSLCertVerificationError(1, "
+    "'{verify}'))': /graphql"
+)
+OFFLINE = (
+    "huggingface_hub.errors.OfflineModeIsEnabled: Cannot reach https://huggingface.co/api/models/a: offline mode is enabled. "
+    "To disable it, please unset the `HF_HUB_OFFLINE` environment variable."
+)
+THERE = "ERROR: Could not find a version that satisfies the requirement torch==9.9 (from versions: 2.0.0, 2.1.0)"
+OTHERS = (NOT_REACHED[0], NOT_REACHED[1].replace("deepspeed", "torch"), OFFLINE, THERE)
+WARNED = {
+    "tracker": [TRACKER],
+    "another hub": [TRIES[0].replace("{host}", "a.example")],
+    "pip": [TRIES[1], "Successfully installed deepspeed-1"],
+    "pip, in the end": [TRIES[1].replace("total=0", "total=4"), "Successfully installed a-1"],
+    "curl": ["curl: (60) SSL certificate problem: certificate {problem}"],
+}
+STEPS_OF = (
+    [f"step {number}/900 loss 1.{number}" for number in range(9)],
+    [f"{{'loss': 1.{number}}}" for number in range(9)],
+)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.parametrize(
+    ("warned", "end"),
+    [(warned, end) for warned in WARNED for end in (OTHERS if warned != "pip" else (NOT_REACHED[0], THERE))],
+)
+def test_the_certificate_of_another_server_is_none(warned: str, end: str, problem: str) -> None:
+    verify = VERIFY.format(problem)
+    said = [line.format(verify=verify, problem=problem) for line in WARNED[warned]]
+    right = diagnose([*TRACEBACK, end]).findings[0].rule
+    for between in ([], ["loading"] * 9, *STEPS_OF):
+        if between in STEPS_OF or warned != "curl":
+            assert diagnose([*said, *between, *TRACEBACK, end]).findings[0].rule == right
+    for steps in STEPS_OF:
+        own = TRIES[0].format(host="huggingface.co", verify=verify)
+        assert diagnose([own, *steps, *TRACEBACK, NOT_REACHED[0]]).findings[0].rule == "hf-hub-unreachable"
+        assert diagnose([own, *TRACEBACK, OFFLINE]).findings[0].rule == "hf-hub-unreachable"
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.parametrize("steps", STEPS_OF)
+@pytest.mark.parametrize(
+    "line",
+    [
+        *OF_ITSELF,
+        "requests.exceptions.SSLError: (Caused by SSLError('certificate {problem}'))",
+        "curl: (60) SSL certificate problem: certificate {problem}",
+    ],
+)
+def test_a_training_that_ran_did_not_need_the_server(line: str, steps: list[str], problem: str) -> None:
+    said = line.format(verify=VERIFY.format(problem), problem=problem)
+    for log in (
+        [said, *steps],
+        [*([] if line.startswith("curl") else TRACEBACK), said, *steps[:5]],
+        [*steps, said, *steps],
+        [said, *steps, *["saving"] * 80],
+    ):
+        assert not has_error(diagnose(log).findings)
+    assert diagnose(["loading", said]).findings[0].rule == CERTIFICATE
+
+
+@pytest.mark.parametrize(
+    "error",
+    ["100: no CUDA-capable device is detected", "34: CUDA driver is a stub library", "101: invalid device ordinal"],
+)
+@pytest.mark.parametrize("end", ENDS)
+def test_a_node_without_a_gpu_is_told_as_before(error: str, end: str) -> None:
+    said = f"{COUNT}{error} (Triggered internally at CUDAFunctions.cpp:109.)"
+    for log in ([said, CPU, *TRACEBACK, end], [said, *TRACEBACK, end]):
+        assert diagnose(log).findings[0].rule == diagnose(log[1:]).findings[0].rule
 
 
 def test_what_the_hub_was_asked_again_for_is_told_with_its_reason() -> None:

@@ -150,7 +150,8 @@ Why it matters: No rank on this node can use a GPU.""",
         Signature(
             words="userwarning+cuda+initialization",
             pattern=r"UserWarning: CUDA initialization: (?:.{0,240}?Error (?P<what>\d{1,4}: (?!system not yet|out of memory"
-            r"|CUDA driver version)[\w -]{3,60})|CUDA (?P<what2>unknown error))",
+            r"|CUDA driver version|no CUDA-capable|CUDA driver is a stub"
+            r"|invalid device ordinal)[\w -]{3,60})|CUDA (?P<what2>unknown error))",
             tier=Tier.PROBE,
             sample="/v/torch/cuda/__init__.py:129: UserWarning: CUDA initialization: Unexpected error from "
             "cudaGetDeviceCount(). Did you run some cuda functions before calling NumCudaDevices()? Error 304: OS call failed",

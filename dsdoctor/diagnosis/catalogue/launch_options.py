@@ -252,8 +252,8 @@ Why it matters: What this log says only follows; the cause is in the log of the 
 RENDEZVOUS_INCOMPLETE = Rule(
     id="rendezvous-incomplete",
     stage=Stage.LAUNCH,
-    title="the other nodes never joined torchrun's rendezvous, which wants {nodes|several} nodes: most often the command "
-    "was run on one node only",
+    title="the other nodes did not join torchrun's rendezvous in time, which wants {nodes|several} nodes: see first whether the "
+    "command was run on all of them",
     fix="start it on every node (under Slurm put srun in front, one task a node, with each node's own --node_rank or "
     "--machine_rank $SLURM_NODEID). If all did start, compare --rdzv-endpoint, --rdzv-backend, --rdzv-id and --nnodes in "
     "their logs. Only then look for a firewall; where nodes start late, raise --rdzv-conf join_timeout=SECONDS",

@@ -25,7 +25,7 @@ Why it matters: The first kernel fails, on every rank.""",
     signatures=(
         Signature(
             words="hip+function",
-            pattern=r"HIP error: invalid device function",
+            pattern=r"Error: HIP error: invalid device function",
             sample="RuntimeError: HIP error: invalid device function",
         ),
         Signature(
@@ -55,7 +55,7 @@ Why it matters: The rank cannot begin, and all others wait for it.""",
     signatures=(
         Signature(
             words="device+acquired",
-            pattern=r"\[?Device already acquired\]?",
+            pattern=r"synStatus=\d{1,4} \[Device already acquired\]|Device already acquired\]? Device acquire failed",
             sample="RuntimeError: synStatus=20 [Device already acquired] Device acquire failed.",
         ),
     ),

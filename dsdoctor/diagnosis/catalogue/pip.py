@@ -169,7 +169,7 @@ package.""",
             pattern=r"(?:SSLError\(|Could not fetch URL |connection broken by ).{0,200}(?:certificate verify "
             r"failed|CERTIFICATE_VERIFY_FAILED)",
             tier=Tier.GENERIC,
-            unless=r"huggingface|hf\.co|thrown while requesting",
+            unless=r"huggingface|hf\.co|thrown while requesting|wandb|/graphql|Retry\(total=[1-9]",
             sample="WARNING: Retrying (Retry(total=0, connect=None)) after connection broken by "
             "'SSLError(SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: "
             "self-signed certificate in certificate chain'))'",

@@ -1,0 +1,87 @@
+"""Records in a log of another kind: samples of data are none, docker's and those with a traceback are; a level is kept."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dsdoctor.core.finding import has_error
+from dsdoctor.diagnosis.json_lines import LEVELS, TEXTS, lines_of
+from tests.diagnosis.mixtures import BANNER, FAILURES, STEPS, alone
+from tests.diagnosis.reading import diagnose
+
+TRACEBACK = 'Traceback (most recent call last):\n  File "/w/a.py", line 7, in load\n    import requests\n'
+EXCEPTIONS = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+    "ModuleNotFoundError: No module named 'requests'",
+    "RuntimeError: CUDA error: invalid device ordinal\nCUDA kernel errors might be reported asynchronously",
+)
+SAMPLES = (
+    {"timestamp": "2019-04-25T12:57:54Z", "url": "https://a.example/q"},
+    {"date": "2001-02-03"},
+    {"rank": 1, "score": 0.7},
+    {"level": "Level 5", "subject": "Algebra"},
+    {"host": "a.example", "time": 17, "lang": "en"},
+    {"created": 17, "rank_id": 3, "id": 9},
+)
+PLAIN = ["loading", *alone(STEPS), "saving"]
+
+
+@pytest.mark.parametrize("sample", SAMPLES)
+@pytest.mark.parametrize("key", ["text", "body"])
+def test_a_sample_of_data_is_no_record(key: str, sample: dict[str, object]) -> None:
+    for exception in (*EXCEPTIONS, "Killed"):
+        rows = [json.dumps({key: f"I see\n{TRACEBACK}{exception}\nwhat now?", **sample})] * 2
+        assert lines_of(rows[0].encode()) is None
+        for log in ([*rows, *PLAIN], [*PLAIN, *rows, *PLAIN], [*PLAIN, *rows], rows * 3, ["loading", *rows, "saving"]):
+            assert not has_error(diagnose(log).findings)
+
+
+def test_an_event_of_a_day_is_no_record() -> None:
+    rows = [json.dumps({"event": text, "date": "2001-02-03"}) for text in ("Killed", "Born")]
+
+    assert not has_error(diagnose([*rows, *PLAIN]).findings)
+
+
+@pytest.mark.parametrize("key", TEXTS)
+@pytest.mark.parametrize("beside", [*LEVELS, "logger", "stream", "pod", "container_name"])
+def test_what_only_a_log_has_makes_a_record(key: str, beside: str) -> None:
+    assert lines_of(json.dumps({key: "a", beside: "info"}).encode())
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+@pytest.mark.parametrize("before", [0, 1, 4])
+@pytest.mark.parametrize("after", [0, 1, 4])
+def test_a_lone_record_of_docker_is_read(before: int, after: int, stream: str) -> None:
+    for exception in EXCEPTIONS[:2]:
+        record = json.dumps({"log": f"{exception}\n", "stream": stream, "time": "x"})
+        log = [*BANNER[:1] * before, record, *BANNER[:1] * after]
+        assert diagnose(log).findings[0].rule == diagnose([exception]).findings[0].rule
+
+
+@pytest.mark.parametrize("trace", ["exc_info", "exception", "stack_trace", "error"])
+@pytest.mark.parametrize("beside", [{"level": "error"}, {"severity": "CRITICAL"}, {"logger": "trainer"}])
+def test_a_lone_record_with_a_traceback_is_read(beside: dict[str, str], trace: str) -> None:
+    losses = [f"{{'loss': 1.{number}, 'epoch': 0.1}}" for number in range(20)]
+    for exception in EXCEPTIONS:
+        record = json.dumps({"ts": 1, "msg": "training failed", trace: TRACEBACK + exception, **beside})
+        told = diagnose([*losses, record, *BANNER]).findings[0]
+        assert told.rule == diagnose([*losses, *(TRACEBACK + exception).split("\n"), *BANNER]).findings[0].rule
+        assert told.evidence[0].startswith("line 21: ")
+
+
+@pytest.mark.parametrize("level", ["warning", "WARN", "info", "debug"])
+@pytest.mark.parametrize("trace", ["exc_info", "exception", "stack_trace", "error"])
+def test_the_traceback_of_a_warning_is_no_failure(trace: str, level: str) -> None:
+    for exception in EXCEPTIONS:
+        for text in (TRACEBACK + exception, exception):
+            said = {"ts": 1, "level": level, "msg": "could not import optional", trace: text}
+            if level.startswith(("w", "W")) and trace == "error":
+                said = {"ts": 1, "level": level, "event": f"could not import optional\n{TRACEBACK}{exception}"}
+            work = [{"ts": 1, "level": "info", "msg": f"working {number}"} for number in range(100)]
+            for records in ([said, *work], [*work, said], [*work, said, *work[:3]], [said, said, *work]):
+                assert not has_error(diagnose([json.dumps(record) for record in records]).findings)
+            died = {"ts": 2, "level": "error", "msg": "\n".join(alone(FAILURES["known"]))}
+            known = diagnose(FAILURES["known"]).findings[0].rule
+            assert diagnose([json.dumps(record) for record in (said, *work, died)]).findings[0].rule == known
