@@ -343,6 +343,7 @@ def test_the_least_recently_used_goes_first_and_taking_is_using(store: CacheStor
     assert not (store.folder / "ops" / key("b")[:2]).exists()
 
 
+@pytest.mark.slow
 def test_putting_keeps_to_the_limit_and_never_drops_what_it_put(tmp_path: Path) -> None:
     store = CacheStore(tmp_path / "compiled", limit=20_000)
     for number in range(30):
@@ -501,6 +502,7 @@ def open_place() -> Iterator[Path]:
 
 
 @root
+@pytest.mark.slow
 def test_colleagues_share_a_folder_of_their_group_and_strangers_get_nothing(open_place: Path) -> None:
     child(
         open_place,
@@ -718,6 +720,7 @@ def may_mount() -> bool:
 
 
 @pytest.mark.skipif(not may_mount(), reason="only root may mount a small disk")
+@pytest.mark.slow
 def test_a_full_disk_is_said_leaves_nothing_and_serves_what_was_there(tmp_path: Path) -> None:
     child(
         tmp_path,

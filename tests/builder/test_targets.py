@@ -155,6 +155,7 @@ def test_an_environment_is_made_once_and_kept(place: Place) -> None:
     assert (place.cache / "targets").stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.slow
 def test_torch_comes_from_the_index_of_its_cuda_and_the_rest_from_the_users_own(place: Place) -> None:
     place.make(cuda="cpu")
     place.make(cuda="cpu", index="https://wheels.invalid")
@@ -165,6 +166,7 @@ def test_torch_comes_from_the_index_of_its_cuda_and_the_rest_from_the_users_own(
     assert unlabelled.endswith("--index-url https://wheels.invalid torch==2.13.0")
 
 
+@pytest.mark.slow
 def test_one_that_was_killed_half_made_is_made_anew(place: Place) -> None:
     python = Path(place.make())
     (python.parents[1] / "dsdoctor.json").unlink()

@@ -75,6 +75,7 @@ def test_layers_become_one_cuda_home(plan: ToolkitPlan) -> None:
     assert home.parent.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.slow
 def test_the_stub_of_the_driver_library_is_needed_by_what_uses_it(plan: ToolkitPlan, tmp_path: Path) -> None:
     stubs = made(plan) / "lib64" / "stubs"
     (tmp_path / "op.c").write_text("int cuMemAlloc_v2(void); int op(void) { return cuMemAlloc_v2(); }")
@@ -86,6 +87,7 @@ def test_the_stub_of_the_driver_library_is_needed_by_what_uses_it(plan: ToolkitP
     assert "[libcuda.so.1]" in needed
 
 
+@pytest.mark.slow
 def test_one_that_is_whole_is_taken_again_and_a_broken_one_made_anew(plan: ToolkitPlan) -> None:
     first = made(plan).parent.stat().st_ino
     second = made(plan).parent.stat().st_ino
@@ -97,6 +99,7 @@ def test_one_that_is_whole_is_taken_again_and_a_broken_one_made_anew(plan: Toolk
     assert (third / "include" / "nccl.h").exists()
 
 
+@pytest.mark.slow
 def test_one_that_does_not_compile_is_not_left_behind(plan: ToolkitPlan) -> None:
     with pytest.raises(BuildFailed, match="Unsupported gpu architecture"):
         made(plan, "6.0")
@@ -104,6 +107,7 @@ def test_one_that_does_not_compile_is_not_left_behind(plan: ToolkitPlan) -> None
     assert not Path(plan.root).exists()
 
 
+@pytest.mark.slow
 def test_a_trial_that_fails_does_not_take_a_good_toolkit_from_others(plan: ToolkitPlan) -> None:
     home = made(plan)
 
@@ -112,6 +116,7 @@ def test_a_trial_that_fails_does_not_take_a_good_toolkit_from_others(plan: Toolk
     assert (home / "bin" / "nvcc").exists()
 
 
+@pytest.mark.slow
 def test_only_one_that_passed_its_trial_is_marked_as_finished(plan: ToolkitPlan) -> None:
     assert (made(plan) / MARK).is_file()
     (Path(plan.root) / MARK).unlink()
@@ -122,6 +127,7 @@ def test_only_one_that_passed_its_trial_is_marked_as_finished(plan: ToolkitPlan)
     assert not stray.exists()
 
 
+@pytest.mark.slow
 def test_one_that_lacks_a_header_is_not_left_behind(plan: ToolkitPlan) -> None:
     shutil.rmtree(Path(plan.layers[1].include[1]))
 
@@ -142,6 +148,7 @@ def test_a_fetch_without_pip_is_an_error_with_the_next_step(plan: ToolkitPlan) -
     assert not Path(plan.root).parent.exists()
 
 
+@pytest.mark.slow
 def test_a_link_that_fails_tells_the_linkers_own_line(plan: ToolkitPlan) -> None:
     (Path(plan.layers[1].libraries[0]) / "libcudart.so.13").unlink()
 

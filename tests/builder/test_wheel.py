@@ -314,6 +314,7 @@ def test_the_manifest_outweighs_the_record() -> None:
     assert facts.needed == {"async_io": ("libaio.so.1",)}
 
 
+@pytest.mark.slow
 def test_what_an_op_links_is_left_to_the_system_unless_its_own_folders_have_it(tmp_path: Path) -> None:
     (tmp_path / "x.c").write_text("int f(void) { return 1; }")
     for soname in ("libaio.so.1", "libgomp.so.1"):
@@ -345,6 +346,7 @@ def test_a_wheel_is_whole_with_what_was_written_into_it(library: bytes, tmp_path
 
 
 @given(st.text(max_size=400), st.text(max_size=200))
+@pytest.mark.slow
 def test_any_text_is_a_record_and_a_manifest_of_something(text: str, other: str) -> None:
     facts = deepspeed_of_record(text, version="v", location=".")
 
@@ -353,6 +355,7 @@ def test_any_text_is_a_record_and_a_manifest_of_something(text: str, other: str)
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(data=st.data())
+@pytest.mark.slow
 def test_any_damage_to_a_wheel_is_our_error_or_none(data: st.DataObject, library: bytes, tmp_path: Path) -> None:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as file:

@@ -346,6 +346,7 @@ def test_files_and_folders_that_this_user_may_not_read_are_told() -> None:
     assert folder == f"you may not read the folder {tag}"
 
 
+@pytest.mark.slow
 def test_what_another_user_keeps_to_himself_stops_only_one_who_wants_it() -> None:
     def said(tag: str | None = None) -> str:
         try:

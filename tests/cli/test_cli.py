@@ -95,6 +95,7 @@ def test_a_wheel_that_is_not_there_is_said_to_be_not_there() -> None:
     assert "nofile.whl is not there" in done.stderr
 
 
+@pytest.mark.slow
 def test_looking_works_without_torch(bare: str) -> None:
     done = run("look", "--python", bare, "--json")
 
@@ -289,6 +290,7 @@ def test_check_without_torch_is_an_error_and_says_why(bare: str, tmp_path: Path)
     assert {"rule", "severity", "title", "evidence", "affects", "fix", "url"} == set(document["findings"][0])
 
 
+@pytest.mark.slow
 def test_check_lists_and_runs_single_checks(bare: str) -> None:
     listed = run("check", "--list")
     one = run("check", "torch-missing", "--python", bare)

@@ -96,6 +96,7 @@ def test_the_rows_name_the_ranks_of_the_verdict_and_no_others(kind: str) -> None
     assert "  959 of 1,000 ranks are ok" in shown(found)
 
 
+@pytest.mark.slow
 def test_a_thousand_findings_and_every_collective_fit_a_page_unless_all_is_asked_for() -> None:
     long = tuple(f"line {number}" for number in range(30))
     raised = [
