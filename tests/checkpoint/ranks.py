@@ -304,3 +304,8 @@ def main():
 
 if __name__ == "__main__":
     main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if "dsdoctor.run" not in sys.modules:
+        # at the interpreter's end torch's gloo threads now and then end in std::terminate, after all is said and done
+        os._exit(0)

@@ -180,7 +180,10 @@ def test_a_plain_script_meets_over_the_rig_and_its_ranks_can_be_held_frozen_and_
         assert held, running.told()
         with faults.frozen_rank(rig, 1, "plain.py"):
             (pid,) = faults.processes(rig, 1, "plain.py")
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            until, state = time.monotonic() + 20, ""
+            # a signal is sent before its process knows of it
+            while state != "T" and time.monotonic() < until:
+                state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         faults.kill_rank(rig, 1, "plain.py")
         (tmp_path / "go").touch()
         ended = running.wait(30)
