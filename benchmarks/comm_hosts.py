@@ -81,16 +81,7 @@ def ranks_case(world: int, kind: str, folder: Path) -> dict[str, object]:
     """Rank 0 and the agents of all others; the ranks of one host are missing or die."""
     names = [f"gpu{rank // PER_HOST:04d}" for rank in range(world)]
     sick = [rank for rank in range(world) if names[rank] == names[world // 2]]
-    port, run = free_port(), f"bench-{os.getpid()}-{world}-{kind}"
-    around = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("DSDOCTOR")},
-        "MASTER_ADDR": "10.200.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": str(world),
-        "DSDOCTOR_COMM_RUN": run,
-        "DSDOCTOR_COMM_HOSTS": ",".join(names),
-        "OMP_NUM_THREADS": "1",
-    }
+    around = _around(names, f"bench-{os.getpid()}-{world}-{kind}")
     argv = [sys.executable, "-m", "dsdoctor.comm", "--quick", "--backend", "gloo", "--deadline", "60"]
     with Rig(folder / "rig", nodes=1) as rig:
         # every address of the simulated hosts is this node's own
@@ -118,6 +109,19 @@ def ranks_case(world: int, kind: str, folder: Path) -> dict[str, object]:
         "wrong": ""
         if right and (world <= 64 or len(lines) <= MOST_LINES) and rank_0.returncode == 1
         else "another verdict",
+    }
+
+
+def _around(names: Sequence[str], run: str) -> dict[str, str]:
+    """The environment of a rank, one of each name."""
+    return {
+        **{name: value for name, value in os.environ.items() if not name.startswith("DSDOCTOR")},
+        "MASTER_ADDR": "10.200.0.1",
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": str(len(names)),
+        "DSDOCTOR_COMM_RUN": run,
+        "DSDOCTOR_COMM_HOSTS": ",".join(names),
+        "OMP_NUM_THREADS": "1",
     }
 
 

@@ -1,6 +1,6 @@
 """A folder -> everything that the quick look says of it: the tag, its findings, and the verdict for the planned run."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from dsdoctor.checkpoint.checks import judge_tag
@@ -70,18 +70,24 @@ def judge(
     findings += judge_denied(folder, chosen) if tag is None else ()
     if has_error(about_tag):
         return Judged(folder=folder, examined=examined, findings=tuple(findings))
-    decided = outcome(examined.facts, plan) if plan.load == ALL else outcome_of_weights(examined.facts, plan)
-    if decided.verdict is Verdict.LOADS and any(file.unknown for file in examined.tag.files):
-        decided = Outcome(verdict=Verdict.UNKNOWN, why="not all of its files could be judged")
     conditions = judge_conditions(examined)
-    if decided.verdict is Verdict.LOADS and conditions:
-        decided = Outcome(verdict=Verdict.UNKNOWN, why=conditions[0].title)
+    decided = _decided(examined, plan, conditions)
     findings += conditions
     needed = bytes_of_rank(examined)
     if plan.load != ALL and decided.verdict is Verdict.LOADS:
         findings += judge_weights_alone(examined, plan)
     findings += [*_about(decided, examined, plan), *_memory(needed, ranks_here, available)]
     return Judged(folder=folder, examined=examined, findings=tuple(findings), outcome=decided, rank_bytes=needed)
+
+
+def _decided(examined: Examined, plan: Plan, conditions: Sequence[Finding]) -> Outcome:
+    """Whether it loads as planned; not known where a file or a condition of it is not."""
+    decided = outcome(examined.facts, plan) if plan.load == ALL else outcome_of_weights(examined.facts, plan)
+    if decided.verdict is not Verdict.LOADS:
+        return decided
+    if any(file.unknown for file in examined.tag.files):
+        return Outcome(verdict=Verdict.UNKNOWN, why="not all of its files could be judged")
+    return Outcome(verdict=Verdict.UNKNOWN, why=conditions[0].title) if conditions else decided
 
 
 def no_tags(folder: Folder) -> Finding:

@@ -11,8 +11,9 @@ import sys
 import traceback
 import warnings
 
-warnings.simplefilter("ignore")
-import torch  # noqa: E402, F401
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import torch  # noqa: F401
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 

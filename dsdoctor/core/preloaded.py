@@ -4,6 +4,7 @@ Importing torch takes seconds, and a build asks it three times. Nothing rests on
 fails in it, the caller asks in a new one.
 """
 
+import contextlib
 import json
 import os
 import queue
@@ -61,14 +62,13 @@ class PreloadedPython:
         if self._writing is None or not self._may_run_in(env):
             return None
         asked = {"script": script, "arguments": arguments, "folder": str(folder), "env": dict(env)}
-        try:
+        # it died, or it is silent: the caller is told by None
+        with contextlib.suppress(OSError, queue.Empty):
             os.write(self._writing, json.dumps(asked).encode() + b"\n")
             while (line := self._lines.get(timeout=silence)) is not None:
                 if line.startswith(ENDED):
                     return int(line.removeprefix(ENDED))
                 on_line(line)
-        except (OSError, queue.Empty):
-            pass
         self._end()
         return None
 
@@ -76,9 +76,9 @@ class PreloadedPython:
         argv = [self._python, str(CHILD_SCRIPTS / "preloaded.py")]
         env = self._host.environment()
         try:
-            self._host.work(argv, cwd=Path.cwd(), env=env, on_line=self._hear, stdin=reading)
-        except OSError:
-            pass
+            # one that cannot be started answers nothing
+            with contextlib.suppress(OSError):
+                self._host.work(argv, cwd=Path.cwd(), env=env, on_line=self._hear, stdin=reading)
         finally:
             os.close(reading)
             self._lines.put(None)

@@ -64,18 +64,7 @@ def make(
     started, cpu = time.monotonic(), _cpu_seconds()
     prepare_out(workdir.out)
     _prepare(host, plan, say)
-    with (
-        tree_to_compile_in(plan, source, machine, say) as tree,
-        packing(host, plan, source, workdir, compiled_in=tree) as bare,
-    ):
-        pool = workdir.pool or Pool(plan.jobs, plan.memory)
-        env, logs = child_environment(host, plan), workdir.logs
-        cache = OpCache(plan, machine, tree, workdir.store, env) if workdir.store else None
-        asking = partial(ask_commands, host, plan, tree=tree, env=env, preloaded=workdir.preloaded)
-        compiled = compile_ops(
-            host, plan, machine, asking, tree=tree, env=env, pool=pool, logs=logs, cache=cache, watch=watch
-        )
-        gather(plan, compiled, workdir.folder / LIBRARY)
+    compiled, cache, bare = _compiled(host, plan, source, machine, workdir, say, watch)
     packed = _Packed()
     if all(op.library for op in compiled):
         packed = _packed(host, plan, source, machine, workdir, say, bare())
@@ -93,6 +82,31 @@ def make(
         findings=(*_failures(results), *packed.notes),
         inputs=cache.inputs() if cache else None,
     )
+
+
+def _compiled(
+    host: LocalHost,
+    plan: BuildPlan,
+    source: Source,
+    machine: Machine,
+    workdir: Workdir,
+    say: Callable[[str], None],
+    watch: Watch,
+) -> tuple[tuple[Compiled, ...], OpCache | None, Callable[[], Path]]:
+    """Compile every op while the wheel is packed without them: the ops, the cache they came from, and what gives that wheel."""
+    with (
+        tree_to_compile_in(plan, source, machine, say) as tree,
+        packing(host, plan, source, workdir, compiled_in=tree) as bare,
+    ):
+        pool = workdir.pool or Pool(plan.jobs, plan.memory)
+        env, logs = child_environment(host, plan), workdir.logs
+        cache = OpCache(plan, machine, tree, workdir.store, env) if workdir.store else None
+        asking = partial(ask_commands, host, plan, tree=tree, env=env, preloaded=workdir.preloaded)
+        compiled = compile_ops(
+            host, plan, machine, asking, tree=tree, env=env, pool=pool, logs=logs, cache=cache, watch=watch
+        )
+        gather(plan, compiled, workdir.folder / LIBRARY)
+    return compiled, cache, bare
 
 
 def _packed(
