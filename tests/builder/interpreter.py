@@ -36,6 +36,8 @@ def ask_commands(ops):
 
 
 def bdist_wheel():
+    if os.environ.get("PYTHONSAFEPATH"):
+        sys.exit("ModuleNotFoundError: No module named 'op_builder'")
     local = pathlib.Path("build.txt").read_text()
     packed = pathlib.Path(arguments[arguments.index("--dist-dir") + 1])
     packed.mkdir()

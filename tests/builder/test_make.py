@@ -150,6 +150,10 @@ def test_a_wheel_with_every_op_and_its_manifest(built: Built) -> None:
     assert all(entry.loads for entry in manifest.ops)
 
 
+def test_setup_py_finds_its_neighbours_where_the_users_python_leaves_its_own_folder_out(workdir: Workdir) -> None:
+    assert run(plan("one", PYTHONSAFEPATH="1"), workdir).wheel is not None
+
+
 def test_the_manifest_distinguishes_what_was_asked_from_what_came_along(built: Built) -> None:
     assert (built.manifest.asked, [entry.op for entry in built.manifest.ops]) == (("one",), ["one", "two"])
 

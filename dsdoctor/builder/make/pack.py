@@ -115,7 +115,8 @@ def _environment(host: LocalHost, plan: BuildPlan, tree: Path) -> dict[str, str]
     env = child_environment(host, plan) | {op.variable: "1" for op in plan.ops} | {"PYTHONHASHSEED": "0"}
     # setup.py asks git for a commit: it must not find a repository that the cache folder happens to lie in
     env |= {"GIT_CEILING_DIRECTORIES": str(tree.resolve().parent)}
-    env = {name: value for name, value in env.items() if name not in {"GIT_DIR", "GIT_WORK_TREE"}}
+    # and it imports its neighbours from its own folder
+    env = {name: value for name, value in env.items() if name not in {"GIT_DIR", "GIT_WORK_TREE", "PYTHONSAFEPATH"}}
     if plan.accelerator == "cuda":
         env["TORCH_CUDA_ARCH_LIST"] = ";".join(plan.architectures)
     return env
