@@ -1,12 +1,14 @@
 """What is changed in the commands of DeepSpeed's builders."""
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from dsdoctor.builder.make.commands import Command, read_command
 from dsdoctor.builder.make.flags import (
+    LATE_COLLECTION,
     FlagSettings,
     changes,
     dependency_file,
@@ -57,6 +59,17 @@ def test_a_compiler_that_records_definitions_does_not_where_they_may_be_secret(
     settings = flag_settings(plan("one"), here, TREE, secret_flags=secret)
 
     assert ("-frecord-gcc-switches" in edited(command(GCC), settings).argv) is recorded
+
+
+@pytest.mark.parametrize(("kind", "given"), [("gcc", True), ("clang", False)])
+def test_gcc_gets_memory_for_time_and_no_other_compiler_is_given_its_parameters(kind: str, given: bool) -> None:
+    here = machine(torch=CPU_TORCH, compilers=(replace(COMPILER, kind=kind),))
+    settings = flag_settings(plan("one"), here, TREE)
+    by_nvcc = edited(command(NVCC), settings).argv
+    passed_on = [after for before, after in pairwise(by_nvcc) if before == "-Xcompiler"]
+
+    for argv in (edited(command(GCC), settings).argv, passed_on):
+        assert [word for word in argv if word.startswith("--param")] == list(LATE_COLLECTION if given else ())
 
 
 def test_debug_information_stays_where_it_is_asked_for() -> None:
