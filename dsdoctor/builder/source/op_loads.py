@@ -1,12 +1,14 @@
 """When a training loads which op: DeepSpeed's own call sites, each with the configuration under which it is reached.
 
 A site has DeepSpeed's file, function and line as they are in VERSION; a test compares them with the installed source, so that a
-site that comes, goes or moves is seen. To add one, write one record in LOADS, or one in NOT_BY_CONFIG with the reason.
+site that comes, goes or moves is seen. To add one, write one record in LOADS and its condition
+in op_conditions.py, or one in NOT_BY_CONFIG with the reason.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from dsdoctor.builder.source import op_conditions
 from dsdoctor.builder.source.load_sites import LoadSite
 from dsdoctor.builder.source.training_config import TrainingConfig
 
@@ -42,121 +44,10 @@ class NotByConfig:
     reason: str
 
 
-def _any_training(_: TrainingConfig) -> str:
-    return "every training on a CPU"
-
-
-def _cpu_adam(config: TrainingConfig) -> str:
-    device = f"offload_optimizer on {config.optimizer_device}"
-    if config.stage == 3 and config.super_offload:
-        return "super_offload"
-    if not config.on_host:
-        return ""
-    if config.optimizer in {"adam", "adamw", "muon"} and not config.torch_adam:
-        return f"optimizer {config.optimizer} with {device}"
-    if not config.optimizer and config.own_cpu_optimizer:
-        return f"{device} without an optimizer: DeepSpeed takes the program's own only where it is its own for the CPU"
-    return ""
-
-
-def _zenflow(config: TrainingConfig) -> str:
-    return "zenflow with overlap_step" if config.zenflow_overlap and config.on_host else ""
-
-
-def _fused_adam(config: TrainingConfig) -> str:
-    if config.optimizer in {"adam", "adamw", "muon"} and not config.torch_adam and not config.on_host:
-        return f"optimizer {config.optimizer}"
-    return ""
-
-
-def _fused_lamb(config: TrainingConfig) -> str:
-    return "optimizer lamb" if config.optimizer == "lamb" else ""
-
-
-def _fused_lion(config: TrainingConfig) -> str:
-    return "optimizer lion" if config.optimizer == "lion" and not config.on_host else ""
-
-
-def _cpu_lion(config: TrainingConfig) -> str:
-    if config.optimizer == "lion" and config.on_host:
-        return f"optimizer lion with offload_optimizer on {config.optimizer_device}"
-    return ""
-
-
-def _cpu_adagrad(config: TrainingConfig) -> str:
-    if config.optimizer == "adagrad" and config.on_host:
-        return f"optimizer adagrad with offload_optimizer on {config.optimizer_device}"
-    return ""
-
-
-def _parameters_on_nvme(config: TrainingConfig) -> str:
-    wanted = config.stage == 3 and config.param_device == "nvme" and not config.use_gds
-    return "stage 3 with offload_param on nvme" if wanted else ""
-
-
-def _parameters_on_nvme_by_gds(config: TrainingConfig) -> str:
-    wanted = config.stage == 3 and config.param_device == "nvme" and config.use_gds
-    return "stage 3 with offload_param on nvme and aio.use_gds" if wanted else ""
-
-
-def _optimizer_on_nvme(config: TrainingConfig) -> str:
-    wanted = config.stage == 3 and config.optimizer_device == "nvme" and not config.pipelined
-    return "stage 3 with offload_optimizer on nvme" if wanted else ""
-
-
-def _optimizer_on_nvme_pipelined(config: TrainingConfig) -> str:
-    wanted = config.stage == 3 and config.optimizer_device == "nvme" and config.pipelined
-    return "stage 3 with offload_optimizer on nvme" if wanted else ""
-
-
-def _fast_writer(config: TrainingConfig) -> str:
-    return "checkpoint.writer" if config.writer == "FAST" else ""
-
-
-def _fast_writer_by_aio(config: TrainingConfig) -> str:
-    return _fast_writer(config) if not config.use_gds else ""
-
-
-def _fast_writer_by_gds(config: TrainingConfig) -> str:
-    return f"{_fast_writer(config)} with aio.use_gds" if _fast_writer(config) and config.use_gds else ""
-
-
 def _any_file_by_aio(config: TrainingConfig) -> str:
     """gds is built on async_io's builder, and loads pin_memory as that does."""
     reasons = (load.when(config) for load in LOADS if load.op in {"async_io", "gds"})
     return next((reason for reason in reasons if reason), "")
-
-
-def _quantized_parameters(config: TrainingConfig) -> str:
-    if config.stage == 3 and config.quantized_weights:
-        return "stage 3 with zero_quantized_weights"
-    if config.stage == 3 and config.quantized_nontrainable:
-        return "stage 3 with zero_quantized_nontrainable_weights"
-    return ""
-
-
-def _quantized_gradients(config: TrainingConfig) -> str:
-    wanted = config.stage == 3 and config.quantized_gradients
-    return "stage 3 with zero_quantized_gradients, on more than one node" if wanted else ""
-
-
-def _quantized_layers(config: TrainingConfig) -> str:
-    return "weight_quantization" if config.quantized_layers else ""
-
-
-def _inference_kernels(config: TrainingConfig) -> str:
-    if config.hybrid_engine:
-        return "hybrid_engine"
-    return "replace_with_kernel_inject" if config.kernel_injection else ""
-
-
-def _deepcompile(config: TrainingConfig) -> str:
-    wanted = config.deepcompile and config.stage > 0 and not config.parallel_pass
-    return "compile.deepcompile, once the program calls engine.compile()" if wanted else ""
-
-
-def _random_ltd(config: TrainingConfig) -> str:
-    return "random_ltd" if config.random_ltd else ""
 
 
 def _random_ltd_site(function: str) -> Load:
@@ -165,7 +56,7 @@ def _random_ltd_site(function: str) -> Load:
         file="ops/random_ltd/dropping_utils.py",
         function=function,
         line="random_ltd_module = RandomLTDBuilder().load()",
-        when=_random_ltd,
+        when=op_conditions.random_ltd,
     )
 
 
@@ -175,7 +66,7 @@ LOADS = (
         file="comm/torch.py",
         function="build_shm_op",
         line='builder = get_accelerator().create_op_builder("ShareMemCommBuilder")',
-        when=_any_training,
+        when=op_conditions.any_training,
         accelerators=("cpu",),
     ),
     Load(
@@ -183,105 +74,105 @@ LOADS = (
         file="ops/adam/cpu_adam.py",
         function="DeepSpeedCPUAdam.__init__",
         line="self.ds_opt_adam = CPUAdamBuilder().load()",
-        when=_cpu_adam,
+        when=op_conditions.cpu_adam,
     ),
     Load(
         op="cpu_adam",
         file="runtime/zenflow/zenflow_utils.py",
         function="start_optimizer_process",
         line="op = CPUAdamBuilder().load()",
-        when=_zenflow,
+        when=op_conditions.zenflow,
     ),
     Load(
         op="cpu_adam",
         file="runtime/zenflow/zenflow_utils.py",
         function="zenflow_optimizer_process",
         line="op = CPUAdamBuilder().load()",
-        when=_zenflow,
+        when=op_conditions.zenflow,
     ),
     Load(
         op="fused_adam",
         file="ops/adam/fused_adam.py",
         function="FusedAdam.__init__",
         line="fused_adam_cuda = FusedAdamBuilder().load()",
-        when=_fused_adam,
+        when=op_conditions.fused_adam,
     ),
     Load(
         op="fused_lamb",
         file="ops/lamb/fused_lamb.py",
         function="FusedLamb.__init__",
         line="self.fused_lamb_cuda = FusedLambBuilder().load()",
-        when=_fused_lamb,
+        when=op_conditions.fused_lamb,
     ),
     Load(
         op="fused_lion",
         file="ops/lion/fused_lion.py",
         function="FusedLion.__init__",
         line="fused_lion_cuda = FusedLionBuilder().load()",
-        when=_fused_lion,
+        when=op_conditions.fused_lion,
     ),
     Load(
         op="cpu_lion",
         file="ops/lion/cpu_lion.py",
         function="DeepSpeedCPULion.__init__",
         line="self.ds_opt_lion = CPULionBuilder().load()",
-        when=_cpu_lion,
+        when=op_conditions.cpu_lion,
     ),
     Load(
         op="cpu_adagrad",
         file="ops/adagrad/cpu_adagrad.py",
         function="DeepSpeedCPUAdagrad.__init__",
         line="self.ds_opt_adagrad = CPUAdagradBuilder().load()",
-        when=_cpu_adagrad,
+        when=op_conditions.cpu_adagrad,
     ),
     Load(
         op="async_io",
         file="runtime/swap_tensor/partitioned_param_swapper.py",
         function="AsyncPartitionedParameterSwapper._configure_aio",
         line="self.aio_handle = GDSBuilder().load(verbose=False).gds_handle if self.use_gds else AsyncIOBuilder().load(",
-        when=_parameters_on_nvme,
+        when=op_conditions.parameters_on_nvme,
     ),
     Load(
         op="gds",
         file="runtime/swap_tensor/partitioned_param_swapper.py",
         function="AsyncPartitionedParameterSwapper._configure_aio",
         line="self.aio_handle = GDSBuilder().load(verbose=False).gds_handle if self.use_gds else AsyncIOBuilder().load(",
-        when=_parameters_on_nvme_by_gds,
+        when=op_conditions.parameters_on_nvme_by_gds,
     ),
     Load(
         op="async_io",
         file="runtime/swap_tensor/partitioned_optimizer_swapper.py",
         function="PartitionedOptimizerSwapper.__init__",
         line="aio_op = AsyncIOBuilder().load()",
-        when=_optimizer_on_nvme,
+        when=op_conditions.optimizer_on_nvme,
     ),
     Load(
         op="async_io",
         file="runtime/swap_tensor/pipelined_optimizer_swapper.py",
         function="PipelinedOptimizerSwapper.__init__",
         line="aio_op = AsyncIOBuilder().load()",
-        when=_optimizer_on_nvme_pipelined,
+        when=op_conditions.optimizer_on_nvme_pipelined,
     ),
     Load(
         op="async_io",
         file="runtime/model_checkpointing/writer_factory.py",
         function="CheckpointWriterFactory._setup_for_aio",
         line="self._dnvme_handle = AsyncIOBuilder().load().aio_handle(",
-        when=_fast_writer_by_aio,
+        when=op_conditions.fast_writer_by_aio,
     ),
     Load(
         op="gds",
         file="runtime/model_checkpointing/writer_factory.py",
         function="CheckpointWriterFactory._setup_for_gds",
         line="self._dnvme_handle = GDSBuilder().load().gds_handle(block_size=aio_config[AIO_BLOCK_SIZE],",
-        when=_fast_writer_by_gds,
+        when=op_conditions.fast_writer_by_gds,
     ),
     Load(
         op="utils",
         file="io/fast_file_writer.py",
         function="FastFileWriter.__init__",
         line="self._cast_to_byte_tensor = UtilsBuilder().load().cast_to_byte_tensor",
-        when=_fast_writer,
+        when=op_conditions.fast_writer,
     ),
     Load(
         op="pin_memory",
@@ -304,21 +195,21 @@ LOADS = (
         file="runtime/zero/partition_parameters.py",
         function="CUDAQuantizer.__init__",
         line="CUDAQuantizer.quantizer_cuda_module = deepspeed.ops.op_builder.QuantizerBuilder().load()",
-        when=_quantized_parameters,
+        when=op_conditions.quantized_parameters,
     ),
     Load(
         op="quantizer",
         file="runtime/comm/coalesced_collectives.py",
         function="all_to_all_quant_reduce",
         line="quantizer_module = op_builder.QuantizerBuilder().load()",
-        when=_quantized_gradients,
+        when=op_conditions.quantized_gradients,
     ),
     Load(
         op="quantizer",
         file="inference/quantization/utils.py",
         function="get_quantizer_module",
         line="quantizer_module = deepspeed.ops.op_builder.QuantizerBuilder().load()",
-        when=_quantized_layers,
+        when=op_conditions.quantized_layers,
         accelerators=("cuda",),
     ),
     Load(
@@ -326,14 +217,14 @@ LOADS = (
         file="ops/transformer/inference/op_binding/base.py",
         function="BaseOp.__init__",
         line="builder = InferenceBuilder()",
-        when=_inference_kernels,
+        when=op_conditions.inference_kernels,
     ),
     Load(
         op="dc",
         file="compile/util.py",
         function="get_deepcompile_handle",
         line="dc_handle = DeepCompileBuilder().load()",
-        when=_deepcompile,
+        when=op_conditions.deepcompile,
     ),
     _random_ltd_site("gpt_sample_tokens"),
     _random_ltd_site("bert_sample_tokens"),
