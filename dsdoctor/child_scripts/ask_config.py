@@ -18,6 +18,7 @@ import warnings
 sys.dont_write_bytecode = True
 import config_facts as facts  # noqa: E402
 import config_keys as keys  # noqa: E402
+import config_refusals  # noqa: E402
 
 
 def request():
@@ -141,9 +142,9 @@ def judge(asked, answer, by_model, optimizer):
     answer["config"] = config
     sized = without_auto_sizes(config)
     if "filled" in answer or len(sized) < len(config):
-        keys.keep_a_batch_size(sized)
+        config_refusals.keep_a_batch_size(sized)
     pretend((answer["world"] or smallest_world(config)) * sequence_ranks(config))
-    made, answer["refusals"] = keys.judge(sized, by_model)
+    made, answer["refusals"] = config_refusals.judge(sized, by_model)
     if made is None:
         return
     answer["facts"] = facts.of(made)
