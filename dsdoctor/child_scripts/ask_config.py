@@ -38,7 +38,7 @@ def pretend(world):
 
 def smallest_world(config):
     """The number of ranks that the three batch sizes imply; 1 where they leave it open."""
-    sizes = [config.get(name) for name in keys.BATCH]
+    sizes = [config.get(name) for name in config_refusals.BATCH]
     if all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes):
         train, micro, accumulation = sizes
         return max(1, train // (micro * accumulation))
@@ -134,7 +134,7 @@ def finite(value):
 
 def without_auto_sizes(config):
     """A batch size that is "auto" is left to whoever fills it in: text could only be refused."""
-    return {key: value for key, value in config.items() if key not in keys.BATCH or value != "auto"}
+    return {key: value for key, value in config.items() if key not in config_refusals.BATCH or value != "auto"}
 
 
 def judge(asked, answer, by_model, optimizer):
