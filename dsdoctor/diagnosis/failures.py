@@ -46,6 +46,10 @@ NATIVE = re.compile(
 """How a program that is not Python says that it breaks off."""
 
 
+BEGINNINGS = {"<module>", "_run_module_as_main", "_bootstrap", "_wrap"}
+"""The functions in which a program, and a process that it started, begin."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Frame:
     """A place in a source file."""
@@ -70,7 +74,10 @@ class Frame:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """A process failed with these words. ``since``: the first line of what belongs to it. ``frames``: outermost first."""
+    """A process failed with these words. ``since``: the first line of what belongs to it. ``frames``: outermost first.
+
+    ``went_on_from``: what stands before this line was followed by steps of the training before this failure; 0: unknown.
+    """
 
     line: int
     text: str
@@ -80,6 +87,12 @@ class Failure:
     step: int | None = None
     native: bool = False
     after_watchdog: bool = False
+    went_on_from: int = 0
+
+    @property
+    def rooted(self) -> bool:
+        """Whether its traceback begins where a program does: what is caught and printed begins where it was caught."""
+        return bool(self.frames) and self.frames[0].function in BEGINNINGS
 
     @property
     def follows(self) -> bool:

@@ -34,8 +34,9 @@ def origin_of(timeline: Timeline) -> Origin:
     """The first failure of a process's own."""
     ended = first_exit(timeline.exits)
     own = sorted((failure for failure in timeline.failures if failure.own), key=lambda failure: failure.line)
-    failure = next((one for one in own if ended and ended.root and one.speaker.rank == ended.rank is not None), None)
-    failure = failure or (own[0] if own else None)
+    last = [one for one in own if not _went_by(one, own, ended, timeline)]
+    failure = next((one for one in last if ended and ended.root and one.speaker.rank == ended.rank is not None), None)
+    failure = failure or (last[0] if last else None)
     if failure:
         if not failure.frames:
             frames = next((other.frames for other in own if other.frames and alike(other, failure)), ())
@@ -50,6 +51,22 @@ def origin_of(timeline: Timeline) -> Origin:
     if ended and not where and _is_one_of_several(ended.host, timeline):
         where = ended.host
     return Origin(ended=ended, where=where, activity=activity((), timeline.step) if ended else "")
+
+
+def _went_by(failure: Failure, own: list[Failure], ended: Exit | None, timeline: Timeline) -> bool:
+    """Whether the program went on after a failure, until a later one, or until another process ended first."""
+    later = [other for other in own if other.line > failure.line and not alike(other, failure)]
+    if any(other.went_on_from > failure.line for other in later):
+        return True
+    recovered = timeline.is_recovered(failure.line, failure.speaker)
+    if later and recovered:
+        return True
+    if failure.rooted or failure.native:
+        return False
+    if any(other.rooted and same_process(other.speaker, failure.speaker) for other in later):
+        return True
+    another = ended is not None and ended.root and failure.speaker.rank not in {None, ended.rank}
+    return another and (recovered or failure.line < timeline.went_on_to_exit)
 
 
 def first_exit(exits: list[Exit]) -> Exit | None:

@@ -318,6 +318,8 @@ class Scan:
             timeline.no_number(self.raw, self.lines)
         elif event is Event.WATCHDOG:
             timeline.give_up(self.raw, self.lines)
+        elif event is Event.RECOVERED:
+            timeline.recover(self.raw, self.lines)
         elif event is Event.MISSING:
             timeline.wait(text)
         elif event is Event.WORK:

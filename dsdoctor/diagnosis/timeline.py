@@ -26,6 +26,9 @@ UNSAID, MESSAGE_LINES = re.compile(r":$|\d validation errors? for "), 3
 JUST_BEFORE = 16
 """So many lines back stands at most what the same process wrote just before a traceback, where several write in turns."""
 
+JUST_BEHIND = 5
+"""So many lines behind a failure a program says at most that it goes on."""
+
 A_CERTIFICATE = "certificate"
 """A server that was not trusted. What goes on with losses did not need it."""
 
@@ -114,6 +117,9 @@ class Timeline:
     went_on_until: int = 0
     """Up to which line, at least, steps of training followed before that, or before the end."""
 
+    recoveries: list[tuple[int, Speaker]] = field(default_factory=list)
+    """Lines by which a process says that it goes on."""
+
     steps_since_exit: int = 0
     survived_exit: int = 0
     """The line of the last exit after which the training went on, as it does where a launcher starts its workers again."""
@@ -125,6 +131,9 @@ class Timeline:
     """How many more lines belong to the message of the last failure, this one included."""
 
     suite: Suite = field(default_factory=Suite)
+    went_on_to_exit: int = 0
+    """What stands before this line was followed by steps of the training before a process ended first."""
+
     asked_for_exits: int = 0
     numbered: int = 0
     sampled: int = 0
@@ -193,7 +202,8 @@ class Timeline:
             return
         if len(self.failures) < MOST_WATCHED:
             back = RECENT if len(self.failures) < FULLY_DATED else RECENT // 8
-            failure = replace(failure, step=last_step(islice(self._before(failure), back)))
+            before = list(islice(self._before(failure), back))
+            failure = replace(failure, step=last_step(before), went_on_from=_went_on_from(before, failure.since))
             self._note_progress(self._before(failure), failure.since)
             self.watched.append(Watched(failure))
         self.failures.append(failure)
@@ -236,6 +246,8 @@ class Timeline:
             return
         if ended := exit_of(text, line, lambda: [_last_segment(raw) for raw in above()]):
             self._note_progress(reversed(self.recent), line)
+            if not self.exits:
+                self.went_on_to_exit = _went_on_from(reversed(self.recent), line)
             writer = self.speaker(raw)
             if ended.number is None:
                 ended = replace(ended, rank=writer.number, host=ended.host or writer.host)
@@ -270,6 +282,16 @@ class Timeline:
         if last and last.line == line:
             self.failures[-1] = replace(last, text=text)
 
+    def recover(self, raw: bytes, line: int) -> None:
+        """A process says that it tries again, or goes on without what failed."""
+        if len(self.recoveries) < MOST:
+            self.recoveries.append((line, self.speaker(raw)))
+
+    def is_recovered(self, line: int, speaker: Speaker | None) -> bool:
+        """Whether a process said, just behind this line, that it goes on."""
+        behind = [one for at, one in self.recoveries if line < at <= line + JUST_BEHIND]
+        return any(speaker is None or same_process(one, speaker) for one in behind)
+
     def note_collective(self, text: str) -> None:
         """A line of a watchdog about a collective."""
         if not self.collectives:
@@ -301,6 +323,8 @@ class Timeline:
     def finish(self, line: int) -> None:
         """The log has ended."""
         self._note_progress(reversed(self.recent), line)
+        if not self.exits and not self.failures:
+            self.went_on_until = max(self.went_on_until, _went_on_from(reversed(self.recent), line))
 
     @property
     def ranks(self) -> set[int]:
@@ -339,6 +363,12 @@ class Timeline:
         for watched in [one for one in self.watched if one.steps >= WENT_ON]:
             self.survived.append(watched.failure)
             self._drop(watched.failure.line)
+
+
+def _went_on_from(lines: Iterable[bytes], before: int) -> int:
+    """The line of the third last step before a line; 0 where there are fewer. ``lines``: those before it, the last one first."""
+    steps = (age for age, raw in enumerate(lines, 1) if STEP.search(raw[-400:]) or FINITE.search(raw[-400:]))
+    return before - next(islice(steps, WENT_ON - 1, None), before)
 
 
 def _indented(raw: bytes, text: str) -> bool:
