@@ -117,7 +117,7 @@ class Timeline:
     went_on_until: int = 0
     """Up to which line, at least, steps of training followed before that, or before the end."""
 
-    recoveries: list[tuple[int, Speaker]] = field(default_factory=list)
+    recoveries: deque[tuple[int, Speaker]] = field(default_factory=lambda: deque(maxlen=MOST))
     """Lines by which a process says that it goes on."""
 
     steps_since_exit: int = 0
@@ -284,8 +284,7 @@ class Timeline:
 
     def recover(self, raw: bytes, line: int) -> None:
         """A process says that it tries again, or goes on without what failed."""
-        if len(self.recoveries) < MOST:
-            self.recoveries.append((line, self.speaker(raw)))
+        self.recoveries.append((line, self.speaker(raw)))
 
     def is_recovered(self, line: int, speaker: Speaker | None) -> bool:
         """Whether a process said, just behind this line, that it goes on."""
