@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from dsdoctor.diagnosis.exits import Exit
 from dsdoctor.diagnosis.failures import Failure
@@ -20,6 +21,10 @@ CUT = 60
 """So many letters of a message that a terminal cut are enough to know it by."""
 
 
+COMPARED = 64
+"""So many of the first, and of the last, failures of a log are compared with each other."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Origin:
     """Where it began. ``failure``: the first own exception or crash; ``ended``: how the first process ended."""
@@ -34,9 +39,10 @@ def origin_of(timeline: Timeline) -> Origin:
     """The first failure of a process's own."""
     ended = first_exit(timeline.exits)
     own = sorted((failure for failure in timeline.failures if failure.own), key=lambda failure: failure.line)
-    last = [one for one in own if not _went_by(one, own, ended, timeline)]
-    failure = next((one for one in last if ended and ended.root and one.speaker.rank == ended.rank is not None), None)
-    failure = failure or (last[0] if last else None)
+    some = own if len(own) <= 2 * COMPARED else [*own[:COMPARED], *own[-COMPARED:]]
+    last = (one for one in some if not _went_by(one, some, ended, timeline))
+    of_the_root = [one for one in some if ended and ended.root and one.speaker.rank == ended.rank is not None]
+    failure = next((one for one in of_the_root if not _went_by(one, some, ended, timeline)), None) or next(last, None)
     if failure:
         if not failure.frames:
             frames = next((other.frames for other in own if other.frames and alike(other, failure)), ())
@@ -96,6 +102,7 @@ def alike(one: Failure, other: Failure) -> bool:
     return long == short or (len(short) >= CUT and long.startswith(short))
 
 
+@lru_cache(maxsize=4 * COMPARED)
 def _words(text: str) -> str:
     return re.sub(r"\d+|0x[0-9a-f]+", "", text)[:100]
 
