@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from dsdoctor.core.finding import has_error
 from tests.diagnosis.reading import diagnose
 from tests.each import each
@@ -112,12 +114,23 @@ STEPS_OF = (
 )
 
 
+OTHER_SERVERS = [(warned, end) for warned in WARNED for end in (OTHERS if warned != "pip" else (NOT_REACHED[0], THERE))]
+
+
+@each(("warned", "end"), OTHER_SERVERS[::4])
+def test_the_certificate_of_another_server_is_none_in_a_sample(warned: str, end: str) -> None:
+    told_without_the_certificate(warned, end, PROBLEMS[0])
+
+
+@pytest.mark.slow
 @each("problem", PROBLEMS)
-@each(
-    ("warned", "end"),
-    [(warned, end) for warned in WARNED for end in (OTHERS if warned != "pip" else (NOT_REACHED[0], THERE))],
-)
+@each(("warned", "end"), OTHER_SERVERS)
 def test_the_certificate_of_another_server_is_none(warned: str, end: str, problem: str) -> None:
+    told_without_the_certificate(warned, end, problem)
+
+
+def told_without_the_certificate(warned: str, end: str, problem: str) -> None:
+    """What is told is what is told without the certificate."""
     verify = VERIFY.format(problem)
     said = [line.format(verify=verify, problem=problem) for line in WARNED[warned]]
     right = diagnose([*TRACEBACK, end]).findings[0].rule
