@@ -37,6 +37,11 @@ LAUNCHER = re.compile(
 )
 """The launcher's own exception, which names no cause."""
 
+PASSES_ON = re.compile(
+    r"(?:\w{1,60}\.){0,6}(?:(?:Base)?ExceptionGroup|ProcessRaisedException|PythonException|RayTaskError)\b"
+)
+"""An exception whose message is the traceback of another one, which stands below."""
+
 NATIVE = re.compile(
     r"terminate called (?:after throwing an instance of '(?P<type>[^']{1,160})'|without an active exception)"
     r"|Assertion [`'\"].{1,400}?['\"]? failed|Assertion failed: |^Fatal Python error: (?P<fatal>.{1,80})"
@@ -63,7 +68,7 @@ class Frame:
     def own(self) -> bool:
         """Whether it is the user's: of no installed package."""
         return not re.search(
-            r"site-packages|dist-packages|^<|[/\\]lib[/\\]python3"
+            r"site-packages|dist-packages|^<|\.p(?:yx|xi)$|[/\\]lib[/\\]python3"
             r"|[/\\]deepspeed[/\\](?:runtime|ops|comm|moe|sequence|inference|module_inject|launcher|utils|checkpoint)[/\\]",
             self.path,
         )

@@ -90,6 +90,8 @@ def _of_causes(causes: list[Hit], notes: list[Finding], facts: Facts, read: Scan
     elif first.rule.id == "collectives-differ":
         findings[0] = with_modules(findings[0], first, facts)
     findings[0] = _with_what_came_before(findings[0], first, origin)
+    if mine and not follows:
+        findings[0] = _with_the_place(findings[0], origin)
     return Verdict(
         outcome=LogOutcome.CAUSE,
         findings=(*findings, *notes),
@@ -97,6 +99,14 @@ def _of_causes(causes: list[Hit], notes: list[Finding], facts: Facts, read: Scan
         activity=origin.activity if mine else "",
         follows=follows,
     )
+
+
+def _with_the_place(finding: Finding, origin: Origin) -> Finding:
+    """The cause, with the place in the user's own files where it arose."""
+    frame = origin.failure.frame if origin.failure else None
+    if frame is None or not frame.own or f"{frame.path}:{frame.line}" in finding.title:
+        return finding
+    return replace(finding, evidence=(*finding.evidence, f"your code stood at {frame}"))
 
 
 def _with_what_came_before(finding: Finding, first: Hit, origin: Origin) -> Finding:

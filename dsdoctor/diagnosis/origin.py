@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from dsdoctor.diagnosis.exits import Exit
-from dsdoctor.diagnosis.failures import Failure
+from dsdoctor.diagnosis.failures import PASSES_ON, Failure
 from dsdoctor.diagnosis.models import Hit
 from dsdoctor.diagnosis.speakers import Speaker, same_process
 from dsdoctor.diagnosis.stages import activity
@@ -16,6 +16,9 @@ FROM_OUTSIDE = {1, 2, 15}
 
 MESSAGE = 60
 """Over how many lines the message of an exception may go on."""
+
+MESSAGE_BEGINS = 8
+"""Within so many lines the traceback begins that another exception passes on."""
 
 CUT = 60
 """So many letters of a message that a terminal cut are enough to know it by."""
@@ -44,6 +47,7 @@ def origin_of(timeline: Timeline) -> Origin:
     of_the_root = [one for one in some if ended and ended.root and one.speaker.rank == ended.rank is not None]
     failure = next((one for one in of_the_root if not _went_by(one, some, ended, timeline)), None) or next(last, None)
     if failure:
+        failure = _passed_on(failure, own)
         if not failure.frames:
             frames = next((other.frames for other in own if other.frames and alike(other, failure)), ())
             failure = replace(failure, frames=frames)
@@ -73,6 +77,14 @@ def _went_by(failure: Failure, own: list[Failure], ended: Exit | None, timeline:
         return True
     another = ended is not None and ended.root and failure.speaker.rank not in {None, ended.rank}
     return another and (recovered or failure.line < timeline.went_on_to_exit)
+
+
+def _passed_on(failure: Failure, own: list[Failure]) -> Failure:
+    """The exception that another one only passes on, its traceback in its own message."""
+    if not PASSES_ON.match(failure.text):
+        return failure
+    below = (one for one in own if failure.line < one.line and one.since <= failure.line + MESSAGE_BEGINS)
+    return next((one for one in below if same_process(one.speaker, failure.speaker)), failure)
 
 
 def first_exit(exits: list[Exit]) -> Exit | None:

@@ -101,6 +101,7 @@ class Scan:
             return
         tokens = words_of(raw)
         if not tokens and not raw.strip(BLANK):
+            self.timeline.recent.append(raw)
             return
         words = self.index.words
         if self.traceback_since or self.wrapped.text or not words.keys().isdisjoint(tokens) or not raw.isascii():

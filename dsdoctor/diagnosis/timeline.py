@@ -38,6 +38,9 @@ WENT_ON = 3
 REPORTED = re.compile(r"\b(?:WARNING|WARN|INFO|DEBUG)\b.{0,160}Traceback \(")
 """A traceback within a message of a logger, of something that the program bore."""
 
+INSET = ("traceback :", "+ Exception Group", "| Traceback")
+"""How a traceback begins whose lines all stand further in: in torchrun's summary, and in a group of exceptions."""
+
 IGNORED = b"Exception ignored "
 """How Python begins what it says of an exception that nobody could take."""
 
@@ -166,7 +169,7 @@ class Timeline:
         handled = handled or (
             text.startswith("Traceback") and bool(REPORTED.search(raw[:200].decode("utf-8", "replace")))
         )
-        self.tracebacks.begin(self.speaker(raw), line, handled=handled, inset=text.startswith("traceback :"))
+        self.tracebacks.begin(self.speaker(raw), line, handled=handled, inset=text.startswith(INSET))
 
     def is_reported(self, raw: bytes, line: int) -> bool:
         """Whether an exception was only reported: in a warning, or by Python, which ignores what a destructor raises."""
