@@ -44,7 +44,7 @@ def diagnosis_of(read: Scan, *, name: str = "") -> Diagnosis:
     hits = sorted(_best_of_each_rule(found, survived), key=_rank)
     verdict = judge(hits, facts, read, origin_of(read.timeline))
     findings = _placed(verdict)
-    if read.partly:
+    if read.partly.lines:
         # it may be about the cause, unless that was found
         severity = Severity.NOTE if verdict.outcome is LogOutcome.CAUSE else Severity.WARNING
         findings.append(partly_searched(read, severity))

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from dsdoctor.diagnosis.clean import segments
+from dsdoctor.diagnosis.clean import last_segment
 from dsdoctor.diagnosis.exits import Exit, exit_of
 from dsdoctor.diagnosis.failures import NATIVE, Failure
+from dsdoctor.diagnosis.losses import FINITE, Series
 from dsdoctor.diagnosis.speakers import Speaker, same_process, speaker_of
 from dsdoctor.diagnosis.stages import STEP, last_step
 from dsdoctor.diagnosis.suites import Suite
@@ -55,25 +56,6 @@ BY_WATCHDOG = re.compile(
 A_TASK = re.compile(rb" {0,3}\d{1,5}: ")
 TASK_LINES, TASK_SAMPLE = 0.8, 2000
 """What share of the first lines has a number in front where srun labelled them."""
-
-NAN_LOSS = re.compile(rb"\bloss['\"]?[\])]?\s{0,3}[:=]?\s{0,3}(?:tensor\()?['\"]?-?nan\b", re.IGNORECASE)
-NAN_NORM = re.compile(rb"\bgrad_?(?:ient_?)?norm['\"]?\s{0,3}[:=]?\s{0,3}(?:tensor\()?['\"]?-?nan\b", re.IGNORECASE)
-ZERO_LOSS = re.compile(rb"\bloss['\"]?\s{0,3}[:=]\s{0,3}['\"]?0(?:\.0{1,9})?(?![\d.])", re.IGNORECASE)
-FINITE = re.compile(rb"\bloss['\"]?[\])]?\s{0,3}[:=]?\s{0,3}(?:tensor\()?['\"]?\d{1,9}(?:\.\d{1,20})?\b", re.IGNORECASE)
-
-
-@dataclass
-class Series:
-    """Losses, or gradient norms, that are no numbers."""
-
-    count: int = 0
-    first: int = 0
-    last: int = 0
-    text: str = ""
-    step: int | None = None
-    of_norms: bool = False
-    before: str = ""
-    """The step before, where its gradient was no number and its loss was one."""
 
 
 @dataclass
@@ -217,7 +199,7 @@ class Timeline:
         for raw in batch[: self.unsaid]:
             last = self.failures[-1] if self.failures else None
             if last and self.unsaid < MESSAGE_LINES and same_process(self.speaker(raw), last.speaker):
-                self.failures[-1] = replace(last, text=f"{last.text} {_last_segment(raw)[:160]}")
+                self.failures[-1] = replace(last, text=f"{last.text} {last_segment(raw)[:160]}")
             self.unsaid -= 1
 
     def _drop(self, line: int) -> None:
@@ -247,7 +229,7 @@ class Timeline:
         """A line that may say how a process ended."""
         if self.has_exits_enough:
             return
-        if ended := exit_of(text, line, lambda: [_last_segment(raw) for raw in above()]):
+        if ended := exit_of(text, line, lambda: [last_segment(raw) for raw in above()]):
             self._note_progress(reversed(self.recent), line)
             if not self.exits:
                 self.went_on_to_exit = _went_on_from(reversed(self.recent), line)
@@ -300,27 +282,6 @@ class Timeline:
             self.before_waiting = list(self.recent)
         if len(self.collectives) < MOST:
             self.collectives.append(text[:600])
-
-    def no_number(self, raw: bytes, line: int) -> None:
-        """A line with nan, perhaps that of a loss."""
-        of_norms = not NAN_LOSS.search(raw)
-        if of_norms and not NAN_NORM.search(raw):
-            return
-        series = self.nans
-        if of_norms and FINITE.search(raw) and not ZERO_LOSS.search(raw):
-            if not series.count:
-                series.before = _last_segment(raw)[:200]
-            return  # why: fp16 finds its loss scale by steps whose gradients overflow, and skips them
-        if not series.count:
-            step = last_step([raw, *reversed(self.recent)])
-            series.first, series.text, series.step, series.of_norms = line, _last_segment(raw)[:200], step, of_norms
-        series.count += 1
-        series.last = line
-
-    def finite_again(self, last_line: int) -> bool:
-        """Whether a loss after the last nan is a number."""
-        after = list(self.recent)[-(last_line - self.nans.last) :] if last_line > self.nans.last else []
-        return any(FINITE.search(raw) and not NAN_LOSS.search(raw) and not ZERO_LOSS.search(raw) for raw in after)
 
     def finish(self, line: int) -> None:
         """The log has ended."""
@@ -378,7 +339,3 @@ def _indented(raw: bytes, text: str) -> bool:
     head = raw.decode("utf-8", "replace")
     place = head.find(text[:20])
     return place >= 2 and head[place - 2 : place] in ("  ", " \t", "\t\t", ": ") and head[place - 2] in " \t"
-
-
-def _last_segment(raw: bytes) -> str:
-    return (segments(raw) or [""])[-1]

@@ -1,6 +1,6 @@
 """Exceptions of users' code that no rule knows, in the forms in which programs print them: form x label x what is cut off.
 
-``python -m tests.diagnosis.exceptions [--names N]`` prints how often the verdict has not the exception's own words, its place and its rank.
+``python -m tests.diagnosis.exceptions [--names N]`` prints how often the verdict lacks its own words, its place or its rank.
 """
 
 from __future__ import annotations

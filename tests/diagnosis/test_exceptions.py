@@ -1,4 +1,4 @@
-"""An exception of users' code that no rule knows is told with its own words, the user's place, rank and step, however it is printed."""
+"""An exception that no rule knows is told with its own words, the user's place, rank and step, however it is printed."""
 
 import pytest
 
