@@ -176,7 +176,8 @@ MARKS = (
         "reconnecting reconnected using+default using+instead disabled+is disabling",
         pattern=r"\b[Rr]etrying\b|\b[Ww]ill retry\b|\b[Tt]rying again\b|\b[Ss]ucceeded (?:after|on|at|in)\b"
         r"|\battempts?\b.{0,20}(?:: ok|succeeded)|\bok after \d|\b[Rr]etry succeeded|\b[Ff](?:alling|ell) back\b|\bis skipped"
-        r"|\b[Ss]kipping\b|\b[Ss]kipped (?!step)|\b(?:[Gg]o(?:ing|es)|[Cc]ontinuing) (?:on )?without\b|\b[Cc]ontinuing anyway"
+        r"|\b[Ss]kipping (?!incompatible)|\b[Ss]kipped (?!step)"
+        r"|\b(?:[Gg]o(?:ing|es)|[Cc]ontinuing) (?:on )?without\b|\b[Cc]ontinuing anyway"
         r"|\b[Rr]econnect(?:ing|ed)\b|\b[Uu]sing .{0,40}(?:\binstead\b|\bdefault\b)|\bis disabled|\b[Dd]isabling\b",
     ),
     Mark(

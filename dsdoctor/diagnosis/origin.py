@@ -69,7 +69,7 @@ def _went_by(failure: Failure, own: list[Failure], ended: Exit | None, timeline:
     if any(other.went_on_from > failure.line for other in later):
         return True
     recovered = timeline.is_recovered(failure.line, failure.speaker)
-    if later and recovered:
+    if recovered and (later or _goes_wrong_after(failure, ended, timeline)):
         return True
     if failure.rooted or failure.native:
         return False
@@ -77,6 +77,13 @@ def _went_by(failure: Failure, own: list[Failure], ended: Exit | None, timeline:
         return True
     another = ended is not None and ended.root and failure.speaker.rank not in {None, ended.rank}
     return another and (recovered or failure.line < timeline.went_on_to_exit)
+
+
+def _goes_wrong_after(failure: Failure, ended: Exit | None, timeline: Timeline) -> bool:
+    """Whether ranks waited in vain after a failure, or a process was ended by a signal that nobody sent from outside."""
+    if ended is not None and ended.line > failure.line and ended.signal and ended.signal not in FROM_OUTSIDE:
+        return True
+    return any(other.follows and other.line > failure.line for other in timeline.failures)
 
 
 def _passed_on(failure: Failure, own: list[Failure]) -> Failure:

@@ -43,7 +43,8 @@ def standing(causes: list[Hit], read: Scan, origin: Origin) -> tuple[list[Hit], 
     """The hits that may be the cause, and those that only follow, were survived, or are of a later failure."""
     own = [failure for failure in read.timeline.failures if failure.own]
     same = [failure for failure in own if origin.failure and alike(failure, origin.failure)]
-    told = any(belongs(hit, failure) for hit in read.hits.values() for failure in same)
+    told = {hit.rule.id for hit in read.hits.values() for failure in same if belongs(hit, failure)}
+    kept = told.union(*(hit.rule.explained_by for hit in causes))
     left = [
         hit
         for hit in causes
@@ -52,9 +53,10 @@ def standing(causes: list[Hit], read: Scan, origin: Origin) -> tuple[list[Hit], 
             or was_survived(hit, read)
             or (not told and _is_later(hit, origin))
             or _is_only_said(hit, origin, read)
-            or (not told and _was_left_behind_by(hit, origin, read))
+            or (hit.rule.id not in kept and _was_left_behind_by(hit, origin, read))
         )
     ]
+    left = _without_recovered(left, kept, read, origin)
     return left, [hit for hit in causes if hit not in left]
 
 
@@ -146,6 +148,19 @@ def _was_left_behind_by(hit: Hit, origin: Origin, read: Scan) -> bool:
         return failure.rooted
     first = origin.ended is not None and origin.ended.root and origin.ended.rank == failure.speaker.rank
     return first and hit.speaker.number is not None
+
+
+def _without_recovered(hits: list[Hit], kept: set[str], read: Scan, origin: Origin) -> list[Hit]:
+    """The hits without those just behind which a process said that it goes on, where something else may be the cause."""
+    left = [
+        hit
+        for hit in hits
+        if hit.signature.persists
+        or hit.rule.id in kept
+        or not read.timeline.is_recovered(max(hit.line, hit.latest), hit.speaker)
+    ]
+    killed = origin.ended is not None and origin.ended.signal is not None and origin.ended.signal not in FROM_OUTSIDE
+    return left if left or killed else hits
 
 
 def was_left_behind(line: int, speaker: Speaker | None, failure: Failure, read: Scan) -> bool:
