@@ -44,7 +44,8 @@ def standing(causes: list[Hit], read: Scan, origin: Origin) -> tuple[list[Hit], 
     own = [failure for failure in read.timeline.failures if failure.own]
     same = [failure for failure in own if origin.failure and alike(failure, origin.failure)]
     told = {hit.rule.id for hit in read.hits.values() for failure in same if belongs(hit, failure)}
-    kept = told.union(*(hit.rule.explained_by for hit in causes))
+    borne = origin.failure is not None and read.timeline.is_recovered(origin.failure.line, origin.failure.speaker)
+    kept = (set() if borne else told).union(*(hit.rule.explained_by for hit in causes))
     left = [
         hit
         for hit in causes
