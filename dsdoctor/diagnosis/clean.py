@@ -106,6 +106,11 @@ def segments(raw: bytes) -> list[str]:
     return [clean(part) for part in text.strip("\r\n").split("\r")[-SEGMENTS:] if part.strip()]
 
 
+def last_segment(raw: bytes) -> str:
+    """What of a line is on the screen in the end."""
+    return (segments(raw) or [""])[-1]
+
+
 def clean(text: str) -> str:
     """One text without colours and prefixes.
 

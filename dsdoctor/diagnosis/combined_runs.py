@@ -180,6 +180,20 @@ def raised_by_the_data(hits: list[Hit], __: Facts, scan: Scan) -> Iterator[Hit]:
             return
 
 
+def raised_while_a_table_was_made(hits: list[Hit], __: Facts, scan: Scan) -> Iterator[Hit]:
+    """datasets only says that it could make no table: the exception for which it says so stands above, with its own frames."""
+    for hit in (
+        hit for hit in hits if hit.rule.id == "dataset-unreadable" and "while generating the dataset" in hit.text
+    ):
+        inner = next((one for one in scan.timeline.failures if one.since <= hit.line != one.line < hit.line), None)
+        if inner and inner.frames and inner.frames[-1].own and not _is_known(inner, hits):
+            title = "the data set's own code raised {words}{at}, while its table was made"
+            groups = {"words": inner.text[:200], "at": f", at {inner.frame}"}
+            found = combined_hit("dataset-unreadable", Line(inner.line, inner.text), title, Tier.NAMED, groups)
+            yield replace(found, speaker=inner.speaker)
+            return
+
+
 def _is_known(inner: Failure, hits: list[Hit]) -> bool:
     """Whether a rule knows the data set's own exception, and says more of it."""
     return any(hit.line == inner.line and hit.precise and hit.rule.id != "data-worker-failed" for hit in hits)
@@ -270,6 +284,7 @@ RUN_COMBINATIONS = (
     warned_of_before,
     words_of_a_kernel,
     raised_by_the_data,
+    raised_while_a_table_was_made,
     nan_before_sampling,
     state_lost_under_zero,
 )

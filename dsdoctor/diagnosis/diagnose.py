@@ -12,11 +12,12 @@ from dsdoctor.diagnosis.combined import combined_hits
 from dsdoctor.diagnosis.failures import LOST
 from dsdoctor.diagnosis.findings import partly_searched
 from dsdoctor.diagnosis.json_lines import JsonLines
-from dsdoctor.diagnosis.judgement import Verdict, judge, was_survived
+from dsdoctor.diagnosis.judgement import Verdict, judge
 from dsdoctor.diagnosis.models import Diagnosis, Hit, LogOutcome, Tier
 from dsdoctor.diagnosis.origin import origin_of
 from dsdoctor.diagnosis.possible import Possible
 from dsdoctor.diagnosis.scan import Scan, scan
+from dsdoctor.diagnosis.standing import was_survived
 
 NUMBERED = re.compile(r"^((?:before it, |\d{1,9} such lines, the last one is )?line )(\d{1,12})\b")
 """How evidence names a line of the log."""
@@ -43,7 +44,7 @@ def diagnosis_of(read: Scan, *, name: str = "") -> Diagnosis:
     hits = sorted(_best_of_each_rule(found, survived), key=_rank)
     verdict = judge(hits, facts, read, origin_of(read.timeline))
     findings = _placed(verdict)
-    if read.partly:
+    if read.partly.lines:
         # it may be about the cause, unless that was found
         severity = Severity.NOTE if verdict.outcome is LogOutcome.CAUSE else Severity.WARNING
         findings.append(partly_searched(read, severity))

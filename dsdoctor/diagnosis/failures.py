@@ -37,6 +37,11 @@ LAUNCHER = re.compile(
 )
 """The launcher's own exception, which names no cause."""
 
+PASSES_ON = re.compile(
+    r"(?:\w{1,60}\.){0,6}(?:(?:Base)?ExceptionGroup|ProcessRaisedException|PythonException|RayTaskError)\b"
+)
+"""An exception whose message is the traceback of another one, which stands below."""
+
 NATIVE = re.compile(
     r"terminate called (?:after throwing an instance of '(?P<type>[^']{1,160})'|without an active exception)"
     r"|Assertion [`'\"].{1,400}?['\"]? failed|Assertion failed: |^Fatal Python error: (?P<fatal>.{1,80})"
@@ -44,6 +49,10 @@ NATIVE = re.compile(
     r"|\*\*\* stack smashing detected|\.(?:cc|cpp|cu|h):\d{1,6}\S{0,4} {0,3}Check failed: |NVRM: Xid"
 )
 """How a program that is not Python says that it breaks off."""
+
+
+BEGINNINGS = {"<module>", "_run_module_as_main", "_bootstrap", "_wrap"}
+"""The functions in which a program, and a process that it started, begin."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +68,7 @@ class Frame:
     def own(self) -> bool:
         """Whether it is the user's: of no installed package."""
         return not re.search(
-            r"site-packages|dist-packages|^<|[/\\]lib[/\\]python3"
+            r"site-packages|dist-packages|^<|\.p(?:yx|xi)$|[/\\]lib[/\\]python3"
             r"|[/\\]deepspeed[/\\](?:runtime|ops|comm|moe|sequence|inference|module_inject|launcher|utils|checkpoint)[/\\]",
             self.path,
         )
@@ -70,7 +79,10 @@ class Frame:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """A process failed with these words. ``since``: the first line of what belongs to it. ``frames``: outermost first."""
+    """A process failed with these words. ``since``: the first line of what belongs to it. ``frames``: outermost first.
+
+    ``went_on_from``: what stands before this line was followed by steps of the training before this failure; 0: unknown.
+    """
 
     line: int
     text: str
@@ -80,6 +92,12 @@ class Failure:
     step: int | None = None
     native: bool = False
     after_watchdog: bool = False
+    went_on_from: int = 0
+
+    @property
+    def rooted(self) -> bool:
+        """Whether its traceback begins where a program does: what is caught and printed begins where it was caught."""
+        return bool(self.frames) and self.frames[0].function in BEGINNINGS
 
     @property
     def follows(self) -> bool:

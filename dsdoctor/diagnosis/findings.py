@@ -136,12 +136,12 @@ def unexplained(line: Line, facts: Facts, origin: Origin) -> Finding:
 
 def partly_searched(read: Scan, severity: Severity) -> Finding:
     """Lines that were too long, or had words of too many rules, to be searched whole."""
-    others = read.partly - 1
+    others = read.partly.lines - 1
     more = (f"and {others} more {'line' if others == 1 else 'lines'}",) if others else ()
     return Finding(
         rule="line-partly-searched",
         severity=severity,
-        title=f"of line {read.records.line_of_file(read.first_partly)} only the head and the tail were searched: it is too long "
+        title=f"of line {read.records.line_of_file(read.partly.first)} only the head and the tail were searched: it is too long "
         "and has words of many rules",
         evidence=more,
         fix=Fix(

@@ -9,43 +9,26 @@ from dataclasses import dataclass, replace
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.diagnosis.combined_runs import of_one_server
 from dsdoctor.diagnosis.endings import ended_by_signal, ended_without_words, interrupted
-from dsdoctor.diagnosis.exits import Exit
-from dsdoctor.diagnosis.failures import FOLLOWS, LOST
+from dsdoctor.diagnosis.failures import LOST
 from dsdoctor.diagnosis.findings import echoes_only, empty, finding_of, note_of, unexplained
 from dsdoctor.diagnosis.marks import Event
 from dsdoctor.diagnosis.models import Facts, Hit, Line, LogOutcome, Stage, Tier
-from dsdoctor.diagnosis.origin import FROM_OUTSIDE, Origin, alike, belongs, where_hit
+from dsdoctor.diagnosis.origin import FROM_OUTSIDE, Origin, belongs, where_hit
 from dsdoctor.diagnosis.scan import Scan
-from dsdoctor.diagnosis.speakers import same_process
-from dsdoctor.diagnosis.successes import failed_at, stopped_at, was_started_again, well_until, went_on_after
-from dsdoctor.diagnosis.timeline import MESSAGE_LINES
+from dsdoctor.diagnosis.standing import WAITING, is_of_a_build, standing, was_left_behind
+from dsdoctor.diagnosis.successes import failed_at, stopped_at, well_until, went_on_after
 from dsdoctor.diagnosis.unfinished import cut_off, losses_are_nan, steps_are_skipped
 from dsdoctor.diagnosis.waiting import with_modules, with_who_waited
 
-SIGABRT = 6
 NEAR_THE_END = 60
 """An exception or an error so close to the end, in lines, is what ended the log."""
 
-WAITING = {"nccl-collective-timeout", "nccl-network-interface", "rendezvous-incomplete"}
-"""Rules of what the other ranks print when a rank has ended."""
-
 CERTIFICATE = "certificate-out-of-date"
-OUT_OF_DATE = re.compile(r"certificate (?:is not yet valid|has expired)")
 VERSIONS = re.compile(r"\(from versions: (?!none\))")
 """The index had answered."""
 
 NEVER_ALONE = {"op-silently-skipped", CERTIFICATE}
 """Rules whose warnings are no cause because nothing else says what failed."""
-
-SAYS_ANOTHER_IS_GONE = re.compile(
-    f"{FOLLOWS.pattern}|unhandled system error|connectFullMesh|gloo/transport|ncclSystemError"
-)
-A_FAILURE = re.compile(
-    r"rror\b|ERROR|Exception|[Ff]ail|FAIL|[Cc]ould not|[Cc]annot|[Kk]illed|No such|not found|refused|fatal"
-)
-"""Words of a wording by which a program says that it fails. Others are told by loggers in the first place."""
-
-COMPLAINT = re.compile(r"rror\b|ERROR|Exception|[Ff]ailed|FAILED|could not")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +48,7 @@ def judge(hits: list[Hit], facts: Facts, read: Scan, origin: Origin) -> Verdict:
         return Verdict(outcome=LogOutcome.EMPTY, findings=(empty(read.lines),))
     causes, probes, echoes = _sorted_hits(hits, read)
     failed = _failed(read, echoes)
-    causes, demoted = _standing(causes, read, origin)
+    causes, demoted = standing(causes, read, origin)
     if failed and not causes:
         causes = _promoted(probes, echoes, read, origin)
     rules = {hit.rule.id for hit in causes}
@@ -107,6 +90,8 @@ def _of_causes(causes: list[Hit], notes: list[Finding], facts: Facts, read: Scan
     elif first.rule.id == "collectives-differ":
         findings[0] = with_modules(findings[0], first, facts)
     findings[0] = _with_what_came_before(findings[0], first, origin)
+    if mine and not follows:
+        findings[0] = _with_the_place(findings[0], origin)
     return Verdict(
         outcome=LogOutcome.CAUSE,
         findings=(*findings, *notes),
@@ -114,6 +99,14 @@ def _of_causes(causes: list[Hit], notes: list[Finding], facts: Facts, read: Scan
         activity=origin.activity if mine else "",
         follows=follows,
     )
+
+
+def _with_the_place(finding: Finding, origin: Origin) -> Finding:
+    """The cause, with the place in the user's own files where it arose."""
+    frame = origin.failure.frame if origin.failure else None
+    if frame is None or not frame.own or f"{frame.path}:{frame.line}" in finding.title:
+        return finding
+    return replace(finding, evidence=(*finding.evidence, f"your code stood at {frame}"))
 
 
 def _with_what_came_before(finding: Finding, first: Hit, origin: Origin) -> Finding:
@@ -141,12 +134,12 @@ def _of_a_failure(
         nan = losses_are_nan(read.timeline, read.last_line, facts)
         first = (nan, told) if nan else (told,)
         return Verdict(outcome=LogOutcome.CAUSE, findings=(*first, *notes), activity=origin.activity)
-    if failure and (failure.native or not _better_known(read)):
+    if failure and (failure.native or not _better_known(read, origin)):
         outcome = LogOutcome.RAISED if failure.raised_by_the_script else LogOutcome.UNEXPLAINED
         told = unexplained(Line(failure.line, failure.text), facts, origin)
         return Verdict(outcome=outcome, findings=(told, *notes), where=where, activity=doing)
     stopped = next((one for one in read.timeline.failures if "SignalException" in one.text), None)
-    if ended and ended.signal and not _better_known(read) and (ended.signal not in FROM_OUTSIDE or not stopped):
+    if ended and ended.signal and not _better_known(read, origin) and (ended.signal not in FROM_OUTSIDE or not stopped):
         rule = causes[0].rule.id if causes else "died-by-signal"
         return Verdict(
             outcome=LogOutcome.CAUSE,
@@ -160,109 +153,11 @@ def _of_a_failure(
         nan = losses_are_nan(read.timeline, read.last_line, facts)
         first = (nan, interrupted(origin, *line)) if nan else (interrupted(origin, *line),)
         return Verdict(outcome=LogOutcome.CAUSE, findings=(*first, *notes), activity=origin.activity)
-    if ended and not _better_known(read):
+    if ended and not _better_known(read, origin):
         told = ended_without_words(ended, origin)
         return Verdict(outcome=LogOutcome.ONLY_ECHOES, findings=(told, *notes), where=where, activity=doing)
     told = unexplained(_worst_line(read, echoes), facts, origin)
     return Verdict(outcome=LogOutcome.UNEXPLAINED, findings=(told, *notes))
-
-
-def _standing(causes: list[Hit], read: Scan, origin: Origin) -> tuple[list[Hit], list[Hit]]:
-    """The hits that may be the cause, and those that only follow, were survived, or are of a later failure."""
-    own = [failure for failure in read.timeline.failures if failure.own]
-    same = [failure for failure in own if origin.failure and alike(failure, origin.failure)]
-    told = any(belongs(hit, failure) for hit in read.hits.values() for failure in same)
-    standing = [
-        hit
-        for hit in causes
-        if not (
-            _follows(hit, read, origin)
-            or was_survived(hit, read)
-            or (not told and _is_later(hit, origin))
-            or _is_only_said(hit, origin, read)
-        )
-    ]
-    return standing, [hit for hit in causes if hit not in standing]
-
-
-def _follows(hit: Hit, read: Scan, origin: Origin) -> bool:
-    """Whether a line is only what a process prints when another one has ended."""
-    failure, ended = origin.failure, origin.ended
-    says_so = bool(SAYS_ANOTHER_IS_GONE.search(hit.text)) or hit.rule.id == "nccl-collective-timeout"
-    if failure and belongs(hit, failure) and (hit.line == failure.line or not says_so):
-        return False
-    if any(one.line == hit.line for one in read.timeline.exits):
-        return failure is not None and hit.tier is Tier.GENERIC
-    if hit.rule.id not in WAITING or hit.tier is not Tier.GENERIC or not says_so:
-        return False
-    if failure or Event.GPU_FAULT in read.first or (LOST.search(hit.text) and _ended_before(hit, read)):
-        return True
-    if not ended or ended.line == hit.line:
-        return False
-    if ended.signal:
-        return (ended.root or ended.signal not in FROM_OUTSIDE) and not (
-            ended.signal == SIGABRT and _gave_up(ended, read)
-        )
-    silent = ended.root and all(
-        one.speaker.rank not in {ended.rank, None} for one in read.timeline.failures if one.follows
-    )
-    return silent and any(one.follows for one in read.timeline.failures)
-
-
-def _ended_before(hit: Hit, read: Scan) -> bool:
-    """Whether the run had been stopped, or a build had failed, before a process said that another one is gone."""
-    stopped = stopped_at(read)
-    if stopped and stopped.number < hit.line:
-        return True
-    return any(other.tier is Tier.ECHO for other in read.hits.values())
-
-
-def _gave_up(ended: Exit, read: Scan) -> bool:
-    """Whether the process that broke off had waited in vain before: a watchdog ends its process by SIGABRT."""
-    if 0 < read.timeline.first_watchdog < ended.line:
-        # why: a launcher ends all ranks soon after one broke off by itself, long before a watchdog gives up
-        return True
-    waiting = [one.speaker for one in read.timeline.failures if one.follows and not LOST.search(one.text)]
-    return any(one.number in {ended.number, None} or ended.number is None for one in waiting)
-
-
-def was_survived(hit: Hit, read: Scan) -> bool:
-    """Whether the training went on after an error."""
-    persists = hit.signature.persists or hit.rule.id in {"op-silently-skipped", "fp16-loss-scale-floor"}
-    if persists:
-        return False
-    if was_started_again(max(hit.line, hit.latest), read):
-        return True
-    if hit.tier is Tier.GENERIC and max(hit.line, hit.latest) <= read.timeline.survived_exit:
-        return True
-    if OUT_OF_DATE.search(hit.text) and went_on_after(Line(max(hit.line, hit.latest), hit.text), read):
-        return True
-    if any(belongs(hit, one) and hit.latest <= one.line + MESSAGE_LINES for one in read.timeline.survived):
-        return True
-    return hit.line < read.timeline.went_on_until and bool(COMPLAINT.search(hit.text))
-
-
-def _is_later(hit: Hit, origin: Origin) -> bool:
-    """Whether another process says it after the first one had failed."""
-    failure = origin.failure
-    if not failure or hit.tier < Tier.NAMED or hit.line <= failure.line:
-        return False
-    one, other = hit.speaker.number, failure.speaker.number
-    return one is not None and other is not None and one != other
-
-
-def _is_only_said(hit: Hit, origin: Origin, read: Scan) -> bool:
-    """Whether a line only mentions what a process might fail of, and one failed of something else, or a training runs."""
-    if not hit.aside:
-        return False
-    if origin.failure:
-        # why: a message may have several lines, and quote another error
-        mine = same_process(hit.speaker, origin.failure.speaker)
-        last = origin.failure.line + (0 if hit.said or not mine else MESSAGE_LINES)
-        return not (origin.failure.line <= hit.line <= last)
-    if origin.ended is None:
-        return read.timeline.step is not None and bool(A_FAILURE.search(hit.sample))
-    return origin.ended.signal is not None
 
 
 def _only_an_exit(hit: Hit, origin: Origin, read: Scan) -> bool:
@@ -274,9 +169,14 @@ def _only_an_exit(hit: Hit, origin: Origin, read: Scan) -> bool:
     return same and (hit.tier is Tier.GENERIC or hit.text.endswith("Killed"))
 
 
-def _better_known(read: Scan) -> bool:
+def _better_known(read: Scan, origin: Origin) -> bool:
     """Whether a line of the GPU or of a compiler says more than the exception."""
-    return Event.GPU_FAULT in read.first or Event.COMPILER_ERROR in read.first
+    found = [read.first[event] for event in (Event.GPU_FAULT, Event.COMPILER_ERROR) if event in read.first]
+    failure = origin.failure
+    if failure is None or is_of_a_build(failure):
+        return bool(found)
+    before = [line.number for line in found if line.number <= failure.line]
+    return any(not was_left_behind(line, None, failure, read) for line in before)
 
 
 def _built(echoes: list[Hit], read: Scan, origin: Origin) -> bool:
@@ -305,7 +205,8 @@ def _failed(read: Scan, echoes: list[Hit]) -> bool:
     error_line = error_line if error_line >= read.timeline.went_on_until else 0
     near_the_end = error_line if error_line > read.last_line - NEAR_THE_END else 0
     ends = max((one.line for one in read.timeline.exits), default=0)
-    mark = failed if failed > read.timeline.survived_exit else 0
+    exited = any(one.line == failed for one in read.timeline.exits)
+    mark = failed if failed > max(read.timeline.survived_exit, 0 if exited else read.timeline.went_on_until) else 0
     certain = max(mark, repeated, crashed, ends)
     return max(certain, near_the_end) > well_until(read, certain)
 
@@ -330,8 +231,8 @@ def _promoted(probes: list[Hit], echoes: list[Hit], read: Scan, origin: Origin) 
     explained_elsewhere = trained or Event.COMPILER_ERROR in read.first or _not_an_echo(read.exception, echoes)
     about = [hit for hit in probes if hit.op in failed_ops] if failed_ops or explained_elsewhere else probes
     rules = {hit.rule.id for hit in about}
-    standing = [hit for hit in about if hit.rule.id not in NEVER_ALONE and not rules & set(hit.rule.explained_by)]
-    return [_as_cause(hit) for hit in standing[:1]]
+    left = [hit for hit in about if hit.rule.id not in NEVER_ALONE and not rules & set(hit.rule.explained_by)]
+    return [_as_cause(hit) for hit in left[:1]]
 
 
 def _as_cause(probe: Hit) -> Hit:
@@ -360,14 +261,14 @@ def _not_an_echo(line: Line | None, echoes: list[Hit]) -> Line | None:
 
 def _causes(causes: list[Hit], facts: Facts) -> list[Finding]:
     """The cause as an ERROR; its consequences, certain or possible, as NOTEs."""
-    standing = _by_standing(causes)
-    explained = [hit for hit in causes if hit not in standing]
-    first, rest = standing[0], standing[1:]
+    first_ones = _by_standing(causes)
+    explained = [hit for hit in causes if hit not in first_ones]
+    first, rest = first_ones[0], first_ones[1:]
     sure = first.tier <= Tier.NAMED
     findings = [finding_of(first, facts, Severity.ERROR)]
     for hit in rest:
         findings.append(finding_of(hit, facts, Severity.NOTE if sure and hit.tier is Tier.GENERIC else Severity.ERROR))
-    findings += [finding_of(hit, facts, Severity.NOTE) for hit in explained if hit not in standing]
+    findings += [finding_of(hit, facts, Severity.NOTE) for hit in explained]
     return sorted(findings, key=lambda finding: finding.severity is Severity.NOTE)
 
 

@@ -33,6 +33,7 @@ class Event(enum.Enum):
     BUILDING = "building"
     STOPPED = "stopped"
     WATCHDOG = "watchdog"
+    RECOVERED = "recovered"
     WORK = "work"
     SUITE_BEGAN = "suite began"
     SUITE_CAPTURED = "suite captured"
@@ -167,6 +168,17 @@ MARKS = (
         event=Event.STOPPED,
         words="main+received signalexception cancelled",
         pattern=r"Main process received SIG(?:TERM|INT|HUP)|SignalException: |CANCELLED AT",
+    ),
+    Mark(
+        event=Event.RECOVERED,
+        words="retrying will+retry again+trying attempt+ok attempts+succeeded attempts+ok attempt+succeeded retry+succeeded "
+        "falling+back fell+back skipped skipping going+without continuing+without goes+without continuing+anyway "
+        "reconnecting reconnected using+default using+instead disabled+is disabling",
+        pattern=r"\b[Rr]etrying\b|\b[Ww]ill retry\b|\b[Tt]rying again\b|\b[Ss]ucceeded (?:after|on|at|in)\b"
+        r"|\battempts?\b.{0,20}(?:: ok|succeeded)|\bok after \d|\b[Rr]etry succeeded|\b[Ff](?:alling|ell) back\b|\bis skipped"
+        r"|\b[Ss]kipping (?!incompatible)|\b[Ss]kipped (?!step)"
+        r"|\b(?:[Gg]o(?:ing|es)|[Cc]ontinuing) (?:on )?without\b|\b[Cc]ontinuing anyway"
+        r"|\b[Rr]econnect(?:ing|ed)\b|\b[Uu]sing .{0,40}(?:\binstead\b|\bdefault\b)|\bis disabled|\b[Dd]isabling\b",
     ),
     Mark(
         event=Event.WATCHDOG,

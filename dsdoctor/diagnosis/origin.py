@@ -2,9 +2,10 @@
 
 import re
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from dsdoctor.diagnosis.exits import Exit
-from dsdoctor.diagnosis.failures import Failure
+from dsdoctor.diagnosis.failures import PASSES_ON, Failure
 from dsdoctor.diagnosis.models import Hit
 from dsdoctor.diagnosis.speakers import Speaker, same_process
 from dsdoctor.diagnosis.stages import activity
@@ -16,8 +17,15 @@ FROM_OUTSIDE = {1, 2, 15}
 MESSAGE = 60
 """Over how many lines the message of an exception may go on."""
 
+MESSAGE_BEGINS = 8
+"""Within so many lines the traceback begins that another exception passes on."""
+
 CUT = 60
 """So many letters of a message that a terminal cut are enough to know it by."""
+
+
+COMPARED = 64
+"""So many of the first, and of the last, failures of a log are compared with each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +42,12 @@ def origin_of(timeline: Timeline) -> Origin:
     """The first failure of a process's own."""
     ended = first_exit(timeline.exits)
     own = sorted((failure for failure in timeline.failures if failure.own), key=lambda failure: failure.line)
-    failure = next((one for one in own if ended and ended.root and one.speaker.rank == ended.rank is not None), None)
-    failure = failure or (own[0] if own else None)
+    some = own if len(own) <= 2 * COMPARED else [*own[:COMPARED], *own[-COMPARED:]]
+    last = (one for one in some if not _went_by(one, some, ended, timeline))
+    of_the_root = [one for one in some if ended and ended.root and one.speaker.rank == ended.rank is not None]
+    failure = next((one for one in of_the_root if not _went_by(one, some, ended, timeline)), None) or next(last, None)
     if failure:
+        failure = _passed_on(failure, own)
         if not failure.frames:
             frames = next((other.frames for other in own if other.frames and alike(other, failure)), ())
             failure = replace(failure, frames=frames)
@@ -50,6 +61,37 @@ def origin_of(timeline: Timeline) -> Origin:
     if ended and not where and _is_one_of_several(ended.host, timeline):
         where = ended.host
     return Origin(ended=ended, where=where, activity=activity((), timeline.step) if ended else "")
+
+
+def _went_by(failure: Failure, own: list[Failure], ended: Exit | None, timeline: Timeline) -> bool:
+    """Whether the program went on after a failure, until a later one, or until another process ended first."""
+    later = [other for other in own if other.line > failure.line and not alike(other, failure)]
+    if any(other.went_on_from > failure.line for other in later):
+        return True
+    recovered = timeline.is_recovered(failure.line, failure.speaker)
+    if recovered and (later or _goes_wrong_after(failure, ended, timeline)):
+        return True
+    if failure.rooted or failure.native:
+        return False
+    if any(other.rooted and same_process(other.speaker, failure.speaker) for other in later):
+        return True
+    another = ended is not None and ended.root and failure.speaker.rank not in {None, ended.rank}
+    return another and (recovered or failure.line < timeline.went_on_to_exit)
+
+
+def _goes_wrong_after(failure: Failure, ended: Exit | None, timeline: Timeline) -> bool:
+    """Whether ranks waited in vain after a failure, or a process was ended by a signal that nobody sent from outside."""
+    if ended is not None and ended.line > failure.line and ended.signal and ended.signal not in FROM_OUTSIDE:
+        return True
+    return any(other.follows and other.line > failure.line for other in timeline.failures)
+
+
+def _passed_on(failure: Failure, own: list[Failure]) -> Failure:
+    """The exception that another one only passes on, its traceback in its own message."""
+    if not PASSES_ON.match(failure.text):
+        return failure
+    below = (one for one in own if failure.line < one.line and one.since <= failure.line + MESSAGE_BEGINS)
+    return next((one for one in below if same_process(one.speaker, failure.speaker)), failure)
 
 
 def first_exit(exits: list[Exit]) -> Exit | None:
@@ -79,6 +121,7 @@ def alike(one: Failure, other: Failure) -> bool:
     return long == short or (len(short) >= CUT and long.startswith(short))
 
 
+@lru_cache(maxsize=4 * COMPARED)
 def _words(text: str) -> str:
     return re.sub(r"\d+|0x[0-9a-f]+", "", text)[:100]
 

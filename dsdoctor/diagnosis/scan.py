@@ -10,15 +10,17 @@ from itertools import islice
 
 from dsdoctor.diagnosis.above import CONTEXT, Above
 from dsdoctor.diagnosis.clean import COLOUR, LONGEST, is_coloured, segments, shorten
+from dsdoctor.diagnosis.events import add_event
 from dsdoctor.diagnosis.facts import INSTALL_OPS, Clue, FactReader
 from dsdoctor.diagnosis.index import INDEX, Index, Wording, words_of
 from dsdoctor.diagnosis.json_lines import JsonLines
 from dsdoctor.diagnosis.marks import Event, Mark
 from dsdoctor.diagnosis.models import Hit, Line, Signature, Tier
+from dsdoctor.diagnosis.partly import CUT, Partly, cut_matters, part_to_search
 from dsdoctor.diagnosis.possible import Possible
 from dsdoctor.diagnosis.relayed import Relayed
 from dsdoctor.diagnosis.repeats import Effect, Repeats
-from dsdoctor.diagnosis.routine import A_COMMAND, A_WARNING, Routine, kind_of
+from dsdoctor.diagnosis.routine import A_WARNING, Routine, kind_of
 from dsdoctor.diagnosis.said import SOURCE, is_quoted, only_mentions
 from dsdoctor.diagnosis.speakers import Speaker
 from dsdoctor.diagnosis.templates import groups_of
@@ -31,14 +33,6 @@ BATCH = 32
 WRITERS = 1000
 """How many processes are remembered that wrote the line of a rule."""
 
-CROWD, SHORT = 40, 300
-"""How many entries a line may ask for: of a longer line with the words of more, less is searched, so that it costs no more.
-
-Of real lines none asks for more than 25.
-"""
-
-CUT = 2 * LONGEST + 1
-"""The length of a line whose middle ``raw_lines`` has thrown away already."""
 ONCE = {Event.COMPILER_ERROR, Event.GPU_FAULT, Event.WINDOWS, Event.NO_GPU, Event.WORLD}
 """Events of which only the first one counts."""
 
@@ -52,7 +46,7 @@ A_COMPILE = b"dtorch_extension_name"
 
 @dataclass
 class Scan:
-    """One log while it is read. ``partly`` lines, the first of them ``first_partly``, were not searched whole."""
+    """One log while it is read. ``partly``: which lines were not searched whole."""
 
     index: Index = INDEX
     fact_reader: FactReader = field(default_factory=FactReader)
@@ -77,9 +71,7 @@ class Scan:
     possible: Possible = field(default_factory=lambda: Possible(INDEX))
     known: set[int] = field(default_factory=set)
     asked: dict[int, int] = field(default_factory=dict)
-    partly: int = 0
-    first_partly: int = 0
-    last_partly: int = 0
+    partly: Partly = field(default_factory=Partly)
     timeline: Timeline = field(default_factory=Timeline)
     speakers: dict[int, set[Speaker]] = field(default_factory=dict)
     raw: bytes = b""
@@ -90,8 +82,8 @@ class Scan:
     def read(self, raw: bytes) -> None:
         """Take the next line."""
         self.lines += 1
-        if len(raw) > LONGEST and self._cut_matters(raw):
-            self._note_partly()
+        if len(raw) > LONGEST and cut_matters(raw, self.index):
+            self.partly.note(self.lines)
         if len(raw) > CONTEXT:
             raw = shorten(raw)
         if is_coloured(raw):
@@ -101,27 +93,12 @@ class Scan:
             return
         tokens = words_of(raw)
         if not tokens and not raw.strip(BLANK):
+            self.timeline.recent.append(raw)
             return
         words = self.index.words
         if self.traceback_since or self.wrapped.text or not words.keys().isdisjoint(tokens) or not raw.isascii():
             self._look(raw, tokens)
         self._remember(raw)
-
-    def _cut_matters(self, raw: bytes) -> bool:
-        """Whether what is cut out of a line may hold a word of the catalogue.
-
-        Of a command that compiles it is flags, of a progress bar it is states that are past.
-        """
-        if A_COMMAND in raw or b"\r" in raw.rstrip():
-            return False
-        middle = words_of(raw[LONGEST * 3 // 4 - 1 : -LONGEST // 4])
-        return len(raw) == CUT or not self.index.words.keys().isdisjoint(middle)
-
-    def _note_partly(self) -> None:
-        """This line was not searched whole."""
-        if self.last_partly != self.lines:
-            self.partly += 1
-            self.first_partly, self.last_partly = self.first_partly or self.lines, self.lines
 
     def _remember(self, raw: bytes) -> None:
         """Remember that this line was not blank, and its text."""
@@ -171,7 +148,7 @@ class Scan:
     def _repeat(self, effect: Effect) -> None:
         """Do again what the same line did before."""
         if effect.partly:
-            self._note_partly()
+            self.partly.note(self.lines)
         for event, text in effect.marks:
             self._mark(event, text)
         for number in effect.hits:
@@ -211,13 +188,12 @@ class Scan:
         return any(hit.precise or not self.wrapped.cut for hit in found)
 
     def _searched(self, text: str, entries: int) -> str:
-        """What of a text is searched for so many entries: head and tail of a long one with words of very many."""
-        room = max(SHORT, len(text) * CROWD // max(1, entries))
-        if entries <= CROWD or len(text) <= room:
-            return text
-        self.effect.partly = True
-        self._note_partly()
-        return f"{text[: room * 3 // 4]} {text[-room // 4 :]}"
+        """What of a text is searched for so many entries."""
+        part = part_to_search(text, entries)
+        if part is not text:
+            self.effect.partly = True
+            self.partly.note(self.lines)
+        return part
 
     def _join(self, text: str) -> None:
         """Read the line of an exception together with the next one: a box or a terminal may have wrapped it."""
@@ -293,37 +269,7 @@ class Scan:
             self.traceback_since = self.lines
         elif event is Event.WAITING:
             self.broken_off = False
-        self._tell(event, text)
-
-    def _tell(self, event: Event, text: str) -> None:
-        """Add an event to the timeline."""
-        timeline = self.timeline
-        if event in {Event.EXCEPTION, Event.USAGE}:
-            timeline.exception(self.raw, text, self.lines)
-        elif event in {Event.SUITE_BEGAN, Event.SUITE_CAPTURED}:
-            timeline.suite.note(event, self.lines)
-        elif event is Event.TRACEBACK:
-            timeline.begin_traceback(self.raw, text, self.lines)
-        elif event is Event.ERROR_FILE:
-            timeline.note_error_file(text)
-        elif event is Event.CHAINED:
-            timeline.chain(self.raw)
-        elif event is Event.IGNORED:
-            timeline.ignored = self.lines
-        elif event is Event.CRASHED:
-            timeline.crash(self.raw, text, self.lines)
-        elif event is Event.EXITED:
-            timeline.end(self.raw, text, self.lines, lambda: list(self.above.lines)[-1:-8:-1])
-        elif event is Event.NO_NUMBER:
-            timeline.no_number(self.raw, self.lines)
-        elif event is Event.WATCHDOG:
-            timeline.give_up(self.raw, self.lines)
-        elif event is Event.MISSING:
-            timeline.wait(text)
-        elif event is Event.WORK:
-            timeline.note_collective(text)
-        elif event is Event.WORLD:
-            timeline.world = int(text.partition("dist_world_size=")[2].split()[0].strip("',"))
+        add_event(self.timeline, event, text, self.raw, self.lines, self.above)
 
     def _match(self, number: int, wording: Wording, text: str, since: int = 0) -> None:
         signature = wording.signature

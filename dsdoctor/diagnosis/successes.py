@@ -6,12 +6,12 @@ was done, or where the training went on after the last thing that went wrong.
 
 from itertools import islice
 
+from dsdoctor.diagnosis.losses import FINITE
 from dsdoctor.diagnosis.marks import Event
 from dsdoctor.diagnosis.models import Line
 from dsdoctor.diagnosis.scan import Scan
 from dsdoctor.diagnosis.stages import STEP
 from dsdoctor.diagnosis.suites import LOSS, NEAR_THE_END
-from dsdoctor.diagnosis.timeline import FINITE
 
 KNOWN_BY = 60
 """By so many letters of its text a line is found again."""

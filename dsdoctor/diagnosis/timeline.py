@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from dsdoctor.diagnosis.clean import segments
+from dsdoctor.diagnosis.clean import last_segment
 from dsdoctor.diagnosis.exits import Exit, exit_of
 from dsdoctor.diagnosis.failures import NATIVE, Failure
+from dsdoctor.diagnosis.losses import FINITE, Series
 from dsdoctor.diagnosis.speakers import Speaker, same_process, speaker_of
 from dsdoctor.diagnosis.stages import STEP, last_step
 from dsdoctor.diagnosis.suites import Suite
@@ -26,6 +27,9 @@ UNSAID, MESSAGE_LINES = re.compile(r":$|\d validation errors? for "), 3
 JUST_BEFORE = 16
 """So many lines back stands at most what the same process wrote just before a traceback, where several write in turns."""
 
+JUST_BEHIND = 5
+"""So many lines behind a failure a program says at most that it goes on."""
+
 A_CERTIFICATE = "certificate"
 """A server that was not trusted. What goes on with losses did not need it."""
 
@@ -34,6 +38,9 @@ WENT_ON = 3
 
 REPORTED = re.compile(r"\b(?:WARNING|WARN|INFO|DEBUG)\b.{0,160}Traceback \(")
 """A traceback within a message of a logger, of something that the program bore."""
+
+INSET = ("traceback :", "+ Exception Group", "| Traceback")
+"""How a traceback begins whose lines all stand further in: in torchrun's summary, and in a group of exceptions."""
 
 IGNORED = b"Exception ignored "
 """How Python begins what it says of an exception that nobody could take."""
@@ -49,25 +56,6 @@ BY_WATCHDOG = re.compile(
 A_TASK = re.compile(rb" {0,3}\d{1,5}: ")
 TASK_LINES, TASK_SAMPLE = 0.8, 2000
 """What share of the first lines has a number in front where srun labelled them."""
-
-NAN_LOSS = re.compile(rb"\bloss['\"]?[\])]?\s{0,3}[:=]?\s{0,3}(?:tensor\()?['\"]?-?nan\b", re.IGNORECASE)
-NAN_NORM = re.compile(rb"\bgrad_?(?:ient_?)?norm['\"]?\s{0,3}[:=]?\s{0,3}(?:tensor\()?['\"]?-?nan\b", re.IGNORECASE)
-ZERO_LOSS = re.compile(rb"\bloss['\"]?\s{0,3}[:=]\s{0,3}['\"]?0(?:\.0{1,9})?(?![\d.])", re.IGNORECASE)
-FINITE = re.compile(rb"\bloss['\"]?[\])]?\s{0,3}[:=]?\s{0,3}(?:tensor\()?['\"]?\d{1,9}(?:\.\d{1,20})?\b", re.IGNORECASE)
-
-
-@dataclass
-class Series:
-    """Losses, or gradient norms, that are no numbers."""
-
-    count: int = 0
-    first: int = 0
-    last: int = 0
-    text: str = ""
-    step: int | None = None
-    of_norms: bool = False
-    before: str = ""
-    """The step before, where its gradient was no number and its loss was one."""
 
 
 @dataclass
@@ -114,6 +102,9 @@ class Timeline:
     went_on_until: int = 0
     """Up to which line, at least, steps of training followed before that, or before the end."""
 
+    recoveries: deque[tuple[int, Speaker]] = field(default_factory=lambda: deque(maxlen=MOST))
+    """Lines by which a process says that it goes on."""
+
     steps_since_exit: int = 0
     survived_exit: int = 0
     """The line of the last exit after which the training went on, as it does where a launcher starts its workers again."""
@@ -125,6 +116,9 @@ class Timeline:
     """How many more lines belong to the message of the last failure, this one included."""
 
     suite: Suite = field(default_factory=Suite)
+    went_on_to_exit: int = 0
+    """What stands before this line was followed by steps of the training before a process ended first."""
+
     asked_for_exits: int = 0
     numbered: int = 0
     sampled: int = 0
@@ -157,7 +151,7 @@ class Timeline:
         handled = handled or (
             text.startswith("Traceback") and bool(REPORTED.search(raw[:200].decode("utf-8", "replace")))
         )
-        self.tracebacks.begin(self.speaker(raw), line, handled=handled, inset=text.startswith("traceback :"))
+        self.tracebacks.begin(self.speaker(raw), line, handled=handled, inset=text.startswith(INSET))
 
     def is_reported(self, raw: bytes, line: int) -> bool:
         """Whether an exception was only reported: in a warning, or by Python, which ignores what a destructor raises."""
@@ -193,7 +187,8 @@ class Timeline:
             return
         if len(self.failures) < MOST_WATCHED:
             back = RECENT if len(self.failures) < FULLY_DATED else RECENT // 8
-            failure = replace(failure, step=last_step(islice(self._before(failure), back)))
+            before = list(islice(self._before(failure), back))
+            failure = replace(failure, step=last_step(before), went_on_from=_went_on_from(before, failure.since))
             self._note_progress(self._before(failure), failure.since)
             self.watched.append(Watched(failure))
         self.failures.append(failure)
@@ -204,7 +199,7 @@ class Timeline:
         for raw in batch[: self.unsaid]:
             last = self.failures[-1] if self.failures else None
             if last and self.unsaid < MESSAGE_LINES and same_process(self.speaker(raw), last.speaker):
-                self.failures[-1] = replace(last, text=f"{last.text} {_last_segment(raw)[:160]}")
+                self.failures[-1] = replace(last, text=f"{last.text} {last_segment(raw)[:160]}")
             self.unsaid -= 1
 
     def _drop(self, line: int) -> None:
@@ -234,8 +229,10 @@ class Timeline:
         """A line that may say how a process ended."""
         if self.has_exits_enough:
             return
-        if ended := exit_of(text, line, lambda: [_last_segment(raw) for raw in above()]):
+        if ended := exit_of(text, line, lambda: [last_segment(raw) for raw in above()]):
             self._note_progress(reversed(self.recent), line)
+            if not self.exits:
+                self.went_on_to_exit = _went_on_from(reversed(self.recent), line)
             writer = self.speaker(raw)
             if ended.number is None:
                 ended = replace(ended, rank=writer.number, host=ended.host or writer.host)
@@ -270,6 +267,15 @@ class Timeline:
         if last and last.line == line:
             self.failures[-1] = replace(last, text=text)
 
+    def recover(self, raw: bytes, line: int) -> None:
+        """A process says that it tries again, or goes on without what failed."""
+        self.recoveries.append((line, self.speaker(raw)))
+
+    def is_recovered(self, line: int, speaker: Speaker | None) -> bool:
+        """Whether a process said, just behind this line, that it goes on."""
+        behind = [one for at, one in self.recoveries if line < at <= line + JUST_BEHIND]
+        return any(speaker is None or same_process(one, speaker) for one in behind)
+
     def note_collective(self, text: str) -> None:
         """A line of a watchdog about a collective."""
         if not self.collectives:
@@ -277,30 +283,11 @@ class Timeline:
         if len(self.collectives) < MOST:
             self.collectives.append(text[:600])
 
-    def no_number(self, raw: bytes, line: int) -> None:
-        """A line with nan, perhaps that of a loss."""
-        of_norms = not NAN_LOSS.search(raw)
-        if of_norms and not NAN_NORM.search(raw):
-            return
-        series = self.nans
-        if of_norms and FINITE.search(raw) and not ZERO_LOSS.search(raw):
-            if not series.count:
-                series.before = _last_segment(raw)[:200]
-            return  # why: fp16 finds its loss scale by steps whose gradients overflow, and skips them
-        if not series.count:
-            step = last_step([raw, *reversed(self.recent)])
-            series.first, series.text, series.step, series.of_norms = line, _last_segment(raw)[:200], step, of_norms
-        series.count += 1
-        series.last = line
-
-    def finite_again(self, last_line: int) -> bool:
-        """Whether a loss after the last nan is a number."""
-        after = list(self.recent)[-(last_line - self.nans.last) :] if last_line > self.nans.last else []
-        return any(FINITE.search(raw) and not NAN_LOSS.search(raw) and not ZERO_LOSS.search(raw) for raw in after)
-
     def finish(self, line: int) -> None:
         """The log has ended."""
         self._note_progress(reversed(self.recent), line)
+        if not self.exits and not self.failures:
+            self.went_on_until = max(self.went_on_until, _went_on_from(reversed(self.recent), line))
 
     @property
     def ranks(self) -> set[int]:
@@ -341,12 +328,14 @@ class Timeline:
             self._drop(watched.failure.line)
 
 
+def _went_on_from(lines: Iterable[bytes], before: int) -> int:
+    """The line of the third last step before a line; 0 where there are fewer. ``lines``: those before it, the last one first."""
+    steps = (age for age, raw in enumerate(lines, 1) if STEP.search(raw[-400:]) or FINITE.search(raw[-400:]))
+    return before - next(islice(steps, WENT_ON - 1, None), before)
+
+
 def _indented(raw: bytes, text: str) -> bool:
     """Whether a line of source or a frame stands further in than the exception would."""
     head = raw.decode("utf-8", "replace")
     place = head.find(text[:20])
     return place >= 2 and head[place - 2 : place] in ("  ", " \t", "\t\t", ": ") and head[place - 2] in " \t"
-
-
-def _last_segment(raw: bytes) -> str:
-    return (segments(raw) or [""])[-1]

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass, field, replace
 
 from dsdoctor.diagnosis.failures import EXCEPTION_LINE, Failure, Frame
+from dsdoctor.diagnosis.frames import NUMBERED, frame_of, pointed_at, without_bar
 from dsdoctor.diagnosis.speakers import Speaker
 
 LONGEST = 400
@@ -12,7 +13,8 @@ LONGEST = 400
 MOST_FRAMES, MOST_OPEN = 64, 16
 """How many frames are kept of a traceback, and how many open ones of each writer."""
 
-FRAME = re.compile(r"File \"(?P<path>[^\"]{1,400})\", line (?P<line>\d{1,7}), in (?P<function>\S{1,120})")
+HOLLOW = re.compile(r"[\w.]{1,120}DatasetGenerationError: An error occurred while generating the dataset$")
+"""What is raised on purpose, and says nothing of the exception that it is raised for."""
 
 
 @dataclass
@@ -56,11 +58,15 @@ class Tracebacks:
         mine = self.open.get(speaker)
         if not mine:
             return None
-        first = mine[0]
-        if found := FRAME.match(text):
-            first.frames.append(Frame(path=found["path"], line=int(found["line"]), function=found["function"]))
+        first, text = mine[0], without_bar(text)
+        if frame := frame_of(text):
+            first.frames.append(frame)
             del first.frames[:-MOST_FRAMES]
             first.last = line
+        elif first.frames and not first.frames[-1].source and (frame := pointed_at(text, first.frames[-1])):
+            first.frames[-1] = frame
+        elif NUMBERED.match(text):
+            return None
         elif (indented or first.inset) and first.frames and not first.frames[-1].source:
             first.frames[-1] = replace(first.frames[-1], source=text[:200])
         elif (first.inset or not indented) and EXCEPTION_LINE.match(text):
@@ -105,6 +111,8 @@ def _told_best(first: Failure, last: Failure) -> Failure:
 
     A second one that was raised on purpose puts the first into words; one that only happened came of cleaning up.
     """
+    if HOLLOW.match(last.text):
+        return first
     on_purpose = last.frames and last.frames[-1].source.startswith("raise ")
     told = last if on_purpose and not last.follows else first
     return replace(told, since=first.since)

@@ -27,7 +27,7 @@ ENDED = re.compile(rb"\b(?:100%|done|finished|completed?|saved|train_runtime|[Ss
 def losses_are_nan(timeline: Timeline, last_line: int, facts: Facts) -> Finding | None:
     """Losses, or gradient norms, that became nan and stayed so."""
     series = timeline.nans
-    if series.count < SERIES or timeline.finite_again(last_line):
+    if series.count < SERIES or series.finite_again(last_line, timeline.recent):
         return None
     what = "the gradient norm is" if series.of_norms else "the loss is"
     since = f" from step {series.step} on" if series.step is not None else ""

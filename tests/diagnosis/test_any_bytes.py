@@ -12,6 +12,7 @@ from dsdoctor.diagnosis.clean import raw_lines
 from dsdoctor.diagnosis.index import INDEX
 from dsdoctor.diagnosis.models import LogOutcome
 from tests.diagnosis.reading import diagnose
+from tests.each import each
 
 SAMPLES = [signature.sample.encode() for rule in RULES.values() for signature in rule.signatures]
 WORDS = sorted({word.encode() for sample in SAMPLES[:80] for word in sample.decode().split()})
@@ -74,7 +75,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("data", HOSTILE.values(), ids=list(HOSTILE))
+@each("data", HOSTILE.values(), ids=list(HOSTILE))
 @pytest.mark.slow
 def test_no_hostile_log_takes_for_ever(data: bytes) -> None:
     distinct = b"\n".join(line + b" %d" % number for number, line in enumerate(data.split(b"\n")))
@@ -86,7 +87,7 @@ def test_no_hostile_log_takes_for_ever(data: bytes) -> None:
     assert time.process_time() - began < 10
 
 
-@pytest.mark.parametrize("share", [0.5, 1.0])
+@each("share", [0.5, 1.0])
 @pytest.mark.slow
 def test_no_pattern_explodes_on_its_own_near_matches(share: float) -> None:
     samples = [sample.split(b"\n")[-1] for sample in SAMPLES]

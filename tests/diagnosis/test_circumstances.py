@@ -12,6 +12,7 @@ import pytest
 from dsdoctor.core.finding import Finding, Severity
 from tests.diagnosis.reading import diagnose
 from tests.diagnosis.test_regressions import version
+from tests.each import each
 
 STEPS = [f"{{'loss': 1.{number}, 'grad_norm': 0.5, 'epoch': 0.0{number}}}" for number in range(1, 6)]
 STAGES = {
@@ -48,7 +49,7 @@ def waited(operation: str, *, other: str = "", size: int = 4) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("form", STAGES)
+@each("form", STAGES)
 def test_ranks_that_wait_under_zero_3_are_asked_for_the_modules_that_run(form: str) -> None:
     for experts, operation in itertools.product(EXPERTS, ("_ALLGATHER_BASE", "_REDUCE_SCATTER_BASE")):
         finding = first([STAGES[form].format(stage=3), experts, *STEPS, *waited(operation)])
@@ -59,7 +60,7 @@ def test_ranks_that_wait_under_zero_3_are_asked_for_the_modules_that_run(form: s
         assert finding.fix and "set_z3_leaf_modules" in finding.fix.text
 
 
-@pytest.mark.parametrize(
+@each(
     ("before", "operation"),
     [
         ([STAGES["engine"].format(stage=2), *STEPS], "ALLREDUCE"),
@@ -86,7 +87,7 @@ def test_ranks_in_collectives_of_other_kind_or_size_took_other_paths() -> None:
     assert "different paths" not in same.title
 
 
-@pytest.mark.parametrize("stage", ["3", "2", ""])
+@each("stage", ["3", "2", ""])
 def test_different_collectives_are_modules_under_zero_3_and_the_script_s_elsewhere(stage: str) -> None:
     said = "CollectiveFingerPrint(SequenceNumber=2373, OpType=_ALLGATHER_BASE, TensorShape=[256])"
     finding = first(
@@ -100,8 +101,8 @@ def test_different_collectives_are_modules_under_zero_3_and_the_script_s_elsewhe
     assert ("did not run the same modules" in finding.title) == (stage == "3")
 
 
-@pytest.mark.parametrize("attention", ["Using torch SDPA for faster training", "attn_implementation='eager'", ""])
-@pytest.mark.parametrize("loss", ["0.8728", "11.2", "0.001"])
+@each("attention", ["Using torch SDPA for faster training", "attn_implementation='eager'", ""])
+@each("loss", ["0.8728", "11.2", "0.001"])
 def test_a_nan_gradient_of_a_loss_that_was_a_number_is_the_backward_s(attention: str, loss: str) -> None:
     nan = [f"{{'loss': 0.0, 'grad_norm': nan, 'epoch': 0.0{number}}}" for number in range(2, 8)]
     finding = first([attention, f"{{'loss': {loss}, 'grad_norm': nan, 'epoch': 0.01}}", *nan])
@@ -111,7 +112,7 @@ def test_a_nan_gradient_of_a_loss_that_was_a_number_is_the_backward_s(attention:
     assert ("SDPA" in finding.title or "eager" in finding.title) == bool(attention)
 
 
-@pytest.mark.parametrize("loss", ["0.69", "0.0421", "1.3"])
+@each("loss", ["0.69", "0.0421", "1.3"])
 def test_nan_gradients_beside_losses_that_are_numbers_are_a_search_for_the_loss_scale(loss: str) -> None:
     skipped = [f"{{'loss': {loss}, 'grad_norm': nan, 'epoch': 0.0{number}}}" for number in range(1, 6)]
 

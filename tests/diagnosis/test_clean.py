@@ -2,14 +2,13 @@
 
 import io
 
-import pytest
-
 from dsdoctor.diagnosis.clean import LONGEST, clean, raw_lines, segments
+from tests.each import each
 
 SAID = "RuntimeError: Error building extension 'cpu_adam'"
 
 
-@pytest.mark.parametrize(
+@each(
     "prefix",
     [
         "",
@@ -51,7 +50,7 @@ def test_prefixes_go(prefix: str) -> None:
     assert clean(prefix + SAID).lstrip("\ufeff") == SAID
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "[1/3] c++ -MMD -MF cpu_adam.o.d",

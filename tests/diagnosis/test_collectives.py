@@ -2,10 +2,9 @@
 
 from itertools import product
 
-import pytest
-
 from dsdoctor.diagnosis.collectives import rank_behind, rank_that_fell_silent
 from tests.diagnosis.reading import diagnose
+from tests.each import each
 
 WORLDS = (3, 4, 8)
 FORMS = (
@@ -27,7 +26,7 @@ def waiting(world: int, *, without: int | None = None, operation: str = "ALLREDU
     return [TIMEOUT.format(rank=rank, operation=operation) for rank in range(world) if rank != without]
 
 
-@pytest.mark.parametrize(("world", "form"), list(product(WORLDS, FORMS)))
+@each(("world", "form"), list(product(WORLDS, FORMS)))
 def test_the_rank_with_the_fewest_works_is_named_wherever_it_is(world: int, form: str) -> None:
     for behind in range(world):
         figures = [form.format(rank=rank, begun=80 if rank == behind else 89) for rank in range(world)]
@@ -37,7 +36,7 @@ def test_the_rank_with_the_fewest_works_is_named_wherever_it_is(world: int, form
         assert f"rank {behind} is behind: work 80" in title and "89" in title, title
 
 
-@pytest.mark.parametrize("form", FORMS)
+@each("form", FORMS)
 def test_nobody_is_named_where_all_have_begun_the_same(form: str) -> None:
     figures = [form.format(rank=rank, begun=89) for rank in range(4)]
 
@@ -53,7 +52,7 @@ def test_figures_of_two_groups_are_not_compared() -> None:
     assert rank_behind([one, other, other.replace("Rank 1", "Rank 2")]) == ""
 
 
-@pytest.mark.parametrize(
+@each(
     ("report", "words"),
     [
         (
@@ -78,7 +77,7 @@ def test_ranks_in_different_collectives_took_different_paths() -> None:
     assert "different paths" in title and "rank 2 in ALLGATHER" in title
 
 
-@pytest.mark.parametrize(("world", "step"), list(product(WORLDS, ("forward", "backward", "optimizer"))))
+@each(("world", "step"), list(product(WORLDS, ("forward", "backward", "optimizer"))))
 def test_a_rank_that_stopped_printing_what_the_others_print_is_named(world: int, step: str) -> None:
     for silent in range(world):
         rounds = [f"{step} on device {rank} step {number}" for number in range(3) for rank in range(world)]
@@ -94,7 +93,7 @@ def test_a_line_of_rank_0_alone_says_nothing_of_the_others() -> None:
     assert rank_that_fell_silent([b"step 1", b"step 2"]) == ""
 
 
-@pytest.mark.parametrize(
+@each(
     ("above", "words"),
     [
         ("Running tokenizer on dataset:  43%|####      | 86/200 [29:58<39:44, 4.11 examples/s]", "data was prepared"),

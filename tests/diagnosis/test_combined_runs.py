@@ -2,10 +2,9 @@
 
 import itertools
 
-import pytest
-
 from dsdoctor.core.finding import Finding
 from tests.diagnosis.reading import diagnose
+from tests.each import each
 
 SITE = "/v/lib/python3.11/site-packages"
 
@@ -28,7 +27,7 @@ FIGURES = [
 ]
 
 
-@pytest.mark.parametrize(("free", "loose", "others"), FIGURES)
+@each(("free", "loose", "others"), FIGURES)
 def test_a_gpu_that_others_fill_is_not_fragmented(free: float, loose: float, others: tuple[float, ...]) -> None:
     finding = first([full(free, loose, 78.0 - sum(others), others)])
     dwarfed = sum(others) > max(free + loose, 0.25 * 79.25)
@@ -56,7 +55,7 @@ BY_WORKER = {
 }
 
 
-@pytest.mark.parametrize(("error", "label"), [*itertools.product(BY_WORKER, ("", "[rank3]: ", "[default3]:"))])
+@each(("error", "label"), [*itertools.product(BY_WORKER, ("", "[rank3]: ", "[default3]:"))])
 def test_what_the_data_set_raised_is_told_and_not_the_place_that_passes_it_on(error: str, label: str) -> None:
     name = error.rpartition(".")[2]
     log = [
@@ -80,7 +79,7 @@ def test_what_the_data_set_raised_is_told_and_not_the_place_that_passes_it_on(er
     assert "itself stopped" not in finding.title
 
 
-@pytest.mark.parametrize("source", ["raise self._exception", "raise exception", "raise err from None"])
+@each("source", ["raise self._exception", "raise exception", "raise err from None"])
 def test_a_place_that_passes_an_exception_on_has_refused_nothing(source: str) -> None:
     log = [
         "Traceback (most recent call last):",
@@ -100,7 +99,7 @@ KERNEL = (
 ASSERTED = ["RuntimeError: CUDA error: device-side assert triggered"]
 
 
-@pytest.mark.parametrize("loss", ["", "'loss/policy_avg': nan", "'loss': nan", "lm_loss = nan"])
+@each("loss", ["", "'loss/policy_avg': nan", "'loss': nan", "lm_loss = nan"])
 def test_a_kernel_that_cannot_draw_from_nan_blames_no_index(loss: str) -> None:
     words = KERNEL.format(file="TensorCompare", words="probability tensor contains either `inf`, `nan` or element < 0")
     before = [f"{{{loss}, 'lr': 3e-06}}"] if loss else []
@@ -122,7 +121,7 @@ def test_a_kernel_is_quoted_where_no_rule_knows_its_words() -> None:
     assert "most often of an index" in first(ASSERTED).title
 
 
-@pytest.mark.parametrize("zero", ["zero/stage_1_and_2.py", "zero/stage3.py", "bf16_optimizer.py", ""])
+@each("zero", ["zero/stage_1_and_2.py", "zero/stage3.py", "bf16_optimizer.py", ""])
 def test_an_optimizer_that_misses_its_state_is_told_of_zero_where_zero_steps_it(zero: str) -> None:
     stepped = (
         [f'  File "{SITE}/deepspeed/runtime/{zero}", line 1916, in step', "    self.optimizer.step()"] if zero else []
@@ -143,9 +142,7 @@ def test_an_optimizer_that_misses_its_state_is_told_of_zero_where_zero_steps_it(
     assert "use_muon" in finding.title
 
 
-@pytest.mark.parametrize(
-    "call", ["model.save_checkpoint(out)", "torch.save(state, path)", "model.save_pretrained(out)", "build(op)"]
-)
+@each("call", ["model.save_checkpoint(out)", "torch.save(state, path)", "model.save_pretrained(out)", "build(op)"])
 def test_a_full_disk_is_told_with_the_checkpoint_that_is_not_whole(call: str) -> None:
     failed = "OSError: [Errno 28] No space left on device: 'out/step10'"
     finding = first(["Traceback (most recent call last):", '  File "/w/t.py", line 7, in main', f"    {call}", failed])
@@ -160,8 +157,6 @@ def test_a_key_that_is_no_state_of_an_optimizer_is_none() -> None:
     ).rule == ("unexplained-failure")
 
 
-@pytest.mark.parametrize(
-    ("name", "rule"), [("train", "known-regression"), ("eval", "placeholder-in-use"), ("step", "placeholder-in-use")]
-)
+@each(("name", "rule"), [("train", "known-regression"), ("eval", "placeholder-in-use"), ("step", "placeholder-in-use")])
 def test_a_placeholder_that_the_trainer_calls_is_a_matter_of_versions(name: str, rule: str) -> None:
     assert first([f"AttributeError: 'DummyOptim' object has no attribute '{name}'"]).rule == rule

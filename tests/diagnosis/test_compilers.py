@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
-
 from dsdoctor.diagnosis.models import LogOutcome
 from tests.diagnosis.reading import diagnose
+from tests.each import each
 
 ERRORS = {
     "gcc": "/w/csrc/adam.cpp:41:9: error: 'Tile' was not declared in this scope",
@@ -42,7 +41,7 @@ BUILDS = {
 }
 
 
-@pytest.mark.parametrize("compiler", ERRORS)
+@each("compiler", ERRORS)
 def test_the_compiler_s_own_error_is_told(compiler: str) -> None:
     for (before, behind), label in itertools.product(BUILDS.values(), ("", "[rank1]: ")):
         log = [f"{label}{line}" for line in (*before, ERRORS[compiler], *behind)]

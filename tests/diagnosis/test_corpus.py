@@ -7,17 +7,14 @@ import json
 import re
 from pathlib import Path
 
-import pytest
-
 from tests.diagnosis.score import score
+from tests.each import each
 
 HERE = Path(__file__).parent
 MACHINE = re.compile(rb"/opt/(venv|wt-)|/work/|[.]pyenv|pypi|/simple/")
 
 
-@pytest.mark.parametrize(
-    "corpus", ["real", "blind", "fresh", "later", "threads", "unseen", "unseen_second", "unseen_third"]
-)
+@each("corpus", ["real", "blind", "fresh", "later", "threads", "unseen", "unseen_second", "unseen_third"])
 def test_every_log_has_one_answer_and_every_answer_its_log(corpus: str) -> None:
     answers = json.loads((HERE / corpus / "answers.json").read_text(encoding="utf-8"))
     files = [answer["file"] for answer in answers]
@@ -25,9 +22,7 @@ def test_every_log_has_one_answer_and_every_answer_its_log(corpus: str) -> None:
     assert all((answer["cause"] is None) == (answer["category"] == "healthy") for answer in answers)
 
 
-@pytest.mark.parametrize(
-    "corpus", ["real", "blind", "fresh", "later", "threads", "unseen", "unseen_second", "unseen_third"]
-)
+@each("corpus", ["real", "blind", "fresh", "later", "threads", "unseen", "unseen_second", "unseen_third"])
 def test_no_log_names_the_machine_it_was_made_on(corpus: str) -> None:
     told = [log.name for log in (HERE / corpus).glob("*.log") if MACHINE.search(log.read_bytes())]
     assert told == []

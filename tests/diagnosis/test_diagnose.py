@@ -1,10 +1,9 @@
 """Stories of whole logs: what comes first, what is harmless, what only repeats, and what to do."""
 
-import pytest
-
 from dsdoctor.core.finding import Severity, has_error
 from dsdoctor.diagnosis.models import Diagnosis, LogOutcome
 from tests.diagnosis.reading import diagnose
+from tests.each import each
 
 MISSING_HEADER = (
     "/venv/torch/include/ATen/cuda/CUDAContextLight.h:6:10: fatal error: cusparse.h: No such file or directory"
@@ -68,7 +67,7 @@ def test_a_failed_compile_names_its_cause_with_the_line_and_what_was_read() -> N
     assert finding.fix.steps[-1].line == "sudo apt install cuda-libraries-dev-11-8"
 
 
-@pytest.mark.parametrize(
+@each(
     "prefix", ["[rank1]: ", "#12 4.5 ", "2026-11-21T08:50:53.123Z ", "node1: ", "      ", "\x1b[31m", "[1,0]<stderr>:"]
 )
 def test_prefixes_change_nothing(prefix: str) -> None:
@@ -84,7 +83,7 @@ def test_colours_between_the_words_change_nothing() -> None:
     assert rules(diagnose([line])) == ["python-headers-missing"]
 
 
-@pytest.mark.parametrize("line", HARMLESS)
+@each("line", HARMLESS)
 def test_a_harmless_line_is_no_error(line: str) -> None:
     diagnosis = diagnose(["step 1 loss 2.0", line, "step 2 loss 1.9"])
 
@@ -270,7 +269,7 @@ def test_source_lines_of_a_traceback_are_not_the_message() -> None:
     assert diagnose(log).findings[0].evidence[0].startswith("line 3: ")
 
 
-@pytest.mark.parametrize(
+@each(
     "routine",
     [
         "[{}/999] /usr/local/cuda/bin/nvcc -DTORCH_EXTENSION_NAME=fused_adam -c a{}.cu -o a{}.o",

@@ -7,6 +7,7 @@ import pytest
 from dsdoctor.core.finding import has_error
 from tests.diagnosis.endings import STOPPED, ill, steps, well, wrong
 from tests.diagnosis.reading import diagnose
+from tests.each import each
 
 
 def test_what_was_survived_is_no_error_in_a_sample() -> None:
@@ -17,7 +18,7 @@ def test_a_zero_of_a_pipe_hides_no_failure_in_a_sample() -> None:
     assert list(wrong(iter([*ill()][::5]), failed=True)) == []
 
 
-@pytest.mark.parametrize("width", [40, 56, 80])
+@each("width", [40, 56, 80])
 def test_nor_hides_it_one_whose_words_a_terminal_cut(width: int) -> None:
     words = (
         "ValueError: the sample number 4711 of the data set in part seven has a target that is not among the classes"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.diagnosis.reading import diagnose
+from tests.each import each
 
 OF_A_POD = {
     "The node was low on resource: ephemeral-storage. Threshold quantity: 53687091200": "ephemeral-storage",
@@ -19,8 +18,8 @@ OF_A_POD = {
 """What a pod says of its eviction, and a word of the verdict."""
 
 
-@pytest.mark.parametrize("message", OF_A_POD)
-@pytest.mark.parametrize("signalled", [True, False])
+@each("message", OF_A_POD)
+@each("signalled", [True, False])
 def test_an_evicted_pod_is_told_with_what_there_was_too_little_of(message: str, *, signalled: bool) -> None:
     pod = ["Status:           Failed", "Reason:           Evicted", f"Message:          {message}"]
     signal = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 1 got signal: 15"

@@ -14,6 +14,7 @@ from dsdoctor.diagnosis.models import Diagnosis
 from tests.diagnosis.mixtures import BANNER, FAILURES, STEPS
 from tests.diagnosis.reading import diagnose
 from tests.diagnosis.variations import logs
+from tests.each import each
 
 TIME = "2026-11-22T10:00:07.123Z"
 Lines = list[str]
@@ -76,7 +77,7 @@ def test_a_real_log_as_records_has_the_same_verdict() -> None:
     assert others(slice(None)) == []
 
 
-@pytest.mark.parametrize("key", ["rank", "global_rank", "local_rank"])
+@each("key", ["rank", "global_rank", "local_rank"])
 def test_the_rank_and_the_line_of_the_file_are_told(key: str) -> None:
     traceback = [line.removeprefix("[rank2]: ") for line in FAILURES["unknown"]]
     messages = [(0, [line]) for line in (*BANNER, *STEPS)] + [(6, traceback)] + [(0, [line]) for line in STEPS[:2]]
@@ -88,7 +89,7 @@ def test_the_rank_and_the_line_of_the_file_are_told(key: str) -> None:
     assert found.lines == len(log)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each("seed", range(20))
 def test_every_line_is_counted_where_the_file_has_it(seed: int) -> None:
     chance = random.Random(seed)
     sizes = [chance.choice((0, 1, 1, 2, 5)) for _ in range(60)]  # 0: a line that is no record

@@ -2,12 +2,11 @@
 
 from pathlib import Path
 
-import pytest
-
 from dsdoctor.core.finding import has_error
 from dsdoctor.diagnosis.clean import raw_lines
 from dsdoctor.diagnosis.models import Diagnosis, LogOutcome
 from tests.diagnosis.reading import diagnose
+from tests.each import each
 
 LOGS = sorted(path for path in (Path(__file__).parent / "logs").glob("*.log") if path.stat().st_size)
 
@@ -26,7 +25,7 @@ def wrong(path: Path, expected: str) -> bool:
     return [finding.rule for finding in diagnosis.findings[:1]] != [expected]
 
 
-@pytest.mark.parametrize("expected", sorted({path.name.split(".")[0] for path in LOGS}))
+@each("expected", sorted({path.name.split(".")[0] for path in LOGS}))
 def test_real_logs_are_explained(expected: str) -> None:
     logs = [path for path in LOGS if path.name.split(".")[0] == expected]
 

@@ -10,6 +10,7 @@ from dsdoctor.diagnosis.index import INDEX, Entry, Wording, words_of
 from dsdoctor.diagnosis.needles import needles
 from tests.diagnosis.pumped import example_of
 from tests.diagnosis.test_wordings import CASES
+from tests.each import each
 
 LINES = {line for _, log in CASES for line in log} | {
     line for rule in RULES.values() for one in rule.signatures for line in one.sample.splitlines()
@@ -50,14 +51,12 @@ def test_nearly_every_pattern_has_needles() -> None:
     assert sum(1 for found in NEEDLES if not found) < len(NEEDLES) / 50
 
 
-@pytest.mark.parametrize(
-    "pattern", [r"a*b?", r"(?:abcd)?", r"[abc]{4}", r"(?=abcd)", r"(?P<a>\w)(?P=a)", r"x{0,3}abc|", r"(?i)abcdef"]
-)
+@each("pattern", [r"a*b?", r"(?:abcd)?", r"[abc]{4}", r"(?=abcd)", r"(?P<a>\w)(?P=a)", r"x{0,3}abc|", r"(?i)abcdef"])
 def test_nothing_is_said_of_a_pattern_of_which_nothing_is_sure(pattern: str) -> None:
     assert needles(pattern) == ()
 
 
-@pytest.mark.parametrize(
+@each(
     ("pattern", "found"),
     [
         (r"abc+d", ("abc",)),

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from dsdoctor.core.finding import has_error
 from tests.diagnosis.mixtures import FAILURES
 from tests.diagnosis.reading import diagnose
+from tests.each import each
 
 TRACEBACK = ["Traceback (most recent call last):", '  File "/w/train.py", line 7, in main', "    model(batch)"]
 EFA = (
@@ -22,8 +21,8 @@ NCCL = [
 ]
 
 
-@pytest.mark.parametrize("said", EFA)
-@pytest.mark.parametrize("label", ["", "[1,mpirank:8,algo-2]<stderr>:", "[rank8]: "])
+@each("said", EFA)
+@each("label", ["", "[1,mpirank:8,algo-2]<stderr>:", "[rank8]: "])
 def test_efa_is_named_where_its_sends_fail(said: str, label: str) -> None:
     first = diagnose([label + line for line in (said, *NCCL)]).findings[0]
 
@@ -33,7 +32,7 @@ def test_efa_is_named_where_its_sends_fail(said: str, label: str) -> None:
     assert diagnose([*FAILURES["unknown"], f"[rank7]: {said}"]).findings[0].rule == "unexplained-failure"
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "rule", "word"),
     [
         ("RuntimeError: HIP error: invalid device function", "hip-code-missing", "HSA_OVERRIDE_GFX_VERSION"),
@@ -62,8 +61,8 @@ STEPS = (
 )
 
 
-@pytest.mark.parametrize("steps", STEPS)
-@pytest.mark.parametrize(
+@each("steps", STEPS)
+@each(
     "line",
     [
         "hl: Device already acquired by this process, reuse",
@@ -77,7 +76,7 @@ def test_what_a_program_says_of_itself_is_no_failure(line: str, steps: list[str]
         assert not has_error(diagnose(log).findings)
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "blocking"),
     [
         ("IndexError: index out of range in self", False),

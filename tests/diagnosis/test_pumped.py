@@ -10,6 +10,7 @@ from dsdoctor.diagnosis.clean import raw_lines
 from dsdoctor.diagnosis.index import INDEX, Entry, Wording
 from tests.diagnosis.pumped import example_of, lines, pumps
 from tests.diagnosis.reading import diagnose
+from tests.each import each
 
 SECONDS_A_MEGABYTE = 40.0
 """A net for what grows with the square of a line; the worst line costs a hundredth of it."""
@@ -47,7 +48,7 @@ def is_quadratic(pattern: str) -> bool:
     return any(pump.free and (pump.endless or not pump.before) for pump in pumps(pattern))
 
 
-@pytest.mark.parametrize(
+@each(
     "pattern",
     [
         r"(?P<op>\w+) is only supported on POSIX",
@@ -62,7 +63,7 @@ def test_a_pattern_that_runs_from_everywhere_is_noticed(pattern: str) -> None:
     assert is_quadratic(pattern)
 
 
-@pytest.mark.parametrize(
+@each(
     "pattern", [r"\b(?P<op>\w{1,100}) is only", r"(?<!\S)\S{0,160}torch", r"^\S+:", r"torch==\w+", r"libcudnn\w{0,40}"]
 )
 def test_a_pattern_that_is_held_is_fine(pattern: str) -> None:
@@ -84,7 +85,7 @@ def test_every_pattern_with_quantifiers_is_pumped() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(len(INDEX.entries)))
+@each("number", range(len(INDEX.entries)))
 def test_pumped_lines_are_read_in_time(number: int) -> None:
     for line in pumped_lines(INDEX.entries[number]):
         # why thrice: a busy machine counts caches that were lost

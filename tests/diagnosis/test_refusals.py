@@ -7,6 +7,7 @@ import pytest
 from dsdoctor.diagnosis.catalogue.rules import RULES
 from dsdoctor.diagnosis.models import Diagnosis, LogOutcome
 from tests.diagnosis.reading import diagnose
+from tests.each import each
 
 START = ["Traceback (most recent call last):", '  File "/home/u/train.py", line 41, in <module>', "    main()"]
 PLACES = (
@@ -21,7 +22,7 @@ def raised(path: str, source: str, *end: str) -> Diagnosis:
     return diagnose([*START, f'  File "{path}", line 9, in step', f"    {source}", *end])
 
 
-@pytest.mark.parametrize("place", PLACES)
+@each("place", PLACES)
 def test_a_library_s_own_refusal_is_told_with_its_place_condition_and_names_and_stays_unexplained(
     place: tuple[str, str, str],
 ) -> None:
@@ -74,7 +75,7 @@ REQUESTS = (
 )
 
 
-@pytest.mark.parametrize(("exception", "words"), list(product(EXCEPTIONS, CLASHES)))
+@each(("exception", "words"), list(product(EXCEPTIONS, CLASHES)))
 def test_a_sentence_that_names_what_excludes_each_other_is_understood(exception: str, words: str) -> None:
     told = raised(PLACES[2][0], "raise", f"{exception}: {words}")
 
@@ -82,14 +83,14 @@ def test_a_sentence_that_names_what_excludes_each_other_is_understood(exception:
     assert words.rstrip(".")[:40] in told.findings[0].title
 
 
-@pytest.mark.parametrize(("exception", "words"), list(product(EXCEPTIONS, REQUESTS)))
+@each(("exception", "words"), list(product(EXCEPTIONS, REQUESTS)))
 def test_a_sentence_that_asks_for_something_is_understood(exception: str, words: str) -> None:
     told = raised(PLACES[2][0], "raise", f"{exception}: {words}")
 
     assert told.findings[0].rule == "library-asks-for"
 
 
-@pytest.mark.parametrize(
+@each(
     "words",
     [
         "CUDA error: device is not supported for this operation",
@@ -114,7 +115,7 @@ def test_a_family_is_silent_on_a_line_that_a_rule_knows() -> None:
             assert rule.family or not families & found, signature.sample
 
 
-@pytest.mark.parametrize(
+@each(
     ("package", "source", "message", "told"),
     [
         (

@@ -1,10 +1,9 @@
 """The table of regressions: every row has a source and a cure, and a version in the log that has no such fault rules it out."""
 
-import pytest
-
 from dsdoctor.core.finding import has_error
 from dsdoctor.diagnosis.catalogue.regressions import REGRESSIONS
 from tests.diagnosis.reading import diagnose
+from tests.each import each
 
 HOOKS = "AttributeError: 'Linear' object has no attribute 'ds_grads_remaining'"
 NO_LOSS = "{'loss': 0.0, 'grad_norm': nan, 'learning_rate': 1.99e-05, 'epoch': 0.01}"
@@ -44,7 +43,7 @@ def test_the_log_s_own_version_is_named() -> None:
     assert "the log: 0.16.5" in diagnose([version("0.16.5"), HOOKS]).findings[0].title
 
 
-@pytest.mark.parametrize("older", ["0.16.4", "0.15.0", "0.9.2+cu118"])
+@each("older", ["0.16.4", "0.15.0", "0.9.2+cu118"])
 def test_a_release_before_the_fault_rules_the_row_out(older: str) -> None:
     assert first(version(older), HOOKS) != "known-regression"
 
@@ -54,7 +53,7 @@ def test_a_release_after_the_last_with_the_fault_rules_the_row_out() -> None:
     assert first(version("0.16.0"), *STAGE_OFFLOAD) != "known-regression"
 
 
-@pytest.mark.parametrize(("stage", "known"), [("1", True), ("2", True), ("3", False), ("0", False)])
+@each(("stage", "known"), [("1", True), ("2", True), ("3", False), ("0", False)])
 def test_a_fault_of_some_stages_is_not_blamed_for_another_stage(stage: str, known: bool) -> None:
     stage_line = f"[INFO] [config.py:988:print]   zero_optimization_stage ...... {stage}"
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.diagnosis.mixtures import BANNER, FAILURES, STEPS, TORCHRUN, first_error
 from tests.diagnosis.reading import diagnose
+from tests.each import each
 
 HEADS = (
     "[2026-11-22, 10:00:07 UTC] {subprocess.py:93} INFO - ",
@@ -22,8 +21,8 @@ BORNE = [
 ]
 
 
-@pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("failure", FAILURES)
+@each("head", HEADS)
+@each("failure", FAILURES)
 def test_a_log_that_was_passed_on_has_the_same_cause(head: str, failure: str) -> None:
     log = [line.removeprefix("[rank2]: ") for line in (*BANNER, *STEPS, *FAILURES[failure], *TORCHRUN)]
     plain, passed_on = diagnose(log).findings[0], diagnose([head + line for line in log]).findings[0]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.diagnosis.mixtures import FAILURES
 from tests.diagnosis.reading import diagnose
+from tests.each import each
 
 SAID = "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError"
 NUMBERS = {
@@ -15,8 +14,8 @@ NUMBERS = {
 }
 
 
-@pytest.mark.parametrize("head", NUMBERS)
-@pytest.mark.parametrize("tail", ["", ": Timed out waiting for nodes"])
+@each("head", NUMBERS)
+@each("tail", ["", ": Timed out waiting for nodes"])
 def test_nodes_that_did_not_come_are_told(head: str, tail: str) -> None:
     first = diagnose(
         [head, "Traceback (most recent call last):", '  File "/v/a.py", line 655, in run', SAID + tail]
@@ -43,9 +42,9 @@ MET = {
 }
 
 
-@pytest.mark.parametrize("nodes", ["4", "1:4", "1"])
-@pytest.mark.parametrize("met", MET)
-@pytest.mark.parametrize("tail", ["", ": Timed out waiting for nodes"])
+@each("nodes", ["4", "1:4", "1"])
+@each("met", MET)
+@each("tail", ["", ": Timed out waiting for nodes"])
 def test_nodes_that_had_come_are_not_told_to_be_missing(met: str, nodes: str, tail: str) -> None:
     traceback = ["Traceback (most recent call last):", '  File "/v/a.py", line 655, in run', SAID + tail]
     findings = diagnose([TORCHRUN.format(nodes), *MET[met], *traceback]).findings
@@ -67,7 +66,7 @@ def test_it_follows_where_a_rank_had_failed() -> None:
     assert diagnose([*FAILURES["unknown"], SAID]).findings[0].rule == "unexplained-failure"
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "recorder"),
     [
         ("RuntimeError: [/g/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:58043", False),

@@ -3,12 +3,11 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.diagnosis.catalogue.rules import RULES
 from tests.diagnosis.reading import diagnose
 from tests.diagnosis.test_healthy import LOGS
+from tests.each import each
 
 HERE = Path(__file__).parent
 ZERO = '  File "/v/lib/python3.11/site-packages/deepspeed/runtime/zero/{file}", line 700, in {function}'
@@ -34,10 +33,8 @@ def test_fragmentation_is_said_only_where_more_is_unused_than_was_wanted() -> No
     assert "fragmented" not in first(full(wanted="14.00 GiB", loose="1.40 GiB")).title
 
 
-@pytest.mark.parametrize(
-    "error", ["no kernel image is available for execution on the device", "invalid device function"]
-)
-@pytest.mark.parametrize("arch", ["sm_120", "sm_35"])
+@each("error", ["no kernel image is available for execution on the device", "invalid device function"])
+@each("arch", ["sm_120", "sm_35"])
 def test_a_gpu_that_torch_was_not_built_for_asks_for_another_torch_and_not_for_ops(error: str, arch: str) -> None:
     warned = f"Thing with CUDA capability {arch} is not compatible with the current PyTorch installation."
     failed = f"RuntimeError: CUDA error: {error}"
@@ -58,7 +55,7 @@ def test_another_process_is_named_only_where_it_holds_most() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@each(
     ("frame", "words"),
     [
         (ZERO.format(file="partition_parameters.py", function="_allgather_params"), "stage3_max_live_parameters"),
@@ -78,7 +75,7 @@ def test_what_to_change_first_depends_on_where_the_memory_ran_out(frame: str, wo
     assert finding.fix and words in finding.fix.text
 
 
-@pytest.mark.parametrize(
+@each(
     "file",
     ["flash_attn_2_cuda.cpython-310-x86_64-linux-gnu.so", "amp_C.cpython-310-x86_64-linux-gnu.so", "xformers/_C.so"],
 )
@@ -95,9 +92,7 @@ def test_an_op_of_deepspeed_with_the_same_symbol_is_built_again() -> None:
     assert first(f"ImportError: {op}: undefined symbol: _ZN3c104cuda9SetDeviceEa").rule == "torch-abi-mismatch"
 
 
-@pytest.mark.parametrize(
-    ("xid", "rule"), [(79, "gpu-hardware-error"), (48, "gpu-hardware-error"), (31, "gpu-illegal-access")]
-)
+@each(("xid", "rule"), [(79, "gpu-hardware-error"), (48, "gpu-hardware-error"), (31, "gpu-illegal-access")])
 def test_an_xid_tells_the_gpu_from_the_program(xid: int, rule: str) -> None:
     assert first(f"[1234.5] NVRM: Xid (PCI:0000:3b:00): {xid}, pid=4711, name=python").rule == rule
 
@@ -159,7 +154,7 @@ def test_a_name_that_torch_has_not_is_the_fault_of_who_asks_for_it() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@each(
     "line",
     [
         "cp: cannot open 'x': Permission denied",
@@ -183,7 +178,7 @@ def test_the_key_that_pydantic_refused_is_named() -> None:
     assert finding.rule == "config-key-unknown" and "overlap_com" in finding.title
 
 
-@pytest.mark.parametrize("model", ["ModelConfig", "VllmConfig", "TrainSettings"])
+@each("model", ["ModelConfig", "VllmConfig", "TrainSettings"])
 def test_a_validation_error_of_another_program_is_not_the_configuration_of_deepspeed(model: str) -> None:
     log = [
         f"pydantic_core._pydantic_core.ValidationError: 1 validation error for {model}",

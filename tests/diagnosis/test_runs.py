@@ -5,12 +5,11 @@ from __future__ import annotations
 import gzip
 from pathlib import Path
 
-import pytest
-
 from dsdoctor.core.finding import Severity
 from dsdoctor.diagnosis.models import Diagnosis, LogOutcome
 from tests.cli.runner import run
 from tests.diagnosis.reading import diagnose
+from tests.each import each
 
 STEPS = [f"step {number}/900 loss 1.{number}" for number in range(1, 813)]
 RAISED = [
@@ -30,7 +29,7 @@ def rule(diagnosis: Diagnosis) -> str:
     return next((one.rule for one in diagnosis.findings if one.severity is not Severity.NOTE), "")
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "words"),
     [
         (
@@ -157,7 +156,7 @@ def test_an_exception_within_a_warning_is_none() -> None:
     assert diagnose(log).outcome is LogOutcome.HEALTHY
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "words"),
     [
         (
@@ -175,7 +174,7 @@ def test_the_rank_that_did_not_come_is_named(line: str, words: str) -> None:
     assert words in str(diagnose([line]).findings[0])
 
 
-@pytest.mark.parametrize(
+@each(
     "log",
     [
         ["python: a.cpp:3: void f(int): Assertion `n > 0' failed."],
@@ -221,7 +220,7 @@ def test_the_step_from_which_the_loss_is_nan_is_named() -> None:
     assert title(diagnose(log)).startswith("the loss is nan from step 6 on")
 
 
-@pytest.mark.parametrize("data", [bytes(range(256)) * 9, b"\x7fELF\x02\x01", b"PK\x03\x04" + b"x" * 99, b"\x89PNG\r\n"])
+@each("data", [bytes(range(256)) * 9, b"\x7fELF\x02\x01", b"PK\x03\x04" + b"x" * 99, b"\x89PNG\r\n"])
 def test_bytes_that_are_no_text_are_no_log(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.log").write_bytes(data)
     (tmp_path / "a.log.gz").write_bytes(gzip.compress(data))
@@ -319,7 +318,7 @@ def test_the_traceback_in_torchruns_summary_is_read() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@each(
     "line",
     [
         "INFO Killed stale process 12 before start",
@@ -337,7 +336,7 @@ def overflow(first: int, last: int) -> list[str]:
     return [line.format(2**power, 2 ** (power - 1)) for power in range(first, last, -1)]
 
 
-@pytest.mark.parametrize("first", [16, 24, 32])
+@each("first", [16, 24, 32])
 def test_a_loss_scale_that_sinks_up_to_the_end_is_told(first: int) -> None:
     diagnosis = diagnose([*STEPS[:4], *overflow(first, 2)])
 
@@ -345,7 +344,7 @@ def test_a_loss_scale_that_sinks_up_to_the_end_is_told(first: int) -> None:
     assert f"{2**first:g} to 8" in title(diagnosis)
 
 
-@pytest.mark.parametrize(
+@each(
     "log",
     [
         overflow(32, 12),

@@ -14,6 +14,7 @@ from dsdoctor.diagnosis.models import Diagnosis
 from dsdoctor.diagnosis.scan import A_COMPILE
 from tests.cli.runner import run
 from tests.diagnosis.reading import diagnose
+from tests.each import each
 
 ALL_WORDS = " ".join(sorted(word.decode() for word in INDEX.words if word != A_COMPILE))
 CAUSE = "x.h:6:10: fatal error: cusparse.h: No such file or directory"
@@ -81,7 +82,7 @@ def test_beside_a_cause_it_is_a_note() -> None:
     assert partly(diagnose([CAUSE, ALL_WORDS])) == [(Severity.NOTE, "of line 2", ())]
 
 
-@pytest.mark.parametrize("length", [5_000, 200_000])
+@each("length", [5_000, 200_000])
 def test_a_cause_in_the_middle_of_a_very_long_line_is_told_as_not_searched_on_the_terminal(
     length: int, tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ import pytest
 from dsdoctor.core.finding import has_error
 from tests.diagnosis.mixtures import BANNER, FAILURES, STEPS, TORCHRUN, alone
 from tests.diagnosis.reading import diagnose
+from tests.each import each
 
 BEGAN = ["=================== test session starts ===================", "collected 14 items", "tests/test_a.py ...."]
 PASSES = ["===== PASSES =====", "___ test_a ___", "----- Captured stderr call -----"]
@@ -32,8 +33,8 @@ DEEPSPEED = [
 TRAININGS = (STEPS, [f"{{'loss': 1.{number}, 'epoch': 0.1}}" for number in range(12)], DEEPSPEED)
 
 
-@pytest.mark.parametrize("failure", FAILURES)
-@pytest.mark.parametrize("last", [*WELL, *ILL])
+@each("failure", FAILURES)
+@each("last", [*WELL, *ILL])
 def test_a_suite_is_well_if_no_test_failed(failure: str, last: list[str]) -> None:
     log = [*BEGAN, *PASSES, *FAILURES[failure], *last]
 
@@ -44,7 +45,7 @@ def test_a_suite_is_well_if_no_test_failed(failure: str, last: list[str]) -> Non
 DEAD = [(failure, last, end) for failure in FAILURES for last in SUMMARIES for end in ENDS]
 
 
-@pytest.mark.parametrize(("failure", "last", "end"), DEAD[::7])
+@each(("failure", "last", "end"), DEAD[::17])
 def test_a_summary_does_not_answer_for_another_failure_in_a_sample(
     failure: str, last: list[str], end: list[str]
 ) -> None:
@@ -73,8 +74,8 @@ def told_as_without_the_summary(failure: str, last: list[str], end: list[str]) -
         assert has_error(diagnose(log).findings)
 
 
-@pytest.mark.parametrize("training", TRAININGS)
-@pytest.mark.parametrize("last", SUMMARIES)
+@each("training", TRAININGS)
+@each("last", SUMMARIES)
 def test_a_training_that_runs_code_is_well(last: list[str], training: list[str]) -> None:
     """Tests that fail are part of it, wherever in the log they are summed up."""
     for log in (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.diagnosis.variations import VARIATIONS, flips
+from tests.each import each
 
 TOLD_APART = {
     ("numerics-nan-losses.log", "follows"),  # nan, and then a rank that is gone: the log does not say which ended it
@@ -43,6 +44,6 @@ def test_another_form_of_a_real_log_has_the_same_verdict_in_a_sample() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("corpus", ["real", "blind", "fresh"])
+@each("corpus", ["real", "blind", "fresh"])
 def test_another_form_of_a_log_has_the_same_verdict(corpus: str) -> None:
     assert wrong(corpus) == []

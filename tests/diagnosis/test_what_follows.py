@@ -6,6 +6,7 @@ import pytest
 
 from dsdoctor.core.finding import has_error
 from tests.diagnosis.reading import diagnose
+from tests.each import each
 
 INIT = "/v/torch/cuda/__init__.py:129: UserWarning: CUDA initialization: "
 COUNT = f"{INIT}Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before? Error "
@@ -31,8 +32,8 @@ ENDS = (
 )
 
 
-@pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("warning", WARNINGS)
+@each("end", ENDS)
+@each("warning", WARNINGS)
 def test_a_cuda_that_cannot_begin_is_the_cause(warning: str, end: str) -> None:
     rule, word = WARNINGS[warning]
     for log in ([warning, CPU, *TRACEBACK, end], [warning, "  return f() > 0", CPU, *TRACEBACK, end, end]):
@@ -40,7 +41,7 @@ def test_a_cuda_that_cannot_begin_is_the_cause(warning: str, end: str) -> None:
         assert (first.rule, word in first.title) == (rule, True)
 
 
-@pytest.mark.parametrize("warning", WARNINGS)
+@each("warning", WARNINGS)
 def test_it_is_none_of_another_failure(warning: str) -> None:
     log = [warning, CPU, *TRACEBACK, "KeyError: 'labels'"]
 
@@ -70,8 +71,8 @@ FOLLOWS = ((TRIES[0], NOT_REACHED[0]), (TRIES[1], NOT_REACHED[1]), *((TRIES[0], 
 PROBLEMS = ("is not yet valid", "has expired")
 
 
-@pytest.mark.parametrize("problem", PROBLEMS)
-@pytest.mark.parametrize(("tried", "end"), FOLLOWS)
+@each("problem", PROBLEMS)
+@each(("tried", "end"), FOLLOWS)
 def test_a_certificate_whose_time_is_not_now_is_the_cause(tried: str, end: str, problem: str) -> None:
     verify = VERIFY.format(problem)
     lines = [tried.format(host="huggingface.co", verify=verify), *TRACEBACK, end.format(verify=verify)]
@@ -113,12 +114,23 @@ STEPS_OF = (
 )
 
 
-@pytest.mark.parametrize("problem", PROBLEMS)
-@pytest.mark.parametrize(
-    ("warned", "end"),
-    [(warned, end) for warned in WARNED for end in (OTHERS if warned != "pip" else (NOT_REACHED[0], THERE))],
-)
+OTHER_SERVERS = [(warned, end) for warned in WARNED for end in (OTHERS if warned != "pip" else (NOT_REACHED[0], THERE))]
+
+
+@each(("warned", "end"), OTHER_SERVERS[::4])
+def test_the_certificate_of_another_server_is_none_in_a_sample(warned: str, end: str) -> None:
+    told_without_the_certificate(warned, end, PROBLEMS[0])
+
+
+@pytest.mark.slow
+@each("problem", PROBLEMS)
+@each(("warned", "end"), OTHER_SERVERS)
 def test_the_certificate_of_another_server_is_none(warned: str, end: str, problem: str) -> None:
+    told_without_the_certificate(warned, end, problem)
+
+
+def told_without_the_certificate(warned: str, end: str, problem: str) -> None:
+    """What is told is what is told without the certificate."""
     verify = VERIFY.format(problem)
     said = [line.format(verify=verify, problem=problem) for line in WARNED[warned]]
     right = diagnose([*TRACEBACK, end]).findings[0].rule
@@ -131,9 +143,9 @@ def test_the_certificate_of_another_server_is_none(warned: str, end: str, proble
         assert diagnose([own, *TRACEBACK, OFFLINE]).findings[0].rule == "hf-hub-unreachable"
 
 
-@pytest.mark.parametrize("problem", PROBLEMS)
-@pytest.mark.parametrize("steps", STEPS_OF)
-@pytest.mark.parametrize(
+@each("problem", PROBLEMS)
+@each("steps", STEPS_OF)
+@each(
     "line",
     [
         *OF_ITSELF,
@@ -153,11 +165,11 @@ def test_a_training_that_ran_did_not_need_the_server(line: str, steps: list[str]
     assert diagnose(["loading", said]).findings[0].rule == CERTIFICATE
 
 
-@pytest.mark.parametrize(
+@each(
     "error",
     ["100: no CUDA-capable device is detected", "34: CUDA driver is a stub library", "101: invalid device ordinal"],
 )
-@pytest.mark.parametrize("end", ENDS)
+@each("end", ENDS)
 def test_a_node_without_a_gpu_is_told_as_before(error: str, end: str) -> None:
     said = f"{COUNT}{error} (Triggered internally at CUDAFunctions.cpp:109.)"
     for log in ([said, CPU, *TRACEBACK, end], [said, *TRACEBACK, end]):

@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-import pytest
-
 from dsdoctor.core.finding import Severity
 from tests.diagnosis.reading import diagnose
+from tests.each import each
 
 TEXT = (Path(__file__).parent / "wordings.txt").read_text(encoding="utf-8")
 BLOCKS = [block.partition("\n") for block in TEXT.split("\n== ")[1:]]
@@ -17,7 +16,7 @@ def first(log: list[str]) -> str | None:
     return next((finding.rule for finding in diagnose(log).findings if finding.severity is Severity.ERROR), None)
 
 
-@pytest.mark.parametrize("rule", sorted({rule for rule, _ in CASES}))
+@each("rule", sorted({rule for rule, _ in CASES}))
 def test_the_cause_comes_first(rule: str) -> None:
     logs = [log for name, log in CASES if name == rule]
 
