@@ -12,7 +12,7 @@ from cyclopts.validators import Number
 from rich.console import Console
 
 from dsdoctor.cli.diagnose import diagnose_command
-from dsdoctor.cli.ending import FOUND, OK, interrupted_by, print_result
+from dsdoctor.cli.ending import FOUND, OK, columns, interrupted_by, print_result
 from dsdoctor.cli.options import Json, Verbose
 from dsdoctor.comm.control.supervisor import Screen
 from dsdoctor.comm.launch.rank import rank_of
@@ -234,7 +234,8 @@ class Window:
             write_page(report, self._html)
         if self._save:
             baseline.save(report, self._save)
-        print_result("comm", self._as_json, report_lines(report, verbose=self._verbose), report.findings, report=report)
+        lines = report_lines(report, verbose=self._verbose, width=columns())
+        print_result("comm", self._as_json, lines, report.findings, report=report)
         if sys.stdout is not None:
             sys.stdout.flush()
 

@@ -70,6 +70,15 @@ def finding_of(error: DoctorError) -> Finding:
     return Finding.error(rule, message, fix=hint)
 
 
+def columns() -> int | None:
+    """How wide stdout is, for what has tables; None where lines are not broken."""
+    from rich.console import Console
+
+    from dsdoctor.report.terminal import screen_width
+
+    return screen_width(Console())
+
+
 def _show(lines: Iterable[str], *, stderr: bool = False) -> None:
     from rich.console import Console
 

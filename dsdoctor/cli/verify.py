@@ -19,7 +19,7 @@ from dsdoctor.core.options import argument, flag
 from dsdoctor.core.requests import MachineFile, PythonPath
 from dsdoctor.report.machines import built_lines
 from dsdoctor.report.screen import counted, first_step, next_line, screen_lines
-from dsdoctor.report.terminal import show_talk
+from dsdoctor.report.terminal import VerdictLine, show_talk
 
 WheelFile = Annotated[str | None, argument(help="The wheel to judge: a file, its address, or a package index.")]
 Installed = Annotated[bool, flag(help="Judge the installed DeepSpeed instead of a wheel.")]
@@ -50,8 +50,8 @@ def verify_command(
         raise UsageError("name a wheel, or say --installed", hint="dsdoctor verify dist/deepspeed-....whl")
     done = _verified(wheel, machine, python, load=load)
     fits = _fits(done, "this machine" if machine is None else machine.stem, load=load)
-    shown = screen_lines(done.findings, shows_all="" if verbose else "-v")
-    lines = [*built_lines(done.built), *shown, *fits, *_next(done, wheel)]
+    shown = list(screen_lines(done.findings, shows_all="" if verbose else "-v"))
+    lines = [*built_lines(done.built), "", *shown, *([""] if shown else []), *fits, *_next(done, wheel)]
     print_result("verify", as_json, lines, done.findings, built=done.built, machine=done.machine)
     return FOUND if has_error(done.findings) else OK
 
@@ -77,9 +77,9 @@ def _fits(done: Verified, where: str, *, load: bool) -> list[str]:
     bad = tuple(finding for finding in done.findings if finding.severity is not Severity.NOTE)
     if bad:
         says = "✗ it does not work on" if has_error(bad) else "! it may not work on"
-        return [f"{says} {where}: {counted(bad)}"]
+        return [VerdictLine(f"{says} {where}: {counted(bad)}")]
     unseen = "; its GPU code was not judged: no GPU is visible" if done.built.sm_arch and not done.machine.gpus else ""
     if any(finding.rule == "attestation-not-checked" for finding in done.findings):
         unseen += "; the signature of its attestation was not checked"
     loads = ", and its ops load" if load and done.built.installed_ops and not done.findings else ""
-    return [f"✓ it fits {where}{loads}{unseen}"]
+    return [VerdictLine(f"✓ it fits {where}{loads}{unseen}")]

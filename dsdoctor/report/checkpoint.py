@@ -15,7 +15,7 @@ from dsdoctor.commands.checkpoint_merge import Merged
 from dsdoctor.commands.checkpoint_universal import Converted
 from dsdoctor.core.finding import Severity, has_error
 from dsdoctor.core.sentences import and_more
-from dsdoctor.report.terminal import finding_lines
+from dsdoctor.report.terminal import VerdictLine, finding_lines
 from dsdoctor.report.units import size
 
 MOST_TAGS = 6
@@ -28,7 +28,8 @@ def checkpoint_lines(judged: Judged, available: int | None) -> Iterator[str]:
         yield from _contents(judged.examined)
     yield from finding_lines(judged.findings)
     yield from _memory(judged, available)
-    yield verdict_line(judged)
+    yield ""
+    yield VerdictLine(verdict_line(judged))
 
 
 def _contents(examined: Examined) -> Iterator[str]:

@@ -18,6 +18,7 @@ from dsdoctor.report.wrap import in_letters, wrapped
 # every command prints with this file, and few of them have a plan or a machine
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
     from dsdoctor.core.build_models import BuildPlan, BuildResult, ToolkitPlan
     from dsdoctor.core.machine import Machine, Toolkit
@@ -27,26 +28,55 @@ STYLES = {"✓": "green", "!": "yellow", "✗": "red", "·": "dim"}
 MIB, GIB = 1 << 20, 1 << 30
 MOST_NAMES = 6
 STEERING = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+NEXT = "  next: $ "
+TITLE = re.compile(r"[✗!] .*\[[a-z0-9-]+\]$")
+RULE = re.compile(r"\s*\[[a-z0-9-]+\]$")
 LIKE_OURS = re.compile(r"\s*(?:(?:(?:or|then|next:) )?\$ |Fix:|[✓✗!·] )")
 
 
+class VerdictLine(str):
+    """The line that says how it is: it stands out among the others."""
+
+    __slots__ = ()
+
+
 def show(console: Console, lines: Iterable[str]) -> None:
-    """Print lines: no markup, only a mark at the start is coloured. On a terminal, or where COLUMNS says how wide, words wrap.
+    """Print lines: no markup, a mark at the start is coloured, titles and verdicts are bold. On a terminal, or where COLUMNS
+    says how wide, words wrap.
 
     In a pipe a line stays whole, so that it can be searched.
     """
+    width, in_ascii = screen_width(console), not _has_marks(console)
+    for line in lines:
+        said = printable(line)
+        mark = said.lstrip()[:1]
+        said = in_letters(said) if in_ascii else said
+        for place, part in enumerate(wrapped(said, width) if width else [said]):
+            text = _styled(part, line, mark, first=not place)
+            console.print(text, soft_wrap=True, highlight=False)
+
+
+def screen_width(console: Console) -> int | None:
+    """The columns that a line may have; None where it is not broken."""
+    return console.width if console.is_terminal or os.environ.get("COLUMNS", "").isdigit() else None
+
+
+def _styled(part: str, line: str, mark: str, *, first: bool) -> Text:
+    """A part of a line with its colours. ``mark``: the line's own, which may stand there in letters."""
     from rich.text import Text
 
-    width = console.width if console.is_terminal or os.environ.get("COLUMNS", "").isdigit() else None
-    plain = not _has_marks(console)
-    for line in map(printable, lines):
-        for part in wrapped(line, width) if width else [line]:
-            text = Text(in_letters(part) if plain else part)
-            indent = len(part) - len(part.lstrip())
-            mark = part[indent : indent + 1]
-            if mark in STYLES:
-                text.stylize(STYLES[mark], 0, indent + 1 + plain)
-            console.print(text, soft_wrap=True, highlight=False)
+    text = Text(part)
+    if isinstance(line, VerdictLine):
+        text.stylize(f"bold {STYLES.get(mark, '')}")
+    elif line.startswith(NEXT):
+        text.stylize("bold")
+    elif mark in STYLES:
+        if TITLE.match(line):
+            text.stylize("bold", 0, len(RULE.sub("", part)))
+            text.highlight_regex(RULE, "dim")
+        if first:
+            text.stylize(STYLES[mark], 0, len(part) - len(part.lstrip()) + len(part.split(maxsplit=1)[0]))
+    return text
 
 
 def _has_marks(console: Console) -> bool:
@@ -194,10 +224,12 @@ def result_lines(result: BuildResult) -> Iterator[str]:
                 yield f"    log: {op.log}"
     if result.wheel:
         size = os.stat(result.wheel).st_size / MIB  # noqa: PTH116
-        yield f"✓ {result.wheel}  ({size:.1f} MiB, {result.seconds:.0f} s, {result.cpu_seconds:.0f} CPU-seconds)"
+        yield VerdictLine(
+            f"✓ {result.wheel}  ({size:.1f} MiB, {result.seconds:.0f} s, {result.cpu_seconds:.0f} CPU-seconds)"
+        )
         yield f"  what is in it, and for which machines: {result.manifest}"
     else:
-        yield f"✗ no wheel; the whole log is {result.log}"
+        yield VerdictLine(f"✗ no wheel; the whole log is {result.log}")
 
 
 def install_lines(plan: BuildPlan, wheel: str) -> Iterator[str]:

@@ -92,7 +92,7 @@ def test_a_quick_test_that_went_well_is_told_in_the_guides_words() -> None:
         "[nodea-0] is OK",
         "[nodea-1] is OK",
         "",
-        "✓ 2 of 2 ranks reach each other and say the same (gloo, 1 host)  in 3.4 s",
+        "✓ 2 of 2 ranks reach each other and say the same (gloo, 1 host) in 3.4 s",
     ]
 
 
