@@ -118,7 +118,10 @@ GROUPS = {
 HELP = """Gets DeepSpeed built and keeps it running right.
 
 Start with `dsdoctor check`. The log of what failed goes to `dsdoctor diagnose LOG`. Each command has a --help with an example."""
-STATUSES = "Exit status: 0 done, 1 an error was found, 2 usage, 3 impossible plan, 4 build failed, 5 dsdoctor's own failure, 6 slow (comm)."
+STATUSES = (
+    "Exit status: 0 done, 1 an error was found, 2 usage, 3 impossible plan, 4 build failed, "
+    "5 dsdoctor's own failure, 6 slow (comm)."
+)
 
 
 def make_app(only: str = "") -> App:
@@ -208,20 +211,16 @@ def _nothing(name: str) -> Mapping[str, Any]:
 
 
 def summary(place: str) -> str:
-    """The first line of a command's help, read in its source: importing them all takes a second."""
+    """What a command's help says, or a group's, read in its source: importing them all takes a second."""
     module, _, name = place.partition(":")
     file = Path(__file__).parents[2].joinpath(*module.split("."))
     source = file / "__init__.py" if file.is_dir() else file.with_suffix(".py")
     for node in ast.walk(ast.parse(source.read_bytes())) if source.is_file() else ():
         if isinstance(node, ast.FunctionDef) and node.name == name:
-            return (ast.get_docstring(node) or "").partition("\n")[0]
-        if (
-            isinstance(node, ast.keyword)
-            and node.arg == "help"
-            and isinstance(node.value, ast.Constant)
-            and name == "app"
-        ):
-            return str(node.value.value).partition("\n")[0]
+            return ast.get_docstring(node) or ""
+        if name == "app" and isinstance(node, ast.keyword) and node.arg == "help":
+            # the first one in the file is the App's own
+            return str(ast.literal_eval(node.value))
     return ""
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts.validators import Number
-from rich.console import Console
 
 from dsdoctor.cli.diagnose import diagnose_command
 from dsdoctor.cli.ending import FOUND, OK, columns, interrupted_by, print_result
@@ -29,6 +28,7 @@ from dsdoctor.core.options import flag, option
 from dsdoctor.core.processes import age
 from dsdoctor.report.comm.history import history_lines
 from dsdoctor.report.comm.lines import phase_line, report_lines
+from dsdoctor.report.stream import Stream
 from dsdoctor.report.terminal import show
 
 SLOW = 6
@@ -176,7 +176,7 @@ def _prolog(wanted: CommRequest, history: Path | None) -> int:
     test, why_not = test_node(wanted, history)
     sys.stdout.write(line_of(test) + "\n")
     if why_not:
-        show(Console(stderr=True), [f"! {why_not}"])
+        show(Stream(stderr=True), [f"! {why_not}"])
     return FOUND if test.failed else OK
 
 
@@ -211,7 +211,7 @@ class Window:
         self, as_json: bool, verbose: bool, html: Path | None, save: Path | None, base: baseline.Base | None
     ) -> None:
         self._as_json, self._verbose, self._html, self._save, self._base = as_json, verbose, html, save, base
-        self._talk = Console(stderr=True)
+        self._talk = Stream(stderr=True)
         self.shown = True
         self.status = 0
 
@@ -251,9 +251,9 @@ def _as_rank(rank: Rank, settings: CommSettings, window: Window, began: float) -
         return window.status
     if outcome.alone:
         report = unmet(outcome, rank, settings, time.monotonic() - began)
-        show(Console(stderr=True), report_lines(report, verbose=False))
+        show(Stream(stderr=True), report_lines(report, verbose=False))
         if outcome.folder:
-            show(Console(stderr=True), [f"  files of rank {rank.rank}: {outcome.folder}"])
+            show(Stream(stderr=True), [f"  files of rank {rank.rank}: {outcome.folder}"])
     return outcome.status
 
 

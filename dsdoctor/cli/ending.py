@@ -72,19 +72,17 @@ def finding_of(error: DoctorError) -> Finding:
 
 def columns() -> int | None:
     """How wide stdout is, for what has tables; None where lines are not broken."""
-    from rich.console import Console
-
+    from dsdoctor.report.stream import Stream
     from dsdoctor.report.terminal import screen_width
 
-    return screen_width(Console())
+    return screen_width(Stream())
 
 
 def _show(lines: Iterable[str], *, stderr: bool = False) -> None:
-    from rich.console import Console
-
+    from dsdoctor.report.stream import Stream
     from dsdoctor.report.terminal import show
 
-    show(Console(stderr=stderr), lines)
+    show(Stream(stderr=stderr), lines)
 
 
 def _shown(error: DoctorError) -> tuple[str, str]:

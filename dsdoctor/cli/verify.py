@@ -5,8 +5,6 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from rich.console import Console
-
 from dsdoctor.builder.wheel.remote import is_url
 from dsdoctor.cli.ending import FOUND, OK, print_result
 from dsdoctor.cli.options import Json, Verbose
@@ -19,6 +17,7 @@ from dsdoctor.core.options import argument, flag
 from dsdoctor.core.requests import MachineFile, PythonPath
 from dsdoctor.report.machines import built_lines
 from dsdoctor.report.screen import counted, first_step, next_line, screen_lines
+from dsdoctor.report.stream import Stream
 from dsdoctor.report.terminal import VerdictLine, show_talk
 
 WheelFile = Annotated[str | None, argument(help="The wheel to judge: a file, its address, or a package index.")]
@@ -67,7 +66,7 @@ def _next(done: Verified, wheel: str | None) -> list[str]:
 
 def _verified(wheel: str | None, machine: Path | None, python: str, *, load: bool) -> Verified:
     if wheel is not None and is_url(wheel) and not load:
-        say = partial(show_talk, Console(stderr=True))
+        say = partial(show_talk, Stream(stderr=True))
         return verify_listed(python, machine, wheel, say=say)
     return verify(python, machine, Path(wheel) if wheel is not None else None, load=load)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -17,14 +18,13 @@ from dsdoctor.report.wrap import in_letters, wrapped
 
 # every command prints with this file, and few of them have a plan or a machine
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.text import Text
-
     from dsdoctor.core.build_models import BuildPlan, BuildResult, ToolkitPlan
     from dsdoctor.core.machine import Machine, Toolkit
+    from dsdoctor.report.stream import Screen
 
 MARKS = {Severity.NOTE: "·", Severity.WARNING: "!", Severity.ERROR: "✗"}
-STYLES = {"✓": "green", "!": "yellow", "✗": "red", "·": "dim"}
+BOLD, DIM = "1", "2"
+STYLES = {"✓": "32", "!": "33", "✗": "31", "·": DIM}
 MIB, GIB = 1 << 20, 1 << 30
 MOST_NAMES = 6
 STEERING = {"Cc", "Cf", "Cs", "Zl", "Zp"}
@@ -40,57 +40,62 @@ class VerdictLine(str):
     __slots__ = ()
 
 
-def show(console: Console, lines: Iterable[str]) -> None:
-    """Print lines: no markup, a mark at the start is coloured, titles and verdicts are bold. On a terminal, or where COLUMNS
-    says how wide, words wrap.
+def show(screen: Screen, lines: Iterable[str]) -> None:
+    """Print lines: a mark at the start is coloured, titles and verdicts are bold. On a terminal, or where COLUMNS says how
+    wide, words wrap.
 
-    In a pipe a line stays whole, so that it can be searched.
+    In a pipe a line stays whole, so that it can be searched. A reader that has gone away ends it without an error.
     """
-    width, in_ascii = screen_width(console), not _has_marks(console)
-    for line in lines:
-        said = printable(line)
-        mark = said.lstrip()[:1]
-        said = in_letters(said) if in_ascii else said
-        for place, part in enumerate(wrapped(said, width) if width else [said]):
-            text = _styled(part, line, mark, first=not place)
-            console.print(text, soft_wrap=True, highlight=False)
+    width, in_ascii, colours = screen_width(screen), not _has_marks(screen), screen.is_terminal and not screen.no_color
+    with contextlib.suppress(BrokenPipeError):
+        for line in lines:
+            said = printable(line)
+            mark = said.lstrip()[:1]
+            said = in_letters(said) if in_ascii else said
+            for place, part in enumerate(wrapped(said, width) if width else [said]):
+                text = _styled(part, line, mark, first=not place) if colours else part
+                screen.file.write(f"{text}\n")
+        screen.file.flush()
 
 
-def screen_width(console: Console) -> int | None:
+def screen_width(screen: Screen) -> int | None:
     """The columns that a line may have; None where it is not broken."""
-    return console.width if console.is_terminal or os.environ.get("COLUMNS", "").isdigit() else None
+    return screen.width if screen.is_terminal or os.environ.get("COLUMNS", "").isdigit() else None
 
 
-def _styled(part: str, line: str, mark: str, *, first: bool) -> Text:
+def _styled(part: str, line: str, mark: str, *, first: bool) -> str:
     """A part of a line with its colours. ``mark``: the line's own, which may stand there in letters."""
-    from rich.text import Text
-
-    text = Text(part)
     if isinstance(line, VerdictLine):
-        text.stylize(f"bold {STYLES.get(mark, '')}")
-    elif line.startswith(NEXT):
-        text.stylize("bold")
-    elif mark in STYLES:
-        if TITLE.match(line):
-            text.stylize("bold", 0, len(RULE.sub("", part)))
-            text.highlight_regex(RULE, "dim")
-        if first:
-            text.stylize(STYLES[mark], 0, len(part) - len(part.lstrip()) + len(part.split(maxsplit=1)[0]))
-    return text
+        return _painted(part, BOLD, STYLES.get(mark, ""))
+    if line.startswith(NEXT):
+        return _painted(part, BOLD)
+    if mark not in STYLES:
+        return part
+    begin = len(part) - len(part.lstrip()) + len(part.split(maxsplit=1)[0]) if first else 0
+    coloured, rest = part[:begin], part[begin:]
+    if not TITLE.match(line):
+        return _painted(coloured, STYLES[mark]) + rest
+    rule = RULE.search(rest)
+    end = rule.start() if rule else len(rest)
+    return _painted(coloured, BOLD, STYLES[mark]) + _painted(rest[:end], BOLD) + _painted(rest[end:], DIM)
 
 
-def _has_marks(console: Console) -> bool:
+def _painted(text: str, *codes: str) -> str:
+    return f"\x1b[{';'.join(filter(None, codes))}m{text}\x1b[0m" if text else ""
+
+
+def _has_marks(screen: Screen) -> bool:
     """Whether the terminal's encoding has our marks."""
     try:
-        "✓✗·".encode(console.encoding)
+        "✓✗·".encode(screen.encoding)
     except (UnicodeEncodeError, LookupError):
         return False
     return True
 
 
-def show_talk(console: Console, line: str) -> None:
+def show_talk(screen: Screen, line: str) -> None:
     """A line about what goes on, which is no result."""
-    show(console, [f"* {line}"])
+    show(screen, [f"* {line}"])
 
 
 def printable(line: str) -> str:
