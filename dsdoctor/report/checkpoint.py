@@ -15,6 +15,7 @@ from dsdoctor.commands.checkpoint_merge import Merged
 from dsdoctor.commands.checkpoint_universal import Converted
 from dsdoctor.core.finding import Severity, has_error
 from dsdoctor.core.sentences import and_more
+from dsdoctor.report.screen import first_step, next_line
 from dsdoctor.report.terminal import VerdictLine, finding_lines
 from dsdoctor.report.units import size
 
@@ -30,6 +31,8 @@ def checkpoint_lines(judged: Judged, available: int | None) -> Iterator[str]:
     yield from _memory(judged, available)
     yield ""
     yield VerdictLine(verdict_line(judged))
+    if command := first_step(judged.findings):
+        yield next_line(command)
 
 
 def _contents(examined: Examined) -> Iterator[str]:
