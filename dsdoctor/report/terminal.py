@@ -46,7 +46,7 @@ def show(screen: Screen, lines: Iterable[str]) -> None:
 
     In a pipe a line stays whole, so that it can be searched. A reader that has gone away ends it without an error.
     """
-    width, in_ascii, colours = screen_width(screen), not _has_marks(screen), screen.is_terminal and not screen.no_color
+    width, in_ascii, colours = screen_width(screen), not has_marks(screen), screen.is_terminal and not screen.no_color
     with contextlib.suppress(BrokenPipeError):
         for line in lines:
             said = printable(line)
@@ -84,7 +84,7 @@ def _painted(text: str, *codes: str) -> str:
     return f"\x1b[{';'.join(filter(None, codes))}m{text}\x1b[0m" if text else ""
 
 
-def _has_marks(screen: Screen) -> bool:
+def has_marks(screen: Screen) -> bool:
     """Whether the terminal's encoding has our marks."""
     try:
         "✓✗·".encode(screen.encoding)

@@ -14,7 +14,7 @@ FURTHEST = 36
 """The furthest that what goes on is indented."""
 IN_LETTERS = {"✓": "ok", "!": "!!", "✗": "XX", "·": "--"}
 MARKS = {*IN_LETTERS, *IN_LETTERS.values(), "*"}
-OTHERS = str.maketrans({"…": "...", "µ": "u", "→": "->", "×": "x"})
+OTHERS = str.maketrans({"…": "...", "µ": "u", "→": "->", "×": "x", "✗": "X", "✓": "v", "·": "-"})
 
 
 def wrapped(line: str, width: int) -> list[str]:
@@ -105,9 +105,13 @@ def in_letters(line: str) -> str:
 
     >>> in_letters("  ✗ a…"), in_letters("! b"), in_letters("c!")
     ('  XX a...', '!! b', 'c!')
+    >>> in_letters("✗  a cell  ✗")
+    'XX a cell  X'
     """
     words = line.lstrip()
     mark = IN_LETTERS.get(words[:1]) if words[1:2] in {" ", ""} else None
     if mark:
-        line = line[: len(line) - len(words)] + mark + words[1:]
+        # in a column of its own a mark has room for a letter more
+        rest = words[2:] if words[1:3] == "  " else words[1:]
+        line = line[: len(line) - len(words)] + mark + rest
     return line.translate(OTHERS)
