@@ -1,6 +1,5 @@
 """All commands, and what becomes of an error in any of them: one line of text or one JSON document, and a number."""
 
-import ast
 import contextlib
 import re
 import sys
@@ -212,6 +211,8 @@ def _nothing(name: str) -> Mapping[str, Any]:
 
 def summary(place: str) -> str:
     """What a command's help says, or a group's, read in its source: importing them all takes a second."""
+    import ast
+
     module, _, name = place.partition(":")
     file = Path(__file__).parents[2].joinpath(*module.split("."))
     source = file / "__init__.py" if file.is_dir() else file.with_suffix(".py")
