@@ -96,7 +96,7 @@ complete -c dsdoctor -n __fish_use_subcommand -a 'compare' -d 'Say what differs 
 complete -c dsdoctor -n __fish_use_subcommand -a 'check' -d 'Say what is wrong with this machine for DeepSpeed, and which ops can be built o…'
 complete -c dsdoctor -n __fish_use_subcommand -a 'explain' -d 'Print the manual page of a rule: what it means, why it matters, how to fix it.'
 complete -c dsdoctor -n __fish_use_subcommand -a 'diagnose' -d 'Read failed installs, builds, JIT loads, launches and runs; say the cause first…'
-complete -c dsdoctor -n __fish_use_subcommand -a 'comm' -d 'Do all ranks reach each other, and say the same? Names the rank and host that d…'
+complete -c dsdoctor -n __fish_use_subcommand -a 'comm' -d 'Do all ranks reach each other, and get the same results? Names the rank and hos…'
 complete -c dsdoctor -n __fish_use_subcommand -a 'hang' -d 'Say which rank of a hanging training did not come, where it stands and why.'
 complete -c dsdoctor -n __fish_use_subcommand -a 'trace' -d 'Read the traces of a training: what the values of every module were, batch by b…'
 complete -c dsdoctor -n __fish_use_subcommand -a 'verify' -d 'Say whether a DeepSpeed wheel, anybody'\''s, will work in this environment, before…'

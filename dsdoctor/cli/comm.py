@@ -121,7 +121,7 @@ def comm_command(
     verbose: Verbose = False,
     local_rank: LocalRank = None,  # noqa: ARG001 (DeepSpeed's launcher adds it; the rank is read from the environment)
 ) -> int:
-    """Do all ranks reach each other, and say the same? Names the rank and host that does not, with the reason and the fix.
+    """Do all ranks reach each other, and get the same results? Names the rank and host that does not, with the reason and the fix.
 
     By itself it tests this machine, with --hostfile all its hosts. Under a launcher each process is a rank:
     torchrun -m dsdoctor.comm, deepspeed --module dsdoctor.comm, srun or mpirun python -m dsdoctor.comm.
