@@ -116,7 +116,7 @@ def test_a_table_fits_before_anything_is_broken_and_has_all_its_cells() -> None:
     whole = [line for place in PLACES for line in ledger_lines(told, place, 1 << 20)]
     cells = {cell for line in whole for cell in line.split()}
 
-    for width in WIDTHS:
+    for width in WIDTHS[::5]:
         narrow = [line for place in PLACES for line in ledger_lines(told, place, 1 << 20, width)]
         speeds = list(speed_lines(healthy_4(), verbose=True, width=width))[3:]
 
