@@ -47,9 +47,11 @@ def first_words(told: Any) -> tuple[str, str]:
 
 def start(told: Any) -> tuple[str, str]:
     over = told["start_over_python"]
-    until, parser = (over[name]["cpu_ms"] for name in ("check, until its first question", "import cyclopts"))
+    names = ("check, until its first question", "explain RULE", "explain RULE, of a log", "import cyclopts")
+    until, page, longest, parser = (over[name]["cpu_ms"] for name in names)
     return (
-        f"`check` asks its first question {until:.0f} ms of a processor after Python's own start, {parser:.0f} of them cyclopts",
+        f"over Python's own start `check` takes {until:.0f} ms of a processor to its first question, `explain` {page:.0f} to "
+        f"{longest:.0f} in all; {parser:.0f} of them are cyclopts",
         f"{told['runs']} pairs of runs",
     )
 

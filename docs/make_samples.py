@@ -17,13 +17,14 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
 SAMPLES = ROOT / "docs" / "samples"
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 MARKED = re.compile(
@@ -40,7 +41,7 @@ ELIDED = "    ..."
 class Sample:
     """An output. ``shown`` stands behind the ``$``, ``argv`` is what runs, in ``folder``.
 
-    ``first``: what runs before it, all in one empty folder.
+    ``first``: what runs before it, all in one empty folder. ``made``: what puts files into an empty folder before it.
     ``keep``: only the lines that begin like one of these; empty: all. ``ranks``: it runs several processes, and numbers
     differ. ``quick``: it needs nothing that is not always here.
     """
@@ -52,6 +53,7 @@ class Sample:
     quick: bool = False
     ranks: bool = False
     first: tuple[tuple[str, ...], ...] = ()
+    made: Callable[[], None] | None = None
     env: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -114,6 +116,28 @@ HEADROOM = Sample(
 )
 
 
+def _checkpoint() -> None:
+    """output/, as two ranks of DeepSpeed write it at stage 2; the tests of checkpoints hold the same files."""
+    from tests.checkpoint.written import Kind, write
+
+    write(Path("output"), Kind(stage=2, dtype="bf16", world=2))
+
+
+def _cut_checkpoint() -> None:
+    """The same, with a file of which the end is missing."""
+    _checkpoint()
+    os.truncate("output/global_step2/bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt", 1000)
+
+
+CHECKPOINT = Sample(
+    shown="dsdoctor checkpoint output --world 8",
+    argv=("checkpoint", "output", "--world", "8"),
+    made=_checkpoint,
+    quick=True,
+)
+CUT = Sample(shown="dsdoctor checkpoint output", argv=("checkpoint", "output"), made=_cut_checkpoint, quick=True)
+
+
 def _short(sample: Sample, *keep: str) -> Sample:
     """The same run, with fewer of its lines."""
     return Sample(**{**vars(sample), "keep": keep})
@@ -125,6 +149,8 @@ SAMPLES_BY_NAME: dict[str, Sample] = {
         CHECK, r"[✓✗] ", r"  (headers  |next)", r"    (a toolkit|Fix: let)", r"      \$ export CUDA", r"ops of"
     ),
     "explain": EXPLAIN,
+    "checkpoint": CHECKPOINT,
+    "checkpoint-cut": CUT,
     "config": CONFIG,
     "config-short": _short(CONFIG, r"✗ (grad|\d)", r"  (gradient_acc|next)", r"    (gradient_a|Fix: write grad)"),
     "memory": MEMORY,
@@ -142,7 +168,7 @@ def made(name: str) -> str:
     """The block's text: the command, then its output."""
     sample = SAMPLES_BY_NAME[name]
     output = (
-        _quick_output(sample.argv)
+        _quick_output(sample.argv, sample.made)
         if sample.quick
         else _output(sample.argv, sample.folder, tuple(sample.env.items()), sample.first)
     )
@@ -150,19 +176,23 @@ def made(name: str) -> str:
 
 
 @functools.cache
-def _quick_output(argv: tuple[str, ...]) -> str:
+def _quick_output(argv: tuple[str, ...], prepare: Callable[[], None] | None) -> str:
     """A command that starts nothing, in this process."""
     from dsdoctor.cli.app import run
 
     out, before = io.StringIO(), Path.cwd()
-    os.chdir(ROOT)
     try:
         with (
+            TemporaryDirectory() as empty,
             patch.dict(os.environ, {"COLUMNS": WIDTH}),
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(io.StringIO()),
         ):
+            os.chdir(empty if prepare else ROOT)
+            if prepare:
+                prepare()
             run(argv)
+            os.chdir(before)
     finally:
         os.chdir(before)
     return out.getvalue()

@@ -27,7 +27,7 @@ OTHERS = {"--help", "--version", "--install-completion", "--json"}
 TYPED = {
     "dsdoctor install --ops": "an index and a compiler: tests/wheel/test_install.py compares it with what is printed",
     "comm --hostfile hosts --skip-bad": "four hosts that answer over ssh, or do not",
-    "dsdoctor checkpoint output": "checkpoints of eight ranks",
+    "--universal output/global_step2_universal": "DeepSpeed's own converter, and the disk and memory of that day",
     "dsdoctor hang --pid": "a training that hangs while it is asked",
 }
 """Outputs that no script makes, by their command, and what making them would take."""

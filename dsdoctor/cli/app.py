@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from cyclopts import App, CycloptsError, Group, Parameter
@@ -115,7 +116,11 @@ GROUPS = {
 
 HELP = """Gets DeepSpeed built and keeps it running right.
 
-Exit status: 0 done, 1 an error was found, 2 usage, 3 impossible plan, 4 build failed, 5 dsdoctor's own failure, 6 slow (comm)."""
+Start with `dsdoctor check`. The log of what failed goes to `dsdoctor diagnose LOG`. Each command has a --help with an example."""
+STATUSES = (
+    "Exit status: 0 done, 1 an error was found, 2 usage, 3 impossible plan, 4 build failed, "
+    "5 dsdoctor's own failure, 6 slow (comm)."
+)
 
 
 def make_app(only: str = "") -> App:
@@ -123,6 +128,7 @@ def make_app(only: str = "") -> App:
     app = App(
         name="dsdoctor",
         help=HELP,
+        help_epilogue=STATUSES,
         help_format="markdown",
         help_flags=["-h", "--help"],
         version=version_line,
@@ -140,6 +146,8 @@ def make_app(only: str = "") -> App:
         if command.place and only in {name, ""}:
             # --version is the whole program's, not a command's; a group says so itself
             more: dict[str, Any] = {} if command.place.endswith(":app") else {"version_flags": []}
+            if not only:
+                more["help"] = summary(command.place)
             app.command(command.place, name=name, group=groups.get(name), **more)
     if not only:
         app.register_install_completion_command()
@@ -153,8 +161,6 @@ def run(arguments: Sequence[str], *, begun: Callable[[], object] = bool) -> int:
     try:
         begun()
         app = make_app(first if first in COMMANDS else "")
-        if first not in COMMANDS:
-            _import_all(app)
         chain, apps, rest = app.parse_commands(arguments)
         name = " ".join(chain)
         status = app(arguments, exit_on_error=False, print_error=False)
@@ -203,8 +209,24 @@ def _nothing(name: str) -> Mapping[str, Any]:
     return COMMANDS[name].nothing if name in COMMANDS else {}
 
 
+def summary(place: str) -> str:
+    """What a command's help says, or a group's, read in its source: importing them all takes a second."""
+    import ast
+
+    module, _, name = place.partition(":")
+    file = Path(__file__).parents[2].joinpath(*module.split("."))
+    source = file / "__init__.py" if file.is_dir() else file.with_suffix(".py")
+    for node in ast.walk(ast.parse(source.read_bytes())) if source.is_file() else ():
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            return ast.get_docstring(node) or ""
+        if name == "app" and isinstance(node, ast.keyword) and node.arg == "help":
+            # the first one in the file is the App's own
+            return str(ast.literal_eval(node.value))
+    return ""
+
+
 def _import_all(app: App) -> None:
-    """Help and completion name what every command is for."""
+    """Completion names what every command takes."""
     for name, command in COMMANDS.items():
         if command.place:
             app[name]

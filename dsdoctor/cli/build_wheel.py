@@ -6,8 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from rich.console import Console
-
 from dsdoctor.builder.make.make_wheel import refused_ops
 from dsdoctor.cli.ending import FAILED, IMPOSSIBLE, OK, print_result
 from dsdoctor.cli.matrix import run_matrix
@@ -21,6 +19,7 @@ from dsdoctor.core.finding import has_error
 from dsdoctor.core.options import TARGET, WHERE, flag, option, options
 from dsdoctor.core.requests import BuildOrder
 from dsdoctor.report.progress import BuildProgress
+from dsdoctor.report.stream import Stream
 from dsdoctor.report.terminal import finding_lines, install_lines, plan_lines, result_lines, show
 
 Index = Annotated[
@@ -139,21 +138,21 @@ def build_and_show(
         built = build(order, out.absolute(), screen=screen, after=after, reuse=reuse)
     if built.kept and not as_json:
         talk = "* nothing that this wheel is made of has changed: it is taken from the cache"
-        show(Console(stderr=True), [talk])
+        show(Stream(stderr=True), [talk])
     _show_built(command, built, as_json)
     if built.result is None:
         return IMPOSSIBLE
     if not built.result.wheel or has_error(built.result.findings):
         return FAILED
     if not as_json:
-        show(Console(), at_end(built.plan, built.result.wheel))
+        show(Stream(), at_end(built.plan, built.result.wheel))
     return OK
 
 
 def show_plan_of(plan: BuildPlan, as_json: bool) -> None:
     """The plan that is about to be carried out."""
     if not as_json:
-        show(Console(stderr=True), [*plan_lines(plan), *finding_lines(plan.findings)])
+        show(Stream(stderr=True), [*plan_lines(plan), *finding_lines(plan.findings)])
 
 
 def _show_built(command: str, built: Built, as_json: bool) -> None:

@@ -4,7 +4,6 @@ import time
 from typing import Annotated, Any
 
 from cyclopts import App
-from rich.console import Console
 
 from dsdoctor.builder.cache.store import CacheStore
 from dsdoctor.cli.ending import FOUND, OK, print_result
@@ -15,6 +14,7 @@ from dsdoctor.core.finding import Finding
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.options import flag, option
 from dsdoctor.report.cache import folder_lines, kept_lines, pruned_lines, verified_line
+from dsdoctor.report.stream import Stream
 from dsdoctor.report.terminal import finding_lines, show
 
 app = App(
@@ -99,7 +99,7 @@ def _place(store: CacheStore) -> dict[str, Any]:
 def _shown_findings(store: CacheStore) -> tuple[Finding, ...]:
     """The findings about the store, shown: an entry that is damaged is gone with the first look at it."""
     findings = store_findings(store)
-    show(Console(stderr=True), finding_lines(findings))
+    show(Stream(stderr=True), finding_lines(findings))
     return findings
 
 

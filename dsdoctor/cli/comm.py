@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts.validators import Number
-from rich.console import Console
 
 from dsdoctor.cli.diagnose import diagnose_command
-from dsdoctor.cli.ending import FOUND, OK, interrupted_by, print_result
+from dsdoctor.cli.ending import FOUND, OK, columns, interrupted_by, print_result
 from dsdoctor.cli.options import Json, Verbose
 from dsdoctor.comm.control.supervisor import Screen
 from dsdoctor.comm.launch.rank import rank_of
@@ -29,6 +28,7 @@ from dsdoctor.core.options import flag, option
 from dsdoctor.core.processes import age
 from dsdoctor.report.comm.history import history_lines
 from dsdoctor.report.comm.lines import phase_line, report_lines
+from dsdoctor.report.stream import Stream
 from dsdoctor.report.terminal import show
 
 SLOW = 6
@@ -121,7 +121,7 @@ def comm_command(
     verbose: Verbose = False,
     local_rank: LocalRank = None,  # noqa: ARG001 (DeepSpeed's launcher adds it; the rank is read from the environment)
 ) -> int:
-    """Do all ranks reach each other, and say the same? Names the rank and host that does not, with the reason and the fix.
+    """Do all ranks reach each other, and get the same results? Names the rank and host that does not, with the reason and the fix.
 
     By itself it tests this machine, with --hostfile all its hosts. Under a launcher each process is a rank:
     torchrun -m dsdoctor.comm, deepspeed --module dsdoctor.comm, srun or mpirun python -m dsdoctor.comm.
@@ -176,7 +176,7 @@ def _prolog(wanted: CommRequest, history: Path | None) -> int:
     test, why_not = test_node(wanted, history)
     sys.stdout.write(line_of(test) + "\n")
     if why_not:
-        show(Console(stderr=True), [f"! {why_not}"])
+        show(Stream(stderr=True), [f"! {why_not}"])
     return FOUND if test.failed else OK
 
 
@@ -211,7 +211,7 @@ class Window:
         self, as_json: bool, verbose: bool, html: Path | None, save: Path | None, base: baseline.Base | None
     ) -> None:
         self._as_json, self._verbose, self._html, self._save, self._base = as_json, verbose, html, save, base
-        self._talk = Console(stderr=True)
+        self._talk = Stream(stderr=True)
         self.shown = True
         self.status = 0
 
@@ -234,7 +234,8 @@ class Window:
             write_page(report, self._html)
         if self._save:
             baseline.save(report, self._save)
-        print_result("comm", self._as_json, report_lines(report, verbose=self._verbose), report.findings, report=report)
+        lines = report_lines(report, verbose=self._verbose, width=columns())
+        print_result("comm", self._as_json, lines, report.findings, report=report)
         if sys.stdout is not None:
             sys.stdout.flush()
 
@@ -250,9 +251,9 @@ def _as_rank(rank: Rank, settings: CommSettings, window: Window, began: float) -
         return window.status
     if outcome.alone:
         report = unmet(outcome, rank, settings, time.monotonic() - began)
-        show(Console(stderr=True), report_lines(report, verbose=False))
+        show(Stream(stderr=True), report_lines(report, verbose=False))
         if outcome.folder:
-            show(Console(stderr=True), [f"  files of rank {rank.rank}: {outcome.folder}"])
+            show(Stream(stderr=True), [f"  files of rank {rank.rank}: {outcome.folder}"])
     return outcome.status
 
 

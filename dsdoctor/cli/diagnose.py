@@ -18,6 +18,7 @@ from dsdoctor.diagnosis.diagnose import diagnose
 from dsdoctor.diagnosis.files import problem_of, together
 from dsdoctor.diagnosis.models import Diagnosis, LogOutcome
 from dsdoctor.report.screen import first_step, next_line, screen_lines
+from dsdoctor.report.terminal import VerdictLine
 
 GZIP, SAMPLE = b"\x1f\x8b", 8192
 SAYINGS = {
@@ -119,7 +120,6 @@ def _lines(diagnoses: list[Diagnosis], *, verbose: bool) -> Iterator[str]:
     """What each log comes to; with several, a line for each first."""
     if len(diagnoses) > 1:
         yield from (_summary(diagnosis) for diagnosis in diagnoses)
-        yield ""
     told: set[tuple[str, str]] = set()
     for diagnosis in diagnoses:
         shown = [
@@ -129,9 +129,9 @@ def _lines(diagnoses: list[Diagnosis], *, verbose: bool) -> Iterator[str]:
         ]
         told |= {problem_of(finding, diagnosis) for finding in shown}
         if len(diagnoses) > 1 and shown:
-            yield f"{diagnosis.name}:"
+            yield from ("", f"{diagnosis.name}:")
         if len(diagnoses) == 1 and (not shown or diagnosis.outcome is LogOutcome.HEALTHY):
-            yield _summary(diagnosis)
+            yield VerdictLine(_summary(diagnosis))
         yield from screen_lines(shown, shows_all="" if verbose else "-v")
         yield from _silent(diagnosis, verbose=verbose)
     if command := first_step(_together(diagnoses)):

@@ -70,12 +70,19 @@ def finding_of(error: DoctorError) -> Finding:
     return Finding.error(rule, message, fix=hint)
 
 
-def _show(lines: Iterable[str], *, stderr: bool = False) -> None:
-    from rich.console import Console
+def columns() -> int | None:
+    """How wide stdout is, for what has tables; None where lines are not broken."""
+    from dsdoctor.report.stream import Stream
+    from dsdoctor.report.terminal import screen_width
 
+    return screen_width(Stream())
+
+
+def _show(lines: Iterable[str], *, stderr: bool = False) -> None:
+    from dsdoctor.report.stream import Stream
     from dsdoctor.report.terminal import show
 
-    show(Console(stderr=stderr), lines)
+    show(Stream(stderr=stderr), lines)
 
 
 def _shown(error: DoctorError) -> tuple[str, str]:

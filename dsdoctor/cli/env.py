@@ -3,8 +3,6 @@
 import sys
 from typing import Annotated
 
-from rich.console import Console
-
 from dsdoctor.builder.plan.shell import lines_for
 from dsdoctor.cli.ending import IMPOSSIBLE, OK, print_result
 from dsdoctor.cli.options import Json
@@ -12,6 +10,7 @@ from dsdoctor.commands.env import select
 from dsdoctor.core.finding import has_error
 from dsdoctor.core.options import option
 from dsdoctor.core.requests import Arch, BuildOrder, BuildRequest, MachineFile, PythonPath, ToolkitChoice
+from dsdoctor.report.stream import Stream
 from dsdoctor.report.terminal import finding_lines, show
 
 Shell = Annotated[
@@ -42,6 +41,6 @@ def env_command(
         print_result("env", as_json, (), findings, set=settings.values, prepend=settings.prepend, shell=lines)
     else:
         # stdout carries the lines and nothing else: it is meant for eval
-        show(Console(stderr=True), finding_lines(findings))
+        show(Stream(stderr=True), finding_lines(findings))
         sys.stdout.write("".join(f"{line}\n" for line in lines))
     return IMPOSSIBLE if bad else OK

@@ -12,6 +12,7 @@ from dsdoctor.core.host import LocalHost
 from dsdoctor.core.options import OUTPUT, argument, option, options
 from dsdoctor.report.hang import hang_lines
 from dsdoctor.report.hang_page import check_page, write_page
+from dsdoctor.report.screen import first_step, next_line
 
 DEFAULT = Path("dsdoctor-hang")
 Folder = Annotated[
@@ -60,6 +61,8 @@ def hang_command(folder: Folder = None, /, *, pid: Pids = (), html: Html = None,
     incident, verdict = judge_processes(pid, LocalHost()) if pid else judge_folder(folder or DEFAULT)
     if html:
         write_page(incident, verdict, html)
-    lines = [*hang_lines(incident, verdict), *([f"the page: {html}"] if html else [])]
+    command = first_step(verdict.findings)
+    page = [f"the page: {html}"] if html else []
+    lines = [*hang_lines(incident, verdict), *page, *([next_line(command)] if command else [])]
     print_result("hang", as_json, lines, verdict.findings, incident=incident, stacks=verdict.stacks)
     return FOUND if has_error(verdict.findings) else OK

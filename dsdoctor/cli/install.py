@@ -16,7 +16,7 @@ from dsdoctor.core.finding import Severity, has_error
 from dsdoctor.core.options import WHERE, flag, options
 from dsdoctor.core.requests import BuildOrder, PythonPath
 from dsdoctor.report.progress import BuildProgress
-from dsdoctor.report.terminal import finding_lines, result_lines
+from dsdoctor.report.terminal import VerdictLine, finding_lines, result_lines
 
 Indexes = Annotated[
     tuple[str, ...],
@@ -82,13 +82,13 @@ def installed_lines(done: Installed) -> Iterator[str]:
     yield from finding_lines(done.findings)
     how = {Did.KEPT: "was there and fits", Did.INSTALLED: f"from {done.wheel}", Did.BUILT: "built here"}
     if done.did is Did.NOTHING or done.version is None:
-        yield "✗ nothing was installed"
+        yield VerdictLine("✗ nothing was installed")
         return
     yield f"{'✗' if has_error(done.findings) else '·'} DeepSpeed {done.version}, {how[done.did]}"
     if done.untried:
         yield f"! {', '.join(done.untried)} could not be tried here"
     if done.ops:
-        yield f"✓ {', '.join(done.ops)} {'load' if len(done.ops) > 1 else 'loads'}"
+        yield VerdictLine(f"✓ {', '.join(done.ops)} {'load' if len(done.ops) > 1 else 'loads'}")
 
 
 def status_of(done: Installed) -> int:

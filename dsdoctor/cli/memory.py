@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
-from dsdoctor.cli.ending import FOUND, OK, print_result
+from dsdoctor.cli.ending import FOUND, OK, columns, print_result
 from dsdoctor.cli.options import Json, Verbose
 from dsdoctor.commands.memory import Examined, Order, examine, parse_gpus, with_world
 from dsdoctor.core.errors import UsageError
@@ -15,6 +15,7 @@ from dsdoctor.core.options import HOW, WHAT, flag, option
 from dsdoctor.core.requests import PythonPath
 from dsdoctor.report.memory import memory_lines
 from dsdoctor.report.screen import first_step, next_line, screen_lines
+from dsdoctor.report.terminal import VerdictLine
 
 MOST_RANKS = 1 << 16
 CERTAIN = {"memory-does-not-fit", "memory-fits-barely", "host-memory-does-not-fit"}
@@ -132,11 +133,10 @@ def memory_command(
     done = examine(order, LocalHost())
     if html is not None:
         _write_page(done, html, gpus)
+    told = [*screen_lines(done.findings, shows_all="" if verbose else "-v"), *fits(done, gpus)]
     lines = [
-        *memory_lines(done),
-        "",
-        *screen_lines(done.findings, shows_all="" if verbose else "-v"),
-        *fits(done, gpus),
+        *memory_lines(done, columns()),
+        *(["", *told] if told else []),
         *map(next_line, next_steps(order, done, gpus)),
     ]
     print_result("memory", as_json, lines, done.findings, **parts(done))
@@ -225,5 +225,7 @@ def fits(done: Examined, gpus: str | None) -> list[str]:
     if gpus is None or rules & CERTAIN:
         return []
     if doubts := sorted(rules & DOUBTS):
-        return [f"! what is in the ledger fits {gpus}; a part is missing or not certain: {', '.join(doubts)}"]
-    return [f"✓ it fits {gpus}, with the most that is beside tensors"]
+        return [
+            VerdictLine(f"! what is in the ledger fits {gpus}; a part is missing or not certain: {', '.join(doubts)}")
+        ]
+    return [VerdictLine(f"✓ it fits {gpus}, with the most that is beside tensors")]

@@ -4,8 +4,6 @@ import sys
 from functools import partial
 from typing import Annotated
 
-from rich.console import Console
-
 from dsdoctor.cli.ending import FOUND, OK, print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.commands.pick import pick
@@ -13,6 +11,7 @@ from dsdoctor.core.fix import step
 from dsdoctor.core.options import argument, option
 from dsdoctor.core.requests import MachineFile, PythonPath
 from dsdoctor.report.machines import candidate_lines
+from dsdoctor.report.stream import Stream
 from dsdoctor.report.terminal import show_talk
 
 Place = Annotated[str, argument(help="A folder of wheels, or the address of a package index.")]
@@ -38,7 +37,7 @@ def pick_command(
     Example: dsdoctor pick /srv/wheels --op fused_adam
     """
     ops = tuple(name.strip() for name in op.split(",") if name.strip())
-    found = pick(python, machine, place, ops, say=partial(show_talk, Console(stderr=True)))
+    found = pick(python, machine, place, ops, say=partial(show_talk, Stream(stderr=True)))
     best = found[0] if found[0].fits else None
     interpreter = "python" if python == sys.executable else python
     bound = f"{best.wheel}#sha256={best.sha256}" if best and best.sha256 else best.wheel if best else ""

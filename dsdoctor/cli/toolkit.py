@@ -9,6 +9,7 @@ from dsdoctor.cli.options import Json
 from dsdoctor.commands.toolkit import assemble_toolkit
 from dsdoctor.core.requests import Arch, BuildOrder, BuildRequest, Offline, PythonPath, ToolkitChoice
 from dsdoctor.report.progress import BuildProgress
+from dsdoctor.report.stream import Stream
 from dsdoctor.report.terminal import finding_lines, show
 
 
@@ -32,5 +33,5 @@ def toolkit_command(
     else:
         # stdout carries the folder and nothing else: it is meant for $(...)
         show(talk, finding_lines(made.findings))
-        show(Console(), [made.root] if made.root else [])
+        show(Stream(), [made.root] if made.root else [])
     return IMPOSSIBLE if made.root is None else OK

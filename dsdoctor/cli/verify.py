@@ -5,8 +5,6 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from rich.console import Console
-
 from dsdoctor.builder.wheel.remote import is_url
 from dsdoctor.cli.ending import FOUND, OK, print_result
 from dsdoctor.cli.options import Json, Verbose
@@ -19,7 +17,8 @@ from dsdoctor.core.options import argument, flag
 from dsdoctor.core.requests import MachineFile, PythonPath
 from dsdoctor.report.machines import built_lines
 from dsdoctor.report.screen import counted, first_step, next_line, screen_lines
-from dsdoctor.report.terminal import show_talk
+from dsdoctor.report.stream import Stream
+from dsdoctor.report.terminal import VerdictLine, show_talk
 
 WheelFile = Annotated[str | None, argument(help="The wheel to judge: a file, its address, or a package index.")]
 Installed = Annotated[bool, flag(help="Judge the installed DeepSpeed instead of a wheel.")]
@@ -50,8 +49,8 @@ def verify_command(
         raise UsageError("name a wheel, or say --installed", hint="dsdoctor verify dist/deepspeed-....whl")
     done = _verified(wheel, machine, python, load=load)
     fits = _fits(done, "this machine" if machine is None else machine.stem, load=load)
-    shown = screen_lines(done.findings, shows_all="" if verbose else "-v")
-    lines = [*built_lines(done.built), *shown, *fits, *_next(done, wheel)]
+    shown = list(screen_lines(done.findings, shows_all="" if verbose else "-v"))
+    lines = [*built_lines(done.built), "", *shown, *([""] if shown else []), *fits, *_next(done, wheel)]
     print_result("verify", as_json, lines, done.findings, built=done.built, machine=done.machine)
     return FOUND if has_error(done.findings) else OK
 
@@ -67,7 +66,7 @@ def _next(done: Verified, wheel: str | None) -> list[str]:
 
 def _verified(wheel: str | None, machine: Path | None, python: str, *, load: bool) -> Verified:
     if wheel is not None and is_url(wheel) and not load:
-        say = partial(show_talk, Console(stderr=True))
+        say = partial(show_talk, Stream(stderr=True))
         return verify_listed(python, machine, wheel, say=say)
     return verify(python, machine, Path(wheel) if wheel is not None else None, load=load)
 
@@ -77,9 +76,9 @@ def _fits(done: Verified, where: str, *, load: bool) -> list[str]:
     bad = tuple(finding for finding in done.findings if finding.severity is not Severity.NOTE)
     if bad:
         says = "✗ it does not work on" if has_error(bad) else "! it may not work on"
-        return [f"{says} {where}: {counted(bad)}"]
+        return [VerdictLine(f"{says} {where}: {counted(bad)}")]
     unseen = "; its GPU code was not judged: no GPU is visible" if done.built.sm_arch and not done.machine.gpus else ""
     if any(finding.rule == "attestation-not-checked" for finding in done.findings):
         unseen += "; the signature of its attestation was not checked"
     loads = ", and its ops load" if load and done.built.installed_ops and not done.findings else ""
-    return [f"✓ it fits {where}{loads}{unseen}"]
+    return [VerdictLine(f"✓ it fits {where}{loads}{unseen}")]

@@ -8,7 +8,7 @@ from dsdoctor.core.finding import Finding, Severity
 
 ORDER = tuple(CommPhase)
 CLAIMS = (
-    (CommPhase.RIGHT, "reach each other and say the same"),
+    (CommPhase.RIGHT, "reach each other and get the same results"),
     (CommPhase.MESH, "reach each other over TCP"),
     (CommPhase.RENDEZVOUS, "have met"),
 )
@@ -31,7 +31,7 @@ def verdict(phases: Iterable[PhaseResult], *, world: int, hosts: Sequence[str], 
     >>> met = PhaseResult(phase=CommPhase.RENDEZVOUS, state=PhaseState.OK, seconds=0.4, said="")
     >>> right = PhaseResult(phase=CommPhase.RIGHT, state=PhaseState.OK, seconds=2.0, said="")
     >>> verdict([met, right], world=2, hosts=("nodea", "nodea"), backend="gloo")
-    '✓ 2 of 2 ranks reach each other and say the same (gloo, 1 host)'
+    '✓ 2 of 2 ranks reach each other and get the same results (gloo, 1 host)'
     """
     phases = sorted(phases, key=lambda phase: ORDER.index(phase.phase))
     state, claim = ended(phases), _claim(phases, world, hosts, backend)

@@ -3,7 +3,6 @@
 One rule's page needs the part that has the rule, and not the eleven of them: importing all takes a quarter of a second.
 """
 
-import difflib
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -41,6 +40,8 @@ def manual(rule: str) -> str:
     """The manual of a rule: a page for each place that uses the rule. Raises UsageError for a rule that does not exist."""
     found = tuple(pages(rule))
     if not found:
+        import difflib
+
         near = difflib.get_close_matches(rule, every_rule(), n=1)
         meant = f"did you mean {near[0]}?" if near else "dsdoctor explain --list names them all"
         raise UsageError(f"there is no rule {rule!r}", hint=meant)

@@ -150,10 +150,10 @@ def _unread(question: Question, path: Path, value: Any, meant: list[Path], *, ce
     moved = meant[0][:-1] != path[:-1]
     rule = "config-key-misplaced" if moved else "config-key-misspelt"
     if moved:
-        title = f"DeepSpeed does not look for {dotted(path)}, but for {right}: it is ignored without a word"
+        title = f"DeepSpeed does not look for {dotted(path)}, but for {right}: it is silently ignored"
         fix = f"move it: {right}"
     else:
-        title = f"{dotted(path)} is no key of DeepSpeed, and is ignored without a word: {right} is one"
+        title = f"{dotted(path)} is not a DeepSpeed key and is silently ignored: {right} is one"
         fix = f"write {right}"
     if any(lookup(question.config, each) is not None for each in meant):
         fix = f"take it out, or correct {right}, which is there too"

@@ -18,7 +18,7 @@ How to fix it: write the key that is named; --fix does it.
 Since: 0.1""",
     "config-key-misplaced": """A key stands in a section where DeepSpeed does not look for it, and it is one of another section.
 
-Why it matters: on the top level it is ignored without a word, in a section that is checked DeepSpeed refuses to start.
+Why it matters: on the top level it is silently ignored, in a section that is checked DeepSpeed refuses to start.
 
 How to fix it: move it to where DeepSpeed looks; --fix does it.
 

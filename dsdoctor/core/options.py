@@ -63,8 +63,8 @@ def argument(**more: Any) -> Parameter:
     return _parameter(**{"converter": _value, "n_tokens": 1, "accepts_keys": False, **more})
 
 
-WHAT = Group("What is built", sort_key=1)
-TARGET = Group("What it is built for", sort_key=2)
-HOW = Group("How it is built", sort_key=3)
+WHAT = Group("What", sort_key=1)
+TARGET = Group("Machine and environment", sort_key=2)
+HOW = Group("How", sort_key=3)
 WHERE = Group("Where it goes", sort_key=4)
 OUTPUT = Group("Output", sort_key=9)

@@ -82,7 +82,13 @@ NodeFiles = Annotated[
     ),
 ]  # fmt: skip
 PythonPath = Annotated[
-    str, option(name="--python", metavar="PATH", group=TARGET, help="Interpreter of the environment to build for.")
+    str,
+    option(
+        name="--python",
+        metavar="PATH",
+        group=TARGET,
+        help="Python of the environment that is meant. Default: this one.",
+    ),
 ]
 ToolkitChoice = Annotated[
     str,
@@ -103,7 +109,7 @@ MachineFile = Annotated[
     Path | None,
     option(
         name="--machine", metavar="FILE", group=TARGET,
-        help="Judge the machine in this snapshot (dsdoctor record) instead of this one.",
+        help="The machine in this snapshot (dsdoctor record) instead of this one.",
     ),
 ]  # fmt: skip
 

@@ -10,7 +10,7 @@ from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.fix import Step, step
 from dsdoctor.core.sentences import and_more
 from dsdoctor.report.screen import counted, first_step, next_line, screen_lines
-from dsdoctor.report.terminal import MARKS
+from dsdoctor.report.terminal import MARKS, VerdictLine
 
 WORTH_A_LINE = {Severity.WARNING, Severity.ERROR}
 MOST_OPS = 8
@@ -34,7 +34,7 @@ def check_lines(done: Checked, *, verbose: bool) -> Iterator[str]:
         yield ""
         yield from op_lines(done.ops, done.source, verbose=verbose)
     yield ""
-    yield verdict_line(done, verbose=verbose)
+    yield VerdictLine(verdict_line(done, verbose=verbose))
 
 
 def ending_lines(command: Step | None) -> Iterator[str]:
@@ -68,12 +68,18 @@ def op_lines(ops: tuple[OpVerdict, ...], source: Source, *, verbose: bool) -> It
 
 
 def _table(ops: Sequence[OpVerdict]) -> Iterator[str]:
+    """An op a row; below, why some cannot, each reason once."""
     width = max((len(op.op) for op in ops), default=0)
-    yield f"      {'op':<{width}}  {'as it stands':<12}  build-wheel"
+    yield f"      {'op':<{width}}  as it stands  build-wheel"
+    why: dict[str, list[str]] = {}
     for op in ops:
-        because = "; ".join(dict.fromkeys(filter(None, (op.because, op.mended_because))))
-        row = f"{op.op:<{width}}  {op.verdict:<12}  {op.mended:<6}  {because}"
-        yield f"    {'✓' if op.verdict != CANNOT else '✗' if op.needed else '·'} {row}".rstrip()
+        yield f"    {'✓' if op.verdict != CANNOT else '✗' if op.needed else '·'} {op.op:<{width}}  {op.verdict:<12}  {op.mended}"
+        for because in dict.fromkeys(filter(None, (op.because, op.mended_because))):
+            why.setdefault(because, []).append(op.op)
+    if why:
+        yield "  why:"
+    for because, those in why.items():
+        yield f"    - {because}" if len(those) == 1 and those[0] in because else f"    - {because}: {', '.join(those)}"
 
 
 def _group(mark: str, words: str, ops: Sequence[OpVerdict]) -> Iterator[str]:

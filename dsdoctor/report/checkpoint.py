@@ -15,7 +15,8 @@ from dsdoctor.commands.checkpoint_merge import Merged
 from dsdoctor.commands.checkpoint_universal import Converted
 from dsdoctor.core.finding import Severity, has_error
 from dsdoctor.core.sentences import and_more
-from dsdoctor.report.terminal import finding_lines
+from dsdoctor.report.screen import first_step, next_line
+from dsdoctor.report.terminal import VerdictLine, finding_lines
 from dsdoctor.report.units import size
 
 MOST_TAGS = 6
@@ -28,7 +29,10 @@ def checkpoint_lines(judged: Judged, available: int | None) -> Iterator[str]:
         yield from _contents(judged.examined)
     yield from finding_lines(judged.findings)
     yield from _memory(judged, available)
-    yield verdict_line(judged)
+    yield ""
+    yield VerdictLine(verdict_line(judged))
+    if command := first_step(judged.findings):
+        yield next_line(command)
 
 
 def _contents(examined: Examined) -> Iterator[str]:

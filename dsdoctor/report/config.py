@@ -10,7 +10,7 @@ from dsdoctor.config.question import Correction
 from dsdoctor.core.finding import Severity, has_error
 from dsdoctor.core.fix import Step, step
 from dsdoctor.report.screen import first_step, next_line, screen_lines
-from dsdoctor.report.terminal import finding_lines
+from dsdoctor.report.terminal import VerdictLine, finding_lines
 
 
 def config_lines(judged: ConfigJudged, file: str, *, verbose: bool) -> Iterator[str]:
@@ -19,7 +19,9 @@ def config_lines(judged: ConfigJudged, file: str, *, verbose: bool) -> Iterator[
     if judged.filled:
         yield f'"auto" in {judged.read.name}:'
         yield from judged.filled
-    yield verdict_line(judged)
+    if judged.findings or judged.filled:
+        yield ""
+    yield VerdictLine(verdict_line(judged))
     if command := _next_step(judged, file):
         yield next_line(command)
 
@@ -42,7 +44,8 @@ def fixed_lines(fixed: Fixed, out: str) -> Iterator[str]:
     if left:
         yield "left to you:"
     yield from finding_lines(left)
-    yield verdict_line(replace(fixed.after, read=replace(fixed.after.read, name=out)))
+    yield ""
+    yield VerdictLine(verdict_line(replace(fixed.after, read=replace(fixed.after.read, name=out))))
 
 
 def _said(correction: Correction) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from dsdoctor.hang.models import PROCESSES, RECORDERS, Incident, Verdict
 from dsdoctor.hang.stacks import main_stack, ranks_words
-from dsdoctor.report.terminal import finding_lines
+from dsdoctor.report.terminal import VerdictLine, finding_lines
 
 MOST = 8
 PACKAGES = re.compile(r"^(\s*)/\S*/(?:site|dist)-packages/")
@@ -13,7 +13,7 @@ PACKAGES = re.compile(r"^(\s*)/\S*/(?:site|dist)-packages/")
 
 def hang_lines(incident: Incident, verdict: Verdict) -> Iterator[str]:
     """What is the matter, each cause with its evidence, then the stacks of all ranks, equal ones together."""
-    yield headline(incident)
+    yield VerdictLine(headline(incident))
     if not verdict.findings and incident.source == PROCESSES:
         yield from _what_works(incident)
     yield from finding_lines(verdict.findings)

@@ -12,7 +12,7 @@ FEW = 4
 
 def built_lines(built: DeepSpeed) -> Iterator[str]:
     """What a wheel or an installed DeepSpeed says of itself."""
-    yield f"DeepSpeed {built.version}  {built.location}"
+    yield f"DeepSpeed {built.version} in {built.location}"
     made = [("for", ", ".join((*built.python, *built.platform))), ("accelerator", built.accelerator)]
     made += [("torch", built.torch), ("CUDA", built.cuda), ("glibc", built.glibc), ("libstdc++", built.glibcxx)]
     yield "    " + ", ".join(f"{name} {value}" for name, value in made if value)

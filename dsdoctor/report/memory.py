@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dsdoctor.commands.memory import Examined
 from dsdoctor.memory.changes import Change
 from dsdoctor.memory.models import Moment, Place, Point, Prediction, Run
-from dsdoctor.report.units import table
+from dsdoctor.report.table import table
+from dsdoctor.report.terminal import VerdictLine
 
 GIB, MIB = 1 << 30, 1 << 20
 COLUMNS = {
@@ -22,8 +23,8 @@ LABEL = 26
 """A row's name is broken there: with six columns it fits 80."""
 
 
-def memory_lines(done: Examined) -> Iterator[str]:
-    """The ledger, what is beside it, and what to change."""
+def memory_lines(done: Examined, width: int | None = None) -> Iterator[str]:
+    """The ledger, what to change, the peak and what is beside it. ``width``: of the terminal, where lines are broken."""
     settings, model, world = done.now.settings, done.now.model, done.now.layout.world
     run = done.now.run
     batch = f", {batch_words(run)}" if run else ""
@@ -32,19 +33,19 @@ def memory_lines(done: Examined) -> Iterator[str]:
     yield ""
     unit, name = (GIB, "GiB") if done.told.peak.device >= GIB else (MIB, "MiB")
     yield f"{name} on a rank's device, at the peak of each part:"
-    yield from ledger_lines(done.told, "device", unit)
+    yield from ledger_lines(done.told, "device", unit, width)
     if any(moment.host for moment in done.told.moments):
         yield ""
         yield f"{name} of the host for a rank, at the same moments:"
-        yield from ledger_lines(done.told, "host", unit)
+        yield from ledger_lines(done.told, "host", unit, width)
     yield f"  loading a checkpoint takes {amount(done.host_loading)} of the host on each rank that loads all of it"
+    yield from change_lines(done.changes)
+    yield from search_lines(done)
     yield ""
-    yield peak_line(done)
+    yield VerdictLine(peak_line(done))
     low, high = (sum(each) for each in zip(*((b.low, b.high) for b in done.beside), strict=True))
     names = "; ".join(f"{b.what} {amount(b.low)} to {amount(b.high)}" for b in done.beside)
     yield f"beside it, not measured here: {amount(low)} to {amount(high)} ({names})"
-    yield from change_lines(done.changes)
-    yield from search_lines(done)
 
 
 def batch_words(run: Run) -> str:
@@ -72,7 +73,7 @@ def peak_line(done: Examined) -> str:
     return f"peak: {amount(peak.device)} of tensors, in {where}"
 
 
-def ledger_lines(told: Prediction, place: Place, unit: int) -> Iterator[str]:
+def ledger_lines(told: Prediction, place: Place, unit: int, width: int | None = None) -> Iterator[str]:
     """A row for each thing, a column for each part of a step."""
     moments = {name: most_of(told, points) for name, points in COLUMNS.items()}
     shown = {name: moment for name, moment in moments.items() if moment is not None}
@@ -92,7 +93,7 @@ def ledger_lines(told: Prediction, place: Place, unit: int) -> Iterator[str]:
         for moment in shown.values()
     ]
     rows.append(("in all", *(cell(total, unit) for total in totals)))
-    yield from (f"  {line}" for line in table(rows, "<" + ">" * len(shown)))
+    yield from (f"  {line}" for line in table(rows, "<" + ">" * len(shown), width=width and width - 2))
 
 
 def most_of(told: Prediction, points: tuple[Point, ...]) -> Moment | None:

@@ -44,6 +44,8 @@ ENDINGS = (".html", ".htm")
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
 CLASSES = {"✓": "good", "!": "slow", "✗": "bad"}
 EXTRA = 'pip install "dsdoctor[plot]"'
+MOST_STACKED = 5
+"""Columns of a table whose rows become blocks on a telephone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +75,11 @@ class Table:
     align: str = ""
     told: str = ""
     kind: Literal["table"] = field(init=False, default="table")
+
+    @property
+    def stacks(self) -> bool:
+        """Whether a telephone shows a row's cells below each other: of words in few columns more is seen like that."""
+        return len(self.head) <= MOST_STACKED and any(not self.aligned(column) for column in range(1, len(self.head)))
 
     def aligned(self, column: int) -> bool:
         """Whether a column stands at the right."""

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from rich.console import Console
+    from rich.console import Console, Group
     from rich.live import Live
-    from rich.table import Table
 
     from dsdoctor.builder.make.op_job import OpProgress
 
 MARKS = {"waiting": "·", "compiling": "…", "built": "✓", "cached": "✓", "failed": "✗", "interrupted": "·"}
+WIDE = 60
+"""Columns from which the state stands in words beside its mark."""
 ENDED = {"built", "cached", "failed", "interrupted"}
 
 
@@ -80,17 +81,23 @@ class BuildProgress:
             self._live.stop()
             self._live = None
 
-    def _table(self) -> Table:
+    def _table(self) -> Group:
+        from rich.console import Group
         from rich.table import Table
+        from rich.text import Text
 
-        table = Table.grid(padding=(0, 2))
+        from dsdoctor.report.terminal import has_marks
+        from dsdoctor.report.wrap import in_letters
+
+        table, wide, marks = Table.grid(padding=(0, 2)), self._console.width >= WIDE, has_marks(self._console)
         for op, step in tuple(self._steps.items()):
             # what waits shows how long it has waited: a terminal on which nothing moves looks dead
             seconds = self._took.get(op) or (time.monotonic() - self._since.get(op, self._begun))
-            table.add_row(MARKS[step.state], op, step.state, f"{step.done}/{step.total}", f"{seconds:.0f} s")
-        if (left := self._left()) is not None:
-            table.add_row("", "", f"about {left:.0f} s left", "", "")
-        return table
+            mark = MARKS[step.state] if marks else in_letters(MARKS[step.state])
+            state = [step.state] if wide else []
+            table.add_row(mark, op, *state, f"{step.done}/{step.total}", f"{seconds:.0f} s")
+        left = self._left()
+        return Group(table, *([] if left is None else [Text(f"about {left:.0f} s left")]))
 
     def _left(self) -> float | None:
         """Seconds that the ops under way still take, by earlier builds; None where one of them was never built before."""

@@ -9,7 +9,6 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 from dsdoctor.checkpoint.deep import bytes_of, judge_values
 from dsdoctor.checkpoint.examine import Examined
 from dsdoctor.core.finding import Finding
-from dsdoctor.report.terminal import show
 
 
 class ReadProgress:
@@ -44,7 +43,7 @@ class ReadProgress:
     def tell(self, line: str) -> None:
         """A line on stderr, wherever that leads, before something that takes long."""
         if not self._quiet:
-            show(self._progress.console, [f"· {line}"])
+            self._progress.console.print(f"* {line}", highlight=False, soft_wrap=True, markup=False)
 
     def judge_values(self, examined: Examined) -> Iterable[Finding]:
         """Judge all tensors of a tag, and show how far that is."""

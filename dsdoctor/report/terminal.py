@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -17,50 +18,84 @@ from dsdoctor.report.wrap import in_letters, wrapped
 
 # every command prints with this file, and few of them have a plan or a machine
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from dsdoctor.core.build_models import BuildPlan, BuildResult, ToolkitPlan
     from dsdoctor.core.machine import Machine, Toolkit
+    from dsdoctor.report.stream import Screen
 
 MARKS = {Severity.NOTE: "·", Severity.WARNING: "!", Severity.ERROR: "✗"}
-STYLES = {"✓": "green", "!": "yellow", "✗": "red", "·": "dim"}
+BOLD, DIM = "1", "2"
+STYLES = {"✓": "32", "!": "33", "✗": "31", "·": DIM}
 MIB, GIB = 1 << 20, 1 << 30
 MOST_NAMES = 6
 STEERING = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+NEXT = "  next: $ "
+TITLE = re.compile(r"[✗!] .*\[[a-z0-9-]+\]$")
+RULE = re.compile(r"\s*\[[a-z0-9-]+\]$")
 LIKE_OURS = re.compile(r"\s*(?:(?:(?:or|then|next:) )?\$ |Fix:|[✓✗!·] )")
 
 
-def show(console: Console, lines: Iterable[str]) -> None:
-    """Print lines: no markup, only a mark at the start is coloured. On a terminal, or where COLUMNS says how wide, words wrap.
+class VerdictLine(str):
+    """The line that says how it is: it stands out among the others."""
 
-    In a pipe a line stays whole, so that it can be searched.
+    __slots__ = ()
+
+
+def show(screen: Screen, lines: Iterable[str]) -> None:
+    """Print lines: a mark at the start is coloured, titles and verdicts are bold. On a terminal, or where COLUMNS says how
+    wide, words wrap.
+
+    In a pipe a line stays whole, so that it can be searched. A reader that has gone away ends it without an error.
     """
-    from rich.text import Text
-
-    width = console.width if console.is_terminal or os.environ.get("COLUMNS", "").isdigit() else None
-    plain = not _has_marks(console)
-    for line in map(printable, lines):
-        for part in wrapped(line, width) if width else [line]:
-            text = Text(in_letters(part) if plain else part)
-            indent = len(part) - len(part.lstrip())
-            mark = part[indent : indent + 1]
-            if mark in STYLES:
-                text.stylize(STYLES[mark], 0, indent + 1 + plain)
-            console.print(text, soft_wrap=True, highlight=False)
+    width, in_ascii, colours = screen_width(screen), not has_marks(screen), screen.is_terminal and not screen.no_color
+    with contextlib.suppress(BrokenPipeError):
+        for line in lines:
+            said = printable(line)
+            mark = said.lstrip()[:1]
+            said = in_letters(said) if in_ascii else said
+            for place, part in enumerate(wrapped(said, width) if width else [said]):
+                text = _styled(part, line, mark, first=not place) if colours else part
+                screen.file.write(f"{text}\n")
+        screen.file.flush()
 
 
-def _has_marks(console: Console) -> bool:
+def screen_width(screen: Screen) -> int | None:
+    """The columns that a line may have; None where it is not broken."""
+    return screen.width if screen.is_terminal or os.environ.get("COLUMNS", "").isdigit() else None
+
+
+def _styled(part: str, line: str, mark: str, *, first: bool) -> str:
+    """A part of a line with its colours. ``mark``: the line's own, which may stand there in letters."""
+    if isinstance(line, VerdictLine):
+        return _painted(part, BOLD, STYLES.get(mark, ""))
+    if line.startswith(NEXT):
+        return _painted(part, BOLD)
+    if mark not in STYLES:
+        return part
+    begin = len(part) - len(part.lstrip()) + len(part.split(maxsplit=1)[0]) if first else 0
+    coloured, rest = part[:begin], part[begin:]
+    if not TITLE.match(line):
+        return _painted(coloured, STYLES[mark]) + rest
+    rule = RULE.search(rest)
+    end = rule.start() if rule else len(rest)
+    return _painted(coloured, BOLD, STYLES[mark]) + _painted(rest[:end], BOLD) + _painted(rest[end:], DIM)
+
+
+def _painted(text: str, *codes: str) -> str:
+    return f"\x1b[{';'.join(filter(None, codes))}m{text}\x1b[0m" if text else ""
+
+
+def has_marks(screen: Screen) -> bool:
     """Whether the terminal's encoding has our marks."""
     try:
-        "✓✗·".encode(console.encoding)
+        "✓✗·".encode(screen.encoding)
     except (UnicodeEncodeError, LookupError):
         return False
     return True
 
 
-def show_talk(console: Console, line: str) -> None:
+def show_talk(screen: Screen, line: str) -> None:
     """A line about what goes on, which is no result."""
-    show(console, [f"* {line}"])
+    show(screen, [f"* {line}"])
 
 
 def printable(line: str) -> str:
@@ -194,10 +229,12 @@ def result_lines(result: BuildResult) -> Iterator[str]:
                 yield f"    log: {op.log}"
     if result.wheel:
         size = os.stat(result.wheel).st_size / MIB  # noqa: PTH116
-        yield f"✓ {result.wheel}  ({size:.1f} MiB, {result.seconds:.0f} s, {result.cpu_seconds:.0f} CPU-seconds)"
+        yield VerdictLine(
+            f"✓ {result.wheel}  ({size:.1f} MiB, {result.seconds:.0f} s, {result.cpu_seconds:.0f} CPU-seconds)"
+        )
         yield f"  what is in it, and for which machines: {result.manifest}"
     else:
-        yield f"✗ no wheel; the whole log is {result.log}"
+        yield VerdictLine(f"✗ no wheel; the whole log is {result.log}")
 
 
 def install_lines(plan: BuildPlan, wheel: str) -> Iterator[str]:

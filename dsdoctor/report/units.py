@@ -1,6 +1,6 @@
-"""Times, sizes, ranks and tables as text, for the report of a communication test."""
+"""Times, sizes and ranks as text, for the report of a communication test."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 
 from dsdoctor.hosts.nodelist import ranges_of
 
@@ -79,16 +79,3 @@ def clipped(text: str, longest: int = LONGEST_CELL) -> str:
     'xxxx…'
     """
     return text if len(text) <= longest else text[: longest - 1] + "…"
-
-
-def table(rows: Sequence[Sequence[str]], align: str) -> Iterator[str]:
-    """Rows with their columns aligned, two blanks between them; ``align`` has "<" or ">" for each column.
-
-    >>> print(*table([("rank", "host"), ("0", "nodea")], "><"), sep="\\n")
-    rank  host
-       0  nodea
-    """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (f"{cell:{side}{width}}" for cell, side, width in zip(row, align, widths, strict=True))
-        yield "  ".join(cells).rstrip()

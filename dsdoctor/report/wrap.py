@@ -9,16 +9,17 @@ COMMAND = re.compile(r"\s*(?:(?:(?:or|then|next:) )?\$ |[A-Z_][A-Z0-9_]*=)")
 LISTED = re.compile(r"\s*(?:[-*|>]|\d+\.) ")
 RULE = re.compile(r"  \[[a-z0-9-]+\]$")
 COLUMN = re.compile(r"(?<=\S) {2,}(?=\S)")
-START = re.compile(r"\s*(?:(?:[✓✗!·*]|\d+\.) +|Fix: )?")
+START = re.compile(r"\s*(?:(?:[✓✗!·*]|ok|!!|XX|--|\d+\.) +|Fix: )?")
 FURTHEST = 36
 """The furthest that what goes on is indented."""
 IN_LETTERS = {"✓": "ok", "!": "!!", "✗": "XX", "·": "--"}
-OTHERS = str.maketrans({"…": "...", "µ": "u", "→": "->", "×": "x"})
+MARKS = {*IN_LETTERS, *IN_LETTERS.values(), "*"}
+OTHERS = str.maketrans({"…": "...", "µ": "u", "→": "->", "×": "x", "✗": "X", "✓": "v", "·": "-"})
 
 
 def wrapped(line: str, width: int) -> list[str]:
-    """A line as it is where it fits, else in pieces. A command stays whole, to be pasted, and so does a row of a
-    table, but for words in its last column.
+    """A line as it is where it fits, else in pieces. A command stays whole, to be pasted; of a row of a table the words in its
+    last column stay below each other, where there is room for them.
 
     >>> print(*wrapped("✗ one two three  [a-rule]", 14), sep="\\n")
     ✗ one two
@@ -27,7 +28,7 @@ def wrapped(line: str, width: int) -> list[str]:
     >>> wrapped("✓ /a/path/that/is/too/long now", 14)
     ['✓ /a/path/that/is/too/long', '  now']
     >>> wrapped("    then $ a long command", 10), wrapped("one  two  three  four", 10)
-    (['    then $ a long command'], ['one  two  three  four'])
+    (['    then $ a long command'], ['one  two', '  three', '  four'])
     >>> wrapped("    /a/path/that/is/too/long in f", 14)
     ['    /a/path/that/is/too/long', '      in f']
     >>> print(*wrapped("✓ mesh  0.3 s  2 of 2 directions met", 30), sep="\\n")
@@ -36,20 +37,26 @@ def wrapped(line: str, width: int) -> list[str]:
     """
     if len(line) <= width or COMMAND.match(line):
         return [line]
-    columns = [found.end() for found in COLUMN.finditer(RULE.sub("", line))]
-    if len(columns) > 1 and (columns[-1] > min(FURTHEST, width // 2) or " " not in line[columns[-1] :]):
-        return [line]
-    indent = columns[-1] if columns and columns[-1] <= min(FURTHEST, width // 2) else _start(line)
     wrapper = textwrap.TextWrapper(
-        width=width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+        width=width, subsequent_indent=" " * _below(line, width), break_long_words=False, break_on_hyphens=False
     )
     # what is too long for any line keeps its place
     wrapper.initial_indent = _indent(line)
     parts = wrapper.wrap(line.lstrip())
-    if len(parts) > 1 and len(parts[0].strip()) == 1:
+    if len(parts) > 1 and parts[0].strip() in MARKS:
         # a mark does not stand alone: what is too long for any line stays beside it
         parts[:2] = [f"{parts[0]} {parts[1].lstrip()}"]
     return parts
+
+
+def _below(line: str, width: int) -> int:
+    """How far the rest of a line is indented: below its last column, where that leaves room for each of its words."""
+    columns = [found.end() for found in COLUMN.finditer(RULE.sub("", line))]
+    if columns and columns[-1] <= min(FURTHEST, width // 2):
+        longest = max(map(len, line[columns[-1] :].split()), default=0)
+        if columns[-1] + longest <= width:
+            return columns[-1]
+    return _start(line)
 
 
 def flowed(lines: Iterable[str], width: int) -> Iterator[str]:
@@ -98,9 +105,13 @@ def in_letters(line: str) -> str:
 
     >>> in_letters("  ✗ a…"), in_letters("! b"), in_letters("c!")
     ('  XX a...', '!! b', 'c!')
+    >>> in_letters("✗  a cell  ✗")
+    'XX a cell  X'
     """
     words = line.lstrip()
     mark = IN_LETTERS.get(words[:1]) if words[1:2] in {" ", ""} else None
     if mark:
-        line = line[: len(line) - len(words)] + mark + words[1:]
+        # in a column of its own a mark has room for a letter more
+        rest = words[2:] if words[1:3] == "  " else words[1:]
+        line = line[: len(line) - len(words)] + mark + rest
     return line.translate(OTHERS)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from dsdoctor.cli.app import COMMANDS
+from dsdoctor.cli.app import COMMANDS, make_app
 from dsdoctor.cli.first_words import WORDS, first_words
 
 AT_ONCE = {"explain", "compare", "index"}
@@ -100,3 +100,19 @@ def test_the_version_is_told_without_the_command_line_of_any_command() -> None:
     assert "Python" in told.stdout
     assert "cyclopts" not in told.stderr
     assert "rich" not in told.stderr
+
+
+@pytest.mark.slow
+def test_help_names_every_command_and_imports_none() -> None:
+    argv = [sys.executable, "-X", "importtime", "-m", "dsdoctor", "--help"]
+    told = subprocess.run(
+        argv, capture_output=True, text=True, check=True, timeout=60, env={**os.environ, "COLUMNS": "200"}
+    )
+    app = make_app()
+
+    for name, entry in COMMANDS.items():
+        if entry.place:
+            first = (app[name].help or "").splitlines()[0].replace("`", "")
+            assert first in told.stdout, name
+    assert "Exit status: 0 done" in told.stdout
+    assert not any(f"dsdoctor.{part}" in told.stderr for part in ("commands", "builder", "comm", "probe", "report"))

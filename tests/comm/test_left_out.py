@@ -207,7 +207,7 @@ def test_the_rest_is_tested_without_the_hosts_that_are_bad_before_or_in_the_test
     assert time.monotonic() - began < 150
     assert whole["report"]["world"] == 2
     assert list(whole["report"]["left_out"]) == ["down", "lame"]
-    assert whole["report"]["verdict"].startswith("! 2 of 2 ranks reach each other and say the same")
+    assert whole["report"]["verdict"].startswith("! 2 of 2 ranks reach each other and get the same results")
     assert "2 of 4 hosts were left out: down,lame" in whole["report"]["verdict"]
     assert whole["report"]["left_out"]["lame"].endswith(
         "the command on lame ended with status 3: lame: quota exceeded)"

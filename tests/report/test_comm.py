@@ -40,7 +40,7 @@ def test_the_verdict_claims_what_was_tested_and_no_more() -> None:
     phases = good_phases(4, 2)
     said = {"world": 4, "hosts": ("a", "a", "b", "b"), "backend": "nccl"}
 
-    assert verdict(phases, **said) == "✓ 4 of 4 ranks reach each other and say the same (nccl, 2 hosts)"  # type: ignore[arg-type]
+    assert verdict(phases, **said) == "✓ 4 of 4 ranks reach each other and get the same results (nccl, 2 hosts)"  # type: ignore[arg-type]
     assert verdict(phases[:4], **said) == "✓ 4 of 4 ranks reach each other over TCP (nccl, 2 hosts)"  # type: ignore[arg-type]
     assert verdict(phases[:2], **said) == "✓ 4 of 4 ranks have met (nccl, 2 hosts)"  # type: ignore[arg-type]
     assert verdict((), **said) == "· nothing was tested"  # type: ignore[arg-type]
@@ -69,7 +69,7 @@ def test_a_phase_that_broke_without_a_finding_speaks_for_itself() -> None:
 def test_what_is_slow_only_is_no_break() -> None:
     assert slow_node().state is PhaseState.SLOW
     assert slow_node().verdict.startswith(
-        "! 4 of 4 ranks reach each other and say the same (gloo, 4 hosts), but speed: "
+        "! 4 of 4 ranks reach each other and get the same results (gloo, 4 hosts), but speed: "
     )
 
 
@@ -92,7 +92,7 @@ def test_a_quick_test_that_went_well_is_told_in_the_guides_words() -> None:
         "[nodea-0] is OK",
         "[nodea-1] is OK",
         "",
-        "✓ 2 of 2 ranks reach each other and say the same (gloo, 1 host)  in 3.4 s",
+        "✓ 2 of 2 ranks reach each other and get the same results (gloo, 1 host) in 3.4 s",
     ]
 
 

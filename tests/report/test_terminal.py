@@ -92,6 +92,23 @@ def test_on_a_terminal_progress_is_a_table_that_ends() -> None:
     assert out.getvalue().endswith("\x1b[?25h")  # the cursor is back
 
 
+def test_progress_on_a_narrow_terminal_without_our_marks_cuts_no_name_and_shows_no_question_mark() -> None:
+    raw = io.BytesIO()
+    out = io.TextIOWrapper(raw, encoding="ascii", errors="replace")
+    names = ("stochastic_transformer", "inference_core_ops")
+
+    with BuildProgress(Console(file=out, force_terminal=True, width=40), quiet=False) as progress:
+        for name, state in zip(names, ("compiling", "failed"), strict=True):
+            progress.step(OpProgress(op=name, state=state, total=14, expected=80.0))
+    out.flush()
+
+    shown = raw.getvalue().decode("ascii")
+    assert [name for name in names if name not in shown] == []
+    assert "XX" in shown
+    assert "about 80 s left" in shown
+    assert "?" not in shown.replace("\x1b[?25", "")
+
+
 def test_quiet_progress_is_quiet() -> None:
     out = io.StringIO()
 

@@ -67,7 +67,7 @@ def refusal(fact: OpFact, machine: Machine, source: Source, architectures: tuple
     for need in op.needs:
         library = machine.library(need.name)
         if library is None or not library.usable:
-            return Refusal(because=f"{fact.op} needs {need.what}, and it is not here", fix=need.fix)
+            return Refusal(because=f"{fact.op} needs {need.what}, which is not here", fix=need.fix)
     standard = _standard(fact.flags)
     if machine.torch and standard is not None and standard < machine.torch.cxx_standard:
         return Refusal(

@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from rich.console import Console
-
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.options import argument, option, options
 from dsdoctor.overflow.frames.dtypes import LIMITS
 from dsdoctor.overflow.trace.selection import PHASES, Selection, Traces, numbers
+from dsdoctor.report.stream import Stream
 from dsdoctor.report.terminal import show
 from dsdoctor.report.trace.lines import source_lines
 
@@ -51,4 +50,4 @@ def check_dtype(dtype: str) -> None:
 
 def talk(traces: Traces, name: str = "") -> None:
     """Say on stderr whose traces these are."""
-    show(Console(stderr=True), source_lines(traces, name))
+    show(Stream(stderr=True), source_lines(traces, name))

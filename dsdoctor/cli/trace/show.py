@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator
 from typing import Annotated
 
 from cyclopts.validators import Number
-from rich.console import Console
 
 from dsdoctor.cli.ending import OK, finding_of
 from dsdoctor.cli.options import Json
@@ -13,6 +12,7 @@ from dsdoctor.cli.trace.options import BatchList, Files, Modules, PhaseName, Ran
 from dsdoctor.core.errors import DoctorError
 from dsdoctor.core.options import flag, option
 from dsdoctor.overflow.trace.selection import Ranked, Traces, last_of_each, selected, sources
+from dsdoctor.report.stream import Stream
 from dsdoctor.report.terminal import show
 from dsdoctor.report.trace.lines import shown_document, shown_document_end, shown_lines
 
@@ -44,7 +44,7 @@ def show_command(
         return _write_document(traces, lines)
     talk(traces)
     if not _write_lines(shown_lines(lines, with_rank=len(traces.sources) > 1)):
-        show(Console(stderr=True), ["· no call is bad" if bad else "· nothing fits these filters"])
+        show(Stream(stderr=True), ["· no call is bad" if bad else "· nothing fits these filters"])
     return OK
 
 

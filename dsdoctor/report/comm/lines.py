@@ -13,8 +13,9 @@ from dsdoctor.report.comm.pairs import host_of
 from dsdoctor.report.comm.states import OK, rank_states
 from dsdoctor.report.comm.tables import matrix_lines, speed_lines, transport_lines
 from dsdoctor.report.screen import MOST, first_step, next_line, screen_lines
-from dsdoctor.report.terminal import finding_lines
-from dsdoctor.report.units import clipped, ranges, table
+from dsdoctor.report.table import table
+from dsdoctor.report.terminal import VerdictLine, finding_lines
+from dsdoctor.report.units import clipped, ranges
 
 MARKS = {PhaseState.OK: "✓", PhaseState.SLOW: "!", PhaseState.BROKEN: "✗", PhaseState.SKIPPED: "·"}
 NAME, SECONDS = 19, 7
@@ -41,10 +42,11 @@ def phase_line(result: PhaseResult) -> str:
     return f"{line}{f'{result.seconds:.1f} s':>{SECONDS}}  {result.said}"
 
 
-def report_lines(report: Report, *, verbose: bool) -> Iterator[str]:
+def report_lines(report: Report, *, verbose: bool, width: int | None = None) -> Iterator[str]:
     """The report at the end. When all is well: a line for each rank, the measurements, the verdict. Else the verdict, the
-    findings, the ranks with problems, the measurements. ``verbose``: every rank, every size, every edge, stacks."""
-    lines = list(_all_lines(report, verbose=verbose))
+    findings, the ranks with problems, the measurements. ``verbose``: every rank, every size, every edge, stacks.
+    ``width``: of the terminal, where lines are broken."""
+    lines = list(_all_lines(report, verbose=verbose, width=width))
     last = list(_after_blank(_last_lines(report, well=report.state is PhaseState.OK)))
     room = len(lines) if verbose or report.world <= MOST_RANKS else MOST_LINES - len(last) - 1
     yield from lines[:room]
@@ -53,7 +55,7 @@ def report_lines(report: Report, *, verbose: bool) -> Iterator[str]:
     yield from last
 
 
-def _all_lines(report: Report, *, verbose: bool) -> Iterator[str]:
+def _all_lines(report: Report, *, verbose: bool, width: int | None) -> Iterator[str]:
     """All but the last lines, what matters most first."""
     well = report.state is PhaseState.OK
     if well:
@@ -62,11 +64,11 @@ def _all_lines(report: Report, *, verbose: bool) -> Iterator[str]:
     else:
         yield from _problem_lines(report, verbose=verbose)
     if verbose or not well:
-        yield from _after_blank(rank_lines(report, verbose=verbose))
+        yield from _after_blank(rank_lines(report, verbose=verbose, width=width))
     measured = (
-        matrix_lines(report, verbose=verbose),
-        speed_lines(report, verbose=verbose),
-        transport_lines(report, verbose=verbose),
+        matrix_lines(report, verbose=verbose, width=width),
+        speed_lines(report, verbose=verbose, width=width),
+        transport_lines(report, verbose=verbose, width=width),
     )
     for part in measured:
         yield from _after_blank(part)
@@ -100,7 +102,7 @@ def _problem_lines(report: Report, *, verbose: bool) -> Iterator[str]:
     """The verdict and, right below it, the evidence and the fix of its finding; then two of the others, and how many are left."""
     findings = report.findings
     first = findings[0] if findings and findings[0].title in report.verdict else None
-    yield report.verdict + (f"  [{first.rule}]" if first else "")
+    yield VerdictLine(report.verdict + (f"  [{first.rule}]" if first else ""))
     if first:
         yield from _below(first)
     rest = [finding for finding in findings if finding is not first]
@@ -117,14 +119,14 @@ def _below(finding: Finding) -> Iterator[str]:
 
 def _last_lines(report: Report, *, well: bool) -> Iterator[str]:
     if well:
-        yield f"{report.verdict}  in {report.seconds:.1f} s"
+        yield VerdictLine(f"{report.verdict} in {report.seconds:.1f} s")
     if report.out:
         yield f"  files and logs: {report.out}"
     if not well and (command := first_step(report.findings)):
         yield next_line(command)
 
 
-def rank_lines(report: Report, *, verbose: bool) -> Iterator[str]:
+def rank_lines(report: Report, *, verbose: bool, width: int | None = None) -> Iterator[str]:
     """A table with a line for each rank that is not ok: host, process, state. ``verbose``: for every rank.
 
     Nothing where no rank is known to have come: a test that did not begin has nothing to say about ranks.
@@ -143,7 +145,7 @@ def rank_lines(report: Report, *, verbose: bool) -> Iterator[str]:
         head = ("", "rank", "host", "pid", "interface", "GPU", "state")
         with_gpu = any(row[5] for row in rows)
         wanted = [row if with_gpu else (*row[:5], row[6]) for row in (head, *rows)]
-        yield from table(wanted, "<><><<<" if with_gpu else "<><><<")
+        yield from table(wanted, "<><><<<" if with_gpu else "<><><<", width=width, keep=2)
     if len(not_ok) > len(rows):
         yield f"  and {len(not_ok) - len(rows)} more that are not ok (--verbose shows all)"
     if len(states) > len(rows) and not_ok:

@@ -7,7 +7,8 @@ from statistics import median
 from dsdoctor.comm.results import Report, Speed
 from dsdoctor.core.sentences import and_more_lines
 from dsdoctor.report.comm.pairs import Cells, PairCell, cells, host_of, named, words
-from dsdoctor.report.units import clipped, duration, gigabytes, size, table
+from dsdoctor.report.table import table
+from dsdoctor.report.units import clipped, duration, gigabytes, size
 
 WIDTH = 100
 WIDEST_MATRIX = 16
@@ -19,7 +20,7 @@ LEAST_FOR_BANDWIDTH, LEAST_FOR_LIMIT = 1 << 10, 1 << 20
 FORMULA = "busbw = algbw x 2(n-1)/n for all_reduce, (n-1)/n for gathers, scatters, all_to_all, else 1"
 
 
-def matrix_lines(report: Report, *, verbose: bool) -> Iterator[str]:
+def matrix_lines(report: Report, *, verbose: bool, width: int | None = None) -> Iterator[str]:
     """Bandwidth of every pair, rows are the sources; below, the pairs that stand out in words.
 
     The time of the mesh's single message is no measurement: when all is well it is shown with ``verbose`` only.
@@ -27,8 +28,10 @@ def matrix_lines(report: Report, *, verbose: bool) -> Iterator[str]:
     found = cells(report)
     bad = [cell for _, cell in sorted(found.items()) if cell.bad]
     if found and report.world <= WIDEST_MATRIX and (report.pairs or bad or verbose):
-        yield from _matrix(report, found)
-        bad = [cell for cell in bad if cell.unreached]
+        lines = list(_matrix(report, found))
+        across = max(map(len, lines[1:]))
+        yield from lines if width is None or across <= width else [f"  the table of all pairs needs {across} columns"]
+        bad = bad if width is not None and across > width else [cell for cell in bad if cell.unreached]
     yield from _bad_pairs(report, bad)
 
 
@@ -87,7 +90,7 @@ def _by_hosts(report: Report, bad: list[PairCell]) -> Iterator[str]:
         yield f"{_mark(those[0])} {source} {'->' if those[0].unreached else '<->'} {target}: {how} ({count})"
 
 
-def speed_lines(report: Report, *, verbose: bool) -> Iterator[str]:
+def speed_lines(report: Report, *, verbose: bool, width: int | None = None) -> Iterator[str]:
     """Collectives: times, bandwidths, the slowest rank, the share of what the link can do."""
     if not report.speeds:
         return
@@ -97,7 +100,7 @@ def speed_lines(report: Report, *, verbose: bool) -> Iterator[str]:
         yield f"  limit {gigabytes(report.limit.bandwidth)} GB/s: {report.limit.link} ({report.limit.because})"
     shown = report.speeds if verbose else tuple(_some_sizes(report.speeds))
     head = ("", "op", "size", "p50", "p99", "algbw", "busbw", "of limit", "slowest rank")
-    yield from table([head, *(_row(report, speed) for speed in shown)], "<<>>>>>><")
+    yield from table([head, *(_row(report, speed) for speed in shown)], "<<>>>>>><", width=width, keep=3)
     if len(shown) < len(report.speeds):
         yield f"  {len(report.speeds) - len(shown)} more sizes: --verbose"
 
@@ -134,13 +137,15 @@ def _row(report: Report, speed: Speed) -> tuple[str, ...]:
     )
 
 
-def transport_lines(report: Report, *, verbose: bool) -> Iterator[str]:
+def transport_lines(report: Report, *, verbose: bool, width: int | None = None) -> Iterator[str]:
     """What NCCL took for its edges: how many of each; ``verbose``: every edge."""
     if not report.transports:
         return
     yield "transports that NCCL uses"
     if verbose:
-        yield from table([("", edge, how) for edge, how in sorted(report.transports.items())], "<<<")
+        yield from table(
+            [("", edge, how) for edge, how in sorted(report.transports.items())], "<<<", width=width, keep=2
+        )
         return
     example = {how: edge for edge, how in reversed(report.transports.items())}
     for how, count in Counter(report.transports.values()).most_common():

@@ -1,0 +1,124 @@
+"""Every screen at every width of a terminal: no line is wider, no word is cut, and nothing is said that ASCII has not."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dsdoctor.checkpoint.judge import judge as judge_checkpoint
+from dsdoctor.checkpoint.look import look
+from dsdoctor.checkpoint.plan import Plan
+from dsdoctor.commands.check import check
+from dsdoctor.commands.memory import Examined
+from dsdoctor.config.judge import ConfigJudged
+from dsdoctor.config.read import ReadConfig
+from dsdoctor.core.requests import CheckRequest
+from dsdoctor.hang.verdict import judge as judge_hang
+from dsdoctor.memory.changes import changes
+from dsdoctor.memory.models import Place
+from dsdoctor.memory.unmeasured import beside_tensors
+from dsdoctor.report.check import check_lines, ending_lines, next_step
+from dsdoctor.report.checkpoint import checkpoint_lines
+from dsdoctor.report.comm.lines import phase_line, report_lines
+from dsdoctor.report.comm.tables import speed_lines
+from dsdoctor.report.config import config_lines
+from dsdoctor.report.hang import hang_lines
+from dsdoctor.report.memory import ledger_lines, memory_lines
+from dsdoctor.report.plan import plan_end_lines
+from dsdoctor.report.terminal import plan_lines, printable
+from dsdoctor.report.wrap import COMMAND, MARKS, in_letters, wrapped
+from tests.builder.test_plan import plan
+from tests.checkpoint.written import KINDS, write
+from tests.cli.runner import run
+from tests.comm.reports import bad_pair, healthy_2, healthy_4, many, missing_rank, slow_node
+from tests.config.posted import POSTED
+from tests.config.recorded import question, verdicts
+from tests.memory.test_changes import situation
+from tests.report.test_hang_page import hanging
+
+HERE = Path(__file__).parents[1]
+PLACES: tuple[Place, ...] = ("device", "host")
+WIDTHS = range(40, 161)
+REPORTS = (healthy_2(), healthy_4(), missing_rank(), slow_node(), bad_pair(), many(2, bad_nodes=True))
+
+
+def screens(folder: Path) -> Iterator[str]:
+    """The lines of screens that are the same at every width."""
+    for file in sorted((HERE / "machines").glob("*.json")):
+        done = check(CheckRequest(python="/none", machine=file), say=lambda _: None)
+        for verbose in (False, True):
+            yield from (*check_lines(done, verbose=verbose), *ending_lines(next_step(done)))
+    for kind in ("behind", "other"):
+        incident = hanging(kind, 8, 3)
+        yield from hang_lines(incident, judge_hang(incident))
+    write(folder, KINDS[6])
+    for broken in (False, True):
+        if broken:
+            next(folder.rglob("*optim_states.pt")).unlink()
+        yield from checkpoint_lines(judge_checkpoint(look(folder), None, Plan()), None)
+    for posted in POSTED[::4]:
+        asked = question(posted.config).asked
+        read = ReadConfig(name="ds_config.json", config=posted.config, text="")
+        yield from config_lines(
+            ConfigJudged(read=read, asked=asked, verdicts=verdicts(posted.config)), "x.json", verbose=True
+        )
+    made = plan()
+    yield from (*plan_lines(made), *plan_end_lines(made, verbose=True, is_usual=True))
+    for log in sorted((HERE / "diagnosis" / "logs").glob("*.log"))[::12]:
+        yield from run("diagnose", str(log), "-v").stdout.splitlines()
+    yield from (phase_line(phase) for report in REPORTS for phase in report.phases)
+
+
+def tables(width: int) -> Iterator[str]:
+    """The lines of screens with tables, which go by the width."""
+    for report in REPORTS:
+        yield from report_lines(report, verbose=True, width=width)
+    now = replace(situation(2, offload_optimizer="cpu"))
+    yield from memory_lines(
+        Examined(
+            now=now, told=now.predicted(), upper=None, beside=beside_tensors(now.predicted().peak.device, world=4),
+            changes=changes(now), enough=None, searched=None, searched_upper=None, host_loading=1 << 34, findings=(),
+        ),
+        width,
+    )  # fmt: skip
+
+
+def bad(lines: Iterable[str], width: int) -> Iterator[tuple[int, str]]:
+    """Lines that are too wide for a terminal with our marks or with ASCII alone, and lines that lost a word."""
+    for line in lines:
+        for text in dict.fromkeys((line, in_letters(line))):
+            parts = wrapped(text, width)
+            words = [part.split() for part in parts]
+            wide = [part for part, said in zip(parts, words, strict=True) if len(part) > width and not alone(said)]
+            if (wide and not COMMAND.match(text)) or " ".join(parts).split() != text.split():
+                yield width, text
+
+
+def alone(words: list[str]) -> bool:
+    """Whether it is one word, which nobody can break, beside its mark or its label."""
+    return len([word for word in words if word not in MARKS]) == 1
+
+
+@pytest.mark.slow
+def test_every_screen_fits_every_width_and_no_word_is_cut(tmp_path: Path) -> None:
+    same = {printable(line) for line in screens(tmp_path)}
+    # each line at every fourth width, its neighbour at the next ones
+    wrong = [each for place, width in enumerate(WIDTHS) for each in bad(sorted(same)[place % 4 :: 4], width)]
+    wrong += [each for width in WIDTHS[::4] for each in bad(map(printable, tables(width)), width)]
+
+    assert len(same) > 400
+    assert wrong == []
+
+
+def test_a_table_fits_before_anything_is_broken_and_has_all_its_cells() -> None:
+    told = situation(2, offload_optimizer="cpu").predicted()
+    whole = [line for place in PLACES for line in ledger_lines(told, place, 1 << 20)]
+    cells = {cell for line in whole for cell in line.split()}
+
+    for width in WIDTHS[::5]:
+        narrow = [line for place in PLACES for line in ledger_lines(told, place, 1 << 20, width)]
+        speeds = list(speed_lines(healthy_4(), verbose=True, width=width))[3:]
+
+        assert [line for line in (*narrow, *speeds) if len(line) > width] == []
+        assert {cell for line in narrow for cell in line.split()} == cells
