@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dsdoctor.checkpoint.pickles import ITEM_SIZES, NotUnderstood, Storage, read_pickle
+from dsdoctor.checkpoint.inert import ITEM_SIZES, Storage
+from dsdoctor.checkpoint.pickles import NotUnderstood, read_pickle
 from dsdoctor.checkpoint.walk import tensors
 from dsdoctor.core.files import open_regular
 

@@ -8,9 +8,9 @@ from dsdoctor.checkpoint.archive import DENIED
 from dsdoctor.checkpoint.contents import STATE, optimizer_steps, shapes_of
 from dsdoctor.checkpoint.examine import PARTITIONED, Examined
 from dsdoctor.checkpoint.expected import missing_files, missing_states
+from dsdoctor.checkpoint.inert import Call
 from dsdoctor.checkpoint.look import Shard, names_in
 from dsdoctor.checkpoint.names import Part, parse_name
-from dsdoctor.checkpoint.pickles import Call
 from dsdoctor.checkpoint.sizes import size_problems
 from dsdoctor.checkpoint.walk import at
 from dsdoctor.core.finding import Finding

@@ -4,8 +4,8 @@ import sys
 from collections.abc import Iterator
 
 from dsdoctor.checkpoint.examine import Examined
+from dsdoctor.checkpoint.inert import Call
 from dsdoctor.checkpoint.names import Part
-from dsdoctor.checkpoint.pickles import Call
 from dsdoctor.checkpoint.walk import at
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.sentences import and_more

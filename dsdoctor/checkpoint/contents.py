@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsdoctor.checkpoint.archive import Archive
+from dsdoctor.checkpoint.inert import Call, Tensor
 from dsdoctor.checkpoint.look import Shard, Tag
 from dsdoctor.checkpoint.names import Part
-from dsdoctor.checkpoint.pickles import Call, Tensor
 from dsdoctor.checkpoint.values import number_of
 from dsdoctor.checkpoint.walk import at
 

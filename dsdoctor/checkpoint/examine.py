@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field, replace
 
 from dsdoctor.checkpoint.contents import Facts, Shapes, facts_of, frozen_of, shapes_of
+from dsdoctor.checkpoint.inert import Tensor
 from dsdoctor.checkpoint.look import Folder, Shard, Tag
 from dsdoctor.checkpoint.names import Part
-from dsdoctor.checkpoint.pickles import Tensor
 from dsdoctor.checkpoint.walk import at
 
 PARTITIONED = 3
