@@ -172,12 +172,18 @@ def held(engine):
     return [float(weights) / comm.get_world_size(), float(moment)]
 
 
+def no_grid():
+    """A pipeline leaves its grid behind, which engines after it would take for theirs."""
+    deepspeed.utils.groups.mpu = None
+
+
 def make(out, wanted, seed=SEED, *, convert=True):
     out.mkdir(parents=True, exist_ok=True)
     sums, failed = {}, {}
     for name, (function, stage, dtype, special) in kinds():
         if wanted and name not in wanted:
             continue
+        no_grid()
         engine = function(stage, dtype, seed=seed, **special)
         for number in (1, 2):
             train(engine)
@@ -259,8 +265,7 @@ def load(orders, answers):
         more = {"tensor": order["tensor"]} if "tensor" in order else special.get(order["kind"], {})
         engine, answer = None, {}
         try:
-            # a pipeline leaves its grid behind, which engines after it would take for theirs
-            deepspeed.utils.groups.mpu = None
+            no_grid()
             engine = function(
                 order["stage"],
                 order["dtype"],
