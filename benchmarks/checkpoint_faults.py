@@ -215,8 +215,11 @@ def judged(case: Case, folder: Path) -> dict[str, Any]:
     began = time.monotonic()
     quick = judge(look(folder), tag, Plan())
     took = time.monotonic() - began
-    deep = judge(look(folder), tag, Plan(), values=lambda examined: judge_values(examined, lambda _: None))
-    found = deep.findings if not has_error(quick.findings) else quick.findings
+    found = quick.findings
+    if not has_error(found):
+        found = judge(
+            look(folder), tag, Plan(), values=lambda examined: judge_values(examined, lambda _: None)
+        ).findings
     lines = [line for each in found for line in (each.title, *each.evidence)]
     name = case.file.partition("/")[2]
     return {

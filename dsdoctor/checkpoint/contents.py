@@ -23,7 +23,8 @@ class Facts:
     ``data``: data-parallel ranks, ``model``: model-parallel ones (``pipeline`` x ``tensor`` where both are known).
     ``partitions``: how many ranks share the optimizer's states. ``bf16``: whether the names of the optimizer's files say so.
     ``cut_by_deepspeed``: whether its tensors were cut by DeepSpeed itself (``tensor_parallel.autotp_size``), not by the model.
-    ``experts``: how many each MoE layer has, () for none. ``dtype``: of the training, "" where nothing says it.
+    ``trained``: whether the engine had an optimizer. ``experts``: how many each MoE layer has, () for none.
+    ``dtype``: of the training, "" where nothing says it.
     """
 
     version: str | None = None
@@ -42,6 +43,7 @@ class Facts:
     universal: bool = False
     injected: bool = False
     cut_by_deepspeed: bool = False
+    trained: bool = True
 
     @property
     def world(self) -> int | None:
@@ -73,7 +75,14 @@ def facts_of(tag: Tag) -> Facts:
         universal=tag.parameters is not None,
         injected=any(at(content, "universal_checkpoint_info") is not None for content in models),
         cut_by_deepspeed=(_number(at(config, "tensor_parallel", "autotp_size")) or 1) > 1,
+        trained=not any(_says_no_optimizer(content) for content in models) or bool(tag.of(Part.OPTIMIZER)),
     )
+
+
+def _says_no_optimizer(content: Any) -> bool:
+    """Without ZeRO the model's file has the optimizer's states. Experts have files of their own for them."""
+    none = isinstance(content, dict) and "optimizer" in content and content["optimizer"] is None
+    return none and content.get("param_shapes") is None and not content.get("num_experts")
 
 
 def groups_of(shard: Shard) -> list[Tensor] | None:
