@@ -143,10 +143,16 @@ def _stage(tag: Tag, optimizers: list[Any], config: Any) -> int | None:
 def _dtype(tag: Tag, config: Any) -> str:
     if any(shard.name.bf16 for shard in tag.of(Part.OPTIMIZER)):
         return "bf16"
-    for name, sections in (("bf16", ("bf16", "bfloat16")), ("fp16", ("fp16",))):
-        if any(at(config, section, "enabled") is True for section in sections):
-            return name
+    if is_bf16(config):
+        return "bf16"
+    if at(config, "fp16", "enabled") is True:
+        return "fp16"
     return "fp32" if isinstance(config, dict) else ""
+
+
+def is_bf16(config: Any) -> bool:
+    """Whether a configuration trains in bf16, which the names of the optimizer's files then say."""
+    return any(at(config, section, "enabled") is True for section in ("bf16", "bfloat16"))
 
 
 def _first(values: Iterator[Any]) -> Any:

@@ -93,6 +93,24 @@ def test_files_of_ranks_that_a_larger_run_left_are_no_fault_of_the_tag(tmp_path:
 
 
 @pytest.mark.parametrize("kind", SHARDED, ids=lambda kind: kind.name)
+def test_files_of_the_optimizer_that_a_run_of_another_type_left_are_no_fault_of_the_tag(
+    tmp_path: Path, kind: Kind
+) -> None:
+    other = "fp32" if kind.dtype == "bf16" else "bf16"
+    left = write(tmp_path / "other", Kind(stage=kind.stage, dtype=other))
+    tag = write(tmp_path / "saved", kind)
+    names = [file.name for file in left.glob("*optim_states.pt")]
+    for name in names:
+        shutil.copy(left / name, tag / name)
+
+    found = judged(tmp_path / "saved")
+
+    (finding,) = found.findings
+    assert (finding.rule, sorted(finding.evidence)) == ("checkpoint-leftover-shards", sorted(names))
+    assert verdict(found) is Verdict.LOADS
+
+
+@pytest.mark.parametrize("kind", SHARDED, ids=lambda kind: kind.name)
 def test_a_tag_further_down_is_found_as_deepspeed_finds_it(tmp_path: Path, kind: Kind) -> None:
     tag = write(tmp_path / "run1", kind, latest=False)
     (tmp_path / "latest").write_text(f"run1/{tag.name}")
