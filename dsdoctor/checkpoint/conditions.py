@@ -1,5 +1,6 @@
 """A tag that is whole -> what a run must have beside its files: classes of the script, parameters that were left out."""
 
+import _compat_pickle
 import sys
 from collections.abc import Iterator
 
@@ -12,7 +13,9 @@ from dsdoctor.core.sentences import and_more
 
 GRADIENTS = 2
 """The stage from which on save_checkpoint notes frozen parameters: engine.py, zero_optimization_partition_gradients."""
-AT_HAND = {"torch", "deepspeed", "numpy", *sys.stdlib_module_names} - {"__main__"}
+OLD_NAMES = {name.partition(".")[0] for name in _compat_pickle.IMPORT_MAPPING}
+"""Modules by the names that they had in Python 2, under which torch.save writes them: __builtin__.set."""
+AT_HAND = {"torch", "deepspeed", "numpy", *sys.stdlib_module_names, *OLD_NAMES} - {"__main__"}
 """Packages that every run with DeepSpeed has."""
 
 

@@ -23,7 +23,8 @@ class Facts:
     ``data``: data-parallel ranks, ``model``: model-parallel ones (``pipeline`` x ``tensor`` where both are known).
     ``partitions``: how many ranks share the optimizer's states. ``bf16``: whether the names of the optimizer's files say so.
     ``cut_by_deepspeed``: whether its tensors were cut by DeepSpeed itself (``tensor_parallel.autotp_size``), not by the model.
-    ``trained``: whether the engine had an optimizer. ``experts``: how many each MoE layer has, () for none.
+    ``without_step``: whether ``elastic_checkpoint`` left the optimizer's step out. ``trained``: whether the
+    engine had an optimizer. ``experts``: how many each MoE layer has, () for none.
     ``dtype``: of the training, "" where nothing says it.
     """
 
@@ -44,6 +45,7 @@ class Facts:
     injected: bool = False
     cut_by_deepspeed: bool = False
     trained: bool = True
+    without_step: bool = False
 
     @property
     def world(self) -> int | None:
@@ -76,7 +78,13 @@ def facts_of(tag: Tag) -> Facts:
         injected=any(at(content, "universal_checkpoint_info") is not None for content in models),
         cut_by_deepspeed=(_number(at(config, "tensor_parallel", "autotp_size")) or 1) > 1,
         trained=not any(_says_no_optimizer(content) for content in models) or bool(tag.of(Part.OPTIMIZER)),
+        without_step=any(_says_no_step(state) for state in optimizers),
     )
+
+
+def _says_no_step(state: Any) -> bool:
+    """With elastic_checkpoint the optimizer's states are a list, and its step stands beside them where each group has one."""
+    return isinstance(at(state, "base_optimizer_state"), list) and at(state, "base_optimizer_state_step") is None
 
 
 def _says_no_optimizer(content: Any) -> bool:

@@ -218,6 +218,8 @@ def _sharded(facts: Facts, run: Run) -> Outcome:
     """Stages 1 to 3: each rank loads its own piece of the optimizer's states."""
     if run.data is None or facts.data is None:
         return Outcome(verdict=Verdict.UNKNOWN, why="no file says how many data-parallel ranks saved it")
+    if facts.without_step:
+        return _elastic(facts, run)
     marks = (run.dtype == "bf16", facts.bf16)
     if run.data == facts.data and marks[0] == marks[1]:
         if run.dtype != facts.dtype:
@@ -233,6 +235,16 @@ def _sharded(facts: Facts, run: Run) -> Outcome:
             verdict=Verdict.UNKNOWN, why=f"not as it is ({why}), and converting this layout was not tried", words=words
         )
     return Outcome(verdict=Verdict.UNIVERSAL, why=why, words=words)
+
+
+def _elastic(facts: Facts, run: Run) -> Outcome:
+    """Saved with elastic_checkpoint and an optimizer that counts the steps of each parameter, as torch's Adam: without the step."""
+    why = "elastic_checkpoint left the optimizer's step out of its files"
+    if not _same(facts, run):
+        return Outcome(verdict=Verdict.UNKNOWN, why=f"{why}, and converting such a checkpoint was not tried")
+    words = "AssertionError without a word, or KeyError: 'base_optimizer_state_step'"
+    fix = "load the weights alone, load_checkpoint(..., load_optimizer_states=False), and train on without elastic_checkpoint"
+    return Outcome(verdict=Verdict.CANNOT, why=f"{why}, and a load asks for it", words=words, fix=fix)
 
 
 def _difference(facts: Facts, run: Run) -> tuple[str, str]:
