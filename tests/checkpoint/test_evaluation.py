@@ -1,6 +1,6 @@
 """A run whose engine has no optimizer, and a checkpoint of such a run: what load_checkpoint does there, and what helps.
 
-Real ranks load them in ``benchmarks/checkpoint_evaluation.py``.
+Real ranks load them in ``benchmarks/checkpoint.py``.
 """
 
 import itertools
