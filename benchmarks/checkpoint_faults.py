@@ -6,9 +6,9 @@
     python benchmarks/checkpoint_faults.py --seconds 240 --place FOLDER --json FILE   # a slice; again: goes on where it ended
 
 Generated: kind x file x damage, and what befalls a folder: swapped ranks, files of another step or another training, latest, links.
-A case is wrong where dsdoctor lets pass what does not load or loads other values, and where it does not name the file. Counted apart:
-what is told although it loads (a damage that is there, in a file or a value that this load does not open), and what nothing beside the
-file could say. Flipped bytes are looked for with --deep. Exits with 1 where one is wrong.
+A case is wrong where dsdoctor lets pass what does not load or loads other values, and where it does not name the file. Counted
+apart: what is told although it loads (a damage that is there, in a file or a value that this load does not open), and what nothing
+beside the file could say. Flipped bytes are looked for with --deep. Exits with 1 where one is wrong.
 """
 
 import argparse
