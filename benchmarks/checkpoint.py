@@ -26,8 +26,22 @@ from tests.checkpoint import real
 
 TAG = "global_step2"
 BOTH = ("fp32", "bf16")
-DTYPES = {"zero": BOTH, "frozen": ("fp32",), "experts": ("bf16",), "pipeline": BOTH, "tensors": BOTH}
-STAGES = {"zero": (0, 1, 2, 3), "frozen": (1, 2, 3), "experts": (0, 1, 2), "pipeline": (0, 1), "tensors": (0, 1, 2)}
+DTYPES = {
+    "zero": BOTH,
+    "evaluation": BOTH,
+    "frozen": ("fp32",),
+    "experts": ("bf16",),
+    "pipeline": BOTH,
+    "tensors": BOTH,
+}
+STAGES = {
+    "zero": (0, 1, 2, 3),
+    "evaluation": (0, 1, 2, 3),
+    "frozen": (1, 2, 3),
+    "experts": (0, 1, 2),
+    "pipeline": (0, 1),
+    "tensors": (0, 1, 2),
+}
 ARGUMENTS = {ALL: {}, NO_OPTIMIZER: {"load_optimizer_states": False}, MODULE: {"load_module_only": True}}
 
 
@@ -36,11 +50,13 @@ def plans(name: str, world: int) -> list[Plan]:
     kind = name.rstrip("0123-bfp6")
     if world == 1 and kind in {"experts", "pipeline"}:
         return []
-    loads = tuple(ARGUMENTS) if kind == "zero" else (ALL,)
+    loads = tuple(ARGUMENTS) if kind in {"zero", "evaluation"} else (ALL,)
+    # whether the run's engine has an optimizer is the same question for any number of ranks
+    engines = (None, True) if kind == "zero" and world == 2 else (None, False) if kind == "evaluation" else (None,)
     cuts = [each for each in (1, 2, 4) if each <= world] if kind == "tensors" else [None]
     return [
-        Plan(world=world, stage=stage, dtype=dtype, tensor=tensor, load=load)
-        for stage, dtype, tensor, load in itertools.product(STAGES[kind], DTYPES[kind], cuts, loads)
+        Plan(world=world, stage=stage, dtype=dtype, tensor=tensor, load=load, evaluation=engine)
+        for engine, stage, dtype, tensor, load in itertools.product(engines, STAGES[kind], DTYPES[kind], cuts, loads)
     ]
 
 
@@ -83,7 +99,7 @@ def table(folder: Path, sums: dict[str, list[float]], every: int, worlds: list[i
         done = iter(answers)
         for name, plan in cases:
             # Adam's moments are those that were saved, or none where the optimizer was left out
-            whole = [sums[name][0], sums[name][1] if plan.load == ALL else 0.0]
+            whole = [sums[name][0], sums[name][1] if plan.load == ALL and not plan.evaluation else 0.0]
             results = [real.loaded(next(done), whole) for _ in orders(folder, name, plan)]
             rows.append(row(folder, name, plan, results))
     return rows
@@ -98,10 +114,11 @@ def orders(folder: Path, name: str, plan: Plan) -> list[dict[str, Any]]:
         "stage": plan.stage,
         "dtype": plan.dtype,
         "load": ARGUMENTS[plan.load],
+        "evaluation": plan.evaluation or (kind == "evaluation" and plan.evaluation is None),
     }
     if plan.tensor is not None:
         order["tensor"] = plan.tensor
-    universal = plan.load == ALL and (folder / name / f"{TAG}_universal").is_dir()
+    universal = plan.load == ALL and not plan.evaluation and (folder / name / f"{TAG}_universal").is_dir()
     return [{**order, "tag": TAG}, *([{**order, "universal": True}] if universal else [])]
 
 
@@ -124,6 +141,7 @@ def row(folder: Path, name: str, plan: Plan, results: list[bool]) -> dict[str, A
     }
     return {
         "saved": name, "world": plan.world, "stage": plan.stage, "dtype": plan.dtype, "tensor": plan.tensor, "load": plan.load,
+        "evaluation": plan.evaluation,
         "verdict": judged.outcome.verdict.value, "loaded": results[0], "converted": (results[1:] or [None])[0],
         "agrees": agreed, "alarms": sorted({each.rule for each in judged.findings} - unasked),
     }  # fmt: skip

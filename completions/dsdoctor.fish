@@ -204,6 +204,7 @@ complete -c dsdoctor -n '__fish_dsdoctor_using_command checkpoint' -l dtype -x -
 complete -c dsdoctor -n '__fish_dsdoctor_using_command checkpoint' -l tensor-parallel -r -d 'Ranks that share each tensor. Default: as saved.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command checkpoint' -l pipeline -r -d 'Its pipeline stages. Default: as saved.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command checkpoint' -l load -x -a 'all no-optimizer module' -d 'How it calls load_checkpoint: no-optimizer is load_optimizer_states=False, modu…'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command checkpoint' -l evaluation -d 'Its engine has no optimizer: deepspeed.initialize was given none, and the confi…'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command checkpoint' -l ranks-here -r -d 'Ranks that load on this machine, for the memory that they take at once.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command checkpoint' -l model -r -F -d 'The Hugging Face configuration of its model, or its folder: names and shapes ar…'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command checkpoint' -l deep -d 'Read every byte too: checksums, and nan or inf in weights and optimizer states.…'

@@ -13,9 +13,9 @@ from dsdoctor.checkpoint.examine import PARTITIONED, Examined
 from dsdoctor.checkpoint.experts import expert_weights
 from dsdoctor.checkpoint.finite import not_finite
 from dsdoctor.checkpoint.flat_weights import NotMerged, trained, whole
+from dsdoctor.checkpoint.inert import ITEM_SIZES, Tensor, count_of
 from dsdoctor.checkpoint.names import Part
 from dsdoctor.checkpoint.open_files import OpenFiles, Piece
-from dsdoctor.checkpoint.pickles import ITEM_SIZES, Tensor, count_of
 from dsdoctor.checkpoint.values import Damaged
 from dsdoctor.checkpoint.walk import at, tensors
 from dsdoctor.core.finding import Finding

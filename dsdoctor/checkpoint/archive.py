@@ -3,6 +3,7 @@
 Reads the directory at the end of the zip and the pickle, never the tensors: a file of 70 GB costs what one of 70 kB costs.
 """
 
+import errno
 import os
 import zipfile
 from collections.abc import Mapping
@@ -10,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dsdoctor.checkpoint.pickles import ITEM_SIZES, NotUnderstood, Storage, read_pickle
+from dsdoctor.checkpoint.inert import ITEM_SIZES, Storage
+from dsdoctor.checkpoint.pickles import NotUnderstood, read_pickle
 from dsdoctor.checkpoint.walk import tensors
 from dsdoctor.core.files import open_regular
 
@@ -81,6 +83,8 @@ def read_archive(path: Path, pickles: Pickles) -> Archive:
     except PermissionError:
         return Archive(path=path, unknown=DENIED)
     except OSError as error:
+        if error.errno == errno.ELOOP:
+            return Archive(path=path, problem="it is a link that leads back to itself")
         return Archive(path=path, unknown=error.strerror or str(error))
 
 

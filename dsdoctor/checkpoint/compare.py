@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 
 from dsdoctor.checkpoint.examine import Examined
 from dsdoctor.checkpoint.flat_weights import trained, whole
+from dsdoctor.checkpoint.inert import ITEM_SIZES
 from dsdoctor.checkpoint.open_files import OpenFiles, Piece
-from dsdoctor.checkpoint.pickles import ITEM_SIZES
 from dsdoctor.checkpoint.universal import STATES
 from dsdoctor.checkpoint.walk import tensors
 

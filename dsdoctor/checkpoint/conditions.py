@@ -1,18 +1,21 @@
 """A tag that is whole -> what a run must have beside its files: classes of the script, parameters that were left out."""
 
+import _compat_pickle
 import sys
 from collections.abc import Iterator
 
 from dsdoctor.checkpoint.examine import Examined
+from dsdoctor.checkpoint.inert import Call
 from dsdoctor.checkpoint.names import Part
-from dsdoctor.checkpoint.pickles import Call
 from dsdoctor.checkpoint.walk import at
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.sentences import and_more
 
 GRADIENTS = 2
 """The stage from which on save_checkpoint notes frozen parameters: engine.py, zero_optimization_partition_gradients."""
-AT_HAND = {"torch", "deepspeed", "numpy", *sys.stdlib_module_names} - {"__main__"}
+OLD_NAMES = {name.partition(".")[0] for name in _compat_pickle.IMPORT_MAPPING}
+"""Modules by the names that they had in Python 2, under which torch.save writes them: __builtin__.set."""
+AT_HAND = {"torch", "deepspeed", "numpy", *sys.stdlib_module_names, *OLD_NAMES} - {"__main__"}
 """Packages that every run with DeepSpeed has."""
 
 

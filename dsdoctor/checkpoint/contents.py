@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsdoctor.checkpoint.archive import Archive
+from dsdoctor.checkpoint.inert import Call, Tensor
 from dsdoctor.checkpoint.look import Shard, Tag
 from dsdoctor.checkpoint.names import Part
-from dsdoctor.checkpoint.pickles import Call, Tensor
 from dsdoctor.checkpoint.values import number_of
 from dsdoctor.checkpoint.walk import at
 
@@ -23,7 +23,9 @@ class Facts:
     ``data``: data-parallel ranks, ``model``: model-parallel ones (``pipeline`` x ``tensor`` where both are known).
     ``partitions``: how many ranks share the optimizer's states. ``bf16``: whether the names of the optimizer's files say so.
     ``cut_by_deepspeed``: whether its tensors were cut by DeepSpeed itself (``tensor_parallel.autotp_size``), not by the model.
-    ``experts``: how many each MoE layer has, () for none. ``dtype``: of the training, "" where nothing says it.
+    ``without_step``: whether ``elastic_checkpoint`` left the optimizer's step out. ``trained``: whether the
+    engine had an optimizer. ``experts``: how many each MoE layer has, () for none.
+    ``dtype``: of the training, "" where nothing says it.
     """
 
     version: str | None = None
@@ -42,6 +44,8 @@ class Facts:
     universal: bool = False
     injected: bool = False
     cut_by_deepspeed: bool = False
+    trained: bool = True
+    without_step: bool = False
 
     @property
     def world(self) -> int | None:
@@ -73,7 +77,20 @@ def facts_of(tag: Tag) -> Facts:
         universal=tag.parameters is not None,
         injected=any(at(content, "universal_checkpoint_info") is not None for content in models),
         cut_by_deepspeed=(_number(at(config, "tensor_parallel", "autotp_size")) or 1) > 1,
+        trained=not any(_says_no_optimizer(content) for content in models) or bool(tag.of(Part.OPTIMIZER)),
+        without_step=any(_says_no_step(state) for state in optimizers),
     )
+
+
+def _says_no_step(state: Any) -> bool:
+    """With elastic_checkpoint the optimizer's states are a list, and its step stands beside them where each group has one."""
+    return isinstance(at(state, "base_optimizer_state"), list) and at(state, "base_optimizer_state_step") is None
+
+
+def _says_no_optimizer(content: Any) -> bool:
+    """Without ZeRO the model's file has the optimizer's states. Experts have files of their own for them."""
+    none = isinstance(content, dict) and "optimizer" in content and content["optimizer"] is None
+    return none and content.get("param_shapes") is None and not content.get("num_experts")
 
 
 def groups_of(shard: Shard) -> list[Tensor] | None:
@@ -134,10 +151,16 @@ def _stage(tag: Tag, optimizers: list[Any], config: Any) -> int | None:
 def _dtype(tag: Tag, config: Any) -> str:
     if any(shard.name.bf16 for shard in tag.of(Part.OPTIMIZER)):
         return "bf16"
-    for name, sections in (("bf16", ("bf16", "bfloat16")), ("fp16", ("fp16",))):
-        if any(at(config, section, "enabled") is True for section in sections):
-            return name
+    if is_bf16(config):
+        return "bf16"
+    if at(config, "fp16", "enabled") is True:
+        return "fp16"
     return "fp32" if isinstance(config, dict) else ""
+
+
+def is_bf16(config: Any) -> bool:
+    """Whether a configuration trains in bf16, which the names of the optimizer's files then say."""
+    return any(at(config, section, "enabled") is True for section in ("bf16", "bfloat16"))
 
 
 def _first(values: Iterator[Any]) -> Any:

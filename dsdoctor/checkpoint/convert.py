@@ -4,7 +4,7 @@ import functools
 import struct
 
 from dsdoctor.checkpoint.finite import not_finite
-from dsdoctor.checkpoint.pickles import ITEM_SIZES
+from dsdoctor.checkpoint.inert import ITEM_SIZES
 
 FORMATS = {"F32": "f", "F64": "d", "F16": "e"}
 QUIET_NAN = b"\x00\x00\xc0\x7f"

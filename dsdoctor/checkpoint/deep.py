@@ -10,7 +10,7 @@ from dsdoctor.checkpoint.agree import judge_agreement, weights_saved_twice
 from dsdoctor.checkpoint.archive import Archive, Entry
 from dsdoctor.checkpoint.examine import Examined
 from dsdoctor.checkpoint.finite import not_finite
-from dsdoctor.checkpoint.pickles import ITEM_SIZES
+from dsdoctor.checkpoint.inert import ITEM_SIZES
 from dsdoctor.checkpoint.spans import Span, spans_of, spans_of_universal
 from dsdoctor.checkpoint.values import Damaged, pieces, start_of
 from dsdoctor.checkpoint.walk import at

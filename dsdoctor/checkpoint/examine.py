@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, field, replace
 
-from dsdoctor.checkpoint.contents import Facts, Shapes, facts_of, frozen_of, shapes_of
+from dsdoctor.checkpoint.contents import Facts, Shapes, facts_of, frozen_of, is_bf16, shapes_of
+from dsdoctor.checkpoint.inert import Tensor
 from dsdoctor.checkpoint.look import Folder, Shard, Tag
 from dsdoctor.checkpoint.names import Part
-from dsdoctor.checkpoint.pickles import Tensor
 from dsdoctor.checkpoint.walk import at
 
 PARTITIONED = 3
@@ -48,7 +48,7 @@ def examine(folder: Folder, tag: Tag, *, chosen: bool = False) -> Examined:
 
 def without_leftovers(tag: Tag) -> tuple[Tag, tuple[str, ...]]:
     """The tag without the files of ranks beyond those that rank 0's own files speak of, and without model states that the stage
-    of its optimizer has under another name; and the names of these.
+    or the type of its optimizer has under another name; and the names of these.
 
     Rank 0 is in every run, so its files are those of the last save; a larger run that saved under the same tag before leaves the
     files of its further ranks, and load_checkpoint opens none of them.
@@ -59,7 +59,11 @@ def without_leftovers(tag: Tag) -> tuple[Tag, tuple[str, ...]]:
         return tag, ()
     ranks = max(facts.data, facts.partitions or 0)
     kept = tuple(
-        shard for shard in tag.shards if (shard.name.data or 0) < ranks and not _of_another_stage(shard, tag, facts)
+        shard
+        for shard in tag.shards
+        if (shard.name.data or 0) < ranks
+        and not _of_another_stage(shard, tag, facts)
+        and not _of_another_type(shard, tag)
     )
     gone = tuple(shard.file.path.name for shard in tag.shards if shard not in kept)
     return replace(tag, shards=kept), gone
@@ -88,6 +92,17 @@ def _of_another_stage(shard: Shard, tag: Tag, facts: Facts) -> bool:
     cut = facts.stage >= PARTITIONED
     return (shard.name.data is not None) != cut and any(
         (other.name.data is not None) == cut for other in tag.of(Part.MODEL)
+    )
+
+
+def _of_another_type(shard: Shard, tag: Tag) -> bool:
+    """Whether this is a file of the optimizer as a run of another type names it, beside those of the one that saved the model."""
+    configs = [at(model.file.content, "ds_config") for model in tag.of(Part.MODEL)]
+    marks = {is_bf16(config) for config in configs if isinstance(config, dict)}
+    return (
+        shard.part is Part.OPTIMIZER
+        and marks == {not shard.name.bf16}
+        and any(other.name.bf16 != shard.name.bf16 for other in tag.of(Part.OPTIMIZER))
     )
 
 

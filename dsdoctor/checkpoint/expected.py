@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from dsdoctor.checkpoint.contents import shapes_of
 from dsdoctor.checkpoint.examine import PARTITIONED, Examined
+from dsdoctor.checkpoint.look import GROUPS, UNIVERSAL
 from dsdoctor.checkpoint.names import Part, expert_name, layer_name, model_name, optimizer_name
 
 
@@ -70,7 +71,12 @@ def _universal(examined: Examined) -> Iterator[str]:
 
 
 def missing_states(examined: Examined) -> tuple[str, ...]:
-    """Files that a universal tag lacks for a trainable parameter: those that most of the others have."""
+    """Files that a universal tag lacks: the optimizer's groups, and of a trainable parameter what most others have."""
+    without = examined.facts.universal and examined.tag.groups is None
+    return (*((f"{UNIVERSAL}/{GROUPS}",) if without else ()), *_missing_of_parameters(examined))
+
+
+def _missing_of_parameters(examined: Examined) -> tuple[str, ...]:
     folders = {
         parameter.name: {file.path.name for file in parameter.files} for parameter in examined.tag.parameters or ()
     }

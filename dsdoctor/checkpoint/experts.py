@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 from dsdoctor.checkpoint.contents import STATE
 from dsdoctor.checkpoint.examine import Examined
 from dsdoctor.checkpoint.flat_weights import Found, NotMerged, flats_of, is_of_experts, whole
+from dsdoctor.checkpoint.inert import Call, Tensor
 from dsdoctor.checkpoint.look import Shard
 from dsdoctor.checkpoint.names import Part
 from dsdoctor.checkpoint.open_files import Piece
-from dsdoctor.checkpoint.pickles import Call, Tensor
 from dsdoctor.checkpoint.walk import at, tensors
 
 NUMBERED = re.compile(r"(?P<before>.*\.deepspeed_experts\.)(?P<number>\d{1,7})(?P<after>\..*)")

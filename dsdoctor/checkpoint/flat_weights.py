@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dsdoctor.checkpoint.archive import Archive
 from dsdoctor.checkpoint.contents import STATE, groups_of, shapes_of
 from dsdoctor.checkpoint.examine import PARTITIONED, Examined
+from dsdoctor.checkpoint.inert import Tensor, count_of
 from dsdoctor.checkpoint.look import Shard
 from dsdoctor.checkpoint.names import Part
 from dsdoctor.checkpoint.open_files import Piece
-from dsdoctor.checkpoint.pickles import Tensor, count_of
 from dsdoctor.checkpoint.walk import at
 
 Found = tuple[str, tuple[int, ...], str, tuple[Piece, ...]]

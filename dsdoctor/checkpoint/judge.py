@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 from dsdoctor.checkpoint.checks import judge_tag
 from dsdoctor.checkpoint.conditions import judge_conditions
 from dsdoctor.checkpoint.contents import Facts
+from dsdoctor.checkpoint.evaluation import evaluates, outcome_of_load
 from dsdoctor.checkpoint.examine import PARTITIONED, Examined, another_training, examine, without_optimizer
 from dsdoctor.checkpoint.look import Folder, folder_of_tags_below, read_tag
 from dsdoctor.checkpoint.names import Part
-from dsdoctor.checkpoint.plan import ALL, LOAD_UNIVERSAL, NO_OPTIMIZER, PROVEN_WITH, Outcome, Plan, Verdict, outcome
+from dsdoctor.checkpoint.plan import ALL, LOAD_UNIVERSAL, NO_OPTIMIZER, PROVEN_WITH, Outcome, Plan, Verdict
 from dsdoctor.checkpoint.tags import choose, judge_denied, judge_latest, judge_newer, newer_tags
-from dsdoctor.checkpoint.weights_alone import judge_weights_alone, outcome_of_weights
+from dsdoctor.checkpoint.weights_alone import judge_weights_alone
 from dsdoctor.core.finding import Finding, has_error
 from dsdoctor.core.fix import step
 
@@ -59,7 +60,8 @@ def judge(
     if chosen is None:
         return Judged(folder=folder, examined=None, findings=(no_tags(folder),))
     examined = examine(folder, read_tag(chosen), chosen=tag is not None)
-    if plan.load != ALL and (examined.facts.stage or 0) < PARTITIONED:
+    alone = plan.load != ALL or evaluates(examined.facts, plan)
+    if alone and (examined.facts.stage or 0) < PARTITIONED:
         examined = without_optimizer(examined)
     about_tag = (*judge_tag(examined), *values(examined))
     findings = [*about_latest, *about_tag]
@@ -74,7 +76,7 @@ def judge(
     decided = _decided(examined, plan, conditions)
     findings += conditions
     needed = bytes_of_rank(examined)
-    if plan.load != ALL and decided.verdict is Verdict.LOADS:
+    if plan.load != ALL and not evaluates(examined.facts, plan) and decided.verdict is Verdict.LOADS:
         findings += judge_weights_alone(examined, plan)
     findings += [*_about(decided, examined, plan), *_memory(needed, ranks_here, available)]
     return Judged(folder=folder, examined=examined, findings=tuple(findings), outcome=decided, rank_bytes=needed)
@@ -82,7 +84,7 @@ def judge(
 
 def _decided(examined: Examined, plan: Plan, conditions: Sequence[Finding]) -> Outcome:
     """Whether it loads as planned; not known where a file or a condition of it is not."""
-    decided = outcome(examined.facts, plan) if plan.load == ALL else outcome_of_weights(examined.facts, plan)
+    decided = outcome_of_load(examined.facts, plan)
     if decided.verdict is not Verdict.LOADS:
         return decided
     if any(file.unknown for file in examined.tag.files):
@@ -130,15 +132,18 @@ def _about(decided: Outcome, examined: Examined, plan: Plan) -> Iterator[Finding
             "checkpoint-cannot-load",
             f"{tag.name} cannot be loaded in this run: {decided.why}",
             evidence=evidence,
-            fix="train on with the settings that it was saved with, or begin anew from its weights alone",
-            steps=(step("python -m dsdoctor checkpoint {folder} --merge OUT", folder=str(tag.path)),),
+            fix=decided.fix
+            or "train on with the settings that it was saved with, or begin anew from its weights alone",
+            steps=()
+            if decided.fix
+            else (step("python -m dsdoctor checkpoint {folder} --merge OUT", folder=str(tag.path)),),
         )
     elif decided.verdict is Verdict.UNKNOWN:
         yield Finding.note(
             "checkpoint-load-not-known",
             f"whether {tag.name} loads in this run is not known: {decided.why}",
             evidence=evidence,
-            fix="one short run with these settings and load_checkpoint decides it",
+            fix=decided.fix or "one short run with these settings and load_checkpoint decides it",
         )
     elif decided.verdict is Verdict.UNIVERSAL:
         yield _needs_universal(decided, examined, evidence)
@@ -146,8 +151,13 @@ def _about(decided: Outcome, examined: Examined, plan: Plan) -> Iterator[Finding
 
 def _weights_alone(decided: Outcome, facts: Facts, plan: Plan) -> Iterator[str]:
     """What can be had where the whole of it is not loaded."""
-    alone = outcome_of_weights(facts, replace(plan, load=NO_OPTIMIZER))
-    if plan.load == ALL and decided.verdict in {Verdict.CANNOT, Verdict.UNIVERSAL} and alone.verdict is Verdict.LOADS:
+    alone = outcome_of_load(facts, replace(plan, load=NO_OPTIMIZER))
+    if (
+        plan.load == ALL
+        and not decided.fix
+        and decided.verdict in {Verdict.CANNOT, Verdict.UNIVERSAL}
+        and alone.verdict is Verdict.LOADS
+    ):
         yield "load_checkpoint(..., load_optimizer_states=False) loads its weights, and the optimizer begins anew"
 
 

@@ -15,6 +15,8 @@ from dsdoctor.core.files import read_limited
 LONGEST_TAG = 4096
 UNIVERSAL = "zero"
 """The folder of a universal tag that has one folder for each parameter."""
+GROUPS = "optimizer_state.pt"
+"""The file in it that has the optimizer's groups: base_optimizer.py and stage3.py open it before any parameter."""
 
 
 def step_of(name: str) -> int | None:
@@ -63,11 +65,13 @@ class Parameter:
 
 @dataclass(frozen=True, kw_only=True)
 class Tag:
-    """A tag with every file of it read. ``parameters``: those of a universal tag, None for a tag that is none."""
+    """A tag with every file of it read. ``parameters``: those of a universal tag, None for a tag that is none. ``groups``: the
+    file of its optimizer's groups, None where that is not there."""
 
     folder: TagFolder
     shards: tuple[Shard, ...]
     parameters: tuple[Parameter, ...] | None = None
+    groups: Archive | None = None
 
     def of(self, part: Part) -> tuple[Shard, ...]:
         """The files that hold one kind of thing, in order."""
@@ -77,7 +81,7 @@ class Tag:
     def files(self) -> tuple[Archive, ...]:
         """All files, those of the parameters too."""
         inner = (file for parameter in self.parameters or () for file in parameter.files)
-        return (*(shard.file for shard in self.shards), *inner)
+        return (*(shard.file for shard in self.shards), *((self.groups,) if self.groups else ()), *inner)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,10 +199,13 @@ def read_tag(folder: TagFolder) -> Tag:
     pickles: Pickles = {}
     shards = [Shard(name=parsed, file=read_archive(folder.path / name, pickles)) for name, parsed in named if parsed]
     parameters = tuple(_parameters(folder.path / UNIVERSAL, pickles)) if folder.universal else None
+    groups = folder.path / UNIVERSAL / GROUPS
+    is_there = folder.universal and (groups.is_symlink() or groups.exists())
     return Tag(
         folder=folder,
         shards=tuple(sorted(shards, key=lambda shard: _order(shard.name))),
         parameters=parameters,
+        groups=read_archive(groups, pickles) if is_there else None,
     )
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsdoctor.checkpoint.convert import converted
+from dsdoctor.checkpoint.inert import ITEM_SIZES
 from dsdoctor.checkpoint.open_files import OpenFiles
-from dsdoctor.checkpoint.pickles import ITEM_SIZES
 from dsdoctor.checkpoint.sources import Source
 from dsdoctor.core.files import open_regular, read_limited, replacing, write_text
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from dsdoctor.checkpoint.conditions import without_frozen
 from dsdoctor.checkpoint.contents import Shapes
 from dsdoctor.checkpoint.examine import PARTITIONED, Examined
+from dsdoctor.checkpoint.inert import Tensor
 from dsdoctor.checkpoint.names import Part
-from dsdoctor.checkpoint.pickles import Tensor
 from dsdoctor.checkpoint.walk import at
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.sentences import and_more

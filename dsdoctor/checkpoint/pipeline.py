@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from dsdoctor.checkpoint.examine import Examined
 from dsdoctor.checkpoint.flat_weights import Found, trained, whole
+from dsdoctor.checkpoint.inert import Tensor
 from dsdoctor.checkpoint.look import Shard
 from dsdoctor.checkpoint.names import Part
-from dsdoctor.checkpoint.pickles import Tensor
 from dsdoctor.checkpoint.walk import tensors
 
 TIED = "tied_modules."

@@ -4,7 +4,7 @@ What was not tried with real ranks is said to be unknown. The table is compared 
 """
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dsdoctor.checkpoint.contents import Facts
 from dsdoctor.checkpoint.examine import PARTITIONED
@@ -26,7 +26,9 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The run that is planned; None for as it was saved. ``world``: all ranks. ``load``: ALL, NO_OPTIMIZER or MODULE."""
+    """The run that is planned; None for as it was saved. ``world``: all ranks. ``load``: ALL, NO_OPTIMIZER or MODULE.
+
+    ``evaluation``: whether the engine that loads has no optimizer."""
 
     world: int | None = None
     stage: int | None = None
@@ -34,15 +36,17 @@ class Plan:
     tensor: int | None = None
     pipeline: int | None = None
     load: str = ALL
+    evaluation: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """A verdict, why, and what DeepSpeed itself says in that case."""
+    """A verdict, why, what DeepSpeed itself says in that case, and what helps where that is no other checkpoint ("" else)."""
 
     verdict: Verdict
     why: str
     words: str = ""
+    fix: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +85,21 @@ def planned(facts: Facts, plan: Plan) -> Run | None:
 
 def outcome(facts: Facts, plan: Plan) -> Outcome:
     """What load_checkpoint does in the planned run."""
+    found = _outcome(facts, plan)
+    own_cut = found.verdict is Verdict.UNKNOWN and (facts.tensor or 1) > 1 and not facts.cut_by_deepspeed
+    return replace(found, fix=_what_decides(facts)) if own_cut else found
+
+
+def _what_decides(facts: Facts) -> str:
+    """Of a model that cuts its tensors itself, as Megatron's does: no file says where. torch compares the shapes of the pieces."""
+    layout = _layout(facts.tensor, facts.pipeline)
+    return (
+        f"keep its {layout} (data-parallel: {facts.data or 'unknown'}) and its code of the model, and start that run once: "
+        "load_checkpoint raises 'size mismatch' where other tensors are cut than were saved, and loads where the same ones are"
+    )
+
+
+def _outcome(facts: Facts, plan: Plan) -> Outcome:
     run = planned(facts, plan)
     if run is None or facts.stage is None:
         return Outcome(verdict=Verdict.UNKNOWN, why="no file says at which ZeRO stage it was saved")
@@ -199,6 +218,8 @@ def _sharded(facts: Facts, run: Run) -> Outcome:
     """Stages 1 to 3: each rank loads its own piece of the optimizer's states."""
     if run.data is None or facts.data is None:
         return Outcome(verdict=Verdict.UNKNOWN, why="no file says how many data-parallel ranks saved it")
+    if facts.without_step:
+        return _elastic(facts, run)
     marks = (run.dtype == "bf16", facts.bf16)
     if run.data == facts.data and marks[0] == marks[1]:
         if run.dtype != facts.dtype:
@@ -214,6 +235,16 @@ def _sharded(facts: Facts, run: Run) -> Outcome:
             verdict=Verdict.UNKNOWN, why=f"not as it is ({why}), and converting this layout was not tried", words=words
         )
     return Outcome(verdict=Verdict.UNIVERSAL, why=why, words=words)
+
+
+def _elastic(facts: Facts, run: Run) -> Outcome:
+    """Saved with elastic_checkpoint and an optimizer that counts the steps of each parameter, as torch's Adam: without the step."""
+    why = "elastic_checkpoint left the optimizer's step out of its files"
+    if not _same(facts, run):
+        return Outcome(verdict=Verdict.UNKNOWN, why=f"{why}, and converting such a checkpoint was not tried")
+    words = "AssertionError without a word, or KeyError: 'base_optimizer_state_step'"
+    fix = "load the weights alone, load_checkpoint(..., load_optimizer_states=False), and train on without elastic_checkpoint"
+    return Outcome(verdict=Verdict.CANNOT, why=f"{why}, and a load asks for it", words=words, fix=fix)
 
 
 def _difference(facts: Facts, run: Run) -> tuple[str, str]:

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 from dsdoctor.checkpoint.contents import STATE, Shapes, groups_of, shapes_of
 from dsdoctor.checkpoint.examine import PARTITIONED, Examined
+from dsdoctor.checkpoint.inert import count_of
 from dsdoctor.checkpoint.look import Shard
 from dsdoctor.checkpoint.names import Part
-from dsdoctor.checkpoint.pickles import count_of
 from dsdoctor.checkpoint.walk import at
 
 

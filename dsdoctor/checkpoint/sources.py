@@ -10,10 +10,10 @@ from dsdoctor.checkpoint.convert import can_convert, float_types
 from dsdoctor.checkpoint.examine import PARTITIONED, Examined
 from dsdoctor.checkpoint.experts import expert_weights
 from dsdoctor.checkpoint.flat_weights import Found, NotMerged, trained, whole
+from dsdoctor.checkpoint.inert import ITEM_SIZES, Tensor, count_of
 from dsdoctor.checkpoint.look import Shard
 from dsdoctor.checkpoint.names import Part
 from dsdoctor.checkpoint.open_files import Piece
-from dsdoctor.checkpoint.pickles import ITEM_SIZES, Tensor, count_of
 from dsdoctor.checkpoint.pipeline import pipeline_weights
 from dsdoctor.checkpoint.walk import at, tensors
 

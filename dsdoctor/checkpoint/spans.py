@@ -7,9 +7,9 @@ from typing import Any
 
 from dsdoctor.checkpoint.contents import STATE, shapes_of
 from dsdoctor.checkpoint.examine import PARTITIONED, Examined
+from dsdoctor.checkpoint.inert import Call, Tensor, count_of
 from dsdoctor.checkpoint.look import Shard
 from dsdoctor.checkpoint.names import Part
-from dsdoctor.checkpoint.pickles import Call, Tensor, count_of
 from dsdoctor.checkpoint.walk import Way, at, tensors
 
 FLAT = ("single_partition_of_fp32_groups", "fp32_flat_groups")

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from dsdoctor.checkpoint.contents import STATE
 from dsdoctor.checkpoint.examine import PARTITIONED, Examined
+from dsdoctor.checkpoint.inert import count_of
 from dsdoctor.checkpoint.look import names_in
 from dsdoctor.checkpoint.names import Part
-from dsdoctor.checkpoint.pickles import count_of
 from dsdoctor.checkpoint.trusted_names import untrusted
 from dsdoctor.checkpoint.walk import at
 from dsdoctor.core.sentences import and_more

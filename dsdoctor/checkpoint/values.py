@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from dsdoctor.checkpoint.archive import LOCAL_HEADER, ZIP, Archive, Entry
-from dsdoctor.checkpoint.pickles import ITEM_SIZES, Tensor
+from dsdoctor.checkpoint.inert import ITEM_SIZES, Tensor
 from dsdoctor.core.files import open_regular
 
 PIECE = 4 << 20

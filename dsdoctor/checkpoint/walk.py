@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from dsdoctor.checkpoint.pickles import Call, Tensor
+from dsdoctor.checkpoint.inert import Call, Tensor
 
 Way = tuple[Any, ...]
 DEEPEST = 40

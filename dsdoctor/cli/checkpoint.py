@@ -73,6 +73,13 @@ Load = Annotated[
         "Default: all.",
     ),
 ]  # fmt: skip
+Evaluation = Annotated[
+    bool,
+    flag(
+        name="--evaluation", group=RUN,
+        help="Its engine has no optimizer: deepspeed.initialize was given none, and the configuration names none.",
+    ),
+]  # fmt: skip
 Here = Annotated[
     int | None,
     option(
@@ -141,6 +148,7 @@ def checkpoint_command(
     tensor: Tensor = None,
     pipeline: Pipeline = None,
     load: Load = "all",
+    evaluation: Evaluation = False,
     ranks_here: Here = None,
     model: Model = None,
     deep: Deep = False,
@@ -159,7 +167,15 @@ def checkpoint_command(
 
     Example: dsdoctor checkpoint output/checkpoint-500 --world 16 --stage 3
     """
-    plan = Plan(world=world, stage=stage, dtype=dtype, tensor=tensor, pipeline=pipeline, load=load)
+    plan = Plan(
+        world=world,
+        stage=stage,
+        dtype=dtype,
+        tensor=tensor,
+        pipeline=pipeline,
+        load=load,
+        evaluation=evaluation or None,
+    )
     order = CheckpointOrder(folder=folder, tag=tag, plan=plan, ranks_here=ranks_here, model=model, python=python)
     if universal is not None:
         if plan != Plan() or (ranks_here, model) != (None, None) or deep or repair or merge is not None:

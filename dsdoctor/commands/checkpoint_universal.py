@@ -15,9 +15,9 @@ from dsdoctor.checkpoint.checks import judge_tag
 from dsdoctor.checkpoint.compare import differences
 from dsdoctor.checkpoint.examine import Examined, examine
 from dsdoctor.checkpoint.flat_weights import NotMerged
+from dsdoctor.checkpoint.inert import count_of
 from dsdoctor.checkpoint.judge import Judged
 from dsdoctor.checkpoint.look import look, read_tag
-from dsdoctor.checkpoint.pickles import count_of
 from dsdoctor.checkpoint.universal import STATES, WIDTH, Needs, amount, needs, refusals
 from dsdoctor.checkpoint.values import Damaged
 from dsdoctor.commands.checkpoint import CheckpointOrder, available_memory, judge_checkpoint

@@ -7,8 +7,8 @@ from typing import Any
 from dsdoctor.checkpoint.agree import tells_trainings
 from dsdoctor.checkpoint.contents import Facts
 from dsdoctor.checkpoint.examine import Examined
+from dsdoctor.checkpoint.inert import count_of
 from dsdoctor.checkpoint.judge import Judged
-from dsdoctor.checkpoint.pickles import count_of
 from dsdoctor.checkpoint.plan import LOAD_UNIVERSAL, Verdict
 from dsdoctor.checkpoint.repair import Repair
 from dsdoctor.commands.checkpoint_merge import Merged

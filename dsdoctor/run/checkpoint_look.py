@@ -55,18 +55,19 @@ def before_load(engine: Any, given: Mapping[str, Any]) -> tuple[str, ...]:
 def _plan_of_load(engine: Any, given: Mapping[str, Any]) -> Plan:
     plan = plan_of(engine)
     partitioned = (plan.stage or 0) >= PARTITIONED
-    return replace(plan, load=load_of(given, partitioned=partitioned, trains=has_optimizer(engine)))
+    load = load_of(given, partitioned=partitioned)
+    return replace(plan, load=load, evaluation=not has_optimizer(engine))
 
 
-def load_of(given: Mapping[str, Any], *, partitioned: bool, trains: bool) -> str:
-    """How load_checkpoint is called. ``partitioned``: stage 3. ``trains``: whether the engine has an optimizer.
+def load_of(given: Mapping[str, Any], *, partitioned: bool) -> str:
+    """How load_checkpoint is called. ``partitioned``: stage 3.
 
     Where both arguments stand, DeepSpeed 0.19.8 makes the fp32 weights anew as for load_module_only=True alone, and at stage 3
-    takes the weights as for load_optimizer_states=False alone. Without an optimizer nothing but the model is loaded.
+    takes the weights as for load_optimizer_states=False alone.
     """
     module, without = bool(given.get("load_module_only")), not given.get("load_optimizer_states", True)
     if not partitioned:
-        return MODULE if module or not trains else NO_OPTIMIZER if without else ALL
+        return MODULE if module else NO_OPTIMIZER if without else ALL
     return NO_OPTIMIZER if without else MODULE if module else ALL
 
 

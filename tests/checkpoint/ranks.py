@@ -49,7 +49,7 @@ class Model(nn.Module):
         return self.head(x).float().pow(2).mean()
 
 
-def configured(stage, dtype, *, universal=False):
+def configured(stage, dtype, *, universal=False, optimizer=True):
     made = {
         "train_micro_batch_size_per_gpu": 2,
         "gradient_accumulation_steps": 1,
@@ -66,7 +66,15 @@ def configured(stage, dtype, *, universal=False):
         made["checkpoint"] = {"load_universal": True}
     if dtype != "fp32":
         made[dtype] = {"enabled": True}
+    if not optimizer:
+        del made["optimizer"], made["scheduler"]
     return made
+
+
+def evaluating(stage, dtype, *, seed=1, universal=False):
+    """An engine without an optimizer."""
+    torch.manual_seed(seed)
+    return deepspeed.initialize(model=Model(), config=configured(stage, dtype, universal=universal, optimizer=False))[0]
 
 
 def engine_of(stage, dtype, *, seed=1, universal=False, **kinds):
@@ -120,6 +128,8 @@ def kinds():
     for stage in (0, 1, 2, 3):
         for dtype in ("fp32", "bf16"):
             yield f"zero{stage}-{dtype}", (engine_of, stage, dtype, {})
+    # the one that DeepSpeed saves without an optimizer
+    yield "evaluation0-fp32", (evaluating, 0, "fp32", {})
     for stage in (1, 2, 3):
         yield f"frozen{stage}-fp32", (engine_of, stage, "fp32", {"frozen": True})
     for stage in (0, 1, 2):
@@ -133,6 +143,10 @@ def kinds():
 
 
 def train(engine):
+    if engine.optimizer is None:
+        # nothing is trained; the tags of a script that evaluates are counted all the same
+        engine.global_steps += 1
+        return
     dtype = next(p.dtype for p in engine.module.parameters())
     if hasattr(engine, "num_stages"):
         batches = iter([(torch.randn(2, WIDTH).to(dtype), torch.zeros(2, WIDTH).to(dtype)) for _ in range(2)])
@@ -160,7 +174,7 @@ def held(engine):
     inner = engine.optimizer
     while hasattr(inner, "optimizer"):
         inner = inner.optimizer
-    moments = [state["exp_avg"] for state in inner.state.values() if "exp_avg" in state]
+    moments = [state["exp_avg"] for state in getattr(inner, "state", {}).values() if "exp_avg" in state]
     moment = torch.stack(
         [each.detach().double().abs().sum() for each in moments] or [torch.zeros(1).double().sum()]
     ).sum()
@@ -172,12 +186,18 @@ def held(engine):
     return [float(weights) / comm.get_world_size(), float(moment)]
 
 
+def no_grid():
+    """A pipeline leaves its grid behind, which engines after it would take for theirs."""
+    deepspeed.utils.groups.mpu = None
+
+
 def make(out, wanted, seed=SEED, *, convert=True):
     out.mkdir(parents=True, exist_ok=True)
     sums, failed = {}, {}
     for name, (function, stage, dtype, special) in kinds():
         if wanted and name not in wanted:
             continue
+        no_grid()
         engine = function(stage, dtype, seed=seed, **special)
         for number in (1, 2):
             train(engine)
@@ -256,11 +276,12 @@ def load(orders, answers):
     told = []
     for order in json.loads(Path(orders).read_text()):
         function = {"pipeline": pipeline_of, "tensors": tensors_of}.get(order["kind"], engine_of)
+        if order.get("evaluation"):
+            function = evaluating
         more = {"tensor": order["tensor"]} if "tensor" in order else special.get(order["kind"], {})
         engine, answer = None, {}
         try:
-            # a pipeline leaves its grid behind, which engines after it would take for theirs
-            deepspeed.utils.groups.mpu = None
+            no_grid()
             engine = function(
                 order["stage"],
                 order["dtype"],

@@ -9,10 +9,10 @@ import pytest
 
 from dsdoctor.checkpoint.judge import Judged, judge
 from dsdoctor.checkpoint.look import look
-from dsdoctor.checkpoint.plan import Plan, Verdict
+from dsdoctor.checkpoint.plan import NO_OPTIMIZER, Plan, Verdict
 from dsdoctor.cli.app import run
 from dsdoctor.core.finding import Severity, has_error
-from tests.checkpoint.written import KINDS, Called, Kind, model_states, save, write
+from tests.checkpoint.written import KINDS, Called, Kind, model_states, optimizer_states, save, write
 
 SHARDED = [kind for kind in KINDS if kind.stage and not kind.experts and not kind.pipeline]
 
@@ -52,6 +52,7 @@ def test_objects_that_every_run_has_are_none_of_them(tmp_path: Path) -> None:
     tag = write(tmp_path, KINDS[4])
     more = [
         Called("argparse", "Namespace"),
+        Called("__builtin__", "set", ([1, 2],)),
         Called("collections", "OrderedDict"),
         Called("pathlib", "PosixPath", ("a",)),
     ]
@@ -90,6 +91,37 @@ def test_files_of_ranks_that_a_larger_run_left_are_no_fault_of_the_tag(tmp_path:
     assert (finding.rule, finding.severity) == ("checkpoint-leftover-shards", Severity.WARNING)
     assert sorted(finding.evidence) == sorted(left)
     assert verdict(found) is Verdict.LOADS
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_what_elastic_checkpoint_saved_without_the_step_cannot_be_loaded_whole(tmp_path: Path, stage: int) -> None:
+    kind = Kind(stage=stage)
+    for rank, file in enumerate(sorted(write(tmp_path, kind).glob("*optim_states.pt"))):
+        content = optimizer_states(kind, rank, kind.world)
+        states = content["optimizer_state_dict"]
+        states["base_optimizer_state"] = list(states["base_optimizer_state"]["state"].values())
+        save(file, content)
+
+    whole, alone = judged(tmp_path), judge(look(tmp_path), None, Plan(load=NO_OPTIMIZER))
+
+    assert [verdict(whole), verdict(alone)] == [Verdict.CANNOT, Verdict.LOADS]
+    assert whole.outcome is not None
+    assert "load_optimizer_states=False" in whole.outcome.fix
+
+
+def test_files_of_the_optimizer_that_a_run_of_another_type_left_are_no_fault_of_the_tag(tmp_path: Path) -> None:
+    wrong = []
+    for kind in SHARDED:
+        folder = tmp_path / kind.name
+        left = write(folder / "other", Kind(stage=kind.stage, dtype="fp32" if kind.dtype == "bf16" else "bf16"))
+        tag = write(folder / "saved", kind)
+        names = sorted(Path(shutil.copy(file, tag)).name for file in left.glob("*optim_states.pt"))
+        found = judged(folder / "saved")
+        told = [(each.rule, sorted(each.evidence)) for each in found.findings]
+        if told != [("checkpoint-leftover-shards", names)] or verdict(found) is not Verdict.LOADS:
+            wrong.append((kind.name, told, verdict(found)))
+
+    assert wrong == []
 
 
 @pytest.mark.parametrize("kind", SHARDED, ids=lambda kind: kind.name)

@@ -54,6 +54,11 @@ def zeros(path: Path) -> None:
     path.write_bytes(bytes(path.stat().st_size))
 
 
+def link_to_itself(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path)
+
+
 def link_to_nothing(path: Path) -> None:
     path.unlink()
     path.symlink_to(path.parent / "elsewhere.pt")
@@ -72,6 +77,7 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
     "empty": empty,
     "zeros": zeros,
     "link to nothing": link_to_nothing,
+    "link to itself": link_to_itself,
     **{f"cut at {part}": cut(part) for part in (0.0, 0.6, 1.0)},
 }
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from dsdoctor.checkpoint.pickles import Call, NotUnderstood, read_pickle
+from dsdoctor.checkpoint.inert import Call
+from dsdoctor.checkpoint.pickles import NotUnderstood, read_pickle
 from dsdoctor.checkpoint.walk import tensors
 
 PLAIN: list[Any] = [

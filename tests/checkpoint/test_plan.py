@@ -32,6 +32,7 @@ def test_of_a_cut_that_no_real_ranks_loaded_is_said_what_the_files_tell(stage: i
         assert found.verdict is Verdict.UNKNOWN
         assert found.why.startswith("as far as the files tell ")
         assert found.why.endswith((" was not tried", " were not tried"))
+        assert ("2 tensor-parallel" in found.fix) == (not by_deepspeed)
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
@@ -54,7 +55,9 @@ def test_what_deepspeed_cut_goes_to_other_ranks_and_fewer_pieces_by_a_universal_
 def test_another_cut_or_other_ranks_of_a_models_own_cut_are_never_promised() -> None:
     plans = [Plan(world=2, tensor=1), Plan(world=4, tensor=4), Plan(world=4), Plan(tensor=1)]
     for stage, plan in itertools.product((0, 1, 2, 3), plans):
-        assert outcome(cut(stage, by_deepspeed=False), plan).verdict is Verdict.UNKNOWN
+        found = outcome(cut(stage, by_deepspeed=False), plan)
+        assert found.verdict is Verdict.UNKNOWN
+        assert found.fix
 
 
 def test_between_stages_that_name_other_files_cut_tensors_cannot_be_loaded_either() -> None:

@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 
 from dsdoctor.checkpoint.examine import Examined, examine
+from dsdoctor.checkpoint.judge import judge
 from dsdoctor.checkpoint.look import look, read_tag
+from dsdoctor.checkpoint.plan import Plan
 from dsdoctor.checkpoint.trusted_names import untrusted
 from dsdoctor.checkpoint.universal import needs, refusals
 from dsdoctor.commands.checkpoint import CheckpointOrder
@@ -64,6 +66,7 @@ def universal(folder: Path, kind: Kind, changed: Callable[[dict[str, Weights]], 
         changed(states)
         for state, weights in states.items():
             save(folder / "zero" / name / f"{state}.pt", {"param": Weights(shape, weights.content)})
+    save(folder / "zero" / "optimizer_state.pt", {"param_groups": [{"lr": 0.001, "params": [0]}]})
     first = "zero_pp_rank_0_mp_rank_00" if kind.stage == 3 else "mp_rank_00"
     save(folder / f"{first}_model_states.pt", model_states(kind, kind.world, 1))
     return folder
@@ -104,6 +107,20 @@ def test_what_holds_the_same_values_gets_its_name(tmp_path: Path, stage: int) ->
     assert (tmp_path / "saved/latest_universal").read_text() == "global_step2_universal"
     names = {path.name for path in (tmp_path / "saved").iterdir()}
     assert names == {"global_step2", "global_step2_universal", "latest", "latest_universal"}
+
+
+def test_the_file_of_the_optimizers_groups_is_missed_and_found_damaged(tmp_path: Path) -> None:
+    groups = universal(tmp_path / "global_step2_universal", Kind(stage=2)) / "zero/optimizer_state.pt"
+    whole = groups.read_bytes()
+    found = {}
+    for what, content in (("whole", whole), ("cut off", whole[:99]), ("gone", None)):
+        groups.unlink()
+        if content is not None:
+            groups.write_bytes(content)
+        found[what] = [each.rule for each in judge(look(tmp_path), "global_step2_universal", Plan()).findings]
+        groups.touch()
+
+    assert found == {"whole": [], "cut off": ["checkpoint-file-damaged"], "gone": ["checkpoint-shard-missing"]}
 
 
 def test_cut_tensors_that_were_made_universal_are_merged_whole(tmp_path: Path) -> None:

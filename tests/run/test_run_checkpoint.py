@@ -137,7 +137,7 @@ MODULE_TOO = {"load_optimizer_states": False, "load_module_only": True}
         *(
             (none, arguments, [])
             for none in (None, DummyOptim(), Around(DummyOptim()))
-            for arguments in ({}, {"load_optimizer_states": False}, MODULE_TOO)
+            for arguments in ({"load_optimizer_states": False}, MODULE_TOO)
         ),
     ],
 )
@@ -151,6 +151,20 @@ def test_without_zero_in_bf16_only_a_training_whose_fp32_weights_stay_is_told(
     engine.load_checkpoint(str(tmp_path), **arguments)
 
     assert [line.rpartition("[")[2][:-1] for line in said if line.endswith("]")] == rules
+
+
+@pytest.mark.parametrize(("bf16", "rules"), [(True, ["checkpoint-cannot-load"]), (False, [])])
+def test_an_evaluation_without_zero_cannot_load_in_bf16_and_is_told_which_argument_helps(
+    tmp_path: Path, bf16: bool, rules: list[str]
+) -> None:
+    write(tmp_path, Kind(stage=0, dtype="bf16" if bf16 else "fp32", world=1))
+    engine = engine_of(stage=0, bf16=bf16, around=Around(DummyOptim()) if bf16 else None)
+    said = watched(engine)
+
+    engine.load_checkpoint(str(tmp_path))
+
+    assert [line.rpartition("[")[2][:-1] for line in said if line.endswith("]")] == rules
+    assert any("load_module_only=True" in line for line in said) == bf16
 
 
 def test_at_stage_3_both_arguments_take_the_weights_of_latest(tmp_path: Path) -> None:
