@@ -51,7 +51,7 @@ def of_the_model(found: FirstBad, held: Held, memory: int | None, names: Names) 
 
 
 def with_buffers(model: nn.Module, found: FirstBad) -> FirstBad:
-    """The first bad call with those buffers of its module that hold nan or inf now. Whether they did before the call is not known."""
+    """The first bad call with the buffers of its module that hold nan or inf now. Whether they did before is not known."""
     module = dict(model.named_modules()).get(found.frame.module)
     if found.kind in OUTSIDE or module is None:
         return found

@@ -137,10 +137,11 @@ def _counts_more(live: FirstBad | None, again: FirstBad | None, *, held: bool) -
     seen live. A compiled engine's frames have no inputs, so that they are no better than a replay."""
     if live is None or (again is not None and again.kind is not BadKind.GRADIENT and not live.frame.inputs):
         return ""
-    if again is not None and (live.frame.module, live.frame.micro) == (again.frame.module, again.frame.micro):
-        # what lies in a buffer only the replay tells from what the module made
-        if live.kind is again.kind or (held and again.kind is BadKind.WEIGHT):
-            return ""
+    # what lies in a buffer only the replay tells from what the module made
+    kinds = (live.kind, BadKind.WEIGHT) if held else (live.kind,)
+    where = (live.frame.module, live.frame.micro)
+    if again is not None and again.kind in kinds and where == (again.frame.module, again.frame.micro):
+        return ""
     shown = "nothing bad" if again is None else f"first {again.frame.module or 'the model'}, {again.tensor.name}"
     return f"not as live: the replay shows {shown}"
 

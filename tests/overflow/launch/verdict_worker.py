@@ -115,10 +115,7 @@ def run(case: dict[str, Any], rank: int) -> dict[str, Any]:
     except ValueError as error:
         raised = f"{type(error).__name__}: {error}"
     stopped = time.monotonic()
-    findings = [
-        {"rule": finding.rule, "title": finding.title, "evidence": finding.evidence, "affects": finding.affects}
-        for finding in watching.findings()
-    ]
+    findings = engines.findings(watching)
     report = watching.report()
     watching.detach()
     engines.close(engine)
