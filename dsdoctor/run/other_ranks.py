@@ -1,4 +1,4 @@
-"""A rank that ends by an exception leaves a line of it where the ranks found each other, and one that fails after it says that line.
+"""A rank that ends by an exception leaves a line of it where the ranks found each other; one that fails after it says that line.
 
 What the later ones raise ("Connection closed by peer") tells nothing but that the first one has ended. No collective.
 """
