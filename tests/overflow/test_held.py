@@ -188,3 +188,28 @@ def test_without_a_replay_a_bad_buffer_is_told_beside_the_module_and_a_finite_on
         model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Scaled(value))
         with DebugUnderflowOverflow(model), pytest.raises(ValueError, match=said):
             model(torch.rand(3, WIDTH))
+
+
+def test_weights_that_share_a_memory_as_deepspeed_lays_them_are_told_apart() -> None:
+    class Linears(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = functional.linear(x, layer.weight, layer.bias)
+            return x
+
+    for bad in range(3):
+        model = Linears()
+        flat = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+        start = 0
+        for parameter in model.parameters():
+            parameter.data = flat[start : start + parameter.numel()].view_as(parameter)
+            start += parameter.numel()
+        model.layers[bad].weight.data[1, 1] = NAN
+        (found,) = judge([report_of(model, torch.ones(1, WIDTH))])
+
+        assert found.title == f"the weight layers.{bad}.weight holds 1 nan of {WIDTH * WIDTH}"
+        assert found.affects == (f"layers.{bad}",)

@@ -12,11 +12,14 @@ from torch import Tensor, nn
 from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, Held
 from dsdoctor.overflow.frames.frame import BUFFER, TensorStats
 from dsdoctor.overflow.frames.masks import is_minus_inf_mask
+from dsdoctor.overflow.measure.measure import flag
 from dsdoctor.overflow.measure.readings import Meters, Readings
 from dsdoctor.overflow.replay.operations import Operations
 
-Names = dict[int, tuple[str, str]]
-"""Kind and name of a model's tensor, by the number of its memory."""
+Named = tuple[str, str, Tensor]
+"""Kind and name of a model's tensor, and the tensor."""
+Names = dict[int, list[Named]]
+"""By the number of their memory: DeepSpeed lays all weights of a group into one."""
 OUTSIDE = (BadKind.DATA, BadKind.WEIGHT, BadKind.GRADIENT)
 """Kinds whose place is known already, or is no call of a module's forward."""
 
@@ -24,14 +27,14 @@ OUTSIDE = (BadKind.DATA, BadKind.WEIGHT, BadKind.GRADIENT)
 def names_of(model: nn.Module, operations: Operations) -> Names:
     """Before a replay: whose memory is whose. A forward may replace a buffer by another tensor."""
     found: Names = {}
-    for kind, name, tensor in _tensors_of(model):
-        memory = operations.memory_of(tensor)
+    for named in _tensors_of(model):
+        memory = operations.memory_of(named[2])
         if memory is not None:
-            found.setdefault(memory, (kind, name))
+            found.setdefault(memory, []).append(named)
     return found
 
 
-def _tensors_of(model: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
+def _tensors_of(model: nn.Module) -> Iterator[Named]:
     yield from (("weight", name, tensor) for name, tensor in model.named_parameters())
     yield from (("buffer", name, tensor) for name, tensor in model.named_buffers())
     for place, module in model.named_modules():
@@ -42,12 +45,20 @@ def _tensors_of(model: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
 
 def of_the_model(found: FirstBad, held: Held, memory: int | None, names: Names) -> tuple[FirstBad, Held]:
     """The first bad value came out of ``held``: if that is the model's, it is what was bad first."""
-    kind, name = names.get(memory, ("", "")) if memory is not None else ("", "")
+    kind, name = _which(names.get(memory, []) if memory is not None else [], held.tensor.shape)
     held = msgspec.structs.replace(held, kind=kind, name=name)
     if not kind or found.kind in OUTSIDE:
         return found, held
     stats = msgspec.structs.replace(held.tensor, name=f"{kind} {name}")
     return dataclasses.replace(found, kind=BadKind.WEIGHT, frame=_with(found, (stats,)).frame, tensor=stats), held
+
+
+def _which(together: list[Named], shape: tuple[int, ...]) -> tuple[str, str]:
+    """Which of the tensors in one memory is meant: the only one, or one that is bad, of the same shape if there is such a one."""
+    if len(together) > 1:
+        together = [named for named in together if bool(flag(named[2]))]
+        together.sort(key=lambda named: tuple(named[2].shape) != shape)
+    return together[0][:2] if together else ("", "")
 
 
 def with_buffers(model: nn.Module, found: FirstBad) -> FirstBad:
