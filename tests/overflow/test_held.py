@@ -103,20 +103,21 @@ USES: dict[str, tuple[Callable[[Inner], Tensor], Callable[[Inner, Tensor], Tenso
 }  # fmt: skip
 
 
-def report_of(model: nn.Module, x: Tensor) -> RankReport:
-    """A call of the model as a replay makes it, with the walk back from the first bad value."""
-    records: list[BatchRecord] = []
-    readings = PlacedReadings(Meters())
-    operations = readings.operations = Operations(readings)
-    names = names_of(model, operations)
-    hooks = Hooks(model, on_record=records.append, readings=lambda _: readings)
-    with operations:
-        model(x)
-    hooks.detach()
-    readings.settle()
+def report_of(model: nn.Module, *batches: Tensor) -> RankReport:
+    """Calls of the model as a replay makes them, with the walk back from the first bad value."""
     seen = ReplayObservations()
-    history = History(operations.done, readings.stats)
-    look_at(SimpleNamespace(module=model), records[0], seen, history, readings, names, 8)
+    for batch in batches:
+        records: list[BatchRecord] = []
+        readings = PlacedReadings(Meters())
+        operations = readings.operations = Operations(readings)
+        names = names_of(model, operations)
+        hooks = Hooks(model, on_record=records.append, readings=lambda _, mine=readings: mine)
+        with operations:
+            model(batch)
+        hooks.detach()
+        readings.settle()
+        history = History(operations.done, readings.stats)
+        look_at(SimpleNamespace(module=model), records[0], seen, history, readings, names, 8)
     return RankReport(
         rank=0, first_bad=seen.first_bad, origin=seen.origin, held=seen.held, replayed="forward and backward"
     )
@@ -162,6 +163,22 @@ def test_a_buffer_that_the_batch_writes_is_told_with_its_line() -> None:
     assert any("inner.kept.mul_(0.9)" in line for line in found.evidence if line.startswith("written in this batch by"))
     assert found.fix is not None
     assert found.fix.text.startswith("Each batch writes it")
+
+
+def test_an_average_that_a_later_batch_made_bad_is_that_batch_and_not_the_average() -> None:
+    def averaged(inner: Inner, x: Tensor) -> Tensor:
+        mean = x.mean() / (x.abs().max() - 2.0)
+        inner.kept.mul_(0.9).add_(mean)
+        return x * inner.kept
+
+    # live, the second batch has left its inf there, and the first is replayed with it
+    for kept in (INF, 1.0):
+        model = Whole(averaged)
+        model.inner.kept.fill_(kept)
+        report = report_of(model, torch.full((1, WIDTH), 3.0), torch.ones(1, WIDTH))
+
+        assert report.origin is not None
+        assert report.origin.line.endswith("mean = x.mean() / (x.abs().max() - 2.0)")
 
 
 def test_a_row_that_a_buffer_masks_entirely_is_the_softmax_and_the_buffer_beside_it() -> None:

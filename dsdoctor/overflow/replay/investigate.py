@@ -237,30 +237,38 @@ def look_at(
     names: Names,
     most_frames: int,
 ) -> None:
-    """Take over what a micro-batch adds: a bad forward replaces a bad backward, and else the earlier one is kept."""
+    """Take over what a micro-batch adds: a bad forward replaces a bad backward, and else the earlier one is kept. But what lies in
+    a tensor that each batch writes may have come there live, out of a later micro-batch: an operation that made it replaces it."""
     frames = tuple(record.frames())
     seen.local += local_gradients(frames)
     seen.unmeasured += [f"{frame.module}.{name}".lstrip(".") for frame in frames for name in frame.unmeasured]
     found = first_bad(frames) if record.readings.any_bad else None
     known = seen.first_bad
-    if found is None or (known is not None and (known.kind is not BadKind.GRADIENT or found.kind is BadKind.GRADIENT)):
+    is_later = known is not None and (known.kind is not BadKind.GRADIENT or (found and found.kind is BadKind.GRADIENT))
+    may_be_of_later = seen.held is not None and seen.held.written is not None and seen.origin is None
+    if found is None or (is_later and not may_be_of_later):
         return
-    seen.first_bad = found
+    came = _provenance(engine, record, found, history, readings)
+    if is_later and (came.made is None or found.kind is BadKind.GRADIENT):
+        return
+    if came == Provenance():
+        found = with_buffers(engine.module, found)
     seen.frames = last_frames(frames, found, most_frames)
-    came = Provenance()
-    if found.kind is BadKind.WEIGHT:
-        came = Provenance(received=_gathered_from_others(engine, found))
-    elif found.kind is not BadKind.DATA:
-        reading = dict(record.calls[found.frame.order].items).get(found.tensor.name)
-        place = readings.places.get(reading) if isinstance(reading, int) else None
-        came = Provenance() if place is None else history.provenance(*place)
-        if came == Provenance():
-            seen.first_bad = with_buffers(engine.module, found)
-    seen.origin, seen.received, seen.minus_inf, seen.held = came.made, came.received, came.minus_inf, came.held
+    seen.first_bad, seen.held = found, came.held
+    seen.origin, seen.received, seen.minus_inf = came.made, came.received, came.minus_inf
     if came.held is not None:
-        is_cause = came.made is None
-        known, seen.held = of_the_model(found, came.held, came.memory, names)
-        seen.first_bad = known if is_cause else found
+        held_bad, seen.held = of_the_model(found, came.held, came.memory, names)
+        seen.first_bad = held_bad if came.made is None else found
+
+
+def _provenance(
+    engine: Any, record: BatchRecord, found: FirstBad, history: History, readings: PlacedReadings
+) -> Provenance:
+    if found.kind is BadKind.WEIGHT:
+        return Provenance(received=_gathered_from_others(engine, found))
+    reading = dict(record.calls[found.frame.order].items).get(found.tensor.name)
+    place = readings.places.get(reading) if isinstance(reading, int) else None
+    return Provenance() if place is None or found.kind is BadKind.DATA else history.provenance(*place)
 
 
 def _gathered_from_others(engine: Any, found: FirstBad) -> Origin | None:

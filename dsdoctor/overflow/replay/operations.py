@@ -21,6 +21,14 @@ FOREIGN = ("prim", "profiler", "dsdoctor")
 """Namespaces of operations that compute nothing of the model."""
 UNWRITTEN = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_", "set_"})
 """Operations whose result holds whatever the memory held."""
+OVERWRITES = frozenset(
+    f"{name}_"
+    for name in (
+        "copy", "_foreach_copy", "fill", "zero", "_foreach_zero", "normal", "uniform", "random", "bernoulli", "exponential",
+        "log_normal", "cauchy", "geometric",
+    )
+)  # fmt: skip
+"""Operations that write the whole of their first argument, whatever it held."""
 NO_FIGURES = -1
 
 
@@ -76,7 +84,8 @@ class Operations(TorchDispatchMode):
         given = list(_tensors((args, tuple(kwargs.values()))))
         read = list(_tensors(_sent(func, name, args, kwargs))) if communicates else given
         unread = _running_statistics(func, name, args, kwargs)
-        read = [tensor for tensor in read if all(tensor is not each for each in unread)]
+        overwritten = [*unread, *_tensors(_overwritten(func, name, args, kwargs))]
+        read = [tensor for tensor in read if all(tensor is not each for each in overwritten)]
         inputs = tuple(value for tensor in read if (value := self.value_of(tensor)) is not None)
         operands = () if communicates else tuple(map(self._operand, args))
         result = func(*args, **kwargs)
@@ -187,6 +196,14 @@ def _written(func: Any, args: Any, kwargs: Any) -> list[Any]:
     arguments = getattr(getattr(func, "_schema", None), "arguments", ())
     written = {each.name for each in arguments if each.alias_info is not None and each.alias_info.is_write}
     return [value for key, value in _by_name(func, args, kwargs).items() if key in written]
+
+
+def _overwritten(func: Any, name: str, args: Any, kwargs: Any) -> list[Any]:
+    """The arguments whose values an operation does not look at: it puts others in their place."""
+    if name in OVERWRITES:
+        return list(args[:1])
+    arguments = getattr(getattr(func, "_schema", None), "arguments", ())
+    return [kwargs[each.name] for each in arguments if each.is_out and each.name in kwargs]
 
 
 def _running_statistics(func: Any, name: str, args: Any, kwargs: Any) -> list[Tensor]:
