@@ -1,6 +1,6 @@
 """Faults as users write them, in engines that the other tables use least: what does the watch say of each?
 
-    python -m benchmarks.overflow_unplanned [--each 2] [--only "std of one,cast"] [--json FILE] [--show]
+    python -m benchmarks.overflow_unplanned [--each 2] [--only "std of one,cast"] [--dtype fp16] [--part 1/2] [--json FILE] [--show]
 
 From the repository's root. Where ``overflow_faults`` generates places for a few kinds, here every kind is another one: derivatives,
 losses, checkpoints, experts, buffers, optimizers. Judged as there: a line may be left out, but not be another one.
@@ -86,6 +86,13 @@ def cases_of(each: int, only: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     return cases
 
 
+def part_of(cases: dict[str, dict[str, Any]], dtype: str | None, part: str) -> dict[str, dict[str, Any]]:
+    """Those in one format, and of them every so many."""
+    first, _, every = part.partition("/")
+    kept = [name for name, case in cases.items() if dtype in (None, case["dtype"])]
+    return {name: cases[name] for name in kept[int(first) - 1 :: int(every)]}
+
+
 def judged(case: dict[str, Any], findings: list[dict[str, Any]]) -> dict[str, str]:
     """What is right, silent or wrong in the first finding."""
     told = [finding for finding in findings if finding["severity"] == "error"] or findings
@@ -163,10 +170,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--each", type=int, default=2, help="engines for each kind")
     parser.add_argument("--only", default="", help="kinds, with commas between them")
+    parser.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), help="only the engines of this format")
+    parser.add_argument("--part", default="1/1", help="the cases in parts: 2/3 is every third, from the second on")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--show", action="store_true", help="print all that was said")
     asked = parser.parse_args()
-    cases = cases_of(asked.each, tuple(filter(None, asked.only.split(","))))
+    cases = part_of(cases_of(asked.each, tuple(filter(None, asked.only.split(",")))), asked.dtype, asked.part)
     with tempfile.TemporaryDirectory() as folder:
         ranks = conftest.launch("unplanned_worker.py", cases, Path(folder), seconds=3600)
     for name in cases if asked.show else ():

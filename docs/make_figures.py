@@ -88,6 +88,18 @@ def overflow(told: Any) -> tuple[str, str]:
     )
 
 
+def overflow_cost(told: Any) -> tuple[str, str]:
+    shares = {
+        way: [row["inside_percent"] for row in told["rows"] if row["way"] == way]
+        for way in ("guard", "frames, engine", "transformers")
+    }
+    spans = [f"{min(shares[way]):.2g} to {max(shares[way]):.2g} %" for way in shares]
+    return (
+        f"guard {spans[0]} of a step, frames {spans[1]}; transformers' class {spans[2]}",
+        f"3 models, {told['steps']} steps",
+    )
+
+
 def checkpoints(told: Any) -> tuple[str, str]:
     unknown = told["verdicts"]["not known"]
     return f'{told["wrong"]} wrong verdicts, {unknown} "not known"', f"{told['cases']} saved and loaded"
@@ -139,6 +151,18 @@ ROWS = (
         script="overflow_faults.py",
         numbers="overflow-faults-2026-11-22.json",
         figures=overflow,
+    ),
+    Row(
+        claim="also in faults of other kinds",
+        script="overflow_unplanned.py",
+        numbers="overflow-unplanned-2026-11-23.json",
+        figures=overflow,
+    ),
+    Row(
+        claim="the overflow watch costs little",
+        script="overflow.py",
+        numbers="overflow-2026-11-23.json",
+        figures=overflow_cost,
     ),
     Row(
         claim="a checkpoint loads, or does not",

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.fix import Follows, Step
 from dsdoctor.core.rank_variables import RANKS
-from dsdoctor.run import checkpoint, guide_class, hang, memory
+from dsdoctor.run import checkpoint, guide_class, hang, memory, other_ranks
 
 VARIABLE = "DSDOCTOR_RUN"
 
@@ -143,6 +143,8 @@ class WatchedProcess:
         failure = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         if isinstance(failure, Exception):
             try:
+                if before := other_ranks.first_failure(failure):
+                    say(f"before this, {before}")
                 self.memory.ended(failure)
                 explain(failure, watching=self.engines > 0)
             except Exception as error:  # the failure's own traceback is out, and matters more

@@ -13,6 +13,8 @@ from dsdoctor.overflow.replay.provenance import History
 
 LARGE, ZERO, MINUS, ONES = (torch.full((2, 4), value) for value in (3e38, 0.0, -1.0, 1.0))
 MASK = torch.tensor([[float("-inf")] * 4, [0.0] * 4])
+NOTHING, HALVES = torch.full((2, 4), float("nan")), torch.full((2, 4), float("nan"), dtype=torch.float16)
+"""What memory may hold that nobody has written yet."""
 IGNORED = torch.full((2,), -100)
 
 MADE: dict[str, tuple[Callable[[], Tensor], str]] = {
@@ -35,6 +37,9 @@ MADE: dict[str, tuple[Callable[[], Tensor], str]] = {
     "sum": (lambda: LARGE.sum(), "a result beyond 3.4e+38"),
     "norm": (lambda: (LARGE * 1).norm(), "a result beyond 3.4e+38"),
     "cast": (lambda: (ONES * 1e6).half(), "a result beyond 6.55e+04, where float16 ends, of values up to 1e+06"),
+    "a number": (lambda: ONES * float("inf"), "it was given the number inf"),
+    "into a tensor": (lambda: torch.div(ONES, 0, out=NOTHING), "a division by 0: its divisor is 0"),
+    "copied into a tensor": (lambda: HALVES.copy_(ONES * 1e6), ""),
     "masked softmax": (lambda: (ONES + MASK).softmax(-1), "a softmax over a row that is masked entirely"),
     "no target": (
         lambda: torch.nn.functional.cross_entropy(ONES * 1, IGNORED),

@@ -45,14 +45,17 @@ def test_the_line_that_divided_by_zero_is_named() -> None:
     )
 
 
-def test_memory_that_nobody_wrote_and_inputs_have_no_origin() -> None:
+def test_an_input_that_was_bad_before_has_no_origin_and_is_named_as_what_was_there() -> None:
     given = torch.tensor([float("nan")])
     with Watched() as watched:
         torch.empty(4).fill_(1.0)
         end = given + 1
     found = watched.back_from(end)
 
-    assert found == Provenance()
+    assert (found.made, found.received) == (None, None)
+    assert found.held is not None
+    assert found.held.met is not None
+    assert found.held.met.line.endswith("end = given + 1")
 
 
 def test_a_mask_is_no_cause_of_what_comes_after_it() -> None:

@@ -20,7 +20,7 @@ class BadKind(enum.Enum):
     DATA = "data"
     """The batch itself: an input of the whole model."""
     WEIGHT = "weight"
-    """A parameter holds it."""
+    """A parameter or a buffer holds it."""
     LOSS = "loss"
     """The number that the whole model gives, and nothing else that it gives."""
     GRADIENT = "gradient"
@@ -105,6 +105,20 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     cure: str = ""
 
 
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor that no operation of the batch had made bad and that was bad when one was given it: so it was before the batch.
+
+    ``kind``: ``buffer``, ``weight`` or ``attribute`` of a module, and ``name``; both empty where the model does not have it.
+    ``met``: the first operation that was given it. ``written``: one of this batch that writes into it: then it may have become bad
+    in this very batch, by a call of which this is the replay."""
+
+    tensor: TensorStats
+    kind: str = ""
+    name: str = ""
+    met: Origin | None = None
+    written: Origin | None = None
+
+
 class Tried(msgspec.Struct, frozen=True, kw_only=True):
     """The bad micro-batch, replayed with a module in float32. ``module``: its name, empty for the whole model. ``forward``,
     ``backward``: whether that was finite on this rank; None: not known. ``why_not``: why it could not be replayed."""
@@ -157,7 +171,8 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     ``named``: bad gradients after reduction, those parts that this rank holds. ``local``: this rank's own gradients in
     the replay, bad ones first. ``at_scale_one``: the same replayed with scale 1; None: not done. ``origin``: what made the
     first bad value. ``received``: it came from another rank, by this operation: a consequence. ``minus_inf``: what made the
-    -inf that the operation was given. ``frames``: the last ones up to the first bad call. ``unmeasured``: calls of the replay
+    -inf that the operation was given. ``held``: the bad value came out of a tensor that was bad before the batch, or, where there
+    is an ``origin``, the -inf did. ``frames``: the last ones up to the first bad call. ``unmeasured``: calls of the replay
     with a tensor that could not be measured. ``replayed``: how far the replay went, in words. ``applied``: DeepSpeed applies
     the step all the same. ``weight_bad_since``: the first step that is known to have a bad weight; None: bad from the start.
     ``loss_line``: where a loss outside of the model became bad. ``loss_gradient``: the gradient that arrived at the loss.
@@ -192,6 +207,7 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     vanished: Vanished | None = None
     unchanged: tuple[tuple[str, float], ...] = ()
     minus_inf: Origin | None = None
+    held: Held | None = None
     frames: tuple[Frame, ...] = ()
     replayed: str = ""
     weight_bad_since: int | None = None

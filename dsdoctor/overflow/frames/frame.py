@@ -66,6 +66,8 @@ class Other(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
 
 
 Item = TensorStats | Other
+BUFFER = "buffer "
+"""How the name of a buffer begins among the tensors of a call."""
 NOT_MEASURED = "not measured"
 """What ``Other.what`` says of a tensor that has figures which could not be read."""
 
@@ -119,8 +121,14 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
 
     @property
     def weights(self) -> tuple[TensorStats, ...]:
-        """Measured parameters and buffers of the module itself."""
-        return tuple(tensor for tensor in self.measured if not tensor.name.startswith(("input", "output", "grad")))
+        """Measured parameters of the module itself."""
+        other = ("input", "output", "grad", BUFFER)
+        return tuple(tensor for tensor in self.measured if not tensor.name.startswith(other))
+
+    @property
+    def buffers(self) -> tuple[TensorStats, ...]:
+        """Buffers of the module itself, which are read only where something is bad: after the call, which may have written them."""
+        return tuple(tensor for tensor in self.measured if tensor.name.startswith(BUFFER))
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="header", tag_field="t"):

@@ -1,7 +1,7 @@
 """A value of any nesting -> the tensors in it, each with the name of its place: ``output[0][1]``, ``output.logits``."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -47,23 +47,23 @@ def tensors_of(name: str, value: Any) -> list[tuple[str, Tensor]]:
 def leaves(value: Any) -> list[Tensor]:
     """Every tensor of a value, without names and without a limit, always in the same order."""
     found: list[Tensor] = []
-    _add_leaves(found, value)
+    _add_leaves(found, (value,))
     return found
 
 
-def _add_leaves(found: list[Tensor], value: Any) -> None:
+def _add_leaves(found: list[Tensor], values: Iterable[Any]) -> None:
     # called in every step for a batch and what a model gave: tensors, tuples and dictionaries of them come first
-    if isinstance(value, Tensor):
-        found.append(value)
-    elif isinstance(value, tuple | list):
-        for part in value:
-            _add_leaves(found, part)
-    elif isinstance(value, dict):
-        for part in value.values():
-            _add_leaves(found, part)
-    elif value is not None:
-        for _, part in _parts(value):
-            _add_leaves(found, part)
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, tuple | list):
+            if value:
+                _add_leaves(found, value)
+        elif isinstance(value, dict):
+            if value:
+                _add_leaves(found, value.values())
+        elif value is not None:
+            _add_leaves(found, [part for _, part in _parts(value)])
 
 
 def _parts(value: Any) -> list[tuple[Any, Any]]:

@@ -33,6 +33,11 @@ def why(name: str, node: str, operands: list[Operand], outputs: list[TensorStats
     masked = any(operand.is_bad for operand in given)
     if bad is None or explain is None or (masked and explain is not _softmax):
         return Why()
+    for number in operands:
+        if explain in (_beyond, _division) and isinstance(number, float) and not math.isfinite(number):
+            return Why(
+                how=f"it was given the number {number:g}", cure="Look at what made that number: no tensor holds it."
+            )
     return _of_derivative(node, explain(operands, bad))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import torch
 
-from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, Origin, RankReport, Scale, first_bad
+from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, Held, Origin, RankReport, Scale, first_bad
 from dsdoctor.overflow.frames.frame import CallPhase, Frame, TensorStats
 from dsdoctor.overflow.hooks import engine_adapter, engine_facts, engine_gradients, ranks
 from dsdoctor.overflow.hooks.batch_record import BatchRecord, Position
@@ -23,6 +23,7 @@ from dsdoctor.overflow.measure.measure import Meter, flag
 from dsdoctor.overflow.measure.readings import BAD_COLUMNS, Meters, Readings
 from dsdoctor.overflow.measure.tensor_paths import leaves
 from dsdoctor.overflow.replay.batch_rows import ignored_labels, rows_of, rows_text
+from dsdoctor.overflow.replay.held import Names, names_of, of_the_model, with_buffers
 from dsdoctor.overflow.replay.operations import Operations, PlacedReadings
 from dsdoctor.overflow.replay.provenance import History, Provenance
 from dsdoctor.overflow.replay.recorder import BatchRecorder, MicroBatch
@@ -41,6 +42,7 @@ class ReplayObservations:
     origin: Origin | None = None
     received: Origin | None = None
     minus_inf: Origin | None = None
+    held: Held | None = None
     rows: str = ""
     ignored: str = ""
     local: list[TensorStats] = field(default_factory=list)
@@ -98,7 +100,7 @@ def replayed(
     """
     seen = ReplayObservations()
     done = _replay(engine, recorder, seen, rank_report, batch=batch, most_frames=most_frames, factor=1.0)
-    apart = _counts_more(rank_report.first_bad, seen.first_bad)
+    apart = _counts_more(rank_report.first_bad, seen.first_bad, held=seen.held is not None)
     if apart:
         seen = ReplayObservations(
             first_bad=rank_report.first_bad, frames=rank_report.frames, local=seen.local, unmeasured=seen.unmeasured
@@ -114,6 +116,7 @@ def replayed(
         origin=seen.origin,
         received=seen.received,
         minus_inf=seen.minus_inf,
+        held=seen.held,
         rows=seen.rows,
         ignored=rank_report.ignored or seen.ignored,
         local=_worst(seen.local),
@@ -129,13 +132,15 @@ def replayed(
     return ranks.gather(msgspec.structs.replace(rank_report, at_scale_one=_worst(plain.local) if plain.local else None))
 
 
-def _counts_more(live: FirstBad | None, again: FirstBad | None) -> str:
+def _counts_more(live: FirstBad | None, again: FirstBad | None, *, held: bool) -> str:
     """Why what the frames level saw live counts and not what the replay shows; empty where both saw the same, or nothing was
     seen live. A compiled engine's frames have no inputs, so that they are no better than a replay."""
     if live is None or (again is not None and again.kind is not BadKind.GRADIENT and not live.frame.inputs):
         return ""
-    where = (live.kind, live.frame.module, live.frame.micro)
-    if again is not None and where == (again.kind, again.frame.module, again.frame.micro):
+    # what lies in a buffer only the replay tells from what the module made
+    kinds = (live.kind, BadKind.WEIGHT) if held else (live.kind,)
+    where = (live.frame.module, live.frame.micro)
+    if again is not None and again.kind in kinds and where == (again.frame.module, again.frame.micro):
         return ""
     shown = "nothing bad" if again is None else f"first {again.frame.module or 'the model'}, {again.tensor.name}"
     return f"not as live: the replay shows {shown}"
@@ -157,6 +162,7 @@ def _replay(
         place = Position(step=rank_report.step, micro=number, stage=rank_report.stage)
         readings = PlacedReadings(Meters())
         operations = readings.operations = Operations(readings)
+        names = names_of(engine.module, operations)
         hooks = Hooks(
             engine.module,
             on_record=records.append,
@@ -181,7 +187,8 @@ def _replay(
             readings.settle()
             for record in records:
                 record.settle()
-                _look_at(engine, record, seen, History(operations.done, readings.stats), readings, most_frames)
+                history = History(operations.done, readings.stats)
+                look_at(engine, record, seen, history, readings, names, most_frames)
             if seen.first_bad is not None and seen.first_bad is not known:
                 seen.rows, seen.ignored = rows.told(seen.first_bad)
 
@@ -221,32 +228,47 @@ def _remembering_lines() -> Iterator[None]:
         torch.autograd.set_detect_anomaly(*before)
 
 
-def _look_at(
+def look_at(
     engine: Any,
     record: BatchRecord,
     seen: ReplayObservations,
     history: History,
     readings: PlacedReadings,
+    names: Names,
     most_frames: int,
 ) -> None:
-    """Take over what a micro-batch adds: a bad forward replaces a bad backward, and else the earlier one is kept."""
+    """Take over what a micro-batch adds: a bad forward replaces a bad backward, and else the earlier one is kept. But what lies in
+    a tensor that each batch writes may have come there live, out of a later micro-batch: an operation that made it replaces it."""
     frames = tuple(record.frames())
     seen.local += local_gradients(frames)
     seen.unmeasured += [f"{frame.module}.{name}".lstrip(".") for frame in frames for name in frame.unmeasured]
     found = first_bad(frames) if record.readings.any_bad else None
     known = seen.first_bad
-    if found is None or (known is not None and (known.kind is not BadKind.GRADIENT or found.kind is BadKind.GRADIENT)):
+    is_later = known is not None and (known.kind is not BadKind.GRADIENT or (found and found.kind is BadKind.GRADIENT))
+    may_be_of_later = seen.held is not None and seen.held.written is not None and seen.origin is None
+    if found is None or (is_later and not may_be_of_later):
         return
-    seen.first_bad = found
+    came = _provenance(engine, record, found, history, readings)
+    if is_later and (came.made is None or found.kind is BadKind.GRADIENT):
+        return
+    if came == Provenance():
+        found = with_buffers(engine.module, found)
     seen.frames = last_frames(frames, found, most_frames)
-    came = Provenance()
-    if found.kind is BadKind.WEIGHT:
-        came = Provenance(received=_gathered_from_others(engine, found))
-    elif found.kind is not BadKind.DATA:
-        reading = dict(record.calls[found.frame.order].items).get(found.tensor.name)
-        place = readings.places.get(reading) if isinstance(reading, int) else None
-        came = Provenance() if place is None else history.provenance(*place)
+    seen.first_bad, seen.held = found, came.held
     seen.origin, seen.received, seen.minus_inf = came.made, came.received, came.minus_inf
+    if came.held is not None:
+        held_bad, seen.held = of_the_model(found, came.held, came.memory, names)
+        seen.first_bad = held_bad if came.made is None else found
+
+
+def _provenance(
+    engine: Any, record: BatchRecord, found: FirstBad, history: History, readings: PlacedReadings
+) -> Provenance:
+    if found.kind is BadKind.WEIGHT:
+        return Provenance(received=_gathered_from_others(engine, found))
+    reading = dict(record.calls[found.frame.order].items).get(found.tensor.name)
+    place = readings.places.get(reading) if isinstance(reading, int) else None
+    return Provenance() if place is None or found.kind is BadKind.DATA else history.provenance(*place)
 
 
 def _gathered_from_others(engine: Any, found: FirstBad) -> Origin | None:

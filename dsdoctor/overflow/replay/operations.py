@@ -21,6 +21,14 @@ FOREIGN = ("prim", "profiler", "dsdoctor")
 """Namespaces of operations that compute nothing of the model."""
 UNWRITTEN = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_", "set_"})
 """Operations whose result holds whatever the memory held."""
+OVERWRITES = frozenset(
+    f"{name}_"
+    for name in (
+        "copy", "_foreach_copy", "fill", "zero", "_foreach_zero", "normal", "uniform", "random", "bernoulli", "exponential",
+        "log_normal", "cauchy", "geometric",
+    )
+)  # fmt: skip
+"""Operations that write the whole of their first argument, whatever it held."""
 NO_FIGURES = -1
 
 
@@ -75,10 +83,13 @@ class Operations(TorchDispatchMode):
             return func(*args, **kwargs)
         given = list(_tensors((args, tuple(kwargs.values()))))
         read = list(_tensors(_sent(func, name, args, kwargs))) if communicates else given
+        unread = _running_statistics(func, name, args, kwargs)
+        overwritten = [*unread, *_tensors(_overwritten(func, name, args, kwargs))]
+        read = [tensor for tensor in read if all(tensor is not each for each in overwritten)]
         inputs = tuple(value for tensor in read if (value := self.value_of(tensor)) is not None)
         operands = () if communicates else tuple(map(self._operand, args))
         result = func(*args, **kwargs)
-        changed = given if communicates else list(_tensors(_written(func, args, kwargs)))
+        changed = given if communicates else [*_tensors(_written(func, args, kwargs)), *unread]
         for tensor in changed:
             self._is_changed(tensor)
         results = {id(tensor): tensor for tensor in (*changed, *_tensors(result))}
@@ -92,7 +103,7 @@ class Operations(TorchDispatchMode):
 
     def value_of(self, tensor: Tensor) -> Value | None:
         """A tensor's memory and its reading now. None for one without memory."""
-        memory = self._memory_of(tensor)
+        memory = self.memory_of(tensor)
         if memory is None:
             return None
         version = version_of(tensor)
@@ -122,16 +133,17 @@ class Operations(TorchDispatchMode):
 
     def _arriving(self, tensor: Tensor) -> Value | None:
         """What other ranks write into: it is not there yet."""
-        memory = self._memory_of(tensor)
+        memory = self.memory_of(tensor)
         return None if memory is None else Value(memory, NO_FIGURES)
 
     def _is_changed(self, tensor: Tensor) -> None:
         """Count a change of a memory: the tensors' versions count it later, or, where other ranks write, not at all."""
-        memory = self._memory_of(tensor)
+        memory = self.memory_of(tensor)
         if memory is not None:
             self._changes[memory] = self._changes.get(memory, 0) + 1
 
-    def _memory_of(self, tensor: Tensor) -> int | None:
+    def memory_of(self, tensor: Tensor) -> int | None:
+        """The number of a tensor's memory, its own as long as that lives. None for a tensor without memory."""
         try:
             storage = tensor.untyped_storage()
             address = storage._cdata
@@ -157,7 +169,7 @@ class PlacedReadings(Readings):
         with torch.utils._python_dispatch._disable_current_modes():
             number = super().look(tensor)
             if isinstance(number, int) and number not in self.places and self.operations is not None:
-                memory = self.operations._memory_of(tensor)
+                memory = self.operations.memory_of(tensor)
                 if memory is not None:
                     self.places[number] = memory, len(self.operations.done)
         return number
@@ -184,6 +196,24 @@ def _written(func: Any, args: Any, kwargs: Any) -> list[Any]:
     arguments = getattr(getattr(func, "_schema", None), "arguments", ())
     written = {each.name for each in arguments if each.alias_info is not None and each.alias_info.is_write}
     return [value for key, value in _by_name(func, args, kwargs).items() if key in written]
+
+
+def _overwritten(func: Any, name: str, args: Any, kwargs: Any) -> list[Any]:
+    """The arguments whose values an operation does not look at: it puts others in their place."""
+    if name in OVERWRITES:
+        return list(args[:1])
+    arguments = getattr(getattr(func, "_schema", None), "arguments", ())
+    return [kwargs[each.name] for each in arguments if each.is_out and each.name in kwargs]
+
+
+def _running_statistics(func: Any, name: str, args: Any, kwargs: Any) -> list[Tensor]:
+    """A batch norm's averages over the batches where they are written and not read, of which its schema says nothing."""
+    if "batch_norm" not in name:
+        return []
+    given = _by_name(func, args, kwargs)
+    reads = "no_training" in name or "no_update" in name
+    trains = given.get("training", given.get("train", given.get("update", not reads)))
+    return [*_tensors([given.get("running_mean"), given.get("running_var")])] if trains else []
 
 
 def _sent(func: Any, name: str, args: Any, kwargs: Any) -> list[Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from dsdoctor.overflow.frames.first_bad import Origin
+from dsdoctor.overflow.frames.first_bad import Held, Origin
 from dsdoctor.overflow.frames.frame import TensorStats
 from dsdoctor.overflow.frames.masks import is_mask, is_minus_inf_mask
 from dsdoctor.overflow.replay.arithmetic import Operand, Why, why
@@ -30,11 +30,14 @@ FILLS = frozenset(
 class Provenance:
     """Where a bad value began: by an operation of this rank (``made``), in another rank's (``received``, the operation that
     brought it), or, if both are None, before the batch: a weight, an input, a gradient that was handed in. ``minus_inf``:
-    what made the -inf that the operation was given."""
+    what made the -inf that the operation was given. ``held``, in the memory ``memory``: what was bad before the batch, and the
+    bad value came out of it, or the -inf."""
 
     made: Origin | None = None
     received: Origin | None = None
     minus_inf: Origin | None = None
+    held: Held | None = None
+    memory: int | None = None
 
 
 class History:
@@ -55,7 +58,7 @@ class History:
         start = self._writer(memory, before)
         if start is None:
             return Provenance()
-        first, waiting, seen = None, [start], set()
+        first, waiting, seen = None, [start], set[int]()
         while waiting:
             number = waiting.pop()
             if number in seen:
@@ -67,7 +70,25 @@ class History:
                     first = number
             else:
                 waiting += before_it
-        return Provenance() if first is None else self._told(first)
+        return self._told(first) if first is not None else self._of_before(seen)
+
+    def _of_before(self, passed: set[int]) -> Provenance:
+        """No operation made it: the earliest of those that passed it on was given something that was bad already."""
+        for number in sorted(passed):
+            for value in self._done[number].inputs:
+                if self._state(value, number) == "bad" and self._writer(value.memory, number) is None:
+                    return Provenance(held=self._held(value, number), memory=value.memory)
+        return Provenance()
+
+    def _held(self, value: Value, number: int) -> Held:
+        met = self._done[number]
+        writers = [self._done[each] for each in self._writers.get(value.memory, ())]
+        lines = [origin(each.name, each.line, each.made) for each in writers]
+        return Held(
+            tensor=self._of(value.reading),
+            met=origin(met.name, met.line, met.made),
+            written=next((line for line in lines if line is not None), None),
+        )
 
     def _told(self, number: int) -> Provenance:
         operation = self._done[number]
@@ -79,7 +100,20 @@ class History:
         if place is not None:
             reason = self._why(operation)
             place = msgspec.structs.replace(place, how=reason.how, cure=reason.cure)
-        return Provenance(made=place, minus_inf=self._maker(masks[0], number) if masks else None)
+        maker = self._maker(masks[0], number) if masks else None
+        was_there = self._was_there(masks[0], number) if masks else None
+        if was_there is None:
+            return Provenance(made=place, minus_inf=maker)
+        return Provenance(made=place, minus_inf=maker, held=self._held(*was_there), memory=was_there[0].memory)
+
+    def _was_there(self, mask: Value, before: int) -> tuple[Value, int] | None:
+        """The mask, or the one that it came of, with the operation that met it, if it was there before the batch."""
+        while (writer := self._writer(mask.memory, before)) is not None:
+            given = [value for value in self._done[writer].inputs if self._state(value, writer) == "mask"]
+            if not given:
+                return None
+            mask, before = given[0], writer
+        return mask, before
 
     def _why(self, operation: Operation) -> Why:
         operands: list[Operand] = [self._of_operand(each) for each in operation.operands]

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from dsdoctor.overflow.hooks.engine_facts import is_pipeline
 from dsdoctor.overflow.hooks.module_hooks import Hook
-from dsdoctor.overflow.measure.readings import version_of
 from dsdoctor.overflow.measure.tensor_paths import leaves
 from dsdoctor.overflow.replay.rerun import gathers_so_far, gathers_weights
 from dsdoctor.overflow.replay.restore import Randomness, device_random
@@ -164,4 +163,5 @@ class BatchRecorder:
 
 def versions(inputs: list[Tensor]) -> tuple[int, ...]:
     """How often each tensor was written in place so far."""
-    return tuple([version_of(tensor) for tensor in inputs])
+    # as ``version_of``, of which each call is paid in every step
+    return tuple([-1 if tensor.is_inference() else tensor._version for tensor in inputs])

@@ -19,6 +19,8 @@ MOST_WEIGHTS = 2
 def remedy(rank_reports: RankReports, rank_report: RankReport, first_bad: FirstBad) -> str:
     """What to do about values that do not fit their dtype, or that are nan."""
     cure = rank_report.origin.cure if rank_report.origin is not None else ""
+    if rank_report.held is not None and rank_report.origin is None:
+        cure = "Look at what made that tensor: no operation of torch did in this batch."
     known = [part for part in (cure, what_was_tried(rank_reports, first_bad), *_of_growth(rank_reports)) if part]
     if known:
         return " ".join(known)

@@ -12,6 +12,7 @@ from dsdoctor.overflow.frames.guide_format import item_line
 from dsdoctor.overflow.verdict.advice import RankReports, what_is_known
 
 MOST_NAMES = 3
+ELSEWHERE = "memory of torch.empty that was never written, numpy's, or a value from before the batch"
 
 
 def where(frame: Frame | None) -> str:
@@ -176,6 +177,7 @@ def evidence(rank_reports: RankReports, rank_report: RankReport) -> tuple[str, .
         lines += [f"its inputs had {min(tight):.1f} bits of headroom left"] if tight and min(tight) < 8 else []
     if rank_report.origin is not None:
         lines.append(f"first made by {rank_report.origin.op} in {rank_report.origin.line}")
+    lines += _what_was_there(rank_report)
     lines += [
         f"it reached rank {peer.rank} by {peer.received.op}"
         + (f" in {peer.received.line}" if peer.received.line else "")
@@ -196,6 +198,25 @@ def evidence(rank_reports: RankReports, rank_report: RankReport) -> tuple[str, .
     if rank_report.replayed:
         lines.append(f"replayed: {rank_report.replayed}")
     return tuple(lines)
+
+
+def _what_was_there(rank_report: RankReport) -> Iterator[str]:
+    """What is known of a tensor that was bad before the batch."""
+    held, found = rank_report.held, rank_report.first_bad
+    if held is None or found is None or (found.kind is BadKind.GRADIENT and not held.kind):
+        return  # the gradient that the backward began with
+    if rank_report.origin is not None:
+        if held.kind:
+            yield f"its -inf lies in the {held.kind} {held.name}"
+        return
+    if not held.kind:
+        yield f"it came out of a tensor that no operation of torch made bad in this batch: {ELSEWHERE}"
+    elif found.kind is BadKind.GRADIENT:
+        yield f"it came out of the {held.kind} {held.name}, which holds {amount(held.tensor)}"
+    if held.met is not None:
+        yield f"first met by {held.met.op} in {held.met.line}"
+    if held.written is not None:
+        yield f"written in this batch by {held.written.op} in {held.written.line}"
 
 
 def rule_of(verdict: Verdict) -> str:

@@ -1,11 +1,12 @@
 """Verdicts on a step whose forward went wrong, up to the loss: reports of all ranks -> a Finding. Pure; knows no torch."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import isfinite
 
 from dsdoctor.core.finding import Finding
 from dsdoctor.overflow.frames.dtypes import limit_of
-from dsdoctor.overflow.frames.first_bad import BadKind, RankReport
+from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, Held, RankReport
 from dsdoctor.overflow.frames.masks import is_minus_inf_mask
 from dsdoctor.overflow.verdict.advice import RankReports, remedy, what_was_tried
 from dsdoctor.overflow.verdict.evidence import (
@@ -45,17 +46,21 @@ def nan_in_the_batch(rank_reports: RankReports) -> Iterator[Finding]:
 
 
 def weight_not_finite(rank_reports: RankReports) -> Iterator[Finding]:
-    """A parameter holds nan or inf: a bad step was applied, or the checkpoint was saved after one.
+    """A parameter or a buffer holds nan or inf: a bad step was applied, a batch left its nan in an average, or the checkpoint
+    was saved after that.
 
     Why it matters: every batch from now on gives nan, and no later step can repair the parameter.
 
     How to fix it: load a checkpoint from before the step that the finding names, and lower the learning rate or clip
-    gradients before going on.
+    gradients before going on. For a buffer (a running variance, a cache of positions, a scale) look at what writes it.
 
     Since: 0.1
     """
     if found := earliest_bad(rank_reports, BadKind.WEIGHT):
         rank_report, first_bad = found
+        if rank_report.held is not None:
+            yield _held_by_the_model(rank_reports, found, rank_report.held)
+            return
         name = ".".join(part for part in (first_bad.frame.module, first_bad.tensor.name) if part)
         since = rank_report.weight_bad_since
         title = f"the weight {name} holds {amount(first_bad.tensor)}" + (
@@ -67,6 +72,18 @@ def weight_not_finite(rank_reports: RankReports) -> Iterator[Finding]:
             if not isfinite(rate) and since is not None and step <= since:
                 text = f"Mend what made the learning rate {rate} in step {step}, and load a checkpoint from before that step."
         yield finding(weight_not_finite, title, rank_reports, found, text)
+
+
+def _held_by_the_model(rank_reports: RankReports, found: tuple[RankReport, FirstBad], held: Held) -> Finding:
+    """A buffer, or a weight that another module than its own was given."""
+    text = "Load a checkpoint in which it is finite, or fill it anew; this batch only reads it: look at what wrote it before."
+    if held.written is not None:
+        text = "Each batch writes it, and one that was nan or inf stays in it: keep those out there, and fill it anew."
+    if held.kind == "weight":
+        text = "Load a checkpoint from before that step, and lower the learning rate or clip gradients before going on."
+    title = f"the {held.kind} {held.name} holds {amount(held.tensor)}"
+    told = finding(weight_not_finite, title, rank_reports, found, text)
+    return replace(told, affects=(held.name.rpartition(".")[0] or "the model",))
 
 
 def overflow_in_module(rank_reports: RankReports) -> Iterator[Finding]:
@@ -89,8 +106,17 @@ def overflow_in_module(rank_reports: RankReports) -> Iterator[Finding]:
         rank_report, first_bad = found
         biggest = max((tensor.absmax or 0.0 for tensor in first_bad.frame.inputs), default=0.0)
         title = f"{where(first_bad.frame)} made {amount(first_bad.tensor)} in {first_bad.tensor.name}"
+        held = rank_report.held
         if any(is_minus_inf_mask(tensor) for tensor in first_bad.frame.inputs):
             title += " of inputs that hold -inf"
+        elif held is not None and rank_report.origin is not None and held.kind:
+            title += f" of the {held.kind} {held.name}, which holds -inf"
+        elif held is not None and rank_report.origin is None:
+            title += " of a tensor that was bad already"
+        elif first_bad.frame.buffers:
+            title += ", and " + " and ".join(
+                f"its {each.name} holds {amount(each)}" for each in first_bad.frame.buffers
+            )
         elif first_bad.frame.unmeasured:
             title += f" ({', '.join(first_bad.frame.unmeasured)} could not be measured)"
         else:

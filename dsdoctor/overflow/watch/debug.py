@@ -17,6 +17,7 @@ from dsdoctor.overflow.hooks.module_hooks import Hook, Hooks
 from dsdoctor.overflow.hooks.options import Options
 from dsdoctor.overflow.measure.readings import Meters, Readings
 from dsdoctor.overflow.measure.tensor_paths import tensors_of
+from dsdoctor.overflow.replay.held import with_buffers
 from dsdoctor.overflow.verdict.verdict import judge
 from dsdoctor.overflow.watch.debug_gradients import backward_report, backward_words
 
@@ -150,6 +151,7 @@ class DebugUnderflowOverflow:
 
     def _judge(self, record: BatchRecord) -> None:
         found = first_bad(record.frames()) if record.readings.any_bad else None
+        found = None if found is None else with_buffers(self.model, found)
         self.detected_overflow = self.detected_overflow or found is not None
         together = self._collective and ranks.is_together()
         if (together or self._gradients) and torch.is_grad_enabled() and (together or found is None):

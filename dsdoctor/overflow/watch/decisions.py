@@ -21,6 +21,7 @@ from dsdoctor.overflow.hooks.module_hooks import Hooks
 from dsdoctor.overflow.hooks.options import Options
 from dsdoctor.overflow.measure.readings import Meters
 from dsdoctor.overflow.replay.batch_rows import ignored_labels
+from dsdoctor.overflow.replay.held import with_buffers
 from dsdoctor.overflow.replay.investigate import any_bad_gradient, first_report, last_frames, replayed
 from dsdoctor.overflow.replay.recorder import BatchRecorder
 from dsdoctor.overflow.replay.underflow import flushed, is_suspect
@@ -97,6 +98,7 @@ class Decisions:
         record.settle()
         found = first_bad(record.frames()) if record.readings.any_bad else None
         if found is not None:
+            found = with_buffers(self.engine.module, found)
             last = last_frames(record.frames(), found, self.options.max_frames_to_save)
             rank_report = RankReport(
                 rank=ranks.rank(),
@@ -253,6 +255,7 @@ class Decisions:
         for frames in self._live_frames():
             found = first_bad(frames)
             if found is not None:
+                found = with_buffers(self.engine.module, found)
                 last = last_frames(frames, found, self.options.max_frames_to_save)
                 return msgspec.structs.replace(self._rank_report(decision), first_bad=found, frames=last)
         return None

@@ -45,7 +45,8 @@ class Examination:
     def examined(self, recorder: BatchRecorder, rank_reports: list[RankReport]) -> list[RankReport]:
         """The reports with what is known of the first bad module's weights and of what helps; as they were where nothing is."""
         chosen = earliest_bad(tuple(rank_reports), *MADE_HERE)
-        if chosen is None and earliest_bad(tuple(rank_reports), BadKind.WEIGHT):
+        weight = earliest_bad(tuple(rank_reports), BadKind.WEIGHT)
+        if weight is not None and weight[0].held is None:
             # the step that made a weight bad is over: what is left of it is the learning rate, the same on all ranks
             return [msgspec.structs.replace(report, rates=self._rates.jumps()) for report in rank_reports]
         if chosen is None or not all(report.replayed for report in rank_reports):

@@ -216,6 +216,21 @@ def same(first: list[Tensor], second: list[Tensor]) -> bool:
     return len(first) == len(second) and all(torch.equal(mine, yours) for mine, yours in zip(*bits, strict=True))
 
 
+def findings(watching: Any) -> list[dict[str, Any]]:
+    """What a watch found, as rows that a worker writes down; None: there was no watch."""
+    return [
+        {
+            "rule": finding.rule,
+            "severity": finding.severity.name.lower(),
+            "title": finding.title,
+            "evidence": finding.evidence,
+            "affects": finding.affects,
+            "fix": finding.fix.text if finding.fix else "",
+        }
+        for finding in (() if watching is None else watching.findings())
+    ]
+
+
 def close(engine: Any) -> None:
     """As a process' end would: DeepSpeed keeps some things in module-level variables."""
     from deepspeed.utils import groups

@@ -308,16 +308,7 @@ def run(case: dict[str, Any], rank: int) -> dict[str, Any]:
     except Exception:
         problem = traceback.format_exc()[-1500:]
     torch.distributed.barrier()  # what the other rank found by itself is written by now
-    findings = [
-        {
-            "rule": finding.rule,
-            "severity": finding.severity.name.lower(),
-            "title": finding.title,
-            "evidence": finding.evidence,
-            "affects": finding.affects,
-        }
-        for finding in (watching.findings() if watching is not None else ())
-    ]
+    findings = engines.findings(watching)
     report = watching.report() if watching is not None else ""
     if watching is not None:
         watching.detach()

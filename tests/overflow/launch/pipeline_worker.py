@@ -71,10 +71,7 @@ def run(case: dict[str, Any], rank: int) -> dict[str, Any]:
             engine.train_batch(data_iter=batches)
     except ValueError as error:
         raised = f"{type(error).__name__}: {error}"
-    findings = [
-        {"rule": finding.rule, "title": finding.title, "evidence": finding.evidence, "affects": finding.affects}
-        for finding in watching.findings()
-    ]
+    findings = engines.findings(watching)
     report = watching.report()
     names = [name for name, _ in engine.module.named_modules()]
     watching.detach()

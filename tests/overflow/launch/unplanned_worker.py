@@ -368,17 +368,7 @@ def run(case: dict[str, Any], rank: int) -> dict[str, Any]:
     except Exception:
         problem = traceback.format_exc()[-1500:]
     torch.distributed.barrier()
-    findings = [
-        {
-            "rule": finding.rule,
-            "severity": finding.severity.name.lower(),
-            "title": finding.title,
-            "evidence": finding.evidence,
-            "affects": finding.affects,
-            "fix": finding.fix.text if finding.fix else "",
-        }
-        for finding in (watching.findings() if watching is not None else ())
-    ]
+    findings = engines.findings(watching)
     report = watching.report() if watching is not None else ""
     if watching is not None:
         watching.detach()

@@ -17,12 +17,16 @@ STEP = 2
 
 
 class Gain(nn.Module):
-    """Multiplies by a number that is 1 until it is planted."""
+    """Multiplies by a number and a buffer that are 1 until they are planted."""
 
     factor = 1.0
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(1))
+
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.factor
+        return x * self.factor * self.scale.to(x.dtype)
 
 
 class Block(nn.Module):
@@ -74,6 +78,8 @@ def plant(engine: Any, case: dict[str, Any], rank: int) -> None:
     block = engine.module.blocks[1]
     if case["plant"] == "activation" and here:
         block.gain.factor = 3e38 if case["dtype"] != "fp16" else 6e4
+    if case["plant"] == "buffer" and here:
+        block.gain.scale.fill_(float("nan"))
     if case["plant"] in ("function", "gradient") and here:
         block.problem = case["plant"]
     if case["plant"] == "weight":
@@ -109,10 +115,7 @@ def run(case: dict[str, Any], rank: int) -> dict[str, Any]:
     except ValueError as error:
         raised = f"{type(error).__name__}: {error}"
     stopped = time.monotonic()
-    findings = [
-        {"rule": finding.rule, "title": finding.title, "evidence": finding.evidence, "affects": finding.affects}
-        for finding in watching.findings()
-    ]
+    findings = engines.findings(watching)
     report = watching.report()
     watching.detach()
     engines.close(engine)
