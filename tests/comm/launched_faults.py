@@ -12,10 +12,10 @@ from pathlib import Path
 from dsdoctor.comm.launch.start import free_port
 from tests.comm import faults
 from tests.comm.generated_faults import Misdeed
-from tests.comm.left_over import left_over
+from tests.comm.left_over import left_in, left_over
 
-ALONE = ("unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$0" "$@"')
-"""A network of its own: what others do on this machine's ports is no fault of the case."""
+ALONE = ("unshare", "--net", "sh", "-c", 'ip link set lo up && readlink /proc/self/ns/net >net && exec "$0" "$@"')
+"""A network of its own: what others do on this machine's ports is no fault of the case, and what is left in it is the case's."""
 RANKS = 3
 LAUNCHERS = ("torchrun", "dsdoctor", "hostfile")
 ONLY_RANK = (
@@ -74,7 +74,8 @@ def play(misdeed: Misdeed, rank: int, call: int, launcher: str, mode: str, deadl
     done = subprocess.run(argv, env=around, capture_output=True, text=True, timeout=deadline + 60, cwd=folder)
     seconds = time.monotonic() - began
     until = time.monotonic() + 3
-    while (left := left_over(marker)) and time.monotonic() < until:
+    network = (folder / "net").read_text().strip()
+    while (left := [*left_over(marker), *left_in(network)]) and time.monotonic() < until:
         time.sleep(0.1)
     locks = [str(path) for path in (folder / "ext").rglob("*lock*")] if (folder / "ext").exists() else []
     try:
