@@ -45,6 +45,7 @@ REAL = ("has another torch", "cannot import torch")
 """Kinds whose interpreters are started anew: they are of what happens when torch is imported."""
 PROCESSORS, PAUSE = os.cpu_count() or 1, 1.0
 """Processes of ours that may want to run when a case begins, and seconds between two beginnings."""
+ENDING, SOON = ("raises", "exits", "is killed", "cannot import"), 20.0
 Result = dict[str, object]
 MARGIN, LAUNCHER = 2.0, 15.0
 """Seconds beside the deadline, and for a launcher: the deadline counts from a rank's own start, after torchrun imported torch."""
@@ -248,6 +249,11 @@ def _play_in_fork(case: Case, start: str, writing: int) -> None:
     os.write(writing, json.dumps({**result, "start": start}).encode())
 
 
+def longest(case: Case) -> float:
+    """How many seconds a case may take: what ends a rank is seen at once, for everything else the deadline decides."""
+    return SOON if case.parts[0].startswith(ENDING) else DEADLINES[f"--{case.parts[2]}"]
+
+
 def wanting() -> int:
     """How many processes of the cases want to run now."""
     parents, states = dict[int, int](), dict[int, str]()
@@ -271,7 +277,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--modes", default="quick,default,full")
     parser.add_argument("--launchers", default="hand")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no case after so many")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin what ends within so many")
     parser.add_argument("--at-once", type=int, default=1, help="so many cases beside each other")
     parser.add_argument("--real", action="store_true", help="start every interpreter anew")
     parser.add_argument("--only", default="", help="cases whose name has this word")
@@ -289,9 +295,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not given.real:
         prepare()
     playing = AtOnce(given.at_once, real=given.real)
-    while playing or (chosen and time.monotonic() < until):
-        if chosen and time.monotonic() < until and playing.room():
-            playing.begin(chosen.pop(0))
+    while (case := next((case for case in chosen if time.monotonic() + longest(case) < until), None)) or playing:
+        if case and playing.room():
+            chosen.remove(case)
+            playing.begin(case)
         for result in playing.ended():
             results.append(result)
             first += [result] if result["wrong"] else []

@@ -42,7 +42,6 @@ IMPORTED = (
 NEW_NET = 0x40000000
 SPACES = {"net": NEW_NET, "uts": 0x04000000, "ipc": 0x08000000, "mnt": 0x00020000, "pid": 0x20000000}
 """The namespaces that nsenter enters for a rig's node; the mounts go late, for /proc is another after that."""
-HANDLES = 65536
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -109,8 +108,9 @@ def prepare() -> None:
 
 @contextlib.contextmanager
 def forking() -> Iterator[None]:
-    """Lets subprocess fork as told above, and ClusterShell's own Popen."""
+    """Lets subprocess fork as told above, also by the name that torchrun has of it, and ClusterShell's own Popen."""
     from ClusterShell.Worker import EngineClient, fastsubprocess
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
     real = subprocess.Popen
 
@@ -129,11 +129,13 @@ def forking() -> Iterator[None]:
             named["preexec_fn"] = lambda: become(start, os.environ.copy())
         return fastsubprocess.Popen(args, *more, **named)
 
-    subprocess.Popen, EngineClient.Popen = Forking, fast  # type: ignore[misc]
+    subprocess.Popen = subprocess_handler.Popen = Forking  # type: ignore[misc]
+    EngineClient.Popen = fast
     try:
         yield
     finally:
-        subprocess.Popen, EngineClient.Popen = real, fastsubprocess.Popen  # type: ignore[misc]
+        subprocess.Popen = subprocess_handler.Popen = real  # type: ignore[misc]
+        EngineClient.Popen = fastsubprocess.Popen
 
 
 def become(start: Start, environment: Mapping[str, str]) -> NoReturn:
@@ -143,7 +145,7 @@ def become(start: Start, environment: Mapping[str, str]) -> NoReturn:
         os.chdir(start.folder or ".")
         if start.before:
             ENTRIES[start.before[0]](start.before)
-        os.closerange(3, HANDLES)
+        _close_inherited()
         _customize(environment.get("PYTHONPATH", ""))
         sys.argv = [start.module, *start.arguments]
         runpy.run_module(start.module, run_name="__main__", alter_sys=True)
@@ -166,6 +168,19 @@ def _leave(status: int) -> NoReturn:
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     os._exit(status & 0xFF)
+
+
+def _close_inherited() -> None:
+    """Close what an executed program would not have, Popen's own pipe too. A pipe that has both of its ends here is libuv's, which
+    torchrun's store uses: it closes these two by their numbers in each fork, whatever they are then."""
+    handles = dict[int, str]()
+    for place in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            handles[int(place.name)] = str(place.readlink())
+    for number, what in handles.items():
+        if number > 2 and not (what.startswith("pipe:") and list(handles.values()).count(what) > 1):
+            with contextlib.suppress(OSError):
+                os.close(number)
 
 
 def _like_new(environment: Mapping[str, str]) -> None:
@@ -206,7 +221,7 @@ def _inside(before: Sequence[str]) -> None:
         _called(LIBC.setns(handles[name], kind))
     os.chdir(folder)
     if child := os.fork():
-        os.closerange(3, HANDLES)
+        os.closerange(3, 4096)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         os._exit(status if status >= 0 else 128 - status)
 
