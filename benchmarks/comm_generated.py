@@ -43,7 +43,7 @@ from tests.comm.rig import missing
 DEADLINES = {"--quick": 25.0, "--default": 50.0, "--full": 90.0}
 REAL = ("has another torch", "cannot import torch")
 """Kinds whose interpreters are started anew: they are of what happens when torch is imported."""
-PROCESSORS, PAUSE = os.cpu_count() or 1, 1.0
+PROCESSORS, PAUSE = os.cpu_count() or 1, 0.5
 """Processes of ours that may want to run when a case begins, and seconds between two beginnings."""
 ENDING, SOON = ("raises", "exits", "is killed", "cannot import"), 20.0
 Result = dict[str, object]
@@ -153,10 +153,10 @@ def cases(modes: Sequence[str], launchers: Sequence[str]) -> list[Case]:
     return found
 
 
-def drawn(chosen: Sequence[Case], count: int, seed: int) -> list[Case]:
-    """So many, drawn by chance: of what has come least so far, first by kind and launcher, then by mode, rank and collective."""
+def drawn(chosen: Sequence[Case], count: int, seed: int, played: Sequence[Case] = ()) -> list[Case]:
+    """So many, drawn by chance: of what has come least so far, first by kind, launcher and mode, then by rank and collective."""
     left = random.Random(seed).sample(chosen, len(chosen))  # noqa: S311 - no secret
-    turns: Counter[tuple[str, ...]] = Counter()
+    turns = Counter(each for case in played for each in _balanced(case))
     order: list[Case] = []
     while left and len(order) < count:
         order.append(min(left, key=lambda case: [turns[each] for each in _balanced(case)]))
@@ -169,6 +169,7 @@ def _balanced(case: Case) -> list[tuple[str, ...]]:
     """What comes equally often, the most important first."""
     kind, launcher, mode, rank, call = case.parts
     return [
+        ("kind", kind, launcher, mode),
         ("kind", kind, launcher),
         ("kind", kind),
         ("of launcher", launcher, mode),
@@ -273,7 +274,7 @@ def wanting() -> int:
 def main(argv: Sequence[str] | None = None) -> None:
     """Play a sample of the table, or all of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=0, help="so many, drawn by chance (default: all)")
+    parser.add_argument("--count", type=int, default=0, help="so many more, drawn by chance (default: all)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--modes", default="quick,default,full")
     parser.add_argument("--launchers", default="hand")
@@ -291,7 +292,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     results = [result for result in known["results"] if not result["wrong"]]
     first = list(known.get("wrong_first", []))
     done, until = {result["case"] for result in results}, time.monotonic() + given.seconds
-    chosen = [case for case in drawn(every, given.count or len(every), given.seed) if case.name not in done]
+    again = {result["case"] for result in known["results"] if result["wrong"]}
+    chosen = [case for case in every if case.name in again]
+    left = [case for case in every if case.name not in done | again]
+    chosen += drawn(left, given.count or len(left), given.seed, [case for case in every if case.name in done])
     if not given.real:
         prepare()
     playing = AtOnce(given.at_once, real=given.real)
