@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from tests.comm.left_over import left_in
 from tests.comm.rig import Node, Rig, stop
 
 PORT = 29500
@@ -16,8 +17,8 @@ PLAIN = Path(__file__).with_name("plain.py")
 class Job:
     """Ranks that run. ``ends`` holds the exit status and the seconds since the start of those that ended."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, nodes: Sequence[Node] = ()) -> None:
+        self.folder, self.nodes = folder, nodes
         self.began = time.monotonic()
         self.processes: dict[str, subprocess.Popen[str]] = {}
         self.ends: dict[str, tuple[int, float]] = {}
@@ -50,6 +51,11 @@ class Job:
         """What a rank has written to stderr."""
         return (self.folder / f"{key}.err").read_text(errors="replace")
 
+    def left(self) -> list[str]:
+        """What runs on the nodes now beside their first processes."""
+        spaces = {node.pid: str(Path(f"/proc/{node.pid}/ns/pid").readlink()) for node in self.nodes}
+        return [each for space in spaces.values() for each in left_in(space, "pid", but=spaces.keys())]
+
     def told(self) -> str:
         """Everything, for a failed test."""
         parts = [f"--- {key}: {self.ends.get(key)}\n{self.out(key)}\n{self.err(key)}" for key in self.processes]
@@ -78,7 +84,7 @@ def job(
     started a second time (under the key "1again"). All are killed at the end."""
     folder = rig.folder / f"job-{time.monotonic_ns()}"
     folder.mkdir()
-    running = Job(folder)
+    running = Job(folder, rig.nodes)
     try:
         for rank in (*range(world), *twice):
             if rank not in absent:

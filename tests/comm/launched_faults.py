@@ -1,21 +1,23 @@
 """The same faults under launchers that start all ranks of this machine by one command: torchrun, dsdoctor itself, a hostfile."""
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dsdoctor.comm.launch.start import free_port
 from tests.comm import faults
 from tests.comm.generated_faults import Misdeed
-from tests.comm.left_over import left_over
+from tests.comm.left_over import left_in, left_over
+from tests.comm.rig import wait_until
 
-ALONE = ("unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$0" "$@"')
-"""A network of its own: what others do on this machine's ports is no fault of the case."""
+ALONE = ("unshare", "--net", "sh", "-c", 'ip link set lo up && >net && exec "$0" "$@"')
+"""A network of its own: what others do on this machine's ports is no fault of the case, and what is left in it is the case's."""
 RANKS = 3
 LAUNCHERS = ("torchrun", "dsdoctor", "hostfile")
 ONLY_RANK = (
@@ -71,20 +73,33 @@ def play(misdeed: Misdeed, rank: int, call: int, launcher: str, mode: str, deadl
     arguments = [*([mode] if mode != "--default" else []), "--backend", "gloo", "--deadline", f"{deadline:g}", "--json"]
     began = time.monotonic()
     argv = [*ALONE, *command(launcher, folder, arguments)]
-    done = subprocess.run(argv, env=around, capture_output=True, text=True, timeout=deadline + 60, cwd=folder)
-    seconds = time.monotonic() - began
-    until = time.monotonic() + 3
-    while (left := left_over(marker)) and time.monotonic() < until:
-        time.sleep(0.1)
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with (
+        subprocess.Popen(argv, env=around, text=True, cwd=folder, **pipes) as running,
+        held(folder, running) as network,
+    ):
+        out, err = running.communicate(timeout=deadline + 60)
+        seconds = time.monotonic() - began
+        until = time.monotonic() + 3
+        while (left := [*left_over(marker), *left_in(network)]) and time.monotonic() < until:
+            time.sleep(0.1)
     locks = [str(path) for path in (folder / "ext").rglob("*lock*")] if (folder / "ext").exists() else []
     try:
-        errors = [one for one in json.loads(done.stdout)["findings"] if one["severity"] != "note"]
+        errors = [one for one in json.loads(out)["findings"] if one["severity"] != "note"]
     except (ValueError, KeyError):
-        errors = [{"rule": "no document", "title": done.stderr[-300:]}]
+        errors = [{"rule": "no document", "title": err[-300:]}]
     first = errors[0] if errors else {"rule": "nothing", "title": ""}
     return Played(
-        rule=first["rule"], title=first["title"], status=done.returncode, seconds=seconds, left=(*left, *locks)
+        rule=first["rule"], title=first["title"], status=running.returncode, seconds=seconds, left=(*left, *locks)
     )
+
+
+@contextlib.contextmanager
+def held(folder: Path, running: "subprocess.Popen[str]") -> Iterator[str]:
+    """The network of a case by its number, which no other network is given as long as this is held."""
+    wait_until((folder / "net").exists, 20, "the case has no network")
+    with Path(f"/proc/{running.pid}/ns/net").open():
+        yield str(Path(f"/proc/{running.pid}/ns/net").readlink())
 
 
 def complaint(found: Played, misdeed: Misdeed, rank: int, limit: float, launcher: str) -> str:

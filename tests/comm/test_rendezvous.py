@@ -1,7 +1,10 @@
 """The findings of the rendezvous: which ranks came, and which did not."""
 
+import os
+import signal
 import socket
 import subprocess
+import threading
 import time
 from dataclasses import replace
 
@@ -14,6 +17,7 @@ from dsdoctor.comm.rendezvous.notices import Notice, NoticeListener, ports, send
 from dsdoctor.comm.rendezvous.store import Unreached
 from dsdoctor.comm.results import ConnectOutcome
 from dsdoctor.core.finding import Finding
+from dsdoctor.core.processes import fork
 from tests.comm.made_claims import claim, claims, rank
 
 
@@ -65,6 +69,35 @@ def test_a_notice_is_heard_of_this_run_only_and_nothing_else_ends_the_listener()
     assert not send_notice(replace(here, rank=2, run="8"), "nodec", "another run", seconds=0.1)
     assert send_notice(replace(here, rank=2), "nodec", "no torch", seconds=1.0)
     assert {number: notice.why for number, notice in listener.heard.items()} == {1: "no room", 2: "no torch"}
+
+
+def test_who_told_stays_until_the_listening_process_has_ended() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        here = rank(master="127.0.0.1", port=free.getsockname()[1], world=2)
+    read, write = os.pipe()
+
+    def listen() -> None:
+        listener = NoticeListener(here)
+        while not listener.heard:
+            time.sleep(0.01)
+        os.write(write, b".")
+        time.sleep(60)
+
+    told = threading.Event()
+    telling = threading.Thread(
+        target=lambda: send_notice(replace(here, rank=1), "b", "y", seconds=20, stay=40) and told.set()
+    )
+    listening = fork(listen)
+    telling.start()
+    os.read(read, 1)
+    stayed = not told.wait(0.1)
+    os.kill(listening, signal.SIGKILL)
+    os.waitpid(listening, 0)
+    telling.join(30)
+    assert stayed
+    assert told.is_set()
+    for end in (read, write):
+        os.close(end)
 
 
 def test_a_rank_claimed_twice_is_told_with_both_processes_and_not_as_a_missing_one() -> None:

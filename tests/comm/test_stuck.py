@@ -5,11 +5,13 @@ from dataclasses import replace
 from dsdoctor.comm.collectives import isolate, stuck_checks
 from dsdoctor.comm.collectives.isolate import SWITCHES
 from dsdoctor.comm.collectives.trouble import Trouble
+from dsdoctor.comm.control.exchange_phases import slowed
 from dsdoctor.comm.control.messages import OrderKind, RankAnswer, RankOrder
 from dsdoctor.comm.control.orders import Gathered
 from dsdoctor.comm.control.test_run import time_used_up
+from dsdoctor.comm.models import CommPhase, PhaseState
 from dsdoctor.comm.nodes.plan import Groups, Trial
-from dsdoctor.comm.results import ConnectOutcome, SkippedStep, Stuck
+from dsdoctor.comm.results import ConnectOutcome, PhaseResult, SkippedStep, Stuck
 from tests.comm.made_claims import claims, reaches
 
 INSIDE = ('File "/site/torch/distributed/distributed_c10d.py", line 3 in all_reduce',)
@@ -221,7 +223,12 @@ def test_a_deadline_in_the_middle_of_work_is_no_hang() -> None:
     busy = Gathered(order=order, answers=answers, seconds=10.0, still=0.4)
 
     (finding,) = time_used_up(busy, "the collectives")
+    quick = PhaseResult(phase=CommPhase.SPEED, state=PhaseState.OK, seconds=1.0, said="")
+    slow = replace(quick, state=PhaseState.SLOW)
 
+    assert slowed(busy, (quick,)) is None
+    assert slowed(busy, (quick, slow)) == "the deadline left 10 s for it, too little with what is slow (told above)"
+    assert slowed(replace(busy, still=8.0), (slow,)) is None
     assert busy.moving
     assert not replace(busy, still=8.0).moving
     assert not replace(busy, seconds=9.0).moving

@@ -30,7 +30,7 @@ MARGIN = 0.6
 RESERVE = 1.0
 """Seconds of the deadline that are kept for the end: final answers and the report."""
 AFTER_NOTICE = 1.5
-"""Seconds for rank 0 to report that another rank cannot come."""
+"""Seconds from the end of rank 0's control process, which has reported that another rank cannot come, to the end of that rank."""
 QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR", "TORCH_SHOW_CPP_STACKTRACES": "0"}
 
 
@@ -79,7 +79,10 @@ def _cannot_come(briefing: Briefing, found: tuple[Finding, ...], say: Callable[[
     cause = too_little(briefing.rank, briefing.local, backend=briefing.backend) or found
     # the title begins with who it is, which rank 0 says by itself
     why = cause[0].title.partition(": ")[2]
-    if briefing.rank.rank and send_notice(briefing.rank, briefing.local.hostname, why, seconds=_arrival(briefing)):
+    stay = briefing.began + briefing.settings.deadline - RESERVE - AFTER_NOTICE - time.monotonic()
+    if briefing.rank.rank and send_notice(
+        briefing.rank, briefing.local.hostname, why, seconds=_arrival(briefing), stay=max(stay, 0.0)
+    ):
         time.sleep(AFTER_NOTICE)
     say(News(alone=found))
 

@@ -1,6 +1,6 @@
 """The phases in which all ranks act together: the mesh, the collectives, their speed, DeepSpeed's layer."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from dsdoctor.comm.collectives import nccl_checks, result_checks
 from dsdoctor.comm.collectives.nccl_log import parse_nccl_log
@@ -16,7 +16,7 @@ from dsdoctor.comm.mesh.matrix import Mesh
 from dsdoctor.comm.mesh.mesh import peers
 from dsdoctor.comm.models import CommPhase, Mode, PhaseState
 from dsdoctor.comm.rank_names import named
-from dsdoctor.comm.results import ConnectOutcome
+from dsdoctor.comm.results import ConnectOutcome, PhaseResult
 from dsdoctor.comm.speed import speed_checks
 from dsdoctor.comm.speed.bandwidth import merge
 from dsdoctor.core.finding import Finding, has_error
@@ -149,13 +149,22 @@ def deepspeed(test_run: TestRun, phase: Phase) -> None:
     gathered = test_run.ask(OrderKind.RUN, task=Task.DEEPSPEED, seconds=_most_of(test_run.left), patience=IMPORTING)
     by_rank = results(gathered)
     notable = {rank: result.exchanges for rank, result in by_rank.items()}
-    phase.findings = result_checks.examine(notable, test_run.hosts) + test_run.trouble(
-        gathered, "DeepSpeed's own layer"
-    )
+    phase.findings = result_checks.examine(notable, test_run.hosts)
+    if not phase.findings and (because := slowed(gathered, test_run.phase_log.phases)):
+        phase.skipped = because
+        return
+    phase.findings += test_run.trouble(gathered, "DeepSpeed's own layer")
     done = max((result.done for result in by_rank.values()), default=0)
     phase.said = f"{done} exchanges on each rank through deepspeed.comm"
     if not done and not phase.findings:
         phase.skipped = "no exchange through deepspeed.comm came to its end"
+
+
+def slowed(gathered: Gathered, before: Sequence[PhaseResult]) -> str | None:
+    """Why an order that only lacked time is no finding of its own: an earlier phase named what is slow. None where none did."""
+    if gathered.well or not gathered.moving or all(phase.state is not PhaseState.SLOW for phase in before):
+        return None
+    return f"the deadline left {gathered.order.seconds:.0f} s for it, too little with what is slow (told above)"
 
 
 def _most_of(left: float) -> float:

@@ -2,6 +2,7 @@
 
 Rank 0 listens on one of the three ports above the master's. A notice is one line of JSON and is answered by one line; it counts
 only for a rank of this run that does not come by itself. Where a firewall leaves only the master's port open nothing is heard.
+Rank 0 closes the connection by ending: a launcher that ends all ranks with the first must not do so before rank 0 has reported.
 """
 
 import contextlib
@@ -21,6 +22,8 @@ LARGEST = 4096
 PATIENCE, CONNECT = 2.0, 0.5
 """Seconds in all for a line, and for a connection: who waits for one looks after ranks meanwhile."""
 RETRY = 0.3
+MOST_HELD = 64
+"""Connections that rank 0 keeps open."""
 HEARD = b"dsdoctor: heard\n"
 
 
@@ -49,6 +52,7 @@ class NoticeListener:
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
         self._heard: dict[int, Notice] = {}
+        self._held: list[socket.socket] = []
         if (listening := _listening(rank)) is not None:
             threading.Thread(target=self._serve, args=(listening,), daemon=True).start()
 
@@ -64,14 +68,20 @@ class NoticeListener:
             except OSError:
                 return
             # who breaks off, sends something else or belongs to another run is not heard
-            with contextlib.suppress(OSError, msgspec.MsgspecError), caller:
-                self._attend(caller)
+            with contextlib.suppress(OSError, msgspec.MsgspecError), contextlib.ExitStack() as unless_held:
+                unless_held.enter_context(caller)
+                if self._attend(caller) and len(self._held) < MOST_HELD:
+                    unless_held.pop_all()
+                    self._held.append(caller)
 
-    def _attend(self, caller: socket.socket) -> None:
+    def _attend(self, caller: socket.socket) -> bool:
+        """Read a notice and answer it; whether it counts."""
         notice = msgspec.json.decode(_line(caller), type=Notice)
-        if notice.run == self._rank.run and 0 <= notice.rank < self._rank.world:
-            self._heard.setdefault(notice.rank, notice)
-            caller.sendall(HEARD)
+        if notice.run != self._rank.run or not 0 <= notice.rank < self._rank.world:
+            return False
+        self._heard.setdefault(notice.rank, notice)
+        caller.sendall(HEARD)
+        return True
 
 
 def _listening(rank: Rank) -> socket.socket | None:
@@ -96,24 +106,31 @@ def _line(caller: socket.socket) -> bytes:
     return text
 
 
-def send_notice(rank: Rank, host: str, why: str, *, seconds: float) -> bool:
-    """Tell rank 0 why this rank cannot come, again until it hears or the time is over; whether it heard."""
+def send_notice(rank: Rank, host: str, why: str, *, seconds: float, stay: float = 0.0) -> bool:
+    """Tell rank 0 why this rank cannot come, again until it hears or the time is over; whether it heard. Then wait until rank 0
+    has ended, for ``stay`` seconds at most."""
     line = msgspec.json.encode(Notice(run=rank.run, rank=rank.rank, host=host, why=why[: LARGEST // 2])) + b"\n"
     until = time.monotonic() + seconds
     while True:
-        if any(_sent(rank.master, port, line) for port in ports(rank)):
+        if any(_sent(rank.master, port, line, stay) for port in ports(rank)):
             return True
         if time.monotonic() + RETRY > until:
             return False
         time.sleep(RETRY)
 
 
-def _sent(master: str, port: int, line: bytes) -> bool:
+def _sent(master: str, port: int, line: bytes, stay: float) -> bool:
     opened = connect(master, port, timeout=CONNECT)
     if isinstance(opened, ConnectOutcome):
         return False
     with contextlib.suppress(OSError), opened:
         opened.settimeout(PATIENCE)
         opened.sendall(line)
-        return opened.recv(len(HEARD)) == HEARD
+        if opened.recv(len(HEARD)) != HEARD:
+            return False
+        if stay > 0:
+            with contextlib.suppress(OSError):
+                opened.settimeout(stay)
+                opened.recv(1)
+        return True
     return False
