@@ -121,19 +121,6 @@ class Speeds:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryTry:
-    """A real allocation of ``size`` bytes, written and read back. ``error`` is why it failed, None when it did not;
-    ``wrong`` counts elements that came back different."""
-
-    device: str
-    size: int
-    free: int | None = None
-    total: int | None = None
-    wrong: int = 0
-    error: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class SkippedStep:
     """A step that a rank left out because something raised there: its number, what it was, and the reason."""
 

@@ -148,12 +148,6 @@ def test_the_rank_that_works_slowly_and_waits_least_straggles() -> None:
     assert speed_checks.examine(paces=(*paces, noise), hosts=TWO) == ()
 
 
-def test_spikes_of_latency_are_noted() -> None:
-    found = speed_checks.examine(speeds=[speed("all_reduce", 8, 1.0, p99=0.21), speed("all_gather", 8, 1.0)])
-
-    assert [(finding.rule, finding.severity) for finding in found] == [("latency-spikes", Severity.NOTE)]
-
-
 def test_wrong_data_names_whose_it_is_and_where_it_was_seen() -> None:
     def bad(whose: tuple[int, ...], again: bool | None) -> Exchange:
         wrong = Wrong(index=12, got=8.0, want=9.0, count=3, whose=whose, again=again)

@@ -9,7 +9,6 @@ from dsdoctor.comm.control.messages import OrderKind, Task
 from dsdoctor.comm.control.orders import Gathered
 from dsdoctor.comm.control.phases import Phase
 from dsdoctor.comm.control.test_run import LEAST, TestRun, results
-from dsdoctor.comm.local import memory
 from dsdoctor.comm.local.link_limits import limit
 from dsdoctor.comm.mesh import checks as mesh_checks
 from dsdoctor.comm.mesh.matrix import Mesh
@@ -63,8 +62,7 @@ def right(test_run: TestRun, phase: Phase) -> None:
     by_rank = results(gathered)
     notable = {rank: result.exchanges for rank, result in by_rank.items()}
     phase.findings = result_checks.examine(notable, test_run.hosts) + test_run.trouble(gathered, "the collectives")
-    tries = {rank: result.memory for rank, result in by_rank.items() if result.memory}
-    phase.findings += memory.examine(tries, test_run.hosts) + _nccl(test_run, gathered)
+    phase.findings += _nccl(test_run, gathered)
     who = {claim.rank: f"rank {claim.rank} ({claim.host}, pid {claim.pid})" for claim in test_run.claims}
     states = {answer.rank: answer.supervisor for answer in gathered.answers}
     phase.findings += tuple(supervisor_stopped(who, states))

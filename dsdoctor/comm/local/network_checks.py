@@ -167,28 +167,6 @@ def interface_not_routed(place: RankView) -> Iterator[Finding]:
         )
 
 
-def interface_mtu_small(place: RankView) -> Iterator[Finding]:
-    """The interface that carries the data has small packets: below Ethernet's 1500, or 1500 on a fast link.
-
-    Below 1500 it is a tunnel or an overlay network.
-
-    Why it matters: a small MTU works as long as every hop agrees; where a single hop does not, large messages never
-    arrive. On 25 Gbit/s and more over TCP, 9000 saves much of the processor's time.
-
-    How to fix it: nothing has to be done while the phase "tcp mesh" is well. Where large messages stall, give all hosts
-    and switches one MTU.
-
-    Since: 0.1
-    """
-    taken, fabric = place.interface, any(port.state == "ACTIVE" for port in place.local.fabric)
-    if not place.several_hosts or taken is None or taken.kind == "loopback" or (place.backend == "nccl" and fabric):
-        return
-    fast = taken.speed is not None and taken.speed >= 25_000
-    if taken.mtu < 1500 or (fast and taken.mtu == 1500):
-        speed = f" at {taken.speed} Mbit/s" if taken.speed else ""
-        yield Finding.note("interface-mtu-small", f"{WHO}: {taken.name} has an MTU of {taken.mtu}{speed}")
-
-
 def _gloo_by_route(local: Local) -> Step:
     """The step that gives gloo the interface towards the master, else the first real one."""
     routed = local.routed.name if local.routed and not is_loopback(local.routed.address) else None
@@ -212,5 +190,4 @@ CHECKS: tuple[Check, ...] = (
     interface_named_absent,
     interface_is_virtual,
     interface_not_routed,
-    interface_mtu_small,
 )

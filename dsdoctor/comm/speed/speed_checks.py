@@ -33,12 +33,6 @@ LATE = 0.2
 """A rank is late when the others wait for it longer than this part of the work that goes before. On two busy cores healthy
 ranks' work differs by 2.2, but then the slower one is not also the one for which the others wait."""
 
-LATENCY_SIZE = 4096
-"""Up to this size the time is latency, and bandwidth plays no part."""
-
-SPIKE, LEAST_SPIKE = 20.0, 0.1
-"""A spike is so many times the usual, and at least so many seconds: shared processors easily cause 20 ms."""
-
 STAR = 2
 SHOWN = 6
 
@@ -217,30 +211,6 @@ def rank_straggles(measured: Measured) -> Iterator[Finding]:
             )
 
 
-def latency_spikes(measured: Measured) -> Iterator[Finding]:
-    """One in a hundred of the smallest collectives takes far longer than the usual one.
-
-    Why it matters: a training step makes hundreds of them, so it meets the slow one each time. Lost packets that are
-    sent again (200 ms and more), processors that sleep or are shared, and other jobs on the host do this.
-
-    How to fix it: see whether packets are sent again, and what else runs.
-
-        $ nstat -az TcpRetransSegs
-
-    Since: 0.1
-    """
-    for speed in measured.speeds:
-        if speed.size <= LATENCY_SIZE and speed.p99 > SPIKE * speed.p50 and speed.p99 > LEAST_SPIKE:
-            yield Finding.note(
-                "latency-spikes",
-                f"{speed.op} of {speed.size} bytes usually takes {speed.p50 * 1e3:.3g} ms, and one in a hundred"
-                f" {speed.p99 * 1e3:.3g} ms",
-                evidence=(f"slowest: {measured.named(speed.slowest)}",),
-                fix="see whether packets are sent again, and what else runs",
-                steps=(step("nstat -az TcpRetransSegs"),),
-            )
-
-
 def _fine(busbw: float, limit: Limit, backend: str) -> bool:
     """Whether a bandwidth is what can be expected; of gloo never more than what busy processors give."""
     expected = FINE[backend] * limit.bandwidth
@@ -290,4 +260,4 @@ def _centre(slow: Sequence[PairTime], measured: Measured) -> str | None:
     return f"host {common[0]}" if len(common) == 1 else None
 
 
-CHECKS = (collective_below_limit, pair_is_slow, rank_straggles, latency_spikes)
+CHECKS = (collective_below_limit, pair_is_slow, rank_straggles)
