@@ -95,12 +95,15 @@ def is_loopback(address: str) -> bool:
     return address.startswith("127.") or address == "::1"
 
 
-def bounded(ask: Callable[[], T], seconds: float) -> T | None:
-    """The resolver's answer, None where it fails or takes longer than ``seconds``: a dead name server hangs for minutes."""
+def bounded(
+    ask: Callable[[], T], seconds: float, failures: tuple[type[Exception], ...] = (OSError, UnicodeError)
+) -> T | None:
+    """The answer, None where it fails or takes longer than ``seconds``: a dead name server hangs for minutes, torch for ever. The
+    thread that asked is then abandoned."""
     answers: list[T] = []
 
     def work() -> None:
-        with contextlib.suppress(OSError, UnicodeError):
+        with contextlib.suppress(*failures):
             answers.append(ask())
 
     thread = threading.Thread(target=work, daemon=True)

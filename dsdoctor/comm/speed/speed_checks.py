@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from dsdoctor.comm.rank_names import named
 from dsdoctor.comm.results import Limit, Pace, PairTime, Reach, Speed
 from dsdoctor.comm.speed.bandwidth import formula
 from dsdoctor.comm.speed.latency_checks import late_pairs, messages_late, round_trips
-from dsdoctor.comm.speed.pairs import slower, within
+from dsdoctor.comm.speed.pairs import shared_rank, slower, within
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import step
 
@@ -47,11 +48,6 @@ class Measured:
     limit: Limit | None = None
     hosts: Sequence[str] = ()
     backend: str = "gloo"
-
-    def named(self, rank: int) -> str:
-        """A rank with its host, where that is known."""
-        host = self.hosts[rank] if rank < len(self.hosts) else ""
-        return f"rank {rank} ({host})" if host else f"rank {rank}"
 
     @property
     def slow_pairs(self) -> tuple[PairTime, ...]:
@@ -157,7 +153,7 @@ def pair_is_slow(measured: Measured) -> Iterator[Finding]:
     rate = f"{bandwidth(worst) / 1e6:.3g} MB/s" + (
         f", others do {median(map(bandwidth, usual)) / 1e6:.3g} MB/s" if usual else ""
     )
-    path = f"the path between {measured.named(worst.source)} and {measured.named(worst.target)} is slow"
+    path = f"the path between {named((worst.source,), measured.hosts)} and {named((worst.target,), measured.hosts)} is slow"
     yield Finding.warning(
         "pair-is-slow",
         f"{centre} is slow to reach: {rate}" if centre else f"{path}: {rate}",
@@ -201,7 +197,7 @@ def rank_straggles(measured: Measured) -> Iterator[Finding]:
         if last and (late or pace.compute > SLOW_WORK * work):
             yield Finding.warning(
                 "rank-straggles",
-                f"{measured.named(pace.rank)} is slow by itself: {pace.compute * 1e3:.3g} ms for work that takes the"
+                f"{named((pace.rank,), measured.hosts)} is slow by itself: {pace.compute * 1e3:.3g} ms for work that takes the"
                 f" others {work * 1e3:.3g} ms, and they wait for it",
                 evidence=(
                     f"it waits {pace.waited * 1e3:.3g} ms at a barrier, the others {wait * 1e3:.3g} ms (medians)",
@@ -241,7 +237,7 @@ def _ratio(part: float) -> str:
 
 def _pair(pair: PairTime, measured: Measured) -> str:
     return (
-        f"{measured.named(pair.source)} - {measured.named(pair.target)}: {bandwidth(pair) / 1e6:.3g} MB/s"
+        f"{named((pair.source,), measured.hosts)} - {named((pair.target,), measured.hosts)}: {bandwidth(pair) / 1e6:.3g} MB/s"
         f" ({pair.size} bytes in {pair.seconds * 1e3:.3g} ms)"
     )
 
@@ -250,10 +246,8 @@ def _centre(slow: Sequence[PairTime], measured: Measured) -> str | None:
     """The rank that all of several slow pairs have in common, or else the host; None where they share nothing."""
     if len(slow) < STAR:
         return None
-    ranks = Counter(rank for pair in slow for rank in (pair.source, pair.target))
-    shared = [rank for rank, count in ranks.items() if count == len(slow)]
-    if len(shared) == 1:
-        return measured.named(shared[0])
+    if (shared := shared_rank(slow)) is not None:
+        return named((shared,), measured.hosts)
     place = dict(enumerate(measured.hosts))
     hosts = Counter(host for pair in slow for host in {place.get(pair.source), place.get(pair.target)} if host)
     common = [host for host, count in hosts.items() if count == len(slow)]
