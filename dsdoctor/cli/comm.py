@@ -76,7 +76,7 @@ Against = Annotated[
 ]
 Recipe = Annotated[
     str | None,
-    option(metavar="slurm|k8s", help="Print a script that starts the ranks and reads the result, and stop."),
+    option(metavar="k8s", help="Print a Job that starts the ranks in Kubernetes, and stop."),
 ]
 Explain = Annotated[str | None, option(metavar="LOG", help="Read a failed log instead: the same as diagnose LOG.")]
 Prolog = Annotated[
@@ -294,7 +294,7 @@ def _print_recipe(kind: str, nproc: int | None, hostfile: str | None, as_json: b
     from dsdoctor.comm.launch.recipes import look_site, recipe
 
     named = os.path.abspath(hostfile) if hostfile else None  # noqa: PTH100
-    text = recipe(kind, look_site(LocalHost(), python=sys.executable, nproc=nproc, hostfile=named))
+    text = recipe(kind, look_site(LocalHost(), nproc=nproc, hostfile=named))
     print_result("comm", as_json, text.splitlines(), (), recipe=text)
 
 
