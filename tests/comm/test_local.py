@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dsdoctor.comm.local.checks import CHECKS, examine, examine_all
+from dsdoctor.comm.local.checks import CHECKS, examine_all
 from dsdoctor.comm.local.facts import look_local, read_fabric, read_iommu
 from dsdoctor.comm.local.gpu_links import visible
 from dsdoctor.comm.local.interfaces import bounded, choose
@@ -25,6 +25,7 @@ from dsdoctor.comm.local.variables import read_config_files, read_variables
 from dsdoctor.comm.models import ChosenInterface, Claim, FabricPort, Interface, Local, Rank, RankGpu
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import LocalHost
+from tests.comm.made_claims import findings_of
 from tests.conftest import Disk
 from tests.planted import IN_ADDRESSES
 
@@ -58,7 +59,7 @@ def healthy(**changes: Any) -> Local:
 
 
 def judged(local: Local, backend: str = "nccl", *, several_hosts: bool = True) -> tuple[Finding, ...]:
-    return examine(ME, local, backend=backend, several_hosts=several_hosts)
+    return findings_of(ME, local, backend=backend, several_hosts=several_hosts)
 
 
 def taken(interface: Interface, because: str = "a rule") -> ChosenInterface:

@@ -119,7 +119,7 @@ def speed(test_run: TestRun, phase: Phase) -> None:
         merge(test_run.timed),
         tuple(pair for speeds in test_run.timed for pair in speeds.pairs),
     )
-    phase.findings = speed_checks.examine(
+    measured = speed_checks.Measured(
         speeds=test_run.speeds,
         pairs=tuple(pair for pair in test_run.pairs if not {pair.source, pair.target} & {*test_run.slow}),
         paces=tuple(speeds.pace for speeds in test_run.timed if speeds.pace),
@@ -128,7 +128,8 @@ def speed(test_run: TestRun, phase: Phase) -> None:
         limit=None if test_run.slow else limit(test_run.claims, test_run.member.backend),
         hosts=test_run.hosts,
         backend=test_run.member.backend,
-    ) + test_run.trouble(gathered, "the measurement of speed")
+    )
+    phase.findings = speed_checks.examine(measured) + test_run.trouble(gathered, "the measurement of speed")
     best = max((speed.busbw for speed in test_run.speeds if speed.op == "all_reduce"), default=0.0)
     phase.said = f"all_reduce at most {best / 1e9:.2f} GB/s (busbw); {len(test_run.speeds)} sizes and collectives timed"
     if not test_run.speeds:

@@ -45,6 +45,7 @@ class Measured:
     speeds: Sequence[Speed] = ()
     pairs: Sequence[PairTime] = ()
     paces: Sequence[Pace] = ()
+    reaches: Sequence[Reach] = ()
     limit: Limit | None = None
     hosts: Sequence[str] = ()
     backend: str = "gloo"
@@ -70,21 +71,10 @@ def bandwidth(pair: PairTime) -> float:
     return pair.size / pair.transfer if pair.seconds > 0 else float("inf")
 
 
-def examine(
-    *,
-    speeds: Sequence[Speed] = (),
-    pairs: Sequence[PairTime] = (),
-    paces: Sequence[Pace] = (),
-    reaches: Sequence[Reach] = (),
-    limit: Limit | None = None,
-    hosts: Sequence[str] = (),
-    backend: str = "gloo",
-) -> tuple[Finding, ...]:
+def examine(measured: Measured) -> tuple[Finding, ...]:
     """All findings on what was timed."""
-    trips = round_trips(reaches)
-    measured = Measured(speeds=speeds, pairs=pairs, paces=paces, limit=limit, hosts=hosts, backend=backend)
-    found = tuple(finding for check in CHECKS for finding in check(measured))
-    return (*messages_late(pairs, trips, hosts), *found)
+    late = messages_late(measured.pairs, round_trips(measured.reaches), measured.hosts)
+    return (*late, *(finding for check in CHECKS for finding in check(measured)))
 
 
 def collective_below_limit(measured: Measured) -> Iterator[Finding]:
