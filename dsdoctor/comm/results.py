@@ -65,7 +65,6 @@ class Exchange:
     op: str
     dtype: str
     elements: int
-    seconds: float
     wrong: Wrong | None = None
     skipped: str | None = None
 

@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 
 from dsdoctor.comm.control.phases import state_of
 from dsdoctor.comm.control.supervisor import Outcomes, Screen, supervise
-from dsdoctor.comm.launch.commands import here
+from dsdoctor.comm.launch.commands import HostOrder
 from dsdoctor.comm.launch.start import PARENT, RankTold, free_port, start_here
 from dsdoctor.comm.local.gpu_links import read_gpus
 from dsdoctor.comm.models import CommPhase, CommSettings, PhaseState, Rank
@@ -91,8 +91,12 @@ def kept_when_broken(settings: CommSettings) -> Iterator[tuple[Path, list[bool]]
 
 def _here(host: LocalHost, request: CommRequest, folder: Path) -> RankTold:
     """A rank for each GPU of this machine, or as many as were asked for."""
-    order = here(
-        request.nproc or len(read_gpus(host)[0]) or RANKS_ON_CPU,
+    count = request.nproc or len(read_gpus(host)[0]) or RANKS_ON_CPU
+    order = HostOrder(
+        first=0,
+        count=count,
+        world=count,
+        master="127.0.0.1",
         port=free_port(),
         token=secrets.token_hex(16),
         seconds=request.settings.deadline + MARGIN,

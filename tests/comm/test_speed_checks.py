@@ -152,7 +152,7 @@ def test_the_rank_that_works_slowly_and_waits_least_straggles() -> None:
 def test_wrong_data_names_whose_it_is_and_where_it_was_seen() -> None:
     def bad(whose: tuple[int, ...], again: bool | None) -> Exchange:
         wrong = Wrong(index=12, got=8.0, want=9.0, count=3, whose=whose, again=again)
-        return Exchange(op="all_reduce sum", dtype="float32", elements=4099, seconds=0.1, wrong=wrong)
+        return Exchange(op="all_reduce sum", dtype="float32", elements=4099, wrong=wrong)
 
     (found,) = result_checks.examine({0: [bad((), None)], 1: [bad((2,), True)]}, TWO)
     (transient,) = result_checks.examine({0: [bad((), False)]}, TWO)
@@ -170,7 +170,7 @@ def test_wrong_data_names_whose_it_is_and_where_it_was_seen() -> None:
 
 def test_what_a_backend_lacks_is_a_note_and_never_right_or_wrong() -> None:
     skipped = [
-        Exchange(op="all_reduce avg", dtype=dtype, elements=1, seconds=0.0, skipped="Cannot use ReduceOp.AVG with Gloo")
+        Exchange(op="all_reduce avg", dtype=dtype, elements=1, skipped="Cannot use ReduceOp.AVG with Gloo")
         for dtype in ("float32", "float16")
     ]
 

@@ -118,7 +118,7 @@ def test_a_data_process_writes_its_stacks_and_its_flight_recorder_through_no_lin
     victim, (ours, theirs) = tmp_path / "victim", socket.socketpair()
     victim.write_text("precious")
     words = {"backend": "gloo", "device": "cpu", "master": "127.0.0.1", "prefix": "x", "folder": str(tmp_path)}
-    join = Join(rank=0, world=2, port=9, hosts=(), seconds=1.0, variables={}, me=0, **words)
+    join = Join(rank=0, world=2, port=9, hosts=(), seconds=1.0, variables={}, **words)
 
     def work() -> None:
         for name in (f"stack-{os.getpid()}.txt", f"flight-{os.getpid()}.json"):

@@ -86,7 +86,6 @@ class Join:
     seconds: float
     variables: dict[str, str]
     folder: str
-    me: int
 
 
 @dataclass(frozen=True, kw_only=True)
