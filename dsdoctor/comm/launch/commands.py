@@ -4,14 +4,12 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from dsdoctor.comm.preflight.facts import SSH as ASKING
 from dsdoctor.core.rank_variables import TORCHRUN
 from dsdoctor.hosts.hostfile import Slots
 
 MODULE = "dsdoctor.comm"
-SSH = (
-    *("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5"),
-    *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"),
-)
+SSH = ("-T", *ASKING, "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
 
 
 @dataclass(frozen=True, kw_only=True)
