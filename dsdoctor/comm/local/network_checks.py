@@ -139,34 +139,6 @@ def interface_is_virtual(place: RankView) -> Iterator[Finding]:
         )
 
 
-def interface_not_routed(place: RankView) -> Iterator[Finding]:
-    """The interface that the backend uses is not the one by which the kernel reaches the master.
-
-    Why it matters: that is right where there is a faster network beside that of the master's address, and wrong where
-    the hosts do not share the subnet of the interface that is used. The phase "tcp mesh" shows which it is.
-
-    How to fix it: if the hosts do not share that network, name the other interface.
-
-        $ export NCCL_SOCKET_IFNAME==INTERFACE
-        $ export GLOO_SOCKET_IFNAME=INTERFACE
-
-    Since: 0.1
-    """
-    taken, local = place.interface, place.local
-    chosen, by = local.chosen, local.routed
-    if not place.several_hosts or taken is None or chosen is None or by is None or taken.kind != "physical":
-        return
-    if by.name != taken.name and not is_loopback(by.address):
-        meant = place.variable in chosen.because or taken.name.startswith("ib")
-        yield (Finding.note if meant else Finding.warning)(
-            "interface-not-routed",
-            f"{WHO}: {place.backend} takes {taken.name}, the master is reached by {by.name}",
-            evidence=(chosen.because, f"{WHO}: {_has(local)}"),
-            fix="if the hosts do not share that network, name the other",
-            steps=(place.name_it,),
-        )
-
-
 def _gloo_by_route(local: Local) -> Step:
     """The step that gives gloo the interface towards the master, else the first real one."""
     routed = local.routed.name if local.routed and not is_loopback(local.routed.address) else None
@@ -189,5 +161,4 @@ CHECKS: tuple[Check, ...] = (
     hostname_unusable,
     interface_named_absent,
     interface_is_virtual,
-    interface_not_routed,
 )

@@ -35,11 +35,6 @@ class RankView:
         return next((interface for interface in same if interface.address == chosen.address), same[0] if same else None)
 
     @property
-    def variable(self) -> str:
-        """The variable that names the backend's interface."""
-        return "NCCL_SOCKET_IFNAME" if self.backend == "nccl" else "GLOO_SOCKET_IFNAME"
-
-    @property
     def name_it(self) -> Step:
         """The step that makes the backend use the interface that reaches the master."""
         exact, gloo = step("export NCCL_SOCKET_IFNAME=={interface}"), step("export GLOO_SOCKET_IFNAME={interface}")
