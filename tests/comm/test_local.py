@@ -72,7 +72,6 @@ WITH_PROBLEM = {
     "hostname-is-loopback": healthy(resolves_to=("127.0.1.1",), chosen=taken(LO)),
     "hostname-unusable": healthy(resolves_to=("10.7.7.7",), chosen=taken(LO)),
     "interface-named-absent": healthy(variables={"NCCL_SOCKET_IFNAME": "=eth7"}, chosen=None),
-    "interface-is-virtual": healthy(interfaces=(LO, DOCKER, ETH), chosen=taken(DOCKER)),
     "comm-shm-too-small": healthy(shm_total=64 << 20, shm_free=60 << 20),
     "stale-nccl-shm": healthy(stale_shm=("/dev/shm/nccl-aB3",)),
     "memlock-limited": healthy(memlock=8 << 20),

@@ -106,39 +106,6 @@ def interface_named_absent(place: RankView) -> Iterator[Finding]:
         )
 
 
-def interface_is_virtual(place: RankView) -> Iterator[Finding]:
-    """The backend uses a bridge, a veth or a tunnel, while the host has a physical interface.
-
-    Inside a container a veth is the only way out, and is not reported.
-
-    Why it matters: docker0, br-* and virbr0 have the same addresses on every host and lead to no other host. Ranks hang
-    in init, or communicate through a slow tunnel.
-
-    How to fix it: name the interface that joins the hosts.
-
-        $ export NCCL_SOCKET_IFNAME==INTERFACE
-        $ export GLOO_SOCKET_IFNAME=INTERFACE
-
-    Since: 0.1
-    """
-    taken, local = place.interface, place.local
-    real = [
-        interface
-        for interface in local.interfaces
-        if interface.kind == "physical" and interface.up and not interface.address.startswith("fe80")
-    ]
-    if not place.several_hosts or taken is None or taken.kind != "virtual" or not real or local.chosen is None:
-        return
-    if local.routed is None or local.routed.name != taken.name:
-        yield Finding.warning(
-            "interface-is-virtual",
-            f"{WHO}: {place.backend} takes {taken.name}, a virtual interface, though {real[0].name} is there",
-            evidence=(local.chosen.because, f"{WHO}: {_has(local)}"),
-            fix="name the interface that joins the hosts",
-            steps=(place.name_it,),
-        )
-
-
 def _gloo_by_route(local: Local) -> Step:
     """The step that gives gloo the interface towards the master, else the first real one."""
     routed = local.routed.name if local.routed and not is_loopback(local.routed.address) else None
@@ -160,5 +127,4 @@ CHECKS: tuple[Check, ...] = (
     hostname_is_loopback,
     hostname_unusable,
     interface_named_absent,
-    interface_is_virtual,
 )
