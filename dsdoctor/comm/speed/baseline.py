@@ -112,7 +112,7 @@ def _worst_places(report: Report, base: Report) -> Iterator[str]:
     for part, place in lost[:MOST_PLACES]:
         if part <= 1 - LEAST_LOSS:
             where = " - ".join(place) if len(place) > 1 else f"within {place[0]}"
-            yield f"{where}: {now[place] / 1e6:.3g} MB/s between two ranks, were {then[place] / 1e6:.3g}"
+            yield f"{where}: {now[place] / 1e6:,.0f} MB/s between two ranks, were {then[place] / 1e6:,.0f}"
 
 
 def _rates(report: Report) -> dict[tuple[str, ...], float]:
