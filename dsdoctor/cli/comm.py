@@ -17,12 +17,11 @@ from dsdoctor.comm.control.supervisor import Screen
 from dsdoctor.comm.launch.rank import rank_of
 from dsdoctor.comm.models import CommSettings, Mode, PhaseState, Rank
 from dsdoctor.comm.results import PhaseResult, Report
-from dsdoctor.comm.speed import baseline
 from dsdoctor.commands.comm import compared, read_result, run_all, run_rank, unmet
 from dsdoctor.commands.comm_on_hosts import CommRequest
 from dsdoctor.commands.comm_prolog import judge_history, line_of, test_node
 from dsdoctor.core.errors import DoctorError, UsageError
-from dsdoctor.core.files import check_folder, check_target
+from dsdoctor.core.files import check_folder
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.options import flag, option
 from dsdoctor.core.processes import age
@@ -71,11 +70,13 @@ Read = Annotated[
     option(metavar="FILE|-", help="Tell what a test with --json found that a scheduler has started; start no rank."),
 ]
 Html = Annotated[Path | None, option(name="--html", metavar="FILE", help="Write a page with the pairs and curves.")]
-Save = Annotated[Path | None, option(name="--save", metavar="FILE", help="Keep what was measured, to compare later.")]
-Against = Annotated[Path | None, option(name="--against", metavar="FILE", help="Tell what got slower since --save.")]
+Against = Annotated[
+    str | None,
+    option(metavar="FILE", help="Tell what got slower since a test of the same ranks that wrote FILE with --json."),
+]
 Recipe = Annotated[
     str | None,
-    option(metavar="slurm|k8s", help="Print a script that starts the ranks and reads the result, and stop."),
+    option(metavar="k8s", help="Print a Job that starts the ranks in Kubernetes, and stop."),
 ]
 Explain = Annotated[str | None, option(metavar="LOG", help="Read a failed log instead: the same as diagnose LOG.")]
 Prolog = Annotated[
@@ -110,7 +111,6 @@ def comm_command(
     deadline: Deadline = None,
     out: OutFolder = None,
     html: Html = None,
-    save: Save = None,
     against: Against = None,
     recipe: Recipe = None,
     read: Read = None,
@@ -150,8 +150,8 @@ def comm_command(
         return _prolog(wanted, history)
     if history is not None:
         return _history(history, as_json)
-    _check_places(out, save, html)
-    window = Window(as_json, verbose, html, save, baseline.load(against) if against else None)
+    _check_places(out, html)
+    window = Window(as_json, verbose, html, read_result(against) if against else None)
     if read is not None:
         window.report(read_result(read))
         return window.status
@@ -207,10 +207,8 @@ def _test(wanted: CommRequest, window: "Window", began: float) -> int:
 class Window:
     """Where a test is shown: phases on stderr while it runs, the report on stdout at its end, files beside it."""
 
-    def __init__(
-        self, as_json: bool, verbose: bool, html: Path | None, save: Path | None, base: baseline.Base | None
-    ) -> None:
-        self._as_json, self._verbose, self._html, self._save, self._base = as_json, verbose, html, save, base
+    def __init__(self, as_json: bool, verbose: bool, html: Path | None, base: Report | None) -> None:
+        self._as_json, self._verbose, self._html, self._base = as_json, verbose, html, base
         self._talk = Stream(stderr=True)
         self.shown = True
         self.status = 0
@@ -232,8 +230,6 @@ class Window:
             from dsdoctor.report.comm.page import write_page
 
             write_page(report, self._html)
-        if self._save:
-            baseline.save(report, self._save)
         lines = report_lines(report, verbose=self._verbose, width=columns())
         print_result("comm", self._as_json, lines, report.findings, report=report)
         if sys.stdout is not None:
@@ -299,14 +295,12 @@ def _print_recipe(kind: str, nproc: int | None, hostfile: str | None, as_json: b
     from dsdoctor.comm.launch.recipes import look_site, recipe
 
     named = os.path.abspath(hostfile) if hostfile else None  # noqa: PTH100
-    text = recipe(kind, look_site(LocalHost(), python=sys.executable, nproc=nproc, hostfile=named))
+    text = recipe(kind, look_site(LocalHost(), nproc=nproc, hostfile=named))
     print_result("comm", as_json, text.splitlines(), (), recipe=text)
 
 
-def _check_places(out: Path | None, save: Path | None, html: Path | None) -> None:
+def _check_places(out: Path | None, html: Path | None) -> None:
     """Files that cannot be written are refused before anything is tested."""
-    if save is not None:
-        check_target(save)
     if out is not None:
         check_folder(out, "--out")
     if html is not None:

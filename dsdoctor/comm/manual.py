@@ -6,7 +6,7 @@ from dsdoctor.comm import history
 from dsdoctor.comm.collectives import isolate, nccl_checks, result_checks, stuck_checks
 from dsdoctor.comm.control import agent, exchange_phases, lost_checks, test_run
 from dsdoctor.comm.local import checks as local_checks
-from dsdoctor.comm.local import counters, fingerprint, memory
+from dsdoctor.comm.local import counters, fingerprint
 from dsdoctor.comm.mesh import checks as mesh_checks
 from dsdoctor.comm.nodes import node_speed
 from dsdoctor.comm.preflight import checks as preflight_checks
@@ -36,7 +36,6 @@ CHECKS = (
     *stuck_checks.CHECKS,
     stuck_checks.supervisor_stopped,
     *result_checks.CHECKS,
-    *memory.CHECKS,
     *counters.CHECKS,
     *nccl_checks.CHECKS,
     *speed_checks.CHECKS,

@@ -155,7 +155,6 @@ class Local:
     kernel: str | None = None
     driver: str | None = None
     gpus: tuple[RankGpu, ...] = ()
-    container: str | None = None
     counters: dict[str, int] = field(default_factory=dict)
 
 

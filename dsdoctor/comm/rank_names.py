@@ -1,6 +1,6 @@
 """Ranks -> words for a finding: with their hosts, consecutive ranks as a range."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from dsdoctor.comm.models import Claim
 from dsdoctor.core.sentences import and_more
@@ -11,7 +11,7 @@ MOST_HOSTS = 4
 """Hosts that are named one by one."""
 
 
-def named(ranks: tuple[int, ...], hosts: tuple[str, ...]) -> str:
+def named(ranks: Sequence[int], hosts: Sequence[str]) -> str:
     """Ranks in words, with their hosts where these are known.
 
     >>> named((1,), ("a", "b")), named((1, 2, 3), ())

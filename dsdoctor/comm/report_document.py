@@ -47,5 +47,5 @@ def read_remote_report(document: str) -> Report | None:
         for phase, read in zip(whole["report"]["phases"], told.phases, strict=True):
             phase["findings"] = msgspec.to_builtins([finding.ours() for finding in read.findings])
         return msgspec.convert(whole["report"], type=Report)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return None

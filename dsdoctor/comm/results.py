@@ -65,7 +65,6 @@ class Exchange:
     op: str
     dtype: str
     elements: int
-    seconds: float
     wrong: Wrong | None = None
     skipped: str | None = None
 
@@ -118,19 +117,6 @@ class Speeds:
     timings: tuple[Timing, ...] = ()
     pairs: tuple[PairTime, ...] = ()
     pace: Pace | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemoryTry:
-    """A real allocation of ``size`` bytes, written and read back. ``error`` is why it failed, None when it did not;
-    ``wrong`` counts elements that came back different."""
-
-    device: str
-    size: int
-    free: int | None = None
-    total: int | None = None
-    wrong: int = 0
-    error: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

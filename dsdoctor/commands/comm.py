@@ -14,13 +14,13 @@ from filelock import FileLock, Timeout
 
 from dsdoctor.comm.control.phases import state_of
 from dsdoctor.comm.control.supervisor import Outcomes, Screen, supervise
-from dsdoctor.comm.launch.commands import here
+from dsdoctor.comm.launch.commands import HostOrder
 from dsdoctor.comm.launch.start import PARENT, RankTold, free_port, start_here
 from dsdoctor.comm.local.gpu_links import read_gpus
 from dsdoctor.comm.models import CommPhase, CommSettings, PhaseState, Rank
 from dsdoctor.comm.report_document import read_own_report, read_remote_report
 from dsdoctor.comm.results import PhaseResult, Report
-from dsdoctor.comm.speed.baseline import Base, slower
+from dsdoctor.comm.speed.baseline import slower
 from dsdoctor.comm.verdict import ended, verdict
 from dsdoctor.commands.comm_on_hosts import MARGIN, CommRequest, HostsTest, OnPhase, arguments_of, report_of
 from dsdoctor.core.errors import NotWritten, UsageError
@@ -62,7 +62,7 @@ def read_result(name: str) -> Report:
     except OSError as error:
         raise UsageError(f"{name} cannot be read: {error.strerror or error}", hint=hint) from error
     lines = reversed(content.decode(errors="replace").splitlines())
-    found = (read_remote_report(line[line.index("{") :]) for line in lines if '"schema"' in line)
+    found = (read_remote_report("{" + line.partition("{")[2]) for line in lines if '"schema"' in line)
     report = next((report for report in found if report is not None), None)
     if report is None:
         raise UsageError(f"{name} holds no report of dsdoctor comm --json", hint=hint)
@@ -91,8 +91,12 @@ def kept_when_broken(settings: CommSettings) -> Iterator[tuple[Path, list[bool]]
 
 def _here(host: LocalHost, request: CommRequest, folder: Path) -> RankTold:
     """A rank for each GPU of this machine, or as many as were asked for."""
-    order = here(
-        request.nproc or len(read_gpus(host)[0]) or RANKS_ON_CPU,
+    count = request.nproc or len(read_gpus(host)[0]) or RANKS_ON_CPU
+    order = HostOrder(
+        first=0,
+        count=count,
+        world=count,
+        master="127.0.0.1",
         port=free_port(),
         token=secrets.token_hex(16),
         seconds=request.settings.deadline + MARGIN,
@@ -120,9 +124,9 @@ def unmet(outcome: Outcomes, rank: Rank, settings: CommSettings, seconds: float)
     )
 
 
-def compared(report: Report, base: Base) -> Report:
-    """The report with what got slower since a saved one, in its phase of speed."""
-    findings = tuple(slower(report, base))
+def compared(report: Report, base: Report) -> Report:
+    """The report with what got slower since another one, in its phase of speed."""
+    findings = slower(report, base)
     phases = tuple(
         replace(phase, findings=phase.findings + findings, state=_worse(phase, findings))
         if phase.phase is CommPhase.SPEED

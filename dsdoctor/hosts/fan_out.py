@@ -121,6 +121,6 @@ def _make_room(hosts: int) -> None:
     if hard != resource.RLIM_INFINITY and hard < wanted:
         raise UsageError(
             f"{hosts} hosts take {wanted} open files, and this user may have {hard}",
-            hint="let the scheduler start the ranks: dsdoctor comm --recipe slurm",
+            hint="let the scheduler start the ranks: srun python -m dsdoctor.comm --json > comm.json",
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

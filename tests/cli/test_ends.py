@@ -178,7 +178,6 @@ def test_a_manifest_in_a_wheel_that_is_nested_without_end_says_nothing_of_the_wh
 WRITERS: dict[str, tuple[str, ...]] = {
     "record": ("record", "TARGET.json"),
     "trace plot": ("trace", "plot", "TRACE", "--out", "TARGET.html"),
-    "comm --save": ("comm", "--save", "TARGET.json"),
     "comm --html": ("comm", "--html", "TARGET.html"),
     "comm --out": ("comm", "--out", "TARGET"),
     "build-wheel --out": ("build-wheel", "--out", "TARGET"),

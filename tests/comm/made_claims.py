@@ -2,8 +2,11 @@
 
 from typing import Any
 
+from dsdoctor.comm.local.checks import CHECKS
+from dsdoctor.comm.local.rank_view import RankView, merged
 from dsdoctor.comm.models import ChosenInterface, Claim, Interface, Local, Rank
 from dsdoctor.comm.results import ConnectOutcome, Reach
+from dsdoctor.core.finding import Finding
 
 LETTERS = "abcdefgh"
 
@@ -48,3 +51,10 @@ def reaches(made: tuple[Claim, ...], **outcomes: ConnectOutcome) -> tuple[Reach,
         for target in made
         if source is not target
     )
+
+
+def findings_of(me: Rank, local: Local, *, backend: str, several_hosts: bool) -> tuple[Finding, ...]:
+    """What is found on the host of one rank."""
+    gpu = local.gpus[me.local_rank % len(local.gpus)] if local.gpus else None
+    place = RankView(local=local, world=me.world, backend=backend, several_hosts=several_hosts, gpu=gpu)
+    return merged(CHECKS, [(me.rank, place)], (*("",) * me.rank, local.hostname))

@@ -45,7 +45,7 @@ def test_the_slowest_ranks_median_decides() -> None:
 
 
 def test_what_one_rank_did_not_time_has_no_figure() -> None:
-    timing = Timing(op="reduce", size=8, calls=9, least=0.001, median=0.001, p99=0.001)
+    timing = Timing(op="broadcast", size=8, calls=9, least=0.001, median=0.001, p99=0.001)
 
     assert merge([Speeds(rank=0, timings=(timing,)), Speeds(rank=1)]) == merge([]) == ()
 

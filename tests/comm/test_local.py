@@ -10,12 +10,10 @@ from typing import Any
 
 import pytest
 
-from dsdoctor.comm.local.checks import CHECKS, examine, examine_all
+from dsdoctor.comm.local.checks import CHECKS, examine_all
 from dsdoctor.comm.local.facts import look_local, read_fabric, read_iommu
 from dsdoctor.comm.local.gpu_links import visible
 from dsdoctor.comm.local.interfaces import bounded, choose
-from dsdoctor.comm.local.memory import examine as examine_memory
-from dsdoctor.comm.local.memory import try_memory
 from dsdoctor.comm.local.shared_memory import (
     FIRST_PID_NAMESPACE,
     HIDDEN_BY_NAMESPACE,
@@ -25,9 +23,9 @@ from dsdoctor.comm.local.shared_memory import (
 )
 from dsdoctor.comm.local.variables import read_config_files, read_variables
 from dsdoctor.comm.models import ChosenInterface, Claim, FabricPort, Interface, Local, Rank, RankGpu
-from dsdoctor.comm.results import MemoryTry
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import LocalHost
+from tests.comm.made_claims import findings_of
 from tests.conftest import Disk
 from tests.planted import IN_ADDRESSES
 
@@ -61,7 +59,7 @@ def healthy(**changes: Any) -> Local:
 
 
 def judged(local: Local, backend: str = "nccl", *, several_hosts: bool = True) -> tuple[Finding, ...]:
-    return examine(ME, local, backend=backend, several_hosts=several_hosts)
+    return findings_of(ME, local, backend=backend, several_hosts=several_hosts)
 
 
 def taken(interface: Interface, because: str = "a rule") -> ChosenInterface:
@@ -74,9 +72,6 @@ WITH_PROBLEM = {
     "hostname-is-loopback": healthy(resolves_to=("127.0.1.1",), chosen=taken(LO)),
     "hostname-unusable": healthy(resolves_to=("10.7.7.7",), chosen=taken(LO)),
     "interface-named-absent": healthy(variables={"NCCL_SOCKET_IFNAME": "=eth7"}, chosen=None),
-    "interface-is-virtual": healthy(interfaces=(LO, DOCKER, ETH), chosen=taken(DOCKER)),
-    "interface-not-routed": healthy(interfaces=(LO, FAST, ETH), chosen=taken(FAST)),
-    "interface-mtu-small": healthy(interfaces=(LO, replace(ETH, mtu=1400)), fabric=()),
     "comm-shm-too-small": healthy(shm_total=64 << 20, shm_free=60 << 20),
     "stale-nccl-shm": healthy(stale_shm=("/dev/shm/nccl-aB3",)),
     "memlock-limited": healthy(memlock=8 << 20),
@@ -327,25 +322,3 @@ def test_cuda_sees_the_gpus_before_the_first_that_is_none() -> None:
     assert [gpu.index for gpu in visible(gpus, "2,0,9,1")] == [2, 0]
     assert visible(gpus, "") == ()
     assert visible(gpus, None) == gpus
-
-
-def test_memory_that_fails_is_told_with_its_reason() -> None:
-    tries = {
-        0: MemoryTry(device="cuda:0", size=256 << 20),
-        1: MemoryTry(device="cuda:1", size=256 << 20, free=GIB, total=80 * GIB, error="out of memory"),
-        2: MemoryTry(device="cuda:2", size=256 << 20, wrong=7),
-    }
-
-    findings = examine_memory(tries, ("a", "a", "b"))
-
-    assert [finding.title for finding in findings] == [
-        "rank 1 (a): 256 MiB on cuda:1 could not be allocated",
-        "rank 2 (b): 256 MiB on cuda:2: 7 numbers came back wrong",
-    ]
-    assert findings[0].evidence == ("out of memory", "1.0 of 80.0 GiB free")
-
-
-@pytest.mark.launch
-def test_the_memory_of_the_processor_is_written_and_read_back() -> None:
-    assert try_memory("cpu") == MemoryTry(device="cpu", size=16 << 20)
-    assert try_memory("cuda:99").error

@@ -8,7 +8,7 @@ from tests.comm.made_claims import rank
 
 
 def told(number: int, outcome: ConnectOutcome | None, **more: object) -> list[tuple[str, str]]:
-    master = ConnectResult(outcome=outcome, seconds=0.1) if outcome else None
+    master = ConnectResult(outcome=outcome) if outcome else None
     said = {"died": None, "seconds": 21.0, "host": "nodeb", "at": "tcp mesh", "log": "/out/rank-00001.log", **more}
     lost = Lost(rank=rank(number), master=master, **said)  # type: ignore[arg-type]
     return [(finding.rule, finding.title) for check in lost_checks.CHECKS for finding in check(lost)]

@@ -53,7 +53,6 @@ def claims() -> tuple[Claim, ...]:
 
 def test_the_logs_of_two_ranks_and_a_smaller_group_are_told_apart() -> None:
     assert parse_nccl_log(NODE_A + NODE_B) == NcclFacts(
-        version="2.21.5+cuda12.4",
         bootstrap=("ib0.0065:10.1.32.3",),
         networks=("IB",),
         hcas=("mlx5_0:1/IB", "mlx5_2:1/RoCE"),

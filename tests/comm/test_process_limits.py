@@ -10,10 +10,11 @@ import pytest
 
 from dsdoctor.comm.control.messages import News
 from dsdoctor.comm.control.phases import PhaseLog
-from dsdoctor.comm.local.checks import examine, too_little
+from dsdoctor.comm.local.checks import too_little
 from dsdoctor.comm.local.limit_checks import blamed
 from dsdoctor.comm.models import CommPhase, PhaseState
 from dsdoctor.core.finding import Severity
+from tests.comm.made_claims import findings_of
 from tests.comm.test_local import GIB, ME, healthy
 
 FILES = {33: True, 35: True, 36: False, 65536: False}
@@ -27,7 +28,7 @@ def test_a_limit_is_the_cause_only_where_it_leaves_hardly_anything(files: int | 
     wanted = [rule for rule, is_tiny in tiny.items() if is_tiny]
 
     found = too_little(me, local, backend="gloo")
-    advice = examine(me, local, backend="gloo", several_hosts=False)
+    advice = findings_of(me, local, backend="gloo", several_hosts=False)
 
     # where one is tiny the other, if it is small, stands beside it
     assert set(wanted) <= {finding.rule for finding in found}
@@ -40,7 +41,7 @@ def test_advice_becomes_the_first_error_of_a_phase_that_was_well() -> None:
     said: list[News] = []
     log = PhaseLog(said.append)
     with log.phase(CommPhase.LOCAL) as phase:
-        phase.findings = examine(ME, healthy(nofile=20, memlock=1 << 20), backend="nccl", several_hosts=True)
+        phase.findings = findings_of(ME, healthy(nofile=20, memlock=1 << 20), backend="nccl", several_hosts=True)
 
     log.change(CommPhase.LOCAL, blamed)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsdoctor.comm.launch.commands import here, local_ranks
+from dsdoctor.comm.launch.commands import HostOrder, local_ranks
 from dsdoctor.comm.launch.rank import rank_of
 from dsdoctor.comm.models import Rank
 from dsdoctor.core.errors import UsageError
@@ -132,7 +132,9 @@ def test_pmi_speaks_for_itself_unless_srun_set_it() -> None:
 
 @pytest.mark.parametrize("hosts", ["a,b", "a*1,b*1"])
 def test_a_rank_that_dsdoctor_starts_knows_itself(hosts: str) -> None:
-    order = here(2, port=4711, token="t0k", seconds=9.0, arguments=("--quick",))
+    order = HostOrder(
+        first=0, count=2, world=2, master="127.0.0.1", port=4711, token="t0k", seconds=9.0, arguments=("--quick",)
+    )
     started = local_ranks(order, python="/p")[1]
 
     assert started.argv == ("/p", "-m", "dsdoctor.comm", "--quick")

@@ -8,6 +8,7 @@ import pytest
 from dsdoctor.comm.collectives import result_checks
 from dsdoctor.comm.results import ConnectOutcome, Exchange, Limit, Pace, PairTime, Reach, Speed, Wrong
 from dsdoctor.comm.speed import speed_checks
+from dsdoctor.comm.speed.speed_checks import Measured
 from dsdoctor.core.finding import Finding, Severity
 
 TWO = ("nodea", "nodea", "nodeb", "nodeb")
@@ -37,7 +38,7 @@ def rules(findings: tuple[Finding, ...]) -> list[str]:
 def test_slow_pairs_around_one_rank_name_the_rank() -> None:
     slow = {(0, 3): 19.0, (1, 3): 20.0, (2, 3): 19.5}
 
-    (found,) = speed_checks.examine(pairs=pairs(2000, slow), hosts=FOUR)
+    (found,) = speed_checks.examine(Measured(pairs=pairs(2000, slow), hosts=FOUR))
 
     assert found.title == "rank 3 (noded) is slow to reach: 19 MB/s, others do 2e+03 MB/s"
     assert len(found.evidence) == 3
@@ -50,13 +51,13 @@ def test_slow_pairs_around_one_host_name_the_host() -> None:
         PairTime(source=low, target=high, size=1 << 20, seconds=0.001) for low, high in combinations(range(4, 9), 2)
     )
 
-    (found,) = speed_checks.examine(pairs=many, hosts=(*hosts, *"defgh"))
+    (found,) = speed_checks.examine(Measured(pairs=many, hosts=(*hosts, *"defgh")))
 
     assert found.title.startswith("host nodec is slow to reach")
 
 
 def test_a_single_slow_pair_names_the_path() -> None:
-    (found,) = speed_checks.examine(pairs=pairs(1500, {(1, 2): 100.0}), hosts=FOUR)
+    (found,) = speed_checks.examine(Measured(pairs=pairs(1500, {(1, 2): 100.0}), hosts=FOUR))
 
     assert found.title == "the path between rank 1 (nodeb) and rank 2 (nodec) is slow: 100 MB/s, others do 1.5e+03 MB/s"
 
@@ -64,8 +65,8 @@ def test_a_single_slow_pair_names_the_path() -> None:
 def test_pairs_across_hosts_are_not_compared_with_those_inside_and_noise_is_no_finding() -> None:
     across = dict.fromkeys([(0, 2), (0, 3), (1, 2), (1, 3)], 110.0)
 
-    assert speed_checks.examine(pairs=pairs(3000, across), hosts=TWO) == ()
-    assert speed_checks.examine(pairs=pairs(3000, {(0, 1): 1200.0}), hosts=FOUR) == ()
+    assert speed_checks.examine(Measured(pairs=pairs(3000, across), hosts=TWO)) == ()
+    assert speed_checks.examine(Measured(pairs=pairs(3000, {(0, 1): 1200.0}), hosts=FOUR)) == ()
 
 
 def late(seconds: float, *bad: int, rtt: float | None = 0.0002) -> tuple[tuple[PairTime, ...], tuple[Reach, ...]]:
@@ -95,21 +96,21 @@ def late(seconds: float, *bad: int, rtt: float | None = 0.0002) -> tuple[tuple[P
 def test_a_late_rank_is_no_slow_cable_and_a_long_way_is_no_late_rank(rtt: float | None, said: str) -> None:
     made, reaches = late(0.015, 1, rtt=rtt)
 
-    (found,) = speed_checks.examine(pairs=made, reaches=reaches, hosts=FOUR, limit=NIC)
+    (found,) = speed_checks.examine(Measured(pairs=made, reaches=reaches, hosts=FOUR, limit=NIC))
 
     assert (found.rule, found.title[: len(said)]) == ("messages-late", said)
 
 
 def test_all_slow_alike_or_a_little_late_is_no_finding() -> None:
-    assert speed_checks.examine(pairs=late(0.015, 0, 1, 2, 3)[0], hosts=FOUR) == ()
-    assert speed_checks.examine(pairs=late(0.008, 1)[0], hosts=FOUR) == ()
+    assert speed_checks.examine(Measured(pairs=late(0.015, 0, 1, 2, 3)[0], hosts=FOUR)) == ()
+    assert speed_checks.examine(Measured(pairs=late(0.008, 1)[0], hosts=FOUR)) == ()
 
 
 def test_the_only_pair_across_hosts_is_compared_with_the_limit_of_the_link() -> None:
     only = (PairTime(source=0, target=1, size=1 << 20, seconds=0.1),)
 
-    assert rules(speed_checks.examine(pairs=only, hosts=("a", "b"), limit=NIC)) == ["pair-is-slow"]
-    assert speed_checks.examine(pairs=only, hosts=("a", "b")) == ()
+    assert rules(speed_checks.examine(Measured(pairs=only, hosts=("a", "b"), limit=NIC))) == ["pair-is-slow"]
+    assert speed_checks.examine(Measured(pairs=only, hosts=("a", "b"))) == ()
 
 
 @pytest.mark.parametrize(
@@ -122,7 +123,7 @@ def test_nccl_should_come_to_80_percent_of_the_limit(bus: float, says: str | Non
         speed("all_gather", 256 << 20, 330e9),
     )
 
-    found = speed_checks.examine(speeds=speeds, limit=NVLINK, hosts=("a",) * 4, backend="nccl")
+    found = speed_checks.examine(Measured(speeds=speeds, limit=NVLINK, hosts=("a",) * 4, backend="nccl"))
 
     assert rules(found) == ([] if says is None else ["collective-below-limit"])
     assert says is None or says in found[0].title
@@ -131,10 +132,10 @@ def test_nccl_should_come_to_80_percent_of_the_limit(bus: float, says: str | Non
 def test_gloo_is_judged_by_a_known_network_link_alone() -> None:
     slow, usual = (speed("all_reduce", 16 << 20, bus) for bus in (0.1e9, 0.4e9))
 
-    assert rules(speed_checks.examine(speeds=[slow], limit=NIC, hosts=TWO)) == ["collective-below-limit"]
-    assert speed_checks.examine(speeds=[usual], limit=NIC, hosts=TWO) == ()
-    assert speed_checks.examine(speeds=[slow], limit=NIC, hosts=("a",) * 4) == ()
-    assert speed_checks.examine(speeds=[slow], hosts=TWO) == ()
+    assert rules(speed_checks.examine(Measured(speeds=[slow], limit=NIC, hosts=TWO))) == ["collective-below-limit"]
+    assert speed_checks.examine(Measured(speeds=[usual], limit=NIC, hosts=TWO)) == ()
+    assert speed_checks.examine(Measured(speeds=[slow], limit=NIC, hosts=("a",) * 4)) == ()
+    assert speed_checks.examine(Measured(speeds=[slow], hosts=TWO)) == ()
 
 
 def test_the_rank_that_works_slowly_and_waits_least_straggles() -> None:
@@ -142,22 +143,16 @@ def test_the_rank_that_works_slowly_and_waits_least_straggles() -> None:
     late = Pace(rank=2, compute=0.030, waited=0.0002)
     noise = Pace(rank=2, compute=0.022, waited=0.021)
 
-    (found,) = speed_checks.examine(paces=(*paces, late), hosts=TWO)
+    (found,) = speed_checks.examine(Measured(paces=(*paces, late), hosts=TWO))
 
     assert found.title.startswith("rank 2 (nodeb) is slow by itself: 30 ms for work that takes the others 10 ms")
-    assert speed_checks.examine(paces=(*paces, noise), hosts=TWO) == ()
-
-
-def test_spikes_of_latency_are_noted() -> None:
-    found = speed_checks.examine(speeds=[speed("all_reduce", 8, 1.0, p99=0.21), speed("all_gather", 8, 1.0)])
-
-    assert [(finding.rule, finding.severity) for finding in found] == [("latency-spikes", Severity.NOTE)]
+    assert speed_checks.examine(Measured(paces=(*paces, noise), hosts=TWO)) == ()
 
 
 def test_wrong_data_names_whose_it_is_and_where_it_was_seen() -> None:
     def bad(whose: tuple[int, ...], again: bool | None) -> Exchange:
         wrong = Wrong(index=12, got=8.0, want=9.0, count=3, whose=whose, again=again)
-        return Exchange(op="all_reduce sum", dtype="float32", elements=4099, seconds=0.1, wrong=wrong)
+        return Exchange(op="all_reduce sum", dtype="float32", elements=4099, wrong=wrong)
 
     (found,) = result_checks.examine({0: [bad((), None)], 1: [bad((2,), True)]}, TWO)
     (transient,) = result_checks.examine({0: [bad((), False)]}, TWO)
@@ -175,7 +170,7 @@ def test_wrong_data_names_whose_it_is_and_where_it_was_seen() -> None:
 
 def test_what_a_backend_lacks_is_a_note_and_never_right_or_wrong() -> None:
     skipped = [
-        Exchange(op="all_reduce avg", dtype=dtype, elements=1, seconds=0.0, skipped="Cannot use ReduceOp.AVG with Gloo")
+        Exchange(op="all_reduce avg", dtype=dtype, elements=1, skipped="Cannot use ReduceOp.AVG with Gloo")
         for dtype in ("float32", "float16")
     ]
 

@@ -17,7 +17,6 @@ from dsdoctor.builder.wheel.index import list_wheels, publish
 from dsdoctor.comm.control.exchange_process import exchange
 from dsdoctor.comm.control.messages import Do, ExchangeMessage, Join
 from dsdoctor.comm.models import CommSettings
-from dsdoctor.comm.speed import baseline
 from dsdoctor.commands.comm import kept_when_broken
 from dsdoctor.core.build_models import BuildPlan
 from dsdoctor.core.finding import Finding
@@ -29,7 +28,6 @@ from dsdoctor.overflow.watch.announce import Announcer
 from dsdoctor.report import page
 from tests.builder import test_make
 from tests.builder.test_wheel import INFO, NAME, contents, wheel
-from tests.comm.reports import healthy_4
 from tests.overflow.on_disk import header
 
 
@@ -59,10 +57,6 @@ WRITERS: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
         lambda folder: page.write(page.Page(title="", run=(), verdict=""), folder / "a.html"),
         ("a.html", f".a.html.{os.getpid()}.part"),
     ),  # type: ignore[arg-type]
-    "baseline": (
-        lambda folder: baseline.save(healthy_4(), folder / "b.json"),
-        ("b.json", f".b.json.{os.getpid()}.part"),
-    ),
     "index": (lambda folder: publish(packed(folder), folder), INDEX),
     "pages-of-an-index": (list_wheels, INDEX[:2]),
     "wheel": (write_wheel, (NAME, f"{NAME}.json")),
@@ -124,7 +118,7 @@ def test_a_data_process_writes_its_stacks_and_its_flight_recorder_through_no_lin
     victim, (ours, theirs) = tmp_path / "victim", socket.socketpair()
     victim.write_text("precious")
     words = {"backend": "gloo", "device": "cpu", "master": "127.0.0.1", "prefix": "x", "folder": str(tmp_path)}
-    join = Join(rank=0, world=2, port=9, hosts=(), seconds=1.0, variables={}, me=0, **words)
+    join = Join(rank=0, world=2, port=9, hosts=(), seconds=1.0, variables={}, **words)
 
     def work() -> None:
         for name in (f"stack-{os.getpid()}.txt", f"flight-{os.getpid()}.json"):

@@ -5,7 +5,7 @@ Every rank of the group calls ``follow_up`` for the same step, also a rank that 
 
 from dataclasses import replace
 
-from dsdoctor.comm.collectives.calls import all_gather_list, of_all
+from dsdoctor.comm.collectives.calls import all_gather, of_all
 from dsdoctor.comm.collectives.catalogue import ExchangeStep
 from dsdoctor.comm.collectives.exchange import compare, exchange
 from dsdoctor.comm.collectives.values import inverse_sets
@@ -66,7 +66,7 @@ def _gathered(group: RankGroup, step: ExchangeStep) -> set[int]:
     """The ranks whose input arrives wrong when it is only moved."""
     call = step.call(group)
     call = replace(call, elements=max(min(step.collective.length(call), MOST_GATHERED // group.world), 1))
-    wrong = compare(all_gather_list(call, call.mine(call.elements)), of_all(call), call)
+    wrong = compare(all_gather(call, call.mine(call.elements)), of_all(call), call)
     return set(wrong.whose) if wrong else set()
 
 

@@ -58,23 +58,6 @@ def all_reduce_slice(call: CollectiveCall, mine: Buffer) -> Buffer:
     return whole
 
 
-def all_reduce_transposed(call: CollectiveCall, mine: Buffer) -> Buffer:
-    """Of a matrix stored by columns: not contiguous, but without gaps (gloo sums a matrix with gaps wrongly, without an
-    error)."""
-    newest("all_reduce")(mine.view(2, -1).t(), op=operator(call))
-    return mine
-
-
-def two_chunks(call: CollectiveCall) -> int:
-    """The length of an input of two chunks."""
-    return 2 * call.elements
-
-
-def reduced_twice(call: CollectiveCall) -> Want:
-    """All ranks' values, reduced, of two chunks."""
-    return Want(values=call.reduced(0, 2 * call.elements))
-
-
 def reduced(call: CollectiveCall) -> Want:
     """All ranks' values, reduced."""
     return Want(values=call.reduced(0, call.elements))
@@ -105,13 +88,6 @@ def reduce_scatter(call: CollectiveCall, mine: Buffer) -> Buffer:
     return result
 
 
-def reduce_scatter_list(call: CollectiveCall, mine: Buffer) -> Buffer:
-    """From a list of chunks."""
-    result = call.blank(call.elements)
-    newest("reduce_scatter")(result, list(mine.split(call.elements)), op=operator(call))
-    return result
-
-
 def my_part_reduced(call: CollectiveCall) -> Want:
     """This rank's chunk of the reduced values."""
     start = call.group.rank * call.elements
@@ -131,13 +107,6 @@ def all_gather_in_place(call: CollectiveCall, mine: Buffer) -> Buffer:
     part = result[call.group.rank * call.elements :][: call.elements]
     part.copy_(mine)
     newest("all_gather_single", "all_gather_into_tensor")(result, part)
-    return result
-
-
-def all_gather_list(call: CollectiveCall, mine: Buffer) -> Buffer:
-    """Into a list of chunks."""
-    result = call.blank(chunks(call))
-    newest("all_gather")(list(result.split(call.elements)), mine)
     return result
 
 
@@ -188,13 +157,6 @@ def all_to_all(call: CollectiveCall, mine: Buffer) -> Buffer:
     """In one tensor, as mixtures of experts do."""
     result = call.blank(chunks(call))
     newest("all_to_all_single")(result, mine)
-    return result
-
-
-def all_to_all_list(call: CollectiveCall, mine: Buffer) -> Buffer:
-    """In lists of chunks."""
-    result = call.blank(chunks(call))
-    newest("all_to_all")(list(result.split(call.elements)), list(mine.split(call.elements)))
     return result
 
 

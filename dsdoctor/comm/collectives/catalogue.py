@@ -27,7 +27,7 @@ class Collective:
     """``run`` gets this rank's input of ``length`` elements and returns its result, None where it has none; ``expect`` likewise.
 
     ``in_place``: the input is overwritten. ``rooted``: it has a root. ``split``: one of its buffers holds a chunk for each rank.
-    ``least``: the fewest ranks. ``basic``: part of the quick test.
+    ``least``: the fewest ranks.
     """
 
     name: str
@@ -40,7 +40,6 @@ class Collective:
     rooted: bool = False
     split: bool = False
     least: int = 1
-    basic: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +81,7 @@ def steps(mode: Mode, group: RankGroup) -> tuple[ExchangeStep, ...]:
     """What a test of this size exchanges, small before large: the same on every rank."""
     here = [collective for collective in COLLECTIVES if group.world >= collective.least]
     if mode is Mode.QUICK:
-        return tuple(_quick([collective for collective in here if collective.basic], group.world))
+        return tuple(_quick(here, group.world))
     found = [
         step
         for collective in here
@@ -122,7 +121,6 @@ def _sized(collective: Collective, dtype: str, total: int, world: int) -> list[E
 _all_reduce = partial(Collective, run=calls.all_reduce, expect=calls.reduced, in_place=True)
 _all_gather = partial(Collective, expect=calls.of_all, split=True)
 _reduce_scatter = partial(Collective, expect=calls.my_part_reduced, length=calls.chunks, split=True)
-_all_to_all = partial(Collective, expect=calls.my_part_of_all, length=calls.chunks, split=True)
 _rooted = partial(Collective, rooted=True)
 SUM, AVG = Reduction.SUM, Reduction.AVG
 
@@ -137,24 +135,10 @@ COLLECTIVES = (
         expect=calls.reduced_in_guards,
         reduction=SUM,
     ),
-    Collective(
-        name="all_reduce sum, transposed",
-        run=calls.all_reduce_transposed,
-        expect=calls.reduced_twice,
-        length=calls.two_chunks,
-        reduction=SUM,
-        dtypes=("float32",),
-        in_place=True,
-        basic=False,
-    ),
     _all_gather(name="all_gather", run=calls.all_gather),
     _all_gather(name="all_gather in place", run=calls.all_gather_in_place),
-    _all_gather(name="all_gather into a list", run=calls.all_gather_list, basic=False),
     _reduce_scatter(name="reduce_scatter", run=calls.reduce_scatter, reduction=SUM),
-    _reduce_scatter(name="reduce_scatter avg", run=calls.reduce_scatter, reduction=AVG, dtypes=FLOATS, basic=False),
-    _reduce_scatter(name="reduce_scatter from a list", run=calls.reduce_scatter_list, reduction=SUM, basic=False),
-    _all_to_all(name="all_to_all", run=calls.all_to_all),
-    _all_to_all(name="all_to_all of lists", run=calls.all_to_all_list, basic=False),
+    Collective(name="all_to_all", run=calls.all_to_all, expect=calls.my_part_of_all, length=calls.chunks, split=True),
     Collective(
         name="all_to_all uneven",
         run=calls.all_to_all_uneven,

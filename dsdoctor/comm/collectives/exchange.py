@@ -5,7 +5,6 @@ Every rank does the same steps. Whose data is wrong: see ``blame``.
 
 import math
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -48,7 +47,6 @@ def exchange(group: RankGroup, step: ExchangeStep, inverted: frozenset[int] = fr
     call = step.call(group, inverted)
     mine = call.mine(step.collective.length(call))
     wait_for_device(group)
-    begun = time.perf_counter()
     try:
         got = step.collective.run(call, mine)
         wait_for_device(group)
@@ -57,15 +55,14 @@ def exchange(group: RankGroup, step: ExchangeStep, inverted: frozenset[int] = fr
         if (reason := lacking(error)) is None:
             raise
         return _skipped(step, reason)
-    seconds = time.perf_counter() - begun
     wrong = compare(got, step.collective.expect(call), call)
     if wrong is None and not step.collective.in_place:
         wrong = _changed(mine, call)
-    return replace(_skipped(step, None), seconds=seconds, wrong=wrong)
+    return replace(_skipped(step, None), wrong=wrong)
 
 
 def _skipped(step: ExchangeStep, reason: str | None) -> Exchange:
-    return Exchange(op=step.op, dtype=step.dtype, elements=step.elements, seconds=0.0, skipped=reason)
+    return Exchange(op=step.op, dtype=step.dtype, elements=step.elements, skipped=reason)
 
 
 def lacking(error: Exception) -> str | None:

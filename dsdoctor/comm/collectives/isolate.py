@@ -34,7 +34,6 @@ SWITCHES = {
         Switch(variable="NCCL_ALGO", value="Ring", layer="the tree algorithms", fix="update NCCL"),
         Switch(variable="NCCL_PROTO", value="Simple", layer="the low-latency protocols (LL, LL128)", fix="update NCCL"),
     ),
-    "gloo": (),
 }  # fmt: skip
 """In the order in which they are tried: the first that helps shows the layer."""
 

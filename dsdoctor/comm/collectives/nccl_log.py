@@ -27,7 +27,6 @@ class NcclFacts:
     (None: not logged); ``no_fabric`` says why InfiniBand is not used, ``no_p2p`` which GPUs do not reach each other. Ranks
     are those of the largest communicator, of ``world`` ranks."""
 
-    version: str | None = None
     bootstrap: tuple[str, ...] = ()
     networks: tuple[str, ...] = ()
     hcas: tuple[str, ...] = ()
@@ -82,10 +81,8 @@ def parse_nccl_log(text: str) -> NcclFacts:
     communicators = _communicators(lines)
     world = max((communicator.world for communicator in communicators), default=None)
     whole = {communicator.process for communicator in communicators if communicator.world == world}
-    version = re.search(r"NCCL version (\d[\w.+-]*)", text)
     rdma = [words for words in said if "GPU Direct RDMA " in words]
     return NcclFacts(
-        version=version[1] if version else None,
         bootstrap=_first(said, r"Bootstrap ?: Using (\S+?)<\d*>"),
         networks=_first(said, r"(?:Using network|Assigned NET plugin) (\S+)"),
         hcas=tuple(dict.fromkeys(hca for words in said if "NET/IB : Using" in words for hca in HCA.findall(words))),

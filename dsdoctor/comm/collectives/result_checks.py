@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+from dsdoctor.comm.rank_names import named
 from dsdoctor.comm.results import Exchange
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import step
@@ -18,15 +19,6 @@ class RankExchanges:
 
     exchanges: Mapping[int, Sequence[Exchange]]
     hosts: Sequence[str] = ()
-
-    def named(self, rank: int) -> str:
-        """A rank with its host, where that is known.
-
-        >>> RankExchanges(exchanges={}, hosts=("a", "b")).named(1)
-        'rank 1 (b)'
-        """
-        host = self.hosts[rank] if rank < len(self.hosts) else ""
-        return f"rank {rank} ({host})" if host else f"rank {rank}"
 
     @property
     def wrong(self) -> tuple[tuple[int, Exchange], ...]:
@@ -72,9 +64,9 @@ def data_is_wrong(results: RankExchanges) -> Iterator[Finding]:
     """
     if not results.wrong:
         return
-    names = " and ".join(map(results.named, results.senders[:SHOWN]))
+    names = _joined(results, results.senders[:SHOWN])
     first_rank, first = results.wrong[0]
-    what = f"{first.op} of {first.dtype} is wrong on {results.named(first_rank)}"
+    what = f"{first.op} of {first.dtype} is wrong on {named((first_rank,), results.hosts)}"
     yield Finding.error(
         "data-is-wrong",
         f"the data of {names} arrives wrong: {what}" if names else f"{what}; the rank that sent it is not known",
@@ -122,12 +114,16 @@ def _told(results: RankExchanges) -> tuple[str, ...]:
         assert exchange.wrong is not None
         wrong = exchange.wrong
         came = {None: "", True: ", again when repeated", False: ", right when repeated"}[wrong.again]
-        whose = " and ".join(map(results.named, wrong.whose)) or "not known"
+        where, whose = named((rank,), results.hosts), _joined(results, wrong.whose) or "not known"
         lines.append(
-            f"on {results.named(rank)}: {exchange.op} {exchange.dtype} x {exchange.elements}: first wrong at index {wrong.index},"
+            f"on {where}: {exchange.op} {exchange.dtype} x {exchange.elements}: first wrong at index {wrong.index},"
             f" {_value(wrong.got)} for {wrong.want:.10g}, {wrong.count} wrong{came}; whose: {whose}"
         )
     return and_more_lines(lines, SHOWN)
+
+
+def _joined(results: RankExchanges, ranks: Sequence[int]) -> str:
+    return " and ".join(named((rank,), results.hosts) for rank in ranks)
 
 
 def _value(got: float | None) -> str:

@@ -9,6 +9,7 @@ from typing import BinaryIO
 import msgspec
 
 from dsdoctor.comm.control.fork_server import ForkServer
+from dsdoctor.comm.control.gather_phases import ARRIVAL, LONGEST_ARRIVAL
 from dsdoctor.comm.control.leader import STATUS, lead
 from dsdoctor.comm.control.member import Member
 from dsdoctor.comm.control.messages import Briefing, News
@@ -24,7 +25,6 @@ from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import step
 from dsdoctor.core.processes import redirect
 
-ARRIVAL, LONGEST_ARRIVAL = 0.6, 90.0
 MARGIN = 0.6
 """Seconds by which the other ranks wait longer than rank 0: else they would leave just before its order comes."""
 RESERVE = 1.0

@@ -9,7 +9,6 @@ from dsdoctor.comm.control.messages import OrderKind, Task
 from dsdoctor.comm.control.orders import Gathered
 from dsdoctor.comm.control.phases import Phase
 from dsdoctor.comm.control.test_run import LEAST, TestRun, results
-from dsdoctor.comm.local import memory
 from dsdoctor.comm.local.link_limits import limit
 from dsdoctor.comm.mesh import checks as mesh_checks
 from dsdoctor.comm.mesh.matrix import Mesh
@@ -63,8 +62,7 @@ def right(test_run: TestRun, phase: Phase) -> None:
     by_rank = results(gathered)
     notable = {rank: result.exchanges for rank, result in by_rank.items()}
     phase.findings = result_checks.examine(notable, test_run.hosts) + test_run.trouble(gathered, "the collectives")
-    tries = {rank: result.memory for rank, result in by_rank.items() if result.memory}
-    phase.findings += memory.examine(tries, test_run.hosts) + _nccl(test_run, gathered)
+    phase.findings += _nccl(test_run, gathered)
     who = {claim.rank: f"rank {claim.rank} ({claim.host}, pid {claim.pid})" for claim in test_run.claims}
     states = {answer.rank: answer.supervisor for answer in gathered.answers}
     phase.findings += tuple(supervisor_stopped(who, states))
@@ -121,7 +119,7 @@ def speed(test_run: TestRun, phase: Phase) -> None:
         merge(test_run.timed),
         tuple(pair for speeds in test_run.timed for pair in speeds.pairs),
     )
-    phase.findings = speed_checks.examine(
+    measured = speed_checks.Measured(
         speeds=test_run.speeds,
         pairs=tuple(pair for pair in test_run.pairs if not {pair.source, pair.target} & {*test_run.slow}),
         paces=tuple(speeds.pace for speeds in test_run.timed if speeds.pace),
@@ -130,7 +128,8 @@ def speed(test_run: TestRun, phase: Phase) -> None:
         limit=None if test_run.slow else limit(test_run.claims, test_run.member.backend),
         hosts=test_run.hosts,
         backend=test_run.member.backend,
-    ) + test_run.trouble(gathered, "the measurement of speed")
+    )
+    phase.findings = speed_checks.examine(measured) + test_run.trouble(gathered, "the measurement of speed")
     best = max((speed.busbw for speed in test_run.speeds if speed.op == "all_reduce"), default=0.0)
     phase.said = f"all_reduce at most {best / 1e9:.2f} GB/s (busbw); {len(test_run.speeds)} sizes and collectives timed"
     if not test_run.speeds:

@@ -132,13 +132,10 @@ def _dump_flight_recorder(folder: str) -> None:
 def _right(group: RankGroup, do: Do, sender: _MessageSender) -> ExchangeResult:
     from dsdoctor.comm.collectives.catalogue import steps
     from dsdoctor.comm.collectives.run import run_steps
-    from dsdoctor.comm.local.memory import try_memory
 
-    sender.tell(0, "writing to memory and reading it back")
-    memory = try_memory(group.device)
     exchanges = run_steps(group, steps(Mode(do.mode), group), sender, do.seconds * 0.8)
     notable = tuple(exchanged for exchanged in exchanges if exchanged.wrong or exchanged.skipped)
-    return ExchangeResult(done=len(exchanges), exchanges=notable, memory=memory)
+    return ExchangeResult(done=len(exchanges), exchanges=notable)
 
 
 def _speed(group: RankGroup, do: Do, sender: _MessageSender) -> ExchangeResult:

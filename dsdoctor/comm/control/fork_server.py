@@ -15,7 +15,7 @@ import msgspec
 from dsdoctor.comm.control.exchange_process import exchange, stack_file
 from dsdoctor.comm.control.messages import Do, ExchangeMessage, Join
 from dsdoctor.comm.results import SkippedStep
-from dsdoctor.core.processes import ending_of, fork, state_of
+from dsdoctor.core.processes import ending_of, fork
 
 LARGEST = 1 << 20
 REAPING = 0.05
@@ -60,10 +60,6 @@ class Data:
     def ended(self) -> str | None:
         """How it died, None while it lives."""
         return self._fork_server.ending(self.pid)
-
-    def process_state(self) -> str:
-        """The kernel's letter for its state."""
-        return state_of(self.pid)
 
     def ask_stack(self) -> None:
         """Have it write its Python stacks and the flight recorder to the folder, which takes about a tenth of a second."""

@@ -12,6 +12,7 @@ from dsdoctor.comm.control.messages import Do, ExchangeResult, Join, RankAnswer,
 from dsdoctor.comm.mesh.mesh import reach_all
 from dsdoctor.comm.models import Claim, CommSettings
 from dsdoctor.comm.results import Reach, Speeds, Stuck
+from dsdoctor.core.processes import state_of
 
 STACK_TIME = 0.3
 TAIL = 5.0
@@ -112,7 +113,7 @@ class RunJob:
         answer = None if self._age() > self._seconds + TAIL else self.poll()
         if answer:
             return answer
-        state, ended = self._data.process_state(), self._data.ended()
+        state, ended = state_of(self._data.pid), self._data.ended()
         self._data.ask_stack()
         time.sleep(STACK_TIME)
         # what asking did to the process is not what it died of
@@ -140,7 +141,7 @@ class RunJob:
             at=self._data.at,
             step=self._data.step,
             seconds=self._age(),
-            process=state or self._data.process_state(),
+            process=state or state_of(self._data.pid),
             ended=self._data.ended(),
             error=self._error,
             stack=stack,

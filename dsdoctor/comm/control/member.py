@@ -132,7 +132,6 @@ class Member:
             seconds=order.seconds,
             variables=order.variables,
             folder=self.briefing.folder,
-            me=self.rank,
         )
 
     def _device(self) -> str:

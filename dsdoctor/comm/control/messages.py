@@ -4,7 +4,7 @@ import enum
 from dataclasses import dataclass, field
 
 from dsdoctor.comm.models import CommSettings, Local, Rank
-from dsdoctor.comm.results import Exchange, MemoryTry, PhaseResult, Reach, Report, SkippedStep, Speeds, Stuck
+from dsdoctor.comm.results import Exchange, PhaseResult, Reach, Report, SkippedStep, Speeds, Stuck
 from dsdoctor.core.finding import Finding
 
 
@@ -44,12 +44,11 @@ class RankOrder:
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeResult:
-    """The result of a data process: how many exchanges, those that were wrong or not possible, times, memory."""
+    """The result of a data process: how many exchanges, those that were wrong or not possible, times."""
 
     done: int = 0
     exchanges: tuple[Exchange, ...] = ()
     speeds: Speeds | None = None
-    memory: MemoryTry | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +86,6 @@ class Join:
     seconds: float
     variables: dict[str, str]
     folder: str
-    me: int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,14 +4,12 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from dsdoctor.comm.preflight.facts import SSH as ASKING
 from dsdoctor.core.rank_variables import TORCHRUN
 from dsdoctor.hosts.hostfile import Slots
 
 MODULE = "dsdoctor.comm"
-SSH = (
-    *("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5"),
-    *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"),
-)
+SSH = ("-T", *ASKING, "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +34,8 @@ class HostOrder:
     master: str
     port: int
     token: str
-    hosts: str
     seconds: float
+    hosts: str = ""
     arguments: tuple[str, ...] = ()
 
 
@@ -46,21 +44,6 @@ def local_ranks(order: HostOrder, *, python: str) -> tuple[Started, ...]:
     return tuple(
         Started(rank=order.first + local, argv=(python, "-m", MODULE, *order.arguments), environment=_who(order, local))
         for local in range(order.count)
-    )
-
-
-def here(count: int, *, port: int, token: str, seconds: float, arguments: Sequence[str] = ()) -> HostOrder:
-    """``count`` ranks on this machine alone. ``token`` is random and tells this run from others."""
-    return HostOrder(
-        first=0,
-        count=count,
-        world=count,
-        master="127.0.0.1",
-        port=port,
-        token=token,
-        hosts="",
-        seconds=seconds,
-        arguments=tuple(arguments),
     )
 
 

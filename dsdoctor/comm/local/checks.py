@@ -1,20 +1,12 @@
-"""The hosts of one rank or of all -> findings. Looks at nothing; a problem that many ranks share is one finding that names them."""
+"""The hosts of all ranks -> findings. Looks at nothing; a problem that many ranks share is one finding that names them."""
 
 from collections.abc import Iterable
 
 from dsdoctor.comm.local import expected, limit_checks, network_checks, node_checks
-from dsdoctor.comm.local.gpu_links import own_gpu
 from dsdoctor.comm.local.rank_view import Check, RankView, merged
 from dsdoctor.comm.models import Claim, Local, Rank
 from dsdoctor.comm.rank_names import by_rank
 from dsdoctor.core.finding import Finding, Severity
-
-
-def examine(rank: Rank, local: Local, *, backend: str, several_hosts: bool) -> tuple[Finding, ...]:
-    """The findings about one rank's host."""
-    gpu = own_gpu(local.gpus, rank)
-    place = RankView(local=local, world=rank.world, backend=backend, several_hosts=several_hosts, gpu=gpu)
-    return merged(CHECKS, [(rank.rank, place)], (*("",) * rank.rank, local.hostname))
 
 
 def too_little(rank: Rank, local: Local, *, backend: str) -> tuple[Finding, ...]:

@@ -6,7 +6,6 @@ Only what is not zero is kept. "retransmitted" and "sent" are TCP segments of th
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import Step, step
@@ -100,19 +99,8 @@ def parse_ecc(text: str) -> Counters:
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rose:
-    """By host: what its counters rose by during the test."""
-
-    by_host: Mapping[str, Counters]
-
-    def of(self, kind: str) -> dict[str, Counters]:
-        """The counters of a kind, of the hosts that have any."""
-        mine = {
-            host: {name.removeprefix(kind): count for name, count in counts.items() if name.startswith(kind)}
-            for host, counts in self.by_host.items()
-        }
-        return {host: counts for host, counts in mine.items() if counts}
+Rose = Mapping[str, Counters]
+"""By host: what its counters rose by during the test."""
 
 
 def rose(before: Mapping[int, Counters], after: Mapping[int, Counters], hosts: Sequence[str]) -> Rose:
@@ -121,7 +109,16 @@ def rose(before: Mapping[int, Counters], after: Mapping[int, Counters], hosts: S
     for rank in sorted(before.keys() & after.keys()):
         changes = {name: count - before[rank].get(name, 0) for name, count in after[rank].items()}
         found.setdefault(hosts[rank], {}).update({name: by for name, by in changes.items() if by > 0})
-    return Rose(by_host=found)
+    return found
+
+
+def _of(seen: Rose, kind: str) -> dict[str, Counters]:
+    """The counters of a kind, of the hosts that have any."""
+    mine = {
+        host: {name.removeprefix(kind): count for name, count in counts.items() if name.startswith(kind)}
+        for host, counts in seen.items()
+    }
+    return {host: counts for host, counts in mine.items() if counts}
 
 
 def link_errors_rose(seen: Rose) -> Iterator[Finding]:
@@ -139,7 +136,7 @@ def link_errors_rose(seen: Rose) -> Iterator[Finding]:
     """
     steps = (step("ethtool -S INTERFACE"), step("ibqueryerrors"))
     fix = "have the cable, the transceiver and the switch port of that link looked at"
-    yield from _told(seen.of(LINK), "link-errors-rose", "link errors were counted during the test", fix, steps)
+    yield from _told(_of(seen, LINK), "link-errors-rose", "link errors were counted during the test", fix, steps)
 
 
 def gpu_errors_rose(seen: Rose) -> Iterator[Finding]:
@@ -157,7 +154,7 @@ def gpu_errors_rose(seen: Rose) -> Iterator[Finding]:
     """
     steps = (step("dmesg -T | grep Xid"), step("nvidia-smi -q -d ECC,ROW_REMAPPER"))
     fix = "take the host out of the job, and look up the number in NVIDIA's list of Xid errors"
-    found = seen.of(GPU)
+    found = _of(seen, GPU)
     grave = {host: counts for host, counts in found.items() if any("ECC corrected" not in name for name in counts)}
     light = {host: counts for host, counts in found.items() if host not in grave}
     for hosts, error in ((grave, True), (light, False)):
@@ -178,7 +175,7 @@ def tcp_resends(seen: Rose) -> Iterator[Finding]:
 
     Since: 0.1
     """
-    for host, counts in seen.by_host.items():
+    for host, counts in seen.items():
         again, sent = counts.get("retransmitted", 0), counts.get("sent", 0)
         if again >= LEAST_RESENT and again > LOSSY * sent:
             yield Finding.warning(

@@ -27,7 +27,7 @@ NOT_READ = "not read: "
 def look_local(host: Host, rank: Rank, backend: str) -> Local:
     """Everything about this process's host that communication depends on. ``backend`` "auto" is nccl where there are GPUs."""
     gpus, driver = read_gpus(host)
-    interfaces, variables, name = read_interfaces(host), read_variables(host), socket.gethostname()
+    interfaces, variables, name = read_interfaces(), read_variables(host), socket.gethostname()
     backend = ("nccl" if gpus else "gloo") if backend == "auto" else backend
     resolves_to = bounded(lambda: _resolve(name), PATIENCE) or ()
     shm, stale = _shm(), look_stale_segments(host)
@@ -52,7 +52,6 @@ def look_local(host: Host, rank: Rank, backend: str) -> Local:
         kernel=(host.read("/proc/sys/kernel/osrelease") or "").strip() or os.uname().release,
         driver=driver,
         gpus=gpus,
-        container=read_container(host),
         counters=read_counters(host) if rank.local_rank == 0 else {},
     )
 
@@ -136,16 +135,6 @@ def parse_acs(text: str) -> tuple[str, ...]:
         elif device and "ACSCtl:" in line and "SrcValid+" in line and "ReqRedir+" in line:
             found.append(device)
     return tuple(found)
-
-
-def read_container(host: Host) -> str | None:
-    """The kind of container that this process runs in, None where none is recognised."""
-    if host.variable("KUBERNETES_SERVICE_HOST"):
-        return "kubernetes"
-    if host.variable("APPTAINER_CONTAINER") or host.variable("SINGULARITY_CONTAINER"):
-        return "apptainer"
-    signs = {"/.dockerenv": "docker", "/run/.containerenv": "podman"}
-    return next((kind for path, kind in signs.items() if host.exists(path)), None)
 
 
 def _resolve(name: str) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dsdoctor.comm.models import Rank, RankGpu
+from dsdoctor.comm.models import RankGpu
 from dsdoctor.core.child_answers import parse_answer
 from dsdoctor.core.host import Host
 from dsdoctor.core.machine import Gap
@@ -65,11 +65,6 @@ def visible(gpus: Sequence[RankGpu], named: str | None) -> tuple[RankGpu, ...]:
             break
         left.append(gpu)
     return tuple(left)
-
-
-def own_gpu(gpus: Sequence[RankGpu], rank: Rank) -> RankGpu | None:
-    """The GPU that a rank will use: that of its local rank, or the only one where a launcher shows each rank a single GPU."""
-    return gpus[rank.local_rank % len(gpus)] if gpus else None
 
 
 def _gpu(asked: _Asked) -> RankGpu:

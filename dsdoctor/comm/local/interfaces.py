@@ -1,6 +1,6 @@
 """The interfaces of this process's network namespace; and which of them gloo or NCCL would use, by their own rules.
 
-Asks the kernel by ioctl, because the /sys of a container may show another namespace. Sends nothing, opens no port.
+Asks the kernel and not /sys, because that of a container may show another namespace. Sends nothing, opens no port.
 """
 
 import array
@@ -10,48 +10,32 @@ import ipaddress
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from dsdoctor.comm.models import ChosenInterface, Interface
-from dsdoctor.core.host import Host
 
 T = TypeVar("T")
 
-SIOCGIFCONF, SIOCGIFFLAGS, SIOCGIFNETMASK, SIOCGIFMTU, SIOCETHTOOL = 0x8912, 0x8913, 0x891B, 0x8921, 0x8946
-ETHTOOL_GSET, ETHTOOL_GDRVINFO = 1, 3
-IFF_UP, IFF_LOOPBACK, IFF_RUNNING = 0x1, 0x8, 0x40
-IFREQ = 16 + 3 * struct.calcsize("P")
-UNKNOWN_SPEED = (0, 0xFFFF, 0xFFFFFFFF)
+SIOCETHTOOL, ETHTOOL_GDRVINFO = 0x8946, 3
 
 VIRTUAL = ("veth", "bridge", "tun", "dummy", "vxlan", "wireguard", "ifb", "openvswitch", "gre", "ipip", "sit", "geneve")
 """Drivers without a physical link. Bonds, VLANs, macvlan and ipvlan have one."""
+VIRTUAL_NAMES = ("docker", "veth", "virbr", "br-", "cni", "flannel", "tailscale")
 
 
-def read_interfaces(host: Host) -> tuple[Interface, ...]:
-    """Every address of every interface of this namespace, IPv4 first and then in the kernel's order, as getifaddrs gives them."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
-        four = [(name, address, _prefix(asker, name)) for name, address in _addresses(asker)]
-        six = list(parse_if_inet6(host.read("/proc/net/if_inet6") or ""))
-        return tuple(_interface(asker, name, address, prefix) for name, address, prefix in four + six)
+def read_interfaces() -> tuple[Interface, ...]:
+    """Every address of every interface of this namespace, IPv4 first; a link-local address carries its interface."""
+    import psutil
 
-
-def parse_if_inet6(text: str) -> Iterator[tuple[str, str, int]]:
-    """Name, address and prefix of each line of /proc/net/if_inet6; a link-local address carries its interface.
-
-    >>> list(parse_if_inet6("fd000000000000000000000000000002 04 40 00 82     eth0"))
-    [('eth0', 'fd00::2', 64)]
-    >>> list(parse_if_inet6("fe8000000000000000fc00fffe000001 04 40 20 80     eth0"))
-    [('eth0', 'fe80::fc:ff:fe00:1%eth0', 64)]
-    """
-    for line in text.splitlines():
-        parts = line.split()
-        if len(parts) != 6:
-            continue
-        with contextlib.suppress(ValueError):
-            address = ipaddress.IPv6Address(bytes.fromhex(parts[0]))
-            scope = f"%{parts[5]}" if address.is_link_local else ""
-            yield parts[5], f"{address}{scope}", int(parts[2], 16)
+    figures, families = psutil.net_if_stats(), (socket.AF_INET, socket.AF_INET6)
+    found = [
+        _interface(label.split(":")[0], one.address, one.netmask, figures)
+        for label, addresses in psutil.net_if_addrs().items()
+        for one in addresses
+        if one.family in families
+    ]
+    return tuple(sorted(found, key=lambda interface: ":" in interface.address))
 
 
 def choose(
@@ -95,12 +79,15 @@ def is_loopback(address: str) -> bool:
     return address.startswith("127.") or address == "::1"
 
 
-def bounded(ask: Callable[[], T], seconds: float) -> T | None:
-    """The resolver's answer, None where it fails or takes longer than ``seconds``: a dead name server hangs for minutes."""
+def bounded(
+    ask: Callable[[], T], seconds: float, failures: tuple[type[Exception], ...] = (OSError, UnicodeError)
+) -> T | None:
+    """The answer, None where it fails or takes longer than ``seconds``: a dead name server hangs for minutes, torch for ever. The
+    thread that asked is then abandoned."""
     answers: list[T] = []
 
     def work() -> None:
-        with contextlib.suppress(OSError, UnicodeError):
+        with contextlib.suppress(*failures):
             answers.append(ask())
 
     thread = threading.Thread(target=work, daemon=True)
@@ -187,59 +174,26 @@ def _source_address(master: str, port: int) -> str:
         return str(sender.getsockname()[0]).split("%")[0]
 
 
-def _addresses(asker: socket.socket) -> Iterator[tuple[str, str]]:
-    """Name and IPv4 address of each entry of SIOCGIFCONF."""
-    room = array.array("B", bytes(IFREQ * 1024))
-    answer = fcntl.ioctl(asker, SIOCGIFCONF, struct.pack("iP", len(room), room.buffer_info()[0]))
-    filled = struct.unpack("iP", answer)[0]
-    for start in range(0, filled, IFREQ):
-        entry = room[start : start + IFREQ].tobytes()
-        yield _word(entry[:16]).split(":")[0], socket.inet_ntoa(entry[20:24])
-
-
-def _interface(asker: socket.socket, name: str, address: str, prefix: int) -> Interface:
-    flags = int.from_bytes(_asked(asker, SIOCGIFFLAGS, name)[:2], "little")
-    driver = _word(_ethtool(asker, name, ETHTOOL_GDRVINFO, 196)[4:36])
-    virtual = driver in VIRTUAL or name.startswith(("docker", "veth", "virbr", "br-", "cni", "flannel", "tailscale"))
-    kind = "loopback" if flags & IFF_LOOPBACK else "virtual" if virtual else "physical"
+def _interface(name: str, address: str, mask: str | None, figures: Mapping[str, Any]) -> Interface:
+    figure = figures.get(name)
+    flags = figure.flags.split(",") if figure else []
+    virtual = _driver(name) in VIRTUAL or name.startswith(VIRTUAL_NAMES)
+    kind = "loopback" if "loopback" in flags else "virtual" if virtual else "physical"
     return Interface(
         name=name,
         address=address,
-        prefix=prefix,
-        mtu=int.from_bytes(_asked(asker, SIOCGIFMTU, name)[:4], "little"),
-        speed=_speed(asker, name) if kind == "physical" else None,
-        up=bool(flags & IFF_UP and flags & IFF_RUNNING),
+        prefix=int(ipaddress.ip_address(mask)).bit_count() if mask else 0,
+        mtu=figure.mtu if figure else 0,
+        # a virtual interface reports an invented speed (veth: 10000)
+        speed=figure.speed or None if figure and kind == "physical" else None,
+        up={"up", "running"} <= {*flags},
         kind=kind,
     )
 
 
-def _prefix(asker: socket.socket, name: str) -> int:
-    return bin(int.from_bytes(_asked(asker, SIOCGIFNETMASK, name)[4:8], "big")).count("1")
-
-
-def _speed(asker: socket.socket, name: str) -> int | None:
-    """Mbit/s. Not asked of virtual interfaces, which report an invented speed (veth: 10000)."""
-    answer = _ethtool(asker, name, ETHTOOL_GSET, 44)
-    low, high = struct.unpack_from("=H", answer, 12)[0], struct.unpack_from("=H", answer, 28)[0]
-    speed = low | high << 16
-    return None if speed in UNKNOWN_SPEED else speed
-
-
-def _asked(asker: socket.socket, question: int, name: str) -> bytes:
-    """The union of the answer; zeros where the interface is gone or has no answer."""
-    try:
-        return fcntl.ioctl(asker, question, struct.pack("16s240x", name.encode()[:15]))[16:]
-    except OSError:
-        return bytes(240)
-
-
-def _ethtool(asker: socket.socket, name: str, command: int, size: int) -> bytes:
-    room = array.array("B", struct.pack("I", command) + bytes(size - 4))
-    with contextlib.suppress(OSError):
+def _driver(name: str) -> str:
+    """The driver as ethtool shows it. Asked by ioctl, because the /sys of a container may show another namespace."""
+    room = array.array("B", struct.pack("I", ETHTOOL_GDRVINFO) + bytes(192))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker, contextlib.suppress(OSError):
         fcntl.ioctl(asker, SIOCETHTOOL, struct.pack("16sP16x", name.encode()[:15], room.buffer_info()[0]))
-        return room.tobytes()
-    return bytes(size)
-
-
-def _word(field: bytes) -> str:
-    return field.split(b"\0")[0].decode("ascii", errors="replace")
+    return room[4:36].tobytes().split(b"\0")[0].decode("ascii", errors="replace")

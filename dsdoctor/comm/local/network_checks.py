@@ -106,89 +106,6 @@ def interface_named_absent(place: RankView) -> Iterator[Finding]:
         )
 
 
-def interface_is_virtual(place: RankView) -> Iterator[Finding]:
-    """The backend uses a bridge, a veth or a tunnel, while the host has a physical interface.
-
-    Inside a container a veth is the only way out, and is not reported.
-
-    Why it matters: docker0, br-* and virbr0 have the same addresses on every host and lead to no other host. Ranks hang
-    in init, or communicate through a slow tunnel.
-
-    How to fix it: name the interface that joins the hosts.
-
-        $ export NCCL_SOCKET_IFNAME==INTERFACE
-        $ export GLOO_SOCKET_IFNAME=INTERFACE
-
-    Since: 0.1
-    """
-    taken, local = place.interface, place.local
-    real = [
-        interface
-        for interface in local.interfaces
-        if interface.kind == "physical" and interface.up and not interface.address.startswith("fe80")
-    ]
-    if not place.several_hosts or taken is None or taken.kind != "virtual" or not real or local.chosen is None:
-        return
-    if local.routed is None or local.routed.name != taken.name:
-        yield Finding.warning(
-            "interface-is-virtual",
-            f"{WHO}: {place.backend} takes {taken.name}, a virtual interface, though {real[0].name} is there",
-            evidence=(local.chosen.because, f"{WHO}: {_has(local)}"),
-            fix="name the interface that joins the hosts",
-            steps=(place.name_it,),
-        )
-
-
-def interface_not_routed(place: RankView) -> Iterator[Finding]:
-    """The interface that the backend uses is not the one by which the kernel reaches the master.
-
-    Why it matters: that is right where there is a faster network beside that of the master's address, and wrong where
-    the hosts do not share the subnet of the interface that is used. The phase "tcp mesh" shows which it is.
-
-    How to fix it: if the hosts do not share that network, name the other interface.
-
-        $ export NCCL_SOCKET_IFNAME==INTERFACE
-        $ export GLOO_SOCKET_IFNAME=INTERFACE
-
-    Since: 0.1
-    """
-    taken, local = place.interface, place.local
-    chosen, by = local.chosen, local.routed
-    if not place.several_hosts or taken is None or chosen is None or by is None or taken.kind != "physical":
-        return
-    if by.name != taken.name and not is_loopback(by.address):
-        meant = place.variable in chosen.because or taken.name.startswith("ib")
-        yield (Finding.note if meant else Finding.warning)(
-            "interface-not-routed",
-            f"{WHO}: {place.backend} takes {taken.name}, the master is reached by {by.name}",
-            evidence=(chosen.because, f"{WHO}: {_has(local)}"),
-            fix="if the hosts do not share that network, name the other",
-            steps=(place.name_it,),
-        )
-
-
-def interface_mtu_small(place: RankView) -> Iterator[Finding]:
-    """The interface that carries the data has small packets: below Ethernet's 1500, or 1500 on a fast link.
-
-    Below 1500 it is a tunnel or an overlay network.
-
-    Why it matters: a small MTU works as long as every hop agrees; where a single hop does not, large messages never
-    arrive. On 25 Gbit/s and more over TCP, 9000 saves much of the processor's time.
-
-    How to fix it: nothing has to be done while the phase "tcp mesh" is well. Where large messages stall, give all hosts
-    and switches one MTU.
-
-    Since: 0.1
-    """
-    taken, fabric = place.interface, any(port.state == "ACTIVE" for port in place.local.fabric)
-    if not place.several_hosts or taken is None or taken.kind == "loopback" or (place.backend == "nccl" and fabric):
-        return
-    fast = taken.speed is not None and taken.speed >= 25_000
-    if taken.mtu < 1500 or (fast and taken.mtu == 1500):
-        speed = f" at {taken.speed} Mbit/s" if taken.speed else ""
-        yield Finding.note("interface-mtu-small", f"{WHO}: {taken.name} has an MTU of {taken.mtu}{speed}")
-
-
 def _gloo_by_route(local: Local) -> Step:
     """The step that gives gloo the interface towards the master, else the first real one."""
     routed = local.routed.name if local.routed and not is_loopback(local.routed.address) else None
@@ -210,7 +127,4 @@ CHECKS: tuple[Check, ...] = (
     hostname_is_loopback,
     hostname_unusable,
     interface_named_absent,
-    interface_is_virtual,
-    interface_not_routed,
-    interface_mtu_small,
 )

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from dsdoctor.comm.models import Interface, Local, RankGpu
+from dsdoctor.comm.models import Local, RankGpu
 from dsdoctor.comm.rank_names import named
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.fix import Step, step
@@ -24,20 +24,6 @@ class RankView:
     backend: str
     several_hosts: bool
     gpu: RankGpu | None = None
-
-    @property
-    def interface(self) -> Interface | None:
-        """The interface that the backend uses."""
-        chosen = self.local.chosen
-        if chosen is None:
-            return None
-        same = [interface for interface in self.local.interfaces if interface.name == chosen.name]
-        return next((interface for interface in same if interface.address == chosen.address), same[0] if same else None)
-
-    @property
-    def variable(self) -> str:
-        """The variable that names the backend's interface."""
-        return "NCCL_SOCKET_IFNAME" if self.backend == "nccl" else "GLOO_SOCKET_IFNAME"
 
     @property
     def name_it(self) -> Step:

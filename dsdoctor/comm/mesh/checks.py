@@ -202,9 +202,9 @@ def mesh_mtu_hole(mesh: Mesh) -> Iterator[Finding]:
     Since: 0.1
     """
     seen: set[frozenset[str]] = set()
-    for reach in mesh.of(ConnectOutcome.STALLED):
+    for reach in mesh.reaches:
         pair = frozenset(mesh.hosts(reach))
-        if pair in seen:
+        if reach.outcome is not ConnectOutcome.STALLED or pair in seen:
             continue
         seen.add(pair)
         source, target = mesh.hosts(reach)

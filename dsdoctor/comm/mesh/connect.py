@@ -8,7 +8,6 @@ import errno
 import socket
 import struct
 import sys
-import time
 from dataclasses import dataclass
 
 from dsdoctor.comm.results import ConnectOutcome
@@ -23,10 +22,9 @@ DATA_SEGMENTS_OUT, DSACK_DUPS = 156, 216
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectResult:
-    """How it ended, after how long, and the first text of a listener that sends something by itself (such as ssh)."""
+    """How it ended, and the first text of a listener that sends something by itself (such as ssh)."""
 
     outcome: ConnectOutcome
-    seconds: float
     banner: str = ""
 
 
@@ -65,20 +63,16 @@ def outcome_of(error: OSError) -> ConnectOutcome:
 
 def ask_listener(address: str, port: int, *, timeout: float = 3.0, listen: float = 1.0) -> ConnectResult:
     """Connect, and wait ``listen`` seconds for what the other side sends first."""
-    began = time.monotonic()
     opened = connect(address, port, timeout=timeout)
-    took = time.monotonic() - began
     if isinstance(opened, ConnectOutcome):
-        return ConnectResult(outcome=opened, seconds=took)
+        return ConnectResult(outcome=opened)
     with opened:
         opened.settimeout(listen)
         try:
             banner = opened.recv(80).decode("ascii", errors="replace").strip()
         except OSError:
             banner = ""
-    return ConnectResult(
-        outcome=ConnectOutcome.STRANGER if banner else ConnectOutcome.SILENT, seconds=took, banner=banner
-    )
+    return ConnectResult(outcome=ConnectOutcome.STRANGER if banner else ConnectOutcome.SILENT, banner=banner)
 
 
 def wire_of(connection: socket.socket) -> Wire | None:

@@ -58,10 +58,6 @@ class Mesh:
             return None
         return seen.most_common(1)[0][0]
 
-    def of(self, *outcomes: ConnectOutcome) -> tuple[Reach, ...]:
-        """The attempts that ended so."""
-        return tuple(reach for reach in self.reaches if reach.outcome in outcomes)
-
     def who(self, rank: int) -> str:
         """A rank with its host."""
         return f"rank {rank} ({self.by_rank[rank].host})"

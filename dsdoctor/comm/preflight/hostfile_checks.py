@@ -7,12 +7,7 @@ from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import step
 
 EXPORTED = ("MLFLOW", "PYTHON", "MV2", "UCX")
-OF_ACCELERATORS = {
-    "cuda": ("NCCL",),
-    "npu": ("ASCEND", "HCCL", "LD_LIBRARY", "PATH"),
-    "mlu": ("NEUWARE_HOME", "CNCL", "LD_LIBRARY", "PATH"),
-    "sdaa": ("NCCL", "LD_LIBRARY", "PATH"),
-}
+OF_ACCELERATORS = {"cuda": ("NCCL",)}
 """What DeepSpeed 0.19.8 forwards: EXPORT_ENVS of runner.py, and export_envs() of the accelerator."""
 
 NO_HOST = "is no host name"

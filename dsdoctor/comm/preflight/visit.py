@@ -41,7 +41,6 @@ class Visit:
     host: str
     status: int | None
     stderr: str = ""
-    seconds: float = 0.0
     answered: bool = False
     noise: str = ""
     hostname: str = ""
@@ -53,7 +52,7 @@ class Visit:
     listener: PortListener | None = None
 
 
-def parse_visit(host: str, answer: Answer, seconds: float = 0.0) -> Visit:
+def parse_visit(host: str, answer: Answer) -> Visit:
     """What a host answered to ``question``.
 
     >>> text = "welcome\\n@@dsdoctor\\nhost nodeb\\naddresses 10.0.0.2 \\nnetwork eth0 10.0.0.2/24\\npython\\nmodules torch\\n"
@@ -70,7 +69,6 @@ def parse_visit(host: str, answer: Answer, seconds: float = 0.0) -> Visit:
         host=host,
         status=answer.returncode,
         stderr=answer.stderr.strip()[-2000:],
-        seconds=seconds,
         answered=bool(mark),
         noise=noise.strip()[:200] if mark else "",
         hostname=words.get("host", ""),

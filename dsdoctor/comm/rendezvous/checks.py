@@ -1,11 +1,11 @@
 """Claims -> which ranks did not come, came twice, or have another number of ranks. Judges, never looks."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from dsdoctor.comm.models import Claim, Rank
-from dsdoctor.comm.rank_names import MOST_NAMED, named
+from dsdoctor.comm.rank_names import MOST_NAMED, by_rank, named
 from dsdoctor.comm.rendezvous.notices import Notice
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import step
@@ -214,12 +214,9 @@ def rank_arrives_late(arrivals: Arrivals) -> Iterator[Finding]:
     )
 
 
-def _places(claims: tuple[Claim, ...] | list[Claim]) -> str:
-    hosts = {claim.rank: claim.host for claim in claims}
-    if not hosts:
-        return ""
-    by_rank = tuple(hosts.get(rank, "") for rank in range(max(hosts) + 1))
-    return named(tuple(sorted(hosts)), by_rank)
+def _places(claims: Iterable[Claim]) -> str:
+    claims = tuple(claims)
+    return named(sorted({claim.rank for claim in claims}), by_rank(claims)) if claims else ""
 
 
 CHECKS = (rank_unable, rank_duplicated, world_size_differs, gpu_shared, rank_missing, rank_arrives_late)

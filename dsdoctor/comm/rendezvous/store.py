@@ -8,14 +8,13 @@ import errno
 import os
 import secrets
 import socket
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, cast
 
+from dsdoctor.comm.local.interfaces import bounded
 from dsdoctor.comm.mesh.connect import ask_listener, connect
 from dsdoctor.comm.models import Rank
 from dsdoctor.comm.preflight.facts import look_listener
@@ -96,9 +95,7 @@ def _serve(rank: Rank) -> "TcpStore | Unreached":
         return Unreached(outcome=ConnectOutcome.STRANGER, seconds=0.0, taken=taken, detail=error.strerror or str(error))
     handle = os.dup(listening.fileno())
     listening.close()
-    return _bounded(lambda: _torch_store(rank, handle), ANSWER) or Unreached(
-        outcome=ConnectOutcome.SILENT, seconds=ANSWER
-    )
+    return _torch_store(rank, handle, ANSWER) or Unreached(outcome=ConnectOutcome.SILENT, seconds=ANSWER)
 
 
 def _reach(rank: Rank, seconds: float, *, taken: bool) -> "TcpStore | Unreached":
@@ -109,7 +106,7 @@ def _reach(rank: Rank, seconds: float, *, taken: bool) -> "TcpStore | Unreached"
         opened = connect(rank.master, rank.port, timeout=min(CONNECT, max(left, 0.2)))
         if not isinstance(opened, ConnectOutcome):
             opened.close()
-            store = _bounded(lambda: _torch_store(rank, None), min(ANSWER, max(left, 1.0)))
+            store = _torch_store(rank, None, min(ANSWER, max(left, 1.0)))
             if store is not None:
                 return store
             heard = ask_listener(rank.master, rank.port)
@@ -124,7 +121,12 @@ def _reach(rank: Rank, seconds: float, *, taken: bool) -> "TcpStore | Unreached"
     return Unreached(outcome=outcome, seconds=time.monotonic() - began, taken=taken, listener=None)
 
 
-def _torch_store(rank: Rank, handle: int | None) -> TcpStore:
+def _torch_store(rank: Rank, handle: int | None, seconds: float) -> TcpStore | None:
+    """torch's store, None where it does not answer in time. torch raises another type in each release."""
+    return bounded(lambda: _open(rank, handle), seconds, (Exception,))
+
+
+def _open(rank: Rank, handle: int | None) -> TcpStore:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     options: dict[str, Any] = {"wait_for_workers": False, "timeout": timedelta(seconds=30)}
@@ -134,23 +136,6 @@ def _torch_store(rank: Rank, handle: int | None) -> TcpStore:
     # a client's constructor accepts any listener; only an answer proves that it is a store
     store.add("dsdoctor-comm/probe", 0)
     return cast(TcpStore, store)
-
-
-def _bounded(make: Callable[[], TcpStore], seconds: float) -> TcpStore | None:
-    """The result of ``make``, None where it raises or takes longer than ``seconds``; its thread is then abandoned."""
-    made: list[TcpStore] = []
-
-    def run() -> None:
-        try:
-            made.append(make())
-        except Exception:
-            # torch raises another type in each release; only that there is no store counts
-            return
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return made[0] if made else None
 
 
 def listener_of(port: int) -> str | None:

@@ -21,10 +21,9 @@ class Formula:
     times: int | None
 
     def __str__(self) -> str:
-        factor = "" if self.times is None else f" x {self.times}(n-1)/n".replace(" 1(", " (")
-        return f"busbw = S/t{factor}, S = {'all ranks' if self.total else 'one rank'}' bytes".replace(
-            "rank'", "rank's", 1
-        )
+        factor = {None: "", 1: " x (n-1)/n", 2: " x 2(n-1)/n"}[self.times]
+        whose = "all ranks'" if self.total else "one rank's"
+        return f"busbw = S/t{factor}, S = {whose} bytes"
 
 
 def formula(op: str) -> Formula:
@@ -52,8 +51,8 @@ def algbw(size: int, seconds: float) -> float:
 def busbw(op: str, size: int, seconds: float, world: int) -> float:
     """How fast the slowest link was used, whatever the number of ranks: comparable with the speed of hardware.
 
-    >>> busbw("all_reduce", 1_000_000, 0.001, 4), busbw("all_gather", 1_000_000, 0.001, 4), busbw("reduce", 1_000_000, 0.001, 4)
-    (1500000000.0, 750000000.0, 1000000000.0)
+    >>> [busbw(op, 1_000_000, 0.001, 4) / 1e9 for op in ("all_reduce", "all_gather", "broadcast")]
+    [1.5, 0.75, 1.0]
     """
     times = formula(op).times
     factor = 1.0 if times is None else times * (world - 1) / world
@@ -97,9 +96,5 @@ FORMULAS = (
     Formula(op="all_gather", total=True, times=1),
     Formula(op="reduce_scatter", total=True, times=1),
     Formula(op="all_to_all", total=True, times=1),
-    Formula(op="gather", total=True, times=1),
-    Formula(op="scatter", total=True, times=1),
     Formula(op="broadcast", total=False, times=None),
-    Formula(op="reduce", total=False, times=None),
-    Formula(op="send and receive", total=False, times=None),
 )

@@ -1,9 +1,10 @@
 """The time of a message whatever its size, and the network's own round trip -> who is late, or which way is long. Judges."""
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from dsdoctor.comm.rank_names import named
 from dsdoctor.comm.results import PairTime, Reach
+from dsdoctor.comm.speed.pairs import shared_rank
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import step
 
@@ -69,7 +70,9 @@ def _title(
     """Who is late, as far as the figures decide. ``near``: the late pairs between which the network is quick."""
     worst = max(near or late, key=lambda pair: pair.latency)
     took, trip = f"{2e3 * worst.latency:.3g} ms", trips.get((worst.source, worst.target))
-    who, several = _shared(near or late, hosts), f"{_rank(worst.source, hosts)} and {_rank(worst.target, hosts)}"
+    shared = shared_rank(near or late)
+    who = None if shared is None else named((shared,), hosts)
+    several = f"{named((worst.source,), hosts)} and {named((worst.target,), hosts)}"
     if trip is None:
         return (
             f"a message between {who or several} and back takes {took}, whatever its size; rank or network: not known"
@@ -81,20 +84,8 @@ def _title(
     return f"{late_one}: {took} there and back whatever its size, while {network}"
 
 
-def _shared(pairs: Sequence[PairTime], hosts: Sequence[str]) -> str | None:
-    """The one rank that all of several pairs have in common."""
-    counts = Counter(rank for pair in pairs for rank in (pair.source, pair.target))
-    shared = [rank for rank, count in counts.items() if count == len(pairs)]
-    return _rank(shared[0], hosts) if len(shared) == 1 else None
-
-
-def _rank(rank: int, hosts: Sequence[str]) -> str:
-    host = hosts[rank] if rank < len(hosts) else ""
-    return f"rank {rank} ({host})" if host else f"rank {rank}"
-
-
 def _evidence(pair: PairTime, trips: Mapping[Pair, float], hosts: Sequence[str]) -> str:
     trip = trips.get((pair.source, pair.target))
     network = "not measured" if trip is None else f"{1e3 * trip:.3g} ms"
-    both = f"{_rank(pair.source, hosts)} - {_rank(pair.target, hosts)}"
+    both = f"{named((pair.source,), hosts)} - {named((pair.target,), hosts)}"
     return f"{both}: one byte there and back in {2e3 * pair.latency:.3g} ms, network {network}"

@@ -1,6 +1,7 @@
 """Times a message there and back for each pair of ranks: a group -> the times of the pairs in which this rank is the lower one."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -34,6 +35,13 @@ def slower(times: Sequence[PairTime], hosts: Sequence[str], factor: float) -> tu
             usual = like[(len(like) - 1) // 3].transfer
             found += [pair for pair in like if pair.transfer > factor * usual]
     return tuple(found)
+
+
+def shared_rank(pairs: Sequence[PairTime]) -> int | None:
+    """The one rank that all of several pairs have in common."""
+    counts = Counter(rank for pair in pairs for rank in (pair.source, pair.target))
+    shared = [rank for rank, count in counts.items() if count == len(pairs)]
+    return shared[0] if len(shared) == 1 else None
 
 
 def apart(pairs: Iterable[Pair]) -> tuple[tuple[Pair, ...], ...]:

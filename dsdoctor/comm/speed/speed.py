@@ -179,30 +179,10 @@ def _broadcast(group: RankGroup, elements: int) -> Act:
     return lambda: act(buffer, 0)
 
 
-def _reduce(group: RankGroup, elements: int) -> Act:
-    buffer, act = _full(group, elements), newest("reduce")
-    return lambda: act(buffer, 0)
-
-
-def _gather(group: RankGroup, elements: int) -> Act:
-    mine, act = _full(group, elements), newest("gather")
-    parts = list(_full(group, elements * group.world).split(elements)) if group.rank == 0 else None
-    return lambda: act(mine, parts, dst=0)
-
-
-def _scatter(group: RankGroup, elements: int) -> Act:
-    mine, act = _full(group, elements), newest("scatter")
-    parts = list(_full(group, elements * group.world).split(elements)) if group.rank == 0 else None
-    return lambda: act(mine, parts, src=0)
-
-
 TIMED = (
     Timed(op="all_reduce", prepare=_all_reduce, zero=True),
     Timed(op="all_gather", prepare=_all_gather, zero=True),
     Timed(op="reduce_scatter", prepare=_reduce_scatter, zero=True),
     Timed(op="all_to_all", prepare=_all_to_all),
     Timed(op="broadcast", prepare=_broadcast),
-    Timed(op="reduce", prepare=_reduce),
-    Timed(op="gather", prepare=_gather),
-    Timed(op="scatter", prepare=_scatter),
 )

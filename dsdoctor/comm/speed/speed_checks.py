@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from dsdoctor.comm.rank_names import named
 from dsdoctor.comm.results import Limit, Pace, PairTime, Reach, Speed
 from dsdoctor.comm.speed.bandwidth import formula
 from dsdoctor.comm.speed.latency_checks import late_pairs, messages_late, round_trips
-from dsdoctor.comm.speed.pairs import slower, within
+from dsdoctor.comm.speed.pairs import shared_rank, slower, within
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import step
 
@@ -33,12 +34,6 @@ LATE = 0.2
 """A rank is late when the others wait for it longer than this part of the work that goes before. On two busy cores healthy
 ranks' work differs by 2.2, but then the slower one is not also the one for which the others wait."""
 
-LATENCY_SIZE = 4096
-"""Up to this size the time is latency, and bandwidth plays no part."""
-
-SPIKE, LEAST_SPIKE = 20.0, 0.1
-"""A spike is so many times the usual, and at least so many seconds: shared processors easily cause 20 ms."""
-
 STAR = 2
 SHOWN = 6
 
@@ -50,14 +45,10 @@ class Measured:
     speeds: Sequence[Speed] = ()
     pairs: Sequence[PairTime] = ()
     paces: Sequence[Pace] = ()
+    reaches: Sequence[Reach] = ()
     limit: Limit | None = None
     hosts: Sequence[str] = ()
     backend: str = "gloo"
-
-    def named(self, rank: int) -> str:
-        """A rank with its host, where that is known."""
-        host = self.hosts[rank] if rank < len(self.hosts) else ""
-        return f"rank {rank} ({host})" if host else f"rank {rank}"
 
     @property
     def slow_pairs(self) -> tuple[PairTime, ...]:
@@ -80,21 +71,10 @@ def bandwidth(pair: PairTime) -> float:
     return pair.size / pair.transfer if pair.seconds > 0 else float("inf")
 
 
-def examine(
-    *,
-    speeds: Sequence[Speed] = (),
-    pairs: Sequence[PairTime] = (),
-    paces: Sequence[Pace] = (),
-    reaches: Sequence[Reach] = (),
-    limit: Limit | None = None,
-    hosts: Sequence[str] = (),
-    backend: str = "gloo",
-) -> tuple[Finding, ...]:
+def examine(measured: Measured) -> tuple[Finding, ...]:
     """All findings on what was timed."""
-    trips = round_trips(reaches)
-    measured = Measured(speeds=speeds, pairs=pairs, paces=paces, limit=limit, hosts=hosts, backend=backend)
-    found = tuple(finding for check in CHECKS for finding in check(measured))
-    return (*messages_late(pairs, trips, hosts), *found)
+    late = messages_late(measured.pairs, round_trips(measured.reaches), measured.hosts)
+    return (*late, *(finding for check in CHECKS for finding in check(measured)))
 
 
 def collective_below_limit(measured: Measured) -> Iterator[Finding]:
@@ -163,7 +143,7 @@ def pair_is_slow(measured: Measured) -> Iterator[Finding]:
     rate = f"{bandwidth(worst) / 1e6:.3g} MB/s" + (
         f", others do {median(map(bandwidth, usual)) / 1e6:.3g} MB/s" if usual else ""
     )
-    path = f"the path between {measured.named(worst.source)} and {measured.named(worst.target)} is slow"
+    path = f"the path between {named((worst.source,), measured.hosts)} and {named((worst.target,), measured.hosts)} is slow"
     yield Finding.warning(
         "pair-is-slow",
         f"{centre} is slow to reach: {rate}" if centre else f"{path}: {rate}",
@@ -207,37 +187,13 @@ def rank_straggles(measured: Measured) -> Iterator[Finding]:
         if last and (late or pace.compute > SLOW_WORK * work):
             yield Finding.warning(
                 "rank-straggles",
-                f"{measured.named(pace.rank)} is slow by itself: {pace.compute * 1e3:.3g} ms for work that takes the"
+                f"{named((pace.rank,), measured.hosts)} is slow by itself: {pace.compute * 1e3:.3g} ms for work that takes the"
                 f" others {work * 1e3:.3g} ms, and they wait for it",
                 evidence=(
                     f"it waits {pace.waited * 1e3:.3g} ms at a barrier, the others {wait * 1e3:.3g} ms (medians)",
                 ),
                 fix="see what else runs on its host, and whether its GPU or processor is throttled",
                 steps=(step("nvidia-smi -q -d PERFORMANCE,TEMPERATURE,CLOCK"), step("top -b -n 1 | head -20")),
-            )
-
-
-def latency_spikes(measured: Measured) -> Iterator[Finding]:
-    """One in a hundred of the smallest collectives takes far longer than the usual one.
-
-    Why it matters: a training step makes hundreds of them, so it meets the slow one each time. Lost packets that are
-    sent again (200 ms and more), processors that sleep or are shared, and other jobs on the host do this.
-
-    How to fix it: see whether packets are sent again, and what else runs.
-
-        $ nstat -az TcpRetransSegs
-
-    Since: 0.1
-    """
-    for speed in measured.speeds:
-        if speed.size <= LATENCY_SIZE and speed.p99 > SPIKE * speed.p50 and speed.p99 > LEAST_SPIKE:
-            yield Finding.note(
-                "latency-spikes",
-                f"{speed.op} of {speed.size} bytes usually takes {speed.p50 * 1e3:.3g} ms, and one in a hundred"
-                f" {speed.p99 * 1e3:.3g} ms",
-                evidence=(f"slowest: {measured.named(speed.slowest)}",),
-                fix="see whether packets are sent again, and what else runs",
-                steps=(step("nstat -az TcpRetransSegs"),),
             )
 
 
@@ -271,7 +227,7 @@ def _ratio(part: float) -> str:
 
 def _pair(pair: PairTime, measured: Measured) -> str:
     return (
-        f"{measured.named(pair.source)} - {measured.named(pair.target)}: {bandwidth(pair) / 1e6:.3g} MB/s"
+        f"{named((pair.source,), measured.hosts)} - {named((pair.target,), measured.hosts)}: {bandwidth(pair) / 1e6:.3g} MB/s"
         f" ({pair.size} bytes in {pair.seconds * 1e3:.3g} ms)"
     )
 
@@ -280,14 +236,12 @@ def _centre(slow: Sequence[PairTime], measured: Measured) -> str | None:
     """The rank that all of several slow pairs have in common, or else the host; None where they share nothing."""
     if len(slow) < STAR:
         return None
-    ranks = Counter(rank for pair in slow for rank in (pair.source, pair.target))
-    shared = [rank for rank, count in ranks.items() if count == len(slow)]
-    if len(shared) == 1:
-        return measured.named(shared[0])
+    if (shared := shared_rank(slow)) is not None:
+        return named((shared,), measured.hosts)
     place = dict(enumerate(measured.hosts))
     hosts = Counter(host for pair in slow for host in {place.get(pair.source), place.get(pair.target)} if host)
     common = [host for host, count in hosts.items() if count == len(slow)]
     return f"host {common[0]}" if len(common) == 1 else None
 
 
-CHECKS = (collective_below_limit, pair_is_slow, rank_straggles, latency_spikes)
+CHECKS = (collective_below_limit, pair_is_slow, rank_straggles)
