@@ -57,9 +57,9 @@ def start(told: Any) -> tuple[str, str]:
 
 
 def build(told: Any) -> tuple[str, str]:
-    run = told["runs"][0]
-    cold, unchanged = (run["ratio"][name]["wall"] for name in ("cold", "nothing changed"))
-    return f"{cold:.2f} of the time, {unchanged:.2f} when nothing changed", f"{run['rounds']} rounds"
+    cold, unchanged = (max(run["ratio"][name]["wall"] for run in told["runs"]) for name in ("cold", "nothing changed"))
+    rounds = sum(run["rounds"] for run in told["runs"])
+    return f"at most {cold:.2f} of the time, {unchanged:.2f} when nothing changed", f"{rounds} rounds"
 
 
 def configurations(told: Any) -> tuple[str, str]:
@@ -131,7 +131,7 @@ ROWS = (
     Row(
         claim="`build-wheel` beside the guide's build",
         script="build.py",
-        numbers="build-2026-11-22-three-rounds.json",
+        numbers="build-2026-11-23-late-collection.json",
         figures=build,
     ),
     Row(
