@@ -28,6 +28,7 @@ from tests.checks.sick import (
     without_gpu,
 )
 from tests.conftest import CPU_TORCH, GCC, TORCH
+from tests.each import each
 
 EMPTY = Machine(system=System(architecture="unknown", os="unknown"))
 
@@ -44,7 +45,7 @@ def rules(machine: Machine) -> set[str]:
     return {finding.rule for finding in findings(machine)}
 
 
-@pytest.mark.parametrize("rule", sorted(SICK))
+@each("rule", sorted(SICK))
 def test_a_check_finds_its_problem_and_says_how_to_fix_it(rule: str) -> None:
     finding = found(SICK[rule], rule)
 
@@ -62,7 +63,7 @@ def test_a_healthy_machine_is_healthy() -> None:
     assert findings(healthy()) == []
 
 
-@pytest.mark.parametrize("rule", sorted(checks()))
+@each("rule", sorted(checks()))
 def test_a_check_takes_an_empty_machine_and_has_a_manual_page(rule: str) -> None:
     check = checks()[rule]
 
@@ -123,7 +124,7 @@ def test_the_fix_of_a_wrong_guess_works() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@each(
     ("home", "tail"),
     [
         ("/a:/usr/local/cuda", "it is a list"),
@@ -185,7 +186,7 @@ def test_a_new_torch_waits_for_no_lock_file() -> None:
     assert found(sick, "stale-jit-cache").affects == ("cpu_adam",)
 
 
-@pytest.mark.parametrize(
+@each(
     ("holder", "severity"),
     [
         (FileHolder(pid=None, doubt=""), Severity.ERROR),
@@ -277,7 +278,7 @@ def test_ops_of_the_host_alone_that_were_built_for_the_cpu_are_a_warning_until_a
     assert found(healthy(deepspeed=here), "ops-accelerator-mismatch").severity is Severity.ERROR
 
 
-@pytest.mark.parametrize("change", [{"variables": {"DS_ACCELERATOR": "cpu"}}, {"torch": CPU_TORCH}])
+@each("change", [{"variables": {"DS_ACCELERATOR": "cpu"}}, {"torch": CPU_TORCH}])
 def test_a_cpu_that_is_meant_is_no_mismatch(change: dict[str, Any]) -> None:
     assert "ops-accelerator-mismatch" not in rules(without_gpu(deepspeed=for_cpu("fused_adam"), **change))
 
@@ -292,7 +293,7 @@ def test_gpu_code_is_missed_only_where_the_files_were_read() -> None:
     assert "op-without-gpu-code" not in rules(healthy(deepspeed=damaged))
 
 
-@pytest.mark.parametrize(
+@each(
     "python",
     [
         "/home/a/.cache/uv/archive-v0/yX9tZY/bin/python",

@@ -27,6 +27,7 @@ from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import LocalHost
 from tests.comm.made_claims import findings_of
 from tests.conftest import Disk
+from tests.each import each
 from tests.planted import IN_ADDRESSES
 
 GIB = 1 << 30
@@ -88,7 +89,7 @@ WITH_PROBLEM = {
 }
 
 
-@pytest.mark.parametrize("rule", sorted(WITH_PROBLEM))
+@each("rule", sorted(WITH_PROBLEM))
 def test_a_check_finds_its_ill_and_names_rank_and_host(rule: str) -> None:
     finding = next(finding for finding in judged(WITH_PROBLEM[rule]) if finding.rule == rule)
 
@@ -119,8 +120,8 @@ NVLINKS = {
 """GB/s one way, by the driver's names; None: without links on the board."""
 
 
-@pytest.mark.parametrize("name", NVLINKS)
-@pytest.mark.parametrize("part", [None, 0.5, 17 / 18, 1.0])
+@each("name", NVLINKS)
+@each("part", [None, 0.5, 17 / 18, 1.0])
 def test_links_are_held_against_those_of_the_kind(name: str, part: float | None) -> None:
     expected = NVLINKS[name]
     gpu = replace(H100, name=name, nvlink=None if part is None else (expected or 100) * 1e9 * part)
@@ -131,7 +132,7 @@ def test_links_are_held_against_those_of_the_kind(name: str, part: float | None)
     assert "gpu-links-missing" not in {one.rule for one in judged(healthy(gpus=(gpu,)))}
 
 
-@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+@each("backend", ["nccl", "gloo"])
 def test_a_healthy_host_and_an_unknown_one_have_no_ill(backend: str) -> None:
     assert judged(healthy(), backend) == ()
     assert judged(Local(hostname="x"), backend, several_hosts=False) == ()
@@ -159,7 +160,7 @@ def test_what_many_ranks_share_is_said_once() -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@each(
     ("backend", "variables", "name"),
     [
         ("nccl", {}, "ib0"),

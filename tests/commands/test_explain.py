@@ -11,9 +11,10 @@ from dsdoctor.core.json_text import decode, encode
 from dsdoctor.core.pages import ADDRESS
 from dsdoctor.diagnosis.catalogue.rules import RULES
 from tests.cli.runner import run
+from tests.each import each
 
 
-@pytest.mark.parametrize("rule", every_rule())
+@each("rule", every_rule())
 def test_a_page_says_what_it_means_why_it_matters_how_to_fix_it_and_since_when(rule: str) -> None:
     found = list(pages(rule))
 

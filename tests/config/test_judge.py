@@ -11,6 +11,7 @@ from dsdoctor.config.question import Correction
 from dsdoctor.core.finding import Severity
 from tests.config.mistakes import closed, typing_mistakes
 from tests.config.recorded import recorded, rules, verdicts
+from tests.each import each
 
 BASE = {"train_micro_batch_size_per_gpu": 4}
 
@@ -37,7 +38,7 @@ def test_a_key_that_nobody_knows_is_a_warning_and_a_remark_is_nothing() -> None:
     ]
 
 
-@pytest.mark.parametrize("section", ["optimizer", "scheduler"])
+@each("section", ["optimizer", "scheduler"])
 def test_a_value_beside_params_is_moved_into_them(section: str) -> None:
     config = {
         **BASE,
@@ -90,7 +91,7 @@ def test_infinity_of_a_file_is_text_for_hjson() -> None:
     assert '"Infinity' not in found.finding.title
 
 
-@pytest.mark.parametrize(
+@each(
     ("path", "value", "fix"),
     [
         (("zero_optimization", "offload_optimizer"), True, 'write {"device": "cpu"}'),
@@ -116,7 +117,7 @@ def test_a_deprecated_key_is_replaced_by_the_documented_one() -> None:
     assert found.finding.title.endswith("zero_optimization.stage3_gather_16bit_weights_on_model_save replaces it")
 
 
-@pytest.mark.parametrize(
+@each(
     ("beside", "fix"),
     [
         ({}, 'add "params", an empty object for the defaults'),
@@ -139,7 +140,7 @@ def test_a_secret_in_a_refused_key_is_not_shown() -> None:
     assert "sk-123" not in str(found)
 
 
-@pytest.mark.parametrize(
+@each(
     ("path", "value", "correction"),
     [
         (("steps_per_print",), "10", "10"),
@@ -161,7 +162,7 @@ def test_text_for_a_number_is_an_error_where_deepspeed_does_not_look(
     assert found.correction == (Correction(path=path, value=correction) if correction else None)
 
 
-@pytest.mark.parametrize("value", [1, 1.5, 0])
+@each("value", [1, 1.5, 0])
 def test_a_number_for_a_number_is_well(value: float) -> None:
     assert verdicts({**BASE, "gradient_clipping": value, "prescale_gradients": 0}) == ()
 
@@ -172,7 +173,7 @@ def test_auto_is_told_once_where_somebody_could_fill_it_in() -> None:
     assert rules(verdicts(config)) == ["config-auto-for-trainer"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("config", "rule", "severity"),
     [
         ({"steps_per_print": "auto"}, "config-auto-stays", Severity.ERROR),
@@ -186,9 +187,7 @@ def test_auto_that_nobody_fills_in(config: dict[str, Any], rule: str, severity: 
     assert (found.finding.rule, found.finding.severity) == (rule, severity)
 
 
-@pytest.mark.parametrize(
-    ("refused", "rules_told"), [((), ["config-auto-stays"]), (("no",), ["config-trainer-refuses"])]
-)
+@each(("refused", "rules_told"), [((), ["config-auto-stays"]), (("no",), ["config-trainer-refuses"])])
 def test_what_accelerate_refused_as_a_whole_is_told_and_not_each_auto(
     refused: tuple[str, ...], rules_told: list[str]
 ) -> None:
@@ -204,7 +203,7 @@ def test_in_a_training_every_auto_that_is_left_is_told() -> None:
     assert rules(verdicts(config, in_training=True)) == ["config-auto-stays", "config-auto-dropped"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("facts", "zero", "expected"),
     [
         (Effective(stage=0, offload_optimizer="cpu"), {}, ["config-offload-ignored", "config-own-optimizer-offload"]),
@@ -227,7 +226,7 @@ def test_what_a_stage_does_not_do_is_told(facts: Effective, zero: dict[str, Any]
     assert rules(verdicts(config, answer={"facts": facts})) == expected
 
 
-@pytest.mark.parametrize(
+@each(
     ("stage", "section", "told"),
     [
         (3, {"device": "cpu", "pipeline_read": True, "nvme_path": "/nvme"}, [Severity.NOTE]),
@@ -253,7 +252,7 @@ def test_a_bucket_larger_than_the_model_is_told() -> None:
     assert "1.0 GB" in found.finding.title and "6,850,000" in found.finding.title
 
 
-@pytest.mark.parametrize(
+@each(
     ("capability", "facts", "severity"),
     [
         ("6.1", Effective(stage=0, fp16=True), Severity.ERROR),

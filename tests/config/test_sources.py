@@ -12,6 +12,7 @@ from dsdoctor.config.other_names import OTHER_NAMES, STANDS_IN
 from dsdoctor.config.values import BATCH, NUMBERS
 from dsdoctor.config.zero import FOR_NVME, FOR_STAGE_3
 from tests.config.recorded import recorded
+from tests.each import each
 
 
 def source(package: str, file: str) -> str:
@@ -21,21 +22,21 @@ def source(package: str, file: str) -> str:
     return Path(spec.origin).parent.joinpath(file).read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("key", OTHERS_READ)
+@each("key", OTHERS_READ)
 def test_keys_that_others_read_are_read_there(key: str) -> None:
     package, file, words = OTHERS_READ[key]
 
     assert words in source(package, file)
 
 
-@pytest.mark.parametrize("name", STANDS_IN)
+@each("name", STANDS_IN)
 def test_what_others_call_a_key_stands_there(name: str) -> None:
     package, file, words = STANDS_IN[name]
 
     assert words in source(package, file)
 
 
-@pytest.mark.parametrize("path", OTHER_NAMES, ids=".".join)
+@each("path", OTHER_NAMES, ids=".".join)
 def test_another_name_is_none_of_deepspeeds_and_what_it_means_is(path: Path) -> None:
     asked = recorded()
 
@@ -78,7 +79,7 @@ def test_numbers_without_a_default_are_keys_of_deepspeed() -> None:
     )
 
 
-@pytest.mark.parametrize("name", [name for names in (*FOR_NVME.values(), FOR_STAGE_3) for name in names])
+@each("name", [name for names in (*FOR_NVME.values(), FOR_STAGE_3) for name in names])
 def test_stages_1_and_2_do_not_read_what_is_for_nvme_or_stage_3(name: str) -> None:
     low = source("deepspeed", "runtime/zero/stage_1_and_2.py")
     engine = source("deepspeed", "runtime/engine.py")

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +13,7 @@ from dsdoctor.core.redaction import WORDS, Hidden, url, urls, variable
 from dsdoctor.core.snapshot import Recorder, save
 from dsdoctor.probe.libraries import include_dirs
 from tests.conftest import Disk
+from tests.each import each
 from tests.planted import (
     ADDRESSES,
     EVERY,
@@ -40,7 +40,7 @@ HARMLESS_FLAGS = (
 )
 
 
-@pytest.mark.parametrize("wording", WORDINGS)
+@each("wording", WORDINGS)
 def test_no_wording_of_a_token_survives_in_any_variable(wording: str) -> None:
     secret = token(7)
     for name in EVERY:
@@ -52,7 +52,7 @@ def test_no_wording_of_a_token_survives_in_any_variable(wording: str) -> None:
         assert shown.startswith(HARMLESS.get(name, "")) or (name in FOLDERS and "://" in value)
 
 
-@pytest.mark.parametrize("wording", IN_ADDRESSES)
+@each("wording", IN_ADDRESSES)
 def test_an_address_keeps_its_scheme_host_and_path_alone(wording: str) -> None:
     secret = token(7)
     text = IN_ADDRESSES[wording].format(secret)
@@ -61,7 +61,7 @@ def test_an_address_keeps_its_scheme_host_and_path_alone(wording: str) -> None:
     assert secret not in urls(f"pip could not fetch {text}, and {text!r}")
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "shown"),
     [
         ("https://u:p@SECRET@h/", "https://h/"),
@@ -79,12 +79,12 @@ def test_addresses(text: str, shown: str) -> None:
     assert (url(text), url(shown)) == (shown, shown)
 
 
-@pytest.mark.parametrize("text", HARMLESS_FLAGS)
+@each("text", HARMLESS_FLAGS)
 def test_the_flags_of_distributions_and_of_nvcc_are_shown_whole(text: str) -> None:
     assert flags(text) == text
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "shown"),
     [
         ("-DA=1 -DB", "(2 words not shown)"),
@@ -98,7 +98,7 @@ def test_what_is_not_known_is_counted(text: str, shown: str) -> None:
     assert flags(text) == shown
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "gcc",

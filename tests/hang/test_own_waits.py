@@ -18,6 +18,7 @@ from dsdoctor.hang.ring import UNWATCHED, RingWriter
 from dsdoctor.hang.stacks import ENDED, doing
 from dsdoctor.hang.system_call import OF_OPEN_FILES, OF_PATHS, file_call, file_system_of, mounted_at
 from dsdoctor.hang.verdict import judge
+from tests.each import each
 from tests.hang.made import calling, elsewhere, frame, incident, operation, view
 
 WAITS = """
@@ -120,7 +121,7 @@ def test_a_path_is_told_from_the_folder_that_it_begins_in(folder: str, tmp_path:
     assert (seen[0], os.path.normpath(seen[1])) == ("open", str(tmp_path / "fifo"))
 
 
-@pytest.mark.parametrize(("kind", "source"), [("fuse", "curlftpfs#ftp://user:secret@host/"), ("nfs4", "host:/export")])
+@each(("kind", "source"), [("fuse", "curlftpfs#ftp://user:secret@host/"), ("nfs4", "host:/export")])
 def test_of_a_mount_neither_its_source_nor_its_password_is_told(kind: str, source: str) -> None:
     lines = ["1 0 8:1 / / rw - ext4 /dev/sda1 rw", rf"2 1 0:9 / /mnt/my\040data rw shared:1 - {kind} {source} rw"]
 
@@ -130,8 +131,8 @@ def test_of_a_mount_neither_its_source_nor_its_password_is_told(kind: str, sourc
     ]
 
 
-@pytest.mark.parametrize("state", ["S", "D"])
-@pytest.mark.parametrize("name", sorted({name for table in (OF_OPEN_FILES, OF_PATHS) for name in names_of(table)}))
+@each("state", ["S", "D"])
+@each("name", sorted({name for table in (OF_OPEN_FILES, OF_PATHS) for name in names_of(table)}))
 def test_only_of_an_open_file_in_disk_sleep_the_file_system_is_told(name: str, state: str) -> None:
     seen = view(0, elsewhere(), 4, state=state)
     assert seen.sample
@@ -151,7 +152,7 @@ STACKS = {
 }
 
 
-@pytest.mark.parametrize("words", STACKS)
+@each("words", STACKS)
 def test_what_a_library_waits_for_is_said_by_what_it_is_there_for(words: str) -> None:
     inner = frame(f"{LIBRARY}threading.py", 8, "wait")
     stack = [frame("/home/a/train.py", 3, "f", "x = y(z)"), STACKS[words], inner]
@@ -180,7 +181,7 @@ def test_of_a_rank_that_waits_for_a_thread_it_is_told_where_the_others_stand_or_
     assert not any("thread" in line for line in unknown.evidence)
 
 
-@pytest.mark.parametrize("few", [1, 3])
+@each("few", [1, 3])
 def test_a_process_group_that_only_some_ranks_make_is_a_collective_that_the_others_do_not_call(few: int) -> None:
     made = [view(rank, calling("new_group" if rank < few else "all_reduce"), 4) for rank in range(4)]
 
@@ -254,9 +255,9 @@ def test_the_same_collective_of_another_type_is_told_with_the_types() -> None:
     assert said in found[0].title
 
 
-@pytest.mark.parametrize("others", ["scheduled", "done"])
-@pytest.mark.parametrize("state", ["scheduled", "started", "done"])
-@pytest.mark.parametrize("types", [("Float",), ("Bool",), ()])
+@each("others", ["scheduled", "done"])
+@each("state", ["scheduled", "started", "done"])
+@each("types", [("Float",), ("Bool",), ()])
 def test_types_are_a_cause_only_where_all_told_them_and_the_call_has_not_ended(
     types: tuple[str, ...], state: str, others: str
 ) -> None:
@@ -283,7 +284,7 @@ ROOTS = {
 """What each rank names as the sender in which group, its number, and what is told."""
 
 
-@pytest.mark.parametrize("name", ROOTS)
+@each("name", ROOTS)
 def test_ranks_that_wait_for_different_senders_are_told_where_it_is_one_collective(name: str) -> None:
     roots, numbers, rule = ROOTS[name]
     ranks = []
@@ -316,8 +317,8 @@ AIO = "/v/lib/python3.11/site-packages/deepspeed/nvme/ds_aio_handle.py"
 USER = "/home/a/train.py"
 
 
-@pytest.mark.parametrize("text", ["work.wait()", "handle.wait()", "req.wait()"])
-@pytest.mark.parametrize(
+@each("text", ["work.wait()", "handle.wait()", "req.wait()"])
+@each(
     ("file", "kernel", "numbers", "rules"),
     [
         (USER, "futex_do_wait", (5, 6), {"hang-rank-behind"}),
@@ -379,7 +380,7 @@ BY_KIND = {
 }
 
 
-@pytest.mark.parametrize("kernel", BY_KERNEL)
+@each("kernel", BY_KERNEL)
 def test_what_the_kernel_says_of_a_wait_goes_before_what_its_file_looks_like(kernel: str) -> None:
     stack = [frame("/home/a/train.py", 3, "f", "x = y(z)")]
     by_path = {"read": "waits for a file", "write": "waits for a file to be written"}
@@ -392,8 +393,8 @@ def test_what_the_kernel_says_of_a_wait_goes_before_what_its_file_looks_like(ker
     assert {(kind, call): doing(stack, kernel, (call, KINDS[kind])) for kind, call in expected} == expected
 
 
-@pytest.mark.parametrize("state", ["S", "D"])
-@pytest.mark.parametrize(("kind", "kernel"), [("pipe by name", "anon_pipe_read"), ("card", "ib_uverbs_event_read")])
+@each("state", ["S", "D"])
+@each(("kind", "kernel"), [("pipe by name", "anon_pipe_read"), ("card", "ib_uverbs_event_read")])
 def test_of_what_is_no_file_no_file_system_is_to_be_looked_at(kind: str, kernel: str, state: str) -> None:
     late = view(0, elsewhere("x = y(z)"), 3, state=state, waits=kernel, call=("read", KINDS[kind]))
     others = [view(rank, calling("all_reduce"), 4) for rank in (1, 2, 3)]
@@ -404,7 +405,7 @@ def test_of_what_is_no_file_no_file_system_is_to_be_looked_at(kind: str, kernel:
     assert state == "D" or "df -h" not in repr(found.fix)
 
 
-@pytest.mark.parametrize("text", ["work.wait()", "handle.wait()", "req.wait()"])
+@each("text", ["work.wait()", "handle.wait()", "req.wait()"])
 def test_where_all_wait_for_what_they_began_before_nobody_says_that_the_transport_is_at_fault(text: str) -> None:
     found = judge(incident(*(view(rank, elsewhere(text), 6) for rank in range(4)))).findings
 

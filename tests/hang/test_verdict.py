@@ -13,6 +13,7 @@ from dsdoctor.hang.models import Incident, RankView
 from dsdoctor.hang.stacks import DOING, FILES, KERNEL, ON_A_FILE, SAYING, doing, folded
 from dsdoctor.hang.verdict import is_working, judge
 from dsdoctor.run.hang_report import state_of, with_nccl
+from tests.each import each
 from tests.hang.made import calling, elsewhere, frame, incident, lock, operation, view
 
 LOADER = frame("/v/lib/python3.11/site-packages/torch/utils/data/dataloader.py", 5, "__next__")
@@ -62,7 +63,7 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize(("kind", "rank"), list(product(EXPECTED, (0, 1, 3))))
+@each(("kind", "rank"), list(product(EXPECTED, (0, 1, 3))))
 def test_each_cause_is_named_with_its_rank(kind: str, rank: int) -> None:
     rule, severity, title = one(run(lying(rank, kind)))
 
@@ -78,7 +79,7 @@ def test_a_rank_that_works_is_no_error() -> None:
     assert "works on" in verdict.findings[0].title
 
 
-@pytest.mark.parametrize("held", [lock(holder=4711), lock(doubt="it lies on nfs")], ids=["somebody has it", "on nfs"])
+@each("held", [lock(holder=4711), lock(doubt="it lies on nfs")], ids=["somebody has it", "on nfs"])
 def test_a_lock_that_somebody_may_hold_is_not_called_stale(held: object) -> None:
     rule, _, _ = one(run(view(2, elsewhere(), 55, lock=held)))
 
@@ -94,7 +95,7 @@ def test_a_lock_is_not_stale_while_another_rank_compiles() -> None:
     assert [finding.rule for finding in judge(made).findings if finding.rule == "hang-stale-lock"] == []
 
 
-@pytest.mark.parametrize("odd", [0, 2])
+@each("odd", [0, 2])
 def test_the_first_call_that_differs_is_told_with_the_ranks_of_each_kind(odd: int) -> None:
     same = operation(40, "all_reduce", 8, state="done")
     views = [
@@ -153,7 +154,7 @@ def test_ranks_that_wait_for_each_other_in_two_groups_are_told_so() -> None:
     assert "rank 1 in barrier; ranks 0, 2 in all_reduce" in title
 
 
-@pytest.mark.parametrize("known", [True, False])
+@each("known", [True, False])
 def test_of_a_rank_that_tells_nothing_nobody_says_where_it_stands(known: bool) -> None:
     late = view(2, elsewhere(), 56)
     rule, _, title = one(made := run(late if known else replace(late, sample=None)))
@@ -225,8 +226,8 @@ def test_of_ranks_that_were_not_heard_of_nobody_says_that_they_wait_for_nothing(
     assert "3 of 4 ranks were heard of" in title
 
 
-@pytest.mark.parametrize("rank", [0, 3])
-@pytest.mark.parametrize(
+@each("rank", [0, 3])
+@each(
     ("file", "patient"),
     [
         ("/v/lib/python3.11/site-packages/requests/adapters.py", "works"),
@@ -249,9 +250,7 @@ def test_nodes_that_are_still_being_started_are_given_time() -> None:
     assert (state_of(made, patient=True), state_of(made, patient=False)) == ("works", "hangs")
 
 
-@pytest.mark.parametrize(
-    "words", sorted({words for table in (DOING, SAYING, FILES, KERNEL, ON_A_FILE) for _, words in table})
-)
+@each("words", sorted({words for table in (DOING, SAYING, FILES, KERNEL, ON_A_FILE) for _, words in table}))
 def test_for_each_thing_that_a_rank_may_do_something_is_to_be_done_next(words: str) -> None:
     assert [part for part in NEXT if part in words]
 
@@ -262,7 +261,7 @@ def test_no_part_of_the_words_hides_a_more_special_one() -> None:
     assert [(part, later) for number, part in enumerate(parts) for later in parts[number + 1 :] if part in later] == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "waits", "said"),
     [
         ("cursor.execute(query)", "", "see who has its lock"),
@@ -282,7 +281,7 @@ def test_the_fix_says_what_to_do_next_on_the_host_of_that_rank(text: str, waits:
     assert said in finding.fix.text
 
 
-@pytest.mark.parametrize("working", [(0,), (0, 1, 2, 3)])
+@each("working", [(0,), (0, 1, 2, 3)])
 def test_ranks_that_work_and_wait_for_nobody_do_not_hang(working: tuple[int, ...]) -> None:
     busy = {rank: "it took 99% of a processor" if rank in working else "" for rank in range(4)}
     made = incident(*(view(rank, elsewhere("loss = model(batch)"), 56, activity=busy[rank]) for rank in range(4)))
@@ -307,8 +306,8 @@ OWNERS = {
 }
 
 
-@pytest.mark.parametrize("call", ["execute(x)", "executemany(x, y)", "commit()"])
-@pytest.mark.parametrize("words", OWNERS)
+@each("call", ["execute(x)", "executemany(x, y)", "commit()"])
+@each("words", OWNERS)
 def test_only_what_is_called_as_databases_are_is_one(words: str, call: str) -> None:
     stacks = {owner: elsewhere(f"result = {owner}.{call}") for owner in OWNERS[words]}
 
@@ -317,7 +316,7 @@ def test_only_what_is_called_as_databases_are_is_one(words: str, call: str) -> N
     )
 
 
-@pytest.mark.parametrize("gathers", [True, False])
+@each("gathers", [True, False])
 def test_where_a_forward_of_zero_3_gathers_the_fix_names_leaf_modules(gathers: bool) -> None:
     inner = frame("/v/site-packages/deepspeed/runtime/zero/partitioned_param_coordinator.py", 5, "fetch_sub_module")
     stack = (calling("all_gather")[0], *([inner] if gathers else []), calling("all_gather")[1])

@@ -14,6 +14,7 @@ from dsdoctor.memory.judge import Gpus, judge
 from dsdoctor.memory.models import Layout, Run
 from dsdoctor.memory.search import between, search
 from dsdoctor.memory.unmeasured import beside_tensors, room
+from tests.each import each
 from tests.memory.shapes import TWO_RANKS, model_of, run_of, settings
 
 COUNTS = [400_000, 300_000, 90_000]
@@ -28,7 +29,7 @@ def situation(stage: int, *, world: int = 4, activation: int = 3_000_000, **chan
     return Situation(settings=settings(stage, **changed), model=model, run=run, layout=Layout(world=world))
 
 
-@pytest.mark.parametrize(("stage", "bucket"), list(itertools.product((0, 1, 2, 3), (100_000, 500_000_000))))
+@each(("stage", "bucket"), list(itertools.product((0, 1, 2, 3), (100_000, 500_000_000))))
 def test_each_change_wins_what_its_own_ledger_says(stage: int, bucket: int) -> None:
     now = situation(stage, reduce_bucket_size=bucket)
     before = now.predicted().peak.device
@@ -72,7 +73,7 @@ def test_a_loss_in_pieces_leaves_everything_but_the_loss_alone() -> None:
     assert max(event[2] for event in pieces.events) < max(event[2] for event in run.events)
 
 
-@pytest.mark.parametrize("limit_of", list(range(1, 30, 4)))
+@each("limit_of", list(range(1, 30, 4)))
 def test_the_batch_that_is_found_fits_and_the_next_does_not(limit_of: int) -> None:
     now = situation(2, reduce_bucket_size=1000)
     one = replace(run_of(COUNTS, activation=1_000_000), batch=1)
@@ -107,7 +108,7 @@ def test_runs_that_differ_are_no_line() -> None:
         between(one, replace(run_of([1, 2, 3]), batch=2), 3)
 
 
-@pytest.mark.parametrize(
+@each(
     ("memory", "rules"),
     [
         (1 << 20, {"memory-does-not-fit"}),
@@ -138,8 +139,8 @@ JUDGED = [
 ]
 
 
-@pytest.mark.parametrize(("changed", "rule"), JUDGED)
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@each(("changed", "rule"), JUDGED)
+@each("stage", [1, 2, 3])
 def test_what_is_not_told_or_is_waste_is_said(changed: dict[str, object], rule: str, stage: int) -> None:
     plain = {"reduce_bucket_size": 1000}
     now, sound = situation(stage, **{**plain, **changed}), situation(stage, **plain)
@@ -161,9 +162,7 @@ def test_a_model_that_could_not_be_followed_is_said_and_is_never_called_fitting(
     assert "nonzero" in found[0].evidence[0]
 
 
-@pytest.mark.parametrize(
-    ("memory", "rules"), [(1 << 20, {"memory-does-not-fit"}), (30 * GIB, {"memory-fits-barely"}), (GIB << 10, set())]
-)
+@each(("memory", "rules"), [(1 << 20, {"memory-does-not-fit"}), (30 * GIB, {"memory-fits-barely"}), (GIB << 10, set())])
 def test_where_a_kernel_decides_only_what_the_least_takes_is_an_error(memory: int, rules: set[str]) -> None:
     most = run_of(COUNTS, activation=8 * GIB)
     now = situation(2, reduce_bucket_size=1000)
@@ -173,7 +172,7 @@ def test_where_a_kernel_decides_only_what_the_least_takes_is_an_error(memory: in
     assert {finding.rule for finding in found} == rules | {"attention-kernel-decides"}
 
 
-@pytest.mark.parametrize(("table", "severity"), [(True, Severity.ERROR), (False, Severity.NOTE)])
+@each(("table", "severity"), [(True, Severity.ERROR), (False, Severity.NOTE)])
 def test_a_sequence_beyond_the_positions_is_told(table: bool, severity: Severity) -> None:
     now = situation(2, reduce_bucket_size=1000)
     short = replace(now, model=replace(now.model, positions=7, position_table=table))
@@ -186,7 +185,7 @@ def test_a_sequence_beyond_the_positions_is_told(table: bool, severity: Severity
     assert found(replace(now, model=replace(now.model, positions=8))) == found(pixels) == []
 
 
-@pytest.mark.parametrize("rule", sorted(DOUBTS | CERTAIN))
+@each("rule", sorted(DOUBTS | CERTAIN))
 def test_no_tick_stands_beside_what_is_missing(rule: str) -> None:
     now = situation(2, reduce_bucket_size=1000)
     missing = Finding.note(rule, "something is missing", fix="measure it")

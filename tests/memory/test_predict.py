@@ -12,6 +12,7 @@ from dsdoctor.memory.account import Account
 from dsdoctor.memory.models import Layout, Point, Prediction
 from dsdoctor.memory.partition import divide
 from dsdoctor.memory.predict import predict
+from tests.each import each
 from tests.memory.shapes import TWO_RANKS, model_of, run_of, settings
 
 SMALL_GPT2 = model_of([3_400_000, 3_400_000, 50_000])
@@ -22,7 +23,7 @@ def held(prediction: Prediction, point: Point, what: str) -> int:
     return sum(row.size for row in prediction.at(point).rows if row.what == what)
 
 
-@pytest.mark.parametrize(
+@each(
     ("bucket", "after_initialize", "after_step"),
     # measured on two gloo ranks: GPT-2 of 6.85 M parameters, ZeRO-3 in bf16
     [(500_000_000, 1027, 1055), (65_536, 28, 55)],
@@ -37,7 +38,7 @@ def test_zero_3_is_what_was_measured(bucket: int, after_initialize: int, after_s
 CASES = list(itertools.product((0, 1, 2, 3), ("none", "cpu"), ("bfloat16", "float32"), (1, 2, 7)))
 
 
-@pytest.mark.parametrize(("stage", "offload", "dtype", "world"), CASES)
+@each(("stage", "offload", "dtype", "world"), CASES)
 def test_rows_add_up_and_states_come_with_the_first_step(stage: int, offload: str, dtype: str, world: int) -> None:
     chosen = settings(
         stage,
@@ -68,7 +69,7 @@ def test_rows_add_up_and_states_come_with_the_first_step(stage: int, offload: st
     assert told.at(Point.AFTER_STEP).device <= told.peak.device
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@each("stage", [1, 2, 3])
 def test_what_is_offloaded_is_on_the_host_and_not_on_the_device(stage: int) -> None:
     model = model_of([10_000, 10_000])
     here = predict(settings(stage, reduce_bucket_size=600), model, model.runs[0], TWO_RANKS)

@@ -26,6 +26,7 @@ from dsdoctor.overflow.measure.measure import (
     scan_into,
     settled,
 )
+from tests.each import each
 from tests.overflow.truth import numbers, planted, truth
 
 CPU = torch.device("cpu")
@@ -56,7 +57,7 @@ def test_any_bits_are_counted_exactly(data: bytes, name: str, backend: str) -> N
     assert measured(tensor, backend) == truth(tensor)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_odd_ones_are_found_wherever_they_lie(name: str) -> None:
     """Blocks of the C scan end somewhere; so do vectors."""
     dtype, size = getattr(torch, name), BYTES[name]
@@ -95,15 +96,15 @@ STRIDED: dict[str, Callable[[], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", STRIDED)
+@each("backend", BACKENDS)
+@each("name", STRIDED)
 def test_strides_change_nothing(name: str, backend: str) -> None:
     tensor = STRIDED[name]()
 
     assert measured(tensor, backend) == truth(tensor)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@each("backend", BACKENDS)
 def test_a_complex_tensor_is_its_parts(backend: str) -> None:
     tensor = torch.complex(planted(7), torch.full((7,), -math.inf))
 
@@ -114,7 +115,7 @@ def test_a_complex_tensor_is_its_parts(backend: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*nested tensors:UserWarning")
 @pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
-@pytest.mark.parametrize("backend", BACKENDS)
+@each("backend", BACKENDS)
 def test_sparse_and_nested_tensors_are_their_values(backend: str) -> None:
     dense = torch.tensor([[0.0, math.inf], [2.0, 0.0]])
     nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.full((4, 3), math.nan)])
@@ -154,7 +155,7 @@ def nothing() -> dict[str, object]:
     }
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@each("backend", BACKENDS)
 def test_what_has_no_numbers_takes_no_row(backend: str) -> None:
     meter = Meter(CPU, backend=backend)
 
@@ -177,7 +178,7 @@ def test_a_fake_tensor_takes_no_row() -> None:
 
 
 @pytest.mark.launch  # for its imports: seconds
-@pytest.mark.parametrize("backend", BACKENDS)
+@each("backend", BACKENDS)
 def test_wrappers_of_torch_func_are_left_alone(backend: str) -> None:
     meter = Meter(CPU, backend=backend)
     seen = []
@@ -192,7 +193,7 @@ def test_wrappers_of_torch_func_are_left_alone(backend: str) -> None:
     assert seen == [-1, -1]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@each("backend", BACKENDS)
 def test_rows_are_taken_in_order_and_used_again(backend: str) -> None:
     meter = Meter(CPU, backend=backend)
 
@@ -242,7 +243,7 @@ def test_nothing_of_autograd_remains() -> None:
     assert not meter.read().requires_grad
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_a_flag_knows_only_whether(name: str) -> None:
     dtype = getattr(torch, name)
     good = torch.ones(3).to(dtype)
@@ -272,7 +273,7 @@ def test_a_ring_of_another_make_is_refused() -> None:
 
 
 @pytest.mark.launch  # for its imports: seconds
-@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
+@each("compiler", ["eager", "aot_eager"])
 def test_scan_into_is_part_of_a_compiled_graph(compiler: str) -> None:
     """fullgraph: a break would raise."""
     model, ring = torch.nn.Linear(4, 4), blank(1, CPU)
