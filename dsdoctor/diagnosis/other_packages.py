@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 
 from dsdoctor.core.fix import Step, step
+from dsdoctor.diagnosis.catalogue.rules import RULES
 from dsdoctor.diagnosis.models import Facts, Hit, Stage
 
 A_BUILD = {Stage.INSTALL, Stage.COMPILE, Stage.LINK}
@@ -15,7 +16,9 @@ DEEPSPEEDS_OWN = re.compile(
 BUILDS_DEEPSPEED = re.compile(
     r"python -m dsdoctor (?:prebuild|build-wheel|plan)|pip install .{0,80}\bdeepspeed\b|DS_BUILD_"
 )
+PIPS_OWN = "pip-other-wheel-failed"
 WITHOUT_ISOLATION = step("python -m pip install --no-build-isolation {project}")
+ONE_COMPILER = step("MAX_JOBS=1 python -m pip install --no-build-isolation {project}")
 ITS_STEPS = {
     "apex": (
         step(
@@ -46,15 +49,19 @@ def of_its_package(hit: Hit, facts: Facts) -> Hit:
     title = ITS_TITLES.get(hit.rule.id, signature.title or hit.rule.title).replace("DeepSpeed's setup.py", "{project}")
     fix = ITS_FIXES.get(hit.rule.id, signature.fix or hit.rule.fix)
     fix = re.sub(r";? ?(?:and )?dsdoctor (?:does|builds|knows)[^;.]*", "", fix)
-    steps = _its_steps(signature.steps or hit.rule.steps, project, first=hit.rule.id == "torch-missing-at-build")
+    fix = fix.replace("runs or builds DeepSpeed", "builds {project}").replace("safe for DeepSpeed", "safe")
+    steps = _its_steps(signature.steps or hit.rule.steps, project, hit.rule.id)
     groups = {**hit.groups, "project": project}
-    return replace(hit, signature=replace(signature, title=title, fix=fix, steps=steps), groups=groups, op=None)
+    rule = RULES[PIPS_OWN] if hit.rule.id == "deepspeed-setup-bug" else hit.rule
+    return replace(
+        hit, rule=rule, signature=replace(signature, title=title, fix=fix, steps=steps), groups=groups, op=None
+    )
 
 
-def _its_steps(steps: tuple[Step, ...], project: str, *, first: bool) -> tuple[Step, ...]:
+def _its_steps(steps: tuple[Step, ...], project: str, rule: str) -> tuple[Step, ...]:
     """The steps, with those that build DeepSpeed replaced by the one that builds this package."""
     kept = [one for one in steps if not BUILDS_DEEPSPEED.search(one.template)]
     if len(kept) == len(steps):
         return steps
-    own = ITS_STEPS.get(project, (WITHOUT_ISOLATION,))
-    return (*((TORCH_FIRST,) if first else ()), *kept, *own)
+    own = (ONE_COMPILER,) if rule == "compiler-oom-killed" else ITS_STEPS.get(project, (WITHOUT_ISOLATION,))
+    return (*((TORCH_FIRST,) if rule == "torch-missing-at-build" else ()), *kept, *own)

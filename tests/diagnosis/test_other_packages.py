@@ -57,6 +57,11 @@ FAILURES: dict[str, Lines] = {
         "13 are not supported!"
     ],
     "header": ["csrc/x.h:6:10: fatal error: cusparse.h: No such file or directory"],
+    "build requirement": ["ModuleNotFoundError: No module named 'packaging'"],
+    "headers of Python": ["csrc/x.cpp:1:10: fatal error: Python.h: No such file or directory"],
+    "no compiler": ["error: command 'g++' failed: No such file or directory"],
+    "disk": ["/tmp/x.s: Fatal error: can't write 12 bytes to section .text of /tmp/x.o: No space left on device"],
+    "linker": ["/usr/bin/ld: cannot find -lcudart: No such file or directory"],
     "wheel": ["error: invalid command 'bdist_wheel'"],
     "killed": ["c++: fatal error: Killed signal terminated program cc1plus", "compilation terminated."],
     "setup": [
