@@ -44,9 +44,9 @@ def held_by_others(text: str) -> OtherProcesses | None:
     OtherProcesses(pids=('4711',), held=44.71, own=34.12, among_them=False)
     >>> held_by_others(message.replace("44.71 GiB", "310.20 MiB")) is None
     True
-    >>> message = message.replace("this process", "Process 12") + "; 33.50 GiB is allocated by PyTorch"
+    >>> message = message.replace("this process", "Process 12").replace("34.12", "9.12") + "; 7.50 GiB is allocated by PyTorch"
     >>> held_by_others(message)
-    OtherProcesses(pids=('4711',), held=44.71, own=34.12, among_them=False)
+    OtherProcesses(pids=('4711',), held=44.71, own=9.12, among_them=False)
     """
     total, own = _size(TOTAL, text), _size(OWN, text)
     others = [(pid, float(number) * UNITS[unit]) for pid, number, unit in OTHERS.findall(text)]
