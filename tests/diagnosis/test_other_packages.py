@@ -87,10 +87,10 @@ def builds(package: str) -> Iterator[tuple[str, str, Lines]]:
         yield way, failure, [line.format(name=package, folder=folder, version=version) for line in lines]
 
 
-def wrong(package: str) -> list[str]:
+def wrong(package: str, *, every: int = 1) -> list[str]:
     """The builds of a package that are told as if they were DeepSpeed's, or with a fix for it."""
     found = []
-    for way, failure, log in builds(package):
+    for way, failure, log in [*builds(package)][::every]:
         first = diagnose(log).findings[0]
         steps = [step.line for step in first.fix.steps] if first.fix else []
         text = f"{first.title} {first.fix.text if first.fix else ''}".replace("DeepSpeed is not the cause", "")
@@ -102,7 +102,7 @@ def wrong(package: str) -> list[str]:
 
 
 def test_the_build_of_another_package_is_told_as_its_own_in_a_sample() -> None:
-    assert wrong("flash-attn") == []
+    assert wrong("flash-attn", every=7) == []
 
 
 @pytest.mark.slow
