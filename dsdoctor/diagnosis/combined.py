@@ -68,6 +68,8 @@ def default_list_refused(hits: list[Hit], facts: Facts, scan: Scan) -> Iterator[
         refused = hit.groups.get("arch", "").rpartition("_")[2]
         if hit.rule.id != "gpu-arch-unsupported-by-nvcc" or refused not in DEFAULT_LIST or facts.arch_list:
             continue
+        if "project" in hit.groups:  # another package, which has a list of its own
+            continue
         if DEFAULT_LIST.issubset(facts.architectures) or Event.NO_GPU in scan.first:
             title = (
                 "nvcc {nvcc|of this toolkit} refuses {arch}: with no GPU visible and no TORCH_CUDA_ARCH_LIST, "

@@ -6,19 +6,14 @@ from dataclasses import replace
 
 from dsdoctor.core.fix import step
 from dsdoctor.diagnosis.combined_hit import combined_hit
+from dsdoctor.diagnosis.combined_memory import gpu_held_by_another
 from dsdoctor.diagnosis.failures import Failure
-from dsdoctor.diagnosis.gpu_memory import held_by_others
 from dsdoctor.diagnosis.models import Facts, Hit, Line, Tier
 from dsdoctor.diagnosis.scan import Scan
 from dsdoctor.diagnosis.speakers import Speaker
 from dsdoctor.diagnosis.successes import went_on_after
 from dsdoctor.diagnosis.suites import LOSS
 
-END_THE_OTHER = (
-    "end the other process (nvidia-smi names it); if it is a rank of the same job, give each rank its own GPU: "
-    "torch.cuda.set_device(LOCAL_RANK) before anything touches the GPU; or start on the GPUs that are free (CUDA_VISIBLE_DEVICES)"
-)
-SEE = (step("nvidia-smi"),)
 KERNEL_CHECK = re.compile(r"\.(?:cu|hip|cuh):\d{1,6}: .{0,200}?Assertion [`'\"](?P<words>.{1,160}?)[`'\"]? failed")
 CAUGHT = re.compile(r"Caught (?P<error>\w{1,60}) in DataLoader worker process \d")
 WORKER_LINES = 100
@@ -79,22 +74,6 @@ OWN_ENDPOINT = (
 
 OWN_STATE = re.compile(r"\bself\.state\[\w{1,40}\]\[[\"']")
 ZERO = re.compile(r"deepspeed[/\\]runtime[/\\](?:zero[/\\]|bf16_optimizer)")
-
-
-def gpu_held_by_another(hits: list[Hit], _: Facts, __: Scan) -> Iterator[Hit]:
-    """The GPU is full because other processes are on it: neither fragmentation nor this process alone."""
-    for hit in hits:
-        others = held_by_others(hit.text) if hit.rule.id == "gpu-oom" else None
-        if others:
-            many = len(others.pids) > 1
-            who = "other processes hold" if many else "another process holds"
-            pids = f"process{'es' if many else ''} {', '.join(others.pids[:6])}"
-            title = "the GPU's memory is full, and {who} {held} GiB of it ({pids}; this one {own} GiB)"
-            groups = {"who": who, "held": f"{others.held:.2f}", "own": f"{others.own:.2f}", "pids": pids}
-            found = combined_hit("gpu-oom", Line(hit.line, hit.text), title, Tier.NAMED, groups)
-            signature = replace(found.signature, fix=END_THE_OTHER, steps=SEE, sample=hit.signature.sample)
-            yield replace(hit, signature=signature, groups=groups)
-            return
 
 
 def torch_without_the_gpu(hits: list[Hit], _: Facts, __: Scan) -> Iterator[Hit]:

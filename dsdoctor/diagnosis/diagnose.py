@@ -15,6 +15,7 @@ from dsdoctor.diagnosis.json_lines import JsonLines
 from dsdoctor.diagnosis.judgement import Verdict, judge
 from dsdoctor.diagnosis.models import Diagnosis, Hit, LogOutcome, Tier
 from dsdoctor.diagnosis.origin import origin_of
+from dsdoctor.diagnosis.other_packages import of_its_package
 from dsdoctor.diagnosis.possible import Possible
 from dsdoctor.diagnosis.scan import Scan, scan
 from dsdoctor.diagnosis.standing import was_survived
@@ -39,7 +40,9 @@ def diagnosis_of(read: Scan, *, name: str = "") -> Diagnosis:
     read.hits = {number: hit for number, hit in read.hits.items() if not contradicted(hit, facts)}
     known = {hit.line for hit in read.hits.values() if not hit.rule.family}
     read.hits = {number: hit for number, hit in read.hits.items() if not (hit.rule.family and hit.line in known)}
-    found = [*combined_hits([*read.hits.values()], facts, read), *read.hits.values()]
+    read.hits = {number: of_its_package(hit, facts) for number, hit in read.hits.items()}
+    combined = combined_hits([*read.hits.values()], facts, read)
+    found = [*(of_its_package(hit, facts) for hit in combined), *read.hits.values()]
     survived = {id(hit) for hit in found if was_survived(hit, read)}
     hits = sorted(_best_of_each_rule(found, survived), key=_rank)
     verdict = judge(hits, facts, read, origin_of(read.timeline))

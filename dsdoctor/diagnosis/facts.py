@@ -7,6 +7,17 @@ from typing import Any
 from dsdoctor.diagnosis.models import Facts
 
 MOST = 40
+NAME = r"[`'\"]?([A-Za-z][\w.-]{0,60}?)"
+FOLDERS = (
+    r"(deepspeed|flash[-_]att(?:entio)?n|apex|transformer[-_]?engine|xformers|vllm|causal[-_]conv1d|mamba(?:[-_]ssm)?)"
+)
+"""Folders of sources whose name is that of the package; of others it may be anything."""
+
+FOLDER_NAMES = {
+    "flash-attention": "flash-attn",
+    "transformerengine": "transformer-engine",
+    "mamba": "mamba-ssm",
+}
 VARIABLES = {
     "aio": "async_io",
     "ccl_comm": "deepspeed_ccl_comm",
@@ -160,6 +171,19 @@ CLUES = (
         last=True,
     ),
     Clue(
+        name="project",
+        words="collecting building+wheel building+editable setup failed+building failed+build obtaining processing depends "
+        "installing successfully+installed successfully+built extensions+root",
+        pattern=rf"(?i:^(?:Collecting|Processing|Obtaining) (?:file://|git\+)?\S{{0,200}}/{FOLDERS}(?:[-@.]\S{{0,80}})?/?(?: |$))"
+        rf"|^Collecting {NAME}(?=[\s=<>!~;@\[(]|$)|Building (?:wheel|editable) for {NAME}(?=[\s=<>!~;@\[(]|$)"
+        rf"|Failed (?:building wheel for|to (?:download and )?build) {NAME}(?=[\s=<>!~;@\[('\"`]|$)"
+        rf"|based projects \({NAME}[,)]|[/\\]pip-install-\w{{1,20}}[/\\]{NAME}_[0-9a-f]{{1,40}}[/\\]"
+        rf"|`{NAME}@[\w.+-]{{1,40}}` depends on|^[-•] Installing {NAME} \(|Running setup\.py install for {NAME}(?=[\s:]|$)"
+        rf"|(?i:[/\\]{FOLDERS}(?:-[\w.]{{1,20}})?[/\\]setup\.py)\b"
+        r"|^(Processing|Obtaining) |building '(deepspeed)\.|^(Successfully) (?:installed|built)\b|(as PyTorch extensions root)",
+        last=True,
+    ),
+    Clue(
         name="op",
         words="torch_extensions",
         pattern=r"torch_extensions[/\\](?:[\w.-]{1,100}[/\\])?(\w{1,100})[/\\]build\.ninja",
@@ -224,4 +248,18 @@ def _normal(name: str, value: str) -> str:
         return f"{value[:-1]}.{value[-1]}"
     if name == "python" and value.isdigit():
         return f"{value[0]}.{value[1:]}"
+    if name == "project":
+        return _package(value)
     return value
+
+
+def _package(value: str) -> str:
+    """The name of a package as pip takes it; nothing for words that only say that a build is over.
+
+    >>> _package("flash_attn"), _package("TransformerEngine"), _package("Successfully")
+    ('flash-attn', 'transformer-engine', '')
+    """
+    if value in {"Processing", "Obtaining", "Successfully", "as PyTorch extensions root"}:
+        return ""
+    name = value.lower().replace("_", "-").rstrip(".")
+    return FOLDER_NAMES.get(name, name)

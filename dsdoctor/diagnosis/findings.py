@@ -1,7 +1,7 @@
 """What was found in a log -> findings: titles, evidence with line numbers, fixes. Judges nothing."""
 
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.fix import Fix, Step, step
@@ -73,6 +73,12 @@ def note_of(hit: Hit, facts: Facts) -> Finding:
     return Finding.note(hit.rule.id, fill(hit.signature.title or hit.rule.title, values), evidence=_where(hit))
 
 
+def borne_of(hit: Hit, facts: Facts) -> Finding:
+    """A line that would be a cause, in a log that shows no failure: what it says is told as said, not as what happened."""
+    note = note_of(hit, facts)
+    return replace(note, title=f"the log says so, and nothing failed of it: {note.title}")
+
+
 def echoes_only(echoes: list[Hit], facts: Facts) -> Finding:
     """The log only repeats that something failed: the finding says so, and how to see the first error."""
     named = [hit for hit in echoes if hit.signature.title]
@@ -81,19 +87,31 @@ def echoes_only(echoes: list[Hit], facts: Facts) -> Finding:
     op = ops[0] if ops else None
     rule = RULES["masked-jit-failure"]
     values = values_of(hit.groups, facts, op)
+    project = next((echo.project for echo in echoes if echo.project), facts.project)
+    another = project if project and project != "deepspeed" and not op else ""
+    own = f"this log only has the last lines of the build of {another}: its first error is not in it"
     return Finding.error(
         rule.id,
-        fill(rule.title, values),
+        own if another else fill(rule.title, values),
         evidence=(*(f"line {echo.line}: {echo.text[:LONGEST]}" for echo in echoes[:4]), *_read(facts)),
         affects=(op,) if op else (),
         fix=rule.fix,
-        steps=_first_error_steps(op),
+        steps=_first_error_steps(op, another),
     )
 
 
-def _first_error_steps(op: str | None) -> tuple[Step, ...]:
-    """How to see the compiler's own error: compile the op alone at run time, or install with all output."""
+def _first_error_steps(op: str | None, another: str) -> tuple[Step, ...]:
+    """How to see the compiler's own error: compile the op alone at run time, or install with all output.
+
+    ``another``: the package that was being built, where it is not DeepSpeed.
+    """
     again = step("python -m dsdoctor diagnose build.log")
+    if another:
+        line = step(
+            "MAX_JOBS=1 python -m pip install -v --no-cache-dir --no-build-isolation {project} 2>&1 | tee build.log",
+            project=another,
+        )
+        return (line, again)
     if op:
         line = step(
             'TORCH_EXTENSIONS_DIR="$(mktemp -d)" MAX_JOBS=1 python -c '

@@ -10,7 +10,7 @@ from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.diagnosis.combined_runs import of_one_server
 from dsdoctor.diagnosis.endings import ended_by_signal, ended_without_words, interrupted
 from dsdoctor.diagnosis.failures import LOST
-from dsdoctor.diagnosis.findings import echoes_only, empty, finding_of, note_of, unexplained
+from dsdoctor.diagnosis.findings import borne_of, echoes_only, empty, finding_of, note_of, unexplained
 from dsdoctor.diagnosis.marks import Event
 from dsdoctor.diagnosis.models import Facts, Hit, Line, LogOutcome, Stage, Tier
 from dsdoctor.diagnosis.origin import FROM_OUTSIDE, Origin, belongs, where_hit
@@ -52,7 +52,8 @@ def judge(hits: list[Hit], facts: Facts, read: Scan, origin: Origin) -> Verdict:
     if failed and not causes:
         causes = _promoted(probes, echoes, read, origin)
     rules = {hit.rule.id for hit in causes}
-    notes = [_beside(hit, facts) for hit in [*probes, *demoted] if hit.rule.id not in rules]
+    beside = [hit for hit in [*probes, *demoted] if hit.rule.id not in rules and not hit.quoted]
+    notes = [_beside(hit, facts) for hit in beside]
     notes.sort(key=lambda finding: finding.severity is Severity.NOTE)
     recovered = [hit for hit in causes if _recovered(hit, read)]
     causes = [hit for hit in causes if hit not in recovered]
@@ -66,7 +67,14 @@ def judge(hits: list[Hit], facts: Facts, read: Scan, origin: Origin) -> Verdict:
         outcome = LogOutcome.UNFINISHED if quiet.severity is Severity.WARNING else LogOutcome.CAUSE
         outcome = LogOutcome.UNEXPLAINED if quiet.rule == "log-cut-off" and outcome is LogOutcome.CAUSE else outcome
         return Verdict(outcome=outcome, findings=(quiet, *notes))
-    return Verdict(outcome=LogOutcome.HEALTHY, findings=tuple(notes))
+    return Verdict(outcome=LogOutcome.HEALTHY, findings=_of_a_well_log([*beside, *recovered], facts))
+
+
+def _of_a_well_log(hits: list[Hit], facts: Facts) -> tuple[Finding, ...]:
+    """What is told of a log that shows no failure: warnings first; a line that would be a cause is told as only said."""
+    borne = [hit.tier is not Tier.PROBE and not hit.signature.stands for hit in hits]
+    notes = [borne_of(hit, facts) if only else _beside(hit, facts) for hit, only in zip(hits, borne, strict=True)]
+    return tuple(sorted(notes, key=lambda finding: finding.severity is Severity.NOTE))
 
 
 def _sorted_hits(hits: list[Hit], read: Scan) -> tuple[list[Hit], list[Hit], list[Hit]]:
@@ -148,7 +156,8 @@ def _of_a_failure(
             activity=doing,
         )
     line = Line(stopped.line, stopped.text) if stopped else stopped_at(read)
-    if line:
+    before = line and ended and ended.line < line.number and ended.signal not in FROM_OUTSIDE
+    if line and not before:
         # somebody ends a run that learns nothing any more
         nan = losses_are_nan(read.timeline, read.last_line, facts)
         first = (nan, interrupted(origin, *line)) if nan else (interrupted(origin, *line),)

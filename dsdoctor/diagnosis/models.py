@@ -109,6 +109,7 @@ class Facts:
     nodes: str | None = None
     arch_list: str | None = None
     op: str | None = None
+    project: str | None = None
     architectures: tuple[str, ...] = ()
     asked: tuple[str, ...] = ()
     built: tuple[str, ...] = ()
@@ -127,6 +128,7 @@ class Hit:
     """A line that a signature matched: the first one of its kind, how many more there were, and the ``latest`` of them.
 
     ``said``: the line is a warning or a notice, or the program bore it; ``quoted``: it stands within a sentence.
+    ``project``: the package that pip or its like was building then; "" where it had just installed one, None where unknown.
     """
 
     rule: Rule
@@ -141,6 +143,7 @@ class Hit:
     speakers: frozenset[Speaker] = frozenset()
     said: bool = False
     quoted: bool = False
+    project: str | None = None
 
     @property
     def sample(self) -> str:

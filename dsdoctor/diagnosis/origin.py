@@ -14,6 +14,9 @@ from dsdoctor.diagnosis.timeline import Timeline
 FROM_OUTSIDE = {1, 2, 15}
 """Hangup, interrupt and termination: signals that somebody else sends."""
 
+KILLED_TOGETHER = re.compile(r"srun: error: \S{1,80}: tasks [\d,-]{1,80}: Killed$")
+"""How srun says that several tasks were killed at once."""
+
 MESSAGE = 60
 """Over how many lines the message of an exception may go on."""
 
@@ -97,9 +100,14 @@ def _passed_on(failure: Failure, own: list[Failure]) -> Failure:
 def first_exit(exits: list[Exit]) -> Exit | None:
     """The process that ended first: torchrun says which one; else one that no other process ended."""
     root = [one for one in exits if one.root and one.rank is not None]
-    signals = [one for one in exits if one.signal and one.signal not in FROM_OUTSIDE]
+    signals = [one for one in exits if one.signal and one.signal not in FROM_OUTSIDE and not _is_cleared_up(one, exits)]
     others = [one for one in exits if one.signal not in FROM_OUTSIDE]
     return next((group[0] for group in (root, signals, others, exits) if group), None)
+
+
+def _is_cleared_up(ended: Exit, exits: list[Exit]) -> bool:
+    """Whether srun killed all the tasks that were left, after one of them had ended by itself."""
+    return bool(KILLED_TOGETHER.match(ended.text)) and any(one.line < ended.line and not one.signal for one in exits)
 
 
 def belongs(hit: Hit, failure: Failure) -> bool:

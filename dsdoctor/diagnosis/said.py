@@ -58,6 +58,12 @@ SOURCE = re.compile(
 )
 """Lines of source code that a traceback or a compiler repeats: they hold messages that were not (yet) printed."""
 
+PROMPT = re.compile(
+    r"(?:\([\w.-]{1,40}\) )?(?:\[?[\w.-]{1,40}@[\w.-]{1,60}[: ][^\s$#%]{0,120}\]?)?[$%] (?=[\w./~(])|(?:\([\w.-]{1,40}\) )?"
+    r"[\w.-]{1,40}@[\w.-]{1,60}:[^\s$#]{0,120}# (?=[\w./~(])|(?:PS )?[A-Z]:\\[^>]{0,120}> ?(?=[\w./])"
+)
+"""A shell's prompt, behind which somebody typed a command: nothing was run yet, so nothing failed."""
+
 OPENING = re.compile(r"(?:^|[\s(\[{=:,])([\"'`])(?=[\w/.])")
 KEY_OF_AN_ERROR = re.compile(
     r"(?i)(?:log|messages?|msg|err(?:or)?s?|std(?:err|out)|output|text|line|exc(?:eption|_info)?|traceback|reason|details?"

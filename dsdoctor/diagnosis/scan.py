@@ -21,7 +21,7 @@ from dsdoctor.diagnosis.possible import Possible
 from dsdoctor.diagnosis.relayed import Relayed
 from dsdoctor.diagnosis.repeats import Effect, Repeats
 from dsdoctor.diagnosis.routine import A_WARNING, Routine, kind_of
-from dsdoctor.diagnosis.said import SOURCE, is_quoted, only_mentions
+from dsdoctor.diagnosis.said import PROMPT, SOURCE, is_quoted, only_mentions
 from dsdoctor.diagnosis.speakers import Speaker
 from dsdoctor.diagnosis.templates import groups_of
 from dsdoctor.diagnosis.timeline import Timeline
@@ -177,8 +177,10 @@ class Scan:
                 self._follow_traceback(text)
             if numbers and not SOURCE.match(text):
                 text = self._searched(text, len(numbers))
+                typed = bool(PROMPT.match(text))
                 for number in self.possible.among(numbers, text):
-                    self._try(number, text)
+                    if not typed or isinstance(self.index.entries[number], Clue):
+                        self._try(number, text)
         if self.wrapped.since == self.lines and self._is_known():
             self.wrapped.text = ""
 
@@ -298,6 +300,7 @@ class Scan:
                 speaker=self.timeline.speaker(self.raw),
                 said=said,
                 quoted=quoted,
+                project=self.fact_reader.values.get("project"),
             )
             self.counts[number] = self.counts.get(number, 0) + 1
             self.effect.hits.append(number)

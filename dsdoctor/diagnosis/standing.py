@@ -9,6 +9,7 @@ from dsdoctor.diagnosis.models import Hit, Line, Tier
 from dsdoctor.diagnosis.origin import FROM_OUTSIDE, Origin, alike, belongs
 from dsdoctor.diagnosis.said import NAMED
 from dsdoctor.diagnosis.scan import Scan
+from dsdoctor.diagnosis.schedulers import clears_up, comes_after_its_end
 from dsdoctor.diagnosis.speakers import Speaker, same_process
 from dsdoctor.diagnosis.successes import stopped_at, was_started_again, went_on_after
 from dsdoctor.diagnosis.timeline import MESSAGE_LINES
@@ -50,7 +51,9 @@ def standing(causes: list[Hit], read: Scan, origin: Origin) -> tuple[list[Hit], 
         hit
         for hit in causes
         if not (
-            _follows(hit, read, origin)
+            clears_up(hit, read, origin)
+            or _follows(hit, read, origin)
+            or comes_after_its_end(hit, causes)
             or was_survived(hit, read)
             or (not told and _is_later(hit, origin))
             or _is_only_said(hit, origin, read)

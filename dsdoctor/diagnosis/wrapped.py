@@ -1,5 +1,7 @@
 """The line of an exception that a terminal or a box wrapped over several lines -> that line as it was."""
 
+import re
+
 from dsdoctor.diagnosis.speakers import NOBODY, Speaker
 
 MOST, MOST_CUT, BETWEEN = 3, 8, 40
@@ -7,6 +9,12 @@ MOST, MOST_CUT, BETWEEN = 3, 8, 40
 
 WHOLE, LINE = 1000, 400
 """How long such an exception may be, and each of its lines."""
+
+ANOTHER_PROGRAM = re.compile(
+    r"(?:slurmstepd|slurmd|srun|sbatch|salloc|scancel|mpirun|mpiexec|mpiexec\.hydra|prterun|prted|orterun|orted|kubelet|kernel)"
+    r"(?:\[\d{1,9}\])?: "
+)
+"""How lines of launchers and schedulers begin: they end what a rank said before."""
 
 WIDTHS = frozenset({72, 80, 100, 120, 132, 160, 200})
 """What terminals and pages cut lines at, in the middle of words."""
@@ -39,6 +47,9 @@ class WrappedLine:
         where that one is too long to be a part of it, or of another process."""
         if speaker.number is not None and speaker.number != self._speaker.number:
             self.text = "" if line - self.since > BETWEEN else self.text
+            return ()
+        if ANOTHER_PROGRAM.match(text):
+            self.text = ""
             return ()
         raw = raw.rstrip(b"\r\n")
         cut = self._cuts_words(raw)

@@ -46,6 +46,41 @@ def test_a_process_in_a_container_is_not_taken_for_another_one() -> None:
     assert "another process" not in first([message]).title
 
 
+def unnamed(torch: float, sizes: tuple[float, ...], *, total: float = 23.65, old: bool = False) -> str:
+    """The message of a process in a container, which does not know its own number; ``old``: as torch 2.0 and 2.1 wrote it."""
+    held = "".join(f" Process {4711 + number} has {size:.2f} GiB memory in use." for number, size in enumerate(sizes))
+    return (
+        f"torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 136.00 MiB. GPU 2 has a total "
+        f"{'capacty' if old else 'capacity'} of {total} GiB of which 93.81 MiB is free.{held} Of the allocated memory "
+        f"{torch:.2f} GiB is allocated by PyTorch, and 2.30 MiB is reserved by PyTorch but unallocated."
+    )
+
+
+def test_of_processes_without_a_name_torchs_own_figures_tell_which_is_another() -> None:
+    for old, (own, other) in itertools.product((True, False), ((1.57, 21.9), (8.0, 15.5), (3.0, 20.5))):
+        for sizes in ((own, other), (other, own)):
+            finding = first([unnamed(own - 0.4, sizes, old=old)])
+            assert f"another process holds {other:.2f} GiB of it (process {4711 + sizes.index(other)};" in finding.title
+            assert finding.fix and "nvidia-smi" in finding.fix.steps[0].line
+            assert "halve" not in finding.fix.text
+    small = first([unnamed(21.5, (0.4, 22.9))])
+    assert "process" not in small.title
+
+
+def test_where_two_processes_may_be_this_one_it_is_said_to_be_one_of_them() -> None:
+    finding = first([unnamed(10.9, (11.4, 11.6))])
+
+    assert "processes 4711, 4712 hold 23.00 GiB of it together, and this one is one of them" in finding.title
+    assert finding.fix and "torch.cuda.set_device(LOCAL_RANK)" in finding.fix.text
+
+
+def test_another_rank_of_the_run_on_the_same_gpu_is_said_to_be_one() -> None:
+    log = [unnamed(1.1, (1.57, 21.9)), "[INFO] [launch.py:315:sigkill_handler] Killing subprocess 4712"]
+
+    assert "(process 4712, of this same run;" in first(log).title
+    assert "of this same run" not in first([log[0], log[1].replace("4712", "4711")]).title
+
+
 BY_WORKER = {
     "PIL.UnidentifiedImageError": "cannot identify image file '/data/gqa/23.jpg'",
     "KeyError": "'labels'",

@@ -86,3 +86,25 @@ def test_harmless_lines_are_shown_on_demand(tmp_path: Path) -> None:
 
     assert "libaio-missing" not in run("diagnose", str(tmp_path / "a.log")).stdout
     assert "libaio-missing" in run("diagnose", "-v", str(tmp_path / "a.log")).stdout
+
+
+def test_commands_that_somebody_shows_are_no_failures(tmp_path: Path) -> None:
+    typed = [
+        'export CUDA_HOME="$(python -m dsdoctor toolkit)"',
+        "grep 'CUDA out of memory' run.log",
+        "dmesg | grep 'Killed process'",
+    ]
+    typed += [
+        "export CUDA_HOME=:/usr/local/cuda",
+        "echo 'nvcc fatal   : Unsupported gpu architecture'",
+        "cat 'No module named torch'",
+    ]
+    prompts = ["$ ", "(venv) $ ", "me@node1:~/run$ ", "(base) [me@node1 run]$ ", "root@pod-7:/w# ", "C:\\w> ", "    $ "]
+    page = ["# How to build", "", "```", *(f"{prompt}{line}" for prompt in prompts for line in typed), "```"]
+    (tmp_path / "README.md").write_text(
+        "\n".join([*page, 'CUDA_HOME="$(python -m dsdoctor toolkit)" is what the build takes.'])
+    )
+
+    done = run("diagnose", str(tmp_path / "README.md"))
+
+    assert (done.returncode, done.stdout.count("\n")) == (0, 1), done.stdout

@@ -7,14 +7,16 @@ import json
 import re
 from pathlib import Path
 
-from tests.diagnosis.score import score
+import pytest
+
+from tests.diagnosis.score import CORPORA, score
 from tests.each import each
 
 HERE = Path(__file__).parent
 MACHINE = re.compile(rb"/opt/(venv|wt-)|/work/|[.]pyenv|pypi|/simple/")
 
 
-@each("corpus", ["real", "blind", "fresh", "later", "threads", "unseen", "unseen_second", "unseen_third"])
+@each("corpus", CORPORA)
 def test_every_log_has_one_answer_and_every_answer_its_log(corpus: str) -> None:
     answers = json.loads((HERE / corpus / "answers.json").read_text(encoding="utf-8"))
     files = [answer["file"] for answer in answers]
@@ -22,7 +24,7 @@ def test_every_log_has_one_answer_and_every_answer_its_log(corpus: str) -> None:
     assert all((answer["cause"] is None) == (answer["category"] == "healthy") for answer in answers)
 
 
-@each("corpus", ["real", "blind", "fresh", "later", "threads", "unseen", "unseen_second", "unseen_third"])
+@each("corpus", CORPORA)
 def test_no_log_names_the_machine_it_was_made_on(corpus: str) -> None:
     told = [log.name for log in (HERE / corpus).glob("*.log") if MACHINE.search(log.read_bytes())]
     assert told == []
@@ -40,3 +42,20 @@ def test_what_the_last_set_showed_stays_mended() -> None:
 
     assert {mark: names[mark] for mark in names if mark != "right"} == {}
     assert sum(count["right"] for count in counts.values()) == 60
+
+
+@pytest.mark.slow
+def test_what_the_fourth_set_showed_stays_mended() -> None:
+    """Its first score, judged by reading and strictly: 55 of 60 first answers right, and none of 40 healthy logs alarmed.
+
+    Two were half right: flash-attn's build was taken for DeepSpeed's (013), and a GPU that another process filled for one whose
+    batch is too large (025). Slurm's cancelling of a step was taken for the cause of what a rank's own exception had ended (059).
+    Two were told in the exception's own words only, with no rule: nvc as host compiler (015), and `hostname -I` (032). What is
+    unsure still are exceptions of scripts that no rule knows, told with their own words and place.
+    """
+    counts, names = score(HERE / "unseen_fourth", "open")
+
+    unknown = ["051-trl-gemma3-sft.log", "059-custom-moe-first-save.log"]
+    assert {mark: names[mark] for mark in names if mark != "right"} == {"unsure": unknown}
+    assert sum(count["right"] for count in counts.values()) == 98
+    assert sum(count["quoted"] for count in counts.values()) == len(unknown)

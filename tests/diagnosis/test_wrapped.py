@@ -51,3 +51,16 @@ def test_what_stands_far_below_does_not_belong_to_it() -> None:
         line.joined("b", b"b", number)
 
     assert line.text == ""
+
+
+def test_what_another_program_says_is_no_part_of_it() -> None:
+    for other in (
+        "slurmstepd: error: *** JOB 7 CANCELLED ***",
+        "srun: error: a: tasks 0-3: Killed",
+        "mpirun: b",
+        "orted[7]: c",
+    ):
+        line = WrappedLine()
+        line.begin("Error: a worker is gone.", b"Error: a worker is gone.", 1)
+        assert line.joined(other, other.encode(), 2) == ()
+        assert line.text == ""

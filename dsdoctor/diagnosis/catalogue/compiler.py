@@ -315,6 +315,12 @@ Why it matters: No CUDA op can be compiled. -allow-unsupported-compiler only swi
             "unsupported NVHPC compiler found! nvc++ is the only NVHPC compiler that is supported.",
         ),
         Signature(
+            words="nvcc+unsupported+compiler nvcc+unsupported+found",
+            pattern=r"^nvcc fatal {1,4}: Unsupported (?P<compiler>NVHPC|PGI|ICC|Intel|xlC) compiler",
+            tier=Tier.FILE,
+            sample="nvcc fatal   : Unsupported NVHPC compiler found. nvc++ is the only NVHPC compiler that is supported.",
+        ),
+        Signature(
             words="compiler+compatible+pytorch",
             pattern=r"Your compiler \((?P<compiler>[\w+./-]{1,120})\) is not compatible with the compiler Pytorch was",
             tier=Tier.PROBE,

@@ -16,9 +16,9 @@ TORCH_MISSING_AT_BUILD = Rule(
     steps=(step("python -m dsdoctor prebuild"), instead("python -m pip install --no-build-isolation deepspeed")),
     manual="""DeepSpeed's setup.py imports torch, and torch cannot be imported during the build.
 
-setup.py declares no build dependency on torch. pip (always since 25.3), uv and poetry build in an isolated
-environment where only setuptools is installed, so a torch that is installed outside it is not seen. Without
-isolation, torch and the build tools must be installed first.
+setup.py declares no build dependency on torch, and those of flash-attn, apex or mamba-ssm do not
+either. pip (always since 25.3), uv and poetry build in an isolated environment where only setuptools is installed, so
+a torch that is installed outside it is not seen. Without isolation, torch and the build tools must be installed first.
 
 Why it matters: No op can be compiled before the installation, and the build stops even though torch is installed.""",
     signatures=(

@@ -108,6 +108,15 @@ Why it matters: DeepSpeed then fails on mpi4py. Installing mpi4py is seldom what
             sample="ModuleNotFoundError: No module named 'mpi4py'",
         ),
         Signature(
+            words="hostname+command",
+            pattern=r"CalledProcessError: Command '?\[?['\"]?hostname -I\b.{0,40}returned non-zero exit status",
+            title="RANK is not set, as without deepspeed or torchrun, so DeepSpeed asked MPI and wanted this machine's address "
+            "from `hostname -I`, and that failed here: the hostname of inetutils, of busybox and of macOS has no -I",
+            fix="start it with a launcher, which names the address; or set the variables of a single process; or install a "
+            "hostname that knows -I",
+            sample="subprocess.CalledProcessError: Command '['hostname -I']' returned non-zero exit status 64.",
+        ),
+        Signature(
             words="local_rank+environment+requires",
             pattern=r"AssertionError: DeepSpeed requires the (?P<variable>LOCAL_RANK) environment variable",
             sample="AssertionError: DeepSpeed requires the LOCAL_RANK environment variable, it is set by the deepspeed "

@@ -55,6 +55,11 @@ Why it matters: An older DeepSpeed on a newer torch fails at import.""",
     ),
 )
 
+KILLED = (
+    "a process was killed (SIGKILL): most often the host's memory ran out, else somebody or the scheduler killed it; this "
+    "line does not say why"
+)
+
 HOST_RAM_OOM = Rule(
     id="host-ram-oom",
     stage=Stage.RUN,
@@ -91,6 +96,7 @@ instead.""",
             r"status| code|code)? ?[:=]? {0,8}(?:137|-9)\b|non-zero code: 137\b|died with <Signals\.SIGKILL"
             r"|[Ee]xit[_ ][Cc]ode[:= ]{1,3}(?:137|247)\b",
             tier=Tier.GENERIC,
+            title=KILLED,
             unless=r"command '\S{0,160}(?:gcc|g\+\+|c\+\+|nvcc)|ninja|^dsdoctor: error: ",
             sample="[ERROR] [launch.py:434:sigkill_handler] ['/venv/bin/python', '-u', 'train.py'] exits with "
             "return code = -9",
@@ -101,7 +107,7 @@ instead.""",
             "tasks+memory term_memlimit resource+memory memory+pressure due+memory+limit dataloader+killed",
             pattern=r"oom[-_]kill(?:er)? event|OOM ?Killed|[Oo]ut of memory: Killed process|oom_reaper: "
             r"reaped|[Ee]xceeded "
-            r"(?:job )?memory limit|may have been killed by the cgroup|srun: error: .{1,80}: (?:Out Of Memory|Killed)$"
+            r"(?:job )?memory limit|may have been killed by the cgroup|srun: error: .{1,80}: Out Of Memory$"
             r"|node was low on resource: memory|killed due to memory pressure|DUE TO MEMORY LIMIT|is killed by "
             r"signal: Killed"
             r"|^TERM_MEMLIMIT|\btasks? [\d,-]{1,20}: Out Of Memory",
@@ -111,9 +117,11 @@ instead.""",
         ),
         Signature(
             words="killed",
-            pattern=r"^Killed$|\d Killed\s{1,40}(?:\w{1,40}=\S{0,160} ){0,8}(?P<program>\S{0,160}python[\d.]*|deepspeed"
+            pattern=r"^Killed$|^srun: error: \S{1,80}: tasks? [\d,-]{1,80}: Killed$"
+            r"|\d Killed\s{1,40}(?:\w{1,40}=\S{0,160} ){0,8}(?P<program>\S{0,160}python[\d.]*|deepspeed"
             r"|torchrun|accelerate)\b",
             tier=Tier.GENERIC,
+            title=KILLED,
             sample="run.sh: line 3: 12729 Killed                  python train.py",
         ),
         Signature(

@@ -228,6 +228,7 @@ Why it matters: Everything since the last checkpoint is lost.""",
             words="cancelled",
             pattern=r"^(?:slurmstepd|srun): error: \*{3} (?:JOB|STEP) \S{1,40} ON \S{1,120} CANCELLED AT "
             r"\S{1,40}(?: \*{3})?$",
+            not_after=r"srun: Terminating (?:StepId|job step)",
             tier=Tier.GENERIC,
             title="the job or the step was cancelled: by its user, by the scheduler, or by srun after another "
             "task failed",

@@ -211,7 +211,7 @@ not there.""",
             words="cuda_home cuda_path",
             pattern=r"(?:CUDA_HOME|CUDA_PATH)=(?P<quote>'?)(?P<home>:[^\s']{1,200}|[^\s':]{1,100}:/[^\s']{1,200}"
             r"|\\?\"[^\s']{1,200})",
-            unless=r"No CUDA runtime is found.{0,20}$",
+            unless=r"No CUDA runtime is found.{0,20}$|(?:CUDA_HOME|CUDA_PATH)=\\?[\"']?(?:\$|`)",
             tier=Tier.GENERIC,
             title="CUDA_HOME is {home}: a list or a quoted text, not a folder",
             sample="No CUDA runtime is found, using CUDA_HOME=':/usr/local/cuda-11.8'",
