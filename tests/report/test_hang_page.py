@@ -126,5 +126,7 @@ def test_the_command_writes_the_page_beside_its_verdict(tmp_path: Path) -> None:
     refused = run("hang", str(tmp_path / "run"), "--html", str(tmp_path / "page.png"))
 
     assert (done.returncode, refused.returncode) == (1, 2)
-    assert done.stdout.splitlines()[-1] == f"the page: {target}"
+    *_, page, following = done.stdout.splitlines()
+    assert page == f"the page: {target}"
+    assert following.startswith("  next: $ ")
     assert "rank 1: barrier of 99; ranks 0, 2: all_reduce of 99" in target.read_text()
