@@ -18,7 +18,6 @@ import warnings
 sys.dont_write_bytecode = True
 import config_facts as facts  # noqa: E402
 import config_keys as keys  # noqa: E402
-import config_refusals  # noqa: E402
 
 
 def request():
@@ -38,7 +37,7 @@ def pretend(world):
 
 def smallest_world(config):
     """The number of ranks that the three batch sizes imply; 1 where they leave it open."""
-    sizes = [config.get(name) for name in config_refusals.BATCH]
+    sizes = [config.get(name) for name in keys.BATCH]
     if all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes):
         train, micro, accumulation = sizes
         return max(1, train // (micro * accumulation))
@@ -134,7 +133,7 @@ def finite(value):
 
 def without_auto_sizes(config):
     """A batch size that is "auto" is left to whoever fills it in: text could only be refused."""
-    return {key: value for key, value in config.items() if key not in config_refusals.BATCH or value != "auto"}
+    return {key: value for key, value in config.items() if key not in keys.BATCH or value != "auto"}
 
 
 def judge(asked, answer, by_model, optimizer):
@@ -142,9 +141,9 @@ def judge(asked, answer, by_model, optimizer):
     answer["config"] = config
     sized = without_auto_sizes(config)
     if "filled" in answer or len(sized) < len(config):
-        config_refusals.keep_a_batch_size(sized)
+        keys.keep_a_batch_size(sized)
     pretend((answer["world"] or smallest_world(config)) * sequence_ranks(config))
-    made, answer["refusals"] = config_refusals.judge(sized, by_model)
+    made, answer["refusals"] = keys.judge(sized, by_model)
     if made is None:
         return
     answer["facts"] = facts.of(made)

@@ -10,8 +10,7 @@ import os
 import re
 
 import config_optimizer
-from config_keys import plain
-from config_refusals import lookup, remove
+from config_keys import lookup, plain, remove
 
 SECTIONS = ("zero_optimization", "fp16", "bf16", "bfloat16", "data_types", "optimizer")
 SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
