@@ -15,7 +15,7 @@ from dsdoctor.diagnosis.marks import Event
 from dsdoctor.diagnosis.models import Facts, Hit, Line, LogOutcome, Stage, Tier
 from dsdoctor.diagnosis.origin import FROM_OUTSIDE, Origin, belongs, where_hit
 from dsdoctor.diagnosis.scan import Scan
-from dsdoctor.diagnosis.standing import WAITING, is_of_a_build, standing, was_left_behind
+from dsdoctor.diagnosis.standing import WAITING, is_of_a_build, is_of_something_before, line_is_of_before, standing
 from dsdoctor.diagnosis.successes import failed_at, stopped_at, well_until, went_on_after
 from dsdoctor.diagnosis.unfinished import cut_off, losses_are_nan, steps_are_skipped
 from dsdoctor.diagnosis.waiting import with_modules, with_who_waited
@@ -135,7 +135,8 @@ def _of_a_failure(
     """No rule knows what went wrong: the own words of the process that failed first, or how it ended."""
     failure, ended = origin.failure, origin.ended
     where, doing = origin.where, origin.activity
-    if _built(echoes, read, origin) and not _unknown_error(read, echoes):
+    echoes = [hit for hit in echoes if not is_of_something_before(hit, origin, read)]
+    if _built(echoes, read, origin) and not _unknown_error(read, echoes, origin):
         return Verdict(outcome=LogOutcome.ONLY_ECHOES, findings=(echoes_only(echoes, facts), *notes))
     if failure and failure.text.startswith("KeyboardInterrupt"):
         told = interrupted(origin, failure.line, failure.text)
@@ -165,7 +166,7 @@ def _of_a_failure(
     if ended and not _better_known(read, origin):
         told = ended_without_words(ended, origin)
         return Verdict(outcome=LogOutcome.ONLY_ECHOES, findings=(told, *notes), where=where, activity=doing)
-    told = unexplained(_worst_line(read, echoes), facts, origin)
+    told = unexplained(_worst_line(read, echoes, origin), facts, origin)
     return Verdict(outcome=LogOutcome.UNEXPLAINED, findings=(told, *notes))
 
 
@@ -180,12 +181,15 @@ def _only_an_exit(hit: Hit, origin: Origin, read: Scan) -> bool:
 
 def _better_known(read: Scan, origin: Origin) -> bool:
     """Whether a line of the GPU or of a compiler says more than the exception."""
-    found = [read.first[event] for event in (Event.GPU_FAULT, Event.COMPILER_ERROR) if event in read.first]
     failure = origin.failure
-    if failure is None or is_of_a_build(failure):
-        return bool(found)
-    before = [line.number for line in found if line.number <= failure.line]
-    return any(not was_left_behind(line, None, failure, read) for line in before)
+    late = failure is not None and not is_of_a_build(failure)
+    return any(not (late and failure and line.number > failure.line) for line in _first_hand(read, origin))
+
+
+def _first_hand(read: Scan, origin: Origin) -> list[Line]:
+    """What the GPU or a compiler said first, unless it is of something before the failure that began it."""
+    found = [read.first[event] for event in (Event.GPU_FAULT, Event.COMPILER_ERROR) if event in read.first]
+    return [line for line in found if not line_is_of_before(line, read.writers[line.number], origin, read)]
 
 
 def _built(echoes: list[Hit], read: Scan, origin: Origin) -> bool:
@@ -250,17 +254,17 @@ def _as_cause(probe: Hit) -> Hit:
     return replace(probe, signature=replace(probe.signature, title=title))
 
 
-def _unknown_error(read: Scan, echoes: list[Hit]) -> Line | None:
+def _unknown_error(read: Scan, echoes: list[Hit], origin: Origin) -> Line | None:
     """An error in the log that no rule knows, beyond "exit code 1"."""
-    line = read.first.get(Event.GPU_FAULT) or read.first.get(Event.COMPILER_ERROR)
+    line = next(iter(_first_hand(read, origin)), None)
     # after a failed compile (an ECHO) an exception only repeats it
     ended_badly = all(hit.tier is Tier.EXIT for hit in echoes)
     return line or (_not_an_echo(read.exception, echoes) if ended_badly else None)
 
 
-def _worst_line(read: Scan, echoes: list[Hit]) -> Line:
+def _worst_line(read: Scan, echoes: list[Hit], origin: Origin) -> Line:
     """The line to show for a failure that no rule knows."""
-    own = _unknown_error(read, echoes) or read.exception or read.first.get(Event.FAILED)
+    own = _unknown_error(read, echoes, origin) or read.exception or read.first.get(Event.FAILED)
     return own or read.first.get(Event.COMPLAINED) or read.last[Event.SUITE_FAILED]
 
 

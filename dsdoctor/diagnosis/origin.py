@@ -6,6 +6,7 @@ from functools import lru_cache
 
 from dsdoctor.diagnosis.exits import Exit
 from dsdoctor.diagnosis.failures import PASSES_ON, Failure
+from dsdoctor.diagnosis.left_behind import was_left_behind
 from dsdoctor.diagnosis.models import Hit
 from dsdoctor.diagnosis.speakers import Speaker, same_process
 from dsdoctor.diagnosis.stages import activity
@@ -69,10 +70,10 @@ def origin_of(timeline: Timeline) -> Origin:
 def _went_by(failure: Failure, own: list[Failure], ended: Exit | None, timeline: Timeline) -> bool:
     """Whether the program went on after a failure, until a later one, or until another process ended first."""
     later = [other for other in own if other.line > failure.line and not alike(other, failure)]
-    if any(other.went_on_from > failure.line for other in later):
+    if any(was_left_behind(failure.line, failure.speaker, other, timeline) for other in later):
         return True
     recovered = timeline.is_recovered(failure.line, failure.speaker)
-    if recovered and (later or _goes_wrong_after(failure, ended, timeline)):
+    if recovered and _goes_wrong_after(failure, ended, timeline):
         return True
     if failure.rooted or failure.native:
         return False

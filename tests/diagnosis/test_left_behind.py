@@ -1,0 +1,157 @@
+"""Words and steps behind a failure: what really shows that a program went on, and what a run that is over still prints."""
+
+from __future__ import annotations
+
+from dsdoctor.core.finding import Severity
+from tests.diagnosis.reading import diagnose
+
+Lines = list[str]
+STEPS = [f"step {number} loss: 1.9{number}00 lr: 0.0001" for number in range(1, 4)]
+MORE = [f"step {number} loss: 1.9{number}00 lr: 0.0001" for number in range(4, 8)]
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB."
+KEY, INDEX = "KeyError: 'label'", "IndexError: list index out of range"
+CLOSED = "ValueError: I/O operation on closed file"
+GONE = "RuntimeError: Connection closed by peer [127.0.0.1]:3333"
+ILLEGAL = "RuntimeError: CUDA error: an illegal memory access was encountered"
+
+
+def rooted(exception: str, at: int, source: str = "x = row['label']") -> Lines:
+    """A traceback that begins where the program does."""
+    frames = ['  File "/w/train.py", line 90, in <module>', "    main()", f'  File "/w/train.py", line {at}, in main']
+    return ["Traceback (most recent call last):", *frames, f"    {source}", exception]
+
+
+def hook(exception: str, path: str, function: str) -> Lines:
+    """What a function prints that runs when Python ends."""
+    return [
+        "Traceback (most recent call last):",
+        f'  File "{path}", line 20, in {function}',
+        "    self._atexit()",
+        exception,
+    ]
+
+
+def of(rank: int, lines: Lines) -> Lines:
+    """The lines with the label of a rank."""
+    return [f"[rank{rank}]: {line}" for line in lines]
+
+
+def ended(code: int, rank: int = 0) -> Lines:
+    """DeepSpeed's launcher on the end of a process."""
+    return [
+        f"[2026-11-23 05:00:00,000] [ERROR] [launch.py:325:sigkill_handler] ['python', '-u', 'train.py', '--local_rank={rank}'] "
+        f"exits with return code = {code}"
+    ]
+
+
+def torchrun(rank: int) -> Lines:
+    """The summary of torchrun."""
+    return [
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
+        "Failures:",
+        "  <NO_OTHER_FAILURES>",
+        "Root Cause (first observed failure):",
+        "[0]:",
+        "  host      : node0",
+        f"  rank      : {rank} (local_rank: {rank})",
+        "  exitcode  : 1 (pid: 4242)",
+    ]
+
+
+def word(line: str, exception: str, hooked: Lines, *end: str) -> Lines:
+    """A run that an exception ended, a sentence behind it, and a hook of the end that fails."""
+    return [*STEPS, *rooted(exception, 61), line, *hooked, *end]
+
+
+WANDB = hook(CLOSED, "/v/site-packages/wandb/sdk/wandb_run.py", "finish")
+WEAKREF = hook(CLOSED, "/usr/lib/python3.11/weakref.py", "_run")
+JOIN = hook(
+    "AssertionError: can only join a child process", "/usr/lib/python3.11/multiprocessing/util.py", "_exit_function"
+)
+SHAPES = hook("RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x4 and 8x8)", "/w/train.py", "last_words")
+BUILD = [
+    "nvcc fatal   : Unsupported gpu architecture 'compute_120'",
+    "Traceback (most recent call last):",
+    '  File "/w/train.py", line 9, in fast',
+    "    from deepspeed.ops.adam import FusedAdam",
+    '  File "/v/site-packages/torch/utils/cpp_extension.py", line 2100, in _run_ninja_build',
+    "    raise RuntimeError(message) from e",
+    "RuntimeError: Error building extension 'fused_adam'",
+    "falling back to torch Adam",
+    *STEPS,
+    *MORE,
+]
+FIRST = of(1, rooted(KEY, 61))
+CASES: dict[str, tuple[Lines, str, tuple[str, ...]]] = {
+    "skipping": (word("Skipping final checkpoint because training failed", OOM, WANDB), "gpu-oom", ()),
+    "disabled": (word("swanlab: code saving is disabled", OOM, WANDB), "gpu-oom", ()),
+    "retrying is disabled": (word("torchelastic: retrying is disabled", OOM, JOIN, *ended(1)), "gpu-oom", ()),
+    "tensorboard": (word("[INFO] tensorboard is disabled", KEY, WEAKREF), "unexplained-failure", (KEY,)),
+    "another fails at the end": (
+        word(
+            "Using CPU for the final evaluation instead", OOM, ["Error in atexit._run_exitfuncs:", *SHAPES], *ended(1)
+        ),
+        "gpu-oom",
+        (),
+    ),
+    "a peer is gone": (
+        word("wandb is disabled", KEY, rooted(GONE, 70, "dist.all_reduce(t)"), *ended(1)),
+        "unexplained-failure",
+        (KEY, "train.py:61"),
+    ),
+    "aborted": (word("Using default SIGTERM handler instead", KEY, [], *ended(-6)), "unexplained-failure", (KEY,)),
+    "segmentation fault": (word("Skipping final evaluation", KEY, [], *ended(-11)), "unexplained-failure", (KEY,)),
+    "steps of another rank": (
+        [*STEPS, *FIRST, *MORE, *of(0, rooted(INDEX, 77)), *torchrun(1)],
+        "unexplained-failure",
+        ("rank 1: ", KEY),
+    ),
+    "steps of another rank, no root": (
+        [
+            *FIRST,
+            *STEPS,
+            *MORE,
+            *of(0, rooted("RuntimeError: a peer died", 77, "raise RuntimeError() from e")),
+            *ended(1, 1),
+        ],
+        "unexplained-failure",
+        ("rank 1: ", KEY),
+    ),
+    "steps of another rank, known": (
+        [*STEPS, *FIRST, *MORE, *of(0, rooted("OSError: [Errno 28] No space left on device", 77)), *torchrun(1)],
+        "unexplained-failure",
+        ("rank 1: ", KEY),
+    ),
+    "memory of another rank": (
+        [*STEPS, *of(1, rooted(OOM, 50)), *of(0, rooted(INDEX, 61)), *torchrun(0)],
+        "unexplained-failure",
+        ("rank 0: ", INDEX),
+    ),
+    "GPU of another rank": (
+        [*STEPS, *of(1, rooted(ILLEGAL, 50)), *of(0, rooted(INDEX, 61)), *torchrun(0)],
+        "unexplained-failure",
+        ("rank 0: ", INDEX),
+    ),
+    "what a build did not make": (
+        [*BUILD, *rooted("RuntimeError: fused_adam extension is not available", 61, "opt.step()")],
+        "gpu-arch-unsupported-by-nvcc",
+        ("compute_120",),
+    ),
+    "not of a build": ([*BUILD, *rooted(KEY, 61), *ended(1)], "unexplained-failure", (KEY,)),
+    "tried again by a process that dies again": (
+        [*STEPS, *rooted(OOM, 50), "Will retry in 3 s", "connected", *rooted(KEY, 61)],
+        "unexplained-failure",
+        (KEY, "train.py:61"),
+    ),
+}
+"""A log, the rule that is told first, and words of its title."""
+
+
+def test_only_what_shows_that_a_program_went_on_takes_a_cause_away() -> None:
+    wrong = {}
+    for name, (lines, rule, words) in CASES.items():
+        told = [one for one in diagnose(lines).findings if one.severity is Severity.ERROR]
+        if [one.rule for one in told] != [rule] or not all(one in told[0].title for one in words):
+            wrong[name] = [f"{one.rule}: {one.title}" for one in told]
+
+    assert wrong == {}
