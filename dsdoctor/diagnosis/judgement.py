@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.diagnosis.combined_runs import of_one_server
-from dsdoctor.diagnosis.endings import ended_by_signal, ended_without_words, interrupted
+from dsdoctor.diagnosis.endings import ended_by_signal, ended_without_words, interrupted, passed_over
 from dsdoctor.diagnosis.failures import LOST
 from dsdoctor.diagnosis.findings import borne_of, echoes_only, empty, finding_of, note_of, unexplained
 from dsdoctor.diagnosis.marks import Event
@@ -120,7 +120,9 @@ def _with_the_place(finding: Finding, origin: Origin) -> Finding:
 def _with_what_came_before(finding: Finding, first: Hit, origin: Origin) -> Finding:
     """The cause, with an exception before it that no rule knows: where nothing says whose lines they are, it may be the cause."""
     failure = origin.failure
-    if failure is None or not failure.frames or belongs(first, failure) or failure.line >= first.line:
+    if failure and belongs(first, failure):
+        return replace(finding, evidence=(*finding.evidence, *passed_over(origin)))
+    if failure is None or not failure.frames or failure.line >= first.line:
         return finding
     if failure.speaker.number is not None or first.tier <= Tier.FILE:
         return finding
@@ -146,6 +148,7 @@ def _of_a_failure(
     if failure and (failure.native or not _better_known(read, origin)):
         outcome = LogOutcome.RAISED if failure.raised_by_the_script else LogOutcome.UNEXPLAINED
         told = unexplained(Line(failure.line, failure.text), facts, origin)
+        told = replace(told, evidence=(*told.evidence, *passed_over(origin)))
         return Verdict(outcome=outcome, findings=(told, *notes), where=where, activity=doing)
     stopped = next((one for one in read.timeline.failures if "SignalException" in one.text), None)
     if ended and ended.signal and not _better_known(read, origin) and (ended.signal not in FROM_OUTSIDE or not stopped):
@@ -164,6 +167,9 @@ def _of_a_failure(
         first = (nan, interrupted(origin, *line)) if nan else (interrupted(origin, *line),)
         return Verdict(outcome=LogOutcome.CAUSE, findings=(*first, *notes), activity=origin.activity)
     if ended and not _better_known(read, origin):
+        if read.timeline.last_words:
+            told = unexplained(Line(*read.timeline.last_words), facts, origin)
+            return Verdict(outcome=LogOutcome.UNEXPLAINED, findings=(told, *notes), where=where, activity=doing)
         told = ended_without_words(ended, origin)
         return Verdict(outcome=LogOutcome.ONLY_ECHOES, findings=(told, *notes), where=where, activity=doing)
     told = unexplained(_worst_line(read, echoes, origin), facts, origin)

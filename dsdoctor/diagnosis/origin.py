@@ -34,10 +34,15 @@ COMPARED = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where it began. ``failure``: the first own exception or crash; ``ended``: how the first process ended."""
+    """Where it began. ``failure``: the first own exception or crash; ``ended``: how the first process ended.
+
+    ``passed_over``: where there is none, the last own exception of the log, which its process seems to have survived; and one
+    whose process only seems to have gone on because nothing says which process wrote the steps behind it.
+    """
 
     failure: Failure | None = None
     ended: Exit | None = None
+    passed_over: Failure | None = None
     where: str = ""
     activity: str = ""
 
@@ -58,13 +63,31 @@ def origin_of(timeline: Timeline) -> Origin:
         return Origin(
             failure=failure,
             ended=ended,
+            passed_over=_perhaps_the_end(failure, timeline),
             where=_where_failed(failure, own, timeline),
             activity=activity(failure.frames, failure.step),
         )
     where = _rank(ended.number) if ended and ended.number is not None else ""
     if ended and not where and _is_one_of_several(ended.host, timeline):
         where = ended.host
-    return Origin(ended=ended, where=where, activity=activity((), timeline.step) if ended else "")
+    borne = max([*own, *(one for one in timeline.survived if one.own)], default=None, key=lambda one: one.line)
+    doing = activity((), timeline.step) if ended else ""
+    return Origin(ended=ended, passed_over=borne, where=where, activity=doing)
+
+
+def _perhaps_the_end(failure: Failure, timeline: Timeline) -> Failure | None:
+    """The last exception that may have ended one of several processes, though steps of nobody knows whom follow it."""
+    several = len(timeline.ranks) > 1 or any(one.local for one in timeline.exits)
+    before = [
+        one
+        for one in timeline.survived
+        if one.own
+        and one.rooted
+        and one.speaker.number is None
+        and one.line < failure.since
+        and not alike(one, failure)
+    ]
+    return before[-1] if several and before else None
 
 
 def _went_by(failure: Failure, own: list[Failure], ended: Exit | None, timeline: Timeline) -> bool:

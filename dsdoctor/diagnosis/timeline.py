@@ -9,6 +9,7 @@ from itertools import islice
 from dsdoctor.diagnosis.clean import last_segment
 from dsdoctor.diagnosis.exits import Exit, exit_of
 from dsdoctor.diagnosis.failures import NATIVE, Failure
+from dsdoctor.diagnosis.last_words import last_words
 from dsdoctor.diagnosis.losses import FINITE, Series
 from dsdoctor.diagnosis.speakers import Speaker, are_two, same_process, speaker_of
 from dsdoctor.diagnosis.stages import STEP, last_step
@@ -118,6 +119,9 @@ class Timeline:
     suite: Suite = field(default_factory=Suite)
     went_on_to_exit: int = 0
     """What stands before this line was followed by steps of the training before a process ended first."""
+
+    last_words: tuple[int, str] | None = None
+    """What a logger said of an error just before a process ended first, and on which line."""
 
     asked_for_exits: int = 0
     numbered: int = 0
@@ -233,6 +237,7 @@ class Timeline:
             self._note_progress(reversed(self.recent), line)
             if not self.exits:
                 self.went_on_to_exit = _went_on_from(reversed(self.recent), line)
+                self.last_words = last_words(reversed(self.recent), line)
             writer = self.speaker(raw)
             if ended.number is None:
                 ended = replace(ended, rank=writer.number, host=ended.host or writer.host)

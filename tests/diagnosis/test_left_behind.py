@@ -81,6 +81,7 @@ BUILD = [
     *STEPS,
     *MORE,
 ]
+BORNE = [*hook("ValueError: bad row 5", "/w/train.py", "main"), "WARNING: skipping bad row"]
 FIRST = of(1, rooted(KEY, 61))
 CASES: dict[str, tuple[Lines, str, tuple[str, ...]]] = {
     "skipping": (word("Skipping final checkpoint because training failed", OOM, WANDB), "gpu-oom", ()),
@@ -143,6 +144,31 @@ CASES: dict[str, tuple[Lines, str, tuple[str, ...]]] = {
         "unexplained-failure",
         (KEY, "train.py:61"),
     ),
+    "a logger's last words": (
+        [
+            *STEPS,
+            *BORNE,
+            *MORE,
+            "2026-11-23 05:00:00,123 ERROR trainer: Fatal: KeyError: 'labels' in collate",
+            *ended(1),
+        ],
+        "unexplained-failure",
+        ("rank 0: ", "Fatal: KeyError: 'labels' in collate"),
+    ),
+    "a logger gives up": (
+        [
+            "WARNING download failed: HTTPError: 503, retrying (1/3)",
+            "ERROR giving up: HTTPError: 503 for url: x",
+            *ended(1),
+        ],
+        "unexplained-failure",
+        ("rank 0: ", "HTTPError: 503 for url"),
+    ),
+    "a logger went on": (
+        [*STEPS, "ERROR trainer: bad row 5, skipping it", *MORE, *ended(1)],
+        "ended-without-words",
+        ("no error of its own",),
+    ),
 }
 """A log, the rule that is told first, and words of its title."""
 
@@ -155,3 +181,15 @@ def test_only_what_shows_that_a_program_went_on_takes_a_cause_away() -> None:
             wrong[name] = [f"{one.rule}: {one.title}" for one in told]
 
     assert wrong == {}
+
+
+def test_an_exception_that_is_not_taken_for_the_cause_is_shown() -> None:
+    full = rooted("OSError: [Errno 28] No space left on device", 77, "save(model)")
+    logs = {
+        "ended": [*STEPS, *BORNE, *MORE, *ended(1)],
+        "killed": [*STEPS, *BORNE, *MORE, *ended(-9)],
+        "two processes": [*STEPS, *rooted("ValueError: bad row 5", 61), *MORE, *full, *ended(1, 1)],
+    }
+    shown = {name: " ".join(diagnose(lines).findings[0].evidence) for name, lines in logs.items()}
+
+    assert [name for name, evidence in shown.items() if "ValueError: bad row 5, at /w/train.py" not in evidence] == []
