@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.diagnosis.combined_runs import of_one_server
 from dsdoctor.diagnosis.endings import ended_by_signal, ended_without_words, interrupted, passed_over
-from dsdoctor.diagnosis.failures import LOST
+from dsdoctor.diagnosis.failures import LOST, Failure
 from dsdoctor.diagnosis.findings import borne_of, echoes_only, empty, finding_of, note_of, unexplained
 from dsdoctor.diagnosis.marks import Event
 from dsdoctor.diagnosis.models import Facts, Hit, Line, LogOutcome, Stage, Tier
-from dsdoctor.diagnosis.origin import FROM_OUTSIDE, Origin, belongs, where_hit
+from dsdoctor.diagnosis.origin import FROM_OUTSIDE, Origin, belongs, failure_of, where_hit
 from dsdoctor.diagnosis.scan import Scan
 from dsdoctor.diagnosis.standing import WAITING, is_of_a_build, is_of_something_before, line_is_of_before, standing
 from dsdoctor.diagnosis.successes import failed_at, stopped_at, well_until, went_on_after
@@ -98,8 +98,8 @@ def _of_causes(causes: list[Hit], notes: list[Finding], facts: Facts, read: Scan
     elif first.rule.id == "collectives-differ":
         findings[0] = with_modules(findings[0], first, facts)
     findings[0] = _with_what_came_before(findings[0], first, origin)
-    if mine and not follows:
-        findings[0] = _with_the_place(findings[0], origin)
+    if not follows:
+        findings[0] = _with_the_place(findings[0], failure_of(first, origin, read.timeline))
     return Verdict(
         outcome=LogOutcome.CAUSE,
         findings=(*findings, *notes),
@@ -109,10 +109,10 @@ def _of_causes(causes: list[Hit], notes: list[Finding], facts: Facts, read: Scan
     )
 
 
-def _with_the_place(finding: Finding, origin: Origin) -> Finding:
+def _with_the_place(finding: Finding, failure: Failure | None) -> Finding:
     """The cause, with the place in the user's own files where it arose."""
-    frame = origin.failure.frame if origin.failure else None
-    if frame is None or not frame.own or f"{frame.path}:{frame.line}" in finding.title:
+    frame = failure.frame if failure else None
+    if frame is None or not frame.own or frame.place in finding.title:
         return finding
     return replace(finding, evidence=(*finding.evidence, f"your code stood at {frame}"))
 

@@ -118,7 +118,10 @@ def _passed_on(failure: Failure, own: list[Failure]) -> Failure:
     if not PASSES_ON.match(failure.text):
         return failure
     below = (one for one in own if failure.line < one.line and one.since <= failure.line + MESSAGE_BEGINS)
-    return next((one for one in below if same_process(one.speaker, failure.speaker)), failure)
+    first = next((one for one in below if same_process(one.speaker, failure.speaker)), None)
+    if first and not first.frames and failure.raised_by_the_script:
+        return replace(failure, text=f"{failure.text}; the first of them: {first.text}")
+    return first or failure
 
 
 def first_exit(exits: list[Exit]) -> Exit | None:
@@ -139,6 +142,13 @@ def belongs(hit: Hit, failure: Failure) -> bool:
     return failure.since <= hit.line <= failure.line + MESSAGE and (
         same_process(hit.speaker, failure.speaker) or hit.line == failure.line
     )
+
+
+def failure_of(hit: Hit, origin: Origin, timeline: Timeline) -> Failure | None:
+    """The failure in whose traceback or message a line stands: of a group of exceptions each has its own."""
+    others = [one for one in timeline.failures if one.since <= hit.line and belongs(hit, one)]
+    nearest = max(others, default=None, key=lambda one: (one.line == hit.line, one.since))
+    return origin.failure if nearest and origin.failure and nearest.line == origin.failure.line else nearest
 
 
 def where_hit(hit: Hit, timeline: Timeline) -> str:

@@ -183,6 +183,69 @@ def test_only_what_shows_that_a_program_went_on_takes_a_cause_away() -> None:
     assert wrong == {}
 
 
+def group(*exceptions: Lines) -> Lines:
+    """A group of exceptions as Python prints it."""
+    lines = [
+        "  + Exception Group Traceback (most recent call last):",
+        '  |   File "/w/train.py", line 90, in <module>',
+        '  |     raise ExceptionGroup("bad rows", errors)',
+        f"  | ExceptionGroup: bad rows ({len(exceptions)} sub-exceptions)",
+    ]
+    for number, one in enumerate(exceptions, 1):
+        lines += [
+            f"  +-+---------------- {number} ----------------"
+            if number == 1
+            else f"    +---------------- {number} ----------------",
+            *(f"    | {line}" for line in one),
+        ]
+    return [*lines, "    +------------------------------------"]
+
+
+def notebook(exception: str, *places: str) -> Lines:
+    """A traceback in a notebook. ``places``: how it names each place."""
+    lines = ["-" * 75, f"{exception.partition(':')[0]:<42}Traceback (most recent call last)"]
+    for place in places:
+        lines += [place, "      1 import json", "      2 rows = {}", "----> 3 x = rows[k]", "      4 ", ""]
+    return [*lines, exception]
+
+
+FETCH = ["Traceback (most recent call last):", '  File "/w/more.py", line 30, in fetch', "    return open(path)"]
+LOAD = ["Traceback (most recent call last):", '  File "/w/more.py", line 20, in load', "    return rows[key]", KEY]
+MISSING = "FileNotFoundError: [Errno 2] No such file or directory: '/data/b.json'"
+OLD_OOM = "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 14.76 GiB total capacity)"
+PLACES: dict[str, tuple[Lines, str]] = {
+    "the second of a group": (group(LOAD, [*FETCH, MISSING]), "your code stood at /w/more.py:30 fetch"),
+    "the first of a group": (group([*FETCH, MISSING], LOAD), "your code stood at /w/more.py:30 fetch"),
+    "memory, the second of a group": (group(LOAD, [*FETCH, OOM]), "your code stood at /w/more.py:30 fetch"),
+    "no places in a group": (
+        group(["ValueError: row 3"], ["ValueError: row 9"]),
+        "your code stood at /w/train.py:90 <module>",
+    ),
+    "an old notebook": (notebook(KEY, "/w/data.py in load(k)"), "your code stood at /w/data.py:3 load"),
+    "an old cell": (
+        notebook(KEY, "<ipython-input-3-abc> in <module>"),
+        "your code stood at <ipython-input-3-abc>:3 <module>",
+    ),
+    "a cell's file": (
+        notebook(OLD_OOM, "/tmp/ipykernel_33/1.py in <module>"),
+        "your code stood at /tmp/ipykernel_33/1.py:3 <module>",
+    ),
+    "a cell": (notebook(KEY, "Cell In[7], line 3"), "your code stood at Cell In[7]:3 <module>"),
+    "two cells": (
+        notebook(KEY, "Cell In[7], line 3", "Cell In[5], line 3, in step(b)"),
+        "your code stood at Cell In[5]:3 step",
+    ),
+    "an older cell": (notebook(KEY, "Input In [7], in <cell line: 3>()"), "your code stood at Input In [7]:3 <module>"),
+}
+"""A log, and the place that stands beside its cause."""
+
+
+def test_the_place_is_that_of_the_exception_that_is_told() -> None:
+    shown = {name: diagnose(lines).findings[0].evidence for name, (lines, _) in PLACES.items()}
+
+    assert {name: evidence for name, evidence in shown.items() if PLACES[name][1] not in evidence} == {}
+
+
 def test_an_exception_that_is_not_taken_for_the_cause_is_shown() -> None:
     full = rooted("OSError: [Errno 28] No space left on device", 77, "save(model)")
     logs = {
