@@ -16,7 +16,7 @@ from dsdoctor.diagnosis.models import Facts, Hit, Line, LogOutcome, Stage, Tier
 from dsdoctor.diagnosis.origin import FROM_OUTSIDE, Origin, belongs, failure_of, where_hit
 from dsdoctor.diagnosis.scan import Scan
 from dsdoctor.diagnosis.standing import WAITING, is_of_a_build, is_of_something_before, line_is_of_before, standing
-from dsdoctor.diagnosis.successes import failed_at, stopped_at, well_until, went_on_after
+from dsdoctor.diagnosis.successes import failed_at, stopped_at, was_borne, well_until, went_on_after
 from dsdoctor.diagnosis.unfinished import cut_off, losses_are_nan, steps_are_skipped
 from dsdoctor.diagnosis.waiting import with_modules, with_who_waited
 
@@ -211,9 +211,9 @@ def _failed(read: Scan, echoes: list[Hit]) -> bool:
     """Whether the log shows a failure after which it did not end well."""
     failed = failed_at(read)
     complained = read.last.get(Event.COMPLAINED)
-    last = (
-        max((one.line for one in read.timeline.failures), default=0) if read.timeline.survived else read.last_exception
-    )
+    left = [one.line for one in read.timeline.failures if not was_borne(one, read)]
+    all_left = len(left) == len(read.timeline.failures) and not read.timeline.survived
+    last = read.last_exception if all_left else max(left, default=0)
     # why: a mere complaint before further steps is none of the end
     borne = complained and (complained.number <= read.timeline.last_step_line or went_on_after(complained, read))
     complaint = complained.number if complained and not borne else 0

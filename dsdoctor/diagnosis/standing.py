@@ -12,7 +12,7 @@ from dsdoctor.diagnosis.said import NAMED
 from dsdoctor.diagnosis.scan import Scan
 from dsdoctor.diagnosis.schedulers import clears_up, comes_after_its_end
 from dsdoctor.diagnosis.speakers import Speaker, are_two, same_process
-from dsdoctor.diagnosis.successes import stopped_at, was_started_again, went_on_after
+from dsdoctor.diagnosis.successes import stopped_at, was_borne, was_started_again, went_on_after
 from dsdoctor.diagnosis.timeline import MESSAGE_LINES
 
 SIGABRT = 6
@@ -122,7 +122,8 @@ def was_survived(hit: Hit, read: Scan) -> bool:
         return True
     if OUT_OF_DATE.search(hit.text) and went_on_after(Line(latest, hit.text), read):
         return True
-    if any(belongs(hit, one) and hit.latest <= one.line + MESSAGE_LINES for one in read.timeline.survived):
+    borne = [*read.timeline.survived, *(one for one in read.timeline.failures if was_borne(one, read))]
+    if any(belongs(hit, one) and latest <= one.line + MESSAGE_LINES for one in borne):
         return True
     if latest < read.timeline.went_on_until and COMPLAINT.search(hit.text):
         return True

@@ -238,6 +238,8 @@ class Timeline:
             if not self.exits:
                 self.went_on_to_exit = _went_on_from(reversed(self.recent), line)
                 self.last_words = last_words(reversed(self.recent), line)
+                # why: what went wrong before that was survived
+                self.step = self.step if self.failures else last_step(reversed(self.recent)) or self.step
             writer = self.speaker(raw)
             if ended.number is None:
                 ended = replace(ended, rank=writer.number, host=ended.host or writer.host)

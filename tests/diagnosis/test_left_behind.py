@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsdoctor.core.finding import Severity
+from dsdoctor.core.finding import Severity, has_error
 from tests.diagnosis.reading import diagnose
 
 Lines = list[str]
@@ -244,6 +244,16 @@ def test_the_place_is_that_of_the_exception_that_is_told() -> None:
     shown = {name: diagnose(lines).findings[0].evidence for name, (lines, _) in PLACES.items()}
 
     assert {name: evidence for name, evidence in shown.items() if PLACES[name][1] not in evidence} == {}
+
+
+def test_a_run_that_says_that_it_goes_on_and_does_is_well() -> None:
+    refused = hook("ConnectionError: refused", "/w/upload.py", "put")
+    full = hook("OSError: [Errno 28] No space left on device", "/w/upload.py", "put")
+    for caught in (refused, full):
+        well = [*STEPS, *MORE, *caught, "uploads are skipped from now on", "step 8 loss: 1.2000 lr: 0.0001"]
+        assert not has_error(diagnose(well).findings)
+        for log in ([*well, *ended(1)], [*STEPS, *MORE, *caught], well[:-1]):
+            assert has_error(diagnose(log).findings)
 
 
 def test_an_exception_that_is_not_taken_for_the_cause_is_shown() -> None:
