@@ -62,18 +62,39 @@ def ended_by_signal(ended: Exit, origin: Origin, *, rule: str = "died-by-signal"
     doing = f" {origin.activity}" if origin.activity else ""
     verb = "was ended" if number in {1, 2, 15} else "killed" if number == 9 else "died"
     title = f"{verb}{doing} by {ended.name} (signal {number}): {meaning}; this log does not say why"
-    return Finding.error(rule, title, evidence=_evidence(ended), fix=fix, steps=steps)
+    return Finding.error(rule, title, evidence=(*_evidence(ended), *passed_over(origin)), fix=fix, steps=steps)
 
 
 def ended_without_words(ended: Exit, origin: Origin) -> Finding:
     """A process ended with an exit code, and no word of it is in the log."""
     doing = f" {origin.activity}" if origin.activity else ""
-    title = f"ended{doing} with {ended.name}, and no error of its own is in this log"
+    no_error = (
+        "no error is in this log but what it seems to have gone on after"
+        if origin.passed_over
+        else "no error of its own is in this log"
+    )
+    title = f"ended{doing} with {ended.name}, and {no_error}"
     fix = (
         "keep what that rank prints: torchrun --tee 3 --log-dir, or @record of torch.distributed.elastic around main, which "
         "fills error_file; a sys.exit() or os._exit() in the script leaves no traceback"
     )
-    return Finding.error("ended-without-words", title, evidence=_evidence(ended), fix=fix, steps=(TEE, FAULT_HANDLER))
+    return Finding.error(
+        "ended-without-words",
+        title,
+        evidence=(*_evidence(ended), *passed_over(origin)),
+        fix=fix,
+        steps=(TEE, FAULT_HANDLER),
+    )
+
+
+def passed_over(origin: Origin) -> tuple[str, ...]:
+    """An exception that was not taken for the cause, where that is not sure."""
+    failure = origin.passed_over
+    if failure is None:
+        return ()
+    at = f", at {failure.frame}" if failure.frame else ""
+    unless = "the program went on after it, unless the lines behind it are of another process"
+    return (f"before it, line {failure.line}: {failure.text[:160]}{at}; {unless}",)
 
 
 def interrupted(origin: Origin, line: int, text: str) -> Finding:

@@ -68,13 +68,18 @@ class Frame:
     def own(self) -> bool:
         """Whether it is the user's: of no installed package."""
         return not re.search(
-            r"site-packages|dist-packages|^<|\.p(?:yx|xi)$|[/\\]lib[/\\]python3"
+            r"site-packages|dist-packages|^<(?!ipython-input)|\.p(?:yx|xi)$|[/\\]lib[/\\]python3"
             r"|[/\\]deepspeed[/\\](?:runtime|ops|comm|moe|sequence|inference|module_inject|launcher|utils|checkpoint)[/\\]",
             self.path,
         )
 
     def __str__(self) -> str:
-        return f"{self.path}:{self.line} {self.function}"
+        return f"{self.place} {self.function}"
+
+    @property
+    def place(self) -> str:
+        """The file, with the line where it is known."""
+        return f"{self.path}:{self.line}" if self.line else self.path
 
 
 @dataclass(frozen=True, kw_only=True)

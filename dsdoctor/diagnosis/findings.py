@@ -193,7 +193,7 @@ def _question(failure: Failure | None) -> str:
     if failure.native:
         return "which Python line was it? PYTHONFAULTHANDLER=1 prints the traceback when native code breaks off"
     if failure.frames and failure.frame and failure.frame.own:
-        return f"what are the values at {failure.frame.path}:{failure.frame.line} on that rank, and do the other ranks have others?"
+        return f"what are the values at {failure.frame.place} on that rank, and do the other ranks have others?"
     if failure.frames:
         return "did the same code run with the release before? Compare the versions of the package in the last frame (pip list)"
     return "what stands above this line? The traceback is not in this log"

@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.diagnosis.combined_runs import of_one_server
-from dsdoctor.diagnosis.endings import ended_by_signal, ended_without_words, interrupted
-from dsdoctor.diagnosis.failures import LOST
+from dsdoctor.diagnosis.endings import ended_by_signal, ended_without_words, interrupted, passed_over
+from dsdoctor.diagnosis.failures import LOST, Failure
 from dsdoctor.diagnosis.findings import borne_of, echoes_only, empty, finding_of, note_of, unexplained
 from dsdoctor.diagnosis.marks import Event
 from dsdoctor.diagnosis.models import Facts, Hit, Line, LogOutcome, Stage, Tier
-from dsdoctor.diagnosis.origin import FROM_OUTSIDE, Origin, belongs, where_hit
+from dsdoctor.diagnosis.origin import FROM_OUTSIDE, Origin, belongs, failure_of, where_hit
 from dsdoctor.diagnosis.scan import Scan
-from dsdoctor.diagnosis.standing import WAITING, is_of_a_build, standing, was_left_behind
-from dsdoctor.diagnosis.successes import failed_at, stopped_at, well_until, went_on_after
+from dsdoctor.diagnosis.standing import WAITING, is_of_a_build, is_of_something_before, line_is_of_before, standing
+from dsdoctor.diagnosis.successes import failed_at, stopped_at, was_borne, well_until, went_on_after
 from dsdoctor.diagnosis.unfinished import cut_off, losses_are_nan, steps_are_skipped
 from dsdoctor.diagnosis.waiting import with_modules, with_who_waited
 
@@ -98,8 +98,8 @@ def _of_causes(causes: list[Hit], notes: list[Finding], facts: Facts, read: Scan
     elif first.rule.id == "collectives-differ":
         findings[0] = with_modules(findings[0], first, facts)
     findings[0] = _with_what_came_before(findings[0], first, origin)
-    if mine and not follows:
-        findings[0] = _with_the_place(findings[0], origin)
+    if not follows:
+        findings[0] = _with_the_place(findings[0], failure_of(first, origin, read.timeline))
     return Verdict(
         outcome=LogOutcome.CAUSE,
         findings=(*findings, *notes),
@@ -109,10 +109,10 @@ def _of_causes(causes: list[Hit], notes: list[Finding], facts: Facts, read: Scan
     )
 
 
-def _with_the_place(finding: Finding, origin: Origin) -> Finding:
+def _with_the_place(finding: Finding, failure: Failure | None) -> Finding:
     """The cause, with the place in the user's own files where it arose."""
-    frame = origin.failure.frame if origin.failure else None
-    if frame is None or not frame.own or f"{frame.path}:{frame.line}" in finding.title:
+    frame = failure.frame if failure else None
+    if frame is None or not frame.own or frame.place in finding.title:
         return finding
     return replace(finding, evidence=(*finding.evidence, f"your code stood at {frame}"))
 
@@ -120,7 +120,9 @@ def _with_the_place(finding: Finding, origin: Origin) -> Finding:
 def _with_what_came_before(finding: Finding, first: Hit, origin: Origin) -> Finding:
     """The cause, with an exception before it that no rule knows: where nothing says whose lines they are, it may be the cause."""
     failure = origin.failure
-    if failure is None or not failure.frames or belongs(first, failure) or failure.line >= first.line:
+    if failure and belongs(first, failure):
+        return replace(finding, evidence=(*finding.evidence, *passed_over(origin)))
+    if failure is None or not failure.frames or failure.line >= first.line:
         return finding
     if failure.speaker.number is not None or first.tier <= Tier.FILE:
         return finding
@@ -135,7 +137,8 @@ def _of_a_failure(
     """No rule knows what went wrong: the own words of the process that failed first, or how it ended."""
     failure, ended = origin.failure, origin.ended
     where, doing = origin.where, origin.activity
-    if _built(echoes, read, origin) and not _unknown_error(read, echoes):
+    echoes = [hit for hit in echoes if not is_of_something_before(hit, origin, read)]
+    if _built(echoes, read, origin) and not _unknown_error(read, echoes, origin):
         return Verdict(outcome=LogOutcome.ONLY_ECHOES, findings=(echoes_only(echoes, facts), *notes))
     if failure and failure.text.startswith("KeyboardInterrupt"):
         told = interrupted(origin, failure.line, failure.text)
@@ -145,6 +148,7 @@ def _of_a_failure(
     if failure and (failure.native or not _better_known(read, origin)):
         outcome = LogOutcome.RAISED if failure.raised_by_the_script else LogOutcome.UNEXPLAINED
         told = unexplained(Line(failure.line, failure.text), facts, origin)
+        told = replace(told, evidence=(*told.evidence, *passed_over(origin)))
         return Verdict(outcome=outcome, findings=(told, *notes), where=where, activity=doing)
     stopped = next((one for one in read.timeline.failures if "SignalException" in one.text), None)
     if ended and ended.signal and not _better_known(read, origin) and (ended.signal not in FROM_OUTSIDE or not stopped):
@@ -163,9 +167,12 @@ def _of_a_failure(
         first = (nan, interrupted(origin, *line)) if nan else (interrupted(origin, *line),)
         return Verdict(outcome=LogOutcome.CAUSE, findings=(*first, *notes), activity=origin.activity)
     if ended and not _better_known(read, origin):
+        if read.timeline.last_words:
+            told = unexplained(Line(*read.timeline.last_words), facts, origin)
+            return Verdict(outcome=LogOutcome.UNEXPLAINED, findings=(told, *notes), where=where, activity=doing)
         told = ended_without_words(ended, origin)
         return Verdict(outcome=LogOutcome.ONLY_ECHOES, findings=(told, *notes), where=where, activity=doing)
-    told = unexplained(_worst_line(read, echoes), facts, origin)
+    told = unexplained(_worst_line(read, echoes, origin), facts, origin)
     return Verdict(outcome=LogOutcome.UNEXPLAINED, findings=(told, *notes))
 
 
@@ -180,12 +187,15 @@ def _only_an_exit(hit: Hit, origin: Origin, read: Scan) -> bool:
 
 def _better_known(read: Scan, origin: Origin) -> bool:
     """Whether a line of the GPU or of a compiler says more than the exception."""
-    found = [read.first[event] for event in (Event.GPU_FAULT, Event.COMPILER_ERROR) if event in read.first]
     failure = origin.failure
-    if failure is None or is_of_a_build(failure):
-        return bool(found)
-    before = [line.number for line in found if line.number <= failure.line]
-    return any(not was_left_behind(line, None, failure, read) for line in before)
+    late = failure is not None and not is_of_a_build(failure)
+    return any(not (late and failure and line.number > failure.line) for line in _first_hand(read, origin))
+
+
+def _first_hand(read: Scan, origin: Origin) -> list[Line]:
+    """What the GPU or a compiler said first, unless it is of something before the failure that began it."""
+    found = [read.first[event] for event in (Event.GPU_FAULT, Event.COMPILER_ERROR) if event in read.first]
+    return [line for line in found if not line_is_of_before(line, read.writers[line.number], origin, read)]
 
 
 def _built(echoes: list[Hit], read: Scan, origin: Origin) -> bool:
@@ -201,9 +211,9 @@ def _failed(read: Scan, echoes: list[Hit]) -> bool:
     """Whether the log shows a failure after which it did not end well."""
     failed = failed_at(read)
     complained = read.last.get(Event.COMPLAINED)
-    last = (
-        max((one.line for one in read.timeline.failures), default=0) if read.timeline.survived else read.last_exception
-    )
+    left = [one.line for one in read.timeline.failures if not was_borne(one, read)]
+    all_left = len(left) == len(read.timeline.failures) and not read.timeline.survived
+    last = read.last_exception if all_left else max(left, default=0)
     # why: a mere complaint before further steps is none of the end
     borne = complained and (complained.number <= read.timeline.last_step_line or went_on_after(complained, read))
     complaint = complained.number if complained and not borne else 0
@@ -250,17 +260,17 @@ def _as_cause(probe: Hit) -> Hit:
     return replace(probe, signature=replace(probe.signature, title=title))
 
 
-def _unknown_error(read: Scan, echoes: list[Hit]) -> Line | None:
+def _unknown_error(read: Scan, echoes: list[Hit], origin: Origin) -> Line | None:
     """An error in the log that no rule knows, beyond "exit code 1"."""
-    line = read.first.get(Event.GPU_FAULT) or read.first.get(Event.COMPILER_ERROR)
+    line = next(iter(_first_hand(read, origin)), None)
     # after a failed compile (an ECHO) an exception only repeats it
     ended_badly = all(hit.tier is Tier.EXIT for hit in echoes)
     return line or (_not_an_echo(read.exception, echoes) if ended_badly else None)
 
 
-def _worst_line(read: Scan, echoes: list[Hit]) -> Line:
+def _worst_line(read: Scan, echoes: list[Hit], origin: Origin) -> Line:
     """The line to show for a failure that no rule knows."""
-    own = _unknown_error(read, echoes) or read.exception or read.first.get(Event.FAILED)
+    own = _unknown_error(read, echoes, origin) or read.exception or read.first.get(Event.FAILED)
     return own or read.first.get(Event.COMPLAINED) or read.last[Event.SUITE_FAILED]
 
 

@@ -6,6 +6,7 @@ from functools import lru_cache
 
 from dsdoctor.diagnosis.exits import Exit
 from dsdoctor.diagnosis.failures import PASSES_ON, Failure
+from dsdoctor.diagnosis.left_behind import was_left_behind
 from dsdoctor.diagnosis.models import Hit
 from dsdoctor.diagnosis.speakers import Speaker, same_process
 from dsdoctor.diagnosis.stages import activity
@@ -33,10 +34,15 @@ COMPARED = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where it began. ``failure``: the first own exception or crash; ``ended``: how the first process ended."""
+    """Where it began. ``failure``: the first own exception or crash; ``ended``: how the first process ended.
+
+    ``passed_over``: where there is none, the last own exception of the log, which its process seems to have survived; and one
+    whose process only seems to have gone on because nothing says which process wrote the steps behind it.
+    """
 
     failure: Failure | None = None
     ended: Exit | None = None
+    passed_over: Failure | None = None
     where: str = ""
     activity: str = ""
 
@@ -57,22 +63,40 @@ def origin_of(timeline: Timeline) -> Origin:
         return Origin(
             failure=failure,
             ended=ended,
+            passed_over=_perhaps_the_end(failure, timeline),
             where=_where_failed(failure, own, timeline),
             activity=activity(failure.frames, failure.step),
         )
     where = _rank(ended.number) if ended and ended.number is not None else ""
     if ended and not where and _is_one_of_several(ended.host, timeline):
         where = ended.host
-    return Origin(ended=ended, where=where, activity=activity((), timeline.step) if ended else "")
+    borne = max([*own, *(one for one in timeline.survived if one.own)], default=None, key=lambda one: one.line)
+    doing = activity((), timeline.step) if ended else ""
+    return Origin(ended=ended, passed_over=borne, where=where, activity=doing)
+
+
+def _perhaps_the_end(failure: Failure, timeline: Timeline) -> Failure | None:
+    """The last exception that may have ended one of several processes, though steps of nobody knows whom follow it."""
+    several = len(timeline.ranks) > 1 or any(one.local for one in timeline.exits)
+    before = [
+        one
+        for one in timeline.survived
+        if one.own
+        and one.rooted
+        and one.speaker.number is None
+        and one.line < failure.since
+        and not alike(one, failure)
+    ]
+    return before[-1] if several and before else None
 
 
 def _went_by(failure: Failure, own: list[Failure], ended: Exit | None, timeline: Timeline) -> bool:
     """Whether the program went on after a failure, until a later one, or until another process ended first."""
     later = [other for other in own if other.line > failure.line and not alike(other, failure)]
-    if any(other.went_on_from > failure.line for other in later):
+    if any(was_left_behind(failure.line, failure.speaker, other, timeline) for other in later):
         return True
     recovered = timeline.is_recovered(failure.line, failure.speaker)
-    if recovered and (later or _goes_wrong_after(failure, ended, timeline)):
+    if recovered and _goes_wrong_after(failure, ended, timeline):
         return True
     if failure.rooted or failure.native:
         return False
@@ -94,7 +118,10 @@ def _passed_on(failure: Failure, own: list[Failure]) -> Failure:
     if not PASSES_ON.match(failure.text):
         return failure
     below = (one for one in own if failure.line < one.line and one.since <= failure.line + MESSAGE_BEGINS)
-    return next((one for one in below if same_process(one.speaker, failure.speaker)), failure)
+    first = next((one for one in below if same_process(one.speaker, failure.speaker)), None)
+    if first and not first.frames and failure.raised_by_the_script:
+        return replace(failure, text=f"{failure.text}; the first of them: {first.text}")
+    return first or failure
 
 
 def first_exit(exits: list[Exit]) -> Exit | None:
@@ -115,6 +142,13 @@ def belongs(hit: Hit, failure: Failure) -> bool:
     return failure.since <= hit.line <= failure.line + MESSAGE and (
         same_process(hit.speaker, failure.speaker) or hit.line == failure.line
     )
+
+
+def failure_of(hit: Hit, origin: Origin, timeline: Timeline) -> Failure | None:
+    """The failure in whose traceback or message a line stands: of a group of exceptions each has its own."""
+    others = [one for one in timeline.failures if one.since <= hit.line and belongs(hit, one)]
+    nearest = max(others, default=None, key=lambda one: (one.line == hit.line, one.since))
+    return origin.failure if nearest and origin.failure and nearest.line == origin.failure.line else nearest
 
 
 def where_hit(hit: Hit, timeline: Timeline) -> str:

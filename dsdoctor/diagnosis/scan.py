@@ -36,6 +36,9 @@ WRITERS = 1000
 ONCE = {Event.COMPILER_ERROR, Event.GPU_FAULT, Event.WINDOWS, Event.NO_GPU, Event.WORLD}
 """Events of which only the first one counts."""
 
+FIRST_HAND = {Event.COMPILER_ERROR, Event.GPU_FAULT}
+"""What a compiler or a GPU says itself."""
+
 ASKED = 5000
 """How many lines are searched for one fact."""
 
@@ -74,6 +77,9 @@ class Scan:
     partly: Partly = field(default_factory=Partly)
     timeline: Timeline = field(default_factory=Timeline)
     speakers: dict[int, set[Speaker]] = field(default_factory=dict)
+    writers: dict[int, Speaker] = field(default_factory=dict)
+    """Who wrote the first lines of a GPU and of a compiler."""
+
     raw: bytes = b""
     begins_with_json: bool = False
     relayed: Relayed = field(default_factory=Relayed)
@@ -256,6 +262,8 @@ class Scan:
             hits = [hit.line for hit in self.hits.values() if hit.tier is not Tier.PROBE]
             if self.timeline.suite.answers(self.first, self.last, hits, self.timeline.exits):
                 self.last[Event.ENDED_WELL] = line
+        if event in FIRST_HAND and event not in self.first:
+            self.writers[self.lines] = self.timeline.speaker(self.raw)
         self.first.setdefault(event, line)
         self.last[event] = line
         if event in {Event.TRACEBACK, Event.CANCELLED}:

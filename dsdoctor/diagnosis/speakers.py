@@ -70,5 +70,14 @@ def same_process(one: Speaker, other: Speaker) -> bool:
     return one.number == other.number
 
 
+def are_two(one: Speaker, other: Speaker) -> bool:
+    """Whether two lines are surely of two processes: both are numbered, and not alike.
+
+    >>> are_two(Speaker(rank=1), Speaker(rank=2)), are_two(Speaker(rank=1), Speaker())
+    (True, False)
+    """
+    return one.number is not None and other.number is not None and not same_process(one, other)
+
+
 def _number(found: re.Match[bytes] | None) -> int | None:
     return next(int(group) for group in found.groups() if group) if found else None

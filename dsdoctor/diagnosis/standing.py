@@ -4,14 +4,15 @@ import re
 
 from dsdoctor.diagnosis.exits import Exit
 from dsdoctor.diagnosis.failures import EXCEPTION_LINE, FOLLOWS, LOST, Failure
+from dsdoctor.diagnosis.left_behind import was_left_behind
 from dsdoctor.diagnosis.marks import Event
-from dsdoctor.diagnosis.models import Hit, Line, Tier
+from dsdoctor.diagnosis.models import Hit, Line, Stage, Tier
 from dsdoctor.diagnosis.origin import FROM_OUTSIDE, Origin, alike, belongs
 from dsdoctor.diagnosis.said import NAMED
 from dsdoctor.diagnosis.scan import Scan
 from dsdoctor.diagnosis.schedulers import clears_up, comes_after_its_end
-from dsdoctor.diagnosis.speakers import Speaker, same_process
-from dsdoctor.diagnosis.successes import stopped_at, was_started_again, went_on_after
+from dsdoctor.diagnosis.speakers import Speaker, are_two, same_process
+from dsdoctor.diagnosis.successes import stopped_at, was_borne, was_started_again, went_on_after
 from dsdoctor.diagnosis.timeline import MESSAGE_LINES
 
 SIGABRT = 6
@@ -39,6 +40,10 @@ A_LIBRARY = re.compile(
 )
 """Words of an exception that may come of a failed build."""
 
+BUILDING = {Stage.COMPILE, Stage.LINK, Stage.JIT, Stage.LOAD}
+A_BUILD = re.compile(r"\b[Ee]xtension\b|[Bb]uil[dt]\b|[Cc]ompiled?\b|\.so\b")
+"""Words of an exception about what a build was to make."""
+
 
 def standing(causes: list[Hit], read: Scan, origin: Origin) -> tuple[list[Hit], list[Hit]]:
     """The hits that may be the cause, and those that only follow, were survived, or are of a later failure."""
@@ -57,7 +62,7 @@ def standing(causes: list[Hit], read: Scan, origin: Origin) -> tuple[list[Hit], 
             or was_survived(hit, read)
             or (not told and _is_later(hit, origin))
             or _is_only_said(hit, origin, read)
-            or (hit.rule.id not in kept and _was_left_behind_by(hit, origin, read))
+            or (hit.rule.id not in kept and is_of_something_before(hit, origin, read))
         )
     ]
     left = _without_recovered(left, kept, read, origin)
@@ -117,7 +122,8 @@ def was_survived(hit: Hit, read: Scan) -> bool:
         return True
     if OUT_OF_DATE.search(hit.text) and went_on_after(Line(latest, hit.text), read):
         return True
-    if any(belongs(hit, one) and hit.latest <= one.line + MESSAGE_LINES for one in read.timeline.survived):
+    borne = [*read.timeline.survived, *(one for one in read.timeline.failures if was_borne(one, read))]
+    if any(belongs(hit, one) and latest <= one.line + MESSAGE_LINES for one in borne):
         return True
     if latest < read.timeline.went_on_until and COMPLAINT.search(hit.text):
         return True
@@ -134,24 +140,42 @@ def _is_later(hit: Hit, origin: Origin) -> bool:
     return one is not None and other is not None and one != other
 
 
-def _was_left_behind_by(hit: Hit, origin: Origin, read: Scan) -> bool:
+def is_of_something_before(hit: Hit, origin: Origin, read: Scan) -> bool:
     """Whether the program had gone on after the lines of a rule, until an exception of its own ended it."""
-    failure, latest = origin.failure, max(hit.line, hit.latest)
     stays = hit.signature.persists or (hit.rule.id in PERSISTING and not EXCEPTION_LINE.match(hit.sample))
-    if failure is None or stays:
+    if stays or (hit.rule.stage in BUILDING and _is_about_what_was_built(origin.failure)):
         return False
-    if was_left_behind(latest, hit.speaker, failure, read):
-        return True
-    if latest >= failure.since or not _only_happened(failure):
+    line = Line(max(hit.line, hit.latest), hit.text)
+    return line_is_of_before(line, hit.speaker, origin, read, names_one=bool(EXCEPTION_LINE.match(hit.sample)))
+
+
+def line_is_of_before(line: Line, speaker: Speaker, origin: Origin, read: Scan, *, names_one: bool = False) -> bool:
+    """Whether a line that may be a cause is of something before the failure that began it, and none of it.
+
+    ``names_one``: what it is known by is an exception's line.
+    """
+    failure = origin.failure
+    if failure is None or failure.native:
         return False
-    names_one = bool(EXCEPTION_LINE.match(hit.sample) and NAMED.search(hit.text))
-    is_one = any(one.line == hit.line for one in read.timeline.failures)
-    if (is_one or not names_one) and not failure.frames[-1].own:
-        return False
-    if same_process(hit.speaker, failure.speaker):
-        return failure.rooted
     first = origin.ended is not None and origin.ended.root and origin.ended.rank == failure.speaker.rank
-    return first and hit.speaker.number is not None
+    another = first and are_two(speaker, failure.speaker)
+    if was_left_behind(line.number, speaker, failure, read.timeline):
+        return True
+    if another and line.number < min(failure.since, read.timeline.went_on_to_exit):
+        return True  # why: torchrun names the process that ended first, and the training went on until then
+    if line.number >= failure.since or not _only_happened(failure):
+        return False
+    is_one = any(one.line == line.number for one in read.timeline.failures)
+    if (is_one or not (names_one and NAMED.search(line.text))) and not failure.frames[-1].own:
+        return False
+    if same_process(speaker, failure.speaker):
+        return failure.rooted
+    return first and speaker.number is not None
+
+
+def _is_about_what_was_built(failure: Failure | None) -> bool:
+    """Whether an exception speaks of what a build had to make: that steps went on without it does not make it be there."""
+    return failure is not None and bool(failure.frames) and bool(A_BUILD.search(failure.text))
 
 
 def _without_recovered(hits: list[Hit], kept: set[str], read: Scan, origin: Origin) -> list[Hit]:
@@ -165,16 +189,6 @@ def _without_recovered(hits: list[Hit], kept: set[str], read: Scan, origin: Orig
     ]
     killed = origin.ended is not None and origin.ended.signal is not None and origin.ended.signal not in FROM_OUTSIDE
     return left if left or killed else hits
-
-
-def was_left_behind(line: int, speaker: Speaker | None, failure: Failure, read: Scan) -> bool:
-    """Whether steps of the training, or words of the process itself, show that it went on after a line until a failure.
-
-    ``speaker``: who wrote the line; None where that is not known.
-    """
-    if failure.native or line >= failure.since:
-        return False
-    return line < failure.went_on_from or read.timeline.is_recovered(line, speaker)
 
 
 def _only_happened(failure: Failure) -> bool:

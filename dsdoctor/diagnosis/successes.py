@@ -6,6 +6,7 @@ was done, or where the training went on after the last thing that went wrong.
 
 from itertools import islice
 
+from dsdoctor.diagnosis.failures import Failure
 from dsdoctor.diagnosis.losses import FINITE
 from dsdoctor.diagnosis.marks import Event
 from dsdoctor.diagnosis.models import Line
@@ -75,6 +76,13 @@ def went_on_after(line: Line, read: Scan) -> bool:
         if STEP.search(raw[-400:]) or FINITE.search(raw[-400:]):
             return True
     return False
+
+
+def was_borne(failure: Failure, read: Scan) -> bool:
+    """Whether a process said of an exception that it goes on without it, and did, and none is known to have ended."""
+    if read.timeline.exits or not read.timeline.is_recovered(failure.line, failure.speaker):
+        return False
+    return went_on_after(Line(failure.line, failure.text), read)
 
 
 def _line(read: Scan, event: Event) -> int:

@@ -9,8 +9,9 @@ from itertools import islice
 from dsdoctor.diagnosis.clean import last_segment
 from dsdoctor.diagnosis.exits import Exit, exit_of
 from dsdoctor.diagnosis.failures import NATIVE, Failure
+from dsdoctor.diagnosis.last_words import last_words
 from dsdoctor.diagnosis.losses import FINITE, Series
-from dsdoctor.diagnosis.speakers import Speaker, same_process, speaker_of
+from dsdoctor.diagnosis.speakers import Speaker, are_two, same_process, speaker_of
 from dsdoctor.diagnosis.stages import STEP, last_step
 from dsdoctor.diagnosis.suites import Suite
 from dsdoctor.diagnosis.tracebacks import Tracebacks
@@ -119,6 +120,9 @@ class Timeline:
     went_on_to_exit: int = 0
     """What stands before this line was followed by steps of the training before a process ended first."""
 
+    last_words: tuple[int, str] | None = None
+    """What a logger said of an error just before a process ended first, and on which line."""
+
     asked_for_exits: int = 0
     numbered: int = 0
     sampled: int = 0
@@ -188,7 +192,7 @@ class Timeline:
         if len(self.failures) < MOST_WATCHED:
             back = RECENT if len(self.failures) < FULLY_DATED else RECENT // 8
             before = list(islice(self._before(failure), back))
-            failure = replace(failure, step=last_step(before), went_on_from=_went_on_from(before, failure.since))
+            failure = replace(failure, step=last_step(before), went_on_from=self._steps_before(before, failure))
             self._note_progress(self._before(failure), failure.since)
             self.watched.append(Watched(failure))
         self.failures.append(failure)
@@ -233,6 +237,9 @@ class Timeline:
             self._note_progress(reversed(self.recent), line)
             if not self.exits:
                 self.went_on_to_exit = _went_on_from(reversed(self.recent), line)
+                self.last_words = last_words(reversed(self.recent), line)
+                # why: what went wrong before that was survived
+                self.step = self.step if self.failures else last_step(reversed(self.recent)) or self.step
             writer = self.speaker(raw)
             if ended.number is None:
                 ended = replace(ended, rank=writer.number, host=ended.host or writer.host)
@@ -272,7 +279,15 @@ class Timeline:
         self.recoveries.append((line, self.speaker(raw)))
 
     def is_recovered(self, line: int, speaker: Speaker | None) -> bool:
-        """Whether a process said, just behind this line, that it goes on."""
+        """Whether a process said, just behind this line, that it goes on, and had not ended with it."""
+        return self.died_at(line, speaker) is None and self.says_to_go_on(line, speaker)
+
+    def died_at(self, line: int, speaker: Speaker | None) -> Failure | None:
+        """The failure of this line whose traceback begins where a program does, so that nothing can have caught it."""
+        return next((one for one in self.failures if one.rooted and _is_of(line, speaker, one)), None)
+
+    def says_to_go_on(self, line: int, speaker: Speaker | None) -> bool:
+        """Whether there are words of going on just behind this line."""
         behind = [one for at, one in self.recoveries if line < at <= line + JUST_BEHIND]
         return any(speaker is None or same_process(one, speaker) for one in behind)
 
@@ -298,6 +313,11 @@ class Timeline:
     def _before(self, failure: Failure) -> Iterator[bytes]:
         """The lines before a failure, the last one first."""
         return islice(reversed(self.recent), max(0, failure.line - failure.since), None)
+
+    def _steps_before(self, before: list[bytes], failure: Failure) -> int:
+        """The line of the third last step before a failure that no other process wrote."""
+        steps = (None if are_two(self.speaker(raw), failure.speaker) else raw for raw in before)
+        return _went_on_from((raw or b"" for raw in steps), failure.since)
 
     def _note_progress(self, lines: Iterator[bytes], before: int) -> None:
         """Remember, once, how far the training had come when the first thing went wrong."""
@@ -326,6 +346,12 @@ class Timeline:
         for watched in [one for one in self.watched if one.steps >= WENT_ON]:
             self.survived.append(watched.failure)
             self._drop(watched.failure.line)
+
+
+def _is_of(line: int, speaker: Speaker | None, failure: Failure) -> bool:
+    """Whether a line stands in the traceback of a failure, or in its message."""
+    mine = speaker is None or line == failure.line or same_process(speaker, failure.speaker)
+    return mine and failure.since <= line <= failure.line + MESSAGE_LINES
 
 
 def _went_on_from(lines: Iterable[bytes], before: int) -> int:

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, field, replace
 
 from dsdoctor.diagnosis.failures import EXCEPTION_LINE, Failure, Frame
-from dsdoctor.diagnosis.frames import NUMBERED, frame_of, pointed_at, without_bar
+from dsdoctor.diagnosis.frames import NUMBERED, NUMBERED_AT_THE_TOP, frame_of, pointed_at, shows_numbers, without_bar
 from dsdoctor.diagnosis.speakers import Speaker
 
 LONGEST = 400
@@ -22,6 +22,7 @@ class OpenTraceback:
     """A traceback that has begun.
 
     ``handled``: it is part of a warning. ``inset``: it stands within a summary, all its lines further in.
+    ``numbered``: its lines of source have numbers.
     ``mixed``: another one of the same writer has begun within it, so frames may be anybody's.
     """
 
@@ -31,6 +32,7 @@ class OpenTraceback:
     last: int = 0
     handled: bool = False
     inset: bool = False
+    numbered: bool = False
 
 
 @dataclass
@@ -62,10 +64,11 @@ class Tracebacks:
         if frame := frame_of(text):
             first.frames.append(frame)
             del first.frames[:-MOST_FRAMES]
+            first.numbered = shows_numbers(text)
             first.last = line
         elif first.frames and not first.frames[-1].source and (frame := pointed_at(text, first.frames[-1])):
             first.frames[-1] = frame
-        elif NUMBERED.match(text):
+        elif NUMBERED.match(text) or (first.numbered and NUMBERED_AT_THE_TOP.match(text)):
             return None
         elif (indented or first.inset) and first.frames and not first.frames[-1].source:
             first.frames[-1] = replace(first.frames[-1], source=text[:200])
