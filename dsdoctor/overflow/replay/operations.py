@@ -35,10 +35,11 @@ NO_FIGURES = -1
 @dataclass(slots=True, frozen=True)
 class Value:
     """A tensor as an operation met it: the number of its memory, and its reading (``NO_FIGURES``: whole numbers, or what
-    other ranks send, which arrives later)."""
+    other ranks send, which arrives later). ``extent``: the first of its bytes in that memory, and the one after the last."""
 
     memory: int
     reading: int
+    extent: tuple[int, int] = (0, 0)
 
 
 @dataclass(slots=True, frozen=True)
@@ -112,7 +113,7 @@ class Operations(TorchDispatchMode):
         known = self._known.get(key)
         if known is None or version < 0:
             known = self._known[key] = self.readings.read(tensor)
-        return Value(memory, known)
+        return Value(memory, known, extent_of(tensor))
 
     def _note(
         self,
@@ -245,6 +246,14 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, (tuple, list)):
         for part in value:
             yield from _tensors(part)
+
+
+def extent_of(tensor: Tensor) -> tuple[int, int]:
+    """The first byte of its memory that a tensor covers, and the one after the last."""
+    start = int(tensor.storage_offset())
+    steps = (int(stride) * (int(size) - 1) for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+    end = start + 1 + sum(steps) if tensor.numel() else start
+    return start * tensor.element_size(), end * tensor.element_size()
 
 
 def _span(tensor: Tensor) -> tuple[Any, ...]:
