@@ -81,6 +81,16 @@ USES: dict[str, tuple[Callable[[Inner], Tensor], Callable[[Inner, Tensor], Tenso
     ),
     "an attribute": (lambda inner: inner.plain, lambda inner, x: x - inner.plain, "attribute inner.plain"),
     "in a list": (lambda inner: inner.listed[0], lambda inner, x: x - inner.listed[0], "a tensor that was bad already"),
+    "chosen": (
+        lambda inner: inner.kept,
+        lambda inner, x: torch.where(x < 99, inner.kept, (-x).log()),
+        "buffer inner.kept",
+    ),
+    "chosen where it is not": (
+        lambda inner: inner.kept,
+        lambda inner, x: torch.where(x > 99, (-x).log(), inner.kept * x),
+        "buffer inner.kept",
+    ),
     "statistics": (
         lambda inner: inner.norm.running_var,
         lambda inner, x: normed(inner, x, training=False),
@@ -95,6 +105,11 @@ USES: dict[str, tuple[Callable[[Inner], Tensor], Callable[[Inner, Tensor], Tenso
         "aten.",
     ),
     "not read": (lambda inner: inner.kept, lambda _, x: (x - x) / 0, "aten.div"),
+    "not chosen": (
+        lambda inner: inner.kept,
+        lambda inner, x: torch.where(x > 99, inner.kept, (-x).log()),
+        "aten.log",
+    ),
     "read in vain": (
         lambda inner: inner.kept,
         lambda inner, x: torch.where(x < 99, x, inner.kept) / 0,

@@ -159,7 +159,7 @@ class History:
 
     def _state(self, value: Value, before: int) -> str:
         """``fine``, ``mask`` or ``bad``: what an operation met in a value."""
-        if value.reading == NO_FIGURES:
+        if value.reading == NO_FIGURES or (value.chosen != NO_FIGURES and not self._of(value.chosen).is_bad):
             return "fine"
         stats = self._of(value.reading)
         if not stats.is_bad:
