@@ -12,7 +12,7 @@ from dsdoctor.overflow.frames.first_bad import RankReport
 from dsdoctor.overflow.hooks.batch_record import BatchRecord, Position
 from dsdoctor.overflow.hooks.module_hooks import Hooks
 from dsdoctor.overflow.measure.readings import Meters
-from dsdoctor.overflow.replay.held import names_of
+from dsdoctor.overflow.replay.held import bad_tensors, names_of
 from dsdoctor.overflow.replay.investigate import ReplayObservations, look_at
 from dsdoctor.overflow.replay.operations import Operations, PlacedReadings
 from dsdoctor.overflow.replay.provenance import History
@@ -244,6 +244,19 @@ def test_without_a_replay_a_bad_buffer_is_told_beside_the_module_and_a_finite_on
         model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Scaled(value))
         with DebugUnderflowOverflow(model), pytest.raises(ValueError, match=said):
             model(torch.rand(3, WIDTH))
+
+
+def test_what_a_model_holds_that_is_bad_is_found_and_its_masks_are_not() -> None:
+    inner = Inner()
+    assert bad_tensors(inner) == ()
+
+    inner.kept[:2] = -INF
+    inner.plain[1] = NAN
+    inner.linear.weight.data[0, 0] = INF
+    assert [(each.name, each.nan, each.posinf) for each in bad_tensors(inner)] == [
+        ("weight linear.weight", 0, 1),
+        ("attribute plain", 1, 0),
+    ]
 
 
 def test_weights_that_share_a_memory_as_deepspeed_lays_them_are_told_apart() -> None:

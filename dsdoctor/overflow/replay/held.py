@@ -29,6 +29,8 @@ class Named:
 
 Names = dict[int, list[Named]]
 """By the number of their memory: DeepSpeed lays all weights of a group into one."""
+MOST_TENSORS = 8
+"""Bad tensors that a report names."""
 OUTSIDE = (BadKind.DATA, BadKind.WEIGHT, BadKind.GRADIENT)
 """Kinds whose place is known already, or is no call of a module's forward."""
 
@@ -69,6 +71,17 @@ def _which(together: list[Named], extent: tuple[int, int]) -> tuple[str, str]:
     if len({named.extent for named in met}) > 1:
         met = [named for named in met if named.extent == extent] or [named for named in met if bool(flag(named.tensor))]
     return (met[0].kind, met[0].name) if len({named.extent for named in met}) == 1 else ("", "")
+
+
+def bad_tensors(model: nn.Module) -> tuple[TensorStats, ...]:
+    """What a model holds that is nan or inf now, on this rank: whether a forward reads it is not known."""
+    readings = Readings(Meters())
+    seen = [
+        (f"{kind} {name}", readings.look(getattr(each, "ds_tensor", each))) for kind, name, each in _tensors_of(model)
+    ]
+    readings.settle()
+    stats = [readings.stats(number, name) for name, number in seen if isinstance(number, int)]
+    return tuple(tensor for tensor in stats if tensor.is_bad and not is_minus_inf_mask(tensor))[:MOST_TENSORS]
 
 
 def with_buffers(model: nn.Module, found: FirstBad) -> FirstBad:
