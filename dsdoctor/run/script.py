@@ -53,6 +53,7 @@ def ready(fields: dict[str, Any]) -> None:
     order = RunOrder(**fields)
     process = WatchedProcess(order)
     atexit.register(process.end)
+    other_ranks.before_the_end(process.ask_the_others)
     if process.hang is not None:
         after_import(hang.MODULE, process.hang.wrap)
     wanted = (order.options, process.hang)
@@ -83,6 +84,7 @@ class WatchedProcess:
         self.imported = False
         self.engines = 0
         self.config_check: Any = None
+        self.elsewhere = ""
         self.guide_class = guide_class.GuideClass(say)
         self.memory = memory.MemoryWatch(order.memory, say)
         self.checkpoint = checkpoint.CheckpointWatch(order.checkpoint_check, speaks=rank() in {None, "0"}, say=say)
@@ -135,16 +137,27 @@ class WatchedProcess:
         except Exception as error:  # at the end of a training, as above
             say(f"! a watch did not close: {type(error).__name__}: {error}")
 
+    def ask_the_others(self) -> None:
+        """When the script has failed: whether another rank did, and this one's line for them."""
+        failure = self.failure()
+        if isinstance(failure, Exception):
+            self.elsewhere = other_ranks.other_failure(failure)
+
+    def failure(self) -> BaseException | None:
+        """What ended this process, if it is one that is watched."""
+        is_mine = self.pid == os.getpid() and (self.order.main == self.pid or self.imported)
+        return (getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)) if is_mine else None
+
     def end(self) -> None:
         """At the end of the process: print what dsdoctor knows of a failure, or that there was nothing to watch."""
         main = self.order.main == os.getpid()
         if self.pid != os.getpid() or not (main or self.imported):
             return
-        failure = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+        failure = self.failure()
         if isinstance(failure, Exception):
             try:
-                if before := other_ranks.first_failure(failure):
-                    say(f"before this, {before}")
+                if self.elsewhere:
+                    say(self.elsewhere)
                 self.memory.ended(failure)
                 explain(failure, watching=self.engines > 0)
             except Exception as error:  # the failure's own traceback is out, and matters more

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dsdoctor.overflow.frames.first_bad import RankReport
-from dsdoctor.overflow.hooks.batch_record import BatchRecord
+from dsdoctor.overflow.hooks.batch_record import BatchRecord, Position
 from dsdoctor.overflow.hooks.module_hooks import Hooks
 from dsdoctor.overflow.measure.readings import Meters
-from dsdoctor.overflow.replay.held import names_of
+from dsdoctor.overflow.replay.held import bad_tensors, names_of
 from dsdoctor.overflow.replay.investigate import ReplayObservations, look_at
 from dsdoctor.overflow.replay.operations import Operations, PlacedReadings
 from dsdoctor.overflow.replay.provenance import History
@@ -81,6 +81,16 @@ USES: dict[str, tuple[Callable[[Inner], Tensor], Callable[[Inner, Tensor], Tenso
     ),
     "an attribute": (lambda inner: inner.plain, lambda inner, x: x - inner.plain, "attribute inner.plain"),
     "in a list": (lambda inner: inner.listed[0], lambda inner, x: x - inner.listed[0], "a tensor that was bad already"),
+    "chosen": (
+        lambda inner: inner.kept,
+        lambda inner, x: torch.where(x < 99, inner.kept, (-x).log()),
+        "buffer inner.kept",
+    ),
+    "chosen where it is not": (
+        lambda inner: inner.kept,
+        lambda inner, x: torch.where(x > 99, (-x).log(), inner.kept * x),
+        "buffer inner.kept",
+    ),
     "statistics": (
         lambda inner: inner.norm.running_var,
         lambda inner, x: normed(inner, x, training=False),
@@ -95,6 +105,11 @@ USES: dict[str, tuple[Callable[[Inner], Tensor], Callable[[Inner, Tensor], Tenso
         "aten.",
     ),
     "not read": (lambda inner: inner.kept, lambda _, x: (x - x) / 0, "aten.div"),
+    "not chosen": (
+        lambda inner: inner.kept,
+        lambda inner, x: torch.where(x > 99, inner.kept, (-x).log()),
+        "aten.log",
+    ),
     "read in vain": (
         lambda inner: inner.kept,
         lambda inner, x: torch.where(x < 99, x, inner.kept) / 0,
@@ -103,15 +118,18 @@ USES: dict[str, tuple[Callable[[Inner], Tensor], Callable[[Inner, Tensor], Tenso
 }  # fmt: skip
 
 
-def report_of(model: nn.Module, *batches: Tensor) -> RankReport:
+def report_of(model: nn.Module, *batches: Tensor, losses: tuple[float, ...] = ()) -> RankReport:
     """Calls of the model as a replay makes them, with the walk back from the first bad value."""
-    seen = ReplayObservations()
-    for batch in batches:
+    seen = ReplayObservations(losses=losses)
+    for number, batch in enumerate(batches):
         records: list[BatchRecord] = []
         readings = PlacedReadings(Meters())
         operations = readings.operations = Operations(readings)
         names = names_of(model, operations)
-        hooks = Hooks(model, on_record=records.append, readings=lambda _, mine=readings: mine)
+        place = Position(step=1, micro=number)
+        hooks = Hooks(
+            model, on_record=records.append, position=lambda at=place: at, readings=lambda _, mine=readings: mine
+        )
         with operations:
             model(batch)
         hooks.detach()
@@ -181,6 +199,27 @@ def test_an_average_that_a_later_batch_made_bad_is_that_batch_and_not_the_averag
         assert report.origin.line.endswith("mean = x.mean() / (x.abs().max() - 2.0)")
 
 
+def test_a_later_batch_that_holds_nan_itself_is_told_and_not_the_average_it_left_it_in() -> None:
+    model = Whole(written)
+    model.inner.kept.fill_(NAN)
+    (found,) = judge([report_of(model, torch.ones(1, WIDTH), torch.full((1, WIDTH), NAN))])
+
+    assert found.rule == "nan-in-the-batch"
+    assert "micro-batch 1" in " ".join((found.title, *found.evidence, found.fix.text if found.fix else ""))
+
+
+def test_what_became_bad_between_two_batches_is_told_of_the_one_whose_live_loss_says_so() -> None:
+    wrong = []
+    for losses, micro in (((1.0, NAN, NAN), 1), ((1.0, 1.0, INF), 2), ((NAN, NAN, NAN), 0), ((), 0)):
+        model = Whole(lambda inner, x: x * inner.kept)
+        model.inner.kept[1] = NAN
+        report = report_of(model, *(torch.ones(1, WIDTH),) * 3, losses=losses)
+        if report.held is None or report.first_bad is None or report.first_bad.frame.micro != micro:
+            wrong.append(f"{losses}: {report.first_bad}")
+
+    assert wrong == []
+
+
 def test_a_row_that_a_buffer_masks_entirely_is_the_softmax_and_the_buffer_beside_it() -> None:
     model = Whole(lambda inner, x: (x + inner.kept).softmax(-1))
     model.inner.kept = torch.zeros(2, WIDTH)
@@ -207,6 +246,19 @@ def test_without_a_replay_a_bad_buffer_is_told_beside_the_module_and_a_finite_on
             model(torch.rand(3, WIDTH))
 
 
+def test_what_a_model_holds_that_is_bad_is_found_and_its_masks_are_not() -> None:
+    inner = Inner()
+    assert bad_tensors(inner) == ()
+
+    inner.kept[:2] = -INF
+    inner.plain[1] = NAN
+    inner.linear.weight.data[0, 0] = INF
+    assert [(each.name, each.nan, each.posinf) for each in bad_tensors(inner)] == [
+        ("weight linear.weight", 0, 1),
+        ("attribute plain", 1, 0),
+    ]
+
+
 def test_weights_that_share_a_memory_as_deepspeed_lays_them_are_told_apart() -> None:
     class Linears(nn.Module):
         def __init__(self) -> None:
@@ -218,13 +270,30 @@ def test_weights_that_share_a_memory_as_deepspeed_lays_them_are_told_apart() -> 
                 x = functional.linear(x, layer.weight, layer.bias)
             return x
 
-    for bad in range(3):
-        model = Linears()
+    def laid_together(model: nn.Module) -> None:
         flat = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
         start = 0
         for parameter in model.parameters():
             parameter.data = flat[start : start + parameter.numel()].view_as(parameter)
             start += parameter.numel()
+
+    class OneOfThem(Linears):
+        def forward(self, x: Tensor) -> Tensor:
+            return functional.linear(x, self.layers[used].weight.t())
+
+    for used in range(3):
+        model: Linears = OneOfThem()
+        laid_together(model)
+        for layer in model.layers:
+            layer.weight.data[0, 0] = NAN
+        model.layers[used].weight.data[1, 1:3] = INF
+        (found,) = judge([report_of(model, torch.ones(1, WIDTH))])
+
+        assert found.title.startswith(f"the weight layers.{used}.weight holds ")
+
+    for bad in range(3):
+        model = Linears()
+        laid_together(model)
         model.layers[bad].weight.data[1, 1] = NAN
         (found,) = judge([report_of(model, torch.ones(1, WIDTH))])
 

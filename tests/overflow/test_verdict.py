@@ -134,6 +134,16 @@ def test_a_loss_that_is_nan_over_a_finite_forward() -> None:
     assert "on rank 0 of 2 only" in found.title
 
 
+def test_a_loss_that_is_nan_without_a_replay_is_told_with_what_the_model_holds() -> None:
+    held = (tensor("buffer position", nan=8),)
+    found = cause(rank_report(0, losses=(float("nan"),), replayed="", bad_tensors=held))
+
+    assert found.rule == "loss-not-finite"
+    assert "the buffer position holds 8 nan of 8" in found.evidence
+    assert found.fix is not None
+    assert found.fix.text.startswith("See whether the forward reads the buffer position: if so,")
+
+
 def test_a_gradient_above_the_scale_is_one_quiet_note_with_what_would_fit() -> None:
     small = (tensor("a.weight", absmax=0.5),)
     found = cause(rank_report(0, good(0, "a"), GRADIENT, named=NAMED, local=NAMED, at_scale_one=small))

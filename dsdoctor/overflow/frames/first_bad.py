@@ -179,6 +179,7 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     ``loss_gradient_due``: what should have arrived there, the loss scale over the accumulation steps. ``not_loaded``: the
     folder from which no checkpoint was loaded. ``unchanged``: weights that a step left as they were, in two checks.
     ``inputs``: how large the inputs of the first bad module were in earlier steps, of which level frames knows some.
+    ``bad_tensors``: buffers, weights and attributes that hold nan or inf, looked for where a loss is bad and nothing is replayed.
     """
 
     rank: int
@@ -192,6 +193,7 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     zero_stage: int | None = None
     scale: Scale = Scale()
     losses: tuple[float, ...] = ()
+    bad_tensors: tuple[TensorStats, ...] = ()
     skipped: int = 0
     applied: bool = False
     named: tuple[TensorStats, ...] = ()

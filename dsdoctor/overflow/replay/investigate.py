@@ -4,6 +4,7 @@ All ranks call these functions together and in the same order, because the funct
 called is the same on every rank.
 """
 
+import math
 import socket
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -35,7 +36,8 @@ MOST_GRADIENTS = 24
 
 @dataclass(kw_only=True)
 class ReplayObservations:
-    """What a replay showed on this rank: the first bad value and what led to it, and the local gradients."""
+    """What a replay showed on this rank: the first bad value and what led to it, and the local gradients. ``losses``: the live
+    ones, if there is one for each micro-batch."""
 
     first_bad: FirstBad | None = None
     frames: tuple[Frame, ...] = ()
@@ -47,6 +49,7 @@ class ReplayObservations:
     ignored: str = ""
     local: list[TensorStats] = field(default_factory=list)
     unmeasured: list[str] = field(default_factory=list)
+    losses: tuple[float, ...] = ()
 
 
 @torch.no_grad()
@@ -98,7 +101,8 @@ def replayed(
     ``batch``: the guide's number of the step's first micro-batch. ``most_frames``: how many frames, the last of them that of
     the first bad call, a report keeps.
     """
-    seen = ReplayObservations()
+    losses = rank_report.losses if len(rank_report.losses) == len(recorder.batches) else ()
+    seen = ReplayObservations(losses=losses)
     done = _replay(engine, recorder, seen, rank_report, batch=batch, most_frames=most_frames, factor=1.0)
     apart = _counts_more(rank_report.first_bad, seen.first_bad, held=seen.held is not None)
     if apart:
@@ -238,18 +242,21 @@ def look_at(
     most_frames: int,
 ) -> None:
     """Take over what a micro-batch adds: a bad forward replaces a bad backward, and else the earlier one is kept. But what lies in
-    a tensor that each batch writes may have come there live, out of a later micro-batch: an operation that made it replaces it."""
+    a tensor that each batch writes may have come there live, out of a later micro-batch: an operation that made it, or that
+    batch's own nan, replaces it. So does a later micro-batch, if the earlier one was finite live."""
     frames = tuple(record.frames())
     seen.local += local_gradients(frames)
     seen.unmeasured += [f"{frame.module}.{name}".lstrip(".") for frame in frames for name in frame.unmeasured]
     found = first_bad(frames) if record.readings.any_bad else None
     known = seen.first_bad
     is_later = known is not None and (known.kind is not BadKind.GRADIENT or (found and found.kind is BadKind.GRADIENT))
-    may_be_of_later = seen.held is not None and seen.held.written is not None and seen.origin is None
+    held = seen.held if seen.origin is None else None
+    may_be_of_later = held is not None and (held.written is not None or _is_of_later(seen, found))
     if found is None or (is_later and not may_be_of_later):
         return
     came = _provenance(engine, record, found, history, readings)
-    if is_later and (came.made is None or found.kind is BadKind.GRADIENT):
+    begins_here = found.kind is BadKind.DATA or (came.made is not None and found.kind is not BadKind.GRADIENT)
+    if is_later and not begins_here and not _is_of_later(seen, found):
         return
     if came == Provenance():
         found = with_buffers(engine.module, found)
@@ -257,8 +264,18 @@ def look_at(
     seen.first_bad, seen.held = found, came.held
     seen.origin, seen.received, seen.minus_inf = came.made, came.received, came.minus_inf
     if came.held is not None:
-        held_bad, seen.held = of_the_model(found, came.held, came.memory, names)
+        held_bad, seen.held = of_the_model(found, came.held, came.value, names)
         seen.first_bad = held_bad if came.made is None else found
+
+
+def _is_of_later(seen: ReplayObservations, found: FirstBad | None) -> bool:
+    """Whether live the micro-batch of what is known was finite still and this one was not: what is held became bad between."""
+    if found is None or seen.first_bad is None or found.kind is BadKind.GRADIENT:
+        return False
+    before, now = seen.first_bad.frame.micro, found.frame.micro
+    if not (0 <= before < now < len(seen.losses)):
+        return False
+    return math.isfinite(seen.losses[before]) and not math.isfinite(seen.losses[now])
 
 
 def _provenance(

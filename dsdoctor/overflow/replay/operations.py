@@ -4,7 +4,7 @@ Expensive, so only for a replay: what each operation reads and writes is read on
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,10 +35,13 @@ NO_FIGURES = -1
 @dataclass(slots=True, frozen=True)
 class Value:
     """A tensor as an operation met it: the number of its memory, and its reading (``NO_FIGURES``: whole numbers, or what
-    other ranks send, which arrives later)."""
+    other ranks send, which arrives later). ``extent``: the first of its bytes in that memory, and the one after the last.
+    ``chosen``: the reading of those of its values alone that the operation took (``where``); ``NO_FIGURES``: it took all."""
 
     memory: int
     reading: int
+    extent: tuple[int, int] = (0, 0)
+    chosen: int = NO_FIGURES
 
 
 @dataclass(slots=True, frozen=True)
@@ -87,6 +90,8 @@ class Operations(TorchDispatchMode):
         overwritten = [*unread, *_tensors(_overwritten(func, name, args, kwargs))]
         read = [tensor for tensor in read if all(tensor is not each for each in overwritten)]
         inputs = tuple(value for tensor in read if (value := self.value_of(tensor)) is not None)
+        if name == "where" and len(args) == 3:
+            inputs = (*self._alternatives(*args),)
         operands = () if communicates else tuple(map(self._operand, args))
         result = func(*args, **kwargs)
         changed = given if communicates else [*_tensors(_written(func, args, kwargs)), *unread]
@@ -95,6 +100,19 @@ class Operations(TorchDispatchMode):
         results = {id(tensor): tensor for tensor in (*changed, *_tensors(result))}
         self._note(f"{namespace}.{name}", inputs, operands, [*results.values()], communicates=communicates)
         return result
+
+    def _alternatives(self, condition: Tensor, *alternatives: Any) -> Iterator[Value]:
+        """What ``where`` may choose from, each with what it does choose."""
+        for number, tensor in enumerate(alternatives):
+            value = self.value_of(tensor) if isinstance(tensor, Tensor) else None
+            if value is None:
+                continue
+            try:
+                taken = torch.where(condition, 0, tensor) if number else torch.where(condition, tensor, 0)
+                chosen = self.readings.read(taken)
+            except (RuntimeError, TypeError):  # no memory left for another one
+                chosen = NO_FIGURES
+            yield replace(value, chosen=chosen)
 
     def _operand(self, argument: Any) -> Value | float | None:
         if isinstance(argument, Tensor):
@@ -112,7 +130,7 @@ class Operations(TorchDispatchMode):
         known = self._known.get(key)
         if known is None or version < 0:
             known = self._known[key] = self.readings.read(tensor)
-        return Value(memory, known)
+        return Value(memory, known, extent_of(tensor))
 
     def _note(
         self,
@@ -245,6 +263,14 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, (tuple, list)):
         for part in value:
             yield from _tensors(part)
+
+
+def extent_of(tensor: Tensor) -> tuple[int, int]:
+    """The first byte of its memory that a tensor covers, and the one after the last."""
+    start = int(tensor.storage_offset())
+    steps = (int(stride) * (int(size) - 1) for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+    end = start + 1 + sum(steps) if tensor.numel() else start
+    return start * tensor.element_size(), end * tensor.element_size()
 
 
 def _span(tensor: Tensor) -> tuple[Any, ...]:

@@ -30,14 +30,14 @@ FILLS = frozenset(
 class Provenance:
     """Where a bad value began: by an operation of this rank (``made``), in another rank's (``received``, the operation that
     brought it), or, if both are None, before the batch: a weight, an input, a gradient that was handed in. ``minus_inf``:
-    what made the -inf that the operation was given. ``held``, in the memory ``memory``: what was bad before the batch, and the
+    what made the -inf that the operation was given. ``held``, the tensor ``value``: what was bad before the batch, and the
     bad value came out of it, or the -inf."""
 
     made: Origin | None = None
     received: Origin | None = None
     minus_inf: Origin | None = None
     held: Held | None = None
-    memory: int | None = None
+    value: Value | None = None
 
 
 class History:
@@ -77,7 +77,7 @@ class History:
         for number in sorted(passed):
             for value in self._done[number].inputs:
                 if self._state(value, number) == "bad" and self._writer(value.memory, number) is None:
-                    return Provenance(held=self._held(value, number), memory=value.memory)
+                    return Provenance(held=self._held(value, number), value=value)
         return Provenance()
 
     def _held(self, value: Value, number: int) -> Held:
@@ -104,7 +104,7 @@ class History:
         was_there = self._was_there(masks[0], number) if masks else None
         if was_there is None:
             return Provenance(made=place, minus_inf=maker)
-        return Provenance(made=place, minus_inf=maker, held=self._held(*was_there), memory=was_there[0].memory)
+        return Provenance(made=place, minus_inf=maker, held=self._held(*was_there), value=was_there[0])
 
     def _was_there(self, mask: Value, before: int) -> tuple[Value, int] | None:
         """The mask, or the one that it came of, with the operation that met it, if it was there before the batch."""
@@ -159,7 +159,7 @@ class History:
 
     def _state(self, value: Value, before: int) -> str:
         """``fine``, ``mask`` or ``bad``: what an operation met in a value."""
-        if value.reading == NO_FIGURES:
+        if value.reading == NO_FIGURES or (value.chosen != NO_FIGURES and not self._of(value.chosen).is_bad):
             return "fine"
         stats = self._of(value.reading)
         if not stats.is_bad:

@@ -173,7 +173,10 @@ def loss_not_finite(rank_reports: RankReports) -> Iterator[Finding]:
     yield Finding.error(
         rule_of(loss_not_finite),
         f"the loss is {losses} and {finite}{origin}{ranks}",
-        evidence=evidence(rank_reports, bad[0]),
+        evidence=(
+            *evidence(rank_reports, bad[0]),
+            *(f"the {each.name} holds {amount(each)}" for each in bad[0].bad_tensors),
+        ),
         fix=_what_to_do(rank_reports, bad[0]),
     )
 
@@ -187,6 +190,11 @@ def _what_to_do(rank_reports: RankReports, rank_report: RankReport) -> str:
     if rank_report.ignored:
         cure = NO_TARGET
     known = " ".join(part for part in (cure, what_was_tried(rank_reports, found)) if part)
+    if not known and (bad := " or the ".join(each.name for each in rank_report.bad_tensors)):
+        return (
+            f"See whether the forward reads the {bad}: if so, fill it anew, or load a checkpoint in which it is "
+            "finite; if not, look at the labels of this batch."
+        )
     inside = found is not None and found.kind is BadKind.LOSS
     after = "" if inside else ", and at what the script computes between the model and backward"
     return known or f"Look at the labels of this batch (a loss over no valid target is nan){after}."

@@ -21,7 +21,7 @@ from dsdoctor.overflow.hooks.module_hooks import Hooks
 from dsdoctor.overflow.hooks.options import Options
 from dsdoctor.overflow.measure.readings import Meters
 from dsdoctor.overflow.replay.batch_rows import ignored_labels
-from dsdoctor.overflow.replay.held import with_buffers
+from dsdoctor.overflow.replay.held import bad_tensors, with_buffers
 from dsdoctor.overflow.replay.investigate import any_bad_gradient, first_report, last_frames, replayed
 from dsdoctor.overflow.replay.recorder import BatchRecorder
 from dsdoctor.overflow.replay.underflow import flushed, is_suspect
@@ -240,6 +240,8 @@ class Decisions:
             skipped=self._overflows.skipped,
             loss_line=line,
             ignored=ignored,
+            # an overflow is replayed, and shows what was read
+            bad_tensors=bad_tensors(self.engine.module) if bad and not self.overflowed else (),
             bad_output=bool(bad) and self.losses.any_bad_output(),
         )
 
