@@ -20,12 +20,12 @@ from dsdoctor.comm.local.gpu_links import read_gpus
 from dsdoctor.comm.models import CommPhase, CommSettings, PhaseState, Rank
 from dsdoctor.comm.report_document import read_own_report, read_remote_report
 from dsdoctor.comm.results import PhaseResult, Report
-from dsdoctor.comm.speed.baseline import slower
+from dsdoctor.comm.speed.baseline import compare, slower
 from dsdoctor.comm.verdict import ended, verdict
 from dsdoctor.commands.comm_on_hosts import MARGIN, CommRequest, HostsTest, OnPhase, arguments_of, report_of
 from dsdoctor.core.errors import NotWritten, UsageError
 from dsdoctor.core.files import LARGEST, make_folder, read_limited
-from dsdoctor.core.finding import Finding
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.processes import die_with
 
@@ -144,7 +144,9 @@ def compared(report: Report, base: Report) -> Report:
         else phase
         for phase in report.phases
     )
-    told = verdict(phases, world=report.world, hosts=report.hosts, backend=report.backend)
+    found_slower = any(finding.severity is not Severity.NOTE for finding in findings)
+    also = "" if found_slower else compare(report, base).told or "nothing could be compared with before"
+    told = verdict(phases, world=report.world, hosts=report.hosts, backend=report.backend, also=also)
     return replace(report, phases=phases, verdict=told, state=ended(phases))
 
 
