@@ -13,14 +13,27 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
 
 
-def problem_of(command: Sequence[str], seconds: float, env: dict[str, str] | None = None) -> str:
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Seconds that it may take, its command, and where that one's stdout goes; None: to ours."""
+
+    seconds: int
+    command: Sequence[str]
+    output: Path | None = None
+
+
+def problem_of(
+    command: Sequence[str], seconds: float, env: dict[str, str] | None = None, output: Path | None = None
+) -> str:
     """Run a command, and say what became of it; empty: it ended well. What it started ends with it."""
-    child = subprocess.Popen(command, cwd=HERE.parent, env=env, start_new_session=True)
+    with output.open("wb") if output else contextlib.nullcontext() as written:
+        child = subprocess.Popen(command, cwd=HERE.parent, env=env, stdout=written, start_new_session=True)
     try:
         code = child.wait(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -34,17 +47,18 @@ def problem_of(command: Sequence[str], seconds: float, env: dict[str, str] | Non
     return f"ended with status {code}" if code else ""
 
 
-def parts(folder: Path) -> dict[str, tuple[int, list[str]]]:
-    """Each part by name: seconds that it may take, and its command."""
+def parts(folder: Path) -> dict[str, Part]:
+    """Each part by name."""
     day = time.strftime("%Y-%m-%d")
     python = sys.executable
-    comm = ["-m", "dsdoctor", "comm", "--full", "--nproc", "2", "--backend", "nccl"]
+    scan = [python, str(HERE / "scan.py"), "--json", str(folder / f"scan-gpu-{day}.json")]
     overflow = [str(HERE / "overflow.py"), "--device", "cuda", "--json", str(folder / f"overflow-gpu-{day}.json")]
+    comm = [python, "-m", "dsdoctor", "comm", "--full", "--nproc", "2", "--backend", "nccl", "--json"]
     return {
-        "tests": (1200, [python, "-m", "pytest", "-m", "gpu", "-q", "-rs"]),
-        "scan": (300, [python, str(HERE / "scan.py"), "--json", str(folder / f"scan-gpu-{day}.json")]),
-        "overflow": (600, [python, *overflow]),
-        "comm": (300, [python, *comm, "--save", str(folder / f"comm-gpu-{day}.json")]),
+        "tests": Part(seconds=1200, command=[python, "-m", "pytest", "-m", "gpu", "-q", "-rs"]),
+        "scan": Part(seconds=300, command=scan),
+        "overflow": Part(seconds=600, command=[python, *overflow]),
+        "comm": Part(seconds=300, command=comm, output=folder / f"comm-gpu-{day}.json"),
     }
 
 
@@ -53,7 +67,9 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     # NCCL refuses two ranks on one GPU unless this is set
     env = {**os.environ, "NCCL_MULTI_RANK_GPU_ENABLE": "1"}
-    problems = {name: problem_of(command, seconds, env) for name, (seconds, command) in parts(folder.resolve()).items()}
+    problems = {
+        name: problem_of(part.command, part.seconds, env, part.output) for name, part in parts(folder.resolve()).items()
+    }
     for name, problem in problems.items():
         print(f"{name:10} {problem or 'ended well'}")
     sys.exit(1 if any(problems.values()) else 0)

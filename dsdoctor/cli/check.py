@@ -4,7 +4,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Annotated
 
-from dsdoctor.cli.ending import FOUND, OK, print_result
+from dsdoctor.cli.ending import FOUND, OK, columns, print_result
 from dsdoctor.cli.options import Json, Verbose
 from dsdoctor.commands.check import check
 from dsdoctor.core.errors import UsageError
@@ -107,7 +107,7 @@ def check_command(
         command = next_step(done, arch)
         if command is not None and not machine and python != sys.executable:
             command = for_python(Fix(text="", steps=(command,)), python).steps[0]
-        lines = (*check_lines(done, verbose=verbose), *ending_lines(command))
+        lines = (*check_lines(done, verbose=verbose, width=columns()), *ending_lines(command))
     print_result("check", as_json, lines, done.findings, machine=done.machine, ops=done.ops, ops_of=ops_of(done))
     bad = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
     return FOUND if any(finding.severity in bad for finding in done.findings) else OK

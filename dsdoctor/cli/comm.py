@@ -151,7 +151,7 @@ def comm_command(
     if history is not None:
         return _history(history, as_json)
     _check_places(out, html)
-    window = Window(as_json, verbose, html, read_result(against) if against else None)
+    window = Window(as_json, verbose, html, read_result(against, earlier=True) if against else None)
     if read is not None:
         window.report(read_result(read))
         return window.status

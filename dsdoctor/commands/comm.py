@@ -20,16 +20,18 @@ from dsdoctor.comm.local.gpu_links import read_gpus
 from dsdoctor.comm.models import CommPhase, CommSettings, PhaseState, Rank
 from dsdoctor.comm.report_document import read_own_report, read_remote_report
 from dsdoctor.comm.results import PhaseResult, Report
-from dsdoctor.comm.speed.baseline import slower
+from dsdoctor.comm.speed.baseline import compare, slower
 from dsdoctor.comm.verdict import ended, verdict
 from dsdoctor.commands.comm_on_hosts import MARGIN, CommRequest, HostsTest, OnPhase, arguments_of, report_of
 from dsdoctor.core.errors import NotWritten, UsageError
 from dsdoctor.core.files import LARGEST, make_folder, read_limited
-from dsdoctor.core.finding import Finding
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.processes import die_with
 
 RANKS_ON_CPU = 2
+WRITES = "srun ... python -m dsdoctor.comm --json > comm.json writes one"
+WRITES_EARLIER = "name the file that an earlier python -m dsdoctor comm --json > FILE wrote"
 
 
 def run_rank(rank: Rank, settings: CommSettings, screen: Screen, *, began: float) -> Outcomes:
@@ -54,19 +56,28 @@ def run_all(request: CommRequest, *, on_phase: OnPhase) -> Report:
         return replace(report, out=str(folder) if keep else None)
 
 
-def read_result(name: str) -> Report:
-    """The report in what a test with --json wrote elsewhere, whatever stands around it; "-" is stdin. Raises UsageError without."""
-    hint = "srun ... python -m dsdoctor.comm --json > comm.json writes one"
+def read_result(name: str, *, earlier: bool = False) -> Report:
+    """The report in what a test with --json wrote elsewhere, whatever stands around it; "-" is stdin. ``earlier``: it is the one
+    to compare with. Raises UsageError without."""
+    hint = WRITES_EARLIER if earlier else WRITES
     try:
         content = sys.stdin.buffer.read(LARGEST) if name == "-" else read_limited(Path(name))
     except OSError as error:
         raise UsageError(f"{name} cannot be read: {error.strerror or error}", hint=hint) from error
-    lines = reversed(content.decode(errors="replace").splitlines())
-    found = (read_remote_report("{" + line.partition("{")[2]) for line in lines if '"schema"' in line)
+    found = map(read_remote_report, _documents(content.decode(errors="replace")))
     report = next((report for report in found if report is not None), None)
     if report is None:
         raise UsageError(f"{name} holds no report of dsdoctor comm --json", hint=hint)
     return report
+
+
+def _documents(text: str) -> Iterator[str]:
+    """What may be the document: the whole; else the last line that looks so; else lines from one brace to another (``jq .``)."""
+    yield text.removeprefix("\ufeff")
+    lines = text.splitlines()
+    yield from ("{" + line.partition("{")[2] for line in reversed(lines) if '"schema"' in line)
+    if "{" in lines and "}" in lines:
+        yield "\n".join(lines[lines.index("{") : len(lines) - lines[::-1].index("}")])
 
 
 @contextmanager
@@ -133,7 +144,9 @@ def compared(report: Report, base: Report) -> Report:
         else phase
         for phase in report.phases
     )
-    told = verdict(phases, world=report.world, hosts=report.hosts, backend=report.backend)
+    found_slower = any(finding.severity is not Severity.NOTE for finding in findings)
+    also = "" if found_slower else compare(report, base).told or "nothing could be compared with before"
+    told = verdict(phases, world=report.world, hosts=report.hosts, backend=report.backend, also=also)
     return replace(report, phases=phases, verdict=told, state=ended(phases))
 
 

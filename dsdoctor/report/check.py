@@ -10,15 +10,18 @@ from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.fix import Step, step
 from dsdoctor.core.sentences import and_more
 from dsdoctor.report.screen import counted, first_step, next_line, screen_lines
+from dsdoctor.report.table import table
 from dsdoctor.report.terminal import MARKS, VerdictLine
 
 WORTH_A_LINE = {Severity.WARNING, Severity.ERROR}
 MOST_OPS = 8
 ALL = "-v"
+INDENTED = 60
+"""Columns from which on the table of ops is indented."""
 
 
-def check_lines(done: Checked, *, verbose: bool) -> Iterator[str]:
-    """The screen. ``verbose``: every finding, and every op with its reasons."""
+def check_lines(done: Checked, *, verbose: bool, width: int | None = None) -> Iterator[str]:
+    """The screen. ``verbose``: every finding, and every op with its reasons. ``width``: of the terminal, where lines are broken."""
     for topic in done.topics:
         yield f"{_mark(topic.findings)} {topic.summary}"
     nothing = {op.op for op in done.ops if op.placeholder}
@@ -32,7 +35,7 @@ def check_lines(done: Checked, *, verbose: bool) -> Iterator[str]:
         yield from screen_lines(shown, shows_all="" if verbose else ALL)
     if done.source is not None:
         yield ""
-        yield from op_lines(done.ops, done.source, verbose=verbose)
+        yield from op_lines(done.ops, done.source, verbose=verbose, width=width)
     yield ""
     yield VerdictLine(verdict_line(done, verbose=verbose))
 
@@ -48,12 +51,12 @@ def _mark(findings: tuple[Finding, ...]) -> str:
     return next((MARKS[severity] for severity in (Severity.ERROR, Severity.WARNING) if severity in found), "✓")
 
 
-def op_lines(ops: tuple[OpVerdict, ...], source: Source, *, verbose: bool) -> Iterator[str]:
+def op_lines(ops: tuple[OpVerdict, ...], source: Source, *, verbose: bool, width: int | None = None) -> Iterator[str]:
     """Which ops there are: installed, those that build, and those that cannot, needed or not."""
     yield f"ops of DeepSpeed {source.version} for {source.accelerator} ({source.because}), as the environment stands:"
     real = [op for op in ops if not op.placeholder]
     if verbose:
-        yield from _table(real)
+        yield from _op_table(real, width)
         return
     yield from _group("✓", "installed", [op for op in real if op.verdict == INSTALLED])
     yield from _group("✓", "build", [op for op in real if op.verdict == BUILDS])
@@ -67,15 +70,17 @@ def op_lines(ops: tuple[OpVerdict, ...], source: Source, *, verbose: bool) -> It
         yield from _group("·", f"cannot, and you do not need {_them(rest)} ({ALL} says why)", rest)
 
 
-def _table(ops: Sequence[OpVerdict]) -> Iterator[str]:
+def _op_table(ops: Sequence[OpVerdict], width: int | None) -> Iterator[str]:
     """An op a row; below, why some cannot, each reason once."""
-    width = max((len(op.op) for op in ops), default=0)
-    yield f"      {'op':<{width}}  as it stands  build-wheel"
+    rows = [("  op", "as it stands", "build-wheel")]
     why: dict[str, list[str]] = {}
     for op in ops:
-        yield f"    {'✓' if op.verdict != CANNOT else '✗' if op.needed else '·'} {op.op:<{width}}  {op.verdict:<12}  {op.mended}"
+        mark = "✓" if op.verdict != CANNOT else "✗" if op.needed else "·"
+        rows.append((f"{mark} {op.op}", op.verdict, op.mended))
         for because in dict.fromkeys(filter(None, (op.because, op.mended_because))):
             why.setdefault(because, []).append(op.op)
+    indent = " " * 4 if width is None or width >= INDENTED else ""
+    yield from (f"{indent}{line}".rstrip() for line in table(rows, "<<<", width=width and width - len(indent)))
     if why:
         yield "  why:"
     for because, those in why.items():

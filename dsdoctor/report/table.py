@@ -4,7 +4,8 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 LEAST_WORDS = 18
-"""Columns below which words in a cell are not broken: the cell goes below instead."""
+"""Columns below which words in a cell are not broken where it can stand under the first columns instead."""
+INDENT = 4
 
 Rows = Sequence[Sequence[str]]
 
@@ -23,14 +24,20 @@ def table(rows: Rows, align: str, *, width: int | None = None, keep: int = 1) ->
     <BLANKLINE>
              two
     a thing    2
+    >>> print(*table([("", "rank", "state"), ("!", "0", "slower than others")], "<><", width=14, keep=2), sep="\\n")
+       rank  state
+    !     0
+        slower
+        than
+        others
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for place, shown in enumerate(_parts(widths, width, keep, words=align.endswith("<"))):
         yield from [""] if place else []
         last = widths[shown[-1]]
         if width is not None and _across(widths, shown) > width:
-            last = max(LEAST_WORDS, width - _across(widths, shown[:-1]) - 2)
-        yield from _aligned(rows, shown, align, [*(widths[each] for each in shown[:-1]), last])
+            last = width - _across(widths, shown[:-1]) - 2
+        yield from _aligned(rows, shown, align, [*(widths[each] for each in shown[:-1]), last], width)
 
 
 def _across(widths: Sequence[int], shown: Sequence[int]) -> int:
@@ -50,10 +57,19 @@ def _parts(widths: Sequence[int], width: int | None, keep: int, *, words: bool) 
     yield tuple(shown)
 
 
-def _aligned(rows: Rows, shown: Sequence[int], align: str, widths: Sequence[int]) -> Iterator[str]:
+def _aligned(rows: Rows, shown: Sequence[int], align: str, widths: Sequence[int], width: int | None) -> Iterator[str]:
     for row in rows:
-        broken = textwrap.wrap(row[shown[-1]], widths[-1], break_long_words=False, break_on_hyphens=False)
-        before = [f"{row[each]:{align[each]}{width}}" for each, width in zip(shown[:-1], widths, strict=False)]
-        for place, words in enumerate(broken or [""]):
-            cells = before if not place else [" " * width for width in widths[:-1]]
+        before = [f"{row[each]:{align[each]}{room}}" for each, room in zip(shown[:-1], widths, strict=False)]
+        longest = max(map(len, row[shown[-1]].split()), default=0)
+        if longest > widths[-1] < len(row[shown[-1]]) and len(shown) > 1:
+            # no room beside for its longest word
+            yield "  ".join(before).rstrip()
+            yield from (" " * INDENT + words for words in _broken(row[shown[-1]], (width or 0) - INDENT))
+            continue
+        for place, words in enumerate(_broken(row[shown[-1]], widths[-1]) or [""]):
+            cells = before if not place else [" " * room for room in widths[:-1]]
             yield "  ".join([*cells, f"{words:{align[shown[-1]]}{widths[-1]}}"]).rstrip()
+
+
+def _broken(words: str, width: int) -> list[str]:
+    return textwrap.wrap(words, max(width, 1), break_long_words=False, break_on_hyphens=False)

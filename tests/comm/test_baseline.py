@@ -4,12 +4,16 @@ import itertools
 import json
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from dsdoctor.comm.models import PhaseState
 from dsdoctor.comm.report_document import read_remote_report
-from dsdoctor.comm.results import Report
-from dsdoctor.comm.speed.baseline import MEASURE, slower
+from dsdoctor.comm.results import PairTime, Report
+from dsdoctor.comm.speed.baseline import AGAIN, OTHER_BASE, slower
+from dsdoctor.commands.comm import compared
 from dsdoctor.core.finding import Severity
 from dsdoctor.report.terminal import finding_lines, printable
 from tests.comm.reports import MIB, good_phases, healthy_2, pairs, report, speed, speeds
@@ -32,6 +36,7 @@ def slowed(found: Report, factor: float, between: frozenset[str]) -> Report:
     return replace(found, pairs=tuple(times))
 
 
+RERUNS = Path(__file__).parents[2] / "benchmarks" / "results" / "comm-reruns-2026-11-23.json"
 REAL_TIMES = (
     ((0.96, 7.07), (7.79, 11.48), (17.11, 30.5)),
     ((1.5, 6.31), (7.28, 17.96), (13.66, 19.04)),
@@ -60,6 +65,97 @@ def test_the_noise_of_real_runs_is_not_told() -> None:
     assert told == []
 
 
+def of_rerun(run: dict[str, Any]) -> Report:
+    world = run["ranks"]
+    timed = [
+        replace(speed(op, size, p50, world), p50=p50, p99=p99) for op, size, p50, p99 in run["op, bytes, p50, p99"]
+    ]
+    sent = [PairTime(source=source, target=target, size=MIB, seconds=took) for source, target, took in run["pairs"]]
+    return report(("nodea",) * world, good_phases(world, 1), speeds=tuple(timed), pairs=tuple(sent))
+
+
+def test_of_healthy_reruns_under_load_few_are_told_and_none_without_saying_that_it_may_be_load() -> None:
+    whole = json.loads(RERUNS.read_text())
+    runs = [of_rerun(run) for run in whole["runs"]]
+    both = [(now, then) for now, then in itertools.permutations(runs, 2) if now.world == then.world]
+
+    told = [finding for now, then in both for finding in slower(now, then)]
+    assert (len(told), len(both)) == (whole["told"], whole["compared"])
+    assert len(told) * 4 <= len(both)
+    assert [finding for finding in told if "it may be load" not in finding.evidence[-1]] == []
+
+
+def some_slower(of: Report, factor: float, slow: int, backend: str, wild: float) -> tuple[Report, Report]:
+    """Now and before: so many collectives, from the small ones on, are slower. ``wild``: the 99th percentile in medians."""
+    ordered = sorted(of.speeds, key=lambda each: each.size)
+    before = [replace(each, p99=each.p50 * wild) for each in ordered]
+    times = [factor] * slow + [1.0] * (len(ordered) - slow)
+    now = [replace(each, p50=each.p50 * factor) for each, factor in zip(before, times, strict=True)]
+    return replace(of, speeds=tuple(now), backend=backend), replace(of, speeds=tuple(before), backend=backend)
+
+
+def test_a_wild_tail_of_before_hides_no_loss_and_a_lone_collective_of_gloo_is_no_loss() -> None:
+    wrong, of = [], eight()
+    for factor, slow, backend, wild in itertools.product(
+        (1.05, 1.5, 2.5, 5.0, 50.0), (0, 1, 3, 6, 7, 15), ("gloo", "nccl"), (1.2, 4.0, 90.0)
+    ):
+        bar = min(wild, 3.0 if backend == "gloo" else 2.0)
+        # six are of 1 KiB or less, which is one size
+        want = slow >= (7 if backend == "gloo" else 1) and factor > max(bar, 1.18)
+        now, then = some_slower(of, factor, slow, backend, wild)
+        found = slower(now, then)
+        if [finding.rule for finding in found] != ["slower-than-before"] * want:
+            wrong.append((factor, slow, backend, wild, found))
+
+    assert wrong == []
+
+
+def test_messages_between_two_hosts_count_by_themselves() -> None:
+    wrong = []
+    between = frozenset(("nodea", "nodec"))
+    for factor, backend in itertools.product((1.5, 3.0, 6.0, 50.0), ("gloo", "nccl")):
+        base = eight(backend=backend)
+        want = factor > (5 if backend == "gloo" else 2)
+        titles = [finding.title for finding in slower(slowed(base, factor, between), base)]
+        if len(titles) != want or any(not title.startswith("nodea - nodec: ") for title in titles):
+            wrong.append((factor, backend, titles))
+
+    assert wrong == []
+
+
+def test_the_verdict_says_what_was_compared() -> None:
+    base = eight()
+    other = replace(base, speeds=tuple(replace(each, size=2 * each.size) for each in base.speeds))
+    still = replace(base, speeds=tuple(replace(each, p50=0.0, p99=0.0) for each in base.speeds))
+    lone = some_slower(base, 9.0, 1, "gloo", 1.2)[0]
+    said = {
+        "15 of 15 collectives and messages on 10 paths compared with before: none slower": compared(base, base),
+        "15 of 15 collectives and messages on 10 paths compared with before: 1 slower, too few": compared(lone, base),
+        "0 of 15 collectives and messages on 10 paths compared with before: none slower": compared(base, other),
+        "nothing could be compared with before": compared(base, replace(base, backend="nccl")),
+        "nothing could be compared with before (": compared(replace(base, pairs=()), still),
+    }
+    notes = {why: [finding.rule for finding in found.findings] for why, found in said.items()}
+
+    assert [(why, found.verdict) for why, found in said.items() if f"; {why}" not in found.verdict] == []
+    assert [found.state for found in said.values()] == [PhaseState.OK] * len(said)
+    assert list(notes.values()) == [[], [], *[["baseline-not-comparable"]] * 3]
+    for before, why in ((other, "no collective of the same size was timed in both"), (still, "a time in it is 0")):
+        assert [finding.title.rpartition(": ")[2] for finding in slower(base, before)] == [why]
+    worse = compared(base, replace(base, speeds=speeds(8, times=0.1)))
+    assert "compared with before" not in worse.verdict
+    assert worse.state is PhaseState.SLOW
+
+
+def test_no_step_writes_over_the_figures_of_before_and_looking_comes_first() -> None:
+    found = [*slower(eight(speeds=speeds(8, times=9)), eight()), *slower(eight(), eight(backend="nccl"))]
+    steps = [step.printed for finding in found if finding.fix for step in finding.fix.steps]
+
+    assert steps[0] == "uptime"
+    assert [line for line in steps if "> base.json" in line] == []
+    assert [line for line in steps if "--json" in line and "# with the " not in line] == []
+
+
 def test_slower_collectives_are_one_finding_with_the_worst_in_its_title() -> None:
     then = eight()
     now = eight(speeds=(replace(then.speeds[-1], p50=then.speeds[-1].p50 * 2), *speeds(8, times=1.5)[:4]))
@@ -68,7 +164,8 @@ def test_slower_collectives_are_one_finding_with_the_worst_in_its_title() -> Non
     assert finding.severity is Severity.WARNING
     assert finding.title == "broadcast of 16,777,216 bytes takes 25.6 ms, 2.0 times its 12.8 ms of before"
     assert finding.evidence[0] == "5 of 5 timed collectives are slower"
-    assert finding.evidence[-1] == "torch is 2.14.0, was 2.13.0"
+    assert finding.evidence[-2] == "torch is 2.14.0, was 2.13.0"
+    assert "it may be load" in finding.evidence[-1]
 
 
 def test_the_hosts_between_which_messages_lost_most_stand_beside_it() -> None:
@@ -129,4 +226,6 @@ def test_nothing_that_a_file_of_others_says_becomes_a_command() -> None:
     lines = [line for told in finding_lines(found) for line in printable(told).splitlines()]
 
     assert {finding.rule for finding in found} == {"slower-than-before", "baseline-not-comparable"}
-    assert {line.strip() for line in lines if line.lstrip().startswith("$")} == {f"$ {MEASURE.line}"}
+    ours = {"$ uptime", "$ ethtool eth0", *(f"$ {step.printed}" for step in (AGAIN, OTHER_BASE))}
+    offered = {line.strip().removeprefix("then ") for line in lines}
+    assert {line for line in offered if line.startswith("$")} == ours

@@ -1,5 +1,6 @@
 """The command by itself: real ranks on this machine, its document, its files, its end; and what it refuses."""
 
+import itertools
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ import pytest
 
 from dsdoctor.cli.comm import STATUS
 from dsdoctor.comm.results import Report
+from dsdoctor.commands.comm import read_result
 from dsdoctor.commands.explain import manual
 from dsdoctor.report.document import document
 from tests.cli.runner import run as run_inside
@@ -174,6 +176,29 @@ def test_a_result_that_a_scheduler_wrote_is_told_as_if_it_were_made_here(
 
     assert done.returncode == STATUS[report.state], done.stderr
     assert report.verdict in done.stdout
+
+
+def test_a_document_that_was_made_readable_is_read_alone_and_among_other_lines(tmp_path: Path) -> None:
+    report = healthy_4()
+    plain = json.loads(document("comm", report.findings, report=report))
+    written = tmp_path / "comm.json"
+    wrong = []
+    for indent, end in itertools.product((None, 0, 2, "\t"), ("\n", "\r\n")):
+        text = json.dumps(plain, indent=indent, sort_keys=indent == 2).replace("\n", end)
+        for said in (text, f"\ufeff{text}{end}", f"srun: queued {{1}}{end}{text}{end}srun: done{end}"):
+            written.write_text(said, newline="")
+            if read_result(str(written)) != report:
+                wrong.append((indent, end, said[:20]))
+
+    assert wrong == []
+
+
+def test_a_name_of_an_earlier_test_that_is_mistyped_is_told_what_writes_one(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("no report\n")
+    said = [run_inside("comm", "--against", str(tmp_path / name)).stderr for name in ("bse.json", "log")]
+
+    assert ["an earlier python -m dsdoctor comm --json > FILE wrote" in each for each in said] == [True, True]
+    assert [each for each in said if "srun" in each] == []
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,13 @@
 """Every screen at every width of a terminal: no line is wider, no word is cut, and nothing is said that ASCII has not."""
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dsdoctor.builder.plan.op_table import OpVerdict
 from dsdoctor.checkpoint.judge import judge as judge_checkpoint
 from dsdoctor.checkpoint.look import look
 from dsdoctor.checkpoint.plan import Plan
@@ -18,7 +20,7 @@ from dsdoctor.hang.verdict import judge as judge_hang
 from dsdoctor.memory.changes import changes
 from dsdoctor.memory.models import Place
 from dsdoctor.memory.unmeasured import beside_tensors
-from dsdoctor.report.check import check_lines, ending_lines, next_step
+from dsdoctor.report.check import check_lines, ending_lines, next_step, op_lines
 from dsdoctor.report.checkpoint import checkpoint_lines
 from dsdoctor.report.comm.lines import phase_line, report_lines
 from dsdoctor.report.comm.tables import speed_lines
@@ -28,10 +30,10 @@ from dsdoctor.report.memory import ledger_lines, memory_lines
 from dsdoctor.report.plan import plan_end_lines
 from dsdoctor.report.terminal import plan_lines, printable
 from dsdoctor.report.wrap import COMMAND, MARKS, in_letters, wrapped
-from tests.builder.test_plan import plan
+from tests.builder.test_plan import SOURCE, plan
 from tests.checkpoint.written import KINDS, write
 from tests.cli.runner import run
-from tests.comm.reports import bad_pair, healthy_2, healthy_4, many, missing_rank, slow_node
+from tests.comm.reports import bad_pair, good_phases, healthy_2, healthy_4, many, missing_rank, report, slow_node, speed
 from tests.config.posted import POSTED
 from tests.config.recorded import question, verdicts
 from tests.memory.test_changes import situation
@@ -72,8 +74,8 @@ def screens(folder: Path) -> Iterator[str]:
 
 def tables(width: int) -> Iterator[str]:
     """The lines of screens with tables, which go by the width."""
-    for report in REPORTS:
-        yield from report_lines(report, verbose=True, width=width)
+    for shown in REPORTS:
+        yield from report_lines(shown, verbose=True, width=width)
     now = replace(situation(2, offload_optimizer="cpu"))
     yield from memory_lines(
         Examined(
@@ -122,3 +124,32 @@ def test_a_table_fits_before_anything_is_broken_and_has_all_its_cells() -> None:
 
         assert [line for line in (*narrow, *speeds) if len(line) > width] == []
         assert {cell for line in narrow for cell in line.split()} == cells
+
+
+def test_a_column_for_which_there_is_no_room_stands_below_and_no_word_is_lost() -> None:
+    names = ("vm", "gpu-node-0042", "login.eu-central.cluster.example")
+    wrong = []
+    for name, behind in itertools.product(names, (1.0, 3.0)):
+        slow = replace(speed("reduce_scatter", 1 << 24, 0.04, 2), medians=(0.04 / behind, 0.04 / behind))
+        found = report((name, name), good_phases(2, 1), speeds=(slow, speed("all_reduce", 8, 1e-4, 2)))
+        whole = {word for line in list(speed_lines(found, verbose=True))[2:] for word in line.split()}
+        for width in WIDTHS[::5]:
+            lines = list(speed_lines(found, verbose=True, width=width))[2:]
+            if any(len(line) > width for line in lines) or {word for line in lines for word in line.split()} != whole:
+                wrong.append((name, behind, width, lines))
+
+    assert wrong == []
+
+
+def test_the_table_of_all_ops_fits_from_40_columns_on() -> None:
+    ops = [OpVerdict(op=name, verdict=how, because=None, mended="builds") for name, how in
+           itertools.product(("async_io", "transformer_inference"), ("installed", "builds", "cannot"))]  # fmt: skip
+    wrong = []
+    for width in (None, *WIDTHS):
+        lines = list(op_lines(tuple(ops), SOURCE, verbose=True, width=width))[1:]
+        if any(len(line) > (width or 100) for line in lines) or sum("async_io" in line for line in lines) % 3:
+            wrong.append((width, lines))
+        if width is None or width >= 60:
+            wrong += [(width, lines)] * (len(lines) != 1 + len(ops) or not lines[1].startswith("    ✓ async_io  "))
+
+    assert wrong == []
