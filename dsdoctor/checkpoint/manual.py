@@ -65,7 +65,7 @@ Why it matters: a plain load_checkpoint then fails with "Missing key(s) in state
 How to fix it: load the base model first, and then load_checkpoint(..., load_module_strict=False).
 
 Since: 0.1""",
-    "checkpoint-leftover-shards": """A tag has files of ranks, of a stage or of a type that the run which saved it last did not have.
+    "checkpoint-leftover-shards": """A tag has files of ranks, of a stage or of a type that the run which saved last did not have.
 
 A larger run, or one of another stage or type (a run in bf16 puts bf16_ before the names of its optimizer's files), saved under the
 same tag in the same folder before, or somebody copied files. Rank 0's files say how many ranks the last one had, the optimizer's at
