@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from dsdoctor.checkpoint.archive import DENIED
 from dsdoctor.checkpoint.contents import STATE, optimizer_steps, shapes_of
-from dsdoctor.checkpoint.examine import PARTITIONED, Examined
+from dsdoctor.checkpoint.examine import PARTITIONED, RANKS, STAGE, TYPE, Examined
 from dsdoctor.checkpoint.expected import missing_files
 from dsdoctor.checkpoint.inert import Call
 from dsdoctor.checkpoint.look import Shard
@@ -135,14 +135,15 @@ def _short(value: object) -> str:
 
 
 def left_over(examined: Examined) -> Iterator[Finding]:
-    """Files of ranks, or of a stage, that the run which saved last did not have."""
+    """Files of ranks, of a stage or of a type that the run which saved last did not have."""
     if examined.leftovers:
-        many = len(examined.leftovers)
+        many, found = len(examined.leftovers), set(examined.leftovers.values())
+        causes = " or ".join(f"of {cause}" for cause in (RANKS, STAGE, TYPE) if cause in found)
         yield Finding.warning(
             "checkpoint-leftover-shards",
-            f"{many} file{'s' * (many > 1)} of {examined.tag.folder.name} {'are' if many > 1 else 'is'} of another run: of "
-            "ranks or of a stage that the run which saved it did not have",
-            evidence=[*examined.leftovers[:MOST]],
+            f"{many} file{'s' * (many > 1)} of {examined.tag.folder.name} {'are' if many > 1 else 'is'} of another run: "
+            f"{causes} that the run which saved it did not have",
+            evidence=[*examined.leftovers][:MOST],
             fix="load_checkpoint does not open them; zero_to_fp32.py does: move them away before it runs",
         )
 

@@ -35,7 +35,7 @@ def _outcome_of_evaluation(facts: Facts, plan: Plan) -> Outcome:
     if run is None or facts.stage is None:
         return Outcome(verdict=Verdict.UNKNOWN, why="no file says at which ZeRO stage it was saved")
     if run.stage:
-        return _with_zero(facts, run)
+        return _with_zero(facts, plan, run)
     found = outcome_of_weights(facts, replace(plan, load=MODULE if plan.load == ALL else plan.load))
     if found.verdict is not Verdict.LOADS or run.dtype != "bf16" or plan.load != ALL:
         return found
@@ -47,14 +47,20 @@ def _outcome_of_evaluation(facts: Facts, plan: Plan) -> Outcome:
     )
 
 
-def _with_zero(facts: Facts, run: Run) -> Outcome:
+def _with_zero(facts: Facts, plan: Plan, run: Run) -> Outcome:
     words = f"AssertionError: zero stage {run.stage} requires an optimizer"
     why = f"at stage {run.stage} no engine is made without an optimizer"
     if run.stage >= PARTITIONED:
         words = "AttributeError: 'NoneType' object has no attribute 'load'"
         why = "at stage 3 an engine without an optimizer has nothing that reads checkpoints"
     alone = facts.stage is not None and facts.stage < PARTITIONED
-    return Outcome(verdict=Verdict.CANNOT, why=why, words=words, fix=AT_STAGE_0 if alone else "")
+    return Outcome(verdict=Verdict.CANNOT, why=why, words=words, fix=_fix_at_stage_0(facts, plan) if alone else "")
+
+
+def _fix_at_stage_0(facts: Facts, plan: Plan) -> str:
+    """What helps below stage 3: no ZeRO, and whatever the same load needs there."""
+    there = _outcome_of_evaluation(facts, replace(plan, stage=0))
+    return f"{AT_STAGE_0}, and {there.fix}" if there.fix else AT_STAGE_0
 
 
 def _without_states(facts: Facts, plan: Plan) -> Outcome:

@@ -1,5 +1,6 @@
 """What is judged together: the folder, one tag of it with its facts, and the trainable parameters. Data only."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from dsdoctor.checkpoint.contents import Facts, Shapes, facts_of, frozen_of, is_bf16, shapes_of
@@ -10,13 +11,15 @@ from dsdoctor.checkpoint.walk import at
 
 PARTITIONED = 3
 """The stage from which on the weights are cut up too."""
+RANKS, STAGE, TYPE = "ranks", "a stage", "a type"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Examined:
     """A tag in its folder. ``chosen``: whether the user named the tag, so that ``latest`` does not matter.
 
-    ``optimizer``: whether its optimizer's files matter. ``leftovers``: files of another run, which are not among the tag's shards.
+    ``optimizer``: whether its optimizer's files matter. ``leftovers``: files of another run, which are not among the tag's shards,
+    and what that run had other than the one that saved the tag: RANKS, STAGE or TYPE.
     """
 
     folder: Folder
@@ -25,7 +28,7 @@ class Examined:
     chosen: bool = False
     parameters: Shapes = field(default_factory=dict)
     frozen: Shapes = field(default_factory=dict)
-    leftovers: tuple[str, ...] = ()
+    leftovers: Mapping[str, str] = field(default_factory=dict)
     optimizer: bool = True
 
 
@@ -46,9 +49,9 @@ def examine(folder: Folder, tag: Tag, *, chosen: bool = False) -> Examined:
     )
 
 
-def without_leftovers(tag: Tag) -> tuple[Tag, tuple[str, ...]]:
+def without_leftovers(tag: Tag) -> tuple[Tag, Mapping[str, str]]:
     """The tag without the files of ranks beyond those that rank 0's own files speak of, and without model states that the stage
-    or the type of its optimizer has under another name; and the names of these.
+    or the type of its optimizer has under another name; and the names of these, each with why.
 
     Rank 0 is in every run, so its files are those of the last save; a larger run that saved under the same tag before leaves the
     files of its further ranks, and load_checkpoint opens none of them.
@@ -56,17 +59,17 @@ def without_leftovers(tag: Tag) -> tuple[Tag, tuple[str, ...]]:
     first = [shard.file for shard in tag.shards if not shard.name.data and shard.part in {Part.MODEL, Part.OPTIMIZER}]
     facts = facts_of(replace(tag, shards=tuple(shard for shard in tag.shards if shard.file in first)))
     if facts.data is None:
-        return tag, ()
+        return tag, {}
     ranks = max(facts.data, facts.partitions or 0)
-    kept = tuple(
-        shard
-        for shard in tag.shards
-        if (shard.name.data or 0) < ranks
-        and not _of_another_stage(shard, tag, facts)
-        and not _of_another_type(shard, tag)
-    )
-    gone = tuple(shard.file.path.name for shard in tag.shards if shard not in kept)
-    return replace(tag, shards=kept), gone
+    gone: dict[str, str] = {}
+    for shard in tag.shards:
+        if (shard.name.data or 0) >= ranks:
+            gone[shard.file.path.name] = RANKS
+        elif _of_another_stage(shard, tag, facts):
+            gone[shard.file.path.name] = STAGE
+        elif _of_another_type(shard, tag):
+            gone[shard.file.path.name] = TYPE
+    return replace(tag, shards=tuple(shard for shard in tag.shards if shard.file.path.name not in gone)), gone
 
 
 def another_training(examined: Examined, other: Examined) -> str:

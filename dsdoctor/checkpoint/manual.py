@@ -65,10 +65,11 @@ Why it matters: a plain load_checkpoint then fails with "Missing key(s) in state
 How to fix it: load the base model first, and then load_checkpoint(..., load_module_strict=False).
 
 Since: 0.1""",
-    "checkpoint-leftover-shards": """A tag has files of ranks, or of a stage, that the run which saved it last did not have.
+    "checkpoint-leftover-shards": """A tag has files of ranks, of a stage or of a type that the run which saved last did not have.
 
-A larger run, or one of another stage, saved under the same tag in the same folder before, or somebody copied files. Rank 0's files
-say how many ranks the last one had, and the optimizer's at which stage it was.
+A larger run, or one of another stage or type (a run in bf16 puts bf16_ before the names of its optimizer's files), saved under the
+same tag in the same folder before, or somebody copied files. Rank 0's files say how many ranks the last one had, the optimizer's at
+which stage it was, and the configuration in the model's whether it trained in bf16.
 
 Why it matters: load_checkpoint opens only the files of its own ranks. zero_to_fp32.py takes every file by its name, and fails or
 puts weights of two runs together.

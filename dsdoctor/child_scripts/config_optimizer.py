@@ -210,7 +210,10 @@ def asked_optimizer(engine, config):
         try:
             engine._do_optimizer_sanity_check(made)
         except Exception as error:
-            answer["refused"] = answer["refused"] or str(error)
+            if is_unread_file(error):
+                answer["not_asked"] = f"{type(error).__name__}: {error}"
+            else:
+                answer["refused"] = answer["refused"] or str(error)
     elif isinstance(getattr(torch.optim, name, None), type):
         know(answer, getattr(torch.optim, name))
         answer["made"] = ""
@@ -255,9 +258,11 @@ def construct(params, answer, make):
                 answer["unknown"].append(found[1])
                 del params[found[1]]
                 continue
-            guilty = caused_by_value(params, make, error)
+            # a file that could not be read is no value's fault, and may be read by the next attempt
+            guilty = {} if is_unread_file(error) else caused_by_value(params, make, error)
             if is_about_this_machine(error) and not guilty:
-                answer["not_asked"] = f"{type(error).__name__}: {error}"
+                cause = error.__cause__ if isinstance(error, AtStep) else error
+                answer["not_asked"] = f"{type(cause).__name__}: {cause}"
                 return None
             answer["refused"] = str(error) or type(error).__name__
             answer["at_step"] = isinstance(error, AtStep)
@@ -272,7 +277,13 @@ def construct(params, answer, make):
 
 def is_about_this_machine(error):
     """Whether something is missing here, and not wrong in the configuration."""
-    return isinstance(error, (AttributeError, NameError, ImportError)) or bool(NO_GPU.search(str(error)))
+    missing = (AttributeError, NameError, ImportError)
+    return isinstance(error, missing) or is_unread_file(error) or bool(NO_GPU.search(str(error)))
+
+
+def is_unread_file(error):
+    """Whether a file of torch's or DeepSpeed's own could not be read, which no check of a parameter raises."""
+    return isinstance(error.__cause__ if isinstance(error, AtStep) else error, (OSError, UnicodeError))
 
 
 def caused_by_value(params, make, error):

@@ -12,6 +12,7 @@ from cyclopts import App, CycloptsError, Group, Parameter
 
 from dsdoctor.cli.ending import OK, USAGE, end_by_error, end_by_interrupt
 from dsdoctor.cli.first_words import version_line
+from dsdoctor.cli.statuses import GENERAL, statuses_line, statuses_of
 from dsdoctor.core.errors import DoctorError, UsageError, refused_by_system
 
 NO_WHEEL: Mapping[str, Any] = {"wheel": None, "manifest": None, "ops": (), "toolkit": None}
@@ -117,10 +118,6 @@ GROUPS = {
 HELP = """Gets DeepSpeed built and keeps it running right.
 
 Start with `dsdoctor check`. The log of what failed goes to `dsdoctor diagnose LOG`. Each command has a --help with an example."""
-STATUSES = (
-    "Exit status: 0 done, 1 an error was found, 2 usage, 3 impossible plan, 4 build failed, "
-    "5 dsdoctor's own failure, 6 slow (comm)."
-)
 
 
 def make_app(only: str = "") -> App:
@@ -128,7 +125,7 @@ def make_app(only: str = "") -> App:
     app = App(
         name="dsdoctor",
         help=HELP,
-        help_epilogue=STATUSES,
+        help_epilogue=statuses_line(GENERAL),
         help_format="markdown",
         help_flags=["-h", "--help"],
         version=version_line,
@@ -145,7 +142,9 @@ def make_app(only: str = "") -> App:
     for name, command in COMMANDS.items():
         if command.place and only in {name, ""}:
             # --version is the whole program's, not a command's; a group says so itself
-            more: dict[str, Any] = {} if command.place.endswith(":app") else {"version_flags": []}
+            more: dict[str, Any] = {}
+            if not command.place.endswith(":app"):
+                more = {"version_flags": [], "help_epilogue": statuses_line(statuses_of(name))}
             if not only:
                 more["help"] = summary(command.place)
             app.command(command.place, name=name, group=groups.get(name), **more)

@@ -8,6 +8,7 @@ from cyclopts import App
 from dsdoctor.builder.cache.store import CacheStore
 from dsdoctor.cli.ending import FOUND, OK, print_result
 from dsdoctor.cli.options import Json
+from dsdoctor.cli.statuses import OF_GROUP, statuses_line, statuses_of
 from dsdoctor.commands.cache import damage, kept, prune, prune_folders, store_findings, trusted_store
 from dsdoctor.commands.cache_folders import stored_folders
 from dsdoctor.core.finding import Finding
@@ -20,6 +21,7 @@ from dsdoctor.report.terminal import finding_lines, show
 app = App(
     name="cache",
     version_flags=[],
+    help_epilogue=OF_GROUP,
     help="""Look after the cache of compiled ops and finished wheels.
 
     It is $DSDOCTOR_CACHE/compiled, else ~/.cache/dsdoctor/compiled, and keeps
@@ -80,7 +82,7 @@ def prune_command(
 
 
 def verify_command(*, as_json: Json = False) -> int:
-    """Read every byte that is kept and remove what is not what was stored. Exit status 1 when there was such a thing.
+    """Read every byte that is kept and remove what is not what was stored.
 
     Example: dsdoctor cache verify
     """
@@ -103,6 +105,6 @@ def _shown_findings(store: CacheStore) -> tuple[Finding, ...]:
     return findings
 
 
-app.command(ls_command, name="ls")
-app.command(prune_command, name="prune")
-app.command(verify_command, name="verify")
+app.command(ls_command, name="ls", help_epilogue=statuses_line(statuses_of("cache ls")))
+app.command(prune_command, name="prune", help_epilogue=statuses_line(statuses_of("cache prune")))
+app.command(verify_command, name="verify", help_epilogue=statuses_line(statuses_of("cache verify")))

@@ -126,8 +126,6 @@ def comm_command(
     By itself it tests this machine, with --hostfile all its hosts. Under a launcher each process is a rank:
     torchrun -m dsdoctor.comm, deepspeed --module dsdoctor.comm, srun or mpirun python -m dsdoctor.comm.
 
-    Exit status: 0 all is well, 1 something is broken, 2 usage, 6 it works and something is slow or late.
-
     Example: dsdoctor comm --hostfile hosts --quick
     """
     began = time.monotonic() - age()

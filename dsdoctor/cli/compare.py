@@ -14,7 +14,7 @@ from dsdoctor.report.machines import difference_lines
 def compare_command(
     *files: Annotated[Path, argument(help="Snapshots to compare, two or more.")], as_json: Json = False
 ) -> int:
-    """Say what differs between recorded machines, the minority first. Exit status 1 when something does.
+    """Say what differs between recorded machines, the minority first.
 
     Example: dsdoctor compare node1.json node2.json
     """

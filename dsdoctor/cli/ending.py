@@ -32,16 +32,24 @@ def print_result(
 
 def end_by_error(command: str, error: DoctorError, *, nothing: Mapping[str, Any], as_json: bool) -> int:
     """One error, the next step, nothing half-made; the exit status."""
-    if as_json:
-        from dsdoctor.report.document import document
-
-        with contextlib.suppress(OSError):
-            sys.stdout.write(document(command, (finding_of(error),), **nothing) + "\n")
-            sys.stdout.flush()
-    else:
+    if not (as_json and _told_as_document(command, error, nothing)):
         message, hint = _shown(error)
         _show([f"✗ {message}", *([f"    Fix: {hint}"] if hint else [])], stderr=True)
     return error.exit_code
+
+
+def _told_as_document(command: str, error: DoctorError, nothing: Mapping[str, Any]) -> bool:
+    """Whether stdout took the document of an error, or its reader has gone; a full disk takes none."""
+    from dsdoctor.report.document import document
+
+    try:
+        sys.stdout.write(document(command, (finding_of(error),), **nothing) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def interrupted_by(number: int) -> int:

@@ -7,12 +7,14 @@ from cyclopts import App
 
 from dsdoctor.cli.ending import OK, print_result
 from dsdoctor.cli.options import Json
+from dsdoctor.cli.statuses import OF_GROUP, statuses_line, statuses_of
 from dsdoctor.commands.index import merge
 from dsdoctor.core.options import argument
 
 app = App(
     name="index",
     version_flags=[],
+    help_epilogue=OF_GROUP,
     help="""Look after a package index of DeepSpeed wheels: static files, which any web server or file:// can serve.
 
     build-wheel --index DIR lists each wheel that it builds. Many jobs build into folders of their own, and one joins them:
@@ -40,4 +42,4 @@ def merge_command(
     return OK
 
 
-app.command(merge_command, name="merge")
+app.command(merge_command, name="merge", help_epilogue=statuses_line(statuses_of("index merge")))

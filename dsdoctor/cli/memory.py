@@ -109,7 +109,7 @@ def memory_command(
 
     Parameters, gradients, the optimizer and buckets by the formulas of the installed DeepSpeed; activations by following the
     model's shapes through forward and backward: no GPU is asked, and a model of 70 B parameters takes half a GB here.
-    Needs torch, transformers and DeepSpeed in the environment that --python names. Exit status 1 where it does not fit.
+    Needs torch, transformers and DeepSpeed in the environment that --python names.
 
     Example: dsdoctor memory --config ds_config.json --model CONFIG.json --gpus 8x80G
     """

@@ -31,8 +31,7 @@ def pick_command(
 
     Each wheel is judged as verify judges it: Python and platform, torch and CUDA release, GPU architectures, processor
     instructions, glibc, the libraries it links; and the attestation beside it. Of an index, only wheels are fetched
-    whose names do not say already that they are for another Python or torch. Nothing of a wheel is run. Exit status 1
-    when none fits.
+    whose names do not say already that they are for another Python or torch. Nothing of a wheel is run.
 
     Example: dsdoctor pick /srv/wheels --op fused_adam
     """

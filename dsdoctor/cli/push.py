@@ -63,8 +63,6 @@ def push_command(
     wheel; its pip installs it without dependencies; then every installed file is compared with the wheel's. A node
     that fails stops no other. ssh is never let ask for a password, and ~/.ssh/config counts.
 
-    Exit status: 0 every node has it, 1 a node's verify found an error, 4 a node was not reached or failed in the middle.
-
     Example: dsdoctor push dist/deepspeed-0.19.8-cp311-cp311-linux_x86_64.whl --hostfile hosts --dry-run
     """
     if not 1 <= timeout <= 86_400:

@@ -45,5 +45,8 @@ def ask(host: Host, python: str, request: Request, *, accelerator: str = "") -> 
     if accelerator and not host.variable("DS_ACCELERATOR"):
         # a node without a GPU judges for those that have one
         variables["DS_ACCELERATOR"] = accelerator
+    if host.variable("PYTHONUTF8") is None:
+        # torch reads files of its own as the locale says
+        variables["PYTHONUTF8"] = "1"
     answer = host.run([python, str(CHILD_SCRIPTS / "ask_config.py")], timeout=LIMIT, env=variables)
     return parse_answer(answer, Asked, "DeepSpeed")

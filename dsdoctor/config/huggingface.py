@@ -1,12 +1,15 @@
 """The configuration against TrainingArguments and accelerate's file, as their own functions told. Generators of verdicts."""
 
 import json
+import re
 from collections.abc import Iterator
 
 from dsdoctor.config.answer import lookup
 from dsdoctor.config.question import Correction, Question, Verdict
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import step
+
+NO_TEXT = re.compile(r"UnicodeDecodeError: '\w+' codec can't decode")
 
 
 def mismatches(question: Question) -> Iterator[Verdict]:
@@ -91,6 +94,8 @@ def not_asked(question: Question) -> Iterator[Verdict]:
     if reasons:
         title = "a part of the configuration could not be judged"
         fix = "correct what else is named, and judge it again"
+        if any(NO_TEXT.search(reason) for reason in reasons):
+            fix = "Python reads its files in a locale without UTF-8 here: unset PYTHONUTF8, and export LC_ALL=C.UTF-8"
         yield Verdict(finding=Finding.warning("config-not-judged", title, evidence=reasons, fix=fix))
     elif question.asked.not_tried:
         title = "no engine could be made of it here: what only deepspeed.initialize refuses is not told"

@@ -89,6 +89,7 @@ def test_files_of_ranks_that_a_larger_run_left_are_no_fault_of_the_tag(tmp_path:
 
     (finding,) = found.findings
     assert (finding.rule, finding.severity) == ("checkpoint-leftover-shards", Severity.WARNING)
+    assert finding.title.endswith(" of another run: of ranks that the run which saved it did not have")
     assert sorted(finding.evidence) == sorted(left)
     assert verdict(found) is Verdict.LOADS
 
@@ -117,8 +118,9 @@ def test_files_of_the_optimizer_that_a_run_of_another_type_left_are_no_fault_of_
         tag = write(folder / "saved", kind)
         names = sorted(Path(shutil.copy(file, tag)).name for file in left.glob("*optim_states.pt"))
         found = judged(folder / "saved")
-        told = [(each.rule, sorted(each.evidence)) for each in found.findings]
-        if told != [("checkpoint-leftover-shards", names)] or verdict(found) is not Verdict.LOADS:
+        told = [(each.rule, each.title.split(": ")[1], sorted(each.evidence)) for each in found.findings]
+        of_type = "of a type that the run which saved it did not have"
+        if told != [("checkpoint-leftover-shards", of_type, names)] or verdict(found) is not Verdict.LOADS:
             wrong.append((kind.name, told, verdict(found)))
 
     assert wrong == []

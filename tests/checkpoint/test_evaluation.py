@@ -56,6 +56,22 @@ def test_with_zero_no_engine_without_an_optimizer_loads_anything(tmp_path: Path)
         assert ('"stage": 0' in finding.fix.text) == (stage < 3)
 
 
+def test_what_is_advised_for_an_evaluation_with_zero_is_enough(tmp_path: Path) -> None:
+    wrong = []
+    for saved, dtype in itertools.product((0, 1, 2), ("fp32", "bf16")):
+        folder = tmp_path / f"{saved}{dtype}"
+        write(folder, Kind(stage=saved, dtype=dtype))
+        for stage, planned, load in itertools.product((1, 2, 3), ("fp32", "bf16"), (ALL, NO_OPTIMIZER, MODULE)):
+            (finding,) = judged(folder, stage=stage, dtype=planned, load=load, evaluation=True).findings
+            text = finding.fix.text if finding.fix else ""
+            advised = MODULE if "load_module_only=True" in text else load
+            followed = judged(folder, stage=0, dtype=planned, load=advised, evaluation=True)
+            if '"stage": 0' not in text or verdict(followed) is not Verdict.LOADS:
+                wrong.append((saved, dtype, stage, planned, load, text))
+
+    assert wrong == []
+
+
 def test_what_an_engine_without_an_optimizer_saved_loads_in_one_like_it_and_elsewhere_by_an_argument(
     tmp_path: Path,
 ) -> None:

@@ -349,17 +349,22 @@ def test_a_disk_that_gets_full_in_the_middle_of_a_build_is_named(full: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_result_that_standard_output_does_not_take_is_told(folder: Path) -> None:
+@pytest.mark.parametrize("form", [(), ("--json",)])
+@pytest.mark.parametrize(
+    "asked", [("trace", "show", "TRACE"), ("explain", "torch-missing"), ("explain", "no-such-rule")]
+)
+def test_a_result_or_an_error_that_standard_output_does_not_take_is_told(
+    asked: tuple[str, ...], form: tuple[str, ...], folder: Path
+) -> None:
+    argv = [sys.executable, "-m", "dsdoctor", *filled(asked, folder), *form]
     with Path("/dev/full").open("w") as refusing:
-        done = subprocess.run(
-            [sys.executable, "-m", "dsdoctor", "trace", "show", str(folder / "traced"), "--json"],
-            stdout=refusing,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
+        done = subprocess.run(argv, stdout=refusing, stderr=subprocess.PIPE, text=True, check=False)
 
-    assert done.returncode == 3
+    wrong = asked[-1] == "no-such-rule"
+    assert (done.returncode, ("no-such-rule" if wrong else "the disk is full") in done.stderr) == (
+        2 if wrong else 3,
+        True,
+    )
     assert "Exception ignored" not in done.stderr
 
 

@@ -1,13 +1,21 @@
 """What of a configuration is tried on an engine, and which of its failures are refusals. Nothing is tried here."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from dsdoctor.core.host import CHILD_SCRIPTS
+
+
+@pytest.fixture(scope="module")
+def optimizer(engine: ModuleType) -> ModuleType:
+    """The script that makes optimizers: it lies beside the other one."""
+    import config_optimizer
+
+    return config_optimizer
 
 
 @pytest.fixture(scope="module")
@@ -71,3 +79,45 @@ def test_only_what_deepspeed_refuses_in_words_counts(
         exec(compile(code, str(file), "exec"), {})
 
     assert (engine.refusal(failed.value) is not None) is counts
+
+
+def not_decoded() -> None:
+    b"\xe2".decode("ascii")
+
+
+def not_opened() -> None:
+    Path("/no/such/template.py.jinja").read_text()
+
+
+def refuses_value() -> None:
+    raise ValueError("Invalid beta parameter")
+
+
+@pytest.mark.parametrize("at_step", [False, True])
+@pytest.mark.parametrize(
+    ("fault", "judged", "only_once"),
+    [
+        (not_decoded, False, False),
+        (not_decoded, False, True),
+        (not_opened, False, False),
+        (not_opened, False, True),
+        (refuses_value, True, False),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_laid_to_no_parameter(
+    optimizer: ModuleType, fault: Callable[[], None], judged: bool, only_once: bool, at_step: bool
+) -> None:
+    calls: list[object] = []
+
+    def make(params: object) -> object:
+        calls.append(params)
+        if len(calls) > 1 and only_once:
+            return object()
+        return optimizer.stepped(object(), fault) if at_step else fault()
+
+    answer = optimizer.nothing_known("adamw")
+
+    assert optimizer.construct({"lr": 1e-3, "eps": 1e-8}, answer, make) is None or judged
+    assert (bool(answer["refused"]), bool(answer["not_asked"])) == (judged, not judged)
+    assert judged or (answer["refused_by"], len(calls)) == ([], 1)
+    assert judged or answer["not_asked"].split(": ")[0] in {"UnicodeDecodeError", "FileNotFoundError"}

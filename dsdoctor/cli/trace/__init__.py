@@ -2,6 +2,7 @@
 
 from cyclopts import App
 
+from dsdoctor.cli.statuses import OF_GROUP, statuses_line, statuses_of
 from dsdoctor.cli.trace.compare import compare_command
 from dsdoctor.cli.trace.headroom import headroom_command
 from dsdoctor.cli.trace.plot import plot_command
@@ -10,6 +11,7 @@ from dsdoctor.cli.trace.show import show_command
 app = App(
     name="trace",
     version_flags=[],
+    help_epilogue=OF_GROUP,
     help="""Read the traces of a training: what the values of every module were, batch by batch.
 
     A trace is what dsdoctor.watch(engine, level="trace", ...) writes: one file
@@ -29,7 +31,7 @@ app = App(
     dsdoctor trace headroom dsdoctor-trace --dtype float16
     """,
 )
-app.command(show_command, name="show")
-app.command(compare_command, name="compare")
-app.command(plot_command, name="plot")
-app.command(headroom_command, name="headroom")
+app.command(show_command, name="show", help_epilogue=statuses_line(statuses_of("trace show")))
+app.command(compare_command, name="compare", help_epilogue=statuses_line(statuses_of("trace compare")))
+app.command(plot_command, name="plot", help_epilogue=statuses_line(statuses_of("trace plot")))
+app.command(headroom_command, name="headroom", help_epilogue=statuses_line(statuses_of("trace headroom")))

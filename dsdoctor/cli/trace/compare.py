@@ -44,8 +44,7 @@ def compare_command(
 
     Allowed for the same batch of the same rank: a ratio of 1 + 32 roundings of
     the coarsest dtype so far (bfloat16 1.125, float16 1.016, float32 1.001);
-    for other data: 4. Exit status 1 when something diverges, or a nan or inf
-    is on one side only; shapes and dtypes that differ are told, and are no
+    for other data: 4. Shapes and dtypes that differ are told, and are no
     divergence.
 
     Example: dsdoctor trace compare dsdoctor-trace --batch-a 149 --batch-b 150

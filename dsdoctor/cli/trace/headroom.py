@@ -38,8 +38,7 @@ def headroom_command(
 
     The largest value of every module over all batches and ranks, in bits below
     the dtype's limit; the modules to keep in fp32, to paste; with three batches
-    or more, who grows and reaches the limit when. Exit status 1 when a module
-    does not fit.
+    or more, who grows and reaches the limit when.
 
     Example: dsdoctor trace headroom dsdoctor-trace --dtype float16
     """

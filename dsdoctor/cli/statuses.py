@@ -1,0 +1,99 @@
+"""Each command's own exit statuses, as the end of its help tells them. They are those of the README."""
+
+from collections.abc import Mapping
+
+from dsdoctor.core.errors import BuildFailed, DoctorError, ImpossiblePlan, UsageError
+
+UNABLE, FAILED = ImpossiblePlan.exit_code, BuildFailed.exit_code
+SLOW = 6
+ALWAYS = {
+    0: "done",
+    UsageError.exit_code: "usage",
+    UNABLE: "impossible here: the disk is full, for example",
+    DoctorError.exit_code: "dsdoctor's own failure",
+}
+SIGNAL = "128+N signal N ended it"
+ERROR = "an error was found"
+PAGE = "what draws a page is absent, or the disk is full"
+BUILD = {UNABLE: "impossible on this machine, or its disk is full", FAILED: "a compiler, a fetch or a proof failed"}
+CACHE = "the cache cannot be used, or the disk is full"
+
+OWN: Mapping[str, Mapping[int, str]] = {
+    "look": {},
+    "check": {1: ERROR, UNABLE: f"no source of ops as asked, {CACHE}", FAILED: "a source could not be fetched"},
+    "explain": {},
+    "diagnose": {1: ERROR},
+    "env": {
+        UNABLE: "no toolkit or compiler here fits, or the disk is full",
+        FAILED: "a list of packages could not be read",
+    },
+    "plan": {**BUILD, FAILED: "a source could not be fetched or read"},
+    "build-wheel": BUILD,
+    "prebuild": {**BUILD, FAILED: "a compiler, a fetch, a proof or the installation failed"},
+    "install": {**BUILD, 1: "an op does not load", FAILED: "a compiler, a fetch, a proof or the installation failed"},
+    "toolkit": {
+        UNABLE: "none fits and none can be assembled, or the disk is full",
+        FAILED: "a part could not be fetched",
+    },
+    "verify": {1: ERROR, FAILED: "a listed wheel could not be fetched"},
+    "pick": {1: "none fits", FAILED: "an index could not be read"},
+    "push": {
+        0: "every node has it",
+        1: "a node's verify found an error",
+        UNABLE: "there is no ssh here, or the disk is full",
+        FAILED: "a node was not reached or failed in the middle",
+    },
+    "index merge": {},
+    "cache ls": {UNABLE: CACHE},
+    "cache prune": {UNABLE: CACHE},
+    "cache verify": {1: "something was not what was stored, and is removed", UNABLE: CACHE},
+    "record": {},
+    "compare": {0: "no differences", 1: "differences"},
+    "config": {
+        1: ERROR,
+        UNABLE: "no DeepSpeed could be asked, or the disk is full",
+        FAILED: "the DeepSpeed of --source could not be fetched",
+    },
+    "checkpoint": {
+        1: "an error was found, or the planned run cannot load it",
+        UNABLE: "it cannot be merged, converted or compared with a model, or the disk is full",
+        FAILED: "the converter failed",
+    },
+    "comm": {
+        0: "all is well",
+        1: "something is broken",
+        UNABLE: PAGE,
+        SLOW: "it works, and something is slow, late or differs between ranks",
+    },
+    "memory": {0: "it fits", 1: "it does not fit", UNABLE: PAGE},
+    "hang": {1: ERROR, UNABLE: PAGE},
+    "trace show": {},
+    "trace compare": {0: "nothing diverges", 1: "something diverges, or a nan or inf is on one side only"},
+    "trace plot": {UNABLE: PAGE},
+    "trace headroom": {0: "all modules fit", 1: "a module does not fit"},
+}
+"""What else a command can end with than ALWAYS, or what a number means for it."""
+
+GENERAL = {
+    **ALWAYS,
+    1: "an error was found, or a difference",
+    UNABLE: BUILD[UNABLE],
+    FAILED: "a compiler, a fetch, a proof or an installation failed",
+    SLOW: "slow (comm)",
+}
+OF_GROUP = "The help of each of these commands has its exit statuses."
+
+
+def statuses_of(command: str) -> dict[int, str]:
+    """Each number that a command can end with but by a signal, and what it means.
+
+    >>> statuses_of("explain")
+    {0: 'done', 2: 'usage', 3: 'impossible here: the disk is full, for example', 5: "dsdoctor's own failure"}
+    """
+    return dict(sorted({**ALWAYS, **OWN[command]}.items()))
+
+
+def statuses_line(statuses: Mapping[int, str]) -> str:
+    """The last line of a help."""
+    told = [f"{number} {meaning}" for number, meaning in sorted(statuses.items())]
+    return f"Exit status: {'; '.join([*told, SIGNAL])}."
