@@ -92,7 +92,7 @@ complete -c dsdoctor -n __fish_use_subcommand -a 'toolkit' -d 'Print a CUDA_HOME
 complete -c dsdoctor -n __fish_use_subcommand -a 'cache' -d 'Look after the cache of compiled ops and finished wheels.'
 complete -c dsdoctor -n __fish_use_subcommand -a 'look' -d 'Show what is here: toolkits, compilers, GPUs, torch, DeepSpeed, libraries. Judg…'
 complete -c dsdoctor -n __fish_use_subcommand -a 'record' -d 'Write this machine down into a file: everything that was asked, and nothing els…'
-complete -c dsdoctor -n __fish_use_subcommand -a 'compare' -d 'Say what differs between recorded machines, the minority first. Exit status 1 w…'
+complete -c dsdoctor -n __fish_use_subcommand -a 'compare' -d 'Say what differs between recorded machines, the minority first.'
 complete -c dsdoctor -n __fish_use_subcommand -a 'check' -d 'Say what is wrong with this machine for DeepSpeed, and which ops can be built o…'
 complete -c dsdoctor -n __fish_use_subcommand -a 'explain' -d 'Print the manual page of a rule: what it means, why it matters, how to fix it.'
 complete -c dsdoctor -n __fish_use_subcommand -a 'diagnose' -d 'Read failed installs, builds, JIT loads, launches and runs; say the cause first…'
@@ -145,7 +145,7 @@ complete -c dsdoctor -n '__fish_dsdoctor_using_command build-wheel' -l json -d '
 # Subcommands for: cache
 complete -c dsdoctor -n '__fish_dsdoctor_using_command cache' -a 'ls' -d 'List what is kept, the last used first, and the total against the limit.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command cache' -a 'prune' -d 'Remove what was not used for long, and say what. Without options: compiled ops …'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command cache' -a 'verify' -d 'Read every byte that is kept and remove what is not what was stored. Exit statu…'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command cache' -a 'verify' -d 'Read every byte that is kept and remove what is not what was stored.'
 # Options for: cache
 complete -c dsdoctor -n '__fish_dsdoctor_using_command cache' -s h -d 'Display this message and exit.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command cache' -l help -d 'Display this message and exit.'
