@@ -4,6 +4,7 @@ An exit code alone proves little: behind a pipe it is that of the last program. 
 was done, or where the training went on after the last thing that went wrong.
 """
 
+from functools import lru_cache
 from itertools import islice
 
 from dsdoctor.diagnosis.failures import Failure
@@ -73,9 +74,15 @@ def went_on_after(line: Line, read: Scan) -> bool:
     for raw in islice(reversed(read.timeline.recent), max(0, read.last_line - line.number)):
         if known in raw:
             return False
-        if STEP.search(raw[-400:]) or FINITE.search(raw[-400:]):
+        if _is_of_training(raw[-400:]):
             return True
     return False
+
+
+@lru_cache(maxsize=1024)
+def _is_of_training(raw: bytes) -> bool:
+    """Whether a line has a step or a loss. The same last lines are asked for each exception of a log."""
+    return bool(STEP.search(raw) or FINITE.search(raw))
 
 
 def was_borne(failure: Failure, read: Scan) -> bool:

@@ -280,7 +280,7 @@ class Timeline:
 
     def is_recovered(self, line: int, speaker: Speaker | None) -> bool:
         """Whether a process said, just behind this line, that it goes on, and had not ended with it."""
-        return self.died_at(line, speaker) is None and self.says_to_go_on(line, speaker)
+        return self.says_to_go_on(line, speaker) and self.died_at(line, speaker) is None
 
     def died_at(self, line: int, speaker: Speaker | None) -> Failure | None:
         """The failure of this line whose traceback begins where a program does, so that nothing can have caught it."""
