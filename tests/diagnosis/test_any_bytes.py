@@ -96,5 +96,5 @@ def test_no_pattern_explodes_on_its_own_near_matches(share: float) -> None:
 
     diagnose(lines)
 
-    # a second on an idle machine; one pattern that explodes takes minutes
-    assert time.process_time() - began < 30
+    # six seconds on an idle machine; one pattern that explodes takes minutes for a single line
+    assert time.process_time() - began < 120
