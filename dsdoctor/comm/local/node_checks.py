@@ -1,81 +1,51 @@
 """A rank's memory, limits, fabric ports, GPU and NCCL settings -> findings. Looks at nothing."""
 
-import re
 from collections.abc import Iterator
 
 from dsdoctor.comm.local.facts import NOT_READ
 from dsdoctor.comm.local.rank_view import MOST_EVIDENCE, WHO, Check, RankView
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import instead, step
-from dsdoctor.core.sentences import and_more
 
 GIB, MIB = 1 << 30, 1 << 20
 SMALL_SHM = 64 * MIB
 """Docker's default. NCCL's shared memory transport takes about 10 MB of it for each pair of neighbours on a host."""
-
-SEGMENT = re.compile(r"/dev/shm/nccl-[\w.-]+", re.ASCII)
-MOST_FILES = 64
-"""Segments that one finding names."""
 
 TAKEN = 2 * GIB
 """Less than this may be the context of another rank, or a display."""
 
 
 def comm_shm_too_small(place: RankView) -> Iterator[Finding]:
-    """/dev/shm is no larger than Docker makes it by default (64 MiB).
+    """/dev/shm is no larger than Docker makes it by default (64 MiB), or no more of it is free.
 
     Why it matters: ranks of one host exchange through it. NCCL's shared memory transport, DeepSpeed's shared memory
     collectives on the CPU and data loaders with workers use it. NCCL then says "Error while creating shared memory
     segment", others die of a bus error.
 
-    How to fix it: give the container more. In Kubernetes mount an emptyDir of medium Memory on /dev/shm.
+    How to fix it: give the container more. In Kubernetes mount an emptyDir of medium Memory on /dev/shm. Where it is full,
+    see what fills it: segments of NCCL (nccl-*) that no process uses are those of a job that died, and may be deleted. Only
+    root, outside of any container, sees all processes.
 
         $ docker run --shm-size=16g ...
         $ sudo mount -o remount,size=16g /dev/shm
+        $ sudo sh -c 'fuser -v /dev/shm/*'
 
     Since: 0.1
     """
-    total = place.local.shm_total
-    if total is not None and total <= SMALL_SHM:
-        yield Finding.warning(
-            "comm-shm-too-small",
-            f"{WHO}: /dev/shm has {total / MIB:.0f} MiB in all; ranks of one host need 1 GiB and more",
-            evidence=(f"{WHO}: {(place.local.shm_free or 0) / MIB:.0f} MiB of it free",),
-            fix="give the container more (Kubernetes: an emptyDir of medium Memory on /dev/shm)",
-            steps=(step("docker run --shm-size=16g ..."), instead("sudo mount -o remount,size=16g /dev/shm")),
-        )
-
-
-def stale_nccl_shm(place: RankView) -> Iterator[Finding]:
-    """NCCL's segments of a job that died are still in /dev/shm; no process that can be seen from here uses them.
-
-    Why it matters: they take memory that the next job on that host needs.
-
-    How to fix it: delete those that no process uses. Only root, outside of any container, sees all processes: then the
-    finding names the files to delete. Otherwise look first, on the host itself. A job whose segment is deleted cannot
-    be joined by its other ranks any more.
-
-        $ sudo fuser -v /dev/shm/nccl-aB3xYz
-        $ rm -- /dev/shm/nccl-aB3xYz
-
-    Since: 0.1
-    """
-    local = place.local
-    # the names may be those of another host, and nothing but a segment may be deleted
-    stale = [path for path in local.stale_shm if SEGMENT.fullmatch(path)][:MOST_FILES]
-    if stale:
-        tight = local.shm_total is not None and (local.shm_free or 0) < local.shm_total // 10
-        yield (Finding.warning if tight else Finding.note)(
-            "stale-nccl-shm",
-            f"{WHO}: old NCCL segments belong to no process seen from here: {and_more(stale, 1)}",
-            evidence=stale[:MOST_EVIDENCE],
-            fix=f"delete those that nobody uses: not seen from here are {local.shm_users_unseen}"
-            if local.shm_users_unseen
-            else "delete them: no process has them mapped or open",
-            steps=(step("sudo fuser -v {files}", files=stale, note="on the host itself, outside of containers"),)
-            if local.shm_users_unseen
-            else (step("rm -- {files}", files=stale),),
-        )
+    total, free = place.local.shm_total, place.local.shm_free or 0
+    if total is None or min(total, free) > SMALL_SHM:
+        return
+    small = total <= SMALL_SHM
+    larger = step("docker run --shm-size=16g ..."), instead("sudo mount -o remount,size=16g /dev/shm")
+    yield Finding.warning(
+        "comm-shm-too-small",
+        f"{WHO}: /dev/shm has {total / MIB:.0f} MiB in all{'' if small else ' and is full'}; ranks of one host need 1 GiB and more",
+        evidence=(f"{WHO}: {free / MIB:.0f} MiB of it free",),
+        fix="give the container more (Kubernetes: an emptyDir of medium Memory on /dev/shm)"
+        if small
+        else "see what fills it: nccl-* that no process uses are those of a job that died, and may be deleted",
+        steps=larger if small else (step("sudo sh -c 'fuser -v /dev/shm/*'"),),
+    )
 
 
 def fabric_port_down(place: RankView) -> Iterator[Finding]:
@@ -267,7 +237,6 @@ def p2p_through_acs(place: RankView) -> Iterator[Finding]:
 
 CHECKS: tuple[Check, ...] = (
     comm_shm_too_small,
-    stale_nccl_shm,
     fabric_port_down,
     pcie_link_degraded,
     gpu_memory_taken,

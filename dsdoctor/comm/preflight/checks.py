@@ -55,7 +55,6 @@ def too_many_hosts(facts: PreflightFacts) -> Iterator[Finding]:
                 file=str(facts.hostfile),
                 python=facts.python,
             ),
-            instead("python -m dsdoctor comm --recipe k8s --hostfile {file} > comm.yaml", file=str(facts.hostfile)),
             step("python -m dsdoctor comm --read comm.json"),
         ),
     )
