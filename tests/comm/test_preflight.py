@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.comm.launch.commands import host_orders, local_ranks, remote_command
+from dsdoctor.comm.launch.commands import host_orders, remote_command, variables_of
 from dsdoctor.comm.preflight.checks import CHECKS
 from dsdoctor.comm.preflight.facts import MOST_BY_SSH, PreflightFacts, look_forwarded, look_listener, look_preflight
 from dsdoctor.comm.preflight.visit import MODULES, Network, PortListener, Visit
@@ -213,10 +213,10 @@ def test_ranks_over_ssh_carry_who_they_are_and_no_secret(disk: Disk) -> None:
 
     orders = host_orders(hosts, master="10.0.0.1", port=4711, token="t", seconds=60.0)
     variables = look_forwarded(host, "/job")
-    ranks = [started for order in orders.values() for started in local_ranks(order, python="/p")]
+    ranks = [variables_of(order, rank) for order in orders.values() for rank in order.ranks]
 
     assert [(name, order.first, order.count) for name, order in orders.items()] == [("n1", 0, 1), ("n2", 1, 2)]
-    assert ranks[2].environment.items() >= {"RANK": "2", "LOCAL_RANK": "1", "DSDOCTOR_COMM_HOSTS": "n1*1,n2*2"}.items()
+    assert ranks[2].items() >= {"RANK": "2", "LOCAL_RANK": "1", "DSDOCTOR_COMM_HOSTS": "n1*1,n2*2"}.items()
     assert variables == {"A": "it's", "NCCL_DEBUG": "INFO", "PYTHONPATH": "/mine"}
     assert "s3cret" not in remote_command(("/p",), "/job", variables)
 

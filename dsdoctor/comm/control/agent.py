@@ -19,7 +19,7 @@ from dsdoctor.comm.control.test_run import TestRun
 from dsdoctor.comm.local.checks import too_little
 from dsdoctor.comm.rendezvous import absent_checks
 from dsdoctor.comm.rendezvous.absent_checks import Absent
-from dsdoctor.comm.rendezvous.notices import NoticeListener, send_notice
+from dsdoctor.comm.rendezvous.notices import Notice, NoticeListener, send_notice
 from dsdoctor.comm.rendezvous.store import Unreached, open_board
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import step
@@ -80,9 +80,9 @@ def _cannot_come(briefing: Briefing, found: tuple[Finding, ...], say: Callable[[
     # the title begins with who it is, which rank 0 says by itself
     why = cause[0].title.partition(": ")[2]
     stay = briefing.began + briefing.settings.deadline - RESERVE - AFTER_NOTICE - time.monotonic()
-    if briefing.rank.rank and send_notice(
-        briefing.rank, briefing.local.hostname, why, seconds=_arrival(briefing), stay=max(stay, 0.0)
-    ):
+    rank = briefing.rank
+    notice = Notice(run=rank.run, rank=rank.rank, host=briefing.local.hostname, why=why)
+    if rank.rank and send_notice(rank.master, rank.port, notice, seconds=_arrival(briefing), stay=max(stay, 0.0)):
         time.sleep(AFTER_NOTICE)
     say(News(alone=found))
 
