@@ -59,7 +59,7 @@ def control(briefing: Briefing, pipe: BinaryIO, shown: Callable[[], None]) -> No
     if backend == "nccl" and not has_nccl:
         _cannot_come(briefing, nccl_unavailable(briefing), say)
         return
-    fork_server = ForkServer(folder)
+    fork_server = ForkServer()
     say(News(at="reaching the store of rank 0"))
     board = open_board(briefing.rank, _arrival(briefing))
     if isinstance(board, Unreached):
@@ -155,12 +155,7 @@ def _lead(member: Member, briefing: Briefing, notices: NoticeListener, shown: Ca
     report = lead(test_run)
     member.say(News(report=report))
     shown()
-    release(
-        member,
-        STATUS[report.state],
-        (test_run.conductor.orders if test_run.conductor else 0) + 1,
-        mute=len(test_run.mute),
-    )
+    release(member, STATUS[report.state], test_run.orders + 1, mute=len(test_run.mute))
 
 
 def _arrival(briefing: Briefing) -> float:
