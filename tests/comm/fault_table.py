@@ -246,7 +246,7 @@ FAULTS = (
         world=3,
         nodes=3,
         changes={1: (faults.other_torch(),)},
-        rules=("torch-differs",),
+        rules=("version-differs",),
         says=("rank 1 (nodeb)", "2.7.0+cpu"),
     ),
     Fault(

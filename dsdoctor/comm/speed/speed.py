@@ -40,14 +40,29 @@ FEWEST, MOST = 5, 2000
 WARM_UP = 3
 
 
+CHUNK, ALL = 1, 0
+"""A buffer of one rank's chunk, and of all ranks' chunks."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    """A collective that is timed: ``prepare(group, elements)`` makes the buffers, of so many elements a rank or a chunk, and
-    gives the call. ``zero``: ZeRO uses it, so it is timed by default."""
+    """A collective that is timed: torch's function (the first of ``names`` that is there) takes ``buffers``, and then ``more``.
+    ``zero``: ZeRO uses it, so it is timed by default."""
 
     op: str
-    prepare: Callable[[RankGroup, int], Act]
+    names: tuple[str, ...]
+    buffers: tuple[int, ...]
+    more: tuple[int, ...] = ()
     zero: bool = False
+
+    def prepared(self, group: RankGroup, elements: int) -> Act:
+        """The call, with buffers of so many elements a chunk."""
+        import torch
+
+        sizes = [elements * (kind or group.world) for kind in self.buffers]
+        buffers = [torch.zeros(size, dtype=torch.float32, device=group.device) for size in sizes]
+        act = newest(*self.names)
+        return lambda: act(*buffers, *self.more)
 
 
 def time_collectives(group: RankGroup, mode: Mode, tell: Tell, budget: float) -> tuple[Timing, ...]:
@@ -103,7 +118,7 @@ def _sizes(group: RankGroup, mode: Mode) -> Sequence[int]:
 def _time(group: RankGroup, timed: Timed, size: int) -> Timing:
     total = formula(timed.op).total
     elements = max(size // 4 // (group.world if total else 1), 1)
-    act = timed.prepare(group, elements)
+    act = timed.prepared(group, elements)
     warm = _seconds(group, act, WARM_UP)
     calls = int(agreed(group, min(max(ENOUGH / max(min(warm), 1e-7), FEWEST), MOST)))
     seconds = _seconds(group, act, calls)
@@ -145,44 +160,12 @@ def _by_events(act: Act, calls: int) -> list[float]:
     return [before.elapsed_time(after) / 1000 for before, after in pairwise(events)]
 
 
-def _full(group: RankGroup, elements: int) -> Any:
-    import torch
-
-    return torch.zeros(elements, dtype=torch.float32, device=group.device)
-
-
-def _all_reduce(group: RankGroup, elements: int) -> Act:
-    buffer, act = _full(group, elements), newest("all_reduce")
-    return lambda: act(buffer)
-
-
-def _all_gather(group: RankGroup, elements: int) -> Act:
-    mine, all_ = _full(group, elements), _full(group, elements * group.world)
-    act = newest("all_gather_single", "all_gather_into_tensor")
-    return lambda: act(all_, mine)
-
-
-def _reduce_scatter(group: RankGroup, elements: int) -> Act:
-    mine, all_ = _full(group, elements), _full(group, elements * group.world)
-    act = newest("reduce_scatter_single", "reduce_scatter_tensor")
-    return lambda: act(mine, all_)
-
-
-def _all_to_all(group: RankGroup, elements: int) -> Act:
-    sent, got = _full(group, elements * group.world), _full(group, elements * group.world)
-    act = newest("all_to_all_single")
-    return lambda: act(got, sent)
-
-
-def _broadcast(group: RankGroup, elements: int) -> Act:
-    buffer, act = _full(group, elements), newest("broadcast")
-    return lambda: act(buffer, 0)
-
-
 TIMED = (
-    Timed(op="all_reduce", prepare=_all_reduce, zero=True),
-    Timed(op="all_gather", prepare=_all_gather, zero=True),
-    Timed(op="reduce_scatter", prepare=_reduce_scatter, zero=True),
-    Timed(op="all_to_all", prepare=_all_to_all),
-    Timed(op="broadcast", prepare=_broadcast),
+    Timed(op="all_reduce", names=("all_reduce",), buffers=(CHUNK,), zero=True),
+    Timed(op="all_gather", names=("all_gather_single", "all_gather_into_tensor"), buffers=(ALL, CHUNK), zero=True),
+    Timed(
+        op="reduce_scatter", names=("reduce_scatter_single", "reduce_scatter_tensor"), buffers=(CHUNK, ALL), zero=True
+    ),
+    Timed(op="all_to_all", names=("all_to_all_single",), buffers=(ALL, ALL)),
+    Timed(op="broadcast", names=("broadcast",), buffers=(CHUNK,), more=(0,)),
 )
