@@ -69,10 +69,9 @@ WITH_PROBLEM = {
     "pcie-link-degraded": healthy(gpus=(replace(H100, pcie=(1, 8)),)),
     "gpu-memory-taken": healthy(gpus=(replace(H100, free=9 * GIB),)),
     "nccl-variable-left-set": healthy(variables={"NCCL_P2P_DISABLE": "1"}),
-    "p2p-through-iommu": healthy(iommu="translating", gpus=(BARE, replace(BARE, uuid="GPU-1"))),
+    "p2p-through-processor": healthy(iommu="translating", gpus=(BARE, replace(BARE, uuid="GPU-1"))),
     "gpu-links-missing": healthy(gpus=(replace(A100, nvlink=275e9), replace(A100, uuid="GPU-1"))),
     "fabric-port-narrow": healthy(fabric=(replace(PORT, rate=200.0),)),
-    "p2p-through-acs": healthy(acs=("17:00.0",), gpus=(BARE, replace(BARE, uuid="GPU-1"))),
 }
 
 
@@ -83,6 +82,17 @@ def test_a_check_finds_its_ill_and_names_rank_and_host(rule: str) -> None:
     assert finding.title.startswith("rank 3 (node1)")
     assert finding.fix is not None or finding.severity is Severity.NOTE
     assert not any("{who}" in text or "None" in text for text in (finding.title, *finding.evidence))
+
+
+@each("nvlink", [None, 450e9])
+def test_a_bridge_that_redirects_is_named_where_gpus_have_no_link_of_their_own(nvlink: float | None) -> None:
+    gpu = replace(H100, nvlink=nvlink)
+    (finding,) = judged(healthy(acs=("17:00.0", "18:00.0"), gpus=(gpu, replace(gpu, uuid="GPU-1"))))
+
+    assert finding.title == "rank 3 (node1): ACS redirects traffic between devices at 2 PCI bridges"
+    assert finding.severity is (Severity.NOTE if nvlink else Severity.WARNING)
+    assert "setpci -s 17:00.0" in (finding.fix or pytest.fail()).commands[-1]
+    assert judged(healthy(acs=("not read: only root sees it",), gpus=(gpu, replace(gpu, uuid="GPU-1")))) == ()
 
 
 def test_every_local_check_has_a_sick_host_and_explains_itself() -> None:

@@ -177,60 +177,46 @@ def nccl_variable_left_set(place: RankView) -> Iterator[Finding]:
             )
 
 
-def p2p_through_iommu(place: RankView) -> Iterator[Finding]:
-    """The IOMMU translates the addresses of devices, so GPUs do not reach each other directly over PCIe.
+def p2p_through_processor(place: RankView) -> Iterator[Finding]:
+    """GPUs do not reach each other directly over PCIe: the IOMMU translates the addresses of devices, or PCIe access control (ACS)
+    sends their traffic up through the processor.
 
-    GPUs joined by NVLink do not use that path; their network cards do.
+    GPUs joined by NVLink do not use that path; their network cards do. Only root can see ACS.
 
-    Why it matters: traffic between GPUs goes through the processor, hangs, or is corrupted. Init succeeds, and the
-    first exchange stands still with the GPUs at 100 %, or gives wrong data. Virtual machines need the IOMMU on.
+    Why it matters: it is slow at best. At worst init succeeds, and the first exchange stands still with the GPUs at 100 %,
+    or gives wrong data (nccl issue 2079). Virtual machines need both; on bare metal they can be switched off.
 
-    How to fix it: boot with the IOMMU in passthrough (iommu=pt on the kernel's command line), or off where nothing
-    needs it; then see whether P2P works.
+    How to fix it: boot with the IOMMU in passthrough (iommu=pt on the kernel's command line), or off where nothing needs it;
+    switch ACS off at the bridges that the finding names (until the next boot), or in the BIOS. Then see whether P2P works.
 
         $ nvidia-smi topo -p2p r
-
-    Since: 0.1
-    """
-    local = place.local
-    if local.iommu != "translating" or not local.gpus:
-        return
-    joined = len(local.gpus) < 2 or all(gpu.nvlink for gpu in local.gpus)
-    yield (Finding.note if joined else Finding.warning)(
-        "p2p-through-iommu",
-        f"{WHO}: the IOMMU translates, so GPUs do not reach each other straight over PCIe",
-        evidence=("/sys/kernel/iommu_groups", *(text for text in local.acs if text.startswith(NOT_READ))),
-        fix="boot with the IOMMU in passthrough (iommu=pt on the kernel's command line), or off where nothing needs it;"
-        " then see whether P2P works",
-        steps=(step("nvidia-smi topo -p2p r"),),
-    )
-
-
-def p2p_through_acs(place: RankView) -> Iterator[Finding]:
-    """PCIe access control (ACS) sends traffic between GPUs, and between GPU and network card, up through the processor.
-
-    Only root can see it. Virtual machines need it; on bare metal it can be switched off.
-
-    Why it matters: it is slow at best; at worst init succeeds and the first exchange hangs or carries wrong data (nccl
-    issue 2079).
-
-    How to fix it: switch it off at the bridges that the finding names (until the next boot), or in the BIOS.
-
         $ sudo lspci -vvv | grep -i acsctl
         $ sudo setpci -s BRIDGE ECAP_ACS+0x6.w=0000
 
-    Since: 0.1
+    Since: 0.2
     """
-    bridges = tuple(bridge for bridge in place.local.acs if not bridge.startswith(NOT_READ))
-    if bridges and len(place.local.gpus) > 1:
-        yield (Finding.note if all(gpu.nvlink for gpu in place.local.gpus) else Finding.warning)(
-            "p2p-through-acs",
-            f"{WHO}: ACS redirects traffic between devices at {len(bridges)} PCI bridges",
-            evidence=bridges[:MOST_EVIDENCE],
+    local = place.local
+    joined = len(local.gpus) < 2 or all(gpu.nvlink for gpu in local.gpus)
+    made = Finding.note if joined else Finding.warning
+    unread = tuple(text for text in local.acs if text.startswith(NOT_READ))
+    if local.iommu == "translating" and local.gpus:
+        yield made(
+            "p2p-through-processor",
+            f"{WHO}: the IOMMU translates, so GPUs do not reach each other straight over PCIe",
+            evidence=("/sys/kernel/iommu_groups", *unread),
+            fix="boot with the IOMMU in passthrough (iommu=pt on the kernel's command line), or off where nothing needs it;"
+            " then see whether P2P works",
+            steps=(step("nvidia-smi topo -p2p r"),),
+        )
+    if local.acs and not unread and len(local.gpus) > 1:
+        yield made(
+            "p2p-through-processor",
+            f"{WHO}: ACS redirects traffic between devices at {len(local.acs)} PCI bridges",
+            evidence=local.acs[:MOST_EVIDENCE],
             fix="switch it off at those bridges (until the next boot), or in the BIOS",
             steps=(
                 step("sudo lspci -vvv | grep -i acsctl"),
-                step("sudo setpci -s {bridge} ECAP_ACS+0x6.w=0000", bridge=bridges[0]),
+                step("sudo setpci -s {bridge} ECAP_ACS+0x6.w=0000", bridge=local.acs[0]),
             ),
         )
 
@@ -241,6 +227,5 @@ CHECKS: tuple[Check, ...] = (
     pcie_link_degraded,
     gpu_memory_taken,
     nccl_variable_left_set,
-    p2p_through_iommu,
-    p2p_through_acs,
+    p2p_through_processor,
 )
