@@ -72,7 +72,7 @@ def test_every_host_is_asked_and_every_ill_is_named(disk: Disk) -> None:
     assert (n2.noise, locked.status, locked.answered) == ("Welcome to n2", 255, False)
     assert seen.set_here == ("GLOO_SOCKET_IFNAME", "NCCL_DEBUG", "TORCH_FR_BUFFER_SIZE")
     by_rule = {finding.rule: finding for finding in judged(seen)}
-    assert {"hostfile-line-refused", "ssh-fails", "login-scripts-print", "pdsh-missing", "host-lacks-folder"} <= set(
+    assert {"hostfile-line-wrong", "ssh-fails", "login-scripts-print", "pdsh-missing", "host-lacks-folder"} <= set(
         by_rule
     )
     assert (

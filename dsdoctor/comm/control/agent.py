@@ -53,7 +53,7 @@ def control(briefing: Briefing, pipe: BinaryIO, shown: Callable[[], None]) -> No
         # a broken torch may raise anything; the reason becomes this rank's finding
         _cannot_come(briefing, torch_unusable(briefing, error), say)
         return
-    backend, has_nccl = briefing.backend, dist.is_nccl_available()
+    backend, has_nccl = briefing.settings.backend, dist.is_nccl_available()
     if backend == "auto":
         backend = "nccl" if briefing.local.gpus and has_nccl else "gloo"
     if backend == "nccl" and not has_nccl:
@@ -76,7 +76,7 @@ def control(briefing: Briefing, pipe: BinaryIO, shown: Callable[[], None]) -> No
 
 def _cannot_come(briefing: Briefing, found: tuple[Finding, ...], say: Callable[[News], None]) -> None:
     """Say why this rank cannot come: to rank 0 first, for a launcher ends all ranks when one has ended."""
-    cause = too_little(briefing.rank, briefing.local, backend=briefing.backend) or found
+    cause = too_little(briefing.rank, briefing.local, backend=briefing.settings.backend) or found
     # the title begins with who it is, which rank 0 says by itself
     why = cause[0].title.partition(": ")[2]
     stay = briefing.began + briefing.settings.deadline - RESERVE - AFTER_NOTICE - time.monotonic()

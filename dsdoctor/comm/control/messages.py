@@ -101,7 +101,6 @@ class Briefing:
     rank: Rank
     settings: CommSettings
     local: Local
-    backend: str
     folder: str
     began: float
 

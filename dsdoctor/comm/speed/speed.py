@@ -5,14 +5,13 @@ Rank 0 decides how often a call is made, and whether there is time for it. Check
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median, quantiles
 from typing import Any
 
 from dsdoctor.comm.models import Mode, RankGroup
 from dsdoctor.comm.results import Timing
-from dsdoctor.comm.speed.bandwidth import formula
+from dsdoctor.comm.speed.bandwidth import TIMED, Timed
 from dsdoctor.comm.torch_ops import agreed, newest, wait_for_device
 
 Tell = Callable[[int, str], None]
@@ -40,31 +39,6 @@ FEWEST, MOST = 5, 2000
 WARM_UP = 3
 
 
-CHUNK, ALL = 1, 0
-"""A buffer of one rank's chunk, and of all ranks' chunks."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Timed:
-    """A collective that is timed: torch's function (the first of ``names`` that is there) takes ``buffers``, and then ``more``.
-    ``zero``: ZeRO uses it, so it is timed by default."""
-
-    op: str
-    names: tuple[str, ...]
-    buffers: tuple[int, ...]
-    more: tuple[int, ...] = ()
-    zero: bool = False
-
-    def prepared(self, group: RankGroup, elements: int) -> Act:
-        """The call, with buffers of so many elements a chunk."""
-        import torch
-
-        sizes = [elements * (kind or group.world) for kind in self.buffers]
-        buffers = [torch.zeros(size, dtype=torch.float32, device=group.device) for size in sizes]
-        act = newest(*self.names)
-        return lambda: act(*buffers, *self.more)
-
-
 def time_collectives(group: RankGroup, mode: Mode, tell: Tell, budget: float) -> tuple[Timing, ...]:
     """Time each collective at each size, small ones first, within about ``budget`` seconds; nothing for the quick test.
 
@@ -73,7 +47,7 @@ def time_collectives(group: RankGroup, mode: Mode, tell: Tell, budget: float) ->
     if group.world < 2 or mode is Mode.QUICK:
         return ()
     until = time.monotonic() + budget
-    ops = [timed for timed in TIMED if timed.zero or mode is Mode.FULL]
+    ops = [timed for timed in TIMED.values() if timed.zero or mode is Mode.FULL]
     found: list[Timing] = []
     spent: dict[str, Timing] = {}
     for number, (size, timed) in enumerate(((size, timed) for size in _sizes(group, mode) for timed in ops), 1):
@@ -88,7 +62,7 @@ def time_collectives(group: RankGroup, mode: Mode, tell: Tell, budget: float) ->
 def time_group(group: RankGroup) -> tuple[Timing, ...]:
     """One collective of this group: an all_reduce of a few bytes, and one large enough that a link that is slow shows."""
     large = GROUP_SIZE["cpu" if group.device == "cpu" else "cuda"]
-    return tuple(_time(group, TIMED[0], size) for size in (8, large))
+    return tuple(_time(group, TIMED["all_reduce"], size) for size in (8, large))
 
 
 def _foreseen(size: int, last: Timing | None) -> float:
@@ -116,20 +90,30 @@ def _sizes(group: RankGroup, mode: Mode) -> Sequence[int]:
 
 
 def _time(group: RankGroup, timed: Timed, size: int) -> Timing:
-    total = formula(timed.op).total
-    elements = max(size // 4 // (group.world if total else 1), 1)
-    act = timed.prepared(group, elements)
+    ranks = group.world if timed.total else 1
+    elements = max(size // 4 // ranks, 1)
+    act = _prepared(group, timed, elements)
     warm = _seconds(group, act, WARM_UP)
     calls = int(agreed(group, min(max(ENOUGH / max(min(warm), 1e-7), FEWEST), MOST)))
     seconds = _seconds(group, act, calls)
     return Timing(
         op=timed.op,
-        size=elements * 4 * (group.world if total else 1),
+        size=elements * 4 * ranks,
         calls=calls,
         least=min(seconds),
         median=median(seconds),
         p99=quantiles(seconds, n=100, method="inclusive")[-1],
     )
+
+
+def _prepared(group: RankGroup, timed: Timed, elements: int) -> Act:
+    """The call, with buffers of so many elements a chunk."""
+    import torch
+
+    sizes = [elements * (kind or group.world) for kind in timed.buffers]
+    buffers = [torch.zeros(size, dtype=torch.float32, device=group.device) for size in sizes]
+    act = newest(*timed.names)
+    return lambda: act(*buffers, *timed.more)
 
 
 def _seconds(group: RankGroup, act: Act, calls: int) -> list[float]:
@@ -158,14 +142,3 @@ def _by_events(act: Act, calls: int) -> list[float]:
         event.record()
     torch.cuda.synchronize()
     return [before.elapsed_time(after) / 1000 for before, after in pairwise(events)]
-
-
-TIMED = (
-    Timed(op="all_reduce", names=("all_reduce",), buffers=(CHUNK,), zero=True),
-    Timed(op="all_gather", names=("all_gather_single", "all_gather_into_tensor"), buffers=(ALL, CHUNK), zero=True),
-    Timed(
-        op="reduce_scatter", names=("reduce_scatter_single", "reduce_scatter_tensor"), buffers=(CHUNK, ALL), zero=True
-    ),
-    Timed(op="all_to_all", names=("all_to_all_single",), buffers=(ALL, ALL)),
-    Timed(op="broadcast", names=("broadcast",), buffers=(CHUNK,), more=(0,)),
-)
