@@ -135,7 +135,12 @@ def _serve(channel: socket.socket, other: socket.socket) -> None:
             if not message:
                 return
             join, given = msgspec.json.decode(message, type=Join), socket.socket(fileno=handles[0])
-            pid = fork(lambda join=join, given=given: _run_child(join, given, channel))  # type: ignore[misc]
+
+            def child(join: Join = join, given: socket.socket = given) -> None:
+                channel.close()
+                exchange(join, given)
+
+            pid = fork(child)
             given.close()
             alive.add(pid)
             channel.send(msgspec.json.encode((pid, None)))
@@ -144,8 +149,3 @@ def _serve(channel: socket.socket, other: socket.socket) -> None:
             if done:
                 alive.discard(pid)
                 channel.send(msgspec.json.encode((pid, status)))
-
-
-def _run_child(join: Join, given: socket.socket, channel: socket.socket) -> None:
-    channel.close()
-    exchange(join, given)

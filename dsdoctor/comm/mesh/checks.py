@@ -1,6 +1,6 @@
 """The connections that every rank tried over plain TCP -> findings about the hosts and links. Judges, never looks."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from statistics import median
 
@@ -232,8 +232,7 @@ def mesh_lossy(mesh: Mesh) -> Iterator[Finding]:
 
     Since: 0.1
     """
-    sent = {pair: _sent_again(reaches) for pair, reaches in _by_pair(mesh).items()}
-    tried = {pair: counts for pair, counts in sent.items() if counts[1] >= ENOUGH}
+    tried = {pair: counts for pair, counts in _sent_again(mesh).items() if counts[1] >= ENOUGH}
     left = {pair: counts for pair, counts in tried.items() if counts[0] / counts[1] >= LOSS}
     while left:
         where, pairs = _most_common_place(left, tried)
@@ -248,10 +247,15 @@ def mesh_lossy(mesh: Mesh) -> Iterator[Finding]:
         left = {pair: counts for pair, counts in left.items() if pair not in pairs}
 
 
-def _sent_again(reaches: Iterable[Reach]) -> tuple[int, int]:
-    """Segments that were sent again, and all."""
-    counts = [(reach.retransmits, reach.segments) for reach in reaches]
-    return sum(again for again, _ in counts), sum(sent for _, sent in counts)
+def _sent_again(mesh: Mesh) -> dict[HostPair, tuple[int, int]]:
+    """From host to host: the segments that were sent again, and all."""
+    found: dict[HostPair, tuple[int, int]] = {}
+    for reach in mesh.reaches:
+        pair = mesh.hosts(reach)
+        if pair[0] != pair[1]:
+            again, segments = found.get(pair, (0, 0))
+            found[pair] = (again + reach.retransmits, segments + reach.segments)
+    return found
 
 
 def _most_common_place(lossy: Iterable[HostPair], tried: Iterable[HostPair]) -> tuple[str, list[HostPair]]:
@@ -283,14 +287,6 @@ def _cut_pairs(mesh: Mesh) -> Iterator[tuple[str, str, tuple[ConnectOutcome, Con
         there, back = mesh.way((first, second)), mesh.way((second, first))
         if there and back and not _loopback(mesh, first, second):
             yield first, second, (there, back)
-
-
-def _by_pair(mesh: Mesh) -> dict[HostPair, list[Reach]]:
-    found: dict[HostPair, list[Reach]] = defaultdict(list)
-    for reach in mesh.reaches:
-        if len(set(mesh.hosts(reach))) == 2:
-            found[mesh.hosts(reach)].append(reach)
-    return found
 
 
 def _targets(mesh: Mesh, reaches: Iterable[Reach]) -> dict[str, tuple[Claim, str]]:
