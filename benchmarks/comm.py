@@ -127,7 +127,7 @@ def one_rank_zero(world: int) -> dict[str, float]:
     found += [*local_checks.examine_all(claims), *fingerprint.examine(claims)]
     judge = time.monotonic() - began
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert {"rank-missing", "torch-differs"} <= {finding.rule for finding in found}, found
+    assert {"rank-missing", "version-differs"} <= {finding.rule for finding in found}, found
     return {"ranks": world, "bytes": size, "read": read, "judge": judge, "memory": (after - memory) * 1024}
 
 

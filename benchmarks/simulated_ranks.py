@@ -9,12 +9,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dsdoctor.comm.control.messages import OrderKind, RankAnswer, RankOrder
+from dsdoctor.comm.control.messages import RankAnswer, RankOrder
 from dsdoctor.comm.launch.rank import rank_of
 from dsdoctor.comm.local.facts import look_local
 from dsdoctor.comm.local.fingerprint import fingerprint, versions_here
 from dsdoctor.comm.mesh.mesh import MeshListener, peers
-from dsdoctor.comm.models import Claim, Rank
+from dsdoctor.comm.models import Claim, CommPhase, Rank
 from dsdoctor.comm.rendezvous.board import Board
 from dsdoctor.comm.rendezvous.store import Unreached, open_board
 from dsdoctor.comm.results import ConnectOutcome, Reach, Stuck
@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> None:
         while not board.has(f"order/{number}"):
             time.sleep(0.02)
         order = board.get(f"order/{number}", RankOrder)
-        if order.kind is OrderKind.END:
+        if order.status is not None:
             for rank in made:
                 board.log("ends").write(rank)
             return
@@ -78,12 +78,12 @@ def answer(board: Board, order: RankOrder, made: dict[int, Claim], sick: set[int
     """What each rank says to an order: the mesh is well; in the collectives the sick ones die and the others wait."""
     for rank in made:
         said = RankAnswer(rank=rank)
-        if order.kind is OrderKind.MESH:
+        if order.phase is CommPhase.MESH:
             said = replace(said, reaches=tuple(reached(rank, other) for other in peers(rank, world)))
-        elif order.kind is OrderKind.RUN and rank in sick:
+        elif order.phase is CommPhase.RIGHT and rank in sick:
             gone = Stuck(rank=rank, at="all_reduce sum float32 x 1024", step=3, seconds=1.0, ended="killed by SIGKILL")
             said = replace(said, stuck=gone)
-        elif order.kind is OrderKind.RUN:
+        elif order.phase is CommPhase.RIGHT:
             said = replace(said, stuck=Stuck(rank=rank, at="all_reduce sum float32 x 1024", step=3, seconds=1.0))
         board.log(f"answers/{order.number}").write(said)
 

@@ -174,7 +174,6 @@ def run(arguments: Sequence[str], *, begun: Callable[[], object] = bool) -> int:
         return end_by_error(name, complaint, nothing=_nothing(name), as_json=as_json)
     except (DoctorError, OSError) as error:
         ours = error if isinstance(error, DoctorError) else refused_by_system(error)
-        name = ours.command or name
         return end_by_error(name, ours, nothing=_nothing(name), as_json=as_json)
     except KeyboardInterrupt as error:
         return end_by_interrupt(name, error, nothing=_nothing(name), as_json=as_json)

@@ -10,7 +10,6 @@ from typing import Annotated
 
 from cyclopts.validators import Number
 
-from dsdoctor.cli.diagnose import diagnose_command
 from dsdoctor.cli.ending import FOUND, OK, columns, interrupted_by, print_result
 from dsdoctor.cli.options import Json, Verbose
 from dsdoctor.comm.control.supervisor import Screen
@@ -20,7 +19,7 @@ from dsdoctor.comm.results import PhaseResult, Report
 from dsdoctor.commands.comm import compared, read_result, run_all, run_rank, unmet
 from dsdoctor.commands.comm_on_hosts import CommRequest
 from dsdoctor.commands.comm_prolog import judge_history, line_of, test_node
-from dsdoctor.core.errors import DoctorError, UsageError
+from dsdoctor.core.errors import UsageError
 from dsdoctor.core.files import check_folder
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.options import flag, option
@@ -74,11 +73,6 @@ Against = Annotated[
     str | None,
     option(metavar="FILE", help="Tell what got slower since a test of the same ranks that wrote FILE with --json."),
 ]
-Recipe = Annotated[
-    str | None,
-    option(metavar="k8s", help="Print a Job that starts the ranks in Kubernetes, and stop."),
-]
-Explain = Annotated[str | None, option(metavar="LOG", help="Read a failed log instead: the same as diagnose LOG.")]
 Prolog = Annotated[
     bool,
     flag(
@@ -112,11 +106,9 @@ def comm_command(
     out: OutFolder = None,
     html: Html = None,
     against: Against = None,
-    recipe: Recipe = None,
     read: Read = None,
     prolog: Prolog = False,
     history: HistoryFile = None,
-    explain: Explain = None,
     as_json: Json = False,
     verbose: Verbose = False,
     local_rank: LocalRank = None,  # noqa: ARG001 (DeepSpeed's launcher adds it; the rank is read from the environment)
@@ -129,8 +121,6 @@ def comm_command(
     Example: dsdoctor comm --hostfile hosts --quick
     """
     began = time.monotonic() - age()
-    if explain is not None:
-        return _explain(explain, as_json=as_json, verbose=verbose)
     settings = _settings(quick, full, backend, deadline, out)
     wanted = CommRequest(
         settings=settings,
@@ -141,9 +131,6 @@ def comm_command(
         exclude=exclude,
         skip_bad=skip_bad,
     )
-    if recipe is not None:
-        _print_recipe(recipe, nproc, hostfile, as_json)
-        return OK
     if prolog:
         return _prolog(wanted, history)
     if history is not None:
@@ -154,14 +141,6 @@ def comm_command(
         window.report(read_result(read))
         return window.status
     return _test(wanted, window, began)
-
-
-def _explain(log: str, *, as_json: bool, verbose: bool) -> int:
-    try:
-        return diagnose_command(log, as_json=as_json, verbose=verbose)
-    except DoctorError as error:
-        error.command = "diagnose"
-        raise
 
 
 def _prolog(wanted: CommRequest, history: Path | None) -> int:
@@ -287,14 +266,6 @@ def _refuse_under_launcher(rank: Rank, wanted: CommRequest) -> None:
             f"{given[0]} starts ranks, and this is rank {rank.rank} already",
             hint="leave it out, or unset RANK and WORLD_SIZE",
         )
-
-
-def _print_recipe(kind: str, nproc: int | None, hostfile: str | None, as_json: bool) -> None:
-    from dsdoctor.comm.launch.recipes import look_site, recipe
-
-    named = os.path.abspath(hostfile) if hostfile else None  # noqa: PTH100
-    text = recipe(kind, look_site(LocalHost(), nproc=nproc, hostfile=named))
-    print_result("comm", as_json, text.splitlines(), (), recipe=text)
 
 
 def _check_places(out: Path | None, html: Path | None) -> None:

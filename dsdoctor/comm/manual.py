@@ -47,7 +47,6 @@ CHECKS = (
     *lost_checks.CHECKS,
     agent.torch_unusable,
     agent.nccl_unavailable,
-    exchange_phases.deadline_too_short,
     exchange_phases.exchanges_unfinished,
     test_run.time_used_up,
 )

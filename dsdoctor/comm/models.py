@@ -129,10 +129,8 @@ class Local:
     routes to the master by.
 
     ``memlock``, ``nofile`` and ``address_space`` are this process's own limits (None: unlimited). ``variables`` are those
-    that steer communication (NCCL_*, GLOO_*, TORCH_NCCL_* ...), without secrets. ``stale_shm`` are old segments of NCCL that
-    no process has mapped or open, as far as this one sees;
-    ``shm_users_unseen`` are the processes that it could not look at. ``counters`` are the host's error counters before the test,
-    read by its first rank.
+    that steer communication (NCCL_*, GLOO_*, TORCH_NCCL_* ...), without secrets. ``counters`` are the
+    host's error counters before the test, read by its first rank.
     """
 
     hostname: str
@@ -150,8 +148,6 @@ class Local:
     acs: tuple[str, ...] = ()
     variables: dict[str, str] = field(default_factory=dict)
     config_files: tuple[str, ...] = ()
-    stale_shm: tuple[str, ...] = ()
-    shm_users_unseen: str = ""
     kernel: str | None = None
     driver: str | None = None
     gpus: tuple[RankGpu, ...] = ()

@@ -25,8 +25,6 @@ class DoctorError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
-        self.command = ""
-        """The command that failed, where another one called it."""
 
 
 class UsageError(DoctorError):

@@ -180,13 +180,7 @@ def test_a_value_may_begin_with_a_hyphen_and_be_any_word() -> None:
 
     assert "'-x'" in run("plan", *recorded, "--arch", "-x").stderr
     assert "none cannot be read" in run("diagnose", "none").stderr
-    assert run("comm", "--explain", "-", stdin=b"fine\n").returncode == 0
-
-
-def test_a_log_that_another_command_reads_fails_as_diagnose_does() -> None:
-    document = json.loads(run("comm", "--explain", "/no/such/log", "--json=true").stdout)
-
-    assert (document["command"], document["logs"]) == ("diagnose", [])
+    assert run("diagnose", "-", stdin=b"fine\n").returncode == 0
 
 
 @pytest.mark.parametrize("group", [(), ("cache",), ("trace",)])

@@ -246,7 +246,7 @@ FAULTS = (
         world=3,
         nodes=3,
         changes={1: (faults.other_torch(),)},
-        rules=("torch-differs",),
+        rules=("version-differs",),
         says=("rank 1 (nodeb)", "2.7.0+cpu"),
     ),
     Fault(
@@ -268,7 +268,7 @@ FAULTS = (
     Fault(
         name="hostnames resolve to 127.0.1.1",
         before=lambda rig, _: _on_all(rig, lambda node: faults.name_on_loopback(rig, node)),
-        rules=("mesh-loopback-address", "hostname-is-loopback"),
+        rules=("mesh-loopback-address", "hostname-unusable"),
         says=("rank 1 (nodeb)", "127.0.1.1"),
     ),
 )

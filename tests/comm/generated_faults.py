@@ -84,7 +84,7 @@ LASTING = (
         status=6,
     ),
     Misdeed(name="sends a wrong bit", change=faults.flipped_bit(), rules=("data-is-wrong",)),
-    Misdeed(name="has another torch", change=faults.other_torch(), rules=("torch-differs",), says=("2.7.0+cpu",)),
+    Misdeed(name="has another torch", change=faults.other_torch(), rules=("version-differs",), says=("2.7.0+cpu",)),
     Misdeed(
         name="cannot import torch",
         change=faults.broken_torch(),

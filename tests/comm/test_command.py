@@ -45,7 +45,6 @@ def run(*arguments: str, env: dict[str, str]) -> "subprocess.CompletedProcess[st
         (["--quick"], {"RANK": "0", "WORLD_SIZE": "two"}, "WORLD_SIZE"),
         (["--against", "nowhere.json"], {}, "nowhere.json"),
         (["--static"], {}, "--static looks at the hosts of a hostfile"),
-        (["--recipe", "lsf"], {}, "there is no recipe 'lsf'"),
         (["--hostfile", "/no/hosts"], {}, "--hostfile is /no/hosts, and that file cannot be read"),
         (["--quick"], {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": ""}, "unset RANK WORLD_SIZE LOCAL_RANK"),
     ],

@@ -50,7 +50,7 @@ def test_ranks_that_are_alike_have_no_findings() -> None:
 
 def test_only_the_minority_is_named() -> None:
     assert told(16, {5: {"torch": "2.7.0"}}) == [
-        ("torch-differs", Severity.ERROR, "rank 5 (node0): torch 2.7.0, the 15 others 2.8.0+cu128")
+        ("version-differs", Severity.ERROR, "rank 5 (node0): torch 2.7.0, the 15 others 2.8.0+cu128")
     ]
     assert told(24, {rank: {"nccl": "2.26.2"} for rank in range(8, 16)})[0][2] == (
         "ranks 8-15 (node1): nccl 2.26.2, the 16 others 2.27.3"
@@ -66,14 +66,14 @@ def test_a_tie_names_both() -> None:
 @pytest.mark.parametrize(
     ("odd", "rule", "severity"),
     [
-        ({"backend": "gloo"}, "backend-differs", Severity.ERROR),
-        ({"cuda": "13.0"}, "cuda-differs", Severity.ERROR),
-        ({"deepspeed": ""}, "deepspeed-differs", Severity.WARNING),
-        ({"python": "3.11.9"}, "python-differs", Severity.NOTE),
-        ({"python": "3.12.1"}, "python-differs", Severity.WARNING),
-        ({"gpu": "NVIDIA A100"}, "gpu-differs", Severity.WARNING),
-        ({"mtu": "9000"}, "mtu-differs", Severity.WARNING),
-        ({"kernel": "6.1"}, "environment-differs", Severity.NOTE),
+        ({"backend": "gloo"}, "host-differs", Severity.ERROR),
+        ({"cuda": "13.0"}, "version-differs", Severity.ERROR),
+        ({"deepspeed": ""}, "version-differs", Severity.WARNING),
+        ({"python": "3.11.9"}, "version-differs", Severity.NOTE),
+        ({"python": "3.12.1"}, "version-differs", Severity.WARNING),
+        ({"gpu": "NVIDIA A100"}, "host-differs", Severity.WARNING),
+        ({"mtu": "9000"}, "host-differs", Severity.WARNING),
+        ({"kernel": "6.1"}, "host-differs", Severity.NOTE),
         ({"NCCL_ALGO": "Ring"}, "communication-variable-differs", Severity.WARNING),
         ({"GLOO_SOCKET_IFNAME": "eth1"}, "communication-variable-differs", Severity.WARNING),
         ({"NCCL_DEBUG": "INFO"}, "communication-variable-differs", Severity.NOTE),

@@ -1,11 +1,7 @@
 """The local phase: what a rank sees of its host, which interface a backend takes, and what is the matter with either."""
 
-import mmap
-import os
-import subprocess
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,13 +10,6 @@ from dsdoctor.comm.local.checks import CHECKS, examine_all
 from dsdoctor.comm.local.facts import look_local, read_fabric, read_iommu
 from dsdoctor.comm.local.gpu_links import visible
 from dsdoctor.comm.local.interfaces import bounded, choose
-from dsdoctor.comm.local.shared_memory import (
-    FIRST_PID_NAMESPACE,
-    HIDDEN_BY_NAMESPACE,
-    HIDDEN_BY_OWNER,
-    StaleSegments,
-    look_stale_segments,
-)
 from dsdoctor.comm.local.variables import read_config_files, read_variables
 from dsdoctor.comm.models import ChosenInterface, Claim, FabricPort, Interface, Local, Rank, RankGpu
 from dsdoctor.core.finding import Finding, Severity
@@ -70,11 +59,9 @@ def taken(interface: Interface, because: str = "a rule") -> ChosenInterface:
 BARE = replace(H100, nvlink=None)
 A100 = replace(H100, name="NVIDIA A100-SXM4-80GB", nvlink=300e9)
 WITH_PROBLEM = {
-    "hostname-is-loopback": healthy(resolves_to=("127.0.1.1",), chosen=taken(LO)),
     "hostname-unusable": healthy(resolves_to=("10.7.7.7",), chosen=taken(LO)),
     "interface-named-absent": healthy(variables={"NCCL_SOCKET_IFNAME": "=eth7"}, chosen=None),
     "comm-shm-too-small": healthy(shm_total=64 << 20, shm_free=60 << 20),
-    "stale-nccl-shm": healthy(stale_shm=("/dev/shm/nccl-aB3",)),
     "memlock-limited": healthy(memlock=8 << 20),
     "nofile-low": healthy(nofile=256),
     "address-space-limited": healthy(address_space=2 * GIB),
@@ -82,10 +69,9 @@ WITH_PROBLEM = {
     "pcie-link-degraded": healthy(gpus=(replace(H100, pcie=(1, 8)),)),
     "gpu-memory-taken": healthy(gpus=(replace(H100, free=9 * GIB),)),
     "nccl-variable-left-set": healthy(variables={"NCCL_P2P_DISABLE": "1"}),
-    "p2p-through-iommu": healthy(iommu="translating", gpus=(BARE, replace(BARE, uuid="GPU-1"))),
+    "p2p-through-processor": healthy(iommu="translating", gpus=(BARE, replace(BARE, uuid="GPU-1"))),
     "gpu-links-missing": healthy(gpus=(replace(A100, nvlink=275e9), replace(A100, uuid="GPU-1"))),
     "fabric-port-narrow": healthy(fabric=(replace(PORT, rate=200.0),)),
-    "p2p-through-acs": healthy(acs=("17:00.0",), gpus=(BARE, replace(BARE, uuid="GPU-1"))),
 }
 
 
@@ -96,6 +82,17 @@ def test_a_check_finds_its_ill_and_names_rank_and_host(rule: str) -> None:
     assert finding.title.startswith("rank 3 (node1)")
     assert finding.fix is not None or finding.severity is Severity.NOTE
     assert not any("{who}" in text or "None" in text for text in (finding.title, *finding.evidence))
+
+
+@each("nvlink", [None, 450e9])
+def test_a_bridge_that_redirects_is_named_where_gpus_have_no_link_of_their_own(nvlink: float | None) -> None:
+    gpu = replace(H100, nvlink=nvlink)
+    (finding,) = judged(healthy(acs=("17:00.0", "18:00.0"), gpus=(gpu, replace(gpu, uuid="GPU-1"))))
+
+    assert finding.title == "rank 3 (node1): ACS redirects traffic between devices at 2 PCI bridges"
+    assert finding.severity is (Severity.NOTE if nvlink else Severity.WARNING)
+    assert "setpci -s 17:00.0" in (finding.fix or pytest.fail()).commands[-1]
+    assert judged(healthy(acs=("not read: only root sees it",), gpus=(gpu, replace(gpu, uuid="GPU-1")))) == ()
 
 
 def test_every_local_check_has_a_sick_host_and_explains_itself() -> None:
@@ -139,12 +136,45 @@ def test_a_healthy_host_and_an_unknown_one_have_no_ill(backend: str) -> None:
 
 
 def test_a_loopback_name_is_a_warning_and_nothing_on_one_host() -> None:
-    local = WITH_PROBLEM["hostname-is-loopback"]
+    local = healthy(resolves_to=("127.0.1.1",), chosen=taken(LO))
 
     assert [finding.severity for finding in (*judged(local, "gloo"), *judged(local))] == [Severity.WARNING] * 2
+    assert (
+        judged(local)[0].title == "rank 3 (node1): the hostname resolves to 127.0.1.1, where no other host can reach it"
+    )
     assert judged(local, "gloo", several_hosts=False) == ()
     assert judged(replace(local, variables={"GLOO_SOCKET_IFNAME": "eth0"}, chosen=taken(ETH)), "gloo") == ()
     assert "export GLOO_SOCKET_IFNAME=eth0" in (judged(local)[0].fix or pytest.fail()).commands
+
+
+@each(
+    ("resolves_to", "told"),
+    [
+        (("10.0.0.1", "127.0.1.1"), None),
+        (("10.7.7.7", "10.0.0.1"), None),
+        (("10.7.7.7",), "10.7.7.7, which is not here: gloo falls back to 127.0.0.1"),
+        ((), "nothing: gloo falls back to 127.0.0.1"),
+    ],
+)
+def test_a_name_that_leads_nowhere_is_told(resolves_to: tuple[str, ...], told: str | None) -> None:
+    titles = [finding.title for finding in judged(healthy(resolves_to=resolves_to))]
+
+    assert titles == ([f"rank 3 (node1): the hostname resolves to {told}"] if told else [])
+
+
+@each(
+    ("total", "free", "told"),
+    [
+        (64 * GIB, 64 << 20, "65536 MiB in all and is full"),
+        (64 * GIB, 65 << 20, None),
+        (64 << 20, 64 << 20, "64 MiB in all;"),
+    ],
+)
+def test_shared_memory_that_is_small_or_full_is_told(total: int, free: int, told: str | None) -> None:
+    titles = [finding.title for finding in judged(healthy(shm_total=total, shm_free=free))]
+
+    assert len(titles) == bool(told)
+    assert (told or "") in "".join(titles)
 
 
 def test_what_many_ranks_share_is_said_once() -> None:
@@ -244,7 +274,7 @@ def test_no_token_of_an_address_is_told_to_other_ranks(disk: Disk) -> None:
     assert {"https://h/simple", "https://h"} <= set(variables.values())
 
 
-def test_ports_iommu_and_old_segments_are_read_from_files(disk: Disk) -> None:
+def test_ports_and_iommu_are_read_from_files(disk: Disk) -> None:
     port = "/sys/class/infiniband/mlx5_0/ports/1"
     files = {
         f"{port}/state": "4: ACTIVE\n",
@@ -252,69 +282,11 @@ def test_ports_iommu_and_old_segments_are_read_from_files(disk: Disk) -> None:
         f"{port}/rate": "400 Gb/sec (4X NDR)\n",
         f"{port}/link_layer": "InfiniBand\n",
         "/sys/kernel/iommu_groups/0/type": "DMA-FQ\n",
-        "/dev/shm/nccl-young": "",
     }
 
     assert read_fabric(disk(files)) == (PORT,)
     assert read_iommu(disk(files)) == "translating"
     assert read_iommu(disk({"/sys/kernel/iommu_groups/0/type": "identity\n"})) == "passthrough"
-    assert look_stale_segments(disk(files)) == StaleSegments()
-
-
-def refused(path: Path) -> bool:
-    """Whether this process may not read a file that is there."""
-    try:
-        path.read_bytes()
-    except PermissionError:
-        return True
-    except OSError:  # the process has ended, or is a thread of the kernel
-        return False
-    return False
-
-
-def test_a_segment_that_a_process_has_mapped_or_open_is_not_offered_for_deletion(tmp_path: Path) -> None:
-    for name in ("nccl-mapped", "nccl-open", "nccl-dead"):
-        (tmp_path / name).write_bytes(b"x" * mmap.PAGESIZE)
-        os.utime(tmp_path / name, (0, 0))
-    with (tmp_path / "nccl-mapped").open("rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-    with (tmp_path / "nccl-open").open("rb") as file:
-        process = subprocess.Popen(["sleep", "30"], stdin=file)
-    try:
-        found = look_stale_segments(LocalHost(), str(tmp_path))
-    finally:
-        process.kill()
-        process.wait()
-        mapped.close()
-    all_seen = os.geteuid() == 0 and not any(map(refused, Path("/proc").glob("[0-9]*/maps")))
-    hidden = HIDDEN_BY_NAMESPACE in found.unseen
-
-    assert found.files == (f"{tmp_path}/nccl-dead",)
-    assert (HIDDEN_BY_OWNER not in found.unseen) == all_seen
-    assert hidden == (str(Path("/proc/self/ns/pid").readlink()) != FIRST_PID_NAMESPACE)
-    assert len(look_stale_segments(LocalHost(), str(tmp_path)).files) == 3
-
-
-def test_a_machine_on_which_others_may_be_hidden_is_no_place_to_delete(disk: Disk, tmp_path: Path) -> None:
-    host = disk({"/dev/shm/nccl-x": "", "/proc/7/maps": "1-2 r--p 0 00:1 9 /dev/shm/nccl-y (deleted)\n"})
-    os.utime(tmp_path / "dev/shm/nccl-x", (0, 0))
-    found = look_stale_segments(host)
-
-    assert found.files == ("/dev/shm/nccl-x",)
-    assert found.unseen.startswith("processes outside of this container")  # no /proc/self/ns/pid says otherwise
-
-
-def test_segments_are_deleted_one_by_one_and_only_where_all_processes_were_seen() -> None:
-    files = ("/dev/shm/nccl-a", "/dev/shm/nccl-b", "/home/me", "/dev/shm/nccl-../../home/me", "/dev/shm/nccl-a;b")
-    known, unknown = (
-        judged(healthy(stale_shm=files, shm_users_unseen=unseen))[0].fix for unseen in ("", "processes of other users")
-    )
-
-    assert known is not None
-    assert known.commands == ("rm -- /dev/shm/nccl-a /dev/shm/nccl-b",)
-    assert unknown is not None
-    assert unknown.text.endswith("not seen from here are processes of other users")
-    assert unknown.commands[0].startswith("sudo fuser -v /dev/shm/nccl-a /dev/shm/nccl-b  # ")
 
 
 def test_cuda_sees_the_gpus_before_the_first_that_is_none() -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.comm.launch.commands import host_orders, local_ranks, remote_command
+from dsdoctor.comm.launch.commands import host_orders, remote_command, variables_of
 from dsdoctor.comm.preflight.checks import CHECKS
-from dsdoctor.comm.preflight.facts import MOST_BY_SSH, PreflightFacts, look_forwarded, look_listener, look_preflight
+from dsdoctor.comm.preflight.facts import MOST_BY_SSH, PreflightFacts, look_forwarded, look_preflight
 from dsdoctor.comm.preflight.visit import MODULES, Network, PortListener, Visit
+from dsdoctor.comm.rendezvous.store import listener_of
 from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.core.host import LocalHost
 from dsdoctor.hosts.hostfile import Slots, parse_hostfile
 from dsdoctor.hosts.ssh_errors import PROBLEMS, SshProblem, ssh_problem
 from tests.conftest import Disk
@@ -72,7 +72,7 @@ def test_every_host_is_asked_and_every_ill_is_named(disk: Disk) -> None:
     assert (n2.noise, locked.status, locked.answered) == ("Welcome to n2", 255, False)
     assert seen.set_here == ("GLOO_SOCKET_IFNAME", "NCCL_DEBUG", "TORCH_FR_BUFFER_SIZE")
     by_rule = {finding.rule: finding for finding in judged(seen)}
-    assert {"hostfile-line-refused", "ssh-fails", "login-scripts-print", "pdsh-missing", "host-lacks-folder"} <= set(
+    assert {"hostfile-line-wrong", "ssh-fails", "login-scripts-print", "pdsh-missing", "host-lacks-folder"} <= set(
         by_rule
     )
     assert (
@@ -103,17 +103,15 @@ def test_a_missing_hostfile_gives_no_hosts_and_no_hostfile_no_finding(disk: Disk
     assert (named.hosts, rules(unnamed)) == (None, [])
 
 
-def test_who_holds_the_masters_port_is_named() -> None:
+def test_who_holds_a_port_of_this_host_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
 
-        listener = look_listener(LocalHost(), port)
+        found = listener_of(port) or ""
 
-    assert listener is not None
-    assert (listener.pid, "python" in (listener.command or "")) == (os.getpid(), True)
-    assert look_listener(LocalHost(), port) is None
-    (finding,) = judged(PreflightFacts(python="/p", folder="/job", port=port, listener=listener))
-    assert finding.title.startswith(f"port {port} is taken by process {os.getpid()} (")
+    assert found.startswith(f"pid {os.getpid()} (")
+    assert "python" in found
+    assert listener_of(port) is None
 
 
 N1, N2 = visit("n1", "172.17.0.1", "10.0.0.1"), visit("n2", "10.0.0.2")
@@ -213,10 +211,10 @@ def test_ranks_over_ssh_carry_who_they_are_and_no_secret(disk: Disk) -> None:
 
     orders = host_orders(hosts, master="10.0.0.1", port=4711, token="t", seconds=60.0)
     variables = look_forwarded(host, "/job")
-    ranks = [started for order in orders.values() for started in local_ranks(order, python="/p")]
+    ranks = [variables_of(order, rank) for order in orders.values() for rank in order.ranks]
 
     assert [(name, order.first, order.count) for name, order in orders.items()] == [("n1", 0, 1), ("n2", 1, 2)]
-    assert ranks[2].environment.items() >= {"RANK": "2", "LOCAL_RANK": "1", "DSDOCTOR_COMM_HOSTS": "n1*1,n2*2"}.items()
+    assert ranks[2].items() >= {"RANK": "2", "LOCAL_RANK": "1", "DSDOCTOR_COMM_HOSTS": "n1*1,n2*2"}.items()
     assert variables == {"A": "it's", "NCCL_DEBUG": "INFO", "PYTHONPATH": "/mine"}
     assert "s3cret" not in remote_command(("/p",), "/job", variables)
 

@@ -8,7 +8,7 @@ import threading
 import time
 from dataclasses import replace
 
-from dsdoctor.comm.models import Claim
+from dsdoctor.comm.models import Claim, Rank
 from dsdoctor.comm.rendezvous import absent_checks
 from dsdoctor.comm.rendezvous import checks as rendezvous_checks
 from dsdoctor.comm.rendezvous.absent_checks import Absent
@@ -25,6 +25,11 @@ def judged(made: tuple[Claim, ...], **more: object) -> list[Finding]:
     me = rank(hosts=("nodea", "nodea", "nodeb", "nodeb"))
     arrivals = Arrivals(me=me, claims=made, waited=30.2, **more)  # type: ignore[arg-type]
     return [finding for check in rendezvous_checks.CHECKS for finding in check(arrivals)]
+
+
+def told(here: Rank, number: int, host: str, why: str, *, seconds: float, stay: float = 0.0) -> bool:
+    notice = Notice(run=here.run, rank=number, host=host, why=why)
+    return send_notice(here.master, here.port, notice, seconds=seconds, stay=stay)
 
 
 def test_all_there_is_nothing_to_say() -> None:
@@ -58,16 +63,16 @@ def test_a_notice_is_heard_of_this_run_only_and_nothing_else_ends_the_listener()
         b'{"run":"7","rank":-1,"host":"x","why":"y"}\n',
         b"\xff\n",
     ):
-        with socket.create_connection(("127.0.0.1", ports(here)[0])) as stranger:
+        with socket.create_connection(("127.0.0.1", ports(here.port)[0])) as stranger:
             stranger.sendall(junk)
 
-    with socket.create_connection(("127.0.0.1", ports(here)[0])) as slow:
+    with socket.create_connection(("127.0.0.1", ports(here.port)[0])) as slow:
         slow.sendall(b'{"run":')
         began = time.monotonic()
-        assert send_notice(replace(here, rank=1), "nodeb", "no room", seconds=40.0)
+        assert told(here, 1, "nodeb", "no room", seconds=40.0)
         assert time.monotonic() - began < 40
-    assert not send_notice(replace(here, rank=2, run="8"), "nodec", "another run", seconds=0.1)
-    assert send_notice(replace(here, rank=2), "nodec", "no torch", seconds=1.0)
+    assert not told(replace(here, run="8"), 2, "nodec", "another run", seconds=0.1)
+    assert told(here, 2, "nodec", "no torch", seconds=1.0)
     assert {number: notice.why for number, notice in listener.heard.items()} == {1: "no room", 2: "no torch"}
 
 
@@ -83,19 +88,17 @@ def test_who_told_stays_until_the_listening_process_has_ended() -> None:
         os.write(write, b".")
         time.sleep(60)
 
-    told = threading.Event()
-    telling = threading.Thread(
-        target=lambda: send_notice(replace(here, rank=1), "b", "y", seconds=20, stay=40) and told.set()
-    )
+    left = threading.Event()
+    telling = threading.Thread(target=lambda: told(here, 1, "b", "y", seconds=20, stay=40) and left.set())
     listening = fork(listen)
     telling.start()
     os.read(read, 1)
-    stayed = not told.wait(0.1)
+    stayed = not left.wait(0.1)
     os.kill(listening, signal.SIGKILL)
     os.waitpid(listening, 0)
     telling.join(30)
     assert stayed
-    assert told.is_set()
+    assert left.is_set()
     for end in (read, write):
         os.close(end)
 

@@ -6,9 +6,9 @@ from dsdoctor.comm.collectives import isolate, stuck_checks
 from dsdoctor.comm.collectives.isolate import SWITCHES
 from dsdoctor.comm.collectives.trouble import Trouble
 from dsdoctor.comm.control.exchange_phases import slowed
-from dsdoctor.comm.control.messages import OrderKind, RankAnswer, RankOrder
+from dsdoctor.comm.control.messages import RankAnswer, RankOrder
 from dsdoctor.comm.control.orders import Gathered
-from dsdoctor.comm.control.test_run import time_used_up
+from dsdoctor.comm.control.test_run import unfinished
 from dsdoctor.comm.models import CommPhase, PhaseState
 from dsdoctor.comm.nodes.plan import Groups, Trial
 from dsdoctor.comm.results import ConnectOutcome, PhaseResult, SkippedStep, Stuck
@@ -218,11 +218,11 @@ def test_every_switch_is_named_once() -> None:
 
 
 def test_a_deadline_in_the_middle_of_work_is_no_hang() -> None:
-    order = RankOrder(number=1, kind=OrderKind.RUN, seconds=10.0)
+    order = RankOrder(number=1, phase=CommPhase.RIGHT, seconds=10.0)
     answers = tuple(RankAnswer(rank=rank, stuck=stuck(rank)) for rank in range(4))
     busy = Gathered(order=order, answers=answers, seconds=10.0, still=0.4)
 
-    (finding,) = time_used_up(busy, "the collectives")
+    (finding,) = unfinished(busy, "the collectives")
     quick = PhaseResult(phase=CommPhase.SPEED, state=PhaseState.OK, seconds=1.0, said="")
     slow = replace(quick, state=PhaseState.SLOW)
 

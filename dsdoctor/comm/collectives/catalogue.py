@@ -82,19 +82,12 @@ def steps(mode: Mode, group: RankGroup) -> tuple[ExchangeStep, ...]:
     here = [collective for collective in COLLECTIVES if group.world >= collective.least]
     if mode is Mode.QUICK:
         return tuple(_quick(here, group.world))
-    found = [
-        step
-        for collective in here
-        for dtype in collective.dtypes
-        for step in _sized(collective, dtype, ODD, group.world)
-    ]
-    found += [step for collective in here for step in _sized(collective, "float32", ONE, group.world)[-1:]]
-    found += [step for collective in here for step in _sized(collective, "float32", LARGE, group.world)[-1:]]
-    if mode is Mode.FULL:
-        others = [(collective, dtype) for collective in here for dtype in collective.dtypes if dtype != "float32"]
-        found += [step for collective, dtype in others for step in _sized(collective, dtype, ONE, group.world)[-1:]]
-        found += [step for collective, dtype in others for step in _sized(collective, dtype, LARGE, group.world)[-1:]]
-        found += [step for collective in here for step in _sized(collective, "float32", LARGEST, group.world)[-1:]]
+    found = [step for one in here for dtype in one.dtypes for step in _sized(one, dtype, ODD, group.world)]
+    plain = [(collective, "float32") for collective in here]
+    others = [(collective, dtype) for collective in here for dtype in collective.dtypes if dtype != "float32"]
+    more = [(plain, ONE), (plain, LARGE)]
+    more += [(others, ONE), (others, LARGE), (plain, LARGEST)] if mode is Mode.FULL else []
+    found += [_sized(one, dtype, total, group.world)[-1] for kinds, total in more for one, dtype in kinds]
     return tuple(found)
 
 

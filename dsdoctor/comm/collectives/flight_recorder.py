@@ -14,12 +14,11 @@ LARGEST = 8 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """The last collective that a rank began: its number in the group, its name, its first input's size, and whether it ended."""
+    """The last collective that a rank began: its number in the group, its name, and its first input's size."""
 
     sequence: int
     operation: str
     size: str
-    done: bool
 
 
 def flight_file(folder: str, pid: int) -> Path:
@@ -41,7 +40,7 @@ def last_begun(entries: list[Any]) -> Recorded | None:
     """The collective with the highest number of the group in which most was done last.
 
     >>> last_begun([{"collective_seq_id": 4, "profiling_name": "gloo:all_reduce", "input_sizes": [[8, 2]], "state": "scheduled"}])
-    Recorded(sequence=4, operation='all_reduce', size='8x2', done=False)
+    Recorded(sequence=4, operation='all_reduce', size='8x2')
     >>> last_begun([{"is_p2p": True}, "no entry"]) is None
     True
     """
@@ -60,5 +59,4 @@ def last_begun(entries: list[Any]) -> Recorded | None:
         sequence=int(last["collective_seq_id"]),
         operation=str(last.get("profiling_name", "")).rpartition(":")[2][:40],
         size="x".join(str(number) for number in first[:4]),
-        done=bool(last.get("retired")) or last.get("state") == "completed",
     )

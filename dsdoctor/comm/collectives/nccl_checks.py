@@ -1,7 +1,6 @@
 """What NCCL wrote during a test -> findings. Looks at nothing."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from dsdoctor.comm.collectives.nccl_log import NcclFacts
 from dsdoctor.comm.models import Claim
@@ -12,26 +11,12 @@ from dsdoctor.core.fix import step
 MOST_LINES = 8
 
 
-@dataclass(frozen=True, kw_only=True)
-class NcclOutput:
-    """What NCCL logged, and who the ranks are."""
-
-    facts: NcclFacts
-    claims: tuple[Claim, ...] = ()
-
-    @property
-    def hosts(self) -> tuple[str, ...]:
-        """The host of every rank."""
-        return by_rank(self.claims)
-
-
 def examine(facts: NcclFacts, claims: tuple[Claim, ...]) -> tuple[Finding, ...]:
     """Every finding about NCCL's log."""
-    output = NcclOutput(facts=facts, claims=claims)
-    return tuple(finding for check in CHECKS for finding in check(output))
+    return tuple(finding for check in CHECKS for finding in check(facts, claims))
 
 
-def nccl_init_incomplete(output: NcclOutput) -> Iterator[Finding]:
+def nccl_init_incomplete(facts: NcclFacts, claims: tuple[Claim, ...]) -> Iterator[Finding]:
     """A rank began NCCL's init and did not end it.
 
     Why it matters: it waits for another rank, or its network cannot reach the others. The rank to look for may be
@@ -44,18 +29,17 @@ def nccl_init_incomplete(output: NcclOutput) -> Iterator[Finding]:
 
     Since: 0.1
     """
-    facts = output.facts
     if facts.incomplete:
         yield Finding.error(
             "nccl-init-incomplete",
-            f"{named(facts.incomplete, output.hosts)} began NCCL's init of {facts.world} ranks and did not end it",
+            f"{named(facts.incomplete, by_rank(claims))} began NCCL's init of {facts.world} ranks and did not end it",
             evidence=(*(f"bootstrap over {name}" for name in facts.bootstrap[:2]), *facts.warnings[:MOST_LINES]),
             fix="see that NCCL takes the interface that joins the hosts, and that all ports are open on it",
             steps=(step("export NCCL_SOCKET_IFNAME=={interface}"), step("export NCCL_DEBUG=INFO")),
         )
 
 
-def nccl_network_is_socket(output: NcclOutput) -> Iterator[Finding]:
+def nccl_network_is_socket(facts: NcclFacts, claims: tuple[Claim, ...]) -> Iterator[Finding]:
     """The hosts have InfiniBand or RoCE with an active port, and NCCL uses TCP sockets.
 
     In containers libibverbs or /dev/infiniband is most often missing; or NCCL_IB_DISABLE was left set, or NCCL_IB_HCA
@@ -74,15 +58,15 @@ def nccl_network_is_socket(output: NcclOutput) -> Iterator[Finding]:
     """
     active = {
         f"{port.device} of {claim.host}"
-        for claim in output.claims
+        for claim in claims
         for port in (claim.local.fabric if claim.local else ())
         if port.state == "ACTIVE"
     }
-    if "Socket" in output.facts.networks and active and len(set(output.hosts)) > 1:
+    if "Socket" in facts.networks and active and len(set(by_rank(claims))) > 1:
         yield Finding.warning(
             "nccl-network-is-socket",
             f"NCCL uses TCP sockets, though {min(active)} is active",
-            evidence=output.facts.no_fabric or ("NCCL does not say why",),
+            evidence=facts.no_fabric or ("NCCL does not say why",),
             fix="give the container the devices and the library, and take NCCL_IB_DISABLE out",
             steps=(
                 step("ls /dev/infiniband"),
@@ -93,7 +77,7 @@ def nccl_network_is_socket(output: NcclOutput) -> Iterator[Finding]:
         )
 
 
-def nccl_p2p_off(output: NcclOutput) -> Iterator[Finding]:
+def nccl_p2p_off(facts: NcclFacts, claims: tuple[Claim, ...]) -> Iterator[Finding]:
     """GPUs of one host do not reach each other directly: NCCL goes through the processor's memory, or through a socket.
 
     Why it matters: that is right where the GPUs have no NVLink and are attached to different processors. Otherwise P2P
@@ -105,24 +89,24 @@ def nccl_p2p_off(output: NcclOutput) -> Iterator[Finding]:
 
     Since: 0.1
     """
-    hosts, slow = output.hosts, []
-    for edge, transport in output.facts.edges.items():
+    hosts, slow = by_rank(claims), []
+    for edge, transport in facts.edges.items():
         source, target = (int(rank) for rank in edge.split(" -> "))
         together = max(source, target) < len(hosts) and hosts[source] == hosts[target]
         if together and not transport.startswith(("P2P", "NVLS")):
             slow.append(f"{edge} via {transport}")
     if slow:
-        off = [f"{name}={value}" for name, value in output.facts.variables.items() if name.startswith("NCCL_P2P_")]
+        off = [f"{name}={value}" for name, value in facts.variables.items() if name.startswith("NCCL_P2P_")]
         yield (Finding.warning if off else Finding.note)(
             "nccl-p2p-off",
-            f"{len(slow)} of {len(output.facts.edges)} edges join GPUs of one host without P2P: {slow[0]}",
-            evidence=(*off, *output.facts.no_p2p[:2], *slow[:MOST_LINES]),
+            f"{len(slow)} of {len(facts.edges)} edges join GPUs of one host without P2P: {slow[0]}",
+            evidence=(*off, *facts.no_p2p[:2], *slow[:MOST_LINES]),
             fix="see what joins the GPUs, and whether the driver offers P2P",
             steps=(step("nvidia-smi topo -p2p r"),),
         )
 
 
-def nccl_direct_rdma_off(output: NcclOutput) -> Iterator[Finding]:
+def nccl_direct_rdma_off(facts: NcclFacts, _: tuple[Claim, ...]) -> Iterator[Finding]:
     """InfiniBand is used, and the network cards cannot read the GPUs' memory.
 
     Why it matters: all data takes a detour through the host's memory. Direct access needs the module nvidia_peermem, or
@@ -135,16 +119,16 @@ def nccl_direct_rdma_off(output: NcclOutput) -> Iterator[Finding]:
 
     Since: 0.1
     """
-    if output.facts.direct is False and output.facts.hcas:
+    if facts.direct is False and facts.hcas:
         yield Finding.warning(
             "nccl-direct-rdma-off",
-            f"GPU Direct RDMA is off for some of {', '.join(output.facts.hcas[:MOST_LINES])}",
+            f"GPU Direct RDMA is off for some of {', '.join(facts.hcas[:MOST_LINES])}",
             fix="load the module, and see how far card and GPU are apart",
             steps=(step("sudo modprobe nvidia_peermem"), step("nvidia-smi topo -m")),
         )
 
 
-def nccl_warned(output: NcclOutput) -> Iterator[Finding]:
+def nccl_warned(facts: NcclFacts, _: tuple[Claim, ...]) -> Iterator[Finding]:
     """NCCL wrote warnings during the test.
 
     Why it matters: they often name the cause of an error that other findings report.
@@ -155,7 +139,7 @@ def nccl_warned(output: NcclOutput) -> Iterator[Finding]:
 
     Since: 0.1
     """
-    lines = output.facts.warnings
+    lines = facts.warnings
     if lines:
         yield Finding.note(
             "nccl-warned",
@@ -164,7 +148,7 @@ def nccl_warned(output: NcclOutput) -> Iterator[Finding]:
         )
 
 
-CHECKS: tuple[Callable[[NcclOutput], Iterator[Finding]], ...] = (
+CHECKS: tuple[Callable[[NcclFacts, tuple[Claim, ...]], Iterator[Finding]], ...] = (
     nccl_init_incomplete,
     nccl_network_is_socket,
     nccl_p2p_off,

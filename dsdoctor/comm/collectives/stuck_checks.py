@@ -14,7 +14,7 @@ from dsdoctor.comm.mesh.matrix import Mesh
 from dsdoctor.comm.rank_names import named
 from dsdoctor.comm.results import Stuck
 from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import step
+from dsdoctor.core.fix import Step, step
 from dsdoctor.core.processes import LETTERS
 from dsdoctor.hosts.nodelist import in_words
 
@@ -193,10 +193,7 @@ def rank_raised(trouble: Trouble) -> Iterator[Finding]:
             f"{trouble.who(raised.rank)} raised an error in {raised.at}: {_line(raised.error)}",
             evidence=(*raised.stack[:4], *_others(trouble, {raised.rank})),
             fix="read the error; that rank's log holds the whole of it",
-            steps=(
-                step("python -m dsdoctor comm --quick --out comm-out"),
-                step("python -m dsdoctor diagnose {log}", log=f"comm-out/rank-{raised.rank:05d}.log"),
-            ),
+            steps=_to_log(raised.rank),
         )
 
 
@@ -297,11 +294,13 @@ def exchange_fails(trouble: Trouble) -> Iterator[Finding]:
         f"{trouble.who(first.rank)}: {first.at}: {_line(first.error)}",
         evidence=tuple(f"rank {stuck.rank} in {stuck.at}: {_line(stuck.error)}" for stuck in failed[1:5]),
         fix="the log of that rank holds the whole message",
-        steps=(
-            step("python -m dsdoctor comm --quick --out comm-out"),
-            step("python -m dsdoctor diagnose {log}", log=f"comm-out/rank-{first.rank:05d}.log"),
-        ),
+        steps=_to_log(first.rank),
     )
+
+
+def _to_log(rank: int) -> tuple[Step, ...]:
+    log = f"comm-out/rank-{rank:05d}.log"
+    return step("python -m dsdoctor comm --quick --out comm-out"), step("python -m dsdoctor diagnose {log}", log=log)
 
 
 def _frame(stuck: Stuck) -> str:

@@ -19,7 +19,7 @@ from dsdoctor.comm.control.test_run import TestRun
 from dsdoctor.comm.local.checks import too_little
 from dsdoctor.comm.rendezvous import absent_checks
 from dsdoctor.comm.rendezvous.absent_checks import Absent
-from dsdoctor.comm.rendezvous.notices import NoticeListener, send_notice
+from dsdoctor.comm.rendezvous.notices import Notice, NoticeListener, send_notice
 from dsdoctor.comm.rendezvous.store import Unreached, open_board
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import step
@@ -53,13 +53,13 @@ def control(briefing: Briefing, pipe: BinaryIO, shown: Callable[[], None]) -> No
         # a broken torch may raise anything; the reason becomes this rank's finding
         _cannot_come(briefing, torch_unusable(briefing, error), say)
         return
-    backend, has_nccl = briefing.backend, dist.is_nccl_available()
+    backend, has_nccl = briefing.settings.backend, dist.is_nccl_available()
     if backend == "auto":
         backend = "nccl" if briefing.local.gpus and has_nccl else "gloo"
     if backend == "nccl" and not has_nccl:
         _cannot_come(briefing, nccl_unavailable(briefing), say)
         return
-    fork_server = ForkServer(folder)
+    fork_server = ForkServer()
     say(News(at="reaching the store of rank 0"))
     board = open_board(briefing.rank, _arrival(briefing))
     if isinstance(board, Unreached):
@@ -76,13 +76,13 @@ def control(briefing: Briefing, pipe: BinaryIO, shown: Callable[[], None]) -> No
 
 def _cannot_come(briefing: Briefing, found: tuple[Finding, ...], say: Callable[[News], None]) -> None:
     """Say why this rank cannot come: to rank 0 first, for a launcher ends all ranks when one has ended."""
-    cause = too_little(briefing.rank, briefing.local, backend=briefing.backend) or found
+    cause = too_little(briefing.rank, briefing.local, backend=briefing.settings.backend) or found
     # the title begins with who it is, which rank 0 says by itself
     why = cause[0].title.partition(": ")[2]
     stay = briefing.began + briefing.settings.deadline - RESERVE - AFTER_NOTICE - time.monotonic()
-    if briefing.rank.rank and send_notice(
-        briefing.rank, briefing.local.hostname, why, seconds=_arrival(briefing), stay=max(stay, 0.0)
-    ):
+    rank = briefing.rank
+    notice = Notice(run=rank.run, rank=rank.rank, host=briefing.local.hostname, why=why)
+    if rank.rank and send_notice(rank.master, rank.port, notice, seconds=_arrival(briefing), stay=max(stay, 0.0)):
         time.sleep(AFTER_NOTICE)
     say(News(alone=found))
 
@@ -155,12 +155,7 @@ def _lead(member: Member, briefing: Briefing, notices: NoticeListener, shown: Ca
     report = lead(test_run)
     member.say(News(report=report))
     shown()
-    release(
-        member,
-        STATUS[report.state],
-        (test_run.conductor.orders if test_run.conductor else 0) + 1,
-        mute=len(test_run.mute),
-    )
+    release(member, STATUS[report.state], test_run.orders + 1, mute=len(test_run.mute))
 
 
 def _arrival(briefing: Briefing) -> float:

@@ -17,32 +17,28 @@ from dsdoctor.comm.rendezvous.board import Board
 ALL_RANKS = 1 << 24
 """Bytes of all ranks together: rank 0's store holds them in memory."""
 MOST_RANKS = 16
-NAMES = {"log": "log", "stack": "stack.txt", "flight": "flight.json", "nccl": "nccl.log"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """The ends of a rank's files, "" where there is none."""
+    """The ends of a rank's files, "" where there is none, by what the names of the files end in."""
 
     host: str
-    log: str = ""
-    stack: str = ""
-    flight: str = ""
-    nccl: str = ""
+    files: dict[str, str]
 
 
 def put_evidence(board: Board, rank: int, world: int, host: str, folder: str, process: int) -> None:
     """Write what this rank has to the board. ``process`` is its data process."""
     most, here = min(LARGEST, ALL_RANKS // world), Path(folder)
     nccl = next(iter(sorted(here.glob(f"nccl.*.{process}.log"))), here / "none")
-    evidence = Evidence(
-        host=host,
-        log=_end(here / f"rank-{rank:05d}.log", most),
-        stack=_end(here / f"stack-{process}.txt", most),
-        flight=_end(flight_file(folder, process), most),
-        nccl=_end(nccl, most),
-    )
-    board.put(f"evidence/{rank}", evidence)
+    files = {
+        "log": here / f"rank-{rank:05d}.log",
+        "stack.txt": here / f"stack-{process}.txt",
+        "flight.json": flight_file(folder, process),
+        "nccl.log": nccl,
+    }
+    ends = {ending: _end(path, most) for ending, path in files.items()}
+    board.put(f"evidence/{rank}", Evidence(host=host, files=ends))
 
 
 def take_evidence(board: Board, ranks: Iterable[int], folder: str, host: str) -> tuple[str, ...]:
@@ -59,7 +55,7 @@ def take_evidence(board: Board, ranks: Iterable[int], folder: str, host: str) ->
             continue
         if evidence.host == host and (Path(folder) / f"rank-{rank:05d}.log").exists():
             continue
-        texts = {f"rank-{rank:05d}.{ending}": getattr(evidence, field) for field, ending in NAMES.items()}
+        texts = {f"rank-{rank:05d}.{ending}": text for ending, text in evidence.files.items()}
         written += write_files(Path(folder), texts)
     return tuple(written)
 

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from dsdoctor.comm.collectives import nccl_checks, result_checks
 from dsdoctor.comm.collectives.nccl_log import parse_nccl_log
 from dsdoctor.comm.collectives.stuck_checks import supervisor_stopped
-from dsdoctor.comm.control.messages import OrderKind, Task
 from dsdoctor.comm.control.orders import Gathered
 from dsdoctor.comm.control.phases import Phase
 from dsdoctor.comm.control.test_run import LEAST, TestRun, results
@@ -36,7 +35,7 @@ def mesh(test_run: TestRun, phase: Phase) -> None:
         return
     if _no_time(test_run, phase):
         return
-    gathered = test_run.ask(OrderKind.MESH, seconds=min(MESH_SECONDS, test_run.left * 0.5))
+    gathered = test_run.ask(CommPhase.MESH, seconds=min(MESH_SECONDS, test_run.left * 0.5))
     # of a rank that failed meanwhile only that failure is reported
     test_run.reaches = tuple(
         reach
@@ -58,7 +57,7 @@ def right(test_run: TestRun, phase: Phase) -> None:
     """The collectives, with values."""
     if _no_time(test_run, phase):
         return
-    gathered = test_run.ask(OrderKind.RUN, task=Task.RIGHT, seconds=_most_of(test_run.left))
+    gathered = test_run.ask(CommPhase.RIGHT, seconds=_most_of(test_run.left))
     by_rank = results(gathered)
     notable = {rank: result.exchanges for rank, result in by_rank.items()}
     phase.findings = result_checks.examine(notable, test_run.hosts) + test_run.trouble(gathered, "the collectives")
@@ -109,9 +108,7 @@ def speed(test_run: TestRun, phase: Phase) -> None:
         phase.skipped = "a single rank has no other to send to"
     if phase.skipped or _no_time(test_run, phase):
         return
-    gathered = test_run.ask(
-        OrderKind.RUN, task=Task.SPEED, seconds=min(SPEED_SECONDS[test_run.settings.mode], test_run.left * 0.7)
-    )
+    gathered = test_run.ask(CommPhase.SPEED, seconds=min(SPEED_SECONDS[test_run.settings.mode], test_run.left * 0.7))
     ended = {rank: result.speeds for rank, result in results(gathered).items()}
     timed = (ended.get(answer.rank) or answer.speeds for answer in gathered.answers)
     test_run.timed = tuple(speeds for speeds in timed if speeds)
@@ -145,7 +142,7 @@ def deepspeed(test_run: TestRun, phase: Phase) -> None:
         phase.skipped = f"DeepSpeed is not installed on {named(without, test_run.hosts)}"
     if phase.skipped or _no_time(test_run, phase):
         return
-    gathered = test_run.ask(OrderKind.RUN, task=Task.DEEPSPEED, seconds=_most_of(test_run.left), patience=IMPORTING)
+    gathered = test_run.ask(CommPhase.DEEPSPEED, seconds=_most_of(test_run.left), patience=IMPORTING)
     by_rank = results(gathered)
     notable = {rank: result.exchanges for rank, result in by_rank.items()}
     phase.findings = result_checks.examine(notable, test_run.hosts)
@@ -180,32 +177,3 @@ def _no_time(test_run: TestRun, phase: Phase) -> bool:
     if test_run.left < LEAST:
         phase.skipped = f"no time is left of the deadline ({test_run.settings.deadline:g} s)"
     return phase.skipped is not None
-
-
-def deadline_too_short(test_run: TestRun) -> Iterator[Finding]:
-    """The deadline came before the ranks could be tested.
-
-    Why it matters: importing torch and meeting took all the time, so nothing is known of the collectives.
-
-    How to fix it: give it more time.
-
-        $ python -m dsdoctor comm --quick --deadline 60
-
-    Since: 0.1
-    """
-    if any(
-        phase.phase is CommPhase.RIGHT and phase.state is not PhaseState.SKIPPED for phase in test_run.phase_log.phases
-    ):
-        return
-    if not test_run.phase_log.broken:
-        yield Finding.error(
-            "deadline-too-short",
-            f"the deadline of {test_run.settings.deadline:g} s came before the collectives were tested",
-            evidence=tuple(
-                f"{phase.phase.value}: {phase.seconds:.1f} s"
-                for phase in test_run.phase_log.phases
-                if phase.seconds > 0.5
-            ),
-            fix="give it more time",
-            steps=(step("python -m dsdoctor comm --quick --deadline 60"),),
-        )

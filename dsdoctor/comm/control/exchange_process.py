@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,9 @@ from typing import Any
 import msgspec
 
 from dsdoctor.comm.collectives.flight_recorder import flight_file
-from dsdoctor.comm.control.messages import Do, ExchangeMessage, ExchangeResult, Join, Task
-from dsdoctor.comm.models import Mode, RankGroup
-from dsdoctor.comm.results import Speeds
+from dsdoctor.comm.control.messages import Do, ExchangeMessage, ExchangeResult, Join
+from dsdoctor.comm.models import CommPhase, RankGroup
+from dsdoctor.comm.results import Exchange, Speeds
 from dsdoctor.core.files import PRIVATE, open_new, write_bytes
 
 PRESET = {
@@ -54,7 +54,7 @@ def exchange(join: Join, channel: socket.socket) -> None:
             sender.tell(0, "joining the group")
             group = join_group(join)
             while (do := work.get()) is not None:
-                sender.say(ExchangeMessage(result=TASKS[do.task or Task.RIGHT](group, do, sender)))
+                sender.say(ExchangeMessage(result=TASKS[do.phase or CommPhase.RIGHT](group, do, sender)))
         except Exception as error:
             # a library may raise anything; its message is sent to rank 0, and the rank's log holds the whole of it
             traceback.print_exc()
@@ -111,7 +111,7 @@ def _listen(channel: socket.socket, work: "queue.Queue[Do | None]", folder: str)
     with channel.makefile("rb") as lines:
         for line in lines:
             do = msgspec.json.decode(line, type=Do)
-            if do.task is None:
+            if do.phase is None:
                 _dump_flight_recorder(folder)
             else:
                 work.put(do)
@@ -133,9 +133,7 @@ def _right(group: RankGroup, do: Do, sender: _MessageSender) -> ExchangeResult:
     from dsdoctor.comm.collectives.catalogue import steps
     from dsdoctor.comm.collectives.run import run_steps
 
-    exchanges = run_steps(group, steps(Mode(do.mode), group), sender, do.seconds * 0.8)
-    notable = tuple(exchanged for exchanged in exchanges if exchanged.wrong or exchanged.skipped)
-    return ExchangeResult(done=len(exchanges), exchanges=notable)
+    return _notable(run_steps(group, steps(do.mode, group), sender, do.seconds * 0.8))
 
 
 def _speed(group: RankGroup, do: Do, sender: _MessageSender) -> ExchangeResult:
@@ -147,7 +145,7 @@ def _speed(group: RankGroup, do: Do, sender: _MessageSender) -> ExchangeResult:
     pairs = time_pairs(group, sender.tell, do.seconds * 0.3)
     # who is late makes the rest slow, and shows already
     sender.say(ExchangeMessage(speeds=Speeds(rank=group.rank, timings=(), pairs=pairs, pace=own)))
-    timings = time_collectives(group, Mode(do.mode), sender.tell, do.seconds * 0.5)
+    timings = time_collectives(group, do.mode, sender.tell, do.seconds * 0.5)
     return ExchangeResult(done=len(timings), speeds=Speeds(rank=group.rank, timings=timings, pairs=pairs, pace=own))
 
 
@@ -161,16 +159,18 @@ def _nodes(group: RankGroup, _: Do, sender: _MessageSender) -> ExchangeResult:
 def _deepspeed(group: RankGroup, _: Do, sender: _MessageSender) -> ExchangeResult:
     from dsdoctor.comm.collectives.deepspeed import run_layer
 
-    exchanges = run_layer(group, sender)
-    return ExchangeResult(
-        done=len(exchanges),
-        exchanges=tuple(exchanged for exchanged in exchanges if exchanged.wrong or exchanged.skipped),
-    )
+    return _notable(run_layer(group, sender))
 
 
-TASKS: dict[Task, Callable[[RankGroup, Do, _MessageSender], ExchangeResult]] = {
-    Task.RIGHT: _right,
-    Task.NODES: _nodes,
-    Task.SPEED: _speed,
-    Task.DEEPSPEED: _deepspeed,
+def _notable(exchanges: Sequence[Exchange]) -> ExchangeResult:
+    """How many there were, and those that rank 0 has to know."""
+    found = tuple(exchanged for exchanged in exchanges if exchanged.wrong or exchanged.skipped)
+    return ExchangeResult(done=len(exchanges), exchanges=found)
+
+
+TASKS: dict[CommPhase, Callable[[RankGroup, Do, _MessageSender], ExchangeResult]] = {
+    CommPhase.RIGHT: _right,
+    CommPhase.NODES: _nodes,
+    CommPhase.SPEED: _speed,
+    CommPhase.DEEPSPEED: _deepspeed,
 }

@@ -8,7 +8,6 @@ import select
 import signal
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 
@@ -24,15 +23,16 @@ REAPING = 0.05
 class Data:
     """A data process as its control process sees it: ``step`` and ``at`` are from its last message."""
 
-    def __init__(self, pid: int, channel: socket.socket, folder: str, fork_server: "ForkServer") -> None:
-        self.pid, self.folder, self._channel, self._fork_server = pid, folder, channel, fork_server
+    def __init__(self, pid: int, join: Join, channel: socket.socket, fork_server: "ForkServer") -> None:
+        self.pid, self.group, self.folder = pid, join.prefix, join.folder
+        self._channel, self._fork_server = channel, fork_server
         self._rest = b""
         self.step, self.at = 0, "starting"
         self.left_out: tuple[SkippedStep, ...] = ()
 
     def do(self, work: Do) -> None:
         """Give it its next work. A process that is dead already is noticed by ``ended``."""
-        if work.task is not None:
+        if work.phase is not None:
             self.left_out = ()
         try:
             self._channel.sendall(msgspec.json.encode(work) + b"\n")
@@ -91,8 +91,7 @@ class Data:
 class ForkServer:
     """Made by a control process after it has imported torch and before it opens anything."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self) -> None:
         self._mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._endings: dict[int, int] = {}
         self.pid = fork(lambda: _serve(theirs, self._mine))
@@ -106,7 +105,7 @@ class ForkServer:
         while True:
             pid, status = self._receive()
             if status is None:
-                return Data(pid, mine, str(self._folder), self)
+                return Data(pid, join, mine, self)
 
     def ending(self, pid: int) -> str | None:
         """How a data process ended, None while it lives."""
@@ -136,7 +135,12 @@ def _serve(channel: socket.socket, other: socket.socket) -> None:
             if not message:
                 return
             join, given = msgspec.json.decode(message, type=Join), socket.socket(fileno=handles[0])
-            pid = fork(lambda join=join, given=given: _run_child(join, given, channel))  # type: ignore[misc]
+
+            def child(join: Join = join, given: socket.socket = given) -> None:
+                channel.close()
+                exchange(join, given)
+
+            pid = fork(child)
             given.close()
             alive.add(pid)
             channel.send(msgspec.json.encode((pid, None)))
@@ -145,8 +149,3 @@ def _serve(channel: socket.socket, other: socket.socket) -> None:
             if done:
                 alive.discard(pid)
                 channel.send(msgspec.json.encode((pid, status)))
-
-
-def _run_child(join: Join, given: socket.socket, channel: socket.socket) -> None:
-    channel.close()
-    exchange(join, given)

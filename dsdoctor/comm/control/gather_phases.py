@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dsdoctor.comm.control.messages import News, OrderKind
+from dsdoctor.comm.control.messages import News
 from dsdoctor.comm.control.phases import Phase
 from dsdoctor.comm.control.test_run import LEAST, TestRun
 from dsdoctor.comm.local import counters, fingerprint
@@ -72,9 +72,9 @@ def same(test_run: TestRun, phase: Phase) -> None:
 
 def count_again(test_run: TestRun) -> None:
     """Read every host's error counters once more, and put what rose into the phases that it concerns."""
-    if test_run.conductor is None or test_run.mute or test_run.left < LEAST:
+    if test_run.orders == 0 or test_run.mute or test_run.left < LEAST:
         return
-    gathered = test_run.ask(OrderKind.COUNT, seconds=COUNTING)
+    gathered = test_run.ask(CommPhase.LOCAL, seconds=COUNTING)
     before = {claim.rank: claim.local.counters for claim in test_run.claims if claim.local and claim.local_rank == 0}
     after = {answer.rank: answer.counters for answer in gathered.answers if answer.counters}
     rose = counters.rose(before, after, test_run.hosts)

@@ -1,17 +1,16 @@
-"""What a rank does for an order: the mesh in a thread, an exchange in a data process. Polled, so that it can be stopped."""
+"""What a rank does for an order: what is short in a thread, an exchange in a data process. Polled, so that it can be stopped."""
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
 
 from dsdoctor.comm.collectives.flight_recorder import flight_file, read_recorded
 from dsdoctor.comm.collectives.nccl_log import relevant_lines
-from dsdoctor.comm.control.fork_server import Data, ForkServer
-from dsdoctor.comm.control.messages import Do, ExchangeResult, Join, RankAnswer, RankOrder
-from dsdoctor.comm.mesh.mesh import reach_all
-from dsdoctor.comm.models import Claim, CommSettings
-from dsdoctor.comm.results import Reach, Speeds, Stuck
+from dsdoctor.comm.control.fork_server import Data
+from dsdoctor.comm.control.messages import Do, ExchangeResult, RankAnswer, RankOrder
+from dsdoctor.comm.models import CommSettings
+from dsdoctor.comm.results import Speeds, Stuck
 from dsdoctor.core.processes import state_of
 
 STACK_TIME = 0.3
@@ -19,59 +18,22 @@ TAIL = 5.0
 """Seconds a data process may take beyond its order before its own rank ends it."""
 
 
-class BackgroundJob(Protocol):
-    """Work that runs in the background."""
+class ThreadJob:
+    """Work in a thread, which is left to itself when it has to stop."""
 
-    @property
-    def step(self) -> int:
-        """The number of the exchange it is in."""
+    step = 0
+
+    def __init__(self, rank: int, work: Callable[[], RankAnswer]) -> None:
+        self._rank, self._answers = rank, list[RankAnswer]()
+        threading.Thread(target=lambda: self._answers.append(work()), daemon=True).start()
 
     def poll(self) -> RankAnswer | None:
         """The answer, once there is one."""
+        return self._answers[0] if self._answers else None
 
     def stop(self) -> RankAnswer:
-        """Stop it, and return how far it was."""
-
-
-class Done:
-    """An order that is done already."""
-
-    step = 0
-
-    def __init__(self, answer: RankAnswer) -> None:
-        self._answer = answer
-
-    def poll(self) -> RankAnswer:
-        """The answer."""
-        return self._answer
-
-    stop = poll
-
-
-class MeshJob:
-    """Connect to the other ranks over TCP."""
-
-    step = 0
-
-    def __init__(self, me: Claim, others: tuple[Claim, ...], token: str, seconds: float) -> None:
-        self._rank, self._began = me.rank, time.monotonic()
-        self._found: list[tuple[Reach, ...]] = []
-        work = threading.Thread(
-            target=lambda: self._found.append(reach_all(me, others, token, seconds=seconds)), daemon=True
-        )
-        work.start()
-
-    def poll(self) -> RankAnswer | None:
-        """What was reached, once all were tried."""
-        return self._answer() if self._found else None
-
-    def stop(self) -> RankAnswer:
-        """What was reached, if all were tried."""
-        return self._answer()
-
-    def _answer(self) -> RankAnswer:
-        found = self._found[0] if self._found else ()
-        return RankAnswer(rank=self._rank, reaches=found, seconds=time.monotonic() - self._began)
+        """The answer; an empty one where the work has not ended."""
+        return self.poll() or RankAnswer(rank=self._rank)
 
 
 class RunJob:
@@ -84,7 +46,7 @@ class RunJob:
         self._raised_in: tuple[str, ...] = ()
         self._result: ExchangeResult | None = None
         self._speeds: Speeds | None = None
-        data.do(Do(task=order.task, mode=settings.mode.value, seconds=order.seconds))
+        data.do(Do(phase=order.phase, mode=settings.mode, seconds=order.seconds))
 
     @property
     def step(self) -> int:
@@ -131,7 +93,6 @@ class RunJob:
             speeds=self._speeds,
             nccl=nccl,
             process=self._data.pid,
-            seconds=self._age(),
         )
 
     def _stuck(self, stack: tuple[str, ...], state: str = "") -> Stuck:
@@ -153,28 +114,4 @@ class RunJob:
         return time.monotonic() - self._began
 
 
-class KeptProcess:
-    """Keeps the data process of a rank from one order to the next, as long as the group stays the same."""
-
-    def __init__(self, fork_server: ForkServer) -> None:
-        self._fork_server = fork_server
-        self._data: Data | None = None
-        self._join: Join | None = None
-
-    def data(self, join: Join) -> Data:
-        """A data process in that group: the present one, or a new one."""
-        same = self._join is not None and _place(self._join) == _place(join)
-        if self._data is None or self._data.ended() or not same:
-            self.clear()
-            self._data, self._join = self._fork_server.start(join), join
-        return self._data
-
-    def clear(self) -> None:
-        """End the present data process."""
-        if self._data is not None:
-            self._data.kill()
-        self._data = self._join = None
-
-
-def _place(join: Join) -> tuple[object, ...]:
-    return join.prefix, join.world, tuple(sorted(join.variables.items()))
+Job = ThreadJob | RunJob

@@ -5,12 +5,13 @@ from collections.abc import Callable
 
 from dsdoctor.comm.control import exchange_phases, gather_phases, node_phases
 from dsdoctor.comm.control.phases import Phase
-from dsdoctor.comm.control.test_run import TestRun
+from dsdoctor.comm.control.test_run import TestRun, time_used_up
 from dsdoctor.comm.local.limit_checks import blamed, is_tiny
 from dsdoctor.comm.local.link_limits import limit
 from dsdoctor.comm.models import CommPhase, PhaseState
 from dsdoctor.comm.results import Report
 from dsdoctor.comm.verdict import ended, verdict
+from dsdoctor.core.finding import Finding
 
 Act = Callable[[TestRun, Phase], None]
 BEGINNINGS: tuple[tuple[CommPhase, Act], ...] = (
@@ -45,12 +46,23 @@ def lead(test_run: TestRun) -> Report:
             if phase is CommPhase.RIGHT and _unnamed(test_run):
                 _write(test_run, CommPhase.ISOLATE, node_phases.search)
     gather_phases.count_again(test_run)
-    test_run.phase_log.add_to(CommPhase.RIGHT, tuple(exchange_phases.deadline_too_short(test_run)))
+    test_run.phase_log.add_to(CommPhase.RIGHT, _untested(test_run))
     if test_run.phase_log.broken and any(
         claim.local and is_tiny(claim.local, claim.world, claim.backend) for claim in test_run.claims
     ):
         test_run.phase_log.change(CommPhase.LOCAL, blamed)
     return report(test_run)
+
+
+def _untested(test_run: TestRun) -> tuple[Finding, ...]:
+    """That the deadline came before the collectives could be tested: then nothing is known of them."""
+    phases = test_run.phase_log.phases
+    tried = any(phase.phase is CommPhase.RIGHT and phase.state is not PhaseState.SKIPPED for phase in phases)
+    if tried or test_run.phase_log.broken:
+        return ()
+    title = f"the deadline of {test_run.settings.deadline:g} s came before the collectives were tested"
+    spent = tuple(f"{phase.phase.value}: {phase.seconds:.1f} s" for phase in phases if phase.seconds > 0.5)
+    return tuple(time_used_up(title, grave=True, evidence=spent))
 
 
 def report(test_run: TestRun) -> Report:

@@ -10,12 +10,12 @@ from pathlib import Path
 import msgspec
 
 from dsdoctor.comm.control.evidence import put_evidence
-from dsdoctor.comm.control.fork_server import ForkServer
-from dsdoctor.comm.control.jobs import BackgroundJob, Done, KeptProcess, MeshJob, RunJob
-from dsdoctor.comm.control.messages import Briefing, Join, News, OrderKind, RankAnswer, RankOrder, Task
+from dsdoctor.comm.control.fork_server import Data, ForkServer
+from dsdoctor.comm.control.jobs import Job, RunJob, ThreadJob
+from dsdoctor.comm.control.messages import Briefing, Join, News, RankAnswer, RankOrder
 from dsdoctor.comm.local.counters import read_counters
 from dsdoctor.comm.local.fingerprint import fingerprint, versions_here
-from dsdoctor.comm.mesh.mesh import MeshListener, peers
+from dsdoctor.comm.mesh.mesh import MeshListener, peers, reach_all
 from dsdoctor.comm.models import Claim, CommPhase
 from dsdoctor.comm.rendezvous.board import Board
 from dsdoctor.core.files import write_bytes
@@ -37,7 +37,8 @@ class Member:
         self.briefing, self.board, self.say = briefing, board, say
         self.rank, self.backend = briefing.rank.rank, backend
         self.world = briefing.rank.world
-        self._kept = KeptProcess(fork_server)
+        self._fork_server = fork_server
+        self._data: Data | None = None
         self._listeners = _listeners(briefing)
         self.claim = _claim(briefing, self._listeners, backend)
         for listener in self._listeners:
@@ -55,29 +56,27 @@ class Member:
         """Do what rank 0 orders until its last order; the exit status it gave, or None where no order came in time."""
         number = 1
         while (order := self._await(number, until)) is not None:
-            if order.kind is OrderKind.END:
+            if order.status is not None:
                 self.board.log("ends").write(self.rank)
-                self._kept.clear()
+                self.clear()
                 self._wait_for_rank_zero(order.status)
                 return order.status
-            self.say(News(at=_phase(order).value))
+            self.say(News(at=order.phase.value))
             self.post(order, self._work(order))
             number += 1
-        self._kept.clear()
+        self.clear()
         return None
 
-    def begin(self, order: RankOrder) -> BackgroundJob:
+    def begin(self, order: RankOrder) -> Job:
         """Start the work of an order."""
-        if order.kind is OrderKind.MESH:
-            others = tuple(self.board.get(f"at/{rank}", Claim) for rank in peers(self.rank, self.world))
-            return MeshJob(self.claim, others, self.board.prefix, order.seconds)
-        if order.kind is OrderKind.COUNT:
-            counters = read_counters(LocalHost()) if self.claim.local_rank == 0 else {}
-            return Done(RankAnswer(rank=self.rank, counters=counters))
+        if order.phase is CommPhase.MESH:
+            return ThreadJob(self.rank, lambda: self._mesh(order.seconds))
+        if order.phase is CommPhase.LOCAL:
+            return ThreadJob(self.rank, self._count)
         group = next((group for group in order.groups if self.rank in group), ()) if order.groups else range(self.world)
         if len(group) < (1 if not order.groups else 2):
-            return Done(RankAnswer(rank=self.rank))
-        return RunJob(self.rank, self._kept.data(self._join(order, tuple(group))), order, self.briefing.settings)
+            return ThreadJob(self.rank, lambda: RankAnswer(rank=self.rank))
+        return RunJob(self.rank, self._process(self._join(order, tuple(group))), order, self.briefing.settings)
 
     def post(self, order: RankOrder, answer: RankAnswer) -> None:
         """Write an answer to rank 0, and to this rank's own file."""
@@ -90,7 +89,24 @@ class Member:
 
     def clear(self) -> None:
         """End what is still running."""
-        self._kept.clear()
+        if self._data is not None:
+            self._data.kill()
+        self._data = None
+
+    def _process(self, join: Join) -> Data:
+        """The data process that is in the group already, or a new one."""
+        if self._data is None or self._data.group != join.prefix or self._data.ended():
+            self.clear()
+            self._data = self._fork_server.start(join)
+        return self._data
+
+    def _mesh(self, seconds: float) -> RankAnswer:
+        others = tuple(self.board.get(f"at/{rank}", Claim) for rank in peers(self.rank, self.world))
+        return RankAnswer(rank=self.rank, reaches=reach_all(self.claim, others, self.board.prefix, seconds=seconds))
+
+    def _count(self) -> RankAnswer:
+        counters = read_counters(LocalHost()) if self.claim.local_rank == 0 else {}
+        return RankAnswer(rank=self.rank, counters=counters)
 
     def _await(self, number: int, until: float) -> RankOrder | None:
         while not self.board.has(f"order/{number}"):
@@ -144,17 +160,6 @@ class Member:
         """Write this rank's own file; it is replaced whole."""
         path = Path(self.briefing.folder) / f"rank-{self.rank:05d}.json"
         write_bytes(path, msgspec.json.encode({"schema": "dsdoctor/1", "claim": self.claim, "answers": self._answers}))
-
-
-def _phase(order: RankOrder) -> CommPhase:
-    """The phase that an order belongs to."""
-    tasks = {
-        Task.RIGHT: CommPhase.RIGHT,
-        Task.NODES: CommPhase.NODES,
-        Task.SPEED: CommPhase.SPEED,
-        Task.DEEPSPEED: CommPhase.DEEPSPEED,
-    }
-    return tasks[order.task] if order.kind is OrderKind.RUN else CommPhase.MESH
 
 
 def _listeners(briefing: Briefing) -> list[MeshListener]:

@@ -1,45 +1,29 @@
 """The messages between the processes of a test: rank 0's orders, the ranks' answers, the data process's messages. Data only."""
 
-import enum
 from dataclasses import dataclass, field
 
-from dsdoctor.comm.models import CommSettings, Local, Rank
+from dsdoctor.comm.models import CommPhase, CommSettings, Local, Mode, Rank
 from dsdoctor.comm.results import Exchange, PhaseResult, Reach, Report, SkippedStep, Speeds, Stuck
 from dsdoctor.core.finding import Finding
 
-
-class OrderKind(enum.Enum):
-    """What rank 0 orders: a mesh, an exchange in a data process, another reading of the host's counters, or the end."""
-
-    MESH = "mesh"
-    RUN = "run"
-    COUNT = "count"
-    END = "end"
-
-
-class Task(enum.Enum):
-    """What a data process exchanges."""
-
-    RIGHT = "right"
-    NODES = "nodes"
-    SPEED = "speed"
-    DEEPSPEED = "deepspeed"
+EXCHANGES = frozenset({CommPhase.RIGHT, CommPhase.NODES, CommPhase.SPEED, CommPhase.DEEPSPEED})
+"""The phases whose orders are done in a data process."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankOrder:
-    """Rank 0's order to all ranks. ``groups`` are disjoint sets of ranks that exchange among themselves (empty: all together);
+    """Rank 0's order to all ranks: the work of a phase (of LOCAL: to read the host's counters again), or the end, with the exit
+    ``status``. ``groups`` are disjoint sets of ranks that exchange among themselves (empty: all together);
     ``variables`` are added to the data process's environment; ``seconds`` limit the work on every rank. ``group`` is the number of
     the order for which the ranks joined the group that it is done in: a rank that is in another one joins anew."""
 
     number: int
     group: int = 0
-    kind: OrderKind
+    phase: CommPhase
     seconds: float = 0.0
-    task: Task = Task.RIGHT
     groups: tuple[tuple[int, ...], ...] = ()
     variables: dict[str, str] = field(default_factory=dict)
-    status: int = 0
+    status: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +52,6 @@ class RankAnswer:
     counters: dict[str, int] = field(default_factory=dict)
     supervisor: str = ""
     process: int = 0
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,10 +73,10 @@ class Join:
 
 @dataclass(frozen=True, kw_only=True)
 class Do:
-    """What a data process is to do next; ``task`` None: write what the flight recorder holds to a file."""
+    """What a data process is to do next; ``phase`` None: write what the flight recorder holds to a file."""
 
-    task: Task | None = None
-    mode: str = "quick"
+    phase: CommPhase | None = None
+    mode: Mode = Mode.QUICK
     seconds: float = 30.0
 
 
@@ -118,7 +101,6 @@ class Briefing:
     rank: Rank
     settings: CommSettings
     local: Local
-    backend: str
     folder: str
     began: float
 

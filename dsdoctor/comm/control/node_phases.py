@@ -3,12 +3,11 @@
 import time
 
 from dsdoctor.comm.collectives import isolate
-from dsdoctor.comm.control.messages import OrderKind, Task
 from dsdoctor.comm.control.orders import Gathered
 from dsdoctor.comm.control.phases import Phase
 from dsdoctor.comm.control.test_run import LEAST, TestRun, results
 from dsdoctor.comm.local.link_limits import limit
-from dsdoctor.comm.models import Mode
+from dsdoctor.comm.models import CommPhase, Mode
 from dsdoctor.comm.nodes import node_speed
 from dsdoctor.comm.nodes.plan import Groups, Part, Trial, play
 
@@ -33,7 +32,7 @@ def nodes(test_run: TestRun, phase: Phase) -> None:
         left = until - time.monotonic()
         if left < LEAST or phase.findings:
             return None
-        gathered = _in_groups(test_run, groups, Task.NODES, min(ROUND_SECONDS, left))
+        gathered = _in_groups(test_run, groups, CommPhase.NODES, min(ROUND_SECONDS, left))
         phase.findings = test_run.trouble(gathered, "the test of nodes")
         if phase.findings:
             return None
@@ -51,9 +50,9 @@ def nodes(test_run: TestRun, phase: Phase) -> None:
         phase.skipped = "no time is left for it"
 
 
-def _in_groups(test_run: TestRun, groups: Groups, task: Task, seconds: float) -> Gathered:
+def _in_groups(test_run: TestRun, groups: Groups, phase: CommPhase, seconds: float) -> Gathered:
     flat = tuple(tuple(sorted(rank for part in group for rank in part)) for group in groups)
-    return test_run.ask(OrderKind.RUN, task=task, groups=flat, seconds=seconds)
+    return test_run.ask(phase, groups=flat, seconds=seconds)
 
 
 def _figures(groups: Groups, gathered: Gathered) -> dict[tuple[Part, ...], float]:
@@ -77,7 +76,7 @@ def search(test_run: TestRun, phase: Phase) -> None:
     def in_groups(what: str, groups: Groups) -> Trial | None:
         if test_run.left < LEAST:
             return None
-        bad = _bad(_in_groups(test_run, groups, Task.RIGHT, min(TRIAL_SECONDS, test_run.left - 1)))
+        bad = _bad(_in_groups(test_run, groups, CommPhase.RIGHT, min(TRIAL_SECONDS, test_run.left - 1)))
         failed = tuple(group for group in groups if any(rank in bad for part in group for rank in part))
         return Trial(what=what, groups=groups, failed=failed)
 
@@ -86,7 +85,7 @@ def search(test_run: TestRun, phase: Phase) -> None:
             return None
         everyone = (tuple(range(test_run.me.world)),)
         seconds, variables = min(TRIAL_SECONDS, test_run.left - 1), {switch.variable: switch.value}
-        return not _bad(test_run.ask(OrderKind.RUN, groups=everyone, variables=variables, seconds=seconds))
+        return not _bad(test_run.ask(CommPhase.RIGHT, groups=everyone, variables=variables, seconds=seconds))
 
     found = isolate.isolate(test_run.claims, test_run.member.backend, with_switch, in_groups)
     phase.findings = tuple(finding for check in isolate.CHECKS for finding in check(found))

@@ -4,12 +4,12 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from dsdoctor.comm.control.member import Member
-from dsdoctor.comm.control.messages import OrderKind, RankAnswer, RankOrder
+from dsdoctor.comm.control.messages import RankAnswer, RankOrder
 from dsdoctor.comm.mesh.mesh import reach
-from dsdoctor.comm.models import Claim
+from dsdoctor.comm.models import Claim, CommPhase
 from dsdoctor.comm.results import ConnectOutcome
 
 MOVING = 3.0
@@ -48,67 +48,43 @@ class Gathered:
         return not self.silent and not any(answer.stuck for answer in self.answers)
 
 
-def group_of(number: int, order: RankOrder, *, before: int, together: bool) -> int:
-    """The group in which an order is done: the one of ``before``, or a new one where smaller groups are asked for, or where not all
-    ranks are ``together`` in it any more. Whoever joined the old one anew would find the addresses of processes that have ended.
+def gather(member: Member, claims: Sequence[Claim], order: RankOrder, *, patience: float) -> Gathered:
+    """Give an order to all and gather. Ends it when a rank has a problem, when rank 0's own work made no progress for
+    ``patience`` seconds, or when its time is up."""
+    began = time.monotonic()
+    member.board.put(f"order/{order.number}", order)
+    watch = _Watch(order, member, math.inf if order.groups else patience)
+    while not watch.over():
+        time.sleep(member.pace)
+    if not watch.complete:
+        member.board.put(f"stop/{order.number}", True)
+        watch.final_answers(FINAL_SECONDS)
+    silent = _call(member, claims, watch.missing)
+    now = time.monotonic()
+    return Gathered(
+        order=order,
+        answers=tuple(watch.answers.values()),
+        silent=silent,
+        seconds=now - began,
+        still=now - watch.moved,
+    )
 
-    >>> order = RankOrder(number=3, kind=OrderKind.RUN)
-    >>> group_of(3, order, before=1, together=True), group_of(3, order, before=1, together=False)
-    (1, 3)
-    """
-    return number if order.kind is OrderKind.RUN and (order.groups or not together) else before
 
+def _call(member: Member, claims: Sequence[Claim], ranks: Sequence[int]) -> dict[int, ConnectOutcome]:
+    """Connect to the ranks that did not answer."""
+    by_rank = {claim.rank: claim for claim in claims}
 
-class Conductor:
-    """Gives numbered orders to the ranks that came."""
+    def outcome(rank: int) -> ConnectOutcome:
+        return reach(member.claim, by_rank[rank], member.board.prefix, size=0, timeout=CALL_TIMEOUT).outcome
 
-    def __init__(self, member: Member, claims: Sequence[Claim]) -> None:
-        self._member, self._claims = member, claims
-        self.orders = 0
-        self._group, self._together = 0, True
-
-    def ask(self, order: RankOrder, *, patience: float) -> Gathered:
-        """Give an order to all and gather. Ends it when a rank has a problem, when rank 0's own work made no progress for
-        ``patience`` seconds, or when its time is up."""
-        self.orders += 1
-        self._group = group_of(self.orders, order, before=self._group, together=self._together)
-        order = replace(order, number=self.orders, group=self._group)
-        member, began = self._member, time.monotonic()
-        member.board.put(f"order/{order.number}", order)
-        watch = _Watch(order, member, math.inf if order.groups else patience)
-        while not watch.over():
-            time.sleep(member.pace)
-        if not watch.complete:
-            member.board.put(f"stop/{order.number}", True)
-            watch.final_answers(FINAL_SECONDS)
-        silent = self._call(watch.missing)
-        now = time.monotonic()
-        gathered = Gathered(
-            order=order,
-            answers=tuple(watch.answers.values()),
-            silent=silent,
-            seconds=now - began,
-            still=now - watch.moved,
-        )
-        self._together = gathered.well if order.kind is OrderKind.RUN else self._together
-        return gathered
-
-    def _call(self, ranks: Sequence[int]) -> dict[int, ConnectOutcome]:
-        """Connect to the ranks that did not answer."""
-        by_rank = {claim.rank: claim for claim in self._claims}
-        me, token = self._member.claim, self._member.board.prefix
-
-        def outcome(rank: int) -> ConnectOutcome:
-            return reach(me, by_rank[rank], token, size=0, timeout=CALL_TIMEOUT).outcome
-
-        with ThreadPoolExecutor(CALLERS) as pool:
-            return dict(zip(ranks, pool.map(outcome, ranks), strict=True))
+    with ThreadPoolExecutor(CALLERS) as pool:
+        return dict(zip(ranks, pool.map(outcome, ranks), strict=True))
 
 
 def release(member: Member, status: int, number: int, *, mute: int) -> None:
     """Send the last order, and wait a moment until the others have read it, because the store ends with this process. ``mute``
     ranks are known not to answer any more."""
-    member.board.put(f"order/{number}", RankOrder(number=number, kind=OrderKind.END, status=status))
+    member.board.put(f"order/{number}", RankOrder(number=number, phase=CommPhase.RENDEZVOUS, status=status))
     others = max(member.board.log("claims").count() - 1 - mute, 0)
     log, gone, until = member.board.log("ends"), 0, time.monotonic() + FINAL_SECONDS
     while gone < others and time.monotonic() < until:

@@ -64,9 +64,7 @@ def supervise(rank: Rank, settings: CommSettings, screen: Screen, *, began: floa
     """Run this rank's part to its end. Raises KeyboardInterrupt, and what ``screen`` raises, after everything was ended."""
     local = look_local(LocalHost(), rank, settings.backend)
     with _folder(settings) as (folder, keep):
-        briefing = Briefing(
-            rank=rank, settings=settings, local=local, backend=settings.backend, folder=folder, began=began
-        )
+        briefing = Briefing(rank=rank, settings=settings, local=local, folder=folder, began=began)
         reader = _MessageReader(briefing)
         try:
             outcome = _follow_control(reader, briefing, screen)
@@ -81,7 +79,7 @@ def supervise(rank: Rank, settings: CommSettings, screen: Screen, *, began: floa
 
 def _because_of_limits(briefing: Briefing, alone: tuple[Finding, ...]) -> tuple[Finding, ...]:
     """What a rank found by itself; where its limits leave it hardly anything they are the cause, and that was their effect."""
-    limits = too_little(briefing.rank, briefing.local, backend=briefing.backend) if alone else ()
+    limits = too_little(briefing.rank, briefing.local, backend=briefing.settings.backend) if alone else ()
     if not limits:
         return alone
     effect = (f"seen of it: {alone[0].title}", *alone[0].evidence[-2:])

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from dsdoctor.comm.collectives import stuck_checks
@@ -11,10 +11,10 @@ from dsdoctor.comm.collectives.nccl_log import NcclFacts
 from dsdoctor.comm.collectives.trouble import STOPPED, Trouble
 from dsdoctor.comm.control.evidence import take_evidence
 from dsdoctor.comm.control.member import Member
-from dsdoctor.comm.control.messages import ExchangeResult, OrderKind, RankOrder, Task
-from dsdoctor.comm.control.orders import Conductor, Gathered
+from dsdoctor.comm.control.messages import EXCHANGES, ExchangeResult, RankOrder
+from dsdoctor.comm.control.orders import Gathered, gather
 from dsdoctor.comm.control.phases import PhaseLog
-from dsdoctor.comm.models import Claim, CommSettings, Mode, Rank
+from dsdoctor.comm.models import Claim, CommPhase, CommSettings, Mode, Rank
 from dsdoctor.comm.rendezvous.notices import NoticeListener
 from dsdoctor.comm.results import ConnectOutcome, PairTime, Reach, Speed, Speeds, Stuck
 from dsdoctor.core.finding import Finding
@@ -29,7 +29,8 @@ LEAST = 2.0
 
 @dataclass(kw_only=True)
 class TestRun:
-    """One test. ``end`` (time.monotonic) is the moment at which the report must be made. ``slow``: the ranks of slow nodes."""
+    """One test. ``end`` (time.monotonic) is the moment at which the report must be made. ``slow``: the ranks of slow nodes.
+    ``group`` is the number of the order for which the ranks joined their group, ``together`` whether all are in it."""
 
     member: Member
     notices: NoticeListener
@@ -47,7 +48,9 @@ class TestRun:
     slow: tuple[int, ...] = ()
     nccl: NcclFacts | None = None
     mute: set[int] = field(default_factory=set)
-    conductor: Conductor | None = field(default=None)
+    orders: int = 0
+    group: int = 0
+    together: bool = True
 
     @property
     def me(self) -> Rank:
@@ -73,21 +76,31 @@ class TestRun:
 
     def ask(
         self,
-        kind: OrderKind,
+        phase: CommPhase,
         *,
         seconds: float,
-        task: Task = Task.RIGHT,
         groups: tuple[tuple[int, ...], ...] = (),
         variables: dict[str, str] | None = None,
         patience: float | None = None,
     ) -> Gathered:
-        """Give an order to every rank and gather the answers."""
-        if self.conductor is None:
-            self.conductor = Conductor(self.member, self.claims)
+        """Give an order to every rank and gather the answers. Smaller groups, or ranks of which not all are together in the group
+        any more, join a new one: who joined the old one anew would find the addresses of processes that have ended."""
+        self.orders += 1
+        exchanges = phase in EXCHANGES
+        if exchanges and (groups or not self.together):
+            self.group = self.orders
         if patience is None:
-            patience = PATIENCE[self.settings.mode] if kind is OrderKind.RUN else math.inf
-        order = RankOrder(number=0, kind=kind, seconds=seconds, task=task, groups=groups, variables=variables or {})
-        gathered = self.conductor.ask(order, patience=patience)
+            patience = PATIENCE[self.settings.mode] if exchanges else math.inf
+        order = RankOrder(
+            number=self.orders,
+            group=self.group,
+            phase=phase,
+            seconds=seconds,
+            groups=groups,
+            variables=variables or {},
+        )
+        gathered = gather(self.member, self.claims, order, patience=patience)
+        self.together = gathered.well if exchanges else self.together
         self.exchanges += sum(answer.result.done for answer in gathered.answers if answer.result)
         return gathered
 
@@ -110,7 +123,7 @@ class TestRun:
         self.stuck += stuck + tuple(_vanished(rank, how, what) for rank, how in gathered.silent.items())
         self._keep(stuck)
         if gathered.moving:
-            return tuple(time_used_up(gathered, what))
+            return tuple(unfinished(gathered, what))
         trouble = Trouble(
             what=what,
             claims=self.claims,
@@ -121,16 +134,23 @@ class TestRun:
             backend=self.member.backend,
         )
         if not (trouble.dead or trouble.stopped or trouble.cut) and self.left > 2:
-            again = self.ask(OrderKind.MESH, seconds=min(AGAIN_SECONDS, self.left - 1))
+            again = self.ask(CommPhase.MESH, seconds=min(AGAIN_SECONDS, self.left - 1))
             trouble = replace(trouble, reaches=tuple(reach for answer in again.answers for reach in answer.reaches))
         return tuple(finding for check in stuck_checks.CHECKS for finding in check(trouble))
 
 
-def time_used_up(gathered: Gathered, what: str) -> Iterator[Finding]:
-    """The time was up while the ranks still exchanged.
+def unfinished(gathered: Gathered, what: str) -> Iterator[Finding]:
+    """An order that only lacked time."""
+    at = next((answer.stuck.at for answer in gathered.answers if answer.stuck), "the last one")
+    title = f"the deadline left {gathered.order.seconds:.0f} s for {what}, and the ranks were still at work, in {at}"
+    yield from time_used_up(title, grave=gathered.order.phase not in {CommPhase.NODES, CommPhase.SPEED})
 
-    Why it matters: nothing hung: the work takes longer here than the deadline leaves. A slow link does that, or few
-    processors for many ranks. What was not exchanged is not tested.
+
+def time_used_up(title: str, *, grave: bool, evidence: Iterable[str] = ()) -> Iterator[Finding]:
+    """The time was up while the ranks still exchanged, or before they could.
+
+    Why it matters: nothing hung: the work takes longer here than the deadline leaves. A slow link does that, few processors
+    for many ranks, or an import of torch that takes long. What was not exchanged is not tested.
 
     How to fix it: give it more time.
 
@@ -138,10 +158,10 @@ def time_used_up(gathered: Gathered, what: str) -> Iterator[Finding]:
 
     Since: 0.1
     """
-    at = next((answer.stuck.at for answer in gathered.answers if answer.stuck), "the last one")
-    yield (Finding.warning if gathered.order.task in {Task.NODES, Task.SPEED} else Finding.error)(
+    yield (Finding.error if grave else Finding.warning)(
         "time-used-up",
-        f"the deadline left {gathered.order.seconds:.0f} s for {what}, and the ranks were still at work, in {at}",
+        title,
+        evidence=evidence,
         fix="give it more time with --deadline",
         steps=(step("python -m dsdoctor comm --deadline 600"),),
     )

@@ -1,24 +1,14 @@
-"""How many ranks, and where -> the command and the variables of each. Starts nothing."""
+"""How many ranks, and where -> the orders of the hosts, and the variables of each rank. Starts nothing."""
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from dsdoctor.comm.preflight.facts import SSH as ASKING
 from dsdoctor.core.rank_variables import TORCHRUN
 from dsdoctor.hosts.hostfile import Slots
 
-MODULE = "dsdoctor.comm"
 SSH = ("-T", *ASKING, "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Started:
-    """One rank that is to be started here: ``argv``, and the variables to be added to this process's."""
-
-    rank: int
-    argv: tuple[str, ...]
-    environment: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,13 +28,24 @@ class HostOrder:
     hosts: str = ""
     arguments: tuple[str, ...] = ()
 
+    @property
+    def ranks(self) -> range:
+        """Their numbers."""
+        return range(self.first, self.first + self.count)
 
-def local_ranks(order: HostOrder, *, python: str) -> tuple[Started, ...]:
-    """The ranks of an order, on this machine."""
-    return tuple(
-        Started(rank=order.first + local, argv=(python, "-m", MODULE, *order.arguments), environment=_who(order, local))
-        for local in range(order.count)
-    )
+
+def variables_of(order: HostOrder, rank: int) -> dict[str, str]:
+    """What tells a rank of an order who it is: ``rank_of`` reads it."""
+    return {
+        TORCHRUN.rank: str(rank),
+        TORCHRUN.world: str(order.world),
+        TORCHRUN.local_rank: str(rank - order.first),
+        TORCHRUN.local_world: str(order.count),
+        "MASTER_ADDR": order.master,
+        "MASTER_PORT": str(order.port),
+        "DSDOCTOR_COMM_RUN": order.token,
+        **({"DSDOCTOR_COMM_HOSTS": order.hosts} if order.hosts else {}),
+    }
 
 
 def host_orders(
@@ -73,17 +74,3 @@ def remote_command(argv: Sequence[str], folder: str, variables: Mapping[str, str
     """One command for any login shell: ``argv`` in ``folder`` with ``variables``."""
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
     return "exec sh -c " + shlex.quote(f"cd {shlex.quote(folder)} || exit\n{exports}exec {shlex.join(argv)}\n")
-
-
-def _who(order: HostOrder, local: int) -> dict[str, str]:
-    """What ``rank_of`` reads."""
-    return {
-        TORCHRUN.rank: str(order.first + local),
-        TORCHRUN.world: str(order.world),
-        TORCHRUN.local_rank: str(local),
-        TORCHRUN.local_world: str(order.count),
-        "MASTER_ADDR": order.master,
-        "MASTER_PORT": str(order.port),
-        "DSDOCTOR_COMM_RUN": order.token,
-        **({"DSDOCTOR_COMM_HOSTS": order.hosts} if order.hosts else {}),
-    }

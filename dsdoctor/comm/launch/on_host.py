@@ -8,10 +8,8 @@ import contextlib
 import os
 import select
 import signal
-import socket
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +17,9 @@ from typing import NoReturn
 
 import msgspec
 
-from dsdoctor.comm.launch.commands import HostOrder, local_ranks
+from dsdoctor.comm.launch.commands import HostOrder
 from dsdoctor.comm.launch.evidence_files import FOLDER, LARGEST
-from dsdoctor.comm.launch.start import LOOK, Absences, LocalRanks, RankEnded
+from dsdoctor.comm.launch.start import Endings, LocalRanks, RankEnded
 
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
@@ -52,25 +50,17 @@ def main(arguments: Sequence[str]) -> int:
         signal.signal(number, _leave)
     order = msgspec.json.decode(arguments[0], type=HostOrder)
     with tempfile.TemporaryDirectory(prefix="dsdoctor-comm-") as folder:
-        started = LocalRanks(local_ranks(order, python=sys.executable), os.environ, Path(folder))
+        endings, started = Endings(order), LocalRanks(order, os.environ, Path(folder))
+
+        def hear(ended: RankEnded) -> None:
+            _tell(started, ended)
+            endings.add(ended)
+
         try:
-            _follow(order, started)
+            started.follow(hear, lambda: _closed() or endings.over())
         finally:
             started.end()
     return 0
-
-
-def _follow(order: HostOrder, started: LocalRanks) -> None:
-    """Tell what becomes of the ranks, until all have ended, the time is up, or nobody listens any more."""
-    absences = Absences(order)
-    until = time.monotonic() + order.seconds
-    while started.running() and time.monotonic() < until and not _closed():
-        for ended in started.newly_ended():
-            _tell(started, ended)
-            absences.add(ended, socket.gethostname())
-        absences.send()
-    for ended in started.newly_ended():
-        _tell(started, ended)
 
 
 def _tell(started: LocalRanks, ended: RankEnded) -> None:
@@ -96,8 +86,8 @@ def files_of(document: str) -> Iterator[HostTold]:
 
 
 def _closed() -> bool:
-    """Whether stdin has closed; waits a moment for that."""
-    return bool(select.select([0], [], [], LOOK)[0]) and os.read(0, 4096) == b""
+    """Whether stdin has closed."""
+    return bool(select.select([0], [], [], 0)[0]) and os.read(0, 4096) == b""
 
 
 def _leave(*_: object) -> NoReturn:

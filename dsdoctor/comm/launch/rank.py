@@ -2,6 +2,7 @@
 
 import re
 import zlib
+from collections.abc import Callable
 from dataclasses import replace
 
 from dsdoctor.comm.launch.scheduler_env import (
@@ -49,12 +50,7 @@ def _by_rank(variables: Variables) -> Rank | None:
         return None
     rank, world = _place(variables, TORCHRUN)
     launcher = _launcher(variables)
-    guess = LOOPBACK if world == 1 else slurm_master(variables)
-    master = _master(
-        variables,
-        guess,
-        ALONE_OR_ONE,
-    )
+    master = _master(variables, LOOPBACK if world == 1 else slurm_master(variables), ALONE_OR_ONE)
     names = DEEPSPEED if launcher == "deepspeed" else TORCHRUN
     return Rank(
         rank=rank,
@@ -72,22 +68,9 @@ def _by_rank(variables: Variables) -> Rank | None:
 
 def _open_mpi(variables: Variables) -> Rank | None:
     """mpirun of Open MPI. PMIX_SERVER_URI is of no use: it names each host's own daemon, mostly on 127.0.0.1."""
-    if OPEN_MPI.rank not in variables:
-        return None
-    rank, world = _place(variables, OPEN_MPI)
-    local_world = _maybe(variables, OPEN_MPI.local_world)
     job = variables.get("PMIX_NAMESPACE") or variables.get("OMPI_MCA_ess_base_jobid") or "0"
-    guess = LOOPBACK if local_world == world else open_mpi_master(variables)
-    return Rank(
-        rank=rank,
-        world=world,
-        local_rank=_needed(variables, OPEN_MPI.local_rank, OPEN_MPI.rank),
-        local_world=local_world,
-        launcher="mpirun",
-        master=_master(variables, guess, "mpirun -x MASTER_ADDR=HOST_OF_RANK_0 ..."),
-        port=_port(variables, job),
-        run=job,
-    )
+    hint = "mpirun -x MASTER_ADDR=HOST_OF_RANK_0 ..."
+    return _of_names(variables, OPEN_MPI, hint, job=job, master=open_mpi_master)
 
 
 def _mvapich(variables: Variables) -> Rank | None:
@@ -107,20 +90,27 @@ def _pmi(variables: Variables) -> Rank | None:
     return _of_names(variables, names, "mpirun -genv MASTER_ADDR HOST_OF_RANK_0 ...")
 
 
-def _of_names(variables: Variables, names: RankVariables, hint: str) -> Rank | None:
+def _of_names(
+    variables: Variables,
+    names: RankVariables,
+    hint: str,
+    *,
+    job: str | None = None,
+    master: Callable[[Variables], str | None] = lambda _: None,
+) -> Rank | None:
+    """A rank that mpirun has started. ``job`` is the job's id, if its launcher has one; ``master`` finds where rank 0 is."""
     if names.rank not in variables:
         return None
     (rank, world), local_world = _place(variables, names), _maybe(variables, names.local_world)
-    job = variables.get("PMI_JOBID") or variables.get("SLURM_JOB_ID") or "0"
     return Rank(
         rank=rank,
         world=world,
         local_rank=_needed(variables, names.local_rank, names.rank),
         local_world=local_world,
         launcher="mpirun",
-        master=_master(variables, LOOPBACK if local_world == world else None, hint),
-        port=_port(variables, None),
-        run=job,
+        master=_master(variables, LOOPBACK if local_world == world else master(variables), hint),
+        port=_port(variables, job),
+        run=job or variables.get("PMI_JOBID") or variables.get("SLURM_JOB_ID") or "0",
     )
 
 

@@ -7,16 +7,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from dsdoctor.comm.launch.commands import HostOrder, Started, local_ranks
-from dsdoctor.comm.models import Rank
-from dsdoctor.comm.rendezvous.notices import send_notice
+from dsdoctor.comm.launch.commands import HostOrder, variables_of
+from dsdoctor.comm.rendezvous.notices import Notice, send_notice
 from dsdoctor.core.files import PRIVATE, open_new
 from dsdoctor.core.processes import end_session, ending_of
 
+MODULE = "dsdoctor.comm"
 PARENT = "DSDOCTOR_COMM_PARENT"
 """The process at whose end a local rank ends too."""
 PORTS = range(20_000, 29_000)
@@ -60,54 +60,42 @@ def free_port() -> int:
 
 def start_here(order: HostOrder, environment: Mapping[str, str], folder: Path) -> RankTold:
     """Run all ranks here. Whatever happens, no rank is left running."""
-    until, ended = time.monotonic() + order.seconds, list[RankEnded]()
-    absences = Absences(order)
-    started = LocalRanks(local_ranks(order, python=sys.executable), environment, folder)
+    endings, started = Endings(order), LocalRanks(order, environment, folder)
     try:
-        while started.running(0) and time.monotonic() < until:
-            for each in started.newly_ended():
-                ended.append(each)
-                absences.add(each, socket.gethostname())
-            absences.send()
-            time.sleep(LOOK)
-        after = min(time.monotonic() + AFTER, until)
-        while started.running() and time.monotonic() < after:
-            time.sleep(LOOK)
-        ended += started.newly_ended()
+        started.follow(endings.add, endings.over)
     finally:
         started.end()
-    return RankTold(document=started.document(), ended=tuple(ended))
+    return RankTold(document=started.document(), ended=tuple(endings.told.values()))
 
 
 class LocalRanks:
-    """Ranks as processes of this machine, each in a session of its own. Rank 0 writes to our own stderr; the output of every other
-    rank goes to its own files in ``folder``."""
+    """The ranks of an order as processes of this machine, each in a session of its own. Rank 0 writes to our own stderr; the output
+    of every other rank goes to its own files in ``folder``."""
 
-    def __init__(self, ranks: Sequence[Started], environment: Mapping[str, str], folder: Path) -> None:
-        self._ranks, self._environment, self._folder = tuple(ranks), environment, folder
+    def __init__(self, order: HostOrder, environment: Mapping[str, str], folder: Path) -> None:
+        self._order, self._environment, self._folder = order, environment, folder
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._ended: set[int] = set()
         try:
-            for started in self._ranks:
-                self._processes[started.rank] = self._start(started)
+            for rank in order.ranks:
+                self._processes[rank] = self._start(rank)
         except BaseException:
             self.end()
             raise
 
-    def running(self, rank: int | None = None) -> bool:
-        """Whether that rank runs, or any."""
-        wanted = self._processes.values() if rank is None else [self._processes[rank]]
-        return any(process.poll() is None for process in wanted)
+    def follow(self, hear: Callable[[RankEnded], None], over: Callable[[], bool]) -> None:
+        """Say of each rank that it has ended, until all have, the time is up, or it is ``over``."""
+        until = time.monotonic() + self._order.seconds
+        while len(self._ended) < len(self._processes) and time.monotonic() < until and not over():
+            time.sleep(LOOK)
+            self._hear_all(hear)
+        self._hear_all(hear)
 
-    def newly_ended(self) -> tuple[RankEnded, ...]:
-        """The ranks that ended since the last call."""
-        found = [
-            started
-            for started in self._ranks
-            if started.rank not in self._ended and self._processes[started.rank].poll() is not None
-        ]
-        self._ended |= {started.rank for started in found}
-        return tuple(self._ending(started) for started in found)
+    def _hear_all(self, hear: Callable[[RankEnded], None]) -> None:
+        for rank, process in self._processes.items():
+            if rank not in self._ended and process.poll() is not None:
+                self._ended.add(rank)
+                hear(self._ending(rank))
 
     def document(self) -> str:
         """What rank 0 has written to stdout."""
@@ -120,61 +108,63 @@ class LocalRanks:
                 end_session(process.pid)
             process.wait()
 
-    def _start(self, started: Started) -> "subprocess.Popen[bytes]":
-        out_path, err_path = (self._output(started.rank, kind) for kind in ("out", "err"))
+    def _start(self, rank: int) -> "subprocess.Popen[bytes]":
+        out_path, err_path = (self._output(rank, kind) for kind in ("out", "err"))
         with open_new(out_path, mode=PRIVATE) as out, open_new(err_path, mode=PRIVATE) as err:
             return subprocess.Popen(
-                list(started.argv),
-                env={**self._environment, **started.environment, PARENT: str(os.getpid())},
+                [sys.executable, "-m", MODULE, *self._order.arguments],
+                env={**self._environment, **variables_of(self._order, rank), PARENT: str(os.getpid())},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
-                stderr=err if started.rank else None,
+                stderr=err if rank else None,
                 start_new_session=True,
             )
 
-    def _ending(self, started: Started) -> RankEnded:
-        code = self._processes[started.rank].returncode
-        lines = self._output(started.rank, "err").read_text(errors="replace").split("\n") if started.rank else []
+    def _ending(self, rank: int) -> RankEnded:
+        code = self._processes[rank].returncode
+        lines = self._output(rank, "err").read_text(errors="replace").split("\n") if rank else []
         verdicts = [line.removeprefix("✗ ") for line in lines if line.startswith("✗ ")]
         last = next((line.strip() for line in (*verdicts, *reversed(lines)) if line.strip()), "")
         how = ending_of(-code if code < 0 else code << 8)
-        return RankEnded(rank=started.rank, host=socket.gethostname(), how=how, last_line=last[:300])
+        return RankEnded(rank=rank, host=socket.gethostname(), how=how, last_line=last[:300])
 
     def _output(self, rank: int, kind: str) -> Path:
         return self._folder / f"started-{rank:05d}.{kind}"
 
 
-class Absences:
-    """Tells rank 0 which ranks ended, and how: of one that never came to it this is the reason. Tried again until it is heard."""
+class Endings:
+    """The ranks that have ended. Rank 0 is told of them: of one that never came to it this is the reason. Tried again until it
+    is heard."""
 
     def __init__(self, order: HostOrder) -> None:
-        self._me = Rank(
-            rank=0,
-            world=order.world,
-            local_rank=0,
-            local_world=None,
-            launcher="dsdoctor",
-            master=order.master,
-            port=order.port,
-            run=order.token,
-        )
-        self._waiting: list[tuple[RankEnded, str]] = []
+        self._order = order
+        self.told: dict[int, RankEnded] = {}
+        self._waiting: list[RankEnded] = []
         self._next = 0.0
+        self._rank_0_ended: float | None = None
 
-    def add(self, ended: RankEnded, host: str) -> None:
-        """A rank that ended; one that ended well is none."""
-        if ended.how and ended.rank:
-            self._waiting.append((ended, host))
+    def add(self, ended: RankEnded, *, knows: bool = False) -> None:
+        """A rank that ended. ``knows``: rank 0 has been told; of one that ended well it need not be."""
+        self.told[ended.rank] = ended
+        if ended.rank == 0:
+            self._rank_0_ended = time.monotonic()
+        elif ended.how and not knows:
+            self._waiting.append(ended)
 
-    def send(self) -> None:
-        """Tell one of what was not heard yet: a port that does not answer takes time, and the ranks are looked after meanwhile."""
+    def over(self) -> bool:
+        """Whether rank 0 has ended, and the others had their time to follow. Called again and again; tells rank 0 meanwhile."""
+        if self._rank_0_ended is not None:
+            return time.monotonic() > self._rank_0_ended + AFTER
+        self._tell_one()
+        return False
+
+    def _tell_one(self) -> None:
+        """One of what was not heard yet: a port that does not answer takes time, and the ranks are looked after meanwhile."""
         if not self._waiting or time.monotonic() < self._next:
             return
-        first, *rest = self._waiting
-        heard = self._heard(*first)
-        self._waiting = rest if heard else [*rest, first]
-        self._next = time.monotonic() + (0.0 if heard else AGAIN)
-
-    def _heard(self, ended: RankEnded, host: str) -> bool:
+        ended = self._waiting.pop(0)
         why = f"its process ended ({ended.how})" + (f": {ended.last_line}" if ended.last_line else "")
-        return send_notice(replace(self._me, rank=ended.rank), host, why, seconds=0.0)
+        notice = Notice(run=self._order.token, rank=ended.rank, host=ended.host, why=why)
+        heard = send_notice(self._order.master, self._order.port, notice, seconds=0.0)
+        self._waiting += [] if heard else [ended]
+        self._next = time.monotonic() + (0.0 if heard else AGAIN)

@@ -1,7 +1,6 @@
 """Starts the ranks of a hostfile, one ssh a host, and waits for rank 0's report. Acts; judges nothing."""
 
 import sys
-import time
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -9,7 +8,7 @@ import msgspec
 from dsdoctor.comm.launch.commands import SSH, HostOrder, remote_command
 from dsdoctor.comm.launch.evidence_files import LARGEST, MOST_FILES
 from dsdoctor.comm.launch.on_host import HostTold
-from dsdoctor.comm.launch.start import AFTER, Absences, RankEnded, RankTold
+from dsdoctor.comm.launch.start import Endings, RankEnded, RankTold
 from dsdoctor.hosts.fan_out import HostCommand, on_hosts
 
 ON_HOST = "dsdoctor.comm.launch.on_host"
@@ -34,9 +33,9 @@ def start_on_hosts(
         for host, order in orders.items()
     ]
     heard = _Heard(orders)
-    on_hosts(commands, heard, ssh=ssh, seconds=seconds, until=heard.over)
-    ended = tuple(heard.told[rank] for rank in sorted(heard.told))
-    return RankTold(document=heard.document, ended=ended, files=heard.files)
+    on_hosts(commands, heard, ssh=ssh, seconds=seconds, until=heard.endings.over)
+    told = heard.endings.told
+    return RankTold(document=heard.document, ended=tuple(told[rank] for rank in sorted(told)), files=heard.files)
 
 
 class _Heard:
@@ -45,11 +44,9 @@ class _Heard:
     def __init__(self, orders: Mapping[str, HostOrder]) -> None:
         self._orders = orders
         self._last_words: dict[str, str] = {}
-        self._absences = Absences(next(iter(orders.values())))
-        self._since: float | None = None
+        self.endings = Endings(next(iter(orders.values())))
         self.document = ""
         self.files: dict[str, str] = {}
-        self.told: dict[int, RankEnded] = {}
 
     def line(self, host: str, text: str, *, error: bool) -> None:
         """A line of a host: an answer of ours, or words; those of rank 0's host are shown."""
@@ -59,7 +56,8 @@ class _Heard:
             if self._orders[host].first == 0:
                 print(text, file=sys.stderr, flush=True)
         elif told.ended is not None:
-            self._note(host, told.ended)
+            if told.ended.rank in self._orders[host].ranks:
+                self.endings.add(told.ended, knows=True)
         elif self._orders[host].first == 0 and told.name and len(self.files) < MOST_FILES:
             self.files[told.name] = told.text[-LARGEST:]
         elif self._orders[host].first == 0 and told.document is not None:
@@ -67,30 +65,11 @@ class _Heard:
 
     def ended(self, host: str, status: int) -> None:
         """All ranks of a host that said nothing of their end ended with its command; rank 0 is told, for they cannot."""
-        order = self._orders[host]
         how = f"the command on {host} ended with status {status}"
         last = self._last_words.get(host, "")[:300]
-        for rank in range(order.first, order.first + order.count):
-            if rank not in self.told:
-                self.told[rank] = RankEnded(rank=rank, host=host, how=how, last_line=last)
-                self._absences.add(self.told[rank], host)
-        self._rank_0_ended()
-
-    def over(self) -> bool:
-        """Whether rank 0 has ended, and the others had their time to follow. Called again and again."""
-        if self._since is None:
-            self._absences.send()
-        return self._since is not None and time.monotonic() > self._since + AFTER
-
-    def _note(self, host: str, ended: RankEnded) -> None:
-        order = self._orders[host]
-        if order.first <= ended.rank < order.first + order.count:
-            self.told[ended.rank] = ended
-        self._rank_0_ended()
-
-    def _rank_0_ended(self) -> None:
-        if 0 in self.told and self._since is None:
-            self._since = time.monotonic()
+        for rank in self._orders[host].ranks:
+            if rank not in self.endings.told:
+                self.endings.add(RankEnded(rank=rank, host=host, how=how, last_line=last))
 
 
 def _answer(text: str) -> HostTold | None:

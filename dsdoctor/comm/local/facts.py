@@ -13,7 +13,6 @@ from dsdoctor.comm.local.counters import read_counters
 from dsdoctor.comm.local.expected import parse_full_rate
 from dsdoctor.comm.local.gpu_links import read_gpus
 from dsdoctor.comm.local.interfaces import bounded, choose, read_interfaces, routed
-from dsdoctor.comm.local.shared_memory import look_stale_segments
 from dsdoctor.comm.local.variables import read_config_files, read_variables
 from dsdoctor.comm.models import FabricPort, Local, Rank
 from dsdoctor.core.host import Host
@@ -30,7 +29,7 @@ def look_local(host: Host, rank: Rank, backend: str) -> Local:
     interfaces, variables, name = read_interfaces(), read_variables(host), socket.gethostname()
     backend = ("nccl" if gpus else "gloo") if backend == "auto" else backend
     resolves_to = bounded(lambda: _resolve(name), PATIENCE) or ()
-    shm, stale = _shm(), look_stale_segments(host)
+    shm = _shm()
     return Local(
         hostname=name,
         resolves_to=resolves_to,
@@ -47,8 +46,6 @@ def look_local(host: Host, rank: Rank, backend: str) -> Local:
         acs=read_acs(host) if gpus and rank.local_rank == 0 else (),
         variables=variables,
         config_files=read_config_files(host),
-        stale_shm=stale.files,
-        shm_users_unseen=stale.unseen,
         kernel=(host.read("/proc/sys/kernel/osrelease") or "").strip() or os.uname().release,
         driver=driver,
         gpus=gpus,

@@ -79,158 +79,92 @@ def examine(claims: Sequence[Claim]) -> tuple[Finding, ...]:
     return tuple(finding for check in CHECKS for finding in check(claims))
 
 
-def torch_differs(claims: Sequence[Claim]) -> Iterator[Finding]:
-    """Not every rank has the same torch.
-
-    Why it matters: other releases exchange other messages at rendezvous and order collectives in another way. Init
-    hangs, or fails far from the cause.
-
-    How to fix it: install one torch everywhere. One environment for all hosts (an image, a shared folder, a lock file)
-    fixes it for good.
-
-        $ python -m pip show torch
-
-    Since: 0.1
-    """
-    yield from _findings(
-        claims, "torch", Finding.error, "install one torch everywhere", (step("python -m pip show torch"),)
-    )
-
-
-def cuda_differs(claims: Sequence[Claim]) -> Iterator[Finding]:
-    """Some ranks have a torch that was built with another CUDA release than that of the others.
-
-    Why it matters: such a torch brings other NCCL and cuBLAS libraries with it.
-
-    How to fix it: install one build of torch everywhere.
-
-        $ python -c 'import torch; print(torch.version.cuda)'
-
-    Since: 0.1
-    """
-    yield from _findings(claims, "cuda", Finding.error, "install one build of torch everywhere", ())
-
-
-def nccl_differs(claims: Sequence[Claim]) -> Iterator[Finding]:
-    """Not every rank has loaded the same NCCL.
-
-    A system library may come before that of torch's wheel by LD_LIBRARY_PATH or LD_PRELOAD.
-
-    Why it matters: NCCL refuses ("Mismatched NCCL version detected") or hangs, because its ranks talk to each other in
-    a format that changes with each release.
-
-    How to fix it: load one NCCL everywhere. The finding names the files that were loaded.
-
-        $ grep -m1 libnccl /proc/PID/maps
-        $ unset LD_PRELOAD
-
-    Since: 0.1
-    """
-    found = {claim.rank: claim.fingerprint.get("nccl library", "") for claim in claims}
-    for difference in differences(claims, ("nccl",)):
-        files = tuple(
-            f"rank {ranks[0]} loaded {found[ranks[0]] or 'none'}" for _, ranks in difference.others[:MOST_GROUPS]
-        )
-        yield Finding.error(
-            "nccl-differs",
-            said(difference, by_rank(claims)),
-            evidence=files,
-            fix="load one NCCL everywhere",
-            steps=(step("grep -m1 libnccl /proc/{pid}/maps"), step("unset LD_PRELOAD")),
-        )
+Same = dict[str, tuple[Callable[..., Finding], str, tuple[Step, ...]]]
+"""By name: what a difference is, its fix and steps."""
+OF_HOSTS: Same = {
+    "backend": (
+        Finding.error,
+        "see why no GPU is seen there, or ask for one backend",
+        (step("nvidia-smi"), instead("python -m dsdoctor comm --backend gloo")),
+    ),
+    "gpu": (Finding.warning, "give the job one kind of node", ()),
+    "mtu": (
+        Finding.warning,
+        "set one MTU on all hosts and switches",
+        (step("sudo ip link set dev {interface} mtu 1500"), step("ping -M do -s 1472 {other_host}")),
+    ),
+    **dict.fromkeys(("driver", "kernel", "interface", "nccl library"), (Finding.note, "", ())),
+}
+VERSIONS: Same = {
+    "torch": (Finding.error, "install one torch everywhere", (step("python -m pip show torch"),)),
+    "cuda": (
+        Finding.error,
+        "install one build of torch everywhere",
+        (step("python -c 'import torch; print(torch.version.cuda)'"),),
+    ),
+    "nccl": (
+        Finding.error,
+        "load one NCCL everywhere",
+        (step("grep -m1 libnccl /proc/{pid}/maps"), step("unset LD_PRELOAD")),
+    ),
+    "deepspeed": (Finding.warning, "install one DeepSpeed everywhere", (step("python -m pip show deepspeed"),)),
+    "python": (Finding.warning, "use one environment on all hosts", ()),
+}
 
 
-def backend_differs(claims: Sequence[Claim]) -> Iterator[Finding]:
-    """Some ranks would use NCCL and others gloo.
+def host_differs(claims: Sequence[Claim]) -> Iterator[Finding]:
+    """The hosts of the ranks are not alike: the backend that they would use, their GPUs, the packet size (MTU) of their interfaces,
+    driver, kernel, name of the interface or path of the NCCL library.
 
-    Why it matters: they cannot form a group. A host has no GPU, or its driver does not answer.
+    Why it matters: ranks with NCCL and ranks with gloo cannot form a group; a host has no GPU then, or its driver does not
+    answer. With different GPUs every step takes as long as on the slowest, and the usable memory is that of the smallest.
+    With different MTUs small messages pass and the first large one may hang: a host that sends 9000 bytes to one that takes
+    1500 depends on routers that report it, and many drop silently. The others are mostly harmless, and worth a look when
+    one host behaves differently: often that is the host that was set up at another time.
 
-    How to fix it: see why no GPU is seen there, or ask for one backend.
+    How to fix it: set that host up like the others, and set one MTU on all hosts and switches.
 
         $ nvidia-smi
         $ python -m dsdoctor comm --backend gloo
-
-    Since: 0.1
-    """
-    yield from _findings(
-        claims, "backend", Finding.error, "see why no GPU is seen there, or ask for one backend", (step("nvidia-smi"),)
-    )
-
-
-def deepspeed_differs(claims: Sequence[Claim]) -> Iterator[Finding]:
-    """Not every rank has the same DeepSpeed.
-
-    Why it matters: its ranks then call other collectives at the same place, which looks like a hang.
-
-    How to fix it: install one DeepSpeed everywhere.
-
-        $ python -m pip show deepspeed
-
-    Since: 0.1
-    """
-    fix = "install one DeepSpeed everywhere"
-    yield from _findings(claims, "deepspeed", Finding.warning, fix, (step("python -m pip show deepspeed"),))
-
-
-def python_differs(claims: Sequence[Claim]) -> Iterator[Finding]:
-    """Not every rank runs the same Python.
-
-    Why it matters: another minor release is another environment, with packages of its own; another patch release is
-    only a note.
-
-    How to fix it: use one environment on all hosts.
-
-    Since: 0.1
-    """
-    for difference in differences(claims, ("python",)):
-        values = [value for value, _ in difference.others] + ([difference.usual] if difference.usual else [])
-        minors = {tuple(value.split(".")[:2]) for value in values}
-        made = Finding.warning if len(minors) > 1 else Finding.note
-        yield made("python-differs", said(difference, by_rank(claims)), fix="use one environment on all hosts")
-
-
-def gpu_differs(claims: Sequence[Claim]) -> Iterator[Finding]:
-    """The ranks have different GPU models.
-
-    Why it matters: it works, but every step takes as long as on the slowest, and the usable memory is that of the
-    smallest.
-
-    How to fix it: give the job one kind of node.
-
-    Since: 0.1
-    """
-    yield from _findings(claims, "gpu", Finding.warning, "give the job one kind of node", ())
-
-
-def mtu_differs(claims: Sequence[Claim]) -> Iterator[Finding]:
-    """The interfaces that the ranks would use have different packet sizes (MTU).
-
-    Why it matters: small messages pass and the first large one may hang. A host that sends 9000 bytes to one that takes
-    1500 depends on routers that report it; many drop silently.
-
-    How to fix it: set one MTU on all hosts and switches.
-
         $ sudo ip link set dev INTERFACE mtu 1500
         $ ping -M do -s 1472 OTHER_HOST
 
-    Since: 0.1
+    Since: 0.2
     """
-    steps = (step("sudo ip link set dev {interface} mtu 1500"), step("ping -M do -s 1472 {other_host}"))
-    yield from _findings(claims, "mtu", Finding.warning, "set one MTU on all hosts and switches", steps)
+    for difference in differences(claims, tuple(OF_HOSTS)):
+        made, fix, steps = OF_HOSTS[difference.name]
+        yield made("host-differs", said(difference, by_rank(claims)), fix=fix, steps=steps)
 
 
-def environment_differs(claims: Sequence[Claim]) -> Iterator[Finding]:
-    """Driver, kernel, name of the interface or path of the NCCL library are not the same everywhere.
+def version_differs(claims: Sequence[Claim]) -> Iterator[Finding]:
+    """Not every rank has the same torch, CUDA release of torch, NCCL, DeepSpeed or Python.
 
-    Why it matters: this is mostly harmless. It is worth a look when one host behaves differently: often that is the
-    host that was set up at another time.
+    Why it matters: other releases of torch exchange other messages at rendezvous and order collectives in another way; init
+    hangs, or fails far from the cause. A torch for another CUDA release brings other NCCL and cuBLAS libraries. NCCL refuses
+    ("Mismatched NCCL version detected") or hangs, because its ranks talk to each other in a format that changes with each
+    release; a system library may come before that of torch's wheel by LD_LIBRARY_PATH or LD_PRELOAD. Ranks with another
+    DeepSpeed call other collectives at the same place, which looks like a hang. Another minor release of Python is another
+    environment, with packages of its own; another patch release is only a note.
 
-    How to fix it: nothing has to be done while the rest of the test is well; else set that host up like the others.
+    How to fix it: install the same everywhere. One environment for all hosts (an image, a shared folder, a lock file) fixes
+    it for good. Of NCCL the finding names the files that were loaded.
 
-    Since: 0.1
+        $ python -m pip show torch
+        $ python -c 'import torch; print(torch.version.cuda)'
+        $ grep -m1 libnccl /proc/PID/maps
+        $ unset LD_PRELOAD
+
+    Since: 0.2
     """
-    for difference in differences(claims, ("driver", "kernel", "interface", "nccl library")):
-        yield Finding.note("environment-differs", said(difference, by_rank(claims)))
+    loaded = {claim.rank: claim.fingerprint.get("nccl library") or "none" for claim in claims}
+    for difference in differences(claims, tuple(VERSIONS)):
+        made, fix, steps = VERSIONS[difference.name]
+        groups = difference.others[:MOST_GROUPS] if difference.name == "nccl" else ()
+        files = tuple(f"rank {ranks[0]} loaded {loaded[ranks[0]]}" for _, ranks in groups)
+        values = {value for value, _ in difference.others} | {difference.usual or difference.others[0][0]}
+        if difference.name == "python" and len({tuple(value.split(".")[:2]) for value in values}) == 1:
+            made = Finding.note
+        yield made("version-differs", said(difference, by_rank(claims)), evidence=files, fix=fix, steps=steps)
 
 
 def communication_variable_differs(claims: Sequence[Claim]) -> Iterator[Finding]:
@@ -281,13 +215,6 @@ def _proposed(difference: RankDifference) -> tuple[str, str]:
     return value, f", with the value of most of those that have one (rank {ranks[0]})"
 
 
-def _findings(
-    claims: Sequence[Claim], name: str, made: Callable[..., Finding], fix: str, steps: tuple[Step, ...]
-) -> Iterator[Finding]:
-    for difference in differences(claims, (name,)):
-        yield made(f"{name}-differs", said(difference, by_rank(claims)), fix=fix, steps=steps)
-
-
 def _nccl_version() -> str | None:
     """The version that the loaded NCCL reports; None in a torch without it. Makes no CUDA context."""
     try:
@@ -305,14 +232,7 @@ def _installed(package: str) -> str | None:
 
 
 CHECKS: tuple[Callable[[Sequence[Claim]], Iterator[Finding]], ...] = (
-    backend_differs,
-    torch_differs,
-    cuda_differs,
-    nccl_differs,
-    deepspeed_differs,
-    python_differs,
-    gpu_differs,
-    mtu_differs,
+    host_differs,
+    version_differs,
     communication_variable_differs,
-    environment_differs,
 )

@@ -10,28 +10,12 @@ from dsdoctor.core.host import Host
 from dsdoctor.core.machine import Gap
 
 DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/proc/driver/nvidia")
-PER_LINK = {"6.0": 20e9, "7.0": 25e9, "8.0": 25e9, "8.6": 14.0625e9, "9.0": 25e9, "10.0": 50e9, "10.3": 50e9}
-"""One NVLink's rate, one way, bytes a second, by compute capability: NVIDIA's data sheets (V100 6 links 150 GB/s, A100 12
-links 300, H100 18 links 450, B200 18 links 900, RTX A6000 4 links 56)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Asked:
-    index: int
-    name: str
-    uuid: str
-    capability: str = ""
-    free: int | None = None
-    total: int | None = None
-    pcie: tuple[int, int] | None = None
-    pcie_max: tuple[int, int] | None = None
-    links: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class _LinkAnswer:
     driver: str | None = None
-    gpus: tuple[_Asked, ...] = ()
+    gpus: tuple[RankGpu, ...] = ()
     absent: str | None = None
 
 
@@ -42,8 +26,7 @@ def read_gpus(host: Host) -> tuple[tuple[RankGpu, ...], str | None]:
     answer = parse_answer(host.ask(sys.executable, "ask_links.py", timeout=20), _LinkAnswer, "gpus")
     if isinstance(answer, Gap):
         return (), None
-    gpus = tuple(_gpu(asked) for asked in answer.gpus)
-    return visible(gpus, host.variable("CUDA_VISIBLE_DEVICES")), answer.driver
+    return visible(answer.gpus, host.variable("CUDA_VISIBLE_DEVICES")), answer.driver
 
 
 def visible(gpus: Sequence[RankGpu], named: str | None) -> tuple[RankGpu, ...]:
@@ -65,17 +48,3 @@ def visible(gpus: Sequence[RankGpu], named: str | None) -> tuple[RankGpu, ...]:
             break
         left.append(gpu)
     return tuple(left)
-
-
-def _gpu(asked: _Asked) -> RankGpu:
-    rate = PER_LINK.get(asked.capability, 25e9)
-    return RankGpu(
-        index=asked.index,
-        name=asked.name,
-        uuid=asked.uuid,
-        free=asked.free,
-        total=asked.total,
-        pcie=asked.pcie,
-        pcie_max=asked.pcie_max,
-        nvlink=asked.links * rate if asked.links else None,
-    )

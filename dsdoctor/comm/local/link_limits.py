@@ -6,7 +6,7 @@ Numbers are one way, bytes a second (1 GB/s = 1e9), and an upper bound for a rin
 from collections.abc import Sequence
 
 from dsdoctor.comm.local.interfaces import matches
-from dsdoctor.comm.models import Claim, FabricPort, RankGpu
+from dsdoctor.comm.models import Claim, RankGpu
 from dsdoctor.comm.results import Limit
 
 GEN3_X16 = 12e9
@@ -74,7 +74,7 @@ def _fabric(place: Sequence[Claim]) -> Limit | None:
     if local is None or local.variables.get("NCCL_IB_DISABLE", "0") not in ("0", ""):
         return None
     wanted = local.variables.get("NCCL_IB_HCA", "")
-    ports = [port for port in local.fabric if _usable(port) and matches(port.device, wanted)]
+    ports = [port for port in local.fabric if port.state == "ACTIVE" and port.rate and matches(port.device, wanted)]
     total = sum(port.rate or 0.0 for port in ports)
     if not total:
         return None
@@ -82,10 +82,6 @@ def _fabric(place: Sequence[Claim]) -> Limit | None:
         f"{place[0].host}: {len(ports)} active ports with {total:g} Gb/s together (a tree may show more than a ring)"
     )
     return Limit(bandwidth=total * 1e9 / 8, link=f"{ports[0].link_layer} of {place[0].host}", because=because)
-
-
-def _usable(port: FabricPort) -> bool:
-    return port.state == "ACTIVE" and port.rate is not None
 
 
 def _inside(place: Sequence[Claim]) -> Limit | None:

@@ -9,15 +9,16 @@ from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import Step, step
 
 
-def hostname_is_loopback(place: RankView) -> Iterator[Finding]:
-    """The host's own name resolves to an address that never leaves the host.
+def hostname_unusable(place: RankView) -> Iterator[Finding]:
+    """The host's own name resolves to nothing, to an address that this host does not have, or to one that never leaves it.
 
-    Debian writes "127.0.1.1 NAME" into /etc/hosts, and pods with hostNetwork often have it.
+    Debian writes "127.0.1.1 NAME" into /etc/hosts, and pods with hostNetwork often have it. A name server that does not
+    answer within 3 seconds counts as one that does not know the name.
 
-    Why it matters: gloo listens on the address that the hostname resolves to, and gives it to the other hosts, which
-    then try to connect to themselves. They get "connection refused", or wait; the phase "tcp mesh" shows whether they
-    have to connect at all. NCCL does not use the name, but torch's gloo groups beside it (barriers, DeepSpeed's
-    objects) do.
+    Why it matters: gloo listens on the address that the hostname resolves to, else on 127.0.0.1, and gives it to the other
+    hosts, which then try to connect to themselves. They get "connection refused", or wait; the phase "tcp mesh" shows
+    whether they have to connect at all. NCCL does not use the name, but torch's gloo groups beside it (barriers,
+    DeepSpeed's objects) do.
 
     How to fix it: name the interface for gloo on every host, or give the name its real address in /etc/hosts.
 
@@ -27,49 +28,22 @@ def hostname_is_loopback(place: RankView) -> Iterator[Finding]:
     Since: 0.1
     """
     local = place.local
-    if not place.several_hosts or not local.resolves_to or "GLOO_SOCKET_IFNAME" in local.variables:
-        return
-    if is_loopback(local.resolves_to[0]):
-        yield Finding.warning(
-            "hostname-is-loopback",
-            f"{WHO}: the hostname resolves to {local.resolves_to[0]}, where no other host can reach it",
-            evidence=(f"{local.hostname} -> {', '.join(local.resolves_to)}",),
-            fix="name the interface for gloo on every host, or give the name its real address in /etc/hosts",
-            steps=(_gloo_by_route(local), step("getent hosts $(hostname)")),
-        )
-
-
-def hostname_unusable(place: RankView) -> Iterator[Finding]:
-    """The host's own name resolves to nothing, or to an address that this host does not have.
-
-    A name server that does not answer within 3 seconds counts as one that does not know the name.
-
-    Why it matters: torch's gloo then listens on 127.0.0.1, where no other host reaches it, and says so in one line of
-    warning only.
-
-    How to fix it: name the interface for gloo on every host, or put the name with its address into /etc/hosts.
-
-        $ export GLOO_SOCKET_IFNAME=INTERFACE
-        $ getent hosts $(hostname)
-
-    Since: 0.1
-    """
-    local = place.local
     here = {interface.address for interface in local.interfaces}
-    usable = any(address in here or is_loopback(address) for address in local.resolves_to)
-    if place.several_hosts and not usable and "GLOO_SOCKET_IFNAME" not in local.variables:
-        to = (
-            f"resolves to {', '.join(local.resolves_to)}, which it does not have"
-            if local.resolves_to
-            else "resolves to nothing"
-        )
-        yield Finding.warning(
-            "hostname-unusable",
-            f"{WHO}: the hostname {to}; gloo falls back to 127.0.0.1",
-            evidence=(f"hostname {local.hostname}",),
-            fix="name the interface for gloo on every host, or put the name with its address into /etc/hosts",
-            steps=(_gloo_by_route(local), step("getent hosts $(hostname)")),
-        )
+    if not place.several_hosts or "GLOO_SOCKET_IFNAME" in local.variables:
+        return
+    known = [address for address in local.resolves_to if address in here or is_loopback(address)]
+    if known and not is_loopback(local.resolves_to[0]):
+        return
+    addresses = ", ".join(local.resolves_to)
+    to = f"{addresses}, which is not here" if addresses else "nothing"
+    to = f"{known[0]}, where no other host can reach it" if known else f"{to}: gloo falls back to 127.0.0.1"
+    yield Finding.warning(
+        "hostname-unusable",
+        f"{WHO}: the hostname resolves to {to}",
+        evidence=(f"{local.hostname} -> {addresses or 'nothing'}",),
+        fix="name the interface for gloo on every host, or give the name its real address in /etc/hosts",
+        steps=(_gloo_by_route(local), step("getent hosts $(hostname)")),
+    )
 
 
 def interface_named_absent(place: RankView) -> Iterator[Finding]:
@@ -123,8 +97,4 @@ def _has(local: Local) -> str:
     return ", ".join(shown[:MOST_EVIDENCE]) or "no interface is up"
 
 
-CHECKS: tuple[Check, ...] = (
-    hostname_is_loopback,
-    hostname_unusable,
-    interface_named_absent,
-)
+CHECKS: tuple[Check, ...] = (hostname_unusable, interface_named_absent)

@@ -1,81 +1,51 @@
 """A rank's memory, limits, fabric ports, GPU and NCCL settings -> findings. Looks at nothing."""
 
-import re
 from collections.abc import Iterator
 
 from dsdoctor.comm.local.facts import NOT_READ
 from dsdoctor.comm.local.rank_view import MOST_EVIDENCE, WHO, Check, RankView
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import instead, step
-from dsdoctor.core.sentences import and_more
 
 GIB, MIB = 1 << 30, 1 << 20
 SMALL_SHM = 64 * MIB
 """Docker's default. NCCL's shared memory transport takes about 10 MB of it for each pair of neighbours on a host."""
-
-SEGMENT = re.compile(r"/dev/shm/nccl-[\w.-]+", re.ASCII)
-MOST_FILES = 64
-"""Segments that one finding names."""
 
 TAKEN = 2 * GIB
 """Less than this may be the context of another rank, or a display."""
 
 
 def comm_shm_too_small(place: RankView) -> Iterator[Finding]:
-    """/dev/shm is no larger than Docker makes it by default (64 MiB).
+    """/dev/shm is no larger than Docker makes it by default (64 MiB), or no more of it is free.
 
     Why it matters: ranks of one host exchange through it. NCCL's shared memory transport, DeepSpeed's shared memory
     collectives on the CPU and data loaders with workers use it. NCCL then says "Error while creating shared memory
     segment", others die of a bus error.
 
-    How to fix it: give the container more. In Kubernetes mount an emptyDir of medium Memory on /dev/shm.
+    How to fix it: give the container more. In Kubernetes mount an emptyDir of medium Memory on /dev/shm. Where it is full,
+    see what fills it: segments of NCCL (nccl-*) that no process uses are those of a job that died, and may be deleted. Only
+    root, outside of any container, sees all processes.
 
         $ docker run --shm-size=16g ...
         $ sudo mount -o remount,size=16g /dev/shm
+        $ sudo sh -c 'fuser -v /dev/shm/*'
 
     Since: 0.1
     """
-    total = place.local.shm_total
-    if total is not None and total <= SMALL_SHM:
-        yield Finding.warning(
-            "comm-shm-too-small",
-            f"{WHO}: /dev/shm has {total / MIB:.0f} MiB in all; ranks of one host need 1 GiB and more",
-            evidence=(f"{WHO}: {(place.local.shm_free or 0) / MIB:.0f} MiB of it free",),
-            fix="give the container more (Kubernetes: an emptyDir of medium Memory on /dev/shm)",
-            steps=(step("docker run --shm-size=16g ..."), instead("sudo mount -o remount,size=16g /dev/shm")),
-        )
-
-
-def stale_nccl_shm(place: RankView) -> Iterator[Finding]:
-    """NCCL's segments of a job that died are still in /dev/shm; no process that can be seen from here uses them.
-
-    Why it matters: they take memory that the next job on that host needs.
-
-    How to fix it: delete those that no process uses. Only root, outside of any container, sees all processes: then the
-    finding names the files to delete. Otherwise look first, on the host itself. A job whose segment is deleted cannot
-    be joined by its other ranks any more.
-
-        $ sudo fuser -v /dev/shm/nccl-aB3xYz
-        $ rm -- /dev/shm/nccl-aB3xYz
-
-    Since: 0.1
-    """
-    local = place.local
-    # the names may be those of another host, and nothing but a segment may be deleted
-    stale = [path for path in local.stale_shm if SEGMENT.fullmatch(path)][:MOST_FILES]
-    if stale:
-        tight = local.shm_total is not None and (local.shm_free or 0) < local.shm_total // 10
-        yield (Finding.warning if tight else Finding.note)(
-            "stale-nccl-shm",
-            f"{WHO}: old NCCL segments belong to no process seen from here: {and_more(stale, 1)}",
-            evidence=stale[:MOST_EVIDENCE],
-            fix=f"delete those that nobody uses: not seen from here are {local.shm_users_unseen}"
-            if local.shm_users_unseen
-            else "delete them: no process has them mapped or open",
-            steps=(step("sudo fuser -v {files}", files=stale, note="on the host itself, outside of containers"),)
-            if local.shm_users_unseen
-            else (step("rm -- {files}", files=stale),),
-        )
+    total, free = place.local.shm_total, place.local.shm_free or 0
+    if total is None or min(total, free) > SMALL_SHM:
+        return
+    small = total <= SMALL_SHM
+    larger = step("docker run --shm-size=16g ..."), instead("sudo mount -o remount,size=16g /dev/shm")
+    yield Finding.warning(
+        "comm-shm-too-small",
+        f"{WHO}: /dev/shm has {total / MIB:.0f} MiB in all{'' if small else ' and is full'}; ranks of one host need 1 GiB and more",
+        evidence=(f"{WHO}: {free / MIB:.0f} MiB of it free",),
+        fix="give the container more (Kubernetes: an emptyDir of medium Memory on /dev/shm)"
+        if small
+        else "see what fills it: nccl-* that no process uses are those of a job that died, and may be deleted",
+        steps=larger if small else (step("sudo sh -c 'fuser -v /dev/shm/*'"),),
+    )
 
 
 def fabric_port_down(place: RankView) -> Iterator[Finding]:
@@ -207,71 +177,55 @@ def nccl_variable_left_set(place: RankView) -> Iterator[Finding]:
             )
 
 
-def p2p_through_iommu(place: RankView) -> Iterator[Finding]:
-    """The IOMMU translates the addresses of devices, so GPUs do not reach each other directly over PCIe.
+def p2p_through_processor(place: RankView) -> Iterator[Finding]:
+    """GPUs do not reach each other directly over PCIe: the IOMMU translates the addresses of devices, or PCIe access control (ACS)
+    sends their traffic up through the processor.
 
-    GPUs joined by NVLink do not use that path; their network cards do.
+    GPUs joined by NVLink do not use that path; their network cards do. Only root can see ACS.
 
-    Why it matters: traffic between GPUs goes through the processor, hangs, or is corrupted. Init succeeds, and the
-    first exchange stands still with the GPUs at 100 %, or gives wrong data. Virtual machines need the IOMMU on.
+    Why it matters: it is slow at best. At worst init succeeds, and the first exchange stands still with the GPUs at 100 %,
+    or gives wrong data (nccl issue 2079). Virtual machines need both; on bare metal they can be switched off.
 
-    How to fix it: boot with the IOMMU in passthrough (iommu=pt on the kernel's command line), or off where nothing
-    needs it; then see whether P2P works.
+    How to fix it: boot with the IOMMU in passthrough (iommu=pt on the kernel's command line), or off where nothing needs it;
+    switch ACS off at the bridges that the finding names (until the next boot), or in the BIOS. Then see whether P2P works.
 
         $ nvidia-smi topo -p2p r
-
-    Since: 0.1
-    """
-    local = place.local
-    if local.iommu != "translating" or not local.gpus:
-        return
-    joined = len(local.gpus) < 2 or all(gpu.nvlink for gpu in local.gpus)
-    yield (Finding.note if joined else Finding.warning)(
-        "p2p-through-iommu",
-        f"{WHO}: the IOMMU translates, so GPUs do not reach each other straight over PCIe",
-        evidence=("/sys/kernel/iommu_groups", *(text for text in local.acs if text.startswith(NOT_READ))),
-        fix="boot with the IOMMU in passthrough (iommu=pt on the kernel's command line), or off where nothing needs it;"
-        " then see whether P2P works",
-        steps=(step("nvidia-smi topo -p2p r"),),
-    )
-
-
-def p2p_through_acs(place: RankView) -> Iterator[Finding]:
-    """PCIe access control (ACS) sends traffic between GPUs, and between GPU and network card, up through the processor.
-
-    Only root can see it. Virtual machines need it; on bare metal it can be switched off.
-
-    Why it matters: it is slow at best; at worst init succeeds and the first exchange hangs or carries wrong data (nccl
-    issue 2079).
-
-    How to fix it: switch it off at the bridges that the finding names (until the next boot), or in the BIOS.
-
         $ sudo lspci -vvv | grep -i acsctl
         $ sudo setpci -s BRIDGE ECAP_ACS+0x6.w=0000
 
-    Since: 0.1
+    Since: 0.2
     """
-    bridges = tuple(bridge for bridge in place.local.acs if not bridge.startswith(NOT_READ))
-    if bridges and len(place.local.gpus) > 1:
-        yield (Finding.note if all(gpu.nvlink for gpu in place.local.gpus) else Finding.warning)(
-            "p2p-through-acs",
-            f"{WHO}: ACS redirects traffic between devices at {len(bridges)} PCI bridges",
-            evidence=bridges[:MOST_EVIDENCE],
+    local = place.local
+    joined = len(local.gpus) < 2 or all(gpu.nvlink for gpu in local.gpus)
+    made = Finding.note if joined else Finding.warning
+    unread = tuple(text for text in local.acs if text.startswith(NOT_READ))
+    if local.iommu == "translating" and local.gpus:
+        yield made(
+            "p2p-through-processor",
+            f"{WHO}: the IOMMU translates, so GPUs do not reach each other straight over PCIe",
+            evidence=("/sys/kernel/iommu_groups", *unread),
+            fix="boot with the IOMMU in passthrough (iommu=pt on the kernel's command line), or off where nothing needs it;"
+            " then see whether P2P works",
+            steps=(step("nvidia-smi topo -p2p r"),),
+        )
+    if local.acs and not unread and len(local.gpus) > 1:
+        yield made(
+            "p2p-through-processor",
+            f"{WHO}: ACS redirects traffic between devices at {len(local.acs)} PCI bridges",
+            evidence=local.acs[:MOST_EVIDENCE],
             fix="switch it off at those bridges (until the next boot), or in the BIOS",
             steps=(
                 step("sudo lspci -vvv | grep -i acsctl"),
-                step("sudo setpci -s {bridge} ECAP_ACS+0x6.w=0000", bridge=bridges[0]),
+                step("sudo setpci -s {bridge} ECAP_ACS+0x6.w=0000", bridge=local.acs[0]),
             ),
         )
 
 
 CHECKS: tuple[Check, ...] = (
     comm_shm_too_small,
-    stale_nccl_shm,
     fabric_port_down,
     pcie_link_degraded,
     gpu_memory_taken,
     nccl_variable_left_set,
-    p2p_through_iommu,
-    p2p_through_acs,
+    p2p_through_processor,
 )

@@ -1,9 +1,10 @@
 """The connections that every rank tried over plain TCP -> findings about the hosts and links. Judges, never looks."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from statistics import median
 
+from dsdoctor.comm.local.interfaces import is_loopback
 from dsdoctor.comm.mesh.matrix import HostPair, Mesh
 from dsdoctor.comm.models import Claim
 from dsdoctor.comm.results import ConnectOutcome, Reach
@@ -34,12 +35,10 @@ def mesh_loopback_address(mesh: Mesh) -> Iterator[Finding]:
 
     Since: 0.1
     """
-    hosts = {claim.host for claim in mesh.claims}
-    bad = [claim for claim in mesh.claims if claim.address.startswith("127.") or claim.address == "::1"]
-    if len(hosts) < 2:
-        return
-    for host, claims in sorted(_by_host(bad).items()):
-        claim = claims[0]
+    hosts = set(mesh.first_of)
+    for host, claim in sorted(mesh.first_of.items()) if len(hosts) > 1 else ():
+        if not is_loopback(claim.address):
+            continue
         called = any(mesh.opens(other, host) for other in hosts - {host})
         yield (Finding.error if called else Finding.warning)(
             "mesh-loopback-address",
@@ -90,14 +89,8 @@ def mesh_only_master_port(mesh: Mesh) -> Iterator[Finding]:
 
     Since: 0.1
     """
-    for first, second in _pairs(mesh):
-        ways = mesh.way((first, second)), mesh.way((second, first))
-        if (
-            mesh.master in {first, second}
-            and None not in ways
-            and set(ways) <= DROPPED
-            and not _loopback(mesh, first, second)
-        ):
+    for first, second, ways in _cut_pairs(mesh):
+        if mesh.master in {first, second} and set(ways) <= DROPPED:
             yield Finding.error(
                 "mesh-only-master-port",
                 f"{first} and {second} reach each other on the master's port only: connections to other ports "
@@ -146,9 +139,8 @@ def mesh_unreached(mesh: Mesh) -> Iterator[Finding]:
 
     Since: 0.1
     """
-    for first, second in _pairs(mesh):
-        ways = mesh.way((first, second)), mesh.way((second, first))
-        if mesh.master not in {first, second} and None not in ways and not _loopback(mesh, first, second):
+    for first, second, ways in _cut_pairs(mesh):
+        if mesh.master not in {first, second}:
             yield Finding.error(
                 "mesh-unreached",
                 f"{first} and {second} do not reach each other: {_phrase(ways)}; both reach {mesh.master}",
@@ -240,8 +232,7 @@ def mesh_lossy(mesh: Mesh) -> Iterator[Finding]:
 
     Since: 0.1
     """
-    sent = {pair: _sent_again(reaches) for pair, reaches in _by_pair(mesh).items()}
-    tried = {pair: counts for pair, counts in sent.items() if counts[1] >= ENOUGH}
+    tried = {pair: counts for pair, counts in _sent_again(mesh).items() if counts[1] >= ENOUGH}
     left = {pair: counts for pair, counts in tried.items() if counts[0] / counts[1] >= LOSS}
     while left:
         where, pairs = _most_common_place(left, tried)
@@ -256,10 +247,15 @@ def mesh_lossy(mesh: Mesh) -> Iterator[Finding]:
         left = {pair: counts for pair, counts in left.items() if pair not in pairs}
 
 
-def _sent_again(reaches: Iterable[Reach]) -> tuple[int, int]:
-    """Segments that were sent again, and all."""
-    counts = [(reach.retransmits, reach.segments) for reach in reaches]
-    return sum(again for again, _ in counts), sum(sent for _, sent in counts)
+def _sent_again(mesh: Mesh) -> dict[HostPair, tuple[int, int]]:
+    """From host to host: the segments that were sent again, and all."""
+    found: dict[HostPair, tuple[int, int]] = {}
+    for reach in mesh.reaches:
+        pair = mesh.hosts(reach)
+        if pair[0] != pair[1]:
+            again, segments = found.get(pair, (0, 0))
+            found[pair] = (again + reach.retransmits, segments + reach.segments)
+    return found
 
 
 def _most_common_place(lossy: Iterable[HostPair], tried: Iterable[HostPair]) -> tuple[str, list[HostPair]]:
@@ -285,19 +281,12 @@ def _pairs(mesh: Mesh) -> list[HostPair]:
     return sorted({(first, second) for first, second in mesh.outcomes if first < second})
 
 
-def _by_pair(mesh: Mesh) -> dict[HostPair, list[Reach]]:
-    found: dict[HostPair, list[Reach]] = defaultdict(list)
-    for reach in mesh.reaches:
-        if len(set(mesh.hosts(reach))) == 2:
-            found[mesh.hosts(reach)].append(reach)
-    return found
-
-
-def _by_host(claims: Iterable[Claim]) -> dict[str, list[Claim]]:
-    found: dict[str, list[Claim]] = defaultdict(list)
-    for claim in claims:
-        found[claim.host].append(claim)
-    return found
+def _cut_pairs(mesh: Mesh) -> Iterator[tuple[str, str, tuple[ConnectOutcome, ConnectOutcome]]]:
+    """The hosts of which none reaches the other, and how the attempts ended."""
+    for first, second in _pairs(mesh):
+        there, back = mesh.way((first, second)), mesh.way((second, first))
+        if there and back and not _loopback(mesh, first, second):
+            yield first, second, (there, back)
 
 
 def _targets(mesh: Mesh, reaches: Iterable[Reach]) -> dict[str, tuple[Claim, str]]:
@@ -331,8 +320,8 @@ def _name_it(claim: Claim) -> Step:
     return NAME_IT.filled({"interface": routed.name} if routed else {})
 
 
-def _phrase(ways: Iterable[ConnectOutcome | None]) -> str:
-    return " and ".join(sorted({way.value for way in ways if way}))
+def _phrase(ways: Iterable[ConnectOutcome]) -> str:
+    return " and ".join(sorted({way.value for way in ways}))
 
 
 def _examples(mesh: Mesh, *hosts: str) -> tuple[str, ...]:

@@ -55,7 +55,6 @@ def too_many_hosts(facts: PreflightFacts) -> Iterator[Finding]:
                 file=str(facts.hostfile),
                 python=facts.python,
             ),
-            instead("python -m dsdoctor comm --recipe k8s --hostfile {file} > comm.yaml", file=str(facts.hostfile)),
             step("python -m dsdoctor comm --read comm.json"),
         ),
     )
@@ -236,25 +235,19 @@ def pdsh_missing(facts: PreflightFacts) -> Iterator[Finding]:
 def master_port_in_use(facts: PreflightFacts) -> Iterator[Finding]:
     """A process listens on the master's port already. The manual page of this rule is in rendezvous/absent_checks.py."""
     first = _first_name(facts)
-    listener = facts.listener or next((visit.listener for visit in facts.visits if visit.host == first), None)
-    if listener:
-        process = f"process {listener.pid} ({listener.command or 'unknown'})" if listener.pid else "another process"
-        where = f" on {listener.host}, the first host," if listener.host else ""
-        title = f"port {facts.port}{where} is taken by {process}, and rank 0 needs it"
-        evidence = (" ".join(listener.said.split())[:200],)
-        listening = step("sudo ss -ltnp sport = :{port}", port=facts.port)
-        look = step("ps -fp {pid}", pid=listener.pid) if listener.pid else listening
-        fix = "take another port, or end that process if it is left over"
-        yield Finding.error(
-            "master-port-in-use",
-            title,
-            evidence=evidence,
-            fix=fix,
-            steps=(
-                on_host(listener.host, look) if listener.host else look,
-                instead("deepspeed --master_port {port} ...", port=facts.port + 1),
-            ),
-        )
+    listener = next((visit.listener for visit in facts.visits if visit.host == first), None)
+    if listener is None:
+        return
+    process = f"process {listener.pid} ({listener.command or 'unknown'})" if listener.pid else "another process"
+    listening = step("sudo ss -ltnp sport = :{port}", port=facts.port)
+    look = step("ps -fp {pid}", pid=listener.pid) if listener.pid else listening
+    yield Finding.error(
+        "master-port-in-use",
+        f"port {facts.port} on {listener.host}, the first host, is taken by {process}, and rank 0 needs it",
+        evidence=(" ".join(listener.said.split())[:200],),
+        fix="take another port, or end that process if it is left over",
+        steps=(on_host(listener.host, look), instead("deepspeed --master_port {port} ...", port=facts.port + 1)),
+    )
 
 
 def master_address_elsewhere(facts: PreflightFacts) -> Iterator[Finding]:

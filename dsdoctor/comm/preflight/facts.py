@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from dsdoctor.comm.local.variables import is_secret
-from dsdoctor.comm.preflight.visit import PortListener, Visit, parse_visit, question
+from dsdoctor.comm.preflight.visit import Visit, parse_visit, question
 from dsdoctor.core.host import Answer, Host
 from dsdoctor.hosts.choose import chosen
 from dsdoctor.hosts.hostfile import HOST, Complaint, Hostfile, Slots, parse_deepspeed_env, parse_hostfile
@@ -58,7 +58,6 @@ class PreflightFacts:
     pdsh: str | None = None
     pdsh_ways: tuple[str, ...] | None = None
     visits: tuple[Visit, ...] = ()
-    listener: PortListener | None = None
     set_here: tuple[str, ...] = ()
     accelerator: str = "cuda"
 
@@ -99,7 +98,6 @@ def look_preflight(
         pdsh=pdsh,
         pdsh_ways=parse_pdsh(host.run([pdsh, "-V"], timeout=5)) if pdsh else None,
         visits=_visit_all(host, ssh, reachable, asked, limit) if ssh else (),
-        listener=None if hosts else look_listener(host, port),
         set_here=tuple(sorted({name for prefix in STEERING for name in host.names(prefix)})),
         accelerator=accelerator,
     )
@@ -131,19 +129,6 @@ def _environment_paths(host: Host, folder: str) -> tuple[str, ...]:
     name = host.variable("DS_ENV_FILE") or ".deepspeed_env"
     folders = (host.variable("HOME") or "/root", folder)
     return tuple(dict.fromkeys(name if name.startswith("/") else f"{parent}/{name}" for parent in folders))
-
-
-def look_listener(host: Host, port: int) -> PortListener | None:
-    """Who listens on a port of this machine. The process is known where it is this user's, or for root."""
-    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
-        said = host.search(path, rf"^ *\d+: [0-9A-F]+:{port:04X} [0-9A-F]+:0000 0A .*$", most=1).strip()
-        if said:
-            socket = f"socket:[{said.split()[9]}]"
-            owner = next((fd for fd in host.glob("/proc/[0-9]*/fd/*") if host.resolve(fd).endswith(socket)), None)
-            pid = owner.split("/")[2] if owner else None
-            command = (host.read(f"/proc/{pid}/cmdline") or "").replace("\0", " ").strip() if pid else None
-            return PortListener(host="", said=f"{path}: {said}", pid=int(pid) if pid else None, command=command or None)
-    return None
 
 
 def parse_pdsh(answer: Answer) -> tuple[str, ...] | None:

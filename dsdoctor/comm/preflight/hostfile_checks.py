@@ -14,46 +14,33 @@ NO_HOST = "is no host name"
 """The complaint that ssh can do nothing with: nobody is asked at such a name."""
 
 
-def hostfile_line_refused(facts: PreflightFacts) -> Iterator[Finding]:
-    """DeepSpeed stops at a line of the hostfile.
-
-    Why it matters: the launcher ends before any rank is started.
-
-    How to fix it: write one line for each host as `HOST slots=NUMBER`, without spaces around the equals sign.
-
-    Since: 0.1
-    """
-    for complaint in facts.hosts.complaints if facts.hosts else ():
-        if complaint.refused and complaint.host is None:
-            line = f", line {complaint.line}: {complaint.text!r} is" if complaint.line else " has"
-            title = f"{facts.hostfile}{line} {complaint.what}: DeepSpeed stops at it"
-            yield Finding.error(
-                "hostfile-line-refused", title, fix="write one line for each host, as in: node1 slots=8"
-            )
-
-
-def hostfile_line_swallowed(facts: PreflightFacts) -> Iterator[Finding]:
-    """DeepSpeed accepts a line of the hostfile without a warning, and does not take it as it is written.
+def hostfile_line_wrong(facts: PreflightFacts) -> Iterator[Finding]:
+    """DeepSpeed stops at a line of the hostfile, or accepts it without a warning and does not take it as it is written.
 
     Its parser reads `HOST slots=NUMBER` at the beginning of a line and drops the rest: `slots=2x` is 2, `slots=8
     max_slots=4` is 8, `slots=0` is a host on which nothing starts. It does not check names: pdsh makes several hosts of
     `n[1-3]`, while DeepSpeed's table of ranks has a single one.
 
-    Why it matters: the job starts with other hosts or another number of ranks than the file seems to say.
+    Why it matters: the launcher ends before any rank is started, or the job starts with other hosts or another number of
+    ranks than the file seems to say.
 
-    How to fix it: write the line as it is meant, as in `node1 slots=8`.
+    How to fix it: write one line for each host as it is meant, without spaces around the equals sign: `node1 slots=8`.
 
-    Since: 0.1
+    Since: 0.2
     """
     for complaint in facts.hosts.complaints if facts.hosts else ():
-        if not complaint.refused:
-            title = (
-                f"{facts.hostfile}, line {complaint.line}: {complaint.what}; DeepSpeed takes the line without a warning"
-            )
-            fix = "write the line as it is meant, as in: node1 slots=8"
-            yield (Finding.error if NO_HOST in complaint.what else Finding.warning)(
-                "hostfile-line-swallowed", title, evidence=(complaint.text,), fix=fix
-            )
+        if complaint.host is not None:
+            continue
+        what, line = complaint.what, f", line {complaint.line}:" if complaint.line else ""
+        if complaint.refused:
+            what = f"{complaint.text!r} is {what}" if line else f"has {what}"
+        end = ": DeepSpeed stops at it" if complaint.refused else "; DeepSpeed takes the line without a warning"
+        yield (Finding.error if complaint.refused or NO_HOST in complaint.what else Finding.warning)(
+            "hostfile-line-wrong",
+            f"{facts.hostfile}{line} {what}{end}",
+            evidence=() if complaint.refused else (complaint.text,),
+            fix="write one line for each host as it is meant, as in: node1 slots=8",
+        )
 
 
 def host_named_twice(facts: PreflightFacts) -> Iterator[Finding]:
@@ -138,6 +125,6 @@ def deepspeed_env_malformed(facts: PreflightFacts) -> Iterator[Finding]:
 
 
 CHECKS = (
-    *(hostfile_line_refused, hostfile_line_swallowed, host_named_twice),
+    *(hostfile_line_wrong, host_named_twice),
     *(variable_not_forwarded, deepspeed_env_malformed),
 )

@@ -13,7 +13,7 @@ MODULES = ("torch", "deepspeed", "dsdoctor")
 
 @dataclass(frozen=True, kw_only=True)
 class PortListener:
-    """Who has a port: the line that shows it, and the process where it could be seen. ``host`` "" is this machine."""
+    """Who has a port of a host: the line that shows it, and the process where it could be seen."""
 
     host: str
     said: str

@@ -9,7 +9,7 @@ import contextlib
 import socket
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -37,13 +37,13 @@ class Notice:
     why: str
 
 
-def ports(rank: Rank) -> tuple[int, ...]:
+def ports(master_port: int) -> tuple[int, ...]:
     """Where rank 0 may listen for notices.
 
-    >>> ports(Rank(rank=0, world=2, local_rank=0, local_world=2, launcher="srun", master="n1", port=29500))
+    >>> ports(29500)
     (29501, 29502, 29503)
     """
-    return tuple(port for port in range(rank.port + 1, rank.port + 1 + PORTS) if port < 1 << 16)
+    return tuple(port for port in range(master_port + 1, master_port + 1 + PORTS) if port < 1 << 16)
 
 
 class NoticeListener:
@@ -88,7 +88,7 @@ def _listening(rank: Rank) -> socket.socket | None:
     """A port on the master's address where that is one of this host's, else on all, as for the store."""
     family = socket.AF_INET6 if ":" in rank.master else socket.AF_INET
     for address in (rank.master, ""):
-        for port in ports(rank):
+        for port in ports(rank.port):
             with contextlib.suppress(OSError):
                 return socket.create_server((address, port), family=family, backlog=1024)
     return None
@@ -106,13 +106,13 @@ def _line(caller: socket.socket) -> bytes:
     return text
 
 
-def send_notice(rank: Rank, host: str, why: str, *, seconds: float, stay: float = 0.0) -> bool:
-    """Tell rank 0 why this rank cannot come, again until it hears or the time is over; whether it heard. Then wait until rank 0
-    has ended, for ``stay`` seconds at most."""
-    line = msgspec.json.encode(Notice(run=rank.run, rank=rank.rank, host=host, why=why[: LARGEST // 2])) + b"\n"
+def send_notice(master: str, port: int, notice: Notice, *, seconds: float, stay: float = 0.0) -> bool:
+    """Tell rank 0, at the master's address and port, why a rank cannot come, again until it hears or the time is over; whether it
+    heard. Then wait until rank 0 has ended, for ``stay`` seconds at most."""
+    line = msgspec.json.encode(replace(notice, why=notice.why[: LARGEST // 2])) + b"\n"
     until = time.monotonic() + seconds
     while True:
-        if any(_sent(rank.master, port, line, stay) for port in ports(rank)):
+        if any(_sent(master, listening, line, stay) for listening in ports(port)):
             return True
         if time.monotonic() + RETRY > until:
             return False

@@ -4,6 +4,7 @@ torch does not keep its own limits: connecting takes twice the timeout asked for
 waits for ever. So plain TCP is tried first, and torch is called in a thread that may be abandoned.
 """
 
+import contextlib
 import errno
 import os
 import secrets
@@ -17,10 +18,8 @@ from typing import Any, cast
 from dsdoctor.comm.local.interfaces import bounded
 from dsdoctor.comm.mesh.connect import ask_listener, connect
 from dsdoctor.comm.models import Rank
-from dsdoctor.comm.preflight.facts import look_listener
 from dsdoctor.comm.rendezvous.board import Board, TcpStore
 from dsdoctor.comm.results import ConnectOutcome
-from dsdoctor.core.host import LocalHost
 
 RETRY = 0.2
 CONNECT = 3.0
@@ -118,7 +117,7 @@ def _reach(rank: Rank, seconds: float, *, taken: bool) -> "TcpStore | Unreached"
         time.sleep(RETRY)
     # the time limit may have cut the last attempt short, so the most frequent outcome counts
     outcome = outcomes.most_common(1)[0][0] if outcomes else ConnectOutcome.TIMED_OUT
-    return Unreached(outcome=outcome, seconds=time.monotonic() - began, taken=taken, listener=None)
+    return Unreached(outcome=outcome, seconds=time.monotonic() - began, taken=taken)
 
 
 def _torch_store(rank: Rank, handle: int | None, seconds: float) -> TcpStore | None:
@@ -140,6 +139,10 @@ def _open(rank: Rank, handle: int | None) -> TcpStore:
 
 def listener_of(port: int) -> str | None:
     """Who listens on a port of this host, where it is a process that this user may look at."""
-    found = look_listener(LocalHost(), port)
-    command = " ".join((found.command or "?").split())[:60] if found else ""
-    return f"pid {found.pid} ({command})" if found and found.pid else None
+    import psutil
+
+    with contextlib.suppress(psutil.Error, OSError):
+        for one in psutil.net_connections("tcp"):
+            if one.status == psutil.CONN_LISTEN and one.laddr.port == port and one.pid:
+                return f"pid {one.pid} ({' '.join(psutil.Process(one.pid).cmdline())[:60]})"
+    return None

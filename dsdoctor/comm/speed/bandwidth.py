@@ -10,33 +10,40 @@ from statistics import median
 
 from dsdoctor.comm.results import Speed, Speeds, Timing
 
+CHUNK, ALL = 1, 0
+"""A buffer of one rank's chunk, and of all ranks' chunks."""
+
 
 @dataclass(frozen=True, kw_only=True)
-class Formula:
-    """``total``: S counts the bytes of all ranks' chunks, not those of one rank. busbw = S/t * (times * (n - 1) / n), or S/t
-    alone where ``times`` is None."""
+class Timed:
+    """A collective that is timed, and what nccl-tests makes of its time: busbw = S/t * (times * (n - 1) / n), or S/t alone where
+    ``times`` is None. torch's function (the first of ``names`` that is there) takes ``buffers``, and then ``more``. ``zero``: ZeRO
+    uses it, so it is timed by default."""
 
     op: str
-    total: bool
+    names: tuple[str, ...]
+    buffers: tuple[int, ...]
     times: int | None
+    more: tuple[int, ...] = ()
+    zero: bool = False
 
-    def __str__(self) -> str:
+    @property
+    def total(self) -> bool:
+        """Whether S counts the bytes of all ranks' chunks, not those of one rank."""
+        return ALL in self.buffers
+
+    @property
+    def formula(self) -> str:
+        """In words.
+
+        >>> print(TIMED["all_reduce"].formula)
+        busbw = S/t x 2(n-1)/n, S = one rank's bytes
+        >>> print(TIMED["all_gather"].formula)
+        busbw = S/t x (n-1)/n, S = all ranks' bytes
+        """
         factor = {None: "", 1: " x (n-1)/n", 2: " x 2(n-1)/n"}[self.times]
         whose = "all ranks'" if self.total else "one rank's"
         return f"busbw = S/t{factor}, S = {whose} bytes"
-
-
-def formula(op: str) -> Formula:
-    """The definition for a collective by its name. Raises KeyError for none of nccl-tests'.
-
-    >>> print(formula("all_reduce"))
-    busbw = S/t x 2(n-1)/n, S = one rank's bytes
-    >>> print(formula("all_gather"))
-    busbw = S/t x (n-1)/n, S = all ranks' bytes
-    >>> print(formula("broadcast"))
-    busbw = S/t, S = one rank's bytes
-    """
-    return {known.op: known for known in FORMULAS}[op]
 
 
 def algbw(size: int, seconds: float) -> float:
@@ -54,7 +61,7 @@ def busbw(op: str, size: int, seconds: float, world: int) -> float:
     >>> [busbw(op, 1_000_000, 0.001, 4) / 1e9 for op in ("all_reduce", "all_gather", "broadcast")]
     [1.5, 0.75, 1.0]
     """
-    times = formula(op).times
+    times = TIMED[op].times
     factor = 1.0 if times is None else times * (world - 1) / world
     return algbw(size, seconds) * factor
 
@@ -91,10 +98,24 @@ def _over_ranks(timings: Sequence[Timing], ranks: Sequence[int]) -> Speed:
     )
 
 
-FORMULAS = (
-    Formula(op="all_reduce", total=False, times=2),
-    Formula(op="all_gather", total=True, times=1),
-    Formula(op="reduce_scatter", total=True, times=1),
-    Formula(op="all_to_all", total=True, times=1),
-    Formula(op="broadcast", total=False, times=None),
+_TIMED = (
+    Timed(op="all_reduce", names=("all_reduce",), buffers=(CHUNK,), times=2, zero=True),
+    Timed(
+        op="all_gather",
+        names=("all_gather_single", "all_gather_into_tensor"),
+        buffers=(ALL, CHUNK),
+        times=1,
+        zero=True,
+    ),
+    Timed(
+        op="reduce_scatter",
+        names=("reduce_scatter_single", "reduce_scatter_tensor"),
+        buffers=(CHUNK, ALL),
+        times=1,
+        zero=True,
+    ),
+    Timed(op="all_to_all", names=("all_to_all_single",), buffers=(ALL, ALL), times=1),
+    Timed(op="broadcast", names=("broadcast",), buffers=(CHUNK,), times=None, more=(0,)),
 )
+TIMED = {timed.op: timed for timed in _TIMED}
+"""By name."""

@@ -66,10 +66,12 @@ def time_pairs(group: RankGroup, tell: Tell, budget: float) -> tuple[PairTime, .
     At most about ``budget`` seconds: rank 0 decides by its clock whether another round is run. Slow
     pairs are tried again when little else is running.
     """
+    import torch
+
     if group.world < 2:
         return ()
     until = time.monotonic() + budget
-    buffer = _buffer(group)
+    buffer = torch.zeros(SIZE, dtype=torch.uint8, device=group.device)
     best: dict[Pair, float] = {}
     latency: dict[Pair, float] = {}
     _play(group, spread_rounds(group.world), buffer[:1], latency, tell, until, "pairs, one byte")
@@ -101,12 +103,6 @@ def _play(
             seconds = _there_and_back(group, pair, buffer) / 2
             if group.rank == pair[0]:
                 best[pair] = min(seconds, best.get(pair, seconds))
-
-
-def _buffer(group: RankGroup) -> Any:
-    import torch
-
-    return torch.zeros(SIZE, dtype=torch.uint8, device=group.device)
 
 
 def _there_and_back(group: RankGroup, pair: Pair, buffer: Any) -> float:

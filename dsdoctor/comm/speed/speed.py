@@ -5,14 +5,13 @@ Rank 0 decides how often a call is made, and whether there is time for it. Check
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median, quantiles
 from typing import Any
 
 from dsdoctor.comm.models import Mode, RankGroup
 from dsdoctor.comm.results import Timing
-from dsdoctor.comm.speed.bandwidth import formula
+from dsdoctor.comm.speed.bandwidth import TIMED, Timed
 from dsdoctor.comm.torch_ops import agreed, newest, wait_for_device
 
 Tell = Callable[[int, str], None]
@@ -40,16 +39,6 @@ FEWEST, MOST = 5, 2000
 WARM_UP = 3
 
 
-@dataclass(frozen=True, kw_only=True)
-class Timed:
-    """A collective that is timed: ``prepare(group, elements)`` makes the buffers, of so many elements a rank or a chunk, and
-    gives the call. ``zero``: ZeRO uses it, so it is timed by default."""
-
-    op: str
-    prepare: Callable[[RankGroup, int], Act]
-    zero: bool = False
-
-
 def time_collectives(group: RankGroup, mode: Mode, tell: Tell, budget: float) -> tuple[Timing, ...]:
     """Time each collective at each size, small ones first, within about ``budget`` seconds; nothing for the quick test.
 
@@ -58,7 +47,7 @@ def time_collectives(group: RankGroup, mode: Mode, tell: Tell, budget: float) ->
     if group.world < 2 or mode is Mode.QUICK:
         return ()
     until = time.monotonic() + budget
-    ops = [timed for timed in TIMED if timed.zero or mode is Mode.FULL]
+    ops = [timed for timed in TIMED.values() if timed.zero or mode is Mode.FULL]
     found: list[Timing] = []
     spent: dict[str, Timing] = {}
     for number, (size, timed) in enumerate(((size, timed) for size in _sizes(group, mode) for timed in ops), 1):
@@ -73,7 +62,7 @@ def time_collectives(group: RankGroup, mode: Mode, tell: Tell, budget: float) ->
 def time_group(group: RankGroup) -> tuple[Timing, ...]:
     """One collective of this group: an all_reduce of a few bytes, and one large enough that a link that is slow shows."""
     large = GROUP_SIZE["cpu" if group.device == "cpu" else "cuda"]
-    return tuple(_time(group, TIMED[0], size) for size in (8, large))
+    return tuple(_time(group, TIMED["all_reduce"], size) for size in (8, large))
 
 
 def _foreseen(size: int, last: Timing | None) -> float:
@@ -101,20 +90,30 @@ def _sizes(group: RankGroup, mode: Mode) -> Sequence[int]:
 
 
 def _time(group: RankGroup, timed: Timed, size: int) -> Timing:
-    total = formula(timed.op).total
-    elements = max(size // 4 // (group.world if total else 1), 1)
-    act = timed.prepare(group, elements)
+    ranks = group.world if timed.total else 1
+    elements = max(size // 4 // ranks, 1)
+    act = _prepared(group, timed, elements)
     warm = _seconds(group, act, WARM_UP)
     calls = int(agreed(group, min(max(ENOUGH / max(min(warm), 1e-7), FEWEST), MOST)))
     seconds = _seconds(group, act, calls)
     return Timing(
         op=timed.op,
-        size=elements * 4 * (group.world if total else 1),
+        size=elements * 4 * ranks,
         calls=calls,
         least=min(seconds),
         median=median(seconds),
         p99=quantiles(seconds, n=100, method="inclusive")[-1],
     )
+
+
+def _prepared(group: RankGroup, timed: Timed, elements: int) -> Act:
+    """The call, with buffers of so many elements a chunk."""
+    import torch
+
+    sizes = [elements * (kind or group.world) for kind in timed.buffers]
+    buffers = [torch.zeros(size, dtype=torch.float32, device=group.device) for size in sizes]
+    act = newest(*timed.names)
+    return lambda: act(*buffers, *timed.more)
 
 
 def _seconds(group: RankGroup, act: Act, calls: int) -> list[float]:
@@ -143,46 +142,3 @@ def _by_events(act: Act, calls: int) -> list[float]:
         event.record()
     torch.cuda.synchronize()
     return [before.elapsed_time(after) / 1000 for before, after in pairwise(events)]
-
-
-def _full(group: RankGroup, elements: int) -> Any:
-    import torch
-
-    return torch.zeros(elements, dtype=torch.float32, device=group.device)
-
-
-def _all_reduce(group: RankGroup, elements: int) -> Act:
-    buffer, act = _full(group, elements), newest("all_reduce")
-    return lambda: act(buffer)
-
-
-def _all_gather(group: RankGroup, elements: int) -> Act:
-    mine, all_ = _full(group, elements), _full(group, elements * group.world)
-    act = newest("all_gather_single", "all_gather_into_tensor")
-    return lambda: act(all_, mine)
-
-
-def _reduce_scatter(group: RankGroup, elements: int) -> Act:
-    mine, all_ = _full(group, elements), _full(group, elements * group.world)
-    act = newest("reduce_scatter_single", "reduce_scatter_tensor")
-    return lambda: act(mine, all_)
-
-
-def _all_to_all(group: RankGroup, elements: int) -> Act:
-    sent, got = _full(group, elements * group.world), _full(group, elements * group.world)
-    act = newest("all_to_all_single")
-    return lambda: act(got, sent)
-
-
-def _broadcast(group: RankGroup, elements: int) -> Act:
-    buffer, act = _full(group, elements), newest("broadcast")
-    return lambda: act(buffer, 0)
-
-
-TIMED = (
-    Timed(op="all_reduce", prepare=_all_reduce, zero=True),
-    Timed(op="all_gather", prepare=_all_gather, zero=True),
-    Timed(op="reduce_scatter", prepare=_reduce_scatter, zero=True),
-    Timed(op="all_to_all", prepare=_all_to_all),
-    Timed(op="broadcast", prepare=_broadcast),
-)

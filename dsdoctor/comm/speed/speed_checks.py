@@ -8,7 +8,7 @@ from statistics import median
 
 from dsdoctor.comm.rank_names import named
 from dsdoctor.comm.results import Limit, Pace, PairTime, Reach, Speed
-from dsdoctor.comm.speed.bandwidth import formula
+from dsdoctor.comm.speed.bandwidth import TIMED
 from dsdoctor.comm.speed.latency_checks import late_pairs, messages_late, round_trips
 from dsdoctor.comm.speed.pairs import shared_rank, slower, within
 from dsdoctor.core.finding import Finding
@@ -212,7 +212,7 @@ def _best(speeds: Sequence[Speed], least: int) -> list[Speed]:
 def _beside(speed: Speed, limit: Limit) -> str:
     return (
         f"{speed.op} of {speed.size} bytes: {speed.seconds * 1e3:.3g} ms on the slowest rank ({speed.slowest}), busbw"
-        f" {speed.busbw / GB:.3g} GB/s, {speed.busbw / limit.bandwidth:.0%} of the limit ({formula(speed.op)})"
+        f" {speed.busbw / GB:.3g} GB/s, {speed.busbw / limit.bandwidth:.0%} of the limit ({TIMED[speed.op].formula})"
     )
 
 
