@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 from dsdoctor.core.build_models import BuildPlan
 from dsdoctor.core.finding import Severity, has_error
-from dsdoctor.core.fix import step
+from dsdoctor.core.fix import Step
 from dsdoctor.report.screen import counted, first_step, next_line, screen_lines
 from dsdoctor.report.terminal import VerdictLine
 
 
-def plan_end_lines(plan: BuildPlan, *, verbose: bool, is_usual: bool) -> Iterator[str]:
-    """The worst findings, then whether it can be built. ``is_usual``: build-wheel without an option would do this."""
+def plan_end_lines(plan: BuildPlan, *, verbose: bool, build: Step) -> Iterator[str]:
+    """The worst findings, then whether it can be built. ``build``: the command that carries it out."""
     yield ""
     if plan.findings:
         yield from screen_lines(plan.findings, shows_all="" if verbose else "-v")
@@ -22,11 +22,8 @@ def plan_end_lines(plan: BuildPlan, *, verbose: bool, is_usual: bool) -> Iterato
             yield next_line(command)
         return
     names = ", ".join(op.op for op in plan.ops) or "DeepSpeed without ops"
-    yield VerdictLine(
-        f"{_mark(plan)} {names} can be built{'' if is_usual else ': build-wheel with the same options does it'}"
-    )
-    if is_usual:
-        yield next_line(step("python -m dsdoctor build-wheel"))
+    yield VerdictLine(f"{_mark(plan)} {names} can be built")
+    yield next_line(build)
 
 
 def _mark(plan: BuildPlan) -> str:
