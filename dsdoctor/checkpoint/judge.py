@@ -8,6 +8,7 @@ from dsdoctor.checkpoint.conditions import judge_conditions
 from dsdoctor.checkpoint.contents import Facts
 from dsdoctor.checkpoint.evaluation import evaluates, outcome_of_load
 from dsdoctor.checkpoint.examine import PARTITIONED, Examined, another_training, examine, without_optimizer
+from dsdoctor.checkpoint.frozen import judge_universal_load, left_by_universal
 from dsdoctor.checkpoint.look import Folder, folder_of_tags_below, read_tag
 from dsdoctor.checkpoint.names import Part
 from dsdoctor.checkpoint.plan import ALL, LOAD_UNIVERSAL, NO_OPTIMIZER, PROVEN_WITH, Outcome, Plan, Verdict
@@ -78,6 +79,8 @@ def judge(
     needed = bytes_of_rank(examined)
     if plan.load != ALL and not evaluates(examined.facts, plan) and decided.verdict is Verdict.LOADS:
         findings += judge_weights_alone(examined, plan)
+    if decided.verdict is Verdict.LOADS:
+        findings += judge_universal_load(examined)
     findings += [*_about(decided, examined, plan), *_memory(needed, ranks_here, available)]
     return Judged(folder=folder, examined=examined, findings=tuple(findings), outcome=decided, rank_bytes=needed)
 
@@ -171,6 +174,8 @@ def _needs_universal(decided: Outcome, examined: Examined, evidence: list[str]) 
         tag=tag.name,
         out=f"{tag.path}_universal",
     )
+    if left := left_by_universal(examined):
+        evidence = [*evidence, f"such a load leaves as the model was made: {left}"]
     ready = f"{there.name} is here already" if there and there.universal else "convert it"
     return Finding.error(
         "checkpoint-needs-universal",

@@ -7,6 +7,7 @@ from typing import Any
 from dsdoctor.checkpoint.agree import tells_trainings
 from dsdoctor.checkpoint.contents import Facts
 from dsdoctor.checkpoint.examine import Examined
+from dsdoctor.checkpoint.frozen import says_nothing
 from dsdoctor.checkpoint.inert import count_of
 from dsdoctor.checkpoint.judge import Judged
 from dsdoctor.checkpoint.plan import LOAD_UNIVERSAL, Verdict
@@ -102,7 +103,8 @@ def verdict_line(judged: Judged) -> str:
         also = "" if judged.outcome.verdict is not Verdict.LOADS else "; the tag itself loads when it is named"
         return f"✗ {errors} error{'s' * (errors > 1)}{also}"
     if judged.outcome.verdict is Verdict.LOADS:
-        return f"✓ {name} loads: {judged.outcome.why} ({_looked_at(judged.examined, values=judged.values_read)})"
+        seen = _looked_at(judged.examined, values=judged.values_read)
+        return f"✓ {name} loads: {judged.outcome.why} ({seen}{_of_frozen(judged.examined)})"
     return f"! {name}: no error was found, and whether it loads is not known"
 
 
@@ -114,6 +116,15 @@ def _looked_at(examined: Examined, *, values: bool) -> str:
     if not tells_trainings(examined):
         return f"{looked}; a file of another training with the same names, steps and shapes would not show"
     return looked if values else f"{looked}: whether all files are of one training, --deep tells"
+
+
+def _of_frozen(examined: Examined) -> str:
+    """What a load rests on that no file says."""
+    return (
+        "; below stage 2 no file says whether frozen parameters of the model were left out"
+        if says_nothing(examined)
+        else ""
+    )
 
 
 def merged_lines(judged: Judged, merged: Merged) -> Iterator[str]:
