@@ -1,7 +1,7 @@
 """A tag -> which frozen parameters and buffers are in it, and which of them a load that succeeds leaves as the model was made.
 
 As real ranks of DeepSpeed 0.19.8 did: ``load_module_state_dict`` is called for no universal checkpoint (engine.py,
-``_load_checkpoint``), and ``zero/`` holds what the optimizer trains alone.
+``_load_checkpoint``), and of its folder ``zero/`` the optimizer reads what it trains, whatever else the converter put there.
 """
 
 import re
@@ -122,7 +122,7 @@ def judge_universal_load(examined: Examined) -> Iterator[Finding]:
         "checkpoint-universal-leaves",
         f"a universal load of {tag.name} leaves {left} as the model was made",
         evidence=(
-            "engine.py loads the module of no universal checkpoint, and its folder zero/ holds what is trained alone",
+            "engine.py loads the module of no universal checkpoint, and of its folder zero/ what the optimizer trains alone",
         ),
         fix="load them into the model before deepspeed.initialize: of the base model, or of the tag that it was made of",
         steps=(

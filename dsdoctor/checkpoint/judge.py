@@ -81,7 +81,9 @@ def judge(
         findings += judge_weights_alone(examined, plan)
     if decided.verdict is Verdict.LOADS:
         findings += judge_universal_load(examined)
-    findings += [*_about(decided, examined, plan), *_memory(needed, ranks_here, available)]
+    if not (conditions and decided.why == conditions[0].title):  # that finding says it already, and what decides it
+        findings += _about(decided, examined, plan)
+    findings += _memory(needed, ranks_here, available)
     return Judged(folder=folder, examined=examined, findings=tuple(findings), outcome=decided, rank_bytes=needed)
 
 
@@ -174,15 +176,20 @@ def _needs_universal(decided: Outcome, examined: Examined, evidence: list[str]) 
         tag=tag.name,
         out=f"{tag.path}_universal",
     )
+    ready_step = step(
+        "python -m dsdoctor checkpoint {folder} --tag {tag}",
+        folder=str(examined.folder.path),
+        tag=f"{tag.name}_universal",
+    )
     if left := left_by_universal(examined):
-        evidence = [*evidence, f"such a load leaves as the model was made: {left}"]
+        evidence = [*evidence, f"a universal load leaves {left} as the model was made"]
     ready = f"{there.name} is here already" if there and there.universal else "convert it"
     return Finding.error(
         "checkpoint-needs-universal",
         f"{tag.name} does not load as it is: {decided.why}",
         evidence=evidence,
         fix=f"{ready}, and put {LOAD_UNIVERSAL} into the configuration of the run",
-        steps=() if there and there.universal else (convert,),
+        steps=(ready_step,) if there and there.universal else (convert,),
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from dsdoctor.checkpoint.agree import tells_trainings
 from dsdoctor.checkpoint.contents import Facts
 from dsdoctor.checkpoint.examine import Examined
-from dsdoctor.checkpoint.frozen import says_nothing
+from dsdoctor.checkpoint.frozen import left_by_universal, says_nothing
 from dsdoctor.checkpoint.inert import count_of
 from dsdoctor.checkpoint.judge import Judged
 from dsdoctor.checkpoint.plan import LOAD_UNIVERSAL, Verdict
@@ -16,7 +16,7 @@ from dsdoctor.commands.checkpoint_merge import Merged
 from dsdoctor.commands.checkpoint_universal import Converted
 from dsdoctor.core.finding import Severity, has_error
 from dsdoctor.core.sentences import and_more
-from dsdoctor.report.screen import first_step, next_line
+from dsdoctor.report.screen import first_step, most_harmful, next_line
 from dsdoctor.report.terminal import VerdictLine, finding_lines
 from dsdoctor.report.units import size
 
@@ -28,7 +28,7 @@ def checkpoint_lines(judged: Judged, available: int | None) -> Iterator[str]:
     """What is there, the findings, and the verdict."""
     if judged.examined is not None:
         yield from _contents(judged.examined)
-    yield from finding_lines(judged.findings)
+    yield from finding_lines(most_harmful(judged.findings))
     yield from _memory(judged, available)
     yield ""
     yield VerdictLine(verdict_line(judged))
@@ -153,6 +153,8 @@ def converted_lines(judged: Judged, made: Converted) -> Iterator[str]:
     )
     yield f"· {checked}; the largest process took {size(made.peak_memory)}"
     yield f"· to load it: {LOAD_UNIVERSAL} in the configuration, and load_checkpoint({str(Path(made.out).parent)!r})"
+    if judged.examined is not None and (left := left_by_universal(judged.examined)):
+        yield f"· such a load leaves {left} as the model was made"
     yield f"✓ {name} is universal in {made.out}: {made.parameters:,} parameters, {size(made.size)}"
 
 

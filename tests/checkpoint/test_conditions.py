@@ -12,7 +12,7 @@ from dsdoctor.checkpoint.look import look
 from dsdoctor.checkpoint.plan import NO_OPTIMIZER, Plan, Verdict
 from dsdoctor.cli.app import run
 from dsdoctor.core.finding import Severity, has_error
-from dsdoctor.report.checkpoint import verdict_line
+from dsdoctor.report.checkpoint import checkpoint_lines, verdict_line
 from tests.checkpoint.written import KINDS, Called, Kind, floats, model_states, optimizer_states, save, write
 
 SHARDED = [kind for kind in KINDS if kind.stage and not kind.experts and not kind.pipeline]
@@ -257,3 +257,20 @@ def test_frozen_parameters_of_stage_3_fit_the_ranks_that_saved_them_alone(tmp_pa
 
     loads, cannot = Verdict.LOADS, Verdict.CANNOT
     assert verdicts == {("none", 1): loads, ("none", 2): loads, ("frozen", 1): cannot, ("frozen", 2): loads}
+
+
+def test_the_screen_begins_with_what_is_most_harmful_says_it_once_and_ends_in_a_command(tmp_path: Path) -> None:
+    kind = Kind(stage=1)
+    with_module(write(tmp_path / "ranks", kind), kind, {"frozen.weight": floats([1.0])})
+    ranks = judge(look(tmp_path / "ranks"), None, Plan(world=3))
+    universal = tmp_path / "ranks" / "global_step2_universal" / "zero"
+    universal.mkdir(parents=True)
+    ready = judge(look(tmp_path / "ranks"), None, Plan(world=3))
+    resave(write(tmp_path / "excluded", Kind()), Kind(), {"frozen_param_shapes": None})
+    excluded = list(checkpoint_lines(judged(tmp_path / "excluded"), None))
+    lines = list(checkpoint_lines(ready, None))
+
+    assert "checkpoint-needs-universal" in next(line for line in lines if line.startswith(("✗", "!", "·")))
+    assert f"--universal {universal.parent}" in list(checkpoint_lines(ranks, None))[-1]
+    assert lines[-1] == f"  next: $ python -m dsdoctor checkpoint {tmp_path}/ranks --tag global_step2_universal"
+    assert len([line for line in excluded if "was saved with exclude_frozen_parameters" in line]) == 1
