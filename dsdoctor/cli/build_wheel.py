@@ -19,9 +19,10 @@ from dsdoctor.core.finding import has_error
 from dsdoctor.core.fix import Step, step
 from dsdoctor.core.options import TARGET, WHERE, flag, option, options
 from dsdoctor.core.requests import BuildOrder
+from dsdoctor.report.plan import install_lines
 from dsdoctor.report.progress import BuildProgress
 from dsdoctor.report.stream import Stream
-from dsdoctor.report.terminal import finding_lines, install_lines, plan_lines, result_lines, show
+from dsdoctor.report.terminal import finding_lines, plan_lines, result_lines, show
 
 Index = Annotated[
     Path | None,

@@ -1,10 +1,11 @@
-"""How the screen of a plan ends: what speaks against it, one verdict, one next step."""
+"""How the screens of a plan and of a build end: what speaks against it, one verdict, one next step."""
 
+import sys
 from collections.abc import Iterator
 
 from dsdoctor.core.build_models import BuildPlan
 from dsdoctor.core.finding import Severity, has_error
-from dsdoctor.core.fix import Step
+from dsdoctor.core.fix import Step, step
 from dsdoctor.report.screen import counted, first_step, next_line, screen_lines
 from dsdoctor.report.terminal import VerdictLine
 
@@ -28,3 +29,17 @@ def plan_end_lines(plan: BuildPlan, *, verbose: bool, build: Step) -> Iterator[s
 
 def _mark(plan: BuildPlan) -> str:
     return "!" if any(finding.severity is Severity.WARNING for finding in plan.findings) else "✓"
+
+
+def install_lines(plan: BuildPlan, wheel: str) -> Iterator[str]:
+    """The next command after a build. pip leaves a version alone that is installed, whatever is in the wheel."""
+    python = "python" if plan.python == sys.executable else plan.python
+    yield next_line(step("{python} -m pip install {wheel}", python=python, wheel=wheel))
+    if not plan.tagged:
+        again = step(
+            "{python} -m pip install --no-deps --force-reinstall {wheel}",
+            python=python,
+            wheel=wheel,
+            note="where pip says that this version is installed",
+        )
+        yield f"    or: $ {again.printed}"
