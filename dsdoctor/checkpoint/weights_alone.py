@@ -7,11 +7,9 @@ from collections.abc import Iterator
 
 from dsdoctor.checkpoint.contents import Facts
 from dsdoctor.checkpoint.examine import PARTITIONED, Examined
-from dsdoctor.checkpoint.plan import MODULE, NO_OPTIMIZER, Outcome, Plan, Run, Verdict, planned
+from dsdoctor.checkpoint.plan import MODULE, NO_OPTIMIZER, SIZES, Outcome, Plan, Run, Verdict, planned
 from dsdoctor.core.finding import Finding
 
-SIZES = "RuntimeError: The size of tensor a (...) must match the size of tensor b (...)"
-"""At stage 3 each rank copies its piece of each frozen parameter (engine.py, load_module_state_dict)."""
 ARGUMENTS = {NO_OPTIMIZER: "load_optimizer_states=False", MODULE: "load_module_only=True"}
 
 

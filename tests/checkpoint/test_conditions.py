@@ -255,6 +255,9 @@ def test_frozen_parameters_of_stage_3_fit_the_ranks_that_saved_them_alone(tmp_pa
             found = judge(look(tmp_path / name), None, Plan(load=NO_OPTIMIZER, world=world))
             verdicts[name, world] = verdict(found)
 
+    whole = judge(look(tmp_path / "frozen"), None, Plan(world=1))
+    assert whole.outcome is not None
+    assert whole.outcome.words.startswith("RuntimeError: The size of tensor")
     loads, cannot = Verdict.LOADS, Verdict.CANNOT
     assert verdicts == {("none", 1): loads, ("none", 2): loads, ("frozen", 1): cannot, ("frozen", 2): loads}
 
