@@ -4,9 +4,8 @@ import doctest
 import importlib
 from pathlib import Path
 
-import pytest
-
 import dsdoctor
+from tests.each import each
 
 ROOT = Path(dsdoctor.__file__).parent
 NAMES = [
@@ -16,7 +15,7 @@ NAMES = [
 ]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_examples(name: str) -> None:
     result = doctest.testmod(importlib.import_module(name), optionflags=doctest.IGNORE_EXCEPTION_DETAIL)
 

@@ -93,7 +93,10 @@ def test_the_scripts_for_other_interpreters_know_nothing_of_us() -> None:
 
 def heavy_imports(path: Path) -> set[str]:
     """Heavy packages that a module imports at its top."""
-    top = ast.parse(path.read_text(encoding="utf-8")).body
+    text = path.read_text(encoding="utf-8")
+    if not any(name in text for name in HEAVY):  # most files need not be parsed
+        return set()
+    top = ast.parse(text).body
     names = {alias.name.split(".")[0] for node in top if isinstance(node, ast.Import) for alias in node.names}
     names |= {(node.module or "").split(".")[0] for node in top if isinstance(node, ast.ImportFrom)}
     return names & HEAVY
