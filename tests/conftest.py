@@ -33,6 +33,13 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    """What the last tests left shows here; pytest looks five times more, and Python as it ends."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def disk(tmp_path: Path) -> Disk:
     """``disk({"/usr/bin/nvcc": "#!/bin/sh\\n..."}, PATH="/usr/bin")``: a machine below tmp_path; scripts are executable."""

@@ -17,7 +17,10 @@ NAMES = [
 
 @each("name", NAMES)
 def test_examples(name: str) -> None:
-    result = doctest.testmod(importlib.import_module(name), optionflags=doctest.IGNORE_EXCEPTION_DETAIL)
+    runner = doctest.DocTestRunner(optionflags=doctest.IGNORE_EXCEPTION_DETAIL)
+    for found in doctest.DocTestFinder().find(importlib.import_module(name)):
+        if found.examples:  # doctest looks at every known file's time before each docstring that it runs, even one without any
+            runner.run(found)
 
-    assert result.attempted > 0
-    assert result.failed == 0
+    assert runner.tries > 0
+    assert runner.failures == 0
