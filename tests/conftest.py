@@ -28,8 +28,9 @@ gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """From here on only what the tests make is looked through for garbage, as often as ever."""
+    """From here on only what the tests make is looked through for garbage."""
     gc.freeze()
+    gc.set_threshold(10_000, 20, 10)
     gc.enable()
 
 

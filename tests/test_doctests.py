@@ -19,7 +19,8 @@ NAMES = [
 def test_examples(name: str) -> None:
     runner = doctest.DocTestRunner(optionflags=doctest.IGNORE_EXCEPTION_DETAIL)
     for found in doctest.DocTestFinder().find(importlib.import_module(name)):
-        if found.examples:  # doctest looks at every known file's time before each docstring that it runs, even one without any
+        # before any docstring that it runs, doctest asks for the age of every file that was ever shown
+        if found.examples:
             runner.run(found)
 
     assert runner.tries > 0
