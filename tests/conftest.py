@@ -18,13 +18,15 @@ Disk = Callable[..., LocalHost]
 # the quick suite tries a few; HYPOTHESIS_EXAMPLES=1000 looks harder
 # whoever starts pytest may set it (xdist does), and then words would wrap there
 os.environ.pop("COLUMNS", None)
-# torch's threads spin while they wait for each other: on small tensors that is most of what they cost
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("dsdoctor", max_examples=int(os.environ.get("HYPOTHESIS_EXAMPLES", "25")), deadline=None)
 settings.load_profile("dsdoctor")
 
-# what the modules and the list of tests hold lives until the end: it is not walked again and again for garbage
-gc.disable()
+
+def pytest_configure() -> None:
+    """What the modules and the list of tests hold lives until the end: it is not walked again and again for garbage."""
+    gc.disable()
+    # torch's threads spin while they wait for each other: on small tensors that is most of what they cost
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_collection_finish() -> None:
