@@ -136,6 +136,7 @@ def row(folder: Path, name: str, plan: Plan, results: list[bool]) -> dict[str, A
         "checkpoint-cannot-load",
         "checkpoint-load-not-known",
         "checkpoint-frozen-left-out",
+        "checkpoint-universal-leaves",
         "checkpoint-optimizer-skipped",
         "checkpoint-weights-undone",
     }

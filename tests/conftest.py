@@ -1,5 +1,6 @@
 """Fakes are machines: small real trees with real scripts in them, and Machines written out."""
 
+import gc
 import os
 import stat
 from collections.abc import Callable, Mapping
@@ -19,6 +20,27 @@ Disk = Callable[..., LocalHost]
 os.environ.pop("COLUMNS", None)
 settings.register_profile("dsdoctor", max_examples=int(os.environ.get("HYPOTHESIS_EXAMPLES", "25")), deadline=None)
 settings.load_profile("dsdoctor")
+
+
+def pytest_configure() -> None:
+    """What the modules and the list of tests hold lives until the end: it is not walked again and again for garbage."""
+    gc.disable()
+    # torch's threads spin while they wait for each other: on small tensors that is most of what they cost
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_collection_finish() -> None:
+    """From here on only what the tests make is looked through for garbage."""
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 10)
+    gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    """What the last tests left shows here; pytest looks five times more, and Python as it ends."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

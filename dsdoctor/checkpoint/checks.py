@@ -8,6 +8,7 @@ from dsdoctor.checkpoint.archive import DENIED
 from dsdoctor.checkpoint.contents import STATE, optimizer_steps, shapes_of
 from dsdoctor.checkpoint.examine import PARTITIONED, RANKS, STAGE, TYPE, Examined
 from dsdoctor.checkpoint.expected import missing_files
+from dsdoctor.checkpoint.frozen import only_in_module
 from dsdoctor.checkpoint.inert import Call
 from dsdoctor.checkpoint.look import Shard
 from dsdoctor.checkpoint.missing import MOST, listed, missing
@@ -204,7 +205,7 @@ def frozen_left_out(examined: Examined) -> Iterator[Finding]:
     facts = examined.facts
     if facts.universal or facts.layers or not facts.stage or facts.stage >= PARTITIONED:
         return
-    names = [name for shard in examined.tag.of(Part.MODEL) for name in _only_in_module(examined, shard)]
+    names = [name for shard in examined.tag.of(Part.MODEL) for name in only_in_module(examined, shard)]
     if names:
         yield Finding.note(
             "checkpoint-frozen-left-out",
@@ -212,15 +213,6 @@ def frozen_left_out(examined: Examined) -> Iterator[Finding]:
             evidence=[and_more(tuple(names), 6)],
             fix="load_checkpoint restores them; a merged model takes them from the model states",
         )
-
-
-def _only_in_module(examined: Examined, shard: Shard) -> list[str]:
-    content = shard.file.content
-    module, shared, buffers = (at(content, name) for name in ("module", "shared_params", "buffer_names"))
-    if not isinstance(module, dict) or shapes_of(content) is None:
-        return []
-    known = {*examined.parameters, *examined.frozen, *(shared or ()), *(buffers or ())}
-    return [str(name) for name in module if name not in known and "expert" not in str(name)]
 
 
 def _name(examined: Examined, path: object) -> str:

@@ -5,14 +5,10 @@ import sys
 from collections.abc import Iterator
 
 from dsdoctor.checkpoint.examine import Examined
-from dsdoctor.checkpoint.inert import Call
-from dsdoctor.checkpoint.names import Part
-from dsdoctor.checkpoint.walk import at
+from dsdoctor.checkpoint.frozen import without_frozen
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.sentences import and_more
 
-GRADIENTS = 2
-"""The stage from which on save_checkpoint notes frozen parameters: engine.py, zero_optimization_partition_gradients."""
 OLD_NAMES = {name.partition(".")[0] for name in _compat_pickle.IMPORT_MAPPING}
 """Modules by the names that they had in Python 2, under which torch.save writes them: __builtin__.set."""
 AT_HAND = {"torch", "deepspeed", "numpy", *sys.stdlib_module_names, *OLD_NAMES} - {"__main__"}
@@ -39,25 +35,17 @@ def _foreign_classes(examined: Examined) -> Iterator[Finding]:
         )
 
 
-def without_frozen(examined: Examined) -> bool:
-    """Whether frozen parameters were excluded when it was saved, where DeepSpeed notes that."""
-    if (examined.facts.stage or 0) < GRADIENTS or examined.facts.universal:
-        return False
-    return any(_says_nothing_of_frozen(shard.file.content) for shard in examined.tag.of(Part.MODEL))
-
-
 def _frozen_excluded(examined: Examined) -> Iterator[Finding]:
-    if without_frozen(examined):
+    if without_frozen(examined) and not examined.facts.universal:
         yield Finding.warning(
             "checkpoint-frozen-excluded",
             f"{examined.tag.folder.name} was saved with exclude_frozen_parameters: frozen parameters of the model are not in it",
-            evidence=(f"{len(examined.parameters)} trained parameters are in it",),
+            evidence=(
+                f"{len(examined.parameters)} trained parameters are in it",
+                "load_checkpoint raises 'Missing key(s) in state_dict' where the model has frozen ones",
+                "with load_module_strict=False it loads without a word, and leaves those as the model was made: random where no "
+                "base model was loaded",
+            ),
             fix="where the model has frozen parameters, take them from the base model and load with "
             "load_checkpoint(..., load_module_strict=False)",
         )
-
-
-def _says_nothing_of_frozen(content: object) -> bool:
-    """DeepSpeed writes an empty dictionary for a model without frozen parameters, and None where they are excluded."""
-    items = content.items if isinstance(content, Call) else content
-    return isinstance(items, dict) and "frozen_param_shapes" in items and at(content, "frozen_param_shapes") is None

@@ -25,6 +25,7 @@ class Facts:
     ``cut_by_deepspeed``: whether its tensors were cut by DeepSpeed itself (``tensor_parallel.autotp_size``), not by the model.
     ``without_step``: whether ``elastic_checkpoint`` left the optimizer's step out. ``trained``: whether the
     engine had an optimizer. ``experts``: how many each MoE layer has, () for none.
+    ``frozen``: whether frozen parameters are saved beside the trained ones, as from stage 2 on.
     ``dtype``: of the training, "" where nothing says it.
     """
 
@@ -46,6 +47,7 @@ class Facts:
     cut_by_deepspeed: bool = False
     trained: bool = True
     without_step: bool = False
+    frozen: bool = False
 
     @property
     def world(self) -> int | None:
@@ -78,6 +80,7 @@ def facts_of(tag: Tag) -> Facts:
         injected=any(at(content, "universal_checkpoint_info") is not None for content in models),
         cut_by_deepspeed=(_number(at(config, "tensor_parallel", "autotp_size")) or 1) > 1,
         trained=not any(_says_no_optimizer(content) for content in models) or bool(tag.of(Part.OPTIMIZER)),
+        frozen=any(frozen_of(content) for content in models),
         without_step=any(_says_no_step(state) for state in optimizers),
     )
 

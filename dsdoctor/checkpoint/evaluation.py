@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from dsdoctor.checkpoint.contents import Facts
 from dsdoctor.checkpoint.examine import PARTITIONED
-from dsdoctor.checkpoint.plan import ALL, MODULE, NO_OPTIMIZER, Outcome, Plan, Run, Verdict, outcome, planned
+from dsdoctor.checkpoint.outcome import outcome
+from dsdoctor.checkpoint.plan import ALL, MODULE, NO_OPTIMIZER, Outcome, Plan, Run, Verdict, planned
 from dsdoctor.checkpoint.weights_alone import outcome_of_weights
 
 AT_STAGE_0 = 'give the engine that evaluates a configuration with "zero_optimization": {"stage": 0}'

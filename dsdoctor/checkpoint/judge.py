@@ -8,6 +8,7 @@ from dsdoctor.checkpoint.conditions import judge_conditions
 from dsdoctor.checkpoint.contents import Facts
 from dsdoctor.checkpoint.evaluation import evaluates, outcome_of_load
 from dsdoctor.checkpoint.examine import PARTITIONED, Examined, another_training, examine, without_optimizer
+from dsdoctor.checkpoint.frozen import judge_universal_load, left_by_universal
 from dsdoctor.checkpoint.look import Folder, folder_of_tags_below, read_tag
 from dsdoctor.checkpoint.names import Part
 from dsdoctor.checkpoint.plan import ALL, LOAD_UNIVERSAL, NO_OPTIMIZER, PROVEN_WITH, Outcome, Plan, Verdict
@@ -78,7 +79,11 @@ def judge(
     needed = bytes_of_rank(examined)
     if plan.load != ALL and not evaluates(examined.facts, plan) and decided.verdict is Verdict.LOADS:
         findings += judge_weights_alone(examined, plan)
-    findings += [*_about(decided, examined, plan), *_memory(needed, ranks_here, available)]
+    if decided.verdict is Verdict.LOADS:
+        findings += judge_universal_load(examined)
+    if not (conditions and decided.why == conditions[0].title):  # that finding says it already, and what decides it
+        findings += _about(decided, examined, plan)
+    findings += _memory(needed, ranks_here, available)
     return Judged(folder=folder, examined=examined, findings=tuple(findings), outcome=decided, rank_bytes=needed)
 
 
@@ -171,13 +176,20 @@ def _needs_universal(decided: Outcome, examined: Examined, evidence: list[str]) 
         tag=tag.name,
         out=f"{tag.path}_universal",
     )
+    ready_step = step(
+        "python -m dsdoctor checkpoint {folder} --tag {tag}",
+        folder=str(examined.folder.path),
+        tag=f"{tag.name}_universal",
+    )
+    if left := left_by_universal(examined):
+        evidence = [*evidence, f"a universal load leaves {left} as the model was made"]
     ready = f"{there.name} is here already" if there and there.universal else "convert it"
     return Finding.error(
         "checkpoint-needs-universal",
         f"{tag.name} does not load as it is: {decided.why}",
         evidence=evidence,
         fix=f"{ready}, and put {LOAD_UNIVERSAL} into the configuration of the run",
-        steps=() if there and there.universal else (convert,),
+        steps=(ready_step,) if there and there.universal else (convert,),
     )
 
 

@@ -58,13 +58,28 @@ Since: 0.1""",
     "checkpoint-frozen-excluded": """A checkpoint was saved with exclude_frozen_parameters: it holds the trained ones only.
 
 Hugging Face's Trainer does so for adapters (PEFT): the base model is loaded from elsewhere anyway. Told at stages 2 and 3, where
-DeepSpeed notes it; below, a checkpoint without them looks like one of a model that has none.
+DeepSpeed notes it. Below, it is told where a LoRA adapter stands there without the layer that it adapts, or a second name of a
+parameter without the first; else a checkpoint without them looks like one of a model that has none, and the verdict says so.
 
-Why it matters: a plain load_checkpoint then fails with "Missing key(s) in state_dict", and a merged model lacks them.
+Why it matters: a plain load_checkpoint then fails with "Missing key(s) in state_dict", and a merged model lacks them. With
+load_module_strict=False it loads without a word, and the frozen parameters stay as the model was made: where no base model was
+loaded before, they are random.
 
 How to fix it: load the base model first, and then load_checkpoint(..., load_module_strict=False).
 
 Since: 0.1""",
+    "checkpoint-universal-leaves": """A universal checkpoint brings back what the optimizer trains, and nothing else.
+
+DeepSpeed 0.19.8 loads the module of no universal checkpoint: frozen parameters and buffers (such as BatchNorm's statistics) stay
+as the model was made, whether they were saved or not, and load_module_strict changes nothing about it.
+
+Why it matters: it raises nothing and says nothing. A frozen base model that was not loaded before is random then.
+
+How to fix it: load them into the model before deepspeed.initialize: of the base model, or of what the tag merges into.
+
+    $ python -m dsdoctor checkpoint DIR --tag TAG --merge OUT
+
+Since: 0.2""",
     "checkpoint-leftover-shards": """A tag has files of ranks, of a stage or of a type that the run which saved last did not have.
 
 A larger run, or one of another stage or type (a run in bf16 puts bf16_ before the names of its optimizer's files), saved under the

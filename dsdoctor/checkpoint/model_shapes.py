@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from dsdoctor.checkpoint.conditions import without_frozen
 from dsdoctor.checkpoint.contents import Shapes
 from dsdoctor.checkpoint.examine import PARTITIONED, Examined
+from dsdoctor.checkpoint.frozen import without_frozen
 from dsdoctor.checkpoint.inert import Tensor
 from dsdoctor.checkpoint.names import Part
 from dsdoctor.checkpoint.walk import at

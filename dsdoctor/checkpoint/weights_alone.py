@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from dsdoctor.checkpoint.contents import Facts
 from dsdoctor.checkpoint.examine import PARTITIONED, Examined
-from dsdoctor.checkpoint.plan import MODULE, NO_OPTIMIZER, Outcome, Plan, Run, Verdict, planned
+from dsdoctor.checkpoint.plan import MODULE, NO_OPTIMIZER, SIZES, Outcome, Plan, Run, Verdict, planned
 from dsdoctor.core.finding import Finding
 
 ARGUMENTS = {NO_OPTIMIZER: "load_optimizer_states=False", MODULE: "load_module_only=True"}
@@ -49,6 +49,9 @@ def _partitioned(facts: Facts, run: Run, plan: Plan) -> Outcome:
     if run.data > facts.data:
         why = f"each rank opens a file of its own, and there are those of {facts.data}"
         return Outcome(verdict=Verdict.CANNOT, why=why, words="AssertionError on the ranks whose file is not there")
+    if facts.frozen and run.data != facts.data:
+        why = f"the frozen parameters are cut for {facts.data} data-parallel ranks, and the run has {run.data}"
+        return Outcome(verdict=Verdict.CANNOT, why=why, words=SIZES)
     return Outcome(verdict=Verdict.LOADS, why="its weights alone, put together from the files of all ranks")
 
 

@@ -8,7 +8,19 @@ import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from dsdoctor.checks import built, compilers, files, gpus, jit, linked, python, surroundings, targets, toolkits
+from dsdoctor.checks import (
+    built,
+    compilers,
+    files,
+    gpus,
+    jit,
+    linked,
+    python,
+    shared_memory,
+    surroundings,
+    targets,
+    toolkits,
+)
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.machine import Machine
@@ -40,7 +52,11 @@ TOPICS = (
     Topic(name="toolkit", summary=toolkits.summary, checks=toolkits.CHECKS),
     Topic(name="compiler", summary=compilers.summary, checks=compilers.CHECKS),
     Topic(name="deepspeed", summary=built.summary, checks=built.CHECKS + targets.CHECKS + files.CHECKS + linked.CHECKS),
-    Topic(name="system", summary=surroundings.summary, checks=surroundings.CHECKS + jit.CHECKS),
+    Topic(
+        name="system",
+        summary=surroundings.summary,
+        checks=surroundings.CHECKS + shared_memory.CHECKS + jit.CHECKS,
+    ),
 )
 
 

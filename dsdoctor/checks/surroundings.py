@@ -245,8 +245,9 @@ def nccl_shm_too_small(machine: Machine) -> Iterator[Finding]:
 
     Since: 0.1
     """
-    size = machine.system.shared_memory
-    if size is not None and size < SMALL_SHARED_MEMORY:
+    size, shared = machine.system.shared_memory, machine.shared_memory
+    left = sum(each.size for each in shared.leftovers) if shared else 0  # of which there is a rule of its own
+    if size is not None and size + left < SMALL_SHARED_MEMORY:
         yield (Finding.warning if machine.gpus else Finding.note)(
             "nccl-shm-too-small",
             f"/dev/shm has {size / MIB:.0f} MiB free; NCCL and data loader workers need 1 GiB and more",

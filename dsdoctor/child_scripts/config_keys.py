@@ -295,7 +295,9 @@ def judge(config, by_model):
     """(what DeepSpeed makes of it or None, what it refuses). A refused part is taken out, and the rest is judged again."""
     config, found = plain(config), []
     if not any(name in config for name in BATCH[:2]):
-        _, error = attempt(config, Notes())
+        made, error = attempt(config, Notes())
+        if made is not None:  # elastic training, which releases before 0.19 have, computes them
+            return made, found
         keep_a_batch_size(config)
         if attempt(config, Notes())[0] is not None:
             found.append({"paths": [], "kind": "no batch size", "message": str(error), "model": ""})

@@ -1,6 +1,6 @@
 """The command that builds: build-wheel."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,11 +16,13 @@ from dsdoctor.commands.build_targets import ListedTarget, chosen_target, list_ta
 from dsdoctor.core.build_models import BuildPlan
 from dsdoctor.core.files import check_folder
 from dsdoctor.core.finding import has_error
+from dsdoctor.core.fix import Step, step
 from dsdoctor.core.options import TARGET, WHERE, flag, option, options
 from dsdoctor.core.requests import BuildOrder
+from dsdoctor.report.plan import install_lines
 from dsdoctor.report.progress import BuildProgress
 from dsdoctor.report.stream import Stream
-from dsdoctor.report.terminal import finding_lines, install_lines, plan_lines, result_lines, show
+from dsdoctor.report.terminal import finding_lines, plan_lines, result_lines, show
 
 Index = Annotated[
     Path | None,
@@ -63,13 +65,14 @@ Chosen = Annotated[
         help="Build only the N-th of them, from 0: one task of a Slurm array or an indexed Kubernetes Job.",
     ),
 ]  # fmt: skip
+DEFAULT_OUT = Path("dist")
 DryRun = Annotated[bool, flag(name="--dry-run", help="Show the plan and stop.")]
 
 
 def build_wheel_command(
     *,
     order: BuildOrder | None = None,
-    out: Out = Path("dist"),
+    out: Out = DEFAULT_OUT,
     index: Index = None,
     python: Pythons = (),
     torch: Torches = (),
@@ -102,9 +105,19 @@ def build_wheel_command(
     if torch or len(wanted) > 1:
         return run_matrix(order, wanted, out.absolute(), index, dry_run=dry_run, as_json=as_json)
     if dry_run:
-        return show_plan("build-wheel", order, as_json=as_json)
+        return show_plan("build-wheel", order, as_json=as_json, more=_own_options(out, index, no_cache=no_cache))
     after = partial(publish_into, index) if index else None
     return build_and_show("build-wheel", order, out, after=after, as_json=as_json, at_end=install_lines)
+
+
+def _own_options(out: Path, index: Path | None, *, no_cache: bool) -> Iterator[Step]:
+    """Those that a plan does not have."""
+    if out != DEFAULT_OUT:
+        yield step("--out {folder}", folder=str(out))
+    if index is not None:
+        yield step("--index {folder}", folder=str(index))
+    if no_cache:
+        yield step("--no-cache")
 
 
 def _show_targets(listed: tuple[ListedTarget, ...], as_json: bool) -> int:

@@ -1,14 +1,17 @@
 """The command that decides and compiles nothing: plan."""
 
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 
 from dsdoctor.cli.ending import IMPOSSIBLE, OK, print_result
 from dsdoctor.cli.options import Json, Verbose
+from dsdoctor.commands.build_options import build_command
 from dsdoctor.commands.observe import observing_for
 from dsdoctor.commands.plan import planned
 from dsdoctor.core.build_models import BuildPlan
 from dsdoctor.core.finding import has_error
+from dsdoctor.core.fix import Step, with_options
 from dsdoctor.core.requests import BuildOrder, MachineFile, PythonPath
 from dsdoctor.report.plan import plan_end_lines
 from dsdoctor.report.terminal import plan_lines
@@ -31,11 +34,12 @@ def plan_command(
     )
 
 
-def show_plan(command: str, order: BuildOrder, *, as_json: bool, verbose: bool = False) -> int:
-    """Plan, show the plan, and say by the exit status whether it can be carried out."""
+def show_plan(
+    command: str, order: BuildOrder, *, as_json: bool, verbose: bool = False, more: Iterable[Step] = ()
+) -> int:
+    """Plan, show the plan, and say by the exit status whether it can be carried out. ``more``: options of build-wheel alone."""
     plan = _decided(order)
-    is_usual = replace(order, python=sys.executable, machine=None) == replace(BuildOrder(), python=sys.executable)
-    lines = [*plan_lines(plan), *plan_end_lines(plan, verbose=verbose, is_usual=is_usual)]
+    lines = [*plan_lines(plan), *plan_end_lines(plan, verbose=verbose, build=with_options(build_command(order), more))]
     print_result(command, as_json, lines, plan.findings, plan=plan)
     return IMPOSSIBLE if has_error(plan.findings) else OK
 

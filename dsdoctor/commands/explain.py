@@ -3,6 +3,7 @@
 One rule's page needs the part that has the rule, and not the eleven of them: importing all takes a quarter of a second.
 """
 
+import functools
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -98,6 +99,7 @@ def _page_of(rule: "Rule") -> ManualPage:
     return replace(parse_page(rule.manual), fix=fix, since=rule.since)
 
 
+@functools.cache
 def _checks() -> Pages:
     from dsdoctor import checks
 
@@ -110,18 +112,21 @@ def _logs() -> Pages:
     return RULES
 
 
+@functools.cache
 def _overflow() -> Pages:
     from dsdoctor.overflow.verdict import verdict
 
     return verdict.manual_pages()
 
 
+@functools.cache
 def _comm() -> Pages:
     from dsdoctor.comm import manual
 
     return manual.manual_pages()
 
 
+@functools.cache
 def _hang() -> Pages:
     from dsdoctor.hang import verdict
 

@@ -105,7 +105,7 @@ def read_settings(order: Order, host: LocalHost) -> ZeroSettings:
         given = {"bf16.enabled": order.dtype == "bf16", "fp16.enabled": order.dtype == "fp16"}
     wish = json.dumps({"world": order.world, "batch": order.batch, "given": given})
     answer = host.ask(order.python, "ask_zero_config.py", str(order.config), wish, timeout=PATIENCE)
-    settings = parse_settings(parse_answer(answer, dict, "the configuration"))
+    settings = parse_settings(parse_answer(answer, dict, "the configuration"), str(order.config))
     if {"bf16.enabled", "fp16.enabled"} & set(settings.automatic):
         raise UsageError(
             'bf16 or fp16 is "auto" in the configuration, and all sizes depend on it',

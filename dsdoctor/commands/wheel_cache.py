@@ -168,7 +168,7 @@ def _variables(host: LocalHost) -> dict[str, str]:
 def _lasting(machine: Machine) -> Machine:
     """The machine without what changes by itself and decides nothing about a wheel."""
     system = replace(machine.system, cache_free=None, shared_memory=None)
-    return replace(machine, system=system, jit=None, gaps=())
+    return replace(machine, system=system, jit=None, shared_memory=None, gaps=())
 
 
 def _ourselves() -> str:

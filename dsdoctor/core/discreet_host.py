@@ -10,6 +10,7 @@ from dataclasses import replace
 from dsdoctor.core.file_holders import FileHolder
 from dsdoctor.core.host import Answer, Host, LocalHost
 from dsdoctor.core.redaction import Hidden, variable
+from dsdoctor.core.shared_memory import SharedMemory
 
 
 class DiscreetHost:
@@ -47,6 +48,9 @@ class DiscreetHost:
 
     def holder(self, path: str) -> FileHolder | None:
         return self._host.holder(path)
+
+    def shared_memory(self, folder: str) -> SharedMemory | None:
+        return self._host.shared_memory(folder)
 
     def writable(self, path: str) -> bool:
         return self._host.writable(path)

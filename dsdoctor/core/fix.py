@@ -114,6 +114,19 @@ def instead(template: str, *, note: str = "", **values: str | int | Iterable[str
     return Step(template=template, note=note, values=_given(values), follows=Follows.INSTEAD)
 
 
+def with_options(command: Step, options: Iterable[Step]) -> Step:
+    """A step with options behind it, each written as a step of its own; an option may stand there twice.
+
+    >>> with_options(step("ls -l"), [step("--hide {name}", name="a b"), step("--hide {name}", name="c")]).line
+    "ls -l --hide 'a b' --hide c"
+    """
+    for number, option in enumerate(options):
+        template = FIELD.sub(lambda found, number=number: f"{{{found['name']}_{number}}}", option.template)  # type: ignore[misc]
+        values = tuple((f"{name}_{number}", value) for name, value in option.values)
+        command = replace(command, template=f"{command.template} {template}", values=(*command.values, *values))
+    return command
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fix:
     """One sentence, then steps."""

@@ -15,13 +15,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from dsdoctor.core.child_output import TooLate, chunks, lines
 from dsdoctor.core.file_holders import FileHolder, holder_of
 from dsdoctor.core.processes import end_session
+from dsdoctor.core.shared_memory import SharedMemory, look_shared_memory
 from dsdoctor.core.trust import distrust
 
 LARGEST_READ = 8 * 1024 * 1024
@@ -89,6 +90,9 @@ class Host(Protocol):
 
     def holder(self, path: str) -> FileHolder | None:
         """Which process has a file open; None where there is no such file (any more)."""
+
+    def shared_memory(self, folder: str) -> SharedMemory | None:
+        """What is left in a folder as /dev/shm of segments that no process uses; None where there is no such folder."""
 
     def writable(self, path: str) -> bool:
         """Whether this user may write to a folder, or make it."""
@@ -170,6 +174,11 @@ class LocalHost:
 
     def holder(self, path: str) -> FileHolder | None:
         return holder_of(self._inside(path))
+
+    def shared_memory(self, folder: str) -> SharedMemory | None:
+        found = look_shared_memory(self._inside(folder))
+        left = tuple(replace(each, path=self._outside(each.path)) for each in found.leftovers) if found else ()
+        return replace(found, leftovers=left) if found else None
 
     def writable(self, path: str) -> bool:
         place = Path(self._inside(path))

@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass, field
 
 from dsdoctor.core.file_holders import FileHolder
+from dsdoctor.core.shared_memory import SharedMemory
 
 TAKEN = "taken_by_torch"
 """The step of the toolkit search that yields the folder torch takes for CUDA_HOME."""
@@ -289,7 +290,7 @@ class Node:
 class Machine:
     """Everything that was asked. ``variables`` holds only the variables that steer builds; ``ds_names`` the names, not the
     values, of all whose name begins with DS_. ``loadable`` are those of WATCHED that an op of this Python finds, None where that
-    cannot be known."""
+    cannot be known. ``shared_memory`` is what runs that ended left in /dev/shm, None where there is none."""
 
     system: System
     python: Python | None = None
@@ -305,6 +306,7 @@ class Machine:
     jit: JitCache | None = None
     variables: dict[str, str] = field(default_factory=dict)
     ds_names: tuple[str, ...] = ()
+    shared_memory: SharedMemory | None = None
     gaps: tuple[Gap, ...] = ()
 
     def library(self, name: str) -> Library | None:

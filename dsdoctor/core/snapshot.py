@@ -22,6 +22,7 @@ from dsdoctor.core.harmless_flags import definitions
 from dsdoctor.core.host import Answer, Host
 from dsdoctor.core.json_text import decode, encode
 from dsdoctor.core.redaction import urls
+from dsdoctor.core.shared_memory import SharedMemory
 
 T = TypeVar("T")
 SNAPSHOT_SCHEMA = "dsdoctor-snapshot/1"
@@ -73,6 +74,9 @@ class Recorder:
 
     def holder(self, path: str) -> FileHolder | None:
         return self._keep(self._host.holder(path), "holder", path)
+
+    def shared_memory(self, folder: str) -> SharedMemory | None:
+        return self._keep(self._host.shared_memory(folder), "shared_memory", folder)
 
     def writable(self, path: str) -> bool:
         return self._keep(self._host.writable(path), "writable", path)
@@ -156,6 +160,9 @@ class RecordedHost:
 
     def holder(self, path: str) -> FileHolder | None:
         return self._answer(FileHolder | None, None, "holder", path)
+
+    def shared_memory(self, folder: str) -> SharedMemory | None:
+        return self._answer(SharedMemory | None, None, "shared_memory", folder)
 
     def writable(self, path: str) -> bool:
         return self._answer(bool, True, "writable", path)

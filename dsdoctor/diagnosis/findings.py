@@ -1,7 +1,7 @@
 """What was found in a log -> findings: titles, evidence with line numbers, fixes. Judges nothing."""
 
 import re
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.fix import Fix, Step, step
@@ -61,7 +61,7 @@ def _where(hit: Hit) -> tuple[str, ...]:
 
 def _read(facts: Facts) -> tuple[str, ...]:
     """What the log says of its machine, in one line."""
-    known = [f"{LABELS[name]} {value}" for name, value in asdict(facts).items() if name in LABELS and value]
+    known = [f"{LABELS[name]} {value}" for name, value in vars(facts).items() if name in LABELS and value]
     if facts.architectures:
         known.append(f"built for {', '.join(facts.architectures)}")
     return (f"the log says: {', '.join(known)}",) if known else ()

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
 
 from dsdoctor.diagnosis.models import Facts
 
@@ -45,7 +44,7 @@ def placeholders(template: str) -> dict[str, str]:
 
 def values_of(groups: Mapping[str, str], facts: Facts, op: str | None) -> dict[str, str]:
     """What templates may name: the facts, then what the line itself says, then names derived from them."""
-    values = {name: value for name, value in asdict(facts).items() if isinstance(value, str)}
+    values = {name: value for name, value in vars(facts).items() if isinstance(value, str)}
     if op:
         values["op"] = op
     values |= {name: value[:LONGEST] for name, value in groups.items()}

@@ -1,5 +1,6 @@
 """What the two child scripts answer -> settings and shapes, or an error with the next step."""
 
+import shlex
 from typing import Any
 
 import msgspec
@@ -15,12 +16,15 @@ def parse_model(answer: dict[str, Any] | Gap) -> ModelShape:
     return msgspec.convert({**fields, "name": fields.get("class", "")}, ModelShape)
 
 
-def parse_settings(answer: dict[str, Any] | Gap) -> ZeroSettings:
-    """A configuration's values, of the answer of ``ask_zero_config.py``. Raises UsageError."""
-    return msgspec.convert(_checked(answer, "the configuration", "DeepSpeed"), ZeroSettings)
+def parse_settings(answer: dict[str, Any] | Gap, name: str) -> ZeroSettings:
+    """A configuration's values, of the answer of ``ask_zero_config.py``; ``name``: its file. Raises UsageError."""
+    judges = f"it says why, and what to change: dsdoctor config {shlex.quote(name)}"
+    return msgspec.convert(_checked(answer, "the configuration", "DeepSpeed", judges), ZeroSettings)
 
 
-def _checked(answer: dict[str, Any] | Gap, what: str, package: str) -> dict[str, Any]:
+def _checked(
+    answer: dict[str, Any] | Gap, what: str, package: str, hint: str = "dsdoctor memory --help"
+) -> dict[str, Any]:
     if isinstance(answer, Gap):
         raise UsageError(f"{what} could not be read: {answer.reason}", hint="--python names another environment")
     if missing := answer.get("missing"):
@@ -29,5 +33,5 @@ def _checked(answer: dict[str, Any] | Gap, what: str, package: str) -> dict[str,
             hint="name an environment that has it: --python PATH",
         )
     if error := answer.get("error"):
-        raise UsageError(f"{what} could not be read: {error}", hint=answer.get("hint") or "dsdoctor memory --help")
+        raise UsageError(f"{what} could not be read: {error}", hint=answer.get("hint") or hint)
     return answer

@@ -98,6 +98,7 @@ class Probing:
         site = self._interpreter.site if self._interpreter else ()
         self._torch = ask.begin("torch", ask_torch, None, host, environment, self._whole)
         self._toolkits = ask.begin("toolkits", find_toolkits, (), host, site, self._cache, self._toolkit)
+        self._shared = ask.begin("shared memory", host.shared_memory, None, "/dev/shm")
         self._system = ask.begin("system", read_system, UNKNOWN_SYSTEM, host, self._interpreter, self._cache)
         torch = environment.torch if environment else None
         self._torch_of_files = ask.ask("torch's files", read_torch, None, host, torch) if torch else None
@@ -125,6 +126,7 @@ class Probing:
             jit=self._jit,
             variables=self._variables,
             ds_names=self._names,
+            shared_memory=self._shared.result(),
         )
 
 

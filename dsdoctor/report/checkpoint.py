@@ -7,6 +7,7 @@ from typing import Any
 from dsdoctor.checkpoint.agree import tells_trainings
 from dsdoctor.checkpoint.contents import Facts
 from dsdoctor.checkpoint.examine import Examined
+from dsdoctor.checkpoint.frozen import left_by_universal, says_nothing
 from dsdoctor.checkpoint.inert import count_of
 from dsdoctor.checkpoint.judge import Judged
 from dsdoctor.checkpoint.plan import LOAD_UNIVERSAL, Verdict
@@ -15,7 +16,7 @@ from dsdoctor.commands.checkpoint_merge import Merged
 from dsdoctor.commands.checkpoint_universal import Converted
 from dsdoctor.core.finding import Severity, has_error
 from dsdoctor.core.sentences import and_more
-from dsdoctor.report.screen import first_step, next_line
+from dsdoctor.report.screen import first_step, most_harmful, next_line
 from dsdoctor.report.terminal import VerdictLine, finding_lines
 from dsdoctor.report.units import size
 
@@ -27,7 +28,7 @@ def checkpoint_lines(judged: Judged, available: int | None) -> Iterator[str]:
     """What is there, the findings, and the verdict."""
     if judged.examined is not None:
         yield from _contents(judged.examined)
-    yield from finding_lines(judged.findings)
+    yield from finding_lines(most_harmful(judged.findings))
     yield from _memory(judged, available)
     yield ""
     yield VerdictLine(verdict_line(judged))
@@ -102,7 +103,8 @@ def verdict_line(judged: Judged) -> str:
         also = "" if judged.outcome.verdict is not Verdict.LOADS else "; the tag itself loads when it is named"
         return f"✗ {errors} error{'s' * (errors > 1)}{also}"
     if judged.outcome.verdict is Verdict.LOADS:
-        return f"✓ {name} loads: {judged.outcome.why} ({_looked_at(judged.examined, values=judged.values_read)})"
+        seen = _looked_at(judged.examined, values=judged.values_read)
+        return f"✓ {name} loads: {judged.outcome.why} ({seen}{_of_frozen(judged.examined)})"
     return f"! {name}: no error was found, and whether it loads is not known"
 
 
@@ -114,6 +116,15 @@ def _looked_at(examined: Examined, *, values: bool) -> str:
     if not tells_trainings(examined):
         return f"{looked}; a file of another training with the same names, steps and shapes would not show"
     return looked if values else f"{looked}: whether all files are of one training, --deep tells"
+
+
+def _of_frozen(examined: Examined) -> str:
+    """What a load rests on that no file says."""
+    return (
+        "; below stage 2 no file says whether frozen parameters of the model were left out"
+        if says_nothing(examined)
+        else ""
+    )
 
 
 def merged_lines(judged: Judged, merged: Merged) -> Iterator[str]:
@@ -142,6 +153,8 @@ def converted_lines(judged: Judged, made: Converted) -> Iterator[str]:
     )
     yield f"· {checked}; the largest process took {size(made.peak_memory)}"
     yield f"· to load it: {LOAD_UNIVERSAL} in the configuration, and load_checkpoint({str(Path(made.out).parent)!r})"
+    if judged.examined is not None and (left := left_by_universal(judged.examined)):
+        yield f"· such a load leaves {left} as the model was made"
     yield f"✓ {name} is universal in {made.out}: {made.parameters:,} parameters, {size(made.size)}"
 
 

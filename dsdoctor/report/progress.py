@@ -61,8 +61,8 @@ class BuildProgress:
         self._steps[step.op] = step
         if step.state == "compiling":
             self._since.setdefault(step.op, time.monotonic())
-        if step.state in ENDED:
-            self._took[step.op] = time.monotonic() - self._since.get(step.op, time.monotonic())
+        if step.state in ENDED and step.op in self._since:
+            self._took[step.op] = time.monotonic() - self._since[step.op]
         if self._quiet:
             return
         if self._console.is_terminal:
@@ -95,7 +95,13 @@ class BuildProgress:
             seconds = self._took.get(op) or (time.monotonic() - self._since.get(op, self._begun))
             mark = MARKS[step.state] if marks else in_letters(MARKS[step.state])
             state = [step.state] if wide else []
-            table.add_row(mark, op, *state, f"{step.done}/{step.total}", f"{seconds:.0f} s")
+            # of an op that ended without having been compiled, as one from the cache, there is nothing to count
+            counted = (
+                []
+                if step.state in ENDED and op not in self._took
+                else [f"{step.done}/{step.total}", f"{seconds:.0f} s"]
+            )
+            table.add_row(mark, op, *state, *counted)
         left = self._left()
         return Group(table, *([] if left is None else [Text(f"about {left:.0f} s left")]))
 

@@ -6,13 +6,12 @@ import contextlib
 import os
 import re
 import shlex
-import sys
 import unicodedata
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.core.fix import Follows, step
+from dsdoctor.core.fix import Follows
 from dsdoctor.core.sentences import and_more
 from dsdoctor.report.wrap import in_letters, wrapped
 
@@ -235,17 +234,3 @@ def result_lines(result: BuildResult) -> Iterator[str]:
         yield f"  what is in it, and for which machines: {result.manifest}"
     else:
         yield VerdictLine(f"✗ no wheel; the whole log is {result.log}")
-
-
-def install_lines(plan: BuildPlan, wheel: str) -> Iterator[str]:
-    """The next command after a build. pip leaves a version alone that is installed, whatever is in the wheel."""
-    python = "python" if plan.python == sys.executable else plan.python
-    yield f"$ {step('{python} -m pip install {wheel}', python=python, wheel=wheel).line}"
-    if not plan.tagged:
-        again = step(
-            "{python} -m pip install --no-deps --force-reinstall {wheel}",
-            python=python,
-            wheel=wheel,
-            note="where pip says that this version is installed",
-        )
-        yield f"$ {again.printed}"

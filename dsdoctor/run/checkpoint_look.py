@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from dsdoctor.checkpoint.checks import judge_tag
-from dsdoctor.checkpoint.examine import PARTITIONED, examine
+from dsdoctor.checkpoint.examine import PARTITIONED, Examined, examine
+from dsdoctor.checkpoint.frozen import names_in_module
 from dsdoctor.checkpoint.judge import GIB, judge
 from dsdoctor.checkpoint.look import look, read_tag
 from dsdoctor.checkpoint.plan import ALL, MODULE, NO_OPTIMIZER, Plan
@@ -16,14 +17,21 @@ from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding, Severity, has_error
 from dsdoctor.core.fix import step
 from dsdoctor.core.host import LocalHost
+from dsdoctor.core.sentences import and_more
 from dsdoctor.report.terminal import finding_lines, printable
 from dsdoctor.report.units import size
 
 MOST_FILES = 128
 """While all other ranks wait: so many files of 720 parameters took 0.25 CPU-seconds, where ranks' pickles are the same."""
 
-CONDITIONS = {"checkpoint-needs-classes", "checkpoint-frozen-excluded", "checkpoint-optimizer-skipped"}
-"""What a script may well have, which the load itself shows in the next moment; and what its own argument says."""
+CONDITIONS = {
+    "checkpoint-needs-classes",
+    "checkpoint-frozen-excluded",
+    "checkpoint-universal-leaves",
+    "checkpoint-optimizer-skipped",
+}
+"""What a script may well have, which the load itself shows in the next moment; what its own argument says; and what is said
+here of the very model."""
 DUMMY = "DummyOptim"
 """The class that stands for an optimizer where an engine was given none."""
 
@@ -47,8 +55,27 @@ def before_load(engine: Any, given: Mapping[str, Any]) -> tuple[str, ...]:
         judged = judge(folder, tag, _plan_of_load(engine, given))
     except UsageError:  # a tag that is not there: DeepSpeed fails by it in the next moment
         return ()
-    return _lines(
-        each for each in judged.findings if each.severity is not Severity.NOTE and each.rule not in CONDITIONS
+    told = [each for each in judged.findings if each.severity is not Severity.NOTE and each.rule not in CONDITIONS]
+    return _lines([*told, *(_kept(engine, given, judged.examined) if judged.examined else ())])
+
+
+def _kept(engine: Any, given: Mapping[str, Any], examined: Examined) -> Iterator[Finding]:
+    """The model's frozen parameters that a load leaves as they are, without a word."""
+    universal, strict = engine.load_universal_checkpoint(), given.get("load_module_strict", True)
+    module = getattr(engine, "module", None)
+    if module is None or examined.facts.layers or not (universal or not strict):
+        return
+    saved = set() if universal else names_in_module(examined)
+    kept = {name: each for name, each in module.named_parameters() if not each.requires_grad and name not in saved}
+    if not kept:
+        return
+    count = sum(int(getattr(each, "ds_numel", each.numel())) for each in kept.values())
+    name = examined.tag.folder.name
+    yield Finding.note(
+        "checkpoint-universal-leaves" if universal else "checkpoint-frozen-excluded",
+        f"{len(kept):,} frozen parameter{'s' * (len(kept) > 1)} of the model ({count:,} elements) "
+        + (f"are not taken from {name}, which is universal" if universal else f"are not in {name}"),
+        evidence=(and_more(tuple(kept), 3), "they stay as this script made them: random where it loaded no base model"),
     )
 
 

@@ -142,6 +142,12 @@ def kinds():
             yield f"tensors{stage}-{dtype}", (tensors_of, stage, dtype, {})
 
 
+def excluded():
+    """As kinds, of which none is made that is not named: saved without the frozen parameters."""
+    for stage in (0, 1, 2, 3):
+        yield f"excluded{stage}-fp32", (engine_of, stage, "fp32", {"frozen": True})
+
+
 def train(engine):
     if engine.optimizer is None:
         # nothing is trained; the tags of a script that evaluates are counted all the same
@@ -194,7 +200,7 @@ def no_grid():
 def make(out, wanted, seed=SEED, *, convert=True):
     out.mkdir(parents=True, exist_ok=True)
     sums, failed = {}, {}
-    for name, (function, stage, dtype, special) in kinds():
+    for name, (function, stage, dtype, special) in (*kinds(), *(each for each in excluded() if each[0] in wanted)):
         if wanted and name not in wanted:
             continue
         no_grid()
@@ -202,7 +208,7 @@ def make(out, wanted, seed=SEED, *, convert=True):
         for number in (1, 2):
             train(engine)
             if number == 2 or name.startswith("zero1") or EVERY_STEP:
-                engine.save_checkpoint(str(out / name))
+                engine.save_checkpoint(str(out / name), exclude_frozen_parameters=name.startswith("excluded"))
         sums[name] = held(engine)
         engine.destroy()
     if os.environ["RANK"] == "0":
@@ -219,7 +225,7 @@ def converted(names):
     able = [
         each for each in names if each.startswith(("zero", "pipeline", "tensors")) and each.partition("-")[0][-1] != "0"
     ]
-    return able if wanted is None else [each for each in able if each in wanted.split()]
+    return able if wanted is None else [each for each in names if each in wanted.split()]
 
 
 def make_universal(out, name):
@@ -272,7 +278,7 @@ def fill(out):
 
 def load(orders, answers):
     """Each order: folder, tag, the engine (kind, stage, dtype, universal). What became of it on each rank."""
-    special = {"frozen": {"frozen": True}, "experts": {"experts": True}}
+    special = {"frozen": {"frozen": True}, "excluded": {"frozen": True}, "experts": {"experts": True}}
     told = []
     for order in json.loads(Path(orders).read_text()):
         function = {"pipeline": pipeline_of, "tensors": tensors_of}.get(order["kind"], engine_of)

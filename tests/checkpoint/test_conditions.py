@@ -12,7 +12,8 @@ from dsdoctor.checkpoint.look import look
 from dsdoctor.checkpoint.plan import NO_OPTIMIZER, Plan, Verdict
 from dsdoctor.cli.app import run
 from dsdoctor.core.finding import Severity, has_error
-from tests.checkpoint.written import KINDS, Called, Kind, model_states, optimizer_states, save, write
+from dsdoctor.report.checkpoint import checkpoint_lines, verdict_line
+from tests.checkpoint.written import KINDS, Called, Kind, floats, model_states, optimizer_states, save, write
 
 SHARDED = [kind for kind in KINDS if kind.stage and not kind.experts and not kind.pipeline]
 
@@ -192,3 +193,87 @@ def test_a_conversion_that_is_refused_is_one_document_with_the_same_parts(tmp_pa
     assert parts[0].keys() == parts[1].keys()
     assert "takes Adam's states" in parts[1]["findings"][0]["title"]
     assert parts[1]["universal"] is None
+
+
+LORA = {"base.q_proj.lora_A.default.weight": (2, 3), "base.q_proj.lora_B.default.weight": (3, 2)}
+
+
+def with_module(tag: Path, kind: Kind, module: dict[str, Any], **more: Any) -> None:
+    """Write the model states anew, with more tensors in the module, of no optimizer."""
+    whole = model_states(kind, kind.world, 1)
+    resave(tag, kind, {"module": {**whole["module"], **module}, **more})
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_below_stage_2_what_must_be_there_and_is_not_tells_that_frozen_parameters_were_excluded(
+    tmp_path: Path, stage: int
+) -> None:
+    kind, wrong = Kind(stage=stage), {}
+    adapters = {name: floats([0.5]) for name in LORA}
+    base = {"base.q_proj.base_layer.weight": floats([1.0])}
+    cases: dict[str, tuple[dict[str, Any], dict[str, str], bool]] = {
+        "adapters alone": (adapters, {}, True),
+        "adapters and what they adapt": ({**adapters, **base}, {}, False),
+        "an embedding's adapter alone": ({"wte.lora_embedding_A.default": floats([1.0])}, {}, True),
+        "DeepSpeed's own names": ({**adapters, "base.q_proj.weight": floats([1.0])}, {}, False),
+        "a second name without the first": ({"head.weight": floats([1.0])}, {"head.weight": "wte.weight"}, True),
+        "both names": (
+            {"head.weight": floats([1.0]), "wte.weight": floats([1.0])}, {"head.weight": "wte.weight"}, False,
+        ),
+        "no adapters": ({}, {}, False),
+    }  # fmt: skip
+    tag = write(tmp_path, kind)
+    for name, (module, shared, excluded) in cases.items():
+        with_module(tag, kind, module, shared_params=shared)
+        found = judged(tmp_path)
+        told = ("checkpoint-frozen-excluded" in rules(found), verdict(found))
+        if told != (excluded, Verdict.UNKNOWN if excluded else Verdict.LOADS):
+            wrong[name] = told
+
+    assert wrong == {}
+
+
+def test_a_verdict_says_where_no_file_tells_whether_frozen_parameters_were_left_out(tmp_path: Path) -> None:
+    said: dict[int | str, bool] = {}
+    for stage in (0, 1, 2, 3):
+        kind = Kind(stage=stage)
+        tag = write(tmp_path / str(stage), kind)
+        said[stage] = "whether frozen parameters" in verdict_line(judged(tmp_path / str(stage)))
+        if stage == 1:
+            with_module(tag, kind, {"frozen.weight": floats([1.0])})
+            said["seen"] = "whether frozen parameters" in verdict_line(judged(tmp_path / str(stage)))
+
+    assert said == {0: True, 1: True, "seen": False, 2: False, 3: False}
+
+
+def test_frozen_parameters_of_stage_3_fit_the_ranks_that_saved_them_alone(tmp_path: Path) -> None:
+    kind, verdicts = Kind(stage=3), {}
+    for name, frozen in (("none", {}), ("frozen", {"frozen.weight": (4,)})):
+        tag = write(tmp_path / name, kind)
+        resave(tag, kind, {"frozen_param_shapes": frozen, "frozen_param_fragments": {}})
+        for world in (1, 2):
+            found = judge(look(tmp_path / name), None, Plan(load=NO_OPTIMIZER, world=world))
+            verdicts[name, world] = verdict(found)
+
+    whole = judge(look(tmp_path / "frozen"), None, Plan(world=1))
+    assert whole.outcome is not None
+    assert whole.outcome.words.startswith("RuntimeError: The size of tensor")
+    loads, cannot = Verdict.LOADS, Verdict.CANNOT
+    assert verdicts == {("none", 1): loads, ("none", 2): loads, ("frozen", 1): cannot, ("frozen", 2): loads}
+
+
+def test_the_screen_begins_with_what_is_most_harmful_says_it_once_and_ends_in_a_command(tmp_path: Path) -> None:
+    kind = Kind(stage=1)
+    with_module(write(tmp_path / "ranks", kind), kind, {"frozen.weight": floats([1.0])})
+    ranks = judge(look(tmp_path / "ranks"), None, Plan(world=3))
+    universal = tmp_path / "ranks" / "global_step2_universal" / "zero"
+    universal.mkdir(parents=True)
+    ready = judge(look(tmp_path / "ranks"), None, Plan(world=3))
+    resave(write(tmp_path / "excluded", Kind()), Kind(), {"frozen_param_shapes": None})
+    excluded = list(checkpoint_lines(judged(tmp_path / "excluded"), None))
+    lines = list(checkpoint_lines(ready, None))
+
+    assert "checkpoint-needs-universal" in next(line for line in lines if line.startswith(("✗", "!", "·")))
+    assert f"--universal {universal.parent}" in list(checkpoint_lines(ranks, None))[-1]
+    assert lines[-1] == f"  next: $ python -m dsdoctor checkpoint {tmp_path}/ranks --tag global_step2_universal"
+    assert len([line for line in excluded if "was saved with exclude_frozen_parameters" in line]) == 1

@@ -8,7 +8,8 @@ import itertools
 import pytest
 
 from dsdoctor.checkpoint.contents import Facts
-from dsdoctor.checkpoint.plan import Plan, Verdict, outcome
+from dsdoctor.checkpoint.outcome import outcome
+from dsdoctor.checkpoint.plan import Plan, Verdict
 
 
 def cut(stage: int, *, by_deepspeed: bool = True) -> Facts:

@@ -18,12 +18,13 @@ import pytest
 from dsdoctor.checkpoint.examine import Examined, examine
 from dsdoctor.checkpoint.judge import judge
 from dsdoctor.checkpoint.look import look, read_tag
-from dsdoctor.checkpoint.plan import Plan
+from dsdoctor.checkpoint.plan import Plan, Verdict
 from dsdoctor.checkpoint.trusted_names import untrusted
 from dsdoctor.checkpoint.universal import needs, refusals
 from dsdoctor.commands.checkpoint import CheckpointOrder
 from dsdoctor.commands.checkpoint_universal import Converted, UniversalOrder, convert_checkpoint
 from dsdoctor.core.errors import BuildFailed, DoctorError, ImpossiblePlan, UsageError
+from dsdoctor.core.finding import Severity
 from tests.checkpoint.test_merge import Nobody, expected, merged
 from tests.checkpoint.written import (
     KINDS,
@@ -117,7 +118,8 @@ def test_the_file_of_the_optimizers_groups_is_missed_and_found_damaged(tmp_path:
         groups.unlink()
         if content is not None:
             groups.write_bytes(content)
-        found[what] = [each.rule for each in judge(look(tmp_path), "global_step2_universal", Plan()).findings]
+        findings = judge(look(tmp_path), "global_step2_universal", Plan()).findings
+        found[what] = [each.rule for each in findings if each.severity is not Severity.NOTE]
         groups.touch()
 
     assert found == {"whole": [], "cut off": ["checkpoint-file-damaged"], "gone": ["checkpoint-shard-missing"]}
@@ -285,3 +287,33 @@ def is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_what_a_universal_load_leaves_as_the_model_was_made_is_told(tmp_path: Path, stage: int) -> None:
+    kind = Kind(stage=stage)
+    tag = universal(tmp_path / "global_step2_universal", kind)
+    saved, model = model_states(kind, kind.world, 1), next(tag.glob("*model_states.pt"))
+    inside = {**saved["module"], "first.weight": floats([1.0])}
+    noted = {"frozen_param_shapes": {"first.weight": (1,)}} if stage > 1 else {}
+    found = {}
+    for name, more in (
+        ("buffers", {"frozen_param_shapes": {}}),
+        ("frozen", {"module": inside, **noted}),
+        ("excluded", {"frozen_param_shapes": None}),
+        ("nothing", {"module": {}, "frozen_param_shapes": {}}),
+    ):
+        save(model, {**saved, **more})
+        judged = judge(look(tmp_path), "global_step2_universal", Plan())
+        told = [each for each in judged.findings if each.rule == "checkpoint-universal-leaves"]
+        found[name] = [(each.severity, "first.weight" in each.title, "excluded" in each.title) for each in told]
+        assert judged.outcome is not None
+        assert judged.outcome.verdict is Verdict.LOADS
+
+    note, warning = Severity.NOTE, Severity.WARNING
+    assert found == {
+        "buffers": [(note, False, False)],
+        "frozen": [(warning, True, False)],
+        "excluded": [(note, False, False)] if stage == 1 else [(warning, False, True)],
+        "nothing": [],
+    }

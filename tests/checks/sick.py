@@ -17,6 +17,7 @@ from dsdoctor.core.machine import (
     Runtime,
     SearchPaths,
 )
+from dsdoctor.core.shared_memory import Leftover, SharedMemory
 from tests.conftest import CPU_TORCH, GCC, PYTHON, SYSTEM, TORCH, machine, toolkit
 
 H100 = Gpu(index=0, name="NVIDIA H100", uuid="GPU-1", capability="9.0", memory=80 << 30)
@@ -25,6 +26,7 @@ DRIVER = Driver(version="580.10", cuda=Cuda(13, 0))
 LIBAIO = Library(name="libaio", header="/usr/include/libaio.h", library="/usr/lib/libaio.so")
 LINKED = frozenset({"cudart", "curand", "cublas", "cufile", "cuda"})
 WHOLE = toolkit(Cuda(13, 0), libraries=LINKED, found_via=("cuda_home_variable", TAKEN))
+LEFT = Leftover(path="/dev/shm/deepspeed_allreduce_buffer_0_127.0.0.1_29500_0", size=69206016, age=7200.0)
 BUILT = DeepSpeed(
     version="0.19.8+cu13.0.torch2.14",
     location="/venv/lib/python3.11/site-packages/deepspeed",
@@ -152,6 +154,9 @@ SICK: dict[str, Machine] = {
     "variable-misspelt": healthy(ds_names=("DS_SKIP_CUDA_CHEKC",)),
     "variable-malformed": healthy(variables={"DS_BUILD_OPS": "true"}),
     "nccl-shm-too-small": healthy(system=replace(BIG, shared_memory=64 << 20)),
+    "shared-memory-left-over": healthy(
+        shared_memory=SharedMemory(total=1 << 30, leftovers=(LEFT, replace(LEFT, path=f"{LEFT.path}1")))
+    ),
     "compiler-oom-killed": healthy(system=replace(BIG, cpus=64, memory=16 << 30)),
     "disk-full": healthy(system=replace(BIG, cache_free=100 << 20)),
     "jit-cache-shared": healthy(jit=JitCache(folder="/shared", named=True, writable=True, ops=("fused_adam",))),

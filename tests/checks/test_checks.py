@@ -11,6 +11,7 @@ from dsdoctor.core.errors import UsageError
 from dsdoctor.core.file_holders import FileHolder
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.machine import Cuda, DeepSpeed, Driver, Machine, SearchPaths, System
+from dsdoctor.core.shared_memory import Leftover, SharedMemory
 from tests.checks.sick import (
     BARE,
     BIG,
@@ -19,6 +20,7 @@ from tests.checks.sick import (
     GUESSED,
     H100,
     HPC,
+    LEFT,
     OTHER_MINOR,
     REAL,
     SICK,
@@ -316,3 +318,32 @@ def test_no_torch_is_to_be_put_into_an_environment_of_a_tool(python: str) -> Non
     assert [
         step.argv for finding in own.findings if finding.fix for step in finding.fix.steps if "install" in step.line
     ]
+
+
+def test_leftovers_in_shared_memory_are_told_where_they_matter_and_deleted_where_nobody_may_use_them() -> None:
+    doubted = replace(LEFT, path="/dev/shm/nccl-x", doubt="it is another user's")
+    foreign = replace(LEFT, path="/dev/shm/../../etc/passwd")
+
+    def told(*left: Leftover, total: int = 8 * LEFT.size) -> Finding | None:
+        sick = healthy(shared_memory=SharedMemory(total=total, leftovers=left))
+        return next((each for each in findings(sick) if each.rule == "shared-memory-left-over"), None)
+
+    both, unsure = told(LEFT, doubted, foreign), told(doubted)
+    assert both is not None
+    assert unsure is not None
+    assert both.fix is not None
+    assert unsure.fix is not None
+    assert [each.line for each in both.fix.steps] == [f"rm -- {LEFT.path}"]
+    assert "whether a process uses 1 of them cannot be seen: it is another user's" in both.evidence
+    assert [each.line for each in unsure.fix.steps] == ["sudo fuser -v /dev/shm/nccl-x"]
+    assert told(foreign) is None
+    assert told(LEFT, total=11 * LEFT.size) is None
+    assert told(LEFT, total=10 * LEFT.size) is not None
+
+
+def test_a_dev_shm_that_leftovers_fill_is_not_too_small() -> None:
+    full = healthy(system=replace(BIG, shared_memory=1 << 20))
+    left = SharedMemory(total=2 << 30, leftovers=tuple(replace(LEFT, path=f"{LEFT.path}{n}") for n in range(20)))
+
+    assert "nccl-shm-too-small" in rules(full)
+    assert rules(replace(full, shared_memory=left)) == {"shared-memory-left-over"}

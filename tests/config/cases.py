@@ -91,6 +91,16 @@ BAD: dict[str, dict[str, dict[str, Any]]] = {
     "config-key-removed": {
         "sparse_attention": base(sparse_attention={"mode": "fixed"}),
         "elasticity": base(elasticity={"enabled": True}),
+        "elasticity of version 0.2 that is off": base(
+            elasticity={
+                "enabled": False,
+                "version": 0.2,
+                "max_train_batch_size": 2000,
+                "micro_batch_sizes": [2, 4],
+                "num_gpus_per_node": 8,
+                "model_parallel_size": 4,
+            }
+        ),
         "amp": base(amp={"enabled": True}),
         "compression_training": base(compression_training={}),
         "mics_shard_size": zero(3, mics_shard_size=2),

@@ -49,16 +49,16 @@ def calls() -> tuple[tuple[str, ast.Call], ...]:
         text = path.read_text()
         if "core.fix import" not in text:
             continue
-        tree = ast.parse(text)
+        nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom | ast.Call)]
         imported = {
             name.name
-            for node in ast.walk(tree)
+            for node in nodes
             if isinstance(node, ast.ImportFrom) and node.module == "dsdoctor.core.fix"
             for name in node.names
         }
         here = [
             node
-            for node in ast.walk(tree)
+            for node in nodes
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in MAKERS & imported
         ]
         found += [(f"{path.relative_to(ROOT.parent)}:{node.lineno}", node) for node in here]

@@ -1,5 +1,6 @@
 """docker/compose.yaml -> what a profile starts, for whoever plays it without Docker. Starts nothing itself."""
 
+import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import yaml
 FILE = Path(__file__).parents[2] / "docker" / "compose.yaml"
 
 
+@functools.cache
 def document() -> dict[str, Any]:
     """The whole file, its anchors and merges resolved; variables of the shell are left as they stand."""
     found = yaml.safe_load(FILE.read_text())

@@ -19,6 +19,7 @@ from benchmarks import checkpoint_faults
 from benchmarks.checkpoint import table
 from dsdoctor.checkpoint.deep import judge_values
 from dsdoctor.checkpoint.examine import Examined
+from dsdoctor.checkpoint.frozen import says_nothing
 from dsdoctor.checkpoint.judge import judge
 from dsdoctor.checkpoint.look import look
 from dsdoctor.checkpoint.plan import ALL, MODULE, NO_OPTIMIZER, Plan, Verdict
@@ -63,7 +64,8 @@ def test_nothing_is_said_against_what_real_ranks_saved(saved: Saved) -> None:
     for kind, tag in tags(saved[0]):
         found = judge(look(kind), tag, Plan(), values=deep)
         seen += 1
-        rules = {each.rule for each in found.findings} - {"checkpoint-frozen-left-out", "checkpoint-load-not-known"}
+        expected = {"checkpoint-frozen-left-out", "checkpoint-load-not-known", "checkpoint-universal-leaves"}
+        rules = {each.rule for each in found.findings} - expected
         if rules:
             said[f"{kind.name} {tag}"] = rules
     assert said == {}
@@ -223,3 +225,36 @@ def planted(file: Path, entry: str, place: int, folder: Path) -> list[str]:
     found = judge(look(folder), "global_step2", Plan(), values=deep).findings
     file.write_bytes(content)
     return [line.split(" of ")[1].split(":")[0] for each in found for line in each.evidence]
+
+
+def test_what_is_said_of_frozen_parameters_is_what_real_ranks_do(tmp_path: Path) -> None:
+    made = [f"{kind}{stage}-fp32" for kind in ("frozen", "excluded") for stage in (1, 2, 3)] + ["excluded0-fp32"]
+    sums = real.make(tmp_path, *made, env={"UNIVERSAL": " ".join(each for each in made if each != "excluded0-fp32")})
+    asked = [
+        (name, strict, universal)
+        for name in made
+        for strict in (True, False)
+        for universal in (False, True)
+        if name != "excluded0-fp32" or not universal
+    ]
+    orders = [
+        {
+            "kind": name.rstrip("0123-fp"), "stage": int(name[-6]), "dtype": "fp32", "folder": str(tmp_path / name),
+            "tag": None if universal else "global_step2", "universal": universal, "load": {"load_module_strict": strict},
+        }
+        for name, strict, universal in asked
+    ]  # fmt: skip
+    wrong = {}
+    for each, answer in zip(asked, real.load(2, orders, tmp_path), strict=True):
+        name, strict, universal = each
+        judged = judge(look(tmp_path / name), "global_step2_universal" if universal else "global_step2", Plan())
+        rules, raised = {found.rule for found in judged.findings}, "error" in answer["ranks"][0]
+        whole = real.loaded(answer, sums[name])
+        left = universal or name.startswith("excluded")
+        told = bool(rules & {"checkpoint-universal-leaves", "checkpoint-frozen-excluded"})
+        unsaid = judged.examined is not None and says_nothing(judged.examined)
+        if raised != (left and strict and not universal) or whole == left or left != (told or unsaid):
+            wrong[each] = (raised, whole, told, unsaid, answer["ranks"][0])
+
+    assert wrong == {}
+    assert len(asked) == 26

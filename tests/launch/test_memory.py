@@ -144,7 +144,7 @@ def test_a_rank_that_runs_out_is_told_what_it_holds_and_a_trace_measures_the_ste
     engine = json.loads(told.read_text())
     wish = json.dumps({"world": 2, "batch": None, "given": {}})
     answer = LocalHost().ask(sys.executable, "ask_zero_config.py", str(config), wish, timeout=120)
-    asked = parse_settings(parse_answer(answer, dict, "the configuration"))
+    asked = parse_settings(parse_answer(answer, dict, "the configuration"), "ds_config.json")
     differ = {name: value for name, value in engine["settings"].items() if value not in (getattr(asked, name), [])}
     assert differ == {"optimizer": "adamw", "torch_adam": True}
     assert sum(count for _, count, _ in engine["shape"]["parameters"]) == 3 * (128 * 128 + 128) + 129

@@ -14,7 +14,7 @@ import pytest
 from dsdoctor.commands.memory import parse_gpus, parse_size
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.host import CHILD_SCRIPTS
-from dsdoctor.memory.read import parse_model
+from dsdoctor.memory.read import parse_model, parse_settings
 from tests.cli.runner import run
 
 TINY = {
@@ -216,3 +216,11 @@ def test_sizes_are_gibibytes() -> None:
     assert parse_gpus("4x24G", None).memory == 24 << 30
     with pytest.raises(UsageError):
         parse_size("80GB", "--gpus")
+
+
+def test_a_configuration_that_deepspeed_refuses_leads_to_the_command_that_judges_it() -> None:
+    with pytest.raises(UsageError) as refused:
+        parse_settings({"error": "DeepSpeedConfigError: Elastic training has been removed"}, "my config.json")
+
+    assert "Elastic training has been removed" in refused.value.message
+    assert refused.value.hint == "it says why, and what to change: dsdoctor config 'my config.json'"

@@ -15,6 +15,7 @@ from dsdoctor.commands.check import check
 from dsdoctor.commands.memory import Examined
 from dsdoctor.config.judge import ConfigJudged
 from dsdoctor.config.read import ReadConfig
+from dsdoctor.core.fix import step
 from dsdoctor.core.requests import CheckRequest
 from dsdoctor.hang.verdict import judge as judge_hang
 from dsdoctor.memory.changes import changes
@@ -66,7 +67,7 @@ def screens(folder: Path) -> Iterator[str]:
             ConfigJudged(read=read, asked=asked, verdicts=verdicts(posted.config)), "x.json", verbose=True
         )
     made = plan()
-    yield from (*plan_lines(made), *plan_end_lines(made, verbose=True, is_usual=True))
+    yield from (*plan_lines(made), *plan_end_lines(made, verbose=True, build=step("python -m dsdoctor build-wheel")))
     for log in sorted((HERE / "diagnosis" / "logs").glob("*.log"))[::12]:
         yield from run("diagnose", str(log), "-v").stdout.splitlines()
     yield from (phase_line(phase) for report in REPORTS for phase in report.phases)

@@ -1,4 +1,6 @@
 import io
+import sys
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -6,9 +8,12 @@ from dsdoctor.builder.make.op_job import OpProgress
 from dsdoctor.core.build_models import BuildResult, OpResult
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.fix import Fix, step
+from dsdoctor.report.plan import install_lines
 from dsdoctor.report.progress import BuildProgress
 from dsdoctor.report.terminal import finding_lines, printable, result_lines, show
+from tests.builder.test_plan import plan
 
+PLAN = replace(plan(), python=sys.executable)
 FINDING = Finding(
     rule="cuda-torch-mismatch",
     severity=Severity.ERROR,
@@ -107,6 +112,28 @@ def test_progress_on_a_narrow_terminal_without_our_marks_cuts_no_name_and_shows_
     assert "XX" in shown
     assert "about 80 s left" in shown
     assert "?" not in shown.replace("\x1b[?25", "")
+
+
+def test_an_op_from_the_cache_has_nothing_to_count() -> None:
+    shown, plain = io.StringIO(), io.StringIO()
+
+    for out, terminal in ((shown, True), (plain, False)):
+        with BuildProgress(Console(file=out, force_terminal=terminal, width=60), quiet=False) as progress:
+            for state in ("waiting", "cached"):
+                progress.step(OpProgress(op="a", state=state, total=2))
+
+    assert plain.getvalue() == "* a: cached\n"
+    assert shown.getvalue().splitlines()[-1].rstrip().partition("cached")[2].strip("\x1b[?25h ") == ""
+    assert "-0 s" not in shown.getvalue()
+
+
+def test_a_build_ends_in_the_command_that_installs_what_it_made() -> None:
+    assert list(install_lines(replace(PLAN, tagged=True), "/w/a b.whl")) == [
+        "  next: $ python -m pip install '/w/a b.whl'"
+    ]
+    assert list(install_lines(replace(PLAN, tagged=False), "x.whl"))[1] == (
+        "    or: $ python -m pip install --no-deps --force-reinstall x.whl  # where pip says that this version is installed"
+    )
 
 
 def test_quiet_progress_is_quiet() -> None:

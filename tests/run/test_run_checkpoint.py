@@ -10,9 +10,9 @@ import pytest
 from dsdoctor.core.errors import UsageError
 from dsdoctor.run.__main__ import environment_for, parse_command_line
 from dsdoctor.run.checkpoint import CHOICES, CheckpointWatch, chosen
-from dsdoctor.run.checkpoint_look import no_room
+from dsdoctor.run.checkpoint_look import before_load, no_room
 from dsdoctor.run.script import VARIABLE
-from tests.checkpoint.written import Called, Kind, model_states, save, write
+from tests.checkpoint.written import Called, Kind, floats, model_states, save, write
 
 ONE = Kind(stage=1, dtype="bf16", world=1)
 
@@ -282,3 +282,61 @@ def test_nothing_is_imported_before_it_is_needed() -> None:
     )
 
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+class Parameter:
+    """A parameter, as far as it is looked at."""
+
+    def __init__(self, count: int, *, trains: bool) -> None:
+        self.count, self.requires_grad = count, trains
+
+    def numel(self) -> int:
+        return self.count
+
+
+def test_frozen_parameters_that_a_load_leaves_as_they_are_are_told_of_the_very_model(tmp_path: Path) -> None:
+    tag = write(tmp_path, ONE)
+    states = model_states(ONE, 1, 1)
+    parameters = {
+        "0.first": Parameter(6, trains=True),
+        "base.a": Parameter(40, trains=False),
+        "base.b": Parameter(2, trains=False),
+    }
+    inside = {**states["module"], "base.a": floats([1.0]), "base.b": floats([1.0])}
+    said = {}
+    for name, module, strict, universal in (
+        ("excluded, not strict", states["module"], False, False),
+        ("excluded, strict", states["module"], True, False),
+        ("inside", inside, False, False),
+        ("universal", inside, True, True),
+    ):
+        save(next(tag.glob("*model_states.pt")), {**states, "module": module})
+        kept = before_load(
+            engine_with(parameters, universal=universal), {"load_dir": str(tmp_path), "load_module_strict": strict}
+        )
+        said[name] = [line.strip() for line in kept if "frozen parameters" in line]
+
+    assert said == {
+        "excluded, not strict": [
+            "· 2 frozen parameters of the model (42 elements) are not in global_step2  [checkpoint-frozen-excluded]"
+        ],
+        "excluded, strict": [],
+        "inside": [],
+        "universal": [
+            "· 2 frozen parameters of the model (42 elements) are not taken from global_step2, which is universal  "
+            "[checkpoint-universal-leaves]"
+        ],
+    }
+
+
+def engine_with(parameters: dict[str, Parameter], *, universal: bool) -> Any:
+    """An engine with a model."""
+    engine = engine_of()
+
+    class Module:
+        def named_parameters(self) -> Any:
+            return parameters.items()
+
+    engine.module = Module()
+    type(engine).load_universal_checkpoint = lambda _: universal
+    return engine
