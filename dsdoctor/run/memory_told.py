@@ -115,11 +115,11 @@ def engine_lines(engine: Any, said: str, call: Call | None, *, grows: bool) -> I
     yield from predicted_lines(now, engine, why)
     asked = asked_bytes(said) or 0
     bucket = bucket_line(now.settings, asked, elements=sum(count for _, count, _ in now.model.parameters))
+    if bucket:
+        yield bucket
     if grows:
         yield "    what to change: what is kept. A smaller batch or activation checkpointing only puts this off"
-    elif bucket:
-        yield bucket
-    else:
+    elif not bucket:
         yield from advice_lines(engine, now, asked, held.total, dict(held.sizes).get(REST, 0))
 
 
