@@ -66,9 +66,10 @@ class Frame:
 
     @property
     def own(self) -> bool:
-        """Whether it is the user's: of no installed package."""
+        """Whether it is the user's: of no installed package, and not of dsdoctor, which watched it."""
         return not re.search(
             r"site-packages|dist-packages|^<(?!ipython-input)|\.p(?:yx|xi)$|[/\\]lib[/\\]python3"
+            r"|[/\\]dsdoctor[/\\](?:overflow|run|memory|hang|checkpoint)[/\\]"
             r"|[/\\]deepspeed[/\\](?:runtime|ops|comm|moe|sequence|inference|module_inject|launcher|utils|checkpoint)[/\\]",
             self.path,
         )

@@ -8,6 +8,7 @@ from dsdoctor.memory.live import tensors_in_python
 
 DEEPEST = 5
 MOST_LARGE = 5
+BUFFER = "ZeRO's buffers of reduce_bucket_size for gradients"
 PARAMETERS, GRADIENTS, OPTIMIZER = "parameters", "gradients", "the optimizer: fp32 copies, states, buckets"
 REST = "activations and everything else"
 
@@ -58,14 +59,25 @@ def _key(tensor: Any) -> int:
 
 def _owned(engine: Any) -> Iterator[tuple[str, Any]]:
     """Tensors with their holders; the first that is named for a storage counts."""
+    own = vars(engine.optimizer) if engine.optimizer is not None else {}
+    for tensor in _buffers(own):
+        yield BUFFER, tensor
     for parameter in engine.module.parameters():
         yield PARAMETERS, parameter.data
         for name in ("ds_tensor", "grad", "grad_accum"):
             tensor = getattr(parameter, name, None)
             if tensor is not None:
                 yield (PARAMETERS if name == "ds_tensor" else GRADIENTS), tensor
-    for tensor in _inside(vars(engine.optimizer) if engine.optimizer is not None else {}, 0):
+    for tensor in _inside(own, 0):
         yield OPTIMIZER, tensor
+
+
+def _buffers(own: dict[str, Any]) -> Iterator[Any]:
+    """The buffers into which gradients are copied until they are reduced: a list below stage 3, one tensor there."""
+    buckets = own.get("ipg_buckets")
+    for bucket in buckets.values() if isinstance(buckets, dict) else ():
+        buffer = getattr(bucket, "buffer", None)
+        yield from buffer if isinstance(buffer, list) else () if buffer is None else (buffer,)
 
 
 def _inside(value: Any, depth: int) -> Iterator[Any]:

@@ -8,7 +8,8 @@ import pytest
 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.run.__main__ import environment_for, parse_command_line
-from dsdoctor.run.memory import CHOICES, MemoryWatch, chosen, out_of_memory, users_line
+from dsdoctor.run.memory import CHOICES, MemoryWatch, chosen, out_of_memory
+from dsdoctor.run.memory_told import users_line
 from dsdoctor.run.script import VARIABLE
 
 SAYS = [

@@ -68,7 +68,7 @@ HOST_RAM_OOM = Rule(
     "container with more",
     steps=(
         step("dmesg -T | grep -i -E 'killed process|out of memory'"),
-        step("free -g; cat /sys/fs/cgroup/memory.max"),
+        step("ulimit -v; free -g; cat /sys/fs/cgroup/memory.max"),
     ),
     manual="""A process was killed because the host's memory ran out.
 
@@ -129,9 +129,10 @@ instead.""",
             pattern=r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory)(?:.{0,80}allocate "
             r"(?P<bytes>\d+) bytes)?",
             not_after=r"self\.reduce_bucket_size",
-            title="the host's memory is full: torch asked the CPU for {bytes|more} bytes and did not get them (nothing was "
+            title="the host's memory was refused: torch asked the CPU for {bytes|more} bytes and did not get them (nothing was "
             "killed, the rank ended by its own error)",
-            fix="use less host memory: fewer ranks or loader workers, load the model once (low_cpu_mem_usage, zero.Init), no "
+            fix="see whether the host is full, or a limit of the process was met (ulimit -v); then "
+            "use less host memory: fewer ranks or loader workers, load the model once (low_cpu_mem_usage, zero.Init), no "
             "pinned memory, offload to NVMe, or a machine or container with more. If so many bytes are not plausible, a "
             "shape or a size in the configuration is wrong",
             sample="RuntimeError: [enforce fail at alloc_cpu.cpp:83] err == 0. DefaultCPUAllocator: can't "
@@ -143,7 +144,7 @@ instead.""",
             pattern=r"^(?:numpy\S{0,160})?(?<!OutOf)MemoryError\b|OSError: \[Errno 12\] Cannot allocate "
             r"memory|std::bad_alloc",
             tier=Tier.GENERIC,
-            title="the host's memory is full: an allocation on the CPU failed (nothing was killed, the process ended by its "
+            title="the host's memory was refused: an allocation on the CPU failed (nothing was killed, the process ended by its "
             "own error)",
             sample="OSError: [Errno 12] Cannot allocate memory",
         ),

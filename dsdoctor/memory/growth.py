@@ -1,0 +1,84 @@
+"""What a process holds, read now and then while it calls an engine -> whether it grows with every call. Imports nothing heavy."""
+
+import itertools
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+MOST = 64
+"""Readings that are kept: when there are as many, every second goes, and the next are twice as far apart."""
+ENOUGH = 12
+PARTS, ALIKE = 4, 3.0
+"""The later readings are cut into so many parts, and all of them grow at the same rate within this factor."""
+LEAST, SHARE = 64 << 20, 0.1
+"""Bytes, and share of what is held at the end, below which nothing is said."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grown:
+    """From one call to a later one the bytes rose from ``first`` to ``last``, and did so all the time."""
+
+    first_call: int
+    last_call: int
+    first: int
+    last: int
+
+    @property
+    def each(self) -> float:
+        """Bytes a call."""
+        return (self.last - self.first) / (self.last_call - self.first_call)
+
+
+class Growth:
+    """Readings of ``read`` (bytes) at the calls of an engine, never more than MOST."""
+
+    def __init__(self, read: Callable[[], int]) -> None:
+        self.read = read
+        self.calls = 0
+        self.interval, self.due = 1, 1
+        self.readings: list[tuple[int, int]] = []
+
+    def note(self) -> None:
+        """Another call. Most cost two comparisons; those that are read, a small file."""
+        self.calls += 1
+        if self.calls < self.due:
+            return
+        self.readings.append((self.calls, self.read()))
+        if len(self.readings) >= MOST:
+            self.readings = self.readings[1::2]
+            self.interval *= 2
+        self.due = self.calls + self.interval
+
+    def grown(self) -> Grown | None:
+        """How it grew, where the readings show that it never stopped."""
+        return steady((*self.readings, (self.calls, self.read())))
+
+
+def steady(readings: tuple[tuple[int, int], ...]) -> Grown | None:
+    """Whether the later three quarters of (call, bytes) rise in every part at about the same rate: no start-up, and no plateau.
+
+    >>> steady(tuple((call, 1000 << 20) for call in range(40)))
+    >>> steady(tuple((call, (1000 + 10 * call) << 20) for call in range(40))).each / (1 << 20)
+    10.0
+    """
+    if len(readings) < ENOUGH:
+        return None
+    later = readings[len(readings) // 4 :]
+    marks = [later[index * (len(later) - 1) // PARTS] for index in range(PARTS + 1)]
+    rates = [(b - a) / (call_b - call_a) for (call_a, a), (call_b, b) in itertools.pairwise(marks) if call_b > call_a]
+    (first_call, first), (last_call, last) = marks[0], marks[-1]
+    if len(rates) < PARTS or min(rates) <= 0 or max(rates) > ALIKE * min(rates):
+        return None
+    if last - first < max(LEAST, SHARE * last):
+        return None
+    return Grown(first_call=first_call, last_call=last_call, first=first, last=last)
+
+
+def resident(pid: str = "self") -> int:
+    """Resident bytes of a process (proc(5), statm), 0 where there is no /proc."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
+    except (OSError, IndexError, ValueError):
+        return 0

@@ -1,0 +1,82 @@
+"""Containers of the script whose tensors keep graphs are found by name, wherever the script has them; nothing else is."""
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from dsdoctor.memory.kept_graphs import kept_graphs
+from tests.each import each
+
+torch_like = type("Tensor", (), {"__module__": "torch", "grad_fn": None})
+
+
+def tensor(*, graph: bool) -> Any:
+    """What has the name and the attribute of torch's."""
+    made = torch_like()
+    made.grad_fn = object() if graph else None
+    return made
+
+
+SHAPES: dict[str, Callable[[list[Any]], Any]] = {
+    "list": list,
+    "tuple": tuple,
+    "deque": deque,
+    "dict": lambda made: dict(enumerate(made)),
+    "pairs": lambda made: [(number, each) for number, each in enumerate(made)],
+    "dicts": lambda made: [{"loss": each} for each in made],
+}
+
+
+class Holder:
+    """An object of the script."""
+
+    def __init__(self, history: Any) -> None:
+        self.history = history
+
+
+def failure(make: Callable[[], Any], how: str) -> BaseException:
+    """An exception raised in a function that has what ``make`` makes by a local name, an attribute, or of its caller."""
+
+    def local() -> None:
+        losses = make()
+        raise MemoryError(len(losses))
+
+    def attribute() -> None:
+        trainer = Holder(make())
+        raise MemoryError(len(trainer.history))
+
+    def called() -> None:
+        outer = make()
+        deeper(len(outer))
+
+    def deeper(count: int) -> None:
+        raise MemoryError(count)
+
+    try:
+        {"local": local, "attribute": attribute, "called": called}[how]()
+    except MemoryError as error:
+        return error
+    raise AssertionError
+
+
+@each("shape", SHAPES)
+def test_a_container_is_found_by_its_name(shape: str) -> None:
+    for how, name in (("local", "losses"), ("attribute", "trainer.history"), ("called", "outer")):
+        kept = kept_graphs(
+            failure(partial(SHAPES[shape], [tensor(graph=True) for _ in range(20)]), how).__traceback__, ()
+        )
+        assert name in [each.name for each in kept], how
+        assert {(each.place, each.count) for each in kept} == {("test_kept_graphs.py", 20)}
+
+
+@each("shape", SHAPES)
+def test_what_keeps_no_graph_or_few_is_not_told(shape: str) -> None:
+    for made in ([tensor(graph=False) for _ in range(20)], [tensor(graph=True) for _ in range(4)], [1.0] * 20):
+        assert kept_graphs(failure(partial(SHAPES[shape], made), "local").__traceback__, ()) == ()
+
+
+def test_frames_of_packages_are_not_looked_at() -> None:
+    kept = failure(lambda: [tensor(graph=True) for _ in range(20)], "local")
+
+    assert kept_graphs(kept.__traceback__, ("test_kept_graphs",)) == ()
