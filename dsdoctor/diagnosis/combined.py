@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from dsdoctor.diagnosis.catalogue.refused import A_FAULT
 from dsdoctor.diagnosis.combined_hit import combined_hit
+from dsdoctor.diagnosis.combined_launch import LAUNCH_COMBINATIONS
 from dsdoctor.diagnosis.combined_runs import RUN_COMBINATIONS
 from dsdoctor.diagnosis.marks import Event
 from dsdoctor.diagnosis.models import Facts, Hit, Line, Tier
@@ -206,6 +207,7 @@ COMBINATIONS = (
     nothing_was_built,
     killed_while_compiling,
     stopped_at_the_lock,
+    *LAUNCH_COMBINATIONS,
     *RUN_COMBINATIONS,
 )
 

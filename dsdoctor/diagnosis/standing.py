@@ -16,7 +16,7 @@ from dsdoctor.diagnosis.successes import stopped_at, was_borne, was_started_agai
 from dsdoctor.diagnosis.timeline import MESSAGE_LINES
 
 SIGABRT = 6
-WAITING = {"nccl-collective-timeout", "nccl-network-interface", "rendezvous-incomplete"}
+WAITING = {"nccl-collective-timeout", "nccl-network-interface", "rendezvous-incomplete", "hccl-timeout"}
 """Rules of what the other ranks print when a rank has ended."""
 
 PERSISTING = {"op-silently-skipped", "fp16-loss-scale-floor"}

@@ -45,6 +45,14 @@ Why it matters: An older DeepSpeed on a newer torch fails at import.""",
             "AttributeError: module 'torch.distributed' has no attribute '_all_gather_base'",
         ),
         Signature(
+            words="_set_master_addr_port",
+            pattern=r"TypeError: (?:\w{1,40}\.)?(?P<name>_set_master_addr_port)\(\) takes \d positional arguments but \d",
+            title="DeepSpeed's elastic agent is older than this torch, which gives its {name} one more argument (torch 2.0 and "
+            "later do)",
+            fix="upgrade DeepSpeed: pull request 4985 (January 2024) mends it; or train without --elastic_training",
+            sample="TypeError: _set_master_addr_port() takes 3 positional arguments but 4 were given",
+        ),
+        Signature(
             words="bufsize",
             pattern=r"cannot import name '(?P<name>BUFSIZE)' from 'numpy'",
             title="this DeepSpeed imports {name} from numpy, and numpy 2 no longer has it",
@@ -54,6 +62,9 @@ Why it matters: An older DeepSpeed on a newer torch fails at import.""",
         ),
     ),
 )
+
+COMPILERS = r"\((?:cc1plus|cicc|ptxas|cudafe\+\+|nvcc|ld|ninja)\)|task=(?:cc1plus|cicc|ptxas|cudafe\+\+|nvcc|ld|ninja),"
+"""Tasks of a build, which a rule of its own knows."""
 
 KILLED = (
     "a process was killed (SIGKILL): most often the host's memory ran out, else somebody or the scheduler killed it; this "
@@ -102,6 +113,32 @@ instead.""",
             "return code = -9",
         ),
         Signature(
+            words="constraint_memcg memory+cgroup+killed",
+            pattern=r"oom-kill:constraint=CONSTRAINT_MEMCG\b(?:.{0,400}?\btask=(?P<task>[^,]{1,40}),pid=(?P<pid>\d{1,9}))?"
+            r"|[Mm]emory cgroup out of memory: Kill(?:ed)? process (?P<pid2>\d{1,9}) \((?P<task2>[^)]{1,40})\)",
+            unless=COMPILERS,
+            title="the kernel killed {task|a process}{pid_hint}: the memory limit of its container or job (its cgroup) was "
+            "reached, though the machine may have more",
+            fix="raise that limit (docker --memory, resources.limits.memory of the pod, --mem of Slurm), or use less host "
+            "memory: load the model once for the node or divided (zero.Init, low_cpu_mem_usage), fewer ranks or loader "
+            "workers, less offloading to the CPU",
+            steps=(
+                step("cat /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory.events"),
+                step("dmesg -T | grep -i -E 'killed process|oom-kill'"),
+            ),
+            sample="[17798674.377396] oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=38e6,mems_allowed=0-7,"
+            "oom_memcg=/docker/38e6,task_memcg=/docker/38e6,task=python,pid=202779,uid=1000",
+        ),
+        Signature(
+            words="constraint_none constraint_cpuset constraint_memory_policy",
+            pattern=r"oom-kill:constraint=CONSTRAINT_(?:NONE|CPUSET|MEMORY_POLICY)\b"
+            r"(?:.{0,400}?\btask=(?P<task>[^,]{1,40}),pid=(?P<pid>\d{1,9}))?",
+            unless=COMPILERS,
+            title="the kernel killed {task|a process}{pid_hint}: the host's memory ran out",
+            sample="[4321.25] oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0,global_oom,"
+            "task_memcg=/user.slice,task=pt_main_thread,pid=4711,uid=0",
+        ),
+        Signature(
             words="oom oom_kill oomkilled killed+process oom_reaper memory+limit cgroup+killed task+memory "
             "task+killed tasks+killed "
             "tasks+memory term_memlimit resource+memory memory+pressure due+memory+limit dataloader+killed",
@@ -111,7 +148,7 @@ instead.""",
             r"|node was low on resource: memory|killed due to memory pressure|DUE TO MEMORY LIMIT|is killed by "
             r"signal: Killed"
             r"|^TERM_MEMLIMIT|\btasks? [\d,-]{1,20}: Out Of Memory",
-            unless=r"\((?:cc1plus|cicc|ptxas|cudafe\+\+|nvcc|ld|ninja)\)",
+            unless=rf"{COMPILERS}|[Mm]emory cgroup out of memory",
             sample="slurmstepd: error: Detected 1 oom_kill event in StepId=412.0. Some of the step tasks have "
             "been OOM Killed. oom-kill event",
         ),
