@@ -83,7 +83,10 @@ def devices_of_another_maker(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[
         return
     for pattern, maker, extension, lister in MAKERS:
         if any(pattern.search(raw[:4000]) for raw in scan.timeline.recent):
-            title = f"the launcher sees no device: this DeepSpeed and torch count those of CUDA alone, and the log has {maker}"
+            title = (
+                f"the launcher sees no device, and the log has {maker}: devices that are not NVIDIA's count only with their maker's "
+                "extension of torch"
+            )
             fix = (
                 f"see that this environment has {extension}, and a DeepSpeed that knows this accelerator: old releases count CUDA "
                 "devices only. If the GPUs are NVIDIA's all the same, make them visible (nvidia-smi, --gpus all, "

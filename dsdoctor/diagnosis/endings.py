@@ -133,7 +133,7 @@ def passed_over(origin: Origin) -> tuple[str, ...]:
 
 def interrupted(origin: Origin, line: int, text: str) -> Finding:
     """Somebody, or the scheduler, stopped the whole run."""
-    found = re.search(r"got signal: (\d{1,2})\b|\b(SIG(?:TERM|INT|HUP))\b", text)
+    found = re.search(r"(?:got signal: |Received )(\d{1,2})\b|\b(SIG(?:TERM|INT|HUP))\b", text)
     named = (signal_name(int(found[1])) if found[1] else found[2]) if found else ""
     by = (
         "Ctrl-C (SIGINT)"

@@ -79,7 +79,7 @@ release by release, and DeepSpeed has put guards around some of them.
 Why it matters: The op cannot be built with this pair of ROCm and DeepSpeed, whatever the flags.""",
     signatures=(
         Signature(
-            words="error+cooperative_groups error+hip",
+            words="error+cooperative_groups error+undeclared+identifier error+unknown+name error+member+named",
             pattern=r"(?:\.hip|_hip\.(?:h|cuh|hpp|cpp)|[/\\]hip[/\\]\S{1,160}):\d{1,6}:\d{1,6}: error: "
             r"(?:no (?:member|type|template) named '(?P<name>[\w:]{1,80})' in"
             r"|use of undeclared identifier '(?P<name2>[\w:]{1,80})'|unknown type name "

@@ -1,6 +1,7 @@
 """Rules of a run: memory, fp16, processors, and imports that newer versions removed."""
 
 from dsdoctor.core.fix import instead, step
+from dsdoctor.diagnosis.catalogue.kernel_kills import COMPILERS, KERNEL_KILLS
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 NO_MODULE_OF_TORCH = r"No module named '(?P<name>torch\.[\w.]+)'"
@@ -63,9 +64,6 @@ Why it matters: An older DeepSpeed on a newer torch fails at import.""",
     ),
 )
 
-COMPILERS = r"\((?:cc1plus|cicc|ptxas|cudafe\+\+|nvcc|ld|ninja)\)|task=(?:cc1plus|cicc|ptxas|cudafe\+\+|nvcc|ld|ninja),"
-"""Tasks of a build, which a rule of its own knows."""
-
 KILLED = (
     "a process was killed (SIGKILL): most often the host's memory ran out, else somebody or the scheduler killed it; this "
     "line does not say why"
@@ -112,43 +110,18 @@ instead.""",
             sample="[ERROR] [launch.py:434:sigkill_handler] ['/venv/bin/python', '-u', 'train.py'] exits with "
             "return code = -9",
         ),
+        *KERNEL_KILLS,
         Signature(
-            words="constraint_memcg memory+cgroup+killed",
-            pattern=r"oom-kill:constraint=CONSTRAINT_MEMCG\b(?:.{0,400}?\btask=(?P<task>[^,]{1,40}),pid=(?P<pid>\d{1,9}))?"
-            r"|[Mm]emory cgroup out of memory: Kill(?:ed)? process (?P<pid2>\d{1,9}) \((?P<task2>[^)]{1,40})\)",
-            unless=COMPILERS,
-            title="the kernel killed {task|a process}{pid_hint}: the memory limit of its container or job (its cgroup) was "
-            "reached, though the machine may have more",
-            fix="raise that limit (docker --memory, resources.limits.memory of the pod, --mem of Slurm), or use less host "
-            "memory: load the model once for the node or divided (zero.Init, low_cpu_mem_usage), fewer ranks or loader "
-            "workers, less offloading to the CPU",
-            steps=(
-                step("cat /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory.events"),
-                step("dmesg -T | grep -i -E 'killed process|oom-kill'"),
-            ),
-            sample="[17798674.377396] oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=38e6,mems_allowed=0-7,"
-            "oom_memcg=/docker/38e6,task_memcg=/docker/38e6,task=python,pid=202779,uid=1000",
-        ),
-        Signature(
-            words="constraint_none constraint_cpuset constraint_memory_policy",
-            pattern=r"oom-kill:constraint=CONSTRAINT_(?:NONE|CPUSET|MEMORY_POLICY)\b"
-            r"(?:.{0,400}?\btask=(?P<task>[^,]{1,40}),pid=(?P<pid>\d{1,9}))?",
-            unless=COMPILERS,
-            title="the kernel killed {task|a process}{pid_hint}: the host's memory ran out",
-            sample="[4321.25] oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0,global_oom,"
-            "task_memcg=/user.slice,task=pt_main_thread,pid=4711,uid=0",
-        ),
-        Signature(
-            words="oom oom_kill oomkilled killed+process oom_reaper memory+limit cgroup+killed task+memory "
+            words="oom oom_kill oomkilled oom_reaper memory+limit cgroup+killed task+memory "
             "task+killed tasks+killed "
             "tasks+memory term_memlimit resource+memory memory+pressure due+memory+limit dataloader+killed",
-            pattern=r"oom[-_]kill(?:er)? event|OOM ?Killed|[Oo]ut of memory: Killed process|oom_reaper: "
+            pattern=r"oom[-_]kill(?:er)? event|OOM ?Killed|\binvoked oom-killer\b|oom_reaper: "
             r"reaped|[Ee]xceeded "
             r"(?:job )?memory limit|may have been killed by the cgroup|srun: error: .{1,80}: Out Of Memory$"
             r"|node was low on resource: memory|killed due to memory pressure|DUE TO MEMORY LIMIT|is killed by "
             r"signal: Killed"
             r"|^TERM_MEMLIMIT|\btasks? [\d,-]{1,20}: Out Of Memory",
-            unless=rf"{COMPILERS}|[Mm]emory cgroup out of memory",
+            unless=COMPILERS,
             sample="slurmstepd: error: Detected 1 oom_kill event in StepId=412.0. Some of the step tasks have "
             "been OOM Killed. oom-kill event",
         ),
