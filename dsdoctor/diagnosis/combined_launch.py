@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dsdoctor.core.fix import Step, step
+from dsdoctor.core.fix import step
 from dsdoctor.diagnosis.failures import Frame
 from dsdoctor.diagnosis.losses import FINITE
 from dsdoctor.diagnosis.models import Facts, Hit
@@ -84,8 +84,8 @@ def devices_of_another_maker(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[
     for pattern, maker, extension, lister in MAKERS:
         if any(pattern.search(raw[:4000]) for raw in scan.timeline.recent):
             title = (
-                f"the launcher sees no device, and the log has {maker}: devices that are not NVIDIA's count only with their maker's "
-                "extension of torch"
+                f"the launcher sees no device, and the log has {maker}: devices that are not NVIDIA's count only with their "
+                "maker's extension of torch"
             )
             fix = (
                 f"see that this environment has {extension}, and a DeepSpeed that knows this accelerator: old releases count CUDA "
@@ -140,7 +140,10 @@ def packages_that_do_not_fit(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[
             + ": "
             "compare their versions, and upgrade the older one, or take the releases that were made for each other"
         )
-        yield replace(hit, signature=replace(hit.signature, title=title, fix=fix, steps=_versions(packages[:3])))
+        shown = "python -m pip show {caller} {other}" if packages[1:] else "python -m pip show {caller}"
+        groups = {**hit.groups, "caller": caller, "other": "".join(packages[1:2])}
+        signature = replace(hit.signature, title=title, fix=fix, steps=(step(shown),))
+        yield replace(hit, groups=groups, signature=signature)
 
 
 def compiled_by_deepspeed(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
@@ -158,11 +161,6 @@ def compiled_by_deepspeed(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit
     )
     steps = (step("python -m pip install -U deepspeed"),)
     yield replace(hit, signature=replace(hit.signature, title=title, fix=fix, steps=steps))
-
-
-def _versions(packages: list[str]) -> tuple[Step, ...]:
-    """How to see the versions of packages."""
-    return (step("python -m pip list | grep -i -E {packages}", packages="|".join(packages)),)
 
 
 def _package(frame: Frame) -> str:

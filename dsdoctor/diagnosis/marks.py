@@ -63,7 +63,7 @@ MARKS = (
         event=Event.COMPLAINED,
         first_hand=True,
         words="error",
-        pattern=r"^(?:error|ERROR(?!: pip's dependency))[: ]|[^2]: error:",
+        pattern=r"^(?:error|ERROR(?!: pip's dependency))[: ]|(?<!collect2): error:",
     ),
     Mark(
         event=Event.FAILED,
