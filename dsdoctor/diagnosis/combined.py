@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
+from dsdoctor.core.fix import step
 from dsdoctor.diagnosis.catalogue.refused import A_FAULT
 from dsdoctor.diagnosis.combined_hit import combined_hit
 from dsdoctor.diagnosis.combined_launch import LAUNCH_COMBINATIONS
@@ -44,6 +45,15 @@ CHECK_THEMSELVES = {"DeepSpeed", "torch"}
 AS_IT_SAYS = (
     "what the message names is the cause, as far as this log shows it: change that setting, argument or version. "
     "The frame above it is the check that stopped the run"
+)
+ON_WINDOWS = (
+    "install torch first, then DeepSpeed without isolation and without ops (DS_BUILD_OPS=0, as setup.py asks for all of them on "
+    "Windows); or take a wheel for Windows, or Linux under WSL2, where ops are compiled at run time"
+)
+WITHOUT_OPS = (
+    step("python -m pip install torch setuptools wheel ninja"),
+    step("set DS_BUILD_OPS=0"),
+    step("python -m pip install --no-build-isolation deepspeed"),
 )
 SHORT_MESSAGE = 12
 BUILD_COMMAND = re.compile(r"pip3? (?:install|wheel)|setup\.py|bdist_wheel|build_ext|DS_BUILD_\w+=1")
@@ -164,6 +174,14 @@ def pre_compiled_on_windows(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[H
         yield combined_hit("windows-unsupported-op", line, title, Tier.GENERIC, refused[0].groups)
 
 
+def torch_missing_on_windows(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
+    """setup.py cannot import torch on Windows, where our own builds do not run and every op is asked for."""
+    missing = [hit for hit in hits if hit.rule.id == "torch-missing-at-build" and not hit.signature.steps]
+    for hit in missing if Event.WINDOWS in scan.first else []:
+        if hit.project in {None, "", "deepspeed"}:
+            yield replace(hit, signature=replace(hit.signature, fix=ON_WINDOWS, steps=WITHOUT_OPS))
+
+
 def refused_arguments(_: list[Hit], __: Facts, scan: Scan) -> Iterator[Hit]:
     """A framework's own check of its arguments raised on purpose: the last frame is that check, and its words say what clashes."""
     for failure in scan.timeline.failures:
@@ -199,6 +217,7 @@ COMBINATIONS = (
     refused_arguments,
     refused_in_a_sentence,
     pre_compiled_on_windows,
+    torch_missing_on_windows,
     wrong_home_behind_a_missing_part,
     default_list_refused,
     asked_and_left_out,

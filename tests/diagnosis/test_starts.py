@@ -188,3 +188,19 @@ def test_a_link_of_deepspeeds_source_that_is_taken_for_a_file_is_told(part: str)
 
     assert "a link to a folder" in first(["running build_py", said]).title
     assert "a link" not in first(["running build_py", said.replace(part, "other")]).title
+
+
+@each(
+    ("path", "windows"),
+    [
+        ("C:\\Users\\PC\\AppData\\Local\\Temp\\pip-build-env-kb1\\overlay\\setuptools\\build_meta.py", True),
+        ("/tmp/pip-build-env-kb1/overlay/setuptools/build_meta.py", False),
+    ],
+)
+def test_on_windows_nothing_is_advised_that_runs_on_linux_alone(path: str, windows: bool) -> None:
+    finding = first(raised("AssertionError: Unable to pre-compile ops without torch installed.", (path, "f", "g()")))
+
+    assert finding.rule == "torch-missing-at-build"
+    assert finding.fix
+    assert ("set DS_BUILD_OPS=0" in [step.line for step in finding.fix.steps]) is windows
+    assert any("dsdoctor" in step.line for step in finding.fix.steps) is not windows

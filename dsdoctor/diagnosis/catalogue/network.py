@@ -49,7 +49,8 @@ NCCL_SHM_TOO_SMALL = Rule(
     id="nccl-shm-too-small",
     stage=Stage.RUN,
     title="/dev/shm is too small for NCCL or the data loaders (docker gives 64 MB)",
-    fix="give the container more shared memory, and remove what dead jobs left in it",
+    fix="give the container more shared memory (a pod of Kubernetes by an emptyDir with medium: Memory on /dev/shm), and remove "
+    "what dead jobs left in it",
     steps=(
         step("df -h /dev/shm"),
         step("docker run --shm-size=16g ..."),
