@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dsdoctor.core.fix import step
+from dsdoctor.core.fix import Step, step
 from dsdoctor.diagnosis.failures import Frame
 from dsdoctor.diagnosis.losses import FINITE
 from dsdoctor.diagnosis.models import Facts, Hit
@@ -15,28 +15,28 @@ LAUNCHED = re.compile(
     rb"runner\.py:\d{1,5}:main\] cmd = .{0,2000}?deepspeed\.launcher\.launch .{0,4000}?--master_port=(\d{2,5})\b"
 )
 ENDED = re.compile(rb"exits (?:successfully|with return code)|Traceback \(most recent")
-MAKERS: tuple[tuple[re.Pattern[bytes], str, str, str], ...] = (
+MAKERS: tuple[tuple[re.Pattern[bytes], str, str, Step], ...] = (
     (
         re.compile(
             rb"initializing oneAPI environment|oneapi/setvars\.sh|intel_extension_for_(?:pytorch|deepspeed)|xpu-smi"
         ),
         "Intel's oneAPI",
         "intel_extension_for_pytorch (for old releases intel_extension_for_deepspeed too)",
-        "sycl-ls",
+        step("sycl-ls"),
     ),
     (
         re.compile(rb"torch_npu|npu-smi|ascend-toolkit|Ascend/\S{0,80}set_env\.sh"),
         "Ascend's CANN",
         "torch_npu",
-        "npu-smi info",
+        step("npu-smi info"),
     ),
-    (re.compile(rb"habana|hl-smi|HABANA_"), "Habana's Gaudi", "habana_frameworks", "hl-smi"),
-    (re.compile(rb"torch_mlu|cnmon\b|[Cc]ambricon"), "Cambricon's MLU", "torch_mlu", "cnmon"),
+    (re.compile(rb"habana|hl-smi|HABANA_"), "Habana's Gaudi", "habana_frameworks", step("hl-smi")),
+    (re.compile(rb"torch_mlu|cnmon\b|[Cc]ambricon"), "Cambricon's MLU", "torch_mlu", step("cnmon")),
     (
         re.compile(rb"rocm-smi|/opt/rocm|HIP_VISIBLE_DEVICES|ROCR_VISIBLE_DEVICES"),
         "AMD's ROCm",
         "a torch for ROCm",
-        "rocm-smi",
+        step("rocm-smi"),
     ),
 )
 """What a log has of another maker's machine: how it is called here, what makes torch see its devices, what lists them."""
@@ -92,7 +92,7 @@ def devices_of_another_maker(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[
                 "devices only. If the GPUs are NVIDIA's all the same, make them visible (nvidia-smi, --gpus all, "
                 "CUDA_VISIBLE_DEVICES)"
             )
-            steps = (step(lister), *(one for one in hit.signature.steps if "get_accelerator" in one.line))
+            steps = (lister, *(one for one in hit.signature.steps if "get_accelerator" in one.line))
             yield replace(hit, signature=replace(hit.signature, title=title, fix=fix, steps=steps))
             return
 
@@ -140,9 +140,9 @@ def packages_that_do_not_fit(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[
             + ": "
             "compare their versions, and upgrade the older one, or take the releases that were made for each other"
         )
-        shown = "python -m pip show {caller} {other}" if packages[1:] else "python -m pip show {caller}"
+        shown = step("python -m pip show {caller} {other}") if packages[1:] else step("python -m pip show {caller}")
         groups = {**hit.groups, "caller": caller, "other": "".join(packages[1:2])}
-        signature = replace(hit.signature, title=title, fix=fix, steps=(step(shown),))
+        signature = replace(hit.signature, title=title, fix=fix, steps=(shown,))
         yield replace(hit, groups=groups, signature=signature)
 
 

@@ -224,7 +224,7 @@ Why it matters: No change to torch, CUDA or the compiler helps, so looking there
     ),
 )
 
-WHICH_DEVICES = (
+WHICH_DEVICES = step(
     'python -c "from deepspeed.accelerator import get_accelerator as get; print(get()._name, get().device_count())"'
 )
 """Prints which accelerator DeepSpeed takes here, and how many devices it counts."""
@@ -257,7 +257,7 @@ ignores such ops later.""",
             fix="make the GPUs visible (nvidia-smi, --gpus all, CUDA_VISIBLE_DEVICES). Where they are not NVIDIA's, DeepSpeed sees "
             "them only with the torch extension of their maker in this environment. --num_gpus makes none; to train on the CPU set "
             "DS_ACCELERATOR=cpu",
-            steps=(step("nvidia-smi"), step(WHICH_DEVICES), step("python -m dsdoctor look")),
+            steps=(step("nvidia-smi"), WHICH_DEVICES, step("python -m dsdoctor look")),
             sample="RuntimeError: Unable to proceed, no GPU resources available",
         ),
         Signature(
