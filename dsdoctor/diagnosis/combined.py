@@ -55,6 +55,9 @@ WITHOUT_OPS = (
     step("set DS_BUILD_OPS=0"),
     step("python -m pip install --no-build-isolation deepspeed"),
 )
+NEW_SETUPTOOLS = re.compile(rb"\bsetuptools(?:-|==| {1,20})((?:8[2-9]|9\d|[1-9]\d\d)\.\d{1,3}(?:\.\d{1,3})?)\b")
+"""A setuptools without pkg_resources, as pip and conda name it."""
+
 SHORT_MESSAGE = 12
 BUILD_COMMAND = re.compile(r"pip3? (?:install|wheel)|setup\.py|bdist_wheel|build_ext|DS_BUILD_\w+=1")
 
@@ -182,6 +185,18 @@ def torch_missing_on_windows(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[
             yield replace(hit, signature=replace(hit.signature, fix=ON_WINDOWS, steps=WITHOUT_OPS))
 
 
+def setuptools_without_a_part(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
+    """pkg_resources is missing, and the log says that a setuptools is installed that has none any more."""
+    hit = next((hit for hit in hits if hit.groups.get("module") == "pkg_resources"), None)
+    found = next((found for raw in scan.timeline.recent if (found := NEW_SETUPTOOLS.search(raw[-4000:]))), None)
+    if hit and found:
+        title = (
+            "setuptools {setuptools} is installed, and since release 82 it has no pkg_resources, which is imported here"
+        )
+        groups = {**hit.groups, "setuptools": found[1].decode()}
+        yield replace(hit, groups=groups, signature=replace(hit.signature, title=title))
+
+
 def refused_arguments(_: list[Hit], __: Facts, scan: Scan) -> Iterator[Hit]:
     """A framework's own check of its arguments raised on purpose: the last frame is that check, and its words say what clashes."""
     for failure in scan.timeline.failures:
@@ -218,6 +233,7 @@ COMBINATIONS = (
     refused_in_a_sentence,
     pre_compiled_on_windows,
     torch_missing_on_windows,
+    setuptools_without_a_part,
     wrong_home_behind_a_missing_part,
     default_list_refused,
     asked_and_left_out,

@@ -204,3 +204,22 @@ def test_on_windows_nothing_is_advised_that_runs_on_linux_alone(path: str, windo
     assert finding.fix
     assert ("set DS_BUILD_OPS=0" in [step.line for step in finding.fix.steps]) is windows
     assert any("dsdoctor" in step.line for step in finding.fix.steps) is not windows
+
+
+@each(
+    ("line", "title"),
+    [
+        (
+            "Successfully installed ninja-1.13.0 pip-26.0 setuptools-82.0.0 wheel-0.46.3",
+            "setuptools 82.0.0 is installed",
+        ),
+        ("setuptools==83.1", "setuptools 83.1 is installed"),
+        ("Successfully installed setuptools-69.5.1", "pkg_resources is imported here"),
+    ],
+)
+def test_the_setuptools_of_the_log_decides(line: str, title: str) -> None:
+    log = raised(
+        "ModuleNotFoundError: No module named 'pkg_resources'", ("<string>", "<module>", "import pkg_resources")
+    )
+
+    assert first([line, *log]).title.startswith(title)

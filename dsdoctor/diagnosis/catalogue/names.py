@@ -131,7 +131,7 @@ Why it matters: The script stops before it trains.""",
             words="hipify_extra_files_only",
             pattern=r"^TypeError: (?P<class>hipify)\(\) got an unexpected keyword argument '(?P<name>hipify_extra_files_only)'",
             title="this ROCm build of torch is older than this DeepSpeed, whose build gives torch's hipify the argument {name}",
-            fix="take a newer torch for ROCm (this argument came with torch 1.12), or a DeepSpeed of the time of this torch",
+            fix="take a newer torch for ROCm, whose hipify has this argument, or a DeepSpeed of the time of this torch",
             steps=(
                 step('python -c "import torch; print(torch.__version__, torch.version.hip)"'),
                 step("python -m pip install -U torch --index-url https://download.pytorch.org/whl/rocm6.4"),
