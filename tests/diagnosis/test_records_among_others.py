@@ -117,8 +117,8 @@ AGENTS = (
     'n7 shipper: ts=2026-11-22T10:00:07Z caller=x.go:7 level=warn component=tail msg="{}"',
 )
 OF_ANOTHER = (
-    "deepspeed.runtime.zero.utils.ZeRORuntimeException: The checkpoint being loaded used a DP world size of 8 but the current world "
-    "size is 16.",
+    "deepspeed.runtime.zero.utils.ZeRORuntimeException: The checkpoint being loaded used a DP world size of 8 but the current "
+    "world size is 16.",
     "RuntimeError: [enforce fail at inline_container.cc:471] . PytorchStreamWriter failed writing file data/3: write failed",
 )
 
@@ -130,6 +130,8 @@ def test_what_a_daemon_tells_of_an_exception_is_not_of_the_run(agent: str, words
     raised = alone(FAILURES["known"])
     for log in ([line, *raised], [*raised, line], [line, "working", line, *raised]):
         assert diagnose(log).findings[0].rule == KNOWN
+    ended = "[ERROR] [launch.py:325:sigkill_handler] ['/v/bin/python', 'train.py', '--local_rank=3'] exits with return code = -11"
+    assert diagnose([line, *BANNER, ended]).findings[0].rule == "died-by-signal"
     assert not has_error(diagnose([line, *(f"step {number} loss 1.2" for number in range(9))]).findings)
 
 
