@@ -4,8 +4,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
+from dsdoctor.core.fix import step
 from dsdoctor.diagnosis.catalogue.refused import A_FAULT
 from dsdoctor.diagnosis.combined_hit import combined_hit
+from dsdoctor.diagnosis.combined_launch import LAUNCH_COMBINATIONS
 from dsdoctor.diagnosis.combined_runs import RUN_COMBINATIONS
 from dsdoctor.diagnosis.marks import Event
 from dsdoctor.diagnosis.models import Facts, Hit, Line, Tier
@@ -44,6 +46,18 @@ AS_IT_SAYS = (
     "what the message names is the cause, as far as this log shows it: change that setting, argument or version. "
     "The frame above it is the check that stopped the run"
 )
+ON_WINDOWS = (
+    "install torch first, then DeepSpeed without isolation and without ops (DS_BUILD_OPS=0, as setup.py asks for all of them on "
+    "Windows); or take a wheel for Windows, or Linux under WSL2, where ops are compiled at run time"
+)
+WITHOUT_OPS = (
+    step("python -m pip install torch setuptools wheel ninja"),
+    step("set DS_BUILD_OPS=0"),
+    step("python -m pip install --no-build-isolation deepspeed"),
+)
+NEW_SETUPTOOLS = re.compile(rb"\bsetuptools(?:-|==| {1,20})((?:8[2-9]|9\d|[1-9]\d\d)\.\d{1,3}(?:\.\d{1,3})?)\b")
+"""A setuptools without pkg_resources, as pip and conda name it."""
+
 SHORT_MESSAGE = 12
 BUILD_COMMAND = re.compile(r"pip3? (?:install|wheel)|setup\.py|bdist_wheel|build_ext|DS_BUILD_\w+=1")
 
@@ -163,6 +177,26 @@ def pre_compiled_on_windows(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[H
         yield combined_hit("windows-unsupported-op", line, title, Tier.GENERIC, refused[0].groups)
 
 
+def torch_missing_on_windows(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
+    """setup.py cannot import torch on Windows, where our own builds do not run and every op is asked for."""
+    missing = [hit for hit in hits if hit.rule.id == "torch-missing-at-build" and not hit.signature.steps]
+    for hit in missing if Event.WINDOWS in scan.first else []:
+        if hit.project in {None, "", "deepspeed"}:
+            yield replace(hit, signature=replace(hit.signature, fix=ON_WINDOWS, steps=WITHOUT_OPS))
+
+
+def setuptools_without_a_part(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
+    """pkg_resources is missing, and the log says that a setuptools is installed that has none any more."""
+    hit = next((hit for hit in hits if hit.groups.get("module") == "pkg_resources"), None)
+    found = next((found for raw in scan.timeline.recent if (found := NEW_SETUPTOOLS.search(raw[-4000:]))), None)
+    if hit and found:
+        title = (
+            "setuptools {setuptools} is installed, and since release 82 it has no pkg_resources, which is imported here"
+        )
+        groups = {**hit.groups, "setuptools": found[1].decode()}
+        yield replace(hit, groups=groups, signature=replace(hit.signature, title=title))
+
+
 def refused_arguments(_: list[Hit], __: Facts, scan: Scan) -> Iterator[Hit]:
     """A framework's own check of its arguments raised on purpose: the last frame is that check, and its words say what clashes."""
     for failure in scan.timeline.failures:
@@ -198,6 +232,8 @@ COMBINATIONS = (
     refused_arguments,
     refused_in_a_sentence,
     pre_compiled_on_windows,
+    torch_missing_on_windows,
+    setuptools_without_a_part,
     wrong_home_behind_a_missing_part,
     default_list_refused,
     asked_and_left_out,
@@ -206,6 +242,7 @@ COMBINATIONS = (
     nothing_was_built,
     killed_while_compiling,
     stopped_at_the_lock,
+    *LAUNCH_COMBINATIONS,
     *RUN_COMBINATIONS,
 )
 

@@ -11,6 +11,22 @@ FAULT_HANDLER = step("export PYTHONFAULTHANDLER=1", note="prints the Python line
 TEE = step("torchrun --tee 3 --log-dir logs ...", note="keeps what each rank prints")
 KERNEL = step("dmesg -T | grep -i -E 'killed process|out of memory|segfault|xid'")
 CGROUP = step("cat /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory.events")
+OUTLIVE = step("tmux new -s run", note="or screen, setsid, a scheduler's job")
+SACCT = step("sacct -j JOB --format=JobID,State,ExitCode,Elapsed,Timelimit")
+STOPPED = {
+    "SIGHUP": (
+        "SIGHUP is what a closed terminal or ssh session sends: start it in tmux or screen, by setsid, or as a scheduler's job, "
+        "and resume from the last checkpoint. nohup alone does not do under torchrun, which takes that signal back for itself",
+        (OUTLIVE, step("last -x | head", note="when sessions ended")),
+    ),
+    "SIGINT": (
+        "SIGINT is Ctrl-C or a notebook's stop button: nothing has to be mended if that was you. If it was pressed because nothing "
+        "moved, the places where the ranks stood at that moment tell what they waited for",
+        (step("python -m dsdoctor.run SCRIPT.py", note="names the place if it hangs again"),),
+    ),
+}
+"""What sends a signal from outside, most often, and what to do. Of others a scheduler's record decides."""
+
 SIGNALS: dict[int, tuple[str, str, tuple[Step, ...]]] = {
     4: (
         "an instruction that this processor does not have",
@@ -43,7 +59,12 @@ SIGNALS: dict[int, tuple[str, str, tuple[Step, ...]]] = {
         "it was asked to end: by the launcher because another process had ended, by the scheduler (time limit, preemption), "
         "or by somebody",
         "see what the scheduler says of the job, and which process ended first",
-        (step("sacct -j JOB --format=JobID,State,ExitCode,Elapsed,Timelimit"), TEE),
+        (SACCT, TEE),
+    ),
+    1: (
+        "its terminal or ssh session was closed, most often",
+        "start it where it outlives the session, and see there when that ended",
+        (OUTLIVE, TEE),
     ),
     2: (
         "it was interrupted: Ctrl-C, a notebook's stop button, or a scheduler",
@@ -63,6 +84,19 @@ def ended_by_signal(ended: Exit, origin: Origin, *, rule: str = "died-by-signal"
     verb = "was ended" if number in {1, 2, 15} else "killed" if number == 9 else "died"
     title = f"{verb}{doing} by {ended.name} (signal {number}): {meaning}; this log does not say why"
     return Finding.error(rule, title, evidence=(*_evidence(ended), *passed_over(origin)), fix=fix, steps=steps)
+
+
+def broke_off_at_exit(ended: Exit, words: str) -> Finding:
+    """A process whose training had ended well was ended by a signal while it exited."""
+    return Finding.warning(
+        "died-by-signal",
+        f"the training had ended, and its process then died by {ended.name} (signal {ended.signal}) while it exited: what it had "
+        "saved before is not touched by that, but whoever started it sees a failed run",
+        evidence=(f"its last words: {words[:200]}", *_evidence(ended)),
+        fix="end it in order: torch.distributed.destroy_process_group() as the last line of the script, after what it saves, and "
+        "no thread of its own that still runs then. See that the last checkpoint is whole",
+        steps=(step("python -m dsdoctor checkpoint CKPT", note="which tag is whole"), FAULT_HANDLER),
+    )
 
 
 def ended_without_words(ended: Exit, origin: Origin) -> Finding:
@@ -99,7 +133,7 @@ def passed_over(origin: Origin) -> tuple[str, ...]:
 
 def interrupted(origin: Origin, line: int, text: str) -> Finding:
     """Somebody, or the scheduler, stopped the whole run."""
-    found = re.search(r"got signal: (\d{1,2})\b|\b(SIG(?:TERM|INT|HUP))\b", text)
+    found = re.search(r"(?:got signal: |Received )(\d{1,2})\b|\b(SIG(?:TERM|INT|HUP))\b", text)
     named = (signal_name(int(found[1])) if found[1] else found[2]) if found else ""
     by = (
         "Ctrl-C (SIGINT)"
@@ -109,14 +143,16 @@ def interrupted(origin: Origin, line: int, text: str) -> Finding:
         else "its scheduler"
     )
     doing = f" {origin.activity}" if origin.activity else ""
-    return Finding.error(
-        "ended-from-outside",
-        f"the run was stopped from outside{doing}, by {by}: it did not fail by itself",
-        evidence=(f"line {line}: {text[:300]}",),
-        fix="a signal from outside is a scheduler's time limit or preemption, a closed terminal, or somebody's kill: the "
-        "scheduler's own record decides",
-        steps=(step("sacct -j JOB --format=JobID,State,ExitCode,Elapsed,Timelimit"),),
+    fix, steps = STOPPED.get(
+        "SIGINT" if "SIGINT" in by else named,
+        (
+            "a signal from outside is a scheduler's time limit or preemption, a closed terminal, or somebody's kill: the "
+            "scheduler's own record decides",
+            (SACCT,),
+        ),
     )
+    title = f"the run was stopped from outside{doing}, by {by}: it did not fail by itself"
+    return Finding.error("ended-from-outside", title, evidence=(f"line {line}: {text[:300]}",), fix=fix, steps=steps)
 
 
 def _evidence(ended: Exit) -> tuple[str, ...]:

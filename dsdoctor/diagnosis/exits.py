@@ -17,7 +17,7 @@ FORMS = tuple(
         rf"srun: error: (?P<host>\S{{1,80}}): tasks? (?P<task>\d{{1,6}})(?P<more>[-,][\d,-]{{1,60}})?"
         rf": Exited with exit code {NUMBERS}",
         r"srun: error: (?P<host>\S{1,80}): tasks? (?P<task>\d{1,6})(?P<more>[-,][\d,-]{1,60})?: (?P<name>Segmentation fault|Killed"
-        r"|Aborted|Bus error|Terminated|Illegal instruction|Floating point exception|Out Of Memory)",
+        r"|Aborted|Bus error|Terminated|Illegal instruction|Floating point exception|Out Of Memory|Hangup)",
         r"died with <Signals\.(?P<name>SIG[A-Z]{3,6})",
         r"exited on signal (?P<signal>\d{1,2})",
         r"\bCaught signal (?P<signal>\d{1,2}) \([A-Z]",
@@ -36,6 +36,7 @@ FORMS = tuple(
     )
 )
 NAMES = {
+    "Hangup": 1,
     "Segmentation fault": 11,
     "Killed": 9,
     "Out Of Memory": 9,

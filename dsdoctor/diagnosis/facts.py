@@ -112,20 +112,25 @@ CLUES = (
     Clue(name="accelerate", words="accelerate", pattern=rf"\baccelerate{RELEASE}"),
     Clue(
         name="zero_stage",
-        words="stage zero_stage zero_optimization_stage deepspeedzerooptimizer_stage3 zero3",
+        words="stage zero_stage zero_optimization_stage deepspeedzerooptimizer_stage3 zero3 deepspeedzerooffload "
+        "offload+persistent partitioned_param_coordinator",
         pattern=r"ZeRO stage ([0-3]) optimizer|zero_optimization_stage[ .:=]{1,40}([0-3])\b|\bzero_stage['\"]?[ =:]{1,3}([0-3])\b"
         r"|DeepSpeedZeroOptimizer_Stage(3)|['\"]zero_optimization['\"]: ?\{ ?['\"]stage['\"]: ?([0-3])\b|\bzero(3)\.json"
-        r"|^['\"]stage['\"]: ([0-3]),?$",
+        r"|^['\"]stage['\"]: ([0-3]),?$|(DeepSpeedZeRoOffload) initialize|(Parameter Offload): Total persistent parameters"
+        r"|[/\\]zero[/\\](partitioned_param_coordinator)\.py",
     ),
     Clue(
         name="experts",
         words="mixtral moe num_experts num_local_experts qwen2_moe qwen3_moe olmoe dbrx jamba deepseek+v2 deepseek+v3 "
         "deepseek_v2 deepseek_v3 deepseekv2forcausallm deepseekv3forcausallm gpt_oss mixtralforcausallm qwen3+a3b qwen3+a22b "
         "qwen2moeforcausallm qwen3moeforcausallm mixtralsparsemoeblock qwen2moesparsemoeblock qwen3moesparsemoeblock "
-        "gptossforcausallm olmoeforcausallm modeling_mixtral modeling_qwen2_moe modeling_qwen3_moe modeling_deepseek",
-        pattern=r"\b(Mixtral[\w.-]{0,40}|[Mm]odeling_(?:mixtral|qwen\d_moe|deepseek)|mixtral[\w.-]{0,30}|Qwen\w{0,4}-?MoE[\w.-]{0,20}"
+        "gptossforcausallm olmoeforcausallm modeling_mixtral modeling_qwen2_moe modeling_qwen3_moe modeling_deepseek "
+        "modeling_jamba modeling_dbrx modeling_olmoe modeling_phimoe modeling_granitemoe modeling_gpt_oss modeling_glm4_moe "
+        "expert_layer self+experts self+moe router_logits",
+        pattern=r"\b(Mixtral[\w.-]{0,40}|[Mm]odeling_(?:mixtral|qwen\d_moe|deepseek|jamba|dbrx|olmoe|phimoe|granitemoe|gpt_oss|glm4_moe)"
+        r"|mixtral[\w.-]{0,30}|Qwen\w{0,4}-?MoE[\w.-]{0,20}"
         r"|[Qq]wen\d_moe|Qwen[23]Moe\w{0,30}|Qwen3-\d{1,3}B-A\d{1,2}B|[Dd]eep[Ss]eek[-_]?[Vv][23]\w{0,20}|DeepSeek-MoE\S{0,10}|OLMoE\S{0,20}"
-        r"|Olmoe\w{0,20}|DBRX|Jamba\S{0,20}|GptOss\w{0,20}|gpt_oss|num_(?:local_)?experts|[Mm][Oo][Ee]-\w{1,20})\b",
+        r"|Olmoe\w{0,20}|DBRX|Jamba\S{0,20}|GptOss\w{0,20}|gpt_oss|num_(?:local_)?experts|[Mm][Oo][Ee]-\w{1,20}|expert_layer(?=\()|self\.experts(?=[\[(])|self\.moe(?=\()|router_logits)\b",
     ),
     Clue(
         name="attention",
@@ -248,6 +253,10 @@ def _normal(name: str, value: str) -> str:
         return f"{value[:-1]}.{value[-1]}"
     if name == "python" and value.isdigit():
         return f"{value[0]}.{value[1:]}"
+    if name == "zero_stage" and not value.isdigit():
+        return "3"  # why: only that stage divides the parameters
+    if name == "experts" and value in {"expert_layer", "self.experts", "self.moe", "router_logits"}:
+        return f"the log has {value}"
     if name == "project":
         return _package(value)
     return value

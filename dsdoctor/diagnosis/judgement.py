@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.diagnosis.combined_runs import of_one_server
-from dsdoctor.diagnosis.endings import ended_by_signal, ended_without_words, interrupted, passed_over
+from dsdoctor.diagnosis.endings import broke_off_at_exit, ended_by_signal, ended_without_words, interrupted, passed_over
 from dsdoctor.diagnosis.failures import LOST, Failure
 from dsdoctor.diagnosis.findings import borne_of, echoes_only, empty, finding_of, note_of, unexplained
 from dsdoctor.diagnosis.marks import Event
@@ -16,7 +16,14 @@ from dsdoctor.diagnosis.models import Facts, Hit, Line, LogOutcome, Stage, Tier
 from dsdoctor.diagnosis.origin import FROM_OUTSIDE, Origin, belongs, failure_of, where_hit
 from dsdoctor.diagnosis.scan import Scan
 from dsdoctor.diagnosis.standing import WAITING, is_of_a_build, is_of_something_before, line_is_of_before, standing
-from dsdoctor.diagnosis.successes import failed_at, stopped_at, was_borne, well_until, went_on_after
+from dsdoctor.diagnosis.successes import (
+    ended_before_its_exit,
+    failed_at,
+    stopped_at,
+    was_borne,
+    well_until,
+    went_on_after,
+)
 from dsdoctor.diagnosis.unfinished import cut_off, losses_are_nan, steps_are_skipped
 from dsdoctor.diagnosis.waiting import with_modules, with_who_waited
 
@@ -60,6 +67,10 @@ def judge(hits: list[Hit], facts: Facts, read: Scan, origin: Origin) -> Verdict:
     notes += [note_of(hit, facts) for hit in recovered]
     if causes and not _only_an_exit(causes[0], origin, read):
         return _of_causes(causes, notes, facts, read, origin)
+    words = ended_before_its_exit(origin.ended, read) if failed and not causes else None
+    if words and origin.ended:
+        told = (broke_off_at_exit(origin.ended, words.text), *_of_a_well_log([*beside, *recovered], facts))
+        return Verdict(outcome=LogOutcome.HEALTHY, findings=told)
     if failed:
         return _of_a_failure(causes, echoes, notes, facts, read, origin)
     quiet = losses_are_nan(read.timeline, read.last_line, facts) or steps_are_skipped(read) or cut_off(read)

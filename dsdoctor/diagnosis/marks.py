@@ -63,7 +63,7 @@ MARKS = (
         event=Event.COMPLAINED,
         first_hand=True,
         words="error",
-        pattern=r"^(?:error|ERROR(?!: pip's dependency))[: ]|[^2]: error:",
+        pattern=r"^(?:error|ERROR(?!: pip's dependency))[: ]|(?<!collect2): error:",
     ),
     Mark(
         event=Event.FAILED,
@@ -73,8 +73,9 @@ MARKS = (
     ),
     Mark(
         event=Event.FAILED,
-        words="exits exitcode main+received exit+code exit+status exited+code exited+status complete+code zero+code",
-        pattern=r"exits with return code = -?[1-9]|Main process received SIG|exitcode\s*: -?[1-9]|non-zero code: [1-9]"
+        words="exits exitcode main+received death+signal exit+code exit+status exited+code exited+status complete+code zero+code",
+        pattern=r"exits with return code = -?[1-9]|Main process received SIG|Received \d{1,2} death signal"
+        r"|exitcode\s*: -?[1-9]|non-zero code: [1-9]"
         r"|(?:[Ee]xit(?:ed)?|did not complete).{0,60}?(?:code|status):? {0,8}-?[1-9]\d*\b",
     ),
     Mark(
@@ -166,8 +167,8 @@ MARKS = (
     ),
     Mark(
         event=Event.STOPPED,
-        words="main+received signalexception cancelled",
-        pattern=r"Main process received SIG(?:TERM|INT|HUP)|SignalException: |CANCELLED AT",
+        words="main+received signalexception cancelled death+signal",
+        pattern=r"Main process received SIG(?:TERM|INT|HUP)|SignalException: |CANCELLED AT|Received \d{1,2} death signal",
     ),
     Mark(
         event=Event.RECOVERED,

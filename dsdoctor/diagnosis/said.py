@@ -29,6 +29,27 @@ def is_said(raw: bytes) -> bool:
     return bool(SAID.search(head))
 
 
+AGENT = (
+    r"^.{0,60}?\b(?:ts|time|t)=\S{8,60} (?:.{0,80} )?(?:level|lvl|severity)=[\"']?(?i:err|warn|fatal|crit|info)\w{0,6}\b"
+    r".{0,300}\bmsg="
+)
+"""How daemons of clusters log (logfmt): ``ts=... level=error component=agent msg="..."``."""
+
+
+def is_of_an_agent(text: str, sample: str) -> bool:
+    """Whether a daemon's own log line tells an exception of Python: one of its own program, or of another one.
+
+    >>> sample = "RuntimeError: Expected all tensors to be on the same device"
+    >>> is_of_an_agent(f'ts=2026-11-22T10:00:07Z level=error component=agent msg="{sample}"', sample)
+    True
+    >>> is_of_an_agent('time="2026-11-22T10:00:07Z" level=fatal msg="no space left"', "no space left")
+    False
+    >>> is_of_an_agent(sample, sample)
+    False
+    """
+    return "msg=" in text and bool(EXCEPTION_LINE.match(sample)) and bool(re.match(AGENT, text))
+
+
 BLAMES = re.compile(
     r"rror\b|ERROR|Exception|[Ff]ail|FAIL|FATAL|[Ff]atal|CRITICAL|[Cc]aused|what\(\)|[Rr]aised|[Tt]erminat|[Cc]rash|WARN"
 )

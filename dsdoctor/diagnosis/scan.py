@@ -21,7 +21,7 @@ from dsdoctor.diagnosis.possible import Possible
 from dsdoctor.diagnosis.relayed import Relayed
 from dsdoctor.diagnosis.repeats import Effect, Repeats
 from dsdoctor.diagnosis.routine import A_WARNING, Routine, kind_of
-from dsdoctor.diagnosis.said import PROMPT, SOURCE, is_quoted, only_mentions
+from dsdoctor.diagnosis.said import AGENT, PROMPT, SOURCE, is_of_an_agent, is_quoted, only_mentions
 from dsdoctor.diagnosis.speakers import Speaker
 from dsdoctor.diagnosis.templates import groups_of
 from dsdoctor.diagnosis.timeline import Timeline
@@ -288,7 +288,7 @@ class Scan:
             return
         first = self.hits.get(number)
         weak = first is None or first.said or first.quoted
-        said = weak and self._is_said()
+        said = weak and (self._is_said() or self._is_of_an_agent(text, signature))
         quoted = weak and is_quoted(text, found.start(), signature.sample.rpartition("\n")[2], signature.pattern)
         if first and (said or quoted or not weak):
             self.counts[number] += 1
@@ -319,6 +319,13 @@ class Scan:
     def _is_said(self) -> bool:
         """Whether this line is a warning or a notice, or ends a traceback that was only reported."""
         return self.timeline.is_reported(self.raw, self.lines) or self.relayed.is_warning(self.raw)
+
+    def _is_of_an_agent(self, text: str, signature: Signature) -> bool:
+        """Whether this line is one of a daemon among those of the run, which are not all written so."""
+        if not is_of_an_agent(text, signature.sample.rpartition("\n")[2]):
+            return False
+        self.effect.repeats = False
+        return not self.above.has(AGENT)
 
     def _stands_there(self, number: int, mark: Mark, text: str) -> bool:
         """Whether a mark is in a line, and not only spoken of."""

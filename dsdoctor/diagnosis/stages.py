@@ -14,6 +14,9 @@ STEP = re.compile(
 A bar with a name, and ``steps = 703``, are of something else.
 """
 
+ENGINE = re.compile(r"checkpoint_engine[/\\]\w{1,60}\.py$")
+"""A file of DeepSpeed whose load and save are of checkpoints."""
+
 DOING = (
     (
         "while a checkpoint was saved",
@@ -55,8 +58,11 @@ def activity(frames: tuple[Frame, ...], step: int | None) -> str:
 
     >>> activity((Frame(path="a.py", line=1, function="save_checkpoint"),), 812)
     'while a checkpoint was saved, after step 812'
+    >>> activity((Frame(path="d/runtime/checkpoint_engine/torch_checkpoint_engine.py", line=1, function="load"),), None)
+    'while a checkpoint was loaded'
     """
     names = [frame.function.rpartition(".")[2] for frame in frames]
+    names += [f"{name}_checkpoint" for name, frame in zip(names, frames, strict=True) if ENGINE.search(frame.path)]
     doing = next((text for text, pattern in DOING if any(re.fullmatch(pattern, name) for name in names)), "")
     if step is None:
         return doing

@@ -16,7 +16,7 @@ from dsdoctor.diagnosis.successes import stopped_at, was_borne, was_started_agai
 from dsdoctor.diagnosis.timeline import MESSAGE_LINES
 
 SIGABRT = 6
-WAITING = {"nccl-collective-timeout", "nccl-network-interface", "rendezvous-incomplete"}
+WAITING = {"nccl-collective-timeout", "nccl-network-interface", "rendezvous-incomplete", "hccl-timeout"}
 """Rules of what the other ranks print when a rank has ended."""
 
 PERSISTING = {"op-silently-skipped", "fp16-loss-scale-floor"}
@@ -26,6 +26,9 @@ OUT_OF_DATE = re.compile(r"certificate (?:is not yet valid|has expired)")
 SAYS_ANOTHER_IS_GONE = re.compile(
     f"{FOLLOWS.pattern}|unhandled system error|connectFullMesh|gloo/transport|ncclSystemError"
 )
+OF_NPUS = re.compile(r"[Hh]ccl|NPU function error|InnerRunOpApi|[Aa]clrt|npuSynchronize|ACL stream")
+"""An exception of the runtime of NPUs, below which it says itself that it waited."""
+
 A_FAILURE = re.compile(
     r"rror\b|ERROR|Exception|[Ff]ail|FAIL|[Cc]ould not|[Cc]annot|[Kk]illed|No such|not found|refused|fatal"
 )
@@ -73,6 +76,7 @@ def _follows(hit: Hit, read: Scan, origin: Origin) -> bool:
     """Whether a line is only what a process prints when another one has ended."""
     failure, ended = origin.failure, origin.ended
     says_so = bool(SAYS_ANOTHER_IS_GONE.search(hit.text)) or hit.rule.id == "nccl-collective-timeout"
+    says_so = says_so or (hit.rule.id == "hccl-timeout" and not (failure and OF_NPUS.search(failure.text)))
     if failure and belongs(hit, failure) and (hit.line == failure.line or not says_so):
         return False
     if any(one.line == hit.line for one in read.timeline.exits):

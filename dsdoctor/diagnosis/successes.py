@@ -4,9 +4,11 @@ An exit code alone proves little: behind a pipe it is that of the last program. 
 was done, or where the training went on after the last thing that went wrong.
 """
 
+import re
 from functools import lru_cache
 from itertools import islice
 
+from dsdoctor.diagnosis.exits import Exit
 from dsdoctor.diagnosis.failures import Failure
 from dsdoctor.diagnosis.losses import FINITE
 from dsdoctor.diagnosis.marks import Event
@@ -14,6 +16,16 @@ from dsdoctor.diagnosis.models import Line
 from dsdoctor.diagnosis.scan import Scan
 from dsdoctor.diagnosis.stages import STEP
 from dsdoctor.diagnosis.suites import LOSS, NEAR_THE_END
+
+AT_EXIT = {6, 11}
+"""SIGABRT and SIGSEGV: what destructors and threads that still run make of an exit."""
+
+OF_A_TRAINING = re.compile(r"train_runtime|[Tt]rain|`max_")
+EXITS = re.compile(
+    rb"destroy_process_group\(\) was not called before program exit|End time of running main|Exception ignored in: <"
+    rb"|wandb: (?:Synced|Waiting for W&B process to finish)|wandb: .{0,20}View run "
+)
+"""What a process prints when its program has come to its end."""
 
 KNOWN_BY = 60
 """By so many letters of its text a line is found again."""
@@ -29,6 +41,18 @@ def well_until(read: Scan, failed: int = 0) -> int:
         return well if trouble else zero
     own = max(read.last_exception, max((one.line for one in read.timeline.failures), default=0))
     return zero if (well and own <= well) or went_on_after(trouble, read) else well
+
+
+def ended_before_its_exit(ended: Exit | None, read: Scan) -> Line | None:
+    """The words by which a training ended, where its process broke off only while it exited, and nothing had failed before."""
+    well = read.last.get(Event.ENDED_WELL)
+    if ended is None or well is None or ended.signal not in AT_EXIT or not OF_A_TRAINING.search(well.text):
+        return None
+    own = [one for one in read.timeline.failures if one.own]
+    if own or read.timeline.first_watchdog or not 0 < ended.line - well.number < len(read.timeline.recent):
+        return None
+    between = islice(reversed(read.timeline.recent), read.last_line - ended.line, read.last_line - well.number + 1)
+    return well if any(EXITS.search(raw[:2000]) for raw in between) else None
 
 
 def stopped_at(read: Scan) -> Line | None:

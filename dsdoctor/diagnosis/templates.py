@@ -10,7 +10,6 @@ PACKAGES = {
     "dskernels": "deepspeed-kernels",
     "cpuinfo": "py-cpuinfo",
     "distutils": "setuptools",
-    "pkg_resources": "setuptools",
     "setuptools": "setuptools",
     "pynvml": "nvidia-ml-py",
     "yaml": "pyyaml",
@@ -21,6 +20,7 @@ PACKAGES = {
 }
 LAUNCHER_PACKAGES = {"pdsh": "pdsh", "srun": "slurm-client", "mpirun_rsh": "mvapich2", "mpichversion": "mpich"}
 LONGEST = 160
+LAST_PORT = 65535
 
 
 def fill(template: str, values: Mapping[str, str]) -> str:
@@ -58,6 +58,8 @@ def values_of(groups: Mapping[str, str], facts: Facts, op: str | None) -> dict[s
     values |= _torch_again(values.get("torch", ""), values.get("cuda_tag"))
     if module := values.get("module"):
         values["package"] = PACKAGES.get(module.split(".")[0], module.split(".")[0].replace("_", "-"))
+    if (port := values.get("port", "")).isdigit():
+        values["other_port"] = str(int(port) + 1 if int(port) < LAST_PORT else int(port) - 1)
     if launcher := values.get("launcher"):
         values["launcher_package"] = LAUNCHER_PACKAGES.get(launcher, "openmpi-bin")
     return values

@@ -8,6 +8,7 @@ from dsdoctor.diagnosis.collectives import rank_behind, rank_that_fell_silent
 from dsdoctor.diagnosis.models import Facts, Hit
 from dsdoctor.diagnosis.stages import activity
 from dsdoctor.diagnosis.timeline import Timeline
+from dsdoctor.diagnosis.zero_losses import loss_of_zero
 
 CLIENTS = re.compile(r"(\d{1,6})/(\d{1,6}) (?:clients|workers) joined")
 STORE = re.compile(r"world_size=(\d{1,6}), (?:worker_count|num_workers_joined)=(\d{1,6})")
@@ -42,7 +43,8 @@ def with_who_waited(finding: Finding, hit: Hit, timeline: Timeline, facts: Facts
         waited = ""  # why: a rule that has a title of its own for this line says it already
     numbers = sorted(_waiting(timeline) | {speaker.number for speaker in hit.speakers if speaker.number is not None})
     who = f"waiting: rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers[:16]))}" if numbers else ""
-    evidence = (*finding.evidence, *(text for text in (said, who) if text and text != waited))
+    zero = loss_of_zero(timeline.before_waiting)
+    evidence = (*finding.evidence, *(text for text in (said, who, zero) if text and text != waited))
     title = finding.title.removesuffix(": it died first, and its own log says why") if waited else finding.title
     fix = finding.fix
     if fix and "took different paths" in waited and SAVING in waited:
@@ -65,6 +67,10 @@ def with_modules(finding: Finding, hit: Hit, facts: Facts) -> Finding:
     if not finding.fix or facts.zero_stage != "3" or not ZERO3_COLLECTIVES.search(hit.text):
         return finding
     title = f"{finding.title}: under ZeRO-3, where modules gather, the ranks did not run the same modules"
+    if facts.experts:
+        title += (
+            f"; the model is a mixture of experts ({facts.experts}), in which each rank runs those of its own tokens"
+        )
     return replace(finding, title=title, fix=replace(finding.fix, text=SAME_MODULES))
 
 

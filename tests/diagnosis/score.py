@@ -17,7 +17,18 @@ from dsdoctor.diagnosis.models import Diagnosis, LogOutcome
 from tests.diagnosis.reading import diagnose
 
 HERE = Path(__file__).parent
-CORPORA = ("blind", "fresh", "later", "threads", "unseen", "unseen_second", "unseen_third", "unseen_fourth", "real")
+CORPORA = (
+    "blind",
+    "fresh",
+    "later",
+    "threads",
+    "unseen",
+    "unseen_second",
+    "unseen_third",
+    "unseen_fourth",
+    "unseen_fifth",
+    "real",
+)
 COLUMNS = ("right", "wrong", "unsure", "none", "quoted", "alarm")
 """``quoted``: those of the unsure whose verdict only repeats the log's words, and the right ones are among them."""
 

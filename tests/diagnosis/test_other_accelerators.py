@@ -90,3 +90,44 @@ def test_kernels_are_only_waited_for_where_there_are_any(line: str, *, blocking:
     assert first.fix
     assert any("CUDA_LAUNCH_BLOCKING" in step.line for step in first.fix.steps) is blocking
     assert ("exact" in first.fix.text) is not blocking
+
+
+HCCL = [
+    *TRACEBACK,
+    "RuntimeError: InnerRunOpApi:torch_npu/csrc/framework/OpParamMaker.cpp:281 OPS function error: HcclAllreduce, error code is 6",
+    "[ERROR] 2025-04-08-18:07:20 (PID:1292363, Device:1, RankID:1) ERR01100 OPS call acl api failed.",
+]
+WAITED = (
+    "EI0006: [PID: 1292363] 2025-04-08-18:07:20.444.436 Getting socket times out. Reason: Remote Rank did not send the data.",
+    "EI0002: [PID: 13075] 2025-06-25-10:45:23.586.187 The wait execution of the Notify register times out. Reason: unknown",
+)
+
+
+@each("said", WAITED)
+@each("label", ["", "[rank1]: ", "(Worker pid=12, ip=10.0.0.1) ", "node-2: "])
+def test_a_rank_of_npus_that_waited_is_known_and_is_no_cause_beside_one(said: str, label: str) -> None:
+    waited = [label + line for line in (*HCCL, said)]
+    read = diagnose(waited)
+
+    assert read.findings[0].rule == "hccl-timeout"
+    assert read.follows
+    assert diagnose([*FAILURES["unknown"], *waited]).findings[0].rule == "unexplained-failure"
+
+
+@each(
+    ("error", "name"),
+    [
+        (
+            "csrc/includes/reduction_utils_hip.h:352:46: error: no member named 'shfl_xor' in 'cooperative_groups::tile<64>'",
+            "shfl_xor",
+        ),
+        ("csrc/gelu.hip:35:10: error: use of undeclared identifier '__nv_bfloat16'", "__nv_bfloat16"),
+        ("csrc/includes/memory_access_hip.h:9:3: error: unknown type name '__nv_bfloat162'", "__nv_bfloat162"),
+        ("csrc/adam/cpu_adam.cpp:10:2: error: use of undeclared identifier 'foo'", ""),
+    ],
+)
+def test_what_a_rocm_lacks_is_named(error: str, name: str) -> None:
+    first = diagnose(["[1/2] /opt/rocm/bin/hipcc -c x.hip -o x.o", "FAILED: x.o", f"/w/{error}"]).findings[0]
+
+    assert (first.rule == "hip-member-missing") is bool(name)
+    assert name in first.title

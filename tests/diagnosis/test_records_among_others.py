@@ -109,3 +109,37 @@ def test_the_traceback_of_a_warning_is_no_failure_in_a_sample() -> None:
 @each("trace", KEYS_OF_TRACEBACKS)
 def test_the_traceback_of_a_warning_is_no_failure(trace: str, level: str) -> None:
     assert told_wrongly(trace, level, 100) == []
+
+
+AGENTS = (
+    'ts=2026-11-22T10:00:07Z level=error component=agent msg="{}"',
+    'time="2026-11-22T10:00:07.123Z" level=error msg="sync failed: {}" node=g033',
+    'n7 shipper: ts=2026-11-22T10:00:07Z caller=x.go:7 level=warn component=tail msg="{}"',
+)
+OF_ANOTHER = (
+    "deepspeed.runtime.zero.utils.ZeRORuntimeException: The checkpoint being loaded used a DP world size of 8 but the current "
+    "world size is 16.",
+    "RuntimeError: [enforce fail at inline_container.cc:471] . PytorchStreamWriter failed writing file data/3: write failed",
+)
+
+
+@each("agent", AGENTS)
+@each("words", OF_ANOTHER)
+def test_what_a_daemon_tells_of_an_exception_is_not_of_the_run(agent: str, words: str) -> None:
+    line = agent.format(words)
+    raised = alone(FAILURES["known"])
+    for log in ([line, *raised], [*raised, line], [line, "working", line, *raised]):
+        assert diagnose(log).findings[0].rule == KNOWN
+    ended = "[ERROR] [launch.py:325:sigkill_handler] ['/v/bin/python', 'train.py', '--local_rank=3'] exits with return code = -11"
+    assert diagnose([line, *BANNER, ended]).findings[0].rule == "died-by-signal"
+    assert not has_error(diagnose([line, *(f"step {number} loss 1.2" for number in range(9))]).findings)
+
+
+@each("words", OF_ANOTHER)
+def test_a_log_that_is_written_so_in_every_line_is_of_the_run(words: str) -> None:
+    lines = ["starting", "loading", words]
+
+    told = diagnose([f'ts=2026-11-22T10:00:07Z level=info component=rank0 msg="{line}"' for line in lines])
+    assert [hit.rule for hit in told.findings if hit.severity.value != "note"] == [
+        finding.rule for finding in diagnose([f'msg="{line}"' for line in lines]).findings
+    ]

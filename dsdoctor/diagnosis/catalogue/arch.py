@@ -16,7 +16,10 @@ GPU_ARCH_UNSUPPORTED_BY_NVCC = Rule(
     "and CUDA 13 has nothing below 7.5",
     steps=(
         step("python -m dsdoctor build-wheel"),
-        instead('export TORCH_CUDA_ARCH_LIST="8.0;9.0"', note="yours: nvidia-smi --query-gpu=compute_cap --format=csv"),
+        instead(
+            'export TORCH_CUDA_ARCH_LIST="8.6"',
+            note="what nvcc --list-gpu-arch has, of the generation of your GPU: code for 8.6 runs on 8.9 too",
+        ),
     ),
     manual="""nvcc is too old or too new for an architecture that it was asked to compile for.
 

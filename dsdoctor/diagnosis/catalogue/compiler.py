@@ -165,7 +165,7 @@ same settings ends the same way.""",
             pattern=r"Killed signal terminated program (?P<program>\w+)|internal compiler error: Killed "
             r"\(program (?P<program2>\w+)"
             r"|(?:[Kk]illed|已杀死|被杀死|[Gg]etötet|Убит|強制終了).{0,60}\b(?P<program3>cc1plus|cicc|cudafe\+\+|ptxas)\b"
-            r"|fatal error: Killed",
+            r"|fatal error: Killed|oom-kill:constraint=.{1,400}?\btask=(?P<program4>cc1plus|cicc|cudafe\+\+|ptxas),pid=",
             unless=r"Segmentation|died due to signal 11",
             tier=Tier.FILE,
             sample="c++: fatal error: Killed signal terminated program cc1plus",

@@ -176,8 +176,22 @@ source folder that was copied in part or built before shows the same errors.
 Why it matters: No change to torch, CUDA or the compiler helps, so looking there is lost time.""",
     signatures=(
         Signature(
+            words="copy+doesn",
+            pattern=r"can't copy '(?P<error>deepspeed[/\\](?:accelerator|ops[/\\](?:csrc|op_builder)))': doesn't exist or not a "
+            r"regular file",
+            title="setuptools cannot copy {error}: in DeepSpeed's source that is a link to a folder beside it, and it was taken "
+            "for a file",
+            fix="remove the link and copy the folder there instead (cp -a csrc deepspeed/ops/csrc; the same for op_builder and "
+            "accelerator), or take the released archive. Links get lost in a copy, in a zip, on Windows, or by a build of another "
+            "user: remove build/ and deepspeed.egg-info then",
+            steps=(step("ls -l {error}"), instead("python -m dsdoctor build-wheel --source newest")),
+            sample="error: can't copy 'deepspeed/ops/csrc': doesn't exist or not a regular file",
+        ),
+        Signature(
             words="op_builder+named copy+doesn directory+requirements directory+version directory+readme",
-            pattern=r"(?P<error>No module named 'op_builder'|can't copy '[^']{1,120}': doesn't exist or not a "
+            pattern=r"(?P<error>No module named 'op_builder'|can't copy "
+            r"'(?!deepspeed[/\\](?:accelerator|ops[/\\](?:csrc|op_builder))')"
+            r"[^']{1,120}': doesn't exist or not a "
             r"regular file"
             r"|No such file or directory: '(?:\./)?(?:requirements/[\w.-]+|version\.txt|README\.md)')",
             sample="ModuleNotFoundError: No module named 'op_builder'",
@@ -210,6 +224,11 @@ Why it matters: No change to torch, CUDA or the compiler helps, so looking there
     ),
 )
 
+WHICH_DEVICES = step(
+    'python -c "from deepspeed.accelerator import get_accelerator as get; print(get()._name, get().device_count())"'
+)
+"""Prints which accelerator DeepSpeed takes here, and how many devices it counts."""
+
 ACCELERATOR_AUTODETECT_CPU = Rule(
     id="accelerator-autodetect-cpu",
     stage=Stage.INSTALL,
@@ -235,9 +254,10 @@ ignores such ops later.""",
             pattern=r"Unable to proceed, no GPU resources available",
             title="the launcher sees no GPU",
             tier=Tier.GENERIC,
-            fix="make the GPUs visible (nvidia-smi, --gpus all, CUDA_VISIBLE_DEVICES), or pass --num_gpus and "
+            fix="make the GPUs visible (nvidia-smi, --gpus all, CUDA_VISIBLE_DEVICES). Where they are not NVIDIA's, DeepSpeed sees "
+            "them only with the torch extension of their maker in this environment. --num_gpus makes none; to train on the CPU set "
             "DS_ACCELERATOR=cpu",
-            steps=(step("nvidia-smi"), step("python -m dsdoctor look")),
+            steps=(step("nvidia-smi"), WHICH_DEVICES, step("python -m dsdoctor look")),
             sample="RuntimeError: Unable to proceed, no GPU resources available",
         ),
         Signature(

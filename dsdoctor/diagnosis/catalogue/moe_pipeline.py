@@ -159,7 +159,8 @@ PIPELINE_ZERO_STAGE = Rule(
     id="pipeline-zero-stage",
     stage=Stage.RUN,
     title="pipeline parallelism works with ZeRO stage 0 and 1 only, and the configuration has stage 2 or 3",
-    fix="set zero_optimization.stage to 1 or 0",
+    fix="set zero_optimization.stage to 1 or 0; or make the model without a pipeline, and keep the stage: Megatron-DeepSpeed makes "
+    "one even for a pipeline of size 1, unless it is given --no-pipeline-parallel",
     manual="""A pipeline runs several micro batches before the gradients are complete.
 
 ZeRO 2 and 3 give gradients or weights away after each backward, so they would do so for every micro batch.

@@ -122,10 +122,21 @@ Why it matters: The script stops before it trains.""",
             unless=r"(?:Trainer|TrainingArguments|Accelerator|LoraConfig|SFTConfig|DPOConfig|GRPOConfig|PPOConfig|Plug"
             r"in)\.__init__\(\)"
             r"|^TypeError: __init__\(\)|'(?:evaluation_strategy|tokenizer|dispatch_batches|split_batches|even_batches"
-            r"|use_seedable_sampler|keep_torch_compile)'|compute_loss|(?:WarmupLR|WarmupDecayLR|WarmupCosineLR|OneCycl"
+            r"|use_seedable_sampler|keep_torch_compile|hipify_extra_files_only)'|compute_loss|(?:WarmupLR|WarmupDecayLR|WarmupCosineLR|OneCycl"
             r"e|LRRangeTest)\.",
             tier=Tier.GENERIC,
             sample="TypeError: LlamaForCausalLM.forward() got an unexpected keyword argument 'num_items_in_batch'",
+        ),
+        Signature(
+            words="hipify_extra_files_only",
+            pattern=r"^TypeError: (?P<class>hipify)\(\) got an unexpected keyword argument '(?P<name>hipify_extra_files_only)'",
+            title="this ROCm build of torch is older than this DeepSpeed, whose build gives torch's hipify the argument {name}",
+            fix="take a newer torch for ROCm, whose hipify has this argument, or a DeepSpeed of the time of this torch",
+            steps=(
+                step('python -c "import torch; print(torch.__version__, torch.version.hip)"'),
+                step("python -m pip install -U torch --index-url https://download.pytorch.org/whl/rocm6.4"),
+            ),
+            sample="TypeError: hipify() got an unexpected keyword argument 'hipify_extra_files_only'",
         ),
         Signature(
             words="trainer+unexpected config+unexpected init+unexpected __init__+unexpected",
@@ -154,14 +165,14 @@ Why it matters: The script stops before it trains.""",
             words="positional+arguments+takes positional+argument+takes",
             pattern=r"^TypeError: (?P<class>[\w.<>]{1,100})\(\) takes (?:from \d{1,3} to )?(?P<name>\d{1,3} "
             r"positional arguments?) but \d{1,3}",
+            unless=r"_set_master_addr_port",
             after=r"site-packages|dist-packages",
             tier=Tier.GENERIC,
             title="{class} takes {name}, and got another number: packages of different versions call each other",
             fix="upgrade the two packages in the last two frames together, or take the release of the one that the "
             "other was made for",
-            sample='  File "/venv/lib/python3.9/site-packages/torch/distributed/elastic/agent/server/api.py", line '
-            "556, in _rendezvous\n"
-            "TypeError: _set_master_addr_port() takes 3 positional arguments but 4 were given",
+            sample='  File "/venv/lib/python3.9/site-packages/accelerate/optimizer.py", line 55, in step\n'
+            "TypeError: unscale_() takes 1 positional argument but 2 were given",
         ),
     ),
 )

@@ -10,8 +10,8 @@ MASTER_PORT_IN_USE = Rule(
     fix="end the other job, or take another port",
     steps=(
         step("ss -ltnp sport = :{port|29500}"),
-        step("deepspeed --master_port 29501 ..."),
-        instead("torchrun --master_port 29501 ..."),
+        step("deepspeed --master_port {other_port|29501} ..."),
+        instead("torchrun --master_port {other_port|29501} ..."),
     ),
     manual="""Another process listens on the port of the rendezvous.
 
@@ -23,7 +23,9 @@ Why it matters: Rank 0 fails, and the other ranks may hang on the other program'
         Signature(
             words="distributed+communication+port eaddrinuse errno+98 winerror+10048 errno+10048 address+use "
             "socket+listen",
-            pattern=r"EADDRINUSE(?:.{0,120}port: (?P<port>\d{2,5}))?|\b[Ee]rrno:? ?98\b|Address already in use"
+            pattern=r"server socket has failed to bind to \S{0,60}?:(?P<port4>\d{2,5}) .{0,60}"
+            r"(?:errno: 98\b|address already in use)"
+            r"|EADDRINUSE(?:.{0,120}port: (?P<port>\d{2,5}))?|\b[Ee]rrno:? ?98\b|Address already in use"
             r"|WinError 10048|errno: 10048"
             r"|launch distributed communication on port .?(?P<port3>\d{2,5}).?, but another process"
             r"|server socket has failed to listen on any local network address(?:.{0,40}port: (?P<port2>\d{2,5}))?",
@@ -47,7 +49,8 @@ NCCL_SHM_TOO_SMALL = Rule(
     id="nccl-shm-too-small",
     stage=Stage.RUN,
     title="/dev/shm is too small for NCCL or the data loaders (docker gives 64 MB)",
-    fix="give the container more shared memory, and remove what dead jobs left in it",
+    fix="give the container more shared memory (a pod of Kubernetes by an emptyDir with medium: Memory on /dev/shm), and remove "
+    "what dead jobs left in it",
     steps=(
         step("df -h /dev/shm"),
         step("docker run --shm-size=16g ..."),

@@ -194,7 +194,7 @@ build requirements for you.""",
             words="modulenotfounderror importerror+named",
             pattern=r"(?:ModuleNotFound|Import)Error: No module named '?\"?(?P<module>[A-Za-z_][\w.]*)",
             unless=r"named '?\"?(?:mpi4py|wheel\b|torch\b|pydantic|triton\.|ninja\b|deepspeed\.ops\.|op_builder"
-            r"|deepspeed_\w+)"
+            r"|deepspeed_\w+|pkg_resources\b)"
             r"|named '?\"?\w+_op\b|named "
             r"'?\"?(?:transformers\.deepspeed|apex|amp_C|apex_C|fused_layer_norm_cuda|flash_attn\w*|megatron"
             r"|fused_weight_gradient_mlp_cuda|transformer_engine\w*)\b",
@@ -223,6 +223,22 @@ build requirements for you.""",
             pattern=r"ImportError: DeepSpeed is not (?:installed|available) => (?:run|install it using) "
             r"`pip3? install (?P<module>deepspeed)`",
             sample="ImportError: DeepSpeed is not installed => run `pip3 install deepspeed` or build it from source.",
+        ),
+        Signature(
+            words="named+pkg_resources",
+            pattern=r"(?:ModuleNotFound|Import)Error: No module named '?\"?(?P<module>pkg_resources)\b",
+            tier=Tier.GENERIC,
+            title="{module} is imported here, and this environment has none: setuptools 82 and later have none any more, and "
+            "without setuptools there is none either",
+            fix="install a setuptools below 82 (pip show setuptools says which one there is). Where pip builds in isolation it "
+            "takes the newest one for that, so build without isolation then. A newer release of the package that imports it may "
+            "do without",
+            steps=(
+                step("python -m pip show setuptools"),
+                step("python -m pip install 'setuptools<82'"),
+                step("python -m pip install --no-build-isolation PACKAGE", note="where it was a build that failed"),
+            ),
+            sample="ModuleNotFoundError: No module named 'pkg_resources'",
         ),
         Signature(
             words="pkg_resources",

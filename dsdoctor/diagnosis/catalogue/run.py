@@ -1,6 +1,7 @@
 """Rules of a run: memory, fp16, processors, and imports that newer versions removed."""
 
 from dsdoctor.core.fix import instead, step
+from dsdoctor.diagnosis.catalogue.kernel_kills import COMPILERS, KERNEL_KILLS
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 NO_MODULE_OF_TORCH = r"No module named '(?P<name>torch\.[\w.]+)'"
@@ -43,6 +44,14 @@ Why it matters: An older DeepSpeed on a newer torch fails at import.""",
             tier=Tier.GENERIC,
             sample='  File "/venv/lib/python3.11/site-packages/deepspeed/runtime/engine.py", line 20, in <module>\n'
             "AttributeError: module 'torch.distributed' has no attribute '_all_gather_base'",
+        ),
+        Signature(
+            words="_set_master_addr_port",
+            pattern=r"TypeError: (?:\w{1,40}\.)?(?P<name>_set_master_addr_port)\(\) takes \d positional arguments but \d",
+            title="DeepSpeed's elastic agent is older than this torch, which gives its {name} one more argument (torch 2.0 and "
+            "later do)",
+            fix="upgrade DeepSpeed: pull request 4985 (January 2024) mends it; or train without --elastic_training",
+            sample="TypeError: _set_master_addr_port() takes 3 positional arguments but 4 were given",
         ),
         Signature(
             words="bufsize",
@@ -101,17 +110,18 @@ instead.""",
             sample="[ERROR] [launch.py:434:sigkill_handler] ['/venv/bin/python', '-u', 'train.py'] exits with "
             "return code = -9",
         ),
+        *KERNEL_KILLS,
         Signature(
-            words="oom oom_kill oomkilled killed+process oom_reaper memory+limit cgroup+killed task+memory "
+            words="oom oom_kill oomkilled oom_reaper memory+limit cgroup+killed task+memory "
             "task+killed tasks+killed "
             "tasks+memory term_memlimit resource+memory memory+pressure due+memory+limit dataloader+killed",
-            pattern=r"oom[-_]kill(?:er)? event|OOM ?Killed|[Oo]ut of memory: Killed process|oom_reaper: "
+            pattern=r"oom[-_]kill(?:er)? event|OOM ?Killed|\binvoked oom-killer\b|oom_reaper: "
             r"reaped|[Ee]xceeded "
             r"(?:job )?memory limit|may have been killed by the cgroup|srun: error: .{1,80}: Out Of Memory$"
             r"|node was low on resource: memory|killed due to memory pressure|DUE TO MEMORY LIMIT|is killed by "
             r"signal: Killed"
             r"|^TERM_MEMLIMIT|\btasks? [\d,-]{1,20}: Out Of Memory",
-            unless=r"\((?:cc1plus|cicc|ptxas|cudafe\+\+|nvcc|ld|ninja)\)",
+            unless=COMPILERS,
             sample="slurmstepd: error: Detected 1 oom_kill event in StepId=412.0. Some of the step tasks have "
             "been OOM Killed. oom-kill event",
         ),
