@@ -1,11 +1,12 @@
 """A rank that ran out of memory -> the lines that say where, what refused it, what grew, who holds what, and what to change."""
 
+import math
 import os
 import traceback
 from collections.abc import Iterator
 from typing import Any
 
-from dsdoctor.memory.growth import Growth
+from dsdoctor.memory.growth import Grown, Growth
 from dsdoctor.memory.host_limits import asked_bytes, limit_lines, look_limits
 from dsdoctor.memory.kept_graphs import Kept, kept_graphs
 from dsdoctor.memory.last_call import Call, LastCall
@@ -15,6 +16,8 @@ MIB = 1 << 20
 OURS = (f"{os.sep}dsdoctor{os.sep}", f"{os.sep}site-packages{os.sep}", f"{os.sep}lib{os.sep}python")
 WORTH = 4
 """A change is advised where it wins at least this part of the one allocation that failed."""
+MUCH = 0.1
+"""Of what is held where memory grew: from this share on a container of tensors is told, though it keeps no graph."""
 LARGER = 1.5
 """So many times larger than any call before: then that is told."""
 
@@ -27,9 +30,10 @@ def failure_lines(failure: BaseException, engine: Any, last: LastCall | None, gr
     yield f"    the exception: {said}"
     if of_host(failure):
         yield from (f"    {line}" for line in limit_lines(said, look_limits()))
-    kept = kept_graphs(failure.__traceback__, OURS)
-    grown = growth_lines(growth) if growth is not None else ()
-    yield from grown
+    grown = growth.grown() if growth is not None else None
+    kept = kept_graphs(failure.__traceback__, OURS, MUCH * grown.last if grown else math.inf)
+    if grown:
+        yield from growth_lines(grown)
     yield from kept_lines(kept, grows=bool(grown))
     if engine is not None and last is not None:
         yield from larger_call(last)
@@ -65,29 +69,30 @@ def first_line(failure: BaseException) -> str:
     return text.splitlines()[0][:300] if text else type(failure).__name__
 
 
-def growth_lines(growth: Growth) -> tuple[str, ...]:
-    """That memory grew with every call, by how much, where the readings show it."""
-    grown = growth.grown()
-    if grown is None:
-        return ()
-    return (
+def growth_lines(grown: Grown) -> Iterator[str]:
+    """That memory grew with every call, and by how much."""
+    yield (
         f"    it grew all the time: {amount(grown.first)} at call {grown.first_call} of the engine, {amount(grown.last)} at call "
-        f"{grown.last_call}: {amount(int(grown.each))} a call",
-        "        no batch is too large then: something keeps what each step has made",
+        f"{grown.last_call}: {amount(int(grown.each))} a call"
     )
+    yield "        no batch is too large then: something keeps what each step has made"
 
 
 def kept_lines(kept: tuple[Kept, ...], *, grows: bool) -> Iterator[str]:
-    """The containers that keep autograd graphs, which keep the activations of their steps."""
+    """What keeps autograd graphs, which keep the activations of their steps; and where memory grew, what keeps many bytes."""
     for each in kept[:3]:
-        yield (
-            f"    {each.name} in {each.place} has {each.count} tensors with their autograd graphs: each graph keeps what its step "
-            "saved for backward"
-        )
-    if kept:
-        yield f"        Fix: keep numbers in {kept[0].name}: loss.item(), or tensor.detach() where the tensor is wanted"
-    elif grows:
-        yield "        no list of the script's own has tensors with graphs: what grows is held elsewhere, or is no tensor"
+        where = f"    {each.name} in {each.place}"
+        if each.is_sum:
+            yield f"{where} is a sum of {each.count + 1} tensors with their autograd graphs: they keep what each step saved"
+        elif each.count:
+            yield f"{where} has {each.count} tensors with their autograd graphs: each graph keeps what its step saved for backward"
+        else:
+            yield f"{where} has tensors of {amount(each.size)}"
+    graphs = next((each for each in kept if each.count), None)
+    if graphs:
+        yield f"        Fix: keep numbers in {graphs.name}: loss.item(), or tensor.detach() where the tensor is wanted"
+    elif grows and not kept:
+        yield "        no list, attribute or sum of the script's own has such tensors: what grows is elsewhere, or is no tensor"
 
 
 def larger_call(last: LastCall) -> Iterator[str]:

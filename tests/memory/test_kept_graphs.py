@@ -8,7 +8,22 @@ from typing import Any
 from dsdoctor.memory.kept_graphs import kept_graphs
 from tests.each import each
 
-torch_like = type("Tensor", (), {"__module__": "torch", "grad_fn": None})
+BYTES = 4_000_000
+torch_like = type(
+    "Tensor",
+    (),
+    {"__module__": "torch", "grad_fn": None, "numel": lambda _: BYTES // 4, "element_size": lambda _: 4},
+)
+
+
+class Node:
+    """What torch's graphs are made of."""
+
+    def __init__(self, name: str, *below: "Node | None") -> None:
+        self.called, self.next_functions = name, [(each, 0) for each in below]
+
+    def name(self) -> str:
+        return self.called
 
 
 def tensor(*, graph: bool) -> Any:
@@ -80,3 +95,41 @@ def test_frames_of_packages_are_not_looked_at() -> None:
     kept = failure(lambda: [tensor(graph=True) for _ in range(20)], "local")
 
     assert kept_graphs(kept.__traceback__, ("test_kept_graphs",)) == ()
+
+
+@each("shape", SHAPES)
+def test_where_memory_grew_many_bytes_are_told_too(shape: str) -> None:
+    held = failure(partial(SHAPES[shape], [tensor(graph=False) for _ in range(20)]), "local").__traceback__
+
+    assert [(kept.name, kept.count, kept.size) for kept in kept_graphs(held, (), 20 * BYTES)] == [
+        ("losses", 0, 20 * BYTES)
+    ]
+    assert kept_graphs(held, (), 21 * BYTES) == ()
+
+
+def summed(steps: int, *, between: bool, last: bool) -> Any:
+    """A tensor that is 0 + loss + loss ...; ``between``: each addition with a layer before the next; ``last``: on the right."""
+    made, node = tensor(graph=True), Node("MseLossBackward0")
+    for _ in range(steps):
+        loss = Node("MseLossBackward0", Node("SigmoidBackward0"))
+        node = Node("AddBackward0", loss, node) if last else Node("AddBackward0", node, loss)
+        node = Node("AddmmBackward0", None, node) if between else node
+    made.grad_fn = node
+    return made
+
+
+@each("last", (False, True))
+def test_a_running_sum_is_found_and_a_residual_network_is_not(last: bool) -> None:
+    def raised(total: Any) -> BaseException:
+        try:
+            raise MemoryError
+        except MemoryError as error:
+            assert total is not None
+            return error
+
+    for steps in (3, 7, 8, 50):
+        kept = kept_graphs(raised(summed(steps, between=False, last=last)).__traceback__, ())
+        assert [(each.name, each.count, each.is_sum) for each in kept] == (
+            [("total", steps, True)] if steps >= 8 else []
+        )
+        assert kept_graphs(raised(summed(steps, between=True, last=last)).__traceback__, ()) == ()
