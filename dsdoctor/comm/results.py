@@ -150,7 +150,8 @@ class Stuck:
     """Where a rank was when a phase ended it or it died. ``at`` is the exchange it was in and ``step`` its number (0 before
     the first); ``process`` its state in the kernel's letters ("S", "T" stopped, "D"); ``ended`` how it died, if it did.
     ``error`` is what it raised, ``stack`` where it stands or raised that, innermost first; ``sequence`` and ``operation`` are the
-    last collective that it began, by torch's flight recorder."""
+    last collective that it began, by torch's flight recorder. ``quiet``: seconds since it last made progress.
+    ``cause``: the limit that ended it, where one is known to."""
 
     rank: int
     at: str
@@ -162,6 +163,8 @@ class Stuck:
     stack: tuple[str, ...] = ()
     sequence: int | None = None
     operation: str = ""
+    quiet: float = 0.0
+    cause: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -91,7 +91,7 @@ def test_a_processor_that_runs_slowly_is_told_from_one_that_is_not_given() -> No
     [
         (
             (1, 0.12, 80, 75),
-            "rank 1 (n1) is held back by the CPU quota of the cgroup: 0.12 processors were used up in 75 of 80",
+            "rank 1 (n1) is held back by the CPU quota of the cgroup: its 0.12 processors were used up in 75 of 80",
         ),
         ((1, 2.0, 80, 3), None),
         ((1, 0.0, 0, 0), None),

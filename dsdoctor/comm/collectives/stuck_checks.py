@@ -35,7 +35,8 @@ def rank_died(trouble: Trouble) -> Iterator[Finding]:
     for rank in () if trouble.raised else trouble.dead:
         told = next((stuck for stuck in trouble.stuck if stuck.rank == rank and stuck.ended), None)
         how = told.ended if told else "its host answers, and nothing listens on its port any more"
-        by_cause[f" in {told.at}" if told else "", how or ""].append(rank)
+        cause = f": {told.cause}" if told and told.cause else ""
+        by_cause[f" in {told.at}" if told else "", f"{how}{cause}"].append(rank)
     for (where, how), ranks in by_cause.items():
         yield Finding.error(
             "rank-died",
@@ -190,9 +191,9 @@ def rank_raised(trouble: Trouble) -> Iterator[Finding]:
         told.add(raised.rank)
         yield Finding.error(
             "rank-raised",
-            f"{trouble.who(raised.rank)} raised an error in {raised.at}: {_line(raised.error)}",
+            f"{trouble.who(raised.rank)} raised an error in {raised.at}: {_line(raised.error)}{_cause(raised)}",
             evidence=(*raised.stack[:4], *_others(trouble, {raised.rank})),
-            fix="read the error; that rank's log holds the whole of it",
+            fix="raise that limit" if raised.cause else "read the error; that rank's log holds the whole of it",
             steps=_to_log(raised.rank),
         )
 
@@ -296,6 +297,10 @@ def exchange_fails(trouble: Trouble) -> Iterator[Finding]:
         fix="the log of that rank holds the whole message",
         steps=_to_log(first.rank),
     )
+
+
+def _cause(stuck: Stuck) -> str:
+    return f" ({stuck.cause})" if stuck.cause else ""
 
 
 def _to_log(rank: int) -> tuple[Step, ...]:

@@ -152,15 +152,17 @@ def _speed(group: RankGroup, do: Do, sender: _MessageSender) -> ExchangeResult:
 
     # who is late makes the rest slow, and shows already
     sender.say(ExchangeMessage(speeds=speeds(())))
-    timings = time_collectives(group, do.mode, sender.tell, do.seconds * 0.5)
+    rate = min((pair.size / pair.transfer for pair in pairs if pair.seconds > 0), default=None)
+    timings = time_collectives(group, do.mode, sender.tell, do.seconds * 0.5, rate)
     return ExchangeResult(done=len(timings), speeds=speeds(timings))
 
 
-def _nodes(group: RankGroup, _: Do, sender: _MessageSender) -> ExchangeResult:
+def _nodes(group: RankGroup, do: Do, sender: _MessageSender) -> ExchangeResult:
     from dsdoctor.comm.speed.speed import time_group
 
-    sender.tell(1, "timing a group")
-    return ExchangeResult(done=1, speeds=Speeds(rank=group.rank, timings=time_group(group)))
+    return ExchangeResult(
+        done=1, speeds=Speeds(rank=group.rank, timings=time_group(group, sender.tell, do.seconds * 0.4))
+    )
 
 
 def _deepspeed(group: RankGroup, _: Do, sender: _MessageSender) -> ExchangeResult:

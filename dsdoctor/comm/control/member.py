@@ -12,6 +12,7 @@ import msgspec
 from dsdoctor.comm.control.evidence import put_evidence
 from dsdoctor.comm.control.fork_server import Data, ForkServer
 from dsdoctor.comm.control.jobs import Job, RunJob, ThreadJob
+from dsdoctor.comm.control.limits_reached import limits_now
 from dsdoctor.comm.control.messages import Briefing, Join, News, RankAnswer, RankOrder
 from dsdoctor.comm.local.counters import read_counters
 from dsdoctor.comm.local.fingerprint import fingerprint, versions_here
@@ -43,6 +44,7 @@ class Member:
         self.claim = _claim(briefing, self._listeners, backend)
         for listener in self._listeners:
             listener.answer(board.prefix, self.rank)
+        self._limits = limits_now()
         self.pace = max(PACE, self.world / 50_000)
         self._answers: list[RankAnswer] = []
 
@@ -77,7 +79,9 @@ class Member:
         group = next((group for group in order.groups if self.rank in group), ()) if order.groups else range(self.world)
         if len(group) < (1 if not order.groups else 2):
             return ThreadJob(self.rank, lambda: RankAnswer(rank=self.rank))
-        return RunJob(self.rank, self._process(self._join(order, tuple(group))), order, self.briefing.settings)
+        return RunJob(
+            self.rank, self._process(self._join(order, tuple(group))), order, self.briefing.settings, self._limits
+        )
 
     def post(self, order: RankOrder, answer: RankAnswer) -> None:
         """Write an answer to rank 0, and to this rank's own file."""

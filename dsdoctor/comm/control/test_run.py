@@ -30,7 +30,8 @@ LEAST = 2.0
 @dataclass(kw_only=True)
 class TestRun:
     """One test. ``end`` (time.monotonic) is the moment at which the report must be made. ``slow``: the ranks of slow nodes.
-    ``group`` is the number of the order for which the ranks joined their group, ``together`` whether all are in it."""
+    ``tested``: exchanges of each rank in the collectives. ``group`` is the number of the order for which the ranks joined
+    their group, ``together`` whether all are in it."""
 
     member: Member
     notices: NoticeListener
@@ -44,6 +45,7 @@ class TestRun:
     timed: tuple[Speeds, ...] = ()
     stuck: tuple[Stuck, ...] = ()
     exchanges: int = 0
+    tested: int = 0
     wrong: tuple[int, ...] = ()
     slow: tuple[int, ...] = ()
     nccl: NcclFacts | None = None
@@ -66,6 +68,12 @@ class TestRun:
     def left(self) -> float:
         """Seconds left."""
         return self.end - time.monotonic()
+
+    @property
+    def call(self) -> float:
+        """Seconds that an exchange took in the collectives, on average; 0 before them."""
+        spent = sum(phase.seconds for phase in self.phase_log.phases if phase.phase is CommPhase.RIGHT)
+        return spent / self.tested if self.tested else 0.0
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -120,10 +128,11 @@ class TestRun:
             return ()
         stuck = tuple(answer.stuck for answer in gathered.answers if answer.stuck)
         self.mute |= set(gathered.silent)
+        if gathered.moving:
+            # who is still at work is not stuck
+            return tuple(unfinished(gathered, what))
         self.stuck += stuck + tuple(_vanished(rank, how, what) for rank, how in gathered.silent.items())
         self._keep(stuck)
-        if gathered.moving:
-            return tuple(unfinished(gathered, what))
         trouble = Trouble(
             what=what,
             claims=self.claims,
@@ -142,8 +151,10 @@ class TestRun:
 def unfinished(gathered: Gathered, what: str) -> Iterator[Finding]:
     """An order that only lacked time."""
     at = next((answer.stuck.at for answer in gathered.answers if answer.stuck), "the last one")
-    title = f"the deadline left {gathered.order.seconds:.0f} s for {what}, and the ranks were still at work, in {at}"
-    yield from time_used_up(title, grave=gathered.order.phase not in {CommPhase.NODES, CommPhase.SPEED})
+    measures = gathered.order.phase in {CommPhase.NODES, CommPhase.SPEED}
+    given = "its share of the deadline is" if measures else "the deadline left"
+    title = f"{given} {gathered.order.seconds:.0f} s for {what}, and the ranks were still at work, in {at}"
+    yield from time_used_up(title, grave=not measures)
 
 
 def time_used_up(title: str, *, grave: bool, evidence: Iterable[str] = ()) -> Iterator[Finding]:

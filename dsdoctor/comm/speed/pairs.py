@@ -12,6 +12,8 @@ from dsdoctor.comm.torch_ops import Pair, agreed, spread_rounds, wait_for_device
 Tell = Callable[[int, str], None]
 SIZE = 1 << 20
 REPEATS = 3
+LONG = 1.0
+"""Seconds of a round from which a message is sent less often: on a slow way chance counts for little."""
 AGAIN = 2.0
 """A pair this many times slower than usual for its kind is tried again; ``speed_checks`` reports only slower ones."""
 
@@ -94,24 +96,29 @@ def _play(
     what: str,
 ) -> None:
     """Round after round; ``best`` keeps this rank's least times."""
+    took = 0.0
     for number, turn in enumerate(turns, 1):
         tell(number, f"{what}, round {number} of {len(turns)}")
-        if not agreed(group, time.monotonic() < until):
+        now = time.monotonic()
+        repeats = int(agreed(group, (REPEATS if took < LONG else 1) if now < until else 0))
+        if not repeats:
             return
         pair = next((pair for pair in turn if group.rank in pair), None)
+        began = time.monotonic()
         if pair is not None:
-            seconds = _there_and_back(group, pair, buffer) / 2
+            seconds = _there_and_back(group, pair, buffer, repeats) / 2
+            took = time.monotonic() - began
             if group.rank == pair[0]:
                 best[pair] = min(seconds, best.get(pair, seconds))
 
 
-def _there_and_back(group: RankGroup, pair: Pair, buffer: Any) -> float:
-    """The least seconds of a message to the higher rank and back, after a first message that only opens the connection."""
+def _there_and_back(group: RankGroup, pair: Pair, buffer: Any, repeats: int) -> float:
+    """The least seconds of some messages to the higher rank and back, after a first message that only opens the connection."""
     import torch.distributed as dist
 
     low, high = pair
     times = []
-    for _ in range(1 + REPEATS):
+    for _ in range(1 + repeats):
         wait_for_device(group)
         begun = time.perf_counter()
         if group.rank == low:

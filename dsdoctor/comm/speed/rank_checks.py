@@ -87,7 +87,7 @@ def cpu_quota_used_up(ranks: Ranks) -> Iterator[Finding]:
 
 
 def _used_up(held: Held) -> str:
-    return f"{held.quota:.3g} processors were used up in {held.throttled} of {held.periods} periods"
+    return f"its {held.quota:.3g} processors were used up in {held.throttled} of {held.periods} periods"
 
 
 def rank_lacks_processor(ranks: Ranks) -> Iterator[Finding]:
