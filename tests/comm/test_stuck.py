@@ -238,7 +238,17 @@ def test_a_deadline_in_the_middle_of_work_is_no_hang() -> None:
     assert not replace(busy, silent={3: ConnectOutcome.SILENT}).moving
     assert finding.title.startswith("the deadline left 10 s for the collectives, and the ranks were still at work")
     (measured,) = unfinished(replace(busy, order=replace(order, phase=CommPhase.SPEED)), "the measurement of speed")
-    assert measured.title.startswith("its share of the deadline is 10 s for the measurement of speed, and")
+    assert measured.title.startswith("the measurement of speed was given 10 s of the deadline, and the ranks were")
+
+
+def test_an_exchange_that_breaks_off_where_packets_are_lost_is_told_with_the_loss() -> None:
+    loss = ("node0 -> node2 loses packets: 119 of 857 segments were sent again (13.9%)",)
+    closed = tuple(stuck(rank, error="Connection closed by peer") for rank in (0, 1))
+    waiting = tuple(stuck(rank, stack=INSIDE) for rank in range(4))
+
+    for ranks, rule in ((closed, "exchange-fails"), (waiting, "exchange-hangs")):
+        ((found, title),) = told(ranks, lossy=loss)
+        assert (found, title.startswith(f"{loss[0]}; after that rank")) == (rule, True)
 
 
 def test_ranks_that_still_move_in_their_groups_do_not_hang_though_rank_0_is_done_with_its_own() -> None:

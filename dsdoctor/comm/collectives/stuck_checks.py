@@ -264,11 +264,16 @@ def exchange_hangs(trouble: Trouble) -> Iterator[Finding]:
     unseen = "" if inside else "; where each of them stands could not be seen"
     yield Finding.error(
         "exchange-hangs",
-        f"{named(tuple(sorted(stuck.rank for stuck in waiting)), trouble.hosts)} hang in {waiting[0].at} "
+        _after_loss(trouble)
+        + f"{named(tuple(sorted(stuck.rank for stuck in waiting)), trouble.hosts)} hang in {waiting[0].at} "
         f"({trouble.backend}){tcp}{unseen}",
         evidence=(f"nothing moved for {trouble.waited:.0f} s", *waiting[0].stack[:4], *trouble.recorded),
-        fix="look at the interface the library chose" if inside else "see what the ranks' stacks say",
-        steps=(step("python -m dsdoctor comm --full"), step("export NCCL_DEBUG=INFO")),
+        fix=LOSS_FIRST
+        if trouble.lossy
+        else "look at the interface the library chose"
+        if inside
+        else "see what the ranks' stacks say",
+        steps=LOSS_STEPS if trouble.lossy else (step("python -m dsdoctor comm --full"), step("export NCCL_DEBUG=INFO")),
     )
 
 
@@ -292,11 +297,22 @@ def exchange_fails(trouble: Trouble) -> Iterator[Finding]:
     first = failed[0]
     yield Finding.error(
         "exchange-fails",
-        f"{trouble.who(first.rank)}: {first.at}: {_line(first.error)}",
+        f"{_after_loss(trouble)}{trouble.who(first.rank)}: {first.at}: {_line(first.error)}",
         evidence=tuple(f"rank {stuck.rank} in {stuck.at}: {_line(stuck.error)}" for stuck in failed[1:5]),
-        fix="the log of that rank holds the whole message",
-        steps=_to_log(first.rank),
+        fix=LOSS_FIRST if trouble.lossy else "the log of that rank holds the whole message",
+        steps=LOSS_STEPS if trouble.lossy else _to_log(first.rank),
     )
+
+
+LOSS_FIRST = (
+    "mend the loss of packets first: see the counters of errors and drops on both ends and on the switch between"
+)
+LOSS_STEPS = (step("ip -s link"), step("ethtool -S INTERFACE | grep -E 'err|drop|crc'"))
+
+
+def _after_loss(trouble: Trouble) -> str:
+    """What breaks off where packets are lost is its consequence; no other cause is known."""
+    return f"{trouble.lossy[0]}; after that " if trouble.lossy else ""
 
 
 def _cause(stuck: Stuck) -> str:

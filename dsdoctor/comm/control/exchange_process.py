@@ -142,7 +142,7 @@ def _speed(group: RankGroup, do: Do, sender: _MessageSender) -> ExchangeResult:
     from dsdoctor.comm.speed.processors import groups_here, held
     from dsdoctor.comm.speed.speed import time_collectives
 
-    before = groups_here()
+    began, before = time.monotonic(), groups_here()
     own = pace(group, sender.tell)
     pairs = time_pairs(group, sender.tell, do.seconds * 0.3)
 
@@ -150,10 +150,14 @@ def _speed(group: RankGroup, do: Do, sender: _MessageSender) -> ExchangeResult:
         quota = held(group.rank, before, groups_here())
         return Speeds(rank=group.rank, timings=timings, pairs=pairs, pace=own, held=quota)
 
+    def keep(timings: tuple[Timing, ...]) -> None:
+        sender.say(ExchangeMessage(speeds=speeds(timings)))
+
     # who is late makes the rest slow, and shows already
-    sender.say(ExchangeMessage(speeds=speeds(())))
+    keep(())
     rate = min((pair.size / pair.transfer for pair in pairs if pair.seconds > 0), default=None)
-    timings = time_collectives(group, do.mode, sender.tell, do.seconds * 0.5, rate)
+    left = min(do.seconds * 0.5, do.seconds * 0.85 - (time.monotonic() - began))
+    timings = time_collectives(group, do.mode, sender.tell, left, rate, keep)
     return ExchangeResult(done=len(timings), speeds=speeds(timings))
 
 

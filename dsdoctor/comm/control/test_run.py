@@ -112,6 +112,12 @@ class TestRun:
         self.exchanges += sum(answer.result.done for answer in gathered.answers if answer.result)
         return gathered
 
+    @property
+    def _lossy(self) -> tuple[str, ...]:
+        """What was found of lost packets before."""
+        findings = (finding for phase in self.phase_log.phases for finding in phase.findings)
+        return tuple(finding.title for finding in findings if finding.rule == "mesh-lossy")
+
     def _keep(self, stuck: tuple[Stuck, ...]) -> None:
         """Take the files of the ranks that failed, the first causes first, into this rank's folder."""
         order = sorted(
@@ -140,6 +146,7 @@ class TestRun:
             silent=gathered.silent,
             left_out={answer.rank: answer.left_out for answer in gathered.answers if answer.left_out},
             waited=gathered.still,
+            lossy=self._lossy,
             backend=self.member.backend,
         )
         if not (trouble.dead or trouble.stopped or trouble.cut) and self.left > 2:
@@ -152,8 +159,9 @@ def unfinished(gathered: Gathered, what: str) -> Iterator[Finding]:
     """An order that only lacked time."""
     at = next((answer.stuck.at for answer in gathered.answers if answer.stuck), "the last one")
     measures = gathered.order.phase in {CommPhase.NODES, CommPhase.SPEED}
-    given = "its share of the deadline is" if measures else "the deadline left"
-    title = f"{given} {gathered.order.seconds:.0f} s for {what}, and the ranks were still at work, in {at}"
+    seconds = f"{gathered.order.seconds:.0f} s"
+    given = f"{what} was given {seconds} of the deadline" if measures else f"the deadline left {seconds} for {what}"
+    title = f"{given}, and the ranks were still at work, in {at}"
     yield from time_used_up(title, grave=not measures)
 
 

@@ -11,7 +11,7 @@ from dsdoctor.comm.torch_ops import wait_for_device
 
 Tell = Callable[[int, str], None]
 
-TRIES = 7
+TRIES, TRIES_ALONE = 7, 15
 SIDE, TIMES = {"cpu": 384, "cuda": 4096}, 16
 """The matrices that are multiplied, and how often: some 20 ms on one core and on a GPU. A scheduler runs shorter work at
 once even where other processes need the core too."""
@@ -61,7 +61,7 @@ def _alone(group: RankGroup, work: Callable[[], None], when: list[int]) -> list[
     for turn in range(max(when) + 1):
         dist.barrier()
         if when[group.rank] == turn:
-            found = [_seconds(group, work) for _ in range(TRIES)]
+            found = [_seconds(group, work) for _ in range(TRIES_ALONE)]
     return found
 
 

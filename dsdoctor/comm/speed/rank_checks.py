@@ -17,11 +17,11 @@ from dsdoctor.core.sentences import and_more_lines
 
 SLOW_WORK, SLOWER_WORK = 2.0, 1.25
 SLOW_PROCESSOR = 1.5
-"""From so many times the processor time of the others a rank's processor is slow. What counts is the best of seven; two hardware
+"""From so many times the processor time of the others a rank's processor is slow. What counts is the best of fifteen; two hardware
 threads of one core cost each other less."""
 LATE = 0.2
 """A rank is late when the others wait for it longer than this part of the work that goes before."""
-DELAYED, OTHERS_LESS = 0.3, 3.0
+DELAYED, OTHERS_LESS = 0.3, 2.0
 """The part of its time in which a rank waits for a processor that is no noise, and how much less the others wait."""
 THROTTLED = 0.2
 """The part of the periods in which a quota was used up that is told."""
@@ -95,7 +95,7 @@ def rank_lacks_processor(ranks: Ranks) -> Iterator[Finding]:
 
     Each rank does the same piece of work, one after the other where they share processors. The kernel counts for how long a
     thread could have run and was given no processor. Told is who waited for at least 30 % of its time where those that
-    run on other processors waited a third of that at most. Ranks that share processors are not compared with each other: on a
+    run on other processors waited half of that at most. Ranks that share processors are not compared with each other: on a
     busy host whom it hits is chance.
 
     Why it matters: all other ranks wait for this one at every step.

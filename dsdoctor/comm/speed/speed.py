@@ -16,6 +16,7 @@ from dsdoctor.comm.torch_ops import agreed, newest, wait_for_device
 
 Tell = Callable[[int, str], None]
 Act = Callable[[], Any]
+Keep = Callable[[tuple[Timing, ...]], None]
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = {
@@ -51,10 +52,10 @@ class _Progress:
 
 
 def time_collectives(
-    group: RankGroup, mode: Mode, tell: Tell, budget: float, rate: float | None = None
+    group: RankGroup, mode: Mode, tell: Tell, budget: float, rate: float | None = None, keep: Keep | None = None
 ) -> tuple[Timing, ...]:
     """Time each collective at each size, small ones first, within about ``budget`` seconds; nothing for the quick test.
-    ``rate``: bytes a second that messages of this rank reached.
+    ``rate``: bytes a second that messages of this rank reached. ``keep`` gets what is timed so far, each time.
 
     On a GPU each call lies between two CUDA events, on a CPU between two looks at the clock.
     """
@@ -72,6 +73,8 @@ def time_collectives(
             timing = _time(group, timed, size, until, progress)
             spent[timed.op] = timing
             found.append(timing)
+            if keep is not None:
+                keep(tuple(found))
     return tuple(found)
 
 
