@@ -31,6 +31,11 @@ def measured(
 
 
 def told(paces: Sequence[Pace], held: Sequence[Held] = ()) -> list[tuple[str, str]]:
+    """What is said of ranks; that processors are busy is said of none."""
+    return [(rule, title) for rule, title in noted(paces, held) if rule != "processors-busy"]
+
+
+def noted(paces: Sequence[Pace], held: Sequence[Held] = ()) -> list[tuple[str, str]]:
     hosts = [f"n{rank}" for rank in range(len(paces))]
     return [
         (finding.rule, finding.title)
@@ -118,3 +123,12 @@ def test_on_a_gpu_the_time_of_the_work_itself_counts_beside_the_other_ranks_of_t
     late = Pace(rank=3, compute=0.030, waited=0.0002)
 
     assert [rule for rule, _ in told((*paces, late))] == ["rank-straggles"]
+
+
+def test_on_a_busy_host_it_is_noted_that_all_wait_and_by_how_much() -> None:
+    paces = measured([Place(7, EVERYWHERE, 1)] * 3, [0.56, 0.05, 0.34])
+
+    assert noted(paces) == [
+        ("processors-busy", "the processors are busy: ranks 0 (n0), 2 (n2) wait 34% to 56% of the time for one")
+    ]
+    assert noted(measured([Place(7, EVERYWHERE, 1)] * 3, [0.2, 0.05, 0.1])) == []

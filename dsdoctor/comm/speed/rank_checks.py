@@ -120,15 +120,43 @@ def rank_lacks_processor(ranks: Ranks) -> Iterator[Finding]:
         yield Finding.warning(
             "rank-lacks-processor",
             f"{named(tuple(pace.rank for pace in paces), ranks.hosts)} {verb} for a processor {worst.delayed:.0%} of the time, the"
-            f" others {median(other.delayed for other in others):.0%}: something else uses its processors",
+            f" others {median(other.delayed for other in others):.0%}: other work or a quota keeps it from them",
             evidence=(f"{_ms(worst.compute)} for work that takes the others {_ms(_usual(others))} (medians)",),
             fix="see what else runs on its host, which processors it may use, and whether its cgroup has a quota",
             steps=(_on(worst, ranks, "top -b -n 1"),),
         )
 
 
+def processors_busy(ranks: Ranks) -> Iterator[Finding]:
+    """Ranks wait long until they are given a processor, and nothing tells them from the others: their hosts are busy.
+
+    Why it matters: nothing is wrong with the ranks. But gloo works on the processors, so the figures of speed are those of a
+    busy machine, and a rank that is a little slow does not show.
+
+    How to fix it: run it again when less else runs there, if the figures matter.
+
+        $ uptime
+        $ cat /proc/pressure/cpu
+
+    Since: 0.1
+    """
+    busy = [pace for pace in ranks.paces if pace.delayed >= DELAYED and not ranks.known(pace)]
+    busy = [pace for pace in busy if not _lacks(pace, others_of(pace, ranks.paces))]
+    if busy:
+        shares = [pace.delayed for pace in busy]
+        verb = "waits" if len(busy) == 1 else "wait"
+        yield Finding.note(
+            "processors-busy",
+            f"the processors are busy: {named(tuple(pace.rank for pace in busy), ranks.hosts)} {verb}"
+            f" {' to '.join(dict.fromkeys(f'{share:.0%}' for share in (min(shares), max(shares))))} of the time for one",
+            evidence=("so the figures of speed are those of a busy machine",),
+            fix="run it again when less else runs there, if the figures matter",
+            steps=(step("uptime"),),
+        )
+
+
 def _lacks(pace: Pace, others: Sequence[Pace]) -> bool:
-    waits = median(other.delayed for other in others)
+    waits = median(other.delayed for other in others) if others else 1.0
     return (
         pace.delayed >= DELAYED and waits * OTHERS_LESS <= pace.delayed and pace.compute > SLOWER_WORK * _usual(others)
     )
@@ -197,4 +225,4 @@ def _on(pace: Pace, ranks: Ranks, command: str) -> Step:
     return step(f"ssh {{host}} {command}", host=host) if host else step(command)
 
 
-CHECKS = (cpu_quota_used_up, rank_lacks_processor, rank_straggles)
+CHECKS = (cpu_quota_used_up, rank_lacks_processor, rank_straggles, processors_busy)
