@@ -249,6 +249,10 @@ def test_an_exchange_that_breaks_off_where_packets_are_lost_is_told_with_the_los
     for ranks, rule in ((closed, "exchange-fails"), (waiting, "exchange-hangs")):
         ((found, title),) = told(ranks, lossy=loss)
         assert (found, title.startswith(f"{loss[0]}; after that rank")) == (rule, True)
+    # nor is a connection that failed once a firewall's doing there
+    failed = reaches(claims(), a_b=ConnectOutcome.TIMED_OUT)
+    assert [rule for rule, _ in told(waiting, reaches=failed)] != ["exchange-hangs"]
+    assert [rule for rule, _ in told(waiting, lossy=loss, reaches=failed)] == ["exchange-hangs"]
 
 
 def test_ranks_that_still_move_in_their_groups_do_not_hang_though_rank_0_is_done_with_its_own() -> None:

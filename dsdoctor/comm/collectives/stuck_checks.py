@@ -164,7 +164,8 @@ def link_cut(trouble: Trouble) -> Iterator[Finding]:
     """An exchange hangs because two hosts do not reach each other any more.
 
     All ranks are alive; those of two hosts cannot connect. The findings of the repeated mesh say in which direction."""
-    if trouble.explained or not trouble.reaches:
+    if trouble.explained or not trouble.reaches or trouble.lossy:
+        # where packets are lost a single attempt may fail by that alone
         return
     mesh = Mesh(trouble.claims, trouble.reaches)
     for check in MESH_CHECKS:
@@ -195,7 +196,7 @@ def rank_raised(trouble: Trouble) -> Iterator[Finding]:
             f"{trouble.who(raised.rank)} raised an error in {raised.at}: {_line(raised.error)}{_cause(raised)}",
             evidence=(*raised.stack[:4], *_others(trouble, {raised.rank})),
             fix="raise that limit" if raised.cause else "read the error; that rank's log holds the whole of it",
-            steps=_to_log(raised.rank),
+            steps=() if raised.cause else _to_log(raised.rank),
         )
 
 

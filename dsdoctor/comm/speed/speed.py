@@ -38,6 +38,9 @@ SLOWEST = 100e6
 
 FEWEST, MOST = 5, 2000
 WARM_UP = 3
+BATCH, LONGEST = 100, 1.0
+"""Calls after which it is looked whether there is time for more, and seconds that are enough: where packets are lost one call may
+take a thousand times as long as another."""
 
 
 class _Progress:
@@ -121,19 +124,28 @@ def _time(group: RankGroup, timed: Timed, size: int, until: float, progress: _Pr
     if fits >= WARM_UP + FEWEST:
         warm = _seconds(group, act, WARM_UP, progress)
         calls = int(agreed(group, min(max(ENOUGH / max(min(warm), 1e-7), FEWEST), MOST)))
-        seconds = _seconds(group, act, calls, progress)
+        seconds = _in_batches(group, act, calls, until, progress)
     elif fits >= 1:
-        calls, seconds = int(fits), _seconds(group, act, int(fits), progress)
-    else:
-        calls = 1
+        seconds = _seconds(group, act, int(fits), progress)
     return Timing(
         op=timed.op,
         size=elements * 4 * ranks,
-        calls=calls,
+        calls=len(seconds),
         least=min(seconds),
         median=median(seconds),
         p99=quantiles(seconds, n=100, method="inclusive")[-1] if len(seconds) > 1 else seconds[0],
     )
+
+
+def _in_batches(group: RankGroup, act: Act, calls: int, until: float, progress: _Progress) -> list[float]:
+    """The time of each call, of fewer where they take much longer than foreseen."""
+    seconds: list[float] = []
+    while len(seconds) < calls:
+        seconds += _seconds(group, act, min(calls - len(seconds), BATCH), progress)
+        progress.on()
+        if len(seconds) < calls and agreed(group, sum(seconds) > LONGEST or time.monotonic() > until):
+            break
+    return seconds
 
 
 def _prepared(group: RankGroup, timed: Timed, elements: int) -> Act:
