@@ -35,12 +35,12 @@ def told(paces: Sequence[Pace], held: Sequence[Held] = ()) -> list[tuple[str, st
     return [(rule, title) for rule, title in noted(paces, held) if rule != "processors-busy"]
 
 
-def noted(paces: Sequence[Pace], held: Sequence[Held] = ()) -> list[tuple[str, str]]:
+def noted(paces: Sequence[Pace], held: Sequence[Held] = (), starts: Sequence[float] = ()) -> list[tuple[str, str]]:
     hosts = [f"n{rank}" for rank in range(len(paces))]
     return [
         (finding.rule, finding.title)
         for check in CHECKS
-        for finding in check(Ranks(paces=paces, held=held, hosts=hosts))
+        for finding in check(Ranks(paces=paces, held=held, hosts=hosts, starts=dict(enumerate(starts))))
     ]
 
 
@@ -132,3 +132,21 @@ def test_on_a_busy_host_it_is_noted_that_all_wait_and_by_how_much() -> None:
         ("processors-busy", "the processors are busy: ranks 0 (n0), 2 (n2) wait 34% to 56% of the time for one")
     ]
     assert noted(measured([Place(7, EVERYWHERE, 1)] * 3, [0.2, 0.05, 0.1])) == []
+
+
+@each(
+    "mine, rules",
+    [
+        (8.1, ["rank-lacks-processor", "processors-busy"]),
+        (1.9, ["processors-busy"]),
+        (3.0, ["processors-busy"]),
+    ],
+)
+def test_where_all_wait_now_the_start_tells_who_waits_always(mine: float, rules: list[str]) -> None:
+    apart = [Place(7, 0b10, 1), Place(7, 0b01, 1), Place(7, 0b10, 1)]
+    shared = [Place(7, 0b11, 1)] * 3
+    starts = (1.4, mine, 1.5)
+
+    assert [rule for rule, _ in noted(measured(apart, [0.57, 0.6, 0.62]), starts=starts)] == rules
+    assert [rule for rule, _ in noted(measured(shared, [0.57, 0.6, 0.62]), starts=starts)] == ["processors-busy"]
+    assert noted(measured(apart, [0.1, 0.1, 0.1]), starts=starts) == []

@@ -124,6 +124,7 @@ def speed(test_run: TestRun, phase: Phase) -> None:
         speeds=test_run.speeds,
         pairs=tuple(pair for pair in test_run.pairs if not {pair.source, pair.target} & {*test_run.slow}),
         paces=tuple(speeds.pace for speeds in test_run.timed if speeds.pace),
+        starts={claim.rank: claim.delayed for claim in test_run.claims},
         held=tuple(speeds.held for speeds in test_run.timed if speeds.held),
         reaches=test_run.reaches,
         # what a slow node does to the collectives is known already

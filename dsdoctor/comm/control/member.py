@@ -19,6 +19,7 @@ from dsdoctor.comm.local.fingerprint import fingerprint, versions_here
 from dsdoctor.comm.mesh.mesh import MeshListener, peers, reach_all
 from dsdoctor.comm.models import Claim, CommPhase
 from dsdoctor.comm.rendezvous.board import Board
+from dsdoctor.comm.speed.processors import clocks
 from dsdoctor.core.files import write_bytes
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.processes import state_of
@@ -196,6 +197,7 @@ def _claim(briefing: Briefing, listeners: list[MeshListener], backend: str) -> C
         gpu=gpu.uuid if gpu else None,
         started=time.time() - (time.monotonic() - briefing.began),
         arrived=time.time(),
+        delayed=clocks()[2],
         backend=backend,
         fingerprint=fingerprint(local, versions_here()),
         local=local,

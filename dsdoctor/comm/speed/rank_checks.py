@@ -5,8 +5,8 @@ have waited for that one. Only what cannot be chance is said of a rank.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 
 from dsdoctor.comm.rank_names import named
@@ -23,6 +23,8 @@ LATE = 0.2
 """A rank is late when the others wait for it longer than this part of the work that goes before."""
 DELAYED, OTHERS_LESS = 0.3, 2.0
 """The part of its time in which a rank waits for a processor that is no noise, and how much less the others wait."""
+LONG_START, TIMES_LONGER = 2.0, 2.5
+"""Seconds that a rank waited for a processor while it started, and so many times as long as the others: all import the same."""
 THROTTLED = 0.2
 """The part of the periods in which a quota was used up that is told."""
 FEWEST_PERIODS = 5
@@ -31,10 +33,12 @@ MOST = 6
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """What every rank did by itself, and what its control group took from it."""
+    """What every rank did by itself, and what its control group took from it; ``starts``: the seconds that each
+    waited for a processor until it came to the rendezvous."""
 
     paces: Sequence[Pace] = ()
     held: Sequence[Held] = ()
+    starts: Mapping[int, float] = field(default_factory=dict)
     hosts: Sequence[str] = ()
 
     @property
@@ -95,8 +99,8 @@ def rank_lacks_processor(ranks: Ranks) -> Iterator[Finding]:
 
     Each rank does the same piece of work, one after the other where they share processors. The kernel counts for how long a
     thread could have run and was given no processor. Told is who waited for at least 30 % of its time where those that
-    run on other processors waited half of that at most. Ranks that share processors are not compared with each other: on a
-    busy host whom it hits is chance.
+    run on other processors waited half of that at most, or waited far less while they started, which is the same work too.
+    Ranks that share processors are not compared with each other: on a busy host whom it hits is chance.
 
     Why it matters: all other ranks wait for this one at every step.
 
@@ -111,17 +115,20 @@ def rank_lacks_processor(ranks: Ranks) -> Iterator[Finding]:
     found: dict[str, list[Pace]] = defaultdict(list)
     for pace in ranks.paces:
         others = others_of(pace, ranks.paces)
-        if others and not ranks.known(pace) and _lacks(pace, others):
+        if others and not ranks.known(pace) and _lacks(pace, ranks):
             found["" if pace.rank >= len(ranks.hosts) else ranks.hosts[pace.rank]].append(pace)
     for paces in found.values():
         worst = max(paces, key=lambda pace: pace.delayed)
         others = others_of(worst, ranks.paces)
         verb = "waits" if len(paces) == 1 else "wait"
+        began = f"until it came {ranks.starts.get(worst.rank, 0.0):.1f} s, the others {_starts(others, ranks):.1f} s"
+        share = f"{worst.delayed:.0%} of the time, the others {median(other.delayed for other in others):.0%}"
+        first, second = (share, began) if _less_now(worst, others) else (began, share)
         yield Finding.warning(
             "rank-lacks-processor",
-            f"{named(tuple(pace.rank for pace in paces), ranks.hosts)} {verb} for a processor {worst.delayed:.0%} of the time, the"
-            f" others {median(other.delayed for other in others):.0%}: other work or a quota keeps it from them",
-            evidence=(f"{_ms(worst.compute)} for work that takes the others {_ms(_usual(others))} (medians)",),
+            f"{named(tuple(pace.rank for pace in paces), ranks.hosts)} {verb} for a processor {first}:"
+            " other work or a quota takes it",
+            evidence=(second, f"{_ms(worst.compute)} for work that takes the others {_ms(_usual(others))} (medians)"),
             fix="see what else runs on its host, which processors it may use, and whether its cgroup has a quota",
             steps=(_on(worst, ranks, "top -b -n 1"),),
         )
@@ -141,7 +148,7 @@ def processors_busy(ranks: Ranks) -> Iterator[Finding]:
     Since: 0.1
     """
     busy = [pace for pace in ranks.paces if pace.delayed >= DELAYED and not ranks.known(pace)]
-    busy = [pace for pace in busy if not _lacks(pace, others_of(pace, ranks.paces))]
+    busy = sorted((pace for pace in busy if not _lacks(pace, ranks)), key=lambda pace: pace.rank)
     if busy:
         shares = [pace.delayed for pace in busy]
         verb = "waits" if len(busy) == 1 else "wait"
@@ -155,11 +162,23 @@ def processors_busy(ranks: Ranks) -> Iterator[Finding]:
         )
 
 
-def _lacks(pace: Pace, others: Sequence[Pace]) -> bool:
-    waits = median(other.delayed for other in others) if others else 1.0
-    return (
-        pace.delayed >= DELAYED and waits * OTHERS_LESS <= pace.delayed and pace.compute > SLOWER_WORK * _usual(others)
-    )
+def _lacks(pace: Pace, ranks: Ranks) -> bool:
+    """Whether a rank waits for a processor, and the ranks on others do not, or did not while they started."""
+    others = others_of(pace, ranks.paces)
+    if not others or pace.delayed < DELAYED:
+        return False
+    began = ranks.starts.get(pace.rank, 0.0)
+    return _less_now(pace, others) or (began > LONG_START and began > TIMES_LONGER * _starts(others, ranks))
+
+
+def _less_now(pace: Pace, others: Sequence[Pace]) -> bool:
+    """Whether the others wait far less than a rank, and work faster."""
+    less = median(other.delayed for other in others) * OTHERS_LESS <= pace.delayed
+    return less and pace.compute > SLOWER_WORK * _usual(others)
+
+
+def _starts(paces: Sequence[Pace], ranks: Ranks) -> float:
+    return median(ranks.starts.get(pace.rank, 0.0) for pace in paces)
 
 
 def rank_straggles(ranks: Ranks) -> Iterator[Finding]:
@@ -181,7 +200,7 @@ def rank_straggles(ranks: Ranks) -> Iterator[Finding]:
     """
     for pace in ranks.paces:
         others = others_of(pace, ranks.paces)
-        if not others or ranks.known(pace) or _lacks(pace, others) or not _late(pace, others):
+        if not others or ranks.known(pace) or _lacks(pace, ranks) or not _late(pace, others):
             continue
         processor = bool(pace.cpu)
         mine, theirs = (

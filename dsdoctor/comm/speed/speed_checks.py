@@ -2,8 +2,8 @@
 nothing."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 
 from dsdoctor.comm.rank_names import named
@@ -33,12 +33,14 @@ SHOWN = 6
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Everything timed over all ranks; ``limit`` is what the slowest link between them can do, if that is known."""
+    """Everything timed over all ranks; ``limit`` is what the slowest link between them can do, if that is known;
+    ``starts``: the seconds that each rank waited for a processor until it came."""
 
     speeds: Sequence[Speed] = ()
     pairs: Sequence[PairTime] = ()
     paces: Sequence[Pace] = ()
     held: Sequence[Held] = ()
+    starts: Mapping[int, float] = field(default_factory=dict)
     reaches: Sequence[Reach] = ()
     limit: Limit | None = None
     hosts: Sequence[str] = ()
@@ -68,7 +70,7 @@ def bandwidth(pair: PairTime) -> float:
 def examine(measured: Measured) -> tuple[Finding, ...]:
     """All findings on what was timed."""
     late = messages_late(measured.pairs, round_trips(measured.reaches), measured.hosts)
-    ranks = rank_checks.Ranks(paces=measured.paces, held=measured.held, hosts=measured.hosts)
+    ranks = rank_checks.Ranks(paces=measured.paces, held=measured.held, starts=measured.starts, hosts=measured.hosts)
     alone = [finding for check in rank_checks.CHECKS for finding in check(ranks)]
     return (*late, *(finding for check in CHECKS for finding in check(measured)), *alone)
 
