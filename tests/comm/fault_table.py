@@ -243,7 +243,7 @@ FAULTS = (
         nodes=3,
         changes={1: (faults.entered("memory"), faults.acts(5, "bytearray(b'1') * (2 << 30)"))},
         rules=("rank-died",),
-        says=("rank 1 (nodeb)", "SIGKILL: the out-of-memory killer of its memory cgroup, whose limit is 1,024 MiB"),
+        says=("rank 1 (nodeb,", "SIGKILL: the out-of-memory killer of its memory cgroup, whose limit is 1,024 MiB"),
     ),
     Fault(
         name="a rank loses its connections with whoever it exchanges",
