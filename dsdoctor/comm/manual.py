@@ -13,7 +13,7 @@ from dsdoctor.comm.preflight import checks as preflight_checks
 from dsdoctor.comm.preflight import left_out
 from dsdoctor.comm.rendezvous import absent_checks
 from dsdoctor.comm.rendezvous import checks as rendezvous_checks
-from dsdoctor.comm.speed import baseline, latency_checks, speed_checks
+from dsdoctor.comm.speed import baseline, latency_checks, rank_checks, speed_checks
 
 WITHOUT_PAGE = {"link-cut"}
 """Generators that pass on the findings of others and have no rule of their own."""
@@ -39,6 +39,7 @@ CHECKS = (
     *counters.CHECKS,
     *nccl_checks.CHECKS,
     *speed_checks.CHECKS,
+    *rank_checks.CHECKS,
     latency_checks.messages_late,
     *isolate.CHECKS,
     *node_speed.CHECKS,

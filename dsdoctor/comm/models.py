@@ -159,7 +159,8 @@ class Claim:
     """What a rank writes to the store when it has come. ``address``:``port`` is where it listens for the mesh on the
     interface it would use, ``other``:``other_port`` on the interface that reaches the master, where that is another one.
     ``started`` and ``arrived`` are seconds since the epoch by its own clock, ``seen`` when rank 0 saw it, by rank 0's.
-    ``gpu`` is the UUID of its GPU. ``fingerprint`` are the versions and variables that should be the same everywhere."""
+    ``delayed``: seconds in which it waited for a processor until it came. ``gpu`` is the UUID of its GPU. ``fingerprint`` are the
+    versions and variables that should be the same everywhere."""
 
     rank: int
     world: int
@@ -175,6 +176,7 @@ class Claim:
     started: float = 0.0
     arrived: float = 0.0
     seen: float = 0.0
+    delayed: float = 0.0
     backend: str = "gloo"
     fingerprint: dict[str, str] = field(default_factory=dict)
     local: Local | None = None

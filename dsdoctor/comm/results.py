@@ -102,11 +102,27 @@ class PairTime:
 @dataclass(frozen=True, kw_only=True)
 class Pace:
     """How fast a rank is by itself (``compute``: median seconds of a fixed piece of work) and how long it waited for the
-    others at barriers after equal work (``waited``: median). The late rank waits least."""
+    others at barriers after equal work (``waited``: median). The late rank waits least. ``cpu``: least seconds of processor time of
+    that work, 0 where it is not the processor's; ``delayed``: the part of its time in which the rank waited for a processor
+    (median); ``equals``: ranks with which it shares processors by the same rights."""
 
     rank: int
     compute: float
     waited: float
+    cpu: float = 0.0
+    delayed: float = 0.0
+    equals: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """What the processor quota of a rank's control group did meanwhile: ``quota`` in processors (0: none), the ``periods`` that
+    passed, and in how many of them it was used up (``throttled``)."""
+
+    rank: int
+    quota: float = 0.0
+    periods: int = 0
+    throttled: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +133,7 @@ class Speeds:
     timings: tuple[Timing, ...] = ()
     pairs: tuple[PairTime, ...] = ()
     pace: Pace | None = None
+    held: Held | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +150,8 @@ class Stuck:
     """Where a rank was when a phase ended it or it died. ``at`` is the exchange it was in and ``step`` its number (0 before
     the first); ``process`` its state in the kernel's letters ("S", "T" stopped, "D"); ``ended`` how it died, if it did.
     ``error`` is what it raised, ``stack`` where it stands or raised that, innermost first; ``sequence`` and ``operation`` are the
-    last collective that it began, by torch's flight recorder."""
+    last collective that it began, by torch's flight recorder. ``quiet``: seconds since it last made progress.
+    ``cause``: the limit that ended it, where one is known to."""
 
     rank: int
     at: str
@@ -145,6 +163,8 @@ class Stuck:
     stack: tuple[str, ...] = ()
     sequence: int | None = None
     operation: str = ""
+    quiet: float = 0.0
+    cause: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

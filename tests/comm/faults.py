@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.comm.rig import Node, Rig, port_of, stop, wait_until
 
 RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
@@ -299,6 +301,49 @@ def act(tensor):
 
 CHANGES.setdefault("torch.distributed.distributed_c10d", []).append(lambda module: wrap(module, act))
 """
+
+
+ENTERED = """
+Path({folder!r}, "cgroup.procs").write_text("0")
+"""
+CGROUPS = Path("/sys/fs/cgroup")
+LIMITS = {
+    "cpu": {"cpu.cfs_quota_us": "10000", "cpu.max": "10000 100000"},
+    "memory": {"memory.limit_in_bytes": str(1 << 30), "memory.max": str(1 << 30)},
+}
+"""A tenth of a processor, and 1 GiB; each by version 1 and version 2."""
+
+
+def cgroup_of(controller: str) -> Path:
+    """The control group that a rank is put into, of version 1 where that has the controller."""
+    top = CGROUPS / controller if (CGROUPS / controller / "cgroup.procs").exists() else CGROUPS
+    return top / f"dsdoctor-tests-{os.getpid()}"
+
+
+@contextlib.contextmanager
+def limited(controller: str) -> Iterator[None]:
+    """A control group with little of one thing; what is in it at the end is moved out of it."""
+    group = cgroup_of(controller)
+    try:
+        group.mkdir()
+        for name, text in LIMITS[controller].items():
+            if (group / name).exists():
+                (group / name).write_text(text)
+    except OSError as error:
+        pytest.skip(f"no control group can be made here: {error}")
+    try:
+        yield
+    finally:
+        for pid in (group / "cgroup.procs").read_text().split():
+            with contextlib.suppress(OSError):
+                (group.parent / "cgroup.procs").write_text(pid)
+        with contextlib.suppress(OSError):
+            group.rmdir()
+
+
+def entered(controller: str) -> str:
+    """The rank is in that control group from its start."""
+    return ENTERED.format(folder=os.fspath(cgroup_of(controller)))
 
 
 def customized(folder: Path, *changes: str) -> dict[str, str]:

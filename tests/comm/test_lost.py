@@ -33,4 +33,7 @@ def test_a_rank_whose_own_control_process_stands_still_or_died_does_not_blame_ra
     assert told(1, ConnectOutcome.REFUSED, died="killed by SIGKILL") == [
         ("control-lost", "rank 1 (nodeb) ended without a verdict (killed by SIGKILL), in 'tcp mesh'")
     ]
+    limit = "the out-of-memory killer of its memory cgroup, whose limit is 150 MiB"
+    ((_, title),) = told(1, None, died="killed by SIGKILL", cause=limit)
+    assert title == f"rank 1 (nodeb) ended without a verdict (killed by SIGKILL), in 'tcp mesh': {limit}"
     assert told(0, None) == [("control-lost", "rank 0 (nodeb) did not come to an end in 21 s, in 'tcp mesh'")]

@@ -14,7 +14,12 @@ MIB = 1 << 20
 CHANCE = random.Random(22)
 
 
-def told(nodes: int, seconds: Callable[[set[int]], float], latency: Callable[[set[int]], float]) -> list[Finding]:
+def told(
+    nodes: int,
+    seconds: Callable[[set[int]], float],
+    latency: Callable[[set[int]], float],
+    trips: dict[tuple[int, int], float] | None = None,
+) -> list[Finding]:
     """What is said of nodes of which a group needs so many seconds for 1 MiB, and so many for a few bytes; gloo, with noise."""
     parts: list[Part] = [(node,) for node in range(nodes)]
 
@@ -29,7 +34,7 @@ def told(nodes: int, seconds: Callable[[set[int]], float], latency: Callable[[se
         return Trial(what=what, groups=groups, failed=(), figures=figures)
 
     outcome = play(parts, run, lambda trials: judged(trials, "gloo", None))
-    seen = NodeSpeeds(outcome=outcome, hosts=tuple(f"n{node}" for node in range(nodes)))
+    seen = NodeSpeeds(outcome=outcome, hosts=tuple(f"n{node}" for node in range(nodes)), trips=trips or {})
     return [finding for check in CHECKS for finding in check(seen)]
 
 
@@ -70,3 +75,18 @@ def test_a_path_is_named_where_it_was_tried_and_never_a_node() -> None:
 
     # four pairs are tried in the first round, and the groups of four show most of the others
     assert named >= 4
+
+
+@pytest.mark.parametrize("trip", [0.01, 0.08])
+@pytest.mark.parametrize("nodes", [3, 4, 8])
+def test_of_a_slow_node_that_is_far_away_its_round_trip_is_told_and_no_cable(nodes: int, trip: float) -> None:
+    trips = {pair: trip if 1 in pair else 1e-4 for pair in itertools.combinations(range(nodes), 2)}
+
+    (found,) = told(nodes, lambda group: MIB / 2e6 if 1 in group else MIB / 400e6, lambda _: 0.002, trips)
+    near = told(
+        nodes, lambda group: MIB / 2e6 if 1 in group else MIB / 400e6, lambda _: 0.002, dict.fromkeys(trips, trip)
+    )
+
+    away = f"n1 is far away, {trip * 1e3:.3g} ms there and back (the others 0.1 ms), and slow: "
+    assert (found.title[: len(away)], "cable" in str(found.fix)) == (away, False)
+    assert [finding.title.startswith("n1 is slow: ") for finding in near] == [True]

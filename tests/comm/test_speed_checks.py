@@ -89,7 +89,7 @@ def late(seconds: float, *bad: int, rtt: float | None = 0.0002) -> tuple[tuple[P
             0.0002,
             "rank 1 (nodeb) is late with every message: 30 ms there and back whatever its size, while the network's own",
         ),
-        (0.03, "the network between rank 0 (nodea) and rank 1 (nodeb) takes 30 ms there and back, whatever the size"),
+        (0.03, "the network to rank 1 (nodeb) takes 30 ms there and back, whatever the size"),
         (None, "a message between rank 1 (nodeb) and back takes 30 ms, whatever its size; rank or network: not known"),
     ],
 )

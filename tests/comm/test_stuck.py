@@ -35,6 +35,9 @@ def test_the_dead_rank_is_named_and_not_those_that_lost_their_connection() -> No
         ("rank-died", "rank 2 (nodeb, pid 102) died in exchange 5 during the collectives: killed by SIGKILL")
     ]
     assert told(others, {2: ConnectOutcome.REFUSED})[0][0] == "rank-died"
+    limit = "the out-of-memory killer of its memory cgroup, whose limit is 420 MiB"
+    ((_, title),) = told((*others, stuck(2, ended="killed by SIGKILL", cause=limit)))
+    assert title.endswith(f"killed by SIGKILL: {limit}")
 
 
 def test_stopped_silent_and_vanished_are_told_apart() -> None:
@@ -234,3 +237,35 @@ def test_a_deadline_in_the_middle_of_work_is_no_hang() -> None:
     assert not replace(busy, seconds=9.0).moving
     assert not replace(busy, silent={3: ConnectOutcome.SILENT}).moving
     assert finding.title.startswith("the deadline left 10 s for the collectives, and the ranks were still at work")
+    (measured,) = unfinished(replace(busy, order=replace(order, phase=CommPhase.SPEED)), "the measurement of speed")
+    assert measured.title.startswith("the measurement of speed was given 10 s of the deadline, and the ranks were")
+
+
+def test_an_exchange_that_breaks_off_where_packets_are_lost_is_told_with_the_loss() -> None:
+    loss = ("node0 -> node2 loses packets: 119 of 857 segments were sent again (13.9%)",)
+    closed = tuple(stuck(rank, error="Connection closed by peer") for rank in (0, 1))
+    waiting = tuple(stuck(rank, stack=INSIDE) for rank in range(4))
+
+    for ranks, rule in ((closed, "exchange-fails"), (waiting, "exchange-hangs")):
+        ((found, title),) = told(ranks, lossy=loss)
+        assert (found, title.startswith(f"{loss[0]}; after that rank")) == (rule, True)
+    # nor is a connection that failed once a firewall's doing there
+    failed = reaches(claims(), a_b=ConnectOutcome.TIMED_OUT)
+    assert [rule for rule, _ in told(waiting, reaches=failed)] != ["exchange-hangs"]
+    assert [rule for rule, _ in told(waiting, lossy=loss, reaches=failed)] == ["exchange-hangs"]
+
+
+def test_ranks_that_still_move_in_their_groups_do_not_hang_though_rank_0_is_done_with_its_own() -> None:
+    order = RankOrder(number=1, phase=CommPhase.NODES, seconds=15.0, groups=((0,), (1, 2)))
+
+    def gathered(*ranks: Stuck) -> Gathered:
+        answers = (RankAnswer(rank=0), *(RankAnswer(rank=rank.rank, stuck=rank) for rank in ranks))
+        return Gathered(order=order, answers=answers, seconds=15.2, still=14.9)
+
+    closed = stuck(2, error="RuntimeError: [pair.cc:553] Connection closed by peer [10.77.0.1]:40834")
+    assert gathered(stuck(1, quiet=1.5), stuck(2, quiet=1.2)).moving
+    # the rank whose time was up first closed its connections
+    assert gathered(stuck(1, quiet=1.5), closed).moving
+    assert not gathered(stuck(1, quiet=14.8), stuck(2, quiet=14.9)).moving
+    assert not gathered(stuck(1, quiet=1.5), stuck(2, error="ValueError: x")).moving
+    assert not gathered(stuck(1, quiet=1.5), stuck(2, ended="killed by SIGKILL")).moving

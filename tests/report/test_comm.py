@@ -10,6 +10,7 @@ from dsdoctor.comm.models import CommPhase, PhaseState
 from dsdoctor.comm.results import ConnectOutcome, Reach, Report, Stuck
 from dsdoctor.comm.verdict import ended, verdict
 from dsdoctor.report.comm.lines import phase_line, rank_lines, rank_states, report_lines
+from dsdoctor.report.comm.pairs import cells
 from dsdoctor.report.document import document
 from tests.comm.reports import (
     FOUR_HOSTS,
@@ -231,3 +232,10 @@ def test_a_report_travels_as_json(example: Callable[[], Report]) -> None:
     assert msgspec.json.decode(msgspec.json.encode(found), type=Report) == found
     shown = msgspec.json.decode(document("comm", found.findings, report=found))
     assert shown["report"]["verdict"] == found.verdict
+
+
+def test_of_a_single_message_of_the_mesh_no_pair_is_marked() -> None:
+    one = replace(slow_node(), pairs=(), phases=healthy_4().phases)
+
+    assert {cell.slow for cell in cells(one).values()} == {False}
+    assert "third of the median" not in told(one, verbose=True)

@@ -31,17 +31,19 @@ def rank_died(trouble: Trouble) -> Iterator[Finding]:
 
     Since: 0.1
     """
-    by_cause: dict[tuple[str, str], list[int]] = defaultdict(list)
+    by_cause: dict[tuple[str, str, str], list[int]] = defaultdict(list)
     for rank in () if trouble.raised else trouble.dead:
         told = next((stuck for stuck in trouble.stuck if stuck.rank == rank and stuck.ended), None)
         how = told.ended if told else "its host answers, and nothing listens on its port any more"
-        by_cause[f" in {told.at}" if told else "", how or ""].append(rank)
-    for (where, how), ranks in by_cause.items():
+        cause = f": {told.cause}" if told and told.cause else ""
+        by_cause[f" in {told.at}" if told else "", how or "", cause].append(rank)
+    for (where, how, cause), ranks in by_cause.items():
+        hosts = in_words(trouble.host(rank) for rank in ranks)
         yield Finding.error(
             "rank-died",
-            f"{_who(trouble, ranks)} died{where} during {trouble.what}: {how}",
+            f"{_who(trouble, ranks)} died{where} during {trouble.what}: {how}{cause}",
             evidence=_others(trouble, set(ranks)),
-            fix=f"see on {in_words(trouble.host(rank) for rank in ranks)} what ended it",
+            fix=f"give it more there, on {hosts}" if cause else f"see on {hosts} what ended it",
             steps=(step("dmesg -T | grep -iE 'killed process|oom|xid' | tail"),),
         )
 
@@ -162,7 +164,8 @@ def link_cut(trouble: Trouble) -> Iterator[Finding]:
     """An exchange hangs because two hosts do not reach each other any more.
 
     All ranks are alive; those of two hosts cannot connect. The findings of the repeated mesh say in which direction."""
-    if trouble.explained or not trouble.reaches:
+    if trouble.explained or not trouble.reaches or trouble.lossy:
+        # where packets are lost a single attempt may fail by that alone
         return
     mesh = Mesh(trouble.claims, trouble.reaches)
     for check in MESH_CHECKS:
@@ -190,10 +193,10 @@ def rank_raised(trouble: Trouble) -> Iterator[Finding]:
         told.add(raised.rank)
         yield Finding.error(
             "rank-raised",
-            f"{trouble.who(raised.rank)} raised an error in {raised.at}: {_line(raised.error)}",
+            f"{trouble.who(raised.rank)} raised an error in {raised.at}: {_line(raised.error)}{_cause(raised)}",
             evidence=(*raised.stack[:4], *_others(trouble, {raised.rank})),
-            fix="read the error; that rank's log holds the whole of it",
-            steps=_to_log(raised.rank),
+            fix="raise that limit" if raised.cause else "read the error; that rank's log holds the whole of it",
+            steps=() if raised.cause else _to_log(raised.rank),
         )
 
 
@@ -263,11 +266,16 @@ def exchange_hangs(trouble: Trouble) -> Iterator[Finding]:
     unseen = "" if inside else "; where each of them stands could not be seen"
     yield Finding.error(
         "exchange-hangs",
-        f"{named(tuple(sorted(stuck.rank for stuck in waiting)), trouble.hosts)} hang in {waiting[0].at} "
+        _after_loss(trouble)
+        + f"{named(tuple(sorted(stuck.rank for stuck in waiting)), trouble.hosts)} hang in {waiting[0].at} "
         f"({trouble.backend}){tcp}{unseen}",
         evidence=(f"nothing moved for {trouble.waited:.0f} s", *waiting[0].stack[:4], *trouble.recorded),
-        fix="look at the interface the library chose" if inside else "see what the ranks' stacks say",
-        steps=(step("python -m dsdoctor comm --full"), step("export NCCL_DEBUG=INFO")),
+        fix=LOSS_FIRST
+        if trouble.lossy
+        else "look at the interface the library chose"
+        if inside
+        else "see what the ranks' stacks say",
+        steps=LOSS_STEPS if trouble.lossy else (step("python -m dsdoctor comm --full"), step("export NCCL_DEBUG=INFO")),
     )
 
 
@@ -291,11 +299,26 @@ def exchange_fails(trouble: Trouble) -> Iterator[Finding]:
     first = failed[0]
     yield Finding.error(
         "exchange-fails",
-        f"{trouble.who(first.rank)}: {first.at}: {_line(first.error)}",
+        f"{_after_loss(trouble)}{trouble.who(first.rank)}: {first.at}: {_line(first.error)}",
         evidence=tuple(f"rank {stuck.rank} in {stuck.at}: {_line(stuck.error)}" for stuck in failed[1:5]),
-        fix="the log of that rank holds the whole message",
-        steps=_to_log(first.rank),
+        fix=LOSS_FIRST if trouble.lossy else "the log of that rank holds the whole message",
+        steps=LOSS_STEPS if trouble.lossy else _to_log(first.rank),
     )
+
+
+LOSS_FIRST = (
+    "mend the loss of packets first: see the counters of errors and drops on both ends and on the switch between"
+)
+LOSS_STEPS = (step("ip -s link"), step("ethtool -S INTERFACE | grep -E 'err|drop|crc'"))
+
+
+def _after_loss(trouble: Trouble) -> str:
+    """What breaks off where packets are lost is its consequence; no other cause is known."""
+    return f"{trouble.lossy[0]}; after that " if trouble.lossy else ""
+
+
+def _cause(stuck: Stuck) -> str:
+    return f" ({stuck.cause})" if stuck.cause else ""
 
 
 def _to_log(rank: int) -> tuple[Step, ...]:

@@ -30,7 +30,8 @@ TRANSPORT = re.compile(
 class Trouble:
     """An exchange that did not end well. ``stuck`` are the ranks that reported where they were, ``silent`` those that did
     not and how a connection to them ended; ``left_out`` the steps that a rank did not take part in; ``reaches`` are the
-    connections that were tried again after it; ``waited`` is how long nothing moved."""
+    connections that were tried again after it; ``waited`` is how long nothing moved;
+    ``lossy`` is what was found of lost packets before."""
 
     what: str
     claims: tuple[Claim, ...]
@@ -39,6 +40,7 @@ class Trouble:
     left_out: dict[int, tuple[SkippedStep, ...]] = field(default_factory=dict)
     reaches: tuple[Reach, ...] = ()
     waited: float = 0.0
+    lossy: tuple[str, ...] = ()
     backend: str = "gloo"
 
     def who(self, rank: int) -> str:

@@ -22,6 +22,8 @@ from dsdoctor.core.fix import step
 
 MESH_SECONDS = 20.0
 SPEED_SECONDS = {Mode.DEFAULT: 20.0, Mode.FULL: 240.0}
+SPEED_SHARE, SPEED_CALLS = 0.1, 150
+"""The part of the deadline, and the number of exchanges as long as those before, that the measurement of speed may take."""
 ENDING = 3.5
 """Seconds that an order takes beyond its time where ranks do not answer: their last answers, and a call to each."""
 IMPORTING = 120.0
@@ -65,7 +67,7 @@ def right(test_run: TestRun, phase: Phase) -> None:
     who = {claim.rank: f"rank {claim.rank} ({claim.host}, pid {claim.pid})" for claim in test_run.claims}
     states = {answer.rank: answer.supervisor for answer in gathered.answers}
     phase.findings += tuple(supervisor_stopped(who, states))
-    done = max((result.done for result in by_rank.values()), default=0)
+    test_run.tested = done = max((result.done for result in by_rank.values()), default=0)
     test_run.wrong = result_checks.RankExchanges(exchanges=notable, hosts=test_run.hosts).senders
     wrong = sum(exchange.wrong is not None for exchanges in notable.values() for exchange in exchanges)
     phase.findings += tuple(exchanges_unfinished(done, phase.findings))
@@ -108,7 +110,9 @@ def speed(test_run: TestRun, phase: Phase) -> None:
         phase.skipped = "a single rank has no other to send to"
     if phase.skipped or _no_time(test_run, phase):
         return
-    gathered = test_run.ask(CommPhase.SPEED, seconds=min(SPEED_SECONDS[test_run.settings.mode], test_run.left * 0.7))
+    usual = max(SPEED_SECONDS[test_run.settings.mode], test_run.settings.deadline * SPEED_SHARE)
+    seconds = max(usual, test_run.call * SPEED_CALLS)
+    gathered = test_run.ask(CommPhase.SPEED, seconds=min(seconds, test_run.left * 0.7))
     ended = {rank: result.speeds for rank, result in results(gathered).items()}
     timed = (ended.get(answer.rank) or answer.speeds for answer in gathered.answers)
     test_run.timed = tuple(speeds for speeds in timed if speeds)
@@ -120,6 +124,8 @@ def speed(test_run: TestRun, phase: Phase) -> None:
         speeds=test_run.speeds,
         pairs=tuple(pair for pair in test_run.pairs if not {pair.source, pair.target} & {*test_run.slow}),
         paces=tuple(speeds.pace for speeds in test_run.timed if speeds.pace),
+        starts={claim.rank: claim.delayed for claim in test_run.claims},
+        held=tuple(speeds.held for speeds in test_run.timed if speeds.held),
         reaches=test_run.reaches,
         # what a slow node does to the collectives is known already
         limit=None if test_run.slow else limit(test_run.claims, test_run.member.backend),

@@ -22,7 +22,7 @@ import msgspec
 from dsdoctor.comm.collectives.flight_recorder import flight_file
 from dsdoctor.comm.control.messages import Do, ExchangeMessage, ExchangeResult, Join
 from dsdoctor.comm.models import CommPhase, RankGroup
-from dsdoctor.comm.results import Exchange, Speeds
+from dsdoctor.comm.results import Exchange, Speeds, Timing
 from dsdoctor.core.files import PRIVATE, open_new, write_bytes
 
 PRESET = {
@@ -139,21 +139,34 @@ def _right(group: RankGroup, do: Do, sender: _MessageSender) -> ExchangeResult:
 def _speed(group: RankGroup, do: Do, sender: _MessageSender) -> ExchangeResult:
     from dsdoctor.comm.speed.pace import pace
     from dsdoctor.comm.speed.pairs import time_pairs
+    from dsdoctor.comm.speed.processors import groups_here, held
     from dsdoctor.comm.speed.speed import time_collectives
 
+    began, before = time.monotonic(), groups_here()
     own = pace(group, sender.tell)
     pairs = time_pairs(group, sender.tell, do.seconds * 0.3)
+
+    def speeds(timings: tuple[Timing, ...]) -> Speeds:
+        quota = held(group.rank, before, groups_here())
+        return Speeds(rank=group.rank, timings=timings, pairs=pairs, pace=own, held=quota)
+
+    def keep(timings: tuple[Timing, ...]) -> None:
+        sender.say(ExchangeMessage(speeds=speeds(timings)))
+
     # who is late makes the rest slow, and shows already
-    sender.say(ExchangeMessage(speeds=Speeds(rank=group.rank, timings=(), pairs=pairs, pace=own)))
-    timings = time_collectives(group, do.mode, sender.tell, do.seconds * 0.5)
-    return ExchangeResult(done=len(timings), speeds=Speeds(rank=group.rank, timings=timings, pairs=pairs, pace=own))
+    keep(())
+    rate = min((pair.size / pair.transfer for pair in pairs if pair.seconds > 0), default=None)
+    left = min(do.seconds * 0.5, do.seconds * 0.85 - (time.monotonic() - began))
+    timings = time_collectives(group, do.mode, sender.tell, left, rate, keep)
+    return ExchangeResult(done=len(timings), speeds=speeds(timings))
 
 
-def _nodes(group: RankGroup, _: Do, sender: _MessageSender) -> ExchangeResult:
+def _nodes(group: RankGroup, do: Do, sender: _MessageSender) -> ExchangeResult:
     from dsdoctor.comm.speed.speed import time_group
 
-    sender.tell(1, "timing a group")
-    return ExchangeResult(done=1, speeds=Speeds(rank=group.rank, timings=time_group(group)))
+    return ExchangeResult(
+        done=1, speeds=Speeds(rank=group.rank, timings=time_group(group, sender.tell, do.seconds * 0.4))
+    )
 
 
 def _deepspeed(group: RankGroup, _: Do, sender: _MessageSender) -> ExchangeResult:

@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import socket
+import time
 from collections.abc import Iterator
 
 import msgspec
@@ -27,7 +28,7 @@ class Data:
         self.pid, self.group, self.folder = pid, join.prefix, join.folder
         self._channel, self._fork_server = channel, fork_server
         self._rest = b""
-        self.step, self.at = 0, "starting"
+        self.step, self.at, self.moved = 0, "starting", time.monotonic()
         self.left_out: tuple[SkippedStep, ...] = ()
 
     def do(self, work: Do) -> None:
@@ -51,6 +52,7 @@ class Data:
             *lines, self._rest = (self._rest + part).split(b"\n")
             for line in lines:
                 message = msgspec.json.decode(line, type=ExchangeMessage)
+                self.moved = time.monotonic()
                 if message.at:
                     self.step, self.at = message.step, message.at
                 if message.skipped:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from dsdoctor.comm.collectives.flight_recorder import flight_file, read_recorded
 from dsdoctor.comm.collectives.nccl_log import relevant_lines
 from dsdoctor.comm.control.fork_server import Data
+from dsdoctor.comm.control.limits_reached import Limits, limits_now, why_ended
 from dsdoctor.comm.control.messages import Do, ExchangeResult, RankAnswer, RankOrder
 from dsdoctor.comm.models import CommSettings
 from dsdoctor.comm.results import Speeds, Stuck
@@ -39,8 +40,8 @@ class ThreadJob:
 class RunJob:
     """An exchange in a data process, a fresh one or the one that is in the group already."""
 
-    def __init__(self, rank: int, data: Data, order: RankOrder, settings: CommSettings) -> None:
-        self._rank, self._data, self._seconds = rank, data, order.seconds
+    def __init__(self, rank: int, data: Data, order: RankOrder, settings: CommSettings, limits: Limits) -> None:
+        self._rank, self._data, self._seconds, self._limits = rank, data, order.seconds, limits
         self._began = time.monotonic()
         self._error: str | None = None
         self._raised_in: tuple[str, ...] = ()
@@ -97,17 +98,21 @@ class RunJob:
 
     def _stuck(self, stack: tuple[str, ...], state: str = "") -> Stuck:
         recorded = read_recorded(flight_file(self._data.folder, self._data.pid))
+        ended = self._data.ended()
+        cause = why_ended(self._limits, limits_now(), ended=ended, error=self._error) if ended or self._error else ""
         return Stuck(
             rank=self._rank,
             at=self._data.at,
             step=self._data.step,
             seconds=self._age(),
             process=state or state_of(self._data.pid),
-            ended=self._data.ended(),
+            ended=ended,
             error=self._error,
             stack=stack,
             sequence=recorded.sequence if recorded else None,
             operation=f"{recorded.operation} of {recorded.size or '?'}" if recorded else "",
+            quiet=min(time.monotonic() - self._data.moved, self._age()),
+            cause=cause,
         )
 
     def _age(self) -> float:

@@ -12,7 +12,8 @@ from dsdoctor.core.fix import step
 
 @dataclass(frozen=True, kw_only=True)
 class Lost:
-    """A rank that has no verdict: where its control process was last, how that ended, and how a connection to the master ended."""
+    """A rank that has no verdict: where its control process was last, how that ended, and how a connection to the master ended.
+    ``cause``: the limit that ended it, where one is known to."""
 
     rank: Rank
     host: str
@@ -22,6 +23,7 @@ class Lost:
     died: str | None
     stopped: bool = False
     log: str = ""
+    cause: str = ""
     tail: tuple[str, ...] = ()
 
 
@@ -72,13 +74,14 @@ def control_lost(lost: Lost) -> Iterator[Finding]:
     """
     if lost.rank.rank != 0 and lost.died is None and not lost.stopped:
         return
+    because = f": {lost.cause}" if lost.cause else ""
     still = "was stopped by a signal" if lost.stopped else f"did not come to an end in {lost.seconds:.0f} s"
     how = f"ended without a verdict ({lost.died})" if lost.died else still
     yield Finding.error(
         "control-lost",
-        f"rank {lost.rank.rank} ({lost.host}) {how}, in {lost.at!r}",
+        f"rank {lost.rank.rank} ({lost.host}) {how}, in {lost.at!r}{because}",
         evidence=lost.tail,
-        fix="see the end of its log",
+        fix="raise that limit" if lost.cause else "see the end of its log",
         steps=(step("tail -n 40 {log}", log=lost.log),),
     )
 

@@ -12,12 +12,14 @@ import msgspec
 from dsdoctor.comm.control.evidence import put_evidence
 from dsdoctor.comm.control.fork_server import Data, ForkServer
 from dsdoctor.comm.control.jobs import Job, RunJob, ThreadJob
+from dsdoctor.comm.control.limits_reached import limits_now
 from dsdoctor.comm.control.messages import Briefing, Join, News, RankAnswer, RankOrder
 from dsdoctor.comm.local.counters import read_counters
 from dsdoctor.comm.local.fingerprint import fingerprint, versions_here
 from dsdoctor.comm.mesh.mesh import MeshListener, peers, reach_all
 from dsdoctor.comm.models import Claim, CommPhase
 from dsdoctor.comm.rendezvous.board import Board
+from dsdoctor.comm.speed.processors import clocks
 from dsdoctor.core.files import write_bytes
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.processes import state_of
@@ -43,6 +45,7 @@ class Member:
         self.claim = _claim(briefing, self._listeners, backend)
         for listener in self._listeners:
             listener.answer(board.prefix, self.rank)
+        self._limits = limits_now()
         self.pace = max(PACE, self.world / 50_000)
         self._answers: list[RankAnswer] = []
 
@@ -77,7 +80,9 @@ class Member:
         group = next((group for group in order.groups if self.rank in group), ()) if order.groups else range(self.world)
         if len(group) < (1 if not order.groups else 2):
             return ThreadJob(self.rank, lambda: RankAnswer(rank=self.rank))
-        return RunJob(self.rank, self._process(self._join(order, tuple(group))), order, self.briefing.settings)
+        return RunJob(
+            self.rank, self._process(self._join(order, tuple(group))), order, self.briefing.settings, self._limits
+        )
 
     def post(self, order: RankOrder, answer: RankAnswer) -> None:
         """Write an answer to rank 0, and to this rank's own file."""
@@ -192,6 +197,7 @@ def _claim(briefing: Briefing, listeners: list[MeshListener], backend: str) -> C
         gpu=gpu.uuid if gpu else None,
         started=time.time() - (time.monotonic() - briefing.began),
         arrived=time.time(),
+        delayed=clocks()[2],
         backend=backend,
         fingerprint=fingerprint(local, versions_here()),
         local=local,

@@ -10,10 +10,11 @@ from dsdoctor.comm.local.link_limits import limit
 from dsdoctor.comm.models import CommPhase, Mode
 from dsdoctor.comm.nodes import node_speed
 from dsdoctor.comm.nodes.plan import Groups, Part, Trial, play
+from dsdoctor.comm.speed.latency_checks import round_trips
 
 TRIAL_SECONDS = 6.0
-ROUND_SECONDS, PART_OF_TIME = 15.0, 0.35
-"""Seconds of a round of nodes, and the part of the time that is left for all of them."""
+ROUND_SECONDS, ROUND_CALLS, PART_OF_TIME = 15.0, 60, 0.35
+"""Seconds of a round of nodes, or so many exchanges as those before; and the part of the time left that all rounds may take."""
 FEWEST_NODES = 3
 """Of two, neither can be told from the other."""
 
@@ -26,13 +27,13 @@ def enough_nodes(test_run: TestRun) -> bool:
 def nodes(test_run: TestRun, phase: Phase) -> None:
     """Each node alone, in pairs at the same time, in growing groups; the world is the next phase."""
     until, backend = time.monotonic() + test_run.left * PART_OF_TIME, test_run.member.backend
-    link = limit(test_run.claims, backend)
+    link, longest = limit(test_run.claims, backend), max(ROUND_SECONDS, ROUND_CALLS * test_run.call)
 
     def run(what: str, groups: Groups) -> Trial | None:
         left = until - time.monotonic()
         if left < LEAST or phase.findings:
             return None
-        gathered = _in_groups(test_run, groups, CommPhase.NODES, min(ROUND_SECONDS, left))
+        gathered = _in_groups(test_run, groups, CommPhase.NODES, min(longest, left))
         phase.findings = test_run.trouble(gathered, "the test of nodes")
         if phase.findings:
             return None
@@ -42,7 +43,7 @@ def nodes(test_run: TestRun, phase: Phase) -> None:
         return node_speed.judged(trials, backend, link.bandwidth if link else None)
 
     outcome = play(isolate.parts_of(test_run.claims, 1), run, judge)
-    seen = node_speed.NodeSpeeds(outcome=outcome, hosts=test_run.hosts)
+    seen = node_speed.NodeSpeeds(outcome=outcome, hosts=test_run.hosts, trips=round_trips(test_run.reaches))
     phase.findings += tuple(finding for check in node_speed.CHECKS for finding in check(seen))
     test_run.slow = tuple(rank for part in outcome.bad for rank in part)
     phase.said = f"{len(set(test_run.hosts))} nodes in {len(outcome.trials)} rounds; pairs do {seen.usual}"

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from dsdoctor.comm.collectives.trouble import CONSEQUENCE, STOPPED
 from dsdoctor.comm.control.member import Member
 from dsdoctor.comm.control.messages import RankAnswer, RankOrder
 from dsdoctor.comm.mesh.mesh import reach
 from dsdoctor.comm.models import Claim, CommPhase
-from dsdoctor.comm.results import ConnectOutcome
+from dsdoctor.comm.results import ConnectOutcome, Stuck
 
 MOVING = 3.0
 """Seconds without progress that are no hang yet: a large message on a slow link takes as long."""
@@ -35,17 +36,24 @@ class Gathered:
 
     @property
     def moving(self) -> bool:
-        """Whether the time was up while rank 0's work still made progress, and no rank had failed."""
+        """Whether the time was up while the work still made progress, and no rank had failed: that a connection was closed is no
+        failure then, for the first rank that ended closed it. In groups every rank counts, for rank 0 is in one of them."""
         stuck = [answer.stuck for answer in self.answers if answer.stuck]
-        fell_out = self.silent or any(
-            stuck_rank.ended or stuck_rank.error or stuck_rank.process in set("Tt") for stuck_rank in stuck
-        )
-        return not fell_out and self.seconds >= self.order.seconds and self.still < max(MOVING, self.order.seconds / 2)
+        fell_out = self.silent or any(_failed(one) for one in stuck)
+        quiet = [one.quiet for one in stuck if not one.error]
+        still = max(quiet, default=0.0) if self.order.groups else max(self.still, *quiet, 0.0)
+        return not fell_out and self.seconds >= self.order.seconds and still < max(MOVING, self.order.seconds / 2)
 
     @property
     def well(self) -> bool:
         """Whether every rank answered and none was stuck."""
         return not self.silent and not any(answer.stuck for answer in self.answers)
+
+
+def _failed(stuck: Stuck) -> bool:
+    """Whether a rank was not at work any more when its time was up, by itself."""
+    own = stuck.error and not CONSEQUENCE.search(stuck.error)
+    return bool(stuck.ended or own or stuck.process in STOPPED)
 
 
 def gather(member: Member, claims: Sequence[Claim], order: RankOrder, *, patience: float) -> Gathered:

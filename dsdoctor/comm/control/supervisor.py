@@ -18,11 +18,13 @@ import msgspec
 
 from dsdoctor.comm.control import lost_checks
 from dsdoctor.comm.control.agent import control
+from dsdoctor.comm.control.limits_reached import limits_now, why_ended
 from dsdoctor.comm.control.messages import Briefing, News
 from dsdoctor.comm.local.checks import too_little
 from dsdoctor.comm.local.facts import look_local
 from dsdoctor.comm.mesh.connect import ConnectResult, ask_listener
 from dsdoctor.comm.models import CommSettings, PhaseState, Rank
+from dsdoctor.comm.rendezvous.notices import Notice, send_notice
 from dsdoctor.comm.results import ConnectOutcome, PhaseResult, Report
 from dsdoctor.core.errors import DoctorError
 from dsdoctor.core.files import make_folder
@@ -35,6 +37,9 @@ LEADING, FOLLOWING = 0.5, 1.0
 AFTER_REPORT = 2.0
 """Seconds for the other ranks to read the last order."""
 DYING = 0.3
+BEFORE_ARRIVAL = ("starting", "importing torch")
+NOTICE, AFTER_NOTICE = 20.0, 1.5
+"""Seconds in which rank 0 must be reached to be told, which may be starting itself; and from its report to the end of this rank."""
 TAIL = 6
 
 
@@ -105,6 +110,7 @@ class _MessageReader:
             with os.fdopen(write, "wb") as pipe:
                 control(briefing, pipe, shown)
 
+        self.limits = limits_now()
         self.pid = fork(main)
         os.close(write)
         os.close(back)
@@ -156,7 +162,7 @@ def _follow_control(reader: _MessageReader, briefing: Briefing, screen: Screen) 
                 if news.end is not None:
                     return Outcomes(status=news.end, folder=briefing.folder)
                 if news.lost:
-                    return _lost(briefing, reader.pid, at, phases, died=None)
+                    return _lost(briefing, reader, at, phases, died=None)
     except KeyboardInterrupt:
         screen.broken_off(at)
         raise
@@ -164,7 +170,7 @@ def _follow_control(reader: _MessageReader, briefing: Briefing, screen: Screen) 
         raise failure
     if report is not None:
         return Outcomes(status=0, report=report, folder=briefing.folder)
-    return _lost(briefing, reader.pid, at, phases, died=reader.ending() if reader.closed else None)
+    return _lost(briefing, reader, at, phases, died=reader.ending() if reader.closed else None)
 
 
 def _shown(screen: Screen, report: Report) -> Exception | None:
@@ -176,7 +182,9 @@ def _shown(screen: Screen, report: Report) -> Exception | None:
     return None
 
 
-def _lost(briefing: Briefing, pid: int, at: str, phases: list[PhaseResult], *, died: str | None) -> Outcomes:
+def _lost(
+    briefing: Briefing, reader: _MessageReader, at: str, phases: list[PhaseResult], *, died: str | None
+) -> Outcomes:
     rank = briefing.rank
     log = Path(briefing.folder) / f"rank-{rank.rank:05d}.log"
     tail = log.read_text(errors="replace").splitlines()[-TAIL:] if log.is_file() else []
@@ -187,12 +195,25 @@ def _lost(briefing: Briefing, pid: int, at: str, phases: list[PhaseResult], *, d
         seconds=time.monotonic() - briefing.began,
         master=_call(rank) if rank.rank else None,
         died=died,
-        stopped=died is None and state_of(pid) in {"T", "t"},
+        stopped=died is None and state_of(reader.pid) in {"T", "t"},
         log=str(log),
+        cause=why_ended(reader.limits, limits_now(), ended=died, error="\n".join(tail)),
         tail=tuple(tail),
     )
+    if died and rank.rank and at in BEFORE_ARRIVAL:
+        _tell_rank_zero(briefing, lost)
     found = tuple(finding for check in lost_checks.CHECKS for finding in check(lost))
     return Outcomes(status=1, alone=found, phases=tuple(phases), at=at, folder=briefing.folder)
+
+
+def _tell_rank_zero(briefing: Briefing, lost: lost_checks.Lost) -> None:
+    """That this rank will not come: else rank 0 waits for it until its time is up. A launcher ends all ranks when one has ended, so
+    this one stays until rank 0 has reported."""
+    rank, left = briefing.rank, briefing.began + briefing.settings.deadline - time.monotonic()
+    why = f"{lost.died} in {lost.at!r}" + (f": {lost.cause}" if lost.cause else "")
+    notice = Notice(run=rank.run, rank=rank.rank, host=briefing.local.hostname, why=why)
+    if send_notice(rank.master, rank.port, notice, seconds=min(NOTICE, left), stay=max(left, 0.0)):
+        time.sleep(AFTER_NOTICE)
 
 
 def _call(rank: Rank) -> ConnectResult:

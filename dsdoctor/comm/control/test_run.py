@@ -30,7 +30,8 @@ LEAST = 2.0
 @dataclass(kw_only=True)
 class TestRun:
     """One test. ``end`` (time.monotonic) is the moment at which the report must be made. ``slow``: the ranks of slow nodes.
-    ``group`` is the number of the order for which the ranks joined their group, ``together`` whether all are in it."""
+    ``tested``: exchanges of each rank in the collectives. ``group`` is the number of the order for which the ranks joined
+    their group, ``together`` whether all are in it."""
 
     member: Member
     notices: NoticeListener
@@ -44,6 +45,7 @@ class TestRun:
     timed: tuple[Speeds, ...] = ()
     stuck: tuple[Stuck, ...] = ()
     exchanges: int = 0
+    tested: int = 0
     wrong: tuple[int, ...] = ()
     slow: tuple[int, ...] = ()
     nccl: NcclFacts | None = None
@@ -66,6 +68,12 @@ class TestRun:
     def left(self) -> float:
         """Seconds left."""
         return self.end - time.monotonic()
+
+    @property
+    def call(self) -> float:
+        """Seconds that an exchange took in the collectives, on average; 0 before them."""
+        spent = sum(phase.seconds for phase in self.phase_log.phases if phase.phase is CommPhase.RIGHT)
+        return spent / self.tested if self.tested else 0.0
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -104,6 +112,12 @@ class TestRun:
         self.exchanges += sum(answer.result.done for answer in gathered.answers if answer.result)
         return gathered
 
+    @property
+    def _lossy(self) -> tuple[str, ...]:
+        """What was found of lost packets before."""
+        findings = (finding for phase in self.phase_log.phases for finding in phase.findings)
+        return tuple(finding.title for finding in findings if finding.rule == "mesh-lossy")
+
     def _keep(self, stuck: tuple[Stuck, ...]) -> None:
         """Take the files of the ranks that failed, the first causes first, into this rank's folder."""
         order = sorted(
@@ -120,10 +134,11 @@ class TestRun:
             return ()
         stuck = tuple(answer.stuck for answer in gathered.answers if answer.stuck)
         self.mute |= set(gathered.silent)
+        if gathered.moving:
+            # who is still at work is not stuck
+            return tuple(unfinished(gathered, what))
         self.stuck += stuck + tuple(_vanished(rank, how, what) for rank, how in gathered.silent.items())
         self._keep(stuck)
-        if gathered.moving:
-            return tuple(unfinished(gathered, what))
         trouble = Trouble(
             what=what,
             claims=self.claims,
@@ -131,6 +146,7 @@ class TestRun:
             silent=gathered.silent,
             left_out={answer.rank: answer.left_out for answer in gathered.answers if answer.left_out},
             waited=gathered.still,
+            lossy=self._lossy,
             backend=self.member.backend,
         )
         if not (trouble.dead or trouble.stopped or trouble.cut) and self.left > 2:
@@ -142,8 +158,11 @@ class TestRun:
 def unfinished(gathered: Gathered, what: str) -> Iterator[Finding]:
     """An order that only lacked time."""
     at = next((answer.stuck.at for answer in gathered.answers if answer.stuck), "the last one")
-    title = f"the deadline left {gathered.order.seconds:.0f} s for {what}, and the ranks were still at work, in {at}"
-    yield from time_used_up(title, grave=gathered.order.phase not in {CommPhase.NODES, CommPhase.SPEED})
+    measures = gathered.order.phase in {CommPhase.NODES, CommPhase.SPEED}
+    seconds = f"{gathered.order.seconds:.0f} s"
+    given = f"{what} was given {seconds} of the deadline" if measures else f"the deadline left {seconds} for {what}"
+    title = f"{given}, and the ranks were still at work, in {at}"
+    yield from time_used_up(title, grave=not measures)
 
 
 def time_used_up(title: str, *, grave: bool, evidence: Iterable[str] = ()) -> Iterator[Finding]:

@@ -1,7 +1,7 @@
 """How long the same exchange took in each group of nodes -> which groups are slow, and which node or path that shows. Pure."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from dsdoctor.comm.nodes.plan import FEWEST_PAIRS, Outcome, Part, Trial
@@ -16,15 +16,32 @@ BELOW_LIMIT = 1 / 8
 """Less than this part of what the link carries is slow, whatever the others do."""
 LEAST_TRANSFER = 1e-4
 """Seconds; a shorter transfer is not told from none."""
+FAR, TIMES_FARTHER = 0.002, 10.0
+"""Seconds there and back, and so many times those of the others, from which a node is far away."""
 MOST = 6
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeSpeeds:
-    """What the rounds showed: ``hosts`` is the host of each rank, the figures of the trials are bytes a second (busbw)."""
+    """What the rounds showed: ``hosts`` is the host of each rank, the figures of the trials are bytes a second (busbw). ``trips``:
+    the network's round trip between two ranks, the lower first, in seconds."""
 
     outcome: Outcome
     hosts: tuple[str, ...]
+    trips: Mapping[tuple[int, int], float] = field(default_factory=dict)
+
+    def far(self, part: Part) -> tuple[float, float] | None:
+        """A node's round trip to the others, and theirs among each other, where its own is far longer."""
+        own = [trip for pair, trip in self.trips.items() if len({*pair} & {*part}) == 1]
+        between = [
+            trip for (one, other), trip in self.trips.items() if self._apart(one, other) and not {one, other} & {*part}
+        ]
+        if not own or not between or median(own) < max(FAR, TIMES_FARTHER * median(between)):
+            return None
+        return median(own), median(between)
+
+    def _apart(self, one: int, other: int) -> bool:
+        return max(one, other) >= len(self.hosts) or self.hosts[one] != self.hosts[other]
 
     def named(self, part: Part) -> str:
         """The node by its name."""
@@ -81,9 +98,13 @@ def node_is_slow(seen: NodeSpeeds) -> Iterator[Finding]:
     All nodes do the same all_reduce: each by itself, then in pairs at the same time, where every rank of both takes part.
     A pair that is slow is tried again, each of its nodes with one that was fast.
 
+    Where the kernel measured a round trip to it that is ten times as long as that among the others, it is far away: that is
+    said, for then neither adapter nor cable need be at fault.
+
     Why it matters: every collective over all nodes is as slow as this one.
 
-    How to fix it: take it out of the job, and look at its adapter, cable, switch port and GPUs.
+    How to fix it: take it out of the job, and look at its adapter, cable, switch port and GPUs; of one that is far away at the
+    route.
 
         $ ip -s link
         $ ethtool INTERFACE
@@ -100,12 +121,16 @@ def node_is_slow(seen: NodeSpeeds) -> Iterator[Finding]:
         ]
         lines = [f"with {_other(seen, group, part)}: {rate / 1e6:.3g} MB/s" for group, rate in mine.items()]
         rate = min((*own, *mine.values()), default=0.0)
+        far = None if own else seen.far(part)
+        away = f", {far[0] * 1e3:.3g} ms there and back (the others {far[1] * 1e3:.3g} ms)," if far else ""
+        look = "the route to it" if far else "its adapter, cable and switch port"
         yield Finding.warning(
             "node-is-slow",
-            f"{seen.named(part)} is slow{' by itself' if own else ''}: {rate / 1e6:.3g} MB/s, the others do {seen.usual}",
+            f"{seen.named(part)} is {f'far away{away} and ' if far else ''}slow{' by itself' if own else ''}:"
+            f" {rate / 1e6:.3g} MB/s, the others do {seen.usual}",
             evidence=tuple(and_more_lines(lines, MOST, of="pairs")),
-            fix=f"take {seen.named(part)} out of the job, and look at its adapter, cable and switch port",
-            steps=(step("ssh {host} ip -s link", host=seen.named(part)),),
+            fix=f"take {seen.named(part)} out of the job, and look at {look}",
+            steps=(step("traceroute {host}" if far else "ssh {host} ip -s link", host=seen.named(part)),),
         )
 
 

@@ -78,7 +78,8 @@ def _title(
             f"a message between {who or several} and back takes {took}, whatever its size; rank or network: not known"
         )
     if not near:
-        return f"the network between {several} takes {1e3 * trip:.3g} ms there and back, whatever the size"
+        way = f"the network to {who}" if who else f"the network between {several}"
+        return f"{way} takes {1e3 * trip:.3g} ms there and back, whatever the size"
     network = f"the network's own round trip is {1e3 * trip:.3g} ms"
     late_one = f"{who} is late with every message" if who else f"{several}: one of the two is late with every message"
     return f"{late_one}: {took} there and back whatever its size, while {network}"

@@ -12,6 +12,9 @@ from dsdoctor.comm.torch_ops import Pair, agreed, spread_rounds, wait_for_device
 Tell = Callable[[int, str], None]
 SIZE = 1 << 20
 REPEATS = 3
+LONG = 0.5
+"""Seconds there and back from which a message is sent once more, and from three times as much not again: on a slow way chance
+counts for little."""
 AGAIN = 2.0
 """A pair this many times slower than usual for its kind is tried again; ``speed_checks`` reports only slower ones."""
 
@@ -106,12 +109,14 @@ def _play(
 
 
 def _there_and_back(group: RankGroup, pair: Pair, buffer: Any) -> float:
-    """The least seconds of a message to the higher rank and back, after a first message that only opens the connection."""
+    """The least seconds of some messages to the higher rank and back, after a first that opens the connection; where that took
+    very long it counts. How often is decided by the lower rank."""
+    import torch
     import torch.distributed as dist
 
     low, high = pair
-    times = []
-    for _ in range(1 + REPEATS):
+
+    def once() -> float:
         wait_for_device(group)
         begun = time.perf_counter()
         if group.rank == low:
@@ -121,8 +126,24 @@ def _there_and_back(group: RankGroup, pair: Pair, buffer: Any) -> float:
             dist.recv(buffer, low)
             dist.send(buffer, low)
         wait_for_device(group)
-        times.append(time.perf_counter() - begun)
-    return min(times[1:])
+        return time.perf_counter() - begun
+
+    first = once()
+    count = torch.tensor([repeats(first)], dtype=torch.int64, device=group.device)
+    if group.rank == low:
+        dist.send(count, high)
+    else:
+        dist.recv(count, low)
+    return min((once() for _ in range(int(count.item()))), default=first)
+
+
+def repeats(first: float) -> int:
+    """How often a message is sent again, by the seconds of the first.
+
+    >>> [repeats(seconds) for seconds in (0.001, 0.6, 6.0)]
+    [3, 1, 0]
+    """
+    return REPEATS if first < LONG else int(first < 3 * LONG)
 
 
 def _doubtful(group: RankGroup, best: dict[Pair, float]) -> list[Pair]:

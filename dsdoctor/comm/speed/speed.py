@@ -16,6 +16,7 @@ from dsdoctor.comm.torch_ops import agreed, newest, wait_for_device
 
 Tell = Callable[[int, str], None]
 Act = Callable[[], Any]
+Keep = Callable[[tuple[Timing, ...]], None]
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = {
@@ -37,10 +38,27 @@ SLOWEST = 100e6
 
 FEWEST, MOST = 5, 2000
 WARM_UP = 3
+BATCH, LONGEST = 100, 1.0
+"""Calls after which it is looked whether there is time for more, and seconds that are enough: where packets are lost one call may
+take a thousand times as long as another."""
 
 
-def time_collectives(group: RankGroup, mode: Mode, tell: Tell, budget: float) -> tuple[Timing, ...]:
+class _Progress:
+    """Tells where this rank is; every rank counts the same steps."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell, self._step, self._at = tell, 0, ""
+
+    def on(self, at: str = "") -> None:
+        self._step, self._at = self._step + 1, at or self._at
+        self._tell(self._step, self._at)
+
+
+def time_collectives(
+    group: RankGroup, mode: Mode, tell: Tell, budget: float, rate: float | None = None, keep: Keep | None = None
+) -> tuple[Timing, ...]:
     """Time each collective at each size, small ones first, within about ``budget`` seconds; nothing for the quick test.
+    ``rate``: bytes a second that messages of this rank reached. ``keep`` gets what is timed so far, each time.
 
     On a GPU each call lies between two CUDA events, on a CPU between two looks at the clock.
     """
@@ -50,22 +68,29 @@ def time_collectives(group: RankGroup, mode: Mode, tell: Tell, budget: float) ->
     ops = [timed for timed in TIMED.values() if timed.zero or mode is Mode.FULL]
     found: list[Timing] = []
     spent: dict[str, Timing] = {}
-    for number, (size, timed) in enumerate(((size, timed) for size in _sizes(group, mode) for timed in ops), 1):
-        tell(number, f"{timed.op} of {size} bytes")
-        if agreed(group, time.monotonic() + (FEWEST + WARM_UP) * _foreseen(size, spent.get(timed.op)) < until):
-            timing = _time(group, timed, size)
+    progress = _Progress(tell)
+    for size, timed in ((size, timed) for size in _sizes(group, mode) for timed in ops):
+        progress.on(f"{timed.op} of {size} bytes")
+        # a call to get warm, and one that counts
+        if agreed(group, time.monotonic() + 2 * _foreseen(size, spent.get(timed.op), rate or SLOWEST) < until):
+            timing = _time(group, timed, size, until, progress)
             spent[timed.op] = timing
             found.append(timing)
+            if keep is not None:
+                keep(tuple(found))
     return tuple(found)
 
 
-def time_group(group: RankGroup) -> tuple[Timing, ...]:
-    """One collective of this group: an all_reduce of a few bytes, and one large enough that a link that is slow shows."""
+def time_group(group: RankGroup, tell: Tell, budget: float) -> tuple[Timing, ...]:
+    """One collective of this group: an all_reduce of a few bytes, and one large enough that a link that is slow shows. On a slow
+    way it is called less often, within about ``budget`` seconds, but once in any case."""
     large = GROUP_SIZE["cpu" if group.device == "cpu" else "cuda"]
-    return tuple(_time(group, TIMED["all_reduce"], size) for size in (8, large))
+    until, progress = time.monotonic() + budget, _Progress(tell)
+    progress.on("timing a group")
+    return tuple(_time(group, TIMED["all_reduce"], size, until, progress) for size in (8, large))
 
 
-def _foreseen(size: int, last: Timing | None) -> float:
+def _foreseen(size: int, last: Timing | None, rate: float = SLOWEST) -> float:
     """The seconds a call may take, by the last size: in proportion, but what is small takes its time whatever its size.
 
     >>> _foreseen(2_000_000, Timing(op="all_reduce", size=1_000_000, calls=9, least=0.01, median=0.01, p99=0.01))
@@ -76,7 +101,7 @@ def _foreseen(size: int, last: Timing | None) -> float:
     if last is None:
         return 0.0
     proportional = last.median * size / last.size
-    return proportional if last.size >= 64 * KIB else min(proportional, last.median + size / SLOWEST)
+    return proportional if last.size >= 64 * KIB else min(proportional, last.median + size / min(rate, SLOWEST))
 
 
 def _sizes(group: RankGroup, mode: Mode) -> Sequence[int]:
@@ -89,21 +114,38 @@ def _sizes(group: RankGroup, mode: Mode) -> Sequence[int]:
     return [size for size in SIZES["cuda", mode] if size <= most]
 
 
-def _time(group: RankGroup, timed: Timed, size: int) -> Timing:
+def _time(group: RankGroup, timed: Timed, size: int, until: float, progress: _Progress) -> Timing:
+    """As often as the clock of rank 0 leaves time for; at least the first call counts."""
     ranks = group.world if timed.total else 1
     elements = max(size // 4 // ranks, 1)
     act = _prepared(group, timed, elements)
-    warm = _seconds(group, act, WARM_UP)
-    calls = int(agreed(group, min(max(ENOUGH / max(min(warm), 1e-7), FEWEST), MOST)))
-    seconds = _seconds(group, act, calls)
+    seconds = _seconds(group, act, 1, progress)
+    fits = agreed(group, (until - time.monotonic()) / max(seconds[0], 1e-7))
+    if fits >= WARM_UP + FEWEST:
+        warm = _seconds(group, act, WARM_UP, progress)
+        calls = int(agreed(group, min(max(ENOUGH / max(min(warm), 1e-7), FEWEST), MOST)))
+        seconds = _in_batches(group, act, calls, until, progress)
+    elif fits >= 1:
+        seconds = _seconds(group, act, int(fits), progress)
     return Timing(
         op=timed.op,
         size=elements * 4 * ranks,
-        calls=calls,
+        calls=len(seconds),
         least=min(seconds),
         median=median(seconds),
-        p99=quantiles(seconds, n=100, method="inclusive")[-1],
+        p99=quantiles(seconds, n=100, method="inclusive")[-1] if len(seconds) > 1 else seconds[0],
     )
+
+
+def _in_batches(group: RankGroup, act: Act, calls: int, until: float, progress: _Progress) -> list[float]:
+    """The time of each call, of fewer where they take much longer than foreseen."""
+    seconds: list[float] = []
+    while len(seconds) < calls:
+        seconds += _seconds(group, act, min(calls - len(seconds), BATCH), progress)
+        progress.on()
+        if len(seconds) < calls and agreed(group, sum(seconds) > LONGEST or time.monotonic() > until):
+            break
+    return seconds
 
 
 def _prepared(group: RankGroup, timed: Timed, elements: int) -> Act:
@@ -116,19 +158,22 @@ def _prepared(group: RankGroup, timed: Timed, elements: int) -> Act:
     return lambda: act(*buffers, *timed.more)
 
 
-def _seconds(group: RankGroup, act: Act, calls: int) -> list[float]:
+def _seconds(group: RankGroup, act: Act, calls: int, progress: _Progress) -> list[float]:
     """The time of each of some calls, after all ranks have come here."""
     agreed(group, 0)
     wait_for_device(group)
-    return _by_clock(act, calls) if group.device == "cpu" else _by_events(act, calls)
+    return _by_clock(act, calls, progress) if group.device == "cpu" else _by_events(act, calls)
 
 
-def _by_clock(act: Act, calls: int) -> list[float]:
-    found = []
+def _by_clock(act: Act, calls: int, progress: _Progress) -> list[float]:
+    found: list[float] = []
     for _ in range(calls):
         begun = time.perf_counter()
         act()
         found.append(time.perf_counter() - begun)
+        if calls <= FEWEST:
+            # long ones: else a slow network looks like a hang
+            progress.on()
     return found
 
 

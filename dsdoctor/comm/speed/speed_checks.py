@@ -2,12 +2,13 @@
 nothing."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 
 from dsdoctor.comm.rank_names import named
-from dsdoctor.comm.results import Limit, Pace, PairTime, Reach, Speed
+from dsdoctor.comm.results import Held, Limit, Pace, PairTime, Reach, Speed
+from dsdoctor.comm.speed import rank_checks
 from dsdoctor.comm.speed.bandwidth import BUSY, TIMED
 from dsdoctor.comm.speed.latency_checks import late_pairs, messages_late, round_trips
 from dsdoctor.comm.speed.pairs import shared_rank, slower, within
@@ -26,22 +27,20 @@ SLOW_PAIR = 3.0
 """From so many times slower than its kind a pair is not slow by chance; on two busy cores healthy pairs of gloo differ by
 2.5 to 4."""
 
-SLOW_WORK, SLOWER_WORK = 2.0, 1.25
-LATE = 0.2
-"""A rank is late when the others wait for it longer than this part of the work that goes before. On two busy cores healthy
-ranks' work differs by 2.2, but then the slower one is not also the one for which the others wait."""
-
 STAR = 2
 SHOWN = 6
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Everything timed over all ranks; ``limit`` is what the slowest link between them can do, if that is known."""
+    """Everything timed over all ranks; ``limit`` is what the slowest link between them can do, if that is known;
+    ``starts``: the seconds that each rank waited for a processor until it came."""
 
     speeds: Sequence[Speed] = ()
     pairs: Sequence[PairTime] = ()
     paces: Sequence[Pace] = ()
+    held: Sequence[Held] = ()
+    starts: Mapping[int, float] = field(default_factory=dict)
     reaches: Sequence[Reach] = ()
     limit: Limit | None = None
     hosts: Sequence[str] = ()
@@ -71,7 +70,9 @@ def bandwidth(pair: PairTime) -> float:
 def examine(measured: Measured) -> tuple[Finding, ...]:
     """All findings on what was timed."""
     late = messages_late(measured.pairs, round_trips(measured.reaches), measured.hosts)
-    return (*late, *(finding for check in CHECKS for finding in check(measured)))
+    ranks = rank_checks.Ranks(paces=measured.paces, held=measured.held, starts=measured.starts, hosts=measured.hosts)
+    alone = [finding for check in rank_checks.CHECKS for finding in check(ranks)]
+    return (*late, *(finding for check in CHECKS for finding in check(measured)), *alone)
 
 
 def collective_below_limit(measured: Measured) -> Iterator[Finding]:
@@ -158,42 +159,6 @@ LINK_FIGURES = (
 )
 
 
-def rank_straggles(measured: Measured) -> Iterator[Finding]:
-    """A rank is slower than the others by itself, or comes late.
-
-    Each rank does the same piece of work without any communication; then all do it and meet at a barrier. The others
-    wait long, the late rank does not wait: so the rank with the shortest wait is named.
-
-    Why it matters: all others wait for it at every step. A hot or capped GPU, another job on the host, or a busy core
-    are the usual causes.
-
-    How to fix it: see what else runs on its host, and whether its GPU or processor is throttled.
-
-        $ nvidia-smi -q -d PERFORMANCE,TEMPERATURE,CLOCK
-        $ top -b -n 1 | head -20
-
-    Since: 0.1
-    """
-    for pace in measured.paces:
-        others = [other for other in measured.paces if other.rank != pace.rank]
-        if not others:
-            return
-        work, wait = median(other.compute for other in others), median(other.waited for other in others)
-        last = pace.waited < min(other.waited for other in others)
-        late = wait - pace.waited > LATE * work and pace.compute > SLOWER_WORK * work
-        if last and (late or pace.compute > SLOW_WORK * work):
-            yield Finding.warning(
-                "rank-straggles",
-                f"{named((pace.rank,), measured.hosts)} is slow by itself: {pace.compute * 1e3:.3g} ms for work that takes the"
-                f" others {work * 1e3:.3g} ms, and they wait for it",
-                evidence=(
-                    f"it waits {pace.waited * 1e3:.3g} ms at a barrier, the others {wait * 1e3:.3g} ms (medians)",
-                ),
-                fix="see what else runs on its host, and whether its GPU or processor is throttled",
-                steps=(step("nvidia-smi -q -d PERFORMANCE,TEMPERATURE,CLOCK"), step("top -b -n 1 | head -20")),
-            )
-
-
 def _fine(busbw: float, limit: Limit, backend: str) -> bool:
     """Whether a bandwidth is what can be expected; of gloo never more than what busy processors give."""
     expected = FINE[backend] * limit.bandwidth
@@ -241,4 +206,4 @@ def _centre(slow: Sequence[PairTime], measured: Measured) -> str | None:
     return f"host {common[0]}" if len(common) == 1 else None
 
 
-CHECKS = (collective_below_limit, pair_is_slow, rank_straggles)
+CHECKS = (collective_below_limit, pair_is_slow)

@@ -166,7 +166,13 @@ def _grouped_lines(report: Report, states: dict[int, str]) -> Iterator[str]:
 
 
 def _mark(state: str) -> str:
-    return " " if state == OK else "!" if state.startswith(("slow", "late", "came late")) else "✗"
+    return (
+        " "
+        if state == OK
+        else "!"
+        if state.startswith(("slow", "late", "came late", "waits for", "held back"))
+        else "✗"
+    )
 
 
 def _row(report: Report, rank: int, claim: Claim | None, state: str) -> tuple[str, ...]:

@@ -17,6 +17,8 @@ BLAMED = {
     "rank-behind": "behind the others",
     "messages-late": "late with every message",
     "rank-straggles": "slow by itself",
+    "rank-lacks-processor": "waits for a processor",
+    "cpu-quota-used-up": "held back by its CPU quota",
     "rank-arrives-late": "came late",
     "rank-duplicated": "claimed twice",
     "gpu-shared": "shares its GPU",

@@ -1,0 +1,89 @@
+"""How a rank ended and what its control groups say of that time -> which limit ended it, in words. ``limits_now`` looks."""
+
+import os
+import re
+import resource
+from dataclasses import dataclass
+
+from dsdoctor.core.cgroups import Cgroups, read_cgroups
+from dsdoctor.core.host import LocalHost
+
+MIB = 1 << 20
+NO_TASK = re.compile(
+    r"resource temporarily unavailable|can't start new thread|thread constructor failed|cannot fork|errno 11\b|EAGAIN",
+    re.IGNORECASE,
+)
+"""What is raised where the kernel refuses a process or thread (EAGAIN of clone(2))."""
+NEAR = 0.95
+"""The part of a limit of tasks from which it counts as reached: what was refused is not among those counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """A rank's control groups, and the tasks that its user may have and has (None: no limit, or it does not bind root)."""
+
+    groups: Cgroups
+    most_tasks: int | None = None
+    tasks: int = 0
+
+
+def limits_now() -> Limits:
+    """This process's, now."""
+    most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    bound = most != resource.RLIM_INFINITY and os.geteuid() != 0
+    groups = read_cgroups(LocalHost())
+    return Limits(groups=groups, most_tasks=most if bound else None, tasks=_tasks_of_user() if bound else 0)
+
+
+def _tasks_of_user() -> int:
+    """Threads of all processes of this user."""
+    host, mine, count = LocalHost(), str(os.getuid()), 0
+    for path in host.glob("/proc/[0-9]*/status"):
+        lines = dict(line.split(":", 1) for line in (host.read(path) or "").splitlines() if ":" in line)
+        if lines.get("Uid", "").split()[:1] == [mine]:
+            count += int(lines.get("Threads", "1").strip())
+    return count
+
+
+def why_ended(before: Limits, now: Limits, *, ended: str | None, error: str | None) -> str:
+    """Which limit ended a process, "" where none is known to. ``ended``: how it died; ``error``: what it raised.
+
+    >>> before, now = (Limits(groups=Cgroups(memory=420 << 20, kills=kills)) for kills in (1, 2))
+    >>> why_ended(before, now, ended="killed by SIGKILL", error=None)
+    'the out-of-memory killer of its memory cgroup, whose limit is 420 MiB'
+    """
+    if ended and "SIGKILL" in ended:
+        return _killed(before.groups, now.groups)
+    if error and NO_TASK.search(error):
+        return _refused(before, now)
+    return ""
+
+
+def _killed(before: Cgroups, now: Cgroups) -> str:
+    if now.memory is not None and now.kills > before.kills:
+        return f"the out-of-memory killer of its memory cgroup, whose limit is {now.memory / MIB:,.0f} MiB"
+    if now.host_kills > before.host_kills:
+        group = now.paths.get("memory", "/")
+        hidden = f"; its memory cgroup {group} is not mounted here, so its limit cannot be read"
+        meant = "the kernel's out-of-memory killer ended a process on its host at that time"
+        return meant + (hidden if "memory" in now.unseen and group != "/" else "")
+    return ""
+
+
+def _refused(before: Limits, now: Limits) -> str:
+    groups = now.groups
+    if groups.most_tasks is not None and (
+        groups.refused > before.groups.refused or groups.tasks >= NEAR * groups.most_tasks
+    ):
+        refused = groups.refused - before.groups.refused
+        times = f"; it refused {refused} meanwhile" if refused > 0 else ""
+        return f"its pids cgroup allows {groups.most_tasks} processes and threads and has {groups.tasks}{times}"
+    if now.most_tasks is not None and now.tasks >= NEAR * now.most_tasks:
+        return f"its user may have {now.most_tasks} processes and threads (ulimit -u) and has {now.tasks}"
+    group = groups.paths.get("pids", "/")
+    if "pids" in groups.unseen and group != "/":
+        return (
+            f"no process or thread could be started, and no ulimit -u is reached: most likely pids.max of its cgroup {group},"
+            " which is not mounted here"
+        )
+    return ""

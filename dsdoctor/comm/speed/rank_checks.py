@@ -1,0 +1,247 @@
+"""Ranks that did the same work -> which is slow by itself, and which is kept from its processors. Judges, never looks.
+
+Whoever takes long may have been slow, or may have waited for a processor; and whoever shares processors with another rank may
+have waited for that one. Only what cannot be chance is said of a rank.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from dsdoctor.comm.rank_names import named
+from dsdoctor.comm.results import Held, Pace
+from dsdoctor.core.finding import Finding
+from dsdoctor.core.fix import Step, step
+from dsdoctor.core.sentences import and_more_lines
+
+SLOW_WORK, SLOWER_WORK = 2.0, 1.25
+SLOW_PROCESSOR = 1.5
+"""From so many times the processor time of the others a rank's processor is slow. What counts is the best of fifteen; two hardware
+threads of one core cost each other less."""
+LATE = 0.2
+"""A rank is late when the others wait for it longer than this part of the work that goes before."""
+DELAYED, OTHERS_LESS = 0.3, 2.0
+"""The part of its time in which a rank waits for a processor that is no noise, and how much less the others wait."""
+LONG_START, TIMES_LONGER = 2.0, 2.5
+"""Seconds that a rank waited for a processor while it started, and so many times as long as the others: all import the same."""
+THROTTLED = 0.2
+"""The part of the periods in which a quota was used up that is told."""
+FEWEST_PERIODS = 5
+MOST = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """What every rank did by itself, and what its control group took from it; ``starts``: the seconds that each
+    waited for a processor until it came to the rendezvous."""
+
+    paces: Sequence[Pace] = ()
+    held: Sequence[Held] = ()
+    starts: Mapping[int, float] = field(default_factory=dict)
+    hosts: Sequence[str] = ()
+
+    @property
+    def throttled(self) -> tuple[Held, ...]:
+        """Those whose quota was used up in more periods than chance explains."""
+        return tuple(
+            held for held in self.held if held.periods >= FEWEST_PERIODS and held.throttled > THROTTLED * held.periods
+        )
+
+    def known(self, pace: Pace) -> bool:
+        """Whether a rank's quota explains what it does."""
+        return pace.rank in {held.rank for held in self.throttled}
+
+
+def others_of(pace: Pace, paces: Sequence[Pace]) -> list[Pace]:
+    """The ranks that a rank can be compared with: not those that are given the same processors."""
+    return [other for other in paces if other.rank != pace.rank and other.rank not in pace.equals]
+
+
+def cpu_quota_used_up(ranks: Ranks) -> Iterator[Finding]:
+    """The quota of processors of a rank's control group was used up while it exchanged, and the kernel made it wait.
+
+    What counts is how many periods of the quota (100 ms, if nobody changed it) passed during the measurement of speed, and in how
+    many of them it was used up: nr_periods and nr_throttled of cpu.stat, of version 1 or 2.
+
+    Why it matters: in each such period the rank stands still until the next one begins, and all others wait for it.
+
+    How to fix it: give the container or job more processors: docker run --cpus, resources.limits.cpu of a pod, CPUQuota of a
+    systemd unit. torch and gloo use several threads for each rank.
+
+        $ cat /sys/fs/cgroup/cpu.max /sys/fs/cgroup/cpu.stat
+        $ cat /sys/fs/cgroup/cpu/cpu.cfs_quota_us /sys/fs/cgroup/cpu/cpu.stat
+
+    Since: 0.1
+    """
+    found = ranks.throttled
+    if not found:
+        return
+    worst = max(found, key=lambda held: held.throttled / held.periods)
+    lines = [f"rank {held.rank}: {_used_up(held)}" for held in found]
+    verb = "is" if len(found) == 1 else "are"
+    yield Finding.warning(
+        "cpu-quota-used-up",
+        f"{named(tuple(held.rank for held in found), ranks.hosts)} {verb} held back by the CPU quota of the cgroup: "
+        f"{_used_up(worst)}",
+        evidence=tuple(and_more_lines(lines, MOST, of="ranks")) if len(found) > 1 else (),
+        fix="give its container or job more processors (docker --cpus, limits.cpu of the pod, CPUQuota of the unit)",
+        steps=(step("cat /sys/fs/cgroup/cpu.max /sys/fs/cgroup/cpu/cpu.cfs_quota_us"),),
+    )
+
+
+def _used_up(held: Held) -> str:
+    return f"its {held.quota:.3g} processors were used up in {held.throttled} of {held.periods} periods"
+
+
+def rank_lacks_processor(ranks: Ranks) -> Iterator[Finding]:
+    """A rank often waits until it is given a processor; ranks on other processors do not.
+
+    Each rank does the same piece of work, one after the other where they share processors. The kernel counts for how long a
+    thread could have run and was given no processor. Told is who waited for at least 30 % of its time where those that
+    run on other processors waited half of that at most, or waited far less while they started, which is the same work too.
+    Ranks that share processors are not compared with each other: on a busy host whom it hits is chance.
+
+    Why it matters: all other ranks wait for this one at every step.
+
+    How to fix it: see what else runs on these processors, which of them the rank may use, and its quota.
+
+        $ top -b -n 1 | head -20
+        $ taskset -cp PID
+        $ cat /proc/pressure/cpu
+
+    Since: 0.1
+    """
+    found: dict[str, list[Pace]] = defaultdict(list)
+    for pace in ranks.paces:
+        others = others_of(pace, ranks.paces)
+        if others and not ranks.known(pace) and _lacks(pace, ranks):
+            found["" if pace.rank >= len(ranks.hosts) else ranks.hosts[pace.rank]].append(pace)
+    for paces in found.values():
+        worst = max(paces, key=lambda pace: pace.delayed)
+        others = others_of(worst, ranks.paces)
+        verb = "waits" if len(paces) == 1 else "wait"
+        began = f"until it came {ranks.starts.get(worst.rank, 0.0):.1f} s, the others {_starts(others, ranks):.1f} s"
+        share = f"{worst.delayed:.0%} of the time, the others {median(other.delayed for other in others):.0%}"
+        first, second = (share, began) if _less_now(worst, others) else (began, share)
+        yield Finding.warning(
+            "rank-lacks-processor",
+            f"{named(tuple(pace.rank for pace in paces), ranks.hosts)} {verb} for a processor {first}:"
+            " other work or a quota takes it",
+            evidence=(second, f"{_ms(worst.compute)} for work that takes the others {_ms(_usual(others))} (medians)"),
+            fix="see what else runs on its host, which processors it may use, and whether its cgroup has a quota",
+            steps=(_on(worst, ranks, "top -b -n 1"),),
+        )
+
+
+def processors_busy(ranks: Ranks) -> Iterator[Finding]:
+    """Ranks wait long until they are given a processor, and nothing tells them from the others: their hosts are busy.
+
+    Why it matters: nothing is wrong with the ranks. But gloo works on the processors, so the figures of speed are those of a
+    busy machine, and a rank that is a little slow does not show.
+
+    How to fix it: run it again when less else runs there, if the figures matter.
+
+        $ uptime
+        $ cat /proc/pressure/cpu
+
+    Since: 0.1
+    """
+    busy = [pace for pace in ranks.paces if pace.delayed >= DELAYED and not ranks.known(pace)]
+    busy = sorted((pace for pace in busy if not _lacks(pace, ranks)), key=lambda pace: pace.rank)
+    if busy:
+        shares = [pace.delayed for pace in busy]
+        verb = "waits" if len(busy) == 1 else "wait"
+        yield Finding.note(
+            "processors-busy",
+            f"the processors are busy: {named(tuple(pace.rank for pace in busy), ranks.hosts)} {verb}"
+            f" {' to '.join(dict.fromkeys(f'{share:.0%}' for share in (min(shares), max(shares))))} of the time for one",
+            evidence=("so the figures of speed are those of a busy machine",),
+            fix="run it again when less else runs there, if the figures matter",
+            steps=(step("uptime"),),
+        )
+
+
+def _lacks(pace: Pace, ranks: Ranks) -> bool:
+    """Whether a rank waits for a processor, and the ranks on others do not, or did not while they started."""
+    others = others_of(pace, ranks.paces)
+    if not others or pace.delayed < DELAYED:
+        return False
+    began = ranks.starts.get(pace.rank, 0.0)
+    return _less_now(pace, others) or (began > LONG_START and began > TIMES_LONGER * _starts(others, ranks))
+
+
+def _less_now(pace: Pace, others: Sequence[Pace]) -> bool:
+    """Whether the others wait far less than a rank, and work faster."""
+    less = median(other.delayed for other in others) * OTHERS_LESS <= pace.delayed
+    return less and pace.compute > SLOWER_WORK * _usual(others)
+
+
+def _starts(paces: Sequence[Pace], ranks: Ranks) -> float:
+    return median(ranks.starts.get(pace.rank, 0.0) for pace in paces)
+
+
+def rank_straggles(ranks: Ranks) -> Iterator[Finding]:
+    """A rank is slower than the others by itself.
+
+    Each rank does the same piece of work without any communication; then all do it and meet at a barrier. The others
+    wait long, the late rank does not wait: so the rank with the shortest wait is named. On processors, what counts is the
+    processor time of that work: who only waited for a processor is not slow.
+
+    Why it matters: all others wait for it at every step. A hot or capped GPU, or a processor that runs at a low clock, are
+    the usual causes.
+
+    How to fix it: see whether its GPU or processor is throttled, and what else uses it.
+
+        $ nvidia-smi -q -d PERFORMANCE,TEMPERATURE,CLOCK
+        $ lscpu -e
+
+    Since: 0.1
+    """
+    for pace in ranks.paces:
+        others = others_of(pace, ranks.paces)
+        if not others or ranks.known(pace) or _lacks(pace, ranks) or not _late(pace, others):
+            continue
+        processor = bool(pace.cpu)
+        mine, theirs = (
+            (pace.cpu, median(other.cpu for other in others)) if processor else (pace.compute, _usual(others))
+        )
+        wait = median(other.waited for other in others)
+        yield Finding.warning(
+            "rank-straggles",
+            f"{named((pace.rank,), ranks.hosts)} is slow by itself: {_ms(mine)} {'of processor time ' * processor}for work that"
+            f" takes the others {_ms(theirs)}, and they wait for it",
+            evidence=(f"it waits {_ms(pace.waited)} at a barrier, the others {_ms(wait)} (medians)",),
+            fix=f"see whether its {'processor' if processor else 'GPU'} is throttled, and what else uses it",
+            steps=(
+                _on(pace, ranks, "lscpu -e") if processor else step("nvidia-smi -q -d PERFORMANCE,TEMPERATURE,CLOCK"),
+                _on(pace, ranks, "top -b -n 1"),
+            ),
+        )
+
+
+def _late(pace: Pace, others: Sequence[Pace]) -> bool:
+    """Whether a rank works slowly and the others wait for it; two ranks of which each could be the slow one decide nothing."""
+    if pace.waited >= min(other.waited for other in others):
+        return False
+    if pace.cpu:
+        return pace.cpu > SLOW_PROCESSOR * max(other.cpu for other in others)
+    work, wait = _usual(others), median(other.waited for other in others)
+    late = wait - pace.waited > LATE * work and pace.compute > SLOWER_WORK * work
+    return late or pace.compute > SLOW_WORK * work
+
+
+def _usual(paces: Sequence[Pace]) -> float:
+    return median(pace.compute for pace in paces)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"
+
+
+def _on(pace: Pace, ranks: Ranks, command: str) -> Step:
+    host = ranks.hosts[pace.rank] if pace.rank < len(ranks.hosts) else ""
+    return step(f"ssh {{host}} {command}", host=host) if host else step(command)
+
+
+CHECKS = (cpu_quota_used_up, rank_lacks_processor, rank_straggles, processors_busy)

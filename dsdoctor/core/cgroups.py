@@ -1,0 +1,126 @@
+"""The control groups of this process, v1 and v2: their limits of processors, memory and tasks, and how often each held it back.
+
+Sources: Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/ of the kernel; proc(5) for /proc/self/cgroup and mountinfo.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from dsdoctor.core.host import Host
+
+NO_LIMIT = 1 << 60
+"""Bytes; v1 writes a number above it where there is no limit."""
+CONTROLLERS = ("cpu", "memory", "pids")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cgroups:
+    """What is read at one moment; of several groups above each other the tightest one with a limit counts. ``quota``:
+    processors, 0 for no limit; ``periods`` of the quota so far, in ``throttled`` of which it was used up. ``memory`` in bytes.
+    ``refused``: how often a process or thread was refused. ``host_kills``: processes that the out-of-memory killer ended on
+    the whole host. ``paths``: the group by controller; ``unseen``: controllers whose files are not mounted here."""
+
+    quota: float = 0.0
+    periods: int = 0
+    throttled: int = 0
+    memory: int | None = None
+    kills: int = 0
+    tasks: int = 0
+    most_tasks: int | None = None
+    refused: int = 0
+    host_kills: int = 0
+    paths: dict[str, str] = field(default_factory=dict)
+    unseen: tuple[str, ...] = ()
+
+
+def read_cgroups(host: Host) -> Cgroups:
+    """Look now."""
+    paths = _paths(host)
+    folders = {name: tuple(_folders(host, name, path)) for name, path in paths.items()}
+    quota, periods, throttled = min(_quotas(host, folders.get("cpu", ())), default=(0.0, 0, 0))
+    memory, kills = min(_memory(host, folders.get("memory", ())), default=(None, 0))
+    most_tasks, tasks, refused = min(_tasks(host, folders.get("pids", ())), default=(None, 0, 0))
+    return Cgroups(
+        quota=quota,
+        periods=periods,
+        throttled=throttled,
+        memory=memory,
+        kills=kills,
+        tasks=tasks,
+        most_tasks=most_tasks,
+        refused=refused,
+        host_kills=_count(host, "/proc/vmstat", "oom_kill"),
+        paths=paths,
+        unseen=tuple(name for name in CONTROLLERS if name in paths and not folders[name]),
+    )
+
+
+def _paths(host: Host) -> dict[str, str]:
+    """The group of each controller, by what v1 says and else v2's."""
+    found, unified = {}, None
+    for line in (host.read("/proc/self/cgroup") or "").splitlines():
+        _, names, path = (line.split(":", 2) + ["", ""])[:3]
+        if not names:
+            unified = path
+        found.update(dict.fromkeys({*names.split(",")} & {*CONTROLLERS}, path))
+    return {**({} if unified is None else dict.fromkeys(CONTROLLERS, unified)), **found}
+
+
+def _folders(host: Host, controller: str, path: str) -> Iterator[str]:
+    """The folders of a group and of those above it, as far as they are mounted here; the last mount on a place is the one seen."""
+    for line in reversed((host.read("/proc/self/mountinfo") or "").splitlines()):
+        before, _, after = line.partition(" - ")
+        fields, kind = before.split(), after.split()
+        if len(fields) < 5 or len(kind) < 3 or kind[0] not in {"cgroup", "cgroup2"}:
+            continue
+        if kind[0] == "cgroup" and controller not in kind[2].split(","):
+            continue
+        root, top = fields[3].rstrip("/"), fields[4]
+        below = path.removeprefix(root) if path.startswith(f"{root}/") else ""
+        parts = [part for part in below.split("/") if part]
+        found = [top + "".join(f"/{part}" for part in parts[:depth]) for depth in range(len(parts), -1, -1)]
+        has_it = kind[0] == "cgroup" or controller in (host.read(f"{top}/cgroup.controllers") or "").split()
+        if has_it and any(host.exists(f"{folder}/cgroup.procs") for folder in found):
+            yield from found
+            return
+
+
+def _quotas(host: Host, folders: tuple[str, ...]) -> Iterator[tuple[float, int, int]]:
+    for folder in folders:
+        parts = (host.read(f"{folder}/cpu.max") or "").split()
+        parts = parts or [_text(host, f"{folder}/cpu.cfs_quota_us"), _text(host, f"{folder}/cpu.cfs_period_us")]
+        if len(parts) == 2 and all(part.isdecimal() for part in parts) and int(parts[1]):
+            stat = f"{folder}/cpu.stat"
+            yield (
+                int(parts[0]) / int(parts[1]),
+                _count(host, stat, "nr_periods"),
+                _count(host, stat, "nr_throttled"),
+            )
+
+
+def _memory(host: Host, folders: tuple[str, ...]) -> Iterator[tuple[int, int]]:
+    for folder in folders:
+        limit = _text(host, f"{folder}/memory.max") or _text(host, f"{folder}/memory.limit_in_bytes")
+        if limit.isdecimal() and int(limit) < NO_LIMIT:
+            events = _count(host, f"{folder}/memory.events", "oom_kill")
+            yield int(limit), events or _count(host, f"{folder}/memory.oom_control", "oom_kill")
+
+
+def _tasks(host: Host, folders: tuple[str, ...]) -> Iterator[tuple[int, int, int]]:
+    for folder in folders:
+        limit, now = _text(host, f"{folder}/pids.max"), _text(host, f"{folder}/pids.current")
+        if limit.isdecimal() and now.isdecimal():
+            yield int(limit), int(now), _count(host, f"{folder}/pids.events", "max")
+
+
+def _text(host: Host, path: str) -> str:
+    return (host.read(path) or "").strip()
+
+
+def _count(host: Host, path: str, name: str) -> int:
+    """The number behind a name in a file of lines."""
+    for line in (host.read(path) or "").splitlines():
+        key, _, value = line.partition(" ")
+        if key == name and value.strip().isdecimal():
+            return int(value)
+    return 0

@@ -1,0 +1,77 @@
+"""Which limit ended a rank: only one whose count rose, or that is reached, and whose effect the ending is."""
+
+import random
+
+from dsdoctor.comm.control.limits_reached import Limits, why_ended
+from dsdoctor.core.cgroups import Cgroups
+from tests.each import each
+
+KILLED, NO_THREAD = "killed by SIGKILL", "RuntimeError: Resource temporarily unavailable"
+BQ = {"memory": "/bq", "pids": "/bq", "cpu": "/"}
+
+
+def why(before: Cgroups, now: Cgroups, ended: str | None = None, error: str | None = None) -> str:
+    return why_ended(Limits(groups=before), Limits(groups=now), ended=ended, error=error)
+
+
+@each(
+    "before, now, ended, error, said",
+    [
+        (
+            Cgroups(memory=420 << 20, kills=3),
+            Cgroups(memory=420 << 20, kills=4),
+            KILLED,
+            None,
+            "the out-of-memory killer of its memory cgroup, whose limit is 420 MiB",
+        ),
+        (
+            Cgroups(host_kills=1),
+            Cgroups(host_kills=2, paths=BQ, unseen=("memory",)),
+            KILLED,
+            None,
+            "the kernel's out-of-memory killer ended a process on its host at that time; its memory cgroup /bq is not mounted",
+        ),
+        (
+            Cgroups(most_tasks=8, tasks=6, refused=1),
+            Cgroups(most_tasks=8, tasks=7, refused=4),
+            None,
+            NO_THREAD,
+            "its pids cgroup allows 8 processes and threads and has 7; it refused 3 meanwhile",
+        ),
+        (
+            Cgroups(),
+            Cgroups(paths=BQ, unseen=("pids",)),
+            None,
+            NO_THREAD,
+            "no process or thread could be started, and no ulimit -u is reached: most likely pids.max of its cgroup /bq,",
+        ),
+    ],
+)
+def test_the_limit_that_was_reached_is_named(
+    before: Cgroups, now: Cgroups, ended: str | None, error: str | None, said: str
+) -> None:
+    assert why(before, now, ended, error).startswith(said)
+
+
+def test_a_limit_of_the_user_is_named_where_it_is_reached() -> None:
+    now = Limits(groups=Cgroups(), most_tasks=100, tasks=99)
+
+    assert why_ended(now, now, ended=None, error=NO_THREAD).startswith("its user may have 100 processes and threads")
+    assert why_ended(now, Limits(groups=Cgroups(), most_tasks=100, tasks=20), ended=None, error=NO_THREAD) == ""
+
+
+def test_no_limit_is_blamed_for_what_did_not_rise_or_for_another_ending() -> None:
+    drawn = random.Random(3)
+    for _ in range(300):
+        groups = Cgroups(
+            memory=drawn.choice((None, drawn.randint(1 << 20, 1 << 40))),
+            kills=drawn.randint(0, 9),
+            host_kills=drawn.randint(0, 9),
+            most_tasks=drawn.choice((None, 1000)),
+            tasks=drawn.randint(0, 900),
+            refused=drawn.randint(0, 9),
+            paths=BQ,
+        )
+        rose = Cgroups(memory=1 << 20, kills=99, most_tasks=10, tasks=10, refused=99, host_kills=99)
+        assert why(groups, groups, KILLED) == why(groups, groups, None, NO_THREAD) == ""
+        assert why(groups, rose, "killed by SIGTERM") == why(groups, rose, None, "ValueError: shapes differ") == ""
