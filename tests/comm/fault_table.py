@@ -186,7 +186,7 @@ FAULTS = (
         before=lambda rig, _: faults.firewall(
             rig[0], f"INPUT -s {rig[1].address} -p tcp --syn ! --dport {PORT} -j DROP"
         ),
-        rules=("mesh-one-way",),
+        rules=("mesh-only-master-port",),
         says=("nodeb cannot connect to nodea",),
     ),
     Fault(

@@ -164,7 +164,7 @@ def link_cut(trouble: Trouble) -> Iterator[Finding]:
     All ranks are alive; those of two hosts cannot connect. The findings of the repeated mesh say in which direction."""
     if trouble.explained or not trouble.reaches:
         return
-    mesh = Mesh(trouble.claims, trouble.reaches)
+    mesh = Mesh(trouble.claims, trouble.reaches, trouble.before)
     for check in MESH_CHECKS:
         yield from check(mesh)
 

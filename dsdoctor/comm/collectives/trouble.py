@@ -30,7 +30,7 @@ TRANSPORT = re.compile(
 class Trouble:
     """An exchange that did not end well. ``stuck`` are the ranks that reported where they were, ``silent`` those that did
     not and how a connection to them ended; ``left_out`` the steps that a rank did not take part in; ``reaches`` are the
-    connections that were tried again after it; ``waited`` is how long nothing moved."""
+    connections that were tried again after it, ``before`` those of the mesh; ``waited`` is how long nothing moved."""
 
     what: str
     claims: tuple[Claim, ...]
@@ -38,6 +38,7 @@ class Trouble:
     silent: dict[int, ConnectOutcome]
     left_out: dict[int, tuple[SkippedStep, ...]] = field(default_factory=dict)
     reaches: tuple[Reach, ...] = ()
+    before: tuple[Reach, ...] = ()
     waited: float = 0.0
     backend: str = "gloo"
 
@@ -75,7 +76,12 @@ class Trouble:
     @property
     def cut(self) -> tuple[int, ...]:
         """Ranks whose host does not answer any more."""
-        gone = {ConnectOutcome.TIMED_OUT, ConnectOutcome.NO_ROUTE, ConnectOutcome.NO_NAME}
+        gone = {
+            ConnectOutcome.TIMED_OUT,
+            ConnectOutcome.NO_ROUTE,
+            ConnectOutcome.UNREACHABLE,
+            ConnectOutcome.NO_NAME,
+        }
         return tuple(sorted(rank for rank, outcome in self.silent.items() if outcome in gone))
 
     @property
