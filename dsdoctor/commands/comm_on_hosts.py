@@ -17,7 +17,7 @@ from dsdoctor.comm.launch.start_on_hosts import start_on_hosts
 from dsdoctor.comm.local.gpu_links import read_gpus
 from dsdoctor.comm.models import CommPhase, CommSettings, Mode, PhaseState
 from dsdoctor.comm.preflight import checks as preflight_checks
-from dsdoctor.comm.preflight.facts import look_forwarded, look_preflight
+from dsdoctor.comm.preflight.facts import LONGEST, look_forwarded, look_preflight
 from dsdoctor.comm.preflight.left_out import LeftOut, bad_hosts, files_of, hosts_left_out, without
 from dsdoctor.comm.report_document import read_remote_report
 from dsdoctor.comm.results import PhaseResult, Report
@@ -32,6 +32,8 @@ OnPhase = Callable[[PhaseResult], None]
 MARGIN = 2.0
 """Seconds after the deadline at which the ranks are ended, if they have not ended by themselves."""
 NOTHING_TOLD = "see what it wrote above, and whether the folder for its files (--out, else TMPDIR) has space"
+LOGIN, MOST_LOGIN = 0.5, 60.0
+"""The part of the deadline in which a host must answer over ssh, and the most seconds: a slow login is no broken one."""
 MOST_ROUNDS = 3
 """Tests, each without the hosts that were bad in the one before."""
 
@@ -62,6 +64,7 @@ class HostsTest:
             python=sys.executable,
             folder=os.getcwd(),  # noqa: PTH109
             accelerator="cuda" if read_gpus(host)[0] else "cpu",
+            limit=max(LONGEST, min(request.settings.deadline * LOGIN, MOST_LOGIN)),
             include=request.include,
             exclude=request.exclude,
         )
@@ -202,10 +205,11 @@ def report_of(report: Report | None, gone: tuple[RankEnded, ...], settings: Comm
     if report is not None:
         return report
     first = next((rank for rank in gone if rank.rank == 0), None)
-    how = f"had not ended {MARGIN:g} s after its deadline of {settings.deadline:g} s"
+    how = f"it had not ended {MARGIN:g} s after its deadline of {settings.deadline:g} s"
     if first is not None:
-        how = first.how or "ended with status 0, and wrote no document"
-    raise DoctorError(f"rank 0 wrote no report: it {how}", hint=NOTHING_TOLD)
+        how = first.how or "it ended with status 0, and wrote no document"
+        how = {"killed": f"it was {how}", "exit": f"it ended with {how}"}.get(how.split(" ")[0], how)
+    raise DoctorError(f"rank 0 wrote no report: {how}", hint=NOTHING_TOLD)
 
 
 def arguments_of(settings: CommSettings, out: Path | None) -> tuple[str, ...]:
