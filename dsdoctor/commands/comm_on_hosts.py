@@ -4,7 +4,7 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from dsdoctor.comm.models import CommPhase, CommSettings, Mode, PhaseState
 from dsdoctor.comm.preflight import checks as preflight_checks
 from dsdoctor.comm.preflight.facts import LONGEST, look_forwarded, look_preflight
 from dsdoctor.comm.preflight.left_out import LeftOut, bad_hosts, files_of, hosts_left_out, without
+from dsdoctor.comm.preflight.never_came import WORDS, master_unreachable
 from dsdoctor.comm.report_document import read_remote_report
 from dsdoctor.comm.results import PhaseResult, Report
 from dsdoctor.comm.verdict import ended, verdict
@@ -145,7 +146,8 @@ class HostsTest:
         )
         self._gone = {gone.rank: f"{gone.how}: {gone.last_line}".rstrip(": ") for gone in told.ended if gone.how}
         write_files(self._folder, told.files)
-        return report_of(read_remote_report(told.document), told.ended, settings)
+        report = report_of(read_remote_report(told.document), told.ended, settings)
+        return with_last_words(report, {gone.rank: gone.last_line for gone in told.ended if gone.how})
 
     def _orders(self) -> dict[str, HostOrder]:
         settings, hosts = self._request.settings, self._hosts
@@ -210,6 +212,21 @@ def report_of(report: Report | None, gone: tuple[RankEnded, ...], settings: Comm
         how = first.how or "it ended with status 0, and wrote no document"
         how = {"killed": f"it was {how}", "exit": f"it ended with {how}"}.get(how.split(" ")[0], how)
     raise DoctorError(f"rank 0 wrote no report: {how}", hint=NOTHING_TOLD)
+
+
+def with_last_words(report: Report, words: Mapping[int, str]) -> Report:
+    """The report with what ranks said that never came: they were started, which rank 0 cannot know."""
+    came = {claim.rank for claim in report.ranks}
+    found = tuple(master_unreachable(words, report.hosts, came)) if len(report.hosts) == report.world else ()
+    told = {rank for rank, text in words.items() if WORDS.search(text)} | came
+
+    def explained(phase: PhaseResult) -> PhaseResult:
+        if phase.phase is not CommPhase.RENDEZVOUS or not found:
+            return phase
+        rest = (one for one in phase.findings if one.rule != "rank-missing" or len(told) < report.world)
+        return replace(phase, findings=(*found, *rest))
+
+    return replace(report, phases=tuple(explained(phase) for phase in report.phases))
 
 
 def arguments_of(settings: CommSettings, out: Path | None) -> tuple[str, ...]:
