@@ -127,10 +127,12 @@ def _usable(me: Claim, other: Claim, token: str, most: int, until: float) -> int
             try:
                 tried.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, size - headers)
                 tried.connect((other.address, other.port))
+                # exactly one segment: of more, virtual networks hand on the whole as one
+                segment = tried.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
             except OSError:
                 return False
-            greeted, _ = _greet(tried, me.rank, other.rank, _digest(token), SMALL)
-            return greeted is ConnectOutcome.REACHED and _push(tried, SMALL)[0] == SMALL
+            greeted, _ = _greet(tried, me.rank, other.rank, _digest(token), segment)
+            return greeted is ConnectOutcome.REACHED and _push(tried, segment)[0] == segment
 
     return largest_that_arrives(arrives, most, until=until)
 
