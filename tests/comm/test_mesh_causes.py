@@ -149,7 +149,7 @@ def test_one_host_behind_a_small_mtu_is_one_finding_with_the_size_that_passes(ho
     (finding,) = told(mesh)
 
     assert finding.rule == "mesh-mtu-hole"
-    assert f"between {name} and" in finding.title
+    assert f"between {name} and each of" in finding.title
     assert finding.fix is not None
     assert finding.fix.commands[-1] == f"sudo ip link set dev eth0 mtu {usable or 1500}"
 

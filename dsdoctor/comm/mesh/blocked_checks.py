@@ -114,7 +114,9 @@ class _Case:
             way, routed = known.get(reach.sent_from), claim.local.routed if claim.local else None
             if way and way.name not in {claim.interface, routed.name if routed else ""}:
                 link = "" if way.up else ", which has no link"
-                found[claim.host] = f"{claim.host} sends to {reach.address} by {way.name} {way.address}{link}"
+                found[claim.host] = (
+                    f"{claim.host} sends to {reach.address} by {way.name} {way.address}{link}, not by {claim.interface}"
+                )
         return found
 
     @property
@@ -166,13 +168,15 @@ def _of_the_master(case: _Case) -> Finding:
         "mesh-only-master-port",
         title,
         evidence=case.evidence,
-        fix="open the range of ephemeral ports between the hosts, in both directions",
+        fix="open the range of ephemeral ports "
+        + ("between the hosts, in both directions" if case.both_ways else f"in the firewall of {master}"),
         steps=(RANGE,),
     )
 
 
 def _of_one_way(case: _Case) -> Finding:
     source, target = case.group.pairs[0]
+    sources = source
     if case.group.side is Side.TO:
         target, sources = case.group.host, case.peers
         back = f"{target} can connect to {'them' if len(case.group.peers) > 1 else sources}"
@@ -188,8 +192,8 @@ def _of_one_way(case: _Case) -> Finding:
     return (Finding.error if case.grave else Finding.warning)(
         "mesh-one-way",
         title,
-        evidence=(*case.detours.values(), *case.evidence),
-        fix=fix or f"let {target} accept connections from the other hosts on all ephemeral ports",
+        evidence=(*tuple(case.detours.values())[1:], *case.evidence),
+        fix=fix or f"let {target} accept connections from {sources} on all ephemeral ports",
         steps=steps or (RANGE,),
     )
 
@@ -197,14 +201,14 @@ def _of_one_way(case: _Case) -> Finding:
 def _of_both_ways(case: _Case) -> Finding:
     group, master = case.group, case.mesh.master
     title = f"{group.host} and {case.peers} do not reach each other: {case.ways}"
-    if group.side is Side.TWO and master not in {group.host, *group.peers}:
+    if group.side is Side.TWO and not case.detours and master not in {group.host, *group.peers}:
         title += f"; both reach {master}"
     where = "between these two" if group.side is Side.TWO else f"of {group.host}"
     title, fix, steps = _why(case, title)
     return Finding.error(
         "mesh-unreached",
         title,
-        evidence=(*case.detours.values(), *case.evidence),
+        evidence=(*tuple(case.detours.values())[1:], *case.evidence),
         fix=fix or f"look at the route, the switch and the firewall {where}",
         steps=steps or (_route(case),),
     )
@@ -229,7 +233,8 @@ def _why(case: _Case, title: str) -> tuple[str, str, tuple[Step, ...]]:
             (step("ip route get {address}", address=address),),
         )
     if case.detours:
-        return f"{title}: {next(iter(case.detours.values()))}", "correct the route on that host", (_route(case),)
+        host, way = next(iter(case.detours.items()))
+        return f"{title}: {way}", f"correct the route on {host}", (_route(case),)
     return title, "", ()
 
 

@@ -54,12 +54,12 @@ def _hole(mesh: Mesh, host: str, others: set[str], stalled: list[Reach]) -> Find
     source, target = mesh.hosts(reach)
     title = f"large messages from {source} to {target} never arrive, small ones do"
     if len(others) > 1:
-        title = f"large messages between {host} and {hosts_in_words(others)} never arrive, small ones do"
+        title = f"large messages between {host} and each of {hosts_in_words(others)} never arrive, small ones do"
     mtu = _mtu(mesh.by_rank[reach.source])
     arrives = f": packets of at most {usable} bytes arrive" if usable else ": an MTU on the path is too small"
     return Finding.error(
         "mesh-mtu-hole",
-        f"{title}{arrives}" + (f", and its interface sends {mtu}" if usable and mtu else ""),
+        f"{title}{arrives}" + (f", and the interface of {source} sends {mtu}" if usable and mtu else ""),
         evidence=(
             f"{mesh.who(reach.source)} -> {mesh.who(reach.target)} at {reach.address}: the greeting arrived, then nothing of "
             f"1 MB; its interface has MTU {mtu}, the path is taken for {reach.pmtu}, segments of {reach.mss}, "
