@@ -76,7 +76,7 @@ def fingerprint(local: Local, versions: Mapping[str, str]) -> dict[str, str]:
         "kernel": local.kernel,
         "gpu": " + ".join(sorted({gpu.name for gpu in local.gpus})) or None,
         "mtu": str(taken.mtu) if taken and wire else None,
-        "interface": taken.name if taken else None,
+        "interface": taken.name if taken and wire else None,
     }
     steering = {name: value for name, value in local.variables.items() if name not in OWN}
     whole = {**{name: value for name, value in facts.items() if value}, **steering}

@@ -1,7 +1,8 @@
 """The directions between hosts in which nothing gets through, gathered by the host that they share. Judges no cause."""
 
 import enum
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from dsdoctor.comm.local.interfaces import is_loopback
@@ -43,8 +44,9 @@ def blocked(mesh: Mesh) -> Iterator[Blocked]:
         hosts = sorted({host for pair in left for host in pair})
         yield Blocked(side=Side.EVERYWHERE, host=hosts[0], peers=tuple(hosts[1:]), pairs=tuple(sorted(left)))
         return
+    tries = _peers(tried)
     while left:
-        group = _largest(left, tried)
+        group = _largest(left, tries)
         yield group
         left -= {*group.pairs}
 
@@ -68,33 +70,39 @@ def shared_addresses(mesh: Mesh) -> dict[str, tuple[str, ...]]:
 
 def _is_everywhere(left: set[HostPair], tried: set[HostPair]) -> bool:
     """Whether each of at least three hosts fails with more than half of the others."""
-    hosts = {host for pair in tried for host in pair}
-    return len(hosts) > 2 and all(2 * len(_peers(host, left)) > len(_peers(host, tried)) for host in hosts)
+    failed, tries = _peers(left), _peers(tried)
+    return len(tries) > 2 and all(2 * len(failed.get(host, ())) > len(peers) for host, peers in tries.items())
 
 
-def _largest(left: set[HostPair], tried: set[HostPair]) -> Blocked:
+def _largest(left: set[HostPair], tries: dict[str, set[str]]) -> Blocked:
     """The host and side that explains most of what is left, with at least two others and half of those that were tried; else
-    the first two hosts."""
-    found: list[Blocked] = []
-    for host in {host for pair in left for host in pair}:
-        to = {source for source, target in left if target == host}
-        of = {target for source, target in left if source == host}
-        sides = {
-            Side.TO: {(other, host) for other in to},
-            Side.FROM: {(host, other) for other in of},
-            Side.BOTH: {pair for other in to & of for pair in ((other, host), (host, other))},
-        }
-        for side, pairs in sides.items():
-            peers = _peers(host, pairs)
-            if len(peers) > 1 and 2 * len(peers) >= len(_peers(host, tried)):
-                group = Blocked(side=side, host=host, peers=tuple(sorted(peers)), pairs=tuple(sorted(pairs)))
-                found.append(group)
-    if found:
-        return min(found, key=lambda group: (-len(group.pairs), group.host))
+    the first two hosts. O(directions)."""
+    to: dict[str, set[str]] = defaultdict(set)
+    of: dict[str, set[str]] = defaultdict(set)
+    for source, target in left:
+        to[target].add(source)
+        of[source].add(target)
+    most: tuple[int, str, Side, set[str]] | None = None
+    for host in sorted({*to, *of}):
+        both = to[host] & of[host]
+        for side, peers, count in ((Side.TO, to[host], 1), (Side.FROM, of[host], 1), (Side.BOTH, both, 2)):
+            enough = len(peers) > 1 and 2 * len(peers) >= len(tries[host])
+            if enough and (most is None or count * len(peers) > most[0]):
+                most = (count * len(peers), host, side, peers)
+    if most:
+        _, host, side, peers = most
+        there = {(peer, host) for peer in peers if side is not Side.FROM}
+        back = {(host, peer) for peer in peers if side is not Side.TO}
+        return Blocked(side=side, host=host, peers=tuple(sorted(peers)), pairs=tuple(sorted(there | back)))
     first, second = sorted(min(left, key=sorted))
     pairs = {(first, second), (second, first)} & left
     return Blocked(side=Side.TWO, host=first, peers=(second,), pairs=tuple(sorted(pairs)))
 
 
-def _peers(host: str, pairs: set[HostPair]) -> set[str]:
-    return {other for pair in pairs if host in pair for other in pair} - {host}
+def _peers(pairs: Iterable[HostPair]) -> dict[str, set[str]]:
+    """By host: the others with which it is in a pair."""
+    peers: dict[str, set[str]] = defaultdict(set)
+    for one, other in pairs:
+        peers[one].add(other)
+        peers[other].add(one)
+    return peers

@@ -114,9 +114,8 @@ class _Case:
             way, routed = known.get(reach.sent_from), claim.local.routed if claim.local else None
             if way and way.name not in {claim.interface, routed.name if routed else ""}:
                 link = "" if way.up else ", which has no link"
-                found[claim.host] = (
-                    f"{claim.host} sends to {reach.address} by {way.name} {way.address}{link}, not by {claim.interface}"
-                )
+                by = f"{way.name} {way.address}{link}, not by {claim.interface}"
+                found[claim.host] = f"{claim.host} sends to {reach.address} by {by}"
         return found
 
     @property
@@ -220,7 +219,7 @@ def _why(case: _Case, title: str) -> tuple[str, str, tuple[Step, ...]]:
     if case.limited:
         where = hosts_in_words({target for _, target in case.group.pairs})
         return (
-            f"{title}: it did at first, and later connections fail",
+            f"{title}: connections worked at first, and later ones fail",
             f"look on {where} for a limit on connections (connlimit, hashlimit, a full table of connections), and raise it",
             LIMITS,
         )

@@ -121,6 +121,7 @@ def mesh_rank_unreached(mesh: Mesh) -> Iterator[Finding]:
 
     Since: 0.1
     """
+    wrong = misplaced(mesh)
     for target in sorted({reach.target for reach in mesh.reaches}):
         failed = [
             reach
@@ -130,7 +131,7 @@ def mesh_rank_unreached(mesh: Mesh) -> Iterator[Finding]:
             and not reach.via_other
         ]
         failed = [reach for reach in failed if mesh.way(mesh.hosts(reach)) is None or len(set(mesh.hosts(reach))) == 1]
-        if failed and not misplaced(mesh) & {*mesh.hosts(failed[0])}:
+        if failed and not wrong & {*mesh.hosts(failed[0])}:
             yield Finding.error(
                 "mesh-rank-unreached",
                 f"{mesh.who(target)} is not reached by {len(failed)} of the others: {failed[0].outcome.value} at "
