@@ -33,7 +33,7 @@ OnPhase = Callable[[PhaseResult], None]
 MARGIN = 2.0
 """Seconds after the deadline at which the ranks are ended, if they have not ended by themselves."""
 NOTHING_TOLD = "see what it wrote above, and whether the folder for its files (--out, else TMPDIR) has space"
-LOGIN, MOST_LOGIN = 0.5, 60.0
+LOGIN, MOST_LOGIN = 0.5, 30.0
 """The part of the deadline in which a host must answer over ssh, and the most seconds: a slow login is no broken one."""
 MOST_ROUNDS = 3
 """Tests, each without the hosts that were bad in the one before."""
@@ -65,7 +65,7 @@ class HostsTest:
             python=sys.executable,
             folder=os.getcwd(),  # noqa: PTH109
             accelerator="cuda" if read_gpus(host)[0] else "cpu",
-            limit=max(LONGEST, min(request.settings.deadline * LOGIN, MOST_LOGIN)),
+            limit=login_patience(request.settings.deadline),
             include=request.include,
             exclude=request.exclude,
         )
@@ -212,6 +212,15 @@ def report_of(report: Report | None, gone: tuple[RankEnded, ...], settings: Comm
         how = first.how or "it ended with status 0, and wrote no document"
         how = {"killed": f"it was {how}", "exit": f"it ended with {how}"}.get(how.split(" ")[0], how)
     raise DoctorError(f"rank 0 wrote no report: {how}", hint=NOTHING_TOLD)
+
+
+def login_patience(deadline: float) -> float:
+    """Seconds in which a host must answer over ssh.
+
+    >>> login_patience(5), login_patience(50), login_patience(600)
+    (10.0, 25.0, 30.0)
+    """
+    return max(LONGEST, min(deadline * LOGIN, MOST_LOGIN))
 
 
 def with_last_words(report: Report, words: Mapping[int, str]) -> Report:
