@@ -17,6 +17,7 @@ class ConnectOutcome(enum.Enum):
     REFUSED = "refused"
     TIMED_OUT = "timed out"
     NO_ROUTE = "no route"
+    UNREACHABLE = "unreachable"
     NO_NAME = "name not found"
     SILENT = "connected, no answer"
     STRANGER = "somebody else answers"
@@ -28,7 +29,8 @@ class ConnectOutcome(enum.Enum):
 class Reach:
     """One direction between two ranks over plain TCP. ``bandwidth`` is that of the large message; ``retransmits`` of
     ``segments`` sent, ``mss``, ``pmtu`` and ``rtt`` (seconds) are the kernel's (TCP_INFO). ``via_other``: only its other address
-    answered."""
+    answered. ``sent_from``: the address that the kernel sends from, where that is not the rank's own; ``seen_as``: the one that the
+    target saw, where that is another; ``usable``: of a message that stalled, the bytes of the largest packet that arrived."""
 
     source: int
     target: int
@@ -42,6 +44,9 @@ class Reach:
     segments: int = 0
     rtt: float | None = None
     via_other: bool = False
+    sent_from: str = ""
+    seen_as: str = ""
+    usable: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

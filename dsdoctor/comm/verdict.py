@@ -13,6 +13,8 @@ CLAIMS = (
     (CommPhase.RENDEZVOUS, "have met"),
 )
 """What is true when a phase went well; the first that applies says most."""
+CUT = ((CommPhase.RIGHT, "get the same results"), (CommPhase.RENDEZVOUS, "have met"))
+"""The same where some ranks do not reach others."""
 
 
 def ended(phases: Iterable[PhaseResult]) -> PhaseState:
@@ -64,7 +66,9 @@ def first_finding(phases: Iterable[PhaseResult], severity: Severity) -> tuple[Ph
 
 def _claim(phases: Sequence[PhaseResult], world: int, hosts: Sequence[str], backend: str, also: str) -> str:
     went_well = {phase.phase for phase in phases if phase.state in {PhaseState.OK, PhaseState.SLOW}}
-    said = next((claim for phase, claim in CLAIMS if phase in went_well), None)
+    mesh = (finding.rule for phase in phases if phase.phase is CommPhase.MESH for finding in phase.findings)
+    cut = any(rule.startswith("mesh-") and rule != "mesh-lossy" for rule in mesh)
+    said = next((claim for phase, claim in (CUT if cut else CLAIMS) if phase in went_well), None)
     known = len(set(hosts) - {""})
     where = f"{backend}, {known} host{'' if known == 1 else 's'}" if known else backend
     if said is None:

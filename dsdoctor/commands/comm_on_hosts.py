@@ -4,7 +4,7 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,8 +17,9 @@ from dsdoctor.comm.launch.start_on_hosts import start_on_hosts
 from dsdoctor.comm.local.gpu_links import read_gpus
 from dsdoctor.comm.models import CommPhase, CommSettings, Mode, PhaseState
 from dsdoctor.comm.preflight import checks as preflight_checks
-from dsdoctor.comm.preflight.facts import look_forwarded, look_preflight
+from dsdoctor.comm.preflight.facts import LONGEST, look_forwarded, look_preflight
 from dsdoctor.comm.preflight.left_out import LeftOut, bad_hosts, files_of, hosts_left_out, without
+from dsdoctor.comm.preflight.never_came import WORDS, master_unreachable
 from dsdoctor.comm.report_document import read_remote_report
 from dsdoctor.comm.results import PhaseResult, Report
 from dsdoctor.comm.verdict import ended, verdict
@@ -32,6 +33,8 @@ OnPhase = Callable[[PhaseResult], None]
 MARGIN = 2.0
 """Seconds after the deadline at which the ranks are ended, if they have not ended by themselves."""
 NOTHING_TOLD = "see what it wrote above, and whether the folder for its files (--out, else TMPDIR) has space"
+LOGIN, MOST_LOGIN = 0.5, 30.0
+"""The part of the deadline in which a host must answer over ssh, and the most seconds: a slow login is no broken one."""
 MOST_ROUNDS = 3
 """Tests, each without the hosts that were bad in the one before."""
 
@@ -62,6 +65,7 @@ class HostsTest:
             python=sys.executable,
             folder=os.getcwd(),  # noqa: PTH109
             accelerator="cuda" if read_gpus(host)[0] else "cpu",
+            limit=login_patience(request.settings.deadline),
             include=request.include,
             exclude=request.exclude,
         )
@@ -142,7 +146,8 @@ class HostsTest:
         )
         self._gone = {gone.rank: f"{gone.how}: {gone.last_line}".rstrip(": ") for gone in told.ended if gone.how}
         write_files(self._folder, told.files)
-        return report_of(read_remote_report(told.document), told.ended, settings)
+        report = report_of(read_remote_report(told.document), told.ended, settings)
+        return with_last_words(report, {gone.rank: gone.last_line for gone in told.ended if gone.how})
 
     def _orders(self) -> dict[str, HostOrder]:
         settings, hosts = self._request.settings, self._hosts
@@ -202,10 +207,35 @@ def report_of(report: Report | None, gone: tuple[RankEnded, ...], settings: Comm
     if report is not None:
         return report
     first = next((rank for rank in gone if rank.rank == 0), None)
-    how = f"had not ended {MARGIN:g} s after its deadline of {settings.deadline:g} s"
+    how = f"it had not ended {MARGIN:g} s after its deadline of {settings.deadline:g} s"
     if first is not None:
-        how = first.how or "ended with status 0, and wrote no document"
-    raise DoctorError(f"rank 0 wrote no report: it {how}", hint=NOTHING_TOLD)
+        how = first.how or "it ended with status 0, and wrote no document"
+        how = {"killed": f"it was {how}", "exit": f"it ended with {how}"}.get(how.split(" ")[0], how)
+    raise DoctorError(f"rank 0 wrote no report: {how}", hint=NOTHING_TOLD)
+
+
+def login_patience(deadline: float) -> float:
+    """Seconds in which a host must answer over ssh.
+
+    >>> login_patience(5), login_patience(50), login_patience(600)
+    (10.0, 25.0, 30.0)
+    """
+    return max(LONGEST, min(deadline * LOGIN, MOST_LOGIN))
+
+
+def with_last_words(report: Report, words: Mapping[int, str]) -> Report:
+    """The report with what ranks said that never came: they were started, which rank 0 cannot know."""
+    came = {claim.rank for claim in report.ranks}
+    found = tuple(master_unreachable(words, report.hosts, came)) if len(report.hosts) == report.world else ()
+    told = {rank for rank, text in words.items() if WORDS.search(text)} | came
+
+    def explained(phase: PhaseResult) -> PhaseResult:
+        if phase.phase is not CommPhase.RENDEZVOUS or not found:
+            return phase
+        rest = (one for one in phase.findings if one.rule != "rank-missing" or len(told) < report.world)
+        return replace(phase, findings=(*found, *rest))
+
+    return replace(report, phases=tuple(explained(phase) for phase in report.phases))
 
 
 def arguments_of(settings: CommSettings, out: Path | None) -> tuple[str, ...]:

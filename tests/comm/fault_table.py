@@ -186,14 +186,24 @@ FAULTS = (
         before=lambda rig, _: faults.firewall(
             rig[0], f"INPUT -s {rig[1].address} -p tcp --syn ! --dport {PORT} -j DROP"
         ),
-        rules=("mesh-one-way",),
+        rules=("mesh-only-master-port",),
         says=("nodeb cannot connect to nodea",),
+    ),
+    Fault(
+        name="a host whose firewall rejects all ports but one",
+        before=lambda rig, _: faults.firewall(
+            rig[1], f"INPUT -i eth+ -p tcp --syn ! --dport {PORT} -j REJECT --reject-with icmp-admin-prohibited"
+        ),
+        rules=("mesh-one-way",),
+        says=("nodea and nodec cannot connect to nodeb", "a firewall that rejects"),
+        world=3,
+        nodes=3,
     ),
     Fault(
         name="MTU hole",
         before=lambda rig, _: faults.mtu_hole(rig),
         rules=("mesh-mtu-hole",),
-        says=("nodea", "nodeb", "MTU"),
+        says=("nodea", "nodeb", "packets of at most 1500 bytes arrive"),
     ),
     Fault(
         name="3 % loss on one pair",

@@ -72,7 +72,6 @@ def test_a_tie_names_both() -> None:
         ({"python": "3.11.9"}, "version-differs", Severity.NOTE),
         ({"python": "3.12.1"}, "version-differs", Severity.WARNING),
         ({"gpu": "NVIDIA A100"}, "host-differs", Severity.WARNING),
-        ({"mtu": "9000"}, "host-differs", Severity.WARNING),
         ({"kernel": "6.1"}, "host-differs", Severity.NOTE),
         ({"NCCL_ALGO": "Ring"}, "communication-variable-differs", Severity.WARNING),
         ({"GLOO_SOCKET_IFNAME": "eth1"}, "communication-variable-differs", Severity.WARNING),

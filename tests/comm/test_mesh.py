@@ -48,7 +48,7 @@ def test_a_rank_that_dies_in_the_middle_of_a_message_is_no_hole_in_the_mtu() -> 
         caller, _ = server.accept()
         with caller:
             _, digest, _, _, _ = CALL.unpack(caller.recv(CALL.size, socket.MSG_WAITALL))
-            caller.sendall(ANSWER.pack(MAGIC, digest, 1))
+            caller.sendall(ANSWER.pack(MAGIC, digest, 1, b""))
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         dying = threading.Thread(target=greet_and_die, args=(server,), daemon=True)
@@ -129,9 +129,13 @@ def test_both_ways_closed_to_the_masters_host_is_only_the_masters_port_open() ->
 
 
 def test_one_way_closed_names_the_direction() -> None:
-    found = rules(claims(), reaches(claims(), b_a=ConnectOutcome.REFUSED))
+    to_the_master = rules(claims(), reaches(claims(), b_a=ConnectOutcome.TIMED_OUT))
+    from_it = rules(claims(), reaches(claims(), a_b=ConnectOutcome.REFUSED))
 
-    assert found == [("mesh-one-way", "nodeb cannot connect to nodea (refused), while nodea can connect to nodeb")]
+    assert to_the_master == [
+        ("mesh-only-master-port", "nodeb cannot connect to nodea on any other port than the master's: timed out")
+    ]
+    assert from_it == [("mesh-one-way", "nodea cannot connect to nodeb (refused), while nodeb can connect to nodea")]
 
 
 def test_one_way_is_a_warning_where_gloo_opens_its_connections_the_other_way() -> None:

@@ -1,6 +1,7 @@
 """What is seen before a rank is started: a machine with a real script for ssh, real sockets, and facts written out."""
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -13,9 +14,10 @@ import pytest
 from dsdoctor.comm.launch.commands import host_orders, remote_command, variables_of
 from dsdoctor.comm.preflight.checks import CHECKS
 from dsdoctor.comm.preflight.facts import MOST_BY_SSH, PreflightFacts, look_forwarded, look_preflight
-from dsdoctor.comm.preflight.visit import MODULES, Network, PortListener, Visit
+from dsdoctor.comm.preflight.visit import MODULES, Network, PortListener, Visit, parse_visit, question
 from dsdoctor.comm.rendezvous.store import listener_of
 from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.core.host import Answer
 from dsdoctor.hosts.hostfile import Slots, parse_hostfile
 from dsdoctor.hosts.ssh_errors import PROBLEMS, SshProblem, ssh_problem
 from tests.conftest import Disk
@@ -216,7 +218,25 @@ def test_ranks_over_ssh_carry_who_they_are_and_no_secret(disk: Disk) -> None:
     assert [(name, order.first, order.count) for name, order in orders.items()] == [("n1", 0, 1), ("n2", 1, 2)]
     assert ranks[2].items() >= {"RANK": "2", "LOCAL_RANK": "1", "DSDOCTOR_COMM_HOSTS": "n1*1,n2*2"}.items()
     assert variables == {"A": "it's", "NCCL_DEBUG": "INFO", "PYTHONPATH": "/mine"}
-    assert "s3cret" not in remote_command(("/p",), "/job", variables)
+    assert "s3cret" not in str(variables)
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash", "zsh", "csh", "tcsh", "fish"])
+def test_a_command_is_the_same_for_every_login_shell(shell: str, tmp_path: Path) -> None:
+    path = shutil.which(shell)
+    if path is None:
+        pytest.skip(f"{shell} is not installed here")
+    word = "it's $HOME `id` \\n !x \"q\" \\' {a,b} %h\n*"
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+
+    def said(command: str) -> str:
+        return subprocess.run([path, "-c", command], env=environment, capture_output=True, text=True, check=True).stdout
+
+    assert said(remote_command(("printenv", "WORD"), str(tmp_path), {"WORD": word})) == f"{word}\n"
+    assert said(remote_command(("pwd",), str(tmp_path / "absent"), {})) == f"{tmp_path}\n"
+    answer = Answer(returncode=0, stdout=said(question(sys.executable, f"{tmp_path}", 29500, None)))
+    asked = parse_visit("n1", answer)
+    assert (asked.answered, asked.folder, asked.python) == (True, True, True)
 
 
 def remote(tmp_path: Path, line: str) -> "subprocess.Popen[bytes]":

@@ -22,7 +22,7 @@ HOSTILE = msgspec.to_builtins(
 """As a dsdoctor writes it whose own steps were changed."""
 SSH = """#!/bin/sh
 for last; do :; done
-case "$last" in *"-m dsdoctor.comm.launch.on_host"*) cat {document} ;; *) exec sh -c "$last" ;; esac
+case "$last" in *" dsdoctor.comm.launch.on_host") cat {document} ;; *) exec sh -c "$last" ;; esac
 """
 
 

@@ -167,7 +167,7 @@ def link_cut(trouble: Trouble) -> Iterator[Finding]:
     if trouble.explained or not trouble.reaches or trouble.lossy:
         # where packets are lost a single attempt may fail by that alone
         return
-    mesh = Mesh(trouble.claims, trouble.reaches)
+    mesh = Mesh(trouble.claims, trouble.reaches, trouble.before)
     for check in MESH_CHECKS:
         yield from check(mesh)
 

@@ -30,8 +30,8 @@ TRANSPORT = re.compile(
 class Trouble:
     """An exchange that did not end well. ``stuck`` are the ranks that reported where they were, ``silent`` those that did
     not and how a connection to them ended; ``left_out`` the steps that a rank did not take part in; ``reaches`` are the
-    connections that were tried again after it; ``waited`` is how long nothing moved;
-    ``lossy`` is what was found of lost packets before."""
+    connections that were tried again after it, ``before`` those of the mesh; ``waited`` is how long nothing moved; ``lossy``
+    is what was found of lost packets before."""
 
     what: str
     claims: tuple[Claim, ...]
@@ -39,6 +39,7 @@ class Trouble:
     silent: dict[int, ConnectOutcome]
     left_out: dict[int, tuple[SkippedStep, ...]] = field(default_factory=dict)
     reaches: tuple[Reach, ...] = ()
+    before: tuple[Reach, ...] = ()
     waited: float = 0.0
     lossy: tuple[str, ...] = ()
     backend: str = "gloo"
@@ -77,7 +78,12 @@ class Trouble:
     @property
     def cut(self) -> tuple[int, ...]:
         """Ranks whose host does not answer any more."""
-        gone = {ConnectOutcome.TIMED_OUT, ConnectOutcome.NO_ROUTE, ConnectOutcome.NO_NAME}
+        gone = {
+            ConnectOutcome.TIMED_OUT,
+            ConnectOutcome.NO_ROUTE,
+            ConnectOutcome.UNREACHABLE,
+            ConnectOutcome.NO_NAME,
+        }
         return tuple(sorted(rank for rank, outcome in self.silent.items() if outcome in gone))
 
     @property

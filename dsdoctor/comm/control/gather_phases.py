@@ -81,7 +81,7 @@ def count_again(test_run: TestRun) -> None:
     test_run.phase_log.add_to(CommPhase.LOCAL, tuple(counters.gpu_errors_rose(rose)))
     test_run.phase_log.add_to(CommPhase.MESH, tuple(counters.link_errors_rose(rose)))
     found = {finding.rule for phase in test_run.phase_log.phases for finding in phase.findings}
-    if "mesh-lossy" not in found:
+    if not found & {"mesh-lossy", "mesh-mtu-hole"}:
         test_run.phase_log.add_to(CommPhase.MESH, tuple(counters.tcp_resends(rose)))
 
 

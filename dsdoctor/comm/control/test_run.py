@@ -151,7 +151,8 @@ class TestRun:
         )
         if not (trouble.dead or trouble.stopped or trouble.cut) and self.left > 2:
             again = self.ask(CommPhase.MESH, seconds=min(AGAIN_SECONDS, self.left - 1))
-            trouble = replace(trouble, reaches=tuple(reach for answer in again.answers for reach in answer.reaches))
+            reaches = tuple(reach for answer in again.answers for reach in answer.reaches)
+            trouble = replace(trouble, reaches=reaches, before=self.reaches)
         return tuple(finding for check in stuck_checks.CHECKS for finding in check(trouble))
 
 

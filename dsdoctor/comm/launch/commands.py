@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from dsdoctor.comm.preflight.facts import SSH as ASKING
 from dsdoctor.core.rank_variables import TORCHRUN
+from dsdoctor.hosts.any_shell import for_any_shell
 from dsdoctor.hosts.hostfile import Slots
 
 SSH = ("-T", *ASKING, "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
@@ -72,6 +73,7 @@ def host_orders(
 
 
 def remote_command(argv: Sequence[str], folder: str, variables: Mapping[str, str]) -> str:
-    """One command for any login shell: ``argv`` in ``folder`` with ``variables``."""
+    """One command for any login shell: ``argv`` with ``variables`` in ``folder``, at home where that is not there."""
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
-    return "exec sh -c " + shlex.quote(f"cd {shlex.quote(folder)} || exit\n{exports}exec {shlex.join(argv)}\n")
+    script = f"cd {shlex.quote(folder)} 2>/dev/null || cd || exit\n{exports}exec {shlex.join(argv)}\n"
+    return for_any_shell(script, argv[2] if argv[1:2] == ("-m",) else argv[0])

@@ -27,6 +27,15 @@ OWN = (
 OF_THE_HOST = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "UCX_NET_DEVICES", "NCCL_TOPO_FILE")
 """Devices have other names on other hosts, so a different value is fine; a missing one hardly ever is."""
 
+DEVICE = {
+    **dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "INTERFACE"),
+    **dict.fromkeys(("NCCL_IB_HCA", "UCX_NET_DEVICES"), "DEVICE"),
+    "NCCL_TOPO_FILE": "FILE",
+}
+OWN_DEVICE = (
+    "unset it, or name on every host the device of that host which reaches the others: a value may be wrong elsewhere"
+)
+
 HARMLESS = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "OMP_NUM_THREADS", "NCCL_IGNORE_CPU_AFFINITY")
 
 
@@ -67,7 +76,7 @@ def fingerprint(local: Local, versions: Mapping[str, str]) -> dict[str, str]:
         "kernel": local.kernel,
         "gpu": " + ".join(sorted({gpu.name for gpu in local.gpus})) or None,
         "mtu": str(taken.mtu) if taken and wire else None,
-        "interface": taken.name if taken else None,
+        "interface": taken.name if taken and wire else None,
     }
     steering = {name: value for name, value in local.variables.items() if name not in OWN}
     whole = {**{name: value for name, value in facts.items() if value}, **steering}
@@ -95,6 +104,8 @@ OF_HOSTS: Same = {
     ),
     **dict.fromkeys(("driver", "kernel", "interface", "nccl library"), (Finding.note, "", ())),
 }
+OF_THE_WIRE = ("mtu", "interface")
+"""Compared where they are known: a rank that would use no interface, or the loopback, has a finding of its own."""
 VERSIONS: Same = {
     "torch": (Finding.error, "install one torch everywhere", (step("python -m pip show torch"),)),
     "cuda": (
@@ -131,9 +142,10 @@ def host_differs(claims: Sequence[Claim]) -> Iterator[Finding]:
 
     Since: 0.2
     """
-    for difference in differences(claims, tuple(OF_HOSTS)):
-        made, fix, steps = OF_HOSTS[difference.name]
-        yield made("host-differs", said(difference, by_rank(claims)), fix=fix, steps=steps)
+    for name, (made, fix, steps) in OF_HOSTS.items():
+        known = [claim for claim in claims if name in claim.fingerprint] if name in OF_THE_WIRE else claims
+        for difference in differences(known, (name,)):
+            yield made("host-differs", said(difference, by_rank(claims)), fix=fix, steps=steps)
 
 
 def version_differs(claims: Sequence[Claim]) -> Iterator[Finding]:
@@ -173,7 +185,8 @@ def communication_variable_differs(claims: Sequence[Claim]) -> Iterator[Finding]
     Why it matters: NCCL_ALGO, NCCL_PROTO and the like must agree: ranks that choose another algorithm wait for each
     other for ever, or say "message truncated". DeepSpeed's launcher forwards NCCL_*, but neither GLOO_* nor TORCH_*.
 
-    How to fix it: give it to every rank, or to none. DeepSpeed forwards what ~/.deepspeed_env holds.
+    How to fix it: give it to every rank, or to none. DeepSpeed forwards what ~/.deepspeed_env holds. The name of an interface
+    is that of one host: another may have another, or none.
 
         $ echo 'NAME=VALUE' >> ~/.deepspeed_env
         $ unset NAME
@@ -184,11 +197,16 @@ def communication_variable_differs(claims: Sequence[Claim]) -> Iterator[Finding]
     for difference in differences(claims, names):
         values = {value for value, _ in difference.others} | {difference.usual}
         free = difference.name in HARMLESS or (difference.name in OF_THE_HOST and ABSENT not in values)
-        given, whose = _proposed(difference)
         title = said(difference, by_rank(claims))
         if free:
             yield Finding.note("communication-variable-differs", title)
             continue
+        if difference.name in OF_THE_HOST:
+            yield Finding.warning(
+                "communication-variable-differs", title, fix=OWN_DEVICE, steps=_own_device(difference)
+            )
+            continue
+        given, whose = _proposed(difference)
         yield Finding.warning(
             "communication-variable-differs",
             title,
@@ -198,6 +216,11 @@ def communication_variable_differs(claims: Sequence[Claim]) -> Iterator[Finding]
                 instead("unset {variable}", variable=difference.name),
             ),
         )
+
+
+def _own_device(difference: RankDifference) -> tuple[Step, ...]:
+    name = difference.name
+    return step("unset {variable}", variable=name), instead("export {setting}", setting=f"{name}={DEVICE[name]}")
 
 
 def _proposed(difference: RankDifference) -> tuple[str, str]:

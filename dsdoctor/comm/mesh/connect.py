@@ -48,6 +48,18 @@ def connect(address: str, port: int, *, timeout: float) -> "socket.socket | Conn
         return outcome_of(error)
 
 
+def sent_from(address: str, port: int) -> str | None:
+    """The address of this host that the kernel sends from to another; None where it has no route there. Connects a UDP socket,
+    which sends nothing."""
+    try:
+        family, kind, _, _, target = socket.getaddrinfo(address, port or 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as sender:
+            sender.connect(target)
+            return str(sender.getsockname()[0]).partition("%")[0]
+    except OSError:
+        return None
+
+
 def outcome_of(error: OSError) -> ConnectOutcome:
     """The kind of a failed connection.
 

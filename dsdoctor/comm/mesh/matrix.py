@@ -13,10 +13,12 @@ HostPair = tuple[str, str]
 
 @dataclass(frozen=True)
 class Mesh:
-    """Which ranks are there and which reached which. ``master`` is the host of rank 0."""
+    """Which ranks are there and which reached which. ``master`` is the host of rank 0; ``before`` are the attempts of an earlier
+    mesh of the same ranks."""
 
     claims: tuple[Claim, ...]
     reaches: tuple[Reach, ...]
+    before: tuple[Reach, ...] = ()
 
     @cached_property
     def by_rank(self) -> dict[int, Claim]:
@@ -33,6 +35,11 @@ class Mesh:
     def first_of(self) -> dict[str, Claim]:
         """One rank of each host; the other ranks there have the same address."""
         return {claim.host: claim for claim in reversed(self.claims)}
+
+    @cached_property
+    def worked(self) -> set[HostPair]:
+        """The directions between hosts that an earlier mesh found open."""
+        return {self.hosts(reach) for reach in self.before if reach.outcome is ConnectOutcome.REACHED}
 
     @property
     def master(self) -> str:

@@ -1,7 +1,7 @@
 """Every rank connects to every other over plain TCP, on the interface that it would use, and sends a large message.
 
-A caller sends the token, its rank and the rank it wants; the listener answers with its own rank, then with a byte for each piece
-that came. Nothing that a caller sends is kept or executed.
+A caller sends the token, its rank and the rank it wants; the listener answers with its own rank and the address that it sees the
+caller at, then with a byte for each piece that came. Nothing that a caller sends is kept or executed.
 """
 
 import contextlib
@@ -12,14 +12,16 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
-from dsdoctor.comm.mesh.connect import Wire, connect, wire_of
+from dsdoctor.comm.mesh.connect import Wire, connect, sent_from, wire_of
+from dsdoctor.comm.mesh.packet_size import largest_that_arrives
 from dsdoctor.comm.models import Claim
 from dsdoctor.comm.results import ConnectOutcome, Reach
 
 MAGIC = b"DSDC1"
 CALL = struct.Struct("!5s16sIIQ")
-ANSWER = struct.Struct("!5s16sI")
+ANSWER = struct.Struct("!5s16sI46s")
 PIECE = 1 << 16
 LARGE, SMALL = 1 << 20, 1 << 14
 PATIENCE = 3.0
@@ -28,6 +30,8 @@ ALL_PAIRS = 64
 """Up to so many ranks every pair is tried."""
 GREETING = 1.0
 """Seconds in which a caller must send its request; a caller that does not is no rank of this test."""
+SEGMENT = 0.8
+"""Seconds in which segments of one size must arrive: time to be sent again twice."""
 CALLERS, CALLED = 8, 512
 
 
@@ -75,7 +79,7 @@ def _converse(caller: socket.socket, digest: bytes, rank: int) -> None:
     if magic != MAGIC or token != digest or size > LARGE:
         return
     caller.settimeout(2 * PATIENCE)
-    caller.sendall(ANSWER.pack(MAGIC, digest, rank))
+    caller.sendall(ANSWER.pack(MAGIC, digest, rank, _address(caller.getpeername()).encode()))
     for piece in _pieces(size):
         _exactly(caller, piece)
         caller.sendall(b".")
@@ -102,7 +106,35 @@ def reach_all(me: Claim, others: Sequence[Claim], token: str, *, seconds: float)
         return reach(me, other, token, size=_size(me, other), timeout=min(PATIENCE, max(seconds / 3, 0.5)))
 
     with ThreadPoolExecutor(CALLERS) as pool:
-        return tuple(found for found in pool.map(attempt, others) if found is not None)
+        reaches = tuple(found for found in pool.map(attempt, others) if found is not None)
+    stalled = next((found for found in reaches if found.outcome is ConnectOutcome.STALLED and found.pmtu), None)
+    if stalled is None:
+        return reaches
+    other = next(other for other in others if other.rank == stalled.target)
+    usable = _usable(me, other, token, stalled.pmtu or 0, until)
+    return tuple(replace(found, usable=usable) if found is stalled else found for found in reaches)
+
+
+def _usable(me: Claim, other: Claim, token: str, most: int, until: float) -> int | None:
+    """The bytes of the largest packet that arrives at another rank, found with connections that send no larger segments."""
+    headers = 60 if ":" in other.address else 40
+
+    def arrives(size: int) -> bool:
+        with socket.socket(socket.AF_INET6 if headers == 60 else socket.AF_INET) as tried:
+            tried.settimeout(SEGMENT)
+            # what did not arrive is not sent again after the end
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            try:
+                tried.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, size - headers)
+                tried.connect((other.address, other.port))
+                # exactly one segment: of more, virtual networks hand on the whole as one
+                segment = tried.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
+            except OSError:
+                return False
+            greeted, _ = _greet(tried, me.rank, other.rank, _digest(token), segment)
+            return greeted is ConnectOutcome.REACHED and _push(tried, segment)[0] == segment
+
+    return largest_that_arrives(arrives, most, until=until)
 
 
 def _size(me: Claim, other: Claim) -> int:
@@ -118,17 +150,18 @@ def reach(me: Claim, other: Claim, token: str, *, size: int, timeout: float) -> 
     second = _attempt(me, other, (other.other, other.other_port), token, SMALL, timeout)
     if second.outcome is not ConnectOutcome.REACHED:
         return first
-    return Reach(source=me.rank, target=other.rank, outcome=first.outcome, address=first.address, via_other=True)
+    return replace(first, via_other=True)
 
 
 def _attempt(me: Claim, other: Claim, where: tuple[str, int], token: str, size: int, timeout: float) -> Reach:
     began = time.monotonic()
     opened = connect(*where, timeout=timeout)
     if isinstance(opened, ConnectOutcome):
-        return Reach(source=me.rank, target=other.rank, outcome=opened, address=where[0])
+        return _failed(me, other, where, opened, time.monotonic() - began)
     with opened:
         opened.settimeout(timeout)
-        outcome = _greet(opened, me.rank, other.rank, _digest(token), size)
+        mine = _address(opened.getsockname())
+        outcome, seen_as = _greet(opened, me.rank, other.rank, _digest(token), size)
         greeted = time.monotonic()
         passed, broke = _push(opened, size) if outcome is ConnectOutcome.REACHED else (0, False)
         took = time.monotonic() - greeted
@@ -145,6 +178,24 @@ def _attempt(me: Claim, other: Claim, where: tuple[str, int], token: str, size: 
         retransmits=wire.retransmits,
         segments=wire.segments,
         rtt=wire.rtt,
+        sent_from=mine if mine != me.address else "",
+        seen_as=seen_as if seen_as != mine else "",
+    )
+
+
+def _failed(me: Claim, other: Claim, where: tuple[str, int], outcome: ConnectOutcome, seconds: float) -> Reach:
+    """An attempt that opened no connection. The kernel's answer to a firewall that rejects is that of a missing route; where this
+    host has a route, it was the network that said no."""
+    mine = sent_from(*where)
+    if outcome is ConnectOutcome.NO_ROUTE and mine:
+        outcome = ConnectOutcome.UNREACHABLE
+    return Reach(
+        source=me.rank,
+        target=other.rank,
+        outcome=outcome,
+        address=where[0],
+        seconds=seconds,
+        sent_from=mine if mine and mine != me.address else "",
     )
 
 
@@ -157,15 +208,23 @@ def _end(outcome: ConnectOutcome, size: int, passed: int, *, broke: bool) -> Con
     return ConnectOutcome.STALLED if size and not passed else ConnectOutcome.REACHED
 
 
-def _greet(opened: socket.socket, rank: int, wanted: int, digest: bytes, size: int) -> ConnectOutcome:
+def _greet(opened: socket.socket, rank: int, wanted: int, digest: bytes, size: int) -> tuple[ConnectOutcome, str]:
+    """How the greeting ended, and the address at which the other side sees this one."""
     try:
         opened.sendall(CALL.pack(MAGIC, digest, rank, wanted, size))
-        magic, token, found = ANSWER.unpack(_exactly(opened, ANSWER.size))
+        magic, token, found, seen_as = ANSWER.unpack(_exactly(opened, ANSWER.size))
     except TimeoutError:
-        return ConnectOutcome.SILENT
+        return ConnectOutcome.SILENT, ""
     except OSError:
-        return ConnectOutcome.STRANGER
-    return ConnectOutcome.REACHED if (magic, token, found) == (MAGIC, digest, wanted) else ConnectOutcome.STRANGER
+        return ConnectOutcome.STRANGER, ""
+    if (magic, token, found) != (MAGIC, digest, wanted):
+        return ConnectOutcome.STRANGER, ""
+    return ConnectOutcome.REACHED, seen_as.rstrip(b"\0").decode("ascii", errors="replace")
+
+
+def _address(name: tuple[str, int]) -> str:
+    """The address of a socket's name, without its interface."""
+    return name[0].partition("%")[0]
 
 
 def _push(opened: socket.socket, size: int) -> tuple[int, bool]:

@@ -183,7 +183,7 @@ def host_lacks_folder(facts: PreflightFacts) -> Iterator[Finding]:
     """A host does not have the working directory of this one.
 
     Why it matters: DeepSpeed's launcher changes into that directory on every host. Where that fails it goes on
-    elsewhere, and a script named by a relative path is not found.
+    elsewhere (as `dsdoctor comm` does, at home), and a script named by a relative path is not found.
 
     How to fix it: start from a folder that every host has, or make it there.
 

@@ -19,7 +19,8 @@ MOST_AT_ONCE = 256
 MOST_BY_SSH = 1000
 """Hosts to which one host holds a connection each: as many were measured (benchmarks/comm_hosts.py)."""
 LONGEST = 10.0
-"""Seconds for one host: five to connect, the rest for a login shell and a Python on a slow file system."""
+"""Seconds for one host, where there is no deadline that leaves more: five to connect, the rest for a login shell and a Python on a
+slow file system."""
 
 STEERING = (
     *("NCCL_", "RCCL_", "GLOO_", "TORCH_", "UCX_", "FI_", "HCCL_", "CCL_"),

@@ -6,6 +6,7 @@ import shlex
 from dataclasses import dataclass
 
 from dsdoctor.core.host import Answer
+from dsdoctor.hosts.any_shell import for_any_shell
 
 MARK = "@@dsdoctor"
 MODULES = ("torch", "deepspeed", "dsdoctor")
@@ -101,7 +102,7 @@ def question(python: str, folder: str, port: int, search_path: str | None) -> st
     launcher would give it; modules are looked for and not imported."""
     find = f"import importlib.util as u; print(*[n for n in {MODULES!r} if u.find_spec(n)])"
     search = ":".join(part for part in (folder, search_path) if part)
-    return "exec sh -c " + shlex.quote(
+    return for_any_shell(
         QUESTION.format(
             mark=MARK,
             folder=shlex.quote(folder),
@@ -110,7 +111,8 @@ def question(python: str, folder: str, port: int, search_path: str | None) -> st
             search=shlex.quote(search),
             port=port,
             hex=f"{port:04X}",
-        )
+        ),
+        "dsdoctor",
     )
 
 

@@ -111,7 +111,8 @@ def words(report: Report, cell: PairCell) -> str:
     route = f"rank {named(report, cell.source)} {way} rank {named(report, cell.target)}"
     if cell.unreached and cell.outcome:
         to = f" ({cell.address})" if cell.address else ""
-        return f"{route}: {cell.outcome.value} after {duration(cell.seconds)}{to}"
+        after = f" after {duration(cell.seconds)}" if cell.seconds else ""
+        return f"{route}: {cell.outcome.value}{after}{to}"
     said = f"{digits(cell.bandwidth / 1e6)} MB/s" if cell.bandwidth else "reached"
     slow = ", less than a third of the median" if cell.slow else ""
     return f"{route}: {said}{slow}" + (", only by its other address" if cell.via_other else "")

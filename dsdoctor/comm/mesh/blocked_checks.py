@@ -1,0 +1,263 @@
+"""The directions between hosts in which nothing gets through -> findings, one for each cause. Judges, never looks."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from dsdoctor.comm.mesh.blocked import Blocked, Side, blocked
+from dsdoctor.comm.mesh.matrix import Mesh
+from dsdoctor.comm.results import ConnectOutcome, Reach
+from dsdoctor.core.finding import Finding
+from dsdoctor.core.fix import Step, step
+from dsdoctor.hosts.nodelist import in_words
+
+MOST_NAMED = 4
+RANGE = step("sysctl net.ipv4.ip_local_port_range")
+LIMITS = (
+    step("sudo nft list ruleset | grep -iE 'ct count|limit'"),
+    step("sudo iptables -S | grep -i limit"),
+    step("sysctl net.netfilter.nf_conntrack_count net.netfilter.nf_conntrack_max"),
+)
+UNREACHABLE = "unreachable: a firewall that rejects, or no route on the way"
+
+
+def mesh_only_master_port(mesh: Mesh) -> Iterator[Finding]:
+    """Hosts reach the host of rank 0 on the master's port, and on no other.
+
+    Why it matters: torch, gloo and NCCL use ports that the kernel picks (net.ipv4.ip_local_port_range). With only
+    MASTER_PORT open in the firewall the rendezvous works, and the first collective hangs.
+
+    How to fix it: open the range of ephemeral ports between the hosts, in both directions.
+
+        $ sysctl net.ipv4.ip_local_port_range
+
+    Since: 0.1
+    """
+    return (_of_the_master(case) for case in _cases(mesh) if case.only_master_port)
+
+
+def mesh_one_way(mesh: Mesh) -> Iterator[Finding]:
+    """A host cannot open connections to another, or to any, which can open some to it.
+
+    A firewall on one side, a network that translates addresses (NAT: the others see its connections come from another
+    address, and nothing leads to its own), or a limit on connections (they opened at first, and later ones do not).
+
+    Why it matters: NCCL opens connections both ways; gloo from the higher address to the lower, so with gloo one way
+    may be enough. It is a warning then, and the next set of hosts may hang.
+
+    How to fix it: let the host that is not reached accept connections on all ephemeral ports; give one behind NAT an
+    address that the others can reach; raise a limit.
+
+        $ sysctl net.ipv4.ip_local_port_range
+
+    Since: 0.1
+    """
+    return (_of_one_way(case) for case in _cases(mesh) if not case.only_master_port and not case.both_ways)
+
+
+def mesh_unreached(mesh: Mesh) -> Iterator[Finding]:
+    """Hosts whose ranks all came to the rendezvous do not reach each other.
+
+    Why it matters: they reach the master's port, so a switch, a security group, a firewall or a route between them is at
+    fault; every collective over them hangs.
+
+    How to fix it: look at the route, the switch and the firewall of the host that is named, or between the two.
+
+        $ ip route get ADDRESS
+
+    Since: 0.1
+    """
+    return (_of_both_ways(case) for case in _cases(mesh) if not case.only_master_port and case.both_ways)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Case:
+    """A group of directions with what else is known of it."""
+
+    mesh: Mesh
+    group: Blocked
+    failed: tuple[Reach, ...]
+
+    @property
+    def both_ways(self) -> bool:
+        return bool({(b, a) for a, b in self.group.pairs} & {*self.group.pairs})
+
+    @property
+    def only_master_port(self) -> bool:
+        """Whether what fails leads to the master's host, whose port all ranks reached, or is between it and one other."""
+        group, master = self.group, self.mesh.master
+        if self.limited or self.translated or self.detours:
+            return False
+        if group.side is Side.EVERYWHERE:
+            return True
+        return group.side is not Side.FROM and all(master in pair for pair in group.pairs) and self._leads_to(master)
+
+    @property
+    def limited(self) -> bool:
+        """Whether all of it worked before."""
+        return set(self.group.pairs) <= self.mesh.worked
+
+    @property
+    def translated(self) -> Reach | None:
+        """A connection of the host that is not reached, which the others see come from another address than it left from."""
+        hosts = {target for _, target in self.group.pairs}
+        return next(
+            (reach for reach in self.mesh.reaches if reach.seen_as and self.mesh.hosts(reach)[0] in hosts), None
+        )
+
+    @property
+    def detours(self) -> dict[str, str]:
+        """By host: the interface by which its kernel sends to one that it does not reach, where it is not the rank's own."""
+        found = {}
+        for reach in self.failed:
+            claim = self.mesh.by_rank[reach.source]
+            known = {one.address: one for one in claim.local.interfaces} if claim.local else {}
+            way, routed = known.get(reach.sent_from), claim.local.routed if claim.local else None
+            if way and way.name not in {claim.interface, routed.name if routed else ""}:
+                link = "" if way.up else ", which has no link"
+                by = f"{way.name} {way.address}{link}, not by {claim.interface}"
+                found[claim.host] = f"{claim.host} sends to {reach.address} by {by}"
+        return found
+
+    @property
+    def ways(self) -> str:
+        return " and ".join(sorted({said(reach.outcome) for reach in self.failed}))
+
+    @property
+    def peers(self) -> str:
+        return hosts_in_words(self.group.peers)
+
+    @property
+    def grave(self) -> bool:
+        """Whether the backend opens a connection in one of the directions."""
+        return any(self.mesh.opens(*pair) for pair in self.group.pairs)
+
+    @property
+    def evidence(self) -> tuple[str, ...]:
+        return tuple(
+            f"{self.mesh.who(reach.source)} -> {self.mesh.who(reach.target)} at {reach.address}: {reach.outcome.value}"
+            for reach in self.failed[:MOST_NAMED]
+        )
+
+    def _leads_to(self, host: str) -> bool:
+        return any(target == host for _, target in self.group.pairs)
+
+
+def _cases(mesh: Mesh) -> Iterator[_Case]:
+    for group in blocked(mesh):
+        pairs = set(group.pairs)
+        failed = tuple(reach for reach in mesh.reaches if mesh.hosts(reach) in pairs)
+        yield _Case(mesh=mesh, group=group, failed=failed)
+
+
+def _of_the_master(case: _Case) -> Finding:
+    master, group = case.mesh.master, case.group
+    others = hosts_in_words(host for host in (group.host, *group.peers) if host != master)
+    if case.both_ways:
+        title = (
+            f"{master} and {others} reach each other on the master's port only: connections to other ports {case.ways}"
+        )
+    else:
+        title = f"{others} cannot connect to {master} on any other port than the master's: {case.ways}"
+    if group.side is Side.EVERYWHERE:
+        title = (
+            f"the hosts {hosts_in_words((group.host, *group.peers))} reach each other on no port but the master's on "
+            f"{master}: {case.ways}"
+        )
+    return (Finding.error if case.grave else Finding.warning)(
+        "mesh-only-master-port",
+        title,
+        evidence=case.evidence,
+        fix="open the range of ephemeral ports "
+        + ("between the hosts, in both directions" if case.both_ways else f"in the firewall of {master}"),
+        steps=(RANGE,),
+    )
+
+
+def _of_one_way(case: _Case) -> Finding:
+    source, target = case.group.pairs[0]
+    sources = source
+    if case.group.side is Side.TO:
+        target, sources = case.group.host, case.peers
+        back = f"{target} can connect to {'them' if len(case.group.peers) > 1 else sources}"
+        title = f"{sources} cannot connect to {target} ({case.ways}), while {back}"
+    elif case.group.side is Side.FROM:
+        source, target = case.group.host, case.peers
+        title = f"{source} cannot connect to {target} ({case.ways}), while they can connect to {source}"
+    else:
+        title = f"{source} cannot connect to {target} ({case.ways}), while {target} can connect to {source}"
+    title, fix, steps = _why(case, title)
+    if not fix and case.group.side is Side.FROM:
+        fix, steps = f"look at the rules of {source}'s firewall for connections that leave it", (_route(case),)
+    return (Finding.error if case.grave else Finding.warning)(
+        "mesh-one-way",
+        title,
+        evidence=(*tuple(case.detours.values())[1:], *case.evidence),
+        fix=fix or f"let {target} accept connections from {sources} on all ephemeral ports",
+        steps=steps or (RANGE,),
+    )
+
+
+def _of_both_ways(case: _Case) -> Finding:
+    group, master = case.group, case.mesh.master
+    title = f"{group.host} and {case.peers} do not reach each other: {case.ways}"
+    if group.side is Side.TWO and not case.detours and master not in {group.host, *group.peers}:
+        title += f"; both reach {master}"
+    where = "between these two" if group.side is Side.TWO else f"of {group.host}"
+    title, fix, steps = _why(case, title)
+    return Finding.error(
+        "mesh-unreached",
+        title,
+        evidence=(*tuple(case.detours.values())[1:], *case.evidence),
+        fix=fix or f"look at the route, the switch and the firewall {where}",
+        steps=steps or (_route(case),),
+    )
+
+
+def _why(case: _Case, title: str) -> tuple[str, str, tuple[Step, ...]]:
+    """The title with the cause that is known, its fix and steps; both empty where none is."""
+    reach = case.translated
+    if case.limited:
+        where = hosts_in_words({target for _, target in case.group.pairs})
+        return (
+            f"{title}: connections worked at first, and later ones fail",
+            f"look on {where} for a limit on connections (connlimit, hashlimit, a full table of connections), and raise it",
+            LIMITS,
+        )
+    if reach is not None and not case.both_ways:
+        host, address = case.mesh.hosts(reach)[0], case.mesh.by_rank[reach.source].address
+        return (
+            f"{title}: {host}'s address {address} is not reachable from outside of its network; its connections come "
+            f"from {reach.seen_as} (NAT)",
+            f"give {host} an address that the others reach (for a container: the host's network), or a route to {address}",
+            (step("ip route get {address}", address=address),),
+        )
+    if case.detours:
+        host, way = next(iter(case.detours.items()))
+        return f"{title}: {way}", f"correct the route on {host}", (_route(case),)
+    return title, "", ()
+
+
+def _route(case: _Case) -> Step:
+    """The step that shows which way the kernel takes; on the host that takes another one than the others, if one does."""
+    sure = [reach for reach in case.failed if case.mesh.hosts(reach)[0] in case.detours] or case.failed
+    return step("ip route get {address}", address=sure[0].address)
+
+
+def said(outcome: ConnectOutcome) -> str:
+    """How attempts ended, in words."""
+    return UNREACHABLE if outcome is ConnectOutcome.UNREACHABLE else outcome.value
+
+
+def hosts_in_words(hosts: Iterable[str]) -> str:
+    """A few hosts one by one, many in short.
+
+    >>> hosts_in_words(["n1"]), hosts_in_words(["n1", "n2", "n3"]), hosts_in_words(f"n{number}" for number in range(9))
+    ('n1', 'n1, n2 and n3', 'n[0-8]')
+    """
+    names = sorted(hosts)
+    if len(names) > MOST_NAMED:
+        return in_words(names)
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+CHECKS = (mesh_only_master_port, mesh_one_way, mesh_unreached)
