@@ -121,14 +121,18 @@ def rank_lacks_processor(ranks: Ranks) -> Iterator[Finding]:
         worst = max(paces, key=lambda pace: pace.delayed)
         others = others_of(worst, ranks.paces)
         verb = "waits" if len(paces) == 1 else "wait"
-        began = f"until it came {ranks.starts.get(worst.rank, 0.0):.1f} s, the others {_starts(others, ranks):.1f} s"
-        share = f"{worst.delayed:.0%} of the time, the others {median(other.delayed for other in others):.0%}"
+        mine, theirs = ranks.starts.get(worst.rank, 0.0), _starts(others, ranks)
+        began = f"waited {mine:.1f} s for a processor until it came, the others {theirs:.1f} s"
+        usual = median(other.delayed for other in others)
+        share = f"{verb} for a processor {worst.delayed:.0%} of the time, the others {usual:.0%}"
         first, second = (share, began) if _less_now(worst, others) else (began, share)
         yield Finding.warning(
             "rank-lacks-processor",
-            f"{named(tuple(pace.rank for pace in paces), ranks.hosts)} {verb} for a processor {first}:"
-            " other work or a quota takes it",
-            evidence=(second, f"{_ms(worst.compute)} for work that takes the others {_ms(_usual(others))} (medians)"),
+            f"{named(tuple(pace.rank for pace in paces), ranks.hosts)} {first}: other work or a quota takes it",
+            evidence=(
+                f"it {second}",
+                f"{_ms(worst.compute)} for work that takes the others {_ms(_usual(others))} (medians)",
+            ),
             fix="see what else runs on its host, which processors it may use, and whether its cgroup has a quota",
             steps=(step("ssh {host|HOST} top -b -n 1", host=_host(worst, ranks)),),
         )
