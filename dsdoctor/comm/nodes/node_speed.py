@@ -130,7 +130,11 @@ def node_is_slow(seen: NodeSpeeds) -> Iterator[Finding]:
             f" {rate / 1e6:.3g} MB/s, the others do {seen.usual}",
             evidence=tuple(and_more_lines(lines, MOST, of="pairs")),
             fix=f"take {seen.named(part)} out of the job, and look at {look}",
-            steps=(step("traceroute {host}" if far else "ssh {host} ip -s link", host=seen.named(part)),),
+            steps=(
+                step("traceroute {host}", host=seen.named(part))
+                if far
+                else step("ssh {host} ip -s link", host=seen.named(part)),
+            ),
         )
 
 

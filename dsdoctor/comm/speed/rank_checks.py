@@ -12,7 +12,7 @@ from statistics import median
 from dsdoctor.comm.rank_names import named
 from dsdoctor.comm.results import Held, Pace
 from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import Step, step
+from dsdoctor.core.fix import step
 from dsdoctor.core.sentences import and_more_lines
 
 SLOW_WORK, SLOWER_WORK = 2.0, 1.25
@@ -116,21 +116,25 @@ def rank_lacks_processor(ranks: Ranks) -> Iterator[Finding]:
     for pace in ranks.paces:
         others = others_of(pace, ranks.paces)
         if others and not ranks.known(pace) and _lacks(pace, ranks):
-            found["" if pace.rank >= len(ranks.hosts) else ranks.hosts[pace.rank]].append(pace)
+            found[_host(pace, ranks)].append(pace)
     for paces in found.values():
         worst = max(paces, key=lambda pace: pace.delayed)
         others = others_of(worst, ranks.paces)
         verb = "waits" if len(paces) == 1 else "wait"
-        began = f"until it came {ranks.starts.get(worst.rank, 0.0):.1f} s, the others {_starts(others, ranks):.1f} s"
-        share = f"{worst.delayed:.0%} of the time, the others {median(other.delayed for other in others):.0%}"
+        mine, theirs = ranks.starts.get(worst.rank, 0.0), _starts(others, ranks)
+        began = f"waited {mine:.1f} s for a processor until it came, the others {theirs:.1f} s"
+        usual = median(other.delayed for other in others)
+        share = f"{verb} for a processor {worst.delayed:.0%} of the time, the others {usual:.0%}"
         first, second = (share, began) if _less_now(worst, others) else (began, share)
         yield Finding.warning(
             "rank-lacks-processor",
-            f"{named(tuple(pace.rank for pace in paces), ranks.hosts)} {verb} for a processor {first}:"
-            " other work or a quota takes it",
-            evidence=(second, f"{_ms(worst.compute)} for work that takes the others {_ms(_usual(others))} (medians)"),
+            f"{named(tuple(pace.rank for pace in paces), ranks.hosts)} {first}: other work or a quota takes it",
+            evidence=(
+                f"it {second}",
+                f"{_ms(worst.compute)} for work that takes the others {_ms(_usual(others))} (medians)",
+            ),
             fix="see what else runs on its host, which processors it may use, and whether its cgroup has a quota",
-            steps=(_on(worst, ranks, "top -b -n 1"),),
+            steps=(step("ssh {host|HOST} top -b -n 1", host=_host(worst, ranks)),),
         )
 
 
@@ -214,8 +218,10 @@ def rank_straggles(ranks: Ranks) -> Iterator[Finding]:
             evidence=(f"it waits {_ms(pace.waited)} at a barrier, the others {_ms(wait)} (medians)",),
             fix=f"see whether its {'processor' if processor else 'GPU'} is throttled, and what else uses it",
             steps=(
-                _on(pace, ranks, "lscpu -e") if processor else step("nvidia-smi -q -d PERFORMANCE,TEMPERATURE,CLOCK"),
-                _on(pace, ranks, "top -b -n 1"),
+                step("ssh {host|HOST} lscpu -e", host=_host(pace, ranks))
+                if processor
+                else step("nvidia-smi -q -d PERFORMANCE,TEMPERATURE,CLOCK"),
+                step("ssh {host|HOST} top -b -n 1", host=_host(pace, ranks)),
             ),
         )
 
@@ -239,9 +245,8 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms"
 
 
-def _on(pace: Pace, ranks: Ranks, command: str) -> Step:
-    host = ranks.hosts[pace.rank] if pace.rank < len(ranks.hosts) else ""
-    return step(f"ssh {{host}} {command}", host=host) if host else step(command)
+def _host(pace: Pace, ranks: Ranks) -> str:
+    return ranks.hosts[pace.rank] if pace.rank < len(ranks.hosts) else ""
 
 
 CHECKS = (cpu_quota_used_up, rank_lacks_processor, rank_straggles, processors_busy)
