@@ -47,15 +47,24 @@ def first_bad(frames: Iterable[Frame]) -> FirstBad | None:
 def _in_forward(frames: tuple[Frame, ...]) -> FirstBad | None:
     before: Frame | None = None
     given = [(frame, tensor) for frame in frames if frame.module == "" for tensor in _bad_inputs(frame)]
+    mended = False
     for frame in frames:
         found = _judge(frame, before)
         if found is not None:
+            if found.kind is BadKind.BETWEEN:
+                given = [pair for pair in given if not mended or _same_places(pair[1], found.tensor)]
             if given and found.kind is BadKind.BETWEEN:
                 # the batch itself: its place in the call of the whole model says more than where it was met first
                 return FirstBad(kind=BadKind.DATA, frame=given[0][0], tensor=given[0][1])
             return found
         before = frame
+        mended = mended or any(tensor.is_bad and not is_minus_inf_mask(tensor) for tensor in frame.inputs)
     return None
+
+
+def _same_places(batch: TensorStats, met: TensorStats) -> bool:
+    """Whether as many elements are bad as in the batch, of which a module before has made finite values."""
+    return (batch.nan, batch.posinf + batch.neginf) == (met.nan, met.posinf + met.neginf)
 
 
 def _judge(frame: Frame, before: Frame | None) -> FirstBad | None:
@@ -75,9 +84,10 @@ def _judge(frame: Frame, before: Frame | None) -> FirstBad | None:
 
 
 def _bad_inputs(frame: Frame) -> tuple[TensorStats, ...]:
-    """Inputs that are bad and are no masks. An inf does not count where the module's outputs are finite all the same."""
-    bad = (tensor for tensor in frame.inputs if tensor.is_bad and not is_minus_inf_mask(tensor))
-    return tuple(tensor for tensor in bad if tensor.nan or not _is_finite(frame))
+    """Inputs that are bad and are no masks. They do not count where the module's outputs are finite all the same: it fills in
+    what is missing, or does not read it."""
+    bad = tuple(tensor for tensor in frame.inputs if tensor.is_bad and not is_minus_inf_mask(tensor))
+    return () if _is_finite(frame) else bad
 
 
 def _is_finite(frame: Frame) -> bool:

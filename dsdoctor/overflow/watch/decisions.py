@@ -305,4 +305,4 @@ class Decisions:
     def _conclude_alone(self, rank_report: RankReport, *, harmless: bool = False) -> None:
         """This rank by itself: announce, and let rank 0 know. ``harmless``: loss and gradients are finite."""
         findings = self.found.add_alone(Seen(rank_report, harmless))
-        self._announcer.announce(findings, [rank_report])
+        self._announcer.announce(findings, [rank_report], notes_once=harmless)
