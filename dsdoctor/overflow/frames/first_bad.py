@@ -190,6 +190,11 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     folder from which no checkpoint was loaded. ``unchanged``: weights that a step left as they were, in two checks.
     ``inputs``: how large the inputs of the first bad module were in earlier steps, of which level frames knows some.
     ``bad_tensors``: buffers, weights and attributes that hold nan or inf, looked for where a loss is bad and nothing is replayed.
+    ``accumulation``: micro-batches of a step, 0 where not known. ``engine``: which one it is, in a process with several.
+    ``evaluation``: the forward had no gradients; in which words. ``bad_applied``: the first step that DeepSpeed is known to have
+    applied with gradients that were not finite. ``frozen``: the bad weight has no gradient, so no optimizer writes it.
+    ``zero_over_zero``: bad elements of the optimizer's weights here, if its eps is 0 and all of them have a second moment of 0.
+    ``again``: steps before went wrong too and were replayed, and this one is not.
     """
 
     rank: int
@@ -233,3 +238,10 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     ignored: str = ""
     bad_output: bool = False
     other_loss: bool = False
+    accumulation: int = 0
+    engine: str = ""
+    evaluation: str = ""
+    bad_applied: int | None = None
+    frozen: bool = False
+    zero_over_zero: int = 0
+    again: bool = False

@@ -27,7 +27,7 @@ from dsdoctor.overflow.replay.recorder import BatchRecorder
 from dsdoctor.overflow.replay.underflow import flushed, is_suspect
 from dsdoctor.overflow.replay.vanished import any_lost_activation, has_lost_gradient, vanished
 from dsdoctor.overflow.verdict.verdict import judge
-from dsdoctor.overflow.watch import small
+from dsdoctor.overflow.watch import engines, small
 from dsdoctor.overflow.watch.announce import Announcer
 from dsdoctor.overflow.watch.examine import Examination
 from dsdoctor.overflow.watch.found import Found, Seen
@@ -59,6 +59,7 @@ class Decisions:
         self._updates: small.Updates | None = None
         self._was_unchanged = False
         self._last_clean_step: int | None = None
+        self._bad_applied: int | None = None
         self._loss_gradient: Tensor | None = None
         self._asks_scale = engine_facts.zero_stage(engine) == 0 and engine_facts.dtype(engine) is torch.float16
 
@@ -105,6 +106,8 @@ class Decisions:
                 world=ranks.world(),
                 step=record.position.step,
                 batch=record.batch,
+                evaluation="a forward without gradients" if record.training else "an evaluation",
+                engine=engines.told(self.engine),
                 first_bad=found,
                 frames=last,
             )
@@ -237,6 +240,8 @@ class Decisions:
             rank_report,
             batch=self._first_batch,
             micro=bad[0] if bad else 0,
+            accumulation=engine_facts.gradient_accumulation(self.engine),
+            engine=engines.told(self.engine),
             skipped=self._overflows.skipped,
             loss_line=line,
             ignored=ignored,
@@ -277,19 +282,24 @@ class Decisions:
         """All ranks come here together: what DeepSpeed decided is the same on all of them."""
         applied = decision.overflow is None and not decision.dynamic
         self._overflows.add(skipped=not applied)
-        since = None if self._last_clean_step is None else self._last_clean_step + 1
+        last = self._last_clean_step
+        # a checkpoint of an earlier step was loaded: what was clean before says nothing of its weights
+        since = None if last is None or last >= decision.step else last + 1
         rank_report = msgspec.structs.replace(
             live or self._rank_report(decision),
             skipped=self._overflows.skipped,
             applied=applied,
             weight_bad_since=since,
+            bad_applied=self._bad_applied,
         )
+        if applied and self._bad_applied is None:
+            self._bad_applied = decision.step
         if self._overflows.is_replayed(dynamic=decision.dynamic):
             most = self.options.max_frames_to_save
             rank_reports = replayed(self.engine, self._recorder, rank_report, batch=self._first_batch, most_frames=most)
             rank_reports = self._examination.examined(self._recorder, rank_reports)
         else:
-            rank_reports = ranks.gather(rank_report)
+            rank_reports = ranks.gather(msgspec.structs.replace(rank_report, again=True))
         self._conclude(rank_reports)
 
     def _conclude(self, rank_reports: list[RankReport]) -> None:

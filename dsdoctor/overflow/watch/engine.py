@@ -22,6 +22,7 @@ from dsdoctor.overflow.hooks.module_hooks import Hook, Hooks
 from dsdoctor.overflow.hooks.options import Options
 from dsdoctor.overflow.measure.measure import backend_of, why_no_kernel
 from dsdoctor.overflow.replay.recorder import BatchRecorder
+from dsdoctor.overflow.watch import engines
 from dsdoctor.overflow.watch.announce import Announcer
 from dsdoctor.overflow.watch.debug import refuse_twice
 from dsdoctor.overflow.watch.decisions import Decisions
@@ -97,6 +98,7 @@ class Watch:
             self.detach()
             raise
         vars(engine)["dsdoctor"] = self
+        engines.note(engine)
 
     # -- what the user holds
 
