@@ -185,7 +185,8 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     is an ``origin``, the -inf did. ``frames``: the last ones up to the first bad call. ``unmeasured``: calls of the replay
     with a tensor that could not be measured. ``replayed``: how far the replay went, in words. ``applied``: DeepSpeed applies
     the step all the same. ``weight_bad_since``: the first step that is known to have a bad weight; None: bad from the start.
-    ``loss_line``: where a loss outside of the model became bad. ``loss_gradient``: the gradient that arrived at the loss.
+    ``loss_line``: where a loss outside of the model became bad; ``loss_made``: the operation that its graph shows.
+    ``loss_gradient``: the gradient that arrived at the loss.
     ``loss_gradient_due``: what should have arrived there, the loss scale over the accumulation steps. ``not_loaded``: the
     folder from which no checkpoint was loaded. ``unchanged``: weights that a step left as they were, in two checks.
     ``inputs``: how large the inputs of the first bad module were in earlier steps, of which level frames knows some.
@@ -218,6 +219,7 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     origin: Origin | None = None
     received: Origin | None = None
     loss_line: str = ""
+    loss_made: Origin | None = None
     not_loaded: str = ""
     unmeasured: tuple[str, ...] = ()
     flushed: Flushed | None = None

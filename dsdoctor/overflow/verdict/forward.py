@@ -176,8 +176,10 @@ def loss_not_finite(rank_reports: RankReports) -> Iterator[Finding]:
         f"the loss is {losses} and {finite}{origin}{ranks}",
         evidence=(
             *evidence(rank_reports, bad[0]),
+            *_of_its_graph(bad[0]),
             *(f"the {each.name} holds {amount(each)}" for each in bad[0].bad_tensors),
         ),
+        affects=_place(bad[0]),
         fix=_what_to_do(rank_reports, bad[0]),
     )
 
@@ -188,6 +190,8 @@ NO_TARGET = "Leave out micro-batches without a target, or take the sum and divid
 def _what_to_do(rank_reports: RankReports, rank_report: RankReport) -> str:
     found, made = rank_report.first_bad, rank_report.origin
     cure = made.cure if made is not None and found is not None and found.kind is BadKind.LOSS else ""
+    if not cure and rank_report.loss_made is not None and not rank_report.again:
+        cure = rank_report.loss_made.cure or "Look at that operation, and at what it is given."
     if rank_report.ignored:
         cure = NO_TARGET
     known = " ".join(part for part in (cure, what_was_tried(rank_reports, found)) if part)
@@ -224,4 +228,23 @@ def _made_the_loss(rank_report: RankReport) -> str:
     found, made = rank_report.first_bad, rank_report.origin
     if found is not None and found.kind is BadKind.LOSS and made is not None:
         return f", by {made.op} in {made.line}"
-    return f", computed in {rank_report.loss_line}" if rank_report.loss_line else ""
+    made, line = rank_report.loss_made, rank_report.loss_line
+    computed = f", computed in {line}" if line else ""
+    if made is None or rank_report.again:
+        return computed
+    return f", by {made.op} in {made.line}" if made.line else f", by {made.op}{computed}"
+
+
+def _of_its_graph(rank_report: RankReport) -> Iterator[str]:
+    made = rank_report.loss_made
+    if made is None or rank_report.again or rank_report.origin is not None:
+        return
+    yield f"why: {made.how}"
+    if not made.line:
+        yield "read from the graph of the loss: its line is told if it happens again"
+
+
+def _place(rank_report: RankReport) -> tuple[str, ...]:
+    """The line, if it is known: then it is told in full, although the loss was bad before."""
+    made = rank_report.loss_made
+    return () if made is None or not made.line else (made.line.partition(" ")[0],)
