@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from dsdoctor.overflow.watch import loss_graph
+from dsdoctor.overflow.watch import graph_nodes
 from dsdoctor.overflow.watch.loss_graph import made_the_loss
 from dsdoctor.overflow.watch.loss_lines import LossLines
 from tests.each import each
@@ -51,8 +51,12 @@ ON_THE_WAY: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+# float16 makes inf of finite sums too, so that a mean that is not kept is not proven to be the first
+PROVEN = [case for case in itertools.product(MADE, ON_THE_WAY, DTYPES) if case[::2] != ("empty", torch.float16)]
+
+
 @pytest.mark.filterwarnings("ignore:std")
-@each("name, way, dtype", itertools.product(MADE, ON_THE_WAY, DTYPES))
+@each("name, way, dtype", PROVEN)
 def test_the_operation_is_named_with_why(name: str, way: str, dtype: torch.dtype) -> None:
     make, how = MADE[name]
 
@@ -103,24 +107,24 @@ def test_a_masked_action_minus_itself_is_the_subtraction_and_not_the_mask() -> N
     made = made_the_loss((likelihood - likelihood.detach()).exp().clamp(0.8, 1.2).mean())
 
     assert made is not None
-    assert made.op == "sub"
+    assert made.op == "sub or what it was given"
     assert made.how.startswith("it was given 4 -inf of 4")
 
 
 class Program:
     """Operations drawn by chance, with what each of them made of finite operands."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, dtype: torch.dtype) -> None:
         draw = random.Random(seed)
         torch.manual_seed(seed)
-        x = torch.randn(3, 4, requires_grad=True) * draw.choice((1, 100))
-        constant = torch.randn(3, 4).relu()
+        x = torch.randn(3, 4).to(dtype).requires_grad_() * draw.choice((1, 100))
+        constant = torch.randn(3, 4).to(dtype).relu()
         if draw.random() < 0.4:
             constant[0, 0] = draw.choice(BAD)
         self.pool, self.makers = [x, x.relu(), constant], set()
         for _ in range(draw.randint(2, 8)):
             self._add(draw)
-        self.loss = sum((each.mean() for each in self.pool[3:]), torch.zeros(()))
+        self.loss = sum((each.mean() for each in self.pool[3:]), torch.zeros((), dtype=dtype))
 
     def _add(self, draw: random.Random) -> None:
         name = draw.choice(
@@ -130,7 +134,7 @@ class Program:
         given = [one, other] if name in ("div", "mul", "sub", "add") else [one]
         more: tuple[Any, ...] = {"softmax": (-1,), "clamp": (0.0,), "sum": (1, True)}.get(name, ())
         result = getattr(torch, name)(*given, *more)
-        result = result.expand(3, 4)
+        result = result if result.shape == (3, 4) else result * torch.ones(3, 4, dtype=result.dtype)
         if bool(torch.isfinite(result).all()) is False and all(bool(torch.isfinite(each).all()) for each in given):
             self.makers.add(name)
         inf_to_nan = bool(result.isnan().any()) and not any(bool(each.isnan().any()) for each in given)
@@ -139,16 +143,16 @@ class Program:
         self.pool.append(result)
 
 
-@each("seed", range(400))
-def test_of_any_program_the_operation_that_is_named_did_make_it(seed: int) -> None:
-    program = Program(seed)
+@each("seed, dtype", itertools.product(range(100), (torch.float32, torch.float16)))
+def test_of_any_program_the_operation_that_is_named_did_make_it(seed: int, dtype: torch.dtype) -> None:
+    program = Program(seed, dtype)
     if bool(torch.isfinite(program.loss)) or program.loss.grad_fn is None:
         return
 
     made = made_the_loss(program.loss)
 
-    if made is not None and not made.op.startswith("what ") and not made.op.endswith("before it"):
-        assert made.op in program.makers | ({"add", "mean"} if "together" in made.how else set()), made
+    if made is not None and not made.op.startswith("what ") and " or " not in made.op:
+        assert made.op in program.makers, made
 
 
 def test_what_a_checkpoint_would_compute_again_is_not_read() -> None:
@@ -171,7 +175,7 @@ def test_nothing_is_read_that_is_large_freed_or_has_no_graph(monkeypatch: pytest
     assert made_the_loss(torch.tensor(float("nan"))) is None
     assert (made := made_the_loss(freed)) is None or made.op.endswith("before it")
 
-    monkeypatch.setattr(loss_graph, "LARGEST", 8)
+    monkeypatch.setattr(graph_nodes, "LARGEST", 8)
     assert (made := made_the_loss(logits(torch.float32).relu().log().mean())) is None or made.op.endswith("before it")
 
 

@@ -149,7 +149,7 @@ def test_an_operation_whose_line_is_known_is_another_finding_than_one_without() 
     found = cause(rank_report(0, good(0, "a"), losses=(float("nan"),), loss_made=with_line, loss_line="train.py:9"))
 
     assert found.title.endswith(", by log in train.py:3 in f: return p.log()")
-    assert found.affects == ("train.py:3",)
+    assert found.affects == ("the loss",)
     assert found.fix is not None
     assert found.fix.text == "Look at that operation, and at what it is given."
 

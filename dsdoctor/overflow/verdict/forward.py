@@ -245,6 +245,6 @@ def _of_its_graph(rank_report: RankReport) -> Iterator[str]:
 
 
 def _place(rank_report: RankReport) -> tuple[str, ...]:
-    """The line, if it is known: then it is told in full, although the loss was bad before."""
+    """Said where the line is known: then it is told in full, although the loss was bad before."""
     made = rank_report.loss_made
-    return () if made is None or not made.line else (made.line.partition(" ")[0],)
+    return () if made is None or not made.line else ("the loss",)

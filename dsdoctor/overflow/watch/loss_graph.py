@@ -1,12 +1,9 @@
 """A loss that is nan or inf, before its backward -> the operation that made it so, by what autograd keeps of its graph.
 
 Read only of a loss that is known to be bad. Says no more than the kept tensors prove: an operation all of whose operands are
-finite has made it; one that was given a bad operand without gradient has not. Nothing is computed again that has hooks of its own
-(activation checkpointing), and nothing larger than ``LARGEST``.
+finite has made it; one that was given a bad operand without gradient has not.
 """
 
-import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,48 +17,15 @@ from dsdoctor.overflow.measure.readings import Meters, Readings
 from dsdoctor.overflow.replay.arithmetic import Why, why
 from dsdoctor.overflow.replay.lines import made_at
 from dsdoctor.overflow.verdict.evidence import amount
+from dsdoctor.overflow.watch.graph_nodes import AGAIN, kind_of, readable, saved, second_operand, snake, words
 
-LARGEST = 256 << 20
-"""Bytes of a tensor that is looked at: logits of a large vocabulary have gigabytes."""
 DEEPEST = 12
 """Operations that are computed again, one out of the other."""
 LONGEST = 64
 """Operations from the loss back to the one that made it."""
-VIEWS = frozenset(
-    (
-        "View",
-        "UnsafeView",
-        "Reshape",
-        "ReshapeAlias",
-        "Squeeze",
-        "Unsqueeze",
-        "Expand",
-        "Clone",
-        "Alias",
-        "T",
-        "Transpose",
-        "Permute",
-        "Neg",
-    )
-)
+VIEWS = words("View UnsafeView Reshape ReshapeAlias Squeeze Unsqueeze Expand Clone Alias T Transpose Permute Neg")
 """They hold the same elements, but for their sign."""
-PARTS = frozenset(
-    (
-        "Select",
-        "Slice",
-        "Index",
-        "Gather",
-        "IndexSelect",
-        "MaskedSelect",
-        "Mean",
-        "Sum",
-        "Rsub",
-        "ToCopy",
-        "Abs",
-        "Split",
-        "Narrow",
-    )
-)
+PARTS = words("Select Slice Index Gather IndexSelect MaskedSelect Mean Sum Rsub ToCopy Abs Split Narrow")
 """What is nan in their result was nan or inf in their operand, or came of none at all."""
 ARITHMETIC = frozenset(("Add", "Sub", "Mul"))
 """Of finite operands they make inf at most, never nan; of those that one of them is given and that is finite nothing came."""
@@ -79,7 +43,6 @@ NAMES = {
 }
 """The operands with a gradient in their order, where they are not one or two."""
 MADE = ("result", "total_weight", "result1", "result2")
-SECOND = ("other", "target", "exponent", "weight")
 FORWARD = {
     "NllLoss": "nll_loss_forward",
     "NllLoss2D": "nll_loss2d_forward",
@@ -122,6 +85,7 @@ class _Graph:
     def back_from(self, node: Any, value: Tensor) -> Origin | None:
         """From the loss to the first operation with a bad result."""
         is_nan: bool | None = bool(value.isnan().any())
+        half = value.dtype is torch.float16
         for _ in range(LONGEST):
             kind, operands = kind_of(node), list(self.operands(node))
             chosen = _carrier(operands, is_nan)
@@ -144,7 +108,7 @@ class _Graph:
                 divided = (
                     kind == "Div" and operands[0].bad is None and is_nan is not False
                 )  # by what is finite and not 0
-                if len(unknown) > 1 or not (divided or _passes(kind, is_nan)):
+                if len(unknown) > 1 or not (divided or _passes(kind, is_nan, half)):
                     return _unsure(node)
                 chosen = unknown[0]
             if chosen.node is None:
@@ -155,17 +119,17 @@ class _Graph:
 
     def operands(self, node: Any) -> Iterator[Operand]:
         """What autograd can tell of an operation's operands: those with a gradient, and what it keeps of others."""
-        names = NAMES.get(kind_of(node), ("self", _second(node)))
+        names = NAMES.get(kind_of(node), ("self", second_operand(node)))
         for number, (before, _) in enumerate(node.next_functions):
             name = names[number] if number < len(names) else ""
-            value = _saved(node, name) if name else None
+            value = saved(node, name) if name else None
             if not isinstance(value, Tensor):
                 value = None if before is None else self.value(before)
             bad = _is_bad(value) if value is not None else None if before is None else self._is_bad_behind(before)
             yield Operand(name=name, node=before, value=value, bad=bad)
         for name in dir(node):
             name = name.removeprefix("_saved_") if name.startswith("_saved_") else ""
-            value = _saved(node, name) if name not in ("", *names, *MADE) else None
+            value = saved(node, name) if name not in ("", *names, *MADE) else None
             if isinstance(value, Tensor) and _is_bad(value):
                 yield Operand(name=name, node=None, value=value, bad=True)
 
@@ -197,34 +161,36 @@ class _Graph:
         return self._values[node]
 
     def _value(self, node: Any, depth: int) -> Tensor | None:
-        kept = _saved(node, "result")
+        kept = saved(node, "result")
         if isinstance(kept, Tensor):
             return kept
         if type(node).__name__ == "AccumulateGrad":
-            return _readable(node.variable)
+            return readable(node.variable)
         again = AGAIN.get(kind_of(node))
         if again is None or depth > DEEPEST:
             return None
         given = []
-        for name, (before, _) in zip(("self", _second(node)), node.next_functions, strict=False):
-            saved = _saved(node, name)
-            given.append(saved if saved is not None or before is None else self.value(before, depth + 1))
+        for name, (before, _) in zip(("self", second_operand(node)), node.next_functions, strict=False):
+            here = saved(node, name)
+            given.append(here if here is not None or before is None else self.value(before, depth + 1))
         return None if any(each is None for each in given) else again(node, *given)
 
     def _made(self, node: Any, operands: list[Operand], value: Tensor | None, is_nan: bool | None) -> Origin | None:
         """Its operands are finite."""
         kind = kind_of(node)
-        if kind in (VIEWS | PARTS) - SUMS or (is_nan is None and value is None):
+        if kind in (VIEWS | PARTS) - SUMS - {"ToCopy"} or (value is None and is_nan is None):
+            return None
+        if value is not None and not _is_bad(value):
             return None
         known = [each.value for each in operands if each.value is not None]
         given: list[TensorStats | float | None] = [_figures(each) for each in known]
         result = _figures(value) if value is not None else None
-        if result is None or not result.is_bad:
+        if result is None:
             dtype = str(known[0].dtype if known else torch.float32).removeprefix("torch.")
             result = TensorStats(
                 name="result", dtype=dtype, shape=(), count=1, nan=int(bool(is_nan)), posinf=int(not is_nan)
             )
-        number = _saved(node, "exponent")
+        number = saved(node, "exponent")
         found = why(
             f"aten.{FORWARD.get(kind, snake(kind))}",
             "",
@@ -249,10 +215,11 @@ class _Graph:
         if first is not None:
             came = f", out of {first.op}" + (f" ({first.how})" if first.cure else "")
         cure = "Keep those elements out of it, or use a large finite number in place of inf where they are masked."
-        rest = " (its other operand is not kept)" if any(each.bad is None for each in operands) else ""
-        return _origin(
-            node, f"it was given {held}{came}: {why_nan}{rest}", (first.cure if first is not None else "") or cure
-        )
+        cure = (first.cure if first is not None else "") or cure
+        if all(each.bad is not None for each in operands):
+            return _origin(node, f"it was given {held}{came}: {why_nan}", cure)
+        how = f"it was given {held}{came}: {why_nan} (its other operand is not kept)"
+        return _origin(node, how, cure, "{} or what it was given")
 
 
 def _carrier(operands: list[Operand], is_nan: bool | None) -> Operand | None:
@@ -263,11 +230,13 @@ def _carrier(operands: list[Operand], is_nan: bool | None) -> Operand | None:
     return next(iter(bad), None)
 
 
-def _passes(kind: str, is_nan: bool | None) -> bool:
+def _passes(kind: str, is_nan: bool | None, half: bool) -> bool:
     """Whether a bad result, all other operands being finite, came out of the operand that is not kept."""
-    if is_nan is False:
-        return kind in VIEWS
-    return kind in VIEWS | PARTS | ARITHMETIC or (is_nan is True and kind in OF_NAN)
+    if is_nan:
+        return kind in VIEWS | PARTS | ARITHMETIC | OF_NAN
+    # nan or inf, it is not known which: sums, products and casts of finite float16 make inf too
+    may_be_inf = SUMS | ARITHMETIC if half else frozenset()
+    return kind in VIEWS or (is_nan is None and kind in (PARTS | ARITHMETIC) - may_be_inf - {"ToCopy"})
 
 
 def _by_zero(node: Any, operands: list[Operand], is_nan: bool | None) -> Origin | None:
@@ -302,42 +271,6 @@ def _origin(node: Any, how: str, cure: str, op: str = "{}") -> Origin:
     return Origin(op=op.format(snake(kind_of(node))), line=line or "", how=how, cure=cure)
 
 
-def kind_of(node: Any) -> str:
-    """What an operation's node is called, without its number: ``Log`` for ``LogBackward0``."""
-    return re.sub(r"Backward\d*$", "", type(node).__name__)
-
-
-def snake(kind: str) -> str:
-    """The operation's name as torch's functions have it.
-
-    >>> snake("NllLoss"), snake("LogSoftmax"), snake("Div")
-    ('nll_loss', 'log_softmax', 'div')
-    """
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", kind).lower()
-
-
-def _second(node: Any) -> str:
-    return next((each for each in SECOND if isinstance(_saved(node, each), Tensor)), "other")
-
-
-def _saved(node: Any, name: str) -> Any:
-    """What a node keeps under a name, if that is a number, or a tensor that reading does not compute again."""
-    raw = getattr(node, f"_raw_saved_{name}", None)
-    if raw is not None and getattr(raw, "unpack_hook", raw) is not None:
-        return None
-    try:
-        kept = getattr(node, f"_saved_{name}", None)
-    except RuntimeError:  # freed by a backward, or written in place since
-        return None
-    return _readable(kept) if isinstance(kept, Tensor) else kept
-
-
-def _readable(tensor: Tensor) -> Tensor | None:
-    plain = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
-    fits = plain and not tensor.is_complex() and 0 < tensor.nbytes <= LARGEST
-    return tensor.detach() if fits else None
-
-
 def _is_bad(value: Tensor) -> bool:
     return not bool(torch.isfinite(value).all())
 
@@ -356,43 +289,3 @@ def _figures(value: Tensor) -> TensorStats:
 
 def _amount(value: Tensor) -> str:
     return amount(_figures(value))
-
-
-def _alpha(node: Any) -> float:
-    alpha = getattr(node, "_saved_alpha", 1)
-    return alpha if isinstance(alpha, int | float) and math.isfinite(alpha) else 1
-
-
-def _signed(number: int) -> int:
-    """Autograd gives a dimension of -1 as the largest number of 64 bits."""
-    return number - (1 << 64) if number >= 1 << 63 else number
-
-
-def _reduced(function: Any, node: Any, one: Tensor) -> Tensor:
-    dims = getattr(node, "_saved_dim", None)
-    keeps = bool(getattr(node, "_saved_keepdim", False))
-    result: Tensor = (
-        function(one) if dims is None else function(one, dim=[_signed(each) for each in dims], keepdim=keeps)
-    )
-    return result
-
-
-AGAIN: dict[str, Any] = {
-    "Add": lambda node, one, other: one + other * _alpha(node),
-    "Sub": lambda node, one, other: one - other * _alpha(node),
-    "Mul": lambda _, one, other: one * other,
-    "Div": lambda _, one, other: one / other,
-    "Neg": lambda _, one: -one,
-    "Abs": lambda _, one: one.abs(),
-    "Log": lambda _, one: one.log(),
-    "Log2": lambda _, one: one.log2(),
-    "Log10": lambda _, one: one.log10(),
-    "Log1P": lambda _, one: one.log1p(),
-    "Pow": lambda node, one, *exponent: one ** (exponent[0] if exponent else node._saved_exponent),
-    "Xlogy": lambda _, one, other: torch.xlogy(one, other),
-    "Select": lambda node, one: one.select(_signed(node._saved_dim), _signed(node._saved_index)),
-    "Sum": lambda node, one: _reduced(torch.sum, node, one),
-    "Mean": lambda node, one: _reduced(torch.mean, node, one),
-    "Gather": lambda node, one: one.gather(_signed(node._saved_dim), node._saved_index),
-}
-"""Operations whose results autograd does not keep: computed again, of what it does keep."""
