@@ -149,8 +149,8 @@ def test_one_of_several_engines_is_told_by_its_model_and_its_first_weight(monkey
     assert engines.told(first) == ""
     engines.note(second)
 
-    assert engines.told(first) == "Sequential, 0.weight 3x2, the 1. of 2 in this process"
-    assert engines.told(second) == "Sequential, 0.weight 5x2, the 2. of 2 in this process"
+    assert engines.told(first) == "Sequential, 0.weight 3x2, 1 of 2 in this process"
+    assert engines.told(second) == "Sequential, 0.weight 5x2, 2 of 2 in this process"
     del first, engine
     gc.collect()
     assert engines.told(second) == ""

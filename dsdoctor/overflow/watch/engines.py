@@ -21,4 +21,4 @@ def told(engine: Any) -> str:
     name, weight = next(iter(engine.module.named_parameters()), ("", None))
     shape = tuple(getattr(weight, "ds_shape", getattr(weight, "shape", ())))
     first = f", {name} {'x'.join(map(str, shape))}" if name else ""
-    return f"{type(engine.module).__name__}{first}, the {number}. of {len(alive)} in this process"
+    return f"{type(engine.module).__name__}{first}, {number} of {len(alive)} in this process"
