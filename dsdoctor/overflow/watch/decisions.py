@@ -32,7 +32,7 @@ from dsdoctor.overflow.watch.announce import Announcer
 from dsdoctor.overflow.watch.examine import Examination
 from dsdoctor.overflow.watch.found import Found, Seen
 from dsdoctor.overflow.watch.loss_graph import made_the_loss
-from dsdoctor.overflow.watch.loss_line import BackwardCall, backward_call, loss_line
+from dsdoctor.overflow.watch.loss_line import RUNS_THE_MODEL, BackwardCall, backward_call, loss_line
 from dsdoctor.overflow.watch.loss_lines import MOST, LossLines
 from dsdoctor.overflow.watch.steps import OverflowCount, StepLosses, is_power_of_two
 
@@ -291,6 +291,7 @@ class Decisions:
             seen = BadLoss(seen.made, line, ignored_labels(labels))
         if bad and seen.made is None and not self._looks:
             self._expect(MOST)
+        bad_output = bool(bad) and self.losses.any_bad_output()
         return msgspec.structs.replace(
             rank_report,
             batch=self._first_batch,
@@ -298,12 +299,13 @@ class Decisions:
             accumulation=engine_facts.gradient_accumulation(self.engine),
             engine=engines.told(self.engine),
             skipped=self._overflows.skipped,
-            loss_line=seen.line,
+            # a loss that the model gave bad says nothing of the statement that called it
+            loss_line="" if bad_output and seen.line.endswith(RUNS_THE_MODEL) else seen.line,
             loss_made=seen.made,
             ignored=ignored or seen.ignored,
             # an overflow is replayed, and shows what was read
             bad_tensors=bad_tensors(self.engine.module) if bad and not self.overflowed else (),
-            bad_output=bool(bad) and self.losses.any_bad_output(),
+            bad_output=bad_output,
         )
 
     def _ignored_labels(self, micro: int, losses: int) -> str:

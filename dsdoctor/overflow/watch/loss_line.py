@@ -20,6 +20,7 @@ from dsdoctor.overflow.measure.tensor_paths import leaves
 from dsdoctor.overflow.replay.lines import is_a_models
 
 Block = tuple[ast.stmt, ...]
+RUNS_THE_MODEL = ", which runs the model too"
 NOT_KNOWN: tuple[str, dict[str, Any]] = "", {}
 
 
@@ -64,7 +65,7 @@ def loss_line(call: BackwardCall, engine: Any) -> tuple[str, dict[str, Any]]:
     source = linecache.getline(call.code.co_filename, found.lineno).strip()
     names = {node.id for node in ast.walk(found) if isinstance(node, ast.Name)}
     used = {name: value for name in sorted(names) if isinstance(value := frame.f_locals.get(name), Tensor)}
-    more = ", which runs the model too" if walk.runs_the_model(found) else ""
+    more = RUNS_THE_MODEL if walk.runs_the_model(found) else ""
     return f"{Path(call.code.co_filename).name}:{found.lineno} in {call.code.co_name}: {source}{more}", used
 
 
