@@ -68,3 +68,15 @@ def test_a_report_file_that_cannot_be_written_is_told_once(tmp_path: Path, capsy
     announcer.announce((NOTE,), [BAD])
 
     assert capsys.readouterr().err.count("cannot be written (No such file or directory)") == 1
+
+
+def test_what_did_no_harm_is_noted_once_and_told_in_full_when_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+    announcer = Announcer()
+    harmless = Finding(rule=ERROR.rule, severity=Severity.NOTE, title="b made an inf; no harm", affects=("b",))
+    for _ in range(5):
+        announcer.announce((harmless,), [BAD], notes_once=True)
+    assert capsys.readouterr().err.splitlines() == ["dsdoctor: · b made an inf; no harm  [overflow-in-module]"]
+
+    announcer.announce((ERROR,), [BAD])
+
+    assert capsys.readouterr().err.splitlines()[:3] == [HEAD, "      step 7", "      Fix: Run it in float32."]

@@ -1,10 +1,13 @@
 """The first bad call among frames that are written out."""
 
+import itertools
+
 import pytest
 
 from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, first_bad
 from dsdoctor.overflow.frames.frame import Frame
 from dsdoctor.overflow.frames.masks import is_minus_inf_mask
+from tests.each import each
 from tests.overflow.written import backward, frame, good, tensor
 
 BAD_OUTPUT = tensor("output", posinf=1)
@@ -66,11 +69,33 @@ def test_a_row_that_is_masked_entirely_is_the_softmax() -> None:
     assert found(frame(0, "softmax", MASK, tensor("output", nan=4)))[:2] == (BadKind.MODULE, "softmax")  # type: ignore[index]
 
 
-def test_a_mask_with_nan_is_an_alarm_and_an_inf_that_is_borne_is_none() -> None:
-    bad, borne = tensor("input[mask]", neginf=3, nan=1), tensor("input[mask]", posinf=1)
+BAD_COUNTS = ({"nan": 1}, {"posinf": 2}, {"nan": 1, "neginf": 3})
 
-    assert found(good(0, "a"), frame(1, "b", bad, tensor("output"))) == (BadKind.BETWEEN, "b", "input[mask]")
-    assert found(good(0, "a"), frame(1, "b", borne, tensor("output"))) is None
+
+@each("dtype, counts", itertools.product(("float16", "bfloat16", "float32"), BAD_COUNTS))
+def test_what_a_module_makes_finite_is_borne_and_what_it_passes_on_is_not(dtype: str, counts: dict[str, int]) -> None:
+    marker, passed = tensor("input[0]", dtype, **counts), tensor("output", dtype, nan=4)
+    fine = tensor("output", dtype)
+    root = frame(3, "", marker, fine)
+    imputes = frame(0, "impute", marker, fine)
+
+    assert found(imputes, good(1, "b"), root) is None, "filled in by the first module"
+    assert found(good(0, "a"), frame(1, "b", marker, fine)) is None, "between the modules, and borne"
+    assert found(good(0, "a"), frame(1, "b", marker, passed)) == (BadKind.BETWEEN, "b", "input[0]")
+    assert found(frame(0, "a", marker, passed), frame(3, "", marker, passed))[0] is BadKind.DATA  # type: ignore[index]
+
+
+@each("counts", BAD_COUNTS)
+def test_what_goes_wrong_behind_a_module_that_fills_in_is_not_the_batch(counts: dict[str, int]) -> None:
+    marker, root = tensor("input[0]", **counts), frame(3, "", tensor("input[0]", **counts), tensor("output", nan=8))
+    imputes = frame(0, "impute", marker, tensor("output"))
+    other = frame(1, "b", tensor("input[0]", nan=4), tensor("output", nan=8))
+    same = frame(1, "b", marker, tensor("output", nan=8))
+    made = frame(1, "b", tensor("input[0]"), tensor("output", nan=8))
+
+    assert found(imputes, other, root) == (BadKind.BETWEEN, "b", "input[0]")
+    assert found(imputes, made, root) == (BadKind.MODULE, "b", "output")
+    assert found(imputes, same, root)[0] is BadKind.DATA, "it reads the batch as well"  # type: ignore[index]
 
 
 def test_a_weight_of_minus_inf_is_no_mask_and_a_linear_makes_none() -> None:

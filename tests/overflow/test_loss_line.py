@@ -47,6 +47,11 @@ def in_several_statements(engine: Engine) -> None:
     engine.step()
 
 
+def in_one_line(engine: Engine) -> None:
+    logits = engine()
+    loss = logits.log().mean(); engine.backward(loss); engine.step()  # noqa: E702  # fmt: skip  # here
+
+
 def in_a_branch(engine: Engine) -> None:
     logits = engine()
     if logits.dim() == 1:
@@ -59,8 +64,13 @@ def in_a_branch(engine: Engine) -> None:
 
 
 def in_the_model(engine: Engine) -> None:
-    loss = engine().log().mean()
+    loss = engine().log().mean()  # here
     engine.backward(loss)
+    engine.step()
+
+
+def in_the_call_of_backward(engine: Engine) -> None:
+    engine.backward(engine().log().mean())  # here
     engine.step()
 
 
@@ -72,7 +82,7 @@ def of_two_bad_parts(engine: Engine) -> None:
     engine.step()
 
 
-@pytest.mark.parametrize("script", [in_one_statement, in_several_statements])
+@pytest.mark.parametrize("script", [in_one_statement, in_several_statements, in_one_line])
 def test_the_statement_whose_own_values_are_finite_is_named(script: Callable[[Engine], None]) -> None:
     engine = Engine()
 
@@ -82,13 +92,22 @@ def test_the_statement_whose_own_values_are_finite_is_named(script: Callable[[En
     assert f" in {script.__name__}: " in engine.said
 
 
-@pytest.mark.parametrize("script", [in_a_branch, in_the_model, of_two_bad_parts])
+@pytest.mark.parametrize("script", [in_a_branch, of_two_bad_parts])
 def test_what_does_not_decide_is_not_said(script: Callable[[Engine], None]) -> None:
     engine = Engine()
 
     script(engine)
 
     assert engine.said == ""
+
+
+@pytest.mark.parametrize("script", [in_the_model, in_the_call_of_backward])
+def test_a_statement_that_runs_the_model_is_named_with_that(script: Callable[[Engine], None]) -> None:
+    engine = Engine()
+
+    script(engine)
+
+    assert engine.said.endswith("# here, which runs the model too")
 
 
 def test_a_function_that_has_returned_has_no_line() -> None:

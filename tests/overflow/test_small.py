@@ -131,6 +131,15 @@ def test_what_a_rank_saw_alone_is_of_that_rank_and_survives_the_way_to_rank_0() 
     assert "computed in train.py:9 in main: loss = f(x), on rank 1 of 2 only" in found.title
 
 
+def test_a_bad_value_that_reaches_neither_loss_nor_gradient_is_a_note_and_nothing_to_fix() -> None:
+    report = rank_report(0, good(0, "a"), OVERFLOW)
+
+    (harmless,), (harmful,) = judged([Seen(report, True)]), judged([Seen(report, False)])
+
+    assert (harmless.severity, harmless.fix, harmful.severity) == (Severity.NOTE, None, Severity.ERROR)
+    assert "the loss and the gradients of the step are finite" in harmless.title
+
+
 def test_a_folder_without_a_checkpoint_is_a_warning() -> None:
     (found,) = judge([RankReport(rank=0, not_loaded="/runs/7")])
 

@@ -124,7 +124,42 @@ def test_a_learning_rate_that_became_nan_after_the_weight_did_not_make_it_bad(si
     found = cause(rank_report(0, bad, weight_bad_since=since, rates=((4, 1e-4, float("nan")),)))
 
     assert found.fix is not None
-    assert found.fix.text.startswith("Load a checkpoint from before that step")
+    assert "the learning rate nan" not in found.fix.text
+
+
+IN_THE_GRAPH = Origin(op="log", line="", how="the logarithm of 0: it was given 2 zeros", cure="Clamp it.")
+
+
+def test_the_operation_that_the_graph_of_a_loss_shows_is_told_with_its_statement_and_its_cure() -> None:
+    statement = "train.py:9 in main: loss = f(model(x))"
+
+    found = cause(rank_report(0, good(0, "a"), losses=(float("nan"),), loss_made=IN_THE_GRAPH, loss_line=statement))
+
+    assert found.title == f"the loss is nan and every module's output is finite, by log, computed in {statement}"
+    assert "why: the logarithm of 0: it was given 2 zeros" in found.evidence
+    assert "read from the graph of the loss: its line is told if it happens again" in found.evidence
+    assert found.affects == ()
+    assert found.fix is not None
+    assert found.fix.text == "Clamp it."
+
+
+def test_an_operation_whose_line_is_known_is_another_finding_than_one_without() -> None:
+    with_line = Origin(op="log", line="train.py:3 in f: return p.log()", how=IN_THE_GRAPH.how, cure="")
+
+    found = cause(rank_report(0, good(0, "a"), losses=(float("nan"),), loss_made=with_line, loss_line="train.py:9"))
+
+    assert found.title.endswith(", by log in train.py:3 in f: return p.log()")
+    assert found.affects == ("the loss",)
+    assert found.fix is not None
+    assert found.fix.text == "Look at that operation, and at what it is given."
+
+
+def test_the_graph_of_a_step_that_is_not_replayed_any_more_is_not_told() -> None:
+    found = cause(RankReport(rank=0, losses=(float("nan"),), named=NAMED, again=True, loss_made=IN_THE_GRAPH))
+
+    assert "log" not in found.title
+    assert found.fix is not None
+    assert found.fix.text.startswith("See what was found")
 
 
 def test_a_loss_that_is_nan_over_a_finite_forward() -> None:

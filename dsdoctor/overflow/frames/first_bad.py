@@ -47,15 +47,24 @@ def first_bad(frames: Iterable[Frame]) -> FirstBad | None:
 def _in_forward(frames: tuple[Frame, ...]) -> FirstBad | None:
     before: Frame | None = None
     given = [(frame, tensor) for frame in frames if frame.module == "" for tensor in _bad_inputs(frame)]
+    mended = False
     for frame in frames:
         found = _judge(frame, before)
         if found is not None:
+            if found.kind is BadKind.BETWEEN:
+                given = [pair for pair in given if not mended or _same_places(pair[1], found.tensor)]
             if given and found.kind is BadKind.BETWEEN:
                 # the batch itself: its place in the call of the whole model says more than where it was met first
                 return FirstBad(kind=BadKind.DATA, frame=given[0][0], tensor=given[0][1])
             return found
         before = frame
+        mended = mended or any(tensor.is_bad and not is_minus_inf_mask(tensor) for tensor in frame.inputs)
     return None
+
+
+def _same_places(batch: TensorStats, met: TensorStats) -> bool:
+    """Whether as many elements are bad as in the batch, of which a module before has made finite values."""
+    return (batch.nan, batch.posinf + batch.neginf) == (met.nan, met.posinf + met.neginf)
 
 
 def _judge(frame: Frame, before: Frame | None) -> FirstBad | None:
@@ -75,9 +84,10 @@ def _judge(frame: Frame, before: Frame | None) -> FirstBad | None:
 
 
 def _bad_inputs(frame: Frame) -> tuple[TensorStats, ...]:
-    """Inputs that are bad and are no masks. An inf does not count where the module's outputs are finite all the same."""
-    bad = (tensor for tensor in frame.inputs if tensor.is_bad and not is_minus_inf_mask(tensor))
-    return tuple(tensor for tensor in bad if tensor.nan or not _is_finite(frame))
+    """Inputs that are bad and are no masks. They do not count where the module's outputs are finite all the same: it fills in
+    what is missing, or does not read it."""
+    bad = tuple(tensor for tensor in frame.inputs if tensor.is_bad and not is_minus_inf_mask(tensor))
+    return () if _is_finite(frame) else bad
 
 
 def _is_finite(frame: Frame) -> bool:
@@ -175,11 +185,17 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     is an ``origin``, the -inf did. ``frames``: the last ones up to the first bad call. ``unmeasured``: calls of the replay
     with a tensor that could not be measured. ``replayed``: how far the replay went, in words. ``applied``: DeepSpeed applies
     the step all the same. ``weight_bad_since``: the first step that is known to have a bad weight; None: bad from the start.
-    ``loss_line``: where a loss outside of the model became bad. ``loss_gradient``: the gradient that arrived at the loss.
+    ``loss_line``: where a loss outside of the model became bad; ``loss_made``: the operation that its graph shows.
+    ``loss_gradient``: the gradient that arrived at the loss.
     ``loss_gradient_due``: what should have arrived there, the loss scale over the accumulation steps. ``not_loaded``: the
     folder from which no checkpoint was loaded. ``unchanged``: weights that a step left as they were, in two checks.
     ``inputs``: how large the inputs of the first bad module were in earlier steps, of which level frames knows some.
     ``bad_tensors``: buffers, weights and attributes that hold nan or inf, looked for where a loss is bad and nothing is replayed.
+    ``accumulation``: micro-batches of a step, 0 where not known. ``engine``: which one it is, in a process with several.
+    ``evaluation``: the forward had no gradients; in which words. ``bad_applied``: the first step that DeepSpeed is known to have
+    applied with gradients that were not finite. ``frozen``: the bad weight has no gradient, so no optimizer writes it.
+    ``zero_over_zero``: bad elements of the optimizer's weights here, if its eps is 0 and all of them have a second moment of 0.
+    ``again``: steps before went wrong too and were replayed, and this one is not.
     """
 
     rank: int
@@ -203,6 +219,7 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     origin: Origin | None = None
     received: Origin | None = None
     loss_line: str = ""
+    loss_made: Origin | None = None
     not_loaded: str = ""
     unmeasured: tuple[str, ...] = ()
     flushed: Flushed | None = None
@@ -223,3 +240,10 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     ignored: str = ""
     bad_output: bool = False
     other_loss: bool = False
+    accumulation: int = 0
+    engine: str = ""
+    evaluation: str = ""
+    bad_applied: int | None = None
+    frozen: bool = False
+    zero_over_zero: int = 0
+    again: bool = False

@@ -14,6 +14,10 @@ GROWN = 1.5
 FAR = 10.0
 """And one that is so many times as large has grown too much."""
 MOST_WEIGHTS = 2
+IN_EVALUATION = (
+    "No step trains on it: look in this module for a division by zero, a logarithm, or a statistic of too few values (the standard "
+    "deviation of one row is nan), and at the size of this batch."
+)
 
 
 def remedy(rank_reports: RankReports, rank_report: RankReport, first_bad: FirstBad) -> str:
@@ -26,6 +30,8 @@ def remedy(rank_reports: RankReports, rank_report: RankReport, first_bad: FirstB
         return " ".join(known)
     if any(is_minus_inf_mask(tensor) for tensor in first_bad.frame.inputs):
         return "A row that is masked entirely gives nan: leave one place open, or use the dtype's minimum for -inf."
+    if first_bad.tensor.dtype != "float16" and rank_report.evaluation:
+        return IN_EVALUATION
     if first_bad.tensor.dtype != "float16":
         return "Lower the learning rate or clip gradients; look for a division by zero or a logarithm in this module."
     # the module around it: what does not fit where it was made does not fit when it is cast back there

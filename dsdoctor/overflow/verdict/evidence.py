@@ -38,10 +38,13 @@ def amount(tensor: TensorStats) -> str:
 
 
 def moment(rank_report: RankReport) -> str:
-    """Which batch: optimizer step, micro-batch in it, and the guide's number."""
+    """Which batch: optimizer step, micro-batch in it, and the guide's number. A step of one micro-batch may have more forwards."""
     frame = rank_report.first_bad.frame if rank_report.first_bad is not None else None
     micro, batch = (frame.micro, frame.batch) if frame is not None else (rank_report.micro, rank_report.batch)
-    return f"step {rank_report.step}, micro-batch {micro}, batch_number={batch}"
+    if rank_report.evaluation:
+        return f"{rank_report.evaluation} after {rank_report.step} steps, batch_number={batch}"
+    more = 0 < rank_report.accumulation <= micro
+    return f"step {rank_report.step}, {'forward' if more else 'micro-batch'} {micro}, batch_number={batch}"
 
 
 def what_is_bad(first_bad: FirstBad) -> list[str]:
@@ -142,7 +145,8 @@ def finding(
 ) -> Finding:
     """A verdict on the first bad value as an error: which ranks have it is said in the title, and what it affects is its module."""
     rank_report, first_bad = found
-    shared = "" if first_bad is None else _who(rank_reports, rank_report, first_bad)
+    shared = f", in {rank_report.evaluation}" if rank_report.evaluation else ""
+    shared += "" if first_bad is None else _who(rank_reports, rank_report, first_bad)
     return Finding.error(
         rule_of(verdict),
         f"{title}{shared}",
@@ -167,6 +171,8 @@ def evidence(rank_reports: RankReports, rank_report: RankReport) -> tuple[str, .
         f"{moment(rank_report)}, rank {rank_report.rank}"
         + (f", stage {rank_report.stage}" if rank_report.stage is not None else "")
     ]
+    if rank_report.engine:
+        lines.append(f"engine: {rank_report.engine}")
     if rank_report.first_bad is not None:
         lines += what_is_bad(rank_report.first_bad)
         tight = [

@@ -20,6 +20,7 @@ from dsdoctor.overflow.verdict.evidence import (
     where,
     where_it_began,
 )
+from dsdoctor.overflow.verdict.weights import what_wrote_it
 
 
 def nan_in_the_batch(rank_reports: RankReports) -> Iterator[Finding]:
@@ -51,8 +52,11 @@ def weight_not_finite(rank_reports: RankReports) -> Iterator[Finding]:
 
     Why it matters: every batch from now on gives nan, and no later step can repair the parameter.
 
-    How to fix it: load a checkpoint from before the step that the finding names, and lower the learning rate or clip
-    gradients before going on. For a buffer (a running variance, a cache of positions, a scale) look at what writes it.
+    How to fix it: load a checkpoint from before the step that the finding names, and mend what wrote it: gradients that were not
+    finite and were applied, a learning rate that is too high, an optimizer whose eps is 0 (a gradient of 0 is then 0 / 0), code
+    beside the optimizer (only that writes a frozen weight). One that was bad before the first step was made so, by torch.empty
+    without an initialisation, or loaded so. For a buffer (a running variance, a cache of positions, a scale) look at what
+    writes it.
 
     Since: 0.1
     """
@@ -66,12 +70,9 @@ def weight_not_finite(rank_reports: RankReports) -> Iterator[Finding]:
         title = f"the weight {name} holds {amount(first_bad.tensor)}" + (
             "" if since is None else f", since step {since}"
         )
-        text = "Load a checkpoint from before that step, and lower the learning rate or clip gradients before going on."
-        for step, _, rate in rank_report.rates[-1:]:
-            # a rate that became nan later was made so by the weights
-            if not isfinite(rate) and since is not None and step <= since:
-                text = f"Mend what made the learning rate {rate} in step {step}, and load a checkpoint from before that step."
-        yield finding(weight_not_finite, title, rank_reports, found, text)
+        yield finding(
+            weight_not_finite, title, rank_reports, found, what_wrote_it(rank_reports, rank_report, first_bad.tensor)
+        )
 
 
 def _held_by_the_model(rank_reports: RankReports, found: tuple[RankReport, FirstBad], held: Held) -> Finding:
@@ -80,7 +81,7 @@ def _held_by_the_model(rank_reports: RankReports, found: tuple[RankReport, First
     if held.written is not None:
         text = "Each batch writes it, and one that was nan or inf stays in it: keep those out there, and fill it anew."
     if held.kind == "weight":
-        text = "Load a checkpoint from before that step, and lower the learning rate or clip gradients before going on."
+        text = what_wrote_it(rank_reports, found[0], held.tensor)
     title = f"the {held.kind} {held.name} holds {amount(held.tensor)}"
     told = finding(weight_not_finite, title, rank_reports, found, text)
     return replace(told, affects=(held.name.rpartition(".")[0] or "the model",))
@@ -175,8 +176,10 @@ def loss_not_finite(rank_reports: RankReports) -> Iterator[Finding]:
         f"the loss is {losses} and {finite}{origin}{ranks}",
         evidence=(
             *evidence(rank_reports, bad[0]),
+            *_of_its_graph(bad[0]),
             *(f"the {each.name} holds {amount(each)}" for each in bad[0].bad_tensors),
         ),
+        affects=_place(bad[0]),
         fix=_what_to_do(rank_reports, bad[0]),
     )
 
@@ -187,6 +190,8 @@ NO_TARGET = "Leave out micro-batches without a target, or take the sum and divid
 def _what_to_do(rank_reports: RankReports, rank_report: RankReport) -> str:
     found, made = rank_report.first_bad, rank_report.origin
     cure = made.cure if made is not None and found is not None and found.kind is BadKind.LOSS else ""
+    if not cure and rank_report.loss_made is not None and not rank_report.again:
+        cure = rank_report.loss_made.cure or "Look at that operation, and at what it is given."
     if rank_report.ignored:
         cure = NO_TARGET
     known = " ".join(part for part in (cure, what_was_tried(rank_reports, found)) if part)
@@ -195,6 +200,8 @@ def _what_to_do(rank_reports: RankReports, rank_report: RankReport) -> str:
             f"See whether the forward reads the {bad}: if so, fill it anew, or load a checkpoint in which it is "
             "finite; if not, look at the labels of this batch."
         )
+    if not known and rank_report.again:
+        return "See what was found in the steps before, which were replayed: this one was not."
     inside = found is not None and found.kind is BadKind.LOSS
     after = "" if inside else ", and at what the script computes between the model and backward"
     return known or f"Look at the labels of this batch (a loss over no valid target is nan){after}."
@@ -221,4 +228,23 @@ def _made_the_loss(rank_report: RankReport) -> str:
     found, made = rank_report.first_bad, rank_report.origin
     if found is not None and found.kind is BadKind.LOSS and made is not None:
         return f", by {made.op} in {made.line}"
-    return f", computed in {rank_report.loss_line}" if rank_report.loss_line else ""
+    made, line = rank_report.loss_made, rank_report.loss_line
+    computed = f", computed in {line}" if line else ""
+    if made is None or rank_report.again:
+        return computed
+    return f", by {made.op} in {made.line}" if made.line else f", by {made.op}{computed}"
+
+
+def _of_its_graph(rank_report: RankReport) -> Iterator[str]:
+    made = rank_report.loss_made
+    if made is None or rank_report.again or rank_report.origin is not None:
+        return
+    yield f"why: {made.how}"
+    if not made.line:
+        yield "read from the graph of the loss: its line is told if it happens again"
+
+
+def _place(rank_report: RankReport) -> tuple[str, ...]:
+    """Said where the line is known: then it is told in full, although the loss was bad before."""
+    made = rank_report.loss_made
+    return () if made is None or not made.line else ("the loss",)

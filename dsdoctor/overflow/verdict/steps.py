@@ -95,8 +95,9 @@ def steps_skipped_in_a_row(rank_reports: RankReports) -> Iterator[Finding]:
     """
     most = max((rank_report.skipped for rank_report in rank_reports), default=0)
     if most > (NORMAL_SKIPS if rank_reports[0].dtype == "float16" else 2):
+        last = rank_reports[0].step - most
         yield Finding.error(
             rule_of(steps_skipped_in_a_row),
-            f"{most} steps in a row were skipped: no weight has changed since step {rank_reports[0].step - most}",
+            f"{most} steps in a row were skipped: no weight has changed {f'since step {last}' if last >= 0 else 'yet'}",
             fix="Stop the run: it does not learn.",
         )

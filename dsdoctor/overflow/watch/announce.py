@@ -24,17 +24,22 @@ class Announcer:
         self._file = None if report_file is None else Path(report_file)
         self.lines: list[str] = []
 
-    def announce(self, findings: tuple[Finding, ...], rank_reports: list[RankReport]) -> None:
-        """Print findings, a note in one line, and with an error seen for the first time the frames that led to it."""
+    def announce(
+        self, findings: tuple[Finding, ...], rank_reports: list[RankReport], *, notes_once: bool = False
+    ) -> None:
+        """Print findings, a note in one line (every time, or only the first with ``notes_once``), and with an error seen for the
+        first time the frames that led to it."""
         for finding in findings:
-            key = f"{finding.rule} {finding.affects}"
+            key = key_of(finding)
             again = self._said[key] = self._said.get(key, 0) + 1
-            if again == 1 or finding.severity is Severity.NOTE:
+            if again == 1 or (finding.severity is Severity.NOTE and not notes_once):
                 self._print(full_lines(finding))
+            elif finding.severity is Severity.NOTE:
+                continue
             elif again & (again - 1) == 0:
                 self._print([f"{head(finding)}  (time {again})"])
         first = findings[0] if findings else None
-        if first is not None and first.severity is Severity.ERROR and self._said[f"{first.rule} {first.affects}"] == 1:
+        if first is not None and first.severity is Severity.ERROR and self._said[key_of(first)] == 1:
             self._print(frame_lines(rank_reports))
         self._append(findings, rank_reports)
 
@@ -62,6 +67,11 @@ class Announcer:
                 ]
             )
             self._file = None
+
+
+def key_of(finding: Finding) -> str:
+    """What makes two findings the same. A note is not the error that comes of it later."""
+    return f"{finding.rule} {finding.affects} {finding.severity is Severity.NOTE}"
 
 
 def head(finding: Finding) -> str:

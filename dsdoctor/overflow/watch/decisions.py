@@ -6,14 +6,14 @@ What all ranks do together here is the same on every rank, because it follows fr
 import math
 import traceback
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
 from torch import Tensor
 
 from dsdoctor.core.finding import Severity
-from dsdoctor.overflow.frames.first_bad import RankReport, first_bad
+from dsdoctor.overflow.frames.first_bad import Origin, RankReport, first_bad
 from dsdoctor.overflow.frames.frame import Frame
 from dsdoctor.overflow.hooks import engine_adapter, engine_facts, ranks
 from dsdoctor.overflow.hooks.batch_record import BatchRecord
@@ -27,15 +27,32 @@ from dsdoctor.overflow.replay.recorder import BatchRecorder
 from dsdoctor.overflow.replay.underflow import flushed, is_suspect
 from dsdoctor.overflow.replay.vanished import any_lost_activation, has_lost_gradient, vanished
 from dsdoctor.overflow.verdict.verdict import judge
-from dsdoctor.overflow.watch import small
+from dsdoctor.overflow.watch import engines, small
 from dsdoctor.overflow.watch.announce import Announcer
 from dsdoctor.overflow.watch.examine import Examination
 from dsdoctor.overflow.watch.found import Found, Seen
-from dsdoctor.overflow.watch.loss_line import BackwardCall, backward_call, loss_line
+from dsdoctor.overflow.watch.loss_graph import made_the_loss
+from dsdoctor.overflow.watch.loss_line import RUNS_THE_MODEL, BackwardCall, backward_call, loss_line
+from dsdoctor.overflow.watch.loss_lines import MOST, LossLines
 from dsdoctor.overflow.watch.steps import OverflowCount, StepLosses, is_power_of_two
 
 MOST_RECORDS = 64
 """Forwards whose records are kept for the step that judges them."""
+
+
+MOST_LOOKS = 8
+"""Bad losses whose graph is read."""
+
+
+class BadLoss(NamedTuple):
+    """What is known of a bad loss before its backward: the operation that made it, the script's statement, whether labels count."""
+
+    made: Origin | None = None
+    line: str = ""
+    ignored: str = ""
+
+
+NOT_SEEN = BadLoss()
 
 
 class Decisions:
@@ -55,10 +72,14 @@ class Decisions:
         self._overflows = OverflowCount()
         self._examination = Examination(engine)
         self._first_batch = 0
+        self._bad_losses: dict[int, BadLoss] = {}
+        self._looks = self._expects = 0
+        self.wants_lines = self._always_lines = options.level == "frames" and torch.device(engine.device).type == "cpu"
         self._suspects = self._lost = 0
         self._updates: small.Updates | None = None
         self._was_unchanged = False
         self._last_clean_step: int | None = None
+        self._bad_applied: int | None = None
         self._loss_gradient: Tensor | None = None
         self._asks_scale = engine_facts.zero_stage(engine) == 0 and engine_facts.dtype(engine) is torch.float16
 
@@ -69,17 +90,49 @@ class Decisions:
 
     def forget(self) -> None:
         """Drop what is kept of the step."""
+        if LossLines.is_on:
+            LossLines.end()
         self._records = []
+        self._bad_losses = {}
         self.losses.clear()
 
     # -- what the hooks report
 
     def on_loss(self, loss: Tensor) -> None:
         """``engine.backward`` was called, before anything in it."""
+        if LossLines.is_on:
+            LossLines.end()
         self.losses.add(loss)
         self._backward_call = backward_call()
+        # on a GPU reading it would wait for the forward: only after a loss that was bad
+        if (loss.is_cpu or self.wants_lines) and loss.numel() == 1 and not math.isfinite(loss.detach().item()):
+            self._look_at_loss(loss)
         if self._asks_scale and self._loss_gradient is None and loss.requires_grad:
             loss.register_hook(self._keep_loss_gradient)
+
+    def _look_at_loss(self, loss: Tensor) -> None:
+        """A bad loss whose graph is whole, and whose script's variables are those of this micro-batch."""
+        if self._looks >= MOST_LOOKS or self._backward_call is None:
+            return
+        self._looks += 1
+        try:
+            made = made_the_loss(loss)
+        except Exception as error:
+            self._announcer.say(f"the graph of the loss could not be read: {type(error).__name__}: {error}")
+            made = None
+        line, labels = loss_line(self._backward_call, self.engine)
+        self._bad_losses[len(self.losses.known()) - 1] = BadLoss(made, line, ignored_labels(labels))
+        self._expect(MOST)
+
+    def forward_ends(self) -> None:
+        """A forward with gradients is over, and the script computes its loss, of which lines are wanted."""
+        self._expects -= 1
+        self.wants_lines = self._expects > 0 or self._always_lines
+        LossLines.begin()
+
+    def _expect(self, forwards: int) -> None:
+        self._expects = forwards
+        self.wants_lines = forwards > 0 or self._always_lines
 
     def _keep_loss_gradient(self, gradient: Tensor) -> None:
         self._loss_gradient = gradient.detach()
@@ -105,6 +158,8 @@ class Decisions:
                 world=ranks.world(),
                 step=record.position.step,
                 batch=record.batch,
+                evaluation="a forward without gradients" if record.training else "an evaluation",
+                engine=engines.told(self.engine),
                 first_bad=found,
                 frames=last,
             )
@@ -228,21 +283,29 @@ class Decisions:
         losses = tuple(float(loss) for loss in self.losses.known() if loss.numel() == 1)
         rank_report = first_report(self.engine, decision, losses=losses)
         bad = [number for number, loss in enumerate(losses) if not math.isfinite(loss)]
-        line, ignored = "", self._ignored_labels(bad[0], len(losses)) if bad else ""
+        ignored = self._ignored_labels(bad[0], len(losses)) if bad else ""
+        seen = self._bad_losses.get(bad[0], NOT_SEEN) if bad else NOT_SEEN
         # the script's variables are those of the last micro-batch
-        if bad and bad[0] == len(losses) - 1 and self._backward_call is not None:
+        if bad and bad[0] == len(losses) - 1 and self._backward_call is not None and not seen.line:
             line, labels = loss_line(self._backward_call, self.engine)
-            ignored = ignored or ignored_labels(labels)
+            seen = BadLoss(seen.made, line, ignored_labels(labels))
+        if bad and seen.made is None and not self._looks:
+            self._expect(MOST)
+        bad_output = bool(bad) and self.losses.any_bad_output()
         return msgspec.structs.replace(
             rank_report,
             batch=self._first_batch,
             micro=bad[0] if bad else 0,
+            accumulation=engine_facts.gradient_accumulation(self.engine),
+            engine=engines.told(self.engine),
             skipped=self._overflows.skipped,
-            loss_line=line,
-            ignored=ignored,
+            # a loss that the model gave bad says nothing of the statement that called it
+            loss_line="" if bad_output and seen.line.endswith(RUNS_THE_MODEL) else seen.line,
+            loss_made=seen.made,
+            ignored=ignored or seen.ignored,
             # an overflow is replayed, and shows what was read
             bad_tensors=bad_tensors(self.engine.module) if bad and not self.overflowed else (),
-            bad_output=bool(bad) and self.losses.any_bad_output(),
+            bad_output=bad_output,
         )
 
     def _ignored_labels(self, micro: int, losses: int) -> str:
@@ -277,19 +340,24 @@ class Decisions:
         """All ranks come here together: what DeepSpeed decided is the same on all of them."""
         applied = decision.overflow is None and not decision.dynamic
         self._overflows.add(skipped=not applied)
-        since = None if self._last_clean_step is None else self._last_clean_step + 1
+        last = self._last_clean_step
+        # a checkpoint of an earlier step was loaded: what was clean before says nothing of its weights
+        since = None if last is None or last >= decision.step else last + 1
         rank_report = msgspec.structs.replace(
             live or self._rank_report(decision),
             skipped=self._overflows.skipped,
             applied=applied,
             weight_bad_since=since,
+            bad_applied=self._bad_applied,
         )
+        if applied and self._bad_applied is None:
+            self._bad_applied = decision.step
         if self._overflows.is_replayed(dynamic=decision.dynamic):
             most = self.options.max_frames_to_save
             rank_reports = replayed(self.engine, self._recorder, rank_report, batch=self._first_batch, most_frames=most)
             rank_reports = self._examination.examined(self._recorder, rank_reports)
         else:
-            rank_reports = ranks.gather(rank_report)
+            rank_reports = ranks.gather(msgspec.structs.replace(rank_report, again=True))
         self._conclude(rank_reports)
 
     def _conclude(self, rank_reports: list[RankReport]) -> None:
@@ -305,4 +373,4 @@ class Decisions:
     def _conclude_alone(self, rank_report: RankReport, *, harmless: bool = False) -> None:
         """This rank by itself: announce, and let rank 0 know. ``harmless``: loss and gradients are finite."""
         findings = self.found.add_alone(Seen(rank_report, harmless))
-        self._announcer.announce(findings, [rank_report])
+        self._announcer.announce(findings, [rank_report], notes_once=harmless)

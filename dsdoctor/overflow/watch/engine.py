@@ -22,9 +22,11 @@ from dsdoctor.overflow.hooks.module_hooks import Hook, Hooks
 from dsdoctor.overflow.hooks.options import Options
 from dsdoctor.overflow.measure.measure import backend_of, why_no_kernel
 from dsdoctor.overflow.replay.recorder import BatchRecorder
+from dsdoctor.overflow.watch import engines
 from dsdoctor.overflow.watch.announce import Announcer
 from dsdoctor.overflow.watch.debug import refuse_twice
 from dsdoctor.overflow.watch.decisions import Decisions
+from dsdoctor.overflow.watch.loss_lines import LossLines
 from dsdoctor.overflow.watch.trace_writer import Tracer
 
 NOTHING_TRACED = (
@@ -97,6 +99,7 @@ class Watch:
             self.detach()
             raise
         vars(engine)["dsdoctor"] = self
+        engines.note(engine)
 
     # -- what the user holds
 
@@ -161,6 +164,8 @@ class Watch:
         return self.options.level == "frames" or batch in self.options.trace_batch_nums
 
     def _position(self) -> Position:
+        if LossLines.is_on:  # a forward begins, perhaps of another model than that whose loss is waited for
+            LossLines.end()
         step, micro = engine_facts.position(self.engine)
         stage = engine_facts.pipeline_stage(self.engine)[0] if engine_facts.is_pipeline(self.engine) else None
         return Position(step=step, micro=self._decisions.forwards if micro < 0 else micro, stage=stage)
@@ -171,6 +176,8 @@ class Watch:
         self._batches += 1
         if torch.is_grad_enabled():
             self._decisions.losses.add_output(output)
+            if self._decisions.wants_lines:
+                self._decisions.forward_ends()
 
     def _on_decision(self, decision: engine_adapter.Decision) -> None:
         if not self._stopped and not decision.late:

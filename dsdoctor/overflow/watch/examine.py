@@ -14,6 +14,7 @@ from dsdoctor.overflow.replay.recorder import BatchRecorder
 from dsdoctor.overflow.replay.remedies import places, tried
 from dsdoctor.overflow.verdict.evidence import earliest_bad, stays_bad
 from dsdoctor.overflow.watch.growth import InputSizes, Rates, WeightSizes
+from dsdoctor.overflow.watch.weights import is_frozen, zero_over_zero
 
 HALVES = ("float16", "bfloat16")
 MADE_HERE = (BadKind.MODULE, BadKind.BETWEEN, BadKind.LOSS, BadKind.GRADIENT)
@@ -46,9 +47,8 @@ class Examination:
         """The reports with what is known of the first bad module's weights and of what helps; as they were where nothing is."""
         chosen = earliest_bad(tuple(rank_reports), *MADE_HERE)
         weight = earliest_bad(tuple(rank_reports), BadKind.WEIGHT)
-        if weight is not None and weight[0].held is None:
-            # the step that made a weight bad is over: what is left of it is the learning rate, the same on all ranks
-            return [msgspec.structs.replace(report, rates=self._rates.jumps()) for report in rank_reports]
+        if weight is not None and (weight[0].held is None or weight[0].held.kind == "weight"):
+            return self._examined_weight(rank_reports, *weight)
         if chosen is None or not all(report.replayed for report in rank_reports):
             return rank_reports
         report, found = chosen
@@ -70,6 +70,16 @@ class Examination:
             inputs = self._inputs.of(found, report.step)
         more = msgspec.structs.replace(mine, tried=attempts, growth=growth, inputs=inputs, rates=self._rates.jumps())
         return ranks.gather(more)
+
+    def _examined_weight(self, rank_reports: list[RankReport], report: RankReport, found: FirstBad) -> list[RankReport]:
+        """The step that made a weight bad is over: what is left of it is the learning rate, and what its optimizer keeps."""
+        mine = next(each for each in rank_reports if each.rank == ranks.rank())
+        name = ".".join(part for part in (found.frame.module, found.tensor.name) if part)
+        frozen = is_frozen(self._engine, report.held.name if report.held is not None else name)
+        zeros = 0 if frozen else zero_over_zero(self._engine)
+        return ranks.gather(
+            msgspec.structs.replace(mine, rates=self._rates.jumps(), frozen=frozen, zero_over_zero=zeros)
+        )
 
     def _may_help(self, report: RankReport, found: FirstBad, rank_reports: list[RankReport]) -> bool:
         """Whether something is computed in a half precision, and the replay showed what was live."""

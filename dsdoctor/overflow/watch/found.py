@@ -53,11 +53,19 @@ class Found:
 
 
 def judged(seen: list[Seen]) -> tuple[Finding, ...]:
-    """The findings of one step; warnings at most where nothing came of it."""
+    """The findings of one step. Where nothing came of it, a warning at most, and of a value that reached neither the loss nor a
+    gradient a note."""
     findings = judge([each.report for each in seen])
-    if all(each.harmless for each in seen):
-        return tuple(replace(finding, severity=min_severity(finding.severity)) for finding in findings)
-    return findings
+    if not all(each.harmless for each in seen):
+        return findings
+    if any(each.report.first_bad is not None for each in seen):
+        return tuple(_as_note(finding) for finding in findings)
+    return tuple(replace(finding, severity=min_severity(finding.severity)) for finding in findings)
+
+
+def _as_note(finding: Finding) -> Finding:
+    title = f"{finding.title}; the loss and the gradients of the step are finite, so it does no harm there"
+    return replace(finding, severity=Severity.NOTE, title=title, fix=None)
 
 
 def among_all(seen: list[Seen]) -> list[Seen]:

@@ -20,6 +20,7 @@ from dsdoctor.overflow.measure.tensor_paths import leaves
 from dsdoctor.overflow.replay.lines import is_a_models
 
 Block = tuple[ast.stmt, ...]
+RUNS_THE_MODEL = ", which runs the model too"
 NOT_KNOWN: tuple[str, dict[str, Any]] = "", {}
 
 
@@ -57,13 +58,15 @@ def loss_line(call: BackwardCall, engine: Any) -> tuple[str, dict[str, Any]]:
     given = None if function is None else _given(function, call.line)
     if function is None or given is None:
         return NOT_KNOWN
-    found = _Walk(function, frame.f_locals, (engine, engine.module)).back_from(given)
+    walk = _Walk(function, frame.f_locals, (engine, engine.module))
+    found = walk.back_from(given)
     if found is None:
         return NOT_KNOWN
     source = linecache.getline(call.code.co_filename, found.lineno).strip()
     names = {node.id for node in ast.walk(found) if isinstance(node, ast.Name)}
     used = {name: value for name in sorted(names) if isinstance(value := frame.f_locals.get(name), Tensor)}
-    return f"{Path(call.code.co_filename).name}:{found.lineno} in {call.code.co_name}: {source}", used
+    more = RUNS_THE_MODEL if walk.runs_the_model(found) else ""
+    return f"{Path(call.code.co_filename).name}:{found.lineno} in {call.code.co_name}: {source}{more}", used
 
 
 def _function(tree: ast.Module, call: BackwardCall) -> ast.AST | None:
@@ -95,14 +98,15 @@ class _Walk:
         self._always = [tuple(node.body) for node in ast.walk(function) if isinstance(node, (ast.With, ast.AsyncWith))]
 
     def back_from(self, expression: ast.expr) -> ast.expr | ast.stmt | None:
-        """None: it cannot be told."""
+        """None: it cannot be told. What runs the model too may have its bad value from there."""
         here: ast.expr | ast.stmt = expression
         for _ in range(32):  # a chain of assignments; a loop in it has no end
             used = expression if here is expression else _value_of(here)
             names = sorted({node.id for node in ast.walk(used) if isinstance(node, ast.Name)})
             bad = [name for name in names if is_bad(self._values.get(name))]
             if not bad:
-                return None if self._runs_the_model(used) or here is expression else here
+                is_given_as_it_is = here is expression and not isinstance(used, (ast.Call, ast.BinOp, ast.UnaryOp))
+                return None if is_given_as_it_is else here
             if len(bad) > 1 or (here is not expression and _target(here) in bad and not _only_scales(used, bad[0])):
                 return None
             following = self._surely_before(bad[0], here)
@@ -111,7 +115,7 @@ class _Walk:
             here = following
         return None
 
-    def _runs_the_model(self, used: ast.AST) -> bool:
+    def runs_the_model(self, used: ast.AST) -> bool:
         names = (node.id for node in ast.walk(used) if isinstance(node, ast.Name))
         return any(self._values.get(name) is engine for name in names for engine in self._engines)
 
@@ -121,11 +125,11 @@ class _Walk:
             (statement, blocks)
             for blocks in self._blocks
             for statement in blocks[-1]
-            if statement.lineno < here.lineno and name in _targets(statement)  # type: ignore[attr-defined]
+            if _before(statement, here) and name in _targets(statement)
         ]
         if not found:
             return None
-        statement, blocks = max(found, key=lambda pair: pair[0].lineno)
+        statement, blocks = max(found, key=lambda pair: (pair[0].lineno, pair[0].col_offset))
         around = max((each for each in self._blocks if any(_holds(one, here) for one in each[-1])), key=len, default=())
         return statement if all(block in around or block in self._always for block in blocks) else None
 
@@ -143,6 +147,12 @@ def _blocks(node: ast.AST, above: tuple[Block, ...] = ()) -> Iterator[tuple[Bloc
             for part in value:  # the handlers of a try
                 if isinstance(part, (ast.ExceptHandler, ast.match_case)):
                     yield from _blocks(part, above)
+
+
+def _before(statement: ast.stmt, other: ast.AST) -> bool:
+    """Whether it stands before the other, perhaps in the same line."""
+    place: tuple[int, int] = getattr(other, "lineno", 0), getattr(other, "col_offset", 0)
+    return (statement.end_lineno or 0, statement.end_col_offset or 0) <= place
 
 
 def _holds(statement: ast.stmt, other: ast.AST) -> bool:

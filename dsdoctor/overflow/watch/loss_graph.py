@@ -1,0 +1,291 @@
+"""A loss that is nan or inf, before its backward -> the operation that made it so, by what autograd keeps of its graph.
+
+Read only of a loss that is known to be bad. Says no more than the kept tensors prove: an operation all of whose operands are
+finite has made it; one that was given a bad operand without gradient has not.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dsdoctor.overflow.frames.first_bad import Origin
+from dsdoctor.overflow.frames.frame import TensorStats
+from dsdoctor.overflow.measure.readings import Meters, Readings
+from dsdoctor.overflow.replay.arithmetic import Why, why
+from dsdoctor.overflow.replay.lines import made_at
+from dsdoctor.overflow.verdict.evidence import amount
+from dsdoctor.overflow.watch.graph_nodes import AGAIN, kind_of, readable, saved, second_operand, snake, words
+
+DEEPEST = 12
+"""Operations that are computed again, one out of the other."""
+LONGEST = 64
+"""Operations from the loss back to the one that made it."""
+VIEWS = words("View UnsafeView Reshape ReshapeAlias Squeeze Unsqueeze Expand Clone Alias T Transpose Permute Neg")
+"""They hold the same elements, but for their sign."""
+PARTS = words("Select Slice Index Gather IndexSelect MaskedSelect Mean Sum Rsub ToCopy Abs Split Narrow")
+"""What is nan in their result was nan or inf in their operand, or came of none at all."""
+ARITHMETIC = frozenset(("Add", "Sub", "Mul"))
+"""Of finite operands they make inf at most, never nan; of those that one of them is given and that is finite nothing came."""
+OF_NAN = frozenset(
+    ("Exp", "Expm1", "Sigmoid", "LogSigmoid", "Tanh", "Relu", "Clamp", "ClampMin", "ClampMax", "Softplus")
+)
+"""Their result is nan of nan alone."""
+SUMS = frozenset(("Sum", "Mean"))
+NAMES = {
+    "Addmm": ("self", "mat1", "mat2"),
+    "Baddbmm": ("self", "batch1", "batch2"),
+    "Mm": ("self", "mat2"),
+    "Bmm": ("self", "mat2"),
+    "Where": ("self", "other"),
+}
+"""The operands with a gradient in their order, where they are not one or two."""
+MADE = ("result", "total_weight", "result1", "result2")
+FORWARD = {
+    "NllLoss": "nll_loss_forward",
+    "NllLoss2D": "nll_loss2d_forward",
+    "Softmax": "_softmax",
+    "LogSoftmax": "_log_softmax",
+}
+OF_INF = {
+    "Sub": "inf minus inf is nan",
+    "Add": "inf and -inf together are nan",
+    "Mul": "0 times inf is nan",
+    "Div": "inf divided by inf is nan",
+}
+OUTSIDE = "which needs no gradient (a target, a constant, what another model gave)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operand:
+    """What an operation was given. ``node``: what made it, None for what has no gradient; ``bad``: None where it is not known."""
+
+    name: str
+    node: Any
+    value: Tensor | None
+    bad: bool | None
+
+
+def made_the_loss(loss: Tensor) -> Origin | None:
+    """The operation that made a loss bad, as far as its graph shows. None: it shows nothing."""
+    if loss.grad_fn is None:
+        return None
+    with torch.no_grad():
+        return _Graph().back_from(loss.grad_fn, loss.detach())
+
+
+class _Graph:
+    """The operations of a loss, whose values are computed once."""
+
+    def __init__(self) -> None:
+        self._values: dict[Any, Tensor | None] = {}
+
+    def back_from(self, node: Any, value: Tensor) -> Origin | None:
+        """From the loss to the first operation with a bad result."""
+        is_nan: bool | None = bool(value.isnan().any())
+        half = value.dtype is torch.float16
+        for _ in range(LONGEST):
+            kind, operands = kind_of(node), list(self.operands(node))
+            chosen = _carrier(operands, is_nan)
+            unknown = [each for each in operands if each.bad is None]
+            if kind in SUMS and 0 in getattr(node, "_saved_self_sym_sizes", ()):
+                return (
+                    _origin(node, f"a {kind.lower()} over no value", "Leave out what is empty.")
+                    if kind == "Mean"
+                    else None
+                )
+            if chosen is None and kind in SUMS:
+                chosen = next((each for each in operands if each.bad), None)
+            if chosen is None and any(each.bad for each in operands):
+                return self._of_inf(node, operands)
+            if chosen is None and not unknown:
+                return self._made(node, operands, self.value(node), is_nan)
+            if chosen is None and kind == "Div" and (by_zero := _by_zero(node, operands, is_nan)) is not None:
+                return by_zero
+            if chosen is None:
+                divided = (
+                    kind == "Div" and operands[0].bad is None and is_nan is not False
+                )  # by what is finite and not 0
+                if len(unknown) > 1 or not (divided or _passes(kind, is_nan, half)):
+                    return _unsure(node)
+                chosen = unknown[0]
+            if chosen.node is None:
+                return _given(node, chosen)
+            node = chosen.node
+            is_nan = is_nan if chosen.value is None and kind in VIEWS | OF_NAN else _is_nan(chosen.value)
+        return None
+
+    def operands(self, node: Any) -> Iterator[Operand]:
+        """What autograd can tell of an operation's operands: those with a gradient, and what it keeps of others."""
+        names = NAMES.get(kind_of(node), ("self", second_operand(node)))
+        for number, (before, _) in enumerate(node.next_functions):
+            name = names[number] if number < len(names) else ""
+            value = saved(node, name) if name else None
+            if not isinstance(value, Tensor):
+                value = None if before is None else self.value(before)
+            bad = _is_bad(value) if value is not None else None if before is None else self._is_bad_behind(before)
+            yield Operand(name=name, node=before, value=value, bad=bad)
+        for name in dir(node):
+            name = name.removeprefix("_saved_") if name.startswith("_saved_") else ""
+            value = saved(node, name) if name not in ("", *names, *MADE) else None
+            if isinstance(value, Tensor) and _is_bad(value):
+                yield Operand(name=name, node=None, value=value, bad=True)
+
+    def _is_bad_behind(self, node: Any, depth: int = 0) -> bool | None:
+        """Whether a result that is not kept is bad, by what it is a view of."""
+        if (
+            kind_of(node) not in VIEWS
+            or depth > DEEPEST
+            or not node.next_functions
+            or node.next_functions[0][0] is None
+        ):
+            return None
+        value = self.value(node.next_functions[0][0])
+        return _is_bad(value) if value is not None else self._is_bad_behind(node.next_functions[0][0], depth + 1)
+
+    def value(self, node: Any, depth: int = 0) -> Tensor | None:
+        """An operation's result: kept, or computed again out of what is kept."""
+        if node not in self._values:
+            self._values[node] = None
+            try:
+                self._values[node] = self._value(node, depth)
+            except (
+                RuntimeError,
+                TypeError,
+                ValueError,
+                IndexError,
+            ):  # written in place since, or shapes that do not fit
+                self._values[node] = None
+        return self._values[node]
+
+    def _value(self, node: Any, depth: int) -> Tensor | None:
+        kept = saved(node, "result")
+        if isinstance(kept, Tensor):
+            return kept
+        if type(node).__name__ == "AccumulateGrad":
+            return readable(node.variable)
+        again = AGAIN.get(kind_of(node))
+        if again is None or depth > DEEPEST:
+            return None
+        given = []
+        for name, (before, _) in zip(("self", second_operand(node)), node.next_functions, strict=False):
+            here = saved(node, name)
+            given.append(here if here is not None or before is None else self.value(before, depth + 1))
+        return None if any(each is None for each in given) else again(node, *given)
+
+    def _made(self, node: Any, operands: list[Operand], value: Tensor | None, is_nan: bool | None) -> Origin | None:
+        """Its operands are finite."""
+        kind = kind_of(node)
+        if kind in (VIEWS | PARTS) - SUMS - {"ToCopy"} or (value is None and is_nan is None):
+            return None
+        if value is not None and not _is_bad(value):
+            return None
+        known = [each.value for each in operands if each.value is not None]
+        given: list[TensorStats | float | None] = [_figures(each) for each in known]
+        result = _figures(value) if value is not None else None
+        if result is None:
+            dtype = str(known[0].dtype if known else torch.float32).removeprefix("torch.")
+            result = TensorStats(
+                name="result", dtype=dtype, shape=(), count=1, nan=int(bool(is_nan)), posinf=int(not is_nan)
+            )
+        number = saved(node, "exponent")
+        found = why(
+            f"aten.{FORWARD.get(kind, snake(kind))}",
+            "",
+            given if number is None else [*given[:1], float(number)],
+            [result],
+        )
+        if kind == "NllLoss" and not found.how and result.nan:
+            found = why("aten.nll_loss_forward", "", [], [result])
+        if not found.how and kind in ("Std", "Var") and result.nan:
+            found = Why(how="a statistic over too few values", cure="Look at how many values it is taken over.")
+        return _origin(node, found.how or "its operands are finite, as far as they are kept", found.cure)
+
+    def _of_inf(self, node: Any, operands: list[Operand]) -> Origin:
+        """It was given inf and made nan of that."""
+        given = next(each for each in operands if each.bad)
+        if given.node is None:
+            return _given(node, given)
+        held = "an inf" if given.value is None else _amount(given.value)
+        why_nan = OF_INF.get(kind_of(node), "it made nan of that")
+        first = self.back_from(given.node, given.value) if given.node is not None and given.value is not None else None
+        came = ""
+        if first is not None:
+            came = f", out of {first.op}" + (f" ({first.how})" if first.cure else "")
+        cure = "Keep those elements out of it, or use a large finite number in place of inf where they are masked."
+        cure = (first.cure if first is not None else "") or cure
+        if all(each.bad is not None for each in operands):
+            return _origin(node, f"it was given {held}{came}: {why_nan}", cure)
+        how = f"it was given {held}{came}: {why_nan} (its other operand is not kept)"
+        return _origin(node, how, cure, "{} or what it was given")
+
+
+def _carrier(operands: list[Operand], is_nan: bool | None) -> Operand | None:
+    """The operand out of which a bad result came as it is: nan out of nan, inf out of inf."""
+    bad = [each for each in operands if each.bad]
+    if is_nan:
+        return next((each for each in bad if each.value is None or _is_nan(each.value)), None)
+    return next(iter(bad), None)
+
+
+def _passes(kind: str, is_nan: bool | None, half: bool) -> bool:
+    """Whether a bad result, all other operands being finite, came out of the operand that is not kept."""
+    if is_nan:
+        return kind in VIEWS | PARTS | ARITHMETIC | OF_NAN
+    # nan or inf, it is not known which: sums, products and casts of finite float16 make inf too
+    may_be_inf = SUMS | ARITHMETIC if half else frozenset()
+    return kind in VIEWS or (is_nan is None and kind in (PARTS | ARITHMETIC) - may_be_inf - {"ToCopy"})
+
+
+def _by_zero(node: Any, operands: list[Operand], is_nan: bool | None) -> Origin | None:
+    """A division whose divisor is kept, and holds zeros."""
+    divisor = operands[1].value if len(operands) > 1 else None
+    zeros = 0 if divisor is None else int((divisor == 0).sum())
+    if not zeros:
+        return None
+    what = "0 / 0 is nan" if is_nan else "a division by 0"
+    how = f"its divisor holds {zeros} zero{'s' if zeros > 1 else ''}: {what} (what it divides is not kept)"
+    return _origin(node, how, "Keep the divisor away from zero: add an epsilon, or clamp it.")
+
+
+def _given(node: Any, operand: Operand) -> Origin:
+    """The bad value was there before: an operand without gradient had it."""
+    op = "what {} was given"
+    if operand.value is None:
+        how = f"an operand, {OUTSIDE}, was nan, inf or near the end of its format"
+        cure = "Look at how that operand is computed: a logarithm of 0, a division by 0, a mask of -inf."
+        return _origin(node, how, cure, op)
+    name = "operand" if operand.name in ("self", "other", "") else operand.name
+    return _origin(node, f"its {name}, {OUTSIDE}, holds {_amount(operand.value)}", f"Look at that {name}.", op)
+
+
+def _unsure(node: Any) -> Origin:
+    how = "its result is the first that is known to be bad, and what it was given is not kept"
+    return _origin(node, how, "", "{} or an operation before it")
+
+
+def _origin(node: Any, how: str, cure: str, op: str = "{}") -> Origin:
+    line = made_at(node.metadata.get("traceback_") or [])
+    return Origin(op=op.format(snake(kind_of(node))), line=line or "", how=how, cure=cure)
+
+
+def _is_bad(value: Tensor) -> bool:
+    return not bool(torch.isfinite(value).all())
+
+
+def _is_nan(value: Tensor | None) -> bool | None:
+    return None if value is None else bool(value.isnan().any())
+
+
+def _figures(value: Tensor) -> TensorStats:
+    value = value if value.is_floating_point() else value.float()
+    readings = Readings(Meters())
+    number = readings.look(value)
+    readings.settle()
+    return readings.stats(int(number), "operand")
+
+
+def _amount(value: Tensor) -> str:
+    return amount(_figures(value))

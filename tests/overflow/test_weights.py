@@ -1,0 +1,156 @@
+"""A weight that became bad: what the optimizer shows of it, and what is told to do about it."""
+
+import gc
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dsdoctor.core.finding import Finding
+from dsdoctor.overflow.frames.first_bad import RankReport
+from dsdoctor.overflow.verdict.verdict import judge
+from dsdoctor.overflow.watch import engines
+from dsdoctor.overflow.watch.weights import is_frozen, zero_over_zero
+from tests.each import each
+from tests.overflow.engine import Engine
+from tests.overflow.written import frame, rank_report, tensor
+
+BY_EPS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad)
+
+
+def stepped(kind: Any, dtype: torch.dtype, eps: float, planted: int = 0) -> Any:
+    """An engine whose optimizer has stepped once, with a gradient of 0 in half of the weights; ``planted``: of the others so many
+    were made nan by something else."""
+    weight = nn.Parameter(torch.ones(6, dtype=dtype))
+    optimizer = kind([weight], lr=1e-3, eps=eps)
+    weight.grad = torch.tensor([0, 0, 0, 1, 1, 1], dtype=dtype)
+    optimizer.step()
+    weight.data[6 - planted :] = float("nan")
+    return SimpleNamespace(optimizer=SimpleNamespace(optimizer=optimizer), module=nn.Linear(2, 2))
+
+
+@each("kind, dtype", itertools.product(BY_EPS, (torch.float32, torch.bfloat16)))
+def test_an_eps_of_0_and_a_second_moment_of_0_are_proven_for_every_bad_element(kind: Any, dtype: torch.dtype) -> None:
+    assert zero_over_zero(stepped(kind, dtype, 0.0)) == 3
+    assert zero_over_zero(stepped(kind, dtype, 0.0, planted=1)) == 0, "one of them came from elsewhere"
+    assert zero_over_zero(stepped(kind, dtype, 1e-8)) == 0
+    assert zero_over_zero(stepped(kind, dtype, 1e-8, planted=2)) == 0
+
+
+def test_an_eps_that_is_0_in_the_format_of_the_weights_counts_as_0() -> None:
+    engine = stepped(torch.optim.Adam, torch.float16, 0.0)
+    for group in engine.optimizer.optimizer.param_groups:
+        group["eps"] = 1e-8
+
+    assert zero_over_zero(engine) == 3
+
+
+def test_an_optimizer_without_eps_or_without_a_state_shows_nothing() -> None:
+    weight = nn.Parameter(torch.full((3,), float("nan")))
+
+    for optimizer in (torch.optim.SGD([weight], lr=1.0), torch.optim.Adam([weight], eps=0.0)):
+        assert zero_over_zero(SimpleNamespace(optimizer=optimizer)) == 0
+
+
+def test_a_frozen_weight_is_one_without_gradient() -> None:
+    module = nn.Linear(2, 2)
+    module.bias.requires_grad_(False)
+    engine = SimpleNamespace(module=module)
+
+    assert [is_frozen(engine, name) for name in ("weight", "bias", "of.another")] == [False, True, False]
+
+
+def weight_told(*more: dict[str, Any], **counts: int) -> Finding:
+    bad = frame(0, "a", tensor("weight", **(counts or {"nan": 2})), tensor("output", nan=8))
+    return judge([rank_report(rank, bad, world=len(more), **each) for rank, each in enumerate(more)])[0]
+
+
+GROWN = "lower the learning rate or clip gradients"
+
+
+@each(
+    "known, said, not_said",
+    [
+        ({}, "before the first step that was watched", GROWN),
+        ({"weight_bad_since": 4}, "The gradients of step 3 were finite", GROWN),
+        ({"weight_bad_since": 4, "zero_over_zero": 9}, "each bad element of its own", GROWN),
+        ({"weight_bad_since": 4, "frozen": True}, "beside the optimizer, which does not write a frozen weight", GROWN),
+        ({"frozen": True}, "torch.empty without an initialisation", GROWN),
+        ({"bad_applied": 2}, "Step 2 was applied with gradients that were not finite", "initialisation"),
+        ({"weight_bad_since": 4, "bad_applied": 4}, "Step 4 was applied", "were finite, so"),
+        ({"evaluation": "an evaluation"}, "this forward only reads it", GROWN),
+    ],
+)
+def test_what_is_told_to_do_about_a_bad_weight_fits_what_can_have_written_it(
+    known: dict[str, Any], said: str, not_said: str
+) -> None:
+    found = weight_told(known, known)
+
+    assert found.fix is not None
+    assert said in found.fix.text
+    assert not_said not in found.fix.text
+
+
+def test_a_weight_that_became_inf_has_grown() -> None:
+    found = weight_told({"weight_bad_since": 4}, posinf=2)
+
+    assert found.fix is not None
+    assert GROWN in found.fix.text
+
+
+@each("step, said", [(2, "no weight has changed yet"), (3, "since step 0"), (7, "since step 4")])
+def test_steps_that_were_skipped_from_the_first_on_have_no_step_before(step: int, said: str) -> None:
+    (found,) = judge([RankReport(rank=0, step=step, skipped=3)])
+
+    assert said in found.title
+    assert "-1" not in found.title
+
+
+def test_a_step_that_is_not_replayed_any_more_has_no_new_cause() -> None:
+    bad = (tensor("a.weight", nan=1),)
+
+    found = judge([RankReport(rank=0, losses=(float("nan"),), named=bad, again=True)])[0]
+
+    assert found.fix is not None
+    assert found.rule == "loss-not-finite"
+    assert found.fix.text.startswith("See what was found in the steps before")
+
+
+@each("dtype", ["float32", "bfloat16", "float16"])
+def test_what_went_wrong_in_an_evaluation_is_told_so_and_mended_there(dtype: str) -> None:
+    bad = frame(1, "b", tensor("input[0]", dtype), tensor("output", dtype, nan=4))
+
+    found = judge([rank_report(0, bad, replayed="", dtype=dtype, evaluation="an evaluation", named=())])[0]
+
+    assert found.fix is not None
+    assert ", in an evaluation" in found.title
+    assert found.evidence[0] == "an evaluation after 7 steps, batch_number=0, rank 0"
+    assert "learning rate" not in found.fix.text
+
+
+@each(
+    "accumulation, micro, word",
+    [(0, 2, "micro-batch 2"), (1, 0, "micro-batch 0"), (1, 2, "forward 2"), (4, 2, "micro-batch 2")],
+)
+def test_a_forward_more_than_a_step_has_micro_batches_is_none(accumulation: int, micro: int, word: str) -> None:
+    bad = frame(1, "b", tensor("input[0]"), tensor("output", nan=4), micro=micro)
+
+    assert judge([rank_report(0, bad, accumulation=accumulation)])[0].evidence[0].startswith(f"step 7, {word}, ")
+
+
+def test_one_of_several_engines_is_told_by_its_model_and_its_first_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "_watched", [])
+    first, second = (Engine(nn.Sequential(nn.Linear(2, size))) for size in (3, 5))
+    for engine in (first, first):
+        engines.note(engine)
+    assert engines.told(first) == ""
+    engines.note(second)
+
+    assert engines.told(first) == "Sequential, 0.weight 3x2, 1 of 2 in this process"
+    assert engines.told(second) == "Sequential, 0.weight 5x2, 2 of 2 in this process"
+    del first, engine
+    gc.collect()
+    assert engines.told(second) == ""
