@@ -1,9 +1,14 @@
 """The local phase: what a rank sees of its host, which interface a backend takes, and what is the matter with either."""
 
+import json
+import subprocess
+import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from dsdoctor.comm.local.checks import CHECKS, examine_all
@@ -13,7 +18,7 @@ from dsdoctor.comm.local.interfaces import bounded, choose
 from dsdoctor.comm.local.variables import read_config_files, read_variables
 from dsdoctor.comm.models import ChosenInterface, Claim, FabricPort, Interface, Local, Rank, RankGpu
 from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.core.host import LocalHost
+from dsdoctor.core.host import CHILD_SCRIPTS, LocalHost
 from tests.comm.made_claims import findings_of
 from tests.conftest import Disk
 from tests.each import each
@@ -287,6 +292,43 @@ def test_ports_and_iommu_are_read_from_files(disk: Disk) -> None:
     assert read_fabric(disk(files)) == (PORT,)
     assert read_iommu(disk(files)) == "translating"
     assert read_iommu(disk({"/sys/kernel/iommu_groups/0/type": "identity\n"})) == "passthrough"
+
+
+NVML = """
+from types import SimpleNamespace as Made
+class NVMLError(Exception): pass
+NVML_NVLINK_MAX_LINKS, NVML_FEATURE_ENABLED = 18, 1
+CAPABILITIES, LINKS = ((9, 0), (10, 0), (8, 9)), (18, 17, 0)
+nvmlInit = lambda: None
+nvmlSystemGetDriverVersion = lambda: b"570.1"
+nvmlDeviceGetCount = lambda: 3
+nvmlDeviceGetHandleByIndex = lambda index: index
+nvmlDeviceGetName = lambda index: f"GPU {index}"
+nvmlDeviceGetUUID = lambda index: f"GPU-{index}"
+nvmlDeviceGetMemoryInfo = lambda index: Made(free=1, total=2)
+nvmlDeviceGetCudaComputeCapability = lambda index: CAPABILITIES[index]
+nvmlDeviceGetCurrPcieLinkGeneration = nvmlDeviceGetMaxPcieLinkGeneration = lambda index: 5
+nvmlDeviceGetCurrPcieLinkWidth = nvmlDeviceGetMaxPcieLinkWidth = lambda index: 16
+def nvmlDeviceGetNvLinkState(index, link):
+    if not LINKS[index]: raise NVMLError
+    return int(link < LINKS[index])
+"""
+
+
+def test_links_are_counted_at_the_rate_of_their_generation(tmp_path: Path) -> None:
+    (tmp_path / "pynvml.py").write_text(NVML)
+
+    done = subprocess.run(
+        [sys.executable, CHILD_SCRIPTS / "ask_links.py"],
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    gpus = msgspec.convert(json.loads(done.stdout.removeprefix("DSDOCTOR "))["gpus"], type=list[RankGpu])
+
+    assert [gpu.nvlink for gpu in gpus] == [450e9, 850e9, None]
+    assert gpus[0] == replace(H100, name="GPU 0", free=1, total=2, pcie=(5, 16), nvlink=450e9)
 
 
 def test_cuda_sees_the_gpus_before_the_first_that_is_none() -> None:

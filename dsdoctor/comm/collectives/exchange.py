@@ -5,12 +5,8 @@ Every rank does the same steps. Whose data is wrong: see ``blame``.
 
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any, Protocol
-
-import msgspec
 
 from dsdoctor.comm.collectives.calls import Want
 from dsdoctor.comm.collectives.catalogue import ExchangeStep
@@ -30,10 +26,6 @@ class Progress(Protocol):
         """This rank leaves the step out. The others may wait for it there."""
 
 
-FOLLOWED = 6
-"""Wrong steps that are examined further."""
-LONG = timedelta(hours=1)
-"""How long a rank waits for the others at the store; the process that started it ends it before that."""
 NOT_HERE = re.compile(
     r"not (currently )?support|unsupported|not implemented|no (function|member) named|invalid scalar type"
     r"|cannot use reduceop|can't be cast|be contiguous|torch\.distributed has no",
@@ -54,14 +46,15 @@ def exchange(group: RankGroup, step: ExchangeStep, inverted: frozenset[int] = fr
         # a backend may raise anything for what it cannot do; other errors go on to the caller
         if (reason := lacking(error)) is None:
             raise
-        return _skipped(step, reason)
+        return skipped(step, reason)
     wrong = compare(got, step.collective.expect(call), call)
     if wrong is None and not step.collective.in_place:
         wrong = _changed(mine, call)
-    return replace(_skipped(step, None), wrong=wrong)
+    return replace(skipped(step, None), wrong=wrong)
 
 
-def _skipped(step: ExchangeStep, reason: str | None) -> Exchange:
+def skipped(step: ExchangeStep, reason: str | None) -> Exchange:
+    """The record of a step; ``reason``: why it was left out."""
     return Exchange(op=step.op, dtype=step.dtype, elements=step.elements, skipped=reason)
 
 
@@ -116,50 +109,3 @@ def _senders(bad: Any, want: Want) -> tuple[int, ...]:
 def _changed(mine: Any, call: CollectiveCall) -> Wrong | None:
     """What a collective wrote into an input that it must only read."""
     return compare(mine, Want(values=call.mine(len(mine)), senders=((call.group.rank, len(mine)),)), call)
-
-
-class _Notes:
-    """Notes between ranks through the group's store, which works also where the collectives do not."""
-
-    def __init__(self, group: RankGroup) -> None:
-        from torch.distributed import distributed_c10d
-
-        self._group, self._store = group, distributed_c10d._get_default_store()
-        turn = self._store.add(f"dsdoctor/turns/{group.rank}", 1)
-        self._key = f"dsdoctor/exchanges/{turn}"
-
-    def go(self, number: int, yes: bool) -> bool:
-        """Rank 0's answer on every rank."""
-        key = f"{self._key}/go/{number}"
-        if self._group.rank == 0:
-            self._store.set(key, "1" if yes else "0")
-            return yes
-        return self._wait(key) == b"1"
-
-    def all_wrong(self, mine: Sequence[int], steps: Sequence[ExchangeStep]) -> tuple[int, ...]:
-        """The first wrong step of each collective on any rank, the same on every rank; waits until all ranks have written
-        theirs.
-
-        Only a rank with something wrong writes a list, and the last rank to come joins the lists: a few messages a rank.
-        """
-        if mine:
-            place = self._store.add(f"{self._key}/lists", 1)
-            self._store.set(f"{self._key}/list/{place}", msgspec.json.encode(_firsts(mine, steps)).decode())
-        if self._store.add(f"{self._key}/done", 1) == self._group.world:
-            lists = range(1, self._store.add(f"{self._key}/lists", 0) + 1)
-            told = [msgspec.json.decode(self._wait(f"{self._key}/list/{place}"), type=list[int]) for place in lists]
-            wrong = sorted({number for numbers in told for number in numbers})
-            self._store.set(f"{self._key}/wrong", msgspec.json.encode(_firsts(wrong, steps)[:FOLLOWED]).decode())
-        return tuple(msgspec.json.decode(self._wait(f"{self._key}/wrong"), type=list[int]))
-
-    def _wait(self, key: str) -> bytes:
-        self._store.wait([key], LONG)
-        return bytes(self._store.get(key))
-
-
-def _firsts(numbers: Sequence[int], steps: Sequence[ExchangeStep]) -> list[int]:
-    """The first of these steps for each collective."""
-    first: dict[str, int] = {}
-    for number in numbers:
-        first.setdefault(steps[number].collective.name, number)
-    return sorted(first.values())

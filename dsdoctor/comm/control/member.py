@@ -70,7 +70,8 @@ class Member:
     def begin(self, order: RankOrder) -> Job:
         """Start the work of an order."""
         if order.phase is CommPhase.MESH:
-            return ThreadJob(self.rank, lambda: self._mesh(order.seconds))
+            others = tuple(self.board.get(f"at/{rank}", Claim) for rank in peers(self.rank, self.world))
+            return ThreadJob(self.rank, lambda: self._mesh(others, order.seconds))
         if order.phase is CommPhase.LOCAL:
             return ThreadJob(self.rank, self._count)
         group = next((group for group in order.groups if self.rank in group), ()) if order.groups else range(self.world)
@@ -100,8 +101,7 @@ class Member:
             self._data = self._fork_server.start(join)
         return self._data
 
-    def _mesh(self, seconds: float) -> RankAnswer:
-        others = tuple(self.board.get(f"at/{rank}", Claim) for rank in peers(self.rank, self.world))
+    def _mesh(self, others: tuple[Claim, ...], seconds: float) -> RankAnswer:
         return RankAnswer(rank=self.rank, reaches=reach_all(self.claim, others, self.board.prefix, seconds=seconds))
 
     def _count(self) -> RankAnswer:

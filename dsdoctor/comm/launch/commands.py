@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dsdoctor.comm.preflight.facts import SSH as ASKING
 from dsdoctor.core.rank_variables import TORCHRUN
@@ -52,21 +52,22 @@ def host_orders(
     hosts: Sequence[Slots], *, master: str, port: int, token: str, seconds: float, arguments: Sequence[str] = ()
 ) -> dict[str, HostOrder]:
     """The order of each host of a hostfile, ranks in its order."""
-    world, first, orders = sum(host.slots for host in hosts), 0, dict[str, HostOrder]()
     names = ",".join(f"{host.name}*{host.slots}" for host in hosts)
+    order = HostOrder(
+        first=0,
+        count=0,
+        world=sum(host.slots for host in hosts),
+        master=master,
+        port=port,
+        token=token,
+        hosts=names,
+        seconds=seconds,
+        arguments=tuple(arguments),
+    )
+    orders: dict[str, HostOrder] = {}
     for host in hosts:
-        orders[host.name] = HostOrder(
-            first=first,
-            count=host.slots,
-            world=world,
-            master=master,
-            port=port,
-            token=token,
-            hosts=names,
-            seconds=seconds,
-            arguments=tuple(arguments),
-        )
-        first += host.slots
+        order = replace(order, first=order.first + order.count, count=host.slots)
+        orders[host.name] = order
     return orders
 
 

@@ -5,15 +5,13 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from dsdoctor.comm.nodes.plan import FEWEST_PAIRS, Outcome, Part, Trial
-from dsdoctor.comm.speed.bandwidth import busbw
+from dsdoctor.comm.speed.bandwidth import BUSY, busbw
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import step
 from dsdoctor.core.sentences import and_more_lines
 
 SLOW = {"nccl": 1.5, "gloo": 4.0}
 """So many times slower than its like a group is slow; on two busy cores healthy pairs of gloo differ by 2.5 to 4."""
-BUSY = 250e6
-"""Bytes a second that gloo reaches even on busy processors."""
 BELOW_LIMIT = 1 / 8
 """Less than this part of what the link carries is slow, whatever the others do."""
 LEAST_TRANSFER = 1e-4

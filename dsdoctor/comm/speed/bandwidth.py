@@ -10,6 +10,8 @@ from statistics import median
 
 from dsdoctor.comm.results import Speed, Speeds, Timing
 
+BUSY = 250e6
+"""Bytes a second that gloo reaches even on busy processors: only below that a path is slow."""
 CHUNK, ALL = 1, 0
 """A buffer of one rank's chunk, and of all ranks' chunks."""
 

@@ -8,7 +8,7 @@ from statistics import median
 
 from dsdoctor.comm.rank_names import named
 from dsdoctor.comm.results import Limit, Pace, PairTime, Reach, Speed
-from dsdoctor.comm.speed.bandwidth import TIMED
+from dsdoctor.comm.speed.bandwidth import BUSY, TIMED
 from dsdoctor.comm.speed.latency_checks import late_pairs, messages_late, round_trips
 from dsdoctor.comm.speed.pairs import shared_rank, slower, within
 from dsdoctor.core.finding import Finding
@@ -25,9 +25,6 @@ HALF = 0.5
 SLOW_PAIR = 3.0
 """From so many times slower than its kind a pair is not slow by chance; on two busy cores healthy pairs of gloo differ by
 2.5 to 4."""
-
-BUSY = 250e6
-"""Bytes a second that gloo reaches even on busy processors: only below that the path is slow."""
 
 SLOW_WORK, SLOWER_WORK = 2.0, 1.25
 LATE = 0.2
