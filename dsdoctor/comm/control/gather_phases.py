@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from dsdoctor.comm.control.member import GATHERED
 from dsdoctor.comm.control.messages import News
 from dsdoctor.comm.control.phases import Phase
 from dsdoctor.comm.control.test_run import LEAST, TestRun
@@ -43,6 +44,7 @@ def rendezvous(test_run: TestRun, phase: Phase) -> None:
         time.sleep(test_run.member.pace)
     time.sleep(DUPLICATES)
     test_run.claims = (*claims, *_seen(log))
+    _close(test_run, log)
     arrivals = Arrivals(
         me=test_run.me,
         claims=test_run.claims,
@@ -54,6 +56,14 @@ def rendezvous(test_run: TestRun, phase: Phase) -> None:
     phase.said = (
         f"{_said(test_run.claims, test_run.me.world, test_run.me.hosts)}, {max(times) - min(times):.1f} s apart"
     )
+
+
+def _close(test_run: TestRun, log: Log) -> None:
+    """Make known who is there: where each rank listens, and that a process that comes from now on is none of them."""
+    board = test_run.member.board
+    for claim in reversed(test_run.claims):
+        board.put(f"at/{claim.rank}", replace(claim, local=None, fingerprint={}))
+    board.put(GATHERED, log.read)
 
 
 def local(test_run: TestRun, phase: Phase) -> None:
