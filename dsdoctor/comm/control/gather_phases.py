@@ -15,6 +15,7 @@ from dsdoctor.comm.rank_names import named
 from dsdoctor.comm.rendezvous import checks as rendezvous_checks
 from dsdoctor.comm.rendezvous.board import Log
 from dsdoctor.comm.rendezvous.checks import Arrivals
+from dsdoctor.comm.rendezvous.names import addresses_of
 
 ARRIVAL, LONGEST_ARRIVAL = 0.6, 90.0
 """The part of the deadline in which ranks must come, and the most seconds for that."""
@@ -50,6 +51,7 @@ def rendezvous(test_run: TestRun, phase: Phase) -> None:
         claims=test_run.claims,
         waited=time.monotonic() - test_run.began,
         notices=test_run.notices.heard,
+        resolved=() if all_there(test_run) else addresses_of(test_run.me.master),
     )
     phase.findings = tuple(finding for check in rendezvous_checks.CHECKS for finding in check(arrivals))
     times = [claim.seen for claim in test_run.claims]

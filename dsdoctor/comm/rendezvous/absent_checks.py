@@ -1,10 +1,10 @@
 """A rank that did not reach the store of rank 0 -> why. Judges, never looks."""
 
-import ipaddress
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dsdoctor.comm.models import Rank
+from dsdoctor.comm.rendezvous.names import is_loopback
 from dsdoctor.comm.rendezvous.store import Unreached
 from dsdoctor.comm.results import ConnectOutcome
 from dsdoctor.core.finding import Finding
@@ -307,18 +307,6 @@ def free_port_like(port: int) -> int:
     (29501, 65534)
     """
     return port + 1 if port < 65535 else port - 1
-
-
-def is_loopback(address: str) -> bool:
-    """Whether every host means itself by it.
-
-    >>> is_loopback("127.0.1.1"), is_loopback("::1"), is_loopback("10.0.0.1"), is_loopback("nodea")
-    (True, True, False, False)
-    """
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False
 
 
 CHECKS = (
