@@ -68,11 +68,25 @@ def control(briefing: Briefing, pipe: BinaryIO, shown: Callable[[], None]) -> No
         say(News(alone=_alone(briefing, board)))
         return
     member = Member(briefing, board, fork_server, backend, say)
-    member.arrive()
+    if not _arrived(member, briefing):
+        return
     if board.ours:
         _lead(member, briefing, notices or NoticeListener(briefing.rank), shown)
     else:
         _follow(member, briefing)
+
+
+def _arrived(member: Member, briefing: Briefing) -> bool:
+    """Whether the claim is written; a store that went meanwhile is this rank's finding."""
+    try:
+        member.arrive()
+    except Exception as error:
+        # torch raises another type in each release
+        print(f"{type(error).__name__}: {error}", flush=True)
+        gone = Unreached(outcome=ConnectOutcome.CUT_OFF, seconds=time.monotonic() - briefing.began, ended=True)
+        member.say(News(alone=_alone(briefing, gone)))
+        return False
+    return True
 
 
 def _alone(briefing: Briefing, why: Unreached) -> tuple[Finding, ...]:
