@@ -105,7 +105,7 @@ def test_open_mpi_wins_over_the_slurm_variables_of_its_daemon() -> None:
     inside = of({**DAEMON, **OPEN_MPI})
 
     assert (inside.rank, inside.world, inside.launcher, inside.run) == (1, 3, "mpirun", "1674641409")
-    assert of(OPEN_MPI, RANK="0", WORLD_SIZE="1").launcher == "variables"
+    assert of(OPEN_MPI, RANK="1", WORLD_SIZE="3", MASTER_ADDR="a").launcher == "variables"
 
 
 @pytest.mark.parametrize(
@@ -203,3 +203,68 @@ def test_any_list_of_hosts_is_read_or_refused(read: Any, text: str) -> None:
 def test_a_list_of_more_hosts_than_there_are_is_refused_and_not_expanded() -> None:
     with pytest.raises(UsageError, match="more than 131072 hosts"):
         expand("n[1-999999]r[0-999999]")
+
+
+def step_of_srun(rank: int, world: int) -> dict[str, str]:
+    counts = {
+        "SLURM_STEP_NUM_TASKS": f"{world}",
+        "SLURM_STEP_TASKS_PER_NODE": f"{world}",
+        "SLURM_STEP_NODELIST": "nodea",
+    }
+    return {**SRUN, **counts, "SLURM_PROCID": f"{rank}", "SLURM_LOCALID": f"{rank}", "SLURM_NODEID": "0"}
+
+
+def of_open_mpi(rank: int, world: int) -> dict[str, str]:
+    local = {"OMPI_COMM_WORLD_LOCAL_RANK": f"{rank}", "OMPI_COMM_WORLD_LOCAL_SIZE": f"{world}"}
+    return {**OPEN_MPI, **local, "OMPI_COMM_WORLD_RANK": f"{rank}", "OMPI_COMM_WORLD_SIZE": f"{world}"}
+
+
+def of_mvapich(rank: int, world: int) -> dict[str, str]:
+    local = {"MV2_COMM_WORLD_LOCAL_RANK": f"{rank}", "MV2_COMM_WORLD_LOCAL_SIZE": f"{world}"}
+    return {**local, "MV2_COMM_WORLD_RANK": f"{rank}", "MV2_COMM_WORLD_SIZE": f"{world}"}
+
+
+def of_mpich(rank: int, world: int) -> dict[str, str]:
+    local = {"MPI_LOCALRANKID": f"{rank}", "MPI_LOCALNRANKS": f"{world}"}
+    return {**local, "PMI_RANK": f"{rank}", "PMI_SIZE": f"{world}"}
+
+
+TASKS = (step_of_srun, of_open_mpi, of_mvapich, of_mpich)
+MARKS: dict[str, dict[str, str]] = {
+    "variables": {},
+    "torchrun": {"TORCHELASTIC_RUN_ID": "none"},
+    "deepspeed": {"CROSS_RANK": "0", "LOCAL_SIZE": "1"},
+    "dsdoctor": {"DSDOCTOR_COMM_RUN": "7"},
+}
+
+
+@given(
+    st.sampled_from(TASKS),
+    st.sampled_from(sorted(MARKS)),
+    st.integers(1, 9),
+    st.integers(1, 4),
+    st.data(),
+    st.booleans(),
+)
+def test_variables_that_were_left_in_the_shell_contradict_every_launcher_and_nested_launchers_do_not(
+    tasks: Any, launcher: str, world: int, each: int, data: Any, left: bool
+) -> None:
+    task = data.draw(st.integers(0, world - 1))
+    own_world = data.draw(st.integers(1, max(world - 1, 1))) if left else world * each
+    own = data.draw(st.integers(0, own_world - 1)) if left else task * each + data.draw(st.integers(0, each - 1))
+    by_hand = {"RANK": f"{own}", "WORLD_SIZE": f"{own_world}", "LOCAL_RANK": "0", "MASTER_ADDR": "10.0.0.1"}
+    found = {**tasks(task, world), **by_hand, **MARKS[launcher]}
+    if own_world < world and launcher == "variables":
+        with pytest.raises(
+            UsageError, match=f"WORLD_SIZE={own_world}, and (srun|mpirun) has started {world} tasks"
+        ) as said:
+            rank_of(found)
+        assert said.value.hint and said.value.hint.startswith("unset RANK WORLD_SIZE LOCAL_RANK")
+    else:
+        assert of(found).rank == own
+
+
+def test_the_daemons_of_mpirun_are_no_tasks_of_a_job_that_is_started_by_hand() -> None:
+    inside = {**DAEMON, "SLURM_STEP_NUM_TASKS": "9", **of_open_mpi(1, 2), "RANK": "1", "WORLD_SIZE": "2"}
+
+    assert of(inside, MASTER_ADDR="10.0.0.1").rank == 1

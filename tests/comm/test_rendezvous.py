@@ -43,6 +43,20 @@ def test_the_missing_ranks_are_named_with_the_hosts_that_the_launcher_gave_them(
     assert finding.title == "ranks 2-3 (nodeb) never came; waited 30 s at 10.0.0.1:29500"
 
 
+def test_where_a_rank_is_missing_it_is_said_what_the_masters_name_is_on_the_host_of_rank_0() -> None:
+    for resolved, said in (
+        ((), ""),
+        (("10.0.0.1",), ""),
+        (("10.0.0.7",), "MASTER_ADDR 10.0.0.1 is 10.0.0.7 here; a host on which it is another does not come"),
+        (
+            ("127.0.0.1",),
+            "MASTER_ADDR 10.0.0.1 is 127.0.0.1, by which every host means itself: no other host comes by it",
+        ),
+    ):
+        (finding,) = judged(claims()[:2], resolved=resolved)
+        assert finding.evidence[1:] == ((said,) if said else ())
+
+
 def test_a_rank_that_said_why_it_cannot_come_is_not_called_missing() -> None:
     notice = Notice(run="0", rank=3, host="nodeb", why="torch cannot be imported:\n libcudart.so.13")
 

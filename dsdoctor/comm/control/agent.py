@@ -19,8 +19,10 @@ from dsdoctor.comm.control.test_run import TestRun
 from dsdoctor.comm.local.checks import too_little
 from dsdoctor.comm.rendezvous import absent_checks
 from dsdoctor.comm.rendezvous.absent_checks import Absent
+from dsdoctor.comm.rendezvous.names import addresses_of, reverse_lookup
 from dsdoctor.comm.rendezvous.notices import Notice, NoticeListener, send_notice
 from dsdoctor.comm.rendezvous.store import Unreached, open_board
+from dsdoctor.comm.results import ConnectOutcome
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import step
 from dsdoctor.core.processes import redirect
@@ -63,15 +65,48 @@ def control(briefing: Briefing, pipe: BinaryIO, shown: Callable[[], None]) -> No
     say(News(at="reaching the store of rank 0"))
     board = open_board(briefing.rank, _arrival(briefing))
     if isinstance(board, Unreached):
-        absent = Absent(me=briefing.rank, host=briefing.local.hostname, why=board)
-        say(News(alone=tuple(finding for check in absent_checks.CHECKS for finding in check(absent))))
+        say(News(alone=_alone(briefing, board)))
         return
     member = Member(briefing, board, fork_server, backend, say)
-    member.arrive()
+    if not _arrived(member, briefing):
+        return
     if board.ours:
         _lead(member, briefing, notices or NoticeListener(briefing.rank), shown)
     else:
         _follow(member, briefing)
+
+
+def _arrived(member: Member, briefing: Briefing) -> bool:
+    """Whether the claim is written; a store that went meanwhile is this rank's finding."""
+    try:
+        member.arrive()
+    except Exception as error:
+        # torch raises another type in each release
+        print(f"{type(error).__name__}: {error}", flush=True)
+        gone = Unreached(outcome=ConnectOutcome.CUT_OFF, seconds=time.monotonic() - briefing.began, ended=True)
+        member.say(News(alone=_alone(briefing, gone)))
+        return False
+    return True
+
+
+def _alone(briefing: Briefing, why: Unreached) -> tuple[Finding, ...]:
+    """What a rank finds that did not reach the board. A rank 0 with another port hears it: it would wait."""
+    rank, local = briefing.rank, briefing.local
+    resolved = addresses_of(rank.master)
+    absent = Absent(
+        me=rank,
+        host=local.hostname,
+        why=why,
+        addresses=tuple(interface.address for interface in local.interfaces if interface.kind != "loopback"),
+        resolved=resolved,
+        lookup=reverse_lookup(resolved[0]) if why.slow and resolved else None,
+    )
+    found = tuple(finding for check in absent_checks.CHECKS for finding in check(absent))
+    if absent.case == "port differs" and why.rank_zero:
+        notice = Notice(run=rank.run, rank=rank.rank, host=local.hostname, why=found[0].title.partition(": ")[2])
+        if send_notice(rank.master, why.rank_zero.port, notice, seconds=AFTER_NOTICE, stay=AFTER_NOTICE):
+            time.sleep(AFTER_NOTICE)
+    return found
 
 
 def _cannot_come(briefing: Briefing, found: tuple[Finding, ...], say: Callable[[News], None]) -> None:
@@ -135,8 +170,15 @@ def nccl_unavailable(briefing: Briefing) -> tuple[Finding, ...]:
 
 def _follow(member: Member, briefing: Briefing) -> None:
     member.say(News(at="waiting for rank 0's first order"))
+    until = briefing.began + briefing.settings.deadline + MARGIN
     try:
-        status = member.follow(briefing.began + briefing.settings.deadline + MARGIN)
+        if holders := member.displaced(until):
+            held = Unreached(
+                outcome=ConnectOutcome.STRANGER, seconds=time.monotonic() - briefing.began, holders=holders
+            )
+            member.say(News(alone=_alone(briefing, held)))
+            return
+        status = member.follow(until)
     except Exception as error:
         # when the store of rank 0 goes, torch raises another type in each release
         print(f"{type(error).__name__}: {error}", flush=True)

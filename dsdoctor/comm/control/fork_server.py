@@ -3,6 +3,7 @@
 A new data process so takes milliseconds, and inherits no thread, no connection and no CUDA context.
 """
 
+import contextlib
 import os
 import select
 import signal
@@ -127,9 +128,20 @@ class ForkServer:
         return pid, status
 
 
+def _ask_name_server() -> None:
+    """Have torch ask the name server now, once for all data processes: it does so before the first connection of a process, which
+    takes longer than a rank may stand still where no name server answers. A store that is not needed is opened for that."""
+    with contextlib.suppress(Exception):
+        # torch raises another type in each release
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+
+
 def _serve(channel: socket.socket, other: socket.socket) -> None:
     """The fork server's main loop: fork on request, and report which process ended and how."""
     other.close()
+    _ask_name_server()
     alive: set[int] = set()
     while True:
         if select.select([channel], [], [], REAPING if alive else None)[0]:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from dsdoctor.comm.control.member import GATHERED
 from dsdoctor.comm.control.messages import News
 from dsdoctor.comm.control.phases import Phase
 from dsdoctor.comm.control.test_run import LEAST, TestRun
@@ -14,6 +15,7 @@ from dsdoctor.comm.rank_names import named
 from dsdoctor.comm.rendezvous import checks as rendezvous_checks
 from dsdoctor.comm.rendezvous.board import Log
 from dsdoctor.comm.rendezvous.checks import Arrivals
+from dsdoctor.comm.rendezvous.names import addresses_of
 
 ARRIVAL, LONGEST_ARRIVAL = 0.6, 90.0
 """The part of the deadline in which ranks must come, and the most seconds for that."""
@@ -43,17 +45,27 @@ def rendezvous(test_run: TestRun, phase: Phase) -> None:
         time.sleep(test_run.member.pace)
     time.sleep(DUPLICATES)
     test_run.claims = (*claims, *_seen(log))
+    _close(test_run, log)
     arrivals = Arrivals(
         me=test_run.me,
         claims=test_run.claims,
         waited=time.monotonic() - test_run.began,
         notices=test_run.notices.heard,
+        resolved=() if all_there(test_run) else addresses_of(test_run.me.master),
     )
     phase.findings = tuple(finding for check in rendezvous_checks.CHECKS for finding in check(arrivals))
     times = [claim.seen for claim in test_run.claims]
     phase.said = (
         f"{_said(test_run.claims, test_run.me.world, test_run.me.hosts)}, {max(times) - min(times):.1f} s apart"
     )
+
+
+def _close(test_run: TestRun, log: Log) -> None:
+    """Make known who is there: where each rank listens, and that a process that comes from now on is none of them."""
+    board = test_run.member.board
+    for claim in reversed(test_run.claims):
+        board.put(f"at/{claim.rank}", replace(claim, local=None, fingerprint={}))
+    board.put(GATHERED, log.read)
 
 
 def local(test_run: TestRun, phase: Phase) -> None:

@@ -29,6 +29,8 @@ PACE = 0.02
 a second."""
 AFTER_RANK_ZERO = 0.7
 """Seconds that a rank waits for rank 0's process to end first."""
+GATHERED = "gathered"
+"""The number of claims that rank 0 had read when it began; ``at/RANK`` are those that it then took."""
 Say = Callable[[News], None]
 
 
@@ -47,13 +49,21 @@ class Member:
             listener.answer(board.prefix, self.rank)
         self._limits = limits_now()
         self.pace = max(PACE, self.world / 50_000)
+        self._number = 0
         self._answers: list[RankAnswer] = []
 
     def arrive(self) -> None:
-        """Write the claim, and the address for the ranks that will connect."""
-        self.board.put(f"at/{self.rank}", replace(self.claim, local=None, fingerprint={}))
-        self.board.log("claims").write(self.claim)
+        """Write the claim."""
+        self._number = self.board.log("claims").write(self.claim)
         self._note()
+
+    def displaced(self, until: float) -> tuple[Claim, ...]:
+        """The processes that were there, rank 0 and the one that is this rank, where rank 0 had begun without this one: its order
+        to the ranks that it knows is no order to this one, which would spoil their test."""
+        if self._await(1, until) is None or self._number <= self.board.get(GATHERED, int):
+            return ()
+        there = [self.board.get(f"at/{rank}", Claim) for rank in sorted({0, self.rank}) if self.board.has(f"at/{rank}")]
+        return tuple(there) if there and there[-1].rank == self.rank else ()
 
     def follow(self, until: float) -> int | None:
         """Do what rank 0 orders until its last order; the exit status it gave, or None where no order came in time."""

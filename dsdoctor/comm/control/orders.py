@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from dsdoctor.comm.collectives.trouble import CONSEQUENCE, STOPPED
-from dsdoctor.comm.control.member import Member
+from dsdoctor.comm.control.member import GATHERED, Member
 from dsdoctor.comm.control.messages import RankAnswer, RankOrder
 from dsdoctor.comm.mesh.mesh import reach
 from dsdoctor.comm.models import Claim, CommPhase
@@ -93,7 +93,7 @@ def release(member: Member, status: int, number: int, *, mute: int) -> None:
     """Send the last order, and wait a moment until the others have read it, because the store ends with this process. ``mute``
     ranks are known not to answer any more."""
     member.board.put(f"order/{number}", RankOrder(number=number, phase=CommPhase.RENDEZVOUS, status=status))
-    others = max(member.board.log("claims").count() - 1 - mute, 0)
+    others = max(member.board.get(GATHERED, int) - 1 - mute, 0)
     log, gone, until = member.board.log("ends"), 0, time.monotonic() + FINAL_SECONDS
     while gone < others and time.monotonic() < until:
         gone += sum(1 for _ in log.news(int))

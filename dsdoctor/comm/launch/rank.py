@@ -1,5 +1,6 @@
 """The variables that a launcher set -> who this rank is. Looks at nothing but the mapping it is given."""
 
+import contextlib
 import re
 import zlib
 from collections.abc import Callable
@@ -50,6 +51,8 @@ def _by_rank(variables: Variables) -> Rank | None:
         return None
     rank, world = _place(variables, TORCHRUN)
     launcher = _launcher(variables)
+    if launcher == "variables":
+        _fits_the_launcher(variables, rank, world)
     master = _master(variables, LOOPBACK if world == 1 else slurm_master(variables), ALONE_OR_ONE)
     names = DEEPSPEED if launcher == "deepspeed" else TORCHRUN
     return Rank(
@@ -134,6 +137,29 @@ def _slurm(variables: Variables) -> Rank | None:
     )
 
 
+def _fits_the_launcher(variables: Variables, rank: int, world: int) -> None:
+    """RANK and WORLD_SIZE were set by hand: every task of mpirun or srun is one rank, or starts the same number of ranks itself, so
+    fewer ranks than tasks were left in the shell. torchrun and DeepSpeed's launcher set them anew for each rank; a job of torchrun
+    in each task is no contradiction. Raises UsageError."""
+    task = next((found for read in LAUNCHERS[1:] if (found := _or_none(read, variables)) is not None), None)
+    if task is None or task.world <= world:
+        return
+    tasks = SRUN if task.launcher == "srun" else MPIRUN
+    name = next(names for names in tasks if names.rank in variables and names.world in variables)
+    raise _clash(
+        f"RANK={rank} of WORLD_SIZE={world}",
+        f"{task.launcher} has started {task.world} tasks and this is number {task.rank} ({name.rank}, {name.world})",
+        "unset RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT",
+    )
+
+
+def _or_none(read: Callable[[Variables], Rank | None], variables: Variables) -> Rank | None:
+    """The rank by one launcher's variables; what is wrong in those is of no matter where RANK decides."""
+    with contextlib.suppress(UsageError):
+        return read({**variables, "MASTER_ADDR": LOOPBACK})
+    return None
+
+
 def _launcher(variables: Variables) -> str:
     """Which of the launchers that set RANK this is. Launchers may be nested in any order."""
     if "DSDOCTOR_COMM_RUN" in variables:
@@ -194,7 +220,10 @@ def _place(variables: Variables, names: RankVariables) -> tuple[int, int]:
     """The rank and the number of ranks. Raises UsageError where they do not fit each other."""
     rank, world = _number(variables, names.rank), _needed(variables, names.world, names.rank)
     if not rank < world:
-        hint = f"ranks are 0 to {names.world} - 1: start {rank + 1} ranks or more, or unset what was left in this shell"
+        hint = (
+            f"ranks are counted from 0, so the last of {world} is {world - 1}: give the first one 0, or start {rank + 1} or more; "
+            "or unset what was left in this shell"
+        )
         raise _clash(f"{names.rank}={rank}", f"{names.world}={world}", hint)
     return rank, world
 
@@ -232,4 +261,5 @@ def _clash(fact: str, other: str, hint: str) -> UsageError:
     return UsageError(f"{fact}, and {other}", hint=hint)
 
 
+SRUN, MPIRUN = (SLURM, replace(SLURM, world="SLURM_NTASKS")), (OPEN_MPI, MVAPICH, PMI, PMIX)
 LAUNCHERS = (_by_rank, _open_mpi, _mvapich, _pmi, _slurm)

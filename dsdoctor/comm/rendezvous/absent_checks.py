@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dsdoctor.comm.models import Rank
+from dsdoctor.comm.rendezvous.names import is_loopback
 from dsdoctor.comm.rendezvous.store import Unreached
 from dsdoctor.comm.results import ConnectOutcome
 from dsdoctor.core.finding import Finding
@@ -12,11 +13,37 @@ from dsdoctor.core.fix import instead, step
 
 @dataclass(frozen=True, kw_only=True)
 class Absent:
-    """A rank that did not reach the board: itself, and why."""
+    """A rank that did not reach the board: itself, and why. ``addresses`` are its host's, ``resolved`` what MASTER_ADDR is there;
+    ``lookup`` is how many seconds the name server took for the name of that address, None where that was not asked."""
 
     me: Rank
     host: str
     why: Unreached
+    addresses: tuple[str, ...] = ()
+    resolved: tuple[str, ...] = ()
+    lookup: float | None = None
+
+    @property
+    def case(self) -> str:
+        """Which of the checks says it: they exclude each other."""
+        why, other = self.why, self.why.rank_zero
+        named = {
+            "port differs": bool(other and (other.run, other.world) == (self.me.run, self.me.world)),
+            "elsewhere": why.elsewhere,
+            "held": bool(other or why.holders or (why.taken and why.token_missing)),
+            "slow": why.slow,
+            "no rank 0": why.token_missing or why.ended,
+            "refused": bool(why.detail),
+            "in use": why.taken or why.outcome in {ConnectOutcome.STRANGER, ConnectOutcome.SILENT},
+        }
+        return next((case for case, true in named.items() if true), "unreachable")
+
+    @property
+    def there(self) -> str:
+        """MASTER_ADDR and its port, with what a name stands for on this host."""
+        means = [address for address in self.resolved if address != self.me.master]
+        is_a = f" ({self.me.master} is {', '.join(means[:3])} here)" if means else ""
+        return f"{self.me.master}:{self.me.port}{is_a}"
 
 
 def master_port_in_use(absent: Absent) -> Iterator[Finding]:
@@ -36,24 +63,148 @@ def master_port_in_use(absent: Absent) -> Iterator[Finding]:
 
     Since: 0.1
     """
-    me, why = absent.me, absent.why
-    if not why.taken and why.outcome not in {ConnectOutcome.STRANGER, ConnectOutcome.SILENT}:
+    if absent.case != "in use":
         return
-    if why.token_missing or (why.detail and not why.taken):
+    me, why = absent.me, absent.why
+    who = why.listener or ("a process" if why.outcome is ConnectOutcome.SILENT else "a program")
+    silent = "accepts connections and does not answer"
+    if why.above or me.agent_store:
+        launcher = why.listener if why.above else "the store of torchrun's agent"
+        yield Finding.error(
+            "master-port-in-use",
+            f"rank {me.rank} ({absent.host}): {launcher}, which started the ranks, listens on {me.master}:{me.port}; it {silent}",
+            fix="see the launcher's own output, and start it again with another --master_port",
+        )
         return
     said = f'; it says "{why.banner}"' if why.banner else ""
-    who = why.listener or "a program"
+    what = silent if why.outcome is ConnectOutcome.SILENT else f"is no store of torch{said}"
     yield Finding.error(
         "master-port-in-use",
-        f"rank {me.rank} ({absent.host}): {who} already listens on {me.master}:{me.port} and is no store of torch{said}",
-        evidence=(
-            f"it {why.outcome.value}" if why.outcome is ConnectOutcome.STRANGER else "it accepts and does not answer",
-        ),
-        fix="end it, or take another port",
+        f"rank {me.rank} ({absent.host}): {who} already listens on {me.master}:{me.port} and {what}",
+        evidence=(f"tried for {why.seconds:.0f} s; a store of torch answers at once",),
+        fix="take another port, or end that process if it is left over",
         steps=(
             step("ss -ltnp sport = :{port}", port=me.port),
             instead("export MASTER_PORT={port}", port=free_port_like(me.port)),
         ),
+    )
+
+
+def master_port_held(absent: Absent) -> Iterator[Finding]:
+    """Another job's rank 0 serves the store at this address and port.
+
+    A job that was started by hand has no name but its MASTER_ADDR and MASTER_PORT: two jobs with the same ones would take
+    each other's ranks. A test that has all its ranks takes no more, and a rank that comes later is told so.
+
+    Why it matters: with torch this job's ranks would wait, or exchange with those of the other.
+
+    How to fix it: give each job a port of its own, the same on all of its hosts.
+
+        $ export MASTER_PORT=29501
+
+    Since: 0.1
+    """
+    if absent.case != "held":
+        return
+    me, why = absent.me, absent.why
+    who = [f"rank {claim.rank} is pid {claim.pid} on {claim.host}" for claim in why.holders]
+    if why.rank_zero:
+        who.append(
+            f"its rank 0 is pid {why.rank_zero.pid} on {why.rank_zero.host}, with MASTER_PORT {why.rank_zero.port}"
+        )
+    who += [why.listener] if why.listener else []
+    yield Finding.error(
+        "master-port-held",
+        f"rank {me.rank} ({absent.host}): {me.master}:{me.port} is held by another job"
+        + (f": {who[0]}" if who else ""),
+        evidence=(*who[1:], *(("it had begun when this rank came",) if why.holders else ())),
+        fix="give this job another port, the same on all of its hosts",
+        steps=(step("export MASTER_PORT={port}", port=free_port_like(me.port)),),
+    )
+
+
+def master_port_differs(absent: Absent) -> Iterator[Finding]:
+    """A rank has another MASTER_PORT than rank 0.
+
+    Rank 0 of this test also listens on one of the three ports above its MASTER_PORT, and was found there.
+
+    Why it matters: the rank looks for the store where there is none, and rank 0 waits for it until its timeout.
+
+    How to fix it: set the same MASTER_PORT on all hosts.
+
+        $ export MASTER_PORT=29500
+
+    Since: 0.1
+    """
+    other = absent.why.rank_zero
+    if absent.case != "port differs" or other is None:
+        return
+    yield Finding.error(
+        "master-port-differs",
+        f"rank {absent.me.rank} ({absent.host}): MASTER_PORT is {absent.me.port}, and rank 0 ({other.host}) has {other.port}",
+        evidence=(f"rank 0 is pid {other.pid} on {other.host}",),
+        fix="set the same MASTER_PORT on all hosts",
+        steps=(step("export MASTER_PORT={port}", port=other.port),),
+    )
+
+
+def master_address_not_here(absent: Absent) -> Iterator[Finding]:
+    """MASTER_ADDR is the address of another host than the one on which rank 0 runs.
+
+    Rank 0 serves the store, and the other ranks look for it at MASTER_ADDR. Rank 0 compares that address with those of its
+    own interfaces. One that is forwarded to it, as a service's in Kubernetes, is found by connecting to it.
+
+    Why it matters: no rank finds rank 0, with torch until the timeout of half an hour.
+
+    How to fix it: set MASTER_ADDR to an address of the host of rank 0 on all hosts, or start rank 0 where that address is.
+
+        $ export MASTER_ADDR=HOST_OF_RANK_0
+
+    Since: 0.1
+    """
+    if absent.case != "elsewhere":
+        return
+    me, own = absent.me, ", ".join(absent.addresses[:4])
+    name = f" ({', '.join(absent.resolved[:3])})" if absent.resolved not in ((), (me.master,)) else ""
+    yield Finding.error(
+        "master-address-not-here",
+        f"rank 0 ({absent.host}): MASTER_ADDR {me.master}{name} is no address of this host, and rank 0 is here",
+        evidence=(
+            f"this host has {own or 'no address'}",
+            f"connecting to {me.master}:{me.port}: {absent.why.outcome.value}",
+        ),
+        fix="set MASTER_ADDR to an address of this host on all hosts, or start rank 0 where that address is",
+        steps=(step("export MASTER_ADDR={address}", address=absent.addresses[0]),) if absent.addresses else (),
+    )
+
+
+def store_slow(absent: Absent) -> Iterator[Finding]:
+    """The store answers at once, and torch's own client was not through with it in time.
+
+    Before its first connection torch asks the name server for the name of the address (a reverse look-up). Where no name
+    server answers that takes 5 s for each server and attempt that /etc/resolv.conf names.
+
+    Why it matters: every process of a job waits that long when it starts.
+
+    How to fix it: name a server that answers, or none, in /etc/resolv.conf.
+
+        $ getent hosts ADDRESS
+
+    Since: 0.1
+    """
+    if absent.case != "slow":
+        return
+    me, took = absent.me, absent.lookup
+    asked = (
+        f"the name server took {took:.1f} s for the name of {absent.resolved[0]}" if took and absent.resolved else ""
+    )
+    yield Finding.error(
+        "store-slow",
+        f"rank {me.rank} ({absent.host}): the store at {me.master}:{me.port} answers, and torch was not through with it in "
+        f"{absent.why.seconds:.0f} s",
+        evidence=(asked,) if asked else (),
+        fix="see whether the name server answers: torch asks it for the name of the address first",
+        steps=(step("getent hosts {address}", address=absent.resolved[0] if absent.resolved else me.master),),
     )
 
 
@@ -73,6 +224,8 @@ def master_unreachable(absent: Absent) -> Iterator[Finding]:
 
     Since: 0.1
     """
+    if absent.case != "unreachable":
+        return
     me, why = absent.me, absent.why
     causes = {
         ConnectOutcome.REFUSED: ("refuses", "rank 0 does not run there, or not yet: see its output"),
@@ -83,12 +236,15 @@ def master_unreachable(absent: Absent) -> Iterator[Finding]:
             "set MASTER_ADDR to an address, or name it in /etc/hosts",
         ),
     }
-    if why.taken or why.outcome not in causes:
-        return
-    what, fix = causes[why.outcome]
+    what, fix = causes.get(why.outcome, causes[ConnectOutcome.TIMED_OUT])
+    at = sorted({*absent.resolved} & {*absent.addresses, *filter(is_loopback, absent.resolved)})
+    own = f"{at[0]} is this host itself" if at else ""
+    if own and why.outcome is ConnectOutcome.REFUSED:
+        what = f"{what}: {own}, and rank 0 is not on it"
+        fix = "set MASTER_ADDR to an address of the host of rank 0, the same on all hosts"
     yield Finding.error(
         "master-unreachable",
-        f"rank {me.rank} ({absent.host}): {me.master}:{me.port}, where rank 0 should be, {what}",
+        f"rank {me.rank} ({absent.host}): {absent.there}, where rank 0 should be, {what}",
         evidence=(f"a plain TCP connection: {why.outcome.value}, tried for {why.seconds:.1f} s",),
         fix=fix,
         steps=(
@@ -110,7 +266,7 @@ def master_port_refused(absent: Absent) -> Iterator[Finding]:
 
     Since: 0.1
     """
-    if absent.why.detail and not absent.why.taken:
+    if absent.case == "refused":
         me = absent.me
         yield Finding.error(
             "master-port-refused",
@@ -130,12 +286,15 @@ def rank_zero_missing(absent: Absent) -> Iterator[Finding]:
 
     Since: 0.1
     """
-    if not absent.why.token_missing:
+    if absent.case != "no rank 0":
         return
     me = absent.me
+    never = (
+        "it ended before rank 0 of this job had written to it" if absent.why.ended else "rank 0 of this job never came"
+    )
     yield Finding.error(
         "rank-zero-missing",
-        f"rank {me.rank} ({absent.host}): a store answers at {me.master}:{me.port}, and rank 0 of this job never came",
+        f"rank {me.rank} ({absent.host}): a store answers at {me.master}:{me.port}, and {never}",
         evidence=(f"waited {absent.why.seconds:.0f} s",),
         fix="see the output of rank 0; if the port is another job's, take another one",
     )
@@ -150,4 +309,7 @@ def free_port_like(port: int) -> int:
     return port + 1 if port < 65535 else port - 1
 
 
-CHECKS = (master_port_in_use, master_unreachable, master_port_refused, rank_zero_missing)
+CHECKS = (
+    *(master_port_in_use, master_port_held, master_port_differs, master_address_not_here, store_slow),
+    *(master_unreachable, master_port_refused, rank_zero_missing),
+)

@@ -42,6 +42,11 @@ class Log:
         self._board.put(f"{self._name}/{number}", message)
         return number
 
+    @property
+    def read(self) -> int:
+        """How many messages were read here."""
+        return self._read
+
     def count(self) -> int:
         """How many messages were ever written."""
         return self._board.store.add(self._board.key(f"{self._name}/n"), 0)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from dsdoctor.comm.models import Claim, Rank
 from dsdoctor.comm.rank_names import MOST_NAMED, by_rank, named
+from dsdoctor.comm.rendezvous.names import is_loopback
 from dsdoctor.comm.rendezvous.notices import Notice
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import step
@@ -19,12 +20,14 @@ LATE = 15.0
 @dataclass(frozen=True, kw_only=True)
 class Arrivals:
     """The ranks that came: ``me`` is rank 0 (or, where rank 0 was not reached, the rank that looks), ``claims`` in the
-    order in which they came. ``notices`` are what ranks that cannot come told rank 0."""
+    order in which they came. ``notices`` are what ranks that cannot come told rank 0; ``resolved``
+    is what MASTER_ADDR is on the host of rank 0."""
 
     me: Rank
     claims: tuple[Claim, ...]
     waited: float
     notices: dict[int, Notice] = field(default_factory=dict)
+    resolved: tuple[str, ...] = ()
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -90,6 +93,14 @@ def rank_missing(arrivals: Arrivals) -> Iterator[Finding]:
         return
     here = len({claim.rank for claim in arrivals.claims if claim.rank < me.world})
     evidence = [f"{here} of {me.world} ranks came in {arrivals.waited:.1f} s: {_places(arrivals.claims)}"]
+    if loopback := [address for address in arrivals.resolved if is_loopback(address)]:
+        evidence.append(
+            f"MASTER_ADDR {me.master} is {loopback[0]}, by which every host means itself: no other host comes by it"
+        )
+    elif means := [address for address in arrivals.resolved if address != me.master]:
+        evidence.append(
+            f"MASTER_ADDR {me.master} is {', '.join(means[:3])} here; a host on which it is another does not come"
+        )
     hosts = {me.hosts[rank] for rank in missing if rank < len(me.hosts)}
     there = [step("ssh {host} python -m dsdoctor comm --quick", host=host) for host in sorted(hosts)[:3]]
     connect = step("timeout 5 bash -c '</dev/tcp/$0/$1' {host} {port} && echo reachable", host=me.master, port=me.port)

@@ -1,11 +1,13 @@
 """A rank that cannot come says why over plain TCP, and rank 0 hears it: neither needs torch or its store.
 
 Rank 0 listens on one of the three ports above the master's. A notice is one line of JSON and is answered by one line; it counts
-only for a rank of this run that does not come by itself. Where a firewall leaves only the master's port open nothing is heard.
+only for a rank of this run that does not come by itself. A rank with another MASTER_PORT may ask for a store here. Where a
+firewall leaves only the master's port open nothing is heard.
 Rank 0 closes the connection by ending: a launcher that ends all ranks with the first must not do so before rank 0 has reported.
 """
 
 import contextlib
+import os
 import socket
 import threading
 import time
@@ -15,6 +17,7 @@ import msgspec
 
 from dsdoctor.comm.mesh.connect import connect
 from dsdoctor.comm.models import Rank
+from dsdoctor.comm.rendezvous.probe import PROBE, RankZero
 from dsdoctor.comm.results import ConnectOutcome
 
 PORTS = 3
@@ -51,6 +54,9 @@ class NoticeListener:
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
+        self._who = RankZero(
+            run=rank.run, world=rank.world, port=rank.port, host=socket.gethostname(), pid=os.getppid()
+        )
         self._heard: dict[int, Notice] = {}
         self._held: list[socket.socket] = []
         if (listening := _listening(rank)) is not None:
@@ -75,8 +81,12 @@ class NoticeListener:
                     self._held.append(caller)
 
     def _attend(self, caller: socket.socket) -> bool:
-        """Read a notice and answer it; whether it counts."""
-        notice = msgspec.json.decode(_line(caller), type=Notice)
+        """Read a notice and answer it; whether it counts. Who looks for a store here is told who this is."""
+        line = _line(caller)
+        if line == PROBE:
+            caller.sendall(msgspec.json.encode(self._who) + b"\n")
+            return False
+        notice = msgspec.json.decode(line, type=Notice)
         if notice.run != self._rank.run or not 0 <= notice.rank < self._rank.world:
             return False
         self._heard.setdefault(notice.rank, notice)

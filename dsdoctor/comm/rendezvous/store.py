@@ -1,7 +1,7 @@
 """Opens the board: serve the store (rank 0 without torchrun) or connect to it, within our own time limits.
 
 torch does not keep its own limits: connecting takes twice the timeout asked for, and with another program on the port a client
-waits for ever. So plain TCP is tried first, and torch is called in a thread that may be abandoned.
+waits for ever. So who listens is asked over plain TCP first, and torch is called in a thread that may be abandoned.
 """
 
 import contextlib
@@ -16,108 +16,185 @@ from datetime import timedelta
 from typing import Any, cast
 
 from dsdoctor.comm.local.interfaces import bounded
-from dsdoctor.comm.mesh.connect import ask_listener, connect
-from dsdoctor.comm.models import Rank
+from dsdoctor.comm.mesh.connect import connect
+from dsdoctor.comm.models import Claim, Rank
 from dsdoctor.comm.rendezvous.board import Board, TcpStore
+from dsdoctor.comm.rendezvous.notices import ports
+from dsdoctor.comm.rendezvous.probe import Listener, RankZero, ask
 from dsdoctor.comm.results import ConnectOutcome
 
 RETRY = 0.2
 CONNECT = 3.0
 ANSWER = 6.0
-"""Seconds in which a store that listens must answer a client."""
-FOUND = (ConnectOutcome.SILENT, ConnectOutcome.STRANGER)
+"""Seconds in which what listens must answer."""
+TOKEN = 3.0
+"""Seconds from the moment at which a store answers to that at which its rank 0 has written to it."""
+LOOK, BESIDE = 2.0, 0.3
+"""Seconds between two looks at the ports beside the master's that refuses, and for a connection to each."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unreached:
     """Why there is no store. ``taken``: the port was taken when rank 0 wanted to serve on it. ``listener`` is the process
-    that listens there, where it is one of this user on this host; ``banner`` what it sent. ``token_missing``: a store
-    answers, and no rank 0 of this test has written to it."""
+    that listens there, where it is one of this user on this host, and ``above`` says that it started this rank; ``banner`` is
+    what it sent. ``elsewhere``: the address is none of rank 0's host, and does not lead to it. ``rank_zero`` is another rank 0
+    that listens on that port or beside it; ``holders`` are the processes of a test that has begun there, rank 0 first.
+    ``slow``: a store answers, and torch's client was not through with it in time. ``token_missing``: a store answers, and no
+    rank 0 of this test has written to it. ``ended``: it went while this rank waited."""
 
     outcome: ConnectOutcome
     seconds: float
     taken: bool = False
     listener: str | None = None
+    above: bool = False
     banner: str = ""
+    elsewhere: bool = False
+    rank_zero: RankZero | None = None
+    holders: tuple[Claim, ...] = ()
+    slow: bool = False
     token_missing: bool = False
+    ended: bool = False
     detail: str = ""
 
 
 def open_board(rank: Rank, seconds: float) -> Board | Unreached:
     """The board of this test: rank 0 makes its prefix known to the others under the name of the run."""
     began = time.monotonic()
-    store = _serve(rank) if rank.rank == 0 and not rank.agent_store else None
+    store = _serve(rank, seconds) if rank.rank == 0 and not rank.agent_store else None
     if isinstance(store, Unreached) and not store.taken:
         return store
-    if isinstance(store, Unreached) or store is None:
-        # the port may be taken by a second rank 0; joining as a client makes both visible
-        taken = isinstance(store, Unreached)
+    # the port may be taken by a second rank 0; joining as a client makes both visible
+    taken = isinstance(store, Unreached)
+    if store is None or isinstance(store, Unreached):
         store = _reach(rank, min(seconds, ANSWER) if taken else seconds, taken=taken)
-        if isinstance(store, Unreached):
-            return store
-        return _find(store, rank, seconds - (time.monotonic() - began), first=rank.rank == 0 and not taken)
-    return _find(store, rank, seconds, first=True)
+    if isinstance(store, Unreached):
+        return store
+    left = TOKEN if taken else seconds - (time.monotonic() - began)
+    try:
+        return _find(store, rank, left, taken=taken)
+    except Exception as error:
+        # torch raises another type in each release
+        print(f"{type(error).__name__}: {error}", flush=True)
+        return Unreached(outcome=ConnectOutcome.CUT_OFF, seconds=time.monotonic() - began, ended=True)
 
 
-def _find(store: TcpStore, rank: Rank, seconds: float, *, first: bool) -> Board | Unreached:
+def _find(store: TcpStore, rank: Rank, seconds: float, *, taken: bool) -> Board | Unreached:
     """The board of a store: rank 0 writes the random prefix, the others wait for it."""
     name = f"dsdoctor-comm/{rank.run}/token"
-    if first and store.add(f"{name}/n", 1) == 1:
+    if rank.rank == 0 and not taken and store.add(f"{name}/n", 1) == 1:
         token = secrets.token_hex(8)
         store.set(name, token)
         return Board(store, f"dsdoctor-comm/{token}", ours=True)
     until = time.monotonic() + max(seconds, 1.0)
     while not store.check([name]):
         if time.monotonic() > until:
-            return Unreached(outcome=ConnectOutcome.SILENT, seconds=seconds, token_missing=True)
+            return Unreached(
+                outcome=ConnectOutcome.SILENT,
+                seconds=seconds,
+                token_missing=True,
+                taken=taken,
+                **_listening(rank.port, taken),
+            )
         time.sleep(0.05)
     return Board(store, f"dsdoctor-comm/{store.get(name).decode()}")
 
 
-def _serve(rank: Rank) -> "TcpStore | Unreached":
+def _serve(rank: Rank, seconds: float) -> "TcpStore | Unreached":
     """Listen on the master's address where that is one of this host's, else on all."""
     listening = socket.socket(socket.AF_INET6 if ":" in rank.master else socket.AF_INET)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
+    with listening:
         try:
-            listening.bind((rank.master, rank.port))
+            ours = _bind(listening, rank)
+            listening.listen(2048)
         except OSError as error:
             if isinstance(error, socket.gaierror):
                 return Unreached(outcome=ConnectOutcome.NO_NAME, seconds=0.0)
-            # a service's or a translated address does not belong to this host
-            if error.errno == errno.EADDRINUSE:
-                return Unreached(outcome=ConnectOutcome.STRANGER, seconds=0.0, taken=True)
-            listening.bind(("", rank.port))
-        listening.listen(2048)
+            taken, why = error.errno == errno.EADDRINUSE, error.strerror or str(error)
+            return Unreached(outcome=ConnectOutcome.STRANGER, seconds=0.0, taken=taken, detail="" if taken else why)
+        outcome = None if ours else _leads_elsewhere(listening, rank)
+        if outcome:
+            return Unreached(outcome=outcome, seconds=ANSWER, elsewhere=True)
+        handle = os.dup(listening.fileno())
+    return _torch_store(rank, handle, seconds) or Unreached(outcome=ConnectOutcome.SILENT, seconds=seconds, slow=True)
+
+
+def _bind(listening: socket.socket, rank: Rank) -> bool:
+    """Whether the master's address is one of this host's: a service's or a translated one is not. Raises OSError."""
+    try:
+        listening.bind((rank.master, rank.port))
     except OSError as error:
-        taken = error.errno == errno.EADDRINUSE
-        return Unreached(outcome=ConnectOutcome.STRANGER, seconds=0.0, taken=taken, detail=error.strerror or str(error))
-    handle = os.dup(listening.fileno())
-    listening.close()
-    return _torch_store(rank, handle, ANSWER) or Unreached(outcome=ConnectOutcome.SILENT, seconds=ANSWER)
+        if isinstance(error, socket.gaierror) or error.errno != errno.EADDRNOTAVAIL:
+            raise
+        listening.bind(("", rank.port))
+        return False
+    return True
+
+
+def _leads_elsewhere(listening: socket.socket, rank: Rank) -> ConnectOutcome | None:
+    """How connecting to the master's address ends where that does not lead to this socket."""
+    until, outcome = time.monotonic() + ANSWER, ConnectOutcome.TIMED_OUT
+    listening.settimeout(1.0)
+    while time.monotonic() < until:
+        opened = connect(rank.master, rank.port, timeout=CONNECT)
+        if isinstance(opened, ConnectOutcome):
+            outcome = opened
+        else:
+            with opened, contextlib.suppress(OSError):
+                listening.accept()[0].close()
+                listening.settimeout(None)
+                return None
+            outcome = ConnectOutcome.STRANGER
+        time.sleep(RETRY)
+    return outcome
 
 
 def _reach(rank: Rank, seconds: float, *, taken: bool) -> "TcpStore | Unreached":
     """Connect as a client, as soon as the port is open."""
-    began, outcomes = time.monotonic(), Counter[ConnectOutcome]()
+    began, outcomes, other = time.monotonic(), Counter[ConnectOutcome](), None
+    look = began + LOOK
     while time.monotonic() - began < seconds:
         left = seconds - (time.monotonic() - began)
-        opened = connect(rank.master, rank.port, timeout=min(CONNECT, max(left, 0.2)))
-        if not isinstance(opened, ConnectOutcome):
-            opened.close()
-            store = _torch_store(rank, None, min(ANSWER, max(left, 1.0)))
-            if store is not None:
-                return store
-            heard = ask_listener(rank.master, rank.port)
-            return Unreached(
-                outcome=heard.outcome, seconds=time.monotonic() - began, taken=taken, banner=heard.banner,
-                listener=listener_of(rank.port),
-            )  # fmt: skip
-        outcomes[opened] += 1
+        heard = ask(rank.master, rank.port, timeout=min(CONNECT, max(left, 0.2)), listen=ANSWER)
+        if heard.outcome in {ConnectOutcome.REACHED, ConnectOutcome.SILENT, ConnectOutcome.STRANGER}:
+            return _join(rank, heard, left, began, taken=taken)
+        outcomes[heard.outcome] += 1
+        if rank.rank and time.monotonic() > look and heard.outcome is ConnectOutcome.REFUSED:
+            look, other = time.monotonic() + LOOK, _rank_zero_beside(rank)
+        if other:
+            return Unreached(outcome=heard.outcome, seconds=time.monotonic() - began, rank_zero=other)
         time.sleep(RETRY)
     # the time limit may have cut the last attempt short, so the most frequent outcome counts
     outcome = outcomes.most_common(1)[0][0] if outcomes else ConnectOutcome.TIMED_OUT
     return Unreached(outcome=outcome, seconds=time.monotonic() - began, taken=taken)
+
+
+def _join(rank: Rank, heard: Listener, left: float, began: float, *, taken: bool) -> "TcpStore | Unreached":
+    """torch's client of what listens there; a store before torch 2.2 is one that answers torch's client alone."""
+    store = None
+    if heard.outcome is ConnectOutcome.REACHED:
+        # a client that waits for the name server is slow, and its store is one all the same
+        store = _torch_store(rank, None, max(left, 3 * ANSWER))
+    elif not heard.said and heard.rank_zero is None:
+        store = _torch_store(rank, None, min(ANSWER, max(left, 1.0)))
+    return store or Unreached(
+        outcome=heard.outcome,
+        seconds=time.monotonic() - began,
+        taken=taken,
+        banner=heard.said,
+        rank_zero=heard.rank_zero,
+        slow=heard.outcome is ConnectOutcome.REACHED,
+        **_listening(rank.port, heard.here),
+    )
+
+
+def _rank_zero_beside(rank: Rank) -> RankZero | None:
+    """The rank 0 that waits for us with another MASTER_PORT: it listens for notices on one of the ports above its own."""
+    for port in ports(rank.port):
+        heard = ask(rank.master, port, timeout=BESIDE, listen=BESIDE).rank_zero
+        if heard and heard.run == rank.run and heard.world == rank.world and heard.port != rank.port:
+            return heard
+    return None
 
 
 def _torch_store(rank: Rank, handle: int | None, seconds: float) -> TcpStore | None:
@@ -137,12 +214,39 @@ def _open(rank: Rank, handle: int | None) -> TcpStore:
     return cast(TcpStore, store)
 
 
+def _listening(port: int, here: bool) -> dict[str, Any]:
+    """``listener`` and ``above`` of what listens on the master's port, where that is one of this host's."""
+    found = _owner(port) if here else None
+    return {"listener": _shown(found), "above": found is not None and found in _above()}
+
+
 def listener_of(port: int) -> str | None:
     """Who listens on a port of this host, where it is a process that this user may look at."""
+    return _shown(_owner(port))
+
+
+def _owner(port: int) -> int | None:
     import psutil
 
     with contextlib.suppress(psutil.Error, OSError):
         for one in psutil.net_connections("tcp"):
             if one.status == psutil.CONN_LISTEN and one.laddr.port == port and one.pid:
-                return f"pid {one.pid} ({' '.join(psutil.Process(one.pid).cmdline())[:60]})"
+                return int(one.pid)
+    return None
+
+
+def _above() -> set[int]:
+    """This process and those that started it: a launcher must not be ended."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error, OSError):
+        return {os.getpid(), *(one.pid for one in psutil.Process().parents())}
+    return {os.getpid()}
+
+
+def _shown(pid: int | None) -> str | None:
+    import psutil
+
+    with contextlib.suppress(psutil.Error, OSError):
+        return f"pid {pid} ({' '.join(psutil.Process(pid).cmdline())[:60]})" if pid else None
     return None

@@ -1,0 +1,120 @@
+"""Who listens where the master should be, and what a rank says that finds no store, or another job's."""
+
+import itertools
+import socket
+import threading
+from dataclasses import replace
+
+from dsdoctor.comm.rendezvous import absent_checks
+from dsdoctor.comm.rendezvous.absent_checks import Absent
+from dsdoctor.comm.rendezvous.notices import NoticeListener, ports
+from dsdoctor.comm.rendezvous.probe import NONCE, RankZero, ask
+from dsdoctor.comm.rendezvous.store import Unreached
+from dsdoctor.comm.results import ConnectOutcome
+from tests.comm.made_claims import claim, rank
+
+ZERO = RankZero(run="0", world=4, port=29500, host="nodea", pid=77)
+
+
+def answered(reply: bytes, *, close: bool = True) -> tuple[ConnectOutcome, str]:
+    """What is heard of a listener that sends so many bytes."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        held: list[socket.socket] = []
+
+        def serve() -> None:
+            caller, _ = server.accept()
+            caller.recv(64)
+            caller.sendall(reply)
+            if close:
+                caller.close()
+            held.append(caller)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        heard = ask("127.0.0.1", server.getsockname()[1], timeout=5, listen=0.3)
+        thread.join(10)
+        for caller in held:
+            caller.close()
+    return heard.outcome, heard.said
+
+
+def test_a_listener_is_told_by_what_it_answers_to_torchs_own_question() -> None:
+    assert answered(NONCE) == (ConnectOutcome.REACHED, "")
+    assert answered(b"", close=False) == (ConnectOutcome.SILENT, "")
+    assert answered(b"") == (ConnectOutcome.STRANGER, "")
+    assert answered(b"HTTP/1.0 400 Bad request\r\n") == (ConnectOutcome.STRANGER, "HTTP/1.0 400 Bad request")
+    assert answered(bytes(range(9)), close=False) == (ConnectOutcome.STRANGER, "")
+
+
+def test_rank_0_says_who_it_is_to_a_rank_that_looks_for_the_store_beside_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        here = rank(master="127.0.0.1", port=free.getsockname()[1], world=4)
+    listener = NoticeListener(here)
+
+    heard = [ask("127.0.0.1", port, timeout=5, listen=5).rank_zero for port in ports(here.port)]
+
+    (who,) = [found for found in heard if found]
+    assert (who.run, who.world, who.port) == (here.run, 4, here.port)
+    assert not listener.heard
+
+
+def titles(why: Unreached, number: int = 1, **more: object) -> list[tuple[str, str]]:
+    absent = Absent(me=rank(number), host="nodeb", why=why, **more)  # type: ignore[arg-type]
+    return [(finding.rule, finding.title) for check in absent_checks.CHECKS for finding in check(absent)]
+
+
+def test_every_combination_of_facts_gives_one_finding_and_never_ends_a_launcher() -> None:
+    flags = ("taken", "above", "elsewhere", "slow", "token_missing", "ended")
+    others = (None, ZERO, replace(ZERO, port=29499), replace(ZERO, run="9"))
+    for outcome in ConnectOutcome:
+        if outcome in {ConnectOutcome.REACHED, ConnectOutcome.STALLED}:
+            continue
+        for values in itertools.product((False, True), repeat=len(flags)):
+            for other, listener in itertools.product(others, (None, "pid 7 (torchrun)")):
+                given = dict(zip(flags, values, strict=True))
+                why = Unreached(outcome=outcome, seconds=9, rank_zero=other, listener=listener, **given)  # type: ignore[arg-type]
+                absent = Absent(me=rank(1), host="nodeb", why=why)
+                found = [finding for check in absent_checks.CHECKS for finding in check(absent)]
+                assert len(found) == 1, (why, found)
+                if why.above and found[0].fix:
+                    assert "end that process" not in repr(found[0].fix), found
+
+
+def test_the_name_server_that_does_not_answer_is_no_foreign_program() -> None:
+    why = Unreached(outcome=ConnectOutcome.REACHED, seconds=36, slow=True)
+
+    ((rule, title),) = titles(why, resolved=("10.0.0.1",), lookup=10.0)
+
+    assert rule == "store-slow"
+    assert title == "rank 1 (nodeb): the store at 10.0.0.1:29500 answers, and torch was not through with it in 36 s"
+
+
+def test_a_master_address_of_another_host_and_a_port_of_another_job_are_named() -> None:
+    elsewhere = Unreached(outcome=ConnectOutcome.REFUSED, seconds=6, elsewhere=True)
+    assert titles(elsewhere, 0, addresses=("10.0.0.9",)) == [
+        (
+            "master-address-not-here",
+            "rank 0 (nodeb): MASTER_ADDR 10.0.0.1 is no address of this host, and rank 0 is here",
+        )
+    ]
+    differs = Unreached(outcome=ConnectOutcome.REFUSED, seconds=6, rank_zero=replace(ZERO, port=29499))
+    assert titles(differs) == [
+        ("master-port-differs", "rank 1 (nodeb): MASTER_PORT is 29500, and rank 0 (nodea) has 29499")
+    ]
+    held = Unreached(outcome=ConnectOutcome.STRANGER, seconds=6, holders=(claim(0, pid=7), claim(1, pid=8)))
+    assert titles(held) == [
+        ("master-port-held", "rank 1 (nodeb): 10.0.0.1:29500 is held by another job: rank 0 is pid 7 on nodea")
+    ]
+
+
+def test_a_refusing_master_is_told_with_what_its_name_is_here() -> None:
+    refused = Unreached(outcome=ConnectOutcome.REFUSED, seconds=6)
+    own = "is this host itself, and rank 0 is not on it"
+    for resolved, said in (
+        (("10.0.0.2",), "10.0.0.1:29500 (10.0.0.1 is 10.0.0.2 here), where rank 0 should be, refuses"),
+        (("127.0.0.1",), f"where rank 0 should be, refuses: 127.0.0.1 {own}"),
+        (("10.0.0.5",), f"where rank 0 should be, refuses: 10.0.0.5 {own}"),
+    ):
+        ((rule, title),) = titles(refused, resolved=resolved, addresses=("10.0.0.5",))
+        assert rule == "master-unreachable"
+        assert said in title
