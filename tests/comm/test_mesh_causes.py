@@ -77,7 +77,14 @@ def test_hosts_that_all_fail_with_each_other_are_one_finding() -> None:
     (finding,) = told(meshed(made, permutations(hosts, 2)))
 
     assert finding.rule == "mesh-only-master-port"
-    assert "node[a-h]" in finding.title or "nodea" in finding.title
+    assert finding.title.startswith("connections between nodea,")
+    assert finding.title.endswith(" fail, but for those to the master's port on nodea: timed out")
+
+
+def test_a_ring_of_closed_directions_is_not_told_of_all_hosts() -> None:
+    found = told(meshed(claims(3, 1), [("nodea", "nodeb"), ("nodeb", "nodec"), ("nodec", "nodea")]))
+
+    assert sorted(finding.rule for finding in found) == ["mesh-one-way", "mesh-one-way", "mesh-only-master-port"]
 
 
 def test_two_firewalls_are_two_findings_with_a_host_each() -> None:

@@ -2,6 +2,7 @@
 
 from itertools import combinations
 
+from dsdoctor.comm.bad_ranks import bad_ranks
 from dsdoctor.comm.launch.start import RankEnded
 from dsdoctor.comm.models import CommPhase, CommSettings, PhaseState
 from dsdoctor.comm.preflight.never_came import master_unreachable
@@ -41,6 +42,7 @@ def test_the_ranks_words_take_the_place_of_a_rank_that_never_came() -> None:
         "rank-missing",
     ]
     assert with_last_words(whole, {1: "ImportError: torch"}) == whole
+    assert bad_ranks(with_last_words(whole, words)).keys() == {1, 2}
 
 
 @each(

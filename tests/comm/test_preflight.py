@@ -221,6 +221,14 @@ def test_ranks_over_ssh_carry_who_they_are_and_no_secret(disk: Disk) -> None:
     assert "s3cret" not in str(variables)
 
 
+def test_a_host_that_answers_late_is_told_and_not_called_broken() -> None:
+    hosts = (visit("n1", "10.0.0.1"), replace(visit("n2", "10.0.0.2"), seconds=12.4))
+    (finding,) = judged(facts(*hosts))
+
+    assert (finding.rule, finding.severity) == ("login-slow", Severity.WARNING)
+    assert finding.title == "n2 takes up to 12 s to answer over ssh"
+
+
 @pytest.mark.parametrize("shell", ["sh", "bash", "zsh", "csh", "tcsh", "fish"])
 def test_a_command_is_the_same_for_every_login_shell(shell: str, tmp_path: Path) -> None:
     path = shutil.which(shell)

@@ -69,7 +69,9 @@ def shared_addresses(mesh: Mesh) -> dict[str, tuple[str, ...]]:
 
 
 def _is_everywhere(left: set[HostPair], tried: set[HostPair]) -> bool:
-    """Whether each of at least three hosts fails with more than half of the others."""
+    """Whether most directions fail, and each of at least three hosts with more than half of the others."""
+    if 2 * len(left) <= len(tried):
+        return False
     failed, tries = _peers(left), _peers(tried)
     return len(tries) > 2 and all(2 * len(failed.get(host, ())) > len(peers) for host, peers in tries.items())
 

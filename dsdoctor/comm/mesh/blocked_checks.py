@@ -159,9 +159,11 @@ def _of_the_master(case: _Case) -> Finding:
     else:
         title = f"{others} cannot connect to {master} on any other port than the master's: {case.ways}"
     if group.side is Side.EVERYWHERE:
+        every = len(group.pairs) == sum(one != other for one, other in case.mesh.outcomes)
+        those = hosts_in_words((group.host, *group.peers))
         title = (
-            f"the hosts {hosts_in_words((group.host, *group.peers))} reach each other on no port but the master's on "
-            f"{master}: {case.ways}"
+            f"{'' if every else 'most '}connections between {those} fail, but for those to the master's port on {master}: "
+            f"{case.ways}"
         )
     return (Finding.error if case.grave else Finding.warning)(
         "mesh-only-master-port",
@@ -202,7 +204,7 @@ def _of_both_ways(case: _Case) -> Finding:
     title = f"{group.host} and {case.peers} do not reach each other: {case.ways}"
     if group.side is Side.TWO and not case.detours and master not in {group.host, *group.peers}:
         title += f"; both reach {master}"
-    where = "between these two" if group.side is Side.TWO else f"of {group.host}"
+    where = {Side.TWO: "between these two", Side.EVERYWHERE: "between the hosts"}.get(group.side, f"of {group.host}")
     title, fix, steps = _why(case, title)
     return Finding.error(
         "mesh-unreached",

@@ -15,6 +15,8 @@ from dsdoctor.hosts.remote_step import on_host
 from dsdoctor.hosts.ssh_errors import ssh_problem
 
 Cause = TypeVar("Cause", bound=Hashable)
+SLOW_LOGIN = 5.0
+"""Seconds; a login and a Python that starts take less than one, and a few on a busy network file system."""
 
 
 def too_many_hosts(facts: PreflightFacts) -> Iterator[Finding]:
@@ -134,6 +136,28 @@ def login_scripts_print(facts: PreflightFacts) -> Iterator[Finding]:
         yield (Finding.error if first else Finding.warning)(
             "login-scripts-print", title, evidence=(visits[0].noise,), fix=fix, steps=steps
         )
+
+
+def login_slow(facts: PreflightFacts) -> Iterator[Finding]:
+    """A host takes long to answer a command over ssh.
+
+    Most often its login scripts wait: for a home directory on a busy file system, for a name server, for a module system.
+
+    Why it matters: every start of a job waits for the slowest login, and a launcher with a time limit gives up.
+
+    How to fix it: see what its login scripts wait for.
+
+        $ ssh HOST true
+
+    Since: 0.2
+    """
+    slow = [visit for visit in _answered(facts) if visit.seconds > SLOW_LOGIN]
+    if slow:
+        longest = max(slow, key=lambda visit: visit.seconds)
+        try_it = step("ssh -o BatchMode=yes {host} true", host=longest.host)
+        title = f"{_names(slow)} {_verb(slow, 'take')} up to {longest.seconds:.0f} s to answer over ssh"
+        fix = "see what its login scripts wait for: every start of a job waits with them"
+        yield Finding.warning("login-slow", title, fix=fix, steps=(try_it,))
 
 
 def host_lacks_python(facts: PreflightFacts) -> Iterator[Finding]:
@@ -339,7 +363,7 @@ OF_ONE_HOST = (ssh_fails, host_lacks_python, host_lacks_modules)
 
 CHECKS = (
     *hostfile_checks.CHECKS,
-    *(too_many_hosts, ssh_missing, ssh_fails, login_scripts_print),
+    *(too_many_hosts, ssh_missing, ssh_fails, login_slow, login_scripts_print),
     *(host_lacks_python, host_lacks_modules, host_lacks_folder, pdsh_missing),
     *(master_port_in_use, master_address_elsewhere),
 )

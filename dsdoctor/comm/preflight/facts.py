@@ -4,6 +4,7 @@ Looks, never judges. The facts hold the names of variables, never their values.
 """
 
 import re
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -144,7 +145,9 @@ def parse_pdsh(answer: Answer) -> tuple[str, ...] | None:
 
 def _visit_all(host: Host, ssh: str, hosts: Sequence[Slots], asked: str, limit: float) -> tuple[Visit, ...]:
     def visit(entry: Slots) -> Visit:
-        return parse_visit(entry.name, host.run([ssh, *SSH, entry.name, asked], timeout=limit))
+        began = time.monotonic()
+        visit = parse_visit(entry.name, host.run([ssh, *SSH, entry.name, asked], timeout=limit))
+        return replace(visit, seconds=time.monotonic() - began)
 
     if not hosts:
         return ()

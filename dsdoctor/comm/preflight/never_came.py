@@ -27,7 +27,7 @@ def master_unreachable(words: Mapping[int, str], hosts: Sequence[str], came: set
         others = {host for host in hosts if host != master}
         away = {hosts[rank] for rank in ranks}
         if away == others:
-            title = f"{master} with rank 0 lets no other host in: {where} {how}, say {named(ranks, hosts)}, which run"
+            title = f"{master} with rank 0 lets no other host in: {named(ranks, hosts)} run, and {where} {how}"
             fix = f"open the ports between the hosts in {master}'s firewall: the master's, and the ephemeral ones"
         else:
             title = f"{named(ranks, hosts)} run, and {where} with rank 0 {how}, though other hosts reach it"
@@ -36,7 +36,7 @@ def master_unreachable(words: Mapping[int, str], hosts: Sequence[str], came: set
         yield Finding.error(
             "master-unreachable",
             title,
-            evidence=tuple(f"rank {rank} ({hosts[rank]}): {words[rank]}" for rank in ranks[:MOST_SHOWN]),
+            evidence=tuple(words[rank].removeprefix("rendezvous: ") for rank in ranks[:MOST_SHOWN]),
             fix=fix,
             steps=(on_host(hosts[ranks[0]], try_it),),
         )

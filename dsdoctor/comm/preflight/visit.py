@@ -36,7 +36,8 @@ class Visit:
     """What a host of the hostfile answered over ssh. ``status`` is ssh's (255: it could not get there; None: not in time).
 
     ``noise`` is what its login scripts print before any command; ``addresses`` are the words of ``hostname -I``; ``modules``
-    are those of torch, deepspeed and dsdoctor that the same interpreter path finds there, in the same folder.
+    are those of torch, deepspeed and dsdoctor that the same interpreter path finds there, in the same folder; ``seconds``: how long
+    the answer took.
     """
 
     host: str
@@ -51,6 +52,7 @@ class Visit:
     folder: bool = False
     modules: tuple[str, ...] = ()
     listener: PortListener | None = None
+    seconds: float = 0.0
 
 
 def parse_visit(host: str, answer: Answer) -> Visit:
