@@ -6,6 +6,7 @@ from functools import cached_property
 from dsdoctor.core.file_holders import FileHolder
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.processes import LETTERS
+from dsdoctor.hang.endings import last_seen
 from dsdoctor.hang.models import MOVED, PROCESSES, RECORDERS, Incident, RankView
 from dsdoctor.hang.stacks import acting_stack, collective_in, doing_of, is_starting, own_frame, place, ranks_words
 from dsdoctor.hang.waiting import Waiting
@@ -149,7 +150,8 @@ class Case:
         return (*lines, *self._since())
 
     def _since(self) -> tuple[str, ...]:
-        if self.incident.source == RECORDERS:
+        # a rank that ended within a second of its last calls was not seen to make them
+        if self.incident.source == RECORDERS or self.incident.first_ended:
             return ()
         if self.incident.source == PROCESSES:
             return (f"two looks, {self.incident.still:.0f} s apart, saw the same",)
@@ -173,9 +175,10 @@ class Case:
         if view.lock is not None:
             yield f"rank {view.rank} waits for {view.lock.path} to vanish: {_holder_words(view)}"
         yield from _threads_of(view)
-        chain = [place(frame) for frame in acting_stack(view)[-3:]]
-        if chain:
-            yield f"rank {view.rank} {'was last seen' if view.state in DEAD else 'stands'} in {' > '.join(chain)}"
+        if view.state in DEAD:
+            yield from filter(None, [last_seen(view)])
+        elif chain := [place(frame) for frame in acting_stack(view)[-3:]]:
+            yield f"rank {view.rank} stands in {' > '.join(chain)}"
 
 
 def _threads_of(view: RankView) -> Iterable[str]:

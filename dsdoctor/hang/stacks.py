@@ -47,6 +47,13 @@ SAYING = (
     (r"\bnext\(|\bin \w*(loader|dataset)", "waits for its data"),
     (r"\bsave\w*\(", "saves"),
 )
+GATHERS = re.compile(
+    r"/deepspeed/runtime/zero/(parameter_offload|partitioned_param_coordinator|partition_parameters)\.py$"
+)
+GATHERED = (
+    "; under ZeRO-3 a forward gathers parameters, so no rank may run one alone, and experts that only some ranks use "
+    "must be one leaf: deepspeed.utils.set_z3_leaf_modules(model, [ItsClass])"
+)
 FILES = (
     (r"^(flock|fcntl) ", "waits for the lock of a file"),
     (r" pipe:", "waits for a pipe"),
@@ -90,9 +97,9 @@ def is_own(frame: Frame) -> bool:
     return LIBRARY.search(frame.file) is None
 
 
-def own_frame(frames: Sequence[Frame]) -> Frame | None:
-    """The innermost line of the user's own code; of a program that is all library the innermost line."""
-    return next((frame for frame in reversed(frames) if is_own(frame)), frames[-1] if frames else None)
+def own_frame(frames: Sequence[Frame], *, only: bool = False) -> Frame | None:
+    """The innermost line of the user's own code; of a program that is all library the innermost line, or None with ``only``."""
+    return next((frame for frame in reversed(frames) if is_own(frame)), frames[-1] if frames and not only else None)
 
 
 def collective_in(frames: Sequence[Frame]) -> str | None:
@@ -101,7 +108,8 @@ def collective_in(frames: Sequence[Frame]) -> str | None:
     >>> collective_in([Frame(file="/x/torch/distributed/distributed_c10d.py", line=9, function="barrier")])
     'barrier'
     """
-    names = [frame.function for frame in frames if COLLECTIVES.search(frame.file)]
+    # one that is being imported calls nothing
+    names = [each.function for each in frames if COLLECTIVES.search(each.file) and each.function != "<module>"]
     return next((name for name in names if name not in WRAPPERS), names[0] if names else None)
 
 
@@ -191,6 +199,12 @@ def acting_stack(view: RankView) -> tuple[Frame, ...]:
         return main
     backward = [thread.frames for thread in view.sample.threads if not thread.main and collective_in(thread.frames)]
     return backward[0] if backward and any("autograd" in frame.file for frame in main[-4:]) else main
+
+
+def gathers(view: RankView) -> bool:
+    """Whether a rank stands in a gather of ZeRO-3, or was ended in one."""
+    stack = (view.sample.failed_in if view.sample else ()) or acting_stack(view)
+    return any(GATHERS.search(frame.file) for frame in stack)
 
 
 def doing_of(view: RankView) -> str:

@@ -26,10 +26,11 @@ from dsdoctor.hang.local_rank import decode_sample
 from dsdoctor.hang.models import HangOptions
 from dsdoctor.hang.processes import moved_bytes
 from dsdoctor.hang.progress import Pace
+from dsdoctor.hang.recorded import recorded_operations
 from dsdoctor.hang.recorder_dumps import plain_pickle
 from dsdoctor.hang.ring import SLOT, RingReader, RingWriter
 from dsdoctor.hang.run_identity import RunIdentity, identity, node_folder
-from dsdoctor.hang.sampler import Sampler, handled_exception, recorded_operations
+from dsdoctor.hang.sampler import Sampler, handled_exception
 from dsdoctor.hang.supervisor import HANGS, WORKS, Supervisor, Task
 from dsdoctor.hang.system_call import file_call
 from dsdoctor.run.__main__ import parse_command_line
