@@ -8,7 +8,16 @@ from dsdoctor.core.finding import Finding
 from dsdoctor.core.processes import LETTERS
 from dsdoctor.hang.endings import last_seen
 from dsdoctor.hang.models import MOVED, PROCESSES, RECORDERS, Incident, RankView
-from dsdoctor.hang.stacks import acting_stack, collective_in, doing_of, is_starting, own_frame, place, ranks_words
+from dsdoctor.hang.stacks import (
+    acting_stack,
+    collective_in,
+    doing_of,
+    is_starting,
+    own_frame,
+    place,
+    ranks_words,
+    waits_for_thread,
+)
 from dsdoctor.hang.waiting import Waiting
 
 MOST_THREADS = 4
@@ -174,6 +183,7 @@ class Case:
             yield f"rank {view.rank} handles {view.sample.handling}"
         if view.lock is not None:
             yield f"rank {view.rank} waits for {view.lock.path} to vanish: {_holder_words(view)}"
+        yield from (f"rank {view.rank}: {line}" for line in view.workers)
         yield from _threads_of(view)
         if view.state in DEAD:
             yield from filter(None, [last_seen(view)])
@@ -183,9 +193,12 @@ class Case:
 
 def _threads_of(view: RankView) -> Iterable[str]:
     """Where the other threads of a rank stand, where it waits for one of them."""
-    if view.sample is None or not view.sample.all_threads or "thread" not in doing_of(view):
+    if view.sample is None or not view.sample.all_threads or not waits_for_thread(view):
         return
     others = [thread for thread in view.sample.threads if not thread.main]
+    for death in view.sample.deaths:
+        own = own_frame(death.frames)
+        yield f"rank {view.rank}: its thread {death.name} has ended by {death.failure}{f' at {place(own)}' if own else ''}"
     if not others:
         yield f"rank {view.rank} has no other thread that runs Python"
     for thread in others[:MOST_THREADS]:

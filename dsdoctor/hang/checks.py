@@ -22,6 +22,7 @@ from dsdoctor.hang.process_checks import (
 )
 from dsdoctor.hang.stacks import GATHERED, gathers, ranks_words
 from dsdoctor.hang.waiting import EARLIER, Difference, at_place
+from dsdoctor.hang.workers import may_read
 
 PARTED = (
     "have every rank take the branch that leads to the line of the fewest: what only one rank does (save_checkpoint, an "
@@ -212,8 +213,10 @@ def hang_all_outside(case: Case) -> Iterator[Finding]:
         return
     first = living[0]
     sentence, steps = advice(first)
+    # workers that only wait may read from far away
+    make = Finding.warning if all(map(may_read, living)) else severity_of(*living)
     stand = "does not move, and waits" if len(living) == 1 else "do not move, and wait"
-    yield severity_of(*living)(
+    yield make(
         "hang-all-outside",
         f"{ranks_words(view.rank for view in living)} {stand} for no other rank; rank {first.rank}: {case.where(first)}",
         evidence=case.evidence([view.rank for view in living[:4]]),
@@ -256,9 +259,23 @@ def _in_different(case: Case) -> Finding:
     return Finding.error(
         "hang-other-operation",
         f"the ranks wait for each other in different collectives: {told}; rank {few[0]} {case.where(case.views[few[0]])}",
-        evidence=(*_places(case, case.waiting_ranks), *case.evidence(few[:2])),
+        evidence=(*_fewer(case), *_places(case, case.waiting_ranks), *case.evidence(few[:2])),
         fix=_parted(case, case.waiting_ranks),
     )
+
+
+def _fewer(case: Case) -> Iterator[str]:
+    """Which ranks have called fewer collectives of a group than others that wait in it: the line where those stand may only
+    follow."""
+    for behind in case.waiting.behind():
+        ranks = tuple(rank for rank in behind.ranks if rank in case.waiting_ranks)
+        if ranks and set(behind.waiting) & set(case.waiting_ranks):
+            has, line = ("has", "its line") if len(ranks) == 1 else ("have", "their line")
+            yield (
+                f"{ranks_words(ranks)} {has} called {behind.sequence} collectives of group {behind.group}, "
+                f"{ranks_words(behind.waiting)} {behind.ahead}: either a call was left out before (a skipped batch, a caught "
+                f"exception, fewer batches), and {line} is not at fault, or {line} alone is what the others do not call"
+            )
 
 
 def _other_root(case: Case, roots: dict[str, tuple[int, ...]]) -> Finding:

@@ -162,10 +162,10 @@ class Lock:
 class RankView:
     """A rank as its node's supervisor sees it. ``state``: the kernel's letter, "" for gone. ``ended``: how it ended, in
     words; ``ended_at``: when that was seen, in seconds since 1970. ``silent``: seconds since its last sample. ``waits``: what the
-    kernel says that its main thread sleeps in.
-    ``call``: the system call there and the file that it is about, where that is one; ``disk``: the file system of that, in words,
-    where the process waits for a device. ``activity``: why it is not still, "" for still. ``unread``: why its stacks could not be
-    read, "" where they were."""
+    kernel says that its main thread sleeps in. ``call``: the system call there and the file that it is about, where that is one;
+    ``disk``: the file system of that, in words, where the process waits for a device. ``activity``: why it is not still, "" for
+    still. ``unread``: why its stacks could not be read, "" where they were. ``workers``: where its data loader's workers stand, a
+    line each."""
 
     rank: int
     host: str
@@ -181,6 +181,7 @@ class RankView:
     activity: str = ""
     lock: Lock | None = None
     unread: str = ""
+    workers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,10 +49,20 @@ def hang_rank_gone(case: Case) -> Iterator[Finding]:
             f"{case.who(view.rank)} came to its end (exit status 0), and other ranks called a collective after that"
             if view.ended == QUIET and not case.waits_words()
             else f"{case.who(view.rank)} is gone ({how}){why}, and {others}",
-            evidence=(*_calls_of(case, view), *case.evidence([view.rank])),
+            evidence=(*_calls_of(case, view), *_met(case, view), *case.evidence([view.rank])),
             fix=sentence,
             steps=steps,
         )
+
+
+def _met(case: Case, view: RankView) -> Iterator[str]:
+    """What the others had called when a rank ended itself: it may have met another collective."""
+    if view.ended.endswith("SIGABRT"):
+        for rank in sorted(set(case.views) - {view.rank})[:4]:
+            yield from (
+                f"rank {rank} called last {call.removesuffix(f' on rank {rank}')}"
+                for call in _last_call(case.views[rank])
+            )
 
 
 def _quiet(case: Case, view: RankView) -> str:
@@ -92,7 +102,7 @@ def _last_call(view: RankView) -> Iterator[str]:
         last = max(calls, key=lambda each: each.called)
         yield f"{last.name}{at_place(last)} on rank {view.rank}"
     elif view.sample and (own := own_frame(view.sample.failed_in, only=True)):
-        yield f"that at {place(own)} on rank {view.rank}"
+        yield f"what stands at {place(own)} on rank {view.rank}"
 
 
 def hang_rank_stopped(case: Case) -> Iterator[Finding]:

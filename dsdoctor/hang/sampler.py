@@ -281,7 +281,7 @@ def handled_exception(thread: int) -> str:
 
 def _words_of(error: BaseException) -> str:
     try:
-        return f"{type(error).__name__}: {error}"[:300]
+        return f"{type(error).__name__}: {error}"[:300].removesuffix(": ")
     except Exception:  # a message of its own making
         return type(error).__name__
 

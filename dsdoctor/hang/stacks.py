@@ -11,6 +11,8 @@ LIBRARY = re.compile(
 )
 COLLECTIVES = re.compile(r"/torch/distributed/(distributed_c10d|_functional_collectives|nn/functional)\.py$")
 WRAPPERS = {"wrapper", "wait_tensor", "_barrier", "_wait", "wait"}
+NO_CALLS = {"<module>", "_distributed_excepthook"}
+"""What stands in the same files and calls nothing: their import, and the printing of a traceback."""
 STARTING = {"init_process_group", "_new_process_group_helper", "rendezvous", "new_group", "_new_group_with_tag"}
 LOADING = r"/torch/utils/data/"
 OF_DISKS = re.compile(r"/nvme/|/swap_tensor/|/(py_libaio|aiofiles|mpi4py)/")
@@ -108,8 +110,7 @@ def collective_in(frames: Sequence[Frame]) -> str | None:
     >>> collective_in([Frame(file="/x/torch/distributed/distributed_c10d.py", line=9, function="barrier")])
     'barrier'
     """
-    # one that is being imported calls nothing
-    names = [each.function for each in frames if COLLECTIVES.search(each.file) and each.function != "<module>"]
+    names = [each.function for each in frames if COLLECTIVES.search(each.file) and each.function not in NO_CALLS]
     return next((name for name in names if name not in WRAPPERS), names[0] if names else None)
 
 
@@ -210,6 +211,12 @@ def gathers(view: RankView) -> bool:
 def doing_of(view: RankView) -> str:
     """What a rank is about, in words; "" where that is not known."""
     return doing(acting_stack(view), view.waits, view.call)
+
+
+def waits_for_thread(view: RankView) -> bool:
+    """Whether a rank waits for another thread of its own, or for what one has."""
+    words = doing_of(view)
+    return "thread" in words or words == "waits for a lock"
 
 
 def ranks_words(ranks: Iterable[int]) -> str:

@@ -27,6 +27,7 @@ from dsdoctor.hang.nodes import Nodes
 from dsdoctor.hang.processes import facts_of
 from dsdoctor.hang.progress import Pace
 from dsdoctor.hang.run_identity import RunIdentity
+from dsdoctor.hang.workers import of_loader, workers_of
 
 WORKS, HANGS = "works", "hangs"
 EVERY, QUICKLY = 1.0, 0.2
@@ -238,7 +239,7 @@ class Supervisor:
         """The run as it is now; a rank that writes nothing about itself is made to write its stacks."""
         for rank in self.node.ranks.values():
             rank.window = self.pace.limit(self._timeout) / 2
-        views = tuple(self._with_dump(view) for view in self.node.views())
+        views = tuple(self._with_workers(self._with_dump(view)) for view in self.node.views())
         self._world = max(self._world, self.node.world())
         return Incident(
             world=self._world,
@@ -258,6 +259,14 @@ class Supervisor:
             asked |= size > self._dumps.get(rank.pid, 0)
             self._dumps[rank.pid] = size
         return asked
+
+    def _with_workers(self, view: RankView) -> RankView:
+        if not view.state or not of_loader(view):
+            return view
+        rank = self.node.ranks[view.rank]
+        told = replace(view, workers=workers_of(view, rank.stacks))
+        self._dumps[view.pid] = _size(rank.stacks)
+        return told
 
     def _with_dump(self, view: RankView) -> RankView:
         rank, sample = self.node.ranks[view.rank], view.sample
