@@ -259,22 +259,19 @@ def _in_different(case: Case) -> Finding:
     return Finding.error(
         "hang-other-operation",
         f"the ranks wait for each other in different collectives: {told}; rank {few[0]} {case.where(case.views[few[0]])}",
-        evidence=(*_fewer(case), *_places(case, case.waiting_ranks), *case.evidence(few[:2])),
+        evidence=(*_fewer(case, few[0]), *_places(case, case.waiting_ranks), *case.evidence(few[:2])),
         fix=_parted(case, case.waiting_ranks),
     )
 
 
-def _fewer(case: Case) -> Iterator[str]:
-    """Which ranks have called fewer collectives of a group than others that wait in it: the line where those stand may only
-    follow."""
+def _fewer(case: Case, rank: int) -> Iterator[str]:
+    """Where a rank has called fewer collectives of a group than others that wait in it: its line may only follow."""
     for behind in case.waiting.behind():
-        ranks = tuple(rank for rank in behind.ranks if rank in case.waiting_ranks)
-        if ranks and set(behind.waiting) & set(case.waiting_ranks):
-            has, line = ("has", "its line") if len(ranks) == 1 else ("have", "their line")
+        if rank in behind.ranks and set(behind.waiting) & set(case.waiting_ranks):
             yield (
-                f"{ranks_words(ranks)} {has} called {behind.sequence} collectives of group {behind.group}, "
-                f"{ranks_words(behind.waiting)} {behind.ahead}: either a call was left out before (a skipped batch, a caught "
-                f"exception, fewer batches), and {line} is not at fault, or {line} alone is what the others do not call"
+                f"rank {rank} has called {behind.sequence} collectives of group {behind.group}, {ranks_words(behind.waiting)} "
+                f"{behind.ahead}: either it left a call out before (a skipped batch, a caught exception, fewer batches), and the "
+                f"line where it stands is not at fault, or that line alone is what the others do not call"
             )
 
 

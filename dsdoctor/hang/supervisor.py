@@ -33,6 +33,8 @@ WORKS, HANGS = "works", "hangs"
 EVERY, QUICKLY = 1.0, 0.2
 FIRST_RANK = 30.0
 """Seconds after which a supervisor without a rank ends."""
+FOLLOWING = 2.0
+"""Seconds that the other ranks have to notice the end of one."""
 LAST_WORDS = 6.0
 """Seconds that ranks have to end by themselves when all are to stop."""
 OLD_FOLDER = 120.0
@@ -221,7 +223,10 @@ class Supervisor:
         """Tell of a rank that ended first and drew the others along: their errors come later, and name another cause."""
         if self._dead or self._told or self.node.unwatched or all(rank.alive for rank in self.node.ranks.values()):
             return
-        if first := first_of(self.node.views()):
+        first = first_of(self.node.views())
+        lately = max((self.node.ranks[rank].ended_at for rank in first), default=0.0) > time.time() - FOLLOWING
+        # those that follow say in a moment what they had called
+        if first and not (lately and self.node.living()):
             self._dead = self._told = True
             self.task.tell(replace(self.incident(), first_ended=first), self.node)
 
