@@ -301,6 +301,7 @@ def _different(case: Case, difference: Difference, rule: str, what: str) -> Find
         f"the ranks of group {difference.group} {what} as number {difference.sequence}: {told}{now}",
         evidence=(
             *case.waiting.before(difference),
+            *case.waiting.first_time(difference),
             *_ended(case, ranks),
             *_places(case, living),
             *case.evidence(few[:2]),

@@ -14,11 +14,21 @@ import threading
 import time
 import traceback
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 from dsdoctor.hang.arrivals import Arrivals
+from dsdoctor.hang.looked_at import (
+    failure_words,
+    frames_of,
+    frames_of_failure,
+    group_states,
+    handled_exception,
+    root_of,
+    waited_lock,
+    words_of,
+)
 from dsdoctor.hang.peers import says_another_is_gone
 from dsdoctor.hang.recorded import recorded_operations, recorder_texts, shortened
 from dsdoctor.hang.ring import ARRIVALS, JOINED, LEAVING, SLOT, STALLED, UNWATCHED, RingWriter
@@ -26,10 +36,9 @@ from dsdoctor.hang.system_call import file_call
 
 EVERY, QUICKLY = 1.0, 0.2
 OUTER, INNER, INNER_OF_OTHERS = 10, 30, 12
-MOST_THREADS, MOST_GROUPS, MOST_OPERATIONS = 10, 64, 48
+MOST_THREADS, MOST_OPERATIONS = 10, 48
 LAST_WORD = 2.0
 """Seconds that a script has to end by itself when it is told to stop."""
-ROOTS = ("src", "dst", "group_src", "group_dst")
 MOST_DEATHS = 4
 CLOSING = 4.0
 """Seconds that the last look may take."""
@@ -93,7 +102,7 @@ class Sampler:
 
     def thread_ended(self, name: str, failure: BaseException) -> None:
         """A thread has ended by an exception: whoever waits for it may wait for ever."""
-        died = {"name": name, "failure": _words_of(failure), "frames": _frames_of_failure(failure)}
+        died = {"name": name, "failure": words_of(failure), "frames": frames_of_failure(failure)}
         self._deaths = [*self._deaths[-MOST_DEATHS:], died]
 
     def _run(self) -> None:
@@ -184,8 +193,8 @@ class Sampler:
             "time": time.time(),
             "joined": bool(groups),
             "leaving": self._leaving,
-            "failure": _failure(self._failure),
-            "failed_in": _frames_of_failure(self._failure),
+            "failure": failure_words(self._failure),
+            "failed_in": frames_of_failure(self._failure),
             "told": self.told,
             "deaths": self._deaths,
             "groups": groups,
@@ -240,83 +249,6 @@ class Sampler:
         others = [(names.get(ident, str(ident)), frame) for ident, frame in frames.items() if ident not in own]
         sample["threads"] += [_thread(name, frame, 2, INNER_OF_OTHERS) for name, frame in others[:MOST_THREADS]]
         sample["all_threads"] = len(others) <= MOST_THREADS
-
-
-def group_states() -> Iterator[dict[str, Any]]:
-    """The process groups of this process with their sequence numbers; those that do not count are left out."""
-    c10d = sys.modules.get("torch.distributed.distributed_c10d")
-    world = getattr(c10d, "_world", None)
-    if world is None:
-        return
-    for group, name in list(world.pg_names.items())[:MOST_GROUPS]:
-        try:
-            sequence = int(group._get_sequence_number_for_group())
-        except RuntimeError:  # a backend that counts nothing
-            continue
-        ranks = sorted(world.pg_group_ranks.get(group, ()))
-        yield {"name": str(name), "ranks": ranks, "sequence": sequence}
-
-
-def group_name(group: Any) -> str:
-    """The name of a process group, as torch calls it; None stands for that of all ranks. "" where it is not known."""
-    world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
-    asked = getattr(world, "default_pg", None) if group is None else group
-    return str(world.pg_names.get(asked, "")) if world is not None and asked is not None else ""
-
-
-def handled_exception(thread: int) -> str:
-    """The exception that a thread's code handles just now, and where it was raised; "" for none."""
-    handled: dict[int, Any] = sys._current_exceptions()
-    error = handled.get(thread)
-    # before Python 3.12 an entry is what sys.exc_info gives
-    error = error[1] if isinstance(error, tuple) else error
-    if error is None or isinstance(error, StopIteration):
-        return ""
-    raised = error.__traceback__
-    while raised is not None and raised.tb_next is not None:
-        raised = raised.tb_next
-    place = f" (raised at {raised.tb_frame.f_code.co_filename}:{raised.tb_lineno})" if raised is not None else ""
-    return f"{_words_of(error)}{place}"
-
-
-def _words_of(error: BaseException) -> str:
-    try:
-        return f"{type(error).__name__}: {error}"[:300].removesuffix(": ")
-    except Exception:  # a message of its own making
-        return type(error).__name__
-
-
-def frames_of(frame: FrameType | None, outer: int, inner: int) -> list[dict[str, Any]]:
-    """A stack, outermost first, of a very deep one the two ends."""
-    found = []
-    while frame is not None:
-        code = frame.f_code
-        found.append({"file": code.co_filename, "line": frame.f_lineno or 0, "function": code.co_name})
-        frame = frame.f_back
-    found.reverse()
-    return found if len(found) <= outer + inner else found[:outer] + found[-inner:]
-
-
-def waited_lock(frame: FrameType | None) -> str:
-    """The file whose removal torch's FileBaton waits for in a stack; "" where it does not."""
-    while frame is not None:
-        if frame.f_code.co_filename.endswith("/torch/utils/file_baton.py") and frame.f_code.co_name == "wait":
-            return str(getattr(frame.f_locals.get("self"), "lock_file_path", ""))
-        frame = frame.f_back
-    return ""
-
-
-def root_of(frame: FrameType | None) -> str:
-    """The rank that a collective in a stack is given as its sender or receiver, with the group; "" where there is none."""
-    while frame is not None:
-        if frame.f_code.co_filename.endswith("/torch/distributed/distributed_c10d.py"):
-            values = frame.f_locals
-            given = [f"{name}={values[name]}" for name in ROOTS if isinstance(values.get(name), int)]
-            group = group_name(values.get("group"))
-            if given and group:
-                return f"{given[0]} in group {group}"
-        frame = frame.f_back
-    return ""
 
 
 def _thread(name: str, frame: FrameType | None, outer: int, inner: int, *, main: bool = False) -> dict[str, Any]:
@@ -374,23 +306,6 @@ def _with_few_operations(sample: dict[str, Any]) -> None:
 
 def _with_few_groups(sample: dict[str, Any]) -> None:
     sample["groups"] = [{**group, "ranks": group["ranks"][:512]} for group in sample["groups"][:8]]
-
-
-def _failure(told: BaseException | None) -> str:
-    """The exception that ended the main thread, in a line."""
-    error = told or getattr(sys, "last_value", None)
-    return _words_of(error) if error is not None else ""
-
-
-def _frames_of_failure(error: BaseException | None) -> list[dict[str, Any]]:
-    """Where an exception came from, outermost frame first."""
-    found = []
-    trace = error.__traceback__ if error is not None else None
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        found.append({"file": code.co_filename, "line": trace.tb_lineno or 0, "function": code.co_name})
-        trace = trace.tb_next
-    return found[-INNER:]
 
 
 def _number(engine: Any, name: str) -> int | None:

@@ -6,7 +6,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from dsdoctor.hang.models import GroupState, Operation, RankView
-from dsdoctor.hang.stacks import acting_stack, collective_in, in_backward, in_earlier_call, names_work, place
+from dsdoctor.hang.stacks import (
+    acting_stack,
+    collective_in,
+    in_backward,
+    in_earlier_call,
+    names_work,
+    place,
+    ranks_words,
+)
 
 Compared = tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]
 PARTED_SHARE = 0.34
@@ -113,6 +121,25 @@ class Waiting:
                 said = "; ".join(f"rank {rank}: {each[rank].name}{at_place(each[rank])}" for rank in sorted(each)[:4])
                 return (f"the calls number {sequence} were alike already, and came from different lines: {said}",)
         return ()
+
+    def first_time(self, difference: Difference) -> tuple[str, ...]:
+        """Who of those whose calls differ had never made such a call from that line, where the others had: they may have parted."""
+        new: list[int] = []
+        known: list[int] = []
+        for operation, ranks in difference.calls:
+            calls = recorded_calls(self._groups[difference.group][ranks[0]])
+            before = [each for each in calls if each.sequence < difference.sequence]
+            alike = (operation.name, operation.sizes, operation.place)
+            if len(before) < LEAST_AFTER:
+                return ()
+            made = any((each.name, each.sizes, each.place) == alike for each in before)
+            (known if made else new).extend(ranks)
+        if not new or not known:
+            return ()
+        return (
+            f"{ranks_words(new)} made that call for the first time in what is recorded, {ranks_words(known)} had made "
+            f"{'its' if len(known) == 1 else 'their'} call before",
+        )
 
     def in_collective(self) -> tuple[int, ...]:
         """The ranks that stand in a collective, by their stacks or by torch's own record."""

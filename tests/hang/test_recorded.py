@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from dsdoctor.core.json_text import decode, encode
-from dsdoctor.hang.models import GroupState
+from dsdoctor.hang.models import GroupState, Operation, RankView
 from dsdoctor.hang.recorded import history
-from dsdoctor.hang.waiting import Waiting
+from dsdoctor.hang.waiting import Difference, Waiting, recorded_calls
 from dsdoctor.run.hang import note_failures
 from tests.hang.made import elsewhere, view
 
@@ -73,3 +73,34 @@ def test_failures_of_the_script_and_of_threads_are_noted_and_printed_as_before(m
 
     assert printed == ["KeyError", "ValueError"]
     assert noted == [("feeds", "KeyError"), ("", "ValueError")]
+
+
+@pytest.mark.parametrize("odd", [0, 1])
+def test_who_makes_a_call_for_the_first_time_is_told_where_the_others_had_made_theirs(odd: int) -> None:
+    def group(rank: int) -> GroupState:
+        calls = [
+            {"sequence": number, "name": ("all_gather", "all_reduce")[number % 2], "sizes": [[8]]}
+            for number in range(40)
+        ]
+        last = {"sequence": 40, "name": "all_gather", "sizes": [[528 if rank == odd else 8]]}
+        return decode(
+            encode({"name": "0", "ranks": (0, 1), "sequence": 41, "history": history([*calls, last], 1200)}), GroupState
+        )
+
+    made = [view(rank, elsewhere(), 41, world=2) for rank in range(2)]
+    views = [replace(each, sample=replace(each.sample, groups=(group(each.rank),))) for each in made if each.sample]
+    waiting = Waiting(tuple(views))
+    (told,) = waiting.first_time(Difference(group="0", sequence=40, calls=calls_of(views, 40)))
+
+    assert told.startswith(
+        f"rank {odd} made that call for the first time in what is recorded, rank {1 - odd} had made its"
+    )
+
+
+def calls_of(views: list[RankView], sequence: int) -> tuple[tuple[Operation, tuple[int, ...]], ...]:
+    """The calls of two ranks under one number."""
+    samples = [each.sample for each in views if each.sample]
+    return tuple(
+        (next(call for call in recorded_calls(sample.groups[0]) if call.sequence == sequence), (sample.rank,))
+        for sample in samples
+    )
