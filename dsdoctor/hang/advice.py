@@ -19,6 +19,8 @@ def advice(view: RankView) -> tuple[str, tuple[Step, ...]]:
                 f"on {view.host}: no thread of this process is left that could end that wait: see where the one ended",
                 (),
             )
+    if any("waits for a lock" in line for line in view.workers):
+        return f"on {view.host}: {FORKED_LOCK}", ()
     for part, (sentence, command) in NEXT.items():
         if part in words:
             return f"on {view.host}: {sentence}", tuple(made for made in (_command(command, view.pid),) if made)
@@ -27,6 +29,10 @@ def advice(view: RankView) -> tuple[str, tuple[Step, ...]]:
     )
 
 
+FORKED_LOCK = (
+    "see who holds that lock: one that another thread of the rank held when the worker was forked is never given back there; take "
+    "no lock of the rank's in a dataset, or give the loader multiprocessing_context='spawn'"
+)
 CHILDREN, THREADS, FILES, LOCKS, SOCKETS, DISKS = "children", "threads", "files", "locks", "sockets", "disks"
 GPU, NOTHING = "gpu", ""
 NEXT = {

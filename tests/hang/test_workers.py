@@ -104,6 +104,8 @@ def test_a_rank_that_others_wait_for_tells_where_its_worker_stands() -> None:
 
     assert (finding.rule, finding.severity) == ("hang-rank-behind", Severity.ERROR)
     assert f"rank 1: {line}" in finding.evidence
+    assert finding.fix is not None
+    assert "multiprocessing_context" in finding.fix.text
 
 
 @each("died", [True, False])
