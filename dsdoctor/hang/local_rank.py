@@ -27,6 +27,8 @@ LEAST_WINDOW, WINDOW = 4, 30
 """Seconds before now, and since a rank last moved, that tell whether it works."""
 CPU, BYTES = 0.10, 1 << 20
 """A rank works that took that share of a processor, or waited to be given one, or moved so many bytes in that time."""
+READING = 60.0
+"""Seconds that a rank may take to read torch's record."""
 FEWEST = 3
 """Looks that tell whether a rank works, though they are further apart than the window is long: a machine has little time for us."""
 FEW_LOOKS, FEW_PLACES, PLACES = 8, 3, 5
@@ -109,6 +111,8 @@ class LocalRank:
         sample = with_source(read) if read else None
         state = self.facts.state if self.facts and self.alive else ""
         silent = max(0.0, time.monotonic() - self.beat.clock) if self.beat and self.alive else 0.0
+        if sample is not None and sample.reading and silent < READING:
+            silent = 0.0
         view = RankView(
             rank=self.rank,
             host=self.host,

@@ -123,7 +123,7 @@ class Sample:
     ``call``: the system call in which the main thread sleeps and the file that it is about, where that is one. ``root``: the rank
     that it names in the collective where it waits, as `src=1 in group 0`. ``all_threads``: whether ``threads`` are all that run
     Python, the watch's own apart. ``failed_in``: where ``failure`` came from. ``told``: this rank has said what another one
-    raised. ``deaths``: threads that exceptions have ended."""
+    raised. ``deaths``: threads that exceptions have ended. ``reading``: it reads torch's record, and no Python runs meanwhile."""
 
     rank: int
     world: int
@@ -146,6 +146,7 @@ class Sample:
     arrivals: RankArrivals | None = None
     failed_in: tuple[Frame, ...] = ()
     told: bool = False
+    reading: bool = False
     deaths: tuple[ThreadDeath, ...] = ()
 
 

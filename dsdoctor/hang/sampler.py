@@ -40,6 +40,8 @@ MOST_THREADS, MOST_OPERATIONS = 10, 48
 LAST_WORD = 2.0
 """Seconds that a script has to end by itself when it is told to stop."""
 MOST_DEATHS = 4
+WITH_LINES = 2.0
+"""After so many times the patience the calls are read with their lines: shortly before the verdict."""
 CLOSING = 4.0
 """Seconds that the last look may take."""
 MOST_FAILURES = 20
@@ -215,13 +217,13 @@ class Sampler:
         if sample["failure"] or self._leaving:
             # in a moment a launcher may end this process
             write(_fitting(dict(sample)))
-            self._add_calls(sample, stacks=self._leaving and says_another_is_gone(sample["failure"]))
+            self._add_calls(sample, write, stacks=self._leaving and says_another_is_gone(sample["failure"]))
         if stalled:
             sample["lock"] = waited_lock(trains)
             sample["root"] = root_of(trains)
             sample["handling"] = handled_exception(self._trains)
             sample["call"] = file_call(self.pid, self._kernel_number)
-            self._add_details(sample, frames)
+            self._add_details(sample, frames, write, stacks=clock - self._moved >= WITH_LINES * self._patience)
         write(_fitting(sample))
 
     def _called(self, frames: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -231,9 +233,11 @@ class Sampler:
             self._arrivals.read("\n".join(recorder_texts()))
         return self._arrivals.message()
 
-    def _add_calls(self, sample: dict[str, Any], *, stacks: bool) -> None:
-        """What torch has recorded of the calls."""
+    def _add_calls(self, sample: dict[str, Any], write: Callable[[bytes], None], *, stacks: bool) -> None:
+        """What torch has recorded of the calls; ``stacks``: with their lines, for which it holds the GIL for seconds."""
         if self._recorded is None or stacks > self._with_stacks:
+            if stacks:
+                write(_fitting({**sample, "reading": True}))
             self._recorded, self._with_stacks = recorded_operations(stacks=stacks), stacks
         for group in sample["groups"]:
             entries = self._recorded.get(group["name"], {})
@@ -241,9 +245,11 @@ class Sampler:
             group["history"] = entries.get("history")
             group["timeout"] = entries.get("timeout")
 
-    def _add_details(self, sample: dict[str, Any], frames: dict[int, FrameType]) -> None:
+    def _add_details(
+        self, sample: dict[str, Any], frames: dict[int, FrameType], write: Callable[[bytes], None], *, stacks: bool
+    ) -> None:
         """What is worth its cost only when nothing moves: the flight recorder, once, and the other threads' stacks."""
-        self._add_calls(sample, stacks=True)
+        self._add_calls(sample, write, stacks=stacks or self._with_stacks)
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         own = {self._trains, threading.get_ident()}
         others = [(names.get(ident, str(ident)), frame) for ident, frame in frames.items() if ident not in own]
