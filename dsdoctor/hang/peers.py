@@ -2,10 +2,7 @@
 
 import re
 
-PEER = re.compile(
-    r"(closed|reset) by peer|Broken pipe|remote (process|worker)|Connection refused|Socket Timeout|wait timeout after",
-    re.IGNORECASE,
-)
+PEER = re.compile(r"(closed|reset) by peer|Broken pipe|remote (process|worker)", re.IGNORECASE)
 
 
 def says_another_is_gone(failure: str) -> bool:

@@ -141,7 +141,9 @@ class WatchedProcess:
         failure = self.failure()
         if not isinstance(failure, (Exception, KeyboardInterrupt)):
             return
-        if said := other_ranks.other_failure(failure):
+        said = other_ranks.other_failure(failure)
+        # whoever interrupts a run interrupts all ranks, and knows it
+        if said and isinstance(failure, Exception):
             # at once: a launcher may end this process in a moment
             say(said)
             if self.hang is not None and (sampler := self.hang.sampler) is not None:
