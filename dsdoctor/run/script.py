@@ -148,6 +148,7 @@ class WatchedProcess:
             say(said)
             if self.hang is not None and (sampler := self.hang.sampler) is not None:
                 sampler.told = True
+                sampler.failed(failure)
 
     def failure(self) -> BaseException | None:
         """What ended this process, if it is one that is watched."""
