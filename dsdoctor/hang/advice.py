@@ -2,12 +2,25 @@
 
 from dsdoctor.core.fix import Step, step
 from dsdoctor.hang.models import RankView
-from dsdoctor.hang.stacks import doing_of
+from dsdoctor.hang.stacks import doing_of, waits_for_thread
 
 
 def advice(view: RankView) -> tuple[str, tuple[Step, ...]]:
     """A sentence, and the commands that go with it."""
     words = doing_of(view)
+    if view.sample is not None and waits_for_thread(view):
+        if view.sample.deaths:
+            return (
+                f"on {view.host}: mend what ended that thread: what it was to give, or had locked, does not come any more",
+                (),
+            )
+        if view.sample.all_threads and all(thread.main for thread in view.sample.threads) and "thread" in words:
+            return (
+                f"on {view.host}: no thread of this process is left that could end that wait: see where the one ended",
+                (),
+            )
+    if any("waits for a lock" in line for line in view.workers):
+        return f"on {view.host}: {FORKED_LOCK}", ()
     for part, (sentence, command) in NEXT.items():
         if part in words:
             return f"on {view.host}: {sentence}", tuple(made for made in (_command(command, view.pid),) if made)
@@ -16,6 +29,10 @@ def advice(view: RankView) -> tuple[str, tuple[Step, ...]]:
     )
 
 
+FORKED_LOCK = (
+    "see who holds that lock: one that another thread of the rank held when the worker was forked is never given back there; take "
+    "no lock of the rank's in a dataset, or give the loader multiprocessing_context='spawn'"
+)
 CHILDREN, THREADS, FILES, LOCKS, SOCKETS, DISKS = "children", "threads", "files", "locks", "sockets", "disks"
 GPU, NOTHING = "gpu", ""
 NEXT = {

@@ -6,8 +6,18 @@ from functools import cached_property
 from dsdoctor.core.file_holders import FileHolder
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.processes import LETTERS
+from dsdoctor.hang.endings import last_seen
 from dsdoctor.hang.models import MOVED, PROCESSES, RECORDERS, Incident, RankView
-from dsdoctor.hang.stacks import acting_stack, collective_in, doing_of, is_starting, own_frame, place, ranks_words
+from dsdoctor.hang.stacks import (
+    acting_stack,
+    collective_in,
+    doing_of,
+    is_starting,
+    own_frame,
+    place,
+    ranks_words,
+    waits_for_thread,
+)
 from dsdoctor.hang.waiting import Waiting
 
 MOST_THREADS = 4
@@ -149,7 +159,8 @@ class Case:
         return (*lines, *self._since())
 
     def _since(self) -> tuple[str, ...]:
-        if self.incident.source == RECORDERS:
+        # a rank that ended within a second of its last calls was not seen to make them
+        if self.incident.source == RECORDERS or self.incident.first_ended:
             return ()
         if self.incident.source == PROCESSES:
             return (f"two looks, {self.incident.still:.0f} s apart, saw the same",)
@@ -172,17 +183,22 @@ class Case:
             yield f"rank {view.rank} handles {view.sample.handling}"
         if view.lock is not None:
             yield f"rank {view.rank} waits for {view.lock.path} to vanish: {_holder_words(view)}"
+        yield from (f"rank {view.rank}: {line}" for line in view.workers)
         yield from _threads_of(view)
-        chain = [place(frame) for frame in acting_stack(view)[-3:]]
-        if chain:
-            yield f"rank {view.rank} {'was last seen' if view.state in DEAD else 'stands'} in {' > '.join(chain)}"
+        if view.state in DEAD:
+            yield from filter(None, [last_seen(view)])
+        elif chain := [place(frame) for frame in acting_stack(view)[-3:]]:
+            yield f"rank {view.rank} stands in {' > '.join(chain)}"
 
 
 def _threads_of(view: RankView) -> Iterable[str]:
     """Where the other threads of a rank stand, where it waits for one of them."""
-    if view.sample is None or not view.sample.all_threads or "thread" not in doing_of(view):
+    if view.sample is None or not view.sample.all_threads or not waits_for_thread(view):
         return
     others = [thread for thread in view.sample.threads if not thread.main]
+    for death in view.sample.deaths:
+        own = own_frame(death.frames)
+        yield f"rank {view.rank}: its thread {death.name} has ended by {death.failure}{f' at {place(own)}' if own else ''}"
     if not others:
         yield f"rank {view.rank} has no other thread that runs Python"
     for thread in others[:MOST_THREADS]:

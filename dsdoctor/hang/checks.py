@@ -4,7 +4,6 @@ never looks.
 When one rank fails all others fail to move, so the causes stand in the order in which they explain each other.
 """
 
-import re
 from collections.abc import Iterable, Iterator
 
 from dsdoctor.core.finding import Finding
@@ -21,8 +20,9 @@ from dsdoctor.hang.process_checks import (
     hang_rank_stopped,
     hang_stale_lock,
 )
-from dsdoctor.hang.stacks import acting_stack, ranks_words
-from dsdoctor.hang.waiting import EARLIER, Difference
+from dsdoctor.hang.stacks import GATHERED, gathers, ranks_words
+from dsdoctor.hang.waiting import EARLIER, Difference, at_place
+from dsdoctor.hang.workers import may_read
 
 PARTED = (
     "have every rank take the branch that leads to the line of the fewest: what only one rank does (save_checkpoint, an "
@@ -30,13 +30,6 @@ PARTED = (
 )
 SIZED = "make the sizes equal before that line: drop_last=True, or pad to the longest of all ranks"
 TYPED = "give that tensor the same dtype on every rank: see in which precision each of them loaded or made it"
-GATHERS = re.compile(
-    r"/deepspeed/runtime/zero/(parameter_offload|partitioned_param_coordinator|partition_parameters)\.py$"
-)
-GATHERED = (
-    "; under ZeRO-3 a forward gathers parameters, so no rank may run one alone, and experts that only some ranks use "
-    "must be one leaf: deepspeed.utils.set_z3_leaf_modules(model, [ItsClass])"
-)
 
 
 def hang_not_started(case: Case) -> Iterator[Finding]:
@@ -92,9 +85,10 @@ def hang_other_operation(case: Case) -> Iterator[Finding]:
 
     Since: 0.1
     """
-    differences = [each for each in case.waiting.differences() if not each.same_name]
+    differences = [each for each in case.waiting.differences() if each.parted]
     for difference in differences:
-        yield _different(case, difference, "hang-other-operation", "called different collectives")
+        what = "called the same collective with other sizes" if difference.same_name else "called different collectives"
+        yield _different(case, difference, "hang-other-operation", what)
     living = [rank for rank in case.views if rank not in case.unwell]
     calls = {case.waiting.call_of(case.views[rank]) for rank in case.waiting_ranks if case.waiting.decides(rank)}
     alone = not differences and not case.starting and len(case.waiting_ranks) == len(living)
@@ -121,7 +115,7 @@ def hang_other_sizes(case: Case) -> Iterator[Finding]:
     Since: 0.1
     """
     for difference in case.waiting.differences():
-        if difference.same_name:
+        if not difference.parted:
             other = "of another type" if difference.same_sizes else "with other sizes"
             yield _different(case, difference, "hang-other-sizes", f"called the same collective {other}")
 
@@ -219,8 +213,10 @@ def hang_all_outside(case: Case) -> Iterator[Finding]:
         return
     first = living[0]
     sentence, steps = advice(first)
+    # workers that only wait may read from far away
+    make = Finding.warning if all(map(may_read, living)) else severity_of(*living)
     stand = "does not move, and waits" if len(living) == 1 else "do not move, and wait"
-    yield severity_of(*living)(
+    yield make(
         "hang-all-outside",
         f"{ranks_words(view.rank for view in living)} {stand} for no other rank; rank {first.rank}: {case.where(first)}",
         evidence=case.evidence([view.rank for view in living[:4]]),
@@ -263,9 +259,20 @@ def _in_different(case: Case) -> Finding:
     return Finding.error(
         "hang-other-operation",
         f"the ranks wait for each other in different collectives: {told}; rank {few[0]} {case.where(case.views[few[0]])}",
-        evidence=(*_places(case, case.waiting_ranks), *case.evidence(few[:2])),
+        evidence=(*_fewer(case, few[0]), *_places(case, case.waiting_ranks), *case.evidence(few[:2])),
         fix=_parted(case, case.waiting_ranks),
     )
+
+
+def _fewer(case: Case, rank: int) -> Iterator[str]:
+    """Where a rank has called fewer collectives of a group than others that wait in it: its line may only follow."""
+    for behind in case.waiting.behind():
+        if rank in behind.ranks and set(behind.waiting) & set(case.waiting_ranks):
+            yield (
+                f"rank {rank} has called {behind.sequence} collectives of group {behind.group}, {ranks_words(behind.waiting)} "
+                f"{behind.ahead}: either it left a call out before (a skipped batch, a caught exception, fewer batches), and the "
+                f"line where it stands is not at fault, or that line alone is what the others do not call"
+            )
 
 
 def _other_root(case: Case, roots: dict[str, tuple[int, ...]]) -> Finding:
@@ -287,20 +294,25 @@ def _different(case: Case, difference: Difference, rule: str, what: str) -> Find
     told = "; ".join(f"{ranks_words(ranks)}: {_call(operation, typed)}" for operation, ranks in difference.calls)
     few = difference.calls[0][1]
     ranks = [rank for _, ranks in difference.calls for rank in ranks]
+    living = [rank for rank in ranks if rank not in case.unwell]
+    now = f"; rank {few[0]} now {case.where(case.views[few[0]])}" if few[0] in living else ""
     return Finding.error(
         rule,
-        f"the ranks of group {difference.group} {what} as number {difference.sequence}: {told}; rank {few[0]} now "
-        f"{case.where(case.views[few[0]])}",
-        evidence=(*_places(case, ranks), *case.evidence(few[:2])),
+        f"the ranks of group {difference.group} {what} as number {difference.sequence}: {told}{now}",
+        evidence=(
+            *case.waiting.before(difference),
+            *case.waiting.first_time(difference),
+            *_ended(case, ranks),
+            *_places(case, living),
+            *case.evidence(few[:2]),
+        ),
         fix=_parted(case, ranks) if rule == "hang-other-operation" else TYPED if typed else SIZED,
     )
 
 
 def _parted(case: Case, ranks: Iterable[int]) -> str:
     """What to do about ranks that took different branches."""
-    stacks = [acting_stack(case.views[rank]) for rank in ranks if rank in case.views]
-    gathers = any(GATHERS.search(frame.file) for stack in stacks for frame in stack)
-    return PARTED + (GATHERED if gathers else "")
+    return PARTED + (GATHERED if any(gathers(case.views[rank]) for rank in ranks if rank in case.views) else "")
 
 
 def _places(case: Case, ranks: tuple[int, ...] | list[int]) -> tuple[str, ...]:
@@ -312,10 +324,19 @@ def _places(case: Case, ranks: tuple[int, ...] | list[int]) -> tuple[str, ...]:
     return tuple(f"{ranks_words(members)} now: {where}" for where, members in places.items())
 
 
+def _ended(case: Case, ranks: Iterable[int]) -> Iterator[str]:
+    """How those of some ranks ended that have."""
+    for rank in ranks:
+        view = case.views[rank]
+        if view.ended:
+            after = f" after {view.sample.failure}" if view.sample and view.sample.failure else ""
+            yield f"rank {rank} ended: {view.ended}{after}"
+
+
 def _call(operation: Operation, typed: bool) -> str:
     sizes = " ".join("x".join(map(str, each)) or "1" for each in operation.sizes)
     sizes += f" {' '.join(dict.fromkeys(operation.types))}" if typed else ""
-    return f"{operation.name} of {sizes}" if sizes else operation.name
+    return (f"{operation.name} of {sizes}" if sizes else operation.name) + at_place(operation)
 
 
 CHECKS = (

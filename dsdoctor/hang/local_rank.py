@@ -17,7 +17,7 @@ import msgspec
 from dsdoctor.core.file_holders import holder_of
 from dsdoctor.core.json_text import decode
 from dsdoctor.hang import processes
-from dsdoctor.hang.models import Lock, RankArrivals, RankView, Sample
+from dsdoctor.hang.models import Frame, GroupState, Lock, Operation, RankArrivals, RankView, Sample
 from dsdoctor.hang.ring import ARRIVALS, JOINED, LEAVING, UNWATCHED, Beat, RingReader
 from dsdoctor.hang.stacks import own_frame, with_texts
 from dsdoctor.hang.system_call import file_call, file_system_of, is_of_open_file
@@ -27,6 +27,8 @@ LEAST_WINDOW, WINDOW = 4, 30
 """Seconds before now, and since a rank last moved, that tell whether it works."""
 CPU, BYTES = 0.10, 1 << 20
 """A rank works that took that share of a processor, or waited to be given one, or moved so many bytes in that time."""
+READING = 60.0
+"""Seconds that a rank may take to read torch's record."""
 FEWEST = 3
 """Looks that tell whether a rank works, though they are further apart than the window is long: a machine has little time for us."""
 FEW_LOOKS, FEW_PLACES, PLACES = 8, 3, 5
@@ -69,6 +71,7 @@ class LocalRank:
         self.beat: Beat | None = None
         self.facts = processes.facts_of(self.pid)
         self.ended = "" if self.facts else "it was gone when it was first looked at"
+        self.ended_at = 0.0
         self._started = self.facts.started if self.facts else 0
         self._reader = RingReader(path)
         self._moments: deque[Moment] = deque(maxlen=WINDOW)
@@ -84,6 +87,7 @@ class LocalRank:
         now = time.monotonic()
         if self.alive:
             self._look_at_process()
+            self.ended_at = time.time() if self.ended else 0.0
         beat = self._reader.beat()
         if beat is None:
             return
@@ -107,6 +111,8 @@ class LocalRank:
         sample = with_source(read) if read else None
         state = self.facts.state if self.facts and self.alive else ""
         silent = max(0.0, time.monotonic() - self.beat.clock) if self.beat and self.alive else 0.0
+        if sample is not None and sample.reading and silent < READING:
+            silent = 0.0
         view = RankView(
             rank=self.rank,
             host=self.host,
@@ -114,6 +120,7 @@ class LocalRank:
             sample=sample,
             state=state,
             ended=self.ended,
+            ended_at=self.ended_at,
             silent=silent,
             waits=processes.waits_in(self.pid) if self.alive else "",
         )
@@ -271,10 +278,7 @@ def _with_lines(arrivals: RankArrivals) -> RankArrivals:
     """The arrivals with the source lines of the user's own frames."""
     stacks = []
     for seen in arrivals.stacks:
-        own = own_frame(seen.frames)
-        text = linecache.getline(own.file, own.line).strip()[:160] if own else ""
-        frames = tuple(replace(frame, text=text) if frame == own else frame for frame in seen.frames)
-        stacks.append(replace(seen, frames=frames))
+        stacks.append(replace(seen, frames=_own_with_line(seen.frames)))
     return replace(arrivals, stacks=tuple(stacks))
 
 
@@ -284,4 +288,27 @@ def with_source(sample: Sample) -> Sample:
     wanted |= {(own.file, own.line) for thread in sample.threads if (own := own_frame(thread.frames))}
     linecache.checkcache()
     texts = {(file, line): linecache.getline(file, line).strip()[:160] for file, line in wanted}
-    return replace(sample, threads=with_texts(sample.threads, texts))
+    return replace(
+        sample,
+        threads=with_texts(sample.threads, texts),
+        groups=tuple(map(_calls_with_lines, sample.groups)),
+        failed_in=_own_with_line(sample.failed_in),
+        deaths=tuple(replace(death, frames=_own_with_line(death.frames)) for death in sample.deaths),
+    )
+
+
+def _calls_with_lines(group: GroupState) -> GroupState:
+    past = group.history
+    known = replace(past, kinds=tuple(map(_call_with_line, past.kinds))) if past else None
+    return replace(group, operations=tuple(map(_call_with_line, group.operations)), history=known)
+
+
+def _call_with_line(operation: Operation) -> Operation:
+    return replace(operation, place=_own_with_line(operation.place)) if operation.place else operation
+
+
+def _own_with_line(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    """Frames with the source line of the innermost one that is the user's own."""
+    own = own_frame(frames)
+    text = linecache.getline(own.file, own.line).strip()[:160] if own else ""
+    return tuple(replace(frame, text=text) if frame == own else frame for frame in frames)

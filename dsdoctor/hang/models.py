@@ -43,7 +43,8 @@ class ThreadStack:
 @dataclass(frozen=True, kw_only=True)
 class Operation:
     """One collective that a rank has called: its number in its group, name, sizes in elements, torch's words for the types of
-    the elements and for its state, and when it was called, in seconds since 1970 by that rank's host (0: not recorded)."""
+    the elements and for its state, when it was called, in seconds since 1970 by that rank's host (0: not recorded), and the user's
+    own line that called it."""
 
     sequence: int
     name: str
@@ -51,18 +52,30 @@ class Operation:
     state: str = ""
     called: float = 0.0
     types: tuple[str, ...] = ()
+    place: tuple[Frame, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """The calls of a group in little room: ``calls`` is base64 of two bytes for each number from ``first`` on, which of the
+    ``kinds`` it was."""
+
+    first: int
+    kinds: tuple[Operation, ...]
+    calls: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupState:
     """A process group on one rank: how many collectives it has called in it, and the last ones. ``timeout``: torch's own,
-    seconds."""
+    seconds. ``history``: the calls before the last ones."""
 
     name: str
     ranks: tuple[int, ...]
     sequence: int
     operations: tuple[Operation, ...] = ()
     timeout: float | None = None
+    history: History | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,13 +107,23 @@ class RankArrivals:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ThreadDeath:
+    """A thread that an exception has ended, and where that was raised, outermost frame first."""
+
+    name: str
+    failure: str
+    frames: tuple[Frame, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sample:
     """What a rank writes about itself once a second. ``joined``: its process group exists. ``leaving``: the interpreter ends.
     ``signal_is_ours``: SIGUSR2 makes Python write all stacks, also while C code holds the GIL. ``failure``: an exception that ended
     the main thread. ``lock``: a file whose removal it waits for. ``handling``: an exception that the main thread handles.
     ``call``: the system call in which the main thread sleeps and the file that it is about, where that is one. ``root``: the rank
     that it names in the collective where it waits, as `src=1 in group 0`. ``all_threads``: whether ``threads`` are all that run
-    Python, the watch's own apart."""
+    Python, the watch's own apart. ``failed_in``: where ``failure`` came from. ``told``: this rank has said what another one
+    raised. ``deaths``: threads that exceptions have ended. ``reading``: it reads torch's record, and no Python runs meanwhile."""
 
     rank: int
     world: int
@@ -121,6 +144,10 @@ class Sample:
     signal_is_ours: bool = False
     all_threads: bool = False
     arrivals: RankArrivals | None = None
+    failed_in: tuple[Frame, ...] = ()
+    told: bool = False
+    reading: bool = False
+    deaths: tuple[ThreadDeath, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,10 +162,11 @@ class Lock:
 @dataclass(frozen=True, kw_only=True)
 class RankView:
     """A rank as its node's supervisor sees it. ``state``: the kernel's letter, "" for gone. ``ended``: how it ended, in
-    words. ``silent``: seconds since its last sample. ``waits``: what the kernel says that its main thread sleeps in.
-    ``call``: the system call there and the file that it is about, where that is one; ``disk``: the file system of that, in words,
-    where the process waits for a device. ``activity``: why it is not still, "" for still. ``unread``: why its stacks could not be
-    read, "" where they were."""
+    words; ``ended_at``: when that was seen, in seconds since 1970. ``silent``: seconds since its last sample. ``waits``: what the
+    kernel says that its main thread sleeps in. ``call``: the system call there and the file that it is about, where that is one;
+    ``disk``: the file system of that, in words, where the process waits for a device. ``activity``: why it is not still, "" for
+    still. ``unread``: why its stacks could not be read, "" where they were. ``workers``: where its data loader's workers stand, a
+    line each."""
 
     rank: int
     host: str
@@ -146,6 +174,7 @@ class RankView:
     sample: Sample | None
     state: str = "S"
     ended: str = ""
+    ended_at: float = 0.0
     silent: float = 0.0
     waits: str = ""
     call: tuple[str, ...] = ()
@@ -153,6 +182,7 @@ class RankView:
     activity: str = ""
     lock: Lock | None = None
     unread: str = ""
+    workers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

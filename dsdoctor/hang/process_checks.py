@@ -7,9 +7,11 @@ from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import instead, step
 from dsdoctor.core.processes import LETTERS
 from dsdoctor.hang.case import Case, severity_of
-from dsdoctor.hang.models import PROCESSES, Frame
+from dsdoctor.hang.endings import QUIET, is_asked, next_step
+from dsdoctor.hang.models import PROCESSES, Frame, RankView
 from dsdoctor.hang.py_spy import NOT_INSTALLED, REFUSED
-from dsdoctor.hang.stacks import acting_stack, ranks_words
+from dsdoctor.hang.stacks import GATHERED, acting_stack, gathers, own_frame, place, ranks_words
+from dsdoctor.hang.waiting import at_place
 
 
 def hang_rank_gone(case: Case) -> Iterator[Finding]:
@@ -21,32 +23,86 @@ def hang_rank_gone(case: Case) -> Iterator[Finding]:
     Why it matters: a collective needs every rank of its group, so the others wait until torch's timeout ends them, and
     that names a collective and not the rank that is missing.
 
-    How to fix it: read what that rank printed last. After SIGKILL ask the kernel whether memory ran out; after exit status
-    0 look for a branch on which that rank leaves the loop earlier than the others.
+    How to fix it: read what that rank printed last. After SIGKILL ask the kernel whether memory ran out; a SIGABRT is the program's
+    own, with its reason on stderr. After exit status 0 either that rank leaves the loop earlier than the others, or they call
+    collectives that it does not.
 
         $ dmesg -T | grep -iE 'killed process|oom' | tail
 
     Since: 0.1
     """
     first = case.incident.first_ended
+    parted = {rank for each in case.waiting.differences() for _, ranks in each.calls for rank in ranks}
     for view in case.dead:
         follows = first or (not case.waiting_ranks and case.incident.source != PROCESSES)
-        if view.rank not in first and follows:
+        # a rank that came to its end after it had parted from the others is not at fault
+        if (view.rank not in first and follows) or (view.ended == QUIET and view.rank in parted):
             continue
         sample = view.sample
         how = view.ended or "nobody could see how"
         why = f" after {sample.failure}" if sample and sample.failure else ""
-        quiet = how == "exit status 0"
         others = case.waits_words() or "what the other ranks report after that only follows"
-        yield Finding.error(
+        make = Finding.warning if is_asked(view) else Finding.error
+        sentence, steps = (_quiet(case, view), ()) if view.ended == QUIET else next_step(view)
+        yield make(
             "hang-rank-gone",
-            f"{case.who(view.rank)} is gone ({how}){why}, and {others}",
-            evidence=case.evidence([view.rank]),
-            fix="look for the branch on which this rank leaves earlier than the others"
-            if quiet
-            else "read what that rank printed last, and ask the kernel",
-            steps=() if quiet else (step("dmesg -T | grep -iE 'killed process|oom' | tail"),),
+            f"{case.who(view.rank)} came to its end (exit status 0), and other ranks called a collective after that"
+            if view.ended == QUIET and not case.waits_words()
+            else f"{case.who(view.rank)} is gone ({how}){why}, and {others}",
+            evidence=(*_calls_of(case, view), *_met(case, view), *case.evidence([view.rank])),
+            fix=sentence,
+            steps=steps,
         )
+
+
+def _met(case: Case, view: RankView) -> Iterator[str]:
+    """What the others had called when a rank ended itself: it may have met another collective."""
+    if view.ended.endswith("SIGABRT"):
+        for rank in sorted(set(case.views) - {view.rank})[:4]:
+            yield from (
+                f"rank {rank} called last {call.removesuffix(f' on rank {rank}')}"
+                for call in _last_call(case.views[rank])
+            )
+
+
+def _quiet(case: Case, view: RankView) -> str:
+    """What to do about a rank that came to its regular end."""
+    more = [each for rank in sorted(case.views) if rank != view.rank for each in _last_call(case.views[rank])]
+    told = f", such as {more[0]}" if more else ""
+    return (
+        f"either rank {view.rank} leaves earlier than the others (an early return, fewer batches, sys.exit), or they call "
+        f"collectives that it does not{told}: compare the branches that lead there"
+        f"{GATHERED if any(gathers(other) for other in case.views.values()) else ''}"
+    )
+
+
+def _calls_of(case: Case, view: RankView) -> Iterator[str]:
+    """How many collectives a rank that came to its regular end had called, where others have called more."""
+    if view.ended != QUIET or view.sample is None:
+        return
+    for group in view.sample.groups:
+        others = {
+            each.sequence: rank
+            for rank, other in case.views.items()
+            for each in (other.sample.groups if other.sample and rank != view.rank else ())
+            if each.name == group.name and each.sequence > group.sequence
+        }
+        if others:
+            most = max(others)
+            yield (
+                f"rank {view.rank} had called {group.sequence} collectives of group {group.name} when it ended, "
+                f"rank {others[most]} {most}"
+            )
+
+
+def _last_call(view: RankView) -> Iterator[str]:
+    """The last collective of a rank with its line, where that is known."""
+    calls = [each for group in (view.sample.groups if view.sample else ()) for each in group.operations if each.place]
+    if calls:
+        last = max(calls, key=lambda each: each.called)
+        yield f"{last.name}{at_place(last)} on rank {view.rank}"
+    elif view.sample and (own := own_frame(view.sample.failed_in, only=True)):
+        yield f"what stands at {place(own)} on rank {view.rank}"
 
 
 def hang_rank_stopped(case: Case) -> Iterator[Finding]:

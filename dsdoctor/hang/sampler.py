@@ -5,6 +5,7 @@ moved for a while, because that takes milliseconds. Standard library alone; torc
 """
 
 import ctypes
+import functools
 import json
 import os
 import signal
@@ -13,21 +14,36 @@ import threading
 import time
 import traceback
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 from dsdoctor.hang.arrivals import Arrivals
+from dsdoctor.hang.looked_at import (
+    failure_words,
+    frames_of,
+    frames_of_failure,
+    group_states,
+    handled_exception,
+    root_of,
+    waited_lock,
+    words_of,
+)
+from dsdoctor.hang.peers import says_another_is_gone
+from dsdoctor.hang.recorded import recorded_operations, recorder_texts, shortened
 from dsdoctor.hang.ring import ARRIVALS, JOINED, LEAVING, SLOT, STALLED, UNWATCHED, RingWriter
 from dsdoctor.hang.system_call import file_call
 
 EVERY, QUICKLY = 1.0, 0.2
 OUTER, INNER, INNER_OF_OTHERS = 10, 30, 12
-MOST_THREADS, MOST_GROUPS, MOST_OPERATIONS = 10, 64, 48
+MOST_THREADS, MOST_OPERATIONS = 10, 48
 LAST_WORD = 2.0
 """Seconds that a script has to end by itself when it is told to stop."""
-ROOTS = ("src", "dst", "group_src", "group_dst")
-RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
+MOST_DEATHS = 4
+WITH_LINES = 2.0
+"""After so many times the patience the calls are read with their lines: shortly before the verdict."""
+CLOSING = 4.0
+"""Seconds that the last look may take."""
 MOST_FAILURES = 20
 """After so many looks that failed one after the other the thread ends: this torch is not one that it can read."""
 
@@ -58,10 +74,14 @@ class Sampler:
         self.engine: Any = None
         self.asked = 1
         self._trains, self._kernel_number = threading.get_ident(), 0
-        self._ended = threading.Event()
+        self._ended, self._wake = False, threading.Event()
         self._leaving = self._stalled = False
+        self._failure: BaseException | None = None
+        self.told = False
+        self._deaths: list[dict[str, Any]] = []
         self._moved, self._progress = time.monotonic(), -1
         self._recorded: dict[str, Any] | None = None
+        self._with_stacks = False
         self._arrivals = Arrivals(after)
         self._thread = threading.Thread(target=self._run, name="dsdoctor-hang", daemon=True)
 
@@ -73,9 +93,19 @@ class Sampler:
 
     def close(self) -> None:
         """The interpreter ends: say so, and let no thread of ours be alive when it is taken down."""
-        self._leaving = True
-        self._ended.set()
-        self._thread.join(timeout=2.0)
+        self._leaving = self._ended = True
+        self._wake.set()
+        self._thread.join(timeout=CLOSING)
+
+    def failed(self, failure: BaseException) -> None:
+        """An exception is about to end the script: write it at once, a launcher may end this process in a moment."""
+        self._failure = failure
+        self._wake.set()
+
+    def thread_ended(self, name: str, failure: BaseException) -> None:
+        """A thread has ended by an exception: whoever waits for it may wait for ever."""
+        died = {"name": name, "failure": words_of(failure), "frames": frames_of_failure(failure)}
+        self._deaths = [*self._deaths[-MOST_DEATHS:], died]
 
     def _run(self) -> None:
         failures = 0
@@ -99,12 +129,18 @@ class Sampler:
         compared. While nothing moves there may be something to print at any moment."""
         left = 0 if self._leaving else EVERY - time.time() % EVERY
         while self._stalled and left > QUICKLY:
-            if self._ended.wait(QUICKLY):
-                return True
+            if self._woken(QUICKLY):
+                return self._ended
             left -= QUICKLY
             if os.path.exists(self._words):  # noqa: PTH110
                 return False
-        return self._ended.wait(left)
+        self._woken(left)
+        return self._ended
+
+    def _woken(self, seconds: float) -> bool:
+        woken = self._wake.wait(seconds)
+        self._wake.clear()
+        return woken
 
     def _say(self) -> None:
         """Print what the supervisor has to say, into this rank's own stderr: nobody else can append to it where it is a file."""
@@ -122,7 +158,10 @@ class Sampler:
         back from C within a moment is ended here, with the stack that such an exception would have."""
         os.unlink(self._stop)  # noqa: PTH108
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._trains), ctypes.py_object(HangDetected))
-        if self._ended.wait(LAST_WORD):
+        last = time.monotonic() + LAST_WORD
+        while not self._ended and time.monotonic() < last:
+            self._woken(QUICKLY)
+        if self._ended:
             return
         stack = "".join(traceback.format_stack(sys._current_frames().get(self._trains)))
         text = f"Traceback (most recent call last):\n{stack}{HangDetected.__module__}.HangDetected: {HangDetected.__doc__}\n"
@@ -143,7 +182,7 @@ class Sampler:
         steps = (_number(engine, "global_steps"), _number(engine, "micro_steps"))
         progress = zlib.crc32(repr(([(group["name"], group["sequence"]) for group in groups], steps)).encode())
         if progress != self._progress:
-            self._progress, self._moved, self._recorded = progress, clock, None
+            self._progress, self._moved, self._recorded, self._with_stacks = progress, clock, None, False
         self._stalled = stalled = clock - self._moved >= self._patience
         frames = sys._current_frames()
         trains = frames.get(self._trains)
@@ -156,7 +195,10 @@ class Sampler:
             "time": time.time(),
             "joined": bool(groups),
             "leaving": self._leaving,
-            "failure": _failure(),
+            "failure": failure_words(self._failure),
+            "failed_in": frames_of_failure(self._failure),
+            "told": self.told,
+            "deaths": self._deaths,
             "groups": groups,
             "threads": [_thread("MainThread", trains, OUTER, INNER, main=True)],
             "step": steps[0],
@@ -169,13 +211,20 @@ class Sampler:
         if groups and self.asked and not stalled and not self._leaving:
             sample["arrivals"] = self._called(sample["threads"][0]["frames"])
             flags |= ARRIVALS if sample["arrivals"] else 0
+        write = functools.partial(
+            self._ring.write, clock=clock, progress=progress, stack=_checksum(trains), flags=flags
+        )
+        if sample["failure"] or self._leaving:
+            # in a moment a launcher may end this process
+            write(_fitting(dict(sample)))
+            self._add_calls(sample, write, stacks=self._leaving and says_another_is_gone(sample["failure"]))
         if stalled:
             sample["lock"] = waited_lock(trains)
             sample["root"] = root_of(trains)
             sample["handling"] = handled_exception(self._trains)
             sample["call"] = file_call(self.pid, self._kernel_number)
-            self._add_details(sample, frames)
-        self._ring.write(_fitting(sample), clock=clock, progress=progress, stack=_checksum(trains), flags=flags)
+            self._add_details(sample, frames, write, stacks=clock - self._moved >= WITH_LINES * self._patience)
+        write(_fitting(sample))
 
     def _called(self, frames: list[dict[str, Any]]) -> dict[str, Any] | None:
         """When this rank called its last collectives, where it is time to tell that."""
@@ -184,131 +233,28 @@ class Sampler:
             self._arrivals.read("\n".join(recorder_texts()))
         return self._arrivals.message()
 
-    def _add_details(self, sample: dict[str, Any], frames: dict[int, FrameType]) -> None:
-        """What is worth its cost only when nothing moves: the flight recorder, once, and the other threads' stacks."""
-        if self._recorded is None:
-            self._recorded = recorded_operations()
+    def _add_calls(self, sample: dict[str, Any], write: Callable[[bytes], None], *, stacks: bool) -> None:
+        """What torch has recorded of the calls; ``stacks``: with their lines, for which it holds the GIL for seconds."""
+        if self._recorded is None or stacks > self._with_stacks:
+            if stacks:
+                write(_fitting({**sample, "reading": True}))
+            self._recorded, self._with_stacks = recorded_operations(stacks=stacks), stacks
         for group in sample["groups"]:
             entries = self._recorded.get(group["name"], {})
             group["operations"] = entries.get("operations", [])[-MOST_OPERATIONS:]
+            group["history"] = entries.get("history")
             group["timeout"] = entries.get("timeout")
+
+    def _add_details(
+        self, sample: dict[str, Any], frames: dict[int, FrameType], write: Callable[[bytes], None], *, stacks: bool
+    ) -> None:
+        """What is worth its cost only when nothing moves: the flight recorder, once, and the other threads' stacks."""
+        self._add_calls(sample, write, stacks=stacks or self._with_stacks)
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         own = {self._trains, threading.get_ident()}
         others = [(names.get(ident, str(ident)), frame) for ident, frame in frames.items() if ident not in own]
         sample["threads"] += [_thread(name, frame, 2, INNER_OF_OTHERS) for name, frame in others[:MOST_THREADS]]
         sample["all_threads"] = len(others) <= MOST_THREADS
-
-
-def group_states() -> Iterator[dict[str, Any]]:
-    """The process groups of this process with their sequence numbers; those that do not count are left out."""
-    c10d = sys.modules.get("torch.distributed.distributed_c10d")
-    world = getattr(c10d, "_world", None)
-    if world is None:
-        return
-    for group, name in list(world.pg_names.items())[:MOST_GROUPS]:
-        try:
-            sequence = int(group._get_sequence_number_for_group())
-        except RuntimeError:  # a backend that counts nothing
-            continue
-        ranks = sorted(world.pg_group_ranks.get(group, ()))
-        yield {"name": str(name), "ranks": ranks, "sequence": sequence}
-
-
-def group_name(group: Any) -> str:
-    """The name of a process group, as torch calls it; None stands for that of all ranks. "" where it is not known."""
-    world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
-    asked = getattr(world, "default_pg", None) if group is None else group
-    return str(world.pg_names.get(asked, "")) if world is not None and asked is not None else ""
-
-
-def recorder_texts() -> list[str]:
-    """What torch's flight recorders hold, as it writes them: NCCL has one of its own. None where there is none."""
-    c10d = getattr(sys.modules.get("torch._C"), "_distributed_c10d", None)
-    dumps = [getattr(c10d, name, None) for name in RECORDERS]
-    texts = [dump() for dump in dumps if dump is not None]
-    return [text.decode(errors="replace") if isinstance(text, bytes) else str(text) for text in texts if text]
-
-
-def recorded_operations() -> dict[str, Any]:
-    """What torch's flight recorders hold: for each group's name its last operations, and the timeout of the last one."""
-    groups: dict[str, Any] = {}
-    seen = set()
-    for entry in (entry for text in recorder_texts() for entry in json.loads(text).get("entries", ())):
-        # newer torches have one recorder behind both names
-        key = (entry["process_group"][0], entry["collective_seq_id"], entry["profiling_name"], entry["time_created_ns"])
-        # point to point: not all of the group take part
-        if entry.get("is_p2p") or key in seen:
-            continue
-        seen.add(key)
-        group = groups.setdefault(str(entry["process_group"][0]), {"operations": [], "timeout": None})
-        operation = {
-            "sequence": int(entry["collective_seq_id"]),
-            "name": str(entry["profiling_name"]).partition(":")[2] or str(entry["profiling_name"]),
-            "sizes": [list(map(int, sizes)) for sizes in entry.get("input_sizes", ())][:8],
-            "types": [str(name)[:20] for name in entry.get("input_dtypes", ())][:8],
-            "state": "done"
-            if entry.get("retired") or entry.get("state") == "completed"
-            else str(entry.get("state", "")),
-            "called": round(int(entry["time_created_ns"]) / 1e9, 4),
-        }
-        group["operations"].append(operation)
-        group["timeout"] = entry.get("timeout_ms", 0) / 1000 or None
-    return groups
-
-
-def handled_exception(thread: int) -> str:
-    """The exception that a thread's code handles just now, and where it was raised; "" for none."""
-    handled: dict[int, Any] = sys._current_exceptions()
-    error = handled.get(thread)
-    # before Python 3.12 an entry is what sys.exc_info gives
-    error = error[1] if isinstance(error, tuple) else error
-    if error is None or isinstance(error, StopIteration):
-        return ""
-    raised = error.__traceback__
-    while raised is not None and raised.tb_next is not None:
-        raised = raised.tb_next
-    place = f" (raised at {raised.tb_frame.f_code.co_filename}:{raised.tb_lineno})" if raised is not None else ""
-    return f"{_words_of(error)}{place}"
-
-
-def _words_of(error: BaseException) -> str:
-    try:
-        return f"{type(error).__name__}: {error}"[:300]
-    except Exception:  # a message of its own making
-        return type(error).__name__
-
-
-def frames_of(frame: FrameType | None, outer: int, inner: int) -> list[dict[str, Any]]:
-    """A stack, outermost first, of a very deep one the two ends."""
-    found = []
-    while frame is not None:
-        code = frame.f_code
-        found.append({"file": code.co_filename, "line": frame.f_lineno or 0, "function": code.co_name})
-        frame = frame.f_back
-    found.reverse()
-    return found if len(found) <= outer + inner else found[:outer] + found[-inner:]
-
-
-def waited_lock(frame: FrameType | None) -> str:
-    """The file whose removal torch's FileBaton waits for in a stack; "" where it does not."""
-    while frame is not None:
-        if frame.f_code.co_filename.endswith("/torch/utils/file_baton.py") and frame.f_code.co_name == "wait":
-            return str(getattr(frame.f_locals.get("self"), "lock_file_path", ""))
-        frame = frame.f_back
-    return ""
-
-
-def root_of(frame: FrameType | None) -> str:
-    """The rank that a collective in a stack is given as its sender or receiver, with the group; "" where there is none."""
-    while frame is not None:
-        if frame.f_code.co_filename.endswith("/torch/distributed/distributed_c10d.py"):
-            values = frame.f_locals
-            given = [f"{name}={values[name]}" for name in ROOTS if isinstance(values.get(name), int)]
-            group = group_name(values.get("group"))
-            if given and group:
-                return f"{given[0]} in group {group}"
-        frame = frame.f_back
-    return ""
 
 
 def _thread(name: str, frame: FrameType | None, outer: int, inner: int, *, main: bool = False) -> dict[str, Any]:
@@ -327,7 +273,13 @@ def _checksum(frame: FrameType | None) -> int:
 def _fitting(sample: dict[str, Any]) -> bytes:
     """The sample as JSON that fits into a slot: what tells least goes first."""
     text = _as_json(sample)
-    for reduce in (_without_arrivals, _without_other_threads, _with_few_operations, _with_few_groups):
+    for reduce in (
+        _without_arrivals,
+        _without_histories,
+        _without_other_threads,
+        _with_few_operations,
+        _with_few_groups,
+    ):
         if len(text) <= SLOT:
             break
         reduce(sample)
@@ -344,6 +296,10 @@ def _without_arrivals(sample: dict[str, Any]) -> None:
     sample["arrivals"] = None
 
 
+def _without_histories(sample: dict[str, Any]) -> None:
+    shortened(sample["groups"])
+
+
 def _without_other_threads(sample: dict[str, Any]) -> None:
     sample["threads"] = sample["threads"][:3]
     sample["all_threads"] = False
@@ -356,12 +312,6 @@ def _with_few_operations(sample: dict[str, Any]) -> None:
 
 def _with_few_groups(sample: dict[str, Any]) -> None:
     sample["groups"] = [{**group, "ranks": group["ranks"][:512]} for group in sample["groups"][:8]]
-
-
-def _failure() -> str:
-    """The exception that ended the main thread, in a line."""
-    error = getattr(sys, "last_value", None)
-    return _words_of(error) if error is not None else ""
 
 
 def _number(engine: Any, name: str) -> int | None:

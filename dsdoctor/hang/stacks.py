@@ -11,6 +11,8 @@ LIBRARY = re.compile(
 )
 COLLECTIVES = re.compile(r"/torch/distributed/(distributed_c10d|_functional_collectives|nn/functional)\.py$")
 WRAPPERS = {"wrapper", "wait_tensor", "_barrier", "_wait", "wait"}
+NO_CALLS = {"<module>", "_distributed_excepthook"}
+"""What stands in the same files and calls nothing: their import, and the printing of a traceback."""
 STARTING = {"init_process_group", "_new_process_group_helper", "rendezvous", "new_group", "_new_group_with_tag"}
 LOADING = r"/torch/utils/data/"
 OF_DISKS = re.compile(r"/nvme/|/swap_tensor/|/(py_libaio|aiofiles|mpi4py)/")
@@ -46,6 +48,13 @@ SAYING = (
     (r"\.(item|cpu|tolist|numpy)\(|synchronize\(", "waits for its device"),
     (r"\bnext\(|\bin \w*(loader|dataset)", "waits for its data"),
     (r"\bsave\w*\(", "saves"),
+)
+GATHERS = re.compile(
+    r"/deepspeed/runtime/zero/(parameter_offload|partitioned_param_coordinator|partition_parameters)\.py$"
+)
+GATHERED = (
+    "; under ZeRO-3 a forward gathers parameters, so no rank may run one alone, and experts that only some ranks use "
+    "must be one leaf: deepspeed.utils.set_z3_leaf_modules(model, [ItsClass])"
 )
 FILES = (
     (r"^(flock|fcntl) ", "waits for the lock of a file"),
@@ -90,9 +99,9 @@ def is_own(frame: Frame) -> bool:
     return LIBRARY.search(frame.file) is None
 
 
-def own_frame(frames: Sequence[Frame]) -> Frame | None:
-    """The innermost line of the user's own code; of a program that is all library the innermost line."""
-    return next((frame for frame in reversed(frames) if is_own(frame)), frames[-1] if frames else None)
+def own_frame(frames: Sequence[Frame], *, only: bool = False) -> Frame | None:
+    """The innermost line of the user's own code; of a program that is all library the innermost line, or None with ``only``."""
+    return next((frame for frame in reversed(frames) if is_own(frame)), frames[-1] if frames and not only else None)
 
 
 def collective_in(frames: Sequence[Frame]) -> str | None:
@@ -101,7 +110,7 @@ def collective_in(frames: Sequence[Frame]) -> str | None:
     >>> collective_in([Frame(file="/x/torch/distributed/distributed_c10d.py", line=9, function="barrier")])
     'barrier'
     """
-    names = [frame.function for frame in frames if COLLECTIVES.search(frame.file)]
+    names = [each.function for each in frames if COLLECTIVES.search(each.file) and each.function not in NO_CALLS]
     return next((name for name in names if name not in WRAPPERS), names[0] if names else None)
 
 
@@ -193,9 +202,21 @@ def acting_stack(view: RankView) -> tuple[Frame, ...]:
     return backward[0] if backward and any("autograd" in frame.file for frame in main[-4:]) else main
 
 
+def gathers(view: RankView) -> bool:
+    """Whether a rank stands in a gather of ZeRO-3, or was ended in one."""
+    stack = (view.sample.failed_in if view.sample else ()) or acting_stack(view)
+    return any(GATHERS.search(frame.file) for frame in stack)
+
+
 def doing_of(view: RankView) -> str:
     """What a rank is about, in words; "" where that is not known."""
     return doing(acting_stack(view), view.waits, view.call)
+
+
+def waits_for_thread(view: RankView) -> bool:
+    """Whether a rank waits for another thread of its own, or for what one has."""
+    words = doing_of(view)
+    return "thread" in words or words == "waits for a lock"
 
 
 def ranks_words(ranks: Iterable[int]) -> str:

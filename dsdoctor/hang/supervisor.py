@@ -6,7 +6,6 @@ There is one a node: the process that has the lock of the run's folder there. It
 import contextlib
 import fcntl
 import os
-import re
 import select
 import shutil
 import signal
@@ -19,6 +18,7 @@ from dsdoctor.core.files import PRIVATE, write_bytes
 from dsdoctor.core.finding import Finding
 from dsdoctor.hang.channel import Answer, NodeReport
 from dsdoctor.hang.comparison import Comparison
+from dsdoctor.hang.endings import first_of
 from dsdoctor.hang.fault_dump import asked_for
 from dsdoctor.hang.local_rank import NAME, LocalRank
 from dsdoctor.hang.models import HangOptions, Incident, RankView
@@ -27,15 +27,14 @@ from dsdoctor.hang.nodes import Nodes
 from dsdoctor.hang.processes import facts_of
 from dsdoctor.hang.progress import Pace
 from dsdoctor.hang.run_identity import RunIdentity
+from dsdoctor.hang.workers import of_loader, workers_of
 
 WORKS, HANGS = "works", "hangs"
 EVERY, QUICKLY = 1.0, 0.2
 FIRST_RANK = 30.0
 """Seconds after which a supervisor without a rank ends."""
-KILLED, ASKED_TO_END = "killed by", ("SIGTERM", "SIGINT", "SIGHUP")
-"""Launchers end the ranks that are left by these signals."""
-PEER = re.compile(r"(closed|reset) by peer|Broken pipe|remote (process|worker)", re.IGNORECASE)
-"""What libraries say when another rank is gone."""
+FOLLOWING = 2.0
+"""Seconds that the other ranks have to notice the end of one."""
 LAST_WORDS = 6.0
 """Seconds that ranks have to end by themselves when all are to stop."""
 OLD_FOLDER = 120.0
@@ -222,15 +221,14 @@ class Supervisor:
 
     def _tell_of_an_end(self) -> None:
         """Tell of a rank that ended first and drew the others along: their errors come later, and name another cause."""
-        ended = [rank for rank in self.node.ranks.values() if not rank.alive]
-        if not ended or self._dead or self._told or self.node.unwatched:
+        if self._dead or self._told or self.node.unwatched or all(rank.alive for rank in self.node.ranks.values()):
             return
-        first = [rank for rank in ended if not missed_another(rank)]
-        killed = [rank for rank in first if rank.ended.startswith(KILLED) and not rank.ended.endswith(ASKED_TO_END)]
-        drew_along = len(first) == 1 < len(ended) and not own_failure(first[0])
-        if (killed and killed == first) or drew_along:
+        first = first_of(self.node.views())
+        lately = max((self.node.ranks[rank].ended_at for rank in first), default=0.0) > time.time() - FOLLOWING
+        # those that follow say in a moment what they had called
+        if first and not (lately and self.node.living()):
             self._dead = self._told = True
-            self.task.tell(replace(self.incident(), first_ended=tuple(rank.rank for rank in first)), self.node)
+            self.task.tell(replace(self.incident(), first_ended=first), self.node)
 
     def _state(self, incident: Incident, still: float) -> str:
         """What is to be told of an incident, HANGS or WORKS; "" where that is nothing new, or what others wait for works and
@@ -246,7 +244,7 @@ class Supervisor:
         """The run as it is now; a rank that writes nothing about itself is made to write its stacks."""
         for rank in self.node.ranks.values():
             rank.window = self.pace.limit(self._timeout) / 2
-        views = tuple(self._with_dump(view) for view in self.node.views())
+        views = tuple(self._with_workers(self._with_dump(view)) for view in self.node.views())
         self._world = max(self._world, self.node.world())
         return Incident(
             world=self._world,
@@ -267,6 +265,14 @@ class Supervisor:
             self._dumps[rank.pid] = size
         return asked
 
+    def _with_workers(self, view: RankView) -> RankView:
+        if not view.state or not of_loader(view):
+            return view
+        rank = self.node.ranks[view.rank]
+        told = replace(view, workers=workers_of(view, rank.stacks))
+        self._dumps[view.pid] = _size(rank.stacks)
+        return told
+
     def _with_dump(self, view: RankView) -> RankView:
         rank, sample = self.node.ranks[view.rank], view.sample
         if sample is None or view.silent < 3 * EVERY or view.state in {"", "Z", "T", "t"}:
@@ -281,17 +287,6 @@ class Supervisor:
             if stacks
             else view
         )
-
-
-def own_failure(rank: LocalRank) -> str:
-    """The exception that ended a rank, "" for none."""
-    sample = rank.view().sample
-    return sample.failure if sample else ""
-
-
-def missed_another(rank: LocalRank) -> bool:
-    """Whether a rank failed because another one was not there any more."""
-    return PEER.search(own_failure(rank)) is not None
 
 
 def wait_for_an_end(ranks: list[LocalRank], seconds: float) -> None:

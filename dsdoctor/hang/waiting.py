@@ -1,12 +1,26 @@
 """The sequence numbers of all ranks -> who waits for whom, and in which group. Judges, never looks."""
 
+import array
+import base64
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dsdoctor.hang.models import GroupState, Operation, RankView
-from dsdoctor.hang.stacks import acting_stack, collective_in, in_backward, in_earlier_call, names_work
+from dsdoctor.hang.stacks import (
+    acting_stack,
+    collective_in,
+    in_backward,
+    in_earlier_call,
+    names_work,
+    place,
+    ranks_words,
+)
 
 Compared = tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]
+PARTED_SHARE = 0.34
+"""Of the calls after one that differs: so many differ where the ranks have parted."""
+LEAST_AFTER = 12
+MOST_HISTORY = 4000
 EARLIER = "work.wait()"
 """Where a rank waits for a call that it began before: of a send or a receive no number tells."""
 ROOTED = {"broadcast", "reduce", "scatter", "gather", "broadcast_object_list", "scatter_object_list", "gather_object"}
@@ -28,11 +42,13 @@ class Behind:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """The first collective of a group that its members did not call alike. ``calls``: each kind of call with its ranks."""
+    """The first collective of a group that its members did not call alike. ``calls``: each kind of call with its ranks.
+    ``parted``: after it they called other operations, too."""
 
     group: str
     sequence: int
     calls: tuple[tuple[Operation, tuple[int, ...]], ...]
+    parted: bool = False
 
     @property
     def same_name(self) -> bool:
@@ -78,18 +94,52 @@ class Waiting:
         for name, members in sorted(self._groups.items()):
             calls: dict[int, dict[int, Operation]] = {}
             for rank, group in members.items():
-                for operation in group.operations:
+                for operation in recorded_calls(group):
                     calls.setdefault(operation.sequence, {})[rank] = operation
-            for sequence in sorted(calls):
-                kinds: dict[tuple[str, Compared], list[int]] = {}
-                typed = _types_tell(calls[sequence].values())
-                for rank, operation in calls[sequence].items():
-                    kinds.setdefault((operation.name, _compared(operation, typed=typed)), []).append(rank)
-                if len(kinds) > 1:
-                    alike = sorted(kinds.values(), key=len)
-                    calls_of = tuple((calls[sequence][ranks[0]], tuple(sorted(ranks))) for ranks in alike)
-                    yield Difference(group=name, sequence=sequence, calls=calls_of)
+            told = {rank: {each.sequence for each in group.operations} for rank, group in members.items()}
+            found = [each for sequence in sorted(calls) if (each := _difference(name, sequence, calls[sequence]))]
+            old = {each.sequence for each in found if not any(each.sequence in numbers for numbers in told.values())}
+            # calls of long ago that differ in size alone, and have ended, may be meant so: not where many after them differ too
+            last = max(calls, default=0)
+            for number, each in enumerate(found):
+                after = (len(found) - number) / max(last - each.sequence + 1, LEAST_AFTER)
+                if each.sequence not in old or not each.same_name or after >= PARTED_SHARE:
+                    yield replace(each, parted=any(not later.same_name for later in found[number:]))
                     break
+
+    def before(self, difference: Difference) -> tuple[str, ...]:
+        """The first of the calls before a difference that the ranks made from different lines, or "" where none is known."""
+        members = self._groups[difference.group]
+        calls: dict[int, dict[int, Operation]] = {}
+        for rank, group in members.items():
+            for operation in recorded_calls(group):
+                if operation.place and operation.sequence < difference.sequence:
+                    calls.setdefault(operation.sequence, {})[rank] = operation
+        for sequence, each in sorted(calls.items()):
+            lines = {operation.place for operation in each.values()}
+            if len(lines) > 1:
+                said = "; ".join(f"rank {rank}: {each[rank].name}{at_place(each[rank])}" for rank in sorted(each)[:4])
+                return (f"the calls number {sequence} were alike already, and came from different lines: {said}",)
+        return ()
+
+    def first_time(self, difference: Difference) -> tuple[str, ...]:
+        """Who of those whose calls differ had never made such a call from that line, where the others had: they may have parted."""
+        new: list[int] = []
+        known: list[int] = []
+        for operation, ranks in difference.calls:
+            calls = recorded_calls(self._groups[difference.group][ranks[0]])
+            before = [each for each in calls if each.sequence < difference.sequence]
+            alike = (operation.name, operation.sizes, operation.place)
+            if len(before) < LEAST_AFTER:
+                return ()
+            made = any((each.name, each.sizes, each.place) == alike for each in before)
+            (known if made else new).extend(ranks)
+        if not new or not known:
+            return ()
+        return (
+            f"{ranks_words(new)} made that call for the first time in what is recorded, {ranks_words(known)} had made "
+            f"{'its' if len(known) == 1 else 'their'} call before",
+        )
 
     def in_collective(self) -> tuple[int, ...]:
         """The ranks that stand in a collective, by their stacks or by torch's own record."""
@@ -188,6 +238,40 @@ class Waiting:
                     waiting=tuple(sorted(rank for rank, number in numbers.items() if number > least)),
                     ahead=most,
                 )
+
+
+def at_place(operation: Operation) -> str:
+    """Where a call was made, as the end of a sentence; "" where that is not known."""
+    return f" at {place(operation.place[0])}" if operation.place else ""
+
+
+def recorded_calls(group: GroupState) -> tuple[Operation, ...]:
+    """All calls that are recorded of a group on one rank, those of long ago without their types."""
+    past = group.history
+    if past is None:
+        return group.operations
+    numbers = array.array("H", base64.b64decode(past.calls)[: MOST_HISTORY * 2])
+    known = {operation.sequence for operation in group.operations}
+    older = (
+        replace(past.kinds[kind], sequence=past.first + number, state="done")
+        for number, kind in enumerate(numbers)
+        if kind < len(past.kinds) and past.first + number not in known
+    )
+    return (*older, *group.operations)
+
+
+def _difference(group: str, sequence: int, calls: dict[int, Operation]) -> Difference | None:
+    """How one collective differs between ranks; None where it does not."""
+    kinds: dict[tuple[str, Compared], list[int]] = {}
+    typed = _types_tell(calls.values())
+    for rank, operation in calls.items():
+        kinds.setdefault((operation.name, _compared(operation, typed=typed)), []).append(rank)
+    if len(kinds) < 2:
+        return None
+    alike = sorted(kinds.values(), key=len)
+    return Difference(
+        group=group, sequence=sequence, calls=tuple((calls[ranks[0]], tuple(sorted(ranks))) for ranks in alike)
+    )
 
 
 def _types_tell(calls: Iterable[Operation]) -> bool:

@@ -8,6 +8,7 @@ import argparse
 import functools
 import os
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -98,6 +99,7 @@ class HangWatch:
             begun = Beginning(self._options, ENTRY, rank=rank, world=world, place=place)
             self._begun = (os.getpid(), begun)
             self._at_exit(_close, begun.sampler)
+            note_failures(begun.sampler)
         except Exception as error:  # an error of dsdoctor's own must not end a training
             print(f"dsdoctor: a hang of rank {rank} would not be seen: {error}", file=sys.stderr)
 
@@ -119,6 +121,24 @@ class HangWatch:
                 raise
 
         return init_process_group_watched
+
+
+def note_failures(sampler: Any) -> None:
+    """Have exceptions that end the script, or a thread, noted before their traceback is printed: as it would be without."""
+    before, before_thread = sys.excepthook, threading.excepthook
+
+    @functools.wraps(before)
+    def noted(kind: type[BaseException], failure: BaseException, trace: Any) -> None:
+        sampler.failed(failure)
+        before(kind, failure, trace)
+
+    @functools.wraps(before_thread)
+    def noted_of_thread(args: threading.ExceptHookArgs) -> None:
+        if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
+            sampler.thread_ended(args.thread.name if args.thread is not None else "thread", args.exc_value)
+        before_thread(args)
+
+    sys.excepthook, threading.excepthook = noted, noted_of_thread
 
 
 def _close(sampler: Any) -> None:

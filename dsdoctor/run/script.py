@@ -84,7 +84,6 @@ class WatchedProcess:
         self.imported = False
         self.engines = 0
         self.config_check: Any = None
-        self.elsewhere = ""
         self.guide_class = guide_class.GuideClass(say)
         self.memory = memory.MemoryWatch(order.memory, say)
         self.checkpoint = checkpoint.CheckpointWatch(order.checkpoint_check, speaks=rank() in {None, "0"}, say=say)
@@ -140,8 +139,16 @@ class WatchedProcess:
     def ask_the_others(self) -> None:
         """When the script has failed: whether another rank did, and this one's line for them."""
         failure = self.failure()
-        if isinstance(failure, Exception):
-            self.elsewhere = other_ranks.other_failure(failure)
+        if not isinstance(failure, (Exception, KeyboardInterrupt)):
+            return
+        said = other_ranks.other_failure(failure)
+        # whoever interrupts a run interrupts all ranks, and knows it
+        if said and isinstance(failure, Exception):
+            # at once: a launcher may end this process in a moment
+            say(said)
+            if self.hang is not None and (sampler := self.hang.sampler) is not None:
+                sampler.told = True
+                sampler.failed(failure)
 
     def failure(self) -> BaseException | None:
         """What ended this process, if it is one that is watched."""
@@ -156,15 +163,14 @@ class WatchedProcess:
         failure = self.failure()
         if isinstance(failure, Exception):
             try:
-                if self.elsewhere:
-                    say(self.elsewhere)
                 self.memory.ended(failure)
                 explain(failure, watching=self.engines > 0)
             except Exception as error:  # the failure's own traceback is out, and matters more
                 say(f"! no diagnosis of this failure: {type(error).__name__}: {error}")
         elif main and failure is None and not self.engines and self.order.options is not None and rank() in {None, "0"}:
+            others = "" if self.hang is None or self.hang.sampler is None else ", but for hangs"
             say(
-                "this process made no DeepSpeed engine, so nothing in it was watched; "
+                f"this process made no DeepSpeed engine, so nothing in it was watched{others}; "
                 "for a plain torch module there is dsdoctor.DebugUnderflowOverflow(module)"
             )
 

@@ -23,13 +23,15 @@ from dsdoctor.hang.channel import Answer, Listener, NodeReport, Sent, send_repor
 from dsdoctor.hang.fault_dump import parse_dump
 from dsdoctor.hang.incident_files import read_ranks, write_ranks
 from dsdoctor.hang.local_rank import decode_sample
+from dsdoctor.hang.looked_at import handled_exception
 from dsdoctor.hang.models import HangOptions
 from dsdoctor.hang.processes import moved_bytes
 from dsdoctor.hang.progress import Pace
+from dsdoctor.hang.recorded import recorded_operations
 from dsdoctor.hang.recorder_dumps import plain_pickle
 from dsdoctor.hang.ring import SLOT, RingReader, RingWriter
 from dsdoctor.hang.run_identity import RunIdentity, identity, node_folder
-from dsdoctor.hang.sampler import Sampler, handled_exception, recorded_operations
+from dsdoctor.hang.sampler import Sampler
 from dsdoctor.hang.supervisor import HANGS, WORKS, Supervisor, Task
 from dsdoctor.hang.system_call import file_call
 from dsdoctor.run.__main__ import parse_command_line

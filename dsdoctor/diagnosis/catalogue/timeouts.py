@@ -282,9 +282,9 @@ Why it matters: This log is of a rank that waited. The cause is in the log of th
             words="gloo+closed gloo+reset",
             pattern=r"gloo/transport/.{0,120}Connection (?:closed by peer|reset by peer)",
             tier=Tier.GENERIC,
-            title="another rank closed its connection: it died first, and its own log says why",
-            fix="read that rank's own log: its error, or the signal that ended it, comes first. Gloo closes the connection "
-            "within a second, so the time of this line is that of its end",
+            title="another rank closed its connection: it ended first, and its own log says how",
+            fix="read that rank's own log: its error, the signal that ended it, or the end of its script. Gloo closes the "
+            "connection within a second, so the time of this line is that of its end",
             steps=(step("python -m dsdoctor diagnose rank*.log"), step("torchrun --tee 3 --log-dir logs ...")),
             sample="RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer "
             "[10.0.0.2]:58043",

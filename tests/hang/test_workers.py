@@ -1,0 +1,139 @@
+"""What a rank waits for that is not in its own main thread: its data loader's workers, and threads that have ended."""
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from dsdoctor.core.finding import Severity
+from dsdoctor.hang.advice import advice
+from dsdoctor.hang.models import RankView, ThreadDeath
+from dsdoctor.hang.stacks import doing_of
+from dsdoctor.hang.verdict import is_working, judge
+from dsdoctor.hang.workers import workers_of
+from tests.each import each
+from tests.hang.made import calling, elsewhere, frame, incident, view
+
+LOADER = (*elsewhere("for batch in loader:"), frame("/v/site-packages/torch/utils/data/dataloader.py", 5, "__next__"))
+SCRIPT = """
+import faulthandler, os, signal, sys, threading, time
+faulthandler.register(signal.SIGUSR2, file=open(sys.argv[1], "w"), all_threads=False)
+held = threading.Lock()
+held.acquire()
+def locked():
+    with held:
+        pass
+def far_away():
+    time.sleep(99)
+if os.fork() == 0:
+    print("ready", flush=True)
+    globals()[sys.argv[2]]()
+sys.stdin.read()
+os.killpg(0, signal.SIGKILL)
+"""
+
+
+def loading(rank: int, *workers: str, world: int = 2) -> RankView:
+    return view(rank, LOADER, 5, world=world, workers=workers)
+
+
+@each(
+    ("stands", "told"),
+    [
+        ("locked", "waits for a lock or another thread at worker.py:7 in locked: with held:"),
+        ("far_away", "sleeps at worker.py:10 in far_away: "),
+    ],
+)
+def test_a_forked_worker_tells_its_line_through_the_fault_handler_of_its_rank(
+    stands: str, told: str, tmp_path: Path
+) -> None:
+    (tmp_path / "worker.py").write_text(SCRIPT)
+    command = [sys.executable, str(tmp_path / "worker.py"), str(tmp_path / "stacks"), stands]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as rank:
+        assert rank.stdout is not None
+        rank.stdout.readline()
+        # the worker may not have come to its line yet
+        for _ in range(200):
+            if told in str(lines := seen(rank.pid, tmp_path)):
+                break
+            time.sleep(0.05)
+        os.killpg(rank.pid, 9)
+
+    assert len(lines) == 1
+    assert told in lines[0]
+
+
+def seen(pid: int, folder: Path) -> tuple[str, ...]:
+    made = loading(0)
+    assert made.sample is not None
+    return workers_of(replace(made, pid=pid, sample=replace(made.sample, signal_is_ours=True)), folder / "stacks")
+
+
+@each(
+    ("line", "severity"),
+    [
+        ("its worker 7 sleeps at data.py:3 in __iter__: time.sleep(22)", Severity.WARNING),
+        ("its worker 7 waits for the network at data.py:3 in get: s.recv(1)", Severity.WARNING),
+        ("its worker 7, in the kernel: hrtimer_nanosleep", Severity.WARNING),
+        ("its worker 7 waits for a lock at data.py:3 in get: with LOCK:", Severity.ERROR),
+        ("its worker 7, in the kernel: futex_do_wait", Severity.ERROR),
+        ("its worker 7 is stopped by a signal", Severity.ERROR),
+        ("its worker 7 is dead, and not reaped", Severity.ERROR),
+        ("", Severity.ERROR),
+    ],
+)
+def test_ranks_that_all_wait_for_workers_that_may_read_from_far_away_are_no_error(
+    line: str, severity: Severity
+) -> None:
+    made = incident(*(loading(rank, *filter(None, [line])) for rank in range(2)), world=2)
+    (finding,) = judge(made).findings
+
+    assert (finding.rule, finding.severity) == ("hang-all-outside", severity)
+    assert is_working(judge(made)) == (severity is Severity.WARNING)
+    assert any(line in each for each in finding.evidence)
+
+
+def test_a_rank_that_others_wait_for_tells_where_its_worker_stands() -> None:
+    line = "its worker 7 waits for a lock at data.py:3 in __getitem__: with LOCK:"
+    made = incident(view(0, calling("all_reduce"), 6, world=2), loading(1, line), world=2)
+    (finding,) = judge(made).findings
+
+    assert (finding.rule, finding.severity) == ("hang-rank-behind", Severity.ERROR)
+    assert f"rank 1: {line}" in finding.evidence
+    assert finding.fix is not None
+    assert "multiprocessing_context" in finding.fix.text
+
+
+@each("died", [True, False])
+def test_a_rank_that_waits_for_a_thread_that_has_ended_is_told_by_what(died: bool) -> None:
+    waits = (*elsewhere("b = self.q.get()"), frame("/usr/lib/python3.11/queue.py", 171, "get"))
+    made = view(1, waits, 5, world=2)
+    deaths = (ThreadDeath(name="prefetch", failure="KeyError: 'text'", frames=elsewhere("rec['text']", 6)),)
+    assert made.sample is not None
+    made = replace(made, sample=replace(made.sample, all_threads=True, deaths=deaths if died else ()))
+    (finding,) = judge(incident(view(0, calling("all_reduce"), 6, world=2), made, world=2)).findings
+
+    told = "rank 1: its thread prefetch has ended by KeyError: 'text' at train.py:6 in main: rec['text']"
+    assert "thread" in doing_of(made)
+    assert (told in finding.evidence) == died
+    assert ("mend what ended that thread" in advice(made)[0]) == died
+    assert ("no thread of this process is left" in advice(made)[0]) != died
+
+
+def test_a_rank_with_fewer_calls_is_told_so_where_another_line_may_be_innocent() -> None:
+    made = incident(
+        view(0, calling("all_reduce"), {"0": 3, "1": 36}, world=3),
+        view(1, calling("barrier"), {"0": 4, "1": 35}, world=3),
+        view(2, calling("all_reduce"), {"0": 3, "1": 36}, world=3),
+        world=3,
+    )
+    (finding,) = judge(made).findings
+    told = next(line for line in finding.evidence if "has called 35 collectives of group 1, ranks 0, 2 36" in line)
+
+    assert finding.rule == "hang-other-operation"
+    assert "it left a call out before" in told
+    assert sum(" collectives of group " in line for line in finding.evidence) == 1
