@@ -126,9 +126,9 @@ def shape(line: str) -> str:
 def test_a_later_build_with_more_ops_is_what_its_printed_line_installs(first: Environment, out: Path) -> None:
     argv = [sys.executable, "-m", "dsdoctor", "build-wheel", "--python", first.python, *SOURCE, "--ops", f"{A},{B}"]
     done = subprocess.run([*argv, "--out", out], capture_output=True, text=True, check=True, env=os.environ)
-    printed = next(line for line in done.stdout.splitlines() if line.startswith("$ "))
+    printed = next(line for line in done.stdout.splitlines() if line.startswith("  next: $ ")).partition("$ ")[2]
 
-    subprocess.run(["/bin/bash", "-c", f"{printed[2:]} --no-deps"], check=True, capture_output=True)
+    subprocess.run(["/bin/bash", "-c", f"{printed} --no-deps"], check=True, capture_output=True)
 
     assert first.loads() == {A, B}
     assert len(list(out.glob("*.whl"))) == 2
