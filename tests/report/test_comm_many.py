@@ -171,3 +171,17 @@ def test_collectives_that_no_rank_came_to_the_end_of_are_no_success() -> None:
 
     assert [finding.rule for finding in exchanges_unfinished(0, ())] == ["exchanges-unfinished"]
     assert [*exchanges_unfinished(0, known), *exchanges_unfinished(3, ())] == []
+
+
+def test_a_broken_test_of_any_size_is_told_on_a_screen() -> None:
+    for world in (1, 2, 16, 17, 32, 64, 65, 200):
+        stuck = tuple(
+            Stuck(rank=rank, at="all_reduce", step=3, seconds=1.0, ended=f"exit status {rank}") for rank in range(world)
+        )
+        claims = CLAIMS[:world]
+        found = judged(Trouble(what="the collectives", claims=claims, stuck=stuck, silent={}))
+        phases = (*good_phases(world, 1)[:4], phase(CommPhase.RIGHT, "", *found, state=PhaseState.BROKEN))
+        lines = shown(report(HOSTS[:world], phases, reaches=(), stuck=stuck))
+
+        assert len(lines) <= MOST, world
+        assert "died" in lines[0]

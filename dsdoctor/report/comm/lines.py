@@ -20,13 +20,13 @@ from dsdoctor.report.units import clipped, ranges
 MARKS = {PhaseState.OK: "✓", PhaseState.SLOW: "!", PhaseState.BROKEN: "✗", PhaseState.SKIPPED: "·"}
 NAME, SECONDS = 19, 7
 MOST_RANKS = 64
-"""Ranks that have a line each."""
+"""Ranks that have a line each where all is well."""
 MOST_HOSTS = 16
-"""Hosts that have a line each where there are more ranks than that."""
+"""Hosts that have a line each where there are more ranks than that. Of more ranks than this those that are not ok are grouped."""
 MOST_ROWS = 12
 """Rows for ranks that are not ok where there are many."""
 MOST_LINES = 60
-"""Lines of a report about many ranks without --verbose."""
+"""Lines of a report without --verbose; where all is well, of more than MOST_RANKS ranks."""
 
 
 def phase_line(result: PhaseResult) -> str:
@@ -48,7 +48,8 @@ def report_lines(report: Report, *, verbose: bool, width: int | None = None) -> 
     ``width``: of the terminal, where lines are broken."""
     lines = list(_all_lines(report, verbose=verbose, width=width))
     last = list(_after_blank(_last_lines(report, well=report.state is PhaseState.OK)))
-    room = len(lines) if verbose or report.world <= MOST_RANKS else MOST_LINES - len(last) - 1
+    is_whole = verbose or (report.state is PhaseState.OK and report.world <= MOST_RANKS)
+    room = len(lines) if is_whole else MOST_LINES - len(last) - 1
     yield from lines[:room]
     if len(lines) > room:
         yield f"  and {len(lines) - room} more lines (--verbose shows all)"
@@ -135,7 +136,7 @@ def rank_lines(report: Report, *, verbose: bool, width: int | None = None) -> It
         return
     states = rank_states(report)
     not_ok = [rank for rank, state in states.items() if state != OK]
-    if report.world > MOST_RANKS and len(not_ok) > MOST_ROWS and not verbose:
+    if report.world > MOST_HOSTS and len(not_ok) > MOST_ROWS and not verbose:
         yield from _grouped_lines(report, {rank: states[rank] for rank in not_ok})
         return
     shown = list(states) if verbose else not_ok
