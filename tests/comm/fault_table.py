@@ -299,7 +299,7 @@ FAULTS = (
         name="hostnames resolve to 127.0.1.1",
         before=lambda rig, _: _on_all(rig, lambda node: faults.name_on_loopback(rig, node)),
         rules=("mesh-loopback-address", "hostname-unusable"),
-        says=("rank 1 (nodeb)", "127.0.1.1"),
+        says=("0 (nodea)", "1 (nodeb)", "127.0.1.1"),
     ),
 )
 
