@@ -53,5 +53,7 @@ def unpack_deepspeed(folder: Path) -> Path:
     )
     folder.mkdir(parents=True)
     with tarfile.open(sdist) as archive:
-        archive.extractall(folder, filter="data")
+        # Debian 12's own Python 3.11.2 has no filters
+        archive.extraction_filter = getattr(tarfile, "data_filter", lambda member, _: member)
+        archive.extractall(folder)
     return next(folder.iterdir())
