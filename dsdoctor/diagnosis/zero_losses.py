@@ -10,15 +10,15 @@ LOSS = re.compile(
 OF_A_REWARD = re.compile(rb"reward|\bkl\b|advantage|completion_length|completions/|clip_ratio")
 """Words of lines of reinforcement learning, where a loss of 0 is nothing strange."""
 
-PLAUSIBLE = 0.1
-"""A loss from which no training falls to exactly zero within a log line."""
+PLAUSIBLE = 1.0
+"""A loss from which a training seldom falls to what is printed as zero within a log line."""
 
 
 def loss_of_zero(raws: list[bytes]) -> str:
     """What is told of a loss that was a plausible one, and then exactly zero up to the last line that has one; "" otherwise.
 
     >>> loss_of_zero([b"{'loss': 3.5534, 'epoch': 0.01}", b"{'loss': 0.0, 'epoch': 0.01}"])
-    "the loss was 0.0 before, exactly, and 3.5534 before that: learning had broken down already (labels that are all \
+    "the loss was printed as 0.0 before, and 3.5534 before that: learning may have broken down (labels that are all \
 masked, a kernel or weights that give nan); that may be the cause of both: {'loss': 0.0, 'epoch': 0.01}"
     >>> loss_of_zero([b"{'loss': 3.5534}", b"{'loss': 0.0}", b"{'loss': 2.1}"])
     ''
@@ -30,7 +30,7 @@ masked, a kernel or weights that give nan); that may be the cause of both: {'los
     if before is None or float(before) < PLAUSIBLE:
         return ""
     return (
-        f"the loss was {told[-1][0].decode()} before, exactly, and {before.decode()} before that: learning had broken down already "
+        f"the loss was printed as {told[-1][0].decode()} before, and {before.decode()} before that: learning may have broken down "
         "(labels that are all masked, a kernel or weights that give nan); that may be the cause of both: "
         f"{last_segment(told[-1][1])[:160]}"
     )

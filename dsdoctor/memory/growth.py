@@ -77,8 +77,9 @@ def steady(readings: tuple[tuple[int, int], ...]) -> Grown | None:
 
 
 def resident(pid: str = "self") -> int:
-    """Resident bytes of a process (proc(5), statm), 0 where there is no /proc."""
+    """Resident bytes that are a process's own, mapped files and shared memory not (proc(5), statm); 0 where there is no /proc."""
     try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
+        _, whole, shared, *_ = Path(f"/proc/{pid}/statm").read_text().split()
+        return (int(whole) - int(shared)) * PAGE
     except (OSError, IndexError, ValueError):
         return 0

@@ -26,10 +26,13 @@ class Kept:
     is_sum: bool = False
 
 
-def kept_graphs(traceback: TracebackType | None, packages: Iterable[str], least: float = math.inf) -> tuple[Kept, ...]:
+def kept_graphs(
+    traceback: TracebackType | None, packages: Iterable[str], *, fewest: float = FEWEST, least: float = math.inf
+) -> tuple[Kept, ...]:
     """What frames outside ``packages`` (parts of paths) can name, the most graphs first, each once.
 
-    ``least``: bytes of tensors from which on a container is told that keeps no graph.
+    ``fewest``: tensors with graphs from which on a container or a sum is told: one step has some in hand itself, the hidden
+    states of its layers for one. ``least``: bytes of tensors from which on a container is told that keeps no graph.
     """
     found: dict[int, Kept] = {}
     for frame in _frames(traceback, tuple(packages)):
@@ -39,14 +42,14 @@ def kept_graphs(traceback: TracebackType | None, packages: Iterable[str], least:
             for called, held in _held(name, value):
                 if id(held) not in found and not name.startswith("__"):
                     kept = _sum(called, place, held) if _is_tensor(held) else _container(called, place, held)
-                    if kept.count >= FEWEST or kept.size >= least:
+                    if kept.count >= max(fewest, FEWEST) or kept.size >= least:
                         found[id(held)] = kept
     return tuple(sorted(found.values(), key=lambda kept: (-kept.count, -kept.size)))
 
 
 def _sum(name: str, place: str, tensor: Any) -> Kept:
-    """A running sum: one addition over the other, and nothing between them. Residual connections have a layer between."""
-    node, count = getattr(tensor, "grad_fn", None), 0
+    """A running sum of numbers, as losses are: one addition over the other. Sums of larger tensors are residual connections."""
+    node, count = getattr(tensor, "grad_fn", None) if tensor.numel() == 1 else None, 0
     while node is not None and node.name().startswith("AddBackward") and count < MOST:
         count += 1
         below = [part for part, _ in node.next_functions if part is not None]

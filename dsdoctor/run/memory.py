@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from dsdoctor.core.errors import UsageError
+from dsdoctor.core.errors import UsageError, chain
 from dsdoctor.memory.growth import Growth, resident
 from dsdoctor.memory.last_call import LastCall
 
@@ -76,13 +76,11 @@ def out_of_memory(failure: BaseException) -> bool:
     >>> out_of_memory(RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")), out_of_memory(ValueError("size"))
     (True, False)
     """
-    each: BaseException | None = failure
-    while each is not None:
+    for each in chain(failure):
         if isinstance(each, MemoryError) or (isinstance(each, OSError) and each.errno == errno.ENOMEM):
             return True
         if type(each).__name__ == "OutOfMemoryError" or any(saying in str(each) for saying in SAYINGS):
             return True
-        each = each.__cause__ or each.__context__
     return False
 
 

@@ -1,11 +1,12 @@
 """A rank that ran out of memory -> the lines that say where, what refused it, what grew, who holds what, and what to change."""
 
-import math
+import errno
 import os
 import traceback
 from collections.abc import Iterator
 from typing import Any
 
+from dsdoctor.core.errors import chain
 from dsdoctor.memory.growth import Grown, Growth
 from dsdoctor.memory.host_limits import asked_bytes, limit_lines, look_limits
 from dsdoctor.memory.kept_graphs import Kept, kept_graphs
@@ -14,6 +15,8 @@ from dsdoctor.memory.models import ZeroSettings
 
 MIB = 1 << 20
 OURS = (f"{os.sep}dsdoctor{os.sep}", f"{os.sep}site-packages{os.sep}", f"{os.sep}lib{os.sep}python")
+OF_HOST = ("DefaultCPUAllocator: can't allocate", "DefaultCPUAllocator: not enough memory", "Unable to allocate")
+"""What torch and numpy say of the host's memory; a device's allocators say otherwise."""
 WORTH = 4
 """A change is advised where it wins at least this part of the one allocation that failed."""
 MUCH = 0.1
@@ -31,10 +34,11 @@ def failure_lines(failure: BaseException, engine: Any, last: LastCall | None, gr
     if of_host(failure):
         yield from (f"    {line}" for line in limit_lines(said, look_limits()))
     grown = growth.grown() if growth is not None else None
-    kept = kept_graphs(failure.__traceback__, OURS, MUCH * grown.last if grown else math.inf)
     if grown:
         yield from growth_lines(grown)
-    yield from kept_lines(kept, grows=bool(grown))
+        # what does not grow with the calls did not make memory grow with them
+        fewest = (grown.last_call - grown.first_call) / 2
+        yield from kept_lines(kept_graphs(failure.__traceback__, OURS, fewest=fewest, least=MUCH * grown.last))
     if engine is not None and last is not None:
         yield from larger_call(last)
         yield from engine_lines(engine, said, last.call, grows=bool(grown))
@@ -49,23 +53,19 @@ def users_line(failure: BaseException) -> str:
 
 
 def of_host(failure: BaseException) -> bool:
-    """Whether it was the host's memory that was asked for, and not a device's."""
-    each: BaseException | None = failure
-    while each is not None:
-        if type(each).__name__ == "OutOfMemoryError" or "CUDA out of memory" in str(each) or "HIP out of" in str(each):
-            return False
-        each = each.__cause__ or each.__context__
-    return True
+    """Whether it was surely the host's memory that was asked for, and not a device's."""
+    return any(
+        isinstance(each, MemoryError)
+        or (isinstance(each, OSError) and each.errno == errno.ENOMEM)
+        or any(saying in str(each) for saying in OF_HOST)
+        for each in chain(failure)
+    )
 
 
 def first_line(failure: BaseException) -> str:
     """What the innermost exception of the chain says that speaks of an amount, else the failure itself."""
-    each: BaseException | None = failure
-    while each is not None:
-        if asked_bytes(str(each)) is not None:
-            break
-        each = each.__cause__ or each.__context__
-    text = str(each or failure).strip()
+    told = next((each for each in chain(failure) if asked_bytes(str(each)) is not None), failure)
+    text = str(told).strip()
     return text.splitlines()[0][:300] if text else type(failure).__name__
 
 
@@ -78,8 +78,8 @@ def growth_lines(grown: Grown) -> Iterator[str]:
     yield "        no batch is too large then: something keeps what each step has made"
 
 
-def kept_lines(kept: tuple[Kept, ...], *, grows: bool) -> Iterator[str]:
-    """What keeps autograd graphs, which keep the activations of their steps; and where memory grew, what keeps many bytes."""
+def kept_lines(kept: tuple[Kept, ...]) -> Iterator[str]:
+    """Where memory grew: what keeps autograd graphs, which keep the activations of their steps, and what keeps many bytes."""
     for each in kept[:3]:
         where = f"    {each.name} in {each.place}"
         if each.is_sum:
@@ -91,7 +91,7 @@ def kept_lines(kept: tuple[Kept, ...], *, grows: bool) -> Iterator[str]:
     graphs = next((each for each in kept if each.count), None)
     if graphs:
         yield f"        Fix: keep numbers in {graphs.name}: loss.item(), or tensor.detach() where the tensor is wanted"
-    elif grows and not kept:
+    elif not kept:
         yield "        no list, attribute or sum of the script's own has such tensors: what grows is elsewhere, or is no tensor"
 
 

@@ -1,7 +1,9 @@
 """What grows with every call is told; a start-up, a plateau, a saw-tooth and noise are not. Generated over shapes and rates."""
 
+import mmap
 import random
 from itertools import count
+from pathlib import Path
 
 from dsdoctor.memory.growth import MOST, Grown, Growth, resident, steady
 from tests.each import each
@@ -68,3 +70,12 @@ def test_few_calls_decide_nothing() -> None:
 def test_this_process_is_resident_and_another_machine_is_not() -> None:
     assert resident() > MIB
     assert resident("no such process") == 0
+
+
+def test_a_file_that_is_mapped_is_no_growth(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(bytes(64 * MIB))
+    before = resident()
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        assert sum(mapped[place] for place in range(0, len(mapped), 4096)) == 0
+        assert resident() - before < 16 * MIB

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.core.errors import UsageError
+from dsdoctor.core.errors import UsageError, chain
 from dsdoctor.run.__main__ import environment_for, parse_command_line
 from dsdoctor.run.memory import CHOICES, MemoryWatch, chosen, out_of_memory
-from dsdoctor.run.memory_told import users_line
+from dsdoctor.run.memory_told import of_host, users_line
 from dsdoctor.run.script import VARIABLE
+from tests.each import each
 
 SAYS = [
     "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 79.10 GiB",
@@ -38,6 +39,30 @@ def raised(error: BaseException, *, inside: bool) -> BaseException:
 @pytest.mark.parametrize(("text", "is_one"), [*((text, True) for text in SAYS), *((text, False) for text in OTHER)])
 def test_what_says_that_memory_ran_out(text: str, is_one: bool, inside: bool) -> None:
     assert out_of_memory(raised(RuntimeError(text), inside=inside)) is is_one
+
+
+def test_causes_that_form_a_circle_come_once() -> None:
+    first, second = ValueError("a"), RuntimeError("b")
+    first.__cause__, second.__cause__ = second, first
+
+    assert list(chain(first)) == [first, second]
+    assert out_of_memory(first) is False
+
+
+@each(
+    ("failure", "told"),
+    (
+        (MemoryError(), True),
+        (OSError(12, "Cannot allocate memory"), True),
+        (RuntimeError(SAYS[2]), True),
+        (RuntimeError(SAYS[0]), False),
+        (RuntimeError("NPU out of memory. Tried to allocate 20.00 GiB"), False),
+        (RuntimeError("CUDA error: out of memory"), False),
+        (RuntimeError("XPU out of memory. Tried to allocate 2.00 GiB"), False),
+    ),
+)
+def test_only_what_is_surely_the_hosts_is_explained_by_its_limits(failure: BaseException, told: bool) -> None:
+    assert of_host(failure) is told
 
 
 def test_the_line_is_the_users_and_not_a_packages(tmp_path: Path) -> None:
