@@ -10,6 +10,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 
 import msgspec
 
@@ -19,6 +20,8 @@ from dsdoctor.comm.results import SkippedStep
 from dsdoctor.core.processes import ending_of, fork
 
 LARGEST = 1 << 20
+SOON = timedelta(seconds=2)
+"""For a connection to this very process."""
 REAPING = 0.05
 
 
@@ -135,7 +138,15 @@ def _ask_name_server() -> None:
         # torch raises another type in each release
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-        TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+        TCPStore(loopback(), 0, None, True, SOON, wait_for_workers=False)
+
+
+def loopback() -> str:
+    """The loopback address of this network namespace: one may have IPv6 alone. torch tries the other for as long as it may."""
+    with contextlib.suppress(OSError), socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return "127.0.0.1"
+    return "::1"
 
 
 def _serve(channel: socket.socket, other: socket.socket) -> None:
