@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any
 
 from dsdoctor.hang.arrivals import Arrivals
+from dsdoctor.hang.loader_workers import loader_workers
 from dsdoctor.hang.looked_at import (
     failure_words,
     frames_of,
@@ -221,6 +222,7 @@ class Sampler:
         if stalled:
             sample["lock"] = waited_lock(trains)
             sample["root"] = root_of(trains)
+            sample["loader_workers"], sample["workers_answer"] = loader_workers(trains, sys.modules)
             sample["handling"] = handled_exception(self._trains)
             sample["call"] = file_call(self.pid, self._kernel_number)
             self._add_details(sample, frames, write, stacks=clock - self._moved >= WITH_LINES * self._patience)
