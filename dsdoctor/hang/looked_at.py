@@ -6,6 +6,8 @@ from types import FrameType
 from typing import Any
 
 MOST_GROUPS, DEEPEST = 64, 30
+Counters = tuple[dict[str, int], tuple[int | None, int | None]]
+"""How far a rank is: the sequence numbers of its groups, and its engine's steps and micro steps."""
 ROOTS = ("src", "dst", "group_src", "group_dst")
 
 
@@ -87,10 +89,10 @@ def root_of(frame: FrameType | None) -> str:
     return ""
 
 
-def frames_of_failure(error: BaseException | None) -> list[dict[str, Any]]:
+def frames_of_failure(error: BaseException) -> list[dict[str, Any]]:
     """Where an exception came from, outermost frame first."""
     found = []
-    trace = error.__traceback__ if error is not None else None
+    trace = error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
         found.append({"file": code.co_filename, "line": trace.tb_lineno or 0, "function": code.co_name})
@@ -98,7 +100,17 @@ def frames_of_failure(error: BaseException | None) -> list[dict[str, Any]]:
     return found[-DEEPEST:]
 
 
-def failure_words(told: BaseException | None) -> str:
-    """The exception that ended the main thread, in a line."""
-    error = told or getattr(sys, "last_value", None)
-    return words_of(error) if error is not None else ""
+def last_failure() -> str:
+    """The exception that ended the main thread, in a line, where the script has an excepthook of its own; "" for none."""
+    error = getattr(sys, "last_value", None)
+    return words_of(error) if isinstance(error, BaseException) else ""
+
+
+def has_gone_on(before: Counters, now: Counters) -> bool:
+    """Whether a rank has trained or communicated between two looks: that groups are taken down is neither.
+
+    >>> looks = ({"0": 5, "1": 2}, (1, 4)), ({"0": 5}, (1, 4)), ({"0": 6}, (1, 4)), ({}, (1, 5))
+    >>> [has_gone_on(looks[0], look) for look in looks]
+    [False, False, True, True]
+    """
+    return before[1] != now[1] or any(now[0].get(name, number) > number for name, number in before[0].items())

@@ -123,7 +123,9 @@ class Sample:
     ``call``: the system call in which the main thread sleeps and the file that it is about, where that is one. ``root``: the rank
     that it names in the collective where it waits, as `src=1 in group 0`. ``all_threads``: whether ``threads`` are all that run
     Python, the watch's own apart. ``failed_in``: where ``failure`` came from. ``told``: this rank has said what another one
-    raised. ``deaths``: threads that exceptions have ended. ``reading``: it reads torch's record, and no Python runs meanwhile."""
+    raised. ``deaths``: threads that exceptions have ended. ``reading``: it reads torch's record, and no Python runs meanwhile.
+    ``loader_workers``: the processes of the data loader that it waits for. ``workers_answer``: those surely answer SIGUSR2
+    as it does itself."""
 
     rank: int
     world: int
@@ -148,6 +150,8 @@ class Sample:
     told: bool = False
     reading: bool = False
     deaths: tuple[ThreadDeath, ...] = ()
+    loader_workers: tuple[int, ...] = ()
+    workers_answer: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

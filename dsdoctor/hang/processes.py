@@ -63,12 +63,18 @@ def moved_bytes(pid: int) -> int:
 
 def catches(pid: int, number: int) -> bool:
     """Whether a process has a handler for a signal at this moment: without one SIGUSR2 ends it."""
+    return number in caught(pid)
+
+
+def caught(pid: int) -> frozenset[int]:
+    """The signals for which a process has handlers at this moment, none where that is not shown."""
     try:
         with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:  # noqa: PTH123
             masks = [line.split()[1] for line in file if line.startswith("SigCgt:")]
-        return bool(int(masks[0], 16) >> (number - 1) & 1)
+        mask = int(masks[0], 16)
     except (OSError, ValueError, IndexError):
-        return False
+        return frozenset()
+    return frozenset(number + 1 for number in range(64) if mask >> number & 1)
 
 
 def wanted_cpu(pid: int) -> float:

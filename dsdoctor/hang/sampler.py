@@ -19,12 +19,15 @@ from types import FrameType
 from typing import Any
 
 from dsdoctor.hang.arrivals import Arrivals
+from dsdoctor.hang.loader_workers import loader_workers
 from dsdoctor.hang.looked_at import (
-    failure_words,
+    Counters,
     frames_of,
     frames_of_failure,
     group_states,
     handled_exception,
+    has_gone_on,
+    last_failure,
     root_of,
     waited_lock,
     words_of,
@@ -46,6 +49,11 @@ CLOSING = 4.0
 """Seconds that the last look may take."""
 MOST_FAILURES = 20
 """After so many looks that failed one after the other the thread ends: this torch is not one that it can read."""
+
+
+Failure = tuple[str, list[dict[str, Any]]]
+"""An exception in a line, and the frames that it came through."""
+NOWHERE: Counters = ({}, (None, None))
 
 
 class HangDetected(RuntimeError):
@@ -76,7 +84,8 @@ class Sampler:
         self._trains, self._kernel_number = threading.get_ident(), 0
         self._ended, self._wake = False, threading.Event()
         self._leaving = self._stalled = False
-        self._failure: BaseException | None = None
+        self._failure: Failure = ("", [])
+        self._outlived, self._failed_at = self._failure, (self._failure, NOWHERE)
         self.told = False
         self._deaths: list[dict[str, Any]] = []
         self._moved, self._progress = time.monotonic(), -1
@@ -99,7 +108,8 @@ class Sampler:
 
     def failed(self, failure: BaseException) -> None:
         """An exception is about to end the script: write it at once, a launcher may end this process in a moment."""
-        self._failure = failure
+        # not the exception: it holds the frames that it came through, and what they hold
+        self._failure = (words_of(failure), frames_of_failure(failure))
         self._wake.set()
 
     def thread_ended(self, name: str, failure: BaseException) -> None:
@@ -183,6 +193,7 @@ class Sampler:
         progress = zlib.crc32(repr(([(group["name"], group["sequence"]) for group in groups], steps)).encode())
         if progress != self._progress:
             self._progress, self._moved, self._recorded, self._with_stacks = progress, clock, None, False
+        failure, failed_in = self._failure_now(({group["name"]: group["sequence"] for group in groups}, steps))
         self._stalled = stalled = clock - self._moved >= self._patience
         frames = sys._current_frames()
         trains = frames.get(self._trains)
@@ -195,8 +206,8 @@ class Sampler:
             "time": time.time(),
             "joined": bool(groups),
             "leaving": self._leaving,
-            "failure": failure_words(self._failure),
-            "failed_in": frames_of_failure(self._failure),
+            "failure": failure,
+            "failed_in": failed_in,
             "told": self.told,
             "deaths": self._deaths,
             "groups": groups,
@@ -221,10 +232,23 @@ class Sampler:
         if stalled:
             sample["lock"] = waited_lock(trains)
             sample["root"] = root_of(trains)
+            sample["loader_workers"], sample["workers_answer"] = loader_workers(trains, sys.modules)
             sample["handling"] = handled_exception(self._trains)
             sample["call"] = file_call(self.pid, self._kernel_number)
             self._add_details(sample, frames, write, stacks=clock - self._moved >= WITH_LINES * self._patience)
         write(_fitting(sample))
+
+    def _failure_now(self, counters: Counters) -> Failure:
+        """The exception that ends the script, and where it came from. A script may print one as Python would, by calling
+        sys.excepthook, and go on: it has not failed."""
+        failure = self._failure
+        if failure is not self._failed_at[0]:
+            self._failed_at = failure, counters
+        elif failure is not self._outlived and not self._leaving and has_gone_on(self._failed_at[1], counters):
+            self._outlived, self.told = failure, False
+        if failure is not self._outlived:
+            return failure
+        return last_failure() if self._leaving else "", []
 
     def _called(self, frames: list[dict[str, Any]]) -> dict[str, Any] | None:
         """When this rank called its last collectives, where it is time to tell that."""

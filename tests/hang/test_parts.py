@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -35,6 +36,7 @@ from dsdoctor.hang.sampler import Sampler
 from dsdoctor.hang.supervisor import HANGS, WORKS, Supervisor, Task
 from dsdoctor.hang.system_call import file_call
 from dsdoctor.run.__main__ import parse_command_line
+from tests.each import each
 from tests.hang.made import calling, elsewhere, incident, view
 
 
@@ -91,6 +93,47 @@ def test_a_rank_writes_where_it_stands(tmp_path: Path) -> None:
     assert sample is not None
     assert (sample.rank, sample.world, sample.step, sample.micro_step, sample.joined) == (3, 4, 5, 9, False)
     assert "test_a_rank_writes_where_it_stands" in [frame.function for frame in sample.threads[0].frames]
+
+
+@each("first_look", [True, False])
+def test_an_exception_that_a_script_prints_and_goes_on_is_told_until_it_has_gone_on(
+    first_look: bool, tmp_path: Path
+) -> None:
+    with ring(tmp_path) as (writer, reader):
+        sampler = Sampler(writer, str(tmp_path / "words"), rank=3, world=4, patience=9.0, tend=lambda: None)
+        sampler.engine = SimpleNamespace(global_steps=5, micro_steps=9)
+        told: list[str] = []
+
+        def look(step: int) -> None:
+            sampler.engine.global_steps = step
+            sampler.look()
+            sample = decode_sample(reader.payload() or b"")
+            told.append(f"{sample.failure} {len(sample.failed_in)}" if sample else "unread")
+
+        if first_look:
+            look(4)
+        held = fails(sampler, "skipped batch")
+        look(5)
+        sampler.told = True
+        look(5)
+        look(6)
+        assert not sampler.told
+        # the step and the failure are both new
+        fails(sampler, "the last")
+        look(7)
+
+    assert told[-4:] == [*["ValueError: skipped batch 1"] * 2, " 0", "ValueError: the last 1"]
+    assert held() is None
+
+
+def fails(sampler: Sampler, words: str) -> weakref.ref[threading.Event]:
+    """Report an exception with a frame that holds something, which is returned."""
+    held = threading.Event()
+    try:
+        raise ValueError(words)
+    except ValueError as error:
+        sampler.failed(error)
+    return weakref.ref(held)
 
 
 @pytest.mark.parametrize("place", ["a file", "a message", "a source file"])

@@ -3,13 +3,18 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from dsdoctor.core.finding import Severity
 from dsdoctor.hang.advice import advice
+from dsdoctor.hang.loader_workers import loader_workers
 from dsdoctor.hang.models import RankView, ThreadDeath
+from dsdoctor.hang.processes import waits_in
 from dsdoctor.hang.stacks import doing_of
 from dsdoctor.hang.verdict import is_working, judge
 from dsdoctor.hang.workers import workers_of
@@ -27,9 +32,15 @@ def locked():
         pass
 def far_away():
     time.sleep(99)
-if os.fork() == 0:
-    print("ready", flush=True)
+def own_handler():
+    signal.signal(signal.SIGUSR2, lambda *_: open(sys.argv[1] + ".ran", "w"))
+    far_away()
+def more_handlers():
+    signal.signal(signal.SIGQUIT, lambda *_: None)
+    far_away()
+if (child := os.fork()) == 0:
     globals()[sys.argv[2]]()
+print(child, flush=True)
 sys.stdin.read()
 os.killpg(0, signal.SIGKILL)
 """
@@ -55,10 +66,10 @@ def test_a_forked_worker_tells_its_line_through_the_fault_handler_of_its_rank(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as rank:
         assert rank.stdout is not None
-        rank.stdout.readline()
+        child = int(rank.stdout.readline())
         # the worker may not have come to its line yet
         for _ in range(200):
-            if told in str(lines := seen(rank.pid, tmp_path)):
+            if told in str(lines := seen(rank.pid, tmp_path, child)):
                 break
             time.sleep(0.05)
         os.killpg(rank.pid, 9)
@@ -67,10 +78,81 @@ def test_a_forked_worker_tells_its_line_through_the_fault_handler_of_its_rank(
     assert told in lines[0]
 
 
-def seen(pid: int, folder: Path) -> tuple[str, ...]:
+@each(
+    ("stands", "answer", "named", "told"),
+    [
+        ("own_handler", False, True, 1),
+        ("more_handlers", True, True, 1),
+        ("far_away", False, True, 1),
+        ("far_away", True, False, 0),
+    ],
+)
+def test_a_child_that_may_have_a_handler_of_its_own_is_sent_no_signal(
+    stands: str, answer: bool, named: bool, told: int, tmp_path: Path
+) -> None:
+    (tmp_path / "worker.py").write_text(SCRIPT)
+    command = [sys.executable, str(tmp_path / "worker.py"), str(tmp_path / "stacks"), stands]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as rank:
+        assert rank.stdout is not None
+        child = int(rank.stdout.readline())
+        for _ in range(200):
+            if "nanosleep" in waits_in(child):
+                break
+            time.sleep(0.05)
+        lines = seen(rank.pid, tmp_path, *((child,) if named else ()), answer=answer)
+        # a signal would be handled before the child is seen to sleep again
+        time.sleep(0.2)
+        os.killpg(rank.pid, 9)
+
+    assert len(lines) == told
+    assert all("in the kernel" in line for line in lines)
+    assert not (tmp_path / "stacks").stat().st_size
+    assert not (tmp_path / "stacks.ran").exists()
+
+
+def seen(pid: int, folder: Path, *children: int, answer: bool = True) -> tuple[str, ...]:
     made = loading(0)
     assert made.sample is not None
-    return workers_of(replace(made, pid=pid, sample=replace(made.sample, signal_is_ours=True)), folder / "stacks")
+    sample = replace(made.sample, signal_is_ours=True, loader_workers=children, workers_answer=answer)
+    return workers_of(replace(made, pid=pid, sample=sample), folder / "stacks")
+
+
+NEXT = "def __next__(self):\n    look()"
+
+
+@each(
+    ("iterator", "source", "answer"),
+    [
+        ({}, "import torch", True),
+        ({}, "import os, signal", False),
+        ({}, "from signal import signal", False),
+        ({"_worker_init_fn": print}, "import torch", False),
+        ({"_worker_init_fn": "unknown"}, "import torch", False),
+        ({"method": "spawn"}, "import torch", False),
+        ({}, None, False),
+    ],
+)
+def test_workers_answer_only_where_no_code_of_the_script_can_have_set_a_handler(
+    iterator: dict[str, Any], source: str | None, answer: bool, tmp_path: Path
+) -> None:
+    # a file is read once
+    file = tmp_path / f"data{len(source or '')}.py"
+    if source is not None:
+        file.write_text(source)
+    modules = {"data": SimpleNamespace(__file__=str(file)), "torch.ops": SimpleNamespace(__file__="_ops.py")}
+    worker = SimpleNamespace(pid=77, _popen=SimpleNamespace(method=iterator.get("method", "fork")))
+    made = SimpleNamespace(_workers=[worker], _worker_init_fn=iterator.get("_worker_init_fn"))
+    seen: list[tuple[list[int], bool]] = []
+    scope: dict[str, Any] = {"look": lambda: seen.append(loader_workers(sys._getframe(1), modules))}
+    exec(compile(NEXT, "/v/site-packages/torch/utils/data/dataloader.py", "exec"), scope)
+    # below a thread's frames there are none of pytest's
+    thread = threading.Thread(target=scope["__next__"], args=(made,))
+    thread.start()
+    thread.join()
+
+    assert seen == [([77], answer)]
 
 
 @each(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.run.other_ranks import line_of
+from dsdoctor.run.other_ranks import follows, line_of
 
 SCRIPT = """
 import os, socket, sys, time
@@ -145,3 +145,16 @@ def test_a_failure_in_a_line_is_placed_in_the_users_own_code() -> None:
 
     assert line_of(caught.value).startswith("NotADirectoryError: ")
     assert line_of(caught.value).endswith("at test_other_ranks.py:141")
+
+
+def test_causes_that_form_a_circle_are_each_asked_once() -> None:
+    first, second = ValueError("a bad label"), RuntimeError("a bad batch")
+    first.__cause__, second.__cause__ = second, first
+    # as Python 3.11's ExceptionGroup has them
+    group = Exception("both")
+    vars(group)["exceptions"] = (first, second)
+    second.__context__ = group
+    assert [follows(each) for each in (first, second, group)] == [False] * 3
+
+    second.args = ("Connection closed by peer",)
+    assert [follows(each) for each in (first, second, group)] == [True] * 3
