@@ -207,3 +207,29 @@ def test_lines_are_noted_only_between_forward_and_backward_and_a_scripts_own_swi
         LossLines.begin()
         LossLines.end()
         assert torch.is_anomaly_enabled()
+
+
+def nan_gradient() -> Tensor:
+    """A finite loss whose gradient is nan."""
+    return (torch.zeros(2, requires_grad=True).sqrt() * 0).sum()
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection", "ignore:Error detected")
+@each("times", [1, 3])
+def test_anomaly_mode_that_the_script_sets_around_its_backward_finds_its_nan_and_is_over_after_it(times: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LossLines, "left_to_script", False, raising=False)
+        for _ in range(times):
+            LossLines.end()  # a forward begins
+            assert not torch.is_anomaly_enabled()
+            loss = nan_gradient()
+            LossLines.begin()
+            with torch.autograd.detect_anomaly(), pytest.raises(RuntimeError, match="returned nan"):
+                LossLines.end()
+                loss.backward()
+        LossLines.end()  # the step is over
+
+        assert not torch.is_anomaly_enabled()
+        LossLines.begin()
+        assert not torch.is_anomaly_enabled(), "a script that uses it by itself is left alone from then on"
+        assert not LossLines.is_on
