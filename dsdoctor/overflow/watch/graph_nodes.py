@@ -108,6 +108,17 @@ AGAIN: dict[str, Any] = {
     "Clamp": lambda node, one: one.clamp(node._saved_min, node._saved_max),
     "MseLoss": lambda node, one, target: torch.ops.aten.mse_loss(one, target, node._saved_reduction),
     "NllLoss": lambda node, one, *_: _nll_loss(node, one),
-    "Gather": lambda node, one: one.gather(_signed(node._saved_dim), node._saved_index),
+    "Gather": lambda node, one: one.gather(_signed(node._saved_dim), saved(node, "index")),
 }
 """Operations whose results autograd does not keep: computed again, of what it does keep."""
+SAME_MEMORY = words("Select Clone Alias T Unsqueeze")
+"""Of these, what takes none."""
+
+
+def bytes_again(node: Any, given: list[Any]) -> int:
+    """How many bytes a result that is computed again has at most. RuntimeError: shapes that do not fit."""
+    tensors = [each for each in given if isinstance(each, Tensor)]
+    if kind_of(node) in SAME_MEMORY or not tensors:
+        return 0
+    element = max(each.element_size() if each.is_floating_point() else 8 for each in tensors)
+    return element * math.prod(torch.broadcast_shapes(*(each.shape for each in tensors)))

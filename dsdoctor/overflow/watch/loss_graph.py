@@ -4,6 +4,7 @@ Read only of a loss that is known to be bad. Says no more than the kept tensors 
 finite has made it; one that was given a bad operand without gradient has not.
 """
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,12 +18,26 @@ from dsdoctor.overflow.measure.readings import Meters, Readings
 from dsdoctor.overflow.replay.arithmetic import Why, why
 from dsdoctor.overflow.replay.lines import made_at
 from dsdoctor.overflow.verdict.evidence import amount
-from dsdoctor.overflow.watch.graph_nodes import AGAIN, kind_of, readable, saved, second_operand, snake, words
+from dsdoctor.overflow.watch.graph_nodes import (
+    AGAIN,
+    LARGEST,
+    bytes_again,
+    kind_of,
+    readable,
+    saved,
+    second_operand,
+    snake,
+    words,
+)
 
 DEEPEST = 12
 """Operations that are computed again, one out of the other."""
 LONGEST = 64
 """Operations from the loss back to the one that made it."""
+COMPUTED = 512 << 20
+"""Bytes of results that are computed again for one loss, in all."""
+SECONDS = 2.0
+"""For one loss. It is read in the script's backward, where other ranks may wait."""
 VIEWS = words("View UnsafeView Reshape ReshapeAlias Squeeze Unsqueeze Expand Clone Alias T Transpose Permute Neg")
 """They hold the same elements, but for their sign."""
 PARTS = words("Select Slice Index Gather IndexSelect MaskedSelect Mean Sum Rsub ToCopy Abs Split Narrow")
@@ -68,12 +83,19 @@ class Operand:
     bad: bool | None
 
 
+class _CostsTooMuchError(Exception):
+    """Reading a graph would take more than ``COMPUTED`` bytes, or has taken ``SECONDS``."""
+
+
 def made_the_loss(loss: Tensor) -> Origin | None:
-    """The operation that made a loss bad, as far as its graph shows. None: it shows nothing."""
+    """The operation that made a loss bad, as far as its graph shows. None: it shows nothing, or not in the time and memory."""
     if loss.grad_fn is None:
         return None
     with torch.no_grad():
-        return _Graph().back_from(loss.grad_fn, loss.detach())
+        try:
+            return _Graph().back_from(loss.grad_fn, loss.detach())
+        except _CostsTooMuchError:
+            return None
 
 
 class _Graph:
@@ -81,6 +103,12 @@ class _Graph:
 
     def __init__(self) -> None:
         self._values: dict[Any, Tensor | None] = {}
+        self._bytes, self._until = COMPUTED, time.monotonic() + SECONDS
+
+    def _spend(self, count: int = 0) -> None:
+        self._bytes -= count
+        if self._bytes < 0 or time.monotonic() > self._until:
+            raise _CostsTooMuchError
 
     def back_from(self, node: Any, value: Tensor) -> Origin | None:
         """From the loss to the first operation with a bad result."""
@@ -121,6 +149,7 @@ class _Graph:
         """What autograd can tell of an operation's operands: those with a gradient, and what it keeps of others."""
         names = NAMES.get(kind_of(node), ("self", second_operand(node)))
         for number, (before, _) in enumerate(node.next_functions):
+            self._spend()
             name = names[number] if number < len(names) else ""
             value = saved(node, name) if name else None
             if not isinstance(value, Tensor):
@@ -173,7 +202,11 @@ class _Graph:
         for name, (before, _) in zip(("self", second_operand(node)), node.next_functions, strict=False):
             here = saved(node, name)
             given.append(here if here is not None or before is None else self.value(before, depth + 1))
-        return None if any(each is None for each in given) else again(node, *given)
+        if any(each is None for each in given) or (count := bytes_again(node, given)) > LARGEST:
+            return None
+        self._spend(count)
+        computed: Tensor = again(node, *given)
+        return computed
 
     def _made(self, node: Any, operands: list[Operand], value: Tensor | None, is_nan: bool | None) -> Origin | None:
         """Its operands are finite."""
