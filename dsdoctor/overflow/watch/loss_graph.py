@@ -29,6 +29,7 @@ from dsdoctor.overflow.watch.graph_nodes import (
     snake,
     words,
 )
+from dsdoctor.overflow.watch.graph_parts import CHOOSES, SELECTS, passes_all, taken_of
 
 DEEPEST = 12
 """Operations that are computed again, one out of the other."""
@@ -126,8 +127,10 @@ class _Graph:
                 )
             if chosen is None and kind in SUMS:
                 chosen = next((each for each in operands if each.bad), None)
+            if chosen is not None and not self._passes_all(node, chosen, is_nan):
+                return _in_part(node)
             if chosen is None and any(each.bad for each in operands):
-                return self._of_inf(node, operands)
+                return _in_part(node) if kind in SELECTS | CHOOSES else self._of_inf(node, operands)
             if chosen is None and not unknown:
                 return self._made(node, operands, self.value(node), is_nan)
             if chosen is None and kind == "Div" and (by_zero := _by_zero(node, operands, is_nan)) is not None:
@@ -136,7 +139,7 @@ class _Graph:
                 divided = (
                     kind == "Div" and operands[0].bad is None and is_nan is not False
                 )  # by what is finite and not 0
-                if len(unknown) > 1 or not (divided or _passes(kind, is_nan, half)):
+                if len(unknown) > 1 or kind in SELECTS or not (divided or _passes(kind, is_nan, half)):
                     return _unsure(node)
                 chosen = unknown[0]
             if chosen.node is None:
@@ -155,12 +158,21 @@ class _Graph:
             if not isinstance(value, Tensor):
                 value = None if before is None else self.value(before)
             bad = _is_bad(value) if value is not None else None if before is None else self._is_bad_behind(before)
+            if bad and value is not None and kind_of(node) in CHOOSES and _is_left_out(node, name, value):
+                bad = False
             yield Operand(name=name, node=before, value=value, bad=bad)
         for name in dir(node):
             name = name.removeprefix("_saved_") if name.startswith("_saved_") else ""
             value = saved(node, name) if name not in ("", *names, *MADE) else None
             if isinstance(value, Tensor) and _is_bad(value):
                 yield Operand(name=name, node=None, value=value, bad=True)
+
+    def _passes_all(self, node: Any, operand: Operand, is_nan: bool | None) -> bool:
+        self._spend()
+        try:
+            return passes_all(node, operand.name, operand.value, self.value(node), is_nan=is_nan)
+        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
+            return False
 
     def _is_bad_behind(self, node: Any, depth: int = 0) -> bool | None:
         """Whether a result that is not kept is bad, by what it is a view of."""
@@ -211,7 +223,7 @@ class _Graph:
     def _made(self, node: Any, operands: list[Operand], value: Tensor | None, is_nan: bool | None) -> Origin | None:
         """Its operands are finite."""
         kind = kind_of(node)
-        if kind in (VIEWS | PARTS) - SUMS - {"ToCopy"} or (value is None and is_nan is None):
+        if kind in (VIEWS | PARTS | {"Where"}) - SUMS - {"ToCopy"} or (value is None and is_nan is None):
             return None
         if value is not None and not _is_bad(value):
             return None
@@ -263,6 +275,15 @@ def _carrier(operands: list[Operand], is_nan: bool | None) -> Operand | None:
     return next(iter(bad), None)
 
 
+def _is_left_out(node: Any, name: str, value: Tensor) -> bool:
+    """Whether nothing bad of an operand is in the result of an operation that chooses by a mask."""
+    taken = taken_of(node, name, value)
+    try:
+        return taken is not None and not bool((~torch.isfinite(value) & taken).any())
+    except RuntimeError:  # shapes that do not fit
+        return False
+
+
 def _passes(kind: str, is_nan: bool | None, half: bool) -> bool:
     """Whether a bad result, all other operands being finite, came out of the operand that is not kept."""
     if is_nan:
@@ -299,9 +320,17 @@ def _unsure(node: Any) -> Origin:
     return _origin(node, how, "", "{} or an operation before it")
 
 
+def _in_part(node: Any) -> Origin:
+    how = (
+        "its result is the first that is known to be bad, and not all that is bad in what it was given is in its result"
+    )
+    return _origin(node, how, "", "{} or an operation before it")
+
+
 def _origin(node: Any, how: str, cure: str, op: str = "{}") -> Origin:
     line = made_at(node.metadata.get("traceback_") or [])
-    return Origin(op=op.format(snake(kind_of(node))), line=line or "", how=how, cure=cure)
+    name = snake(kind_of(node)) or type(node).__name__.removesuffix("Backward")
+    return Origin(op=op.format(name), line=line or "", how=how, cure=cure)
 
 
 def _is_bad(value: Tensor) -> bool:
