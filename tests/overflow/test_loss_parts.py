@@ -93,6 +93,22 @@ def test_an_operation_all_of_whose_bad_elements_are_in_the_loss_is_still_named(m
     assert made.op == maker, made
 
 
+TARGET = torch.tensor([0, 1, -100])
+ONE_MAKER: dict[str, Callable[[Tensor], Tensor]] = {
+    "masked": lambda x: -(x.relu().log().gather(-1, torch.ones(3, 1, dtype=torch.long))).mean(),
+    "nll": lambda x: torch.nn.functional.nll_loss(x.relu().log(), TARGET),
+    "cross entropy": lambda x: torch.nn.functional.cross_entropy((x - 0.5).log(), TARGET),
+}
+
+
+@each("name", ONE_MAKER)
+def test_where_all_bad_elements_are_of_one_operation_it_is_named_whichever_of_them_are_in_the_loss(name: str) -> None:
+    made = made_the_loss(ONE_MAKER[name](torch.tensor([[1.0, -2.0, 0.0, 3.0]] * 3, requires_grad=True) * 1))
+
+    assert made is not None
+    assert made.op == "log" and made.how.startswith("the logarithm of"), made
+
+
 def two_branches() -> Tensor:
     p, q = torch.tensor([-1.0, 2.0, 3.0], requires_grad=True) * 1, torch.zeros(3, requires_grad=True) * 1
     return torch.where(p > 0, p.log(), q / q).mean()

@@ -28,6 +28,24 @@ KEEP_NAN = words(
     " BinaryCrossEntropy BinaryCrossEntropyWithLogits"
 )
 """Every nan of an operand leaves nan in the result."""
+MAKES_NOTHING = words(
+    "View UnsafeView Reshape ReshapeAlias Squeeze Unsqueeze Expand Clone Alias T Transpose Permute Neg Abs Relu Clamp ClampMin"
+    " ClampMax Sigmoid LogSigmoid Tanh Softmax LogSoftmax"
+)
+"""Of finite elements they make nothing bad."""
+
+
+def adds_nothing(node: Any, value: Tensor, result: Tensor | None) -> bool:
+    """Whether all that is bad in a result is of what is bad in the one operand that has bad elements. False: not known."""
+    kind = kind_of(node)
+    if kind == "NllLoss":
+        target = saved(node, "target")
+        counts = isinstance(target, Tensor) and bool((target != signed(node._saved_ignore_index)).any())
+        return counts and node._saved_weight is None
+    if kind in MAKES_NOTHING | SELECTS | {"Where"}:
+        return True
+    same = result is not None and result.shape == value.shape
+    return same and result is not None and not bool((torch.isfinite(value) & ~torch.isfinite(result)).any())
 
 
 def passes_all(node: Any, name: str, value: Tensor | None, result: Tensor | None, *, is_nan: bool | None) -> bool:

@@ -29,7 +29,7 @@ from dsdoctor.overflow.watch.graph_nodes import (
     snake,
     words,
 )
-from dsdoctor.overflow.watch.graph_parts import CHOOSES, SELECTS, passes_all, taken_of
+from dsdoctor.overflow.watch.graph_parts import CHOOSES, SELECTS, adds_nothing, passes_all, taken_of
 
 DEEPEST = 12
 """Operations that are computed again, one out of the other."""
@@ -114,7 +114,7 @@ class _Graph:
     def back_from(self, node: Any, value: Tensor) -> Origin | None:
         """From the loss to the first operation with a bad result."""
         is_nan: bool | None = bool(value.isnan().any())
-        half = value.dtype is torch.float16
+        half, partly = value.dtype is torch.float16, False
         for _ in range(LONGEST):
             kind, operands = kind_of(node), list(self.operands(node))
             chosen = _carrier(operands, is_nan)
@@ -127,10 +127,14 @@ class _Graph:
                 )
             if chosen is None and kind in SUMS:
                 chosen = next((each for each in operands if each.bad), None)
-            if chosen is not None and not self._passes_all(node, chosen, is_nan):
-                return _in_part(node)
+            if chosen is not None and (partly or not self._passes_all(node, chosen, is_nan)):
+                partly = True
+                if not self._is_all(node, chosen, operands):
+                    return _in_part(node)
             if chosen is None and any(each.bad for each in operands):
-                return _in_part(node) if kind in SELECTS | CHOOSES else self._of_inf(node, operands)
+                return _in_part(node) if partly or kind in SELECTS | CHOOSES else self._of_inf(node, operands)
+            if partly and chosen is None and (unknown or _is_mixed(self.value(node))):
+                return _in_part(node)
             if chosen is None and not unknown:
                 return self._made(node, operands, self.value(node), is_nan)
             if chosen is None and kind == "Div" and (by_zero := _by_zero(node, operands, is_nan)) is not None:
@@ -171,6 +175,16 @@ class _Graph:
         self._spend()
         try:
             return passes_all(node, operand.name, operand.value, self.value(node), is_nan=is_nan)
+        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
+            return False
+
+    def _is_all(self, node: Any, operand: Operand, operands: list[Operand]) -> bool:
+        """Whether all that is bad in a result came of this operand, whichever part of it is in the loss."""
+        others = any(each is not operand and each.bad is not False for each in operands)
+        if others or operand.value is None:
+            return False
+        try:
+            return adds_nothing(node, operand.value, self.value(node))
         except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
             return False
 
@@ -282,6 +296,11 @@ def _is_left_out(node: Any, name: str, value: Tensor) -> bool:
         return taken is not None and not bool((~torch.isfinite(value) & taken).any())
     except RuntimeError:  # shapes that do not fit
         return False
+
+
+def _is_mixed(value: Tensor | None) -> bool:
+    """Whether it has both nan and inf, which have reasons of their own, or is not known."""
+    return value is None or (bool(value.isnan().any()) and bool(value.isinf().any()))
 
 
 def _passes(kind: str, is_nan: bool | None, half: bool) -> bool:
