@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from dsdoctor.overflow.watch import graph_nodes
+from dsdoctor.overflow.watch import graph_nodes, loss_graph
 from dsdoctor.overflow.watch.loss_graph import made_the_loss
 from dsdoctor.overflow.watch.loss_lines import LossLines
 from tests.each import each
@@ -179,6 +179,49 @@ def test_nothing_is_read_that_is_large_freed_or_has_no_graph(monkeypatch: pytest
     assert (made := made_the_loss(logits(torch.float32).relu().log().mean())) is None or made.op.endswith("before it")
 
 
+def bytes_computed_again(loss: Tensor, patch: pytest.MonkeyPatch) -> int:
+    """The bytes of all results that reading a loss's graph computes."""
+    made = []
+
+    def noting(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def noted(*given: Any) -> Tensor:
+            made.append(result := function(*given))
+            return result
+
+        return noted
+
+    for kind, function in graph_nodes.AGAIN.items():
+        patch.setitem(graph_nodes.AGAIN, kind, noting(function))
+    made_the_loss(loss)
+    return sum(each.nbytes for each in made)
+
+
+def chain(length: int) -> Tensor:
+    h = torch.ones(1000, requires_grad=True) * 1
+    for _ in range(length):
+        h = h + h * 0
+    return (h * torch.tensor(float("nan"))).sum()
+
+
+def outer() -> Tensor:
+    one, other = torch.ones(1000, 1, requires_grad=True) * 1, torch.ones(1, 1000, requires_grad=True) * 1
+    return ((one + other) * torch.tensor(float("nan"))).sum()
+
+
+@each("make", [lambda: chain(5), lambda: chain(9), outer])
+def test_what_is_computed_again_is_bounded(make: Callable[[], Tensor]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loss_graph, "LARGEST", 100_000, raising=False)
+        patch.setattr(loss_graph, "COMPUTED", 8_000, raising=False)
+        assert bytes_computed_again(make(), patch) <= 8_000
+
+
+def test_a_walk_that_takes_too_long_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss_graph, "SECONDS", -1.0, raising=False)
+
+    assert made_the_loss(logits(torch.float32).relu().log().mean()) is None
+
+
 def test_the_gradients_are_what_they_are_without_the_look() -> None:
     def gradient(look: bool) -> Tensor:
         x = torch.tensor([0.0, 1.0], requires_grad=True)
@@ -207,3 +250,29 @@ def test_lines_are_noted_only_between_forward_and_backward_and_a_scripts_own_swi
         LossLines.begin()
         LossLines.end()
         assert torch.is_anomaly_enabled()
+
+
+def nan_gradient() -> Tensor:
+    """A finite loss whose gradient is nan."""
+    return (torch.zeros(2, requires_grad=True).sqrt() * 0).sum()
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection", "ignore:Error detected")
+@each("times", [1, 3])
+def test_anomaly_mode_that_the_script_sets_around_its_backward_finds_its_nan_and_is_over_after_it(times: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LossLines, "left_to_script", False, raising=False)
+        for _ in range(times):
+            LossLines.end()  # a forward begins
+            assert not torch.is_anomaly_enabled()
+            loss = nan_gradient()
+            LossLines.begin()
+            with torch.autograd.detect_anomaly(), pytest.raises(RuntimeError, match="returned nan"):
+                LossLines.end()
+                loss.backward()
+        LossLines.end()  # the step is over
+
+        assert not torch.is_anomaly_enabled()
+        LossLines.begin()
+        assert not torch.is_anomaly_enabled(), "a script that uses it by itself is left alone from then on"
+        assert not LossLines.is_on

@@ -11,8 +11,13 @@ from torch import nn
 
 from dsdoctor.core.finding import Finding
 from dsdoctor.overflow.frames.first_bad import RankReport
+from dsdoctor.overflow.hooks.engine_adapter import Decision
+from dsdoctor.overflow.hooks.options import Options
 from dsdoctor.overflow.verdict.verdict import judge
-from dsdoctor.overflow.watch import engines
+from dsdoctor.overflow.watch import decisions, engines
+from dsdoctor.overflow.watch.announce import Announcer
+from dsdoctor.overflow.watch.decisions import Decisions
+from dsdoctor.overflow.watch.steps import OverflowCount
 from dsdoctor.overflow.watch.weights import is_frozen, zero_over_zero
 from tests.each import each
 from tests.overflow.engine import Engine
@@ -81,6 +86,8 @@ GROWN = "lower the learning rate or clip gradients"
         ({"frozen": True}, "torch.empty without an initialisation", GROWN),
         ({"bad_applied": 2}, "Step 2 was applied with gradients that were not finite", "initialisation"),
         ({"weight_bad_since": 4, "bad_applied": 4}, "Step 4 was applied", "were finite, so"),
+        ({"weight_bad_since": 6, "bad_applied": 2}, "The gradients of step 5 were finite", "was applied"),
+        ({"bad_applied": 9}, "before the first step that was watched", "was applied"),
         ({"evaluation": "an evaluation"}, "this forward only reads it", GROWN),
     ],
 )
@@ -92,6 +99,35 @@ def test_what_is_told_to_do_about_a_bad_weight_fits_what_can_have_written_it(
     assert found.fix is not None
     assert said in found.fix.text
     assert not_said not in found.fix.text
+
+
+@each(
+    "bad, reported",
+    [
+        ((1,), {1: None}),
+        ((1, 2, 3), {1: None, 2: 1, 3: 1}),
+        ((1, 5), {1: None, 5: None}),
+        ((1, 5, 6), {1: None, 5: None, 6: 5}),
+    ],
+)
+def test_a_bad_step_that_was_applied_is_reported_until_a_step_is_clean(
+    bad: tuple[int, ...], reported: dict[int, int | None]
+) -> None:
+    told: dict[int, int | None] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decisions, "any_bad_gradient", lambda *_: step in bad)
+        patch.setattr(Decisions, "_look_for_small", lambda *_: None)
+        patch.setattr(Decisions, "_rank_report", lambda _, decision: RankReport(rank=0, step=decision.step))
+        patch.setattr(OverflowCount, "is_replayed", lambda *_, **__: False)
+        patch.setattr(Decisions, "_conclude", lambda _, reports: told.update({reports[0].step: reports[0].bad_applied}))
+        watch: Any = Decisions(Engine(nn.Linear(2, 2)), Options(), Announcer(), SimpleNamespace(batches=[]))
+        watch._examination = SimpleNamespace(note_rates=lambda _: None)
+        for step in range(8):
+            watch.on_decision(
+                Decision(overflow=None, replicated=True, loss_scale=1.0, floor=None, dynamic=False, step=step)
+            )
+
+    assert told == reported
 
 
 def test_a_weight_that_became_inf_has_grown() -> None:

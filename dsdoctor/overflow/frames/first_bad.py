@@ -192,8 +192,9 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     ``inputs``: how large the inputs of the first bad module were in earlier steps, of which level frames knows some.
     ``bad_tensors``: buffers, weights and attributes that hold nan or inf, looked for where a loss is bad and nothing is replayed.
     ``accumulation``: micro-batches of a step, 0 where not known. ``engine``: which one it is, in a process with several.
-    ``evaluation``: the forward had no gradients; in which words. ``bad_applied``: the first step that DeepSpeed is known to have
-    applied with gradients that were not finite. ``frozen``: the bad weight has no gradient, so no optimizer writes it.
+    ``evaluation``: the forward had no gradients; in which words. ``bad_applied``: the first step since the
+    last clean one that DeepSpeed is known to have applied with gradients that were not finite.
+    ``frozen``: the bad weight has no gradient, so no optimizer writes it.
     ``zero_over_zero``: bad elements of the optimizer's weights here, if its eps is 0 and all of them have a second moment of 0.
     ``again``: steps before went wrong too and were replayed, and this one is not.
     """

@@ -33,7 +33,8 @@ def _what_wrote_it(rank_reports: RankReports, rank_report: RankReport, weight: T
             "Look for what writes it beside the optimizer, which does not write a frozen weight (requires_grad is False): "
             f"{BESIDE}. {_load(since)}"
         )
-    if applied is not None:
+    # a step that was clean later acquits it, and a step that is still to come is of before a checkpoint was loaded
+    if applied is not None and (since or 0) <= applied < rank_report.step:
         yield (
             f"Step {applied} was applied with gradients that were not finite: mend what made them so, and load a checkpoint from "
             "before that step."

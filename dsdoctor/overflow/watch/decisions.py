@@ -183,7 +183,7 @@ class Decisions:
         if overflow:
             self._hit(decision, live)
             return
-        self._last_clean_step = decision.step
+        self._last_clean_step, self._bad_applied = decision.step, None
         self._look_for_small(decision)
         bad_loss = self.losses.any_bad()
         if self.options.on_overflow == "raise" and ranks.any_rank(bad_loss, self.engine.device):

@@ -25,7 +25,10 @@ def words(text: str) -> frozenset[str]:
 
 
 def kind_of(node: Any) -> str:
-    """What an operation's node is called, without its number: ``Log`` for ``LogBackward0``."""
+    """What an operation's node is called, without its number: ``Log`` for ``LogBackward0``. Empty for a function of the script's
+    own, which may have the name of one of torch's."""
+    if isinstance(node, torch.autograd.function.BackwardCFunction):
+        return ""
     return re.sub(r"Backward\d*$", "", type(node).__name__)
 
 
@@ -65,13 +68,13 @@ def _alpha(node: Any) -> float:
     return alpha if isinstance(alpha, int | float) and math.isfinite(alpha) else 1
 
 
-def _signed(number: int) -> int:
+def signed(number: int) -> int:
     """Autograd gives a dimension of -1 as the largest number of 64 bits."""
     return number - (1 << 64) if number >= 1 << 63 else number
 
 
 def _nll_loss(node: Any, one: Tensor) -> Tensor:
-    kept = (node._saved_target, node._saved_weight, node._saved_reduction, _signed(node._saved_ignore_index))
+    kept = (node._saved_target, node._saved_weight, node._saved_reduction, signed(node._saved_ignore_index))
     result: Tensor = torch.ops.aten.nll_loss_forward(one, *kept)[0]
     return result
 
@@ -80,7 +83,7 @@ def _reduced(function: Any, node: Any, one: Tensor) -> Tensor:
     dims = getattr(node, "_saved_dim", None)
     keeps = bool(getattr(node, "_saved_keepdim", False))
     result: Tensor = (
-        function(one) if dims is None else function(one, dim=[_signed(each) for each in dims], keepdim=keeps)
+        function(one) if dims is None else function(one, dim=[signed(each) for each in dims], keepdim=keeps)
     )
     return result
 
@@ -98,16 +101,27 @@ AGAIN: dict[str, Any] = {
     "Log1P": lambda _, one: one.log1p(),
     "Pow": lambda node, one, *exponent: one ** (exponent[0] if exponent else node._saved_exponent),
     "Xlogy": lambda _, one, other: torch.xlogy(one, other),
-    "Select": lambda node, one: one.select(_signed(node._saved_dim), _signed(node._saved_index)),
+    "Select": lambda node, one: one.select(signed(node._saved_dim), signed(node._saved_index)),
     "Sum": lambda node, one: _reduced(torch.sum, node, one),
     "Mean": lambda node, one: _reduced(torch.mean, node, one),
     "Clone": lambda _, one: one,
     "Alias": lambda _, one: one,
     "T": lambda _, one: one.t(),
-    "Unsqueeze": lambda node, one: one.unsqueeze(_signed(node._saved_dim)),
+    "Unsqueeze": lambda node, one: one.unsqueeze(signed(node._saved_dim)),
     "Clamp": lambda node, one: one.clamp(node._saved_min, node._saved_max),
     "MseLoss": lambda node, one, target: torch.ops.aten.mse_loss(one, target, node._saved_reduction),
     "NllLoss": lambda node, one, *_: _nll_loss(node, one),
-    "Gather": lambda node, one: one.gather(_signed(node._saved_dim), node._saved_index),
+    "Gather": lambda node, one: one.gather(signed(node._saved_dim), saved(node, "index")),
 }
 """Operations whose results autograd does not keep: computed again, of what it does keep."""
+SAME_MEMORY = words("Select Clone Alias T Unsqueeze")
+"""Of these, what takes none."""
+
+
+def bytes_again(node: Any, given: list[Any]) -> int:
+    """How many bytes a result that is computed again has at most. RuntimeError: shapes that do not fit."""
+    tensors = [each for each in given if isinstance(each, Tensor)]
+    if kind_of(node) in SAME_MEMORY or not tensors:
+        return 0
+    element = max(each.element_size() if each.is_floating_point() else 8 for each in tensors)
+    return element * int(math.prod(torch.broadcast_shapes(*(each.shape for each in tensors))))

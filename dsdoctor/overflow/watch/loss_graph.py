@@ -4,6 +4,7 @@ Read only of a loss that is known to be bad. Says no more than the kept tensors 
 finite has made it; one that was given a bad operand without gradient has not.
 """
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,12 +18,27 @@ from dsdoctor.overflow.measure.readings import Meters, Readings
 from dsdoctor.overflow.replay.arithmetic import Why, why
 from dsdoctor.overflow.replay.lines import made_at
 from dsdoctor.overflow.verdict.evidence import amount
-from dsdoctor.overflow.watch.graph_nodes import AGAIN, kind_of, readable, saved, second_operand, snake, words
+from dsdoctor.overflow.watch.graph_nodes import (
+    AGAIN,
+    LARGEST,
+    bytes_again,
+    kind_of,
+    readable,
+    saved,
+    second_operand,
+    snake,
+    words,
+)
+from dsdoctor.overflow.watch.graph_parts import CHOOSES, SELECTS, adds_nothing, passes_all, taken_of
 
 DEEPEST = 12
 """Operations that are computed again, one out of the other."""
 LONGEST = 64
 """Operations from the loss back to the one that made it."""
+COMPUTED = 512 << 20
+"""Bytes of results that are computed again for one loss, in all."""
+SECONDS = 2.0
+"""For one loss. It is read in the script's backward, where other ranks may wait."""
 VIEWS = words("View UnsafeView Reshape ReshapeAlias Squeeze Unsqueeze Expand Clone Alias T Transpose Permute Neg")
 """They hold the same elements, but for their sign."""
 PARTS = words("Select Slice Index Gather IndexSelect MaskedSelect Mean Sum Rsub ToCopy Abs Split Narrow")
@@ -68,12 +84,19 @@ class Operand:
     bad: bool | None
 
 
+class _CostsTooMuchError(Exception):
+    """Reading a graph would take more than ``COMPUTED`` bytes, or has taken ``SECONDS``."""
+
+
 def made_the_loss(loss: Tensor) -> Origin | None:
-    """The operation that made a loss bad, as far as its graph shows. None: it shows nothing."""
+    """The operation that made a loss bad, as far as its graph shows. None: it shows nothing, or not in the time and memory."""
     if loss.grad_fn is None:
         return None
     with torch.no_grad():
-        return _Graph().back_from(loss.grad_fn, loss.detach())
+        try:
+            return _Graph().back_from(loss.grad_fn, loss.detach())
+        except _CostsTooMuchError:
+            return None
 
 
 class _Graph:
@@ -81,11 +104,17 @@ class _Graph:
 
     def __init__(self) -> None:
         self._values: dict[Any, Tensor | None] = {}
+        self._bytes, self._until = COMPUTED, time.monotonic() + SECONDS
+
+    def _spend(self, count: int = 0) -> None:
+        self._bytes -= count
+        if self._bytes < 0 or time.monotonic() > self._until:
+            raise _CostsTooMuchError
 
     def back_from(self, node: Any, value: Tensor) -> Origin | None:
         """From the loss to the first operation with a bad result."""
         is_nan: bool | None = bool(value.isnan().any())
-        half = value.dtype is torch.float16
+        half, partly = value.dtype is torch.float16, False
         for _ in range(LONGEST):
             kind, operands = kind_of(node), list(self.operands(node))
             chosen = _carrier(operands, is_nan)
@@ -98,8 +127,14 @@ class _Graph:
                 )
             if chosen is None and kind in SUMS:
                 chosen = next((each for each in operands if each.bad), None)
+            if chosen is not None and (partly or not self._passes_all(node, chosen, is_nan)):
+                partly = True
+                if not self._is_all(node, chosen, operands):
+                    return _in_part(node)
             if chosen is None and any(each.bad for each in operands):
-                return self._of_inf(node, operands)
+                return _in_part(node) if partly or kind in SELECTS | CHOOSES else self._of_inf(node, operands)
+            if partly and chosen is None and (unknown or _is_mixed(self.value(node))):
+                return _in_part(node)
             if chosen is None and not unknown:
                 return self._made(node, operands, self.value(node), is_nan)
             if chosen is None and kind == "Div" and (by_zero := _by_zero(node, operands, is_nan)) is not None:
@@ -108,7 +143,7 @@ class _Graph:
                 divided = (
                     kind == "Div" and operands[0].bad is None and is_nan is not False
                 )  # by what is finite and not 0
-                if len(unknown) > 1 or not (divided or _passes(kind, is_nan, half)):
+                if len(unknown) > 1 or kind in SELECTS or not (divided or _passes(kind, is_nan, half)):
                     return _unsure(node)
                 chosen = unknown[0]
             if chosen.node is None:
@@ -121,17 +156,37 @@ class _Graph:
         """What autograd can tell of an operation's operands: those with a gradient, and what it keeps of others."""
         names = NAMES.get(kind_of(node), ("self", second_operand(node)))
         for number, (before, _) in enumerate(node.next_functions):
+            self._spend()
             name = names[number] if number < len(names) else ""
             value = saved(node, name) if name else None
             if not isinstance(value, Tensor):
                 value = None if before is None else self.value(before)
             bad = _is_bad(value) if value is not None else None if before is None else self._is_bad_behind(before)
+            if bad and value is not None and kind_of(node) in CHOOSES and _is_left_out(node, name, value):
+                bad = False
             yield Operand(name=name, node=before, value=value, bad=bad)
         for name in dir(node):
             name = name.removeprefix("_saved_") if name.startswith("_saved_") else ""
             value = saved(node, name) if name not in ("", *names, *MADE) else None
             if isinstance(value, Tensor) and _is_bad(value):
                 yield Operand(name=name, node=None, value=value, bad=True)
+
+    def _passes_all(self, node: Any, operand: Operand, is_nan: bool | None) -> bool:
+        self._spend()
+        try:
+            return passes_all(node, operand.name, operand.value, self.value(node), is_nan=is_nan)
+        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
+            return False
+
+    def _is_all(self, node: Any, operand: Operand, operands: list[Operand]) -> bool:
+        """Whether all that is bad in a result came of this operand, whichever part of it is in the loss."""
+        others = any(each is not operand and each.bad is not False for each in operands)
+        if others or operand.value is None:
+            return False
+        try:
+            return adds_nothing(node, operand.value, self.value(node))
+        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
+            return False
 
     def _is_bad_behind(self, node: Any, depth: int = 0) -> bool | None:
         """Whether a result that is not kept is bad, by what it is a view of."""
@@ -173,12 +228,16 @@ class _Graph:
         for name, (before, _) in zip(("self", second_operand(node)), node.next_functions, strict=False):
             here = saved(node, name)
             given.append(here if here is not None or before is None else self.value(before, depth + 1))
-        return None if any(each is None for each in given) else again(node, *given)
+        if any(each is None for each in given) or (count := bytes_again(node, given)) > LARGEST:
+            return None
+        self._spend(count)
+        computed: Tensor = again(node, *given)
+        return computed
 
     def _made(self, node: Any, operands: list[Operand], value: Tensor | None, is_nan: bool | None) -> Origin | None:
         """Its operands are finite."""
         kind = kind_of(node)
-        if kind in (VIEWS | PARTS) - SUMS - {"ToCopy"} or (value is None and is_nan is None):
+        if kind in (VIEWS | PARTS | {"Where"}) - SUMS - {"ToCopy"} or (value is None and is_nan is None):
             return None
         if value is not None and not _is_bad(value):
             return None
@@ -230,6 +289,20 @@ def _carrier(operands: list[Operand], is_nan: bool | None) -> Operand | None:
     return next(iter(bad), None)
 
 
+def _is_left_out(node: Any, name: str, value: Tensor) -> bool:
+    """Whether nothing bad of an operand is in the result of an operation that chooses by a mask."""
+    taken = taken_of(node, name, value)
+    try:
+        return taken is not None and not bool((~torch.isfinite(value) & taken).any())
+    except RuntimeError:  # shapes that do not fit
+        return False
+
+
+def _is_mixed(value: Tensor | None) -> bool:
+    """Whether it has both nan and inf, which have reasons of their own, or is not known."""
+    return value is None or (bool(value.isnan().any()) and bool(value.isinf().any()))
+
+
 def _passes(kind: str, is_nan: bool | None, half: bool) -> bool:
     """Whether a bad result, all other operands being finite, came out of the operand that is not kept."""
     if is_nan:
@@ -266,9 +339,17 @@ def _unsure(node: Any) -> Origin:
     return _origin(node, how, "", "{} or an operation before it")
 
 
+def _in_part(node: Any) -> Origin:
+    how = (
+        "its result is the first that is known to be bad, and not all that is bad in what it was given is in its result"
+    )
+    return _origin(node, how, "", "{} or an operation before it")
+
+
 def _origin(node: Any, how: str, cure: str, op: str = "{}") -> Origin:
     line = made_at(node.metadata.get("traceback_") or [])
-    return Origin(op=op.format(snake(kind_of(node))), line=line or "", how=how, cure=cure)
+    name = snake(kind_of(node)) or type(node).__name__.removesuffix("Backward")
+    return Origin(op=op.format(name), line=line or "", how=how, cure=cure)
 
 
 def _is_bad(value: Tensor) -> bool:
