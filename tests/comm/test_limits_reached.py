@@ -6,7 +6,8 @@ from dsdoctor.comm.control.limits_reached import Limits, why_ended
 from dsdoctor.core.cgroups import Cgroups
 from tests.each import each
 
-KILLED, NO_THREAD = "killed by SIGKILL", "RuntimeError: Resource temporarily unavailable"
+KILLED, NO_THREAD = "killed by SIGKILL", "RuntimeError: can't start new thread"
+AGAIN = "RuntimeError: Resource temporarily unavailable"
 BQ = {"memory": "/bq", "pids": "/bq", "cpu": "/"}
 
 
@@ -35,7 +36,7 @@ def why(before: Cgroups, now: Cgroups, ended: str | None = None, error: str | No
             Cgroups(most_tasks=8, tasks=6, refused=1),
             Cgroups(most_tasks=8, tasks=7, refused=4),
             None,
-            NO_THREAD,
+            AGAIN,
             "its pids cgroup allows 8 processes and threads and has 7; it refused 3 meanwhile",
         ),
         (
@@ -58,6 +59,29 @@ def test_a_limit_of_the_user_is_named_where_it_is_reached() -> None:
 
     assert why_ended(now, now, ended=None, error=NO_THREAD).startswith("its user may have 100 processes and threads")
     assert why_ended(now, Limits(groups=Cgroups(), most_tasks=100, tasks=20), ended=None, error=NO_THREAD) == ""
+
+
+@each(
+    "error, told",
+    [
+        (AGAIN, False),
+        ("NCCL WARN Call to connect to 10.0.0.2<4000> failed: Resource temporarily unavailable", False),
+        ("BlockingIOError: [Errno 11] Resource temporarily unavailable", False),
+        ("    sock.recv(1)\nBlockingIOError: [Errno 11] Resource temporarily unavailable", False),
+        ("terminate called\nthread constructor failed: Resource temporarily unavailable", True),
+        ("libgomp: Thread creation failed: Resource temporarily unavailable", True),
+        ("bash: fork: retry: Resource temporarily unavailable", True),
+        (
+            "    pid = os.fork()\n          ^^^^^^^^^\nBlockingIOError: [Errno 11] Resource temporarily unavailable",
+            True,
+        ),
+    ],
+)
+def test_a_socket_that_is_not_ready_is_no_limit_of_tasks(error: str, told: bool) -> None:
+    near = Cgroups(most_tasks=8, tasks=8, refused=1)
+
+    assert bool(why(near, near, None, error)) is told
+    assert bool(why(Cgroups(), Cgroups(paths=BQ, unseen=("pids",)), None, error)) is told
 
 
 def test_no_limit_is_blamed_for_what_did_not_rise_or_for_another_ending() -> None:

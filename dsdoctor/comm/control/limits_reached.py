@@ -10,10 +10,13 @@ from dsdoctor.core.host import LocalHost
 
 MIB = 1 << 20
 NO_TASK = re.compile(
-    r"resource temporarily unavailable|can't start new thread|thread constructor failed|cannot fork|errno 11\b|EAGAIN",
+    r"can't start new thread|thread constructor failed|pthread_create|thread creation failed|cannot fork|fork: retry"
+    r"|fork\w*\(.*(?:\n.*){0,12}BlockingIOError",
     re.IGNORECASE,
 )
-"""What is raised where the kernel refuses a process or thread (EAGAIN of clone(2))."""
+"""What is said where the kernel refuses a process or thread: CPython, libstdc++, OpenBLAS and libgomp, shells."""
+TRY_AGAIN = re.compile(r"resource temporarily unavailable|errno 11\b|EAGAIN", re.IGNORECASE)
+"""The error of clone(2) without that name: a socket that is not ready says the same."""
 NEAR = 0.95
 """The part of a limit of tasks from which it counts as reached: what was refused is not among those counted."""
 
@@ -54,7 +57,7 @@ def why_ended(before: Limits, now: Limits, *, ended: str | None, error: str | No
     """
     if ended and "SIGKILL" in ended:
         return _killed(before.groups, now.groups)
-    if error and NO_TASK.search(error):
+    if error and (NO_TASK.search(error) or (TRY_AGAIN.search(error) and now.groups.refused > before.groups.refused)):
         return _refused(before, now)
     return ""
 
