@@ -65,12 +65,19 @@ def why_ended(before: Limits, now: Limits, *, ended: str | None, error: str | No
 def _killed(before: Cgroups, now: Cgroups) -> str:
     if now.memory is not None and now.kills > before.kills:
         return f"the out-of-memory killer of its memory cgroup, whose limit is {now.memory / MIB:,.0f} MiB"
-    if now.host_kills > before.host_kills:
-        group = now.paths.get("memory", "/")
-        hidden = f"; its memory cgroup {group} is not mounted here, so its limit cannot be read"
-        meant = "the kernel's out-of-memory killer ended a process on its host at that time"
-        return meant + (hidden if "memory" in now.unseen and group != "/" else "")
     return ""
+
+
+def what_else(before: Limits, now: Limits, *, ended: str | None) -> str:
+    """What may have ended a process, "" where nothing is known or ``why_ended`` knows it. The kernel counts for the whole machine,
+    with other containers and users."""
+    was, groups = before.groups, now.groups
+    if not (ended and "SIGKILL" in ended and groups.host_kills > was.host_kills) or _killed(was, groups):
+        return ""
+    group = groups.paths.get("memory", "/")
+    hidden = f"; its memory cgroup {group} is not mounted here, so its limit cannot be read"
+    meant = "the kernel's out-of-memory killer ended a process on its host during this test, perhaps another one"
+    return meant + (hidden if "memory" in groups.unseen and group != "/" else "")
 
 
 def _refused(before: Limits, now: Limits) -> str:
