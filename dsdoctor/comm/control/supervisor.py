@@ -213,7 +213,7 @@ def _tell_rank_zero(briefing: Briefing, lost: lost_checks.Lost) -> None:
     this one stays until rank 0 has reported."""
     rank, left = briefing.rank, briefing.began + briefing.settings.deadline - time.monotonic()
     why = f"{lost.died} in {lost.at!r}" + lost.because
-    notice = Notice(run=rank.run, rank=rank.rank, host=briefing.local.hostname, why=why)
+    notice = Notice(run=rank.run, rank=rank.rank, host=briefing.local.hostname, why=why, port=rank.port)
     if send_notice(rank.master, rank.port, notice, seconds=min(NOTICE, left), stay=max(left, 0.0)):
         time.sleep(AFTER_NOTICE)
 
