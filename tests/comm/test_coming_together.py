@@ -1,6 +1,7 @@
 """Who listens where the master should be, and what a rank says that finds no store, or another job's."""
 
 import itertools
+import os
 import socket
 import threading
 from dataclasses import replace
@@ -9,7 +10,7 @@ from dsdoctor.comm.rendezvous import absent_checks
 from dsdoctor.comm.rendezvous.absent_checks import Absent
 from dsdoctor.comm.rendezvous.notices import NoticeListener, ports
 from dsdoctor.comm.rendezvous.probe import NONCE, RankZero, ask
-from dsdoctor.comm.rendezvous.store import Unreached
+from dsdoctor.comm.rendezvous.store import Unreached, open_board
 from dsdoctor.comm.results import ConnectOutcome
 from tests.comm.made_claims import claim, rank
 
@@ -44,6 +45,26 @@ def test_a_listener_is_told_by_what_it_answers_to_torchs_own_question() -> None:
     assert answered(b"") == (ConnectOutcome.STRANGER, "")
     assert answered(b"HTTP/1.0 400 Bad request\r\n") == (ConnectOutcome.STRANGER, "HTTP/1.0 400 Bad request")
     assert answered(bytes(range(9)), close=False) == (ConnectOutcome.STRANGER, "")
+
+
+def test_who_holds_the_masters_port_on_this_host_is_named_and_whether_it_started_the_rank() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            caller, _ = server.accept()
+            with caller:
+                caller.recv(64)
+                caller.sendall(b"HTTP/1.0 400 Bad request\r\n")
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        why = open_board(rank(1, master="127.0.0.1", port=server.getsockname()[1], launcher="variables"), 20.0)
+        thread.join(10)
+
+    assert isinstance(why, Unreached)
+    assert (why.outcome, why.banner, why.above) == (ConnectOutcome.STRANGER, "HTTP/1.0 400 Bad request", True)
+    assert (why.listener or "").startswith(f"pid {os.getpid()} (")
+    assert "python" in (why.listener or "")
 
 
 def test_rank_0_says_who_it_is_to_a_rank_that_looks_for_the_store_beside_it() -> None:
