@@ -156,7 +156,7 @@ class Stuck:
     the first); ``process`` its state in the kernel's letters ("S", "T" stopped, "D"); ``ended`` how it died, if it did.
     ``error`` is what it raised, ``stack`` where it stands or raised that, innermost first; ``sequence`` and ``operation`` are the
     last collective that it began, by torch's flight recorder. ``quiet``: seconds since it last made progress.
-    ``cause``: the limit that ended it, where one is known to."""
+    ``cause``: the limit that ended it, where one is known to; ``perhaps``: what else may have."""
 
     rank: int
     at: str
@@ -170,6 +170,7 @@ class Stuck:
     operation: str = ""
     quiet: float = 0.0
     cause: str = ""
+    perhaps: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

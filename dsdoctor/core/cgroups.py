@@ -15,10 +15,11 @@ CONTROLLERS = ("cpu", "memory", "pids")
 
 @dataclass(frozen=True, kw_only=True)
 class Cgroups:
-    """What is read at one moment; of several groups above each other the tightest one with a limit counts. ``quota``:
-    processors, 0 for no limit; ``periods`` of the quota so far, in ``throttled`` of which it was used up. ``memory`` in bytes.
-    ``refused``: how often a process or thread was refused. ``host_kills``: processes that the out-of-memory killer ended on
-    the whole host. ``paths``: the group by controller; ``unseen``: controllers whose files are not mounted here."""
+    """What is read at one moment; of several groups above each other the tightest one with a limit counts, of equal ones the one
+    that held back most. ``quota``: processors, 0 for no limit; ``periods`` of the quota so far, in ``throttled`` of which it was
+    used up. ``memory`` in bytes; ``kills``: processes of this one's own group that the out-of-memory killer ended. ``refused``:
+    how often a process or thread was refused. ``host_kills``: processes that the out-of-memory killer ended on the whole host.
+    ``paths``: the group by controller; ``unseen``: controllers whose files are not mounted here."""
 
     quota: float = 0.0
     periods: int = 0
@@ -37,9 +38,10 @@ def read_cgroups(host: Host) -> Cgroups:
     """Look now."""
     paths = _paths(host)
     folders = {name: tuple(_folders(host, name, path)) for name, path in paths.items()}
-    quota, periods, throttled = min(_quotas(host, folders.get("cpu", ())), default=(0.0, 0, 0))
+    quotas, tasks_of = _quotas(host, folders.get("cpu", ())), _tasks(host, folders.get("pids", ()))
+    quota, periods, throttled = min(quotas, key=lambda each: (each[0], -each[2]), default=(0.0, 0, 0))
     memory, kills = min(_memory(host, folders.get("memory", ())), default=(None, 0))
-    most_tasks, tasks, refused = min(_tasks(host, folders.get("pids", ())), default=(None, 0, 0))
+    most_tasks, tasks, refused = min(tasks_of, key=lambda each: (each[0], -each[2], -each[1]), default=(None, 0, 0))
     return Cgroups(
         quota=quota,
         periods=periods,
@@ -76,7 +78,10 @@ def _folders(host: Host, controller: str, path: str) -> Iterator[str]:
         if kind[0] == "cgroup" and controller not in kind[2].split(","):
             continue
         root, top = fields[3].rstrip("/"), fields[4]
-        below = path.removeprefix(root) if path.startswith(f"{root}/") else ""
+        if path != root and not path.startswith(f"{root}/"):
+            # what is mounted here are groups that this process is not in
+            continue
+        below = path.removeprefix(root)
         parts = [part for part in below.split("/") if part]
         found = [top + "".join(f"/{part}" for part in parts[:depth]) for depth in range(len(parts), -1, -1)]
         has_it = kind[0] == "cgroup" or controller in (host.read(f"{top}/cgroup.controllers") or "").split()
@@ -99,11 +104,21 @@ def _quotas(host: Host, folders: tuple[str, ...]) -> Iterator[tuple[float, int, 
 
 
 def _memory(host: Host, folders: tuple[str, ...]) -> Iterator[tuple[int, int]]:
+    """Limits, and the kills of the process's own group: v1 counts a kill only there, whichever limit was reached; v2 there
+    and above, where those of other groups are counted too."""
+    own = next((count for folder in folders if (count := _kills(host, folder)) is not None), 0)
     for folder in folders:
         limit = _text(host, f"{folder}/memory.max") or _text(host, f"{folder}/memory.limit_in_bytes")
         if limit.isdecimal() and int(limit) < NO_LIMIT:
-            events = _count(host, f"{folder}/memory.events", "oom_kill")
-            yield int(limit), events or _count(host, f"{folder}/memory.oom_control", "oom_kill")
+            yield int(limit), own
+
+
+def _kills(host: Host, folder: str) -> int | None:
+    """None where the group counts none: v2's at the top."""
+    for name in ("memory.events", "memory.oom_control"):
+        if host.exists(f"{folder}/{name}"):
+            return _count(host, f"{folder}/{name}", "oom_kill")
+    return None
 
 
 def _tasks(host: Host, folders: tuple[str, ...]) -> Iterator[tuple[int, int, int]]:

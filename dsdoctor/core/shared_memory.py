@@ -51,7 +51,7 @@ def look_shared_memory(folder: str) -> SharedMemory | None:
     except OSError:
         return None
     found = {name: state for name in names if (state := _old_segment(folder, name)) is not None}
-    used, hidden = _users({_identity(state) for state in found.values()}) if found else (set(), set())
+    used, hidden = _users({_identity(state) for state in found.values()}, {*found}) if found else (set(), set())
     now = time.time()
     left = [
         Leftover(
@@ -85,7 +85,7 @@ def _identity(state: os.stat_result) -> Identity:
     return state.st_dev, state.st_ino
 
 
-def _users(wanted: set[Identity]) -> tuple[set[Identity], set[int]]:
+def _users(wanted: set[Identity], names: set[str]) -> tuple[set[Identity], set[int]]:
     """Those of the files that a process has mapped or open, and the users of whom a process does not show what it has."""
     used: set[Identity] = set()
     hidden: set[int] = set()
@@ -96,7 +96,7 @@ def _users(wanted: set[Identity]) -> tuple[set[Identity], set[int]]:
         try:
             maps = (process / "maps").read_bytes()
             used.update(_mapped(maps, wanted))
-            used.update(_open(process, wanted))
+            used.update(_open(process, wanted, names))
         except PermissionError:
             hidden.update(_owner(process))
         except OSError:
@@ -115,20 +115,35 @@ def _owner(process: Path) -> Iterator[int]:
 
 
 def _mapped(maps: bytes, wanted: set[Identity]) -> Iterator[Identity]:
-    for device, number in wanted:
-        numbers = b" %02x:%02x %d" % (os.major(device), os.minor(device), number)
-        if re.search(numbers + rb"\s", maps):
-            yield device, number
+    numbers = {b"%02x:%02x" % (os.major(device), os.minor(device)): device for device, _ in wanted}
+    for line in maps.split(b"\n"):
+        # address, permissions, offset, device, number of the file, name
+        fields = line.split(None, 5)
+        if len(fields) > 4 and (device := numbers.get(fields[3])) is not None and (device, int(fields[4])) in wanted:
+            yield device, int(fields[4])
 
 
-def _open(process: Path, wanted: set[Identity]) -> Iterator[Identity]:
+def _open(process: Path, wanted: set[Identity], names: set[str]) -> Iterator[Identity]:
+    """A descriptor of a file on a dead server is not asked what it is: that would wait as long as the server is dead."""
     for name in os.listdir(process / "fd"):  # noqa: PTH208
         try:
+            if not may_be_segment(os.readlink(process / "fd" / name), names):  # noqa: PTH115
+                continue
             state = os.stat(process / "fd" / name)  # noqa: PTH116
         except OSError:
             continue
         if _identity(state) in wanted:
             yield _identity(state)
+
+
+def may_be_segment(target: str, names: set[str]) -> bool:
+    """Whether what a descriptor leads to may be one of these segments, by its path alone: another mount may be elsewhere.
+
+    >>> paths = "/dev/shm/x", "/run/shm/nccl-aB3xYz", "/nccl-gone (deleted)", "/home/x/data", "socket:[7]"
+    >>> [may_be_segment(path, {"nccl-aB3xYz"}) for path in paths]
+    [True, True, True, False, False]
+    """
+    return target.startswith("/dev/shm/") or target.endswith(" (deleted)") or target.rpartition("/")[2] in names
 
 
 def doubt_about(state: os.stat_result, hidden: set[int]) -> str:

@@ -1,6 +1,7 @@
 """Who listens where the master should be, and what a rank says that finds no store, or another job's."""
 
 import itertools
+import os
 import socket
 import threading
 from dataclasses import replace
@@ -9,7 +10,7 @@ from dsdoctor.comm.rendezvous import absent_checks
 from dsdoctor.comm.rendezvous.absent_checks import Absent
 from dsdoctor.comm.rendezvous.notices import NoticeListener, ports
 from dsdoctor.comm.rendezvous.probe import NONCE, RankZero, ask
-from dsdoctor.comm.rendezvous.store import Unreached
+from dsdoctor.comm.rendezvous.store import Unreached, open_board
 from dsdoctor.comm.results import ConnectOutcome
 from tests.comm.made_claims import claim, rank
 
@@ -44,6 +45,26 @@ def test_a_listener_is_told_by_what_it_answers_to_torchs_own_question() -> None:
     assert answered(b"") == (ConnectOutcome.STRANGER, "")
     assert answered(b"HTTP/1.0 400 Bad request\r\n") == (ConnectOutcome.STRANGER, "HTTP/1.0 400 Bad request")
     assert answered(bytes(range(9)), close=False) == (ConnectOutcome.STRANGER, "")
+
+
+def test_who_holds_the_masters_port_on_this_host_is_named_and_whether_it_started_the_rank() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            caller, _ = server.accept()
+            with caller:
+                caller.recv(64)
+                caller.sendall(b"HTTP/1.0 400 Bad request\r\n")
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        why = open_board(rank(1, master="127.0.0.1", port=server.getsockname()[1], launcher="variables"), 20.0)
+        thread.join(10)
+
+    assert isinstance(why, Unreached)
+    assert (why.outcome, why.banner, why.above) == (ConnectOutcome.STRANGER, "HTTP/1.0 400 Bad request", True)
+    assert (why.listener or "").startswith(f"pid {os.getpid()} (")
+    assert "python" in (why.listener or "")
 
 
 def test_rank_0_says_who_it_is_to_a_rank_that_looks_for_the_store_beside_it() -> None:
@@ -99,12 +120,36 @@ def test_a_master_address_of_another_host_and_a_port_of_another_job_are_named() 
     ]
     differs = Unreached(outcome=ConnectOutcome.REFUSED, seconds=6, rank_zero=replace(ZERO, port=29499))
     assert titles(differs) == [
-        ("master-port-differs", "rank 1 (nodeb): MASTER_PORT is 29500, and rank 0 (nodea) has 29499")
+        (
+            "master-port-differs",
+            "rank 1 (nodeb): MASTER_PORT is 29500, and no rank 0 serves a store there; one on nodea has MASTER_PORT 29499: "
+            "it is this job's with another port, or another job's",
+        )
+    ]
+    named = Unreached(outcome=ConnectOutcome.REFUSED, seconds=6, rank_zero=replace(ZERO, port=29499, run="7"))
+    absent = Absent(me=rank(1, run="7"), host="nodeb", why=named)
+    assert [finding.title for check in absent_checks.CHECKS for finding in check(absent)] == [
+        "rank 1 (nodeb): MASTER_PORT is 29500, and rank 0 (nodea) has 29499"
     ]
     held = Unreached(outcome=ConnectOutcome.STRANGER, seconds=6, holders=(claim(0, pid=7), claim(1, pid=8)))
     assert titles(held) == [
         ("master-port-held", "rank 1 (nodeb): 10.0.0.1:29500 is held by another job: rank 0 is pid 7 on nodea")
     ]
+
+
+def test_no_port_is_proposed_at_which_another_jobs_rank_0_listens() -> None:
+    for port in (*range(1, 65536, 97), *range(65520, 65536)):
+        for mine in (port, *ports(port)):
+            why = Unreached(outcome=ConnectOutcome.STRANGER, seconds=6, rank_zero=replace(ZERO, port=port))
+            absent = Absent(
+                me=rank(1, port=mine), host="nodeb", why=replace(why, token_missing=mine == port, taken=True)
+            )
+            found = [finding for check in absent_checks.CHECKS for finding in check(absent)]
+            assert len(found) == 1
+            proposed = absent_checks.free_port_like(max(port, mine))
+            assert str(proposed) in repr(found[0].fix)
+            assert 0 < proposed < 1 << 16
+            assert not {proposed, *ports(proposed)} & {port, *ports(port)}
 
 
 def test_a_refusing_master_is_told_with_what_its_name_is_here() -> None:

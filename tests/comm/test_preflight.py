@@ -15,7 +15,6 @@ from dsdoctor.comm.launch.commands import host_orders, remote_command, variables
 from dsdoctor.comm.preflight.checks import CHECKS
 from dsdoctor.comm.preflight.facts import MOST_BY_SSH, PreflightFacts, look_forwarded, look_preflight
 from dsdoctor.comm.preflight.visit import MODULES, Network, PortListener, Visit, parse_visit, question
-from dsdoctor.comm.rendezvous.store import listener_of
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import Answer
 from dsdoctor.hosts.hostfile import Slots, parse_hostfile
@@ -103,17 +102,6 @@ def test_a_missing_hostfile_gives_no_hosts_and_no_hostfile_no_finding(disk: Disk
     unnamed = look_preflight(disk({}), hostfile=None, python="/p", folder="/job", port=1)
 
     assert (named.hosts, rules(unnamed)) == (None, [])
-
-
-def test_who_holds_a_port_of_this_host_is_named() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-
-        found = listener_of(port) or ""
-
-    assert found.startswith(f"pid {os.getpid()} (")
-    assert "python" in found
-    assert listener_of(port) is None
 
 
 N1, N2 = visit("n1", "172.17.0.1", "10.0.0.1"), visit("n2", "10.0.0.2")

@@ -28,7 +28,7 @@ def judged(made: tuple[Claim, ...], **more: object) -> list[Finding]:
 
 
 def told(here: Rank, number: int, host: str, why: str, *, seconds: float, stay: float = 0.0) -> bool:
-    notice = Notice(run=here.run, rank=number, host=host, why=why)
+    notice = Notice(run=here.run, rank=number, host=host, why=why, port=here.port)
     return send_notice(here.master, here.port, notice, seconds=seconds, stay=stay)
 
 
@@ -88,6 +88,22 @@ def test_a_notice_is_heard_of_this_run_only_and_nothing_else_ends_the_listener()
     assert not told(replace(here, run="8"), 2, "nodec", "another run", seconds=0.1)
     assert told(here, 2, "nodec", "no torch", seconds=1.0)
     assert {number: notice.why for number, notice in listener.heard.items()} == {1: "no room", 2: "no torch"}
+
+
+def test_a_rank_with_another_port_of_a_job_without_a_name_accuses_nobody_and_is_told_where_one_is_missing() -> None:
+    for run, ours in (("0", False), ("7", True)):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            here = rank(master="127.0.0.1", port=free.getsockname()[1], run=run, world=4)
+        listener = NoticeListener(here)
+        notice = Notice(run=run, rank=2, host="nodec", why="no store", port=here.port + 1)
+
+        assert send_notice(here.master, here.port, notice, seconds=20.0)
+        assert (2 in listener.heard, 2 in listener.perhaps) == (ours, not ours)
+        if not ours:
+            (missing,) = judged(claims()[:2], perhaps=listener.perhaps)
+            assert missing.rule == "rank-missing"
+            assert f"a rank 2 on nodec with MASTER_PORT {here.port + 1} asked here" in missing.evidence[-1]
+            assert judged(claims(), perhaps=listener.perhaps) == []
 
 
 def test_who_told_stays_until_the_listening_process_has_ended() -> None:

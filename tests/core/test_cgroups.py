@@ -1,5 +1,7 @@
 """The control groups of a process as the kernel shows them: v1, v2, in a container, and where they are not mounted."""
 
+import itertools
+
 import pytest
 
 from dsdoctor.core.cgroups import Cgroups, read_cgroups
@@ -85,6 +87,73 @@ def test_of_version_1_each_controller_has_its_own_mount_and_group(disk: Disk) ->
 
     assert figures(found) == WANTED
     assert (found.paths["cpu"], found.unseen) == ("/q/r", ())
+
+
+@pytest.mark.parametrize("above, own", [(0, 1), (0, 7), (3, 0)])
+def test_of_version_1_a_kill_counts_in_the_processs_own_group_whichever_limit_was_reached(
+    disk: Disk, above: int, own: int
+) -> None:
+    for limits in itertools.product((440401920, 9223372036854771712), repeat=2):
+        groups = {"job": (limits[0], above), "job/task": (limits[1], own)}
+        found = read_cgroups(
+            disk(
+                {
+                    "/proc/self/cgroup": "4:memory:/job/task\n",
+                    "/proc/self/mountinfo": V1_MOUNT.format(n=0, root="/", name="memory"),
+                    "/sys/fs/cgroup/memory/job/task/cgroup.procs": "1\n",
+                    **{
+                        f"/sys/fs/cgroup/memory/{folder}/{name}": text
+                        for folder, (limit, kills) in groups.items()
+                        for name, text in (
+                            ("memory.limit_in_bytes", f"{limit}\n"),
+                            ("memory.oom_control", f"oom_kill_disable 0\noom_kill {kills}\n"),
+                        )
+                    },
+                }
+            )
+        )
+        limited = min(limits) == 440401920
+        assert (found.memory, found.kills) == ((440401920, own) if limited else (None, 0))
+
+
+def test_of_equal_limits_the_one_that_held_back_counts(disk: Disk) -> None:
+    for inner, outer in ((0, 95), (95, 0), (40, 95)):
+        held = {"/a": outer, "/a/b": inner}
+        found = read_cgroups(
+            disk(
+                {
+                    "/proc/self/cgroup": "0::/a/b\n",
+                    "/proc/self/mountinfo": V2_MOUNT.format(root="/"),
+                    "/sys/fs/cgroup/cgroup.controllers": "cpu memory pids\n",
+                    "/sys/fs/cgroup/a/b/cgroup.procs": "1\n",
+                    **{f"/sys/fs/cgroup{folder}/cpu.max": "200000 100000\n" for folder in held},
+                    **{
+                        f"/sys/fs/cgroup{folder}/cpu.stat": f"nr_periods 100\nnr_throttled {count}\n"
+                        for folder, count in held.items()
+                    },
+                    **{f"/sys/fs/cgroup{folder}/pids.max": "64\n" for folder in held},
+                    **{f"/sys/fs/cgroup{folder}/pids.current": "50\n" for folder in held},
+                    **{f"/sys/fs/cgroup{folder}/pids.events": f"max {count}\n" for folder, count in held.items()},
+                }
+            )
+        )
+
+        assert (found.quota, found.throttled, found.refused) == (2.0, max(inner, outer), max(inner, outer))
+
+
+@pytest.mark.parametrize("path", ["/other", "/docker/abc", "/docker", "/"])
+def test_limits_of_groups_that_the_process_is_not_in_are_not_read(disk: Disk, path: str) -> None:
+    found = read_cgroups(
+        disk(
+            {
+                "/proc/self/cgroup": f"0::{path}\n",
+                "/proc/self/mountinfo": V2_MOUNT.format(root="/docker/ab"),
+                **{f"/sys/fs/cgroup/{name}": text for name, text in V2.items()},
+            }
+        )
+    )
+
+    assert found == Cgroups(paths=dict.fromkeys(("cpu", "memory", "pids"), path), unseen=("cpu", "memory", "pids"))
 
 
 def test_groups_whose_files_are_not_mounted_are_told(disk: Disk) -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 from dsdoctor.core.file_holders import FIRST_NAMESPACE, namespace
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.json_text import encode
-from dsdoctor.core.shared_memory import STARTING, doubt_about, look_shared_memory
+from dsdoctor.core.shared_memory import STARTING, _mapped, doubt_about, look_shared_memory
 from dsdoctor.core.snapshot import RecordedHost, Recorder
 
 ENDED = 4194305
@@ -95,6 +96,42 @@ input()
 
     assert during == ["nccl-left"]
     assert after == ["nccl-left", "nccl-mapped", "nccl-open", "nccl-renamed2"]
+
+
+def test_no_open_file_elsewhere_is_asked_what_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One on a server that is dead would never answer."""
+    write(folder / "nccl-left")
+    real, asked = os.stat, list[str]()
+
+    def stat(path: str | Path, **more: object) -> os.stat_result:
+        if "/fd/" in str(path):
+            asked.append(str(Path(path).readlink()))
+        return real(path, **more)  # type: ignore[arg-type]
+
+    with tempfile.TemporaryDirectory() as elsewhere, open(f"{elsewhere}/far", "w"), (folder / "nccl-open").open("w"):
+        os.utime(folder / "nccl-open", (0, 0))
+        monkeypatch.setattr(os, "stat", stat)
+        told = left(folder)
+
+    assert told == ["nccl-left"]
+    assert str(folder / "nccl-open") in asked
+    assert f"{elsewhere}/far" not in asked
+
+
+def test_a_process_with_many_files_mapped_is_read_once_for_all_segments() -> None:
+    wanted = {(os.makedev(0, 26), number) for number in range(0, 4000, 2)}
+    line = b"7f%010x-7f%010x rw-s 00000000 00:%02x %d           /dev/shm/a b\rc\n"
+    maps = b"".join(line % (n, n + 1, 26 + (n % 3 == 2), n) for n in range(3000))
+
+    took = []
+    for some in ({min(wanted)}, wanted):
+        began = time.perf_counter()
+        found = {*_mapped(maps, some)}
+        took.append(time.perf_counter() - began)
+
+    assert found == {(os.makedev(0, 26), n) for n in range(0, 3000, 2) if n % 3 != 2}
+    assert took[1] < 400 * took[0]
+    assert not {*_mapped(b"55d0-55d1 rw-p 00000000 00:00 0 [heap]\n\n", wanted)}
 
 
 def test_a_folder_that_is_not_there_has_none(folder: Path) -> None:

@@ -31,17 +31,18 @@ def rank_died(trouble: Trouble) -> Iterator[Finding]:
 
     Since: 0.1
     """
-    by_cause: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+    by_cause: dict[tuple[str, str, str, str], list[int]] = defaultdict(list)
     for rank in () if trouble.raised else trouble.dead:
         told = next((stuck for stuck in trouble.stuck if stuck.rank == rank and stuck.ended), None)
         how = told.ended if told else "its host answers, and nothing listens on its port any more"
         cause = f": {told.cause}" if told and told.cause else ""
-        by_cause[f" in {told.at}" if told else "", how or "", cause].append(rank)
-    for (where, how, cause), ranks in by_cause.items():
+        perhaps = f"; {told.perhaps}" if told and told.perhaps else ""
+        by_cause[f" in {told.at}" if told else "", how or "", cause, perhaps].append(rank)
+    for (where, how, cause, perhaps), ranks in by_cause.items():
         hosts = in_words(trouble.host(rank) for rank in ranks)
         yield Finding.error(
             "rank-died",
-            f"{_who(trouble, ranks)} died{where} during {trouble.what}: {how}{cause}",
+            f"{_who(trouble, ranks)} died{where} during {trouble.what}: {how}{cause}{perhaps}",
             evidence=_others(trouble, set(ranks)),
             fix=f"give it more there, on {hosts}" if cause else f"see on {hosts} what ended it",
             steps=(step("dmesg -T | grep -iE 'killed process|oom|xid' | tail"),),

@@ -103,7 +103,8 @@ def _alone(briefing: Briefing, why: Unreached) -> tuple[Finding, ...]:
     )
     found = tuple(finding for check in absent_checks.CHECKS for finding in check(absent))
     if absent.case == "port differs" and why.rank_zero:
-        notice = Notice(run=rank.run, rank=rank.rank, host=local.hostname, why=found[0].title.partition(": ")[2])
+        why_not = found[0].title.partition(": ")[2]
+        notice = Notice(run=rank.run, rank=rank.rank, host=local.hostname, why=why_not, port=rank.port)
         if send_notice(rank.master, why.rank_zero.port, notice, seconds=AFTER_NOTICE, stay=AFTER_NOTICE):
             time.sleep(AFTER_NOTICE)
     return found
@@ -116,7 +117,7 @@ def _cannot_come(briefing: Briefing, found: tuple[Finding, ...], say: Callable[[
     why = cause[0].title.partition(": ")[2]
     stay = briefing.began + briefing.settings.deadline - RESERVE - AFTER_NOTICE - time.monotonic()
     rank = briefing.rank
-    notice = Notice(run=rank.run, rank=rank.rank, host=briefing.local.hostname, why=why)
+    notice = Notice(run=rank.run, rank=rank.rank, host=briefing.local.hostname, why=why, port=rank.port)
     if rank.rank and send_notice(rank.master, rank.port, notice, seconds=_arrival(briefing), stay=max(stay, 0.0)):
         time.sleep(AFTER_NOTICE)
     say(News(alone=found))

@@ -51,6 +51,7 @@ def rendezvous(test_run: TestRun, phase: Phase) -> None:
         claims=test_run.claims,
         waited=time.monotonic() - test_run.began,
         notices=test_run.notices.heard,
+        perhaps=test_run.notices.perhaps,
         resolved=() if all_there(test_run) else addresses_of(test_run.me.master),
     )
     phase.findings = tuple(finding for check in rendezvous_checks.CHECKS for finding in check(arrivals))

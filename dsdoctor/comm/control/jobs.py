@@ -8,7 +8,7 @@ from dataclasses import replace
 from dsdoctor.comm.collectives.flight_recorder import flight_file, read_recorded
 from dsdoctor.comm.collectives.nccl_log import relevant_lines
 from dsdoctor.comm.control.fork_server import Data
-from dsdoctor.comm.control.limits_reached import Limits, limits_now, why_ended
+from dsdoctor.comm.control.limits_reached import Limits, limits_now, what_else, why_ended
 from dsdoctor.comm.control.messages import Do, ExchangeResult, RankAnswer, RankOrder
 from dsdoctor.comm.models import CommSettings
 from dsdoctor.comm.results import Speeds, Stuck
@@ -99,7 +99,7 @@ class RunJob:
     def _stuck(self, stack: tuple[str, ...], state: str = "") -> Stuck:
         recorded = read_recorded(flight_file(self._data.folder, self._data.pid))
         ended = self._data.ended()
-        cause = why_ended(self._limits, limits_now(), ended=ended, error=self._error) if ended or self._error else ""
+        now = limits_now() if ended or self._error else self._limits
         return Stuck(
             rank=self._rank,
             at=self._data.at,
@@ -112,7 +112,8 @@ class RunJob:
             sequence=recorded.sequence if recorded else None,
             operation=f"{recorded.operation} of {recorded.size or '?'}" if recorded else "",
             quiet=min(time.monotonic() - self._data.moved, self._age()),
-            cause=cause,
+            cause=why_ended(self._limits, now, ended=ended, error=self._error),
+            perhaps=what_else(self._limits, now, ended=ended),
         )
 
     def _age(self) -> float:

@@ -10,10 +10,13 @@ from dsdoctor.core.host import LocalHost
 
 MIB = 1 << 20
 NO_TASK = re.compile(
-    r"resource temporarily unavailable|can't start new thread|thread constructor failed|cannot fork|errno 11\b|EAGAIN",
+    r"can't start new thread|thread constructor failed|pthread_create|thread creation failed|cannot fork|fork: retry"
+    r"|fork\w*\(.*(?:\n.*){0,12}BlockingIOError",
     re.IGNORECASE,
 )
-"""What is raised where the kernel refuses a process or thread (EAGAIN of clone(2))."""
+"""What is said where the kernel refuses a process or thread: CPython, libstdc++, OpenBLAS and libgomp, shells."""
+TRY_AGAIN = re.compile(r"resource temporarily unavailable|errno 11\b|EAGAIN", re.IGNORECASE)
+"""The error of clone(2) without that name: a socket that is not ready says the same."""
 NEAR = 0.95
 """The part of a limit of tasks from which it counts as reached: what was refused is not among those counted."""
 
@@ -54,7 +57,7 @@ def why_ended(before: Limits, now: Limits, *, ended: str | None, error: str | No
     """
     if ended and "SIGKILL" in ended:
         return _killed(before.groups, now.groups)
-    if error and NO_TASK.search(error):
+    if error and (NO_TASK.search(error) or (TRY_AGAIN.search(error) and now.groups.refused > before.groups.refused)):
         return _refused(before, now)
     return ""
 
@@ -62,12 +65,19 @@ def why_ended(before: Limits, now: Limits, *, ended: str | None, error: str | No
 def _killed(before: Cgroups, now: Cgroups) -> str:
     if now.memory is not None and now.kills > before.kills:
         return f"the out-of-memory killer of its memory cgroup, whose limit is {now.memory / MIB:,.0f} MiB"
-    if now.host_kills > before.host_kills:
-        group = now.paths.get("memory", "/")
-        hidden = f"; its memory cgroup {group} is not mounted here, so its limit cannot be read"
-        meant = "the kernel's out-of-memory killer ended a process on its host at that time"
-        return meant + (hidden if "memory" in now.unseen and group != "/" else "")
     return ""
+
+
+def what_else(before: Limits, now: Limits, *, ended: str | None) -> str:
+    """What may have ended a process, "" where nothing is known or ``why_ended`` knows it. The kernel counts for the whole machine,
+    with other containers and users."""
+    was, groups = before.groups, now.groups
+    if not (ended and "SIGKILL" in ended and groups.host_kills > was.host_kills) or _killed(was, groups):
+        return ""
+    group = groups.paths.get("memory", "/")
+    hidden = f"; its memory cgroup {group} is not mounted here, so its limit cannot be read"
+    meant = "the kernel's out-of-memory killer ended a process on its host during this test, perhaps another one"
+    return meant + (hidden if "memory" in groups.unseen and group != "/" else "")
 
 
 def _refused(before: Limits, now: Limits) -> str:

@@ -13,7 +13,7 @@ from dsdoctor.core.fix import step
 @dataclass(frozen=True, kw_only=True)
 class Lost:
     """A rank that has no verdict: where its control process was last, how that ended, and how a connection to the master ended.
-    ``cause``: the limit that ended it, where one is known to."""
+    ``cause``: the limit that ended it, where one is known to; ``perhaps``: what else may have."""
 
     rank: Rank
     host: str
@@ -24,7 +24,13 @@ class Lost:
     stopped: bool = False
     log: str = ""
     cause: str = ""
+    perhaps: str = ""
     tail: tuple[str, ...] = ()
+
+    @property
+    def because(self) -> str:
+        """What is known of the cause, as the end of a sentence."""
+        return f": {self.cause}" if self.cause else f"; {self.perhaps}" if self.perhaps else ""
 
 
 def rank_zero_lost(lost: Lost) -> Iterator[Finding]:
@@ -74,12 +80,11 @@ def control_lost(lost: Lost) -> Iterator[Finding]:
     """
     if lost.rank.rank != 0 and lost.died is None and not lost.stopped:
         return
-    because = f": {lost.cause}" if lost.cause else ""
     still = "was stopped by a signal" if lost.stopped else f"did not come to an end in {lost.seconds:.0f} s"
     how = f"ended without a verdict ({lost.died})" if lost.died else still
     yield Finding.error(
         "control-lost",
-        f"rank {lost.rank.rank} ({lost.host}) {how}, in {lost.at!r}{because}",
+        f"rank {lost.rank.rank} ({lost.host}) {how}, in {lost.at!r}{lost.because}",
         evidence=lost.tail,
         fix="raise that limit" if lost.cause else "see the end of its log",
         steps=(step("tail -n 40 {log}", log=lost.log),),

@@ -18,7 +18,7 @@ import msgspec
 
 from dsdoctor.comm.control import lost_checks
 from dsdoctor.comm.control.agent import control
-from dsdoctor.comm.control.limits_reached import limits_now, why_ended
+from dsdoctor.comm.control.limits_reached import limits_now, what_else, why_ended
 from dsdoctor.comm.control.messages import Briefing, News
 from dsdoctor.comm.local.checks import too_little
 from dsdoctor.comm.local.facts import look_local
@@ -187,6 +187,7 @@ def _lost(
 ) -> Outcomes:
     rank = briefing.rank
     log = Path(briefing.folder) / f"rank-{rank.rank:05d}.log"
+    limits = limits_now()
     tail = log.read_text(errors="replace").splitlines()[-TAIL:] if log.is_file() else []
     lost = lost_checks.Lost(
         rank=rank,
@@ -197,7 +198,8 @@ def _lost(
         died=died,
         stopped=died is None and state_of(reader.pid) in {"T", "t"},
         log=str(log),
-        cause=why_ended(reader.limits, limits_now(), ended=died, error="\n".join(tail)),
+        cause=why_ended(reader.limits, limits, ended=died, error="\n".join(tail)),
+        perhaps=what_else(reader.limits, limits, ended=died),
         tail=tuple(tail),
     )
     if died and rank.rank and at in BEFORE_ARRIVAL:
@@ -210,8 +212,8 @@ def _tell_rank_zero(briefing: Briefing, lost: lost_checks.Lost) -> None:
     """That this rank will not come: else rank 0 waits for it until its time is up. A launcher ends all ranks when one has ended, so
     this one stays until rank 0 has reported."""
     rank, left = briefing.rank, briefing.began + briefing.settings.deadline - time.monotonic()
-    why = f"{lost.died} in {lost.at!r}" + (f": {lost.cause}" if lost.cause else "")
-    notice = Notice(run=rank.run, rank=rank.rank, host=briefing.local.hostname, why=why)
+    why = f"{lost.died} in {lost.at!r}" + lost.because
+    notice = Notice(run=rank.run, rank=rank.rank, host=briefing.local.hostname, why=why, port=rank.port)
     if send_notice(rank.master, rank.port, notice, seconds=min(NOTICE, left), stay=max(left, 0.0)):
         time.sleep(AFTER_NOTICE)
 

@@ -5,10 +5,14 @@ from dataclasses import dataclass
 
 from dsdoctor.comm.models import Rank
 from dsdoctor.comm.rendezvous.names import is_loopback
+from dsdoctor.comm.rendezvous.notices import UNNAMED
 from dsdoctor.comm.rendezvous.store import Unreached
 from dsdoctor.comm.results import ConnectOutcome
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import instead, step
+
+APART = 10
+"""Ports from one job's to the one that is proposed for another: more than those on which a rank 0 listens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +62,8 @@ def master_port_in_use(absent: Absent) -> Iterator[Finding]:
     How to fix it: end that process if it is left over, or use another port.
 
         $ ss -ltnp sport = :29500
-        $ export MASTER_PORT=29501
-        $ deepspeed --master_port 29501 ...
+        $ export MASTER_PORT=29510
+        $ deepspeed --master_port 29510 ...
 
     Since: 0.1
     """
@@ -100,7 +104,7 @@ def master_port_held(absent: Absent) -> Iterator[Finding]:
 
     How to fix it: give each job a port of its own, the same on all of its hosts.
 
-        $ export MASTER_PORT=29501
+        $ export MASTER_PORT=29510
 
     Since: 0.1
     """
@@ -126,7 +130,8 @@ def master_port_held(absent: Absent) -> Iterator[Finding]:
 def master_port_differs(absent: Absent) -> Iterator[Finding]:
     """A rank has another MASTER_PORT than rank 0.
 
-    Rank 0 of this test also listens on one of the three ports above its MASTER_PORT, and was found there.
+    Rank 0 of a test also listens on one of the three ports above its MASTER_PORT, and was found there. Jobs that were started
+    by hand have no name: there it may be this job's rank 0 or another's, and a port that no job has yet is right for both.
 
     Why it matters: the rank looks for the store where there is none, and rank 0 waits for it until its timeout.
 
@@ -136,8 +141,18 @@ def master_port_differs(absent: Absent) -> Iterator[Finding]:
 
     Since: 0.1
     """
-    other = absent.why.rank_zero
+    other, me = absent.why.rank_zero, absent.me
     if absent.case != "port differs" or other is None:
+        return
+    if me.run == UNNAMED:
+        yield Finding.error(
+            "master-port-differs",
+            f"rank {me.rank} ({absent.host}): MASTER_PORT is {me.port}, and no rank 0 serves a store there; one on {other.host} "
+            f"has MASTER_PORT {other.port}: it is this job's with another port, or another job's",
+            evidence=(f"that rank 0 is pid {other.pid} on {other.host}, of {other.world} ranks too",),
+            fix="take a port for this job that no other has, the same on all of its hosts",
+            steps=(step("export MASTER_PORT={port}", port=free_port_like(max(me.port, other.port))),),
+        )
         return
     yield Finding.error(
         "master-port-differs",
@@ -301,12 +316,12 @@ def rank_zero_missing(absent: Absent) -> Iterator[Finding]:
 
 
 def free_port_like(port: int) -> int:
-    """Another port of the same kind, to be proposed.
+    """Another port of the same kind, to be proposed: beyond those on which a rank 0 beside it hears notices.
 
     >>> free_port_like(29500), free_port_like(65535)
-    (29501, 65534)
+    (29510, 65525)
     """
-    return port + 1 if port < 65535 else port - 1
+    return port + APART if port + APART < 1 << 16 else port - APART
 
 
 CHECKS = (

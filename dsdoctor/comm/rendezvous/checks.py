@@ -20,13 +20,14 @@ LATE = 15.0
 @dataclass(frozen=True, kw_only=True)
 class Arrivals:
     """The ranks that came: ``me`` is rank 0 (or, where rank 0 was not reached, the rank that looks), ``claims`` in the
-    order in which they came. ``notices`` are what ranks that cannot come told rank 0; ``resolved``
-    is what MASTER_ADDR is on the host of rank 0."""
+    order in which they came. ``notices`` are what ranks that cannot come told rank 0; ``perhaps``
+    are those of ranks that may be another job's; ``resolved`` is what MASTER_ADDR is on the host of rank 0."""
 
     me: Rank
     claims: tuple[Claim, ...]
     waited: float
     notices: dict[int, Notice] = field(default_factory=dict)
+    perhaps: dict[int, Notice] = field(default_factory=dict)
     resolved: tuple[str, ...] = ()
 
     @property
@@ -101,6 +102,11 @@ def rank_missing(arrivals: Arrivals) -> Iterator[Finding]:
         evidence.append(
             f"MASTER_ADDR {me.master} is {', '.join(means[:3])} here; a host on which it is another does not come"
         )
+    evidence += [
+        f"a rank {rank} on {notice.host} with MASTER_PORT {notice.port} asked here: it is this job's, or another job's"
+        for rank, notice in sorted(arrivals.perhaps.items())
+        if rank in missing
+    ][:3]
     hosts = {me.hosts[rank] for rank in missing if rank < len(me.hosts)}
     there = [step("ssh {host} python -m dsdoctor comm --quick", host=host) for host in sorted(hosts)[:3]]
     connect = step("timeout 5 bash -c '</dev/tcp/$0/$1' {host} {port} && echo reachable", host=me.master, port=me.port)

@@ -1,8 +1,9 @@
 """A rank that cannot come says why over plain TCP, and rank 0 hears it: neither needs torch or its store.
 
 Rank 0 listens on one of the three ports above the master's. A notice is one line of JSON and is answered by one line; it counts
-only for a rank of this run that does not come by itself. A rank with another MASTER_PORT may ask for a store here. Where a
-firewall leaves only the master's port open nothing is heard.
+only for a rank of this run that does not come by itself, and of jobs started by hand, which have no name, only with the same
+MASTER_PORT: another port may be another job's, so such a notice is only told where that rank is missing. A rank with
+another MASTER_PORT may ask for a store here. Where a firewall leaves only the master's port open nothing is heard.
 Rank 0 closes the connection by ending: a launcher that ends all ranks with the first must not do so before rank 0 has reported.
 """
 
@@ -25,6 +26,8 @@ LARGEST = 4096
 PATIENCE, CONNECT = 2.0, 0.5
 """Seconds in all for a line, and for a connection: who waits for one looks after ranks meanwhile."""
 RETRY = 0.3
+UNNAMED = "0"
+"""The run of a job that no launcher has named."""
 MOST_HELD = 64
 """Connections that rank 0 keeps open."""
 HEARD = b"dsdoctor: heard\n"
@@ -32,12 +35,13 @@ HEARD = b"dsdoctor: heard\n"
 
 @dataclass(frozen=True, kw_only=True)
 class Notice:
-    """Why a rank of a run cannot come."""
+    """Why a rank of a run cannot come. ``port`` is its MASTER_PORT."""
 
     run: str
     rank: int
     host: str
     why: str
+    port: int = 0
 
 
 def ports(master_port: int) -> tuple[int, ...]:
@@ -58,6 +62,7 @@ class NoticeListener:
             run=rank.run, world=rank.world, port=rank.port, host=socket.gethostname(), pid=os.getppid()
         )
         self._heard: dict[int, Notice] = {}
+        self._perhaps: dict[int, Notice] = {}
         self._held: list[socket.socket] = []
         if (listening := _listening(rank)) is not None:
             threading.Thread(target=self._serve, args=(listening,), daemon=True).start()
@@ -66,6 +71,11 @@ class NoticeListener:
     def heard(self) -> dict[int, Notice]:
         """The notices by rank, the first of each."""
         return dict(self._heard)
+
+    @property
+    def perhaps(self) -> dict[int, Notice]:
+        """Those of ranks with another MASTER_PORT, of this job or of another one."""
+        return dict(self._perhaps)
 
     def _serve(self, listening: socket.socket) -> None:
         while True:
@@ -89,9 +99,10 @@ class NoticeListener:
         notice = msgspec.json.decode(line, type=Notice)
         if notice.run != self._rank.run or not 0 <= notice.rank < self._rank.world:
             return False
-        self._heard.setdefault(notice.rank, notice)
+        ours = notice.run != UNNAMED or notice.port == self._rank.port
+        (self._heard if ours else self._perhaps).setdefault(notice.rank, notice)
         caller.sendall(HEARD)
-        return True
+        return ours
 
 
 def _listening(rank: Rank) -> socket.socket | None:

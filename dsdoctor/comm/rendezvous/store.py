@@ -220,11 +220,6 @@ def _listening(port: int, here: bool) -> dict[str, Any]:
     return {"listener": _shown(found), "above": found is not None and found in _above()}
 
 
-def listener_of(port: int) -> str | None:
-    """Who listens on a port of this host, where it is a process that this user may look at."""
-    return _shown(_owner(port))
-
-
 def _owner(port: int) -> int | None:
     import psutil
 
