@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from dsdoctor.comm.local.interfaces import is_loopback
 from dsdoctor.comm.mesh.matrix import HostPair, Mesh
+from dsdoctor.comm.mesh.one_address import shared_addresses
 from dsdoctor.comm.results import ConnectOutcome
 
 DROPPED = frozenset(
@@ -57,15 +58,6 @@ def misplaced(mesh: Mesh) -> set[str]:
     hosts = {host for those in shared_addresses(mesh).values() for host in those}
     hosts |= {host for host, claim in mesh.first_of.items() if is_loopback(claim.address) and len(mesh.first_of) > 1}
     return hosts | {mesh.hosts(reach)[1] for reach in mesh.reaches if reach.via_other}
-
-
-def shared_addresses(mesh: Mesh) -> dict[str, tuple[str, ...]]:
-    """The addresses that ranks of several hosts offer, and those hosts."""
-    hosts: dict[str, set[str]] = {}
-    for claim in mesh.claims:
-        if claim.address and not is_loopback(claim.address):
-            hosts.setdefault(claim.address, set()).add(claim.host)
-    return {address: tuple(sorted(those)) for address, those in hosts.items() if len(those) > 1}
 
 
 def _is_everywhere(left: set[HostPair], tried: set[HostPair]) -> bool:

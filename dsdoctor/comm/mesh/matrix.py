@@ -14,11 +14,12 @@ HostPair = tuple[str, str]
 @dataclass(frozen=True)
 class Mesh:
     """Which ranks are there and which reached which. ``master`` is the host of rank 0; ``before`` are the attempts of an earlier
-    mesh of the same ranks."""
+    mesh of the same ranks, ``fallen`` those to ranks that do not answer any more."""
 
     claims: tuple[Claim, ...]
     reaches: tuple[Reach, ...]
     before: tuple[Reach, ...] = ()
+    fallen: tuple[Reach, ...] = ()
 
     @cached_property
     def by_rank(self) -> dict[int, Claim]:
