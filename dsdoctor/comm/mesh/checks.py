@@ -7,10 +7,10 @@ from dsdoctor.comm.mesh import blocked_checks, loss_checks
 from dsdoctor.comm.mesh.blocked import misplaced
 from dsdoctor.comm.mesh.blocked_checks import hosts_in_words
 from dsdoctor.comm.mesh.matrix import Mesh
-from dsdoctor.comm.mesh.one_address import shared_addresses
+from dsdoctor.comm.mesh.one_address import ARRIVED, shared_addresses
 from dsdoctor.comm.models import Claim
 from dsdoctor.comm.rank_names import by_rank, named
-from dsdoctor.comm.results import ConnectOutcome
+from dsdoctor.comm.results import Reach
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import Step, step
 
@@ -124,14 +124,11 @@ def mesh_rank_unreached(mesh: Mesh) -> Iterator[Finding]:
     Since: 0.1
     """
     wrong = misplaced(mesh)
-    for target in sorted({reach.target for reach in mesh.reaches}):
-        failed = [
-            reach
-            for reach in mesh.reaches
-            if reach.target == target
-            and reach.outcome not in {ConnectOutcome.REACHED, ConnectOutcome.STALLED}
-            and not reach.via_other
-        ]
+    unreached: dict[int, list[Reach]] = {}
+    for reach in mesh.reaches:
+        if reach.outcome not in ARRIVED and not reach.via_other:
+            unreached.setdefault(reach.target, []).append(reach)
+    for target, failed in sorted(unreached.items()):
         failed = [reach for reach in failed if mesh.way(mesh.hosts(reach)) is None or len(set(mesh.hosts(reach))) == 1]
         if failed and not wrong & {*mesh.hosts(failed[0])}:
             yield Finding.error(

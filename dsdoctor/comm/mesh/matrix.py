@@ -2,6 +2,7 @@
 
 import ipaddress
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -69,6 +70,15 @@ class Mesh:
     def who(self, rank: int) -> str:
         """A rank with its host."""
         return f"rank {rank} ({self.by_rank[rank].host})"
+
+
+def peers_of(pairs: Iterable[HostPair]) -> dict[str, set[str]]:
+    """By host: the others with which it is in a pair."""
+    peers: dict[str, set[str]] = defaultdict(set)
+    for one, other in pairs:
+        peers[one].add(other)
+        peers[other].add(one)
+    return peers
 
 
 def _number(address: str) -> tuple[int, bytes]:
