@@ -10,9 +10,11 @@ from dsdoctor.core.fix import step
 from dsdoctor.hosts.remote_step import on_host
 
 WORDS = re.compile(
-    r"(?P<where>\S+), where rank 0 should be, (?P<how>does not answer|refuses|cannot be routed to|is a name that is not found)"
+    r"(?P<where>\S+:\d+)(?: \([^)]*\))?, where rank 0 should be, "
+    r"(?P<how>does not answer|refuses|cannot be routed to|is a name that is not found)(?!:)"
 )
-"""How a rank says that it did not reach rank 0 (master_unreachable in rendezvous/absent_checks.py)."""
+"""How a rank says that it did not reach rank 0 (master_unreachable in rendezvous/absent_checks.py). One that was led to its own
+host ("refuses: ...") says nothing of rank 0's."""
 MOST_SHOWN = 4
 
 
