@@ -72,7 +72,7 @@ def test_a_rank_that_does_not_answer_on_one_network_is_that_rank_s_fault(how: Co
 
 
 class Run(SimpleNamespace):
-    """What the phase asks of a test: ranks 2 and 4 of five do not answer; 1 and 2 offer one address."""
+    """What the phase asks of a test: ranks 2 and 4 of five do not answer."""
 
     def ask(self, phase: CommPhase, *, seconds: float) -> Gathered:
         made, answering = self.claims, (0, 1, 3)
@@ -89,12 +89,26 @@ class Run(SimpleNamespace):
         return tuple(Finding.error("rank-died", f"rank {rank} in {what}") for rank in gathered.silent)
 
 
-def test_a_rank_that_died_elsewhere_is_named_beside_an_address_that_two_hosts_have() -> None:
+def meshed(*shared: int) -> tuple[Run, Phase]:
+    """The phase where these ranks offer one address."""
     settings = CommSettings()
-    run = Run(claims=alike(5, 1, 2), me=SimpleNamespace(world=5), left=60.0, settings=settings, mute=set(), reaches=())
+    run = Run(
+        claims=alike(5, *shared), me=SimpleNamespace(world=5), left=60.0, settings=settings, mute=set(), reaches=()
+    )
     phase = Phase()
-
     exchange_phases.mesh(run, phase)  # type: ignore[arg-type]
+    return run, phase
+
+
+def test_where_another_host_has_the_address_of_rank_0_nobody_is_said_to_have_died() -> None:
+    run, phase = meshed(0, 2)
+
+    assert [one.rule for one in phase.findings] == ["mesh-address-shared"]
+    assert run.mute == {2, 4}
+
+
+def test_a_rank_that_died_elsewhere_is_named_beside_an_address_that_two_hosts_have() -> None:
+    run, phase = meshed(1, 2)
 
     assert [(one.rule, "rank 4" in one.title) for one in phase.findings] == [
         ("rank-died", True),

@@ -47,9 +47,9 @@ def mesh(test_run: TestRun, phase: Phase) -> None:
     called = (Reach(source=0, target=rank, outcome=how) for rank, how in gathered.silent.items())
     seen = Mesh(test_run.claims, test_run.reaches, fallen=(*fallen, *called))
     phase.findings = tuple(finding for check in mesh_checks.CHECKS for finding in check(seen))
-    # who does not answer at an address that two hosts have is not known to have died
+    # who does not answer at an address that two hosts have, or rank 0 at such a one, is not known to have died
     shared = shared_addresses(seen)
-    cut_off = {rank for rank in gathered.silent if seen.by_rank[rank].address in shared}
+    cut_off = {rank for rank in gathered.silent if {seen.by_rank[one].address for one in (0, rank)} & {*shared}}
     test_run.mute |= cut_off
     if gone := {rank: how for rank, how in gathered.silent.items() if rank not in cut_off}:
         phase.findings = test_run.trouble(replace(gathered, silent=gone), "the mesh") + phase.findings
