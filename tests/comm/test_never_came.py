@@ -6,35 +6,72 @@ from dsdoctor.comm.bad_ranks import bad_ranks
 from dsdoctor.comm.launch.start import RankEnded
 from dsdoctor.comm.models import CommPhase, CommSettings, PhaseState
 from dsdoctor.comm.preflight.never_came import master_unreachable
+from dsdoctor.comm.rendezvous import absent_checks
+from dsdoctor.comm.rendezvous.absent_checks import Absent
+from dsdoctor.comm.rendezvous.store import Unreached
+from dsdoctor.comm.results import ConnectOutcome
 from dsdoctor.commands.comm_on_hosts import report_of, with_last_words
 from dsdoctor.core.errors import DoctorError
 from dsdoctor.core.finding import Finding
+from tests.comm.made_claims import rank
 from tests.comm.reports import claim, phase, report
 from tests.each import each
 
 HOSTS = ("node0", "node1", "node2", "node3")
-AWAY = "rendezvous: rank {rank} (node{rank}): 10.0.0.1:22368, where rank 0 should be, {how}  [master-unreachable]"
+OUTCOMES = {
+    "does not answer": ConnectOutcome.TIMED_OUT,
+    "refuses": ConnectOutcome.REFUSED,
+    "cannot be routed to": ConnectOutcome.NO_ROUTE,
+    "is a name that is not found": ConnectOutcome.NO_NAME,
+}
 
 
-@each("how", ["does not answer", "refuses", "cannot be routed to"])
+def last_words(number: int, how: str, master: str = "10.0.0.1", resolved: tuple[str, ...] = ()) -> str:
+    """The last line of a rank that did not reach rank 0, as it says it itself; its host has 127.0.1.1."""
+    absent = Absent(
+        me=rank(number, master=master, port=22368),
+        host=f"node{number}",
+        why=Unreached(outcome=OUTCOMES[how], seconds=9.0),
+        addresses=("127.0.1.1",),
+        resolved=resolved,
+    )
+    (finding,) = absent_checks.master_unreachable(absent)
+    return f"rendezvous: {finding.title}  [{finding.rule}]"
+
+
+@each("how", OUTCOMES)
 @each("count", [1, 2, 3])
-def test_the_host_of_rank_0_is_named_only_where_no_other_host_got_in(count: int, how: str) -> None:
+@each("master, resolved", [("10.0.0.1", ("10.0.0.1",)), ("node0", ("10.0.0.1", "fd00::1")), ("fd00::1", ("fd00::1",))])
+def test_the_host_of_rank_0_is_named_only_where_no_other_host_got_in(
+    count: int, how: str, master: str, resolved: tuple[str, ...]
+) -> None:
     for absent in combinations((1, 2, 3), count):
-        words = {rank: AWAY.format(rank=rank, how=how) for rank in absent}
+        words = {number: last_words(number, how, master, resolved) for number in absent}
         (finding,) = master_unreachable(words, HOSTS, set(range(4)) - set(absent))
 
-        assert ("node0 with rank 0 lets no other host in" in finding.title) == (count == 3)
-        assert all(f"(node{rank})" in finding.title for rank in absent)
+        named = how != "is a name that is not found"
+        assert ("node0 with rank 0 lets no other host in" in finding.title) == (count == 3 and named)
+        assert all(f"(node{number})" in finding.title for number in absent)
+        assert (f"{master}:22368 " if named else f"{master}, where") in finding.title
         assert how in finding.title
         assert finding.fix is not None
         assert finding.fix.commands[0].startswith(f"ssh node{absent[0]} ")
+        assert (f" {master} 22368 " if named else f"getent hosts {master}") in finding.fix.commands[0]
+        assert named or "firewall" not in repr(finding)
+
+
+def test_a_rank_that_was_led_to_its_own_host_does_not_accuse_that_of_rank_0() -> None:
+    words = {number: last_words(number, "refuses", "node0", ("127.0.1.1",)) for number in (1, 2, 3)}
+
+    assert all("is this host itself" in text for text in words.values())
+    assert list(master_unreachable(words, HOSTS, {0})) == []
 
 
 def test_the_ranks_words_take_the_place_of_a_rank_that_never_came() -> None:
     missing = Finding.error("rank-missing", "ranks 1 (node1), 2 (node2) never came")
     seen = phase(CommPhase.RENDEZVOUS, "1 of 3 ranks are here", missing, state=PhaseState.BROKEN)
     whole = report(HOSTS[:3], (seen,), ranks=(claim(0, "node0"),))
-    words = {rank: AWAY.format(rank=rank, how="does not answer") for rank in (1, 2)}
+    words = {number: last_words(number, "does not answer") for number in (1, 2)}
 
     assert [one.rule for one in with_last_words(whole, words).findings] == ["master-unreachable"]
     assert [one.rule for one in with_last_words(whole, {1: words[1]}).findings] == [

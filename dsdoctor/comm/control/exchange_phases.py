@@ -1,6 +1,7 @@
 """The phases in which all ranks act together: the mesh, the collectives, their speed, DeepSpeed's layer."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from dsdoctor.comm.collectives import nccl_checks, result_checks
 from dsdoctor.comm.collectives.nccl_log import parse_nccl_log
@@ -12,9 +13,10 @@ from dsdoctor.comm.local.link_limits import limit
 from dsdoctor.comm.mesh import checks as mesh_checks
 from dsdoctor.comm.mesh.matrix import Mesh
 from dsdoctor.comm.mesh.mesh import peers
+from dsdoctor.comm.mesh.one_address import shared_addresses
 from dsdoctor.comm.models import CommPhase, Mode, PhaseState
 from dsdoctor.comm.rank_names import named
-from dsdoctor.comm.results import ConnectOutcome, PhaseResult
+from dsdoctor.comm.results import ConnectOutcome, PhaseResult, Reach
 from dsdoctor.comm.speed import speed_checks
 from dsdoctor.comm.speed.bandwidth import merge
 from dsdoctor.core.finding import Finding, has_error
@@ -39,19 +41,18 @@ def mesh(test_run: TestRun, phase: Phase) -> None:
         return
     gathered = test_run.ask(CommPhase.MESH, seconds=min(MESH_SECONDS, test_run.left * 0.5))
     # of a rank that failed meanwhile only that failure is reported
-    test_run.reaches = tuple(
-        reach
-        for answer in gathered.answers
-        for reach in answer.reaches
-        if not {reach.source, reach.target} & set(gathered.silent)
-    )
-    seen = Mesh(test_run.claims, test_run.reaches)
+    every = tuple(reach for answer in gathered.answers for reach in answer.reaches)
+    fallen = tuple(reach for reach in every if {reach.source, reach.target} & set(gathered.silent))
+    test_run.reaches = tuple(reach for reach in every if not {reach.source, reach.target} & set(gathered.silent))
+    called = (Reach(source=0, target=rank, outcome=how) for rank, how in gathered.silent.items())
+    seen = Mesh(test_run.claims, test_run.reaches, fallen=(*fallen, *called))
     phase.findings = tuple(finding for check in mesh_checks.CHECKS for finding in check(seen))
-    if any(finding.rule == "mesh-address-shared" for finding in phase.findings):
-        # who does not answer at an address that two hosts have is not known to have died
-        test_run.mute |= set(gathered.silent)
-    elif gathered.silent:
-        phase.findings = test_run.trouble(gathered, "the mesh") + phase.findings
+    # who does not answer at an address that two hosts have, or rank 0 at such a one, is not known to have died
+    shared = shared_addresses(seen)
+    cut_off = {rank for rank in gathered.silent if {seen.by_rank[one].address for one in (0, rank)} & {*shared}}
+    test_run.mute |= cut_off
+    if gone := {rank: how for rank, how in gathered.silent.items() if rank not in cut_off}:
+        phase.findings = test_run.trouble(replace(gathered, silent=gone), "the mesh") + phase.findings
     reached = sum(reach.outcome is ConnectOutcome.REACHED for reach in test_run.reaches)
     wanted = test_run.me.world * len(peers(0, test_run.me.world))
     phase.said = f"{reached} of {wanted} connections between ranks"

@@ -71,12 +71,18 @@ def routed(master: str, port: int, interfaces: Sequence[Interface], *, patience:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address never leaves its host.
+    """Whether every host means itself by an address: it never leaves its host. A name is none.
 
-    >>> is_loopback("127.0.1.1"), is_loopback("::1"), is_loopback("10.0.0.1"), is_loopback("")
-    (True, True, False, False)
+    >>> [is_loopback(one) for one in ("127.0.1.1", "::1", "0:0:0:0:0:0:0:1", "::ffff:127.0.0.1")]
+    [True, True, True, True]
+    >>> [is_loopback(one) for one in ("10.0.0.1", "fe80::1%eth0", "nodea", "127.example.org", "")]
+    [False, False, False, False, False]
     """
-    return address.startswith("127.") or address == "::1"
+    try:
+        known = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return ((known.ipv4_mapped if known.version == 6 else None) or known).is_loopback
 
 
 def bounded(

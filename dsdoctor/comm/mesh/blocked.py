@@ -2,11 +2,12 @@
 
 import enum
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dsdoctor.comm.local.interfaces import is_loopback
-from dsdoctor.comm.mesh.matrix import HostPair, Mesh
+from dsdoctor.comm.mesh.matrix import HostPair, Mesh, peers_of
+from dsdoctor.comm.mesh.one_address import shared_addresses
 from dsdoctor.comm.results import ConnectOutcome
 
 DROPPED = frozenset(
@@ -44,7 +45,7 @@ def blocked(mesh: Mesh) -> Iterator[Blocked]:
         hosts = sorted({host for pair in left for host in pair})
         yield Blocked(side=Side.EVERYWHERE, host=hosts[0], peers=tuple(hosts[1:]), pairs=tuple(sorted(left)))
         return
-    tries = _peers(tried)
+    tries = peers_of(tried)
     while left:
         group = _largest(left, tries)
         yield group
@@ -59,20 +60,11 @@ def misplaced(mesh: Mesh) -> set[str]:
     return hosts | {mesh.hosts(reach)[1] for reach in mesh.reaches if reach.via_other}
 
 
-def shared_addresses(mesh: Mesh) -> dict[str, tuple[str, ...]]:
-    """The addresses that ranks of several hosts offer, and those hosts."""
-    hosts: dict[str, set[str]] = {}
-    for claim in mesh.claims:
-        if claim.address and not is_loopback(claim.address):
-            hosts.setdefault(claim.address, set()).add(claim.host)
-    return {address: tuple(sorted(those)) for address, those in hosts.items() if len(those) > 1}
-
-
 def _is_everywhere(left: set[HostPair], tried: set[HostPair]) -> bool:
     """Whether most directions fail, and each of at least three hosts with more than half of the others."""
     if 2 * len(left) <= len(tried):
         return False
-    failed, tries = _peers(left), _peers(tried)
+    failed, tries = peers_of(left), peers_of(tried)
     return len(tries) > 2 and all(2 * len(failed.get(host, ())) > len(peers) for host, peers in tries.items())
 
 
@@ -99,12 +91,3 @@ def _largest(left: set[HostPair], tries: dict[str, set[str]]) -> Blocked:
     first, second = sorted(min(left, key=sorted))
     pairs = {(first, second), (second, first)} & left
     return Blocked(side=Side.TWO, host=first, peers=(second,), pairs=tuple(sorted(pairs)))
-
-
-def _peers(pairs: Iterable[HostPair]) -> dict[str, set[str]]:
-    """By host: the others with which it is in a pair."""
-    peers: dict[str, set[str]] = defaultdict(set)
-    for one, other in pairs:
-        peers[one].add(other)
-        peers[other].add(one)
-    return peers

@@ -4,12 +4,13 @@ from collections.abc import Iterator, Sequence
 
 from dsdoctor.comm.local.interfaces import is_loopback
 from dsdoctor.comm.mesh import blocked_checks, loss_checks
-from dsdoctor.comm.mesh.blocked import misplaced, shared_addresses
+from dsdoctor.comm.mesh.blocked import misplaced
 from dsdoctor.comm.mesh.blocked_checks import hosts_in_words
 from dsdoctor.comm.mesh.matrix import Mesh
+from dsdoctor.comm.mesh.one_address import ARRIVED, shared_addresses
 from dsdoctor.comm.models import Claim
 from dsdoctor.comm.rank_names import by_rank, named
-from dsdoctor.comm.results import ConnectOutcome
+from dsdoctor.comm.results import Reach
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import Step, step
 
@@ -88,12 +89,13 @@ def mesh_wrong_interface(mesh: Mesh) -> Iterator[Finding]:
 
 
 def mesh_address_shared(mesh: Mesh) -> Iterator[Finding]:
-    """Ranks of several hosts offer the same address.
+    """Ranks of several hosts offer the same address, and it does not lead to all of them.
 
     Two hosts were given one address, or containers on several hosts each have that of their own bridge (172.17.0.2).
 
     Why it matters: who connects there reaches one of them, and which one may change; the other is cut off, or its answers
-    go to the wrong host.
+    go to the wrong host. (Several names on one network, as of containers with --network host, are no fault: each rank answers
+    at its own port there.)
 
     How to fix it: give each host its own address; containers the network of their host, or name another interface.
 
@@ -122,14 +124,11 @@ def mesh_rank_unreached(mesh: Mesh) -> Iterator[Finding]:
     Since: 0.1
     """
     wrong = misplaced(mesh)
-    for target in sorted({reach.target for reach in mesh.reaches}):
-        failed = [
-            reach
-            for reach in mesh.reaches
-            if reach.target == target
-            and reach.outcome not in {ConnectOutcome.REACHED, ConnectOutcome.STALLED}
-            and not reach.via_other
-        ]
+    unreached: dict[int, list[Reach]] = {}
+    for reach in mesh.reaches:
+        if reach.outcome not in ARRIVED and not reach.via_other:
+            unreached.setdefault(reach.target, []).append(reach)
+    for target, failed in sorted(unreached.items()):
         failed = [reach for reach in failed if mesh.way(mesh.hosts(reach)) is None or len(set(mesh.hosts(reach))) == 1]
         if failed and not wrong & {*mesh.hosts(failed[0])}:
             yield Finding.error(

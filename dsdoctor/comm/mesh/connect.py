@@ -46,6 +46,8 @@ def connect(address: str, port: int, *, timeout: float) -> "socket.socket | Conn
         return socket.create_connection((address, port), timeout=timeout)
     except OSError as error:
         return outcome_of(error)
+    except UnicodeError:
+        return ConnectOutcome.NO_NAME  # an empty or too long label, or bytes that are no text: it is not even asked for
 
 
 def sent_from(address: str, port: int) -> str | None:
@@ -56,7 +58,7 @@ def sent_from(address: str, port: int) -> str | None:
         with socket.socket(family, kind) as sender:
             sender.connect(target)
             return str(sender.getsockname()[0]).partition("%")[0]
-    except OSError:
+    except (OSError, UnicodeError):
         return None
 
 

@@ -1,10 +1,11 @@
 """What became of the messages on open connections -> findings about MTUs and lossy links. Judges, never looks."""
 
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
 from statistics import median
 
 from dsdoctor.comm.mesh.blocked_checks import hosts_in_words
-from dsdoctor.comm.mesh.matrix import HostPair, Mesh
+from dsdoctor.comm.mesh.matrix import HostPair, Mesh, peers_of
 from dsdoctor.comm.models import Claim
 from dsdoctor.comm.results import ConnectOutcome, Reach
 from dsdoctor.core.finding import Finding
@@ -34,39 +35,57 @@ def mesh_mtu_hole(mesh: Mesh) -> Iterator[Finding]:
 
     Since: 0.1
     """
-    stalled = [reach for reach in mesh.reaches if reach.outcome is ConnectOutcome.STALLED]
-    while stalled:
-        peers: dict[str, set[str]] = {}
-        for one, other in map(mesh.hosts, stalled):
-            peers.setdefault(one, set()).add(other)
-            peers.setdefault(other, set()).add(one)
-        first = mesh.hosts(stalled[0])[0]
+    left: dict[HostPair, list[Reach]] = defaultdict(list)
+    for reach in mesh.reaches:
+        if reach.outcome is ConnectOutcome.STALLED:
+            left[mesh.hosts(reach)].append(reach)
+    tried = {pair for pair in mesh.outcomes if pair[0] != pair[1]}
+    peers = peers_of(left)
+    if _is_everywhere(left, tried):
+        what = "large messages" if len(left) == len(tried) else "most large messages"
+        stalled = [reach for those in left.values() for reach in those]
+        yield _hole(mesh, f"{what} between {hosts_in_words(peers)}", "every host", stalled)
+        return
+    while left:
+        first = next(iter(left))[0]
         host = max(peers, key=lambda name: (len(peers[name]), name == first))
-        here = [reach for reach in stalled if host in mesh.hosts(reach)]
-        yield _hole(mesh, host, peers[host], here)
-        stalled = [reach for reach in stalled if reach not in here]
+        yield _hole_at(mesh, host, peers[host], [reach for pair in left if host in pair for reach in left[pair]])
+        left = {pair: those for pair, those in left.items() if host not in pair}
+        for other in peers.pop(host):
+            peers.get(other, set()).discard(host)
 
 
-def _hole(mesh: Mesh, host: str, others: set[str], stalled: list[Reach]) -> Finding:
+def _hole_at(mesh: Mesh, host: str, others: set[str], stalled: list[Reach]) -> Finding:
     """The finding on the messages that stall to and from a host."""
-    usable = min((reach.usable for reach in stalled if reach.usable), default=None)
-    reach = next((reach for reach in stalled if reach.usable == usable), stalled[0])
-    source, target = mesh.hosts(reach)
-    title = f"large messages from {source} to {target} never arrive, small ones do"
     if len(others) > 1:
-        title = f"large messages between {host} and each of {hosts_in_words(others)} never arrive, small ones do"
+        what = f"large messages between {host} and each of {hosts_in_words(others)}"
+        return _hole(mesh, what, host, stalled, at=host)
+    source, target = mesh.hosts(_clearest(stalled))
+    return _hole(mesh, f"large messages from {source} to {target}", "both hosts", stalled, at=host)
+
+
+def _clearest(stalled: list[Reach]) -> Reach:
+    """Of messages that stalled the one for which the smallest packet was measured; where none was, the first."""
+    return min((reach for reach in stalled if reach.usable), key=lambda reach: reach.usable or 0, default=stalled[0])
+
+
+def _hole(mesh: Mesh, what: str, whose: str, stalled: list[Reach], *, at: str = "") -> Finding:
+    """The finding on messages that stall; ``at``: the host whose MTU is to be set, by default that of the clearest."""
+    reach = _clearest(stalled)
+    usable, source = reach.usable or None, mesh.hosts(reach)[0]
     mtu = _mtu(mesh.by_rank[reach.source])
     arrives = f": packets of at most {usable} bytes arrive" if usable else ": an MTU on the path is too small"
     return Finding.error(
         "mesh-mtu-hole",
-        f"{title}{arrives}" + (f", and the interface of {source} sends {mtu}" if usable and mtu else ""),
+        f"{what} never arrive, small ones do{arrives}"
+        + (f", and the interface of {source} sends {mtu}" if usable and mtu else ""),
         evidence=(
             f"{mesh.who(reach.source)} -> {mesh.who(reach.target)} at {reach.address}: the greeting arrived, then nothing of "
             f"1 MB; its interface has MTU {mtu}, the path is taken for {reach.pmtu}, segments of {reach.mss}, "
             f"{reach.retransmits} sent again",
         ),
-        fix=f"have the path let larger packets through, or give {host if len(others) > 1 else 'both hosts'} its MTU",
-        steps=_steps(mesh, mesh.first_of[host], reach, usable),
+        fix=f"have the path let larger packets through, or give {whose} its MTU",
+        steps=_steps(mesh, mesh.first_of[at or source], reach, usable),
     )
 
 
@@ -111,7 +130,8 @@ def mesh_lossy(mesh: Mesh) -> Iterator[Finding]:
             fix="look at the counters of errors and drops on both ends and on the switch between",
             steps=(step("ip -s link"), step("ethtool -S {interface} | grep -E 'err|drop|crc'")),
         )
-        left = {pair: counts for pair, counts in left.items() if pair not in pairs}
+        explained = set(pairs)
+        left = {pair: counts for pair, counts in left.items() if pair not in explained}
 
 
 def _sent_again(mesh: Mesh) -> dict[HostPair, tuple[int, int]]:
@@ -127,21 +147,22 @@ def _sent_again(mesh: Mesh) -> dict[HostPair, tuple[int, int]]:
 
 def _most_common_place(lossy: Iterable[HostPair], tried: Iterable[HostPair]) -> tuple[str, list[HostPair]]:
     """Where packets are lost, and the lossy pairs that this explains: everywhere, at one host, else between the first two."""
-    lossy, tried = sorted(lossy), set(tried)
-    if len(lossy) > 2 and 2 * len(lossy) > len(tried):
-        hosts = {host for pair in tried for host in pair}
-        if all(2 * len(_peers(host, lossy)) > len(_peers(host, tried)) for host in hosts):
-            return f"the network between the {len(hosts)} hosts", lossy
-    peers = {host: _peers(host, lossy) for pair in lossy for host in pair}
+    lossy, tried, peers = sorted(lossy), set(tried), peers_of(lossy)
+    if _is_everywhere(lossy, tried):
+        return f"the network between the {len(peers)} hosts", lossy
     first, *others = sorted(peers, key=lambda host: -len(peers[host]))
     at_one = len(peers[first]) > median(len(peers[host]) for host in others)
-    if at_one and 2 * len(peers[first]) >= len(_peers(first, tried)):
+    if at_one and 2 * len(peers[first]) >= len(peers_of(pair for pair in tried if first in pair)[first]):
         return f"{first}, with {len(peers[first])} other hosts,", [pair for pair in lossy if first in pair]
     return " -> ".join(lossy[0]), lossy[:1]
 
 
-def _peers(host: str, pairs: Iterable[HostPair]) -> set[str]:
-    return {other for pair in pairs if host in pair for other in pair} - {host}
+def _is_everywhere(bad: Collection[HostPair], tried: Collection[HostPair]) -> bool:
+    """Whether most directions are bad, and each host has bad ones with more than half of its others."""
+    if len(bad) <= 2 or 2 * len(bad) <= len(tried):
+        return False
+    peers, tries = peers_of(bad), peers_of(tried)
+    return all(2 * len(peers.get(host, ())) > len(others) for host, others in tries.items())
 
 
 CHECKS = (mesh_mtu_hole, mesh_lossy)

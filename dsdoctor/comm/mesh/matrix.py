@@ -2,6 +2,7 @@
 
 import ipaddress
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,11 +15,12 @@ HostPair = tuple[str, str]
 @dataclass(frozen=True)
 class Mesh:
     """Which ranks are there and which reached which. ``master`` is the host of rank 0; ``before`` are the attempts of an earlier
-    mesh of the same ranks."""
+    mesh of the same ranks, ``fallen`` those to ranks that do not answer any more."""
 
     claims: tuple[Claim, ...]
     reaches: tuple[Reach, ...]
     before: tuple[Reach, ...] = ()
+    fallen: tuple[Reach, ...] = ()
 
     @cached_property
     def by_rank(self) -> dict[int, Claim]:
@@ -68,6 +70,15 @@ class Mesh:
     def who(self, rank: int) -> str:
         """A rank with its host."""
         return f"rank {rank} ({self.by_rank[rank].host})"
+
+
+def peers_of(pairs: Iterable[HostPair]) -> dict[str, set[str]]:
+    """By host: the others with which it is in a pair."""
+    peers: dict[str, set[str]] = defaultdict(set)
+    for one, other in pairs:
+        peers[one].add(other)
+        peers[other].add(one)
+    return peers
 
 
 def _number(address: str) -> tuple[int, bytes]:

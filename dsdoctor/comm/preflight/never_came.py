@@ -10,9 +10,12 @@ from dsdoctor.core.fix import step
 from dsdoctor.hosts.remote_step import on_host
 
 WORDS = re.compile(
-    r"(?P<where>\S+), where rank 0 should be, (?P<how>does not answer|refuses|cannot be routed to|is a name that is not found)"
+    r"(?P<where>\S+:\d+)(?: \([^)]*\))?, where rank 0 should be, "
+    r"(?P<how>does not answer|refuses|cannot be routed to|is a name that is not found)(?!:)"
 )
-"""How a rank says that it did not reach rank 0 (master_unreachable in rendezvous/absent_checks.py)."""
+"""How a rank says that it did not reach rank 0 (master_unreachable in rendezvous/absent_checks.py). One that was led to its own
+host ("refuses: ...") says nothing of rank 0's."""
+NOT_FOUND = "is a name that is not found"
 MOST_SHOWN = 4
 
 
@@ -26,13 +29,17 @@ def master_unreachable(words: Mapping[int, str], hosts: Sequence[str], came: set
         address, _, port = where.rpartition(":")
         others = {host for host in hosts if host != master}
         away = {hosts[rank] for rank in ranks}
-        if away == others:
+        try_it = step("timeout 5 bash -c '</dev/tcp/$0/$1' {host} {port} && echo reachable", host=address, port=port)
+        if how == NOT_FOUND:
+            title = f"{named(ranks, hosts)} run, and {address}, where rank 0 should be, {how} there"
+            fix = f"name {address} in /etc/hosts there, or see why the name server does not know it"
+            try_it = step("getent hosts {host}", host=address)
+        elif away == others:
             title = f"{master} with rank 0 lets no other host in: {named(ranks, hosts)} run, and {where} {how}"
             fix = f"open the ports between the hosts in {master}'s firewall: the master's, and the ephemeral ones"
         else:
             title = f"{named(ranks, hosts)} run, and {where} with rank 0 {how}, though other hosts reach it"
             fix = f"look at the firewall and the route between {hosts_in_words(away)} and {master}"
-        try_it = step("timeout 5 bash -c '</dev/tcp/$0/$1' {host} {port} && echo reachable", host=address, port=port)
         yield Finding.error(
             "master-unreachable",
             title,

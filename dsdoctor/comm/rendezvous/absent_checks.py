@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from dsdoctor.comm.local.interfaces import is_loopback
 from dsdoctor.comm.models import Rank
-from dsdoctor.comm.rendezvous.names import is_loopback
 from dsdoctor.comm.rendezvous.notices import UNNAMED
 from dsdoctor.comm.rendezvous.store import Unreached
 from dsdoctor.comm.results import ConnectOutcome

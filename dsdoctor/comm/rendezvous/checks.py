@@ -4,9 +4,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from dsdoctor.comm.local.interfaces import is_loopback
 from dsdoctor.comm.models import Claim, Rank
 from dsdoctor.comm.rank_names import MOST_NAMED, by_rank, named
-from dsdoctor.comm.rendezvous.names import is_loopback
 from dsdoctor.comm.rendezvous.notices import Notice
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import step

@@ -1,6 +1,5 @@
 """MASTER_ADDR -> its addresses; an address -> how long the name server takes for its name. Bounded, and never an exception."""
 
-import ipaddress
 import socket
 import time
 
@@ -27,15 +26,3 @@ def reverse_lookup(address: str) -> float:
     asked = address if ":" in address else f"::ffff:{address}"
     bounded(lambda: socket.getnameinfo((asked, 0), 0), REVERSE)
     return time.monotonic() - began
-
-
-def is_loopback(address: str) -> bool:
-    """Whether every host means itself by it.
-
-    >>> is_loopback("127.0.1.1"), is_loopback("::1"), is_loopback("10.0.0.1"), is_loopback("nodea")
-    (True, True, False, False)
-    """
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False

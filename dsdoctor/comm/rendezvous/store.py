@@ -123,6 +123,8 @@ def _bind(listening: socket.socket, rank: Rank) -> bool:
     """Whether the master's address is one of this host's: a service's or a translated one is not. Raises OSError."""
     try:
         listening.bind((rank.master, rank.port))
+    except (TypeError, UnicodeError) as error:
+        raise socket.gaierror(socket.EAI_NONAME, str(error)) from None
     except OSError as error:
         if isinstance(error, socket.gaierror) or error.errno != errno.EADDRNOTAVAIL:
             raise

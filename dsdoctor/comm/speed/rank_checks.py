@@ -7,10 +7,11 @@ have waited for that one. Only what cannot be chance is said of a rank.
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from functools import cached_property
 
 from dsdoctor.comm.rank_names import named
 from dsdoctor.comm.results import Held, Pace
+from dsdoctor.comm.speed.others import Figure
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import step
 from dsdoctor.core.sentences import and_more_lines
@@ -41,7 +42,7 @@ class Ranks:
     starts: Mapping[int, float] = field(default_factory=dict)
     hosts: Sequence[str] = ()
 
-    @property
+    @cached_property
     def throttled(self) -> tuple[Held, ...]:
         """Those whose quota was used up in more periods than chance explains."""
         return tuple(
@@ -50,12 +51,49 @@ class Ranks:
 
     def known(self, pace: Pace) -> bool:
         """Whether a rank's quota explains what it does."""
-        return pace.rank in {held.rank for held in self.throttled}
+        return pace.rank in self._throttled_ranks
+
+    @cached_property
+    def _throttled_ranks(self) -> frozenset[int]:
+        return frozenset(held.rank for held in self.throttled)
+
+    @cached_property
+    def _by_rank(self) -> dict[int, Pace]:
+        return {pace.rank: pace for pace in self.paces}
+
+    @cached_property
+    def compute(self) -> Figure:
+        """The seconds of each rank's piece of work."""
+        return Figure({rank: pace.compute for rank, pace in self._by_rank.items()})
+
+    @cached_property
+    def cpu(self) -> Figure:
+        """The seconds of processor time of that work."""
+        return Figure({rank: pace.cpu for rank, pace in self._by_rank.items()})
+
+    @cached_property
+    def waited(self) -> Figure:
+        """The seconds that each waits at a barrier."""
+        return Figure({rank: pace.waited for rank, pace in self._by_rank.items()})
+
+    @cached_property
+    def delayed(self) -> Figure:
+        """The part of the time in which each waits for a processor."""
+        return Figure({rank: pace.delayed for rank, pace in self._by_rank.items()})
+
+    @cached_property
+    def began(self) -> Figure:
+        """The seconds that each waited for a processor until it came."""
+        return Figure({rank: self.starts.get(rank, 0.0) for rank in self._by_rank})
+
+    def alone(self, pace: Pace) -> bool:
+        """Whether there is no rank that a rank can be compared with."""
+        return len(self._by_rank.keys() & _same(pace)) == len(self._by_rank)
 
 
-def others_of(pace: Pace, paces: Sequence[Pace]) -> list[Pace]:
-    """The ranks that a rank can be compared with: not those that are given the same processors."""
-    return [other for other in paces if other.rank != pace.rank and other.rank not in pace.equals]
+def _same(pace: Pace) -> set[int]:
+    """The ranks that a rank cannot be compared with: itself, and those that are given the same processors."""
+    return {pace.rank, *pace.equals}
 
 
 def cpu_quota_used_up(ranks: Ranks) -> Iterator[Finding]:
@@ -114,24 +152,23 @@ def rank_lacks_processor(ranks: Ranks) -> Iterator[Finding]:
     """
     found: dict[str, list[Pace]] = defaultdict(list)
     for pace in ranks.paces:
-        others = others_of(pace, ranks.paces)
-        if others and not ranks.known(pace) and _lacks(pace, ranks):
+        if not ranks.known(pace) and _lacks(pace, ranks):
             found[_host(pace, ranks)].append(pace)
     for paces in found.values():
         worst = max(paces, key=lambda pace: pace.delayed)
-        others = others_of(worst, ranks.paces)
+        same = _same(worst)
         verb = "waits" if len(paces) == 1 else "wait"
-        mine, theirs = ranks.starts.get(worst.rank, 0.0), _starts(others, ranks)
+        mine, theirs = ranks.starts.get(worst.rank, 0.0), ranks.began.median(same)
         began = f"waited {mine:.1f} s for a processor until it came, the others {theirs:.1f} s"
-        usual = median(other.delayed for other in others)
+        usual = ranks.delayed.median(same)
         share = f"{verb} for a processor {worst.delayed:.0%} of the time, the others {usual:.0%}"
-        first, second = (share, began) if _less_now(worst, others) else (began, share)
+        first, second = (share, began) if _less_now(worst, ranks) else (began, share)
         yield Finding.warning(
             "rank-lacks-processor",
             f"{named(tuple(pace.rank for pace in paces), ranks.hosts)} {first}: other work or a quota takes it",
             evidence=(
                 f"it {second}",
-                f"{_ms(worst.compute)} for work that takes the others {_ms(_usual(others))} (medians)",
+                f"{_ms(worst.compute)} for work that takes the others {_ms(ranks.compute.median(same))} (medians)",
             ),
             fix="see what else runs on its host, which processors it may use, and whether its cgroup has a quota",
             steps=(step("ssh {host|HOST} top -b -n 1", host=_host(worst, ranks)),),
@@ -168,21 +205,17 @@ def processors_busy(ranks: Ranks) -> Iterator[Finding]:
 
 def _lacks(pace: Pace, ranks: Ranks) -> bool:
     """Whether a rank waits for a processor, and the ranks on others do not, or did not while they started."""
-    others = others_of(pace, ranks.paces)
-    if not others or pace.delayed < DELAYED:
+    if pace.delayed < DELAYED or ranks.alone(pace):
         return False
     began = ranks.starts.get(pace.rank, 0.0)
-    return _less_now(pace, others) or (began > LONG_START and began > TIMES_LONGER * _starts(others, ranks))
+    return _less_now(pace, ranks) or (began > LONG_START and began > TIMES_LONGER * ranks.began.median(_same(pace)))
 
 
-def _less_now(pace: Pace, others: Sequence[Pace]) -> bool:
+def _less_now(pace: Pace, ranks: Ranks) -> bool:
     """Whether the others wait far less than a rank, and work faster."""
-    less = median(other.delayed for other in others) * OTHERS_LESS <= pace.delayed
-    return less and pace.compute > SLOWER_WORK * _usual(others)
-
-
-def _starts(paces: Sequence[Pace], ranks: Ranks) -> float:
-    return median(ranks.starts.get(pace.rank, 0.0) for pace in paces)
+    same = _same(pace)
+    less = ranks.delayed.median(same) * OTHERS_LESS <= pace.delayed
+    return less and pace.compute > SLOWER_WORK * ranks.compute.median(same)
 
 
 def rank_straggles(ranks: Ranks) -> Iterator[Finding]:
@@ -203,14 +236,11 @@ def rank_straggles(ranks: Ranks) -> Iterator[Finding]:
     Since: 0.1
     """
     for pace in ranks.paces:
-        others = others_of(pace, ranks.paces)
-        if not others or ranks.known(pace) or _lacks(pace, ranks) or not _late(pace, others):
+        if ranks.known(pace) or _lacks(pace, ranks) or not _late(pace, ranks):
             continue
-        processor = bool(pace.cpu)
-        mine, theirs = (
-            (pace.cpu, median(other.cpu for other in others)) if processor else (pace.compute, _usual(others))
-        )
-        wait = median(other.waited for other in others)
+        processor, same = bool(pace.cpu), _same(pace)
+        mine, theirs = (pace.cpu, ranks.cpu.median(same)) if processor else (pace.compute, ranks.compute.median(same))
+        wait = ranks.waited.median(same)
         yield Finding.warning(
             "rank-straggles",
             f"{named((pace.rank,), ranks.hosts)} is slow by itself: {_ms(mine)} {'of processor time ' * processor}for work that"
@@ -226,19 +256,16 @@ def rank_straggles(ranks: Ranks) -> Iterator[Finding]:
         )
 
 
-def _late(pace: Pace, others: Sequence[Pace]) -> bool:
+def _late(pace: Pace, ranks: Ranks) -> bool:
     """Whether a rank works slowly and the others wait for it; two ranks of which each could be the slow one decide nothing."""
-    if pace.waited >= min(other.waited for other in others):
+    same = _same(pace)
+    if ranks.alone(pace) or pace.waited >= ranks.waited.least(same):
         return False
     if pace.cpu:
-        return pace.cpu > SLOW_PROCESSOR * max(other.cpu for other in others)
-    work, wait = _usual(others), median(other.waited for other in others)
+        return pace.cpu > SLOW_PROCESSOR * ranks.cpu.most(same)
+    work, wait = ranks.compute.median(same), ranks.waited.median(same)
     late = wait - pace.waited > LATE * work and pace.compute > SLOWER_WORK * work
     return late or pace.compute > SLOW_WORK * work
-
-
-def _usual(paces: Sequence[Pace]) -> float:
-    return median(pace.compute for pace in paces)
 
 
 def _ms(seconds: float) -> str:
