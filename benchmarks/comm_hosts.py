@@ -38,7 +38,10 @@ case " $DEAD " in *" $host "*) echo "ssh: connect to host port 22: Connection re
 case "$last" in *on_host*) ;; *)
     printf '@@dsdoctor\\nhost %s\\naddresses 10.0.0.1\\npython\\nfolder\\nmodules torch deepspeed dsdoctor\\n' "$host"; exit ;;
 esac
-case "$last" in *'"first":0,'*) echo '{"document":"all is well"}'; echo '{"ended":{"rank":0,"host":"x","how":null}}' ;; esac
+rest=${last#*echo }
+case "$(echo "${rest%% *}" | base64 -d)" in *'"first":0,'*)
+    echo '{"document":"all is well"}'; echo '{"ended":{"rank":0,"host":"x","how":null}}' ;;
+esac
 exec cat > /dev/null
 """
 MIB = 1 << 20
