@@ -13,7 +13,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from dsdoctor.core.json_text import encode
+from dsdoctor.core.text import encode
 from dsdoctor.hang.channel import NodeReport, send_report
 from dsdoctor.hang.models import RankView
 from dsdoctor.hang.processes import wait_until_gone

@@ -7,8 +7,8 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 from dsdoctor.commands.explain import every_rule, pages
-from dsdoctor.core.manual import ManualPage
 from dsdoctor.core.pages import ADDRESS
+from dsdoctor.core.text import ManualPage
 from dsdoctor.diagnosis.catalogue.rules import RULES
 
 MOST_SAMPLES = 6

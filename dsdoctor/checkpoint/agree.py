@@ -19,7 +19,7 @@ from dsdoctor.checkpoint.open_files import OpenFiles, Piece
 from dsdoctor.checkpoint.values import Damaged
 from dsdoctor.checkpoint.walk import at, tensors
 from dsdoctor.core.finding import Finding
-from dsdoctor.core.sentences import and_more_lines
+from dsdoctor.core.text import and_more_lines
 
 MOST = 12
 SINGLE = "F32"

@@ -16,7 +16,7 @@ from dsdoctor.checkpoint.names import Part, parse_name
 from dsdoctor.checkpoint.sizes import size_problems
 from dsdoctor.checkpoint.walk import at
 from dsdoctor.core.finding import Finding
-from dsdoctor.core.sentences import and_more
+from dsdoctor.core.text import and_more
 
 
 def judge_tag(examined: Examined) -> tuple[Finding, ...]:

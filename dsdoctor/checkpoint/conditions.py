@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dsdoctor.checkpoint.examine import Examined
 from dsdoctor.checkpoint.frozen import without_frozen
 from dsdoctor.core.finding import Finding
-from dsdoctor.core.sentences import and_more
+from dsdoctor.core.text import and_more
 
 OLD_NAMES = {name.partition(".")[0] for name in _compat_pickle.IMPORT_MAPPING}
 """Modules by the names that they had in Python 2, under which torch.save writes them: __builtin__.set."""

@@ -16,7 +16,7 @@ from dsdoctor.checkpoint.values import Damaged, pieces, start_of
 from dsdoctor.checkpoint.walk import at
 from dsdoctor.core.files import open_regular
 from dsdoctor.core.finding import Finding
-from dsdoctor.core.sentences import and_more_lines
+from dsdoctor.core.text import and_more_lines
 
 MOST = 12
 Read = Callable[[int], None]

@@ -14,9 +14,8 @@ from dsdoctor.checkpoint.inert import Call, Tensor
 from dsdoctor.checkpoint.look import Shard
 from dsdoctor.checkpoint.names import Part
 from dsdoctor.checkpoint.walk import at
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import step
-from dsdoctor.core.sentences import and_more
+from dsdoctor.core.finding import Finding, step
+from dsdoctor.core.text import and_more
 
 NOTES = 2
 """The stage from which on save_checkpoint notes frozen parameters: engine.py, zero_optimization_partition_gradients."""

@@ -14,8 +14,7 @@ from dsdoctor.checkpoint.names import Part
 from dsdoctor.checkpoint.plan import ALL, LOAD_UNIVERSAL, NO_OPTIMIZER, PROVEN_WITH, Outcome, Plan, Verdict
 from dsdoctor.checkpoint.tags import choose, judge_denied, judge_latest, judge_newer, newer_tags
 from dsdoctor.checkpoint.weights_alone import judge_weights_alone
-from dsdoctor.core.finding import Finding, has_error
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import Finding, has_error, step
 
 STAGES = {None: "an unknown stage", 0: "no ZeRO"}
 GIB = 1 << 30

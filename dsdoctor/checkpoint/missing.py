@@ -6,8 +6,7 @@ from dsdoctor.checkpoint.examine import PARTITIONED, Examined
 from dsdoctor.checkpoint.expected import missing_files, missing_states
 from dsdoctor.checkpoint.look import names_in
 from dsdoctor.checkpoint.names import Part, parse_name
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import Step, instead, step
+from dsdoctor.core.finding import Finding, Step, instead, step
 
 MOST = 12
 """Files that a finding names."""

@@ -10,7 +10,7 @@ from dsdoctor.checkpoint.inert import Tensor
 from dsdoctor.checkpoint.names import Part
 from dsdoctor.checkpoint.walk import at
 from dsdoctor.core.finding import Finding
-from dsdoctor.core.sentences import and_more
+from dsdoctor.core.text import and_more
 
 MOST = 6
 WRAPPERS = ("module.", "_orig_mod.", "base_model.model.", "model.", "transformer.")

@@ -4,9 +4,8 @@ from collections.abc import Iterator
 
 from dsdoctor.checkpoint.look import Folder, TagFolder, is_folder, is_tag, named_tag, names_in, step_of
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import step
-from dsdoctor.core.sentences import and_more
+from dsdoctor.core.finding import Finding, step
+from dsdoctor.core.text import and_more
 
 
 def choose(folder: Folder, wanted: str | None) -> TagFolder | None:

@@ -10,7 +10,7 @@ from dsdoctor.checkpoint.look import names_in
 from dsdoctor.checkpoint.names import Part
 from dsdoctor.checkpoint.trusted_names import untrusted
 from dsdoctor.checkpoint.walk import at
-from dsdoctor.core.sentences import and_more
+from dsdoctor.core.text import and_more
 
 STATES = ("fp32", "exp_avg", "exp_avg_sq")
 """What the converter takes of each parameter, whatever the optimizer: ds_to_universal.py, extract_zero_shards."""

@@ -1,7 +1,7 @@
 """Machine -> findings. Asks the machine nothing. A check that fails with an error becomes a NOTE; the others still run.
 
 A check is a generator named after the problem that it finds; its docstring is the manual page that ``dsdoctor explain``
-prints. What a finding ``affects`` is a need of ``dsdoctor.core.needs`` or the name of an op; the op table turns needs into ops.
+prints. What a finding ``affects`` is a need of ``dsdoctor.core.machine`` or the name of an op; the op table turns needs into ops.
 """
 
 import inspect

@@ -1,6 +1,6 @@
 """Steps that several checks advise."""
 
-from dsdoctor.core.fix import Step, instead, step
+from dsdoctor.core.finding import Step, instead, step
 from dsdoctor.core.machine import Cuda, Machine
 
 BUILD_WHEEL = step("python -m dsdoctor build-wheel")

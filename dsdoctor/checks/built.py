@@ -3,12 +3,11 @@
 from collections.abc import Iterator
 
 from dsdoctor.checks.advice import BUILD_WHEEL
-from dsdoctor.core import needs
+from dsdoctor.core import machine as needs
 from dsdoctor.core.deepspeed_install import library_of
-from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.core.fix import Fix, instead, step
+from dsdoctor.core.finding import Finding, Fix, Severity, instead, step
 from dsdoctor.core.machine import DeepSpeed, Machine
-from dsdoctor.core.sentences import and_more
+from dsdoctor.core.text import and_more
 
 GPU_OPS = ("fused_adam", "fused_lamb", "fused_lion")
 """Ops that hold GPU code in every build for CUDA. On a CPU, fused_adam has a flavour of its own under the same name."""

@@ -3,11 +3,9 @@
 from collections.abc import Iterator
 
 from dsdoctor.checks.advice import USE_ENV
-from dsdoctor.core import needs
-from dsdoctor.core.compatibility import compiler_limits, fits
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import instead, step
-from dsdoctor.core.machine import Compiler, Machine
+from dsdoctor.core import machine as needs
+from dsdoctor.core.finding import Finding, instead, step
+from dsdoctor.core.machine import Compiler, Machine, compiler_limits, fits
 
 
 def summary(machine: Machine) -> str:

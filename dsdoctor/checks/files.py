@@ -4,11 +4,10 @@ import re
 from collections.abc import Iterator
 
 from dsdoctor.checks.advice import BUILD_WHEEL
-from dsdoctor.core import needs
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import step
+from dsdoctor.core import machine as needs
+from dsdoctor.core.finding import Finding, step
 from dsdoctor.core.machine import Machine
-from dsdoctor.core.sentences import and_more
+from dsdoctor.core.text import and_more
 
 
 def libstdcxx_too_old(machine: Machine) -> Iterator[Finding]:

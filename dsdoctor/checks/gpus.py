@@ -3,13 +3,11 @@
 from collections.abc import Iterator
 
 from dsdoctor.checks.advice import BUILD_WHEEL, other_torch
-from dsdoctor.core import needs
+from dsdoctor.core import machine as needs
 from dsdoctor.core.architectures import check_known, compiled_by, numeric, order, parse_architectures, plain
-from dsdoctor.core.compatibility import OLDEST_DRIVER
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import instead, step
-from dsdoctor.core.machine import Machine
+from dsdoctor.core.finding import Finding, instead, step
+from dsdoctor.core.machine import OLDEST_DRIVER, Machine
 
 ACCELERATORS = ("cuda", "cpu", "xpu", "npu", "mps", "hpu", "mlu", "sdaa", "supa", "klxpu")
 """The names that DeepSpeed knows (0.19.8, accelerator/real_accelerator.py)."""

@@ -5,10 +5,9 @@ from collections.abc import Iterator
 from packaging.version import InvalidVersion, Version
 
 from dsdoctor.checks.advice import BUILD_WHEEL
-from dsdoctor.core.file_holders import FileHolder
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import Finding, step
 from dsdoctor.core.machine import Machine
+from dsdoctor.core.processes import FileHolder
 
 STALE_AFTER = 600.0
 LOCKS_RELEASED_SINCE = Version("2.14")

@@ -4,9 +4,8 @@ import re
 from collections.abc import Iterator
 
 from dsdoctor.checks.advice import OR_BUILD_WHEEL
-from dsdoctor.core import needs
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import Step, instead, step
+from dsdoctor.core import machine as needs
+from dsdoctor.core.finding import Finding, Step, instead, step
 from dsdoctor.core.machine import Machine, System
 
 

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from packaging.version import InvalidVersion, Version
 
 from dsdoctor.checks.advice import BUILD_WHEEL, other_torch, same_torch
-from dsdoctor.core import needs
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core import machine as needs
+from dsdoctor.core.finding import Finding, instead, step
 from dsdoctor.core.machine import Machine
 
 ALWAYS_ISOLATES = Version("25.3")

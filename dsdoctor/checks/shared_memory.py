@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator
 
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import Finding, step
 from dsdoctor.core.machine import Machine
-from dsdoctor.core.shared_memory import SEGMENT, Leftover
+from dsdoctor.core.processes import SEGMENT, Leftover
 
 FOLDER = "/dev/shm/"
 NOTICEABLE = 10

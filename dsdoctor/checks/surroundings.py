@@ -4,10 +4,9 @@ import difflib
 from collections.abc import Iterator
 
 from dsdoctor.checks.advice import USE_ENV
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import Finding, instead, step
 from dsdoctor.core.machine import Machine
-from dsdoctor.core.sentences import and_more
+from dsdoctor.core.text import and_more
 
 GIB, MIB = 1 << 30, 1 << 20
 KNOWN_VARIABLES = (

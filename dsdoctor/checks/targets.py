@@ -4,11 +4,9 @@ import re
 from collections.abc import Iterator
 
 from dsdoctor.checks.advice import BUILD_WHEEL
-from dsdoctor.core import needs
-from dsdoctor.core.architectures import order
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import step
-from dsdoctor.core.isa import lacking_instructions, says_nothing
+from dsdoctor.core import machine as needs
+from dsdoctor.core.architectures import lacking_instructions, order, says_nothing
+from dsdoctor.core.finding import Finding, step
 from dsdoctor.core.machine import Machine
 
 

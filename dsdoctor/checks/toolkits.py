@@ -3,12 +3,10 @@
 from collections.abc import Iterator
 
 from dsdoctor.checks.advice import ASSEMBLE, BUILD_WHEEL, OR_ASSEMBLE, USE_ENV
-from dsdoctor.core import needs
-from dsdoctor.core.compatibility import same_release
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import step
-from dsdoctor.core.machine import TAKEN, Machine, Toolkit, Torch
-from dsdoctor.core.sentences import and_more
+from dsdoctor.core import machine as needs
+from dsdoctor.core.finding import Finding, step
+from dsdoctor.core.machine import TAKEN, Machine, Toolkit, Torch, same_release
+from dsdoctor.core.text import and_more
 
 BASE_HEADERS = ("cuda_runtime.h", "crt/host_config.h", "cublas_v2.h", "cusparse.h", "cusolverDn.h", "cccl")
 """What every CUDA extension of torch includes (ATen/cuda/CUDAContext.h)."""

@@ -15,8 +15,7 @@ from dsdoctor.commands.build import AfterBuild, BuildScreen, Built, build, publi
 from dsdoctor.commands.build_targets import ListedTarget, chosen_target, list_targets, targets_of
 from dsdoctor.core.build_models import BuildPlan
 from dsdoctor.core.files import check_folder
-from dsdoctor.core.finding import has_error
-from dsdoctor.core.fix import Step, step
+from dsdoctor.core.finding import Step, has_error, step
 from dsdoctor.core.options import TARGET, WHERE, flag, option, options
 from dsdoctor.core.requests import BuildOrder
 from dsdoctor.report.plan import install_lines

@@ -8,8 +8,7 @@ from dsdoctor.cli.ending import FOUND, OK, columns, print_result
 from dsdoctor.cli.options import Json, Verbose
 from dsdoctor.commands.check import check
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.finding import Severity
-from dsdoctor.core.fix import Fix, for_python
+from dsdoctor.core.finding import Fix, Severity, fix_for_python
 from dsdoctor.core.options import WHAT, argument, flag, option
 from dsdoctor.core.requests import (
     Accelerator,
@@ -106,7 +105,7 @@ def check_command(
     else:
         command = next_step(done, arch)
         if command is not None and not machine and python != sys.executable:
-            command = for_python(Fix(text="", steps=(command,)), python).steps[0]
+            command = fix_for_python(Fix(text="", steps=(command,)), python).steps[0]
         lines = (*check_lines(done, verbose=verbose, width=columns()), *ending_lines(command))
     print_result("check", as_json, lines, done.findings, machine=done.machine, ops=done.ops, ops_of=ops_of(done))
     bad = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}

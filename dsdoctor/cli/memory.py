@@ -8,8 +8,7 @@ from dsdoctor.cli.ending import FOUND, OK, columns, print_result
 from dsdoctor.cli.options import Json, Verbose
 from dsdoctor.commands.memory import Examined, Order, examine, parse_gpus, with_world
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.finding import has_error
-from dsdoctor.core.fix import Step, step
+from dsdoctor.core.finding import Step, has_error, step
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.options import HOW, WHAT, flag, option
 from dsdoctor.core.requests import PythonPath

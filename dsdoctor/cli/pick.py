@@ -7,7 +7,7 @@ from typing import Annotated
 from dsdoctor.cli.ending import FOUND, OK, print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.commands.pick import pick
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import step
 from dsdoctor.core.options import argument, option
 from dsdoctor.core.requests import MachineFile, PythonPath
 from dsdoctor.report.machines import candidate_lines

@@ -10,8 +10,7 @@ from dsdoctor.commands.build_options import build_command
 from dsdoctor.commands.observe import observing_for
 from dsdoctor.commands.plan import planned
 from dsdoctor.core.build_models import BuildPlan
-from dsdoctor.core.finding import has_error
-from dsdoctor.core.fix import Step, with_options
+from dsdoctor.core.finding import Step, has_error, with_options
 from dsdoctor.core.requests import BuildOrder, MachineFile, PythonPath
 from dsdoctor.report.plan import plan_end_lines
 from dsdoctor.report.terminal import plan_lines

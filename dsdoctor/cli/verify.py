@@ -11,8 +11,7 @@ from dsdoctor.cli.options import Json, Verbose
 from dsdoctor.commands.judge import Verified
 from dsdoctor.commands.verify import verify, verify_listed
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.finding import Severity, has_error
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import Severity, has_error, step
 from dsdoctor.core.options import argument, flag
 from dsdoctor.core.requests import MachineFile, PythonPath
 from dsdoctor.report.machines import built_lines

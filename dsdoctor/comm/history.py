@@ -8,9 +8,8 @@ import msgspec
 
 from dsdoctor.comm.models import PhaseState
 from dsdoctor.comm.results import Report
-from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.core.fix import instead, step
-from dsdoctor.core.sentences import and_more_lines
+from dsdoctor.core.finding import Finding, Severity, instead, step
+from dsdoctor.core.text import and_more_lines
 from dsdoctor.hosts.nodelist import fold, in_words
 
 SCHEMA = "dsdoctor-node/1"

@@ -14,8 +14,8 @@ from dsdoctor.commands.observe import Say, observing_for
 from dsdoctor.commands.plan import Planned, planned
 from dsdoctor.commands.wheel_cache import find_wheel, inputs_of, keep
 from dsdoctor.core.build_models import BuildPlan, BuildResult
+from dsdoctor.core.children import PreloadedPython
 from dsdoctor.core.finding import Finding, has_error
-from dsdoctor.core.preloaded import PreloadedPython
 from dsdoctor.core.requests import BuildOrder
 from dsdoctor.core.workspace import log_folder
 from dsdoctor.diagnosis.clean import raw_lines

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator
 
-from dsdoctor.core.fix import Step, step, with_options
+from dsdoctor.core.finding import Step, step, with_options
 from dsdoctor.core.requests import BuildOrder, BuildRequest
 
 BUILD = step("python -m dsdoctor build-wheel")

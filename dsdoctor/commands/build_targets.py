@@ -13,7 +13,6 @@ from pathlib import Path
 
 from dsdoctor.builder.make.make_wheel import prepare_out
 from dsdoctor.builder.make.manifest import decode
-from dsdoctor.builder.make.op_job import OpProgress
 from dsdoctor.builder.make.scheduler import Pool
 from dsdoctor.builder.plan.choices import choose_local_version
 from dsdoctor.builder.targets.interpreters import find_interpreters, is_version
@@ -22,7 +21,7 @@ from dsdoctor.commands.build import AfterBuild, make_wheel
 from dsdoctor.commands.observe import observing_for
 from dsdoctor.commands.plan import Planned, planned
 from dsdoctor.commands.wheel_cache import Inputs, find_wheel, inputs_of, keep
-from dsdoctor.core.build_models import BuildPlan, BuildResult
+from dsdoctor.core.build_models import BuildPlan, BuildResult, OpProgress
 from dsdoctor.core.errors import BuildFailed, DoctorError, ImpossiblePlan, UsageError, refused_by_system
 from dsdoctor.core.finding import Finding, has_error
 from dsdoctor.core.host import LocalHost

@@ -15,7 +15,7 @@ from dsdoctor.checkpoint.model_shapes import ModelShapes, judge_model, not_compa
 from dsdoctor.checkpoint.plan import Plan
 from dsdoctor.checkpoint.repair import Repair, free_name, repair_of
 from dsdoctor.checkpoint.tags import choose
-from dsdoctor.core.child_answers import parse_answer
+from dsdoctor.core.children import parse_answer
 from dsdoctor.core.errors import DoctorError, ImpossiblePlan, UsageError
 from dsdoctor.core.files import write_text
 from dsdoctor.core.finding import Finding, has_error

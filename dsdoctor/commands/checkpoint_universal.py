@@ -23,9 +23,8 @@ from dsdoctor.checkpoint.values import Damaged
 from dsdoctor.commands.checkpoint import CheckpointOrder, available_memory, judge_checkpoint
 from dsdoctor.commands.checkpoint_merge import Watching, whole_tag
 from dsdoctor.core.errors import BuildFailed, ImpossiblePlan, UsageError, disk_full
-from dsdoctor.core.files import check_folder, make_folder, write_text
-from dsdoctor.core.fix import step
-from dsdoctor.core.hidden_folder import hidden_folder
+from dsdoctor.core.files import check_folder, hidden_folder, make_folder, write_text
+from dsdoctor.core.finding import step
 from dsdoctor.core.host import LocalHost
 
 WORK = "universal"

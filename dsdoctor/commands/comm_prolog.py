@@ -14,7 +14,7 @@ from dsdoctor.core.errors import DoctorError, UsageError
 from dsdoctor.core.files import append_text, read_limited
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.host import LocalHost
-from dsdoctor.core.json_text import encode
+from dsdoctor.core.text import encode
 
 MOST_SECONDS = 55.0
 """The deadline: with the start of Python the line is there within a minute."""

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.fix import Follows
-from dsdoctor.core.manual import ManualPage, page_lines, parse_page
+from dsdoctor.core.finding import Follows
+from dsdoctor.core.text import ManualPage, page_lines, parse_page
 
 if TYPE_CHECKING:
     from dsdoctor.diagnosis.models import Rule

@@ -19,8 +19,7 @@ from dsdoctor.commands.shelf import Candidate, Shelf, version_of
 from dsdoctor.commands.verify import verify
 from dsdoctor.core.build_models import BuildPlan, BuildResult
 from dsdoctor.core.errors import BuildFailed, UsageError
-from dsdoctor.core.finding import Finding, has_error
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import Finding, has_error, step
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.pip import install_needs, install_wheel

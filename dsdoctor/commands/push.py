@@ -14,7 +14,7 @@ from dsdoctor.core.errors import ImpossiblePlan, UsageError
 from dsdoctor.core.files import read_limited
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.host import LocalHost
-from dsdoctor.core.sentences import and_more
+from dsdoctor.core.text import and_more
 from dsdoctor.hosts.hostfile import HOST, parse_hostfile
 from dsdoctor.hosts.ssh_errors import ssh_problem
 from dsdoctor.push import errors as problems

@@ -16,8 +16,7 @@ from dsdoctor.commands.judge import judge
 from dsdoctor.commands.observe import Observation, Say
 from dsdoctor.core import redaction
 from dsdoctor.core.errors import BuildFailed, UsageError
-from dsdoctor.core.finding import Finding, Severity, has_error
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import Finding, Severity, has_error, step
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import DeepSpeed, Machine
 

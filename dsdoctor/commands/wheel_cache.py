@@ -21,9 +21,9 @@ from dsdoctor.builder.source.fetch import digest_here
 from dsdoctor.commands.cache import open_store
 from dsdoctor.core.build_models import BuildPlan, BuildResult
 from dsdoctor.core.host import CHILD_SCRIPTS, LocalHost
-from dsdoctor.core.json_text import encode
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.requests import BuildOrder
+from dsdoctor.core.text import encode
 from dsdoctor.core.workspace import cache_folder
 
 KIND = "wheels"

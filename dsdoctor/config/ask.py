@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dsdoctor.config.answer import Asked
-from dsdoctor.core.child_answers import parse_answer
+from dsdoctor.core.children import parse_answer
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.host import CHILD_SCRIPTS, Host
 from dsdoctor.core.machine import Gap

@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from dsdoctor.config.answer import Path, dotted, walk
 from dsdoctor.config.keys import CHOSEN_BY_NAME
 from dsdoctor.config.question import Question, Verdict
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import instead, step
-from dsdoctor.core.sentences import and_more
+from dsdoctor.core.finding import Finding, instead, step
+from dsdoctor.core.text import and_more
 
 FILLED_BY_TRAINER = (
     *("train_micro_batch_size_per_gpu", "train_batch_size", "gradient_accumulation_steps", "gradient_clipping"),

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from dsdoctor.config.answer import lookup
 from dsdoctor.config.question import Correction, Question, Verdict
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import Finding, step
 
 NO_TEXT = re.compile(r"UnicodeDecodeError: '\w+' codec can't decode")
 

@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 
 from dsdoctor.config.question import Question, Verdict
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import step
-from dsdoctor.core.sentences import and_more
+from dsdoctor.core.finding import Finding, step
+from dsdoctor.core.text import and_more
 
 
 def precision_of_gpus(question: Question) -> Iterator[Verdict]:

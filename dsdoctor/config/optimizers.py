@@ -10,7 +10,7 @@ from dsdoctor.config.answer import Construction, Names, Path, Warned, lookup
 from dsdoctor.config.names import nearest
 from dsdoctor.config.question import Correction, Question, Verdict, shown
 from dsdoctor.core.finding import Finding
-from dsdoctor.core.sentences import and_more
+from dsdoctor.core.text import and_more
 
 OF_THE_ENGINE = ("torch_adam", "adam_w_mode", "fp32_optimizer_states")
 """Parameters that DeepSpeed's engine takes itself, and no optimizer's signature shows. Each is a flag."""

@@ -11,7 +11,7 @@ from dsdoctor.config.keys import CHOSEN_BY_NAME
 from dsdoctor.config.names import nearest, plain
 from dsdoctor.config.question import Correction, Question, Verdict, shown
 from dsdoctor.core.finding import Finding
-from dsdoctor.core.sentences import and_more
+from dsdoctor.core.text import and_more
 
 ELSEWHERE = {"extra_forbidden", "no batch size"}
 """Kinds of refusals that ``keys.py`` and ``batch.py`` tell."""

@@ -7,7 +7,7 @@ from typing import Any
 from dsdoctor.config.answer import Path, lookup
 from dsdoctor.config.question import Question, Verdict, shown
 from dsdoctor.core.finding import Finding
-from dsdoctor.core.sentences import and_more
+from dsdoctor.core.text import and_more
 
 ZERO = "zero_optimization"
 OFFLOADS = ("offload_optimizer", "offload_param")

@@ -218,3 +218,18 @@ class BuildResult:
     log: str | None
     findings: tuple[Finding, ...] = field(default_factory=tuple)
     inputs: dict[str, str] | None = None
+
+
+# The state of one op while it is compiled: its progress, its log, its result. Runs nothing itself.
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpProgress:
+    """Progress of one op: ``state`` is "waiting", "compiling", "built", "cached", "failed" or
+    "interrupted"; objects done of ``total``. ``expected`` are the seconds that it takes of this build, by an earlier one."""
+
+    op: str
+    state: str
+    done: int = 0
+    total: int = 0
+    expected: float | None = None

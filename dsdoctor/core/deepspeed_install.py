@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 
-from dsdoctor.core.json_text import decode
 from dsdoctor.core.machine import WATCHED, DeepSpeed
+from dsdoctor.core.text import decode
 
 RECORD = "git_version_info_installed.py"
 MANIFEST = "dsdoctor.json"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dsdoctor.core.errors import BuildFailed, disk_full
 from dsdoctor.core.files import PRIVATE, write_text
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import step
 from dsdoctor.core.host import Answer, LocalHost
 from dsdoctor.core.redaction import Hidden
 

@@ -1,24 +1,104 @@
-"""The manual page of a rule: text in four fixed parts -> a page, and a page -> lines. Data only.
-
-Whoever writes a rule writes its page as plain text, most often a docstring::
-
-    What it means, in a line.
-
-    More of what it means, where there is more.
-
-    Why it matters: what goes wrong for the user, and when.
-
-    How to fix it: one or two sentences.
-
-        $ a command that can be pasted
-
-    Since: 0.1
-"""
+"""Texts: lists in sentences, JSON that may be anybody's, the manual page of a rule."""
 
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+# Lists in sentences, the same everywhere. Pure text.
+
+
+MOST_NAMES = 5
+
+
+def and_more(names: Sequence[str], most: int = MOST_NAMES, *, of: str = "") -> str:
+    """The first names, and how many more there are. ``of``: what they are, said behind "more".
+
+    >>> and_more(["a", "b", "c"], 2), and_more(["a", "b"], 2), and_more("abcd", 1, of="files")
+    ('a, b and 1 more', 'a, b', 'a and 3 more files')
+    """
+    left = len(names) - most
+    more = f" and {left:,} more{f' {of}' if of else ''}" if left > 0 else ""
+    return ", ".join(names[:most]) + more
+
+
+def and_more_lines(lines: Sequence[str], most: int, *, of: str = "") -> tuple[str, ...]:
+    """The first lines, and one that says how many more there are.
+
+    >>> and_more_lines(["a", "b", "c"], 1, of="lines")
+    ('a', 'and 2 more lines')
+    """
+    left = len(lines) - most
+    return (*lines[:most], *((f"and {left:,} more{f' {of}' if of else ''}",) if left > 0 else ()))
+
+
+# JSON in and out, where text and names may be anybody's: what is malformed is one kind of error, and any name can be written.
+#
+# msgspec is imported with the first document: a check has asked its questions by then.
+
+
+T = TypeVar("T")
+
+
+def decode(text: bytes | str, kind: type[T]) -> T:
+    """Read JSON into checked data. Raises msgspec.DecodeError for what is malformed, no UTF-8, or nested too deeply.
+
+    >>> decode(b"[" * 200_000, object)
+    Traceback (most recent call last):
+    msgspec.DecodeError: it is nested too deeply
+    """
+    import msgspec
+
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except RecursionError:
+        raise msgspec.DecodeError("it is nested too deeply") from None
+    except UnicodeError as error:
+        raise msgspec.DecodeError(f"it is not UTF-8: {error.reason if hasattr(error, 'reason') else error}") from None
+
+
+def encode(value: Any, *, order: Literal["sorted"] | None = None) -> bytes:
+    r"""Write data as JSON. Bytes of a file's name that are no UTF-8 are written as the terminal shows them.
+
+    >>> encode({"file": "wei\udcdf"})
+    b'{"file":"wei\\\\udcdf"}'
+    """
+    import msgspec
+
+    try:
+        return msgspec.json.encode(value, order=order)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_writable(msgspec.to_builtins(value)), order=order)
+
+
+def _writable(value: Any) -> Any:
+    """Plain data with every string and key in a form that UTF-8 has."""
+    if isinstance(value, str):
+        return value.encode("utf-8", errors="backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_writable(name): _writable(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_writable(inner) for inner in value]
+    return value
+
+
+# The manual page of a rule: text in four fixed parts -> a page, and a page -> lines. Data only.
+#
+# Whoever writes a rule writes its page as plain text, most often a docstring::
+#
+#     What it means, in a line.
+#
+#     More of what it means, where there is more.
+#
+#     Why it matters: what goes wrong for the user, and when.
+#
+#     How to fix it: one or two sentences.
+#
+#         $ a command that can be pasted
+#
+#     Since: 0.1
+
 
 PART = re.compile(r"^(Why it matters|How to fix it|Since): *", re.MULTILINE)
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import step
 from dsdoctor.diagnosis.catalogue.refused import A_FAULT
 from dsdoctor.diagnosis.combined_hit import combined_hit
 from dsdoctor.diagnosis.combined_launch import LAUNCH_COMBINATIONS

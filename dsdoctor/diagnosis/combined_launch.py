@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dsdoctor.core.fix import Step, step
+from dsdoctor.core.finding import Step, step
 from dsdoctor.diagnosis.failures import Frame
 from dsdoctor.diagnosis.losses import FINITE
 from dsdoctor.diagnosis.models import Facts, Hit

@@ -5,8 +5,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.core.harmless_flags import definitions
-from dsdoctor.core.redaction import urls
+from dsdoctor.core.redaction import definitions, urls
 from dsdoctor.diagnosis.catalogue.regressions import contradicted
 from dsdoctor.diagnosis.combined import combined_hits
 from dsdoctor.diagnosis.failures import LOST

@@ -2,8 +2,7 @@
 
 import re
 
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import Step, step
+from dsdoctor.core.finding import Finding, Step, step
 from dsdoctor.diagnosis.exits import Exit, signal_name
 from dsdoctor.diagnosis.origin import Origin
 

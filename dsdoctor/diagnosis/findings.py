@@ -3,8 +3,7 @@
 import re
 from dataclasses import replace
 
-from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.core.fix import Fix, Step, step
+from dsdoctor.core.finding import Finding, Fix, Severity, Step, step
 from dsdoctor.diagnosis.catalogue.rules import RULES
 from dsdoctor.diagnosis.failures import Failure
 from dsdoctor.diagnosis.models import Facts, Hit, Line, Stage

@@ -4,8 +4,7 @@ import enum
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import Step
+from dsdoctor.core.finding import Finding, Step
 from dsdoctor.diagnosis.said import is_said
 from dsdoctor.diagnosis.speakers import NOBODY, Speaker
 

@@ -3,7 +3,7 @@
 import re
 from dataclasses import replace
 
-from dsdoctor.core.fix import Step, step
+from dsdoctor.core.finding import Step, step
 from dsdoctor.diagnosis.catalogue.rules import RULES
 from dsdoctor.diagnosis.models import Facts, Hit, Stage
 

@@ -2,8 +2,7 @@
 
 import re
 
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import Finding, step
 from dsdoctor.diagnosis.models import Facts
 from dsdoctor.diagnosis.scan import Scan
 from dsdoctor.diagnosis.timeline import Timeline

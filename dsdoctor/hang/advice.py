@@ -1,6 +1,6 @@
 """What a rank that does not come is doing -> what to do next, with the commands for its host. Judges, never looks."""
 
-from dsdoctor.core.fix import Step, step
+from dsdoctor.core.finding import Step, step
 from dsdoctor.hang.models import RankView
 from dsdoctor.hang.stacks import doing_of, waits_for_thread
 

@@ -3,9 +3,8 @@
 from collections.abc import Callable, Iterable
 from functools import cached_property
 
-from dsdoctor.core.file_holders import FileHolder
 from dsdoctor.core.finding import Finding
-from dsdoctor.core.processes import LETTERS
+from dsdoctor.core.processes import LETTERS, FileHolder
 from dsdoctor.hang.endings import last_seen
 from dsdoctor.hang.models import MOVED, PROCESSES, RECORDERS, Incident, RankView
 from dsdoctor.hang.stacks import (

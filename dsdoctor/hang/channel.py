@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from dsdoctor.core.json_text import decode, encode
+from dsdoctor.core.text import decode, encode
 from dsdoctor.hang.models import RankView
 from dsdoctor.hang.run_identity import RunIdentity
 

@@ -6,8 +6,7 @@ When one rank fails all others fail to move, so the causes stand in the order in
 
 from collections.abc import Iterable, Iterator
 
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import Finding, step
 from dsdoctor.hang.advice import advice
 from dsdoctor.hang.case import Case, severity_of
 from dsdoctor.hang.models import PROCESSES, Operation, RankView

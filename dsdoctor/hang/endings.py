@@ -3,7 +3,7 @@ never looks."""
 
 from collections.abc import Sequence
 
-from dsdoctor.core.fix import Step, step
+from dsdoctor.core.finding import Step, step
 from dsdoctor.hang.models import RankView
 from dsdoctor.hang.peers import says_another_is_gone
 from dsdoctor.hang.stacks import own_frame, place

@@ -8,7 +8,7 @@ import msgspec
 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.files import PRIVATE, make_folder, read_limited, write_bytes
-from dsdoctor.core.json_text import decode, encode
+from dsdoctor.core.text import decode, encode
 from dsdoctor.hang.models import Incident, RankView
 
 SCHEMA = "dsdoctor/1"

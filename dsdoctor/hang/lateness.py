@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import Finding, step
 from dsdoctor.hang.models import GroupArrivals, RankArrivals, RankView
 from dsdoctor.hang.stacks import collective_in, doing, own_frame, place
 

@@ -14,8 +14,8 @@ from typing import TypeVar
 
 import msgspec
 
-from dsdoctor.core.file_holders import holder_of
-from dsdoctor.core.json_text import decode
+from dsdoctor.core.processes import holder_of
+from dsdoctor.core.text import decode
 from dsdoctor.hang import processes
 from dsdoctor.hang.models import Frame, GroupState, Lock, Operation, RankArrivals, RankView, Sample
 from dsdoctor.hang.ring import ARRIVALS, JOINED, LEAVING, UNWATCHED, Beat, RingReader

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from dsdoctor.core.file_holders import FileHolder
 from dsdoctor.core.finding import Finding
+from dsdoctor.core.processes import FileHolder
 
 WATCH, RECORDERS, PROCESSES = "watch", "recorders", "processes"
 """Where an incident was seen."""

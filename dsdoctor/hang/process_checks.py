@@ -3,8 +3,7 @@ never looks."""
 
 from collections.abc import Iterator
 
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import Finding, instead, step
 from dsdoctor.core.processes import LETTERS
 from dsdoctor.hang.case import Case, severity_of
 from dsdoctor.hang.endings import QUIET, is_asked, next_step

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from dsdoctor.core.host import Host
-from dsdoctor.core.json_text import decode
+from dsdoctor.core.text import decode
 from dsdoctor.hang.models import Frame, ThreadStack
 
 NAME = "py-spy"

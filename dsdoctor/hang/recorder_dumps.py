@@ -12,7 +12,7 @@ from typing import Any
 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.files import read_limited
-from dsdoctor.core.json_text import decode
+from dsdoctor.core.text import decode
 from dsdoctor.hang.models import RECORDERS, Frame, GroupState, Incident, Operation, RankView, Sample, ThreadStack
 
 NAME = re.compile(r"(?:nccl|fr|comm_lib)_?trace(?:_rank)?_+(\d+)(?:\.json|\.pkl|\.pickle)?")

@@ -2,8 +2,7 @@
 
 import inspect
 
-from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import Finding, Severity, step
 from dsdoctor.hang.case import Case
 from dsdoctor.hang.checks import CHECKS
 from dsdoctor.hang.lateness import rank_late_again

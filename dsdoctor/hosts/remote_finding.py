@@ -4,8 +4,7 @@ have written them, and JSON of others cannot make a Step of this type."""
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.core.fix import Fix
+from dsdoctor.core.finding import Finding, Fix, Severity
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """A step for another host, which this machine's shell and that of the other host read one after the other."""
 
-from dsdoctor.core.fix import Step, step
+from dsdoctor.core.finding import Step, step
 
 
 def on_host(host: str, there: Step) -> Step:

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass, replace
 
-from dsdoctor.core.fix import Step, step
+from dsdoctor.core.finding import Step, step
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ import os
 import sys
 from typing import Any
 
-from dsdoctor.core.child_answers import parse_answer
+from dsdoctor.core.children import parse_answer
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.host import LocalHost
 from dsdoctor.memory.last_call import Call

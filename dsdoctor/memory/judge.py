@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import Finding, step
 from dsdoctor.memory.changes import Enough, Situation
 from dsdoctor.memory.models import SIZES, Prediction
 from dsdoctor.memory.unmeasured import Unmeasured

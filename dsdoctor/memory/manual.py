@@ -1,4 +1,4 @@
-"""The manual pages of the findings on memory, in four parts (see ``dsdoctor.core.manual``)."""
+"""The manual pages of the findings on memory, in four parts (see ``dsdoctor.core.text``)."""
 
 PAGES = {
     "memory-does-not-fit": """\

@@ -5,9 +5,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from dsdoctor.core.discreet_host import DiscreetHost
 from dsdoctor.core.host import Host
 from dsdoctor.core.machine import Driver, Gap, Gpu, Machine, SearchPaths, System, Torch
+from dsdoctor.core.snapshot import DiscreetHost
 from dsdoctor.probe.cache import judge_cache
 from dsdoctor.probe.compilers import find_compilers
 from dsdoctor.probe.gpus import ask_gpus

@@ -3,7 +3,7 @@
 import sys
 from dataclasses import dataclass
 
-from dsdoctor.core.child_answers import parse_answer
+from dsdoctor.core.children import parse_answer
 from dsdoctor.core.host import Host
 from dsdoctor.core.machine import Cuda, Driver, Gap, Gpu
 

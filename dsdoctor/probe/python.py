@@ -3,7 +3,7 @@
 import glob
 from dataclasses import dataclass
 
-from dsdoctor.core.child_answers import parse_answer
+from dsdoctor.core.children import parse_answer
 from dsdoctor.core.deepspeed_install import (
     MANIFEST,
     RECORD,
@@ -12,9 +12,9 @@ from dsdoctor.core.deepspeed_install import (
     with_manifest,
     with_tags,
 )
-from dsdoctor.core.file_holders import FileHolder
 from dsdoctor.core.host import Host
 from dsdoctor.core.machine import DeepSpeed, Gap, JitCache, Python, Torch
+from dsdoctor.core.processes import FileHolder
 
 
 @dataclass(frozen=True, kw_only=True)

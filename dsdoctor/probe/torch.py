@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass, replace
 
-from dsdoctor.core.child_answers import parse_answer
+from dsdoctor.core.children import parse_answer
 from dsdoctor.core.host import Host
 from dsdoctor.core.machine import Cuda, Gap, Python, Torch
 from dsdoctor.probe.python import Environment

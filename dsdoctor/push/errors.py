@@ -1,7 +1,6 @@
 """What a node or ssh said, or a time limit -> a finding that says why the push stops at that node."""
 
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import Step, step
+from dsdoctor.core.finding import Finding, Step, step
 from dsdoctor.hosts.remote_step import on_host
 from dsdoctor.push.models import NodeEnded, NodeMessage, NodeState, NodeStep, Sent, Way
 

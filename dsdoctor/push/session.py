@@ -11,8 +11,8 @@ import msgspec
 
 from dsdoctor.core.finding import Finding, has_error
 from dsdoctor.core.host import CHILD_SCRIPTS
-from dsdoctor.core.json_text import decode
 from dsdoctor.core.processes import end_session
+from dsdoctor.core.text import decode
 from dsdoctor.push import errors as problems
 from dsdoctor.push.models import Delivered, NodeEnded, NodeMessage, NodeState, NodeStep, Present, Sent, Way
 

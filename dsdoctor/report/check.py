@@ -6,9 +6,8 @@ from dataclasses import replace
 from dsdoctor.builder.plan.op_table import ASKED, BUILDS, CANNOT, INSTALLED, OpVerdict
 from dsdoctor.commands.check_ops import Checked
 from dsdoctor.core.build_models import Source
-from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.core.fix import Step, step
-from dsdoctor.core.sentences import and_more
+from dsdoctor.core.finding import Finding, Severity, Step, step
+from dsdoctor.core.text import and_more
 from dsdoctor.report.screen import counted, first_step, next_line, screen_lines
 from dsdoctor.report.table import table
 from dsdoctor.report.terminal import MARKS, VerdictLine

@@ -15,7 +15,7 @@ from dsdoctor.checkpoint.repair import Repair
 from dsdoctor.commands.checkpoint_merge import Merged
 from dsdoctor.commands.checkpoint_universal import Converted
 from dsdoctor.core.finding import Severity, has_error
-from dsdoctor.core.sentences import and_more
+from dsdoctor.core.text import and_more
 from dsdoctor.report.screen import first_step, most_harmful, next_line
 from dsdoctor.report.terminal import VerdictLine, finding_lines
 from dsdoctor.report.units import size

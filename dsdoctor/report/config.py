@@ -7,8 +7,7 @@ from pathlib import Path
 from dsdoctor.config.answer import dotted
 from dsdoctor.config.judge import ConfigJudged, Fixed, corrections_of
 from dsdoctor.config.question import Correction
-from dsdoctor.core.finding import Severity, has_error
-from dsdoctor.core.fix import Step, step
+from dsdoctor.core.finding import Severity, Step, has_error, step
 from dsdoctor.report.screen import first_step, next_line, screen_lines
 from dsdoctor.report.terminal import VerdictLine, finding_lines
 

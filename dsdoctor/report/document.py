@@ -3,7 +3,7 @@
 from typing import Any
 
 from dsdoctor.core.finding import Finding
-from dsdoctor.core.json_text import encode
+from dsdoctor.core.text import encode
 
 SCHEMA = "dsdoctor/1"
 

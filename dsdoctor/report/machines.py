@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dsdoctor.checks.compare import FactDifference
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.machine import DeepSpeed
-from dsdoctor.core.sentences import and_more
+from dsdoctor.core.text import and_more
 
 FEW = 4
 

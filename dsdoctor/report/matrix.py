@@ -4,7 +4,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from dsdoctor.builder.make.op_job import OpProgress
+from dsdoctor.core.build_models import OpProgress
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.report.progress import BuildProgress
 from dsdoctor.report.terminal import finding_lines

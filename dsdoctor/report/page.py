@@ -30,8 +30,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
 from dsdoctor.core.files import check_target as check_place
 from dsdoctor.core.files import write_bytes
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import Step
+from dsdoctor.core.finding import Finding, Step
 from dsdoctor.core.version import __version__
 from dsdoctor.report.screen import MOST, counted, most_harmful
 from dsdoctor.report.terminal import MARKS, printable

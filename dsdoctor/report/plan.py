@@ -4,8 +4,7 @@ import sys
 from collections.abc import Iterator
 
 from dsdoctor.core.build_models import BuildPlan
-from dsdoctor.core.finding import Severity, has_error
-from dsdoctor.core.fix import Step, step
+from dsdoctor.core.finding import Severity, Step, has_error, step
 from dsdoctor.report.screen import counted, first_step, next_line, screen_lines
 from dsdoctor.report.terminal import VerdictLine
 

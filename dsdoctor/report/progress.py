@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console, Group
     from rich.live import Live
 
-    from dsdoctor.builder.make.op_job import OpProgress
+    from dsdoctor.core.build_models import OpProgress
 
 MARKS = {"waiting": "·", "compiling": "…", "built": "✓", "cached": "✓", "failed": "✗", "interrupted": "·"}
 WIDE = 60

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dsdoctor.core.finding import Finding
-from dsdoctor.core.sentences import and_more
+from dsdoctor.core.text import and_more
 from dsdoctor.push.models import Delivered, NodeState, Present
 from dsdoctor.report.terminal import finding_lines
 

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.core.fix import Follows, Step, step
-from dsdoctor.core.sentences import and_more
+from dsdoctor.core.finding import Finding, Follows, Severity, Step, step
+from dsdoctor.core.text import and_more
 from dsdoctor.report.terminal import finding_lines
 
 MOST = 3

@@ -10,9 +10,8 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.core.fix import Follows
-from dsdoctor.core.sentences import and_more
+from dsdoctor.core.finding import Finding, Follows, Severity
+from dsdoctor.core.text import and_more
 from dsdoctor.report.wrap import in_letters, wrapped
 
 # every command prints with this file, and few of them have a plan or a machine

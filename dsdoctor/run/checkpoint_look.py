@@ -14,10 +14,9 @@ from dsdoctor.checkpoint.look import look, read_tag
 from dsdoctor.checkpoint.plan import ALL, MODULE, NO_OPTIMIZER, Plan
 from dsdoctor.checkpoint.tags import choose
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.finding import Finding, Severity, has_error
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import Finding, Severity, has_error, step
 from dsdoctor.core.host import LocalHost
-from dsdoctor.core.sentences import and_more
+from dsdoctor.core.text import and_more
 from dsdoctor.report.terminal import finding_lines, printable
 from dsdoctor.report.units import size
 

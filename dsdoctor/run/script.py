@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.fix import Follows, Step
+from dsdoctor.core.finding import Follows, Step
 from dsdoctor.core.rank_variables import RANKS
 from dsdoctor.run import checkpoint, guide_class, hang, memory, other_ranks
 

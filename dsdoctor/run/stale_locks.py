@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from dsdoctor.core.file_holders import FileHolder, holder_of
+from dsdoctor.core.processes import FileHolder, holder_of
 
 SURELY_NOBODY = FileHolder(pid=None, doubt="")
 RELEASED_SINCE = (2, 14)

@@ -12,9 +12,8 @@ import pytest
 
 from dsdoctor.builder.cache.store import CacheStore
 from dsdoctor.builder.make.manifest import EARLIEST, decode, write_into
-from dsdoctor.builder.make.op_job import OpProgress
 from dsdoctor.builder.make.workdir import Workdir
-from dsdoctor.core.build_models import BuildPlan, BuildResult, ToolkitPlan
+from dsdoctor.core.build_models import BuildPlan, BuildResult, OpProgress, ToolkitPlan
 from dsdoctor.core.machine import Cuda
 from tests.builder.test_make import plan, run, workdir_in
 

@@ -8,8 +8,8 @@ import pytest
 
 from dsdoctor.builder.make.commands import OpCommands, ask_commands
 from dsdoctor.builder.wheel.load import load_each
+from dsdoctor.core.children import PreloadedPython
 from dsdoctor.core.host import LocalHost
-from dsdoctor.core.preloaded import PreloadedPython
 from tests.builder.test_make import plan
 
 pytest.importorskip("setuptools", reason="its build_ext gives the commands")

@@ -21,10 +21,9 @@ import pytest
 
 from dsdoctor.builder.make.make_wheel import make
 from dsdoctor.builder.make.manifest import Manifest, decode
-from dsdoctor.builder.make.op_job import OpProgress
 from dsdoctor.builder.make.pack import STAND_IN
 from dsdoctor.builder.make.workdir import Workdir
-from dsdoctor.core.build_models import BuildPlan, BuildResult, LeftOut, OpPlan, Source
+from dsdoctor.core.build_models import BuildPlan, BuildResult, LeftOut, OpPlan, OpProgress, Source
 from dsdoctor.core.errors import BuildFailed, ImpossiblePlan
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.workspace import cache_folder, log_folder, workspace

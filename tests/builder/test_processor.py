@@ -14,9 +14,9 @@ from dsdoctor.builder.make.flags import FlagSettings, edited
 from dsdoctor.builder.plan.choices import choose_architectures
 from dsdoctor.builder.plan.processor import LEVELS, choose_processor, flags_of
 from dsdoctor.builder.wheel.elf import read_elf
+from dsdoctor.core.architectures import FEATURES, lacking_instructions
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Severity
-from dsdoctor.core.isa import FEATURES, lacking_instructions
 from dsdoctor.core.machine import Compiler, Machine, Node, System
 from dsdoctor.core.requests import BuildRequest
 from tests.cli.runner import run

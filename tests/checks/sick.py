@@ -17,7 +17,7 @@ from dsdoctor.core.machine import (
     Runtime,
     SearchPaths,
 )
-from dsdoctor.core.shared_memory import Leftover, SharedMemory
+from dsdoctor.core.processes import Leftover, SharedMemory
 from tests.conftest import CPU_TORCH, GCC, PYTHON, SYSTEM, TORCH, machine, toolkit
 
 H100 = Gpu(index=0, name="NVIDIA H100", uuid="GPU-1", capability="9.0", memory=80 << 30)

@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 
 from dsdoctor.checks import TOPICS, Topic, checks, examine, manual
-from dsdoctor.core import needs
+from dsdoctor.core import machine as needs
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.file_holders import FileHolder
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.machine import Cuda, DeepSpeed, Driver, Machine, SearchPaths, System
-from dsdoctor.core.shared_memory import Leftover, SharedMemory
+from dsdoctor.core.processes import FileHolder, Leftover, SharedMemory
 from tests.checks.sick import (
     BARE,
     BIG,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.core.isa import FEATURES, instructions_of, lacking_instructions, says_nothing
+from dsdoctor.core.architectures import FEATURES, instructions_of, lacking_instructions, says_nothing
 from tests.builder.test_wheel import contents, wheel
 from tests.cli.runner import run
 from tests.commands.test_verify import H100_TORCH_2_14, rules, with_gpu_code

@@ -5,8 +5,7 @@ from collections.abc import Iterable
 from dsdoctor.comm.models import Claim, CommPhase, Mode, PhaseState
 from dsdoctor.comm.results import ConnectOutcome, Limit, Pace, PairTime, PhaseResult, Reach, Report, Speed, Stuck
 from dsdoctor.comm.verdict import ended, verdict
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import Step, step
+from dsdoctor.core.finding import Finding, Step, step
 
 MIB = 1 << 20
 FACTORS = {"all_reduce": lambda n: 2 * (n - 1) / n, "broadcast": lambda n: 1.0}

@@ -69,7 +69,7 @@ def test_ranks_on_more_hosts_than_one_head_carries_are_left_to_the_scheduler(tmp
 
 def test_every_rule_of_this_room_has_a_manual_page() -> None:
     from dsdoctor.comm.manual import manual_pages
-    from dsdoctor.core.manual import parse_page
+    from dsdoctor.core.text import parse_page
 
     pages = manual_pages()
 

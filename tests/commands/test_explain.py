@@ -7,8 +7,8 @@ import pytest
 
 from dsdoctor.commands.explain import PARTS, Part, every_rule, fix_commands, may_have, pages, source_of
 from dsdoctor.core.finding import Finding
-from dsdoctor.core.json_text import decode, encode
 from dsdoctor.core.pages import ADDRESS
+from dsdoctor.core.text import decode, encode
 from dsdoctor.diagnosis.catalogue.rules import RULES
 from tests.cli.runner import run
 from tests.each import each

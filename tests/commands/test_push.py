@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dsdoctor.core.fix import Step
+from dsdoctor.core.finding import Step
 from dsdoctor.push.models import NodeMessage
 from dsdoctor.report.terminal import finding_lines
 from tests.builder.test_wheel import INFO, METADATA, NAME, contents, wheel

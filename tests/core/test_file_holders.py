@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.core.file_holders import FIRST_NAMESPACE, FileHolder, doubt_of, file_system_of, holder_of, namespace
+from dsdoctor.core.processes import FIRST_NAMESPACE, FileHolder, doubt_of, file_system_of, holder_of, namespace
 
 
 def test_who_has_a_file_open_is_found_and_afterwards_nobody(tmp_path: Path) -> None:

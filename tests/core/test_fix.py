@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.core.fix import FIELD, Follows, Risk, Step, instead, step
+from dsdoctor.core.finding import FIELD, Follows, Risk, Step, instead, step
 
 ROOT = Path(__file__).parents[2] / "dsdoctor"
 MAKERS = {"step", "instead"}
@@ -53,7 +53,7 @@ def calls() -> tuple[tuple[str, ast.Call], ...]:
         imported = {
             name.name
             for node in nodes
-            if isinstance(node, ast.ImportFrom) and node.module == "dsdoctor.core.fix"
+            if isinstance(node, ast.ImportFrom) and node.module == "dsdoctor.core.finding"
             for name in node.names
         }
         here = [
@@ -85,7 +85,7 @@ def test_a_step_is_a_literal_of_our_own_source_and_so_is_its_note() -> None:
 
 def test_steps_are_made_in_one_way() -> None:
     for path in ROOT.rglob("*.py"):
-        if path != ROOT / "core" / "fix.py":
+        if path != ROOT / "core" / "finding.py":
             assert not [line for line in path.read_text().splitlines() if re.search(r"\bStep\(", line)], path
 
 

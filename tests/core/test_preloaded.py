@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.core.preloaded import PreloadedPython
+from dsdoctor.core.children import PreloadedPython
 
 
 @pytest.fixture

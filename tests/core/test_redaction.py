@@ -7,10 +7,8 @@ from hypothesis import strategies as st
 
 from dsdoctor.checks.gpus import ACCELERATORS
 from dsdoctor.core.architectures import KNOWN, NAMED
-from dsdoctor.core.discreet_host import DiscreetHost
-from dsdoctor.core.harmless_flags import command, flags
-from dsdoctor.core.redaction import WORDS, Hidden, url, urls, variable
-from dsdoctor.core.snapshot import Recorder, save
+from dsdoctor.core.redaction import WORDS, Hidden, command, flags, url, urls, variable
+from dsdoctor.core.snapshot import DiscreetHost, Recorder, save
 from dsdoctor.probe.libraries import include_dirs
 from tests.conftest import Disk
 from tests.each import each

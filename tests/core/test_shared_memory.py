@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.core.file_holders import FIRST_NAMESPACE, namespace
 from dsdoctor.core.host import LocalHost
-from dsdoctor.core.json_text import encode
-from dsdoctor.core.shared_memory import STARTING, _mapped, doubt_about, look_shared_memory
+from dsdoctor.core.processes import FIRST_NAMESPACE, STARTING, _mapped, doubt_about, look_shared_memory, namespace
 from dsdoctor.core.snapshot import RecordedHost, Recorder
+from dsdoctor.core.text import encode
 
 ENDED = 4194305
 """More than any process number that Linux gives (PID_MAX_LIMIT)."""
@@ -162,7 +161,7 @@ def test_another_user_does_not_know_who_uses_it(folder: Path) -> None:
     script = f"""
 import os, sys
 sys.path[:] = {sys.path!r}
-from dsdoctor.core.shared_memory import look_shared_memory
+from dsdoctor.core.processes import look_shared_memory
 os.setuid(65534)
 print(look_shared_memory({str(folder)!r}).leftovers[0].doubt)
 """

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.core.manual import parse_page
+from dsdoctor.core.text import parse_page
 from dsdoctor.diagnosis.catalogue.rules import RULES, TOPICS
 from dsdoctor.diagnosis.diagnose import diagnosis_of
 from dsdoctor.diagnosis.models import Facts, Rule, Signature, Tier

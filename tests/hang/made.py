@@ -1,6 +1,6 @@
 """Incidents made by hand: ranks with sequence numbers, operations and stacks, one thing wrong at a time."""
 
-from dsdoctor.core.file_holders import FileHolder
+from dsdoctor.core.processes import FileHolder
 from dsdoctor.hang.models import Frame, GroupState, Incident, Lock, Operation, RankView, Sample, ThreadStack
 
 TORCH = "/v/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"

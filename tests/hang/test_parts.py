@@ -19,7 +19,7 @@ import pytest
 
 from dsdoctor.commands.hang import judge_folder
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.json_text import encode
+from dsdoctor.core.text import encode
 from dsdoctor.hang.channel import Answer, Listener, NodeReport, Sent, send_report
 from dsdoctor.hang.fault_dump import parse_dump
 from dsdoctor.hang.incident_files import read_ranks, write_ranks

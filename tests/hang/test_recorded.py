@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dsdoctor.core.json_text import decode, encode
+from dsdoctor.core.text import decode, encode
 from dsdoctor.hang.local_rank import LocalRank
 from dsdoctor.hang.models import GroupState, Operation, RankView
 from dsdoctor.hang.recorded import history

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.core.child_answers import parse_answer
+from dsdoctor.core.children import parse_answer
 from dsdoctor.core.host import LocalHost
 from dsdoctor.memory.read import parse_settings
 from tests.launch.test_run_launchers import free_port

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.core.fix import Fix
+from dsdoctor.core.finding import Finding, Fix, Severity
 from dsdoctor.overflow.watch.announce import Announcer
 from tests.overflow.written import frame, good, rank_report, tensor
 

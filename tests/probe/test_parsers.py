@@ -15,7 +15,7 @@ from dsdoctor.builder.make.manifest import decode
 from dsdoctor.builder.wheel.elf import parse_producers
 from dsdoctor.checks import examine
 from dsdoctor.core.architectures import parse_architectures
-from dsdoctor.core.child_answers import parse_answer
+from dsdoctor.core.children import parse_answer
 from dsdoctor.core.deepspeed_install import parse_version_info, recorded_wheel_digest
 from dsdoctor.core.errors import DoctorError, UsageError
 from dsdoctor.core.host import Answer

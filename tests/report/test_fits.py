@@ -15,7 +15,7 @@ from dsdoctor.commands.check import check
 from dsdoctor.commands.memory import Examined
 from dsdoctor.config.judge import ConfigJudged
 from dsdoctor.config.read import ReadConfig
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import step
 from dsdoctor.core.requests import CheckRequest
 from dsdoctor.hang.verdict import judge as judge_hang
 from dsdoctor.memory.changes import changes

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import Finding, instead, step
 from dsdoctor.core.pages import ADDRESS
 from dsdoctor.report.page import Listing, Page, Table, check_target, rendered
 

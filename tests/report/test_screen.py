@@ -10,8 +10,7 @@ from rich.console import Console
 from dsdoctor.checks import Examined
 from dsdoctor.commands.check import check
 from dsdoctor.commands.check_ops import Checked
-from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import Finding, Severity, instead, step
 from dsdoctor.core.requests import CheckRequest
 from dsdoctor.report.check import check_lines, ending_lines, missed_ops, next_step
 from dsdoctor.report.issue import issue_lines

@@ -4,10 +4,8 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from dsdoctor.builder.make.op_job import OpProgress
-from dsdoctor.core.build_models import BuildResult, OpResult
-from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.core.fix import Fix, step
+from dsdoctor.core.build_models import BuildResult, OpProgress, OpResult
+from dsdoctor.core.finding import Finding, Fix, Severity, step
 from dsdoctor.report.plan import install_lines
 from dsdoctor.report.progress import BuildProgress
 from dsdoctor.report.terminal import finding_lines, printable, result_lines, show

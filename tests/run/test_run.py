@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.fix import Follows, instead, step
+from dsdoctor.core.finding import Follows, instead, step
 from dsdoctor.run.__main__ import environment_for, parse_command_line
 from dsdoctor.run.script import RANKS, VARIABLE, without_run
 

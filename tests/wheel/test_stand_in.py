@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.builder.source.fetch import lay_out
-from dsdoctor.core.child_answers import parse_answer
+from dsdoctor.core.children import parse_answer
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.workspace import cache_folder
 

@@ -26,7 +26,7 @@ from dsdoctor.builder.cache.checked_files import (
     open_folder,
     store,
 )
-from dsdoctor.core.json_text import decode, encode
+from dsdoctor.core.text import decode, encode
 
 SCHEMA = "dsdoctor-cache/1"
 RECORD = "entry.json"

@@ -10,10 +10,9 @@ from pathlib import Path
 
 from dsdoctor.builder.make.first_error import first_error
 from dsdoctor.core.build_models import BuildPlan, OpPlan
-from dsdoctor.core.child_answers import MARK
+from dsdoctor.core.children import MARK, PreloadedPython
 from dsdoctor.core.host import CHILD_SCRIPTS, LocalHost
-from dsdoctor.core.json_text import decode
-from dsdoctor.core.preloaded import PreloadedPython
+from dsdoctor.core.text import decode
 
 SILENCE = 300.0
 """Seconds without a line after which a preloaded process is given up: a builder's own probe compiles a few lines at most."""

@@ -14,10 +14,10 @@ from dsdoctor.builder.make.commands import Command, OpCommands
 from dsdoctor.builder.make.first_error import first_error
 from dsdoctor.builder.make.flags import FlagSettings, changes, edited, flag_settings, memory_of, threaded, threads_of
 from dsdoctor.builder.make.op_cache import OpCache
-from dsdoctor.builder.make.op_job import Compiled, OpProgress, OpWork, Watch
+from dsdoctor.builder.make.op_job import Compiled, OpWork, Watch
 from dsdoctor.builder.make.scheduler import CompileJob, Pool, carry_out
 from dsdoctor.builder.plan.choices import JOB_MEMORY
-from dsdoctor.core.build_models import BuildPlan, OpPlan
+from dsdoctor.core.build_models import BuildPlan, OpPlan, OpProgress
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.redaction import Hidden

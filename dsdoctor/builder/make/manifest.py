@@ -20,7 +20,7 @@ import msgspec
 
 from dsdoctor.builder.make.prove import OpProof
 from dsdoctor.builder.wheel.elf import ElfInfo, newest
-from dsdoctor.core import json_text
+from dsdoctor.core import text as json_text
 from dsdoctor.core.build_models import BuildPlan, Source
 from dsdoctor.core.deepspeed_install import MANIFEST
 from dsdoctor.core.files import replacing

@@ -9,22 +9,10 @@ from pathlib import Path
 from dsdoctor.builder.make.commands import Command, OpCommands
 from dsdoctor.builder.make.first_error import first_error
 from dsdoctor.builder.make.op_cache import Made
-from dsdoctor.core.build_models import OpPlan
+from dsdoctor.core.build_models import OpPlan, OpProgress
 from dsdoctor.core.files import PRIVATE, append_text
 from dsdoctor.core.host import Completed
 from dsdoctor.core.redaction import Hidden
-
-
-@dataclass(frozen=True, kw_only=True)
-class OpProgress:
-    """Progress of one op: ``state`` is "waiting", "compiling", "built", "cached", "failed" or
-    "interrupted"; objects done of ``total``. ``expected`` are the seconds that it takes of this build, by an earlier one."""
-
-    op: str
-    state: str
-    done: int = 0
-    total: int = 0
-    expected: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dsdoctor.builder.make.first_error import first_error
 from dsdoctor.core.build_models import Source
-from dsdoctor.core.child_answers import parse_answer
+from dsdoctor.core.children import parse_answer
 from dsdoctor.core.host import CHILD_SCRIPTS, Answer, LocalHost
 from dsdoctor.core.machine import Gap
 from dsdoctor.core.redaction import Hidden

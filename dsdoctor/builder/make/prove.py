@@ -12,11 +12,11 @@ from dsdoctor.builder.wheel.elf import ElfInfo, read_elf
 from dsdoctor.builder.wheel.load import lacks_driver, lacks_instructions, load_each, not_tried
 from dsdoctor.core.architectures import plain
 from dsdoctor.core.build_models import BuildPlan, OpPlan
+from dsdoctor.core.children import PreloadedPython
 from dsdoctor.core.deepspeed_install import parse_version_info
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Machine
-from dsdoctor.core.preloaded import PreloadedPython
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,8 @@ from dsdoctor.builder.cache.store import CacheStore
 from dsdoctor.builder.make.op_job import Compiled
 from dsdoctor.builder.make.scheduler import Pool
 from dsdoctor.core.build_models import BuildPlan, Source
+from dsdoctor.core.children import PreloadedPython
 from dsdoctor.core.machine import Machine
-from dsdoctor.core.preloaded import PreloadedPython
 from dsdoctor.core.workspace import fixed_folder
 
 ROOM = 1 << 30

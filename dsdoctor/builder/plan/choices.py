@@ -9,11 +9,10 @@ from dsdoctor.builder.plan.preconditions import GIB, working_torch
 from dsdoctor.core.architectures import OLDEST, check_known, compiled_by, numeric, parse_architectures
 from dsdoctor.core.build_models import Choice, OpPlan, ToolkitPlan
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import Finding, instead, step
 from dsdoctor.core.machine import Machine, Node, Torch
 from dsdoctor.core.requests import BuildRequest
-from dsdoctor.core.sentences import and_more
+from dsdoctor.core.text import and_more
 
 JOB_MEMORY = {True: 7 * GIB // 2, False: 2 * GIB}
 """Bytes of one compile job with and without device code: the largest process of a build of all ops was measured at

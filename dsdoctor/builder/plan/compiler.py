@@ -3,10 +3,8 @@
 from dataclasses import replace
 
 from dsdoctor.core.build_models import Choice, ToolkitPlan
-from dsdoctor.core.compatibility import compiler_limits, fits, newest_compiler
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import instead, step
-from dsdoctor.core.machine import Compiler, Machine, Toolkit
+from dsdoctor.core.finding import Finding, instead, step
+from dsdoctor.core.machine import Compiler, Machine, Toolkit, compiler_limits, fits, newest_compiler
 
 
 def choose_compiler(

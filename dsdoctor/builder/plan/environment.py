@@ -3,8 +3,7 @@
 import difflib
 
 from dsdoctor.core.build_models import HeadersPlan, Source, ToolkitPlan
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import Finding, step
 from dsdoctor.core.machine import Compiler, Machine
 
 DROPPED = ("CUDACXX", "MAX_JOBS", "MAKEFLAGS", "PYTORCH_NVCC", "TORCH_CUDA_ARCH_LIST", "CUDA_HOME", "CUDA_PATH")

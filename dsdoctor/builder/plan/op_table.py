@@ -7,12 +7,11 @@ from dsdoctor.builder.plan.ops import DEFAULT, needs_of, refusal, wanted_ops
 from dsdoctor.builder.plan.plan import plan_build
 from dsdoctor.builder.source.op_catalogue import need_of
 from dsdoctor.builder.toolkit.offers import NOT_ASKED, Offers
-from dsdoctor.core import needs
+from dsdoctor.core import machine as needs
 from dsdoctor.core.architectures import numeric, parse_architectures, plain
 from dsdoctor.core.build_models import OpFact, Source
 from dsdoctor.core.errors import DoctorError, UsageError
-from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import Finding, Severity, step
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.requests import BuildRequest
 
@@ -115,7 +114,7 @@ def _asked(source: Source, request: BuildRequest) -> frozenset[str]:
 
 
 def requirements(fact: OpFact, machine: Machine) -> frozenset[str]:
-    """What an op needs, as names of ``dsdoctor.core.needs``."""
+    """What an op needs, as names of ``dsdoctor.core.machine``."""
     wants = {needs.TORCH, needs.COMPILER, needs.PYTHON_HEADERS, *(need.name for need in need_of(fact.op).needs)}
     if fact.needs_toolkit:
         of_toolkit = needs_of((fact,), machine)

@@ -10,8 +10,7 @@ from dsdoctor.builder.toolkit.choose import BASE_LIBRARIES, Needs, lacking
 from dsdoctor.core.architectures import only
 from dsdoctor.core.build_models import LeftOut, OpFact, Source, ToolkitPlan
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.core.fix import Fix, step
+from dsdoctor.core.finding import Finding, Fix, Severity, step
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.requests import BuildRequest
 

@@ -6,8 +6,7 @@ from packaging.version import InvalidVersion, Version
 
 from dsdoctor.core.build_models import OpPlan, ToolkitPlan
 from dsdoctor.core.errors import ImpossiblePlan
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import Finding, step
 from dsdoctor.core.machine import Machine, Torch
 
 GIB = 1 << 30

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dsdoctor.builder.plan.compiler import version_of
+from dsdoctor.core.architectures import instructions_of, lacking_instructions
 from dsdoctor.core.build_models import Choice
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding
-from dsdoctor.core.isa import instructions_of, lacking_instructions
 from dsdoctor.core.machine import Compiler, Machine, Node, System
 from dsdoctor.core.requests import BuildRequest
-from dsdoctor.core.sentences import and_more
+from dsdoctor.core.text import and_more
 
 NATIVE = "native"
 BY_ITSELF = "DeepSpeed's own choice: this very processor; a level (--cpu) or --node FILE makes a wheel for others too"

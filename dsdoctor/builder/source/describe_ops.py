@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from dsdoctor.builder.source.fetch import LaidOut, digest
 from dsdoctor.builder.source.sdists import without_steering
 from dsdoctor.core.build_models import OpFact, Source
-from dsdoctor.core.child_answers import parse_answer
+from dsdoctor.core.children import parse_answer
 from dsdoctor.core.errors import BuildFailed
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import DeepSpeed, Gap

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from dsdoctor.core.fix import Fix, instead, step
+from dsdoctor.core.finding import Fix, instead, step
 from dsdoctor.core.machine import Cuda
 
 

@@ -15,8 +15,8 @@ from dsdoctor.builder.source.newest import newest_sdist
 from dsdoctor.core.errors import BuildFailed, ImpossiblePlan, UsageError
 from dsdoctor.core.files import read_limited, write_bytes
 from dsdoctor.core.host import LocalHost
-from dsdoctor.core.json_text import decode, encode
 from dsdoctor.core.pip import OTHER_HASH, run_pip
+from dsdoctor.core.text import decode, encode
 from dsdoctor.core.workspace import private_folder
 
 NEWEST = "newest"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from dsdoctor.core.child_answers import parse_answer
+from dsdoctor.core.children import parse_answer
 from dsdoctor.core.errors import ImpossiblePlan
 from dsdoctor.core.host import Host
 from dsdoctor.core.machine import Gap

@@ -16,12 +16,12 @@ from packaging.version import InvalidVersion, Version
 
 from dsdoctor.builder.targets.installers import Say, choose_installer
 from dsdoctor.builder.targets.interpreters import Interpreter
-from dsdoctor.core.child_answers import parse_answer
+from dsdoctor.core.children import parse_answer
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
 from dsdoctor.core.files import write_bytes
 from dsdoctor.core.host import LocalHost
-from dsdoctor.core.json_text import encode
 from dsdoctor.core.machine import Cuda, Gap
+from dsdoctor.core.text import encode
 from dsdoctor.core.workspace import private_folder
 
 INDEX = "https://download.pytorch.org/whl"

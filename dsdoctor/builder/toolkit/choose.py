@@ -16,10 +16,8 @@ from dsdoctor.builder.toolkit.plan_assembly import (
 from dsdoctor.builder.toolkit.plan_offers import from_offers
 from dsdoctor.core.architectures import parse_architectures, plain
 from dsdoctor.core.build_models import Choice, ToolkitPlan
-from dsdoctor.core.compatibility import MINOR_TOLERANT
-from dsdoctor.core.finding import Finding, has_error
-from dsdoctor.core.fix import step
-from dsdoctor.core.machine import Cuda, Machine, Toolkit
+from dsdoctor.core.finding import Finding, has_error, step
+from dsdoctor.core.machine import MINOR_TOLERANT, Cuda, Machine, Toolkit
 from dsdoctor.core.requests import BuildRequest
 
 BASE_LIBRARIES = ("cudart",)

@@ -13,8 +13,8 @@ from pathlib import Path
 from dsdoctor.builder.toolkit.plan_assembly import MARK
 from dsdoctor.core.errors import BuildFailed
 from dsdoctor.core.files import write_text
-from dsdoctor.core.fix import step
-from dsdoctor.core.sentences import and_more
+from dsdoctor.core.finding import step
+from dsdoctor.core.text import and_more
 
 PARTS_FOLDER = "parts"
 DIGESTS = "parts.sha256"

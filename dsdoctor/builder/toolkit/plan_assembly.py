@@ -4,8 +4,7 @@ import hashlib
 from collections.abc import Sequence
 
 from dsdoctor.core.build_models import Choice, Layer, ToolkitPlan
-from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.core.fix import Fix, instead, step
+from dsdoctor.core.finding import Finding, Fix, Severity, instead, step
 from dsdoctor.core.machine import Cuda, Machine, Toolkit
 from dsdoctor.core.requests import BuildRequest
 

@@ -11,11 +11,9 @@ from dataclasses import replace
 from dsdoctor.builder.toolkit.offers import NvidiaRelease, Offers, label_of
 from dsdoctor.core.architectures import numeric
 from dsdoctor.core.build_models import Archive, Choice, DebianPackage, Layer, ToolkitPlan
-from dsdoctor.core.compatibility import MINOR_TOLERANT, compiled_for
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import instead, step
-from dsdoctor.core.machine import Cuda, Machine, Toolkit
-from dsdoctor.core.sentences import and_more
+from dsdoctor.core.finding import Finding, instead, step
+from dsdoctor.core.machine import MINOR_TOLERANT, Cuda, Machine, Toolkit, compiled_for
+from dsdoctor.core.text import and_more
 
 COMPILER = ("cuda_nvcc", "cuda_cudart", "cuda_cccl")
 """The components without which nothing compiles."""

@@ -12,8 +12,7 @@ from filelock import FileLock
 
 from dsdoctor.core.build_models import Choice, HeadersPlan
 from dsdoctor.core.errors import BuildFailed
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import Finding, step
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.pip import why_failed

@@ -12,9 +12,8 @@ from dsdoctor.builder.wheel.attestation import (
     read_attestation,
 )
 from dsdoctor.builder.wheel.read import hex_of
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import Step, step
-from dsdoctor.core.sentences import and_more
+from dsdoctor.core.finding import Finding, Step, step
+from dsdoctor.core.text import and_more
 
 KINDS = {
     "https://slsa.dev/provenance/v1": "build provenance",

@@ -9,7 +9,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from dsdoctor.core import redaction
-from dsdoctor.core.harmless_flags import GONE
+from dsdoctor.core.redaction import GONE
 
 DIRECT = re.compile(r"([\w.-]+) ?(?:\[[^\]]*\])? ?@ ?(\S+)", re.ASCII)
 """A requirement that names where it is fetched from (PEP 508), as no package of PyPI may have one."""

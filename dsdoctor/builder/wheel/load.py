@@ -4,13 +4,11 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from dsdoctor.core.child_answers import parse_answer
+from dsdoctor.core.children import PreloadedPython, parse_answer
 from dsdoctor.core.deepspeed_install import library_of
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import Finding, step
 from dsdoctor.core.host import Answer, LocalHost
 from dsdoctor.core.machine import DeepSpeed, Gap, Machine
-from dsdoctor.core.preloaded import PreloadedPython
 
 LOAD_LIMIT = 300.0
 

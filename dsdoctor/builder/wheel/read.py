@@ -33,8 +33,8 @@ from dsdoctor.core.deepspeed_install import (
 from dsdoctor.core.errors import UsageError, is_full
 from dsdoctor.core.files import open_regular, read_limited
 from dsdoctor.core.host import LocalHost
-from dsdoctor.core.json_text import decode
 from dsdoctor.core.machine import DeepSpeed
+from dsdoctor.core.text import decode
 
 LARGEST = 16 << 30
 MOST_FILES = 200_000

@@ -9,7 +9,7 @@ from dsdoctor.cli.options import Json
 from dsdoctor.cli.trace.options import BatchList, Modules, One, Other, PhaseName, RankList, check_dtype, selection_of
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.files import check_target
-from dsdoctor.core.fix import Step, step
+from dsdoctor.core.finding import Step, step
 from dsdoctor.core.options import option
 from dsdoctor.overflow.frames.frame import CallPhase, Frame
 from dsdoctor.overflow.trace.extremes import Picture, picture, reference

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from dsdoctor.core.files import read_limited
-from dsdoctor.core.json_text import decode
+from dsdoctor.core.text import decode
 
 LARGEST = 8 << 20
 

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from dsdoctor.comm.models import Claim
 from dsdoctor.comm.nodes.plan import Outcome, Part, Run, Trial, play
 from dsdoctor.comm.rank_names import by_rank, named
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import step
-from dsdoctor.core.sentences import and_more
+from dsdoctor.core.finding import Finding, step
+from dsdoctor.core.text import and_more
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterator
 from dsdoctor.comm.collectives.nccl_log import NcclFacts
 from dsdoctor.comm.models import Claim
 from dsdoctor.comm.rank_names import by_rank, named
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import Finding, step
 
 MOST_LINES = 8
 

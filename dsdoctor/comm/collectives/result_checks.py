@@ -6,9 +6,8 @@ from itertools import chain
 
 from dsdoctor.comm.rank_names import named
 from dsdoctor.comm.results import Exchange
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import step
-from dsdoctor.core.sentences import and_more, and_more_lines
+from dsdoctor.core.finding import Finding, step
+from dsdoctor.core.text import and_more, and_more_lines
 
 SHOWN = 6
 

@@ -13,8 +13,7 @@ from dsdoctor.comm.mesh.checks import CHECKS as MESH_CHECKS
 from dsdoctor.comm.mesh.matrix import Mesh
 from dsdoctor.comm.rank_names import named
 from dsdoctor.comm.results import Stuck
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import Step, step
+from dsdoctor.core.finding import Finding, Step, step
 from dsdoctor.core.processes import LETTERS
 from dsdoctor.hosts.nodelist import in_words
 

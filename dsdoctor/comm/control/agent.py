@@ -23,8 +23,7 @@ from dsdoctor.comm.rendezvous.names import addresses_of, reverse_lookup
 from dsdoctor.comm.rendezvous.notices import Notice, NoticeListener, send_notice
 from dsdoctor.comm.rendezvous.store import Unreached, open_board
 from dsdoctor.comm.results import ConnectOutcome
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import Finding, step
 from dsdoctor.core.processes import redirect
 
 MARGIN = 0.6

@@ -19,8 +19,7 @@ from dsdoctor.comm.rank_names import named
 from dsdoctor.comm.results import ConnectOutcome, PhaseResult, Reach
 from dsdoctor.comm.speed import speed_checks
 from dsdoctor.comm.speed.bandwidth import merge
-from dsdoctor.core.finding import Finding, has_error
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import Finding, has_error, step
 
 MESH_SECONDS = 20.0
 SPEED_SECONDS = {Mode.DEFAULT: 20.0, Mode.FULL: 240.0}

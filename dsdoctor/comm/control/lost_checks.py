@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from dsdoctor.comm.mesh.connect import ConnectResult
 from dsdoctor.comm.models import Rank
 from dsdoctor.comm.results import ConnectOutcome
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import Finding, step
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,9 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import Step, step
+from dsdoctor.core.finding import Finding, Step, step
 from dsdoctor.core.host import Host
-from dsdoctor.core.sentences import and_more_lines
+from dsdoctor.core.text import and_more_lines
 from dsdoctor.hosts.nodelist import in_words
 
 Counters = dict[str, int]

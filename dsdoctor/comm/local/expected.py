@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dsdoctor.comm.local.rank_view import WHO, Check, RankView
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import Finding, instead, step
 
 
 @dataclass(frozen=True, kw_only=True)

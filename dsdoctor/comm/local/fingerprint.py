@@ -15,8 +15,7 @@ from dsdoctor.comm.local.interfaces import is_loopback
 from dsdoctor.comm.local.variables import is_secret
 from dsdoctor.comm.models import Claim, Local
 from dsdoctor.comm.rank_names import by_rank
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import Step, instead, step
+from dsdoctor.core.finding import Finding, Step, instead, step
 
 OWN = (
     *("CUDA_VISIBLE_DEVICES", "NCCL_DEBUG_FILE", "NCCL_HOSTID", "NCCL_TOPO_DUMP_FILE", "NCCL_GRAPH_DUMP_FILE"),

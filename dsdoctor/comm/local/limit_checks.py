@@ -5,8 +5,7 @@ from dataclasses import replace
 
 from dsdoctor.comm.local.rank_view import WHO, Check, RankView
 from dsdoctor.comm.models import Local
-from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import Finding, Severity, instead, step
 
 GIB, MIB = 1 << 30, 1 << 20
 LITTLE_MEMLOCK = 1 * GIB

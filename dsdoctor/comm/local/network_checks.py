@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from dsdoctor.comm.local.interfaces import is_loopback, matches
 from dsdoctor.comm.local.rank_view import MOST_EVIDENCE, WHO, Check, RankView
 from dsdoctor.comm.models import Local
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import Step, step
+from dsdoctor.core.finding import Finding, Step, step
 
 
 def hostname_unusable(place: RankView) -> Iterator[Finding]:

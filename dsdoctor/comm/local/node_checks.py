@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 from dsdoctor.comm.local.facts import NOT_READ
 from dsdoctor.comm.local.rank_view import MOST_EVIDENCE, WHO, Check, RankView
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import Finding, instead, step
 
 GIB, MIB = 1 << 30, 1 << 20
 SMALL_SHM = 64 * MIB

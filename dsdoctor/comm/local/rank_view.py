@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 
 from dsdoctor.comm.models import Local, RankGpu
 from dsdoctor.comm.rank_names import named
-from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.core.fix import Step, step
-from dsdoctor.core.sentences import and_more_lines
+from dsdoctor.core.finding import Finding, Severity, Step, step
+from dsdoctor.core.text import and_more_lines
 
 WHO = "{who}"
 """A placeholder for the ranks, until it is known which ranks have the same finding."""

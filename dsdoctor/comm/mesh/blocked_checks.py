@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from dsdoctor.comm.mesh.blocked import Blocked, Side, blocked
 from dsdoctor.comm.mesh.matrix import Mesh
 from dsdoctor.comm.results import ConnectOutcome, Reach
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import Step, step
+from dsdoctor.core.finding import Finding, Step, step
 from dsdoctor.hosts.nodelist import in_words
 
 MOST_NAMED = 4

@@ -11,8 +11,7 @@ from dsdoctor.comm.mesh.one_address import ARRIVED, shared_addresses
 from dsdoctor.comm.models import Claim
 from dsdoctor.comm.rank_names import by_rank, named
 from dsdoctor.comm.results import Reach
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import Step, step
+from dsdoctor.core.finding import Finding, Step, step
 
 NAME_IT = step("export GLOO_SOCKET_IFNAME={interface} NCCL_SOCKET_IFNAME={interface}")
 

@@ -8,8 +8,7 @@ from dsdoctor.comm.mesh.blocked_checks import hosts_in_words
 from dsdoctor.comm.mesh.matrix import HostPair, Mesh, peers_of
 from dsdoctor.comm.models import Claim
 from dsdoctor.comm.results import ConnectOutcome, Reach
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import Step, step
+from dsdoctor.core.finding import Finding, Step, step
 
 LOSS = 0.01
 """The share of segments sent again from which a link counts as lossy; healthy links in a data centre lose fewer than 1 in

@@ -6,9 +6,8 @@ from statistics import median
 
 from dsdoctor.comm.nodes.plan import FEWEST_PAIRS, Outcome, Part, Trial
 from dsdoctor.comm.speed.bandwidth import BUSY, busbw
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import step
-from dsdoctor.core.sentences import and_more_lines
+from dsdoctor.core.finding import Finding, step
+from dsdoctor.core.text import and_more_lines
 
 SLOW = {"nccl": 1.5, "gloo": 4.0}
 """So many times slower than its like a group is slow; on two busy cores healthy pairs of gloo differ by 2.5 to 4."""

@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 
 from dsdoctor.comm.preflight.facts import PreflightFacts
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import Finding, step
 
 EXPORTED = ("MLFLOW", "PYTHON", "MV2", "UCX")
 OF_ACCELERATORS = {"cuda": ("NCCL",)}

@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 
 from dsdoctor.comm.preflight import checks
 from dsdoctor.comm.preflight.facts import PreflightFacts
-from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.core.fix import Step, instead, step
-from dsdoctor.core.sentences import and_more_lines
+from dsdoctor.core.finding import Finding, Severity, Step, instead, step
+from dsdoctor.core.text import and_more_lines
 from dsdoctor.hosts.hostfile import Slots
 from dsdoctor.hosts.nodelist import fold, in_words
 

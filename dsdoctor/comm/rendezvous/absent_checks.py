@@ -8,8 +8,7 @@ from dsdoctor.comm.models import Rank
 from dsdoctor.comm.rendezvous.notices import UNNAMED
 from dsdoctor.comm.rendezvous.store import Unreached
 from dsdoctor.comm.results import ConnectOutcome
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import Finding, instead, step
 
 APART = 10
 """Ports from one job's to the one that is proposed for another: more than those on which a rank 0 listens."""

@@ -8,9 +8,8 @@ from dsdoctor.comm.local.interfaces import is_loopback
 from dsdoctor.comm.models import Claim, Rank
 from dsdoctor.comm.rank_names import MOST_NAMED, by_rank, named
 from dsdoctor.comm.rendezvous.notices import Notice
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import step
-from dsdoctor.core.sentences import and_more
+from dsdoctor.core.finding import Finding, step
+from dsdoctor.core.text import and_more
 
 SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"
 LATE = 15.0

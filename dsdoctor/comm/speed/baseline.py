@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from dsdoctor.comm.results import Report, Speed
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import Step, step
+from dsdoctor.core.finding import Finding, Step, step
 
 LEAST_LOSS = 0.15
 """The least loss that is reported."""

@@ -5,8 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dsdoctor.comm.rank_names import named
 from dsdoctor.comm.results import PairTime, Reach
 from dsdoctor.comm.speed.pairs import shared_rank
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import Finding, step
 
 LATE = 0.01
 """Seconds one way, at best of several, from which a message is late; 16 ranks on two processors stay below it."""

@@ -12,9 +12,8 @@ from functools import cached_property
 from dsdoctor.comm.rank_names import named
 from dsdoctor.comm.results import Held, Pace
 from dsdoctor.comm.speed.others import Figure
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import step
-from dsdoctor.core.sentences import and_more_lines
+from dsdoctor.core.finding import Finding, step
+from dsdoctor.core.text import and_more_lines
 
 SLOW_WORK, SLOWER_WORK = 2.0, 1.25
 SLOW_PROCESSOR = 1.5

@@ -12,8 +12,7 @@ from dsdoctor.comm.speed import rank_checks
 from dsdoctor.comm.speed.bandwidth import BUSY, TIMED
 from dsdoctor.comm.speed.latency_checks import late_pairs, messages_late, round_trips
 from dsdoctor.comm.speed.pairs import shared_rank, slower, within
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import Finding, step
 
 GB = 1e9
 LARGE = {"nccl": 64 << 20, "gloo": 1 << 20}

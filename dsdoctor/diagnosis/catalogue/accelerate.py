@@ -1,6 +1,6 @@
 """Rules of accelerate and trl with DeepSpeed: settings that are there twice, models that they make or unwrap, autocast."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 ACCELERATE_CONFIG_TWICE = Rule(

@@ -1,6 +1,6 @@
 """Rules of accelerate's launcher, and of the engine and the stand-ins that its prepare() makes for DeepSpeed."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage
 
 ACCELERATE_MACHINE_RANK = Rule(

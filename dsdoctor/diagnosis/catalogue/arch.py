@@ -1,6 +1,6 @@
 """Rules of GPU architectures: none to build for, unknown to nvcc or torch, or not built."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 IN_THE_BUILDER = (

@@ -1,6 +1,6 @@
 """Rules of arguments that are refused before a model is made: by parsers, Hydra, and checks of the frameworks themselves."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage
 
 ARGUMENTS_REFUSED = Rule(

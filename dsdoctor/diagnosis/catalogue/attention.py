@@ -1,6 +1,6 @@
 """Rules of flash-attention and the attention implementations of transformers."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 FLASH_ATTENTION_DTYPE = Rule(

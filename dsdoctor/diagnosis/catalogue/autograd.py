@@ -1,6 +1,6 @@
 """Rules of the backward pass: changed in place, recomputed otherwise, nan in it, losses that are no numbers, DDP's own checks."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 DEEPSPEED = r"deepspeed[/\\]|[Zz]e[Rr][Oo].{0,3}3|zero3"

@@ -1,6 +1,6 @@
 """The rule of certificates whose time is not now: a clock that is wrong, or a certificate that is old."""
 
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 CERTIFICATE_OUT_OF_DATE = Rule(

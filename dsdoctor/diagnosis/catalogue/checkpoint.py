@@ -1,6 +1,6 @@
 """Rules of checkpoints that are whole and do not fit: another world size, another model, refused by torch.load."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 CHECKPOINT_WEIGHTS_ONLY = Rule(

@@ -1,6 +1,6 @@
 """Rules of a checkpoint's files: missing, cut off, not written, or not there at all."""
 
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 READING = r"torch[/\\]serialization\.py|checkpoint_engine\.py|PyTorchFileReader"

@@ -1,6 +1,6 @@
 """Rules of torch.compile and DeepCompile, and of the hybrid engine that switches between training and generation."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 TORCH_COMPILE_FAILED = Rule(

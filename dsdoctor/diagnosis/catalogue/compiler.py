@@ -1,6 +1,6 @@
 """Rules of the host compiler: missing, too old, too new, killed."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 COMPILER = r"(?:c\+\+|g\+\+|gcc|cc|clang|clang\+\+|icpx?)(?:-[\d.]{1,20})?"

@@ -1,6 +1,6 @@
 """Rules of DeepSpeed's configuration: its keys, their types, the batch sizes, and the file itself."""
 
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 OF_DEEPSPEED = (

@@ -1,6 +1,6 @@
 """Rules of whole blocks of the configuration: one that is no block, and an optimizer that torch does not have."""
 
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 CONFIG_BLOCK_WRONG = Rule(

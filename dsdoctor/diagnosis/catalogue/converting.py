@@ -1,6 +1,6 @@
 """Rules of converting DeepSpeed's checkpoints, and of loading the states of an optimizer that do not fit."""
 
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 ZERO_TO_FP32_FAILED = Rule(

@@ -1,6 +1,6 @@
 """Rules of processes that break off: where Python stood at a segmentation fault, Ray's workers, threads, pickled engines."""
 
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 FRAME = r"^File \"\S{1,200}[/\\]"

@@ -1,6 +1,6 @@
 """Rules of the data: files that are no table, empty data sets, columns that the model does not take, text encodings."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 DATASET_UNREADABLE = Rule(

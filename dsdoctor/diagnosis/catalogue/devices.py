@@ -1,6 +1,6 @@
 """Rules of tensors on the wrong device, and of what processes do to CUDA before they use it."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 TO_ENGINE = (

@@ -1,6 +1,6 @@
 """Rules of parts of the engine in use: schedulers, optimizers without a scale, norms of zero, sizes of partitions."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 IN_ZERO = r"zero[/\\](?:stage|partition|mics)\w{0,40}\.py"

@@ -1,6 +1,6 @@
 """Rules of pods that Kubernetes evicts: of what the node, or the pod by its own limits, had too little."""
 
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 POD_EVICTED = Rule(

@@ -1,6 +1,6 @@
 """Rules of files and folders: not there, not allowed, moved by another rank."""
 
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 FILE_MISSING = Rule(

@@ -1,6 +1,6 @@
 """Rules of code and compiler flags that do not fit each other: the C++ standard, SIMD, a bug of nvcc."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 CXX_STANDARD_TOO_LOW = Rule(

@@ -1,6 +1,6 @@
 """Rules of the GPU itself: its driver, its errors (Xid, ECC), faults inside kernels, and which GPU a rank takes."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 DRIVER_TOO_OLD = Rule(

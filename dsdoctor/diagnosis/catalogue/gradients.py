@@ -1,6 +1,6 @@
 """Rules of autograd: a loss without a gradient, a second backward, dtypes that do not go together."""
 
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 LOSS_WITHOUT_GRADIENT = Rule(

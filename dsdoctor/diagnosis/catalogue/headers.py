@@ -1,6 +1,6 @@
 """Rules of headers that the compiler did not find, in any language: the name of the header decides."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import instead, step
 from dsdoctor.diagnosis.catalogue.linker import linker
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 

@@ -1,6 +1,6 @@
 """Rules of several hosts: the hostfile, ssh between them, filters of hosts and slots."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 HOSTFILE_MALFORMED = Rule(

@@ -1,6 +1,6 @@
 """Rules of Hugging Face: the Trainer's arguments against the DeepSpeed configuration, loading of models, the hub."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 HF_CONFIG_MISMATCH = Rule(

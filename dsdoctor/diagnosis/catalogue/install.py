@@ -1,6 +1,6 @@
 """Rules of installing: what pip, setuptools and DeepSpeed's setup.py print before anything is compiled."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 IN_A_BUILD = (

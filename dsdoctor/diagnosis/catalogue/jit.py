@@ -1,6 +1,6 @@
 """Rules of compiling at run time: ninja, the cache of torch_extensions, consequences of a failed compile."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 MASKED_JIT_FAILURE = Rule(

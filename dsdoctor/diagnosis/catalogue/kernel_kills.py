@@ -1,6 +1,6 @@
 """What the kernel's log says of a process that it killed for memory: wordings of host-ram-oom."""
 
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import step
 from dsdoctor.diagnosis.models import Signature, Tier
 
 COMPILERS = (

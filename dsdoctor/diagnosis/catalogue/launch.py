@@ -1,6 +1,6 @@
 """Rules of launching: the launcher's programs, MPI, and the variables that a launcher sets."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 LAUNCHER_BACKEND_MISSING = Rule(

@@ -1,6 +1,6 @@
 """Rules of how a launcher is called: its options, Slurm's steps, nodes that do not come to torchrun's rendezvous."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 LAUNCH_OPTION_WRONG = Rule(

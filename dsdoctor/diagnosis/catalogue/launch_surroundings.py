@@ -1,6 +1,6 @@
 """Rules of what a launch finds around it: variables of Slurm, an address of the master, NUMA rights, a device's number."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 NOT_UNDER_SLURM = Rule(

@@ -1,6 +1,6 @@
 """Rules of the libraries that single ops need: libaio, CUTLASS, oneCCL."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import instead, step
 from dsdoctor.diagnosis.catalogue.headers import missing
 from dsdoctor.diagnosis.catalogue.linker import linker
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier

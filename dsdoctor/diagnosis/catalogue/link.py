@@ -1,6 +1,6 @@
 """Rules of linking: libraries that the linker does not find, in any language."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import instead, step
 from dsdoctor.diagnosis.catalogue.linker import linker
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 

@@ -1,6 +1,6 @@
 """Rules of loading what was built: symbols and libraries that are missing or of another release."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 FOREIGN = r"(?:site|dist)-packages[/\\](?!deepspeed[/\\]|torch[/\\]|nvidia[/\\]|torch_extensions)"

@@ -1,6 +1,6 @@
 """Rules of the machine around the program: shells, interpreters, accounts, temporary folders, OpenMP, container engines."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 SCRIPT_NOT_STARTABLE = Rule(

@@ -1,6 +1,6 @@
 """Rules of memory: the GPU's, what NCCL and cuBLAS ask of it, and pinned host memory."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 FULL = r"(?:^|[\s.])(?:torch\.(?:cuda\.)?OutOfMemoryError|OutOfMemoryError|RuntimeError): (?:CUDA|HIP|XPU|NPU) out of memory\."

@@ -1,6 +1,6 @@
 """Rules of loading a model or a tokenizer: files that are not there, packages that it needs, code of its own, LoRA's targets."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage
 
 MODEL_FILES_MISSING = Rule(

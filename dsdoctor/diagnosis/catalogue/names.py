@@ -1,6 +1,6 @@
 """Rules of names that do not fit: imports, attributes and arguments that the installed version of a package does not have."""
 
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import step
 from dsdoctor.diagnosis.catalogue.scripts import NEVER_MISSING
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 

@@ -1,6 +1,6 @@
 """Rules of NCCL and of collectives: GPUs that are used twice or do not reach each other, InfiniBand, calls that do not fit."""
 
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 NCCL_DUPLICATE_GPU = Rule(

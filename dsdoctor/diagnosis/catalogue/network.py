@@ -1,6 +1,6 @@
 """Rules of a run on several ranks: ports, shared memory, network interfaces, ranks that wait for each other."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 MASTER_PORT_IN_USE = Rule(

@@ -1,6 +1,6 @@
 """Rules of offloading to NVMe: its folder, its swap buffers, the files that async_io writes."""
 
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage
 
 SWAPPING = (

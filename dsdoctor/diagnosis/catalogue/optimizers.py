@@ -1,6 +1,6 @@
 """Rules of optimizers, schedulers and precision: what DeepSpeed, accelerate and the Trainer refuse when an engine is made."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage
 
 OPTIMIZER_OFFLOAD_CLIENT = Rule(

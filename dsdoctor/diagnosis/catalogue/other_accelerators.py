@@ -1,6 +1,6 @@
 """Rules of accelerators that are not NVIDIA's: a ROCm torch without code for the GPU, a Gaudi that another process holds."""
 
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 HIP_CODE_MISSING = Rule(

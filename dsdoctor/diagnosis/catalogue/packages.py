@@ -1,6 +1,6 @@
 """Rules of Python packages: options of pip, pins that conflict, packages that are missing."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import instead, step
 from dsdoctor.diagnosis.catalogue.install import IN_A_BUILD
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 

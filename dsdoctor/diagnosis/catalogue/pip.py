@@ -1,6 +1,6 @@
 """Rules of pip and uv: nothing found, no network, proxies and certificates, resolvers, protected environments, hashes."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 PIP_NO_MATCHING_VERSION = Rule(

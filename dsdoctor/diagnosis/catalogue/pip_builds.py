@@ -1,6 +1,6 @@
 """Rules of pip that builds or installs other packages than DeepSpeed: compilers that they need, git, files of requirements."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 PIP_COMPILER_MISSING = Rule(

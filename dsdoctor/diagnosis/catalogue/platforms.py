@@ -1,6 +1,6 @@
 """Rules of the platform: Windows without NCCL, programs that are not on PATH, containers and clusters that start nothing."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 TORCH_WITHOUT_NCCL = Rule(

@@ -1,6 +1,6 @@
 """Rules of processes beside the ranks: workers that are forked or spawned, actors of Ray, loggers such as wandb."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 START_METHOD_WRONG = Rule(

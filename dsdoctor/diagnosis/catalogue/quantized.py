@@ -1,6 +1,6 @@
 """Rules of quantized models: bitsandbytes' own library, 4-bit weights under DeepSpeed, training without an adapter."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage
 
 BITSANDBYTES_UNLOADABLE = Rule(

@@ -1,6 +1,6 @@
 """Rules of whole families: a library says itself which two things exclude each other, or what it asks for. Any other rule wins."""
 
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 RAISED = (

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from dsdoctor.core.fix import Step
+from dsdoctor.core.finding import Step
 from dsdoctor.diagnosis.models import Tier
 
 GITHUB = "https://github.com/"

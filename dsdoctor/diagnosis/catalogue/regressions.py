@@ -2,7 +2,7 @@
 
 import re
 
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import step
 from dsdoctor.diagnosis.catalogue.regression import GITHUB, Regression
 from dsdoctor.diagnosis.catalogue.regressions_of_deepspeed import OF_DEEPSPEED
 from dsdoctor.diagnosis.catalogue.regressions_of_others import OF_OTHERS

@@ -1,6 +1,6 @@
 """What releases of DeepSpeed broke. A row holds only what its threads say."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import instead, step
 from dsdoctor.diagnosis.catalogue.regression import Regression
 from dsdoctor.diagnosis.models import Tier
 

@@ -1,6 +1,6 @@
 """What releases of transformers, accelerate and peft broke or removed. A row holds only what its threads say."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import instead, step
 from dsdoctor.diagnosis.catalogue.regression import Regression
 
 OF_OTHERS = (

@@ -1,6 +1,6 @@
 """Rules of reinforcement learning with trl, verl and OpenRLHF: batches that do not divide, vLLM's devices, images."""
 
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage
 
 GENERATIONS_DO_NOT_DIVIDE = Rule(

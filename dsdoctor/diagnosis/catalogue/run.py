@@ -1,6 +1,6 @@
 """Rules of a run: memory, fp16, processors, and imports that newer versions removed."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import instead, step
 from dsdoctor.diagnosis.catalogue.kernel_kills import COMPILERS, KERNEL_KILLS
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 

@@ -1,6 +1,6 @@
 """Rules of scripts that carry parts of another release with them: old trainers, save hooks, files that hide a package."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 PACKAGE_ASKED_FOR = Rule(

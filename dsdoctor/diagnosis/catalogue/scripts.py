@@ -1,6 +1,6 @@
 """Rules of scripts that do not fit what is installed, or what DeepSpeed makes of a model: names, arguments, samples, tensors."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 PACKAGES = r"(?:transformers|accelerate|peft|trl|datasets|huggingface_hub|bitsandbytes|diffusers|tokenizers|deepspeed|lightning)"

@@ -1,6 +1,6 @@
 """Rules of sequence parallelism (Ulysses, FPDT): heads, sequence lengths, position_ids, attention, groups."""
 
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage
 
 SEQUENCE_PARALLEL_SIZE = Rule(

@@ -1,6 +1,6 @@
 """Rules of what surrounds a run: the script and its arguments, folders, data workers, the job's time limit and preemption."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 LAUNCH_LOCAL_RANK_ARGUMENT = Rule(

@@ -1,6 +1,6 @@
 """Rules of tensor parallelism and of DeepSpeed's inference engine: AutoTP, injection policies, heads, meta tensors, lengths."""
 
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 INJECTED = r"module_inject[/\\]|deepspeed[/\\]inference[/\\]|model_implementations[/\\]"

@@ -1,6 +1,6 @@
 """Rules of tensors that cannot take part: made in inference mode, predictions and labels of other sizes, flat gradients."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage
 
 INFERENCE_MODE_TENSORS = Rule(

@@ -1,6 +1,6 @@
 """The rule of ranks that wait for each other: watchdogs, barriers, stores, and what tells who is missing."""
 
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 WAITED = (

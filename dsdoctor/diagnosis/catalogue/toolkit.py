@@ -1,6 +1,6 @@
 """Rules of the CUDA toolkit: missing, of another release than torch's, or an unusable folder."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 PROBED = r"compatibility check failed|treating the op as not compatible"

@@ -1,6 +1,6 @@
 """Rules of libraries that torch and other compiled packages load: cuDNN, NCCL, MKL, nvJitLink, glibc, and Triton's compiler."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage
 
 TORCH_LIBRARIES_MIXED = Rule(

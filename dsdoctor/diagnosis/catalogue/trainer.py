@@ -1,6 +1,6 @@
 """Rules of what Hugging Face's Trainer and trl say of the model, the data and the optimizer that they are given."""
 
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 TRAINER_DATA_MISSING = Rule(

@@ -1,6 +1,6 @@
 """Rules of DeepSpeed's own checks: moved states, Muon's groups, vocabulary-parallel loss, AutoEP, arguments, old torch."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage
 
 REFUSED = r"^(?:Assertion|Value|Runtime|Type|Key|NotImplemented|Import)Error: "

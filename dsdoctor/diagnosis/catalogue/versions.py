@@ -1,6 +1,6 @@
 """Rules of packages that do not go together: bounds of versions, numpy 2, and compiled packages that are not DeepSpeed's."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import instead, step
 from dsdoctor.diagnosis.catalogue.load import FOREIGN
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 

@@ -1,6 +1,6 @@
 """Rules of ZeRO: partitioned weights, gradients that are reduced twice, ranks that run other modules, no_sync."""
 
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage
 
 MOE = r"[Mm]ixtral|[Mm][Oo][Ee]\b|\bmoe_|MoE|[Ee]xperts?\b|[Dd]eepseek"

@@ -1,6 +1,6 @@
 """Rules of ZeRO's groups and bookkeeping: MiCS, hpZ, states of parameters, refused modules, groups of the optimizer."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.finding import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 ZERO_MICS = Rule(

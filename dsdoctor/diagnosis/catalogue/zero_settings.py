@@ -1,6 +1,6 @@
 """Rules of ZeRO's settings: what does not go together, ZeRO++, gathered parameters, groups of the optimizer."""
 
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage
 
 ZERO_SETTINGS = Rule(

@@ -12,7 +12,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import step
 from dsdoctor.overflow.frames.frame import CallPhase, Frame, Header, StepEnd
 from dsdoctor.overflow.trace.trace_file import is_torn, read, read_header
 

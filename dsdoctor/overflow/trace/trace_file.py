@@ -13,7 +13,7 @@ import msgspec
 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.files import make_folder, open_new, open_regular
-from dsdoctor.core.json_text import decode
+from dsdoctor.core.text import decode
 from dsdoctor.overflow.frames.frame import Frame, Header, Line
 
 SCHEMA = "dsdoctor/trace/1"

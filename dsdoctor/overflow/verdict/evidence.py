@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 
 from dsdoctor.core.finding import Finding
-from dsdoctor.core.sentences import and_more
+from dsdoctor.core.text import and_more
 from dsdoctor.overflow.frames.dtypes import headroom_bits
 from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, RankReport
 from dsdoctor.overflow.frames.frame import Frame, TensorStats

@@ -7,7 +7,7 @@ from dsdoctor.comm.models import Claim, PhaseState
 from dsdoctor.comm.rank_names import named
 from dsdoctor.comm.results import PhaseResult, Report, Stuck
 from dsdoctor.core.finding import Finding
-from dsdoctor.core.sentences import and_more_lines
+from dsdoctor.core.text import and_more_lines
 from dsdoctor.hosts.nodelist import in_words
 from dsdoctor.report.comm.pairs import host_of
 from dsdoctor.report.comm.states import OK, rank_states

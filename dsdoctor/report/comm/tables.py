@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from statistics import median
 
 from dsdoctor.comm.results import Report, Speed
-from dsdoctor.core.sentences import and_more_lines
+from dsdoctor.core.text import and_more_lines
 from dsdoctor.report.comm.pairs import Cells, PairCell, cells, host_of, named, words
 from dsdoctor.report.table import table
 from dsdoctor.report.units import clipped, duration, gigabytes, size

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from dsdoctor.core.sentences import and_more
+from dsdoctor.core.text import and_more
 from dsdoctor.overflow.frames.frame import CallPhase, TensorStats
 from dsdoctor.overflow.trace.difference import (
     Comparison,

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from dsdoctor.core.json_text import encode
+from dsdoctor.core.text import encode
 from dsdoctor.overflow.frames import guide_format
 from dsdoctor.overflow.frames.frame import CallPhase, Frame, StepEnd
 from dsdoctor.overflow.trace.selection import Ranked, RankTrace, Traces

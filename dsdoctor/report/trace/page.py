@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from dsdoctor.core.fix import Step
+from dsdoctor.core.finding import Step
 from dsdoctor.overflow.frames.dtypes import LIMITS
 from dsdoctor.overflow.trace.extremes import ModuleRow, Picture
 from dsdoctor.report.labels import short

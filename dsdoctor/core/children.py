@@ -1,19 +1,64 @@
-"""A process that imports torch before it is known what it will be asked, and then runs child scripts in forks of itself.
-
-Importing torch takes seconds, and a build asks it three times. Nothing rests on this process: where it cannot answer, or a script
-fails in it, the caller asks in a new one.
-"""
+"""Child scripts: one process that has torch already, and the checked answer of each."""
 
 import contextlib
 import json
 import os
 import queue
+import signal
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
-from dsdoctor.core.host import CHILD_SCRIPTS, LocalHost
+from dsdoctor.core.host import CHILD_SCRIPTS, Answer, LocalHost
+from dsdoctor.core.machine import Gap
+from dsdoctor.core.text import decode
+
+# A child's one-line answer -> checked data, or the reason why there is none.
+
+
+T = TypeVar("T")
+MARK = "DSDOCTOR "
+
+
+def parse_answer(answer: Answer, kind: type[T], question: str) -> T | Gap:
+    """Read a child's answer.
+
+    >>> parse_answer(Answer(returncode=0, stdout='noise\\nDSDOCTOR {"a": 1}'), dict, "q")
+    {'a': 1}
+    >>> parse_answer(Answer(returncode=-11, stderr=""), dict, "torch")
+    Gap(question='torch', reason='the child process was ended by signal 11 (SIGSEGV)')
+    """
+    for line in reversed(answer.stdout.splitlines()):
+        if line.startswith(MARK):
+            from msgspec import DecodeError
+
+            try:
+                return decode(line[len(MARK) :], kind)
+            except DecodeError as error:
+                return Gap(question=question, reason=f"the child's answer is malformed: {error}")
+    return Gap(question=question, reason=_why(answer))
+
+
+def _why(answer: Answer) -> str:
+    if answer.returncode is None:
+        return answer.stderr or "no answer in time"
+    if answer.returncode < 0:
+        try:
+            name = signal.Signals(-answer.returncode).name
+        except ValueError:
+            name = "unknown"
+        return f"the child process was ended by signal {-answer.returncode} ({name})"
+    lines = [line for line in answer.stderr.splitlines() if line.strip()]
+    return lines[-1].strip() if lines else f"the child process ended with status {answer.returncode} and said nothing"
+
+
+# A process that imports torch before it is known what it will be asked, and then runs child scripts in forks of itself.
+#
+# Importing torch takes seconds, and a build asks it three times. Nothing rests on this process: where it cannot answer, or a script
+# fails in it, the caller asks in a new one.
+
 
 ENDED = "DSDOCTOR-ENDED "
 AT_START = ("LD_", "PYTHON", "MALLOC_", "GLIBC_")
