@@ -27,7 +27,7 @@ from dsdoctor.comm.launch.start_on_hosts import start_on_hosts
 from dsdoctor.comm.preflight.facts import look_preflight
 from dsdoctor.comm.preflight.left_out import bad_hosts, without
 from dsdoctor.core.host import LocalHost
-from dsdoctor.hosts.nodelist import fold
+from dsdoctor.ranks.nodelist import fold
 from tests.comm import faults
 from tests.comm.jobs import by_hand
 from tests.comm.rig import Rig

@@ -10,7 +10,7 @@ from dsdoctor.comm.models import PhaseState
 from dsdoctor.comm.results import Report
 from dsdoctor.core.finding import Finding, Severity, instead, step
 from dsdoctor.core.text import and_more_lines
-from dsdoctor.hosts.nodelist import fold, in_words
+from dsdoctor.ranks.nodelist import fold, in_words
 
 SCHEMA = "dsdoctor-node/1"
 TWICE = 2

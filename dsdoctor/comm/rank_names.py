@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from dsdoctor.comm.models import Claim
 from dsdoctor.core.text import and_more
-from dsdoctor.hosts.nodelist import in_words, ranges_of
+from dsdoctor.ranks.nodelist import in_words, ranges_of
 
 MOST_NAMED = 12
 MOST_HOSTS = 4

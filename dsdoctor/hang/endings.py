@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from dsdoctor.core.finding import Step, step
 from dsdoctor.hang.models import RankView
-from dsdoctor.hang.peers import says_another_is_gone
 from dsdoctor.hang.stacks import own_frame, place
+from dsdoctor.ranks.peers import says_another_is_gone
 
 KILLED, ASKED_TO_END = "killed by ", ("SIGTERM", "SIGINT", "SIGHUP")
 """Launchers and people end ranks by these signals."""

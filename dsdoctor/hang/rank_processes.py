@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.rank_variables import RANKS, TORCHRUN
 from dsdoctor.hang.processes import all_parents, facts_of
+from dsdoctor.ranks.launchers import RANKS, TORCHRUN
 
 WORLDS = (
     "WORLD_SIZE",

@@ -32,10 +32,10 @@ from dsdoctor.hang.looked_at import (
     waited_lock,
     words_of,
 )
-from dsdoctor.hang.peers import says_another_is_gone
 from dsdoctor.hang.recorded import recorded_operations, recorder_texts, shortened
 from dsdoctor.hang.ring import ARRIVALS, JOINED, LEAVING, SLOT, STALLED, UNWATCHED, RingWriter
 from dsdoctor.hang.system_call import file_call
+from dsdoctor.ranks.peers import says_another_is_gone
 
 EVERY, QUICKLY = 1.0, 0.2
 OUTER, INNER, INNER_OF_OTHERS = 10, 30, 12

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.hosts.hostfile import Slots
-from dsdoctor.hosts.nodelist import expand, fold
+from dsdoctor.ranks.nodelist import expand, fold
 
 
 def chosen(hosts: Sequence[Slots], *, include: str | None = None, exclude: str | None = None) -> tuple[Slots, ...]:

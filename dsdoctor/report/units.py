@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from dsdoctor.hosts.nodelist import ranges_of
+from dsdoctor.ranks.nodelist import ranges_of
 
 UNITS = ("B", "KiB", "MiB", "GiB")
 LONGEST_CELL = 30

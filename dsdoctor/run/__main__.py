@@ -16,7 +16,8 @@ from typing import Any, NoReturn
 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.overflow.hooks.options import ANSWERS, LEVELS, Options
-from dsdoctor.run import checkpoint, export, hang, memory, recorder
+from dsdoctor.ranks import flight_recorder
+from dsdoctor.run import checkpoint, export, hang, memory
 from dsdoctor.run.config_option import add_option, mode_of
 from dsdoctor.run.script import VARIABLE, RunOrder, rank, say
 from dsdoctor.run.stale_locks import stale_locks
@@ -263,7 +264,7 @@ def environment_for(call: CommandLine, environment: Mapping[str, str], watch: st
         hang=call.hang,
     )
     folders = [str(STARTUP), *filter(None, [environment.get("PYTHONPATH")])]
-    kept = recorder.recorder_variables(call.hang is not None, environment, recorder.installed_torch())
+    kept = flight_recorder.recorder_variables(call.hang is not None, environment, flight_recorder.installed_torch())
     return {**environment, **kept, VARIABLE: order.text(), "PYTHONPATH": os.pathsep.join(folders)}
 
 
@@ -277,7 +278,7 @@ def run(argv: Sequence[str], *, python: Sequence[str], watch: str = WATCH) -> No
     if call.exports:
         ours = [
             name
-            for name in (VARIABLE, "PYTHONPATH", *recorder.RECORDERS)
+            for name in (VARIABLE, "PYTHONPATH", *flight_recorder.RECORDERS)
             if environment.get(name) != os.environ.get(name)
         ]
         print(*export.shell_lines(environment, ours), sep="\n")

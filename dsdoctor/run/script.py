@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Follows, Step
-from dsdoctor.core.rank_variables import RANKS
+from dsdoctor.ranks.launchers import RANKS
 from dsdoctor.run import checkpoint, guide_class, hang, memory, other_ranks
 
 VARIABLE = "DSDOCTOR_RUN"

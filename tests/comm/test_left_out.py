@@ -21,7 +21,7 @@ from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding
 from dsdoctor.hosts.choose import chosen
 from dsdoctor.hosts.hostfile import Slots, parse_hostfile
-from dsdoctor.hosts.nodelist import expand, fold, in_words
+from dsdoctor.ranks.nodelist import expand, fold, in_words
 from tests.cli.runner import run as run_inside
 from tests.comm.reports import healthy_4, missing_rank
 from tests.comm.test_preflight import facts, visit

@@ -11,7 +11,7 @@ from dsdoctor.comm.launch.commands import HostOrder, variables_of
 from dsdoctor.comm.launch.rank import rank_of
 from dsdoctor.comm.models import Rank
 from dsdoctor.core.errors import UsageError
-from dsdoctor.hosts.nodelist import expand, hosts_of_ranks, open_mpi_nodes, tasks_per_node
+from dsdoctor.ranks.nodelist import expand, hosts_of_ranks, open_mpi_nodes, tasks_per_node
 
 BY_HAND = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
 TORCHRUN = {

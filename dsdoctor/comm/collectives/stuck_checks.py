@@ -15,7 +15,7 @@ from dsdoctor.comm.rank_names import named
 from dsdoctor.comm.results import Stuck
 from dsdoctor.core.finding import Finding, Step, step
 from dsdoctor.core.processes import LETTERS
-from dsdoctor.hosts.nodelist import in_words
+from dsdoctor.ranks.nodelist import in_words
 
 
 def rank_died(trouble: Trouble) -> Iterator[Finding]:

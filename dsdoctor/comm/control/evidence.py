@@ -10,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 
-from dsdoctor.comm.collectives.flight_recorder import flight_file
 from dsdoctor.comm.launch.evidence_files import LARGEST, write_files
 from dsdoctor.comm.rendezvous.board import Board
+from dsdoctor.ranks.flight_recorder import flight_file
 
 ALL_RANKS = 1 << 24
 """Bytes of all ranks together: rank 0's store holds them in memory."""

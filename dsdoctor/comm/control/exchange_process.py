@@ -19,11 +19,11 @@ from typing import Any
 
 import msgspec
 
-from dsdoctor.comm.collectives.flight_recorder import flight_file
 from dsdoctor.comm.control.messages import Do, ExchangeMessage, ExchangeResult, Join
 from dsdoctor.comm.models import CommPhase, RankGroup
 from dsdoctor.comm.results import Exchange, Speeds, Timing
 from dsdoctor.core.files import PRIVATE, open_new, write_bytes
+from dsdoctor.ranks.flight_recorder import flight_file
 
 PRESET = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",

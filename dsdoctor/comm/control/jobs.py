@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from dsdoctor.comm.collectives.flight_recorder import flight_file, read_recorded
 from dsdoctor.comm.collectives.nccl_log import relevant_lines
 from dsdoctor.comm.control.fork_server import Data
 from dsdoctor.comm.control.limits_reached import Limits, limits_now, what_else, why_ended
@@ -13,6 +12,7 @@ from dsdoctor.comm.control.messages import Do, ExchangeResult, RankAnswer, RankO
 from dsdoctor.comm.models import CommSettings
 from dsdoctor.comm.results import Speeds, Stuck
 from dsdoctor.core.processes import state_of
+from dsdoctor.ranks.flight_recorder import flight_file, read_recorded
 
 STACK_TIME = 0.3
 TAIL = 5.0

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dsdoctor.comm.preflight.facts import SSH as ASKING
-from dsdoctor.core.rank_variables import TORCHRUN
 from dsdoctor.hosts.any_shell import for_any_shell
 from dsdoctor.hosts.hostfile import Slots
+from dsdoctor.ranks.launchers import TORCHRUN
 
 SSH = ("-T", *ASKING, "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
 

@@ -6,8 +6,18 @@ import zlib
 from collections.abc import Callable
 from dataclasses import replace
 
-from dsdoctor.comm.launch.scheduler_env import (
+from dsdoctor.comm.models import Rank
+from dsdoctor.core.errors import UsageError
+from dsdoctor.ranks.launchers import (
+    DEEPSPEED,
     LOOPBACK,
+    MVAPICH,
+    OPEN_MPI,
+    PMI,
+    PMIX,
+    SLURM,
+    TORCHRUN,
+    RankVariables,
     Variables,
     in_step,
     open_mpi_master,
@@ -15,9 +25,6 @@ from dsdoctor.comm.launch.scheduler_env import (
     slurm_local_world,
     slurm_master,
 )
-from dsdoctor.comm.models import Rank
-from dsdoctor.core.errors import UsageError
-from dsdoctor.core.rank_variables import DEEPSPEED, MVAPICH, OPEN_MPI, PMI, PMIX, SLURM, TORCHRUN, RankVariables
 
 ALONE_OR_ONE = (
     "to test this machine alone: unset RANK WORLD_SIZE LOCAL_RANK; "

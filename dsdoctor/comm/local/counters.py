@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dsdoctor.core.finding import Finding, Step, step
 from dsdoctor.core.host import Host
 from dsdoctor.core.text import and_more_lines
-from dsdoctor.hosts.nodelist import in_words
+from dsdoctor.ranks.nodelist import in_words
 
 Counters = dict[str, int]
 OF_INTERFACES = (

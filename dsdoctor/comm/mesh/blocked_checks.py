@@ -7,7 +7,7 @@ from dsdoctor.comm.mesh.blocked import Blocked, Side, blocked
 from dsdoctor.comm.mesh.matrix import Mesh
 from dsdoctor.comm.results import ConnectOutcome, Reach
 from dsdoctor.core.finding import Finding, Step, step
-from dsdoctor.hosts.nodelist import in_words
+from dsdoctor.ranks.nodelist import in_words
 
 MOST_NAMED = 4
 RANGE = step("sysctl net.ipv4.ip_local_port_range")

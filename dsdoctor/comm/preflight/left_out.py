@@ -9,7 +9,7 @@ from dsdoctor.comm.preflight.facts import PreflightFacts
 from dsdoctor.core.finding import Finding, Severity, Step, instead, step
 from dsdoctor.core.text import and_more_lines
 from dsdoctor.hosts.hostfile import Slots
-from dsdoctor.hosts.nodelist import fold, in_words
+from dsdoctor.ranks.nodelist import fold, in_words
 
 MOST_CAUSES = 12
 MOST_IN_A_FLAG = 32

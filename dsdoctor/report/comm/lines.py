@@ -8,7 +8,7 @@ from dsdoctor.comm.rank_names import named
 from dsdoctor.comm.results import PhaseResult, Report, Stuck
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.text import and_more_lines
-from dsdoctor.hosts.nodelist import in_words
+from dsdoctor.ranks.nodelist import in_words
 from dsdoctor.report.comm.pairs import host_of
 from dsdoctor.report.comm.states import OK, rank_states
 from dsdoctor.report.comm.tables import matrix_lines, speed_lines, transport_lines

@@ -1,5 +1,8 @@
-"""torch's flight recorder, as a data process writes it -> the last collective that the rank has begun. Judges nothing."""
+"""torch's flight recorder: what makes it remember, and the last collective that it has of a rank."""
 
+import importlib.metadata
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,6 +11,9 @@ import msgspec
 
 from dsdoctor.core.files import read_limited
 from dsdoctor.core.text import decode
+
+# torch's flight recorder, as a data process writes it -> the last collective that the rank has begun. Judges nothing.
+
 
 LARGEST = 8 << 20
 
@@ -60,3 +66,31 @@ def last_begun(entries: list[Any]) -> Recorded | None:
         operation=str(last.get("profiling_name", "")).rpartition(":")[2][:40],
         size="x".join(str(number) for number in first[:4]),
     )
+
+
+# torch's flight recorder, which tells a hang's first different call: older releases must be told to keep it before they start.
+
+
+RECORDERS = ("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE")
+"""torch's variables for how many collectives are remembered: the name of older releases first."""
+ENTRIES, REMEMBERS_SINCE = "2000", (2, 7)
+"""From this torch on as many are remembered without a word."""
+
+
+def recorder_variables(watched: bool, environment: Mapping[str, str], torch: str) -> dict[str, str]:
+    """What torch must be told before it starts to remember its last collectives. ``torch``: its version, "" where there is none.
+
+    >>> recorder_variables(True, {}, "2.5.1"), recorder_variables(True, {}, "2.13.0+cpu"), recorder_variables(False, {}, "2.5.1")
+    ({'TORCH_NCCL_TRACE_BUFFER_SIZE': '2000'}, {}, {})
+    """
+    version = tuple(int(number) for number in re.findall(r"\d+", torch)[:2])
+    wanted = watched and version and version < REMEMBERS_SINCE
+    return {RECORDERS[0]: ENTRIES} if wanted and not any(name in environment for name in RECORDERS) else {}
+
+
+def installed_torch() -> str:
+    """The version of this environment's torch, which is not imported; "" for none."""
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
