@@ -26,7 +26,7 @@ from unittest.mock import patch
 import dsdoctor
 from dsdoctor.cli.app import COMMANDS
 from dsdoctor.core.version import __version__
-from dsdoctor.report.screen import screen_lines
+from dsdoctor.ui.screen import screen_lines
 from tests.builder.test_wheel import INFO, NAME, RECORD, VERSION, contents, wheel
 from tests.checkpoint.test_folder import DAMAGES
 from tests.checkpoint.written import KINDS, write

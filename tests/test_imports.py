@@ -65,7 +65,7 @@ def test_an_import_of_the_command_line_is_seen(module: str, line: str) -> None:
     [
         ("dsdoctor.core.processes", "from dsdoctor.core import host", {"processes", "host"}),
         ("dsdoctor.core.host", "from dsdoctor.probe import probe", {"core", "probe"}),
-        ("dsdoctor.core.host", "def late():\n    import dsdoctor.report.terminal", {"core", "report"}),
+        ("dsdoctor.core.host", "def late():\n    import dsdoctor.ui.terminal", {"core", "report"}),
         ("dsdoctor.builder.wheel.elf", "from ..make import prove", {"make", "wheel"}),
         ("dsdoctor.comm.rank_names", "from dsdoctor.comm.control.leader import lead", {"rank_names", "control"}),
         ("dsdoctor.overflow.frames.frame", "import dsdoctor.overflow.verdict.verdict as late", {"frames", "verdict"}),

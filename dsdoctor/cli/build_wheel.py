@@ -18,10 +18,9 @@ from dsdoctor.core.files import check_folder
 from dsdoctor.core.finding import Step, has_error, step
 from dsdoctor.core.options import TARGET, WHERE, flag, option, options
 from dsdoctor.core.requests import BuildOrder
-from dsdoctor.report.plan import install_lines
-from dsdoctor.report.progress import BuildProgress
-from dsdoctor.report.stream import Stream
-from dsdoctor.report.terminal import finding_lines, plan_lines, result_lines, show
+from dsdoctor.ui.progress import BuildProgress
+from dsdoctor.ui.screen import install_lines
+from dsdoctor.ui.terminal import Stream, finding_lines, plan_lines, result_lines, show
 
 Index = Annotated[
     Path | None,

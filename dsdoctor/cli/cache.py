@@ -15,8 +15,7 @@ from dsdoctor.core.finding import Finding
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.options import flag, option
 from dsdoctor.report.cache import folder_lines, kept_lines, pruned_lines, verified_line
-from dsdoctor.report.stream import Stream
-from dsdoctor.report.terminal import finding_lines, show
+from dsdoctor.ui.terminal import Stream, finding_lines, show
 
 app = App(
     name="cache",

@@ -21,7 +21,7 @@ from dsdoctor.core.requests import (
     SourceSpec,
     split_names,
 )
-from dsdoctor.report.progress import BuildProgress
+from dsdoctor.ui.progress import BuildProgress
 
 if TYPE_CHECKING:
     from dsdoctor.commands.check_ops import Checked

@@ -26,8 +26,7 @@ from dsdoctor.core.options import flag, option
 from dsdoctor.core.processes import age
 from dsdoctor.report.comm.history import history_lines
 from dsdoctor.report.comm.lines import phase_line, report_lines
-from dsdoctor.report.stream import Stream
-from dsdoctor.report.terminal import show
+from dsdoctor.ui.terminal import Stream, show
 
 SLOW = 6
 STATUS = {PhaseState.OK: 0, PhaseState.SKIPPED: 0, PhaseState.SLOW: SLOW, PhaseState.BROKEN: FOUND}
@@ -277,7 +276,7 @@ def _check_places(out: Path | None, html: Path | None) -> None:
 
 
 def _check_page(path: Path) -> None:
-    from dsdoctor.report.page import check_extra, check_target
+    from dsdoctor.ui.page import check_extra, check_target
 
     check_target(path)
     check_extra(plotly=True)

@@ -17,8 +17,8 @@ from dsdoctor.diagnosis.clean import is_text, raw_lines
 from dsdoctor.diagnosis.diagnose import diagnose
 from dsdoctor.diagnosis.files import problem_of, together
 from dsdoctor.diagnosis.models import Diagnosis, LogOutcome
-from dsdoctor.report.screen import first_step, next_line, screen_lines
-from dsdoctor.report.terminal import VerdictLine
+from dsdoctor.ui.screen import first_step, next_line, screen_lines
+from dsdoctor.ui.terminal import VerdictLine
 
 GZIP, SAMPLE = b"\x1f\x8b", 8192
 SAYINGS = {

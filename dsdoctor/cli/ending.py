@@ -21,7 +21,7 @@ def print_result(
 ) -> None:
     """Show lines, or the one document with the command's own parts."""
     if as_json:
-        from dsdoctor.report.document import document
+        from dsdoctor.ui.screen import document
 
         # a reader that has gone changes no status
         with contextlib.suppress(BrokenPipeError):
@@ -40,7 +40,7 @@ def end_by_error(command: str, error: DoctorError, *, nothing: Mapping[str, Any]
 
 def _told_as_document(command: str, error: DoctorError, nothing: Mapping[str, Any]) -> bool:
     """Whether stdout took the document of an error, or its reader has gone; a full disk takes none."""
-    from dsdoctor.report.document import document
+    from dsdoctor.ui.screen import document
 
     try:
         sys.stdout.write(document(command, (finding_of(error),), **nothing) + "\n")
@@ -80,15 +80,13 @@ def finding_of(error: DoctorError) -> Finding:
 
 def columns() -> int | None:
     """How wide stdout is, for what has tables; None where lines are not broken."""
-    from dsdoctor.report.stream import Stream
-    from dsdoctor.report.terminal import screen_width
+    from dsdoctor.ui.terminal import Stream, screen_width
 
     return screen_width(Stream())
 
 
 def _show(lines: Iterable[str], *, stderr: bool = False) -> None:
-    from dsdoctor.report.stream import Stream
-    from dsdoctor.report.terminal import show
+    from dsdoctor.ui.terminal import Stream, show
 
     show(Stream(stderr=stderr), lines)
 

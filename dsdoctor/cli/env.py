@@ -10,8 +10,7 @@ from dsdoctor.commands.env import select
 from dsdoctor.core.finding import has_error
 from dsdoctor.core.options import option
 from dsdoctor.core.requests import Arch, BuildOrder, BuildRequest, MachineFile, PythonPath, ToolkitChoice
-from dsdoctor.report.stream import Stream
-from dsdoctor.report.terminal import finding_lines, show
+from dsdoctor.ui.terminal import Stream, finding_lines, show
 
 Shell = Annotated[
     str, option(metavar="bash|zsh|fish|csh|tcsh", help="The shell that is to take the lines. Default: bash.")

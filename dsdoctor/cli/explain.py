@@ -9,7 +9,7 @@ from dsdoctor.commands.explain import every_rule, fix_commands, manual
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.options import argument, flag
 from dsdoctor.core.pages import ADDRESS, page_address
-from dsdoctor.report.wrap import flowed
+from dsdoctor.ui.terminal import flowed
 
 WIDTH = 100
 """Columns: a page that is read is no wider."""

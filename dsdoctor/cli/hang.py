@@ -12,7 +12,7 @@ from dsdoctor.core.host import LocalHost
 from dsdoctor.core.options import OUTPUT, argument, option, options
 from dsdoctor.report.hang import hang_lines
 from dsdoctor.report.hang_page import check_page, write_page
-from dsdoctor.report.screen import first_step, next_line
+from dsdoctor.ui.screen import first_step, next_line
 
 DEFAULT = Path("dsdoctor-hang")
 Folder = Annotated[

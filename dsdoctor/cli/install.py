@@ -15,8 +15,8 @@ from dsdoctor.commands.install import Did, Installed, install
 from dsdoctor.core.finding import Severity, has_error
 from dsdoctor.core.options import WHERE, flag, options
 from dsdoctor.core.requests import BuildOrder, PythonPath
-from dsdoctor.report.progress import BuildProgress
-from dsdoctor.report.terminal import VerdictLine, finding_lines, result_lines
+from dsdoctor.ui.progress import BuildProgress
+from dsdoctor.ui.terminal import VerdictLine, finding_lines, result_lines
 
 Indexes = Annotated[
     tuple[str, ...],

@@ -13,8 +13,8 @@ from dsdoctor.core.files import check_folder
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.requests import BuildOrder
 from dsdoctor.report.matrix import Prefixed, TargetRow, found_lines, reason, table_lines, tagged
-from dsdoctor.report.progress import BuildProgress
-from dsdoctor.report.terminal import finding_lines, plan_lines
+from dsdoctor.ui.progress import BuildProgress
+from dsdoctor.ui.terminal import finding_lines, plan_lines
 
 COMMAND = "build-wheel"
 

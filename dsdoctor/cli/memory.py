@@ -13,8 +13,8 @@ from dsdoctor.core.host import LocalHost
 from dsdoctor.core.options import HOW, WHAT, flag, option
 from dsdoctor.core.requests import PythonPath
 from dsdoctor.report.memory import memory_lines
-from dsdoctor.report.screen import first_step, next_line, screen_lines
-from dsdoctor.report.terminal import VerdictLine
+from dsdoctor.ui.screen import first_step, next_line, screen_lines
+from dsdoctor.ui.terminal import VerdictLine
 
 MOST_RANKS = 1 << 16
 CERTAIN = {"memory-does-not-fit", "memory-fits-barely", "host-memory-does-not-fit"}
@@ -162,18 +162,18 @@ def next_steps(order: Order, done: Examined, gpus: str | None) -> tuple[Step, ..
 
 def _check_page(path: Path) -> None:
     """A page that cannot be drawn or written is refused before anything is asked."""
-    from dsdoctor.report.page import check_extra, check_target
+    from dsdoctor.ui.page import check_extra, check_target
 
     check_target(path)
     check_extra(plotly=True)
 
 
 def _write_page(done: Examined, path: Path, gpus: str | None) -> None:
-    from dsdoctor.report import page
     from dsdoctor.report.memory_page import page_of
+    from dsdoctor.ui import page
 
     limit = parse_gpus(gpus, None).memory if gpus else None
-    page.write(page_of(done, limit=limit, fits=" ".join(fits(done, gpus))), path)
+    page.write_page(page_of(done, limit=limit, fits=" ".join(fits(done, gpus))), path)
 
 
 def parts(done: Examined) -> dict[str, object]:

@@ -11,8 +11,7 @@ from dsdoctor.core.finding import step
 from dsdoctor.core.options import argument, option
 from dsdoctor.core.requests import MachineFile, PythonPath
 from dsdoctor.report.machines import candidate_lines
-from dsdoctor.report.stream import Stream
-from dsdoctor.report.terminal import show_talk
+from dsdoctor.ui.terminal import Stream, show_talk
 
 Place = Annotated[str, argument(help="A folder of wheels, or the address of a package index.")]
 Op = Annotated[str, option(name="--op", metavar="OP,OP", help="Ops that the wheel must hold.")]

@@ -12,8 +12,8 @@ from dsdoctor.commands.plan import planned
 from dsdoctor.core.build_models import BuildPlan
 from dsdoctor.core.finding import Step, has_error, with_options
 from dsdoctor.core.requests import BuildOrder, MachineFile, PythonPath
-from dsdoctor.report.plan import plan_end_lines
-from dsdoctor.report.terminal import plan_lines
+from dsdoctor.ui.screen import plan_end_lines
+from dsdoctor.ui.terminal import plan_lines
 
 
 def plan_command(

@@ -12,8 +12,8 @@ from dsdoctor.cli.options import Json
 from dsdoctor.commands.push import Push, Pushed, push
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.options import argument, flag, option, options
-from dsdoctor.report.progress import BuildProgress
 from dsdoctor.report.push import findings_of, push_lines
+from dsdoctor.ui.progress import BuildProgress
 
 Wheel = Annotated[Path, argument(help="The wheel to install on the nodes.")]
 Hostfile = Annotated[

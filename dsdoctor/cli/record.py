@@ -9,7 +9,7 @@ from dsdoctor.cli.options import Json
 from dsdoctor.commands.record import write_down
 from dsdoctor.core.options import argument
 from dsdoctor.core.requests import Offline, PythonPath
-from dsdoctor.report.progress import BuildProgress
+from dsdoctor.ui.progress import BuildProgress
 
 
 def record_command(

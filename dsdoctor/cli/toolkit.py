@@ -8,9 +8,8 @@ from dsdoctor.cli.ending import IMPOSSIBLE, OK, print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.commands.toolkit import assemble_toolkit
 from dsdoctor.core.requests import Arch, BuildOrder, BuildRequest, Offline, PythonPath, ToolkitChoice
-from dsdoctor.report.progress import BuildProgress
-from dsdoctor.report.stream import Stream
-from dsdoctor.report.terminal import finding_lines, show
+from dsdoctor.ui.progress import BuildProgress
+from dsdoctor.ui.terminal import Stream, finding_lines, show
 
 
 def toolkit_command(

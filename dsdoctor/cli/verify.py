@@ -15,9 +15,8 @@ from dsdoctor.core.finding import Severity, has_error, step
 from dsdoctor.core.options import argument, flag
 from dsdoctor.core.requests import MachineFile, PythonPath
 from dsdoctor.report.machines import built_lines
-from dsdoctor.report.screen import counted, first_step, next_line, screen_lines
-from dsdoctor.report.stream import Stream
-from dsdoctor.report.terminal import VerdictLine, show_talk
+from dsdoctor.ui.screen import counted, first_step, next_line, screen_lines
+from dsdoctor.ui.terminal import Stream, VerdictLine, show_talk
 
 WheelFile = Annotated[str | None, argument(help="The wheel to judge: a file, its address, or a package index.")]
 Installed = Annotated[bool, flag(help="Judge the installed DeepSpeed instead of a wheel.")]

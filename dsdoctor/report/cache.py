@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
-from dsdoctor.report.units import size
+from dsdoctor.ui.table import size
 
 SPANS = ((86400, "day"), (3600, "hour"), (60, "minute"))
 

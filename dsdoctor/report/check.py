@@ -8,9 +8,9 @@ from dsdoctor.commands.check_ops import Checked
 from dsdoctor.core.build_models import Source
 from dsdoctor.core.finding import Finding, Severity, Step, step
 from dsdoctor.core.text import and_more
-from dsdoctor.report.screen import counted, first_step, next_line, screen_lines
-from dsdoctor.report.table import table
-from dsdoctor.report.terminal import MARKS, VerdictLine
+from dsdoctor.ui.screen import counted, first_step, next_line, screen_lines
+from dsdoctor.ui.table import table
+from dsdoctor.ui.terminal import MARKS, VerdictLine
 
 WORTH_A_LINE = {Severity.WARNING, Severity.ERROR}
 MOST_OPS = 8

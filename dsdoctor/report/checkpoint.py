@@ -16,9 +16,9 @@ from dsdoctor.commands.checkpoint_merge import Merged
 from dsdoctor.commands.checkpoint_universal import Converted
 from dsdoctor.core.finding import Severity, has_error
 from dsdoctor.core.text import and_more
-from dsdoctor.report.screen import first_step, most_harmful, next_line
-from dsdoctor.report.terminal import VerdictLine, finding_lines
-from dsdoctor.report.units import size
+from dsdoctor.ui.screen import first_step, most_harmful, next_line
+from dsdoctor.ui.table import size
+from dsdoctor.ui.terminal import VerdictLine, finding_lines
 
 MOST_TAGS = 6
 WORTH_TELLING = 256 << 20

@@ -8,8 +8,8 @@ from dsdoctor.config.answer import dotted
 from dsdoctor.config.judge import ConfigJudged, Fixed, corrections_of
 from dsdoctor.config.question import Correction
 from dsdoctor.core.finding import Severity, Step, has_error, step
-from dsdoctor.report.screen import first_step, next_line, screen_lines
-from dsdoctor.report.terminal import VerdictLine, finding_lines
+from dsdoctor.ui.screen import first_step, next_line, screen_lines
+from dsdoctor.ui.terminal import VerdictLine, finding_lines
 
 
 def config_lines(judged: ConfigJudged, file: str, *, verbose: bool) -> Iterator[str]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from dsdoctor.hang.models import PROCESSES, RECORDERS, Incident, Verdict
 from dsdoctor.hang.stacks import main_stack, ranks_words
-from dsdoctor.report.terminal import VerdictLine, finding_lines
+from dsdoctor.ui.terminal import VerdictLine, finding_lines
 
 MOST = 8
 PACKAGES = re.compile(r"^(\s*)/\S*/(?:site|dist)-packages/")

@@ -10,11 +10,11 @@ from dsdoctor.core.processes import LETTERS
 from dsdoctor.hang.case import Case
 from dsdoctor.hang.models import PROCESSES, RECORDERS, GroupState, Incident, Operation, RankView, Verdict
 from dsdoctor.hang.stacks import main_stack, ranks_words
-from dsdoctor.report import page
 from dsdoctor.report.hang import headline
 from dsdoctor.report.hang_timeline import figure, has_times
-from dsdoctor.report.page import Listing, Page, Picture, Table
-from dsdoctor.report.terminal import MARKS
+from dsdoctor.ui import page
+from dsdoctor.ui.page import Listing, Page, Picture, Table
+from dsdoctor.ui.terminal import MARKS
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -31,7 +31,7 @@ def check_page(path: Path) -> None:
 
 def write_page(incident: Incident, verdict: Verdict, path: Path) -> None:
     """Write the page."""
-    page.write(page_of(incident, verdict), path)
+    page.write_page(page_of(incident, verdict), path)
 
 
 def page_of(incident: Incident, verdict: Verdict) -> Page:

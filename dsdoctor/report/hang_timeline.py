@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dsdoctor.hang.case import Case
 from dsdoctor.hang.models import Incident, Operation, RankView
 from dsdoctor.hang.stacks import ranks_words
-from dsdoctor.report.labels import safe
+from dsdoctor.ui.page import safe
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

@@ -8,8 +8,8 @@ from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.redaction import Hidden
 from dsdoctor.core.version import __version__
 from dsdoctor.report.check import WORTH_A_LINE, op_lines, verdict_line
-from dsdoctor.report.screen import counted, most_harmful
-from dsdoctor.report.terminal import printable
+from dsdoctor.ui.screen import counted, most_harmful
+from dsdoctor.ui.terminal import printable
 
 MOST = 5
 MARKDOWN = re.compile(r"([\\`*<\[\]])")

@@ -1,13 +1,12 @@
 """The texts in a picture of a run. Module names come from the user's model, so nothing in them is read as a tag."""
 
-import html
 import math
 
 from dsdoctor.overflow.frames.dtypes import LIMITS
 from dsdoctor.overflow.trace.extremes import Extreme, ModuleRow, Picture
+from dsdoctor.ui.page import safe
 
 WHOLE = "(the whole model)"
-LONGEST_LABEL = 58
 
 
 def label(row: ModuleRow) -> str:
@@ -18,22 +17,6 @@ def label(row: ModuleRow) -> str:
     """
     call = f" (call {row.call})" if row.call else ""
     return safe(row.module or WHOLE) + call
-
-
-def safe(text: str) -> str:
-    """Text that a page shows as it is: plotly reads tags in all its texts."""
-    return html.escape("".join(char if char.isprintable() else "?" for char in text))
-
-
-def short(name: str, longest: int = LONGEST_LABEL) -> str:
-    """A label that leaves room for the picture. The end of a module's name says most.
-
-    >>> len(short("x" * 200))
-    58
-    """
-    plain = html.unescape(name)
-    shortened = plain if len(plain) <= longest else "…" + plain[1 - longest :]
-    return html.escape(shortened)
 
 
 def hover(row: ModuleRow, dtype: str) -> str:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from dsdoctor.core.build_models import OpProgress
 from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.report.progress import BuildProgress
-from dsdoctor.report.terminal import finding_lines
+from dsdoctor.ui.progress import BuildProgress
+from dsdoctor.ui.terminal import finding_lines
 
 MIB = 1 << 20
 HEAD = ("target", "MiB", "seconds", "CPU-seconds", "wheel", "sha256")

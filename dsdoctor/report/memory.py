@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dsdoctor.commands.memory import Examined
 from dsdoctor.memory.changes import Change
 from dsdoctor.memory.models import Moment, Place, Point, Prediction, Run
-from dsdoctor.report.table import table
-from dsdoctor.report.terminal import VerdictLine
+from dsdoctor.ui.table import table
+from dsdoctor.ui.terminal import VerdictLine
 
 GIB, MIB = 1 << 30, 1 << 20
 COLUMNS = {

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 from dsdoctor.commands.memory import Examined
 from dsdoctor.core.finding import Severity
 from dsdoctor.memory.models import Moment, Place
-from dsdoctor.report.labels import safe
 from dsdoctor.report.memory import COLUMNS, GIB, MIB, amount, batch_words, cell, most_of, peak_line
-from dsdoctor.report.page import Page, Picture, Table
-from dsdoctor.report.screen import most_harmful
-from dsdoctor.report.terminal import MARKS
+from dsdoctor.ui.page import Page, Picture, Table, safe
+from dsdoctor.ui.screen import most_harmful
+from dsdoctor.ui.terminal import MARKS
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

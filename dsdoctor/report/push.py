@@ -6,7 +6,7 @@ from dataclasses import replace
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.text import and_more
 from dsdoctor.push.models import Delivered, NodeState, Present
-from dsdoctor.report.terminal import finding_lines
+from dsdoctor.ui.terminal import finding_lines
 
 MARKS = {NodeState.INSTALLED: "✓", NodeState.VERIFIED: "✓"}
 FEW = 4

@@ -17,8 +17,8 @@ from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding, Severity, has_error, step
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.text import and_more
-from dsdoctor.report.terminal import finding_lines, printable
-from dsdoctor.report.units import size
+from dsdoctor.ui.table import size
+from dsdoctor.ui.terminal import finding_lines, printable
 
 MOST_FILES = 128
 """While all other ranks wait: so many files of 720 parameters took 0.25 CPU-seconds, where ranks' pickles are the same."""

@@ -21,7 +21,7 @@ from dsdoctor.config.read import read
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import CHILD_SCRIPTS
-from dsdoctor.report.terminal import finding_lines, printable
+from dsdoctor.ui.terminal import finding_lines, printable
 
 QUIET = {"config-key-deprecated", "config-not-judged", "config-batch-sizes-clash", "config-batch-missing"}
 """What DeepSpeed says itself in the next moment, with ranks and process groups that are not known here yet."""

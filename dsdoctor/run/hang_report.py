@@ -83,7 +83,7 @@ def with_nccl(incident: Incident, findings: tuple[Finding, ...]) -> Incident:
 def mention(what: Finding | str, node: Node) -> None:
     """Print a finding, or a line."""
     from dsdoctor.core.redaction import Hidden
-    from dsdoctor.report.terminal import finding_lines
+    from dsdoctor.ui.terminal import finding_lines
 
     hidden = Hidden(dict(os.environ))
     say([hidden.out_of(line) for line in ([what] if isinstance(what, str) else finding_lines([what]))], node)
@@ -113,7 +113,7 @@ def _written(incident: Incident, options: HangOptions) -> tuple[str, str]:
 
 def say(lines: Iterable[str], node: Node) -> None:
     """Have the first rank of this node print that is able to, each line with our name; else print into its stderr from here."""
-    from dsdoctor.report.terminal import printable
+    from dsdoctor.ui.terminal import printable
 
     text = "".join(f"dsdoctor: {printable(line)}\n" for line in lines).encode(errors="replace")
     ranks = sorted(node.living(), key=lambda each: each.rank)

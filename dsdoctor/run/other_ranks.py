@@ -125,7 +125,7 @@ def line_of(failure: BaseException) -> str:
     'SyntaxError: invalid syntax (model.py, line 3)'
     """
     from dsdoctor.core.redaction import Hidden
-    from dsdoctor.report.terminal import printable
+    from dsdoctor.ui.terminal import printable
 
     said = _said(failure).partition("\n")[0]
     frames = traceback.extract_tb(failure.__traceback__)

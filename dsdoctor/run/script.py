@@ -298,7 +298,7 @@ def explain(failure: Exception, *, watching: bool) -> None:
     from dsdoctor.core.finding import Finding, Severity
     from dsdoctor.diagnosis.diagnose import diagnose
     from dsdoctor.diagnosis.models import LogOutcome
-    from dsdoctor.report.terminal import finding_lines, printable
+    from dsdoctor.ui.terminal import finding_lines, printable
 
     def known(finding: Finding) -> Finding:
         """Without the advice to run what is running."""

@@ -1,10 +1,32 @@
-"""Findings -> what one screen shows of them: the most harmful, the others counted, and the one next step at the end."""
+"""What one screen shows of findings, how the screens of a plan and of a build end, and the one JSON document in their place."""
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
-from dsdoctor.core.finding import Finding, Follows, Severity, Step, step
-from dsdoctor.core.text import and_more
-from dsdoctor.report.terminal import finding_lines
+from dsdoctor.core.build_models import BuildPlan
+from dsdoctor.core.finding import Finding, Follows, Severity, Step, has_error, step
+from dsdoctor.core.text import and_more, encode
+from dsdoctor.ui.terminal import VerdictLine, finding_lines
+
+# Data -> the one JSON document that ``--json`` prints.
+
+
+SCHEMA = "dsdoctor/1"
+
+
+def document(command: str, findings: tuple[Finding, ...], **parts: Any) -> str:
+    """One document of a command: its own parts, then the findings.
+
+    >>> print(document("toolkit", (), toolkit=None))
+    {"schema":"dsdoctor/1","command":"toolkit","toolkit":null,"findings":[]}
+    """
+    whole = {"schema": SCHEMA, "command": command, **parts, "findings": findings}
+    return encode(whole).decode()
+
+
+# Findings -> what one screen shows of them: the most harmful, the others counted, and the one next step at the end.
+
 
 MOST = 3
 """Findings that are shown at once: who reads more mends none."""
@@ -60,3 +82,41 @@ def first_step(findings: Iterable[Finding]) -> Step | None:
         if command.follows is Follows.THEN:
             return command
     return step("python -m dsdoctor explain {rule}", rule=worst.rule)
+
+
+# How the screens of a plan and of a build end: what speaks against it, one verdict, one next step.
+
+
+def plan_end_lines(plan: BuildPlan, *, verbose: bool, build: Step) -> Iterator[str]:
+    """The worst findings, then whether it can be built. ``build``: the command that carries it out."""
+    yield ""
+    if plan.findings:
+        yield from screen_lines(plan.findings, shows_all="" if verbose else "-v")
+        yield ""
+    if has_error(plan.findings):
+        errors = tuple(finding for finding in plan.findings if finding.severity is Severity.ERROR)
+        yield VerdictLine(f"✗ {counted(errors)}: it cannot be built like this")
+        if command := first_step(plan.findings):
+            yield next_line(command)
+        return
+    names = ", ".join(op.op for op in plan.ops) or "DeepSpeed without ops"
+    yield VerdictLine(f"{_mark(plan)} {names} can be built")
+    yield next_line(build)
+
+
+def _mark(plan: BuildPlan) -> str:
+    return "!" if any(finding.severity is Severity.WARNING for finding in plan.findings) else "✓"
+
+
+def install_lines(plan: BuildPlan, wheel: str) -> Iterator[str]:
+    """The next command after a build. pip leaves a version alone that is installed, whatever is in the wheel."""
+    python = "python" if plan.python == sys.executable else plan.python
+    yield next_line(step("{python} -m pip install {wheel}", python=python, wheel=wheel))
+    if not plan.tagged:
+        again = step(
+            "{python} -m pip install --no-deps --force-reinstall {wheel}",
+            python=python,
+            wheel=wheel,
+            note="where pip says that this version is installed",
+        )
+        yield f"    or: $ {again.printed}"

@@ -14,7 +14,7 @@ from dsdoctor.builder.wheel.attestation import LARGEST, MOST
 from dsdoctor.builder.wheel.attested import judge_attestations
 from dsdoctor.builder.wheel.certificate import Signer, signer_of
 from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.report.document import document
+from dsdoctor.ui.screen import document
 from tests.builder.test_wheel import NAME
 
 CONTENT = b"the bytes of a wheel"

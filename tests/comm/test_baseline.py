@@ -15,7 +15,7 @@ from dsdoctor.comm.results import PairTime, Report
 from dsdoctor.comm.speed.baseline import AGAIN, OTHER_BASE, slower
 from dsdoctor.commands.comm import compared
 from dsdoctor.core.finding import Severity
-from dsdoctor.report.terminal import finding_lines, printable
+from dsdoctor.ui.terminal import finding_lines, printable
 from tests.comm.reports import MIB, good_phases, healthy_2, pairs, report, speed, speeds
 
 NODES = tuple(f"node{letter}" for letter in "abcd" for _ in range(2))

@@ -17,7 +17,7 @@ from dsdoctor.cli.comm import STATUS
 from dsdoctor.comm.results import Report
 from dsdoctor.commands.comm import read_result
 from dsdoctor.commands.explain import manual
-from dsdoctor.report.document import document
+from dsdoctor.ui.screen import document
 from tests.cli.runner import run as run_inside
 from tests.comm.left_over import left_over
 from tests.comm.reports import healthy_4, missing_rank, slow_node

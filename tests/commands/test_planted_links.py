@@ -25,7 +25,7 @@ from dsdoctor.core.processes import fork
 from dsdoctor.core.snapshot import Recorder, save
 from dsdoctor.overflow.trace.trace_file import TraceWriter
 from dsdoctor.overflow.watch.announce import Announcer
-from dsdoctor.report import page
+from dsdoctor.ui import page
 from tests.builder import test_make
 from tests.builder.test_wheel import INFO, NAME, contents, wheel
 from tests.overflow.on_disk import header
@@ -54,7 +54,7 @@ WRITERS: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
         ("a.json", ".a.json.tmp"),
     ),
     "page": (
-        lambda folder: page.write(page.Page(title="", run=(), verdict=""), folder / "a.html"),
+        lambda folder: page.write_page(page.Page(title="", run=(), verdict=""), folder / "a.html"),
         ("a.html", f".a.html.{os.getpid()}.part"),
     ),  # type: ignore[arg-type]
     "index": (lambda folder: publish(packed(folder), folder), INDEX),

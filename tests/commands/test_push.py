@@ -19,7 +19,7 @@ import pytest
 
 from dsdoctor.core.finding import Step
 from dsdoctor.push.models import NodeMessage
-from dsdoctor.report.terminal import finding_lines
+from dsdoctor.ui.terminal import finding_lines
 from tests.builder.test_wheel import INFO, METADATA, NAME, contents, wheel
 from tests.cli.runner import run
 

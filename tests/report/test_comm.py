@@ -11,7 +11,7 @@ from dsdoctor.comm.results import ConnectOutcome, Reach, Report, Stuck
 from dsdoctor.comm.verdict import ended, verdict
 from dsdoctor.report.comm.lines import phase_line, rank_lines, rank_states, report_lines
 from dsdoctor.report.comm.pairs import cells
-from dsdoctor.report.document import document
+from dsdoctor.ui.screen import document
 from tests.comm.reports import (
     FOUR_HOSTS,
     bad_pair,

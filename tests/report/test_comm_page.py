@@ -9,7 +9,7 @@ import pytest
 from dsdoctor.comm.results import ConnectOutcome
 from dsdoctor.core.errors import UsageError
 from dsdoctor.report.comm.page import figure, page_of, write_page
-from dsdoctor.report.page import Picture, rendered
+from dsdoctor.ui.page import Picture, rendered
 from tests.comm.reports import bad_pair, healthy_2, healthy_4, many, missing_rank, report, slow_node
 from tests.report.test_plot import EVIL, opened
 

@@ -28,9 +28,8 @@ from dsdoctor.report.comm.tables import speed_lines
 from dsdoctor.report.config import config_lines
 from dsdoctor.report.hang import hang_lines
 from dsdoctor.report.memory import ledger_lines, memory_lines
-from dsdoctor.report.plan import plan_end_lines
-from dsdoctor.report.terminal import plan_lines, printable
-from dsdoctor.report.wrap import COMMAND, MARKS, in_letters, wrapped
+from dsdoctor.ui.screen import plan_end_lines
+from dsdoctor.ui.terminal import COMMAND, MARKS_OF_LINES, in_letters, plan_lines, printable, wrapped
 from tests.builder.test_plan import SOURCE, plan
 from tests.checkpoint.written import KINDS, write
 from tests.cli.runner import run
@@ -100,7 +99,7 @@ def bad(lines: Iterable[str], width: int) -> Iterator[tuple[int, str]]:
 
 def alone(words: list[str]) -> bool:
     """Whether it is one word, which nobody can break, beside its mark or its label."""
-    return len([word for word in words if word not in MARKS]) == 1
+    return len([word for word in words if word not in MARKS_OF_LINES]) == 1
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from dsdoctor.hang.incident_files import write_ranks
 from dsdoctor.hang.models import Incident, Operation
 from dsdoctor.hang.verdict import judge
 from dsdoctor.report.hang_page import page_of, write_page
-from dsdoctor.report.page import Table
+from dsdoctor.ui.page import Table
 from tests.cli.runner import run
 from tests.hang.made import calling, elsewhere, incident, operation, view
 

@@ -9,7 +9,7 @@ import pytest
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding, instead, step
 from dsdoctor.core.pages import ADDRESS
-from dsdoctor.report.page import Listing, Page, Table, check_target, rendered
+from dsdoctor.ui.page import Listing, Page, Table, check_target, rendered
 
 EVIL = "<script>x()</script>\u202e\x1b[31m"
 WORST = Finding.error(

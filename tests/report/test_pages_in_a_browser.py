@@ -14,12 +14,12 @@ import pytest
 from dsdoctor.hang.verdict import judge
 from dsdoctor.memory.changes import changes
 from dsdoctor.memory.unmeasured import beside_tensors
-from dsdoctor.report import page
 from dsdoctor.report.comm import page as comm_page
 from dsdoctor.report.hang_page import page_of as hang_page
 from dsdoctor.report.memory_page import page_of as memory_page
-from dsdoctor.report.page import Page, Picture
 from dsdoctor.report.trace.page import page_of as trace_page
+from dsdoctor.ui import page
+from dsdoctor.ui.page import Page, Picture
 from tests.comm.reports import bad_pair, healthy_4, many, missing_rank, slow_node
 from tests.memory.test_changes import examined, situation
 from tests.overflow.written import frame, tensor
@@ -82,7 +82,7 @@ def test_a_page_is_drawn_fits_and_has_nothing_over_anything_else(name: str, tmp_
     from tests.report.browser import View, looked_at
 
     made, path = PAGES[name](), tmp_path / "page.html"
-    page.write(made, path)
+    page.write_page(made, path)
     kept = os.environ.get("DSDOCTOR_SCREENSHOTS")
     views = [View(width=width, dark=dark) for width, dark in ((1280, False), (400, True))]
     shots = [Path(kept) / f"{name}-{view.width}{'-dark' if view.dark else ''}.png" if kept else None for view in views]
@@ -105,7 +105,7 @@ def test_a_page_is_used_with_keys_alone(tmp_path: Path) -> None:
     from tests.report.browser import View, looked_at
 
     path = tmp_path / "page.html"
-    page.write(PAGES["comm-healthy"](), path)
+    page.write_page(PAGES["comm-healthy"](), path)
 
     before, zoomed, back, hidden, theme = looked_at(
         path,
@@ -139,7 +139,7 @@ def test_words_over_words_and_beside_the_window_are_found(tmp_path: Path) -> Non
     for text, x in (("one over", 0.3), ("two over", 0.301), ("far away", 1.2)):
         picture.figure.add_annotation(text=text, x=x, y=0.5, xref="paper", yref="paper", showarrow=False)
     path = tmp_path / "page.html"
-    page.write(replace(made, parts=(replace(picture, narrow={}), *rest)), path)
+    page.write_page(replace(made, parts=(replace(picture, narrow={}), *rest)), path)
 
     (found,) = looked_at(path, View())
 

@@ -11,11 +11,11 @@ import pytest
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
 from dsdoctor.overflow.frames.frame import CallPhase, Frame
 from dsdoctor.overflow.trace.extremes import MOST_COLUMNS, Bad, Extreme, HeatCell, ModuleRow, Picture, picture
-from dsdoctor.report import image, page
 from dsdoctor.report.labels import label
-from dsdoctor.report.page import Page
 from dsdoctor.report.trace.page import page_of
 from dsdoctor.report.trace.plot import figure
+from dsdoctor.ui import page
+from dsdoctor.ui.page import Page
 from tests.overflow.on_disk import chain
 from tests.overflow.written import backward, frame, tensor
 
@@ -84,7 +84,7 @@ def test_no_half_page_is_left(tmp_path: Path) -> None:
     target.write_text("the page before")
 
     with pytest.raises(OSError, match="full"):
-        page.write(Page(title="x", run=breaks(), verdict=""), target)  # type: ignore[arg-type]
+        page.write_page(Page(title="x", run=breaks(), verdict=""), target)  # type: ignore[arg-type]
 
     assert [path.name for path in tmp_path.iterdir()] == ["p.html"]
     assert target.read_text() == "the page before"
@@ -99,7 +99,7 @@ def test_where_there_is_no_chrome_the_next_step_is_named(tmp_path: Path) -> None
             raise RuntimeError("Kaleido requires Google Chrome to be installed.")
 
     with pytest.raises(ImpossiblePlan, match="requires Google Chrome") as caught:
-        image.write(NoChrome(), tmp_path / "p.png")  # type: ignore[arg-type]
+        page.write_image(NoChrome(), tmp_path / "p.png")  # type: ignore[arg-type]
 
     assert "apt-get install chromium" in caught.value.hint
     assert list(tmp_path.iterdir()) == []
@@ -172,7 +172,9 @@ def drawn_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for order, name in enumerate(names)
     ]
     path = tmp_path_factory.mktemp("page") / "page.html"
-    page.write(page_of({"": drawn(*frames)}, "float16", title=f"a run {EVIL}", meta=(f"rank 0 of 1 {EVIL}",)), path)
+    page.write_page(
+        page_of({"": drawn(*frames)}, "float16", title=f"a run {EVIL}", meta=(f"rank 0 of 1 {EVIL}",)), path
+    )
     return path
 
 
@@ -201,7 +203,7 @@ def test_an_image_is_drawn(tmp_path: Path) -> None:
     chromium()
     target = tmp_path / "p.png"
 
-    image.write(figure({"": drawn(*chain(0, 2.0, 3.0))}, "float16", title="x", meta=[]), target)
+    page.write_image(figure({"": drawn(*chain(0, 2.0, 3.0))}, "float16", title="x", meta=[]), target)
 
     assert target.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert target.stat().st_size > 10_000

@@ -14,9 +14,8 @@ from dsdoctor.core.finding import Finding, Severity, instead, step
 from dsdoctor.core.requests import CheckRequest
 from dsdoctor.report.check import check_lines, ending_lines, missed_ops, next_step
 from dsdoctor.report.issue import issue_lines
-from dsdoctor.report.screen import first_step, most_harmful, screen_lines
-from dsdoctor.report.terminal import show
-from dsdoctor.report.wrap import COMMAND
+from dsdoctor.ui.screen import first_step, most_harmful, screen_lines
+from dsdoctor.ui.terminal import COMMAND, show
 
 MACHINES = sorted((Path(__file__).parents[1] / "machines").glob("*.json"))
 TITLE = re.compile(r"^[✗!·] (?:.|\n )*?  ?\s*\[[a-z0-9-]+\]$", re.MULTILINE)

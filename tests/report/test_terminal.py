@@ -6,9 +6,9 @@ from rich.console import Console
 
 from dsdoctor.core.build_models import BuildResult, OpProgress, OpResult
 from dsdoctor.core.finding import Finding, Fix, Severity, step
-from dsdoctor.report.plan import install_lines
-from dsdoctor.report.progress import BuildProgress
-from dsdoctor.report.terminal import finding_lines, printable, result_lines, show
+from dsdoctor.ui.progress import BuildProgress
+from dsdoctor.ui.screen import install_lines
+from dsdoctor.ui.terminal import finding_lines, printable, result_lines, show
 from tests.builder.test_plan import plan
 
 PLAN = replace(plan(), python=sys.executable)

@@ -8,9 +8,8 @@ from dsdoctor.core.errors import UsageError
 from dsdoctor.core.options import argument, option, options
 from dsdoctor.overflow.frames.dtypes import LIMITS
 from dsdoctor.overflow.trace.selection import PHASES, Selection, Traces, numbers
-from dsdoctor.report.stream import Stream
-from dsdoctor.report.terminal import show
 from dsdoctor.report.trace.lines import source_lines
+from dsdoctor.ui.terminal import Stream, show
 
 Files = Annotated[Path, argument(metavar="FILE", help="Traces, or folders that hold them.")]
 One = Annotated[Path, argument(metavar="A", help="A trace, or a folder of one run.")]

@@ -14,10 +14,10 @@ from dsdoctor.core.options import option
 from dsdoctor.overflow.frames.frame import CallPhase, Frame
 from dsdoctor.overflow.trace.extremes import Picture, picture, reference
 from dsdoctor.overflow.trace.selection import Selection, Traces, selected, sources
-from dsdoctor.report import image, page
 from dsdoctor.report.trace import plot
 from dsdoctor.report.trace.lines import source_line
 from dsdoctor.report.trace.page import page_of
+from dsdoctor.ui import page
 
 Out = Annotated[
     Path, option(name=["-o", "--out"], metavar="FILE", help="A page (.html) or an image (.png, .svg, .pdf).")
@@ -54,7 +54,7 @@ def plot_command(
         check_dtype(dtype)
     if phase == "all":
         raise UsageError("one plot shows one phase", hint="--phase forward, or --phase backward")
-    drawn = out.suffix.lower() in image.ENDINGS
+    drawn = out.suffix.lower() in page.IMAGE_SUFFIXES
     _check_target(out, drawn=drawn)
     found = {name: sources([path]) for name, path in _runs(first, other).items()}
     pictures = _pictures(found, selection_of(modules, batch, rank, phase))
@@ -62,10 +62,10 @@ def plot_command(
     heading = title or f"dsdoctor trace: {' against '.join(found)} ({phase})"
     meta = [source_line(traces.sources[0]) for traces in found.values()]
     if drawn:
-        image.write(plot.figure(pictures, limit, title=heading, meta=meta), out)
+        page.write_image(plot.figure(pictures, limit, title=heading, meta=meta), out)
     else:
         next_step = _next_step(first, pictures, limit)
-        page.write(page_of(pictures, limit, title=heading, meta=tuple(meta), next_step=next_step), out)
+        page.write_page(page_of(pictures, limit, title=heading, meta=tuple(meta), next_step=next_step), out)
     rows = max(len(drawn.rows) for drawn in pictures.values())
     said = f"✓ {out}  ({rows:,} modules, limit of {limit}, {os.stat(out).st_size / (1 << 20):.1f} MiB)"  # noqa: PTH116
     notes = [f"! {note}" for traces in found.values() for note in traces.notes]
@@ -76,7 +76,7 @@ def _check_target(out: Path, *, drawn: bool) -> None:
     """Before anything is read."""
     if drawn:
         check_target(out)
-    elif out.suffix.lower() not in page.ENDINGS:
+    elif out.suffix.lower() not in page.PAGE_SUFFIXES:
         raise UsageError(f"{out} is neither a page nor an image", hint="name it .html, .png, .svg or .pdf")
     else:
         page.check_target(out)

@@ -12,9 +12,8 @@ from dsdoctor.cli.trace.options import BatchList, Files, Modules, PhaseName, Ran
 from dsdoctor.core.errors import DoctorError
 from dsdoctor.core.options import flag, option
 from dsdoctor.overflow.trace.selection import Ranked, Traces, last_of_each, selected, sources
-from dsdoctor.report.stream import Stream
-from dsdoctor.report.terminal import show
 from dsdoctor.report.trace.lines import shown_document, shown_document_end, shown_lines
+from dsdoctor.ui.terminal import Stream, show
 
 
 def show_command(

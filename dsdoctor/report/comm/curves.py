@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from dsdoctor.comm.results import Limit, Report, Speed
 from dsdoctor.report.comm.pairs import named
-from dsdoctor.report.labels import safe
-from dsdoctor.report.units import duration, gigabytes, size
+from dsdoctor.ui.page import safe
+from dsdoctor.ui.table import duration, gigabytes, size
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from dsdoctor.comm.results import Report
 from dsdoctor.report.comm.pairs import PairCell, cells, host_of, words
-from dsdoctor.report.labels import safe
-from dsdoctor.report.units import clipped, digits, ranges, short_hosts
+from dsdoctor.ui.page import safe
+from dsdoctor.ui.table import clipped, digits, ranges, short_hosts
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

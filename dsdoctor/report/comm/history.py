@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from dsdoctor.commands.comm_prolog import History
-from dsdoctor.report.screen import first_step, next_line, screen_lines
+from dsdoctor.ui.screen import first_step, next_line, screen_lines
 
 
 def history_lines(history: History) -> Iterator[str]:

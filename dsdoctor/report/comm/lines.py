@@ -12,10 +12,9 @@ from dsdoctor.ranks.nodelist import in_words
 from dsdoctor.report.comm.pairs import host_of
 from dsdoctor.report.comm.states import OK, rank_states
 from dsdoctor.report.comm.tables import matrix_lines, speed_lines, transport_lines
-from dsdoctor.report.screen import MOST, first_step, next_line, screen_lines
-from dsdoctor.report.table import table
-from dsdoctor.report.terminal import VerdictLine, finding_lines
-from dsdoctor.report.units import clipped, ranges
+from dsdoctor.ui.screen import MOST, first_step, next_line, screen_lines
+from dsdoctor.ui.table import clipped, ranges, table
+from dsdoctor.ui.terminal import VerdictLine, finding_lines
 
 MARKS = {PhaseState.OK: "✓", PhaseState.SLOW: "!", PhaseState.BROKEN: "✗", PhaseState.SKIPPED: "·"}
 NAME, SECONDS = 19, 7

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from dsdoctor.comm.models import PhaseState
 from dsdoctor.comm.results import Report
-from dsdoctor.report import page
 from dsdoctor.report.comm.curves import add_curves, add_paces
 from dsdoctor.report.comm.heat_map import add_matrix, axis_of, ticks
 from dsdoctor.report.comm.lines import MARKS, rank_lines
 from dsdoctor.report.comm.pairs import cells
-from dsdoctor.report.page import Listing, Page, Picture
-from dsdoctor.report.stacked import stacked
+from dsdoctor.ui import page
+from dsdoctor.ui.page import Listing, Page, Picture, stacked
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -28,7 +27,7 @@ def write_page(report: Report, path: Path) -> None:
     """Write the page. Raises UsageError for a target that cannot be written, ImpossiblePlan where plotly is absent."""
     page.check_target(path)
     page.check_extra(plotly=True)
-    page.write(page_of(report), path)
+    page.write_page(page_of(report), path)
 
 
 def page_of(report: Report) -> Page:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from dsdoctor.comm.results import ConnectOutcome, Reach, Report
-from dsdoctor.report.units import digits, duration
+from dsdoctor.ui.table import digits, duration
 
 SLOW = 3
 """A pair that is this many times slower than the median of its kind stands out: two busy processors alone make a factor of 2.5."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from dsdoctor.comm.results import Report, Stuck
 from dsdoctor.report.comm.pairs import cells
-from dsdoctor.report.units import clipped, duration, ranges
+from dsdoctor.ui.table import clipped, duration, ranges
 
 OK = "ok"
 PART = r"\d+(?:-\d+)?(?: \([^()]*\))?"

@@ -7,8 +7,7 @@ from statistics import median
 from dsdoctor.comm.results import Report, Speed
 from dsdoctor.core.text import and_more_lines
 from dsdoctor.report.comm.pairs import Cells, PairCell, cells, host_of, named, words
-from dsdoctor.report.table import table
-from dsdoctor.report.units import clipped, duration, gigabytes, size
+from dsdoctor.ui.table import clipped, duration, gigabytes, size, table
 
 WIDTH = 100
 WIDEST_MATRIX = 16

@@ -7,8 +7,8 @@ from dsdoctor.core.text import encode
 from dsdoctor.overflow.frames import guide_format
 from dsdoctor.overflow.frames.frame import CallPhase, Frame, StepEnd
 from dsdoctor.overflow.trace.selection import Ranked, RankTrace, Traces
-from dsdoctor.report.document import SCHEMA
-from dsdoctor.report.terminal import printable
+from dsdoctor.ui.screen import SCHEMA
+from dsdoctor.ui.terminal import printable
 
 WHOLE = "(the whole model)"
 

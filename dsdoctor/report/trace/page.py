@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING
 from dsdoctor.core.finding import Step
 from dsdoctor.overflow.frames.dtypes import LIMITS
 from dsdoctor.overflow.trace.extremes import ModuleRow, Picture
-from dsdoctor.report.labels import short
-from dsdoctor.report.page import Page, Table
-from dsdoctor.report.page import Picture as Drawing
-from dsdoctor.report.stacked import GAP, stacked
 from dsdoctor.report.trace.lines import WHOLE, counted
 from dsdoctor.report.trace.plot import BAR, body, figure
+from dsdoctor.ui.page import GAP, Page, Table, short, stacked
+from dsdoctor.ui.page import Picture as Drawing
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

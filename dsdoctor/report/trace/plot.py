@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from dsdoctor.overflow.frames.dtypes import LIMITS
 from dsdoctor.overflow.trace.extremes import ModuleRow, Picture, bits
-from dsdoctor.report.labels import batches_of, hover, label, safe, short
+from dsdoctor.report.labels import batches_of, hover, label
+from dsdoctor.ui.page import safe, short
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure, Heatmap

@@ -6,7 +6,6 @@ import time
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-# what draws a live table, and what compiles ops, is not imported before there is a build: most commands have none
 if TYPE_CHECKING:
     from types import TracebackType
 
@@ -14,6 +13,9 @@ if TYPE_CHECKING:
     from rich.live import Live
 
     from dsdoctor.core.build_models import OpProgress
+
+
+# what draws a live table, and what compiles ops, is not imported before there is a build: most commands have none
 
 MARKS = {"waiting": "·", "compiling": "…", "built": "✓", "cached": "✓", "failed": "✗", "interrupted": "·"}
 WIDE = 60
@@ -86,8 +88,7 @@ class BuildProgress:
         from rich.table import Table
         from rich.text import Text
 
-        from dsdoctor.report.terminal import has_marks
-        from dsdoctor.report.wrap import in_letters
+        from dsdoctor.ui.terminal import has_marks, in_letters
 
         table, wide, marks = Table.grid(padding=(0, 2)), self._console.width >= WIDE, has_marks(self._console)
         for op, step in tuple(self._steps.items()):

@@ -20,8 +20,9 @@ Every text is given as it is, for example as another host sent it: the template 
 figure must be made safe by report/labels.py, because plotly reads tags.
 """
 
+import html
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -32,14 +33,15 @@ from dsdoctor.core.files import check_target as check_place
 from dsdoctor.core.files import write_bytes
 from dsdoctor.core.finding import Finding, Step
 from dsdoctor.core.version import __version__
-from dsdoctor.report.screen import MOST, counted, most_harmful
-from dsdoctor.report.terminal import MARKS, printable
+from dsdoctor.ui.screen import MOST, counted, most_harmful
+from dsdoctor.ui.terminal import MARKS, printable
 
 if TYPE_CHECKING:
     from jinja2 import Environment
     from plotly.graph_objects import Figure
 
-ENDINGS = (".html", ".htm")
+
+PAGE_SUFFIXES = (".html", ".htm")
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
 CLASSES = {"✓": "good", "!": "slow", "✗": "bad"}
 EXTRA = 'pip install "dsdoctor[plot]"'
@@ -109,7 +111,7 @@ class Page:
 
 def check_target(path: Path) -> None:
     """Raise UsageError for a page that could not be written, before anything is read."""
-    if path.suffix.lower() not in ENDINGS:
+    if path.suffix.lower() not in PAGE_SUFFIXES:
         raise UsageError(f"{path} is no page", hint="name it .html")
     check_place(path)
 
@@ -123,7 +125,7 @@ def check_extra(*, plotly: bool = False) -> None:
             raise ImpossiblePlan(f"{error.name} is not installed here, and it draws the page", hint=EXTRA) from error
 
 
-def write(page: Page, path: Path) -> None:
+def write_page(page: Page, path: Path) -> None:
     """Write the page beside its place and rename it: never half of one."""
     write_bytes(path, rendered(page).encode("utf-8", errors="replace"))
 
@@ -187,3 +189,82 @@ def _plotly_script() -> str:
 
     script: str = get_plotlyjs()
     return script
+
+
+# A plotly figure -> one image, drawn by Chrome by way of kaleido. Written beside and renamed: never half of it.
+
+
+IMAGE_SUFFIXES = (".png", ".svg", ".pdf")
+WIDTH, SHARPNESS = 1500, 2
+MOST_PIXELS = 8000
+NO_IMAGE = (
+    f"kaleido is needed ({EXTRA}) and Chrome or Chromium on PATH (apt-get install chromium); "
+    "a page (-o page.html) needs neither"
+)
+
+
+def write_image(shown: "Figure", path: Path) -> None:
+    """Write the figure as what the file's name says. Raises ImpossiblePlan where there is no Chrome."""
+    write_bytes(path, _drawn(shown, path.suffix.lower()[1:]))
+
+
+def _drawn(shown: "Figure", kind: str) -> bytes:
+    height = shown.layout.height
+    scale = max(min(SHARPNESS, MOST_PIXELS / height), 1)
+    try:
+        image: bytes = shown.to_image(format=kind, width=WIDTH, height=height, scale=scale)
+    except (ImportError, RuntimeError, ValueError, OSError) as error:
+        said = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ImpossiblePlan(f"no image could be drawn: {said}", hint=NO_IMAGE) from error
+    return image
+
+
+# A figure whose panels stand beside each other -> the changes of its layout that put them below each other, for a telephone.
+
+
+MARGIN = {"margin.t": 30, "margin.b": 50, "margin.l": 10, "margin.r": 14}
+GAP = 96
+"""Pixels between two panels: the ticks of one, and the title of the next."""
+
+
+def stacked(shown: "Figure", heights: Sequence[int], *, gap: int = GAP, top: int = 60) -> dict[str, object]:
+    """What changes: each panel takes the whole width. ``heights``: pixels of each, in the order of their axes.
+
+    The first annotations are the panels' titles, as make_subplots adds them.
+    """
+    total = sum(heights) + gap * (len(heights) - 1)
+    found: dict[str, object] = {**MARGIN, "margin.t": top, "height": total + top + MARGIN["margin.b"]}
+    above = 0
+    for place, height in enumerate(heights):
+        number = "" if not place else str(place + 1)
+        end, start = 1 - above / total, max(0.0, 1 - (above + height) / total)
+        found |= {f"xaxis{number}.domain": [0, 1], f"yaxis{number}.domain": [start, end]}
+        if f"yaxis{number}" in shown.layout and shown.layout[f"yaxis{number}"].showticklabels is False:
+            found[f"yaxis{number}.showticklabels"] = True
+        if place < len(shown.layout.annotations):
+            title = f"annotations[{place}]"
+            found |= {f"{title}.x": 0, f"{title}.y": end, f"{title}.xanchor": "left"}
+        above += height + gap
+    return found
+
+
+# The texts in a picture of a run. Module names come from the user's model, so nothing in them is read as a tag.
+
+
+LONGEST_LABEL = 58
+
+
+def safe(text: str) -> str:
+    """Text that a page shows as it is: plotly reads tags in all its texts."""
+    return html.escape("".join(char if char.isprintable() else "?" for char in text))
+
+
+def short(name: str, longest: int = LONGEST_LABEL) -> str:
+    """A label that leaves room for the picture. The end of a module's name says most.
+
+    >>> len(short("x" * 200))
+    58
+    """
+    plain = html.unescape(name)
+    shortened = plain if len(plain) <= longest else "…" + plain[1 - longest :]
+    return html.escape(shortened)

@@ -1,4 +1,4 @@
-"""Findings, plans and results -> lines for a terminal. Colour only repeats what the marks say."""
+"""Findings, plans and results -> lines for a terminal, wrapped to its width. Colour only repeats what the marks say."""
 
 from __future__ import annotations
 
@@ -6,19 +6,196 @@ import contextlib
 import os
 import re
 import shlex
+import sys
+import textwrap
 import unicodedata
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping
+from typing import IO, TYPE_CHECKING, Protocol
 
 from dsdoctor.core.finding import Finding, Follows, Severity
 from dsdoctor.core.text import and_more
-from dsdoctor.report.wrap import in_letters, wrapped
 
-# every command prints with this file, and few of them have a plan or a machine
 if TYPE_CHECKING:
     from dsdoctor.core.build_models import BuildPlan, BuildResult, ToolkitPlan
     from dsdoctor.core.machine import Machine, Toolkit
-    from dsdoctor.report.stream import Screen
+
+
+# A line -> lines that fit a terminal: whole words, the rest indented; and marks in letters where a terminal has no others.
+
+
+COMMAND = re.compile(r"\s*(?:(?:(?:or|then|next:) )?\$ |[A-Z_][A-Z0-9_]*=)")
+"""A command, or a variable with its value: to be pasted."""
+LISTED = re.compile(r"\s*(?:[-*|>]|\d+\.) ")
+RULE_AT_END = re.compile(r"  \[[a-z0-9-]+\]$")
+COLUMN = re.compile(r"(?<=\S) {2,}(?=\S)")
+START = re.compile(r"\s*(?:(?:[✓✗!·*]|ok|!!|XX|--|\d+\.) +|Fix: )?")
+FURTHEST = 36
+"""The furthest that what goes on is indented."""
+IN_LETTERS = {"✓": "ok", "!": "!!", "✗": "XX", "·": "--"}
+MARKS_OF_LINES = {*IN_LETTERS, *IN_LETTERS.values(), "*"}
+OTHERS = str.maketrans({"…": "...", "µ": "u", "→": "->", "×": "x", "✗": "X", "✓": "v", "·": "-"})
+
+
+def wrapped(line: str, width: int) -> list[str]:
+    """A line as it is where it fits, else in pieces. A command stays whole, to be pasted; of a row of a table the words in its
+    last column stay below each other, where there is room for them.
+
+    >>> print(*wrapped("✗ one two three  [a-rule]", 14), sep="\\n")
+    ✗ one two
+      three
+      [a-rule]
+    >>> wrapped("✓ /a/path/that/is/too/long now", 14)
+    ['✓ /a/path/that/is/too/long', '  now']
+    >>> wrapped("    then $ a long command", 10), wrapped("one  two  three  four", 10)
+    (['    then $ a long command'], ['one  two', '  three', '  four'])
+    >>> wrapped("    /a/path/that/is/too/long in f", 14)
+    ['    /a/path/that/is/too/long', '      in f']
+    >>> print(*wrapped("✓ mesh  0.3 s  2 of 2 directions met", 30), sep="\\n")
+    ✓ mesh  0.3 s  2 of 2
+                   directions met
+    """
+    if len(line) <= width or COMMAND.match(line):
+        return [line]
+    wrapper = textwrap.TextWrapper(
+        width=width, subsequent_indent=" " * _below(line, width), break_long_words=False, break_on_hyphens=False
+    )
+    # what is too long for any line keeps its place
+    wrapper.initial_indent = _indent(line)
+    parts = wrapper.wrap(line.lstrip())
+    if len(parts) > 1 and parts[0].strip() in MARKS_OF_LINES:
+        # a mark does not stand alone: what is too long for any line stays beside it
+        parts[:2] = [f"{parts[0]} {parts[1].lstrip()}"]
+    return parts
+
+
+def _below(line: str, width: int) -> int:
+    """How far the rest of a line is indented: below its last column, where that leaves room for each of its words."""
+    columns = [found.end() for found in COLUMN.finditer(RULE_AT_END.sub("", line))]
+    if columns and columns[-1] <= min(FURTHEST, width // 2):
+        longest = max(map(len, line[columns[-1] :].split()), default=0)
+        if columns[-1] + longest <= width:
+            return columns[-1]
+    return _start(line)
+
+
+def flowed(lines: Iterable[str], width: int) -> Iterator[str]:
+    """Paragraphs that were written with breaks of their own, broken for this width. Commands and lists stay as they are.
+
+    >>> list(flowed(["    one two", "    three", "", "        $ a command"], 14))
+    ['    one two', '    three', '', '        $ a command']
+    >>> list(flowed(["    one two", "    three", "", "        $ a command"], 40))
+    ['    one two three', '', '        $ a command']
+    """
+    together: list[str] = []
+    for line in lines:
+        plain = bool(line.strip()) and not COMMAND.match(line) and not LISTED.match(line)
+        if together and not (plain and _indent(line) == _indent(together[0])):
+            yield from _filled(together, width)
+            together = []
+        if plain:
+            together.append(line)
+        else:
+            yield line
+    if together:
+        yield from _filled(together, width)
+
+
+def _indent(line: str) -> str:
+    return line[: len(line) - len(line.lstrip())]
+
+
+def _filled(lines: list[str], width: int) -> list[str]:
+    indent = _indent(lines[0])
+    text = " ".join(map(str.strip, lines))
+    return textwrap.fill(
+        text, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    ).splitlines()
+
+
+def _start(line: str) -> int:
+    """How far what goes on is indented: below the words behind the mark."""
+    found = START.match(line)
+    start = found.end() if found else 0
+    return start + 2 if not line[:start].strip() else start
+
+
+def in_letters(line: str) -> str:
+    """A line for a terminal that has ASCII alone: marks that differ from each other.
+
+    >>> in_letters("  ✗ a…"), in_letters("! b"), in_letters("c!")
+    ('  XX a...', '!! b', 'c!')
+    >>> in_letters("✗  a cell  ✗")
+    'XX a cell  X'
+    """
+    words = line.lstrip()
+    mark = IN_LETTERS.get(words[:1]) if words[1:2] in {" ", ""} else None
+    if mark:
+        # in a column of its own a mark has room for a letter more
+        rest = words[2:] if words[1:3] == "  " else words[1:]
+        line = line[: len(line) - len(words)] + mark + rest
+    return line.translate(OTHERS)
+
+
+# stdout or stderr as a screen: how wide it is, whether it is a terminal, whether it has colours.
+
+
+USUAL_WIDTH = 80
+WITHOUT_COLOURS = {"dumb", "unknown"}
+
+
+class Screen(Protocol):
+    """Where lines are shown: a Stream, or rich's Console."""
+
+    @property
+    def file(self) -> IO[str]:
+        """What is written to."""
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether somebody looks."""
+
+    @property
+    def width(self) -> int:
+        """Its columns."""
+
+    @property
+    def encoding(self) -> str:
+        """What its characters become."""
+
+    @property
+    def no_color(self) -> bool:
+        """Whether colours are unwanted there."""
+
+
+class Stream:
+    """A standard stream. rich has the same, and takes longer to be imported than most commands take."""
+
+    def __init__(self, *, stderr: bool = False, environment: Mapping[str, str] = os.environ) -> None:
+        self.file: IO[str] = sys.stderr if stderr else sys.stdout
+        self._environment = environment
+        forced = environment.get("FORCE_COLOR")
+        self.is_terminal = bool(forced) if forced is not None else self.file.isatty()
+        self.no_color = bool(environment.get("NO_COLOR")) or environment.get("TERM", "") in WITHOUT_COLOURS
+        self.encoding = getattr(self.file, "encoding", None) or "utf-8"
+
+    @property
+    def width(self) -> int:
+        """What COLUMNS says, else the terminal itself."""
+        said = self._environment.get("COLUMNS", "")
+        if said.isdigit() and int(said):
+            return int(said)
+        for number in (0, 1, 2):
+            try:
+                return os.get_terminal_size(number).columns or USUAL_WIDTH
+            except OSError:
+                continue
+        return USUAL_WIDTH
+
+
+# Findings, plans and results -> lines for a terminal. Colour only repeats what the marks say.
+
+
+# every command prints with this file, and few of them have a plan or a machine
 
 MARKS = {Severity.NOTE: "·", Severity.WARNING: "!", Severity.ERROR: "✗"}
 BOLD, DIM = "1", "2"

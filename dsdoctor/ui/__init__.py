@@ -1,0 +1,1 @@
+"""What all screens and pages share."""
