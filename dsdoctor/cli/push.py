@@ -12,7 +12,7 @@ from dsdoctor.cli.options import Json
 from dsdoctor.commands.push import Push, Pushed, push
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.options import argument, flag, option, options
-from dsdoctor.report.push import findings_of, push_lines
+from dsdoctor.hosts.push import findings_of, push_lines
 from dsdoctor.ui.progress import BuildProgress
 
 Wheel = Annotated[Path, argument(help="The wheel to install on the nodes.")]

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from dsdoctor.comm.results import Report
-from dsdoctor.hosts.remote_finding import RemoteFinding
+from dsdoctor.hosts.ssh import RemoteFinding
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -164,9 +164,9 @@ def _memory() -> Pages:
 
 
 def _push() -> Pages:
-    from dsdoctor.push import errors
+    from dsdoctor.hosts import push
 
-    return errors.MANUAL
+    return push.MANUAL
 
 
 PARTS = (
@@ -185,5 +185,5 @@ PARTS = (
     Part(written="checkpoint/manual.py", module="dsdoctor.checkpoint.manual", pages=_checkpoints),
     Part(where="In a log", written="diagnosis/manual.py", module="dsdoctor.diagnosis.manual", pages=_diagnosis),
     Part(written="memory/manual.py", module="dsdoctor.memory.manual", pages=_memory),
-    Part(where="In a push", written="push/errors.py", module="dsdoctor.push.errors", pages=_push),
+    Part(where="In a push", written="hosts/push.py", module="dsdoctor.hosts.push", pages=_push),
 )

@@ -15,11 +15,10 @@ from dsdoctor.core.files import read_limited
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.text import and_more
+from dsdoctor.hosts import push as problems
 from dsdoctor.hosts.hostfile import HOST, parse_hostfile
-from dsdoctor.hosts.ssh_errors import ssh_problem
-from dsdoctor.push import errors as problems
-from dsdoctor.push.models import Delivered, NodeEnded, NodeState, Sent, Way
-from dsdoctor.push.session import Delivery
+from dsdoctor.hosts.push import Delivered, Delivery, NodeEnded, NodeState, Sent, Way
+from dsdoctor.hosts.ssh import ssh_problem
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 INSTALLS_END = 60.0

@@ -1,20 +1,297 @@
-"""The session with a node over ssh: verify there, install there, end. Acts through ssh; judges no wheel itself."""
+"""A wheel is sent to a node over ssh, verified and installed there: data, session, and why a push stops."""
 
 import asyncio
 import contextlib
+import enum
 import shlex
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from dsdoctor.core.finding import Finding, has_error
+from dsdoctor.core.finding import Finding, Step, has_error, step
 from dsdoctor.core.host import CHILD_SCRIPTS
 from dsdoctor.core.processes import end_session
-from dsdoctor.core.text import decode
-from dsdoctor.push import errors as problems
-from dsdoctor.push.models import Delivered, NodeEnded, NodeMessage, NodeState, NodeStep, Present, Sent, Way
+from dsdoctor.core.text import and_more, decode
+from dsdoctor.hosts.ssh import RemoteFinding, on_host
+from dsdoctor.ui.terminal import finding_lines
+
+# The data of a push to a node: what is sent, how the node is reached, its messages, the outcome. Data only.
+
+
+class NodeState(enum.Enum):
+    """The outcome of a push on a node."""
+
+    INSTALLED = "installed"
+    VERIFIED = "verified"
+    REFUSED = "refused"
+    UNREACHABLE = "unreachable"
+    FAILED = "failed"
+
+
+class NodeStep(enum.Enum):
+    """The steps of a push on a node."""
+
+    CONNECT = "connect"
+    COPY = "copy"
+    VERIFY = "verify"
+    INSTALL = "install"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Present:
+    """The DeepSpeed that an import would take on a node. ``version`` is None where its records are missing."""
+
+    version: str | None
+    location: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sent:
+    """A file that is sent: its path here, its size in bytes, its sha256 in hexadecimal digits."""
+
+    path: Path
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """How a node is reached and worked on: ``ssh`` with its arguments up to the host, and its whole ``environment``;
+    ``python`` is the interpreter there, ``limit`` the seconds for each step. ``unreached`` makes the finding from host,
+    ssh's status (None: it did not end in time) and its message."""
+
+    ssh: tuple[str, ...]
+    environment: Mapping[str, str]
+    python: str
+    limit: float
+    dry_run: bool
+    unreached: Callable[[str, int | None, str], Finding]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delivered:
+    """The outcome on one node. ``step`` is the last one that was begun; ``now`` is the DeepSpeed that is there at the end,
+    where that is known (``known``); ``already``: this very wheel was there, and pip was not called."""
+
+    host: str
+    state: NodeState
+    step: NodeStep
+    findings: tuple[Finding, ...]
+    before: Present | None
+    now: Present | None
+    known: bool
+    already: bool
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeMessage:
+    """A message of a node; which fields it has depends on ``say``."""
+
+    say: str
+    step: NodeStep = NodeStep.CONNECT
+    why: str = ""
+    name: str = ""
+    names: tuple[str, ...] = ()
+    sha256: str = ""
+    status: int | None = None
+    findings: tuple[RemoteFinding, ...] = ()
+    before: Present | None = None
+    now: Present | None = None
+    asked: bool = False
+    already: bool = False
+    left: bool = False
+    folder: str = ""
+    environment: tuple[str, ...] = ()
+
+
+class NodeEnded(Exception):
+    """The push stops at this node. ``finding`` says why."""
+
+    def __init__(self, state: NodeState, finding: Finding) -> None:
+        super().__init__(finding.title)
+        self.state, self.finding = state, finding
+
+
+# What a node or ssh said, or a time limit -> a finding that says why the push stops at that node.
+
+
+AGAIN = "fix that and run the same push again: a node that has the wheel already is left as it is"
+
+
+def failed(host: str, way: Way, message: NodeMessage) -> NodeEnded:
+    """A node says that a step failed."""
+    if message.say == "differs":
+        title = f"the copy of {message.name} has sha256 {message.sha256[:16]}..., which is not that of the file here"
+        return _failed("wheel-copy-differs", title, "run the same push again; see whether the node's disk is healthy")
+    if message.say == "lacks" and message.name == "pip":
+        give = step("{python} -m ensurepip", python=way.python)
+        return _failed("node-lacks-pip", f"{way.python} has no pip", "give it one", on_host(host, give))
+    if message.say == "lacks":
+        title = f"{way.python} finds no dsdoctor, and none is on PATH"
+        install = step("{python} -m pip install dsdoctor", python=way.python)
+        return _failed("host-lacks-modules", title, "install it there", on_host(host, install))
+    if message.say == "another":
+        title = f"pip ended well, and what an import takes there is not this wheel: {', '.join(message.names)}"
+        fix = "see where the other one comes from (PYTHONPATH, ~/.local)"
+        return _failed("node-has-another", title, fix, _what_is_there(host, way))
+    if message.step is NodeStep.INSTALL:
+        return _failed("node-not-installed", f"it could not be installed: {message.why}", AGAIN)
+    if message.step is NodeStep.COPY:
+        return _failed("node-took-no-copy", f"the wheel could not be copied: {message.why}", AGAIN)
+    return no_verdict(message.why)
+
+
+def no_verdict(why: str) -> NodeEnded:
+    """A node did not say whether the wheel fits."""
+    return _failed("node-not-verified", f"nothing is known of the wheel there: {why}", AGAIN)
+
+
+def shrunk(file: Sent) -> NodeEnded:
+    """A file became shorter while it was sent."""
+    return _failed("wheel-copy-differs", f"{file.path} was changed while it was sent", "wait until it is written")
+
+
+def refused_here(error: OSError) -> NodeEnded:
+    """This machine did not let us read the wheel or start ssh."""
+    return _failed("dsdoctor", f"the system here refused: {error.strerror or error}", AGAIN)
+
+
+def lost(host: str, way: Way, status: int | None, said: str) -> NodeEnded:
+    """ssh ended, or (None) was ended, before the node sent a message."""
+    tail = tuple(said.splitlines()[-4:])
+    if status in {255, None}:
+        return NodeEnded(NodeState.UNREACHABLE, way.unreached(host, status, said))
+    title = f"{way.python} does not start there"
+    fix = "name the interpreter of the environment there with --python PATH"
+    steps = (on_host(host, step("ls -l {python}", python=way.python)),)
+    return NodeEnded(NodeState.FAILED, Finding.error("host-lacks-python", title, evidence=tail, fix=fix, steps=steps))
+
+
+def cut_off(host: str, way: Way, step: NodeStep, why: str, said: str = "") -> NodeEnded:
+    """A node was left in the middle of a step."""
+    tail = tuple(said.splitlines()[-4:])
+    if step is not NodeStep.INSTALL:
+        title = f"{why} at the step {step.value}; nothing was installed"
+        fix = "run the same push again: a node that has the wheel already is left as it is"
+        return NodeEnded(NodeState.FAILED, Finding.error("node-cut-off", title, evidence=tail, fix=fix))
+    title = f"{why} while pip was at work, which goes on there by itself"
+    steps = (_what_is_there(host, way),)
+    fix = "see what is there, then run the same push again"
+    return NodeEnded(NodeState.FAILED, Finding.error("node-cut-off", title, evidence=tail, fix=fix, steps=steps))
+
+
+def folder_left(folder: str) -> Finding:
+    """A node could not clean up."""
+    title = f"the folder of the copy is still there: {folder}"
+    return Finding.warning("node-folder-left", title, fix="remove it by hand")
+
+
+def _failed(rule: str, title: str, fix: str, *steps: Step) -> NodeEnded:
+    return NodeEnded(NodeState.FAILED, Finding.error(rule, title, fix=fix, steps=steps))
+
+
+def _what_is_there(host: str, way: Way) -> Step:
+    return on_host(host, step("{python} -m dsdoctor verify --installed", python=way.python))
+
+
+MANUAL = {
+    "wheel-copy-differs": """\
+The file that arrived on a node is not the one that was sent: its sha256, read back there, differs.
+
+Why it matters: nothing was installed there. Network and disk have checksums of their own, so a full or failing disk is
+likely, or a new wheel was written to the same place meanwhile.
+
+How to fix it: run the same push again. If it comes again, look at the node's disk; if the file here was changed while
+it was sent, wait until it is written.
+
+Since: 0.1""",
+    "node-lacks-pip": """\
+The interpreter on a node has no pip.
+
+Why it matters: nothing can be installed into its environment. uv makes such environments.
+
+How to fix it: give it a pip.
+
+    $ ssh NODE PYTHON -m ensurepip
+
+Since: 0.1""",
+    "node-has-another": """\
+pip installed the wheel on a node without complaint, and an import there takes other files.
+
+Every file that the wheel's RECORD lists is compared with what lies where Python finds `deepspeed`.
+
+Why it matters: training on that node would use the other DeepSpeed. An older one in ~/.local, a PYTHONPATH or an
+editable checkout is found first.
+
+How to fix it: see where the other DeepSpeed comes from, and remove it or the path that leads to it.
+
+    $ ssh NODE PYTHON -m dsdoctor verify --installed
+
+Since: 0.1""",
+    "node-not-installed": """\
+pip could not install the wheel on a node, or its disk has no space for it.
+
+Why it matters: the finding holds pip's own error, and the report what is there now: pip puts the old DeepSpeed back
+when it fails.
+
+How to fix it: fix what pip reports and run the same push again. A node that has the wheel already is left as it is.
+
+Since: 0.1""",
+    "node-took-no-copy": """\
+A node could not take the copy of the wheel.
+
+Why it matters: the wheel goes into a private folder below TMPDIR, else /tmp, before it is verified; without it nothing
+is installed.
+
+How to fix it: see whether there is space, and whether this user may write there. Then run the same push again.
+
+    $ ssh NODE df -h /tmp
+
+Since: 0.1""",
+    "node-not-verified": """\
+dsdoctor on a node gave no verdict on the wheel.
+
+Why it matters: the wheel was not installed there, because nothing is known of whether it fits. The finding holds what
+dsdoctor said.
+
+How to fix it: see whether dsdoctor works on that node at all, then run the same push again.
+
+    $ ssh NODE PYTHON -m dsdoctor verify --installed
+
+Since: 0.1""",
+    "node-cut-off": """\
+A push was interrupted, a node did not finish a step within --timeout, or its connection broke.
+
+Why it matters: before pip begins nothing is changed on the node, and its private folder is removed there. A pip that
+has begun goes on by itself whatever happens to the push: it can put back what was there when it fails, but not when it
+is killed.
+
+How to fix it: see what is there, then run the same push again. A node that has the wheel already is left as it is.
+
+    $ ssh NODE PYTHON -m dsdoctor verify --installed
+
+Since: 0.1""",
+    "node-folder-left": """\
+A node could not remove the private folder into which the wheel was copied.
+
+Why it matters: nothing uses it any more, but it takes space.
+
+How to fix it: remove it by hand. The finding names it.
+
+    $ ssh NODE rm -r FOLDER
+
+Since: 0.1""",
+}
+"""The manual pages of these rules, for ``dsdoctor explain``."""
+
+
+# The session with a node over ssh: verify there, install there, end. Acts through ssh; judges no wheel itself.
+
 
 T = TypeVar("T")
 MARK = b"@@dsdoctor "
@@ -65,7 +342,7 @@ class Delivery:
         self._findings += findings
         refused = has_error(findings)
         if message.status not in {0, 1, 2} or refused != bool(message.status):
-            raise problems.no_verdict(f"dsdoctor ended with status {message.status}: {message.why}")
+            raise no_verdict(f"dsdoctor ended with status {message.status}: {message.why}")
         self.state = NodeState.REFUSED if refused else NodeState.VERIFIED
         return not refused
 
@@ -84,7 +361,7 @@ class Delivery:
 
     def cut_off(self, why: str) -> NodeEnded:
         """The session ends in the middle of a step."""
-        return problems.cut_off(self.host, self._way, self.step, why, self._said())
+        return cut_off(self.host, self._way, self.step, why, self._said())
 
     async def end(self) -> Delivered:
         """End the session within FINAL_SECONDS, and return the outcome with what is there now."""
@@ -138,7 +415,7 @@ class Delivery:
                     left -= len(chunk)
                     await self._write(chunk)
             if left:
-                raise problems.shrunk(sent)
+                raise shrunk(sent)
         await self._heard("copied")
 
     async def _write(self, data: bytes) -> None:
@@ -155,7 +432,7 @@ class Delivery:
             if message.say == wanted:
                 return message
             if message.say in MORE_SPECIFIC or message.say == "failed":
-                raise problems.failed(self.host, self._way, message)
+                raise failed(self.host, self._way, message)
         raise await self._lost()
 
     async def _next(self) -> NodeMessage | None:
@@ -168,14 +445,14 @@ class Delivery:
                 if mark:
                     return self._noted(decode(said, NodeMessage))
         except (ValueError, msgspec.MsgspecError) as error:
-            raise problems.no_verdict(f"its message cannot be read: {error}") from None
+            raise no_verdict(f"its message cannot be read: {error}") from None
         return None
 
     def _noted(self, message: NodeMessage) -> NodeMessage:
         if message.say == "end":
             self._last = message
         if message.say == "removed" and message.left:
-            self._findings.append(problems.folder_left(self._folder))
+            self._findings.append(folder_left(self._folder))
         return message
 
     async def _lost(self) -> NodeEnded:
@@ -186,7 +463,7 @@ class Delivery:
             await self._reading
         if self.environment:
             return self.cut_off("the connection ended")
-        return problems.lost(self.host, self._way, status, self._said())
+        return lost(self.host, self._way, status, self._said())
 
     async def _within(self, seconds: float, step: Coroutine[Any, Any, T]) -> T:
         try:
@@ -194,7 +471,7 @@ class Delivery:
         except asyncio.TimeoutError:
             if self.environment:
                 raise self.cut_off(f"no end within {seconds:g} s") from None
-            raise problems.lost(self.host, self._way, None, self._said()) from None
+            raise lost(self.host, self._way, None, self._said()) from None
 
     def _begin(self, step: NodeStep) -> None:
         self.step = step
@@ -233,3 +510,69 @@ class Delivery:
         assert self._process.stderr is not None
         while chunk := await self._process.stderr.read(TAIL):
             self._stderr = (self._stderr + chunk)[-TAIL:]
+
+
+# The outcome of a push on each node -> lines: one for each node, each finding once with its nodes, the count.
+
+
+MARKS = {NodeState.INSTALLED: "✓", NodeState.VERIFIED: "✓"}
+FEW = 4
+
+
+def push_lines(wheel: str, nodes: tuple[Delivered, ...], *, dry_run: bool) -> Iterator[str]:
+    """The outcome of a push, ``wheel`` being the name of its file."""
+    width = max((len(node.host) for node in nodes), default=0)
+    for node in nodes:
+        mark = MARKS.get(node.state, "✗")
+        told = "; ".join(filter(None, (_state(node), _left(node))))
+        yield f"{mark} {node.host:<{width}}  {told}  ({node.seconds:.0f} s)"
+    yield from finding_lines(findings_of(nodes))
+    wanted = NodeState.VERIFIED if dry_run else NodeState.INSTALLED
+    have = sum(node.state is wanted for node in nodes)
+    verb = "fits" if dry_run else "is on"
+    every = (
+        f"{have} of {len(nodes)} nodes" if have < len(nodes) else f"all {len(nodes)} nodes" if have > 1 else "the node"
+    )
+    yield f"{'✓' if have == len(nodes) else '✗'} {wheel} {verb} {every}"
+
+
+def findings_of(nodes: tuple[Delivered, ...]) -> tuple[Finding, ...]:
+    """The findings of all nodes, each once, its title with the nodes that have it."""
+    hosts: dict[str, list[str]] = {}
+    found: dict[str, Finding] = {}
+    for node in nodes:
+        for finding in node.findings:
+            # the nodes of a cluster are alike, so the same problem on many is one finding
+            key = f"{finding.rule} {finding.title}"
+            found.setdefault(key, finding)
+            hosts.setdefault(key, []).append(node.host)
+    return tuple(
+        replace(finding, title=f"{and_more(hosts[key], FEW)}: {finding.title}") for key, finding in found.items()
+    )
+
+
+def _state(node: Delivered) -> str:
+    if node.state is NodeState.INSTALLED:
+        return "it is there already" if node.already else "installed"
+    if node.state is NodeState.REFUSED:
+        return "refused: dsdoctor verify finds an error there"
+    if node.state is NodeState.VERIFIED:
+        return "verified, not installed"
+    return node.state.value if node.state is NodeState.UNREACHABLE else f"failed at the step {node.step.value}"
+
+
+def _left(node: Delivered) -> str:
+    """What is there now, or was before."""
+    if node.state is NodeState.INSTALLED:
+        return "" if node.already else f"before: {_name(node.before)}"
+    if node.state is NodeState.UNREACHABLE:
+        return ""
+    return f"it has {_name(node.now)}" if node.known else "what it has now is not known"
+
+
+def _name(present: Present | None) -> str:
+    if present is None:
+        return "no DeepSpeed"
+    return (
+        f"DeepSpeed {present.version}" if present.version else f"a DeepSpeed without its records in {present.location}"
+    )

@@ -19,8 +19,7 @@ from dsdoctor.comm.preflight.left_out import LeftOut, bad_hosts, files_of, hosts
 from dsdoctor.comm.results import Stuck
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding
-from dsdoctor.hosts.choose import chosen
-from dsdoctor.hosts.hostfile import Slots, parse_hostfile
+from dsdoctor.hosts.hostfile import Slots, chosen, parse_hostfile
 from dsdoctor.ranks.nodelist import expand, fold, in_words
 from tests.cli.runner import run as run_inside
 from tests.comm.reports import healthy_4, missing_rank

@@ -13,8 +13,8 @@ import pytest
 from dsdoctor.comm.launch.commands import host_orders
 from dsdoctor.comm.launch.start_on_hosts import start_on_hosts
 from dsdoctor.core.errors import UsageError
-from dsdoctor.hosts.fan_out import HostCommand, on_hosts
 from dsdoctor.hosts.hostfile import Slots
+from dsdoctor.hosts.ssh import HostCommand, on_hosts
 from tests.comm.left_over import left_over
 
 SSH = """#!/bin/sh

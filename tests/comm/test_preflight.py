@@ -18,7 +18,7 @@ from dsdoctor.comm.preflight.visit import MODULES, Network, PortListener, Visit,
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import Answer
 from dsdoctor.hosts.hostfile import Slots, parse_hostfile
-from dsdoctor.hosts.ssh_errors import PROBLEMS, SshProblem, ssh_problem
+from dsdoctor.hosts.ssh import PROBLEMS, SshProblem, ssh_problem
 from tests.conftest import Disk
 
 # the last argument is the command; here "n1" is this machine, "n2" greets, the others are as their names say

@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from dsdoctor.core.finding import Step
-from dsdoctor.push.models import NodeMessage
+from dsdoctor.hosts.push import NodeMessage
 from dsdoctor.ui.terminal import finding_lines
 from tests.builder.test_wheel import INFO, METADATA, NAME, contents, wheel
 from tests.cli.runner import run

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dsdoctor.comm.preflight.facts import SSH as ASKING
-from dsdoctor.hosts.any_shell import for_any_shell
 from dsdoctor.hosts.hostfile import Slots
+from dsdoctor.hosts.ssh import for_any_shell
 from dsdoctor.ranks.launchers import TORCHRUN
 
 SSH = ("-T", *ASKING, "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")

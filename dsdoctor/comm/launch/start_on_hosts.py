@@ -9,7 +9,7 @@ from dsdoctor.comm.launch.commands import SSH, HostOrder, remote_command
 from dsdoctor.comm.launch.evidence_files import LARGEST, MOST_FILES
 from dsdoctor.comm.launch.on_host import HostTold
 from dsdoctor.comm.launch.start import Endings, RankEnded, RankTold
-from dsdoctor.hosts.fan_out import HostCommand, on_hosts
+from dsdoctor.hosts.ssh import HostCommand, on_hosts
 
 ON_HOST = "dsdoctor.comm.launch.on_host"
 

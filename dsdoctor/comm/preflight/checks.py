@@ -9,8 +9,7 @@ from dsdoctor.comm.preflight import hostfile_checks
 from dsdoctor.comm.preflight.facts import MOST_BY_SSH, PreflightFacts
 from dsdoctor.comm.preflight.visit import Visit
 from dsdoctor.core.finding import Finding, instead, step
-from dsdoctor.hosts.remote_step import on_host
-from dsdoctor.hosts.ssh_errors import ssh_problem
+from dsdoctor.hosts.ssh import on_host, ssh_problem
 from dsdoctor.ranks.nodelist import fold, in_words
 
 Cause = TypeVar("Cause", bound=Hashable)

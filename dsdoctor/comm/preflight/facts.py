@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from dsdoctor.comm.local.variables import is_secret
 from dsdoctor.comm.preflight.visit import Visit, parse_visit, question
 from dsdoctor.core.host import Answer, Host
-from dsdoctor.hosts.choose import chosen
-from dsdoctor.hosts.hostfile import HOST, Complaint, Hostfile, Slots, parse_deepspeed_env, parse_hostfile
+from dsdoctor.hosts.hostfile import HOST, Complaint, Hostfile, Slots, chosen, parse_deepspeed_env, parse_hostfile
 
 SSH = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
 MOST_AT_ONCE = 256

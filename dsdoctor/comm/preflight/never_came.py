@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dsdoctor.comm.mesh.blocked_checks import hosts_in_words
 from dsdoctor.comm.rank_names import named
 from dsdoctor.core.finding import Finding, step
-from dsdoctor.hosts.remote_step import on_host
+from dsdoctor.hosts.ssh import on_host
 
 WORDS = re.compile(
     r"(?P<where>\S+:\d+)(?: \([^)]*\))?, where rank 0 should be, "

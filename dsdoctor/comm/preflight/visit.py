@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass
 
 from dsdoctor.core.host import Answer
-from dsdoctor.hosts.any_shell import for_any_shell
+from dsdoctor.hosts.ssh import for_any_shell
 
 MARK = "@@dsdoctor"
 MODULES = ("torch", "deepspeed", "dsdoctor")
