@@ -4,8 +4,8 @@ import sys
 
 from dsdoctor.cli.ending import print_result
 from dsdoctor.cli.options import Json
-from dsdoctor.commands.observe import observe
 from dsdoctor.core.requests import MachineFile, PythonPath
+from dsdoctor.probe.observe import observe
 from dsdoctor.ui.terminal import machine_lines
 
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 from dsdoctor.cli.ending import IMPOSSIBLE, OK, print_result
 from dsdoctor.cli.options import Json, Verbose
 from dsdoctor.commands.build_options import build_command
-from dsdoctor.commands.observe import observing_for
 from dsdoctor.commands.plan import planned
 from dsdoctor.core.build_models import BuildPlan
 from dsdoctor.core.finding import Step, has_error, with_options
 from dsdoctor.core.requests import BuildOrder, MachineFile, PythonPath
+from dsdoctor.probe.observe import observing_for
 from dsdoctor.ui.screen import plan_end_lines
 from dsdoctor.ui.terminal import plan_lines
 

@@ -10,7 +10,6 @@ from dsdoctor.builder.make.scheduler import Pool
 from dsdoctor.builder.make.workdir import Workdir
 from dsdoctor.builder.wheel.index import publish
 from dsdoctor.commands.cache import store_findings
-from dsdoctor.commands.observe import Say, observing_for
 from dsdoctor.commands.plan import Planned, planned
 from dsdoctor.commands.wheel_cache import find_wheel, inputs_of, keep
 from dsdoctor.core.build_models import BuildPlan, BuildResult
@@ -21,6 +20,7 @@ from dsdoctor.core.workspace import log_folder
 from dsdoctor.diagnosis.clean import raw_lines
 from dsdoctor.diagnosis.diagnose import diagnose
 from dsdoctor.diagnosis.models import LogOutcome
+from dsdoctor.probe.observe import Say, observing_for
 
 AfterBuild = Callable[[BuildPlan, BuildResult], tuple[Finding, ...]]
 """Something to do with a built wheel; what goes wrong is a finding, the wheel stays."""

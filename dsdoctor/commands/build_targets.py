@@ -18,7 +18,6 @@ from dsdoctor.builder.plan.choices import choose_local_version
 from dsdoctor.builder.targets.interpreters import find_interpreters, is_version
 from dsdoctor.builder.targets.targets import Target, cross, environment
 from dsdoctor.commands.build import AfterBuild, make_wheel
-from dsdoctor.commands.observe import observing_for
 from dsdoctor.commands.plan import Planned, planned
 from dsdoctor.commands.wheel_cache import Inputs, find_wheel, inputs_of, keep
 from dsdoctor.core.build_models import BuildPlan, BuildResult, OpProgress
@@ -28,8 +27,8 @@ from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Cuda, Gap, Torch
 from dsdoctor.core.requests import BuildOrder
 from dsdoctor.core.workspace import cache_folder, private_folder
-from dsdoctor.probe.python import ask_python
-from dsdoctor.probe.torch import read_torch
+from dsdoctor.probe.observe import observing_for
+from dsdoctor.probe.python import ask_python, read_torch
 
 
 def targets_of(

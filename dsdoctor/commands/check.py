@@ -9,10 +9,10 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dsdoctor.commands.observe import Observation, Observing, Say
 from dsdoctor.core.errors import DoctorError, UsageError
 from dsdoctor.core.finding import for_python
 from dsdoctor.core.requests import CheckRequest
+from dsdoctor.probe.observe import Observation, Observing, Say
 
 if TYPE_CHECKING:
     from dsdoctor.commands.check_ops import Checked

@@ -8,7 +8,6 @@ from dsdoctor.builder.plan.choices import choose_jobs
 from dsdoctor.builder.plan.op_table import OpVerdict, judge_ops, without_needs
 from dsdoctor.builder.plan.ops import wanted_ops
 from dsdoctor.checks import Examined
-from dsdoctor.commands.observe import Observation, Say
 from dsdoctor.commands.offers import offers_for
 from dsdoctor.core.build_models import Source
 from dsdoctor.core.errors import DoctorError
@@ -16,6 +15,7 @@ from dsdoctor.core.finding import Finding
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.requests import BuildRequest
+from dsdoctor.probe.observe import Observation, Say
 
 
 @dataclass(frozen=True, kw_only=True)

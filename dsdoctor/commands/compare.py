@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from dsdoctor.checks.compare import FactDifference, compare
-from dsdoctor.commands.observe import observe
+from dsdoctor.probe.observe import observe
 
 
 def differences(files: tuple[Path, ...]) -> tuple[FactDifference, ...]:

@@ -8,7 +8,6 @@ from dsdoctor.builder.plan.choices import accelerator_of
 from dsdoctor.builder.source.fetch import lay_out
 from dsdoctor.builder.source.op_config import ops_of_config
 from dsdoctor.builder.source.training_config import training_configs
-from dsdoctor.commands.observe import Observation, observe
 from dsdoctor.config.answer import Asked, walk
 from dsdoctor.config.ask import Request, ask
 from dsdoctor.config.correct import correct
@@ -22,6 +21,7 @@ from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Gap
 from dsdoctor.core.requests import BuildRequest
 from dsdoctor.core.workspace import cache_folder, private_folder, workspace
+from dsdoctor.probe.observe import Observation, observe
 
 NEEDED_BY_EVERY_CPU_TRAINING = "deepspeed_shm_comm"
 

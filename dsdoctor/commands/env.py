@@ -6,7 +6,6 @@ from dsdoctor.builder.plan.compiler import choose_compiler
 from dsdoctor.builder.plan.plan import plan_toolkit
 from dsdoctor.builder.plan.preconditions import working_torch
 from dsdoctor.builder.plan.shell import ShellSettings
-from dsdoctor.commands.observe import Observation, observing_for
 from dsdoctor.commands.offers import offers_for
 from dsdoctor.core.build_models import ToolkitPlan
 from dsdoctor.core.errors import ImpossiblePlan
@@ -14,6 +13,7 @@ from dsdoctor.core.finding import Finding, has_error
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Compiler
 from dsdoctor.core.requests import BuildOrder
+from dsdoctor.probe.observe import Observation, observing_for
 
 
 def select(order: BuildOrder) -> tuple[ShellSettings, tuple[Finding, ...]]:

@@ -14,7 +14,6 @@ from dsdoctor.builder.source.sdists import NEWEST
 from dsdoctor.builder.source.training_config import read_config, training_configs
 from dsdoctor.builder.targets.interpreters import find_uv
 from dsdoctor.commands.build import BuildScreen, Built, build
-from dsdoctor.commands.observe import Observation, observe
 from dsdoctor.commands.shelf import Candidate, Shelf, version_of
 from dsdoctor.commands.verify import verify
 from dsdoctor.core.build_models import BuildPlan, BuildResult
@@ -24,6 +23,7 @@ from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.pip import install_needs, install_wheel
 from dsdoctor.core.requests import BuildOrder
+from dsdoctor.probe.observe import Observation, observe
 
 
 class Did(enum.Enum):

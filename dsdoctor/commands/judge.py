@@ -4,9 +4,9 @@ import sys
 from dataclasses import dataclass, replace
 
 from dsdoctor.checks import TOPICS, examine, rule_of
-from dsdoctor.commands.observe import Observation
 from dsdoctor.core.finding import Finding, for_python
 from dsdoctor.core.machine import DeepSpeed, Machine
+from dsdoctor.probe.observe import Observation
 
 RUNS = ("python-silent", "torch-missing", "torch-broken")
 """What keeps every built DeepSpeed from running."""

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from dsdoctor.builder.toolkit.choose import needs_offers
 from dsdoctor.builder.toolkit.offers import MIRROR, NOT_ASKED, NvidiaRelease, Offers
-from dsdoctor.commands.observe import Observation
 from dsdoctor.core.build_models import DebianPackage
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Cuda
 from dsdoctor.core.requests import BuildRequest
 from dsdoctor.core.workspace import private_folder
+from dsdoctor.probe.observe import Observation
 
 
 def offers_for(observation: Observation, request: BuildRequest) -> Offers:

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from dsdoctor.commands.observe import Say, observe
 from dsdoctor.commands.shelf import Candidate, Shelf
+from dsdoctor.probe.observe import Say, observe
 
 
 def pick(python: str, machine: Path | None, place: str, ops: tuple[str, ...], *, say: Say) -> tuple[Candidate, ...]:

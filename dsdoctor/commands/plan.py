@@ -14,7 +14,6 @@ from dsdoctor.builder.source.load_sites import find_load_sites
 from dsdoctor.builder.source.op_config import ops_of_config, unknown_sites
 from dsdoctor.builder.source.training_config import TrainingConfig, read_config, training_configs
 from dsdoctor.commands.cache import open_store
-from dsdoctor.commands.observe import Observation, read_nodes
 from dsdoctor.commands.offers import offers_for
 from dsdoctor.commands.source import described, recorded_source
 from dsdoctor.core.build_models import BuildPlan, Source
@@ -22,6 +21,7 @@ from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.requests import BuildOrder, BuildRequest
 from dsdoctor.core.workspace import cache_folder, private_folder, workspace
+from dsdoctor.probe.observe import Observation, read_nodes
 
 
 @dataclass(frozen=True, kw_only=True)

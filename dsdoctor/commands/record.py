@@ -4,7 +4,6 @@ from pathlib import Path
 
 import msgspec
 
-from dsdoctor.commands.observe import Observation, Say
 from dsdoctor.commands.source import source_at_hand
 from dsdoctor.core.errors import DoctorError
 from dsdoctor.core.files import check_target
@@ -14,6 +13,7 @@ from dsdoctor.core.requests import BuildRequest
 from dsdoctor.core.snapshot import Recorder, save
 from dsdoctor.core.workspace import cache_folder
 from dsdoctor.probe import probe
+from dsdoctor.probe.observe import Observation, Say
 
 
 def write_down(python: str, file: Path, *, offline: bool, say: Say) -> Machine:

@@ -13,12 +13,12 @@ from dsdoctor.builder.wheel.index import wheels_of
 from dsdoctor.builder.wheel.read import read_wheel
 from dsdoctor.builder.wheel.remote import RemoteWheel, facts_of_name, fetch, is_url, list_index, open_session
 from dsdoctor.commands.judge import judge
-from dsdoctor.commands.observe import Observation, Say
 from dsdoctor.core import redaction
 from dsdoctor.core.errors import BuildFailed, UsageError
 from dsdoctor.core.finding import Finding, Severity, has_error, step
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import DeepSpeed, Machine
+from dsdoctor.probe.observe import Observation, Say
 
 Shelved = Path | RemoteWheel
 """A wheel in a folder, or one that an index lists."""

@@ -9,7 +9,6 @@ import msgspec
 from dsdoctor.builder.source.describe_ops import describe, describe_installed
 from dsdoctor.builder.source.fetch import LaidOut, lay_out
 from dsdoctor.builder.source.sdists import NEWEST
-from dsdoctor.commands.observe import Observation, Say
 from dsdoctor.core.architectures import KNOWN, numeric
 from dsdoctor.core.build_models import Source
 from dsdoctor.core.errors import DoctorError, UsageError
@@ -19,6 +18,7 @@ from dsdoctor.core.machine import Machine
 from dsdoctor.core.requests import BuildRequest
 from dsdoctor.core.snapshot import Snapshot
 from dsdoctor.core.workspace import cache_folder, private_folder, workspace
+from dsdoctor.probe.observe import Observation, Say
 
 
 def source_at_hand(

@@ -6,13 +6,13 @@ from pathlib import Path
 from dsdoctor.builder.plan.plan import plan_toolkit
 from dsdoctor.builder.toolkit.assemble import assemble
 from dsdoctor.builder.toolkit.kept import refuse_altered
-from dsdoctor.commands.observe import Say, observing_for
 from dsdoctor.commands.offers import offers_for
 from dsdoctor.core.build_models import Choice, ToolkitPlan
 from dsdoctor.core.finding import Finding, has_error
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.requests import BuildOrder
 from dsdoctor.core.workspace import cache_folder, private_folder
+from dsdoctor.probe.observe import Say, observing_for
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,12 +7,12 @@ from dsdoctor.builder.wheel.attested import judge_attestations
 from dsdoctor.builder.wheel.load import load_installed
 from dsdoctor.builder.wheel.read import read_installed, read_wheel
 from dsdoctor.commands.judge import Verified, judge
-from dsdoctor.commands.observe import Observation, Say, observe
 from dsdoctor.commands.shelf import Shelf
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import has_error
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import DeepSpeed
+from dsdoctor.probe.observe import Observation, Say, observe
 
 
 def verify(python: str, machine: Path | None, wheel: Path | None, *, load: bool = False) -> Verified:

@@ -8,16 +8,10 @@ from typing import Any
 from dsdoctor.core.host import Host
 from dsdoctor.core.machine import Driver, Gap, Gpu, Machine, SearchPaths, System, Torch
 from dsdoctor.core.snapshot import DiscreetHost
-from dsdoctor.probe.cache import judge_cache
-from dsdoctor.probe.compilers import find_compilers
-from dsdoctor.probe.gpus import ask_gpus
-from dsdoctor.probe.libraries import find_libraries
-from dsdoctor.probe.loader import find_loadable
-from dsdoctor.probe.paths import read_paths
-from dsdoctor.probe.python import ask_python, read_deepspeed, read_jit_cache
-from dsdoctor.probe.system import read_system, steering_variables
-from dsdoctor.probe.toolkits import find_toolkits
-from dsdoctor.probe.torch import ask_torch, read_torch
+from dsdoctor.probe.paths import find_compilers, find_loadable, read_paths
+from dsdoctor.probe.python import ask_python, ask_torch, read_deepspeed, read_jit_cache, read_torch
+from dsdoctor.probe.system import ask_gpus, find_libraries, read_system, steering_variables
+from dsdoctor.probe.toolkits import find_toolkits, judge_cache
 
 NO_GPUS: tuple[tuple[Gpu, ...], Driver | None] = ((), None)
 UNKNOWN_SYSTEM = System(architecture="unknown", os="unknown")

@@ -5,7 +5,7 @@ import re
 
 from dsdoctor.core.host import Answer, Host
 from dsdoctor.core.machine import Cuda, Toolkit
-from dsdoctor.probe.torch import capability_of
+from dsdoctor.probe.python import capability_of
 
 HEADERS = (
     "cuda_runtime.h",

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.commands.observe import Observation
 from dsdoctor.commands.offers import offers_for
 from dsdoctor.core.machine import Cuda, Torch
 from dsdoctor.core.requests import BuildRequest
 from dsdoctor.core.snapshot import Snapshot
+from dsdoctor.probe.observe import Observation
 from tests.builder.redist_server import release, serving
 from tests.conftest import machine, toolkit
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.core.snapshot import Recorder
-from dsdoctor.probe.loader import find_loadable
+from dsdoctor.probe.paths import find_loadable
 from dsdoctor.probe.python import Environment
 from tests.builder.test_attestation import bundle, digest_of, statement
 from tests.builder.test_elf import fatbin

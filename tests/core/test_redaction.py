@@ -9,7 +9,7 @@ from dsdoctor.checks.gpus import ACCELERATORS
 from dsdoctor.core.architectures import KNOWN, NAMED
 from dsdoctor.core.redaction import WORDS, Hidden, command, flags, url, urls, variable
 from dsdoctor.core.snapshot import DiscreetHost, Recorder, save
-from dsdoctor.probe.libraries import include_dirs
+from dsdoctor.probe.system import include_dirs
 from tests.conftest import Disk
 from tests.each import each
 from tests.planted import (

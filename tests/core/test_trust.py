@@ -19,8 +19,7 @@ from dsdoctor.core.errors import ImpossiblePlan
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.trust import distrust
 from dsdoctor.core.workspace import private_folder
-from dsdoctor.probe.cache import judge_cache
-from dsdoctor.probe.toolkits import assembled
+from dsdoctor.probe.toolkits import assembled, judge_cache
 from tests.cli.runner import run
 
 STRANGER = 54321

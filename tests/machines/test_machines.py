@@ -9,13 +9,13 @@ from dsdoctor.commands.check import check
 from dsdoctor.commands.check_ops import Checked
 from dsdoctor.commands.compare import differences
 from dsdoctor.commands.env import select
-from dsdoctor.commands.observe import observe, observing_for
 from dsdoctor.commands.plan import planned
 from dsdoctor.commands.verify import verify
 from dsdoctor.core.errors import DoctorError, ImpossiblePlan
 from dsdoctor.core.finding import Severity
 from dsdoctor.core.requests import BuildOrder, CheckRequest
 from dsdoctor.core.snapshot import RecordedHost
+from dsdoctor.probe.observe import observe, observing_for
 from tests.machines.make import HERE, LAYOUTS
 
 MACHINES = tuple(sorted(HERE.glob("*.json")))

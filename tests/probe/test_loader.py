@@ -6,7 +6,7 @@ import pytest
 
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.snapshot import RecordedHost, Recorder
-from dsdoctor.probe.loader import find_loadable
+from dsdoctor.probe.paths import find_loadable
 from dsdoctor.probe.python import Environment
 from tests.conftest import PYTHON, Disk
 

@@ -22,9 +22,15 @@ from dsdoctor.core.host import Answer
 from dsdoctor.core.machine import Cuda, Machine
 from dsdoctor.core.snapshot import RecordedHost
 from dsdoctor.probe import probe
-from dsdoctor.probe.compilers import parse_version
 from dsdoctor.probe.nvcc import parse_cuda_header, parse_host_config, parse_nvcc, parse_top
-from dsdoctor.probe.python import Environment
+from dsdoctor.probe.paths import parse_version
+from dsdoctor.probe.python import (
+    Environment,
+    parse_assignment,
+    parse_bounds,
+    parse_cxx_standard,
+    parse_known_architectures,
+)
 from dsdoctor.probe.system import (
     parse_cpu_flags,
     parse_cpu_max,
@@ -33,7 +39,6 @@ from dsdoctor.probe.system import (
     parse_meminfo,
     parse_os_release,
 )
-from dsdoctor.probe.torch import parse_assignment, parse_bounds, parse_cxx_standard, parse_known_architectures
 from tests.machines.make import HERE
 
 WORDS = st.sampled_from(

@@ -1,8 +1,8 @@
 from dataclasses import replace
 
 from dsdoctor.core.machine import TAKEN, Cuda, Toolkit
+from dsdoctor.probe.python import guessed_cuda_home
 from dsdoctor.probe.toolkits import find_toolkits
-from dsdoctor.probe.torch import guessed_cuda_home
 from tests.conftest import Disk, nvcc_script
 
 CUDA = "/usr/local/cuda-13.0"

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from dsdoctor.core.snapshot import Snapshot
 
+
 Say = Callable[[str], None]
 
 
