@@ -8,19 +8,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from dsdoctor.checks import (
-    built,
-    compilers,
-    files,
-    gpus,
-    jit,
-    linked,
-    python,
-    shared_memory,
-    surroundings,
-    targets,
-    toolkits,
-)
+from dsdoctor.checks import built, files, gpus, jit, python, surroundings, toolkits
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.machine import Machine
@@ -50,12 +38,16 @@ TOPICS = (
     Topic(name="python", summary=python.summary, checks=python.CHECKS),
     Topic(name="gpu", summary=gpus.summary, checks=gpus.CHECKS),
     Topic(name="toolkit", summary=toolkits.summary, checks=toolkits.CHECKS),
-    Topic(name="compiler", summary=compilers.summary, checks=compilers.CHECKS),
-    Topic(name="deepspeed", summary=built.summary, checks=built.CHECKS + targets.CHECKS + files.CHECKS + linked.CHECKS),
+    Topic(name="compiler", summary=toolkits.compilers_summary, checks=toolkits.COMPILER_CHECKS),
+    Topic(
+        name="deepspeed",
+        summary=built.summary,
+        checks=built.CHECKS + built.TARGET_CHECKS + files.CHECKS + built.LINKED_CHECKS,
+    ),
     Topic(
         name="system",
         summary=surroundings.summary,
-        checks=surroundings.CHECKS + shared_memory.CHECKS + jit.CHECKS,
+        checks=surroundings.CHECKS + surroundings.SHARED_MEMORY_CHECKS + jit.CHECKS,
     ),
 )
 

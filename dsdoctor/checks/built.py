@@ -1,12 +1,14 @@
 """Machine -> findings about a built DeepSpeed, installed or in a wheel: ops for another torch, or not what was asked for."""
 
+import re
 from collections.abc import Iterator
 
-from dsdoctor.checks.advice import BUILD_WHEEL
+from dsdoctor.checks.advice import BUILD_WHEEL, OR_BUILD_WHEEL
 from dsdoctor.core import machine as needs
+from dsdoctor.core.architectures import lacking_instructions, order, says_nothing
 from dsdoctor.core.deepspeed_install import library_of
-from dsdoctor.core.finding import Finding, Fix, Severity, instead, step
-from dsdoctor.core.machine import DeepSpeed, Machine
+from dsdoctor.core.finding import Finding, Fix, Severity, Step, instead, step
+from dsdoctor.core.machine import DeepSpeed, Machine, System
 from dsdoctor.core.text import and_more
 
 GPU_OPS = ("fused_adam", "fused_lamb", "fused_lion")
@@ -249,4 +251,211 @@ CHECKS = (
     op_without_gpu_code,
     claimed_op_missing,
     op_not_claimed,
+)
+
+
+# Machine -> findings about the shared libraries that a built DeepSpeed's ops link and this machine does not have.
+
+
+def shared_library_missing(machine: Machine) -> Iterator[Finding]:
+    """An op links a shared library that this machine does not have.
+
+    A wheel holds DeepSpeed's code and not the system libraries that its ops link; slim images have none of those. Only
+    libgomp, libaio and libcufile are judged: everything else that ops link is loaded by torch before them, or torch
+    does not load without it. A library in an op's own run path, LD_LIBRARY_PATH, Python's prefix or torch's packages
+    counts as there.
+
+    Why it matters: The op fails when it is loaded ("libaio.so.1: cannot open shared object file").
+
+    How to fix it: Install the library; the finding names the package.
+
+        $ sudo apt-get install libaio1 libgomp1
+
+    Since: 0.1
+    """
+    built, here = machine.deepspeed, machine.loadable
+    if built is None or here is None:
+        return
+    wanted = {name for names in built.needed.values() for name in names}
+    for soname in sorted(wanted - here):
+        ops = [op for op, names in built.needed.items() if soname in names]
+        text, steps = _how_to_get(soname, machine, here)
+        yield Finding.error(
+            "shared-library-missing",
+            f"{', '.join(ops)} {'links' if len(ops) == 1 else 'link'} {soname}, which this machine does not have",
+            evidence=[built.location],
+            affects=(needs.INSTALLED, *ops),
+            fix=text,
+            steps=steps,
+        )
+
+
+OTHER_NAME = {"libaio.so.1": "libaio.so.1t64", "libaio.so.1t64": "libaio.so.1"}
+"""One library under two names. Debian and Ubuntu renamed it with the change to 64-bit time and kept no link under the old
+name; on 64-bit processors the library itself did not change."""
+
+
+def _how_to_get(soname: str, machine: Machine, here: frozenset[str]) -> tuple[str, tuple[Step, ...]]:
+    """How to get a missing library: a sentence, and steps for its packages."""
+    if soname in OTHER_NAME:
+        return _how_to_get_libaio(soname, machine.system, here)
+    if soname == "libcufile.so.0":
+        release = str(machine.torch.cuda).replace(".", "-") if machine.torch and machine.torch.cuda else "13-0"
+        package = f"libcufile-{release}"
+        return "install it, from NVIDIA's repository", _install(package, package, "nvidia::libcufile")
+    return "install it", _install("libgomp1", "libgomp", "libgomp")
+
+
+def _how_to_get_libaio(soname: str, system: System, here: frozenset[str]) -> tuple[str, tuple[Step, ...]]:
+    """How to get libaio under the name that the op links."""
+    other, renamed = OTHER_NAME[soname], _renamed_libaio(system)
+    folder = f"/usr/lib/{system.architecture}-linux-gnu" if re.match("Debian|Ubuntu", system.os) else "/usr/lib64"
+    link = step("sudo ln -s {other} {link}", other=other, link=f"{folder}/{soname}")
+    if other in here:
+        return f"{other} is here, the same library under another name: give it this one too, or build the ops here", (
+            link,
+            OR_BUILD_WHEEL,
+        )
+    install = _install("libaio1t64" if renamed else "libaio1", "libaio", "libaio")
+    if renamed == soname.endswith("t64"):
+        return "install it", install
+    return f"install it; here it is called {other}, so give it this name too", (*install, link)
+
+
+def _install(apt: str, dnf: str, conda: str) -> tuple[Step, ...]:
+    return (
+        step("sudo apt-get install {package}", package=apt),
+        instead("sudo dnf install {package}", package=dnf),
+        instead("conda install {package}", package=conda),
+    )
+
+
+def _renamed_libaio(system: System) -> bool:
+    """Whether this system's libaio has the new name: Debian from 13, Ubuntu from 24.04 on.
+
+    >>> names = ("Debian GNU/Linux 13 (trixie)", "Ubuntu 24.04.2 LTS", "Ubuntu 22.04.5 LTS", "Debian GNU/Linux trixie/sid")
+    >>> [_renamed_libaio(System(architecture="x86_64", os=name)) for name in names]
+    [True, True, False, False]
+    """
+    match = re.match(r"(Debian|Ubuntu)\D*(\d+)", system.os)
+    return match is not None and int(match[2]) >= {"Debian": 13, "Ubuntu": 24}[match[1]]
+
+
+LINKED_CHECKS = (shared_library_missing,)
+
+
+# Machine -> findings about a built DeepSpeed whose code is for another GPU or another processor than those that are here.
+
+
+def no_kernel_image(machine: Machine) -> Iterator[Finding]:
+    """An op holds no code that a GPU here can run.
+
+    Machine code runs on the same major architecture with the same or a higher minor; PTX on any newer GPU.
+
+    Why it matters: The op fails with "no kernel image is available for execution on the device".
+
+    How to fix it: Build the op for this GPU.
+
+        $ python -m dsdoctor build-wheel --ops NAME --arch "9.0"
+
+    Since: 0.1
+    """
+    built = machine.deepspeed
+    for capability in sorted({gpu.capability for gpu in machine.visible_gpus}) if built else ():
+        lost = [op for op, inside in built.sm_arch.items() if not _serves(inside, capability)] if built else []
+        if built and lost:
+            inside = sorted({name.split("_")[0] for op in lost for name in built.sm_arch[op]})
+            yield Finding.error(
+                "no-kernel-image",
+                f"a GPU here has capability {capability}, and {', '.join(lost)} hold code for sm_{', sm_'.join(inside)} only",
+                evidence=[built.location],
+                affects=(needs.INSTALLED, *lost),
+                fix="build them for this GPU",
+                steps=(
+                    step(
+                        "python -m dsdoctor build-wheel --ops {ops} --arch {capability}",
+                        ops=",".join(lost),
+                        capability=capability,
+                    ),
+                ),
+            )
+
+
+def cpu_isa_illegal_instruction(machine: Machine) -> Iterator[Finding]:
+    """The ops' host code uses instructions that this processor does not have.
+
+    DeepSpeed compiles with -march=native, so a wheel fits processors like the one it was built on. The flags come from
+    the manifest, or from what the compiler wrote into each shared object. Names with a plus are gcc's extensions of
+    Arm's -march.
+
+    Why it matters: The process ends with SIGILL.
+
+    How to fix it: Build the ops here. Or record this machine, and build elsewhere for what it has.
+
+        $ python -m dsdoctor build-wheel
+        $ python -m dsdoctor record FILE
+        $ python -m dsdoctor build-wheel --node FILE
+
+    Since: 0.1
+    """
+    built = machine.deepspeed
+    if not built or not machine.system.cpu_flags:
+        return
+    lost = lacking_instructions(built.cpu_flags, machine.system.cpu_flags)
+    if lost:
+        yield Finding.error(
+            "cpu-isa-illegal-instruction",
+            f"DeepSpeed {built.version}'s ops were compiled with {', '.join(lost[:6])}, which this processor does not have",
+            evidence=[
+                f"processor: {machine.system.cpu_model or 'unknown'}",
+                *(f for f in built.cpu_flags if f.startswith(("-march=", "-mcpu="))),
+            ],
+            affects=(needs.INSTALLED, *built.installed_ops),
+            fix="build them here, or elsewhere with build-wheel --node FILE, where FILE is from dsdoctor record FILE here",
+            steps=(BUILD_WHEEL,),
+        )
+
+
+def cpu_flags_unknown(machine: Machine) -> Iterator[Finding]:
+    """Which processor instructions the ops use is not known: there is no manifest, and no debug information to read.
+
+    Why it matters: Whether the ops run on this processor was not judged; they may end with SIGILL.
+
+    How to fix it: Load every op here, or build them with dsdoctor, which writes a manifest.
+
+        $ python -m dsdoctor verify --installed --load
+        $ python -m dsdoctor build-wheel
+
+    Since: 0.1
+    """
+    built = machine.deepspeed
+    if built and built.told_by != "record" and built.installed_ops and says_nothing(built.cpu_flags):
+        yield Finding.note(
+            "cpu-flags-unknown",
+            f"{built.location} does not say for which processor its ops were compiled, so that was not judged",
+        )
+
+
+def _serves(inside: tuple[str, ...], capability: str) -> bool:
+    """Whether "90_real" or "80_virtual" code runs on a GPU of a capability.
+
+    >>> _serves(("80_real",), "8.6"), _serves(("86_real",), "8.0"), _serves(("80_virtual",), "9.0")
+    (True, False, True)
+    """
+    wanted = order(capability)
+    for name in inside:
+        match = re.fullmatch(r"(\d+)(\d)([a-z]?)_(real|virtual)", name)
+        if match is None:
+            continue
+        has, exact = (int(match[1]), int(match[2])), bool(match[3])
+        fits = has <= wanted and (match[4] == "virtual" or has[0] == wanted[0])
+        if has == wanted or (fits and not exact):
+            return True
+    return False
+
+
+TARGET_CHECKS = (
+    no_kernel_image,
+    cpu_isa_illegal_instruction,
+    cpu_flags_unknown,
 )

@@ -3,8 +3,10 @@
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from dsdoctor.core.machine import Machine
+from dsdoctor.probe.observe import observe
 
 GIB = 1 << 30
 
@@ -87,3 +89,14 @@ def _hardware(machine: Machine) -> Iterator[tuple[str, str]]:
     if system.cpu_flags:
         vector = sorted(flag for flag in system.cpu_flags if flag.startswith(("avx", "amx", "asimd", "sve")))
         yield "vector instructions", " ".join(vector) or "none"
+
+
+# Snapshots of machines -> what differs between them.
+
+
+def differences(files: tuple[Path, ...]) -> tuple[FactDifference, ...]:
+    """What differs between snapshots, which are named after their files."""
+    names = [file.stem for file in files]
+    if len(set(names)) < len(names):
+        names = [str(file) for file in files]
+    return compare({name: observe("", file, whole=True).machine for name, file in zip(names, files, strict=True)})

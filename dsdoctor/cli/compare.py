@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Annotated
 
+from dsdoctor.checks.compare import differences
 from dsdoctor.cli.ending import FOUND, OK, print_result
 from dsdoctor.cli.options import Json
-from dsdoctor.commands.compare import differences
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.options import argument
 from dsdoctor.report.machines import difference_lines

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from dsdoctor.checks.compare import differences
 from dsdoctor.commands.check import check
 from dsdoctor.commands.check_ops import Checked
-from dsdoctor.commands.compare import differences
 from dsdoctor.commands.env import select
 from dsdoctor.commands.plan import planned
 from dsdoctor.commands.verify import verify
