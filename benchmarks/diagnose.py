@@ -6,8 +6,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from dsdoctor.diagnosis.clean import raw_lines
 from dsdoctor.diagnosis.diagnose import diagnose
+from dsdoctor.diagnosis.lines import raw_lines
 
 TRAINING = "[2026-11-21 08:50:53,{n:03d}] [INFO] [logging.py:96:log_dist] [Rank 0] step={n}, skipped=0, lr=[1e-05], loss=2.{n}\n"
 COMPILE = (

@@ -13,9 +13,8 @@ from dsdoctor.cli.options import Json
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding, Severity, has_error
 from dsdoctor.core.options import argument, flag
-from dsdoctor.diagnosis.clean import is_text, raw_lines
-from dsdoctor.diagnosis.diagnose import diagnose
-from dsdoctor.diagnosis.files import problem_of, together
+from dsdoctor.diagnosis.diagnose import diagnose, problem_of, together
+from dsdoctor.diagnosis.lines import is_text, raw_lines
 from dsdoctor.diagnosis.models import Diagnosis, LogOutcome
 from dsdoctor.ui.screen import first_step, next_line, screen_lines
 from dsdoctor.ui.terminal import VerdictLine

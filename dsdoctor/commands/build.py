@@ -17,8 +17,8 @@ from dsdoctor.core.children import PreloadedPython
 from dsdoctor.core.finding import Finding, has_error
 from dsdoctor.core.requests import BuildOrder
 from dsdoctor.core.workspace import log_folder
-from dsdoctor.diagnosis.clean import raw_lines
 from dsdoctor.diagnosis.diagnose import diagnose
+from dsdoctor.diagnosis.lines import raw_lines
 from dsdoctor.diagnosis.models import LogOutcome
 from dsdoctor.probe.observe import Say, observing_for
 

@@ -90,7 +90,7 @@ def every_rule() -> tuple[str, ...]:
 
 def _page_of(rule: "Rule") -> ManualPage:
     """A log rule's page: its fix is the one that a finding shows, with names in capitals for what a log would fill in."""
-    from dsdoctor.diagnosis.templates import fill, placeholders
+    from dsdoctor.diagnosis.facts import fill, placeholders
 
     text = fill(rule.fix, placeholders(rule.fix))
     words = [OR if step.follows is Follows.INSTEAD else "" for step in rule.steps]

@@ -4,20 +4,19 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.core.finding import Finding, Severity, has_error
 from dsdoctor.core.redaction import definitions, urls
 from dsdoctor.diagnosis.catalogue.regressions import contradicted
 from dsdoctor.diagnosis.combined import combined_hits
+from dsdoctor.diagnosis.consequences import was_survived
 from dsdoctor.diagnosis.failures import LOST
-from dsdoctor.diagnosis.findings import partly_searched
+from dsdoctor.diagnosis.findings import of_its_package, partly_searched
 from dsdoctor.diagnosis.json_lines import JsonLines
 from dsdoctor.diagnosis.judgement import Verdict, judge
 from dsdoctor.diagnosis.models import Diagnosis, Hit, LogOutcome, Tier
 from dsdoctor.diagnosis.origin import origin_of
-from dsdoctor.diagnosis.other_packages import of_its_package
-from dsdoctor.diagnosis.possible import Possible
+from dsdoctor.diagnosis.prefilter import Possible
 from dsdoctor.diagnosis.scan import Scan, scan
-from dsdoctor.diagnosis.standing import was_survived
 
 NUMBERED = re.compile(r"^((?:before it, |\d{1,9} such lines, the last one is )?line )(\d{1,12})\b")
 """How evidence names a line of the log."""
@@ -103,3 +102,24 @@ def _best_of_each_rule(hits: Iterable[Hit], survived: set[int]) -> list[Hit]:
     for hit in sorted(hits, key=lambda hit: (id(hit) in survived, _rank(hit))):
         best.setdefault((hit.rule.id, hit.tier >= Tier.ECHO), hit)
     return list(best.values())
+
+
+# The diagnoses of several logs of one run, a log for each rank -> what only follows is told as such.
+
+
+def together(diagnoses: list[Diagnosis]) -> list[Diagnosis]:
+    """Where one log has a failure of its own, the others' closed connections and timeouts are notes."""
+    own = [diagnosis for diagnosis in diagnoses if has_error(diagnosis.findings) and not diagnosis.follows]
+    if not own:
+        return diagnoses
+    return [_as_notes(diagnosis) if diagnosis.follows else diagnosis for diagnosis in diagnoses]
+
+
+def problem_of(finding: Finding, diagnosis: Diagnosis) -> tuple[str, str]:
+    """What makes findings of several logs one problem: the rule, and the title without the rank."""
+    return finding.rule, finding.title.removeprefix(f"{diagnosis.where}: ")
+
+
+def _as_notes(diagnosis: Diagnosis) -> Diagnosis:
+    findings = tuple(replace(finding, severity=Severity.NOTE) for finding in diagnosis.findings)
+    return replace(diagnosis, findings=findings)

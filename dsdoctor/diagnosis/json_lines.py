@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from dsdoctor.diagnosis.clean import clean
+from dsdoctor.diagnosis.lines import clean
 
 TEXTS = ("msg", "message", "log", "event", "text", "body", "line", "textpayload")
 TRACES = ("exception", "exc_info", "exc_text", "traceback", "stack_trace", "stacktrace", "error_stack_trace", "error")

@@ -1,8 +1,14 @@
-"""Raw lines of any log -> clean text: no colours, no progress bars, no prefixes of ranks, containers or clocks."""
+"""Raw lines of any log -> clean text, and which process wrote each."""
 
 import re
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import BinaryIO
+
+# Raw lines of any log -> clean text: no colours, no progress bars, no prefixes of ranks, containers or clocks.
+
 
 LONGEST = 4000
 """Longer lines keep their head and their tail: a compiler names the file at the head, an exception stands at the tail."""
@@ -135,3 +141,199 @@ def clean(text: str) -> str:
         text = text[found.end() :].lstrip()
     text = text.rstrip()
     return text if text.isascii() else text.translate(QUOTES)
+
+
+# A raw line of a log -> which process wrote it, as far as its prefix says. Reads only the head of the line.
+
+
+HEAD = 240
+COLOUR_OF_HEAD = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
+RANK = re.compile(rb"\[(?:rank ?|Rank )(\d{1,5})\]|(?:^|[\]:|] ?)rank(\d{1,5}): ")
+LOCAL = re.compile(rb"\[default(\d{1,5})\]:?|^default(\d{1,5}): ")
+MPI = re.compile(rb"^\[\d{1,5},(\d{1,5})\]<std(?:out|err)>")
+TASK = re.compile(rb"^ {0,4}(\d{1,5}): ")
+RAY = re.compile(rb"^\((?:\w{1,60} )?(pid=\d{1,9}(?:, ip=[\w.:]{3,40})?)\) ")
+HOST = re.compile(rb"^(?:\[(?:pod/)?([A-Za-z][\w./-]{0,80})\] |([A-Za-z][\w.-]{0,60}\d[\w.-]{0,20})(?: \| |: ))")
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """A process that writes to a log: its rank, its number on its node or in its Slurm step, its host; None where unknown."""
+
+    rank: int | None = None
+    local: int | None = None
+    task: int | None = None
+    host: str = ""
+
+    @property
+    def number(self) -> int | None:
+        """The rank, or what stands for it where nothing else is known."""
+        numbers = (self.rank, self.task, self.local)
+        return next((number for number in numbers if number is not None), None)
+
+
+NOBODY = Speaker()
+
+
+def speaker_of(raw: bytes, *, tasks: bool = False) -> Speaker:
+    """Who wrote a line. ``tasks``: a number at the head is that of a Slurm task.
+
+    >>> speaker_of(b"[default1]:[rank5]: Traceback (most recent call last):").rank
+    5
+    >>> speaker_of(b"node-2: [rank7]: x").host, speaker_of(b"3: step 1", tasks=True).task, speaker_of(b"3: step 1").number
+    ('node-2', 3, None)
+    """
+    head = raw[:HEAD]
+    if b"\x1b" in head:
+        head = COLOUR_OF_HEAD.sub(b"", head)
+    rank, local, task = RANK.search(head), LOCAL.search(head), (TASK.match(head) if tasks else None)
+    if rank is None:
+        rank = MPI.match(head)
+    host = HOST.match(head) or RAY.match(head)
+    return Speaker(
+        rank=_number(rank),
+        local=_number(local),
+        task=_number(task),
+        host=next((part for part in host.groups() if part), b"").decode() if host else "",
+    )
+
+
+def same_process(one: Speaker, other: Speaker) -> bool:
+    """Whether two lines may be of one process: no number that both have differs.
+
+    >>> same_process(Speaker(local=1), Speaker(rank=1, local=1)), same_process(Speaker(rank=1), Speaker(rank=2))
+    (True, False)
+    """
+    if one.rank is not None and other.rank is not None:
+        return one.rank == other.rank
+    if one.task is not None and other.task is not None:
+        return one.task == other.task
+    if one.host and other.host and one.host != other.host:
+        return False
+    return one.number == other.number
+
+
+def are_two(one: Speaker, other: Speaker) -> bool:
+    """Whether two lines are surely of two processes: both are numbered, and not alike.
+
+    >>> are_two(Speaker(rank=1), Speaker(rank=2)), are_two(Speaker(rank=1), Speaker())
+    (True, False)
+    """
+    return one.number is not None and other.number is not None and not same_process(one, other)
+
+
+def _number(found: re.Match[bytes] | None) -> int | None:
+    return next(int(group) for group in found.groups() if group) if found else None
+
+
+# The line of an exception that a terminal or a box wrapped over several lines -> that line as it was.
+
+
+MOST, MOST_CUT, BETWEEN = 3, 8, 40
+"""Over how many more lines it may go: wrapped between words, and cut where the lines were full; how many may stand between."""
+
+WHOLE, LINE = 1000, 400
+"""How long such an exception may be, and each of its lines."""
+
+ANOTHER_PROGRAM = re.compile(
+    r"(?:slurmstepd|slurmd|srun|sbatch|salloc|scancel|mpirun|mpiexec|mpiexec\.hydra|prterun|prted|orterun|orted|kubelet|kernel)"
+    r"(?:\[\d{1,9}\])?: "
+)
+"""How lines of launchers and schedulers begin: they end what a rank said before."""
+
+WIDTHS = frozenset({72, 80, 100, 120, 132, 160, 200})
+"""What terminals and pages cut lines at, in the middle of words."""
+
+
+class WrappedLine:
+    """The line of an exception with those after it, joined; ``text`` is "" where nothing more can belong to it, and
+    ``since`` the number of its first line.
+
+    ``cut``: one of its lines is as long as a terminal is wide, so what is known of it may be of its half. ``uncut``: all that was
+    put together where lines were full.
+    """
+
+    def __init__(self) -> None:
+        self.text = self.uncut = self._spaced = ""
+        self._raw, self._head, self.since, self._joined = b"", 0, 0, 0
+        self._speaker = NOBODY
+        self.cut = False
+
+    def begin(self, text: str, raw: bytes, line: int, speaker: Speaker = NOBODY) -> None:
+        """An exception's line. ``raw`` is it with what stands before the clean text: a label, a clock."""
+        self.text = self._spaced = text if len(text) <= WHOLE else ""
+        self._raw = raw.rstrip(b"\r\n")
+        self._head = max(0, self._raw.find(text[:20].encode("utf-8", "replace")))
+        self._speaker, self.since, self._joined, self.uncut = speaker, line, 0, ""
+        self.cut = self._is_full(self._raw)
+
+    def joined(self, text: str, raw: bytes, line: int, speaker: Speaker = NOBODY) -> tuple[str, ...]:
+        """The line together with the next one, in the two ways that it may go on where the line before was full; nothing
+        where that one is too long to be a part of it, or of another process."""
+        if speaker.number is not None and speaker.number != self._speaker.number:
+            self.text = "" if line - self.since > BETWEEN else self.text
+            return ()
+        if ANOTHER_PROGRAM.match(text):
+            self.text = ""
+            return ()
+        raw = raw.rstrip(b"\r\n")
+        cut = self._cuts_words(raw)
+        self.cut = self.cut or self._is_full(raw)
+        whole, spaced = f"{self.text}{'' if cut else ' '}{text}", f"{self._spaced} {text}"
+        self.uncut = whole if cut and (self.uncut or not self._joined) else ""
+        self._joined += 1
+        ended = self._joined >= (MOST_CUT if self.cut else MOST) or len(text) > LINE or len(whole) > WHOLE
+        self.text, self._spaced, self._raw = "" if ended else whole, spaced, raw
+        return () if len(text) > LINE else tuple(dict.fromkeys((whole, spaced)))
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the last line of it was full, so that its end is still to come."""
+        return self._is_full(self._raw)
+
+    def _is_full(self, raw: bytes) -> bool:
+        """Whether a line is as long as a terminal is wide, with its label or before the label was put in front."""
+        return len(raw) in WIDTHS or len(raw) - self._head in WIDTHS
+
+    def _cuts_words(self, raw: bytes) -> bool:
+        """Whether the line before was cut where it was full, and not between words."""
+        body = raw[self._head :] if raw[: self._head].endswith(self._raw[: self._head][-2:]) else raw
+        return self._is_full(self._raw) and not self._raw.endswith(b" ") and not body.startswith(b" ")
+
+
+# The lines just above a line, and whether a pattern is in them. No line is searched twice for one pattern.
+
+
+ABOVE, CONTEXT = 40, 300
+"""How many lines above a line are remembered, and how much of each."""
+
+
+@dataclass
+class Above:
+    """The last lines of a log that are not blank."""
+
+    lines: deque[bytes] = field(default_factory=lambda: deque(maxlen=ABOVE))
+    count: int = 0
+    searched: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """For each pattern: up to which line it was searched, and the last line that has it; counted from 1."""
+
+    def remember(self, raws: Iterable[bytes]) -> None:
+        """Take the next lines."""
+        for raw in raws:
+            self.lines.append(raw[:CONTEXT])
+            self.count += 1
+
+    def has(self, pattern: str) -> bool:
+        """Whether one of the lines has the pattern.
+
+        >>> above = Above()
+        >>> above.remember([b'File "setup.py"', b"  import torch"])
+        >>> above.has(r"setup\\.py"), above.has("metadata")
+        (True, False)
+        """
+        until, last = self.searched.get(pattern, (0, 0))
+        new = islice(reversed(self.lines), min(self.count - until, len(self.lines)))
+        found = (self.count - age for age, raw in enumerate(new) if re.search(pattern, raw.decode("utf-8", "replace")))
+        last = next(found, last)
+        self.searched[pattern] = self.count, last
+        return last > self.count - ABOVE and last > 0

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from dsdoctor.core.finding import Finding, Step
-from dsdoctor.diagnosis.said import is_said
-from dsdoctor.diagnosis.speakers import NOBODY, Speaker
+from dsdoctor.diagnosis.lines import NOBODY, Speaker
+from dsdoctor.diagnosis.mentions import is_said
 
 
 class Stage(enum.Enum):

@@ -8,24 +8,37 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from dsdoctor.diagnosis.above import CONTEXT, Above
-from dsdoctor.diagnosis.clean import COLOUR, LONGEST, is_coloured, segments, shorten
-from dsdoctor.diagnosis.events import add_event
-from dsdoctor.diagnosis.facts import INSTALL_OPS, Clue, FactReader
-from dsdoctor.diagnosis.index import INDEX, Index, Wording, words_of
+from dsdoctor.diagnosis.facts import INSTALL_OPS, Clue, FactReader, groups_of
 from dsdoctor.diagnosis.json_lines import JsonLines
-from dsdoctor.diagnosis.marks import Event, Mark
+from dsdoctor.diagnosis.lines import (
+    COLOUR,
+    CONTEXT,
+    LONGEST,
+    Above,
+    Speaker,
+    WrappedLine,
+    is_coloured,
+    segments,
+    shorten,
+)
+from dsdoctor.diagnosis.marks import Effect, Event, Mark, Repeats
+from dsdoctor.diagnosis.mentions import AGENT, PROMPT, SOURCE, Relayed, is_of_an_agent, is_quoted, only_mentions
 from dsdoctor.diagnosis.models import Hit, Line, Signature, Tier
-from dsdoctor.diagnosis.partly import CUT, Partly, cut_matters, part_to_search
-from dsdoctor.diagnosis.possible import Possible
-from dsdoctor.diagnosis.relayed import Relayed
-from dsdoctor.diagnosis.repeats import Effect, Repeats
-from dsdoctor.diagnosis.routine import A_WARNING, Routine, kind_of
-from dsdoctor.diagnosis.said import AGENT, PROMPT, SOURCE, is_of_an_agent, is_quoted, only_mentions
-from dsdoctor.diagnosis.speakers import Speaker
-from dsdoctor.diagnosis.templates import groups_of
-from dsdoctor.diagnosis.timeline import Timeline
-from dsdoctor.diagnosis.wrapped import WrappedLine
+from dsdoctor.diagnosis.prefilter import (
+    A_WARNING,
+    CUT,
+    INDEX,
+    Index,
+    Partly,
+    Possible,
+    Routine,
+    Wording,
+    cut_matters,
+    kind_of,
+    part_to_search,
+    words_of,
+)
+from dsdoctor.diagnosis.timeline import Timeline, add_event
 
 BATCH = 32
 """How many lines are first looked at together."""

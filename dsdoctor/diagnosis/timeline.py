@@ -2,19 +2,58 @@
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from dsdoctor.diagnosis.clean import last_segment
 from dsdoctor.diagnosis.exits import Exit, exit_of
-from dsdoctor.diagnosis.failures import NATIVE, Failure
-from dsdoctor.diagnosis.last_words import last_words
-from dsdoctor.diagnosis.losses import FINITE, Series
-from dsdoctor.diagnosis.speakers import Speaker, are_two, same_process, speaker_of
-from dsdoctor.diagnosis.stages import STEP, last_step
-from dsdoctor.diagnosis.suites import Suite
-from dsdoctor.diagnosis.tracebacks import Tracebacks
+from dsdoctor.diagnosis.failures import NATIVE, Failure, Tracebacks
+from dsdoctor.diagnosis.lines import Above, Speaker, are_two, last_segment, same_process, speaker_of
+from dsdoctor.diagnosis.marks import Event
+from dsdoctor.diagnosis.models import Line
+from dsdoctor.diagnosis.progress import FINITE, STEP, Series, last_step, last_words
+
+# The lines of a test suite -> whether its summary answers for what stands above it.
+#
+# pytest ends with how many tests passed, and then what its tests printed was expected. That is true only of what was printed
+# since pytest began, and only if no training ran, and no launcher ended badly, between: else the summary is of something else.
+
+
+LOSS = re.compile(rb"\bloss['\"]?[\])]?\s{0,3}[:=]?\s{0,3}(?:tensor\()?['\"]?(?:\d|-?nan\b)", re.IGNORECASE)
+TROUBLES = (Event.FAILED, Event.EXITED, Event.EXCEPTION, Event.TRACEBACK, Event.COMPLAINED, Event.GPU_FAULT)
+NEAR_THE_END = 8
+"""So few lines stand at most below the summary of a suite by which the log ended."""
+
+
+@dataclass
+class Suite:
+    """The test suite that is open. ``since``: the line on which pytest began, 0 where none is known to have."""
+
+    since: int = 0
+    captured: bool = False
+    """Whether pytest has begun to print what its tests had printed."""
+
+    def note(self, event: Event, line: int) -> None:
+        """pytest begins, says how many tests it has collected, or prints what its tests had printed."""
+        self.since = self.since or (line if event is Event.SUITE_BEGAN else 0)
+        self.captured = event is Event.SUITE_CAPTURED
+
+    def pass_lines(self, batch: Iterable[bytes]) -> None:
+        """A step or a loss is of a training: the summary that comes answers for nothing any more."""
+        if self.since and any(STEP.search(raw[-400:]) or LOSS.search(raw[-400:]) for raw in batch):
+            self.since = 0
+
+    def answers(
+        self, first: Mapping[Event, Line], last: Mapping[Event, Line], hits: Sequence[int], exits: Sequence[Exit]
+    ) -> bool:
+        """Whether the summary of a suite that passed answers for all that went wrong: nothing had before it began."""
+        captured, since, self.since, self.captured = self.captured, self.since, 0, False
+        ends = [last[event].number for event in (Event.FAILED, Event.EXITED) if event in last]
+        ends += [ended.line for ended in exits]
+        if not since or (not captured and max(ends, default=0) > since):
+            return False
+        return all(line > since for line in (*hits, *(first[event].number for event in TROUBLES if event in first)))
+
 
 RECENT = 512
 """How many lines are kept to look back for the step of a failure."""
@@ -365,3 +404,66 @@ def _indented(raw: bytes, text: str) -> bool:
     head = raw.decode("utf-8", "replace")
     place = head.find(text[:20])
     return place >= 2 and head[place - 2 : place] in ("  ", " \t", "\t\t", ": ") and head[place - 2] in " \t"
+
+
+# A line of a log, and a failure after it -> whether the program had gone on between them. The one test for it; all use it.
+#
+# Steps of another process prove nothing of it, and words alone prove nothing of a process whose traceback begins where a
+# program does: that one has ended, unless a process that is known to be the same dies again.
+
+
+def was_left_behind(line: int, speaker: Speaker | None, later: Failure, timeline: Timeline) -> bool:
+    """Whether steps of the training, or words of the process itself, show that it went on after a line until a failure.
+
+    ``speaker``: who wrote the line; None where that is not known.
+    """
+    if line >= later.since:
+        return False
+    died = timeline.died_at(line, speaker)
+    if died:
+        return _dies_again(died, later, timeline)
+    two = speaker is not None and are_two(speaker, later.speaker)
+    return (not two and line < later.went_on_from) or timeline.is_recovered(line, speaker)
+
+
+def _dies_again(died: Failure, later: Failure, timeline: Timeline) -> bool:
+    """Whether the process that a traceback seems to have ended said that it goes on, and was ended by a later one."""
+    if not later.rooted or not same_process(died.speaker, later.speaker):
+        return False
+    known = died.speaker.number is not None or len(timeline.ranks) <= 1
+    return known and timeline.says_to_go_on(died.line, died.speaker)
+
+
+# An event that a line shows -> the timeline of the log. Nothing is searched here.
+
+
+def add_event(timeline: Timeline, event: Event, text: str, raw: bytes, line: int, above: Above) -> None:
+    """Tell the timeline what a line shows. ``text``: the clean part of it that shows it; ``raw``: all of it."""
+    if event in {Event.EXCEPTION, Event.USAGE}:
+        timeline.exception(raw, text, line)
+    elif event in {Event.SUITE_BEGAN, Event.SUITE_CAPTURED}:
+        timeline.suite.note(event, line)
+    elif event is Event.TRACEBACK:
+        timeline.begin_traceback(raw, text, line)
+    elif event is Event.ERROR_FILE:
+        timeline.note_error_file(text)
+    elif event is Event.CHAINED:
+        timeline.chain(raw)
+    elif event is Event.IGNORED:
+        timeline.ignored = line
+    elif event is Event.CRASHED:
+        timeline.crash(raw, text, line)
+    elif event is Event.EXITED:
+        timeline.end(raw, text, line, lambda: list(above.lines)[-1:-8:-1])
+    elif event is Event.NO_NUMBER:
+        timeline.nans.note(raw, line, timeline.recent)
+    elif event is Event.WATCHDOG:
+        timeline.give_up(raw, line)
+    elif event is Event.RECOVERED:
+        timeline.recover(raw, line)
+    elif event is Event.MISSING:
+        timeline.wait(text)
+    elif event is Event.WORK:
+        timeline.note_collective(text)
+    elif event is Event.WORLD:
+        timeline.world = int(text.partition("dist_world_size=")[2].split()[0].strip("',"))

@@ -87,7 +87,7 @@ def follows(failure: BaseException) -> bool:
     >>> follows(KeyError("label"))
     False
     """
-    from dsdoctor.diagnosis.standing import SAYS_ANOTHER_IS_GONE
+    from dsdoctor.diagnosis.consequences import SAYS_ANOTHER_IS_GONE
 
     dist = sys.modules.get("torch.distributed")
     of_torch = getattr(dist, "DistError", ())

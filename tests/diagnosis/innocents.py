@@ -14,8 +14,8 @@ from zlib import crc32
 from dsdoctor.core.finding import Severity
 from dsdoctor.diagnosis.catalogue.rules import RULES
 from dsdoctor.diagnosis.failures import EXCEPTION_LINE
+from dsdoctor.diagnosis.mentions import is_said
 from dsdoctor.diagnosis.models import Signature, Tier
-from dsdoctor.diagnosis.said import is_said
 from tests.diagnosis.mixtures import BANNER, TORCHRUN, alone, named
 from tests.diagnosis.reading import diagnose
 

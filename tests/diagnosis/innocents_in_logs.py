@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from zlib import crc32
 
-from dsdoctor.diagnosis.clean import raw_lines
+from dsdoctor.diagnosis.lines import raw_lines
 from tests.diagnosis.innocents import INNOCENT, KINDS, first_error, wordings
 from tests.diagnosis.mixtures import alone
 from tests.diagnosis.score import CORPORA, HERE

@@ -3,9 +3,8 @@
 from collections.abc import Iterable
 
 from dsdoctor.diagnosis import diagnose as room
-from dsdoctor.diagnosis.index import INDEX
 from dsdoctor.diagnosis.models import Diagnosis
-from dsdoctor.diagnosis.possible import Possible
+from dsdoctor.diagnosis.prefilter import INDEX, Possible
 from dsdoctor.diagnosis.scan import Scan
 from dsdoctor.diagnosis.scan import scan as scan_once
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dsdoctor.core.finding import Finding, Severity, has_error
-from dsdoctor.diagnosis.clean import raw_lines
+from dsdoctor.diagnosis.lines import raw_lines
 from dsdoctor.diagnosis.models import Diagnosis, LogOutcome
 from tests.diagnosis.reading import diagnose
 

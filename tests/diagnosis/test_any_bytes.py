@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsdoctor.diagnosis.catalogue.rules import RULES
-from dsdoctor.diagnosis.clean import raw_lines
-from dsdoctor.diagnosis.index import INDEX
+from dsdoctor.diagnosis.lines import raw_lines
 from dsdoctor.diagnosis.models import LogOutcome
+from dsdoctor.diagnosis.prefilter import INDEX
 from tests.diagnosis.reading import diagnose
 from tests.each import each
 

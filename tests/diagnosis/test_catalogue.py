@@ -9,9 +9,9 @@ import pytest
 from dsdoctor.core.text import parse_page
 from dsdoctor.diagnosis.catalogue.rules import RULES, TOPICS
 from dsdoctor.diagnosis.diagnose import diagnosis_of
+from dsdoctor.diagnosis.facts import fill, values_of
 from dsdoctor.diagnosis.models import Facts, Rule, Signature, Tier
 from dsdoctor.diagnosis.scan import Scan
-from dsdoctor.diagnosis.templates import fill, values_of
 from tests.diagnosis.reading import scan
 
 IDS = (Path(__file__).parent / "rules.txt").read_text(encoding="utf-8").split()

@@ -2,7 +2,7 @@
 
 import io
 
-from dsdoctor.diagnosis.clean import LONGEST, clean, raw_lines, segments
+from dsdoctor.diagnosis.lines import LONGEST, clean, raw_lines, segments
 from tests.each import each
 
 SAID = "RuntimeError: Error building extension 'cpu_adam'"

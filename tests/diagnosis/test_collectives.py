@@ -2,7 +2,7 @@
 
 from itertools import product
 
-from dsdoctor.diagnosis.collectives import rank_behind, rank_that_fell_silent
+from dsdoctor.diagnosis.waiting import rank_behind, rank_that_fell_silent
 from tests.diagnosis.reading import diagnose
 from tests.each import each
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from dsdoctor.core.finding import has_error
-from dsdoctor.diagnosis.clean import raw_lines
+from dsdoctor.diagnosis.lines import raw_lines
 from dsdoctor.diagnosis.models import Diagnosis, LogOutcome
 from tests.diagnosis.reading import diagnose
 from tests.each import each

@@ -5,9 +5,8 @@ import re
 import pytest
 
 from dsdoctor.diagnosis.catalogue.rules import RULES
-from dsdoctor.diagnosis.clean import segments
-from dsdoctor.diagnosis.index import INDEX, Entry, Wording, words_of
-from dsdoctor.diagnosis.needles import needles
+from dsdoctor.diagnosis.lines import segments
+from dsdoctor.diagnosis.prefilter import INDEX, Entry, Wording, needles, words_of
 from tests.diagnosis.pumped import example_of
 from tests.diagnosis.test_wordings import CASES
 from tests.each import each

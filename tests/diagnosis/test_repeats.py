@@ -1,6 +1,6 @@
 """Lines of one form that come thousands of times are not searched anew, and what differs among them is still found."""
 
-from dsdoctor.diagnosis.repeats import ALIKE, Effect, Repeats
+from dsdoctor.diagnosis.marks import ALIKE, Effect, Repeats
 from tests.diagnosis.reading import diagnose
 
 LONG = [

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.core.finding import Severity
-from dsdoctor.diagnosis.above import ABOVE, Above
-from dsdoctor.diagnosis.clean import LONGEST, raw_lines
-from dsdoctor.diagnosis.index import INDEX
+from dsdoctor.diagnosis.lines import ABOVE, LONGEST, Above, raw_lines
 from dsdoctor.diagnosis.models import Diagnosis
+from dsdoctor.diagnosis.prefilter import INDEX
 from dsdoctor.diagnosis.scan import A_COMPILE
 from tests.cli.runner import run
 from tests.diagnosis.reading import diagnose

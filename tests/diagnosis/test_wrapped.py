@@ -3,7 +3,7 @@
 import pytest
 
 from dsdoctor.diagnosis.catalogue.rules import RULES
-from dsdoctor.diagnosis.wrapped import MOST, WrappedLine
+from dsdoctor.diagnosis.lines import MOST, WrappedLine
 from tests.diagnosis.reading import diagnose
 
 LONG = sorted(
