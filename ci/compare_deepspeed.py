@@ -16,12 +16,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from dsdoctor.builder.source.describe_ops import describe
 from dsdoctor.builder.source.fetch import LaidOut
-from dsdoctor.builder.source.load_sites import LoadSite, find_load_sites
-from dsdoctor.builder.source.op_catalogue import OPS
-from dsdoctor.builder.source.op_config import unknown_sites
-from dsdoctor.builder.source.op_loads import LOADS, NOT_BY_CONFIG
+from dsdoctor.builder.source.op_loads import LOADS, NOT_BY_CONFIG, LoadSite, find_load_sites, unknown_sites
+from dsdoctor.builder.source.ops import OPS, describe
 from dsdoctor.builder.source.training_config import FORMER_OPTIMIZERS, OPTIMIZERS
 from dsdoctor.core.architectures import KNOWN, numeric
 from dsdoctor.core.build_models import OpFact

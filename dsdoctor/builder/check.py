@@ -1,16 +1,171 @@
-"""What a check found -> one screen: a line for each topic, the worst findings, the ops in groups, one verdict, one next step."""
+"""A machine's findings, weighed by the ops that they stand in the way of."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from __future__ import annotations
 
-from dsdoctor.builder.plan.op_table import ASKED, BUILDS, CANNOT, INSTALLED, OpVerdict
-from dsdoctor.commands.check_ops import Checked
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dsdoctor.builder.make.commands import ask_compiler
+from dsdoctor.builder.plan.choices import choose_jobs
+from dsdoctor.builder.plan.op_table import ASKED, BUILDS, CANNOT, INSTALLED, OpVerdict, judge_ops, without_needs
+from dsdoctor.builder.plan.plan import wanted_ops
+from dsdoctor.builder.toolkit.choose import offers_for
+from dsdoctor.checks import Examined
 from dsdoctor.core.build_models import Source
-from dsdoctor.core.finding import Finding, Severity, Step, step
+from dsdoctor.core.errors import DoctorError, UsageError
+from dsdoctor.core.finding import Finding, Severity, Step, for_python, step
+from dsdoctor.core.host import LocalHost
+from dsdoctor.core.machine import Machine
+from dsdoctor.core.redaction import Hidden
+from dsdoctor.core.requests import BuildRequest, CheckRequest
 from dsdoctor.core.text import and_more
-from dsdoctor.ui.screen import counted, first_step, next_line, screen_lines
+from dsdoctor.core.version import __version__
+from dsdoctor.probe.observe import Observation, Observing, Say
+from dsdoctor.ui.screen import counted, first_step, most_harmful, next_line, screen_lines
 from dsdoctor.ui.table import table
-from dsdoctor.ui.terminal import MARKS, VerdictLine
+from dsdoctor.ui.terminal import MARKS, VerdictLine, printable
+
+# What was observed of a machine and found by the checks -> findings weighed by the op table. Asks the compiler for --deep.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """The outcome: the machine, each topic with its findings, the op table and whose ops they are."""
+
+    machine: Machine
+    topics: tuple[Examined, ...]
+    ops: tuple[OpVerdict, ...]
+    source: Source | None
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """All findings, in the order of the topics."""
+        return tuple(finding for topic in self.topics for finding in topic.findings)
+
+
+def weighed(
+    observation: Observation,
+    topics: tuple[Examined, ...],
+    source: Source,
+    request: BuildRequest,
+    compiled: dict[str, str | None],
+) -> Checked:
+    """The topics with their findings weighed by the op table, and the table; ``compiled`` is the compiler's answer for each op."""
+    findings = tuple(finding for topic in topics for finding in topic.findings)
+    machine = observation.machine
+    offers = offers_for(observation, request)
+    table = judge_ops(machine, source, request, findings, cache=observation.cache, compiled=compiled, offers=offers)
+    findings_left = iter(table.findings)
+    topics_weighed = tuple(
+        replace(topic, findings=tuple(next(findings_left) for _ in topic.findings)) for topic in topics
+    )
+    refused = tuple(findings_left)
+    if refused:
+        topics_weighed += (Examined(topic="ops", summary="Ops", findings=refused),)
+    return Checked(machine=machine, topics=topics_weighed, ops=table.ops, source=source)
+
+
+def without_table(machine: Machine, topics: tuple[Examined, ...], error: DoctorError | None) -> Checked:
+    """The findings alone; where the ops should have been judged and could not, that is a finding."""
+    plain = tuple(replace(topic, findings=without_needs(topic.findings)) for topic in topics)
+    if error is not None:
+        title = f"the ops were not judged: {error.message}"
+        unjudged = Finding.warning("ops-not-judged", title, fix=error.hint or "name a DeepSpeed with --source")
+        plain += (Examined(topic="ops", summary="Ops", findings=(unjudged,)),)
+    return Checked(machine=machine, topics=plain, ops=(), source=None)
+
+
+def asked_of_compiler(
+    machine: Machine, source: Source, request: BuildRequest, folder: Path, say: Say
+) -> dict[str, str | None]:
+    """The compiler's answer for each op: an error, or None where it compiles."""
+    if machine.torch is None or machine.torch.broken or machine.python is None or not machine.compilers:
+        return {}
+    facts = wanted_ops(source, request).ops if request.ops else source.ops
+    names = tuple(fact.op for fact in facts if fact.sources)
+    jobs, _, _ = choose_jobs(machine, request, device_code=True)
+    done: list[str] = []
+
+    def on_op(op: str, error: str | None) -> None:
+        done.append(op)
+        say(f"[{len(done)}/{len(names)}] {op}: {error or 'compiles as far as the preprocessor, and links'}")
+
+    python = machine.python.executable
+    return ask_compiler(LocalHost(), source, names, python=python, jobs=jobs, folder=folder, on_op=on_op)
+
+
+# check: observe -> run the checks, judge the ops -> weigh the findings by the op table. Shows nothing itself.
+#
+# What judges is imported while the machine answers: imports take as long as the answers do.
+
+
+def check(request: CheckRequest, *, say: Say) -> Checked:
+    """Look at a machine and judge it; with ``deep`` ask the compiler. Raises UsageError for an unknown op or rule."""
+    checked = _deep(request, say) if request.deep else _by_facts(request, say)
+    if request.machine or request.python == sys.executable:
+        return checked
+    topics = (replace(t, findings=tuple(for_python(f, request.python) for f in t.findings)) for t in checked.topics)
+    return replace(checked, topics=tuple(topics))
+
+
+def _by_facts(request: CheckRequest, say: Say) -> Checked:
+    with Observing(request.python, request.machine, whole=request.machine is not None) as observing:
+        # the ops are asked while torch is being loaded
+        source = _source(observing.early(), request, say)
+        from dsdoctor.checks import examine
+
+        observation = _for_architectures(observing.final(), request)
+    topics = examine(observation.machine, rules=request.rules)
+    if isinstance(source, DoctorError) and (request.source or request.request.ops):
+        # an op or a source that was named and is none is the user's; else the findings stand without the table
+        raise source
+    if source is None or isinstance(source, DoctorError):
+        return without_table(observation.machine, topics, source)
+    return weighed(observation, topics, source, request.request, {})
+
+
+def _deep(request: CheckRequest, say: Say) -> Checked:
+    """Look at this machine whole and ask its compiler. Raises UsageError for a snapshot, which has none."""
+    from dsdoctor.builder.source.ops import source_at_hand
+    from dsdoctor.checks import examine
+    from dsdoctor.core.host import LocalHost
+    from dsdoctor.core.workspace import cache_folder, private_folder, workspace
+
+    if request.machine:
+        raise UsageError("--deep asks the compiler, and a snapshot has none", hint="run it on that machine")
+    with Observing(request.python, whole=True) as observing:
+        observation = _for_architectures(observing.final(), request)
+    topics = examine(observation.machine, rules=request.rules)
+    with workspace(private_folder(cache_folder(LocalHost()))) as folder:
+        source = source_at_hand(observation, request.source, request.request, say=say, folder=folder)
+        compiled = asked_of_compiler(observation.machine, source, request.request, folder, say)
+        return weighed(observation, topics, source, request.request, compiled)
+
+
+def _for_architectures(observation: Observation, request: CheckRequest) -> Observation:
+    """The machine as it would be with --arch in TORCH_CUDA_ARCH_LIST, which is what a build would be given."""
+    arch = request.request.arch
+    if not arch:
+        return observation
+    variables = {**observation.machine.variables, "TORCH_CUDA_ARCH_LIST": arch}
+    return replace(observation, machine=replace(observation.machine, variables=variables))
+
+
+def _source(observation: Observation, request: CheckRequest, say: Say) -> Source | DoctorError | None:
+    """The ops, an error instead of them, or None where only some checks were asked for."""
+    from dsdoctor.builder.source.ops import source_at_hand
+
+    try:
+        return None if request.rules else source_at_hand(observation, request.source, request.request, say=say)
+    except DoctorError as error:
+        return error
+
+
+# What a check found -> one screen: a line for each topic, the worst findings, the ops in groups, one verdict, one next step.
+
 
 WORTH_A_LINE = {Severity.WARNING, Severity.ERROR}
 MOST_OPS = 8
@@ -140,3 +295,58 @@ def _build(ops: str, arch: str | None) -> Step:
         if arch
         else step("python -m dsdoctor build-wheel")
     )
+
+
+# What a check found -> thirty lines of Markdown at most, to be pasted into an issue. What an environment hides is not in them.
+
+
+MOST = 5
+MARKDOWN = re.compile(r"([\\`*<\[\]])")
+SEVERITIES = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "note"}
+
+
+def issue_lines(done: Checked, environment: Mapping[str, str]) -> Iterator[str]:
+    """Verdict, what is here, the worst problems, the ops. ``environment`` is this process's, with the name of its user."""
+    plain = _Plain(environment).text
+    yield f"**`dsdoctor check`: {plain(verdict_line(done, verbose=True))}**"
+    yield ""
+    yield f"- dsdoctor {__version__}"
+    yield from (f"- {plain(topic.summary)}" for topic in done.topics)
+    worth = most_harmful(finding for finding in done.findings if finding.severity in WORTH_A_LINE)
+    if worth:
+        yield ""
+        for finding in worth[:MOST]:
+            yield from _problem(finding, plain)
+        if left := worth[MOST:]:
+            yield f"- and {counted(left)}: {', '.join(f'`{finding.rule}`' for finding in left)}"
+    if done.source is not None:
+        head, *groups = op_lines(done.ops, done.source, verbose=False)
+        yield ""
+        yield f"{plain(head)[:1].upper()}{plain(head)[1:]}"
+        yield ""
+        yield from (f"- {plain(line)}" for line in groups if not line.startswith(" "))
+
+
+def _problem(finding: Finding, plain: Callable[[str], str]) -> Iterator[str]:
+    yield f"- {SEVERITIES[finding.severity]} `{finding.rule}`: {plain(finding.title)}"
+    if finding.evidence:
+        yield f"  {plain(finding.evidence[0])}"
+
+
+class _Plain:
+    """Makes of a text what Markdown shows as it is, without what the environment hides, the home folder and who works here."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._hidden = Hidden(environment)
+        self._home = environment.get("HOME", "").rstrip("/")
+        names = {environment.get("USER", ""), environment.get("LOGNAME", "")} - {"", "root"}
+        words = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
+        self._names = re.compile(rf"(?<![\w.-])(?:{words})(?![\w.-])") if words else None
+
+    def text(self, text: str) -> str:
+        # before anything is escaped: what is hidden is found by its own spelling
+        said = self._hidden.out_of(text)
+        if self._home:
+            said = said.replace(self._home, "~")
+        said = self._names.sub("USER", said) if self._names else said
+        return MARKDOWN.sub(r"\\\1", printable(said))

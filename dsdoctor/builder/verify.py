@@ -1,24 +1,64 @@
-"""The DeepSpeed wheels of folders and package indexes, each held against one machine. Nothing of them is run."""
+"""Built wheels against a machine: one, all of a folder or an index, and the best of them."""
 
 import re
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from packaging.version import InvalidVersion, Version
 
-from dsdoctor.builder.wheel.attested import judge_attestations
-from dsdoctor.builder.wheel.index import wheels_of
-from dsdoctor.builder.wheel.read import read_wheel
-from dsdoctor.builder.wheel.remote import RemoteWheel, facts_of_name, fetch, is_url, list_index, open_session
-from dsdoctor.commands.judge import judge
+from dsdoctor.builder.wheel.attestation import judge_attestations
+from dsdoctor.builder.wheel.index import RemoteWheel, facts_of_name, fetch, is_url, list_index, open_session, wheels_of
+from dsdoctor.builder.wheel.read import read_installed, read_wheel
+from dsdoctor.builder.wheel.shared_object import load_installed
+from dsdoctor.checks import TOPICS, examine, rule_of
+from dsdoctor.checks.compare import FactDifference
 from dsdoctor.core import redaction
 from dsdoctor.core.errors import BuildFailed, UsageError
-from dsdoctor.core.finding import Finding, Severity, has_error, step
+from dsdoctor.core.finding import Finding, Severity, for_python, has_error, step
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import DeepSpeed, Machine
-from dsdoctor.probe.observe import Observation, Say
+from dsdoctor.core.text import and_more
+from dsdoctor.probe.observe import Observation, Say, observe
+
+# A built DeepSpeed and what was seen of a machine -> what stands in the way of its use there. Pure.
+
+
+RUNS = ("python-silent", "torch-missing", "torch-broken")
+"""What keeps every built DeepSpeed from running."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verified:
+    """The outcome for a built DeepSpeed: its facts, and what was found against the machine."""
+
+    machine: Machine
+    built: DeepSpeed
+    findings: tuple[Finding, ...]
+
+
+def judge(observation: Observation, built: DeepSpeed, python: str) -> Verified:
+    """A built DeepSpeed against what was seen of a machine."""
+    with_built = replace(observation.machine, deepspeed=built)
+    of_built = next(topic.checks for topic in TOPICS if topic.name == "deepspeed")
+    rules = frozenset({*RUNS, *map(rule_of, of_built)})
+    found = examine(with_built, topics=TOPICS, rules=rules)
+    findings = tuple(_of_ops(finding, built) for topic in found for finding in topic.findings)
+    if observation.is_here and python != sys.executable:
+        findings = tuple(for_python(finding, python) for finding in findings)
+    return Verified(machine=with_built, built=built, findings=findings)
+
+
+def _of_ops(finding: Finding, built: DeepSpeed) -> Finding:
+    """The finding with the ops that it affects: those it names, else all."""
+    named = tuple(op for op in finding.affects if op in built.installed_ops)
+    return replace(finding, affects=named or (built.installed_ops if finding.affects else ()))
+
+
+# The DeepSpeed wheels of folders and package indexes, each held against one machine. Nothing of them is run.
+
 
 Shelved = Path | RemoteWheel
 """A wheel in a folder, or one that an index lists."""
@@ -164,3 +204,102 @@ def _worth(candidate: Candidate) -> tuple[bool, Version, int, int, str]:
     doubts = sum(finding.severity is Severity.WARNING for finding in candidate.findings)
     version = Version(built.version) if built else Version("0")
     return candidate.fits, Version(version.public), len(built.installed_ops) if built else 0, -doubts, candidate.wheel
+
+
+# verify: a built DeepSpeed against a machine -> findings. Runs nothing of it unless it is to load the installed ops.
+
+
+def verify(python: str, machine: Path | None, wheel: Path | None, *, load: bool = False) -> Verified:
+    """Judge a wheel, or (None) the installed DeepSpeed, against a machine. Raises UsageError for what is no such wheel.
+
+    ``load`` tries the installed ops too: the one thing here that runs them.
+    """
+    if load and (wheel is not None or machine is not None):
+        raise UsageError("--load tries the DeepSpeed that is installed here", hint="dsdoctor verify --installed --load")
+    # a file that is not a wheel is refused before the machine is asked
+    read = read_wheel(wheel) if wheel is not None else None
+    observation = observe(python, machine, whole=False)
+    built = read or _installed(observation)
+    judged = judge(observation, built, python)
+    if wheel is not None:
+        return replace(judged, findings=judged.findings + judge_attestations(wheel))
+    if load and not has_error(judged.findings):
+        asked = judged.machine.python.executable if judged.machine.python else python
+        loaded = load_installed(LocalHost(), asked, built, judged.machine)
+        return replace(judged, findings=judged.findings + loaded)
+    return judged
+
+
+def verify_listed(python: str, machine: Path | None, url: str, *, say: Say) -> Verified:
+    """Judge the wheel that an address names, or of an index the one that fits best. Raises UsageError where none can be judged."""
+    observation = observe(python, machine, whole=False)
+    with Shelf([url], observation, python, say=say) as shelf:
+        best = shelf.ranked(())[0]
+    if best.built is None:
+        raise UsageError(f"{best.wheel}: {best.findings[0].title}", hint="name another wheel")
+    machine_with = replace(observation.machine, deepspeed=best.built)
+    return Verified(machine=machine_with, built=best.built, findings=best.findings)
+
+
+def _installed(observation: Observation) -> DeepSpeed:
+    """The installed DeepSpeed with what its files say, where they are at hand."""
+    installed = observation.machine.deepspeed
+    if installed is None:
+        raise UsageError(
+            "no DeepSpeed is installed there", hint="name a wheel, or another environment with --python PATH"
+        )
+    return read_installed(installed) if observation.is_here else installed
+
+
+# pick: the wheels of a folder or an index against one machine -> the one that fits it best. Runs nothing of them.
+
+
+def pick(python: str, machine: Path | None, place: str, ops: tuple[str, ...], *, say: Say) -> tuple[Candidate, ...]:
+    """Every wheel of a folder or an index, the best first: one that fits, then the newest, then the one with most ops.
+
+    One that lacks an op of ``ops`` does not fit. Raises UsageError for a place without DeepSpeed wheels.
+    """
+    with Shelf([place], observe(python, machine, whole=False), python, say=say) as shelf:
+        return shelf.ranked(ops)
+
+
+# A built DeepSpeed, wheels to choose from, or the differences between machines -> lines.
+
+
+FEW = 4
+
+
+def built_lines(built: DeepSpeed) -> Iterator[str]:
+    """What a wheel or an installed DeepSpeed says of itself."""
+    yield f"DeepSpeed {built.version} in {built.location}"
+    made = [("for", ", ".join((*built.python, *built.platform))), ("accelerator", built.accelerator)]
+    made += [("torch", built.torch), ("CUDA", built.cuda), ("glibc", built.glibc), ("libstdc++", built.glibcxx)]
+    yield "    " + ", ".join(f"{name} {value}" for name, value in made if value)
+    yield f"    ops: {', '.join(built.present_ops or built.installed_ops) or 'none'}"
+    inside = sorted({name for names in built.sm_arch.values() for name in names})
+    if inside:
+        yield f"    GPU code: {', '.join(inside)}"
+    march = [flag for flag in built.cpu_flags if flag.startswith(("-march", "-mcpu"))]
+    if march:
+        yield f"    processor code: {' '.join(march)}"
+
+
+def candidate_lines(found: Iterable[tuple[str, bool, tuple[Finding, ...]]], install: str | None) -> Iterator[str]:
+    """One line for each wheel, the best first, with what stands in the way; then the command that installs the best."""
+    for number, (wheel, fits, findings) in enumerate(found):
+        against = [finding.title for finding in findings if finding.severity is Severity.ERROR]
+        yield f"{('✓' if number == 0 else ' ') if fits else '✗'} {wheel.rpartition('/')[2]}"
+        yield from (f"    {title}" for title in against)
+    yield f"$ {install}" if install else "✗ none of them fits this machine"
+
+
+def difference_lines(differences: Iterable[FactDifference], machines: int) -> Iterator[str]:
+    """One line for each fact: the machines that differ, then the others."""
+    differences = tuple(differences)
+    for difference in differences:
+        *few, most = difference.groups
+        shown = "; ".join(f"{and_more(group.machines, FEW)}: {group.value or 'not there'}" for group in few)
+        others = f"the other {len(most.machines)}" if len(most.machines) > 1 else most.machines[0]
+        yield f"! {difference.fact}: {shown}; {others}: {most.value or 'not there'}"
+    if not differences:
+        yield f"✓ the {machines} machines do not differ"

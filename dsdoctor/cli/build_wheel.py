@@ -6,13 +6,13 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+from dsdoctor.builder.build import AfterBuild, BuildScreen, Built, build, publish_into
+from dsdoctor.builder.build_targets import ListedTarget, chosen_target, list_targets, targets_of
 from dsdoctor.builder.make.make_wheel import refused_ops
 from dsdoctor.cli.ending import FAILED, IMPOSSIBLE, OK, print_result
 from dsdoctor.cli.matrix import run_matrix
 from dsdoctor.cli.options import Json, NoCache, Out
 from dsdoctor.cli.plan import show_plan
-from dsdoctor.commands.build import AfterBuild, BuildScreen, Built, build, publish_into
-from dsdoctor.commands.build_targets import ListedTarget, chosen_target, list_targets, targets_of
 from dsdoctor.core.build_models import BuildPlan
 from dsdoctor.core.files import check_folder
 from dsdoctor.core.finding import Step, has_error, step

@@ -5,16 +5,26 @@ from typing import Annotated, Any
 
 from cyclopts import App
 
+from dsdoctor.builder.cache.folders import (
+    damage,
+    folder_lines,
+    kept,
+    kept_lines,
+    prune,
+    prune_folders,
+    pruned_lines,
+    store_findings,
+    stored_folders,
+    trusted_store,
+    verified_line,
+)
 from dsdoctor.builder.cache.store import CacheStore
 from dsdoctor.cli.ending import FOUND, OK, print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.cli.statuses import OF_GROUP, statuses_line, statuses_of
-from dsdoctor.commands.cache import damage, kept, prune, prune_folders, store_findings, trusted_store
-from dsdoctor.commands.cache_folders import stored_folders
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.options import flag, option
-from dsdoctor.report.cache import folder_lines, kept_lines, pruned_lines, verified_line
 from dsdoctor.ui.terminal import Stream, finding_lines, show
 
 app = App(

@@ -4,9 +4,9 @@ import os
 import sys
 from typing import TYPE_CHECKING, Annotated
 
+from dsdoctor.builder.check import check
 from dsdoctor.cli.ending import FOUND, OK, columns, print_result
 from dsdoctor.cli.options import Json, Verbose
-from dsdoctor.commands.check import check
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Fix, Severity, fix_for_python
 from dsdoctor.core.options import WHAT, argument, flag, option
@@ -24,7 +24,7 @@ from dsdoctor.core.requests import (
 from dsdoctor.ui.progress import BuildProgress
 
 if TYPE_CHECKING:
-    from dsdoctor.commands.check_ops import Checked
+    from dsdoctor.builder.check import Checked
 
 
 def _rules() -> list[str]:
@@ -34,9 +34,9 @@ def _rules() -> list[str]:
 
 
 def _ops() -> list[str]:
-    from dsdoctor.builder.plan.ops import DEFAULT
-    from dsdoctor.builder.source.op_catalogue import OPS
+    from dsdoctor.builder.plan.plan import DEFAULT
     from dsdoctor.builder.source.op_loads import LOADS
+    from dsdoctor.builder.source.ops import OPS
 
     usual = {name for names in DEFAULT.values() for name in names}
     return sorted(usual | {op.name for op in OPS if not op.empty} | {load.op for load in LOADS})
@@ -96,10 +96,10 @@ def check_command(
     with BuildProgress(quiet=as_json) as progress:
         done = check(request, say=progress.say)
     # imported only now: it takes as long as a question to the machine
-    from dsdoctor.report.check import check_lines, ending_lines, next_step
+    from dsdoctor.builder.check import check_lines, ending_lines, next_step
 
     if report:
-        from dsdoctor.report.issue import issue_lines
+        from dsdoctor.builder.check import issue_lines
 
         lines = tuple(issue_lines(done, os.environ))
     else:

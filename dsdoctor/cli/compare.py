@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Annotated
 
+from dsdoctor.builder.verify import difference_lines
 from dsdoctor.checks.compare import differences
 from dsdoctor.cli.ending import FOUND, OK, print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.options import argument
-from dsdoctor.report.machines import difference_lines
 
 
 def compare_command(

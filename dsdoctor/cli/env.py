@@ -3,7 +3,7 @@
 import sys
 from typing import Annotated
 
-from dsdoctor.builder.plan.shell import lines_for
+from dsdoctor.builder.plan.environment import lines_for
 from dsdoctor.cli.ending import IMPOSSIBLE, OK, print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.commands.env import select

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Annotated
 from urllib.parse import unquote
 
+from dsdoctor.builder.build import BuildScreen
+from dsdoctor.builder.install import Did, Installed, install
 from dsdoctor.cli.build_wheel import show_plan_of
 from dsdoctor.cli.ending import FAILED, FOUND, IMPOSSIBLE, OK, print_result
 from dsdoctor.cli.options import Json, NoCache, Out
-from dsdoctor.commands.build import BuildScreen
-from dsdoctor.commands.install import Did, Installed, install
 from dsdoctor.core.finding import Severity, has_error
 from dsdoctor.core.options import WHERE, flag, options
 from dsdoctor.core.requests import BuildOrder, PythonPath

@@ -4,11 +4,11 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from dsdoctor.builder.build import publish_into
+from dsdoctor.builder.build_targets import Talk, TargetOutcome, build_targets
 from dsdoctor.builder.make.make_wheel import refused_ops
-from dsdoctor.builder.targets.targets import Target
+from dsdoctor.builder.targets import Target
 from dsdoctor.cli.ending import finding_of, print_result
-from dsdoctor.commands.build import publish_into
-from dsdoctor.commands.build_targets import Talk, TargetOutcome, build_targets
 from dsdoctor.core.files import check_folder
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.requests import BuildOrder

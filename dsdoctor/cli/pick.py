@@ -4,13 +4,12 @@ import sys
 from functools import partial
 from typing import Annotated
 
+from dsdoctor.builder.verify import candidate_lines, pick
 from dsdoctor.cli.ending import FOUND, OK, print_result
 from dsdoctor.cli.options import Json
-from dsdoctor.commands.pick import pick
 from dsdoctor.core.finding import step
 from dsdoctor.core.options import argument, option
 from dsdoctor.core.requests import MachineFile, PythonPath
-from dsdoctor.report.machines import candidate_lines
 from dsdoctor.ui.terminal import Stream, show_talk
 
 Place = Annotated[str, argument(help="A folder of wheels, or the address of a package index.")]

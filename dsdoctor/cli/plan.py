@@ -4,10 +4,9 @@ import sys
 from collections.abc import Iterable
 from dataclasses import replace
 
+from dsdoctor.builder.build import build_command, planned
 from dsdoctor.cli.ending import IMPOSSIBLE, OK, print_result
 from dsdoctor.cli.options import Json, Verbose
-from dsdoctor.commands.build_options import build_command
-from dsdoctor.commands.plan import planned
 from dsdoctor.core.build_models import BuildPlan
 from dsdoctor.core.finding import Step, has_error, with_options
 from dsdoctor.core.requests import BuildOrder, MachineFile, PythonPath

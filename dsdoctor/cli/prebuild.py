@@ -4,9 +4,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from dsdoctor.builder.install import install_built
 from dsdoctor.cli.build_wheel import build_and_show
 from dsdoctor.cli.options import Json, NoCache, Out
-from dsdoctor.commands.install import install_built
 from dsdoctor.core.build_models import BuildPlan
 from dsdoctor.core.requests import BuildOrder, PythonPath
 

@@ -5,16 +5,14 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from dsdoctor.builder.wheel.remote import is_url
+from dsdoctor.builder.verify import Verified, built_lines, verify, verify_listed
+from dsdoctor.builder.wheel.index import is_url
 from dsdoctor.cli.ending import FOUND, OK, print_result
 from dsdoctor.cli.options import Json, Verbose
-from dsdoctor.commands.judge import Verified
-from dsdoctor.commands.verify import verify, verify_listed
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Severity, has_error, step
 from dsdoctor.core.options import argument, flag
 from dsdoctor.core.requests import MachineFile, PythonPath
-from dsdoctor.report.machines import built_lines
 from dsdoctor.ui.screen import counted, first_step, next_line, screen_lines
 from dsdoctor.ui.terminal import Stream, VerdictLine, show_talk
 

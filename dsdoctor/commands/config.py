@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dsdoctor.builder.plan.choices import accelerator_of
 from dsdoctor.builder.source.fetch import lay_out
-from dsdoctor.builder.source.op_config import ops_of_config
+from dsdoctor.builder.source.op_loads import ops_of_config
 from dsdoctor.builder.source.training_config import training_configs
 from dsdoctor.config.answer import Asked, walk
 from dsdoctor.config.ask import Request, ask

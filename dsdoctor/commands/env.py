@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from dsdoctor.builder.plan.compiler import choose_compiler
+from dsdoctor.builder.plan.choices import working_torch
+from dsdoctor.builder.plan.environment import ShellSettings
 from dsdoctor.builder.plan.plan import plan_toolkit
-from dsdoctor.builder.plan.preconditions import working_torch
-from dsdoctor.builder.plan.shell import ShellSettings
-from dsdoctor.commands.offers import offers_for
+from dsdoctor.builder.plan.processor import choose_compiler
+from dsdoctor.builder.toolkit.choose import offers_for
 from dsdoctor.core.build_models import ToolkitPlan
 from dsdoctor.core.errors import ImpossiblePlan
 from dsdoctor.core.finding import Finding, has_error

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from dsdoctor.commands.source import source_at_hand
+from dsdoctor.builder.source.ops import source_at_hand
 from dsdoctor.core.errors import DoctorError
 from dsdoctor.core.files import check_target
 from dsdoctor.core.host import LocalHost

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from dsdoctor.builder.plan.plan import plan_toolkit
 from dsdoctor.builder.toolkit.assemble import assemble
+from dsdoctor.builder.toolkit.choose import offers_for
 from dsdoctor.builder.toolkit.kept import refuse_altered
-from dsdoctor.commands.offers import offers_for
 from dsdoctor.core.build_models import Choice, ToolkitPlan
 from dsdoctor.core.finding import Finding, has_error
 from dsdoctor.core.host import LocalHost

@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from dsdoctor.builder.wheel.attestation import LARGEST, MOST
-from dsdoctor.builder.wheel.attested import judge_attestations
-from dsdoctor.builder.wheel.certificate import Signer, signer_of
+from dsdoctor.builder.wheel.attestation import LARGEST, MOST, Signer, judge_attestations, signer_of
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.ui.screen import document
 from tests.builder.test_wheel import NAME

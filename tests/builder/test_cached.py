@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.builder.cache.store import CacheStore
+from dsdoctor.builder.make.make_wheel import Workdir
 from dsdoctor.builder.make.manifest import EARLIEST, decode, write_into
-from dsdoctor.builder.make.workdir import Workdir
 from dsdoctor.core.build_models import BuildPlan, BuildResult, OpProgress, ToolkitPlan
 from dsdoctor.core.machine import Cuda
 from tests.builder.test_make import plan, run, workdir_in

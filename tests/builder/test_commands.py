@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.builder.make.commands import OpCommands, ask_commands
-from dsdoctor.builder.wheel.load import load_each
+from dsdoctor.builder.wheel.shared_object import load_each
 from dsdoctor.core.children import PreloadedPython
 from dsdoctor.core.host import LocalHost
 from tests.builder.test_make import plan

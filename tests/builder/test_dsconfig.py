@@ -4,9 +4,14 @@ from typing import Any
 
 import pytest
 
-from dsdoctor.builder.source.load_sites import LoadSite, find_load_sites
-from dsdoctor.builder.source.op_config import ops_of_config, unknown_sites
-from dsdoctor.builder.source.op_loads import LOADS, NOT_BY_CONFIG
+from dsdoctor.builder.source.op_loads import (
+    LOADS,
+    NOT_BY_CONFIG,
+    LoadSite,
+    find_load_sites,
+    ops_of_config,
+    unknown_sites,
+)
 from dsdoctor.builder.source.training_config import (
     KEYS,
     OPTIMIZERS,

@@ -7,9 +7,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dsdoctor.builder.make.first_error import first_error
-from dsdoctor.builder.make.prove import planned
-from dsdoctor.builder.wheel.elf import CONTAINER, ENTRY, MAGIC, ElfInfo, architectures, parse_producers, read_elf
+from dsdoctor.builder.make.commands import first_error
+from dsdoctor.builder.make.manifest import planned
+from dsdoctor.builder.wheel.shared_object import (
+    CONTAINER,
+    ENTRY,
+    MAGIC,
+    ElfInfo,
+    architectures,
+    parse_producers,
+    read_elf,
+)
 from dsdoctor.core.build_models import OpPlan
 
 

@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.builder.make.commands import Command, read_command
-from dsdoctor.builder.make.flags import (
+from dsdoctor.builder.make.commands import (
     LATE_COLLECTION,
+    Command,
     FlagSettings,
     changes,
     dependency_file,
     edited,
     flag_settings,
     memory_of,
+    read_command,
     threaded,
 )
 from tests.builder.test_make import plan

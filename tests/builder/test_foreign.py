@@ -2,7 +2,7 @@
 
 import pytest
 
-from dsdoctor.builder.wheel.foreign import foreign_files, foreign_installed
+from dsdoctor.builder.wheel.read import foreign_files, foreign_installed
 
 SCRIPTS = (
     *("deepspeed", "deepspeed.pt", "deepspeed.bat", "ds", "ds_ssh", "ds_report", "ds_report.bat", "ds_bench"),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.builder.wheel.load import load_installed
+from dsdoctor.builder.wheel.shared_object import load_installed
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import DeepSpeed, Driver
 from tests.cli.runner import run

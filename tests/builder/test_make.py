@@ -19,10 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.builder.make.make_wheel import make
+from dsdoctor.builder.make.make_wheel import STAND_IN, Workdir, make
 from dsdoctor.builder.make.manifest import Manifest, decode
-from dsdoctor.builder.make.pack import STAND_IN
-from dsdoctor.builder.make.workdir import Workdir
 from dsdoctor.core.build_models import BuildPlan, BuildResult, LeftOut, OpPlan, OpProgress, Source
 from dsdoctor.core.errors import BuildFailed, ImpossiblePlan
 from dsdoctor.core.host import LocalHost

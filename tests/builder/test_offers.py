@@ -5,12 +5,11 @@ from dataclasses import replace
 import pytest
 
 from dsdoctor.builder.plan.choices import choose_architectures, fit_architectures
-from dsdoctor.builder.plan.compiler import choose_compiler
 from dsdoctor.builder.plan.plan import plan_toolkit
+from dsdoctor.builder.plan.processor import choose_compiler
 from dsdoctor.builder.toolkit.choose import Needs, choose_toolkit, needs_offers
-from dsdoctor.builder.toolkit.offers import NOT_ASKED, NvidiaRelease, Offers
-from dsdoctor.builder.toolkit.plan_assembly import EVERY_HEADER
-from dsdoctor.builder.toolkit.redist import COMPONENTS
+from dsdoctor.builder.toolkit.fetch_parts import COMPONENTS
+from dsdoctor.builder.toolkit.plan_assembly import EVERY_HEADER, NOT_ASKED, NvidiaRelease, Offers
 from dsdoctor.core.build_models import Archive, Choice, DebianPackage, ToolkitPlan
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.machine import Compiler, Cuda, Machine, Toolkit, Torch

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.builder.toolkit.pip_download import download_wheels
+from dsdoctor.builder.toolkit.download import download_wheels
 from dsdoctor.core.errors import BuildFailed
 from dsdoctor.core.host import LocalHost
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dsdoctor.builder.make.scheduler import CompileJob, Pool, carry_out
+from dsdoctor.builder.make.compile import CompileJob, Pool, carry_out
 
 
 class Watched:

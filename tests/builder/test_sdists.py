@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.builder.source.sdists import NEWEST, fetch_sdist
+from dsdoctor.builder.source.fetch import NEWEST, fetch_sdist
 from dsdoctor.core.errors import BuildFailed, ImpossiblePlan, UsageError
 from dsdoctor.core.host import LocalHost
 from tests.cli.runner import run

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.builder.plan.shell import SHELLS, ShellSettings, lines_for
+from dsdoctor.builder.plan.environment import SHELLS, ShellSettings, lines_for
 from dsdoctor.core.errors import UsageError
 
 HOSTILE = (

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.builder.source.fetch import digest, lay_out, spell_source
-from dsdoctor.builder.source.newest import constraint_limit
-from dsdoctor.builder.source.sdists import sha256_of
+from dsdoctor.builder.source.fetch import constraint_limit, digest, lay_out, sha256_of, spell_source
 from dsdoctor.core.errors import BuildFailed, UsageError
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import DeepSpeed

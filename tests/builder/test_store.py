@@ -17,8 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.builder.cache.checked_files import Gone, open_folder
-from dsdoctor.builder.cache.entry import RECORD
+from dsdoctor.builder.cache.entry import RECORD, Gone, open_folder
 from dsdoctor.builder.cache.store import CacheStore, Entry
 from tests.cli.test_cli import run
 

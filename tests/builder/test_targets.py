@@ -5,9 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.builder.targets.installers import choose_installer
-from dsdoctor.builder.targets.interpreters import Interpreter, find_interpreters, find_version
-from dsdoctor.builder.targets.targets import Target, cross, environment, key
+from dsdoctor.builder.targets import (
+    Interpreter,
+    Target,
+    choose_installer,
+    cross,
+    environment,
+    find_interpreters,
+    find_version,
+    key,
+)
 from dsdoctor.core.errors import BuildFailed, DoctorError, ImpossiblePlan, UsageError
 from dsdoctor.core.host import LocalHost
 from tests.conftest import Disk

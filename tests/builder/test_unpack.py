@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.builder.source.unpack import LARGEST, unpack
+from dsdoctor.builder.source.fetch import LARGEST, unpack
 from dsdoctor.core.errors import UsageError
 
 Member = tuple[str, bytes, str]

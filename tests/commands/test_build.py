@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dsdoctor.commands.build import explained
+from dsdoctor.builder.build import explained
 from dsdoctor.core.build_models import BuildResult, OpResult
 from dsdoctor.diagnosis.diagnose import diagnose
 

@@ -10,8 +10,8 @@ from typing import Any, get_args
 
 import pytest
 
+from dsdoctor.builder.build import build_command
 from dsdoctor.cli.app import make_app
-from dsdoctor.commands.build_options import build_command
 from dsdoctor.core.requests import BuildOrder, BuildRequest
 from tests.cli.runner import run
 from tests.cli.test_cli import MACHINES

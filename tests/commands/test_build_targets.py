@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dsdoctor.commands.build_targets import targets_of
+from dsdoctor.builder.build_targets import targets_of
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.processes import state_of
 from dsdoctor.report.matrix import TargetRow, found_lines, table_lines

@@ -2,8 +2,8 @@
 
 import pytest
 
+from dsdoctor.builder.install import Did, Installed, asks_for_a_build
 from dsdoctor.cli.install import installed_lines, status_of
-from dsdoctor.commands.install import Did, Installed, asks_for_a_build
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.requests import BuildOrder, BuildRequest
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.commands.offers import offers_for
+from dsdoctor.builder.toolkit.choose import offers_for
 from dsdoctor.core.machine import Cuda, Torch
 from dsdoctor.core.requests import BuildRequest
 from dsdoctor.core.snapshot import Snapshot

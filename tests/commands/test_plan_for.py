@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from dsdoctor.commands.plan import beyond_the_table
+from dsdoctor.builder.build import beyond_the_table
 from dsdoctor.core.build_models import OpFact, Source
 
 

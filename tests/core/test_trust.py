@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.builder.cache.store import CacheStore
-from dsdoctor.builder.targets.targets import USED
+from dsdoctor.builder.targets import USED
 from dsdoctor.core.errors import ImpossiblePlan
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.trust import distrust

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.builder.source.op_config import ops_of_config
+from dsdoctor.builder.source.op_loads import ops_of_config
 from dsdoctor.builder.source.training_config import read_config, training_configs
 from dsdoctor.core.host import LocalHost
 

@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from dsdoctor.builder.build import planned
+from dsdoctor.builder.check import Checked, check
+from dsdoctor.builder.verify import verify
 from dsdoctor.checks.compare import differences
-from dsdoctor.commands.check import check
-from dsdoctor.commands.check_ops import Checked
 from dsdoctor.commands.env import select
-from dsdoctor.commands.plan import planned
-from dsdoctor.commands.verify import verify
 from dsdoctor.core.errors import DoctorError, ImpossiblePlan
 from dsdoctor.core.finding import Severity
 from dsdoctor.core.requests import BuildOrder, CheckRequest

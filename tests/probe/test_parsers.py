@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dsdoctor.builder.make.first_error import first_error
+from dsdoctor.builder.make.commands import first_error
 from dsdoctor.builder.make.manifest import decode
-from dsdoctor.builder.wheel.elf import parse_producers
+from dsdoctor.builder.wheel.shared_object import parse_producers
 from dsdoctor.checks import examine
 from dsdoctor.core.architectures import parse_architectures
 from dsdoctor.core.children import parse_answer

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from dsdoctor.builder.check import check, check_lines, ending_lines, next_step, op_lines
 from dsdoctor.builder.plan.op_table import OpVerdict
 from dsdoctor.checkpoint.judge import judge as judge_checkpoint
 from dsdoctor.checkpoint.look import look
 from dsdoctor.checkpoint.plan import Plan
-from dsdoctor.commands.check import check
 from dsdoctor.commands.memory import Examined
 from dsdoctor.config.judge import ConfigJudged
 from dsdoctor.config.read import ReadConfig
@@ -21,7 +21,6 @@ from dsdoctor.hang.verdict import judge as judge_hang
 from dsdoctor.memory.changes import changes
 from dsdoctor.memory.models import Place
 from dsdoctor.memory.unmeasured import beside_tensors
-from dsdoctor.report.check import check_lines, ending_lines, next_step, op_lines
 from dsdoctor.report.checkpoint import checkpoint_lines
 from dsdoctor.report.comm.lines import phase_line, report_lines
 from dsdoctor.report.comm.tables import speed_lines

@@ -7,13 +7,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from dsdoctor.builder.check import Checked, check, check_lines, ending_lines, issue_lines, missed_ops, next_step
 from dsdoctor.checks import Examined
-from dsdoctor.commands.check import check
-from dsdoctor.commands.check_ops import Checked
 from dsdoctor.core.finding import Finding, Severity, instead, step
 from dsdoctor.core.requests import CheckRequest
-from dsdoctor.report.check import check_lines, ending_lines, missed_ops, next_step
-from dsdoctor.report.issue import issue_lines
 from dsdoctor.ui.screen import first_step, most_harmful, screen_lines
 from dsdoctor.ui.terminal import COMMAND, show
 

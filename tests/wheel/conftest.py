@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from dsdoctor.builder.source.newest import newest_sdist
-from dsdoctor.builder.source.sdists import NEWEST, fetch_sdist
-from dsdoctor.builder.targets.targets import environment
-from dsdoctor.commands.build_targets import targets_of
+from dsdoctor.builder.build_targets import targets_of
+from dsdoctor.builder.source.fetch import NEWEST, fetch_sdist, newest_sdist
+from dsdoctor.builder.targets import environment
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.workspace import cache_folder, private_folder
 

@@ -1,18 +1,96 @@
-"""cache: where compiled ops and wheels are kept on this machine, how much of them, and what the command does with them."""
+"""What is kept on this machine below the cache folder, how much of it, and its removal."""
 
+import os
 import re
+import shutil
 import time
-from collections.abc import Iterable
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from dsdoctor.builder.cache.store import CacheStore, Entry
-from dsdoctor.commands.cache_folders import SHELTERED, StoredFolder, remove_folder, stored_folders
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import Host
+from dsdoctor.core.trust import distrust
 from dsdoctor.core.workspace import cache_folder
+from dsdoctor.ui.table import size
+
+# What else takes room below the cache folder: assembled toolkits, DeepSpeed's archives, environments made for targets.
+
+
+KINDS = ("toolkits", "sdists", "targets")
+NVCC = "home/bin/nvcc"
+SHELTERED = 2 * 3600.0
+"""Seconds after its last use in which nothing is removed for its age or size: a build may be at work with it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredFolder:
+    """One of them: ``used`` is in seconds since 1970, ``size`` in bytes. ``facts`` is there for the lines of the op cache."""
+
+    kind: str
+    name: str
+    folder: str
+    size: int
+    used: float
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def stored_folders(cache: Path) -> tuple[StoredFolder, ...]:
+    """All of them, the last used first. Folders that others may write to are left alone."""
+    found = [entry for kind in KINDS for entry in _of_kind(cache / kind, kind)]
+    return tuple(sorted(found, key=lambda entry: entry.used, reverse=True))
+
+
+def remove_folder(entry: StoredFolder) -> bool:
+    """Remove one, and what is recorded of it: it has gone from its place at once, or is still there as it was."""
+    path = Path(entry.folder)
+    aside = path.with_name(f".{uuid.uuid4().hex}.removed")
+    try:
+        path.rename(aside)
+        path.with_name(f"{path.name}.json").unlink(missing_ok=True)
+    except OSError:
+        return False
+    if aside.is_dir():
+        shutil.rmtree(aside, ignore_errors=True)
+    else:
+        aside.unlink(missing_ok=True)
+    return True
+
+
+def _of_kind(folder: Path, kind: str) -> Iterator[StoredFolder]:
+    if not folder.is_dir() or distrust(folder) is not None:
+        return
+    for path in folder.iterdir():
+        if path.name.startswith(".") or path.is_symlink() or path.suffix in {".lock", ".json"}:
+            continue
+        yield StoredFolder(kind=kind, name=path.name, folder=str(path), size=_size(path), used=_used(path))
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file, or of all files below a folder; a file with two names counts once."""
+    if not path.is_dir():
+        return path.stat().st_size
+    seen: dict[tuple[int, int], int] = {}
+    for place, _, names in os.walk(path):
+        for name in names:
+            about = os.lstat(os.path.join(place, name))  # noqa: PTH118
+            seen[about.st_dev, about.st_ino] = about.st_size
+    return sum(seen.values())
+
+
+def _used(path: Path) -> float:
+    """When it was last written, or one of the files in it that every use reads was last read."""
+    # the times of folders change when they are listed, as here
+    read = [path] if path.is_file() else [file for file in (*path.iterdir(), *path.glob(NVCC)) if file.is_file()]
+    return max((path.lstat().st_mtime, *(max(file.lstat().st_atime, file.lstat().st_mtime) for file in read)))
+
+
+# cache: where compiled ops and wheels are kept on this machine, how much of them, and what the command does with them.
+
 
 FOLDER = "compiled"
 LIMIT = "10G"
@@ -147,3 +225,105 @@ def parse_age(text: str, what: str = "an age") -> float:
     if found is None:
         raise UsageError(f"{what} is {text!r}, which is no age", hint='ages are such as "90m", "12h", "30d" or "2w"')
     return int(found[1]) * SPANS[found[2]]
+
+
+# Entries of the op cache -> lines. Facts that an entry lacks are left out.
+
+
+SPANS_SHOWN = ((86400, "day"), (3600, "hour"), (60, "minute"))
+
+
+class Shown(Protocol):
+    """What a line needs to know of an entry."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def name(self) -> str | None: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def used(self) -> float: ...
+    @property
+    def facts(self) -> Mapping[str, Any]: ...
+
+
+def kept_lines(entries: Iterable[Shown], folder: str, limit: int, now: float) -> Iterator[str]:
+    """A row for each entry, then the total and the limit."""
+    entries = tuple(entries)
+    yield from _rows(entries, now)
+    total = sum(entry.size for entry in entries)
+    yield f"{_count(entries)}, {size(total)} of {size(limit)}  {folder}"
+
+
+def folder_lines(folders: Iterable[Shown], cache: str, now: float) -> Iterator[str]:
+    """A row for each toolkit, archive and environment, and what they take together; nothing where there is none."""
+    folders = tuple(folders)
+    if folders:
+        yield from _rows(folders, now)
+        total = size(sum(entry.size for entry in folders))
+        yield f"{total} besides in toolkits, sdists and targets  {cache}"
+
+
+def pruned_lines(entries: Iterable[Shown], left: int, now: float) -> Iterator[str]:
+    """The removed entries, and the bytes that are left."""
+    entries = tuple(entries)
+    yield from _rows(entries, now)
+    freed = size(sum(entry.size for entry in entries))
+    yield (
+        f"✓ removed {_count(entries)}, {freed}; {size(left)} left"
+        if entries
+        else f"✓ nothing to remove; {size(left)} left"
+    )
+
+
+def verified_line(whole: int) -> str:
+    """How many entries are intact."""
+    if not whole:
+        return "· nothing else is stored"
+    return f"✓ {whole} {'entry is' if whole == 1 else 'entries are'} intact"
+
+
+def ago(seconds: float) -> str:
+    """How long ago something was, in the largest unit that fits.
+
+    >>> ago(5), ago(60), ago(7300), ago(3 * 86400), ago(-5)
+    ('just now', '1 minute ago', '2 hours ago', '3 days ago', 'just now')
+    """
+    for span, unit in SPANS_SHOWN:
+        count = int(seconds // span)
+        if count >= 1:
+            return f"{count} {unit}{'s' if count > 1 else ''} ago"
+    return "just now"
+
+
+def _rows(entries: tuple[Shown, ...], now: float) -> Iterator[str]:
+    rows = [(*_about(entry), size(entry.size), ago(now - entry.used)) for entry in entries]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True) if width).rstrip()
+
+
+def _about(entry: Shown) -> tuple[str, str, str, str]:
+    """Kind, name, torch, and what it is for."""
+    facts = entry.facts
+    name, version = entry.name or "?", _text(facts.get("version"))
+    name = name if version in name else f"{name} {version}"
+    torch = f"torch {_text(facts.get('torch'))}" if facts.get("torch") else ""
+    made_for = ("accelerator", "architectures", "processor", "ops")
+    return (
+        entry.kind.removesuffix("s"),
+        name,
+        torch,
+        " ".join(filter(None, (_text(facts.get(fact)) for fact in made_for))),
+    )
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    return "" if value is None else str(value)
+
+
+def _count(entries: tuple[Shown, ...]) -> str:
+    return f"{len(entries)} {'entry' if len(entries) == 1 else 'entries'}"

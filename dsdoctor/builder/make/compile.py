@@ -6,21 +6,263 @@ Starts the compilers and ends them on any interruption. An op that fails does no
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dsdoctor.builder.make.commands import Command, OpCommands
-from dsdoctor.builder.make.first_error import first_error
-from dsdoctor.builder.make.flags import FlagSettings, changes, edited, flag_settings, memory_of, threaded, threads_of
-from dsdoctor.builder.make.op_cache import OpCache
-from dsdoctor.builder.make.op_job import Compiled, OpWork, Watch
-from dsdoctor.builder.make.scheduler import CompileJob, Pool, carry_out
+from dsdoctor.builder.make.commands import (
+    Command,
+    FlagSettings,
+    OpCommands,
+    changes,
+    edited,
+    first_error,
+    flag_settings,
+    memory_of,
+    threaded,
+    threads_of,
+)
+from dsdoctor.builder.make.op_cache import Made, OpCache
 from dsdoctor.builder.plan.choices import JOB_MEMORY
 from dsdoctor.core.build_models import BuildPlan, OpPlan, OpProgress
-from dsdoctor.core.host import LocalHost
+from dsdoctor.core.files import PRIVATE, append_text
+from dsdoctor.core.host import Completed, LocalHost
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.redaction import Hidden
+
+# The state of one op while it is compiled: its progress, its log, its result. Runs nothing itself.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """The result of one op. ``library`` is the shared object, None where there is none; ``because`` is why.
+
+    ``cpu_seconds`` and ``peak_memory`` (bytes, of the largest process) are those of its compilers: 0 where it was ``cached``.
+    """
+
+    op: str
+    library: Path | None
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    peak_memory: int = 0
+    cached: bool = False
+    because: str | None = None
+    log: Path
+
+
+Watch = Callable[[OpProgress], None]
+
+
+@dataclass
+class OpWork:
+    """One op that is being compiled. Its commands run in several threads; ``lock`` guards the log and the figures.
+
+    ``wrong`` holds the lines that may name the error, ``linked`` what the linker printed; ``hidden`` is what no line may hold.
+    """
+
+    plan: OpPlan
+    commands: OpCommands
+    log: Path
+    hidden: Hidden = field(default_factory=lambda: Hidden({}))
+    error: str | None = None
+    started: float | None = None
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    peak_memory: int = 0
+    done: int = 0
+    library: Path | None = None
+    cached: bool = False
+    interrupted: bool = False
+    expected: float | None = None
+    wrong: list[str] = field(default_factory=list)
+    linked: list[str] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def state(self) -> str:
+        """How it ended, as OpProgress names it."""
+        if self.library is None:
+            return "interrupted" if self.interrupted and not self.wrong else "failed"
+        return "cached" if self.cached else "built"
+
+    def progress(self, state: str) -> OpProgress:
+        """How far it is."""
+        total = len(self.commands.compile)
+        return OpProgress(op=self.plan.op, state=state, done=self.done, total=total, expected=self.expected)
+
+    def write(self, *lines: str) -> None:
+        """Add lines to its log, together: other commands of it may write at the same time."""
+        with self.lock:
+            append_text(self.log, "".join(f"{self.hidden.out_of(line)}\n" for line in lines), mode=PRIVATE)
+
+    def fail(self, *lines: str) -> None:
+        """Add lines to its log that say why it failed."""
+        self.wrong += [self.hidden.out_of(line) for line in lines]
+        self.write(*lines)
+
+    def interrupt(self, line: str) -> None:
+        """Add a line to its log that says that the user ended it."""
+        self.interrupted = True
+        self.write(line)
+
+    def begin(self) -> None:
+        """A command begins."""
+        with self.lock:
+            if self.started is None:
+                self.started = time.monotonic()
+
+    def end(self, command: Command, ended: Completed, output: list[str]) -> None:
+        """A command has ended, with that output."""
+        with self.lock:
+            self.seconds = time.monotonic() - (self.started or 0.0)
+            self.cpu_seconds += ended.cpu_seconds
+            self.peak_memory = max(self.peak_memory, ended.peak_memory)
+            self.done += 1 if command.source and not ended.status else 0
+            self.linked += [] if command.source else output
+
+    def made(self, library: Path) -> Made:
+        """What the cache keeps of it."""
+        return Made(
+            library=library,
+            commands=self.commands,
+            linked=tuple(self.linked),
+            seconds=self.seconds,
+            cpu_seconds=self.cpu_seconds,
+        )
+
+    def ended(self) -> Compiled:
+        """Its result."""
+        because = None if self.library else self.error or first_error(self.wrong) or "interrupted"
+        return Compiled(
+            op=self.plan.op,
+            library=self.library,
+            seconds=self.seconds,
+            cpu_seconds=self.cpu_seconds,
+            peak_memory=self.peak_memory,
+            cached=self.cached,
+            because=because,
+            log=self.log,
+        )
+
+
+# Jobs, some of which wait for others -> each run once, the longest first, as many at a time as a pool allows.
+
+
+# why this is not a client of a GNU make job server (nvcc has been one since 13): nvcc then takes every token there is for as
+# long as it runs, and an nvcc that is killed never gives them back (tried with nvcc 13.0)
+class Pool:
+    """The slots (``jobs``) and the memory in bytes (None: no limit) that all jobs share; several builds may share one pool."""
+
+    def __init__(self, jobs: int, memory: int | None = None) -> None:
+        self.jobs = jobs
+        self._limit = memory
+        self._busy = self._taken = 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def share(self, slots: int = 1, memory: int = 0) -> Iterator[None]:
+        """Wait for slots and memory, and hold them. A job that needs more than the whole pool runs alone."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._fits(slots, memory))
+            self._busy, self._taken = self._busy + slots, self._taken + memory
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._busy, self._taken = self._busy - slots, self._taken - memory
+                self._changed.notify_all()
+
+    def _fits(self, slots: int, memory: int) -> bool:
+        if self._busy == 0:
+            return True
+        room = self._limit is None or self._taken + memory <= self._limit
+        return room and self._busy + slots <= self.jobs
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileJob:
+    """One command of a ``group``. The highest ``cost`` begins first; ``slots`` and ``memory`` (bytes) are taken from the pool.
+
+    It begins once the jobs named in ``after`` have succeeded, and never after another of its group has failed.
+    """
+
+    name: str
+    group: str
+    cost: float
+    slots: int = 1
+    memory: int = 0
+    after: frozenset[str] = frozenset()
+
+
+class _Board:
+    """Which jobs are waiting, done and failed."""
+
+    def __init__(self, jobs: Sequence[CompileJob]) -> None:
+        self._waiting = sorted(jobs, key=lambda job: job.cost, reverse=True)
+        self._done: set[str] = set()
+        self._failed: set[str] = set()
+        self._changed = threading.Condition()
+        self.stopped = False
+
+    def take(self) -> CompileJob | None:
+        """The job of the highest cost that may begin; waits until there is one. None when no job is left."""
+        with self._changed:
+            while not self.stopped:
+                self._waiting = [job for job in self._waiting if job.group not in self._failed]
+                if not self._waiting:
+                    return None
+                ready = next((job for job in self._waiting if job.after <= self._done), None)
+                if ready is not None:
+                    self._waiting.remove(ready)
+                    return ready
+                self._changed.wait()
+            return None
+
+    def end(self, job: CompileJob, *, succeeded: bool) -> None:
+        """A job has ended."""
+        with self._changed:
+            self._done |= {job.name} if succeeded else set()
+            self._failed |= set() if succeeded else {job.group}
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """No further job begins."""
+        with self._changed:
+            self.stopped = True
+            self._changed.notify_all()
+
+
+def carry_out(
+    jobs: Sequence[CompileJob], pool: Pool, run: Callable[[CompileJob], bool], stop: Callable[[], None]
+) -> None:
+    """Run every job. ``run`` returns whether the job succeeded; on any interruption ``stop`` ends what is running."""
+    board = _Board(jobs)
+
+    def work() -> None:
+        while (job := board.take()) is not None:
+            succeeded = False
+            try:
+                with pool.share(job.slots, job.memory):
+                    succeeded = not board.stopped and run(job)
+            finally:
+                board.end(job, succeeded=succeeded)
+
+    with ThreadPoolExecutor(max_workers=pool.jobs) as workers:
+        futures = [workers.submit(work) for _ in range(min(pool.jobs, len(jobs)))]
+        try:
+            wait(futures, return_when=FIRST_EXCEPTION)
+            for future in futures:
+                if future.done():
+                    future.result()
+        except BaseException:
+            board.stop()
+            stop()
+            raise
+
 
 LAUNCHERS = ("ccache", "sccache")
 """Compiler caches that are put in front of a compiler where they are on PATH. sccache can share one over S3, Redis or GitHub."""

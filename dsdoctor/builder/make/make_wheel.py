@@ -3,35 +3,216 @@
 Works in a temporary folder; the wheel appears in the out folder by rename, or not at all.
 """
 
+import os
 import resource
+import shutil
 import tempfile
 import time
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
-from dsdoctor.builder.make.commands import ask_commands
-from dsdoctor.builder.make.compile import child_environment, compile_ops
-from dsdoctor.builder.make.manifest import EARLIEST, Manifest, describe_wheel, encode_inside, write_into
+from dsdoctor.builder.cache.store import CacheStore
+from dsdoctor.builder.make.commands import ask_commands, first_error
+from dsdoctor.builder.make.compile import Compiled, Pool, Watch, child_environment, compile_ops
+from dsdoctor.builder.make.manifest import (
+    EARLIEST,
+    SBOM,
+    Manifest,
+    OpProof,
+    bill_of_materials,
+    describe_wheel,
+    encode_inside,
+    prove,
+    write_into,
+)
 from dsdoctor.builder.make.op_cache import OpCache
-from dsdoctor.builder.make.op_job import Compiled, Watch
-from dsdoctor.builder.make.pack import packing, put_in
-from dsdoctor.builder.make.prove import OpProof, prove
-from dsdoctor.builder.make.sbom import SBOM, bill_of_materials
-from dsdoctor.builder.make.scheduler import Pool
-from dsdoctor.builder.make.workdir import LIBRARY, Workdir, gather, tree_to_compile_in
-from dsdoctor.builder.toolkit.assemble import assemble
-from dsdoctor.builder.toolkit.kept import refuse_altered
-from dsdoctor.builder.toolkit.parts import toolkit_parts
-from dsdoctor.builder.toolkit.python_headers import unpack_headers
+from dsdoctor.builder.toolkit.assemble import assemble, unpack_headers
+from dsdoctor.builder.toolkit.kept import refuse_altered, toolkit_parts
 from dsdoctor.core.build_models import BuildPlan, BuildResult, OpResult, Source
-from dsdoctor.core.errors import ImpossiblePlan
-from dsdoctor.core.files import PRIVATE, make_folder, replacing
+from dsdoctor.core.children import PreloadedPython
+from dsdoctor.core.errors import BuildFailed, ImpossiblePlan
+from dsdoctor.core.files import PRIVATE, make_folder, replacing, write_bytes, write_text
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Machine
+from dsdoctor.core.redaction import Hidden
+from dsdoctor.core.workspace import fixed_folder
+
+# The folders of one build, the source tree that is compiled, and the shared objects for the wheel. Compiles nothing.
+
+
+ROOM = 1 << 30
+"""Bytes that a tree and its objects may take, estimated high: one object without debug information has less than a MiB."""
+
+LIBRARY = "lib"
+"""The folder, inside the build's own, where setup.py finds the compiled ops."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workdir:
+    """The folders of a build: ``folder`` is temporary, ``logs`` stay, ``out`` gets the wheel, ``store`` keeps compiled ops.
+
+    ``preloaded`` is the interpreter that is built for, where it was started beforehand.
+    """
+
+    folder: Path
+    logs: Path
+    out: Path
+    store: CacheStore | None = None
+    pool: Pool | None = None
+    preloaded: PreloadedPython | None = None
+
+
+@contextmanager
+def tree_to_compile_in(plan: BuildPlan, source: Source, machine: Machine, say: Callable[[str], None]) -> Iterator[Path]:
+    """The source tree to compile in: for GPU code a copy in a folder whose path is always the same."""
+    # nvcc puts a digest of the path into GPU code: only the same path gives the same bytes
+    tree = Path(os.path.realpath(source.folder))
+    if not any(op.device_code for op in plan.ops):
+        yield tree
+        return
+    torch, python = machine.torch, machine.python
+    inputs = (source.version, torch.version if torch else "", python.tag if python else "", plan.accelerator)
+    with fixed_folder(sha256(repr(inputs).encode()).hexdigest()[:16], say=say) as folder:
+        copy = _copied(tree, folder / "source") if folder else None
+        if copy is None:
+            say("compiling in the cache folder: GPU code will hold a digest of its path")
+        yield copy or tree
+
+
+def _copied(tree: Path, to: Path) -> Path | None:
+    """Copy the tree; None where there is no room for it and for what is compiled in it."""
+    try:
+        if shutil.disk_usage(to.parent).free < ROOM:
+            return None
+        shutil.copytree(tree, to, symlinks=True)
+    except OSError:
+        return None
+    return Path(os.path.realpath(to))
+
+
+def gather(plan: BuildPlan, compiled: tuple[Compiled, ...], library: Path) -> None:
+    """Move the shared objects to where setup.py looks for compiled ops."""
+    modules = {op.op: op.module for op in plan.ops}
+    for op in compiled:
+        if op.library is not None:
+            target = library.joinpath(*modules[op.op].split(".")[:-1]) / op.library.name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(op.library, target)
+
+
+# A source tree -> one wheel. DeepSpeed's own setup.py packs it without the ops, while they are compiled; then they are put in.
+#
+# setup.py also records which ops the wheel holds, and its version. A version ends in a tag of the wheel's content, which is known
+# only when every op is compiled: setup.py is given a stand-in for the tag, and the tag takes its place afterwards.
+
+
+STAND_IN = "tagtofollow"
+
+
+@contextmanager
+def packing(
+    host: LocalHost, plan: BuildPlan, source: Source, workdir: Workdir, *, compiled_in: Path
+) -> Iterator[Callable[[], Path]]:
+    """Pack the tree beside what is done inside this block. The value waits for the wheel without ops, or raises BuildFailed.
+
+    ``compiled_in`` is the tree that compilers use at the same time: setup.py writes into its own, and gets a copy where that
+    would be the same.
+    """
+    tree = Path(source.folder)
+    if tree.resolve() == compiled_in.resolve():
+        tree = workdir.folder / "packing"
+        shutil.copytree(source.folder, tree, symlinks=True)
+    with ThreadPoolExecutor(max_workers=1) as worker:
+        wheel = worker.submit(_pack, host, with_stand_in(plan), tree, workdir)
+        try:
+            yield wheel.result
+        except (KeyboardInterrupt, SystemExit):
+            host.stop()
+            raise
+
+
+def with_stand_in(plan: BuildPlan) -> BuildPlan:
+    """The plan whose local version ends in the stand-in, where it is to end in a tag."""
+    return replace(plan, local_version=f"{plan.local_version}.{STAND_IN}") if plan.tagged else plan
+
+
+def put_in(bare: Path, library: Path, plan: BuildPlan, into: Path) -> Path:
+    """The wheel with the shared objects below ``library`` and the plan's local version, in the folder ``into``.
+
+    RECORD is not rewritten: that is done when the manifest comes in.
+    """
+    before, after = with_stand_in(replace(plan, local_version=untagged(plan))).local_version, plan.local_version
+    made = into / bare.name.replace(before, after)
+    make_folder(into)
+    with replacing(made) as whole, zipfile.ZipFile(bare) as old, zipfile.ZipFile(whole, "w") as new:
+        for item in old.infolist():
+            if item.is_dir():
+                continue
+            content = old.read(item).replace(before.encode(), after.encode())
+            entry = zipfile.ZipInfo(item.filename.replace(before, after), item.date_time)
+            entry.external_attr = item.external_attr
+            new.writestr(entry, content)
+        for path in sorted(path for path in library.rglob("*") if path.is_file()):
+            new.write(path, path.relative_to(library).as_posix())
+    return made
+
+
+def untagged(plan: BuildPlan) -> str:
+    """The local version without its tag."""
+    return plan.local_version.rpartition(".")[0] if plan.tagged else plan.local_version
+
+
+def _pack(host: LocalHost, plan: BuildPlan, tree: Path, workdir: Workdir) -> Path:
+    """A wheel without ops, made by DeepSpeed's own setup.py, which is told of those that will be in it."""
+    built, packed = workdir.folder / "packing-lib", workdir.folder / "packed"
+    # a tree may have links at these names, which would lead out of it
+    settings = tree / "setup.cfg"
+    before = settings.read_bytes() if settings.is_file() else b""
+    write_bytes(settings, before + f"\n[build]\nbuild_lib = {built}\n".encode())
+    write_text(tree / "build.txt", f"+{plan.local_version}" if plan.local_version else "")
+    lines: list[str] = []
+    # build_ext is not run: dsdoctor compiles the ops
+    argv = [
+        plan.python,
+        "setup.py",
+        "build_py",
+        "build_scripts",
+        "bdist_wheel",
+        "--skip-build",
+        "--dist-dir",
+        str(packed),
+    ]
+    hidden = Hidden(host.environment())
+    env = _environment(host, plan, tree)
+    status = host.stream(argv, cwd=tree, env=env, on_line=lambda line: lines.append(hidden.out_of(line)))
+    write_text(workdir.logs / "wheel.log", "\n".join(lines) + "\n", mode=PRIVATE, errors="backslashreplace")
+    wheels = sorted(packed.glob("*.whl")) if status == 0 else []
+    if len(wheels) != 1:
+        raise BuildFailed(
+            f"DeepSpeed's setup.py made no wheel: {first_error(lines) or f'it ended with status {status}'}",
+            hint=f"the whole log is {workdir.logs / 'wheel.log'}",
+        )
+    return wheels[0]
+
+
+def _environment(host: LocalHost, plan: BuildPlan, tree: Path) -> dict[str, str]:
+    # setup.py lists its extras in the order of a set, which would differ from run to run
+    env = child_environment(host, plan) | {op.variable: "1" for op in plan.ops} | {"PYTHONHASHSEED": "0"}
+    # setup.py asks git for a commit: it must not find a repository that the cache folder happens to lie in
+    env |= {"GIT_CEILING_DIRECTORIES": str(tree.resolve().parent)}
+    # and it imports its neighbours from its own folder
+    env = {name: value for name, value in env.items() if name not in {"GIT_DIR", "GIT_WORK_TREE", "PYTHONSAFEPATH"}}
+    if plan.accelerator == "cuda":
+        env["TORCH_CUDA_ARCH_LIST"] = ";".join(plan.architectures)
+    return env
+
 
 LONGEST_EPOCH = 11
 TAG, TAG_LENGTH = "b", 8

@@ -3,10 +3,9 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from dsdoctor.builder.plan.ops import DEFAULT, needs_of, refusal, wanted_ops
-from dsdoctor.builder.plan.plan import plan_build
-from dsdoctor.builder.source.op_catalogue import need_of
-from dsdoctor.builder.toolkit.offers import NOT_ASKED, Offers
+from dsdoctor.builder.plan.plan import DEFAULT, needs_of, plan_build, refusal, wanted_ops
+from dsdoctor.builder.source.ops import need_of
+from dsdoctor.builder.toolkit.plan_assembly import NOT_ASKED, Offers
 from dsdoctor.core import machine as needs
 from dsdoctor.core.architectures import numeric, parse_architectures, plain
 from dsdoctor.core.build_models import OpFact, Source

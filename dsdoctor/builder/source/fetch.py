@@ -1,24 +1,409 @@
-"""What --source names -> a temporary copy of the DeepSpeed tree, ready to be described and built.
+"""An sdist, .tar.gz or .zip -> its single top folder. Nothing is written outside of it, through a link, or without end.
 
-A folder is copied and never written to; an sdist is unpacked; a version is fetched by pip and a git URL by git.
+The members are written here and not by ``tarfile.extractall``: Debian 12's Python 3.11.2 has no filters, and the filters of later
+releases were passed by links that lead through other links.
 """
 
+import errno
 import hashlib
+import lzma
 import os
 import re
+import shlex
 import shutil
-from collections.abc import Iterable
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from shlex import quote
 
-from dsdoctor.builder.source.newest import constraint_limit, offline_limit
-from dsdoctor.builder.source.sdists import NEWEST, fetch_sdist, sha256_of
-from dsdoctor.builder.source.unpack import unpack
-from dsdoctor.core.errors import UsageError
+import msgspec
+from filelock import FileLock
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.version import InvalidVersion, Version
+
+from dsdoctor.core.errors import BuildFailed, DoctorError, ImpossiblePlan, UsageError, is_full
+from dsdoctor.core.files import read_limited, write_bytes
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import DeepSpeed
-from dsdoctor.core.pip import failed_fetch, why_failed
+from dsdoctor.core.pip import OTHER_HASH, failed_fetch, run_pip, why_failed
 from dsdoctor.core.redaction import urls
+from dsdoctor.core.text import decode, encode
+from dsdoctor.core.workspace import private_folder
+
+# Which DeepSpeed is the newest, and what kept a newer one from being taken: a constraint of pip's, or the offline cache.
+
+
+def newest_sdist(sdists: Sequence[Path]) -> Path:
+    """The one of the highest version; a pre-release only where there is no other. ``sdists`` holds at least one.
+
+    >>> newest_sdist([Path("deepspeed-0.9.5.tar.gz"), Path("deepspeed-0.19.8.tar.gz"), Path("deepspeed-0.20.0rc1.tar.gz")]).name
+    'deepspeed-0.19.8.tar.gz'
+    """
+    return max(sdists, key=lambda path: (not _version(path).is_prerelease, _version(path)))
+
+
+def offline_limit(sdists: Sequence[Path]) -> str:
+    """What --offline keeps from being known."""
+    return f"the newest of {len(sdists)} in the cache; offline, no index was asked for a newer one"
+
+
+def constraint_limit(host: LocalHost) -> str:
+    """The constraint of DeepSpeed in the files that PIP_CONSTRAINT names, as a reason; "" where there is none."""
+    for name in _index_files(host.variable("PIP_CONSTRAINT") or ""):
+        for line in (host.read(name) or "").splitlines():
+            specifier = _of_deepspeed(line)
+            if specifier:
+                return f"the newest that {name} (PIP_CONSTRAINT) allows: deepspeed{specifier}"
+    return ""
+
+
+def _index_files(variable: str) -> list[str]:
+    """pip takes several, with blanks between them."""
+    try:
+        return shlex.split(variable)
+    except ValueError:
+        return [variable]
+
+
+def _of_deepspeed(line: str) -> str:
+    """The versions that a line of a constraints file allows DeepSpeed; "" for a line about something else.
+
+    >>> _of_deepspeed("deepspeed == 0.19.8 ; python_version >= '3.10'  # why"), _of_deepspeed("deepspeed-kernels==1.0")
+    ('==0.19.8', '')
+    """
+    try:
+        wanted = Requirement(re.sub(r"(^|\s)#.*$", "", line).strip())
+    except InvalidRequirement:
+        return ""
+    holds = wanted.marker is None or wanted.marker.evaluate()
+    return str(wanted.specifier) if wanted.name.lower() == "deepspeed" and holds else ""
+
+
+def _version(path: Path) -> Version:
+    try:
+        return Version(path.name.removeprefix("deepspeed-").removesuffix(".tar.gz"))
+    except InvalidVersion:
+        return Version("0")
+
+
+# The sdists that are kept in the cache, each with the sha256 that the package index told. One that differs is not used.
+
+
+NEWEST = "newest"
+ONLY_SOURCES = ("--quiet", "--no-deps", "--no-binary", ":all:", "--disable-pip-version-check")
+HINT = "check the network and the version, or name a folder or a file with --source"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FetchedSdist:
+    """What is recorded beside a kept sdist. ``url`` is where the index has it; "" where pip is too old to tell."""
+
+    sha256: str
+    url: str = ""
+
+
+def fetch_sdist(host: LocalHost, version: str, *, cache: Path, python: str, offline: bool) -> Path:
+    """An sdist in the cache, fetched by pip when it is not there yet.
+
+    Raises ImpossiblePlan for one that has changed since, BuildFailed for one that is not what the index says.
+    """
+    folder = private_folder(cache / "sdists", "*")
+    kept = sorted(folder.glob(f"deepspeed-{version}.tar.gz" if version != NEWEST else "deepspeed-*.tar.gz"))
+    if kept and (offline or version != NEWEST):
+        sdist = newest_sdist(kept)
+        if _is_recorded(sdist):
+            return sdist
+        if offline:
+            raise UsageError(
+                f"{sdist} is not used: its digest was not recorded, and --offline forbids to fetch it",
+                hint=f"run it once without --offline, or trust the file: --source {quote(str(sdist))}",
+            )
+    if offline:
+        raise UsageError(
+            f"the sdist of DeepSpeed ({version}) is not in {folder}, and --offline forbids to fetch it",
+            hint="run it once without --offline, or name a folder or a file with --source",
+        )
+    with FileLock(folder / ".lock", mode=0o600):
+        return _download(host, version, folder, python)
+
+
+def sha256_of(path: Path) -> str:
+    """The sha256 of a file of any size, in hexadecimal digits."""
+    total = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            total.update(chunk)
+    return total.hexdigest()
+
+
+def without_steering(environment: dict[str, str]) -> dict[str, str]:
+    """An environment without the variables that change what DeepSpeed builds."""
+    steering = ("DS_", "CUDA_HOME", "CUDA_PATH", "TORCH_CUDA_ARCH_LIST")
+    return {name: value for name, value in environment.items() if not name.startswith(steering)}
+
+
+def _record_of(sdist: Path) -> Path:
+    return sdist.with_name(f"{sdist.name}.json")
+
+
+def _is_recorded(sdist: Path) -> bool:
+    """Whether an sdist is what was fetched; False where nothing is recorded. Raises ImpossiblePlan where it is another."""
+    try:
+        recorded = decode(read_limited(_record_of(sdist), 1 << 16), FetchedSdist).sha256
+    except (OSError, msgspec.DecodeError):
+        return False
+    now = sha256_of(sdist)
+    if now == recorded:
+        return True
+    raise ImpossiblePlan(
+        f"{sdist} is not used: its sha256 is {now}, and {recorded} was recorded when it was fetched",
+        hint=f"rm {quote(str(sdist))}, and run the same command again: it is fetched anew",
+    )
+
+
+def _download(host: LocalHost, version: str, folder: Path, python: str) -> Path:
+    temporary = folder / f".{os.getpid()}.tmp"
+    requirement = "deepspeed" if version == NEWEST else f"deepspeed=={version}"
+    # pip runs the sdist's setup.py for its metadata: without the caller's DS_*, which would make it compile
+    child = LocalHost(env=without_steering(host.environment()) | {"DS_BUILD_OPS": "0"})
+    what = f"the sdist of {requirement}"
+    try:
+        run_pip(child, python, ["download", *ONLY_SOURCES, "--dest", str(temporary), requirement], what=what, hint=HINT)
+        found = sorted(temporary.glob("deepspeed-*.tar.gz"))
+        if not found:
+            raise BuildFailed(f"pip fetched {requirement}, and it is not a .tar.gz", hint="name a file with --source")
+        told = _ask_index(child, python, found[0], temporary / "report.json")
+        # the record first: an sdist without one is fetched again
+        write_bytes(_record_of(folder / found[0].name), encode(told))
+        return found[0].replace(folder / found[0].name)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _ask_index(child: LocalHost, python: str, sdist: Path, report: Path) -> FetchedSdist:
+    """What the package index says of a fetched sdist. Raises BuildFailed where that is another file.
+
+    A pip older than 22.2 cannot tell it; that one compares the digest by itself where the index gives one.
+    """
+    fetched = sha256_of(sdist)
+    version = sdist.name.removeprefix("deepspeed-").removesuffix(".tar.gz")
+    question = [
+        "install",
+        "--dry-run",
+        "--ignore-installed",
+        *ONLY_SOURCES,
+        "--report",
+        str(report),
+        f"deepspeed=={version}",
+    ]
+    try:
+        run_pip(child, python, question, what=f"the digest of {sdist.name}", hint=HINT)
+        told = _parse_report(read_limited(report))
+    except (BuildFailed, OSError):
+        told = None
+    if told is None:
+        return FetchedSdist(sha256=fetched)
+    if told.sha256 != fetched:
+        raise BuildFailed(
+            f"{sdist.name} came with sha256 {fetched}, and the package index says {told.sha256}: it is not used",
+            hint=f"it is at {told.url}; {OTHER_HASH}",
+        )
+    return told
+
+
+def _parse_report(text: bytes) -> FetchedSdist | None:
+    """The digest in what ``pip install --report`` writes; None where there is none.
+
+    >>> _parse_report(b'{"install":[{"download_info":{"url":"https://h/d.tar.gz","archive_info":{"hashes":{"sha256":"ab"}}}}]}')
+    FetchedSdist(sha256='ab', url='https://h/d.tar.gz')
+    """
+
+    class Archive(msgspec.Struct):
+        hashes: dict[str, str] = {}
+
+    class Download(msgspec.Struct):
+        url: str = ""
+        archive_info: Archive = msgspec.field(default_factory=Archive)
+
+    class Item(msgspec.Struct):
+        download_info: Download
+
+    class Report(msgspec.Struct):
+        install: tuple[Item, ...] = ()
+
+    try:
+        (item,) = decode(text, Report).install
+    except (msgspec.DecodeError, ValueError):
+        return None
+    digest = item.download_info.archive_info.hashes.get("sha256", "")
+    url = re.sub(r"://[^/@\s]+@", "://", item.download_info.url)
+    return FetchedSdist(sha256=digest, url=url) if digest else None
+
+
+LARGEST = 2 << 30
+MOST_FILES = 200_000
+"""DeepSpeed's sdist has 1,100 files and 10 MB, its whole repository 100 MB."""
+
+DAMAGE = (
+    *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError),
+    *(EOFError, OSError, ValueError, OverflowError, RuntimeError, NotImplementedError, KeyError),
+)
+"""What tarfile and zipfile raise for a damaged archive; RuntimeError is zipfile's for one with a password."""
+
+SOURCES = "a DeepSpeed source can be"
+Parts = tuple[str, ...]
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Unpack an sdist's single top folder as ``folder``. Raises UsageError for what is not an sdist, or would write outside."""
+    staging = folder.with_name(f".{folder.name}.unpack")
+    staging.mkdir(parents=True)
+    try:
+        if zipfile.is_zipfile(archive):
+            _unzip(archive, staging)
+        else:
+            _untar(archive, staging, SOURCES)
+        tops = [path for path in staging.iterdir() if path.is_dir()]
+        if len(tops) != 1:
+            raise UsageError(f"{archive} is not an sdist: it holds {len(tops)} top folders, an sdist holds one")
+        tops[0].replace(folder)
+    except DoctorError:
+        raise
+    except DAMAGE as error:
+        if is_full(error):
+            raise
+        raise UsageError(
+            f"{archive} is not a readable sdist: {error}",
+            hint="fetch it again: python -m pip download --no-deps deepspeed",
+        ) from None
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def untar(archive: Path, folder: Path, *, largest: int, most: str) -> None:
+    """Unpack any .tar.gz or .tar.xz into an existing folder. ``largest``: the bytes that it may unpack to; ``most``: who has so
+    much at most, for the message.
+
+    Raises UsageError for a damaged archive, one that would write outside, and one without end.
+    """
+    try:
+        _untar(archive, folder, most, largest)
+    except DoctorError:
+        raise
+    except DAMAGE as error:
+        if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            raise
+        raise UsageError(f"{archive} is not a readable archive: {error}", hint="fetch it again") from None
+
+
+def _unzip(archive: Path, staging: Path) -> None:
+    with zipfile.ZipFile(archive) as file:
+        _refuse_too_large(archive, len(file.infolist()), sum(entry.file_size for entry in file.infolist()), SOURCES)
+        for name in file.namelist():
+            if name.startswith("/") or ".." in PurePosixPath(name).parts:
+                raise UsageError(f"{archive} holds {name!r}, which lies outside of it")
+        file.extractall(staging)  # noqa: S202 - every name was checked above, and zipfile writes no links
+
+
+def _untar(archive: Path, staging: Path, most: str, largest: int = LARGEST) -> None:
+    with tarfile.open(archive) as tar:
+        members = list(_within_limits(tar, archive, most, largest))
+        links = {_parts(member) for member in members if member.issym()}
+        for member in members:
+            if not _stays_inside(member, links):
+                raise UsageError(f"{archive} holds {member.name!r}, which reaches outside of it or is not a file")
+        for member in members:
+            _write(tar, member, staging)
+
+
+def _within_limits(tar: tarfile.TarFile, archive: Path, most: str, largest: int) -> Iterator[tarfile.TarInfo]:
+    """The members; the first that is too much ends it, before its bytes are unpacked."""
+    total = 0
+    for count, member in enumerate(tar, 1):
+        total += max(0, member.size)
+        _refuse_too_large(archive, count, total, most, largest)
+        yield member
+
+
+def _refuse_too_large(archive: Path, count: int, total: int, most: str, largest: int = LARGEST) -> None:
+    if count > MOST_FILES or total > largest:
+        raise UsageError(
+            f"{archive} unpacks to at least {count:,} files of {total:,} bytes, more than {most}",
+            hint="name an sdist of DeepSpeed, or a folder" if most == SOURCES else "fetch it again",
+        )
+
+
+def _parts(member: tarfile.TarInfo) -> Parts:
+    return PurePosixPath(member.name).parts
+
+
+def _stays_inside(member: tarfile.TarInfo, links: Collection[Parts]) -> bool:
+    """Whether a member is a file, a folder or a link that stays inside, and does not lie behind a link."""
+    parts = _parts(member)
+    if member.name.startswith("/") or ".." in parts or any(parts[:depth] in links for depth in range(1, len(parts))):
+        return False
+    if member.issym():
+        return len(parts) > 1 and leads_inside(parts[:-1], member.linkname, links)
+    if member.islnk():
+        target = PurePosixPath(member.linkname).parts
+        return leads_inside((), member.linkname, links) and ".." not in target and target not in links
+    return member.isfile() or member.isdir()
+
+
+def leads_inside(folder: Parts, target: str, links: Collection[Parts]) -> bool:
+    """Whether a link's target stays below the top folder, and is not reached through another link.
+
+    >>> leads_inside(("top", "a"), "../b", ())
+    True
+    >>> leads_inside(("top", "a"), "../../b", ()), leads_inside(("top",), "a/../x", {("top", "a")})
+    (False, False)
+    """
+    if target.startswith("/"):
+        return False
+    place = list(folder)
+    for part in PurePosixPath(target).parts:
+        if tuple(place) in links:
+            return False
+        if part != "..":
+            place.append(part)
+        elif place:
+            place.pop()
+        if not place:
+            return False
+    return True
+
+
+def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, staging: Path) -> None:
+    """One checked member. Owner and special modes are not taken over; times are, which decide what a build makes anew."""
+    target = staging / member.name
+    if member.isdir():
+        target.mkdir(parents=True, exist_ok=True)
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
+    if member.issym():
+        target.symlink_to(member.linkname)
+        return
+    if member.islnk():
+        # not a copy: many links to one large file would be more than the limit allows
+        target.hardlink_to(staging / member.linkname)
+        return
+    source = tar.extractfile(member)
+    if source is None:
+        raise ValueError(f"{member.name!r} has no content")
+    with source, target.open("xb") as file:
+        shutil.copyfileobj(source, file)
+    target.chmod(0o755 if member.mode & 0o100 else 0o644)
+    os.utime(target, (member.mtime, member.mtime))
+
+
+# What --source names -> a temporary copy of the DeepSpeed tree, ready to be described and built.
+#
+# A folder is copied and never written to; an sdist is unpacked; a version is fetched by pip and a git URL by git.
+
 
 FETCH_LIMIT = 1800.0
 GIT_ADDRESS = re.compile(r"(?:https?|ssh|git|file)://[^-\s]|[A-Za-z0-9_.][\w.-]*@[A-Za-z0-9_.][\w.-]*:")

@@ -1,24 +1,246 @@
-"""The DeepSpeed whose ops are judged or built: named, installed, recorded, else the newest -> its ops as data."""
+"""The DeepSpeed whose ops are judged or built, its ops as its own op_builder describes them, and what that does not say."""
 
 import sys
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
 
-from dsdoctor.builder.source.describe_ops import describe, describe_installed
-from dsdoctor.builder.source.fetch import LaidOut, lay_out
-from dsdoctor.builder.source.sdists import NEWEST
+from dsdoctor.builder.source.fetch import NEWEST, LaidOut, digest, lay_out, without_steering
 from dsdoctor.core.architectures import KNOWN, numeric
-from dsdoctor.core.build_models import Source
-from dsdoctor.core.errors import DoctorError, UsageError
+from dsdoctor.core.build_models import OpFact, Source
+from dsdoctor.core.children import parse_answer
+from dsdoctor.core.errors import BuildFailed, DoctorError, UsageError
 from dsdoctor.core.files import write_text
+from dsdoctor.core.finding import Fix, instead, step
 from dsdoctor.core.host import LocalHost
-from dsdoctor.core.machine import Machine
+from dsdoctor.core.machine import Cuda, DeepSpeed, Gap, Machine
 from dsdoctor.core.requests import BuildRequest
 from dsdoctor.core.snapshot import Snapshot
 from dsdoctor.core.workspace import cache_folder, private_folder, workspace
 from dsdoctor.probe.observe import Observation, Say
+
+# What op_builder does not say about its ops: the headers they need, what provides those, and where an op is broken.
+#
+# Names, variables, sources, flags and libraries are asked of the source itself; an op that is not in this catalogue needs nothing
+# beyond torch (and CUDA's base headers when it is a CUDA extension). To add an op, write one ``Op`` record.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Need:
+    """Something that an op needs beyond torch: a name in ``Machine.libraries``, what it is, and how to get it."""
+
+    name: str
+    what: str
+    fix: Fix
+
+
+@dataclass(frozen=True, kw_only=True)
+class Breakage:
+    """DeepSpeed versions and CUDA releases for which an op cannot be compiled, whatever is installed."""
+
+    deepspeed: str
+    cuda_from: Cuda | None
+    cuda_below: Cuda | None
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Op:
+    """One op. ``cuda_headers`` come on top of BASE_HEADERS; ``requires`` are ops that it cannot run without."""
+
+    name: str
+    cuda_headers: tuple[str, ...] = ()
+    needs: tuple[Need, ...] = ()
+    requires: tuple[str, ...] = ()
+    broken: tuple[Breakage, ...] = ()
+    empty: str = ""
+
+
+CUDA_LIBRARIES = ("cudart", "curand", "cublas", "cufile", "cuda")
+"""Libraries of a toolkit among those that an op links; "cuda" is the driver's, linked against a stub."""
+
+BASE_HEADERS = ("cuda_runtime.h", "crt/host_config.h", "cublas_v2.h", "cusparse.h", "cusolverDn.h", "cccl")
+"""ATen/cuda/CUDAContext.h includes these whatever the op does."""
+
+LIBAIO = Need(
+    name="libaio",
+    what="libaio's header and library",
+    fix=Fix(
+        text="install libaio's development files",
+        steps=(
+            step("sudo apt-get install libaio-dev"),
+            instead("sudo dnf install libaio-devel"),
+            instead("conda install libaio"),
+        ),
+    ),
+)
+CUTLASS = Need(
+    name="cutlass",
+    what="CUTLASS's headers",
+    fix=Fix(
+        text="install CUTLASS, or name a checkout of it in CUTLASS_PATH",
+        steps=(step("python -m pip install nvidia-cutlass"),),
+    ),
+)
+DSKERNELS = Need(
+    name="dskernels",
+    what="the Python package deepspeed-kernels",
+    fix=Fix(text="install it", steps=(step("python -m pip install deepspeed-kernels"),)),
+)
+ONECCL = Need(
+    name="oneccl",
+    what="oneCCL, found through CCL_ROOT",
+    fix=Fix(text="install oneCCL and source its environment script, which sets CCL_ROOT"),
+)
+CURAND = ("curand_kernel.h",)
+PROFILER = ("cuda_profiler_api.h",)
+
+OPS = (
+    Op(name="async_io", needs=(LIBAIO,), requires=("pin_memory",)),
+    Op(name="gds", needs=(LIBAIO,), cuda_headers=("cufile.h",), requires=("pin_memory",)),
+    Op(name="random_ltd", cuda_headers=(*CURAND, *PROFILER)),
+    Op(name="transformer", cuda_headers=(*CURAND, *PROFILER)),
+    Op(name="stochastic_transformer", cuda_headers=(*CURAND, *PROFILER)),
+    Op(name="transformer_inference", cuda_headers=(*CURAND, *PROFILER)),
+    Op(name="dc", cuda_headers=("nccl.h",)),
+    Op(name="evoformer_attn", needs=(CUTLASS,), cuda_headers=CURAND),
+    Op(name="cutlass_ops", needs=(DSKERNELS,)),
+    Op(name="ragged_device_ops", needs=(DSKERNELS,)),
+    Op(name="deepspeed_ccl_comm", needs=(ONECCL,)),
+    Op(name="deepspeed_not_implemented", empty="it is a placeholder without any source file"),
+    Op(
+        name="fp_quantizer",
+        cuda_headers=CURAND,
+        broken=(
+            Breakage(
+                deepspeed="<=0.19.8",
+                cuda_from=Cuda(13, 0),
+                cuda_below=None,
+                reason="its source redeclares a template parameter (q_exponent_bits), which nvcc 13 refuses",
+            ),
+        ),
+    ),
+    Op(
+        name="sparse_attn",
+        broken=(
+            Breakage(
+                deepspeed=">=0.1",
+                cuda_from=None,
+                cuda_below=None,
+                reason="it needs torch < 2 with triton 1.0.0, which no supported Python can install",
+            ),
+        ),
+    ),
+)
+
+
+def need_of(name: str) -> Op:
+    """The catalogue's record of an op; an empty one for an op it does not know."""
+    return next((op for op in OPS if op.name == name), Op(name=name))
+
+
+def known_breakage(op: Op, deepspeed: str, cuda: Cuda | None) -> str | None:
+    """The reason why an op cannot be compiled for this DeepSpeed and CUDA release, or None.
+
+    >>> known_breakage(need_of("fp_quantizer"), "0.19.8", Cuda(12, 9)) is None
+    True
+    """
+    try:
+        version = Version(deepspeed.split("+")[0])
+    except InvalidVersion:
+        return None
+    for broken in op.broken:
+        above = broken.cuda_from is None or (cuda is not None and cuda >= broken.cuda_from)
+        below = broken.cuda_below is None or (cuda is not None and cuda < broken.cuda_below)
+        if above and below and SpecifierSet(broken.deepspeed).contains(version, prereleases=True):
+            return broken.reason
+    return None
+
+
+# A DeepSpeed tree, or an installed DeepSpeed -> its ops as its own op_builder describes them. Compiles nothing.
+
+
+ASK_LIMIT = 180.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ops:
+    accelerator: str
+    ops: tuple[OpFact, ...]
+
+
+def describe(
+    host: LocalHost, laid: LaidOut, *, accelerator: str, python: str, torch: str, architectures: Sequence[str]
+) -> Source:
+    """Ask the tree's own op_builder for its ops. Raises BuildFailed when it cannot answer.
+
+    ``torch`` is the folder of the environment's torch, "" for none; ``architectures`` are put to the ops' own filters.
+    """
+    content = digest(laid.folder)
+    version = (laid.folder / "version.txt").read_text(encoding="utf-8").strip()
+    question = ("source", str(laid.folder))
+    answer = _ask_ops(host, question, version, accelerator, python=python, torch=torch, architectures=architectures)
+    return Source(
+        folder=str(laid.folder),
+        asked=laid.asked,
+        because=laid.because,
+        version=version,
+        digest=content,
+        commit=laid.commit,
+        accelerator=answer.accelerator,
+        ops=answer.ops,
+    )
+
+
+def describe_installed(
+    host: LocalHost, installed: DeepSpeed, *, accelerator: str, python: str, torch: str, architectures: Sequence[str]
+) -> Source:
+    """The ops of an installed DeepSpeed, as ``describe``; it has no tree to build from."""
+    question, version = ("installed", installed.location), installed.version
+    answer = _ask_ops(host, question, version, accelerator, python=python, torch=torch, architectures=architectures)
+    return Source(
+        folder="",
+        asked=installed.location,
+        because="it is installed here",
+        version=version,
+        digest="",
+        accelerator=answer.accelerator,
+        ops=answer.ops,
+    )
+
+
+def _ask_ops(
+    host: LocalHost,
+    question: tuple[str, str],
+    version: str,
+    accelerator: str,
+    *,
+    python: str,
+    torch: str,
+    architectures: Sequence[str],
+) -> _Ops:
+    # some builders join CUDA_HOME to a path in a flag; nothing is looked up there
+    variables = {"DS_ACCELERATOR": accelerator, "CUDA_HOME": "/dsdoctor-asks-for-flags-only"}
+    child = LocalHost(env=without_steering(host.environment()) | variables)
+    answer: _Ops | Gap = Gap(question="op_builder", reason="not asked")
+    for how in (torch, *(["import"] if torch else [])):
+        answer = parse_answer(
+            child.ask(python, "ask_ops.py", *question, how, *architectures, timeout=ASK_LIMIT), _Ops, "op_builder"
+        )
+        if not isinstance(answer, Gap):
+            return answer
+    assert isinstance(answer, Gap)
+    raise BuildFailed(
+        f"DeepSpeed {version}'s op_builder does not start with this torch: {answer.reason}",
+        hint="choose a DeepSpeed that fits this torch with --source VERSION",
+    )
+
+
+# The DeepSpeed whose ops are judged or built: named, installed, recorded, else the newest -> its ops as data.
 
 
 def source_at_hand(

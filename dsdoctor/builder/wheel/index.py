@@ -1,21 +1,36 @@
-"""Wheels -> a folder that pip can use as a package index (PEP 503, with metadata files, PEP 658). Nothing of a wheel is run.
+"""Package indexes of wheels: one that is written, one on the network that is read."""
 
-``DIR/deepspeed/`` holds the wheels, their manifests and metadata, ``index.html`` there the links. Any web server can
-serve it, and so can ``file://``. Every file appears by rename; the pages are written again from the wheels that are there.
-"""
-
+import hashlib
 import html
+import re
 import shutil
+import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote, urlsplit
 
+import requests
+from bs4 import ParserRejectedMarkup
 from packaging.metadata import parse_email
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from pypi_simple import ACCEPT_ANY, ProjectPage, UnsupportedContentTypeError, UnsupportedRepoVersionError
+from requests.adapters import HTTPAdapter
 
 from dsdoctor.builder.wheel.read import hex_of
-from dsdoctor.core.files import make_folder, replacing, write_bytes
+from dsdoctor.core import redaction
+from dsdoctor.core.errors import BuildFailed, UsageError
+from dsdoctor.core.files import PRIVATE, make_folder, replacing, write_bytes
+from dsdoctor.core.host import LocalHost
+from dsdoctor.core.machine import DeepSpeed
+
+# Wheels -> a folder that pip can use as a package index (PEP 503, with metadata files, PEP 658). Nothing of a wheel is run.
+#
+# ``DIR/deepspeed/`` holds the wheels, their manifests and metadata, ``index.html`` there the links. Any web server can
+# serve it, and so can ``file://``. Every file appears by rename; the pages are written again from the wheels that are there.
+
 
 PROJECT = "deepspeed"
 PAGE = """<!DOCTYPE html>
@@ -85,3 +100,215 @@ def _write(path: Path, content: bytes) -> None:
     """Write a file in one step, unless it has that content already."""
     if path.is_symlink() or not path.is_file() or path.read_bytes() != content:
         write_bytes(path, content)
+
+
+# A package index on the network -> the DeepSpeed wheels that it lists, and one of them as a file whose digest is the index's.
+#
+# The Simple API, HTML or JSON (PEP 503, 691). A name says much before anything is fetched. Nothing of a wheel is run.
+
+
+TIMEOUT = (15.0, 60.0)
+"""Seconds to connect, and without a byte."""
+LARGEST = 8 << 30
+LARGEST_PAGE, MOST_TAGS = 4 << 20, 50_000
+"""A page with a thousand wheels has half a MB and a few thousand tags."""
+PAGE_LIMIT = 120.0
+SLOWEST = 1024
+ALGORITHMS = {"md5", "sha1", "sha224", "sha256", "sha384", "sha512"}
+NO_INDEX = (UnsupportedContentTypeError, UnsupportedRepoVersionError, ValueError, ParserRejectedMarkup)
+CHUNK = 1 << 20
+CUDA_IN_NAME = re.compile(r"cu(?:da)?\.?(\d{2})\.?(\d)(?!\d)")
+TORCH_IN_NAME = re.compile(r"(?:torch|pt)\.?(\d)\.?(\d{1,2})(?!\d)")
+CERTIFICATES = ("REQUESTS_CA_BUNDLE", "PIP_CERT", "SSL_CERT_FILE")
+
+
+class NoIndex(ValueError):
+    """Why an answer is no page of a package index, in words of ours."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteWheel:
+    """A wheel that an index lists. ``digests`` (algorithm, hexadecimal digits) and ``size`` (bytes) are what the index says."""
+
+    name: str
+    url: str
+    digests: tuple[tuple[str, str], ...] = ()
+    size: int | None = None
+    yanked: bool = False
+
+    @property
+    def shown(self) -> str:
+        """Its address without user, query and fragment: they may be secrets."""
+        return redaction.url(self.url)
+
+
+def is_url(text: str) -> bool:
+    """Whether a text names something on the network.
+
+    >>> is_url("https://host/simple"), is_url("dist"), is_url("file:///dist")
+    (True, False, False)
+    """
+    return re.match(r"https?://", text, re.IGNORECASE) is not None
+
+
+def open_session(host: LocalHost) -> requests.Session:
+    """A session that goes by the proxies and certificates that pip goes by."""
+    session = requests.Session()
+    session.mount("https://", HTTPAdapter(max_retries=2))
+    bundle = next(filter(None, map(host.variable, CERTIFICATES)), None)
+    if bundle is not None:
+        session.verify = bundle
+    return session
+
+
+def list_index(url: str, session: requests.Session) -> tuple[RemoteWheel, ...]:
+    """The DeepSpeed wheels of an index, or the one that the address names itself. Raises UsageError, BuildFailed."""
+    try:
+        if urlsplit(url).path.endswith(".whl"):
+            return (_named(url),)
+        answer = _page(url, session)
+        packages = ProjectPage.from_response(answer, PROJECT).packages if answer is not None else []
+    except (*NO_INDEX, RecursionError, MemoryError) as error:
+        title = f"{redaction.url(url)} is no package index: {_why_none(error)}"
+        raise UsageError(title, hint="name the address that pip takes as --index-url") from None
+    except requests.RequestException as error:
+        raise _unreached(url, error) from None
+    return tuple(
+        RemoteWheel(
+            name=package.filename,
+            url=package.url,
+            digests=tuple(sorted(package.digests.items())),
+            size=package.size,
+            yanked=package.is_yanked,
+        )
+        for package in packages
+        if package.package_type == "wheel"
+    )
+
+
+def facts_of_name(name: str) -> DeepSpeed | None:
+    """What a wheel's name says of it: version, Python, platform, and the torch and CUDA of its local version; None for no wheel.
+
+    >>> facts = facts_of_name("deepspeed-0.18.9+cu.12.8.torch.2.11-cp312-cp312-linux_x86_64.whl")
+    >>> facts.version, facts.cuda, facts.torch, facts.python
+    ('0.18.9+cu.12.8.torch.2.11', '12.8', '2.11', ('cp312',))
+    """
+    try:
+        project, version, _, tags = parse_wheel_filename(name)
+    except InvalidWheelFilename:
+        return None
+    if project != PROJECT:
+        return None
+    cuda, torch = (pattern.search(version.local or "") for pattern in (CUDA_IN_NAME, TORCH_IN_NAME))
+    return DeepSpeed(
+        version=str(version),
+        location=name,
+        cuda=f"{cuda[1]}.{cuda[2]}" if cuda else None,
+        torch=f"{torch[1]}.{torch[2]}" if torch else None,
+        python=tuple(sorted({tag.interpreter for tag in tags})),
+        platform=tuple(sorted({tag.platform for tag in tags})),
+        told_by="name",
+    )
+
+
+def fetch(
+    wheel: RemoteWheel, folder: Path, session: requests.Session, *, say: Callable[[str], None]
+) -> tuple[Path, str]:
+    """The wheel as a file in a folder, and its sha256.
+
+    Raises BuildFailed where it does not come whole, or is not what the index says.
+    """
+    size = f" ({wheel.size / (1 << 20):.1f} MiB)" if wheel.size else ""
+    say(f"fetching {wheel.shown}{size}")
+    path, length, started = folder / wheel.name, 0, time.monotonic()
+    told = [(name.lower(), value.lower()) for name, value in wheel.digests if name.lower() in ALGORITHMS]
+    totals = {name: hashlib.new(name) for name in {"sha256", *(name for name, _ in told)}}
+    try:
+        with session.get(wheel.url, stream=True, timeout=TIMEOUT) as answer, replacing(path, mode=PRIVATE) as file:
+            answer.raise_for_status()
+            for chunk in answer.iter_content(CHUNK):
+                length += len(chunk)
+                _refuse_endless(wheel, length, time.monotonic() - started)
+                for total in totals.values():
+                    total.update(chunk)
+                file.write(chunk)
+    except requests.RequestException as error:
+        raise _unreached(wheel.url, error) from None
+    for name, value in told:
+        if totals[name].hexdigest() != value:
+            raise BuildFailed(
+                f"{wheel.shown} has {name} {totals[name].hexdigest()[:16]}..., its index says {value[:16] or 'nothing'}...",
+                hint="tell whoever keeps the index; do not use the wheel",
+            )
+    return path, totals["sha256"].hexdigest()
+
+
+def _page(url: str, session: requests.Session) -> requests.Response | None:
+    """The project's page, whole; None where the index has none. Raises NoIndex for what is too large to be one."""
+    address = f"{url.partition('#')[0].partition('?')[0].rstrip('/')}/{PROJECT}/"
+    asked = {"Accept": ACCEPT_ANY, "Accept-Encoding": "identity"}
+    started = time.monotonic()
+    with session.get(address, headers=asked, stream=True, timeout=TIMEOUT) as answer:
+        if answer.status_code == requests.codes.not_found:
+            return None
+        answer.raise_for_status()
+        if answer.headers.get("Content-Encoding", "identity") != "identity":
+            raise NoIndex("it is compressed, which was not asked for")
+        data = bytearray()
+        for chunk in answer.iter_content(1 << 14):
+            data += chunk
+            if len(data) > LARGEST_PAGE:
+                raise NoIndex(f"its page has more than {LARGEST_PAGE >> 20} MiB")
+            if time.monotonic() - started > PAGE_LIMIT:
+                raise NoIndex(f"its page did not come whole in {PAGE_LIMIT:.0f} s")
+        if data.count(b"<") > MOST_TAGS:
+            raise NoIndex(f"its page has more than {MOST_TAGS} tags")
+        answer._content = bytes(data)
+        return answer
+
+
+def _refuse_endless(wheel: RemoteWheel, length: int, seconds: float) -> None:
+    """Raise BuildFailed for more bytes than the index said, or than a wheel can have, and for a drip."""
+    if length > (wheel.size if wheel.size is not None else LARGEST):
+        raise BuildFailed(f"{wheel.shown} is larger than its index says or than a wheel can be", hint="do not use it")
+    if seconds > PAGE_LIMIT and length / seconds < SLOWEST:
+        raise BuildFailed(f"{wheel.shown} came at {length / seconds:.0f} bytes a second", hint="try another mirror")
+
+
+def _named(url: str) -> RemoteWheel:
+    parts = urlsplit(url)
+    digests = tuple(re.findall(r"(?:^|&)(\w+)=([^&]*)", parts.fragment))
+    name = unquote(parts.path.rpartition("/")[2])
+    if "/" in name or facts_of_name(name) is None:
+        raise UsageError(f"{redaction.url(url)} is no wheel of DeepSpeed", hint="name a deepspeed-...whl, or an index")
+    return RemoteWheel(name=name, url=url, digests=digests)
+
+
+def _unreached(url: str, error: requests.RequestException) -> BuildFailed:
+    status = f"it answers {error.response.status_code}" if error.response is not None else _said(error)
+    return BuildFailed(
+        f"{redaction.url(url)} cannot be read: {status}", hint="check the address, the proxy and the network"
+    )
+
+
+def _why_none(error: Exception) -> str:
+    """Why an answer could not be read as an index's. What a parser says of it may hold anything, and is not repeated."""
+    if isinstance(error, NoIndex):
+        return str(error)
+    if isinstance(error, UnsupportedContentTypeError):
+        return f"it answers {error.content_type[:60]!r}, and an index answers HTML or JSON"
+    if isinstance(error, requests.RequestException):
+        return "the address is malformed"
+    return "its page is nested too deep" if isinstance(error, RecursionError) else "its page is malformed"
+
+
+def _said(error: Exception) -> str:
+    """What an error says, without the address, in which there may be a password.
+
+    >>> _said(requests.ConnectionError("host='h', url: /?token=x (Caused by E('[Errno 111] Connection refused'))"))
+    '[Errno 111] Connection refused'
+    """
+    plain = re.search(
+        r"\[Errno -?\d+\] [\w ]+|certificate verify failed: [\w ]+|timed out|Name or service not known", str(error)
+    )
+    return plain[0] if plain else f"the connection failed ({type(error).__name__})"

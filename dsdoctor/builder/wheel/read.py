@@ -3,22 +3,24 @@
 import base64
 import csv
 import hashlib
+import itertools
 import os
+import posixpath
 import re
 import stat
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 import msgspec
-from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import InvalidVersion, Version
 
-from dsdoctor.builder.wheel.elf import ElfInfo, newest, read_elf
-from dsdoctor.builder.wheel.foreign import foreign_files, foreign_installed
-from dsdoctor.builder.wheel.identity import addresses, contradictions
+from dsdoctor.builder.wheel.shared_object import ElfInfo, newest, read_elf
+from dsdoctor.core import redaction
 from dsdoctor.core.deepspeed_install import (
     MANIFEST,
     RECORD,
@@ -34,7 +36,244 @@ from dsdoctor.core.errors import UsageError, is_full
 from dsdoctor.core.files import open_regular, read_limited
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import DeepSpeed
+from dsdoctor.core.redaction import GONE
 from dsdoctor.core.text import decode
+
+# The names in a wheel, or of an installed DeepSpeed -> those that no DeepSpeed has, and that lie beside it. Nothing is read.
+
+
+OWN = frozenset({"deepspeed", "op_builder", "deepspeed.libs"})
+"""The package; op_builder stood beside it up to 0.3.16 and in builds of forks; auditwheel puts libraries into deepspeed.libs."""
+
+EARLY = (("benchmarks",), ("accelerator",), ("tests", "unit"))
+LAST_EARLY = Version("0.8.99")
+"""What setup.py packed too before 0.9, by leaving out too little: benchmarks in 0.7 and 0.8, tests/unit in 0.7.1 and 0.7.2."""
+
+SCRIPT = re.compile(r"(dsr|(ds|deepspeed)([._-]\w+)*)(\.bat|\.exe)?", re.ASCII)
+"""The files of DeepSpeed's bin: deepspeed, deepspeed.pt, ds, ds_report, ds_io and others, dsr; no program of anybody else."""
+
+COMMAND_FOLDERS = frozenset({"bin", "Scripts"})
+EDITABLE = re.compile(
+    r"__editable__\.deepspeed-[^/]+\.pth|(__pycache__/)?__editable___deepspeed_\w+_finder(\.[\w-]+)?\.pyc?", re.ASCII
+)
+"""What ``pip install --editable`` puts beside an installed package."""
+
+LANDS_BESIDE = frozenset({"purelib", "platlib", "data"})
+"""The folders of a .data folder whose own folders are judged like those of the wheel."""
+
+MAKES_COMMANDS = frozenset({"console_scripts", "gui_scripts"})
+ENTRY_POINTS = frozenset(
+    {("pytest_randomly.random_seeder", "deepspeed", "deepspeed.runtime.utils:set_random_seed")},
+)
+"""All that a release has: group, name, object. Other packages load what an entry point names, torch at each import of it."""
+
+Parts = tuple[str, ...]
+
+
+def foreign_files(names: Iterable[str], version: str, entry_points: str | None = None) -> tuple[str, ...]:
+    """The files among ``names`` that are no part of a DeepSpeed of this version, and the entry points that are none of its; sorted.
+
+    >>> foreign_files(["deepspeed/__init__.py", "evil.pth", "deepspeed-1.data/scripts/ds", "deepspeed-1.data/scripts/python"], "1")
+    ('deepspeed-1.data/scripts/python', 'evil.pth')
+    """
+    early = _is_early(version)
+    named = {name for name in names if not name.endswith("/")}
+    # installers compile it themselves; one that is brought along is run in place of its source
+    files = {name for name in named if name.endswith(".pyc") or not _is_own(PurePosixPath(name).parts, early=early)}
+    return tuple(sorted(files | set(_foreign_entry_points(entry_points))))
+
+
+def foreign_installed(
+    names: Iterable[str], version: str, entry_points: str | None = None, *, editable: bool = False
+) -> tuple[str, ...]:
+    """The files that the RECORD of an installed DeepSpeed lists and that are no part of it, and the entry points; sorted.
+
+    ``editable``: setuptools has put what leads to the source tree beside it.
+
+    >>> foreign_installed(["deepspeed/__init__.py", "../../../bin/ds", "../../../bin/python", "deepspeed/../evil.pth"], "0.19.8")
+    ('../../../bin/python', 'evil.pth')
+    """
+    early = _is_early(version)
+    places = {posixpath.normpath(name) for name in names}
+    files = {name for name in places if not _is_own_place(name, early=early, editable=editable)}
+    return tuple(sorted(files | set(_foreign_entry_points(entry_points))))
+
+
+def _is_own_place(name: str, *, early: bool, editable: bool) -> bool:
+    parts = PurePosixPath(name).parts
+    if parts[0] in {"..", "/"}:
+        return len(parts) > 1 and parts[-2] in COMMAND_FOLDERS and SCRIPT.fullmatch(parts[-1]) is not None
+    return _is_own(parts, early=early) or (editable and EDITABLE.fullmatch(name) is not None)
+
+
+def _is_own(parts: Parts, *, early: bool) -> bool:
+    if len(parts) < 2:
+        return False
+    if re.fullmatch(r"deepspeed-[^/]+\.dist-info", parts[0], re.IGNORECASE):
+        return True
+    if re.fullmatch(r"deepspeed-[^/]+\.data", parts[0], re.IGNORECASE):
+        return _is_own_data(parts[1:], early=early)
+    return _is_own_package(parts, early=early)
+
+
+def _is_own_package(parts: Parts, *, early: bool) -> bool:
+    return len(parts) > 1 and (parts[0] in OWN or (early and any(parts[: len(place)] == place for place in EARLY)))
+
+
+def _is_own_data(parts: Parts, *, early: bool) -> bool:
+    if parts[0] == "scripts":
+        return len(parts) == 2 and SCRIPT.fullmatch(parts[1]) is not None
+    # a second .dist-info beside the first would bring entry points of its own
+    return parts[0] in LANDS_BESIDE and _is_own_package(parts[1:], early=early)
+
+
+def _is_early(version: str) -> bool:
+    try:
+        return Version(Version(version).public) <= LAST_EARLY
+    except InvalidVersion:
+        return False
+
+
+def _foreign_entry_points(text: str | None) -> Iterator[str]:
+    """The entry points of an ``entry_points.txt`` that no DeepSpeed has: commands of others, and objects for other packages.
+
+    >>> list(_foreign_entry_points("[console_scripts]\\nds_top = deepspeed.top:main\\npython = deepspeed.x:main"))
+    ['the command python']
+    >>> list(_foreign_entry_points("[torch.backends]\\nx = deepspeed.evil:run"))
+    ['entry point [torch.backends] x = deepspeed.evil:run']
+    """
+    group = ""
+    # line by line, as pip reads it: a stricter reader would be blinded by a malformed line
+    for line in map(str.strip, (text or "").splitlines()):
+        name, equals, target = map(str.strip, line.partition("="))
+        if line.startswith("["):
+            # older Pythons open a group also where something follows the bracket
+            group = line[1:].removesuffix("]").strip()
+        elif not equals or line.startswith("#") or (group, name, target) in ENTRY_POINTS:
+            continue
+        elif group not in MAKES_COMMANDS:
+            yield f"entry point [{group}] {name} = {target}"
+        elif not SCRIPT.fullmatch(name):
+            yield f"the command {name}"
+
+
+# The METADATA, the names in a wheel and its file name -> where they contradict each other, and what it takes from an address.
+
+
+DIRECT = re.compile(r"([\w.-]+) ?(?:\[[^\]]*\])? ?@ ?(\S+)", re.ASCII)
+"""A requirement that names where it is fetched from (PEP 508), as no package of PyPI may have one."""
+
+LONGEST = 200
+"""Characters of what a wheel names; no version of anybody has as many."""
+
+Header = tuple[str, str]
+
+
+def contradictions(names: Iterable[str], version: str, metadata: str | None) -> tuple[str, ...]:
+    """What in a wheel says that it is something else than its file name says, or differently for each who reads it.
+
+    >>> contradictions(["deepspeed-1.dist-info/WHEEL", "deepspeed//x.py"], "1", "Name: torch\\nVersion: 1.0\\n")
+    ("METADATA names the package 'torch'", "the file name 'deepspeed//x.py' is not in its plain form")
+    """
+    listed = tuple(names)
+    return (*_of_metadata(metadata, version), *_of_folders(listed, version), *_of_names(listed))
+
+
+def addresses(metadata: str | None) -> tuple[str, ...]:
+    """The requirements that are fetched from an address instead of the index, with no more of it than may be shown.
+
+    >>> addresses("Requires-Dist: torch @ https://me:pw@evil.example/x.whl\\nRequires-Dist: numpy (>=1.2)\\n")
+    ('torch from https://evil.example/x.whl',)
+    """
+    found = (DIRECT.match(value) for name, value in _headers(metadata or "") if name == "requires-dist")
+    return tuple(f"{each[1]} from {_shown(each[2])}" for each in found if each)
+
+
+def _shown(address: str) -> str:
+    return redaction.url(address)[:LONGEST] if "://" in address else GONE
+
+
+def _of_metadata(metadata: str | None, version: str) -> Iterator[str]:
+    if metadata is None:
+        yield "METADATA is missing"
+        return
+    if "\0" in metadata:
+        yield "METADATA holds NUL, as no text does"
+    headers = list(_headers(metadata))
+    packages = _values(headers, "name")
+    versions = _values(headers, "version")
+    yield from (
+        f"METADATA names no {what}" for what, told in (("package", packages), ("version", versions)) if not told
+    )
+    yield from (f"METADATA names the package {_quoted(name)}" for name in packages if _is_other_name(name))
+    yield from (f"METADATA names the version {_quoted(told)}" for told in versions if not _is_same(told, version))
+
+
+def _of_folders(names: tuple[str, ...], version: str) -> Iterator[str]:
+    """What is wrong with the .dist-info folders at the top, of which pip demands exactly one: that of the file name."""
+    folders = sorted({name.split("/", 1)[0] for name in names if "/" in name})
+    info = [folder for folder in folders if folder.lower().endswith(".dist-info")]
+    if len(info) > 1:
+        yield f"it has {len(info)} .dist-info folders: {', '.join(map(_quoted, info[:3]))}"
+    for folder in info:
+        name, _, told = folder[: -len(".dist-info")].partition("-")
+        if canonicalize_name(name) == "deepspeed" and not _is_same(told, version):
+            yield f"the folder {_quoted(folder)} is of another version"
+
+
+def _of_names(names: tuple[str, ...]) -> Iterator[str]:
+    """Names that installers make another name of: a RECORD lists the one, and the other is written."""
+    for name in names:
+        if posixpath.normpath(name) != name.removesuffix("/"):
+            yield f"the file name {_quoted(name)} is not in its plain form"
+
+
+def _headers(metadata: str) -> Iterator[Header]:
+    """The headers of a METADATA file up to its description, their names in small letters, folded lines joined.
+
+    >>> list(_headers("Name: a\\nRequires-Dist: b\\n @ c\\nno header\\n\\nName: d\\n"))
+    [('name', 'a'), ('requires-dist', 'b @ c')]
+    """
+    for text in _unfolded(re.split(r"\r\n|\r|\n", metadata)):
+        name, colon, value = text.partition(":")
+        if colon:
+            yield name.strip().lower(), " ".join(value.split())
+
+
+def _unfolded(lines: Iterable[str]) -> Iterator[str]:
+    """The lines up to the first that is empty, each with those that continue it."""
+    parts: list[str] = []
+    for line in itertools.takewhile(bool, lines):
+        if parts and line[0] not in " \t":
+            yield " ".join(parts)
+            parts = []
+        parts.append(line)
+    yield " ".join(parts)
+
+
+def _values(headers: list[Header], wanted: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(value for name, value in headers if name == wanted))
+
+
+def _is_other_name(name: str) -> bool:
+    return canonicalize_name(name) != "deepspeed"
+
+
+def _is_same(told: str, version: str) -> bool:
+    try:
+        return len(told) <= LONGEST and Version(told) == Version(version)
+    except InvalidVersion:
+        return told == version
+
+
+def _quoted(text: str) -> str:
+    """A name of the wheel's own choice, as it is shown.
+
+    >>> _quoted("a\\nb")
+    "'a\\\\nb'"
+    """
+    return repr(text if len(text) <= LONGEST else f"{text[:LONGEST]}...")
+
 
 LARGEST = 16 << 30
 MOST_FILES = 200_000

@@ -6,6 +6,8 @@ An environment cannot be moved, so it is made in its final place; a file that is
 import glob
 import re
 import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import product
@@ -14,15 +16,232 @@ from pathlib import Path
 from filelock import FileLock
 from packaging.version import InvalidVersion, Version
 
-from dsdoctor.builder.targets.installers import Say, choose_installer
-from dsdoctor.builder.targets.interpreters import Interpreter
 from dsdoctor.core.children import parse_answer
-from dsdoctor.core.errors import ImpossiblePlan, UsageError
+from dsdoctor.core.errors import BuildFailed, ImpossiblePlan, UsageError
 from dsdoctor.core.files import write_bytes
-from dsdoctor.core.host import LocalHost
+from dsdoctor.core.host import Host, LocalHost
 from dsdoctor.core.machine import Cuda, Gap
+from dsdoctor.core.pip import LIMIT, failed_fetch, pip_for, why_failed
 from dsdoctor.core.text import encode
 from dsdoctor.core.workspace import private_folder
+
+# What --python names (a path, or a version) -> an interpreter that runs. Versions are looked for on PATH, in pyenv and uv.
+#
+# Installs nothing.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interpreter:
+    """A Python that runs: its own path, its version such as "3.12.1", and the step that found it."""
+
+    executable: str
+    version: str
+    found_via: str
+
+    @property
+    def minor(self) -> str:
+        """Its version without the last number.
+
+        >>> Interpreter(executable="/usr/bin/python3", version="3.12.1", found_via="on_path").minor
+        '3.12'
+        """
+        return ".".join(self.version.split(".")[:2])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _InterpreterFacts:
+    executable: str
+    version: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _InterpreterAnswer:
+    python: _InterpreterFacts
+
+
+def is_version(asked: str) -> bool:
+    """Whether what was named is a version, not a path.
+
+    >>> is_version("3.12"), is_version("3.12.1"), is_version("python3.12"), is_version("/opt/3.12")
+    (True, True, False, False)
+    """
+    return re.fullmatch(r"3\.\d+(\.\d+)?", asked, re.ASCII) is not None
+
+
+def find_interpreters(host: Host, asked: Sequence[str]) -> tuple[Interpreter, ...]:
+    """An interpreter for each path and version. Raises ImpossiblePlan, which names all missing ones and how to get them."""
+    found = [find_version(host, name) if is_version(name) else _at(host, name) for name in asked]
+    missing = [name for name, interpreter in zip(asked, found, strict=True) if interpreter is None]
+    if missing:
+        places = "PATH, pyenv's versions and uv's" if find_uv(host) else "PATH and pyenv's versions"
+        raise ImpossiblePlan(
+            f"there is no Python {' and no Python '.join(missing)} here: looked for on {places}",
+            hint=_how_to_get(host, missing),
+        )
+    return tuple(interpreter for interpreter in found if interpreter is not None)
+
+
+def find_version(host: Host, version: str) -> Interpreter | None:
+    """The first interpreter of a version that runs; a version manager's shim often does not."""
+    for step in STEPS:
+        for candidate in step(host, version):
+            found = _ask(host, candidate)
+            if not isinstance(found, Gap) and f"{found.version}.".startswith(f"{version}."):
+                return Interpreter(executable=found.executable, version=found.version, found_via=step.__name__)
+    return None
+
+
+def find_uv(host: Host) -> str | None:
+    """The program uv: on PATH, or in the environment that runs dsdoctor."""
+    beside = str(Path(sys.executable).parent / "uv")
+    return host.which("uv") or (beside if host.exists(beside) else None)
+
+
+def _at(host: Host, path: str) -> Interpreter:
+    found = _ask(host, path)
+    if isinstance(found, Gap):
+        raise ImpossiblePlan(
+            f"the Python {path} cannot be asked: {found.reason}", hint="name another, or a version: --python 3.12"
+        )
+    return Interpreter(executable=found.executable, version=found.version, found_via="--python")
+
+
+def _ask(host: Host, path: str) -> _InterpreterFacts | Gap:
+    answer = parse_answer(host.ask(path, "ask_python.py", timeout=60), _InterpreterAnswer, f"python {path}")
+    return answer if isinstance(answer, Gap) else answer.python
+
+
+def _how_to_get(host: Host, missing: Sequence[str]) -> str:
+    wanted = " ".join(missing)
+    if uv := find_uv(host):
+        return f"{uv} python install {wanted}"
+    if host.which("pyenv"):
+        return "; ".join(f"pyenv install {version}" for version in missing)
+    return f"python -m pip install uv && python -m uv python install {wanted}"
+
+
+def on_path(host: Host, version: str) -> Iterator[str]:
+    """``python3.12`` in every folder of PATH."""
+    name = "python" + ".".join(version.split(".")[:2])
+    for folder in dict.fromkeys((host.variable("PATH") or "").split(":")):
+        if folder.startswith("/") and host.exists(f"{folder}/{name}"):
+            yield f"{folder}/{name}"
+
+
+def of_this_dsdoctor(_: Host, version: str) -> Iterator[str]:
+    """The interpreter that runs dsdoctor, if it has that version."""
+    here = ".".join(map(str, sys.version_info[:3]))
+    if f"{here}.".startswith(f"{version}."):
+        yield sys.executable
+
+
+def of_pyenv(host: Host, version: str) -> Iterator[str]:
+    """pyenv's versions, the newest first."""
+    root = host.variable("PYENV_ROOT") or f"{host.variable('HOME') or ''}/.pyenv"
+    for path in sorted(host.glob(f"{root}/versions/{version}*/bin/python3"), key=_python_release, reverse=True):
+        if re.fullmatch(rf"{re.escape(version)}(\.\d+)*", _folder(path)):
+            yield path
+
+
+def of_uv(host: Host, version: str) -> Iterator[str]:
+    """The interpreter that uv finds; it may be one that uv installed."""
+    uv = find_uv(host)
+    if uv is not None:
+        answer = host.run([uv, "python", "find", "--no-project", version], timeout=60)
+        yield from answer.stdout.split("\n")[:1] if answer.ok else ()
+
+
+def _folder(path: str) -> str:
+    return path.split("/")[-3]
+
+
+def _python_release(path: str) -> Version:
+    found = re.match(r"\d+(\.\d+)*", _folder(path))
+    return Version(found[0] if found else "0")
+
+
+STEPS = (on_path, of_this_dsdoctor, of_pyenv, of_uv)
+
+
+# uv or pip -> a new environment with packages in it. pip where the user has configured it: uv ignores that configuration.
+
+
+STEERS = frozenset(
+    {"index-url", "extra-index-url", "find-links", "no-index", "constraint", "cert", "client-cert", "proxy"}
+)
+"""The settings of pip that say where packages come from, and how they are reached."""
+
+MAKING = 600.0
+"""Seconds that making an empty environment may take."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Installer:
+    """Makes environments of the interpreter ``base``. ``uv`` is the path of uv, None where pip is used."""
+
+    host: LocalHost
+    base: str
+    uv: str | None
+    because: str
+
+    def make(self, folder: Path) -> None:
+        """Make an empty environment. Raises BuildFailed."""
+        ways = (
+            [[self.uv, "venv", "--quiet", "--no-project", "--seed", "--python", self.base, str(folder)]]
+            if self.uv
+            else [
+                [self.base, "-m", "venv", str(folder)],
+                # Debian's Python may lack ensurepip; dsdoctor's own pip serves then
+                [self.base, "-m", "venv", "--clear", "--without-pip", str(folder)],
+            ]
+        )
+        for argv in ways:
+            answer = self.host.run(argv, timeout=MAKING)
+            if answer.ok:
+                return
+        raise BuildFailed(
+            f"{self.base} could not make an environment: {why_failed(self.host, answer.stderr or answer.stdout)}",
+            hint="on Debian and Ubuntu: apt install python3-venv; or name another with --python PATH",
+        )
+
+    def install(self, python: str, arguments: Sequence[str]) -> None:
+        """Install into the environment of ``python``. Raises BuildFailed with the program's own error."""
+        if self.uv:
+            argv = [self.uv, "pip", "install", "--quiet", "--python", python, *arguments]
+        else:
+            pip, options = pip_for(self.host, python, "installs torch")
+            argv = [*pip, *options, "install", "--quiet", "--disable-pip-version-check", *arguments]
+        answer = self.host.run(argv, timeout=LIMIT)
+        if not answer.ok:
+            what = " ".join(word for word in arguments if not word.startswith("-") and "://" not in word)
+            why = why_failed(self.host, answer.stderr)
+            message = f"{'uv' if self.uv else 'pip'} could not install {what}: {why}"
+            hint = "check the network and the versions; --torch-index URL names another index"
+            raise failed_fetch(message, answer.stderr, hint)
+
+
+def choose_installer(host: LocalHost, base: str) -> Installer:
+    """uv where it is installed and the user has not told pip where packages come from, else pip; with the reason."""
+    uv = find_uv(host)
+    if uv is None:
+        return Installer(host=host, base=base, uv=None, because="pip")
+    config = host.run([sys.executable, "-m", "pip", "config", "list"], timeout=60)
+    if steering := parse_steering(config.stdout):
+        return Installer(host=host, base=base, uv=None, because=f"pip: uv would ignore its {', '.join(steering)}")
+    return Installer(host=host, base=base, uv=uv, because="uv")
+
+
+def parse_steering(config: str) -> tuple[str, ...]:
+    """The settings in ``pip config list`` that decide where packages come from.
+
+    >>> parse_steering("global.find-links='/opt/wheels'\\n:env:.disable-pip-version-check='1'\\n")
+    ('find-links',)
+    """
+    named = re.findall(r"^\S+?\.([\w-]+)=", config, re.MULTILINE)
+    return tuple(sorted(STEERS.intersection(named)))
+
 
 INDEX = "https://download.pytorch.org/whl"
 """The index of torch's own builds for each CUDA release: .../cu128, .../cpu."""

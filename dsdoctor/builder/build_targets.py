@@ -11,15 +11,12 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 
+from dsdoctor.builder.build import AfterBuild, Inputs, Planned, find_wheel, inputs_of, keep, make_wheel, planned
+from dsdoctor.builder.make.compile import Pool
 from dsdoctor.builder.make.make_wheel import prepare_out
 from dsdoctor.builder.make.manifest import decode
-from dsdoctor.builder.make.scheduler import Pool
 from dsdoctor.builder.plan.choices import choose_local_version
-from dsdoctor.builder.targets.interpreters import find_interpreters, is_version
-from dsdoctor.builder.targets.targets import Target, cross, environment
-from dsdoctor.commands.build import AfterBuild, make_wheel
-from dsdoctor.commands.plan import Planned, planned
-from dsdoctor.commands.wheel_cache import Inputs, find_wheel, inputs_of, keep
+from dsdoctor.builder.targets import Target, cross, environment, find_interpreters, is_version
 from dsdoctor.core.build_models import BuildPlan, BuildResult, OpProgress
 from dsdoctor.core.errors import BuildFailed, DoctorError, ImpossiblePlan, UsageError, refused_by_system
 from dsdoctor.core.finding import Finding, has_error

@@ -7,15 +7,13 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
+from dsdoctor.builder.build import BuildScreen, Built, build
 from dsdoctor.builder.plan.choices import accelerator_of
-from dsdoctor.builder.source.fetch import spell_source
-from dsdoctor.builder.source.op_config import ops_of_config
-from dsdoctor.builder.source.sdists import NEWEST
+from dsdoctor.builder.source.fetch import NEWEST, spell_source
+from dsdoctor.builder.source.op_loads import ops_of_config
 from dsdoctor.builder.source.training_config import read_config, training_configs
-from dsdoctor.builder.targets.interpreters import find_uv
-from dsdoctor.commands.build import BuildScreen, Built, build
-from dsdoctor.commands.shelf import Candidate, Shelf, version_of
-from dsdoctor.commands.verify import verify
+from dsdoctor.builder.targets import find_uv
+from dsdoctor.builder.verify import Candidate, Shelf, verify, version_of
 from dsdoctor.core.build_models import BuildPlan, BuildResult
 from dsdoctor.core.errors import BuildFailed, UsageError
 from dsdoctor.core.finding import Finding, has_error, step

@@ -1,1 +1,0 @@
-"""Pythons, releases of torch and of CUDA -> environments to build wheels for."""
