@@ -10,12 +10,11 @@ from cyclopts.validators import Number
 
 from dsdoctor.cli.ending import FOUND, OK, print_result
 from dsdoctor.cli.options import Json, Verbose
-from dsdoctor.commands.config import ConfigOrder, fix_config, judge_config, parse_gpus
+from dsdoctor.config.check import ConfigOrder, config_lines, fix_config, fixed_lines, judge_config, parse_gpus
 from dsdoctor.config.judge import corrections_of
 from dsdoctor.core.finding import has_error
 from dsdoctor.core.options import OUTPUT, TARGET, argument, option
 from dsdoctor.core.requests import MachineFile, PythonPath
-from dsdoctor.report.config import config_lines, fixed_lines
 
 BESIDE = Group("What the training is beside it", sort_key=1)
 

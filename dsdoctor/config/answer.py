@@ -1,10 +1,18 @@
 """What the DeepSpeed of an environment answers about a configuration (``child_scripts/ask_config.py``). Data only."""
 
+import json
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-Path = tuple[str, ...]
+from dsdoctor.core.children import parse_answer
+from dsdoctor.core.errors import UsageError
+from dsdoctor.core.finding import Finding
+from dsdoctor.core.host import CHILD_SCRIPTS, Host
+from dsdoctor.core.machine import Gap
+
+KeyPath = tuple[str, ...]
 """The keys from the top of a configuration to a value."""
 
 
@@ -30,7 +38,7 @@ class Section:
     ``open``: its content is handed on as a whole, and who reads which key of it cannot be told.
     """
 
-    path: Path
+    path: KeyPath
     model: str = ""
     open: bool = False
     keys: tuple[Key, ...] = ()
@@ -52,7 +60,7 @@ class Refusal:
     ``kind``: pydantic's, or the exception's name.
     """
 
-    paths: tuple[Path, ...]
+    paths: tuple[KeyPath, ...]
     kind: str
     message: str
     model: str = ""
@@ -185,17 +193,17 @@ class Asked:
     not_asked: str = ""
     not_tried: str = ""
 
-    def section(self, path: Path) -> Section | None:
+    def section(self, path: KeyPath) -> Section | None:
         """The section at a path; None where DeepSpeed has none."""
         return next((section for section in self.sections if section.path == path), None)
 
-    def key(self, path: Path) -> Key | None:
+    def key(self, path: KeyPath) -> Key | None:
         """What is known of a key."""
         section = self.section(path[:-1])
         return section.key(path[-1]) if section else None
 
 
-def walk(config: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, Any]]:
+def walk(config: Mapping[str, Any], path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
     """Every key with its path, a section before what is in it."""
     for name, value in config.items():
         yield (*path, str(name)), value
@@ -203,17 +211,141 @@ def walk(config: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, Any
             yield from walk(value, (*path, str(name)))
 
 
-def lookup(config: Any, path: Path) -> Any:
+def lookup(config: Any, path: KeyPath) -> Any:
     """The value at a path, None where there is none."""
     for name in path:
         config = config.get(name) if isinstance(config, dict) else None
     return config
 
 
-def dotted(path: Path) -> str:
+def dotted(path: KeyPath) -> str:
     """A path as a user writes it.
 
     >>> dotted(("zero_optimization", "stage"))
     'zero_optimization.stage'
     """
     return ".".join(path)
+
+
+# Asks the DeepSpeed of an environment about a configuration, in a child process.
+
+
+LIMIT = 300.0
+"""Seconds. Importing DeepSpeed and transformers from a slow network disk takes minutes."""
+PIECE = 100_000
+"""Bytes of the largest environment variable on Linux are 128 KiB."""
+MOST = 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """``config``: None asks only for what DeepSpeed knows. ``world``: ranks, None for unknown. ``source``: a folder to import
+    DeepSpeed from. ``arguments``, ``accelerate`` and ``model`` are files that transformers and accelerate read."""
+
+    config: Mapping[str, Any] | None
+    world: int | None = None
+    source: str = ""
+    arguments: str = ""
+    accelerate: str = ""
+    model: str = ""
+
+
+def ask(host: Host, python: str, request: Request, *, accelerator: str = "") -> Asked | Gap:
+    """The answer of the DeepSpeed that an interpreter imports, or why there is none. Raises UsageError for a request too large.
+
+    ``accelerator``: "cuda" or "cpu", what DeepSpeed is to take itself for; "" leaves that to it.
+    """
+    # not on the command line, which everybody on the machine can read: a configuration may hold keys of services
+    text = json.dumps(asdict(request))
+    if len(text) > MOST:
+        raise UsageError("the configuration is larger than a megabyte", hint="name a ds_config.json")
+    pieces = [text[start : start + PIECE] for start in range(0, len(text), PIECE)]
+    variables = {f"DSDOCTOR_CONFIG_{number}": piece for number, piece in enumerate(pieces)}
+    if accelerator and not host.variable("DS_ACCELERATOR"):
+        # a node without a GPU judges for those that have one
+        variables["DS_ACCELERATOR"] = accelerator
+    if host.variable("PYTHONUTF8") is None:
+        # torch reads files of its own as the locale says
+        variables["PYTHONUTF8"] = "1"
+    answer = host.run([python, str(CHILD_SCRIPTS / "ask_config.py")], timeout=LIMIT, env=variables)
+    return parse_answer(answer, Asked, "DeepSpeed")
+
+
+# What is judged together: a configuration, what DeepSpeed answers about it, and what the user says of the run. Data only.
+
+
+SECRET = re.compile(r"(^|_)(api_?key|token|secret|password)$", re.IGNORECASE)
+LONGEST = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class Correction:
+    """A change to the file. Without ``to`` the key goes, with it it moves or is renamed; ``value`` (JSON) is its new value."""
+
+    path: KeyPath
+    to: KeyPath | None = None
+    value: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """A finding, the key it is about, and the correction where only one is possible."""
+
+    finding: Finding
+    path: KeyPath = ()
+    correction: Correction | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """``config`` as it stands in the file. ``plain_json``: whether transformers and accelerate can read the file.
+
+    ``filled_by``: who fills "auto" in, as the user says: "transformers", "accelerate", "" for nobody named.
+    ``capabilities`` of the GPUs it will run on. ``missing_ops`` are loaded by it and
+    not built into the DeepSpeed that is installed. ``folders``: for each folder named in it whether it is there.
+    ``in_training``: it is judged in the training's own process, where nobody fills anything in any more.
+    """
+
+    config: dict[str, Any]
+    asked: Asked
+    file: str = "ds_config.json"
+    plain_json: bool = True
+    filled_by: str = ""
+    capabilities: tuple[str, ...] = ()
+    missing_ops: dict[str, str] = field(default_factory=dict)
+    folders: dict[str, bool] = field(default_factory=dict)
+    in_training: bool = False
+
+    @property
+    def judged(self) -> dict[str, Any]:
+        """The configuration that DeepSpeed gets."""
+        return self.asked.config if isinstance(self.asked.config, dict) else self.config
+
+
+def shown(path: KeyPath, value: Any) -> str:
+    """A value as it may be printed: text that is named like a secret is not.
+
+    >>> shown(("comet", "api_key"), "abc"), shown(("a",), "auto"), shown(("a",), True), shown(("max_out_token",), 512)
+    ('"..."', '"auto"', 'true', '512')
+    """
+    if path and _is_secret(path[-1], value):
+        return '"..."'
+    try:
+        text = json.dumps(without_secrets(value), ensure_ascii=False)
+    except (TypeError, ValueError):
+        text = str(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
+def without_secrets(value: Any) -> Any:
+    """The same with every value that is named like a secret cut."""
+    if isinstance(value, dict):
+        return {
+            name: "..." if _is_secret(str(name), inner) else without_secrets(inner) for name, inner in value.items()
+        }
+    return [without_secrets(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _is_secret(name: str, value: Any) -> bool:
+    """A number is none: max_out_token is a count."""
+    return bool(SECRET.search(name)) and not isinstance(value, int | float | None)

@@ -1,16 +1,220 @@
-"""Corrections -> a corrected text of the same configuration, with as little changed as possible, comments kept."""
+"""The text of a configuration: read as DeepSpeed reads it, where each key stands, and corrected."""
 
+import base64
+import binascii
 import copy
 import json
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from dsdoctor.config.answer import Path, lookup
-from dsdoctor.config.hjson_places import NotFollowed, Place, named
-from dsdoctor.config.question import Correction
-from dsdoctor.config.read import parse
+import hjson
+
+from dsdoctor.config.answer import Correction, KeyPath, lookup
 from dsdoctor.core.errors import UsageError
+from dsdoctor.core.files import read_limited
+
+# A file, or base64 as --deepspeed_config takes it -> the configuration, and its text. Reads as DeepSpeed does, with hjson.
+
+
+LARGEST = 1 << 20
+"""Bytes. A large configuration has a hundredth of it."""
+SHORTEST = 8
+"""Characters of base64: a shorter word is the name of a file that is not there."""
+WITHOUT_QUOTES = re.compile(r"""^[^"'#\n]*:\s*[A-Za-z][^"'\n]*[,}]""", re.MULTILINE)
+TO_THE_END = "in Hjson a text without quotes reaches to the end of its line, commas and braces with it"
+HINT = "name a ds_config.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadConfig:
+    """``name`` as it is printed. ``text``: the file's, or what the base64 says. ``plain_json``: any JSON parser reads it."""
+
+    name: str
+    config: dict[str, Any]
+    text: str
+    plain_json: bool = True
+
+    def by_json(self) -> dict[str, Any]:
+        """As transformers and accelerate read it: Infinity is a number for them, and text for hjson.
+
+        >>> parse('{"steps_per_print": Infinity\\n}', "x").by_json()
+        {'steps_per_print': inf}
+        """
+        return dict(json.loads(self.text)) if self.plain_json else self.config
+
+
+def read(named: str) -> ReadConfig:
+    """Read a configuration by the name of its file, or out of base64. Raises UsageError for what is none."""
+    path = Path(named)
+    try:
+        if not path.exists() and (decoded := _decoded(named)) is not None:
+            return parse(decoded, "the base64 configuration")
+        text = read_limited(path, LARGEST).decode("utf-8")
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        name = named if len(named) <= 200 else f"{named[:60]}..."
+        raise UsageError(f"{name} is no DeepSpeed configuration: {why}", hint=HINT) from None
+    return parse(text, named)
+
+
+def parse(text: str, name: str) -> ReadConfig:
+    """A configuration's text. Raises UsageError for what is no object, or has a key twice.
+
+    >>> parse('{stage: 2 # comment\\n}', "x").config, parse('{"a": 1}', "x").plain_json
+    ({'stage': 2}, True)
+    """
+    try:
+        config = hjson.loads(text, object_pairs_hook=_without_repeats)
+    except (ValueError, RecursionError) as error:
+        hint = f"{HINT}; {TO_THE_END}" if WITHOUT_QUOTES.search(text) else HINT
+        raise UsageError(f"{name} is no DeepSpeed configuration: {error}", hint=hint) from None
+    if not isinstance(config, dict):
+        raise UsageError(f"{name} holds no object, a DeepSpeed configuration is one: {str(config)[:60]!r}", hint=HINT)
+    return ReadConfig(name=name, config=config, text=text, plain_json=_is_json(text))
+
+
+def _decoded(word: str) -> str | None:
+    """What base64 says; None for a word that is none."""
+    if len(word) < SHORTEST or "." in word or "/" in word:
+        return None
+    try:
+        text = base64.urlsafe_b64decode(word).decode("utf-8")
+    except (binascii.Error, ValueError):
+        return None
+    return text if text.lstrip().startswith("{") else None
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """As DeepSpeed does: a key that stands there twice is an error."""
+    names = [name for name, _ in pairs]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"{', '.join(repeated)} stands there twice, and DeepSpeed refuses that")
+    return dict(pairs)
+
+
+# Where in the text of a configuration (JSON or Hjson) each key and value stands. Reads nothing out of it: hjson does that.
+
+
+BLANK = re.compile(r"(?:[\s,]|#[^\n]*|//[^\n]*|/\*.*?\*/)*", re.DOTALL)
+"""What may stand between members: comments too."""
+QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|\'\'\'.*?\'\'\'|\'(?:[^\'\\]|\\.)*\'', re.DOTALL)
+KEY = re.compile(r"[^\s{}\[\],:\"'][^\s{}\[\],:]*")
+BARE = re.compile(r"(?:true|false|null|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)(?=\s*(?:[,}\]\n#]|//|/\*|$))")
+DEEPEST = 64
+
+
+class NotFollowed(Exception):
+    """The text is written in a way that is not understood here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A member: its path, where its key stands in the text (``start`` to ``key_end``), and its value."""
+
+    path: KeyPath
+    start: int
+    key_end: int
+    value: int
+    end: int
+
+
+def places(text: str) -> tuple[Place, ...]:
+    """Every member, a section before what is in it. Raises NotFollowed.
+
+    >>> [(place.path, '{a: {"b": 1}}'[place.value:place.end]) for place in places('{a: {"b": 1}}')]
+    [(('a',), '{"b": 1}'), (('a', 'b'), '1')]
+    """
+    start = _skip(text, 0)
+    braced = text[start : start + 1] == "{"
+    found, end = _object(text, start + 1 if braced else start, (), braced=braced)
+    if text[_skip(text, end) :]:
+        raise NotFollowed
+    return tuple(sorted(found, key=lambda place: place.start))
+
+
+def _skip(text: str, at: int) -> int:
+    found = BLANK.match(text, at)
+    return found.end() if found else at
+
+
+def _object(text: str, at: int, path: KeyPath, *, braced: bool) -> tuple[list[Place], int]:
+    """Its members, and where it ends."""
+    found: list[Place] = []
+    if len(path) > DEEPEST:
+        raise NotFollowed
+    while True:
+        at = _skip(text, at)
+        if at >= len(text) and not braced:
+            return found, at
+        if text[at : at + 1] == "}" and braced:
+            return found, at + 1
+        inner, at = _member(text, at, path)
+        found += inner
+
+
+def _member(text: str, at: int, path: KeyPath) -> tuple[list[Place], int]:
+    key = QUOTED.match(text, at) or KEY.match(text, at)
+    colon = re.compile(r"\s*:").match(text, key.end()) if key else None
+    if key is None or colon is None:
+        raise NotFollowed
+    name = key[0][1:-1] if key[0][0] in "\"'" else key[0]
+    value = _only_blanks(text, colon.end())
+    inner, end = _value(text, value, (*path, name))
+    return [Place(path=(*path, name), start=at, key_end=key.end(), value=value, end=end), *inner], end
+
+
+def _only_blanks(text: str, at: int) -> int:
+    found = re.compile(r"(?:\s|#[^\n]*|//[^\n]*|/\*.*?\*/)*", re.DOTALL).match(text, at)
+    return found.end() if found else at
+
+
+def _value(text: str, at: int, path: KeyPath) -> tuple[list[Place], int]:
+    first = text[at : at + 1]
+    if first == "{":
+        return _object(text, at + 1, path, braced=True)
+    if first == "[":
+        return [], _list(text, at + 1)
+    found = QUOTED.match(text, at) or BARE.match(text, at)
+    if found is None:
+        # without quotes a string goes to the end of its line
+        found = re.compile(r"[^\n]+").match(text, at)
+        if found is None or first in ",}]":
+            raise NotFollowed
+        return [], at + len(found[0].rstrip())
+    return [], found.end()
+
+
+def _list(text: str, at: int) -> int:
+    while True:
+        at = _skip(text, at)
+        if at >= len(text):
+            raise NotFollowed
+        if text[at] == "]":
+            return at + 1
+        _, at = _value(text, at, ())
+
+
+def named(text: str, path: KeyPath) -> Place | None:
+    """The member at a path; None where there is none. Raises NotFollowed."""
+    return next(iter(_all_named(text, path)), None)
+
+
+def _all_named(text: str, path: KeyPath) -> Iterator[Place]:
+    return (place for place in places(text) if place.path == path)
+
+
+# Corrections -> a corrected text of the same configuration, with as little changed as possible, comments kept.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +268,7 @@ def apply(config: dict[str, Any], correction: Correction) -> bool:
     return _move(config, holder, name, correction.to)
 
 
-def _move(config: dict[str, Any], holder: dict[str, Any], name: str, to: Path) -> bool:
+def _move(config: dict[str, Any], holder: dict[str, Any], name: str, to: KeyPath) -> bool:
     target: Any = config
     for section in to[:-1]:
         target = target.setdefault(section, {})
@@ -120,7 +324,7 @@ def _without(text: str, place: Place) -> str:
     return text[:start] + text[end:].lstrip(" ")
 
 
-def _insert(text: str, path: Path, value: str) -> str:
+def _insert(text: str, path: KeyPath, value: str) -> str:
     """The text with a member more, at the beginning of its section, which is made where it is not there."""
     *above, name = path
     if above and named(text, tuple(above)) is None:

@@ -4,8 +4,7 @@ import json
 import re
 from collections.abc import Iterator
 
-from dsdoctor.config.answer import lookup
-from dsdoctor.config.question import Correction, Question, Verdict
+from dsdoctor.config.answer import Correction, Question, Verdict, lookup
 from dsdoctor.core.finding import Finding, step
 
 NO_TEXT = re.compile(r"UnicodeDecodeError: '\w+' codec can't decode")

@@ -1,13 +1,167 @@
-"""All checks of a configuration, in the order in which their findings are told."""
+"""What the ZeRO stage makes of the rest: keys that it does not look at, offload, NVMe, buckets. Generators of verdicts."""
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from dsdoctor.config import autos, batch, huggingface, keys, machine, optimizers, values, zero
-from dsdoctor.config.answer import Asked
-from dsdoctor.config.question import Correction, Question, Verdict
-from dsdoctor.config.read import ReadConfig
+from dsdoctor.config import huggingface, keys, optimizers, values
+from dsdoctor.config.answer import Asked, Correction, KeyPath, Question, Verdict, lookup, shown
+from dsdoctor.config.document import ReadConfig
 from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.core.text import and_more
+
+ZERO = "zero_optimization"
+OFFLOADS = ("offload_optimizer", "offload_param")
+FOR_NVME = {
+    "offload_optimizer": ("nvme_path", "buffer_count", "pipeline_read", "pipeline_write"),
+    "offload_param": ("nvme_path", "buffer_count", "buffer_size", "max_in_cpu"),
+}
+"""Keys that are read where the device is NVMe: zero/stage3.py, _configure_tensor_swapping and params_in_nvme_and_cpu, and what
+lies in swap_tensor/."""
+FOR_STAGE_3 = ("super_offload", "cpuadam_cores_perc", "fast_init")
+"""Keys of offload_optimizer that are handed to stage 3 alone: engine.py, _configure_zero_optimizer, and zero/stage3.py."""
+AT_STAGE = {0: set[str](), 1: {"1 and 2", "any"}, 2: {"1 and 2", "any"}, 3: {"3", "any"}}
+
+
+def keys_ignored_by_stage(question: Question) -> Iterator[Verdict]:
+    """Keys of zero_optimization that are set to something else than their default, and that this stage does not read."""
+    facts, zero = question.asked.facts, question.judged.get(ZERO)
+    if facts is None or not isinstance(zero, dict) or not question.asked.stages:
+        return
+    stage = facts.stage
+    ignored = [
+        name for name, value in zero.items() if name not in OFFLOADS and _is_ignored(question, name, value, stage)
+    ]
+    if ignored:
+        wanted = sorted(
+            {other for name in ignored for other in question.asked.stages.get(_name(question, name), ())} - {"any"}
+        )
+        read_at = f", which stage {' and '.join(wanted)} read{'s' if len(wanted) == 1 else ''}" if wanted else ""
+        title = f"stage {stage} takes no notice of {and_more(ignored, 4)}{read_at}"
+        said = tuple(f"{ZERO}.{name}: {shown((name,), zero[name])}" for name in ignored[:6])
+        fix = (
+            "set the stage that is meant, or take them out"
+            if stage
+            else f"set {ZERO}.stage: without it nothing is partitioned"
+        )
+        yield Verdict(
+            finding=Finding.warning("config-stage-ignores", title, evidence=said, fix=fix), path=(ZERO, ignored[0])
+        )
+
+
+def offload_at_the_wrong_stage(question: Question) -> Iterator[Verdict]:
+    """Offload that the stage does not do."""
+    facts = question.asked.facts
+    if facts is None:
+        return
+    if facts.offload_param != "none" and facts.stage < 3:
+        title = f"offload_param is for stage 3 only: at stage {facts.stage} the parameters stay where they are, without a word"
+        fix = f"set {ZERO}.stage to 3, or take offload_param out"
+        yield Verdict(finding=Finding.error("config-offload-ignored", title, fix=fix), path=(ZERO, "offload_param"))
+    if facts.offload_optimizer != "none" and facts.stage == 0:
+        title = "offload_optimizer does nothing at stage 0: neither states nor parameters leave the GPU"
+        made = question.asked.optimizer.made if question.asked.optimizer else ""
+        refuses = f"{made} is made all the same, and refuses parameters on a GPU at its first step"
+        said = [refuses] if made.startswith("DeepSpeedCPU") else []
+        fix = f"set {ZERO}.stage to 1, 2 or 3, or take offload_optimizer out"
+        found = Finding.error("config-offload-ignored", title, evidence=said, fix=fix)
+        yield Verdict(finding=found, path=(ZERO, "offload_optimizer"))
+    if facts.offload_optimizer == "nvme" and facts.stage in {1, 2}:
+        title = f"stage {facts.stage} knows no NVMe: the optimizer's states go to the host's memory, without a word"
+        fix = f'set {ZERO}.stage to 3, or the device to "cpu", which is what happens'
+        yield Verdict(
+            finding=Finding.error("config-offload-ignored", title, fix=fix), path=(ZERO, "offload_optimizer", "device")
+        )
+
+
+def offload_keys_without_effect(question: Question) -> Iterator[Verdict]:
+    """Keys of an offload that is done, and that its device or its stage takes no notice of."""
+    facts = question.asked.facts
+    for name, device in (("offload_optimizer", "offload_optimizer"), ("offload_param", "offload_param")):
+        if facts is None or facts.stage == 0 or getattr(facts, device) != "cpu":
+            continue
+        if unread := _set_to_something(question, name, FOR_NVME[name]):
+            title = f'{name} takes no notice of {and_more(unread, 4)}: that is for NVMe, and the device is "cpu"'
+            fix = 'take it out, or set the device to "nvme" at stage 3'
+            yield Verdict(finding=Finding.note("config-offload-ignored", title, fix=fix), path=(ZERO, name, unread[0]))
+        if (
+            name == "offload_optimizer"
+            and facts.stage < 3
+            and (unread := _set_to_something(question, name, FOR_STAGE_3))
+        ):
+            title = f"{name} takes no notice of {and_more(unread, 4)} at stage {facts.stage}: that is for stage 3"
+            fix = f"set {ZERO}.stage to 3, or take it out"
+            found = Finding.warning("config-offload-ignored", title, fix=fix)
+            yield Verdict(finding=found, path=(ZERO, name, unread[0]))
+
+
+def _set_to_something(question: Question, section: str, names: tuple[str, ...]) -> list[str]:
+    """Those of a section's keys that have another value than their default."""
+    given = lookup(question.judged, (ZERO, section))
+    known = {name: question.asked.key((ZERO, section, name)) for name in names}
+    return [
+        name
+        for name, key in known.items()
+        if key and isinstance(given, dict) and name in given and json.dumps(given[name]) != key.default
+    ]
+
+
+def nvme_path(question: Question) -> Iterator[Verdict]:
+    """NVMe without a folder, or with one that is not there."""
+    facts = question.asked.facts
+    for name, device in (("offload_optimizer", "offload_optimizer"), ("offload_param", "offload_param")):
+        if facts is None or facts.stage < 3 or getattr(facts, device) != "nvme":
+            continue
+        path: KeyPath = (ZERO, name, "nvme_path")
+        folder = lookup(question.judged, path)
+        if folder in (None, "", "none"):
+            title = f'{ZERO}.{name}.device is "nvme" and has no nvme_path, which DeepSpeed fails on'
+            fix = "name a folder on a local NVMe disk"
+            yield Verdict(finding=Finding.error("config-nvme-without-path", title, fix=fix), path=path)
+        elif question.folders.get(str(folder)) is False:
+            title = f"{shown(path, folder)} is not there on this machine: DeepSpeed makes it, on whatever disk that is"
+            fix = "see to it that it is a folder of the NVMe disk on every node"
+            yield Verdict(finding=Finding.note("config-nvme-folder-absent", title, fix=fix), path=path)
+
+
+def large_buckets(question: Question) -> Iterator[Verdict]:
+    """Buckets that are larger than the whole model: they are allocated in full."""
+    facts = question.asked.facts
+    if facts is None or not question.asked.parameters or facts.stage == 0:
+        return
+    size = facts.reduce_bucket_size
+    if size <= question.asked.parameters:
+        return
+    gigabytes = size * (2 if facts.fp16 or facts.bf16 else 4) / 1e9
+    whose = "is" if "reduce_bucket_size" in (lookup(question.judged, (ZERO,)) or {}) else "is, by default,"
+    model = f"the model has {question.asked.parameters:,} parameters"
+    title = f"reduce_bucket_size {whose} {size:,} elements ({gigabytes:.1f} GB), and {model}"
+    said = ("stage 3 allocates it whole when it starts, for each dtype; stages 1 and 2 with the first gradients",)
+    tenth = max(65536, question.asked.parameters // 10)
+    fix = f"set {ZERO}.reduce_bucket_size to a tenth of the model, such as {tenth}"
+    found = Finding.warning("config-bucket-larger-than-model", title, evidence=said, fix=fix)
+    yield Verdict(finding=found, path=(ZERO, "reduce_bucket_size"))
+
+
+def _is_ignored(question: Question, name: str, value: Any, stage: int) -> bool:
+    known = _name(question, name)
+    stages = question.asked.stages.get(known)
+    if not stages or name == "stage" or value == "auto":
+        return False
+    key = question.asked.key((ZERO, name))
+    if key is not None and key.default == json.dumps(value):
+        return False
+    return "any" not in stages and not AT_STAGE[stage] & set(stages)
+
+
+def _name(question: Question, name: str) -> str:
+    key = question.asked.key((ZERO, name))
+    return key.name if key else name
+
+
+# All checks of a configuration, in the order in which their findings are told.
+
 
 Check = Callable[[Question], Iterator[Verdict]]
 
@@ -18,25 +172,25 @@ CHECKS: tuple[Check, ...] = (
     keys.unread_keys,
     values.refused_values,
     values.values_of_another_kind,
-    batch.batch_sizes,
+    values.batch_sizes,
     huggingface.mismatches,
     huggingface.refusals,
     huggingface.accelerate_file,
-    autos.autos_for_nobody,
-    autos.autos_for_others,
+    values.autos_for_nobody,
+    values.autos_for_others,
     optimizers.optimizer,
     optimizers.scheduler,
     optimizers.scheduler_by_metric,
-    zero.offload_at_the_wrong_stage,
-    zero.offload_keys_without_effect,
-    zero.nvme_path,
-    machine.precision_of_gpus,
-    zero.keys_ignored_by_stage,
-    zero.large_buckets,
+    offload_at_the_wrong_stage,
+    offload_keys_without_effect,
+    nvme_path,
+    values.precision_of_gpus,
+    keys_ignored_by_stage,
+    large_buckets,
     keys.deprecated_keys,
     optimizers.own_optimizer_with_offload,
-    batch.batch_size_for_one_world,
-    machine.ops_not_built,
+    values.batch_size_for_one_world,
+    values.ops_not_built,
     huggingface.not_filled,
     huggingface.not_asked,
 )

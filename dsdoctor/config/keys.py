@@ -1,13 +1,146 @@
 """Keys that DeepSpeed does not read, refuses, or reads somewhere else. A generator of verdicts for each question."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from dsdoctor.config.answer import Asked, Path, Refusal, Section, dotted, lookup, walk
-from dsdoctor.config.names import nearest, plain
-from dsdoctor.config.other_names import OTHER_NAMES
-from dsdoctor.config.question import Correction, Question, Verdict, shown
+from dsdoctor.config.answer import (
+    Asked,
+    Correction,
+    KeyPath,
+    Question,
+    Refusal,
+    Section,
+    Verdict,
+    dotted,
+    lookup,
+    shown,
+    walk,
+)
 from dsdoctor.core.finding import Finding
+
+# A key that is none -> the key that was meant, where that can be told. Pure text.
+
+
+LONGEST = 80
+"""Characters. Longer names are nobody's typing mistakes."""
+
+
+def plain(name: str) -> str:
+    """A name without what people write differently.
+
+    >>> plain("offloadOptimizer") == plain("offload-optimizer") == plain("offload_optimizer")
+    True
+    """
+    return "".join(char for char in name.lower() if char.isalnum())
+
+
+def distance(one: str, other: str) -> int:
+    """How many letters were left out, put in, exchanged or swapped with their neighbour.
+
+    >>> distance("stage", "satge"), distance("zero", "zeros"), distance("fp16", "bf16")
+    (1, 1, 2)
+    """
+    before: list[int] = []
+    last = list(range(len(other) + 1))
+    for row, left in enumerate(one, 1):
+        now = [row]
+        for column, right in enumerate(other, 1):
+            cost = min(last[column] + 1, now[-1] + 1, last[column - 1] + (left != right))
+            if row > 1 and column > 1 and left == other[column - 2] and one[row - 2] == right:
+                cost = min(cost, before[column - 2] + 1)
+            now.append(cost)
+        before, last = last, now
+    return last[-1]
+
+
+def nearest(name: str, names: Iterable[str]) -> tuple[str, ...]:
+    """The names that a wrong one may have been meant for, all equally near; none where nothing is near.
+
+    >>> nearest("zero_optimisation", ["zero_optimization", "optimizer"]), nearest("learning_rate", ["lr"])
+    (('zero_optimization',), ())
+    >>> nearest("f16", ["fp16", "bf16"]), nearest("micro_batch_size", ["train_micro_batch_size_per_gpu", "aio"])
+    (('bf16', 'fp16'), ('train_micro_batch_size_per_gpu',))
+    """
+    if len(name) > LONGEST:
+        return ()
+    typed = plain(name)
+    if len(typed) < 2:
+        return ()
+    scores = {known: distance(typed, plain(known)) for known in set(names) if abs(len(plain(known)) - len(typed)) <= 4}
+    allowed = 1 if len(typed) <= 5 else 2 if len(typed) <= 12 else 3
+    best = min(scores.values(), default=allowed + 1)
+    if best <= allowed:
+        # AdamW of torch and adamw of DeepSpeed are one name for who types it
+        found = {plain(known): known for known in sorted(scores, reverse=True) if scores[known] == best}
+        return tuple(sorted(found.values()))
+    within = [known for known in set(names) if len(typed) >= 6 and typed in plain(known)]
+    return tuple(within) if len(within) == 1 else ()
+
+
+# Keys that are nobody's typing mistake: what others call the same thing. A table, and where it stands.
+
+
+ACCELERATE = ("accelerate", "utils/dataclasses.py")
+TRAINER = ("transformers", "integrations/deepspeed.py")
+ACCUMULATION = (("gradient_accumulation_steps",),)
+PRECISIONS = (("bf16", "enabled"), ("fp16", "enabled"))
+
+OTHER_NAMES: Mapping[KeyPath, tuple[KeyPath, ...]] = {
+    ("aio", "thread_count"): (("aio", "intra_op_parallelism"),),
+    ("aio", "num_threads"): (("aio", "intra_op_parallelism"),),
+    ("tensorboard", "output_dir"): (("tensorboard", "output_path"),),
+    ("tensorboard", "log_dir"): (("tensorboard", "output_path"),),
+    ("tensorboard", "logdir"): (("tensorboard", "output_path"),),
+    ("csv_monitor", "output_dir"): (("csv_monitor", "output_path"),),
+    ("csv_monitor", "log_dir"): (("csv_monitor", "output_path"),),
+    ("wandb", "entity"): (("wandb", "team"),),
+    ("zero",): (("zero_optimization",),),
+    ("zero_stage",): (("zero_optimization", "stage"),),
+    ("offload_optimizer_device",): (("zero_optimization", "offload_optimizer", "device"),),
+    ("offload_param_device",): (("zero_optimization", "offload_param", "device"),),
+    ("offload_optimizer_nvme_path",): (("zero_optimization", "offload_optimizer", "nvme_path"),),
+    ("offload_param_nvme_path",): (("zero_optimization", "offload_param", "nvme_path"),),
+    ("zero3_save_16bit_model",): (("zero_optimization", "stage3_gather_16bit_weights_on_model_save"),),
+    ("max_grad_norm",): (("gradient_clipping",),),
+    ("clip_grad",): (("gradient_clipping",),),
+    ("grad_clip",): (("gradient_clipping",),),
+    ("grad_accum_steps",): ACCUMULATION,
+    ("accumulation_steps",): ACCUMULATION,
+    ("accumulate_grad_batches",): ACCUMULATION,
+    ("per_device_train_batch_size",): (("train_micro_batch_size_per_gpu",),),
+    ("batch_size",): (("train_micro_batch_size_per_gpu",), ("train_batch_size",)),
+    ("lr",): (("optimizer", "params", "lr"),),
+    ("learning_rate",): (("optimizer", "params", "lr"),),
+    ("weight_decay",): (("optimizer", "params", "weight_decay"),),
+    ("optim",): (("optimizer",),),
+    ("lr_scheduler",): (("scheduler",),),
+    ("mixed_precision",): PRECISIONS,
+    ("log_interval",): (("steps_per_print",),),
+    ("logging_steps",): (("steps_per_print",),),
+}
+"""Key -> where DeepSpeed looks for that; several where it depends on what is meant."""
+
+STANDS_IN: Mapping[str, tuple[str, str, str]] = {
+    "entity": ("deepspeed", "monitor/wandb.py", "entity=self.team"),
+    "zero_stage": (*ACCELERATE, '"zero_stage": "zero_optimization.stage"'),
+    "offload_optimizer_device": (
+        *ACCELERATE,
+        '"offload_optimizer_device": "zero_optimization.offload_optimizer.device"',
+    ),
+    "offload_param_device": (*ACCELERATE, '"offload_param_device": "zero_optimization.offload_param.device"'),
+    "offload_param_nvme_path": (*ACCELERATE, '"offload_param_nvme_path": "zero_optimization.offload_param.nvme_path"'),
+    "offload_optimizer_nvme_path": (
+        *ACCELERATE,
+        '"offload_optimizer_nvme_path": "zero_optimization.offload_optimizer.nvme_path"',
+    ),
+    "zero3_save_16bit_model": (*ACCELERATE, "zero_optimization.stage3_gather_16bit_weights_on_model_save"),
+    "max_grad_norm": (*TRAINER, '"max_grad_norm"'),
+    "per_device_train_batch_size": (*TRAINER, "args.per_device_train_batch_size"),
+    "learning_rate": (*TRAINER, '"learning_rate"'),
+    "weight_decay": (*TRAINER, '"weight_decay"'),
+}
+"""For the names that another package gives: the package, its file, and the words there."""
+
 
 CHOSEN_BY_NAME = {("optimizer", "params"), ("scheduler", "params")}
 """Sections whose keys are the arguments of a class: ``optimizers.py`` judges them."""
@@ -79,7 +212,7 @@ def deprecated_keys(question: Question) -> Iterator[Verdict]:
         yield Verdict(finding=found, path=path)
 
 
-def meanings(question: Question, path: Path, value: Any) -> list[Path]:
+def meanings(question: Question, path: KeyPath, value: Any) -> list[KeyPath]:
     """Where a key that is none may have been meant to stand, the nearest first; several where that is open."""
     asked, name, here = question.asked, path[-1], path[:-1]
     if path in OTHER_NAMES:
@@ -105,7 +238,7 @@ def meanings(question: Question, path: Path, value: Any) -> list[Path]:
     return _best([each for each in similar if _fits(asked, each, value)], here)
 
 
-def _is_related(here: Path, there: Path) -> bool:
+def _is_related(here: KeyPath, there: KeyPath) -> bool:
     """Whether a key could have slipped from one section to the other: out of it, into it, or within the same of the top."""
     return here != there and (not here or not there or here[0] == there[0])
 
@@ -114,7 +247,7 @@ _EVERYWHERE = {"enabled", "type", "params", "device", "name", "profile", "seed",
 """Names that stand in so many sections that none was meant."""
 
 
-def _best(paths: list[Path], here: Path) -> list[Path]:
+def _best(paths: list[KeyPath], here: KeyPath) -> list[KeyPath]:
     """Those nearest to where the key stands: inside it, or around it; else those nearest to the top."""
     if not paths:
         return []
@@ -126,7 +259,7 @@ def _best(paths: list[Path], here: Path) -> list[Path]:
     return [each for each in dict.fromkeys(paths) if len(each) == shortest]
 
 
-def _fits(asked: Asked, path: Path, value: Any) -> bool:
+def _fits(asked: Asked, path: KeyPath, value: Any) -> bool:
     """Whether a value could stand there: a section for a section, and no section for a value."""
     is_section = asked.section(path) is not None
     return is_section == isinstance(value, dict) or (is_section and isinstance(value, bool))
@@ -136,11 +269,11 @@ def _names(asked: Asked, section: Section) -> list[str]:
     return [name for name in section.names if section.path or name not in asked.removed]
 
 
-def _is_known(asked: Asked, section: Section, path: Path) -> bool:
+def _is_known(asked: Asked, section: Section, path: KeyPath) -> bool:
     return path[-1] in section.names or (not section.path and (path[-1] in OTHERS_READ or path[-1] in asked.removed))
 
 
-def _unread(question: Question, path: Path, value: Any, meant: list[Path], *, certain: bool) -> Verdict:
+def _unread(question: Question, path: KeyPath, value: Any, meant: list[KeyPath], *, certain: bool) -> Verdict:
     version, said = question.asked.version, f"{dotted(path)}: {shown(path, value)}"
     if not meant:
         title = f"DeepSpeed {version} does not read {dotted(path)}, and says nothing about it"
@@ -163,7 +296,7 @@ def _unread(question: Question, path: Path, value: Any, meant: list[Path], *, ce
     )
 
 
-def _refused(question: Question, refusal: Refusal, path: Path) -> Verdict:
+def _refused(question: Question, refusal: Refusal, path: KeyPath) -> Verdict:
     value = lookup(question.judged, path)
     meant = meanings(question, path, value)
     said = f"{refusal.model}: {refusal.message} ({dotted(path)}: {shown(path, value)})"
@@ -179,7 +312,7 @@ def _refused(question: Question, refusal: Refusal, path: Path) -> Verdict:
     return Verdict(finding=found, path=path, correction=_rename(question, path, meant))
 
 
-def _rename(question: Question, path: Path, meant: list[Path]) -> Correction | None:
+def _rename(question: Question, path: KeyPath, meant: list[KeyPath]) -> Correction | None:
     """The correction, where one name only is meant and nothing stands there yet."""
     if len(meant) != 1 or lookup(question.config, meant[0]) is not None:
         return None

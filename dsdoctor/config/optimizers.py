@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from dsdoctor.config.answer import Construction, Names, Path, Warned, lookup
-from dsdoctor.config.names import nearest
-from dsdoctor.config.question import Correction, Question, Verdict, shown
+from dsdoctor.config.answer import Construction, Correction, KeyPath, Names, Question, Verdict, Warned, lookup, shown
+from dsdoctor.config.keys import nearest
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.text import and_more
 
@@ -134,7 +133,7 @@ def _no_such(what: str, name: str, known: tuple[str, ...], names: Names) -> Verd
 
 
 def _unknown_parameter(question: Question, what: str, made: Construction, name: str, happens: str) -> Verdict:
-    path: Path = (what, "params", name)
+    path: KeyPath = (what, "params", name)
     candidates = (*made.known, *(OF_THE_ENGINE if what == "optimizer" else ()))
     near = (FORMER[name],) if FORMER.get(name) in made.known else nearest(name, candidates)
     says = f": {' or '.join(near)} is one" if near else ""
@@ -164,7 +163,7 @@ def _refused(what: str, made: Construction, name: str, value: Any) -> Verdict:
 
 
 def _refused_whole(question: Question, what: str, made: Construction) -> Verdict:
-    path: Path = (what, "params")
+    path: KeyPath = (what, "params")
     correction: Correction | None = None
     title, fix = f"{what} {made.name} is refused: {made.refused}", "correct its params"
     lacking = LACKING.search(made.refused)

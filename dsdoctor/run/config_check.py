@@ -14,10 +14,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from dsdoctor.config.answer import Asked, Effective, Refusal
+from dsdoctor.config.answer import Asked, Effective, Question, Refusal
+from dsdoctor.config.document import read
 from dsdoctor.config.judge import judge
-from dsdoctor.config.question import Question
-from dsdoctor.config.read import read
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import CHILD_SCRIPTS

@@ -10,9 +10,8 @@ from typing import Any
 
 import msgspec
 
-from dsdoctor.config.answer import Asked
+from dsdoctor.config.answer import Asked, Question, Verdict
 from dsdoctor.config.judge import judge
-from dsdoctor.config.question import Question, Verdict
 from dsdoctor.core.host import CHILD_SCRIPTS
 
 SCRIPT = Path(__file__).with_name("ask_many.py")

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from dsdoctor.config.answer import Asked, Key, Path, Section
+from dsdoctor.config.answer import Asked, Key, KeyPath, Section
 from dsdoctor.config.keys import CHOSEN_BY_NAME
 
 BASE = {"train_batch_size": 8}
@@ -17,8 +17,8 @@ class Mistake:
 
     kind: str
     config: dict[str, Any]
-    wrong: Path
-    right: Path
+    wrong: KeyPath
+    right: KeyPath
     rule: str
 
 
@@ -59,14 +59,14 @@ def hyphens(name: str) -> str:
 TYPOS: tuple[Callable[[str], str], ...] = (left_out, doubled, swapped, replaced, plural, camel, hyphens, str.upper)
 
 
-def nested(path: Path, value: Any) -> dict[str, Any]:
+def nested(path: KeyPath, value: Any) -> dict[str, Any]:
     """A configuration with one value at a path, and what it takes to train at all."""
     for name in reversed(path):
         value = {name: value}
     return {**BASE, **value}
 
 
-def some_value(asked: Asked, path: Path, key: Key) -> Any:
+def some_value(asked: Asked, path: KeyPath, key: Key) -> Any:
     """A value that stands well there: a section for a section, else something of the default's kind."""
     if asked.section(path):
         return {}

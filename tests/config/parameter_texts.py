@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from dsdoctor.config.answer import Asked, Path
+from dsdoctor.config.answer import Asked, KeyPath
 
 NEEDED: dict[str, Any] = {
     "step_size": 10,
@@ -40,7 +40,7 @@ class TextFor:
     """A parameter of a class, and a configuration in which it is a text that nobody knows."""
 
     config: dict[str, Any]
-    path: Path
+    path: KeyPath
 
 
 def functions(kind: type) -> list[inspect.Parameter]:

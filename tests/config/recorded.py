@@ -8,9 +8,8 @@ from typing import Any
 
 import msgspec
 
-from dsdoctor.config.answer import Asked, Effective
+from dsdoctor.config.answer import Asked, Effective, Question, Verdict
 from dsdoctor.config.judge import judge
-from dsdoctor.config.question import Question, Verdict
 
 
 @functools.cache

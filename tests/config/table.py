@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dsdoctor.config.answer import Question
 from dsdoctor.config.judge import judge
-from dsdoctor.config.question import Question
 from dsdoctor.core.finding import Finding, Severity
 from tests.config.cases import Case
 from tests.config.many import ask_many

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.config.ask import Request, ask
+from dsdoctor.config.answer import Request, ask
 from dsdoctor.core.host import LocalHost
 
 

@@ -7,10 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsdoctor.config.correct import apply, correct
-from dsdoctor.config.hjson_places import places
-from dsdoctor.config.question import Correction
-from dsdoctor.config.read import parse
+from dsdoctor.config.answer import Correction
+from dsdoctor.config.document import apply, correct, parse, places
 from dsdoctor.core.errors import UsageError
 
 TEXT = """{

@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from dsdoctor.config.answer import Accelerate, Construction, Effective, Filled, Mismatch, Refusal
+from dsdoctor.config.answer import Accelerate, Construction, Correction, Effective, Filled, Mismatch, Refusal
 from dsdoctor.config.judge import CHECKS
 from dsdoctor.config.manual import PAGES
-from dsdoctor.config.question import Correction
 from dsdoctor.core.finding import Severity
 from tests.config.mistakes import closed, typing_mistakes
 from tests.config.recorded import recorded, rules, verdicts

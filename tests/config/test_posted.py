@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.config.correct import correct
+from dsdoctor.config.answer import Question, Verdict
+from dsdoctor.config.document import correct
 from dsdoctor.config.judge import corrections_of, judge
-from dsdoctor.config.question import Question, Verdict
 from dsdoctor.core.finding import Severity
 from tests.config.many import ask_many
 from tests.config.posted import Posted, posted

@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.config.autos import FILLED_BY_ACCELERATE, FILLED_BY_TRAINER
-from dsdoctor.config.keys import CHOSEN_BY_NAME, OTHERS_READ
-from dsdoctor.config.other_names import OTHER_NAMES, STANDS_IN
-from dsdoctor.config.values import BATCH, NUMBERS
-from dsdoctor.config.zero import FOR_NVME, FOR_STAGE_3
+from dsdoctor.config.judge import FOR_NVME, FOR_STAGE_3
+from dsdoctor.config.keys import CHOSEN_BY_NAME, OTHER_NAMES, OTHERS_READ, STANDS_IN
+from dsdoctor.config.values import BATCH, FILLED_BY_ACCELERATE, FILLED_BY_TRAINER, NUMBERS
 from tests.config.recorded import recorded
 from tests.each import each
 

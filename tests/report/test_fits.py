@@ -13,8 +13,9 @@ from dsdoctor.checkpoint.judge import judge as judge_checkpoint
 from dsdoctor.checkpoint.look import look
 from dsdoctor.checkpoint.plan import Plan
 from dsdoctor.commands.memory import Examined
+from dsdoctor.config.check import config_lines
+from dsdoctor.config.document import ReadConfig
 from dsdoctor.config.judge import ConfigJudged
-from dsdoctor.config.read import ReadConfig
 from dsdoctor.core.finding import step
 from dsdoctor.core.requests import CheckRequest
 from dsdoctor.hang.verdict import judge as judge_hang
@@ -24,7 +25,6 @@ from dsdoctor.memory.unmeasured import beside_tensors
 from dsdoctor.report.checkpoint import checkpoint_lines
 from dsdoctor.report.comm.lines import phase_line, report_lines
 from dsdoctor.report.comm.tables import speed_lines
-from dsdoctor.report.config import config_lines
 from dsdoctor.report.hang import hang_lines
 from dsdoctor.report.memory import ledger_lines, memory_lines
 from dsdoctor.ui.screen import plan_end_lines

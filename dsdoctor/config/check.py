@@ -1,6 +1,7 @@
 """config: a DeepSpeed configuration -> what the installed DeepSpeed will make of it, as findings; and a corrected text."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -8,20 +9,20 @@ from dsdoctor.builder.plan.choices import accelerator_of
 from dsdoctor.builder.source.fetch import lay_out
 from dsdoctor.builder.source.op_loads import ops_of_config
 from dsdoctor.builder.source.training_config import training_configs
-from dsdoctor.config.answer import Asked, walk
-from dsdoctor.config.ask import Request, ask
-from dsdoctor.config.correct import correct
+from dsdoctor.config.answer import Asked, Correction, Question, Request, ask, dotted, walk
+from dsdoctor.config.document import ReadConfig, correct, parse, read
 from dsdoctor.config.huggingface import filled_lines
 from dsdoctor.config.judge import ConfigJudged, Fixed, corrections_of, judge
-from dsdoctor.config.question import Correction, Question
-from dsdoctor.config.read import ReadConfig, parse, read
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
 from dsdoctor.core.files import check_target, write_text
+from dsdoctor.core.finding import Severity, Step, has_error, step
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Gap
 from dsdoctor.core.requests import BuildRequest
 from dsdoctor.core.workspace import cache_folder, private_folder, workspace
 from dsdoctor.probe.observe import Observation, observe
+from dsdoctor.ui.screen import first_step, next_line, screen_lines
+from dsdoctor.ui.terminal import VerdictLine, finding_lines
 
 NEEDED_BY_EVERY_CPU_TRAINING = "deepspeed_shm_comm"
 
@@ -176,3 +177,69 @@ def _missing_ops(question: Question, observation: Observation) -> dict[str, str]
     wanted = ops_of_config(decided, accelerator=accelerator_of(observation.machine, BuildRequest()))
     ours = {op: why for op, why in wanted.items() if op not in installed.installed_ops}
     return {} if set(ours) == {NEEDED_BY_EVERY_CPU_TRAINING} else ours
+
+
+# A judged configuration -> lines.
+
+
+def config_lines(judged: ConfigJudged, file: str, *, verbose: bool) -> Iterator[str]:
+    """The worst findings, each "auto" with its value, what DeepSpeed trains with, and the next step."""
+    yield from screen_lines(judged.findings, shows_all="" if verbose else "-v")
+    if judged.filled:
+        yield f'"auto" in {judged.read.name}:'
+        yield from judged.filled
+    if judged.findings or judged.filled:
+        yield ""
+    yield VerdictLine(verdict_line(judged))
+    if command := _next_step(judged, file):
+        yield next_line(command)
+
+
+def _next_step(judged: ConfigJudged, file: str) -> Step | None:
+    """What can be corrected is corrected, in another file; else the first command that a fix has."""
+    if has_error(judged.findings) and any(corrections_of(judged.verdicts)) and Path(file).is_file():
+        return step("python -m dsdoctor config {file} --fix fixed.json", file=file)
+    return first_step(judged.findings)
+
+
+def fixed_lines(fixed: Fixed, out: str) -> Iterator[str]:
+    """What was corrected, and what is left to do by hand."""
+    for correction in fixed.corrections:
+        yield f"· {_said(correction)}"
+    kept = "" if fixed.in_place else ", written anew and without comments"
+    many = len(fixed.corrections)
+    yield f"{many or 'no'} correction{'' if many == 1 else 's'} in {out}{kept}"
+    left = [finding for finding in fixed.after.findings if finding.severity is not Severity.NOTE]
+    if left:
+        yield "left to you:"
+    yield from finding_lines(left)
+    yield ""
+    yield VerdictLine(verdict_line(replace(fixed.after, read=replace(fixed.after.read, name=out))))
+
+
+def _said(correction: Correction) -> str:
+    path = dotted(correction.path)
+    if correction.to is not None:
+        return f"{path} is {dotted(correction.to)} now"
+    return f"{path} is taken out" if correction.value is None else f"{path} is {correction.value} now"
+
+
+def verdict_line(judged: ConfigJudged) -> str:
+    """How it ends: errors, or what the training will be."""
+    errors = sum(finding.severity is Severity.ERROR for finding in judged.findings)
+    by = f"DeepSpeed {judged.asked.version}"
+    if errors:
+        return f"✗ {errors} error{'s' if errors > 1 else ''}: {by} does not do what {judged.read.name} says"
+    facts = judged.asked.facts
+    if facts is None or any(finding.rule == "config-not-judged" for finding in judged.findings):
+        return f"! {by} could not judge all of {judged.read.name}"
+    precision = "fp16" if facts.fp16 else "bf16" if facts.bf16 else "fp32"
+    offload = "".join(
+        f", {what} on {device}"
+        for what, device in (("optimizer", facts.offload_optimizer), ("parameters", facts.offload_param))
+        if device != "none"
+    )
+    trains = f"ZeRO stage {facts.stage}, {precision}{offload}"
+    if warnings := sum(finding.severity is Severity.WARNING for finding in judged.findings):
+        return f"! {by} reads {judged.read.name}, with {warnings} warning{'s' * (warnings > 1)}: {trains}"
+    return f"✓ {by} reads {judged.read.name} as it is written: {trains}"
