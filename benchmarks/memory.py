@@ -3,7 +3,7 @@
 Gloo ranks go through all cases, DeepSpeed imported once: five architectures with random weights x ZeRO stages 0 to 3 x
 offload x bf16 and fp32 x two bucket sizes on two ranks; and fp16, one and four ranks, accumulation and activation
 checkpointing, one at a time and together. At each point the live storages of each rank are counted
-(``dsdoctor.memory.live``) and held against what ``dsdoctor.memory`` says for that rank, and what DeepSpeed's own estimators
+(``dsdoctor.memory.engine``) and held against what ``dsdoctor.memory`` says for that rank, and what DeepSpeed's own estimators
 say. The accelerator is the CPU, so device and host are one memory and are compared together. Needs torch, transformers and
 DeepSpeed; nothing is downloaded.
 """
@@ -24,9 +24,8 @@ from typing import Any
 from memory_cases import BATCH, SEQUENCE, Case, all_cases, varied_cases
 from memory_ranks import launch, script
 
-from dsdoctor.memory.models import Layout, ModelShape, Point, Run, ZeroSettings
+from dsdoctor.memory.models import Layout, ModelShape, Point, Run, ZeroSettings, parse_model
 from dsdoctor.memory.predict import predict
-from dsdoctor.memory.read import parse_model
 
 CLOSE = 0.05
 LARGE = {

@@ -30,7 +30,7 @@ def measure(case: Case, folder: Path) -> dict[str, int]:
     import deepspeed
     import torch
 
-    from dsdoctor.memory.live import LiveStorages
+    from dsdoctor.memory.engine import LiveStorages
 
     child = script("ask_model")
     torch.manual_seed(0)

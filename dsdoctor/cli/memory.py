@@ -6,13 +6,13 @@ from typing import Annotated, Literal
 
 from dsdoctor.cli.ending import FOUND, OK, columns, print_result
 from dsdoctor.cli.options import Json, Verbose
-from dsdoctor.commands.memory import Examined, Order, examine, parse_gpus, with_world
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Step, has_error, step
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.options import HOW, WHAT, flag, option
 from dsdoctor.core.requests import PythonPath
-from dsdoctor.report.memory import memory_lines
+from dsdoctor.memory.judge import Examined, Order, examine, parse_gpus, with_world
+from dsdoctor.memory.text import memory_lines
 from dsdoctor.ui.screen import first_step, next_line, screen_lines
 from dsdoctor.ui.terminal import VerdictLine
 
@@ -169,7 +169,7 @@ def _check_page(path: Path) -> None:
 
 
 def _write_page(done: Examined, path: Path, gpus: str | None) -> None:
-    from dsdoctor.report.memory_page import page_of
+    from dsdoctor.memory.page import page_of
     from dsdoctor.ui import page
 
     limit = parse_gpus(gpus, None).memory if gpus else None

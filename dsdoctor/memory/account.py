@@ -1,8 +1,31 @@
 """What a rank holds, thing by thing, while a step is followed; and the most it held."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from dsdoctor.memory.models import Moment, Place, Point, Row
+from dsdoctor.memory.models import Kind, Moment, Place, Point, Row, Run, ZeroSettings
+
+# The things of a ledger, by the names that it shows.
+
+
+PARAMETERS = "parameters"
+FROZEN = "parameters that are not trained"
+BUFFERS = "buffers of the model"
+INPUTS = "inputs"
+MASTER = "fp32 copy of the parameters"
+STATES = "optimizer states"
+GRADIENTS = "gradients"
+GRADIENTS_HOST = "fp32 gradients for the optimizer"
+FLAT_GRADIENTS = "gradients made flat and fp32 for the step"
+STEP_TEMPORARY = "temporaries of the optimizer's step"
+BUCKET = "buckets for reducing gradients (reduce_bucket_size)"
+REDUCING = "gradients on their way between ranks"
+COPY = "16-bit copy for the way back from the host"
+STAGING = "buffers of the size of the largest parameter"
+GATHERED = "gathered parameters"
+GATHERING = "parameters on their way between ranks"
+ACTIVATIONS = "activations"
+LOGITS = "logits and loss"
+SAVING = "parameters gathered for saving"
 
 
 class Account:
@@ -56,3 +79,68 @@ class Account:
         self._most_host = max(self._most_host, self.host)
         if self.device > self._most:
             self._most, self._best = self.device, dict(self.held)
+
+
+# What a run has beside parameters, event by event, put into an account: activations, and of them logits and loss.
+
+
+def head_end(run: Run) -> int:
+    """The number of the last event at which a module with parameters ended its forward: what follows is the loss."""
+    ends = [number for number, event in enumerate(run.events) if event[0] == Kind.POST_FORWARD]
+    loss = next((number for number, event in enumerate(run.events) if event[0] == Kind.LOSS), 0)
+    return max((number for number in ends if number < loss), default=0)
+
+
+def follow(account: Account, run: Run, events: slice) -> Iterator[tuple[Kind, int]]:
+    """Each event, with its bytes held: first the most before it, then what is there at it."""
+    end = head_end(run)
+    before = run.events[end][3] - run.logits if run.events else 0
+    in_loss = True
+    for number, (kind, index, most, now) in enumerate(run.events[events], events.start or 0):
+        in_loss = in_loss and kind != Kind.GRADIENT
+        for size in (most, now):
+            logits = max(0, size - before) if number > end and in_loss else 0
+            if run.logits and logits:
+                account.add(ACTIVATIONS, min(0, size - logits - account.held.get((ACTIVATIONS, "device"), 0)))
+                account.hold(LOGITS, logits)
+                account.hold(ACTIVATIONS, size - logits)
+            else:
+                account.hold(LOGITS, 0)
+                account.hold(ACTIVATIONS, size)
+        yield Kind(kind), index
+
+
+def parts(run: Run) -> tuple[slice, slice]:
+    """The forward pass, with the loss, and the backward pass."""
+    loss = next((number for number, event in enumerate(run.events) if event[0] == Kind.LOSS), -1)
+    return slice(0, loss + 1), slice(loss + 1, len(run.events))
+
+
+# The optimizer's states and what its step takes besides, per trained element on a rank.
+
+
+STATES_OF_OPTIMIZERS = {"sgd": 0, "lion": 1, "adagrad": 1, "muon": 1}
+"""fp32 states for each element; of all others two (Adam's and its kind's exp_avg and exp_avg_sq)."""
+FP32 = 4
+
+
+def state_size(settings: ZeroSettings) -> int:
+    """Bytes of optimizer states for each element of the fp32 copy."""
+    return FP32 * STATES_OF_OPTIMIZERS.get((settings.optimizer or "").lower(), 2)
+
+
+def fused(settings: ZeroSettings) -> bool:
+    """Whether the step writes in place, as DeepSpeed's own kernels do (DeepSpeedEngine.get_optimizer_configuration)."""
+    return not settings.torch_adam
+
+
+def step(account: Account, settings: ZeroSettings, elements: int, largest: int, place: Place) -> None:
+    """An optimizer's step over so many fp32 elements, ``largest`` in one tensor: its states are there after it.
+
+    torch.optim.Adam makes two temporaries of the denominator (``_single_tensor_adamw``, tensor after tensor, on a CPU;
+    ``_multi_tensor_adamw``, of all at once, on a GPU).
+    """
+    account.hold(STATES, elements * state_size(settings), place)
+    if not fused(settings):
+        on_cpu = place == "host" or account.together
+        account.passing(STEP_TEMPORARY, 2 * FP32 * (largest if on_cpu else elements), place)

@@ -1,8 +1,14 @@
 """What a prediction is made of, and what it is: data only. Sizes are bytes, counts of elements say so."""
 
 import enum
-from dataclasses import dataclass, field
-from typing import Literal
+import shlex
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import msgspec
+
+from dsdoctor.core.errors import UsageError
+from dsdoctor.core.machine import Gap
 
 Place = Literal["device", "host"]
 
@@ -196,3 +202,53 @@ class Prediction:
     def peak(self) -> Moment:
         """The moment with most on the device."""
         return max(self.moments, key=lambda moment: moment.device)
+
+
+# What the two child scripts answer -> settings and shapes, or an error with the next step.
+
+
+def parse_model(answer: dict[str, Any] | Gap) -> ModelShape:
+    """A model's shape, of the answer of ``ask_model.py``. Raises UsageError."""
+    fields = _checked(answer, "the model", "torch and transformers")
+    return msgspec.convert({**fields, "name": fields.get("class", "")}, ModelShape)
+
+
+def parse_settings(answer: dict[str, Any] | Gap, name: str) -> ZeroSettings:
+    """A configuration's values, of the answer of ``ask_zero_config.py``; ``name``: its file. Raises UsageError."""
+    judges = f"it says why, and what to change: dsdoctor config {shlex.quote(name)}"
+    return msgspec.convert(_checked(answer, "the configuration", "DeepSpeed", judges), ZeroSettings)
+
+
+def _checked(
+    answer: dict[str, Any] | Gap, what: str, package: str, hint: str = "dsdoctor memory --help"
+) -> dict[str, Any]:
+    if isinstance(answer, Gap):
+        raise UsageError(f"{what} could not be read: {answer.reason}", hint="--python names another environment")
+    if missing := answer.get("missing"):
+        raise UsageError(
+            f"{what} is read with {package}, and that Python has no {missing}",
+            hint="name an environment that has it: --python PATH",
+        )
+    if error := answer.get("error"):
+        raise UsageError(f"{what} could not be read: {error}", hint=answer.get("hint") or hint)
+    return answer
+
+
+# Values that Hugging Face's Trainer fills in where a configuration says "auto" (transformers/integrations/deepspeed.py,
+# HfTrainerDeepSpeedConfig.trainer_config_finalize), as far as memory depends on them.
+
+
+ZERO = "zero_optimization."
+
+
+def filled(settings: ZeroSettings, hidden_size: int | None) -> ZeroSettings:
+    """The settings with the Trainer's values for buckets and thresholds. Others keep DeepSpeed's defaults."""
+    if hidden_size is None:
+        return settings
+    values = {
+        "reduce_bucket_size": (ZERO + "reduce_bucket_size", hidden_size * hidden_size),
+        "prefetch_bucket_size": (ZERO + "stage3_prefetch_bucket_size", int(0.9 * hidden_size * hidden_size)),
+        "param_persistence_threshold": (ZERO + "stage3_param_persistence_threshold", 10 * hidden_size),
+    }
+    chosen = {field: value for field, (key, value) in values.items() if key in settings.automatic}
+    return replace(settings, **chosen)  # type: ignore[arg-type]

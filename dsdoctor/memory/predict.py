@@ -1,14 +1,51 @@
-"""Settings, a model's shape and a run -> a rank's ledger: two steps are followed from call to call, then a checkpoint is saved."""
+"""What to change so that less memory is taken, cheapest first: each change is predicted anew, none is a rule of thumb."""
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from dsdoctor.memory import names
-from dsdoctor.memory.account import Account
-from dsdoctor.memory.activations import follow, parts
+from dsdoctor.memory import account as names
+from dsdoctor.memory.account import Account, follow, head_end, parts
 from dsdoctor.memory.models import Kind, Layout, ModelShape, Moment, Point, Prediction, Run, ZeroSettings
-from dsdoctor.memory.stage0 import Stage0
 from dsdoctor.memory.stage3 import Stage3
-from dsdoctor.memory.stage12 import Bf16Stage1, Stage12
+from dsdoctor.memory.stage12 import Bf16Stage1, Stage0, Stage12
+
+# What is on a GPU beside live tensors, as ranges. None of it was measured here: the figures are assumptions.
+
+
+GIB = 1 << 30
+SLACK = 50
+"""Of this many bytes of tensors the allocator holds one more at least."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unmeasured:
+    """A thing whose bytes are not computed: from ``low`` to ``high``."""
+
+    what: str
+    low: int
+    high: int
+
+
+def beside_tensors(peak: int, *, world: int) -> tuple[Unmeasured, ...]:
+    """Context and libraries, buffers for communication, and what the caching allocator holds beyond live tensors."""
+    context = Unmeasured(what="CUDA context and libraries", low=int(0.4 * GIB), high=int(1.2 * GIB))
+    nccl = Unmeasured(what="NCCL buffers", low=int(0.1 * GIB), high=int(1.5 * GIB))
+    slack = Unmeasured(what="slack and fragments of torch's allocator", low=peak // SLACK, high=peak // 8)
+    return (context, *([nccl] if world > 1 else []), slack)
+
+
+def room(memory: int, *, world: int) -> int:
+    """Bytes of tensors that a GPU has place for, with the least that is beside them.
+
+    >>> room(80 << 30, world=1) >> 30
+    78
+    """
+    fixed = sum(each.low for each in beside_tensors(0, world=world))
+    return (memory - fixed) * SLACK // (SLACK + 1)
+
+
+# Settings, a model's shape and a run -> a rank's ledger: two steps are followed from call to call, then a checkpoint is saved.
 
 
 class Stage(Protocol):
@@ -132,3 +169,339 @@ def _tell(stage: Stage, kind: Kind, index: int) -> None:
         modules[kind](index)
     elif kind is Kind.END:
         stage.backward_ends()
+
+
+CHUNKS = 8
+MODERATE_BUCKET = 50_000_000
+NEAR = 20_000_000
+WORTH = 0.98
+"""What is left of the peak after a change that is worth its cost, at most."""
+ZERO = "zero_optimization."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """What is predicted: a configuration, a model, and one of its runs (None: states alone)."""
+
+    settings: ZeroSettings
+    model: ModelShape
+    run: Run | None
+    layout: Layout
+
+    def predicted(self) -> Prediction:
+        """Its ledger."""
+        return predict(self.settings, self.model, self.run, self.layout)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One thing to change. ``set``: keys and values, where it is in the configuration. ``won``: bytes less at the device's
+    peak; ``host``: bytes more at the host's."""
+
+    what: str
+    cost: str
+    set: tuple[tuple[str, str], ...]
+    won: int
+    peak: int
+    host: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Enough:
+    """Changes that are enough together, and what is left at the device's peak. ``fits``: they are."""
+
+    what: tuple[str, ...]
+    peak: int
+    fits: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A change that was not predicted yet."""
+
+    what: str
+    cost: str
+    after: Situation
+    set: tuple[tuple[str, str], ...] = ()
+
+
+def changes(now: Situation) -> tuple[Change, ...]:
+    """All changes that win something, in the order of what they cost."""
+    before = now.predicted()
+    host = max(moment.host for moment in before.moments)
+    found = []
+    for look in CANDIDATES:
+        for candidate in look(now):
+            after = candidate.after.predicted()
+            won = before.peak.device - after.peak.device
+            if won > 0:
+                more = max(moment.host for moment in after.moments) - host
+                found.append(
+                    Change(
+                        what=candidate.what,
+                        cost=candidate.cost,
+                        set=candidate.set,
+                        won=won,
+                        peak=after.peak.device,
+                        host=more,
+                    )
+                )
+    return tuple(found)
+
+
+def enough(now: Situation, limit: int) -> Enough:
+    """One change after the other, cheapest first, until the peak is within ``limit``; those that win next to nothing are
+    left out."""
+    names: list[str] = []
+    peak = now.predicted().peak.device
+    for look in CANDIDATES:
+        for candidate in look(now):
+            after = candidate.after.predicted().peak.device
+            if peak <= limit:
+                return Enough(what=tuple(names), peak=peak, fits=True)
+            if after < peak * WORTH:
+                now, peak = candidate.after, after
+                names.append(candidate.what)
+                break
+    return Enough(what=tuple(names), peak=peak, fits=peak <= limit)
+
+
+def with_settings(now: Situation, **values: object) -> Situation:
+    """The same with other settings."""
+    return replace(now, settings=replace(now.settings, **values))  # type: ignore[arg-type]
+
+
+def smaller_buckets(now: Situation) -> Iterator[Candidate]:
+    """reduce_bucket_size: never more than all gradients together, and no more than hides the latency."""
+    trained = sum(now.model.parameters[number][1] for number in now.model.trained)
+    size = min(MODERATE_BUCKET, trained)
+    if now.settings.stage and size < now.settings.reduce_bucket_size:
+        yield Candidate(
+            what="a smaller bucket for gradients",
+            cost="more and smaller collectives in the backward pass",
+            set=((ZERO + "reduce_bucket_size", str(size)),),
+            after=with_settings(now, reduce_bucket_size=size),
+        )
+
+
+def no_overlap(now: Situation) -> Iterator[Candidate]:
+    """overlap_comm takes a second bucket in stages 1 and 2."""
+    if now.settings.stage in {1, 2} and now.settings.overlap_comm:
+        yield Candidate(
+            what="one bucket instead of two",
+            cost="gradients are reduced after they are computed, and not meanwhile",
+            set=((ZERO + "overlap_comm", "false"),),
+            after=with_settings(now, overlap_comm=False),
+        )
+
+
+def fewer_live_parameters(now: Situation) -> Iterator[Candidate]:
+    """Stage 3 keeps what is used again within max_reuse_distance, and gathers ahead up to max_live_parameters."""
+    if now.settings.stage == 3:
+        near = min(NEAR, now.settings.max_reuse_distance)
+        ahead = min(NEAR, now.settings.prefetch_bucket_size)
+        yield Candidate(
+            what="fewer gathered parameters at a time",
+            cost="parameters are gathered again, and less ahead",
+            set=((ZERO + "stage3_max_reuse_distance", str(near)), (ZERO + "stage3_prefetch_bucket_size", str(ahead))),
+            after=with_settings(now, max_reuse_distance=near, prefetch_bucket_size=ahead),
+        )
+
+
+def higher_stage(now: Situation) -> Iterator[Candidate]:
+    """The next stages of ZeRO."""
+    costs = {
+        1: "none to speak of: as much is communicated",
+        2: "gradients are reduced in every micro batch",
+        3: "half as much communication again, in forward and backward",
+    }
+    for stage in range(now.settings.stage + 1, 4):
+        if now.layout.world > 1:
+            changed = with_settings(now, stage=stage, overlap_comm=stage == 3)
+            bucket = min(changed.settings.reduce_bucket_size, MODERATE_BUCKET)
+            yield Candidate(
+                what=f"ZeRO stage {stage}",
+                cost=costs[stage],
+                set=((ZERO + "stage", str(stage)), (ZERO + "reduce_bucket_size", str(bucket))),
+                after=with_settings(changed, reduce_bucket_size=bucket),
+            )
+
+
+def run_like(now: Situation, batch: int, *, checkpointing: bool) -> Run | None:
+    """The run of another batch, where the model was followed with it."""
+    if now.run is None:
+        return None
+    return now.model.run_like(replace(now.run, batch=batch, checkpointing=checkpointing))
+
+
+def checkpointing(now: Situation) -> Iterator[Candidate]:
+    """Activations computed again in the backward pass."""
+    other = run_like(now, now.run.batch, checkpointing=True) if now.run else None
+    if now.run and not now.run.checkpointing and other:
+        yield Candidate(
+            what="activation checkpointing: model.gradient_checkpointing_enable()",
+            cost="about a third more computing: each layer's forward runs twice",
+            after=replace(now, run=other),
+        )
+
+
+def chunked_loss(now: Situation) -> Iterator[Candidate]:
+    """A loss that makes the logits a piece at a time."""
+    if now.run and now.run.logits and not now.run.error:
+        yield Candidate(
+            what=f"a loss that makes the logits in {CHUNKS} pieces (Liger's fused linear cross entropy, for one)",
+            cost="another loss function; the head's product is computed twice by some",
+            after=replace(now, run=in_chunks(now.run)),
+        )
+
+
+def in_chunks(run: Run) -> Run:
+    """The run with logits and loss, from the head to the first gradient, divided."""
+    end = head_end(run)
+    base = run.events[end][3] - run.logits
+    first = next((n for n, event in enumerate(run.events) if event[0] == Kind.GRADIENT), end)
+
+    def less(number: int, size: int) -> int:
+        return base + (size - base) // CHUNKS if end <= number <= first and size > base else size
+
+    events = tuple((kind, index, less(n, most), less(n, now)) for n, (kind, index, most, now) in enumerate(run.events))
+    return replace(run, events=events, logits=run.logits // CHUNKS)
+
+
+def smaller_batch(now: Situation) -> Iterator[Candidate]:
+    """Half the micro batch, twice the accumulation: the same batch altogether."""
+    half = now.run.batch // 2 if now.run else 0
+    other = run_like(now, half, checkpointing=now.run.checkpointing) if now.run and half else None
+    if other:
+        steps = now.settings.accumulation_steps * 2
+        yield Candidate(
+            what=f"micro batch {half}, accumulated over {steps} steps",
+            cost="smaller products, twice as many of them",
+            set=(("train_micro_batch_size_per_gpu", str(half)), ("gradient_accumulation_steps", str(steps))),
+            after=replace(now, run=other),
+        )
+
+
+def offload_optimizer(now: Situation) -> Iterator[Candidate]:
+    """The fp32 copy and the optimizer's states on the host."""
+    if now.settings.stage and now.settings.offload_optimizer == "none":
+        yield Candidate(
+            what="the optimizer on the host",
+            cost="its step runs on the CPU, and gradients and parameters go over PCIe in every step",
+            set=((ZERO + "offload_optimizer.device", "cpu"),),
+            after=with_settings(now, offload_optimizer="cpu"),
+        )
+
+
+def offload_param(now: Situation) -> Iterator[Candidate]:
+    """Parameters on the host, too."""
+    if now.settings.stage == 3 and now.settings.offload_param == "none":
+        optimizer = now.settings.offload_optimizer if now.settings.offload_optimizer != "none" else "cpu"
+        yield Candidate(
+            what="parameters and the optimizer on the host",
+            cost="each parameter goes over PCIe for forward and for backward",
+            set=((ZERO + "offload_param.device", "cpu"), (ZERO + "offload_optimizer.device", optimizer)),
+            after=with_settings(now, offload_param="cpu", offload_optimizer=optimizer),
+        )
+
+
+CANDIDATES: tuple[Callable[[Situation], Iterator[Candidate]], ...] = (
+    smaller_buckets,
+    fewer_live_parameters,
+    no_overlap,
+    chunked_loss,
+    checkpointing,
+    smaller_batch,
+    higher_stage,
+    offload_optimizer,
+    offload_param,
+)
+
+
+# The largest micro batch that fits a GPU, and the fewest GPUs that do, by prediction. Pure: runs are handed in.
+
+
+MOST_BATCH = 1 << 14
+MOST_RANKS = 1 << 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Searched:
+    """``batch``: the largest micro batch that fits so many ranks, 0 for none. ``ranks``: the fewest that fit the batch that
+    was asked for, None where even thousands do not."""
+
+    batch: int
+    batch_peak: int
+    ranks: int | None
+    ranks_peak: int | None
+
+
+def between(one: Run, two: Run, batch: int) -> Run:
+    """The run of a batch, on the line through those of two batches: tensors grow with it or do not.
+
+    Raises ValueError where the two do not do the same.
+    """
+    if [event[:2] for event in one.events] != [event[:2] for event in two.events] or one.batch == two.batch:
+        raise ValueError("runs of two batches are not alike")
+
+    def on_line(first: int, second: int) -> int:
+        return max(0, first + (second - first) * (batch - one.batch) // (two.batch - one.batch))
+
+    events = tuple(
+        (kind, index, on_line(most, other[2]), on_line(now, other[3]))
+        for (kind, index, most, now), other in zip(one.events, two.events, strict=True)
+    )
+    return replace(
+        one,
+        batch=batch,
+        events=events,
+        logits=on_line(one.logits, two.logits),
+        inputs=on_line(one.inputs, two.inputs),
+    )
+
+
+def search(now: Situation, one: Run, two: Run, limit: int) -> Searched:
+    """What fits ``limit`` bytes on each GPU."""
+
+    def peak(batch: int, ranks: int) -> int:
+        run = between(one, two, batch)
+        return replace(now, run=run, layout=replace(now.layout, world=ranks)).predicted().peak.device
+
+    wanted = now.run.batch if now.run else 1
+    batch = largest(lambda batch: peak(batch, now.layout.world) <= limit, MOST_BATCH)
+    fewest = smallest(lambda ranks: peak(wanted, ranks) <= limit, MOST_RANKS)
+    return Searched(
+        batch=batch,
+        batch_peak=peak(batch, now.layout.world) if batch else 0,
+        ranks=fewest,
+        ranks_peak=peak(wanted, fewest) if fewest else None,
+    )
+
+
+def largest(fits: Callable[[int], bool], most: int) -> int:
+    """The largest number from 1 to ``most`` that fits, where smaller ones fit as well; 0 for none.
+
+    >>> largest(lambda n: n <= 37, 100), largest(lambda n: False, 8), largest(lambda n: True, 9)
+    (37, 0, 9)
+    """
+    if not fits(1):
+        return 0
+    good, step = 1, 1
+    while good + step <= most and fits(good + step):
+        good, step = good + step, step * 2
+    while step:
+        if good + step <= most and fits(good + step):
+            good += step
+        else:
+            step //= 2
+    return good
+
+
+def smallest(fits: Callable[[int], bool], most: int) -> int | None:
+    """The smallest number from 1 to ``most`` that fits, where larger ones fit as well; None for none.
+
+    >>> smallest(lambda n: n >= 37, 100), smallest(lambda n: False, 8), smallest(lambda n: True, 9)
+    (37, None, 1)
+    """
+    below = largest(lambda number: not fits(number), most)
+    return below + 1 if below < most else None

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from dsdoctor.core.errors import UsageError, chain
-from dsdoctor.memory.growth import Growth, resident
-from dsdoctor.memory.last_call import LastCall
+from dsdoctor.memory.calls import Growth, LastCall, resident
 
 OFF, OOM, TRACE = CHOICES = ("off", "oom", "trace")
 STEPS = 3
@@ -96,7 +95,7 @@ def reader(engine: Any) -> Callable[[], int]:
 
 def trace(engine: Any, say: Say) -> None:
     """Measure the live storages of the first steps, part by part; then everything is as it was."""
-    from dsdoctor.memory.live import LiveStorages, walked
+    from dsdoctor.memory.engine import LiveStorages, walked
 
     live = LiveStorages()
     rows: list[tuple[str, dict[str, int]]] = [("after initialize", walked())]
@@ -130,9 +129,9 @@ def trace(engine: Any, say: Say) -> None:
 
 def trace_lines(engine: Any, rows: list[tuple[str, dict[str, int]]]) -> Iterator[str]:
     """Each part with its peak, and what was predicted of the states between steps."""
-    from dsdoctor.memory.changes import Situation
     from dsdoctor.memory.engine import layout_of, settings_of, shape_of
     from dsdoctor.memory.models import Point
+    from dsdoctor.memory.predict import Situation
     from dsdoctor.run.memory_told import amount
 
     now = Situation(settings=settings_of(engine), model=shape_of(engine.module), run=None, layout=layout_of(engine))

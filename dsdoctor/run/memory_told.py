@@ -7,10 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from dsdoctor.core.errors import chain
-from dsdoctor.memory.growth import Grown, Growth
-from dsdoctor.memory.host_limits import asked_bytes, limit_lines, look_limits
-from dsdoctor.memory.kept_graphs import Kept, kept_graphs
-from dsdoctor.memory.last_call import Call, LastCall
+from dsdoctor.memory.calls import Call, Grown, Growth, LastCall
+from dsdoctor.memory.failure import Kept, asked_bytes, kept_graphs, limit_lines, look_limits
 from dsdoctor.memory.models import ZeroSettings
 
 MIB = 1 << 20
@@ -104,9 +102,8 @@ def larger_call(last: LastCall) -> Iterator[str]:
 
 def engine_lines(engine: Any, said: str, call: Call | None, *, grows: bool) -> Iterator[str]:
     """Predicted against measured, and what to change. ``said``: the exception. ``call``: the engine's last, None for none."""
-    from dsdoctor.memory.changes import Situation
-    from dsdoctor.memory.engine import layout_of, settings_of, shape_of
-    from dsdoctor.memory.holders import REST, holders
+    from dsdoctor.memory.engine import REST, holders, layout_of, settings_of, shape_of
+    from dsdoctor.memory.predict import Situation
 
     now = Situation(settings=settings_of(engine), model=shape_of(engine.module), run=None, layout=layout_of(engine))
     held = holders(engine)
@@ -143,7 +140,7 @@ def bucket_line(settings: ZeroSettings, asked: int, *, elements: int) -> str:
 
 def advice_lines(engine: Any, now: Any, asked: int, held: int, rest: int) -> Iterator[str]:
     """The changes that win as much as matters beside the one allocation that failed."""
-    from dsdoctor.memory.changes import changes
+    from dsdoctor.memory.predict import changes
 
     advice = [f"{c.what}: {amount(c.won)} less; costs: {c.cost}" for c in changes(now) if c.won * WORTH >= asked]
     if now.run is None and rest > held // 3 and rest * WORTH >= asked:
@@ -159,7 +156,7 @@ def with_activations(engine: Any, now: Any, call: Any) -> tuple[Any, str]:
     """The situation with the engine's last call followed by its shapes, "" and otherwise why it is not in it."""
     from dataclasses import replace
 
-    from dsdoctor.memory.follow_call import followed
+    from dsdoctor.memory.engine import followed
 
     if call is None:
         return now, "the engine was not called with a tensor yet"

@@ -16,7 +16,7 @@ import pytest
 
 from dsdoctor.core.children import parse_answer
 from dsdoctor.core.host import LocalHost
-from dsdoctor.memory.read import parse_settings
+from dsdoctor.memory.models import parse_settings
 from tests.launch.test_run_launchers import free_port
 
 ROOT = Path(__file__).parents[2]

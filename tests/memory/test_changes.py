@@ -6,14 +6,10 @@ from dataclasses import replace
 import pytest
 
 from dsdoctor.cli.memory import CERTAIN, DOUBTS, fits
-from dsdoctor.commands.memory import Examined
 from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.memory.changes import Situation, changes, enough, in_chunks
-from dsdoctor.memory.hf_auto import filled
-from dsdoctor.memory.judge import Gpus, judge
-from dsdoctor.memory.models import Layout, Run
-from dsdoctor.memory.search import between, search
-from dsdoctor.memory.unmeasured import beside_tensors, room
+from dsdoctor.memory.judge import Examined, Gpus, judge
+from dsdoctor.memory.models import Layout, Run, filled
+from dsdoctor.memory.predict import Situation, beside_tensors, between, changes, enough, in_chunks, room, search
 from tests.each import each
 from tests.memory.shapes import TWO_RANKS, model_of, run_of, settings
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from dsdoctor.commands.memory import parse_gpus, parse_size
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.host import CHILD_SCRIPTS
-from dsdoctor.memory.read import parse_model, parse_settings
+from dsdoctor.memory.judge import parse_gpus, parse_size
+from dsdoctor.memory.models import parse_model, parse_settings
 from tests.cli.runner import run
 
 TINY = {

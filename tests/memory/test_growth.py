@@ -5,7 +5,7 @@ import random
 from itertools import count
 from pathlib import Path
 
-from dsdoctor.memory.growth import MOST, Grown, Growth, resident, steady
+from dsdoctor.memory.calls import MOST, Grown, Growth, resident, steady
 from tests.each import each
 
 MIB = 1 << 20

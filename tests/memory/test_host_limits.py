@@ -3,7 +3,7 @@
 from itertools import product
 from pathlib import Path
 
-from dsdoctor.memory.host_limits import HostLimits, asked_bytes, limit_lines, look_limits, refused_by
+from dsdoctor.memory.failure import HostLimits, asked_bytes, limit_lines, look_limits, refused_by
 from tests.each import each
 
 GIB = 1 << 30

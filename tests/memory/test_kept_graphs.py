@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from dsdoctor.memory.kept_graphs import kept_graphs
+from dsdoctor.memory.failure import kept_graphs
 from tests.each import each
 
 BYTES = 4_000_000

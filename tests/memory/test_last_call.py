@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dsdoctor.memory.last_call import Call, LastCall, call_of
+from dsdoctor.memory.calls import Call, LastCall, call_of
 
 
 class Tensor:

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsdoctor.memory import names
+from dsdoctor.memory import account as names
 from dsdoctor.memory.account import Account
 from dsdoctor.memory.models import Layout, Point, Prediction
-from dsdoctor.memory.partition import divide
 from dsdoctor.memory.predict import predict
+from dsdoctor.memory.stage12 import divide
 from tests.each import each
 from tests.memory.shapes import TWO_RANKS, model_of, run_of, settings
 

@@ -12,21 +12,20 @@ from dsdoctor.builder.plan.op_table import OpVerdict
 from dsdoctor.checkpoint.judge import judge as judge_checkpoint
 from dsdoctor.checkpoint.look import look
 from dsdoctor.checkpoint.plan import Plan
-from dsdoctor.commands.memory import Examined
 from dsdoctor.config.check import config_lines
 from dsdoctor.config.document import ReadConfig
 from dsdoctor.config.judge import ConfigJudged
 from dsdoctor.core.finding import step
 from dsdoctor.core.requests import CheckRequest
 from dsdoctor.hang.verdict import judge as judge_hang
-from dsdoctor.memory.changes import changes
+from dsdoctor.memory.judge import Examined
 from dsdoctor.memory.models import Place
-from dsdoctor.memory.unmeasured import beside_tensors
+from dsdoctor.memory.predict import beside_tensors, changes
+from dsdoctor.memory.text import ledger_lines, memory_lines
 from dsdoctor.report.checkpoint import checkpoint_lines
 from dsdoctor.report.comm.lines import phase_line, report_lines
 from dsdoctor.report.comm.tables import speed_lines
 from dsdoctor.report.hang import hang_lines
-from dsdoctor.report.memory import ledger_lines, memory_lines
 from dsdoctor.ui.screen import plan_end_lines
 from dsdoctor.ui.terminal import COMMAND, MARKS_OF_LINES, in_letters, plan_lines, printable, wrapped
 from tests.builder.test_plan import SOURCE, plan

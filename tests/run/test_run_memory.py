@@ -121,6 +121,6 @@ def test_an_engine_is_left_as_it_is_and_other_failures_are_not_ours(choice: str)
 
 @pytest.mark.slow
 def test_the_catch_imports_nothing_before_it_is_needed() -> None:
-    code = "import sys, dsdoctor.run.memory; print(sorted({'torch', 'msgspec', 'dsdoctor.memory.live'} & set(sys.modules)))"
+    code = "import sys, dsdoctor.run.memory; print(sorted({'torch', 'msgspec', 'dsdoctor.memory.engine'} & set(sys.modules)))"
 
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

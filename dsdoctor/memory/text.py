@@ -3,9 +3,9 @@
 import textwrap
 from collections.abc import Iterator
 
-from dsdoctor.commands.memory import Examined
-from dsdoctor.memory.changes import Change
+from dsdoctor.memory.judge import Examined
 from dsdoctor.memory.models import Moment, Place, Point, Prediction, Run
+from dsdoctor.memory.predict import Change
 from dsdoctor.ui.table import table
 from dsdoctor.ui.terminal import VerdictLine
 

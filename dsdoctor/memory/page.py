@@ -3,16 +3,17 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from dsdoctor.commands.memory import Examined
 from dsdoctor.core.finding import Severity
+from dsdoctor.memory.judge import Examined
 from dsdoctor.memory.models import Moment, Place
-from dsdoctor.report.memory import COLUMNS, GIB, MIB, amount, batch_words, cell, most_of, peak_line
+from dsdoctor.memory.text import COLUMNS, GIB, MIB, amount, batch_words, cell, most_of, peak_line
 from dsdoctor.ui.page import Page, Picture, Table, safe
 from dsdoctor.ui.screen import most_harmful
 from dsdoctor.ui.terminal import MARKS
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
+
 
 COLOURS = (
     *("#3f8fc4", "#e6862a", "#3aa56b", "#c2549d", "#8b7bd1", "#b08d3c"),
