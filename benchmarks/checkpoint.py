@@ -19,9 +19,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from dsdoctor.checkpoint.folder import look
 from dsdoctor.checkpoint.judge import judge
-from dsdoctor.checkpoint.look import look
-from dsdoctor.checkpoint.plan import ALL, MODULE, NO_OPTIMIZER, PROVEN_WITH, Plan, Verdict
+from dsdoctor.checkpoint.loading import ALL, MODULE, NO_OPTIMIZER, PROVEN_WITH, Plan, Verdict
 from tests.checkpoint import real
 
 TAG = "global_step2"

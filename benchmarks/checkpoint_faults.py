@@ -30,9 +30,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from dsdoctor.checkpoint.deep import judge_values
+from dsdoctor.checkpoint.folder import look
 from dsdoctor.checkpoint.judge import judge
-from dsdoctor.checkpoint.look import look
-from dsdoctor.checkpoint.plan import PROVEN_WITH, Plan
+from dsdoctor.checkpoint.loading import PROVEN_WITH, Plan
 from dsdoctor.core.finding import has_error
 from tests.checkpoint import real
 

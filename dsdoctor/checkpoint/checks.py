@@ -1,22 +1,242 @@
 """A tag that was looked at -> findings: files, their order, what they say of each other. Asks nothing."""
 
-from collections import defaultdict
+import math
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from dsdoctor.checkpoint.archive import DENIED
-from dsdoctor.checkpoint.contents import STATE, optimizer_steps, shapes_of
-from dsdoctor.checkpoint.examine import PARTITIONED, RANKS, STAGE, TYPE, Examined
-from dsdoctor.checkpoint.expected import missing_files
-from dsdoctor.checkpoint.frozen import only_in_module
-from dsdoctor.checkpoint.inert import Call
-from dsdoctor.checkpoint.look import Shard
-from dsdoctor.checkpoint.missing import MOST, listed, missing
-from dsdoctor.checkpoint.names import Part, parse_name
-from dsdoctor.checkpoint.sizes import size_problems
-from dsdoctor.checkpoint.walk import at
-from dsdoctor.core.finding import Finding
+from dsdoctor.checkpoint.facts import (
+    PARTITIONED,
+    RANKS,
+    STAGE,
+    STATE,
+    TYPE,
+    Examined,
+    Shapes,
+    groups_of,
+    optimizer_steps,
+    shapes_of,
+)
+from dsdoctor.checkpoint.folder import (
+    GROUPS,
+    UNIVERSAL,
+    Part,
+    Shard,
+    expert_name,
+    layer_name,
+    model_name,
+    names_in,
+    optimizer_name,
+    parse_name,
+)
+from dsdoctor.checkpoint.parameters import only_in_module
+from dsdoctor.checkpoint.torch_file import DENIED, Call, at, count_of
+from dsdoctor.core.finding import Finding, Step, instead, step
 from dsdoctor.core.text import and_more
+
+# The facts of a tag -> the names of the files that it must have, and what its universal folder must hold.
+
+
+def missing_files(examined: Examined) -> tuple[str, ...]:
+    """Files that are not there and must be, each once, in order."""
+    there = set(examined.tag.folder.files)
+    wanted = _universal(examined) if examined.facts.universal else _sharded(examined)
+    return tuple(dict.fromkeys(name for name in wanted if name not in there))
+
+
+def _sharded(examined: Examined) -> Iterator[str]:
+    facts = examined.facts
+    ranks = range(facts.partitions or facts.data or 0)
+    for model in _model_ranks(examined):
+        if facts.stage is not None and facts.stage >= PARTITIONED:
+            yield from (model_name(data, model) for data in ranks)
+        else:
+            yield model_name(None, model)
+        if examined.optimizer and (facts.sharded_optimizer or (facts.stage or 0) > 0):
+            bf16 = facts.bf16 if facts.sharded_optimizer else facts.dtype == "bf16"
+            names = (optimizer_name(data, model, bf16=bf16) for data in ranks)
+            yield from (name for name in names if name.replace("_optim", "optim") not in examined.tag.folder.files)
+    yield from _experts(examined)
+    yield from _layers(examined)
+
+
+def _model_ranks(examined: Examined) -> range:
+    if examined.facts.model is not None:
+        return range(examined.facts.model)
+    seen = [shard.name.model for shard in examined.tag.shards if shard.name.model is not None]
+    return range(max(seen, default=0) + 1)
+
+
+def _experts(examined: Examined) -> Iterator[str]:
+    """Each expert of each MoE layer; where tensors are cut up too, only what the other experts have."""
+    seen = {shard.name.model or 0 for shard in examined.tag.of(Part.EXPERT)} or {0}
+    for layer, count in enumerate(examined.facts.experts):
+        yield from (expert_name(layer, expert, model) for expert in range(count) for model in sorted(seen))
+    ranks = {shard.name.expert or 0 for shard in examined.tag.of(Part.EXPERT_OPTIMIZER)}
+    without = examined.facts.experts and examined.facts.stage == 0
+    for rank in range(max(ranks, default=0) + 1 if ranks or without else 0):
+        yield f"expp_rank_{rank}_mp_rank_00_optim_states.pt"
+
+
+def _layers(examined: Examined) -> Iterator[str]:
+    """A pipeline's layers, by the numbers that its trainable parameters begin with."""
+    if not examined.facts.layers:
+        return
+    models = sorted(
+        {shard.name.model for shard in examined.tag.of(Part.LAYER)}, key=lambda each: -1 if each is None else each
+    )
+    first = {name.partition(".")[0] for name in examined.parameters}
+    for layer in sorted(int(each) for each in first if each.isdecimal()):
+        yield from (layer_name(layer, model) for model in models)
+
+
+def _universal(examined: Examined) -> Iterator[str]:
+    """The states of a universal tag: of stage 3 the first rank's are read, whatever there are."""
+    if examined.facts.stage is not None and examined.facts.stage >= PARTITIONED:
+        yield from (model_name(0, model) for model in _model_ranks(examined))
+    else:
+        yield from (model_name(None, model) for model in _model_ranks(examined))
+
+
+def missing_states(examined: Examined) -> tuple[str, ...]:
+    """Files that a universal tag lacks: the optimizer's groups, and of a trainable parameter what most others have."""
+    without = examined.facts.universal and examined.tag.groups is None
+    return (*((f"{UNIVERSAL}/{GROUPS}",) if without else ()), *_missing_of_parameters(examined))
+
+
+def _missing_of_parameters(examined: Examined) -> tuple[str, ...]:
+    folders = {
+        parameter.name: {file.path.name for file in parameter.files} for parameter in examined.tag.parameters or ()
+    }
+    groups = [group for shard in examined.tag.of(Part.MODEL) for group in shapes_of(shard.file.content) or ()]
+    trained = list(dict.fromkeys(name for group in groups for name in group))
+    counted = Counter(file for name in trained for file in folders.get(name, ()))
+    usual = sorted(file for file, times in counted.items() if times * 2 > len(trained))
+    if not usual:
+        return ()
+    return tuple(f"zero/{name}/{file}" for name in trained for file in usual if file not in folders.get(name, ()))
+
+
+# A tag whose files speak of others that are not there -> which, and what stands in the folder under a name like theirs.
+
+
+MOST = 12
+"""Files that a finding names."""
+UNFINISHED = {".part", ".partial", ".tmp", ".crdownload", ".aria2", ".incomplete"}
+"""What programs add to the name of a file that they have not finished."""
+
+
+def missing(examined: Examined) -> Iterator[Finding]:
+    """Files that the others speak of and that are not there."""
+    gone = (*missing_files(examined), *missing_states(examined))
+    if gone:
+        yield Finding.error(
+            "checkpoint-shard-missing",
+            f"{len(gone)} file{'s' * (len(gone) > 1)} of {examined.tag.folder.name} {'are' if len(gone) > 1 else 'is'} missing",
+            evidence=[
+                *gone[:MOST],
+                *([f"and {len(gone) - MOST} more"] if len(gone) > MOST else []),
+                *_beside(examined, gone)[:4],
+            ],
+            fix="take an older tag, or copy the files from the node that wrote them",
+            steps=(*listed(examined), *_without_optimizer(examined, gone)),
+        )
+
+
+def _without_optimizer(examined: Examined, gone: tuple[str, ...]) -> tuple[Step, ...]:
+    """The way that is left where files of the optimizer alone are missing: below stage 3 the weights stand in another file."""
+    names = [parse_name(name) for name in gone]
+    only = all(name is not None and name.part == Part.OPTIMIZER.name for name in names)
+    if not only or examined.facts.universal or (examined.facts.stage or PARTITIONED) >= PARTITIONED:
+        return ()
+    folder = examined.tag.folder
+    return (
+        instead(
+            "python -m dsdoctor checkpoint {folder} --tag {tag} --load no-optimizer",
+            note="whether its weights alone load",
+            folder=str(examined.folder.path),
+            tag=folder.name,
+        ),
+    )
+
+
+def _beside(examined: Examined, gone: tuple[str, ...]) -> list[str]:
+    """Files that stand in the folder under a name like that of a missing one, each as a line."""
+    names = set(names_in(examined.tag.folder.path)) - set(examined.tag.folder.files)
+    return [f"there is {name}, {how}" for name in sorted(names) for wanted in gone if (how := _likeness(name, wanted))]
+
+
+def _likeness(name: str, wanted: str) -> str:
+    """How a name came about where another one is wanted, "" for none that is like it.
+
+    >>> _likeness("mp_rank_00_model_states (1).pt", "mp_rank_00_model_states.pt")
+    "another name of it, as a copy by hand or a cloud's folder leaves it"
+    >>> _likeness("mp_rank_00_model_states.pt.sha256", "mp_rank_00_model_states.pt")
+    'a name that begins like it'
+    """
+    if name.startswith(".") and name[1:].rpartition(".")[0] == wanted:
+        # .NAME.XXXXXX: rsync keeps it so while it copies
+        return "as a copy that was cut off leaves it"
+    if name != wanted and name.casefold() == wanted.casefold():
+        return "whose letters are large where small ones are wanted, or the other way round"
+    if name.startswith(f"{wanted}."):
+        unfinished = name[len(wanted) :].casefold() in UNFINISHED
+        return "as a save or a download that was cut off leaves it" if unfinished else "a name that begins like it"
+    stem = wanted.removesuffix(".pt")
+    if name.startswith((f"{stem} ", f"{stem}(", f"{stem}-", f"Copy of {stem}")):
+        return "another name of it, as a copy by hand or a cloud's folder leaves it"
+    return ""
+
+
+def listed(examined: Examined) -> tuple[Step, ...]:
+    """The command that shows what is there."""
+    return (step("ls -l {folder}", folder=str(examined.tag.folder.path)),)
+
+
+# Do the flat fp32 weights of all ranks together have the elements that the parameters have? DeepSpeed's own arithmetic.
+
+
+def size_problems(examined: Examined) -> Iterator[str]:
+    """A line for each group whose sizes do not fit. Groups with experts, which not all ranks share, are left out."""
+    facts = examined.facts
+    if facts.universal or facts.experts or not facts.partitions:
+        return
+    for model in sorted({shard.name.model or 0 for shard in examined.tag.of(Part.OPTIMIZER)}):
+        ranks = [shard for shard in examined.tag.of(Part.OPTIMIZER) if (shard.name.model or 0) == model]
+        states = [shard for shard in examined.tag.of(Part.MODEL) if (shard.name.model or 0) == model]
+        shapes = shapes_of(states[0].file.content) if states else None
+        if shapes is not None and facts.stage is not None:
+            check = _stage3 if facts.stage >= PARTITIONED else _stage12
+            yield from check(ranks, shapes, facts.partitions)
+
+
+def _stage12(ranks: list[Shard], shapes: list[Shapes], world: int) -> Iterator[str]:
+    """The ranks' pieces follow each other; all of them together may be padded to a multiple of twice the ranks."""
+    groups = [groups_of(shard) for shard in ranks]
+    if any(each is None or len(each) != len(shapes) for each in groups):
+        return
+    paddings = at(ranks[0].file.content, STATE, "param_alignment_paddings")
+    for number, group in enumerate(shapes):
+        there = sum(each[number].count for each in groups if each)
+        extra = at(paddings, number)
+        wanted = sum(count_of(shape) for shape in group.values())
+        wanted += sum(extra) if isinstance(extra, list) and all(isinstance(each, int) for each in extra) else 0
+        if _padded(there, world) != _padded(wanted, world):
+            yield f"group {number}: {len(ranks)} shards hold {there:,} elements, its {len(group)} parameters have {wanted:,}"
+
+
+def _stage3(ranks: list[Shard], shapes: list[Shapes], world: int) -> Iterator[str]:
+    """Each rank holds its piece of each parameter, padded to the same size on all ranks."""
+    wanted = sum(math.ceil(count_of(shape) / world) for group in shapes for shape in group.values())
+    for shard in ranks:
+        groups = groups_of(shard)
+        there = None if groups is None else sum(each.count for each in groups)
+        if there is not None and there != wanted:
+            yield f"{shard.file.path.name} holds {there:,} elements, its share of the parameters is {wanted:,}"
+
+
+def _padded(count: int, world: int) -> int:
+    return math.ceil(count / (2 * world)) * 2 * world
 
 
 def judge_tag(examined: Examined) -> tuple[Finding, ...]:

@@ -1,16 +1,114 @@
-"""A folder -> its tags, what ``latest`` says, and one tag with the directory and the pickle of each file. Judges nothing."""
+"""A folder, its tags, and what can be put right for certain."""
 
+import enum
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dsdoctor.checkpoint.archive import Archive, Pickles, read_archive
-from dsdoctor.checkpoint.names import Part, ShardName, parse_name
+from dsdoctor.checkpoint.torch_file import Archive, Pickles, read_archive
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.files import read_limited
+from dsdoctor.core.finding import Finding, step
+from dsdoctor.core.text import and_more
+
+# The names that DeepSpeed gives to the files of a tag -> what each file holds; and the other way round.
+
+
+PATTERN = re.compile(
+    r"(?P<bf16>bf16_)?zero_pp_rank_(?P<dp>\d{1,7})_mp_rank_(?P<mp>\d{2,7})_?(?P<what>optim|model)_?states\.pt"
+    r"|mp_rank_(?P<only>\d{2,7})_model_states\.pt"
+    r"|layer_(?P<moe>\d{1,7})_expert_(?P<expert>\d{1,7})_mp_rank_(?P<moe_mp>\d{2,7})_model_states\.pt"
+    r"|expp_rank_(?P<expp>\d{1,7})_mp_rank_(?P<expp_mp>\d{2,7})_optim_states\.pt"
+    r"|layer_(?P<layer>\d{2,7})-(?:model_(?P<model>\d{2,7})-)?model_states\.pt",
+    re.ASCII,
+)
+
+
+class Part(enum.Enum):
+    """What a file holds."""
+
+    MODEL = "model states"
+    OPTIMIZER = "optimizer states"
+    EXPERT = "an expert's weights"
+    EXPERT_OPTIMIZER = "an expert rank's optimizer states"
+    LAYER = "a pipeline layer's weights"
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class ShardName:
+    """``data``: the data-parallel rank, ``model``: the model-parallel one (tensor and pipeline together). None: has none.
+
+    ``layer`` and ``expert`` number what an expert's or a pipeline's file holds; ``bf16`` is the mark of a bf16 optimizer.
+    """
+
+    part: str
+    data: int | None = None
+    model: int | None = None
+    layer: int | None = None
+    expert: int | None = None
+    bf16: bool = False
+
+
+def parse_name(name: str) -> ShardName | None:
+    """What a file of this name holds; None for one that is none of a checkpoint.
+
+    >>> parse_name("bf16_zero_pp_rank_3_mp_rank_00_optim_states.pt")
+    ShardName(part='OPTIMIZER', data=3, model=0, layer=None, expert=None, bf16=True)
+    >>> parse_name("layer_02-model_states.pt")
+    ShardName(part='LAYER', data=None, model=None, layer=2, expert=None, bf16=False)
+    >>> parse_name("training_args.bin") is None
+    True
+    """
+    found = PATTERN.fullmatch(name)
+    if not found:
+        return None
+    number = {key: int(text) for key, text in found.groupdict().items() if text and text.isdigit()}
+    if found["what"]:
+        part = Part.OPTIMIZER if found["what"] == "optim" else Part.MODEL
+        return ShardName(part=part.name, data=number["dp"], model=number["mp"], bf16=bool(found["bf16"]))
+    if found["only"]:
+        return ShardName(part=Part.MODEL.name, model=number["only"])
+    if found["moe"]:
+        return ShardName(part=Part.EXPERT.name, layer=number["moe"], expert=number["expert"], model=number["moe_mp"])
+    if found["expp"]:
+        return ShardName(part=Part.EXPERT_OPTIMIZER.name, expert=number["expp"], model=number["expp_mp"])
+    return ShardName(part=Part.LAYER.name, layer=number["layer"], model=number.get("model"))
+
+
+def optimizer_name(data: int, model: int, *, bf16: bool) -> str:
+    """The file of a rank's optimizer states.
+
+    >>> optimizer_name(3, 0, bf16=True)
+    'bf16_zero_pp_rank_3_mp_rank_00_optim_states.pt'
+    """
+    return f"{'bf16_' if bf16 else ''}zero_pp_rank_{data}_mp_rank_{model:02d}_optim_states.pt"
+
+
+def model_name(data: int | None, model: int) -> str:
+    """The file of the model states; at stage 3 each data-parallel rank has one.
+
+    >>> model_name(None, 1), model_name(2, 0)
+    ('mp_rank_01_model_states.pt', 'zero_pp_rank_2_mp_rank_00_model_states.pt')
+    """
+    rank = "" if data is None else f"zero_pp_rank_{data}_"
+    return f"{rank}mp_rank_{model:02d}_model_states.pt"
+
+
+def expert_name(layer: int, expert: int, model: int) -> str:
+    """The file of an expert's weights."""
+    return f"layer_{layer}_expert_{expert}_mp_rank_{model:02d}_model_states.pt"
+
+
+def layer_name(layer: int, model: int | None) -> str:
+    """The file of a pipeline layer's weights."""
+    return f"layer_{layer:02d}-{'' if model is None else f'model_{model:02d}-'}model_states.pt"
+
+
+# A folder -> its tags, what ``latest`` says, and one tag with the directory and the pickle of each file. Judges nothing.
+
 
 LONGEST_TAG = 4096
 UNIVERSAL = "zero"
@@ -276,3 +374,169 @@ def _first_line(path: Path) -> str | None:
         return None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", hint="ls -l shows whose it is") from error
+
+
+# Which tag DeepSpeed would load, and what the other tags of the folder tell: latest gone, wrong or behind.
+
+
+def choose(folder: Folder, wanted: str | None) -> TagFolder | None:
+    """The tag that is judged: the one that is named, that ``latest`` names, or the newest.
+
+    Raises UsageError for an unknown one, and for one that this user may not read.
+    """
+    if wanted is not None:
+        found = folder.tag(wanted) or named_tag(folder.path, wanted)
+        if found is None:
+            names = and_more(tuple(tag.name for tag in folder.tags), 6) or "none"
+            raise UsageError(f"{folder.path} has no tag {wanted!r}", hint=f"it has {names}")
+        return found
+    if folder.latest and (named := folder.tag(folder.latest) or named_tag(folder.path, folder.latest)):
+        return named
+    plain = [tag for tag in folder.tags if not tag.universal]
+    return (plain or [*folder.tags] or [None])[-1]  # type: ignore[list-item]
+
+
+def judge_latest(folder: Folder, *, chosen: bool) -> Iterator[Finding]:
+    """What becomes of load_checkpoint(DIR) without a tag."""
+    names = and_more(tuple(tag.name for tag in folder.tags), 6)
+    if chosen or not folder.tags:
+        return
+    if folder.latest is None:
+        if all(tag.universal for tag in folder.tags):
+            return
+        yield Finding.error(
+            "checkpoint-latest-missing",
+            f"{folder.path} has no file latest: load_checkpoint returns (None, None), and the training begins anew",
+            evidence=(f"tags: {names}",),
+            fix="write it from the newest complete tag, or name the tag: load_checkpoint(DIR, tag=...)",
+            steps=(step("python -m dsdoctor checkpoint {folder} --repair", folder=str(folder.path)),),
+        )
+    elif folder.tag(folder.latest) is None:
+        yield Finding.error(
+            "checkpoint-latest-wrong",
+            f"latest in {folder.path} is empty"
+            if not folder.latest
+            else f"latest in {folder.path} names {folder.latest!r}, and there is no such tag",
+            evidence=(f"tags: {names}", *_instead(folder)),
+            fix="write it from the newest complete tag, or name the tag: load_checkpoint(DIR, tag=...)",
+            steps=(step("python -m dsdoctor checkpoint {folder} --repair", folder=str(folder.path)),),
+        )
+    elif folder.latest.startswith("/"):
+        yield Finding.warning(
+            "checkpoint-latest-absolute",
+            f"latest in {folder.path} holds a whole path: it is found as long as the folder is not moved or copied",
+            evidence=(folder.latest,),
+            fix="let it name the tag alone, as save_checkpoint writes it",
+        )
+
+
+def _instead(folder: Folder) -> Iterator[str]:
+    """What is there under the name that latest says, or why nothing can be."""
+    latest = folder.latest or ""
+    if latest.startswith(("\ufeff", "\\xff\\xfe", "\\xfe\\xff")):
+        yield "latest begins with a byte order mark, as editors and shells of Windows write it"
+    elif latest and is_folder(place := folder.path / latest):
+        yield f"{place} is there, and holds no file under a name that DeepSpeed looks for"
+        yield from (f"{place / name} does" for name in names_in(place) if is_tag(place / name))
+
+
+def newer_tags(folder: Folder, judged: TagFolder | None) -> tuple[TagFolder, ...]:
+    """Tags of a later step than the one that is judged, by the numbers in their names."""
+    if judged is None or judged.step is None:
+        return ()
+    later = [tag for tag in folder.tags if not tag.universal and tag.step is not None and tag.step > judged.step]
+    return tuple(sorted(later, key=lambda tag: tag.step or 0))
+
+
+def judge_denied(folder: Folder, judged: TagFolder) -> Iterator[Finding]:
+    """Folders under the name of a later tag that this user may not read."""
+    for name in folder.denied:
+        if judged.step is not None and (step_of(name) or 0) > judged.step:
+            yield Finding.note(
+                "checkpoint-newer-tag",
+                f"{name} is newer than {judged.name} by its name, and you may not read it: nothing else is known of it",
+                fix="look at it as the user whose it is, which ls -ld shows",
+            )
+
+
+def judge_newer(newer: TagFolder, broken: tuple[Finding, ...], judged: TagFolder, differs: str = "") -> Finding:
+    """A later tag than the one that latest names: one that is not whole, or one that was not made the latest.
+
+    ``differs``: how it shows that it is of another training.
+    """
+    if broken:
+        return Finding.warning(
+            "checkpoint-newest-incomplete",
+            f"{newer.name} is newer than {judged.name} and is not complete",
+            evidence=[finding.title for finding in broken],
+            fix="nothing is lost by it: load_checkpoint takes the tag that latest names",
+            steps=(
+                step(
+                    "python -m dsdoctor checkpoint {folder} --repair",
+                    note="sets it aside",
+                    folder=str(newer.path.parent),
+                ),
+            ),
+        )
+    return Finding.note(
+        "checkpoint-newer-tag",
+        f"{newer.name} is newer than {judged.name}, which is the one that would be loaded",
+        evidence=[f"they may be of two trainings: {differs}"] if differs else [],
+        fix="name the tag to load it: load_checkpoint(DIR, tag=...)",
+    )
+
+
+# What can be put right for certain: ``latest``, and a newest tag that is not complete. Decides; changes nothing.
+
+
+ASIDE = ".incomplete"
+QUIET = 600.0
+"""Seconds: a tag of which a file was written later may still be in the making."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repair:
+    """``latest``: what the file is to say, None where it stays. ``aside``: tags that get another name. ``left``: why not more."""
+
+    latest: str | None = None
+    aside: tuple[str, ...] = ()
+    left: str = ""
+
+
+def repair_of(folder: Folder, complete: Mapping[str, bool], *, now: float) -> Repair:
+    """What is to be done. ``complete``: for each tag that is not universal whether every file of it is there and whole."""
+    tags = sorted((tag for tag in folder.tags if tag.name in complete and not _is_aside(tag)), key=_age)
+    whole = [tag for tag in tags if complete[tag.name]]
+    if not whole:
+        return Repair(left="no tag is complete")
+    newest = whole[-1]
+    broken = [tag for tag in tags if not complete[tag.name] and _age(tag) > _age(newest)]
+    fresh = [tag.name for tag in broken if now - tag.modified < QUIET]
+    if fresh:
+        return Repair(
+            left=f"{fresh[0]} was written less than {QUIET / 60:.0f} minutes ago and may still be in the making "
+            "(of a fresh copy too: cp -a and rsync -t keep the times)"
+        )
+    named = complete.get(folder.latest) if folder.latest is not None else None
+    return Repair(latest=None if named else newest.name, aside=tuple(tag.name for tag in broken))
+
+
+def _age(tag: TagFolder) -> tuple[int, float]:
+    """Tags in order: by the step in the name, then by when they were written."""
+    return (-1 if tag.step is None else tag.step, tag.modified)
+
+
+def _is_aside(tag: TagFolder) -> bool:
+    return re.search(rf"{re.escape(ASIDE)}(-\d+)?$", tag.name) is not None
+
+
+def free_name(name: str, taken: frozenset[str]) -> str:
+    """The name for a tag that is set aside.
+
+    >>> free_name("global_step4", frozenset({"global_step4.incomplete"}))
+    'global_step4.incomplete-2'
+    """
+    wanted, number = f"{name}{ASIDE}", 2
+    while wanted in taken:
+        wanted, number = f"{name}{ASIDE}-{number}", number + 1
+    return wanted

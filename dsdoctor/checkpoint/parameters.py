@@ -1,21 +1,23 @@
-"""A tag -> which frozen parameters and buffers are in it, and which of them a load that succeeds leaves as the model was made.
+"""The parameters of a tag against a model: frozen ones, shapes, and what a run must have beside the files."""
 
-As real ranks of DeepSpeed 0.19.8 did: ``load_module_state_dict`` is called for no universal checkpoint (engine.py,
-``_load_checkpoint``), and of its folder ``zero/`` the optimizer reads what it trains, whatever else the converter put there.
-"""
-
+import _compat_pickle
 import re
+import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from dsdoctor.checkpoint.contents import shapes_of
-from dsdoctor.checkpoint.examine import PARTITIONED, Examined
-from dsdoctor.checkpoint.inert import Call, Tensor
-from dsdoctor.checkpoint.look import Shard
-from dsdoctor.checkpoint.names import Part
-from dsdoctor.checkpoint.walk import at
+from dsdoctor.checkpoint.facts import PARTITIONED, Examined, Shapes, shapes_of
+from dsdoctor.checkpoint.folder import Part, Shard
+from dsdoctor.checkpoint.torch_file import Call, Tensor, at
 from dsdoctor.core.finding import Finding, step
 from dsdoctor.core.text import and_more
+
+# A tag -> which frozen parameters and buffers are in it, and which of them a load that succeeds leaves as the model was made.
+#
+# As real ranks of DeepSpeed 0.19.8 did: ``load_module_state_dict`` is called for no universal checkpoint (engine.py,
+# ``_load_checkpoint``), and of its folder ``zero/`` the optimizer reads what it trains, whatever else the converter put there.
+
 
 NOTES = 2
 """The stage from which on save_checkpoint notes frozen parameters: engine.py, zero_optimization_partition_gradients."""
@@ -138,3 +140,146 @@ def judge_universal_load(examined: Examined) -> Iterator[Finding]:
 
 def _many(names: tuple[str, ...], what: str) -> str:
     return f"{len(names):,} {what}{'s' * (len(names) > 1)}"
+
+
+# A tag that is whole -> what a run must have beside its files: classes of the script, parameters that were left out.
+
+
+OLD_NAMES = {name.partition(".")[0] for name in _compat_pickle.IMPORT_MAPPING}
+"""Modules by the names that they had in Python 2, under which torch.save writes them: __builtin__.set."""
+AT_HAND = {"torch", "deepspeed", "numpy", *sys.stdlib_module_names, *OLD_NAMES} - {"__main__"}
+"""Packages that every run with DeepSpeed has."""
+
+
+def judge_conditions(examined: Examined) -> tuple[Finding, ...]:
+    """What load_checkpoint asks for that the files do not have."""
+    return (*_foreign_classes(examined), *_frozen_excluded(examined))
+
+
+def _foreign_classes(examined: Examined) -> Iterator[Finding]:
+    needed: dict[str, str] = {}
+    for shard in examined.tag.shards:
+        for name in sorted(shard.file.names):
+            if name.partition(".")[0] not in AT_HAND:
+                needed.setdefault(name, shard.file.path.name)
+    if needed:
+        yield Finding.warning(
+            "checkpoint-needs-classes",
+            f"{examined.tag.folder.name} holds objects of {and_more(tuple(needed), 3)}: it loads where that can be imported",
+            evidence=[f"{name} in {file}" for name, file in list(needed.items())[:6]],
+            fix="load it in a script that has them; save numbers, lists and dictionaries in client_state instead",
+        )
+
+
+def _frozen_excluded(examined: Examined) -> Iterator[Finding]:
+    if without_frozen(examined) and not examined.facts.universal:
+        yield Finding.warning(
+            "checkpoint-frozen-excluded",
+            f"{examined.tag.folder.name} was saved with exclude_frozen_parameters: frozen parameters of the model are not in it",
+            evidence=(
+                f"{len(examined.parameters)} trained parameters are in it",
+                "load_checkpoint raises 'Missing key(s) in state_dict' where the model has frozen ones",
+                "with load_module_strict=False it loads without a word, and leaves those as the model was made: random where no "
+                "base model was loaded",
+            ),
+            fix="where the model has frozen parameters, take them from the base model and load with "
+            "load_checkpoint(..., load_module_strict=False)",
+        )
+
+
+# A tag and a model's shapes -> parameters that one of them has and the other has not, and other shapes.
+
+
+MAX_SHAPES_NAMED = 6
+WRAPPERS = ("module.", "_orig_mod.", "base_model.model.", "model.", "transformer.")
+"""What wrappers of a model (compile, LoRA, a class of one's own) put before the names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShapes:
+    """A model: its class, and the shape of each parameter, those of a second name too."""
+
+    name: str
+    shapes: Mapping[str, tuple[int, ...]]
+
+
+def not_comparable(examined: Examined) -> str:
+    """Why the names or shapes of a tag are others than the model's, "" where they are not."""
+    facts = examined.facts
+    if facts.layers or (facts.pipeline or 1) > 1:
+        return "the names in a pipeline's checkpoint are numbers of layers"
+    if (facts.tensor or 1) > 1:
+        return "its tensors are cut over several ranks"
+    return "its experts have names of DeepSpeed's own" if facts.experts else ""
+
+
+def judge_model(examined: Examined, model: ModelShapes) -> Iterator[Finding]:
+    """What load_checkpoint would fail by, in a run with this model."""
+    saved = shapes_in(examined)
+    added, taken = _wrapper(saved, model.shapes)
+    wanted = {f"{added}{each.removeprefix(taken)}": shape for each, shape in model.shapes.items()}
+    lines = list(_differences(saved, wanted, examined))
+    name = examined.tag.folder.name
+    if lines:
+        yield Finding.error(
+            "checkpoint-model-differs",
+            f"{name} is not of this {model.name}: {len(saved):,} parameters there, {len(model.shapes):,} in the model",
+            evidence=lines,
+            fix="load it into the model that it was written from: the same layers, vocabulary and wrappers",
+        )
+    elif added or taken:
+        told = f"with {added!r} before them" if added else f"without {taken!r} before them"
+        yield Finding.note(
+            "checkpoint-model-differs",
+            f"all parameters of {name} are those of this {model.name}, {told}: the run needs the same wrapper",
+        )
+
+
+def shapes_in(examined: Examined) -> dict[str, tuple[int, ...]]:
+    """Every parameter that a tag holds or speaks of, buffers left out; second names too."""
+    found = {**examined.parameters, **examined.frozen}
+    for shard in examined.tag.of(Part.MODEL)[:1]:
+        content = shard.file.content
+        module, buffers = at(content, "module"), at(content, "buffer_names") or ()
+        whole = (examined.facts.stage or 0) < PARTITIONED
+        for name, tensor in module.items() if isinstance(module, dict) and whole else ():
+            if isinstance(tensor, Tensor) and name not in buffers:
+                found.setdefault(str(name), tensor.shape)
+        shared = at(content, "shared_params")
+        for copy, original in shared.items() if isinstance(shared, dict) else ():
+            if original in found:
+                found.setdefault(str(copy), found[original])
+    return found
+
+
+def _wrapper(saved: Shapes, wanted: Shapes) -> tuple[str, str]:
+    """What stands before all names of the checkpoint and not before the model's ("module."), and the other way round."""
+    if set(saved) & set(wanted):
+        return "", ""
+    for prefix in WRAPPERS:
+        if any(f"{prefix}{name}" in saved for name in wanted):
+            return prefix, ""
+        if any(f"{prefix}{name}" in wanted for name in saved):
+            return "", prefix
+    return "", ""
+
+
+def _differences(saved: Shapes, wanted: Shapes, examined: Examined) -> Iterator[str]:
+    other = [
+        f"{name} is {_shape(saved[name])} there and {_shape(shape)} in the model"
+        for name, shape in wanted.items()
+        if name in saved and saved[name] != tuple(shape)
+    ]
+    yield from other[:MAX_SHAPES_NAMED]
+    if len(other) > MAX_SHAPES_NAMED:
+        yield f"and {len(other) - MAX_SHAPES_NAMED} more have other shapes"
+    lacking = tuple(name for name in wanted if name not in saved)
+    if lacking and not without_frozen(examined):
+        yield f"the model has, and it lacks: {and_more(lacking, MAX_SHAPES_NAMED)}"
+    more = tuple(name for name in saved if name not in wanted)
+    if more:
+        yield f"it has, and the model lacks: {and_more(more, MAX_SHAPES_NAMED)}"
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape)) or "a number"

@@ -7,19 +7,24 @@ from typing import Annotated, Any, Literal
 from cyclopts import Group
 from cyclopts.validators import Number
 
-from dsdoctor.checkpoint.judge import no_values
-from dsdoctor.checkpoint.plan import Plan
+from dsdoctor.checkpoint.judge import CheckpointOrder, judge_checkpoint, no_values, repair_checkpoint
+from dsdoctor.checkpoint.loading import Plan
+from dsdoctor.checkpoint.merge import MergeOrder, merge_checkpoint
+from dsdoctor.checkpoint.text import (
+    ReadProgress,
+    checkpoint_lines,
+    checkpoint_parts,
+    converted_lines,
+    merged_lines,
+    repair_lines,
+)
+from dsdoctor.checkpoint.universal import UniversalOrder, convert_checkpoint
 from dsdoctor.cli.ending import FOUND, OK, print_result
 from dsdoctor.cli.options import Json
-from dsdoctor.commands.checkpoint import CheckpointOrder, judge_checkpoint, repair_checkpoint
-from dsdoctor.commands.checkpoint_merge import MergeOrder, merge_checkpoint
-from dsdoctor.commands.checkpoint_universal import UniversalOrder, convert_checkpoint
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import has_error
 from dsdoctor.core.options import OUTPUT, argument, flag, option
 from dsdoctor.core.requests import PythonPath
-from dsdoctor.report.checkpoint import checkpoint_lines, checkpoint_parts, converted_lines, merged_lines, repair_lines
-from dsdoctor.report.reading import ReadProgress
 
 RUN = Group("The run that is to load it", sort_key=1)
 MODEL = Group("What is to be made of it", sort_key=2)

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from dsdoctor.checkpoint.checks import judge_tag
-from dsdoctor.checkpoint.examine import PARTITIONED, Examined, examine
-from dsdoctor.checkpoint.frozen import names_in_module
+from dsdoctor.checkpoint.facts import PARTITIONED, Examined, examine
+from dsdoctor.checkpoint.folder import choose, look, read_tag
 from dsdoctor.checkpoint.judge import GIB, judge
-from dsdoctor.checkpoint.look import look, read_tag
-from dsdoctor.checkpoint.plan import ALL, MODULE, NO_OPTIMIZER, Plan
-from dsdoctor.checkpoint.tags import choose
+from dsdoctor.checkpoint.loading import ALL, MODULE, NO_OPTIMIZER, Plan
+from dsdoctor.checkpoint.parameters import names_in_module
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding, Severity, has_error, step
 from dsdoctor.core.host import LocalHost

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dsdoctor.checkpoint.plan import Outcome, Verdict
+from dsdoctor.checkpoint.loading import Outcome, Verdict
 
 RANKS = Path(__file__).parent / "ranks.py"
 PATIENCE = 600

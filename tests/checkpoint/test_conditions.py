@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from dsdoctor.checkpoint.folder import look
 from dsdoctor.checkpoint.judge import Judged, judge
-from dsdoctor.checkpoint.look import look
-from dsdoctor.checkpoint.plan import NO_OPTIMIZER, Plan, Verdict
+from dsdoctor.checkpoint.loading import NO_OPTIMIZER, Plan, Verdict
+from dsdoctor.checkpoint.text import checkpoint_lines, verdict_line
 from dsdoctor.cli.app import run
 from dsdoctor.core.finding import Severity, has_error
-from dsdoctor.report.checkpoint import checkpoint_lines, verdict_line
 from tests.checkpoint.written import KINDS, Called, Kind, floats, model_states, optimizer_states, save, write
 
 SHARDED = [kind for kind in KINDS if kind.stage and not kind.experts and not kind.pipeline]

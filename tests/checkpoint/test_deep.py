@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.checkpoint.deep import judge_values
-from dsdoctor.checkpoint.examine import Examined
-from dsdoctor.checkpoint.finite import not_finite
+from dsdoctor.checkpoint.facts import Examined
+from dsdoctor.checkpoint.folder import look
 from dsdoctor.checkpoint.judge import judge
-from dsdoctor.checkpoint.look import look
-from dsdoctor.checkpoint.plan import Plan
+from dsdoctor.checkpoint.loading import Plan
+from dsdoctor.checkpoint.tensor_bytes import not_finite
 from dsdoctor.cli.app import run
 from dsdoctor.core.finding import Finding
 from tests.checkpoint import written

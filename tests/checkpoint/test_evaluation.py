@@ -7,9 +7,9 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+from dsdoctor.checkpoint.folder import look
 from dsdoctor.checkpoint.judge import Judged, judge
-from dsdoctor.checkpoint.look import look
-from dsdoctor.checkpoint.plan import ALL, MODULE, NO_OPTIMIZER, Plan, Verdict
+from dsdoctor.checkpoint.loading import ALL, MODULE, NO_OPTIMIZER, Plan, Verdict
 from tests.checkpoint.written import Kind, model_states, save, write
 
 

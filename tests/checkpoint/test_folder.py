@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.checkpoint.judge import Judged, judge
-from dsdoctor.checkpoint.look import look
-from dsdoctor.checkpoint.names import Part
-from dsdoctor.checkpoint.plan import Plan, Verdict
-from dsdoctor.commands.checkpoint import CheckpointOrder, judge_checkpoint, repair_checkpoint
+from dsdoctor.checkpoint.folder import Part, look
+from dsdoctor.checkpoint.judge import CheckpointOrder, Judged, judge, judge_checkpoint, repair_checkpoint
+from dsdoctor.checkpoint.loading import Plan, Verdict
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding, has_error
 from tests.checkpoint.written import KINDS, Kind, write

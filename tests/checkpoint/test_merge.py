@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from dsdoctor.checkpoint.convert import converted
-from dsdoctor.commands.checkpoint import CheckpointOrder
-from dsdoctor.commands.checkpoint_merge import MergeOrder, merge_checkpoint
+from dsdoctor.checkpoint.judge import CheckpointOrder
+from dsdoctor.checkpoint.merge import MergeOrder, merge_checkpoint
+from dsdoctor.checkpoint.tensor_bytes import converted
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
 from tests.checkpoint.written import (
     EXPERTS,

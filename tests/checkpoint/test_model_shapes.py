@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from dsdoctor.checkpoint.examine import Examined, examine
-from dsdoctor.checkpoint.look import look, read_tag
-from dsdoctor.checkpoint.model_shapes import ModelShapes, judge_model
+from dsdoctor.checkpoint.facts import Examined, examine
+from dsdoctor.checkpoint.folder import look, read_tag
+from dsdoctor.checkpoint.parameters import ModelShapes, judge_model
 from dsdoctor.cli.app import run
 from dsdoctor.core.finding import Finding, Severity
 from tests.checkpoint.written import KINDS, SHAPES, Kind, model_states, save, write

@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from dsdoctor.checkpoint.inert import Call
-from dsdoctor.checkpoint.pickles import NotUnderstood, read_pickle
-from dsdoctor.checkpoint.walk import tensors
+from dsdoctor.checkpoint.torch_file import Call, NotUnderstood, read_pickle, tensors
 
 PLAIN: list[Any] = [
     {"a": 1, "b": [1.5, None, True], "c": ("x", -3)},

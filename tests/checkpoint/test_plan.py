@@ -7,9 +7,8 @@ import itertools
 
 import pytest
 
-from dsdoctor.checkpoint.contents import Facts
-from dsdoctor.checkpoint.outcome import outcome
-from dsdoctor.checkpoint.plan import Plan, Verdict
+from dsdoctor.checkpoint.facts import Facts
+from dsdoctor.checkpoint.loading import Plan, Verdict, outcome
 
 
 def cut(stage: int, *, by_deepspeed: bool = True) -> Facts:

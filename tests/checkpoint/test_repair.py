@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.commands.checkpoint import CheckpointOrder, repair_checkpoint
+from dsdoctor.checkpoint.judge import CheckpointOrder, repair_checkpoint
 from dsdoctor.core.errors import UsageError
 from tests.checkpoint.written import Kind, write
 

@@ -15,14 +15,11 @@ from typing import Any
 
 import pytest
 
-from dsdoctor.checkpoint.examine import Examined, examine
-from dsdoctor.checkpoint.judge import judge
-from dsdoctor.checkpoint.look import look, read_tag
-from dsdoctor.checkpoint.plan import Plan, Verdict
-from dsdoctor.checkpoint.trusted_names import untrusted
-from dsdoctor.checkpoint.universal import needs, refusals
-from dsdoctor.commands.checkpoint import CheckpointOrder
-from dsdoctor.commands.checkpoint_universal import Converted, UniversalOrder, convert_checkpoint
+from dsdoctor.checkpoint.facts import Examined, examine
+from dsdoctor.checkpoint.folder import look, read_tag
+from dsdoctor.checkpoint.judge import CheckpointOrder, judge
+from dsdoctor.checkpoint.loading import Plan, Verdict
+from dsdoctor.checkpoint.universal import Converted, UniversalOrder, convert_checkpoint, needs, refusals, untrusted
 from dsdoctor.core.errors import BuildFailed, DoctorError, ImpossiblePlan, UsageError
 from dsdoctor.core.finding import Severity
 from tests.checkpoint.test_merge import Nobody, expected, merged

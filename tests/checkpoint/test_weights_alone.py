@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from dsdoctor.checkpoint.folder import look
 from dsdoctor.checkpoint.judge import Judged, judge
-from dsdoctor.checkpoint.look import look
-from dsdoctor.checkpoint.plan import MODULE, NO_OPTIMIZER, Plan, Verdict
+from dsdoctor.checkpoint.loading import MODULE, NO_OPTIMIZER, Plan, Verdict
 from tests.checkpoint.written import Kind, write
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dsdoctor.checkpoint.names import expert_name, layer_name, model_name, optimizer_name
+from dsdoctor.checkpoint.folder import expert_name, layer_name, model_name, optimizer_name
 
 CLASSES = {"F32": "FloatStorage", "I64": "LongStorage", "BF16": "BFloat16Storage"}
 WIDTHS = {"F32": 4, "I64": 8, "BF16": 2}

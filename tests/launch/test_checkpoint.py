@@ -18,14 +18,13 @@ import pytest
 from benchmarks import checkpoint_faults
 from benchmarks.checkpoint import table
 from dsdoctor.checkpoint.deep import judge_values
-from dsdoctor.checkpoint.examine import Examined
-from dsdoctor.checkpoint.frozen import says_nothing
-from dsdoctor.checkpoint.judge import judge
-from dsdoctor.checkpoint.look import look
-from dsdoctor.checkpoint.plan import ALL, MODULE, NO_OPTIMIZER, Plan, Verdict
-from dsdoctor.commands.checkpoint import CheckpointOrder, judge_checkpoint
-from dsdoctor.commands.checkpoint_merge import MergeOrder, merge_checkpoint
-from dsdoctor.commands.checkpoint_universal import UniversalOrder, convert_checkpoint
+from dsdoctor.checkpoint.facts import Examined
+from dsdoctor.checkpoint.folder import look
+from dsdoctor.checkpoint.judge import CheckpointOrder, judge, judge_checkpoint
+from dsdoctor.checkpoint.loading import ALL, MODULE, NO_OPTIMIZER, Plan, Verdict
+from dsdoctor.checkpoint.merge import MergeOrder, merge_checkpoint
+from dsdoctor.checkpoint.parameters import says_nothing
+from dsdoctor.checkpoint.universal import UniversalOrder, convert_checkpoint
 from dsdoctor.core.finding import Finding
 from tests.checkpoint import real
 from tests.checkpoint.test_merge import Nobody

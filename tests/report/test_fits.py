@@ -9,9 +9,10 @@ import pytest
 
 from dsdoctor.builder.check import check, check_lines, ending_lines, next_step, op_lines
 from dsdoctor.builder.plan.op_table import OpVerdict
+from dsdoctor.checkpoint.folder import look
 from dsdoctor.checkpoint.judge import judge as judge_checkpoint
-from dsdoctor.checkpoint.look import look
-from dsdoctor.checkpoint.plan import Plan
+from dsdoctor.checkpoint.loading import Plan
+from dsdoctor.checkpoint.text import checkpoint_lines
 from dsdoctor.config.check import config_lines
 from dsdoctor.config.document import ReadConfig
 from dsdoctor.config.judge import ConfigJudged
@@ -22,7 +23,6 @@ from dsdoctor.memory.judge import Examined
 from dsdoctor.memory.models import Place
 from dsdoctor.memory.predict import beside_tensors, changes
 from dsdoctor.memory.text import ledger_lines, memory_lines
-from dsdoctor.report.checkpoint import checkpoint_lines
 from dsdoctor.report.comm.lines import phase_line, report_lines
 from dsdoctor.report.comm.tables import speed_lines
 from dsdoctor.report.hang import hang_lines

@@ -1,20 +1,23 @@
 """A judged checkpoint -> lines, and what a document tells of it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
-from dsdoctor.checkpoint.agree import tells_trainings
-from dsdoctor.checkpoint.contents import Facts
-from dsdoctor.checkpoint.examine import Examined
-from dsdoctor.checkpoint.frozen import left_by_universal, says_nothing
-from dsdoctor.checkpoint.inert import count_of
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+from dsdoctor.checkpoint.deep import bytes_of, judge_values, tells_trainings
+from dsdoctor.checkpoint.facts import Examined, Facts
+from dsdoctor.checkpoint.folder import Repair
 from dsdoctor.checkpoint.judge import Judged
-from dsdoctor.checkpoint.plan import LOAD_UNIVERSAL, Verdict
-from dsdoctor.checkpoint.repair import Repair
-from dsdoctor.commands.checkpoint_merge import Merged
-from dsdoctor.commands.checkpoint_universal import Converted
-from dsdoctor.core.finding import Severity, has_error
+from dsdoctor.checkpoint.loading import LOAD_UNIVERSAL, Verdict
+from dsdoctor.checkpoint.merge import Merged
+from dsdoctor.checkpoint.parameters import left_by_universal, says_nothing
+from dsdoctor.checkpoint.torch_file import count_of
+from dsdoctor.checkpoint.universal import Converted
+from dsdoctor.core.finding import Finding, Severity, has_error
 from dsdoctor.core.text import and_more
 from dsdoctor.ui.screen import first_step, most_harmful, next_line
 from dsdoctor.ui.table import size
@@ -183,3 +186,46 @@ def checkpoint_parts(judged: Judged) -> dict[str, Any]:
         "why": judged.outcome.why if judged.outcome else "",
         "rank_bytes": judged.rank_bytes,
     }
+
+
+# How far a long reading of a checkpoint is: a line on a terminal, nothing elsewhere.
+
+
+class ReadProgress:
+    """Shows bytes as they are read. Use as a context manager; with ``quiet``, and where nobody looks, it shows nothing."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        console = Console(stderr=True)
+        self._quiet = quiet
+        columns = (BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn())
+        self._progress = Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
+
+    def __enter__(self) -> "ReadProgress":
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def total(self, count: int) -> None:
+        """So many bytes are to be read."""
+        for task in self._progress.task_ids:
+            self._progress.remove_task(task)
+        self._progress.add_task("", total=count)
+
+    def read(self, count: int) -> None:
+        """So many were read."""
+        for task in self._progress.task_ids:
+            self._progress.advance(task, count)
+
+    def tell(self, line: str) -> None:
+        """A line on stderr, wherever that leads, before something that takes long."""
+        if not self._quiet:
+            self._progress.console.print(f"* {line}", highlight=False, soft_wrap=True, markup=False)
+
+    def judge_values(self, examined: Examined) -> Iterable[Finding]:
+        """Judge all tensors of a tag, and show how far that is."""
+        self.total(bytes_of(examined))
+        return tuple(judge_values(examined, self.read))

@@ -1,0 +1,473 @@
+"""A planned run -> whether load_checkpoint loads a tag, as real runs of DeepSpeed did."""
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from dsdoctor.checkpoint.facts import PARTITIONED, Examined, Facts
+from dsdoctor.core.errors import UsageError
+from dsdoctor.core.finding import Finding
+
+# A run that is planned to load a checkpoint, in the user's terms and in DeepSpeed's, and the verdict on it. Data alone.
+
+
+PROVEN_WITH = "0.19.8"
+ALL, NO_OPTIMIZER, MODULE = "all", "no-optimizer", "module"
+"""How load_checkpoint is called: as it is, with load_optimizer_states=False, with load_module_only=True."""
+LOAD_UNIVERSAL = '"checkpoint": {"load_universal": true}'
+SIZES = "RuntimeError: The size of tensor a (...) must match the size of tensor b (...)"
+"""At stage 3 each rank copies its piece of each frozen parameter (engine.py, load_module_state_dict)."""
+
+
+class Verdict(enum.Enum):
+    """What load_checkpoint does with it in the planned run."""
+
+    LOADS = "loads"
+    UNIVERSAL = "needs a universal checkpoint"
+    CANNOT = "cannot be loaded"
+    UNKNOWN = "not known"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The run that is planned; None for as it was saved. ``world``: all ranks. ``load``: ALL, NO_OPTIMIZER or MODULE.
+
+    ``evaluation``: whether the engine that loads has no optimizer."""
+
+    world: int | None = None
+    stage: int | None = None
+    dtype: str | None = None
+    tensor: int | None = None
+    pipeline: int | None = None
+    load: str = ALL
+    evaluation: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """A verdict, why, what DeepSpeed itself says in that case, and what helps where that is no other checkpoint ("" else)."""
+
+    verdict: Verdict
+    why: str
+    words: str = ""
+    fix: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run in DeepSpeed's own terms. ``data``: data-parallel ranks, None where the world is not known."""
+
+    stage: int
+    dtype: str
+    data: int | None
+    tensor: int | None
+    pipeline: int | None
+
+
+def planned(facts: Facts, plan: Plan) -> Run | None:
+    """The planned run, with what was saved where nothing else is said; None without a stage.
+
+    Raises UsageError for ranks that do not divide.
+    """
+    stage = facts.stage if plan.stage is None else plan.stage
+    if stage is None:
+        return None
+    tensor, pipeline = plan.tensor or facts.tensor, plan.pipeline or facts.pipeline
+    data = facts.data
+    if plan.world is not None:
+        model = (tensor or 1) * (pipeline or 1)
+        if plan.world % model:
+            raise UsageError(
+                f"--world {plan.world} is no multiple of {model}, the ranks that share a model",
+                hint="--tensor-parallel and --pipeline say how many those are",
+            )
+        data = plan.world // model
+    elif (tensor, pipeline) != (facts.tensor, facts.pipeline):
+        data = None
+    return Run(stage=stage, dtype=plan.dtype or facts.dtype, data=data, tensor=tensor, pipeline=pipeline)
+
+
+# A checkpoint's facts and a planned run -> whether load_checkpoint loads it, as real runs of DeepSpeed 0.19.8 did.
+#
+# What was not tried with real ranks is said to be unknown. The table is compared with real ranks in tests/launch/test_checkpoint.py.
+
+
+def outcome(facts: Facts, plan: Plan) -> Outcome:
+    """What load_checkpoint does in the planned run."""
+    found = _outcome(facts, plan)
+    own_cut = found.verdict is Verdict.UNKNOWN and (facts.tensor or 1) > 1 and not facts.cut_by_deepspeed
+    return replace(found, fix=_what_decides(facts)) if own_cut else found
+
+
+def _what_decides(facts: Facts) -> str:
+    """Of a model that cuts its tensors itself, as Megatron's does: no file says where. torch compares the shapes of the pieces."""
+    layout = _layout(facts.tensor, facts.pipeline)
+    return (
+        f"keep its {layout} (data-parallel: {facts.data or 'unknown'}) and its code of the model, and start that run once: "
+        "load_checkpoint raises 'size mismatch' where other tensors are cut than were saved, and loads where the same ones are"
+    )
+
+
+def _outcome(facts: Facts, plan: Plan) -> Outcome:
+    run = planned(facts, plan)
+    if run is None or facts.stage is None:
+        return Outcome(verdict=Verdict.UNKNOWN, why="no file says at which ZeRO stage it was saved")
+    other_layout = (run.tensor, run.pipeline) != (facts.tensor, facts.pipeline)
+    if other_layout and not _is_cut_anew(facts, run):
+        saved, now = _layout(facts.tensor, facts.pipeline), _layout(run.tensor, run.pipeline)
+        return Outcome(verdict=Verdict.UNKNOWN, why=f"it was saved with {saved}, and {now} was not tried")
+    if _family(run.stage) != _family(facts.stage):
+        found = _other_family(facts, run)
+    elif facts.universal:
+        found = _universal(facts)
+    elif other_layout:
+        found = _other_cut(facts, run)
+    else:
+        found = _without_zero(facts, run) if facts.stage == 0 else _sharded(facts, run)
+    untried = _untried_cut(facts)
+    if untried and found.verdict in {Verdict.LOADS, Verdict.UNIVERSAL}:
+        why = f"as far as the files tell {found.why}; {untried} not tried"
+        return Outcome(verdict=Verdict.UNKNOWN, why=why, words=found.words)
+    return found
+
+
+def _untried_cut(facts: Facts) -> str:
+    """How the tensors are cut, where no real ranks have loaded such a checkpoint here."""
+    if (facts.tensor or 1) == 1:
+        return ""
+    if not facts.cut_by_deepspeed:
+        return "a model that cuts its tensors itself was"
+    return "tensors cut by DeepSpeed at stage 3 were" if facts.stage == PARTITIONED else ""
+
+
+def _is_cut_anew(facts: Facts, run: Run) -> bool:
+    """Whether the tensors, which DeepSpeed cut up, are to be cut into fewer pieces: the converter puts them together."""
+    saved, now = facts.tensor or 1, run.tensor or 1
+    return (
+        facts.cut_by_deepspeed and facts.injected and run.pipeline == facts.pipeline and now < saved and not saved % now
+    )
+
+
+def _other_cut(facts: Facts, run: Run) -> Outcome:
+    words = "AssertionError: key: ... is not found in the checkpoint"
+    why = f"its tensors are cut for {facts.tensor} ranks, and the run has {run.tensor}"
+    if facts.stage == 0:
+        return Outcome(verdict=Verdict.CANNOT, why=f"{why}; without ZeRO it is not converted either", words=words)
+    return Outcome(verdict=Verdict.UNIVERSAL, why=why, words=words)
+
+
+def _other_family(facts: Facts, run: Run) -> Outcome:
+    """Between no ZeRO, stages 1 and 2, and stage 3 nothing is loaded, by a universal checkpoint neither."""
+    if facts.stage == 0 and facts.layers and facts.sharded_optimizer and run.stage == 1 and _same(facts, run):
+        # a pipeline in bf16 cuts its optimizer up at stage 0 already
+        return Outcome(verdict=Verdict.LOADS, why="the optimizer's states of this pipeline are cut up as at stage 1")
+    if facts.layers and facts.stage == 0 and run.stage < 3:
+        return Outcome(
+            verdict=Verdict.UNKNOWN,
+            why="a pipeline from stage 0 to another one was tried with the same ranks in bf16 only",
+        )
+    words = _words_of_family(facts, run)
+    if facts.stage == 0:
+        why = "it was saved without ZeRO and has no optimizer states for each rank"
+    else:
+        why = f"stage {facts.stage} and stage {run.stage} name and cut their files in different ways, a universal checkpoint's too"
+    return Outcome(verdict=Verdict.CANNOT, why=why, words=words)
+
+
+def _words_of_family(facts: Facts, run: Run) -> str:
+    if 3 in {facts.stage, run.stage}:
+        return "AssertionError without a word: no file has the name that this stage looks for"
+    if run.stage:
+        same = run.data is not None and run.data == facts.data
+        return (
+            "FileNotFoundError ... optim_states.pt" if same else "ZeRORuntimeException: ... used a DP world size of ..."
+        )
+    return (
+        "FileNotFoundError ... expp_rank_0" if facts.experts else "'NoneType' object ..., while it loads the optimizer"
+    )
+
+
+def _universal(facts: Facts) -> Outcome:
+    if facts.experts or _is_cut_by_the_model(facts):
+        why = "universal checkpoints of experts and of tensors that a model cuts itself were not tried"
+        return Outcome(verdict=Verdict.UNKNOWN, why=why)
+    ranks = "as many pipeline stages and any number of ranks" if (facts.pipeline or 1) > 1 else "any number of ranks"
+    return Outcome(
+        verdict=Verdict.LOADS, why=f"it is universal, for {ranks}, where the configuration says {LOAD_UNIVERSAL}"
+    )
+
+
+def _without_zero(facts: Facts, run: Run) -> Outcome:
+    """Stage 0: the whole optimizer stands in the model states."""
+    if facts.layers and facts.sharded_optimizer:
+        return Outcome(
+            verdict=Verdict.CANNOT, why="a pipeline in bf16 at stage 0 does not load what it saved", words="KeyError: 0"
+        )
+    if facts.layers:
+        return Outcome(verdict=Verdict.UNKNOWN, why="a pipeline at stage 0 was tried in bf16 only")
+    if run.dtype != facts.dtype:
+        if "fp16" in {run.dtype, facts.dtype} or "" in {run.dtype, facts.dtype}:
+            return Outcome(
+                verdict=Verdict.UNKNOWN, why=f"at stage 0 {_named(facts.dtype)} was not tried with {_named(run.dtype)}"
+            )
+        why = f"the optimizer of a {run.dtype} run has other states than that of a {facts.dtype} run"
+        return Outcome(verdict=Verdict.CANNOT, why=why, words="KeyError, while it loads the optimizer")
+    if (facts.experts or _is_cut_by_the_model(facts)) and run.data != facts.data:
+        why = "other ranks were not tried with experts, and with tensors that a model cuts itself"
+        return Outcome(verdict=Verdict.UNKNOWN, why=why)
+    whole = "the whole of it, whatever the number of ranks"
+    part = "the file of its part of the tensors" if (facts.tensor or 1) > 1 else whole
+    return Outcome(verdict=Verdict.LOADS, why=f"without ZeRO each rank loads {part}")
+
+
+def _sharded(facts: Facts, run: Run) -> Outcome:
+    """Stages 1 to 3: each rank loads its own piece of the optimizer's states."""
+    if run.data is None or facts.data is None:
+        return Outcome(verdict=Verdict.UNKNOWN, why="no file says how many data-parallel ranks saved it")
+    if facts.without_step:
+        return _elastic(facts, run)
+    marks = (run.dtype == "bf16", facts.bf16)
+    if run.data == facts.data and marks[0] == marks[1]:
+        if run.dtype != facts.dtype:
+            why = f"{_named(facts.dtype)} was not tried with {_named(run.dtype)}; the names of the files fit"
+            return Outcome(verdict=Verdict.UNKNOWN, why=why)
+        other = f", saved at stage {facts.stage}," if run.stage != facts.stage else ""
+        return Outcome(
+            verdict=Verdict.LOADS, why=f"each data-parallel rank of {facts.data} finds its file{other} and loads it"
+        )
+    why, words = _difference(facts, run)
+    if facts.experts or _is_cut_by_the_model(facts) or (facts.layers and facts.stage != 1):
+        return Outcome(
+            verdict=Verdict.UNKNOWN, why=f"not as it is ({why}), and converting this layout was not tried", words=words
+        )
+    return Outcome(verdict=Verdict.UNIVERSAL, why=why, words=words)
+
+
+def _elastic(facts: Facts, run: Run) -> Outcome:
+    """Saved with elastic_checkpoint and an optimizer that counts the steps of each parameter, as torch's Adam: without the step."""
+    why = "elastic_checkpoint left the optimizer's step out of its files"
+    if not _same(facts, run):
+        return Outcome(verdict=Verdict.UNKNOWN, why=f"{why}, and converting such a checkpoint was not tried")
+    words = "AssertionError without a word, or KeyError: 'base_optimizer_state_step'"
+    fix = "load the weights alone, load_checkpoint(..., load_optimizer_states=False), and train on without elastic_checkpoint"
+    return Outcome(verdict=Verdict.CANNOT, why=f"{why}, and a load asks for it", words=words, fix=fix)
+
+
+def _difference(facts: Facts, run: Run) -> tuple[str, str]:
+    if run.data != facts.data:
+        many = "s" * (facts.data != 1)
+        why = f"its optimizer states are cut for {facts.data} data-parallel rank{many}, and the run has {run.data}"
+        if run.stage == 3 and (run.data or 0) > (facts.data or 0):
+            return why, "ZeRORuntimeException on some ranks, AssertionError on those whose file is not there"
+        if run.stage == PARTITIONED and facts.frozen:
+            return why, SIZES
+        return (
+            why,
+            f"ZeRORuntimeException: ... used a DP world size of {facts.data} but the current world size is {run.data}",
+        )
+    name = "bf16_zero_pp_rank_0..." if run.dtype == "bf16" else "zero_pp_rank_0..."
+    return (
+        f"its optimizer files are named for {_named(facts.dtype)}, and a {run.dtype} run looks for other names",
+        f"FileNotFoundError: {name}",
+    )
+
+
+def _same(facts: Facts, run: Run) -> bool:
+    return run.data == facts.data and (run.dtype == "bf16") == facts.bf16
+
+
+def _is_cut_by_the_model(facts: Facts) -> bool:
+    """Whether tensors are cut up in a way that DeepSpeed did not choose, and notes nowhere."""
+    return (facts.tensor or 1) > 1 and not (facts.cut_by_deepspeed and facts.injected)
+
+
+def _family(stage: int) -> str:
+    return "none" if stage == 0 else "sharded" if stage < 3 else "partitioned"
+
+
+def _layout(tensor: int | None, pipeline: int | None) -> str:
+    return f"{tensor or 'unknown'} tensor-parallel and {pipeline or 'unknown'} pipeline ranks"
+
+
+def _named(dtype: str) -> str:
+    return dtype or "an unknown type"
+
+
+# A load that leaves the optimizer out (``load_optimizer_states=False``, ``load_module_only=True``) -> what becomes of it.
+#
+# As real ranks of DeepSpeed 0.19.8 did; the table is compared with them in tests/launch/test_checkpoint.py.
+
+
+ARGUMENTS = {NO_OPTIMIZER: "load_optimizer_states=False", MODULE: "load_module_only=True"}
+
+
+def outcome_of_weights(facts: Facts, plan: Plan) -> Outcome:
+    """What load_checkpoint does in the planned run with that argument."""
+    run = planned(facts, plan)
+    if run is None or facts.stage is None:
+        return Outcome(verdict=Verdict.UNKNOWN, why="no file says at which ZeRO stage it was saved")
+    reason = _not_tried(facts, run)
+    if reason:
+        return Outcome(verdict=Verdict.UNKNOWN, why=f"{ARGUMENTS[plan.load]} was not tried with {reason}")
+    if (run.stage >= PARTITIONED) != (facts.stage >= PARTITIONED):
+        why = f"stage {facts.stage} and stage {run.stage} name the files of the model in different ways"
+        return Outcome(verdict=Verdict.CANNOT, why=why, words="AssertionError without a word")
+    if run.stage >= PARTITIONED:
+        return _partitioned(facts, run, plan)
+    return Outcome(
+        verdict=Verdict.LOADS,
+        why="its weights alone, which any number of ranks and any stage below 3 find in the same file",
+    )
+
+
+def _not_tried(facts: Facts, run: Run) -> str:
+    if facts.universal:
+        return "a universal checkpoint"
+    if facts.experts or facts.layers or (run.tensor or 1) > 1 or (run.pipeline or 1) > 1 or (facts.model or 1) > 1:
+        return "experts, pipelines and cut tensors"
+    return "fp16" if "fp16" in {run.dtype, facts.dtype} else ""
+
+
+def _partitioned(facts: Facts, run: Run, plan: Plan) -> Outcome:
+    if plan.load == MODULE:
+        why = "at stage 3 the model's file holds no weights, and load_module_only=True takes them from nowhere else"
+        return Outcome(verdict=Verdict.CANNOT, why=why, words="nothing: it returns as if it had loaded")
+    if run.data is None or facts.data is None:
+        return Outcome(verdict=Verdict.UNKNOWN, why="no file says how many data-parallel ranks saved it")
+    if run.data > facts.data:
+        why = f"each rank opens a file of its own, and there are those of {facts.data}"
+        return Outcome(verdict=Verdict.CANNOT, why=why, words="AssertionError on the ranks whose file is not there")
+    if facts.frozen and run.data != facts.data:
+        why = f"the frozen parameters are cut for {facts.data} data-parallel ranks, and the run has {run.data}"
+        return Outcome(verdict=Verdict.CANNOT, why=why, words=SIZES)
+    return Outcome(verdict=Verdict.LOADS, why="its weights alone, put together from the files of all ranks")
+
+
+def judge_weights_alone(examined: Examined, plan: Plan) -> Iterator[Finding]:
+    """What a load that succeeds leaves behind without a word."""
+    yield from _of_latest(examined, plan)
+    yield from _undone(examined, plan)
+    name = examined.tag.folder.name
+    more = (
+        ("the step, the schedule of the learning rate and the counted samples begin anew too",)
+        if plan.load == MODULE
+        else ("the step and the schedule of the learning rate go on",)
+    )
+    yield Finding.warning(
+        "checkpoint-optimizer-skipped",
+        f"{ARGUMENTS[plan.load]} takes the weights of {name} and lets the optimizer begin anew",
+        evidence=("Adam's moments are zero, as at the first step of a training", *_rounded(examined), *more),
+        fix="leave the argument out where the training is to go on as if it had not stopped",
+    )
+
+
+def _undone(examined: Examined, plan: Plan) -> Iterator[Finding]:
+    """Without ZeRO the bf16 optimizer has fp32 weights of its own, which this argument leaves as the model was made."""
+    run = planned(examined.facts, plan)
+    if plan.load == NO_OPTIMIZER and run is not None and run.stage == 0 and run.dtype == "bf16":
+        yield Finding.error(
+            "checkpoint-weights-undone",
+            f"load_optimizer_states=False without ZeRO in bf16: the first step puts the weights of {examined.tag.folder.name} back",
+            evidence=(
+                "the optimizer keeps the fp32 weights that the model was made with, and each step writes them into the model",
+                "an engine without an optimizer, which makes no step, is not meant",
+            ),
+            fix="load with load_module_only=True, which makes the fp32 weights anew, or train at stage 1",
+        )
+
+
+def _rounded(examined: Examined) -> Iterator[str]:
+    facts = examined.facts
+    if facts.dtype == "bf16" and (facts.stage or 0) < PARTITIONED:
+        yield "its fp32 weights are not taken: the optimizer's are made of the model's, which are rounded to bf16"
+
+
+def _of_latest(examined: Examined, plan: Plan) -> Iterator[Finding]:
+    """At stage 3 the weights are put together by zero_to_fp32's function, which is given the folder and no tag."""
+    latest, tag = examined.folder.latest, examined.tag.folder.name
+    if plan.load != NO_OPTIMIZER or (examined.facts.stage or 0) < PARTITIONED or latest == tag:
+        return
+    yield Finding.error(
+        "checkpoint-weights-of-latest",
+        f"load_optimizer_states=False at stage 3 takes the weights of the tag that latest names ({latest!r}), and not of {tag}"
+        if latest
+        else "load_optimizer_states=False at stage 3 needs the file latest, whichever tag is named, and it is not there",
+        evidence=("engine.py calls get_fp32_state_dict_from_zero_checkpoint(load_dir) without the tag",),
+        fix=f"let latest name {tag} for this load",
+    )
+
+
+# A run whose engine has no optimizer, to evaluate a model -> what load_checkpoint does there.
+#
+# As real ranks of DeepSpeed 0.19.8 did. Its engine.py makes such an engine an optimizer for training all the same, in bf16
+# (``_configure_bf16_optimizer``) and with ZeRO (``_configure_zero_optimizer``).
+
+
+AT_STAGE_0 = 'give the engine that evaluates a configuration with "zero_optimization": {"stage": 0}'
+NO_SCHEDULE = "TypeError: 'NoneType' object is not subscriptable, where it has one"
+WITHOUT_ARGUMENT = "load with load_checkpoint(..., load_module_only=True)"
+
+
+def outcome_of_load(facts: Facts, plan: Plan) -> Outcome:
+    """What load_checkpoint does in the planned run, as it is called and with the engine that calls it."""
+    if evaluates(facts, plan):
+        return _outcome_of_evaluation(facts, plan)
+    if not facts.trained:
+        return _without_states(facts, plan)
+    return outcome(facts, plan) if plan.load == ALL else outcome_of_weights(facts, plan)
+
+
+def evaluates(facts: Facts, plan: Plan) -> bool:
+    """Whether the run's engine has no optimizer: as it was saved, where the plan does not say it."""
+    return not facts.trained if plan.evaluation is None else plan.evaluation
+
+
+def _outcome_of_evaluation(facts: Facts, plan: Plan) -> Outcome:
+    run = planned(facts, plan)
+    if run is None or facts.stage is None:
+        return Outcome(verdict=Verdict.UNKNOWN, why="no file says at which ZeRO stage it was saved")
+    if run.stage:
+        return _with_zero(facts, plan, run)
+    found = outcome_of_weights(facts, replace(plan, load=MODULE if plan.load == ALL else plan.load))
+    if found.verdict is not Verdict.LOADS or run.dtype != "bf16" or plan.load != ALL:
+        return found
+    return Outcome(
+        verdict=Verdict.CANNOT,
+        why="in bf16 DeepSpeed gives an engine without an optimizer one all the same, which looks for states of its own",
+        words="KeyError: 0" if facts.stage == 0 else "TypeError: 'NoneType' object is not subscriptable",
+        fix=WITHOUT_ARGUMENT,
+    )
+
+
+def _with_zero(facts: Facts, plan: Plan, run: Run) -> Outcome:
+    words = f"AssertionError: zero stage {run.stage} requires an optimizer"
+    why = f"at stage {run.stage} no engine is made without an optimizer"
+    if run.stage >= PARTITIONED:
+        words = "AttributeError: 'NoneType' object has no attribute 'load'"
+        why = "at stage 3 an engine without an optimizer has nothing that reads checkpoints"
+    alone = facts.stage is not None and facts.stage < PARTITIONED
+    return Outcome(verdict=Verdict.CANNOT, why=why, words=words, fix=_fix_at_stage_0(facts, plan) if alone else "")
+
+
+def _fix_at_stage_0(facts: Facts, plan: Plan) -> str:
+    """What helps below stage 3: no ZeRO, and whatever the same load needs there."""
+    there = _outcome_of_evaluation(facts, replace(plan, stage=0))
+    return f"{AT_STAGE_0}, and {there.fix}" if there.fix else AT_STAGE_0
+
+
+def _without_states(facts: Facts, plan: Plan) -> Outcome:
+    """Saved by an engine without an optimizer, and to be loaded by one that has one."""
+    alone = outcome_of_weights(facts, replace(plan, load=MODULE))
+    if alone.verdict is not Verdict.LOADS or plan.load == MODULE:
+        return alone
+    if plan.load == NO_OPTIMIZER:
+        why = "an engine without an optimizer saved it, and load_optimizer_states=False looks for the schedule of one"
+        return Outcome(
+            verdict=Verdict.UNKNOWN, why=f"{why}: it loads where the run has no scheduler", words=NO_SCHEDULE
+        )
+    return Outcome(
+        verdict=Verdict.CANNOT,
+        why="an engine without an optimizer saved it, and the run looks for the states of one",
+        words="AttributeError or TypeError: 'NoneType' object ..., while it loads the optimizer",
+        fix=WITHOUT_ARGUMENT,
+    )
