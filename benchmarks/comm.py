@@ -30,8 +30,8 @@ from dsdoctor.comm.local import checks as local_checks
 from dsdoctor.comm.local import fingerprint
 from dsdoctor.comm.models import ChosenInterface, Claim, Interface, Local, Rank
 from dsdoctor.comm.rendezvous import checks as arrival_checks
-from dsdoctor.comm.rendezvous.board import Board
 from dsdoctor.comm.rendezvous.checks import Arrivals
+from dsdoctor.comm.rendezvous.store import Board
 
 PLAIN = Path(__file__).parents[1] / "tests/comm/plain.py"
 PER_HOST = 8

@@ -21,9 +21,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from dsdoctor.comm.launch.commands import host_orders
-from dsdoctor.comm.launch.start import free_port
-from dsdoctor.comm.launch.start_on_hosts import start_on_hosts
+from dsdoctor.comm.command import start_on_hosts
+from dsdoctor.comm.launch.start import free_port, host_orders
 from dsdoctor.comm.preflight.facts import look_preflight
 from dsdoctor.comm.preflight.left_out import bad_hosts, without
 from dsdoctor.core.host import LocalHost

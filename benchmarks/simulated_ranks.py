@@ -15,8 +15,7 @@ from dsdoctor.comm.local.facts import look_local
 from dsdoctor.comm.local.fingerprint import fingerprint, versions_here
 from dsdoctor.comm.mesh.mesh import MeshListener, peers
 from dsdoctor.comm.models import Claim, CommPhase, Rank
-from dsdoctor.comm.rendezvous.board import Board
-from dsdoctor.comm.rendezvous.store import Unreached, open_board
+from dsdoctor.comm.rendezvous.store import Board, Unreached, open_board
 from dsdoctor.comm.results import ConnectOutcome, Reach, Stuck
 from dsdoctor.core.host import LocalHost
 

@@ -67,7 +67,7 @@ def test_an_import_of_the_command_line_is_seen(module: str, line: str) -> None:
         ("dsdoctor.core.host", "from dsdoctor.probe import probe", {"core", "probe"}),
         ("dsdoctor.core.host", "def late():\n    import dsdoctor.ui.terminal", {"core", "report"}),
         ("dsdoctor.builder.wheel.shared_object", "from ..make import prove", {"make", "wheel"}),
-        ("dsdoctor.comm.rank_names", "from dsdoctor.comm.control.leader import lead", {"rank_names", "control"}),
+        ("dsdoctor.comm.models", "from dsdoctor.comm.control.agent import lead", {"rank_names", "control"}),
         ("dsdoctor.overflow.frames.frame", "import dsdoctor.overflow.verdict.verdict as late", {"frames", "verdict"}),
         ("dsdoctor.diagnosis.models", "from . import scan", {"models", "scan"}),
         ("dsdoctor.probe.paths", "from dsdoctor.probe import probe", {"paths", "probe"}),

@@ -12,20 +12,18 @@ from cyclopts.validators import Number
 
 from dsdoctor.cli.ending import FOUND, OK, columns, interrupted_by, print_result
 from dsdoctor.cli.options import Json, Verbose
+from dsdoctor.comm.command import CommRequest, compared, read_result, run_all, run_rank, unmet
 from dsdoctor.comm.control.supervisor import Screen
 from dsdoctor.comm.launch.rank import rank_of
 from dsdoctor.comm.models import CommSettings, Mode, PhaseState, Rank
+from dsdoctor.comm.prolog import history_lines, judge_history, line_of, test_node
 from dsdoctor.comm.results import PhaseResult, Report
-from dsdoctor.commands.comm import compared, read_result, run_all, run_rank, unmet
-from dsdoctor.commands.comm_on_hosts import CommRequest
-from dsdoctor.commands.comm_prolog import judge_history, line_of, test_node
+from dsdoctor.comm.text import phase_line, report_lines
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.files import check_folder
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.options import flag, option
 from dsdoctor.core.processes import age
-from dsdoctor.report.comm.history import history_lines
-from dsdoctor.report.comm.lines import phase_line, report_lines
 from dsdoctor.ui.terminal import Stream, show
 
 SLOW = 6
@@ -203,7 +201,7 @@ class Window:
         report = compared(report, self._base) if self._base else report
         self.status = STATUS[report.state]
         if self._html:
-            from dsdoctor.report.comm.page import write_page
+            from dsdoctor.comm.page import write_page
 
             write_page(report, self._html)
         lines = report_lines(report, verbose=self._verbose, width=columns())

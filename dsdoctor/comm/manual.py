@@ -2,18 +2,17 @@
 
 import inspect
 
-from dsdoctor.comm import history
-from dsdoctor.comm.collectives import isolate, nccl_checks, result_checks, stuck_checks
-from dsdoctor.comm.control import agent, exchange_phases, lost_checks, test_run
+from dsdoctor.comm import groups, prolog
+from dsdoctor.comm.collectives import nccl, result_checks, stuck_checks
+from dsdoctor.comm.control import agent, phases, supervisor, test_state
 from dsdoctor.comm.local import checks as local_checks
 from dsdoctor.comm.local import counters, fingerprint
 from dsdoctor.comm.mesh import checks as mesh_checks
-from dsdoctor.comm.nodes import node_speed
 from dsdoctor.comm.preflight import checks as preflight_checks
 from dsdoctor.comm.preflight import left_out
 from dsdoctor.comm.rendezvous import absent_checks
 from dsdoctor.comm.rendezvous import checks as rendezvous_checks
-from dsdoctor.comm.speed import baseline, latency_checks, rank_checks, speed_checks
+from dsdoctor.comm.speed import rank_checks, speed_checks
 
 WITHOUT_PAGE = {"link-cut"}
 """Generators that pass on the findings of others and have no rule of their own."""
@@ -37,17 +36,17 @@ CHECKS = (
     stuck_checks.supervisor_stopped,
     *result_checks.CHECKS,
     *counters.CHECKS,
-    *nccl_checks.CHECKS,
+    *nccl.CHECKS,
     *speed_checks.CHECKS,
     *rank_checks.CHECKS,
-    latency_checks.messages_late,
-    *isolate.CHECKS,
-    *node_speed.CHECKS,
-    *baseline.CHECKS,
-    *history.CHECKS,
-    *lost_checks.CHECKS,
+    speed_checks.messages_late,
+    *groups.ISOLATE_CHECKS,
+    *groups.CHECKS,
+    *speed_checks.BASELINE_CHECKS,
+    *prolog.CHECKS,
+    *supervisor.CHECKS,
     agent.torch_unusable,
     agent.nccl_unavailable,
-    exchange_phases.exchanges_unfinished,
-    test_run.time_used_up,
+    phases.exchanges_unfinished,
+    test_state.time_used_up,
 )

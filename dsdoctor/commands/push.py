@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsdoctor.builder.wheel.read import hex_of, read_wheel
-from dsdoctor.comm.launch.commands import SSH
+from dsdoctor.comm.launch.start import SSH
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
 from dsdoctor.core.files import read_limited
 from dsdoctor.core.finding import Finding

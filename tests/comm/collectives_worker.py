@@ -13,13 +13,11 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from dsdoctor.comm.collectives.catalogue import steps
-from dsdoctor.comm.collectives.deepspeed import run_layer
-from dsdoctor.comm.collectives.run import run_steps
+from dsdoctor.comm.collectives.calls import steps
+from dsdoctor.comm.collectives.run import run_layer, run_steps
 from dsdoctor.comm.models import Mode, RankGroup
 from dsdoctor.comm.results import Speeds
-from dsdoctor.comm.speed.pace import pace
-from dsdoctor.comm.speed.pairs import time_pairs
+from dsdoctor.comm.speed.pace import pace, time_pairs
 from dsdoctor.comm.speed.speed import time_collectives
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from dsdoctor.comm.local.checks import CHECKS
-from dsdoctor.comm.local.rank_view import RankView, merged
+from dsdoctor.comm.local.facts import RankView, merged
 from dsdoctor.comm.models import ChosenInterface, Claim, Interface, Local, Rank
 from dsdoctor.comm.results import ConnectOutcome, Reach
 from dsdoctor.core.finding import Finding

@@ -3,8 +3,19 @@
 from collections.abc import Iterable
 
 from dsdoctor.comm.models import Claim, CommPhase, Mode, PhaseState
-from dsdoctor.comm.results import ConnectOutcome, Limit, Pace, PairTime, PhaseResult, Reach, Report, Speed, Stuck
-from dsdoctor.comm.verdict import ended, verdict
+from dsdoctor.comm.results import (
+    ConnectOutcome,
+    Limit,
+    Pace,
+    PairTime,
+    PhaseResult,
+    Reach,
+    Report,
+    Speed,
+    Stuck,
+    ended,
+    verdict,
+)
 from dsdoctor.core.finding import Finding, Step, step
 
 MIB = 1 << 20

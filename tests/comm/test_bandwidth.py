@@ -3,7 +3,7 @@
 import pytest
 
 from dsdoctor.comm.results import Speeds, Timing
-from dsdoctor.comm.speed.bandwidth import busbw, merge
+from dsdoctor.comm.speed.speed import busbw, merge
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,10 @@ from typing import Any
 
 import msgspec
 
+from dsdoctor.comm.command import compared
 from dsdoctor.comm.models import PhaseState
-from dsdoctor.comm.report_document import read_remote_report
-from dsdoctor.comm.results import PairTime, Report
-from dsdoctor.comm.speed.baseline import AGAIN, OTHER_BASE, slower
-from dsdoctor.commands.comm import compared
+from dsdoctor.comm.results import PairTime, Report, read_remote_report
+from dsdoctor.comm.speed.speed_checks import AGAIN, OTHER_BASE, slower_collectives
 from dsdoctor.core.finding import Severity
 from dsdoctor.ui.terminal import finding_lines, printable
 from tests.comm.reports import MIB, good_phases, healthy_2, pairs, report, speed, speeds
@@ -60,7 +59,7 @@ def real(times: Iterable[tuple[float, float]]) -> Report:
 def test_the_noise_of_real_runs_is_not_told() -> None:
     runs = [real(run) for run in REAL_TIMES]
 
-    told = [finding for now, then in itertools.permutations(runs, 2) for finding in slower(now, then)]
+    told = [finding for now, then in itertools.permutations(runs, 2) for finding in slower_collectives(now, then)]
 
     assert told == []
 
@@ -79,7 +78,7 @@ def test_of_healthy_reruns_under_load_few_are_told_and_none_without_saying_that_
     runs = [of_rerun(run) for run in whole["runs"]]
     both = [(now, then) for now, then in itertools.permutations(runs, 2) if now.world == then.world]
 
-    told = [finding for now, then in both for finding in slower(now, then)]
+    told = [finding for now, then in both for finding in slower_collectives(now, then)]
     assert (len(told), len(both)) == (whole["told"], whole["compared"])
     assert len(told) * 4 <= len(both)
     assert [finding for finding in told if "it may be load" not in finding.evidence[-1]] == []
@@ -103,7 +102,7 @@ def test_a_wild_tail_of_before_hides_no_loss_and_a_lone_collective_of_gloo_is_no
         # six are of 1 KiB or less, which is one size
         want = slow >= (7 if backend == "gloo" else 1) and factor > max(bar, 1.18)
         now, then = some_slower(of, factor, slow, backend, wild)
-        found = slower(now, then)
+        found = slower_collectives(now, then)
         if [finding.rule for finding in found] != ["slower-than-before"] * want:
             wrong.append((factor, slow, backend, wild, found))
 
@@ -116,7 +115,7 @@ def test_messages_between_two_hosts_count_by_themselves() -> None:
     for factor, backend in itertools.product((1.5, 3.0, 6.0, 50.0), ("gloo", "nccl")):
         base = eight(backend=backend)
         want = factor > (5 if backend == "gloo" else 2)
-        titles = [finding.title for finding in slower(slowed(base, factor, between), base)]
+        titles = [finding.title for finding in slower_collectives(slowed(base, factor, between), base)]
         if len(titles) != want or any(not title.startswith("nodea - nodec: ") for title in titles):
             wrong.append((factor, backend, titles))
 
@@ -141,14 +140,17 @@ def test_the_verdict_says_what_was_compared() -> None:
     assert [found.state for found in said.values()] == [PhaseState.OK] * len(said)
     assert list(notes.values()) == [[], [], *[["baseline-not-comparable"]] * 3]
     for before, why in ((other, "no collective of the same size was timed in both"), (still, "a time in it is 0")):
-        assert [finding.title.rpartition(": ")[2] for finding in slower(base, before)] == [why]
+        assert [finding.title.rpartition(": ")[2] for finding in slower_collectives(base, before)] == [why]
     worse = compared(base, replace(base, speeds=speeds(8, times=0.1)))
     assert "compared with before" not in worse.verdict
     assert worse.state is PhaseState.SLOW
 
 
 def test_no_step_writes_over_the_figures_of_before_and_looking_comes_first() -> None:
-    found = [*slower(eight(speeds=speeds(8, times=9)), eight()), *slower(eight(), eight(backend="nccl"))]
+    found = [
+        *slower_collectives(eight(speeds=speeds(8, times=9)), eight()),
+        *slower_collectives(eight(), eight(backend="nccl")),
+    ]
     steps = [step.printed for finding in found if finding.fix for step in finding.fix.steps]
 
     assert steps[0] == "uptime"
@@ -160,7 +162,7 @@ def test_slower_collectives_are_one_finding_with_the_worst_in_its_title() -> Non
     then = eight()
     now = eight(speeds=(replace(then.speeds[-1], p50=then.speeds[-1].p50 * 2), *speeds(8, times=1.5)[:4]))
 
-    (finding,) = slower(replace(now, versions={"torch": "2.14.0"}), then)
+    (finding,) = slower_collectives(replace(now, versions={"torch": "2.14.0"}), then)
     assert finding.severity is Severity.WARNING
     assert finding.title == "broadcast of 16,777,216 bytes takes 25.6 ms, 2.0 times its 12.8 ms of before"
     assert finding.evidence[0] == "5 of 5 timed collectives are slower"
@@ -173,7 +175,7 @@ def test_the_hosts_between_which_messages_lost_most_stand_beside_it() -> None:
     for first, second in itertools.combinations_with_replacement(sorted({*NODES}), 2):
         between = frozenset((first, second))
         now = slowed(eight(speeds=speeds(8, times=2)), 3.0, between)
-        (finding,) = slower(now, eight())
+        (finding,) = slower_collectives(now, eight())
         places = [line for line in finding.evidence if "between two ranks" in line]
         where = f"{first} - {second}" if first != second else f"within {first}"
         if len(places) != 1 or not places[0].startswith(f"{where}: "):
@@ -183,7 +185,7 @@ def test_the_hosts_between_which_messages_lost_most_stand_beside_it() -> None:
 
 
 def test_paths_that_lost_nothing_are_not_told() -> None:
-    (finding,) = slower(eight(speeds=speeds(8, times=2)), eight())
+    (finding,) = slower_collectives(eight(speeds=speeds(8, times=2)), eight())
 
     assert not any("between two ranks" in line for line in finding.evidence)
 
@@ -197,20 +199,20 @@ def test_a_test_of_other_ranks_is_not_compared() -> None:
         "nothing was timed now": eight(speeds=(), pairs=()),
     }
 
-    told = {why: slower(now, eight()) for why, now in others.items()}
+    told = {why: slower_collectives(now, eight()) for why, now in others.items()}
     assert {why: [(finding.rule, finding.title) for finding in found] for why, found in told.items()} == {
         why: [("baseline-not-comparable", f"the test from before cannot be compared with this one: {why}")]
         for why in others
     }
-    (quick,) = slower(eight(), replace(eight(), speeds=()))
+    (quick,) = slower_collectives(eight(), replace(eight(), speeds=()))
     assert quick.title.endswith("it holds no times: it was quick, or broken")
 
 
 def test_figures_of_ranks_that_the_file_does_not_have_harm_nobody() -> None:
     base = replace(eight(), hosts=("nodea",))
 
-    assert [finding.rule for finding in slower(eight(), base)] == ["baseline-not-comparable"]
-    assert [finding.rule for finding in slower(healthy_2(), healthy_2())] == ["baseline-not-comparable"]
+    assert [finding.rule for finding in slower_collectives(eight(), base)] == ["baseline-not-comparable"]
+    assert [finding.rule for finding in slower_collectives(healthy_2(), healthy_2())] == ["baseline-not-comparable"]
 
 
 def test_nothing_that_a_file_of_others_says_becomes_a_command() -> None:
@@ -222,7 +224,10 @@ def test_nothing_that_a_file_of_others_says_becomes_a_command() -> None:
     assert base is not None
     assert json.loads(document)["report"]["backend"] == "$ touch P"
     slow = eight(speeds=speeds(8, times=9))
-    found = [*slower(slow, base), *slower(slow, replace(base, backend="gloo", hosts=slow.hosts))]
+    found = [
+        *slower_collectives(slow, base),
+        *slower_collectives(slow, replace(base, backend="gloo", hosts=slow.hosts)),
+    ]
     lines = [line for told in finding_lines(found) for line in printable(told).splitlines()]
 
     assert {finding.rule for finding in found} == {"slower-than-before", "baseline-not-comparable"}

@@ -8,7 +8,7 @@ import pytest
 
 from dsdoctor.comm.control.messages import News, RankAnswer, RankOrder
 from dsdoctor.comm.models import Claim
-from dsdoctor.comm.rendezvous.board import BATCH, MOST, Board, packed, unpacked
+from dsdoctor.comm.rendezvous.store import BATCH, MOST, Board, packed, unpacked
 
 
 class Memory:

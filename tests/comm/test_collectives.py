@@ -17,9 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsdoctor.comm.collectives.catalogue import COLLECTIVES, steps
-from dsdoctor.comm.collectives.exchange import lacking
-from dsdoctor.comm.collectives.values import EXACT, Reduction, largest
+from dsdoctor.comm.collectives.calls import COLLECTIVES, EXACT, Reduction, largest, steps
+from dsdoctor.comm.collectives.run import lacking
 from dsdoctor.comm.models import Mode, RankGroup
 from dsdoctor.comm.results import Exchange
 from dsdoctor.comm.torch_ops import rounds, spread_rounds

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from dsdoctor.comm.rendezvous import absent_checks
 from dsdoctor.comm.rendezvous.absent_checks import Absent
-from dsdoctor.comm.rendezvous.notices import NoticeListener, ports
-from dsdoctor.comm.rendezvous.probe import NONCE, RankZero, ask
+from dsdoctor.comm.rendezvous.notices import NONCE, NoticeListener, RankZero, ask, ports
 from dsdoctor.comm.rendezvous.store import Unreached, open_board
 from dsdoctor.comm.results import ConnectOutcome
 from tests.comm.made_claims import claim, rank

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from dsdoctor.cli.comm import STATUS
+from dsdoctor.comm.command import read_result
 from dsdoctor.comm.results import Report
-from dsdoctor.commands.comm import read_result
 from dsdoctor.commands.explain import manual
 from dsdoctor.ui.screen import document
 from tests.cli.runner import run as run_inside

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.comm.collectives import stuck_checks
-from dsdoctor.comm.collectives.trouble import Trouble
-from dsdoctor.comm.control.evidence import put_evidence, take_evidence
-from dsdoctor.comm.launch.evidence_files import LARGEST, MOST_FILES, write_files
+from dsdoctor.comm.collectives.stuck_checks import Trouble
+from dsdoctor.comm.control.member import put_evidence, take_evidence
 from dsdoctor.comm.launch.on_host import files_of
-from dsdoctor.comm.rendezvous.board import Board
+from dsdoctor.comm.launch.start import LARGEST, MOST_FILES, write_files
+from dsdoctor.comm.rendezvous.store import Board
 from dsdoctor.comm.results import Stuck
 from dsdoctor.ranks.flight_recorder import flight_file, read_recorded
 from tests.comm.fault_table import played

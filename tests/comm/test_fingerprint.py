@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.comm.local.differences import RankDifference, differences
-from dsdoctor.comm.local.fingerprint import CHECKS, examine, fingerprint
+from dsdoctor.comm.local.fingerprint import CHECKS, RankDifference, differences, examine, fingerprint
 from dsdoctor.comm.models import ChosenInterface, Claim, Interface, Local, RankGpu
 from dsdoctor.core.finding import Severity
 

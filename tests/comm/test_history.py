@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.comm.history import NodeTest, node_fails_again, parse_history
-from dsdoctor.commands.comm_prolog import line_of
+from dsdoctor.comm.prolog import NodeTest, line_of, node_fails_again, parse_history
 from tests.cli.runner import run as run_inside
 from tests.comm.test_command import AROUND
 

@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.comm.bad_ranks import bad_ranks
 from dsdoctor.comm.models import PhaseState
 from dsdoctor.comm.preflight.left_out import LeftOut, bad_hosts, files_of, hosts_left_out, without
-from dsdoctor.comm.results import Stuck
+from dsdoctor.comm.results import Stuck, bad_ranks
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding
 from dsdoctor.hosts.hostfile import Slots, chosen, parse_hostfile

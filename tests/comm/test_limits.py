@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dsdoctor.comm.local.link_limits import limit
+from dsdoctor.comm.local.interfaces import limit
 from dsdoctor.comm.models import Claim, FabricPort, Interface, Local, RankGpu
 
 A100 = RankGpu(index=0, name="A100", uuid="", pcie=(1, 16), pcie_max=(4, 16), nvlink=300e9)

@@ -12,10 +12,8 @@ import msgspec
 import pytest
 
 from dsdoctor.comm.local.checks import CHECKS, examine_all
-from dsdoctor.comm.local.facts import look_local, read_fabric, read_iommu
-from dsdoctor.comm.local.gpu_links import visible
+from dsdoctor.comm.local.facts import look_local, read_config_files, read_fabric, read_iommu, read_variables, visible
 from dsdoctor.comm.local.interfaces import bounded, choose
-from dsdoctor.comm.local.variables import read_config_files, read_variables
 from dsdoctor.comm.models import ChosenInterface, Claim, FabricPort, Interface, Local, Rank, RankGpu
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import CHILD_SCRIPTS, LocalHost

@@ -1,8 +1,8 @@
 """The findings of a rank that got no verdict from rank 0."""
 
-from dsdoctor.comm.control import lost_checks
-from dsdoctor.comm.control.lost_checks import Lost
-from dsdoctor.comm.mesh.connect import ConnectResult
+from dsdoctor.comm.control import supervisor
+from dsdoctor.comm.control.supervisor import Lost
+from dsdoctor.comm.mesh.mesh import ConnectResult
 from dsdoctor.comm.results import ConnectOutcome
 from tests.comm.made_claims import rank
 
@@ -11,7 +11,7 @@ def told(number: int, outcome: ConnectOutcome | None, **more: object) -> list[tu
     master = ConnectResult(outcome=outcome) if outcome else None
     said = {"died": None, "seconds": 21.0, "host": "nodeb", "at": "tcp mesh", "log": "/out/rank-00001.log", **more}
     lost = Lost(rank=rank(number), master=master, **said)  # type: ignore[arg-type]
-    return [(finding.rule, finding.title) for check in lost_checks.CHECKS for finding in check(lost)]
+    return [(finding.rule, finding.title) for check in supervisor.CHECKS for finding in check(lost)]
 
 
 def test_how_rank_0_was_lost_is_told_by_how_its_port_answers() -> None:

@@ -8,9 +8,8 @@ from itertools import permutations
 import pytest
 
 from dsdoctor.comm.mesh import checks as mesh_checks
-from dsdoctor.comm.mesh.connect import ask_listener
 from dsdoctor.comm.mesh.matrix import Mesh
-from dsdoctor.comm.mesh.mesh import ANSWER, CALL, LARGE, MAGIC, MeshListener, peers, reach, reach_all
+from dsdoctor.comm.mesh.mesh import ANSWER, CALL, LARGE, MAGIC, MeshListener, ask_listener, peers, reach, reach_all
 from dsdoctor.comm.models import Claim
 from dsdoctor.comm.results import ConnectOutcome, Reach
 from dsdoctor.core.finding import Severity

@@ -8,10 +8,9 @@ from itertools import permutations
 from dsdoctor.comm.local.fingerprint import examine
 from dsdoctor.comm.mesh import checks as mesh_checks
 from dsdoctor.comm.mesh.matrix import HostPair, Mesh
-from dsdoctor.comm.mesh.packet_size import largest_that_arrives
+from dsdoctor.comm.mesh.mesh import largest_that_arrives
 from dsdoctor.comm.models import ChosenInterface, Claim, CommPhase, Interface, Local, PhaseState
-from dsdoctor.comm.results import ConnectOutcome, PhaseResult, Reach
-from dsdoctor.comm.verdict import verdict
+from dsdoctor.comm.results import ConnectOutcome, PhaseResult, Reach, verdict
 from dsdoctor.core.finding import Finding, Severity
 from tests.comm.made_claims import claim, claims
 from tests.each import each

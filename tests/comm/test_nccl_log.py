@@ -3,8 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from dsdoctor.comm.collectives.nccl_checks import CHECKS, examine
-from dsdoctor.comm.collectives.nccl_log import NcclFacts, parse_nccl_log, relevant_lines
+from dsdoctor.comm.collectives.nccl import CHECKS, NcclFacts, examine, parse_nccl_log, relevant_lines
 from dsdoctor.comm.models import Claim, FabricPort, Local
 
 INIT = (

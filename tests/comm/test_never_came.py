@@ -2,15 +2,14 @@
 
 from itertools import combinations
 
-from dsdoctor.comm.bad_ranks import bad_ranks
+from dsdoctor.comm.command import report_of, with_last_words
 from dsdoctor.comm.launch.start import RankEnded
 from dsdoctor.comm.models import CommPhase, CommSettings, PhaseState
-from dsdoctor.comm.preflight.never_came import master_unreachable
+from dsdoctor.comm.preflight.left_out import master_unreachable
 from dsdoctor.comm.rendezvous import absent_checks
 from dsdoctor.comm.rendezvous.absent_checks import Absent
 from dsdoctor.comm.rendezvous.store import Unreached
-from dsdoctor.comm.results import ConnectOutcome
-from dsdoctor.commands.comm_on_hosts import report_of, with_last_words
+from dsdoctor.comm.results import ConnectOutcome, bad_ranks
 from dsdoctor.core.errors import DoctorError
 from dsdoctor.core.finding import Finding
 from tests.comm.made_claims import rank

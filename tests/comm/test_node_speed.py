@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dsdoctor.comm.nodes.node_speed import CHECKS, NodeSpeeds, bandwidth, judged
-from dsdoctor.comm.nodes.plan import Groups, Part, Trial, play
+from dsdoctor.comm.groups import CHECKS, Groups, NodeSpeeds, Part, Trial, bandwidth, judged, play
 from dsdoctor.core.finding import Finding
 
 MIB = 1 << 20

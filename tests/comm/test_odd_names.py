@@ -1,7 +1,7 @@
 """A MASTER_ADDR that no name server can even be asked for: it is a name that is not found, on every rank."""
 
-from dsdoctor.comm.mesh.connect import connect, sent_from
-from dsdoctor.comm.rendezvous.names import addresses_of
+from dsdoctor.comm.mesh.mesh import connect, sent_from
+from dsdoctor.comm.rendezvous.checks import addresses_of
 from dsdoctor.comm.rendezvous.store import Unreached, open_board
 from dsdoctor.comm.results import ConnectOutcome
 from tests.comm.made_claims import rank

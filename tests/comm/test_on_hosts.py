@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.comm.launch.commands import host_orders
-from dsdoctor.comm.launch.start_on_hosts import start_on_hosts
+from dsdoctor.comm.command import start_on_hosts
+from dsdoctor.comm.launch.start import host_orders
 from dsdoctor.core.errors import UsageError
 from dsdoctor.hosts.hostfile import Slots
 from dsdoctor.hosts.ssh import HostCommand, on_hosts
@@ -113,7 +113,7 @@ HEAD = """
 import sys
 sys.path.insert(0, {root!r})
 from tests.comm.test_on_hosts import orders
-from dsdoctor.comm.launch.start_on_hosts import start_on_hosts
+from dsdoctor.comm.command import start_on_hosts
 start_on_hosts(orders(3, 1), python={python!r}, folder="/", variables={{}}, seconds=600.0, ssh=({ssh!r},))
 """
 

@@ -4,10 +4,9 @@ from dataclasses import replace
 from itertools import combinations
 from types import SimpleNamespace
 
-from dsdoctor.comm.control import exchange_phases
-from dsdoctor.comm.control.messages import RankAnswer, RankOrder
-from dsdoctor.comm.control.orders import Gathered
-from dsdoctor.comm.control.phases import Phase
+from dsdoctor.comm.control import phases
+from dsdoctor.comm.control.messages import Phase, RankAnswer, RankOrder
+from dsdoctor.comm.control.test_state import Gathered
 from dsdoctor.comm.mesh import checks
 from dsdoctor.comm.mesh.matrix import Mesh
 from dsdoctor.comm.models import Claim, CommPhase, CommSettings
@@ -96,7 +95,7 @@ def meshed(*shared: int) -> tuple[Run, Phase]:
         claims=alike(5, *shared), me=SimpleNamespace(world=5), left=60.0, settings=settings, mute=set(), reaches=()
     )
     phase = Phase()
-    exchange_phases.mesh(run, phase)  # type: ignore[arg-type]
+    phases.mesh(run, phase)  # type: ignore[arg-type]
     return run, phase
 
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from dsdoctor.comm.nodes.plan import Groups, Outcome, Part, Trial, play
+from dsdoctor.comm.groups import Groups, Outcome, Part, Trial, play
 
 
 def played(nodes: int, bad: set[int], paths: set[frozenset[int]], *, alone: bool = False) -> Outcome:

@@ -11,10 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.comm.launch.commands import host_orders, remote_command, variables_of
+from dsdoctor.comm.launch.start import host_orders, remote_command, variables_of
 from dsdoctor.comm.preflight.checks import CHECKS
-from dsdoctor.comm.preflight.facts import MOST_BY_SSH, PreflightFacts, look_forwarded, look_preflight
-from dsdoctor.comm.preflight.visit import MODULES, Network, PortListener, Visit, parse_visit, question
+from dsdoctor.comm.preflight.facts import (
+    MODULES,
+    MOST_BY_SSH,
+    Network,
+    PortListener,
+    PreflightFacts,
+    Visit,
+    look_forwarded,
+    look_preflight,
+    parse_visit,
+    question,
+)
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import Answer
 from dsdoctor.hosts.hostfile import Slots, parse_hostfile

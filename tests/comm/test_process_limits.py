@@ -8,10 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from dsdoctor.comm.control.messages import News
-from dsdoctor.comm.control.phases import PhaseLog
-from dsdoctor.comm.local.checks import too_little
-from dsdoctor.comm.local.limit_checks import blamed
+from dsdoctor.comm.control.messages import News, PhaseLog
+from dsdoctor.comm.local.checks import blamed, too_little
 from dsdoctor.comm.models import CommPhase, PhaseState
 from dsdoctor.core.finding import Severity
 from tests.comm.made_claims import findings_of

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsdoctor.comm.launch.commands import HostOrder, variables_of
 from dsdoctor.comm.launch.rank import rank_of
+from dsdoctor.comm.launch.start import HostOrder, variables_of
 from dsdoctor.comm.models import Rank
 from dsdoctor.core.errors import UsageError
 from dsdoctor.ranks.nodelist import expand, hosts_of_ranks, open_mpi_nodes, tasks_per_node

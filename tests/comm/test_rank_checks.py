@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 
 from dsdoctor.comm.results import Held, Pace
-from dsdoctor.comm.speed.processors import Place, equals
+from dsdoctor.comm.speed.pace import Place, equals
 from dsdoctor.comm.speed.rank_checks import CHECKS, Ranks
 from tests.each import each
 

@@ -5,8 +5,7 @@ import time
 from statistics import median
 
 from dsdoctor.comm.results import Pace
-from dsdoctor.comm.speed.others import Figure
-from dsdoctor.comm.speed.rank_checks import CHECKS, Ranks
+from dsdoctor.comm.speed.rank_checks import CHECKS, Figure, Ranks
 from tests.each import each
 
 RANKS = 8000

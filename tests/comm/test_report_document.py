@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from dsdoctor.comm.models import CommPhase, PhaseState
-from dsdoctor.comm.report_document import read_own_report, read_remote_report
+from dsdoctor.comm.results import read_own_report, read_remote_report
+from dsdoctor.comm.text import report_lines
 from dsdoctor.core.finding import Finding, Fix, Step
-from dsdoctor.report.comm.lines import report_lines
 from tests.cli.runner import run
 from tests.comm.reports import missing_rank, phase, report
 

@@ -2,15 +2,14 @@
 
 from dataclasses import replace
 
-from dsdoctor.comm.collectives import isolate, stuck_checks
-from dsdoctor.comm.collectives.isolate import SWITCHES
-from dsdoctor.comm.collectives.trouble import Trouble
-from dsdoctor.comm.control.exchange_phases import slowed
+from dsdoctor.comm import groups as isolate
+from dsdoctor.comm.collectives import stuck_checks
+from dsdoctor.comm.collectives.stuck_checks import Trouble
 from dsdoctor.comm.control.messages import RankAnswer, RankOrder
-from dsdoctor.comm.control.orders import Gathered
-from dsdoctor.comm.control.test_run import unfinished
+from dsdoctor.comm.control.phases import slowed
+from dsdoctor.comm.control.test_state import Gathered, unfinished
+from dsdoctor.comm.groups import SWITCHES, Groups, Trial
 from dsdoctor.comm.models import CommPhase, PhaseState
-from dsdoctor.comm.nodes.plan import Groups, Trial
 from dsdoctor.comm.results import ConnectOutcome, PhaseResult, SkippedStep, Stuck
 from tests.comm.made_claims import claims, reaches
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.comm.control.fork_server import ForkServer
+from dsdoctor.comm.control.data_process import ForkServer
 from dsdoctor.comm.control.member import GATHERED, Member
 from dsdoctor.comm.control.messages import Briefing, RankOrder
 from dsdoctor.comm.models import Claim, CommPhase, CommSettings, Local
-from dsdoctor.comm.rendezvous.board import Board
+from dsdoctor.comm.rendezvous.store import Board
 from tests.comm.made_claims import claim, rank
 from tests.comm.test_board import Memory
 

@@ -14,10 +14,10 @@ import pytest
 
 from dsdoctor.builder.make.manifest import EARLIEST, Manifest, write_into
 from dsdoctor.builder.wheel.index import list_wheels, publish
-from dsdoctor.comm.control.exchange_process import exchange
+from dsdoctor.comm.command import kept_when_broken
+from dsdoctor.comm.control.data_process import exchange
 from dsdoctor.comm.control.messages import Do, ExchangeMessage, Join
 from dsdoctor.comm.models import CommSettings
-from dsdoctor.commands.comm import kept_when_broken
 from dsdoctor.core.build_models import BuildPlan
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.host import LocalHost

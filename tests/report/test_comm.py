@@ -7,10 +7,8 @@ import msgspec
 import pytest
 
 from dsdoctor.comm.models import CommPhase, PhaseState
-from dsdoctor.comm.results import ConnectOutcome, Reach, Report, Stuck
-from dsdoctor.comm.verdict import ended, verdict
-from dsdoctor.report.comm.lines import phase_line, rank_lines, rank_states, report_lines
-from dsdoctor.report.comm.pairs import cells
+from dsdoctor.comm.results import ConnectOutcome, Reach, Report, Stuck, ended, verdict
+from dsdoctor.comm.text import cells, phase_line, rank_lines, rank_states, report_lines
 from dsdoctor.ui.screen import document
 from tests.comm.reports import (
     FOUR_HOSTS,

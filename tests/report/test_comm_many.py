@@ -4,19 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from dsdoctor.comm.bad_ranks import bad_ranks
-from dsdoctor.comm.collectives.stuck_checks import CHECKS
-from dsdoctor.comm.collectives.trouble import Trouble
-from dsdoctor.comm.control.exchange_phases import exchanges_unfinished
+from dsdoctor.comm.collectives.stuck_checks import CHECKS, Trouble
+from dsdoctor.comm.control.phases import exchanges_unfinished
 from dsdoctor.comm.models import CommPhase, PhaseState, Rank
 from dsdoctor.comm.preflight import checks as preflight_checks
 from dsdoctor.comm.rendezvous import checks as rendezvous_checks
 from dsdoctor.comm.rendezvous.checks import Arrivals
 from dsdoctor.comm.rendezvous.notices import Notice
-from dsdoctor.comm.results import ConnectOutcome, Report, Stuck
+from dsdoctor.comm.results import ConnectOutcome, Report, Stuck, bad_ranks
+from dsdoctor.comm.text import rank_states, report_lines
 from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.report.comm.lines import report_lines
-from dsdoctor.report.comm.states import rank_states
 from tests.comm.reports import claim, good_phases, healthy_4, phase, report, speeds
 from tests.comm.test_preflight import facts, visit
 

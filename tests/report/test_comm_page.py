@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from dsdoctor.comm.page import figure, page_of, write_page
 from dsdoctor.comm.results import ConnectOutcome
 from dsdoctor.core.errors import UsageError
-from dsdoctor.report.comm.page import figure, page_of, write_page
 from dsdoctor.ui.page import Picture, rendered
 from tests.comm.reports import bad_pair, healthy_2, healthy_4, many, missing_rank, report, slow_node
 from tests.report.test_plot import EVIL, opened

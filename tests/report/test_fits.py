@@ -13,6 +13,7 @@ from dsdoctor.checkpoint.folder import look
 from dsdoctor.checkpoint.judge import judge as judge_checkpoint
 from dsdoctor.checkpoint.loading import Plan
 from dsdoctor.checkpoint.text import checkpoint_lines
+from dsdoctor.comm.text import phase_line, report_lines, speed_lines
 from dsdoctor.config.check import config_lines
 from dsdoctor.config.document import ReadConfig
 from dsdoctor.config.judge import ConfigJudged
@@ -23,8 +24,6 @@ from dsdoctor.memory.judge import Examined
 from dsdoctor.memory.models import Place
 from dsdoctor.memory.predict import beside_tensors, changes
 from dsdoctor.memory.text import ledger_lines, memory_lines
-from dsdoctor.report.comm.lines import phase_line, report_lines
-from dsdoctor.report.comm.tables import speed_lines
 from dsdoctor.report.hang import hang_lines
 from dsdoctor.ui.screen import plan_end_lines
 from dsdoctor.ui.terminal import COMMAND, MARKS_OF_LINES, in_letters, plan_lines, printable, wrapped

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from dsdoctor.comm.rank_names import named
+from dsdoctor.comm.models import named
 from dsdoctor.comm.results import Exchange
 from dsdoctor.core.finding import Finding, step
 from dsdoctor.core.text import and_more, and_more_lines

@@ -2,27 +2,302 @@
 
 import contextlib
 import os
+import re
+import resource
+import threading
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
-from dsdoctor.comm.control.evidence import put_evidence
-from dsdoctor.comm.control.fork_server import Data, ForkServer
-from dsdoctor.comm.control.jobs import Job, RunJob, ThreadJob
-from dsdoctor.comm.control.limits_reached import limits_now
-from dsdoctor.comm.control.messages import Briefing, Join, News, RankAnswer, RankOrder
+from dsdoctor.comm.collectives.nccl import relevant_lines
+from dsdoctor.comm.control.data_process import Data, ForkServer
+from dsdoctor.comm.control.messages import Briefing, Do, ExchangeResult, Join, News, RankAnswer, RankOrder
+from dsdoctor.comm.launch.start import LARGEST, write_files
 from dsdoctor.comm.local.counters import read_counters
 from dsdoctor.comm.local.fingerprint import fingerprint, versions_here
 from dsdoctor.comm.mesh.mesh import MeshListener, peers, reach_all
-from dsdoctor.comm.models import Claim, CommPhase
-from dsdoctor.comm.rendezvous.board import Board
-from dsdoctor.comm.speed.processors import clocks
+from dsdoctor.comm.models import Claim, CommPhase, CommSettings
+from dsdoctor.comm.rendezvous.store import Board
+from dsdoctor.comm.results import Speeds, Stuck
+from dsdoctor.comm.speed.pace import clocks
+from dsdoctor.core.cgroups import Cgroups, read_cgroups
 from dsdoctor.core.files import write_bytes
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.processes import state_of
+from dsdoctor.ranks.flight_recorder import flight_file, read_recorded
+
+# How a rank ended and what its control groups say of that time -> which limit ended it, in words. ``limits_now`` looks.
+
+
+MIB = 1 << 20
+NO_TASK = re.compile(
+    r"can't start new thread|thread constructor failed|pthread_create|thread creation failed|cannot fork|fork: retry"
+    r"|fork\w*\(.*(?:\n.*){0,12}BlockingIOError",
+    re.IGNORECASE,
+)
+"""What is said where the kernel refuses a process or thread: CPython, libstdc++, OpenBLAS and libgomp, shells."""
+TRY_AGAIN = re.compile(r"resource temporarily unavailable|errno 11\b|EAGAIN", re.IGNORECASE)
+"""The error of clone(2) without that name: a socket that is not ready says the same."""
+NEAR = 0.95
+"""The part of a limit of tasks from which it counts as reached: what was refused is not among those counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """A rank's control groups, and the tasks that its user may have and has (None: no limit, or it does not bind root)."""
+
+    groups: Cgroups
+    most_tasks: int | None = None
+    tasks: int = 0
+
+
+def limits_now() -> Limits:
+    """This process's, now."""
+    most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    bound = most != resource.RLIM_INFINITY and os.geteuid() != 0
+    groups = read_cgroups(LocalHost())
+    return Limits(groups=groups, most_tasks=most if bound else None, tasks=_tasks_of_user() if bound else 0)
+
+
+def _tasks_of_user() -> int:
+    """Threads of all processes of this user."""
+    host, mine, count = LocalHost(), str(os.getuid()), 0
+    for path in host.glob("/proc/[0-9]*/status"):
+        lines = dict(line.split(":", 1) for line in (host.read(path) or "").splitlines() if ":" in line)
+        if lines.get("Uid", "").split()[:1] == [mine]:
+            count += int(lines.get("Threads", "1").strip())
+    return count
+
+
+def why_ended(before: Limits, now: Limits, *, ended: str | None, error: str | None) -> str:
+    """Which limit ended a process, "" where none is known to. ``ended``: how it died; ``error``: what it raised.
+
+    >>> before, now = (Limits(groups=Cgroups(memory=420 << 20, kills=kills)) for kills in (1, 2))
+    >>> why_ended(before, now, ended="killed by SIGKILL", error=None)
+    'the out-of-memory killer of its memory cgroup, whose limit is 420 MiB'
+    """
+    if ended and "SIGKILL" in ended:
+        return _killed(before.groups, now.groups)
+    if error and (NO_TASK.search(error) or (TRY_AGAIN.search(error) and now.groups.refused > before.groups.refused)):
+        return _refused(before, now)
+    return ""
+
+
+def _killed(before: Cgroups, now: Cgroups) -> str:
+    if now.memory is not None and now.kills > before.kills:
+        return f"the out-of-memory killer of its memory cgroup, whose limit is {now.memory / MIB:,.0f} MiB"
+    return ""
+
+
+def what_else(before: Limits, now: Limits, *, ended: str | None) -> str:
+    """What may have ended a process, "" where nothing is known or ``why_ended`` knows it. The kernel counts for the whole machine,
+    with other containers and users."""
+    was, groups = before.groups, now.groups
+    if not (ended and "SIGKILL" in ended and groups.host_kills > was.host_kills) or _killed(was, groups):
+        return ""
+    group = groups.paths.get("memory", "/")
+    hidden = f"; its memory cgroup {group} is not mounted here, so its limit cannot be read"
+    meant = "the kernel's out-of-memory killer ended a process on its host during this test, perhaps another one"
+    return meant + (hidden if "memory" in groups.unseen and group != "/" else "")
+
+
+def _refused(before: Limits, now: Limits) -> str:
+    groups = now.groups
+    if groups.most_tasks is not None and (
+        groups.refused > before.groups.refused or groups.tasks >= NEAR * groups.most_tasks
+    ):
+        refused = groups.refused - before.groups.refused
+        times = f"; it refused {refused} meanwhile" if refused > 0 else ""
+        return f"its pids cgroup allows {groups.most_tasks} processes and threads and has {groups.tasks}{times}"
+    if now.most_tasks is not None and now.tasks >= NEAR * now.most_tasks:
+        return f"its user may have {now.most_tasks} processes and threads (ulimit -u) and has {now.tasks}"
+    group = groups.paths.get("pids", "/")
+    if "pids" in groups.unseen and group != "/":
+        return (
+            f"no process or thread could be started, and no ulimit -u is reached: most likely pids.max of its cgroup {group},"
+            " which is not mounted here"
+        )
+    return ""
+
+
+# What a rank that is stuck or died has written (log, stacks, flight recorder) -> rank 0's folder, over the board.
+#
+# A rank puts the ends of its files on the board before it answers; rank 0 takes those of the ranks that matter, as far as their files
+# are not in its own folder anyway.
+
+
+ALL_RANKS = 1 << 24
+"""Bytes of all ranks together: rank 0's store holds them in memory."""
+MOST_RANKS = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """The ends of a rank's files, "" where there is none, by what the names of the files end in."""
+
+    host: str
+    files: dict[str, str]
+
+
+def put_evidence(board: Board, rank: int, world: int, host: str, folder: str, process: int) -> None:
+    """Write what this rank has to the board. ``process`` is its data process."""
+    most, here = min(LARGEST, ALL_RANKS // world), Path(folder)
+    nccl = next(iter(sorted(here.glob(f"nccl.*.{process}.log"))), here / "none")
+    files = {
+        "log": here / f"rank-{rank:05d}.log",
+        "stack.txt": here / f"stack-{process}.txt",
+        "flight.json": flight_file(folder, process),
+        "nccl.log": nccl,
+    }
+    ends = {ending: _end(path, most) for ending, path in files.items()}
+    board.put(f"evidence/{rank}", Evidence(host=host, files=ends))
+
+
+def take_evidence(board: Board, ranks: Iterable[int], folder: str, host: str) -> tuple[str, ...]:
+    """Write what these ranks have put there into rank 0's folder; the paths. Ranks of ``host`` that write into the same folder
+    have theirs there already."""
+    written: list[str] = []
+    for rank in list(ranks)[:MOST_RANKS]:
+        if not board.has(f"evidence/{rank}"):
+            continue
+        try:
+            evidence = board.get(f"evidence/{rank}", Evidence)
+        except msgspec.MsgspecError:
+            # the store is open to whoever reaches its port
+            continue
+        if evidence.host == host and (Path(folder) / f"rank-{rank:05d}.log").exists():
+            continue
+        texts = {f"rank-{rank:05d}.{ending}": text for ending, text in evidence.files.items()}
+        written += write_files(Path(folder), texts)
+    return tuple(written)
+
+
+def _end(path: Path, most: int) -> str:
+    """The last bytes of a file, from the beginning of a line where something was left out."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - most))
+            text = file.read(most).decode(errors="replace")
+    except OSError:
+        return ""
+    return text if size <= most else text.partition("\n")[2] or text
+
+
+# What a rank does for an order: what is short in a thread, an exchange in a data process. Polled, so that it can be stopped.
+
+
+STACK_TIME = 0.3
+TAIL = 5.0
+"""Seconds a data process may take beyond its order before its own rank ends it."""
+
+
+class ThreadJob:
+    """Work in a thread, which is left to itself when it has to stop."""
+
+    step = 0
+
+    def __init__(self, rank: int, work: Callable[[], RankAnswer]) -> None:
+        self._rank, self._answers = rank, list[RankAnswer]()
+        threading.Thread(target=lambda: self._answers.append(work()), daemon=True).start()
+
+    def poll(self) -> RankAnswer | None:
+        """The answer, once there is one."""
+        return self._answers[0] if self._answers else None
+
+    def stop(self) -> RankAnswer:
+        """The answer; an empty one where the work has not ended."""
+        return self.poll() or RankAnswer(rank=self._rank)
+
+
+class RunJob:
+    """An exchange in a data process, a fresh one or the one that is in the group already."""
+
+    def __init__(self, rank: int, data: Data, order: RankOrder, settings: CommSettings, limits: Limits) -> None:
+        self._rank, self._data, self._seconds, self._limits = rank, data, order.seconds, limits
+        self._began = time.monotonic()
+        self._error: str | None = None
+        self._raised_in: tuple[str, ...] = ()
+        self._result: ExchangeResult | None = None
+        self._speeds: Speeds | None = None
+        data.do(Do(phase=order.phase, mode=settings.mode, seconds=order.seconds))
+
+    @property
+    def step(self) -> int:
+        """The number of the exchange it is in."""
+        return self._data.step
+
+    def poll(self) -> RankAnswer | None:
+        """The result, or how it ended without one."""
+        for message in self._data.messages():
+            self._result = message.result or self._result
+            self._speeds = message.speeds or self._speeds
+            if message.error:
+                self._error, self._raised_in = message.error, message.stack
+        if self._result:
+            return self._answer(result=self._result)
+        if self._error or self._data.ended():
+            if self._error and not self._data.ended():
+                # its flight recorder is written for who looks at it later
+                self._data.ask_stack()
+                time.sleep(STACK_TIME)
+            return self._answer(stuck=self._stuck(self._raised_in))
+        return self.stop() if self._age() > self._seconds + TAIL else None
+
+    def stop(self) -> RankAnswer:
+        """Where it is, with its stack; the process is killed."""
+        answer = None if self._age() > self._seconds + TAIL else self.poll()
+        if answer:
+            return answer
+        state, ended = state_of(self._data.pid), self._data.ended()
+        self._data.ask_stack()
+        time.sleep(STACK_TIME)
+        # what asking did to the process is not what it died of
+        stuck = replace(self._stuck(self._data.stack(), state), ended=ended)
+        self._data.kill()
+        return self._answer(stuck=stuck)
+
+    def _answer(self, *, result: ExchangeResult | None = None, stuck: Stuck | None = None) -> RankAnswer:
+        nccl = relevant_lines(self._data.folder, self._data.pid)
+        return RankAnswer(
+            rank=self._rank,
+            result=result,
+            stuck=stuck,
+            left_out=self._data.left_out,
+            speeds=self._speeds,
+            nccl=nccl,
+            process=self._data.pid,
+        )
+
+    def _stuck(self, stack: tuple[str, ...], state: str = "") -> Stuck:
+        recorded = read_recorded(flight_file(self._data.folder, self._data.pid))
+        ended = self._data.ended()
+        now = limits_now() if ended or self._error else self._limits
+        return Stuck(
+            rank=self._rank,
+            at=self._data.at,
+            step=self._data.step,
+            seconds=self._age(),
+            process=state or state_of(self._data.pid),
+            ended=ended,
+            error=self._error,
+            stack=stack,
+            sequence=recorded.sequence if recorded else None,
+            operation=f"{recorded.operation} of {recorded.size or '?'}" if recorded else "",
+            quiet=min(time.monotonic() - self._data.moved, self._age()),
+            cause=why_ended(self._limits, now, ended=ended, error=self._error),
+            perhaps=what_else(self._limits, now, ended=ended),
+        )
+
+    def _age(self) -> float:
+        return time.monotonic() - self._began
+
+
+Job = ThreadJob | RunJob
+
 
 PACE = 0.02
 """Seconds between two looks at the board; more above a thousand ranks, so that rank 0's store gets at most 50,000 requests

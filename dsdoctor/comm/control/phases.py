@@ -1,88 +1,400 @@
-"""The phases of a test: each is reported when it ends, and kept for the report; skipped ones with a reason."""
+"""The phases in which all ranks act together: the mesh, the collectives, their speed, DeepSpeed's layer."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from dsdoctor.comm.control.messages import News
-from dsdoctor.comm.models import CommPhase, PhaseState
-from dsdoctor.comm.results import PhaseResult
-from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.comm import groups as isolate
+from dsdoctor.comm import groups as node_speed
+from dsdoctor.comm.collectives import nccl, result_checks
+from dsdoctor.comm.collectives.nccl import parse_nccl_log
+from dsdoctor.comm.collectives.stuck_checks import supervisor_stopped
+from dsdoctor.comm.control.member import GATHERED
+from dsdoctor.comm.control.messages import News, Phase
+from dsdoctor.comm.control.test_state import LEAST, Gathered, TestRun, results
+from dsdoctor.comm.groups import Groups, Part, Trial, play
+from dsdoctor.comm.local import counters, fingerprint
+from dsdoctor.comm.local.checks import examine_all
+from dsdoctor.comm.local.interfaces import limit
+from dsdoctor.comm.mesh import checks as mesh_checks
+from dsdoctor.comm.mesh.matrix import Mesh, shared_addresses
+from dsdoctor.comm.mesh.mesh import peers
+from dsdoctor.comm.models import Claim, CommPhase, Mode, PhaseState, named
+from dsdoctor.comm.rendezvous import checks as rendezvous_checks
+from dsdoctor.comm.rendezvous.checks import Arrivals, addresses_of
+from dsdoctor.comm.rendezvous.store import Log
+from dsdoctor.comm.results import ConnectOutcome, PhaseResult, Reach
+from dsdoctor.comm.speed import speed_checks
+from dsdoctor.comm.speed.speed import merge
+from dsdoctor.comm.speed.speed_checks import round_trips
+from dsdoctor.core.finding import Finding, has_error, step
 
-SLOWNESS = frozenset({CommPhase.RENDEZVOUS, CommPhase.SAME, CommPhase.MESH, CommPhase.NODES, CommPhase.SPEED})
-"""Phases whose warnings mean that ranks are slow, late or different; in other phases a warning is only advice."""
+# The phases in which rank 0 collects and compares: which ranks come, their hosts, whether all are the same.
 
 
-def state_of(phase: CommPhase, findings: Iterable[Finding]) -> PhaseState:
-    """How a phase ended, by what was found.
+ARRIVAL, LONGEST_ARRIVAL = 0.6, 90.0
+"""The part of the deadline in which ranks must come, and the most seconds for that."""
+COUNTING = 6.0
+"""Seconds for another reading of the counters."""
+DUPLICATES = 0.15
+"""Seconds to wait for a second claim of a rank that came already: duplicates are started at the same time."""
+MOST_RANKS = 1_000_000
+"""A claim of a larger world is no claim of a rank."""
+SHOWN = ("torch", "cuda", "nccl", "deepspeed", "python")
 
-    >>> state_of(CommPhase.MESH, [])
-    <PhaseState.OK: 'ok'>
+
+def rendezvous(test_run: TestRun, phase: Phase) -> None:
+    """Wait for the claims of all ranks. The phase counts from the start of this rank."""
+    phase.began = test_run.began
+    log, claims = test_run.member.board.log("claims"), list[Claim]()
+    until = min(test_run.end, test_run.began + min(test_run.settings.deadline * ARRIVAL, LONGEST_ARRIVAL))
+    while not _settled(claims, test_run.me.world) and time.monotonic() < until:
+        absent = {claim.rank for claim in claims} | test_run.notices.heard.keys()
+        if len(absent) >= test_run.me.world:
+            break
+        came = len(claims)
+        claims += _seen(log)
+        if len(claims) != came:
+            test_run.claims = tuple(claims)
+            test_run.member.say(News(at=_said(claims, test_run.me.world, test_run.me.hosts)))
+        time.sleep(test_run.member.pace)
+    time.sleep(DUPLICATES)
+    test_run.claims = (*claims, *_seen(log))
+    _close(test_run, log)
+    arrivals = Arrivals(
+        me=test_run.me,
+        claims=test_run.claims,
+        waited=time.monotonic() - test_run.began,
+        notices=test_run.notices.heard,
+        perhaps=test_run.notices.perhaps,
+        resolved=() if all_there(test_run) else addresses_of(test_run.me.master),
+    )
+    phase.findings = tuple(finding for check in rendezvous_checks.CHECKS for finding in check(arrivals))
+    times = [claim.seen for claim in test_run.claims]
+    phase.said = (
+        f"{_said(test_run.claims, test_run.me.world, test_run.me.hosts)}, {max(times) - min(times):.1f} s apart"
+    )
+
+
+def _close(test_run: TestRun, log: Log) -> None:
+    """Make known who is there: where each rank listens, and that a process that comes from now on is none of them."""
+    board = test_run.member.board
+    for claim in reversed(test_run.claims):
+        board.put(f"at/{claim.rank}", replace(claim, local=None, fingerprint={}))
+    board.put(GATHERED, log.read)
+
+
+def local(test_run: TestRun, phase: Phase) -> None:
+    """Judge what every rank reported about its host."""
+    phase.findings = examine_all(test_run.claims)
+    interfaces = list(dict.fromkeys(claim.interface for claim in test_run.claims))
+    phase.said = f"{test_run.member.backend} over {', '.join(interfaces[:4])}"
+
+
+def same(test_run: TestRun, phase: Phase) -> None:
+    """Compare what should be the same on all ranks."""
+    phase.findings = fingerprint.examine(test_run.claims)
+    mine = test_run.member.claim.fingerprint
+    phase.said = ", ".join(f"{name} {mine[name]}" for name in SHOWN if name in mine)
+
+
+def count_again(test_run: TestRun) -> None:
+    """Read every host's error counters once more, and put what rose into the phases that it concerns."""
+    if test_run.orders == 0 or test_run.mute or test_run.left < LEAST:
+        return
+    gathered = test_run.ask(CommPhase.LOCAL, seconds=COUNTING)
+    before = {claim.rank: claim.local.counters for claim in test_run.claims if claim.local and claim.local_rank == 0}
+    after = {answer.rank: answer.counters for answer in gathered.answers if answer.counters}
+    rose = counters.rose(before, after, test_run.hosts)
+    test_run.phase_log.add_to(CommPhase.LOCAL, tuple(counters.gpu_errors_rose(rose)))
+    test_run.phase_log.add_to(CommPhase.MESH, tuple(counters.link_errors_rose(rose)))
+    found = {finding.rule for phase in test_run.phase_log.phases for finding in phase.findings}
+    if not found & {"mesh-lossy", "mesh-mtu-hole"}:
+        test_run.phase_log.add_to(CommPhase.MESH, tuple(counters.tcp_resends(rose)))
+
+
+def all_there(test_run: TestRun) -> bool:
+    """Whether every rank came exactly once, with the same number of ranks as rank 0."""
+    ranks = [claim.rank for claim in test_run.claims if claim.world == test_run.me.world]
+    return sorted(ranks) == list(range(test_run.me.world)) and len(test_run.claims) == len(ranks)
+
+
+def _seen(log: Log) -> list[Claim]:
+    """New claims, with the time at which rank 0 saw them: the clocks of other hosts may be wrong."""
+    return [
+        replace(claim, seen=time.time()) for claim in log.news(Claim) if 0 <= claim.rank < claim.world <= MOST_RANKS
+    ]
+
+
+def _settled(claims: Sequence[Claim], world: int) -> bool:
+    """Whether there is nothing more to wait for: all came, or a claim is a duplicate or of another number of ranks."""
+    if any(claim.world != world for claim in claims) or len({claim.rank for claim in claims}) < len(claims):
+        return True
+    return len(claims) >= world
+
+
+def _said(claims: Sequence[Claim], world: int, hosts: tuple[str, ...]) -> str:
+    here, places = {claim.rank for claim in claims}, len({claim.host for claim in claims})
+    missing = tuple(rank for rank in range(world) if rank not in here)
+    absent = f", {named(missing, hosts)} not" if missing else ""
+    return f"{world - len(missing)} of {world} ranks are here, on {places} host{'s' * (places != 1)}{absent}"
+
+
+MESH_SECONDS = 20.0
+SPEED_SECONDS = {Mode.DEFAULT: 20.0, Mode.FULL: 240.0}
+SPEED_SHARE, SPEED_CALLS = 0.1, 150
+"""The part of the deadline, and the number of exchanges as long as those before, that the measurement of speed may take."""
+ENDING = 3.5
+"""Seconds that an order takes beyond its time where ranks do not answer: their last answers, and a call to each."""
+IMPORTING = 120.0
+"""Seconds in which DeepSpeed's layer must make progress: its import may take long from a network file system."""
+
+
+def mesh(test_run: TestRun, phase: Phase) -> None:
+    """Every rank tries the others over TCP."""
+    if test_run.me.world == 1:
+        phase.skipped = "a single rank has no other to reach"
+        return
+    if _no_time(test_run, phase):
+        return
+    gathered = test_run.ask(CommPhase.MESH, seconds=min(MESH_SECONDS, test_run.left * 0.5))
+    # of a rank that failed meanwhile only that failure is reported
+    every = tuple(reach for answer in gathered.answers for reach in answer.reaches)
+    fallen = tuple(reach for reach in every if {reach.source, reach.target} & set(gathered.silent))
+    test_run.reaches = tuple(reach for reach in every if not {reach.source, reach.target} & set(gathered.silent))
+    called = (Reach(source=0, target=rank, outcome=how) for rank, how in gathered.silent.items())
+    seen = Mesh(test_run.claims, test_run.reaches, fallen=(*fallen, *called))
+    phase.findings = tuple(finding for check in mesh_checks.CHECKS for finding in check(seen))
+    # who does not answer at an address that two hosts have, or rank 0 at such a one, is not known to have died
+    shared = shared_addresses(seen)
+    cut_off = {rank for rank in gathered.silent if {seen.by_rank[one].address for one in (0, rank)} & {*shared}}
+    test_run.mute |= cut_off
+    if gone := {rank: how for rank, how in gathered.silent.items() if rank not in cut_off}:
+        phase.findings = test_run.trouble(replace(gathered, silent=gone), "the mesh") + phase.findings
+    reached = sum(reach.outcome is ConnectOutcome.REACHED for reach in test_run.reaches)
+    wanted = test_run.me.world * len(peers(0, test_run.me.world))
+    phase.said = f"{reached} of {wanted} connections between ranks"
+    if reached < wanted and not phase.findings:
+        phase.skipped = f"not tried to the end, {phase.said}"
+
+
+def right(test_run: TestRun, phase: Phase) -> None:
+    """The collectives, with values."""
+    if _no_time(test_run, phase):
+        return
+    gathered = test_run.ask(CommPhase.RIGHT, seconds=_most_of(test_run.left))
+    by_rank = results(gathered)
+    notable = {rank: result.exchanges for rank, result in by_rank.items()}
+    phase.findings = result_checks.examine(notable, test_run.hosts) + test_run.trouble(gathered, "the collectives")
+    phase.findings += _nccl(test_run, gathered)
+    who = {claim.rank: f"rank {claim.rank} ({claim.host}, pid {claim.pid})" for claim in test_run.claims}
+    states = {answer.rank: answer.supervisor for answer in gathered.answers}
+    phase.findings += tuple(supervisor_stopped(who, states))
+    test_run.tested = done = max((result.done for result in by_rank.values()), default=0)
+    test_run.wrong = result_checks.RankExchanges(exchanges=notable, hosts=test_run.hosts).senders
+    wrong = sum(exchange.wrong is not None for exchanges in notable.values() for exchange in exchanges)
+    phase.findings += tuple(exchanges_unfinished(done, phase.findings))
+    phase.said = f"{done} exchanges on each rank, {wrong or 'none'} wrong" if done else "no rank came to the end"
+
+
+def exchanges_unfinished(done: int, findings: tuple[Finding, ...]) -> Iterator[Finding]:
+    """No rank came to the end of the collectives, and no other finding says why.
+
+    Why it matters: that is no test that went well. What was exchanged before is not known.
+
+    How to fix it: keep each rank's log and stacks, and look at them.
+
+        $ python -m dsdoctor comm --quick --out comm-out
+
+    Since: 0.1
     """
-    severities = {finding.severity for finding in findings}
-    if Severity.ERROR in severities:
-        return PhaseState.BROKEN
-    return PhaseState.SLOW if Severity.WARNING in severities and phase in SLOWNESS else PhaseState.OK
-
-
-class Phase:
-    """A phase that is running; its findings are filled in by the function that runs it."""
-
-    def __init__(self) -> None:
-        self.said = ""
-        self.findings: tuple[Finding, ...] = ()
-        self.skipped: str | None = None
-        self.began = time.monotonic()
-
-
-class PhaseLog:
-    """All phases so far. ``say`` is called when a phase begins and when it ends."""
-
-    def __init__(self, say: Callable[[News], None]) -> None:
-        self._say = say
-        self.phases: list[PhaseResult] = []
-
-    @contextmanager
-    def phase(self, phase: CommPhase) -> Iterator[Phase]:
-        """Write one phase; its time is that of the block."""
-        self._say(News(at=phase.value))
-        written = Phase()
-        yield written
-        if written.skipped is not None:
-            self.skip(phase, written.skipped)
-            return
-        self._add(
-            PhaseResult(
-                phase=phase,
-                state=state_of(phase, written.findings),
-                seconds=time.monotonic() - written.began,
-                said=written.said,
-                findings=written.findings,
-            )
+    if not done and not has_error(findings):
+        yield Finding.error(
+            "exchanges-unfinished",
+            "no rank came to the end of the collectives, and nothing that was seen says why",
+            fix="keep each rank's log and stacks, and look at them",
+            steps=(step("python -m dsdoctor comm --quick --out comm-out"),),
         )
 
-    def skip(self, phase: CommPhase, reason: str) -> None:
-        """A phase that does not take place, and why."""
-        self._add(PhaseResult(phase=phase, state=PhaseState.SKIPPED, seconds=0.0, said=reason))
 
-    def add_to(self, phase: CommPhase, findings: tuple[Finding, ...]) -> None:
-        """Findings that show only at the end, put into the phase that they concern."""
-        if findings:
-            self.change(phase, lambda before: before + findings)
+def _nccl(test_run: TestRun, gathered: Gathered) -> tuple[Finding, ...]:
+    """What NCCL logged on all ranks."""
+    if test_run.member.backend != "nccl":
+        return ()
+    test_run.nccl = parse_nccl_log("\n".join(answer.nccl for answer in gathered.answers))
+    return nccl.examine(test_run.nccl, test_run.claims)
 
-    def change(self, phase: CommPhase, into: Callable[[tuple[Finding, ...]], tuple[Finding, ...]]) -> None:
-        """The findings of a phase in the light of later ones."""
-        for place, result in enumerate(self.phases):
-            if result.phase is phase:
-                findings = into(result.findings)
-                self.phases[place] = replace(result, findings=findings, state=state_of(phase, findings))
 
-    @property
-    def broken(self) -> bool:
-        """Whether a phase so far was broken."""
-        return any(phase.state is PhaseState.BROKEN for phase in self.phases)
+def speed(test_run: TestRun, phase: Phase) -> None:
+    """The collectives and pairs, timed."""
+    if test_run.settings.mode is Mode.QUICK:
+        phase.skipped = "--quick"
+    elif test_run.me.world == 1:
+        phase.skipped = "a single rank has no other to send to"
+    if phase.skipped or _no_time(test_run, phase):
+        return
+    usual = max(SPEED_SECONDS[test_run.settings.mode], test_run.settings.deadline * SPEED_SHARE)
+    seconds = max(usual, test_run.call * SPEED_CALLS)
+    gathered = test_run.ask(CommPhase.SPEED, seconds=min(seconds, test_run.left * 0.7))
+    ended = {rank: result.speeds for rank, result in results(gathered).items()}
+    timed = (ended.get(answer.rank) or answer.speeds for answer in gathered.answers)
+    test_run.timed = tuple(speeds for speeds in timed if speeds)
+    test_run.speeds, test_run.pairs = (
+        merge(test_run.timed),
+        tuple(pair for speeds in test_run.timed for pair in speeds.pairs),
+    )
+    measured = speed_checks.Measured(
+        speeds=test_run.speeds,
+        pairs=tuple(pair for pair in test_run.pairs if not {pair.source, pair.target} & {*test_run.slow}),
+        paces=tuple(speeds.pace for speeds in test_run.timed if speeds.pace),
+        starts={claim.rank: claim.delayed for claim in test_run.claims},
+        held=tuple(speeds.held for speeds in test_run.timed if speeds.held),
+        reaches=test_run.reaches,
+        # what a slow node does to the collectives is known already
+        limit=None if test_run.slow else limit(test_run.claims, test_run.member.backend),
+        hosts=test_run.hosts,
+        backend=test_run.member.backend,
+    )
+    phase.findings = speed_checks.examine(measured) + test_run.trouble(gathered, "the measurement of speed")
+    best = max((speed.busbw for speed in test_run.speeds if speed.op == "all_reduce"), default=0.0)
+    phase.said = f"all_reduce at most {best / 1e9:.2f} GB/s (busbw); {len(test_run.speeds)} sizes and collectives timed"
+    if not test_run.speeds:
+        phase.said = "nothing was timed to its end"
+        phase.skipped = None if phase.findings else phase.said
 
-    def _add(self, result: PhaseResult) -> None:
-        self.phases.append(result)
-        self._say(News(phase=result))
+
+def deepspeed(test_run: TestRun, phase: Phase) -> None:
+    """The same through deepspeed.comm."""
+    if test_run.settings.mode is Mode.QUICK:
+        phase.skipped = "--quick"
+    elif without := tuple(claim.rank for claim in test_run.claims if "deepspeed" not in claim.fingerprint):
+        phase.skipped = f"DeepSpeed is not installed on {named(without, test_run.hosts)}"
+    if phase.skipped or _no_time(test_run, phase):
+        return
+    gathered = test_run.ask(CommPhase.DEEPSPEED, seconds=_most_of(test_run.left), patience=IMPORTING)
+    by_rank = results(gathered)
+    notable = {rank: result.exchanges for rank, result in by_rank.items()}
+    phase.findings = result_checks.examine(notable, test_run.hosts)
+    if not phase.findings and (because := slowed(gathered, test_run.phase_log.phases)):
+        phase.skipped = because
+        return
+    phase.findings += test_run.trouble(gathered, "DeepSpeed's own layer")
+    done = max((result.done for result in by_rank.values()), default=0)
+    phase.said = f"{done} exchanges on each rank through deepspeed.comm"
+    if not done and not phase.findings:
+        phase.skipped = "no exchange through deepspeed.comm came to its end"
+
+
+def slowed(gathered: Gathered, before: Sequence[PhaseResult]) -> str | None:
+    """Why an order that only lacked time is no finding of its own: an earlier phase named what is slow. None where none did."""
+    if gathered.well or not gathered.moving or all(phase.state is not PhaseState.SLOW for phase in before):
+        return None
+    return f"the deadline left {gathered.order.seconds:.0f} s for it, too little with what is slow (told above)"
+
+
+def _most_of(left: float) -> float:
+    """The seconds of an order of what is left: who did not answer is waited for, called and reported within the rest.
+
+    >>> round(_most_of(100.0)), round(_most_of(9.0), 1), round(_most_of(3.0), 1)
+    (90, 5.5, 1.5)
+    """
+    return max(min(left * 0.9, left - ENDING), left / 2)
+
+
+def _no_time(test_run: TestRun, phase: Phase) -> bool:
+    """Whether there is no time left for a phase, which is then skipped: it must not count as OK."""
+    if test_run.left < LEAST:
+        phase.skipped = f"no time is left of the deadline ({test_run.settings.deadline:g} s)"
+    return phase.skipped is not None
+
+
+# The phases that try smaller groups of ranks: how fast nodes are together, and where exchanges break.
+
+
+TRIAL_SECONDS = 6.0
+ROUND_SECONDS, ROUND_CALLS, PART_OF_TIME = 15.0, 60, 0.35
+"""Seconds of a round of nodes, or so many exchanges as those before; and the part of the time left that all rounds may take."""
+FEWEST_NODES = 3
+"""Of two, neither can be told from the other."""
+
+
+def enough_nodes(test_run: TestRun) -> bool:
+    """Whether there are nodes to be compared, and it is not the quick test."""
+    return test_run.settings.mode is not Mode.QUICK and len(set(test_run.hosts)) >= FEWEST_NODES
+
+
+def nodes(test_run: TestRun, phase: Phase) -> None:
+    """Each node alone, in pairs at the same time, in growing groups; the world is the next phase."""
+    until, backend = time.monotonic() + test_run.left * PART_OF_TIME, test_run.member.backend
+    link, longest = limit(test_run.claims, backend), max(ROUND_SECONDS, ROUND_CALLS * test_run.call)
+
+    def run(what: str, groups: Groups) -> Trial | None:
+        left = until - time.monotonic()
+        if left < LEAST or phase.findings:
+            return None
+        gathered = _in_groups(test_run, groups, CommPhase.NODES, min(longest, left))
+        phase.findings = test_run.trouble(gathered, "the test of nodes")
+        if phase.findings:
+            return None
+        return Trial(what=what, groups=groups, failed=(), figures=_figures(groups, gathered))
+
+    def judge(trials: tuple[Trial, ...]) -> tuple[Trial, ...]:
+        return node_speed.judged(trials, backend, link.bandwidth if link else None)
+
+    outcome = play(isolate.parts_of(test_run.claims, 1), run, judge)
+    seen = node_speed.NodeSpeeds(outcome=outcome, hosts=test_run.hosts, trips=round_trips(test_run.reaches))
+    phase.findings += tuple(finding for check in node_speed.CHECKS for finding in check(seen))
+    test_run.slow = tuple(rank for part in outcome.bad for rank in part)
+    phase.said = f"{len(set(test_run.hosts))} nodes in {len(outcome.trials)} rounds; pairs do {seen.usual}"
+    if not outcome.trials and not phase.findings:
+        phase.skipped = "no time is left for it"
+
+
+def _in_groups(test_run: TestRun, groups: Groups, phase: CommPhase, seconds: float) -> Gathered:
+    flat = tuple(tuple(sorted(rank for part in group for rank in part)) for group in groups)
+    return test_run.ask(phase, groups=flat, seconds=seconds)
+
+
+def _figures(groups: Groups, gathered: Gathered) -> dict[tuple[Part, ...], float]:
+    """busbw of each group, by its slowest rank's best call."""
+    timings = {rank: result.speeds.timings for rank, result in results(gathered).items() if result.speeds}
+    found = {}
+    for group in groups:
+        mine = [timings[rank] for part in group for rank in part if rank in timings]
+        if mine:
+            small, large = max(mine, key=lambda pair: pair[1].least)
+            found[group] = node_speed.bandwidth(group, large.size, large.least, small.least)
+    return found
+
+
+def search(test_run: TestRun, phase: Phase) -> None:
+    """Exchange again in smaller groups, until a single rank, host or transport is left."""
+    if test_run.left < 2 * LEAST:
+        phase.skipped = "no time is left for it"
+        return
+
+    def in_groups(what: str, groups: Groups) -> Trial | None:
+        if test_run.left < LEAST:
+            return None
+        bad = _bad(_in_groups(test_run, groups, CommPhase.RIGHT, min(TRIAL_SECONDS, test_run.left - 1)))
+        failed = tuple(group for group in groups if any(rank in bad for part in group for rank in part))
+        return Trial(what=what, groups=groups, failed=failed)
+
+    def with_switch(switch: isolate.Switch) -> bool | None:
+        if test_run.left < LEAST:
+            return None
+        everyone = (tuple(range(test_run.me.world)),)
+        seconds, variables = min(TRIAL_SECONDS, test_run.left - 1), {switch.variable: switch.value}
+        return not _bad(test_run.ask(CommPhase.RIGHT, groups=everyone, variables=variables, seconds=seconds))
+
+    found = isolate.isolate(test_run.claims, test_run.member.backend, with_switch, in_groups)
+    phase.findings = tuple(finding for check in isolate.ISOLATE_CHECKS for finding in check(found))
+    phase.said = found.said
+    if not found.switches and not found.outcome.trials:
+        phase.skipped = f"{test_run.me.world} ranks cannot be distinguished in smaller groups"
+
+
+def _bad(gathered: Gathered) -> set[int]:
+    """The ranks that did not come to the end, or got something wrong."""
+    wrong = {rank for rank, result in results(gathered).items() if any(one.wrong for one in result.exchanges)}
+    return wrong | set(gathered.silent) | {answer.rank for answer in gathered.answers if answer.stuck}

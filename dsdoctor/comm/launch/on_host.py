@@ -17,9 +17,7 @@ from typing import NoReturn
 
 import msgspec
 
-from dsdoctor.comm.launch.commands import HostOrder
-from dsdoctor.comm.launch.evidence_files import FOLDER, LARGEST
-from dsdoctor.comm.launch.start import Endings, LocalRanks, RankEnded
+from dsdoctor.comm.launch.start import FOLDER, LARGEST, Endings, HostOrder, LocalRanks, RankEnded
 
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 

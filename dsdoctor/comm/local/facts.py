@@ -8,14 +8,284 @@ import os
 import re
 import resource
 import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from dsdoctor.comm.local.counters import read_counters
-from dsdoctor.comm.local.expected import parse_full_rate
-from dsdoctor.comm.local.gpu_links import read_gpus
 from dsdoctor.comm.local.interfaces import bounded, choose, read_interfaces, routed
-from dsdoctor.comm.local.variables import read_config_files, read_variables
-from dsdoctor.comm.models import FabricPort, Local, Rank
+from dsdoctor.comm.models import FabricPort, Local, Rank, RankGpu, named
+from dsdoctor.core.children import parse_answer
+from dsdoctor.core.finding import Finding, Severity, Step, instead, step
 from dsdoctor.core.host import Host
+from dsdoctor.core.machine import Gap
+from dsdoctor.core.redaction import urls
+from dsdoctor.core.text import and_more_lines
+
+# Host -> the variables that steer communication, as NCCL itself would see them (its files too). Never secrets.
+
+
+PREFIXES = (
+    *("NCCL_", "GLOO_", "TORCH_NCCL_", "TORCH_GLOO_", "TORCH_DISTRIBUTED", "TORCH_FR_", "UCX_"),
+    *("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"),
+)
+FILES = ("~/.nccl.conf", "/etc/nccl.conf")
+"""Where NCCL looks, in this order; NCCL_CONF_FILE replaces the first. What is set already is not overwritten (initEnv)."""
+
+NOT_SECRET = ("NCCL_IB_PKEY",)
+"""An index in a port's table of partitions."""
+
+SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASS|CREDENTIAL", re.IGNORECASE)
+SECRET_VALUE = re.compile(r"\S:\S*@|\bBearer |\b(?:ghp|gho|hf|sk|xox[abp])[-_]\w{10,}|\bAKIA[0-9A-Z]{8,}")
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Whether a variable must not be sent to other hosts or shown.
+
+    >>> is_secret("NCCL_X_TOKEN", "1"), is_secret("NCCL_ALGO", "http://u:p@proxy"), is_secret("NCCL_ALGO", "Ring")
+    (True, True, False)
+    """
+    return (name not in NOT_SECRET and SECRET_NAME.search(name) is not None) or SECRET_VALUE.search(value) is not None
+
+
+def read_variables(host: Host) -> dict[str, str]:
+    """The environment's variables, and those of NCCL's files that the environment does not set."""
+    found: dict[str, str] = {}
+    for path in _files(host):
+        for name, value in parse_conf(host.read(path) or ""):
+            found.setdefault(name, value)
+    for prefix in PREFIXES:
+        found.update(host.variables(prefix))
+    return {name: urls(value) for name, value in sorted(found.items()) if not is_secret(name, value)}
+
+
+def read_config_files(host: Host) -> tuple[str, ...]:
+    """NCCL's files that are here, each setting in them as "path: NAME=value"."""
+    said = []
+    for path in _files(host):
+        said_here = parse_conf(host.read(path) or "")
+        settings = [(name, urls(value)) for name, value in said_here if not is_secret(name, value)]
+        said += [f"{path}: {name}={value}" for name, value in settings] or ([path] if host.exists(path) else [])
+    return tuple(said)
+
+
+def parse_conf(text: str) -> Iterator[tuple[str, str]]:
+    """The settings of an nccl.conf.
+
+    >>> list(parse_conf("# ours\\nNCCL_IB_DISABLE=1\\nno setting\\nNCCL_SOCKET_IFNAME==eth0\\n"))
+    [('NCCL_IB_DISABLE', '1'), ('NCCL_SOCKET_IFNAME', '=eth0')]
+    """
+    for line in text.splitlines():
+        name, equals, value = line.strip().partition("=")
+        if equals and name.startswith("NCCL_"):
+            yield name.strip(), value.strip()
+
+
+def _files(host: Host) -> tuple[str, ...]:
+    home = host.variable("HOME")
+    own = host.variable("NCCL_CONF_FILE") or (f"{home}/.nccl.conf" if home else None)
+    return (own, FILES[1]) if own else (FILES[1],)
+
+
+# Host -> the GPUs that this process may use, with their memory and links, by NVML in a child. Makes no CUDA context.
+
+
+DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/proc/driver/nvidia")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _LinkAnswer:
+    driver: str | None = None
+    gpus: tuple[RankGpu, ...] = ()
+    absent: str | None = None
+
+
+def read_gpus(host: Host) -> tuple[tuple[RankGpu, ...], str | None]:
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order, and the driver's version; nothing where no driver is loaded."""
+    if not any(host.exists(device) for device in DEVICES):
+        return (), None
+    answer = parse_answer(host.ask(sys.executable, "ask_links.py", timeout=20), _LinkAnswer, "gpus")
+    if isinstance(answer, Gap):
+        return (), None
+    return visible(answer.gpus, host.variable("CUDA_VISIBLE_DEVICES")), answer.driver
+
+
+def visible(gpus: Sequence[RankGpu], named: str | None) -> tuple[RankGpu, ...]:
+    """The GPUs that a CUDA_VISIBLE_DEVICES leaves: those before the first entry that is none (MIG partitions leave all).
+
+    >>> both = (RankGpu(index=0, name="A", uuid="GPU-aa"), RankGpu(index=1, name="A", uuid="GPU-bb"))
+    >>> [gpu.index for gpu in visible(both, "GPU-b,0,-1,1")]
+    [1, 0]
+    """
+    if named is None or "MIG-" in named:
+        return tuple(gpus)
+    left: list[RankGpu] = []
+    for name in (part.strip() for part in named.split(",")):
+        uuid = name.startswith("GPU-")
+        gpu = next(
+            (known for known in gpus if name == str(known.index) or (uuid and known.uuid.startswith(name))), None
+        )
+        if gpu is None or gpu in left:
+            break
+        left.append(gpu)
+    return tuple(left)
+
+
+# One rank's host as the checks see it; and the findings of many ranks -> each problem once, with the ranks that have it.
+
+
+WHO = "{who}"
+"""A placeholder for the ranks, until it is known which ranks have the same finding."""
+
+MOST_EVIDENCE = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankView:
+    """What a check looks at. ``several_hosts``: the job spans more than one host; on a single host a loopback does no harm."""
+
+    local: Local
+    world: int
+    backend: str
+    several_hosts: bool
+    gpu: RankGpu | None = None
+
+    @property
+    def name_it(self) -> Step:
+        """The step that makes the backend use the interface that reaches the master."""
+        exact, gloo = step("export NCCL_SOCKET_IFNAME=={interface}"), step("export GLOO_SOCKET_IFNAME={interface}")
+        name = {"interface": self.local.routed.name} if self.local.routed else {}
+        return (exact if self.backend == "nccl" else gloo).filled(name)
+
+
+Check = Callable[[RankView], Iterator[Finding]]
+
+
+def merged(
+    checks: Sequence[Check], places: Sequence[tuple[int, RankView]], hosts: tuple[str, ...]
+) -> tuple[Finding, ...]:
+    """The findings of all ranks; those that differ only in the rank are joined."""
+    same: dict[tuple[str, Severity, str], list[tuple[int, Finding]]] = {}
+    for check in checks:
+        for rank, place in places:
+            for finding in check(place):
+                same.setdefault((finding.rule, finding.severity, finding.title), []).append((rank, finding))
+    return tuple(_merge(found, hosts) for found in same.values())
+
+
+def _merge(found: Sequence[tuple[int, Finding]], hosts: tuple[str, ...]) -> Finding:
+    who, first = named(tuple(sorted({rank for rank, _ in found})), hosts), found[0][1]
+    said: dict[str, None] = {}
+    for rank, finding in found:
+        said.update(dict.fromkeys(text.replace(WHO, named((rank,), hosts)) for text in finding.evidence))
+    evidence = and_more_lines(list(said), MOST_EVIDENCE, of="lines")
+    return replace(first, title=first.title.replace(WHO, who), evidence=evidence)
+
+
+# What the links of a GPU or of a fabric port of a known kind carry, with the source; a host whose links carry less -> findings.
+#
+# One way, bytes a second. NVIDIA's data sheets name both directions together: half of that stands here.
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuKind:
+    """GPUs with NVLinks on the board, by the driver's name for them: cards for PCIe slots have other names."""
+
+    name: str
+    nvlink: float
+    source: str
+
+
+GPU_KINDS = (
+    GpuKind(name=r"V100-SXM[23]", nvlink=150e9, source="V100 data sheet: 300 GB/s, 6 links"),
+    GpuKind(name=r"A100-SXM4", nvlink=300e9, source="A100 data sheet: 600 GB/s, 12 links"),
+    GpuKind(name=r"A800-SXM4", nvlink=200e9, source="A800 data sheet: 400 GB/s, 8 links"),
+    GpuKind(name=r"H100 \d+GB HBM\d", nvlink=450e9, source="H100 data sheet, SXM: 900 GB/s, 18 links"),
+    GpuKind(name=r"H200$", nvlink=450e9, source="H200 data sheet, SXM: 900 GB/s, 18 links"),
+    GpuKind(name=r"GH200", nvlink=450e9, source="GH200 data sheet: 900 GB/s, 18 links"),
+    GpuKind(name=r"G?B[23]00$", nvlink=900e9, source="Blackwell data sheet: 1,800 GB/s, 18 links"),
+)
+LANE = {"SDR": 2.5, "DDR": 5, "QDR": 10, "FDR10": 10, "FDR": 14, "EDR": 25, "HDR": 50, "NDR": 100, "XDR": 200}
+"""Gb/s of a lane of InfiniBand, by the roadmap of its trade association; adapters for computing have four."""
+LANES = 4
+RATE = re.compile(r"(\d+)X (\w+)\)")
+
+
+def kind_of(name: str) -> GpuKind | None:
+    """The kind of a GPU, None for one that is not in the table.
+
+    >>> [kind.nvlink / 1e9 if kind else None for kind in map(kind_of, ("NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "NVIDIA H200"))]
+    [450.0, None, 450.0]
+    """
+    return next((kind for kind in GPU_KINDS if re.search(rf"\b{kind.name}", name)), None)
+
+
+def parse_full_rate(text: str) -> float | None:
+    """What a port would carry with four lanes of its speed, in Gb/s.
+
+    >>> parse_full_rate("200 Gb/sec (2X NDR)"), parse_full_rate("400 Gb/sec (4X NDR)"), parse_full_rate("25 Gb/sec")
+    (400.0, 400.0, None)
+    """
+    match = RATE.search(text)
+    return float(LANE[match[2]] * max(LANES, int(match[1]))) if match and match[2] in LANE else None
+
+
+def gpu_links_missing(place: RankView) -> Iterator[Finding]:
+    """The NVLinks of a GPU carry less than those of its kind do.
+
+    The kinds and their sources stand on the page of `dsdoctor comm`. A virtual machine with a single GPU often has none,
+    and is not judged.
+
+    Why it matters: all GPUs of the host wait for the slowest in each collective. Without any link NCCL goes by PCIe, at
+    a tenth of the bandwidth. A link that is down, or the service nvidia-fabricmanager that is not running, are the causes.
+
+    How to fix it: look at the links, and at the service where the host has NVSwitches.
+
+        $ nvidia-smi nvlink --status
+        $ systemctl status nvidia-fabricmanager
+
+    Since: 0.1
+    """
+    gpu, kind = place.gpu, kind_of(place.gpu.name) if place.gpu else None
+    if gpu is None or kind is None or len(place.local.gpus) < 2 or place.backend != "nccl":
+        return
+    if (gpu.nvlink or 0.0) < kind.nvlink * 0.99:
+        yield Finding.warning(
+            "gpu-links-missing",
+            f"{WHO}: the NVLinks of GPU {gpu.index} carry {(gpu.nvlink or 0.0) / 1e9:g} GB/s, those of its kind"
+            f" {kind.nvlink / 1e9:g}",
+            evidence=(f"{gpu.name}: {kind.source}",),
+            fix="look at the links, and at the service where the host has NVSwitches",
+            steps=(step("nvidia-smi nvlink --status"), instead("systemctl status nvidia-fabricmanager")),
+        )
+
+
+def fabric_port_narrow(place: RankView) -> Iterator[Finding]:
+    """An InfiniBand port runs with fewer lanes than four.
+
+    Why it matters: at two lanes it carries half, and every collective between hosts waits for it. A cable that is not
+    fully plugged in, a dirty or broken transceiver, or a cable that splits a port are the causes.
+
+    How to fix it: see which lanes are up, then reseat or replace the cable.
+
+        $ ibstat
+        $ iblinkinfo
+
+    Since: 0.1
+    """
+    for port in place.local.fabric:
+        narrow = port.rate is not None and port.full is not None and port.rate < 0.99 * port.full
+        if narrow and port.state == "ACTIVE" and port.link_layer == "InfiniBand":
+            yield Finding.warning(
+                "fabric-port-narrow",
+                f"{WHO}: {port.device} port {port.port} runs at {port.rate:g} Gb/s, and four of its lanes carry {port.full:g}",
+                fix="see which lanes are up, then reseat or replace the cable",
+                steps=(step("ibstat"), step("iblinkinfo")),
+            )
+
+
+EXPECTED_CHECKS: tuple[Check, ...] = (gpu_links_missing, fabric_port_narrow)
+
 
 PATIENCE = 3.0
 

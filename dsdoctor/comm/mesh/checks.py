@@ -3,13 +3,10 @@
 from collections.abc import Iterator, Sequence
 
 from dsdoctor.comm.local.interfaces import is_loopback
-from dsdoctor.comm.mesh import blocked_checks, loss_checks
-from dsdoctor.comm.mesh.blocked import misplaced
+from dsdoctor.comm.mesh import blocked_checks
 from dsdoctor.comm.mesh.blocked_checks import hosts_in_words
-from dsdoctor.comm.mesh.matrix import Mesh
-from dsdoctor.comm.mesh.one_address import ARRIVED, shared_addresses
-from dsdoctor.comm.models import Claim
-from dsdoctor.comm.rank_names import by_rank, named
+from dsdoctor.comm.mesh.matrix import ARRIVED, Mesh, misplaced, shared_addresses
+from dsdoctor.comm.models import Claim, by_rank, named
 from dsdoctor.comm.results import Reach
 from dsdoctor.core.finding import Finding, Step, step
 
@@ -177,7 +174,7 @@ CHECKS = (
     mesh_address_shared,
     mesh_loopback_address,
     mesh_wrong_interface,
-    *blocked_checks.CHECKS,
+    *blocked_checks.BLOCKED_CHECKS,
     mesh_rank_unreached,
-    *loss_checks.CHECKS,
+    *blocked_checks.LOSS_CHECKS,
 )

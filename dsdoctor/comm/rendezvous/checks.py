@@ -1,15 +1,42 @@
 """Claims -> which ranks did not come, came twice, or have another number of ranks. Judges, never looks."""
 
+import socket
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from dsdoctor.comm.local.interfaces import is_loopback
-from dsdoctor.comm.models import Claim, Rank
-from dsdoctor.comm.rank_names import MOST_NAMED, by_rank, named
+from dsdoctor.comm.local.interfaces import bounded, is_loopback
+from dsdoctor.comm.models import MOST_NAMED, Claim, Rank, by_rank, named
 from dsdoctor.comm.rendezvous.notices import Notice
 from dsdoctor.core.finding import Finding, step
 from dsdoctor.core.text import and_more
+
+# MASTER_ADDR -> its addresses; an address -> how long the name server takes for its name. Bounded, and never an exception.
+
+
+LOOKUP = 3.0
+REVERSE = 10.0
+"""Seconds at most for an address, and for a name."""
+
+
+def addresses_of(master: str) -> tuple[str, ...]:
+    """What the name is on this host, () where it is not found in time.
+
+    >>> addresses_of("127.0.0.1")
+    ('127.0.0.1',)
+    """
+    found = bounded(lambda: socket.getaddrinfo(master, None, type=socket.SOCK_STREAM), LOOKUP)
+    return tuple(dict.fromkeys(str(entry[4][0]) for entry in found or ()))
+
+
+def reverse_lookup(address: str) -> float:
+    """Seconds for the name of an address, found or not, as torch asks for it: an IPv4 one in IPv6's form."""
+    began = time.monotonic()
+    asked = address if ":" in address else f"::ffff:{address}"
+    bounded(lambda: socket.getnameinfo((asked, 0), 0), REVERSE)
+    return time.monotonic() - began
+
 
 SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"
 LATE = 15.0

@@ -1,1 +1,0 @@
-"""The report of a communication test -> terminal lines and an HTML page."""
