@@ -14,11 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from dsdoctor.core.text import encode
-from dsdoctor.hang.channel import NodeReport, send_report
+from dsdoctor.hang.channel import NodeReport, RunIdentity, identity, send_report
 from dsdoctor.hang.models import RankView
 from dsdoctor.hang.processes import wait_until_gone
 from dsdoctor.hang.ring import JOINED, STALLED, RingWriter
-from dsdoctor.hang.run_identity import RunIdentity, identity
 from tests.hang.made import calling, elsewhere, operation, view
 
 NODES, EACH, LATE = 64, 8, 77

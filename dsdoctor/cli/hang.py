@@ -10,8 +10,8 @@ from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import has_error
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.options import OUTPUT, argument, option, options
-from dsdoctor.report.hang import hang_lines
-from dsdoctor.report.hang_page import check_page, write_page
+from dsdoctor.hang.page import check_page, write_page
+from dsdoctor.hang.verdict import hang_lines
 from dsdoctor.ui.screen import first_step, next_line
 
 DEFAULT = Path("dsdoctor-hang")

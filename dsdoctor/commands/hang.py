@@ -5,11 +5,9 @@ from pathlib import Path
 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.host import Host
-from dsdoctor.hang.incident_files import read_ranks
+from dsdoctor.hang.incidents import APART, dumps_in, look_at, read_dumps, read_ranks
 from dsdoctor.hang.models import Incident, Verdict
-from dsdoctor.hang.rank_processes import rank_processes
-from dsdoctor.hang.recorder_dumps import dumps_in, read_dumps
-from dsdoctor.hang.running import APART, look_at
+from dsdoctor.hang.processes import rank_processes
 from dsdoctor.hang.verdict import judge
 
 

@@ -1,19 +1,120 @@
-"""Dumps of torch's flight recorder, one file a rank -> an incident, for jobs that never knew dsdoctor. Nothing in them is executed.
+"""Incidents: in the files of a run, in torch's dumps, and of ranks that run now."""
 
-torch writes pickle. It is taken apart by its opcodes (`pickletools`): numbers, texts, lists and dicts are all that a dump
-holds, and whatever would import or call something is refused.
-"""
-
+import contextlib
+import os
 import pickletools
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.files import read_limited
-from dsdoctor.core.text import decode
-from dsdoctor.hang.models import RECORDERS, Frame, GroupState, Incident, Operation, RankView, Sample, ThreadStack
+from dsdoctor.core.files import PRIVATE, make_folder, read_limited, write_bytes
+from dsdoctor.core.host import Host
+from dsdoctor.core.text import decode, encode
+from dsdoctor.hang import outside, processes
+from dsdoctor.hang.channel import node_name
+from dsdoctor.hang.local_rank import LocalRank, with_call, with_source
+from dsdoctor.hang.models import (
+    MOVED,
+    PROCESSES,
+    RECORDERS,
+    Frame,
+    GroupState,
+    Incident,
+    Operation,
+    RankView,
+    Sample,
+    ThreadStack,
+)
+from dsdoctor.hang.processes import RankProcess
+from dsdoctor.hang.stacks import main_of
+
+# An incident -> files in the run's folder, one a rank, and the verdict; and back.
+
+
+SCHEMA = "dsdoctor/1"
+INCIDENT = "incident.json"
+MOST_FILES = 100_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankFile:
+    """What is written of one rank; ``view`` and what of the incident is known on its node."""
+
+    schema: str = SCHEMA
+    kind: str = "hang-rank"
+    run: str = ""
+    when: float = 0.0
+    still: float = 0.0
+    after: float = 0.0
+    world: int = 0
+    silent_hosts: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    left_hosts: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    nccl: tuple[str, ...] = ()
+    view: RankView
+
+
+def write_ranks(folder: Path, incident: Incident) -> None:
+    """Write a file for each rank of an incident. Raises OSError."""
+    make_folder(folder, mode=0o755)
+    for view in incident.ranks:
+        rank_file = RankFile(
+            run=incident.run,
+            when=incident.when,
+            still=incident.still,
+            after=incident.after,
+            world=incident.world,
+            silent_hosts=incident.silent_hosts,
+            left_hosts=incident.left_hosts,
+            nccl=incident.nccl,
+            view=view,
+        )
+        write_bytes(folder / f"rank-{view.rank:05d}.json", encode(rank_file), mode=PRIVATE)
+
+
+def read_ranks(folder: Path) -> Incident:
+    """The newest incident whose files lie in a folder. Raises UsageError where there is none."""
+    found: list[RankFile] = []
+    for path in sorted(folder.glob("rank-*.json"))[:MOST_FILES]:
+        with contextlib.suppress(msgspec.DecodeError):
+            read = decode(_content(path), RankFile)
+            found += [read] if read.kind == "hang-rank" else []
+    if not found:
+        raise UsageError(
+            f"{folder} holds no files of a hang watch", hint="name the folder that dsdoctor.run named: dsdoctor-hang"
+        )
+    newest = max(found, key=lambda each: each.when)
+    same = [each for each in found if each.run == newest.run]
+    return Incident(
+        world=newest.world,
+        still=max(each.still for each in same),
+        after=newest.after,
+        ranks=tuple(each.view for each in sorted(same, key=lambda each: each.view.rank)),
+        silent_hosts={host: ranks for each in same for host, ranks in each.silent_hosts.items()},
+        left_hosts={host: ranks for each in same for host, ranks in each.left_hosts.items()},
+        nccl=next((each.nccl for each in same if each.nccl), ()),
+        when=newest.when,
+        run=newest.run,
+    )
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return read_limited(path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}", hint="see whose it is: ls -l") from error
+
+
+# Dumps of torch's flight recorder, one file a rank -> an incident, for jobs that never knew dsdoctor. Nothing in them is executed.
+#
+# torch writes pickle. It is taken apart by its opcodes (`pickletools`): numbers, texts, lists and dicts are all that a dump
+# holds, and whatever would import or call something is refused.
+
 
 NAME = re.compile(r"(?:nccl|fr|comm_lib)_?trace(?:_rank)?_+(\d+)(?:\.json|\.pkl|\.pickle)?")
 LARGEST = 256 << 20
@@ -28,12 +129,12 @@ def dumps_in(folder: Path) -> dict[int, Path]:
 
 def read_dumps(dumps: dict[int, Path]) -> Incident:
     """What the recorders of all ranks say together. Raises UsageError for a file that is no such dump."""
-    views = tuple(_view(rank, path, _content(path)) for rank, path in sorted(dumps.items()))
+    views = tuple(_dumped_view(rank, path, _dump_content(path)) for rank, path in sorted(dumps.items()))
     world = max((max(group.ranks, default=0) + 1 for view in views for group in _groups(view)), default=0)
     return Incident(world=max(world, max(dumps) + 1), still=0.0, after=0.0, ranks=views, source=RECORDERS)
 
 
-def _content(path: Path) -> dict[str, Any]:
+def _dump_content(path: Path) -> dict[str, Any]:
     try:
         content = read_limited(path, LARGEST)
     except OSError as error:
@@ -47,7 +148,7 @@ def _content(path: Path) -> dict[str, Any]:
     return read
 
 
-def _view(rank: int, path: Path, dump: dict[str, Any]) -> RankView:
+def _dumped_view(rank: int, path: Path, dump: dict[str, Any]) -> RankView:
     entries = [entry for entry in dump["entries"] if isinstance(entry, dict) and not entry.get("is_p2p")][-KEPT:]
     names: dict[str, list[Operation]] = {}
     timeouts: dict[str, float] = {}
@@ -177,3 +278,123 @@ def _collect(name: str, stack: list[Any]) -> None:
         stack.append(tuple(above) if name == "TUPLE" else list(above))
     else:
         stack.append(dict(zip(above[::2], above[1::2], strict=True)))
+
+
+# Ranks that run now -> an incident, by two looks from outside: at the kernel, at the ring of a watched rank, else by py-spy.
+# Looks, judges nothing.
+
+
+APART = 3.0
+CPU, BYTES = 0.10, 1 << 20
+"""A rank works that took that share of a processor, or moved so many bytes."""
+FOLDERS = ("/dev/shm", "/tmp")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """A process at one moment. ``stacks``: or in words why they cannot be read."""
+
+    clock: float
+    facts: processes.ProcessFacts | None
+    bytes: int
+    children: tuple[float, int]
+    stacks: tuple[ThreadStack, ...] | str
+
+
+def look_at(ranks: Iterable[RankProcess], host: Host, *, apart: float = APART) -> Incident:
+    """Look twice at some ranks, so many seconds apart."""
+    name = node_name().partition("/")[0]
+    watched = {rank.pid: found for rank in ranks if (found := watched_rank(rank, name)) is not None}
+    began = time.monotonic()
+    first = {rank.pid: look_once(rank.pid, host, known=rank.pid in watched) for rank in ranks}
+    progress = {pid: rank.beat.progress for pid, rank in watched.items() if rank.beat}
+    time.sleep(max(0.0, began + apart - time.monotonic()))
+    views = []
+    for rank in ranks:
+        last = look_once(rank.pid, host, known=rank.pid in watched)
+        view = _view(rank, name, last, watched.get(rank.pid), progress.get(rank.pid))
+        views.append(_with_activity(view, first[rank.pid], last, uses_gpu(rank.pid)))
+    return Incident(
+        world=max([len(views), *(rank.world for rank in ranks), *(rank.rank + 1 for rank in ranks)]),
+        still=time.monotonic() - began,
+        after=0.0,
+        ranks=tuple(views),
+        when=time.time(),
+        source=PROCESSES,
+    )
+
+
+def look_once(pid: int, host: Host, *, known: bool) -> Look:
+    """Look at a process. ``known``: it tells its stacks itself."""
+    return Look(
+        clock=time.monotonic(),
+        facts=processes.facts_of(pid),
+        bytes=processes.moved_bytes(pid),
+        children=processes.work_of_children(pid, processes.all_parents()),
+        stacks=() if known else outside.stacks_of(pid, host),
+    )
+
+
+def watched_rank(rank: RankProcess, host: str) -> LocalRank | None:
+    """The rank's own ring, where the watch of dsdoctor.run is in it."""
+    for base in FOLDERS:
+        for path in Path(base).glob(f"dsdoctor-hang-*/*/rank-*-{rank.pid}.ring"):
+            try:
+                found = LocalRank(path, host)
+                found.look()
+            except (OSError, ValueError):
+                continue
+            return found if found.beat is not None else None
+    return None
+
+
+def uses_gpu(pid: int) -> bool:
+    """Whether a process has a GPU open: then a thread that only waits may burn its processor."""
+    try:
+        names = os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208
+        return any(os.readlink(f"/proc/{pid}/fd/{name}").startswith("/dev/nvidia") for name in names)  # noqa: PTH115
+    except OSError:
+        return False
+
+
+def _view(rank: RankProcess, host: str, look: Look, watched: LocalRank | None, progress: int | None) -> RankView:
+    if watched is not None:
+        watched.look()
+        seen = watched.view()
+        moved = watched.beat is not None and watched.beat.progress != progress
+        return replace(seen, rank=rank.rank, activity=MOVED if moved else "")
+    state = look.facts.state if look.facts else ""
+    threads = () if isinstance(look.stacks, str) else look.stacks
+    sample = with_source(
+        Sample(rank=rank.rank, world=rank.world, pid=rank.pid, time=time.time(), joined=True, threads=threads)
+    )
+    view = RankView(
+        rank=rank.rank,
+        host=host,
+        pid=rank.pid,
+        sample=sample,
+        state=state,
+        ended="" if look.facts else "it ended while it was looked at",
+        waits=processes.waits_in(rank.pid),
+        unread=look.stacks if isinstance(look.stacks, str) else "",
+    )
+    return with_call(view) if look.facts else view
+
+
+def _with_activity(view: RankView, first: Look, last: Look, gpu: bool) -> RankView:
+    """The view with why it is not still, in words, as far as two looks tell."""
+    seconds = max(last.clock - first.clock, 0.1)
+    words = [view.activity] if view.activity else []
+    if _main(first) != _main(last):
+        words.append(f"it stood at 2 places in {seconds:.0f} s")
+    if first.facts and last.facts and not gpu and (share := (last.facts.cpu - first.facts.cpu) / seconds) >= CPU:
+        words.append(f"it took {share:.0%} of a processor")
+    if (moved := last.bytes - first.bytes) >= BYTES:
+        words.append(f"it read or wrote {moved >> 20} MiB")
+    if (share := (last.children[0] - first.children[0]) / seconds) >= CPU:
+        words.append(f"its child processes took or waited for {share:.0%} of a processor")
+    return replace(view, activity=", ".join(words))
+
+
+def _main(look: Look) -> tuple[Frame, ...]:
+    return () if isinstance(look.stacks, str) else main_of(look.stacks)

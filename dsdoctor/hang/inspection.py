@@ -1,9 +1,20 @@
-"""In a rank: what is read of torch's groups, of stacks and of exceptions. Standard library; torch is taken from sys.modules."""
+"""In a rank: torch's groups and flight recorders, stacks, and the workers of its data loader."""
 
+import array
+import base64
+import functools
+import json
+import pickle
+import re
 import sys
-from collections.abc import Iterator
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from types import FrameType
 from typing import Any
+
+# In a rank: what is read of torch's groups, of stacks and of exceptions. Standard library; torch is taken from sys.modules.
+
 
 MOST_GROUPS, DEEPEST = 64, 30
 Counters = tuple[dict[str, int], tuple[int | None, int | None]]
@@ -114,3 +125,180 @@ def has_gone_on(before: Counters, now: Counters) -> bool:
     [False, False, True, True]
     """
     return before[1] != now[1] or any(now[0].get(name, number) > number for name, number in before[0].items())
+
+
+# In a rank: what torch's flight recorders hold of its collectives, the last ones in full and the older ones short. Read only when
+# nothing moves or the rank ends. Standard library alone; torch is taken from sys.modules.
+
+
+RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
+WITH_STACKS = ("_dump_fr_trace", "_dump_nccl_trace")
+MOST_CALLS, MOST_KINDS, DEEPEST_RECORDED = 1200, 120, 40
+NOT_RECORDED = 0xFFFF
+
+
+def recorder_texts() -> list[str]:
+    """What torch's flight recorders hold, as they write it: NCCL has one of its own. None where there is none."""
+    texts = [dump() for dump in _dumps(RECORDERS)]
+    return [text.decode(errors="replace") if isinstance(text, bytes) else str(text) for text in texts if text]
+
+
+def recorded_operations(*, stacks: bool = False) -> dict[str, Any]:
+    """For each group's name its last operations, the timeout of the last one, and all calls as ``history``. ``stacks``: with the
+    lines that called them, which takes torch a second."""
+    groups: dict[str, Any] = {}
+    seen = set()
+    for entry in _entries_with_stacks() if stacks else _entries():
+        # newer torches have one recorder behind both names
+        key = (entry["process_group"][0], entry["collective_seq_id"], entry["profiling_name"], entry["time_created_ns"])
+        # point to point: not all of the group take part
+        if entry.get("is_p2p") or key in seen:
+            continue
+        seen.add(key)
+        group = groups.setdefault(str(entry["process_group"][0]), {"operations": [], "timeout": None})
+        group["operations"].append(_operation(entry))
+        group["timeout"] = entry.get("timeout_ms", 0) / 1000 or None
+    for group in groups.values():
+        group["history"] = history(group["operations"], MOST_CALLS)
+    return groups
+
+
+def history(operations: Iterable[dict[str, Any]], most: int) -> dict[str, Any] | None:
+    """The calls of a group in little room: ``kinds`` of calls, and for each number from ``first`` on two bytes, in base64,
+    which kind it was.
+
+    >>> calls = [{"sequence": 7, "name": "a", "sizes": [[3]]}, {"sequence": 9, "name": "a", "sizes": [[3]]}]
+    >>> history(calls, 9)
+    {'first': 7, 'kinds': [{'sequence': 0, 'name': 'a', 'sizes': [[3]], 'place': []}], 'calls': 'AAD//wAA'}
+    """
+    numbered = {each["sequence"]: each for each in operations}
+    if not numbered:
+        return None
+    first = max(min(numbered), max(numbered) - most + 1)
+    kinds: dict[str, int] = {}
+    told: list[dict[str, Any]] = []
+    calls = array.array("H", [NOT_RECORDED] * (max(numbered) - first + 1))
+    for sequence, each in sorted(numbered.items()):
+        if sequence < first:
+            continue
+        kind = {"sequence": 0, "name": each["name"], "sizes": each["sizes"], "place": each.get("place", [])}
+        number = kinds.setdefault(repr(kind), len(told))
+        if number == len(told):
+            told.append(kind)
+        if number < MOST_KINDS:
+            calls[sequence - first] = number
+    return {"first": first, "kinds": told[:MOST_KINDS], "calls": base64.b64encode(calls.tobytes()).decode()}
+
+
+def shortened(groups: list[dict[str, Any]]) -> None:
+    """Leave of a sample's groups only the last operations: it has no room for more."""
+    for group in groups:
+        group["history"] = None
+
+
+def _dumps(names: Iterable[str]) -> list[Any]:
+    c10d = getattr(sys.modules.get("torch._C"), "_distributed_c10d", None)
+    return [dump for name in names if (dump := getattr(c10d, name, None)) is not None]
+
+
+def _entries() -> list[dict[str, Any]]:
+    return [entry for text in recorder_texts() for entry in json.loads(text).get("entries", ())]
+
+
+def _entries_with_stacks() -> list[dict[str, Any]]:
+    """The entries with their stacks; those without where this torch tells none."""
+    try:
+        # what torch has written in this process a moment ago
+        found = [entry for dump in _dumps(WITH_STACKS) for entry in pickle.loads(dump()).get("entries", ())]  # noqa: S301
+    except Exception:  # a torch of another release
+        found = []
+    return found or _entries()
+
+
+def _operation(entry: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "sequence": int(entry["collective_seq_id"]),
+        "name": str(entry["profiling_name"]).partition(":")[2] or str(entry["profiling_name"]),
+        "sizes": [list(map(int, sizes)) for sizes in entry.get("input_sizes", ())][:8],
+        "types": [str(name)[:20] for name in entry.get("input_dtypes", ())][:8],
+        "state": "done" if entry.get("retired") or entry.get("state") == "completed" else str(entry.get("state", "")),
+        "called": round(int(entry["time_created_ns"]) / 1e9, 4),
+        "place": _place(entry.get("frames") or ()),
+    }
+
+
+def _place(frames: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The user's own line of a call: of the frames, innermost first, the first that is no library's; empty for none."""
+    from dsdoctor.hang.stacks import LIBRARY
+
+    for frame in list(frames)[:DEEPEST_RECORDED]:
+        file = str(frame.get("filename", ""))
+        if file and LIBRARY.search(file) is None:
+            return [{"file": file, "line": int(frame.get("line") or 0), "function": str(frame.get("name", ""))}]
+    return []
+
+
+# In a rank: the workers of the data loader in whose code a stack stands, and whether they still have the fault handler that they
+# were forked with. Standard library; torch is not asked, its iterator's own fields are read.
+#
+# A handler cannot be read from outside: the kernel tells only that there is one. So a worker counts as ours only where no code that
+# runs in it can have set another: the script has no ``worker_init_fn``, and none of its own files names signals at all.
+
+
+ITERATOR = "/torch/utils/data/dataloader.py"
+MOST_FILES, LARGEST = 1000, 16 << 20
+IN_SOURCE = re.compile(
+    rb"\bimport\b[^\n]*\bsignal\b|\bfrom\s+signal\b|[\"']signal[\"']|SIGUSR2|valid_signals|sigaction|add_signal_handler|faulthandler"
+)
+IN_BINARY = re.compile(rb"sigaction|signal\0")
+INSTALLED = re.compile(r"/(site|dist)-packages/")
+OURS = str(Path(__file__).parents[1])
+
+
+def loader_workers(frame: FrameType | None, modules: Mapping[str, Any]) -> tuple[list[int], bool]:
+    """The processes of the loader that a stack stands in; whether each of them was forked and has its rank's fault handler.
+    ``modules``: those of this process."""
+    files: set[str] = set()
+    iterator: Any = None
+    while frame is not None:
+        files.add(frame.f_code.co_filename)
+        if iterator is None and frame.f_code.co_filename.endswith(ITERATOR):
+            found = frame.f_locals.get("self")
+            iterator = found if isinstance(getattr(found, "_workers", None), list) else None
+        frame = frame.f_back
+    if iterator is None:
+        return [], False
+    workers = [each for each in iterator._workers if isinstance(getattr(each, "pid", None), int)]
+    forked = all(getattr(getattr(each, "_popen", None), "method", "") == "fork" for each in workers)
+    untouched = forked and getattr(iterator, "_worker_init_fn", "unknown") is None
+    return [each.pid for each in workers], untouched and none_names_signals(own_files(modules, files))
+
+
+def none_names_signals(files: Iterable[str]) -> bool:
+    """Whether all of some files can be read, and none of them has a word of signals; False for more than can be read soon."""
+    asked = sorted(set(files))
+    return len(asked) <= MOST_FILES and not any(map(_may_name_signals, asked))
+
+
+def own_files(modules: Mapping[str, Any], more: Iterable[str]) -> Iterator[str]:
+    """The files of modules that are neither Python's nor installed nor our own; of ``more`` likewise."""
+    names = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    libraries = tuple(f"{folder}/" for folder in {*names, OURS})
+    # torch.ops and its like are in no file
+    known = [
+        getattr(made, "__file__", None) for name, made in list(modules.items()) if name.partition(".")[0] != "torch"
+    ]
+    for file in (*known, *more):
+        if isinstance(file, str) and not (file.startswith((*libraries, "<frozen ")) or INSTALLED.search(file)):
+            yield file
+
+
+@functools.cache
+def _may_name_signals(file: str) -> bool:
+    try:
+        path = Path(file)
+        if path.stat().st_size > LARGEST:
+            return True
+        return (IN_BINARY if file.endswith(".so") else IN_SOURCE).search(path.read_bytes()) is not None
+    except (OSError, ValueError):  # code that was never in a file
+        return True

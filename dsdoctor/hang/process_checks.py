@@ -5,10 +5,9 @@ from collections.abc import Iterator
 
 from dsdoctor.core.finding import Finding, instead, step
 from dsdoctor.core.processes import LETTERS
-from dsdoctor.hang.case import Case, severity_of
-from dsdoctor.hang.endings import QUIET, is_asked, next_step
+from dsdoctor.hang.case import QUIET, Case, is_asked, next_step, severity_of
 from dsdoctor.hang.models import PROCESSES, Frame, RankView
-from dsdoctor.hang.py_spy import NOT_INSTALLED, REFUSED
+from dsdoctor.hang.outside import NOT_INSTALLED, REFUSED
 from dsdoctor.hang.stacks import GATHERED, acting_stack, gathers, own_frame, place, ranks_words
 from dsdoctor.hang.waiting import at_place
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from dsdoctor.core.files import PRIVATE, append_text, open_new
 from dsdoctor.core.host import LocalHost
+from dsdoctor.hang.channel import identity, node_folder
 from dsdoctor.hang.models import HangOptions
 from dsdoctor.hang.ring import RingWriter
-from dsdoctor.hang.run_identity import identity, node_folder
 from dsdoctor.hang.sampler import Sampler
 
 LOCK = "lock"

@@ -9,25 +9,99 @@ import os
 import select
 import shutil
 import signal
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dsdoctor.core.files import PRIVATE, write_bytes
 from dsdoctor.core.finding import Finding
-from dsdoctor.hang.channel import Answer, NodeReport
-from dsdoctor.hang.comparison import Comparison
-from dsdoctor.hang.endings import first_of
-from dsdoctor.hang.fault_dump import asked_for
-from dsdoctor.hang.local_rank import NAME, LocalRank
+from dsdoctor.hang.case import first_of
+from dsdoctor.hang.channel import Answer, NodeReport, Nodes, RunIdentity
+from dsdoctor.hang.local_rank import NAME, LocalRank, Node
 from dsdoctor.hang.models import HangOptions, Incident, RankView
-from dsdoctor.hang.node import Node
-from dsdoctor.hang.nodes import Nodes
+from dsdoctor.hang.outside import asked_for, of_loader, workers_of
 from dsdoctor.hang.processes import facts_of
-from dsdoctor.hang.progress import Pace
-from dsdoctor.hang.run_identity import RunIdentity
-from dsdoctor.hang.workers import of_loader, workers_of
+from dsdoctor.hang.waiting import Lateness, rank_late_again, summary_line
+
+# The times at which a run moved -> when it is to be called hung. Decides, never looks.
+
+
+LEAST, TIMES = 60.0, 10.0
+SURVIVED = 2.0
+SHARE_OF_TIMEOUT = 0.6
+"""Of torch's own timeout: an answer that comes after it helps nobody."""
+USUAL_TIMEOUT = 600.0
+"""Seconds of torch's timeout for NCCL where nothing is recorded."""
+
+
+@dataclass
+class Pace:
+    """How long this run stands still between two movements, as learned. ``after``: what the user asked for instead."""
+
+    after: float | None = None
+    pauses: deque[float] = field(default_factory=lambda: deque(maxlen=200))
+    survived: float = 0.0
+
+    def note(self, pause: float, *, was_told: bool) -> None:
+        """A pause has ended by itself. ``was_told``: it had been called a hang."""
+        self.pauses.append(pause)
+        if was_told or self.after is None:
+            self.survived = max(self.survived, pause)
+
+    def limit(self, timeout: float | None = None) -> float:
+        """Seconds without movement after which the run is looked at.
+
+        >>> pace = Pace()
+        >>> for _ in range(9): pace.note(12.0, was_told=False)
+        >>> pace.limit(), pace.limit(timeout=100.0), Pace(after=6.0).limit()
+        (120.0, 60.0, 6.0)
+        """
+        if self.after is not None:
+            return max(self.after, SURVIVED * self.survived)
+        typical = statistics.median(self.pauses) if self.pauses else 0.0
+        learned = max(LEAST, TIMES * typical, SURVIVED * self.survived)
+        return learned if timeout is None else min(learned, max(SHARE_OF_TIMEOUT * timeout, 1.0))
+
+    def limit_of_work(self, timeout: float | None) -> float:
+        """Seconds after which even a rank that is seen to work is told of, because torch's own timeout comes near."""
+        limit = self.limit(timeout)
+        return max(limit, min(TIMES * limit, SHARE_OF_TIMEOUT * (timeout or USUAL_TIMEOUT)))
+
+
+# The ranks of a node -> when one of them is late again and again: said once, and once more at the end of the run.
+
+
+class Comparison:
+    """What was compared so far."""
+
+    def __init__(self) -> None:
+        self._lateness = Lateness()
+        self._number = -1
+        self._told = False
+
+    def look(self, node: Node) -> Finding | None:
+        """Compare what the ranks tell, when all of them do; a finding when one is seen to be late again and again."""
+        ranks = node.living()
+        told = {rank.rank: arrivals for rank in ranks if (arrivals := rank.arrivals()) is not None}
+        numbers = {arrivals.number for arrivals in told.values()}
+        if len(told) < max(2, len(ranks)) or len(numbers) > 1 or self._number in numbers:
+            return None
+        self._number = numbers.pop()
+        self._lateness.add(told)
+        late = self._lateness.straggler()
+        if late is None or self._told:
+            return None
+        self._told = True
+        return rank_late_again(self._lateness, late, node.ranks[late].view(), told[late])
+
+    def summary(self) -> str:
+        """A line for the end of a run that had a straggler to its end; "" for none."""
+        late = self._lateness.straggler() if self._told else None
+        return "" if late is None else summary_line(self._lateness, late)
+
 
 WORKS, HANGS = "works", "hangs"
 EVERY, QUICKLY = 1.0, 0.2

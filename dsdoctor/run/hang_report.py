@@ -13,10 +13,9 @@ from typing import Any
 
 from dsdoctor.core.files import PRIVATE, write_bytes
 from dsdoctor.core.finding import Finding
-from dsdoctor.hang.local_rank import LocalRank
+from dsdoctor.hang.channel import identity, node_name
+from dsdoctor.hang.local_rank import LocalRank, Node
 from dsdoctor.hang.models import HangOptions, Incident
-from dsdoctor.hang.node import Node
-from dsdoctor.hang.run_identity import identity, node_name
 from dsdoctor.hang.supervisor import HANGS, WORKS, Task, supervise
 
 NCCL_IS_ASKED = {"hang-transport", "hang-unclear"}
@@ -73,7 +72,7 @@ def tell(incident: Incident, node: Node, options: HangOptions) -> None:
 
 def with_nccl(incident: Incident, findings: tuple[Finding, ...]) -> Incident:
     """The incident with what NCCL says of it, where all ranks have come and it has a word in that."""
-    from dsdoctor.hang.nccl_ras import complaints
+    from dsdoctor.hang.outside import complaints
 
     asked = any(finding.rule in NCCL_IS_ASKED for finding in findings)
     on_gpus = any(view.sample and view.sample.cuda for view in incident.ranks)
@@ -91,14 +90,14 @@ def mention(what: Finding | str, node: Node) -> None:
 
 def lines_of(incident: Incident, verdict: Any) -> Iterable[str]:
     """The verdict as it is printed."""
-    from dsdoctor.report.hang import hang_lines
+    from dsdoctor.hang.verdict import hang_lines
 
     return hang_lines(incident, verdict)
 
 
 def _written(incident: Incident, options: HangOptions) -> tuple[str, str]:
     """Where the files are, or why there are none: the folder that was asked for, else a temporary one."""
-    from dsdoctor.hang.incident_files import write_ranks
+    from dsdoctor.hang.incidents import write_ranks
 
     failure = ""
     fallback = Path(tempfile.gettempdir()) / f"dsdoctor-hang-{os.geteuid()}-{incident.run}"

@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import product
 
 from dsdoctor.core.finding import Severity
-from dsdoctor.hang.endings import BY_SIGNAL, first_of, last_seen, next_step
+from dsdoctor.hang.case import BY_SIGNAL, first_of, last_seen, next_step
 from dsdoctor.hang.models import Frame, RankView
 from dsdoctor.hang.verdict import judge
 from tests.each import each

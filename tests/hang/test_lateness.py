@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from dsdoctor.hang.arrivals import MOST_CALLS, Arrivals
-from dsdoctor.hang.lateness import Lateness, rank_late_again, summary_line
 from dsdoctor.hang.models import RankArrivals
+from dsdoctor.hang.sampler import MOST_CALLS, Arrivals
+from dsdoctor.hang.waiting import Lateness, rank_late_again, summary_line
 from tests.hang.made import elsewhere, view
 
 STEP, CALLS = 0.1, 3

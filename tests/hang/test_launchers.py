@@ -24,8 +24,8 @@ from dsdoctor.commands.hang import judge_processes
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import LocalHost
 from dsdoctor.hang.models import Incident
+from dsdoctor.hang.outside import program
 from dsdoctor.hang.processes import wait_until_gone
-from dsdoctor.hang.py_spy import program
 from tests.comm import services
 from tests.comm.conftest import need
 from tests.comm.rig import Rig, missing

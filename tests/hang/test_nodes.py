@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.commands.hang import judge_folder
-from dsdoctor.hang.channel import Answer, NodeReport
+from dsdoctor.hang.channel import Answer, NodeReport, Nodes
 from dsdoctor.hang.models import Incident
-from dsdoctor.hang.nodes import Nodes
 from tests.comm.conftest import need
 from tests.comm.rig import Node, Rig, missing, port_of
 from tests.hang.made import calling, elsewhere, incident, view

@@ -10,13 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.hang.local_rank import LocalRank, Moment, with_call
+from dsdoctor.hang.local_rank import LocalRank, Moment, Node, with_call
 from dsdoctor.hang.models import Frame, RankView, ThreadStack
-from dsdoctor.hang.node import Node
-from dsdoctor.hang.processes import waits_in
+from dsdoctor.hang.processes import OF_OPEN_FILES, OF_PATHS, file_call, file_system_of, mounted_at, waits_in
 from dsdoctor.hang.ring import UNWATCHED, RingWriter
 from dsdoctor.hang.stacks import ENDED, doing
-from dsdoctor.hang.system_call import OF_OPEN_FILES, OF_PATHS, file_call, file_system_of, mounted_at
 from dsdoctor.hang.verdict import judge
 from tests.each import each
 from tests.hang.made import calling, elsewhere, frame, incident, operation, view

@@ -20,21 +20,16 @@ import pytest
 from dsdoctor.commands.hang import judge_folder
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.text import encode
-from dsdoctor.hang.channel import Answer, Listener, NodeReport, Sent, send_report
-from dsdoctor.hang.fault_dump import parse_dump
-from dsdoctor.hang.incident_files import read_ranks, write_ranks
+from dsdoctor.hang.channel import Answer, Listener, NodeReport, RunIdentity, Sent, identity, node_folder, send_report
+from dsdoctor.hang.incidents import plain_pickle, read_ranks, write_ranks
+from dsdoctor.hang.inspection import handled_exception, recorded_operations
 from dsdoctor.hang.local_rank import decode_sample
-from dsdoctor.hang.looked_at import handled_exception
 from dsdoctor.hang.models import HangOptions
-from dsdoctor.hang.processes import moved_bytes
-from dsdoctor.hang.progress import Pace
-from dsdoctor.hang.recorded import recorded_operations
-from dsdoctor.hang.recorder_dumps import plain_pickle
+from dsdoctor.hang.outside import parse_dump
+from dsdoctor.hang.processes import file_call, moved_bytes
 from dsdoctor.hang.ring import SLOT, RingReader, RingWriter
-from dsdoctor.hang.run_identity import RunIdentity, identity, node_folder
 from dsdoctor.hang.sampler import Sampler
-from dsdoctor.hang.supervisor import HANGS, WORKS, Supervisor, Task
-from dsdoctor.hang.system_call import file_call
+from dsdoctor.hang.supervisor import HANGS, WORKS, Pace, Supervisor, Task
 from dsdoctor.run.__main__ import parse_command_line
 from tests.each import each
 from tests.hang.made import calling, elsewhere, incident, view

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from dsdoctor.core.text import decode, encode
+from dsdoctor.hang.inspection import history
 from dsdoctor.hang.local_rank import LocalRank
 from dsdoctor.hang.models import GroupState, Operation, RankView
-from dsdoctor.hang.recorded import history
 from dsdoctor.hang.ring import RingWriter
 from dsdoctor.hang.waiting import Difference, Waiting, recorded_calls
 from dsdoctor.run.hang import note_failures

@@ -18,9 +18,8 @@ from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Severity
 from dsdoctor.core.host import LocalHost
 from dsdoctor.hang.models import MOVED, PROCESSES, Incident, RankView
-from dsdoctor.hang.py_spy import NOT_INSTALLED, REFUSED, program, stacks_of
-from dsdoctor.hang.verdict import judge
-from dsdoctor.report.hang import hang_lines
+from dsdoctor.hang.outside import NOT_INSTALLED, REFUSED, program, stacks_of
+from dsdoctor.hang.verdict import hang_lines, judge
 from tests.hang.made import calling, elsewhere, frame, incident, view
 
 APART = 0.5

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from dsdoctor.core.finding import Severity
-from dsdoctor.hang.advice import NEXT
+from dsdoctor.hang.checks import NEXT
 from dsdoctor.hang.models import Incident, RankView
 from dsdoctor.hang.stacks import DOING, FILES, KERNEL, ON_A_FILE, SAYING, doing, folded
 from dsdoctor.hang.verdict import is_working, judge

@@ -11,13 +11,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from dsdoctor.core.finding import Severity
-from dsdoctor.hang.advice import advice
-from dsdoctor.hang.loader_workers import loader_workers
+from dsdoctor.hang.checks import advice
+from dsdoctor.hang.inspection import loader_workers
 from dsdoctor.hang.models import RankView, ThreadDeath
+from dsdoctor.hang.outside import workers_of
 from dsdoctor.hang.processes import waits_in
 from dsdoctor.hang.stacks import doing_of
 from dsdoctor.hang.verdict import is_working, judge
-from dsdoctor.hang.workers import workers_of
 from tests.each import each
 from tests.hang.made import calling, elsewhere, frame, incident, view
 

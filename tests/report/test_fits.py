@@ -19,12 +19,12 @@ from dsdoctor.config.document import ReadConfig
 from dsdoctor.config.judge import ConfigJudged
 from dsdoctor.core.finding import step
 from dsdoctor.core.requests import CheckRequest
+from dsdoctor.hang.verdict import hang_lines
 from dsdoctor.hang.verdict import judge as judge_hang
 from dsdoctor.memory.judge import Examined
 from dsdoctor.memory.models import Place
 from dsdoctor.memory.predict import beside_tensors, changes
 from dsdoctor.memory.text import ledger_lines, memory_lines
-from dsdoctor.report.hang import hang_lines
 from dsdoctor.ui.screen import plan_end_lines
 from dsdoctor.ui.terminal import COMMAND, MARKS_OF_LINES, in_letters, plan_lines, printable, wrapped
 from tests.builder.test_plan import SOURCE, plan

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.hang.incident_files import write_ranks
+from dsdoctor.hang.incidents import write_ranks
 from dsdoctor.hang.models import Incident, Operation
+from dsdoctor.hang.page import page_of, write_page
 from dsdoctor.hang.verdict import judge
-from dsdoctor.report.hang_page import page_of, write_page
 from dsdoctor.ui.page import Table
 from tests.cli.runner import run
 from tests.hang.made import calling, elsewhere, incident, operation, view
@@ -67,7 +67,7 @@ def test_the_rank_that_parted_is_marked_among_the_calls(kind: str, cell: str, wo
 @pytest.mark.slow
 def test_the_timeline_has_a_row_for_each_rank_and_of_many_one_for_those_that_are_alike() -> None:
     from dsdoctor.hang.case import Case
-    from dsdoctor.report.hang_timeline import ABSENT, WAITS, figure
+    from dsdoctor.hang.page import ABSENT, WAITS, figure
 
     few, many = (figure(Case(hanging("behind", world, 1))) for world in (4, 512))
 

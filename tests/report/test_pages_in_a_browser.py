@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from dsdoctor.comm import page as comm_page
+from dsdoctor.hang.page import page_of as hang_page
 from dsdoctor.hang.verdict import judge
 from dsdoctor.memory.page import page_of as memory_page
 from dsdoctor.memory.predict import beside_tensors, changes
-from dsdoctor.report.hang_page import page_of as hang_page
 from dsdoctor.report.trace.page import page_of as trace_page
 from dsdoctor.ui import page
 from dsdoctor.ui.page import Page, Picture
