@@ -117,7 +117,7 @@ def test_only_the_hooks_import_torch_and_nothing_imports_deepspeed_at_its_top() 
 def test_what_reads_traces_and_judges_imports_no_torch() -> None:
     code = (
         "import sys, dsdoctor.run.__main__, dsdoctor.overflow.verdict.verdict, dsdoctor.overflow.trace.trace_file;"
-        "import dsdoctor.overflow.frames.guide_format;"
+        "import dsdoctor.overflow.frames.frame;"
         "from dsdoctor.cli.app import run; run(['--help']);"
         "print(*sorted({'torch', 'deepspeed', 'triton', 'plotly'} & set(sys.modules)))"
     )

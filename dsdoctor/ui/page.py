@@ -17,7 +17,7 @@ All pages are drawn by one template, page.html.jinja, which needs jinja2; a page
     )
 
 Every text is given as it is, for example as another host sent it: the template escapes it. Only what is inside a plotly
-figure must be made safe by report/labels.py, because plotly reads tags.
+figure must be made safe by overflow/trace/page.py, because plotly reads tags.
 """
 
 import html

@@ -9,11 +9,11 @@ from torch import nn
 
 from dsdoctor.overflow.frames.first_bad import BadKind, Growth, Origin, RankReport, Tried
 from dsdoctor.overflow.measure.readings import Meters
-from dsdoctor.overflow.replay.batch_rows import ignored_labels, rows_of, rows_text
-from dsdoctor.overflow.replay.remedies import places
-from dsdoctor.overflow.verdict.advice import joined, what_was_tried
+from dsdoctor.overflow.replay.provenance import ignored_labels, rows_of, rows_text
+from dsdoctor.overflow.replay.remedy import places
+from dsdoctor.overflow.verdict.evidence import joined, what_was_tried
 from dsdoctor.overflow.verdict.verdict import judge
-from dsdoctor.overflow.watch.growth import MOST_POINTS, InputSizes, Rates, WeightSizes
+from dsdoctor.overflow.watch.history import MOST_POINTS, InputSizes, Rates, WeightSizes
 from tests.overflow.written import backward, frame, good, rank_report, tensor
 
 OVERFLOW = frame(1, "b.c", tensor("input[0]", absmax=62000.0), tensor("output", posinf=3))

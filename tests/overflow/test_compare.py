@@ -7,8 +7,8 @@ import pytest
 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.overflow.frames.frame import CallPhase, Frame, Other
-from dsdoctor.overflow.trace.compare import compare
-from dsdoctor.overflow.trace.difference import (
+from dsdoctor.overflow.trace.compare import (
+    ChosenBatch,
     Comparison,
     DifferenceKind,
     FormChange,
@@ -16,9 +16,10 @@ from dsdoctor.overflow.trace.difference import (
     Side,
     TensorDifference,
     TensorPlace,
+    compare,
+    pairs,
 )
-from dsdoctor.overflow.trace.pairs import ChosenBatch, pairs
-from dsdoctor.overflow.trace.selection import Selection, sources
+from dsdoctor.overflow.trace.trace_file import Selection, sources
 from tests.overflow.on_disk import chain, trace
 from tests.overflow.written import backward, frame, tensor
 

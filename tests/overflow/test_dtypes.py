@@ -6,7 +6,7 @@ import struct
 import pytest
 import torch
 
-from dsdoctor.overflow.frames.dtypes import BY_NAME, FORMATS, decode, limit, smallest_normal
+from dsdoctor.overflow.frames.frame import BY_NAME, FORMATS, decode, limit, smallest_normal
 
 NAMES = [form.name for form in FORMATS]
 

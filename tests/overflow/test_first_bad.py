@@ -5,8 +5,7 @@ import itertools
 import pytest
 
 from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, first_bad
-from dsdoctor.overflow.frames.frame import Frame
-from dsdoctor.overflow.frames.masks import is_minus_inf_mask
+from dsdoctor.overflow.frames.frame import Frame, is_minus_inf_mask
 from tests.each import each
 from tests.overflow.written import backward, frame, good, tensor
 

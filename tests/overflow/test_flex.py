@@ -13,7 +13,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from dsdoctor.overflow.frames.first_bad import BadKind, RankReport
 from dsdoctor.overflow.replay.investigate import replayed
-from dsdoctor.overflow.replay.recorder import BatchRecorder
+from dsdoctor.overflow.replay.replay import BatchRecorder
 from tests.overflow.engine import Engine
 
 pytestmark = pytest.mark.slow

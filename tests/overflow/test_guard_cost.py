@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dsdoctor.overflow.replay.recorder import BatchRecorder
+from dsdoctor.overflow.replay.replay import BatchRecorder
 from tests.overflow.engine import Engine
 
 MOST_CALLS = 33

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from dsdoctor.overflow.frames.frame import Frame, StepEnd
-from dsdoctor.overflow.trace.headroom import Gradients, Headroom, Peak, Room, headroom
-from dsdoctor.overflow.trace.selection import Selection, selected, sources
-from dsdoctor.overflow.trace.trend import Growth, Trend
+from dsdoctor.overflow.trace.headroom import Gradients, Growth, Headroom, Peak, Room, Trend, headroom
+from dsdoctor.overflow.trace.trace_file import Selection, selected, sources
 from tests.overflow.on_disk import chain, step
 from tests.overflow.written import backward, frame, tensor
 

@@ -9,13 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dsdoctor.overflow.frames.first_bad import RankReport
-from dsdoctor.overflow.hooks.batch_record import BatchRecord, Position
-from dsdoctor.overflow.hooks.module_hooks import Hooks
+from dsdoctor.overflow.hooks.module_hooks import BatchRecord, Hooks, Position
 from dsdoctor.overflow.measure.readings import Meters
-from dsdoctor.overflow.replay.held import bad_tensors, names_of
 from dsdoctor.overflow.replay.investigate import ReplayObservations, look_at
 from dsdoctor.overflow.replay.operations import Operations, PlacedReadings
-from dsdoctor.overflow.replay.provenance import History
+from dsdoctor.overflow.replay.provenance import History, bad_tensors, names_of
 from dsdoctor.overflow.verdict.verdict import judge
 from dsdoctor.overflow.watch.debug import DebugUnderflowOverflow
 

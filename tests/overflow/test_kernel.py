@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dsdoctor.overflow.frames.dtypes import FORMATS
+from dsdoctor.overflow.frames.frame import FORMATS
 from tests.overflow.truth import numbers, planted, truth
 
 ROOT = Path(__file__).parents[2]
@@ -41,9 +41,8 @@ def cases() -> Iterator[tuple[str, Tensor]]:
 def wrong(tensors: Iterator[tuple[str, Tensor]], device: str) -> list[str]:
     """The cases in which the kernel, on a device, says anything but the truth."""
     from dsdoctor.overflow.measure.measure import blank, settled
-    from dsdoctor.overflow.measure.rows import span
+    from dsdoctor.overflow.measure.rows import FORMAT_OF, span
     from dsdoctor.overflow.measure.triton_kernel import launch
-    from dsdoctor.overflow.measure.views import FORMAT_OF
 
     found = []
     for name, host in tensors:
@@ -64,9 +63,8 @@ def wrong(tensors: Iterator[tuple[str, Tensor]], device: str) -> list[str]:
 def merged() -> list[int]:
     """Two tensors in one row."""
     from dsdoctor.overflow.measure.measure import blank, settled
-    from dsdoctor.overflow.measure.rows import Span
+    from dsdoctor.overflow.measure.rows import FORMAT_OF, Span
     from dsdoctor.overflow.measure.triton_kernel import launch
-    from dsdoctor.overflow.measure.views import FORMAT_OF
 
     ring = blank(1, torch.device("cpu"))
     for values in ([0.0, 2.0], [0.0, float("nan")]):
@@ -96,7 +94,7 @@ from triton import compile as build
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from dsdoctor.overflow.measure import triton_kernel as kernel
-from dsdoctor.overflow.frames.dtypes import BY_NAME
+from dsdoctor.overflow.frames.frame import BY_NAME
 from dsdoctor.overflow.measure.rows import Span
 for name, place in (("bfloat16", Span(1 << 20)), ("float32", Span(1 << 31)), ("float16", Span(768, 4096, 2304))):
     fixed = kernel.constants(BY_NAME[name], place)

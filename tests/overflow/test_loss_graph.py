@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dsdoctor.overflow.watch import graph_nodes, loss_graph
 from dsdoctor.overflow.watch.loss_graph import made_the_loss
-from dsdoctor.overflow.watch.loss_lines import LossLines
+from dsdoctor.overflow.watch.loss_line import LossLines
 from tests.each import each
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

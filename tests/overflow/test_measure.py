@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dsdoctor.overflow.frames.dtypes import FORMATS
+from dsdoctor.overflow.frames.frame import FORMATS
 from dsdoctor.overflow.measure.measure import (
     CHUNK,
     Meter,

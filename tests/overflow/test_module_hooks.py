@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dsdoctor.overflow.frames.frame import CallPhase, Frame, Other, TensorStats
-from dsdoctor.overflow.hooks.batch_record import BatchRecord, Position
-from dsdoctor.overflow.hooks.module_hooks import Hooks
+from dsdoctor.overflow.hooks.module_hooks import BatchRecord, Hooks, Position
 
 
 def frames_of(model: nn.Module, *args: Any, backward: bool = False, **kwargs: Any) -> list[Frame]:

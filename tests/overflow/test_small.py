@@ -10,10 +10,10 @@ from torch import nn
 from dsdoctor.core.finding import Severity
 from dsdoctor.overflow.frames.first_bad import Flushed, Origin, RankReport, Vanished
 from dsdoctor.overflow.frames.frame import TensorStats
-from dsdoctor.overflow.replay.vanished import any_lost_activation, first_vanished, placed
+from dsdoctor.overflow.replay.underflow import any_lost_activation, first_vanished, placed
 from dsdoctor.overflow.verdict.verdict import judge
-from dsdoctor.overflow.watch.found import Seen, among_all, judged
-from dsdoctor.overflow.watch.small import Updates
+from dsdoctor.overflow.watch.announce import Seen, among_all, judged
+from dsdoctor.overflow.watch.history import Updates
 from tests.overflow.written import frame, good, rank_report, tensor
 
 OVERFLOW = frame(1, "b", tensor("input[0]", absmax=62000.0), tensor("output", posinf=3))

@@ -8,8 +8,17 @@ import pytest
 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.overflow.frames.frame import CallPhase, Frame, StepEnd
-from dsdoctor.overflow.trace.selection import Numbers, Selection, last_of_each, numbers, selected, sources
-from dsdoctor.overflow.trace.trace_file import find_batches, read, read_header
+from dsdoctor.overflow.trace.trace_file import (
+    Numbers,
+    Selection,
+    find_batches,
+    last_of_each,
+    numbers,
+    read,
+    read_header,
+    selected,
+    sources,
+)
 from tests.overflow.on_disk import chain, header, step, trace
 from tests.overflow.written import backward, frame, tensor
 

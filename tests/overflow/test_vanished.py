@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from dsdoctor.overflow.measure.readings import Meters
-from dsdoctor.overflow.replay.recorder import BatchRecorder
-from dsdoctor.overflow.replay.vanished import has_lost_gradient, vanished
+from dsdoctor.overflow.replay.replay import BatchRecorder
+from dsdoctor.overflow.replay.underflow import has_lost_gradient, vanished
 from tests.overflow.engine import Engine
 
 

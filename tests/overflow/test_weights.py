@@ -11,14 +11,13 @@ from torch import nn
 
 from dsdoctor.core.finding import Finding
 from dsdoctor.overflow.frames.first_bad import RankReport
-from dsdoctor.overflow.hooks.engine_adapter import Decision
+from dsdoctor.overflow.hooks.engine import Decision
 from dsdoctor.overflow.hooks.options import Options
 from dsdoctor.overflow.verdict.verdict import judge
-from dsdoctor.overflow.watch import decisions, engines
+from dsdoctor.overflow.watch import decisions
 from dsdoctor.overflow.watch.announce import Announcer
 from dsdoctor.overflow.watch.decisions import Decisions
-from dsdoctor.overflow.watch.steps import OverflowCount
-from dsdoctor.overflow.watch.weights import is_frozen, zero_over_zero
+from dsdoctor.overflow.watch.history import OverflowCount, is_frozen, zero_over_zero
 from tests.each import each
 from tests.overflow.engine import Engine
 from tests.overflow.written import frame, rank_report, tensor
@@ -178,15 +177,15 @@ def test_a_forward_more_than_a_step_has_micro_batches_is_none(accumulation: int,
 
 
 def test_one_of_several_engines_is_told_by_its_model_and_its_first_weight(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "_watched", [])
+    monkeypatch.setattr(decisions, "_watched", [])
     first, second = (Engine(nn.Sequential(nn.Linear(2, size))) for size in (3, 5))
     for engine in (first, first):
-        engines.note(engine)
-    assert engines.told(first) == ""
-    engines.note(second)
+        decisions.note(engine)
+    assert decisions.told(first) == ""
+    decisions.note(second)
 
-    assert engines.told(first) == "Sequential, 0.weight 3x2, 1 of 2 in this process"
-    assert engines.told(second) == "Sequential, 0.weight 5x2, 2 of 2 in this process"
+    assert decisions.told(first) == "Sequential, 0.weight 3x2, 1 of 2 in this process"
+    assert decisions.told(second) == "Sequential, 0.weight 5x2, 2 of 2 in this process"
     del first, engine
     gc.collect()
-    assert engines.told(second) == ""
+    assert decisions.told(second) == ""

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from dsdoctor.overflow.frames.dtypes import decode, smallest_normal
+from dsdoctor.overflow.frames.frame import decode, smallest_normal
 
 
 def truth(tensor: Tensor) -> tuple[float | None, ...]:

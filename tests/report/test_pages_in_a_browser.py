@@ -16,7 +16,7 @@ from dsdoctor.hang.page import page_of as hang_page
 from dsdoctor.hang.verdict import judge
 from dsdoctor.memory.page import page_of as memory_page
 from dsdoctor.memory.predict import beside_tensors, changes
-from dsdoctor.report.trace.page import page_of as trace_page
+from dsdoctor.overflow.trace.page import page_of as trace_page
 from dsdoctor.ui import page
 from dsdoctor.ui.page import Page, Picture
 from tests.comm.reports import bad_pair, healthy_4, many, missing_rank, slow_node

@@ -10,10 +10,8 @@ import pytest
 
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
 from dsdoctor.overflow.frames.frame import CallPhase, Frame
-from dsdoctor.overflow.trace.extremes import MOST_COLUMNS, Bad, Extreme, HeatCell, ModuleRow, Picture, picture
-from dsdoctor.report.labels import label
-from dsdoctor.report.trace.page import page_of
-from dsdoctor.report.trace.plot import figure
+from dsdoctor.overflow.trace.headroom import MOST_COLUMNS, Bad, Extreme, HeatCell, ModuleRow, Picture, picture
+from dsdoctor.overflow.trace.page import figure, label, page_of
 from dsdoctor.ui import page
 from dsdoctor.ui.page import Page
 from tests.overflow.on_disk import chain

@@ -4,13 +4,17 @@ import json
 from pathlib import Path
 
 from dsdoctor.overflow.frames.frame import Frame, Header, StepEnd
-from dsdoctor.overflow.trace.compare import compare
-from dsdoctor.overflow.trace.difference import Pair, Side
+from dsdoctor.overflow.trace.compare import Pair, Side, compare
 from dsdoctor.overflow.trace.headroom import headroom
-from dsdoctor.overflow.trace.selection import RankTrace, Traces
-from dsdoctor.report.trace.comparison import comparison_lines
-from dsdoctor.report.trace.headroom import headroom_lines
-from dsdoctor.report.trace.lines import shown_document, shown_document_end, shown_lines, source_lines
+from dsdoctor.overflow.trace.text import (
+    comparison_lines,
+    headroom_lines,
+    shown_document,
+    shown_document_end,
+    shown_lines,
+    source_lines,
+)
+from dsdoctor.overflow.trace.trace_file import RankTrace, Traces
 from tests.overflow.on_disk import chain, header, step
 from tests.overflow.written import backward, frame, tensor
 

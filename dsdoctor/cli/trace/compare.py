@@ -7,11 +7,9 @@ from dsdoctor.cli.options import Json
 from dsdoctor.cli.trace.options import Modules, One, Other, PhaseName, selection_of, talk
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.options import option
-from dsdoctor.overflow.trace.compare import compare
-from dsdoctor.overflow.trace.pairs import ChosenBatch, pairs
-from dsdoctor.overflow.trace.selection import sources
-from dsdoctor.report.trace.comparison import comparison_lines
-from dsdoctor.report.trace.lines import source_parts
+from dsdoctor.overflow.trace.compare import ChosenBatch, compare, pairs
+from dsdoctor.overflow.trace.text import comparison_lines, source_parts
+from dsdoctor.overflow.trace.trace_file import sources
 
 BatchA = Annotated[int | None, option(name="--batch-a", metavar="N", help="The batch of A.")]
 BatchB = Annotated[int | None, option(name="--batch-b", metavar="N", help="The batch of B.")]

@@ -11,9 +11,8 @@ from dsdoctor.cli.trace.options import BatchList, Dtype, Files, Modules, RankLis
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.options import flag, option
 from dsdoctor.overflow.trace.headroom import headroom
-from dsdoctor.overflow.trace.selection import selected, sources
-from dsdoctor.report.trace.headroom import headroom_lines
-from dsdoctor.report.trace.lines import source_parts
+from dsdoctor.overflow.trace.text import headroom_lines, source_parts
+from dsdoctor.overflow.trace.trace_file import selected, sources
 
 
 def headroom_command(

@@ -6,9 +6,9 @@ from typing import Annotated
 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.options import argument, option, options
-from dsdoctor.overflow.frames.dtypes import LIMITS
-from dsdoctor.overflow.trace.selection import PHASES, Selection, Traces, numbers
-from dsdoctor.report.trace.lines import source_lines
+from dsdoctor.overflow.frames.frame import LIMITS
+from dsdoctor.overflow.trace.text import source_lines
+from dsdoctor.overflow.trace.trace_file import PHASES, Selection, Traces, numbers
 from dsdoctor.ui.terminal import Stream, show
 
 Files = Annotated[Path, argument(metavar="FILE", help="Traces, or folders that hold them.")]

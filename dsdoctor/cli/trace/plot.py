@@ -12,11 +12,11 @@ from dsdoctor.core.files import check_target
 from dsdoctor.core.finding import Step, step
 from dsdoctor.core.options import option
 from dsdoctor.overflow.frames.frame import CallPhase, Frame
-from dsdoctor.overflow.trace.extremes import Picture, picture, reference
-from dsdoctor.overflow.trace.selection import Selection, Traces, selected, sources
-from dsdoctor.report.trace import plot
-from dsdoctor.report.trace.lines import source_line
-from dsdoctor.report.trace.page import page_of
+from dsdoctor.overflow.trace import page as plot
+from dsdoctor.overflow.trace.headroom import Picture, picture, reference
+from dsdoctor.overflow.trace.page import page_of
+from dsdoctor.overflow.trace.text import source_line
+from dsdoctor.overflow.trace.trace_file import Selection, Traces, selected, sources
 from dsdoctor.ui import page
 
 Out = Annotated[

@@ -11,8 +11,8 @@ from dsdoctor.cli.options import Json
 from dsdoctor.cli.trace.options import BatchList, Files, Modules, PhaseName, RankList, selection_of, talk
 from dsdoctor.core.errors import DoctorError
 from dsdoctor.core.options import flag, option
-from dsdoctor.overflow.trace.selection import Ranked, Traces, last_of_each, selected, sources
-from dsdoctor.report.trace.lines import shown_document, shown_document_end, shown_lines
+from dsdoctor.overflow.trace.text import shown_document, shown_document_end, shown_lines
+from dsdoctor.overflow.trace.trace_file import Ranked, Traces, last_of_each, selected, sources
 from dsdoctor.ui.terminal import Stream, show
 
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from dsdoctor.overflow.frames.frame import CallPhase, Frame, TensorStats
-from dsdoctor.overflow.frames.masks import is_minus_inf_mask
+from dsdoctor.overflow.frames.frame import CallPhase, Frame, TensorStats, is_minus_inf_mask
 
 
 class BadKind(enum.Enum):

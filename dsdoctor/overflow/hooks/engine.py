@@ -1,17 +1,225 @@
-"""Calls back from inside a DeepSpeed engine: when it has decided on a step's gradients, when a step ends, at a backward.
+"""A DeepSpeed engine: how it is configured, its gradients, and calls back from inside of it."""
 
-Judges nothing, prints nothing, communicates with no other rank.
-"""
-
+import contextlib
 import functools
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dsdoctor.overflow.hooks import engine_facts
+# A DeepSpeed engine -> how it is configured and where it is: precision, loss scale, ZeRO stage, pipeline, step.
+#
+# Reads attributes only, because their names differ between releases of DeepSpeed; changes nothing.
+
+
+def is_plain(engine: Any) -> bool:
+    """Whether the engine steps a torch optimizer as it is: ZeRO-0 in fp32 or under torch autocast."""
+    return isinstance(engine.optimizer, torch.optim.Optimizer)
+
+
+def keeps_whole_sums(engine: Any) -> bool:
+    """BF16_Optimizer: every rank holds all gradients, summed in fp32."""
+    return hasattr(engine.optimizer, "fp32_groups_gradients")
+
+
+def looks(engine: Any) -> bool:
+    """Whether this DeepSpeed looks for non-finite gradients in this configuration at all."""
+    optimizer = engine.optimizer
+    if is_plain(engine):
+        return False
+    if hasattr(optimizer, "overflow_checker"):
+        return True
+    # releases from 0.19.7 on have this function, and check the norm in every dtype
+    checks_norm = hasattr(sys.modules.get(type(optimizer).__module__), "is_invalid_grad_norm")
+    if keeps_whole_sums(engine):
+        return checks_norm
+    kind = getattr(optimizer, "dtype", None)
+    if kind == torch.float16:
+        return True
+    if zero_stage(engine) == 3:
+        return checks_norm
+    asked = bool(getattr(optimizer, "check_grad_overflow", False))
+    norm = checks_norm and bool(getattr(optimizer, "compute_grad_norm", True))
+    return asked or (norm and kind != torch.bfloat16)
+
+
+def replicated(engine: Any) -> bool:
+    """Whether all ranks of the world hold the same reduced gradients. Experts, pipeline stages, shards differ."""
+    whole = zero_stage(engine) == 0 or keeps_whole_sums(engine)
+    split = is_pipeline(engine) or getattr(engine, "mpu", None) is not None or getattr(engine, "has_moe_layers", False)
+    return whole and not split
+
+
+def loss_scale(engine: Any) -> float | None:
+    """The scale in force: 1.0 without one, ``None`` without an optimizer. Waits for the device under torch's scaler."""
+    optimizer = engine.optimizer
+    scaler = torch_scaler(engine)
+    if scaler is not None:
+        return float(scaler.get_scale())
+    if optimizer is None or is_plain(engine):
+        return None if optimizer is None else 1.0
+    for owner, name in ((getattr(optimizer, "loss_scale_config", None), "cur_scale"), (optimizer, "loss_scale")):
+        value = getattr(owner, name, None)
+        if value is not None:
+            return float(value)
+    value = getattr(optimizer, "cur_scale", None)
+    return 1.0 if value is None else float(value)
+
+
+def loss_scale_floor(engine: Any) -> float | None:
+    """The lowest scale that the dynamic scaler goes down to; ``None`` without one or where it has no bound."""
+    if not is_dynamic(engine):
+        return None
+    optimizer = engine.optimizer
+    for owner in (getattr(optimizer, "loss_scale_config", None), getattr(optimizer, "loss_scaler", None), optimizer):
+        for name in ("min_loss_scale", "min_scale"):
+            value = getattr(owner, name, None)
+            if value is not None:
+                return float(value)
+    return None
+
+
+def is_dynamic(engine: Any) -> bool:
+    """Whether the loss scale moves by itself."""
+    optimizer = engine.optimizer
+    if torch_scaler(engine) is not None:
+        return True
+    for owner in (getattr(optimizer, "loss_scale_config", None), optimizer):
+        value = getattr(owner, "dynamic_loss_scale", None)
+        if value is not None:
+            return bool(value)
+    return bool(getattr(getattr(optimizer, "loss_scaler", None), "dynamic", False))
+
+
+def torch_scaler(engine: Any) -> Any:
+    """The GradScaler that scales the loss under torch autocast; None without one."""
+    mine = getattr(engine, "torch_autocast_z0_gradscaler", None)
+    return mine if mine is not None else getattr(engine.optimizer, "torch_autocast_gradscaler", None)
+
+
+def gradient_accumulation(engine: Any) -> int:
+    """Micro-batches in an optimizer step."""
+    return int(engine.gradient_accumulation_steps())
+
+
+def position(engine: Any) -> tuple[int, int]:
+    """0-based optimizer step and the micro-step in it, of the micro-batch that runs now."""
+    if is_pipeline(engine):
+        return int(engine.global_steps), -1
+    return int(engine.global_steps), int(engine.micro_steps) % max(1, gradient_accumulation(engine))
+
+
+def zero_stage(engine: Any) -> int:
+    """0 to 3, as configured."""
+    return int(engine.zero_optimization_stage())
+
+
+def dtype(engine: Any) -> torch.dtype:
+    """What the engine made of the parameters: fp32, bf16 or fp16."""
+    if engine.fp16_enabled():
+        return torch.float16
+    return torch.bfloat16 if engine.bfloat16_enabled() else torch.float32
+
+
+def is_pipeline(engine: Any) -> bool:
+    """Whether this is a PipelineEngine: its ranks hold different layers, its forward is ``train_batch``."""
+    return bool(getattr(engine, "is_pipe_parallel", False)) or hasattr(engine, "pipe_buffers")
+
+
+def pipeline_stage(engine: Any) -> tuple[int, int]:
+    """This rank's stage and the number of stages; (0, 1) without a pipeline."""
+    with contextlib.suppress(AttributeError):
+        return int(engine.stage_id), int(engine.num_stages)
+    return 0, 1
+
+
+# A DeepSpeed engine, in the middle of its step -> each parameter's gradient, as far as this rank holds it.
+#
+# Reads what the engine's optimizer keeps; computes nothing and communicates with no other rank.
+
+
+def gradients(engine: Any) -> Iterator[tuple[str, Tensor]]:
+    """Each parameter's name and this rank's piece of its gradient, as it is inside ``on_decision``.
+
+    The pieces are reduced over data-parallel ranks, carry the loss scale, are detached and of any shape: whole and the
+    same everywhere under ZeRO-0 and BF16_Optimizer, this rank's partition (often one-dimensional, padded with zeros)
+    under ZeRO-1 to 3. No communication. Gradients swapped out to NVMe are not seen.
+    """
+    optimizer = engine.optimizer
+    names = {id(parameter): name for name, parameter in engine.module.named_parameters()}
+    for parameter, gradient in _pieces(engine, optimizer):
+        if isinstance(gradient, Tensor):
+            dense = gradient._values() if gradient.is_sparse else gradient
+            yield names.get(id(parameter), f"parameter {tuple(parameter.shape)}"), dense.detach()
+
+
+def pieces(engine: Any) -> Iterator[Tensor]:
+    """The gradients of ``gradients``, without their names: for a quick look at all of them."""
+    for _, gradient in _pieces(engine, engine.optimizer):
+        if isinstance(gradient, Tensor):
+            yield gradient
+
+
+def _pieces(engine: Any, optimizer: Any) -> Iterator[tuple[Any, Any]]:
+    if hasattr(optimizer, "fp32_partitioned_groups_flat"):
+        return _pieces_of_stage_3(optimizer)
+    if hasattr(optimizer, "averaged_gradients"):
+        return _pieces_of_stages_1_and_2(optimizer)
+    if hasattr(optimizer, "fp32_groups_gradients"):
+        return _pairs(optimizer.bf16_groups, optimizer.fp32_groups_gradients)
+    if hasattr(optimizer, "fp32_groups_flat"):
+        return _pieces_of_fused(optimizer)
+    return ((parameter, parameter.grad) for parameter in engine.module.parameters())
+
+
+def _pairs(groups: Any, gradients: Any) -> Iterator[tuple[Any, Any]]:
+    for parameters, pieces in zip(groups, gradients, strict=False):
+        yield from zip(parameters, pieces, strict=False)
+
+
+def _pieces_of_stage_3(optimizer: Any) -> Iterator[tuple[Any, Any]]:
+    for index, parameters in enumerate(optimizer.fp16_groups):
+        if not getattr(optimizer, "offload_optimizer", False):
+            yield from zip(parameters, optimizer.averaged_gradients.get(index) or (), strict=False)
+            continue
+        flat = optimizer.fp32_partitioned_groups_flat[index]
+        for parameter in parameters:
+            _, offset, numel = optimizer.grad_position[optimizer.get_param_id(parameter)]
+            if flat is not None and flat.grad is not None and flat.grad.numel() >= offset + numel:
+                yield parameter, flat.grad.narrow(0, offset, numel)
+
+
+def _pieces_of_stages_1_and_2(optimizer: Any) -> Iterator[tuple[Any, Any]]:
+    for index, parameters in enumerate(optimizer.params_in_partition):
+        if not getattr(optimizer, "cpu_offload", False):
+            pieces = optimizer.averaged_gradients.get(index) or ()
+            real = (piece for piece in pieces if not getattr(piece, "_zero_padding", False))
+            yield from zip(parameters, real, strict=False)
+            continue
+        flat = optimizer.single_partition_of_fp32_groups[index].grad
+        for parameter in parameters if flat is not None else ():
+            # a parameter that took no part in this step has no place yet
+            place = optimizer.grad_position.get(optimizer.get_param_id(parameter))
+            if place is not None:
+                yield parameter, flat.view(-1).narrow(0, int(place[2]), int(place[3]))
+
+
+def _pieces_of_fused(optimizer: Any) -> Iterator[tuple[Any, Any]]:
+    for parameters, flat in zip(optimizer.fp16_groups, optimizer.fp32_groups_flat, strict=False):
+        offset = 0
+        for parameter in parameters:
+            # the second check, of the norm, comes after the gradients moved into the flat buffer
+            moved = None if flat.grad is None else flat.grad.narrow(0, offset, parameter.numel())
+            yield parameter, moved if parameter.grad is None else parameter.grad
+            offset += parameter.numel()
+
+
+# Calls back from inside a DeepSpeed engine: when it has decided on a step's gradients, when a step ends, at a backward.
+#
+# Judges nothing, prints nothing, communicates with no other rank.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,13 +282,13 @@ class EngineAdapter:
         """What only a load of a checkpoint changes: not to be asked in every step, since an engine looks for what it does not have
         in its model too."""
         engine = self.engine
-        self._looks = engine_facts.looks(engine)
-        self._replicated = engine_facts.replicated(engine)
-        self._floor = engine_facts.loss_scale_floor(engine)
-        self._dynamic = engine_facts.is_dynamic(engine)
-        self._scaler = engine_facts.torch_scaler(engine)
-        self._scale = None if self._dynamic else engine_facts.loss_scale(engine)
-        self._at_once = engine_facts.is_plain(engine) or (engine_facts.keeps_whole_sums(engine) and not self._looks)
+        self._looks = looks(engine)
+        self._replicated = replicated(engine)
+        self._floor = loss_scale_floor(engine)
+        self._dynamic = is_dynamic(engine)
+        self._scaler = torch_scaler(engine)
+        self._scale = None if self._dynamic else loss_scale(engine)
+        self._at_once = is_plain(engine) or (keeps_whole_sums(engine) and not self._looks)
 
     def _attach(self) -> None:
         optimizer = self.engine.optimizer
@@ -88,7 +296,7 @@ class EngineAdapter:
         self._wrap(self.engine, "load_checkpoint", self._around_load)
         if self._on_backward is not None:
             self._wrap(self.engine, "backward", self._around_backward)
-        if engine_facts.is_plain(self.engine):
+        if is_plain(self.engine):
             return
         self._wrap(optimizer, "_update_scale", self._around_update_scale)
         self._wrap(optimizer, "_skip_invalid_grad_norm", self._around_skip)
@@ -135,7 +343,7 @@ class EngineAdapter:
             Decision(
                 overflow=overflow if self._looks else None,
                 replicated=self._replicated,
-                loss_scale=None if waits else self._scale or engine_facts.loss_scale(self.engine),
+                loss_scale=None if waits else self._scale or loss_scale(self.engine),
                 floor=self._floor,
                 dynamic=self._dynamic,
                 step=int(self.engine.global_steps),

@@ -6,7 +6,8 @@ Never changes a tensor, never returns anything to torch, and never waits for a G
 import functools
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -15,11 +16,170 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.utils.hooks import RemovableHandle
 
-from dsdoctor.overflow.frames.frame import CallPhase, Frame, TensorStats
-from dsdoctor.overflow.hooks.batch_record import BatchRecord, ModuleCall, ModulePlace, Position
-from dsdoctor.overflow.hooks.compiled import CompiledRows
-from dsdoctor.overflow.measure.readings import Meters, Readings
-from dsdoctor.overflow.measure.tensor_paths import Items, note, tensors_of
+from dsdoctor.overflow.frames.frame import FORMATS, CallPhase, Frame, Other, TensorStats
+from dsdoctor.overflow.measure.measure import blank, blank_, scan_into, settled
+from dsdoctor.overflow.measure.readings import Items, Meters, Readings, note, stats_of, tensors_of
+
+# Modules inside a compiled graph -> the figures of their outputs, measured by an operator that is part of the graph.
+#
+# No graph break and no wait per module. In return less is known: all calls of a step are merged, and inputs are not measured.
+
+
+OUTPUTS = 4
+"""Outputs of a module that have a row."""
+KINDS = tuple(form.name for form in FORMATS)
+_CODES = {getattr(torch, name): number for number, name in enumerate(KINDS, start=1) if hasattr(torch, name)}
+
+
+class CompiledRows:
+    """Rows for the outputs of ``modules`` modules on a device. ``kinds`` [rows, 2]: the dtype's number and the elements."""
+
+    def __init__(self, modules: int, device: torch.device) -> None:
+        self._ring = blank(modules * OUTPUTS, device)
+        self._kinds = torch.zeros(modules * OUTPUTS, 2, dtype=torch.int64)
+        self._modules = modules
+
+    def look(self, index: int, output: Any) -> None:
+        """Measure the outputs of a module. This is what the compiler traces: plain loops, constant rows."""
+        if index >= self._modules:
+            return
+        if isinstance(output, Tensor):
+            parts = [output]
+        elif isinstance(output, Mapping):
+            parts = list(output.values())
+        elif isinstance(output, (tuple, list)):
+            parts = list(output)
+        else:
+            parts = []
+        for place, part in enumerate(parts[:OUTPUTS]):
+            if isinstance(part, Tensor) and part.dtype.is_floating_point:
+                row = index * OUTPUTS + place
+                scan_into(self._ring, row, part)
+                _note_kind(part.detach(), self._kinds, row)
+
+    def read(self) -> dict[int, list[TensorStats]]:
+        """What was measured since the last time, by module. One wait."""
+        rows = settled(self._ring).tolist()
+        found: dict[int, list[TensorStats]] = {}
+        for row, (code, count) in enumerate(self._kinds.tolist()):
+            if code:
+                index, place = divmod(row, OUTPUTS)
+                stats = stats_of(
+                    rows[row],
+                    name=f"output[{place}]",
+                    dtype=KINDS[code - 1],
+                    shape=(count,),
+                    device=str(self._ring.device),
+                )
+                found.setdefault(index, []).append(stats)
+        blank_(self._ring)
+        self._kinds.zero_()
+        return found
+
+
+@torch.library.custom_op("dsdoctor::note_kind", mutates_args=("kinds",))
+def _note_kind(tensor: Tensor, kinds: Tensor, row: int) -> None:
+    kinds[row, 0] = _CODES.get(tensor.dtype, 0)
+    kinds[row, 1] = tensor.numel()
+
+
+@_note_kind.register_fake
+def _(*_: Any) -> None:
+    return None
+
+
+# One call of the whole model, as it was recorded -> frames.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """Where a training is: the optimizer step and the micro-batch within it, both from 0; the stage of a pipeline."""
+
+    step: int = 0
+    micro: int = 0
+    stage: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModulePlace:
+    """A module of the model: its name, its class, and whether it has no children."""
+
+    name: str
+    kind: str
+    leaf: bool
+
+
+@dataclass(slots=True)
+class ModuleCall:
+    """One call of a module: which, for which time, and what was seen. ``items``: names with readings or words."""
+
+    index: int
+    call: int
+    items: Items
+    phase: CallPhase = CallPhase.FORWARD
+    raised: bool = False
+    after: tuple[int, ...] = ()
+
+
+@dataclass(kw_only=True)
+class BatchRecord:
+    """What was recorded during one call of the whole model, and during its backward."""
+
+    batch: int
+    position: Position
+    training: bool
+    rank: int
+    places: tuple[ModulePlace, ...]
+    readings: Readings
+    calls: list[ModuleCall] = field(default_factory=list)
+    graded: dict[int, tuple[weakref.ref[Tensor], list[int]]] = field(default_factory=dict)
+    graded_handles: list[RemovableHandle] = field(default_factory=list)
+    gradient_readings: Readings | None = None
+    """Of the gradients, where those of the forward are settled before; None: both are in ``readings``."""
+
+    def settle_forward(self) -> None:
+        """Bring the figures of the forward to the host; gradients that come later are still seen."""
+        self.readings.settle()
+
+    def settle(self) -> None:
+        """Bring the figures to the host: at most one wait per device. Gradients that come later are not seen."""
+        for handle in self.graded_handles:
+            handle.remove()
+        self.graded_handles, self.graded = [], {}
+        self.readings.settle()
+        if self.gradient_readings is not None:
+            self.gradient_readings.settle()
+
+    def frames(self) -> Iterator[Frame]:
+        """The frames in the order in which the calls ended: after ``settle_forward`` those of the forward, after ``settle`` all."""
+        told = self.gradient_readings is None or self.gradient_readings.is_settled
+        for order, call in enumerate(self.calls):
+            if told or call.phase is CallPhase.FORWARD:
+                yield self._frame(order, call)
+
+    def _frame(self, order: int, call: ModuleCall) -> Frame:
+        place = self.places[call.index]
+        readings = self.readings if call.phase is CallPhase.FORWARD else self.gradient_readings or self.readings
+        return Frame(
+            batch=self.batch,
+            step=self.position.step,
+            micro=self.position.micro,
+            stage=self.position.stage,
+            rank=self.rank,
+            order=order,
+            module=place.name,
+            kind=place.kind,
+            leaf=place.leaf,
+            call=call.call,
+            phase=call.phase,
+            training=self.training,
+            raised=call.raised,
+            after=tuple(self.places[index].name for index in call.after),
+            tensors=tuple(
+                Other(name=name, what=what) if isinstance(what, str) else readings.stats(what, name)
+                for name, what in call.items
+            ),
+        )
 
 
 class Hook:

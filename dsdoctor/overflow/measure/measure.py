@@ -12,9 +12,23 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from dsdoctor.overflow.measure.rows import ABSMAX, ABSMIN, BLANK, COLUMNS, NEGINF, POSINF, UNSET, Span, span
-from dsdoctor.overflow.measure.torch_kernel import nonfinite, reduced
-from dsdoctor.overflow.measure.views import FORMAT_OF, PLAIN, measurable, measured_view
+from dsdoctor.overflow.measure.rows import (
+    ABSMAX,
+    ABSMIN,
+    BLANK,
+    COLUMNS,
+    FORMAT_OF,
+    NEGINF,
+    PLAIN,
+    POSINF,
+    UNSET,
+    Span,
+    measurable,
+    measured_view,
+    nonfinite,
+    reduced,
+    span,
+)
 
 try:
     from dsdoctor.overflow.measure._scan import scan as _scan

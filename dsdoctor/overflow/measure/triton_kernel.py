@@ -15,9 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dsdoctor.overflow.frames.dtypes import Format
-from dsdoctor.overflow.measure.rows import COLUMNS, UNSET, Span
-from dsdoctor.overflow.measure.torch_kernel import INTEGER
+from dsdoctor.overflow.frames.frame import Format
+from dsdoctor.overflow.measure.rows import COLUMNS, INTEGER, UNSET, Span
 
 VECTOR_BYTES = 16  # what a thread loads at once
 VECTORS_PER_THREAD = 4  # in flight; half as many for 8 bits: 64 keys a thread spill

@@ -17,18 +17,26 @@ import torch
 
 from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, Held, Origin, RankReport, Scale, first_bad
 from dsdoctor.overflow.frames.frame import CallPhase, Frame, TensorStats
-from dsdoctor.overflow.hooks import engine_adapter, engine_facts, engine_gradients, ranks
-from dsdoctor.overflow.hooks.batch_record import BatchRecord, Position
-from dsdoctor.overflow.hooks.module_hooks import Hooks
+from dsdoctor.overflow.hooks import engine as engine_adapter
+from dsdoctor.overflow.hooks import engine as engine_facts
+from dsdoctor.overflow.hooks import engine as engine_gradients
+from dsdoctor.overflow.hooks import ranks
+from dsdoctor.overflow.hooks.module_hooks import BatchRecord, Hooks, Position
 from dsdoctor.overflow.measure.measure import Meter, flag
-from dsdoctor.overflow.measure.readings import BAD_COLUMNS, Meters, Readings
-from dsdoctor.overflow.measure.tensor_paths import leaves
-from dsdoctor.overflow.replay.batch_rows import ignored_labels, rows_of, rows_text
-from dsdoctor.overflow.replay.held import Names, names_of, of_the_model, with_buffers
+from dsdoctor.overflow.measure.readings import BAD_COLUMNS, Meters, Readings, leaves
 from dsdoctor.overflow.replay.operations import Operations, PlacedReadings
-from dsdoctor.overflow.replay.provenance import History, Provenance
-from dsdoctor.overflow.replay.recorder import BatchRecorder, MicroBatch
-from dsdoctor.overflow.replay.replay import Replayed, replay
+from dsdoctor.overflow.replay.provenance import (
+    History,
+    Names,
+    Provenance,
+    ignored_labels,
+    names_of,
+    of_the_model,
+    rows_of,
+    rows_text,
+    with_buffers,
+)
+from dsdoctor.overflow.replay.replay import BatchRecorder, MicroBatch, Replayed, replay
 
 MOST_GRADIENTS = 24
 """Gradients that a report names: the bad ones first, then the largest."""
@@ -80,7 +88,7 @@ def first_report(engine: Any, decision: engine_adapter.Decision, *, losses: tupl
     """What is known without a replay."""
     pipeline = engine_facts.is_pipeline(engine)
     return RankReport(
-        rank=ranks.rank(),
+        rank=ranks.this_rank(),
         world=ranks.world(),
         host=socket.gethostname(),
         stage=engine_facts.pipeline_stage(engine)[0] if pipeline else None,

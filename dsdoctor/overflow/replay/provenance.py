@@ -3,17 +3,318 @@
 Pure: operations and figures go in. A mask's -inf or lowest number is no bad value, and where it was made no cause.
 """
 
-from collections.abc import Callable
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
-from dsdoctor.overflow.frames.first_bad import Held, Origin
-from dsdoctor.overflow.frames.frame import TensorStats
-from dsdoctor.overflow.frames.masks import is_mask, is_minus_inf_mask
-from dsdoctor.overflow.replay.arithmetic import Operand, Why, why
-from dsdoctor.overflow.replay.lines import origin
-from dsdoctor.overflow.replay.operations import NO_FIGURES, Operation, Value
+from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, Held, Origin
+from dsdoctor.overflow.frames.frame import BUFFER, LIMITS, TensorStats, is_mask, is_minus_inf_mask
+from dsdoctor.overflow.measure.measure import flag
+from dsdoctor.overflow.measure.readings import Meters, Readings, leaves, tensors_of
+from dsdoctor.overflow.replay.operations import NO_FIGURES, Operation, Operations, Value, extent_of, origin
+
+# An operation that made nan or inf of finite values, with the figures of what it was given -> why, and what to do about it.
+#
+# Pure. Says only what the figures prove: nan out of a division whose divisor holds zeros is 0/0, and nothing else can be.
+
+
+Operand = TensorStats | float | None
+"""An argument of an operation: a tensor's figures, a number, or something else."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Why:
+    """Why an operation made a bad value, and what to do about that. Both are empty where the figures do not decide."""
+
+    how: str = ""
+    cure: str = ""
+
+
+Explain = Callable[[list[Operand], TensorStats], Why]
+
+
+def why(name: str, node: str, operands: list[Operand], outputs: list[TensorStats]) -> Why:
+    """``name``: such as ``aten.div_``; ``node``: the autograd node whose backward it is part of, or empty."""
+    bad = next((output for output in outputs if output.is_bad), None)
+    explain = EXPLAINED.get(name.removeprefix("aten.").removesuffix("_"))
+    given = [operand for operand in operands if isinstance(operand, TensorStats)]
+    masked = any(operand.is_bad for operand in given)
+    if bad is None or explain is None or (masked and explain is not _softmax):
+        return Why()
+    for number in operands:
+        if explain in (_beyond, _division) and isinstance(number, float) and not math.isfinite(number):
+            return Why(
+                how=f"it was given the number {number:g}", cure="Look at what made that number: no tensor holds it."
+            )
+    return _of_derivative(node, explain(operands, bad))
+
+
+def _of_derivative(node: str, found: Why) -> Why:
+    """In a backward it is the derivative that has no value there."""
+    function = DERIVATIVES.get(node.removesuffix("0").removesuffix("Backward"))
+    if function is None or not found.how.startswith(("a division by 0", "0 / 0", "1 / 0")):
+        return found
+    return Why(
+        how=f"the derivative of {function} at 0 is not finite",
+        cure=f"Add an epsilon to what {function} is taken of, inside of it: its derivative at 0 is infinite.",
+    )
+
+
+def _zeros(operand: Operand) -> int:
+    """How many zeros an operand holds; a number that is 0 counts as one."""
+    if isinstance(operand, TensorStats):
+        return operand.zeros
+    return int(operand == 0) if isinstance(operand, float) else 0
+
+
+def _largest(operands: list[Operand]) -> float:
+    values = [operand.absmax if isinstance(operand, TensorStats) else operand for operand in operands]
+    return max((abs(value) for value in values if value is not None), default=0.0)
+
+
+def _count(zeros: int) -> str:
+    return "1 zero" if zeros == 1 else f"{zeros} zeros"
+
+
+def _beyond(operands: list[Operand], bad: TensorStats) -> Why:
+    """A result beyond the largest number of its format, out of finite values."""
+    limit = LIMITS.get(bad.dtype)
+    if limit is None or bad.nan:
+        return Why()
+    return Why(how=f"a result beyond {limit:.3g}, where {bad.dtype} ends, of values up to {_largest(operands):.3g}")
+
+
+def _division(operands: list[Operand], bad: TensorStats) -> Why:
+    divisor = operands[1] if len(operands) > 1 else None
+    zeros = _zeros(divisor)
+    if not zeros:
+        return Why() if bad.nan else _beyond(operands, bad)
+    what = f"its divisor holds {_count(zeros)}" if isinstance(divisor, TensorStats) else "its divisor is 0"
+    cure = "Keep the divisor away from zero: add an epsilon, or clamp it."
+    return Why(how=f"0 / 0: {what}" if bad.nan else f"a division by 0: {what}", cure=cure)
+
+
+def _reciprocal(operands: list[Operand], bad: TensorStats) -> Why:
+    zeros = _zeros(operands[0] if operands else None)
+    if zeros and not bad.nan:
+        cure = "Keep what it is taken of away from zero: add an epsilon, or clamp it."
+        return Why(how=f"1 / 0: it was given {_count(zeros)}", cure=cure)
+    return _of_negative(bad, "the inverse root of a negative number") if bad.nan and not zeros else Why()
+
+
+def _of_negative(bad: TensorStats, how: str) -> Why:
+    return Why(how=how, cure="Clamp what it is taken of to what it is defined for.") if bad.nan else Why()
+
+
+def _logarithm(operands: list[Operand], bad: TensorStats) -> Why:
+    zeros = _zeros(operands[0] if operands else None)
+    if zeros and bad.neginf and not bad.nan:
+        cure = "Use log_softmax in place of the logarithm of a softmax, or clamp what the logarithm is taken of."
+        return Why(how=f"the logarithm of 0: it was given {_count(zeros)}", cure=cure)
+    return _of_negative(bad, "the logarithm of a negative number")
+
+
+def _root(_: list[Operand], bad: TensorStats) -> Why:
+    return _of_negative(bad, "the root of a negative number")
+
+
+def _exponential(operands: list[Operand], bad: TensorStats) -> Why:
+    limit = LIMITS.get(bad.dtype)
+    if limit is None or bad.nan:
+        return Why()
+    return Why(
+        how=f"an exponential beyond {limit:.3g}, where {bad.dtype} ends: it was given values up to "
+        f"{_largest(operands[:1]):.3g}, and {math.log(limit):.3g} is the last that fits",
+        cure="Subtract the largest value before the exponential, as logsumexp and softmax do, or clamp what it is taken of.",
+    )
+
+
+def _power(operands: list[Operand], bad: TensorStats) -> Why:
+    exponent = operands[1] if len(operands) > 1 else None
+    if isinstance(exponent, float) and exponent < 0 and _zeros(operands[0]) and not bad.nan:
+        cure = "Keep what it is taken of away from zero: add an epsilon, or clamp it."
+        return Why(how=f"0 to the power of {exponent:g}: it was given {_count(_zeros(operands[0]))}", cure=cure)
+    return _of_negative(bad, "a negative number to a fractional power") if bad.nan else _beyond(operands[:1], bad)
+
+
+def _norm(operands: list[Operand], bad: TensorStats) -> Why:
+    return Why() if bad.nan else _beyond(operands[:1], bad)
+
+
+def _softmax(operands: list[Operand], bad: TensorStats) -> Why:
+    given = operands[0] if operands else None
+    if bad.nan and isinstance(given, TensorStats) and given.only_minus_inf:
+        cure = "Leave one place of each row open, or use the dtype's minimum for -inf in the mask."
+        return Why(how="a softmax over a row that is masked entirely", cure=cure)
+    return Why()
+
+
+def _mean_of_targets(operands: list[Operand], bad: TensorStats) -> Why:
+    """The mean over the targets that count is nan of finite values only where no target does."""
+    if not bad.nan or bad.count != 1 or any(isinstance(each, TensorStats) and each.is_bad for each in operands):
+        return Why()
+    return Why(
+        how="a mean over no target: every label is ignored, or its class has no weight",
+        cure="Leave out micro-batches without a target, or take the sum and divide it by max(1, targets).",
+    )
+
+
+EXPLAINED: dict[str, Explain] = {
+    **dict.fromkeys(("div", "true_divide", "divide"), _division),
+    **dict.fromkeys(("reciprocal", "rsqrt"), _reciprocal),
+    **dict.fromkeys(("log", "log2", "log10"), _logarithm),
+    "sqrt": _root,
+    "exp": _exponential,
+    "pow": _power,
+    **dict.fromkeys(("linalg_vector_norm", "norm"), _norm),
+    **dict.fromkeys(("_softmax", "_log_softmax"), _softmax),
+    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), _mean_of_targets),
+    **dict.fromkeys(("mul", "add", "sub", "mm", "addmm", "bmm", "baddbmm", "sum", "convolution", "_to_copy"), _beyond),
+}
+DERIVATIVES = {"Sqrt": "the square root", "LinalgVectorNorm": "a norm", "Norm": "a norm", "Std": "a standard deviation"}
+
+
+# Which rows of a batch are bad, and whether its labels count at all: looked up in the tensors that a replay was given.
+
+
+IGNORED = -100
+"""What torch's losses leave out if they are not told otherwise."""
+MOST_ROWS = 6
+
+
+def rows_text(where: str, tensors: Iterable[Tensor], rows: int) -> str:
+    """Which rows hold nan or inf; empty where all do or none. ``rows``: the size of the first dimension that counts."""
+    with torch.no_grad(), _disable_current_modes():
+        bad: set[int] = set()
+        for tensor in tensors:
+            if tensor.dim() > 1 and tensor.shape[0] == rows and tensor.is_floating_point() and tensor.numel():
+                # -inf alone may be a mask
+                holds = (torch.isnan(tensor) | torch.isposinf(tensor)).reshape(rows, -1).any(1)
+                bad.update(holds.nonzero().flatten().tolist())
+    if not bad or len(bad) == rows:
+        return ""
+    named = ", ".join(map(str, sorted(bad)[:MOST_ROWS])) + (" and more" if len(bad) > MOST_ROWS else "")
+    return f"{where}: only row{'s' if len(bad) > 1 else ''} {named} of {rows} (first dimension, from 0) not finite"
+
+
+def rows_of(inputs: Any) -> int | None:
+    """How many rows a batch has; None where its tensors do not agree."""
+    sizes = {tensor.shape[0] for tensor in leaves(inputs) if tensor.dim() > 1}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def ignored_labels(kwargs: dict[str, Any]) -> str:
+    """Whether no label of a batch counts, with or without the shift by one of language models."""
+    for name, tensor in _labels(kwargs):
+        if bool((tensor == IGNORED).all()):
+            return f"all {tensor.numel()} elements of {name} are {IGNORED}, which a loss leaves out"
+        if tensor.dim() > 1 and bool((tensor[..., 1:] == IGNORED).all()):
+            return f"all elements of {name} but the first of each row are {IGNORED}, and a shift by one leaves out the first"
+    return ""
+
+
+def _labels(kwargs: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    for key, value in kwargs.items():
+        for name, tensor in tensors_of(key, value):
+            if "label" in key.lower() and tensor.dtype in (torch.int64, torch.int32) and tensor.numel():
+                yield name, tensor
+
+
+# What a model holds beside its inputs: its buffers, weights and plain attributes, by name, where something bad came out of one.
+#
+# Nothing here is read or asked of a healthy step.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Named:
+    """A model's tensor, with its place in its memory before the replay: a forward may put other data into it."""
+
+    kind: str
+    name: str
+    tensor: Tensor
+    extent: tuple[int, int]
+
+
+Names = dict[int, list[Named]]
+"""By the number of their memory: DeepSpeed lays all weights of a group into one."""
+MOST_TENSORS = 8
+"""Bad tensors that a report names."""
+OUTSIDE = (BadKind.DATA, BadKind.WEIGHT, BadKind.GRADIENT)
+"""Kinds whose place is known already, or is no call of a module's forward."""
+
+
+def names_of(model: nn.Module, operations: Operations) -> Names:
+    """Before a replay: whose memory is whose. A forward may replace a buffer by another tensor."""
+    found: Names = {}
+    for kind, name, tensor in _tensors_of(model):
+        memory = operations.memory_of(tensor)
+        if memory is not None:
+            named = Named(kind=kind, name=name, tensor=tensor, extent=extent_of(tensor))
+            found.setdefault(memory, []).append(named)
+    return found
+
+
+def _tensors_of(model: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
+    yield from (("weight", name, tensor) for name, tensor in model.named_parameters())
+    yield from (("buffer", name, tensor) for name, tensor in model.named_buffers())
+    for place, module in model.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor):
+                yield "attribute", f"{place}.{name}".lstrip("."), value
+
+
+def of_the_model(found: FirstBad, held: Held, value: Value | None, names: Names) -> tuple[FirstBad, Held]:
+    """The first bad value came out of ``held``: if that is the model's, it is what was bad first."""
+    kind, name = _which(names.get(value.memory, []), value.extent) if value is not None else ("", "")
+    held = msgspec.structs.replace(held, kind=kind, name=name)
+    if not kind or found.kind in OUTSIDE:
+        return found, held
+    stats = msgspec.structs.replace(held.tensor, name=f"{kind} {name}")
+    return dataclasses.replace(found, kind=BadKind.WEIGHT, frame=_with(found, (stats,)).frame, tensor=stats), held
+
+
+def _which(together: list[Named], extent: tuple[int, int]) -> tuple[str, str]:
+    """Which of the tensors in one memory is meant: the only one that lies there, or the only bad one. Of two, none is named."""
+    met = [named for named in together if named.extent[0] < extent[1] and extent[0] < named.extent[1]]
+    if len({named.extent for named in met}) > 1:
+        met = [named for named in met if named.extent == extent] or [named for named in met if bool(flag(named.tensor))]
+    return (met[0].kind, met[0].name) if len({named.extent for named in met}) == 1 else ("", "")
+
+
+def bad_tensors(model: nn.Module) -> tuple[TensorStats, ...]:
+    """What a model holds that is nan or inf now, on this rank: whether a forward reads it is not known."""
+    readings = Readings(Meters())
+    seen = [
+        (f"{kind} {name}", readings.look(getattr(each, "ds_tensor", each))) for kind, name, each in _tensors_of(model)
+    ]
+    readings.settle()
+    stats = [readings.stats(number, name) for name, number in seen if isinstance(number, int)]
+    return tuple(tensor for tensor in stats if tensor.is_bad and not is_minus_inf_mask(tensor))[:MOST_TENSORS]
+
+
+def with_buffers(model: nn.Module, found: FirstBad) -> FirstBad:
+    """The first bad call with the buffers of its module that hold nan or inf now. Whether they did before is not known."""
+    module = dict(model.named_modules()).get(found.frame.module)
+    if found.kind in OUTSIDE or module is None:
+        return found
+    readings = Readings(Meters())
+    seen = [(name, readings.look(tensor)) for name, tensor in module.named_buffers(recurse=False)]
+    readings.settle()
+    stats = [readings.stats(number, f"{BUFFER}{name}") for name, number in seen if isinstance(number, int)]
+    return _with(found, tuple(tensor for tensor in stats if tensor.is_bad and not is_minus_inf_mask(tensor)))
+
+
+def _with(found: FirstBad, tensors: tuple[TensorStats, ...]) -> FirstBad:
+    frame = msgspec.structs.replace(found.frame, tensors=(*tensors, *found.frame.tensors))
+    return dataclasses.replace(found, frame=frame)
+
 
 FILLS = frozenset(
     f"aten.{name}"

@@ -7,10 +7,105 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from dsdoctor.overflow.frames.dtypes import LIMITS, SMALLEST_NORMAL, smallest
-from dsdoctor.overflow.frames.frame import CallPhase, Frame, StepEnd, TensorStats
-from dsdoctor.overflow.frames.masks import is_mask
-from dsdoctor.overflow.trace.trend import Growth, Trend
+from dsdoctor.overflow.frames.frame import (
+    LIMITS,
+    SMALLEST_NORMAL,
+    CallPhase,
+    Frame,
+    StepEnd,
+    TensorStats,
+    headroom_bits,
+    is_mask,
+    smallest,
+)
+
+# The largest values of a module, batch by batch -> whether they grow, and when they reach the limit. Pure, flat memory.
+
+
+CRITICAL = (636.62, 31.60, 12.92, 8.610, 6.869, 5.959, 5.408, 5.041, 4.781, 4.587)
+"""Student's t, two-sided, at 99.9 %, for 1 to 10 degrees of freedom: a model has hundreds of modules, and none
+of them may raise a false alarm."""
+BEYOND_TEN, MANY = 4.587, 30
+CRITICAL_MANY = 3.646
+FEWEST = 3
+HORIZON = 10
+"""A prediction reaches at most this many times as far as the batches that were seen."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trend:
+    """Growth: ``doubles_every`` so many batches; ``reaches_in``: batches after the last until the limit, at this pace."""
+
+    doubles_every: float
+    reaches_in: float
+
+
+@dataclass
+class Growth:
+    """Sums of a least-squares line through log2 of the largest value over the batch number (Draper and Smith, chapter 1)."""
+
+    count: int = 0
+    first: int = 0
+    last: int = 0
+    x: float = 0.0
+    y: float = 0.0
+    xx: float = 0.0
+    xy: float = 0.0
+    yy: float = 0.0
+
+    def add(self, batch: int, absmax: float) -> None:
+        """Add a batch. Zeros and infinities say nothing about growth and are left out."""
+        if absmax <= 0 or not math.isfinite(absmax):
+            return
+        if not self.count:
+            self.first = batch
+        self.last = batch
+        x, y = float(batch - self.first), math.log2(absmax)
+        self.count += 1
+        self.x, self.y = self.x + x, self.y + y
+        self.xx, self.xy, self.yy = self.xx + x * x, self.xy + x * y, self.yy + y * y
+
+    def trend(self, limit: float) -> Trend | None:
+        """The growth, if it is significant and reaches the limit within the horizon; else None.
+
+        >>> growth = Growth()
+        >>> for batch in range(6):
+        ...     growth.add(batch, 2.0 ** batch)
+        >>> growth.trend(1024.0)
+        Trend(doubles_every=1.0, reaches_in=5.0)
+        """
+        if self.count < FEWEST:
+            return None
+        spread = self.xx - self.x * self.x / self.count
+        if spread <= 0:
+            return None
+        slope = (self.xy - self.x * self.y / self.count) / spread
+        if slope <= 0 or not self._is_significant(slope, spread):
+            return None
+        now = self.y / self.count + slope * ((self.last - self.first) - self.x / self.count)
+        left = (math.log2(limit) - now) / slope
+        if left <= 0 or left > HORIZON * (self.last - self.first + 1):
+            return None
+        return Trend(doubles_every=1 / slope, reaches_in=left)
+
+    def _is_significant(self, slope: float, spread: float) -> bool:
+        """Whether the slope is more than noise: t = slope / its standard error."""
+        freedom = self.count - 2
+        total = self.yy - self.y * self.y / self.count
+        rest = max(total - slope * slope * spread, 1e-12 * abs(total))
+        error = math.sqrt(rest / freedom / spread)
+        return error == 0 or slope / error > critical(freedom)
+
+
+def critical(freedom: int) -> float:
+    """The least t that is significant.
+
+    >>> critical(1), critical(4), critical(20), critical(500)
+    (636.62, 8.61, 4.587, 3.646)
+    """
+    if freedom <= len(CRITICAL):
+        return CRITICAL[freedom - 1]
+    return BEYOND_TEN if freedom < MANY else CRITICAL_MANY
 
 
 class Excess:
@@ -286,3 +381,161 @@ def headroom(lines: Iterable[tuple[int, Frame | StepEnd]], *, dtype: str = "floa
         gradients=reading.gradients(),
         masks=reading.masks,
     )
+
+
+# Frames -> what a picture of a run shows: each module's range, and its headroom batch by batch. Pure, streamed, bounded.
+
+
+MOST_COLUMNS = 240
+"""Columns of the heat map. A longer run has several batches in each."""
+NARROW = ("float16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extreme:
+    """One figure and the tensor that it is of."""
+
+    value: float
+    tensor: str
+    dtype: str
+    shape: tuple[int, ...]
+    batch: int
+    rank: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bad:
+    """The first tensor of a row that holds a nan or an inf."""
+
+    tensor: str
+    nan: int
+    inf: int
+    batch: int
+    rank: int
+
+
+@dataclass
+class HeatCell:
+    """A module in the batches of one column: its least headroom in bits, and whether it holds a nan or an inf."""
+
+    absmax: float = 0.0
+    bad: bool = False
+
+    def join(self, other: "HeatCell") -> "HeatCell":
+        """Two columns as one."""
+        return HeatCell(absmax=max(self.absmax, other.absmax), bad=self.bad or other.bad)
+
+
+@dataclass
+class ModuleRow:
+    """One module (its ``call``-th call of a batch). ``most``, ``least``: of its outputs; of its inputs if none is measured."""
+
+    module: str
+    kind: str
+    call: int
+    most: Extreme | None = None
+    least: Extreme | None = None
+    bad: Bad | None = None
+    cells: dict[int, HeatCell] = field(default_factory=dict)
+
+
+@dataclass
+class Picture:
+    """Rows in the order of execution. Column c holds the batches ``first + c * width`` and the ``width`` - 1 after it."""
+
+    rows: dict[tuple[str, int], ModuleRow] = field(default_factory=dict)
+    first: int = 0
+    width: int = 1
+    batches: int = 0
+    dtypes: dict[str, None] = field(default_factory=dict)
+
+    @property
+    def columns(self) -> list[int]:
+        """The columns that hold anything."""
+        return sorted({column for row in self.rows.values() for column in row.cells})
+
+    def halve(self) -> None:
+        """Put every two columns into one."""
+        self.width *= 2
+        for row in self.rows.values():
+            cells: dict[int, HeatCell] = {}
+            for column, cell in row.cells.items():
+                cells[column // 2] = cells.get(column // 2, HeatCell()).join(cell)
+            row.cells = cells
+
+
+def picture(lines: Iterable[tuple[int, Frame]], *, phase: CallPhase = CallPhase.FORWARD) -> Picture:
+    """The picture of a run, from its frames each with its rank. Masks and whole numbers are no part of it."""
+    found = Picture()
+    seen: set[int] = set()
+    for rank, frame in lines:
+        if frame.phase is not phase:
+            continue
+        if not seen:
+            found.first = frame.batch
+        seen.add(frame.batch)
+        row = found.rows.setdefault((frame.module, frame.call), ModuleRow(frame.module, frame.kind, frame.call))
+        column = _column(found, frame.batch)
+        measured = [tensor for tensor in frame.measured if tensor.dtype in LIMITS and not is_mask(tensor)]
+        shown = _shown_prefix(frame, measured)
+        for tensor in measured:
+            found.dtypes[tensor.dtype] = None
+            _note(row, column, rank, frame, tensor, shown=tensor.name.startswith(shown))
+    found.batches = len(seen)
+    return found
+
+
+def _column(found: Picture, batch: int) -> int:
+    """The column of a batch; makes room for it. A batch before the first one shares its column."""
+    while (batch - found.first) // found.width >= MOST_COLUMNS:
+        found.halve()
+    return max(batch - found.first, 0) // found.width
+
+
+def _shown_prefix(frame: Frame, measured: list[TensorStats]) -> str:
+    """How the names of those tensors begin that a row's range is of: outputs, else inputs; of gradients all."""
+    if frame.phase is CallPhase.BACKWARD:
+        return ""
+    return "output" if any(tensor.name.startswith("output") for tensor in measured) else "input"
+
+
+def _note(row: ModuleRow, column: int, rank: int, frame: Frame, tensor: TensorStats, *, shown: bool) -> None:
+    cell = row.cells.setdefault(column, HeatCell())
+    cell.absmax = max(cell.absmax, tensor.absmax or 0.0)
+    if tensor.is_bad:
+        cell.bad = True
+        row.bad = row.bad or Bad(
+            tensor=tensor.name, nan=tensor.nan, inf=tensor.posinf + tensor.neginf, batch=frame.batch, rank=rank
+        )
+    if not shown:
+        return
+    if tensor.absmax and (row.most is None or tensor.absmax > row.most.value):
+        row.most = _extreme(tensor.absmax, tensor, frame, rank)
+    least = tensor.absmin_nonzero or tensor.absmin
+    if least and (row.least is None or least < row.least.value):
+        row.least = _extreme(least, tensor, frame, rank)
+
+
+def _extreme(value: float, tensor: TensorStats, frame: Frame, rank: int) -> Extreme:
+    return Extreme(
+        value=value, tensor=tensor.name, dtype=tensor.dtype, shape=tensor.shape, batch=frame.batch, rank=rank
+    )
+
+
+def reference(found: Picture, asked: str | None = None) -> str:
+    """The dtype whose limit the picture is held against: asked for, else the narrowest in it, else float16.
+
+    A bfloat16 run has 120 bits of room everywhere: whether it would fit float16 says more.
+
+    >>> reference(Picture(dtypes={"float32": None, "float8_e4m3fn": None, "float16": None}))
+    'float8_e4m3fn'
+    >>> reference(Picture(dtypes={"bfloat16": None}))
+    'float16'
+    """
+    narrow = [dtype for dtype in found.dtypes if dtype in NARROW]
+    return asked or min(narrow, key=LIMITS.__getitem__, default="float16")
+
+
+def bits(cell: HeatCell, dtype: str) -> float | None:
+    """The headroom of a cell."""
+    return headroom_bits(cell.absmax, dtype)

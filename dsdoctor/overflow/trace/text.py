@@ -1,10 +1,242 @@
-"""How much room a run has below a dtype's limit -> lines for a terminal, the fp32 list among them."""
+"""What two traces differ in -> lines for a terminal."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
+from dsdoctor.core.text import and_more, encode
+from dsdoctor.overflow.frames import frame as guide_format
+from dsdoctor.overflow.frames.frame import CallPhase, Frame, StepEnd, TensorStats
+from dsdoctor.overflow.trace.compare import Comparison, DifferenceKind, FormChange, Side, TensorDifference, TensorPlace
 from dsdoctor.overflow.trace.headroom import Headroom, Room
-from dsdoctor.report.trace.lines import WHOLE, clean, counted
+from dsdoctor.overflow.trace.trace_file import Ranked, RankTrace, Traces
+from dsdoctor.ui.screen import SCHEMA
+from dsdoctor.ui.terminal import printable
+
+# Traces -> lines for a terminal in the guide's format, and the one JSON document; both streamed.
+
+
+WHOLE = "(the whole model)"
+
+
+def counted(count: int, singular: str, plural: str) -> str:
+    """A number and its unit, in the singular or the plural.
+
+    >>> counted(1, "batch", "batches"), counted(1200, "batch", "batches")
+    ('1 batch', '1,200 batches')
+    """
+    return f"{count:,} {singular if count == 1 else plural}"
+
+
+def clean(line: str) -> str:
+    """A line whose control characters are shown and not obeyed. Fast where there are none."""
+    return line if line.isprintable() else printable(line)
+
+
+def source_line(source: RankTrace) -> str:
+    """Who wrote a trace.
+
+    >>> from pathlib import Path
+    >>> from dsdoctor.overflow.frames.frame import Header
+    >>> header = Header(schema="", dsdoctor="0.1", rank=3, world=8, torch="2.13.0", zero_stage=2, dtype="float16")
+    >>> source_line(RankTrace(path=Path("a.jsonl"), header=header))
+    'a.jsonl: rank 3 of 8, float16, ZeRO-2, torch 2.13.0, dsdoctor 0.1'
+    """
+    head = source.header
+    parts = [
+        f"rank {head.rank} of {head.world}",
+        head.host and f"on {head.host}",
+        "" if head.stage is None else f"pipeline stage {head.stage}",
+        head.dtype,
+        "" if head.zero_stage is None else f"ZeRO-{head.zero_stage}",
+        head.torch and f"torch {head.torch}",
+        head.deepspeed and f"DeepSpeed {head.deepspeed}",
+        head.dsdoctor and f"dsdoctor {head.dsdoctor}",
+        head.started and f"started {head.started}",
+    ]
+    return f"{source.path}: {', '.join(part for part in parts if part)}"
+
+
+def source_lines(traces: Traces, name: str = "") -> Iterator[str]:
+    """Who wrote the traces: the first in full, of the others the number."""
+    more = f" and {len(traces.sources) - 1} more of this run" if len(traces.sources) > 1 else ""
+    yield f"{name}{source_line(traces.sources[0])}{more}"
+    yield from (f"! {note}" for note in traces.notes)
+
+
+def shown_lines(lines: Iterable[Ranked], *, with_rank: bool) -> Iterator[str]:
+    """Frames as the guide prints them. A head whenever the batch, the rank or the phase is another one."""
+    place: tuple[int, int, CallPhase] | None = None
+    for rank, line in lines:
+        if isinstance(line, StepEnd):
+            yield step_line(rank if with_rank else None, line)
+            continue
+        here = (line.batch, rank, line.phase)
+        if here != place:
+            yield from _head(line, rank if with_rank else None)
+            place = here
+        yield from map(clean, guide_format.lines(line))
+
+
+def _head(frame: Frame, rank: int | None) -> Iterator[str]:
+    of_rank = "" if rank is None else f" rank={rank}"
+    what = "Starting batch" if frame.phase is CallPhase.FORWARD else "Backward of batch"
+    yield from ("", "", f"{guide_format.PREFIX} *** {what} number={frame.batch}{of_rank} ***", guide_format.COLUMNS)
+
+
+def step_line(rank: int | None, step: StepEnd) -> str:
+    """The end of a step in the guide's manner.
+
+    >>> step_line(None, StepEnd(step=4, batch=9, overflow=True, loss_scale=65536.0, loss="nan")).strip()
+    '*** Step 4 after batch 9: overflow, skipped; loss scale 65536; loss nan ***'
+    """
+    parts = [
+        "" if step.overflow is None else "overflow, skipped" if step.overflow else "no overflow",
+        "" if step.loss_scale is None else f"loss scale {step.loss_scale:g}",
+        step.loss and f"loss {step.loss}",
+    ]
+    said = "; ".join(part for part in parts if part) or "over"
+    of_rank = "" if rank is None else f" rank={rank}"
+    return clean(f"{guide_format.PREFIX} *** Step {step.step} after batch {step.batch}{of_rank}: {said} ***")
+
+
+def shown_document(traces: Traces, lines: Iterable[Ranked]) -> Iterator[str]:
+    """The document of ``trace show`` up to its findings, piece by piece: what was selected may be gigabytes."""
+    head = {"schema": SCHEMA, "command": "trace show", "traces": [_source_part(source) for source in traces.sources]}
+    yield encode(head).decode()[:-1]
+    yield ',"lines":['
+    comma = ""
+    for rank, line in lines:
+        kind = "step" if isinstance(line, StepEnd) else "frame"
+        yield f'{comma}{{"rank":{rank},"{kind}":{encode(line).decode()}}}'
+        comma = ","
+
+
+def shown_document_end(findings: tuple[Any, ...]) -> str:
+    """The rest of the document of ``trace show``."""
+    return f'],"findings":{encode(findings).decode()}}}\n'
+
+
+def _source_part(source: RankTrace) -> dict[str, Any]:
+    return {"file": str(source.path), "header": source.header}
+
+
+def source_parts(traces: Traces) -> list[dict[str, Any]]:
+    """The traces as a document names them."""
+    return [_source_part(source) for source in traces.sources]
+
+
+MOST_NAMES = 12
+MOST_ALIKE = 5
+"""Rows of a table in which nothing diverges."""
+
+
+def comparison_lines(found: Comparison) -> Iterator[str]:
+    """What differs: the first place, then the largest differences, then what only one side has."""
+    yield from _first_lines(found)
+    for change in found.shapes[:MOST_NAMES]:
+        yield f"· shape {change.a} against {change.b}: {_times(change)}"
+    for change in found.dtypes:
+        yield f"· {change.a} against {change.b}: {_times(change)}"
+    if found.bad_in_both:
+        yield f"! nan or inf on both sides in {found.bad_in_both:,} tensors, which were not compared"
+    for side, names in (("A", found.only_a), ("B", found.only_b)):
+        if names:
+            yield f"! only in {side}: {_some(names)}"
+    shown = [difference for difference in found.largest if difference.diverges] or found.largest[:MOST_ALIKE]
+    if shown:
+        yield ""
+        yield f"  {'ratio':>9}  {'A':>9}  {'B':>9}  {'of':<10} module, tensor"
+        yield from map(_row, shown)
+
+
+def _first_lines(found: Comparison) -> Iterator[str]:
+    if found.first is None:
+        yield f"✓ no divergence: {found.tensors:,} tensors in {counted(found.pairs, 'batch', 'batches')} agree"
+        return
+    first, bad = found.first, found.first_bad
+    yield f"✗ first divergence: {name_of(first.place)}, {first.place.tensor}: {_in_words(first)}"
+    yield f"    {_where(first.place)}; {found.agreed:,} of {found.tensors:,} tensors come before it and agree"
+    yield f"    {_origin(first)}"
+    if bad is not None and bad is not first:
+        yield f"✗ first nan or inf on one side only: {name_of(bad.place)}, {bad.place.tensor}: {_in_words(bad)}"
+        yield f"    {_where(bad.place)}"
+    yield f"  {found.diverging:,} tensors diverge in all"
+
+
+def name_of(place: TensorPlace) -> str:
+    """The module, its class, and which call of a batch it was."""
+    call = f", call {place.call}" if place.call else ""
+    return clean(f"{place.module or WHOLE} {place.kind}{call}")
+
+
+def _where(place: TensorPlace) -> str:
+    if place.a == place.b:
+        return f"{place.phase.value} of {_side(place.a)}"
+    return f"{place.phase.value} of {_side(place.a)} against {_side(place.b)}"
+
+
+def _side(side: Side) -> str:
+    return f"batch {side.batch}, rank {side.rank}"
+
+
+def _in_words(difference: TensorDifference) -> str:
+    if difference.what is DifferenceKind.NOT_FINITE:
+        return f"{_figure(difference.a, difference.what)} against {_figure(difference.b, difference.what)}"
+    if difference.what is DifferenceKind.ZEROS:
+        return (
+            f"{_figure(difference.a, difference.what)} against {_figure(difference.b, difference.what)} of it are zero"
+        )
+    return (
+        f"{difference.what.value} {_figure(difference.a, difference.what)} against {_figure(difference.b, difference.what)}, "
+        f"a factor of {difference.ratio:.4g} (rounding: up to {difference.tolerance:.4g})"
+    )
+
+
+def _figure(tensor: TensorStats, what: DifferenceKind) -> str:
+    """The figure in question of one side."""
+    if what is DifferenceKind.NOT_FINITE and tensor.is_bad:
+        inf = tensor.posinf + tensor.neginf
+        return " and ".join([*([f"{tensor.nan:,} nan"] if tensor.nan else []), *([f"{inf:,} inf"] if inf else [])])
+    if what is DifferenceKind.ZEROS:
+        return f"{tensor.zeros / max(tensor.count, 1):.0%}"
+    value = tensor.absmin if what is DifferenceKind.ABSMIN else tensor.absmax
+    return "none" if value is None else f"{value:.2e}"
+
+
+def _origin(first: TensorDifference) -> str:
+    """What the kind of tensor says about the cause."""
+    name = first.place.tensor
+    if first.place.phase is CallPhase.BACKWARD:
+        return "the forward agrees: it is the gradient that differs"
+    if name.startswith("output"):
+        return "its weights and inputs agree: it was made in this module"
+    if name.startswith("input"):
+        return "no module's output before it differs: it is the batch's own, or was made between modules"
+    return "it is a weight or buffer: it differed before the batch began"
+
+
+def _row(difference: TensorDifference) -> str:
+    mark = "✗" if difference.diverges else "·"
+    times = "inf" if difference.ratio == float("inf") else f"{difference.ratio:.4g}"
+    backward = " (backward)" if difference.place.phase is CallPhase.BACKWARD else ""
+    figures = [_figure(side, difference.what).replace(" and ", "+") for side in (difference.a, difference.b)]
+    return (
+        f"{mark} {times:>9}  {figures[0]:>9}  {figures[1]:>9}  {difference.what.value:<10} "
+        f"{name_of(difference.place)}, {difference.place.tensor}{backward}, batch {difference.place.a.batch}"
+    )
+
+
+def _times(change: FormChange) -> str:
+    return f"{counted(change.count, 'tensor', 'tensors')}, first {name_of(change.first)}, {change.first.tensor}"
+
+
+def _some(names: tuple[str, ...]) -> str:
+    return clean(and_more(names, MOST_NAMES))
+
+
+# How much room a run has below a dtype's limit -> lines for a terminal, the fp32 list among them.
+
 
 MOST_ROOMS = 20
 MOST_SHORT = 200

@@ -1,14 +1,29 @@
-"""The reports of all ranks -> what went wrong first, where, on which ranks, and what to do. Pure; knows no torch.
+"""Verdicts on a step whose forward is finite and whose gradients are not: reports of all ranks -> a Finding.
 
-Each generator of CAUSES and BESIDE is one verdict: its docstring is its manual page, its name with hyphens is its rule.
+Pure; knows no torch.
 """
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from dsdoctor.core.finding import Finding
-from dsdoctor.overflow.frames.first_bad import RankReport
-from dsdoctor.overflow.verdict.evidence import Verdict, rule_of
+from dsdoctor.overflow.frames.first_bad import BadKind, RankReport
+from dsdoctor.overflow.frames.frame import LIMITS
+from dsdoctor.overflow.verdict.evidence import (
+    RankReports,
+    Verdict,
+    bad_gradient,
+    earliest_bad,
+    evidence,
+    finding,
+    gradient_names,
+    near,
+    ranks_say,
+    rule_of,
+    stays_bad,
+    what_was_tried,
+    where,
+)
 from dsdoctor.overflow.verdict.forward import (
     loss_not_finite,
     nan_in_the_batch,
@@ -16,20 +31,368 @@ from dsdoctor.overflow.verdict.forward import (
     overflow_in_module,
     weight_not_finite,
 )
-from dsdoctor.overflow.verdict.gradients import (
-    gradient_above_scale,
-    gradient_norm_overflows,
-    gradient_not_finite,
-    gradient_stays_at_scale_one,
-    overflow_not_reproduced,
-)
-from dsdoctor.overflow.verdict.steps import (
-    bad_step_applied,
-    checkpoint_not_loaded,
-    loss_not_scaled,
-    steps_skipped_in_a_row,
-)
-from dsdoctor.overflow.verdict.underflow import activations_underflow, gradients_underflow, updates_too_small
+
+SQUARES_END = LIMITS["float32"] ** 0.5
+"""The square of a larger number is inf in float32."""
+
+NORMAL_SKIPS = 30
+"""Steps in a row that a dynamic loss scale may skip while it is searched: from 2**24 down to 1, and a few."""
+
+
+def gradient_stays_at_scale_one(rank_reports: RankReports) -> Iterator[Finding]:
+    """A gradient is not finite even with a loss scale of 1, while the forward is finite.
+
+    The operation that the finding names divides by zero in its backward, takes the root of zero, or makes values beyond the
+    limit of its dtype.
+
+    Why it matters: lowering the loss scale does not help. DeepSpeed lowers it step by step to its floor and then gives up
+    ("already at minimum").
+
+    How to fix it: keep the input of the operation that is named away from zero (add an epsilon), run it in float32 with
+    dsdoctor.fp32_forward, or clip what comes into it.
+
+    Since: 0.1
+    """
+    bad = [rank_report for rank_report in rank_reports if stays_bad(rank_report)]
+    if bad and any(rank_report.named or rank_report.local or rank_report.first_bad for rank_report in rank_reports):
+        earliest = earliest_bad(rank_reports, BadKind.GRADIENT)
+        first = bad[0] if earliest is None else earliest[0]
+        scaled = first.dtype == "float16" or first.scale.value > 1
+        scale = "at a loss scale of 1 too" if scaled else "without any loss scale"
+        yield finding(
+            gradient_stays_at_scale_one,
+            f"{bad_gradient(first, rank_reports)}, {scale}, and the forward is finite",
+            rank_reports,
+            (first, first.first_bad),
+            _what_to_do(rank_reports, first),
+        )
+
+
+def _what_to_do(rank_reports: RankReports, rank_report: RankReport) -> str:
+    cure = rank_report.origin.cure if rank_report.origin is not None else ""
+    return " ".join(part for part in (cure, what_was_tried(rank_reports, rank_report.first_bad)) if part) or (
+        "Keep the operation that is named away from zero (an epsilon), run it in float32 "
+        "(dsdoctor.fp32_forward), or clip what comes into it."
+    )
+
+
+def gradient_above_scale(rank_reports: RankReports) -> Iterator[Finding]:
+    """A gradient overflowed because the loss scale is too high, while the forward is finite.
+
+    Dynamic loss scaling finds the highest scale that fits by going too high now and then: the step is skipped, the scale
+    is lowered, and training goes on.
+
+    Why it matters: now and then it is normal. Something is growing only if it happens in most steps, and once the scale is
+    at its floor every such step is lost.
+
+    How to fix it: nothing is to be done, unless the finding is a warning. At the floor lower min_loss_scale in the fp16
+    section of the DeepSpeed configuration.
+
+    Since: 0.1
+    """
+    scaled = [rank_report for rank_report in rank_reports if rank_report.scale.value > 1 and rank_report.named]
+    if not scaled or any(stays_bad(rank_report) or rank_report.other_loss for rank_report in rank_reports):
+        return
+    first = scaled[0]
+    floor = first.scale.floor
+    at_floor = floor is not None and first.scale.value <= floor
+    make = Finding.warning if at_floor or first.skipped > NORMAL_SKIPS else Finding.note
+    yield make(
+        rule_of(gradient_above_scale),
+        f"step {first.step} skipped: the gradient of {gradient_names(rank_reports)} overflows "
+        f"at a loss scale of {near(first.scale.value)}{_scale_that_fits(first)}",
+        evidence=evidence(rank_reports, first),
+        fix="Lower min_loss_scale in the fp16 section: the scale is at its floor."
+        if at_floor
+        else "Nothing: the scale is lowered, and training goes on.",
+    )
+
+
+def _scale_that_fits(rank_report: RankReport) -> str:
+    """The highest scale at which the gradients are finite, if they were replayed at scale 1."""
+    largest = max((tensor.absmax or 0.0 for tensor in rank_report.at_scale_one or ()), default=0.0)
+    if not largest:
+        return ""
+    return f"; the largest at scale 1 is {largest:.3g}, so it fits up to {near(LIMITS['float16'] / largest)}"
+
+
+def gradient_norm_overflows(rank_reports: RankReports) -> Iterator[Finding]:
+    """Every gradient is finite and their norm is not: the sum of their squares is beyond float32.
+
+    Why it matters: the gradients have exploded, and clipping them by their norm cannot work any more. DeepSpeed skips the
+    step.
+
+    How to fix it: lower the learning rate, or look for a weight or an activation that has grown before it.
+
+    Since: 0.1
+    """
+    local = [(tensor, rank_report) for rank_report in rank_reports for tensor in rank_report.local]
+    if local and not any(rank_report.first_bad or rank_report.named for rank_report in rank_reports):
+        largest, rank_report = max(local, key=lambda pair: pair[0].absmax or 0.0)
+        if (largest.absmax or 0.0) > SQUARES_END:
+            yield Finding.error(
+                rule_of(gradient_norm_overflows),
+                f"step {rank_report.step}: every gradient is finite and their norm is not: "
+                f"{largest.name} has {largest.absmax:.3g}",
+                evidence=evidence(rank_reports, rank_report),
+                affects=(largest.name,),
+                fix="Lower the learning rate, or look for a weight or an activation that has grown before it.",
+            )
+
+
+def overflow_not_reproduced(rank_reports: RankReports) -> Iterator[Finding]:
+    """DeepSpeed found an overflow, and the replay of the same batch with the same random numbers is finite.
+
+    Why it matters: something differs between the two runs: an operation that is not deterministic, inputs that were changed
+    in place after the forward, or a GPU that computes wrongly now and then.
+
+    How to fix it: if it comes back on one rank only, suspect that rank's GPU: run its memory test and look at its ECC
+    counters. Else watch every module in every batch, which shows the overflow live:
+
+        $ python -m dsdoctor.run --overflow frames train.py
+
+    Since: 0.1
+    """
+    if all(rank_report.first_bad is None for rank_report in rank_reports) and any(
+        rank_report.replayed for rank_report in rank_reports
+    ):
+        named = next((rank_report for rank_report in rank_reports if rank_report.named), rank_reports[0])
+        names = gradient_names(rank_reports) or "some gradient"
+        yield Finding.warning(
+            rule_of(overflow_not_reproduced),
+            f"step {named.step}: {names} overflowed, and the replay of the batch ({named.replayed}) shows nothing bad",
+            evidence=evidence(rank_reports, named),
+            fix="If it comes back on one rank only, suspect its GPU; else use --overflow frames to see it live.",
+        )
+
+
+def gradient_not_finite(rank_reports: RankReports) -> Iterator[Finding]:
+    """Gradients are not finite, and the batch could not be replayed: the names of the parameters are all that is known.
+
+    Why it matters: DeepSpeed skips the step, or the weights become nan where it does not check. Where the nan or inf came
+    from is not known yet.
+
+    How to fix it: watch every module in every batch, which shows the next overflow live.
+
+        $ python -m dsdoctor.run --overflow frames train.py
+
+    Since: 0.1
+    """
+    named = [rank_report for rank_report in rank_reports if rank_report.named]
+    if named:
+        yield Finding.error(
+            rule_of(gradient_not_finite),
+            f"step {named[0].step}: the gradient of {gradient_names(rank_reports)} is not finite",
+            evidence=evidence(rank_reports, named[0]),
+            fix="Watch with --overflow frames to see where it comes from.",
+        )
+
+
+# Verdicts on how DeepSpeed treats a step, beside the cause of an overflow: reports of all ranks -> a Finding.
+#
+# Pure; knows no torch.
+
+
+def bad_step_applied(rank_reports: RankReports) -> Iterator[Finding]:
+    """The gradients are not finite and nothing in DeepSpeed stops the step.
+
+    ZeRO stage 0 in float32 has no check at all, and bf16 has none with check_grad_overflow set to false.
+
+    Why it matters: the weights become nan, and only a checkpoint from before the step helps then.
+
+    How to fix it: use ZeRO stage 1, which checks, or stop before the weights are written:
+
+        $ python -m dsdoctor.run --on-overflow raise train.py
+
+    Since: 0.1
+    """
+    if any(rank_report.applied for rank_report in rank_reports):
+        first = rank_reports[0]
+        yield Finding.error(
+            rule_of(bad_step_applied),
+            f"DeepSpeed applies step {first.step} although its gradients are not finite: the weights become nan",
+            evidence=(f"ZeRO stage {first.zero_stage}, {first.dtype}: no overflow check",),
+            fix="Stop before the weights are written with --on-overflow raise, or use ZeRO stage 1, which checks.",
+        )
+
+
+def loss_not_scaled(rank_reports: RankReports) -> Iterator[Finding]:
+    """The step divides the gradients by the loss scale, and the loss was never multiplied by it.
+
+    DeepSpeed 0.19.8 scales the loss in engine.backward only for ZeRO stages 1 to 3.
+
+    Why it matters: in stage 0 with fp16 the gradients underflow, and every update is too small by the loss scale. Adam hides
+    most of it, and DeepSpeed reports nothing.
+
+    How to fix it: use ZeRO stage 1, or bf16; or scale the loss yourself with engine.optimizer.loss_scale.
+
+    Since: 0.1
+    """
+    for rank_report in rank_reports:
+        seen, due = rank_report.loss_gradient, rank_report.loss_gradient_due
+        if seen is not None and due is not None and due > 1 and abs(seen) < due / 2:
+            place = f"step {rank_report.step}, rank {rank_report.rank}"
+            yield Finding.warning(
+                rule_of(loss_not_scaled),
+                f"the loss is not scaled: its gradient is {seen:g}, and the step divides as if it were {due:g}",
+                evidence=(f"ZeRO stage {rank_report.zero_stage}, {rank_report.dtype}, {place}",),
+                fix="Use ZeRO stage 1, or bf16; or scale the loss yourself with engine.optimizer.loss_scale.",
+            )
+            return
+
+
+def checkpoint_not_loaded(rank_reports: RankReports) -> Iterator[Finding]:
+    """engine.load_checkpoint found no checkpoint in its folder, returned (None, None), and raised nothing.
+
+    The folder is not there, is empty, has no file called latest, or holds another tag than the one asked for.
+
+    Why it matters: the training begins anew from the weights of the script, and looks like one that goes on.
+
+    How to fix it: look at the folder that the finding names; give the tag of a checkpoint in it, or write that tag into its
+    file called latest. If the run is meant to begin anew, nothing is to be done.
+
+    Since: 0.1
+    """
+    folder = next((rank_report.not_loaded for rank_report in rank_reports if rank_report.not_loaded), "")
+    if folder:
+        yield Finding.warning(
+            rule_of(checkpoint_not_loaded),
+            f"load_checkpoint loaded nothing from {folder}: the training begins anew",
+            evidence=(f"step {rank_reports[0].step}: it returned (None, None)",),
+            fix="Give the tag of a checkpoint in that folder, or write it into the file called latest there.",
+        )
+
+
+def steps_skipped_in_a_row(rank_reports: RankReports) -> Iterator[Finding]:
+    """Step after step is skipped, so no weight changes any more.
+
+    A dynamic loss scale may need some thirty steps to come down from its start; more steps than that are no search.
+    Without a loss scale (bfloat16, float32) each skipped step has a cause of its own.
+
+    Why it matters: the training looks alive and learns nothing.
+
+    How to fix it: stop the run, and fix the cause that is reported beside this finding.
+
+    Since: 0.1
+    """
+    most = max((rank_report.skipped for rank_report in rank_reports), default=0)
+    if most > (NORMAL_SKIPS if rank_reports[0].dtype == "float16" else 2):
+        last = rank_reports[0].step - most
+        yield Finding.error(
+            rule_of(steps_skipped_in_a_row),
+            f"{most} steps in a row were skipped: no weight has changed {f'since step {last}' if last >= 0 else 'yet'}",
+            fix="Stop the run: it does not learn.",
+        )
+
+
+# Verdicts on what became too small to count, in steps that nothing else is wrong with: reports of ranks -> a Finding. Pure.
+
+
+ALARM = 0.3
+"""The share of gradient elements that must be flushed, and would not be at a larger scale: healthy fp16 runs have under a tenth."""
+UNCHANGED = 0.75
+"""The share of weights with a gradient that a step leaves as they are, in two checks one after the other."""
+
+
+def activations_underflow(rank_reports: RankReports) -> Iterator[Finding]:
+    """What a module was given or gave is zero in float16, and would not be in float32.
+
+    Below 6e-8 float16 has nothing but zero. Level guard looks where whole gradients of a step are nothing, level frames at what
+    the modules gave, both in steps 1, 2, 4, 8 and so on, then every 100. The step's forward is replayed as it was and with every
+    module in float32: the tensor that is named is the first, in order, that is something there and nothing here.
+
+    Why it matters: the layers behind it compute with nothing, and those before it get no gradient. No value is nan, no step is
+    skipped, and no loss scale helps: it multiplies gradients, not activations.
+
+    How to fix it: train in bfloat16, which has the range of float32; or look before that module for a factor or a norm that
+    makes its values so small, and run what is around it in float32 up to where they are large again.
+
+    Since: 0.1
+    """
+    seen = [(report, report.vanished) for report in rank_reports if report.vanished is not None]
+    if not seen:
+        return
+    report, lost = min(seen, key=lambda pair: (pair[1].frame.micro, pair[1].frame.order, pair[0].rank))
+    ranks = tuple(each.rank for each, _ in seen)
+    who = ranks_say(ranks, len(rank_reports)) if len(ranks) < len(rank_reports) else ""
+    yield Finding.warning(
+        rule_of(activations_underflow),
+        f"step {report.step}: float16 flushes {lost.share:.0%} of {lost.name} of {where(lost.frame)} to zero; in float32 the "
+        f"largest is {lost.largest:.3g}{who}",
+        evidence=(f"micro-batch {lost.frame.micro}, rank {report.rank}: replayed in float16 and in float32",),
+        affects=(lost.frame.module or "the model",),
+        fix="Train in bfloat16, which has float32's range; or look for the factor or the norm that makes its values so small.",
+    )
+
+
+def gradients_underflow(rank_reports: RankReports) -> Iterator[Finding]:
+    """Gradients are flushed to zero in float16, or are denormal there, and would not be at a larger loss scale.
+
+    Below 6e-8 float16 has nothing but zero, and below 6.1e-5 it loses precision. The step was replayed with its gradients
+    multiplied by a power of two: the elements that are nothing at first and something then have underflowed.
+
+    Why it matters: those weights do not learn. Nothing is nan, no step is skipped, and the loss merely falls more slowly or
+    not at all.
+
+    How to fix it: set the loss scale that the finding names, or let it be found: "loss_scale": 0 in the fp16 section of the
+    DeepSpeed configuration makes it dynamic. bfloat16 has the range of float32 and needs none. Do not multiply the loss by a
+    small number.
+
+    Since: 0.1
+    """
+    bad = [report for report in rank_reports if report.flushed is not None and report.flushed.share > ALARM]
+    worst = max(
+        (report.flushed for report in bad if report.flushed is not None), key=lambda each: each.share, default=None
+    )
+    if worst is None:
+        return
+    who = ranks_say(tuple(report.rank for report in bad), len(rank_reports)) if len(bad) < len(rank_reports) else ""
+    helps = worst.fits > worst.scale
+    yield Finding.warning(
+        rule_of(gradients_underflow),
+        f"step {bad[0].step}: {worst.share:.0%} of the gradient elements underflow in float16 at a loss scale of "
+        f"{near(worst.scale)}" + (f"; a scale up to {near(worst.fits)} fits" if helps else "") + who,
+        evidence=tuple(f"{name}: {share:.0%} zero or denormal" for name, share in worst.worst),
+        affects=tuple(name for name, _ in worst.worst[:1]),
+        fix=f"Set loss_scale in the fp16 section to {worst.fits:.12g}, or to 0, which finds it; or train in bfloat16."
+        if helps
+        else "Train in bfloat16: no loss scale brings these gradients into float16's range.",
+    )
+
+
+def updates_too_small(rank_reports: RankReports) -> Iterator[Finding]:
+    """An optimizer step leaves most weights as they are although they have gradients: the updates are below half the distance to
+    the next number of the weights' format.
+
+    Weights that are kept in bfloat16 alone, without a float32 copy, have 8 bits: a weight of 0.02 changes by 6e-5 at least or
+    not at all.
+
+    Why it matters: the training costs what it costs and those weights do not move, whatever the number of steps.
+
+    How to fix it: keep float32 copies of the weights (the bf16 section of DeepSpeed's configuration does so), or use an
+    optimizer with stochastic rounding, or a higher learning rate.
+
+    Since: 0.1
+    """
+    for report in rank_reports:
+        if report.unchanged and report.unchanged[0][1] > UNCHANGED:
+            name, share = report.unchanged[0]
+            yield Finding.warning(
+                rule_of(updates_too_small),
+                f"step {report.step} changes nothing in {share:.0%} of {name}: its weights are kept in {report.dtype} alone",
+                evidence=tuple(
+                    f"{each}: {part:.0%} unchanged although their gradients are not zero"
+                    for each, part in report.unchanged
+                ),
+                affects=(name,),
+                fix="Keep float32 copies of the weights (the bf16 section of the configuration), or raise the learning rate.",
+            )
+            return
+
+
+# The reports of all ranks -> what went wrong first, where, on which ranks, and what to do. Pure; knows no torch.
+#
+# Each generator of CAUSES and BESIDE is one verdict: its docstring is its manual page, its name with hyphens is its rule.
 
 
 def judge(rank_reports: Iterable[RankReport]) -> tuple[Finding, ...]:

@@ -8,18 +8,64 @@ import torch
 from torch import Tensor, nn
 
 from dsdoctor.core.errors import UsageError
-from dsdoctor.overflow.frames import guide_format
-from dsdoctor.overflow.frames.first_bad import FirstBad, RankReport, first_bad
+from dsdoctor.core.finding import Severity
+from dsdoctor.overflow.frames import frame as guide_format
+from dsdoctor.overflow.frames.first_bad import FirstBad, RankReport, Scale, first_bad
 from dsdoctor.overflow.frames.frame import CallPhase, Frame, TensorStats
 from dsdoctor.overflow.hooks import ranks
-from dsdoctor.overflow.hooks.batch_record import BatchRecord
-from dsdoctor.overflow.hooks.module_hooks import Hook, Hooks
+from dsdoctor.overflow.hooks.module_hooks import BatchRecord, Hook, Hooks
 from dsdoctor.overflow.hooks.options import Options
-from dsdoctor.overflow.measure.readings import Meters, Readings
-from dsdoctor.overflow.measure.tensor_paths import tensors_of
-from dsdoctor.overflow.replay.held import with_buffers
+from dsdoctor.overflow.measure.readings import Meters, Readings, tensors_of
+from dsdoctor.overflow.replay.investigate import local_gradients
+from dsdoctor.overflow.replay.provenance import with_buffers
+from dsdoctor.overflow.verdict.evidence import bad_gradient
 from dsdoctor.overflow.verdict.verdict import judge
-from dsdoctor.overflow.watch.debug_gradients import backward_report, backward_words
+
+# The gradients that the guide's class saw in one backward -> what is said of them, and whether the training ends there.
+#
+# A gradient that only a loss scale makes too large is normal; where that cannot be known, nothing is ended.
+
+
+NOT_KNOWN = 0.0
+"""The loss scale where the loss is no output of the model, and float16 is among the gradients."""
+
+
+def backward_report(frames: tuple[Frame, ...], found: FirstBad | None, began: Tensor, *, batch: int) -> RankReport:
+    """What a rank knows of a backward. ``began``: the gradient of the model's output, which is the loss scale if that is a loss."""
+    backward = [frame for frame in frames if frame.phase is CallPhase.BACKWARD]
+    is_half = any(stats.dtype == "float16" for frame in backward for stats in frame.measured)
+    if not is_half:
+        scale = 1.0
+    elif began.dim() == 0 and bool(torch.isfinite(began)):
+        scale = max(1.0, float(began.abs()))
+    else:
+        scale = NOT_KNOWN
+    bad = tuple(stats for stats in local_gradients(backward) if stats.is_bad)
+    return RankReport(
+        rank=ranks.this_rank(),
+        world=ranks.world(),
+        batch=batch,
+        dtype="float16" if is_half else "float32",
+        first_bad=found,
+        scale=Scale(value=scale),
+        named=bad,
+        local=bad,
+    )
+
+
+def backward_words(reports: list[RankReport]) -> tuple[str, bool]:
+    """What is said of the gradients of all ranks, and whether that ends the training."""
+    first = next(report for report in reports if report.first_bad is not None)
+    if any(report.scale.value == NOT_KNOWN for report in reports):
+        made = bad_gradient(first, tuple(reports))
+        return f"{made}; its loss is computed outside of the model, so that a loss scale may be the cause", False
+    findings = judge(reports)
+    if findings and findings[0].severity is Severity.ERROR:
+        return findings[0].title, True
+    return (
+        f"{bad_gradient(first, tuple(reports))}, at a loss scale of {first.scale.value:g}, which may be the cause",
+        False,
+    )
 
 
 class DebugUnderflowOverflow:
@@ -82,7 +128,7 @@ class DebugUnderflowOverflow:
             model,
             on_record=self._on_record,
             integers=True,
-            rank=ranks.rank(),
+            rank=ranks.this_rank(),
             gradients=gradients,
             gradients_apart=gradients,
             parts_end=self._after_part,
@@ -200,7 +246,7 @@ class DebugUnderflowOverflow:
         report = backward_report(frames, found, began, batch=record.batch)
         reports = ranks.gather(report) if together else [report]
         said, ends = backward_words(reports)
-        if ranks.rank() == 0 or not together:
+        if ranks.this_rank() == 0 or not together:
             for each in reports:
                 if each.first_bad is not None:
                     print(guide_format.COLUMNS, *guide_format.lines(each.first_bad.frame), sep="\n")
@@ -213,7 +259,7 @@ class DebugUnderflowOverflow:
 
     def _rank_report(self, record: BatchRecord, found: FirstBad | None) -> RankReport:
         last = () if found is None else self._last_frames(found)
-        return RankReport(rank=ranks.rank(), world=ranks.world(), batch=record.batch, first_bad=found, frames=last)
+        return RankReport(rank=ranks.this_rank(), world=ranks.world(), batch=record.batch, first_bad=found, frames=last)
 
     def _last_frames(self, found: FirstBad) -> tuple[Frame, ...]:
         """The frames up to the first bad call, from the batch before too if this one is short."""
@@ -231,7 +277,7 @@ class DebugUnderflowOverflow:
     def _print_reports(self, rank_reports: list[RankReport]) -> str:
         """Print what every rank saw, in rank order and once. Returns the verdict in a line."""
         findings = judge(rank_reports)
-        if ranks.rank() == min(rank_report.rank for rank_report in rank_reports):
+        if ranks.this_rank() == min(rank_report.rank for rank_report in rank_reports):
             for rank_report in rank_reports:
                 if rank_report.first_bad is not None:
                     print(f"rank {rank_report.rank}:\n" if len(rank_reports) > 1 else "", end="")
@@ -240,7 +286,7 @@ class DebugUnderflowOverflow:
         said = "; ".join(finding.title for finding in findings)
         verdict = f"DebugUnderflowOverflow: inf/nan detected during batch_number={rank_reports[0].batch}: {said}"
         if len(rank_reports) < ranks.world() and self._collective:
-            print(f"rank {ranks.rank()}: {verdict}")
+            print(f"rank {ranks.this_rank()}: {verdict}")
         return verdict
 
 

@@ -5,6 +5,7 @@ What all ranks do together here is the same on every rank, because it follows fr
 
 import math
 import traceback
+import weakref
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -15,26 +16,46 @@ from torch import Tensor
 from dsdoctor.core.finding import Severity
 from dsdoctor.overflow.frames.first_bad import Origin, RankReport, first_bad
 from dsdoctor.overflow.frames.frame import Frame
-from dsdoctor.overflow.hooks import engine_adapter, engine_facts, ranks
-from dsdoctor.overflow.hooks.batch_record import BatchRecord
-from dsdoctor.overflow.hooks.module_hooks import Hooks
+from dsdoctor.overflow.hooks import engine as engine_adapter
+from dsdoctor.overflow.hooks import engine as engine_facts
+from dsdoctor.overflow.hooks import ranks
+from dsdoctor.overflow.hooks.module_hooks import BatchRecord, Hooks
 from dsdoctor.overflow.hooks.options import Options
 from dsdoctor.overflow.measure.readings import Meters
-from dsdoctor.overflow.replay.batch_rows import ignored_labels
-from dsdoctor.overflow.replay.held import bad_tensors, with_buffers
 from dsdoctor.overflow.replay.investigate import any_bad_gradient, first_report, last_frames, replayed
-from dsdoctor.overflow.replay.recorder import BatchRecorder
-from dsdoctor.overflow.replay.underflow import flushed, is_suspect
-from dsdoctor.overflow.replay.vanished import any_lost_activation, has_lost_gradient, vanished
+from dsdoctor.overflow.replay.provenance import bad_tensors, ignored_labels, with_buffers
+from dsdoctor.overflow.replay.replay import BatchRecorder
+from dsdoctor.overflow.replay.underflow import any_lost_activation, flushed, has_lost_gradient, is_suspect, vanished
 from dsdoctor.overflow.verdict.verdict import judge
-from dsdoctor.overflow.watch import engines, small
-from dsdoctor.overflow.watch.announce import Announcer
-from dsdoctor.overflow.watch.examine import Examination
-from dsdoctor.overflow.watch.found import Found, Seen
+from dsdoctor.overflow.watch import history
+from dsdoctor.overflow.watch.announce import Announcer, Found, Seen
+from dsdoctor.overflow.watch.history import Examination, OverflowCount, StepLosses, is_power_of_two
 from dsdoctor.overflow.watch.loss_graph import made_the_loss
-from dsdoctor.overflow.watch.loss_line import RUNS_THE_MODEL, BackwardCall, backward_call, loss_line
-from dsdoctor.overflow.watch.loss_lines import MOST, LossLines
-from dsdoctor.overflow.watch.steps import OverflowCount, StepLosses, is_power_of_two
+from dsdoctor.overflow.watch.loss_line import MOST, RUNS_THE_MODEL, BackwardCall, LossLines, backward_call, loss_line
+
+# Which of the engines of a process one is, where there are several: a generator and its discriminator, an actor and its critic.
+
+
+_watched: list["weakref.ref[Any]"] = []
+
+
+def note(engine: Any) -> None:
+    """An engine is watched."""
+    _watched[:] = [each for each in _watched if each() is not None and each() is not engine]
+    _watched.append(weakref.ref(engine))
+
+
+def told(engine: Any) -> str:
+    """The engine's model and its first weight, by which a user knows it; empty where it is the only one."""
+    alive = [each() for each in _watched if each() is not None]
+    if len(alive) < 2 or not any(each is engine for each in alive):
+        return ""
+    number = next(number for number, each in enumerate(alive, start=1) if each is engine)
+    name, weight = next(iter(engine.module.named_parameters()), ("", None))
+    shape = tuple(getattr(weight, "ds_shape", getattr(weight, "shape", ())))
+    first = f", {name} {'x'.join(map(str, shape))}" if name else ""
+    return f"{type(engine.module).__name__}{first}, {number} of {len(alive)} in this process"
+
 
 MOST_RECORDS = 64
 """Forwards whose records are kept for the step that judges them."""
@@ -76,7 +97,7 @@ class Decisions:
         self._looks = self._expects = 0
         self.wants_lines = self._always_lines = options.level == "frames" and torch.device(engine.device).type == "cpu"
         self._suspects = self._lost = 0
-        self._updates: small.Updates | None = None
+        self._updates: history.Updates | None = None
         self._was_unchanged = False
         self._last_clean_step: int | None = None
         self._bad_applied: int | None = None
@@ -154,12 +175,12 @@ class Decisions:
             found = with_buffers(self.engine.module, found)
             last = last_frames(record.frames(), found, self.options.max_frames_to_save)
             rank_report = RankReport(
-                rank=ranks.rank(),
+                rank=ranks.this_rank(),
                 world=ranks.world(),
                 step=record.position.step,
                 batch=record.batch,
                 evaluation="a forward without gradients" if record.training else "an evaluation",
-                engine=engines.told(self.engine),
+                engine=told(self.engine),
                 first_bad=found,
                 frames=last,
             )
@@ -207,17 +228,17 @@ class Decisions:
     def not_loaded(self, folder: str) -> None:
         """``load_checkpoint`` found nothing in a folder, on all ranks."""
         step = int(self.engine.global_steps)
-        self._conclude([RankReport(rank=ranks.rank(), world=ranks.world(), step=step, not_loaded=folder)])
+        self._conclude([RankReport(rank=ranks.this_rank(), world=ranks.world(), step=step, not_loaded=folder)])
 
     def _look_for_small(self, decision: engine_adapter.Decision) -> None:
         """In some steps, the same on all ranks: whether gradients or updates are too small to count."""
         self._updates = None
-        if not small.is_due(decision.step):
+        if not history.is_due(decision.step):
             return
         self._examination.note_weights(decision.step)
         self._examination.note_inputs(decision.step, (frame for record in self._records for frame in record.frames()))
-        self._updates = small.Updates(self.engine)
-        if not small.may_underflow(self.engine) or engine_facts.is_pipeline(self.engine):
+        self._updates = history.Updates(self.engine)
+        if not history.may_underflow(self.engine) or engine_facts.is_pipeline(self.engine):
             return
         self._look_for_lost_activations(decision.step)
         scale = decision.loss_scale or engine_facts.loss_scale(self.engine) or 1.0
@@ -228,7 +249,9 @@ class Decisions:
         self._suspects += suspect
         if suspect and is_power_of_two(self._suspects):
             seen = flushed(self.engine, self._recorder, scale)
-            mine = RankReport(rank=ranks.rank(), world=ranks.world(), step=decision.step, flushed=seen, dtype="float16")
+            mine = RankReport(
+                rank=ranks.this_rank(), world=ranks.world(), step=decision.step, flushed=seen, dtype="float16"
+            )
             self._conclude(ranks.gather(mine))
 
     def _look_for_lost_activations(self, step: int) -> None:
@@ -240,13 +263,13 @@ class Decisions:
         self._lost += suspect
         if suspect and is_power_of_two(self._lost):
             seen = vanished(self.engine, self._recorder)
-            mine = RankReport(rank=ranks.rank(), world=ranks.world(), step=step, vanished=seen, dtype="float16")
+            mine = RankReport(rank=ranks.this_rank(), world=ranks.world(), step=step, vanished=seen, dtype="float16")
             self._conclude(ranks.gather(mine))
 
     def _look_at_updates(self) -> None:
         """After a step that was looked at: the same weights again. Two checks, because a learning rate may begin at nothing."""
         updates, self._updates = self._updates, None
-        if updates is None or ranks.rank() != 0:
+        if updates is None or ranks.this_rank() != 0:
             return
         unchanged = updates.unchanged()
         if unchanged and self._was_unchanged:
@@ -266,7 +289,7 @@ class Decisions:
         with_gradient = msgspec.structs.replace(
             rank_report, losses=(), named=(), loss_gradient=float(self._loss_gradient), loss_gradient_due=due
         )
-        if ranks.rank() == 0:
+        if ranks.this_rank() == 0:
             self._conclude_alone(with_gradient)
 
     def _rank_report(self, decision: engine_adapter.Decision) -> RankReport:
@@ -275,9 +298,9 @@ class Decisions:
             return self._whole_report(decision)
         except Exception:
             self._announcer.say(
-                f"rank {ranks.rank()} could not report what it saw. Please report this: {traceback.format_exc()}"
+                f"rank {ranks.this_rank()} could not report what it saw. Please report this: {traceback.format_exc()}"
             )
-            return RankReport(rank=ranks.rank(), world=ranks.world(), step=decision.step, batch=self._first_batch)
+            return RankReport(rank=ranks.this_rank(), world=ranks.world(), step=decision.step, batch=self._first_batch)
 
     def _whole_report(self, decision: engine_adapter.Decision) -> RankReport:
         losses = tuple(float(loss) for loss in self.losses.known() if loss.numel() == 1)
@@ -297,7 +320,7 @@ class Decisions:
             batch=self._first_batch,
             micro=bad[0] if bad else 0,
             accumulation=engine_facts.gradient_accumulation(self.engine),
-            engine=engines.told(self.engine),
+            engine=told(self.engine),
             skipped=self._overflows.skipped,
             # a loss that the model gave bad says nothing of the statement that called it
             loss_line="" if bad_output and seen.line.endswith(RUNS_THE_MODEL) else seen.line,
@@ -364,7 +387,7 @@ class Decisions:
         """All ranks together: judge, announce on one rank, and stop all ranks alike if the user asked for it."""
         findings = judge(rank_reports)
         self.found.add_together(rank_reports[0].step, findings)
-        if ranks.rank() == 0:
+        if ranks.this_rank() == 0:
             self._announcer.announce(findings, rank_reports)
         errors = [finding for finding in findings if finding.severity is Severity.ERROR]
         if errors and self.options.on_overflow == "raise":

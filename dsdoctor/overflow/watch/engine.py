@@ -16,18 +16,18 @@ from torch import nn
 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding
-from dsdoctor.overflow.hooks import engine_adapter, engine_facts, ranks
-from dsdoctor.overflow.hooks.batch_record import Position
-from dsdoctor.overflow.hooks.module_hooks import Hook, Hooks
+from dsdoctor.overflow.hooks import engine as engine_adapter
+from dsdoctor.overflow.hooks import engine as engine_facts
+from dsdoctor.overflow.hooks import ranks
+from dsdoctor.overflow.hooks.module_hooks import Hook, Hooks, Position
 from dsdoctor.overflow.hooks.options import Options
 from dsdoctor.overflow.measure.measure import backend_of, why_no_kernel
-from dsdoctor.overflow.replay.recorder import BatchRecorder
-from dsdoctor.overflow.watch import engines
-from dsdoctor.overflow.watch.announce import Announcer
+from dsdoctor.overflow.replay.replay import BatchRecorder
+from dsdoctor.overflow.watch import decisions
+from dsdoctor.overflow.watch.announce import Announcer, Tracer
 from dsdoctor.overflow.watch.debug import refuse_twice
 from dsdoctor.overflow.watch.decisions import Decisions
-from dsdoctor.overflow.watch.loss_lines import LossLines
-from dsdoctor.overflow.watch.trace_writer import Tracer
+from dsdoctor.overflow.watch.loss_line import LossLines
 
 NOTHING_TRACED = (
     "the engine is compiled, and level trace sees nothing inside its graphs: trace a run without engine.compile(), or take "
@@ -99,7 +99,7 @@ class Watch:
             self.detach()
             raise
         vars(engine)["dsdoctor"] = self
-        engines.note(engine)
+        decisions.note(engine)
 
     # -- what the user holds
 
@@ -147,7 +147,7 @@ class Watch:
             include=self.options.include,
             exclude=self.options.exclude,
             gradients=self.options.level == "trace",
-            rank=ranks.rank(),
+            rank=ranks.this_rank(),
             compiled_on=self.engine.device if self.options.level == "frames" else None,
         )
         if hooks.nothing:
@@ -184,7 +184,7 @@ class Watch:
             self._decisions.on_decision(decision)
 
     def _on_load(self, folder: str) -> None:
-        if ranks.rank() == 0:
+        if ranks.this_rank() == 0:
             self._decisions.not_loaded(folder)
 
     def _on_step(self) -> None:
@@ -235,7 +235,7 @@ class Watch:
     def _warn_without_kernel(self) -> None:
         """Here the kernel is tried, once in a process: before the training, where a second of compiling does not matter."""
         device = torch.device(self.engine.device)
-        if device.type == "cuda" and backend_of(device) == "torch" and ranks.rank() == 0:
+        if device.type == "cuda" and backend_of(device) == "torch" and ranks.this_rank() == 0:
             self._announcer.say(
                 f"the measuring kernel does not run here, and torch's operations measure in its place, only slower "
                 f"({why_no_kernel(device)})"

@@ -15,21 +15,25 @@ from torch import Tensor
 from dsdoctor.overflow.frames.first_bad import Origin
 from dsdoctor.overflow.frames.frame import TensorStats
 from dsdoctor.overflow.measure.readings import Meters, Readings
-from dsdoctor.overflow.replay.arithmetic import Why, why
-from dsdoctor.overflow.replay.lines import made_at
+from dsdoctor.overflow.replay.operations import made_at
+from dsdoctor.overflow.replay.provenance import Why, why
 from dsdoctor.overflow.verdict.evidence import amount
 from dsdoctor.overflow.watch.graph_nodes import (
     AGAIN,
+    CHOOSES,
     LARGEST,
+    SELECTS,
+    adds_nothing,
     bytes_again,
     kind_of,
+    passes_all,
     readable,
     saved,
     second_operand,
     snake,
+    taken_of,
     words,
 )
-from dsdoctor.overflow.watch.graph_parts import CHOOSES, SELECTS, adds_nothing, passes_all, taken_of
 
 DEEPEST = 12
 """Operations that are computed again, one out of the other."""

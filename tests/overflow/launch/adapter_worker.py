@@ -7,9 +7,7 @@ import torch
 from adapter_cases import PLANTED
 from torch import Tensor
 
-from dsdoctor.overflow.hooks.engine_adapter import Decision, EngineAdapter
-from dsdoctor.overflow.hooks.engine_facts import dtype, zero_stage
-from dsdoctor.overflow.hooks.engine_gradients import gradients
+from dsdoctor.overflow.hooks.engine import Decision, EngineAdapter, dtype, gradients, zero_stage
 
 STEPS = 3
 

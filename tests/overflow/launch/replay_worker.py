@@ -10,9 +10,8 @@ import torch
 from adapter_cases import PLANTED
 from torch import Tensor
 
-from dsdoctor.overflow.hooks.engine_adapter import EngineAdapter
-from dsdoctor.overflow.replay.recorder import BatchRecorder
-from dsdoctor.overflow.replay.replay import Replayed, replay
+from dsdoctor.overflow.hooks.engine import EngineAdapter
+from dsdoctor.overflow.replay.replay import BatchRecorder, Replayed, replay
 
 STEPS, BAD_STEP = 10, 4
 

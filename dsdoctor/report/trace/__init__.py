@@ -1,1 +1,0 @@
-"""What the trace commands found -> terminal lines, documents and plots."""
