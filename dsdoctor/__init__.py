@@ -10,9 +10,7 @@ if TYPE_CHECKING:
     from dsdoctor.overflow.replay.remedy import fp32_forward, keep_in_fp32
     from dsdoctor.overflow.watch.debug import DebugUnderflowOverflow, detect_overflow
     from dsdoctor.overflow.watch.engine import initialize
-    from dsdoctor.run.hang_in_code import watch_hangs
-    from dsdoctor.run.trainer_callback import HangCallback
-    from dsdoctor.run.watch_in_code import watch
+    from dsdoctor.run.in_code import HangCallback, watch, watch_hangs
 
 __all__ = [
     "DebugUnderflowOverflow",
@@ -28,14 +26,14 @@ __all__ = [
 
 _PLACES = {
     "DebugUnderflowOverflow": "overflow.watch.debug",
-    "HangCallback": "run.trainer_callback",
+    "HangCallback": "run.in_code",
     "OverflowDetected": "overflow.hooks.ranks",
     "detect_overflow": "overflow.watch.debug",
     "fp32_forward": "overflow.replay.remedy",
     "initialize": "overflow.watch.engine",
     "keep_in_fp32": "overflow.replay.remedy",
-    "watch": "run.watch_in_code",
-    "watch_hangs": "run.hang_in_code",
+    "watch": "run.in_code",
+    "watch_hangs": "run.in_code",
 }
 """Where each name of ``__all__`` is: looked up when it is asked for, because torch is there."""
 

@@ -17,10 +17,9 @@ from typing import Any, NoReturn
 from dsdoctor.core.errors import UsageError
 from dsdoctor.overflow.hooks.options import ANSWERS, LEVELS, Options
 from dsdoctor.ranks import flight_recorder
-from dsdoctor.run import checkpoint, export, hang, memory
-from dsdoctor.run.config_option import add_option, mode_of
+from dsdoctor.run import before, checkpoint, hang, memory
+from dsdoctor.run.before import add_config_option, mode_of, stale_locks
 from dsdoctor.run.script import VARIABLE, RunOrder, rank, say
-from dsdoctor.run.stale_locks import stale_locks
 
 WATCH = "dsdoctor.overflow.watch.engine:watch"
 STARTUP = Path(__file__).absolute().parent / "startup"
@@ -113,11 +112,11 @@ def make_parser(environment: Mapping[str, str]) -> Parser:
         help="report (default) and train on, or raise on all ranks",
     )
     add("--report", metavar="FILE", help="append the findings there, as JSON lines")
-    add_option(parser)
+    add_config_option(parser)
     memory.add_option(parser)
     checkpoint.add_option(parser)
     hang.add_options(parser, environment)
-    export.add_option(parser)
+    before.add_export_option(parser)
     return parser
 
 
@@ -131,7 +130,7 @@ def parse_command_line(argv: Sequence[str], environment: Mapping[str, str]) -> C
     ours, words = split_script(rest)
     given = make_parser(environment).parse_args(ours)
     options = options_of(given)
-    exports = export.is_wanted(given, words)
+    exports = before.is_wanted(given, words)
     script = () if exports else script_of(words, launchers)
     return CommandLine(
         options=options,
@@ -255,7 +254,7 @@ def environment_for(call: CommandLine, environment: Mapping[str, str], watch: st
     python = f"{sys.prefix} {sys.hexversion}"
     order = RunOrder(
         python=python,
-        main=export.NO_MAIN if call.exports else os.getpid(),
+        main=before.NO_MAIN if call.exports else os.getpid(),
         watch=watch,
         options=options,
         config_check=call.config_check,
@@ -281,7 +280,7 @@ def run(argv: Sequence[str], *, python: Sequence[str], watch: str = WATCH) -> No
             for name in (VARIABLE, "PYTHONPATH", *flight_recorder.RECORDERS)
             if environment.get(name) != os.environ.get(name)
         ]
-        print(*export.shell_lines(environment, ours), sep="\n")
+        print(*before.shell_lines(environment, ours), sep="\n")
         raise SystemExit(0)
     # one a node: the folder may be each machine's own
     if os.environ.get("LOCAL_RANK", rank() or "0") == "0":

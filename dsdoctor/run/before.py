@@ -1,13 +1,82 @@
-"""Before a script starts: locks of torch's extensions that no process holds, which the script would wait for without a word."""
+"""Before a script starts: options, the environment, and locks that nobody holds."""
 
+import argparse
 import importlib.metadata
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from dsdoctor.core.errors import UsageError
 from dsdoctor.core.processes import FileHolder, holder_of
+
+# ``--config-check`` of `python -m dsdoctor.run`. Light: it is imported before the script starts.
+
+
+MODES = ("warn", "strict", "off")
+
+
+def add_config_option(parser: argparse.ArgumentParser) -> None:
+    """``--config-check``."""
+    parser.add_argument(
+        "--config-check",
+        metavar="MODE",
+        default=MODES[0],
+        help="judge each engine's DeepSpeed configuration before initialize: warn (default), strict refuses to start with "
+        "one that has an error, off",
+    )
+
+
+def mode_of(given: argparse.Namespace) -> str:
+    """What ``--config-check`` says. Raises UsageError for what it does not know."""
+    mode = str(given.config_check)
+    if mode not in MODES:
+        raise UsageError(f"--config-check knows no {mode!r}", hint=f"one of {', '.join(MODES)}")
+    return mode
+
+
+# For who cannot change the line that launches: what `dsdoctor.run` would set in the environment, as lines of a shell.
+#
+# With them every Python of this environment that makes a process group of torch, or imports DeepSpeed, is watched.
+
+
+SHELL = "sh"
+NO_MAIN = 0
+"""In place of the script's pid: no process is the one that was called."""
+
+
+def add_export_option(parser: argparse.ArgumentParser) -> None:
+    """Our option, for the parser of ``dsdoctor.run``."""
+    parser.add_argument(
+        "--export",
+        metavar=SHELL,
+        help="run nothing: print the lines of a shell that switch all this on for the commands after them",
+    )
+
+
+def is_wanted(given: argparse.Namespace, words: Sequence[str]) -> bool:
+    """Whether lines are to be printed, and no script is run. Raises UsageError for what makes no sense."""
+    if given.export is None:
+        return False
+    if given.export != SHELL:
+        raise UsageError(f"--export is {given.export!r}", hint=f"{SHELL} is the only one")
+    if words:
+        raise UsageError(f"--export runs nothing, and {words[0]} was given", hint="leave one of them out")
+    return True
+
+
+def shell_lines(environment: Mapping[str, str], names: Sequence[str]) -> list[str]:
+    """The lines that set some variables.
+
+    >>> shell_lines({"A": "one two"}, ["A"])
+    ["export A='one two'"]
+    """
+    return [f"export {name}={shlex.quote(environment[name])}" for name in names]
+
+
+# Before a script starts: locks of torch's extensions that no process holds, which the script would wait for without a word.
+
 
 SURELY_NOBODY = FileHolder(pid=None, doubt="")
 RELEASED_SINCE = (2, 14)

@@ -9,17 +9,224 @@ import functools
 import importlib
 import json
 import os
+import site
 import sys
+import sysconfig
+import threading
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Follows, Step
 from dsdoctor.ranks.launchers import RANKS
-from dsdoctor.run import checkpoint, guide_class, hang, memory, other_ranks
+from dsdoctor.run import checkpoint, hang, memory
+
+# Under dsdoctor.run transformers' DebugUnderflowOverflow, which ``TrainingArguments(debug="underflow_overflow")`` makes, is ours.
+#
+# If an engine is made of the same model later, its watch takes over: every module, every batch, and the training ends at the first
+# nan or inf that is no matter of the loss scale.
+
+
+MODULE = "transformers.debug_utils"
+NAME = "DebugUnderflowOverflow"
+OURS = "dsdoctor.overflow.watch.debug"
+
+
+class GuideClass:
+    """What was made in the place of transformers' class in this process."""
+
+    def __init__(self, say: Callable[..., None]) -> None:
+        self._say = say
+        self._made: list[Any] = []
+        self._is_said = False
+
+    def replace(self, module: ModuleType) -> None:
+        """Put ours in the place of transformers' class, before other modules take it from there."""
+        if not hasattr(module, NAME):
+            return
+        try:
+            ours = getattr(importlib.import_module(OURS), NAME)
+        except ImportError as error:  # transformers without torch
+            self._say(f"! transformers' {NAME} stays: {error}")
+            return
+        setattr(module, NAME, self._announced(ours))
+
+    def _announced(self, ours: Any) -> Any:
+        """A class that says what it is, and of which there is one for each model: a Trainer makes a new one in each ``train``."""
+        mine = self
+
+        class DebugUnderflowOverflow(ours):  # type: ignore[misc]
+            __doc__ = ours.__doc__
+
+            def __init__(self, model: Any, *args: Any, **kwargs: Any) -> None:
+                mine.end(lambda known: known is model)
+                super().__init__(model, *args, **kwargs)
+                if not mine._is_said:
+                    mine._is_said = True
+                    mine._say(f"dsdoctor's {NAME} watches in the place of transformers'")
+                mine._made.append(self)
+
+        DebugUnderflowOverflow.__qualname__ = NAME
+        return DebugUnderflowOverflow
+
+    def end(self, of: Callable[[Any], bool]) -> bool:
+        """Detach those whose model is asked for. Returns whether there was one."""
+        found = [each for each in self._made if of(each.model)]
+        for each in found:
+            each.detach()
+            self._made.remove(each)
+        return bool(found)
+
+    def options_for(self, engine: Any, options: dict[str, Any]) -> dict[str, Any]:
+        """The options of the engine's watch: closer where the class watched one of its modules until now."""
+        modules = set(engine.module.modules()) if self._made else set()
+        if not self.end(lambda known: known in modules):
+            return options
+        level = "frames" if options.get("level", "guard") == "guard" else options["level"]
+        self._say(
+            f'! debug="underflow_overflow": the engine\'s watch takes over at level {level}, and ends the training at the first '
+            "overflow that is no matter of the loss scale"
+        )
+        return {**options, "level": level, "on_overflow": "raise"}
+
+
+# A rank that ends by an exception leaves a line of it where the ranks found each other; one that fails and finds it says it.
+#
+# What the others raise ("Connection closed by peer") tells nothing but that one has ended. Who raised first is not known: an
+# exception has no time, and what stands in ``finally`` may take minutes. No collective.
+
+
+COUNT = "dsdoctor/raised"
+PATIENCE = 3.0
+"""Seconds that an answer may take at the end of a process, whatever its store, the store's host and other threads do."""
+MOST = 400
+"""Characters of a message."""
+
+
+def before_the_end(function: Callable[[], None]) -> None:
+    """Call a function when the script has ended, while threads can be started: Python 3.12 forbids that from ``atexit`` on."""
+    register = getattr(threading, "_register_atexit", None)
+    if register is not None:
+        register(function)
+
+
+def other_failure(failure: BaseException) -> str:
+    """Leave a line about this rank's failure. Returns the line of another rank; empty: there is none, or nobody can be asked."""
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    said: list[str] = []
+    try:
+        if c10d is None or not c10d.is_initialized() or c10d.get_world_size() < 2:
+            return ""
+        asked = _Asked(c10d._get_default_store(), c10d.get_rank(), line_of(failure), follows(failure), said)
+        # whoever holds the lock of this process's client keeps a thread waiting, and not the process
+        thread = threading.Thread(target=asked.ask, name="dsdoctor's question", daemon=True)
+        thread.start()
+        thread.join(PATIENCE)
+    except Exception:  # the groups are gone, or no thread can be started
+        return ""
+    return said[0] if said else ""
+
+
+class _Asked:
+    """What one rank asks of the store: in a thread of its own, which may never end."""
+
+    def __init__(self, store: Any, rank: int, mine: str, is_consequence: bool, said: list[str]) -> None:
+        self.store, self.rank, self.mine, self.is_consequence, self.said = store, rank, mine, is_consequence, said
+
+    def ask(self) -> None:
+        try:
+            _reach(self.store)
+            # a connection of our own: that of the process may be in use, by a wait of half an hour
+            store = self.store.clone() if hasattr(self.store, "clone") else self.store
+            number = 0
+            if not self.is_consequence:
+                number = store.add(COUNT, 1)
+                store.set(f"{COUNT}/{number}", f"rank {self.rank} raised {self.mine}")
+            if number != 1 and store.check([f"{COUNT}/1"]):
+                said: str = store.get(f"{COUNT}/1").decode(errors="replace")
+                self.said += [] if said.endswith(f" raised {self.mine}") else [said]
+        except Exception:  # the store's host is gone
+            return
+
+
+def _reach(store: Any) -> None:
+    """Raise OSError where the store has ended with its host: torch prints a page about that, and this does not."""
+    import socket
+
+    while (inner := getattr(store, "underlying_store", None)) is not None:
+        store = inner
+    host, port = getattr(store, "host", None), getattr(store, "port", None)
+    if host is not None and port is not None:
+        socket.create_connection((host, port), timeout=PATIENCE).close()
+
+
+def follows(failure: BaseException) -> bool:
+    """Whether an exception, or one that it was raised from or while treating, only says that another rank is gone or does not
+    come.
+
+    >>> follows(RuntimeError("wait timeout after 2000ms, keys: /default_pg/0//ready"))
+    True
+    >>> follows(KeyError("label"))
+    False
+    """
+    from dsdoctor.diagnosis.consequences import SAYS_ANOTHER_IS_GONE
+
+    dist = sys.modules.get("torch.distributed")
+    of_torch = getattr(dist, "DistError", ())
+    for each in _with_its_causes(failure):
+        said = _said(each)
+        if isinstance(each, of_torch) or "NCCL " in said or SAYS_ANOTHER_IS_GONE.search(said):
+            return True
+    return False
+
+
+def _with_its_causes(failure: BaseException) -> Iterator[BaseException]:
+    waiting: list[BaseException | None] = [failure]
+    seen: set[int] = set()
+    while waiting:
+        each = waiting.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            yield each
+            waiting += [each.__cause__, each.__context__, *getattr(each, "exceptions", ())]
+
+
+def _said(failure: BaseException) -> str:
+    """An exception's class and message, as Python prints them; of code that Python could not read the place too."""
+    if isinstance(failure, SyntaxError):
+        return f"{type(failure).__name__}: {failure}"
+    return "".join(traceback.format_exception_only(type(failure), failure)).strip()
+
+
+def line_of(failure: BaseException) -> str:
+    """An exception in a line, with the innermost place in the user's own code.
+
+    >>> line_of(ValueError("no such\\nlabel"))
+    'ValueError: no such'
+    >>> line_of(SyntaxError("invalid syntax", ("/work/model.py", 3, 1, "x = = 1")))
+    'SyntaxError: invalid syntax (model.py, line 3)'
+    """
+    from dsdoctor.core.redaction import Hidden
+    from dsdoctor.ui.terminal import printable
+
+    said = _said(failure).partition("\n")[0]
+    frames = traceback.extract_tb(failure.__traceback__)
+    own = [frame for frame in frames if _is_own(frame.filename)] or frames
+    place = f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
+    return printable(Hidden(dict(os.environ)).out_of(f"{said[:MOST]}{place}"))
+
+
+def _is_own(file: str) -> bool:
+    """Whether code is the script's, and not a library's."""
+    libraries = {sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    libraries |= {*site.getsitepackages(), site.getusersitepackages()}
+    return not file.startswith("<") and not any(file.startswith(f"{folder}{os.sep}") for folder in libraries)
+
 
 VARIABLE = "DSDOCTOR_RUN"
 
@@ -53,12 +260,12 @@ def ready(fields: dict[str, Any]) -> None:
     order = RunOrder(**fields)
     process = WatchedProcess(order)
     atexit.register(process.end)
-    other_ranks.before_the_end(process.ask_the_others)
+    before_the_end(process.ask_the_others)
     if process.hang is not None:
         after_import(hang.MODULE, process.hang.wrap)
     wanted = (order.options, process.hang)
     if order.options is not None:
-        after_import(guide_class.MODULE, process.guide_class.replace)
+        after_import(MODULE, process.guide_class.replace)
     if (
         any(part is not None for part in wanted)
         or order.config_check != "off"
@@ -84,7 +291,7 @@ class WatchedProcess:
         self.imported = False
         self.engines = 0
         self.config_check: Any = None
-        self.guide_class = guide_class.GuideClass(say)
+        self.guide_class = GuideClass(say)
         self.memory = memory.MemoryWatch(order.memory, say)
         self.checkpoint = checkpoint.CheckpointWatch(order.checkpoint_check, speaks=rank() in {None, "0"}, say=say)
         self.hang = None if order.hang is None else hang.HangWatch(order.hang, main=order.main, at_exit=at_exit)
@@ -141,7 +348,7 @@ class WatchedProcess:
         failure = self.failure()
         if not isinstance(failure, (Exception, KeyboardInterrupt)):
             return
-        said = other_ranks.other_failure(failure)
+        said = other_failure(failure)
         # whoever interrupts a run interrupts all ranks, and knows it
         if said and isinstance(failure, Exception):
             # at once: a launcher may end this process in a moment

@@ -5,7 +5,7 @@ from types import ModuleType, SimpleNamespace
 from torch import nn
 
 from dsdoctor.overflow.watch.debug import DebugUnderflowOverflow
-from dsdoctor.run.guide_class import GuideClass
+from dsdoctor.run.script import GuideClass
 
 
 def replaced() -> tuple[GuideClass, type[DebugUnderflowOverflow], list[str]]:

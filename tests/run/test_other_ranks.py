@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.run.other_ranks import follows, line_of
+from dsdoctor.run.script import follows, line_of
 
 SCRIPT = """
 import os, socket, sys, time
@@ -37,7 +37,7 @@ WORKER = """
 import json, os, signal, sys, threading
 from datetime import timedelta
 import torch.distributed as dist
-from dsdoctor.run.other_ranks import other_failure
+from dsdoctor.run.script import other_failure
 rank = int(os.environ["RANK"])
 host = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), 2, rank == 0)
 def caught(act):

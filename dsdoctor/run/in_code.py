@@ -1,17 +1,24 @@
-"""The hang watch from within a script, for who can change that and not the line that launches it.
-
-Under `dsdoctor.run` it is on already, and nothing is begun twice.
-"""
+"""The watches from within a script."""
 
 import json
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+import transformers
+
+from dsdoctor.core.errors import UsageError
 from dsdoctor.hang.models import HangOptions
+from dsdoctor.overflow.watch import engine as overflow
 from dsdoctor.run.hang import HangWatch, checked
 from dsdoctor.run.script import VARIABLE, at_exit
+
+# The hang watch from within a script, for who can change that and not the line that launches it.
+#
+# Under `dsdoctor.run` it is on already, and nothing is begun twice.
+
 
 _BEGUN: list[tuple[HangOptions, HangWatch]] = []
 """The watch of this process: one serves all parts of a script that ask for it."""
@@ -82,3 +89,55 @@ def _rank_and_world() -> tuple[int | None, int | None]:
         return distributed.get_rank(), distributed.get_world_size()
     told = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
     return (int(told[0]), int(told[1])) if all(map(str.isdigit, told)) else (None, None)
+
+
+# The hang watch as a callback of Hugging Face's Trainer: ``Trainer(..., callbacks=[dsdoctor.HangCallback()])``.
+
+
+TrainerCallback: Any = transformers.TrainerCallback
+
+
+class Steps:
+    """Trainer's count of steps, as DeepSpeed's engines call it."""
+
+    def __init__(self, state: Any) -> None:
+        self._state = state
+
+    @property
+    def global_steps(self) -> int:
+        """Optimizer steps so far."""
+        return int(self._state.global_step)
+
+
+class HangCallback(TrainerCallback):  # type: ignore[misc]
+    """Watches every rank of a Trainer from the begin of its training on. The options are those of ``dsdoctor.watch_hangs``."""
+
+    def __init__(self, **options: Any) -> None:
+        self._options: dict[str, Any] | None = options
+
+    def on_train_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        """Begin, once."""
+        if self._options is not None:
+            watch_hangs(Steps(state), **self._options)
+            self._options = None
+
+
+# ``dsdoctor.watch(engine, hang=...)``: both watches of one engine from within a script.
+
+
+OPTIONS = ("after", "on_hang", "folder")
+
+
+def watch(engine: Any, *, hang: Mapping[str, Any] | bool = False, **options: Any) -> overflow.Watch:
+    """Watch a DeepSpeed engine; the options are those of ``Options``. Raises UsageError for what makes no sense.
+
+    ``hang``: also say which rank does not come when nothing moves; True, or the options of ``watch_hangs``. Every rank must
+    call it. Both end together.
+    """
+    wanted = dict(hang) if isinstance(hang, Mapping) else {}
+    if wrong := [name for name in wanted if name not in OPTIONS]:
+        raise UsageError(f"hang has no option {wrong[0]!r}", hint=f"one of {', '.join(OPTIONS)}")
+    made = overflow.watch(engine, **options)
+    if hang is not False:
+        made.at_end(watch_hangs(engine, **wanted).close)
+    return made
