@@ -6,7 +6,7 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
-from dsdoctor.commands.explain import every_rule, pages
+from dsdoctor.cli.explain import every_rule, pages
 from dsdoctor.core.pages import ADDRESS
 from dsdoctor.core.text import ManualPage
 from dsdoctor.diagnosis.catalogue.rules import RULES

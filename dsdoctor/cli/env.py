@@ -1,16 +1,69 @@
-"""The command whose lines a shell evaluates: env."""
+"""An order -> the settings that select toolkit and compiler for other tools. Prints nothing."""
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
-from dsdoctor.builder.plan.environment import lines_for
+from dsdoctor.builder.plan.choices import working_torch
+from dsdoctor.builder.plan.environment import ShellSettings, lines_for
+from dsdoctor.builder.plan.plan import plan_toolkit
+from dsdoctor.builder.plan.processor import choose_compiler
+from dsdoctor.builder.toolkit.choose import offers_for
 from dsdoctor.cli.ending import IMPOSSIBLE, OK, print_result
 from dsdoctor.cli.options import Json
-from dsdoctor.commands.env import select
-from dsdoctor.core.finding import has_error
+from dsdoctor.core.build_models import ToolkitPlan
+from dsdoctor.core.errors import ImpossiblePlan
+from dsdoctor.core.finding import Finding, has_error
+from dsdoctor.core.host import LocalHost
+from dsdoctor.core.machine import Compiler
 from dsdoctor.core.options import option
 from dsdoctor.core.requests import Arch, BuildOrder, BuildRequest, MachineFile, PythonPath, ToolkitChoice
+from dsdoctor.probe.observe import Observation, observing_for
 from dsdoctor.ui.terminal import Stream, finding_lines, show
+
+
+def select(order: BuildOrder) -> tuple[ShellSettings, tuple[Finding, ...]]:
+    """The settings that select toolkit and compiler for other tools. Raises ImpossiblePlan where they name nothing real."""
+    with observing_for(order) as observing:
+        observation = observing.final()
+    machine = observation.machine
+    torch = working_torch(machine)
+    if torch.cuda is None:
+        compiler, _, findings = choose_compiler(machine, None, device_code=False)
+        return _settings(observation, None, compiler, ()), findings
+    advice = plan_toolkit(machine, order.request, observation.cache, offers_for(observation, order.request))
+    if advice.toolkit is not None and advice.toolkit.assemble and not has_error(advice.findings):
+        raise ImpossiblePlan(
+            f"no whole CUDA toolkit of torch's release {torch.cuda} is here; it can be assembled in {advice.toolkit.root}",
+            hint="python -m dsdoctor toolkit",
+        )
+    return _settings(observation, advice.toolkit, advice.compiler, advice.architectures), advice.findings
+
+
+def _settings(
+    observation: Observation, toolkit: ToolkitPlan | None, compiler: Compiler | None, architectures: tuple[str, ...]
+) -> ShellSettings:
+    values: dict[str, str] = {}
+    prepend: dict[str, tuple[str, ...]] = {}
+    if compiler is not None and compiler.c_path is not None:
+        values |= {"CC": compiler.c_path, "CXX": compiler.path}
+    if toolkit is not None:
+        values |= {"CUDA_HOME": toolkit.root, "TORCH_CUDA_ARCH_LIST": ";".join(architectures)}
+        values |= {"CUDA_PATH": toolkit.root} if observation.machine.variables.get("CUDA_PATH") else {}
+        known = next((known for known in observation.machine.toolkits if known.root == toolkit.root), None)
+        libraries = [folder for folder in (known.library_dirs if known else ()) if not folder.endswith("/stubs")]
+        prepend = {"PATH": (f"{toolkit.root}/bin",), "LD_LIBRARY_PATH": tuple(libraries[:1])}
+    named = [*(values[name] for name in ("CUDA_HOME", "CC", "CXX") if name in values), *sum(prepend.values(), ())]
+    gone = [path for path in named if observation.is_here and not Path(path).exists()]
+    if gone:
+        raise ImpossiblePlan(f"{gone[0]} was found, and is not there", hint="run it again")
+    host = LocalHost()
+    before = {name: value for name in prepend if (value := host.variable(name))}
+    return ShellSettings(values=values, prepend={n: f for n, f in prepend.items() if f}, before=before)
+
+
+# The command whose lines a shell evaluates: env.
+
 
 Shell = Annotated[
     str, option(metavar="bash|zsh|fish|csh|tcsh", help="The shell that is to take the lines. Default: bash.")

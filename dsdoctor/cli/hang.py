@@ -1,18 +1,39 @@
 """The command that says why a training hangs: from the files of a watched run, torch's flight recorder, or running processes."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 from dsdoctor.cli.ending import FOUND, OK, print_result
 from dsdoctor.cli.options import Json
-from dsdoctor.commands.hang import judge_folder, judge_processes
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import has_error
-from dsdoctor.core.host import LocalHost
+from dsdoctor.core.host import Host, LocalHost
 from dsdoctor.core.options import OUTPUT, argument, option, options
+from dsdoctor.hang.incidents import APART, dumps_in, look_at, read_dumps, read_ranks
+from dsdoctor.hang.models import Incident, Verdict
 from dsdoctor.hang.page import check_page, write_page
-from dsdoctor.hang.verdict import hang_lines
+from dsdoctor.hang.processes import rank_processes
+from dsdoctor.hang.verdict import hang_lines, judge
 from dsdoctor.ui.screen import first_step, next_line
+
+# hang: a folder of a hanging run, or processes that run now -> what was seen of its ranks, and the verdict. Prints nothing.
+
+
+def judge_folder(folder: Path) -> tuple[Incident, Verdict]:
+    """Judge what a folder holds. Raises UsageError for one that holds nothing of a hang."""
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}", hint="name the one that dsdoctor.run named: dsdoctor hang DIR")
+    dumps = dumps_in(folder)
+    incident = read_dumps(dumps) if dumps and not any(folder.glob("rank-*.json")) else read_ranks(folder)
+    return incident, judge(incident)
+
+
+def judge_processes(pids: Iterable[int], host: Host, *, apart: float = APART) -> tuple[Incident, Verdict]:
+    """Judge the ranks among some processes and below them. Raises UsageError for processes that are not there."""
+    incident = look_at(rank_processes(pids), host, apart=apart)
+    return incident, judge(incident)
+
 
 DEFAULT = Path("dsdoctor-hang")
 Folder = Annotated[

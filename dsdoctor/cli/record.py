@@ -1,15 +1,45 @@
-"""The command that writes a machine down: record."""
+"""record: this machine, and the ops of the DeepSpeed at hand -> a snapshot in a file."""
 
 import sys
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
+
+from dsdoctor.builder.source.ops import source_at_hand
 from dsdoctor.cli.ending import print_result
 from dsdoctor.cli.options import Json
-from dsdoctor.commands.record import write_down
+from dsdoctor.core.errors import DoctorError
+from dsdoctor.core.files import check_target
+from dsdoctor.core.host import LocalHost
+from dsdoctor.core.machine import Machine
 from dsdoctor.core.options import argument
-from dsdoctor.core.requests import Offline, PythonPath
+from dsdoctor.core.requests import BuildRequest, Offline, PythonPath
+from dsdoctor.core.snapshot import Recorder, save
+from dsdoctor.core.workspace import cache_folder
+from dsdoctor.probe import probe
+from dsdoctor.probe.observe import Observation, Say
 from dsdoctor.ui.progress import BuildProgress
+
+
+def write_down(python: str, file: Path, *, offline: bool, say: Say) -> Machine:
+    """Write this machine down into a file, with the ops of the DeepSpeed at hand. Raises UsageError where it cannot be written."""
+    check_target(file)
+    recorder = Recorder(LocalHost())
+    cache = cache_folder(recorder)
+    machine = probe(recorder, python=python, cache=str(cache), whole=True)
+    snapshot = recorder.snapshot
+    snapshot.python, snapshot.cache = python, str(cache)
+    try:
+        observation = Observation(machine=machine, cache=str(cache))
+        snapshot.source = msgspec.to_builtins(source_at_hand(observation, None, BuildRequest(offline=offline), say=say))
+    except DoctorError as error:
+        say(f"without the ops of a DeepSpeed: {error.message}")
+    save(snapshot, file, home=str(Path.home()))
+    return machine
+
+
+# The command that writes a machine down: record.
 
 
 def record_command(

@@ -17,7 +17,7 @@ import pytest
 import dsdoctor
 import dsdoctor.core.version
 from dsdoctor.cli.app import make_app
-from dsdoctor.commands.explain import every_rule, manual
+from dsdoctor.cli.explain import every_rule, manual
 from dsdoctor.core.options import HAS_COMPLETER
 from tests.cli.runner import run
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from dsdoctor.cli.comm import STATUS
+from dsdoctor.cli.explain import manual
 from dsdoctor.comm.command import read_result
 from dsdoctor.comm.results import Report
-from dsdoctor.commands.explain import manual
 from dsdoctor.ui.screen import document
 from tests.cli.runner import run as run_inside
 from tests.comm.left_over import left_over

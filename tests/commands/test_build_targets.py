@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from dsdoctor.builder.build_targets import targets_of
+from dsdoctor.cli.matrix import TargetRow, found_lines, table_lines
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.processes import state_of
-from dsdoctor.report.matrix import TargetRow, found_lines, table_lines
 from tests.cli.runner import run
 
 HERE = Path(__file__).parents[1]

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from dsdoctor.commands.explain import PARTS, Part, every_rule, fix_commands, may_have, pages, source_of
+from dsdoctor.cli.explain import PARTS, Part, every_rule, fix_commands, may_have, pages, source_of
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.pages import ADDRESS
 from dsdoctor.core.text import decode, encode

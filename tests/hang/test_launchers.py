@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.commands.hang import judge_processes
+from dsdoctor.cli.hang import judge_processes
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import LocalHost
 from dsdoctor.hang.models import Incident

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.commands.hang import judge_folder
+from dsdoctor.cli.hang import judge_folder
 from dsdoctor.hang.channel import Answer, NodeReport, Nodes
 from dsdoctor.hang.models import Incident
 from tests.comm.conftest import need

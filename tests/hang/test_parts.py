@@ -17,7 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dsdoctor.commands.hang import judge_folder
+from dsdoctor.cli.hang import judge_folder
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.text import encode
 from dsdoctor.hang.channel import Answer, Listener, NodeReport, RunIdentity, Sent, identity, node_folder, send_report

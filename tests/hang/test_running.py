@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.commands.hang import judge_processes
+from dsdoctor.cli.hang import judge_processes
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Severity
 from dsdoctor.core.host import LocalHost

@@ -9,7 +9,7 @@ from dsdoctor.builder.build import planned
 from dsdoctor.builder.check import Checked, check
 from dsdoctor.builder.verify import verify
 from dsdoctor.checks.compare import differences
-from dsdoctor.commands.env import select
+from dsdoctor.cli.env import select
 from dsdoctor.core.errors import DoctorError, ImpossiblePlan
 from dsdoctor.core.finding import Severity
 from dsdoctor.core.requests import BuildOrder, CheckRequest

@@ -1,1 +1,0 @@
-"""Data -> terminal text, JSON documents, progress. Shows, never decides."""
