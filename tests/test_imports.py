@@ -52,7 +52,7 @@ def test_nothing_imports_the_face_of_the_package() -> None:
         ("dsdoctor.core.host", "PLACE = 'dsdoctor.cli.check:check_command'"),
         ("dsdoctor.builder.build", "from dsdoctor.cli import main"),
         ("dsdoctor.builder.build", "def late():\n    from dsdoctor.cli import ending"),
-        ("dsdoctor.report", "from ..cli import main"),
+        ("dsdoctor.ui", "from ..cli import main"),
         ("dsdoctor.comm.mesh.mesh", "if True:\n    import dsdoctor.cli as face"),
     ],
 )
@@ -65,9 +65,9 @@ def test_an_import_of_the_command_line_is_seen(module: str, line: str) -> None:
     [
         ("dsdoctor.core.processes", "from dsdoctor.core import host", {"processes", "host"}),
         ("dsdoctor.core.host", "from dsdoctor.probe import probe", {"core", "probe"}),
-        ("dsdoctor.core.host", "def late():\n    import dsdoctor.ui.terminal", {"core", "report"}),
-        ("dsdoctor.builder.wheel.shared_object", "from ..make import prove", {"make", "wheel"}),
-        ("dsdoctor.comm.models", "from dsdoctor.comm.control.agent import lead", {"rank_names", "control"}),
+        ("dsdoctor.core.host", "def late():\n    import dsdoctor.ui.terminal", {"core", "ui"}),
+        ("dsdoctor.builder.wheel.shared_object", "from ..make import manifest", {"make", "wheel"}),
+        ("dsdoctor.comm.models", "from dsdoctor.comm.control.agent import lead", {"models", "control"}),
         ("dsdoctor.overflow.frames.frame", "import dsdoctor.overflow.verdict.verdict as late", {"frames", "verdict"}),
         ("dsdoctor.diagnosis.models", "from . import scan", {"models", "scan"}),
         ("dsdoctor.probe.paths", "from dsdoctor.probe import probe", {"paths", "probe"}),

@@ -47,7 +47,7 @@ def calls() -> tuple[tuple[str, ast.Call], ...]:
     found = []
     for path in sorted(ROOT.rglob("*.py")):
         text = path.read_text()
-        if "core.fix import" not in text:
+        if "core.finding import" not in text:
             continue
         nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom | ast.Call)]
         imported = {
