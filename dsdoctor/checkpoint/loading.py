@@ -89,7 +89,8 @@ def planned(facts: Facts, plan: Plan) -> Run | None:
 
 # A checkpoint's facts and a planned run -> whether load_checkpoint loads it, as real runs of DeepSpeed 0.19.8 did.
 #
-# What was not tried with real ranks is said to be unknown. The table is compared with real ranks in tests/launch/test_checkpoint.py.
+# What was not tried with real ranks is said to be unknown. The table is compared with real ranks in
+# tests/launch/test_checkpoint.py.
 
 
 def outcome(facts: Facts, plan: Plan) -> Outcome:

@@ -376,9 +376,10 @@ def shared_memory_left_over(machine: Machine) -> Iterator[Finding]:
     told = sure or left
     files = [each.path for each in told[:MOST_FILES]]
     many = f"{len(left)} segment{'s' * (len(left) > 1)} of runs that ended"
+    share = f"{taken / MIB_OF_SEGMENTS:.0f} of the {shared.total / MIB_OF_SEGMENTS:.0f} MiB of /dev/shm"
     yield Finding.warning(
         "shared-memory-left-over",
-        f"{many} take {taken / MIB_OF_SEGMENTS:.0f} of the {shared.total / MIB_OF_SEGMENTS:.0f} MiB of /dev/shm, and no process is seen to use them",
+        f"{many} take {share}, and no process is seen to use them",
         evidence=(
             *map(_line, told[:MOST_LINES]),
             *([f"and {len(told) - MOST_LINES} more"] if len(told) > MOST_LINES else []),

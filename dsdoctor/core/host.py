@@ -25,7 +25,8 @@ from dsdoctor.core.trust import distrust
 
 # What a child process prints -> chunks of bytes, until it has ended. Never waits for whoever else holds its pipes.
 #
-# A compiler wrapper may start a server that stays (sccache, an nvcc with a daemon): it inherits the pipes, and their end never comes.
+# A compiler wrapper may start a server that stays (sccache, an nvcc with a daemon): it inherits the pipes, and their end never
+# comes.
 
 
 CHUNK = 1 << 16

@@ -112,8 +112,8 @@ def parse_dump(text: str) -> Iterator[ThreadStack]:
         elif stacks and (found := LINE.fullmatch(line)):
             number = int(found["line"]) if found["line"].isdigit() else 0
             stacks[-1].append(Frame(file=found["file"], line=number, function=found["function"]))
-    for place, (name, frames) in enumerate(zip(names, stacks, strict=True), 1):
-        yield ThreadStack(name=name, frames=tuple(reversed(frames)), main=place == len(stacks))
+    for number, (name, frames) in enumerate(zip(names, stacks, strict=True), 1):
+        yield ThreadStack(name=name, frames=tuple(reversed(frames)), main=number == len(stacks))
 
 
 def asked_for(pid: int, path: Path, *, seconds: float = 1.0) -> tuple[ThreadStack, ...]:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.core.architectures import FEATURES, instructions_of, lacking_instructions, says_nothing
+from tests.builder.test_verify import H100_TORCH_2_14, rules, with_gpu_code
 from tests.builder.test_wheel import contents, wheel
 from tests.cli.runner import run
-from tests.commands.test_verify import H100_TORCH_2_14, rules, with_gpu_code
 
 CORTEX_A72 = "fp asimd evtstrm aes pmull sha1 sha2 crc32 cpuid"
 N1 = f"{CORTEX_A72} atomics fphp asimdhp asimdrdm lrcpc dcpop asimddp ssbs"

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.builder.test_build_targets import Lab
 from tests.comm import services
 from tests.comm.conftest import need
 from tests.comm.rig import Rig
-from tests.commands.test_build_targets import Lab
 
 pytestmark = pytest.mark.launch
 

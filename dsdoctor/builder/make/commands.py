@@ -201,8 +201,8 @@ def below(word: str, tree: Path) -> str:
 
 # The commands that DeepSpeed's builders give -> the commands that are run, and what was changed. Pure.
 #
-# Leaves out debug information (less work), compiles for the processor that the wheel is for, gives nvcc threads, and keeps the folder
-# and the time of the compile out of the object files.
+# Leaves out debug information (less work), compiles for the processor that the wheel is for, gives nvcc threads, and keeps the
+# folder and the time of the compile out of the object files.
 
 
 SIMD = ("-D__AVX512__", "-D__AVX256__", "-D__SVE__", "-D__NEON__", "-D__SCALAR__")

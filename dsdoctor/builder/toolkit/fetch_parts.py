@@ -27,8 +27,8 @@ from dsdoctor.core.workspace import private_folder
 
 # CUDA release + architecture -> the archives that NVIDIA publishes of it. Reads manifests, fetches nothing else.
 #
-# ``redistrib_X.Y.Z.json`` lists every component of a release with its path, sha256 and size. $DSDOCTOR_CUDA_REDIST names a mirror of
-# that folder (https://..., file:///...), or "none".
+# ``redistrib_X.Y.Z.json`` lists every component of a release with its path, sha256 and size. $DSDOCTOR_CUDA_REDIST names a mirror
+# of that folder (https://..., file:///...), or "none".
 
 
 ADDRESS = "https://developer.download.nvidia.com/compute/cuda/redist"

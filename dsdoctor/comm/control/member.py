@@ -125,8 +125,8 @@ def _refused(before: Limits, now: Limits) -> str:
 
 # What a rank that is stuck or died has written (log, stacks, flight recorder) -> rank 0's folder, over the board.
 #
-# A rank puts the ends of its files on the board before it answers; rank 0 takes those of the ranks that matter, as far as their files
-# are not in its own folder anyway.
+# A rank puts the ends of its files on the board before it answers; rank 0 takes those of the ranks that matter, as far as their
+# files are not in its own folder anyway.
 
 
 ALL_RANKS = 1 << 24

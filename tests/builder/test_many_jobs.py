@@ -5,9 +5,9 @@ import shutil
 from pathlib import Path
 
 from dsdoctor.builder.wheel.index import wheels_of
+from tests.builder.test_pick import library  # noqa: F401
 from tests.builder.test_wheel import NAME, contents, wheel
 from tests.cli.runner import run
-from tests.commands.test_pick import library  # noqa: F401
 
 ASKED = (
     "--python",

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from dsdoctor.builder.wheel.index import facts_of_name, list_wheels, publish
+from tests.builder.test_pick import MACHINE, library  # noqa: F401
 from tests.builder.test_wheel import NAME, contents, wheel
 from tests.cli.runner import run
-from tests.commands.test_pick import MACHINE, library  # noqa: F401
 
 TOKEN = "hunter2secret"
 

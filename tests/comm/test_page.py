@@ -11,7 +11,7 @@ from dsdoctor.comm.results import ConnectOutcome
 from dsdoctor.core.errors import UsageError
 from dsdoctor.ui.page import Picture, rendered
 from tests.comm.reports import bad_pair, healthy_2, healthy_4, many, missing_rank, report, slow_node
-from tests.report.test_plot import EVIL, opened
+from tests.overflow.test_plot import EVIL, opened
 
 pytest.importorskip("plotly")
 

@@ -20,10 +20,10 @@ from dsdoctor.overflow.trace.page import page_of as trace_page
 from dsdoctor.ui import page
 from dsdoctor.ui.page import Page, Picture
 from tests.comm.reports import bad_pair, healthy_4, many, missing_rank, slow_node
+from tests.hang.test_page import hanging
 from tests.memory.test_changes import examined, situation
+from tests.overflow.test_plot import drawn
 from tests.overflow.written import frame, tensor
-from tests.report.test_hang_page import hanging
-from tests.report.test_plot import drawn
 
 WIDTHS = (1280, 400)
 META = ("rank 0 of 8, float16, ZeRO-2",)
@@ -78,7 +78,7 @@ PAGES: dict[str, Callable[[], Page]] = {
 @pytest.mark.browser
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_is_drawn_fits_and_has_nothing_over_anything_else(name: str, tmp_path: Path) -> None:
-    from tests.report.browser import View, looked_at
+    from tests.ui.browser import View, looked_at
 
     made, path = PAGES[name](), tmp_path / "page.html"
     page.write_page(made, path)
@@ -101,7 +101,7 @@ def test_a_page_is_drawn_fits_and_has_nothing_over_anything_else(name: str, tmp_
 
 @pytest.mark.browser
 def test_a_page_is_used_with_keys_alone(tmp_path: Path) -> None:
-    from tests.report.browser import View, looked_at
+    from tests.ui.browser import View, looked_at
 
     path = tmp_path / "page.html"
     page.write_page(PAGES["comm-healthy"](), path)
@@ -130,7 +130,7 @@ def span(told: dict[str, Any]) -> float:
 @pytest.mark.browser
 def test_words_over_words_and_beside_the_window_are_found(tmp_path: Path) -> None:
     """That nothing overlaps is only worth what is found where something does."""
-    from tests.report.browser import View, looked_at
+    from tests.ui.browser import View, looked_at
 
     made = PAGES["comm-healthy"]()
     (picture, *rest) = made.parts

@@ -10,9 +10,9 @@ import pytest
 
 from dsdoctor.builder.wheel.index import list_wheels, publish, wheels_of
 from tests.builder.test_attestation import bundle, digest_of, statement
+from tests.builder.test_verify import with_gpu_code
 from tests.builder.test_wheel import INFO, NAME, RECORD, VERSION, contents, wheel
 from tests.cli.runner import run
-from tests.commands.test_verify import with_gpu_code
 from tests.machines.make import HERE
 
 MACHINE = ("--machine", str(HERE / "several-toolkits.json"))

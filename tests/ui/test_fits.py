@@ -33,8 +33,8 @@ from tests.cli.runner import run
 from tests.comm.reports import bad_pair, good_phases, healthy_2, healthy_4, many, missing_rank, report, slow_node, speed
 from tests.config.posted import POSTED
 from tests.config.recorded import question, verdicts
+from tests.hang.test_page import hanging
 from tests.memory.test_changes import situation
-from tests.report.test_hang_page import hanging
 
 HERE = Path(__file__).parents[1]
 PLACES: tuple[Place, ...] = ("device", "host")
