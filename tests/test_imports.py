@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -17,6 +18,11 @@ HEAVY = {"torch", "deepspeed", "op_builder", "triton", "plotly"}
 MAYBE_HEAVY = re.compile(rf"^(import|from)\b.*\b({'|'.join(HEAVY)})\b", re.MULTILINE)
 DOORS = {"dsdoctor.__main__ imports dsdoctor.cli"}
 """``python -m dsdoctor`` is the command line's door."""
+ROOMS = (
+    *("core", "child_scripts", "ranks", "ui", "hosts", "probe", "checks", "diagnosis", "builder", "config", "memory"),
+    *("checkpoint", "comm", "hang", "overflow", "run", "cli"),
+)
+"""The rooms from the ground up: one imports only those before it. CONTRIBUTING.md shows the same list from the top down."""
 
 
 @cache
@@ -34,6 +40,52 @@ def with_sin(module: str, line: str) -> dict[str, frozenset[str]]:
 
 def test_no_imports_go_in_a_circle() -> None:
     assert circles(graph()) == []
+
+
+def room(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+def imports_up(modules: Mapping[str, frozenset[str]]) -> set[tuple[str, str]]:
+    """The imports of a room by a lower one."""
+    height = {name: number for number, name in enumerate(ROOMS)}
+    return {
+        (module, other)
+        for module, others in modules.items()
+        for other in others
+        if room(module) in height and height.get(room(other), 0) > height[room(module)]
+    }
+
+
+def test_every_room_has_its_place_in_the_order() -> None:
+    assert {room(module) for module in graph()} - {"", "__main__"} == set(ROOMS)
+
+
+def test_no_import_goes_up_the_order_of_rooms() -> None:
+    assert imports_up(graph()) == set()
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("dsdoctor.core.host", "from dsdoctor.probe import probe"),
+        ("dsdoctor.ui.table", "def late():\n    from dsdoctor.hosts.hostfile import read_hostfile"),
+        ("dsdoctor.probe.paths", "import dsdoctor.checks.jit"),
+        ("dsdoctor.checks.jit", "from ..builder.plan import plan"),
+        ("dsdoctor.config.judge", "from dsdoctor.memory.predict import predict"),
+        ("dsdoctor.comm.models", "from dsdoctor.hang import verdict"),
+        ("dsdoctor.overflow.frames.frame", "from ...run import script"),
+        ("dsdoctor.run.script", "PLACE = 'dsdoctor.cli.check:check_command'"),
+    ],
+)
+def test_an_import_up_the_order_of_rooms_is_seen(module: str, line: str) -> None:
+    assert {importer for importer, _ in imports_up(with_sin(module, line))} == {module}
+
+
+def test_contributing_shows_the_rooms_in_their_order() -> None:
+    text = (ROOT.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+    assert tuple(re.findall(r"^  (\w+)/ ", text.split("```")[1], re.MULTILINE)) == ROOMS[::-1]
 
 
 def test_nothing_below_imports_the_command_line() -> None:
