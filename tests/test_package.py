@@ -121,7 +121,7 @@ def test_the_wheel_holds_the_rooms_and_nothing_else(built: Path) -> None:
     data = f"dsdoctor-{__version__}.data"
     assert {name.split("/")[0] for name in names} == {"dsdoctor", info, data}
     assert {name.removeprefix(f"{data}/data/share/") for name in names if name.startswith(data)} == COMPLETIONS
-    assert "dsdoctor/report/page.html.jinja" in names
+    assert "dsdoctor/ui/page.html.jinja" in names
     assert {room for room in ROOMS if f"{room}/__init__.py" not in names} == set()
     assert {"dsdoctor/py.typed", "dsdoctor/overflow/measure/scan.c", f"{info}/licenses/LICENSE"} <= set(names)
     assert sum(name.startswith("dsdoctor/diagnosis/catalogue/") for name in names) > 60

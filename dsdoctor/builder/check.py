@@ -1,105 +1,22 @@
-"""A machine's findings, weighed by the ops that they stand in the way of."""
+"""A check: observe the machine, run the checks, judge the ops, weigh the findings by the op table. Shows nothing itself.
+
+What judges is imported while the machine answers: imports take as long as the answers do.
+"""
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from dsdoctor.builder.make.commands import ask_compiler
-from dsdoctor.builder.plan.choices import choose_jobs
-from dsdoctor.builder.plan.op_table import ASKED, BUILDS, CANNOT, INSTALLED, OpVerdict, judge_ops, without_needs
-from dsdoctor.builder.plan.plan import wanted_ops
-from dsdoctor.builder.toolkit.choose import offers_for
-from dsdoctor.checks import Examined
-from dsdoctor.core.build_models import Source
 from dsdoctor.core.errors import DoctorError, UsageError
-from dsdoctor.core.finding import Finding, Severity, Step, for_python, step
-from dsdoctor.core.host import LocalHost
-from dsdoctor.core.machine import Machine
-from dsdoctor.core.redaction import Hidden
-from dsdoctor.core.requests import BuildRequest, CheckRequest
-from dsdoctor.core.text import and_more
-from dsdoctor.core.version import __version__
+from dsdoctor.core.finding import for_python
+from dsdoctor.core.requests import CheckRequest
 from dsdoctor.probe.observe import Observation, Observing, Say
-from dsdoctor.ui.screen import counted, first_step, most_harmful, next_line, screen_lines
-from dsdoctor.ui.table import table
-from dsdoctor.ui.terminal import MARKS, VerdictLine, printable
 
-# What was observed of a machine and found by the checks -> findings weighed by the op table. Asks the compiler for --deep.
-
-
-@dataclass(frozen=True, kw_only=True)
-class Checked:
-    """The outcome: the machine, each topic with its findings, the op table and whose ops they are."""
-
-    machine: Machine
-    topics: tuple[Examined, ...]
-    ops: tuple[OpVerdict, ...]
-    source: Source | None
-
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """All findings, in the order of the topics."""
-        return tuple(finding for topic in self.topics for finding in topic.findings)
-
-
-def weighed(
-    observation: Observation,
-    topics: tuple[Examined, ...],
-    source: Source,
-    request: BuildRequest,
-    compiled: dict[str, str | None],
-) -> Checked:
-    """The topics with their findings weighed by the op table, and the table; ``compiled`` is the compiler's answer for each op."""
-    findings = tuple(finding for topic in topics for finding in topic.findings)
-    machine = observation.machine
-    offers = offers_for(observation, request)
-    table = judge_ops(machine, source, request, findings, cache=observation.cache, compiled=compiled, offers=offers)
-    findings_left = iter(table.findings)
-    topics_weighed = tuple(
-        replace(topic, findings=tuple(next(findings_left) for _ in topic.findings)) for topic in topics
-    )
-    refused = tuple(findings_left)
-    if refused:
-        topics_weighed += (Examined(topic="ops", summary="Ops", findings=refused),)
-    return Checked(machine=machine, topics=topics_weighed, ops=table.ops, source=source)
-
-
-def without_table(machine: Machine, topics: tuple[Examined, ...], error: DoctorError | None) -> Checked:
-    """The findings alone; where the ops should have been judged and could not, that is a finding."""
-    plain = tuple(replace(topic, findings=without_needs(topic.findings)) for topic in topics)
-    if error is not None:
-        title = f"the ops were not judged: {error.message}"
-        unjudged = Finding.warning("ops-not-judged", title, fix=error.hint or "name a DeepSpeed with --source")
-        plain += (Examined(topic="ops", summary="Ops", findings=(unjudged,)),)
-    return Checked(machine=machine, topics=plain, ops=(), source=None)
-
-
-def asked_of_compiler(
-    machine: Machine, source: Source, request: BuildRequest, folder: Path, say: Say
-) -> dict[str, str | None]:
-    """The compiler's answer for each op: an error, or None where it compiles."""
-    if machine.torch is None or machine.torch.broken or machine.python is None or not machine.compilers:
-        return {}
-    facts = wanted_ops(source, request).ops if request.ops else source.ops
-    names = tuple(fact.op for fact in facts if fact.sources)
-    jobs, _, _ = choose_jobs(machine, request, device_code=True)
-    done: list[str] = []
-
-    def on_op(op: str, error: str | None) -> None:
-        done.append(op)
-        say(f"[{len(done)}/{len(names)}] {op}: {error or 'compiles as far as the preprocessor, and links'}")
-
-    python = machine.python.executable
-    return ask_compiler(LocalHost(), source, names, python=python, jobs=jobs, folder=folder, on_op=on_op)
-
-
-# check: observe -> run the checks, judge the ops -> weigh the findings by the op table. Shows nothing itself.
-#
-# What judges is imported while the machine answers: imports take as long as the answers do.
+if TYPE_CHECKING:
+    from dsdoctor.builder.checked import Checked
+    from dsdoctor.core.build_models import Source
 
 
 def check(request: CheckRequest, *, say: Say) -> Checked:
@@ -115,6 +32,7 @@ def _by_facts(request: CheckRequest, say: Say) -> Checked:
     with Observing(request.python, request.machine, whole=request.machine is not None) as observing:
         # the ops are asked while torch is being loaded
         source = _source(observing.early(), request, say)
+        from dsdoctor.builder.checked import weighed, without_table
         from dsdoctor.checks import examine
 
         observation = _for_architectures(observing.final(), request)
@@ -129,6 +47,7 @@ def _by_facts(request: CheckRequest, say: Say) -> Checked:
 
 def _deep(request: CheckRequest, say: Say) -> Checked:
     """Look at this machine whole and ask its compiler. Raises UsageError for a snapshot, which has none."""
+    from dsdoctor.builder.checked import asked_of_compiler, weighed
     from dsdoctor.builder.source.ops import source_at_hand
     from dsdoctor.checks import examine
     from dsdoctor.core.host import LocalHost
@@ -162,191 +81,3 @@ def _source(observation: Observation, request: CheckRequest, say: Say) -> Source
         return None if request.rules else source_at_hand(observation, request.source, request.request, say=say)
     except DoctorError as error:
         return error
-
-
-# What a check found -> one screen: a line for each topic, the worst findings, the ops in groups, one verdict, one next step.
-
-
-WORTH_A_LINE = {Severity.WARNING, Severity.ERROR}
-MOST_OPS = 8
-ALL = "-v"
-INDENTED = 60
-"""Columns from which on the table of ops is indented."""
-
-
-def check_lines(done: Checked, *, verbose: bool, width: int | None = None) -> Iterator[str]:
-    """The screen. ``verbose``: every finding, and every op with its reasons. ``width``: of the terminal, where lines are broken."""
-    for topic in done.topics:
-        yield f"{_mark(topic.findings)} {topic.summary}"
-    nothing = {op.op for op in done.ops if op.placeholder}
-    shown = [
-        replace(finding, affects=tuple(op for op in finding.affects if op not in nothing))
-        for finding in done.findings
-        if verbose or finding.severity in WORTH_A_LINE
-    ]
-    if shown:
-        yield ""
-        yield from screen_lines(shown, shows_all="" if verbose else ALL)
-    if done.source is not None:
-        yield ""
-        yield from op_lines(done.ops, done.source, verbose=verbose, width=width)
-    yield ""
-    yield VerdictLine(verdict_line(done, verbose=verbose))
-
-
-def ending_lines(command: Step | None) -> Iterator[str]:
-    """The next step, where there is one."""
-    if command is not None:
-        yield next_line(command)
-
-
-def _mark(findings: tuple[Finding, ...]) -> str:
-    found = {finding.severity for finding in findings}
-    return next((MARKS[severity] for severity in (Severity.ERROR, Severity.WARNING) if severity in found), "✓")
-
-
-def op_lines(ops: tuple[OpVerdict, ...], source: Source, *, verbose: bool, width: int | None = None) -> Iterator[str]:
-    """Which ops there are: installed, those that build, and those that cannot, needed or not."""
-    yield f"ops of DeepSpeed {source.version} for {source.accelerator} ({source.because}), as the environment stands:"
-    real = [op for op in ops if not op.placeholder]
-    if verbose:
-        yield from _op_table(real, width)
-        return
-    yield from _group("✓", "installed", [op for op in real if op.verdict == INSTALLED])
-    yield from _group("✓", "build", [op for op in real if op.verdict == BUILDS])
-    missed = missed_ops(ops)
-    if missed:
-        yield from _group("✗", f"cannot, and you need {_them(missed)} ({missed[0].needed})", missed)
-        for because in dict.fromkeys(op.because for op in missed):
-            yield f"    {because}"
-    rest = [op for op in real if op.verdict == CANNOT and not op.needed]
-    if rest:
-        yield from _group("·", f"cannot, and you do not need {_them(rest)} ({ALL} says why)", rest)
-
-
-def _op_table(ops: Sequence[OpVerdict], width: int | None) -> Iterator[str]:
-    """An op a row; below, why some cannot, each reason once."""
-    rows = [("  op", "as it stands", "build-wheel")]
-    why: dict[str, list[str]] = {}
-    for op in ops:
-        mark = "✓" if op.verdict != CANNOT else "✗" if op.needed else "·"
-        rows.append((f"{mark} {op.op}", op.verdict, op.mended))
-        for because in dict.fromkeys(filter(None, (op.because, op.mended_because))):
-            why.setdefault(because, []).append(op.op)
-    indent = " " * 4 if width is None or width >= INDENTED else ""
-    yield from (f"{indent}{line}".rstrip() for line in table(rows, "<<<", width=width and width - len(indent)))
-    if why:
-        yield "  why:"
-    for because, those in why.items():
-        yield f"    - {because}" if len(those) == 1 and those[0] in because else f"    - {because}: {', '.join(those)}"
-
-
-def _group(mark: str, words: str, ops: Sequence[OpVerdict]) -> Iterator[str]:
-    if ops:
-        yield f"{mark} {len(ops)} {words}: {and_more([op.op for op in ops], MOST_OPS)}"
-
-
-def _them(ops: Sequence[OpVerdict]) -> str:
-    return "it" if len(ops) == 1 else "them"
-
-
-def missed_ops(ops: tuple[OpVerdict, ...]) -> list[OpVerdict]:
-    """Those that are needed and cannot be had as the environment stands."""
-    return [op for op in ops if op.verdict == CANNOT and op.needed and not op.placeholder]
-
-
-def verdict_line(done: Checked, *, verbose: bool) -> str:
-    """The one line that says how it is."""
-    worth = [finding for finding in done.findings if finding.severity in WORTH_A_LINE]
-    notes = len(done.findings) - len(worth)
-    missed = missed_ops(done.ops)
-    hidden = f" ({ALL} shows {notes} note{'s' * (notes > 1)} and every op)" if notes and not verbose else ""
-    if not worth and not missed:
-        return f"✓ nothing is wrong{hidden}"
-    mark = MARKS[Severity.ERROR if any(f.severity is Severity.ERROR for f in worth) else Severity.WARNING]
-    parts = [counted(worth)] if worth else []
-    if missed:
-        named = and_more([op.op for op in missed], MOST_OPS)
-        mended = [op for op in missed if op.mended == BUILDS]
-        gets = f"; build-wheel gets {'it' if len(missed) == 1 else f'{len(mended)} of them'}" if mended else ""
-        parts.append(f"{named} cannot be built as the environment stands{gets}")
-    return f"{mark} {': '.join(parts)}{hidden}"
-
-
-def next_step(done: Checked, arch: str | None = None) -> Step | None:
-    """What to do next: build what is missed where that can be had, else what mends the worst finding. ``arch``: as was asked."""
-    missed = missed_ops(done.ops)
-    asked = ",".join(op.op for op in done.ops if op.needed == ASKED and op.mended == BUILDS)
-    if any(op.mended == BUILDS for op in missed):
-        return _build(asked, arch)
-    found = first_step(done.findings)
-    if found is not None or missed or done.source is None or done.machine.deepspeed is not None:
-        return found
-    return step("python -m dsdoctor install --ops {ops}", ops=asked) if asked else step("python -m dsdoctor install")
-
-
-def _build(ops: str, arch: str | None) -> Step:
-    if ops and arch:
-        return step("python -m dsdoctor build-wheel --ops {ops} --arch {arch}", ops=ops, arch=arch)
-    if ops:
-        return step("python -m dsdoctor build-wheel --ops {ops}", ops=ops)
-    return (
-        step("python -m dsdoctor build-wheel --arch {arch}", arch=arch)
-        if arch
-        else step("python -m dsdoctor build-wheel")
-    )
-
-
-# What a check found -> thirty lines of Markdown at most, to be pasted into an issue. What an environment hides is not in them.
-
-
-MOST = 5
-MARKDOWN = re.compile(r"([\\`*<\[\]])")
-SEVERITIES = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "note"}
-
-
-def issue_lines(done: Checked, environment: Mapping[str, str]) -> Iterator[str]:
-    """Verdict, what is here, the worst problems, the ops. ``environment`` is this process's, with the name of its user."""
-    plain = _Plain(environment).text
-    yield f"**`dsdoctor check`: {plain(verdict_line(done, verbose=True))}**"
-    yield ""
-    yield f"- dsdoctor {__version__}"
-    yield from (f"- {plain(topic.summary)}" for topic in done.topics)
-    worth = most_harmful(finding for finding in done.findings if finding.severity in WORTH_A_LINE)
-    if worth:
-        yield ""
-        for finding in worth[:MOST]:
-            yield from _problem(finding, plain)
-        if left := worth[MOST:]:
-            yield f"- and {counted(left)}: {', '.join(f'`{finding.rule}`' for finding in left)}"
-    if done.source is not None:
-        head, *groups = op_lines(done.ops, done.source, verbose=False)
-        yield ""
-        yield f"{plain(head)[:1].upper()}{plain(head)[1:]}"
-        yield ""
-        yield from (f"- {plain(line)}" for line in groups if not line.startswith(" "))
-
-
-def _problem(finding: Finding, plain: Callable[[str], str]) -> Iterator[str]:
-    yield f"- {SEVERITIES[finding.severity]} `{finding.rule}`: {plain(finding.title)}"
-    if finding.evidence:
-        yield f"  {plain(finding.evidence[0])}"
-
-
-class _Plain:
-    """Makes of a text what Markdown shows as it is, without what the environment hides, the home folder and who works here."""
-
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self._hidden = Hidden(environment)
-        self._home = environment.get("HOME", "").rstrip("/")
-        names = {environment.get("USER", ""), environment.get("LOGNAME", "")} - {"", "root"}
-        words = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
-        self._names = re.compile(rf"(?<![\w.-])(?:{words})(?![\w.-])") if words else None
-
-    def text(self, text: str) -> str:
-        # before anything is escaped: what is hidden is found by its own spelling
-        said = self._hidden.out_of(text)
-        if self._home:
-            said = said.replace(self._home, "~")
-        said = self._names.sub("USER", said) if self._names else said
-        return MARKDOWN.sub(r"\\\1", printable(said))

@@ -14,13 +14,11 @@ from dsdoctor.builder.wheel.index import RemoteWheel, facts_of_name, fetch, is_u
 from dsdoctor.builder.wheel.read import read_installed, read_wheel
 from dsdoctor.builder.wheel.shared_object import load_installed
 from dsdoctor.checks import TOPICS, examine, rule_of
-from dsdoctor.checks.compare import FactDifference
 from dsdoctor.core import redaction
 from dsdoctor.core.errors import BuildFailed, UsageError
 from dsdoctor.core.finding import Finding, Severity, for_python, has_error, step
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import DeepSpeed, Machine
-from dsdoctor.core.text import and_more
 from dsdoctor.probe.observe import Observation, Say, observe
 
 # A built DeepSpeed and what was seen of a machine -> what stands in the way of its use there. Pure.
@@ -263,10 +261,7 @@ def pick(python: str, machine: Path | None, place: str, ops: tuple[str, ...], *,
         return shelf.ranked(ops)
 
 
-# A built DeepSpeed, wheels to choose from, or the differences between machines -> lines.
-
-
-FEW = 4
+# A built DeepSpeed, or wheels to choose from -> lines.
 
 
 def built_lines(built: DeepSpeed) -> Iterator[str]:
@@ -291,15 +286,3 @@ def candidate_lines(found: Iterable[tuple[str, bool, tuple[Finding, ...]]], inst
         yield f"{('✓' if number == 0 else ' ') if fits else '✗'} {wheel.rpartition('/')[2]}"
         yield from (f"    {title}" for title in against)
     yield f"$ {install}" if install else "✗ none of them fits this machine"
-
-
-def difference_lines(differences: Iterable[FactDifference], machines: int) -> Iterator[str]:
-    """One line for each fact: the machines that differ, then the others."""
-    differences = tuple(differences)
-    for difference in differences:
-        *few, most = difference.groups
-        shown = "; ".join(f"{and_more(group.machines, FEW)}: {group.value or 'not there'}" for group in few)
-        others = f"the other {len(most.machines)}" if len(most.machines) > 1 else most.machines[0]
-        yield f"! {difference.fact}: {shown}; {others}: {most.value or 'not there'}"
-    if not differences:
-        yield f"✓ the {machines} machines do not differ"

@@ -1,14 +1,17 @@
 """Machines -> what differs between them, the minority first. Pure."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from dsdoctor.core.machine import Machine
+from dsdoctor.core.text import and_more
 from dsdoctor.probe.observe import observe
 
 GIB = 1 << 30
+FEW = 4
+"""How many machines a line names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,3 +103,15 @@ def differences(files: tuple[Path, ...]) -> tuple[FactDifference, ...]:
     if len(set(names)) < len(names):
         names = [str(file) for file in files]
     return compare({name: observe("", file, whole=True).machine for name, file in zip(names, files, strict=True)})
+
+
+def difference_lines(differences: Iterable[FactDifference], machines: int) -> Iterator[str]:
+    """One line for each fact: the machines that differ, then the others."""
+    differences = tuple(differences)
+    for difference in differences:
+        *few, most = difference.groups
+        shown = "; ".join(f"{and_more(group.machines, FEW)}: {group.value or 'not there'}" for group in few)
+        others = f"the other {len(most.machines)}" if len(most.machines) > 1 else most.machines[0]
+        yield f"! {difference.fact}: {shown}; {others}: {most.value or 'not there'}"
+    if not differences:
+        yield f"✓ the {machines} machines do not differ"

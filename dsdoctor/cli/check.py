@@ -24,7 +24,7 @@ from dsdoctor.core.requests import (
 from dsdoctor.ui.progress import BuildProgress
 
 if TYPE_CHECKING:
-    from dsdoctor.builder.check import Checked
+    from dsdoctor.builder.checked import Checked
 
 
 def _rules() -> list[str]:
@@ -96,10 +96,10 @@ def check_command(
     with BuildProgress(quiet=as_json) as progress:
         done = check(request, say=progress.say)
     # imported only now: it takes as long as a question to the machine
-    from dsdoctor.builder.check import check_lines, ending_lines, next_step
+    from dsdoctor.builder.checked import check_lines, ending_lines, next_step
 
     if report:
-        from dsdoctor.builder.check import issue_lines
+        from dsdoctor.builder.checked import issue_lines
 
         lines = tuple(issue_lines(done, os.environ))
     else:

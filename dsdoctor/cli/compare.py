@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-from dsdoctor.builder.verify import difference_lines
-from dsdoctor.checks.compare import differences
+from dsdoctor.checks.compare import difference_lines, differences
 from dsdoctor.cli.ending import FOUND, OK, print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.core.errors import UsageError

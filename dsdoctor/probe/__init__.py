@@ -5,9 +5,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
+from dsdoctor.core.discreet_host import DiscreetHost
 from dsdoctor.core.host import Host
 from dsdoctor.core.machine import Driver, Gap, Gpu, Machine, SearchPaths, System, Torch
-from dsdoctor.core.snapshot import DiscreetHost
 from dsdoctor.probe.paths import find_compilers, find_loadable, read_paths
 from dsdoctor.probe.python import ask_python, ask_torch, read_deepspeed, read_jit_cache, read_torch
 from dsdoctor.probe.system import ask_gpus, find_libraries, read_system, steering_variables

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.builder.build import planned
-from dsdoctor.builder.check import Checked, check
+from dsdoctor.builder.check import check
+from dsdoctor.builder.checked import Checked
 from dsdoctor.builder.verify import verify
 from dsdoctor.checks.compare import differences
 from dsdoctor.cli.env import select

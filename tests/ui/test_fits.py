@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.builder.check import check, check_lines, ending_lines, next_step, op_lines
+from dsdoctor.builder.check import check
+from dsdoctor.builder.checked import check_lines, ending_lines, next_step, op_lines
 from dsdoctor.builder.plan.op_table import OpVerdict
 from dsdoctor.checkpoint.folder import look
 from dsdoctor.checkpoint.judge import judge as judge_checkpoint

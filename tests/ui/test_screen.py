@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from dsdoctor.builder.check import Checked, check, check_lines, ending_lines, issue_lines, missed_ops, next_step
+from dsdoctor.builder.check import check
+from dsdoctor.builder.checked import Checked, check_lines, ending_lines, issue_lines, missed_ops, next_step
 from dsdoctor.checks import Examined
 from dsdoctor.core.finding import Finding, Severity, instead, step
 from dsdoctor.core.requests import CheckRequest
