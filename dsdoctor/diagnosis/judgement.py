@@ -421,9 +421,13 @@ def _unknown_error(read: Scan, echoes: list[Hit], origin: Origin) -> Line | None
 
 
 def _worst_line(read: Scan, echoes: list[Hit], origin: Origin) -> Line:
-    """The line to show for a failure that no rule knows."""
+    """The line to show for a failure that no rule knows: each kind of line by which ``_failed`` knows one."""
     own = _unknown_error(read, echoes, origin) or read.exception or read.first.get(Event.FAILED)
-    return own or read.first.get(Event.COMPLAINED) or read.last[Event.SUITE_FAILED]
+    if line := own or read.first.get(Event.COMPLAINED) or read.last.get(Event.SUITE_FAILED):
+        return line
+    timeline = read.timeline
+    secondary = [Line(one.line, one.text) for group in (timeline.failures, timeline.exits, echoes) for one in group]
+    return secondary[0]
 
 
 def _not_an_echo(line: Line | None, echoes: list[Hit]) -> Line | None:

@@ -367,7 +367,8 @@ class Scan:
 
 def scan(lines: Iterable[bytes | str], possible: Possible | None = None) -> Scan:
     """Read all lines once. ``possible``: what was worked out for other logs before."""
-    whole = Scan(possible=possible or Possible(INDEX))
+    possible = possible or Possible(INDEX)
+    whole = Scan(index=possible.index, possible=possible)
     raws = whole.records.unfold(lines)
     while batch := list(islice(raws, BATCH)):
         whole.read_batch(batch)
