@@ -3,6 +3,7 @@
 import gzip
 import io
 import sys
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -75,7 +76,7 @@ def _diagnosed(name: str) -> Diagnosis:
                     f"{name} is no text", hint="give what the program printed; unpack archives other than .gz first"
                 )
             return diagnose(raw_lines(stream), name=name)
-        except (EOFError, gzip.BadGzipFile, OSError) as error:
+        except (EOFError, OSError, zlib.error) as error:
             raise UsageError(
                 f"{name} cannot be read: {error}", hint="give a text file, or one packed by gzip"
             ) from error

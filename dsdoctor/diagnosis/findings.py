@@ -230,6 +230,20 @@ def partly_searched(read: Scan, severity: Severity) -> Finding:
     )
 
 
+def reader_failed(read: Scan) -> Finding:
+    """dsdoctor itself could not read a part of the log; the rest of the verdict is that of the others."""
+    lines = [read.records.line_of_file(one.line) for one in read.errors if one.line]
+    several = f" and {len(lines) - 1} more" if len(lines) > 1 else ""
+    title = f"could not be read at line {lines[0]}{several}" if lines else "could not be judged as a whole"
+    return Finding.warning(
+        "reader-failed",
+        f"the log {title}: that is a fault of dsdoctor",
+        evidence=tuple(f"{f'line {one.line}: ' if one.line else ''}{one.error}" for one in read.errors[:4]),
+        fix="the rest of the verdict is of what could be read; report this with the lines around it",
+        steps=(step("python -m dsdoctor diagnose --json LOG"),),
+    )
+
+
 def _places(failure: Failure | None) -> tuple[str, ...]:
     """The innermost place in the user's own files, and where in a package it ended."""
     if not failure or not failure.frames:

@@ -420,6 +420,16 @@ def _unknown_error(read: Scan, echoes: list[Hit], origin: Origin) -> Line | None
     return line or (_not_an_echo(read.exception, echoes) if ended_badly else None)
 
 
+def first_failure(read: Scan) -> Line | None:
+    """The first line by which a failure is known, without a look at what became of it; None where there is none."""
+    marked = (read.exception, *(read.first.get(event) for event in (Event.FAILED, Event.COMPLAINED, Event.GPU_FAULT)))
+    known = [line for line in marked if line]
+    hits = [hit for hit in read.hits.values() if hit.tier is not Tier.PROBE]
+    timeline = read.timeline
+    known += [Line(one.line, one.text) for group in (timeline.failures, timeline.exits, hits) for one in group]
+    return min(known, default=None, key=lambda line: line.number)
+
+
 def _worst_line(read: Scan, echoes: list[Hit], origin: Origin) -> Line:
     """The line to show for a failure that no rule knows: each kind of line by which ``_failed`` knows one."""
     own = _unknown_error(read, echoes, origin) or read.exception or read.first.get(Event.FAILED)

@@ -25,6 +25,17 @@ How to fix it: Break the lines up, or read what stands in their middle.
     $ fold -s -w 1000 build.log | python -m dsdoctor diagnose -
 
 Since: 0.1""",
+    "reader-failed": """dsdoctor itself failed at a line of the log, or when it judged the whole.
+
+The finding shows the line and dsdoctor's own exception. All other lines were read, and the other findings are of them.
+
+Why it matters: The line that could not be read may be the one with the cause.
+
+How to fix it: Read the log around that line, and report it with the exception.
+
+    $ python -m dsdoctor diagnose --json LOG
+
+Since: 0.2""",
     "script-raised": """The script's own code raised an exception on purpose: its words are the cause.
 
 The finding shows the exception, the line of the script, the rank on which it began and the step before it. What the

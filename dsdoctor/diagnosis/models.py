@@ -2,6 +2,7 @@
 
 import enum
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 from dsdoctor.core.finding import Finding, Step
@@ -163,6 +164,22 @@ class Hit:
     def precise(self) -> bool:
         """Whether it names one problem, and not a whole class of them."""
         return not self.rule.family and self.tier < Tier.GENERIC
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReaderError:
+    """An exception of dsdoctor's own while a log was read. ``line``: at which one; 0 where it is of the whole log."""
+
+    line: int
+    error: str
+
+    @classmethod
+    def of(cls, error: Exception, line: int = 0) -> "ReaderError":
+        """The error with the place in dsdoctor where it was raised."""
+        place, at = "", error.__traceback__
+        while at:
+            place, at = f"{Path(at.tb_frame.f_code.co_filename).name}:{at.tb_lineno}", at.tb_next
+        return cls(line=line, error=f"{type(error).__name__}: {str(error)[:200]} ({place})")
 
 
 class LogOutcome(enum.Enum):

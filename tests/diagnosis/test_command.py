@@ -53,6 +53,14 @@ def test_a_broken_packed_log_is_a_usage_error(tmp_path: Path) -> None:
     assert run("diagnose", str(tmp_path / "a.log.gz")).returncode == 2
 
 
+def test_a_packed_log_with_other_bytes_in_it_is_a_usage_error(tmp_path: Path) -> None:
+    packed = bytearray(gzip.compress(HEADER.encode() * 99 + bytes(range(256))))
+    packed[12:14] = b"\xff\xff"
+    (tmp_path / "a.log.gz").write_bytes(packed)
+
+    assert run("diagnose", str(tmp_path / "a.log.gz")).returncode == 2
+
+
 def test_a_file_that_cannot_be_read_is_a_usage_error(tmp_path: Path) -> None:
     assert run("diagnose", str(tmp_path / "none.log")).returncode == 2
     assert run("diagnose", str(tmp_path)).returncode == 2
