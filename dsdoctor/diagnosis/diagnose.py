@@ -13,7 +13,7 @@ from dsdoctor.diagnosis.failures import LOST
 from dsdoctor.diagnosis.findings import of_its_package, partly_searched, reader_failed, unexplained
 from dsdoctor.diagnosis.json_lines import JsonLines
 from dsdoctor.diagnosis.judgement import Verdict, first_failure, judge
-from dsdoctor.diagnosis.models import Diagnosis, Facts, Hit, LogOutcome, Tier
+from dsdoctor.diagnosis.models import Diagnosis, Facts, Hit, LogOutcome, LogVerdict, Tier
 from dsdoctor.diagnosis.origin import Origin, origin_of
 from dsdoctor.diagnosis.prefilter import Possible
 from dsdoctor.diagnosis.scan import Scan, scan
@@ -76,7 +76,7 @@ def _without_judgement(read: Scan, *, name: str) -> Diagnosis:
     return Diagnosis(
         name=name,
         lines=read.records.line_of_file(read.lines),
-        outcome=LogOutcome.UNEXPLAINED if failed else LogOutcome.UNFINISHED,
+        outcome=LogOutcome.UNEXPLAINED if failed else LogOutcome.UNDECIDED,
         facts=Facts(),
         findings=tuple(_with_lines_of_file(_without_secrets(finding), read.records) for finding in findings),
     )
@@ -133,6 +133,13 @@ def together(diagnoses: list[Diagnosis]) -> list[Diagnosis]:
     if not own:
         return diagnoses
     return [_as_notes(diagnosis) if diagnosis.follows else diagnosis for diagnosis in diagnoses]
+
+
+def verdict_of(diagnoses: list[Diagnosis]) -> LogVerdict:
+    """The verdict on a run of which these are the logs: each of them has to show that it is well."""
+    verdicts = {diagnosis.verdict for diagnosis in diagnoses}
+    worst_first = (LogVerdict.FAILED, LogVerdict.UNDECIDED, LogVerdict.HEALTHY)
+    return next(verdict for verdict in worst_first if verdict in verdicts)
 
 
 def problem_of(finding: Finding, diagnosis: Diagnosis) -> tuple[str, str]:

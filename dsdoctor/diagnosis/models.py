@@ -191,7 +191,25 @@ class LogOutcome(enum.Enum):
     UNEXPLAINED = "unexplained"
     HEALTHY = "healthy"
     UNFINISHED = "unfinished"
+    UNDECIDED = "undecided"
     EMPTY = "empty"
+
+
+class LogVerdict(enum.Enum):
+    """What a log shows of the run: healthy only where an end or progress is in it."""
+
+    HEALTHY = "healthy"
+    FAILED = "failed"
+    UNDECIDED = "undecided"
+
+
+VERDICTS = {
+    LogOutcome.HEALTHY: LogVerdict.HEALTHY,
+    LogOutcome.UNFINISHED: LogVerdict.UNDECIDED,
+    LogOutcome.UNDECIDED: LogVerdict.UNDECIDED,
+    LogOutcome.EMPTY: LogVerdict.UNDECIDED,
+}
+"""All other outcomes are failures."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,3 +228,8 @@ class Diagnosis:
     where: str = ""
     activity: str = ""
     follows: bool = False
+
+    @property
+    def verdict(self) -> LogVerdict:
+        """Healthy, failed, or neither can be said."""
+        return VERDICTS.get(self.outcome, LogVerdict.FAILED)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from dsdoctor.diagnosis.facts import INSTALL_OPS, Clue, FactReader, groups_of
+from dsdoctor.diagnosis.health import Health
 from dsdoctor.diagnosis.json_lines import JsonLines
 from dsdoctor.diagnosis.lines import (
     COLOUR,
@@ -101,6 +102,7 @@ class Scan:
     begins_with_json: bool = False
     relayed: Relayed = field(default_factory=Relayed)
     records: JsonLines = field(default_factory=JsonLines)
+    health: Health = field(default_factory=Health)
     errors: list[ReaderError] = field(default_factory=list)
     """What of the log could not be read."""
 
@@ -407,6 +409,7 @@ def scan(lines: Iterable[bytes | str], possible: Possible | None = None) -> Scan
         first, last = whole.lines + 1, whole.lines + len(batch)
         try:
             whole.read_batch(batch)
+            whole.health.pass_lines(batch, first)
         except Exception as error:  # the last resort: as for one line
             whole.lines = whole.last_line = last
             whole.note_error(error, first)

@@ -203,7 +203,7 @@ class Timeline:
         """Whether an exception was only reported: in a warning, or by Python, which ignores what a destructor raises."""
         near = self.ignored and line - self.ignored <= JUST_BEFORE
         if near and self.tracebacks.handled_line != line and IGNORED in self._said_before(raw)[:200]:
-            self.tracebacks.handled_line = line
+            self.tracebacks.note_handled(line)
         return self.tracebacks.handled_line == line
 
     def _said_before(self, raw: bytes) -> bytes:
