@@ -28,9 +28,31 @@ HINTS: tuple[bytes, ...] = (
         b"solve",
     ),
     *(b"E0", b"E1", b"F0", b"F1", b"C0", b"C1", b'File "', b"\xc3\x97 ", b"x Failed"),
-    *(b"EI0", b"EJ0", b"EZ9", b"EE9", b"EH9", b"what():", b"ERR"),
+    *(b"EI0", b"EJ0", b"EZ9", b"EE9", b"EH9", b"what():", b"ERR", b"most recent call"),
 )
 """Parts of every error by form, and of places of tracebacks: a batch of lines without them is not looked at."""
+
+MAYBE = re.compile(
+    rb"(?:Error|Exception)(?:\(\w{1,80}\))?(?::|\s*$)|(?:[Ee]rror|ERROR|[Ff]atal|FATAL)(?: \w{1,20})?: |FAILED: |MPI_ABORT"
+    rb"|[EFC][01]\d{3}|\xc3\x97 |x Failed|olution|solve for|panic|Exception in thread|E[EHIJZ]\d|ERR|CRITICAL|FATAL"
+    rb"|CMake Error|(?:CUDA|HIP) error|what\(|File \"|most recent call"
+)
+"""A part of each of them, more closely: only such a line is cleaned."""
+
+PROGRESS_HINTS: tuple[bytes, ...] = (
+    *(b"tep", b"STEP", b"ter", b"oss", b"LOSS", b"poch", b"%|", b"build time", b"Would install", b"uccessfully"),
+    *(
+        b"finished with",
+        b"already satisfied",
+        b"compiled w.",
+        b"Installed ",
+        b"Audited ",
+        b"Built target",
+        b"heckpoint",
+    ),
+)
+NINJA = re.compile(rb"^\[\d{1,6}/", re.MULTILINE)
+"""Parts of all progress and all ends."""
 
 MAX_LENGTH = 4000
 """So many bytes of a line are looked at, counted from its end."""
@@ -71,6 +93,9 @@ WENT_ON = 3
 """After so many lines of progress an error by form is known to have been survived."""
 
 
+A_WARNING = b": warning: "
+"""What compilers only warn of."""
+
 MAX_ERRORS = 64
 """So many lines that are errors by their form are remembered."""
 
@@ -97,16 +122,28 @@ class Health:
     def pass_lines(self, batch: Sequence[bytes], first: int) -> None:
         """Take the next lines; ``first`` is the number of the first of them."""
         whole = b"\n".join(batch).replace(b"\0", b"")
-        hinted = any(hint in whole for hint in HINTS)
-        if not hinted and self.progress and not self.errors and not self.frame:
+        # why: what is searched line by line costs as much as all else, and most batches have nothing of it
+        hints = [hint for hint in HINTS if hint in whole] if len(self.errors) < MAX_ERRORS else []
+        shows = any(hint in whole for hint in PROGRESS_HINTS) or NINJA.search(whole)
+        if not hints and (not shows or not self._wants_progress):
             return
         for number, raw in enumerate(batch, first):
-            if not (hinted and self._is_trouble(raw, number)):
+            if any(hint in raw.replace(b"\0", b"") for hint in hints) and self._is_trouble(raw, number):
+                continue
+            if shows and self._wants_progress:
                 self._take_progress(raw, number)
+
+    @property
+    def _wants_progress(self) -> bool:
+        """Whether one more line of progress would add to what is known."""
+        return not (self.progress or self.end) or bool(self.errors) or self.frame is not None or self.begun
 
     def _is_trouble(self, raw: bytes, number: int) -> bool:
         """Whether a line is an error by its form, or a place of a traceback. It is remembered."""
-        texts = segments(raw[-MAX_LENGTH:])
+        raw = raw[-MAX_LENGTH:].replace(b"\0", b"")
+        if A_WARNING in raw or not MAYBE.search(raw):
+            return False
+        texts = segments(raw)
         if HEADER in raw:
             self.begun, self.steps = True, 0
         elif any(text.startswith('File "') and FRAME.match(text) for text in texts):
