@@ -3,6 +3,7 @@
 import gzip
 import io
 import sys
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,12 +11,13 @@ from typing import Annotated, BinaryIO, cast
 
 from dsdoctor.cli.ending import FOUND, OK, print_result
 from dsdoctor.cli.options import Json
+from dsdoctor.cli.statuses import UNDECIDED
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.finding import Finding, Severity, has_error
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.options import argument, flag
-from dsdoctor.diagnosis.diagnose import diagnose, problem_of, together
+from dsdoctor.diagnosis.diagnose import diagnose, problem_of, together, verdict_of
 from dsdoctor.diagnosis.lines import is_text, raw_lines
-from dsdoctor.diagnosis.models import Diagnosis, LogOutcome
+from dsdoctor.diagnosis.models import Diagnosis, LogOutcome, LogVerdict
 from dsdoctor.ui.screen import first_step, next_line, screen_lines
 from dsdoctor.ui.terminal import VerdictLine
 
@@ -27,6 +29,7 @@ SAYINGS = {
     LogOutcome.UNEXPLAINED: "a failure that no rule knows",
     LogOutcome.HEALTHY: "no failure in this log",
     LogOutcome.UNFINISHED: "a log that stops in the middle of something",
+    LogOutcome.UNDECIDED: "undecided: no failure, but no end or progress either",
     LogOutcome.EMPTY: "an empty log",
 }
 Logs = Annotated[
@@ -55,6 +58,7 @@ def diagnose_command(*logs: Logs, as_json: Json = False, verbose: Verbose = Fals
         {
             "name": diagnosis.name,
             "lines": diagnosis.lines,
+            "verdict": diagnosis.verdict,
             "outcome": diagnosis.outcome,
             "where": diagnosis.where,
             "activity": diagnosis.activity,
@@ -63,8 +67,9 @@ def diagnose_command(*logs: Logs, as_json: Json = False, verbose: Verbose = Fals
         }
         for diagnosis in diagnoses
     ]
-    print_result("diagnose", as_json, _lines(diagnoses, verbose=verbose), findings, logs=parts)
-    return FOUND if has_error(findings) else OK
+    verdict = verdict_of(diagnoses)
+    print_result("diagnose", as_json, _lines(diagnoses, verbose=verbose), findings, verdict=verdict, logs=parts)
+    return {LogVerdict.HEALTHY: OK, LogVerdict.FAILED: FOUND, LogVerdict.UNDECIDED: UNDECIDED}[verdict]
 
 
 def _diagnosed(name: str) -> Diagnosis:
@@ -75,7 +80,7 @@ def _diagnosed(name: str) -> Diagnosis:
                     f"{name} is no text", hint="give what the program printed; unpack archives other than .gz first"
                 )
             return diagnose(raw_lines(stream), name=name)
-        except (EOFError, gzip.BadGzipFile, OSError) as error:
+        except (EOFError, OSError, zlib.error) as error:
             raise UsageError(
                 f"{name} cannot be read: {error}", hint="give a text file, or one packed by gzip"
             ) from error
@@ -145,7 +150,7 @@ def _silent(diagnosis: Diagnosis, *, verbose: bool) -> Iterator[str]:
 
 def _summary(diagnosis: Diagnosis) -> str:
     first = diagnosis.findings[0] if diagnosis.findings else None
-    marks = {LogOutcome.HEALTHY: "✓", LogOutcome.EMPTY: "!", LogOutcome.UNFINISHED: "!"}
-    mark = marks.get(diagnosis.outcome, "✗")
+    marks = {LogVerdict.HEALTHY: "✓", LogVerdict.UNDECIDED: "!", LogVerdict.FAILED: "✗"}
+    mark = marks[diagnosis.verdict]
     said = first.title if first and first.severity is not Severity.NOTE else SAYINGS[diagnosis.outcome]
     return f"{mark} {'standard input' if diagnosis.name == '-' else diagnosis.name} ({diagnosis.lines} lines): {said}"

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dsdoctor.core.errors import BuildFailed, DoctorError, ImpossiblePlan, UsageError
 
 UNABLE, FAILED = ImpossiblePlan.exit_code, BuildFailed.exit_code
-SLOW = 6
+SLOW = UNDECIDED = 6
 ALWAYS = {
     0: "done",
     UsageError.exit_code: "usage",
@@ -22,7 +22,7 @@ OWN: Mapping[str, Mapping[int, str]] = {
     "look": {},
     "check": {1: ERROR, UNABLE: f"no source of ops as asked, {CACHE}", FAILED: "a source could not be fetched"},
     "explain": {},
-    "diagnose": {1: ERROR},
+    "diagnose": {0: "a log that shows an end or progress", 1: "the log shows a failure", UNDECIDED: "undecided"},
     "env": {
         UNABLE: "no toolkit or compiler here fits, or the disk is full",
         FAILED: "a list of packages could not be read",
@@ -79,7 +79,7 @@ GENERAL = {
     1: "an error was found, or a difference",
     UNABLE: BUILD[UNABLE],
     FAILED: "a compiler, a fetch, a proof or an installation failed",
-    SLOW: "slow (comm)",
+    SLOW: "slow (comm), undecided (diagnose)",
 }
 OF_GROUP = "The help of each of these commands has its exit statuses."
 

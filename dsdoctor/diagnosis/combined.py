@@ -418,8 +418,10 @@ COMBINATIONS = (
 
 def combined_hits(hits: list[Hit], facts: Facts, scan: Scan) -> list[Hit]:
     """The hits of all COMBINATIONS, each with the op it is about."""
-    return [
-        replace(hit, op=hit.groups.get("op") or facts.op)
-        for combination in COMBINATIONS
-        for hit in combination(hits, facts, scan)
-    ]
+    found = []
+    for combination in COMBINATIONS:
+        try:
+            found += [replace(hit, op=hit.groups.get("op") or facts.op) for hit in combination(hits, facts, scan)]
+        except Exception as error:  # the last resort: the others are looked for all the same
+            scan.note_error(error)
+    return found

@@ -10,11 +10,11 @@ from dsdoctor.diagnosis.catalogue.regressions import contradicted
 from dsdoctor.diagnosis.combined import combined_hits
 from dsdoctor.diagnosis.consequences import was_survived
 from dsdoctor.diagnosis.failures import LOST
-from dsdoctor.diagnosis.findings import of_its_package, partly_searched
+from dsdoctor.diagnosis.findings import of_its_package, partly_searched, reader_failed, unexplained
 from dsdoctor.diagnosis.json_lines import JsonLines
-from dsdoctor.diagnosis.judgement import Verdict, judge
-from dsdoctor.diagnosis.models import Diagnosis, Hit, LogOutcome, Tier
-from dsdoctor.diagnosis.origin import origin_of
+from dsdoctor.diagnosis.judgement import Verdict, first_failure, judge
+from dsdoctor.diagnosis.models import Diagnosis, Facts, Hit, LogOutcome, LogVerdict, Tier
+from dsdoctor.diagnosis.origin import Origin, origin_of
 from dsdoctor.diagnosis.prefilter import Possible
 from dsdoctor.diagnosis.scan import Scan, scan
 
@@ -29,7 +29,12 @@ def diagnose(lines: Iterable[bytes | str], *, name: str = "", possible: Possible
     >>> [finding.rule for finding in diagnose(log).findings]
     ['cuda-header-missing']
     """
-    return diagnosis_of(scan(lines, possible), name=name)
+    read = scan(lines, possible)
+    try:
+        return diagnosis_of(read, name=name)
+    except Exception as error:  # the last resort: what was read is shown, though it could not be judged
+        read.note_error(error)
+        return _without_judgement(read, name=name)
 
 
 def diagnosis_of(read: Scan, *, name: str = "") -> Diagnosis:
@@ -49,6 +54,8 @@ def diagnosis_of(read: Scan, *, name: str = "") -> Diagnosis:
         # it may be about the cause, unless that was found
         severity = Severity.NOTE if verdict.outcome is LogOutcome.CAUSE else Severity.WARNING
         findings.append(partly_searched(read, severity))
+    if read.errors:
+        findings.append(reader_failed(read))
     shown = tuple(_with_lines_of_file(_without_secrets(finding), read.records) for finding in findings)
     return Diagnosis(
         name=name,
@@ -59,6 +66,19 @@ def diagnosis_of(read: Scan, *, name: str = "") -> Diagnosis:
         where=verdict.where,
         activity=verdict.activity,
         follows=verdict.follows,
+    )
+
+
+def _without_judgement(read: Scan, *, name: str) -> Diagnosis:
+    """The verdict by marks alone, where judging the log failed."""
+    failed = first_failure(read)
+    findings = [*([unexplained(failed, Facts(), Origin())] if failed else []), reader_failed(read)]
+    return Diagnosis(
+        name=name,
+        lines=read.records.line_of_file(read.lines),
+        outcome=LogOutcome.UNEXPLAINED if failed else LogOutcome.UNDECIDED,
+        facts=Facts(),
+        findings=tuple(_with_lines_of_file(_without_secrets(finding), read.records) for finding in findings),
     )
 
 
@@ -113,6 +133,13 @@ def together(diagnoses: list[Diagnosis]) -> list[Diagnosis]:
     if not own:
         return diagnoses
     return [_as_notes(diagnosis) if diagnosis.follows else diagnosis for diagnosis in diagnoses]
+
+
+def verdict_of(diagnoses: list[Diagnosis]) -> LogVerdict:
+    """The verdict on a run of which these are the logs: each of them has to show that it is well."""
+    verdicts = {diagnosis.verdict for diagnosis in diagnoses}
+    worst_first = (LogVerdict.FAILED, LogVerdict.UNDECIDED, LogVerdict.HEALTHY)
+    return next(verdict for verdict in worst_first if verdict in verdicts)
 
 
 def problem_of(finding: Finding, diagnosis: Diagnosis) -> tuple[str, str]:

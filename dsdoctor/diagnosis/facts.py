@@ -279,7 +279,7 @@ def _package(value: str) -> str:
 
 
 UNITS = {"KiB": 1 / 2**20, "MiB": 1 / 2**10, "GiB": 1.0}
-SIZE = r"([\d.]{1,12}) ([KMG]iB)"
+SIZE = r"(?<![\d.])(\d{1,9}(?:\.\d{1,9})?) ([KMG]iB)"
 TOTAL = re.compile(rf"total capac(?:i)?ty of {SIZE}")
 FREE = re.compile(rf"of which {SIZE} is free")
 OTHERS = re.compile(rf"Process (\d{{1,9}}) has {SIZE} memory in use")

@@ -220,6 +220,9 @@ LONGEST = 400
 MOST_FRAMES, MOST_OPEN = 64, 16
 """How many frames are kept of a traceback, and how many open ones of each writer."""
 
+MAX_HANDLED = 2000
+"""Of so many exceptions it is remembered that they were only reported."""
+
 HOLLOW = re.compile(r"[\w.]{1,120}DatasetGenerationError: An error occurred while generating the dataset$")
 """What is raised on purpose, and says nothing of the exception that it is raised for."""
 
@@ -252,7 +255,8 @@ class Tracebacks:
     """The exception that the next one of the same writer goes on from."""
 
     handled_line: int = 0
-    """The last line with an exception that was only reported in a warning."""
+    handled_lines: set[int] = field(default_factory=set)
+    """The last line, and the first lines, with an exception that was only reported in a warning, or ignored."""
 
     def begin(self, speaker: Speaker, line: int, *, handled: bool = False, inset: bool = False) -> None:
         """A traceback begins on this line."""
@@ -283,6 +287,12 @@ class Tracebacks:
             return self._end(speaker, text, line)
         return None
 
+    def note_handled(self, line: int) -> None:
+        """The exception of this line was only reported."""
+        self.handled_line = line
+        if len(self.handled_lines) < MAX_HANDLED:
+            self.handled_lines.add(line)
+
     def stand(self) -> None:
         """What was taken for a report of a logger is the process's own: all its lines are passed on so."""
         for one in (one for mine in self.open.values() for one in mine):
@@ -307,7 +317,7 @@ class Tracebacks:
         elif len(left) == 1:
             left[0].mixed = False  # why: the frames that still come are its own
         if mine.handled:
-            self.handled_line = line
+            self.note_handled(line)
             return None
         frames = () if mine.mixed else tuple(mine.frames)
         failure = Failure(line=line, text=text, speaker=speaker, since=mine.since, frames=frames)

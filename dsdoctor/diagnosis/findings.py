@@ -7,6 +7,7 @@ from dsdoctor.core.finding import Finding, Fix, Severity, Step, step
 from dsdoctor.diagnosis.catalogue.rules import RULES
 from dsdoctor.diagnosis.facts import fill, values_of
 from dsdoctor.diagnosis.failures import Failure, refusal_of, refused_evidence, refused_question, refused_title
+from dsdoctor.diagnosis.lines import last_segment
 from dsdoctor.diagnosis.models import Facts, Hit, Line, Stage
 from dsdoctor.diagnosis.origin import Origin
 from dsdoctor.diagnosis.scan import Scan
@@ -230,6 +231,20 @@ def partly_searched(read: Scan, severity: Severity) -> Finding:
     )
 
 
+def reader_failed(read: Scan) -> Finding:
+    """dsdoctor itself could not read a part of the log; the rest of the verdict is that of the others."""
+    lines = [read.records.line_of_file(one.line) for one in read.errors if one.line]
+    several = f" and {len(lines) - 1} more" if len(lines) > 1 else ""
+    title = f"could not be read at line {lines[0]}{several}" if lines else "could not be judged as a whole"
+    return Finding.warning(
+        "reader-failed",
+        f"the log {title}: that is a fault of dsdoctor",
+        evidence=tuple(f"{f'line {one.line}: ' if one.line else ''}{one.error}" for one in read.errors[:4]),
+        fix="the rest of the verdict is of what could be read; report this with the lines around it",
+        steps=(step("python -m dsdoctor diagnose --json LOG"),),
+    )
+
+
 def _places(failure: Failure | None) -> tuple[str, ...]:
     """The innermost place in the user's own files, and where in a package it ended."""
     if not failure or not failure.frames:
@@ -258,6 +273,43 @@ def _question(failure: Failure | None) -> str:
     if failure.frames:
         return "did the same code run with the release before? Compare the versions of the package in the last frame (pip list)"
     return "what stands above this line? The traceback is not in this log"
+
+
+EXIT_CODE = step('COMMAND > run.log 2>&1; echo "exit code: $?" >> run.log')
+AGAIN = step("python -m dsdoctor diagnose run.log")
+
+
+def undecided_log(read: Scan, facts: Facts) -> Finding:
+    """The log shows no failure, and nothing that would show that all went well."""
+    last = next((raw for raw in reversed(read.timeline.recent) if raw.strip()), b"")
+    return _undecided(
+        "the log has no known failure, but no end or progress either",
+        (f"line {read.last_line}: {last_segment(last)[:LONGEST]}", *_read(facts)),
+    )
+
+
+def undecided_after(error: Line) -> Finding:
+    """A line is an error, and too little after it shows whether the run went on."""
+    return _undecided("the log has an error, and too little after it to tell whether the run went on", (_line(error),))
+
+
+def undecided_frame(frame: Line) -> Finding:
+    """A piece of a traceback: neither what was raised nor what became of it is in the log."""
+    return _undecided("the log has part of a traceback, without its exception", (_line(frame),))
+
+
+def _line(line: Line) -> str:
+    return f"line {line.number}: {line.text[:LONGEST]}"
+
+
+def _undecided(title: str, evidence: tuple[str, ...]) -> Finding:
+    return Finding.warning(
+        "log-undecided",
+        f"undecided: {title}",
+        evidence=evidence,
+        fix="give the log to its end, with stderr and the exit code of the command: they decide it",
+        steps=(EXIT_CODE, AGAIN),
+    )
 
 
 def empty(lines: int) -> Finding:

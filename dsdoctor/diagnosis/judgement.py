@@ -21,8 +21,19 @@ from dsdoctor.diagnosis.consequences import (
     well_until,
     went_on_after,
 )
-from dsdoctor.diagnosis.failures import LOST, Failure
-from dsdoctor.diagnosis.findings import borne_of, echoes_only, empty, finding_of, note_of, unexplained
+from dsdoctor.diagnosis.exits import Exit
+from dsdoctor.diagnosis.failures import FOLLOWS, LOST, Failure
+from dsdoctor.diagnosis.findings import (
+    borne_of,
+    echoes_only,
+    empty,
+    finding_of,
+    note_of,
+    undecided_after,
+    undecided_frame,
+    undecided_log,
+    unexplained,
+)
 from dsdoctor.diagnosis.marks import Event
 from dsdoctor.diagnosis.models import Facts, Hit, Line, LogOutcome, Stage, Tier
 from dsdoctor.diagnosis.origin import (
@@ -37,6 +48,7 @@ from dsdoctor.diagnosis.origin import (
     passed_over,
     where_hit,
 )
+from dsdoctor.diagnosis.progress import NO_PROGRAM
 from dsdoctor.diagnosis.scan import Scan
 from dsdoctor.diagnosis.timeline import Timeline
 from dsdoctor.diagnosis.waiting import with_modules, with_who_waited
@@ -219,7 +231,33 @@ def judge(hits: list[Hit], facts: Facts, read: Scan, origin: Origin) -> Verdict:
         outcome = LogOutcome.UNFINISHED if quiet.severity is Severity.WARNING else LogOutcome.CAUSE
         outcome = LogOutcome.UNEXPLAINED if quiet.rule == "log-cut-off" and outcome is LogOutcome.CAUSE else outcome
         return Verdict(outcome=outcome, findings=(quiet, *notes))
-    return Verdict(outcome=LogOutcome.HEALTHY, findings=_of_a_well_log([*beside, *recovered], facts))
+    return _by_evidence(_of_a_well_log([*beside, *recovered], facts), facts, read)
+
+
+def _by_evidence(notes: tuple[Finding, ...], facts: Facts, read: Scan) -> Verdict:
+    """The verdict on a log in which nothing is known to have failed: healthy only where something shows it."""
+    health = read.health
+    shown = max(health.progress, health.end, well_until(read), _last(read, Event.LOADED))
+    ended = max(health.end, well_until(read))
+    handled = read.timeline.tracebacks.handled_lines
+    errors = [line for line in health.errors if line.number > ended and line.number not in handled]
+    if errors and shown < errors[0].number and read.last_line - errors[-1].number <= NEAR_THE_END:
+        told = unexplained(errors[0], facts, Origin())
+        return Verdict(outcome=LogOutcome.UNEXPLAINED, findings=(told, *notes))
+    if errors:
+        undecided = undecided_after(errors[0])
+    elif health.frame and health.frame.number > ended:
+        undecided = undecided_frame(health.frame)
+    elif not shown or read.errors:
+        undecided = undecided_log(read, facts)
+    else:
+        return Verdict(outcome=LogOutcome.HEALTHY, findings=notes)
+    return Verdict(outcome=LogOutcome.UNDECIDED, findings=(undecided, *notes))
+
+
+def _last(read: Scan, event: Event) -> int:
+    marked = read.last.get(event)
+    return marked.number if marked else 0
 
 
 def _of_a_well_log(hits: list[Hit], facts: Facts) -> tuple[Finding, ...]:
@@ -319,13 +357,26 @@ def _of_a_failure(
         first = (nan, interrupted(origin, *line)) if nan else (interrupted(origin, *line),)
         return Verdict(outcome=LogOutcome.CAUSE, findings=(*first, *notes), activity=origin.activity)
     if ended and not _better_known(read, origin):
-        if read.timeline.last_words:
-            told = unexplained(Line(*read.timeline.last_words), facts, origin)
+        words = read.timeline.last_words
+        if line := Line(*words) if words else _error_by_form(ended, read):
+            told = unexplained(line, facts, origin)
             return Verdict(outcome=LogOutcome.UNEXPLAINED, findings=(told, *notes), where=where, activity=doing)
         told = ended_without_words(ended, origin)
         return Verdict(outcome=LogOutcome.ONLY_ECHOES, findings=(told, *notes), where=where, activity=doing)
     told = unexplained(_worst_line(read, echoes, origin), facts, origin)
     return Verdict(outcome=LogOutcome.UNEXPLAINED, findings=(told, *notes))
+
+
+def _error_by_form(ended: Exit, read: Scan) -> Line | None:
+    """A line before the end of a process that is an error by its form, and neither a launcher's nor known otherwise."""
+    timeline = read.timeline
+    known = {one.line for group in (timeline.failures, timeline.survived, timeline.exits) for one in group}
+    known |= timeline.tracebacks.handled_lines
+    for line in read.health.errors:
+        another = NO_PROGRAM.search(line.text) or FOLLOWS.search(line.text)
+        if line.number < ended.line and line.number not in known and not another:
+            return line
+    return None
 
 
 def _only_an_exit(hit: Hit, origin: Origin, read: Scan) -> bool:
@@ -420,10 +471,24 @@ def _unknown_error(read: Scan, echoes: list[Hit], origin: Origin) -> Line | None
     return line or (_not_an_echo(read.exception, echoes) if ended_badly else None)
 
 
+def first_failure(read: Scan) -> Line | None:
+    """The first line by which a failure is known, without a look at what became of it; None where there is none."""
+    marked = (read.exception, *(read.first.get(event) for event in (Event.FAILED, Event.COMPLAINED, Event.GPU_FAULT)))
+    known = [line for line in marked if line]
+    hits = [hit for hit in read.hits.values() if hit.tier is not Tier.PROBE]
+    timeline = read.timeline
+    known += [Line(one.line, one.text) for group in (timeline.failures, timeline.exits, hits) for one in group]
+    return min(known, default=None, key=lambda line: line.number)
+
+
 def _worst_line(read: Scan, echoes: list[Hit], origin: Origin) -> Line:
-    """The line to show for a failure that no rule knows."""
+    """The line to show for a failure that no rule knows: each kind of line by which ``_failed`` knows one."""
     own = _unknown_error(read, echoes, origin) or read.exception or read.first.get(Event.FAILED)
-    return own or read.first.get(Event.COMPLAINED) or read.last[Event.SUITE_FAILED]
+    if line := own or read.first.get(Event.COMPLAINED) or read.last.get(Event.SUITE_FAILED):
+        return line
+    timeline = read.timeline
+    secondary = [Line(one.line, one.text) for group in (timeline.failures, timeline.exits, echoes) for one in group]
+    return secondary[0]
 
 
 def _not_an_echo(line: Line | None, echoes: list[Hit]) -> Line | None:

@@ -25,6 +25,17 @@ How to fix it: Break the lines up, or read what stands in their middle.
     $ fold -s -w 1000 build.log | python -m dsdoctor diagnose -
 
 Since: 0.1""",
+    "reader-failed": """dsdoctor itself failed at a line of the log, or when it judged the whole.
+
+The finding shows the line and dsdoctor's own exception. All other lines were read, and the other findings are of them.
+
+Why it matters: The line that could not be read may be the one with the cause.
+
+How to fix it: Read the log around that line, and report it with the exception.
+
+    $ python -m dsdoctor diagnose --json LOG
+
+Since: 0.2""",
     "script-raised": """The script's own code raised an exception on purpose: its words are the cause.
 
 The finding shows the exception, the line of the script, the rank on which it began and the step before it. What the
@@ -95,6 +106,20 @@ How to fix it: Give the log to its end, with the error stream of every rank. If 
     $ py-spy dump --pid PID
 
 Since: 0.1""",
+    "log-undecided": """The log shows neither a failure that ended the run nor that it is well.
+
+It is a fragment without an end or progress, a piece of a traceback without its exception, or an error after which too little is
+printed to tell whether the run went on. A log is healthy only where it shows an end (a summary of the training, "Successfully
+installed", exit code 0) or progress (steps, losses, compiled files).
+
+Why it matters: That nothing is known against a log does not make the run healthy.
+
+How to fix it: Give the log to its end, with stderr and the exit code of the command.
+
+    $ COMMAND > run.log 2>&1; echo "exit code: $?" >> run.log
+    $ python -m dsdoctor diagnose run.log
+
+Since: 0.2""",
     "unexplained-failure": """The log shows a failure that no rule explains.
 
 The finding shows the first exception's own words, the place in your own files, and a question whose answer would help.

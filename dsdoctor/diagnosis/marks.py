@@ -194,7 +194,7 @@ MARKS = (
         r"|ranks \[\d[\d, ]{0,200}\] are the lagging ranks|finished collective #\d{1,12}, but didn't join"
         r"|[Mm]issing [Rr]anks?:? ?[\[{]\d",
     ),
-    Mark(event=Event.WORLD, words="dist_world_size", pattern=r"dist_world_size=\d{1,6}"),
+    Mark(event=Event.WORLD, words="dist_world_size", pattern=r"dist_world_size=\d{1,6}(?!\d)"),
     Mark(
         event=Event.BUILDING,
         words="building installing ninja nvcc egg_info setup wheel metadata dtorch_extension_name",

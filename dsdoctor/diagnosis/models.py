@@ -2,6 +2,7 @@
 
 import enum
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 from dsdoctor.core.finding import Finding, Step
@@ -165,6 +166,22 @@ class Hit:
         return not self.rule.family and self.tier < Tier.GENERIC
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReaderError:
+    """An exception of dsdoctor's own while a log was read. ``line``: at which one; 0 where it is of the whole log."""
+
+    line: int
+    error: str
+
+    @classmethod
+    def of(cls, error: Exception, line: int = 0) -> "ReaderError":
+        """The error with the place in dsdoctor where it was raised."""
+        place, at = "", error.__traceback__
+        while at:
+            place, at = f"{Path(at.tb_frame.f_code.co_filename).name}:{at.tb_lineno}", at.tb_next
+        return cls(line=line, error=f"{type(error).__name__}: {str(error)[:200]} ({place})")
+
+
 class LogOutcome(enum.Enum):
     """The result of reading a log."""
 
@@ -174,7 +191,25 @@ class LogOutcome(enum.Enum):
     UNEXPLAINED = "unexplained"
     HEALTHY = "healthy"
     UNFINISHED = "unfinished"
+    UNDECIDED = "undecided"
     EMPTY = "empty"
+
+
+class LogVerdict(enum.Enum):
+    """What a log shows of the run: healthy only where an end or progress is in it."""
+
+    HEALTHY = "healthy"
+    FAILED = "failed"
+    UNDECIDED = "undecided"
+
+
+VERDICTS = {
+    LogOutcome.HEALTHY: LogVerdict.HEALTHY,
+    LogOutcome.UNFINISHED: LogVerdict.UNDECIDED,
+    LogOutcome.UNDECIDED: LogVerdict.UNDECIDED,
+    LogOutcome.EMPTY: LogVerdict.UNDECIDED,
+}
+"""All other outcomes are failures."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,3 +228,8 @@ class Diagnosis:
     where: str = ""
     activity: str = ""
     follows: bool = False
+
+    @property
+    def verdict(self) -> LogVerdict:
+        """Healthy, failed, or neither can be said."""
+        return VERDICTS.get(self.outcome, LogVerdict.FAILED)

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from dsdoctor.diagnosis.catalogue.rules import RULES
@@ -192,10 +193,10 @@ class Index:
         }
 
 
-def index() -> Index:
-    """The whole catalogue by its words."""
+def index(rules: Iterable[Rule] = tuple(RULES.values())) -> Index:
+    """Marks, clues and rules by their words."""
     entries: list[Entry] = [*MARKS, INSTALL_OPS, *CLUES, *LISTS]
-    entries += [Wording(rule=rule, signature=signature) for rule in RULES.values() for signature in rule.signatures]
+    entries += [Wording(rule=rule, signature=signature) for rule in rules for signature in rule.signatures]
     words: dict[bytes, list[tuple[int, frozenset[bytes]]]] = {}
     phrases: dict[str, list[int]] = {}
     wanted = [(number, word) for number, entry in enumerate(entries) for word in _words_wanted(entry).split()]

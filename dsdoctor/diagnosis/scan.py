@@ -4,11 +4,13 @@ A line is split into words in C; only a line that has a word of the catalogue is
 """
 
 import re
-from collections.abc import Iterable
+import zlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from dsdoctor.diagnosis.facts import INSTALL_OPS, Clue, FactReader, groups_of
+from dsdoctor.diagnosis.health import Health
 from dsdoctor.diagnosis.json_lines import JsonLines
 from dsdoctor.diagnosis.lines import (
     COLOUR,
@@ -23,7 +25,7 @@ from dsdoctor.diagnosis.lines import (
 )
 from dsdoctor.diagnosis.marks import Effect, Event, Mark, Repeats
 from dsdoctor.diagnosis.mentions import AGENT, PROMPT, SOURCE, Relayed, is_of_an_agent, is_quoted, only_mentions
-from dsdoctor.diagnosis.models import Hit, Line, Signature, Tier
+from dsdoctor.diagnosis.models import Hit, Line, ReaderError, Signature, Tier
 from dsdoctor.diagnosis.prefilter import (
     A_WARNING,
     CUT,
@@ -54,6 +56,9 @@ FIRST_HAND = {Event.COMPILER_ERROR, Event.GPU_FAULT}
 
 ASKED = 5000
 """How many lines are searched for one fact."""
+
+MAX_ERRORS = 100
+"""So many places that could not be read are remembered."""
 
 BLANK = b" \t\r\n\v\f\0"
 A_COMPILE = b"dtorch_extension_name"
@@ -97,6 +102,14 @@ class Scan:
     begins_with_json: bool = False
     relayed: Relayed = field(default_factory=Relayed)
     records: JsonLines = field(default_factory=JsonLines)
+    health: Health = field(default_factory=Health)
+    errors: list[ReaderError] = field(default_factory=list)
+    """What of the log could not be read."""
+
+    def note_error(self, error: Exception, line: int = 0) -> None:
+        """Something of the log could not be read; the first of these are told."""
+        if len(self.errors) < MAX_ERRORS:
+            self.errors.append(ReaderError.of(error, line))
 
     def read(self, raw: bytes) -> None:
         """Take the next line."""
@@ -146,7 +159,11 @@ class Scan:
         plain = tokens and whole_words and not cut and not self.traceback_since and not self.wrapped.text
         if not plain or not self.index.words.keys().isdisjoint(tokens):
             for raw in batch:
-                self.read(raw)
+                try:
+                    self.read(raw)
+                except Exception as error:  # the last resort: the other lines are read all the same
+                    self.last_line = self.lines
+                    self.note_error(error, self.lines)
             return
         last_spoken = max(number for number, raw in enumerate(batch, self.lines + 1) if raw.strip(BLANK))
         self.lines += len(batch)
@@ -365,12 +382,40 @@ class Scan:
         return not signature.after or self.above.has(signature.after)
 
 
+def _batches(lines: Iterable[bytes | str], whole: Scan) -> Iterator[list[bytes]]:
+    """All lines in order, some at a time. Where records cannot be told from lines, those from there on are taken as lines."""
+    source = iter(lines)
+    raws = whole.records.unfold(source)
+    while True:
+        batch: list[bytes] = []
+        try:
+            batch.extend(islice(raws, BATCH))
+        except (OSError, EOFError, zlib.error):
+            raise  # what the file itself cannot give
+        except Exception as error:
+            whole.note_error(error, whole.lines + len(batch) + 1)
+            raws = (line if isinstance(line, bytes) else str(line).encode("utf-8", "replace") for line in source)
+        else:
+            if not batch:
+                return
+        yield batch
+
+
 def scan(lines: Iterable[bytes | str], possible: Possible | None = None) -> Scan:
     """Read all lines once. ``possible``: what was worked out for other logs before."""
-    whole = Scan(possible=possible or Possible(INDEX))
-    raws = whole.records.unfold(lines)
-    while batch := list(islice(raws, BATCH)):
-        whole.read_batch(batch)
-    whole.timeline.finish(whole.lines + 1)
+    possible = possible or Possible(INDEX)
+    whole = Scan(index=possible.index, possible=possible)
+    for batch in _batches(lines, whole):
+        first, last = whole.lines + 1, whole.lines + len(batch)
+        try:
+            whole.read_batch(batch)
+            whole.health.pass_lines(batch, first)
+        except Exception as error:  # the last resort: as for one line
+            whole.lines = whole.last_line = last
+            whole.note_error(error, first)
+    try:
+        whole.timeline.finish(whole.lines + 1)
+    except Exception as error:
+        whole.note_error(error)
     whole.hits = {number: whole.counted(number, hit) for number, hit in whole.hits.items()}
     return whole

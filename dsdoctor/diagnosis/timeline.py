@@ -93,6 +93,9 @@ BY_WATCHDOG = re.compile(
 )
 """How the thread of a watchdog ends its process."""
 
+WORLD = re.compile(r"dist_world_size=(\d{1,6})(?!\d)")
+"""How many ranks DeepSpeed's launcher says that there are."""
+
 A_TASK = re.compile(rb" {0,3}\d{1,5}: ")
 TASK_LINES, TASK_SAMPLE = 0.8, 2000
 """What share of the first lines has a number in front where srun labelled them."""
@@ -200,7 +203,7 @@ class Timeline:
         """Whether an exception was only reported: in a warning, or by Python, which ignores what a destructor raises."""
         near = self.ignored and line - self.ignored <= JUST_BEFORE
         if near and self.tracebacks.handled_line != line and IGNORED in self._said_before(raw)[:200]:
-            self.tracebacks.handled_line = line
+            self.tracebacks.note_handled(line)
         return self.tracebacks.handled_line == line
 
     def _said_before(self, raw: bytes) -> bytes:
@@ -465,5 +468,5 @@ def add_event(timeline: Timeline, event: Event, text: str, raw: bytes, line: int
         timeline.wait(text)
     elif event is Event.WORK:
         timeline.note_collective(text)
-    elif event is Event.WORLD:
-        timeline.world = int(text.partition("dist_world_size=")[2].split()[0].strip("',"))
+    elif event is Event.WORLD and (found := WORLD.search(text)):
+        timeline.world = int(found[1])

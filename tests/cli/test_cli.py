@@ -180,7 +180,7 @@ def test_a_value_may_begin_with_a_hyphen_and_be_any_word() -> None:
 
     assert "'-x'" in run("plan", *recorded, "--arch", "-x").stderr
     assert "none cannot be read" in run("diagnose", "none").stderr
-    assert run("diagnose", "-", stdin=b"fine\n").returncode == 0
+    assert run("diagnose", "-", stdin=b"step 1 loss 2.5\n").returncode == 0
 
 
 @pytest.mark.parametrize("group", [(), ("cache",), ("trace",)])

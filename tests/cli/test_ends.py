@@ -153,7 +153,7 @@ def test_a_name_that_is_no_utf8_is_shown_in_a_document_and_on_a_terminal_alike(t
         (tmp_path / name).mkdir()
         (tmp_path / name / NO_UTF8).write_bytes(Path(MACHINE).read_bytes())
     log = tmp_path / NO_UTF8
-    log.write_text("fine\n")
+    log.write_text("step 1 loss 2.5\n")
 
     compared = run("compare", str(tmp_path / "a" / NO_UTF8), str(tmp_path / "b" / NO_UTF8), "--json")
     diagnosed, shown = run("diagnose", str(log), "--json"), run("diagnose", str(log))

@@ -38,7 +38,7 @@ def test_a_healthy_log_is_status_0(tmp_path: Path) -> None:
 
 def test_standard_input_is_read_where_no_file_is_named() -> None:
     assert run("diagnose", stdin=HEADER.encode()).returncode == 1
-    assert run("diagnose", "-", stdin=b"fine\n").returncode == 0
+    assert run("diagnose", "-", stdin=b"step 7 loss 1.25\n").returncode == 0
 
 
 def test_a_packed_log_is_unpacked(tmp_path: Path) -> None:
@@ -49,6 +49,14 @@ def test_a_packed_log_is_unpacked(tmp_path: Path) -> None:
 
 def test_a_broken_packed_log_is_a_usage_error(tmp_path: Path) -> None:
     (tmp_path / "a.log.gz").write_bytes(gzip.compress(HEADER.encode() * 99)[:-20])
+
+    assert run("diagnose", str(tmp_path / "a.log.gz")).returncode == 2
+
+
+def test_a_packed_log_with_other_bytes_in_it_is_a_usage_error(tmp_path: Path) -> None:
+    packed = bytearray(gzip.compress(HEADER.encode() * 99 + bytes(range(256))))
+    packed[12:14] = b"\xff\xff"
+    (tmp_path / "a.log.gz").write_bytes(packed)
 
     assert run("diagnose", str(tmp_path / "a.log.gz")).returncode == 2
 
@@ -75,8 +83,9 @@ def test_the_document_names_each_log_with_its_facts(sick: str) -> None:
     done = run("diagnose", "--json", sick)
 
     document = json.loads(done.stdout)
-    assert (done.returncode, document["command"]) == (1, "diagnose")
+    assert (done.returncode, document["command"], document["verdict"]) == (1, "diagnose", "failed")
     assert [(log["name"], log["lines"], log["outcome"]) for log in document["logs"]] == [(sick, 1, "cause")]
+    assert [log["verdict"] for log in document["logs"]] == ["failed"]
     assert document["logs"][0]["facts"]["cuda_home"] is None
     assert document["findings"][0]["rule"] == "cuda-header-missing"
 
@@ -107,4 +116,24 @@ def test_commands_that_somebody_shows_are_no_failures(tmp_path: Path) -> None:
 
     done = run("diagnose", str(tmp_path / "README.md"))
 
-    assert (done.returncode, done.stdout.count("\n")) == (0, 1), done.stdout
+    assert done.returncode == 6, done.stdout
+    assert [line.split("[")[-1] for line in done.stdout.splitlines() if line[:1] in "✗!✓"] == ["log-undecided]"]
+
+
+def test_a_log_that_shows_neither_a_failure_nor_health_is_status_6(tmp_path: Path) -> None:
+    logs = {
+        "neither": "loading\n",
+        "nothing": "",
+        "well": "step 1 loss 2.5\n",
+        "failed": "RayTaskError(ActorDiedError)\n",
+    }
+    for name, text in logs.items():
+        (tmp_path / name).write_text(text)
+
+    def verdict(*names: str) -> tuple[int, str]:
+        done = run("diagnose", "--json", *(str(tmp_path / name) for name in names))
+        return done.returncode, json.loads(done.stdout)["verdict"]
+
+    assert [verdict(name) for name in logs] == [(6, "undecided"), (6, "undecided"), (0, "healthy"), (1, "failed")]
+    assert verdict("well", "neither") == (6, "undecided")
+    assert verdict("neither", "failed", "well") == (1, "failed")
