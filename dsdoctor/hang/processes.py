@@ -204,7 +204,8 @@ def file_call(pid: int, thread: int = 0) -> tuple[str, str]:
     ('', '')
     """
     try:
-        with open(f"/proc/{pid}/task/{thread or pid}/syscall", encoding="ascii") as file:  # noqa: PTH123
+        # as bytes: a rank's watching thread imports nothing, not even the codec of a file
+        with open(f"/proc/{pid}/task/{thread or pid}/syscall", "rb") as file:  # noqa: PTH123
             words = file.read().split()
         number, first, second = int(words[0]), int(words[1], 16), int(words[2], 16)
         machine = os.uname().machine

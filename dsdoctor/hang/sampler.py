@@ -2,12 +2,16 @@
 
 It reads sequence numbers of process groups, Python stacks, and the engine's counters; torch's flight recorder only when nothing has
 moved for a while, because that takes milliseconds. Standard library alone; torch is taken from sys.modules.
+
+It imports nothing, runs no code of the script's and takes no lock that the script may hold: an import that two threads want at once
+can end the training.
 """
 
 import array
 import base64
 import ctypes
 import functools
+import itertools
 import json
 import os
 import re
@@ -15,7 +19,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable
@@ -93,7 +96,8 @@ class Arrivals:
                     "looks": looks,
                     "frames": [{"file": file, "line": line, "function": name} for file, line, name in stack],
                 }
-                for stack, looks in Counter(self._seen).most_common(MOST_STACKS)
+                # most_common imports heapq
+                for stack, looks in sorted(Counter(self._seen).items(), key=lambda item: -item[1])[:MOST_STACKS]
             ],
         }
         left = MOST_CALLS
@@ -145,6 +149,8 @@ MOST_FAILURES = 20
 """After so many looks that failed one after the other the thread ends: this torch is not one that it can read."""
 
 
+_raw_signals: Any = vars(signal)["_signal"]
+"""The C module: signal.getsignal compares and shows the script's handler, whatever that is."""
 Failure = tuple[str, list[dict[str, Any]]]
 """An exception in a line, and the frames that it came through."""
 NOWHERE: Counters = ({}, (None, None))
@@ -267,7 +273,7 @@ class Sampler:
             self._woken(QUICKLY)
         if self._ended:
             return
-        stack = "".join(traceback.format_stack(sys._current_frames().get(self._trains)))
+        stack = stack_text(sys._current_frames().get(self._trains))
         text = f"Traceback (most recent call last):\n{stack}{HangDetected.__module__}.HangDetected: {HangDetected.__doc__}\n"
         os.write(2, text.encode(errors="replace"))
         os._exit(1)
@@ -283,7 +289,7 @@ class Sampler:
         clock = time.monotonic()
         groups = list(group_states())
         engine = self.engine
-        steps = (_number(engine, "global_steps"), _number(engine, "micro_steps"))
+        steps = (counter_of(engine, "global_steps"), counter_of(engine, "micro_steps"))
         progress = zlib.crc32(repr(([(group["name"], group["sequence"]) for group in groups], steps)).encode())
         if progress != self._progress:
             self._progress, self._moved, self._recorded, self._with_stacks = progress, clock, None, False
@@ -311,7 +317,7 @@ class Sampler:
             "cuda": _cuda(),
             "lock": "",
             "handling": "",
-            "signal_is_ours": signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL,
+            "signal_is_ours": handles_nothing(signal.SIGUSR2),
         }
         if groups and self.asked and not stalled and not self._leaving:
             sample["arrivals"] = self._called(sample["threads"][0]["frames"])
@@ -368,7 +374,7 @@ class Sampler:
     ) -> None:
         """What is worth its cost only when nothing moves: the flight recorder, once, and the other threads' stacks."""
         self._add_calls(sample, write, stacks=stacks or self._with_stacks)
-        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        names = {ident: thread.name for ident, thread in known_threads().items()}
         own = {self._trains, threading.get_ident()}
         others = [(names.get(ident, str(ident)), frame) for ident, frame in frames.items() if ident not in own]
         sample["threads"] += [_thread(name, frame, 2, INNER_OF_OTHERS) for name, frame in others[:MOST_THREADS]]
@@ -432,8 +438,49 @@ def _with_few_groups(sample: dict[str, Any]) -> None:
     sample["groups"] = [{**group, "ranks": group["ranks"][:512]} for group in sample["groups"][:8]]
 
 
-def _number(engine: Any, name: str) -> int | None:
-    value = getattr(engine, name, None)
+def known_threads() -> dict[int, threading.Thread]:
+    """The threads that Python's threading knows. Not by ``threading.enumerate``: that waits for a lock."""
+    return dict(threading._active)  # type: ignore[attr-defined]
+
+
+def handles_nothing(number: int) -> bool:
+    """Whether the script has no handler for a signal."""
+    handler = _raw_signals.getsignal(number)
+    return type(handler) is int and handler == signal.SIG_DFL.value
+
+
+def stack_text(frame: FrameType | None) -> str:
+    """A stack as a traceback shows it. Not by ``traceback``, which imports and asks linecache."""
+    lines: list[str] = []
+    while frame is not None:
+        code, line = frame.f_code, frame.f_lineno or 0
+        text = _source_line(code.co_filename, line)
+        lines.insert(
+            0, f'  File "{code.co_filename}", line {line}, in {code.co_name}\n' + (f"    {text}\n" if text else "")
+        )
+        frame = frame.f_back
+    return "".join(lines)
+
+
+def _source_line(file: str, number: int) -> str:
+    try:
+        with open(file, "rb") as source:  # noqa: PTH123
+            found = next(itertools.islice(source, max(0, number - 1), None), b"")
+    except (OSError, ValueError):
+        return ""
+    return found.strip().decode("utf-8", "replace")
+
+
+def counter_of(engine: Any, name: str) -> int | None:
+    """A counter of an engine: its own field, or a property. Not by getattr: an engine may look for what it has not among all the
+    names of its model."""
+    try:
+        value = object.__getattribute__(engine, "__dict__").get(name)
+    except AttributeError:  # None, or one with slots
+        value = None
+    found = next((vars(kind)[name] for kind in type(engine).__mro__ if name in vars(kind)), None)
+    if value is None and isinstance(found, property) and found.fget is not None:
+        value = found.fget(engine)
     return value if isinstance(value, int) else None
 
 
