@@ -1,12 +1,14 @@
 """An incident with what follows from it alone: who is told of how, who waits where. Shared by all that judge it."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 from dsdoctor.core.finding import Finding, Step, step
 from dsdoctor.core.processes import LETTERS, FileHolder
-from dsdoctor.hang.models import MOVED, PROCESSES, RECORDERS, Incident, RankView
+from dsdoctor.hang.models import MAX_SAMPLE_AGE, MOVED, NOT_LOOKED, PROCESSES, RECORDERS, Incident, RankView
 from dsdoctor.hang.stacks import (
+    OLD_STACK,
     acting_stack,
     collective_in,
     doing_of,
@@ -119,17 +121,21 @@ def _says_so(view: RankView) -> bool:
 
 
 MOST_THREADS = 4
-SILENT = 5.0
-"""Seconds without a sample of a process that runs: its interpreter lets no other thread of it run."""
 DEAD = {"", "Z", "X"}
 FURTHER_GROUP = {"new_group", "_new_group_with_tag"}
 STOPPED = {"T", "t"}
+
+
+def without_old(view: RankView) -> RankView:
+    """A rank without its sample where that tells only where it was: it may have gone on since, and accuses nobody."""
+    return replace(view, sample=None) if view.unread == NOT_LOOKED else view
 
 
 class Case:
     """An incident as the judges see it."""
 
     def __init__(self, incident: Incident) -> None:
+        incident = replace(incident, ranks=tuple(map(without_old, incident.ranks)))
         self.incident = incident
         self.views = {view.rank: view for view in incident.ranks}
         self.waiting = Waiting(incident.ranks)
@@ -151,12 +157,15 @@ class Case:
 
     @cached_property
     def deaf(self) -> tuple[RankView, ...]:
-        """Ranks that run and have written no sample for a while: C code holds the interpreter's lock."""
+        """Ranks that run and have written no sample for a while, because C code holds the interpreter's lock."""
         ill = {view.rank for view in (*self.dead, *self.stopped, *self.sleeping)}
         return tuple(
             view
             for view in self.incident.ranks
-            if view.rank not in ill and view.silent >= SILENT and not (view.sample and view.sample.leaving)
+            if view.rank not in ill
+            and view.silent >= MAX_SAMPLE_AGE
+            and not view.unread
+            and not (view.sample and view.sample.leaving)
         )
 
     @cached_property
@@ -234,7 +243,8 @@ class Case:
         if frame is None:
             return words or "nothing is known of where it stands"
         error = view.sample.handling.partition(":")[0] if view.sample else ""
-        return f"{words or 'it stands'} at {place(frame)}{f', in the handling of {error}' if error else ''}"
+        seen = f" (seen {view.age:.0f} s ago)" if view.age >= OLD_STACK else ""
+        return f"{words or 'it stands'} at {place(frame)}{f', in the handling of {error}' if error else ''}{seen}"
 
     def waits_words(self, besides: Iterable[int] = ()) -> str:
         """Who waits in which collective, as the end of a sentence; "" where nobody does."""
@@ -286,7 +296,8 @@ class Case:
         if view.state in DEAD:
             yield from filter(None, [last_seen(view)])
         elif chain := [place(frame) for frame in acting_stack(view)[-3:]]:
-            yield f"rank {view.rank} stands in {' > '.join(chain)}"
+            old = view.age >= OLD_STACK
+            yield f"rank {view.rank} {f'stood {view.age:.0f} s ago' if old else 'stands'} in {' > '.join(chain)}"
 
 
 def _threads_of(view: RankView) -> Iterable[str]:

@@ -252,7 +252,6 @@ class Nodes:
         self._listener: Listener | None = None
         self._heard: dict[str, float] = {}
         self._ranks: dict[str, tuple[int, ...]] = {}
-        self._still: dict[str, float] = {}
         self._reports: dict[str, tuple[float, NodeReport]] = {}
         self._sent = 0.0
         self._lost_since: float | None = None
@@ -263,12 +262,20 @@ class Nodes:
         """On rank 0's node: take what the others have sent."""
         self._listener = self._listener or Listener(self._run)
         for report in self._listener.reports(seconds, answer, enough=enough):
-            now = time.monotonic()
-            self._heard[report.host], self._still[report.host] = now, report.still
-            if report.ranks:
-                self._ranks[report.host] = report.ranks
-            if report.views:
-                self._reports[report.host] = (now, report)
+            self.note(report)
+
+    def note(self, report: NodeReport) -> None:
+        """Another node has said something."""
+        now = time.monotonic()
+        reported = self._reports.get(report.host)
+        if reported is not None and report.still < now - reported[0]:
+            # it has gone on since: where its ranks were then accuses none of them
+            del self._reports[report.host]
+        self._heard[report.host] = now
+        if report.ranks:
+            self._ranks[report.host] = report.ranks
+        if report.views:
+            self._reports[report.host] = (now, report)
 
     def is_due(self, limit: float) -> bool:
         """Whether it is time for the next word to rank 0's node."""
@@ -304,8 +311,9 @@ class Nodes:
 
     def _with_reports(self, incident: Incident) -> tuple[RankView, ...]:
         own = {view.rank for view in incident.ranks}
-        fresh = [report for when, report in self._reports.values() if time.monotonic() - when < OLD]
-        return (*incident.ranks, *(view for each in fresh for view in each.views if view.rank not in own))
+        ages = [(time.monotonic() - when, report) for when, report in self._reports.values()]
+        known = [replace(view, age=view.age + age) for age, each in ages if age < OLD for view in each.views]
+        return (*incident.ranks, *(view for view in known if view.rank not in own))
 
     def is_elsewhere_alive(self, incident: Incident) -> bool:
         """On rank 0's node: whether a node is heard of that has not said yet that nothing moves there."""

@@ -141,7 +141,8 @@ def hang_not_started(case: Case) -> Iterator[Finding]:
     """
     waiting = [view.rank for view in case.starting]
     living = [view for view in case.incident.ranks if view.rank not in case.unwell]
-    late = [view for view in living if view.rank not in waiting and not (view.sample and view.sample.joined)]
+    outside = [view for view in living if view.rank not in waiting and view not in case.unread]
+    late = [view for view in outside if not (view.sample and view.sample.joined)]
     if not waiting or not (late or case.unknown):
         return
     for view in late:

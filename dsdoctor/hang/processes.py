@@ -91,6 +91,27 @@ def wanted_cpu(pid: int) -> float:
         return 0.0
 
 
+def waits_for_interpreter(pid: int, thread: int) -> bool:
+    """Whether a thread waits for Python's interpreter (the GIL), as far as that is seen: it wakes every 5 ms then, to ask for it.
+    One that waits for anything else sleeps on."""
+    before = _switches(pid, thread)
+    time.sleep(INTERPRETER_SECONDS)
+    after = _switches(pid, thread)
+    return before is not None and after is not None and after - before >= INTERPRETER_WAKES
+
+
+INTERPRETER_SECONDS, INTERPRETER_WAKES = 0.1, 5
+
+
+def _switches(pid: int, thread: int) -> int | None:
+    """How often a thread has gone to sleep so far."""
+    try:
+        with open(f"/proc/{pid}/task/{thread}/status", "rb") as file:  # noqa: PTH123
+            return next(int(line.split()[1]) for line in file if line.startswith(b"voluntary_ctxt_switches"))
+    except (OSError, ValueError, IndexError, StopIteration):
+        return None
+
+
 def waits_in(pid: int) -> str:
     """The kernel's function in which the main thread sleeps, "" where that is not shown."""
     try:

@@ -303,6 +303,7 @@ class Sampler:
             "rank": self.rank,
             "world": self.world,
             "pid": self.pid,
+            "watcher": threading.get_native_id(),
             "time": time.time(),
             "joined": bool(groups),
             "leaving": self._leaving,
@@ -328,14 +329,14 @@ class Sampler:
         if sample["failure"] or self._leaving:
             # in a moment a launcher may end this process
             write(_fitting(dict(sample)))
-            self._add_calls(sample, write, stacks=self._leaving and says_another_is_gone(sample["failure"]))
+            self._add_calls(sample, stacks=self._leaving and says_another_is_gone(sample["failure"]))
         if stalled:
             sample["lock"] = waited_lock(trains)
             sample["root"] = root_of(trains)
             sample["loader_workers"], sample["workers_answer"] = loader_workers(trains, sys.modules)
             sample["handling"] = handled_exception(self._trains)
             sample["call"] = file_call(self.pid, self._kernel_number)
-            self._add_details(sample, frames, write, stacks=clock - self._moved >= WITH_LINES * self._patience)
+            self._add_details(sample, frames, stacks=clock - self._moved >= WITH_LINES * self._patience)
         write(_fitting(sample))
 
     def _failure_now(self, counters: Counters) -> Failure:
@@ -357,11 +358,9 @@ class Sampler:
             self._arrivals.read("\n".join(recorder_texts()))
         return self._arrivals.message()
 
-    def _add_calls(self, sample: dict[str, Any], write: Callable[[bytes], None], *, stacks: bool) -> None:
+    def _add_calls(self, sample: dict[str, Any], *, stacks: bool) -> None:
         """What torch has recorded of the calls; ``stacks``: with their lines, for which it holds the GIL for seconds."""
         if self._recorded is None or stacks > self._with_stacks:
-            if stacks:
-                write(_fitting({**sample, "reading": True}))
             self._recorded, self._with_stacks = recorded_operations(stacks=stacks), stacks
         for group in sample["groups"]:
             entries = self._recorded.get(group["name"], {})
@@ -369,11 +368,9 @@ class Sampler:
             group["history"] = entries.get("history")
             group["timeout"] = entries.get("timeout")
 
-    def _add_details(
-        self, sample: dict[str, Any], frames: dict[int, FrameType], write: Callable[[bytes], None], *, stacks: bool
-    ) -> None:
+    def _add_details(self, sample: dict[str, Any], frames: dict[int, FrameType], *, stacks: bool) -> None:
         """What is worth its cost only when nothing moves: the flight recorder, once, and the other threads' stacks."""
-        self._add_calls(sample, write, stacks=stacks or self._with_stacks)
+        self._add_calls(sample, stacks=stacks or self._with_stacks)
         names = {ident: thread.name for ident, thread in known_threads().items()}
         own = {self._trains, threading.get_ident()}
         others = [(names.get(ident, str(ident)), frame) for ident, frame in frames.items() if ident not in own]

@@ -357,7 +357,7 @@ class Supervisor:
         stacks = asked_for(view.pid, rank.stacks)
         self._dumps[view.pid] = _size(rank.stacks)
         return (
-            rank.with_texts(replace(view, sample=replace(sample, threads=stacks, all_threads=False)))
+            rank.with_texts(replace(view, sample=replace(sample, threads=stacks, all_threads=False), age=0.0))
             if stacks
             else view
         )
