@@ -6,7 +6,7 @@ from functools import cached_property
 
 from dsdoctor.core.finding import Finding, Step, step
 from dsdoctor.core.processes import LETTERS, FileHolder
-from dsdoctor.hang.models import MAX_SAMPLE_AGE, MOVED, NOT_LOOKED, PROCESSES, RECORDERS, Incident, RankView
+from dsdoctor.hang.models import MAX_SAMPLE_AGE, MOVED, NOT_LOOKED, PROCESSES, RECORDERS, Incident, RankView, Sample
 from dsdoctor.hang.stacks import (
     OLD_STACK,
     acting_stack,
@@ -287,6 +287,8 @@ class Case:
         parts += [view.activity] if view.activity else []
         if parts:
             yield f"rank {view.rank}: {', '.join(parts)}"
+        if view.sample and (name := name_of_training_thread(view.sample)) != MAIN_THREAD:
+            yield f"rank {view.rank} calls its collectives in its thread {name}"
         if view.sample and view.sample.handling:
             yield f"rank {view.rank} handles {view.sample.handling}"
         if view.lock is not None:
@@ -298,6 +300,14 @@ class Case:
         elif chain := [place(frame) for frame in acting_stack(view)[-3:]]:
             old = view.age >= OLD_STACK
             yield f"rank {view.rank} {f'stood {view.age:.0f} s ago' if old else 'stands'} in {' > '.join(chain)}"
+
+
+MAIN_THREAD = "MainThread"
+
+
+def name_of_training_thread(sample: Sample) -> str:
+    """As Python calls it."""
+    return next((thread.name for thread in sample.threads if thread.main and sample.thread), MAIN_THREAD)
 
 
 def _threads_of(view: RankView) -> Iterable[str]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from dsdoctor.hang.stacks import LIBRARY
+from dsdoctor.hang.stacks import COLLECTIVES, LIBRARY, NO_CALLS
 
 MOST_GROUPS, DEEPEST = 64, 30
 Counters = tuple[dict[str, int], tuple[int | None, int | None]]
@@ -39,6 +39,57 @@ def group_states() -> Iterator[dict[str, Any]]:
             continue
         ranks = sorted(world.pg_group_ranks.get(group, ()))
         yield {"name": str(name), "ranks": ranks, "sequence": sequence}
+
+
+def training_thread(
+    frames: Mapping[int, FrameType], threads: Mapping[int, Any], calls: Mapping[int, int], maker: int
+) -> int:
+    """The thread that calls the collectives, which need not be the one that made the groups: Ray Train trains in another one than
+    that of its event loop. ``calls``: how many each thread has been seen to make. A thread that autograd made acts for another."""
+    known = {ident: count for ident, count in calls.items() if ident in frames and is_python_thread(threads.get(ident))}
+    if known:
+        return max(known, key=lambda ident: (known[ident], ident == maker))
+    if maker in frames and not _is_event_loop(frames[maker]):
+        return maker
+    own = [
+        ident for ident in frames if ident != maker and is_python_thread(threads.get(ident)) and _has_own(frames[ident])
+    ]
+    return own[0] if len(own) == 1 else maker
+
+
+def calling_threads(frames: Mapping[int, FrameType]) -> Iterator[int]:
+    """The threads that stand in a collective."""
+    for ident, innermost in frames.items():
+        frame: FrameType | None = innermost
+        while frame is not None:
+            if _holds_collectives(frame.f_code.co_filename) and frame.f_code.co_name not in NO_CALLS:
+                yield ident
+                break
+            frame = frame.f_back
+
+
+@functools.cache
+def _holds_collectives(file: str) -> bool:
+    return COLLECTIVES.search(file) is not None
+
+
+def is_python_thread(thread: Any) -> bool:
+    """Whether a thread was made by Python's threading: one that C++ made may be known there, too."""
+    return thread is not None and type(thread).__name__ != "_DummyThread"
+
+
+def _is_event_loop(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    return file.endswith("/selectors.py") or "/asyncio/" in file
+
+
+def _has_own(innermost: FrameType) -> bool:
+    frame: FrameType | None = innermost
+    while frame is not None:
+        if LIBRARY.search(frame.f_code.co_filename) is None:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def group_name(group: Any) -> str:
@@ -170,7 +221,8 @@ def recorder_texts() -> list[str]:
 
 
 def recorded_operations(*, stacks: bool = False) -> dict[str, Any]:
-    """For each group's name its last operations, the timeout of the last one, and all calls as ``history``. ``stacks``: with the
+    """For each group's name its last operations, the timeout of the last one, all calls as ``history``, and how many of them each
+    thread made. ``stacks``: with the
     lines that called them where that imports nothing, which takes torch a second."""
     groups: dict[str, Any] = {}
     seen = set()
@@ -181,7 +233,9 @@ def recorded_operations(*, stacks: bool = False) -> dict[str, Any]:
         if entry.get("is_p2p") or key in seen:
             continue
         seen.add(key)
-        group = groups.setdefault(str(entry["process_group"][0]), {"operations": [], "timeout": None})
+        group = groups.setdefault(str(entry["process_group"][0]), {"operations": [], "timeout": None, "calls": {}})
+        if (thread := str(entry.get("thread_id", ""))).isdigit():
+            group["calls"][int(thread)] = group["calls"].get(int(thread), 0) + 1
         group["operations"].append(_operation(entry))
         group["timeout"] = entry.get("timeout_ms", 0) / 1000 or None
     for group in groups.values():

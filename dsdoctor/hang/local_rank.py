@@ -84,6 +84,7 @@ class LocalRank:
         self.ended = "" if self.facts else "it was gone when it was first looked at"
         self.ended_at = 0.0
         self._started = self.facts.started if self.facts else 0
+        self._thread = 0
         self._reader = RingReader(path)
         self._moments: deque[Moment] = deque(maxlen=WINDOW)
         self._children: deque[ChildrenMoment] = deque(maxlen=WINDOW)
@@ -107,7 +108,7 @@ class LocalRank:
         self.beat = beat
         if self.facts is not None:
             moved = processes.moved_bytes(self.pid)
-            main = processes.wanted_cpu(self.pid)
+            main = processes.wanted_cpu(self.pid, self._thread)
             self._moments.append(Moment(clock=now, stack=beat.stack, cpu=self.facts.cpu, main=main, bytes=moved))
 
     def look_at_children(self, parents: dict[int, int]) -> None:
@@ -121,6 +122,9 @@ class LocalRank:
         read = decode_sample(payload) if payload else None
         sample = with_source(read) if read else None
         state = self.facts.state if self.facts and self.alive else ""
+        self._thread = sample.thread if sample else 0
+        if state in RUNNING and self._thread and processes.is_in_disk_sleep(self.pid, self._thread):
+            state = "D"
         silent = max(0.0, time.monotonic() - self.beat.clock) if self.beat and self.alive else 0.0
         view = RankView(
             rank=self.rank,
@@ -133,7 +137,7 @@ class LocalRank:
             silent=silent,
             age=silent,
             unread=NOT_LOOKED if sample and self._has_stopped_looking(sample, state, silent) else "",
-            waits=processes.waits_in(self.pid) if self.alive else "",
+            waits=processes.waits_in(self.pid, self._thread) if self.alive else "",
         )
         view = with_call(view) if self.alive else view
         return replace(view, activity=self.activity(view), lock=lock_of(view))
@@ -266,7 +270,7 @@ def children_words(moments: list[ChildrenMoment]) -> list[str]:
 def with_call(view: RankView) -> RankView:
     """The view with what its process asks of the kernel, as itself says it, else as that is seen from here."""
     told = view.sample.call if view.sample else ()
-    call = told if any(told) else file_call(view.pid)
+    call = told if any(told) else file_call(view.pid, view.sample.thread if view.sample else 0)
     # a path that is still being opened may go over links
     known = len(call) > 1 and is_of_open_file(call[0]) and call[1].startswith("/") and view.state == "D"
     return replace(view, call=call if any(call) else (), disk=file_system_of(view.pid, call[1]) if known else "")

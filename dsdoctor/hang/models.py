@@ -125,7 +125,8 @@ class Sample:
     ``signal_is_ours``: SIGUSR2 makes Python write all stacks, also while C code holds the GIL. ``failure``: an exception that ended
     the main thread. ``lock``: a file whose removal it waits for. ``handling``: an exception that the main thread handles.
     ``call``: the system call in which the main thread sleeps and the file that it is about, where that is one. ``root``: the rank
-    that it names in the collective where it waits, as `src=1 in group 0`. ``watcher``: the kernel's number of its thread.
+    that it names in the collective where it waits, as `src=1 in group 0`. ``watcher``: the kernel's number of its thread;
+    ``thread``: that of the one that trains.
     ``all_threads``: whether ``threads`` are all that run Python, the watch's own apart.
     ``failed_in``: where ``failure`` came from. ``told``: this rank has said what another one
     raised. ``deaths``: threads that exceptions have ended.
@@ -153,6 +154,7 @@ class Sample:
     arrivals: RankArrivals | None = None
     failed_in: tuple[Frame, ...] = ()
     told: bool = False
+    thread: int = 0
     watcher: int = 0
     deaths: tuple[ThreadDeath, ...] = ()
     loader_workers: tuple[int, ...] = ()

@@ -27,6 +27,7 @@ from typing import Any
 
 from dsdoctor.hang.inspection import (
     Counters,
+    calling_threads,
     frames_of,
     frames_of_failure,
     group_states,
@@ -38,6 +39,7 @@ from dsdoctor.hang.inspection import (
     recorder_texts,
     root_of,
     shortened,
+    training_thread,
     waited_lock,
     words_of,
 )
@@ -181,7 +183,9 @@ class Sampler:
         self.rank, self.world, self.pid = rank, world, 0
         self.engine: Any = None
         self.asked = 1
-        self._trains, self._kernel_number = threading.get_ident(), 0
+        self._maker = self._trains = threading.get_ident()
+        self._kernel_number = 0
+        self._seen_calls: dict[int, int] = {}
         self._ended, self._wake = False, threading.Event()
         self._leaving = self._stalled = False
         self._failure: Failure = ("", [])
@@ -195,9 +199,10 @@ class Sampler:
         self._thread = threading.Thread(target=self._run, name="dsdoctor-hang", daemon=True)
 
     def start(self, pid: int) -> None:
-        """Begin to look at this process, whose calling thread is the one that trains."""
+        """Begin to look at this process, whose calling thread is the one that trains, as long as no other is seen to."""
         self.pid = pid
-        self._trains, self._kernel_number = threading.get_ident(), threading.get_native_id()
+        self._maker = self._trains = threading.get_ident()
+        self._kernel_number = threading.get_native_id()
         self._thread.start()
 
     def close(self) -> None:
@@ -295,14 +300,17 @@ class Sampler:
             self._progress, self._moved, self._recorded, self._with_stacks = progress, clock, None, False
         failure, failed_in = self._failure_now(({group["name"]: group["sequence"] for group in groups}, steps))
         self._stalled = stalled = clock - self._moved >= self._patience
-        frames = sys._current_frames()
-        trains = frames.get(self._trains)
+        frames, threads = sys._current_frames(), known_threads()
+        trains = frames.get(self._find_trains(frames, threads))
+        thread = threads.get(self._trains)
+        number = self._kernel_number if self._trains == self._maker or thread is None else thread.native_id or 0
         flags = (LEAVING if self._leaving else 0) | (STALLED if stalled else 0) | (JOINED if groups else 0)
         flags |= 0 if self.asked else UNWATCHED
         sample: dict[str, Any] = {
             "rank": self.rank,
             "world": self.world,
             "pid": self.pid,
+            "thread": number,
             "watcher": threading.get_native_id(),
             "time": time.time(),
             "joined": bool(groups),
@@ -312,7 +320,7 @@ class Sampler:
             "told": self.told,
             "deaths": self._deaths,
             "groups": groups,
-            "threads": [_thread("MainThread", trains, OUTER, INNER, main=True)],
+            "threads": [_thread(thread.name if thread else "MainThread", trains, OUTER, INNER, main=True)],
             "step": steps[0],
             "micro_step": steps[1],
             "cuda": _cuda(),
@@ -335,9 +343,22 @@ class Sampler:
             sample["root"] = root_of(trains)
             sample["loader_workers"], sample["workers_answer"] = loader_workers(trains, sys.modules)
             sample["handling"] = handled_exception(self._trains)
-            sample["call"] = file_call(self.pid, self._kernel_number)
+            sample["call"] = file_call(self.pid, number)
             self._add_details(sample, frames, stacks=clock - self._moved >= WITH_LINES * self._patience)
         write(_fitting(sample))
+
+    def _find_trains(self, frames: dict[int, FrameType], threads: dict[int, threading.Thread]) -> int:
+        """The thread that trains, by what torch has recorded of it, else by where it was seen."""
+        looks = threading.get_ident()
+        frames = {ident: frame for ident, frame in frames.items() if ident != looks or ident == self._maker}
+        if len(frames) > 1:
+            for ident in calling_threads(frames):
+                self._seen_calls[ident] = self._seen_calls.get(ident, 0) + 1
+        calls: Counter[int] = Counter()
+        for group in (self._recorded or {}).values():
+            calls.update(group["calls"])
+        self._trains = training_thread(frames, threads, calls or self._seen_calls, self._maker)
+        return self._trains
 
     def _failure_now(self, counters: Counters) -> Failure:
         """The exception that ends the script, and where it came from. A script may print one as Python would, by calling

@@ -352,7 +352,8 @@ class Supervisor:
         if sample is None or view.silent < 3 * EVERY or view.state in {"", "Z", "T", "t"}:
             return view
         # at its end an interpreter takes the handler away, and the signal would end it with another status
-        if rank.leaving or not sample.signal_is_ours:
+        # and the main thread, which writes its stack, may not be the one that trains
+        if rank.leaving or not sample.signal_is_ours or sample.thread not in {0, view.pid}:
             return view
         stacks = asked_for(view.pid, rank.stacks)
         self._dumps[view.pid] = _size(rank.stacks)

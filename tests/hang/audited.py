@@ -6,6 +6,7 @@ rank is to end.
 """
 
 import _imp
+import functools
 import json
 import logging
 import os
@@ -130,12 +131,14 @@ def stands_in(file: str, wait: Any, **values: Any) -> None:
 
 
 def all_paths(watched: Watched) -> None:
+    threading.Thread(target=wait_for, args=(lambda: False,), daemon=True).start()
+    # as the event loop of an actor, while another thread trains
+    stands_in("/v/asyncio/base_events.py", functools.partial(time.sleep, 2.5))
     group, look = plant_torch(), watched.look_on
     watched.sampler.engine = types.SimpleNamespace(global_steps=1)
     look()
     watched.sampler._arrivals._number = 0
     look()
-    threading.Thread(target=time.sleep, args=(LIMIT,), daemon=True).start()
     try:
         raise Loud("seven", 7)
     except Loud:
