@@ -59,12 +59,19 @@ def identity(environment: Mapping[str, str], *, user: int, place: str = "") -> R
 
 
 def node_name() -> str:
-    """This node: its name, and which process numbers are meant, where containers share a name."""
-    try:
+    """This node: its name, since when it runs, and which process numbers are meant, where containers share a name."""
+    namespace = boot = ""
+    with contextlib.suppress(OSError):
         namespace = str(Path("/proc/self/ns/pid").readlink()).strip("pid:[]")
-    except OSError:
-        namespace = ""
-    return f"{socket.gethostname()}/{namespace}"
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{socket.gethostname()}/{namespace}/{boot}"
+
+
+def node_id(folder: Path) -> str:
+    """What tells this node from all others of a run, also from containers of one host: where its ranks' files are, too."""
+    state = folder.stat()
+    return hashlib.sha256(f"{node_name()}/{state.st_dev}/{state.st_ino}".encode(errors="replace")).hexdigest()[:8]
 
 
 def node_folder(key: str, *, user: int, bases: tuple[str, ...] = ("/dev/shm", "/tmp")) -> Path:
@@ -98,10 +105,12 @@ SLOWEST = 3.0
 
 @dataclass(frozen=True, kw_only=True)
 class NodeReport:
-    """What one node saw of its ranks. ``still``: seconds since any of them moved. ``views``: only when nothing moves."""
+    """What one node saw of its ranks. ``node``: tells it from others of that host's name. ``still``: seconds since any of them
+    moved. ``views``: only when nothing moves."""
 
     host: str
     still: float
+    node: str = ""
     ranks: tuple[int, ...] = ()
     views: tuple[RankView, ...] = ()
 
@@ -245,11 +254,13 @@ TOGETHER, OLD = 4.0, 30.0
 
 
 class Nodes:
-    """The other nodes of a run, as this one sees them. ``answer``: what rank 0's node told last, on any other."""
+    """The other nodes of a run, as this one sees them. ``answer``: what rank 0's node told last, on any other. ``node``: which of
+    those that have this host's name it is."""
 
-    def __init__(self, run: RunIdentity, host: str) -> None:
-        self._run, self._host = run, host
+    def __init__(self, run: RunIdentity, host: str, node: str = "") -> None:
+        self._run, self._host, self._node = run, host, node
         self._listener: Listener | None = None
+        self._hosts: dict[str, str] = {}
         self._heard: dict[str, float] = {}
         self._ranks: dict[str, tuple[int, ...]] = {}
         self._reports: dict[str, tuple[float, NodeReport]] = {}
@@ -266,16 +277,21 @@ class Nodes:
 
     def note(self, report: NodeReport) -> None:
         """Another node has said something."""
-        now = time.monotonic()
-        reported = self._reports.get(report.host)
+        now, node = time.monotonic(), f"{report.host}/{report.node}"
+        reported = self._reports.get(node)
         if reported is not None and report.still < now - reported[0]:
             # it has gone on since: where its ranks were then accuses none of them
-            del self._reports[report.host]
-        self._heard[report.host] = now
+            del self._reports[node]
+        self._heard[node], self._hosts[node] = now, report.host
         if report.ranks:
-            self._ranks[report.host] = report.ranks
+            self._ranks[node] = report.ranks
         if report.views:
-            self._reports[report.host] = (now, report)
+            self._reports[node] = (now, report)
+
+    def _name_of(self, node: str) -> str:
+        """A node as it is told: by its host, where no other one has that name."""
+        host = self._hosts[node]
+        return node if [*self._hosts.values(), self._host].count(host) > 1 else host
 
     def is_due(self, limit: float) -> bool:
         """Whether it is time for the next word to rank 0's node."""
@@ -284,7 +300,7 @@ class Nodes:
     def send(self, report: NodeReport) -> bool:
         """On any other node: tell rank 0's node something. Whether it took that."""
         self._sent = time.monotonic()
-        sent = send_report(self._run, replace(report, host=self._host))
+        sent = send_report(self._run, replace(report, host=self._host, node=self._node))
         if sent.answer is not None:
             self.answer, self._lost_since = sent.answer, None
         elif self._lost_since is None or sent.unreachable != self._unreachable:
@@ -303,9 +319,9 @@ class Nodes:
         seen = {view.rank for view in views}
         lost = time.monotonic() - BEATS_LOST * beat_of(limit) - together
         silent = {
-            host: ranks
-            for host, ranks in self._ranks.items()
-            if self._heard[host] < lost and not seen.issuperset(ranks)
+            self._name_of(node): ranks
+            for node, ranks in self._ranks.items()
+            if self._heard[node] < lost and not seen.issuperset(ranks)
         }
         return replace(incident, ranks=tuple(sorted(views, key=lambda view: view.rank)), silent_hosts=silent)
 
@@ -319,7 +335,9 @@ class Nodes:
         """On rank 0's node: whether a node is heard of that has not said yet that nothing moves there."""
         seen = {view.rank for view in incident.ranks}
         lost = incident.silent_hosts
-        return any(host not in lost and not seen.issuperset(ranks) for host, ranks in self._ranks.items())
+        return any(
+            self._name_of(node) not in lost and not seen.issuperset(ranks) for node, ranks in self._ranks.items()
+        )
 
     def without_leader(self, incident: Incident, limit: float) -> Incident:
         """On any other node: the incident with rank 0's node lost, as far as that is known."""

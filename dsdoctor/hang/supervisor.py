@@ -19,7 +19,7 @@ from pathlib import Path
 from dsdoctor.core.files import PRIVATE, write_bytes
 from dsdoctor.core.finding import Finding
 from dsdoctor.hang.case import first_of
-from dsdoctor.hang.channel import Answer, NodeReport, Nodes, RunIdentity
+from dsdoctor.hang.channel import Answer, NodeReport, Nodes, RunIdentity, node_id
 from dsdoctor.hang.local_rank import NAME, LocalRank, Node
 from dsdoctor.hang.models import HangOptions, Incident, RankView
 from dsdoctor.hang.outside import asked_for, of_loader, workers_of
@@ -174,7 +174,7 @@ class Supervisor:
         self._dumps: dict[int, int] = {}
         self._dead = False
         self._comparison = Comparison()
-        self.nodes = Nodes(task.run, task.host)
+        self.nodes = Nodes(task.run, task.host, node_id(task.folder))
 
     def run(self) -> None:
         """Look until the last rank has ended."""
