@@ -8,6 +8,7 @@ from dsdoctor.core.finding import Finding, Step, step
 from dsdoctor.core.processes import LETTERS, FileHolder
 from dsdoctor.hang.models import MAX_SAMPLE_AGE, MOVED, NOT_LOOKED, PROCESSES, RECORDERS, Incident, RankView, Sample
 from dsdoctor.hang.stacks import (
+    ENDED,
     OLD_STACK,
     acting_stack,
     collective_in,
@@ -229,6 +230,15 @@ class Case:
         """Whether the ranks have become one run: what never called init_process_group waits for nobody."""
         return bool(self.starting) or any(view.sample and view.sample.joined for view in self.incident.ranks)
 
+    @cached_property
+    def past_the_end(self) -> tuple[RankView, ...]:
+        """Living ranks that have destroyed their process groups, or whose script has ended; none while another living one has
+        not, or where no rank ever had a group."""
+        living = [view for view in self.incident.ranks if view.rank not in self.unwell]
+        past = [view for view in living if is_past_the_end(view)]
+        grouped = any(view.sample and (view.sample.joined or view.sample.parted) for view in self.incident.ranks)
+        return tuple(past) if grouped and len(past) == len(living) and not self.waiting_ranks else ()
+
     def who(self, rank: int) -> str:
         """A rank with host and process."""
         view = self.views.get(rank)
@@ -274,7 +284,8 @@ class Case:
             return (f"two looks, {self.incident.still:.0f} s apart, saw the same",)
         still = f"no rank has called a collective or made a step for {self.incident.still:.0f} s"
         timeout = self.waiting.timeout()
-        ends = f"; torch's own timeout would end it after {timeout:.0f} s, without a name" if timeout else ""
+        over = not timeout or self.past_the_end
+        ends = "" if over else f"; torch's own timeout would end it after {timeout:.0f} s, without a name"
         return (f"{still}{ends}",)
 
     def _seen_of(self, view: RankView) -> Iterable[str]:
@@ -300,6 +311,12 @@ class Case:
         elif chain := [place(frame) for frame in acting_stack(view)[-3:]]:
             old = view.age >= OLD_STACK
             yield f"rank {view.rank} {f'stood {view.age:.0f} s ago' if old else 'stands'} in {' > '.join(chain)}"
+
+
+def is_past_the_end(view: RankView) -> bool:
+    """Whether a rank has destroyed its process groups, or its script has ended."""
+    sample = view.sample
+    return sample is not None and (sample.parted or sample.leaving or doing_of(view) == ENDED)
 
 
 MAIN_THREAD = "MainThread"

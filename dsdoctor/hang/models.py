@@ -121,7 +121,8 @@ class ThreadDeath:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """What a rank writes about itself once a second. ``joined``: its process group exists. ``leaving``: the interpreter ends.
+    """What a rank writes about itself once a second. ``joined``: its process group exists. ``parted``: it did, and was destroyed.
+    ``leaving``: the interpreter ends.
     ``signal_is_ours``: SIGUSR2 makes Python write all stacks, also while C code holds the GIL. ``failure``: an exception that ended
     the main thread. ``lock``: a file whose removal it waits for. ``handling``: an exception that the main thread handles.
     ``call``: the system call in which the main thread sleeps and the file that it is about, where that is one. ``root``: the rank
@@ -138,6 +139,7 @@ class Sample:
     pid: int
     time: float
     joined: bool = False
+    parted: bool = False
     leaving: bool = False
     failure: str = ""
     groups: tuple[GroupState, ...] = ()

@@ -187,7 +187,7 @@ class Sampler:
         self._kernel_number = 0
         self._seen_calls: dict[int, int] = {}
         self._ended, self._wake = False, threading.Event()
-        self._leaving = self._stalled = False
+        self._leaving = self._stalled = self._joined_once = False
         self._failure: Failure = ("", [])
         self._outlived, self._failed_at = self._failure, (self._failure, NOWHERE)
         self.told = False
@@ -294,6 +294,7 @@ class Sampler:
         clock = time.monotonic()
         groups = list(group_states())
         engine = self.engine
+        self._joined_once = self._joined_once or bool(groups)
         steps = (counter_of(engine, "global_steps"), counter_of(engine, "micro_steps"))
         progress = zlib.crc32(repr(([(group["name"], group["sequence"]) for group in groups], steps)).encode())
         if progress != self._progress:
@@ -314,6 +315,7 @@ class Sampler:
             "watcher": threading.get_native_id(),
             "time": time.time(),
             "joined": bool(groups),
+            "parted": self._joined_once and not groups,
             "leaving": self._leaving,
             "failure": failure,
             "failed_in": failed_in,

@@ -147,20 +147,51 @@ while True:
 """
 
 
-@pytest.mark.launch
-def test_a_rank_whose_thread_trains_is_told_with_the_line_of_that_thread(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(TRAIN)
+AT_EXIT = """
+import threading, time
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+for step in range(100):
+    dist.all_reduce(torch.ones(3))
+    time.sleep(0.02)
+dist.destroy_process_group()
+def log():
+    time.sleep(3600)
+if rank == 0:
+    threading.Thread(target=log, name="logger").start()
+"""
+
+
+def said_by_ranks(folder: Path, script: str) -> str:
+    """What two ranks print that are stopped when they hang."""
+    (folder / "train.py").write_text(script)
     told = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "dsdoctor.run", "--hang-after", "5", "--on-hang", "stop", "train.py"]
     ranks = [
         subprocess.Popen(
-            command, cwd=tmp_path, env={**os.environ, **told, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True
+            command, cwd=folder, env={**os.environ, **told, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True
         )
         for rank in range(2)
     ]
-    said = "".join(rank.communicate(timeout=120)[1] for rank in ranks)
+    return "".join(rank.communicate(timeout=200)[1] for rank in ranks)
+
+
+@pytest.mark.launch
+def test_a_rank_whose_thread_trains_is_told_with_the_line_of_that_thread(tmp_path: Path) -> None:
+    said = said_by_ranks(tmp_path, TRAIN)
 
     assert "does not come: sleeps at train.py:9 in train: time.sleep(3600), while rank 0 waits in all_reduce" in said, (
         said
     )
     assert "rank 1 calls its collectives in its thread TrainThread" in said
+
+
+@pytest.mark.launch
+def test_a_rank_that_does_not_end_after_its_process_group_was_destroyed_is_told(tmp_path: Path) -> None:
+    said = said_by_ranks(tmp_path, AT_EXIT)
+
+    assert "does not end: its script has ended, and waits for a thread that is no daemon" in said, said
+    assert "its thread logger stands in train.py:12 in log: time.sleep(3600)" in said
+    assert "[hang-at-exit]" in said
