@@ -174,7 +174,7 @@ class Supervisor:
         self._dumps: dict[int, int] = {}
         self._dead = False
         self._comparison = Comparison()
-        self.nodes = Nodes(task.run, task.host, node_id(task.folder))
+        self.nodes = Nodes(task.run, task.host, node_id(task.folder), task.folder)
 
     def run(self) -> None:
         """Look until the last rank has ended."""
@@ -289,7 +289,8 @@ class Supervisor:
             self.task.write(incident)
         if (answer := self.nodes.answer) is not None:
             self._told = self._told or answer.told
-            if answer.stop:
+            # what other nodes say ends nothing here that this one was not told to end
+            if answer.stop and self.task.options.on_hang == "stop":
                 self._stop()
         return None
 
