@@ -65,7 +65,7 @@ def identity(environment: Mapping[str, str], *, user: int, place: str = "") -> R
 
 def shared_secret(store: Any) -> str:
     """The secret of a run, by its job's store: that of the first rank that asks. One question, which waits for no other rank; ""
-    for a store that cannot answer it (one in a file)."""
+    for a store that cannot answer it."""
     try:
         answered = store.compare_set(SECRET_KEY, "", os.urandom(SECRET_BYTES).hex())
     except Exception:  # whatever a store of another kind raises

@@ -73,7 +73,8 @@ def test_a_network_that_is_cut_and_a_host_of_rank_0_that_is_gone(tmp_path: Path)
         assert f"✗ {host} with rank {gone} is not reached any more, and rank {waits} waits in all_reduce" in text, text
         assert (finding.rule, f"{host} with rank {gone}" in finding.title) == ("hang-host-gone", True)
     assert together.rule == "hang-network-cut"
-    assert seconds < AFTER + 20
+    # long before torch gives up after half an hour, on a full machine too
+    assert seconds < 300
 
 
 ANSWER = Answer(host="node1", ranks=(0,))
