@@ -110,7 +110,7 @@ def waits_for_interpreter(pid: int, thread: int) -> bool:
     return before is not None and after is not None and after - before >= INTERPRETER_WAKES
 
 
-INTERPRETER_SECONDS, INTERPRETER_WAKES = 0.1, 5
+INTERPRETER_SECONDS, INTERPRETER_WAKES = 0.2, 3
 
 
 def _switches(pid: int, thread: int) -> int | None:
