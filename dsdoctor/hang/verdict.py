@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dsdoctor.core.finding import Finding, Severity, step
 from dsdoctor.hang.case import Case
 from dsdoctor.hang.checks import CHECKS
-from dsdoctor.hang.models import PROCESSES, RECORDERS, Incident, Verdict
+from dsdoctor.hang.models import NOT_LOOKED, PROCESSES, RECORDERS, Incident, Verdict
 from dsdoctor.hang.process_checks import hang_stacks_unread
 from dsdoctor.hang.stacks import doing, doing_of, folded, main_stack, ranks_words
 from dsdoctor.hang.waiting import rank_late_again
@@ -36,6 +36,17 @@ def judge(incident: Incident) -> Verdict:
 def is_working(verdict: Verdict) -> bool:
     """Whether all that the others wait for is seen to work: slow, not hung."""
     return all(finding.severity is not Severity.ERROR for finding in verdict.findings)
+
+
+BLIND_SECONDS = 60.0
+"""A watch that has not looked for so long does not look any more; before, its machine may have had no time for it."""
+
+
+def is_blind(incident: Incident, verdict: Verdict) -> bool:
+    """Whether all that is known is that some ranks' watches have not looked for a moment: nothing is to be told of that yet."""
+    ages = [view.age for view in incident.ranks if view.unread == NOT_LOOKED]
+    unread = all(finding.rule == "hang-stacks-unread" for finding in verdict.findings)
+    return bool(ages) and unread and max(ages) < BLIND_SECONDS
 
 
 OUTSIDE = {

@@ -17,7 +17,9 @@ from dsdoctor.hang.local_rank import LocalRank
 from dsdoctor.hang.models import NOT_LOOKED, RankView
 from dsdoctor.hang.ring import RingWriter
 from dsdoctor.hang.stacks import folded
+from dsdoctor.hang.supervisor import WORKS
 from dsdoctor.hang.verdict import hang_lines, is_working, judge
+from dsdoctor.run.hang_report import state_of
 from tests.hang.made import calling, elsewhere, incident, view
 from tests.hang.test_nodes import own
 from tests.hang.test_parts import run_on
@@ -103,6 +105,10 @@ def test_a_sample_that_is_older_than_the_stillness_accuses_no_rank() -> None:
 
     assert [each.rule for each in verdict.findings] == ["hang-stacks-unread"]
     assert is_working(verdict)
+    # a full machine may have had no time for the watch: a healthy run is told nothing
+    assert state_of(made, patient=False) == ""
+    dead = incident(*(replace(each, age=90.0) for each in blind), world=2)
+    assert state_of(dead, patient=False) == WORKS
     assert "sleeps" not in verdict.findings[0].title
     assert "    ranks 0-1, 31 s ago:" in lines
     # nor is one that has not joined by what it said then
