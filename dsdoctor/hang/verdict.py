@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dsdoctor.core.finding import Finding, Severity, step
 from dsdoctor.hang.case import Case
 from dsdoctor.hang.checks import CHECKS
-from dsdoctor.hang.models import PROCESSES, RECORDERS, Incident, Verdict
+from dsdoctor.hang.models import NOT_LOOKED, PROCESSES, RECORDERS, Incident, Verdict
 from dsdoctor.hang.process_checks import hang_stacks_unread
-from dsdoctor.hang.stacks import doing_of, folded, main_stack, ranks_words
+from dsdoctor.hang.stacks import doing, doing_of, folded, main_stack, ranks_words
 from dsdoctor.hang.waiting import rank_late_again
 from dsdoctor.ui.terminal import VerdictLine, finding_lines
 
@@ -38,6 +38,17 @@ def is_working(verdict: Verdict) -> bool:
     return all(finding.severity is not Severity.ERROR for finding in verdict.findings)
 
 
+BLIND_SECONDS = 60.0
+"""A watch that has not looked for so long does not look any more; before, its machine may have had no time for it."""
+
+
+def is_blind(incident: Incident, verdict: Verdict) -> bool:
+    """Whether all that is known is that some ranks' watches have not looked for a moment: nothing is to be told of that yet."""
+    ages = [view.age for view in incident.ranks if view.unread == NOT_LOOKED]
+    unread = all(finding.rule == "hang-stacks-unread" for finding in verdict.findings)
+    return bool(ages) and unread and max(ages) < BLIND_SECONDS
+
+
 OUTSIDE = {
     "waits for the network",
     "waits for another process",
@@ -50,7 +61,7 @@ OUTSIDE = {
 }
 
 
-LATE = {"hang-not-started", "hang-rank-behind", "hang-rank-outside", "hang-all-outside"}
+LATE = {"hang-not-started", "hang-rank-behind", "hang-rank-outside", "hang-all-outside", "hang-at-exit"}
 
 
 def may_wait_outside(incident: Incident, verdict: Verdict) -> bool:
@@ -62,7 +73,11 @@ def may_wait_outside(incident: Incident, verdict: Verdict) -> bool:
     if case.starting and case.unknown:
         return True
     late = [view for view in incident.ranks if view.rank not in case.unwell and view.rank not in case.waiting_ranks]
-    return any(doing_of(view) in OUTSIDE for view in late)
+    if any(doing_of(view) in OUTSIDE for view in late):
+        return True
+    # what a script leaves behind may be an upload
+    threads = [thread for view in case.past_the_end if view.sample for thread in view.sample.threads if not thread.main]
+    return any(doing(thread.frames) in OUTSIDE for thread in threads)
 
 
 def hang_unclear(case: Case) -> tuple[Finding, ...]:

@@ -48,10 +48,10 @@ def watch_node(order: dict[str, Any]) -> None:
 def state_of(incident: Incident, *, patient: bool) -> str:
     """Whether an incident is a hang, or what the others wait for works; "" where there is nothing to say. ``patient``: nobody
     said after how many seconds, so what may work where it is not seen is given its time, too."""
-    from dsdoctor.hang.verdict import is_working, judge, may_wait_outside
+    from dsdoctor.hang.verdict import is_blind, is_working, judge, may_wait_outside
 
     verdict = judge(incident)
-    if not verdict.findings:
+    if not verdict.findings or is_blind(incident, verdict):
         return ""
     return WORKS if is_working(verdict) or (patient and may_wait_outside(incident, verdict)) else HANGS
 
