@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from dsdoctor.core.errors import UsageError
+from dsdoctor.core.files import absolute
 from dsdoctor.hang.models import HangOptions
 
 MODULE = "torch.distributed.distributed_c10d"
@@ -55,7 +56,7 @@ def checked(after: float | None, on_hang: str, folder: str) -> HangOptions:
     if after is not None and not LEAST_SECONDS <= after < 1e6:
         raise UsageError(f"--hang-after is {after:g}", hint=f"seconds, {LEAST_SECONDS:g} or more")
     # scripts change folders
-    return HangOptions(after=after, on_hang=on_hang, folder=os.path.abspath(folder))  # noqa: PTH100
+    return HangOptions(after=after, on_hang=on_hang, folder=absolute(folder))
 
 
 class HangWatch:
