@@ -7,16 +7,18 @@ import json
 import pickle
 import re
 import sys
-import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from dsdoctor.core.user_code import is_user_file
+from dsdoctor.ranks.failure import line_of
+
 # In a rank: what is read of torch's groups, of stacks and of exceptions. Standard library; torch is taken from sys.modules.
 
 
-MOST_GROUPS, DEEPEST = 64, 30
+MOST_GROUPS = 64
 Counters = tuple[dict[str, int], tuple[int | None, int | None]]
 """How far a rank is: the sequence numbers of its groups, and its engine's steps and micro steps."""
 ROOTS = ("src", "dst", "group_src", "group_dst")
@@ -56,15 +58,7 @@ def handled_exception(thread: int) -> str:
     while raised is not None and raised.tb_next is not None:
         raised = raised.tb_next
     place = f" (raised at {raised.tb_frame.f_code.co_filename}:{raised.tb_lineno})" if raised is not None else ""
-    return f"{words_of(error)}{place}"
-
-
-def words_of(error: BaseException) -> str:
-    """An exception in a line."""
-    try:
-        return f"{type(error).__name__}: {error}"[:300].removesuffix(": ")
-    except Exception:  # a message of its own making
-        return type(error).__name__
+    return f"{line_of(error)}{place}"
 
 
 def frames_of(frame: FrameType | None, outer: int, inner: int) -> list[dict[str, Any]]:
@@ -100,21 +94,10 @@ def root_of(frame: FrameType | None) -> str:
     return ""
 
 
-def frames_of_failure(error: BaseException) -> list[dict[str, Any]]:
-    """Where an exception came from, outermost frame first."""
-    found = []
-    trace = error.__traceback__
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        found.append({"file": code.co_filename, "line": trace.tb_lineno or 0, "function": code.co_name})
-        trace = trace.tb_next
-    return found[-DEEPEST:]
-
-
 def last_failure() -> str:
     """The exception that ended the main thread, in a line, where the script has an excepthook of its own; "" for none."""
     error = getattr(sys, "last_value", None)
-    return words_of(error) if isinstance(error, BaseException) else ""
+    return line_of(error) if isinstance(error, BaseException) else ""
 
 
 def has_gone_on(before: Counters, now: Counters) -> bool:
@@ -229,11 +212,9 @@ def _operation(entry: dict[str, Any]) -> dict[str, Any]:
 
 def _place(frames: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The user's own line of a call: of the frames, innermost first, the first that is no library's; empty for none."""
-    from dsdoctor.hang.stacks import LIBRARY
-
     for frame in list(frames)[:DEEPEST_RECORDED]:
         file = str(frame.get("filename", ""))
-        if file and LIBRARY.search(file) is None:
+        if file and is_user_file(file):
             return [{"file": file, "line": int(frame.get("line") or 0), "function": str(frame.get("name", ""))}]
     return []
 
@@ -251,8 +232,6 @@ IN_SOURCE = re.compile(
     rb"\bimport\b[^\n]*\bsignal\b|\bfrom\s+signal\b|[\"']signal[\"']|SIGUSR2|valid_signals|sigaction|add_signal_handler|faulthandler"
 )
 IN_BINARY = re.compile(rb"sigaction|signal\0")
-INSTALLED = re.compile(r"/(site|dist)-packages/")
-OURS = str(Path(__file__).parents[1])
 
 
 def loader_workers(frame: FrameType | None, modules: Mapping[str, Any]) -> tuple[list[int], bool]:
@@ -281,15 +260,14 @@ def none_names_signals(files: Iterable[str]) -> bool:
 
 
 def own_files(modules: Mapping[str, Any], more: Iterable[str]) -> Iterator[str]:
-    """The files of modules that are neither Python's nor installed nor our own; of ``more`` likewise."""
-    names = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-    libraries = tuple(f"{folder}/" for folder in {*names, OURS})
+    """The files of modules that are the user's own; of ``more`` likewise, and what is in no file, which may be."""
     # torch.ops and its like are in no file
     known = [
         getattr(made, "__file__", None) for name, made in list(modules.items()) if name.partition(".")[0] != "torch"
     ]
     for file in (*known, *more):
-        if isinstance(file, str) and not (file.startswith((*libraries, "<frozen ")) or INSTALLED.search(file)):
+        in_no_file = isinstance(file, str) and file.startswith("<") and not file.startswith("<frozen ")
+        if isinstance(file, str) and (in_no_file or is_user_file(file)):
             yield file
 
 

@@ -3,12 +3,14 @@
 import math
 import re
 import resource
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
+
+from dsdoctor.core.user_code import is_user_file
 
 # This process and its host -> what limits its memory; and an allocation that failed -> which limit refused it, where that is sure.
 #
@@ -171,15 +173,15 @@ class Kept:
 
 
 def kept_graphs(
-    traceback: TracebackType | None, packages: Iterable[str], *, fewest: float = FEWEST, least: float = math.inf
+    traceback: TracebackType | None, *, fewest: float = FEWEST, least: float = math.inf
 ) -> tuple[Kept, ...]:
-    """What frames outside ``packages`` (parts of paths) can name, the most graphs first, each once.
+    """What the frames of the user's own code can name, the most graphs first, each once.
 
     ``fewest``: tensors with graphs from which on a container or a sum is told: one step has some in hand itself, the hidden
     states of its layers for one. ``least``: bytes of tensors from which on a container is told that keeps no graph.
     """
     found: dict[int, Kept] = {}
-    for frame in _frames(traceback, tuple(packages)):
+    for frame in _frames(traceback):
         place = Path(frame.f_code.co_filename).name
         names = {**frame.f_globals, **frame.f_locals}
         for name, value in list(names.items()):
@@ -215,11 +217,10 @@ def _container(name: str, place: str, container: Any) -> Kept:
     return Kept(name=name, place=place, count=graphs if graphs >= FEWEST else 0, size=size)
 
 
-def _frames(traceback: TracebackType | None, packages: tuple[str, ...]) -> Iterator[FrameType]:
+def _frames(traceback: TracebackType | None) -> Iterator[FrameType]:
     while traceback is not None:
-        frame = traceback.tb_frame
-        if not any(part in frame.f_code.co_filename for part in packages):
-            yield frame
+        if is_user_file(traceback.tb_frame.f_code.co_filename):
+            yield traceback.tb_frame
         traceback = traceback.tb_next
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.files import absolute
 from dsdoctor.hang.models import HangOptions
+from dsdoctor.ranks.failure import read_failure
 
 MODULE = "torch.distributed.distributed_c10d"
 VARIABLE = "DSDOCTOR_HANG"
@@ -130,13 +131,15 @@ def note_failures(sampler: Any) -> None:
 
     @functools.wraps(before)
     def noted(kind: type[BaseException], failure: BaseException, trace: Any) -> None:
-        sampler.failed(failure)
+        sampler.failed(read_failure(failure))
         before(kind, failure, trace)
 
     @functools.wraps(before_thread)
     def noted_of_thread(args: threading.ExceptHookArgs) -> None:
         if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
-            sampler.thread_ended(args.thread.name if args.thread is not None else "thread", args.exc_value)
+            sampler.thread_ended(
+                args.thread.name if args.thread is not None else "thread", read_failure(args.exc_value)
+            )
         before_thread(args)
 
     sys.excepthook, threading.excepthook = noted, noted_of_thread
