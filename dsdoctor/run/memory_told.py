@@ -5,12 +5,13 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
+from dsdoctor.core.host import LocalHost
+from dsdoctor.memory.account import amount
 from dsdoctor.memory.calls import Call, Grown, Growth, LastCall
 from dsdoctor.memory.failure import Kept, asked_bytes, kept_graphs, limit_lines, look_limits
 from dsdoctor.memory.models import ZeroSettings
 from dsdoctor.ranks.failure import Failure
 
-MIB = 1 << 20
 OF_HOST = ("DefaultCPUAllocator: can't allocate", "DefaultCPUAllocator: not enough memory", "Unable to allocate")
 """What torch and numpy say of the host's memory; a device's allocators say otherwise."""
 WORTH = 4
@@ -30,7 +31,7 @@ def failure_lines(
     said = first_line(failure)
     yield f"    the exception: {said}"
     if of_host(failure):
-        yield from (f"    {line}" for line in limit_lines(said, look_limits()))
+        yield from (f"    {line}" for line in limit_lines(said, look_limits(LocalHost())))
     grown = growth.grown() if growth is not None else None
     if grown:
         yield from growth_lines(grown)
@@ -201,12 +202,3 @@ def device_lines(engine: Any) -> Iterator[str]:
     free, total = torch.cuda.mem_get_info(device)
     yield f"    the device: {amount(total)}, {amount(free)} free; allocated {amount(current)}, at most {amount(most)}, reserved"
     yield f"        {amount(reserved)}: {amount(reserved - current)} of that is held by the allocator and not used"
-
-
-def amount(size: int) -> str:
-    """Bytes as MiB or GiB.
-
-    >>> amount(5 << 30), amount(3 << 20)
-    ('5.0 GiB', '3.0 MiB')
-    """
-    return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size / MIB:.1f} MiB"
