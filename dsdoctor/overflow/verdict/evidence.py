@@ -262,10 +262,21 @@ def bad_gradient(rank_report: RankReport, rank_reports: RankReports) -> str:
     found, origin = rank_report.first_bad, rank_report.origin
     if found is None:
         return f"the gradient of {gradient_names(rank_reports)} is not finite"
+    if rank_report.began_bad:
+        return _of_the_loss(rank_report, found)
     by = f"{origin.op} of {origin.line}" if origin is not None else "the backward"
     after = f", out of the backward of {found.frame.after[-1]}" if found.frame.after else ""
     place = found.tensor.name.removeprefix("grad ")
     return f"{by} made {amount(found.tensor)} in the gradient of {where(found.frame)} {place}{after}"
+
+
+def _of_the_loss(rank_report: RankReport, found: FirstBad) -> str:
+    """A bad gradient that was so before it came to the model."""
+    made = rank_report.loss_backward
+    by = "the backward of what the script computes between the model and its loss"
+    if made is not None:
+        by = f"{made.op} in {made.line}" if made.line else f"{made.op}, between the model and the loss,"
+    return f"{by} made {amount(found.tensor)} in the gradient of the model's output"
 
 
 def stays_bad(rank_report: RankReport) -> bool:
@@ -322,6 +333,8 @@ def evidence(rank_reports: RankReports, rank_report: RankReport) -> tuple[str, .
         lines += [f"its inputs had {min(tight):.1f} bits of headroom left"] if tight and min(tight) < 8 else []
     if rank_report.origin is not None:
         lines.append(f"first made by {rank_report.origin.op} in {rank_report.origin.line}")
+    if rank_report.began_bad and rank_report.loss_backward is not None:
+        lines.append(f"why: {rank_report.loss_backward.how}")
     lines += _what_was_there(rank_report)
     lines += [
         f"it reached rank {peer.rank} by {peer.received.op}"
