@@ -155,7 +155,8 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
 
 class Flushed(msgspec.Struct, frozen=True, kw_only=True):
     """What of a rank's gradients is zero or denormal at a loss scale and would not be at a larger one: the share of all elements,
-    the parameters where it is largest, and the largest scale (a power of 2) that leaves some room."""
+    the parameters where it is largest, and the largest scale (a power of 2) that leaves some room: ``fits``, which is 0 where every
+    gradient is exactly zero in two checks, those that the model was given too, so that no replay shows a scale."""
 
     share: float
     worst: tuple[tuple[str, float], ...]

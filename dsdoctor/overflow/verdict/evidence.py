@@ -18,6 +18,8 @@ GROWN = 1.5
 """A weight that is less than this many times as large as at first has not grown."""
 FAR = 10.0
 """And one that is so many times as large has grown too much."""
+EXTREME = 1e4
+"""No weight of an ordinary model is so large, and no training makes it so in a step."""
 MOST_WEIGHTS = 2
 IN_EVALUATION = (
     "No step trains on it: look in this module for a division by zero, a logarithm, or a statistic of too few values (the standard "
@@ -30,7 +32,7 @@ def remedy(rank_reports: RankReports, rank_report: RankReport, first_bad: FirstB
     cure = rank_report.origin.cure if rank_report.origin is not None else ""
     if rank_report.held is not None and rank_report.origin is None:
         cure = "Look at what made that tensor: no operation of torch did in this batch."
-    known = [part for part in (cure, what_was_tried(rank_reports, first_bad), *_of_growth(rank_reports)) if part]
+    known = [part for part in (cure, what_was_tried(rank_reports, first_bad), *of_growth(rank_reports)) if part]
     if known:
         return " ".join(known)
     if any(is_minus_inf_mask(tensor) for tensor in first_bad.frame.inputs):
@@ -46,11 +48,18 @@ def remedy(rank_reports: RankReports, rank_report: RankReport, first_bad: FirstB
     return f"Run it in float32{around}: {as_call(name)}; or train in bfloat16."
 
 
-def _of_growth(rank_reports: RankReports) -> Iterator[str]:
+def of_growth(rank_reports: RankReports) -> Iterator[str]:
+    """What to do about the largest weight that is known, where it grew or was extreme from the start."""
     for growth in joined(rank_reports)[:1]:
         (first, before), (_, now) = growth.points[0], growth.points[-1]
         if before and now / before >= FAR:
             yield f"{growth.name} has grown since step {first}: lower the learning rate, or clip gradients."
+        elif now >= EXTREME:
+            since = f"since step {first}" if len(growth.points) > 1 else "in the first step that was looked at"
+            yield (
+                f"{growth.name} holds values up to {now:.3g} {since}: look at how it is initialised, and at the file that it was "
+                "loaded from."
+            )
 
 
 def as_call(module: str) -> str:

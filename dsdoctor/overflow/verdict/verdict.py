@@ -19,6 +19,7 @@ from dsdoctor.overflow.verdict.evidence import (
     finding,
     gradient_names,
     near,
+    of_growth,
     ranks_say,
     rule_of,
     stays_bad,
@@ -80,7 +81,8 @@ def _what_to_do(rank_reports: RankReports, rank_report: RankReport) -> str:
     if rank_report.began_bad:
         return rank_report.loss_backward.cure if rank_report.loss_backward is not None else MASKED_TOO_LATE
     cure = rank_report.origin.cure if rank_report.origin is not None else ""
-    known = " ".join(part for part in (cure, what_was_tried(rank_reports, rank_report.first_bad)) if part)
+    tried = what_was_tried(rank_reports, rank_report.first_bad)
+    known = " ".join(part for part in (cure, tried, *of_growth(rank_reports)) if part)
     if known:
         return known
     what = "the operation that is named" if rank_report.origin is not None else "what is computed there"
@@ -357,6 +359,15 @@ def gradients_underflow(rank_reports: RankReports) -> Iterator[Finding]:
         (report.flushed for report in bad if report.flushed is not None), key=lambda each: each.share, default=None
     )
     if worst is None:
+        return
+    if not worst.fits:
+        yield Finding.warning(
+            rule_of(gradients_underflow),
+            f"step {bad[0].step}: every gradient is 0 in float16 at a loss scale of {near(worst.scale)}, in two checks",
+            evidence=("what comes to the model's output is 0 already, so no replay shows which loss scale fits",),
+            fix="Raise loss_scale in the fp16 section, or set it to 0, which finds it; do not multiply the loss by a small number, "
+            "and see that the loss depends on the model. bfloat16 needs no scale.",
+        )
         return
     who = ranks_say(tuple(report.rank for report in bad), len(rank_reports)) if len(bad) < len(rank_reports) else ""
     helps = worst.fits > worst.scale

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dsdoctor.core.finding import Severity
-from dsdoctor.overflow.frames.first_bad import Origin, RankReport, first_bad
+from dsdoctor.overflow.frames.first_bad import Flushed, Origin, RankReport, first_bad
 from dsdoctor.overflow.frames.frame import Frame
 from dsdoctor.overflow.hooks import engine as engine_adapter
 from dsdoctor.overflow.hooks import engine as engine_facts
@@ -25,7 +25,14 @@ from dsdoctor.overflow.measure.readings import Meters
 from dsdoctor.overflow.replay.investigate import any_bad_gradient, first_report, last_frames, replayed
 from dsdoctor.overflow.replay.provenance import bad_tensors, ignored_labels, with_buffers
 from dsdoctor.overflow.replay.replay import BatchRecorder
-from dsdoctor.overflow.replay.underflow import any_lost_activation, flushed, has_lost_gradient, is_suspect, vanished
+from dsdoctor.overflow.replay.underflow import (
+    all_zero,
+    any_lost_activation,
+    flushed,
+    has_lost_gradient,
+    is_suspect,
+    vanished,
+)
 from dsdoctor.overflow.verdict.verdict import judge
 from dsdoctor.overflow.watch import history
 from dsdoctor.overflow.watch.announce import Announcer, Found, Seen
@@ -101,6 +108,7 @@ class Decisions:
             options.level == "frames" and torch.device(engine.device).type == "cpu"
         )
         self._suspects = self._lost = 0
+        self._were_zero = False
         self._updates: history.Updates | None = None
         self._was_unchanged = False
         self._last_clean_step: int | None = None
@@ -259,6 +267,11 @@ class Decisions:
         self._suspects += suspect
         if suspect and is_power_of_two(self._suspects):
             seen = flushed(self.engine, self._recorder, scale)
+            nothing = not ranks.any_rank(not all_zero(self.engine, self._meters), self.engine.device)
+            if nothing and self._were_zero:
+                # not even a far larger gradient at the model's output shows any: what came there is nothing already
+                seen = seen or Flushed(share=1.0, worst=(), scale=scale, fits=0.0)
+            self._were_zero = nothing
             mine = RankReport(
                 rank=ranks.this_rank(), world=ranks.world(), step=decision.step, flushed=seen, dtype="float16"
             )
