@@ -22,7 +22,7 @@ from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Follows, Step
 from dsdoctor.ranks.failure import Failure, read_failure
 from dsdoctor.ranks.launchers import RANKS
-from dsdoctor.run import checkpoint, hang, memory
+from dsdoctor.run import checkpoint, hang, memory, op_compile
 
 # Under dsdoctor.run transformers' DebugUnderflowOverflow, which ``TrainingArguments(debug="underflow_overflow")`` makes, is ours.
 #
@@ -197,6 +197,8 @@ def failure_line(failure: Failure) -> str:
 
 
 VARIABLE = "DSDOCTOR_RUN"
+HALF_BUILT = "masked-jit-failure"
+"""The rule of an op whose compile failed in another process or before: a consequence, and all that this process can know."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,6 +243,9 @@ def ready(fields: dict[str, Any]) -> None:
         or order.checkpoint_check != checkpoint.OFF
     ):
         after_import("deepspeed", process.wrap)
+        if os.environ.get("LOCAL_RANK", rank() or "0") == "0":
+            # one of a node: all of its ranks wait for the same compile
+            after_import(op_compile.MODULE, op_compile.CompileNotices(mark()).wrap)
 
 
 def after_import(name: str, then: Callable[[ModuleType], None]) -> None:
@@ -445,12 +450,16 @@ def rank() -> str | None:
     return next((os.environ[name] for name in RANKS if os.environ.get(name)), None)
 
 
+def mark() -> str:
+    """What stands before each of our lines: our name, and the rank where there is one."""
+    number = rank()
+    return "dsdoctor: " if number is None else f"dsdoctor [rank {number}]: "
+
+
 def say(*lines: str) -> None:
     """Say on stderr, each line with our name and the rank."""
-    number = rank()
-    mark = "dsdoctor: " if number is None else f"dsdoctor [rank {number}]: "
     # one write: the ranks' lines must not be mixed
-    print("".join(f"{mark}{line}\n" for text in lines for line in text.splitlines() or [""]), end="", file=sys.stderr)
+    print("".join(f"{mark()}{line}\n" for text in lines for line in text.splitlines() or [""]), end="", file=sys.stderr)
 
 
 def stop(error: UsageError) -> NoReturn:
@@ -490,6 +499,7 @@ def explain(failure: Exception, *, watching: bool) -> None:
 
     text = "".join(traceback.format_exception(type(failure), failure, failure.__traceback__))
     read = diagnose(text.splitlines(), name="traceback")
-    if read.outcome is LogOutcome.CAUSE:
+    half_built = any(finding.rule == HALF_BUILT for finding in read.findings)
+    if read.outcome is LogOutcome.CAUSE or half_built:
         findings = [known(finding) for finding in read.findings if finding.severity is not Severity.NOTE]
         say("what this failure means:", *map(printable, finding_lines(findings)))
