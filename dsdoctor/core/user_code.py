@@ -18,6 +18,9 @@ MACHINERY = re.compile(rf"/deepspeed/(runtime|utils|comm)/|/dsdoctor/({ROOMS})/"
 """Of DeepSpeed what calls a model, gathers its parameters or stands in for torch's functions."""
 OF_DEEPSPEED = re.compile(r"/deepspeed/((ops|pipe|moe|sequence|accelerator|checkpoint)/|__init__\.py$)")
 """Layers and the like: a model's code, and not the user's own."""
+STDLIB = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
+"""Where this Python's own library is, which need not look like one. Asked here: sysconfig imports when it is asked, and a thread
+that watches must not."""
 TYPED = ("<stdin>", "<ipython-input-")
 
 
@@ -34,7 +37,7 @@ def is_machinery(file: str) -> bool:
     """
     if file.startswith("<"):
         return not file.startswith(TYPED)
-    if file.startswith(_python_folders()) and INSTALLED.search(file) is None:
+    if file.startswith(STDLIB) and INSTALLED.search(file) is None:
         return True
     return any(pattern.search(file) is not None for pattern in (PYTHON, TORCH, MACHINERY))
 
@@ -47,10 +50,3 @@ def is_user_file(file: str) -> bool:
     [True, False, False]
     """
     return not is_machinery(file) and INSTALLED.search(file) is None and OF_DEEPSPEED.search(file) is None
-
-
-@functools.cache
-def _python_folders() -> tuple[str, ...]:
-    """Where the standard library of this Python is, which need not look like one."""
-    names = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
-    return tuple(f"{folder}/" for folder in names if folder)

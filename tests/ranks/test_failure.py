@@ -1,5 +1,7 @@
 """An exception as a record: its words, its causes, its place, and nothing that it holds."""
 
+import subprocess
+import sys
 import threading
 import weakref
 from pathlib import Path
@@ -63,3 +65,15 @@ def test_words_that_cannot_be_made_are_left_out() -> None:
     record = read_failure(Odd())
 
     assert (record.line, record.causes[0].message, len(record.causes)) == ("Odd", "", 1)
+
+
+def test_whose_a_file_is_is_said_without_an_import() -> None:
+    script = (
+        "import sys; from dsdoctor.core.user_code import is_user_file\n"
+        "imported = []; sys.addaudithook(lambda event, given: event == 'import' and imported.append(given[0]))\n"
+        "files = '/home/a/train.py', '/usr/lib/python3.11/queue.py', '<string>', sys.modules['os'].__file__\n"
+        "print([is_user_file(file) for file in files], imported)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert done.stdout == "[True, False, False, False] []\n"
