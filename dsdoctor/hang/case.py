@@ -1,12 +1,15 @@
 """An incident with what follows from it alone: who is told of how, who waits where. Shared by all that judge it."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 from dsdoctor.core.finding import Finding, Step, step
 from dsdoctor.core.processes import LETTERS, FileHolder
-from dsdoctor.hang.models import MOVED, PROCESSES, RECORDERS, Incident, RankView
+from dsdoctor.hang.models import MAX_SAMPLE_AGE, MOVED, NOT_LOOKED, PROCESSES, RECORDERS, Incident, RankView, Sample
 from dsdoctor.hang.stacks import (
+    ENDED,
+    OLD_STACK,
     acting_stack,
     collective_in,
     doing_of,
@@ -119,17 +122,21 @@ def _says_so(view: RankView) -> bool:
 
 
 MOST_THREADS = 4
-SILENT = 5.0
-"""Seconds without a sample of a process that runs: its interpreter lets no other thread of it run."""
 DEAD = {"", "Z", "X"}
 FURTHER_GROUP = {"new_group", "_new_group_with_tag"}
 STOPPED = {"T", "t"}
+
+
+def without_old(view: RankView) -> RankView:
+    """A rank without its sample where that tells only where it was: it may have gone on since, and accuses nobody."""
+    return replace(view, sample=None) if view.unread == NOT_LOOKED else view
 
 
 class Case:
     """An incident as the judges see it."""
 
     def __init__(self, incident: Incident) -> None:
+        incident = replace(incident, ranks=tuple(map(without_old, incident.ranks)))
         self.incident = incident
         self.views = {view.rank: view for view in incident.ranks}
         self.waiting = Waiting(incident.ranks)
@@ -151,12 +158,15 @@ class Case:
 
     @cached_property
     def deaf(self) -> tuple[RankView, ...]:
-        """Ranks that run and have written no sample for a while: C code holds the interpreter's lock."""
+        """Ranks that run and have written no sample for a while, because C code holds the interpreter's lock."""
         ill = {view.rank for view in (*self.dead, *self.stopped, *self.sleeping)}
         return tuple(
             view
             for view in self.incident.ranks
-            if view.rank not in ill and view.silent >= SILENT and not (view.sample and view.sample.leaving)
+            if view.rank not in ill
+            and view.silent >= MAX_SAMPLE_AGE
+            and not view.unread
+            and not (view.sample and view.sample.leaving)
         )
 
     @cached_property
@@ -220,6 +230,15 @@ class Case:
         """Whether the ranks have become one run: what never called init_process_group waits for nobody."""
         return bool(self.starting) or any(view.sample and view.sample.joined for view in self.incident.ranks)
 
+    @cached_property
+    def past_the_end(self) -> tuple[RankView, ...]:
+        """Living ranks that have destroyed their process groups, or whose script has ended; none while another living one has
+        not, or where no rank ever had a group."""
+        living = [view for view in self.incident.ranks if view.rank not in self.unwell]
+        past = [view for view in living if is_past_the_end(view)]
+        grouped = any(view.sample and (view.sample.joined or view.sample.parted) for view in self.incident.ranks)
+        return tuple(past) if grouped and len(past) == len(living) and not self.waiting_ranks else ()
+
     def who(self, rank: int) -> str:
         """A rank with host and process."""
         view = self.views.get(rank)
@@ -234,7 +253,8 @@ class Case:
         if frame is None:
             return words or "nothing is known of where it stands"
         error = view.sample.handling.partition(":")[0] if view.sample else ""
-        return f"{words or 'it stands'} at {place(frame)}{f', in the handling of {error}' if error else ''}"
+        seen = f" (seen {view.age:.0f} s ago)" if view.age >= OLD_STACK else ""
+        return f"{words or 'it stands'} at {place(frame)}{f', in the handling of {error}' if error else ''}{seen}"
 
     def waits_words(self, besides: Iterable[int] = ()) -> str:
         """Who waits in which collective, as the end of a sentence; "" where nobody does."""
@@ -264,7 +284,8 @@ class Case:
             return (f"two looks, {self.incident.still:.0f} s apart, saw the same",)
         still = f"no rank has called a collective or made a step for {self.incident.still:.0f} s"
         timeout = self.waiting.timeout()
-        ends = f"; torch's own timeout would end it after {timeout:.0f} s, without a name" if timeout else ""
+        over = not timeout or self.past_the_end
+        ends = "" if over else f"; torch's own timeout would end it after {timeout:.0f} s, without a name"
         return (f"{still}{ends}",)
 
     def _seen_of(self, view: RankView) -> Iterable[str]:
@@ -277,6 +298,8 @@ class Case:
         parts += [view.activity] if view.activity else []
         if parts:
             yield f"rank {view.rank}: {', '.join(parts)}"
+        if view.sample and (name := name_of_training_thread(view.sample)) != MAIN_THREAD:
+            yield f"rank {view.rank} calls its collectives in its thread {name}"
         if view.sample and view.sample.handling:
             yield f"rank {view.rank} handles {view.sample.handling}"
         if view.lock is not None:
@@ -286,7 +309,22 @@ class Case:
         if view.state in DEAD:
             yield from filter(None, [last_seen(view)])
         elif chain := [place(frame) for frame in acting_stack(view)[-3:]]:
-            yield f"rank {view.rank} stands in {' > '.join(chain)}"
+            old = view.age >= OLD_STACK
+            yield f"rank {view.rank} {f'stood {view.age:.0f} s ago' if old else 'stands'} in {' > '.join(chain)}"
+
+
+def is_past_the_end(view: RankView) -> bool:
+    """Whether a rank has destroyed its process groups, or its script has ended."""
+    sample = view.sample
+    return sample is not None and (sample.parted or sample.leaving or doing_of(view) == ENDED)
+
+
+MAIN_THREAD = "MainThread"
+
+
+def name_of_training_thread(sample: Sample) -> str:
+    """As Python calls it."""
+    return next((thread.name for thread in sample.threads if thread.main and sample.thread), MAIN_THREAD)
 
 
 def _threads_of(view: RankView) -> Iterable[str]:

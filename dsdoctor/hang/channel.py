@@ -1,42 +1,45 @@
-"""Between nodes: a node's supervisor hands what it saw to the one on rank 0's host, by plain TCP. Nothing is asked of the
-job's store.
+"""Between nodes: a node's supervisor hands what it saw to the one on rank 0's host, by plain TCP.
 
-The one that listens greets with a random word; a report is JSON behind a length and an HMAC over that word and the text, with
-the run's secret. What does not bear it, is too long or too slow is dropped. While all is well a node sends a few words now and
-then, so that one that falls silent is known by its name.
+Both ends greet with random words and show by an HMAC over them that they know the run's secret, before the one sends a report
+and the other reads it. Who does not, is too slow or wants too much is dropped; many may call at once. While all is well a node
+sends a few words now and then, so that one that falls silent is known by its name.
+
+The secret is random: the first rank whose process group is there leaves it in the job's own store, where the others find it, and
+writes it into the private folder of its node. Before that nodes tell only of themselves, unless DSDOCTOR_HANG_TOKEN is set.
 """
 
 import contextlib
 import hashlib
 import hmac
 import os
+import queue
+import re
+import selectors
 import socket
 import struct
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from dsdoctor.core.text import decode, encode
 from dsdoctor.hang.models import Incident, RankView
 
-# The environment of a rank -> what all ranks of its run have in common: a key, where rank 0's supervisor listens, a secret.
-#
-# Nothing is asked of the job's own store: it dies with rank 0, and its calls may wait.
-
-
 TOKEN = "DSDOCTOR_HANG_TOKEN"  # noqa: S105 - the name of a variable
 SAME_FOR_ALL = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID")
+SECRET_KEY, SECRET_FILE, SECRET_BYTES = "dsdoctor/hang/secret", "secret", 32
 FIRST_PORT, PORTS, TRIES = 20_000, 12_000, 8
 """Below those that the kernel gives to outgoing connections (32768 and above)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunIdentity:
-    """``key`` names the run; ``secret`` proves that a message is of it. Without DSDOCTOR_HANG_TOKEN the secret is made of
-    what launchers tell every rank, so it keeps runs apart, and keeps out only those who do not know the job."""
+    """``key`` names the run, for who sees its environment; ``secret`` proves that a message is of it; empty: not known yet."""
 
     key: str
     master: str
@@ -52,19 +55,49 @@ def identity(environment: Mapping[str, str], *, user: int, place: str = "") -> R
     known = [f"{name}={environment.get(name, '')}" for name in SAME_FOR_ALL]
     base = "\n".join(["dsdoctor hang", str(user), place if "MASTER_ADDR" not in environment else "", *known])
     digest = hashlib.sha256(base.encode(errors="replace")).digest()
-    secret = hashlib.sha256(digest + environment.get(TOKEN, "").encode(errors="replace")).digest()
+    token = environment.get(TOKEN, "")
+    known_to_all = hashlib.sha256(digest + token.encode(errors="replace")).digest()
     start = int.from_bytes(digest[:4], "big")
     ports = tuple(FIRST_PORT + (start + 97 * number) % PORTS for number in range(TRIES))
-    return RunIdentity(key=secret.hex()[:12], master=master, ports=ports, secret=secret)
+    secret = hashlib.sha256(b"secret" + known_to_all).digest() if token else b""
+    return RunIdentity(key=known_to_all.hex()[:12], master=master, ports=ports, secret=secret)
+
+
+def shared_secret(store: Any) -> str:
+    """The secret of a run, by its job's store: that of the first rank that asks. One question, which waits for no other rank; ""
+    for a store that cannot answer it."""
+    try:
+        answered = store.compare_set(SECRET_KEY, "", os.urandom(SECRET_BYTES).hex())
+    except Exception:  # whatever a store of another kind raises
+        return ""
+    text = answered.decode("ascii", "replace") if isinstance(answered, bytes) else str(answered)
+    return text if re.fullmatch(f"[0-9a-f]{{{2 * SECRET_BYTES}}}", text) else ""
+
+
+def with_secret(run: RunIdentity, folder: Path | None) -> RunIdentity:
+    """The run with the secret that a rank of this node has written down, where no token gave one."""
+    if os.environ.get(TOKEN) or folder is None:
+        return run
+    try:
+        return replace(run, secret=bytes.fromhex((folder / SECRET_FILE).read_text(encoding="ascii")))
+    except (OSError, ValueError):
+        return run
 
 
 def node_name() -> str:
-    """This node: its name, and which process numbers are meant, where containers share a name."""
-    try:
+    """This node: its name, since when it runs, and which process numbers are meant, where containers share a name."""
+    namespace = boot = ""
+    with contextlib.suppress(OSError):
         namespace = str(Path("/proc/self/ns/pid").readlink()).strip("pid:[]")
-    except OSError:
-        namespace = ""
-    return f"{socket.gethostname()}/{namespace}"
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{socket.gethostname()}/{namespace}/{boot}"
+
+
+def node_id(folder: Path) -> str:
+    """What tells this node from all others of a run, also from containers of one host: where its ranks' files are, too."""
+    state = folder.stat()
+    return hashlib.sha256(f"{node_name()}/{state.st_dev}/{state.st_ino}".encode(errors="replace")).hexdigest()[:8]
 
 
 def node_folder(key: str, *, user: int, bases: tuple[str, ...] = ("/dev/shm", "/tmp")) -> Path:
@@ -90,18 +123,23 @@ def _private(folder: Path, user: int) -> None:
         raise PermissionError(f"{folder} is not this user's alone")
 
 
-GREETING, MAC = 16, 32
-HEAD = struct.Struct("<I32s")
-LARGEST = 64 << 20
-SLOWEST = 3.0
+NONCE, MAC = 16, 32
+HELLO, LENGTH = struct.Struct("<16sI32s"), struct.Struct("<I")
+LARGEST, LARGEST_ANSWER = 16 << 20, 1 << 20
+"""Bytes."""
+SLOWEST, SENDING_SECONDS = 3.0, 9.0
+STRANGER_SECONDS, REPORT_SECONDS, EXPIRY_SECONDS = 3.0, 15.0, 0.5
+MAX_STRANGERS, MAX_CONNECTIONS = 64, 512
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeReport:
-    """What one node saw of its ranks. ``still``: seconds since any of them moved. ``views``: only when nothing moves."""
+    """What one node saw of its ranks. ``node``: tells it from others of that host's name. ``still``: seconds since any of them
+    moved. ``views``: only when nothing moves."""
 
     host: str
     still: float
+    node: str = ""
     ranks: tuple[int, ...] = ()
     views: tuple[RankView, ...] = ()
 
@@ -124,37 +162,141 @@ class Sent:
     unreachable: bool = False
 
 
-class Listener:
-    """The listening end, on rank 0's host. ``port`` is None where none of the run's ports was free."""
+class Connection:
+    """One node that calls, or a stranger: nothing of it is kept before it has shown that it knows the secret."""
 
-    def __init__(self, run: RunIdentity) -> None:
-        self._secret = run.secret
+    def __init__(self, connected: socket.socket, address: str) -> None:
+        self.socket, self.address = connected, address
+        self.is_known = False
+        self.until = time.monotonic() + STRANGER_SECONDS
+        self._greeting = os.urandom(NONCE)
+        self._nonces = b""
+        self._wanted, self._parts = HELLO.size, bytearray()
+        connected.setblocking(False)
+        connected.send(self._greeting)
+
+    def read(self, secret: bytes) -> bytes | None:
+        """Take what has come: the whole report once it is there. Raises OSError or ValueError for what is not of this run."""
+        part = self.socket.recv(min(self._wanted - len(self._parts), 1 << 20))
+        if not part:
+            raise ConnectionError("closed")
+        self._parts += part
+        if len(self._parts) < self._wanted:
+            return None
+        whole, self._parts = bytes(self._parts), bytearray()
+        if self.is_known:
+            return _checked(secret, b"report", self._nonces, whole)
+        own, length, mac = HELLO.unpack(whole)
+        self._nonces = self._greeting + own
+        _check(secret, b"hello", self._nonces + LENGTH.pack(length), mac)
+        if length > LARGEST:
+            raise ValueError("too long")
+        self.is_known, self.until, self._wanted = True, time.monotonic() + REPORT_SECONDS, MAC + length
+        self.socket.send(_mac(secret, b"welcome", self._nonces))
+        return None
+
+    def answer(self, secret: bytes, text: bytes) -> None:
+        """Say what there is to say. Raises OSError."""
+        self.socket.send(LENGTH.pack(len(text)) + _mac(secret, b"answer", self._nonces + text) + text)
+
+
+class Listener:
+    """The listening end, on rank 0's host, in a thread of its own: who calls and says nothing keeps nobody waiting. ``port`` is
+    None where none of the run's ports was free. ``answer``: what is said to each report."""
+
+    def __init__(self, run: RunIdentity, answer: Answer) -> None:
+        self.secret, self.answer = run.secret, answer
         self._socket = _bound(run.ports)
         self.port = self._socket.getsockname()[1] if self._socket else None
+        self._came: queue.SimpleQueue[tuple[float, NodeReport]] = queue.SimpleQueue()
+        self._open: dict[int, Connection] = {}
+        self._closing, self._wake = socket.socketpair()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
 
-    def reports(self, seconds: float, answer: Answer, *, enough: int = 1 << 20) -> list[NodeReport]:
-        """The reports that come in this time, until they cover so many ranks. ``answer``: what is said to each."""
-        found: list[NodeReport] = []
+    def reports(self, seconds: float, *, enough: int = 1 << 20) -> list[tuple[float, NodeReport]]:
+        """The reports that have come and those that come in this time, until they cover so many ranks, each with when it came."""
+        found: list[tuple[float, NodeReport]] = []
         last = time.monotonic() + seconds
-        while self._socket and sum(len(report.views) for report in found) < enough:
-            self._socket.settimeout(max(0.001, last - time.monotonic()))
+        while sum(len(report.views) for _, report in found) < enough:
+            left = last - time.monotonic()
             try:
-                connection, _ = self._socket.accept()
-            except OSError:
+                found.append(self._came.get(block=left > 0, timeout=max(0.0, left) or None))
+            except queue.Empty:
                 break
-            with connection, contextlib.suppress(OSError, msgspec.DecodeError, ValueError):
-                found.append(_received(connection, self._secret, answer))
         return found
 
     def close(self) -> None:
         """Listen no more."""
-        if self._socket:
-            self._socket.close()
+        self._wake.close()
+        self._thread.join()
+        for each in (self._closing, self._socket, *(connection.socket for connection in self._open.values())):
+            if each is not None:
+                each.close()
+
+    def _serve(self) -> None:
+        with selectors.DefaultSelector() as ready:
+            ready.register(self._closing, selectors.EVENT_READ)
+            if self._socket is not None:
+                ready.register(self._socket, selectors.EVENT_READ)
+            while True:
+                for key, _ in ready.select(EXPIRY_SECONDS):
+                    if key.fileobj is self._closing:
+                        return
+                    if key.fileobj is self._socket:
+                        with contextlib.suppress(OSError):
+                            self._accept(self._socket, ready)
+                    elif key.fd in self._open:
+                        self._hear(self._open[key.fd], ready)
+                now = time.monotonic()
+                for late in [each for each in self._open.values() if each.until < now]:
+                    self._drop(late, ready)
+
+    def _accept(self, listening: socket.socket, ready: selectors.BaseSelector) -> None:
+        connected, address = listening.accept()
+        try:
+            new = Connection(connected, str(address[0]))
+        except OSError:
+            connected.close()
+            return
+        strangers = [each for each in self._open.values() if not each.is_known]
+        if len(strangers) >= MAX_STRANGERS:
+            # of the host that has most of them the oldest
+            crowd = Counter(each.address for each in strangers).most_common(1)[0][0]
+            self._drop(next(each for each in strangers if each.address == crowd), ready)
+        if len(self._open) >= MAX_CONNECTIONS:
+            connected.close()
+            return
+        self._open[connected.fileno()] = new
+        ready.register(connected, selectors.EVENT_READ)
+
+    def _hear(self, connection: Connection, ready: selectors.BaseSelector) -> None:
+        try:
+            text = connection.read(self.secret)
+            if text is None:
+                return
+            report = decode(text, NodeReport)
+            text = encode(self.answer)
+            self._came.put((time.monotonic(), report))
+            connection.answer(self.secret, text)
+        except BlockingIOError:
+            return
+        except (OSError, ValueError, msgspec.DecodeError):
+            pass
+        self._drop(connection, ready)
+
+    def _drop(self, connection: Connection, ready: selectors.BaseSelector) -> None:
+        ready.unregister(connection.socket)
+        del self._open[connection.socket.fileno()]
+        connection.socket.close()
 
 
 def send_report(run: RunIdentity, report: NodeReport) -> Sent:
     """Hand a report to the supervisor on rank 0's host."""
+    last = time.monotonic() + SENDING_SECONDS
     for port in run.ports:
+        if time.monotonic() > last:
+            break
         try:
             with socket.create_connection((run.master, port), timeout=SLOWEST) as connection:
                 answer = _sent(connection, run.secret, encode(report))
@@ -169,40 +311,36 @@ def send_report(run: RunIdentity, report: NodeReport) -> Sent:
 
 
 def _sent(connection: socket.socket, secret: bytes, text: bytes) -> Answer | None:
-    """Send one report, and read the answer; None where another program listens there."""
+    """Send one report to who knows the secret, and read the answer; None where another program listens there."""
     connection.settimeout(SLOWEST)
+    own = os.urandom(NONCE)
     try:
-        greeting = _exactly(connection, GREETING)
-        connection.sendall(HEAD.pack(len(text), _mac(secret, greeting, text)) + text)
-        return decode(_message(connection, secret, greeting + b"answer"), Answer)
+        nonces = _exactly(connection, NONCE) + own
+        length = LENGTH.pack(len(text))
+        connection.sendall(own + length + _mac(secret, b"hello", nonces + length))
+        _check(secret, b"welcome", nonces, _exactly(connection, MAC))
+        connection.sendall(_mac(secret, b"report", nonces + text) + text)
+        (size,) = LENGTH.unpack(_exactly(connection, LENGTH.size))
+        if size > LARGEST_ANSWER:
+            return None
+        return decode(_checked(secret, b"answer", nonces, _exactly(connection, MAC + size)), Answer)
     except (OSError, ValueError):
         return None
 
 
-def _received(connection: socket.socket, secret: bytes, answer: Answer) -> NodeReport:
-    """One report. Raises OSError or ValueError for what is not of this run."""
-    connection.settimeout(SLOWEST)
-    greeting = os.urandom(GREETING)
-    connection.sendall(greeting)
-    report = decode(_message(connection, secret, greeting), NodeReport)
-    text = encode(answer)
-    connection.sendall(HEAD.pack(len(text), _mac(secret, greeting + b"answer", text)) + text)
-    return report
+def _checked(secret: bytes, kind: bytes, nonces: bytes, whole: bytes) -> bytes:
+    """The text behind its proof. Raises ValueError."""
+    _check(secret, kind, nonces + whole[MAC:], whole[:MAC])
+    return whole[MAC:]
 
 
-def _message(connection: socket.socket, secret: bytes, greeting: bytes) -> bytes:
-    """A text that bears the run's secret. Raises OSError or ValueError."""
-    length, mac = HEAD.unpack(_exactly(connection, HEAD.size))
-    if length > LARGEST:
-        raise ValueError("too long")
-    text = _exactly(connection, length)
-    if not hmac.compare_digest(mac, _mac(secret, greeting, text)):
+def _check(secret: bytes, kind: bytes, text: bytes, mac: bytes) -> None:
+    if not hmac.compare_digest(mac, _mac(secret, kind, text)):
         raise ValueError("of another run")
-    return text
 
 
-def _mac(secret: bytes, greeting: bytes, text: bytes) -> bytes:
-    return hmac.new(secret, greeting + text, hashlib.sha256).digest()
+def _mac(secret: bytes, kind: bytes, text: bytes) -> bytes:
+    return hmac.new(secret, kind + text, hashlib.sha256).digest()
 
 
 def _exactly(connection: socket.socket, count: int) -> bytes:
@@ -245,14 +383,15 @@ TOGETHER, OLD = 4.0, 30.0
 
 
 class Nodes:
-    """The other nodes of a run, as this one sees them. ``answer``: what rank 0's node told last, on any other."""
+    """The other nodes of a run, as this one sees them. ``answer``: what rank 0's node told last, on any other. ``node``: which of
+    those that have this host's name it is."""
 
-    def __init__(self, run: RunIdentity, host: str) -> None:
-        self._run, self._host = run, host
+    def __init__(self, run: RunIdentity, host: str, node: str = "", folder: Path | None = None) -> None:
+        self._run, self._host, self._node, self._folder = run, host, node, folder
         self._listener: Listener | None = None
+        self._hosts: dict[str, str] = {}
         self._heard: dict[str, float] = {}
         self._ranks: dict[str, tuple[int, ...]] = {}
-        self._still: dict[str, float] = {}
         self._reports: dict[str, tuple[float, NodeReport]] = {}
         self._sent = 0.0
         self._lost_since: float | None = None
@@ -261,14 +400,39 @@ class Nodes:
 
     def take(self, answer: Answer, seconds: float = 0.0, *, enough: int = 1 << 20) -> None:
         """On rank 0's node: take what the others have sent."""
-        self._listener = self._listener or Listener(self._run)
-        for report in self._listener.reports(seconds, answer, enough=enough):
-            now = time.monotonic()
-            self._heard[report.host], self._still[report.host] = now, report.still
-            if report.ranks:
-                self._ranks[report.host] = report.ranks
-            if report.views:
-                self._reports[report.host] = (now, report)
+        listener = self._listening(answer)
+        if listener is None:
+            time.sleep(seconds)
+            return
+        for when, report in listener.reports(seconds, enough=enough):
+            self.note(report, when)
+
+    def _listening(self, answer: Answer) -> Listener | None:
+        """The listening end, with the newest answer and secret; None while there is no secret."""
+        self._run = with_secret(self._run, self._folder)
+        if not self._run.secret:
+            return None
+        self._listener = self._listener or Listener(self._run, answer)
+        self._listener.secret, self._listener.answer = self._run.secret, answer
+        return self._listener
+
+    def note(self, report: NodeReport, when: float | None = None) -> None:
+        """Another node has said something."""
+        now, node = when or time.monotonic(), f"{report.host}/{report.node}"
+        reported = self._reports.get(node)
+        if reported is not None and report.still < now - reported[0]:
+            # it has gone on since: where its ranks were then accuses none of them
+            del self._reports[node]
+        self._heard[node], self._hosts[node] = now, report.host
+        if report.ranks:
+            self._ranks[node] = report.ranks
+        if report.views:
+            self._reports[node] = (now, report)
+
+    def _name_of(self, node: str) -> str:
+        """A node as it is told: by its host, where no other one has that name."""
+        host = self._hosts[node]
+        return node if [*self._hosts.values(), self._host].count(host) > 1 else host
 
     def is_due(self, limit: float) -> bool:
         """Whether it is time for the next word to rank 0's node."""
@@ -277,7 +441,10 @@ class Nodes:
     def send(self, report: NodeReport) -> bool:
         """On any other node: tell rank 0's node something. Whether it took that."""
         self._sent = time.monotonic()
-        sent = send_report(self._run, replace(report, host=self._host))
+        self._run = with_secret(self._run, self._folder)
+        if not self._run.secret:
+            return False
+        sent = send_report(self._run, replace(report, host=self._host, node=self._node))
         if sent.answer is not None:
             self.answer, self._lost_since = sent.answer, None
         elif self._lost_since is None or sent.unreachable != self._unreachable:
@@ -296,22 +463,25 @@ class Nodes:
         seen = {view.rank for view in views}
         lost = time.monotonic() - BEATS_LOST * beat_of(limit) - together
         silent = {
-            host: ranks
-            for host, ranks in self._ranks.items()
-            if self._heard[host] < lost and not seen.issuperset(ranks)
+            self._name_of(node): ranks
+            for node, ranks in self._ranks.items()
+            if self._heard[node] < lost and not seen.issuperset(ranks)
         }
         return replace(incident, ranks=tuple(sorted(views, key=lambda view: view.rank)), silent_hosts=silent)
 
     def _with_reports(self, incident: Incident) -> tuple[RankView, ...]:
         own = {view.rank for view in incident.ranks}
-        fresh = [report for when, report in self._reports.values() if time.monotonic() - when < OLD]
-        return (*incident.ranks, *(view for each in fresh for view in each.views if view.rank not in own))
+        ages = [(time.monotonic() - when, report) for when, report in self._reports.values()]
+        known = [replace(view, age=view.age + age) for age, each in ages if age < OLD for view in each.views]
+        return (*incident.ranks, *(view for view in known if view.rank not in own))
 
     def is_elsewhere_alive(self, incident: Incident) -> bool:
         """On rank 0's node: whether a node is heard of that has not said yet that nothing moves there."""
         seen = {view.rank for view in incident.ranks}
         lost = incident.silent_hosts
-        return any(host not in lost and not seen.issuperset(ranks) for host, ranks in self._ranks.items())
+        return any(
+            self._name_of(node) not in lost and not seen.issuperset(ranks) for node, ranks in self._ranks.items()
+        )
 
     def without_leader(self, incident: Incident, limit: float) -> Incident:
         """On any other node: the incident with rank 0's node lost, as far as that is known."""
@@ -324,6 +494,7 @@ class Nodes:
 
     def tell_all(self, answer: Answer, seconds: float, *, still_waiting: Callable[[], bool]) -> None:
         """On rank 0's node: have the answer heard by every node that is known, or wait so long."""
+        self._listening(answer)
         asked = time.monotonic()
         while still_waiting() and time.monotonic() - asked < seconds:
             if all(heard > asked for heard in self._heard.values()):

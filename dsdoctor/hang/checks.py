@@ -19,7 +19,7 @@ from dsdoctor.hang.process_checks import (
     hang_rank_stopped,
     hang_stale_lock,
 )
-from dsdoctor.hang.stacks import GATHERED, acting_stack, doing_of, gathers, ranks_words, waits_for_thread
+from dsdoctor.hang.stacks import ENDED, GATHERED, acting_stack, doing_of, gathers, ranks_words, waits_for_thread
 from dsdoctor.hang.waiting import EARLIER, Difference, at_place
 
 # What a rank that does not come is doing -> what to do next, with the commands for its host. Judges, never looks.
@@ -150,7 +150,8 @@ def hang_not_started(case: Case) -> Iterator[Finding]:
     """
     waiting = [view.rank for view in case.starting]
     living = [view for view in case.incident.ranks if view.rank not in case.unwell]
-    late = [view for view in living if view.rank not in waiting and not (view.sample and view.sample.joined)]
+    outside = [view for view in living if view.rank not in waiting and view not in case.unread]
+    late = [view for view in outside if not (view.sample and view.sample.joined)]
     if not waiting or not (late or case.unknown):
         return
     for view in late:
@@ -330,6 +331,39 @@ def hang_all_outside(case: Case) -> Iterator[Finding]:
     )
 
 
+def hang_at_exit(case: Case) -> Iterator[Finding]:
+    """The training is over, and a rank does not end: it has destroyed its process groups, or its script has ended.
+
+    A thread that is no daemon and never ends, which Python waits for (a logger's, a queue's, an upload's), a child process that is
+    waited for, or a function of atexit.
+
+    Why it matters: the job holds its GPUs, and the launcher waits, until somebody ends it.
+
+    How to fix it: the lines in the finding are where it stands, and where its other threads do. End that thread before the script
+    ends (close or finish what made it), or make it a daemon.
+
+        $ py-spy dump --pid PID
+
+    Since: 0.2
+    """
+    for view in case.past_the_end:
+        if view.activity or view.sample is None:
+            continue
+        where = case.where(view)
+        if view.sample.leaving:
+            where = "its interpreter is being taken down, and where it stands is not seen any more"
+        elif doing_of(view) != ENDED:
+            where = f"it has left its process group, and {where}"
+        sentence, steps = advice(view)
+        yield Finding.error(
+            "hang-at-exit",
+            f"{case.who(view.rank)} does not end: {where}",
+            evidence=case.evidence([view.rank]),
+            fix=sentence,
+            steps=steps,
+        )
+
+
 def _still_or_works(case: Case, view: RankView, rule: str, numbers: str, waiting: tuple[int, ...]) -> Finding:
     """Of a rank that others wait for: what it does; a warning where it is seen to work. ``numbers``: "" where its own words are
     not known."""
@@ -458,5 +492,6 @@ CHECKS = (
     hang_rank_behind,
     hang_rank_outside,
     hang_transport,
+    hang_at_exit,
     hang_all_outside,
 )

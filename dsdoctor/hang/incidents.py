@@ -95,12 +95,21 @@ def read_ranks(folder: Path) -> Incident:
         still=max(each.still for each in same),
         after=newest.after,
         ranks=tuple(each.view for each in sorted(same, key=lambda each: each.view.rank)),
-        silent_hosts={host: ranks for each in same for host, ranks in each.silent_hosts.items()},
-        left_hosts={host: ranks for each in same for host, ranks in each.left_hosts.items()},
+        silent_hosts=_joined(each.silent_hosts for each in same),
+        left_hosts=_joined(each.left_hosts for each in same),
         nccl=next((each.nccl for each in same if each.nccl), ()),
         when=newest.when,
         run=newest.run,
     )
+
+
+def _joined(told: Iterable[dict[str, tuple[int, ...]]]) -> dict[str, tuple[int, ...]]:
+    """What all files say of hosts: two nodes may have one name."""
+    found: dict[str, set[int]] = {}
+    for hosts in told:
+        for host, ranks in hosts.items():
+            found.setdefault(host, set()).update(ranks)
+    return {host: tuple(sorted(ranks)) for host, ranks in found.items()}
 
 
 def _content(path: Path) -> bytes:

@@ -1,4 +1,9 @@
-"""In a rank: torch's groups and flight recorders, stacks, and the workers of its data loader."""
+"""In a rank: torch's groups and flight recorders, stacks, and the workers of its data loader.
+
+All of it is asked by a thread that watches: it imports nothing, runs no code of the script's and takes no lock that the script may
+hold. So nothing here has an import within a function, asks sysconfig, linecache or a codec that is not in C, or calls an object's
+own methods. Standard library; torch is taken from sys.modules.
+"""
 
 import array
 import base64
@@ -13,10 +18,8 @@ from types import FrameType
 from typing import Any
 
 from dsdoctor.core.user_code import is_user_file
+from dsdoctor.hang.stacks import COLLECTIVES, NO_CALLS
 from dsdoctor.ranks.failure import line_of
-
-# In a rank: what is read of torch's groups, of stacks and of exceptions. Standard library; torch is taken from sys.modules.
-
 
 MOST_GROUPS = 64
 Counters = tuple[dict[str, int], tuple[int | None, int | None]]
@@ -39,6 +42,57 @@ def group_states() -> Iterator[dict[str, Any]]:
         yield {"name": str(name), "ranks": ranks, "sequence": sequence}
 
 
+def training_thread(
+    frames: Mapping[int, FrameType], threads: Mapping[int, Any], calls: Mapping[int, int], maker: int
+) -> int:
+    """The thread that calls the collectives, which need not be the one that made the groups: Ray Train trains in another one than
+    that of its event loop. ``calls``: how many each thread has been seen to make. A thread that autograd made acts for another."""
+    known = {ident: count for ident, count in calls.items() if ident in frames and is_python_thread(threads.get(ident))}
+    if known:
+        return max(known, key=lambda ident: (known[ident], ident == maker))
+    if maker in frames and not _is_event_loop(frames[maker]):
+        return maker
+    own = [
+        ident for ident in frames if ident != maker and is_python_thread(threads.get(ident)) and _has_own(frames[ident])
+    ]
+    return own[0] if len(own) == 1 else maker
+
+
+def calling_threads(frames: Mapping[int, FrameType]) -> Iterator[int]:
+    """The threads that stand in a collective."""
+    for ident, innermost in frames.items():
+        frame: FrameType | None = innermost
+        while frame is not None:
+            if _holds_collectives(frame.f_code.co_filename) and frame.f_code.co_name not in NO_CALLS:
+                yield ident
+                break
+            frame = frame.f_back
+
+
+@functools.cache
+def _holds_collectives(file: str) -> bool:
+    return COLLECTIVES.search(file) is not None
+
+
+def is_python_thread(thread: Any) -> bool:
+    """Whether a thread was made by Python's threading: one that C++ made may be known there, too."""
+    return thread is not None and type(thread).__name__ != "_DummyThread"
+
+
+def _is_event_loop(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    return file.endswith("/selectors.py") or "/asyncio/" in file
+
+
+def _has_own(innermost: FrameType) -> bool:
+    frame: FrameType | None = innermost
+    while frame is not None:
+        if is_user_file(frame.f_code.co_filename):
+            return True
+        frame = frame.f_back
+    return False
+
+
 def group_name(group: Any) -> str:
     """The name of a process group, as torch calls it; None stands for that of all ranks. "" where it is not known."""
     world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
@@ -58,7 +112,29 @@ def handled_exception(thread: int) -> str:
     while raised is not None and raised.tb_next is not None:
         raised = raised.tb_next
     place = f" (raised at {raised.tb_frame.f_code.co_filename}:{raised.tb_lineno})" if raised is not None else ""
-    return f"{line_of(error)}{place}"
+    return f"{plain_words_of(error)}{place}"
+
+
+def plain_words_of(error: BaseException) -> str:
+    """An exception in a line, without running its own code: a message that somebody's class makes is left out.
+
+    >>> class Loud(ValueError):
+    ...     def __str__(self): raise SystemExit
+    >>> [plain_words_of(error) for error in (KeyError("label"), OSError("disk"), Loud("seven", 7, Loud))]
+    ["KeyError: 'label'", 'OSError: disk', 'Loud: seven, 7']
+    """
+    kind = type(error)
+    given = ARGUMENTS.__get__(error)
+    plain = [each for each in given if type(each) in PLAIN]
+    if len(plain) == len(given) and kind.__str__ in MESSAGES and not isinstance(getattr(error, "filename", None), Path):
+        return line_of(error)
+    return f"{kind.__name__}: {', '.join(map(str, plain))}"[:300].removesuffix(": ")
+
+
+PLAIN = {str, bytes, int, float, bool, type(None)}
+ARGUMENTS: Any = vars(BaseException)["args"]
+MESSAGES = {BaseException.__str__, KeyError.__str__, OSError.__str__}
+"""How Python itself makes an exception's message."""
 
 
 def frames_of(frame: FrameType | None, outer: int, inner: int) -> list[dict[str, Any]]:
@@ -97,7 +173,7 @@ def root_of(frame: FrameType | None) -> str:
 def last_failure() -> str:
     """The exception that ended the main thread, in a line, where the script has an excepthook of its own; "" for none."""
     error = getattr(sys, "last_value", None)
-    return line_of(error) if isinstance(error, BaseException) else ""
+    return plain_words_of(error) if isinstance(error, BaseException) else ""
 
 
 def has_gone_on(before: Counters, now: Counters) -> bool:
@@ -127,8 +203,9 @@ def recorder_texts() -> list[str]:
 
 
 def recorded_operations(*, stacks: bool = False) -> dict[str, Any]:
-    """For each group's name its last operations, the timeout of the last one, and all calls as ``history``. ``stacks``: with the
-    lines that called them, which takes torch a second."""
+    """For each group's name its last operations, the timeout of the last one, all calls as ``history``, and how many of them each
+    thread made. ``stacks``: with the
+    lines that called them where that imports nothing, which takes torch a second."""
     groups: dict[str, Any] = {}
     seen = set()
     for entry in _entries_with_stacks() if stacks else _entries():
@@ -138,7 +215,9 @@ def recorded_operations(*, stacks: bool = False) -> dict[str, Any]:
         if entry.get("is_p2p") or key in seen:
             continue
         seen.add(key)
-        group = groups.setdefault(str(entry["process_group"][0]), {"operations": [], "timeout": None})
+        group = groups.setdefault(str(entry["process_group"][0]), {"operations": [], "timeout": None, "calls": {}})
+        if (thread := str(entry.get("thread_id", ""))).isdigit():
+            group["calls"][int(thread)] = group["calls"].get(int(thread), 0) + 1
         group["operations"].append(_operation(entry))
         group["timeout"] = entry.get("timeout_ms", 0) / 1000 or None
     for group in groups.values():
@@ -189,7 +268,13 @@ def _entries() -> list[dict[str, Any]]:
 
 
 def _entries_with_stacks() -> list[dict[str, Any]]:
-    """The entries with their stacks; those without where this torch tells none."""
+    """The entries with their stacks; those without where this torch tells none.
+
+    To name lines torch looks into its compiler, which it imports where the script has not: 800 modules, in a thread
+    that must import none. A script that imports them at that moment would die of it.
+    """
+    if "_inductor" not in vars(sys.modules.get("torch", sys)):
+        return _entries()
     try:
         # what torch has written in this process a moment ago
         found = [entry for dump in _dumps(WITH_STACKS) for entry in pickle.loads(dump()).get("entries", ())]  # noqa: S301
@@ -266,8 +351,8 @@ def own_files(modules: Mapping[str, Any], more: Iterable[str]) -> Iterator[str]:
         getattr(made, "__file__", None) for name, made in list(modules.items()) if name.partition(".")[0] != "torch"
     ]
     for file in (*known, *more):
-        in_no_file = isinstance(file, str) and file.startswith("<") and not file.startswith("<frozen ")
-        if isinstance(file, str) and (in_no_file or is_user_file(file)):
+        in_no_file = type(file) is str and file.startswith("<") and not file.startswith("<frozen ")
+        if type(file) is str and (in_no_file or is_user_file(file)):
             yield file
 
 

@@ -18,7 +18,17 @@ import msgspec
 from dsdoctor.core.processes import holder_of
 from dsdoctor.core.text import decode
 from dsdoctor.hang import processes
-from dsdoctor.hang.models import Frame, GroupState, Lock, Operation, RankArrivals, RankView, Sample
+from dsdoctor.hang.models import (
+    MAX_SAMPLE_AGE,
+    NOT_LOOKED,
+    Frame,
+    GroupState,
+    Lock,
+    Operation,
+    RankArrivals,
+    RankView,
+    Sample,
+)
 from dsdoctor.hang.processes import file_call, file_system_of, is_of_open_file
 from dsdoctor.hang.ring import ARRIVALS, JOINED, LEAVING, UNWATCHED, Beat, RingReader
 from dsdoctor.hang.stacks import own_frame, with_texts
@@ -28,8 +38,8 @@ LEAST_WINDOW, WINDOW = 4, 30
 """Seconds before now, and since a rank last moved, that tell whether it works."""
 CPU, BYTES = 0.10, 1 << 20
 """A rank works that took that share of a processor, or waited to be given one, or moved so many bytes in that time."""
-READING = 60.0
-"""Seconds that a rank may take to read torch's record."""
+RUNNING = {"R", "S"}
+"""The kernel's letters of a process that nothing keeps from running."""
 FEWEST = 3
 """Looks that tell whether a rank works, though they are further apart than the window is long: a machine has little time for us."""
 FEW_LOOKS, FEW_PLACES, PLACES = 8, 3, 5
@@ -74,6 +84,7 @@ class LocalRank:
         self.ended = "" if self.facts else "it was gone when it was first looked at"
         self.ended_at = 0.0
         self._started = self.facts.started if self.facts else 0
+        self._thread = 0
         self._reader = RingReader(path)
         self._moments: deque[Moment] = deque(maxlen=WINDOW)
         self._children: deque[ChildrenMoment] = deque(maxlen=WINDOW)
@@ -97,7 +108,7 @@ class LocalRank:
         self.beat = beat
         if self.facts is not None:
             moved = processes.moved_bytes(self.pid)
-            main = processes.wanted_cpu(self.pid)
+            main = processes.wanted_cpu(self.pid, self._thread)
             self._moments.append(Moment(clock=now, stack=beat.stack, cpu=self.facts.cpu, main=main, bytes=moved))
 
     def look_at_children(self, parents: dict[int, int]) -> None:
@@ -111,9 +122,10 @@ class LocalRank:
         read = decode_sample(payload) if payload else None
         sample = with_source(read) if read else None
         state = self.facts.state if self.facts and self.alive else ""
+        self._thread = sample.thread if sample else 0
+        if state in RUNNING and self._thread and processes.is_in_disk_sleep(self.pid, self._thread):
+            state = "D"
         silent = max(0.0, time.monotonic() - self.beat.clock) if self.beat and self.alive else 0.0
-        if sample is not None and sample.reading and silent < READING:
-            silent = 0.0
         view = RankView(
             rank=self.rank,
             host=self.host,
@@ -123,10 +135,18 @@ class LocalRank:
             ended=self.ended,
             ended_at=self.ended_at,
             silent=silent,
-            waits=processes.waits_in(self.pid) if self.alive else "",
+            age=silent,
+            unread=NOT_LOOKED if sample and self._has_stopped_looking(sample, state, silent) else "",
+            waits=processes.waits_in(self.pid, self._thread) if self.alive else "",
         )
         view = with_call(view) if self.alive else view
         return replace(view, activity=self.activity(view), lock=lock_of(view))
+
+    def _has_stopped_looking(self, sample: Sample, state: str, silent: float) -> bool:
+        """Whether its watch alone does not look any more: neither is the whole process kept from running, nor does C code hold the
+        interpreter."""
+        may_run = state in RUNNING and not self.leaving and sample.watcher != 0
+        return silent >= MAX_SAMPLE_AGE and may_run and not processes.waits_for_interpreter(self.pid, sample.watcher)
 
     def world(self) -> int:
         """How many ranks the run has, as this one says; 0 before its first sample."""
@@ -250,7 +270,7 @@ def children_words(moments: list[ChildrenMoment]) -> list[str]:
 def with_call(view: RankView) -> RankView:
     """The view with what its process asks of the kernel, as itself says it, else as that is seen from here."""
     told = view.sample.call if view.sample else ()
-    call = told if any(told) else file_call(view.pid)
+    call = told if any(told) else file_call(view.pid, view.sample.thread if view.sample else 0)
     # a path that is still being opened may go over links
     known = len(call) > 1 and is_of_open_file(call[0]) and call[1].startswith("/") and view.state == "D"
     return replace(view, call=call if any(call) else (), disk=file_system_of(view.pid, call[1]) if known else "")

@@ -9,6 +9,10 @@ WATCH, RECORDERS, PROCESSES = "watch", "recorders", "processes"
 """Where an incident was seen."""
 MOVED = "it called collectives or made steps"
 """The activity of a running rank that made progress between two looks."""
+MAX_SAMPLE_AGE = 5.0
+"""Seconds: a rank looks at itself once a second, and where it was before that says nothing of where it is."""
+NOT_LOOKED = "its watch has not looked lately"
+"""Why the stacks of a rank are not known whose newest sample is older, though nothing keeps Python code there from running."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,13 +121,16 @@ class ThreadDeath:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """What a rank writes about itself once a second. ``joined``: its process group exists. ``leaving``: the interpreter ends.
+    """What a rank writes about itself once a second. ``joined``: its process group exists. ``parted``: it did, and was destroyed.
+    ``leaving``: the interpreter ends.
     ``signal_is_ours``: SIGUSR2 makes Python write all stacks, also while C code holds the GIL. ``failure``: an exception that ended
     the main thread. ``lock``: a file whose removal it waits for. ``handling``: an exception that the main thread handles.
     ``call``: the system call in which the main thread sleeps and the file that it is about, where that is one. ``root``: the rank
-    that it names in the collective where it waits, as `src=1 in group 0`. ``all_threads``: whether ``threads`` are all that run
-    Python, the watch's own apart. ``failed_in``: where ``failure`` came from. ``told``: this rank has said what another one
-    raised. ``deaths``: threads that exceptions have ended. ``reading``: it reads torch's record, and no Python runs meanwhile.
+    that it names in the collective where it waits, as `src=1 in group 0`. ``watcher``: the kernel's number of its thread;
+    ``thread``: that of the one that trains.
+    ``all_threads``: whether ``threads`` are all that run Python, the watch's own apart.
+    ``failed_in``: where ``failure`` came from. ``told``: this rank has said what another one
+    raised. ``deaths``: threads that exceptions have ended.
     ``loader_workers``: the processes of the data loader that it waits for. ``workers_answer``: those surely answer SIGUSR2
     as it does itself."""
 
@@ -132,6 +139,7 @@ class Sample:
     pid: int
     time: float
     joined: bool = False
+    parted: bool = False
     leaving: bool = False
     failure: str = ""
     groups: tuple[GroupState, ...] = ()
@@ -148,7 +156,8 @@ class Sample:
     arrivals: RankArrivals | None = None
     failed_in: tuple[Frame, ...] = ()
     told: bool = False
-    reading: bool = False
+    thread: int = 0
+    watcher: int = 0
     deaths: tuple[ThreadDeath, ...] = ()
     loader_workers: tuple[int, ...] = ()
     workers_answer: bool = False
@@ -169,7 +178,8 @@ class RankView:
     words; ``ended_at``: when that was seen, in seconds since 1970. ``silent``: seconds since its last sample. ``waits``: what the
     kernel says that its main thread sleeps in. ``call``: the system call there and the file that it is about, where that is one;
     ``disk``: the file system of that, in words, where the process waits for a device. ``activity``: why it is not still, "" for
-    still. ``unread``: why its stacks could not be read, "" where they were. ``workers``: where its data loader's workers stand, a
+    still. ``unread``: why its stacks could not be read, "" where they were. ``age``:
+    seconds since they were. ``workers``: where its data loader's workers stand, a
     line each."""
 
     rank: int
@@ -186,6 +196,7 @@ class RankView:
     activity: str = ""
     lock: Lock | None = None
     unread: str = ""
+    age: float = 0.0
     workers: tuple[str, ...] = ()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dsdoctor.core.finding import Finding, instead, step
 from dsdoctor.core.processes import LETTERS
 from dsdoctor.hang.case import QUIET, Case, is_asked, next_step, severity_of
-from dsdoctor.hang.models import PROCESSES, Frame, RankView
+from dsdoctor.hang.models import NOT_LOOKED, PROCESSES, Frame, RankView
 from dsdoctor.hang.outside import NOT_INSTALLED, REFUSED
 from dsdoctor.hang.stacks import GATHERED, acting_stack, gathers, own_frame, place, ranks_words
 from dsdoctor.hang.waiting import at_place
@@ -289,10 +289,17 @@ def hang_stacks_unread(case: Case) -> Iterator[Finding]:
         reasons.setdefault(view.unread, []).append(view.rank)
     for reason, ranks in reasons.items():
         sentence, steps = READING.get(reason, ("name the ranks, or their launcher", (step("pgrep -af python"),)))
+        if reason == NOT_LOOKED:
+            pid = case.views[ranks[0]].pid
+            sentence, steps = "ask from outside where it stands", (step("py-spy dump --pid {pid}", pid=pid),)
+        waits = case.waits_words(ranks)
         yield Finding.warning(
             "hang-stacks-unread",
             f"where {ranks_words(ranks)} {'stands' if len(ranks) == 1 else 'stand'} is not known: {reason}",
-            evidence=tuple(_outside_of(case, rank) for rank in ranks[:4]),
+            evidence=(
+                *(_outside_of(case, rank) for rank in ranks[:4]),
+                *([waits] if waits and reason == NOT_LOOKED else []),
+            ),
             fix=sentence,
             steps=steps,
         )
@@ -315,6 +322,7 @@ def _outside_of(case: Case, rank: int) -> str:
         LETTERS.get(view.state, view.state),
         *([f"in the kernel: {view.waits}"] if view.waits else []),
         view.activity,
+        f"its newest sample is {view.age:.0f} s old" if view.unread == NOT_LOOKED else "",
     ]
     return f"rank {rank} (pid {view.pid}): {', '.join(word for word in words if word)}"
 

@@ -44,6 +44,15 @@ def facts_of(pid: int) -> ProcessFacts | None:
         return None
 
 
+def is_in_disk_sleep(pid: int, thread: int) -> bool:
+    """Whether a thread waits in the kernel for a device, and cannot be interrupted."""
+    try:
+        with open(f"/proc/{pid}/task/{thread}/stat", "rb") as file:  # noqa: PTH123
+            return file.read().rpartition(b")")[2].split()[0] == b"D"
+    except (OSError, IndexError):
+        return False
+
+
 def ending_words(facts: ProcessFacts) -> str:
     """How a dead process ended, as far as its status is shown."""
     return ending_of(facts.exit_status) or "exit status 0"
@@ -81,20 +90,42 @@ def caught(pid: int) -> frozenset[int]:
     return frozenset(number + 1 for number in range(64) if mask >> number & 1)
 
 
-def wanted_cpu(pid: int) -> float:
-    """Seconds that a process's main thread has run, or could have run and was given no processor; 0 where that is not shown."""
+def wanted_cpu(pid: int, thread: int = 0) -> float:
+    """Seconds that a process's main thread, or another one, has run, or could have run and was given no processor; 0 where that is
+    not shown."""
     try:
-        with open(f"/proc/{pid}/schedstat", encoding="ascii") as file:  # noqa: PTH123
+        with open(f"/proc/{pid}/task/{thread or pid}/schedstat", encoding="ascii") as file:  # noqa: PTH123
             ran, waited, _ = file.read().split()
         return (int(ran) + int(waited)) / 1e9
     except (OSError, ValueError):
         return 0.0
 
 
-def waits_in(pid: int) -> str:
-    """The kernel's function in which the main thread sleeps, "" where that is not shown."""
+def waits_for_interpreter(pid: int, thread: int) -> bool:
+    """Whether a thread waits for Python's interpreter (the GIL), as far as that is seen: it wakes every 5 ms then, to ask for it.
+    One that waits for anything else sleeps on."""
+    before = _switches(pid, thread)
+    time.sleep(INTERPRETER_SECONDS)
+    after = _switches(pid, thread)
+    return before is not None and after is not None and after - before >= INTERPRETER_WAKES
+
+
+INTERPRETER_SECONDS, INTERPRETER_WAKES = 0.2, 3
+
+
+def _switches(pid: int, thread: int) -> int | None:
+    """How often a thread has gone to sleep so far."""
     try:
-        with open(f"/proc/{pid}/wchan", encoding="ascii", errors="replace") as file:  # noqa: PTH123
+        with open(f"/proc/{pid}/task/{thread}/status", "rb") as file:  # noqa: PTH123
+            return next(int(line.split()[1]) for line in file if line.startswith(b"voluntary_ctxt_switches"))
+    except (OSError, ValueError, IndexError, StopIteration):
+        return None
+
+
+def waits_in(pid: int, thread: int = 0) -> str:
+    """The kernel's function in which the main thread, or another one, sleeps; "" where that is not shown."""
+    try:
+        with open(f"/proc/{pid}/task/{thread or pid}/wchan", encoding="ascii", errors="replace") as file:  # noqa: PTH123
             name = file.read(64).strip()
     except OSError:
         return ""
@@ -204,7 +235,8 @@ def file_call(pid: int, thread: int = 0) -> tuple[str, str]:
     ('', '')
     """
     try:
-        with open(f"/proc/{pid}/task/{thread or pid}/syscall", encoding="ascii") as file:  # noqa: PTH123
+        # as bytes: a rank's watching thread imports nothing, not even the codec of a file
+        with open(f"/proc/{pid}/task/{thread or pid}/syscall", "rb") as file:  # noqa: PTH123
             words = file.read().split()
         number, first, second = int(words[0]), int(words[1], 16), int(words[2], 16)
         machine = os.uname().machine

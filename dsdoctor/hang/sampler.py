@@ -2,12 +2,16 @@
 
 It reads sequence numbers of process groups, Python stacks, and the engine's counters; torch's flight recorder only when nothing has
 moved for a while, because that takes milliseconds. Standard library alone; torch is taken from sys.modules.
+
+It imports nothing, runs no code of the script's and takes no lock that the script may hold: an import that two threads want at once
+can end the training.
 """
 
 import array
 import base64
 import ctypes
 import functools
+import itertools
 import json
 import os
 import re
@@ -15,7 +19,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable
@@ -25,6 +28,7 @@ from typing import Any
 
 from dsdoctor.hang.inspection import (
     Counters,
+    calling_threads,
     frames_of,
     group_states,
     handled_exception,
@@ -35,6 +39,7 @@ from dsdoctor.hang.inspection import (
     recorder_texts,
     root_of,
     shortened,
+    training_thread,
     waited_lock,
 )
 from dsdoctor.hang.processes import file_call
@@ -93,7 +98,8 @@ class Arrivals:
                     "looks": looks,
                     "frames": [{"file": file, "line": line, "function": name} for file, line, name in stack],
                 }
-                for stack, looks in Counter(self._seen).most_common(MOST_STACKS)
+                # most_common imports heapq
+                for stack, looks in sorted(Counter(self._seen).items(), key=lambda item: -item[1])[:MOST_STACKS]
             ],
         }
         left = MOST_CALLS
@@ -145,6 +151,8 @@ MOST_FAILURES = 20
 """After so many looks that failed one after the other the thread ends: this torch is not one that it can read."""
 
 
+_raw_signals: Any = vars(signal)["_signal"]
+"""The C module: signal.getsignal compares and shows the script's handler, whatever that is."""
 FailureFields = tuple[str, list[dict[str, Any]]]
 """An exception in a line, and the frames that it came through."""
 NOWHERE: Counters = ({}, (None, None))
@@ -175,9 +183,11 @@ class Sampler:
         self.rank, self.world, self.pid = rank, world, 0
         self.engine: Any = None
         self.asked = 1
-        self._trains, self._kernel_number = threading.get_ident(), 0
+        self._maker = self._trains = threading.get_ident()
+        self._kernel_number = 0
+        self._seen_calls: dict[int, int] = {}
         self._ended, self._wake = False, threading.Event()
-        self._leaving = self._stalled = False
+        self._leaving = self._stalled = self._joined_once = False
         self._failure: FailureFields = ("", [])
         self._outlived, self._failed_at = self._failure, (self._failure, NOWHERE)
         self.told = False
@@ -189,9 +199,10 @@ class Sampler:
         self._thread = threading.Thread(target=self._run, name="dsdoctor-hang", daemon=True)
 
     def start(self, pid: int) -> None:
-        """Begin to look at this process, whose calling thread is the one that trains."""
+        """Begin to look at this process, whose calling thread is the one that trains, as long as no other is seen to."""
         self.pid = pid
-        self._trains, self._kernel_number = threading.get_ident(), threading.get_native_id()
+        self._maker = self._trains = threading.get_ident()
+        self._kernel_number = threading.get_native_id()
         self._thread.start()
 
     def close(self) -> None:
@@ -266,7 +277,7 @@ class Sampler:
             self._woken(QUICKLY)
         if self._ended:
             return
-        stack = "".join(traceback.format_stack(sys._current_frames().get(self._trains)))
+        stack = stack_text(sys._current_frames().get(self._trains))
         text = f"Traceback (most recent call last):\n{stack}{HangDetected.__module__}.HangDetected: {HangDetected.__doc__}\n"
         os.write(2, text.encode(errors="replace"))
         os._exit(1)
@@ -282,35 +293,41 @@ class Sampler:
         clock = time.monotonic()
         groups = list(group_states())
         engine = self.engine
-        steps = (_number(engine, "global_steps"), _number(engine, "micro_steps"))
+        self._joined_once = self._joined_once or bool(groups)
+        steps = (counter_of(engine, "global_steps"), counter_of(engine, "micro_steps"))
         progress = zlib.crc32(repr(([(group["name"], group["sequence"]) for group in groups], steps)).encode())
         if progress != self._progress:
             self._progress, self._moved, self._recorded, self._with_stacks = progress, clock, None, False
         failure, failed_in = self._failure_now(({group["name"]: group["sequence"] for group in groups}, steps))
         self._stalled = stalled = clock - self._moved >= self._patience
-        frames = sys._current_frames()
-        trains = frames.get(self._trains)
+        frames, threads = sys._current_frames(), known_threads()
+        trains = frames.get(self._find_trains(frames, threads))
+        thread = threads.get(self._trains)
+        number = self._kernel_number if self._trains == self._maker or thread is None else thread.native_id or 0
         flags = (LEAVING if self._leaving else 0) | (STALLED if stalled else 0) | (JOINED if groups else 0)
         flags |= 0 if self.asked else UNWATCHED
         sample: dict[str, Any] = {
             "rank": self.rank,
             "world": self.world,
             "pid": self.pid,
+            "thread": number,
+            "watcher": threading.get_native_id(),
             "time": time.time(),
             "joined": bool(groups),
+            "parted": self._joined_once and not groups,
             "leaving": self._leaving,
             "failure": failure,
             "failed_in": failed_in,
             "told": self.told,
             "deaths": self._deaths,
             "groups": groups,
-            "threads": [_thread("MainThread", trains, OUTER, INNER, main=True)],
+            "threads": [_thread(thread.name if thread else "MainThread", trains, OUTER, INNER, main=True)],
             "step": steps[0],
             "micro_step": steps[1],
             "cuda": _cuda(),
             "lock": "",
             "handling": "",
-            "signal_is_ours": signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL,
+            "signal_is_ours": handles_nothing(signal.SIGUSR2),
         }
         if groups and self.asked and not stalled and not self._leaving:
             sample["arrivals"] = self._called(sample["threads"][0]["frames"])
@@ -321,15 +338,28 @@ class Sampler:
         if sample["failure"] or self._leaving:
             # in a moment a launcher may end this process
             write(_fitting(dict(sample)))
-            self._add_calls(sample, write, stacks=self._leaving and says_another_is_gone(sample["failure"]))
+            self._add_calls(sample, stacks=self._leaving and says_another_is_gone(sample["failure"]))
         if stalled:
             sample["lock"] = waited_lock(trains)
             sample["root"] = root_of(trains)
             sample["loader_workers"], sample["workers_answer"] = loader_workers(trains, sys.modules)
             sample["handling"] = handled_exception(self._trains)
-            sample["call"] = file_call(self.pid, self._kernel_number)
-            self._add_details(sample, frames, write, stacks=clock - self._moved >= WITH_LINES * self._patience)
+            sample["call"] = file_call(self.pid, number)
+            self._add_details(sample, frames, stacks=clock - self._moved >= WITH_LINES * self._patience)
         write(_fitting(sample))
+
+    def _find_trains(self, frames: dict[int, FrameType], threads: dict[int, threading.Thread]) -> int:
+        """The thread that trains, by what torch has recorded of it, else by where it was seen."""
+        looks = threading.get_ident()
+        frames = {ident: frame for ident, frame in frames.items() if ident != looks or ident == self._maker}
+        if len(frames) > 1:
+            for ident in calling_threads(frames):
+                self._seen_calls[ident] = self._seen_calls.get(ident, 0) + 1
+        calls: Counter[int] = Counter()
+        for group in (self._recorded or {}).values():
+            calls.update(group["calls"])
+        self._trains = training_thread(frames, threads, calls or self._seen_calls, self._maker)
+        return self._trains
 
     def _failure_now(self, counters: Counters) -> FailureFields:
         """The exception that ends the script, and where it came from. A script may print one as Python would, by calling
@@ -350,11 +380,9 @@ class Sampler:
             self._arrivals.read("\n".join(recorder_texts()))
         return self._arrivals.message()
 
-    def _add_calls(self, sample: dict[str, Any], write: Callable[[bytes], None], *, stacks: bool) -> None:
+    def _add_calls(self, sample: dict[str, Any], *, stacks: bool) -> None:
         """What torch has recorded of the calls; ``stacks``: with their lines, for which it holds the GIL for seconds."""
         if self._recorded is None or stacks > self._with_stacks:
-            if stacks:
-                write(_fitting({**sample, "reading": True}))
             self._recorded, self._with_stacks = recorded_operations(stacks=stacks), stacks
         for group in sample["groups"]:
             entries = self._recorded.get(group["name"], {})
@@ -362,12 +390,10 @@ class Sampler:
             group["history"] = entries.get("history")
             group["timeout"] = entries.get("timeout")
 
-    def _add_details(
-        self, sample: dict[str, Any], frames: dict[int, FrameType], write: Callable[[bytes], None], *, stacks: bool
-    ) -> None:
+    def _add_details(self, sample: dict[str, Any], frames: dict[int, FrameType], *, stacks: bool) -> None:
         """What is worth its cost only when nothing moves: the flight recorder, once, and the other threads' stacks."""
-        self._add_calls(sample, write, stacks=stacks or self._with_stacks)
-        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        self._add_calls(sample, stacks=stacks or self._with_stacks)
+        names = {ident: thread.name for ident, thread in known_threads().items()}
         own = {self._trains, threading.get_ident()}
         others = [(names.get(ident, str(ident)), frame) for ident, frame in frames.items() if ident not in own]
         sample["threads"] += [_thread(name, frame, 2, INNER_OF_OTHERS) for name, frame in others[:MOST_THREADS]]
@@ -431,8 +457,49 @@ def _with_few_groups(sample: dict[str, Any]) -> None:
     sample["groups"] = [{**group, "ranks": group["ranks"][:512]} for group in sample["groups"][:8]]
 
 
-def _number(engine: Any, name: str) -> int | None:
-    value = getattr(engine, name, None)
+def known_threads() -> dict[int, threading.Thread]:
+    """The threads that Python's threading knows. Not by ``threading.enumerate``: that waits for a lock."""
+    return dict(threading._active)  # type: ignore[attr-defined]
+
+
+def handles_nothing(number: int) -> bool:
+    """Whether the script has no handler for a signal."""
+    handler = _raw_signals.getsignal(number)
+    return type(handler) is int and handler == signal.SIG_DFL.value
+
+
+def stack_text(frame: FrameType | None) -> str:
+    """A stack as a traceback shows it. Not by ``traceback``, which imports and asks linecache."""
+    lines: list[str] = []
+    while frame is not None:
+        code, line = frame.f_code, frame.f_lineno or 0
+        text = _source_line(code.co_filename, line)
+        lines.insert(
+            0, f'  File "{code.co_filename}", line {line}, in {code.co_name}\n' + (f"    {text}\n" if text else "")
+        )
+        frame = frame.f_back
+    return "".join(lines)
+
+
+def _source_line(file: str, number: int) -> str:
+    try:
+        with open(file, "rb") as source:  # noqa: PTH123
+            found = next(itertools.islice(source, max(0, number - 1), None), b"")
+    except (OSError, ValueError):
+        return ""
+    return found.strip().decode("utf-8", "replace")
+
+
+def counter_of(engine: Any, name: str) -> int | None:
+    """A counter of an engine: its own field, or a property. Not by getattr: an engine may look for what it has not among all the
+    names of its model."""
+    try:
+        value = object.__getattribute__(engine, "__dict__").get(name)
+    except AttributeError:  # None, or one with slots
+        value = None
+    found = next((vars(kind)[name] for kind in type(engine).__mro__ if name in vars(kind)), None)
+    if value is None and isinstance(found, property) and found.fget is not None:
+        value = found.fget(engine)
     return value if isinstance(value, int) else None
 
 

@@ -234,20 +234,25 @@ def ranks_words(ranks: Iterable[int]) -> str:
 
 
 def folded(views: Iterable[RankView], *, most: int = 12) -> list[str]:
-    """The stacks of all ranks, those that are equal together: a heading with the ranks, then lines from the outermost to
-    the innermost."""
-    groups: dict[tuple[tuple[str, int, str], ...], list[RankView]] = {}
+    """The stacks of all ranks, those that are equal together: a heading with the ranks, and the age where they are old, then lines
+    from the outermost to the innermost."""
+    groups: dict[tuple[str, tuple[tuple[str, int, str], ...]], list[RankView]] = {}
     for view in views:
         stack = tuple((frame.file, frame.line, frame.function) for frame in acting_stack(view))
-        groups.setdefault(stack, []).append(view)
+        age = f", {view.age:.0f} s ago" if view.age >= OLD_STACK and not view.ended else ""
+        groups.setdefault((age, stack), []).append(view)
     lines: list[str] = []
-    for stack, members in sorted(groups.items(), key=lambda item: (len(item[1]), item[1][0].rank)):
-        lines.append(f"{ranks_words(view.rank for view in members)}:")
+    for (age, stack), members in sorted(groups.items(), key=lambda item: (len(item[1]), item[1][0].rank)):
+        lines.append(f"{ranks_words(view.rank for view in members)}{age}:")
         frames = acting_stack(members[0])
         lines += [f"    {frame.file}:{frame.line} in {frame.function}" for frame in frames[-most:]]
         if not stack:
             lines.append("    no stack is known")
     return lines
+
+
+OLD_STACK = 3.0
+"""Seconds: an older stack is shown with its age."""
 
 
 def with_texts(threads: Iterable[ThreadStack], text_of: dict[tuple[str, int], str]) -> tuple[ThreadStack, ...]:

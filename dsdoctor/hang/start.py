@@ -11,10 +11,11 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from dsdoctor.core.files import PRIVATE, append_text, open_new
+from dsdoctor.core.files import PRIVATE, append_text, open_new, write_bytes
 from dsdoctor.core.host import LocalHost
-from dsdoctor.hang.channel import identity, node_folder
+from dsdoctor.hang.channel import SECRET_FILE, TOKEN, identity, node_folder, shared_secret
 from dsdoctor.hang.models import HangOptions
 from dsdoctor.hang.ring import RingWriter
 from dsdoctor.hang.sampler import Sampler
@@ -52,6 +53,17 @@ class Beginning:
             after=options.after,
         )
         self.sampler.start(os.getpid())
+
+    def share_secret(self, c10d: Any, *, world: int) -> None:
+        """Have what nodes say to each other known as this run's, once the process group is there: in the script's own thread, since
+        the store's client may be in use later. Nothing is asked where all ranks are on this node, or where there is a token."""
+        if os.environ.get(TOKEN) or os.environ.get("LOCAL_WORLD_SIZE") == str(world) or not c10d.is_initialized():
+            return
+        secret = shared_secret(c10d._get_default_store())
+        if not secret:
+            return
+        with contextlib.suppress(OSError):
+            write_bytes(self.folder / SECRET_FILE, secret.encode(), mode=PRIVATE)
 
     def _answer_signals(self, path: Path) -> None:
         """Let SIGUSR2 write the main thread's stack, unless the script has a use for that signal.

@@ -19,7 +19,7 @@ from pathlib import Path
 from dsdoctor.core.files import PRIVATE, write_bytes
 from dsdoctor.core.finding import Finding
 from dsdoctor.hang.case import first_of
-from dsdoctor.hang.channel import Answer, NodeReport, Nodes, RunIdentity
+from dsdoctor.hang.channel import Answer, NodeReport, Nodes, RunIdentity, node_id
 from dsdoctor.hang.local_rank import NAME, LocalRank, Node
 from dsdoctor.hang.models import HangOptions, Incident, RankView
 from dsdoctor.hang.outside import asked_for, of_loader, workers_of
@@ -174,7 +174,7 @@ class Supervisor:
         self._dumps: dict[int, int] = {}
         self._dead = False
         self._comparison = Comparison()
-        self.nodes = Nodes(task.run, task.host)
+        self.nodes = Nodes(task.run, task.host, node_id(task.folder), task.folder)
 
     def run(self) -> None:
         """Look until the last rank has ended."""
@@ -289,7 +289,8 @@ class Supervisor:
             self.task.write(incident)
         if (answer := self.nodes.answer) is not None:
             self._told = self._told or answer.told
-            if answer.stop:
+            # what other nodes say ends nothing here that this one was not told to end
+            if answer.stop and self.task.options.on_hang == "stop":
                 self._stop()
         return None
 
@@ -352,12 +353,13 @@ class Supervisor:
         if sample is None or view.silent < 3 * EVERY or view.state in {"", "Z", "T", "t"}:
             return view
         # at its end an interpreter takes the handler away, and the signal would end it with another status
-        if rank.leaving or not sample.signal_is_ours:
+        # and the main thread, which writes its stack, may not be the one that trains
+        if rank.leaving or not sample.signal_is_ours or sample.thread not in {0, view.pid}:
             return view
         stacks = asked_for(view.pid, rank.stacks)
         self._dumps[view.pid] = _size(rank.stacks)
         return (
-            rank.with_texts(replace(view, sample=replace(sample, threads=stacks, all_threads=False)))
+            rank.with_texts(replace(view, sample=replace(sample, threads=stacks, all_threads=False), age=0.0))
             if stacks
             else view
         )

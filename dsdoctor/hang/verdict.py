@@ -9,7 +9,7 @@ from dsdoctor.hang.case import Case
 from dsdoctor.hang.checks import CHECKS
 from dsdoctor.hang.models import PROCESSES, RECORDERS, Incident, Verdict
 from dsdoctor.hang.process_checks import hang_stacks_unread
-from dsdoctor.hang.stacks import doing_of, folded, main_stack, ranks_words
+from dsdoctor.hang.stacks import doing, doing_of, folded, main_stack, ranks_words
 from dsdoctor.hang.waiting import rank_late_again
 from dsdoctor.ui.terminal import VerdictLine, finding_lines
 
@@ -50,7 +50,7 @@ OUTSIDE = {
 }
 
 
-LATE = {"hang-not-started", "hang-rank-behind", "hang-rank-outside", "hang-all-outside"}
+LATE = {"hang-not-started", "hang-rank-behind", "hang-rank-outside", "hang-all-outside", "hang-at-exit"}
 
 
 def may_wait_outside(incident: Incident, verdict: Verdict) -> bool:
@@ -62,7 +62,11 @@ def may_wait_outside(incident: Incident, verdict: Verdict) -> bool:
     if case.starting and case.unknown:
         return True
     late = [view for view in incident.ranks if view.rank not in case.unwell and view.rank not in case.waiting_ranks]
-    return any(doing_of(view) in OUTSIDE for view in late)
+    if any(doing_of(view) in OUTSIDE for view in late):
+        return True
+    # what a script leaves behind may be an upload
+    threads = [thread for view in case.past_the_end if view.sample for thread in view.sample.threads if not thread.main]
+    return any(doing(thread.frames) in OUTSIDE for thread in threads)
 
 
 def hang_unclear(case: Case) -> tuple[Finding, ...]:

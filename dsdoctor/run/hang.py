@@ -5,6 +5,7 @@ several. Nothing here ends a training, and nothing is imported before the script
 """
 
 import argparse
+import contextlib
 import functools
 import os
 import sys
@@ -102,8 +103,16 @@ class HangWatch:
             self._begun = (os.getpid(), begun)
             self._at_exit(_close, begun.sampler)
             note_failures(begun.sampler)
+            self._share_secret(world)
         except Exception as error:  # an error of dsdoctor's own must not end a training
             print(f"dsdoctor: a hang of rank {rank} would not be seen: {error}", file=sys.stderr)
+
+    def _share_secret(self, world: int | None) -> None:
+        """Where the process group is there: have the nodes' messages known as this run's."""
+        c10d = sys.modules.get(MODULE)
+        if self._begun is not None and self._begun[0] == os.getpid() and world is not None and c10d is not None:
+            with contextlib.suppress(Exception):  # an error of dsdoctor's own must not end a training
+                self._begun[1].share_secret(c10d, world=world)
 
     def _watched(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -116,11 +125,13 @@ class HangWatch:
                 world = _whole(os.environ.get("WORLD_SIZE", ""))
             self.begin(rank, world, place)
             try:
-                return original(*args, **kwargs)
+                made = original(*args, **kwargs)
             except BaseException as error:
                 # the traceback is torch's alone: a bare raise adds no entry for this frame (from Python 3.11 on)
                 error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
                 raise
+            self._share_secret(world)
+            return made
 
         return init_process_group_watched
 

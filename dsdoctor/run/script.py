@@ -119,6 +119,9 @@ def other_failure(failure: Failure) -> str:
     try:
         if c10d is None or not c10d.is_initialized() or c10d.get_world_size() < 2:
             return ""
+        # here, and not in that thread: another thread of the script's may be importing them
+        importlib.import_module("encodings.idna")
+        importlib.import_module("socket")
         asked = _Asked(c10d._get_default_store(), c10d.get_rank(), failure_line(failure), follows(failure), said)
         # whoever holds the lock of this process's client keeps a thread waiting, and not the process
         thread = threading.Thread(target=asked.ask, name="dsdoctor's question", daemon=True)

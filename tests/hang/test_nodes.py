@@ -6,12 +6,14 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dsdoctor.cli.hang import judge_folder
-from dsdoctor.hang.channel import Answer, NodeReport, Nodes
+from dsdoctor.hang.channel import Answer, NodeReport, Nodes, node_id, node_name
+from dsdoctor.hang.incidents import read_ranks, write_ranks
 from dsdoctor.hang.models import Incident
 from tests.comm.conftest import need
 from tests.comm.rig import Node, Rig, missing, port_of
@@ -71,7 +73,8 @@ def test_a_network_that_is_cut_and_a_host_of_rank_0_that_is_gone(tmp_path: Path)
         assert f"✗ {host} with rank {gone} is not reached any more, and rank {waits} waits in all_reduce" in text, text
         assert (finding.rule, f"{host} with rank {gone}" in finding.title) == ("hang-host-gone", True)
     assert together.rule == "hang-network-cut"
-    assert seconds < AFTER + 20
+    # long before torch gives up after half an hour, on a full machine too
+    assert seconds < 300
 
 
 ANSWER = Answer(host="node1", ranks=(0,))
@@ -135,3 +138,46 @@ def test_of_a_leader_that_never_answered_nothing_is_said() -> None:
         time.sleep(0.05)
 
     assert other.without_leader(own(), 0.04) == own()
+
+
+def test_two_containers_of_one_host_name_are_two_nodes(tmp_path: Path) -> None:
+    leader = Nodes(run_on(1), "node1", "a0")
+    first = NodeReport(host="node2", node="b0", still=7.0, ranks=(1,), views=(view(1, elsewhere(), 55),))
+    leader.note(first)
+    leader.note(replace(first, node="c0", ranks=(2, 3), views=(view(2, elsewhere(), 55), view(3, elsewhere(), 55))))
+    own_view = incident(view(0, calling("all_reduce"), 56))
+    both = leader.joined(own_view, 60.0, ANSWER, together=0.0)
+    quiet = Nodes(run_on(1), "node1", "a0")
+    for node, ranks in (("b0", (1,)), ("c0", (2, 3))):
+        quiet.note(replace(first, host="node1", node=node, ranks=ranks, views=()))
+    time.sleep(0.05)
+    lost = quiet.joined(own_view, 0.04, ANSWER, together=0.0)
+    folders = [tmp_path / name for name in "ab"]
+    for folder in folders:
+        folder.mkdir()
+
+    assert [each.rank for each in both.ranks] == [0, 1, 2, 3]
+    assert lost.silent_hosts == {"node1/b0": (1,), "node1/c0": (2, 3)}
+    assert not quiet.is_elsewhere_alive(lost)
+    # in one process namespace, and each with a /dev/shm of its own
+    assert len({node_id(folder) for folder in folders}) == 2
+    assert node_id(folders[0]) == node_id(folders[0])
+
+
+def test_what_files_say_of_two_nodes_with_one_name_is_joined(tmp_path: Path) -> None:
+    for rank, ranks in ((0, (2,)), (1, (3,))):
+        write_ranks(tmp_path, incident(view(rank, elsewhere(), 5), run="k", silent_hosts={"node2": ranks}))
+
+    assert read_ranks(tmp_path).silent_hosts == {"node2": (2, 3)}
+
+
+def test_two_nodes_with_the_same_name_are_told_apart_by_real_namespaces(tmp_path: Path) -> None:
+    names = [node_name()]
+    command = [sys.executable, "-c", "from dsdoctor.hang.channel import node_name; print(node_name())"]
+    done = subprocess.run(["unshare", "--pid", "--fork", "--mount-proc", *command], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip("no namespace can be made here")
+    names.append(done.stdout.strip())
+
+    assert len(set(names)) == 2
+    assert len({name.partition("/")[0] for name in names}) == 1

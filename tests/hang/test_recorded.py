@@ -1,21 +1,15 @@
 """What a rank notes of its end and of its calls: exceptions of the script and of threads, torch's record in little room."""
 
-import json
-import os
 import sys
 import threading
-import time
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from dsdoctor.core.text import decode, encode
 from dsdoctor.hang.inspection import history
-from dsdoctor.hang.local_rank import LocalRank
 from dsdoctor.hang.models import GroupState, Operation, RankView
-from dsdoctor.hang.ring import RingWriter
 from dsdoctor.hang.waiting import Difference, Waiting, recorded_calls
 from dsdoctor.run.hang import note_failures
 from tests.hang.made import elsewhere, view
@@ -110,17 +104,3 @@ def calls_of(views: list[RankView], sequence: int) -> tuple[tuple[Operation, tup
         (next(call for call in recorded_calls(sample.groups[0]) if call.sequence == sequence), (sample.rank,))
         for sample in samples
     )
-
-
-def test_a_rank_that_reads_its_calls_with_their_lines_is_not_called_deaf(tmp_path: Path) -> None:
-    def silent_of(said: dict[str, bool]) -> float:
-        writer = RingWriter(tmp_path / f"rank-0000{len(said)}-{os.getpid()}.ring")
-        made = {"rank": 0, "world": 2, "pid": os.getpid(), "time": 0.0, **said}
-        writer.write(json.dumps(made).encode(), clock=time.monotonic() - 20, progress=1, stack=1, flags=0)
-        rank = LocalRank(tmp_path / f"rank-0000{len(said)}-{os.getpid()}.ring", "node1")
-        rank.look()
-        writer.close()
-        return rank.view().silent
-
-    assert silent_of({"reading": True}) == 0.0
-    assert silent_of({}) > 19

@@ -9,9 +9,9 @@ import pytest
 
 from dsdoctor.core.finding import Severity
 from dsdoctor.hang.checks import NEXT
-from dsdoctor.hang.models import Incident, RankView
+from dsdoctor.hang.models import Frame, Incident, RankView, ThreadStack
 from dsdoctor.hang.stacks import DOING, FILES, KERNEL, ON_A_FILE, SAYING, doing, folded
-from dsdoctor.hang.verdict import is_working, judge
+from dsdoctor.hang.verdict import is_working, judge, may_wait_outside
 from dsdoctor.run.hang_report import state_of, with_nccl
 from tests.each import each
 from tests.hang.made import calling, elsewhere, frame, incident, lock, operation, view
@@ -380,3 +380,55 @@ def answers(server: socket.socket, text: str) -> None:
     with connection:
         assert connection.recv(100) == b"verbose status\n"
         connection.sendall(text.encode())
+
+
+SHUTDOWN = frame("/usr/lib/python3.11/threading.py", 1590, "_shutdown")
+LOGGER = ThreadStack(name="logger", frames=elsewhere("queue.get()", 90))
+UPLOAD = ThreadStack(name="upload", frames=(*elsewhere(), frame("/usr/lib/python3.11/ssl.py", 9, "write")))
+
+
+def past(rank: int, *frames: Frame, thread: ThreadStack = LOGGER, **more: object) -> RankView:
+    """A rank after destroy_process_group."""
+    made = view(rank, frames, 0, world=2, joined=False)
+    assert made.sample is not None
+    stacks = (*made.sample.threads, thread)
+    return replace(made, sample=replace(made.sample, parted=True, threads=stacks, all_threads=True, **more))  # type: ignore[arg-type]
+
+
+def test_a_rank_that_does_not_end_after_its_group_was_destroyed_is_told() -> None:
+    over = view(1, elsewhere(), 55, world=2, state="", ended="exit status 0", leaving=True)
+    cases = [
+        (past(0, SHUTDOWN), "does not end: its script has ended, and waits for a thread that is no daemon"),
+        (
+            past(0, *elsewhere("thread.join()")),
+            "does not end: it has left its process group, and waits for another thread",
+        ),
+        (past(0, *elsewhere(), leaving=True), "does not end: its interpreter is being taken down"),
+    ]
+    for stuck, words in cases:
+        for other in (over, past(1, SHUTDOWN)):
+            made = incident(stuck, other, world=2)
+            findings = judge(made).findings
+            assert {(each.rule, each.severity) for each in findings} == {("hang-at-exit", Severity.ERROR)}
+            assert findings[0].title.startswith("rank 0 (node1, pid 100) " + words), findings[0].title
+            assert len(findings) == (1 if other is over else 2)
+    assert "rank 0: its thread logger stands in train.py:90" in "\n".join(
+        judge(incident(cases[0][0], over)).findings[0].evidence
+    )
+
+
+def test_what_goes_on_after_the_training_is_no_hang() -> None:
+    over = view(1, elsewhere(), 55, world=2, state="", ended="exit status 0", leaving=True)
+    works = replace(past(0, *elsewhere()), activity="it took 99% of a processor")
+    never = view(0, elsewhere(), 0, world=2, joined=False)
+    alone = replace(over, sample=never.sample)
+    uploads = incident(past(0, SHUTDOWN, thread=UPLOAD), over, world=2)
+
+    assert judge(incident(works, over, world=2)).findings == ()
+    # what never had a process group is no training
+    assert judge(incident(never, alone, world=2)).findings == ()
+    assert may_wait_outside(uploads, judge(uploads))
+    # another one still trains
+    assert [
+        each.rule for each in judge(incident(past(0, SHUTDOWN), view(1, calling("barrier"), 9, world=2))).findings
+    ] != ["hang-at-exit"]

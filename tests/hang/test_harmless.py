@@ -1,0 +1,63 @@
+"""The watching thread in a rank: it imports nothing and takes no lock that the script may hold, on each of its ways."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsdoctor.hang import inspection, sampler
+
+SCRIPT = Path(__file__).with_name("audited.py")
+OF_THE_SCRIPT = {
+    "start",
+    "close",
+    "failed",
+    "thread_ended",
+    "words_of",
+    "frames_of_failure",
+    "__init__",
+}
+"""What the script's own threads call."""
+
+
+def audited(*words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), *words], capture_output=True, text=True, check=False, timeout=300
+    )
+
+
+def functions() -> set[str]:
+    """All functions that the watching thread may run."""
+    found: set[str] = set()
+    for module in (sampler, inspection):
+        tree = ast.parse(Path(module.__file__ or "").read_text())
+        found |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    return found - OF_THE_SCRIPT
+
+
+@pytest.mark.slow
+def test_the_watching_thread_imports_nothing_on_any_way_and_waits_for_no_lock_of_the_script(tmp_path: Path) -> None:
+    ran: set[str] = set()
+    for way, status, said in (
+        ("planted", 0, "dsdoctor: planted words"),
+        ("stop", 1, "in stopped\n    time.sleep(LIMIT)\n"),
+    ):
+        done = audited(str(tmp_path), way)
+        assert (done.returncode, said in done.stderr) == (status, True), done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        assert found["imports"] == []
+        ran |= set(found["ran"])
+
+    assert functions() - ran == set()
+
+
+@pytest.mark.slow
+def test_a_script_that_imports_torchs_compiler_while_nothing_moves_goes_on(tmp_path: Path) -> None:
+    done = audited(str(tmp_path), "torch")
+
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["imports"] == []
