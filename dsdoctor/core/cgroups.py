@@ -17,14 +17,16 @@ CONTROLLERS = ("cpu", "memory", "pids")
 class Cgroups:
     """What is read at one moment; of several groups above each other the tightest one with a limit counts, of equal ones the one
     that held back most. ``quota``: processors, 0 for no limit; ``periods`` of the quota so far, in ``throttled`` of which it was
-    used up. ``memory`` in bytes; ``kills``: processes of this one's own group that the out-of-memory killer ended. ``refused``:
-    how often a process or thread was refused. ``host_kills``: processes that the out-of-memory killer ended on the whole host.
-    ``paths``: the group by controller; ``unseen``: controllers whose files are not mounted here."""
+    used up. ``memory`` in bytes, of which ``memory_used`` are taken, None where that is not told; ``kills``: processes of this
+    one's own group that the out-of-memory killer ended. ``refused``: how often a process or thread was refused. ``host_kills``:
+    processes that the out-of-memory killer ended on the whole host. ``paths``: the group by controller; ``unseen``: controllers
+    whose files are not mounted here."""
 
     quota: float = 0.0
     periods: int = 0
     throttled: int = 0
     memory: int | None = None
+    memory_used: int | None = None
     kills: int = 0
     tasks: int = 0
     most_tasks: int | None = None
@@ -40,13 +42,15 @@ def read_cgroups(host: Host) -> Cgroups:
     folders = {name: tuple(_folders(host, name, path)) for name, path in paths.items()}
     quotas, tasks_of = _quotas(host, folders.get("cpu", ())), _tasks(host, folders.get("pids", ()))
     quota, periods, throttled = min(quotas, key=lambda each: (each[0], -each[2]), default=(0.0, 0, 0))
-    memory, kills = min(_memory(host, folders.get("memory", ())), default=(None, 0))
+    limits = _memory(host, folders.get("memory", ()))
+    memory, kills, used = min(limits, key=lambda each: each[0], default=(None, 0, None))
     most_tasks, tasks, refused = min(tasks_of, key=lambda each: (each[0], -each[2], -each[1]), default=(None, 0, 0))
     return Cgroups(
         quota=quota,
         periods=periods,
         throttled=throttled,
         memory=memory,
+        memory_used=used,
         kills=kills,
         tasks=tasks,
         most_tasks=most_tasks,
@@ -103,14 +107,15 @@ def _quotas(host: Host, folders: tuple[str, ...]) -> Iterator[tuple[float, int, 
             )
 
 
-def _memory(host: Host, folders: tuple[str, ...]) -> Iterator[tuple[int, int]]:
-    """Limits, and the kills of the process's own group: v1 counts a kill only there, whichever limit was reached; v2 there
-    and above, where those of other groups are counted too."""
+def _memory(host: Host, folders: tuple[str, ...]) -> Iterator[tuple[int, int, int | None]]:
+    """Limits, the kills of the process's own group, and what is used: v1 counts a kill only there, whichever limit was reached; v2
+    there and above, where those of other groups are counted too."""
     own = next((count for folder in folders if (count := _kills(host, folder)) is not None), 0)
     for folder in folders:
         limit = _text(host, f"{folder}/memory.max") or _text(host, f"{folder}/memory.limit_in_bytes")
         if limit.isdecimal() and int(limit) < NO_LIMIT:
-            yield int(limit), own
+            used = _text(host, f"{folder}/memory.current") or _text(host, f"{folder}/memory.usage_in_bytes")
+            yield int(limit), own, int(used) if used.isdecimal() else None
 
 
 def _kills(host: Host, folder: str) -> int | None:

@@ -3,7 +3,6 @@
 import errno
 import re
 import shutil
-from collections.abc import Iterator
 from shlex import quote
 
 FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -90,13 +89,3 @@ def refused_by_system(error: OSError) -> DoctorError:
         )
     place = f": {error.filename}" if error.filename else ""
     return DoctorError(f"the system refused: {error.strerror or error}{place}", hint="fix that and run again")
-
-
-def chain(failure: BaseException) -> Iterator[BaseException]:
-    """An exception, what caused it, and so on. Causes may form a circle: each comes once."""
-    seen: set[int] = set()
-    each: BaseException | None = failure
-    while each is not None and id(each) not in seen:
-        seen.add(id(each))
-        yield each
-        each = each.__cause__ or each.__context__

@@ -78,6 +78,18 @@ def check_folder(folder: Path, option: str) -> None:
         raise UsageError(f"{folder} cannot be written: {place} {why}", hint=f"name another folder: {option} DIR")
 
 
+def absolute(path: str) -> str:
+    """A path from the root, whether something is there or not; as it is where the current folder has been removed.
+
+    >>> absolute("/a/../b")
+    '/b'
+    """
+    try:
+        return os.path.abspath(path)  # noqa: PTH100 - pathlib keeps the dots
+    except FileNotFoundError:
+        return path
+
+
 def make_folder(folder: Path, *, mode: int = 0o755) -> None:
     """Make a folder and those above it that are missing, all with that mode: no umask lets others write. Raises NotWritten."""
     with _named(folder):

@@ -19,7 +19,7 @@ from dsdoctor.hang.process_checks import (
     hang_rank_stopped,
     hang_stale_lock,
 )
-from dsdoctor.hang.stacks import ENDED, GATHERED, doing_of, gathers, ranks_words, waits_for_thread
+from dsdoctor.hang.stacks import ENDED, GATHERED, acting_stack, doing_of, gathers, ranks_words, waits_for_thread
 from dsdoctor.hang.waiting import EARLIER, Difference, at_place
 
 # What a rank that does not come is doing -> what to do next, with the commands for its host. Judges, never looks.
@@ -41,7 +41,10 @@ def advice(view: RankView) -> tuple[str, tuple[Step, ...]]:
             )
     if any("waits for a lock" in line for line in view.workers):
         return f"on {view.host}: {FORKED_LOCK}", ()
+    in_process = any(frame.file.endswith(FETCHER) for frame in acting_stack(view))
     for part, (sentence, command) in NEXT.items():
+        if part == "data" and part in words and in_process:
+            return f"on {view.host}: {WITHOUT_WORKERS}", ()
         if part in words:
             return f"on {view.host}: {sentence}", tuple(made for made in (_command(command, view.pid),) if made)
     return f"on {view.host}: see in C what that line waits for", (
@@ -52,6 +55,12 @@ def advice(view: RankView) -> tuple[str, tuple[Step, ...]]:
 FORKED_LOCK = (
     "see who holds that lock: one that another thread of the rank held when the worker was forked is never given back there; take "
     "no lock of the rank's in a dataset, or give the loader multiprocessing_context='spawn'"
+)
+FETCHER = "/torch/utils/data/_utils/fetch.py"
+"""Runs in a loader's workers; in the rank itself where it has none, and then DataLoader refuses a timeout."""
+WITHOUT_WORKERS = (
+    "see what its dataset stands in: the loader has no workers (num_workers=0) and reads in this very process; only with "
+    "num_workers=1 or more DataLoader(timeout=60) turns such a wait into an error"
 )
 CHILDREN, THREADS, FILES, LOCKS, SOCKETS, DISKS = "children", "threads", "files", "locks", "sockets", "disks"
 GPU, NOTHING = "gpu", ""

@@ -12,15 +12,16 @@ import json
 import pickle
 import re
 import sys
-import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from dsdoctor.hang.stacks import COLLECTIVES, LIBRARY, NO_CALLS
+from dsdoctor.core.user_code import is_user_file
+from dsdoctor.hang.stacks import COLLECTIVES, NO_CALLS
+from dsdoctor.ranks.failure import line_of
 
-MOST_GROUPS, DEEPEST = 64, 30
+MOST_GROUPS = 64
 Counters = tuple[dict[str, int], tuple[int | None, int | None]]
 """How far a rank is: the sequence numbers of its groups, and its engine's steps and micro steps."""
 ROOTS = ("src", "dst", "group_src", "group_dst")
@@ -86,7 +87,7 @@ def _is_event_loop(frame: FrameType) -> bool:
 def _has_own(innermost: FrameType) -> bool:
     frame: FrameType | None = innermost
     while frame is not None:
-        if LIBRARY.search(frame.f_code.co_filename) is None:
+        if is_user_file(frame.f_code.co_filename):
             return True
         frame = frame.f_back
     return False
@@ -126,7 +127,7 @@ def plain_words_of(error: BaseException) -> str:
     given = ARGUMENTS.__get__(error)
     plain = [each for each in given if type(each) in PLAIN]
     if len(plain) == len(given) and kind.__str__ in MESSAGES and not isinstance(getattr(error, "filename", None), Path):
-        return words_of(error)
+        return line_of(error)
     return f"{kind.__name__}: {', '.join(map(str, plain))}"[:300].removesuffix(": ")
 
 
@@ -134,14 +135,6 @@ PLAIN = {str, bytes, int, float, bool, type(None)}
 ARGUMENTS: Any = vars(BaseException)["args"]
 MESSAGES = {BaseException.__str__, KeyError.__str__, OSError.__str__}
 """How Python itself makes an exception's message."""
-
-
-def words_of(error: BaseException) -> str:
-    """An exception in a line."""
-    try:
-        return f"{type(error).__name__}: {error}"[:300].removesuffix(": ")
-    except Exception:  # a message of its own making
-        return type(error).__name__
 
 
 def frames_of(frame: FrameType | None, outer: int, inner: int) -> list[dict[str, Any]]:
@@ -175,17 +168,6 @@ def root_of(frame: FrameType | None) -> str:
                 return f"{given[0]} in group {group}"
         frame = frame.f_back
     return ""
-
-
-def frames_of_failure(error: BaseException) -> list[dict[str, Any]]:
-    """Where an exception came from, outermost frame first."""
-    found = []
-    trace = error.__traceback__
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        found.append({"file": code.co_filename, "line": trace.tb_lineno or 0, "function": code.co_name})
-        trace = trace.tb_next
-    return found[-DEEPEST:]
 
 
 def last_failure() -> str:
@@ -317,7 +299,7 @@ def _place(frames: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The user's own line of a call: of the frames, innermost first, the first that is no library's; empty for none."""
     for frame in list(frames)[:DEEPEST_RECORDED]:
         file = str(frame.get("filename", ""))
-        if file and LIBRARY.search(file) is None:
+        if file and is_user_file(file):
             return [{"file": file, "line": int(frame.get("line") or 0), "function": str(frame.get("name", ""))}]
     return []
 
@@ -335,10 +317,6 @@ IN_SOURCE = re.compile(
     rb"\bimport\b[^\n]*\bsignal\b|\bfrom\s+signal\b|[\"']signal[\"']|SIGUSR2|valid_signals|sigaction|add_signal_handler|faulthandler"
 )
 IN_BINARY = re.compile(rb"sigaction|signal\0")
-INSTALLED = re.compile(r"/(site|dist)-packages/")
-INSTALLATION = ("stdlib", "platstdlib", "purelib", "platlib")
-LIBRARIES = ("<frozen ", f"{Path(__file__).parents[1]}/", *(f"{sysconfig.get_path(name)}/" for name in INSTALLATION))
-"""How the files of Python, of what is installed and of ours begin; sysconfig itself imports when it is asked."""
 
 
 def loader_workers(frame: FrameType | None, modules: Mapping[str, Any]) -> tuple[list[int], bool]:
@@ -367,13 +345,14 @@ def none_names_signals(files: Iterable[str]) -> bool:
 
 
 def own_files(modules: Mapping[str, Any], more: Iterable[str]) -> Iterator[str]:
-    """The files of modules that are neither Python's nor installed nor our own; of ``more`` likewise."""
+    """The files of modules that are the user's own; of ``more`` likewise, and what is in no file, which may be."""
     # torch.ops and its like are in no file
     known = [
         getattr(made, "__file__", None) for name, made in list(modules.items()) if name.partition(".")[0] != "torch"
     ]
     for file in (*known, *more):
-        if type(file) is str and not (file.startswith(LIBRARIES) or INSTALLED.search(file)):
+        in_no_file = type(file) is str and file.startswith("<") and not file.startswith("<frozen ")
+        if type(file) is str and (in_no_file or is_user_file(file)):
             yield file
 
 

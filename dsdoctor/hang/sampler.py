@@ -22,6 +22,7 @@ import time
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import asdict
 from types import FrameType
 from typing import Any
 
@@ -29,7 +30,6 @@ from dsdoctor.hang.inspection import (
     Counters,
     calling_threads,
     frames_of,
-    frames_of_failure,
     group_states,
     handled_exception,
     has_gone_on,
@@ -41,10 +41,10 @@ from dsdoctor.hang.inspection import (
     shortened,
     training_thread,
     waited_lock,
-    words_of,
 )
 from dsdoctor.hang.processes import file_call
 from dsdoctor.hang.ring import ARRIVALS, JOINED, LEAVING, SLOT, STALLED, UNWATCHED, RingWriter
+from dsdoctor.ranks.failure import Failure
 from dsdoctor.ranks.peers import says_another_is_gone
 
 # In a rank: now and then, when it called its last collectives and where it was seen, for the supervisor to compare with the other
@@ -153,7 +153,7 @@ MOST_FAILURES = 20
 
 _raw_signals: Any = vars(signal)["_signal"]
 """The C module: signal.getsignal compares and shows the script's handler, whatever that is."""
-Failure = tuple[str, list[dict[str, Any]]]
+FailureFields = tuple[str, list[dict[str, Any]]]
 """An exception in a line, and the frames that it came through."""
 NOWHERE: Counters = ({}, (None, None))
 
@@ -188,7 +188,7 @@ class Sampler:
         self._seen_calls: dict[int, int] = {}
         self._ended, self._wake = False, threading.Event()
         self._leaving = self._stalled = self._joined_once = False
-        self._failure: Failure = ("", [])
+        self._failure: FailureFields = ("", [])
         self._outlived, self._failed_at = self._failure, (self._failure, NOWHERE)
         self.told = False
         self._deaths: list[dict[str, Any]] = []
@@ -211,15 +211,14 @@ class Sampler:
         self._wake.set()
         self._thread.join(timeout=CLOSING)
 
-    def failed(self, failure: BaseException) -> None:
+    def failed(self, failure: Failure) -> None:
         """An exception is about to end the script: write it at once, a launcher may end this process in a moment."""
-        # not the exception: it holds the frames that it came through, and what they hold
-        self._failure = (words_of(failure), frames_of_failure(failure))
+        self._failure = (failure.line, [asdict(frame) for frame in failure.frames])
         self._wake.set()
 
-    def thread_ended(self, name: str, failure: BaseException) -> None:
+    def thread_ended(self, name: str, failure: Failure) -> None:
         """A thread has ended by an exception: whoever waits for it may wait for ever."""
-        died = {"name": name, "failure": words_of(failure), "frames": frames_of_failure(failure)}
+        died = {"name": name, "failure": failure.line, "frames": [asdict(frame) for frame in failure.frames]}
         self._deaths = [*self._deaths[-MOST_DEATHS:], died]
 
     def _run(self) -> None:
@@ -362,7 +361,7 @@ class Sampler:
         self._trains = training_thread(frames, threads, calls or self._seen_calls, self._maker)
         return self._trains
 
-    def _failure_now(self, counters: Counters) -> Failure:
+    def _failure_now(self, counters: Counters) -> FailureFields:
         """The exception that ends the script, and where it came from. A script may print one as Python would, by calling
         sys.excepthook, and go on: it has not failed."""
         failure = self._failure

@@ -3,12 +3,9 @@
 import re
 from collections.abc import Iterable, Sequence
 
+from dsdoctor.core.user_code import is_user_file
 from dsdoctor.hang.models import Frame, RankView, ThreadStack
 
-LIBRARY = re.compile(
-    r"/(site|dist)-packages/|/lib(64)?/python3(\.\d+)?/|^<|/dsdoctor/(hang|run|overflow|core|config|child_scripts|memory|checkpoint)/"
-    r"|/deepspeed/(runtime|comm|ops|utils|pipe|moe|sequence|accelerator|checkpoint|__init__)|/torch/(distributed|utils|nn|_)"
-)
 COLLECTIVES = re.compile(r"/torch/distributed/(distributed_c10d|_functional_collectives|nn/functional)\.py$")
 WRAPPERS = {"wrapper", "wait_tensor", "_barrier", "_wait", "wait"}
 NO_CALLS = {"<module>", "_distributed_excepthook"}
@@ -96,7 +93,7 @@ def is_own(frame: Frame) -> bool:
     >>> [is_own(Frame(file=file, line=1, function="f")) for file in files]
     [True, False, False]
     """
-    return LIBRARY.search(frame.file) is None
+    return is_user_file(frame.file)
 
 
 def own_frame(frames: Sequence[Frame], *, only: bool = False) -> Frame | None:

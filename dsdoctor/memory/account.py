@@ -1,4 +1,4 @@
-"""What a rank holds, thing by thing, while a step is followed; and the most it held."""
+"""What a rank holds, thing by thing, while a step is followed; the most it held; and how bytes are written."""
 
 from collections.abc import Iterator, Mapping
 
@@ -26,6 +26,15 @@ GATHERING = "parameters on their way between ranks"
 ACTIVATIONS = "activations"
 LOGITS = "logits and loss"
 SAVING = "parameters gathered for saving"
+
+
+def amount(size: int) -> str:
+    """Bytes as MiB or GiB.
+
+    >>> amount(5 << 30), amount(3 << 20)
+    ('5.0 GiB', '3.0 MiB')
+    """
+    return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.1f} MiB"
 
 
 class Account:

@@ -3,12 +3,17 @@
 import math
 import re
 import resource
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
+
+from dsdoctor.core.cgroups import read_cgroups
+from dsdoctor.core.host import Host
+from dsdoctor.core.user_code import is_user_file
+from dsdoctor.memory.account import amount
 
 # This process and its host -> what limits its memory; and an allocation that failed -> which limit refused it, where that is sure.
 #
@@ -55,11 +60,11 @@ def asked_bytes(said: str) -> int | None:
     return int(float(found["count"]) * UNITS[found["unit"]]) if found else None
 
 
-def look_limits(root: Path = Path("/")) -> HostLimits:
-    """Read /proc, the limits of this process and its control group (v2 and v1)."""
-    process, machine = _table(root / "proc/self/status"), _table(root / "proc/meminfo")
-    strict = _text(root / "proc/sys/vm/overcommit_memory") == "2"
-    group, used = _group(root)
+def look_limits(host: Host) -> HostLimits:
+    """Read /proc, the limits of this process and of its control group."""
+    process, machine = _table(host.read("/proc/self/status")), _table(host.read("/proc/meminfo"))
+    strict = (host.read("/proc/sys/vm/overcommit_memory") or "").strip() == "2"
+    groups = read_cgroups(host)
     return HostLimits(
         resident=process.get("VmRSS"),
         mapped=process.get("VmPeak"),
@@ -71,8 +76,8 @@ def look_limits(root: Path = Path("/")) -> HostLimits:
         swap=machine.get("SwapFree"),
         commit_limit=machine.get("CommitLimit") if strict else None,
         committed=machine.get("Committed_AS") if strict else None,
-        group=group,
-        group_used=used,
+        group=groups.memory,
+        group_used=groups.memory_used,
     )
 
 
@@ -84,20 +89,21 @@ def refused_by(asked: int | None, limits: HostLimits) -> str:
         ("the host's limit of what may be promised (vm.overcommit_memory = 2)", limits.committed, limits.commit_limit),
     ):
         if had is not None and limit is not None and (had + asked > limit if asked else had > NEAR * limit):
-            return f"{what}: {_amount(limit)}, and {_amount(had)} of it were taken"
+            return f"{what}: {amount(limit)}, and {amount(had)} of it were taken"
     whole = (limits.total or 0) + (limits.swap or 0)
     if asked and limits.total and asked > whole:
-        return f"the machine: it has {_amount(limits.total)}, and {_amount(asked)} were asked for at once"
+        return f"the machine: it has {amount(limits.total)}, and {amount(asked)} were asked for at once"
     return ""
 
 
 def limit_lines(said: str, limits: HostLimits) -> Iterator[str]:
     """What refused the host memory that an exception asked for, or what is known where nothing decides."""
     by = refused_by(asked_bytes(said), limits)
-    resident = f"this process holds {_amount(limits.resident)}" if limits.resident is not None else ""
-    free = f"{_amount(limits.available)} of the host's {_amount(limits.total)} are available" if limits.total else ""
+    resident = f"this process holds {amount(limits.resident)}" if limits.resident is not None else ""
+    known = limits.total is not None and limits.available is not None
+    free = f"{amount(limits.available or 0)} of the host's {amount(limits.total or 0)} are available" if known else ""
     full = limits.group is not None and limits.group_used is not None and limits.group_used > NEAR * limits.group
-    group = f"its control group holds {_amount(limits.group_used)} of {_amount(limits.group)}" if full else ""
+    group = f"its control group holds {amount(limits.group_used or 0)} of {amount(limits.group or 0)}" if full else ""
     facts = ", ".join(fact for fact in (resident, free, group) if fact)
     if by:
         yield f"what refused it: {by}"
@@ -106,47 +112,14 @@ def limit_lines(said: str, limits: HostLimits) -> Iterator[str]:
         yield f"what refused it is not known: {facts}, and no limit of this process was met"
 
 
-def _table(path: Path) -> dict[str, int]:
+def _table(text: str | None) -> dict[str, int]:
     """The lines `Name: N kB`, in bytes."""
-    return {name: int(size) * 1024 for name, size in re.findall(r"^(\w+):\s+(\d+) kB$", _text(path), re.MULTILINE)}
-
-
-def _group(root: Path) -> tuple[int | None, int | None]:
-    """The smallest limit of the control groups that this process is in, and how much of that group's memory is used."""
-    found: list[tuple[int, int | None]] = []
-    for line in _text(root / "proc/self/cgroup").splitlines():
-        number, controllers, own = (*line.split(":", 2), "", "")[:3]
-        if number != "0" and "memory" not in controllers.split(","):
-            continue
-        base = root / "sys/fs/cgroup" / ("" if number == "0" else "memory")
-        names = (
-            ("memory.max", "memory.current") if number == "0" else ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        )
-        folder = base / own.lstrip("/")
-        for each in (folder, *folder.parents):
-            limit = _text(each / names[0])
-            if limit.isdecimal() and int(limit) < 1 << 60:
-                used = _text(each / names[1])
-                found.append((int(limit), int(used) if used.isdecimal() else None))
-            if each == base:
-                break
-    return min(found, default=(None, None), key=lambda entry: entry[0] or 0)
+    return {name: int(size) * 1024 for name, size in re.findall(r"^(\w+):\s+(\d+) kB$", text or "", re.MULTILINE)}
 
 
 def _soft(limit: int) -> int | None:
     soft, _ = resource.getrlimit(limit)
     return None if soft == resource.RLIM_INFINITY else soft
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except (OSError, UnicodeDecodeError):
-        return ""
-
-
-def _amount(size: int | None) -> str:
-    return "?" if size is None else f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size / MIB:.0f} MiB"
 
 
 # The frames of a failure -> what of the script's own keeps tensors: with their autograd graphs, or many bytes. Runs nothing.
@@ -171,15 +144,15 @@ class Kept:
 
 
 def kept_graphs(
-    traceback: TracebackType | None, packages: Iterable[str], *, fewest: float = FEWEST, least: float = math.inf
+    traceback: TracebackType | None, *, fewest: float = FEWEST, least: float = math.inf
 ) -> tuple[Kept, ...]:
-    """What frames outside ``packages`` (parts of paths) can name, the most graphs first, each once.
+    """What the frames of the user's own code can name, the most graphs first, each once.
 
     ``fewest``: tensors with graphs from which on a container or a sum is told: one step has some in hand itself, the hidden
     states of its layers for one. ``least``: bytes of tensors from which on a container is told that keeps no graph.
     """
     found: dict[int, Kept] = {}
-    for frame in _frames(traceback, tuple(packages)):
+    for frame in _frames(traceback):
         place = Path(frame.f_code.co_filename).name
         names = {**frame.f_globals, **frame.f_locals}
         for name, value in list(names.items()):
@@ -215,11 +188,10 @@ def _container(name: str, place: str, container: Any) -> Kept:
     return Kept(name=name, place=place, count=graphs if graphs >= FEWEST else 0, size=size)
 
 
-def _frames(traceback: TracebackType | None, packages: tuple[str, ...]) -> Iterator[FrameType]:
+def _frames(traceback: TracebackType | None) -> Iterator[FrameType]:
     while traceback is not None:
-        frame = traceback.tb_frame
-        if not any(part in frame.f_code.co_filename for part in packages):
-            yield frame
+        if is_user_file(traceback.tb_frame.f_code.co_filename):
+            yield traceback.tb_frame
         traceback = traceback.tb_next
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from dsdoctor.core.errors import UsageError
+from dsdoctor.core.files import absolute
 from dsdoctor.overflow.hooks.options import ANSWERS, LEVELS, Options
 from dsdoctor.ranks import flight_recorder
 from dsdoctor.run import before, checkpoint, hang, memory
@@ -151,7 +152,7 @@ def script_of(words: tuple[str, ...], launchers: tuple[str, ...]) -> tuple[str, 
     if len(words) < named:
         raise UsageError("-m names no module", hint=HELP)
     if named == 1 and words[0] != "-" and not Path(words[0]).exists():
-        raise UsageError(f"there is no script {words[0]}", hint=f"it is looked for from {Path.cwd()}; {HELP}")
+        raise UsageError(f"there is no script {words[0]}", hint=f"it is looked for from {absolute('.')}; {HELP}")
     return (*words[:named], *launchers, *words[named:])
 
 
@@ -170,11 +171,11 @@ def options_of(given: argparse.Namespace) -> Options | None:
         max_frames_to_save=given.frames,
         trace_batch_nums=batches,
         abort_after_batch_num=given.abort_after_batch,
-        trace_dir=given.trace_dir and os.path.abspath(given.trace_dir),  # noqa: PTH100 - also of what is not there
+        trace_dir=given.trace_dir and absolute(given.trace_dir),
         include=tuple(given.include),
         exclude=tuple(given.exclude),
         on_overflow=given.on_overflow,
-        report_file=given.report and os.path.abspath(given.report),  # noqa: PTH100
+        report_file=given.report and absolute(given.report),
     )
     options.check()
     return None if level == OFF else options

@@ -17,7 +17,9 @@ from types import ModuleType
 from typing import Any
 
 from dsdoctor.core.errors import UsageError
+from dsdoctor.core.files import absolute
 from dsdoctor.hang.models import HangOptions
+from dsdoctor.ranks.failure import read_failure
 
 MODULE = "torch.distributed.distributed_c10d"
 VARIABLE = "DSDOCTOR_HANG"
@@ -56,7 +58,7 @@ def checked(after: float | None, on_hang: str, folder: str) -> HangOptions:
     if after is not None and not LEAST_SECONDS <= after < 1e6:
         raise UsageError(f"--hang-after is {after:g}", hint=f"seconds, {LEAST_SECONDS:g} or more")
     # scripts change folders
-    return HangOptions(after=after, on_hang=on_hang, folder=os.path.abspath(folder))  # noqa: PTH100
+    return HangOptions(after=after, on_hang=on_hang, folder=absolute(folder))
 
 
 class HangWatch:
@@ -140,13 +142,15 @@ def note_failures(sampler: Any) -> None:
 
     @functools.wraps(before)
     def noted(kind: type[BaseException], failure: BaseException, trace: Any) -> None:
-        sampler.failed(failure)
+        sampler.failed(read_failure(failure))
         before(kind, failure, trace)
 
     @functools.wraps(before_thread)
     def noted_of_thread(args: threading.ExceptHookArgs) -> None:
         if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
-            sampler.thread_ended(args.thread.name if args.thread is not None else "thread", args.exc_value)
+            sampler.thread_ended(
+                args.thread.name if args.thread is not None else "thread", read_failure(args.exc_value)
+            )
         before_thread(args)
 
     sys.excepthook, threading.excepthook = noted, noted_of_thread

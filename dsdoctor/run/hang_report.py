@@ -6,7 +6,7 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,17 +57,17 @@ def state_of(incident: Incident, *, patient: bool) -> str:
 
 
 def tell(incident: Incident, node: Node, options: HangOptions) -> None:
-    """Print the verdict on an incident, and write the files."""
+    """Print the verdict on an incident, then write the files: a folder that cannot be written, or is on a disk that does not
+    answer, must not hold up the verdict."""
     from dsdoctor.core.redaction import Hidden
     from dsdoctor.hang.verdict import judge
 
     hidden = Hidden(dict(os.environ))
     incident = with_nccl(incident, judge(incident).findings)
     verdict = judge(incident)
+    say([hidden.out_of(line) for line in lines_of(incident, verdict)], node)
     place, failure = _written(incident, options)
-    lines = [hidden.out_of(line) for line in lines_of(incident, verdict)]
-    lines += [f"the files of all ranks: {place}; again: dsdoctor hang {place}"] if place else [f"no files: {failure}"]
-    say(lines, node)
+    say([f"the files of all ranks: {place}; again: dsdoctor hang {place}" if place else f"no files: {failure}"], node)
 
 
 def with_nccl(incident: Incident, findings: tuple[Finding, ...]) -> Incident:
@@ -100,14 +100,21 @@ def _written(incident: Incident, options: HangOptions) -> tuple[str, str]:
     from dsdoctor.hang.incidents import write_ranks
 
     failure = ""
-    fallback = Path(tempfile.gettempdir()) / f"dsdoctor-hang-{os.geteuid()}-{incident.run}"
-    for folder in (Path(options.folder), fallback):
+    for folder in _folders(incident, options):
         try:
             write_ranks(folder, incident)
             return str(folder), ""
         except OSError as error:
             failure = failure or f"{folder}: {error.strerror or error}"
     return "", failure
+
+
+def _folders(incident: Incident, options: HangOptions) -> Iterator[Path]:
+    """Where the files may go, the best place first."""
+    yield Path(options.folder)
+    # looked for only where it is needed: on a read-only root there may be none at all
+    with contextlib.suppress(OSError):
+        yield Path(tempfile.gettempdir()) / f"dsdoctor-hang-{os.geteuid()}-{incident.run}"
 
 
 def say(lines: Iterable[str], node: Node) -> None:

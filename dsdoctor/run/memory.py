@@ -2,14 +2,15 @@
 (--memory trace). But for the sizes of each call nothing is noted, and nothing heavy imported, before either is wanted."""
 
 import argparse
-import errno
 import functools
 import weakref
 from collections.abc import Callable, Iterator
+from types import TracebackType
 from typing import Any
 
-from dsdoctor.core.errors import UsageError, chain
+from dsdoctor.core.errors import UsageError
 from dsdoctor.memory.calls import Growth, LastCall, resident
+from dsdoctor.ranks.failure import Failure
 
 OFF, OOM, TRACE = CHOICES = ("off", "oom", "trace")
 STEPS = 3
@@ -55,7 +56,7 @@ class MemoryWatch:
         except Exception as error:
             self.say(f"! memory is not watched, and training goes on: {type(error).__name__}: {error}")
 
-    def ended(self, failure: BaseException) -> None:
+    def ended(self, failure: Failure, trace: TracebackType | None) -> None:
         """The process ends by this exception, whose traceback is out already and matters more than what we add."""
         if self.choice == OFF or not out_of_memory(failure):
             return
@@ -64,23 +65,23 @@ class MemoryWatch:
         try:
             from dsdoctor.run.memory_told import failure_lines
 
-            self.say(*failure_lines(failure, engine, last, growth))
+            self.say(*failure_lines(failure, trace, engine, last, growth))
         except Exception as error:
             self.say(f"! what this rank held is not known: {type(error).__name__}: {error}")
 
 
-def out_of_memory(failure: BaseException) -> bool:
+def out_of_memory(failure: Failure) -> bool:
     """Whether an exception, or what caused it, says that there was no memory.
 
-    >>> out_of_memory(RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")), out_of_memory(ValueError("size"))
-    (True, False)
+    >>> from dsdoctor.ranks.failure import read_failure
+    >>> failures = RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), ValueError("size")
+    >>> [out_of_memory(read_failure(failure)) for failure in failures]
+    [True, False]
     """
-    for each in chain(failure):
-        if isinstance(each, MemoryError) or (isinstance(each, OSError) and each.errno == errno.ENOMEM):
-            return True
-        if type(each).__name__ == "OutOfMemoryError" or any(saying in str(each) for saying in SAYINGS):
-            return True
-    return False
+    return any(
+        cause.refuses_memory or "OutOfMemoryError" in cause.kinds or any(saying in cause.message for saying in SAYINGS)
+        for cause in failure.causes
+    )
 
 
 def reader(engine: Any) -> Callable[[], int]:
@@ -129,10 +130,10 @@ def trace(engine: Any, say: Say) -> None:
 
 def trace_lines(engine: Any, rows: list[tuple[str, dict[str, int]]]) -> Iterator[str]:
     """Each part with its peak, and what was predicted of the states between steps."""
+    from dsdoctor.memory.account import amount
     from dsdoctor.memory.engine import layout_of, settings_of, shape_of
     from dsdoctor.memory.models import Point
     from dsdoctor.memory.predict import Situation
-    from dsdoctor.run.memory_told import amount
 
     now = Situation(settings=settings_of(engine), model=shape_of(engine.module), run=None, layout=layout_of(engine))
     told = now.predicted()

@@ -1,18 +1,17 @@
 """A rank that ran out of memory -> the lines that say where, what refused it, what grew, who holds what, and what to change."""
 
-import errno
-import os
-import traceback
+import linecache
 from collections.abc import Iterator
+from types import TracebackType
 from typing import Any
 
-from dsdoctor.core.errors import chain
+from dsdoctor.core.host import LocalHost
+from dsdoctor.memory.account import amount
 from dsdoctor.memory.calls import Call, Grown, Growth, LastCall
 from dsdoctor.memory.failure import Kept, asked_bytes, kept_graphs, limit_lines, look_limits
 from dsdoctor.memory.models import ZeroSettings
+from dsdoctor.ranks.failure import Failure
 
-MIB = 1 << 20
-OURS = (f"{os.sep}dsdoctor{os.sep}", f"{os.sep}site-packages{os.sep}", f"{os.sep}lib{os.sep}python")
 OF_HOST = ("DefaultCPUAllocator: can't allocate", "DefaultCPUAllocator: not enough memory", "Unable to allocate")
 """What torch and numpy say of the host's memory; a device's allocators say otherwise."""
 WORTH = 4
@@ -23,48 +22,43 @@ LARGER = 1.5
 """So many times larger than any call before: then that is told."""
 
 
-def failure_lines(failure: BaseException, engine: Any, last: LastCall | None, growth: Growth | None) -> Iterator[str]:
+def failure_lines(
+    failure: Failure, trace: TracebackType | None, engine: Any, last: LastCall | None, growth: Growth | None
+) -> Iterator[str]:
     """All that is known of a failure for want of memory. ``engine``: None where the process has none."""
     no_engine = "" if engine is not None else ", in a process that has no DeepSpeed engine"
     yield f"this rank ran out of memory at {users_line(failure)}{no_engine}"
     said = first_line(failure)
     yield f"    the exception: {said}"
     if of_host(failure):
-        yield from (f"    {line}" for line in limit_lines(said, look_limits()))
+        yield from (f"    {line}" for line in limit_lines(said, look_limits(LocalHost())))
     grown = growth.grown() if growth is not None else None
     if grown:
         yield from growth_lines(grown)
         # what does not grow with the calls did not make memory grow with them
         fewest = (grown.last_call - grown.first_call) / 2
-        yield from kept_lines(kept_graphs(failure.__traceback__, OURS, fewest=fewest, least=MUCH * grown.last))
+        yield from kept_lines(kept_graphs(trace, fewest=fewest, least=MUCH * grown.last))
     if engine is not None and last is not None:
         yield from larger_call(last)
         yield from engine_lines(engine, said, last.call, grows=bool(grown))
 
 
-def users_line(failure: BaseException) -> str:
-    """The innermost line that is neither Python's nor a package's."""
-    frames = traceback.extract_tb(failure.__traceback__)
-    own = [frame for frame in frames if not any(part in frame.filename for part in OURS)]
-    found = (own or list(frames))[-1:]
-    return "; ".join(f"{frame.filename}:{frame.lineno} {frame.line or ''}".rstrip() for frame in found)
+def users_line(failure: Failure) -> str:
+    """The innermost line of the user's own."""
+    at = failure.place
+    return "" if at is None else f"{at.file}:{at.line} {linecache.getline(at.file, at.line).strip()}".rstrip()
 
 
-def of_host(failure: BaseException) -> bool:
+def of_host(failure: Failure) -> bool:
     """Whether it was surely the host's memory that was asked for, and not a device's."""
-    return any(
-        isinstance(each, MemoryError)
-        or (isinstance(each, OSError) and each.errno == errno.ENOMEM)
-        or any(saying in str(each) for saying in OF_HOST)
-        for each in chain(failure)
-    )
+    return any(cause.refuses_memory or any(saying in cause.message for saying in OF_HOST) for cause in failure.causes)
 
 
-def first_line(failure: BaseException) -> str:
-    """What the innermost exception of the chain says that speaks of an amount, else the failure itself."""
-    told = next((each for each in chain(failure) if asked_bytes(str(each)) is not None), failure)
-    text = str(told).strip()
-    return text.splitlines()[0][:300] if text else type(failure).__name__
+def first_line(failure: Failure) -> str:
+    """What the first exception says that speaks of an amount, else the failure itself."""
+    told = next((cause for cause in failure.causes if asked_bytes(cause.message) is not None), failure.causes[0])
+    text = told.message.strip()
+    return text.splitlines()[0][:300] if text else failure.causes[0].kinds[0]
 
 
 def growth_lines(grown: Grown) -> Iterator[str]:
@@ -208,12 +202,3 @@ def device_lines(engine: Any) -> Iterator[str]:
     free, total = torch.cuda.mem_get_info(device)
     yield f"    the device: {amount(total)}, {amount(free)} free; allocated {amount(current)}, at most {amount(most)}, reserved"
     yield f"        {amount(reserved)}: {amount(reserved - current)} of that is held by the allocator and not used"
-
-
-def amount(size: int) -> str:
-    """Bytes as MiB or GiB.
-
-    >>> amount(5 << 30), amount(3 << 20)
-    ('5.0 GiB', '3.0 MiB')
-    """
-    return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size / MIB:.1f} MiB"

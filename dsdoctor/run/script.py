@@ -9,11 +9,8 @@ import functools
 import importlib
 import json
 import os
-import site
 import sys
-import sysconfig
 import threading
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.machinery import ModuleSpec
@@ -23,8 +20,9 @@ from typing import Any, NoReturn
 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Follows, Step
+from dsdoctor.ranks.failure import Failure, read_failure
 from dsdoctor.ranks.launchers import RANKS
-from dsdoctor.run import checkpoint, hang, memory
+from dsdoctor.run import checkpoint, hang, memory, op_compile
 
 # Under dsdoctor.run transformers' DebugUnderflowOverflow, which ``TrainingArguments(debug="underflow_overflow")`` makes, is ours.
 #
@@ -104,8 +102,7 @@ class GuideClass:
 COUNT = "dsdoctor/raised"
 PATIENCE = 3.0
 """Seconds that an answer may take at the end of a process, whatever its store, the store's host and other threads do."""
-MOST = 400
-"""Characters of a message."""
+MAX_MESSAGE_CHARACTERS = 400
 
 
 def before_the_end(function: Callable[[], None]) -> None:
@@ -115,7 +112,7 @@ def before_the_end(function: Callable[[], None]) -> None:
         register(function)
 
 
-def other_failure(failure: BaseException) -> str:
+def other_failure(failure: Failure) -> str:
     """Leave a line about this rank's failure. Returns the line of another rank; empty: there is none, or nobody can be asked."""
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     said: list[str] = []
@@ -125,7 +122,7 @@ def other_failure(failure: BaseException) -> str:
         # here, and not in that thread: another thread of the script's may be importing them
         importlib.import_module("encodings.idna")
         importlib.import_module("socket")
-        asked = _Asked(c10d._get_default_store(), c10d.get_rank(), line_of(failure), follows(failure), said)
+        asked = _Asked(c10d._get_default_store(), c10d.get_rank(), failure_line(failure), follows(failure), said)
         # whoever holds the lock of this process's client keeps a thread waiting, and not the process
         thread = threading.Thread(target=asked.ask, name="dsdoctor's question", daemon=True)
         thread.start()
@@ -168,70 +165,43 @@ def _reach(store: Any) -> None:
         socket.create_connection((host, port), timeout=PATIENCE).close()
 
 
-def follows(failure: BaseException) -> bool:
+def follows(failure: Failure) -> bool:
     """Whether an exception, or one that it was raised from or while treating, only says that another rank is gone or does not
     come.
 
-    >>> follows(RuntimeError("wait timeout after 2000ms, keys: /default_pg/0//ready"))
+    >>> follows(read_failure(RuntimeError("wait timeout after 2000ms, keys: /default_pg/0//ready")))
     True
-    >>> follows(KeyError("label"))
+    >>> follows(read_failure(KeyError("label")))
     False
     """
     from dsdoctor.diagnosis.consequences import SAYS_ANOTHER_IS_GONE
 
-    dist = sys.modules.get("torch.distributed")
-    of_torch = getattr(dist, "DistError", ())
-    for each in _with_its_causes(failure):
-        said = _said(each)
-        if isinstance(each, of_torch) or "NCCL " in said or SAYS_ANOTHER_IS_GONE.search(said):
-            return True
-    return False
+    return any(
+        "DistError" in cause.kinds or "NCCL " in cause.printed or SAYS_ANOTHER_IS_GONE.search(cause.printed)
+        for cause in failure.causes
+    )
 
 
-def _with_its_causes(failure: BaseException) -> Iterator[BaseException]:
-    waiting: list[BaseException | None] = [failure]
-    seen: set[int] = set()
-    while waiting:
-        each = waiting.pop()
-        if each is not None and id(each) not in seen:
-            seen.add(id(each))
-            yield each
-            waiting += [each.__cause__, each.__context__, *getattr(each, "exceptions", ())]
+def failure_line(failure: Failure) -> str:
+    """A failure in a line, with the innermost place in the user's own code.
 
-
-def _said(failure: BaseException) -> str:
-    """An exception's class and message, as Python prints them; of code that Python could not read the place too."""
-    if isinstance(failure, SyntaxError):
-        return f"{type(failure).__name__}: {failure}"
-    return "".join(traceback.format_exception_only(type(failure), failure)).strip()
-
-
-def line_of(failure: BaseException) -> str:
-    """An exception in a line, with the innermost place in the user's own code.
-
-    >>> line_of(ValueError("no such\\nlabel"))
+    >>> failure_line(read_failure(ValueError("no such\\nlabel")))
     'ValueError: no such'
-    >>> line_of(SyntaxError("invalid syntax", ("/work/model.py", 3, 1, "x = = 1")))
+    >>> failure_line(read_failure(SyntaxError("invalid syntax", ("/work/model.py", 3, 1, "x = = 1"))))
     'SyntaxError: invalid syntax (model.py, line 3)'
     """
     from dsdoctor.core.redaction import Hidden
     from dsdoctor.ui.terminal import printable
 
-    said = _said(failure).partition("\n")[0]
-    frames = traceback.extract_tb(failure.__traceback__)
-    own = [frame for frame in frames if _is_own(frame.filename)] or frames
-    place = f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
-    return printable(Hidden(dict(os.environ)).out_of(f"{said[:MOST]}{place}"))
-
-
-def _is_own(file: str) -> bool:
-    """Whether code is the script's, and not a library's."""
-    libraries = {sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
-    libraries |= {*site.getsitepackages(), site.getusersitepackages()}
-    return not file.startswith("<") and not any(file.startswith(f"{folder}{os.sep}") for folder in libraries)
+    said = failure.causes[0].printed.partition("\n")[0]
+    at = failure.place
+    place = f" at {Path(at.file).name}:{at.line}" if at is not None else ""
+    return printable(Hidden(dict(os.environ)).out_of(f"{said[:MAX_MESSAGE_CHARACTERS]}{place}"))
 
 
 VARIABLE = "DSDOCTOR_RUN"
+HALF_BUILT = "masked-jit-failure"
+"""The rule of an op whose compile failed in another process or before: a consequence, and all that this process can know."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,6 +246,9 @@ def ready(fields: dict[str, Any]) -> None:
         or order.checkpoint_check != checkpoint.OFF
     ):
         after_import("deepspeed", process.wrap)
+        if os.environ.get("LOCAL_RANK", rank() or "0") == "0":
+            # one of a node: all of its ranks wait for the same compile
+            after_import(op_compile.MODULE, op_compile.CompileNotices(mark()).wrap)
 
 
 def after_import(name: str, then: Callable[[ModuleType], None]) -> None:
@@ -294,6 +267,7 @@ class WatchedProcess:
         self.imported = False
         self.engines = 0
         self.config_check: Any = None
+        self._record: Failure | None = None
         self.guide_class = GuideClass(say)
         self.memory = memory.MemoryWatch(order.memory, say)
         self.checkpoint = checkpoint.CheckpointWatch(order.checkpoint_check, speaks=rank() in {None, "0"}, say=say)
@@ -351,19 +325,25 @@ class WatchedProcess:
         failure = self.failure()
         if not isinstance(failure, (Exception, KeyboardInterrupt)):
             return
-        said = other_failure(failure)
+        record = self.record(failure)
+        said = other_failure(record)
         # whoever interrupts a run interrupts all ranks, and knows it
         if said and isinstance(failure, Exception):
             # at once: a launcher may end this process in a moment
             say(said)
             if self.hang is not None and (sampler := self.hang.sampler) is not None:
                 sampler.told = True
-                sampler.failed(failure)
+                sampler.failed(record)
 
     def failure(self) -> BaseException | None:
         """What ended this process, if it is one that is watched."""
         is_mine = self.pid == os.getpid() and (self.order.main == self.pid or self.imported)
         return (getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)) if is_mine else None
+
+    def record(self, failure: BaseException) -> Failure:
+        """What ended this process, read once."""
+        self._record = self._record or read_failure(failure)
+        return self._record
 
     def end(self) -> None:
         """At the end of the process: print what dsdoctor knows of a failure, or that there was nothing to watch."""
@@ -373,7 +353,7 @@ class WatchedProcess:
         failure = self.failure()
         if isinstance(failure, Exception):
             try:
-                self.memory.ended(failure)
+                self.memory.ended(self.record(failure), failure.__traceback__)
                 explain(failure, watching=self.engines > 0)
             except Exception as error:  # the failure's own traceback is out, and matters more
                 say(f"! no diagnosis of this failure: {type(error).__name__}: {error}")
@@ -473,12 +453,16 @@ def rank() -> str | None:
     return next((os.environ[name] for name in RANKS if os.environ.get(name)), None)
 
 
+def mark() -> str:
+    """What stands before each of our lines: our name, and the rank where there is one."""
+    number = rank()
+    return "dsdoctor: " if number is None else f"dsdoctor [rank {number}]: "
+
+
 def say(*lines: str) -> None:
     """Say on stderr, each line with our name and the rank."""
-    number = rank()
-    mark = "dsdoctor: " if number is None else f"dsdoctor [rank {number}]: "
     # one write: the ranks' lines must not be mixed
-    print("".join(f"{mark}{line}\n" for text in lines for line in text.splitlines() or [""]), end="", file=sys.stderr)
+    print("".join(f"{mark()}{line}\n" for text in lines for line in text.splitlines() or [""]), end="", file=sys.stderr)
 
 
 def stop(error: UsageError) -> NoReturn:
@@ -518,6 +502,7 @@ def explain(failure: Exception, *, watching: bool) -> None:
 
     text = "".join(traceback.format_exception(type(failure), failure, failure.__traceback__))
     read = diagnose(text.splitlines(), name="traceback")
-    if read.outcome is LogOutcome.CAUSE:
+    half_built = any(finding.rule == HALF_BUILT for finding in read.findings)
+    if read.outcome is LogOutcome.CAUSE or half_built:
         findings = [known(finding) for finding in read.findings if finding.severity is not Severity.NOTE]
         say("what this failure means:", *map(printable, finding_lines(findings)))

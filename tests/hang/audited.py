@@ -19,6 +19,7 @@ from typing import Any
 
 from dsdoctor.hang import inspection, sampler, start
 from dsdoctor.hang.models import HangOptions
+from dsdoctor.ranks.failure import read_failure
 from dsdoctor.run.hang import ENTRY
 
 LIMIT = 60.0
@@ -162,7 +163,7 @@ def all_paths(watched: Watched) -> None:
     world = sys.modules["torch.distributed.distributed_c10d"]._world
     world.pg_group_ranks[group] = dict.fromkeys(range(30_000), 0)
     watched.stall()
-    watched.sampler.failed(ValueError("printed, and it goes on"))
+    watched.sampler.failed(read_failure(ValueError("printed, and it goes on")))
     look()
     group.calls += 1
     look()

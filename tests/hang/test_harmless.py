@@ -17,8 +17,6 @@ OF_THE_SCRIPT = {
     "close",
     "failed",
     "thread_ended",
-    "words_of",
-    "frames_of_failure",
     "__init__",
 }
 """What the script's own threads call."""

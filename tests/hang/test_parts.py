@@ -30,6 +30,7 @@ from dsdoctor.hang.processes import file_call, moved_bytes
 from dsdoctor.hang.ring import SLOT, RingReader, RingWriter
 from dsdoctor.hang.sampler import Sampler
 from dsdoctor.hang.supervisor import HANGS, WORKS, Pace, Supervisor, Task
+from dsdoctor.ranks.failure import read_failure
 from dsdoctor.run.__main__ import parse_command_line
 from tests.each import each
 from tests.hang.made import calling, elsewhere, incident, view
@@ -127,7 +128,7 @@ def fails(sampler: Sampler, words: str) -> weakref.ref[threading.Event]:
     try:
         raise ValueError(words)
     except ValueError as error:
-        sampler.failed(error)
+        sampler.failed(read_failure(error))
     return weakref.ref(held)
 
 

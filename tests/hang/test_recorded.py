@@ -62,8 +62,8 @@ def test_failures_of_the_script_and_of_threads_are_noted_and_printed_as_before(m
     monkeypatch.setattr(threading, "excepthook", lambda args: printed.append(args.exc_type.__name__))
     noted: list[tuple[str, str]] = []
     sampler = SimpleNamespace(
-        failed=lambda error: noted.append(("", type(error).__name__)),
-        thread_ended=lambda name, error: noted.append((name, type(error).__name__)),
+        failed=lambda failure: noted.append(("", failure.line)),
+        thread_ended=lambda name, failure: noted.append((name, failure.line)),
     )
     note_failures(sampler)
     thread = threading.Thread(target=lambda: {}["text"], name="feeds")
@@ -72,7 +72,7 @@ def test_failures_of_the_script_and_of_threads_are_noted_and_printed_as_before(m
     sys.excepthook(ValueError, ValueError("a"), None)
 
     assert printed == ["KeyError", "ValueError"]
-    assert noted == [("feeds", "KeyError"), ("", "ValueError")]
+    assert noted == [("feeds", "KeyError: 'text'"), ("", "ValueError: a")]
 
 
 @pytest.mark.parametrize("odd", [0, 1])

@@ -281,6 +281,18 @@ def test_the_fix_says_what_to_do_next_on_the_host_of_that_rank(text: str, waits:
     assert said in finding.fix.text
 
 
+def test_a_loader_without_workers_is_given_no_timeout() -> None:
+    fetch = frame("/v/lib/python3.11/site-packages/torch/utils/data/_utils/fetch.py", 5, "fetch")
+    fixes = []
+    for below in ((LOADER,), (LOADER, fetch)):
+        (finding,) = judge(run(view(2, (*elsewhere("for batch in loader:"), *below), 55))).findings
+        assert finding.fix is not None
+        fixes.append((finding.fix.text, len(finding.fix.steps)))
+
+    assert ["its loader's workers" in text for text, _ in fixes] == [True, False]
+    assert "no workers (num_workers=0)" in fixes[1][0]
+
+
 @each("working", [(0,), (0, 1, 2, 3)])
 def test_ranks_that_work_and_wait_for_nobody_do_not_hang(working: tuple[int, ...]) -> None:
     busy = {rank: "it took 99% of a processor" if rank in working else "" for rank in range(4)}

@@ -1,9 +1,9 @@
 """Which limit refused an allocation is said where the figures decide it, and nothing where they do not."""
 
 from itertools import product
-from pathlib import Path
 
 from dsdoctor.memory.failure import HostLimits, asked_bytes, limit_lines, look_limits, refused_by
+from tests.conftest import Disk
 from tests.each import each
 
 GIB = 1 << 30
@@ -53,18 +53,28 @@ def test_what_was_asked_for(said: str, size: int | None) -> None:
 
 
 @each("version", (1, 2))
-def test_the_smallest_limit_of_the_control_groups_counts(version: int, tmp_path: Path) -> None:
-    root = tmp_path / str(version)
-    base = root / "sys/fs/cgroup" / ("memory" if version == 1 else "")
-    names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if version == 1 else ("memory.max", "memory.current")
-    for folder, limit, used in (("job", 4 * GIB, 3 * GIB), ("job/step", "max", GIB)):
-        (base / folder).mkdir(parents=True, exist_ok=True)
-        (base / folder / names[0]).write_text(f"{limit}\n")
-        (base / folder / names[1]).write_text(f"{used}\n")
-    (root / "proc/self").mkdir(parents=True)
-    (root / "proc/self/cgroup").write_text("7:cpu:/\n4:memory:/job/step\n" if version == 1 else "0::/job/step\n")
-    (root / "proc/self/status").write_text("VmPeak:\t 2048 kB\nVmRSS:\t 1024 kB\n")
-    found = look_limits(root)
+def test_the_smallest_limit_of_the_control_groups_counts_and_a_full_one_is_told(version: int, disk: Disk) -> None:
+    base = "/sys/fs/cgroup/memory" if version == 1 else "/sys/fs/cgroup"
+    kind = "cgroup cgroup rw,memory" if version == 1 else "cgroup2 cgroup2 rw"
+    limit, used = ("limit_in_bytes", "usage_in_bytes") if version == 1 else ("max", "current")
+    machine = disk(
+        {
+            "/proc/self/cgroup": "7:cpu:/\n4:memory:/job/step\n" if version == 1 else "0::/job/step\n",
+            "/proc/self/mountinfo": f"30 23 0:26 / {base} rw - {kind}\n",
+            "/proc/self/status": "VmPeak:\t 2048 kB\nVmRSS:\t 1024 kB\n",
+            f"{base}/cgroup.controllers": "memory\n",
+            f"{base}/job/step/cgroup.procs": "1\n",
+            f"{base}/job/memory.{limit}": f"{4 * GIB}\n",
+            f"{base}/job/memory.{used}": f"{4 * GIB - 4096}\n",
+            f"{base}/job/step/memory.{limit}": "9223372036854771712\n" if version == 1 else "max\n",
+            f"{base}/job/step/memory.{used}": f"{GIB}\n",
+        }
+    )
+    found = look_limits(machine)
 
-    assert (found.group, found.group_used) == (4 * GIB, 3 * GIB)
+    assert (found.group, found.group_used) == (4 * GIB, 4 * GIB - 4096)
     assert (found.mapped, found.resident, found.total) == (2 << 20, 1 << 20, None)
+    assert list(limit_lines(SAID.format(1000), found)) == [
+        "what refused it is not known: this process holds 1.0 MiB, its control group holds 4.0 GiB of 4.0 GiB, and no limit of "
+        "this process was met"
+    ]

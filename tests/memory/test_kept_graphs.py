@@ -3,7 +3,10 @@
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from dsdoctor.memory.failure import kept_graphs
 from tests.each import each
@@ -78,9 +81,7 @@ def failure(make: Callable[[], Any], how: str) -> BaseException:
 @each("shape", SHAPES)
 def test_a_container_is_found_by_its_name(shape: str) -> None:
     for how, name in (("local", "losses"), ("attribute", "trainer.history"), ("called", "outer")):
-        kept = kept_graphs(
-            failure(partial(SHAPES[shape], [tensor(graph=True) for _ in range(20)]), how).__traceback__, ()
-        )
+        kept = kept_graphs(failure(partial(SHAPES[shape], [tensor(graph=True) for _ in range(20)]), how).__traceback__)
         assert name in [each.name for each in kept], how
         assert {(each.place, each.count) for each in kept} == {("test_kept_graphs.py", 20)}
 
@@ -88,23 +89,30 @@ def test_a_container_is_found_by_its_name(shape: str) -> None:
 @each("shape", SHAPES)
 def test_what_keeps_no_graph_or_few_is_not_told(shape: str) -> None:
     for made in ([tensor(graph=False) for _ in range(20)], [tensor(graph=True) for _ in range(4)], [1.0] * 20):
-        assert kept_graphs(failure(partial(SHAPES[shape], made), "local").__traceback__, ()) == ()
+        assert kept_graphs(failure(partial(SHAPES[shape], made), "local").__traceback__) == ()
 
 
-def test_frames_of_packages_are_not_looked_at() -> None:
-    kept = failure(lambda: [tensor(graph=True) for _ in range(20)], "local")
+def test_frames_of_packages_are_not_looked_at(tmp_path: Path) -> None:
+    for folder, names in (("site-packages", []), ("mine", ["losses"])):
+        file = tmp_path / folder / "loop.py"
+        space: dict[str, Any] = {}
+        exec(compile("def fit(losses):\n    raise MemoryError(len(losses))\n", str(file), "exec"), space)
+        with pytest.raises(MemoryError) as raised:
+            space["fit"]([tensor(graph=True) for _ in range(20)])
 
-    assert kept_graphs(kept.__traceback__, ("test_kept_graphs",)) == ()
+        # the frame of this very test is the first
+        inner = raised.value.__traceback__ and raised.value.__traceback__.tb_next
+        assert [each.name for each in kept_graphs(inner)] == names
 
 
 @each("shape", SHAPES)
 def test_where_memory_grew_many_bytes_are_told_too(shape: str) -> None:
     held = failure(partial(SHAPES[shape], [tensor(graph=False) for _ in range(20)]), "local").__traceback__
 
-    assert [(kept.name, kept.count, kept.size) for kept in kept_graphs(held, (), least=20 * BYTES)] == [
+    assert [(kept.name, kept.count, kept.size) for kept in kept_graphs(held, least=20 * BYTES)] == [
         ("losses", 0, 20 * BYTES)
     ]
-    assert kept_graphs(held, (), least=21 * BYTES) == ()
+    assert kept_graphs(held, least=21 * BYTES) == ()
 
 
 def summed(steps: int, *, size: int, last: bool) -> Any:
@@ -127,9 +135,9 @@ def test_a_running_sum_is_found_and_a_residual_network_is_not(last: bool) -> Non
             return error
 
     for steps in (3, 7, 8, 50):
-        kept = kept_graphs(raised(summed(steps, size=1, last=last)).__traceback__, ())
+        kept = kept_graphs(raised(summed(steps, size=1, last=last)).__traceback__)
         assert [(each.name, each.count, each.is_sum) for each in kept] == (
             [("total", steps, True)] if steps >= 8 else []
         )
-        assert kept_graphs(raised(summed(steps, size=512, last=last)).__traceback__, ()) == ()
-        assert kept_graphs(raised(summed(steps, size=1, last=last)).__traceback__, (), fewest=60) == ()
+        assert kept_graphs(raised(summed(steps, size=512, last=last)).__traceback__) == ()
+        assert kept_graphs(raised(summed(steps, size=1, last=last)).__traceback__, fewest=60) == ()

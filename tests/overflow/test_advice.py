@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from dsdoctor.overflow.frames.first_bad import BadKind, Growth, Origin, RankReport, Tried
+from dsdoctor.overflow.frames.first_bad import BadKind, Growth, Origin, RankReport, Scale, Tried
 from dsdoctor.overflow.measure.readings import Meters
 from dsdoctor.overflow.replay.provenance import ignored_labels, rows_of, rows_text
 from dsdoctor.overflow.replay.remedy import places
@@ -186,3 +186,36 @@ def test_a_sum_over_the_ranks_that_does_not_fit_is_no_ranks_fault() -> None:
 
     assert words in judge(both)[0].evidence
     assert words not in judge([both[0], rank_report(1, good(0, "a"), OVERFLOW, world=2)])[0].evidence
+
+
+@pytest.mark.parametrize("kind", ["module", "gradient"])
+@pytest.mark.parametrize("points", [((0, 1e37),), ((0, 1e37), (7, 1e37)), ((0, 0.5), (7, 0.6))])
+def test_a_weight_that_was_extreme_from_the_start_is_named_in_the_advice(
+    kind: str, points: tuple[tuple[int, float], ...]
+) -> None:
+    growth = (Growth(name="embed.weight", points=points),)
+    bad = OVERFLOW if kind == "module" else backward(1, "b.c", tensor("grad output", nan=1))
+    fails = (attempt("", forward=kind == "gradient", backward=False),)
+    (found,) = judge(
+        [
+            rank_report(
+                0, good(0, "a"), bad, tried=fails, growth=growth, dtype="bfloat16", scale=Scale(), local=bad.tensors
+            )
+        ]
+    )
+
+    assert found.fix is not None
+    assert ("embed.weight holds values up to 1e+37" in found.fix.text) is (points[0][1] > 1)
+
+
+def test_extreme_weights_are_read_of_the_whole_model() -> None:
+    model = nn.Sequential(nn.Embedding(4, 4), nn.Linear(4, 4))
+    model[0].weight.data[2, 1] = -1e37
+    engine = SimpleNamespace(module=model)
+    sizes = WeightSizes()
+    sizes.note(engine, 0)
+
+    (found,) = sizes.extreme(engine, 3, Meters())
+
+    assert (found.name, [step for step, _ in found.points]) == ("0.weight", [0, 3])
+    assert found.points[-1][1] == pytest.approx(1e37)

@@ -10,10 +10,12 @@ from torch import nn
 from dsdoctor.core.finding import Severity
 from dsdoctor.overflow.frames.first_bad import Flushed, Origin, RankReport, Vanished
 from dsdoctor.overflow.frames.frame import TensorStats
-from dsdoctor.overflow.replay.underflow import any_lost_activation, first_vanished, placed
+from dsdoctor.overflow.measure.readings import Meters
+from dsdoctor.overflow.replay.underflow import all_zero, any_lost_activation, first_vanished, placed
 from dsdoctor.overflow.verdict.verdict import judge
 from dsdoctor.overflow.watch.announce import Seen, among_all, judged
 from dsdoctor.overflow.watch.history import Updates
+from tests.overflow import engine as recorded
 from tests.overflow.written import frame, good, rank_report, tensor
 
 OVERFLOW = frame(1, "b", tensor("input[0]", absmax=62000.0), tensor("output", posinf=3))
@@ -35,6 +37,25 @@ def test_gradients_that_a_larger_scale_would_save_are_told_with_that_scale() -> 
     )
     assert found.fix is not None
     assert "loss_scale in the fp16 section to 16384," in found.fix.text
+
+
+def test_gradients_that_are_all_zero_are_told_without_a_scale() -> None:
+    (found,) = judge([flushed(1.0, fits=0.0)])
+
+    assert (found.rule, found.severity) == ("gradients-underflow", Severity.WARNING)
+    assert "every gradient is 0 in float16 at a loss scale of 2^0" in found.title
+    assert found.fix is not None
+    assert "Raise loss_scale" in found.fix.text
+
+
+def test_only_gradients_without_any_number_are_all_zero() -> None:
+    engine = recorded.Engine(nn.Linear(2, 2), half=True)
+    for parameter in engine.module.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    assert all_zero(engine, Meters())
+
+    engine.module.bias.grad[1] = 1e-30
+    assert not all_zero(engine, Meters())
 
 
 def test_a_few_elements_that_are_flushed_are_no_finding() -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.run.script import follows, line_of
+from dsdoctor.ranks.failure import read_failure
+from dsdoctor.run.script import failure_line, follows
 
 SCRIPT = """
 import os, socket, sys, time
@@ -37,6 +38,7 @@ WORKER = """
 import json, os, signal, sys, threading
 from datetime import timedelta
 import torch.distributed as dist
+from dsdoctor.ranks.failure import read_failure
 from dsdoctor.run.script import other_failure
 rank = int(os.environ["RANK"])
 host = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), 2, rank == 0)
@@ -76,12 +78,12 @@ for act in (waits_in_vain, wraps, treats, reads, has_a_host_that_stands, has_the
     dist.init_process_group("gloo", store=dist.PrefixStore(act.__name__, host), rank=rank, world_size=2)
     dist.barrier()
     if rank == 1:
-        said[act.__name__] = other_failure(caught(act))
+        said[act.__name__] = other_failure(read_failure(caught(act)))
         if act is has_a_host_that_stands:
             os.kill(pid, signal.SIGCONT)
     dist.barrier()
     if rank == 0:
-        said[act.__name__] = other_failure(ValueError("a first one"))
+        said[act.__name__] = other_failure(read_failure(ValueError("a first one")))
     dist.barrier()
     if act is not has_the_client_waiting:
         dist.destroy_process_group()
@@ -143,8 +145,8 @@ def test_a_failure_in_a_line_is_placed_in_the_users_own_code() -> None:
     with pytest.raises(OSError, match="nothing") as caught:
         load()
 
-    assert line_of(caught.value).startswith("NotADirectoryError: ")
-    assert line_of(caught.value).endswith("at test_other_ranks.py:141")
+    assert failure_line(read_failure(caught.value)).startswith("NotADirectoryError: ")
+    assert failure_line(read_failure(caught.value)).endswith("at test_other_ranks.py:143")
 
 
 def test_causes_that_form_a_circle_are_each_asked_once() -> None:
@@ -154,7 +156,7 @@ def test_causes_that_form_a_circle_are_each_asked_once() -> None:
     group = Exception("both")
     vars(group)["exceptions"] = (first, second)
     second.__context__ = group
-    assert [follows(each) for each in (first, second, group)] == [False] * 3
+    assert [follows(read_failure(each)) for each in (first, second, group)] == [False] * 3
 
     second.args = ("Connection closed by peer",)
-    assert [follows(each) for each in (first, second, group)] == [True] * 3
+    assert [follows(read_failure(each)) for each in (first, second, group)] == [True] * 3

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.core.errors import UsageError, chain
+from dsdoctor.core.errors import UsageError
+from dsdoctor.ranks.failure import causes_of, read_failure
 from dsdoctor.run.__main__ import environment_for, parse_command_line
 from dsdoctor.run.memory import CHOICES, MemoryWatch, chosen, out_of_memory
 from dsdoctor.run.memory_told import of_host, users_line
@@ -38,15 +39,15 @@ def raised(error: BaseException, *, inside: bool) -> BaseException:
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize(("text", "is_one"), [*((text, True) for text in SAYS), *((text, False) for text in OTHER)])
 def test_what_says_that_memory_ran_out(text: str, is_one: bool, inside: bool) -> None:
-    assert out_of_memory(raised(RuntimeError(text), inside=inside)) is is_one
+    assert out_of_memory(read_failure(raised(RuntimeError(text), inside=inside))) is is_one
 
 
 def test_causes_that_form_a_circle_come_once() -> None:
     first, second = ValueError("a"), RuntimeError("b")
     first.__cause__, second.__cause__ = second, first
 
-    assert list(chain(first)) == [first, second]
-    assert out_of_memory(first) is False
+    assert list(causes_of(first)) == [first, second]
+    assert out_of_memory(read_failure(first)) is False
 
 
 @each(
@@ -62,7 +63,7 @@ def test_causes_that_form_a_circle_come_once() -> None:
     ),
 )
 def test_only_what_is_surely_the_hosts_is_explained_by_its_limits(failure: BaseException, told: bool) -> None:
-    assert of_host(failure) is told
+    assert of_host(read_failure(failure)) is told
 
 
 def test_the_line_is_the_users_and_not_a_packages(tmp_path: Path) -> None:
@@ -74,7 +75,7 @@ def test_the_line_is_the_users_and_not_a_packages(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError) as failure:
         _run(script, package.parent)
 
-    assert users_line(failure.value).endswith("train.py:5 deep.step()")
+    assert users_line(read_failure(failure.value)).endswith("train.py:5 deep.step()")
 
 
 def _run(script: Path, folder: Path) -> None:
@@ -111,8 +112,9 @@ def test_an_engine_is_left_as_it_is_and_other_failures_are_not_ours(choice: str)
     engine = Engine()
     watch = MemoryWatch(choice, lambda *lines: said.extend(lines))
     watch.engine(engine)
-    watch.ended(RuntimeError("size mismatch"))
-    watch.ended(RuntimeError("CUDA out of memory") if choice == "off" else ValueError("size"))
+    watch.ended(read_failure(RuntimeError("size mismatch")), None)
+    last = RuntimeError("CUDA out of memory") if choice == "off" else ValueError("size")
+    watch.ended(read_failure(last), None)
 
     assert vars(engine) == {}
     assert said == []

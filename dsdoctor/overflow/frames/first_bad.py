@@ -155,7 +155,8 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
 
 class Flushed(msgspec.Struct, frozen=True, kw_only=True):
     """What of a rank's gradients is zero or denormal at a loss scale and would not be at a larger one: the share of all elements,
-    the parameters where it is largest, and the largest scale (a power of 2) that leaves some room."""
+    the parameters where it is largest, and the largest scale (a power of 2) that leaves some room: ``fits``, which is 0 where every
+    gradient is exactly zero in two checks, those that the model was given too, so that no replay shows a scale."""
 
     share: float
     worst: tuple[tuple[str, float], ...]
@@ -185,6 +186,8 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     with a tensor that could not be measured. ``replayed``: how far the replay went, in words. ``applied``: DeepSpeed applies
     the step all the same. ``weight_bad_since``: the first step that is known to have a bad weight; None: bad from the start.
     ``loss_line``: where a loss outside of the model became bad; ``loss_made``: the operation that its graph shows.
+    ``began_bad``: the gradients with which the model's backward began were bad already, so what comes between it and the loss made
+    them; ``loss_backward``: the operation there that did, where its backward was watched.
     ``loss_gradient``: the gradient that arrived at the loss.
     ``loss_gradient_due``: what should have arrived there, the loss scale over the accumulation steps. ``not_loaded``: the
     folder from which no checkpoint was loaded. ``unchanged``: weights that a step left as they were, in two checks.
@@ -220,6 +223,8 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     received: Origin | None = None
     loss_line: str = ""
     loss_made: Origin | None = None
+    began_bad: bool = False
+    loss_backward: Origin | None = None
     not_loaded: str = ""
     unmeasured: tuple[str, ...] = ()
     flushed: Flushed | None = None

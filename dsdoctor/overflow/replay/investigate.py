@@ -36,8 +36,10 @@ from dsdoctor.overflow.replay.provenance import (
     rows_text,
     with_buffers,
 )
-from dsdoctor.overflow.replay.replay import BatchRecorder, MicroBatch, Replayed, replay
+from dsdoctor.overflow.replay.replay import BatchRecorder, MicroBatch, Replayed, began, is_not_finite, replay
 
+HIGH_SCALE = 2.0**10
+"""A loss scale below it makes inf in float16 only of gradients above 64, which no ordinary loss has."""
 MOST_GRADIENTS = 24
 """Gradients that a report names: the bad ones first, then the largest."""
 
@@ -120,9 +122,14 @@ def replayed(
     other_loss = rank_report.bad_output and seen.first_bad is None and any(each.forward for each in done)
     if other_loss:
         apart = "not as live: the model's loss is finite in the replay"
+    of_gradient = seen.first_bad is not None and seen.first_bad.kind is BadKind.GRADIENT
+    began_bad = (
+        of_gradient and _is_finite(rank_report.losses) and any(began(each, is_not_finite) for each in recorder.batches)
+    )
     rank_report = msgspec.structs.replace(
         rank_report,
         other_loss=other_loss,
+        began_bad=began_bad,
         first_bad=seen.first_bad,
         frames=seen.frames,
         origin=seen.origin,
@@ -139,9 +146,23 @@ def replayed(
     rank_reports = ranks.gather(rank_report)
     if not _forward_is_clean(rank_reports) or not any(report.scale.value > 1 for report in rank_reports):
         return rank_reports
+    if _may_be_of_the_scale(recorder, rank_report, engine.device):
+        return rank_reports
     plain, factor = ReplayObservations(), 1.0 / rank_report.scale.value
     _replay(engine, recorder, plain, rank_report, batch=batch, most_frames=most_frames, factor=factor)
     return ranks.gather(msgspec.structs.replace(rank_report, at_scale_one=_worst(plain.local) if plain.local else None))
+
+
+def _may_be_of_the_scale(recorder: BatchRecorder, rank_report: RankReport, device: torch.device) -> bool:
+    """Whether a high loss scale may have made the inf with which backwards began, on any rank: no smaller factor makes those
+    finite again in a replay. A nan is of another kind."""
+    high = rank_report.began_bad and rank_report.scale.value >= HIGH_SCALE
+    has_nan = any(began(each, torch.isnan) for each in recorder.batches)
+    return ranks.any_rank(high, device) and not ranks.any_rank(has_nan, device)
+
+
+def _is_finite(losses: tuple[float, ...]) -> bool:
+    return all(map(math.isfinite, losses))
 
 
 def _counts_more(live: FirstBad | None, again: FirstBad | None, *, held: bool) -> str:

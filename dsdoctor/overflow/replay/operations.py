@@ -3,7 +3,6 @@
 Expensive, so only for a replay: what each operation reads and writes is read once more, and the caller's line is noted.
 """
 
-import functools
 import linecache
 import sys
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dsdoctor.core.user_code import is_machinery
 from dsdoctor.overflow.frames.first_bad import Origin
 from dsdoctor.overflow.measure.readings import Meters, Readings, version_of
 
@@ -26,9 +26,6 @@ from dsdoctor.overflow.measure.readings import Meters, Readings, version_of
 CodeLine = tuple[str, int, str]
 """File, line and function."""
 
-PACKAGES = tuple(f"{Path(module.__file__).parent}/" for module in (torch,) if module.__file__)
-MACHINERY = ("/deepspeed/runtime/", "/deepspeed/utils/", "/deepspeed/comm/")
-"""Files that move the model about, or stand in for torch's functions: what is looked for is the line that called them."""
 OURS = f"{Path(__file__).parents[1]}/"
 BACKWARD = "_engine_run_backward"
 """torch's function around a backward: who called that did not call the operation."""
@@ -41,22 +38,12 @@ def caller() -> CodeLine | None:
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename
-        if is_a_models(file):
+        if not is_machinery(file):
             return file, frame.f_lineno, frame.f_code.co_name
         if (file.startswith(OURS) and file not in HERE) or frame.f_code.co_name == BACKWARD:
             return None
         frame = frame.f_back
     return None
-
-
-@functools.lru_cache(maxsize=4096)
-def is_a_models(file: str) -> bool:
-    """Whether code in a file is the user's or a model library's.
-
-    >>> is_a_models("/home/me/train.py"), is_a_models("/x/deepspeed/runtime/zero/linear.py"), is_a_models("<string>")
-    (True, False, False)
-    """
-    return not file.startswith((OURS, *PACKAGES, "<")) and not any(part in file for part in MACHINERY)
 
 
 def origin(op: str, line: CodeLine | None, made: list[str] | None) -> Origin | None:
@@ -81,7 +68,7 @@ def made_at(traceback: list[str]) -> str | None:
     for entry in reversed(traceback):
         head, _, code = entry.strip().partition("\n")
         parts = head.split('"')
-        if len(parts) == 3 and is_a_models(parts[1]):
+        if len(parts) == 3 and not is_machinery(parts[1]):
             number, _, function = parts[2].removeprefix(", line ").partition(", in ")
             return f"{Path(parts[1]).name}:{number} in {function}: {code.strip().splitlines()[0] if code else ''}"
         if len(parts) == 3 and parts[1].startswith(OURS) and parts[1] not in HERE:

@@ -13,7 +13,7 @@ from dsdoctor.core.errors import UsageError
 from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, Tried, first_bad
 from dsdoctor.overflow.hooks import ranks
 from dsdoctor.overflow.hooks.module_hooks import BatchRecord, Hooks
-from dsdoctor.overflow.replay.replay import BatchRecorder, MicroBatch, replay
+from dsdoctor.overflow.replay.replay import BatchRecorder, began, is_not_finite, replay
 
 Forward = TypeVar("Forward", bound=Callable[..., Any])
 HALVES = (torch.float16, torch.bfloat16)
@@ -278,16 +278,10 @@ def _try(engine: Any, recorder: BatchRecorder, number: int, name: str, factor: f
     (done,) = replay(recorder, around=around, which=(number,), factor=factor)
     bad = next((each for each in found if each is not None), None)
     forward = done.forward and bool(found) and (bad is None or bad.kind is BadKind.GRADIENT)
-    starts_well = done.backward and _starts_well(recorder.batches[number])
+    starts_well = done.backward and not began(recorder.batches[number], is_not_finite)
     return Tried(
         module=name,
         forward=forward,
         backward=(bad is None) if forward and starts_well else None,
         why_not="" if done.forward else done.why_not or "nothing was measured",
     )
-
-
-def _starts_well(batch: MicroBatch) -> bool:
-    """Whether the gradients that were kept are finite: a loss outside of the model that was nan gave nan."""
-    began = (gradient for number, gradient in batch.gradients.items() if number in (batch.starts or ()))
-    return all(bool(torch.isfinite(gradient).all()) for gradient in began)

@@ -184,6 +184,18 @@ def versions(inputs: list[Tensor]) -> tuple[int, ...]:
     return tuple([-1 if tensor.is_inference() else tensor._version for tensor in inputs])
 
 
+def began(batch: MicroBatch, judge: Callable[[Tensor], Tensor]) -> bool:
+    """Whether ``judge`` finds an element in the gradients with which a micro-batch's backward began, as far as they are kept. Known
+    from the first replay on."""
+    first = (gradient for number, gradient in batch.gradients.items() if number in (batch.starts or ()))
+    return any(bool(judge(gradient).any()) for gradient in first)
+
+
+def is_not_finite(gradient: Tensor) -> Tensor:
+    """Which elements are nan or inf."""
+    return ~torch.isfinite(gradient)
+
+
 Around = Callable[[int], contextlib.AbstractContextManager[Any]]
 
 

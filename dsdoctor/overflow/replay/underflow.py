@@ -140,6 +140,15 @@ def is_suspect(engine: Any, meters: Meters) -> bool:
     return count > 0 and sum(map(_tiny, stats)) > SUSPECT * count
 
 
+@torch.no_grad()
+def all_zero(engine: Any, meters: Meters) -> bool:
+    """Whether every gradient element that this rank holds is exactly zero. One wait for the device."""
+    readings = Readings(meters)
+    numbers = [readings.look(piece) for piece in engine_gradients.pieces(engine)]
+    readings.settle()
+    return all(readings.stats(number, "").absmax == 0.0 for number in numbers if isinstance(number, int))
+
+
 def _tiny(stats: TensorStats) -> int:
     """Elements that are zero or denormal in float16; of a wider format only whole tensors are known to be."""
     if (stats.absmax or 0.0) < SMALLEST_NORMAL["float16"]:

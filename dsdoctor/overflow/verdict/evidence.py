@@ -18,6 +18,8 @@ GROWN = 1.5
 """A weight that is less than this many times as large as at first has not grown."""
 FAR = 10.0
 """And one that is so many times as large has grown too much."""
+EXTREME = 1e4
+"""No weight of an ordinary model is so large, and no training makes it so in a step."""
 MOST_WEIGHTS = 2
 IN_EVALUATION = (
     "No step trains on it: look in this module for a division by zero, a logarithm, or a statistic of too few values (the standard "
@@ -30,7 +32,7 @@ def remedy(rank_reports: RankReports, rank_report: RankReport, first_bad: FirstB
     cure = rank_report.origin.cure if rank_report.origin is not None else ""
     if rank_report.held is not None and rank_report.origin is None:
         cure = "Look at what made that tensor: no operation of torch did in this batch."
-    known = [part for part in (cure, what_was_tried(rank_reports, first_bad), *_of_growth(rank_reports)) if part]
+    known = [part for part in (cure, what_was_tried(rank_reports, first_bad), *of_growth(rank_reports)) if part]
     if known:
         return " ".join(known)
     if any(is_minus_inf_mask(tensor) for tensor in first_bad.frame.inputs):
@@ -46,11 +48,18 @@ def remedy(rank_reports: RankReports, rank_report: RankReport, first_bad: FirstB
     return f"Run it in float32{around}: {as_call(name)}; or train in bfloat16."
 
 
-def _of_growth(rank_reports: RankReports) -> Iterator[str]:
+def of_growth(rank_reports: RankReports) -> Iterator[str]:
+    """What to do about the largest weight that is known, where it grew or was extreme from the start."""
     for growth in joined(rank_reports)[:1]:
         (first, before), (_, now) = growth.points[0], growth.points[-1]
         if before and now / before >= FAR:
             yield f"{growth.name} has grown since step {first}: lower the learning rate, or clip gradients."
+        elif now >= EXTREME:
+            since = f"since step {first}" if len(growth.points) > 1 else "in the first step that was looked at"
+            yield (
+                f"{growth.name} holds values up to {now:.3g} {since}: look at how it is initialised, and at the file that it was "
+                "loaded from."
+            )
 
 
 def as_call(module: str) -> str:
@@ -262,10 +271,21 @@ def bad_gradient(rank_report: RankReport, rank_reports: RankReports) -> str:
     found, origin = rank_report.first_bad, rank_report.origin
     if found is None:
         return f"the gradient of {gradient_names(rank_reports)} is not finite"
+    if rank_report.began_bad:
+        return _of_the_loss(rank_report, found)
     by = f"{origin.op} of {origin.line}" if origin is not None else "the backward"
     after = f", out of the backward of {found.frame.after[-1]}" if found.frame.after else ""
     place = found.tensor.name.removeprefix("grad ")
     return f"{by} made {amount(found.tensor)} in the gradient of {where(found.frame)} {place}{after}"
+
+
+def _of_the_loss(rank_report: RankReport, found: FirstBad) -> str:
+    """A bad gradient that was so before it came to the model."""
+    made = rank_report.loss_backward
+    by = "the backward of what the script computes between the model and its loss"
+    if made is not None:
+        by = f"{made.op} in {made.line}" if made.line else f"{made.op}, between the model and the loss,"
+    return f"{by} made {amount(found.tensor)} in the gradient of the model's output"
 
 
 def stays_bad(rank_report: RankReport) -> bool:
@@ -322,6 +342,8 @@ def evidence(rank_reports: RankReports, rank_report: RankReport) -> tuple[str, .
         lines += [f"its inputs had {min(tight):.1f} bits of headroom left"] if tight and min(tight) < 8 else []
     if rank_report.origin is not None:
         lines.append(f"first made by {rank_report.origin.op} in {rank_report.origin.line}")
+    if rank_report.began_bad and rank_report.loss_backward is not None:
+        lines.append(f"why: {rank_report.loss_backward.how}")
     lines += _what_was_there(rank_report)
     lines += [
         f"it reached rank {peer.rank} by {peer.received.op}"

@@ -5,6 +5,7 @@ Pure; knows no torch.
 
 import inspect
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from dsdoctor.core.finding import Finding
 from dsdoctor.overflow.frames.first_bad import BadKind, RankReport
@@ -18,6 +19,7 @@ from dsdoctor.overflow.verdict.evidence import (
     finding,
     gradient_names,
     near,
+    of_growth,
     ranks_say,
     rule_of,
     stays_bad,
@@ -35,6 +37,10 @@ from dsdoctor.overflow.verdict.forward import (
 SQUARES_END = LIMITS["float32"] ** 0.5
 """The square of a larger number is inf in float32."""
 
+MASKED_TOO_LATE = (
+    "Look at a logarithm, a root or a division in the script's loss whose result is masked: mask what goes into it instead. If it "
+    "happens again, the operation and its line are told."
+)
 NORMAL_SKIPS = 30
 """Steps in a row that a dynamic loss scale may skip while it is searched: from 2**24 down to 1, and a few."""
 
@@ -43,13 +49,14 @@ def gradient_stays_at_scale_one(rank_reports: RankReports) -> Iterator[Finding]:
     """A gradient is not finite even with a loss scale of 1, while the forward is finite.
 
     The operation that the finding names divides by zero in its backward, takes the root of zero, or makes values beyond the
-    limit of its dtype.
+    limit of its dtype. In a loss that the script computes, a mask keeps a value out and not its gradient: where(p > 0, log(p), 0)
+    gives 0 times inf. From the second time on that operation is told with its line.
 
     Why it matters: lowering the loss scale does not help. DeepSpeed lowers it step by step to its floor and then gives up
     ("already at minimum").
 
-    How to fix it: keep the input of the operation that is named away from zero (add an epsilon), run it in float32 with
-    dsdoctor.fp32_forward, or clip what comes into it.
+    How to fix it: keep the input of the operation that is named away from zero (add an epsilon), mask what goes into it and not
+    what comes out, or clip what comes into it. In a half precision run it in float32 with dsdoctor.fp32_forward.
 
     Since: 0.1
     """
@@ -59,21 +66,28 @@ def gradient_stays_at_scale_one(rank_reports: RankReports) -> Iterator[Finding]:
         first = bad[0] if earliest is None else earliest[0]
         scaled = first.dtype == "float16" or first.scale.value > 1
         scale = "at a loss scale of 1 too" if scaled else "without any loss scale"
-        yield finding(
+        told = finding(
             gradient_stays_at_scale_one,
             f"{bad_gradient(first, rank_reports)}, {scale}, and the forward is finite",
             rank_reports,
             (first, first.first_bad),
             _what_to_do(rank_reports, first),
         )
+        # with its operation it is told in full, although the gradient was bad before
+        yield replace(told, affects=("the loss",)) if first.began_bad and first.loss_backward is not None else told
 
 
 def _what_to_do(rank_reports: RankReports, rank_report: RankReport) -> str:
+    if rank_report.began_bad:
+        return rank_report.loss_backward.cure if rank_report.loss_backward is not None else MASKED_TOO_LATE
     cure = rank_report.origin.cure if rank_report.origin is not None else ""
-    return " ".join(part for part in (cure, what_was_tried(rank_reports, rank_report.first_bad)) if part) or (
-        "Keep the operation that is named away from zero (an epsilon), run it in float32 "
-        "(dsdoctor.fp32_forward), or clip what comes into it."
-    )
+    tried = what_was_tried(rank_reports, rank_report.first_bad)
+    known = " ".join(part for part in (cure, tried, *of_growth(rank_reports)) if part)
+    if known:
+        return known
+    what = "the operation that is named" if rank_report.origin is not None else "what is computed there"
+    wider = "" if rank_report.dtype == "float32" else "run it in float32 (dsdoctor.fp32_forward), "
+    return f"Keep {what} away from zero (an epsilon), {wider}or clip what comes into it."
 
 
 def gradient_above_scale(rank_reports: RankReports) -> Iterator[Finding]:
@@ -345,6 +359,15 @@ def gradients_underflow(rank_reports: RankReports) -> Iterator[Finding]:
         (report.flushed for report in bad if report.flushed is not None), key=lambda each: each.share, default=None
     )
     if worst is None:
+        return
+    if not worst.fits:
+        yield Finding.warning(
+            rule_of(gradients_underflow),
+            f"step {bad[0].step}: every gradient is 0 in float16 at a loss scale of {near(worst.scale)}, in two checks",
+            evidence=("what comes to the model's output is 0 already, so no replay shows which loss scale fits",),
+            fix="Raise loss_scale in the fp16 section, or set it to 0, which finds it; do not multiply the loss by a small number, "
+            "and see that the loss depends on the model. bfloat16 needs no scale.",
+        )
         return
     who = ranks_say(tuple(report.rank for report in bad), len(rank_reports)) if len(bad) < len(rank_reports) else ""
     helps = worst.fits > worst.scale

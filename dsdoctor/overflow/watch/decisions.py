@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dsdoctor.core.finding import Severity
-from dsdoctor.overflow.frames.first_bad import Origin, RankReport, first_bad
+from dsdoctor.overflow.frames.first_bad import Flushed, Origin, RankReport, first_bad
 from dsdoctor.overflow.frames.frame import Frame
 from dsdoctor.overflow.hooks import engine as engine_adapter
 from dsdoctor.overflow.hooks import engine as engine_facts
@@ -25,11 +25,19 @@ from dsdoctor.overflow.measure.readings import Meters
 from dsdoctor.overflow.replay.investigate import any_bad_gradient, first_report, last_frames, replayed
 from dsdoctor.overflow.replay.provenance import bad_tensors, ignored_labels, with_buffers
 from dsdoctor.overflow.replay.replay import BatchRecorder
-from dsdoctor.overflow.replay.underflow import any_lost_activation, flushed, has_lost_gradient, is_suspect, vanished
+from dsdoctor.overflow.replay.underflow import (
+    all_zero,
+    any_lost_activation,
+    flushed,
+    has_lost_gradient,
+    is_suspect,
+    vanished,
+)
 from dsdoctor.overflow.verdict.verdict import judge
 from dsdoctor.overflow.watch import history
 from dsdoctor.overflow.watch.announce import Announcer, Found, Seen
 from dsdoctor.overflow.watch.history import Examination, OverflowCount, StepLosses, is_power_of_two
+from dsdoctor.overflow.watch.loss_backward import LossBackward
 from dsdoctor.overflow.watch.loss_graph import made_the_loss
 from dsdoctor.overflow.watch.loss_line import MOST, RUNS_THE_MODEL, BackwardCall, LossLines, backward_call, loss_line
 
@@ -95,8 +103,12 @@ class Decisions:
         self._first_batch = 0
         self._bad_losses: dict[int, BadLoss] = {}
         self._looks = self._expects = 0
-        self.wants_lines = self._always_lines = options.level == "frames" and torch.device(engine.device).type == "cpu"
+        self._loss_backward = LossBackward()
+        self.wants_lines = self._watches_backward = self._always_lines = (
+            options.level == "frames" and torch.device(engine.device).type == "cpu"
+        )
         self._suspects = self._lost = 0
+        self._were_zero = False
         self._updates: history.Updates | None = None
         self._was_unchanged = False
         self._last_clean_step: int | None = None
@@ -115,6 +127,7 @@ class Decisions:
             LossLines.end()
         self._records = []
         self._bad_losses = {}
+        self._loss_backward.forget()
         self.losses.clear()
 
     # -- what the hooks report
@@ -128,6 +141,8 @@ class Decisions:
         # on a GPU reading it would wait for the forward: only after a loss that was bad
         if (loss.is_cpu or self.wants_lines) and loss.numel() == 1 and not math.isfinite(loss.detach().item()):
             self._look_at_loss(loss)
+        elif self._watches_backward:
+            self._loss_backward.begin(loss)
         if self._asks_scale and self._loss_gradient is None and loss.requires_grad:
             loss.register_hook(self._keep_loss_gradient)
 
@@ -145,10 +160,13 @@ class Decisions:
         self._bad_losses[len(self.losses.known()) - 1] = BadLoss(made, line, ignored_labels(labels))
         self._expect(MOST)
 
-    def forward_ends(self) -> None:
+    def forward_ends(self, output: Any) -> None:
         """A forward with gradients is over, and the script computes its loss, of which lines are wanted."""
+        if self._watches_backward:
+            self._loss_backward.forward_ends(output)
         self._expects -= 1
         self.wants_lines = self._expects > 0 or self._always_lines
+        self._watches_backward = self._always_lines or (self._watches_backward and self._expects > 0)
         LossLines.begin()
 
     def _expect(self, forwards: int) -> None:
@@ -249,6 +267,11 @@ class Decisions:
         self._suspects += suspect
         if suspect and is_power_of_two(self._suspects):
             seen = flushed(self.engine, self._recorder, scale)
+            nothing = not ranks.any_rank(not all_zero(self.engine, self._meters), self.engine.device)
+            if nothing and self._were_zero:
+                # not even a far larger gradient at the model's output shows any: what came there is nothing already
+                seen = seen or Flushed(share=1.0, worst=(), scale=scale, fits=0.0)
+            self._were_zero = nothing
             mine = RankReport(
                 rank=ranks.this_rank(), world=ranks.world(), step=decision.step, flushed=seen, dtype="float16"
             )
@@ -325,6 +348,7 @@ class Decisions:
             # a loss that the model gave bad says nothing of the statement that called it
             loss_line="" if bad_output and seen.line.endswith(RUNS_THE_MODEL) else seen.line,
             loss_made=seen.made,
+            loss_backward=self._loss_backward.made,
             ignored=ignored or seen.ignored,
             # an overflow is replayed, and shows what was read
             bad_tensors=bad_tensors(self.engine.module) if bad and not self.overflowed else (),
@@ -378,6 +402,9 @@ class Decisions:
         if self._overflows.is_replayed(dynamic=decision.dynamic):
             most = self.options.max_frames_to_save
             rank_reports = replayed(self.engine, self._recorder, rank_report, batch=self._first_batch, most_frames=most)
+            if any(report.rank == ranks.this_rank() and report.began_bad for report in rank_reports):
+                self._watches_backward = True
+                self._expect(MOST)
             rank_reports = self._examination.examined(self._recorder, rank_reports)
         else:
             rank_reports = ranks.gather(msgspec.structs.replace(rank_report, again=True))

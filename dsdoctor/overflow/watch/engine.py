@@ -177,7 +177,7 @@ class Watch:
         if torch.is_grad_enabled():
             self._decisions.losses.add_output(output)
             if self._decisions.wants_lines:
-                self._decisions.forward_ends()
+                self._decisions.forward_ends(output)
 
     def _on_decision(self, decision: engine_adapter.Decision) -> None:
         if not self._stopped and not decision.late:

@@ -16,7 +16,7 @@ from dsdoctor.overflow.hooks import ranks
 from dsdoctor.overflow.measure.readings import Meters, Readings
 from dsdoctor.overflow.replay.remedy import places, tried
 from dsdoctor.overflow.replay.replay import BatchRecorder
-from dsdoctor.overflow.verdict.evidence import earliest_bad, stays_bad
+from dsdoctor.overflow.verdict.evidence import EXTREME, earliest_bad, stays_bad
 
 # What a watch keeps of the steps: the losses of the one that runs, and how many overflowed. Changes nothing it is given.
 
@@ -276,7 +276,14 @@ class WeightSizes:
             if place == module
             for name, parameter in part.named_parameters(recurse=False)
         }
-        now = _largest(mine, meters)
+        return self._grown(_largest(mine, meters), step)
+
+    def extreme(self, engine: Any, step: int, meters: Meters) -> tuple[Growth, ...]:
+        """The weights of the whole model that are larger than any of an ordinary one: their values may go bad modules later."""
+        now = _largest(dict(engine.module.named_parameters()), meters)
+        return self._grown({name: value for name, value in now.items() if value >= EXTREME}, step)
+
+    def _grown(self, now: dict[str, float], step: int) -> tuple[Growth, ...]:
         return tuple(self._points.with_now(name, step, value) for name, value in now.items())
 
 
@@ -405,10 +412,11 @@ class Examination:
             # only the rank that has the module knows what is around it, and all try the same ones
             modules = next(names for names in ranks.gather(mine_only) if names)
             attempts = tried(self._engine, recorder, number=number, modules=modules, factor=factor)
-        growth: tuple[Growth, ...] = ()
+        growth = self._sizes.extreme(self._engine, report.step, self._meters)
         inputs: tuple[Growth, ...] = ()
         if found.kind is BadKind.MODULE:
-            growth = self._sizes.of(self._engine, found, report.step, self._meters)
+            own = self._sizes.of(self._engine, found, report.step, self._meters)
+            growth = (*own, *(each for each in growth if each not in own))
             inputs = self._inputs.of(found, report.step)
         more = msgspec.structs.replace(mine, tried=attempts, growth=growth, inputs=inputs, rates=self._rates.jumps())
         return ranks.gather(more)

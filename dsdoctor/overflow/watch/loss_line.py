@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dsdoctor.core.user_code import is_machinery
 from dsdoctor.overflow.measure.readings import leaves
-from dsdoctor.overflow.replay.operations import is_a_models
 
 Block = tuple[ast.stmt, ...]
 RUNS_THE_MODEL = ", which runs the model too"
@@ -35,9 +35,7 @@ class BackwardCall:
 def backward_call() -> BackwardCall | None:
     """The script's line that is now calling ``backward``."""
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None and (
-        not is_a_models(frame.f_code.co_filename) or "/deepspeed/" in frame.f_code.co_filename
-    ):
+    while frame is not None and (is_machinery(frame.f_code.co_filename) or "/deepspeed/" in frame.f_code.co_filename):
         frame = frame.f_back
     return None if frame is None else BackwardCall(frame.f_code, frame.f_lineno)
 
