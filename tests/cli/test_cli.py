@@ -52,6 +52,17 @@ def test_the_version_says_which_torch_and_deepspeed_are_here() -> None:
     assert len(said.splitlines()) == 1
 
 
+def test_sets_are_sorted_in_a_document() -> None:
+    machine = str(MACHINES / "several-toolkits.json")
+    for command in (("look",), ("check", "--offline")):
+        told = json.loads(run(*command, "--machine", machine, "--json").stdout)["machine"]
+        sets = [told["system"]["cpu_flags"]]
+        sets += [toolkit[name] for toolkit in told["toolkits"] for name in ("headers", "libraries")]
+
+        assert min(map(len, sets)) > 3
+        assert sets == list(map(sorted, sets))
+
+
 def test_the_shells_of_the_readme_are_those_of_env() -> None:
     lines = {
         shell: run("env", "--shell", shell, "--machine", str(MACHINES / "one-toolkit.json")).stdout
