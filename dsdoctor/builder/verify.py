@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,7 +10,19 @@ from tempfile import TemporaryDirectory
 from packaging.version import InvalidVersion, Version
 
 from dsdoctor.builder.wheel.attestation import judge_attestations
-from dsdoctor.builder.wheel.index import RemoteWheel, facts_of_name, fetch, is_url, list_index, open_session, wheels_of
+from dsdoctor.builder.wheel.index import (
+    NOT_TO_BE_USED,
+    Digests,
+    RemoteWheel,
+    contradicted_digest,
+    facts_of_name,
+    fetch,
+    is_url,
+    list_index,
+    listed_digests,
+    open_session,
+    wheels_of,
+)
 from dsdoctor.builder.wheel.read import read_installed, read_wheel
 from dsdoctor.builder.wheel.shared_object import load_installed
 from dsdoctor.checks import TOPICS, examine, rule_of
@@ -92,6 +104,7 @@ class Shelf:
         self._session = open_session(LocalHost())
         found = {wheel.name: wheel for place in reversed(places) for wheel in self._of(place)}
         self.wheels: tuple[Shelved, ...] = tuple(sorted(found.values(), key=_age, reverse=True))
+        self._listed: dict[Path, Mapping[str, Digests]] = {}
         self._folder = TemporaryDirectory(prefix="dsdoctor-")
 
     def __enter__(self) -> "Shelf":
@@ -110,7 +123,8 @@ class Shelf:
     def judge(self, wheel: Shelved, ops: tuple[str, ...]) -> tuple[Candidate, Path | None]:
         """A wheel against the machine and the ops that it must hold, and its file; None where it was not fetched."""
         if isinstance(wheel, Path):
-            return self._judged(wheel, str(wheel), ops), wheel
+            judged = self._judged(wheel, str(wheel), ops)
+            return replace(judged, findings=(*self._listing(wheel), *judged.findings)), wheel
         by_name = self._judged_by_name(wheel)
         if not by_name.fits:
             return by_name, None
@@ -155,6 +169,12 @@ class Shelf:
             )
         return Candidate(wheel=wheel.shown, built=named, findings=against)
 
+    def _listing(self, wheel: Path) -> tuple[Finding, ...]:
+        """What the page of the wheel's folder says against it."""
+        if wheel.parent not in self._listed:
+            self._listed[wheel.parent] = listed_digests(wheel.parent)
+        return judge_listing(wheel, self._listed[wheel.parent])
+
     def _judged(self, path: Path, shown: str, ops: tuple[str, ...]) -> Candidate:
         try:
             built = replace(read_wheel(path), location=shown)
@@ -164,6 +184,13 @@ class Shelf:
         lacks = _lacks(lacking, built) if lacking else ()
         findings = (*judge(self._observation, built, self._python).findings, *judge_attestations(path), *lacks)
         return Candidate(wheel=shown, built=built, findings=findings)
+
+
+def judge_listing(wheel: Path, listed: Mapping[str, Digests]) -> tuple[Finding, ...]:
+    """An error where a wheel is not the file that the index in its folder lists."""
+    other = contradicted_digest(wheel, listed.get(wheel.name, ()))
+    title = f"{wheel.name} {other}: it was changed after it was listed"
+    return (Finding.error("wheel-not-fetched", title, fix=NOT_TO_BE_USED),) if other else ()
 
 
 def version_of(wheel: Shelved) -> Version:
@@ -222,7 +249,8 @@ def verify(python: str, machine: Path | None, wheel: Path | None, *, load: bool 
     built = read or _installed(observation)
     judged = judge(observation, built, python)
     if wheel is not None:
-        return replace(judged, findings=judged.findings + judge_attestations(wheel))
+        listing = judge_listing(wheel, listed_digests(wheel.absolute().parent))
+        return replace(judged, findings=(*listing, *judged.findings, *judge_attestations(wheel)))
     if load and not has_error(judged.findings):
         asked = judged.machine.python.executable if judged.machine.python else python
         loaded = load_installed(LocalHost(), asked, built, judged.machine)
