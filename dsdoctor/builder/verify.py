@@ -58,9 +58,24 @@ def judge(observation: Observation, built: DeepSpeed, python: str) -> Verified:
     rules = frozenset({*RUNS, *map(rule_of, of_built)})
     found = examine(with_built, topics=TOPICS, rules=rules)
     findings = tuple(_of_ops(finding, built) for topic in found for finding in topic.findings)
+    findings = (*findings, *_for_whom(with_built, built))
     if observation.is_here and python != sys.executable:
         findings = tuple(for_python(finding, python) for finding in findings)
     return Verified(machine=with_built, built=built, findings=findings)
+
+
+def _for_whom(machine: Machine, built: DeepSpeed) -> Iterator[Finding]:
+    """What "it fits" does not say: an accelerator that is not judged, and that no op is inside."""
+    if machine.unjudged_accelerator:
+        title = f"its ops were not judged: {machine.unjudged_accelerator}, and dsdoctor judges those for CUDA and CPU"
+        yield Finding.warning("ops-not-judged", title, fix="on a CPU: export DS_ACCELERATOR=cpu, and verify again")
+    elif not built.installed_ops:
+        yield Finding.note(
+            "wheel-without-ops",
+            f"DeepSpeed {built.version} holds no op: it is for runs that need none, or that compile each at its first use",
+            fix="build one that holds the ops of your configuration",
+            steps=(step("python -m dsdoctor build-wheel --for ds_config.json"),),
+        )
 
 
 def _of_ops(finding: Finding, built: DeepSpeed) -> Finding:
@@ -215,7 +230,7 @@ def _other_name(named: DeepSpeed, machine: Machine) -> Iterator[Finding]:
         title = f"its name says torch {named.torch}, here is torch {torch.version}: it was not fetched"
         yield Finding.error("wheel-name-mismatch", title)
     if torch and named.cuda and named.cuda != str(torch.cuda):
-        has = f"is built for CUDA {torch.cuda}" if torch.cuda else "is a CPU build"
+        has = f"is built for CUDA {torch.cuda}" if torch.cuda else f"is {torch.build}"
         title = f"its name says CUDA {named.cuda}, torch {torch.version} {has}: it was not fetched"
         yield Finding.error("wheel-name-mismatch", title)
 
@@ -295,6 +310,7 @@ def pick(python: str, machine: Path | None, place: str, ops: tuple[str, ...], *,
 
 
 FEW = 4
+FOR_WHOM = {"ops-not-judged", "wheel-without-ops"}
 
 
 def built_lines(built: DeepSpeed) -> Iterator[str]:
@@ -315,9 +331,11 @@ def built_lines(built: DeepSpeed) -> Iterator[str]:
 def candidate_lines(found: Iterable[tuple[str, bool, tuple[Finding, ...]]], install: str | None) -> Iterator[str]:
     """One line for each wheel, the best first, with what stands in the way; then the command that installs the best."""
     for number, (wheel, fits, findings) in enumerate(found):
-        against = [finding.title for finding in findings if finding.severity is Severity.ERROR]
-        yield f"{('✓' if number == 0 else ' ') if fits else '✗'} {wheel.rpartition('/')[2]}"
-        yield from (f"    {title}" for title in against)
+        unjudged = any(finding.rule == "ops-not-judged" for finding in findings)
+        said = [finding.title for finding in findings if finding.severity is Severity.ERROR or finding.rule in FOR_WHOM]
+        mark = ("!" if unjudged else "✓") if fits and number == 0 else " " if fits else "✗"
+        yield f"{mark} {wheel.rpartition('/')[2]}"
+        yield from (f"    {title}" for title in said)
     yield f"$ {install}" if install else "✗ none of them fits this machine"
 
 
