@@ -57,6 +57,6 @@ def record_command(
 
     Example: dsdoctor record node1.json
     """
-    with BuildProgress(quiet=as_json) as progress:
+    with BuildProgress() as progress:
         write_down(python, file, offline=offline, say=progress.say)
     print_result("record", as_json, [f"✓ {file}  (look into it before you pass it on)"], (), file=str(file))
