@@ -149,7 +149,8 @@ def make_app(only: str = "") -> App:
                 more["help"] = summary(command.place)
             app.command(command.place, name=name, group=groups.get(name), **more)
     if not only:
-        app.register_install_completion_command()
+        place = "dsdoctor.cli.completion:install_completion_command"
+        app.command(place, name="--install-completion", help=summary(place), version_flags=[])
     return app
 
 
@@ -197,10 +198,11 @@ def wants_json(arguments: Sequence[str]) -> bool:
 
 
 def completion(shell: Literal["bash", "zsh", "fish"]) -> str:
-    """The script that completes commands, options and their values in a shell."""
+    """The script that completes commands, options and their values in a shell, and file names where none of them is meant."""
     app = make_app()
     _import_all(app)
-    return app.generate_completion(shell=shell)
+    script = app.generate_completion(shell=shell)
+    return script.replace("\ncomplete -F ", "\ncomplete -o default -F ") if shell == "bash" else script
 
 
 def _nothing(name: str) -> Mapping[str, Any]:
