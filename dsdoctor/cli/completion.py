@@ -34,7 +34,7 @@ class Startup:
 
     def add(self) -> None:
         """Write the line into the file, or where a link of that name leads."""
-        file = self.file.resolve()
+        file = Path(os.path.realpath(self.file))
         before = file.read_bytes() if file.is_file() else b""
         added = f"# completion of dsdoctor\n{self.line}\n".encode()
         end = b"" if before.endswith(b"\n") or not before else b"\n"
