@@ -46,17 +46,22 @@ def most_harmful(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(findings, key=harm))
 
 
-def screen_lines(findings: Iterable[Finding], *, shows_all: str = "", most: int = MOST) -> Iterator[str]:
-    """Every error, other findings up to ``most``, then how many more there are. ``shows_all``: the option that shows them; "":
-    all are shown."""
-    ordered = most_harmful(findings)
+def divided(findings: Iterable[Finding], most: int = MOST) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
+    """The findings that are shown at once, the most harmful first, and the others: every error, and others up to ``most``."""
     shown: list[Finding] = []
     left: list[Finding] = []
     of_rule: Counter[str] = Counter()
-    for finding in ordered:
+    for finding in most_harmful(findings):
         of_rule[finding.rule] += 1
         kept = finding.severity is Severity.ERROR and of_rule[finding.rule] <= MAX_ERRORS_OF_A_RULE
-        (shown if kept or len(shown) < most or not shows_all else left).append(finding)
+        (shown if kept or len(shown) < most else left).append(finding)
+    return tuple(shown), tuple(left)
+
+
+def screen_lines(findings: Iterable[Finding], *, shows_all: str = "", most: int = MOST) -> Iterator[str]:
+    """Every error, other findings up to ``most``, then how many more there are. ``shows_all``: the option that shows them; "":
+    all are shown."""
+    shown, left = divided(findings, most) if shows_all else (most_harmful(findings), ())
     yield from finding_lines(shown)
     if left:
         rules = and_more(tuple(dict.fromkeys(finding.rule for finding in left)), MOST_RULES)
