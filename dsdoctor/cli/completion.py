@@ -1,22 +1,18 @@
-"""The command that installs completion for a shell: --install-completion. A file of the user's is edited only if they agree."""
+"""Completion for a shell, installed: the script, and the line that loads it. A startup file is edited only if its user agrees."""
 
 import os
 import shlex
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from dsdoctor.cli.ending import OK
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.files import make_folder, write_bytes
-from dsdoctor.core.options import flag, option
 from dsdoctor.ui.terminal import Stream, show
 
 Shell = Literal["bash", "zsh", "fish"]
-Asked = Annotated[Shell | None, option(name="--shell", metavar="bash|zsh|fish", help="Default: the one in $SHELL.")]
-Output = Annotated[Path | None, option(name=["-o", "--output"], metavar="FILE", help="Where the script goes.")]
-Yes = Annotated[bool, flag(name=["-y", "--yes"], help="Add the line to the shell's startup file without asking.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,31 +38,24 @@ class Startup:
         write_bytes(file, added + before if self.first else before + end + added, mode=mode)
 
 
-def install_completion_command(*, shell: Asked = None, output: Output = None, yes: Yes = False) -> int:
-    """Install completion of commands, options and file names for bash, zsh or fish.
-
-    Writes the script, and asks before it adds a line to ~/.bashrc or ~/.zshrc. Without a terminal, and without --yes, that
-    file stays as it is and the line is printed.
-
-    Example: dsdoctor --install-completion --shell bash
-    """
-    from dsdoctor.cli.app import completion
-
+def install_completion(
+    shell: Shell | None, output: Path | None, *, yes: bool, script_of: Callable[[Shell], str]
+) -> Iterator[str]:
+    """Write the script and, where the user agrees, the line that loads it; what was done, a line each."""
     chosen = shell or _shell_of(os.environ.get("SHELL", ""))
     script = (output or _default_output(chosen)).absolute()
     make_folder(script.parent)
-    write_bytes(script, completion(chosen).encode())
-    lines = [f"✓ completion for {chosen} is in {script}"]
+    write_bytes(script, script_of(chosen).encode())
+    yield f"✓ completion for {chosen} is in {script}"
     startup = _startup(chosen, script)
-    if startup is not None and not startup.is_there:
-        if yes or _agrees(startup):
-            startup.add()
-            lines.append(f"✓ {startup.file} loads it: start a new shell")
-        else:
-            lines.append(f"· {startup.file} was not changed; to load it, add this line:")
-            lines.append(startup.line)
-    show(Stream(), lines)
-    return OK
+    if startup is None or startup.is_there:
+        return
+    if yes or _agrees(startup):
+        startup.add()
+        yield f"✓ {startup.file} loads it: start a new shell"
+    else:
+        yield f"· {startup.file} was not changed; to load it, add this line:"
+        yield startup.line
 
 
 def _shell_of(path: str) -> Shell:
