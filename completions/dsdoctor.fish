@@ -110,7 +110,7 @@ complete -c dsdoctor -n __fish_use_subcommand -l version -d 'Display application
 complete -c dsdoctor -n __fish_use_subcommand -s h -d 'Display this message and exit.'
 complete -c dsdoctor -n __fish_use_subcommand -l help -d 'Display this message and exit.'
 complete -c dsdoctor -n __fish_use_subcommand -l version -d 'Display application version.'
-complete -c dsdoctor -n __fish_use_subcommand -l install-completion -d 'Install shell completion for this application.'
+complete -c dsdoctor -n __fish_use_subcommand -l install-completion -d 'Install completion of commands, options and file names for bash, zsh or fish.'
 
 # Options for: build-wheel
 complete -c dsdoctor -n '__fish_dsdoctor_using_command build-wheel' -s h -d 'Display this message and exit.'

@@ -18,6 +18,9 @@ FOLDERS = (
     "CUDA_HOME",
     "CUDA_PATH",
     "CUTLASS_PATH",
+    "CUTLASS_HOME",
+    "CUTLASS_ROOT",
+    "CUDA_ROOT",
     "CCL_ROOT",
     "CUDA_INC_PATH",
     "CPATH",
@@ -70,6 +73,16 @@ IN_FLAGS = {
     "bare": "{}",
     "quote that does not end": "-DKEY='a {}",
 }
+IN_PATHS = {
+    "whole value": "{}",
+    "folder": "/srv/{}/cuda",
+    "last folder": "/srv/x-{}",
+    "home": "~/{}/cuda",
+    "variable": "$HOME/{}",
+    "program": "/srv/{}/bin/nvcc",
+}
+"""Each is a value by itself."""
+
 WORDINGS = {**IN_ADDRESSES, **IN_FLAGS}
 COMPILED = ("definition", "definition with a blank", "quoted definition", "quoted word", "escaped", "linker")
 """The wordings that a compiler takes."""
@@ -103,6 +116,13 @@ class Planted:
 def token(number: int) -> str:
     """A token that begins like a word, as Hugging Face's do, and is different for every number."""
     return f"hf_S3cr{number:04d}xQ"
+
+
+def plant_alone(names: Iterable[str], wording: str, *, first: int = 0) -> Planted:
+    """One wording as the whole value of every variable."""
+    tokens = {token(first + number): f"{name}: alone, {wording}" for number, name in enumerate(names)}
+    env = {place.partition(":")[0]: wording.format(made) for made, place in tokens.items()}
+    return Planted(env=env, tokens=tokens)
 
 
 def plant(names: Iterable[str], wordings: dict[str, str], *, first: int = 0) -> Planted:

@@ -22,7 +22,7 @@ from dsdoctor.core.errors import BuildFailed, DoctorError, ImpossiblePlan, Usage
 from dsdoctor.core.finding import Finding, has_error
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Cuda, Gap, Torch
-from dsdoctor.core.requests import BuildOrder
+from dsdoctor.core.requests import BuildOrder, check_interpreter
 from dsdoctor.core.workspace import cache_folder, private_folder
 from dsdoctor.probe.observe import observing_for
 from dsdoctor.probe.python import ask_python, read_torch
@@ -33,6 +33,9 @@ def targets_of(
 ) -> tuple[Target, ...]:
     """What the options name. Raises UsageError for nonsense, ImpossiblePlan for a Python that is not here."""
     asked = tuple(dict.fromkeys(pythons)) or (sys.executable,)
+    for python in asked:
+        if not is_version(python):
+            check_interpreter(python)
     if torches:
         return cross(find_interpreters(LocalHost(), asked), tuple(torches), tuple(cudas), index)
     if cudas or index:

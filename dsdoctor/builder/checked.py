@@ -18,7 +18,7 @@ from dsdoctor.core.errors import DoctorError
 from dsdoctor.core.finding import Finding, Severity, Step, step
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Machine
-from dsdoctor.core.redaction import Hidden
+from dsdoctor.core.redaction import Hidden, urls
 from dsdoctor.core.requests import BuildRequest
 from dsdoctor.core.text import and_more
 from dsdoctor.core.version import __version__
@@ -69,7 +69,7 @@ def without_table(machine: Machine, topics: tuple[Examined, ...], error: DoctorE
     """The findings alone; where the ops should have been judged and could not, that is a finding."""
     plain = tuple(replace(topic, findings=without_needs(topic.findings)) for topic in topics)
     if error is not None:
-        title = f"the ops were not judged: {error.message}"
+        title = f"the ops were not judged: {urls(error.message)}"
         unjudged = Finding.warning("ops-not-judged", title, fix=error.hint or "name a DeepSpeed with --source")
         plain += (Examined(topic="ops", summary="Ops", findings=(unjudged,)),)
     return Checked(machine=machine, topics=plain, ops=(), source=None)

@@ -91,6 +91,18 @@ How to fix it: Fix what pip reports, then install them.
     $ python -m dsdoctor install
 
 Since: 0.1""",
+    "wheel-without-ops": """A DeepSpeed holds no compiled op.
+
+It is made of Python alone, as the one on PyPI.
+
+Why it matters: It serves runs that need no op. Any other op is compiled at its first use, which takes minutes and needs a
+compiler, ninja and, for CUDA, a whole toolkit on every machine.
+
+How to fix it: Build one that holds the ops of your configuration.
+
+    $ python -m dsdoctor build-wheel --for ds_config.json
+
+Since: 0.2""",
     "op-not-in-wheel": """A wheel does not hold an op that was asked for with `dsdoctor pick --op`.
 
 Why it matters: On a machine with that wheel the op has to be compiled at run time, or fails there.
@@ -230,15 +242,17 @@ How to fix it: Install it by hand; pip says what it lacks.
     $ python -m pip install --no-deps --force-reinstall PATH/TO/THE.whl
 
 Since: 0.1""",
-    "ops-not-judged": """There was no DeepSpeed whose ops could be judged.
+    "ops-not-judged": """The ops were not judged: there was no DeepSpeed to judge, or the accelerator is neither CUDA nor a CPU.
 
-None is installed, none was named, and the newest could not be fetched.
+Either no DeepSpeed is installed, none was named, and the newest could not be fetched. Or torch says that it was built for
+ROCm or XPU, or a package gives it an NPU, an HPU, an MLU or an SDAA: dsdoctor knows nothing of ops for those.
 
-Why it matters: The machine itself was examined, but not which ops can be built on it.
+Why it matters: The machine itself was examined, but not which ops can be built on it, or whether those of a wheel work.
 
-How to fix it: Name a DeepSpeed: a folder, a source archive or a version.
+How to fix it: Name a DeepSpeed: a folder, a source archive or a version. Where the run is meant for the CPU, say so.
 
     $ python -m dsdoctor check --source FOLDER
+    $ DS_ACCELERATOR=cpu python -m dsdoctor check
 
 Since: 0.1""",
     "check-broken": """One of dsdoctor's own checks failed with an error.

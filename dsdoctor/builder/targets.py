@@ -20,7 +20,7 @@ from dsdoctor.core.children import parse_answer
 from dsdoctor.core.errors import BuildFailed, ImpossiblePlan, UsageError
 from dsdoctor.core.files import write_bytes
 from dsdoctor.core.host import Host, LocalHost
-from dsdoctor.core.machine import Cuda, Gap
+from dsdoctor.core.machine import Cuda, Gap, Torch
 from dsdoctor.core.pip import LIMIT, failed_fetch, pip_for, why_failed
 from dsdoctor.core.text import encode
 from dsdoctor.core.workspace import private_folder
@@ -310,11 +310,12 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """The version of a torch, and the CUDA or ROCm release that it was built with, as torch itself states them."""
+    """The version of a torch, and the CUDA, ROCm or XPU release that it was built with, as torch itself states them."""
 
     version: str | None
     cuda: str | None = None
     hip: str | None = None
+    xpu: str | None = None
 
 
 def cross(
@@ -405,10 +406,12 @@ def mismatch(target: Target, release: Release | Gap) -> str | None:
             f"torch {target.torch} was installed, and cannot be asked: {getattr(release, 'reason', 'it is not there')}"
         )
     asked = None if target.cuda in {None, CPU} else Cuda.parse(target.cuda)
-    if target.cuda is None or (Cuda.parse(release.cuda) == asked and release.hip is None):
+    cuda = Cuda.parse(release.cuda)
+    torch = Torch(version=release.version, location="", cuda=cuda, hip=release.hip, xpu=release.xpu)
+    if target.cuda is None or (cuda == asked and torch.accelerator == ("CUDA" if asked else "CPU")):
         return None
-    built = f"a build for CUDA {release.cuda}" if release.cuda else "a CPU build"
-    built = f"a build for ROCm {release.hip}" if release.hip else built
+    number = release.cuda or release.hip
+    built = f"a build for {torch.accelerator} {number}" if number else torch.build
     return f"--cuda {target.cuda} was asked for, and the index gave torch {release.version}, {built}"
 
 

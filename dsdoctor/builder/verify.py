@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,7 +10,19 @@ from tempfile import TemporaryDirectory
 from packaging.version import InvalidVersion, Version
 
 from dsdoctor.builder.wheel.attestation import judge_attestations
-from dsdoctor.builder.wheel.index import RemoteWheel, facts_of_name, fetch, is_url, list_index, open_session, wheels_of
+from dsdoctor.builder.wheel.index import (
+    NOT_TO_BE_USED,
+    Digests,
+    RemoteWheel,
+    contradicted_digest,
+    facts_of_name,
+    fetch,
+    is_url,
+    list_index,
+    listed_digests,
+    open_session,
+    wheels_of,
+)
 from dsdoctor.builder.wheel.read import read_installed, read_wheel
 from dsdoctor.builder.wheel.shared_object import load_installed
 from dsdoctor.checks import TOPICS, examine, rule_of
@@ -44,9 +56,24 @@ def judge(observation: Observation, built: DeepSpeed, python: str) -> Verified:
     rules = frozenset({*RUNS, *map(rule_of, of_built)})
     found = examine(with_built, topics=TOPICS, rules=rules)
     findings = tuple(_of_ops(finding, built) for topic in found for finding in topic.findings)
+    findings = (*findings, *_for_whom(with_built, built))
     if observation.is_here and python != sys.executable:
         findings = tuple(for_python(finding, python) for finding in findings)
     return Verified(machine=with_built, built=built, findings=findings)
+
+
+def _for_whom(machine: Machine, built: DeepSpeed) -> Iterator[Finding]:
+    """What "it fits" does not say: an accelerator that is not judged, and that no op is inside."""
+    if machine.unjudged_accelerator:
+        title = f"its ops were not judged: {machine.unjudged_accelerator}, and dsdoctor judges those for CUDA and CPU"
+        yield Finding.warning("ops-not-judged", title, fix="on a CPU: export DS_ACCELERATOR=cpu, and verify again")
+    elif not built.installed_ops:
+        yield Finding.note(
+            "wheel-without-ops",
+            f"DeepSpeed {built.version} holds no op: it is for runs that need none, or that compile each at its first use",
+            fix="build one that holds the ops of your configuration",
+            steps=(step("python -m dsdoctor build-wheel --for ds_config.json"),),
+        )
 
 
 def _of_ops(finding: Finding, built: DeepSpeed) -> Finding:
@@ -90,6 +117,7 @@ class Shelf:
         self._session = open_session(LocalHost())
         found = {wheel.name: wheel for place in reversed(places) for wheel in self._of(place)}
         self.wheels: tuple[Shelved, ...] = tuple(sorted(found.values(), key=_age, reverse=True))
+        self._listed: dict[Path, Mapping[str, Digests]] = {}
         self._folder = TemporaryDirectory(prefix="dsdoctor-")
 
     def __enter__(self) -> "Shelf":
@@ -108,7 +136,8 @@ class Shelf:
     def judge(self, wheel: Shelved, ops: tuple[str, ...]) -> tuple[Candidate, Path | None]:
         """A wheel against the machine and the ops that it must hold, and its file; None where it was not fetched."""
         if isinstance(wheel, Path):
-            return self._judged(wheel, str(wheel), ops), wheel
+            judged = self._judged(wheel, str(wheel), ops)
+            return replace(judged, findings=(*self._listing(wheel), *judged.findings)), wheel
         by_name = self._judged_by_name(wheel)
         if not by_name.fits:
             return by_name, None
@@ -153,6 +182,12 @@ class Shelf:
             )
         return Candidate(wheel=wheel.shown, built=named, findings=against)
 
+    def _listing(self, wheel: Path) -> tuple[Finding, ...]:
+        """What the page of the wheel's folder says against it."""
+        if wheel.parent not in self._listed:
+            self._listed[wheel.parent] = listed_digests(wheel.parent)
+        return judge_listing(wheel, self._listed[wheel.parent])
+
     def _judged(self, path: Path, shown: str, ops: tuple[str, ...]) -> Candidate:
         try:
             built = replace(read_wheel(path), location=shown)
@@ -162,6 +197,13 @@ class Shelf:
         lacks = _lacks(lacking, built) if lacking else ()
         findings = (*judge(self._observation, built, self._python).findings, *judge_attestations(path), *lacks)
         return Candidate(wheel=shown, built=built, findings=findings)
+
+
+def judge_listing(wheel: Path, listed: Mapping[str, Digests]) -> tuple[Finding, ...]:
+    """An error where a wheel is not the file that the index in its folder lists."""
+    other = contradicted_digest(wheel, listed.get(wheel.name, ()))
+    title = f"{wheel.name} {other}: it was changed after it was listed"
+    return (Finding.error("wheel-not-fetched", title, fix=NOT_TO_BE_USED),) if other else ()
 
 
 def version_of(wheel: Shelved) -> Version:
@@ -186,7 +228,7 @@ def _other_name(named: DeepSpeed, machine: Machine) -> Iterator[Finding]:
         title = f"its name says torch {named.torch}, here is torch {torch.version}: it was not fetched"
         yield Finding.error("wheel-name-mismatch", title)
     if torch and named.cuda and named.cuda != str(torch.cuda):
-        has = f"is built for CUDA {torch.cuda}" if torch.cuda else "is a CPU build"
+        has = f"is built for CUDA {torch.cuda}" if torch.cuda else f"is {torch.build}"
         title = f"its name says CUDA {named.cuda}, torch {torch.version} {has}: it was not fetched"
         yield Finding.error("wheel-name-mismatch", title)
 
@@ -220,7 +262,8 @@ def verify(python: str, machine: Path | None, wheel: Path | None, *, load: bool 
     built = read or _installed(observation)
     judged = judge(observation, built, python)
     if wheel is not None:
-        return replace(judged, findings=judged.findings + judge_attestations(wheel))
+        listing = judge_listing(wheel, listed_digests(wheel.absolute().parent))
+        return replace(judged, findings=(*listing, *judged.findings, *judge_attestations(wheel)))
     if load and not has_error(judged.findings):
         asked = judged.machine.python.executable if judged.machine.python else python
         loaded = load_installed(LocalHost(), asked, built, judged.machine)
@@ -264,6 +307,9 @@ def pick(python: str, machine: Path | None, place: str, ops: tuple[str, ...], *,
 # A built DeepSpeed, or wheels to choose from -> lines.
 
 
+FOR_WHOM = {"ops-not-judged", "wheel-without-ops"}
+
+
 def built_lines(built: DeepSpeed) -> Iterator[str]:
     """What a wheel or an installed DeepSpeed says of itself."""
     yield f"DeepSpeed {built.version} in {built.location}"
@@ -282,7 +328,9 @@ def built_lines(built: DeepSpeed) -> Iterator[str]:
 def candidate_lines(found: Iterable[tuple[str, bool, tuple[Finding, ...]]], install: str | None) -> Iterator[str]:
     """One line for each wheel, the best first, with what stands in the way; then the command that installs the best."""
     for number, (wheel, fits, findings) in enumerate(found):
-        against = [finding.title for finding in findings if finding.severity is Severity.ERROR]
-        yield f"{('✓' if number == 0 else ' ') if fits else '✗'} {wheel.rpartition('/')[2]}"
-        yield from (f"    {title}" for title in against)
+        unjudged = any(finding.rule == "ops-not-judged" for finding in findings)
+        said = [finding.title for finding in findings if finding.severity is Severity.ERROR or finding.rule in FOR_WHOM]
+        mark = ("!" if unjudged else "✓") if fits and number == 0 else " " if fits else "✗"
+        yield f"{mark} {wheel.rpartition('/')[2]}"
+        yield from (f"    {title}" for title in said)
     yield f"$ {install}" if install else "✗ none of them fits this machine"

@@ -192,13 +192,12 @@ def checkpoint_parts(judged: Judged) -> dict[str, Any]:
 
 
 class ReadProgress:
-    """Shows bytes as they are read. Use as a context manager; with ``quiet``, and where nobody looks, it shows nothing."""
+    """Shows bytes as they are read. Use as a context manager; where stderr is no terminal, no bar is drawn."""
 
-    def __init__(self, *, quiet: bool) -> None:
+    def __init__(self) -> None:
         console = Console(stderr=True)
-        self._quiet = quiet
         columns = (BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn())
-        self._progress = Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
+        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
     def __enter__(self) -> "ReadProgress":
         self._progress.start()
@@ -222,8 +221,7 @@ class ReadProgress:
 
     def tell(self, line: str) -> None:
         """A line on stderr, wherever that leads, before something that takes long."""
-        if not self._quiet:
-            self._progress.console.print(f"* {line}", highlight=False, soft_wrap=True, markup=False)
+        self._progress.console.print(f"* {line}", highlight=False, soft_wrap=True, markup=False)
 
     def judge_values(self, examined: Examined) -> Iterable[Finding]:
         """Judge all tensors of a tag, and show how far that is."""

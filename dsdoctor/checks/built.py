@@ -100,7 +100,9 @@ def ops_accelerator_mismatch(machine: Machine) -> Iterator[Finding]:
     built, torch = machine.deepspeed, machine.torch
     if not built or not torch or not built.accelerator or not built.installed_ops:
         return
-    impossible = built.accelerator == "cuda" and torch.cuda is None and torch.hip is None
+    if machine.unjudged_accelerator:
+        return
+    impossible = built.accelerator == "cuda" and torch.cuda is None
     uses = "cpu" if impossible else _accelerator_meant(machine)
     if uses is None or uses == built.accelerator:
         return

@@ -22,8 +22,10 @@ def summary(machine: Machine) -> str:
     python, torch = machine.python, machine.torch
     if python is None:
         return "Python and torch: the interpreter does not answer"
-    built = f"CUDA {torch.cuda}" if torch and torch.cuda else f"ROCm {torch.hip}" if torch and torch.hip else "CPU"
-    return f"Python {python.version}, {f'torch {torch.version} ({built} build)' if torch else 'no torch'}"
+    if torch is None:
+        return f"Python {python.version}, no torch"
+    built = " ".join(filter(None, (torch.accelerator, str(torch.cuda) if torch.cuda else torch.hip)))
+    return f"Python {python.version}, torch {torch.version} ({built} build)"
 
 
 def python_silent(machine: Machine) -> Iterator[Finding]:
@@ -123,7 +125,7 @@ def torch_without_cuda(machine: Machine) -> Iterator[Finding]:
     Since: 0.1
     """
     torch = machine.torch
-    if torch and torch.cuda is None and torch.hip is None and machine.gpus:
+    if torch and torch.accelerator == "CPU" and machine.gpus and machine.unjudged_accelerator is None:
         yield Finding.error(
             "torch-without-cuda",
             f"torch {torch.version} is a CPU build, and there is a GPU ({machine.gpus[0].name})",

@@ -7,5 +7,10 @@ import runpy
 
 spec = importlib.util.find_spec("torch")
 facts = runpy.run_path(os.path.join(os.path.dirname(spec.origin), "version.py")) if spec and spec.origin else {}
-release = {"version": facts.get("__version__"), "cuda": facts.get("cuda"), "hip": facts.get("hip")}
+release = {
+    "version": facts.get("__version__"),
+    "cuda": facts.get("cuda"),
+    "hip": facts.get("hip"),
+    "xpu": facts.get("xpu"),
+}
 print("DSDOCTOR " + json.dumps(release))

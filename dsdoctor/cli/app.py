@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
@@ -14,6 +14,7 @@ from dsdoctor.cli.ending import OK, USAGE, end_by_error, end_by_interrupt
 from dsdoctor.cli.first_words import version_line
 from dsdoctor.cli.statuses import GENERAL, statuses_line, statuses_of
 from dsdoctor.core.errors import DoctorError, UsageError, refused_by_system
+from dsdoctor.core.options import flag, option
 
 NO_WHEEL: Mapping[str, Any] = {"wheel": None, "manifest": None, "ops": (), "toolkit": None}
 
@@ -115,6 +116,13 @@ GROUPS = {
 }
 """The commands by what one is about to do."""
 
+ShellName = Annotated[
+    Literal["bash", "zsh", "fish"] | None,
+    option(name="--shell", metavar="bash|zsh|fish", help="Default: the one in $SHELL."),
+]
+ScriptFile = Annotated[Path | None, option(name=["-o", "--output"], metavar="FILE", help="Where the script goes.")]
+Yes = Annotated[bool, flag(name=["-y", "--yes"], help="Add the line to the shell's startup file without asking.")]
+
 HELP = """Gets DeepSpeed built and keeps it running right.
 
 Start with `dsdoctor check`. The log of what failed goes to `dsdoctor diagnose LOG`. Each command has a --help with an example."""
@@ -149,7 +157,7 @@ def make_app(only: str = "") -> App:
                 more["help"] = summary(command.place)
             app.command(command.place, name=name, group=groups.get(name), **more)
     if not only:
-        app.register_install_completion_command()
+        app.command(install_completion_command, name="--install-completion", version_flags=[])
     return app
 
 
@@ -196,11 +204,27 @@ def wants_json(arguments: Sequence[str]) -> bool:
     return any(re.fullmatch("--json(=(1|true|t|yes|y))?", word, re.I) for word in arguments)
 
 
+def install_completion_command(*, shell: ShellName = None, output: ScriptFile = None, yes: Yes = False) -> int:
+    """Install completion of commands, options and file names for bash, zsh or fish.
+
+    Writes the script, and asks before it adds a line to ~/.bashrc or ~/.zshrc. Without a terminal, and without --yes, that
+    file stays as it is and the line is printed.
+
+    Example: dsdoctor --install-completion --shell bash
+    """
+    from dsdoctor.cli.completion import install_completion
+    from dsdoctor.ui.terminal import Stream, show
+
+    show(Stream(), install_completion(shell, output, yes=yes, script_of=completion))
+    return OK
+
+
 def completion(shell: Literal["bash", "zsh", "fish"]) -> str:
-    """The script that completes commands, options and their values in a shell."""
+    """The script that completes commands, options and their values in a shell, and file names where none of them is meant."""
     app = make_app()
     _import_all(app)
-    return app.generate_completion(shell=shell)
+    script = app.generate_completion(shell=shell)
+    return script.replace("\ncomplete -F ", "\ncomplete -o default -F ") if shell == "bash" else script
 
 
 def _nothing(name: str) -> Mapping[str, Any]:

@@ -98,6 +98,7 @@ def build_wheel_command(
     wanted = targets_of(python, torch, cuda, torch_index)
     order = replace(order or BuildOrder(), python=wanted[0].python, cache=not no_cache)
     index = index.absolute() if index else None
+    check_folder(out, "--out")
     if index:
         check_folder(index, "--index")
     if torch or len(wanted) > 1:
@@ -144,10 +145,10 @@ def build_and_show(
 ) -> int:
     """Build, show what came of it and, at the end of a good build, a line about its result."""
     check_folder(out, "--out")
-    with BuildProgress(quiet=as_json) as progress:
+    with BuildProgress() as progress:
         screen = BuildScreen(say=progress.say, plan=lambda plan: show_plan_of(plan, as_json), step=progress.step)
         built = build(order, out.absolute(), screen=screen, after=after, reuse=reuse)
-    if built.kept and not as_json:
+    if built.kept:
         talk = "* nothing that this wheel is made of has changed: it is taken from the cache"
         show(Stream(stderr=True), [talk])
     _show_built(command, built, as_json)

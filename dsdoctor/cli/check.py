@@ -93,7 +93,7 @@ def check_command(
     request = CheckRequest(
         python=python, machine=machine, source=source, rules=frozenset(rules), deep=deep, request=build
     )
-    with BuildProgress(quiet=as_json) as progress:
+    with BuildProgress() as progress:
         done = check(request, say=progress.say)
     # imported only now: it takes as long as a question to the machine
     from dsdoctor.builder.checked import check_lines, ending_lines, next_step

@@ -202,7 +202,7 @@ def checkpoint_command(
             "checkpoint", as_json, repair_lines(done), (), **NO_PARTS, repair=done, merged=None, universal=None
         )
         return OK
-    with ReadProgress(quiet=as_json) as progress:
+    with ReadProgress() as progress:
         judged, memory = judge_checkpoint(order, progress.judge_values if deep else no_values)
     lines = checkpoint_lines(judged, memory.available)
     print_result(
@@ -219,7 +219,7 @@ def checkpoint_command(
 
 
 def _merge(order: CheckpointOrder, merge: MergeOrder, as_json: bool) -> int:
-    with ReadProgress(quiet=as_json) as progress:
+    with ReadProgress() as progress:
         judged, merged = merge_checkpoint(order, merge, progress)
     lines = checkpoint_lines(judged, None) if merged is None else merged_lines(judged, merged)
     print_result(
@@ -236,7 +236,7 @@ def _merge(order: CheckpointOrder, merge: MergeOrder, as_json: bool) -> int:
 
 
 def _convert(order: CheckpointOrder, wish: UniversalOrder, as_json: bool) -> int:
-    with ReadProgress(quiet=as_json) as progress:
+    with ReadProgress() as progress:
         judged, made = convert_checkpoint(order, wish, progress, progress.tell)
     lines = checkpoint_lines(judged, None) if made is None else converted_lines(judged, made)
     parts = {**checkpoint_parts(judged), "repair": None, "merged": None, "universal": made}

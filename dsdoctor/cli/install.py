@@ -12,6 +12,7 @@ from dsdoctor.builder.install import Did, Installed, install
 from dsdoctor.cli.build_wheel import show_plan_of
 from dsdoctor.cli.ending import FAILED, FOUND, IMPOSSIBLE, OK, print_result
 from dsdoctor.cli.options import Json, NoCache, Out
+from dsdoctor.core.files import check_folder
 from dsdoctor.core.finding import Severity, has_error
 from dsdoctor.core.options import WHERE, flag, options
 from dsdoctor.core.requests import BuildOrder, PythonPath
@@ -48,7 +49,8 @@ def install_command(
     Example: dsdoctor install --for ds_config.json
     """
     order = replace(order or BuildOrder(), python=python, cache=not no_cache)
-    with BuildProgress(quiet=as_json) as progress:
+    check_folder(out, "--out")
+    with BuildProgress() as progress:
         screen = BuildScreen(say=progress.say, plan=lambda plan: show_plan_of(plan, as_json), step=progress.step)
         done = install(order, index_url, out.absolute(), screen=screen, build_anew=build)
     show_installed("install", done, as_json)

@@ -134,7 +134,7 @@ def run_matrix(
     """Build for every target, or plan for it, show what came of all, and return the worst status of them."""
     check_folder(out, "--out")
     after = publish_into(index) if index and not dry_run else None
-    with BuildProgress(quiet=as_json) as progress:
+    with BuildProgress() as progress:
         told = Prefixed(progress)
         talk = Talk(
             say=lambda target, line: told.say(target.name, line), step=lambda target, step: told.step(target.name, step)

@@ -285,7 +285,7 @@ def push_command(
         limit=timeout,
         ssh_options=_ssh_options(port, ssh_option),
     )
-    with BuildProgress(quiet=as_json) as progress:
+    with BuildProgress() as progress:
         done = push(order, say=progress.say)
     lines = push_lines(wheel.name, done.nodes, dry_run=dry_run)
     findings = findings_of(done.nodes)

@@ -14,6 +14,7 @@ from dsdoctor.core.files import check_target
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.options import argument
+from dsdoctor.core.redaction import urls
 from dsdoctor.core.requests import BuildRequest, Offline, PythonPath
 from dsdoctor.core.snapshot import Recorder, save
 from dsdoctor.core.workspace import cache_folder
@@ -34,7 +35,7 @@ def write_down(python: str, file: Path, *, offline: bool, say: Say) -> Machine:
         observation = Observation(machine=machine, cache=str(cache))
         snapshot.source = msgspec.to_builtins(source_at_hand(observation, None, BuildRequest(offline=offline), say=say))
     except DoctorError as error:
-        say(f"without the ops of a DeepSpeed: {error.message}")
+        say(f"without the ops of a DeepSpeed: {urls(error.message)}")
     save(snapshot, file, home=str(Path.home()))
     return machine
 
@@ -57,6 +58,6 @@ def record_command(
 
     Example: dsdoctor record node1.json
     """
-    with BuildProgress(quiet=as_json) as progress:
+    with BuildProgress() as progress:
         write_down(python, file, offline=offline, say=progress.say)
     print_result("record", as_json, [f"✓ {file}  (look into it before you pass it on)"], (), file=str(file))

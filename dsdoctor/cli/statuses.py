@@ -65,7 +65,11 @@ OWN: Mapping[str, Mapping[int, str]] = {
         UNABLE: PAGE,
         SLOW: "it works, and something is slow, late or differs between ranks",
     },
-    "memory": {0: "it fits", 1: "it does not fit", UNABLE: PAGE},
+    "memory": {
+        0: "it fits",
+        1: "it does not fit",
+        UNABLE: "that Python has no DeepSpeed, torch or transformers, what draws a page is absent, or the disk is full",
+    },
     "hang": {1: ERROR, UNABLE: PAGE},
     "trace show": {},
     "trace compare": {0: "nothing diverges", 1: "something diverges, or a nan or inf is on one side only"},

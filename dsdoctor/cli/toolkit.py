@@ -70,7 +70,7 @@ def toolkit_command(
     """
     order = BuildOrder(request=BuildRequest(arch=arch, toolkit=toolkit, offline=offline), python=python)
     talk = Console(stderr=True)
-    made = assemble_toolkit(order, say=BuildProgress(talk, quiet=as_json).say)
+    made = assemble_toolkit(order, say=BuildProgress(talk).say)
     if as_json:
         print_result("toolkit", as_json, (), made.findings, toolkit=made.root, plan=made.plan, choices=made.choices)
     else:

@@ -76,5 +76,7 @@ def _fits(done: Verified, where: str, *, load: bool) -> list[str]:
     unseen = "; its GPU code was not judged: no GPU is visible" if done.built.sm_arch and not done.machine.gpus else ""
     if any(finding.rule == "attestation-not-checked" for finding in done.findings):
         unseen += "; the signature of its attestation was not checked"
+    empty = any(finding.rule == "wheel-without-ops" for finding in done.findings)
+    runs = ", for runs that need no op or compile it at its first use" if empty else ""
     loads = ", and its ops load" if load and done.built.installed_ops and not done.findings else ""
-    return [VerdictLine(f"✓ it fits {where}{loads}{unseen}")]
+    return [VerdictLine(f"✓ it fits {where}{runs}{loads}{unseen}")]

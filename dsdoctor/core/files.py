@@ -154,7 +154,7 @@ def append_text(path: Path, text: str, *, mode: int = PUBLIC) -> None:
     """Add to the end of a file, in UTF-8. A link is followed where it is this user's own; another's raises NotWritten."""
     with _named(path):
         new = 0 if _is_stream(path) else os.O_CREAT | os.O_NOFOLLOW
-        target = path.resolve() if new and _is_own_link(path) else path
+        target = os.path.realpath(path) if new and _is_own_link(path) else path
         with os.fdopen(os.open(target, EXISTING | new, mode), "ab") as file:
             file.write(text.encode("utf-8", errors="backslashreplace"))
 

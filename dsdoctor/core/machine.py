@@ -140,6 +140,7 @@ class Torch:
     location: str
     cuda: Cuda | None = None
     hip: str | None = None
+    xpu: str | None = None
     broken: str | None = None
     cxx_standard: int = 17
     cuda_home: str | None = None
@@ -159,6 +160,27 @@ class Torch:
         '2.14'
         """
         return ".".join(re.split(r"[.+]", self.version)[:2])
+
+    @property
+    def accelerator(self) -> str:
+        """What it was built for, as it says itself.
+
+        >>> [Torch(version=version, location="").accelerator for version in ("2.9.0+xpu", "2.9.0+rocm6.4", "2.9.0")]
+        ['XPU', 'ROCm', 'CPU']
+        >>> Torch(version="2.9", location="", cuda=Cuda(13, 0)).accelerator, Torch(version="2.9", location="", xpu="1").accelerator
+        ('CUDA', 'XPU')
+        """
+        local = self.version.partition("+")[2]
+        if self.cuda is not None:
+            return "CUDA"
+        if self.hip is not None or local.startswith("rocm"):
+            return "ROCm"
+        return "XPU" if self.xpu is not None or local.startswith("xpu") else "CPU"
+
+    @property
+    def build(self) -> str:
+        """The same in words: "a CPU build", "an XPU build"."""
+        return f"{'an' if self.accelerator == 'XPU' else 'a'} {self.accelerator} build"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,6 +308,10 @@ class Node:
     capabilities: tuple[str, ...] = ()
 
 
+ACCELERATOR_PLUGINS = {"torch-npu": "NPU", "habana-torch-plugin": "HPU", "torch-mlu": "MLU", "torch-sdaa": "SDAA"}
+"""Packages that give a CPU build of torch an accelerator."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Machine:
     """Everything that was asked. ``variables`` holds only the variables that steer builds; ``ds_names`` the names, not the
@@ -316,6 +342,17 @@ class Machine:
     def package(self, name: str) -> str | None:
         """The version of an installed Python package, or None."""
         return self.python.packages.get(name) if self.python else None
+
+    @property
+    def unjudged_accelerator(self) -> str | None:
+        """What shows that DeepSpeed runs here on an accelerator whose ops are not judged; None for CUDA and the CPU."""
+        torch = self.torch
+        if torch is None or torch.cuda is not None or self.variables.get("DS_ACCELERATOR") == "cpu":
+            return None
+        if torch.accelerator != "CPU":
+            return f"torch {torch.version} is {torch.build}"
+        plugins = ((name, kind, self.package(name)) for name, kind in ACCELERATOR_PLUGINS.items())
+        return next((f"{name} {version} brings torch an {kind}" for name, kind, version in plugins if version), None)
 
     @property
     def taken(self) -> Toolkit | None:

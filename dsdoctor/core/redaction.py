@@ -1,7 +1,8 @@
 """What of a variable, a flag or an address may be written down and shown. Pure: text in, text out, and the same again for its own.
 
-Nothing is recognised as a secret: what is known to be harmless survives, and the rest is counted or becomes "...". A compiler
-gets its flags whole; only what is kept, printed or logged comes through here.
+What is known to be harmless survives, and the rest is counted or becomes "...". A path may be anything, so tokens are looked
+for in it by the forms that their makers give them. A compiler gets its flags whole; only what is kept, printed or logged comes
+through here.
 """
 
 import difflib
@@ -13,6 +14,16 @@ from typing import NamedTuple
 
 
 GONE = "..."
+TOKEN = re.compile(
+    r"(?<![A-Za-z0-9])(?:"
+    # Hugging Face's are 34 characters long; a shorter one has what no folder's name has: a digit and a capital
+    r"hf_(?:[A-Za-z0-9]{30,}|(?=[A-Za-z]*\d)(?=[a-z0-9]*[A-Z])[A-Za-z0-9]{10,})"
+    r"|gh[opsu]_\w{20,}|ghr_\w{20,}|github_pat_\w{20,}|gl(?:pat|dt|rt|ptt)-[\w-]{20,}|npm_\w{30,}|pypi-[\w-]{30,}|dckr_pat_[\w-]{20,}"
+    r"|sk-[\w-]{20,}|xox[abeoprs]-[\w-]{10,}|nvapi-[\w-]{20,}|wandb_v\d_\w{20,}|AIza[\w-]{30,}|(?:AKIA|ASIA)[A-Z0-9]{16}"
+    r"|eyJ[\w-]{10,}\.[\w-]{10,}(?:\.[\w-]+)?)"
+)
+"""A token of Hugging Face, GitHub, GitLab, npm, PyPI, Docker, OpenAI, Anthropic, Slack, NVIDIA, W&B, Google, AWS, or a JWT."""
+
 PATH = r"[\w./~$\ufffd][\w./+~${}@\ufffd-]*"
 """A folder or a file in a list of linker's words. No "=", "," or ":", which stand between such words."""
 
@@ -59,6 +70,12 @@ FLAG = (
 FOR_HOST_COMPILER = ("-Xcompiler", "--compiler-options")
 SHELL_WORD = re.compile(r"""(?:\\.|"(?:\\.|[^"\\])*"?|'[^']*'?|[^\s"'\\]|\\$)+""", re.DOTALL)
 NOT_SHOWN = re.compile(r"\s*\((\d+) (?:more )?words? not shown\)$")
+COMPILER = re.compile(
+    r"(?:[a-z0-9_]{1,20}-){0,5}(?:gcc|g\+\+|cc|c\+\+|cpp|clang|clang\+\+|nvcc|hipcc|icc|icpc|icx|icpx|dpcpp|nvc|nvc\+\+|pgcc|pgc\+\+|xlc|xlC"
+    r"|CC|armclang|armclang\+\+|fcc|FCC|tcc|zig|mpi(?:cc|cxx|c\+\+|CC|icc|icpc|icx|icpx|gcc|gxx))(?:-?\d{1,3}(?:\.\d{1,3}){0,2})?"
+)
+"""The name of a program that compiles; what stands alone where one is expected and is none may be anything."""
+
 WRAPPERS = ("ccache", "sccache", "distcc", "icecc", "env", "nice", "time")
 DEFINED = re.compile(r"(-D\s?\w+=)(?:\\?\"[^\"\n,]*\"?|'[^'\n]*'?|[^\s\"',]+)")
 
@@ -91,7 +108,17 @@ def command(text: str) -> str:
     words = SHELL_WORD.findall(rest)
     programs = programs_of(words)
     shown, hidden = parted(words[programs:])
-    return _counted([*words[:programs], *shown], len(hidden) + before)
+    return _counted([*map(_program, words[:programs]), *shown], len(hidden) + before)
+
+
+def _program(word: str) -> str:
+    """The path of a program without tokens; a name alone only where it is a compiler's or a wrapper's.
+
+    >>> _program("/opt/bin/nvcc"), _program("x86_64-linux-gnu-g++-12"), _program("my_password")
+    ('/opt/bin/nvcc', 'x86_64-linux-gnu-g++-12', '...')
+    """
+    known = "/" in word or word in WRAPPERS or word == GONE or COMPILER.fullmatch(word)
+    return TOKEN.sub(GONE, word) if known else GONE
 
 
 def definitions(text: str) -> str:
@@ -118,6 +145,8 @@ def parted(words: list[str]) -> Parted:
 
 def _taken(word: str, after: str) -> int:
     """How many words the flag is with its value; 0 for one that is not known."""
+    if TOKEN.search(word) or (word in TAKES and TOKEN.search(after)):
+        return 0
     if word in TAKES:
         return 2 if re.fullmatch(TAKES[word], after) else 0
     if word in FOR_HOST_COMPILER:
@@ -167,6 +196,9 @@ FOLDERS = (
     *("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "CMAKE_PREFIX_PATH", "CUTLASS_PATH", "CCL_ROOT"),
     *("CUDA_INC_PATH", "TORCH_EXTENSIONS_DIR", "CONDA_PREFIX"),
 )
+OF_FOLDERS = re.compile(r"_(?:HOME|ROOT|PATH|DIR|PREFIX|CACHE)$")
+"""How the names of other variables end that name folders."""
+
 ARCHITECTURES = ("TORCH_CUDA_ARCH_LIST", "DS_EVOFORMER_GPU_ARCH")
 ARCHITECTURE = re.compile(r"(?:(?:sm|compute)_?)?\d{1,3}(?:\.\d{1,2})?[a-z]?(?:\+PTX)?", re.IGNORECASE)
 ARCHITECTURE_NAMES = (
@@ -225,7 +257,7 @@ def urls(text: str) -> str:
     """
     if "://" in text:
         text = URL.sub(lambda found: url(found[0]), text)
-    return SSH_LIKE.sub("", text) if "@" in text else text
+    return TOKEN.sub(GONE, SSH_LIKE.sub("", text) if "@" in text else text)
 
 
 class Hidden:
@@ -260,7 +292,7 @@ def _rule_of(name: str) -> Callable[[str], str]:
         return command
     if name in FLAGS or name.endswith("FLAGS") or name.startswith("NVCC_"):
         return flags
-    if name in FOLDERS:
+    if name in FOLDERS or OF_FOLDERS.search(name):
         return _folders
     if name in ARCHITECTURES:
         return _architectures
@@ -272,14 +304,15 @@ def _rule_of(name: str) -> Callable[[str], str]:
 
 
 def _folders(text: str) -> str:
-    """Folders with ":" between them; what is none becomes "...".
+    """Folders with ":" between them, without tokens; what is none becomes "...".
 
-    >>> _folders("/opt/cuda:/x"), _folders("abc"), _folders("https://u:p@h/x")
-    ('/opt/cuda:/x', '...', 'https://h/x')
+    >>> _folders("/opt/cuda:/x"), _folders("abc"), _folders("https://u:p@h/x"), _folders("/srv/hf_S3cr0001xQ/cuda")
+    ('/opt/cuda:/x', '...', 'https://h/x', '/srv/.../cuda')
     """
     if "://" in text:
-        return url(text) if URL.fullmatch(text) else GONE
-    return ":".join(folder if re.fullmatch(r"(?:[/.~$][^?#&]*)?", folder) else GONE for folder in text.split(":"))
+        return TOKEN.sub(GONE, url(text)) if URL.fullmatch(text) else GONE
+    folders = (folder if re.fullmatch(r"(?:[/.~$][^?#&]*)?", folder) else GONE for folder in text.split(":"))
+    return TOKEN.sub(GONE, ":".join(folders))
 
 
 def _architectures(text: str) -> str:
@@ -341,6 +374,7 @@ def _pieces(name: str, value: str) -> Iterator[str]:
     shown = variable(name, value)
     if shown == value:
         return
+    yield from TOKEN.findall(value)
     parts = [part for word in value.split() for part in re.split(IN_ADDRESS if "://" in word else BETWEEN, word)]
     # a compiler quotes the value of an option without its letter
     values = [word[2:] for word in value.split() if re.match(r"-[A-Za-z]", word)]

@@ -4,6 +4,7 @@ An option that several commands share is said once here, as an alias (``Arch``),
 """
 
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter, Token
 from cyclopts.validators import Number
 
+from dsdoctor.core.architectures import parse_architectures
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.machine import Node
 from dsdoctor.core.options import HOW, TARGET, WHAT, flag, option, options
@@ -27,6 +29,22 @@ def split_names(_: Any, tokens: Sequence[Token]) -> tuple[str, ...] | None:
             hint='name ops with "," between them, or "all", or "default"',
         )
     return None if names == ("default",) else names
+
+
+def check_interpreter(path: str) -> str:
+    """The path or the name of a program, if it can be started. Raises UsageError with what is wrong with it."""
+    if shutil.which(path) is not None:
+        return path
+    if Path(path).is_dir():
+        inside = Path(path, "bin", "python")
+        hint = f"name its interpreter: --python {inside}" if inside.exists() else "name the interpreter in it"
+        raise UsageError(f"--python {path} is a folder", hint=hint)
+    why = "is not executable" if "/" in path and os.path.lexists(path) else "does not exist"
+    raise UsageError(f"--python {path} {why}", hint="name an interpreter, such as --python .venv/bin/python")
+
+
+def _interpreter(_: Any, tokens: Sequence[Token]) -> str:
+    return check_interpreter(tokens[-1].value)
 
 
 def _folder(_: Any, tokens: Sequence[Token]) -> str:
@@ -85,6 +103,7 @@ PythonPath = Annotated[
     str,
     option(
         name="--python",
+        converter=_interpreter,
         metavar="PATH",
         group=TARGET,
         help="Python of the environment that is meant. Default: this one.",
@@ -150,7 +169,12 @@ class BuildRequest:
         return self.local_version is None and not self.no_local_version
 
     def __post_init__(self) -> None:
-        """Raise UsageError for options that contradict each other."""
+        """Raise UsageError for options that contradict each other, and for architectures that nothing compiles for."""
+        if self.arch is not None:
+            try:
+                parse_architectures(self.arch)
+            except UsageError as error:
+                raise UsageError(f"{error.message} (--arch)", hint=error.hint) from None
         if self.local_version and self.no_local_version:
             raise UsageError("--local-version and --no-local-version cannot be given together", hint="name one")
 

@@ -1,9 +1,10 @@
 """Texts: lists in sentences, JSON that may be anybody's, the manual page of a rule."""
 
+import operator
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal, TypeVar
 
 # Lists in sentences, the same everywhere. Pure text.
@@ -59,17 +60,41 @@ def decode(text: bytes | str, kind: type[T]) -> T:
 
 
 def encode(value: Any, *, order: Literal["sorted"] | None = None) -> bytes:
-    r"""Write data as JSON. Bytes of a file's name that are no UTF-8 are written as the terminal shows them.
+    r"""Write data as JSON: sets sorted, so that the same data gives the same bytes, and all else in its own order.
 
-    >>> encode({"file": "wei\udcdf"})
-    b'{"file":"wei\\\\udcdf"}'
+    Bytes of a file's name that are no UTF-8 are written as the terminal shows them.
+
+    >>> encode({"file": "wei\udcdf", "all": frozenset({"c", "a", "b"})})
+    b'{"file":"wei\\\\udcdf","all":["a","b","c"]}'
     """
     import msgspec
 
+    value = with_sorted_sets(value)
     try:
         return msgspec.json.encode(value, order=order)
     except UnicodeEncodeError:
         return msgspec.json.encode(_writable(msgspec.to_builtins(value)), order=order)
+
+
+def with_sorted_sets(value: Any) -> Any:
+    """Data in which every set is a sorted list, at any depth; what holds no set is returned as it is."""
+    if isinstance(value, set | frozenset):
+        members = list(map(with_sorted_sets, value))
+        try:
+            return sorted(members)
+        except TypeError:
+            return sorted(members, key=repr)
+    if isinstance(value, dict):
+        inner = {name: with_sorted_sets(each) for name, each in value.items()}
+        return value if all(inner[name] is value[name] for name in value) else inner
+    if isinstance(value, list | tuple):
+        each_inner = [with_sorted_sets(each) for each in value]
+        return value if all(map(operator.is_, each_inner, value)) else each_inner
+    if is_dataclass(value) and not isinstance(value, type):
+        before = {field.name: getattr(value, field.name) for field in fields(value) if hasattr(value, field.name)}
+        inner = {name: with_sorted_sets(each) for name, each in before.items()}
+        return value if all(inner[name] is before[name] for name in inner) else inner
+    return value
 
 
 def _writable(value: Any) -> Any:

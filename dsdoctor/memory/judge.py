@@ -1,6 +1,7 @@
 """A ledger and a machine -> findings: does it fit, and what was left out of the ledger. Judges, never looks."""
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -252,7 +253,8 @@ class Examined:
 
 
 def examine(order: Order, host: LocalHost) -> Examined:
-    """Ask both children, predict, and judge. Raises UsageError for what cannot be read."""
+    """Ask both children, predict, and judge. Raises UsageError for what cannot be read, ImpossiblePlan for a missing package."""
+    check_files(order)
     settings = read_settings(order, host)
     shape = read_model(order, settings, host)
     settings = filled(settings, shape.hidden_size)
@@ -290,12 +292,21 @@ def with_all_scores(now: Situation) -> Situation | None:
     return replace(now, run=run) if run else None
 
 
-def read_settings(order: Order, host: LocalHost) -> ZeroSettings:
-    """What the installed DeepSpeed makes of the configuration."""
+def check_files(order: Order) -> None:
+    """Raise UsageError for a configuration or a model that is not there, before anybody is asked to read it."""
     if not order.config.is_file():
         raise UsageError(
             f"there is no configuration {order.config}", hint="dsdoctor memory --config ds_config.json ..."
         )
+    file = order.model.rpartition(":")[0] if ".py:" in order.model else order.model
+    if not Path(file).exists():
+        raise UsageError(
+            f"there is no model {file}", hint="a Hugging Face config.json, its folder, or file.py:function"
+        )
+
+
+def read_settings(order: Order, host: LocalHost) -> ZeroSettings:
+    """What the installed DeepSpeed makes of the configuration."""
     given: dict[str, bool] = {}
     if order.dtype is not None:
         given = {"bf16.enabled": order.dtype == "bf16", "fp16.enabled": order.dtype == "fp16"}
@@ -317,13 +328,7 @@ def read_model(order: Order, settings: ZeroSettings, host: LocalHost) -> ModelSh
     if not order.checkpointing:
         runs.append((batch, sequence, True))
     runs += [(each, sequence, order.checkpointing) for each in wanted_batches(batch, order)]
-    place = order.model
-    file = place.rpartition(":")[0] if ".py:" in place else place
-    if not Path(file).exists():
-        raise UsageError(
-            f"there is no model {file}", hint="a Hugging Face config.json, its folder, or file.py:function"
-        )
-    wish = json.dumps({"model": place, "dtype": settings.dtype, "runs": list(dict.fromkeys(runs))})
+    wish = json.dumps({"model": order.model, "dtype": settings.dtype, "runs": list(dict.fromkeys(runs))})
     return parse_model(parse_answer(_ask_model(order, host, wish), dict, "the model"))
 
 
@@ -354,7 +359,7 @@ def parse_gpus(text: str, host_memory: str | None) -> Gpus:
     Gpus(count=8, memory=85899345920, host=2199023255552, on_node=8)
     """
     count, _, memory = text.rpartition("x")
-    if not (count or "1").isdigit() or not int(count or "1"):
+    if not re.fullmatch(r"\d{0,6}", count, re.ASCII) or count.strip("0") == "" != count:
         raise UsageError(f"--gpus {text!r} is no number of GPUs and their memory", hint="--gpus 8x80G")
     return Gpus(
         count=int(count or "1"),
@@ -371,7 +376,7 @@ def parse_size(text: str, option: str) -> int:
     """
     units = {"M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
     number, unit = text[:-1], text[-1:].upper()
-    if unit not in units or not number.replace(".", "", 1).isdigit() or float(number) <= 0:
+    if unit not in units or not re.fullmatch(r"\d{1,9}(\.\d{0,9})?", number, re.ASCII) or float(number) <= 0:
         raise UsageError(f"{option} {text!r} is no size", hint=f"a number and M, G or T: {option} 80G")
     return int(float(number) * units[unit])
 

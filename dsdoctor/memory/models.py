@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from dsdoctor.core.errors import UsageError
+from dsdoctor.core.errors import ImpossiblePlan, UsageError
 from dsdoctor.core.machine import Gap
 
 Place = Literal["device", "host"]
@@ -208,7 +208,7 @@ class Prediction:
 
 
 def parse_model(answer: dict[str, Any] | Gap) -> ModelShape:
-    """A model's shape, of the answer of ``ask_model.py``. Raises UsageError."""
+    """A model's shape, of the answer of ``ask_model.py``. Raises UsageError, ImpossiblePlan for what is missing."""
     fields = _checked(answer, "the model", "torch and transformers")
     return msgspec.convert({**fields, "name": fields.get("class", "")}, ModelShape)
 
@@ -219,15 +219,22 @@ def parse_settings(answer: dict[str, Any] | Gap, name: str) -> ZeroSettings:
     return msgspec.convert(_checked(answer, "the configuration", "DeepSpeed", judges), ZeroSettings)
 
 
+PACKAGES = {name: name for name in ("deepspeed", "torch", "transformers")} | {"hjson": "deepspeed"}
+"""What pip installs for a module that is missing."""
+
+
 def _checked(
     answer: dict[str, Any] | Gap, what: str, package: str, hint: str = "dsdoctor memory --help"
 ) -> dict[str, Any]:
     if isinstance(answer, Gap):
         raise UsageError(f"{what} could not be read: {answer.reason}", hint="--python names another environment")
     if missing := answer.get("missing"):
-        raise UsageError(
+        installed = PACKAGES.get(missing)
+        raise ImpossiblePlan(
             f"{what} is read with {package}, and that Python has no {missing}",
-            hint="name an environment that has it: --python PATH",
+            hint=f"python -m pip install {installed}; or name an environment that has it: --python PATH"
+            if installed
+            else f"name an environment that has {missing}: --python PATH",
         )
     if error := answer.get("error"):
         raise UsageError(f"{what} could not be read: {error}", hint=answer.get("hint") or hint)

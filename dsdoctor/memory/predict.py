@@ -174,6 +174,8 @@ def _tell(stage: Stage, kind: Kind, index: int) -> None:
 CHUNKS = 8
 MODERATE_BUCKET = 50_000_000
 NEAR = 20_000_000
+MIN_WON_SHARE = 0.01
+"""Of the peak: a change that wins less is not advised."""
 WORTH = 0.98
 """What is left of the peak after a change that is worth its cost, at most."""
 ZERO = "zero_optimization."
@@ -226,7 +228,7 @@ class Candidate:
 
 
 def changes(now: Situation) -> tuple[Change, ...]:
-    """All changes that win something, in the order of what they cost."""
+    """All changes that win at least MIN_WON_SHARE of the peak, in the order of what they cost."""
     before = now.predicted()
     host = max(moment.host for moment in before.moments)
     found = []
@@ -234,7 +236,7 @@ def changes(now: Situation) -> tuple[Change, ...]:
         for candidate in look(now):
             after = candidate.after.predicted()
             won = before.peak.device - after.peak.device
-            if won > 0:
+            if won > 0 and won >= before.peak.device * MIN_WON_SHARE:
                 more = max(moment.host for moment in after.moments) - host
                 found.append(
                     Change(

@@ -149,12 +149,14 @@ def read_torch(host: Host, location: str) -> Torch | None:
     if version is None:
         return None
     cuda = Cuda.parse(parse_assignment(text, "cuda"))
+    xpu = host.search(f"{location}/version.py", r"^xpu\b.*$")
     extension = host.search(f"{location}/utils/cpp_extension.py", TABLES)
     return Torch(
         version=version,
         location=location,
         cuda=cuda,
         hip=parse_assignment(text, "hip"),
+        xpu=parse_assignment(xpu, "xpu"),
         cxx_standard=parse_cxx_standard(host.search(f"{location}/include/ATen/ATen.h", STANDARD)),
         cuda_home=guessed_cuda_home(host),
         known_architectures=parse_known_architectures(extension),

@@ -33,7 +33,7 @@ from dsdoctor.core.files import check_target as check_place
 from dsdoctor.core.files import write_bytes
 from dsdoctor.core.finding import Finding, Step
 from dsdoctor.core.version import __version__
-from dsdoctor.ui.screen import MOST, counted, most_harmful
+from dsdoctor.ui.screen import counted, divided
 from dsdoctor.ui.terminal import MARKS, printable
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def rendered(page: Page) -> str:
     """The page as text. plotly's own script is in it where it has a picture, about 5 MB."""
     from markupsafe import Markup
 
-    ordered = most_harmful(page.findings)
+    shown, folded = divided(page.findings)
     figures = [
         {"id": f"plot-{place}", "data": json.loads(part.figure.to_json()), "narrow": dict(part.narrow)}
         for place, part in enumerate(page.parts, 1)
@@ -145,9 +145,9 @@ def rendered(page: Page) -> str:
         .from_string(TEMPLATE.read_text(encoding="utf-8"))
         .render(
             page=page,
-            shown=_with_marks(ordered[:MOST]),
-            folded=_with_marks(ordered[MOST:]),
-            folded_count=counted(ordered[MOST:]),
+            shown=_with_marks(shown),
+            folded=_with_marks(folded),
+            folded_count=counted(folded),
             figures=Markup(_script_json(figures)),  # noqa: S704  no "<" is left in it
             plotly=Markup(_plotly_script()) if figures else "",  # noqa: S704  plotly's own file
             version=__version__,

@@ -24,12 +24,11 @@ ENDED = {"built", "cached", "failed", "interrupted"}
 
 
 class BuildProgress:
-    """Shows the progress of each op as it comes. Use as a context manager; with ``quiet`` it shows nothing."""
+    """Shows the progress of each op as it comes. Use as a context manager."""
 
-    def __init__(self, console: Console | None = None, *, quiet: bool) -> None:
+    def __init__(self, console: Console | None = None) -> None:
         """Without ``console`` it is stderr's."""
         self._given = console
-        self._quiet = quiet
         self._steps: dict[str, OpProgress] = {}
         self._since: dict[str, float] = {}
         self._took: dict[str, float] = {}
@@ -54,8 +53,7 @@ class BuildProgress:
 
     def say(self, line: str) -> None:
         """Print one plain line."""
-        if not self._quiet:
-            self._console.print(f"* {line}", highlight=False, soft_wrap=True, markup=False)
+        self._console.print(f"* {line}", highlight=False, soft_wrap=True, markup=False)
 
     def step(self, step: OpProgress) -> None:
         """Show that an op moved on; called from the compile threads."""
@@ -65,8 +63,6 @@ class BuildProgress:
             self._since.setdefault(step.op, time.monotonic())
         if step.state in ENDED and step.op in self._since:
             self._took[step.op] = time.monotonic() - self._since[step.op]
-        if self._quiet:
-            return
         if self._console.is_terminal:
             self._start()
         elif before is None or before.state != step.state:

@@ -1,6 +1,7 @@
 """What one screen shows of findings, how the screens of a plan and of a build end, and the one JSON document in their place."""
 
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -29,7 +30,9 @@ def document(command: str, findings: tuple[Finding, ...], **parts: Any) -> str:
 
 
 MOST = 3
-"""Findings that are shown at once: who reads more mends none."""
+"""Findings that are shown at once, but for errors, which are all shown: each of them stands in the way."""
+MAX_ERRORS_OF_A_RULE = 20
+"""A thousand ranks may raise the same."""
 MOST_RULES = 6
 ORDER = (Severity.ERROR, Severity.WARNING, Severity.NOTE)
 
@@ -43,12 +46,24 @@ def most_harmful(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(findings, key=harm))
 
 
+def divided(findings: Iterable[Finding], most: int = MOST) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
+    """The findings that are shown at once, the most harmful first, and the others: every error, and others up to ``most``."""
+    shown: list[Finding] = []
+    left: list[Finding] = []
+    of_rule: Counter[str] = Counter()
+    for finding in most_harmful(findings):
+        of_rule[finding.rule] += 1
+        kept = finding.severity is Severity.ERROR and of_rule[finding.rule] <= MAX_ERRORS_OF_A_RULE
+        (shown if kept or len(shown) < most else left).append(finding)
+    return tuple(shown), tuple(left)
+
+
 def screen_lines(findings: Iterable[Finding], *, shows_all: str = "", most: int = MOST) -> Iterator[str]:
-    """The most harmful findings, then how many more there are. ``shows_all``: the option that shows them; "": all are shown."""
-    ordered = most_harmful(findings)
-    shown = ordered[:most] if shows_all else ordered
+    """Every error, other findings up to ``most``, then how many more there are. ``shows_all``: the option that shows them; "":
+    all are shown."""
+    shown, left = divided(findings, most) if shows_all else (most_harmful(findings), ())
     yield from finding_lines(shown)
-    if left := ordered[len(shown) :]:
+    if left:
         rules = and_more(tuple(dict.fromkeys(finding.rule for finding in left)), MOST_RULES)
         yield f"· and {counted(left)}: {rules} ({shows_all} shows all)"
 

@@ -1,6 +1,8 @@
 """`dsdoctor pick`, and the index that it and pip read: wheels made here, a recorded machine, the real pip."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -13,6 +15,7 @@ from tests.builder.test_attestation import bundle, digest_of, statement
 from tests.builder.test_verify import with_gpu_code
 from tests.builder.test_wheel import INFO, NAME, RECORD, VERSION, contents, wheel
 from tests.cli.runner import run
+from tests.each import each
 from tests.machines.make import HERE
 
 MACHINE = ("--machine", str(HERE / "several-toolkits.json"))
@@ -81,6 +84,36 @@ def test_a_wheel_that_its_attestation_contradicts_is_not_chosen(folder: Path) ->
     assert picked(folder)[1] == older
     beside.unlink()
     assert picked(folder)[1] == NAME
+
+
+@each("digest", [f"sha256={'0' * 64}", f"SHA512={'0' * 128}", f"md5={'0' * 32}"])
+def test_a_wheel_that_the_index_in_its_folder_describes_otherwise_is_not_chosen(digest: str, folder: Path) -> None:
+    index = folder.parent / f"index-{digest[:4]}"
+    publish(folder / NAME, index)
+    assert picked(index)[:2] == (0, NAME)
+
+    page = index / "deepspeed" / "index.html"
+    page.write_text(re.sub(r"#sha256=\w+", f"#{digest}", page.read_text()))
+
+    status, best, wheels = picked(index)
+    assert (status, best) == (1, None)
+    assert "wheel-not-fetched" in wheels[NAME]
+    done = run("verify", str(index / "deepspeed" / NAME), *MACHINE)
+    assert done.returncode == 1
+    assert "its index says 000000" in done.stdout
+
+
+@each("page", ["", "<a href='x", "<" * 70_000, "\xff\xfe<a href='deepspeed-1-py3-none-any.whl#sha256='>x</a>"])
+def test_a_page_that_says_no_digest_says_nothing_against_a_wheel(page: str, folder: Path) -> None:
+    (folder / "index.html").write_bytes(page.encode("latin-1"))
+
+    assert picked(folder)[:2] == (0, NAME)
+
+
+def test_a_pipe_that_stands_for_a_page_is_not_waited_for(folder: Path) -> None:
+    os.mkfifo(folder / "index.html")
+
+    assert picked(folder)[:2] == (0, NAME)
 
 
 def test_an_op_that_must_be_in_it_decides(folder: Path) -> None:

@@ -186,6 +186,21 @@ def test_a_claimed_op_that_is_missing_is_refused(libraries: dict[Built, bytes], 
     assert rules(wheel(tmp_path, files), H100_TORCH_2_14) == (1, {"claimed-op-missing"})
 
 
+def test_a_wheel_without_ops_fits_and_it_is_said_for_whom(tmp_path: Path) -> None:
+    said = RECORD.replace("True", "False").encode()
+    files = contents(b"", **{"deepspeed/git_version_info_installed.py": said})
+    lines = [line for line in files[f"{INFO}/RECORD"].splitlines() if b".so," not in line]
+    none = {name: content for name, content in files.items() if not name.endswith(".so")}
+    path = wheel(tmp_path, {**none, f"{INFO}/RECORD": b"\n".join(lines)})
+
+    told = run("verify", str(path), "--machine", str(HERE / "several-toolkits.json"))
+    picked = run("pick", str(tmp_path), "--machine", str(HERE / "several-toolkits.json"))
+
+    assert "✓ it fits several-toolkits, for runs that need no op or compile it at its first use" in told.stdout
+    assert "wheel-without-ops" in told.stdout
+    assert "holds no op" in picked.stdout
+
+
 def test_a_wheel_that_is_none_leaves_one_error(tmp_path: Path) -> None:
     path = tmp_path / NAME
     path.write_bytes(b"PK\x03\x04 and then nothing")

@@ -9,7 +9,20 @@ from typing import Any
 import pytest
 
 from tests.cli.runner import run
-from tests.planted import ADDRESSES, EVERY, IN_ADDRESSES, WORDINGS, Planted, plant
+from tests.each import each
+from tests.planted import (
+    ADDRESSES,
+    COMMANDS,
+    EVERY,
+    FOLDERS,
+    IN_ADDRESSES,
+    IN_PATHS,
+    WORDINGS,
+    Planted,
+    plant,
+    plant_alone,
+    token,
+)
 
 MACHINE = Path(__file__).parents[1] / "machines" / "one-toolkit.json"
 QUOTING = """#!/bin/sh
@@ -77,6 +90,30 @@ def test_a_snapshot_of_this_machine_holds_none_and_is_judged_like_the_machine(pl
     assert "words not shown" in file.read_text()
     rules = [{finding["rule"] for finding in json.loads(done.stdout)["findings"]} for done in (here, there)]
     assert rules[0] == rules[1] >= {"variable-malformed", "ds-variables-set"}
+
+
+@pytest.mark.slow
+@each("wording", IN_PATHS.values(), ids=tuple(IN_PATHS))
+def test_what_is_said_of_this_machine_holds_no_token_of_a_path(wording: str, tmp_path: Path) -> None:
+    """A Python without torch, and an nvcc in a folder with a token in its name."""
+    bare, file, named = tmp_path / "python", tmp_path / "machine.json", token(900)
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    nvcc = tmp_path / named / "bin" / "nvcc"
+    nvcc.parent.mkdir(parents=True, exist_ok=True)
+    nvcc.write_text('#!/bin/sh\necho "Cuda compilation tools, release 13.0, V13.0.88"\n')
+    for program in (bare, nvcc):
+        program.chmod(0o755)
+    others = ("CONDA_PREFIX", "VIRTUAL_ENV", "XDG_CACHE_HOME", "PYENV_ROOT", "LD_LIBRARY_PATH")
+    here = plant_alone((*COMMANDS, *FOLDERS, *others), wording)
+    here |= Planted(env={"PATH": f"{nvcc.parent}:{os.environ['PATH']}"}, tokens={named: "PATH"})
+
+    told = [
+        run(*words, "--python", str(bare), **here.env)
+        for words in (("record", str(file), "--offline"), ("look",), ("check", "--offline"), ("look", "--json"))
+    ]
+
+    assert here.found_in(file.read_text()) == []
+    assert [here.found_in(done.stdout + done.stderr) for done in told] == [[]] * len(told)
 
 
 def test_what_a_snapshot_of_an_earlier_version_holds_is_not_shown(tmp_path: Path) -> None:

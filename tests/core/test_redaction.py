@@ -15,14 +15,17 @@ from tests.conftest import Disk
 from tests.each import each
 from tests.planted import (
     ADDRESSES,
+    COMMANDS,
     EVERY,
     FOLDERS,
     HARMLESS,
     IN_ADDRESSES,
     IN_FLAGS,
+    IN_PATHS,
     WORDINGS,
     after_harmless,
     plant,
+    plant_alone,
     token,
 )
 
@@ -139,6 +142,44 @@ def test_what_was_redacted_once_stays(text: str, name: str) -> None:
     shown = variable(name, text)
 
     assert variable(name, shown) == shown
+
+
+@each("wording", IN_PATHS.values(), ids=tuple(IN_PATHS))
+def test_a_token_in_a_path_is_shown_nowhere(wording: str) -> None:
+    here = plant_alone((*COMMANDS, *FOLDERS, "SOME_TOOL_HOME", "OTHER_ROOT", *ADDRESSES), wording)
+
+    shown = {name: variable(name, value) for name, value in here.env.items()}
+
+    assert here.found_in(str(shown)) == []
+    assert here.found_in(Hidden(here.env).out_of(f"no such folder: {here.env}")) == []
+    assert {name: variable(name, value) for name, value in shown.items()} == shown
+
+
+@each(
+    "folder",
+    ["/data/hf_datasets", "/home/me/hf_home2", "~/sk-learn", "/opt/ghost_in_the_shell", "/x/AKIAB", "/a/npm_modules"],
+)
+def test_folders_whose_names_begin_like_a_token_are_shown(folder: str) -> None:
+    assert variable("CUDA_HOME", folder) == folder
+
+
+@each(
+    "secret",
+    [
+        "hf_" + "aB3" * 12,
+        "ghp_" + "aB3" * 12,
+        "github_pat_11A" + "b" * 30,
+        "glpat-" + "aB3" * 8,
+        "sk-ant-" + "aB3-" * 10,
+        "AKIA" + "A1B2" * 4,
+        "xoxb-1234567890-abc",
+        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.abc-_1",
+    ],
+)
+def test_tokens_of_others_are_found_in_paths_and_texts(secret: str) -> None:
+    for text in (f"/srv/{secret}/x", f"fetch {secret}", f"-I/opt/{secret}"):
+        for name in ("CUDA_HOME", "CXX", "CFLAGS", "PIP_INDEX_URL", "ANY_ROOT"):
+            assert secret not in variable(name, text)
 
 
 def test_the_words_of_flags_are_found_in_other_texts() -> None:

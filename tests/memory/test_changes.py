@@ -38,6 +38,18 @@ def test_each_change_wins_what_its_own_ledger_says(stage: int, bucket: int) -> N
     assert all(change.host > 0 for change in found if change.what in costs_more_host)
 
 
+@each("activation", [3_000_000, 3_000_000_000])
+def test_what_wins_less_than_a_hundredth_is_not_advised(activation: int) -> None:
+    now = situation(2, activation=activation, reduce_bucket_size=5_000_000)
+    peak = now.predicted().peak.device
+
+    found = changes(now)
+
+    assert all(change.won >= peak / 100 for change in found)
+    assert any("bucket" in change.what for change in found) == (activation == 3_000_000)
+    assert any("checkpointing" in change.what for change in found)
+
+
 def test_what_is_set_already_is_not_advised() -> None:
     named = {change.what for change in changes(situation(3, offload_optimizer="cpu", offload_param="cpu"))}
 

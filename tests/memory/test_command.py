@@ -164,8 +164,36 @@ def test_a_python_without_deepspeed_is_named(files: Path) -> None:
         "memory", "--config", str(files / "ds.json"), "--model", str(files), "--world", "2", "--python", str(bare)
     )
 
-    assert done.returncode == 2
+    assert done.returncode == 3
     assert "that Python has no hjson" in done.stderr or "that Python has no deepspeed" in done.stderr
+    assert "Fix: python -m pip install deepspeed; or name an environment" in done.stderr
+
+
+@needs_children
+@pytest.mark.launch
+def test_a_python_without_transformers_is_told_how_to_get_it(files: Path) -> None:
+    """A package of that name that fails as an absent one does, in front of the real one."""
+    blocked = files / "blocked" / "transformers.py"
+    blocked.parent.mkdir()
+    blocked.write_text("raise ModuleNotFoundError(\"No module named 'transformers'\", name='transformers')")
+    path = os.pathsep.join(filter(None, (str(blocked.parent), os.environ.get("PYTHONPATH"))))
+    done = run("memory", "--config", str(files / "ds.json"), "--model", str(files), "--world", "2", PYTHONPATH=path)
+
+    assert done.returncode == 3
+    assert "that Python has no transformers" in done.stderr
+    assert "Fix: python -m pip install transformers; or" in done.stderr
+
+
+def test_a_model_that_is_not_there_is_named_before_what_would_read_it(files: Path) -> None:
+    bare = files / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S -E "$@"\n')
+    bare.chmod(0o755)
+    for model in ("none.json", "none.py:make"):
+        words = ("--config", str(files / "ds.json"), "--model", str(files / model), "--python", str(bare))
+        done = run("memory", "--world", "2", *words)
+
+        assert (done.returncode, done.stderr.count("✗")) == (2, 1)
+        assert "there is no model" in done.stderr
 
 
 @needs_children
@@ -183,6 +211,10 @@ REFUSED = [
     (("--gpus", "8x"), "no size"),
     (("--gpus", "0x80G"), "no number of GPUs"),
     (("--gpus", "8x80"), "no size"),
+    (("--gpus", "²x80G"), "no number of GPUs"),
+    (("--gpus", "00x80G"), "no number of GPUs"),
+    (("--gpus", "8x²G"), "no size"),
+    (("--gpus", f"8x{'9' * 400}G"), "no size"),
     (("--gpus", "8x80G", "--host-memory", "many"), "no size"),
     (("--world", "-2"), "not known"),
     (("--world", "2", "--batch", "0"), "a batch of 0 holds nothing"),
@@ -202,9 +234,6 @@ def test_what_makes_no_sense_is_refused_before_anything_is_asked(words: tuple[st
 @pytest.mark.parametrize("place", ["config", "model"])
 def test_what_is_not_there_is_named(place: str, files: Path) -> None:
     here = {"config": str(files / "ds.json"), "model": str(files)}
-    if place == "model":
-        # the model is looked for after DeepSpeed has been asked
-        here["config"] = str(files / "none.json")
     here[place] = str(files / "none.json")
     done = run("memory", "--world", "2", *(word for name, path in here.items() for word in (f"--{name}", path)))
 

@@ -32,6 +32,7 @@ LOOK = """(() => {
     filled: plot ? plot.querySelector(".main-svg").getBoundingClientRect().width / innerWidth : 1,
     legend: [...document.querySelectorAll(".legend button")].map(e => [e.textContent, e.getAttribute("aria-pressed")]),
     range: plot ? plot._fullLayout.yaxis.range.map(Number) : [],
+    tainted: document.taint || 0, images: document.images.length,
     focused: document.activeElement.id || document.activeElement.className || document.activeElement.tagName,
   });
 })()"""

@@ -99,3 +99,10 @@ def test_what_draws_pages_is_in_the_extra_plot() -> None:
     (plot,) = re.findall(r"^plot = \[(.*)\]$", text, re.MULTILINE)
     assert {"jinja2", "plotly", "kaleido"} == set(re.findall(r'"([a-z0-9]+)', plot))
     assert requires("jinja2") is not None
+
+
+def test_no_error_is_folded_away() -> None:
+    errors = tuple(Finding.error("r", f"error {number}") for number in range(7))
+    page = rendered(Page(title="t", run=(), verdict="✗ v", findings=(Finding.warning("w", "a warning"), *errors)))
+
+    assert page.index("error 6") < page.index("<details><summary>and 1 warning") < page.index("a warning")

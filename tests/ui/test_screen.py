@@ -34,8 +34,9 @@ def screen(done: Checked, width: int, *, verbose: bool = False, encoding: str = 
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda path: path.stem)
-def test_a_check_fits_names_three_problems_at_most_and_ends_in_one_step(machine: Path) -> None:
+def test_a_check_fits_names_every_error_and_three_problems_and_ends_in_one_step(machine: Path) -> None:
     done = checked(machine)
+    errors = sum(finding.severity is Severity.ERROR for finding in done.findings)
     bad = [finding for finding in done.findings if finding.severity is not Severity.NOTE]
     for width in (60, 80, 120):
         shown = screen(done, width)
@@ -43,7 +44,7 @@ def test_a_check_fits_names_three_problems_at_most_and_ends_in_one_step(machine:
         told = TITLE.findall(shown)
 
         assert [line for line in lines if len(line) > width and not COMMAND.match(line) and " " in line.strip()] == []
-        assert len(told) == min(len(bad), 3)
+        assert len(told) == max(min(len(bad), 3), errors)
         assert ("nothing is wrong" in shown) == (not bad and not missed_ops(done.ops))
         assert not ("nothing is wrong" in shown and "✗" in shown)
         assert "deepspeed_not_implemented" not in shown
@@ -79,6 +80,19 @@ def test_the_worst_is_first_and_the_rest_is_counted_with_the_option_that_shows_i
     assert [finding.rule for finding in most_harmful(found)] == ["everything", "many", "few", "w", "n"]
     assert list(screen_lines(found, shows_all="-v"))[-1] == "· and 1 warning, 1 note: w, n (-v shows all)"
     assert sum("[" in line for line in screen_lines(found)) == 5
+
+
+def test_every_error_is_shown_and_warnings_are_counted() -> None:
+    found = [Finding.warning("w", "a warning"), *(Finding.error(f"e{number}", "an error") for number in range(9))]
+
+    lines = list(screen_lines(found, shows_all="-v"))
+
+    assert [rule for rule in (f"[e{number}]" for number in range(9)) if not any(rule in line for line in lines)] == []
+    assert lines[-1] == "· and 1 warning: w (-v shows all)"
+    same = [Finding.error("rank-raised", f"rank {rank}") for rank in range(1000)]
+    assert list(screen_lines([*same, *found], shows_all="-v"))[-1] == (
+        "· and 980 errors, 1 warning: rank-raised, w (-v shows all)"
+    )
 
 
 def test_the_first_step_is_a_command_that_stands_for_itself() -> None:

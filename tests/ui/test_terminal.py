@@ -77,7 +77,7 @@ STEPS = [
 def test_without_a_terminal_progress_is_a_line_a_change() -> None:
     out = io.StringIO()
 
-    with BuildProgress(Console(file=out), quiet=False) as progress:
+    with BuildProgress(Console(file=out)) as progress:
         for step in STEPS:
             progress.step(step)
 
@@ -87,7 +87,7 @@ def test_without_a_terminal_progress_is_a_line_a_change() -> None:
 def test_on_a_terminal_progress_is_a_table_that_ends() -> None:
     out = io.StringIO()
 
-    with BuildProgress(Console(file=out, force_terminal=True, width=60), quiet=False) as progress:
+    with BuildProgress(Console(file=out, force_terminal=True, width=60)) as progress:
         for step in STEPS:
             progress.step(step)
 
@@ -100,7 +100,7 @@ def test_progress_on_a_narrow_terminal_without_our_marks_cuts_no_name_and_shows_
     out = io.TextIOWrapper(raw, encoding="ascii", errors="replace")
     names = ("stochastic_transformer", "inference_core_ops")
 
-    with BuildProgress(Console(file=out, force_terminal=True, width=40), quiet=False) as progress:
+    with BuildProgress(Console(file=out, force_terminal=True, width=40)) as progress:
         for name, state in zip(names, ("compiling", "failed"), strict=True):
             progress.step(OpProgress(op=name, state=state, total=14, expected=80.0))
     out.flush()
@@ -116,7 +116,7 @@ def test_an_op_from_the_cache_has_nothing_to_count() -> None:
     shown, plain = io.StringIO(), io.StringIO()
 
     for out, terminal in ((shown, True), (plain, False)):
-        with BuildProgress(Console(file=out, force_terminal=terminal, width=60), quiet=False) as progress:
+        with BuildProgress(Console(file=out, force_terminal=terminal, width=60)) as progress:
             for state in ("waiting", "cached"):
                 progress.step(OpProgress(op="a", state=state, total=2))
 
@@ -134,22 +134,12 @@ def test_a_build_ends_in_the_command_that_installs_what_it_made() -> None:
     )
 
 
-def test_quiet_progress_is_quiet() -> None:
-    out = io.StringIO()
-
-    with BuildProgress(Console(file=out), quiet=True) as progress:
-        progress.say("hello")
-        progress.step(STEPS[1])
-
-    assert out.getvalue() == ""
-
-
 def test_progress_says_what_is_left_by_an_earlier_build_and_nothing_where_there_was_none() -> None:
     known = OpProgress(op="a", state="compiling", total=2, expected=80.0)
     shown = []
     for steps in ((known,), (known, OpProgress(op="new", state="compiling", total=1))):
         out = io.StringIO()
-        with BuildProgress(Console(file=out, force_terminal=True, width=60), quiet=False) as progress:
+        with BuildProgress(Console(file=out, force_terminal=True, width=60)) as progress:
             for step_ in steps:
                 progress.step(step_)
         shown.append(out.getvalue())

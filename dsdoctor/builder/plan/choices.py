@@ -111,12 +111,12 @@ def accelerator_of(machine: Machine, request: BuildRequest) -> str:
     torch = working_torch(machine)
     if request.accelerator == "cuda" and torch.cuda is None:
         raise ImpossiblePlan(
-            f"--accelerator cuda was asked for, and torch {torch.version} is a CPU build",
+            f"--accelerator cuda was asked for, and torch {torch.version} is {torch.build}",
             hint="install a CUDA build of torch: python -m pip install torch",
         )
-    if request.accelerator is None and torch.hip is not None:
+    if request.accelerator is None and machine.unjudged_accelerator:
         raise ImpossiblePlan(
-            f"torch {torch.version} is a ROCm build, dsdoctor builds for CUDA and CPU",
+            f"{machine.unjudged_accelerator}, and dsdoctor builds for CUDA and CPU",
             hint="--accelerator cpu builds the host ops",
         )
     if request.accelerator:

@@ -173,7 +173,7 @@ def _obstacle(
     """What pip or the run-time loader would meet first. ``tried``: the compiler was asked, so its answer replaces the findings'."""
     torch = machine.torch
     if fact.needs_toolkit and torch is not None and torch.cuda is None:
-        return f"it is a CUDA extension, and torch {torch.version} is a CPU build"
+        return f"it is a CUDA extension, and torch {torch.version} is {torch.build}"
     building = [found.finding for found in hindering if not found.about_installed]
     building = [finding for finding in building if not tried or finding.rule == NOT_THE_COMPILERS]
     if building:
@@ -224,7 +224,7 @@ def _planned(
     """The ops that a plan leaves out and why; under IMPOSSIBLE what makes the whole plan impossible."""
     torch = machine.torch
     if torch is not None and torch.cuda is None and any(fact.needs_toolkit for fact in source.ops):
-        return {IMPOSSIBLE: f"torch {torch.version} is a CPU build"}
+        return {IMPOSSIBLE: f"torch {torch.version} is {torch.build}"}
     try:
         plan = plan_build(machine, source, request, cache=cache, offers=offers)
     except DoctorError as error:

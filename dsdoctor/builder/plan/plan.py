@@ -337,11 +337,11 @@ def _about_the_machine(machine: Machine, source: Source, means: _Means, disk: in
 
 
 def plan_toolkit(machine: Machine, request: BuildRequest, cache: str, offers: Offers = NOT_ASKED) -> ToolkitAdvice:
-    """A toolkit that serves every CUDA op. Raises ImpossiblePlan for a CPU build of torch."""
+    """A toolkit that serves every CUDA op. Raises ImpossiblePlan for a torch that was not built for CUDA."""
     torch = working_torch(machine)
     if torch.cuda is None:
         raise ImpossiblePlan(
-            f"torch {torch.version} is a CPU build: no CUDA toolkit belongs to it",
+            f"torch {torch.version} is {torch.build}: no CUDA toolkit belongs to it",
             hint="name the Python of a CUDA build with --python PATH",
         )
     needs = Needs(headers=EVERY_HEADER, libraries=frozenset({"cudart", "curand"}))

@@ -250,10 +250,10 @@ def source_at_hand(
 
     ``folder`` gets its tree where there is one; without it the tree is thrown away and only the facts stay.
     """
-    installed, torch = observation.machine.deepspeed, observation.machine.torch
-    if torch is not None and torch.hip is not None and request.accelerator != "cpu":
+    installed = observation.machine.deepspeed
+    if observation.machine.unjudged_accelerator and request.accelerator != "cpu":
         raise DoctorError(
-            f"torch {torch.version} is a ROCm build, and dsdoctor judges the ops for CUDA and CPU",
+            f"{observation.machine.unjudged_accelerator}, and dsdoctor judges the ops for CUDA and CPU",
             hint="--accelerator cpu judges the host ops",
         )
     accelerator = accelerator_at_hand(observation.machine, request)

@@ -6,7 +6,7 @@ import re
 import shutil
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -22,7 +22,7 @@ from requests.adapters import HTTPAdapter
 from dsdoctor.builder.wheel.read import hex_of
 from dsdoctor.core import redaction
 from dsdoctor.core.errors import BuildFailed, UsageError
-from dsdoctor.core.files import PRIVATE, make_folder, replacing, write_bytes
+from dsdoctor.core.files import PRIVATE, make_folder, read_limited, replacing, write_bytes
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import DeepSpeed
 
@@ -33,6 +33,11 @@ from dsdoctor.core.machine import DeepSpeed
 
 
 PROJECT = "deepspeed"
+NOT_TO_BE_USED = "tell whoever keeps the index; do not use the wheel"
+
+Digests = tuple[tuple[str, str], ...]
+"""What an index says of a file: names of algorithms, each with hexadecimal digits."""
+
 PAGE = """<!DOCTYPE html>
 <html lang="en">
 <head><meta charset="utf-8"><title>{title}</title></head>
@@ -67,6 +72,27 @@ def wheels_of(folder: Path) -> tuple[Path, ...]:
     """The DeepSpeed wheels of a folder or of an index, sorted by name."""
     inside = folder / PROJECT
     return tuple(sorted((inside if inside.is_dir() else folder).glob(f"{PROJECT}-*.whl")))
+
+
+def listed_digests(folder: Path) -> Mapping[str, Digests]:
+    """What the page of a folder's index says of its wheels; nothing where there is no page, or none that can be read."""
+    try:
+        content = read_limited(folder / "index.html", LARGEST_PAGE)
+        if content.count(b"<") > MOST_TAGS:
+            return {}
+        packages = ProjectPage.from_html(PROJECT, content).packages
+    except (OSError, *NO_INDEX, RecursionError, MemoryError):
+        return {}
+    return {package.filename: tuple(sorted(package.digests.items())) for package in packages if package.digests}
+
+
+def contradicted_digest(path: Path, told: Digests, known: Mapping[str, str] | None = None) -> str:
+    """How a file differs from what its index says of it, "" where it does not. ``known`` are digests of it already at hand."""
+    for name, value in ((name.lower(), value.lower()) for name, value in told if name.lower() in ALGORITHMS):
+        found = known[name] if known else hex_of(path, name)
+        if found != value:
+            return f"has {name} {found[:16]}..., its index says {value[:16] or 'nothing'}..."
+    return ""
 
 
 def _link(wheel: Path) -> str:
@@ -132,7 +158,7 @@ class RemoteWheel:
 
     name: str
     url: str
-    digests: tuple[tuple[str, str], ...] = ()
+    digests: Digests = ()
     size: int | None = None
     yanked: bool = False
 
@@ -221,8 +247,8 @@ def fetch(
     size = f" ({wheel.size / (1 << 20):.1f} MiB)" if wheel.size else ""
     say(f"fetching {wheel.shown}{size}")
     path, length, started = folder / wheel.name, 0, time.monotonic()
-    told = [(name.lower(), value.lower()) for name, value in wheel.digests if name.lower() in ALGORITHMS]
-    totals = {name: hashlib.new(name) for name in {"sha256", *(name for name, _ in told)}}
+    told = {name.lower() for name, _ in wheel.digests}
+    totals = {name: hashlib.new(name) for name in {"sha256", *(ALGORITHMS & told)}}
     try:
         with session.get(wheel.url, stream=True, timeout=TIMEOUT) as answer, replacing(path, mode=PRIVATE) as file:
             answer.raise_for_status()
@@ -234,12 +260,8 @@ def fetch(
                 file.write(chunk)
     except requests.RequestException as error:
         raise _unreached(wheel.url, error) from None
-    for name, value in told:
-        if totals[name].hexdigest() != value:
-            raise BuildFailed(
-                f"{wheel.shown} has {name} {totals[name].hexdigest()[:16]}..., its index says {value[:16] or 'nothing'}...",
-                hint="tell whoever keeps the index; do not use the wheel",
-            )
+    if other := contradicted_digest(path, wheel.digests, {name: total.hexdigest() for name, total in totals.items()}):
+        raise BuildFailed(f"{wheel.shown} {other}", hint=NOT_TO_BE_USED)
     return path, totals["sha256"].hexdigest()
 
 

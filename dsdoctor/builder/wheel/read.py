@@ -501,9 +501,9 @@ def _digest_of(path: Path) -> str | None:
     return _urlsafe(total.digest())
 
 
-def hex_of(path: Path) -> str:
-    """The sha256 of a file, in hexadecimal digits."""
-    total = hashlib.sha256()
+def hex_of(path: Path, algorithm: str = "sha256") -> str:
+    """The digest of a file, in hexadecimal digits."""
+    total = hashlib.new(algorithm)
     with open_regular(path) as file:
         _each(file.read, total.update)
     return total.hexdigest()

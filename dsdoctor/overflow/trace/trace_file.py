@@ -250,13 +250,14 @@ def sources(paths: Iterable[Path]) -> Traces:
 
     Raises UsageError for what is no trace, for two traces of one rank, and for ranks of different runs.
     """
-    found: dict[Path, RankTrace] = {}
+    found: dict[str, RankTrace] = {}
     notes: list[str] = []
     for path, asked in _files(paths):
         if not asked and not path.stat().st_size:
             notes.append(f"{path} is empty and was left out")
-        elif path.resolve() not in found:
-            found[path.resolve()] = RankTrace(path=path, header=read_header(path))
+        # Path.resolve raises RuntimeError for a link that leads to itself, before Python 3.13
+        elif (real := os.path.realpath(path)) not in found:
+            found[real] = RankTrace(path=path, header=read_header(path))
     ordered = tuple(sorted(found.values(), key=lambda source: source.rank))
     _check(ordered)
     notes += [
