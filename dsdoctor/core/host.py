@@ -168,8 +168,11 @@ class Host(Protocol):
     def free(self, path: str) -> int | None:
         """Free bytes for this user on the file system of ``path`` (or of its nearest existing parent)."""
 
-    def distrust(self, path: str, inside: str = "") -> str | None:
-        """Why nothing in a folder, or what a pattern names inside of it, is to be run: others may write there (``core.trust``)."""
+    def distrust(self, path: str, inside: str = "", *, existing: bool = False) -> str | None:
+        """Why nothing in a folder, or what a pattern names inside of it, is to be run: others may write there (``core.trust``).
+
+        ``existing``: that there is no such folder is a reason, too.
+        """
 
     def cpus(self) -> int:
         """Processors that this process may use."""
@@ -270,8 +273,8 @@ class LocalHost:
         except OSError:
             return None
 
-    def distrust(self, path: str, inside: str = "") -> str | None:
-        return distrust(Path(self._inside(path)), inside)
+    def distrust(self, path: str, inside: str = "", *, existing: bool = False) -> str | None:
+        return distrust(Path(self._inside(path)), inside, existing=existing)
 
     def cpus(self) -> int:
         return len(os.sched_getaffinity(0))

@@ -16,7 +16,7 @@ from pathlib import Path
 from dsdoctor.core.errors import ImpossiblePlan
 from dsdoctor.core.files import make_folder
 from dsdoctor.core.host import Host
-from dsdoctor.core.trust import distrust
+from dsdoctor.core.trust import Distrusted, distrust, trusted
 
 
 def cache_folder(host: Host) -> Path:
@@ -89,6 +89,9 @@ def _locked(folder: Path, say: Callable[[str], None]) -> int | None:
             seen = folder.lstat()
             if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.geteuid() or seen.st_mode & 0o077:
                 return None
+            if distrust(folder) is not None:
+                # a /tmp without the sticky bit: another could put a folder in its place
+                return None
             lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:
             # whoever had it has just removed it
@@ -113,7 +116,8 @@ def log_folder(cache: Path) -> Path:
 
 
 def private_folder(folder: Path, inside: str = "") -> Path:
-    """Make a folder that only this user may enter. Raises ImpossiblePlan when that cannot be done.
+    """Make a folder that only this user may enter, and return the path without links that leads to it. Raises ImpossiblePlan
+    when that cannot be done.
 
     ``inside`` is a pattern of what lies in it and is used: that must be this user's own as well.
     """
@@ -125,9 +129,13 @@ def private_folder(folder: Path, inside: str = "") -> Path:
         raise ImpossiblePlan(
             f"the cache folder cannot be written: {error}", hint="export DSDOCTOR_CACHE=/a/folder/you/own"
         ) from None
-    if why := distrust(folder, inside):
-        raise untrusted(why)
-    return folder
+    try:
+        real = trusted(folder, inside)
+    except Distrusted as refusal:
+        raise untrusted(str(refusal)) from None
+    if real is None:
+        raise untrusted(f"{folder} was removed while it was looked at")
+    return real
 
 
 def untrusted(why: str) -> ImpossiblePlan:
