@@ -70,13 +70,19 @@ def chunks(process: "subprocess.Popen[bytes]", *, deadline: float | None = None)
 
 
 def lines(process: "subprocess.Popen[bytes]") -> Iterator[bytes]:
-    """The same by lines, without their ends, stdout and stderr as they come. The last one needs no end."""
-    rest = b""
+    """The same by lines, without their ends, stdout and stderr as they come. The last one needs no end.
+
+    Of a line beyond ``LARGEST_ANSWER`` bytes the beginning is kept, and the rest is read and dropped, as ``run`` does.
+    """
+    line = bytearray()
     for _, data in chunks(process):
-        *whole, rest = (rest + data).split(b"\n")
-        yield from whole
-    if rest:
-        yield rest
+        continued, *begun = data.split(b"\n")
+        line += continued[: LARGEST_ANSWER - len(line)]
+        for each in begun:
+            yield bytes(line)
+            line = bytearray(each)
+    if line:
+        yield bytes(line)
 
 
 def has_ended(pid: int) -> bool:
