@@ -7,10 +7,11 @@ import fcntl
 import os
 import shutil
 import stat
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from dsdoctor.core.errors import ImpossiblePlan
@@ -38,6 +39,7 @@ def cache_folder(host: Host) -> Path:
 LOCK = ".lock"
 ATTEMPTS = 100
 FIXED = Path("/tmp")
+TEMPORARY = ("/tmp", "/var/tmp")
 
 
 @contextmanager
@@ -108,6 +110,30 @@ def _locked(folder: Path, say: Callable[[str], None]) -> int | None:
                 return lock
         os.close(lock)
     return None
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A private folder for temporary files, removed at the end: below TMPDIR, or /tmp or /var/tmp where others could put another
+    folder in its place there. Raises ImpossiblePlan where they could everywhere, OSError where there is no room."""
+    with ExitStack() as kept:
+        refusals: list[str] = []
+        for place in dict.fromkeys((tempfile.gettempdir(), *TEMPORARY)):
+            if refusals and not Path(place).is_dir():
+                continue
+            made = kept.enter_context(tempfile.TemporaryDirectory(prefix="dsdoctor-", dir=place))
+            try:
+                real = trusted(Path(made))
+            except Distrusted as refusal:
+                refusals.append(str(refusal))
+            else:
+                if real is not None:
+                    yield real
+                    return
+        raise ImpossiblePlan(
+            f"no folder for temporary files can be used: {' '.join(refusals[:1])}",
+            hint="export TMPDIR=/a/folder/you/own",
+        )
 
 
 def log_folder(cache: Path) -> Path:

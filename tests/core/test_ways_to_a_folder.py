@@ -1,6 +1,8 @@
 """What is judged is what is used: ways on which the text of a path and the kernel differ, and ways that change meanwhile."""
 
 import os
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,10 +14,12 @@ import pytest
 
 from dsdoctor.builder.cache.folders import stored_folders
 from dsdoctor.builder.cache.store import CacheStore
+from dsdoctor.builder.targets import Installer
 from dsdoctor.core.errors import ImpossiblePlan
 from dsdoctor.core.host import LocalHost
+from dsdoctor.core.pip import pip_for
 from dsdoctor.core.trust import Distrusted, distrust, trusted
-from dsdoctor.core.workspace import private_folder
+from dsdoctor.core.workspace import private_folder, temporary_folder
 from dsdoctor.probe.toolkits import assembled, judge_cache
 from tests.cli.runner import run
 
@@ -239,3 +243,41 @@ def test_a_link_of_one_s_own_that_is_set_anew_leads_to_a_folder_of_one_s_own(swa
 
     assert seen <= {None, good / "cache"}
     assert good / "cache" in seen
+
+
+@pytest.mark.slow
+def test_a_pip_that_lies_in_the_current_folder_is_not_run(
+    tmp_path: Path, ran: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("pip", "runpy", "venv"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(ran)!r}, 'w').close()\n")
+    monkeypatch.chdir(tmp_path)
+    plain = LocalHost().run([sys.executable, "-m", "pip", "--version"], timeout=60)
+    assert ran.exists(), "else nothing was planted"
+    ran.unlink()
+
+    argv, options = pip_for(LocalHost(), sys.executable, "test")
+    told = LocalHost().run([*argv, *options, "--version"], timeout=60)
+    Installer(host=LocalHost(), base=sys.executable, uv=None, because="").make(tmp_path / "made")
+
+    assert not ran.exists()
+    assert plain.stdout == ""
+    assert told.stdout.startswith("pip ")
+    assert (tmp_path / "made" / "bin" / "python").exists()
+
+
+def test_temporary_files_lie_where_nobody_can_exchange_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TMPDIR is a stranger's folder, or one without the sticky bit where everybody may write."""
+    stranger, shared = tmp_path / "stranger", tmp_path / "shared"
+    for folder in (stranger, shared):
+        folder.mkdir()
+    shared.chmod(0o777)
+    give_away(stranger)
+    for folder in (stranger, shared, tmp_path):
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        with temporary_folder() as made:
+            assert distrust(made) is None
+            assert (made.parent == tmp_path) is (folder == tmp_path)
+            assert made.stat().st_mode & 0o777 == 0o700
+        assert not made.exists()
+        assert [*folder.glob("dsdoctor-*")] == []
