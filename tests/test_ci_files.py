@@ -252,6 +252,8 @@ def test_equal_content_makes_equal_bytes_of_a_source_distribution(tmp_path):
 @pytest.mark.slow
 def test_a_release_is_built_twice_alike_sealed_and_then_tried(tmp_path):
     """With the real tools: ci/build-package compares two builds byte for byte and refuses what differs."""
+    committed = ["git", "log", "-1", "--format=%ct"]
+    epoch = subprocess.run(committed, cwd=ROOT, check=True, capture_output=True, text=True, timeout=60).stdout
     argv = [ROOT / "ci" / "build-package", "--out", tmp_path / "dist"]
     done = subprocess.run(
         argv, cwd="/", env={**os.environ, "PYTHON": sys.executable}, capture_output=True, text=True, timeout=1200
@@ -262,9 +264,6 @@ def test_a_release_is_built_twice_alike_sealed_and_then_tried(tmp_path):
     assert [path.suffix for path in files] == [".gz", ".whl"] or [path.suffix for path in files] == [".whl", ".gz"]
     for path in files:
         assert f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}" in done.stdout
-    epoch = subprocess.run(
-        ["git", "log", "-1", "--format=%ct"], cwd=ROOT, check=True, capture_output=True, text=True, timeout=60
-    ).stdout
     with tarfile.open(next(path for path in files if path.suffix == ".gz")) as file:
         assert {member.mtime for member in file} == {int(os.environ.get("SOURCE_DATE_EPOCH", epoch))}
 

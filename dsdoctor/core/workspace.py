@@ -50,11 +50,11 @@ def workspace(cache: Path) -> Iterator[Path]:
     builds = private_folder(cache / "builds", "*")
     folder = builds / uuid.uuid4().hex
     held = FileLock(folder / LOCK, mode=0o600)
-    with FileLock(builds / LOCK, mode=0o600):
-        _sweep(builds)
-        folder.mkdir(mode=0o700)
-        held.acquire()
     try:
+        with FileLock(builds / LOCK, mode=0o600):
+            _sweep(builds)
+            folder.mkdir(mode=0o700)
+            held.acquire()
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -31,6 +31,7 @@ from dsdoctor.builder.cache.entry import (
     unreadable_entry,
     write_entry,
 )
+from dsdoctor.core.errors import is_full
 from dsdoctor.core.files import make_folder
 from dsdoctor.core.trust import Distrusted, distrust, trusted
 
@@ -123,8 +124,16 @@ class CacheLayout:
 
     def _move_away(self, path: Path) -> None:
         """Move something into the temporary folder in one step, then delete it there."""
-        away = self._make(self.folder / TEMPORARY) / uuid.uuid4().hex
-        path.rename(away)
+        try:
+            away = self._make(self.folder / TEMPORARY) / uuid.uuid4().hex
+            path.rename(away)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            # a full disk takes no folder and no name more, and to remove something is what mends it: without its record it is none
+            away = path
+            if path.is_dir() and not path.is_symlink():
+                (path / RECORD).unlink(missing_ok=True)
         if away.is_dir() and not away.is_symlink():
             shutil.rmtree(away, ignore_errors=True)
         else:
