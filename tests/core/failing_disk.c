@@ -1,8 +1,10 @@
-/* For LD_PRELOAD: from the n-th call on that changes a disk, or for that one alone, such calls fail. Counts per process. */
+/* For LD_PRELOAD: from the n-th call on that changes a disk, or for that one alone, such calls fail.
+   Counts per process. An error below 0 is a signal: the process is killed right before the call. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -17,6 +19,7 @@ int calls_so_far(void) { return calls; }
 static int fails(void) {
     if (!at) return 0;
     calls++;
+    if (calls == at && number < 0) kill(getpid(), -number);
     if (calls == at || (for_good && calls > at)) { errno = number; return 1; }
     return 0;
 }

@@ -4,9 +4,11 @@ import errno
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,19 +38,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_disk_that_fails_at_any_call_leaves_nothing_half_written(
     scenario: str, error: str, library: Path, tmp_path: Path
 ) -> None:
-    argv = [
-        sys.executable,
-        "-m",
-        "tests.core.failing_disk",
-        scenario,
-        str(tmp_path / "runs"),
-        str(errno.__dict__[error]),
-        "1",
-    ]
-    env = {**os.environ, "LD_PRELOAD": str(library), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    runs = [json.loads(line) for line in done.stdout.splitlines()]
+    runs = runs_of(scenario, errno.__dict__[error], library, tmp_path)
 
     assert sum(run["reached"] for run in runs) > 4, "hardly a call was made to fail"
     assert [run for run in runs if run["wrong"]] == []
@@ -57,3 +47,23 @@ def test_a_disk_that_fails_at_any_call_leaves_nothing_half_written(
     ] == []
     silent = [run for run in runs if run["status"] != WELL and not run["said"].strip() and scenario != "keep"]
     assert silent == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_kill_before_any_call_that_changes_the_disk_leaves_nothing_half_written(
+    scenario: str, library: Path, tmp_path: Path
+) -> None:
+    runs = runs_of(scenario, -signal.SIGKILL, library, tmp_path)
+
+    assert sum(run["status"] == -signal.SIGKILL for run in runs) > 2
+    assert [run for run in runs if run["wrong"]] == []
+    assert runs[-1]["status"] == WELL
+
+
+def runs_of(scenario: str, error: int, library: Path, tmp_path: Path) -> list[dict[str, Any]]:
+    argv = [sys.executable, "-m", "tests.core.failing_disk", scenario, str(tmp_path / "runs"), str(int(error)), "1"]
+    env = {**os.environ, "LD_PRELOAD": str(library), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
