@@ -2,12 +2,14 @@
 
 import base64
 import hashlib
+import io
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -185,13 +187,85 @@ def test_a_script_prints_its_help(script):
     assert f"ci/{script.name}" in told.stdout
 
 
-def test_every_tool_of_a_fresh_lint_has_a_version_and_a_sha256():
-    (told,) = re.findall(r"^ci = (\[.*\])$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    asked = {re.split("[>=]", tool)[0] for tool in json.loads(told)}
-    lines = (ROOT / "ci" / "lint-requirements.txt").read_text().replace("\\\n", " ").splitlines()[1:]
+ASKED_BY = {
+    "lint": r"^ci = (\[.*\])$",
+    "package": r"^requires = (\[.*\])$",
+    "package-trial": r"^dependencies = (\[[^\]]*\])$",
+    "check": r"^test = (\[(?:[^\]]|\[json-validation\]|\[plot,hang\])*\])$",
+}
 
+
+@pytest.mark.parametrize("name", ASKED_BY)
+def test_what_ci_and_a_release_install_has_a_version_and_a_sha256(name):
+    (told,) = re.findall(ASKED_BY[name], (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    told = re.sub(r" *#.*", "", told)
+    asked = {re.split(r"[>=\[;]", tool)[0].lower() for tool in re.findall(r'"([^"]+)"', told)} - {"dsdoctor", "torch"}
+    lines = (ROOT / "ci" / f"{name}-requirements.txt").read_text().replace("\\\n", " ").splitlines()[1:]
+
+    assert asked
     assert [line for line in lines if not re.match(r"[a-z0-9.-]+==\S+ .*--hash=sha256:[0-9a-f]{64}", line)] == []
     assert asked <= {line.partition("==")[0] for line in lines}
+
+
+@pytest.mark.parametrize("script", ["build-package", "check"])
+def test_what_decides_a_release_fetches_nothing_but_by_sha256(script):
+    """Only torch, whose CPU builds PyPI has not, is fetched by its version."""
+    text = (ROOT / "ci" / script).read_text()
+    installs = re.findall(r"^ *\S*python\S* -m pip install (.*)$", text, re.MULTILINE)
+    hashed = [line for line in installs if "--require-hashes" in line]
+
+    assert hashed
+    assert [
+        line for line in installs if line not in hashed and "--no-index" not in line and "^torch==" not in line
+    ] == []
+    assert ["--no-index --no-build-isolation" in line for line in text.splitlines() if "readme%%" in line] == (
+        [True] if script == "check" else []
+    )
+    assert len(re.findall(r"-m build(?! --no-isolation)", text)) == 0
+
+
+def test_equal_content_makes_equal_bytes_of_a_source_distribution(tmp_path):
+    made = []
+    for number in (1, 2):
+        source, target = tmp_path / f"from{number}", tmp_path / f"to{number}"
+        source.mkdir(), target.mkdir()
+        with tarfile.open(source / "x-1.tar.gz", "w:gz") as file:
+            for name in ("x-1/a", "x-1/b")[:: 1 if number == 1 else -1]:
+                member = tarfile.TarInfo(name)
+                member.size, member.mtime, member.uid, member.uname = 1, number, number, f"user{number}"
+                member.mode = 0o644 if number == 1 else 0o664
+                file.addfile(member, io.BytesIO(b"x"))
+        argv = [sys.executable, ROOT / "ci" / "repack_sdist.py", source / "x-1.tar.gz", target]
+        subprocess.run(argv, check=True, env={**os.environ, "SOURCE_DATE_EPOCH": "1700000000"}, timeout=60)
+        made.append((source / "x-1.tar.gz", target / "x-1.tar.gz"))
+
+    (before, after), (before_other, after_other) = made
+    assert before.read_bytes() != before_other.read_bytes()
+    assert after.read_bytes() == after_other.read_bytes()
+    with tarfile.open(after) as file:
+        assert [(each.name, each.mtime, each.uid, each.mode) for each in file] == [
+            ("x-1/a", 1700000000, 0, 0o644),
+            ("x-1/b", 1700000000, 0, 0o644),
+        ]
+
+
+@pytest.mark.slow
+def test_a_release_is_built_twice_alike_sealed_and_then_tried(tmp_path):
+    """With the real tools: ci/build-package compares two builds byte for byte and refuses what differs."""
+    committed = ["git", "log", "-1", "--format=%ct"]
+    epoch = subprocess.run(committed, cwd=ROOT, check=True, capture_output=True, text=True, timeout=60).stdout
+    argv = [ROOT / "ci" / "build-package", "--out", tmp_path / "dist"]
+    done = subprocess.run(
+        argv, cwd="/", env={**os.environ, "PYTHON": sys.executable}, capture_output=True, text=True, timeout=1200
+    )
+
+    assert done.returncode == 0, done.stderr[-2000:]
+    files = sorted((tmp_path / "dist").iterdir())
+    assert [path.suffix for path in files] == [".gz", ".whl"] or [path.suffix for path in files] == [".whl", ".gz"]
+    for path in files:
+        assert f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}" in done.stdout
+    with tarfile.open(next(path for path in files if path.suffix == ".gz")) as file:
+        assert {member.mtime for member in file} == {int(os.environ.get("SOURCE_DATE_EPOCH", epoch))}
 
 
 def test_what_copies_the_package_to_build_it_takes_all_that_its_wheel_holds():

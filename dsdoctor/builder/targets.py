@@ -21,7 +21,7 @@ from dsdoctor.core.errors import BuildFailed, ImpossiblePlan, UsageError
 from dsdoctor.core.files import write_bytes
 from dsdoctor.core.host import Host, LocalHost
 from dsdoctor.core.machine import Cuda, Gap, Torch
-from dsdoctor.core.pip import LIMIT, failed_fetch, pip_for, why_failed
+from dsdoctor.core.pip import LIMIT, PIP, failed_fetch, pip_for, why_failed
 from dsdoctor.core.text import encode
 from dsdoctor.core.workspace import private_folder
 
@@ -192,9 +192,9 @@ class Installer:
             [[self.uv, "venv", "--quiet", "--no-project", "--seed", "--python", self.base, str(folder)]]
             if self.uv
             else [
-                [self.base, "-m", "venv", str(folder)],
+                [self.base, "-I", "-m", "venv", str(folder)],
                 # Debian's Python may lack ensurepip; dsdoctor's own pip serves then
-                [self.base, "-m", "venv", "--clear", "--without-pip", str(folder)],
+                [self.base, "-I", "-m", "venv", "--clear", "--without-pip", str(folder)],
             ]
         )
         for argv in ways:
@@ -227,7 +227,7 @@ def choose_installer(host: LocalHost, base: str) -> Installer:
     uv = find_uv(host)
     if uv is None:
         return Installer(host=host, base=base, uv=None, because="pip")
-    config = host.run([sys.executable, "-m", "pip", "config", "list"], timeout=60)
+    config = host.run([sys.executable, *PIP, "config", "list"], timeout=60)
     if steering := parse_steering(config.stdout):
         return Installer(host=host, base=base, uv=None, because=f"pip: uv would ignore its {', '.join(steering)}")
     return Installer(host=host, base=base, uv=uv, because="uv")

@@ -21,10 +21,11 @@ from dsdoctor.builder.cache.folders import (
 from dsdoctor.builder.cache.store import CacheStore
 from dsdoctor.cli.ending import FOUND, OK, print_result
 from dsdoctor.cli.options import Json
-from dsdoctor.cli.statuses import OF_GROUP, statuses_line, statuses_of
+from dsdoctor.cli.statuses import OF_GROUP, UNABLE, statuses_line, statuses_of
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.options import flag, option
+from dsdoctor.core.workspace import cache_folder
 from dsdoctor.ui.terminal import Stream, finding_lines, show
 
 app = App(
@@ -52,9 +53,10 @@ def ls_command(*, as_json: Json = False) -> None:
     Example: dsdoctor cache ls
     """
     store = trusted_store(LocalHost())
-    entries, folders = kept(store.entries()), stored_folders(store.folder.parent)
+    cache = cache_folder(LocalHost())
+    entries, folders = kept(store.entries()), stored_folders(cache)
     lines = kept_lines(entries, str(store.folder), store.limit, time.time())
-    others = folder_lines(folders, str(store.folder.parent), time.time())
+    others = folder_lines(folders, str(cache), time.time())
     total, findings = sum(entry.size for entry in entries), _shown_findings(store)
     parts = {**_place(store), "size": total, "entries": entries, "folders": folders}
     print_result("cache ls", as_json, (*lines, *others), findings, **parts)
@@ -71,7 +73,7 @@ def prune_command(
     ] = None,
     everything: Annotated[bool, flag(name="--all", help="Remove everything.")] = False,
     as_json: Json = False,
-) -> None:
+) -> int:
     """Remove what was not used for long, and say what. Without options: compiled ops and wheels, down to the limit.
 
     The options are for assembled toolkits, DeepSpeed's archives and environments of targets too; those that were used in the
@@ -80,7 +82,7 @@ def prune_command(
     Example: dsdoctor cache prune --max-size 2G --older-than 30d
     """
     store = trusted_store(LocalHost())
-    cache = store.folder.parent
+    cache = cache_folder(LocalHost())
     removed = kept(prune(store, size=max_size, age=older_than, everything=everything))
     left = sum(entry.size for entry in store.entries())
     folders = prune_folders(cache, size=max_size, age=older_than, everything=everything, room=left)
@@ -88,6 +90,7 @@ def prune_command(
     lines = pruned_lines((*removed, *folders), all_left, time.time())
     parts = {**_place(store), "size": left, "removed": removed, "folders": folders}
     print_result("cache prune", as_json, lines, _shown_findings(store), **parts)
+    return UNABLE if store.complaints else OK
 
 
 def verify_command(*, as_json: Json = False) -> int:

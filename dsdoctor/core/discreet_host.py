@@ -63,8 +63,8 @@ class DiscreetHost:
     def free(self, path: str) -> int | None:
         return self._host.free(path)
 
-    def distrust(self, path: str, inside: str = "") -> str | None:
-        return self._host.distrust(path, inside)
+    def distrust(self, path: str, inside: str = "", *, existing: bool = False) -> str | None:
+        return self._host.distrust(path, inside, existing=existing)
 
     def cpus(self) -> int:
         return self._host.cpus()

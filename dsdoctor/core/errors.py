@@ -6,6 +6,11 @@ import shutil
 from shlex import quote
 
 FULL = {errno.ENOSPC, errno.EDQUOT}
+OF_THE_MACHINE = {
+    *(errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM, errno.ESTALE, errno.EFBIG),
+    *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN),
+}
+"""What a disk or a limit refuses: no defect of ours. Another error that comes as far as to end a command is one."""
 NO_TEMPORARY = "No usable temporary directory"
 """How Python's tempfile says that it could write to none."""
 SAYS_FULL = re.compile(
@@ -88,4 +93,5 @@ def refused_by_system(error: OSError) -> DoctorError:
             f"{error.filename} cannot be written: {why}", hint="name a place in a folder that exists and is yours"
         )
     place = f": {error.filename}" if error.filename else ""
-    return DoctorError(f"the system refused: {error.strerror or error}{place}", hint="fix that and run again")
+    kind = ImpossiblePlan if error.errno in OF_THE_MACHINE else DoctorError
+    return kind(f"the system refused: {error.strerror or error}{place}", hint="fix that and run again")

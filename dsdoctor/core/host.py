@@ -70,13 +70,19 @@ def chunks(process: "subprocess.Popen[bytes]", *, deadline: float | None = None)
 
 
 def lines(process: "subprocess.Popen[bytes]") -> Iterator[bytes]:
-    """The same by lines, without their ends, stdout and stderr as they come. The last one needs no end."""
-    rest = b""
+    """The same by lines, without their ends, stdout and stderr as they come. The last one needs no end.
+
+    Of a line beyond ``LARGEST_ANSWER`` bytes the beginning is kept, and the rest is read and dropped, as ``run`` does.
+    """
+    line = bytearray()
     for _, data in chunks(process):
-        *whole, rest = (rest + data).split(b"\n")
-        yield from whole
-    if rest:
-        yield rest
+        continued, *begun = data.split(b"\n")
+        line += continued[: LARGEST_ANSWER - len(line)]
+        for each in begun:
+            yield bytes(line)
+            line = bytearray(each)
+    if line:
+        yield bytes(line)
 
 
 def has_ended(pid: int) -> bool:
@@ -168,8 +174,11 @@ class Host(Protocol):
     def free(self, path: str) -> int | None:
         """Free bytes for this user on the file system of ``path`` (or of its nearest existing parent)."""
 
-    def distrust(self, path: str, inside: str = "") -> str | None:
-        """Why nothing in a folder, or what a pattern names inside of it, is to be run: others may write there (``core.trust``)."""
+    def distrust(self, path: str, inside: str = "", *, existing: bool = False) -> str | None:
+        """Why nothing in a folder, or what a pattern names inside of it, is to be run: others may write there (``core.trust``).
+
+        ``existing``: that there is no such folder is a reason, too.
+        """
 
     def cpus(self) -> int:
         """Processors that this process may use."""
@@ -270,8 +279,8 @@ class LocalHost:
         except OSError:
             return None
 
-    def distrust(self, path: str, inside: str = "") -> str | None:
-        return distrust(Path(self._inside(path)), inside)
+    def distrust(self, path: str, inside: str = "", *, existing: bool = False) -> str | None:
+        return distrust(Path(self._inside(path)), inside, existing=existing)
 
     def cpus(self) -> int:
         return len(os.sched_getaffinity(0))

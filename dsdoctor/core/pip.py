@@ -1,17 +1,22 @@
 """pip as a fetcher and installer: it knows the user's indexes, proxies and certificates."""
 
 import sys
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
 from dsdoctor.core.errors import BuildFailed, disk_full
 from dsdoctor.core.files import PRIVATE, write_text
 from dsdoctor.core.finding import step
 from dsdoctor.core.host import Answer, LocalHost
 from dsdoctor.core.redaction import Hidden
+from dsdoctor.core.workspace import temporary_folder
 
 LIMIT = 3600.0
+PIP = (
+    "-c",
+    "import sys; sys.path[:] = filter(None, sys.path); from runpy import run_module; "
+    "run_module('pip', run_name='__main__', alter_sys=True)",
+)
+"""As ``-m pip``, which would take a pip.py of the current folder for it, whoever put that there."""
 OTHER_HASH = "python -m pip config list shows which indexes and proxies pip asks; ask who looks after them"
 FREE_SPACE = "free some space (df -h), or name places on another disk: export DSDOCTOR_CACHE=DIR TMPDIR=DIR"
 
@@ -39,8 +44,8 @@ def install_wheel(host: LocalHost, python: str, wheel: str, *, uv: str | None = 
 
 def install_needs(host: LocalHost, python: str, wheel: str, torch: str, *, uv: str | None = None) -> str | None:
     """Install what an installed wheel needs beside itself, and leave torch as it is; the reason where that fails."""
-    with tempfile.TemporaryDirectory(prefix="dsdoctor-") as folder:
-        constraints = Path(folder) / "torch.txt"
+    with temporary_folder() as folder:
+        constraints = folder / "torch.txt"
         write_text(constraints, f"torch=={torch}\n", mode=PRIVATE)
         answer = _install(host, python, ["--constraint", str(constraints), wheel], uv)
     return None if answer.ok else why_failed(host, answer.stderr)
@@ -68,10 +73,10 @@ def failed_fetch(message: str, said: str, hint: str) -> BuildFailed:
 
 def pip_for(host: LocalHost, python: str, what: str) -> tuple[list[str], list[str]]:
     """A pip that runs, and the options that point it at the environment of ``python``."""
-    if host.run([python, "-m", "pip", "--version"], timeout=60).ok:
-        return [python, "-m", "pip"], []
-    if host.run([sys.executable, "-m", "pip", "--version"], timeout=60).ok:
-        return [sys.executable, "-m", "pip"], ["--python", python]
+    if host.run([python, *PIP, "--version"], timeout=60).ok:
+        return [python, *PIP], []
+    if host.run([sys.executable, *PIP, "--version"], timeout=60).ok:
+        return [sys.executable, *PIP], ["--python", python]
     raise BuildFailed(
         f"neither {python} nor {sys.executable} has pip: {what}", hint=step("{python} -m ensurepip", python=python).line
     )

@@ -88,9 +88,9 @@ class Recorder:
     def free(self, path: str) -> int | None:
         return self._keep(self._host.free(path), "free", path)
 
-    def distrust(self, path: str, inside: str = "") -> str | None:
+    def distrust(self, path: str, inside: str = "", *, existing: bool = False) -> str | None:
         question = (path, inside) if inside else (path,)
-        return self._keep(self._host.distrust(path, inside), "distrust", *question)
+        return self._keep(self._host.distrust(path, inside, existing=existing), "distrust", *question)
 
     def cpus(self) -> int:
         return self._keep(self._host.cpus(), "cpus")
@@ -174,7 +174,7 @@ class RecordedHost:
     def free(self, path: str) -> int | None:
         return self._answer(int | None, None, "free", path)
 
-    def distrust(self, path: str, inside: str = "") -> str | None:
+    def distrust(self, path: str, inside: str = "", *, existing: bool = False) -> str | None:
         question = (path, inside) if inside else (path,)
         return self._answer(str | None, None, "distrust", *question)
 

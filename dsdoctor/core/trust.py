@@ -1,9 +1,17 @@
-"""A folder -> why what lies in it is not run, built from or written to, or None. Looks at owners, modes and access lists only.
+"""Which folders are trusted: nobody but this user and root can change what lies in one, or put another one in its place.
 
 What lies in dsdoctor's cache is executed (toolkits, op_builder of an sdist) or packed into wheels: who may write there, or may put
-another folder in its place, can run code as whoever uses it.
+another folder in its place, can run code as whoever uses it. Only owners, modes and access lists are looked at.
+
+A path is walked as the kernel walks it: from one open folder to the next, each link and each ".." where it stands. Every part is
+judged before the next one is opened, so what is judged is what was passed, and nobody else can exchange it from then on: the path
+without links that ``trusted`` returns stays what it is, and is what callers use.
+
+Who is in a group is known where all users are listed on this system. A directory service (LDAP, SSSD) need not list its users:
+there a group counts as one user's own only where its name and its number are those of the user, as useradd makes them.
 """
 
+import errno
 import grp
 import os
 import pwd
@@ -11,18 +19,12 @@ import re
 import shutil
 import stat
 import struct
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Generator, Iterator
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from shlex import quote
-
-# A file or folder -> who else may write to it: by its mode, by its group and who is in that, by a POSIX access control list.
-#
-# Who is in a group is known where all users are listed on this system. A directory service (LDAP, SSSD) need not list its users:
-# there a group counts as one user's own only where its name and its number are those of the user, as useradd makes them.
-
 
 ACCESS_LIST = "system.posix_acl_access"
 NAMED_USER, NAMED_GROUP, OWNING_GROUP, MASK = 0x02, 0x08, 0x04, 0x10
@@ -178,46 +180,84 @@ SHARED = stat.S_IWGRP | stat.S_ISGID
 ENTERED = stat.S_IXGRP | stat.S_IXOTH
 OVERFLOW_UID = Path("/proc/sys/kernel/overflowuid")
 """The user that stands for all who have no number in this user namespace: in a rootless container, root of the host."""
-MOST_LINKS = 40
+MAX_LINKS = 40
+"""As many as the kernel follows on one way."""
+PASSED = getattr(os, "O_PATH", 0) | os.O_NOFOLLOW | os.O_CLOEXEC
 ASIDE = "not-trusted"
 SHOWN = 3
 WILDCARD, ESCAPED = re.compile(r"[*?[]"), re.compile(r"\[([*?[])\]")
 
 
+class Distrusted(Exception):
+    """A folder is not to be used; the message says why, with the command that changes that."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Sharing:
-    """A folder that its owner shares with a group on purpose: who that is, and which group."""
+    """A folder that its owner shares with a group on purpose: who that is, which group, and which folder."""
 
     user: int
     group: int
+    folder: os.stat_result
 
 
-def distrust(folder: Path, inside: str = "", *, shareable: bool = False) -> str | None:
-    """Why a folder is not used, with the command that changes that; None where it can be, or does not exist yet.
+@dataclass(frozen=True, kw_only=True)
+class _Passed:
+    """A folder, a link or a file on the way to a path: no link leads to ``path``, though it may be one itself."""
 
-    It and its parents up to the root must belong to this user or to root, and nobody else may write to them. In a parent with
-    the sticky bit (/tmp) others may: there they can neither rename nor remove what is this user's. A ``shareable`` folder may be
-    one of mode 2770 and a group of this user: its owner and that group are then trusted with it and with its parents.
+    path: Path
+    found: os.stat_result
+    is_last: bool
+
+
+def trusted(folder: Path, inside: str = "", *, shareable: bool = False) -> Path | None:
+    """A folder that can be used, by the path without links that leads to it; None where it does not exist yet.
+
+    Raises Distrusted. It and its parents up to the root must belong to this user or to root, and nobody else may write to them.
+    In a parent with the sticky bit (/tmp) others may: there they can neither rename nor remove what is this user's. A ``shareable``
+    folder may be one of mode 2770 and a group of this user: its owner and that group are then trusted with it and with its parents.
 
     ``inside`` is a pattern of what is judged as well, with every folder and link on the way from the folder to it; nothing of
     a folder that is shared, where others' entries are meant to be.
     """
-    place = Path(os.path.abspath(folder))  # noqa: PTH100 - the links on the way are judged too
-    real = Path(os.path.realpath(place))
-    sharing = _sharing(real) if shareable else None
-    for path in (Path("/"), *_way(place)):
-        try:
-            found = path.lstat()
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            return f"{path} cannot be looked at: {error.strerror}"
-        emptied = _how_to_empty(real) if inside and path == real else None
-        if why := _why_not(path, found, is_parent=path not in {place, real}, sharing=sharing, emptied=emptied):
-            if shareable and path == real and not found.st_mode & stat.S_IWOTH:
-                return f"{why}; {_how_to_share(path)}"
-            return why
-    return _distrust_inside(real, inside) if inside and sharing is None else None
+    place = folder.absolute()
+    sharing = _sharing(place) if shareable else None
+    try:
+        last = _judge_way(place, inside=inside, shareable=shareable, sharing=sharing)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise Distrusted(f"{error.filename or place} cannot be looked at: {error.strerror}") from None
+    if sharing is not None and not os.path.samestat(last.found, sharing.folder):
+        raise Distrusted(f"{place} was exchanged while it was looked at")
+    if inside and sharing is None and (why := _distrust_inside(last.path, inside)):
+        raise Distrusted(why)
+    return last.path
+
+
+def distrust(folder: Path, inside: str = "", *, shareable: bool = False, existing: bool = False) -> str | None:
+    """Why ``trusted`` refuses a folder; None where it can be used, or does not exist yet. ``existing``: that is a reason too."""
+    try:
+        real = trusted(folder, inside, shareable=shareable)
+    except Distrusted as refusal:
+        return str(refusal)
+    return f"{folder} is not there" if existing and real is None else None
+
+
+def _judge_way(place: Path, *, inside: str, shareable: bool, sharing: _Sharing | None) -> _Passed:
+    """The end of a way of which every part can be trusted. Raises Distrusted, and OSError where the way ends before."""
+    last = None
+    with closing(_walk(place)) as way:
+        for last in way:
+            is_folder = last.is_last and not stat.S_ISLNK(last.found.st_mode)
+            emptied = _how_to_empty(last.path) if inside and is_folder else None
+            why = _why_not(last.path, last.found, is_parent=not last.is_last, sharing=sharing, emptied=emptied)
+            if why and shareable and is_folder and not last.found.st_mode & stat.S_IWOTH:
+                why = f"{why}; {_how_to_share(last.path)}"
+            if why:
+                raise Distrusted(why)
+    assert last is not None
+    return last
 
 
 def _distrust_inside(folder: Path, pattern: str) -> str | None:
@@ -248,19 +288,18 @@ def _plain_start(pattern: str) -> Path:
 
 
 def _wrong_on_the_way(folder: Path, name: Path, *, entered: bool) -> str | None:
-    entry = folder / name.parts[0]
-    for path in _way(folder / name, start=folder):
-        try:
-            found = path.lstat()
-        except OSError:
-            continue
-        within = folder in path.parents
-        # a link further in, which is this user's own, leads to the part of this machine that a toolkit was planned with
-        whose_matters = within or entry.is_symlink()
-        if whose_matters and found.st_uid not in {os.geteuid(), 0} and not (not within and _is_of_the_host(found)):
-            return f"{path} belongs to {user_name(found.st_uid)}, this is {user_name(os.geteuid())}"
-        if why := _written_by_others(path, found, within=within, entered=entered, strict=whose_matters):
-            return why
+    entry_is_link = (folder / name.parts[0]).is_symlink()
+    # one that is not there is neither run nor read
+    with suppress(OSError), closing(_walk(folder / name, start=folder)) as way:
+        for passed in way:
+            path, found = passed.path, passed.found
+            within = folder in path.parents
+            # a link further in, which is this user's own, leads to the part of this machine that a toolkit was planned with
+            whose_matters = within or entry_is_link
+            if whose_matters and found.st_uid not in {os.geteuid(), 0} and not (not within and _is_of_the_host(found)):
+                return f"{path} belongs to {user_name(found.st_uid)}, this is {user_name(os.geteuid())}"
+            if why := _written_by_others(path, found, within=within, entered=entered, strict=whose_matters):
+                return why
     return None
 
 
@@ -275,23 +314,54 @@ def _written_by_others(path: Path, found: os.stat_result, *, within: bool, enter
     return f"{writers[0]}, so what it holds may be anybody's" if writers else None
 
 
-def _way(path: Path, start: Path = Path("/")) -> Iterator[Path]:
-    """Every folder, link and file that is passed on the way from a real folder to a path below it, each link followed."""
-    passed: dict[Path, None] = {}
-    here, ahead, links = start, [*reversed(path.relative_to(start).parts)], 0
-    while ahead:
-        name = ahead.pop()
-        if name == "..":
-            here = here.parent
-            continue
-        here = here / name
-        passed[here] = None
-        if here.is_symlink() and links < MOST_LINKS:
-            links += 1
-            target = Path(os.readlink(here))  # noqa: PTH115 - an absolute path keeps its "/"
-            here = Path("/") if target.is_absolute() else here.parent
-            ahead.extend(reversed(target.parts[1:] if target.is_absolute() else target.parts))
-    yield from passed
+def _walk(path: Path, start: Path = Path("/")) -> Generator[_Passed, None, None]:
+    """Everything that the kernel passes on the way from ``start`` to a path below it, each opened out of the folder before.
+
+    A link is read after whoever asks has seen whose it is. From "/" on, the root comes first. Raises OSError where the way ends.
+    """
+    names = path.parts[1:] if start == Path("/") else path.relative_to(start).parts
+    here, ahead, links = start, [*reversed(names)], 0
+    folder = os.open(start, PASSED)
+    try:
+        if start == Path("/"):
+            yield _Passed(path=here, found=os.fstat(folder), is_last=not ahead)
+        while ahead:
+            name = ahead.pop()
+            entry = _open_entry(folder, name, here)
+            found = os.fstat(entry)
+            if stat.S_ISLNK(found.st_mode):
+                try:
+                    yield _Passed(path=here / name, found=found, is_last=not ahead)
+                    target = os.readlink("", dir_fd=entry)
+                finally:
+                    os.close(entry)
+                links += 1
+                if links > MAX_LINKS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(here / name))
+                ahead.extend(part for part in reversed(target.split("/")) if part not in {"", "."})
+                if not target.startswith("/"):
+                    continue
+                entry, here = os.open("/", PASSED), Path("/")
+                found = os.fstat(entry)
+            else:
+                here = here.parent if name == ".." else here / name
+            os.close(folder)
+            folder = entry
+            yield _Passed(path=here, found=found, is_last=not ahead)
+    finally:
+        os.close(folder)
+
+
+def _open_entry(folder: int, name: str, where: Path) -> int:
+    """Open an entry of an open folder by its name alone: a link itself, a folder that is mounted when it is entered as that."""
+    try:
+        entry = os.open(name, PASSED, dir_fd=folder)
+        if not stat.S_ISDIR(os.fstat(entry).st_mode):
+            return entry
+        os.close(entry)
+        return os.open(name, PASSED | os.O_DIRECTORY, dir_fd=folder)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(where / name)) from None
 
 
 def _how_to_empty(folder: Path) -> str | None:
@@ -323,7 +393,9 @@ def _sharing(folder: Path) -> _Sharing | None:
     except OSError:
         return None
     ours = found.st_gid in {os.getegid(), *os.getgroups()}
-    return _Sharing(user=found.st_uid, group=found.st_gid) if ours and found.st_mode & SHARED == SHARED else None
+    if not ours or found.st_mode & SHARED != SHARED:
+        return None
+    return _Sharing(user=found.st_uid, group=found.st_gid, folder=found)
 
 
 def _how_to_share(folder: Path) -> str:

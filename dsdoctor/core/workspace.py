@@ -7,16 +7,17 @@ import fcntl
 import os
 import shutil
 import stat
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from dsdoctor.core.errors import ImpossiblePlan
 from dsdoctor.core.files import make_folder
 from dsdoctor.core.host import Host
-from dsdoctor.core.trust import distrust
+from dsdoctor.core.trust import Distrusted, distrust, trusted
 
 
 def cache_folder(host: Host) -> Path:
@@ -38,6 +39,7 @@ def cache_folder(host: Host) -> Path:
 LOCK = ".lock"
 ATTEMPTS = 100
 FIXED = Path("/tmp")
+TEMPORARY = ("/tmp", "/var/tmp")
 
 
 @contextmanager
@@ -48,11 +50,11 @@ def workspace(cache: Path) -> Iterator[Path]:
     builds = private_folder(cache / "builds", "*")
     folder = builds / uuid.uuid4().hex
     held = FileLock(folder / LOCK, mode=0o600)
-    with FileLock(builds / LOCK, mode=0o600):
-        _sweep(builds)
-        folder.mkdir(mode=0o700)
-        held.acquire()
     try:
+        with FileLock(builds / LOCK, mode=0o600):
+            _sweep(builds)
+            folder.mkdir(mode=0o700)
+            held.acquire()
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -89,6 +91,9 @@ def _locked(folder: Path, say: Callable[[str], None]) -> int | None:
             seen = folder.lstat()
             if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.geteuid() or seen.st_mode & 0o077:
                 return None
+            if distrust(folder) is not None:
+                # a /tmp without the sticky bit: another could put a folder in its place
+                return None
             lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:
             # whoever had it has just removed it
@@ -107,13 +112,38 @@ def _locked(folder: Path, say: Callable[[str], None]) -> int | None:
     return None
 
 
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A private folder for temporary files, removed at the end: below TMPDIR, or /tmp or /var/tmp where others could put another
+    folder in its place there. Raises ImpossiblePlan where they could everywhere, OSError where there is no room."""
+    with ExitStack() as kept:
+        refusals: list[str] = []
+        for place in dict.fromkeys((tempfile.gettempdir(), *TEMPORARY)):
+            if refusals and not Path(place).is_dir():
+                continue
+            made = kept.enter_context(tempfile.TemporaryDirectory(prefix="dsdoctor-", dir=place))
+            try:
+                real = trusted(Path(made))
+            except Distrusted as refusal:
+                refusals.append(str(refusal))
+            else:
+                if real is not None:
+                    yield real
+                    return
+        raise ImpossiblePlan(
+            f"no folder for temporary files can be used: {' '.join(refusals[:1])}",
+            hint="export TMPDIR=/a/folder/you/own",
+        )
+
+
 def log_folder(cache: Path) -> Path:
     """A fresh folder for one build's logs, named after the time; it stays."""
     return private_folder(cache / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:8]}")
 
 
 def private_folder(folder: Path, inside: str = "") -> Path:
-    """Make a folder that only this user may enter. Raises ImpossiblePlan when that cannot be done.
+    """Make a folder that only this user may enter, and return the path without links that leads to it. Raises ImpossiblePlan
+    when that cannot be done.
 
     ``inside`` is a pattern of what lies in it and is used: that must be this user's own as well.
     """
@@ -125,9 +155,13 @@ def private_folder(folder: Path, inside: str = "") -> Path:
         raise ImpossiblePlan(
             f"the cache folder cannot be written: {error}", hint="export DSDOCTOR_CACHE=/a/folder/you/own"
         ) from None
-    if why := distrust(folder, inside):
-        raise untrusted(why)
-    return folder
+    try:
+        real = trusted(folder, inside)
+    except Distrusted as refusal:
+        raise untrusted(str(refusal)) from None
+    if real is None:
+        raise untrusted(f"{folder} was removed while it was looked at")
+    return real
 
 
 def untrusted(why: str) -> ImpossiblePlan:

@@ -66,11 +66,11 @@ class Observing:
 
     def early(self) -> Observation:
         """The machine as its files and tools tell."""
-        return self._recorded or Observation(machine=self._probing.early(), cache=self._cache)
+        return self._recorded or Observation(machine=self._probing.early(), cache=self._host.resolve(self._cache))
 
     def final(self) -> Observation:
         """The machine with what loading torch shows."""
-        return self._recorded or Observation(machine=self._probing.final(), cache=self._cache)
+        return self._recorded or Observation(machine=self._probing.final(), cache=self._host.resolve(self._cache))
 
     def stop(self) -> None:
         """Nobody waits for the rest."""

@@ -34,8 +34,8 @@ def judge_cache(host: Host, cache: str) -> Gap | None:
 
 
 def distrust_toolkit(host: Host, cache: str, name: str) -> str | None:
-    """Why the nvcc of an assembled toolkit is not run: others may write to it, or on the way to it."""
-    reasons = (host.distrust(f"{cache}/toolkits", f"{glob.escape(name)}/{part}") for part in RUN)
+    """Why the nvcc of an assembled toolkit is not run: others may write to it, or on the way to it, or it is there no more."""
+    reasons = (host.distrust(f"{cache}/toolkits", f"{glob.escape(name)}/{part}", existing=True) for part in RUN)
     return next((reason for reason in reasons if reason), None)
 
 
@@ -130,8 +130,11 @@ def pypi_wheels(host: Host, site: Sequence[str], cache: str) -> Iterator[str]:  
 
 def assembled(host: Host, site: Sequence[str], cache: str) -> Iterator[str]:  # noqa: ARG001
     """Toolkits that dsdoctor assembled before; an unfinished one lacks the file. None that others may write to."""
-    for mark in host.glob(f"{glob.escape(cache)}/{MARKS}"):
-        if distrust_toolkit(host, cache, mark.split("/")[-3]) is None:
+    # what is judged is what is run: no link is followed a second time
+    real = host.resolve(cache)
+    for mark in host.glob(f"{glob.escape(real)}/{MARKS}"):
+        name = mark.split("/")[-3]
+        if distrust_toolkit(host, cache, name) is None and distrust_toolkit(host, real, name) is None:
             yield mark.rsplit("/", 1)[0]
 
 

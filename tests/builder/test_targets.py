@@ -110,10 +110,10 @@ PYTHON = """#!/bin/sh
 here=$(dirname "$0")
 case "$*" in
 *ask_release.py*) cat "$here/release" ;;
-"-m venv --clear"*) exit 1 ;;
-"-m venv "*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; echo made >> "$LOG" ;;
-"-m pip --version") ;;
-*" install "*) echo "$*" >> "$LOG"; echo "$RELEASE" > "$here/release"; exit "$STATUS" ;;
+"-I -m venv --clear"*) exit 1 ;;
+"-I -m venv "*) mkdir -p "$4/bin"; cp "$0" "$4/bin/python"; echo made >> "$LOG" ;;
+"-c "*"'pip'"*" --version") ;;
+"-c "*"'pip'"*" install "*) shift 2; echo "pip $*" >> "$LOG"; echo "$RELEASE" > "$here/release"; exit "$STATUS" ;;
 *) exit 1 ;;
 esac
 """
@@ -158,7 +158,7 @@ def test_an_environment_is_made_once_and_kept(place: Place) -> None:
     again = place.make(offline=True)
 
     assert first == again
-    assert place.calls == ["made", "-m pip install --quiet --disable-pip-version-check torch==2.13.0 setuptools wheel"]
+    assert place.calls == ["made", "pip install --quiet --disable-pip-version-check torch==2.13.0 setuptools wheel"]
     assert (place.cache / "targets").stat().st_mode & 0o077 == 0
 
 

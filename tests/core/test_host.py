@@ -98,6 +98,21 @@ def test_of_a_tool_that_prints_without_end_only_the_beginning_is_kept() -> None:
     assert (answer.returncode, len(answer.stdout)) == (0, LARGEST_ANSWER)
 
 
+def test_of_a_line_without_end_only_the_beginning_is_kept_and_each_byte_is_touched_once(tmp_path: Path) -> None:
+    """105 MB in one line took 100 CPU-seconds: all that had come was copied with each piece that came."""
+    flood = "import sys; part = b'x' * 1048576\nfor _ in range(105): sys.stdout.buffer.write(part)\nprint('\\nlast')"
+    heard: list[str] = []
+    used = time.thread_time()
+
+    argv = [sys.executable, "-S", "-c", flood]
+    done = LocalHost().work(argv, cwd=tmp_path, env=dict(os.environ), on_line=heard.append)
+
+    assert done.status == 0
+    assert [len(line) for line in heard] == [LARGEST_ANSWER, len("last")]
+    assert heard[1] == "last"
+    assert time.thread_time() - used < 15
+
+
 def test_a_last_line_without_an_end_and_bytes_that_are_no_text_are_handed_over(tmp_path: Path) -> None:
     heard: list[str] = []
 

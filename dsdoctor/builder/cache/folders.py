@@ -14,7 +14,7 @@ from dsdoctor.builder.cache.store import CacheStore, Entry
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import Host
-from dsdoctor.core.trust import distrust
+from dsdoctor.core.trust import Distrusted, trusted
 from dsdoctor.core.workspace import cache_folder
 from dsdoctor.ui.table import size
 
@@ -62,9 +62,11 @@ def remove_folder(entry: StoredFolder) -> bool:
 
 
 def _of_kind(folder: Path, kind: str) -> Iterator[StoredFolder]:
-    if not folder.is_dir() or distrust(folder) is not None:
+    try:
+        real = trusted(folder)
+    except Distrusted:
         return
-    for path in folder.iterdir():
+    for path in real.iterdir() if real else ():
         if path.name.startswith(".") or path.is_symlink() or path.suffix in {".lock", ".json"}:
             continue
         yield StoredFolder(kind=kind, name=path.name, folder=str(path), size=_size(path), used=_used(path))

@@ -31,7 +31,9 @@ from dsdoctor.builder.cache.entry import (
     unreadable_entry,
     write_entry,
 )
-from dsdoctor.core.trust import distrust
+from dsdoctor.core.errors import is_full
+from dsdoctor.core.files import make_folder
+from dsdoctor.core.trust import Distrusted, distrust, trusted
 
 # The folders of the op cache: <folder>/<kind>/<first two of the key>/<key>/<sha256 of the record>, and <folder>/tmp.
 #
@@ -122,8 +124,16 @@ class CacheLayout:
 
     def _move_away(self, path: Path) -> None:
         """Move something into the temporary folder in one step, then delete it there."""
-        away = self._make(self.folder / TEMPORARY) / uuid.uuid4().hex
-        path.rename(away)
+        try:
+            away = self._make(self.folder / TEMPORARY) / uuid.uuid4().hex
+            path.rename(away)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            # a full disk takes no folder and no name more, and to remove something is what mends it: without its record it is none
+            away = path
+            if path.is_dir() and not path.is_symlink():
+                (path / RECORD).unlink(missing_ok=True)
         if away.is_dir() and not away.is_symlink():
             shutil.rmtree(away, ignore_errors=True)
         else:
@@ -162,10 +172,11 @@ class CacheStore:
     """
 
     def __init__(self, folder: Path, *, limit: int) -> None:
-        self.folder, self.limit = folder, limit
+        self._named, self.limit = folder, limit
+        self.folder = Path(os.path.realpath(folder))
         self.dropped: list[str] = []
         self.complaints: list[str] = []
-        self._layout = CacheLayout(folder=folder)
+        self._layout = CacheLayout(folder=self.folder)
         self._total: int | None = None
 
     def find(self, kind: str, key: str) -> tuple[Entry, ...]:
@@ -200,6 +211,7 @@ class CacheStore:
         if bad := [name for name in files if not plain(name)]:
             raise ValueError(f"{bad[0]!r} is not a plain file name")
         try:
+            make_folder(self.folder, mode=PRIVATE)
             if self._distrusted() or self._too_large(files):
                 return None
             with self._layout.workdir() as made:
@@ -240,14 +252,19 @@ class CacheStore:
 
     def distrust(self) -> str | None:
         """Why this folder is not used at all; None where it is used."""
-        return distrust(self.folder, "*", shareable=True)
+        return distrust(self._named, "*", shareable=True)
 
     def _distrusted(self, entries: Path | None = None) -> bool:
+        """Whether the folder is not used, with a complaint, or is not there."""
         inside = f"{entries.relative_to(self.folder)}/*" if entries else "*"
-        why = distrust(self.folder, inside, shareable=True)
-        if why:
-            self._complain(f"the cache is not used: {why}")
-        return why is not None
+        try:
+            real = trusted(self._named, inside, shareable=True)
+        except Distrusted as refusal:
+            self._complain(f"the cache is not used: {refusal}")
+            return True
+        if real is not None and real != self.folder:
+            self._complain(f"the cache is not used: {self._named} led to {self.folder}, and leads to {real} now")
+        return real != self.folder
 
     def _too_large(self, files: Mapping[str, Path]) -> bool:
         size = sum(path.stat().st_size for path in files.values())

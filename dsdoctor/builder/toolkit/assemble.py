@@ -244,7 +244,7 @@ def choose_headers(machine: Machine, request: BuildRequest, cache: str) -> Chose
 def unpack_headers(host: LocalHost, plan: HeadersPlan) -> None:
     """Fetch the package and unpack it; it is not installed. Raises BuildFailed when that cannot be done."""
     root = Path(plan.root)
-    private_folder(root.parent)
+    root = private_folder(root.parent) / root.name
     with FileLock(root.with_suffix(".lock")):
         if root.is_dir():
             return
@@ -286,9 +286,10 @@ def assemble(
     Raises BuildFailed when a part cannot be fetched or the result does not compile.
     """
     home = Path(plan.root)
-    private_folder(home.parent.parent)
+    toolkits = private_folder(home.parent.parent)
+    home = toolkits / home.parent.name / home.name
     for part in USED:
-        private_folder(home.parent.parent, f"{glob.escape(home.parent.name)}/{part}")
+        private_folder(toolkits, f"{glob.escape(home.parent.name)}/{part}")
     with FileLock(home.parent.with_suffix(".lock")), _full_disk_named(home.parent.parent):
         whole = _is_whole(home) and _is_unaltered(home, say)
         if whole:
