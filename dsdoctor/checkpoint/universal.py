@@ -15,10 +15,10 @@ from pathlib import Path
 from dsdoctor.checkpoint.checks import judge_tag
 from dsdoctor.checkpoint.facts import PARTITIONED, STATE, Examined, examine
 from dsdoctor.checkpoint.folder import Part, look, names_in, read_tag
+from dsdoctor.checkpoint.inert_pickle import ITEM_SIZES, at, count_of, tensors
 from dsdoctor.checkpoint.judge import CheckpointOrder, Judged, available_memory, judge_checkpoint
 from dsdoctor.checkpoint.merge import Watching, whole_tag
 from dsdoctor.checkpoint.tensor_bytes import Damaged, OpenFiles, Piece
-from dsdoctor.checkpoint.torch_file import ITEM_SIZES, at, count_of, tensors
 from dsdoctor.checkpoint.weights import NotMerged, trained, whole
 from dsdoctor.core.errors import BuildFailed, ImpossiblePlan, UsageError, disk_full
 from dsdoctor.core.files import check_folder, hidden_folder, make_folder, write_text

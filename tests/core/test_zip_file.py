@@ -82,23 +82,19 @@ def changed(mark: bytes, at: int, value: bytes, *, last: bool = False, of: bytes
     return bytes(content)
 
 
-def two_directories() -> bytes:
-    """Another whole zip stands before, and the locator points to its directory; the record beside the locator is of this one."""
-    other = with_zip64(made({"a/data.pkl": b"evil", "a/version": b"3\n"}))
-    end = other.rindex(END_MARK)
-    before = other[: end - 20]
-    harmless = made()
-    shifted = bytearray(harmless)
-    directory = harmless.rindex(END_MARK)
-    offset = END.unpack(harmless[directory:])[6]
-    at = offset
-    while shifted[at : at + 4] == RECORD:
-        begin = struct.unpack_from("<L", shifted, at + 42)[0]
-        struct.pack_into("<L", shifted, at + 42, begin + len(before))
-        lengths = struct.unpack_from("<3H", shifted, at + 28)
-        at += 46 + sum(lengths)
-    struct.pack_into("<L", shifted, directory + 16, offset + len(before))
-    return with_zip64(before + bytes(shifted), begin=len(before) - 56, offset=offset + len(before))
+def two_faced(shown: bytes, followed: bytes) -> bytes:
+    """A file of two whole zips: one reader takes the record before the locator, another one goes where the locator points."""
+    other = with_zip64(followed)
+    before = other[: other.rindex(END_MARK) - 20]
+    moved = bytearray(shown)
+    end = shown.rindex(END_MARK)
+    at = offset = END.unpack(shown[end:])[6]
+    while moved[at : at + 4] == RECORD:
+        begin = struct.unpack_from("<L", moved, at + 42)[0]
+        struct.pack_into("<L", moved, at + 42, begin + len(before))
+        at += 46 + sum(struct.unpack_from("<3H", moved, at + 28))
+    struct.pack_into("<L", moved, end + 16, offset + len(before))
+    return with_zip64(before + bytes(moved), begin=len(before) - 56, offset=offset + len(before))
 
 
 def named(*names: str) -> bytes:
@@ -117,7 +113,7 @@ def renamed(old: bytes, new: bytes, *, flags: int = 0) -> bytes:
 
 
 AMBIGUOUS: dict[str, Callable[[], bytes]] = {
-    "two directories": two_directories,
+    "two directories": lambda: two_faced(made(), made({"a/data.pkl": b"evil", "a/version": b"3\n"})),
     "a locator that points elsewhere": lambda: with_zip64(made(), begin=0),
     "a zip64 record of another directory": lambda: with_zip64(made(), offset=1),
     "a zip64 record of fewer entries": lambda: with_zip64(made(), count=2),
