@@ -7,6 +7,7 @@ header for each entry must say the same, and must leave no byte of the file to s
 """
 
 import os
+import posixpath
 import struct
 import unicodedata
 import zlib
@@ -320,7 +321,7 @@ def _check_names(records: tuple[_Record, ...]) -> None:
     seen: dict[str, str] = {}
     for record in records:
         name = _name_of(record)
-        plain = unicodedata.normalize("NFC", name).casefold().rstrip("/")
+        plain = unicodedata.normalize("NFC", posixpath.normpath(name)).casefold()
         if plain in seen:
             raise AmbiguousZip(f"it has two entries of one name: {seen[plain]!r} and {name!r}")
         seen[plain] = name
