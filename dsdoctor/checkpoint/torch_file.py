@@ -6,7 +6,9 @@ Reads the zip's directory, the headers of its entries and the pickle, never the 
 import errno
 import hashlib
 import os
-from collections.abc import Mapping
+import struct
+import zipfile
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -14,6 +16,7 @@ from typing import Any, BinaryIO
 from dsdoctor.checkpoint.inert_pickle import ITEM_SIZES, NotUnderstood, Storage, read_pickle, tensors
 from dsdoctor.core.files import open_regular
 from dsdoctor.core.zip_file import (
+    HEADER,
     HEADER_MARK,
     STORED,
     AmbiguousZip,
@@ -27,6 +30,9 @@ from dsdoctor.core.zip_file import (
 MAX_PICKLE_BYTES = 64 << 20
 DENIED = "you may not read it"
 PICKLE = "data.pkl"
+MARKS = frozenset({"version", "byteorder", ".format_version", ".storage_alignment", ".data/serialization_id"})
+"""What torch writes beside the pickle and the tensors."""
+ALIGNMENT = 64
 LEGACY = (b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19", b"\x80\x02}")
 NOT_SAVED = (
     (b"version https://git-lfs", "it is a pointer of git-lfs and not the file, which git lfs pull gets"),
@@ -101,6 +107,43 @@ def entries_of(file: BinaryIO) -> tuple[str, dict[str, Entry]]:
     if any(not entry.name.startswith(f"{root}/") for entry in found):
         raise AmbiguousZip("its entries do not stand in one folder")
     return root, {entry.name.removeprefix(f"{root}/"): entry for entry in found}
+
+
+def write_copy(archive: Archive, made: BinaryIO, copied: Callable[[int], None]) -> None:
+    """Write a file anew, of what was judged: its pickle, and the bytes of its storages. ``copied`` is told the bytes.
+
+    Raises BadZip where the file is another one by now, or its bytes are not those that its directory tells of.
+    """
+    with open_regular(archive.path) as file, zipfile.ZipFile(made, "w", zipfile.ZIP_STORED) as copy:
+        root, entries = entries_of(file)
+        if (root, entries) != (archive.root, archive.entries):
+            raise DamagedZip("it was changed while it was judged")
+        for name, entry in entries.items():
+            if name == PICKLE:
+                # the very bytes that were read as data, in one look
+                content = b"".join(read_bytes(file, entry))
+                if hashlib.sha256(content).digest() != archive.digest:
+                    raise DamagedZip("it was changed while it was judged")
+                pieces: Iterable[bytes] = (content,)
+            elif name.startswith("data/") or name in MARKS:
+                pieces = read_bytes(file, entry)
+            else:
+                continue
+            info = zipfile.ZipInfo(f"{root}/{name}")
+            # torch maps a file into memory, where tensors are to begin at round addresses
+            ahead = (
+                made.tell()
+                + HEADER.size
+                + len(info.filename.encode())
+                + (20 if entry.size > zipfile.ZIP64_LIMIT else 0)
+            )
+            padding = -(ahead + 4) % ALIGNMENT
+            info.extra = struct.pack("<2sH", b"FB", padding) + b"Z" * padding
+            info.file_size = entry.size
+            with copy.open(info, "w") as target:
+                for piece in pieces:
+                    target.write(piece)
+                    copied(len(piece))
 
 
 def _read(path: Path, file: BinaryIO, pickles: Pickles) -> Archive:
