@@ -23,7 +23,7 @@ from dsdoctor.checkpoint.merge import Watching, whole_tag
 from dsdoctor.checkpoint.tensor_bytes import Damaged, OpenFiles, Piece
 from dsdoctor.checkpoint.torch_file import write_copy
 from dsdoctor.checkpoint.weights import NotMerged, trained, whole
-from dsdoctor.core.errors import BuildFailed, ImpossiblePlan, UsageError, disk_full
+from dsdoctor.core.errors import BuildFailed, ImpossiblePlan, UsageError, disk_full, is_full
 from dsdoctor.core.files import check_folder, hidden_folder, make_folder, replacing, write_text
 from dsdoctor.core.finding import step
 from dsdoctor.core.host import LocalHost
@@ -280,17 +280,22 @@ def convert_checkpoint(
     out = wish.out.absolute()
     _check(judged.examined, out)
     needed = _told(judged.examined, out, tell)
-    make_folder(out.parent)
-    with hidden_folder(out.parent, WORK) as folder:
-        made = folder / out.name
-        with hidden_folder(folder, "judged") as copies:
-            _write_copies(judged.examined, copies, watching)
-            with _held(copies) as source:
-                peak = _run(judged.examined, source, made, wish.python, needed, tell)
-        parameters = _checked(judged.examined, made, watching)
-        total = sum(path.stat().st_size for path in made.rglob("*") if path.is_file())
-        _put(made, out)
-    write_text(out.parent / LATEST, out.name)
+    try:
+        make_folder(out.parent)
+        with hidden_folder(out.parent, WORK) as folder:
+            made = folder / out.name
+            with hidden_folder(folder, "judged") as copies:
+                _write_copies(judged.examined, copies, watching)
+                with _held(copies) as source:
+                    peak = _run(judged.examined, source, made, wish.python, needed, tell)
+            parameters = _checked(judged.examined, made, watching)
+            total = sum(path.stat().st_size for path in made.rglob("*") if path.is_file())
+            _put(made, out)
+        write_text(out.parent / LATEST, out.name)
+    except OSError as error:
+        if is_full(error):
+            raise _ran_full(out.parent) from error
+        raise
     return judged, Converted(out=str(wish.out), parameters=parameters, size=total, needs=needed, peak_memory=peak)
 
 
@@ -386,6 +391,10 @@ def _run(examined: Examined, source: Path, made: Path, python: str, needed: Need
     return ended.peak_memory
 
 
+def _ran_full(folder: Path) -> ImpossiblePlan:
+    return ImpossiblePlan(f"the disk of {folder} ran full", hint="name a folder on another disk: --universal OUT")
+
+
 def _failure(status: int, last: deque[str], made: Path) -> Exception:
     text = "\n".join(last)
     if "No module named" in text:
@@ -394,9 +403,7 @@ def _failure(status: int, last: deque[str], made: Path) -> Exception:
         )
     # "unexpected pos": torch's writer found fewer bytes on the disk than it wrote
     if disk_full(text) or "PytorchStreamWriter failed" in text or "unexpected pos" in text:
-        return ImpossiblePlan(
-            f"the disk of {made.parents[1]} ran full", hint="name a folder on another disk: --universal OUT"
-        )
+        return _ran_full(made.parents[1])
     said = next((line.strip() for line in reversed(last) if line.strip()), "nothing")
     how = f"was ended by signal {-status}" if status < 0 else f"ended with {status}"
     return BuildFailed(
@@ -435,6 +442,8 @@ def _put(made: Path, out: Path) -> None:
     try:
         made.rename(out)
     except OSError as error:
+        if is_full(error):
+            raise
         raise UsageError(
             f"{out} could not be made: {error.strerror}", hint="name a new folder: --universal OUT"
         ) from error
