@@ -1,5 +1,6 @@
 """A tag that was looked at -> findings: files, their order, what they say of each other. Asks nothing."""
 
+import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -29,19 +30,24 @@ from dsdoctor.checkpoint.folder import (
     optimizer_name,
     parse_name,
 )
+from dsdoctor.checkpoint.inert_pickle import Call, at, count_of
 from dsdoctor.checkpoint.parameters import only_in_module
-from dsdoctor.checkpoint.torch_file import DENIED, Call, at, count_of
+from dsdoctor.checkpoint.torch_file import DENIED
 from dsdoctor.core.finding import Finding, Step, instead, step
 from dsdoctor.core.text import and_more
 
 # The facts of a tag -> the names of the files that it must have, and what its universal folder must hold.
 
 
+MAX_FILES = 1_000_000
+"""Whatever numbers of ranks, stages and experts a file claims."""
+
+
 def missing_files(examined: Examined) -> tuple[str, ...]:
     """Files that are not there and must be, each once, in order."""
     there = set(examined.tag.folder.files)
     wanted = _universal(examined) if examined.facts.universal else _sharded(examined)
-    return tuple(dict.fromkeys(name for name in wanted if name not in there))
+    return tuple(dict.fromkeys(name for name in itertools.islice(wanted, MAX_FILES) if name not in there))
 
 
 def _sharded(examined: Examined) -> Iterator[str]:
@@ -244,9 +250,23 @@ def judge_tag(examined: Examined) -> tuple[Finding, ...]:
     return tuple(finding for check in CHECKS for finding in check(examined))
 
 
+def ambiguous(examined: Examined) -> Iterator[Finding]:
+    """Files whose zip another reader could take for other contents."""
+    found = [file for file in examined.tag.files if file.ambiguous]
+    if found:
+        many = f"{len(found)} files" if len(found) > 1 else found[0].path.name
+        yield Finding.error(
+            "checkpoint-file-ambiguous",
+            f"{many} of {examined.tag.folder.name} can be read in two ways: torch may see other contents than what is judged here",
+            evidence=[f"{_name(examined, file.path)}: {file.problem}" for file in found[:MOST]],
+            fix="do not load it: copy the file anew from whoever saved it, and compare the digests",
+            steps=listed(examined),
+        )
+
+
 def damaged(examined: Examined) -> Iterator[Finding]:
     """Files that are there and not whole."""
-    broken = [file for file in examined.tag.files if file.problem]
+    broken = [file for file in examined.tag.files if file.problem and not file.ambiguous]
     if broken:
         many = (
             f"{len(broken)} files of {examined.tag.folder.name} are" if len(broken) > 1 else f"{broken[0].path.name} is"
@@ -297,15 +317,12 @@ def mixed(examined: Examined) -> Iterator[Finding]:
 def _said(shards: tuple[Shard, ...]) -> Iterator[tuple[str, list[tuple[str, object]]]]:
     models = [shard for shard in shards if shard.part is Part.MODEL]
     optimizers = [shard for shard in shards if shard.part is Part.OPTIMIZER]
-    yield "the step", [(shard.file.path.name, at(shard.file.content, "global_steps")) for shard in models]
-    yield (
-        "the data-parallel ranks",
-        [(shard.file.path.name, at(shard.file.content, "dp_world_size")) for shard in models],
-    )
-    yield (
-        "the model-parallel ranks",
-        [(shard.file.path.name, at(shard.file.content, "mp_world_size")) for shard in models],
-    )
+    for what, key in (
+        ("the step", "global_steps"),
+        ("the data-parallel ranks", "dp_world_size"),
+        ("the model-parallel ranks", "mp_world_size"),
+    ):
+        yield what, [(shard.file.path.name, _if_int(at(shard.file.content, key))) for shard in models]
     yield (
         "the steps that the optimizer made",
         [(shard.file.path.name, optimizer_steps(shard.file)) for shard in optimizers],
@@ -440,6 +457,7 @@ def _name(examined: Examined, path: object) -> str:
 
 
 CHECKS: tuple[Callable[[Examined], Iterator[Finding]], ...] = (
+    ambiguous,
     damaged,
     missing,
     misplaced,

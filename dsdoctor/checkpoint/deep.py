@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from dsdoctor.checkpoint.facts import PARTITIONED, Examined
+from dsdoctor.checkpoint.facts import PARTITIONED, Examined, buffers_of
 from dsdoctor.checkpoint.folder import Part
+from dsdoctor.checkpoint.inert_pickle import ITEM_SIZES, Tensor, at, count_of, tensors
 from dsdoctor.checkpoint.tensor_bytes import (
     Damaged,
     OpenFiles,
@@ -21,13 +22,13 @@ from dsdoctor.checkpoint.tensor_bytes import (
     converted,
     not_finite,
     pieces,
-    start_of,
 )
-from dsdoctor.checkpoint.torch_file import ITEM_SIZES, Archive, Entry, Tensor, at, count_of, tensors
+from dsdoctor.checkpoint.torch_file import Archive
 from dsdoctor.checkpoint.weights import NotMerged, Span, expert_weights, spans_of, spans_of_universal, trained, whole
 from dsdoctor.core.files import open_regular
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.text import and_more_lines
+from dsdoctor.core.zip_file import Entry
 
 MOST = 12
 SINGLE = "F32"
@@ -178,8 +179,7 @@ def _files(examined: Examined) -> Iterator[tuple[Archive, list[Span]]]:
     for shard in examined.tag.shards:
         if not shard.file.problem and not shard.file.unknown:
             yield shard.file, list(spans_of(examined, shard))
-    models = [shard.file.content for shard in examined.tag.shards]
-    buffers = {name for content in models for name in at(content, "buffer_names") or ()}
+    buffers = frozenset().union(*(buffers_of(shard.file.content) for shard in examined.tag.shards))
     for parameter in examined.tag.parameters or ():
         for file in parameter.files:
             if not file.problem and not file.unknown:
@@ -208,7 +208,7 @@ def _of_entry(file: BinaryIO, entry: Entry, spans: list[Span], read: Read) -> tu
     checksum, place = 0, 0
     hits: list[str] = []
     waiting = list(spans)
-    for piece in pieces(file, start_of(file, entry), entry.size):
+    for piece in pieces(file, entry.start, entry.size):
         checksum = zlib.crc32(piece, checksum)
         if waiting and next(not_finite(piece, waiting[0].dtype), None) is not None:
             found = {span: hit for span in waiting if (hit := _first_in(piece, place, span))}

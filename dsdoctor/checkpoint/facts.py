@@ -6,13 +6,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dsdoctor.checkpoint.folder import Folder, Part, Shard, Tag
+from dsdoctor.checkpoint.inert_pickle import Call, Tensor, at, is_shape
 from dsdoctor.checkpoint.tensor_bytes import number_of
-from dsdoctor.checkpoint.torch_file import Archive, Call, Tensor, at
+from dsdoctor.checkpoint.torch_file import Archive
 
 # A tag that was read -> the facts that a judgement needs, each None where the files do not say it.
 
 
 STATE = "optimizer_state_dict"
+MAX_RANKS = 100_000
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -60,22 +62,22 @@ def facts_of(tag: Tag) -> Facts:
     models = [shard.file.content for shard in tag.of(Part.MODEL)]
     optimizers = [at(shard.file.content, STATE) for shard in tag.of(Part.OPTIMIZER)]
     config = _first(at(content, "ds_config") for content in models)
-    counts = [_count(at(state, "partition_count")) for state in optimizers]
+    counts = [_ranks(_count(at(state, "partition_count"))) for state in optimizers]
     experts = _first(at(content, "num_experts") for content in models)
     return Facts(
         version=_text(_first(at(content, "ds_version") for content in models)),
         step=_number(_first(at(content, "global_steps") for content in models)),
         stage=_stage(tag, optimizers, config),
         dtype=_dtype(tag, config),
-        data=_number(_first(at(content, "dp_world_size") for content in models)),
-        model=_number(_first(at(content, "mp_world_size") for content in models)),
-        pipeline=_number(_first(at(content, "checkpoint_parallel_dimensions", "pp_degree") for content in models)),
-        tensor=_number(_first(at(content, "checkpoint_parallel_dimensions", "tp_degree") for content in models)),
+        data=_ranks(_first(at(content, "dp_world_size") for content in models)),
+        model=_ranks(_first(at(content, "mp_world_size") for content in models)),
+        pipeline=_ranks(_first(at(content, "checkpoint_parallel_dimensions", "pp_degree") for content in models)),
+        tensor=_ranks(_first(at(content, "checkpoint_parallel_dimensions", "tp_degree") for content in models)),
         partitions=_first(iter(counts)),
         bf16=any(shard.name.bf16 for shard in tag.of(Part.OPTIMIZER)),
         sharded_optimizer=bool(tag.of(Part.OPTIMIZER)),
         layers=bool(tag.of(Part.LAYER)),
-        experts=tuple(each for each in experts if isinstance(each, int)) if isinstance(experts, list) else (),
+        experts=tuple(_ranks(each) or 0 for each in experts) if isinstance(experts, list) else (),
         universal=tag.parameters is not None,
         injected=any(at(content, "universal_checkpoint_info") is not None for content in models),
         cut_by_deepspeed=(_number(at(config, "tensor_parallel", "autotp_size")) or 1) > 1,
@@ -117,6 +119,14 @@ def frozen_of(content: Any) -> Shapes:
     return shapes if _is_shapes(shapes) else {}
 
 
+def buffers_of(content: Any) -> frozenset[str]:
+    """The names of the model's buffers."""
+    names = at(content, "buffer_names")
+    return (
+        frozenset(name for name in names if isinstance(name, str)) if isinstance(names, list | tuple) else frozenset()
+    )
+
+
 def optimizer_steps(file: Archive) -> int | None:
     """How many steps an optimizer has made, by its own count; the largest where parameters differ."""
     state = at(file.content, STATE)
@@ -134,7 +144,9 @@ def _states(base: Any) -> Iterator[Any]:
 
 def _step_value(file: Archive, value: Any) -> int | None:
     number = number_of(file, value) if isinstance(value, Tensor) else value
-    return int(number) if isinstance(number, int | float) and math.isfinite(number) else None
+    if isinstance(number, float):
+        return int(number) if math.isfinite(number) else None
+    return _number(number)
 
 
 def _stage(tag: Tag, optimizers: list[Any], config: Any) -> int | None:
@@ -186,17 +198,18 @@ def _number(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
+def _ranks(value: Any) -> int | None:
+    """A number of ranks or experts; None for one that no run can have."""
+    number = _number(value)
+    return number if number is not None and 0 < number <= MAX_RANKS else None
+
+
 def _text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
 def _is_shapes(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        isinstance(name, str)
-        and isinstance(shape, tuple)
-        and all(isinstance(size, int) and size >= 0 for size in shape)
-        for name, shape in value.items()
-    )
+    return isinstance(value, dict) and all(isinstance(name, str) and is_shape(shape) for name, shape in value.items())
 
 
 # What is judged together: the folder, one tag of it with its facts, and the trainable parameters. Data only.
@@ -306,8 +319,7 @@ def _whole(tag: Tag) -> dict[str, tuple[int, ...]]:
     """The weights of a run without ZeRO, buffers left out."""
     found: dict[str, tuple[int, ...]] = {}
     for shard in tag.of(Part.MODEL):
-        module, buffers = at(shard.file.content, "module"), at(shard.file.content, "buffer_names")
-        known = buffers if isinstance(buffers, list) else []
+        module, buffers = at(shard.file.content, "module"), buffers_of(shard.file.content)
         if isinstance(module, dict):
-            found.update({str(n): t.shape for n, t in module.items() if isinstance(t, Tensor) and n not in known})
+            found.update({str(n): t.shape for n, t in module.items() if isinstance(t, Tensor) and n not in buffers})
     return found

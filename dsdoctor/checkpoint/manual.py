@@ -102,6 +102,19 @@ Why it matters: the ranks that read it fail, while the others wait for them or s
 How to fix it: take an older tag, or copy the file anew from where it is whole.
 
 Since: 0.1""",
+    "checkpoint-file-ambiguous": """The zip of a file can be read in two ways, and readers see different contents in it.
+
+A zip says everything twice: in the directory at its end and in the header before each entry, in an end record and in a zip64 record
+to which a locator points. torch follows the locator and looks at no case in names; other readers do not. dsdoctor takes a file only
+where all of it agrees and no byte is left over: one directory, each entry once, one after the other, each header as the directory
+says.
+
+Why it matters: such a file is not one that torch.save wrote. It may show harmless contents to whoever looks into it, and hand
+torch.load another pickle, which runs whatever program it names.
+
+How to fix it: do not load it. Copy it anew from whoever saved it, and compare the digests (sha256sum) on both sides.
+
+Since: 0.2""",
     "checkpoint-shard-missing": """A file that the other files of a tag speak of is not there.
 
 They say how many ranks there were, which parameters, which experts and which layers of a pipeline. On several nodes without a

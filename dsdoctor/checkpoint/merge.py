@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from dsdoctor.checkpoint.inert_pickle import ITEM_SIZES
 from dsdoctor.checkpoint.judge import GIB, CheckpointOrder, Judged, judge_checkpoint
 from dsdoctor.checkpoint.tensor_bytes import Damaged, OpenFiles, converted
-from dsdoctor.checkpoint.torch_file import ITEM_SIZES
 from dsdoctor.checkpoint.weights import NotMerged, Source, sources_of
 from dsdoctor.core.errors import DoctorError, ImpossiblePlan, UsageError
 from dsdoctor.core.files import check_folder, make_folder, open_regular, read_limited, replacing, write_text

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dsdoctor.checkpoint.facts import PARTITIONED, Examined, Shapes, shapes_of
+from dsdoctor.checkpoint.facts import PARTITIONED, Examined, Shapes, buffers_of, shapes_of
 from dsdoctor.checkpoint.folder import Part, Shard
-from dsdoctor.checkpoint.torch_file import Call, Tensor, at
+from dsdoctor.checkpoint.inert_pickle import Call, Tensor, at
 from dsdoctor.core.finding import Finding, step
 from dsdoctor.core.text import and_more
 
@@ -29,10 +29,15 @@ MOST = 4
 def only_in_module(examined: Examined, shard: Shard) -> list[str]:
     """The frozen parameters that stand in the module only: below stage 2 DeepSpeed saves no other record of them."""
     content = shard.file.content
-    module, shared, buffers = (at(content, name) for name in ("module", "shared_params", "buffer_names"))
+    module, shared = at(content, "module"), at(content, "shared_params")
     if not isinstance(module, dict) or shapes_of(content) is None:
         return []
-    known = {*examined.parameters, *examined.frozen, *(shared or ()), *(buffers or ())}
+    known = {
+        *examined.parameters,
+        *examined.frozen,
+        *(shared if isinstance(shared, dict) else ()),
+        *buffers_of(content),
+    }
     return [str(name) for name in module if name not in known and "expert" not in str(name)]
 
 
@@ -93,7 +98,8 @@ def buffer_names(examined: Examined) -> tuple[str, ...]:
     for shard in examined.tag.of(Part.MODEL)[:1]:
         module, names = at(shard.file.content, "module"), at(shard.file.content, "buffer_names")
         if isinstance(module, Mapping) and isinstance(names, list):
-            return tuple(str(name) for name in names if isinstance(module.get(name), Tensor))
+            there = (name for name in names if isinstance(name, str))
+            return tuple(name for name in there if isinstance(module.get(name), Tensor))
     return ()
 
 
@@ -240,7 +246,7 @@ def shapes_in(examined: Examined) -> dict[str, tuple[int, ...]]:
     found = {**examined.parameters, **examined.frozen}
     for shard in examined.tag.of(Part.MODEL)[:1]:
         content = shard.file.content
-        module, buffers = at(content, "module"), at(content, "buffer_names") or ()
+        module, buffers = at(content, "module"), buffers_of(content)
         whole = (examined.facts.stage or 0) < PARTITIONED
         for name, tensor in module.items() if isinstance(module, dict) and whole else ():
             if isinstance(tensor, Tensor) and name not in buffers:

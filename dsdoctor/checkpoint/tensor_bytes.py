@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from dsdoctor.checkpoint.torch_file import ITEM_SIZES, LOCAL_HEADER, ZIP, Archive, Entry, Tensor
+from dsdoctor.checkpoint.inert_pickle import ITEM_SIZES, Tensor
+from dsdoctor.checkpoint.torch_file import Archive
 from dsdoctor.core.files import open_regular
 
 # Bytes of floating-point numbers -> which are nan or inf. Without torch or numpy, at some hundred megabytes a second.
@@ -153,16 +154,6 @@ class Damaged(Exception):
     """An entry of a file that is not where the zip's directory says it is, or ends too early."""
 
 
-def start_of(file: BinaryIO, entry: Entry) -> int:
-    """Where an entry's bytes begin, by its own header. Raises Damaged."""
-    file.seek(entry.header)
-    header = file.read(LOCAL_HEADER)
-    if len(header) < LOCAL_HEADER or not header.startswith(ZIP):
-        raise Damaged("an entry's header is overwritten")
-    name, extra = struct.unpack("<HH", header[26:30])
-    return entry.header + LOCAL_HEADER + int(name) + int(extra)
-
-
 def pieces(file: BinaryIO, start: int, size: int) -> Iterator[bytes]:
     """So many bytes from a place on, in pieces. Raises Damaged where the file ends before."""
     file.seek(start)
@@ -183,7 +174,7 @@ def number_of(archive: Archive, tensor: Tensor) -> float | None:
     width = ITEM_SIZES[tensor.dtype]
     try:
         with open_regular(archive.path) as file:
-            begin = start_of(file, entry) + tensor.start * width
+            begin = entry.start + tensor.start * width
             return float(struct.unpack(form, b"".join(pieces(file, begin, width)))[0])
     except (OSError, Damaged, struct.error):
         return None
@@ -224,7 +215,7 @@ class OpenFiles:
         if (piece.start + piece.count) * width > entry.size:
             raise Damaged(f"a tensor ends behind its entry in {piece.file.path.name}")
         file = self._file(piece.file.path)
-        yield from pieces(file, start_of(file, entry) + piece.start * width, piece.count * width)
+        yield from pieces(file, entry.start + piece.start * width, piece.count * width)
 
     def _file(self, path: Path) -> BinaryIO:
         if path not in self._open:

@@ -11,11 +11,11 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 from dsdoctor.checkpoint.deep import bytes_of, judge_values, tells_trainings
 from dsdoctor.checkpoint.facts import Examined, Facts
 from dsdoctor.checkpoint.folder import Repair
+from dsdoctor.checkpoint.inert_pickle import count_of
 from dsdoctor.checkpoint.judge import Judged
 from dsdoctor.checkpoint.loading import LOAD_UNIVERSAL, Verdict
 from dsdoctor.checkpoint.merge import Merged
 from dsdoctor.checkpoint.parameters import left_by_universal, says_nothing
-from dsdoctor.checkpoint.torch_file import count_of
 from dsdoctor.checkpoint.universal import Converted
 from dsdoctor.core.finding import Finding, Severity, has_error
 from dsdoctor.core.text import and_more

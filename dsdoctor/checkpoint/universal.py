@@ -6,25 +6,29 @@ kill, a full disk or an error leave nothing that a training could take for a che
 
 import os
 import re
+import stat
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from dsdoctor.checkpoint.checks import judge_tag
 from dsdoctor.checkpoint.facts import PARTITIONED, STATE, Examined, examine
 from dsdoctor.checkpoint.folder import Part, look, names_in, read_tag
+from dsdoctor.checkpoint.inert_pickle import ITEM_SIZES, at, count_of, tensors
 from dsdoctor.checkpoint.judge import CheckpointOrder, Judged, available_memory, judge_checkpoint
 from dsdoctor.checkpoint.merge import Watching, whole_tag
 from dsdoctor.checkpoint.tensor_bytes import Damaged, OpenFiles, Piece
-from dsdoctor.checkpoint.torch_file import ITEM_SIZES, at, count_of, tensors
+from dsdoctor.checkpoint.torch_file import write_copy
 from dsdoctor.checkpoint.weights import NotMerged, trained, whole
-from dsdoctor.core.errors import BuildFailed, ImpossiblePlan, UsageError, disk_full
-from dsdoctor.core.files import check_folder, hidden_folder, make_folder, write_text
+from dsdoctor.core.errors import BuildFailed, ImpossiblePlan, UsageError, disk_full, is_full
+from dsdoctor.core.files import check_folder, hidden_folder, make_folder, replacing, write_text
 from dsdoctor.core.finding import step
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.text import and_more
+from dsdoctor.core.zip_file import BadZip
 
 # The classes and functions that files of DeepSpeed's checkpoints name and that may be called; any other one is not known.
 #
@@ -72,7 +76,8 @@ MOST_WORKERS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """Bytes, at most: ``disk`` while it runs, ``result`` of it stay, ``memory`` of all processes. ``workers`` of them at once."""
+    """Bytes, at most: ``disk`` while it runs, with the copies that the converter reads, ``result`` of it stay, ``memory`` of all
+    processes. ``workers`` of them at once."""
 
     disk: int
     result: int
@@ -117,9 +122,22 @@ def _of_files(examined: Examined) -> Iterator[str]:
         lacking = [name for name in STATES[1:] if not all(at(group, name) for group in _groups(shard.file.content))]
         if lacking:
             yield f"the converter takes Adam's states, and {shard.file.path.name} has no {' and no '.join(lacking)}"
+    leading = sorted({name for shard in examined.tag.shards for name in _folder_names(shard.file.content)} - {""})
+    if elsewhere := tuple(
+        repr(name[:100]) for name in leading if PurePosixPath(name).parts != (name,) or name in {".", ".."}
+    ):
+        yield f"the converter makes a folder of each parameter's name, and these lead elsewhere: {and_more(elsewhere, 3)}"
     names = tuple(f"{name} in {file}" for name, file in untrusted(examined))
     if names:
         yield f"the converter opens files with weights_only=False, which calls what they name, and they name {and_more(names, 3)}"
+
+
+def _folder_names(content: object) -> Iterator[str]:
+    """The names of parameters and buffers in a file, wherever the converter takes them from."""
+    groups = [at(content, "param_shapes"), at(content, STATE, "param_slice_mappings")]
+    held = [at(content, "module"), at(content, "frozen_param_shapes"), at(content, "frozen_param_fragments")]
+    held += [each for group in groups for each in (group if isinstance(group, list | tuple) else [group])]
+    yield from (str(name) for each in held if isinstance(each, dict) for name in each)
 
 
 def _groups(content: object) -> list[object]:
@@ -142,7 +160,7 @@ def needs(examined: Examined, *, cpus: int, available: int | None) -> Needs:
     main = IMPORTED + max(optimizer, 2 * model)
     disk, result = _disk(examined, counts, optimizer)
     return Needs(
-        disk=disk,
+        disk=disk + sum(shard.file.size for shard in examined.tag.shards),
         result=result,
         memory=max(one, main) if workers == 1 else main + workers * one,
         workers=workers,
@@ -262,14 +280,22 @@ def convert_checkpoint(
     out = wish.out.absolute()
     _check(judged.examined, out)
     needed = _told(judged.examined, out, tell)
-    make_folder(out.parent)
-    with hidden_folder(out.parent, WORK) as folder:
-        made = folder / out.name
-        peak = _run(judged.examined, made, wish.python, needed, tell)
-        parameters = _checked(judged.examined, made, watching)
-        total = sum(path.stat().st_size for path in made.rglob("*") if path.is_file())
-        _put(made, out)
-    write_text(out.parent / LATEST, out.name)
+    try:
+        make_folder(out.parent)
+        with hidden_folder(out.parent, WORK) as folder:
+            made = folder / out.name
+            with hidden_folder(folder, "judged") as copies:
+                _write_copies(judged.examined, copies, watching)
+                with _held(copies) as source:
+                    peak = _run(judged.examined, source, made, wish.python, needed, tell)
+            parameters = _checked(judged.examined, made, watching)
+            total = sum(path.stat().st_size for path in made.rglob("*") if path.is_file())
+            _put(made, out)
+        write_text(out.parent / LATEST, out.name)
+    except OSError as error:
+        if is_full(error):
+            raise _ran_full(out.parent) from error
+        raise
     return judged, Converted(out=str(wish.out), parameters=parameters, size=total, needs=needed, peak_memory=peak)
 
 
@@ -311,12 +337,40 @@ def _free(count: int | None) -> str:
     return "an unknown amount" if count is None else f"{amount(count)}"
 
 
-def _run(examined: Examined, made: Path, python: str, needed: Needs, tell: Callable[[str], None]) -> int:
+def _write_copies(examined: Examined, folder: Path, watching: Watching) -> None:
+    """Write what was judged into a folder for the converter: of a file that others wrote or exchange it gets no byte unseen."""
+    files = [shard.file for shard in examined.tag.shards]
+    watching.total(sum(file.size for file in files))
+    for file in files:
+        try:
+            with replacing(folder / file.path.name) as made:
+                write_copy(file, made, watching.read)
+        except BadZip as error:
+            raise ImpossiblePlan(
+                f"{file.path.name} is not converted: {error}", hint="dsdoctor checkpoint DIR --deep reads every byte"
+            ) from error
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[Path]:
+    """A path to a folder of this user's that stays the same one, whoever renames it or puts another in its place."""
+    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        state = os.fstat(number)
+        if state.st_uid != os.geteuid() or stat.S_IMODE(state.st_mode) & 0o022:
+            raise ImpossiblePlan(f"{folder} was exchanged while it was written", hint="name a folder of your own")
+        path = Path(f"/proc/{os.getpid()}/fd/{number}")
+        yield path if path.is_dir() else folder
+    finally:
+        os.close(number)
+
+
+def _run(examined: Examined, source: Path, made: Path, python: str, needed: Needs, tell: Callable[[str], None]) -> int:
     """Run the converter; the most memory that one of its processes took."""
     inject = not examined.facts.injected and (examined.facts.stage or 0) < 3
     argv = [
         python, "-m", "deepspeed.checkpoint.ds_to_universal",
-        "--input_folder", str(examined.tag.folder.path.absolute()), "--output_folder", str(made),
+        "--input_folder", str(source), "--output_folder", str(made),
         "--num_extract_workers", str(needed.workers), "--num_merge_workers", str(min(2, needed.workers)),
         *(["--inject_missing_state"] if inject else []),
     ]  # fmt: skip
@@ -337,6 +391,10 @@ def _run(examined: Examined, made: Path, python: str, needed: Needs, tell: Calla
     return ended.peak_memory
 
 
+def _ran_full(folder: Path) -> ImpossiblePlan:
+    return ImpossiblePlan(f"the disk of {folder} ran full", hint="name a folder on another disk: --universal OUT")
+
+
 def _failure(status: int, last: deque[str], made: Path) -> Exception:
     text = "\n".join(last)
     if "No module named" in text:
@@ -345,9 +403,7 @@ def _failure(status: int, last: deque[str], made: Path) -> Exception:
         )
     # "unexpected pos": torch's writer found fewer bytes on the disk than it wrote
     if disk_full(text) or "PytorchStreamWriter failed" in text or "unexpected pos" in text:
-        return ImpossiblePlan(
-            f"the disk of {made.parents[1]} ran full", hint="name a folder on another disk: --universal OUT"
-        )
+        return _ran_full(made.parents[1])
     said = next((line.strip() for line in reversed(last) if line.strip()), "nothing")
     how = f"was ended by signal {-status}" if status < 0 else f"ended with {status}"
     return BuildFailed(
@@ -386,6 +442,8 @@ def _put(made: Path, out: Path) -> None:
     try:
         made.rename(out)
     except OSError as error:
+        if is_full(error):
+            raise
         raise UsageError(
             f"{out} could not be made: {error.strerror}", hint="name a new folder: --universal OUT"
         ) from error

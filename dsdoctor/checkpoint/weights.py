@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from dsdoctor.checkpoint.facts import PARTITIONED, STATE, Examined, frozen_of, groups_of, shapes_of
+from dsdoctor.checkpoint.facts import PARTITIONED, STATE, Examined, buffers_of, frozen_of, groups_of, shapes_of
 from dsdoctor.checkpoint.folder import Part, Shard
+from dsdoctor.checkpoint.inert_pickle import ITEM_SIZES, Call, KeyPath, Tensor, at, count_of, tensors
 from dsdoctor.checkpoint.tensor_bytes import Piece, can_convert, float_types
-from dsdoctor.checkpoint.torch_file import ITEM_SIZES, Archive, Call, Tensor, Way, at, count_of, tensors
+from dsdoctor.checkpoint.torch_file import Archive
 
 # A file of a tag -> which elements of which entry belong to which parameter. What is padding belongs to none.
 
@@ -38,10 +39,10 @@ def spans_of(examined: Examined, shard: Shard) -> Iterator[Span]:
     if shard.part is Part.LAYER:
         yield from _of_layer(examined, shard)
         return
-    buffers = at(content, "buffer_names") or ()
+    buffers = buffers_of(content)
     for way, tensor in tensors(content):
         inside = shard.part is Part.EXPERT or (way and way[0] in {"module", "optimizer", "frozen_param_fragments"})
-        if inside and tensor.in_one_piece and way[-1] not in buffers:
+        if inside and way and tensor.in_one_piece and way[-1] not in buffers:
             yield _span(tensor, 0, tensor.count, _said(way))
 
 
@@ -74,7 +75,7 @@ def _of_flat(examined: Examined, shard: Shard) -> Iterator[Span]:
                 yield _span(tensor, start, count, f"{state} of {name}")
 
 
-def _place(way: Way) -> tuple[str | None, int]:
+def _place(way: KeyPath) -> tuple[str | None, int]:
     """What a tensor of an optimizer's states is, and of which group."""
     if len(way) >= 2 and way[0] in FLAT and isinstance(way[1], int):
         return "fp32 weights", way[1]
@@ -143,7 +144,7 @@ def _span(tensor: Tensor, start: int, count: int, what: str) -> Span:
     return Span(key=tensor.storage.key, dtype=tensor.dtype, start=tensor.start + start, count=count, what=what)
 
 
-def _said(way: Way) -> str:
+def _said(way: KeyPath) -> str:
     if way[0] in {"module", "frozen_param_fragments"}:
         return ".".join(map(str, way[1:]))
     return ".".join(map(str, way))
@@ -166,6 +167,8 @@ def trained(examined: Examined, state: str = WEIGHTS) -> Iterator[Found]:
     for model in sorted({shard.name.model or 0 for shard in examined.tag.of(Part.MODEL)}):
         models = [shard for shard in examined.tag.of(Part.MODEL) if (shard.name.model or 0) == model]
         ranks = [shard for shard in examined.tag.of(Part.OPTIMIZER) if (shard.name.model or 0) == model]
+        if not ranks:
+            raise NotMerged(f"no file has the optimizer's states of model-parallel rank {model}")
         if (examined.facts.stage or 0) >= PARTITIONED:
             yield from _partitioned(models, ranks, state)
         else:
@@ -179,6 +182,8 @@ def _flat(model: Archive, ranks: list[Shard], state: str) -> Iterator[Found]:
     for number, shapes in enumerate(shapes_of(model.content) or ()):
         if is_of_experts(ranks[0], number):
             continue
+        if any(len(group) <= number for group in groups):
+            raise NotMerged(f"a rank has no {state} of group {number}")
         flat = [(shard.file, group[number]) for shard, group in zip(ranks, groups, strict=True)]
         offset = 0
         for place, (name, shape) in enumerate(shapes.items()):
@@ -412,7 +417,7 @@ def _tensors(examined: Examined) -> Iterator[Found]:
         return
     models = examined.tag.of(Part.MODEL)
     first = models[0].file
-    buffers = at(first.content, "buffer_names") or ()
+    buffers = buffers_of(first.content)
     yield from _of_module(examined, first)
     if examined.facts.universal:
         # the converter makes floating-point numbers of buffers; the module has them as they were
@@ -428,7 +433,7 @@ def _tensors(examined: Examined) -> Iterator[Found]:
 
 def _of_module(examined: Examined, first: Archive) -> Iterator[Found]:
     """Buffers, and weights that no optimizer trains; without ZeRO all of them."""
-    buffers = at(first.content, "buffer_names") or ()
+    buffers = buffers_of(first.content)
     module, copies = at(first.content, "module"), dict(_shared(examined))
     for name, tensor in module.items() if isinstance(module, dict) else ():
         # at stage 3 the module's weights are empty here; below, those that no optimizer trains stand here only

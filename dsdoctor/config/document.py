@@ -4,7 +4,9 @@ import base64
 import binascii
 import copy
 import json
+import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +25,7 @@ LARGEST = 1 << 20
 """Bytes. A large configuration has a hundredth of it."""
 SHORTEST = 8
 """Characters of base64: a shorter word is the name of a file that is not there."""
-WITHOUT_QUOTES = re.compile(r"""^[^"'#\n]*:\s*[A-Za-z][^"'\n]*[,}]""", re.MULTILINE)
+BARE_TEXT = re.compile(r":\s*[A-Za-z]")
 TO_THE_END = "in Hjson a text without quotes reaches to the end of its line, commas and braces with it"
 HINT = "name a ds_config.json"
 
@@ -67,13 +69,36 @@ def parse(text: str, name: str) -> ReadConfig:
     ({'stage': 2}, True)
     """
     try:
-        config = hjson.loads(text, object_pairs_hook=_without_repeats)
+        config = hjson.loads(text, object_pairs_hook=_without_repeats, parse_float=_finite)
     except (ValueError, RecursionError) as error:
-        hint = f"{HINT}; {TO_THE_END}" if WITHOUT_QUOTES.search(text) else HINT
+        hint = f"{HINT}; {TO_THE_END}" if any(map(_lacks_quotes, text.splitlines())) else HINT
         raise UsageError(f"{name} is no DeepSpeed configuration: {error}", hint=hint) from None
+    except Exception as error:
+        # DeepSpeed reads it with the same parser, and ends in the same way
+        why = f"hjson fails with {type(error).__name__}: {error}"
+        raise UsageError(f"{name} is no DeepSpeed configuration: {why[:200]}", hint=HINT) from None
     if not isinstance(config, dict):
         raise UsageError(f"{name} holds no object, a DeepSpeed configuration is one: {str(config)[:60]!r}", hint=HINT)
     return ReadConfig(name=name, config=config, text=text, plain_json=_is_json(text))
+
+
+def _lacks_quotes(line: str) -> bool:
+    """Whether a text without quotes is followed by what looks like the end of its member.
+
+    >>> _lacks_quotes("{type: AdamW, lr: 1}"), _lacks_quotes('{type: "AdamW", lr: 1}'), _lacks_quotes("# a: b,")
+    (True, False, False)
+    """
+    plain = re.split("[\"']", line, maxsplit=1)[0]
+    found = BARE_TEXT.search(plain)
+    return found is not None and "#" not in plain[: found.start()] and not {",", "}"}.isdisjoint(plain[found.end() :])
+
+
+def _finite(number: str) -> float:
+    """A number with a fraction or an exponent. Raises ValueError for one that is too large, at which hjson fails."""
+    value = float(number)
+    if math.isinf(value):
+        raise ValueError(f"{number[:40]} is larger than any number can be")
+    return value
 
 
 def _decoded(word: str) -> str | None:
@@ -97,8 +122,7 @@ def _is_json(text: str) -> bool:
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """As DeepSpeed does: a key that stands there twice is an error."""
-    names = [name for name, _ in pairs]
-    if repeated := sorted({name for name in names if names.count(name) > 1}):
+    if repeated := sorted(name for name, times in Counter(name for name, _ in pairs).items() if times > 1):
         raise ValueError(f"{', '.join(repeated)} stands there twice, and DeepSpeed refuses that")
     return dict(pairs)
 

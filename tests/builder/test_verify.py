@@ -94,7 +94,8 @@ def test_an_attestation_beside_the_wheel_is_held_against_it(libraries: dict[Buil
     assert verdict == "✓ it fits several-toolkits; the signature of its attestation was not checked"
     assert following.startswith("  next: $ gh attestation verify ")
 
-    path.write_bytes(path.read_bytes() + b"\0")
+    # with a comment at its end it is another file, and a whole zip
+    path.write_bytes(path.read_bytes()[:-2] + b"\1\0!")
     assert rules(path, H100_TORCH_2_14) == (1, {"attestation-other-wheel"})
 
 

@@ -21,6 +21,7 @@ from dsdoctor.core.build_models import BuildPlan
 from dsdoctor.core.deepspeed_install import deepspeed_of_record, with_manifest, with_tags
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.machine import DeepSpeed
+from tests.core.test_zip_file import two_faced
 
 VERSION = "0.19.8+cu13.0.torch2.14"
 NAME = f"deepspeed-{VERSION}-cp311-cp311-linux_x86_64.whl"
@@ -135,6 +136,26 @@ def test_a_record_that_is_too_large_to_be_one_is_not_read(library: bytes, tmp_pa
 @pytest.mark.parametrize("name", ["../../escaped", "/etc/escaped", "deepspeed/..\\..\\x"])
 def test_a_wheel_that_reaches_outside_is_refused(name: str, library: bytes, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="outside of itself"):
+        read_wheel(wheel(tmp_path, contents(library, **{name: b"x"})))
+
+
+def test_a_wheel_that_one_installer_reads_as_another_is_refused(library: bytes, tmp_path: Path) -> None:
+    """One that goes where the zip64 locator points would install evil.pth; one that does not sees a healthy wheel."""
+    path = wheel(tmp_path, contents(library))
+    (tmp_path / "other").mkdir()
+    evil = wheel(tmp_path / "other", contents(library, **{"evil.pth": b"import os"}))
+    assert read_wheel(path).foreign == ()
+    path.write_bytes(two_faced(path.read_bytes(), evil.read_bytes()))
+
+    with pytest.raises(UsageError, match="is refused: its zip64 locator points elsewhere"):
+        read_wheel(path)
+
+
+@pytest.mark.parametrize(
+    "name", ["deepspeed/GIT_version_info_installed.py", "deepspeed/./git_version_info_installed.py"]
+)
+def test_a_name_that_may_be_written_over_another_is_refused(name: str, library: bytes, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="two entries of one name"):
         read_wheel(wheel(tmp_path, contents(library, **{name: b"x"})))
 
 

@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from dsdoctor.checkpoint.facts import Examined, examine
 from dsdoctor.checkpoint.folder import look, read_tag
 from dsdoctor.checkpoint.judge import CheckpointOrder, judge
 from dsdoctor.checkpoint.loading import Plan, Verdict
+from dsdoctor.checkpoint.torch_file import read_archive
 from dsdoctor.checkpoint.universal import Converted, UniversalOrder, convert_checkpoint, needs, refusals, untrusted
 from dsdoctor.core.errors import BuildFailed, DoctorError, ImpossiblePlan, UsageError
 from dsdoctor.core.finding import Severity
@@ -224,6 +226,98 @@ def test_a_file_that_the_converter_would_take_and_nobody_judged_is_named(tmp_pat
     save(tag / name, {"args": Called("posix", "system", ("true",))})
 
     assert f"would take {name} too" in next(refusals(examined(tmp_path)))
+
+
+def looking(path: Path, prepared: Path, before: str = "true") -> str:
+    """A converter that keeps what it is given: the files of --input_folder, as they are after it did something."""
+    lines = (
+        "#!/bin/sh",
+        'while [ $# -gt 0 ]; do case "$1" in --output_folder) out=$2;; --input_folder) in=$2;; esac; shift; done',
+        before,
+        f'cp -rL "$in" "{path.parent}/given" && cp -r "{prepared}" "$out"',
+    )
+    path.write_text("\n".join(lines) + "\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_the_converter_is_given_what_was_judged_written_anew(tmp_path: Path) -> None:
+    """Entries that are neither the pickle nor a tensor are left behind, a file that nobody judged too."""
+    kind = Kind(stage=1)
+    tag = adam(tmp_path / "saved", kind)
+    with zipfile.ZipFile(tag / "mp_rank_00_model_states.pt", "a") as archive:
+        archive.writestr("mp_rank_00_model_states/evil.py", "raise SystemExit")
+    (tag / "note.txt").write_text("not of the tag")
+
+    made = convert(
+        tmp_path / "saved", tmp_path / "saved/new", looking(tmp_path / "python", universal(tmp_path / "made", kind))
+    )
+
+    assert made is not None
+    given = sorted((tmp_path / "given").iterdir())
+    assert [path.name for path in given] == sorted(path.name for path in tag.glob("*.pt"))
+    for path in given:
+        with zipfile.ZipFile(path) as new, zipfile.ZipFile(tag / path.name) as old:
+            entries = {info.filename: new.read(info) for info in new.infolist()}
+            assert entries == {name: old.read(name) for name in old.namelist() if not name.endswith("evil.py")}
+            starts = [info.header_offset + 30 + len(info.filename) + len(info.extra) for info in new.infolist()]
+            assert [start % 64 for start in starts] == [0] * len(starts)
+        assert read_archive(path, {}).problem == ""
+
+
+def test_a_folder_that_is_put_in_the_place_of_the_judged_one_is_not_read(tmp_path: Path) -> None:
+    """Who may write to the folder around may rename what lies in it, whosesoever it is."""
+    kind = Kind(stage=1)
+    adam(tmp_path / "saved", kind)
+    prepared, out = universal(tmp_path / "made", kind), tmp_path / "saved/new"
+    exchange = (
+        f'cd "{out.parent}"; hidden=$(echo .dsdoctor-universal-*); mv "$hidden" away; mkdir -p "$hidden"; '
+        'cp -r away/.dsdoctor-judged-* "$hidden"; echo evil > "$(echo "$hidden"/.dsdoctor-judged-*)/mp_rank_00_model_states.pt"; '
+    )
+    back = 'rm -r "$hidden"; mv away "$hidden"'
+    program = looking(tmp_path / "python", prepared, exchange + f'cp -rL "$in" "{tmp_path}/seen"; ' + back)
+
+    assert convert(tmp_path / "saved", out, program) is not None
+    assert (tmp_path / "seen/mp_rank_00_model_states.pt").read_bytes()[:4] == b"PK\3\4"
+
+
+def test_a_file_that_is_exchanged_after_it_was_judged_is_not_converted(tmp_path: Path) -> None:
+    kind = Kind(stage=1)
+    tag = adam(tmp_path / "saved", kind)
+    program = looking(tmp_path / "python", universal(tmp_path / "made", kind))
+    order = CheckpointOrder(folder=tmp_path / "saved")
+    evil = {**model_states(kind, 2, 1), "args": Called("posix", "system", ("true",))}
+
+    def exchange(_: str) -> None:
+        save(tag / "mp_rank_00_model_states.pt", evil)
+
+    with pytest.raises(ImpossiblePlan, match="changed while it was judged"):
+        convert_checkpoint(order, UniversalOrder(out=tmp_path / "new", python=program), Nobody(), exchange)
+    assert not (tmp_path / "given").exists()
+    assert not (tmp_path / "new").exists()
+
+
+def test_bytes_that_changed_on_the_disk_are_not_converted(tmp_path: Path) -> None:
+    tag = adam(tmp_path / "saved", Kind(stage=1))
+    file = tag / "mp_rank_00_model_states.pt"
+    content = bytearray(file.read_bytes())
+    entry = next(entry for name, entry in read_archive(file, {}).entries.items() if name == "data/0")
+    content[entry.start] ^= 1
+    file.write_bytes(content)
+
+    with pytest.raises(ImpossiblePlan, match="'mp_rank_00_model_states/data/0' has another checksum"):
+        convert(tmp_path / "saved", tmp_path / "new", "/nowhere/python")
+
+
+@pytest.mark.parametrize("name", ["../../x", "/tmp/x", "a/b", ".."])
+def test_a_parameter_whose_folder_would_lie_elsewhere_is_not_converted(name: str, tmp_path: Path) -> None:
+    """The converter joins its output folder and each parameter's name, and writes there."""
+    tag = adam(tmp_path, Kind(stage=1))
+    content = model_states(Kind(stage=1), 2, 1)
+    content["module"][name] = content["module"].pop("scale")
+    save(tag / "mp_rank_00_model_states.pt", content)
+
+    assert "lead elsewhere" in next(refusals(examined(tmp_path)))
 
 
 def test_a_second_name_and_a_missing_folder_are_told(tmp_path: Path) -> None:

@@ -37,6 +37,13 @@ class Called:
     dropped: bool = False
 
 
+@dataclass(frozen=True)
+class Opcodes:
+    """A value as it stands in the pickle."""
+
+    content: bytes
+
+
 def floats(values: Any) -> Weights:
     """A vector."""
     made = array.array("f", values)
@@ -67,7 +74,12 @@ class _Pickler:
         if isinstance(value, bool):
             return b"\x88" if value else b"\x89"
         if isinstance(value, int):
-            return b"J" + struct.pack("<i", value)
+            if -(1 << 31) <= value < 1 << 31:
+                return b"J" + struct.pack("<i", value)
+            content = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+            return b"\x8b" + struct.pack("<I", len(content)) + content
+        if isinstance(value, Opcodes):
+            return value.content
         if isinstance(value, float):
             return b"G" + struct.pack(">d", value)
         if isinstance(value, str):

@@ -32,6 +32,7 @@ ALLOWED = {
     ("builder/source/fetch.py", "_write"): "into the private folder of a build, with O_EXCL",
     ("builder/toolkit/download.py", "_opened"): "opens an address",
     ("builder/wheel/read.py", "_copied"): "into a private temporary folder, one library after the other",
+    ("checkpoint/torch_file.py", "write_copy"): "into the file that core/files.py opened",
     ("child_scripts/deep_ops.py", ""): "runs in another interpreter, in a private folder",
     ("child_scripts/deep_ops.py", "judge"): "runs in another interpreter, in a private folder",
     ("child_scripts/take_wheel.py", "take"): "runs on a node without dsdoctor; O_EXCL, in a folder of mkdtemp",

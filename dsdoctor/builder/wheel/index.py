@@ -5,7 +5,6 @@ import html
 import re
 import shutil
 import time
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -22,9 +21,10 @@ from requests.adapters import HTTPAdapter
 from dsdoctor.builder.wheel.read import hex_of
 from dsdoctor.core import redaction
 from dsdoctor.core.errors import BuildFailed, UsageError
-from dsdoctor.core.files import PRIVATE, make_folder, read_limited, replacing, write_bytes
+from dsdoctor.core.files import PRIVATE, make_folder, open_regular, read_limited, replacing, write_bytes
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import DeepSpeed
+from dsdoctor.core.zip_file import BadZip, read_bytes, read_entries
 
 # Wheels -> a folder that pip can use as a package index (PEP 503, with metadata files, PEP 658). Nothing of a wheel is run.
 #
@@ -38,6 +38,7 @@ NOT_TO_BE_USED = "tell whoever keeps the index; do not use the wheel"
 Digests = tuple[tuple[str, str], ...]
 """What an index says of a file: names of algorithms, each with hexadecimal digits."""
 
+LARGEST_METADATA = 16 << 20
 PAGE = """<!DOCTYPE html>
 <html lang="en">
 <head><meta charset="utf-8"><title>{title}</title></head>
@@ -109,10 +110,11 @@ def _link(wheel: Path) -> str:
 def _metadata(wheel: Path) -> bytes | None:
     """The METADATA file of a wheel; None for one that cannot be read: it is listed without metadata."""
     try:
-        with zipfile.ZipFile(wheel) as file:
-            name = next(name for name in file.namelist() if name.endswith(".dist-info/METADATA"))
-            return file.read(name)
-    except (OSError, zipfile.BadZipFile, StopIteration, RuntimeError, NotImplementedError):
+        with open_regular(wheel) as file:
+            entries = (entry for entry in read_entries(file) if entry.name.endswith(".dist-info/METADATA"))
+            entry = next((entry for entry in entries if entry.size <= LARGEST_METADATA), None)
+            return None if entry is None else b"".join(read_bytes(file, entry))
+    except (OSError, BadZip):
         return None
 
 

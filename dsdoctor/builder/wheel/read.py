@@ -1,6 +1,7 @@
 """A DeepSpeed wheel, or an installed DeepSpeed -> facts about it. Bytes are read; nothing of it is imported or run."""
 
 import base64
+import contextlib
 import csv
 import hashlib
 import itertools
@@ -9,11 +10,10 @@ import posixpath
 import re
 import stat
 import tempfile
-import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
 import msgspec
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
@@ -32,12 +32,13 @@ from dsdoctor.core.deepspeed_install import (
     with_manifest,
     with_tags,
 )
-from dsdoctor.core.errors import UsageError, is_full
+from dsdoctor.core.errors import DoctorError, UsageError, is_full
 from dsdoctor.core.files import open_regular, read_limited
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import DeepSpeed
 from dsdoctor.core.redaction import GONE
 from dsdoctor.core.text import decode
+from dsdoctor.core.zip_file import AmbiguousZip, BadZip, Entry, read_bytes, read_entries
 
 # The names in a wheel, or of an installed DeepSpeed -> those that no DeepSpeed has, and that lie beside it. Nothing is read.
 
@@ -276,7 +277,6 @@ def _quoted(text: str) -> str:
 
 
 LARGEST = 16 << 30
-MOST_FILES = 200_000
 WORST_RATIO = 400
 """A shared object with debug information shrinks to a quarter; a file of zeros to a thousandth."""
 
@@ -286,8 +286,8 @@ HINT = "fetch or build it again"
 LARGEST_TEXT = 16 << 20
 """The RECORD of a DeepSpeed with everything in it has 0.3 MB, its manifest 0.05 MB."""
 
-DAMAGE = (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, KeyError, ValueError)
-"""What zipfile raises for a damaged archive."""
+Entries = Mapping[str, Entry]
+"""By their names, in the order of the zip's directory."""
 
 
 def read_wheel(path: Path) -> DeepSpeed:
@@ -303,18 +303,21 @@ def read_wheel(path: Path) -> DeepSpeed:
     if name != "deepspeed":
         raise UsageError(f"{path.name} is a wheel of {name}, not of deepspeed", hint="name a DeepSpeed wheel")
     try:
-        with (
-            open_regular(path) as opened,
-            zipfile.ZipFile(opened) as file,
-            tempfile.TemporaryDirectory(prefix="dsdoctor-") as folder,
-        ):
-            _refuse_malicious(file, path)
-            facts = _read(file, path, str(version), Path(folder))
+        with open_regular(path) as file, tempfile.TemporaryDirectory(prefix="dsdoctor-") as folder:
+            entries = {entry.name: entry for entry in read_entries(file)}
+            _refuse_malicious(entries, path)
+            facts = _read(file, entries, path, str(version), Path(folder))
             return _with_name(facts, {tag.interpreter for tag in tags}, {tag.platform for tag in tags})
-    except (*DAMAGE, MemoryError) as error:
+    except DoctorError:
+        raise
+    except AmbiguousZip as error:
+        raise UsageError(f"{path.name} is refused: {error}", hint="do not install it") from None
+    except Exception as error:
+        # what is in a wheel is anybody's: whatever it brings about, it is this wheel that cannot be read
         if is_full(error):
             raise
-        why = (error.strerror if isinstance(error, OSError) else None) or error
+        why = error.strerror if isinstance(error, OSError) else None
+        why = why or (str(error) if isinstance(error, BadZip | OSError) else f"{type(error).__name__}: {error}"[:200])
         raise UsageError(f"{path} cannot be read as a wheel: {why}", hint=HINT) from None
 
 
@@ -374,36 +377,28 @@ def _is_editable(record: Path) -> bool:
     return isinstance(folder, dict) and folder.get("editable") is True
 
 
-def _refuse_malicious(file: zipfile.ZipFile, path: Path) -> None:
-    entries = file.infolist()
-    if len(entries) > MOST_FILES or sum(entry.file_size for entry in entries) > LARGEST:
+def _refuse_malicious(entries: Entries, path: Path) -> None:
+    if sum(entry.size for entry in entries.values()) > LARGEST:
         raise UsageError(f"{path.name} claims to unpack to more than a DeepSpeed can be", hint="do not install it")
-    for entry in entries:
-        parts = PurePosixPath(entry.filename).parts
-        if entry.filename.startswith("/") or ".." in parts or "\\" in entry.filename or "\0" in entry.filename:
+    for entry in entries.values():
+        if stat.S_ISLNK(entry.mode):
+            raise UsageError(f"{path.name} holds a link: {entry.name!r}; wheels have none", hint="do not install it")
+        if entry.size > SMALL and entry.size > WORST_RATIO * max(1, entry.stored):
             raise UsageError(
-                f"{path.name} holds a file outside of itself: {entry.filename!r}", hint="do not install it"
-            )
-        if stat.S_ISLNK(entry.external_attr >> 16):
-            raise UsageError(
-                f"{path.name} holds a link: {entry.filename!r}; wheels have none", hint="do not install it"
-            )
-        if entry.file_size > SMALL and entry.file_size > WORST_RATIO * max(1, entry.compress_size):
-            raise UsageError(
-                f"{path.name}'s {entry.filename!r} unpacks to {entry.file_size} bytes from {entry.compress_size}",
+                f"{path.name}'s {entry.name!r} unpacks to {entry.size} bytes from {entry.stored}",
                 hint="do not install it",
             )
 
 
-def _read(file: zipfile.ZipFile, path: Path, version: str, folder: Path) -> DeepSpeed:
+def _read(file: BinaryIO, entries: Entries, path: Path, version: str, folder: Path) -> DeepSpeed:
     def text(ending: str) -> str | None:
         # pip reads the .dist-info at the top; one further down is a file like any other
-        name = next((name for name in file.namelist() if name == ending or _at_top(name, ending)), None)
+        name = next((name for name in entries if name == ending or _at_top(name, ending)), None)
         if name is None:
             return None
-        if file.getinfo(name).file_size > LARGEST_TEXT:
+        if entries[name].size > LARGEST_TEXT:
             raise UsageError(f"{path.name}'s {name} is larger than any can be", hint="do not install it")
-        return file.read(name).decode("utf-8", errors="replace")
+        return b"".join(read_bytes(file, entries[name])).decode("utf-8", errors="replace")
 
     record = text(f"deepspeed/{RECORD}")
     if record is None:
@@ -413,15 +408,15 @@ def _read(file: zipfile.ZipFile, path: Path, version: str, folder: Path) -> Deep
     record_text = text("RECORD")
     listed = _parse_record(record_text or "")
     libraries: dict[str, ElfInfo] = {}
-    altered = [name for name in listed if name not in file.NameToInfo]
-    altered += ["RECORD, which is missing"] if record_text is None else _unlisted(file, listed)
-    for entry in file.infolist():
-        unpacked = folder / "library.so" if entry.filename.endswith(".so") else None
+    altered = [name for name in listed if name not in entries]
+    altered += ["RECORD, which is missing"] if record_text is None else _unlisted(entries, listed)
+    for name, entry in entries.items():
+        unpacked = folder / "library.so" if name.endswith(".so") else None
         digest = _copied(file, entry, unpacked)
-        if entry.filename in listed and listed[entry.filename] != digest:
-            altered.append(entry.filename)
+        if name in listed and listed[name] != digest:
+            altered.append(name)
         if unpacked is not None:
-            libraries[entry.filename] = read_elf(unpacked)
+            libraries[name] = read_elf(unpacked)
     recorded = recorded_wheel_digest(_beside(path))
     if recorded is not None and recorded != hex_of(path):
         altered.append(path.name)
@@ -429,8 +424,8 @@ def _read(file: zipfile.ZipFile, path: Path, version: str, folder: Path) -> Deep
     return replace(
         _with_library_facts(facts, libraries),
         altered=tuple(sorted(altered)),
-        foreign=foreign_files(file.namelist(), version, text("entry_points.txt")),
-        contradictions=contradictions(file.namelist(), version, metadata),
+        foreign=foreign_files(entries, version, text("entry_points.txt")),
+        contradictions=contradictions(entries, version, metadata),
         addresses=addresses(metadata),
     )
 
@@ -450,10 +445,10 @@ def _with_name(facts: DeepSpeed, pythons: set[str], platforms: set[str]) -> Deep
     return replace(facts, python=tuple(sorted(pythons)), platform=tuple(sorted(platforms)), altered=altered)
 
 
-def _unlisted(file: zipfile.ZipFile, listed: Mapping[str, str]) -> list[str]:
+def _unlisted(entries: Entries, listed: Mapping[str, str]) -> list[str]:
     """The files that RECORD does not list; it cannot list itself and signatures."""
     free = ("/RECORD", "/RECORD.jws", "/RECORD.p7s", "/")
-    return [name for name in file.namelist() if name not in listed and not name.endswith(free)]
+    return [name for name in entries if name not in listed and not name.endswith(free)]
 
 
 def _with_library_facts(facts: DeepSpeed, libraries: Mapping[str, ElfInfo]) -> DeepSpeed:
@@ -479,15 +474,14 @@ def _exists(path: str) -> bool:
     return LocalHost().exists(path)
 
 
-def _copied(file: zipfile.ZipFile, entry: zipfile.ZipInfo, target: Path | None) -> str:
-    """The digest of an entry, as RECORD writes it; its bytes are written to ``target``. zipfile checks its CRC on the way."""
+def _copied(file: BinaryIO, entry: Entry, target: Path | None) -> str:
+    """The digest of an entry, as RECORD writes it; its bytes are written to ``target``. Their CRC is compared on the way."""
     total = hashlib.sha256()
-    with file.open(entry) as source:
-        if target is None:
-            _each(source.read, total.update)
-        else:
-            with target.open("wb") as copy:
-                _each(source.read, total.update, copy.write)
+    with contextlib.nullcontext() if target is None else target.open("wb") as copy:
+        for piece in read_bytes(file, entry):
+            total.update(piece)
+            if copy is not None:
+                copy.write(piece)
     return _urlsafe(total.digest())
 
 
