@@ -192,6 +192,11 @@ class Window:
         if self.shown:
             show(self._talk, [phase_line(result)])
 
+    def progress(self, at: str) -> None:
+        """What the test has been in for a while."""
+        if self.shown:
+            show(self._talk, [f"· {at}"])
+
     def broken_off(self, rank: Rank, at: str) -> None:
         """A signal ends the test."""
         show(self._talk, [f"✗ rank {rank.rank} was ended by a signal; it was at: {at}"])
@@ -212,7 +217,12 @@ class Window:
 
 def _as_rank(rank: Rank, settings: CommSettings, window: Window, began: float) -> int:
     """Play one rank's part; a rank that met nobody says so itself."""
-    screen = Screen(phase=window.phase, report=window.report, broken_off=lambda at: window.broken_off(rank, at))
+    screen = Screen(
+        phase=window.phase,
+        progress=window.progress,
+        report=window.report,
+        broken_off=lambda at: window.broken_off(rank, at),
+    )
     outcome = run_rank(rank, settings, screen, began=began)
     if outcome.report is not None:
         return window.status

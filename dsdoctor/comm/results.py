@@ -268,7 +268,11 @@ def _candidates(report: Report) -> Iterator[tuple[set[str], int, str]]:
     came = {claim.rank for claim in report.ranks}
     for rank in range(report.world) if came else ():
         if rank not in came:
-            yield {"rank-missing", "rank-unable", "master-unreachable"}, rank, "it did not come to the rendezvous"
+            yield (
+                {"rank-missing", "rank-unable", "rank-starting", "master-unreachable"},
+                rank,
+                "it did not come to the rendezvous",
+            )
     for rank in report.wrong:
         yield {"data-is-wrong"}, rank, "what it sends is wrong"
     for stuck in report.stuck:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from dsdoctor.comm.rendezvous import absent_checks
 from dsdoctor.comm.rendezvous.absent_checks import Absent
 from dsdoctor.comm.rendezvous.notices import NONCE, NoticeListener, RankZero, ask, ports
-from dsdoctor.comm.rendezvous.store import Unreached, open_board
+from dsdoctor.comm.rendezvous.store import Unreached, Wait, open_board
 from dsdoctor.comm.results import ConnectOutcome
 from tests.comm.made_claims import claim, rank
 
@@ -57,7 +57,9 @@ def test_who_holds_the_masters_port_on_this_host_is_named_and_whether_it_started
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        why = open_board(rank(1, master="127.0.0.1", port=server.getsockname()[1], launcher="variables"), 20.0)
+        why = open_board(
+            rank(1, master="127.0.0.1", port=server.getsockname()[1], launcher="variables"), Wait(seconds=20.0)
+        )
         thread.join(10)
 
     assert isinstance(why, Unreached)
