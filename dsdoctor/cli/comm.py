@@ -15,7 +15,7 @@ from dsdoctor.cli.options import Json, Verbose
 from dsdoctor.comm.command import CommRequest, compared, read_result, run_all, run_rank, unmet
 from dsdoctor.comm.control.supervisor import Screen
 from dsdoctor.comm.launch.rank import rank_of
-from dsdoctor.comm.models import CommSettings, Mode, PhaseState, Rank
+from dsdoctor.comm.models import MAX_RANKS, CommSettings, Mode, PhaseState, Rank
 from dsdoctor.comm.prolog import history_lines, judge_history, line_of, test_node
 from dsdoctor.comm.results import PhaseResult, Report
 from dsdoctor.comm.text import phase_line, report_lines
@@ -36,7 +36,10 @@ Quick = Annotated[bool, flag(name="--quick", help="Reach and correctness only; s
 Full = Annotated[bool, flag(name="--full", help="Every collective, all sizes and pairs, and DeepSpeed's layer.")]
 Nproc = Annotated[
     int | None,
-    option(validator=Number(gte=1), help="Ranks to start here, or on each host. Default: one for each GPU, else 2."),
+    option(
+        validator=Number(gte=1, lte=MAX_RANKS),
+        help="Ranks to start here, or on each host. Default: one for each GPU, else 2.",
+    ),
 ]
 Hostfile = Annotated[
     str | None,

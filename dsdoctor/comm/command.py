@@ -33,7 +33,7 @@ from dsdoctor.comm.launch.start import (
     write_files,
 )
 from dsdoctor.comm.local.facts import read_gpus
-from dsdoctor.comm.models import CommPhase, CommSettings, Mode, PhaseState, Rank
+from dsdoctor.comm.models import MAX_RANKS, CommPhase, CommSettings, Mode, PhaseState, Rank
 from dsdoctor.comm.preflight import checks as preflight_checks
 from dsdoctor.comm.preflight.facts import LONGEST, look_forwarded, look_preflight
 from dsdoctor.comm.preflight.left_out import (
@@ -177,6 +177,11 @@ class HostsTest:
                 hint="name the hostfile: a line for each host, such as: node1 slots=8",
             )
         self._asked = self._facts.hosts.hosts
+        if (ranks := sum(request.nproc or entry.slots for entry in self._asked)) > MAX_RANKS:
+            raise UsageError(
+                f"{ranks:,} ranks were asked for, and a test has {MAX_RANKS:,} at most",
+                hint="give fewer with --nproc, or mend the slots in the hostfile",
+            )
         self._bad = dict(bad_hosts(self._facts))
         self._gone: dict[int, str] = {}
 
@@ -439,7 +444,7 @@ def _here(host: LocalHost, request: CommRequest, folder: Path) -> RankTold:
 
 def unmet(outcome: Outcomes, rank: Rank, settings: CommSettings, seconds: float) -> Report:
     """The report of a rank that got no verdict from rank 0: what it found by itself, in the phase it was in."""
-    known = next((phase for phase in CommPhase if phase.value == outcome.at), CommPhase.RENDEZVOUS)
+    known = next((phase for phase in CommPhase if phase.value == outcome.at.partition(": ")[0]), CommPhase.RENDEZVOUS)
     last = PhaseResult(phase=known, state=PhaseState.BROKEN, seconds=seconds, said="alone", findings=outcome.alone)
     whole = (*outcome.phases, last) if rank.rank == 0 else (last,)
     return Report(

@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from dsdoctor.core.text import and_more
 from dsdoctor.ranks.nodelist import in_words, ranges_of
 
+MAX_RANKS = 1_000_000
+"""More ranks are no world that anybody has."""
+
 
 class CommPhase(enum.Enum):
     """What is tested, in this order. When a phase is broken, the later ones are skipped."""

@@ -198,7 +198,7 @@ TAIL = 5.0
 class ThreadJob:
     """Work in a thread, which is left to itself when it has to stop."""
 
-    step = 0
+    step, at = 0, ""
 
     def __init__(self, rank: int, work: Callable[[], RankAnswer]) -> None:
         self._rank, self._answers = rank, list[RankAnswer]()
@@ -229,6 +229,11 @@ class RunJob:
     def step(self) -> int:
         """The number of the exchange it is in."""
         return self._data.step
+
+    @property
+    def at(self) -> str:
+        """What it is in, such as "importing deepspeed"."""
+        return self._data.at
 
     def poll(self) -> RankAnswer | None:
         """The result, or how it ended without one."""

@@ -19,7 +19,7 @@ from dsdoctor.comm.local.interfaces import limit
 from dsdoctor.comm.mesh import checks as mesh_checks
 from dsdoctor.comm.mesh.matrix import Mesh, shared_addresses
 from dsdoctor.comm.mesh.mesh import peers
-from dsdoctor.comm.models import Claim, CommPhase, Mode, PhaseState, named
+from dsdoctor.comm.models import MAX_RANKS, Claim, CommPhase, Mode, PhaseState, named
 from dsdoctor.comm.rendezvous import checks as rendezvous_checks
 from dsdoctor.comm.rendezvous.checks import Arrivals, addresses_of
 from dsdoctor.comm.rendezvous.heartbeat import Heartbeat, HeartbeatReader, beat_seconds
@@ -42,8 +42,6 @@ DUPLICATES = 0.3
 """Seconds to wait for a second claim of a rank that came already, or for the heartbeat of one that imports torch."""
 SECOND_BEATS = 2.5
 """Beats in which a process that says it is a rank that came must be heard of again, to be one that lives."""
-MOST_RANKS = 1_000_000
-"""A claim of a larger world is no claim of a rank."""
 SHOWN = ("torch", "cuda", "nccl", "deepspeed", "python")
 
 
@@ -205,9 +203,7 @@ def all_there(test_run: TestRun) -> bool:
 
 def _seen(log: Log) -> list[Claim]:
     """New claims, with the time at which rank 0 saw them: the clocks of other hosts may be wrong."""
-    return [
-        replace(claim, seen=time.time()) for claim in log.news(Claim) if 0 <= claim.rank < claim.world <= MOST_RANKS
-    ]
+    return [replace(claim, seen=time.time()) for claim in log.news(Claim) if 0 <= claim.rank < claim.world <= MAX_RANKS]
 
 
 def _settled(claims: Sequence[Claim], world: int) -> bool:

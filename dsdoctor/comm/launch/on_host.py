@@ -17,7 +17,9 @@ from typing import NoReturn
 
 import msgspec
 
-from dsdoctor.comm.launch.start import FOLDER, LARGEST, Endings, HostOrder, LocalRanks, RankEnded
+from dsdoctor.comm.launch.start import FOLDER, LARGEST, Endings, HostOrder, LocalRanks, RankEnded, check_room
+from dsdoctor.core.errors import ImpossiblePlan
+from dsdoctor.core.host import LocalHost
 
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
@@ -47,6 +49,11 @@ def main(arguments: Sequence[str]) -> int:
     for number in ENDING:
         signal.signal(number, _leave)
     order = msgspec.json.decode(arguments[0], type=HostOrder)
+    try:
+        check_room(order.count, LocalHost())
+    except ImpossiblePlan as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
     with tempfile.TemporaryDirectory(prefix="dsdoctor-comm-") as folder:
         endings, started = Endings(order), LocalRanks(order, os.environ, Path(folder))
 
