@@ -173,6 +173,18 @@ def test_each_check_is_named_after_its_rule_and_explains_itself() -> None:
     assert all(len((check.__doc__ or "").split("\n\n")[0]) > 20 for check in CHECKS)
 
 
+@pytest.mark.slow
+def test_a_port_that_accepts_and_stays_silent_is_no_firewall() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = str(silent.getsockname()[1])
+        argv = ["ssh", "-F", "none", "-o", "BatchMode=yes", "-o", "ConnectTimeout=1", "-p", port, "127.0.0.1", "true"]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+
+    found = ssh_problem("n1", done.returncode, done.stderr)
+    assert "accepts connections, and no sshd answers" in found.what, done.stderr
+    assert "firewall" not in repr(found)
+
+
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.pattern[:20])
 def test_an_ill_of_ssh_is_told_by_its_sample_and_names_the_host(problem: SshProblem) -> None:
     found = ssh_problem("n1", 255, problem.sample)
