@@ -285,7 +285,7 @@ PROBLEMS = (
     SshProblem(
         pattern=r"(?i)banner exchange",
         sample="Connection timed out during banner exchange\nConnection to n1 port 22 timed out",
-        what="its port accepts connections, and no sshd answers there: sshd is stopped or overloaded, or another program has the port",
+        what="its port accepts connections and no sshd answers: sshd is stopped or overloaded, or another program has the port",
         fix="see on the console of that host what sshd does, and how busy the host is",
         steps=(step("systemctl status ssh; uptime", note="on that host"), TRY),
     ),

@@ -181,7 +181,7 @@ def test_a_port_that_accepts_and_stays_silent_is_no_firewall() -> None:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
 
     found = ssh_problem("n1", done.returncode, done.stderr)
-    assert "accepts connections, and no sshd answers" in found.what, done.stderr
+    assert "accepts connections and no sshd answers" in found.what, done.stderr
     assert "firewall" not in repr(found)
 
 

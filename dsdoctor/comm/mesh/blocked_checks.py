@@ -380,11 +380,11 @@ def mesh_lossy(mesh: Mesh) -> Iterator[Finding]:
     left = {pair: counts for pair, counts in tried.items() if counts[0] / counts[1] >= LOSS}
     while left:
         where, pairs = _most_common_place(left, tried)
-        again, segments = (sum(left[pair][count] for pair in pairs) for count in (0, 1))
+        again, segments = (sum(tried[pair][count] for pair in pairs) for count in (0, 1))
         yield Finding.warning(
             "mesh-lossy",
             f"{where} loses packets: {again} of {segments} segments were sent again ({again / segments:.1%})",
-            evidence=tuple(f"{a} -> {b}: {left[a, b][0]} of {left[a, b][1]}" for a, b in pairs[:4] if len(pairs) > 1),
+            evidence=tuple(f"{a} -> {b}: {tried[a, b][0]} of {tried[a, b][1]}" for a, b in pairs[:4] if len(pairs) > 1),
             fix="look at the counters of errors and drops on both ends and on the switch between",
             steps=(step("ip -s link"), step("ethtool -S {interface} | grep -E 'err|drop|crc'")),
         )
@@ -403,16 +403,47 @@ def _sent_again(mesh: Mesh) -> dict[HostPair, tuple[int, int]]:
     return found
 
 
-def _most_common_place(lossy: Iterable[HostPair], tried: Iterable[HostPair]) -> tuple[str, list[HostPair]]:
-    """Where packets are lost, and the lossy pairs that this explains: everywhere, at one host, else between the first two."""
-    lossy, tried, peers = sorted(lossy), set(tried), peers_of(lossy)
-    if _is_everywhere(lossy, tried):
-        return f"the network between the {len(peers)} hosts", lossy
+SentAgain = dict[HostPair, tuple[int, int]]
+
+
+def _most_common_place(lossy: SentAgain, tried: SentAgain) -> tuple[str, list[HostPair]]:
+    """Where packets are lost, and the directions in which this shows: everywhere, at one host, else between the first two."""
+    pairs, peers = sorted(lossy), peers_of(lossy)
+    if _is_everywhere(pairs, tried):
+        return f"the network between the {len(peers)} hosts", pairs
     first, *others = sorted(peers, key=lambda host: -len(peers[host]))
     at_one = len(peers[first]) > median(len(peers[host]) for host in others)
     if at_one and 2 * len(peers[first]) >= len(peers_of(pair for pair in tried if first in pair)[first]):
-        return f"{first}, with {len(peers[first])} other hosts,", [pair for pair in lossy if first in pair]
-    return " -> ".join(lossy[0]), lossy[:1]
+        return f"{first}, with {len(peers[first])} other hosts,", [pair for pair in pairs if first in pair]
+    if host := _common_host(peers, tried):
+        here = [pair for pair in sorted(tried) if host in pair and (pair in lossy or _share(tried, [pair]) >= LOSS / 2)]
+        count = len(peers_of(here)[host])
+        return host + (f", with {count} other hosts," if count > 1 else ""), here
+    one, other = pairs[0]
+    if (other, one) in lossy:
+        return f"the path between {one} and {other}", [(one, other), (other, one)]
+    return f"{one} -> {other}", pairs[:1]
+
+
+def _common_host(hosts: Iterable[str], tried: SentAgain) -> str | None:
+    """The one host without which no packets are lost: a share of a few percent does not show in each of its directions. None where
+    it may be another one as well."""
+    found = []
+    for host in hosts:
+        rest = [pair for pair in tried if host not in pair]
+        if (
+            rest
+            and _share(tried, rest) < LOSS / 5
+            and _share(tried, [pair for pair in tried if host in pair]) >= LOSS / 2
+        ):
+            found.append(host)
+    return found[0] if len(found) == 1 else None
+
+
+def _share(tried: SentAgain, pairs: Iterable[HostPair]) -> float:
+    """The part of the segments that were sent again."""
+    counts = [tried[pair] for pair in pairs]
+    return sum(again for again, _ in counts) / sum(segments for _, segments in counts)
 
 
 def _is_everywhere(bad: Collection[HostPair], tried: Collection[HostPair]) -> bool:
