@@ -3,10 +3,11 @@
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import median
 
-from dsdoctor.comm.mesh.matrix import Blocked, HostPair, Mesh, Side, blocked, peers_of
-from dsdoctor.comm.models import Claim
+from dsdoctor.comm.mesh.matrix import ARRIVED, Blocked, HostPair, Mesh, Side, blocked, peers_of
+from dsdoctor.comm.models import Claim, Interface
 from dsdoctor.comm.results import ConnectOutcome, Reach
 from dsdoctor.core.finding import Finding, Step, step
 from dsdoctor.ranks.nodelist import in_words
@@ -71,6 +72,25 @@ def mesh_unreached(mesh: Mesh) -> Iterator[Finding]:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Detour:
+    """A way that is not the rank's own, in words, and the address to which it leads."""
+
+    said: str
+    address: str
+
+
+def detour(claim: Claim, reach: Reach) -> Interface | None:
+    """The interface by which a rank's kernel sent, where that is not the rank's own; None where it is, or is not known."""
+    known = {one.address: one for one in claim.local.interfaces} if claim.local else {}
+    way = known.get(reach.sent_from)
+    return way if way and way.name != claim.interface else None
+
+
+def _routed(claim: Claim) -> str:
+    return claim.local.routed.name if claim.local and claim.local.routed else ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Case:
     """A group of directions with what else is known of it."""
 
@@ -105,18 +125,23 @@ class _Case:
             (reach for reach in self.mesh.reaches if reach.seen_as and self.mesh.hosts(reach)[0] in hosts), None
         )
 
-    @property
-    def detours(self) -> dict[str, str]:
-        """By host: the interface by which its kernel sends to one that it does not reach, where it is not the rank's own."""
-        found = {}
-        for reach in self.failed:
+    @cached_property
+    def detours(self) -> dict[str, Detour]:
+        """By host: the interface by which its kernel sends to one that it does not reach, where it is not the rank's own. What did
+        arrive on the way back tells it too: the answers to what fails take the same way, and a kernel drops what comes by another
+        way than it would send (rp_filter)."""
+        back = {(target, source) for source, target in self.group.pairs}
+        arrived = [reach for reach in self.mesh.reaches if reach.outcome in ARRIVED and self.mesh.hosts(reach) in back]
+        ways = [(reach, False) for reach in self.failed] + [(reach, True) for reach in arrived]
+        found: dict[str, Detour] = {}
+        for reach, is_answer in ways:
             claim = self.mesh.by_rank[reach.source]
-            known = {one.address: one for one in claim.local.interfaces} if claim.local else {}
-            way, routed = known.get(reach.sent_from), claim.local.routed if claim.local else None
-            if way and way.name not in {claim.interface, routed.name if routed else ""}:
+            if (way := detour(claim, reach)) and (is_answer or way.name != _routed(claim)):
                 link = "" if way.up else ", which has no link"
-                by = f"{way.name} {way.address}{link}, not by {claim.interface}"
-                found[claim.host] = f"{claim.host} sends to {reach.address} by {by}"
+                said = (
+                    f"{claim.host} sends to {reach.address} by {way.name} {way.address}{link}, not by {claim.interface}"
+                )
+                found.setdefault(claim.host, Detour(said=said, address=reach.address))
         return found
 
     @property
@@ -194,7 +219,7 @@ def _of_one_way(case: _Case) -> Finding:
     return (Finding.error if case.grave else Finding.warning)(
         "mesh-one-way",
         title,
-        evidence=(*tuple(case.detours.values())[1:], *case.evidence),
+        evidence=(*(way.said for way in tuple(case.detours.values())[1:]), *case.evidence),
         fix=fix or f"let {target} accept connections from {sources} on all ephemeral ports",
         steps=steps or (RANGE,),
     )
@@ -210,7 +235,7 @@ def _of_both_ways(case: _Case) -> Finding:
     return Finding.error(
         "mesh-unreached",
         title,
-        evidence=(*tuple(case.detours.values())[1:], *case.evidence),
+        evidence=(*(way.said for way in tuple(case.detours.values())[1:]), *case.evidence),
         fix=fix or f"look at the route, the switch and the firewall {where}",
         steps=steps or (_route(case),),
     )
@@ -236,14 +261,14 @@ def _why(case: _Case, title: str) -> tuple[str, str, tuple[Step, ...]]:
         )
     if case.detours:
         host, way = next(iter(case.detours.items()))
-        return f"{title}: {way}", f"correct the route on {host}", (_route(case),)
+        return f"{title}: {way.said}", f"correct the route on {host}", (_route(case),)
     return title, "", ()
 
 
 def _route(case: _Case) -> Step:
     """The step that shows which way the kernel takes; on the host that takes another one than the others, if one does."""
-    sure = [reach for reach in case.failed if case.mesh.hosts(reach)[0] in case.detours] or case.failed
-    return step("ip route get {address}", address=sure[0].address)
+    taken = next(iter(case.detours.values()), None)
+    return step("ip route get {address}", address=taken.address if taken else case.failed[0].address)
 
 
 def said(outcome: ConnectOutcome) -> str:
