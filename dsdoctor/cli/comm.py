@@ -12,7 +12,7 @@ from cyclopts.validators import Number
 
 from dsdoctor.cli.ending import FOUND, OK, columns, interrupted_by, print_result
 from dsdoctor.cli.options import Json, Verbose
-from dsdoctor.comm.command import CommRequest, compared, read_result, run_all, run_rank, unmet
+from dsdoctor.comm.command import CommRequest, compared, read_result, run_all, run_rank, tell_torchrun, unmet
 from dsdoctor.comm.control.supervisor import Screen
 from dsdoctor.comm.launch.rank import rank_of
 from dsdoctor.comm.models import MAX_RANKS, CommSettings, Mode, PhaseState, Rank
@@ -212,6 +212,8 @@ class Window:
             from dsdoctor.comm.page import write_page
 
             write_page(report, self._html)
+        if self.status:
+            tell_torchrun(report.verdict, report_lines(report, verbose=False))
         lines = report_lines(report, verbose=self._verbose, width=columns())
         print_result("comm", self._as_json, lines, report.findings, report=report)
         if sys.stdout is not None:
@@ -232,9 +234,12 @@ def _as_rank(rank: Rank, settings: CommSettings, window: Window, began: float) -
     if outcome.alone and rank.rank == 0:
         window.report(unmet(outcome, rank, settings, time.monotonic() - began))
         return window.status
+    if outcome.verdict and outcome.status:
+        tell_torchrun(outcome.verdict, [f"by rank 0: {outcome.verdict}"])
     if outcome.alone:
         report = unmet(outcome, rank, settings, time.monotonic() - began)
         show(Stream(stderr=True), report_lines(report, verbose=False))
+        tell_torchrun(report.verdict, report_lines(report, verbose=False))
         if outcome.folder:
             show(Stream(stderr=True), [f"  files of rank {rank.rank}: {outcome.folder}"])
     return outcome.status

@@ -4,10 +4,9 @@ import os
 import secrets
 import shutil
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from dsdoctor.comm.launch.start import (
     RankTold,
     free_port,
     host_orders,
+    private_folder,
     remote_command,
     start_here,
     write_files,
@@ -49,7 +49,7 @@ from dsdoctor.comm.results import PhaseResult, Report, bad_ranks, ended, read_ow
 from dsdoctor.comm.speed.speed_checks import compare, slower_collectives
 from dsdoctor.core.errors import DoctorError, NotWritten, UsageError
 from dsdoctor.core.files import LARGEST as LARGEST_REPORT
-from dsdoctor.core.files import make_folder, read_limited, write_text
+from dsdoctor.core.files import PRIVATE, make_folder, read_limited, write_text
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.processes import die_with
@@ -409,7 +409,7 @@ def _documents(text: str) -> Iterator[str]:
 @contextmanager
 def kept_when_broken(settings: CommSettings) -> Iterator[tuple[Path, list[bool]]]:
     """The folder of the ranks' files: the one that was named; else a private one, that is kept when True is added to the list."""
-    folder, outcome = Path(settings.out or tempfile.mkdtemp(prefix="dsdoctor-comm-")), list[bool]()
+    folder, outcome = Path(settings.out) if settings.out else private_folder(), list[bool]()
     make_folder(folder, mode=0o700)
     lock = FileLock(folder / ".lock", mode=0o600, timeout=0)
     try:
@@ -459,6 +459,19 @@ def unmet(outcome: Outcomes, rank: Rank, settings: CommSettings, seconds: float)
         hosts=rank.hosts,
         out=settings.out,
     )
+
+
+def tell_torchrun(verdict: str, lines: Iterable[str]) -> None:
+    """Write a verdict into the file in which torchrun looks for the error of this rank (torch/distributed/elastic/multiprocessing/
+    errors, ``record_exception``): its own summary shows ``py_callstack`` then, of the rank whose file is the oldest."""
+    path = LocalHost().variable("TORCHELASTIC_ERROR_FILE")
+    if not path:
+        return
+    extra = {"py_callstack": "\n".join(lines), "timestamp": str(int(time.time()))}
+    error = {"message": {"message": verdict, "extraInfo": extra}}
+    with suppress(OSError):
+        # the verdict was said already
+        write_text(Path(path), msgspec.json.encode(error).decode(), mode=PRIVATE)
 
 
 def compared(report: Report, base: Report) -> Report:

@@ -135,6 +135,8 @@ class Local:
     name resolves to; ``chosen`` and ``routed`` are the interface that the backend would take and the one that the kernel
     routes to the master by.
 
+    ``tmp`` is the folder for temporary files that is asked for, ``tmp_free`` its bytes, 0 where it takes no more files.
+
     ``memlock``, ``nofile`` and ``address_space`` are this process's own limits (None: unlimited). ``variables`` are those
     that steer communication (NCCL_*, GLOO_*, TORCH_NCCL_* ...), without secrets. ``counters`` are the
     host's error counters before the test, read by its first rank.
@@ -147,6 +149,8 @@ class Local:
     routed: ChosenInterface | None = None
     shm_total: int | None = None
     shm_free: int | None = None
+    tmp: str = ""
+    tmp_free: int | None = None
     memlock: int | None = None
     nofile: int | None = None
     address_space: int | None = None

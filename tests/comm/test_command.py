@@ -74,6 +74,20 @@ def test_more_ranks_than_the_machine_can_bear_are_refused_with_both_numbers() ->
     check_room(most // 2, LocalHost())
 
 
+def test_a_verdict_stands_in_torchruns_error_file(tmp_path: Path) -> None:
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+    (tmp_path / "comm.json").write_text(document("comm", missing_rank().findings, report=missing_rank()))
+    file = tmp_path / "error.json"
+    done = run_inside("comm", "--read", str(tmp_path / "comm.json"), TORCHELASTIC_ERROR_FILE=str(file))
+    failure = ProcessFailure(local_rank=0, pid=1, exitcode=1, error_file=str(file))
+
+    assert done.returncode == 1
+    assert failure.message["message"] == missing_rank().verdict
+    assert failure.message["extraInfo"]["py_callstack"].startswith(missing_rank().verdict)
+    assert 0 < failure.timestamp <= time.time()
+
+
 def test_what_a_machine_can_bear_follows_from_its_memory_and_its_tasks(disk: Callable[..., Host]) -> None:
     roomy = {
         "/proc/meminfo": "MemTotal: 9 kB\nMemAvailable: 30720000 kB\nSwapFree: 0 kB\n",

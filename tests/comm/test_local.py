@@ -65,6 +65,7 @@ WITH_PROBLEM = {
     "hostname-unusable": healthy(resolves_to=("10.7.7.7",), chosen=taken(LO)),
     "interface-named-absent": healthy(variables={"NCCL_SOCKET_IFNAME": "=eth7"}, chosen=None),
     "comm-shm-too-small": healthy(shm_total=64 << 20, shm_free=60 << 20),
+    "tmp-full": healthy(tmp="/tmp", tmp_free=0),
     "memlock-limited": healthy(memlock=8 << 20),
     "nofile-low": healthy(nofile=256),
     "address-space-limited": healthy(address_space=2 * GIB),

@@ -142,7 +142,10 @@ def control(briefing: Briefing, pipe: BinaryIO, shown: Callable[[], None], door:
     on which the supervisor answers meanwhile."""
     folder = Path(briefing.folder)
     os.umask(0o077)
-    redirect(folder / f"rank-{briefing.rank.rank:05d}.log")
+    try:
+        redirect(folder / f"rank-{briefing.rank.rank:05d}.log")
+    except OSError:
+        redirect(Path(os.devnull))
     os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
 
     told = ""
@@ -294,7 +297,7 @@ def _follow(member: Member, briefing: Briefing) -> None:
         # when the store of rank 0 goes, torch raises another type in each release
         print(f"{type(error).__name__}: {error}", flush=True)
         status = None
-    member.say(News(end=status, lost=status is None))
+    member.say(News(end=status, verdict=member.verdict, lost=status is None))
 
 
 def _lead(member: Member, briefing: Briefing, notices: NoticeListener, shown: Callable[[], None]) -> None:
@@ -308,7 +311,7 @@ def _lead(member: Member, briefing: Briefing, notices: NoticeListener, shown: Ca
     report = lead(test_run)
     member.say(News(report=report))
     shown()
-    release(member, STATUS[report.state], test_run.orders + 1, mute=len(test_run.mute))
+    release(member, STATUS[report.state], test_run.orders + 1, mute=len(test_run.mute), verdict=report.verdict)
 
 
 def _arrival(briefing: Briefing) -> float:

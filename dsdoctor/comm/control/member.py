@@ -331,6 +331,7 @@ class Member:
         self.pace = max(PACE, self.world / 50_000)
         self._number = 0
         self._answers: list[RankAnswer] = []
+        self.verdict = ""
 
     def arrive(self) -> None:
         """Write the claim."""
@@ -350,6 +351,7 @@ class Member:
         number = 1
         while (order := self._await(number, until)) is not None:
             if order.status is not None:
+                self.verdict = order.verdict
                 self.board.log("ends").write(self.rank)
                 self.clear()
                 self._wait_for_rank_zero(order.status)
@@ -454,7 +456,11 @@ class Member:
     def _note(self) -> None:
         """Write this rank's own file; it is replaced whole."""
         path = Path(self.briefing.folder) / f"rank-{self.rank:05d}.json"
-        write_bytes(path, msgspec.json.encode({"schema": "dsdoctor/1", "claim": self.claim, "answers": self._answers}))
+        with contextlib.suppress(OSError):
+            # a full disk keeps no rank from coming
+            write_bytes(
+                path, msgspec.json.encode({"schema": "dsdoctor/1", "claim": self.claim, "answers": self._answers})
+            )
 
 
 def _listeners(briefing: Briefing) -> list[MeshListener]:

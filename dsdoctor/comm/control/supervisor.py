@@ -8,7 +8,6 @@ import re
 import select
 import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -21,6 +20,7 @@ import msgspec
 from dsdoctor.comm.control.agent import control
 from dsdoctor.comm.control.member import limits_now, what_else, why_ended
 from dsdoctor.comm.control.messages import Briefing, News
+from dsdoctor.comm.launch.start import private_folder
 from dsdoctor.comm.local.checks import too_little
 from dsdoctor.comm.local.facts import look_local
 from dsdoctor.comm.local.interfaces import bounded
@@ -182,10 +182,12 @@ LOOK_SECONDS = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Outcomes:
-    """The outcome of this rank. ``report``: rank 0 only. ``alone``: what this rank found by itself, instead of a report."""
+    """The outcome of this rank. ``report``: rank 0 only; ``verdict``: what rank 0 told another rank. ``alone``: what this rank
+    found by itself, instead of a report."""
 
     status: int
     report: Report | None = None
+    verdict: str = ""
     alone: tuple[Finding, ...] = ()
     phases: tuple[PhaseResult, ...] = ()
     at: str = ""
@@ -360,7 +362,7 @@ def _follow_control(reader: _MessageReader, briefing: Briefing, screen: Screen, 
                 if news.alone is not None:
                     return Outcomes(status=1, alone=news.alone, folder=briefing.folder)
                 if news.end is not None:
-                    return Outcomes(status=news.end, folder=briefing.folder)
+                    return Outcomes(status=news.end, verdict=news.verdict, folder=briefing.folder)
                 if news.lost:
                     return _lost(briefing, reader, at, phases, died=None)
             silence.look()
@@ -454,7 +456,7 @@ def _folder(settings: CommSettings) -> Iterator[tuple[str, Callable[[], None]]]:
         make_folder(Path(settings.out), mode=0o700)
         yield settings.out, lambda: None
         return
-    made, kept = tempfile.mkdtemp(prefix="dsdoctor-comm-"), list[bool]()
+    made, kept = str(private_folder()), list[bool]()
     try:
         yield made, lambda: kept.append(True)
     finally:

@@ -99,10 +99,12 @@ def _call(member: Member, claims: Sequence[Claim], ranks: Sequence[int]) -> dict
         return dict(zip(ranks, pool.map(outcome, ranks), strict=True))
 
 
-def release(member: Member, status: int, number: int, *, mute: int) -> None:
+def release(member: Member, status: int, number: int, *, mute: int, verdict: str = "") -> None:
     """Send the last order, and wait a moment until the others have read it, because the store ends with this process. ``mute``
     ranks are known not to answer any more."""
-    member.board.put(f"order/{number}", RankOrder(number=number, phase=CommPhase.RENDEZVOUS, status=status))
+    member.board.put(
+        f"order/{number}", RankOrder(number=number, phase=CommPhase.RENDEZVOUS, status=status, verdict=verdict)
+    )
     others = max(member.board.get(GATHERED, int) - 1 - mute, 0)
     log, gone, until = member.board.log("ends"), 0, time.monotonic() + FINAL_SECONDS
     while gone < others and time.monotonic() < until:

@@ -9,6 +9,7 @@ import shlex
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from pathlib import Path
 from dsdoctor.comm.preflight.facts import SSH as ASKING
 from dsdoctor.comm.rendezvous.notices import Notice, send_notice
 from dsdoctor.core.cgroups import Cgroups, read_cgroups
-from dsdoctor.core.errors import ImpossiblePlan
+from dsdoctor.core.errors import ImpossiblePlan, NotWritten
 from dsdoctor.core.files import PRIVATE, make_folder, open_new, write_text
 from dsdoctor.core.host import Host, LocalHost
 from dsdoctor.core.processes import end_session, ending_of
@@ -28,7 +29,7 @@ from dsdoctor.ranks.launchers import TORCHRUN
 # The folder for what ranks wrote that failed, and what is let in there of a file that another host sends: names and sizes.
 
 
-FOLDER = "evidence"
+FOLDER, PREFIX = "evidence", "dsdoctor-comm-"
 LARGEST = 1 << 16
 MOST_FILES = 64
 NAME = re.compile(r"rank-\d{5,7}\.(?:log|stack\.txt|flight\.json|nccl\.log)", re.ASCII)
@@ -42,6 +43,16 @@ def write_files(folder: Path, files: Mapping[str, str]) -> tuple[str, ...]:
     for name, text in wanted:
         write_text(folder / FOLDER / name, text[-LARGEST:], mode=PRIVATE, errors="replace")
     return tuple(str(folder / FOLDER / name) for name, _ in wanted)
+
+
+def private_folder() -> Path:
+    """A new folder for this user alone: among the temporary files, in memory where these have no room. Raises NotWritten."""
+    try:
+        return Path(tempfile.mkdtemp(prefix=PREFIX))
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            return Path(tempfile.mkdtemp(prefix=PREFIX, dir="/dev/shm"))
+        raise NotWritten(error.errno, error.strerror, error.filename or "the folder for temporary files") from error
 
 
 # How many ranks, and where -> the orders of the hosts, and the variables of each rank. Starts nothing.

@@ -299,7 +299,7 @@ def look_local(host: Host, rank: Rank, backend: str) -> Local:
     interfaces, variables, name = read_interfaces(), read_variables(host), socket.gethostname()
     backend = ("nccl" if gpus else "gloo") if backend == "auto" else backend
     resolves_to = bounded(lambda: _resolve(name), PATIENCE) or ()
-    shm = _shm()
+    shm, tmp = _shm(), host.variable("TMPDIR") or "/tmp"
     return Local(
         hostname=name,
         resolves_to=resolves_to,
@@ -308,6 +308,8 @@ def look_local(host: Host, rank: Rank, backend: str) -> Local:
         routed=routed(rank.master, rank.port, interfaces, patience=PATIENCE),
         shm_total=shm[0] if shm else None,
         shm_free=shm[1] if shm else None,
+        tmp=tmp,
+        tmp_free=_free(tmp),
         memlock=_soft(resource.RLIMIT_MEMLOCK),
         nofile=_soft(resource.RLIMIT_NOFILE),
         address_space=_soft(resource.RLIMIT_AS),
@@ -414,6 +416,15 @@ def _shm() -> tuple[int, int] | None:
     with contextlib.suppress(OSError):
         size = os.statvfs("/dev/shm")
         return size.f_blocks * size.f_frsize, size.f_bavail * size.f_frsize
+    return None
+
+
+def _free(folder: str) -> int | None:
+    """The bytes that may still be written there, 0 where there is no room for another file; None where it is not there. Some file
+    systems count no files."""
+    with contextlib.suppress(OSError):
+        size = os.statvfs(folder)
+        return 0 if size.f_files and not size.f_favail else size.f_bavail * size.f_frsize
     return None
 
 
