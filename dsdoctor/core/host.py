@@ -211,9 +211,8 @@ class LocalHost:
     def read(self, path: str) -> str | None:
         try:
             # a FIFO without a writer, or a device, would keep whoever opens it waiting
-            with open(
-                os.open(self._inside(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY), "rb"
-            ) as file:
+            handle = os.open(self._inside(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+            with os.fdopen(handle, "rb") as file:
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                     return None
                 return file.read(LARGEST_READ).decode("utf-8", errors="replace")
