@@ -28,7 +28,7 @@ from dsdoctor.comm.results import ConnectOutcome
 SET, ADD = 1, 4
 """Operations of torch's store (TCPStoreBackend.hpp), one byte each; a length is a uint64 of the machine's own order."""
 CONNECT_TIMEOUT_SECONDS, ANSWER_TIMEOUT_SECONDS = 3.0, 6.0
-RETRY_SECONDS = 0.1
+RETRY_SECONDS, BLOCKED_RETRY_SECONDS = 0.1, 5.0
 BEAT_SECONDS, RANKS_PER_SECOND = 1.0, 1000
 """Seconds between two beats of a rank; of more ranks than that the store gets so many beats a second."""
 STALE_BEATS, STALE_SECONDS = 4, 15.0
@@ -76,7 +76,7 @@ class StoreClient:
     def __init__(self, address: str, port: int) -> None:
         opened = connect(address, port, timeout=CONNECT_TIMEOUT_SECONDS)
         if isinstance(opened, ConnectOutcome):
-            raise ConnectionError(opened.value)
+            raise (ConnectionRefusedError if opened is ConnectOutcome.REFUSED else TimeoutError)(opened.value)
         self._socket = opened
         try:
             opened.settimeout(ANSWER_TIMEOUT_SECONDS)
@@ -150,7 +150,19 @@ class HeartbeatSender:
     def _send(self) -> None:
         prefix, met = prefix_of(self._rank.run), False
         while not self._over.is_set():
-            with contextlib.suppress(OSError, UnicodeError), contextlib.closing(self._store()) as store:
+            pause = max(RETRY_SECONDS, self._rank.world / RANKS_PER_SECOND)
+            try:
+                store = self._store()
+            except (TimeoutError, UnicodeError):
+                # a firewall answers only so often, and that answer is the finding of who looks for the store
+                self._over.wait(BLOCKED_RETRY_SECONDS)
+                continue
+            except OSError as error:
+                if met and self._gone is None and isinstance(error, ConnectionRefusedError):
+                    self._gone = time.monotonic()
+                self._over.wait(pause)
+                continue
+            with contextlib.suppress(OSError), contextlib.closing(store):
                 number = store.add(f"{prefix}/n", 1)
                 met, self._gone = True, None
                 while not self._over.is_set():
@@ -159,9 +171,7 @@ class HeartbeatSender:
                     store.add(f"{prefix}/n", 0)
                     self._over.wait(beat_seconds(self._rank.world))
                 return
-            if met and self._gone is None:
-                self._gone = time.monotonic()
-            self._over.wait(max(RETRY_SECONDS, self._rank.world / RANKS_PER_SECOND))
+            self._over.wait(pause)
 
     def _store(self) -> StoreClient:
         return StoreClient(self._rank.master, self._rank.port)
