@@ -218,7 +218,7 @@ def test_the_line_that_forwards_a_variable_writes_it(tmp_path: Path) -> None:
 
 def test_ranks_over_ssh_carry_who_they_are_and_no_secret(disk: Disk) -> None:
     env = {"NCCL_DEBUG": "INFO", "NCCL_TOKEN": "s3cret", "PYTHONPATH": "/mine"}
-    host = disk({"/job/.deepspeed_env": "A=it's\nHF_TOKEN=s3cret\n"}, HOME="/home", **env)
+    host = disk({"/job/.deepspeed_env": "A=/it\nB=it's\nHF_TOKEN=s3cret\n"}, HOME="/home", **env)
     hosts = (Slots(name="n1", slots=1, line=1), Slots(name="n2", slots=2, line=2))
 
     orders = host_orders(hosts, master="10.0.0.1", port=4711, token="t", seconds=60.0)
@@ -227,7 +227,7 @@ def test_ranks_over_ssh_carry_who_they_are_and_no_secret(disk: Disk) -> None:
 
     assert [(name, order.first, order.count) for name, order in orders.items()] == [("n1", 0, 1), ("n2", 1, 2)]
     assert ranks[2].items() >= {"RANK": "2", "LOCAL_RANK": "1", "DSDOCTOR_COMM_HOSTS": "n1*1,n2*2"}.items()
-    assert variables == {"A": "it's", "NCCL_DEBUG": "INFO", "PYTHONPATH": "/mine"}
+    assert variables == {"A": "/it", "NCCL_DEBUG": "INFO", "PYTHONPATH": "/mine"}
     assert "s3cret" not in str(variables)
 
 

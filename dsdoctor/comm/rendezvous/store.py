@@ -26,6 +26,7 @@ from dsdoctor.comm.models import Claim, Rank
 from dsdoctor.comm.rendezvous.heartbeat import BACKLOG, Door, Heartbeat, HeartbeatReader, bind
 from dsdoctor.comm.rendezvous.notices import Listener, RankZero, ask, ports
 from dsdoctor.comm.results import ConnectOutcome
+from dsdoctor.core.redaction import process
 
 # The board: messages between the control processes of all ranks over a TCPStore. Keys are prefixed by a random token.
 #
@@ -402,5 +403,6 @@ def _shown(pid: int | None) -> str | None:
     import psutil
 
     with contextlib.suppress(psutil.Error, OSError):
-        return f"pid {pid} ({' '.join(psutil.Process(pid).cmdline())[:60]})" if pid else None
+        found = psutil.Process(pid) if pid else None
+        return f"pid {pid} ({process(found.cmdline(), found.name())[:120]})" if found else None
     return None
