@@ -12,11 +12,11 @@ from cyclopts.validators import Number
 
 from dsdoctor.cli.ending import FOUND, OK, columns, interrupted_by, print_result
 from dsdoctor.cli.options import Json, Verbose
-from dsdoctor.comm.command import CommRequest, compared, read_result, run_all, run_rank, tell_torchrun, unmet
+from dsdoctor.comm.command import CommRequest, read_result, run_all, run_rank, tell_torchrun, unmet
 from dsdoctor.comm.control.supervisor import Screen
 from dsdoctor.comm.launch.rank import rank_of
 from dsdoctor.comm.models import MAX_RANKS, CommSettings, Mode, PhaseState, Rank
-from dsdoctor.comm.prolog import history_lines, judge_history, line_of, test_node
+from dsdoctor.comm.prolog import line_of, test_node
 from dsdoctor.comm.results import PhaseResult, Report
 from dsdoctor.comm.text import phase_line, report_lines
 from dsdoctor.core.errors import UsageError
@@ -69,23 +69,11 @@ Read = Annotated[
     option(metavar="FILE|-", help="Tell what a test with --json found that a scheduler has started; start no rank."),
 ]
 Html = Annotated[Path | None, option(name="--html", metavar="FILE", help="Write a page with the pairs and curves.")]
-Against = Annotated[
-    str | None,
-    option(metavar="FILE", help="Tell what got slower since a test of the same ranks that wrote FILE with --json."),
-]
 Prolog = Annotated[
     bool,
     flag(
         name="--prolog",
         help="Test this node by itself before a job, within a minute, and print one JSON line; 1 if it is broken, else 0.",
-    ),
-]
-HistoryFile = Annotated[
-    Path | None,
-    option(
-        name="--history",
-        metavar="FILE",
-        help="With --prolog: add the line to this file. Alone: name the nodes that failed again.",
     ),
 ]
 LocalRank = Annotated[str | None, option(name=["--local_rank", "--local-rank"], show=False)]
@@ -105,10 +93,8 @@ def comm_command(
     deadline: Deadline = None,
     out: OutFolder = None,
     html: Html = None,
-    against: Against = None,
     read: Read = None,
     prolog: Prolog = False,
-    history: HistoryFile = None,
     as_json: Json = False,
     verbose: Verbose = False,
     local_rank: LocalRank = None,  # noqa: ARG001 (DeepSpeed's launcher adds it; the rank is read from the environment)
@@ -132,35 +118,25 @@ def comm_command(
         skip_bad=skip_bad,
     )
     if prolog:
-        return _prolog(wanted, history)
-    if history is not None:
-        return _history(history, as_json)
+        return _prolog(wanted)
     _check_places(out, html)
-    window = Window(as_json, verbose, html, read_result(against, earlier=True) if against else None)
+    window = Window(as_json, verbose, html)
     if read is not None:
         window.report(read_result(read))
         return window.status
     return _test(wanted, window, began)
 
 
-def _prolog(wanted: CommRequest, history: Path | None) -> int:
+def _prolog(wanted: CommRequest) -> int:
     """One line; a node that is slow or was not tested is not kept from its job."""
     given = {"--hostfile": wanted.hostfile is not None, "--full": wanted.settings.mode is Mode.FULL}
     for name in (name for name, is_given in given.items() if is_given):
         raise UsageError(
             f"--prolog tests this node by itself within a minute, and {name} was given", hint="leave it out"
         )
-    test, why_not = test_node(wanted, history)
+    test = test_node(wanted)
     sys.stdout.write(line_of(test) + "\n")
-    if why_not:
-        show(Stream(stderr=True), [f"! {why_not}"])
     return FOUND if test.failed else OK
-
-
-def _history(path: Path, as_json: bool) -> int:
-    found = judge_history(path)
-    print_result("comm", as_json, history_lines(found), found.findings, history=found)
-    return SLOW if found.findings else OK
 
 
 def _test(wanted: CommRequest, window: "Window", began: float) -> int:
@@ -184,8 +160,8 @@ def _test(wanted: CommRequest, window: "Window", began: float) -> int:
 class Window:
     """Where a test is shown: phases on stderr while it runs, the report on stdout at its end, files beside it."""
 
-    def __init__(self, as_json: bool, verbose: bool, html: Path | None, base: Report | None) -> None:
-        self._as_json, self._verbose, self._html, self._base = as_json, verbose, html, base
+    def __init__(self, as_json: bool, verbose: bool, html: Path | None) -> None:
+        self._as_json, self._verbose, self._html = as_json, verbose, html
         self._talk = Stream(stderr=True)
         self.shown = True
         self.status = 0
@@ -206,7 +182,6 @@ class Window:
 
     def report(self, report: Report) -> None:
         """The end."""
-        report = compared(report, self._base) if self._base else report
         self.status = STATUS[report.state]
         if self._html:
             from dsdoctor.comm.page import write_page

@@ -46,11 +46,10 @@ from dsdoctor.comm.preflight.left_out import (
     without,
 )
 from dsdoctor.comm.results import PhaseResult, Report, bad_ranks, ended, read_own_report, read_remote_report, verdict
-from dsdoctor.comm.speed.speed_checks import compare, slower_collectives
 from dsdoctor.core.errors import DoctorError, NotWritten, UsageError
 from dsdoctor.core.files import LARGEST as LARGEST_REPORT
 from dsdoctor.core.files import PRIVATE, make_folder, read_limited, write_text
-from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.core.finding import Finding
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.processes import die_with
 from dsdoctor.hosts.hostfile import Slots
@@ -357,7 +356,6 @@ def arguments_of(settings: CommSettings, out: Path | None) -> tuple[str, ...]:
 
 RANKS_ON_CPU = 2
 WRITES = "srun ... python -m dsdoctor.comm --json > comm.json writes one"
-WRITES_EARLIER = "name the file that an earlier python -m dsdoctor comm --json > FILE wrote"
 
 
 def run_rank(rank: Rank, settings: CommSettings, screen: Screen, *, began: float) -> Outcomes:
@@ -382,18 +380,17 @@ def run_all(request: CommRequest, *, on_phase: OnPhase) -> Report:
         return replace(report, out=str(folder) if keep else None)
 
 
-def read_result(name: str, *, earlier: bool = False) -> Report:
-    """The report in what a test with --json wrote elsewhere, whatever stands around it; "-" is stdin. ``earlier``: it is the one
-    to compare with. Raises UsageError without."""
-    hint = WRITES_EARLIER if earlier else WRITES
+def read_result(name: str) -> Report:
+    """The report in what a test with --json wrote elsewhere, whatever stands around it; "-" is stdin. Raises UsageError
+    without."""
     try:
         content = sys.stdin.buffer.read(LARGEST_REPORT) if name == "-" else read_limited(Path(name))
     except OSError as error:
-        raise UsageError(f"{name} cannot be read: {error.strerror or error}", hint=hint) from error
+        raise UsageError(f"{name} cannot be read: {error.strerror or error}", hint=WRITES) from error
     found = map(read_remote_report, _documents(content.decode(errors="replace")))
     report = next((report for report in found if report is not None), None)
     if report is None:
-        raise UsageError(f"{name} holds no report of dsdoctor comm --json", hint=hint)
+        raise UsageError(f"{name} holds no report of dsdoctor comm --json", hint=WRITES)
     return report
 
 
@@ -472,26 +469,3 @@ def tell_torchrun(verdict: str, lines: Iterable[str]) -> None:
     with suppress(OSError):
         # the verdict was said already
         write_text(Path(path), msgspec.json.encode(error).decode(), mode=PRIVATE)
-
-
-def compared(report: Report, base: Report) -> Report:
-    """The report with what got slower since another one, in its phase of speed."""
-    findings = slower_collectives(report, base)
-    phases = tuple(
-        replace(phase, findings=phase.findings + findings, state=_worse(phase, findings))
-        if phase.phase is CommPhase.SPEED
-        else phase
-        for phase in report.phases
-    )
-    found_slower = any(finding.severity is not Severity.NOTE for finding in findings)
-    also = "" if found_slower else compare(report, base).told or "nothing could be compared with before"
-    told = verdict(phases, world=report.world, hosts=report.hosts, backend=report.backend, also=also)
-    return replace(report, phases=phases, verdict=told, state=ended(phases))
-
-
-def _worse(phase: PhaseResult, findings: tuple[Finding, ...]) -> PhaseState:
-    return (
-        phase.state
-        if phase.state in {PhaseState.SKIPPED, PhaseState.BROKEN}
-        else state_of(phase.phase, phase.findings + findings)
-    )

@@ -47,7 +47,7 @@ def run(*arguments: str, env: dict[str, str]) -> "subprocess.CompletedProcess[st
         (["--quick"], {"RANK": "5", "WORLD_SIZE": "2"}, "RANK"),
         (["--quick"], {"RANK": "0", "WORLD_SIZE": "two"}, "WORLD_SIZE"),
         (["--nproc", "1000001"], {}, "1000000"),
-        (["--against", "nowhere.json"], {}, "nowhere.json"),
+        (["--read", "nowhere.json"], {}, "nowhere.json"),
         (["--static"], {}, "--static looks at the hosts of a hostfile"),
         (["--hostfile", "/no/hosts"], {}, "--hostfile is /no/hosts, and that file cannot be read"),
         (["--quick"], {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": ""}, "unset RANK WORLD_SIZE LOCAL_RANK"),
@@ -232,14 +232,6 @@ def test_a_document_that_was_made_readable_is_read_alone_and_among_other_lines(t
                 wrong.append((indent, end, said[:20]))
 
     assert wrong == []
-
-
-def test_a_name_of_an_earlier_test_that_is_mistyped_is_told_what_writes_one(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text("no report\n")
-    said = [run_inside("comm", "--against", str(tmp_path / name)).stderr for name in ("bse.json", "log")]
-
-    assert ["an earlier python -m dsdoctor comm --json > FILE wrote" in each for each in said] == [True, True]
-    assert [each for each in said if "srun" in each] == []
 
 
 @pytest.mark.parametrize(
