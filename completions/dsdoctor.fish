@@ -5,7 +5,7 @@
 function __fish_dsdoctor_using_command
     set -l cmd (commandline -opc)
     set -l subcommands
-    set -l options_with_values '--accelerate --accelerator --against --arch --backend --batch --batch-a --batch-b --config --cpu --cuda --deadline --dtype --exclude --fix --for --gpus --hf --history --host-memory --hostfile --html --include --index --index-url --jobs --largest-file --last --load --local-rank --local-version --local_rank --machine --margin --max-size --merge --merge-dtype --model --module --node --nproc --older-than --op --ops --out --parallel --phase --pid --pipeline --port --python --rank --rank-a --rank-b --ranks-here --read --sequence --shell --source --ssh-option --stage --tag --target --tensor-parallel --timeout --title --tolerance --toolkit --torch --torch-index --universal --world -o -p'
+    set -l options_with_values '--accelerate --accelerator --arch --backend --batch --batch-a --batch-b --config --cpu --cuda --deadline --dtype --exclude --fix --for --gpus --hf --host-memory --hostfile --html --include --index --index-url --jobs --largest-file --last --load --local-rank --local-version --local_rank --machine --margin --max-size --merge --merge-dtype --model --module --node --nproc --older-than --op --ops --out --parallel --phase --pid --pipeline --port --python --rank --rank-a --rank-b --ranks-here --read --sequence --shell --source --ssh-option --stage --tag --target --tensor-parallel --timeout --title --tolerance --toolkit --torch --torch-index --universal --world -o -p'
     set -l all_commands 'build-wheel cache check checkpoint comm compare config diagnose env explain hang headroom index install look ls memory merge pick plan plot prebuild prune push record show toolkit trace verify'
     set -l skip_next 0
     # Extract command words (only real subcommand names) from command line
@@ -45,7 +45,7 @@ end
 function __fish_dsdoctor_positional_index
     set -l cmd (commandline -opc)
     set -l path_len $argv[1]
-    set -l options_with_values '--accelerate --accelerator --against --arch --backend --batch --batch-a --batch-b --config --cpu --cuda --deadline --dtype --exclude --fix --for --gpus --hf --history --host-memory --hostfile --html --include --index --index-url --jobs --largest-file --last --load --local-rank --local-version --local_rank --machine --margin --max-size --merge --merge-dtype --model --module --node --nproc --older-than --op --ops --out --parallel --phase --pid --pipeline --port --python --rank --rank-a --rank-b --ranks-here --read --sequence --shell --source --ssh-option --stage --tag --target --tensor-parallel --timeout --title --tolerance --toolkit --torch --torch-index --universal --world -o -p'
+    set -l options_with_values '--accelerate --accelerator --arch --backend --batch --batch-a --batch-b --config --cpu --cuda --deadline --dtype --exclude --fix --for --gpus --hf --host-memory --hostfile --html --include --index --index-url --jobs --largest-file --last --load --local-rank --local-version --local_rank --machine --margin --max-size --merge --merge-dtype --model --module --node --nproc --older-than --op --ops --out --parallel --phase --pid --pipeline --port --python --rank --rank-a --rank-b --ranks-here --read --sequence --shell --source --ssh-option --stage --tag --target --tensor-parallel --timeout --title --tolerance --toolkit --torch --torch-index --universal --world -o -p'
     set -l skip_next 0
     set -l consumed_path 0
     set -l count 0
@@ -232,10 +232,8 @@ complete -c dsdoctor -n '__fish_dsdoctor_using_command comm' -l backend -r -d 'a
 complete -c dsdoctor -n '__fish_dsdoctor_using_command comm' -l deadline -r -d 'Bounds the whole test. Default: 60 (--quick), 180, 900 (--full).'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command comm' -l out -r -F -d 'Keep each rank'\''s own file and log there.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command comm' -l html -r -F -d 'Write a page with the pairs and curves.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command comm' -l against -r -d 'Tell what got slower since a test of the same ranks that wrote FILE with --json.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command comm' -l read -r -d 'Tell what a test with --json found that a scheduler has started; start no rank.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command comm' -l prolog -d 'Test this node by itself before a job, within a minute, and print one JSON line…'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command comm' -l history -r -F -d 'With --prolog: add the line to this file. Alone: name the nodes that failed aga…'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command comm' -l json -d 'Print one JSON document and nothing else on stdout.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command comm' -l verbose -d 'Show everything, also what is well.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command comm' -s v -d 'Show everything, also what is well.'

@@ -12,11 +12,11 @@ from cyclopts.validators import Number
 
 from dsdoctor.cli.ending import FOUND, OK, columns, interrupted_by, print_result
 from dsdoctor.cli.options import Json, Verbose
-from dsdoctor.comm.command import CommRequest, compared, read_result, run_all, run_rank, unmet
+from dsdoctor.comm.command import CommRequest, read_result, run_all, run_rank, tell_torchrun, unmet
 from dsdoctor.comm.control.supervisor import Screen
 from dsdoctor.comm.launch.rank import rank_of
-from dsdoctor.comm.models import CommSettings, Mode, PhaseState, Rank
-from dsdoctor.comm.prolog import history_lines, judge_history, line_of, test_node
+from dsdoctor.comm.models import MAX_RANKS, CommSettings, Mode, PhaseState, Rank
+from dsdoctor.comm.prolog import line_of, test_node
 from dsdoctor.comm.results import PhaseResult, Report
 from dsdoctor.comm.text import phase_line, report_lines
 from dsdoctor.core.errors import UsageError
@@ -36,7 +36,10 @@ Quick = Annotated[bool, flag(name="--quick", help="Reach and correctness only; s
 Full = Annotated[bool, flag(name="--full", help="Every collective, all sizes and pairs, and DeepSpeed's layer.")]
 Nproc = Annotated[
     int | None,
-    option(validator=Number(gte=1), help="Ranks to start here, or on each host. Default: one for each GPU, else 2."),
+    option(
+        validator=Number(gte=1, lte=MAX_RANKS),
+        help="Ranks to start here, or on each host. Default: one for each GPU, else 2.",
+    ),
 ]
 Hostfile = Annotated[
     str | None,
@@ -66,23 +69,11 @@ Read = Annotated[
     option(metavar="FILE|-", help="Tell what a test with --json found that a scheduler has started; start no rank."),
 ]
 Html = Annotated[Path | None, option(name="--html", metavar="FILE", help="Write a page with the pairs and curves.")]
-Against = Annotated[
-    str | None,
-    option(metavar="FILE", help="Tell what got slower since a test of the same ranks that wrote FILE with --json."),
-]
 Prolog = Annotated[
     bool,
     flag(
         name="--prolog",
         help="Test this node by itself before a job, within a minute, and print one JSON line; 1 if it is broken, else 0.",
-    ),
-]
-HistoryFile = Annotated[
-    Path | None,
-    option(
-        name="--history",
-        metavar="FILE",
-        help="With --prolog: add the line to this file. Alone: name the nodes that failed again.",
     ),
 ]
 LocalRank = Annotated[str | None, option(name=["--local_rank", "--local-rank"], show=False)]
@@ -102,10 +93,8 @@ def comm_command(
     deadline: Deadline = None,
     out: OutFolder = None,
     html: Html = None,
-    against: Against = None,
     read: Read = None,
     prolog: Prolog = False,
-    history: HistoryFile = None,
     as_json: Json = False,
     verbose: Verbose = False,
     local_rank: LocalRank = None,  # noqa: ARG001 (DeepSpeed's launcher adds it; the rank is read from the environment)
@@ -129,35 +118,25 @@ def comm_command(
         skip_bad=skip_bad,
     )
     if prolog:
-        return _prolog(wanted, history)
-    if history is not None:
-        return _history(history, as_json)
+        return _prolog(wanted)
     _check_places(out, html)
-    window = Window(as_json, verbose, html, read_result(against, earlier=True) if against else None)
+    window = Window(as_json, verbose, html)
     if read is not None:
         window.report(read_result(read))
         return window.status
     return _test(wanted, window, began)
 
 
-def _prolog(wanted: CommRequest, history: Path | None) -> int:
+def _prolog(wanted: CommRequest) -> int:
     """One line; a node that is slow or was not tested is not kept from its job."""
     given = {"--hostfile": wanted.hostfile is not None, "--full": wanted.settings.mode is Mode.FULL}
     for name in (name for name, is_given in given.items() if is_given):
         raise UsageError(
             f"--prolog tests this node by itself within a minute, and {name} was given", hint="leave it out"
         )
-    test, why_not = test_node(wanted, history)
+    test = test_node(wanted)
     sys.stdout.write(line_of(test) + "\n")
-    if why_not:
-        show(Stream(stderr=True), [f"! {why_not}"])
     return FOUND if test.failed else OK
-
-
-def _history(path: Path, as_json: bool) -> int:
-    found = judge_history(path)
-    print_result("comm", as_json, history_lines(found), found.findings, history=found)
-    return SLOW if found.findings else OK
 
 
 def _test(wanted: CommRequest, window: "Window", began: float) -> int:
@@ -181,8 +160,8 @@ def _test(wanted: CommRequest, window: "Window", began: float) -> int:
 class Window:
     """Where a test is shown: phases on stderr while it runs, the report on stdout at its end, files beside it."""
 
-    def __init__(self, as_json: bool, verbose: bool, html: Path | None, base: Report | None) -> None:
-        self._as_json, self._verbose, self._html, self._base = as_json, verbose, html, base
+    def __init__(self, as_json: bool, verbose: bool, html: Path | None) -> None:
+        self._as_json, self._verbose, self._html = as_json, verbose, html
         self._talk = Stream(stderr=True)
         self.shown = True
         self.status = 0
@@ -192,18 +171,24 @@ class Window:
         if self.shown:
             show(self._talk, [phase_line(result)])
 
+    def progress(self, at: str) -> None:
+        """What the test has been in for a while."""
+        if self.shown:
+            show(self._talk, [f"· {at}"])
+
     def broken_off(self, rank: Rank, at: str) -> None:
         """A signal ends the test."""
         show(self._talk, [f"✗ rank {rank.rank} was ended by a signal; it was at: {at}"])
 
     def report(self, report: Report) -> None:
         """The end."""
-        report = compared(report, self._base) if self._base else report
         self.status = STATUS[report.state]
         if self._html:
             from dsdoctor.comm.page import write_page
 
             write_page(report, self._html)
+        if self.status:
+            tell_torchrun(report.verdict, report_lines(report, verbose=False))
         lines = report_lines(report, verbose=self._verbose, width=columns())
         print_result("comm", self._as_json, lines, report.findings, report=report)
         if sys.stdout is not None:
@@ -212,16 +197,24 @@ class Window:
 
 def _as_rank(rank: Rank, settings: CommSettings, window: Window, began: float) -> int:
     """Play one rank's part; a rank that met nobody says so itself."""
-    screen = Screen(phase=window.phase, report=window.report, broken_off=lambda at: window.broken_off(rank, at))
+    screen = Screen(
+        phase=window.phase,
+        progress=window.progress,
+        report=window.report,
+        broken_off=lambda at: window.broken_off(rank, at),
+    )
     outcome = run_rank(rank, settings, screen, began=began)
     if outcome.report is not None:
         return window.status
     if outcome.alone and rank.rank == 0:
         window.report(unmet(outcome, rank, settings, time.monotonic() - began))
         return window.status
+    if outcome.verdict and outcome.status:
+        tell_torchrun(outcome.verdict, [f"by rank 0: {outcome.verdict}"])
     if outcome.alone:
         report = unmet(outcome, rank, settings, time.monotonic() - began)
         show(Stream(stderr=True), report_lines(report, verbose=False))
+        tell_torchrun(report.verdict, report_lines(report, verbose=False))
         if outcome.folder:
             show(Stream(stderr=True), [f"  files of rank {rank.rank}: {outcome.folder}"])
     return outcome.status

@@ -4,10 +4,9 @@ import os
 import secrets
 import shutil
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,12 +27,13 @@ from dsdoctor.comm.launch.start import (
     RankTold,
     free_port,
     host_orders,
+    private_folder,
     remote_command,
     start_here,
     write_files,
 )
 from dsdoctor.comm.local.facts import read_gpus
-from dsdoctor.comm.models import CommPhase, CommSettings, Mode, PhaseState, Rank
+from dsdoctor.comm.models import MAX_RANKS, CommPhase, CommSettings, Mode, PhaseState, Rank
 from dsdoctor.comm.preflight import checks as preflight_checks
 from dsdoctor.comm.preflight.facts import LONGEST, look_forwarded, look_preflight
 from dsdoctor.comm.preflight.left_out import (
@@ -46,11 +46,10 @@ from dsdoctor.comm.preflight.left_out import (
     without,
 )
 from dsdoctor.comm.results import PhaseResult, Report, bad_ranks, ended, read_own_report, read_remote_report, verdict
-from dsdoctor.comm.speed.speed_checks import compare, slower_collectives
 from dsdoctor.core.errors import DoctorError, NotWritten, UsageError
 from dsdoctor.core.files import LARGEST as LARGEST_REPORT
-from dsdoctor.core.files import make_folder, read_limited, write_text
-from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.core.files import PRIVATE, make_folder, read_limited, write_text
+from dsdoctor.core.finding import Finding
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.processes import die_with
 from dsdoctor.hosts.hostfile import Slots
@@ -177,6 +176,11 @@ class HostsTest:
                 hint="name the hostfile: a line for each host, such as: node1 slots=8",
             )
         self._asked = self._facts.hosts.hosts
+        if (ranks := sum(request.nproc or entry.slots for entry in self._asked)) > MAX_RANKS:
+            raise UsageError(
+                f"{ranks:,} ranks were asked for, and a test has {MAX_RANKS:,} at most",
+                hint="give fewer with --nproc, or mend the slots in the hostfile",
+            )
         self._bad = dict(bad_hosts(self._facts))
         self._gone: dict[int, str] = {}
 
@@ -352,7 +356,6 @@ def arguments_of(settings: CommSettings, out: Path | None) -> tuple[str, ...]:
 
 RANKS_ON_CPU = 2
 WRITES = "srun ... python -m dsdoctor.comm --json > comm.json writes one"
-WRITES_EARLIER = "name the file that an earlier python -m dsdoctor comm --json > FILE wrote"
 
 
 def run_rank(rank: Rank, settings: CommSettings, screen: Screen, *, began: float) -> Outcomes:
@@ -377,18 +380,17 @@ def run_all(request: CommRequest, *, on_phase: OnPhase) -> Report:
         return replace(report, out=str(folder) if keep else None)
 
 
-def read_result(name: str, *, earlier: bool = False) -> Report:
-    """The report in what a test with --json wrote elsewhere, whatever stands around it; "-" is stdin. ``earlier``: it is the one
-    to compare with. Raises UsageError without."""
-    hint = WRITES_EARLIER if earlier else WRITES
+def read_result(name: str) -> Report:
+    """The report in what a test with --json wrote elsewhere, whatever stands around it; "-" is stdin. Raises UsageError
+    without."""
     try:
         content = sys.stdin.buffer.read(LARGEST_REPORT) if name == "-" else read_limited(Path(name))
     except OSError as error:
-        raise UsageError(f"{name} cannot be read: {error.strerror or error}", hint=hint) from error
+        raise UsageError(f"{name} cannot be read: {error.strerror or error}", hint=WRITES) from error
     found = map(read_remote_report, _documents(content.decode(errors="replace")))
     report = next((report for report in found if report is not None), None)
     if report is None:
-        raise UsageError(f"{name} holds no report of dsdoctor comm --json", hint=hint)
+        raise UsageError(f"{name} holds no report of dsdoctor comm --json", hint=WRITES)
     return report
 
 
@@ -404,7 +406,7 @@ def _documents(text: str) -> Iterator[str]:
 @contextmanager
 def kept_when_broken(settings: CommSettings) -> Iterator[tuple[Path, list[bool]]]:
     """The folder of the ranks' files: the one that was named; else a private one, that is kept when True is added to the list."""
-    folder, outcome = Path(settings.out or tempfile.mkdtemp(prefix="dsdoctor-comm-")), list[bool]()
+    folder, outcome = Path(settings.out) if settings.out else private_folder(), list[bool]()
     make_folder(folder, mode=0o700)
     lock = FileLock(folder / ".lock", mode=0o600, timeout=0)
     try:
@@ -439,7 +441,7 @@ def _here(host: LocalHost, request: CommRequest, folder: Path) -> RankTold:
 
 def unmet(outcome: Outcomes, rank: Rank, settings: CommSettings, seconds: float) -> Report:
     """The report of a rank that got no verdict from rank 0: what it found by itself, in the phase it was in."""
-    known = next((phase for phase in CommPhase if phase.value == outcome.at), CommPhase.RENDEZVOUS)
+    known = next((phase for phase in CommPhase if phase.value == outcome.at.partition(": ")[0]), CommPhase.RENDEZVOUS)
     last = PhaseResult(phase=known, state=PhaseState.BROKEN, seconds=seconds, said="alone", findings=outcome.alone)
     whole = (*outcome.phases, last) if rank.rank == 0 else (last,)
     return Report(
@@ -456,24 +458,14 @@ def unmet(outcome: Outcomes, rank: Rank, settings: CommSettings, seconds: float)
     )
 
 
-def compared(report: Report, base: Report) -> Report:
-    """The report with what got slower since another one, in its phase of speed."""
-    findings = slower_collectives(report, base)
-    phases = tuple(
-        replace(phase, findings=phase.findings + findings, state=_worse(phase, findings))
-        if phase.phase is CommPhase.SPEED
-        else phase
-        for phase in report.phases
-    )
-    found_slower = any(finding.severity is not Severity.NOTE for finding in findings)
-    also = "" if found_slower else compare(report, base).told or "nothing could be compared with before"
-    told = verdict(phases, world=report.world, hosts=report.hosts, backend=report.backend, also=also)
-    return replace(report, phases=phases, verdict=told, state=ended(phases))
-
-
-def _worse(phase: PhaseResult, findings: tuple[Finding, ...]) -> PhaseState:
-    return (
-        phase.state
-        if phase.state in {PhaseState.SKIPPED, PhaseState.BROKEN}
-        else state_of(phase.phase, phase.findings + findings)
-    )
+def tell_torchrun(verdict: str, lines: Iterable[str]) -> None:
+    """Write a verdict into the file in which torchrun looks for the error of this rank (torch/distributed/elastic/multiprocessing/
+    errors, ``record_exception``): its own summary shows ``py_callstack`` then, of the rank whose file is the oldest."""
+    path = LocalHost().variable("TORCHELASTIC_ERROR_FILE")
+    if not path:
+        return
+    extra = {"py_callstack": "\n".join(lines), "timestamp": str(int(time.time()))}
+    error = {"message": {"message": verdict, "extraInfo": extra}}
+    with suppress(OSError):
+        # the verdict was said already
+        write_text(Path(path), msgspec.json.encode(error).decode(), mode=PRIVATE)

@@ -2,7 +2,7 @@
 
 import inspect
 
-from dsdoctor.comm import groups, prolog
+from dsdoctor.comm import groups
 from dsdoctor.comm.collectives import nccl, result_checks, stuck_checks
 from dsdoctor.comm.control import agent, phases, supervisor, test_state
 from dsdoctor.comm.local import checks as local_checks
@@ -42,8 +42,6 @@ CHECKS = (
     speed_checks.messages_late,
     *groups.ISOLATE_CHECKS,
     *groups.CHECKS,
-    *speed_checks.BASELINE_CHECKS,
-    *prolog.CHECKS,
     *supervisor.CHECKS,
     agent.torch_unusable,
     agent.nccl_unavailable,

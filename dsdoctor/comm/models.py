@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from dsdoctor.core.text import and_more
 from dsdoctor.ranks.nodelist import in_words, ranges_of
 
+MAX_RANKS = 1_000_000
+"""More ranks are no world that anybody has."""
+
 
 class CommPhase(enum.Enum):
     """What is tested, in this order. When a phase is broken, the later ones are skipped."""
@@ -132,6 +135,8 @@ class Local:
     name resolves to; ``chosen`` and ``routed`` are the interface that the backend would take and the one that the kernel
     routes to the master by.
 
+    ``tmp`` is the folder for temporary files that is asked for, ``tmp_free`` its bytes, 0 where it takes no more files.
+
     ``memlock``, ``nofile`` and ``address_space`` are this process's own limits (None: unlimited). ``variables`` are those
     that steer communication (NCCL_*, GLOO_*, TORCH_NCCL_* ...), without secrets. ``counters`` are the
     host's error counters before the test, read by its first rank.
@@ -144,6 +149,8 @@ class Local:
     routed: ChosenInterface | None = None
     shm_total: int | None = None
     shm_free: int | None = None
+    tmp: str = ""
+    tmp_free: int | None = None
     memlock: int | None = None
     nofile: int | None = None
     address_space: int | None = None

@@ -268,7 +268,11 @@ def _candidates(report: Report) -> Iterator[tuple[set[str], int, str]]:
     came = {claim.rank for claim in report.ranks}
     for rank in range(report.world) if came else ():
         if rank not in came:
-            yield {"rank-missing", "rank-unable", "master-unreachable"}, rank, "it did not come to the rendezvous"
+            yield (
+                {"rank-missing", "rank-unable", "rank-starting", "master-unreachable"},
+                rank,
+                "it did not come to the rendezvous",
+            )
     for rank in report.wrong:
         yield {"data-is-wrong"}, rank, "what it sends is wrong"
     for stuck in report.stuck:
@@ -331,9 +335,8 @@ def ended(phases: Iterable[PhaseResult]) -> PhaseState:
     return PhaseState.OK if PhaseState.OK in states else PhaseState.SKIPPED
 
 
-def verdict(phases: Iterable[PhaseResult], *, world: int, hosts: Sequence[str], backend: str, also: str = "") -> str:
-    """One line, with its mark. ``hosts`` is the host of every expected rank, "" where it is not known; ``also`` is said with
-    what went well.
+def verdict(phases: Iterable[PhaseResult], *, world: int, hosts: Sequence[str], backend: str) -> str:
+    """One line, with its mark. ``hosts`` is the host of every expected rank, "" where it is not known.
 
     >>> met = PhaseResult(phase=CommPhase.RENDEZVOUS, state=PhaseState.OK, seconds=0.4, said="")
     >>> right = PhaseResult(phase=CommPhase.RIGHT, state=PhaseState.OK, seconds=2.0, said="")
@@ -341,7 +344,7 @@ def verdict(phases: Iterable[PhaseResult], *, world: int, hosts: Sequence[str], 
     '✓ 2 of 2 ranks reach each other and get the same results (gloo, 1 host)'
     """
     phases = sorted(phases, key=lambda phase: ORDER.index(phase.phase))
-    state, claim = ended(phases), _claim(phases, world, hosts, backend, also)
+    state, claim = ended(phases), _claim(phases, world, hosts, backend)
     if state is PhaseState.OK:
         return f"✓ {claim}"
     if state is PhaseState.SKIPPED:
@@ -368,7 +371,7 @@ def first_finding(phases: Iterable[PhaseResult], severity: Severity) -> tuple[Ph
     )
 
 
-def _claim(phases: Sequence[PhaseResult], world: int, hosts: Sequence[str], backend: str, also: str) -> str:
+def _claim(phases: Sequence[PhaseResult], world: int, hosts: Sequence[str], backend: str) -> str:
     went_well = {phase.phase for phase in phases if phase.state in {PhaseState.OK, PhaseState.SLOW}}
     mesh = (finding.rule for phase in phases if phase.phase is CommPhase.MESH for finding in phase.findings)
     cut = any(rule.startswith("mesh-") and rule != "mesh-lossy" for rule in mesh)
@@ -377,5 +380,5 @@ def _claim(phases: Sequence[PhaseResult], world: int, hosts: Sequence[str], back
     where = f"{backend}, {known} host{'' if known == 1 else 's'}" if known else backend
     if said is None:
         names = ", ".join(phase.phase.value for phase in phases if phase.phase in went_well)
-        return f"no problem was found; only this was tested: {names}{also and f'; {also}'} ({where})"
-    return f"{world} of {world} ranks {said}{also and f'; {also}'} ({where})"
+        return f"no problem was found; only this was tested: {names} ({where})"
+    return f"{world} of {world} ranks {said} ({where})"

@@ -137,6 +137,7 @@ NAMED = re.compile(rf"ranks? ({PART}(?:, {PART})*)")
 """How a title begins that is about ranks."""
 BLAMED = {
     "rank-unable": "cannot take part",
+    "rank-starting": "still starting",
     "rank-raised": "raised an error",
     "rank-behind": "behind the others",
     "messages-late": "late with every message",
@@ -440,7 +441,10 @@ def _after_blank(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _ok_lines(report: Report) -> Iterator[str]:
-    """A line for each rank, in the words of DeepSpeed's guide; a line for each host where there are many."""
+    """A line for each rank, in the words of DeepSpeed's guide; a line for each host where there are many. None where no rank was
+    started: of such nothing is known."""
+    if not report.ranks:
+        return
     if report.world <= MOST_RANKS:
         yield from (f"[{host_of(report, rank) or 'unknown host'}-{rank}] is OK" for rank in range(report.world))
         return

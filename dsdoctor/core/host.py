@@ -11,6 +11,7 @@ import os
 import re
 import selectors
 import shutil
+import stat
 import subprocess
 import sys
 import threading
@@ -218,7 +219,11 @@ class LocalHost:
 
     def read(self, path: str) -> str | None:
         try:
-            with Path(self._inside(path)).open("rb") as file:
+            # a FIFO without a writer, or a device, would keep whoever opens it waiting
+            handle = os.open(self._inside(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+            with os.fdopen(handle, "rb") as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    return None
                 return file.read(LARGEST_READ).decode("utf-8", errors="replace")
         except (OSError, ValueError):
             return None

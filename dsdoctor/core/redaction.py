@@ -6,8 +6,9 @@ through here.
 """
 
 import difflib
+import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 # Words of compilers and linkers: those that are known to be harmless, and how many others there are. Pure.
@@ -216,6 +217,75 @@ SWITCHES = (
     *("DS_ACCELERATOR", "DS_ENABLE_NINJA", "DS_SKIP_CUDA_CHECK", "DS_IGNORE_CUDA_DETECTION", "DS_NVCC_THREADS"),
     *("DS_DEBUG_CUDA_BUILD", "MAX_JOBS", "PIP_NO_BUILD_ISOLATION", "TORCH_DONT_CHECK_COMPILER_ABI"),
 )
+OF_NCCL = (
+    *(
+        "SOCKET_IFNAME",
+        "SOCKET_FAMILY",
+        "SOCKET_NTHREADS",
+        "NSOCKS_PERTHREAD",
+        "CROSS_NIC",
+        "NET",
+        "NET_PLUGIN",
+        "NET_GDR_LEVEL",
+    ),
+    *(
+        "NET_GDR_READ",
+        "NET_MERGE_LEVEL",
+        "NET_FORCE_MERGE",
+        "OOB_NET_IFNAME",
+        "IB_HCA",
+        "IB_GID_INDEX",
+        "IB_ADDR_FAMILY",
+    ),
+    *(
+        "IB_ADDR_RANGE",
+        "IB_PKEY",
+        "IB_SL",
+        "IB_TC",
+        "IB_DISABLE",
+        "IB_CUDA_SUPPORT",
+        "ALGO",
+        "PROTO",
+        "DEBUG",
+        "DEBUG_SUBSYS",
+    ),
+    *("DEBUG_FILE", "TOPO_FILE", "TOPO_DUMP_FILE", "GRAPH_FILE", "GRAPH_DUMP_FILE", "CONF_FILE", "TUNER_PLUGIN"),
+    *(
+        "PROFILER_PLUGIN",
+        "TUNER_CONFIG_FILE",
+        "LAUNCH_MODE",
+        "P2P_LEVEL",
+        "P2P_DISABLE",
+        "SHM_DISABLE",
+        "COMM_ID",
+        "RAS_ADDR",
+    ),
+)
+STEERING = frozenset(
+    (
+        *(f"{library}_{name}" for library in ("NCCL", "RCCL") for name in OF_NCCL),
+        *(
+            "GLOO_SOCKET_IFNAME",
+            "GLOO_DEVICE_TRANSPORT",
+            "TP_SOCKET_IFNAME",
+            "UCX_TLS",
+            "UCX_NET_DEVICES",
+            "UCX_LOG_LEVEL",
+        ),
+        *(
+            "FI_PROVIDER",
+            "FI_LOG_LEVEL",
+            "FI_EFA_IFACE",
+            "TORCH_DISTRIBUTED_DEBUG",
+            "HCCL_SOCKET_IFNAME",
+            "CCL_ATL_TRANSPORT",
+        ),
+        *("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"),
+    )
+)
+"""Variables of communication whose values are devices, addresses, files and the words of their libraries: none holds a secret."""
+PLAIN = re.compile(r"[\w.,:;=^/%+~*\[\] -]{0,256}")
+INTERPRETER = re.compile(r"(?:python|pypy|bash|sh|dash|zsh|perl|ruby|node)[\d.]*")
 BETWEEN, IN_ADDRESS = r"[:;,?&#@\"'=\\]+", r"[:;,?&#@\"'=\\/]+"
 ALIKE = 0.75
 SHORTEST = 6
@@ -229,6 +299,44 @@ def variable(name: str, value: str) -> str:
     ('-O2 (1 more word not shown)', '...', '1')
     """
     return _rule_of(name)(value)
+
+
+def setting(name: str, value: str) -> str:
+    """The value of a variable as it may be shown on, or sent to, another host: of a name that is not known to hold none, numbers,
+    switches and folders alone.
+
+    >>> setting("NCCL_SOCKET_IFNAME", "=eth0,^docker0"), setting("NCCL_X_TOKEN", "hf_abc"), setting("NCCL_X", "4")
+    ('=eth0,^docker0', '...', '4')
+    >>> setting("UCX_PROXY", "https://u:p@h/x?token=a"), setting("PYTHONPATH", "/a:/b"), setting("HF_TOKEN", "hf_abc")
+    ('https://h/x', '/a:/b', '...')
+    """
+    if "://" in value:
+        return url(value) if URL.fullmatch(value) else GONE
+    if name in STEERING:
+        return value if PLAIN.fullmatch(value) else GONE
+    if (rule := _rule_of(name)) is not urls:
+        return rule(value)
+    return _folders(value) if re.match(r"[/.~$]", value) else _switch(value)
+
+
+def process(words: Sequence[str], name: str) -> str:
+    """A process of somebody: its program, what an interpreter runs, and how many words more it was started with. ``name`` is the
+    kernel's, for one that has written something else over its words.
+
+    >>> process(["/usr/bin/python3", "-m", "http.server", "--hub-token", "hf_abc"], "python3")
+    '/usr/bin/python3 -m http.server (2 more words not shown)'
+    >>> process(["bash", "/job/run.sh", "hunter2"], "bash"), process(["ray::Actor(key=abc)"], "ray::Actor"), process([], "x")
+    ('bash /job/run.sh (1 more word not shown)', 'ray::Actor', 'x')
+    """
+    shown = list(itertools.takewhile(re.compile(FOLDER).fullmatch, words[:1]))
+    if not shown:
+        return name
+    if INTERPRETER.fullmatch(shown[0].rpartition("/")[2]):
+        if words[1:2] == ["-m"] and re.fullmatch(r"[\w.]{1,80}", "".join(words[2:3])):
+            shown += words[1:3]
+        elif re.fullmatch(FOLDER, "".join(words[1:2])) and "-c" not in words[1:2]:
+            shown += words[1:2]
+    return _counted(shown, len(words) - len(shown))
 
 
 def url(text: str) -> str:

@@ -283,6 +283,13 @@ PROBLEMS = (
         steps=(step("getent hosts {host}"),),
     ),
     SshProblem(
+        pattern=r"(?i)banner exchange",
+        sample="Connection timed out during banner exchange\nConnection to n1 port 22 timed out",
+        what="its port accepts connections and no sshd answers: sshd is stopped or overloaded, or another program has the port",
+        fix="see on the console of that host what sshd does, and how busy the host is",
+        steps=(step("systemctl status ssh; uptime", note="on that host"), TRY),
+    ),
+    SshProblem(
         pattern=r"Connection timed out|Operation timed out|connect to host .*timed out",
         sample="ssh: connect to host n1 port 22: Connection timed out",
         what="nothing answers at its address: the host is down, or a firewall drops the port",

@@ -37,7 +37,6 @@ READERS: dict[str, tuple[str, ...]] = {
     "verify": ("verify", "WHEEL", "--machine", "FILE"),
     "pick": ("pick", "FOLDER", "--machine", "FILE"),
     "compare": ("compare", MACHINE, "FILE"),
-    "comm --against": ("comm", "--against", "FILE"),
     "push": ("push", "WHEEL", "--hostfile", "FILE"),
     "trace show": ("trace", "show", "FILE"),
     "trace compare": ("trace", "compare", "FILE", "FILE"),

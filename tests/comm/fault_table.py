@@ -33,6 +33,7 @@ class Fault:
     twice: tuple[int, ...] = ()
     world: int = 2
     nodes: int = 2
+    links: int = 1
     mode: str = "--quick"
     status: int = 1
     teller: str = "0"
@@ -44,7 +45,7 @@ class Fault:
 def played(fault: Fault, folder: Path, argv: Sequence[str], command: str, *, hold_at: int) -> Iterator[Job]:
     """Runs ``python ARGV`` as the ranks of the fault, does to it what there is to do, and gives the job while that lasts. The
     ranks wait before their ``hold_at``-th collective where something is done meanwhile."""
-    with Rig(folder / "rig", nodes=fault.nodes) as rig, contextlib.ExitStack() as stack:
+    with Rig(folder / "rig", nodes=fault.nodes, links=fault.links) as rig, contextlib.ExitStack() as stack:
         if fault.before:
             stack.enter_context(fault.before(rig, command))
         own = _variables(fault, folder, hold_at)
@@ -125,6 +126,30 @@ FAULTS = (
         rules=("rank-missing",),
         says=("rank 1",),
         whispers={"1": "10.200.0.1:29500"},
+    ),
+    Fault(
+        name="an address that another host has too",
+        before=lambda rig, _: faults.same_address(rig, 1, 2),
+        world=3,
+        nodes=3,
+        rules=("mesh-address-shared",),
+        says=("nodeb and nodec have the same address 10.200.0.2",),
+    ),
+    Fault(
+        name="another way back",
+        before=lambda rig, _: faults.other_way_back(rig, 1, 2),
+        world=3,
+        nodes=3,
+        links=2,
+        rules=("mesh-one-way",),
+        says=("nodec cannot connect to nodeb", "nodeb sends to 10.200.0.3 by eth1 10.200.1.2, not by eth0"),
+    ),
+    Fault(
+        name="no room for temporary files",
+        before=lambda rig, _: faults.full_tmp(rig[1]),
+        rules=("tmp-full",),
+        says=("rank 1 (nodeb): /run/tmp is full",),
+        status=0,
     ),
     Fault(
         name="master's port dropped",

@@ -188,6 +188,47 @@ def squatter(node: Node, port: int, says: str = "") -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def full_tmp(node: Node, folder: str = "/run/tmp") -> Iterator[None]:
+    """A folder for temporary files that takes nothing more."""
+    fill = f"mount -t tmpfs -o size=64k tmp {folder} && dd if=/dev/zero of={folder}/fill bs=4k 2>/dev/null; true"
+    node.run(["sh", "-c", fill], check=True)
+    try:
+        yield
+    finally:
+        node.run(["umount", "-l", folder], check=True)
+
+
+@contextlib.contextmanager
+def same_address(rig: Rig, number: int, other: int) -> Iterator[None]:
+    """A node has the address of another beside its own; rank 0's node still finds the right one."""
+    node, first = rig[other], rig[0]
+    card = _card(rig[number])
+    first.net("ip", "neigh", "replace", rig[number].address, "lladdr", card, "dev", "eth0")
+    node.net("ip", "address", "add", f"{rig[number].address}/24", "dev", "eth0")
+    try:
+        yield
+    finally:
+        node.net("ip", "address", "del", f"{rig[number].address}/24", "dev", "eth0")
+
+
+def _card(node: Node) -> str:
+    return node.net("ip", "-brief", "link", "show", "eth0").split()[2]
+
+
+@contextlib.contextmanager
+def other_way_back(rig: Rig, number: int, target: int) -> Iterator[None]:
+    """A node sends to another by its second link, and drops what comes from there by the first, as many systems are set up to."""
+    node = rig[number]
+    node.net("ip", "route", "add", f"{rig[target].address}/32", "dev", "eth1", "src", node.addresses[1])
+    for name in ("all", "eth0", "eth1"):
+        node.net("sysctl", "-qw", f"net.ipv4.conf.{name}.rp_filter=1")
+    try:
+        yield
+    finally:
+        node.net("ip", "route", "del", f"{rig[target].address}/32", "dev", "eth1")
+
+
+@contextlib.contextmanager
 def small_shm(node: Node, size: str = "64m") -> Iterator[None]:
     """/dev/shm as Docker makes it."""
     node.run(["mount", "-o", f"remount,size={size}", "/dev/shm"], check=True)

@@ -3,13 +3,15 @@
 import itertools
 import os
 import socket
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 
 from dsdoctor.comm.rendezvous import absent_checks
 from dsdoctor.comm.rendezvous.absent_checks import Absent
 from dsdoctor.comm.rendezvous.notices import NONCE, NoticeListener, RankZero, ask, ports
-from dsdoctor.comm.rendezvous.store import Unreached, open_board
+from dsdoctor.comm.rendezvous.store import Unreached, Wait, open_board
 from dsdoctor.comm.results import ConnectOutcome
 from tests.comm.made_claims import claim, rank
 
@@ -57,13 +59,32 @@ def test_who_holds_the_masters_port_on_this_host_is_named_and_whether_it_started
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        why = open_board(rank(1, master="127.0.0.1", port=server.getsockname()[1], launcher="variables"), 20.0)
+        why = open_board(
+            rank(1, master="127.0.0.1", port=server.getsockname()[1], launcher="variables"), Wait(seconds=20.0)
+        )
         thread.join(10)
 
     assert isinstance(why, Unreached)
     assert (why.outcome, why.banner, why.above) == (ConnectOutcome.STRANGER, "HTTP/1.0 400 Bad request", True)
     assert (why.listener or "").startswith(f"pid {os.getpid()} (")
     assert "python" in (why.listener or "")
+
+
+def test_of_a_program_on_the_masters_port_no_argument_is_shown() -> None:
+    script = (
+        "import socket, sys\n"
+        "s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True)\n"
+        "c, _ = s.accept(); c.recv(64); c.sendall(b'hello\\r\\n'); sys.stdin.read()\n"
+    )
+    argv = [sys.executable, "-c", script, "--hub-token", "hf_Zq7Secret"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout
+        port = int(other.stdout.readline())
+        why = open_board(rank(1, master="127.0.0.1", port=port, launcher="variables"), Wait(seconds=20.0))
+        other.communicate("")
+
+    assert isinstance(why, Unreached)
+    assert why.listener == f"pid {other.pid} ({sys.executable} (4 more words not shown))"
 
 
 def test_rank_0_says_who_it_is_to_a_rank_that_looks_for_the_store_beside_it() -> None:

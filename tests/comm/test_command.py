@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,9 @@ import pytest
 from dsdoctor.cli.comm import STATUS
 from dsdoctor.cli.explain import manual
 from dsdoctor.comm.command import read_result
+from dsdoctor.comm.launch.start import check_room, max_ranks
 from dsdoctor.comm.results import Report
+from dsdoctor.core.host import Host, LocalHost
 from dsdoctor.ui.screen import document
 from tests.cli.runner import run as run_inside
 from tests.comm.left_over import left_over
@@ -43,7 +46,8 @@ def run(*arguments: str, env: dict[str, str]) -> "subprocess.CompletedProcess[st
         (["--nproc", "2"], {"RANK": "0", "WORLD_SIZE": "2"}, "--nproc starts ranks, and this is rank 0 already"),
         (["--quick"], {"RANK": "5", "WORLD_SIZE": "2"}, "RANK"),
         (["--quick"], {"RANK": "0", "WORLD_SIZE": "two"}, "WORLD_SIZE"),
-        (["--against", "nowhere.json"], {}, "nowhere.json"),
+        (["--nproc", "1000001"], {}, "1000000"),
+        (["--read", "nowhere.json"], {}, "nowhere.json"),
         (["--static"], {}, "--static looks at the hosts of a hostfile"),
         (["--hostfile", "/no/hosts"], {}, "--hostfile is /no/hosts, and that file cannot be read"),
         (["--quick"], {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": ""}, "unset RANK WORLD_SIZE LOCAL_RANK"),
@@ -56,6 +60,44 @@ def test_what_makes_no_sense_is_refused_with_status_2(arguments: list[str], env:
     assert done.returncode == 2
     assert said in done.stderr
     assert "Fix:" in done.stderr
+
+
+def test_more_ranks_than_the_machine_can_bear_are_refused_with_both_numbers() -> None:
+    done = run_inside("comm", "--nproc", "1000000")
+
+    assert (done.returncode, done.stdout) == (3, "")
+    assert re.search(
+        r"1,000,000 ranks were asked for, and this machine can bear [\d,]+ at most: .*[\d,]+ ", done.stderr
+    )
+    most = max_ranks(LocalHost())[0]
+    assert 0 < most < 1_000_000
+    check_room(most // 2, LocalHost())
+
+
+def test_a_verdict_stands_in_torchruns_error_file(tmp_path: Path) -> None:
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+    (tmp_path / "comm.json").write_text(document("comm", missing_rank().findings, report=missing_rank()))
+    file = tmp_path / "error.json"
+    done = run_inside("comm", "--read", str(tmp_path / "comm.json"), TORCHELASTIC_ERROR_FILE=str(file))
+    failure = ProcessFailure(local_rank=0, pid=1, exitcode=1, error_file=str(file))
+
+    assert done.returncode == 1
+    assert failure.message["message"] == missing_rank().verdict
+    assert failure.message["extraInfo"]["py_callstack"].startswith(missing_rank().verdict)
+    assert 0 < failure.timestamp <= time.time()
+
+
+def test_what_a_machine_can_bear_follows_from_its_memory_and_its_tasks(disk: Callable[..., Host]) -> None:
+    roomy = {
+        "/proc/meminfo": "MemTotal: 9 kB\nMemAvailable: 30720000 kB\nSwapFree: 0 kB\n",
+        "/proc/loadavg": "0 0 0 1/500 7\n",
+    }
+    tasks = {"/proc/sys/kernel/pid_max": "32768\n", "/proc/sys/kernel/threads-max": "1000\n"}
+
+    assert max_ranks(disk(roomy)) == (200, "30,000 MiB of memory are free, and a rank takes 150 MiB")
+    most, because = max_ranks(disk({**roomy, **tasks}))
+    assert (most, because.partition(" (")[0]) == (62, "500 more processes and threads may be started")
 
 
 def test_ranks_on_more_hosts_than_one_head_carries_are_left_to_the_scheduler(tmp_path: Path) -> None:
@@ -190,14 +232,6 @@ def test_a_document_that_was_made_readable_is_read_alone_and_among_other_lines(t
                 wrong.append((indent, end, said[:20]))
 
     assert wrong == []
-
-
-def test_a_name_of_an_earlier_test_that_is_mistyped_is_told_what_writes_one(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text("no report\n")
-    said = [run_inside("comm", "--against", str(tmp_path / name)).stderr for name in ("bse.json", "log")]
-
-    assert ["an earlier python -m dsdoctor comm --json > FILE wrote" in each for each in said] == [True, True]
-    assert [each for each in said if "srun" in each] == []
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_secrets_and_what_each_rank_has_of_its_own_are_left_out() -> None:
         variables={
             "NCCL_ALGO": "Ring",
             "CUDA_VISIBLE_DEVICES": "3",
-            "NCCL_API_KEY": "1",
+            "NCCL_API_KEY": "abc",
             "UCX_PROXY": "http://me:word@proxy",
             "NCCL_IB_PKEY": "1",
         },
@@ -116,7 +116,9 @@ def test_secrets_and_what_each_rank_has_of_its_own_are_left_out() -> None:
         "mtu": "9000",
         "interface": "eth0",
         "NCCL_ALGO": "Ring",
+        "NCCL_API_KEY": "...",
         "NCCL_IB_PKEY": "1",
+        "UCX_PROXY": "http://proxy",
     }
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from dsdoctor.comm.launch.start import free_port
 from tests.builder.test_build_targets import Lab
 from tests.comm import services
 from tests.comm.conftest import need
@@ -42,6 +43,17 @@ def test_torchrun(ranks: int, tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=around, cwd=tmp_path)
 
     assert well(done, [socket.gethostname()] * ranks)
+
+
+def test_torchruns_own_summary_shows_the_verdict(tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc_per_node", "2"]
+    command = [*torchrun, "--master_port", str(free_port()), "-m", "dsdoctor.comm", "--quick", "--backend", "nccl"]
+    around = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=around, cwd=tmp_path)
+
+    summary = done.stderr.rpartition("Root Cause")[2]
+    assert done.returncode == 1
+    assert re.search(r"traceback : ✗ .*rank 0", summary), done.stderr
 
 
 def test_deepspeed_over_ssh_and_pdsh(rig: Rig) -> None:

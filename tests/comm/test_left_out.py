@@ -181,6 +181,7 @@ def test_a_look_at_the_hosts_writes_both_lists_and_names_the_next_command(hostfi
     assert "1 of 4 hosts was left out: down" in skipped.stdout
     assert "Connection refused" not in skipped.stdout
     assert "down" not in chosen_only.stdout
+    assert "OK" not in chosen_only.stdout
     assert (out / "good-hosts").read_text() == "n1 slots=1\nlame slots=1\nn2 slots=1\n"
     assert (out / "bad-hosts").read_text() == "down\n"
 

@@ -65,6 +65,7 @@ WITH_PROBLEM = {
     "hostname-unusable": healthy(resolves_to=("10.7.7.7",), chosen=taken(LO)),
     "interface-named-absent": healthy(variables={"NCCL_SOCKET_IFNAME": "=eth7"}, chosen=None),
     "comm-shm-too-small": healthy(shm_total=64 << 20, shm_free=60 << 20),
+    "tmp-full": healthy(tmp="/tmp", tmp_free=0),
     "memlock-limited": healthy(memlock=8 << 20),
     "nofile-low": healthy(nofile=256),
     "address-space-limited": healthy(address_space=2 * GIB),
@@ -241,7 +242,7 @@ def test_this_host_is_read_at_once_and_has_a_loopback() -> None:
         interface.kind == "loopback" and interface.address == "127.0.0.1" and interface.prefix == 8
         for interface in local.interfaces
     )
-    assert (local.routed.address, local.variables) == ("127.0.0.1", {"NCCL_ALGO": "Ring"})
+    assert (local.routed.address, local.variables) == ("127.0.0.1", {"NCCL_ALGO": "Ring", "NCCL_TOKEN": "..."})
     assert took < 20, "50 ms on an idle machine"
 
 

@@ -1,5 +1,6 @@
 """The mesh: real sockets on this machine, and what is read out of a matrix of attempts."""
 
+import random
 import socket
 import threading
 from dataclasses import replace
@@ -14,6 +15,7 @@ from dsdoctor.comm.models import Claim
 from dsdoctor.comm.results import ConnectOutcome, Reach
 from dsdoctor.core.finding import Severity
 from tests.comm.made_claims import claim, claims, reaches
+from tests.each import each
 
 
 def listening(number: int, token: str) -> Claim:
@@ -225,6 +227,60 @@ def test_packets_that_one_host_loses_are_one_finding(host: int) -> None:
             "mesh-lossy",
             f"node{'abcd'[host]}, with 3 other hosts, loses packets: 240 of 6000 segments were sent again (4.0%)",
         )
+    ]
+
+
+@each("world", [3, 4, 6])
+@each("seed", range(12))
+def test_a_loss_of_two_percent_at_one_host_names_that_host(world: int, seed: int) -> None:
+    made, chance = claims(world, per_host=1), random.Random(seed)
+    host = chance.randrange(world)
+
+    def lost(one: int, other: int) -> int:
+        return sum(chance.random() < 0.02 for _ in range(720)) if host in (one, other) else 0
+
+    found = tuple(
+        Reach(source=one, target=other, outcome=ConnectOutcome.REACHED, retransmits=lost(one, other), segments=720)
+        for one, other in permutations(range(world), 2)
+    )
+
+    titles = [title for rule, title in rules(made, found)]
+    assert [title.split(" ")[0].strip(",") for title in titles] == [f"node{'abcdef'[host]}"], titles
+
+
+def test_a_loss_that_shows_between_two_hosts_only_names_the_one_that_both_ends_share() -> None:
+    made = claims(3, per_host=1)
+    again = {(0, 2): 16, (2, 0): 12, (1, 2): 6, (2, 1): 5}
+    found = tuple(
+        Reach(
+            source=one,
+            target=other,
+            outcome=ConnectOutcome.REACHED,
+            retransmits=again.get((one, other), 0),
+            segments=720,
+        )
+        for one, other in permutations(range(3), 2)
+    )
+
+    ((_, title),) = rules(made, found)
+    assert title.startswith("nodec, with 2 other hosts, loses packets: 39 of 2880 segments")
+
+
+def test_a_path_that_loses_both_ways_is_one_finding() -> None:
+    made = claims(4, per_host=1)
+    found = tuple(
+        Reach(
+            source=one,
+            target=other,
+            outcome=ConnectOutcome.REACHED,
+            retransmits=20 if {one, other} == {0, 1} else 0,
+            segments=1000,
+        )
+        for one, other in permutations(range(4), 2)
+    )
+
+    assert rules(made, found) == [
+        ("mesh-lossy", "the path between nodea and nodeb loses packets: 40 of 2000 segments were sent again (2.0%)")
     ]
 
 

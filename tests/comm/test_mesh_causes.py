@@ -143,6 +143,28 @@ def test_a_route_by_another_interface_is_named_with_its_link() -> None:
     assert finding.fix.commands == ("ip route get 10.0.0.2",)
 
 
+def test_a_route_back_by_another_interface_is_told_by_what_did_arrive() -> None:
+    made = list(claims(3, 1))
+    local = made[1].local
+    assert local is not None
+    second = Interface(name="eth1", address="10.0.1.2", prefix=24, mtu=1500)
+    made[1] = replace(made[1], local=replace(local, interfaces=(*local.interfaces, second)))
+    mesh = meshed(tuple(made), [("nodec", "nodeb")])
+    turned = tuple(
+        replace(one, sent_from="10.0.1.2") if (one.source, one.target) == (1, 2) else one for one in mesh.reaches
+    )
+
+    (finding,) = told(replace(mesh, reaches=turned))
+
+    assert finding.rule == "mesh-one-way"
+    assert finding.title == (
+        "nodec cannot connect to nodeb (timed out), while nodeb can connect to nodec: nodeb sends to 10.0.0.3 by eth1 10.0.1.2, "
+        "not by eth0"
+    )
+    assert finding.fix is not None
+    assert (finding.fix.text, finding.fix.commands) == ("correct the route on nodeb", ("ip route get 10.0.0.3",))
+
+
 @each("usable", [1300, 1400, None])
 @each("host", range(4))
 def test_one_host_behind_a_small_mtu_is_one_finding_with_the_size_that_passes(host: int, usable: int | None) -> None:

@@ -24,7 +24,7 @@ def told(mesh: Mesh) -> list[Finding]:
 
 def large(ended: Callable[[int, int], ConnectOutcome]) -> Mesh:
     """The attempts of many ranks; those between two hosts end as ``ended`` says."""
-    first = claim(0)
+    first = replace(claim(0), local=None)
     made = tuple(
         replace(
             first,

@@ -70,6 +70,23 @@ def test_a_rank_that_does_not_answer_on_one_network_is_that_rank_s_fault(how: Co
     assert rules(Mesh(made, apart, fallen=fallen)) == ["mesh-address-shared"]
 
 
+def test_an_address_that_another_host_has_beside_its_own_is_told_too() -> None:
+    made = list(claims(3, 1))
+    local = made[2].local
+    assert local is not None
+    second = replace(local.interfaces[0], address=made[1].address, name="eth0:1")
+    made[2] = replace(made[2], local=replace(local, interfaces=(*local.interfaces, second)))
+    found = tried(tuple(made), {(2, 1)}, ConnectOutcome.REFUSED)
+
+    (finding,) = [finding for check in checks.CHECKS for finding in check(Mesh(tuple(made), found))]
+    assert finding.rule == "mesh-address-shared"
+    assert finding.title.startswith("nodeb and nodec have the same address 10.0.0.2: ")
+    assert "nodec has it on eth0:1, beside 10.0.0.3" in finding.evidence
+    assert rules(Mesh(tuple(made), tried(tuple(made), set(), ConnectOutcome.REFUSED))) == []
+    other = tuple(replace(one, via_other=one.outcome is ConnectOutcome.REFUSED) for one in found)
+    assert rules(Mesh(tuple(made), other)) == ["mesh-wrong-interface"]
+
+
 class Run(SimpleNamespace):
     """What the phase asks of a test: ranks 2 and 4 of five do not answer."""
 

@@ -173,6 +173,18 @@ def test_each_check_is_named_after_its_rule_and_explains_itself() -> None:
     assert all(len((check.__doc__ or "").split("\n\n")[0]) > 20 for check in CHECKS)
 
 
+@pytest.mark.slow
+def test_a_port_that_accepts_and_stays_silent_is_no_firewall() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = str(silent.getsockname()[1])
+        argv = ["ssh", "-F", "none", "-o", "BatchMode=yes", "-o", "ConnectTimeout=1", "-p", port, "127.0.0.1", "true"]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+
+    found = ssh_problem("n1", done.returncode, done.stderr)
+    assert "accepts connections and no sshd answers" in found.what, done.stderr
+    assert "firewall" not in repr(found)
+
+
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.pattern[:20])
 def test_an_ill_of_ssh_is_told_by_its_sample_and_names_the_host(problem: SshProblem) -> None:
     found = ssh_problem("n1", 255, problem.sample)
@@ -206,7 +218,7 @@ def test_the_line_that_forwards_a_variable_writes_it(tmp_path: Path) -> None:
 
 def test_ranks_over_ssh_carry_who_they_are_and_no_secret(disk: Disk) -> None:
     env = {"NCCL_DEBUG": "INFO", "NCCL_TOKEN": "s3cret", "PYTHONPATH": "/mine"}
-    host = disk({"/job/.deepspeed_env": "A=it's\nHF_TOKEN=s3cret\n"}, HOME="/home", **env)
+    host = disk({"/job/.deepspeed_env": "A=/it\nB=it's\nHF_TOKEN=s3cret\n"}, HOME="/home", **env)
     hosts = (Slots(name="n1", slots=1, line=1), Slots(name="n2", slots=2, line=2))
 
     orders = host_orders(hosts, master="10.0.0.1", port=4711, token="t", seconds=60.0)
@@ -215,7 +227,7 @@ def test_ranks_over_ssh_carry_who_they_are_and_no_secret(disk: Disk) -> None:
 
     assert [(name, order.first, order.count) for name, order in orders.items()] == [("n1", 0, 1), ("n2", 1, 2)]
     assert ranks[2].items() >= {"RANK": "2", "LOCAL_RANK": "1", "DSDOCTOR_COMM_HOSTS": "n1*1,n2*2"}.items()
-    assert variables == {"A": "it's", "NCCL_DEBUG": "INFO", "PYTHONPATH": "/mine"}
+    assert variables == {"A": "/it", "NCCL_DEBUG": "INFO", "PYTHONPATH": "/mine"}
     assert "s3cret" not in str(variables)
 
 

@@ -95,6 +95,12 @@ def test_a_quick_test_that_went_well_is_told_in_the_guides_words() -> None:
     ]
 
 
+def test_ranks_that_were_not_started_are_not_ok() -> None:
+    only_hosts = replace(healthy_2(), ranks=(), phases=(phase(CommPhase.STATIC, "2 hosts answer"),))
+
+    assert "OK" not in told(only_hosts)
+
+
 def test_pairs_and_speeds_are_tables() -> None:
     shown = told(healthy_4())
 

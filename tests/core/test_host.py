@@ -1,6 +1,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dsdoctor.comm.local.interfaces import bounded
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.host import LARGEST_ANSWER, Answer, LocalHost
 from dsdoctor.core.processes import state_of
@@ -38,6 +40,27 @@ def test_what_is_not_there_is_none() -> None:
     assert host.glob("/no/such/*") == ()
     assert host.run(["/no/such/program"], timeout=5).returncode == 127
     assert host.read("/bad\0name") is None
+
+
+def test_what_is_no_regular_file_is_not_read_and_keeps_nobody_waiting(tmp_path: Path) -> None:
+    fifo, empty = tmp_path / ".nccl.conf", tmp_path / "empty"
+    os.mkfifo(fifo)
+    os.mkfifo(empty)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "socket"))
+        # with a writer a FIFO has bytes, and is no file all the same
+        writer = os.open(fifo, os.O_RDWR)
+        os.write(writer, b"NCCL_ALGO=Ring\n")
+        host = LocalHost(env={"HOME": str(tmp_path)})
+        answers = bounded(
+            lambda: [host.read(str(tmp_path / name)) for name in (".nccl.conf", "empty", "socket", ".")], 30
+        )
+        device = host.read("/dev/zero")
+        os.close(writer)
+
+    assert answers == [None] * 4
+    assert device is None
+    assert host.read("/proc/self/stat")
 
 
 def test_a_command_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:

@@ -22,8 +22,9 @@ from dsdoctor.comm.models import CommPhase, PhaseState
 from dsdoctor.comm.rendezvous import absent_checks
 from dsdoctor.comm.rendezvous.absent_checks import Absent
 from dsdoctor.comm.rendezvous.checks import addresses_of, reverse_lookup
+from dsdoctor.comm.rendezvous.heartbeat import Door
 from dsdoctor.comm.rendezvous.notices import Notice, NoticeListener, send_notice
-from dsdoctor.comm.rendezvous.store import Unreached, open_board
+from dsdoctor.comm.rendezvous.store import Unreached, Wait, open_board
 from dsdoctor.comm.results import ConnectOutcome, Report, ended, verdict
 from dsdoctor.core.finding import Finding, step
 from dsdoctor.core.processes import redirect
@@ -64,6 +65,7 @@ def lead(test_run: TestRun) -> Report:
             if phase is CommPhase.RIGHT and _unnamed(test_run):
                 _write(test_run, CommPhase.ISOLATE, node_phases.search)
     gather_phases.count_again(test_run)
+    test_run.phase_log.add_to(CommPhase.RENDEZVOUS, gather_phases.claimed_later(test_run))
     test_run.phase_log.add_to(CommPhase.RIGHT, _untested(test_run))
     if test_run.phase_log.broken and any(
         claim.local and is_tiny(claim.local, claim.world, claim.backend) for claim in test_run.claims
@@ -135,14 +137,24 @@ AFTER_NOTICE = 1.5
 QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR", "TORCH_SHOW_CPP_STACKTRACES": "0"}
 
 
-def control(briefing: Briefing, pipe: BinaryIO, shown: Callable[[], None]) -> None:
-    """Run a control process from start to end; ``shown`` returns when the supervisor has shown the report."""
+def control(briefing: Briefing, pipe: BinaryIO, shown: Callable[[], None], door: Door | None = None) -> None:
+    """Run a control process from start to end; ``shown`` returns when the supervisor has shown the report. ``door``: rank 0's port,
+    on which the supervisor answers meanwhile."""
     folder = Path(briefing.folder)
     os.umask(0o077)
-    redirect(folder / f"rank-{briefing.rank.rank:05d}.log")
+    try:
+        redirect(folder / f"rank-{briefing.rank.rank:05d}.log")
+    except OSError:
+        redirect(Path(os.devnull))
     os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
 
+    told = ""
+
     def say(news: News) -> None:
+        nonlocal told
+        if news == News(at=told):
+            return
+        told = news.at or told
         pipe.write(msgspec.json.encode(news) + b"\n")
         pipe.flush()
 
@@ -160,9 +172,11 @@ def control(briefing: Briefing, pipe: BinaryIO, shown: Callable[[], None]) -> No
     if backend == "nccl" and not has_nccl:
         _cannot_come(briefing, nccl_unavailable(briefing), say)
         return
-    fork_server = ForkServer()
+    fork_server = ForkServer(door.close) if door else ForkServer()
     say(News(at="reaching the store of rank 0"))
-    board = open_board(briefing.rank, _arrival(briefing))
+    latest = briefing.began + briefing.settings.deadline - RESERVE
+    wait = Wait(seconds=_arrival(briefing), latest=latest, say=lambda at: say(News(at=at)))
+    board = open_board(briefing.rank, wait, door)
     if isinstance(board, Unreached):
         say(News(alone=_alone(briefing, board)))
         return
@@ -283,7 +297,7 @@ def _follow(member: Member, briefing: Briefing) -> None:
         # when the store of rank 0 goes, torch raises another type in each release
         print(f"{type(error).__name__}: {error}", flush=True)
         status = None
-    member.say(News(end=status, lost=status is None))
+    member.say(News(end=status, verdict=member.verdict, lost=status is None))
 
 
 def _lead(member: Member, briefing: Briefing, notices: NoticeListener, shown: Callable[[], None]) -> None:
@@ -297,7 +311,7 @@ def _lead(member: Member, briefing: Briefing, notices: NoticeListener, shown: Ca
     report = lead(test_run)
     member.say(News(report=report))
     shown()
-    release(member, STATUS[report.state], test_run.orders + 1, mute=len(test_run.mute))
+    release(member, STATUS[report.state], test_run.orders + 1, mute=len(test_run.mute), verdict=report.verdict)
 
 
 def _arrival(briefing: Briefing) -> float:

@@ -275,10 +275,16 @@ class Data:
 class ForkServer:
     """Made by a control process after it has imported torch and before it opens anything."""
 
-    def __init__(self) -> None:
+    def __init__(self, detach: Callable[[], None] = lambda: None) -> None:
+        """``detach`` closes, in the fork server, what the control process has open already."""
         self._mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._endings: dict[int, int] = {}
-        self.pid = fork(lambda: _serve(theirs, self._mine))
+
+        def main() -> None:
+            detach()
+            _serve(theirs, self._mine)
+
+        self.pid = fork(main)
         theirs.close()
 
     def start(self, join: Join) -> Data:

@@ -198,7 +198,7 @@ TAIL = 5.0
 class ThreadJob:
     """Work in a thread, which is left to itself when it has to stop."""
 
-    step = 0
+    step, at = 0, ""
 
     def __init__(self, rank: int, work: Callable[[], RankAnswer]) -> None:
         self._rank, self._answers = rank, list[RankAnswer]()
@@ -229,6 +229,11 @@ class RunJob:
     def step(self) -> int:
         """The number of the exchange it is in."""
         return self._data.step
+
+    @property
+    def at(self) -> str:
+        """What it is in, such as "importing deepspeed"."""
+        return self._data.at
 
     def poll(self) -> RankAnswer | None:
         """The result, or how it ended without one."""
@@ -326,6 +331,7 @@ class Member:
         self.pace = max(PACE, self.world / 50_000)
         self._number = 0
         self._answers: list[RankAnswer] = []
+        self.verdict = ""
 
     def arrive(self) -> None:
         """Write the claim."""
@@ -345,6 +351,7 @@ class Member:
         number = 1
         while (order := self._await(number, until)) is not None:
             if order.status is not None:
+                self.verdict = order.verdict
                 self.board.log("ends").write(self.rank)
                 self.clear()
                 self._wait_for_rank_zero(order.status)
@@ -449,7 +456,11 @@ class Member:
     def _note(self) -> None:
         """Write this rank's own file; it is replaced whole."""
         path = Path(self.briefing.folder) / f"rank-{self.rank:05d}.json"
-        write_bytes(path, msgspec.json.encode({"schema": "dsdoctor/1", "claim": self.claim, "answers": self._answers}))
+        with contextlib.suppress(OSError):
+            # a full disk keeps no rank from coming
+            write_bytes(
+                path, msgspec.json.encode({"schema": "dsdoctor/1", "claim": self.claim, "answers": self._answers})
+            )
 
 
 def _listeners(briefing: Briefing) -> list[MeshListener]:

@@ -16,7 +16,7 @@ EXCHANGES = frozenset({CommPhase.RIGHT, CommPhase.NODES, CommPhase.SPEED, CommPh
 @dataclass(frozen=True, kw_only=True)
 class RankOrder:
     """Rank 0's order to all ranks: the work of a phase (of LOCAL: to read the host's counters again), or the end, with the exit
-    ``status``. ``groups`` are disjoint sets of ranks that exchange among themselves (empty: all together);
+    ``status`` and the ``verdict``. ``groups`` are disjoint sets of ranks that exchange among themselves (empty: all together);
     ``variables`` are added to the data process's environment; ``seconds`` limit the work on every rank. ``group`` is the number of
     the order for which the ranks joined the group that it is done in: a rank that is in another one joins anew."""
 
@@ -27,6 +27,7 @@ class RankOrder:
     groups: tuple[tuple[int, ...], ...] = ()
     variables: dict[str, str] = field(default_factory=dict)
     status: int | None = None
+    verdict: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,13 +112,14 @@ class Briefing:
 @dataclass(frozen=True, kw_only=True)
 class News:
     """A message of a control process to its supervisor: where it is now, a phase that ended, the whole report; for a rank that
-    follows, the status that rank 0 gave (``end``) or that no order came (``lost``); ``alone`` is what a rank found that
-    never reached the others."""
+    follows, the status (``end``) and ``verdict`` that rank 0 gave, or that no order came (``lost``); ``alone`` is what a rank found
+    that never reached the others."""
 
     at: str = ""
     phase: PhaseResult | None = None
     report: Report | None = None
     end: int | None = None
+    verdict: str = ""
     lost: bool = False
     alone: tuple[Finding, ...] | None = None
 

@@ -1,7 +1,7 @@
 """The phases in which all ranks act together: the mesh, the collectives, their speed, DeepSpeed's layer."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from dsdoctor.comm import groups as isolate
@@ -19,9 +19,11 @@ from dsdoctor.comm.local.interfaces import limit
 from dsdoctor.comm.mesh import checks as mesh_checks
 from dsdoctor.comm.mesh.matrix import Mesh, shared_addresses
 from dsdoctor.comm.mesh.mesh import peers
-from dsdoctor.comm.models import Claim, CommPhase, Mode, PhaseState, named
+from dsdoctor.comm.models import MAX_RANKS, Claim, CommPhase, Mode, PhaseState, named
 from dsdoctor.comm.rendezvous import checks as rendezvous_checks
 from dsdoctor.comm.rendezvous.checks import Arrivals, addresses_of
+from dsdoctor.comm.rendezvous.heartbeat import Heartbeat, HeartbeatReader, beat_seconds
+from dsdoctor.comm.rendezvous.notices import UNNAMED, Notice
 from dsdoctor.comm.rendezvous.store import Log
 from dsdoctor.comm.results import ConnectOutcome, PhaseResult, Reach
 from dsdoctor.comm.speed import speed_checks
@@ -36,37 +38,31 @@ ARRIVAL, LONGEST_ARRIVAL = 0.6, 90.0
 """The part of the deadline in which ranks must come, and the most seconds for that."""
 COUNTING = 6.0
 """Seconds for another reading of the counters."""
-DUPLICATES = 0.15
-"""Seconds to wait for a second claim of a rank that came already: duplicates are started at the same time."""
-MOST_RANKS = 1_000_000
-"""A claim of a larger world is no claim of a rank."""
+DUPLICATES = 0.3
+"""Seconds to wait for a second claim of a rank that came already, or for the heartbeat of one that imports torch."""
+SECOND_BEATS = 2.5
+"""Beats in which a process that says it is a rank that came must be heard of again, to be one that lives."""
 SHOWN = ("torch", "cuda", "nccl", "deepspeed", "python")
 
 
 def rendezvous(test_run: TestRun, phase: Phase) -> None:
-    """Wait for the claims of all ranks. The phase counts from the start of this rank."""
+    """Wait for the claims of all ranks. The phase counts from the start of this rank; a rank that is importing torch says so and is
+    waited for as long as the deadline allows."""
     phase.began = test_run.began
-    log, claims = test_run.member.board.log("claims"), list[Claim]()
-    until = min(test_run.end, test_run.began + min(test_run.settings.deadline * ARRIVAL, LONGEST_ARRIVAL))
-    while not _settled(claims, test_run.me.world) and time.monotonic() < until:
-        absent = {claim.rank for claim in claims} | test_run.notices.heard.keys()
-        if len(absent) >= test_run.me.world:
-            break
-        came = len(claims)
-        claims += _seen(log)
-        if len(claims) != came:
-            test_run.claims = tuple(claims)
-            test_run.member.say(News(at=_said(claims, test_run.me.world, test_run.me.hosts)))
+    arriving = _Arriving(test_run)
+    while not arriving.over():
         time.sleep(test_run.member.pace)
-    time.sleep(DUPLICATES)
-    test_run.claims = (*claims, *_seen(log))
-    _close(test_run, log)
+    arriving.wait_for_duplicates()
+    test_run.claims = tuple(arriving.claims)
+    _close(test_run, arriving.log)
+    starting, unheard = arriving.not_there()
     arrivals = Arrivals(
         me=test_run.me,
         claims=test_run.claims,
         waited=time.monotonic() - test_run.began,
-        notices=test_run.notices.heard,
+        notices={**unheard, **test_run.notices.heard},
         perhaps=test_run.notices.perhaps,
+        starting=starting,
         resolved=() if all_there(test_run) else addresses_of(test_run.me.master),
     )
     phase.findings = tuple(finding for check in rendezvous_checks.CHECKS for finding in check(arrivals))
@@ -74,6 +70,80 @@ def rendezvous(test_run: TestRun, phase: Phase) -> None:
     phase.said = (
         f"{_said(test_run.claims, test_run.me.world, test_run.me.hosts)}, {max(times) - min(times):.1f} s apart"
     )
+
+
+class _Arriving:
+    """The ranks that come: their claims, and the heartbeats of those that are still importing torch."""
+
+    def __init__(self, test_run: TestRun) -> None:
+        self._run, self.log = test_run, test_run.member.board.log("claims")
+        self.claims: list[Claim] = []
+        self._beats = HeartbeatReader(test_run.member.board.store, test_run.me.run, test_run.me.world)
+        patience = min(test_run.settings.deadline * ARRIVAL, LONGEST_ARRIVAL)
+        self._until = min(test_run.end, test_run.began + patience)
+
+    def over(self) -> bool:
+        """Look once, and return whether there is nothing more to wait for."""
+        came, world, notices = len(self.claims), self._run.me.world, self._run.notices.heard
+        self._read()
+        if _settled(self.claims, world) or len({claim.rank for claim in self.claims} | notices.keys()) >= world:
+            return True
+        self._beats.look()
+        self._take_rivals()
+        if _settled(self.claims, world):
+            return True
+        starting, _ = self.not_there()
+        if len(self.claims) != came or starting:
+            self._run.claims = tuple(self.claims)
+            self._run.member.say(News(at=_said(self.claims, world, self._run.me.hosts, starting)))
+        now, absent = time.monotonic(), {*range(world)} - {claim.rank for claim in self.claims} - notices.keys()
+        return now > self._run.end or (now > self._until and not absent <= starting.keys())
+
+    def wait_for_duplicates(self) -> None:
+        """See whether another process says that it is a rank that has come: a process that imports torch has said who it is."""
+        time.sleep(DUPLICATES)
+        until = time.monotonic() + SECOND_BEATS * beat_seconds(self._run.me.world)
+        self._read()
+        self._beats.look(at_once=True)
+        while not self._take_rivals() and time.monotonic() < until:
+            self._beats.look()
+            if not any(True for _ in self._beats.rivals(self.claims)):
+                break
+            time.sleep(self._run.member.pace)
+
+    def _read(self) -> None:
+        """Take new claims; one takes the place of what its process said before."""
+        new = _seen(self.log)
+        said = {(claim.rank, claim.host, claim.pid) for claim in new}
+        if said:
+            self.claims = [claim for claim in self.claims if (claim.rank, claim.host, claim.pid) not in said] + new
+
+    def not_there(self) -> tuple[dict[int, Heartbeat], dict[int, Notice]]:
+        """The ranks that have not come: those that are starting, and why those cannot come that are not heard of any more."""
+        came = {claim.rank for claim in self.claims}
+        starting = {beat.rank: beat for beat in self._beats.alive if beat.rank not in came}
+        unheard = {
+            beat.rank: Notice(
+                run=self._run.me.run,
+                rank=beat.rank,
+                host=beat.host,
+                why=f"it was {beat.at[:60]}, and nothing has been heard of it for {seconds:.0f} s",
+            )
+            for beat, seconds in self._beats.silent
+            if beat.rank not in came | starting.keys()
+        }
+        return starting, unheard
+
+    def _take_rivals(self) -> bool:
+        """Count processes as claims that say they are a rank which has come or is starting elsewhere, or one of another world."""
+        known = {(claim.rank, claim.host, claim.pid) for claim in self.claims}
+        rivals = [beat for beat, lives in self._beats.rivals(self.claims) if lives]
+        others = [beat for beat in self._beats.alive if beat.world != self._run.me.world]
+        first = [beat for beat in self._beats.alive if beat.rank in {rival.rank for rival in rivals}]
+        for beat in dict.fromkeys((*first, *rivals, *others)):
+            if (beat.rank, beat.host, beat.pid) not in known:
+                self.claims.append(beat.claim)
+        return bool(rivals or others)
 
 
 def _close(test_run: TestRun, log: Log) -> None:
@@ -113,6 +183,18 @@ def count_again(test_run: TestRun) -> None:
         test_run.phase_log.add_to(CommPhase.MESH, tuple(counters.tcp_resends(rose)))
 
 
+def claimed_later(test_run: TestRun) -> tuple[Finding, ...]:
+    """The processes that said, after the ranks had met, that they are one of them. Where a launcher gave the job its name they are
+    of this job."""
+    board, known = test_run.member.board, {(claim.rank, claim.host, claim.pid) for claim in test_run.claims}
+    log = board.log("claims")
+    if test_run.me.run == UNNAMED or not all_there(test_run) or log.count() <= board.get(GATHERED, int):
+        return ()
+    later = tuple(claim for claim in _seen(log) if (claim.rank, claim.host, claim.pid) not in known)
+    arrivals = Arrivals(me=test_run.me, claims=(*test_run.claims, *later), waited=0.0)
+    return tuple(rendezvous_checks.rank_duplicated(arrivals))
+
+
 def all_there(test_run: TestRun) -> bool:
     """Whether every rank came exactly once, with the same number of ranks as rank 0."""
     ranks = [claim.rank for claim in test_run.claims if claim.world == test_run.me.world]
@@ -121,9 +203,7 @@ def all_there(test_run: TestRun) -> bool:
 
 def _seen(log: Log) -> list[Claim]:
     """New claims, with the time at which rank 0 saw them: the clocks of other hosts may be wrong."""
-    return [
-        replace(claim, seen=time.time()) for claim in log.news(Claim) if 0 <= claim.rank < claim.world <= MOST_RANKS
-    ]
+    return [replace(claim, seen=time.time()) for claim in log.news(Claim) if 0 <= claim.rank < claim.world <= MAX_RANKS]
 
 
 def _settled(claims: Sequence[Claim], world: int) -> bool:
@@ -133,10 +213,15 @@ def _settled(claims: Sequence[Claim], world: int) -> bool:
     return len(claims) >= world
 
 
-def _said(claims: Sequence[Claim], world: int, hosts: tuple[str, ...]) -> str:
+def _said(
+    claims: Sequence[Claim], world: int, hosts: tuple[str, ...], starting: Mapping[int, Heartbeat] | None = None
+) -> str:
     here, places = {claim.rank for claim in claims}, len({claim.host for claim in claims})
     missing = tuple(rank for rank in range(world) if rank not in here)
     absent = f", {named(missing, hosts)} not" if missing else ""
+    if starting and missing:
+        slowest = max(starting.values(), key=lambda beat: beat.seconds)
+        absent = f"; {named((slowest.rank,), (*('',) * slowest.rank, slowest.host))} is {slowest.doing}"
     return f"{world - len(missing)} of {world} ranks are here, on {places} host{'s' * (places != 1)}{absent}"
 
 

@@ -4,14 +4,15 @@ It uses no torch and no store, so it cannot hang. Where no verdict came from ran
 """
 
 import os
+import re
 import select
 import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
@@ -19,17 +20,20 @@ import msgspec
 from dsdoctor.comm.control.agent import control
 from dsdoctor.comm.control.member import limits_now, what_else, why_ended
 from dsdoctor.comm.control.messages import Briefing, News
+from dsdoctor.comm.launch.start import private_folder
 from dsdoctor.comm.local.checks import too_little
 from dsdoctor.comm.local.facts import look_local
+from dsdoctor.comm.local.interfaces import bounded
 from dsdoctor.comm.mesh.mesh import ConnectResult, ask_listener
 from dsdoctor.comm.models import CommSettings, PhaseState, Rank
+from dsdoctor.comm.rendezvous.heartbeat import Door, HeartbeatSender, open_door
 from dsdoctor.comm.rendezvous.notices import Notice, send_notice
 from dsdoctor.comm.results import ConnectOutcome, PhaseResult, Report
 from dsdoctor.core.errors import DoctorError
 from dsdoctor.core.files import make_folder
 from dsdoctor.core.finding import Finding, step
 from dsdoctor.core.host import LocalHost
-from dsdoctor.core.processes import end_session, ending_of, fork, state_of
+from dsdoctor.core.processes import end_session, ending_of, file_system_of, fork, state_of
 
 # A rank that got no verdict -> what happened to rank 0, or to its own control process. Judges, never looks.
 
@@ -37,7 +41,8 @@ from dsdoctor.core.processes import end_session, ending_of, fork, state_of
 @dataclass(frozen=True, kw_only=True)
 class Lost:
     """A rank that has no verdict: where its control process was last, how that ended, and how a connection to the master ended.
-    ``cause``: the limit that ended it, where one is known to; ``perhaps``: what else may have."""
+    ``cause``: the limit that ended it, where one is known to; ``perhaps``: what else may have. ``met``: rank 0's store was there
+    once. ``torch_on``: the folder of torch and its file system, asked where the import was not over."""
 
     rank: Rank
     host: str
@@ -46,10 +51,17 @@ class Lost:
     master: ConnectResult | None
     died: str | None
     stopped: bool = False
+    met: bool = False
     log: str = ""
     cause: str = ""
     perhaps: str = ""
     tail: tuple[str, ...] = ()
+    torch_on: str = ""
+
+    @property
+    def starting(self) -> bool:
+        """Whether it was still importing torch when the time was up."""
+        return self.died is None and not self.stopped and not self.met and self.at in BEFORE_ARRIVAL
 
     @property
     def because(self) -> str:
@@ -71,7 +83,15 @@ def rank_zero_lost(lost: Lost) -> Iterator[Finding]:
 
     Since: 0.1
     """
-    if lost.rank.rank == 0 or lost.died is not None or lost.stopped or lost.master is None:
+    if lost.rank.rank == 0 or lost.died is not None or lost.stopped or lost.starting or lost.master is None:
+        return
+    if lost.met and lost.at in BEFORE_ARRIVAL:
+        yield Finding.error(
+            "rank-zero-lost",
+            f"rank {lost.rank.rank} ({lost.host}): rank 0 at {lost.rank.master}:{lost.rank.port} ended while this was {lost.at}",
+            evidence=(f"this rank has run for {lost.seconds:.0f} s; rank 0 had answered before",),
+            fix="see the output of rank 0, which says why",
+        )
         return
     ends = {
         ConnectOutcome.REFUSED: "its host answers and refuses the port: rank 0 has died",
@@ -90,6 +110,31 @@ def rank_zero_lost(lost: Lost) -> Iterator[Finding]:
     )
 
 
+def import_slow(lost: Lost) -> Iterator[Finding]:
+    """A rank was still importing torch when the time was up.
+
+    The process announced itself to rank 0 at once, so it is not missing. Its import reads hundreds of MB. That takes minutes over
+    a network file system, or where the disk or the processors are busy.
+
+    Why it matters: every job starts that late there, and all other ranks wait for it.
+
+    How to fix it: put the Python environment on a local disk, or give the test more time. See how long the import takes by itself.
+
+        $ time python -c 'import torch'
+
+    Since: 0.1
+    """
+    if not lost.starting:
+        return
+    yield Finding.error(
+        "import-slow",
+        f"rank {lost.rank.rank} ({lost.host}) was still {lost.at} after {lost.seconds:.0f} s, the deadline",
+        evidence=(lost.torch_on,) if lost.torch_on else (),
+        fix="put its Python environment on a local disk, or give the test more time with --deadline",
+        steps=(step("time python -c 'import torch'"), step("python -m dsdoctor comm --deadline 600")),
+    )
+
+
 def control_lost(lost: Lost) -> Iterator[Finding]:
     """The part of this rank that talks to the others ended or hung without a verdict.
 
@@ -102,7 +147,7 @@ def control_lost(lost: Lost) -> Iterator[Finding]:
 
     Since: 0.1
     """
-    if lost.rank.rank != 0 and lost.died is None and not lost.stopped:
+    if lost.starting or (lost.rank.rank != 0 and lost.died is None and not lost.stopped):
         return
     still = "was stopped by a signal" if lost.stopped else f"did not come to an end in {lost.seconds:.0f} s"
     how = f"ended without a verdict ({lost.died})" if lost.died else still
@@ -115,26 +160,34 @@ def control_lost(lost: Lost) -> Iterator[Finding]:
     )
 
 
-CHECKS = (rank_zero_lost, control_lost)
+CHECKS = (rank_zero_lost, import_slow, control_lost)
 
 
 LEADING, FOLLOWING = 0.5, 1.0
 """Seconds after the deadline at which a rank's supervisor reports by itself."""
+SILENCE_SECONDS = 10.0
+"""After so long without a word it is told what the test is in."""
 AFTER_REPORT = 2.0
 """Seconds for the other ranks to read the last order."""
 DYING = 0.3
 BEFORE_ARRIVAL = ("starting", "importing torch")
+STARTING = (*BEFORE_ARRIVAL, "reaching the store of rank 0")
+STORE_GONE_SECONDS = 2.0
+"""A store that was there and has been gone for so long has ended with its rank 0."""
 NOTICE, AFTER_NOTICE = 20.0, 1.5
 """Seconds in which rank 0 must be reached to be told, which may be starting itself; and from its report to the end of this rank."""
 TAIL = 6
+LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcomes:
-    """The outcome of this rank. ``report``: rank 0 only. ``alone``: what this rank found by itself, instead of a report."""
+    """The outcome of this rank. ``report``: rank 0 only; ``verdict``: what rank 0 told another rank. ``alone``: what this rank
+    found by itself, instead of a report."""
 
     status: int
     report: Report | None = None
+    verdict: str = ""
     alone: tuple[Finding, ...] = ()
     phases: tuple[PhaseResult, ...] = ()
     at: str = ""
@@ -143,10 +196,12 @@ class Outcomes:
 
 @dataclass(frozen=True, kw_only=True)
 class Screen:
-    """The functions that show results. ``report`` is called, on rank 0, before the other ranks may end: a launcher may end this
-    process as soon as one of them has left. ``broken_off`` gets where the test was when a signal ended it."""
+    """The functions that show results. ``progress`` gets what the test is in where that takes long. ``report`` is called, on rank
+    0, before the other ranks may end: a launcher may end this process as soon as one of them has left. ``broken_off`` gets where
+    the test was when a signal ended it."""
 
     phase: Callable[[PhaseResult], None]
+    progress: Callable[[str], None]
     report: Callable[[Report], None]
     broken_off: Callable[[str], None]
 
@@ -156,10 +211,17 @@ def supervise(rank: Rank, settings: CommSettings, screen: Screen, *, began: floa
     local = look_local(LocalHost(), rank, settings.backend)
     with _folder(settings) as (folder, keep):
         briefing = Briefing(rank=rank, settings=settings, local=local, folder=folder, began=began)
-        reader = _MessageReader(briefing)
+        door = open_door(rank) if rank.rank == 0 and not rank.agent_store else None
+        reader = _MessageReader(briefing, door)
+        # rank 0 has nobody to tell but by its own door, unless somebody else serves the store or has the port
+        sender = HeartbeatSender(rank, local.hostname) if door is None else None
+        if door:
+            door.serve()
         try:
-            outcome = _follow_control(reader, briefing, screen)
+            outcome = _follow_control(reader, briefing, screen, _Starting(door, sender))
         finally:
+            if sender:
+                sender.end()
             end_session(reader.pid)
             reader.ending()
         outcome = replace(outcome, alone=_because_of_limits(briefing, outcome.alone))
@@ -180,7 +242,7 @@ def _because_of_limits(briefing: Briefing, alone: tuple[Finding, ...]) -> tuple[
 class _MessageReader:
     """The control process and its messages."""
 
-    def __init__(self, briefing: Briefing) -> None:
+    def __init__(self, briefing: Briefing, door: Door | None) -> None:
         self._read, write = os.pipe()
         back, self._back = os.pipe()
 
@@ -194,7 +256,7 @@ class _MessageReader:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number, signal.SIG_DFL)
             with os.fdopen(write, "wb") as pipe:
-                control(briefing, pipe, shown)
+                control(briefing, pipe, shown, door)
 
         self.limits = limits_now()
         self.pid = fork(main)
@@ -226,8 +288,60 @@ class _MessageReader:
             os.write(self._back, b".")
 
 
-def _follow_control(reader: _MessageReader, briefing: Briefing, screen: Screen) -> Outcomes:
+@dataclass(frozen=True)
+class _Starting:
+    """What tells the other ranks that this one is starting."""
+
+    door: Door | None
+    sender: HeartbeatSender | None
+
+    def say(self, at: str) -> None:
+        """What this rank is doing now; once it has come it speaks for itself."""
+        if self.door:
+            self.door.say(at)
+        if self.sender:
+            self.sender.say(at)
+            if at not in STARTING and not at.startswith("waiting for rank 0 ("):
+                self.sender.end()
+
+    @property
+    def alone(self) -> bool:
+        """Whether rank 0 has ended meanwhile: its store has gone."""
+        return self.sender is not None and self.sender.alone > STORE_GONE_SECONDS
+
+
+class Silence:
+    """Tells what the test is in where nothing has been shown for a while: the time since it is in that, ever more rarely."""
+
+    def __init__(self, rank: int, show: Callable[[str], None]) -> None:
+        self._rank, self._show = rank, show
+        self._at, self._since = "", time.monotonic()
+        self._next = self._since + SILENCE_SECONDS
+
+    def at(self, at: str) -> None:
+        """What it is in now. A text with seconds in it, such as "rank 1 is importing torch, 31 s", changes as they pass."""
+        if at and _without_seconds(at) != _without_seconds(self._at):
+            self._since, self._next = time.monotonic(), time.monotonic() + SILENCE_SECONDS
+        self._at = at or self._at
+
+    def look(self) -> None:
+        """Show it if it is time."""
+        now = time.monotonic()
+        if now < self._next or not self._at:
+            return
+        took = now - self._since
+        self._next = now + max(took, SILENCE_SECONDS)
+        who = f"rank {self._rank} is " if self._at in BEFORE_ARRIVAL else ""
+        self._show(who + (self._at if _without_seconds(self._at) != self._at else f"{self._at}, {took:.0f} s"))
+
+
+def _without_seconds(at: str) -> str:
+    return re.sub(r", \d+ s$", "", at)
+
+
+def _follow_control(reader: _MessageReader, briefing: Briefing, screen: Screen, starting: _Starting) -> Outcomes:
     rank, at, phases = briefing.rank, "starting", list[PhaseResult]()
+    silence = Silence(briefing.rank.rank, screen.progress)
     report: Report | None = None
     failure: Exception | None = None
     last = briefing.began + briefing.settings.deadline + (LEADING if rank.rank == 0 else FOLLOWING)
@@ -235,6 +349,8 @@ def _follow_control(reader: _MessageReader, briefing: Briefing, screen: Screen) 
         while time.monotonic() < last and not reader.closed:
             for news in reader.news(min(last - time.monotonic(), 0.5)):
                 at = news.at or at
+                starting.say(at)
+                silence.at(at)
                 if news.phase:
                     phases.append(news.phase)
                     screen.phase(news.phase)
@@ -246,9 +362,12 @@ def _follow_control(reader: _MessageReader, briefing: Briefing, screen: Screen) 
                 if news.alone is not None:
                     return Outcomes(status=1, alone=news.alone, folder=briefing.folder)
                 if news.end is not None:
-                    return Outcomes(status=news.end, folder=briefing.folder)
+                    return Outcomes(status=news.end, verdict=news.verdict, folder=briefing.folder)
                 if news.lost:
                     return _lost(briefing, reader, at, phases, died=None)
+            silence.look()
+            if at in BEFORE_ARRIVAL and starting.alone:
+                return _lost(briefing, reader, at, phases, died=None, met=True)
     except KeyboardInterrupt:
         screen.broken_off(at)
         raise
@@ -269,7 +388,13 @@ def _shown(screen: Screen, report: Report) -> Exception | None:
 
 
 def _lost(
-    briefing: Briefing, reader: _MessageReader, at: str, phases: list[PhaseResult], *, died: str | None
+    briefing: Briefing,
+    reader: _MessageReader,
+    at: str,
+    phases: list[PhaseResult],
+    *,
+    died: str | None,
+    met: bool = False,
 ) -> Outcomes:
     rank = briefing.rank
     log = Path(briefing.folder) / f"rank-{rank.rank:05d}.log"
@@ -282,16 +407,27 @@ def _lost(
         seconds=time.monotonic() - briefing.began,
         master=_call(rank) if rank.rank else None,
         died=died,
+        met=met,
         stopped=died is None and state_of(reader.pid) in {"T", "t"},
         log=str(log),
         cause=why_ended(reader.limits, limits, ended=died, error="\n".join(tail)),
         perhaps=what_else(reader.limits, limits, ended=died),
         tail=tuple(tail),
     )
+    if lost.starting:
+        lost = replace(lost, torch_on=_torch_on())
     if died and rank.rank and at in BEFORE_ARRIVAL:
         _tell_rank_zero(briefing, lost)
     found = tuple(finding for check in CHECKS for finding in check(lost))
     return Outcomes(status=1, alone=found, phases=tuple(phases), at=at, folder=briefing.folder)
+
+
+def _torch_on() -> str:
+    """Where this Python's torch lies; "" where that is not found in a moment, as on a file system that hangs."""
+    found = bounded(lambda: find_spec("torch"), LOOK_SECONDS, (Exception,))
+    folder = str(Path(found.origin).parent) if found and found.origin else ""
+    kind = bounded(lambda: file_system_of(folder), LOOK_SECONDS) if folder else None
+    return f"torch is in {folder}{f', on {kind}' if kind else ''}" if folder else ""
 
 
 def _tell_rank_zero(briefing: Briefing, lost: Lost) -> None:
@@ -320,7 +456,7 @@ def _folder(settings: CommSettings) -> Iterator[tuple[str, Callable[[], None]]]:
         make_folder(Path(settings.out), mode=0o700)
         yield settings.out, lambda: None
         return
-    made, kept = tempfile.mkdtemp(prefix="dsdoctor-comm-"), list[bool]()
+    made, kept = str(private_folder()), list[bool]()
     try:
         yield made, lambda: kept.append(True)
     finally:

@@ -11,7 +11,7 @@ from dsdoctor.comm.collectives import stuck_checks
 from dsdoctor.comm.collectives.nccl import NcclFacts
 from dsdoctor.comm.collectives.stuck_checks import CONSEQUENCE, STOPPED, Trouble
 from dsdoctor.comm.control.member import GATHERED, Member, take_evidence
-from dsdoctor.comm.control.messages import EXCHANGES, ExchangeResult, PhaseLog, RankAnswer, RankOrder
+from dsdoctor.comm.control.messages import EXCHANGES, ExchangeResult, News, PhaseLog, RankAnswer, RankOrder
 from dsdoctor.comm.mesh.mesh import reach
 from dsdoctor.comm.models import Claim, CommPhase, CommSettings, Mode, Rank
 from dsdoctor.comm.rendezvous.notices import NoticeListener
@@ -27,6 +27,8 @@ GRACE = 1.0
 """Seconds that the others get to answer by themselves, after the first rank reported a problem."""
 FINAL_SECONDS = 1.5
 """Seconds in which a rank that must stop has to say where it was."""
+TELL_SECONDS = 1.0
+"""Seconds between two words to the supervisor on what the own work is in."""
 CALL_TIMEOUT = 1.0
 CALLERS = 32
 
@@ -97,10 +99,12 @@ def _call(member: Member, claims: Sequence[Claim], ranks: Sequence[int]) -> dict
         return dict(zip(ranks, pool.map(outcome, ranks), strict=True))
 
 
-def release(member: Member, status: int, number: int, *, mute: int) -> None:
+def release(member: Member, status: int, number: int, *, mute: int, verdict: str = "") -> None:
     """Send the last order, and wait a moment until the others have read it, because the store ends with this process. ``mute``
     ranks are known not to answer any more."""
-    member.board.put(f"order/{number}", RankOrder(number=number, phase=CommPhase.RENDEZVOUS, status=status))
+    member.board.put(
+        f"order/{number}", RankOrder(number=number, phase=CommPhase.RENDEZVOUS, status=status, verdict=verdict)
+    )
     others = max(member.board.get(GATHERED, int) - 1 - mute, 0)
     log, gone, until = member.board.log("ends"), 0, time.monotonic() + FINAL_SECONDS
     while gone < others and time.monotonic() < until:
@@ -122,6 +126,7 @@ class _Watch:
         apart = {*range(member.world)} - {rank for group in order.groups for rank in group}
         self._groups = [set(group) for group in (*order.groups, tuple(apart)) if group]
         self._trouble: dict[int, float] = {}
+        self._told = self.moved
 
     @property
     def complete(self) -> bool:
@@ -138,6 +143,9 @@ class _Watch:
         self._own(self._job.poll)
         self._read()
         now = time.monotonic()
+        if now > self._told + TELL_SECONDS and self._job.at:
+            self._told = now
+            self._member.say(News(at=f"{self._order.phase.value}: {self._job.at}"))
         if self._job.step != self._step:
             self._step, self.moved = self._job.step, now
         return self.complete or self._settled(now) or now > self._until or now > self.moved + self._patience

@@ -7,9 +7,9 @@ closes, so with the process that holds its other end, however that one ends. Imp
 import contextlib
 import os
 import select
+import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,18 @@ from typing import NoReturn
 
 import msgspec
 
-from dsdoctor.comm.launch.start import FOLDER, LARGEST, Endings, HostOrder, LocalRanks, RankEnded
+from dsdoctor.comm.launch.start import (
+    FOLDER,
+    LARGEST,
+    Endings,
+    HostOrder,
+    LocalRanks,
+    RankEnded,
+    check_room,
+    private_folder,
+)
+from dsdoctor.core.errors import ImpossiblePlan
+from dsdoctor.core.host import LocalHost
 
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
@@ -47,8 +58,14 @@ def main(arguments: Sequence[str]) -> int:
     for number in ENDING:
         signal.signal(number, _leave)
     order = msgspec.json.decode(arguments[0], type=HostOrder)
-    with tempfile.TemporaryDirectory(prefix="dsdoctor-comm-") as folder:
-        endings, started = Endings(order), LocalRanks(order, os.environ, Path(folder))
+    try:
+        check_room(order.count, LocalHost())
+    except ImpossiblePlan as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    folder = private_folder()
+    try:
+        endings, started = Endings(order), LocalRanks(order, os.environ, folder)
 
         def hear(ended: RankEnded) -> None:
             _tell(started, ended)
@@ -58,6 +75,8 @@ def main(arguments: Sequence[str]) -> int:
             started.follow(hear, lambda: _closed() or endings.over())
         finally:
             started.end()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     return 0
 
 

@@ -4,18 +4,23 @@ import contextlib
 import os
 import random
 import re
+import resource
 import shlex
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dsdoctor.comm.preflight.facts import SSH as ASKING
 from dsdoctor.comm.rendezvous.notices import Notice, send_notice
+from dsdoctor.core.cgroups import Cgroups, read_cgroups
+from dsdoctor.core.errors import ImpossiblePlan, NotWritten
 from dsdoctor.core.files import PRIVATE, make_folder, open_new, write_text
+from dsdoctor.core.host import Host, LocalHost
 from dsdoctor.core.processes import end_session, ending_of
 from dsdoctor.hosts.hostfile import Slots
 from dsdoctor.hosts.ssh import for_any_shell
@@ -24,7 +29,7 @@ from dsdoctor.ranks.launchers import TORCHRUN
 # The folder for what ranks wrote that failed, and what is let in there of a file that another host sends: names and sizes.
 
 
-FOLDER = "evidence"
+FOLDER, PREFIX = "evidence", "dsdoctor-comm-"
 LARGEST = 1 << 16
 MOST_FILES = 64
 NAME = re.compile(r"rank-\d{5,7}\.(?:log|stack\.txt|flight\.json|nccl\.log)", re.ASCII)
@@ -38,6 +43,16 @@ def write_files(folder: Path, files: Mapping[str, str]) -> tuple[str, ...]:
     for name, text in wanted:
         write_text(folder / FOLDER / name, text[-LARGEST:], mode=PRIVATE, errors="replace")
     return tuple(str(folder / FOLDER / name) for name, _ in wanted)
+
+
+def private_folder() -> Path:
+    """A new folder for this user alone: among the temporary files, in memory where these have no room. Raises NotWritten."""
+    try:
+        return Path(tempfile.mkdtemp(prefix=PREFIX))
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            return Path(tempfile.mkdtemp(prefix=PREFIX, dir="/dev/shm"))
+        raise NotWritten(error.errno, error.strerror, error.filename or "the folder for temporary files") from error
 
 
 # How many ranks, and where -> the orders of the hosts, and the variables of each rank. Starts nothing.
@@ -125,6 +140,52 @@ AGAIN = 0.5
 """Seconds between two attempts to tell rank 0 of a rank that has ended."""
 
 
+MIN_RANK_MIB, MIN_RANK_TASKS = 150, 8
+"""What a rank takes at the least (torch 2.13 on processors, measured: 190 to 330 MiB of its own and 11 tasks)."""
+
+
+def max_ranks(host: Host) -> tuple[int, str]:
+    """How many ranks this machine can bear at most, and by what: its memory, or the tasks that it allows."""
+    groups = read_cgroups(host)
+    meminfo = dict(line.split(":", 1) for line in (host.read("/proc/meminfo") or "").splitlines() if ":" in line)
+    free = sum(int(meminfo[name].split()[0]) << 10 for name in ("MemAvailable", "SwapFree") if name in meminfo)
+    bounds: list[tuple[int, str]] = []
+    if free:
+        bounds.append((free, f"{free >> 20:,} MiB of memory are free"))
+    if groups.memory is not None:
+        bounds.append((groups.memory, f"its memory cgroup allows {groups.memory >> 20:,} MiB"))
+    found = [(size // (MIN_RANK_MIB << 20), f"{what}, and a rank takes {MIN_RANK_MIB} MiB") for size, what in bounds]
+    tasks = [(left, f"{what}, and a rank takes {MIN_RANK_TASKS}") for left, what in _free_tasks(host, groups)]
+    found += [(left // MIN_RANK_TASKS, what) for left, what in tasks]
+    return min(found, default=(sys.maxsize, ""))
+
+
+def _free_tasks(host: Host, groups: Cgroups) -> Iterator[tuple[int, str]]:
+    """Processes and threads that may still be started here, by each limit."""
+    running = (host.read("/proc/loadavg") or "").split("/")[-1].split(" ")[0]
+    for name in ("pid_max", "threads-max"):
+        most = (host.read(f"/proc/sys/kernel/{name}") or "").strip()
+        if most.isdecimal() and running.isdecimal():
+            left = max(int(most) - int(running), 0)
+            yield left, f"{left:,} more processes and threads may be started (kernel.{name})"
+    if groups.most_tasks is not None:
+        left = max(groups.most_tasks - groups.tasks, 0)
+        yield left, f"its pids cgroup allows {left:,} more processes and threads"
+    most_of_user = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    if most_of_user != resource.RLIM_INFINITY and os.geteuid() != 0:
+        yield most_of_user, f"its user may have {most_of_user:,} processes and threads (ulimit -u)"
+
+
+def check_room(count: int, host: Host) -> None:
+    """Raises ImpossiblePlan where so many ranks are certainly too many for this machine."""
+    most, because = max_ranks(host)
+    if count > most:
+        raise ImpossiblePlan(
+            f"{count:,} ranks were asked for, and this machine can bear {most:,} at most: {because}",
+            hint=f"give --nproc {most} or less" if most else "see what takes its memory and its processes",
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankEnded:
     """A rank's process that has ended: how, None for success, and its verdict, or the last line it wrote."""
@@ -156,7 +217,8 @@ def free_port() -> int:
 
 
 def start_here(order: HostOrder, environment: Mapping[str, str], folder: Path) -> RankTold:
-    """Run all ranks here. Whatever happens, no rank is left running."""
+    """Run all ranks here. Whatever happens, no rank is left running. Raises ImpossiblePlan where they are too many."""
+    check_room(order.count, LocalHost())
     endings, started = Endings(order), LocalRanks(order, environment, folder)
     try:
         started.follow(endings.add, endings.over)

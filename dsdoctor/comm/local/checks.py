@@ -425,8 +425,35 @@ def p2p_through_processor(place: RankView) -> Iterator[Finding]:
         )
 
 
+def tmp_full(place: RankView) -> Iterator[Finding]:
+    """The folder for temporary files of a host (TMPDIR, else /tmp) is full.
+
+    Why it matters: Python takes another folder for its own files without a word, at last the one that it was started in. What
+    names its files itself fails: compilers, torch's compiled kernels, the sockets of data loaders, NCCL's topology files.
+
+    How to fix it: free some room, or name a folder that has it.
+
+        $ df -h /tmp
+        $ df -i /tmp
+        $ export TMPDIR=/scratch/tmp
+
+    Since: 0.2
+    """
+    free, folder = place.local.tmp_free, place.local.tmp
+    if free is None or free >= MIB:
+        return
+    yield Finding.warning(
+        "tmp-full",
+        f"{WHO}: {folder} is full",
+        evidence=(f"{WHO}: {free // 1024} KiB of it free, or no more files",),
+        fix="free some room there, or set TMPDIR to a folder that has it",
+        steps=(step("df -h {folder}", folder=folder), step("df -i {folder}", folder=folder)),
+    )
+
+
 NODE_CHECKS: tuple[Check, ...] = (
     comm_shm_too_small,
+    tmp_full,
     fabric_port_down,
     pcie_link_degraded,
     gpu_memory_taken,

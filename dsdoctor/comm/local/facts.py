@@ -19,10 +19,10 @@ from dsdoctor.core.children import parse_answer
 from dsdoctor.core.finding import Finding, Severity, Step, instead, step
 from dsdoctor.core.host import Host
 from dsdoctor.core.machine import Gap
-from dsdoctor.core.redaction import urls
+from dsdoctor.core.redaction import setting
 from dsdoctor.core.text import and_more_lines
 
-# Host -> the variables that steer communication, as NCCL itself would see them (its files too). Never secrets.
+# Host -> the variables that steer communication, as NCCL itself would see them (its files too). Through core/redaction.
 
 
 PREFIXES = (
@@ -31,21 +31,6 @@ PREFIXES = (
 )
 FILES = ("~/.nccl.conf", "/etc/nccl.conf")
 """Where NCCL looks, in this order; NCCL_CONF_FILE replaces the first. What is set already is not overwritten (initEnv)."""
-
-NOT_SECRET = ("NCCL_IB_PKEY",)
-"""An index in a port's table of partitions."""
-
-SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASS|CREDENTIAL", re.IGNORECASE)
-SECRET_VALUE = re.compile(r"\S:\S*@|\bBearer |\b(?:ghp|gho|hf|sk|xox[abp])[-_]\w{10,}|\bAKIA[0-9A-Z]{8,}")
-
-
-def is_secret(name: str, value: str) -> bool:
-    """Whether a variable must not be sent to other hosts or shown.
-
-    >>> is_secret("NCCL_X_TOKEN", "1"), is_secret("NCCL_ALGO", "http://u:p@proxy"), is_secret("NCCL_ALGO", "Ring")
-    (True, True, False)
-    """
-    return (name not in NOT_SECRET and SECRET_NAME.search(name) is not None) or SECRET_VALUE.search(value) is not None
 
 
 def read_variables(host: Host) -> dict[str, str]:
@@ -56,7 +41,7 @@ def read_variables(host: Host) -> dict[str, str]:
             found.setdefault(name, value)
     for prefix in PREFIXES:
         found.update(host.variables(prefix))
-    return {name: urls(value) for name, value in sorted(found.items()) if not is_secret(name, value)}
+    return {name: setting(name, value) for name, value in sorted(found.items())}
 
 
 def read_config_files(host: Host) -> tuple[str, ...]:
@@ -64,7 +49,7 @@ def read_config_files(host: Host) -> tuple[str, ...]:
     said = []
     for path in _files(host):
         said_here = parse_conf(host.read(path) or "")
-        settings = [(name, urls(value)) for name, value in said_here if not is_secret(name, value)]
+        settings = [(name, setting(name, value)) for name, value in said_here]
         said += [f"{path}: {name}={value}" for name, value in settings] or ([path] if host.exists(path) else [])
     return tuple(said)
 
@@ -299,7 +284,7 @@ def look_local(host: Host, rank: Rank, backend: str) -> Local:
     interfaces, variables, name = read_interfaces(), read_variables(host), socket.gethostname()
     backend = ("nccl" if gpus else "gloo") if backend == "auto" else backend
     resolves_to = bounded(lambda: _resolve(name), PATIENCE) or ()
-    shm = _shm()
+    shm, tmp = _shm(), host.variable("TMPDIR") or "/tmp"
     return Local(
         hostname=name,
         resolves_to=resolves_to,
@@ -308,6 +293,8 @@ def look_local(host: Host, rank: Rank, backend: str) -> Local:
         routed=routed(rank.master, rank.port, interfaces, patience=PATIENCE),
         shm_total=shm[0] if shm else None,
         shm_free=shm[1] if shm else None,
+        tmp=tmp,
+        tmp_free=_free(tmp),
         memlock=_soft(resource.RLIMIT_MEMLOCK),
         nofile=_soft(resource.RLIMIT_NOFILE),
         address_space=_soft(resource.RLIMIT_AS),
@@ -414,6 +401,15 @@ def _shm() -> tuple[int, int] | None:
     with contextlib.suppress(OSError):
         size = os.statvfs("/dev/shm")
         return size.f_blocks * size.f_frsize, size.f_bavail * size.f_frsize
+    return None
+
+
+def _free(folder: str) -> int | None:
+    """The bytes that may still be written there, 0 where there is no room for another file; None where it is not there. Some file
+    systems count no files."""
+    with contextlib.suppress(OSError):
+        size = os.statvfs(folder)
+        return 0 if size.f_files and not size.f_favail else size.f_bavail * size.f_frsize
     return None
 
 

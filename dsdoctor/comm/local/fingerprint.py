@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsdoctor.comm.local.facts import is_secret
 from dsdoctor.comm.local.interfaces import is_loopback
 from dsdoctor.comm.models import Claim, Local, by_rank, named
 from dsdoctor.core.finding import Finding, Step, instead, step
+from dsdoctor.core.redaction import setting
 
 # The claims of all ranks -> where they differ, and which ranks are the minority. Pure, and O(ranks).
 
@@ -145,9 +145,8 @@ def fingerprint(local: Local, versions: Mapping[str, str]) -> dict[str, str]:
         "mtu": str(taken.mtu) if taken and wire else None,
         "interface": taken.name if taken and wire else None,
     }
-    steering = {name: value for name, value in local.variables.items() if name not in OWN}
-    whole = {**{name: value for name, value in facts.items() if value}, **steering}
-    return {name: value for name, value in whole.items() if not is_secret(name, value)}
+    steering = {name: setting(name, value) for name, value in local.variables.items() if name not in OWN}
+    return {**{name: value for name, value in facts.items() if value}, **steering}
 
 
 def examine(claims: Sequence[Claim]) -> tuple[Finding, ...]:

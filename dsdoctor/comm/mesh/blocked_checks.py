@@ -3,10 +3,11 @@
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import median
 
-from dsdoctor.comm.mesh.matrix import Blocked, HostPair, Mesh, Side, blocked, peers_of
-from dsdoctor.comm.models import Claim
+from dsdoctor.comm.mesh.matrix import ARRIVED, Blocked, HostPair, Mesh, Side, blocked, peers_of
+from dsdoctor.comm.models import Claim, Interface
 from dsdoctor.comm.results import ConnectOutcome, Reach
 from dsdoctor.core.finding import Finding, Step, step
 from dsdoctor.ranks.nodelist import in_words
@@ -71,6 +72,25 @@ def mesh_unreached(mesh: Mesh) -> Iterator[Finding]:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Detour:
+    """A way that is not the rank's own, in words, and the address to which it leads."""
+
+    said: str
+    address: str
+
+
+def detour(claim: Claim, reach: Reach) -> Interface | None:
+    """The interface by which a rank's kernel sent, where that is not the rank's own; None where it is, or is not known."""
+    known = {one.address: one for one in claim.local.interfaces} if claim.local else {}
+    way = known.get(reach.sent_from)
+    return way if way and way.name != claim.interface else None
+
+
+def _routed(claim: Claim) -> str:
+    return claim.local.routed.name if claim.local and claim.local.routed else ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Case:
     """A group of directions with what else is known of it."""
 
@@ -105,18 +125,23 @@ class _Case:
             (reach for reach in self.mesh.reaches if reach.seen_as and self.mesh.hosts(reach)[0] in hosts), None
         )
 
-    @property
-    def detours(self) -> dict[str, str]:
-        """By host: the interface by which its kernel sends to one that it does not reach, where it is not the rank's own."""
-        found = {}
-        for reach in self.failed:
+    @cached_property
+    def detours(self) -> dict[str, Detour]:
+        """By host: the interface by which its kernel sends to one that it does not reach, where it is not the rank's own. What did
+        arrive on the way back tells it too: the answers to what fails take the same way, and a kernel drops what comes by another
+        way than it would send (rp_filter)."""
+        back = {(target, source) for source, target in self.group.pairs}
+        arrived = [reach for reach in self.mesh.reaches if reach.outcome in ARRIVED and self.mesh.hosts(reach) in back]
+        ways = [(reach, False) for reach in self.failed] + [(reach, True) for reach in arrived]
+        found: dict[str, Detour] = {}
+        for reach, is_answer in ways:
             claim = self.mesh.by_rank[reach.source]
-            known = {one.address: one for one in claim.local.interfaces} if claim.local else {}
-            way, routed = known.get(reach.sent_from), claim.local.routed if claim.local else None
-            if way and way.name not in {claim.interface, routed.name if routed else ""}:
+            if (way := detour(claim, reach)) and (is_answer or way.name != _routed(claim)):
                 link = "" if way.up else ", which has no link"
-                by = f"{way.name} {way.address}{link}, not by {claim.interface}"
-                found[claim.host] = f"{claim.host} sends to {reach.address} by {by}"
+                said = (
+                    f"{claim.host} sends to {reach.address} by {way.name} {way.address}{link}, not by {claim.interface}"
+                )
+                found.setdefault(claim.host, Detour(said=said, address=reach.address))
         return found
 
     @property
@@ -194,7 +219,7 @@ def _of_one_way(case: _Case) -> Finding:
     return (Finding.error if case.grave else Finding.warning)(
         "mesh-one-way",
         title,
-        evidence=(*tuple(case.detours.values())[1:], *case.evidence),
+        evidence=(*(way.said for way in tuple(case.detours.values())[1:]), *case.evidence),
         fix=fix or f"let {target} accept connections from {sources} on all ephemeral ports",
         steps=steps or (RANGE,),
     )
@@ -210,7 +235,7 @@ def _of_both_ways(case: _Case) -> Finding:
     return Finding.error(
         "mesh-unreached",
         title,
-        evidence=(*tuple(case.detours.values())[1:], *case.evidence),
+        evidence=(*(way.said for way in tuple(case.detours.values())[1:]), *case.evidence),
         fix=fix or f"look at the route, the switch and the firewall {where}",
         steps=steps or (_route(case),),
     )
@@ -236,14 +261,14 @@ def _why(case: _Case, title: str) -> tuple[str, str, tuple[Step, ...]]:
         )
     if case.detours:
         host, way = next(iter(case.detours.items()))
-        return f"{title}: {way}", f"correct the route on {host}", (_route(case),)
+        return f"{title}: {way.said}", f"correct the route on {host}", (_route(case),)
     return title, "", ()
 
 
 def _route(case: _Case) -> Step:
     """The step that shows which way the kernel takes; on the host that takes another one than the others, if one does."""
-    sure = [reach for reach in case.failed if case.mesh.hosts(reach)[0] in case.detours] or case.failed
-    return step("ip route get {address}", address=sure[0].address)
+    taken = next(iter(case.detours.values()), None)
+    return step("ip route get {address}", address=taken.address if taken else case.failed[0].address)
 
 
 def said(outcome: ConnectOutcome) -> str:
@@ -380,11 +405,11 @@ def mesh_lossy(mesh: Mesh) -> Iterator[Finding]:
     left = {pair: counts for pair, counts in tried.items() if counts[0] / counts[1] >= LOSS}
     while left:
         where, pairs = _most_common_place(left, tried)
-        again, segments = (sum(left[pair][count] for pair in pairs) for count in (0, 1))
+        again, segments = (sum(tried[pair][count] for pair in pairs) for count in (0, 1))
         yield Finding.warning(
             "mesh-lossy",
             f"{where} loses packets: {again} of {segments} segments were sent again ({again / segments:.1%})",
-            evidence=tuple(f"{a} -> {b}: {left[a, b][0]} of {left[a, b][1]}" for a, b in pairs[:4] if len(pairs) > 1),
+            evidence=tuple(f"{a} -> {b}: {tried[a, b][0]} of {tried[a, b][1]}" for a, b in pairs[:4] if len(pairs) > 1),
             fix="look at the counters of errors and drops on both ends and on the switch between",
             steps=(step("ip -s link"), step("ethtool -S {interface} | grep -E 'err|drop|crc'")),
         )
@@ -403,16 +428,47 @@ def _sent_again(mesh: Mesh) -> dict[HostPair, tuple[int, int]]:
     return found
 
 
-def _most_common_place(lossy: Iterable[HostPair], tried: Iterable[HostPair]) -> tuple[str, list[HostPair]]:
-    """Where packets are lost, and the lossy pairs that this explains: everywhere, at one host, else between the first two."""
-    lossy, tried, peers = sorted(lossy), set(tried), peers_of(lossy)
-    if _is_everywhere(lossy, tried):
-        return f"the network between the {len(peers)} hosts", lossy
+SentAgain = dict[HostPair, tuple[int, int]]
+
+
+def _most_common_place(lossy: SentAgain, tried: SentAgain) -> tuple[str, list[HostPair]]:
+    """Where packets are lost, and the directions in which this shows: everywhere, at one host, else between the first two."""
+    pairs, peers = sorted(lossy), peers_of(lossy)
+    if _is_everywhere(pairs, tried):
+        return f"the network between the {len(peers)} hosts", pairs
     first, *others = sorted(peers, key=lambda host: -len(peers[host]))
     at_one = len(peers[first]) > median(len(peers[host]) for host in others)
     if at_one and 2 * len(peers[first]) >= len(peers_of(pair for pair in tried if first in pair)[first]):
-        return f"{first}, with {len(peers[first])} other hosts,", [pair for pair in lossy if first in pair]
-    return " -> ".join(lossy[0]), lossy[:1]
+        return f"{first}, with {len(peers[first])} other hosts,", [pair for pair in pairs if first in pair]
+    if host := _common_host(peers, tried):
+        here = [pair for pair in sorted(tried) if host in pair and (pair in lossy or _share(tried, [pair]) >= LOSS / 2)]
+        count = len(peers_of(here)[host])
+        return host + (f", with {count} other hosts," if count > 1 else ""), here
+    one, other = pairs[0]
+    if (other, one) in lossy:
+        return f"the path between {one} and {other}", [(one, other), (other, one)]
+    return f"{one} -> {other}", pairs[:1]
+
+
+def _common_host(hosts: Iterable[str], tried: SentAgain) -> str | None:
+    """The one host without which no packets are lost: a share of a few percent does not show in each of its directions. None where
+    it may be another one as well."""
+    found = []
+    for host in hosts:
+        rest = [pair for pair in tried if host not in pair]
+        if (
+            rest
+            and _share(tried, rest) < LOSS / 5
+            and _share(tried, [pair for pair in tried if host in pair]) >= LOSS / 2
+        ):
+            found.append(host)
+    return found[0] if len(found) == 1 else None
+
+
+def _share(tried: SentAgain, pairs: Iterable[HostPair]) -> float:
+    """The part of the segments that were sent again."""
+    counts = [tried[pair] for pair in pairs]
+    return sum(again for again, _ in counts) / sum(segments for _, segments in counts)
 
 
 def _is_everywhere(bad: Collection[HostPair], tried: Collection[HostPair]) -> bool:

@@ -75,11 +75,13 @@ def mesh_wrong_interface(mesh: Mesh) -> Iterator[Finding]:
         what, which = f"would use {first.interface}", f"{first.other} on {routed} they can"
         if len(those) == 1:
             what += f" {first.address}"
+        turned = tuple(_turned(mesh, those))
         yield Finding.error(
             "mesh-wrong-interface",
             f"{_ranks(mesh, those)} {what}, which {who} cannot reach; {which if len(those) == 1 else f'{routed} they can'}",
-            evidence=_why(those),
-            fix=f"name the interface that reaches the others on {_each(those)}",
+            evidence=(*turned[:4], *_why(those)),
+            fix=f"name the interface that reaches the others on {_each(those)}"
+            + (", or correct its route" if turned else ""),
             steps=(_name_it(first),),
         )
 
@@ -103,7 +105,7 @@ def mesh_address_shared(mesh: Mesh) -> Iterator[Finding]:
         yield Finding.error(
             "mesh-address-shared",
             f"{hosts_in_words(hosts)} have the same address {address}: who connects there reaches one of them only",
-            evidence=_why([mesh.first_of[host] for host in hosts[:4]]),
+            evidence=(*_also(mesh, address, hosts), *_why([mesh.first_of[host] for host in hosts])[:4]),
             fix="give each host its own address; containers the network of their host, or name another interface",
             steps=(step("ip -brief address"), NAME_IT),
         )
@@ -134,6 +136,24 @@ def mesh_rank_unreached(mesh: Mesh) -> Iterator[Finding]:
                 evidence=tuple(f"from {mesh.who(reach.source)}: {reach.outcome.value}" for reach in failed[:4]),
                 fix="see on that host whether the process still runs, and what its state is",
             )
+
+
+def _also(mesh: Mesh, address: str, hosts: Sequence[str]) -> Iterator[str]:
+    """The hosts that have an address beside the one that they offer."""
+    for claim in (mesh.first_of[host] for host in hosts):
+        named = [one.name for one in claim.local.interfaces if one.address == address] if claim.local else []
+        if claim.address != address and named:
+            yield f"{claim.host} has it on {named[0]}, beside {claim.address}"
+
+
+def _turned(mesh: Mesh, those: Sequence[Claim]) -> Iterator[str]:
+    """The hosts that send by another interface than the one they would use: they drop what comes by the latter (rp_filter)."""
+    for host in {claim.host: None for claim in those}:
+        for reach in mesh.reaches:
+            claim = mesh.by_rank[reach.source]
+            if claim.host == host and reach.outcome in ARRIVED and (way := blocked_checks.detour(claim, reach)):
+                yield f"{host} sends to {reach.address} by {way.name} {way.address}: its answers go another way than the questions"
+                break
 
 
 def _ranks(mesh: Mesh, those: Sequence[Claim]) -> str:

@@ -105,12 +105,18 @@ ARRIVED = frozenset({ConnectOutcome.REACHED, ConnectOutcome.STALLED})
 
 
 def shared_addresses(mesh: Mesh) -> dict[str, tuple[str, ...]]:
-    """The addresses that ranks of several hosts offer and at which one of those was not reached, with those hosts. A host that
-    reaches another at the address that it has itself is on the same network stack."""
+    """The addresses that ranks offer, which several hosts have, and at which one of those was not reached, with those hosts. A
+    host that reaches another at the address that it has itself is on the same network stack. One that a host has beside the one
+    that it offers, as of a bridge of containers, is the same everywhere: no fault where the other address of the rank answers."""
     offered: dict[str, set[str]] = {}
     for claim in mesh.claims:
         if claim.address and not is_loopback(claim.address):
             offered.setdefault(claim.address, set()).add(claim.host)
+    beside = {mesh.by_rank[reach.target].address for reach in mesh.reaches if reach.via_other}
+    for host, claim in mesh.first_of.items():
+        for interface in claim.local.interfaces if claim.local else ():
+            if interface.address in offered and interface.address not in beside:
+                offered[interface.address].add(host)
     tried: dict[str, list[Reach]] = {address: [] for address, hosts in offered.items() if len(hosts) > 1}
     for reach in (*mesh.reaches, *mesh.fallen) if tried else ():
         if (address := mesh.by_rank[reach.target].address) in tried:

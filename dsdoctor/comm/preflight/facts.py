@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from dsdoctor.comm.local.facts import is_secret
 from dsdoctor.core.host import Answer, Host
+from dsdoctor.core.redaction import setting
 from dsdoctor.hosts.hostfile import HOST, Complaint, Hostfile, Slots, chosen, parse_deepspeed_env, parse_hostfile
 from dsdoctor.hosts.ssh import for_any_shell
 
@@ -235,13 +235,13 @@ def look_preflight(
 
 def look_forwarded(host: Host, folder: str) -> dict[str, str]:
     """The variables that our own ranks on other hosts get, values included: those that steer communication, what Python and the
-    linker search, and those of .deepspeed_env. Nothing that looks like a secret."""
+    linker search, and those of .deepspeed_env. They stand in ssh's command line, so none that is not known to be harmless."""
     found: dict[str, str] = {}
     for prefix in (*STEERING, *FOR_OURS):
         found.update(host.variables(prefix))
     for path in _environment_paths(host, folder):
         found.update(parse_deepspeed_env(host.read(path) or "").values)
-    return {name: value for name, value in sorted(found.items()) if not is_secret(name, value)}
+    return {name: value for name, value in sorted(found.items()) if setting(name, value) == value}
 
 
 def look_environment(host: Host, folder: str) -> tuple[Variables, ...]:

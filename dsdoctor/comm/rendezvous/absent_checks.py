@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dsdoctor.comm.local.interfaces import is_loopback
-from dsdoctor.comm.models import Rank
+from dsdoctor.comm.models import Claim, Rank
 from dsdoctor.comm.rendezvous.notices import UNNAMED
 from dsdoctor.comm.rendezvous.store import Unreached
 from dsdoctor.comm.results import ConnectOutcome
@@ -31,8 +31,10 @@ class Absent:
         """Which of the checks says it: they exclude each other."""
         why, other = self.why, self.why.rank_zero
         named = {
+            "starting": why.starting,
             "port differs": bool(other and (other.run, other.world) == (self.me.run, self.me.world)),
             "elsewhere": why.elsewhere,
+            "claimed": self.twin is not None,
             "held": bool(other or why.holders or (why.taken and why.token_missing)),
             "slow": why.slow,
             "no rank 0": why.token_missing or why.ended,
@@ -40,6 +42,12 @@ class Absent:
             "in use": why.taken or why.outcome in {ConnectOutcome.STRANGER, ConnectOutcome.SILENT},
         }
         return next((case for case, true in named.items() if true), "unreachable")
+
+    @property
+    def twin(self) -> Claim | None:
+        """The process that is this rank already, where the job has a name of its own: it is no other job's then."""
+        same = (claim for claim in self.why.holders if claim.rank == self.me.rank)
+        return next(same, None) if self.me.run != UNNAMED else None
 
     @property
     def there(self) -> str:
@@ -123,6 +131,31 @@ def master_port_held(absent: Absent) -> Iterator[Finding]:
         evidence=(*who[1:], *(("it had begun when this rank came",) if why.holders else ())),
         fix="give this job another port, the same on all of its hosts",
         steps=(step("export MASTER_PORT={port}", port=free_port_like(me.port)),),
+    )
+
+
+def rank_claimed_again(absent: Absent) -> Iterator[Finding]:
+    """This process says that it is a rank which another process of the same job is already.
+
+    The launcher gave the job a name, so it is no other job that uses the port. It was started on a node twice, or with the same
+    --node_rank on two nodes.
+
+    Why it matters: the first process takes part and this one does not. In training both would write into the same group.
+
+    How to fix it: give each node its own --node_rank, and look for a launcher that is left over on this host.
+
+        $ env | grep -E '^(RANK|LOCAL_RANK|WORLD_SIZE|MASTER_|SLURM_PROCID|OMPI_COMM_WORLD_RANK)'
+
+    Since: 0.1
+    """
+    if absent.case != "claimed" or (twin := absent.twin) is None:
+        return
+    yield Finding.error(
+        "rank-claimed-again",
+        f"rank {twin.rank} ({absent.host}): 2 processes say that they are rank {twin.rank}: pid {twin.pid} on {twin.host}, and "
+        "this one, which came later",
+        fix="give every process a RANK of its own: one --node_rank for each node",
+        steps=(step("env | grep -E '^(RANK|LOCAL_RANK|WORLD_SIZE|MASTER_|SLURM_PROCID|OMPI_COMM_WORLD_RANK)'"),),
     )
 
 
@@ -290,6 +323,32 @@ def master_port_refused(absent: Absent) -> Iterator[Finding]:
         )
 
 
+def rank_zero_starting(absent: Absent) -> Iterator[Finding]:
+    """Rank 0 runs, and did not serve its store before the deadline.
+
+    Rank 0 answers on the master's port before it has imported torch. It says what it is doing.
+
+    Why it matters: no rank is at fault and the network is not either: the import takes longer than the deadline leaves. Every job
+    starts that late there.
+
+    How to fix it: put the Python environment of that host on a local disk, or give the test more time.
+
+        $ python -m dsdoctor comm --deadline 600
+
+    Since: 0.1
+    """
+    zero = absent.why.rank_zero
+    if absent.case != "starting" or zero is None:
+        return
+    yield Finding.error(
+        "rank-zero-starting",
+        f"rank {absent.me.rank} ({absent.host}): rank 0 ({zero.host}) runs and is not ready: {zero.at[:60]}, {zero.seconds:.0f} s",
+        evidence=(f"waited {absent.why.seconds:.0f} s for it, until the deadline",),
+        fix="put the Python environment of that host on a local disk, or give the test more time",
+        steps=(step("python -m dsdoctor comm --deadline 600"),),
+    )
+
+
 def rank_zero_missing(absent: Absent) -> Iterator[Finding]:
     """A store answers at the master's address, and rank 0 of this test is not there.
 
@@ -324,6 +383,13 @@ def free_port_like(port: int) -> int:
 
 
 CHECKS = (
-    *(master_port_in_use, master_port_held, master_port_differs, master_address_not_here, store_slow),
-    *(master_unreachable, master_port_refused, rank_zero_missing),
+    *(
+        master_port_in_use,
+        master_port_held,
+        rank_claimed_again,
+        master_port_differs,
+        master_address_not_here,
+        store_slow,
+    ),
+    *(master_unreachable, master_port_refused, rank_zero_starting, rank_zero_missing),
 )

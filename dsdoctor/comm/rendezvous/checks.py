@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from dsdoctor.comm.local.interfaces import bounded, is_loopback
 from dsdoctor.comm.models import MOST_NAMED, Claim, Rank, by_rank, named
+from dsdoctor.comm.rendezvous.heartbeat import Heartbeat
 from dsdoctor.comm.rendezvous.notices import Notice
 from dsdoctor.core.finding import Finding, step
 from dsdoctor.core.text import and_more
@@ -47,13 +48,15 @@ LATE = 15.0
 class Arrivals:
     """The ranks that came: ``me`` is rank 0 (or, where rank 0 was not reached, the rank that looks), ``claims`` in the
     order in which they came. ``notices`` are what ranks that cannot come told rank 0; ``perhaps``
-    are those of ranks that may be another job's; ``resolved`` is what MASTER_ADDR is on the host of rank 0."""
+    are those of ranks that may be another job's; ``starting`` are ranks that had not come when the time was up and were heard of;
+    ``resolved`` is what MASTER_ADDR is on the host of rank 0."""
 
     me: Rank
     claims: tuple[Claim, ...]
     waited: float
     notices: dict[int, Notice] = field(default_factory=dict)
     perhaps: dict[int, Notice] = field(default_factory=dict)
+    starting: dict[int, Heartbeat] = field(default_factory=dict)
     resolved: tuple[str, ...] = ()
 
     @property
@@ -64,8 +67,8 @@ class Arrivals:
 
     @property
     def silent(self) -> tuple[int, ...]:
-        """The ranks that did not come and did not say why."""
-        return tuple(rank for rank in self.missing if rank not in self.notices)
+        """The ranks that did not come and did not say anything."""
+        return tuple(rank for rank in self.missing if rank not in self.notices and rank not in self.starting)
 
 
 def rank_unable(arrivals: Arrivals) -> Iterator[Finding]:
@@ -92,9 +95,47 @@ def rank_unable(arrivals: Arrivals) -> Iterator[Finding]:
         yield Finding.error(
             "rank-unable",
             f"{named(tuple(ranks), tuple(hosts))} cannot take part: {why}",
-            evidence=("rank 0 was told so over TCP, and it did not come",),
+            evidence=("it told rank 0 so, and did not come",),
             fix="mend it on that host, with the Python that the rank is started with",
             steps=(step("ssh {host} python -c 'import torch'", host=hosts[ranks[0]]),),
+        )
+
+
+def rank_starting(arrivals: Arrivals) -> Iterator[Finding]:
+    """A rank runs, and had not come to the rendezvous at the deadline.
+
+    A rank says who it is and what it is doing before it imports torch. Such a rank is waited for as long as the deadline allows.
+
+    Why it matters: nothing is broken, and nothing could be tested: the start of that rank takes longer than the deadline leaves.
+    Every job waits for it that long.
+
+    How to fix it: put the Python environment on a local disk, see what else runs on that host, or give the test more time.
+
+        $ ssh HOST time python -c 'import torch'
+
+    Since: 0.1
+    """
+    if not arrivals.starting or any(rank_duplicated(arrivals)) or any(world_size_differs(arrivals)):
+        return
+    by_at: dict[str, list[Heartbeat]] = defaultdict(list)
+    for rank, beat in sorted(arrivals.starting.items()):
+        if rank in arrivals.missing and rank not in arrivals.notices:
+            by_at[beat.at[:60]].append(beat)
+    for at, beats in by_at.items():
+        hosts = [""] * arrivals.me.world
+        for beat in beats:
+            hosts[beat.rank] = beat.host
+        longest = max(beat.seconds for beat in beats)
+        verb = "was" if len(beats) == 1 else "were"
+        yield Finding.error(
+            "rank-starting",
+            f"{named([beat.rank for beat in beats], hosts)} {verb} still {at} after {longest:.0f} s",
+            evidence=(f"waited {arrivals.waited:.0f} s; it runs, and rank 0 hears of it",),
+            fix="put the Python environment on a local disk, see what else runs on that host, or give the test more time",
+            steps=(
+                step("ssh {host} time python -c 'import torch'", host=beats[0].host),
+                step("python -m dsdoctor comm --deadline 600"),
+            ),
         )
 
 
@@ -262,4 +303,7 @@ def _places(claims: Iterable[Claim]) -> str:
     return named(sorted({claim.rank for claim in claims}), by_rank(claims)) if claims else ""
 
 
-CHECKS = (rank_unable, rank_duplicated, world_size_differs, gpu_shared, rank_missing, rank_arrives_late)
+CHECKS = (
+    *(rank_unable, rank_duplicated, world_size_differs, gpu_shared, rank_starting, rank_missing),
+    rank_arrives_late,
+)

@@ -36,13 +36,21 @@ LARGEST_ANSWER = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class RankZero:
-    """Who hears notices: rank 0 of a test, and where its store is."""
+    """Who hears notices: rank 0 of a test, and where its store is. ``at``: what it is doing and for how many ``seconds``, where it
+    does not serve its store yet."""
 
     run: str
     world: int
     port: int
     host: str
     pid: int
+    at: str = ""
+    seconds: float = 0.0
+
+
+def rank_zero_of(rank: Rank, pid: int) -> RankZero:
+    """Rank 0, on this host."""
+    return RankZero(run=rank.run, world=rank.world, port=rank.port, host=socket.gethostname(), pid=pid)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,9 +145,7 @@ class NoticeListener:
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
-        self._who = RankZero(
-            run=rank.run, world=rank.world, port=rank.port, host=socket.gethostname(), pid=os.getppid()
-        )
+        self._who = rank_zero_of(rank, os.getppid())
         self._heard: dict[int, Notice] = {}
         self._perhaps: dict[int, Notice] = {}
         self._held: list[socket.socket] = []
@@ -171,7 +177,7 @@ class NoticeListener:
 
     def _attend(self, caller: socket.socket) -> bool:
         """Read a notice and answer it; whether it counts. Who looks for a store here is told who this is."""
-        line = _line(caller)
+        line = read_line(caller)
         if line == PROBE:
             caller.sendall(msgspec.json.encode(self._who) + b"\n")
             return False
@@ -194,7 +200,7 @@ def _listening(rank: Rank) -> socket.socket | None:
     return None
 
 
-def _line(caller: socket.socket) -> bytes:
+def read_line(caller: socket.socket) -> bytes:
     """What a caller sends up to the end of its line, or as far as it comes in the time that it has in all."""
     until, text = time.monotonic() + PATIENCE, b""
     while b"\n" not in text and len(text) < LARGEST and (left := until - time.monotonic()) > 0:

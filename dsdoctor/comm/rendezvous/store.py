@@ -12,9 +12,9 @@ import socket
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar, cast
 
@@ -23,8 +23,10 @@ import msgspec
 from dsdoctor.comm.local.interfaces import bounded
 from dsdoctor.comm.mesh.mesh import connect
 from dsdoctor.comm.models import Claim, Rank
+from dsdoctor.comm.rendezvous.heartbeat import BACKLOG, Door, Heartbeat, HeartbeatReader, bind
 from dsdoctor.comm.rendezvous.notices import Listener, RankZero, ask, ports
 from dsdoctor.comm.results import ConnectOutcome
+from dsdoctor.core.redaction import process
 
 # The board: messages between the control processes of all ranks over a TCPStore. Keys are prefixed by a random token.
 #
@@ -148,6 +150,8 @@ RETRY = 0.2
 CONNECT = 3.0
 ANSWER = 6.0
 """Seconds in which what listens must answer."""
+ASKED_PER_SECOND = 1000
+"""How often rank 0 is asked, by all ranks together, whether it serves its store by now."""
 TOKEN = 3.0
 """Seconds from the moment at which a store answers to that at which its rank 0 has written to it."""
 LOOK, BESIDE = 2.0, 0.3
@@ -161,7 +165,8 @@ class Unreached:
     what it sent. ``elsewhere``: the address is none of rank 0's host, and does not lead to it. ``rank_zero`` is another rank 0
     that listens on that port or beside it; ``holders`` are the processes of a test that has begun there, rank 0 first.
     ``slow``: a store answers, and torch's client was not through with it in time. ``token_missing``: a store answers, and no
-    rank 0 of this test has written to it. ``ended``: it went while this rank waited."""
+    rank 0 of this test has written to it. ``ended``: it went while this rank waited. ``starting``: ``rank_zero`` is this job's own,
+    and did not serve a store yet when the time was up."""
 
     outcome: ConnectOutcome
     seconds: float
@@ -175,59 +180,91 @@ class Unreached:
     slow: bool = False
     token_missing: bool = False
     ended: bool = False
+    starting: bool = False
     detail: str = ""
 
 
-def open_board(rank: Rank, seconds: float) -> Board | Unreached:
-    """The board of this test: rank 0 makes its prefix known to the others under the name of the run."""
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wait:
+    """How long a store is waited for: ``seconds``, and until ``latest`` (monotonic) while rank 0 is heard of, which is starting.
+    ``say`` gets what is waited for then."""
+
+    seconds: float
+    latest: float = 0.0
+    say: Say = print
+
+
+def open_board(rank: Rank, wait: Wait, door: Door | None = None) -> Board | Unreached:
+    """The board of this test: rank 0 makes its prefix known to the others under the name of the run. ``door``: rank 0's port, where
+    it listens already."""
     began = time.monotonic()
-    store = _serve(rank, seconds) if rank.rank == 0 and not rank.agent_store else None
+    store = _serve(rank, wait.seconds, door) if rank.rank == 0 and not rank.agent_store else None
     if isinstance(store, Unreached) and not store.taken:
         return store
     # the port may be taken by a second rank 0; joining as a client makes both visible
     taken = isinstance(store, Unreached)
     if store is None or isinstance(store, Unreached):
-        store = _reach(rank, min(seconds, ANSWER) if taken else seconds, taken=taken)
+        store = _reach(rank, replace(wait, seconds=min(wait.seconds, ANSWER)) if taken else wait, taken=taken)
     if isinstance(store, Unreached):
         return store
-    left = TOKEN if taken else seconds - (time.monotonic() - began)
+    left = TOKEN if taken else wait.seconds - (time.monotonic() - began)
     try:
-        return _find(store, rank, left, taken=taken)
+        return _find(store, rank, replace(wait, seconds=left), taken=taken)
     except Exception as error:
         # torch raises another type in each release
         print(f"{type(error).__name__}: {error}", flush=True)
         return Unreached(outcome=ConnectOutcome.CUT_OFF, seconds=time.monotonic() - began, ended=True)
 
 
-def _find(store: TcpStore, rank: Rank, seconds: float, *, taken: bool) -> Board | Unreached:
+def _find(store: TcpStore, rank: Rank, wait: Wait, *, taken: bool) -> Board | Unreached:
     """The board of a store: rank 0 writes the random prefix, the others wait for it."""
     name = f"dsdoctor-comm/{rank.run}/token"
     if rank.rank == 0 and not taken and store.add(f"{name}/n", 1) == 1:
         token = secrets.token_hex(8)
         store.set(name, token)
         return Board(store, f"dsdoctor-comm/{token}", ours=True)
-    until = time.monotonic() + max(seconds, 1.0)
+    began, beats = time.monotonic(), HeartbeatReader(store, rank.run, rank.world)
+    until = began + max(wait.seconds, 1.0)
     while not store.check([name]):
-        if time.monotonic() > until:
+        beats.look()
+        zero = next((beat for beat in beats.alive if beat.rank == 0 and rank.rank), None)
+        if zero:
+            wait.say(f"waiting for rank 0 ({zero.host}): {zero.at}")
+        if time.monotonic() > (max(until, wait.latest) if zero else until):
             return Unreached(
                 outcome=ConnectOutcome.SILENT,
-                seconds=seconds,
+                seconds=time.monotonic() - began,
                 token_missing=True,
                 taken=taken,
+                starting=zero is not None,
+                rank_zero=_as_rank_zero(zero, rank) if zero else None,
                 **_listening(rank.port, taken),
             )
         time.sleep(0.05)
     return Board(store, f"dsdoctor-comm/{store.get(name).decode()}")
 
 
-def _serve(rank: Rank, seconds: float) -> "TcpStore | Unreached":
+def _as_rank_zero(beat: Heartbeat, rank: Rank) -> RankZero:
+    return RankZero(
+        run=rank.run, world=beat.world, port=rank.port, host=beat.host, pid=beat.pid, at=beat.at, seconds=beat.seconds
+    )
+
+
+def _serve(rank: Rank, seconds: float, door: Door | None) -> "TcpStore | Unreached":
     """Listen on the master's address where that is one of this host's, else on all."""
-    listening = socket.socket(socket.AF_INET6 if ":" in rank.master else socket.AF_INET)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening, ours = door.take() if door else None, door is not None and door.own_address
+    if listening is None:
+        listening = socket.socket(socket.AF_INET6 if ":" in rank.master else socket.AF_INET)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        door = None
     with listening:
         try:
-            ours = _bind(listening, rank)
-            listening.listen(2048)
+            if door is None:
+                ours = bind(listening, rank)
+                listening.listen(BACKLOG)
         except OSError as error:
             if isinstance(error, socket.gaierror):
                 return Unreached(outcome=ConnectOutcome.NO_NAME, seconds=0.0)
@@ -238,20 +275,6 @@ def _serve(rank: Rank, seconds: float) -> "TcpStore | Unreached":
             return Unreached(outcome=outcome, seconds=ANSWER, elsewhere=True)
         handle = os.dup(listening.fileno())
     return _torch_store(rank, handle, seconds) or Unreached(outcome=ConnectOutcome.SILENT, seconds=seconds, slow=True)
-
-
-def _bind(listening: socket.socket, rank: Rank) -> bool:
-    """Whether the master's address is one of this host's: a service's or a translated one is not. Raises OSError."""
-    try:
-        listening.bind((rank.master, rank.port))
-    except (TypeError, UnicodeError) as error:
-        raise socket.gaierror(socket.EAI_NONAME, str(error)) from None
-    except OSError as error:
-        if isinstance(error, socket.gaierror) or error.errno != errno.EADDRNOTAVAIL:
-            raise
-        listening.bind(("", rank.port))
-        return False
-    return True
 
 
 def _leads_elsewhere(listening: socket.socket, rank: Rank) -> ConnectOutcome | None:
@@ -272,13 +295,19 @@ def _leads_elsewhere(listening: socket.socket, rank: Rank) -> ConnectOutcome | N
     return outcome
 
 
-def _reach(rank: Rank, seconds: float, *, taken: bool) -> "TcpStore | Unreached":
-    """Connect as a client, as soon as the port is open."""
+def _reach(rank: Rank, wait: Wait, *, taken: bool) -> "TcpStore | Unreached":
+    """Connect as a client, as soon as the port is open. A rank 0 of this run that does not serve its store yet is waited for."""
     began, outcomes, other = time.monotonic(), Counter[ConnectOutcome](), None
-    look = began + LOOK
-    while time.monotonic() - began < seconds:
-        left = seconds - (time.monotonic() - began)
+    look, until = began + LOOK, began + wait.seconds
+    starting: RankZero | None = None
+    while time.monotonic() < (max(until, wait.latest) if starting else until):
+        left = max(until, wait.latest if starting else 0.0) - time.monotonic()
         heard = ask(rank.master, rank.port, timeout=min(CONNECT, max(left, 0.2)), listen=ANSWER)
+        starting = heard.rank_zero if heard.rank_zero and _is_starting(heard.rank_zero, rank) else None
+        if starting:
+            wait.say(f"waiting for rank 0 ({starting.host}): {starting.at}")
+            time.sleep(max(RETRY, rank.world / ASKED_PER_SECOND))
+            continue
         if heard.outcome in {ConnectOutcome.REACHED, ConnectOutcome.SILENT, ConnectOutcome.STRANGER}:
             return _join(rank, heard, left, began, taken=taken)
         outcomes[heard.outcome] += 1
@@ -287,9 +316,17 @@ def _reach(rank: Rank, seconds: float, *, taken: bool) -> "TcpStore | Unreached"
         if other:
             return Unreached(outcome=heard.outcome, seconds=time.monotonic() - began, rank_zero=other)
         time.sleep(RETRY)
+    seconds = time.monotonic() - began
+    if starting:
+        return Unreached(outcome=ConnectOutcome.SILENT, seconds=seconds, taken=taken, rank_zero=starting, starting=True)
     # the time limit may have cut the last attempt short, so the most frequent outcome counts
     outcome = outcomes.most_common(1)[0][0] if outcomes else ConnectOutcome.TIMED_OUT
-    return Unreached(outcome=outcome, seconds=time.monotonic() - began, taken=taken)
+    return Unreached(outcome=outcome, seconds=seconds, taken=taken)
+
+
+def _is_starting(heard: RankZero, rank: Rank) -> bool:
+    """Whether it is rank 0 of this job, before it serves its store."""
+    return bool(heard.at) and (heard.run, heard.port) == (rank.run, rank.port)
 
 
 def _join(rank: Rank, heard: Listener, left: float, began: float, *, taken: bool) -> "TcpStore | Unreached":
@@ -366,5 +403,6 @@ def _shown(pid: int | None) -> str | None:
     import psutil
 
     with contextlib.suppress(psutil.Error, OSError):
-        return f"pid {pid} ({' '.join(psutil.Process(pid).cmdline())[:60]})" if pid else None
+        found = psutil.Process(pid) if pid else None
+        return f"pid {pid} ({process(found.cmdline(), found.name())[:120]})" if found else None
     return None

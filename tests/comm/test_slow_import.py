@@ -1,0 +1,112 @@
+"""Ranks whose import of torch takes long: they run, and nobody says that they do not."""
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dsdoctor.comm.control.phases import ARRIVAL
+from dsdoctor.comm.launch.start import free_port
+
+pytestmark = pytest.mark.launch
+HELD = Path(__file__).with_name("slow_import")
+LIMIT = 150
+DEADLINE = 25
+NOT_TRUE = ("never came", "does not run", "has died", "not met", "rank-missing", "master-unreachable")
+
+
+class Ranks:
+    """Processes of this machine that are ranks of one job; those whose name ends in "slow" are held in their import of torch."""
+
+    def __init__(self, folder: Path, port: int, *names: str, **variables: str) -> None:
+        self.folder = folder
+        self._place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        self._place |= variables
+        self.processes = {name: self._start(name) for name in names}
+
+    def _start(self, name: str) -> "subprocess.Popen[bytes]":
+        rank = name.partition(" ")[0]
+        environment = {**os.environ, **self._place, "RANK": rank, "LOCAL_RANK": rank}
+        if name.endswith("slow"):
+            environment["TORCH_IS_READ"] = str(self.folder / "read")
+            environment["PYTHONPATH"] = os.pathsep.join([str(HELD), environment.get("PYTHONPATH", "")])
+        with (self.folder / f"{name}.txt").open("w") as out:
+            argv = [sys.executable, "-m", "dsdoctor.comm", "--quick", "--deadline", str(DEADLINE)]
+            return subprocess.Popen(argv, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+
+    def said(self, name: str) -> str:
+        """Its words, without line breaks, after it has ended."""
+        self.processes[name].wait(LIMIT)
+        return " ".join((self.folder / f"{name}.txt").read_text().split())
+
+
+@contextlib.contextmanager
+def ranks(folder: Path, port: int, *names: str, **variables: str) -> Iterator[Ranks]:
+    started = Ranks(folder, port, *names, **variables)
+    try:
+        yield started
+    finally:
+        for process in started.processes.values():
+            process.kill()
+            process.wait()
+
+
+def test_a_rank_that_imports_torch_is_waited_for_and_is_not_missing(tmp_path: Path) -> None:
+    with ranks(tmp_path, free_port(), "0", "1 slow") as job:
+        zero, one = job.said("0"), job.said("1 slow")
+
+    assert re.search(r"rank 1 \(\S+\) was still importing torch after \d+ s \[rank-starting\]", zero), zero
+    waited = re.search(r"waited (\d+) s; it runs", zero)
+    assert waited, zero
+    assert int(waited[1]) > DEADLINE * ARRIVAL
+    assert re.search(r"rank 1 \(\S+\) was still importing torch after \d+ s, the deadline \[import-slow\]", one), one
+    assert not [words for words in NOT_TRUE if words in zero + one], zero + one
+
+
+def test_a_rank_0_that_imports_torch_runs_and_the_others_say_so(tmp_path: Path) -> None:
+    with ranks(tmp_path, free_port(), "0 slow", "1") as job:
+        zero, one = job.said("0 slow"), job.said("1")
+
+    assert re.search(r"rank 1 \(\S+\): rank 0 \(\S+\) runs and is not ready: importing torch, \d+ s", one), one
+    assert "· rank 0 is importing torch, 1" in zero
+    assert "[import-slow]" in zero
+    assert not [words for words in NOT_TRUE if words in zero + one], zero + one
+
+
+def test_the_same_where_torchruns_agent_serves_the_store(tmp_path: Path) -> None:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    agent = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    own = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "7"}
+    with ranks(tmp_path, agent.port, "0 slow", "1", **own) as job:
+        zero, one = job.said("0 slow"), job.said("1")
+
+    assert re.search(r"rank 1 \(\S+\): rank 0 \(\S+\) runs and is not ready: importing torch, \d+ s", one), one
+    assert not [words for words in NOT_TRUE if words in zero + one], zero + one
+
+
+def test_a_second_process_of_a_rank_is_a_duplicate_before_it_has_imported_torch(tmp_path: Path) -> None:
+    with ranks(tmp_path, free_port(), "0", "1 again slow", "1", DSDOCTOR_COMM_RUN="a-job") as job:
+        zero, again = job.said("0"), job.said("1 again slow")
+
+    assert "2 processes say that they are rank 1: pid " in zero, zero
+    assert re.search(r"rank 0 at \S+ ended while this was importing torch", again), again
+
+
+def test_an_import_that_ends_late_is_late_and_no_more(tmp_path: Path) -> None:
+    with ranks(tmp_path, free_port(), "0", "1 slow") as job:
+        seen = tmp_path / "0.txt"
+        while "is importing torch, " not in seen.read_text() and job.processes["0"].poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                job.processes["0"].wait(0.1)
+        (tmp_path / "read").touch()
+        zero = job.said("0")
+
+    assert "rank 1 (" in zero
+    assert "2 of 2 ranks are here" in zero, zero
+    assert not [words for words in NOT_TRUE if words in zero], zero
