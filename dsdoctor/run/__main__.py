@@ -5,10 +5,15 @@ sitecustomize watches (`startup/`, `script.py`). What the script sees, how it en
 its signals are Python's own, and processes that it starts are watched alike. Imports neither torch nor DeepSpeed.
 """
 
-import argparse
 import os
-import re
 import sys
+
+if __name__ == "__main__" and not getattr(sys.flags, "safe_path", sys.flags.isolated):
+    # `-m` put the working folder first: a json.py that lies there is the script's, if anybody's, and no module of ours
+    del sys.path[0]
+
+import argparse
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from dsdoctor.core.errors import UsageError
+from dsdoctor.core.stderr import write_stderr
 from dsdoctor.hang.models import HangOptions
 
 MODULE = "torch.distributed.distributed_c10d"
@@ -101,7 +102,7 @@ class HangWatch:
             self._at_exit(_close, begun.sampler)
             note_failures(begun.sampler)
         except Exception as error:  # an error of dsdoctor's own must not end a training
-            print(f"dsdoctor: a hang of rank {rank} would not be seen: {error}", file=sys.stderr)
+            write_stderr(f"dsdoctor: a hang of rank {rank} would not be seen: {error}\n")
 
     def _watched(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)

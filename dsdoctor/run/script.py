@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Follows, Step
+from dsdoctor.core.stderr import write_stderr
 from dsdoctor.ranks.launchers import RANKS
 from dsdoctor.run import checkpoint, hang, memory
 
@@ -475,7 +476,7 @@ def say(*lines: str) -> None:
     number = rank()
     mark = "dsdoctor: " if number is None else f"dsdoctor [rank {number}]: "
     # one write: the ranks' lines must not be mixed
-    print("".join(f"{mark}{line}\n" for text in lines for line in text.splitlines() or [""]), end="", file=sys.stderr)
+    write_stderr("".join(f"{mark}{line}\n" for text in lines for line in text.splitlines() or [""]))
 
 
 def stop(error: UsageError) -> NoReturn:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import dsdoctor
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Follows, instead, step
 from dsdoctor.run.__main__ import environment_for, parse_command_line
@@ -100,6 +101,35 @@ def test_a_script_runs_as_without_us(folder: Path, flags: tuple[str, ...], m: st
     with_us = started([sys.executable, *flags, "-m", "dsdoctor.run", "--overflow", "off", *rest])
 
     assert ended(with_us) == ended(plain)
+
+
+@pytest.mark.slow
+def test_files_of_the_working_folder_are_no_modules_of_ours(folder: Path) -> None:
+    (folder / "src").mkdir()
+    (folder / "src" / "train.py").write_text("print('trained')")
+    for name in ("argparse", "dataclasses", "importlib", "json", "msgspec", "pathlib", "re", "typing"):
+        (folder / f"{name}.py").write_text(f"raise SystemExit('{name} of the working folder')")
+
+    here = str(Path(dsdoctor.__file__).parents[1])
+    assert ended(started([*OURS, "--overflow", "off", "src/train.py"], PYTHONPATH=here))[:2] == (0, "trained\n")
+
+
+@pytest.mark.parametrize(
+    "gone",
+    [
+        "sys.stderr = None",
+        "sys.stderr.close()",
+        "os.close(2)",
+        "os.dup2(os.open('/dev/full', os.O_WRONLY), 2)",
+    ],
+)
+def test_a_stderr_that_is_gone_costs_the_script_nothing(gone: str) -> None:
+    """Neither a line of ours in its stdout, nor its end."""
+    Path("train.py").write_text(f"import os, sys\nprint('trained', flush=True)\n{gone}\n")
+    code, out, err = ended(started([*OURS, "train.py"], PYTHONPATH=str(Path(dsdoctor.__file__).parents[1])))
+
+    assert (code, out) == (0, "trained\n")
+    assert "Traceback" not in err
 
 
 def test_every_engine_is_watched_and_every_watch_closed() -> None:
