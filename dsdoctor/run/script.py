@@ -15,7 +15,7 @@ import sysconfig
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -240,6 +240,7 @@ class RunOrder:
     ``watch``: the function to call with each engine, ``module:name``. ``options``: its keyword arguments; None watches
     nothing. ``config_check``: "warn", "strict" or "off", what becomes of a doubtful DeepSpeed configuration. ``memory`` and
     ``checkpoint_check``: those of the modules of that name here. ``hang``: the fields of the hang watch's options, None for none.
+    ``ignored``: variables that Python must not see, and the script does.
     """
 
     python: str
@@ -250,6 +251,7 @@ class RunOrder:
     memory: str = memory.OOM
     checkpoint_check: str = checkpoint.OFF
     hang: dict[str, Any] | None = None
+    ignored: dict[str, str] = field(default_factory=dict)
 
     def text(self) -> str:
         """As the value of an environment variable."""
@@ -259,6 +261,8 @@ class RunOrder:
 def ready(fields: dict[str, Any]) -> None:
     """Prepare this process, in which the script is about to run. ``fields``: those of a ``RunOrder``."""
     order = RunOrder(**fields)
+    if order.main == os.getpid():
+        os.environ.update(order.ignored)
     process = WatchedProcess(order)
     atexit.register(process.end)
     before_the_end(process.ask_the_others)
