@@ -116,8 +116,9 @@ print([place for place in sys.path if "python" not in place.lower()], sys.flags.
 """
     (folder / "train.py").write_text(script)
     # an interpreter that finds dsdoctor without PYTHONPATH
-    finds = f"import runpy, sys; sys.path.insert(1, {ROOT!r}); sys.orig_argv[:] = {[sys.executable, flag, *OURS[1:], 'train.py']!r}; "
-    starts = f"{finds}sys.argv[:] = ['', 'train.py']; runpy.run_module('dsdoctor.run', run_name='__main__')"
+    called = [sys.executable, flag, *OURS[1:], "train.py"]
+    finds = f"import runpy, sys; sys.path.insert(1, {ROOT!r}); sys.orig_argv[:] = {called!r}; sys.argv[:] = ['', 'train.py']"
+    starts = f"{finds}; runpy.run_module('dsdoctor.run', run_name='__main__')"
     variables = {
         "PYTHONHASHSEED": "0",
         "PYTHONUNBUFFERED": "1",
