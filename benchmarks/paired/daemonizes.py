@@ -1,0 +1,16 @@
+import os
+import sys
+import time
+
+pid = os.fork()
+if pid:
+    os.waitpid(pid, 0)
+    time.sleep(1)
+    print(open("daemon.txt").read())
+    sys.exit(0)
+os.setsid()
+if os.fork():
+    os._exit(0)
+with open("daemon.part", "w") as file:
+    file.write(f"{len(os.listdir('/proc/self/task'))} {os.getsid(0) != os.getpid()}")
+os.rename("daemon.part", "daemon.txt")

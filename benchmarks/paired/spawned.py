@@ -1,0 +1,26 @@
+"""Ranks that the script makes itself, by torch.multiprocessing.spawn."""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+
+def rank_main(rank, world):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29627")
+    dist.init_process_group("gloo", rank=rank, world_size=world)
+    torch.manual_seed(rank)
+    x = torch.rand(3)
+    dist.all_reduce(x)
+    print(rank, x.tolist(), __name__, sys.argv[1:], flush=True)
+    if "fail" in sys.argv and rank == 1:
+        raise ValueError("on purpose")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    mp.spawn(rank_main, args=(2,), nprocs=2)
+    print("all done")
