@@ -14,6 +14,7 @@ import sys
 import sysconfig
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.machinery import ModuleSpec
@@ -335,16 +336,18 @@ class WatchedProcess:
         try:
             options = self.guide_class.options_for(made[0], self.order.options)
             watch = getattr(importlib.import_module(module), function)(made[0], **options)
-            at_exit(self.close, watch)
+            # weakly: the engine holds its watch, and a script that drops an engine gets its memory back
+            at_exit(self.close, weakref.ref(watch))
         except UsageError as error:
             stop(error)
         except Exception as error:  # an error of dsdoctor's own must not end a training
             say(f"! the engine is not watched, and training goes on: {type(error).__name__}: {error}")
 
-    def close(self, watch: Any) -> None:
-        """End one watch."""
+    def close(self, watch: "weakref.ref[Any]") -> None:
+        """End one watch, where its engine is still there."""
         try:
-            watch.close()
+            if (here := watch()) is not None:
+                here.close()
         except Exception as error:  # at the end of a training, as above
             say(f"! a watch did not close: {type(error).__name__}: {error}")
 

@@ -25,10 +25,14 @@ class Engine:
     pass
 
 
+made = []
+
+
 def initialize(model=None, *, config=None):
     if config == "bad":
         raise ValueError("config is bad")
-    return Engine(), None
+    made.append(Engine())
+    return made[-1], None
 """
 NOTES = """
 from dsdoctor.core.errors import UsageError
@@ -45,7 +49,8 @@ def watch(engine, *, level, include, **others):
         raise UsageError("no such module", hint="name one")
     if "defect" in include:
         raise RuntimeError("a defect")
-    return Watch()
+    engine.dsdoctor = Watch()
+    return engine.dsdoctor
 """
 SAYS_ALL = """
 import sys, warnings
@@ -167,6 +172,19 @@ def test_every_engine_is_watched_and_every_watch_closed() -> None:
         "watch Engine frames ['h.*']\nwatch Engine frames ['h.*']\nclosed\nclosed\n",
         "",
     )
+
+
+def test_an_engine_that_the_script_drops_is_not_kept() -> None:
+    script = """
+import deepspeed, gc, weakref
+engines = [weakref.ref(deepspeed.initialize()[0]) for _ in range(2)]
+deepspeed.made.pop()
+gc.collect()
+print([engine() is None for engine in engines])
+"""
+    watch = "watch Engine guard []\n"
+
+    assert watched(script) == (0, f"{watch}{watch}[False, True]\nclosed\n", "")
 
 
 def test_deepspeed_keeps_its_face(folder: Path) -> None:

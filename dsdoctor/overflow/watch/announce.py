@@ -240,8 +240,13 @@ class Tracer:
         self._open = []
         self._writer.write((StepEnd(step=step, batch=batches - 1, overflow=overflow, loss_scale=scale, loss=loss),))
 
+    def __del__(self) -> None:
+        # the engine was dropped before the end of the script
+        with contextlib.suppress(Exception):
+            self.close()
+
     def close(self) -> None:
-        """Write what is left, and close."""
+        """Write what is left, and close. A second call does nothing."""
         self.step_ends(None, [], 0, None)
         self._writer.close()
         with contextlib.suppress(OSError):  # a full disk was reported before
