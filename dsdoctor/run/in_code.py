@@ -113,11 +113,13 @@ class HangCallback(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, **options: Any) -> None:
         self._options: dict[str, Any] | None = options
+        self._steps: Steps | None = None
 
     def on_train_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
         """Begin, once."""
         if self._options is not None:
-            watch_hangs(Steps(state), **self._options)
+            self._steps = Steps(state)
+            watch_hangs(self._steps, **self._options)
             self._options = None
 
 
