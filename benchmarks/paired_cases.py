@@ -247,6 +247,30 @@ TORCH_CASES = (
     Case(name="ddp", start=TORCHRUN, needs=("torch",), pauses=True),
     Case(name="fsdp", start=TORCHRUN, needs=("torch",), pauses=True),
     Case(name="pauses", start=TORCHRUN, needs=("torch",), pauses=True, marked="rank [01]"),
+    Case(name="rank_seen", start=TORCHRUN, needs=("torch",)),
+    *(
+        Case(
+            name=f"rank_ends_{kind}",
+            script="rank_ends.py",
+            args=(kind,),
+            start=TORCHRUN,
+            needs=("torch",),
+            marked=marked,
+        )
+        for kind, marked in (
+            *((kind, "") for kind in ("usr2", "usr1", "waits", "os_exit", "thread_raises", "no_stderr")),
+            *((kind, "") for kind in ("closed_stderr", "moved", "cleared", "no_destroy")),
+            *((kind, ".") for kind in ("number", "replaced")),
+        )
+    ),
+    Case(
+        name="rank_interrupted",
+        script="pauses.py",
+        start=TORCHRUN,
+        needs=("torch",),
+        signals=("1 1 ", signal.SIGINT),
+        marked=".",
+    ),
     *(
         Case(
             name=f"one_rank_{kind}",
@@ -271,6 +295,7 @@ DEEPSPEED_CASES = (
     ds("ds0_compiled", "--stage", "0", "--compile"),
     ds("ds2_fails", "--stage", "2", "--fail", "1", marked="."),
     Case(name="ds_pipeline", start=DEEPSPEED, watches=ALL, needs=("deepspeed",)),
+    Case(name="ds_uses", start=TORCHRUN, watches=(*ALL, "trace"), needs=("deepspeed",)),
     Case(name="ds_moe", start=TORCHRUN, watches=ALL, needs=("deepspeed",)),
 )
 FRAMEWORK_CASES = (
@@ -292,7 +317,7 @@ FRAMEWORK_CASES = (
     Case(
         name="accelerated_ds2",
         script="accelerated.py",
-        start=TORCHRUN,
+        start=("torchrun", "--nproc_per_node", "1", "--master_port", free_port()),
         args=("--deepspeed", "2"),
         watches=ALL,
         needs=("accelerate", "deepspeed"),

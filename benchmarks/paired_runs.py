@@ -58,6 +58,10 @@ DECLARED = (
         r"stdout [-+] flag (ignore_environment|isolated) ",
         "-E and -I are done by taking Python's variables out of the environment",
     ),
+    (
+        r"stdout [-+] \[TIME\] \[\w+\] \[(runner|launch)\.py:\d+:\w+\] (cmd = |process \d+ spawned |\[.* exits with |Killing )",
+        "DeepSpeed's launcher prints what it starts",
+    ),
     (r"stderr [-+] (dsdoctor\.run|[\w.]+\.py) FAILED", "torchrun's summary names what it was told to start"),
     (
         r"stdout [-+] env (DSDOCTOR_RUN|PYTHONPATH|TORCH_FR_\w+|TORCH_NCCL_TRACE\w+) ",
@@ -66,6 +70,20 @@ DECLARED = (
     (r"stdout [-+] \[('AfterImport', )*'(DistutilsMetaFinder|BuiltinImporter)", "three finders in sys.meta_path"),
     (r"stdout [-+] modules before: ", "modules of Python that torch imports too"),
     (r"stdout [-+] modules of the watch in the child: ", "a child by spawn is watched as the script is"),
+    (r"stdout [-+] hooks ", "hooks on the modules of an engine"),
+    (
+        r"stdout [-+] [01] (threads|after) \['MainThread'(, 'dsdoctor-hang')?\]",
+        "one thread, dsdoctor-hang, from the first process group on",
+    ),
+    (r"stdout [-+] [01] descriptors \d+$", "two descriptors of the hang watch"),
+    (
+        r"stdout [-+] [01] hooks False (True|False)$",
+        "threading.excepthook notes what ended a thread, and calls the one that was there",
+    ),
+    (
+        r"stdout [-+] [01] signals \[.*SigCgt:\\t0000000100000[08]02",
+        "a handler for SIGUSR2 below Python's, until the script sets its own",
+    ),
     (r"stdout [-+] traced: ", "a tracer that is never taken away sees dsdoctor's end"),
     (
         r"stderr [-+] (python: can't open file|✗ there is no script|    Fix: it is looked for from)",
@@ -348,7 +366,6 @@ def write(file: Path, rows: Sequence[Pair], skipped: Sequence[str]) -> None:
     order = {case.name: number for number, case in enumerate(CASES)}
     listed = sorted((pair for pair in pairs.values() if pair["name"] in order), key=lambda pair: order[pair["name"]])
     counts = {
-        "pairs": len(listed),
         "scripts": len({pair["name"] for pair in listed}),
         "not_equal": [f"{pair['name']} {pair['watch']}" for pair in listed if not pair["equal"]],
         "false_verdicts": [f"{pair['name']} {pair['watch']}" for pair in listed if pair["false_verdicts"]],

@@ -5,7 +5,8 @@ import time
 pid = os.fork()
 if pid:
     os.waitpid(pid, 0)
-    time.sleep(1)
+    while not os.path.exists("daemon.txt"):
+        time.sleep(0.05)
     print(open("daemon.txt").read())
     sys.exit(0)
 os.setsid()

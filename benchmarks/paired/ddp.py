@@ -1,9 +1,16 @@
 import os
+import sys
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+
+def say(*words):
+    """One write: the lines of two ranks must not be mixed."""
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
 
 
 class Rows(Dataset):
@@ -34,10 +41,10 @@ def main():
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            print(rank, epoch, loss.item().hex())
+            say(rank, epoch, loss.item().hex())
     gathered = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, {"rank": rank})
-    print(rank, gathered, [len(m._forward_hooks) for m in model.modules()])
+    say(rank, gathered, [len(m._forward_hooks) for m in model.modules()])
     if rank == 0:
         torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}, "ddp.pt")
     dist.barrier()

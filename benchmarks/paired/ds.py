@@ -3,10 +3,18 @@
 import argparse
 import hashlib
 import os
+import sys
 
 import deepspeed
 import torch
 from torch import nn
+
+
+def say(*words):
+    """One write: the lines of two ranks must not be mixed."""
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
+
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--stage", type=int, default=0)
@@ -65,7 +73,7 @@ def main():
     engine, optimizer, _, scheduler = deepspeed.initialize(args=args, model=model, optimizer=optimizer, config=config)
     if args.compile:
         engine.compile(backend="aot_eager")
-    print(rank, type(engine).__name__, type(optimizer).__name__, type(scheduler).__name__)
+    say(rank, type(engine).__name__, type(optimizer).__name__, type(scheduler).__name__)
     before = sorted(name for name in vars(engine))
     generator = torch.Generator().manual_seed(rank)
     for step in range(4 * args.accumulate):
@@ -76,7 +84,7 @@ def main():
         if step == 2 and args.fail == rank:
             raise RuntimeError(f"rank {rank} fails on purpose")
         norm = engine.get_global_grad_norm()
-        print(
+        say(
             rank,
             step,
             loss.item().hex(),
@@ -86,16 +94,16 @@ def main():
         )
     engine.eval()
     with torch.no_grad():
-        print(rank, engine(torch.arange(8)[None]).float().sum().item().hex())
-    print(
+        say(rank, engine(torch.arange(8)[None]).float().sum().item().hex())
+    say(
         rank,
         torch.rand(1).item(),
         sorted(set(vars(engine)) - set(before)),
         engine.global_steps,
         engine.was_step_applied(),
     )
-    print(rank, [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in engine.module.modules()])
-    print(
+    say("hooks", rank, [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in engine.module.modules()])
+    say(
         rank,
         list(engine.module.state_dict()),
         engine.module.blocks[0].forward.__qualname__,
@@ -104,13 +112,13 @@ def main():
     if args.save:
         engine.save_checkpoint("out", tag="last", client_state={"step": step})
         path, state = engine.load_checkpoint("out")
-        print(rank, path, state)
+        say(rank, path, state)
         engine.save_16bit_model("out16", "model.bin")
     digest = hashlib.sha256()
     for name, parameter in engine.module.named_parameters():
         with deepspeed.zero.GatheredParameters([parameter]):
             digest.update(parameter.detach().float().numpy().tobytes())
-    print(rank, digest.hexdigest(), os.getcwd() == os.environ.get("PWD", os.getcwd()))
+    say(rank, digest.hexdigest(), os.getcwd() == os.environ.get("PWD", os.getcwd()))
     torch.distributed.destroy_process_group()
 
 

@@ -1,8 +1,16 @@
+import sys
+
 import deepspeed
 import torch
 from deepspeed.moe.layer import MoE
 from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer
 from torch import nn
+
+
+def say(*words):
+    """One write: the lines of two ranks must not be mixed."""
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
 
 
 class Net(nn.Module):
@@ -34,4 +42,4 @@ for _ in range(3):
     loss = engine(torch.rand(4, 8, 16, generator=generator))
     engine.backward(loss)
     engine.step()
-    print(rank, loss.item().hex())
+    say(rank, loss.item().hex())

@@ -1,9 +1,17 @@
 import argparse
+import sys
 
 import deepspeed
 import torch
 from deepspeed.pipe import LayerSpec, PipelineModule
 from torch import nn
+
+
+def say(*words):
+    """One write: the lines of two ranks must not be mixed."""
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
+
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--local_rank", type=int, default=-1)
@@ -20,6 +28,6 @@ data = [(torch.rand(4, 16, generator=generator), torch.randint(0, 4, (4,), gener
 batches = iter(data)
 for _ in range(3):
     loss = engine.train_batch(data_iter=batches)
-    print(torch.distributed.get_rank(), loss.item().hex())
-print(engine.is_first_stage(), engine.global_steps, len(list(engine.module.parameters())))
+    say(torch.distributed.get_rank(), loss.item().hex())
+say(engine.is_first_stage(), engine.global_steps, len(list(engine.module.parameters())))
 engine.save_checkpoint("pipe")

@@ -9,6 +9,12 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 
+def say(*words):
+    """One write: the lines of two ranks must not be mixed."""
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
+
+
 @record
 def main():
     dist.init_process_group("gloo")
@@ -20,7 +26,7 @@ def main():
             sys.exit(5)
         if sys.argv[1] == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
-    print("waits", flush=True)
+    say("waits")
     time.sleep(60)
 
 

@@ -2,8 +2,17 @@ import sys
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+
+
+def say(*words):
+    """One write: the lines of two ranks must not be mixed."""
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
+
 
 dist.init_process_group("gloo")
 mesh = init_device_mesh("cpu", (dist.get_world_size(),))
@@ -20,10 +29,7 @@ for _ in range(4):
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()
-    print(dist.get_rank(), loss.item().hex(), norm.full_tensor().item().hex())
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import get_model_state_dict
-
+    say(dist.get_rank(), loss.item().hex(), norm.full_tensor().item().hex())
 dcp.save(get_model_state_dict(model), checkpoint_id="dcp")
 dist.destroy_process_group()
 sys.exit(0)

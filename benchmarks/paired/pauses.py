@@ -1,9 +1,17 @@
 """Two ranks; one evaluates for a while, the first AdamW is made after that."""
 
+import sys
 import time
 
 import torch
 import torch.distributed as dist
+
+
+def say(*words):
+    """One write: the lines of two ranks must not be mixed."""
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
+
 
 dist.init_process_group("gloo")
 torch.manual_seed(0)
@@ -18,7 +26,7 @@ for step in range(6):
     loss.backward()
     if optimizer:
         optimizer.step()
-    print(dist.get_rank(), step, loss.item().hex())
+    say(dist.get_rank(), step, loss.item().hex())
 if dist.get_rank() == 0:
     time.sleep(12)
 dist.barrier()
