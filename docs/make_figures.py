@@ -114,6 +114,11 @@ def merge(told: Any) -> tuple[str, str]:
     return f"{ours:,} MiB where zero_to_fp32 takes {theirs:,}", f"a checkpoint of {told['gigabytes']:.0f} GB"
 
 
+def paired(told: Any) -> tuple[str, str]:
+    found = f"{len(told['not_equal'])} differences, {len(told['false_verdicts'])} false verdicts"
+    return found, f"{len(told['pairs'])} pairs of runs of {told['scripts']} scripts"
+
+
 def hang(told: Any) -> tuple[str, str]:
     look, supervisor = told["milliseconds of one look"]["moving"], told["supervisor with 8 ranks"]["processor %"]
     return f"{look:.2f} ms a look, {supervisor:.1f} % of a processor for 8 ranks", "one node"
@@ -181,6 +186,12 @@ ROWS = (
         script="hang_cost.py",
         numbers="hang-cost-2026-11-22.json",
         figures=hang,
+    ),
+    Row(
+        claim="`dsdoctor.run` changes nothing in a script",
+        script="paired_runs.py",
+        numbers="paired-runs-2026-11-23.json",
+        figures=paired,
     ),
 )
 

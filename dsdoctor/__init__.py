@@ -1,11 +1,12 @@
 """dsdoctor gets DeepSpeed built and keeps it running right. Importing it imports neither torch nor deepspeed."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
 from dsdoctor.core.version import __version__ as __version__
 
+# not typing's: `python -m dsdoctor.run` comes by here before it can leave the working folder, where a typing.py may lie
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from dsdoctor.overflow.hooks.ranks import OverflowDetected
     from dsdoctor.overflow.replay.remedy import fp32_forward, keep_in_fp32
     from dsdoctor.overflow.watch.debug import DebugUnderflowOverflow, detect_overflow
@@ -38,7 +39,9 @@ _PLACES = {
 """Where each name of ``__all__`` is: looked up when it is asked for, because torch is there."""
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     if name in _PLACES:
+        import importlib
+
         return getattr(importlib.import_module(f"dsdoctor.{_PLACES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

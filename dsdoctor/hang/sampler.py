@@ -19,6 +19,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable
@@ -181,7 +182,7 @@ class Sampler:
         self._ring, self._words, self._patience, self._tend = ring, words, patience, tend
         self._stop = f"{words}.stop"
         self.rank, self.world, self.pid = rank, world, 0
-        self.engine: Any = None
+        self._engine: Callable[[], Any] = lambda: None
         self.asked = 1
         self._maker = self._trains = threading.get_ident()
         self._kernel_number = 0
@@ -197,6 +198,18 @@ class Sampler:
         self._with_stacks = False
         self._arrivals = Arrivals(after)
         self._thread = threading.Thread(target=self._run, name="dsdoctor-hang", daemon=True)
+
+    @property
+    def engine(self) -> Any:
+        """Whose counters are read: the script's own, which a watch must not keep alive. None: there is none any more."""
+        return self._engine()
+
+    @engine.setter
+    def engine(self, engine: Any) -> None:
+        try:
+            self._engine = weakref.ref(engine)
+        except TypeError:  # None, or something small of the script's own
+            self._engine = lambda: engine
 
     def start(self, pid: int) -> None:
         """Begin to look at this process, whose calling thread is the one that trains, as long as no other is seen to."""

@@ -5,10 +5,15 @@ sitecustomize watches (`startup/`, `script.py`). What the script sees, how it en
 its signals are Python's own, and processes that it starts are watched alike. Imports neither torch nor DeepSpeed.
 """
 
-import argparse
 import os
-import re
 import sys
+
+if __name__ == "__main__" and not getattr(sys.flags, "safe_path", sys.flags.isolated):
+    # `-m` put the working folder first: a json.py that lies there is the script's, if anybody's, and no module of ours
+    del sys.path[0]
+
+import argparse
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -247,8 +252,34 @@ def interpreter(original: Sequence[str], arguments: int) -> tuple[str, ...]:
     return (*words, *([flags] if flags != "-" else []))
 
 
+def in_environment(python: Sequence[str]) -> tuple[str, ...]:
+    """The interpreter's options without -E and -I, which would keep the startup folder out, and with what -I means beside them.
+
+    >>> in_environment(["python", "-Iu", "-W", "error::EncodingWarning"])
+    ('python', '-u', '-W', 'error::EncodingWarning', '-s', '-P')
+    >>> in_environment(["python", "-E", "-X", "dev", "-WIGNORE"])
+    ('python', '-X', 'dev', '-WIGNORE')
+    """
+    kept, isolated, words = [python[0]], False, iter(python[1:])
+    for word in words:
+        # -W and -X take what follows as their value
+        letters, value = re.fullmatch("(-[A-VYZa-z]*)(.*)", word, re.DOTALL).groups()  # type: ignore[union-attr]
+        isolated = isolated or "I" in letters
+        left = letters.replace("E", "").replace("I", "") + value
+        kept += [left] if left != "-" else []
+        kept += [next(words)] if value in {"W", "X"} or word == "--check-hash-based-pycs" else []
+    return (*kept, *(["-s", "-P"] if isolated else []))
+
+
 def environment_for(call: CommandLine, environment: Mapping[str, str], watch: str) -> dict[str, str]:
-    """The script's environment: ours, with the order and the folder that reads it."""
+    """The script's environment: ours, with the order and the folder that reads it.
+
+    Under -E and -I Python's own variables are handed over in the order, so that Python itself does not see them.
+    """
+    ignored = {
+        name: value for name, value in environment.items() if sys.flags.ignore_environment and name[:6] == "PYTHON"
+    }
+    environment = {name: value for name, value in environment.items() if name not in ignored}
     if os.pathsep in str(STARTUP):
         raise UsageError(f"dsdoctor is in {STARTUP}, and PYTHONPATH cannot hold that", hint="install it elsewhere")
     options = None if call.options is None else asdict(call.options)
@@ -262,6 +293,7 @@ def environment_for(call: CommandLine, environment: Mapping[str, str], watch: st
         memory=call.memory,
         checkpoint_check=call.checkpoint_check,
         hang=call.hang,
+        ignored=ignored,
     )
     folders = [str(STARTUP), *filter(None, [environment.get("PYTHONPATH")])]
     kept = flight_recorder.recorder_variables(call.hang is not None, environment, flight_recorder.installed_torch())
@@ -292,9 +324,11 @@ def run(argv: Sequence[str], *, python: Sequence[str], watch: str = WATCH) -> No
 def main() -> NoReturn:
     """Entry point of ``python -m dsdoctor.run``."""
     try:
-        if sys.flags.ignore_environment or sys.flags.no_site:
-            raise UsageError("Python's -E, -I and -S keep dsdoctor out", hint="leave the option out")
-        run(sys.argv[1:], python=interpreter(sys.orig_argv, len(sys.argv) - 1))
+        if sys.flags.no_site or (sys.flags.isolated and not hasattr(sys.flags, "safe_path")):
+            option = "-S keeps" if sys.flags.no_site else "-I before Python 3.11 keeps"
+            raise UsageError(f"Python's {option} dsdoctor out", hint="leave the option out")
+        python = interpreter(sys.orig_argv, len(sys.argv) - 1)
+        run(sys.argv[1:], python=in_environment(python) if sys.flags.ignore_environment else python)
     except UsageError as error:
         sys.exit(_print_error(error))
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.files import absolute
+from dsdoctor.core.stderr import write_stderr
 from dsdoctor.hang.models import HangOptions
 from dsdoctor.ranks.failure import read_failure
 
@@ -105,7 +106,7 @@ class HangWatch:
             note_failures(begun.sampler)
             self._share_secret(world)
         except Exception as error:  # an error of dsdoctor's own must not end a training
-            print(f"dsdoctor: a hang of rank {rank} would not be seen: {error}", file=sys.stderr)
+            write_stderr(f"dsdoctor: a hang of rank {rank} would not be seen: {error}\n")
 
     def _share_secret(self, world: int | None) -> None:
         """Where the process group is there: have the nodes' messages known as this run's."""

@@ -10,6 +10,7 @@ from typing import Any
 import transformers
 
 from dsdoctor.core.errors import UsageError
+from dsdoctor.core.stderr import write_stderr
 from dsdoctor.hang.models import HangOptions
 from dsdoctor.overflow.watch import engine as overflow
 from dsdoctor.run.hang import HangWatch, checked
@@ -76,10 +77,8 @@ def _say_if_other(first: HangOptions, options: HangOptions, rank: int) -> None:
     """The supervisor beside the ranks has the options that it was started with."""
     if options != first and rank == 0:
         after = "learned" if first.after is None else f"{first.after:g} s"
-        print(
-            f"dsdoctor: the hang watch of this process goes on as it began: after {after}, {first.on_hang}, {first.folder}",
-            file=sys.stderr,
-        )
+        goes_on = f"after {after}, {first.on_hang}, {first.folder}"
+        write_stderr(f"dsdoctor: the hang watch of this process goes on as it began: {goes_on}\n")
 
 
 def _rank_and_world() -> tuple[int | None, int | None]:
@@ -114,11 +113,13 @@ class HangCallback(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, **options: Any) -> None:
         self._options: dict[str, Any] | None = options
+        self._steps: Steps | None = None
 
     def on_train_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
         """Begin, once."""
         if self._options is not None:
-            watch_hangs(Steps(state), **self._options)
+            self._steps = Steps(state)
+            watch_hangs(self._steps, **self._options)
             self._options = None
 
 

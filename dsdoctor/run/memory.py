@@ -114,6 +114,10 @@ def trace(engine: Any, say: Say) -> None:
             live.mark()
             try:
                 return original(*args, **kwargs)
+            except BaseException as error:
+                # the traceback is DeepSpeed's alone: a bare raise adds no entry for this frame (from Python 3.11 on)
+                error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+                raise
             finally:
                 rows.append((f"{name} {engine.global_steps - (name == 'step') + 1}", live.mark()))
                 if name == "step":

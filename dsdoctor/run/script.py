@@ -11,8 +11,9 @@ import json
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +21,7 @@ from typing import Any, NoReturn
 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Follows, Step
+from dsdoctor.core.stderr import write_stderr
 from dsdoctor.ranks.failure import Failure, read_failure
 from dsdoctor.ranks.launchers import RANKS
 from dsdoctor.run import checkpoint, hang, memory, op_compile
@@ -212,6 +214,7 @@ class RunOrder:
     ``watch``: the function to call with each engine, ``module:name``. ``options``: its keyword arguments; None watches
     nothing. ``config_check``: "warn", "strict" or "off", what becomes of a doubtful DeepSpeed configuration. ``memory`` and
     ``checkpoint_check``: those of the modules of that name here. ``hang``: the fields of the hang watch's options, None for none.
+    ``ignored``: variables that Python must not see, and the script does.
     """
 
     python: str
@@ -222,6 +225,7 @@ class RunOrder:
     memory: str = memory.OOM
     checkpoint_check: str = checkpoint.OFF
     hang: dict[str, Any] | None = None
+    ignored: dict[str, str] = field(default_factory=dict)
 
     def text(self) -> str:
         """As the value of an environment variable."""
@@ -231,6 +235,8 @@ class RunOrder:
 def ready(fields: dict[str, Any]) -> None:
     """Prepare this process, in which the script is about to run. ``fields``: those of a ``RunOrder``."""
     order = RunOrder(**fields)
+    if order.main == os.getpid():
+        os.environ.update(order.ignored)
     process = WatchedProcess(order)
     atexit.register(process.end)
     before_the_end(process.ask_the_others)
@@ -307,16 +313,18 @@ class WatchedProcess:
         try:
             options = self.guide_class.options_for(made[0], self.order.options)
             watch = getattr(importlib.import_module(module), function)(made[0], **options)
-            at_exit(self.close, watch)
+            # weakly: the engine holds its watch, and a script that drops an engine gets its memory back
+            at_exit(self.close, weakref.ref(watch))
         except UsageError as error:
             stop(error)
         except Exception as error:  # an error of dsdoctor's own must not end a training
             say(f"! the engine is not watched, and training goes on: {type(error).__name__}: {error}")
 
-    def close(self, watch: Any) -> None:
-        """End one watch."""
+    def close(self, watch: "weakref.ref[Any]") -> None:
+        """End one watch, where its engine is still there."""
         try:
-            watch.close()
+            if (here := watch()) is not None:
+                here.close()
         except Exception as error:  # at the end of a training, as above
             say(f"! a watch did not close: {type(error).__name__}: {error}")
 
@@ -462,7 +470,7 @@ def mark() -> str:
 def say(*lines: str) -> None:
     """Say on stderr, each line with our name and the rank."""
     # one write: the ranks' lines must not be mixed
-    print("".join(f"{mark()}{line}\n" for text in lines for line in text.splitlines() or [""]), end="", file=sys.stderr)
+    write_stderr("".join(f"{mark()}{line}\n" for text in lines for line in text.splitlines() or [""]))
 
 
 def stop(error: UsageError) -> NoReturn:

@@ -91,6 +91,20 @@ def test_a_rank_writes_where_it_stands(tmp_path: Path) -> None:
     assert "test_a_rank_writes_where_it_stands" in [frame.function for frame in sample.threads[0].frames]
 
 
+def test_an_engine_that_the_script_drops_is_not_kept(tmp_path: Path) -> None:
+    class Engine:
+        global_steps = 5
+
+    engine = Engine()
+    with ring(tmp_path) as (writer, _):
+        sampler = Sampler(writer, str(tmp_path / "words"), rank=0, world=2, patience=0.0, tend=lambda: None)
+        sampler.engine = engine
+        del engine
+        sampler.look()
+
+    assert sampler.engine is None
+
+
 @each("first_look", [True, False])
 def test_an_exception_that_a_script_prints_and_goes_on_is_told_until_it_has_gone_on(
     first_look: bool, tmp_path: Path

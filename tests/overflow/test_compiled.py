@@ -35,6 +35,20 @@ def test_what_a_compiled_model_gives_is_seen_and_the_same_is_computed() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_a_program_that_the_script_exports_holds_nothing_of_ours() -> None:
+    x = torch.tensor([[1.0, 2.0]])
+    model = net()
+    plain = [node.name for node in torch.export.export(model, (x,)).graph.nodes]
+    hooks = Hooks(model, on_record=lambda record: None, compiled_on=torch.device("cpu"))
+    watched = [node.name for node in torch.export.export(model[1], (torch.ones(1, 3),)).graph.nodes]
+    unwatched = [node.name for node in torch.export.export(net()[1], (torch.ones(1, 3),)).graph.nodes]
+    hooks.detach()
+
+    assert watched == unwatched
+    assert len(plain) > len(watched)
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_the_graph_breaks_once() -> None:
     model = net()
     hooks = Hooks(model, on_record=lambda record: None, compiled_on=torch.device("cpu"))

@@ -6,26 +6,33 @@ The engines are those of a small `deepspeed.py` beside the script; what watches 
 import os
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+import dsdoctor
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Follows, instead, step
 from dsdoctor.run.__main__ import environment_for, parse_command_line
 from dsdoctor.run.script import RANKS, VARIABLE, without_run
 
+ROOT = str(Path(dsdoctor.__file__).parents[1])
 OURS = [sys.executable, "-m", "dsdoctor.run"]
 DEEPSPEED = """
 class Engine:
     pass
 
 
+made = []
+
+
 def initialize(model=None, *, config=None):
     if config == "bad":
         raise ValueError("config is bad")
-    return Engine(), None
+    made.append(Engine())
+    return made[-1], None
 """
 NOTES = """
 from dsdoctor.core.errors import UsageError
@@ -42,7 +49,8 @@ def watch(engine, *, level, include, **others):
         raise UsageError("no such module", hint="name one")
     if "defect" in include:
         raise RuntimeError("a defect")
-    return Watch()
+    engine.dsdoctor = Watch()
+    return engine.dsdoctor
 """
 SAYS_ALL = """
 import sys, warnings
@@ -102,6 +110,60 @@ def test_a_script_runs_as_without_us(folder: Path, flags: tuple[str, ...], m: st
     assert ended(with_us) == ended(plain)
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="there -I leaves out what -P would")
+@pytest.mark.parametrize("flag", ["-E", "-Iu"])
+def test_where_python_ignores_its_variables_the_script_sees_them_and_python_does_not(folder: Path, flag: str) -> None:
+    script = """
+import os, sys
+print(os.environ["PYTHONHASHSEED"], os.environ["PYTHONUNBUFFERED"], sys.flags.hash_randomization, sys.flags.no_user_site)
+print([place for place in sys.path if "python" not in place.lower()], sys.flags.safe_path, sys.flags.dont_write_bytecode)
+"""
+    (folder / "train.py").write_text(script)
+    # an interpreter that finds dsdoctor without PYTHONPATH
+    called = [sys.executable, flag, *OURS[1:], "train.py"]
+    finds = f"import runpy, sys; sys.path.insert(1, {ROOT!r}); sys.orig_argv[:] = {called!r}; sys.argv[:] = ['', 'train.py']"
+    starts = f"{finds}; runpy.run_module('dsdoctor.run', run_name='__main__')"
+    variables = {
+        "PYTHONHASHSEED": "0",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONPATH": str(folder),
+    }
+    plain = started([sys.executable, flag, "train.py"], **variables)
+    with_us = started([sys.executable, flag, "-c", starts], **variables)
+
+    assert ended(with_us)[:2] == ended(plain)[:2]
+
+
+@pytest.mark.slow
+def test_files_of_the_working_folder_are_no_modules_of_ours(folder: Path) -> None:
+    (folder / "src").mkdir()
+    (folder / "src" / "train.py").write_text("print('trained')")
+    for name in ("argparse", "dataclasses", "importlib", "json", "msgspec", "pathlib", "re", "typing"):
+        (folder / f"{name}.py").write_text(f"raise SystemExit('{name} of the working folder')")
+
+    assert ended(started([*OURS, "--overflow", "off", "src/train.py"], PYTHONPATH=ROOT))[:2] == (0, "trained\n")
+
+
+@pytest.mark.parametrize(
+    "gone",
+    [
+        "sys.stderr = None",
+        "sys.stderr.close()",
+        "os.close(2)",
+        "os.dup2(os.open('/dev/full', os.O_WRONLY), 2)",
+    ],
+)
+def test_a_stderr_that_is_gone_costs_the_script_nothing(gone: str) -> None:
+    """Neither a line of ours in its stdout, nor its end."""
+    Path("train.py").write_text(f"import os, sys\nprint('trained', flush=True)\n{gone}\n")
+    code, out, err = ended(started([*OURS, "train.py"], PYTHONPATH=ROOT))
+
+    assert (code, out) == (0, "trained\n")
+    assert "Traceback" not in err
+
+
 def test_every_engine_is_watched_and_every_watch_closed() -> None:
     script = "from deepspeed import initialize\ninitialize()\nimport deepspeed\nraise SystemExit(deepspeed.initialize()[1] or 7)"
 
@@ -110,6 +172,19 @@ def test_every_engine_is_watched_and_every_watch_closed() -> None:
         "watch Engine frames ['h.*']\nwatch Engine frames ['h.*']\nclosed\nclosed\n",
         "",
     )
+
+
+def test_an_engine_that_the_script_drops_is_not_kept() -> None:
+    script = """
+import deepspeed, gc, weakref
+engines = [weakref.ref(deepspeed.initialize()[0]) for _ in range(2)]
+deepspeed.made.pop()
+gc.collect()
+print([engine() is None for engine in engines])
+"""
+    watch = "watch Engine guard []\n"
+
+    assert watched(script) == (0, f"{watch}{watch}[False, True]\nclosed\n", "")
 
 
 def test_deepspeed_keeps_its_face(folder: Path) -> None:
@@ -276,11 +351,16 @@ def test_what_makes_no_sense_is_said_before_anything_runs(argv: list[str], messa
 
 
 def test_a_complaint_is_two_lines_and_exit_status_2() -> None:
-    nowhere, isolated = started([*OURS, "nowhere.py"]), started([sys.executable, "-E", *OURS[1:], "x.py"])
+    nowhere, isolated = (
+        started([*OURS, "nowhere.py"]),
+        started(
+            [sys.executable, "-S", *OURS[1:], "x.py"], PYTHONPATH=f"{ROOT}{os.pathsep}{sysconfig.get_path('purelib')}"
+        ),
+    )
 
     hint = f"    Fix: it is looked for from {Path.cwd()}; python -m dsdoctor.run --help\n"
     assert ended(nowhere) == (2, "", f"✗ there is no script nowhere.py\n{hint}")
-    assert ended(isolated) == (2, "", "✗ Python's -E, -I and -S keep dsdoctor out\n    Fix: leave the option out\n")
+    assert ended(isolated) == (2, "", "✗ Python's -S keeps dsdoctor out\n    Fix: leave the option out\n")
 
 
 def test_while_watching_the_advice_to_watch_is_left_out_and_what_replaces_it_stays() -> None:

@@ -5,6 +5,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -318,7 +319,12 @@ class EngineAdapter:
 
         @functools.wraps(original)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            return around(original, *args, **kwargs) if attached else original(*args, **kwargs)
+            try:
+                return around(original, *args, **kwargs) if attached else original(*args, **kwargs)
+            except BaseException as error:
+                # the traceback is DeepSpeed's alone: a bare raise adds no entry for this frame (from Python 3.11 on)
+                error.__traceback__ = _below_ours(error.__traceback__)
+                raise
 
         def undo() -> None:
             nonlocal attached
@@ -392,3 +398,11 @@ class EngineAdapter:
         if getattr(self.engine.optimizer, "overflow", False):
             self._decide(True)
         return original(*args, **kwargs)
+
+
+def _below_ours(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback without the entries of this module that it begins with; whole where there is nothing else."""
+    inner = trace
+    while inner is not None and inner.tb_frame.f_code.co_filename == __file__:
+        inner = inner.tb_next
+    return inner or trace

@@ -208,6 +208,8 @@ _INPUT = tuple(f"input[{place}]" for place in range(64))
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 """The number of the backward that runs now, or -1. A forward inside a backward recomputes activations (checkpointing)."""
 
+_is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
+
 
 class Hooks:
     """Hooks on the modules of ``model`` whose names pass the globs; ``on_record`` gets the record when a forward is over.
@@ -406,7 +408,8 @@ class Hooks:
 
         def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             if torch.compiler.is_compiling():
-                if self._compiled is not None:
+                # a program that torch.export makes is the script's: it must load where dsdoctor is not
+                if self._compiled is not None and not _is_exporting():
                     self._compiled.look(index, output)
                 return
             record = self.record

@@ -19,6 +19,7 @@ from torch import Tensor
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.files import append_text, open_new
 from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.core.stderr import write_stderr
 from dsdoctor.core.version import __version__
 from dsdoctor.overflow.frames import frame
 from dsdoctor.overflow.frames import frame as guide_format
@@ -72,7 +73,7 @@ class Announcer:
     def _print(self, lines: list[str]) -> None:
         self.lines += lines
         for line in lines:
-            print(line, file=sys.stderr, flush=True)
+            write_stderr(f"{line}\n")
 
     def _append(self, findings: tuple[Finding, ...], rank_reports: list[RankReport]) -> None:
         if self._file is None:
@@ -239,8 +240,13 @@ class Tracer:
         self._open = []
         self._writer.write((StepEnd(step=step, batch=batches - 1, overflow=overflow, loss_scale=scale, loss=loss),))
 
+    def __del__(self) -> None:
+        # the engine was dropped before the end of the script
+        with contextlib.suppress(Exception):
+            self.close()
+
     def close(self) -> None:
-        """Write what is left, and close."""
+        """Write what is left, and close. A second call does nothing."""
         self.step_ends(None, [], 0, None)
         self._writer.close()
         with contextlib.suppress(OSError):  # a full disk was reported before
@@ -258,9 +264,8 @@ class Tracer:
             self._writer.broken = self._writer.broken or str(error.strerror)
         if self._writer.broken and not self._warned:
             self._warned = True
-            print(
-                f"dsdoctor: {self._writer.path}: {self._writer.broken}; the trace ends, the training goes on",
-                file=sys.stderr,
+            write_stderr(
+                f"dsdoctor: {self._writer.path}: {self._writer.broken}; the trace ends, the training goes on\n"
             )
 
 

@@ -1,6 +1,5 @@
 """The guide's class and function, with its names, its signatures and its printed format, for any module."""
 
-import sys
 from collections import deque
 from typing import Any
 
@@ -9,6 +8,7 @@ from torch import Tensor, nn
 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Severity
+from dsdoctor.core.stderr import write_stderr
 from dsdoctor.overflow.frames import frame as guide_format
 from dsdoctor.overflow.frames.first_bad import FirstBad, RankReport, Scale, first_bad
 from dsdoctor.overflow.frames.frame import CallPhase, Frame, TensorStats
@@ -108,10 +108,9 @@ class DebugUnderflowOverflow:
         ).check()
         refuse_twice(model)
         if hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None:
-            print(
+            write_stderr(
                 "DebugUnderflowOverflow: the model is compiled, and hooks do not run inside its graphs; watch it before "
-                "compiling, or run with torch.compiler.set_stance('force_eager')",
-                file=sys.stderr,
+                "compiling, or run with torch.compiler.set_stance('force_eager')\n"
             )
         self.model = model
         self.trace_batch_nums = traced

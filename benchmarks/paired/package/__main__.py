@@ -1,0 +1,3 @@
+from .train import Part
+
+print(__name__, __package__, __spec__.name, Part())
