@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dsdoctor.core.finding import Severity
-from dsdoctor.diagnosis.catalogue.rules import RULES
+from dsdoctor.diagnosis.catalogue import RULES
 from dsdoctor.diagnosis.diagnose import diagnosis_of
 from dsdoctor.diagnosis.lines import raw_lines
 from dsdoctor.diagnosis.models import Diagnosis

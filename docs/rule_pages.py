@@ -1,4 +1,4 @@
-"""An mkdocs hook: one page for each rule, at rules/ID/, and the list of all, made from the manual pages that `explain` prints."""
+"""An mkdocs hook: one page for each rule, at rules/ID/, and the list of all, made from the book of rules as `explain` prints it."""
 
 import os
 from collections.abc import Iterator
@@ -6,10 +6,11 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
-from dsdoctor.cli.explain import every_rule, pages
+from dsdoctor.cli.explain import pages
 from dsdoctor.core.pages import ADDRESS
 from dsdoctor.core.text import ManualPage
-from dsdoctor.diagnosis.catalogue.rules import RULES
+from dsdoctor.diagnosis.catalogue import RULES
+from dsdoctor.rules.book import rule_ids
 
 MOST_SAMPLES = 6
 
@@ -23,14 +24,14 @@ def on_config(config: Any) -> Any:
 def on_files(files: Files, *, config: Any) -> Files:
     """Add the pages."""
     files.append(File.generated(config, "rules/index.md", content="\n".join(_index())))
-    for rule in every_rule():
+    for rule in rule_ids():
         files.append(File.generated(config, f"rules/{rule}.md", content="\n".join(_page(rule))))
     return files
 
 
 def _index() -> Iterator[str]:
     yield from ("# Rules", "", "Every problem that dsdoctor names, by the id in brackets behind a finding.", "")
-    for rule in every_rule():
+    for rule in rule_ids():
         _, page = next(pages(rule))
         first = page.means.partition("\n\n")[0].replace("\n", " ")
         yield f"- [`{rule}`]({rule}.md): {_inline(first)}"

@@ -19,7 +19,20 @@ MAYBE_HEAVY = re.compile(rf"^(import|from)\b.*\b({'|'.join(HEAVY)})\b", re.MULTI
 DOORS = {"dsdoctor.__main__ imports dsdoctor.cli"}
 """``python -m dsdoctor`` is the command line's door."""
 ROOMS = (
-    *("core", "child_scripts", "ranks", "ui", "hosts", "probe", "checks", "diagnosis", "builder", "config", "memory"),
+    *(
+        "core",
+        "child_scripts",
+        "rules",
+        "ranks",
+        "ui",
+        "hosts",
+        "probe",
+        "checks",
+        "diagnosis",
+        "builder",
+        "config",
+        "memory",
+    ),
     *("checkpoint", "comm", "hang", "overflow", "run", "cli"),
 )
 """The rooms from the ground up: one imports only those before it. CONTRIBUTING.md shows the same list from the top down."""

@@ -124,7 +124,8 @@ def test_the_wheel_holds_the_rooms_and_nothing_else(built: Path) -> None:
     assert "dsdoctor/ui/page.html.jinja" in names
     assert {room for room in ROOMS if f"{room}/__init__.py" not in names} == set()
     assert {"dsdoctor/py.typed", "dsdoctor/overflow/measure/scan.c", f"{info}/licenses/LICENSE"} <= set(names)
-    assert sum(name.startswith("dsdoctor/diagnosis/catalogue/") for name in names) > 60
+    assert sum(name.startswith("dsdoctor/rules/logs/") for name in names) > 60
+    assert {"dsdoctor/rules/order.toml", "dsdoctor/rules/checks.toml"} <= set(names)
     metadata = zipfile.ZipFile(wheel).read(f"{info}/METADATA").decode()
     assert f"\nVersion: {__version__}\n" in metadata
     needed = re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*$", metadata, re.MULTILINE)

@@ -4,7 +4,6 @@ A check is a generator named after the problem that it finds; its docstring is t
 prints. What a finding ``affects`` is a need of ``dsdoctor.core.machine`` or the name of an op; the op table turns needs into ops.
 """
 
-import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -59,11 +58,6 @@ def rule_of(check: Check) -> str:
     'cuda-toolkit-missing'
     """
     return getattr(check, "__name__", "").replace("_", "-")
-
-
-def manual(check: Check) -> str:
-    """A check's manual page."""
-    return inspect.getdoc(check) or ""
 
 
 def checks() -> dict[str, Check]:

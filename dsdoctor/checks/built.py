@@ -30,18 +30,7 @@ def summary(machine: Machine) -> str:
 
 
 def ops_torch_version_mismatch(machine: Machine) -> Iterator[Finding]:
-    """The ops were built with another torch than the one that is here.
-
-    torch's C++ interface changes with each minor, so a wheel serves exactly one.
-
-    Why it matters: DeepSpeed's loader compares major and minor and refuses the ops ("PyTorch version mismatch!").
-
-    How to fix it: Build them for this torch, or install the torch they were built with.
-
-        $ python -m dsdoctor build-wheel
-
-    Since: 0.1
-    """
+    """The ops were built with another torch than the one that is here."""
     built, torch = machine.deepspeed, machine.torch
     if built and torch and built.torch and built.installed_ops and built.torch != torch.minor:
         yield Finding.error(
@@ -55,17 +44,7 @@ def ops_torch_version_mismatch(machine: Machine) -> Iterator[Finding]:
 
 
 def ops_cuda_version_mismatch(machine: Machine) -> Iterator[Finding]:
-    """The ops were built with another CUDA release than torch's.
-
-    Why it matters: DeepSpeed's loader compares major and minor of both and refuses the ops ("PyTorch CUDA version
-    mismatch!").
-
-    How to fix it: Build them with the CUDA release of this torch.
-
-        $ python -m dsdoctor build-wheel
-
-    Since: 0.1
-    """
+    """The ops were built with another CUDA release than torch's."""
     built, torch = machine.deepspeed, machine.torch
     if not built or not torch or not built.cuda or not torch.cuda or not built.installed_ops:
         return
@@ -81,22 +60,7 @@ def ops_cuda_version_mismatch(machine: Machine) -> Iterator[Finding]:
 
 
 def ops_accelerator_mismatch(machine: Machine) -> Iterator[Finding]:
-    """The ops were built for another accelerator than the one they are for.
-
-    They are for the one that DS_ACCELERATOR names, else for CUDA with a CUDA build of torch. A build on a machine without
-    a GPU chooses cpu and does not say so: DS_BUILD_FUSED_ADAM=1 then compiles the CPU flavour of fused_adam, which has the
-    same name and no GPU code.
-
-    Why it matters: On a GPU machine DeepSpeed ignores ops that were built for the CPU accelerator and compiles its own
-    at run time. With a CPU torch it cannot load those built for CUDA.
-
-    How to fix it: Build them for the accelerator that is used. Where a CPU is meant although torch is built for CUDA, say so.
-
-        $ python -m dsdoctor build-wheel --accelerator cuda
-        $ export DS_ACCELERATOR=cpu
-
-    Since: 0.1
-    """
+    """The ops were built for another accelerator than the one they are for."""
     built, torch = machine.deepspeed, machine.torch
     if not built or not torch or not built.accelerator or not built.installed_ops:
         return
@@ -164,18 +128,7 @@ def _without_gpu_code(built: DeepSpeed, ops: tuple[str, ...]) -> tuple[str, ...]
 
 
 def op_without_gpu_code(machine: Machine) -> Iterator[Finding]:
-    """An op that computes on the GPU holds no GPU code, although DeepSpeed says that it was built for CUDA.
-
-    The shared object is the CPU flavour of the op, of another build, or was stripped of its GPU code.
-
-    Why it matters: DeepSpeed takes the record's word and loads it; the first step fails on tensors of the GPU.
-
-    How to fix it: Build the op again.
-
-        $ python -m dsdoctor build-wheel --accelerator cuda --ops NAME
-
-    Since: 0.1
-    """
+    """An op that computes on the GPU holds no GPU code, although DeepSpeed says that it was built for CUDA."""
     built = machine.deepspeed
     if built is None or built.accelerator != "cuda" or not built.cuda:
         return
@@ -192,18 +145,7 @@ def op_without_gpu_code(machine: Machine) -> Iterator[Finding]:
 
 
 def claimed_op_missing(machine: Machine) -> Iterator[Finding]:
-    """DeepSpeed says that an op is installed, and its shared object is not there.
-
-    The cause is a build that was interrupted, or a wheel that was repacked.
-
-    Why it matters: The loader fails with ModuleNotFoundError.
-
-    How to fix it: Build it again.
-
-        $ python -m dsdoctor build-wheel --ops NAME
-
-    Since: 0.1
-    """
+    """DeepSpeed says that an op is installed, and its shared object is not there."""
     built = machine.deepspeed
     if built and built.present_ops is not None:
         lost = [op for op in built.installed_ops if op not in built.present_ops]
@@ -224,18 +166,7 @@ def claimed_op_missing(machine: Machine) -> Iterator[Finding]:
 
 
 def op_not_claimed(machine: Machine) -> Iterator[Finding]:
-    """A shared object is there and DeepSpeed does not say that its op is installed.
-
-    git_version_info_installed.py names the installed ops.
-
-    Why it matters: An op that is not named there is not used, and is compiled at run time all the same.
-
-    How to fix it: Build again, by a build that names what the wheel holds.
-
-        $ python -m dsdoctor build-wheel
-
-    Since: 0.1
-    """
+    """A shared object is there and DeepSpeed does not say that its op is installed."""
     built = machine.deepspeed
     if built and built.unclaimed:
         yield Finding.warning(
@@ -260,21 +191,7 @@ CHECKS = (
 
 
 def shared_library_missing(machine: Machine) -> Iterator[Finding]:
-    """An op links a shared library that this machine does not have.
-
-    A wheel holds DeepSpeed's code and not the system libraries that its ops link; slim images have none of those. Only
-    libgomp, libaio and libcufile are judged: everything else that ops link is loaded by torch before them, or torch
-    does not load without it. A library in an op's own run path, LD_LIBRARY_PATH, Python's prefix or torch's packages
-    counts as there.
-
-    Why it matters: The op fails when it is loaded ("libaio.so.1: cannot open shared object file").
-
-    How to fix it: Install the library; the finding names the package.
-
-        $ sudo apt-get install libaio1 libgomp1
-
-    Since: 0.1
-    """
+    """An op links a shared library that this machine does not have."""
     built, here = machine.deepspeed, machine.loadable
     if built is None or here is None:
         return
@@ -350,18 +267,7 @@ LINKED_CHECKS = (shared_library_missing,)
 
 
 def no_kernel_image(machine: Machine) -> Iterator[Finding]:
-    """An op holds no code that a GPU here can run.
-
-    Machine code runs on the same major architecture with the same or a higher minor; PTX on any newer GPU.
-
-    Why it matters: The op fails with "no kernel image is available for execution on the device".
-
-    How to fix it: Build the op for this GPU.
-
-        $ python -m dsdoctor build-wheel --ops NAME --arch "9.0"
-
-    Since: 0.1
-    """
+    """An op holds no code that a GPU here can run."""
     built = machine.deepspeed
     for capability in sorted({gpu.capability for gpu in machine.visible_gpus}) if built else ():
         lost = [op for op, inside in built.sm_arch.items() if not _serves(inside, capability)] if built else []
@@ -384,22 +290,7 @@ def no_kernel_image(machine: Machine) -> Iterator[Finding]:
 
 
 def cpu_isa_illegal_instruction(machine: Machine) -> Iterator[Finding]:
-    """The ops' host code uses instructions that this processor does not have.
-
-    DeepSpeed compiles with -march=native, so a wheel fits processors like the one it was built on. The flags come from
-    the manifest, or from what the compiler wrote into each shared object. Names with a plus are gcc's extensions of
-    Arm's -march.
-
-    Why it matters: The process ends with SIGILL.
-
-    How to fix it: Build the ops here. Or record this machine, and build elsewhere for what it has.
-
-        $ python -m dsdoctor build-wheel
-        $ python -m dsdoctor record FILE
-        $ python -m dsdoctor build-wheel --node FILE
-
-    Since: 0.1
-    """
+    """The ops' host code uses instructions that this processor does not have."""
     built = machine.deepspeed
     if not built or not machine.system.cpu_flags:
         return
@@ -419,17 +310,7 @@ def cpu_isa_illegal_instruction(machine: Machine) -> Iterator[Finding]:
 
 
 def cpu_flags_unknown(machine: Machine) -> Iterator[Finding]:
-    """Which processor instructions the ops use is not known: there is no manifest, and no debug information to read.
-
-    Why it matters: Whether the ops run on this processor was not judged; they may end with SIGILL.
-
-    How to fix it: Load every op here, or build them with dsdoctor, which writes a manifest.
-
-        $ python -m dsdoctor verify --installed --load
-        $ python -m dsdoctor build-wheel
-
-    Since: 0.1
-    """
+    """Which processor instructions the ops use is not known: there is no manifest, and no debug information to read."""
     built = machine.deepspeed
     if built and built.told_by != "record" and built.installed_ops and says_nothing(built.cpu_flags):
         yield Finding.note(

@@ -11,19 +11,7 @@ from dsdoctor.core.text import and_more
 
 
 def libstdcxx_too_old(machine: Machine) -> Iterator[Finding]:
-    """The ops need a newer libstdc++ than the system's.
-
-    A conda environment may bring a newer one of its own, or an older one that is found first.
-
-    Why it matters: The ops do not load ("version GLIBCXX_3.4.x not found").
-
-    How to fix it: Install a newer libstdc++, or build the ops here.
-
-        $ conda install 'libstdcxx-ng>=12'
-        $ python -m dsdoctor build-wheel
-
-    Since: 0.1
-    """
+    """The ops need a newer libstdc++ than the system's."""
     built, here = machine.deepspeed, machine.system.glibcxx
     if built and built.glibcxx and here and _number(built.glibcxx) > _number(here):
         yield Finding.error(
@@ -37,16 +25,7 @@ def libstdcxx_too_old(machine: Machine) -> Iterator[Finding]:
 
 
 def glibc_too_old(machine: Machine) -> Iterator[Finding]:
-    """The ops need a newer glibc than this system has.
-
-    Why it matters: The ops do not load ("version GLIBC_2.x not found").
-
-    How to fix it: Build them on this system, or on the oldest that is to run them.
-
-        $ python -m dsdoctor build-wheel
-
-    Since: 0.1
-    """
+    """The ops need a newer glibc than this system has."""
     built, here = machine.deepspeed, machine.system.glibc
     if built and built.glibc and here and _number(built.glibc) > _number(here):
         yield Finding.error(
@@ -60,16 +39,7 @@ def glibc_too_old(machine: Machine) -> Iterator[Finding]:
 
 
 def wheel_python_mismatch(machine: Machine) -> Iterator[Finding]:
-    """The wheel is for another Python: its shared objects are compiled for one minor version.
-
-    Why it matters: pip refuses the wheel for this Python, and its ops do not load there.
-
-    How to fix it: Build it with this Python.
-
-        $ python -m dsdoctor build-wheel --python /path/to/python
-
-    Since: 0.1
-    """
+    """The wheel is for another Python: its shared objects are compiled for one minor version."""
     built, python = machine.deepspeed, machine.python
     if built and python and built.python and not {python.tag, "py3", "py2.py3"} & set(built.python):
         yield Finding.error(
@@ -82,16 +52,7 @@ def wheel_python_mismatch(machine: Machine) -> Iterator[Finding]:
 
 
 def wheel_platform_mismatch(machine: Machine) -> Iterator[Finding]:
-    """The wheel is for another operating system, processor family or newer glibc.
-
-    Why it matters: pip refuses the wheel here, and its ops do not load.
-
-    How to fix it: Build it here.
-
-        $ python -m dsdoctor build-wheel
-
-    Since: 0.1
-    """
+    """The wheel is for another operating system, processor family or newer glibc."""
     built, architecture = machine.deepspeed, machine.system.architecture
     if not built or not built.platform or architecture == "unknown":
         return
@@ -106,16 +67,7 @@ def wheel_platform_mismatch(machine: Machine) -> Iterator[Finding]:
 
 
 def wheel_altered(machine: Machine) -> Iterator[Finding]:
-    """Files of the built DeepSpeed are not those that were recorded: their sha256 differs, or they are gone.
-
-    Why it matters: What is here is not what was built and tested, whether by damage or by an edit.
-
-    How to fix it: Fetch or build it again.
-
-        $ python -m dsdoctor build-wheel
-
-    Since: 0.1
-    """
+    """Files of the built DeepSpeed are not those that were recorded: their sha256 differs, or they are gone."""
     built = machine.deepspeed
     if built and built.altered:
         is_wheel = built.location.endswith(".whl")
@@ -129,22 +81,7 @@ def wheel_altered(machine: Machine) -> Iterator[Finding]:
 
 
 def wheel_foreign_files(machine: Machine) -> Iterator[Finding]:
-    """The wheel, or the installed DeepSpeed, has what no DeepSpeed has: other packages, .pth files, programs, entry points.
-
-    DeepSpeed's own are deepspeed/, op_builder/, its .dist-info and its commands (deepspeed, ds, dsr, and those that begin
-    with ds_). Of entry points it has one, in the group pytest_randomly.random_seeder. Its wheels hold no compiled Python.
-
-    Why it matters: pip puts them beside DeepSpeed, in place of other packages' files. A .pth file is run by every Python that
-    starts there, an entry point of the group torch.backends by every import of torch, one of pytest11 by every pytest; a .pyc
-    file is run in place of the source that one reads.
-
-    How to fix it: Do not install it. Ask who made it, or build the wheel from DeepSpeed's source. One that is installed already
-    has run by now: make a new environment, for what its files have done and replaced is not undone by uninstalling it.
-
-        $ python -m dsdoctor build-wheel
-
-    Since: 0.1
-    """
+    """The wheel, or the installed DeepSpeed, has what no DeepSpeed has: other packages, .pth files, programs, entry points."""
     built = machine.deepspeed
     if not built or not built.foreign:
         return
@@ -165,21 +102,7 @@ def wheel_foreign_files(machine: Machine) -> Iterator[Finding]:
 
 
 def wheel_identity(machine: Machine) -> Iterator[Finding]:
-    """What the wheel says of itself is not what its file name says: another package or version, or two .dist-info folders.
-
-    A file name that is not in its plain form (deepspeed//x.py, ./x.py) counts too: it is one name in the RECORD and another
-    where it is installed.
-
-    Why it matters: pip goes by the file name before it installs, and by METADATA after it: what is installed then counts as
-    another package or version, and is replaced, kept or listed as that. Which of two .dist-info folders counts is up to each
-    installer. No tool that makes wheels makes one like that.
-
-    How to fix it: Do not install it. Fetch it again from who made it, or build it from DeepSpeed's source.
-
-        $ python -m dsdoctor build-wheel
-
-    Since: 0.1
-    """
+    """What the wheel says of itself is not what its file name says: another package or version, or two .dist-info folders."""
     built = machine.deepspeed
     if built and built.contradictions:
         yield Finding.error(
@@ -192,20 +115,7 @@ def wheel_identity(machine: Machine) -> Iterator[Finding]:
 
 
 def wheel_requires_address(machine: Machine) -> Iterator[Finding]:
-    """The wheel requires a package from an address that it names itself (``torch @ https://...``), not from the index in use.
-
-    No release of DeepSpeed does, and PyPI takes no package that does.
-
-    Why it matters: pip fetches and installs what is at that address, whatever it is today, past the index and the constraints
-    that were chosen.
-
-    How to fix it: Do not install it, or install it without its requirements and those by hand; or build it from DeepSpeed's
-    source.
-
-        $ python -m dsdoctor build-wheel
-
-    Since: 0.1
-    """
+    """The wheel requires a package from an address that it names itself (``torch @ https://...``), not from the index in use."""
     built = machine.deepspeed
     if built and built.addresses:
         yield Finding.error(
@@ -218,16 +128,7 @@ def wheel_requires_address(machine: Machine) -> Iterator[Finding]:
 
 
 def op_unreadable(machine: Machine) -> Iterator[Finding]:
-    """A shared object is damaged: it is no ELF file, or its tables are inconsistent.
-
-    Why it matters: The op will not load.
-
-    How to fix it: Fetch or build it again.
-
-        $ python -m dsdoctor build-wheel
-
-    Since: 0.1
-    """
+    """A shared object is damaged: it is no ELF file, or its tables are inconsistent."""
     built = machine.deepspeed
     if built and built.unreadable:
         yield Finding.error(

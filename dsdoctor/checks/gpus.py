@@ -28,19 +28,7 @@ def summary(machine: Machine) -> str:
 
 
 def driver_silent(machine: Machine) -> Iterator[Finding]:
-    """There is an NVIDIA driver, and it does not answer.
-
-    Most often the loaded kernel module is of another release than the libraries, after an update, or a container was
-    started without the libraries.
-
-    Why it matters: Nothing here can use a GPU.
-
-    How to fix it: See what the driver itself says. After an update of it reboot, or reload the module.
-
-        $ nvidia-smi
-
-    Since: 0.1
-    """
+    """There is an NVIDIA driver, and it does not answer."""
     for gap in machine.gaps:
         if gap.question == "gpus":
             yield Finding.error(
@@ -52,16 +40,7 @@ def driver_silent(machine: Machine) -> Iterator[Finding]:
 
 
 def driver_too_old(machine: Machine) -> Iterator[Finding]:
-    """The NVIDIA driver is too old for the CUDA release that torch was built with.
-
-    A driver runs its own release and older ones, and other minors of its own major (minor-version compatibility).
-
-    Why it matters: With an older major torch cannot use the GPU. A newer toolkit does not help an old driver.
-
-    How to fix it: Update the driver, or install a torch that was built for the driver's CUDA release.
-
-    Since: 0.1
-    """
+    """The NVIDIA driver is too old for the CUDA release that torch was built with."""
     torch, driver = machine.torch, machine.driver
     if not torch or not torch.cuda or not driver or not driver.cuda or driver.cuda >= torch.cuda:
         return
@@ -76,18 +55,7 @@ def driver_too_old(machine: Machine) -> Iterator[Finding]:
 
 
 def gpu_not_in_torch(machine: Machine) -> Iterator[Finding]:
-    """torch holds no code for a GPU that is here.
-
-    Machine code runs on the same major architecture with the same or a higher minor; torch's wheels carry little PTX.
-
-    Why it matters: Torch's own kernels fail with "no kernel image is available".
-
-    How to fix it: Install a torch release that was built for this GPU.
-
-        $ python -m pip install --upgrade torch --index-url https://download.pytorch.org/whl/cu128
-
-    Since: 0.1
-    """
+    """torch holds no code for a GPU that is here."""
     torch = machine.torch
     if not torch or not torch.arch_list:
         return
@@ -103,19 +71,7 @@ def gpu_not_in_torch(machine: Machine) -> Iterator[Finding]:
 
 
 def gpu_arch_unsupported_by_nvcc(machine: Machine) -> Iterator[Finding]:
-    """nvcc does not compile for some of the architectures that are wanted.
-
-    It is too old for the GPU, or too new (CUDA 13 dropped 7.0 and older). The wanted ones are those of
-    TORCH_CUDA_ARCH_LIST, else those of the GPUs here.
-
-    Why it matters: nvcc stops at the first of them, and no CUDA op is compiled.
-
-    How to fix it: Name architectures that it takes, or use a toolkit and torch of another release.
-
-        $ export TORCH_CUDA_ARCH_LIST="8.0;9.0"
-
-    Since: 0.1
-    """
+    """nvcc does not compile for some of the architectures that are wanted."""
     taken, wanted = machine.taken, _wanted(machine)
     if taken is None or taken.release is None or taken.nvcc is None:
         return
@@ -139,18 +95,7 @@ def gpu_arch_unsupported_by_nvcc(machine: Machine) -> Iterator[Finding]:
 
 
 def gpu_arch_unknown_to_torch(machine: Machine) -> Iterator[Finding]:
-    """TORCH_CUDA_ARCH_LIST holds something that torch or DeepSpeed cannot read.
-
-    Both read numbers with ";" between them, with an optional +PTX. torch also reads names and suffixes (Hopper, 9.0a).
-
-    Why it matters: torch refuses what it does not know, and DeepSpeed stops at names and suffixes with a ValueError.
-
-    How to fix it: Write numbers.
-
-        $ export TORCH_CUDA_ARCH_LIST="8.0;9.0+PTX"
-
-    Since: 0.1
-    """
+    """TORCH_CUDA_ARCH_LIST holds something that torch or DeepSpeed cannot read."""
     text = machine.variables.get(ARCH_VARIABLE, "").strip()
     torch = machine.torch
     if not text or not torch or not torch.cuda:
@@ -168,20 +113,7 @@ def gpu_arch_unknown_to_torch(machine: Machine) -> Iterator[Finding]:
 
 
 def arch_list_empty(machine: Machine) -> Iterator[Finding]:
-    """No GPU is visible and TORCH_CUDA_ARCH_LIST is not set, so nothing says for which GPU to compile.
-
-    It happens in docker builds, on login nodes, and with CUDA_VISIBLE_DEVICES empty.
-
-    Why it matters: Torch's loader stops with "IndexError: list index out of range". DeepSpeed's setup.py falls back to
-    6.0;6.1;7.0, which nvcc 13 refuses.
-
-    How to fix it: Name the GPUs that the ops are for.
-
-        $ export TORCH_CUDA_ARCH_LIST="8.0;9.0"
-        $ python -m dsdoctor build-wheel --arch "8.0;9.0"
-
-    Since: 0.1
-    """
+    """No GPU is visible and TORCH_CUDA_ARCH_LIST is not set, so nothing says for which GPU to compile."""
     torch, taken = machine.torch, machine.taken
     if not torch or not torch.cuda or machine.visible_gpus or machine.variables.get(ARCH_VARIABLE, "").strip():
         return
@@ -204,20 +136,7 @@ def arch_list_empty(machine: Machine) -> Iterator[Finding]:
 
 
 def accelerator_autodetect_cpu(machine: Machine) -> Iterator[Finding]:
-    """No GPU is visible and DS_ACCELERATOR is not set, so DeepSpeed chooses the CPU accelerator.
-
-    Containers and login nodes often have no GPU while they build.
-
-    Why it matters: setup.py builds the CPU variant of the ops (fused_adam too) and leaves the others out without a
-    message. On a GPU machine DeepSpeed ignores such ops.
-
-    How to fix it: Where you build for GPUs, say so; build-wheel does.
-
-        $ export DS_ACCELERATOR=cuda
-        $ python -m dsdoctor build-wheel
-
-    Since: 0.1
-    """
+    """No GPU is visible and DS_ACCELERATOR is not set, so DeepSpeed chooses the CPU accelerator."""
     torch = machine.torch
     if torch and torch.cuda and not machine.visible_gpus and not machine.variables.get("DS_ACCELERATOR"):
         yield Finding.warning(
@@ -230,16 +149,7 @@ def accelerator_autodetect_cpu(machine: Machine) -> Iterator[Finding]:
 
 
 def accelerator_name_invalid(machine: Machine) -> Iterator[Finding]:
-    """DS_ACCELERATOR holds a name that DeepSpeed does not know.
-
-    Why it matters: Importing DeepSpeed fails with a ValueError.
-
-    How to fix it: Name one that it knows, or none.
-
-        $ unset DS_ACCELERATOR
-
-    Since: 0.1
-    """
+    """DS_ACCELERATOR holds a name that DeepSpeed does not know."""
     name = machine.variables.get("DS_ACCELERATOR")
     if name is not None and name not in ACCELERATORS:
         yield Finding.error(
@@ -252,17 +162,7 @@ def accelerator_name_invalid(machine: Machine) -> Iterator[Finding]:
 
 
 def gpus_differ(machine: Machine) -> Iterator[Finding]:
-    """GPUs of different kinds are in this machine.
-
-    Why it matters: Ops compiled for "the visible GPUs" depend on which are visible. Data-parallel ranks wait for the
-    slowest GPU, and the smallest memory decides.
-
-    How to fix it: Compile for all of them.
-
-        $ export TORCH_CUDA_ARCH_LIST="8.0;9.0"
-
-    Since: 0.1
-    """
+    """GPUs of different kinds are in this machine."""
     kinds = sorted({(gpu.name, gpu.capability) for gpu in machine.visible_gpus})
     if len(kinds) > 1:
         yield Finding.note(

@@ -15,18 +15,7 @@ LOCKS_RELEASED_SINCE = Version("2.14")
 
 
 def jit_cache_shared(machine: Machine) -> Iterator[Finding]:
-    """TORCH_EXTENSIONS_DIR names the cache of ops compiled at run time, so all environments share one folder.
-
-    By default torch keeps a sub-folder for each Python and CUDA; with the variable it does not.
-
-    Why it matters: Ops of another torch are loaded (undefined symbols), or rebuilt at every change of environment.
-
-    How to fix it: Give each environment a folder of its own.
-
-        $ export TORCH_EXTENSIONS_DIR="$VIRTUAL_ENV/torch_extensions"
-
-    Since: 0.1
-    """
+    """TORCH_EXTENSIONS_DIR names the cache of ops compiled at run time, so all environments share one folder."""
     jit = machine.jit
     if jit and jit.named and jit.ops:
         yield Finding.note(
@@ -38,21 +27,7 @@ def jit_cache_shared(machine: Machine) -> Iterator[Finding]:
 
 
 def stale_jit_cache(machine: Machine) -> Iterator[Finding]:
-    """A lock file was left behind in the cache of ops compiled at run time.
-
-    Up to torch 2.13 the lock is a file that a killed compilation does not remove. From 2.14 on the operating system
-    releases it. It is an error where no process can hold it; where one of another user, machine or container may, the
-    finding says so, and only warns of a file that is old.
-
-    Why it matters: The next program that loads the op waits for the lock for ever, and prints nothing.
-
-    How to fix it: If nobody holds it, remove it.
-
-        $ fuser -v ~/.cache/torch_extensions/*/*/lock
-        $ rm -- ~/.cache/torch_extensions/*/*/lock
-
-    Since: 0.1
-    """
+    """A lock file was left behind in the cache of ops compiled at run time."""
     jit, torch = machine.jit, machine.torch
     if not jit or not torch or _at_least(torch.minor, LOCKS_RELEASED_SINCE):
         return
@@ -90,17 +65,7 @@ def _old_lock(path: str, op: str, age: float, torch: str, doubt: str) -> Finding
 
 
 def torch_extensions_permission(machine: Machine) -> Iterator[Finding]:
-    """The cache of ops compiled at run time cannot be written by this user.
-
-    Why it matters: Ops cannot be compiled at run time.
-
-    How to fix it: Name a folder of your own, or install a wheel that holds the ops.
-
-        $ export TORCH_EXTENSIONS_DIR=/path/you/own/torch_extensions
-        $ python -m dsdoctor build-wheel
-
-    Since: 0.1
-    """
+    """The cache of ops compiled at run time cannot be written by this user."""
     jit = machine.jit
     if jit and not jit.writable:
         yield Finding.warning(

@@ -29,16 +29,7 @@ def summary(machine: Machine) -> str:
 
 
 def python_silent(machine: Machine) -> Iterator[Finding]:
-    """The interpreter whose environment was to be examined does not answer.
-
-    Why it matters: Everything about torch, DeepSpeed and packages stays unknown.
-
-    How to fix it: Name an interpreter that runs.
-
-        $ python -m dsdoctor check --python /path/to/python
-
-    Since: 0.1
-    """
+    """The interpreter whose environment was to be examined does not answer."""
     for gap in machine.gaps:
         if machine.python is None and gap.question.startswith("python"):
             title = f"the interpreter does not answer: {gap.reason}"
@@ -52,18 +43,7 @@ def python_silent(machine: Machine) -> Iterator[Finding]:
 
 
 def torch_missing(machine: Machine) -> Iterator[Finding]:
-    """There is no torch in this environment.
-
-    The environment is that of --python, by default that of the interpreter that runs dsdoctor.
-
-    Why it matters: DeepSpeed compiles its ops against the torch that is installed, and imports it at run time.
-
-    How to fix it: Install it, or look at another environment with --python PATH.
-
-        $ python -m pip install torch --index-url https://download.pytorch.org/whl/cu128
-
-    Since: 0.1
-    """
+    """There is no torch in this environment."""
     if machine.python is None or machine.torch is not None or _broken_beyond_reading(machine):
         return
     python = machine.python.executable
@@ -83,20 +63,7 @@ def torch_missing(machine: Machine) -> Iterator[Finding]:
 
 
 def torch_broken(machine: Machine) -> Iterator[Finding]:
-    """torch is installed and cannot be loaded.
-
-    Its files are there, and a process that loads them ends with an error or a signal. The cause is a half-finished
-    installation, a CUDA library of another release that is found first (LD_LIBRARY_PATH), or a package that torch needs
-    and that is gone.
-
-    Why it matters: Neither a build nor a run of DeepSpeed is possible.
-
-    How to fix it: Install it again.
-
-        $ python -m pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu128
-
-    Since: 0.1
-    """
+    """torch is installed and cannot be loaded."""
     torch, python = machine.torch, machine.python
     reason = torch.broken if torch else _broken_beyond_reading(machine)
     if reason and python:
@@ -112,18 +79,7 @@ def torch_broken(machine: Machine) -> Iterator[Finding]:
 
 
 def torch_without_cuda(machine: Machine) -> Iterator[Finding]:
-    """torch is a CPU build and there is a GPU.
-
-    pip takes the CPU build when it was named (a "+cpu" version or index) or when the platform has no other.
-
-    Why it matters: Nothing of DeepSpeed will use the GPU, and its CUDA ops cannot be built.
-
-    How to fix it: Install a CUDA build that this driver runs.
-
-        $ python -m pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu128
-
-    Since: 0.1
-    """
+    """torch is a CPU build and there is a GPU."""
     torch = machine.torch
     if torch and torch.accelerator == "CPU" and machine.gpus and machine.unjudged_accelerator is None:
         yield Finding.error(
@@ -136,20 +92,7 @@ def torch_without_cuda(machine: Machine) -> Iterator[Finding]:
 
 
 def python_headers_missing(machine: Machine) -> Iterator[Finding]:
-    """Python.h is not there for this interpreter.
-
-    Distributions have a package of its own for it (python3.11-dev, python3-devel), for each minor version.
-
-    Why it matters: Every op includes it, so no op can be compiled.
-
-    How to fix it: Install the headers of this very version, or let dsdoctor fetch them without root (Debian and
-    Ubuntu).
-
-        $ sudo apt-get install python3.11-dev
-        $ python -m dsdoctor build-wheel
-
-    Since: 0.1
-    """
+    """Python.h is not there for this interpreter."""
     python = machine.python
     if python and not python.headers:
         minor = ".".join(python.version.split(".")[:2])
@@ -167,20 +110,7 @@ def python_headers_missing(machine: Machine) -> Iterator[Finding]:
 
 
 def ninja_missing(machine: Machine) -> Iterator[Finding]:
-    """There is no ninja, or it is not on PATH.
-
-    torch compiles ops at run time (JIT) by starting the program "ninja". The Python package alone does not help where
-    its environment is not activated.
-
-    Why it matters: Ops cannot be compiled at run time. Builds ahead of time work without it, but compile one file after
-    the other.
-
-    How to fix it: Install it into this environment, and put the environment's bin folder on PATH.
-
-        $ python -m pip install 'ninja>=1.13'
-
-    Since: 0.1
-    """
+    """There is no ninja, or it is not on PATH."""
     python, ninja = machine.python, machine.system.ninja
     if python and ninja is None:
         yield Finding.warning(
@@ -199,19 +129,7 @@ def ninja_missing(machine: Machine) -> Iterator[Finding]:
 
 
 def wheel_package_missing(machine: Machine) -> Iterator[Finding]:
-    """setuptools is missing, or it is older than 70.1 and the wheel package is missing too.
-
-    Before 70.1 setuptools took bdist_wheel from the wheel package.
-
-    Why it matters: When pip does not isolate the build, DeepSpeed's setup.py is run by the environment's own
-    setuptools, and cannot make a wheel.
-
-    How to fix it: Install it.
-
-        $ python -m pip install setuptools wheel
-
-    Since: 0.1
-    """
+    """setuptools is missing, or it is older than 70.1 and the wheel package is missing too."""
     python = machine.python
     if python is None:
         return
@@ -228,18 +146,7 @@ def wheel_package_missing(machine: Machine) -> Iterator[Finding]:
 
 
 def pip_isolates(machine: Machine) -> Iterator[Finding]:
-    """pip hides torch from DeepSpeed's setup.py unless it is told not to.
-
-    Since 25.3 pip builds every source distribution in an environment of its own, where no torch is.
-
-    Why it matters: DeepSpeed's setup.py stops with "Unable to pre-compile ops without torch installed".
-
-    How to fix it: Pass --no-build-isolation, or build with dsdoctor.
-
-        $ python -m pip install --no-build-isolation --no-cache-dir deepspeed
-
-    Since: 0.1
-    """
+    """pip hides torch from DeepSpeed's setup.py unless it is told not to."""
     pip = machine.package("pip")
     allowed = machine.variables.get("PIP_NO_BUILD_ISOLATION", "").lower() in {"0", "false", "no", "off"}
     if pip and machine.torch and not allowed and not _older(pip, ALWAYS_ISOLATES):

@@ -32,16 +32,7 @@ def summary(machine: Machine) -> str:
 
 
 def not_asked(machine: Machine) -> Iterator[Finding]:
-    """A question about this machine could not be answered.
-
-    Why it matters: Nothing that depends on the answer was judged, so a problem there is not reported.
-
-    How to fix it: Remove the reason that the finding names, then look again.
-
-        $ python -m dsdoctor look
-
-    Since: 0.1
-    """
+    """A question about this machine could not be answered."""
     own_checks = ("python", "torch", "gpus", "cache")  # they have rules of their own
     for gap in machine.gaps:
         if not gap.question.startswith(own_checks):
@@ -49,19 +40,7 @@ def not_asked(machine: Machine) -> Iterator[Finding]:
 
 
 def cache_not_trusted(machine: Machine) -> Iterator[Finding]:
-    """Others may write to dsdoctor's cache folder, to one of its parents, or it belongs to somebody else.
-
-    Why it matters: Toolkits and sources in the cache are executed and become part of wheels, so nothing there is used: no
-    assembled toolkit is found, and nothing can be built until that is changed.
-
-    How to fix it: The finding names who may write, or whose it is, and the command that ends it: it takes the permission away,
-    or moves aside what others could have changed, since taking the permission away leaves what they put there. Or name
-    another folder.
-
-        $ export DSDOCTOR_CACHE=/a/folder/you/own
-
-    Since: 0.1
-    """
+    """Others may write to dsdoctor's cache folder, to one of its parents, or it belongs to somebody else."""
     for gap in machine.gaps:
         if gap.question == "cache":
             yield Finding.warning(
@@ -73,14 +52,7 @@ def cache_not_trusted(machine: Machine) -> Iterator[Finding]:
 
 
 def path_entry_missing(machine: Machine) -> Iterator[Finding]:
-    """PATH names folders that do not exist.
-
-    Why it matters: It is harmless by itself, but often left over from a toolkit that was removed.
-
-    How to fix it: Remove the folders from PATH, in the shell's start-up file that adds them.
-
-    Since: 0.1
-    """
+    """PATH names folders that do not exist."""
     missing = machine.paths.missing_path
     if missing:
         verb = "does" if len(missing) == 1 else "do"
@@ -88,14 +60,7 @@ def path_entry_missing(machine: Machine) -> Iterator[Finding]:
 
 
 def library_path_entry_missing(machine: Machine) -> Iterator[Finding]:
-    """LD_LIBRARY_PATH names folders that do not exist.
-
-    Why it matters: A library that was meant to be found there is not.
-
-    How to fix it: Remove the folders that are gone.
-
-    Since: 0.1
-    """
+    """LD_LIBRARY_PATH names folders that do not exist."""
     missing = machine.paths.missing_library_path
     if missing:
         yield Finding.note(
@@ -106,19 +71,7 @@ def library_path_entry_missing(machine: Machine) -> Iterator[Finding]:
 
 
 def library_path_other_cuda(machine: Machine) -> Iterator[Finding]:
-    """LD_LIBRARY_PATH puts the libraries of another CUDA major before those that torch was built with.
-
-    The dynamic linker searches it before anything else but a library's own RPATH. torch's wheels need no
-    LD_LIBRARY_PATH at all.
-
-    Why it matters: An op, or torch itself, gets libcublas or libcudnn of the wrong release.
-
-    How to fix it: Remove that folder, or put the one that fits in front.
-
-        $ eval "$(python -m dsdoctor env)"
-
-    Since: 0.1
-    """
+    """LD_LIBRARY_PATH puts the libraries of another CUDA major before those that torch was built with."""
     torch, runtimes = machine.torch, machine.paths.runtimes
     if not torch or not torch.cuda or not runtimes or runtimes[0].major == torch.cuda.major:
         return
@@ -133,19 +86,7 @@ def library_path_other_cuda(machine: Machine) -> Iterator[Finding]:
 
 
 def libaio_missing(machine: Machine) -> Iterator[Finding]:
-    """libaio's header or library is missing.
-
-    No other op than async_io (NVMe offload) and gds needs libaio.
-
-    Why it matters: async_io and gds cannot be built. DeepSpeed leaves out an op it was asked for without a message when
-    its prerequisite is missing.
-
-    How to fix it: Install its development files (Fedora, RHEL: libaio-devel; conda: libaio).
-
-        $ sudo apt-get install libaio-dev
-
-    Since: 0.1
-    """
+    """libaio's header or library is missing."""
     library = machine.library("libaio")
     if library is None or not library.usable:
         state = (
@@ -167,17 +108,7 @@ def libaio_missing(machine: Machine) -> Iterator[Finding]:
 
 
 def ds_variables_set(machine: Machine) -> Iterator[Finding]:
-    """Variables that steer DeepSpeed's build are set in this shell.
-
-    Why it matters: They reach `pip install`, run-time compilation and ds_report, and an old one explains many a
-    surprise. dsdoctor's own builds set theirs and do not see yours.
-
-    How to fix it: Unset those that you do not want.
-
-        $ unset NAME
-
-    Since: 0.1
-    """
+    """Variables that steer DeepSpeed's build are set in this shell."""
     here = {name: value for name, value in machine.variables.items() if name in KNOWN_VARIABLES or _build(name)}
     if here:
         yield Finding.note(
@@ -187,18 +118,7 @@ def ds_variables_set(machine: Machine) -> Iterator[Finding]:
 
 
 def variable_misspelt(machine: Machine) -> Iterator[Finding]:
-    """A variable looks like one of DeepSpeed's and is not one.
-
-    The names of ops and of their variables differ (async_io is DS_BUILD_AIO); `dsdoctor plan --ops NAME` takes both.
-
-    Why it matters: DeepSpeed ignores it without a message.
-
-    How to fix it: Set the variable that the finding names instead.
-
-        $ unset NAME
-
-    Since: 0.1
-    """
+    """A variable looks like one of DeepSpeed's and is not one."""
     for name in machine.ds_names:
         near = difflib.get_close_matches(name, KNOWN_VARIABLES, n=1, cutoff=LOOKALIKE)
         if name.startswith("DS_") and not _build(name) and name not in KNOWN_VARIABLES and near:
@@ -211,16 +131,7 @@ def variable_misspelt(machine: Machine) -> Iterator[Finding]:
 
 
 def variable_malformed(machine: Machine) -> Iterator[Finding]:
-    """A DS_BUILD_* variable does not hold a number.
-
-    Why it matters: DeepSpeed's setup.py stops with a ValueError, at "true" for example.
-
-    How to fix it: Write 1 or 0.
-
-        $ export DS_BUILD_OPS=1
-
-    Since: 0.1
-    """
+    """A DS_BUILD_* variable does not hold a number."""
     for name, value in machine.variables.items():
         if _build(name) and name != "DS_BUILD_STRING" and value and not _is_number(value):
             yield Finding.error(
@@ -232,19 +143,7 @@ def variable_malformed(machine: Machine) -> Iterator[Finding]:
 
 
 def nccl_shm_too_small(machine: Machine) -> Iterator[Finding]:
-    """/dev/shm is small.
-
-    Docker gives a container 64 MiB unless told otherwise.
-
-    Why it matters: NCCL between the GPUs of this machine, and data loaders with workers, run out of it: a bus error or
-    "unable to mmap".
-
-    How to fix it: Give the container more, or --ipc=host; on Kubernetes an emptyDir of medium Memory.
-
-        $ docker run --shm-size=16g ...
-
-    Since: 0.1
-    """
+    """/dev/shm is small."""
     size, shared = machine.system.shared_memory, machine.shared_memory
     left = sum(each.size for each in shared.leftovers) if shared else 0  # of which there is a rule of its own
     if size is not None and size + left < SMALL_SHARED_MEMORY:
@@ -260,18 +159,7 @@ def nccl_shm_too_small(machine: Machine) -> Iterator[Finding]:
 
 
 def compiler_oom_killed(machine: Machine) -> Iterator[Finding]:
-    """The memory is less than the compile jobs would take together, as the control group limits it.
-
-    ninja starts two jobs more than there are processors, whatever the memory.
-
-    Why it matters: The kernel kills a compiler, and the build fails.
-
-    How to fix it: Limit the jobs of pip and of run-time compilation. dsdoctor's builds count their jobs by memory.
-
-        $ export MAX_JOBS=2
-
-    Since: 0.1
-    """
+    """The memory is less than the compile jobs would take together, as the control group limits it."""
     system = machine.system
     named = machine.variables.get("MAX_JOBS", "")
     jobs = int(named) if named.isdecimal() and len(named) < 5 else system.cpus + 2
@@ -287,16 +175,7 @@ def compiler_oom_killed(machine: Machine) -> Iterator[Finding]:
 
 
 def disk_full(machine: Machine) -> Iterator[Finding]:
-    """The disk of dsdoctor's cache folder has little room.
-
-    Why it matters: A build of a few ops takes about one GiB, of all ops several.
-
-    How to fix it: Free some, or put the cache elsewhere.
-
-        $ export DSDOCTOR_CACHE=/path/with/room
-
-    Since: 0.1
-    """
+    """The disk of dsdoctor's cache folder has little room."""
     free = machine.system.cache_free
     if free is not None and free < GIB:
         yield Finding.warning(
@@ -350,23 +229,7 @@ HOURS = 3600
 
 
 def shared_memory_left_over(machine: Machine) -> Iterator[Finding]:
-    """Runs that were killed left segments in /dev/shm, and these take a tenth of it or more.
-
-    DeepSpeed's collectives on the CPU take 66 MiB a rank (deepspeed_allreduce_buffer_USER_ADDRESS_PORT_RANK), which no killed rank
-    gives back; NCCL's segments are called nccl-..., torch's tensors in shared memory torch_.... Judged are those that are older
-    than a minute and that no process has mapped or open.
-
-    Why it matters: What lies in /dev/shm is memory. The next run dies of a bus error or "No space left on device" when it is full;
-    and one with the same address and port takes over DeepSpeed's old segments with what is in them.
-
-    How to fix it: Delete those that no process uses, while no run is starting. A user sees the own processes only, and a container
-    not those outside of it: the finding then says so, and the command is the one that looks, on the host itself.
-
-        $ sudo fuser -v /dev/shm/deepspeed_allreduce_buffer_0_127.0.0.1_29500_0
-        $ rm -- /dev/shm/deepspeed_allreduce_buffer_0_127.0.0.1_29500_0
-
-    Since: 0.1
-    """
+    """Runs that were killed left segments in /dev/shm, and these take a tenth of it or more."""
     shared = machine.shared_memory
     left = tuple(each for each in shared.leftovers if _is_segment(each.path)) if shared else ()
     taken = sum(each.size for each in left)

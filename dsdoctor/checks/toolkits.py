@@ -30,22 +30,7 @@ def real_toolkits(machine: Machine) -> tuple[Toolkit, ...]:
 
 
 def cuda_toolkit_missing(machine: Machine) -> Iterator[Finding]:
-    """torch is a CUDA build and no CUDA toolkit (no nvcc) is here.
-
-    torch's wheels bring the runtime libraries, not the compiler. `nvidia-smi` shows what the driver can run, which says
-    nothing about a toolkit.
-
-    Why it matters: DeepSpeed's CUDA ops cannot be compiled, neither by pip nor at run time.
-
-    How to fix it: Let dsdoctor assemble a toolkit without root, or install the CUDA release that torch was built with. For
-    CUDA 12, whose compiler is not on PyPI, it comes from NVIDIA's archives (DSDOCTOR_CUDA_REDIST names a mirror) or from the
-    package of Debian or Ubuntu.
-
-        $ python -m dsdoctor build-wheel
-        $ export CUDA_HOME="$(python -m dsdoctor toolkit)"
-
-    Since: 0.1
-    """
+    """torch is a CUDA build and no CUDA toolkit (no nvcc) is here."""
     torch = machine.torch
     if torch and torch.cuda and not real_toolkits(machine) and not _named(machine):
         headers = [toolkit.root for toolkit in machine.toolkits if not toolkit.broken]
@@ -60,16 +45,7 @@ def cuda_toolkit_missing(machine: Machine) -> Iterator[Finding]:
 
 
 def nvcc_broken(machine: Machine) -> Iterator[Finding]:
-    """An nvcc is there and does not print its version: it fails, hangs, or is a script whose target is gone.
-
-    Why it matters: If it is the nvcc that torch takes, no CUDA op can be compiled.
-
-    How to fix it: Repair it, or select another toolkit.
-
-        $ eval "$(python -m dsdoctor env)"
-
-    Since: 0.1
-    """
+    """An nvcc is there and does not print its version: it fails, hangs, or is a script whose target is gone."""
     for toolkit in machine.toolkits:
         if toolkit.broken:
             taken = TAKEN in toolkit.found_via
@@ -85,20 +61,7 @@ def nvcc_broken(machine: Machine) -> Iterator[Finding]:
 
 
 def cuda_home_wrong(machine: Machine) -> Iterator[Finding]:
-    """The folder that torch and DeepSpeed take for CUDA_HOME is not a usable toolkit.
-
-    They take CUDA_HOME, else CUDA_PATH, else two folders up from the nvcc on PATH (links and wrapper scripts are not
-    followed), else /usr/local/cuda, and never check whether anything is there.
-
-    Why it matters: DeepSpeed builds CPU variants without a message, or the compiler does not find the first header.
-
-    How to fix it: Select the toolkit that is here, or let dsdoctor assemble one without root.
-
-        $ eval "$(python -m dsdoctor env)"
-        $ export CUDA_HOME="$(python -m dsdoctor toolkit)"
-
-    Since: 0.1
-    """
+    """The folder that torch and DeepSpeed take for CUDA_HOME is not a usable toolkit."""
     torch = machine.torch
     taken, home = machine.taken, torch.cuda_home if torch else None
     if torch is None or torch.cuda is None or home is None or (taken and taken.broken):
@@ -124,21 +87,7 @@ def cuda_home_wrong(machine: Machine) -> Iterator[Finding]:
 
 
 def cuda_torch_mismatch(machine: Machine) -> Iterator[Finding]:
-    """The toolkit that the build takes is of another CUDA release than the one torch was built with.
-
-    The driver's release (nvidia-smi) plays no part.
-
-    Why it matters: Another major never works: torch and DeepSpeed both refuse. DeepSpeed accepts another minor for CUDA
-    11 and 12, not for 13 (unless DS_SKIP_CUDA_CHECK=1), while torch only warns; a DeepSpeed that is older than a minor
-    refuses that one.
-
-    How to fix it: Use a toolkit of torch's release, or let dsdoctor assemble one.
-
-        $ eval "$(python -m dsdoctor env)"
-        $ python -m dsdoctor build-wheel
-
-    Since: 0.1
-    """
+    """The toolkit that the build takes is of another CUDA release than the one torch was built with."""
     torch, taken = machine.torch, machine.taken
     if not torch or not torch.cuda or taken is None or taken.nvcc is None or taken.release is None:
         return
@@ -160,18 +109,7 @@ def cuda_torch_mismatch(machine: Machine) -> Iterator[Finding]:
 
 
 def cuda_home_cuda_path_differ(machine: Machine) -> Iterator[Finding]:
-    """CUDA_HOME and CUDA_PATH name different folders.
-
-    torch and DeepSpeed take CUDA_HOME first, cuda-pathfinder (and what is built on it) CUDA_PATH first.
-
-    Why it matters: Parts of two toolkits end up in one build.
-
-    How to fix it: Let both name one folder.
-
-        $ export CUDA_PATH="$CUDA_HOME"
-
-    Since: 0.1
-    """
+    """CUDA_HOME and CUDA_PATH name different folders."""
     home, path = machine.variables.get("CUDA_HOME"), machine.variables.get("CUDA_PATH")
     if home and path and home.rstrip("/") != path.rstrip("/"):
         yield Finding.warning(
@@ -183,16 +121,7 @@ def cuda_home_cuda_path_differ(machine: Machine) -> Iterator[Finding]:
 
 
 def toolkits_several(machine: Machine) -> Iterator[Finding]:
-    """Several CUDA toolkits are here.
-
-    Why it matters: Nothing is wrong with that, but it matters which one a build takes.
-
-    How to fix it: To select the one that fits torch:
-
-        $ eval "$(python -m dsdoctor env)"
-
-    Since: 0.1
-    """
+    """Several CUDA toolkits are here."""
     here = real_toolkits(machine)
     if len(here) > 1 and _wants_cuda(machine):
         taken = machine.taken
@@ -206,21 +135,7 @@ def toolkits_several(machine: Machine) -> Iterator[Finding]:
 
 
 def cuda_header_missing(machine: Machine) -> Iterator[Finding]:
-    """The toolkit that the build takes has a compiler but lacks headers of the CUDA libraries.
-
-    The packages cuda-nvcc, nvidia-cuda-nvcc and conda's cuda-nvcc bring the compiler alone. torch's own wheels carry
-    most of the headers.
-
-    Why it matters: Every CUDA op includes cusparse.h, cublas_v2.h and cusolverDn.h through ATen, so none can be
-    compiled.
-
-    How to fix it: Let dsdoctor join the toolkit with the headers of torch's wheels, without root.
-
-        $ python -m dsdoctor build-wheel
-        $ export CUDA_HOME="$(python -m dsdoctor toolkit)"
-
-    Since: 0.1
-    """
+    """The toolkit that the build takes has a compiler but lacks headers of the CUDA libraries."""
     taken = machine.taken
     if not _wants_cuda(machine) or taken is None or taken.nvcc is None or _known_wrong(taken):
         return
@@ -241,19 +156,7 @@ def cuda_header_missing(machine: Machine) -> Iterator[Finding]:
 
 
 def cuda_lib_link_missing(machine: Machine) -> Iterator[Finding]:
-    """The toolkit that the build takes lacks libraries to link with.
-
-    The linker needs an unversioned file (libcurand.so), which runtime packages leave out; torch looks in lib64, else
-    lib.
-
-    Why it matters: The ops that link such a library are compiled, and then fail at the link.
-
-    How to fix it: Let dsdoctor assemble a whole toolkit, without root.
-
-        $ python -m dsdoctor build-wheel
-
-    Since: 0.1
-    """
+    """The toolkit that the build takes lacks libraries to link with."""
     taken = machine.taken
     if not _wants_cuda(machine) or taken is None or taken.nvcc is None or _known_wrong(taken):
         return
@@ -329,17 +232,7 @@ def name(compiler: Compiler) -> str:
 
 
 def host_compiler_missing(machine: Machine) -> Iterator[Finding]:
-    """There is no C++ compiler that works: none on PATH, or one whose back end (cc1plus) is missing.
-
-    Why it matters: Neither pip nor the run-time loader can compile any op, CUDA or not. A wheel that holds the ops
-    needs no compiler.
-
-    How to fix it: Install one (Fedora, RHEL: gcc-c++; conda: gxx_linux-64).
-
-        $ sudo apt-get install g++
-
-    Since: 0.1
-    """
+    """There is no C++ compiler that works: none on PATH, or one whose back end (cc1plus) is missing."""
     if not machine.compilers:
         yield Finding.error(
             "host-compiler-missing",
@@ -355,20 +248,7 @@ def host_compiler_missing(machine: Machine) -> Iterator[Finding]:
 
 
 def host_compiler_too_new(machine: Machine) -> Iterator[Finding]:
-    """The host compiler is newer than this nvcc takes.
-
-    nvcc hands host code to it and refuses releases it does not know (crt/host_config.h says which); torch checks the
-    same. `-allow-unsupported-compiler` lets nvcc try, at your risk.
-
-    Why it matters: No CUDA op can be compiled.
-
-    How to fix it: Install an older g++ beside the newer one, and let CC and CXX name it; nothing needs to be removed.
-
-        $ sudo apt-get install g++-12
-        $ eval "$(python -m dsdoctor env)"
-
-    Since: 0.1
-    """
+    """The host compiler is newer than this nvcc takes."""
     default, limits = _default_and_limits(machine)
     if default is None or limits[1] is None or default.major <= limits[1]:
         return
@@ -385,19 +265,7 @@ def host_compiler_too_new(machine: Machine) -> Iterator[Finding]:
 
 
 def host_compiler_too_old(machine: Machine) -> Iterator[Finding]:
-    """The host compiler is too old for the headers of this torch, which decide on the C++ standard.
-
-    C++17 since torch 2.1 needs gcc 9, C++20 since torch 2.14 needs gcc 10.
-
-    Why it matters: No op can be compiled, CUDA or not.
-
-    How to fix it: Install a newer one beside it. On clusters one is usually a module away.
-
-        $ sudo apt-get install g++-12
-        $ eval "$(python -m dsdoctor env)"
-
-    Since: 0.1
-    """
+    """The host compiler is too old for the headers of this torch, which decide on the C++ standard."""
     default, limits = _default_and_limits(machine)
     if default is None or default.major >= limits[0] or machine.torch is None:
         return
@@ -420,18 +288,7 @@ def host_compiler_too_old(machine: Machine) -> Iterator[Finding]:
 
 
 def compilers_differ(machine: Machine) -> Iterator[Finding]:
-    """C++ files and nvcc's host code would be compiled by different compilers.
-
-    torch compiles C++ with CXX and hands CC to nvcc as -ccbin; where CC is not set nvcc takes the gcc on PATH.
-
-    Why it matters: Objects of two compilers, linked into one op, break at load time or later.
-
-    How to fix it: Let CC and CXX name the same compiler.
-
-        $ export CC=gcc-12 CXX=g++-12
-
-    Since: 0.1
-    """
+    """C++ files and nvcc's host code would be compiled by different compilers."""
     cc, cxx = machine.variables.get("CC"), machine.variables.get("CXX")
     if machine.taken is None or not machine.compilers or (not cc and not cxx):
         return

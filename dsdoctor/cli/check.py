@@ -121,8 +121,8 @@ def ops_of(done: "Checked") -> dict[str, str] | None:
 
 
 def _listed() -> list[str]:
-    from dsdoctor import checks
+    from dsdoctor.rules.book import room_rules
 
-    every = checks.checks()
-    width = max(map(len, every))
-    return [f"{rule:<{width}}  {checks.manual(check).splitlines()[0]}" for rule, check in every.items()]
+    rules = room_rules("checks")
+    width = max(map(len, rules))
+    return [f"{rule:<{width}}  {table['means'].splitlines()[0]}" for rule, table in rules.items()]

@@ -280,25 +280,7 @@ def judged(trials: tuple[Trial, ...], backend: str, limit: float | None) -> tupl
 
 
 def node_is_slow(seen: NodeSpeeds) -> Iterator[Finding]:
-    """A node is slow together with each of two others that are fast together, or slow by itself.
-
-    All nodes do the same all_reduce: each by itself, then in pairs at the same time, where every rank of both takes part.
-    A pair that is slow is tried again, each of its nodes with one that was fast.
-
-    Where the kernel measured a round trip to it that is ten times as long as that among the others, it is far away: that is
-    said, for then neither adapter nor cable need be at fault.
-
-    Why it matters: every collective over all nodes is as slow as this one.
-
-    How to fix it: take it out of the job, and look at its adapter, cable, switch port and GPUs; of one that is far away at the
-    route.
-
-        $ ip -s link
-        $ ethtool INTERFACE
-        $ nvidia-smi -q -d PERFORMANCE,TEMPERATURE,CLOCK
-
-    Since: 0.1
-    """
+    """A node is slow together with each of two others that are fast together, or slow by itself."""
     for part in seen.outcome.bad:
         mine = {group: rate for group, rate in seen.pairs.items() if part in group}
         own = [
@@ -330,16 +312,7 @@ def _other(seen: NodeSpeeds, group: tuple[Part, ...], part: Part) -> str:
 
 
 def node_path_is_slow(seen: NodeSpeeds) -> Iterator[Finding]:
-    """Two nodes are slow together, and each of them is fast with another.
-
-    Why it matters: collectives whose ring or tree takes this path are as slow as it is.
-
-    How to fix it: look at what lies between the two: switch, route, a cable between switches.
-
-        $ traceroute HOST
-
-    Since: 0.1
-    """
+    """Two nodes are slow together, and each of them is fast with another."""
     for one, other in seen.outcome.paths:
         yield Finding.warning(
             "node-path-is-slow",
@@ -351,16 +324,7 @@ def node_path_is_slow(seen: NodeSpeeds) -> Iterator[Finding]:
 
 
 def node_groups_are_slow(seen: NodeSpeeds) -> Iterator[Finding]:
-    """Some groups of four and more nodes are slow beside others as large, though all their nodes are fast in pairs.
-
-    Why it matters: something that only many use at once is too narrow: an upper switch, links between switches.
-
-    How to fix it: give the job nodes of one switch, and have the links between switches looked at.
-
-        $ scontrol show topology
-
-    Since: 0.1
-    """
+    """Some groups of four and more nodes are slow beside others as large, though all their nodes are fast in pairs."""
     size = seen.outcome.least_failing
     if size:
         well = {group for trial in seen.outcome.trials for group in trial.well}
@@ -449,19 +413,7 @@ def isolate(
 
 
 def transport_broken(search: Search) -> Iterator[Finding]:
-    """An exchange that fails works once a single transport of NCCL is switched off.
-
-    The transports are switched off one after the other, each in fresh processes; the first that helps names the layer.
-
-    Why it matters: training hangs or computes with wrong data. The setting that helps is a workaround, and training
-    with it is slow.
-
-    How to fix it: repair the layer that the finding names. Until then, export the variable that helped.
-
-        $ export NCCL_P2P_DISABLE=1
-
-    Since: 0.1
-    """
+    """An exchange that fails works once a single transport of NCCL is switched off."""
     if search.cured:
         *others, switch = search.switches
         hosts = and_more(list(dict.fromkeys(claim.host for claim in search.claims)), 4)
@@ -475,20 +427,7 @@ def transport_broken(search: Search) -> Iterator[Finding]:
 
 
 def narrowed_to(search: Search) -> Iterator[Finding]:
-    """A rank or host fails by itself, or with each of two others that are well; or two fail together that are well with others.
-
-    The ranks exchanged again in small groups, in fresh processes: each host alone, pairs at once, the hosts of a pair
-    that failed again with ones that were well, then groups of four, eight and so on.
-
-    Why it matters: what fails with whoever is well is at fault: that GPU, that host, its adapter or its cable. Where
-    both ends are well with others it is the path between them.
-
-    How to fix it: take that host or GPU out of the job, and test it by itself.
-
-        $ python -m dsdoctor comm --full
-
-    Since: 0.1
-    """
+    """A rank or host fails by itself, or with each of two others that are well; or two fail together that are well with others."""
     hosts, outcome = by_rank(search.claims), search.outcome
     bad = tuple(sorted(rank for part in outcome.bad for rank in part))
     evidence = tuple(_told(trial) for trial in outcome.trials)

@@ -1,7 +1,6 @@
 """Texts: lists in sentences, JSON that may be anybody's, the manual page of a rule."""
 
 import operator
-import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -108,24 +107,7 @@ def _writable(value: Any) -> Any:
     return value
 
 
-# The manual page of a rule: text in four fixed parts -> a page, and a page -> lines. Data only.
-#
-# Whoever writes a rule writes its page as plain text, most often a docstring::
-#
-#     What it means, in a line.
-#
-#     More of what it means, where there is more.
-#
-#     Why it matters: what goes wrong for the user, and when.
-#
-#     How to fix it: one or two sentences.
-#
-#         $ a command that can be pasted
-#
-#     Since: 0.1
-
-
-PART = re.compile(r"^(Why it matters|How to fix it|Since): *", re.MULTILINE)
+# The manual page of a rule -> lines. The words are those of the book of rules (dsdoctor/rules).
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,22 +122,6 @@ class ManualPage:
 
 NAMES = frozenset({"torch", "nvcc", "pip", "gloo", "dsdoctor", "gds", "setuptools", "libaio", "pdsh", "deepspeed"})
 """Words that stay small at the beginning of a sentence; so does whatever has a digit, a dot or an underscore in it."""
-
-
-def parse_page(text: str) -> ManualPage:
-    """A page of its text; a part that is not there is empty.
-
-    >>> parse_page("nvcc is older than torch.\\n\\nWhy it matters: it fails.\\n\\nHow to fix it: take another.\\n\\nSince: 0.1")
-    ManualPage(means='nvcc is older than torch.', why='it fails.', fix='take another.', since='0.1')
-    """
-    means, *rest = PART.split(text)
-    parts = {name: textwrap.dedent(part).strip() for name, part in zip(rest[::2], rest[1::2], strict=True)}
-    return ManualPage(
-        means=means.strip(),
-        why=parts.get("Why it matters", ""),
-        fix=parts.get("How to fix it", ""),
-        since=parts.get("Since", ""),
-    )
 
 
 def page_lines(page: ManualPage) -> Iterator[str]:

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dsdoctor.core.finding import Step, step
-from dsdoctor.diagnosis.catalogue.refused import A_FAULT
 from dsdoctor.diagnosis.combined_runs import RUN_COMBINATIONS, combined_hit
 from dsdoctor.diagnosis.failures import Frame, refusal_of
 from dsdoctor.diagnosis.marks import Event
@@ -207,7 +206,13 @@ SENTENCE = re.compile(
 )
 """An exception by which libraries refuse something, with a sentence of five words and more."""
 
-A_SYMPTOM = re.compile(rf"{A_FAULT}|mismatch|[Uu]nexpected(?:ly)? |[Ii]nternal|[Bb]ug\b")
+A_SYMPTOM = re.compile(
+    r"CUDA error|NCCL|INTERNAL ASSERT|report a bug|shape|size mismatch|sizes of tensors|dtype|out of memory|CUDA out|Triton|driver"
+    r"|checkpoint|state_dict|token|connection|timed out|symbol|undefined|compile|nvcc|PyTorch version|found version"
+    r"|[Pp]ermission|argument after|unexpected keyword|positional argument|file or directory"
+    r"|mismatch|[Uu]nexpected(?:ly)? |[Ii]nternal|[Bb]ug\b"
+)
+"""Words of faults whose sentence does not name their reason."""
 CHECK_THEMSELVES = {"DeepSpeed", "torch"}
 """Packages whose assertions are about their own state more often than about what they were given."""
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dsdoctor.core.finding import step
-from dsdoctor.diagnosis.catalogue.rules import RULES
+from dsdoctor.diagnosis.catalogue import RULES
 from dsdoctor.diagnosis.consequences import went_on_after
 from dsdoctor.diagnosis.facts import OtherProcesses, held_by_others
 from dsdoctor.diagnosis.failures import Failure

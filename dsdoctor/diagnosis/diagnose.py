@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from dsdoctor.core.finding import Finding, Severity, has_error
 from dsdoctor.core.redaction import definitions, urls
-from dsdoctor.diagnosis.catalogue.regressions import contradicted
+from dsdoctor.diagnosis.catalogue import contradicted
 from dsdoctor.diagnosis.combined import combined_hits
 from dsdoctor.diagnosis.consequences import was_survived
 from dsdoctor.diagnosis.failures import LOST

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 from dsdoctor.core.finding import Finding, Fix, Severity, Step, step
-from dsdoctor.diagnosis.catalogue.rules import RULES
+from dsdoctor.diagnosis.catalogue import RULES
 from dsdoctor.diagnosis.facts import fill, values_of
 from dsdoctor.diagnosis.failures import Failure, refusal_of, refused_evidence, refused_question, refused_title
 from dsdoctor.diagnosis.lines import last_segment

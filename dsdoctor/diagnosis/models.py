@@ -68,17 +68,16 @@ class Signature:
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """One problem with all its wordings and its manual page. ``explained_by``: rules of which this one is a consequence.
+    """One problem with all its wordings and what its manual page says. ``explained_by``: rules of which it is a consequence.
     ``family``: it knows a whole class of messages, and counts only on lines that no other rule knows.
-
-    ``manual``: what it means, and ``Why it matters: ...``, as ``core.manual`` reads them; the fix is ``fix`` and ``steps``.
     """
 
     id: str
     stage: Stage
     title: str
     fix: str
-    manual: str
+    means: str
+    matters: str
     signatures: tuple[Signature, ...]
     steps: tuple[Step, ...] = ()
     explained_by: tuple[str, ...] = ()

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from dsdoctor.diagnosis.catalogue.rules import RULES
+from dsdoctor.diagnosis.catalogue import RULES
 from dsdoctor.diagnosis.facts import CLUES, INSTALL_OPS, LISTS, Clue
 from dsdoctor.diagnosis.lines import LONGEST
 from dsdoctor.diagnosis.marks import MARKS, Mark

@@ -138,16 +138,7 @@ TYPED = "give that tensor the same dtype on every rank: see in which precision e
 
 
 def hang_not_started(case: Case) -> Iterator[Finding]:
-    """Some ranks wait for others at the start, and those have not called init_process_group, or were not heard of.
-
-    Why it matters: the start needs every rank; it ends by a timeout that names an address.
-
-    How to fix it: look at what the missing ranks do, and whether the launcher started them all with the same address.
-
-        $ python -m dsdoctor comm
-
-    Since: 0.1
-    """
+    """Some ranks wait for others at the start, and those have not called init_process_group, or were not heard of."""
     waiting = [view.rank for view in case.starting]
     living = [view for view in case.incident.ranks if view.rank not in case.unwell]
     outside = [view for view in living if view.rank not in waiting and view not in case.unread]
@@ -176,21 +167,7 @@ def hang_not_started(case: Case) -> Iterator[Finding]:
 
 
 def hang_other_operation(case: Case) -> Iterator[Finding]:
-    """The ranks of a group called different collectives at the same place in their order, or one with different senders.
-
-    One rank took another branch: it saved alone (save_checkpoint must be called on every rank), skipped a step or a batch,
-    caught an exception and went on, used other parameters or another expert (ZeRO-3: deepspeed.utils.set_z3_leaf_modules;
-    DistributedDataParallel: find_unused_parameters=True).
-
-    Why it matters: from there on every collective meets the wrong partner. On some backends that hangs, on others it
-    silently mixes up data or crashes later.
-
-    How to fix it: compare the lines in the finding: the first difference is where the ranks parted.
-
-        $ python -m dsdoctor hang DIR
-
-    Since: 0.1
-    """
+    """The ranks of a group called different collectives at the same place in their order, or one with different senders."""
     differences = [each for each in case.waiting.differences() if each.parted]
     for difference in differences:
         what = "called the same collective with other sizes" if difference.same_name else "called different collectives"
@@ -206,20 +183,7 @@ def hang_other_operation(case: Case) -> Iterator[Finding]:
 
 
 def hang_other_sizes(case: Case) -> Iterator[Finding]:
-    """The ranks of a group called the same collective with tensors of other sizes, or of another type.
-
-    An uneven last batch, another sequence length, a parameter that is used on some ranks only, or a list whose length
-    differs; a model that one rank loaded in another precision.
-
-    Why it matters: NCCL waits or mixes up data without a word; gloo crashes in pair.cc, or waits.
-
-    How to fix it: make the sizes equal before the call: drop_last=True, padding to the longest of all ranks, or
-    gathering sizes first. Where the types differ, give every rank the same one.
-
-        $ python -m dsdoctor hang DIR
-
-    Since: 0.1
-    """
+    """The ranks of a group called the same collective with tensors of other sizes, or of another type."""
     for difference in case.waiting.differences():
         if not difference.parted:
             other = "of another type" if difference.same_sizes else "with other sizes"
@@ -227,16 +191,7 @@ def hang_other_sizes(case: Case) -> Iterator[Finding]:
 
 
 def hang_rank_behind(case: Case) -> Iterator[Finding]:
-    """A rank has called fewer collectives than the others, which wait for it.
-
-    Why it matters: all ranks wait for that one, and torch's timeout names only the collective.
-
-    How to fix it: the line in the finding is where that rank stands, and what it does there.
-
-        $ python -m dsdoctor hang DIR
-
-    Since: 0.1
-    """
+    """A rank has called fewer collectives than the others, which wait for it."""
     told: set[int] = set(case.unwell)
     for behind in case.waiting.behind():
         for rank in sorted(set(behind.ranks) - told):
@@ -247,16 +202,7 @@ def hang_rank_behind(case: Case) -> Iterator[Finding]:
 
 
 def hang_rank_outside(case: Case) -> Iterator[Finding]:
-    """All ranks have called as many collectives, some wait in one, and others stand elsewhere.
-
-    Why it matters: those that wait cannot go on before the others have called it too.
-
-    How to fix it: the line in the finding is where the rank stands, and what it does there.
-
-        $ python -m dsdoctor hang DIR
-
-    Since: 0.1
-    """
+    """All ranks have called as many collectives, some wait in one, and others stand elsewhere."""
     waiting = case.waiting_ranks
     if not waiting:
         return
@@ -268,20 +214,7 @@ def hang_rank_outside(case: Case) -> Iterator[Finding]:
 
 
 def hang_transport(case: Case) -> Iterator[Finding]:
-    """All ranks have come to the same collective, with the same sizes, and it does not end.
-
-    Why it matters: no rank's own code is at fault: the network between them, or the library's choice of it, does not carry
-    the data.
-
-    How to fix it: test the links between the ranks, and let NCCL tell what it uses. Where NCCL's RAS answers (since 2.24), what it
-    complains of stands in the finding.
-
-        $ python -m dsdoctor comm
-        $ ncclras -v
-        $ export NCCL_DEBUG=INFO
-
-    Since: 0.1
-    """
+    """All ranks have come to the same collective, with the same sizes, and it does not end."""
     waiting = case.waiting_ranks
     everybody = len(case.views) == case.incident.world and len(waiting) == len(case.views)
     names = {case.waiting.operation_of(case.views[rank]) for rank in waiting}
@@ -300,16 +233,7 @@ def hang_transport(case: Case) -> Iterator[Finding]:
 
 
 def hang_all_outside(case: Case) -> Iterator[Finding]:
-    """No rank stands in a collective, and none moves.
-
-    Why it matters: each waits for something else than the other ranks: data, a file system, a lock, another service.
-
-    How to fix it: the lines in the finding are where they stand.
-
-        $ python -m dsdoctor hang DIR
-
-    Since: 0.1
-    """
+    """No rank stands in a collective, and none moves."""
     living = [view for view in case.incident.ranks if view.rank not in case.unwell]
     # where some have come to their end the training is over, and the rest may take its time
     if case.waiting_ranks or not living or not case.joined or case.dead:
@@ -332,20 +256,7 @@ def hang_all_outside(case: Case) -> Iterator[Finding]:
 
 
 def hang_at_exit(case: Case) -> Iterator[Finding]:
-    """The training is over, and a rank does not end: it has destroyed its process groups, or its script has ended.
-
-    A thread that is no daemon and never ends, which Python waits for (a logger's, a queue's, an upload's), a child process that is
-    waited for, or a function of atexit.
-
-    Why it matters: the job holds its GPUs, and the launcher waits, until somebody ends it.
-
-    How to fix it: the lines in the finding are where it stands, and where its other threads do. End that thread before the script
-    ends (close or finish what made it), or make it a daemon.
-
-        $ py-spy dump --pid PID
-
-    Since: 0.2
-    """
+    """The training is over, and a rank does not end: it has destroyed its process groups, or its script has ended."""
     for view in case.past_the_end:
         if view.activity or view.sample is None:
             continue

@@ -13,22 +13,7 @@ from dsdoctor.hang.waiting import at_place
 
 
 def hang_rank_gone(case: Case) -> Iterator[Finding]:
-    """The process of a rank has ended, and the other ranks wait for it.
-
-    It was killed, it ended with an exception, or the script came to its end on that rank alone: an early return, a shorter
-    loop, sys.exit() on one branch.
-
-    Why it matters: a collective needs every rank of its group, so the others wait until torch's timeout ends them, and
-    that names a collective and not the rank that is missing.
-
-    How to fix it: read what that rank printed last. After SIGKILL ask the kernel whether memory ran out; a SIGABRT is the program's
-    own, with its reason on stderr. After exit status 0 either that rank leaves the loop earlier than the others, or they call
-    collectives that it does not.
-
-        $ dmesg -T | grep -iE 'killed process|oom' | tail
-
-    Since: 0.1
-    """
+    """The process of a rank has ended, and the other ranks wait for it."""
     first = case.incident.first_ended
     parted = {rank for each in case.waiting.differences() for _, ranks in each.calls for rank in ranks}
     for view in case.dead:
@@ -104,16 +89,7 @@ def _last_call(view: RankView) -> Iterator[str]:
 
 
 def hang_rank_stopped(case: Case) -> Iterator[Finding]:
-    """The process of a rank is stopped: by a signal (Ctrl-Z, a scheduler that suspends) or by a debugger.
-
-    Why it matters: all other ranks wait for it, and it will not move by itself.
-
-    How to fix it: let it continue, or find out who stopped it.
-
-        $ kill -CONT PID
-
-    Since: 0.1
-    """
+    """The process of a rank is stopped: by a signal (Ctrl-Z, a scheduler that suspends) or by a debugger."""
     for view in case.stopped:
         yield Finding.error(
             "hang-rank-stopped",
@@ -125,19 +101,7 @@ def hang_rank_stopped(case: Case) -> Iterator[Finding]:
 
 
 def hang_disk_sleep(case: Case) -> Iterator[Finding]:
-    """The process of a rank waits in the kernel for a disk, a network file system or a driver, and cannot be interrupted.
-
-    Why it matters: such a wait ends only when the device answers; the other ranks wait as long, and kill -9 does not help.
-
-    How to fix it: see what it waits for. A network file system whose server is away, a full or failing disk and a GPU's driver
-    are the usual ones.
-
-        $ cat /proc/PID/wchan
-        $ dmesg -T | tail
-        $ df -h
-
-    Since: 0.1
-    """
+    """The process of a rank waits in the kernel for a disk, a network file system or a driver, and cannot be interrupted."""
     for view in case.sleeping:
         yield severity_of(view)(
             "hang-disk-sleep",
@@ -149,17 +113,7 @@ def hang_disk_sleep(case: Case) -> Iterator[Finding]:
 
 
 def hang_host_gone(case: Case) -> Iterator[Finding]:
-    """A node is not reached any more, or the watch there has ended, and nothing moves.
-
-    Why it matters: its ranks are lost to the job, and all others wait for them.
-
-    How to fix it: see whether it is up, and look at its link and at the switch. Where the machine answers, the ranks there have
-    ended: read what they printed last.
-
-        $ ping -c 3 HOST
-
-    Since: 0.1
-    """
+    """A node is not reached any more, or the watch there has ended, and nothing moves."""
     for host, ranks in sorted(case.incident.silent_hosts.items()):
         if not set(ranks) <= set(case.views):
             yield Finding.error(
@@ -180,19 +134,7 @@ def hang_host_gone(case: Case) -> Iterator[Finding]:
 
 
 def hang_network_cut(case: Case) -> Iterator[Finding]:
-    """Two nodes of a run do not reach each other, and the ranks of both are there.
-
-    Known when the files of both nodes lie in one folder: each says that it did not reach the other.
-
-    Why it matters: no rank is at fault, and none can go on; torch's timeout would name a collective.
-
-    How to fix it: look at the link between the two, a firewall, the switch. Then test it.
-
-        $ ping -c 3 HOST
-        $ python -m dsdoctor comm
-
-    Since: 0.1
-    """
+    """Two nodes of a run do not reach each other, and the ranks of both are there."""
     for host, ranks in sorted(case.incident.silent_hosts.items()):
         if set(ranks) <= set(case.views) and not any(rank in case.unwell for rank in ranks):
             yield Finding.error(
@@ -206,18 +148,7 @@ def hang_network_cut(case: Case) -> Iterator[Finding]:
 
 
 def hang_interpreter_held(case: Case) -> Iterator[Finding]:
-    """On a rank no Python code has run for a while: C code holds the interpreter's lock (the GIL).
-
-    A C extension waits, or computes, without releasing the lock; a deadlock between that lock and one of its own is usual.
-
-    Why it matters: no other thread of that process can run, watchdogs written in Python included. All other ranks wait for it.
-
-    How to fix it: the stack in the finding, where Python's fault handler could write it, names the call. Else ask from outside.
-
-        $ py-spy dump --native --pid PID
-
-    Since: 0.1
-    """
+    """On a rank no Python code has run for a while: C code holds the interpreter's lock (the GIL)."""
     for view in case.deaf:
         yield severity_of(view)(
             "hang-interpreter-held",
@@ -230,19 +161,7 @@ def hang_interpreter_held(case: Case) -> Iterator[Finding]:
 
 
 def hang_stale_lock(case: Case) -> Iterator[Finding]:
-    """A rank waits for the lock of a torch extension that no living process holds.
-
-    torch makes a file named lock while it compiles an extension. A launch that was killed meanwhile leaves it behind.
-
-    Why it matters: torch waits for ever, in this start and in every later one, and says nothing.
-
-    How to fix it: remove the file. Nothing compiles there now.
-
-        $ fuser -v ~/.cache/torch_extensions/py311_cu130/fused_adam/lock
-        $ rm ~/.cache/torch_extensions/py311_cu130/fused_adam/lock
-
-    Since: 0.1
-    """
+    """A rank waits for the lock of a torch extension that no living process holds."""
     locks = {
         view.lock.path: view
         for view in case.incident.ranks
@@ -268,22 +187,7 @@ def hang_stale_lock(case: Case) -> Iterator[Finding]:
 
 
 def hang_stacks_unread(case: Case) -> Iterator[Finding]:
-    """The stacks of running processes could not be read, so what they wait for is not known.
-
-    They are read by py-spy, which is no part of a plain dsdoctor, and which the kernel lets read only what a debugger may: as
-    the same user, and not where `kernel.yama.ptrace_scope` or a container forbids it.
-
-    Why it matters: without stacks only a process that is stopped, sleeps in the kernel or has ended can be told from the others.
-
-    How to fix it: install it, run the command as root, or give the container that right. A rank under dsdoctor.run writes its
-    own stacks, and needs none of that.
-
-        $ python -m pip install "dsdoctor[hang]"
-        $ sudo sysctl kernel.yama.ptrace_scope=0
-        $ docker run --cap-add SYS_PTRACE IMAGE
-
-    Since: 0.1
-    """
+    """The stacks of running processes could not be read, so what they wait for is not known."""
     reasons: dict[str, list[int]] = {}
     for view in case.unread:
         reasons.setdefault(view.unread, []).append(view.rank)

@@ -1,6 +1,5 @@
 """An incident -> the verdict: the first cause that explains it, and all stacks. Judges, never looks."""
 
-import inspect
 import re
 from collections.abc import Iterator
 
@@ -10,7 +9,6 @@ from dsdoctor.hang.checks import CHECKS
 from dsdoctor.hang.models import NOT_LOOKED, PROCESSES, RECORDERS, Incident, Verdict
 from dsdoctor.hang.process_checks import hang_stacks_unread
 from dsdoctor.hang.stacks import doing, doing_of, folded, main_stack, ranks_words
-from dsdoctor.hang.waiting import rank_late_again
 from dsdoctor.ui.terminal import VerdictLine, finding_lines
 
 TOGETHER = {"hang-rank-gone", "hang-rank-stopped", "hang-host-gone", "hang-disk-sleep", "hang-interpreter-held"}
@@ -81,16 +79,7 @@ def may_wait_outside(incident: Incident, verdict: Verdict) -> bool:
 
 
 def hang_unclear(case: Case) -> tuple[Finding, ...]:
-    """Nothing moves, and what was seen of the ranks does not say why.
-
-    Why it matters: the ranks wait for something that left no trace in their stacks and sequence numbers.
-
-    How to fix it: the stacks of all ranks stand below the finding. Where the kernel allows it, native stacks tell more.
-
-        $ py-spy dump --native --pid PID
-
-    Since: 0.1
-    """
+    """Nothing moves, and what was seen of the ranks does not say why."""
     heard = f"{len(case.views)} of {case.incident.world} ranks were heard of"
     over = case.dead and not case.waiting_ranks
     if case.incident.source == PROCESSES:
@@ -124,14 +113,6 @@ def _same_collective(case: Case) -> tuple[str, ...]:
     names = {case.waiting.operation_of(case.views[rank]) for rank in case.waiting_ranks}
     alike = len(names) == 1 and len(case.waiting_ranks) > 1
     return ("whether it is the same one on all of them is not known without their numbers",) if alike else ()
-
-
-def manual_pages() -> dict[str, str]:
-    """The manual page of each rule by its id."""
-    return {
-        check.__name__.replace("_", "-"): inspect.getdoc(check) or ""
-        for check in (*CHECKS, hang_stacks_unread, hang_unclear, rank_late_again)
-    }
 
 
 # A verdict on a run in which nothing moves -> lines.

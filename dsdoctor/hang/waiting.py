@@ -391,22 +391,7 @@ def chance(found: int, of: int, each: float) -> float:
 
 
 def rank_late_again(lateness: Lateness, rank: int, view: RankView, told: RankArrivals) -> Finding:
-    """The other ranks of a node wait for the same rank again and again, though nothing hangs.
-
-    Compared is when the ranks of one node call the same collectives, as torch's flight recorder holds it. With an asynchronous
-    backend (NCCL) that is the processor's time: a GPU that is slower by itself is seen only where the processor waits for it.
-
-    Why it matters: every step takes as long as the slowest rank takes; the other ranks idle meanwhile.
-
-    How to fix it: the line in the finding is where that rank is seen most. Waits for data: more workers, or faster storage for
-    that rank's part. The same line as on the other ranks: less work for that rank (longer sequences, a fuller expert, rank 0's
-    logging), or a processor or GPU that is slower or shared.
-
-        $ nvidia-smi -q -d CLOCK,PERFORMANCE,TEMPERATURE
-        $ top -H
-
-    Since: 0.1
-    """
+    """The other ranks of a node wait for the same rank again and again, though nothing hangs."""
     share = lateness.lost[rank] / lateness.seconds
     words = where_seen(told)
     return Finding.warning(

@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
-from dsdoctor.checks import TOPICS, Topic, checks, examine, manual
+from dsdoctor.checks import TOPICS, Topic, checks, examine
 from dsdoctor.core import machine as needs
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.machine import Cuda, DeepSpeed, Driver, Machine, SearchPaths, System
 from dsdoctor.core.processes import FileHolder, Leftover, SharedMemory
+from dsdoctor.rules.book import room_rules
 from tests.checks.sick import (
     BARE,
     BIG,
@@ -66,12 +67,8 @@ def test_a_healthy_machine_is_healthy() -> None:
 
 @each("rule", sorted(checks()))
 def test_a_check_takes_an_empty_machine_and_has_a_manual_page(rule: str) -> None:
-    check = checks()[rule]
-
-    assert all(finding.rule == rule for finding in check(EMPTY))
-    first = manual(check).splitlines()[0]
-    assert first.endswith((".", ":", "one.")) or len(manual(check).splitlines()) > 1
-    assert len(manual(check)) > 60
+    assert all(finding.rule == rule for finding in checks()[rule](EMPTY))
+    assert rule in room_rules("checks")
 
 
 def test_a_check_that_fails_is_a_note_and_the_others_still_run() -> None:

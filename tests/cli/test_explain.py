@@ -1,20 +1,18 @@
 """The manual pages: every rule has one, in four parts."""
 
 import json
-import sys
 
-import pytest
-
-from dsdoctor.cli.explain import PARTS, Part, every_rule, fix_commands, may_have, pages, source_of
+from dsdoctor.cli.explain import fix_commands, pages
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.pages import ADDRESS
 from dsdoctor.core.text import decode, encode
-from dsdoctor.diagnosis.catalogue.rules import RULES
+from dsdoctor.diagnosis.catalogue import RULES
+from dsdoctor.rules.book import rule_ids
 from tests.cli.runner import run
 from tests.each import each
 
 
-@each("rule", every_rule())
+@each("rule", rule_ids())
 def test_a_page_says_what_it_means_why_it_matters_how_to_fix_it_and_since_when(rule: str) -> None:
     found = list(pages(rule))
 
@@ -32,15 +30,6 @@ def test_a_page_shows_every_command_of_a_log_rules_fix_and_which_is_another_way(
         for step in rule.steps:
             assert f"$ {step.printed}" in fix
             assert step.line in " ".join(fix_commands(rule.id))
-
-
-@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.written)
-def test_a_rule_is_found_in_the_part_that_has_it_without_importing_the_others(part: Part) -> None:
-    source = source_of(part)
-
-    assert [rule for rule in part.pages() if not may_have(rule, source)] == []
-    assert part.module in sys.modules
-    assert source and not may_have("a-rule-of-nobody", source)
 
 
 def test_explain_and_findings_lead_to_the_same_page() -> None:

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from dsdoctor.cli.comm import STATUS
-from dsdoctor.cli.explain import manual
 from dsdoctor.comm.command import read_result
 from dsdoctor.comm.launch.start import check_room, max_ranks
 from dsdoctor.comm.results import Report
@@ -107,16 +106,6 @@ def test_ranks_on_more_hosts_than_one_head_carries_are_left_to_the_scheduler(tmp
 
     assert (done.returncode, "1001 hosts in" in done.stderr, "none was asked" in done.stderr) == (1, True, True)
     assert done.stdout.splitlines()[0].endswith("over ssh one host starts ranks on 1,000 at most  [too-many-hosts]")
-
-
-def test_every_rule_of_this_room_has_a_manual_page() -> None:
-    from dsdoctor.comm.manual import manual_pages
-    from dsdoctor.core.text import parse_page
-
-    pages = manual_pages()
-
-    assert len(pages) > 50
-    assert all(parse_page(page).means.splitlines()[0] in manual(rule) for rule, page in pages.items())
 
 
 @pytest.mark.launch

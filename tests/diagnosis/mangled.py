@@ -10,7 +10,7 @@ import random
 import re
 from collections.abc import Callable, Iterator
 
-from dsdoctor.diagnosis.catalogue.rules import RULES
+from dsdoctor.diagnosis.catalogue import RULES
 from tests.diagnosis.without_rules import Lines, broken, corpus, shapes, some_rules
 
 NUMBER = re.compile(rb"\d+(?:\.\d+)?")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from zlib import crc32
 
 from dsdoctor.core.finding import Severity
-from dsdoctor.diagnosis.catalogue.rules import RULES
+from dsdoctor.diagnosis.catalogue import RULES
 from dsdoctor.diagnosis.consequences import A_FAILURE
 from dsdoctor.diagnosis.failures import EXCEPTION_LINE
 from dsdoctor.diagnosis.mentions import is_said

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsdoctor.diagnosis.catalogue.rules import RULES
+from dsdoctor.diagnosis.catalogue import RULES
 from dsdoctor.diagnosis.lines import raw_lines
 from dsdoctor.diagnosis.models import LogOutcome
 from dsdoctor.diagnosis.prefilter import INDEX

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from dsdoctor.core.finding import Finding
-from dsdoctor.diagnosis.catalogue.rules import RULES
+from dsdoctor.diagnosis.catalogue import RULES
 from dsdoctor.diagnosis.diagnose import diagnose
 from dsdoctor.diagnosis.models import Diagnosis, Rule
 from dsdoctor.diagnosis.prefilter import Possible, index

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from dsdoctor.diagnosis.catalogue.rules import RULES
+from dsdoctor.diagnosis.catalogue import RULES
 from dsdoctor.diagnosis.lines import segments
 from dsdoctor.diagnosis.prefilter import INDEX, Entry, Wording, needles, words_of
 from tests.diagnosis.pumped import example_of

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from dsdoctor.diagnosis.catalogue.rules import RULES
+from dsdoctor.diagnosis.catalogue import RULES
 from dsdoctor.diagnosis.models import Diagnosis, LogOutcome
 from tests.diagnosis.reading import diagnose
 from tests.each import each

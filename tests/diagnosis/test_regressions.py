@@ -1,7 +1,7 @@
 """The table of regressions: every row has a source and a cure, and a version in the log that has no such fault rules it out."""
 
 from dsdoctor.core.finding import has_error
-from dsdoctor.diagnosis.catalogue.regressions import REGRESSIONS
+from dsdoctor.diagnosis.catalogue import REGRESSIONS
 from tests.diagnosis.reading import diagnose
 from tests.each import each
 

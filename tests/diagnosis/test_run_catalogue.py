@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.diagnosis.catalogue.rules import RULES
+from dsdoctor.diagnosis.catalogue import RULES
 from tests.diagnosis.reading import diagnose
 from tests.diagnosis.test_healthy import LOGS
 from tests.each import each

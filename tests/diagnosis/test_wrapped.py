@@ -2,7 +2,7 @@
 
 import pytest
 
-from dsdoctor.diagnosis.catalogue.rules import RULES
+from dsdoctor.diagnosis.catalogue import RULES
 from dsdoctor.diagnosis.lines import MOST, WrappedLine
 from tests.diagnosis.reading import diagnose
 

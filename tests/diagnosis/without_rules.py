@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from dsdoctor.diagnosis.catalogue.rules import RULES
+from dsdoctor.diagnosis.catalogue import RULES
 from dsdoctor.diagnosis.diagnose import diagnose
 from dsdoctor.diagnosis.prefilter import Possible, index
 from tests.diagnosis.score import CORPORA

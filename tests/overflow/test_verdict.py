@@ -4,7 +4,7 @@ import pytest
 
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.overflow.frames.first_bad import Origin, RankReport, Scale
-from dsdoctor.overflow.verdict.verdict import BESIDE, CAUSES, judge, manual_pages
+from dsdoctor.overflow.verdict.verdict import judge
 from tests.overflow.written import backward, frame, good, rank_report, tensor
 
 OVERFLOW = frame(1, "b", tensor("input[0]", absmax=62000.0), tensor("output", posinf=3))
@@ -260,10 +260,3 @@ def test_a_loss_that_was_not_scaled(seen: float, said: list[str]) -> None:
 
 def test_a_healthy_account_gives_no_verdict() -> None:
     assert judge([rank_report(0, good(0, "a"), replayed="")]) == ()
-
-
-def test_every_verdict_has_a_manual_page_that_says_more_than_a_line() -> None:
-    pages = manual_pages()
-
-    assert len(pages) == len(CAUSES) + len(BESIDE)
-    assert all("\n" in page.strip() for page in pages.values())

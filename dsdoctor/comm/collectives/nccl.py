@@ -169,18 +169,7 @@ def examine(facts: NcclFacts, claims: tuple[Claim, ...]) -> tuple[Finding, ...]:
 
 
 def nccl_init_incomplete(facts: NcclFacts, claims: tuple[Claim, ...]) -> Iterator[Finding]:
-    """A rank began NCCL's init and did not end it.
-
-    Why it matters: it waits for another rank, or its network cannot reach the others. The rank to look for may be
-    another: a rank that is not in the log at all did not come to NCCL.
-
-    How to fix it: see that NCCL uses the interface that joins the hosts, and that all ports are open on it.
-
-        $ export NCCL_SOCKET_IFNAME==eth0
-        $ export NCCL_DEBUG=INFO
-
-    Since: 0.1
-    """
+    """A rank began NCCL's init and did not end it."""
     if facts.incomplete:
         yield Finding.error(
             "nccl-init-incomplete",
@@ -192,22 +181,7 @@ def nccl_init_incomplete(facts: NcclFacts, claims: tuple[Claim, ...]) -> Iterato
 
 
 def nccl_network_is_socket(facts: NcclFacts, claims: tuple[Claim, ...]) -> Iterator[Finding]:
-    """The hosts have InfiniBand or RoCE with an active port, and NCCL uses TCP sockets.
-
-    In containers libibverbs or /dev/infiniband is most often missing; or NCCL_IB_DISABLE was left set, or NCCL_IB_HCA
-    names a device that is not there.
-
-    Why it matters: TCP has about a tenth of the speed.
-
-    How to fix it: give the container the devices and the library, and unset NCCL_IB_DISABLE.
-
-        $ ls /dev/infiniband
-        $ ibv_devinfo -l
-        $ sudo apt-get install libibverbs1 ibverbs-providers
-        $ docker run --device=/dev/infiniband --cap-add IPC_LOCK --ulimit memlock=-1 ...
-
-    Since: 0.1
-    """
+    """The hosts have InfiniBand or RoCE with an active port, and NCCL uses TCP sockets."""
     active = {
         f"{port.device} of {claim.host}"
         for claim in claims
@@ -230,17 +204,7 @@ def nccl_network_is_socket(facts: NcclFacts, claims: tuple[Claim, ...]) -> Itera
 
 
 def nccl_p2p_off(facts: NcclFacts, claims: tuple[Claim, ...]) -> Iterator[Finding]:
-    """GPUs of one host do not reach each other directly: NCCL goes through the processor's memory, or through a socket.
-
-    Why it matters: that is right where the GPUs have no NVLink and are attached to different processors. Otherwise P2P
-    was switched off, the driver does not offer it on this model, or a container hides the GPUs from each other.
-
-    How to fix it: see what joins the GPUs, and whether the driver offers P2P.
-
-        $ nvidia-smi topo -p2p r
-
-    Since: 0.1
-    """
+    """GPUs of one host do not reach each other directly: NCCL goes through the processor's memory, or through a socket."""
     hosts, slow = by_rank(claims), []
     for edge, transport in facts.edges.items():
         source, target = (int(rank) for rank in edge.split(" -> "))
@@ -259,18 +223,7 @@ def nccl_p2p_off(facts: NcclFacts, claims: tuple[Claim, ...]) -> Iterator[Findin
 
 
 def nccl_direct_rdma_off(facts: NcclFacts, _: tuple[Claim, ...]) -> Iterator[Finding]:
-    """InfiniBand is used, and the network cards cannot read the GPUs' memory.
-
-    Why it matters: all data takes a detour through the host's memory. Direct access needs the module nvidia_peermem, or
-    a kernel and driver with DMA-BUF, and a card near enough to the GPU.
-
-    How to fix it: load the module, and see how far card and GPU are apart.
-
-        $ sudo modprobe nvidia_peermem
-        $ nvidia-smi topo -m
-
-    Since: 0.1
-    """
+    """InfiniBand is used, and the network cards cannot read the GPUs' memory."""
     if facts.direct is False and facts.hcas:
         yield Finding.warning(
             "nccl-direct-rdma-off",
@@ -281,16 +234,7 @@ def nccl_direct_rdma_off(facts: NcclFacts, _: tuple[Claim, ...]) -> Iterator[Fin
 
 
 def nccl_warned(facts: NcclFacts, _: tuple[Claim, ...]) -> Iterator[Finding]:
-    """NCCL wrote warnings during the test.
-
-    Why it matters: they often name the cause of an error that other findings report.
-
-    How to fix it: let dsdoctor read the log; it knows many of these messages.
-
-        $ python -m dsdoctor diagnose LOG
-
-    Since: 0.1
-    """
+    """NCCL wrote warnings during the test."""
     lines = facts.warnings
     if lines:
         yield Finding.note(

@@ -42,25 +42,7 @@ def examine(exchanges: Mapping[int, Sequence[Exchange]], hosts: Sequence[str] = 
 
 
 def data_is_wrong(results: RankExchanges) -> Iterator[Finding]:
-    """A collective ended well and its result is wrong.
-
-    Every rank sends known numbers that depend on rank and position and are exact in their dtype, so that a single wrong
-    bit is seen. The finding names the rank whose contribution is wrong: for data that is only moved, the sender of the
-    wrong part; for reductions the ranks repeat it with some inputs inverted, and see with whose inversion the error
-    changes. Where no rank is named the error did not come again, or arose on the way, in sums of several ranks' data.
-
-    Why it matters: a training run would never notice it. The usual causes are GPU memory (look for uncorrected ECC
-    errors and Xid 48, 63, 94 in dmesg), peer-to-peer copies through an IOMMU or ACS, and a broken network card or
-    cable.
-
-    How to fix it: take the rank that is named out of the job, and test its memory and links; on a CPU test the memory.
-    Where none is named, try these settings one at a time: the setting that helps shows the layer.
-
-        $ NCCL_P2P_DISABLE=1 dsdoctor comm --full
-        $ NCCL_PROTO=Simple dsdoctor comm --full
-
-    Since: 0.1
-    """
+    """A collective ended well and its result is wrong."""
     if not results.wrong:
         return
     names = _joined(results, results.senders[:SHOWN])
@@ -80,19 +62,7 @@ def data_is_wrong(results: RankExchanges) -> Iterator[Finding]:
 
 
 def collective_not_available(results: RankExchanges) -> Iterator[Finding]:
-    """The backend cannot do a collective at all, so it was not tested.
-
-    Older gloo has no AVG, and no reduce_scatter of some dtypes. Large sizes are skipped when the time is used up.
-
-    Why it matters: a training run that needs that collective would fail at once.
-
-    How to fix it: nothing has to be done if the training does not use it; where the time was used up, give the test
-    more.
-
-        $ python -m dsdoctor comm --deadline 600
-
-    Since: 0.1
-    """
+    """The backend cannot do a collective at all, so it was not tested."""
     lacking: dict[str, list[str]] = {}
     for exchange in chain.from_iterable(results.exchanges.values()):
         if exchange.skipped:

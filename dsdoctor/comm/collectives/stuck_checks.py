@@ -171,17 +171,7 @@ class Trouble:
 
 
 def rank_died(trouble: Trouble) -> Iterator[Finding]:
-    """The process of a rank ended in the middle of the test.
-
-    Why it matters: the other ranks only see closed connections. SIGKILL is most often the kernel's out-of-memory killer
-    or the scheduler; any other exit status means that a library gave up, and its last lines are in that rank's log.
-
-    How to fix it: see on its host what ended it.
-
-        $ dmesg -T | grep -iE 'killed process|oom|xid' | tail
-
-    Since: 0.1
-    """
+    """The process of a rank ended in the middle of the test."""
     by_cause: dict[tuple[str, str, str, str], list[int]] = defaultdict(list)
     for rank in () if trouble.raised else trouble.dead:
         told = next((stuck for stuck in trouble.stuck if stuck.rank == rank and stuck.ended), None)
@@ -201,19 +191,7 @@ def rank_died(trouble: Trouble) -> Iterator[Finding]:
 
 
 def rank_stopped(trouble: Trouble) -> Iterator[Finding]:
-    """The process of a rank is there and does not run.
-
-    It was stopped by a signal (Ctrl-Z in a terminal, a debugger, a scheduler that suspends jobs), or its host is
-    frozen: the kernel still accepts connections, the process does not answer.
-
-    Why it matters: all other ranks wait for it.
-
-    How to fix it: let it continue, or find out what stopped it.
-
-        $ ssh HOST 'ps -eo pid,stat,wchan:32,args | grep dsdoctor.comm'
-
-    Since: 0.1
-    """
+    """The process of a rank is there and does not run."""
     by_cause: dict[str, list[int]] = defaultdict(list)
     for rank in trouble.stopped:
         told = next((stuck for stuck in trouble.stuck if stuck.rank == rank), None)
@@ -237,19 +215,7 @@ def rank_stopped(trouble: Trouble) -> Iterator[Finding]:
 
 
 def supervisor_stopped(who: dict[int, str], states: dict[int, str]) -> Iterator[Finding]:
-    """The first process of a rank is stopped, while the rank itself exchanges well.
-
-    It was stopped by Ctrl-Z, a debugger or a scheduler.
-
-    Why it matters: that is the process that the launcher started. It will not end, so the launcher waits for it.
-
-    How to fix it: let it continue, or find out what stopped it.
-
-        $ ps -eo pid,stat,wchan:32,args | grep dsdoctor.comm
-        $ kill -CONT PID
-
-    Since: 0.1
-    """
+    """The first process of a rank is stopped, while the rank itself exchanges well."""
     for rank, letter in sorted(states.items()):
         if letter in STOPPED:
             yield Finding.error(
@@ -261,20 +227,7 @@ def supervisor_stopped(who: dict[int, str], states: dict[int, str]) -> Iterator[
 
 
 def host_vanished(trouble: Trouble) -> Iterator[Finding]:
-    """A host that was reached before is not reached any more.
-
-    The link went down in the middle of the test, a firewall began to drop, or the host died. Where the host of rank 0
-    reaches none of several others any more, it is itself the one that is cut off.
-
-    Why it matters: the ranks of that host are lost to the job, and all others wait for them.
-
-    How to fix it: see whether the host is up, and look at its link and at the switch.
-
-        $ ping -c 3 HOST
-        $ ip -br link
-
-    Since: 0.1
-    """
+    """A host that was reached before is not reached any more."""
     lost = sorted({trouble.host(rank) for rank in trouble.cut})
     if len(lost) > 1 and set(lost) == set(trouble.hosts) - {trouble.host(0)}:
         yield Finding.error(
@@ -325,19 +278,7 @@ def link_cut(trouble: Trouble) -> Iterator[Finding]:
 
 
 def rank_raised(trouble: Trouble) -> Iterator[Finding]:
-    """A rank raised an error of its own in an exchange. The others wait for it there, or lost their connection to it.
-
-    An error that says that a connection was closed or that time was up is a consequence, and is not reported as this.
-
-    Why it matters: training would fail on that rank in the same place, and all other ranks would hang.
-
-    How to fix it: read the error; the whole of it is in that rank's log, and `diagnose` knows the common ones.
-
-        $ python -m dsdoctor comm --quick --out comm-out
-        $ python -m dsdoctor diagnose comm-out/rank-00000.log
-
-    Since: 0.1
-    """
+    """A rank raised an error of its own in an exchange. The others wait for it there, or lost their connection to it."""
     told: set[int] = set()
     for raised in trouble.raised:
         if raised.rank in told:
@@ -353,17 +294,7 @@ def rank_raised(trouble: Trouble) -> Iterator[Finding]:
 
 
 def rank_behind(trouble: Trouble) -> Iterator[Finding]:
-    """A rank has not begun the exchange in which the others wait for it.
-
-    It is still in an earlier exchange, or stands in Python before this one: the ranks' stacks are compared.
-
-    Why it matters: it computes, loads, or waits for a device, and no other rank can continue without it.
-
-    How to fix it: read its stack in the finding: it says what the rank waits for. A device that does not answer shows
-    as state D.
-
-    Since: 0.1
-    """
+    """A rank has not begun the exchange in which the others wait for it."""
     if trouble.explained:
         return
     late = trouble.behind or trouble.before_it or trouble.fewer_begun
@@ -394,19 +325,7 @@ def _where(behind: Stuck, ahead: Stuck | None) -> str:
 
 
 def exchange_hangs(trouble: Trouble) -> Iterator[Finding]:
-    """All ranks are alive and in the same exchange, and nothing moves.
-
-    Why it matters: where plain TCP between them works (the title says so), the library's own transport is at fault: the
-    interface it chose, InfiniBand, peer-to-peer copies through PCIe (IOMMU, ACS) or shared memory. The phase "where it
-    breaks" switches them off one after the other.
-
-    How to fix it: look at the interface that the library chose.
-
-        $ python -m dsdoctor comm --full
-        $ export NCCL_DEBUG=INFO
-
-    Since: 0.1
-    """
+    """All ranks are alive and in the same exchange, and nothing moves."""
     waiting = trouble.waiting
     if trouble.explained or trouble.behind or trouble.before_it or trouble.fewer_begun or any(link_cut(trouble)):
         return
@@ -432,17 +351,7 @@ def exchange_hangs(trouble: Trouble) -> Iterator[Finding]:
 
 
 def exchange_fails(trouble: Trouble) -> Iterator[Finding]:
-    """A library broke off an exchange, and no rank died, vanished or raised an error of its own.
-
-    Why it matters: training would fail in the same place. The first error tells most.
-
-    How to fix it: read that rank's log; `diagnose` knows the common messages.
-
-        $ python -m dsdoctor comm --quick --out comm-out
-        $ python -m dsdoctor diagnose comm-out/rank-00000.log
-
-    Since: 0.1
-    """
+    """A library broke off an exchange, and no rank died, vanished or raised an error of its own."""
     if trouble.explained or trouble.behind:
         return
     failed = sorted((stuck for stuck in trouble.stuck if stuck.error), key=lambda stuck: (stuck.step, stuck.rank))

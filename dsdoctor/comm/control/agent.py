@@ -237,17 +237,7 @@ def _cannot_come(briefing: Briefing, found: tuple[Finding, ...], say: Callable[[
 
 
 def torch_unusable(briefing: Briefing, error: Exception) -> tuple[Finding, ...]:
-    """torch cannot be imported by this rank's Python.
-
-    Why it matters: the rank cannot come to the rendezvous, and the others would wait for it. Most often another
-    environment is active on that host, or a library that torch needs is not found there.
-
-    How to fix it: install torch there, or start the rank with the right Python.
-
-        $ python -c 'import torch'
-
-    Since: 0.1
-    """
+    """torch cannot be imported by this rank's Python."""
     said = " ".join(str(error).split())[:200]
     return (
         Finding.error(
@@ -261,16 +251,7 @@ def torch_unusable(briefing: Briefing, error: Exception) -> tuple[Finding, ...]:
 
 
 def nccl_unavailable(briefing: Briefing) -> tuple[Finding, ...]:
-    """NCCL was asked for, and this rank's torch has none.
-
-    Why it matters: NCCL is in CUDA builds of torch, and needs a GPU for each rank. On processors gloo does the same.
-
-    How to fix it: test with gloo, or install a CUDA build of torch.
-
-        $ python -m dsdoctor comm --backend gloo
-
-    Since: 0.1
-    """
+    """NCCL was asked for, and this rank's torch has none."""
     return (
         Finding.error(
             "nccl-unavailable",

@@ -283,16 +283,7 @@ def right(test_run: TestRun, phase: Phase) -> None:
 
 
 def exchanges_unfinished(done: int, findings: tuple[Finding, ...]) -> Iterator[Finding]:
-    """No rank came to the end of the collectives, and no other finding says why.
-
-    Why it matters: that is no test that went well. What was exchanged before is not known.
-
-    How to fix it: keep each rank's log and stacks, and look at them.
-
-        $ python -m dsdoctor comm --quick --out comm-out
-
-    Since: 0.1
-    """
+    """No rank came to the end of the collectives, and no other finding says why."""
     if not done and not has_error(findings):
         yield Finding.error(
             "exchanges-unfinished",

@@ -70,19 +70,7 @@ class Lost:
 
 
 def rank_zero_lost(lost: Lost) -> Iterator[Finding]:
-    """A rank got no further order from rank 0.
-
-    This rank had met rank 0, and waited for its next order.
-
-    Why it matters: rank 0 died, its host or the link to it is down, or it hangs. How a plain connection to its port
-    ends tells which, and the title says it.
-
-    How to fix it: look at the output of rank 0 and at its host.
-
-        $ ping -c 3 MASTER
-
-    Since: 0.1
-    """
+    """A rank got no further order from rank 0."""
     if lost.rank.rank == 0 or lost.died is not None or lost.stopped or lost.starting or lost.master is None:
         return
     if lost.met and lost.at in BEFORE_ARRIVAL:
@@ -111,19 +99,7 @@ def rank_zero_lost(lost: Lost) -> Iterator[Finding]:
 
 
 def import_slow(lost: Lost) -> Iterator[Finding]:
-    """A rank was still importing torch when the time was up.
-
-    The process announced itself to rank 0 at once, so it is not missing. Its import reads hundreds of MB. That takes minutes over
-    a network file system, or where the disk or the processors are busy.
-
-    Why it matters: every job starts that late there, and all other ranks wait for it.
-
-    How to fix it: put the Python environment on a local disk, or give the test more time. See how long the import takes by itself.
-
-        $ time python -c 'import torch'
-
-    Since: 0.1
-    """
+    """A rank was still importing torch when the time was up."""
     if not lost.starting:
         return
     yield Finding.error(
@@ -136,17 +112,7 @@ def import_slow(lost: Lost) -> Iterator[Finding]:
 
 
 def control_lost(lost: Lost) -> Iterator[Finding]:
-    """The part of this rank that talks to the others ended or hung without a verdict.
-
-    Why it matters: a library brought the process down, or waits without any limit. Training with that library would do
-    the same.
-
-    How to fix it: read its last lines: they are in the evidence, the whole log is in the folder of this rank (--out).
-
-        $ tail -n 40 rank-00000.log
-
-    Since: 0.1
-    """
+    """The part of this rank that talks to the others ended or hung without a verdict."""
     if lost.starting or (lost.rank.rank != 0 and lost.died is None and not lost.stopped):
         return
     still = "was stopped by a signal" if lost.stopped else f"did not come to an end in {lost.seconds:.0f} s"

@@ -332,17 +332,7 @@ def unfinished(gathered: Gathered, what: str) -> Iterator[Finding]:
 
 
 def time_used_up(title: str, *, grave: bool, evidence: Iterable[str] = ()) -> Iterator[Finding]:
-    """The time was up while the ranks still exchanged, or before they could.
-
-    Why it matters: nothing hung: the work takes longer here than the deadline leaves. A slow link does that, few processors
-    for many ranks, or an import of torch that takes long. What was not exchanged is not tested.
-
-    How to fix it: give it more time.
-
-        $ python -m dsdoctor comm --deadline 600
-
-    Since: 0.1
-    """
+    """The time was up while the ranks still exchanged, or before they could."""
     yield (Finding.error if grave else Finding.warning)(
         "time-used-up",
         title,

@@ -23,20 +23,7 @@ FILES_BESIDE = 32
 
 
 def memlock_limited(place: RankView) -> Iterator[Finding]:
-    """This process may lock little memory, and InfiniBand and RoCE need locked memory for every buffer.
-
-    What counts is the limit of the launched process, not that of your shell: the daemons of Slurm, sshd and Docker have
-    their own. (Root with CAP_IPC_LOCK is not bound by it.)
-
-    Why it matters: NCCL stops with "ibv_reg_mr ... Cannot allocate memory".
-
-    How to fix it: raise the limit where the ranks are started. In Slurm set LimitMEMLOCK=infinity in slurmd.service.
-
-        $ ulimit -l unlimited
-        $ docker run --ulimit memlock=-1 --cap-add IPC_LOCK ...
-
-    Since: 0.1
-    """
+    """This process may lock little memory, and InfiniBand and RoCE need locked memory for every buffer."""
     limit = place.local.memlock
     if place.local.fabric and limit is not None and limit < LITTLE_MEMLOCK:
         yield (Finding.warning if place.backend == "nccl" else Finding.note)(
@@ -52,19 +39,7 @@ def memlock_limited(place: RankView) -> Iterator[Finding]:
 
 
 def nofile_low(place: RankView) -> Iterator[Finding]:
-    """This process may open few files, and each connection between ranks is one.
-
-    Why it matters: gloo connects every rank with every other for each group, and NCCL opens several sockets for each
-    peer. Four for each rank are counted here; without them connections fail. The limit is called the cause where it leaves
-    almost nothing beside a file for each rank, and the test was broken.
-
-    How to fix it: raise the limit where the ranks are started.
-
-        $ ulimit -n 65536
-        $ docker run --ulimit nofile=65536 ...
-
-    Since: 0.1
-    """
+    """This process may open few files, and each connection between ranks is one."""
     limit, needed = place.local.nofile, 4 * place.world + 256
     if limit is not None and limit < needed:
         yield Finding.warning(
@@ -77,18 +52,7 @@ def nofile_low(place: RankView) -> Iterator[Finding]:
 
 
 def address_space_limited(place: RankView) -> Iterator[Finding]:
-    """This process may map little memory (`ulimit -v`, RLIMIT_AS), whatever memory the host has.
-
-    Why it matters: torch's libraries alone map about 1 GiB, and CUDA reserves address space for all memory of the host and
-    of its GPUs. Too little shows as "failed to map segment from shared object", "can't start new thread", "OpenBLAS error:
-    Memory allocation still failed" or "can't allocate memory", and none of these names the limit.
-
-    How to fix it: take the limit away where the ranks are started. Batch systems set it from the memory that was asked for.
-
-        $ ulimit -v unlimited
-
-    Since: 0.1
-    """
+    """This process may map little memory (`ulimit -v`, RLIMIT_AS), whatever memory the host has."""
     limit = place.local.address_space
     if limit is not None and limit < (LITTLE_SPACE if place.backend != "nccl" else TINY_SPACE["nccl"]):
         yield Finding.warning(
@@ -122,23 +86,7 @@ LIMIT_CHECKS: tuple[Check, ...] = (memlock_limited, nofile_low, address_space_li
 
 
 def hostname_unusable(place: RankView) -> Iterator[Finding]:
-    """The host's own name resolves to nothing, to an address that this host does not have, or to one that never leaves it.
-
-    Debian writes "127.0.1.1 NAME" into /etc/hosts, and pods with hostNetwork often have it. A name server that does not
-    answer within 3 seconds counts as one that does not know the name.
-
-    Why it matters: gloo listens on the address that the hostname resolves to, else on 127.0.0.1, and gives it to the other
-    hosts, which then try to connect to themselves. They get "connection refused", or wait; the phase "tcp mesh" shows
-    whether they have to connect at all. NCCL does not use the name, but torch's gloo groups beside it (barriers,
-    DeepSpeed's objects) do.
-
-    How to fix it: name the interface for gloo on every host, or give the name its real address in /etc/hosts.
-
-        $ export GLOO_SOCKET_IFNAME=INTERFACE
-        $ getent hosts $(hostname)
-
-    Since: 0.1
-    """
+    """The host's own name resolves to nothing, to an address that this host does not have, or to one that never leaves it."""
     local = place.local
     here = {interface.address for interface in local.interfaces}
     if not place.several_hosts or "GLOO_SOCKET_IFNAME" in local.variables:
@@ -159,21 +107,7 @@ def hostname_unusable(place: RankView) -> Iterator[Finding]:
 
 
 def interface_named_absent(place: RankView) -> Iterator[Finding]:
-    """A variable names a network interface that this host does not have, or that is down.
-
-    gloo wants exact names, NCCL prefixes ("=eth0" is exact, "^docker" excludes). Interfaces have other names on other
-    hosts, and one value for all is the usual cause.
-
-    Why it matters: gloo stops with "Unable to find address for", NCCL with "no socket interface found".
-
-    How to fix it: name an interface that is there, host by host.
-
-        $ ip -brief address
-        $ export NCCL_SOCKET_IFNAME==INTERFACE
-        $ export GLOO_SOCKET_IFNAME=INTERFACE
-
-    Since: 0.1
-    """
+    """A variable names a network interface that this host does not have, or that is down."""
     local = place.local
     names = {interface.name for interface in local.interfaces}
     running = {interface.name for interface in local.interfaces if interface.up}
@@ -220,22 +154,7 @@ TAKEN = 2 * GIB
 
 
 def comm_shm_too_small(place: RankView) -> Iterator[Finding]:
-    """/dev/shm is no larger than Docker makes it by default (64 MiB), or no more of it is free.
-
-    Why it matters: ranks of one host exchange through it. NCCL's shared memory transport, DeepSpeed's shared memory
-    collectives on the CPU and data loaders with workers use it. NCCL then says "Error while creating shared memory
-    segment", others die of a bus error.
-
-    How to fix it: give the container more. In Kubernetes mount an emptyDir of medium Memory on /dev/shm. Where it is full,
-    see what fills it: segments of NCCL (nccl-*) that no process uses are those of a job that died, and may be deleted. Only
-    root, outside of any container, sees all processes.
-
-        $ docker run --shm-size=16g ...
-        $ sudo mount -o remount,size=16g /dev/shm
-        $ sudo sh -c 'fuser -v /dev/shm/*'
-
-    Since: 0.1
-    """
+    """/dev/shm is no larger than Docker makes it by default (64 MiB), or no more of it is free."""
     total, free = place.local.shm_total, place.local.shm_free or 0
     if total is None or min(total, free) > SMALL_SHM:
         return
@@ -253,20 +172,7 @@ def comm_shm_too_small(place: RankView) -> Iterator[Finding]:
 
 
 def fabric_port_down(place: RankView) -> Iterator[Finding]:
-    """A port of an InfiniBand or RoCE device is not active.
-
-    "INIT" with a link that is up means that no subnet manager runs; "Polling" means that no cable or no switch answers.
-    The second port of a card whose first one works is often just not cabled.
-
-    Why it matters: NCCL leaves that port out, or does without the fabric altogether.
-
-    How to fix it: see what the port says, then check cable and switch.
-
-        $ ibstat
-        $ ibv_devinfo
-
-    Since: 0.1
-    """
+    """A port of an InfiniBand or RoCE device is not active."""
     ports = place.local.fabric
     active = {port.device for port in ports if port.state == "ACTIVE"}
     for port in ports:
@@ -284,20 +190,7 @@ def fabric_port_down(place: RankView) -> Iterator[Finding]:
 
 
 def pcie_link_degraded(place: RankView) -> Iterator[Finding]:
-    """The GPU's PCIe link has fewer lanes than card and slot could have.
-
-    The generation is not judged: a link drops to Gen1 while the GPU is idle, which is normal. The number of lanes does
-    not change by itself.
-
-    Why it matters: copies to and from that GPU are slower than those of the others. Dust, a riser, a BIOS that splits
-    the slot, or a slot that is wired so are the causes.
-
-    How to fix it: reseat the card, and look at the slot's setting.
-
-        $ nvidia-smi --query-gpu=index,pcie.link.width.current,pcie.link.width.max --format=csv
-
-    Since: 0.1
-    """
+    """The GPU's PCIe link has fewer lanes than card and slot could have."""
     gpu = place.gpu
     if gpu is None or gpu.pcie is None or gpu.pcie_max is None or gpu.pcie[1] >= gpu.pcie_max[1]:
         return
@@ -314,18 +207,7 @@ def pcie_link_degraded(place: RankView) -> Iterator[Finding]:
 
 
 def gpu_memory_taken(place: RankView) -> Iterator[Finding]:
-    """Memory of the rank's GPU was taken before the test began.
-
-    By a job that did not end, by another rank or by another user.
-
-    Why it matters: the rank runs out of memory where the others do not, and those wait for it until they time out.
-
-    How to fix it: see who holds it, and end what is left over.
-
-        $ nvidia-smi
-
-    Since: 0.1
-    """
+    """Memory of the rank's GPU was taken before the test began."""
     gpu = place.gpu
     if gpu is None or gpu.free is None or gpu.total is None or gpu.total - gpu.free < max(TAKEN, gpu.total // 20):
         return
@@ -347,19 +229,7 @@ TALKATIVE = ("INFO", "TRACE")
 
 
 def nccl_variable_left_set(place: RankView) -> Iterator[Finding]:
-    """A variable switches a path of NCCL off, forces a choice on it, or makes it write a log.
-
-    NCCL reads the environment, ~/.nccl.conf and /etc/nccl.conf.
-
-    Why it matters: such a setting is good for a test and slow when it is left set. It comes from an old search for a
-    fault, from an image, or from a recipe for other machines.
-
-    How to fix it: remove it unless it is there on purpose.
-
-        $ unset NAME
-
-    Since: 0.1
-    """
+    """A variable switches a path of NCCL off, forces a choice on it, or makes it write a log."""
     local = place.local
     off = [name for name in DISABLING if local.variables.get(name, "0") not in ("0", "")]
     off = [name for name in off if name != "NCCL_IB_DISABLE" or local.fabric]
@@ -383,22 +253,7 @@ def nccl_variable_left_set(place: RankView) -> Iterator[Finding]:
 
 def p2p_through_processor(place: RankView) -> Iterator[Finding]:
     """GPUs do not reach each other directly over PCIe: the IOMMU translates the addresses of devices, or PCIe access control (ACS)
-    sends their traffic up through the processor.
-
-    GPUs joined by NVLink do not use that path; their network cards do. Only root can see ACS.
-
-    Why it matters: it is slow at best. At worst init succeeds, and the first exchange stands still with the GPUs at 100 %,
-    or gives wrong data (nccl issue 2079). Virtual machines need both; on bare metal they can be switched off.
-
-    How to fix it: boot with the IOMMU in passthrough (iommu=pt on the kernel's command line), or off where nothing needs it;
-    switch ACS off at the bridges that the finding names (until the next boot), or in the BIOS. Then see whether P2P works.
-
-        $ nvidia-smi topo -p2p r
-        $ sudo lspci -vvv | grep -i acsctl
-        $ sudo setpci -s BRIDGE ECAP_ACS+0x6.w=0000
-
-    Since: 0.2
-    """
+    sends their traffic up through the processor."""
     local = place.local
     joined = len(local.gpus) < 2 or all(gpu.nvlink for gpu in local.gpus)
     made = Finding.note if joined else Finding.warning
@@ -426,19 +281,7 @@ def p2p_through_processor(place: RankView) -> Iterator[Finding]:
 
 
 def tmp_full(place: RankView) -> Iterator[Finding]:
-    """The folder for temporary files of a host (TMPDIR, else /tmp) is full.
-
-    Why it matters: Python takes another folder for its own files without a word, at last the one that it was started in. What
-    names its files itself fails: compilers, torch's compiled kernels, the sockets of data loaders, NCCL's topology files.
-
-    How to fix it: free some room, or name a folder that has it.
-
-        $ df -h /tmp
-        $ df -i /tmp
-        $ export TMPDIR=/scratch/tmp
-
-    Since: 0.2
-    """
+    """The folder for temporary files of a host (TMPDIR, else /tmp) is full."""
     free, folder = place.local.tmp_free, place.local.tmp
     if free is None or free >= MIB:
         return

@@ -121,36 +121,14 @@ def _of(seen: Rose, kind: str) -> dict[str, Counters]:
 
 
 def link_errors_rose(seen: Rose) -> Iterator[Finding]:
-    """The error counters of a network interface or fabric port rose during the test, or its link went down for a moment.
-
-    Why it matters: packets that are lost on the wire are sent again, which a training waits for at every step; a link
-    that goes down for longer ends it. Most often it is a cable or a transceiver.
-
-    How to fix it: have the cable, the transceiver and the switch port of that link looked at.
-
-        $ ethtool -S INTERFACE
-        $ ibqueryerrors
-
-    Since: 0.1
-    """
+    """The error counters of a network interface or fabric port rose during the test, or its link went down for a moment."""
     steps = (step("ethtool -S INTERFACE"), step("ibqueryerrors"))
     fix = "have the cable, the transceiver and the switch port of that link looked at"
     yield from _told(_of(seen, LINK), "link-errors-rose", "link errors were counted during the test", fix, steps)
 
 
 def gpu_errors_rose(seen: Rose) -> Iterator[Finding]:
-    """A GPU reported an error of its own during the test: an Xid in the kernel's log, or errors of its memory.
-
-    Why it matters: after an uncorrected error or an Xid such as 79 (fallen off the bus), 48 or 95 the work on that GPU
-    is lost, and often all later work too.
-
-    How to fix it: take the host out of the job, and look up the number in NVIDIA's list of Xid errors.
-
-        $ dmesg -T | grep Xid
-        $ nvidia-smi -q -d ECC,ROW_REMAPPER
-
-    Since: 0.1
-    """
+    """A GPU reported an error of its own during the test: an Xid in the kernel's log, or errors of its memory."""
     steps = (step("dmesg -T | grep Xid"), step("nvidia-smi -q -d ECC,ROW_REMAPPER"))
     fix = "take the host out of the job, and look up the number in NVIDIA's list of Xid errors"
     found = _of(seen, GPU)
@@ -162,18 +140,7 @@ def gpu_errors_rose(seen: Rose) -> Iterator[Finding]:
 
 
 def tcp_resends(seen: Rose) -> Iterator[Finding]:
-    """A host had to send many TCP segments again during the test.
-
-    Why it matters: the other side did not get them: a lossy cable or switch, or an MTU that is too large somewhere. Each
-    costs the collective 200 ms or more.
-
-    How to fix it: look at the errors of the links on the way, and at the MTU.
-
-        $ nstat -az TcpRetransSegs
-        $ ip -s link
-
-    Since: 0.1
-    """
+    """A host had to send many TCP segments again during the test."""
     for host, counts in seen.items():
         again, sent = counts.get("retransmitted", 0), counts.get("sent", 0)
         if again >= LEAST_RESENT and again > LOSSY * sent:

@@ -216,21 +216,7 @@ def parse_full_rate(text: str) -> float | None:
 
 
 def gpu_links_missing(place: RankView) -> Iterator[Finding]:
-    """The NVLinks of a GPU carry less than those of its kind do.
-
-    The kinds and their sources stand on the page of `dsdoctor comm`. A virtual machine with a single GPU often has none,
-    and is not judged.
-
-    Why it matters: all GPUs of the host wait for the slowest in each collective. Without any link NCCL goes by PCIe, at
-    a tenth of the bandwidth. A link that is down, or the service nvidia-fabricmanager that is not running, are the causes.
-
-    How to fix it: look at the links, and at the service where the host has NVSwitches.
-
-        $ nvidia-smi nvlink --status
-        $ systemctl status nvidia-fabricmanager
-
-    Since: 0.1
-    """
+    """The NVLinks of a GPU carry less than those of its kind do."""
     gpu, kind = place.gpu, kind_of(place.gpu.name) if place.gpu else None
     if gpu is None or kind is None or len(place.local.gpus) < 2 or place.backend != "nccl":
         return
@@ -246,18 +232,7 @@ def gpu_links_missing(place: RankView) -> Iterator[Finding]:
 
 
 def fabric_port_narrow(place: RankView) -> Iterator[Finding]:
-    """An InfiniBand port runs with fewer lanes than four.
-
-    Why it matters: at two lanes it carries half, and every collective between hosts waits for it. A cable that is not
-    fully plugged in, a dirty or broken transceiver, or a cable that splits a port are the causes.
-
-    How to fix it: see which lanes are up, then reseat or replace the cable.
-
-        $ ibstat
-        $ iblinkinfo
-
-    Since: 0.1
-    """
+    """An InfiniBand port runs with fewer lanes than four."""
     for port in place.local.fabric:
         narrow = port.rate is not None and port.full is not None and port.rate < 0.99 * port.full
         if narrow and port.state == "ACTIVE" and port.link_layer == "InfiniBand":

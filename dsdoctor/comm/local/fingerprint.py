@@ -191,23 +191,7 @@ VERSIONS: Same = {
 
 def host_differs(claims: Sequence[Claim]) -> Iterator[Finding]:
     """The hosts of the ranks are not alike: the backend that they would use, their GPUs, the packet size (MTU) of their interfaces,
-    driver, kernel, name of the interface or path of the NCCL library.
-
-    Why it matters: ranks with NCCL and ranks with gloo cannot form a group; a host has no GPU then, or its driver does not
-    answer. With different GPUs every step takes as long as on the slowest, and the usable memory is that of the smallest.
-    With different MTUs small messages pass and the first large one may hang: a host that sends 9000 bytes to one that takes
-    1500 depends on routers that report it, and many drop silently. The others are mostly harmless, and worth a look when
-    one host behaves differently: often that is the host that was set up at another time.
-
-    How to fix it: set that host up like the others, and set one MTU on all hosts and switches.
-
-        $ nvidia-smi
-        $ python -m dsdoctor comm --backend gloo
-        $ sudo ip link set dev INTERFACE mtu 1500
-        $ ping -M do -s 1472 OTHER_HOST
-
-    Since: 0.2
-    """
+    driver, kernel, name of the interface or path of the NCCL library."""
     for name, (made, fix, steps) in OF_HOSTS.items():
         known = [claim for claim in claims if name in claim.fingerprint] if name in OF_THE_WIRE else claims
         for difference in differences(known, (name,)):
@@ -215,25 +199,7 @@ def host_differs(claims: Sequence[Claim]) -> Iterator[Finding]:
 
 
 def version_differs(claims: Sequence[Claim]) -> Iterator[Finding]:
-    """Not every rank has the same torch, CUDA release of torch, NCCL, DeepSpeed or Python.
-
-    Why it matters: other releases of torch exchange other messages at rendezvous and order collectives in another way; init
-    hangs, or fails far from the cause. A torch for another CUDA release brings other NCCL and cuBLAS libraries. NCCL refuses
-    ("Mismatched NCCL version detected") or hangs, because its ranks talk to each other in a format that changes with each
-    release; a system library may come before that of torch's wheel by LD_LIBRARY_PATH or LD_PRELOAD. Ranks with another
-    DeepSpeed call other collectives at the same place, which looks like a hang. Another minor release of Python is another
-    environment, with packages of its own; another patch release is only a note.
-
-    How to fix it: install the same everywhere. One environment for all hosts (an image, a shared folder, a lock file) fixes
-    it for good. Of NCCL the finding names the files that were loaded.
-
-        $ python -m pip show torch
-        $ python -c 'import torch; print(torch.version.cuda)'
-        $ grep -m1 libnccl /proc/PID/maps
-        $ unset LD_PRELOAD
-
-    Since: 0.2
-    """
+    """Not every rank has the same torch, CUDA release of torch, NCCL, DeepSpeed or Python."""
     loaded = {claim.rank: claim.fingerprint.get("nccl library") or "none" for claim in claims}
     for difference in differences(claims, tuple(VERSIONS)):
         made, fix, steps = VERSIONS[difference.name]
@@ -246,19 +212,7 @@ def version_differs(claims: Sequence[Claim]) -> Iterator[Finding]:
 
 
 def communication_variable_differs(claims: Sequence[Claim]) -> Iterator[Finding]:
-    """A variable that steers communication is not the same on every rank.
-
-    Why it matters: NCCL_ALGO, NCCL_PROTO and the like must agree: ranks that choose another algorithm wait for each
-    other for ever, or say "message truncated". DeepSpeed's launcher forwards NCCL_*, but neither GLOO_* nor TORCH_*.
-
-    How to fix it: give it to every rank, or to none. DeepSpeed forwards what ~/.deepspeed_env holds. The name of an interface
-    is that of one host: another may have another, or none.
-
-        $ echo 'NAME=VALUE' >> ~/.deepspeed_env
-        $ unset NAME
-
-    Since: 0.1
-    """
+    """A variable that steers communication is not the same on every rank."""
     names = sorted({name for claim in claims for name in claim.fingerprint if name.isupper() and name not in OWN})
     for difference in differences(claims, names):
         values = {value for value, _ in difference.others} | {difference.usual}

@@ -23,51 +23,17 @@ UNREACHABLE = "unreachable: a firewall that rejects, or no route on the way"
 
 
 def mesh_only_master_port(mesh: Mesh) -> Iterator[Finding]:
-    """Hosts reach the host of rank 0 on the master's port, and on no other.
-
-    Why it matters: torch, gloo and NCCL use ports that the kernel picks (net.ipv4.ip_local_port_range). With only
-    MASTER_PORT open in the firewall the rendezvous works, and the first collective hangs.
-
-    How to fix it: open the range of ephemeral ports between the hosts, in both directions.
-
-        $ sysctl net.ipv4.ip_local_port_range
-
-    Since: 0.1
-    """
+    """Hosts reach the host of rank 0 on the master's port, and on no other."""
     return (_of_the_master(case) for case in _cases(mesh) if case.only_master_port)
 
 
 def mesh_one_way(mesh: Mesh) -> Iterator[Finding]:
-    """A host cannot open connections to another, or to any, which can open some to it.
-
-    A firewall on one side, a network that translates addresses (NAT: the others see its connections come from another
-    address, and nothing leads to its own), or a limit on connections (they opened at first, and later ones do not).
-
-    Why it matters: NCCL opens connections both ways; gloo from the higher address to the lower, so with gloo one way
-    may be enough. It is a warning then, and the next set of hosts may hang.
-
-    How to fix it: let the host that is not reached accept connections on all ephemeral ports; give one behind NAT an
-    address that the others can reach; raise a limit.
-
-        $ sysctl net.ipv4.ip_local_port_range
-
-    Since: 0.1
-    """
+    """A host cannot open connections to another, or to any, which can open some to it."""
     return (_of_one_way(case) for case in _cases(mesh) if not case.only_master_port and not case.both_ways)
 
 
 def mesh_unreached(mesh: Mesh) -> Iterator[Finding]:
-    """Hosts whose ranks all came to the rendezvous do not reach each other.
-
-    Why it matters: they reach the master's port, so a switch, a security group, a firewall or a route between them is at
-    fault; every collective over them hangs.
-
-    How to fix it: look at the route, the switch and the firewall of the host that is named, or between the two.
-
-        $ ip route get ADDRESS
-
-    Since: 0.1
-    """
+    """Hosts whose ranks all came to the rendezvous do not reach each other."""
     return (_of_both_ways(case) for case in _cases(mesh) if not case.only_master_port and case.both_ways)
 
 
@@ -302,22 +268,7 @@ ETHERNET = 1500
 
 
 def mesh_mtu_hole(mesh: Mesh) -> Iterator[Finding]:
-    """Connections open, and the first large message never arrives.
-
-    An interface sends packets larger than something on the path lets through, and no device reports it: jumbo frames over
-    a switch without them, a VPN, or a container or tunnel whose MTU is larger than its host's. The largest packet that does
-    arrive is measured, with connections that send smaller and smaller segments.
-
-    Why it matters: in training the rendezvous and small messages are well, and the first all_reduce hangs.
-
-    How to fix it: give the interface of the host that is named the MTU that the path has, or have the path let larger
-    packets through.
-
-        $ ping -M do -c 1 -s 1472 ADDRESS
-        $ sudo ip link set dev INTERFACE mtu 1500
-
-    Since: 0.1
-    """
+    """Connections open, and the first large message never arrives."""
     left: dict[HostPair, list[Reach]] = defaultdict(list)
     for reach in mesh.reaches:
         if reach.outcome is ConnectOutcome.STALLED:
@@ -388,19 +339,7 @@ def _mtu(claim: Claim) -> int | None:
 
 
 def mesh_lossy(mesh: Mesh) -> Iterator[Finding]:
-    """Packets between two hosts are lost and sent again.
-
-    A bad cable or transceiver, a full switch, or a duplex mismatch.
-
-    Why it matters: TCP hides it and becomes slow; a collective is as slow as its slowest pair.
-
-    How to fix it: look at the counters of errors and drops on both ends and on the switch between them.
-
-        $ ip -s link
-        $ ethtool -S INTERFACE | grep -E 'err|drop|crc'
-
-    Since: 0.1
-    """
+    """Packets between two hosts are lost and sent again."""
     tried = {pair: counts for pair, counts in _sent_again(mesh).items() if counts[1] >= ENOUGH}
     left = {pair: counts for pair, counts in tried.items() if counts[0] / counts[1] >= LOSS}
     while left:

@@ -14,20 +14,7 @@ NAME_IT = step("export GLOO_SOCKET_IFNAME={interface} NCCL_SOCKET_IFNAME={interf
 
 
 def mesh_loopback_address(mesh: Mesh) -> Iterator[Finding]:
-    """A rank offers an address that means "this host" on every host.
-
-    Its host's own name resolves to 127.x (Debian writes 127.0.1.1 into /etc/hosts).
-
-    Why it matters: gloo listens on that address and gives it to the others, which then connect to themselves. Where
-    gloo happens to open all connections from that host (it does so from the higher address), it works; with another
-    host or with NCCL it does not.
-
-    How to fix it: name the interface on that host, or give its name its real address in /etc/hosts.
-
-        $ export GLOO_SOCKET_IFNAME=eth0 NCCL_SOCKET_IFNAME=eth0
-
-    Since: 0.1
-    """
+    """A rank offers an address that means "this host" on every host."""
     hosts = set(mesh.first_of)
     alike: dict[tuple[bool, str, str], list[Claim]] = {}
     for host, claim in sorted(mesh.first_of.items()) if len(hosts) > 1 else ():
@@ -46,20 +33,7 @@ def mesh_loopback_address(mesh: Mesh) -> Iterator[Finding]:
 
 
 def mesh_wrong_interface(mesh: Mesh) -> Iterator[Finding]:
-    """The interface that a rank would use is not the one that the others can reach.
-
-    Hosts have several: docker0, a management network, a VPN. gloo uses the one that the host's name resolves to, NCCL
-    the first that looks good.
-
-    Why it matters: the address that reaches the master was reached, the chosen one was not, so the first collective
-    hangs.
-
-    How to fix it: name the interface that reaches the others.
-
-        $ export GLOO_SOCKET_IFNAME=eth0 NCCL_SOCKET_IFNAME=eth0
-
-    Since: 0.1
-    """
+    """The interface that a rank would use is not the one that the others can reach."""
     sources: dict[str, set[int]] = {}
     for reach in mesh.reaches:
         host = mesh.hosts(reach)[1]
@@ -87,20 +61,7 @@ def mesh_wrong_interface(mesh: Mesh) -> Iterator[Finding]:
 
 
 def mesh_address_shared(mesh: Mesh) -> Iterator[Finding]:
-    """Ranks of several hosts offer the same address, and it does not lead to all of them.
-
-    Two hosts were given one address, or containers on several hosts each have that of their own bridge (172.17.0.2).
-
-    Why it matters: who connects there reaches one of them, and which one may change; the other is cut off, or its answers
-    go to the wrong host. (Several names on one network, as of containers with --network host, are no fault: each rank answers
-    at its own port there.)
-
-    How to fix it: give each host its own address; containers the network of their host, or name another interface.
-
-        $ ip -brief address
-
-    Since: 0.2
-    """
+    """Ranks of several hosts offer the same address, and it does not lead to all of them."""
     for address, hosts in shared_addresses(mesh).items():
         yield Finding.error(
             "mesh-address-shared",
@@ -112,15 +73,7 @@ def mesh_address_shared(mesh: Mesh) -> Iterator[Finding]:
 
 
 def mesh_rank_unreached(mesh: Mesh) -> Iterator[Finding]:
-    """Single ranks are not reached on a host whose other ranks are.
-
-    Why it matters: the process hangs or was stopped, or another program answers at its port; the others would wait for
-    it.
-
-    How to fix it: see on that host whether the process still runs, and what its state is.
-
-    Since: 0.1
-    """
+    """Single ranks are not reached on a host whose other ranks are."""
     wrong = misplaced(mesh)
     unreached: dict[int, list[Reach]] = {}
     for reach in mesh.reaches:

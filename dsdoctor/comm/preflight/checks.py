@@ -22,19 +22,7 @@ NO_HOST = "is no host name"
 
 
 def hostfile_line_wrong(facts: PreflightFacts) -> Iterator[Finding]:
-    """DeepSpeed stops at a line of the hostfile, or accepts it without a warning and does not take it as it is written.
-
-    Its parser reads `HOST slots=NUMBER` at the beginning of a line and drops the rest: `slots=2x` is 2, `slots=8
-    max_slots=4` is 8, `slots=0` is a host on which nothing starts. It does not check names: pdsh makes several hosts of
-    `n[1-3]`, while DeepSpeed's table of ranks has a single one.
-
-    Why it matters: the launcher ends before any rank is started, or the job starts with other hosts or another number of
-    ranks than the file seems to say.
-
-    How to fix it: write one line for each host as it is meant, without spaces around the equals sign: `node1 slots=8`.
-
-    Since: 0.2
-    """
+    """DeepSpeed stops at a line of the hostfile, or accepts it without a warning and does not take it as it is written."""
     for complaint in facts.hosts.complaints if facts.hosts else ():
         if complaint.host is not None:
             continue
@@ -51,17 +39,7 @@ def hostfile_line_wrong(facts: PreflightFacts) -> Iterator[Finding]:
 
 
 def host_named_twice(facts: PreflightFacts) -> Iterator[Finding]:
-    """One machine is in the hostfile twice, by the same name or by two names.
-
-    Two names count as one machine where hostname and addresses are equal.
-
-    Why it matters: DeepSpeed stops at a name that is there twice, and does not notice two names of one machine. Those
-    start two sets of ranks on the same GPUs: NCCL then says "Duplicate GPU detected", or memory runs out.
-
-    How to fix it: keep one line for each host.
-
-    Since: 0.1
-    """
+    """One machine is in the hostfile twice, by the same name or by two names."""
     for complaint in facts.hosts.complaints if facts.hosts else ():
         if complaint.host is not None:
             title = f"{facts.hostfile}, line {complaint.line}: {complaint.what}, and DeepSpeed stops at it"
@@ -79,20 +57,7 @@ def host_named_twice(facts: PreflightFacts) -> Iterator[Finding]:
 
 
 def variable_not_forwarded(facts: PreflightFacts) -> Iterator[Finding]:
-    """Variables that steer communication are set here, and DeepSpeed's launcher does not forward them to the other hosts.
-
-    It forwards names that begin with MLFLOW, PYTHON, MV2 and UCX, and NCCL with GPUs; not GLOO_*, TORCH_*,
-    LD_LIBRARY_PATH or DEEPSPEED_TIMEOUT. What a .deepspeed_env (in the home or working directory) sets is forwarded.
-    `dsdoctor comm` itself forwards all of them.
-
-    Why it matters: the ranks then differ. Those here use the interface that was named, the others a different one.
-
-    How to fix it: write what the other hosts need into .deepspeed_env in the folder that you start from.
-
-        $ env | grep ^NAME= >> .deepspeed_env
-
-    Since: 0.1
-    """
+    """Variables that steer communication are set here, and DeepSpeed's launcher does not forward them to the other hosts."""
     if not facts.hosts or len(facts.hosts.hosts) < 2:
         return
     forwarded = EXPORTED + OF_ACCELERATORS.get(facts.accelerator, ())
@@ -107,18 +72,7 @@ def variable_not_forwarded(facts: PreflightFacts) -> Iterator[Finding]:
 
 
 def deepspeed_env_malformed(facts: PreflightFacts) -> Iterator[Finding]:
-    """A line of .deepspeed_env stops DeepSpeed's launcher, or arrives on the other hosts as something else.
-
-    Why it matters: the file knows NAME=VALUE and nothing else: no comment, no empty line, no `export`, no quotes.
-    DeepSpeed puts a value with other characters than letters, digits and _@%+=:,./- between double quotes, and a remote
-    shell reads it.
-
-    How to fix it: write plain lines, as in `GLOO_SOCKET_IFNAME=eth0`. Look at the line that the finding names.
-
-        $ sed -n LINEp .deepspeed_env
-
-    Since: 0.1
-    """
+    """A line of .deepspeed_env stops DeepSpeed's launcher, or arrives on the other hosts as something else."""
     for file in facts.environment:
         for complaint in file.complaints:
             end = "DeepSpeed stops at it" if complaint.refused else "it is not forwarded as it is written"
@@ -143,20 +97,7 @@ SLOW_LOGIN = 5.0
 
 
 def too_many_hosts(facts: PreflightFacts) -> Iterator[Finding]:
-    """The hostfile has more hosts than one host can start ranks on over ssh.
-
-    Up to 1,000 hosts were measured: each takes an ssh process and three open files here, and two processors start 35 of
-    them a second.
-
-    Why it matters: with more, the first ranks would wait for the last until the deadline.
-
-    How to fix it: let the scheduler start the ranks, and have what rank 0 wrote read here.
-
-        $ srun --nodes=2000 --ntasks-per-node=8 --kill-on-bad-exit=0 python -m dsdoctor.comm --json > comm.json
-        $ python -m dsdoctor comm --read comm.json
-
-    Since: 0.1
-    """
+    """The hostfile has more hosts than one host can start ranks on over ssh."""
     hosts = facts.hosts.hosts if facts.hosts else ()
     if len(hosts) <= MOST_BY_SSH:
         return
@@ -186,16 +127,7 @@ def too_many_hosts(facts: PreflightFacts) -> Iterator[Finding]:
 
 
 def ssh_missing(facts: PreflightFacts) -> Iterator[Finding]:
-    """There is no ssh on PATH.
-
-    Why it matters: DeepSpeed's launcher and pdsh reach the other hosts with ssh, so no rank can be started there.
-
-    How to fix it: install an ssh client on this host.
-
-        $ sudo apt-get install openssh-client
-
-    Since: 0.1
-    """
+    """There is no ssh on PATH."""
     if facts.hosts and facts.ssh is None:
         title = f"ssh is not on PATH, and {len(facts.hosts.hosts)} hosts are to be reached with it"
         yield Finding.error(
@@ -204,19 +136,7 @@ def ssh_missing(facts: PreflightFacts) -> Iterator[Finding]:
 
 
 def ssh_fails(facts: PreflightFacts) -> Iterator[Finding]:
-    """A host of the hostfile cannot be reached over ssh without a password or a question.
-
-    Every host is tried with BatchMode and ConnectTimeout, and the finding shows what ssh said.
-
-    Why it matters: DeepSpeed tries the first host alone, discards ssh's message and sets no time limit. For every other
-    host, the ranks that did start wait until their own timeout.
-
-    How to fix it: the finding names the cause and its commands. Then see whether it works.
-
-        $ ssh -v -o BatchMode=yes -o ConnectTimeout=5 HOST true
-
-    Since: 0.1
-    """
+    """A host of the hostfile cannot be reached over ssh without a password or a question."""
     silent = [visit for visit in facts.visits if not visit.answered]
     by_what = _grouped(silent, lambda visit: ssh_problem("", visit.status, visit.stderr).what)
     for what, visits in by_what.items():
@@ -233,19 +153,7 @@ def ssh_fails(facts: PreflightFacts) -> Iterator[Finding]:
 
 
 def login_scripts_print(facts: PreflightFacts) -> Iterator[Finding]:
-    """A host's login scripts print something before any command.
-
-    Why it matters: DeepSpeed takes the first word of `ssh HOST hostname -I` as the address of rank 0, so a greeting in
-    ~/.bashrc becomes the master address. It confuses scp and rsync too.
-
-    How to fix it: let ~/.bashrc print in interactive shells only (make the line below its first one), or name the
-    master.
-
-        $ case $- in *i*) ;; *) return ;; esac
-        $ deepspeed --master_addr ADDRESS ...
-
-    Since: 0.1
-    """
+    """A host's login scripts print something before any command."""
     master = _first_name(facts)
     noisy = [visit for visit in facts.visits if visit.noise]
     for (word, first), visits in _grouped(noisy, lambda visit: (_word(visit), visit.host == master)).items():
@@ -262,18 +170,7 @@ def login_scripts_print(facts: PreflightFacts) -> Iterator[Finding]:
 
 
 def login_slow(facts: PreflightFacts) -> Iterator[Finding]:
-    """A host takes long to answer a command over ssh.
-
-    Most often its login scripts wait: for a home directory on a busy file system, for a name server, for a module system.
-
-    Why it matters: every start of a job waits for the slowest login, and a launcher with a time limit gives up.
-
-    How to fix it: see what its login scripts wait for.
-
-        $ ssh HOST true
-
-    Since: 0.2
-    """
+    """A host takes long to answer a command over ssh."""
     slow = [visit for visit in _answered(facts) if visit.seconds > SLOW_LOGIN]
     if slow:
         longest = max(slow, key=lambda visit: visit.seconds)
@@ -284,16 +181,7 @@ def login_slow(facts: PreflightFacts) -> Iterator[Finding]:
 
 
 def host_lacks_python(facts: PreflightFacts) -> Iterator[Finding]:
-    """A host has no Python at the path of this one.
-
-    Why it matters: launchers start the same path on every host, so no rank starts there.
-
-    How to fix it: put the environment on a file system that all hosts share, or make it on each host at the same path.
-
-        $ ssh HOST ls -l PYTHON
-
-    Since: 0.1
-    """
+    """A host has no Python at the path of this one."""
     without = [visit for visit in _answered(facts) if not visit.python]
     if without:
         have = "has" if len(without) == 1 else "have"
@@ -304,19 +192,7 @@ def host_lacks_python(facts: PreflightFacts) -> Iterator[Finding]:
 
 
 def host_lacks_modules(facts: PreflightFacts) -> Iterator[Finding]:
-    """A host's Python, at the same path as here, finds no torch, no DeepSpeed or no dsdoctor.
-
-    Modules are looked up in the working directory and on PYTHONPATH, as DeepSpeed's launcher would start them; they are
-    not imported.
-
-    Why it matters: the ranks of that host end at their first import, and all others wait for them.
-
-    How to fix it: install them there as they are installed here.
-
-        $ ssh HOST PYTHON -m pip install MODULE
-
-    Since: 0.1
-    """
+    """A host's Python, at the same path as here, finds no torch, no DeepSpeed or no dsdoctor."""
     lacking = [visit for visit in _answered(facts) if visit.python and _absent(visit)]
     for absent, visits in _grouped(lacking, _absent).items():
         title = f"{_names(visits)}: {facts.python} finds no {' and no '.join(absent)}"
@@ -327,17 +203,7 @@ def host_lacks_modules(facts: PreflightFacts) -> Iterator[Finding]:
 
 
 def host_lacks_folder(facts: PreflightFacts) -> Iterator[Finding]:
-    """A host does not have the working directory of this one.
-
-    Why it matters: DeepSpeed's launcher changes into that directory on every host. Where that fails it goes on
-    elsewhere (as `dsdoctor comm` does, at home), and a script named by a relative path is not found.
-
-    How to fix it: start from a folder that every host has, or make it there.
-
-        $ ssh HOST mkdir -p FOLDER
-
-    Since: 0.1
-    """
+    """A host does not have the working directory of this one."""
     without = [visit for visit in _answered(facts) if not visit.folder]
     if without:
         have = "has" if len(without) == 1 else "have"
@@ -348,18 +214,7 @@ def host_lacks_folder(facts: PreflightFacts) -> Iterator[Finding]:
 
 
 def pdsh_missing(facts: PreflightFacts) -> Iterator[Finding]:
-    """pdsh is not on PATH here, or it cannot use ssh.
-
-    Why it matters: DeepSpeed's launcher uses pdsh to start more than one host, and stops without it. It has to be on
-    the host that starts the job, not on the others. Other launchers do not need it, and neither does `dsdoctor comm`.
-
-    How to fix it: install pdsh (on Fedora and RHEL: pdsh and pdsh-rcmd-ssh), or use another launcher.
-
-        $ sudo apt-get install pdsh
-        $ deepspeed --launcher openmpi ...
-
-    Since: 0.1
-    """
+    """pdsh is not on PATH here, or it cannot use ssh."""
     if not facts.hosts or len(facts.hosts.hosts) < 2:
         return
     install = (
@@ -398,20 +253,7 @@ def master_port_in_use(facts: PreflightFacts) -> Iterator[Finding]:
 
 
 def master_address_elsewhere(facts: PreflightFacts) -> Iterator[Finding]:
-    """DeepSpeed would take an address as the master's that the other hosts cannot use.
-
-    It takes the first word of `hostname -I` on the first host. On a host with several addresses that may be docker's
-    bridge or a management network. The finding appears where other hosts have the same address themselves, or have none
-    in its network while another address of the first host is in a network of all hosts.
-
-    Why it matters: the other ranks connect to the wrong address and wait there.
-
-    How to fix it: name the address that all hosts can reach.
-
-        $ deepspeed --master_addr ADDRESS ...
-
-    Since: 0.1
-    """
+    """DeepSpeed would take an address as the master's that the other hosts cannot use."""
     first = _first(facts)
     others = [visit for visit in _answered(facts) if first and visit.host != first.host and visit.addresses]
     if first is None or not first.addresses or not others:

@@ -59,19 +59,7 @@ def files_of(left: LeftOut) -> tuple[tuple[str, str], ...]:
 
 
 def hosts_left_out(left: LeftOut) -> Iterator[Finding]:
-    """Hosts of the hostfile cannot take part, and the others were tested without them (--skip-bad), or can be.
-
-    Why it matters: a job on the whole hostfile would wait for these hosts, or end with them. The others are written to a
-    hostfile of their own, the bad ones to a list of names; both are kept with the files of the test.
-
-    How to fix it: start the job without the hosts that are named, and have them repaired.
-
-        $ deepspeed --hostfile GOOD_HOSTS ...
-        $ deepspeed --hostfile HOSTFILE --exclude HOST@HOST ...
-        $ sbatch --exclude HOST,HOST ...
-
-    Since: 0.1
-    """
+    """Hosts of the hostfile cannot take part, and the others were tested without them (--skip-bad), or can be."""
     if not left.bad or not left.good:
         return
     whole, verb = len(left.bad) + len(left.good), "was" if len(left.bad) == 1 else "were"

@@ -58,22 +58,7 @@ class Absent:
 
 
 def master_port_in_use(absent: Absent) -> Iterator[Finding]:
-    """Another program listens on the master's port already.
-
-    29500 is the default of every launcher: two jobs on one node collide, and a job that was killed may have left a
-    process behind.
-
-    Why it matters: rank 0 cannot listen there and stops with EADDRINUSE. Every other rank connects to that program and
-    waits for an answer, with torch without any time limit.
-
-    How to fix it: end that process if it is left over, or use another port.
-
-        $ ss -ltnp sport = :29500
-        $ export MASTER_PORT=29510
-        $ deepspeed --master_port 29510 ...
-
-    Since: 0.1
-    """
+    """Another program listens on the master's port already."""
     if absent.case != "in use":
         return
     me, why = absent.me, absent.why
@@ -102,19 +87,7 @@ def master_port_in_use(absent: Absent) -> Iterator[Finding]:
 
 
 def master_port_held(absent: Absent) -> Iterator[Finding]:
-    """Another job's rank 0 serves the store at this address and port.
-
-    A job that was started by hand has no name but its MASTER_ADDR and MASTER_PORT: two jobs with the same ones would take
-    each other's ranks. A test that has all its ranks takes no more, and a rank that comes later is told so.
-
-    Why it matters: with torch this job's ranks would wait, or exchange with those of the other.
-
-    How to fix it: give each job a port of its own, the same on all of its hosts.
-
-        $ export MASTER_PORT=29510
-
-    Since: 0.1
-    """
+    """Another job's rank 0 serves the store at this address and port."""
     if absent.case != "held":
         return
     me, why = absent.me, absent.why
@@ -135,19 +108,7 @@ def master_port_held(absent: Absent) -> Iterator[Finding]:
 
 
 def rank_claimed_again(absent: Absent) -> Iterator[Finding]:
-    """This process says that it is a rank which another process of the same job is already.
-
-    The launcher gave the job a name, so it is no other job that uses the port. It was started on a node twice, or with the same
-    --node_rank on two nodes.
-
-    Why it matters: the first process takes part and this one does not. In training both would write into the same group.
-
-    How to fix it: give each node its own --node_rank, and look for a launcher that is left over on this host.
-
-        $ env | grep -E '^(RANK|LOCAL_RANK|WORLD_SIZE|MASTER_|SLURM_PROCID|OMPI_COMM_WORLD_RANK)'
-
-    Since: 0.1
-    """
+    """This process says that it is a rank which another process of the same job is already."""
     if absent.case != "claimed" or (twin := absent.twin) is None:
         return
     yield Finding.error(
@@ -160,19 +121,7 @@ def rank_claimed_again(absent: Absent) -> Iterator[Finding]:
 
 
 def master_port_differs(absent: Absent) -> Iterator[Finding]:
-    """A rank has another MASTER_PORT than rank 0.
-
-    Rank 0 of a test also listens on one of the three ports above its MASTER_PORT, and was found there. Jobs that were started
-    by hand have no name: there it may be this job's rank 0 or another's, and a port that no job has yet is right for both.
-
-    Why it matters: the rank looks for the store where there is none, and rank 0 waits for it until its timeout.
-
-    How to fix it: set the same MASTER_PORT on all hosts.
-
-        $ export MASTER_PORT=29500
-
-    Since: 0.1
-    """
+    """A rank has another MASTER_PORT than rank 0."""
     other, me = absent.why.rank_zero, absent.me
     if absent.case != "port differs" or other is None:
         return
@@ -196,19 +145,7 @@ def master_port_differs(absent: Absent) -> Iterator[Finding]:
 
 
 def master_address_not_here(absent: Absent) -> Iterator[Finding]:
-    """MASTER_ADDR is the address of another host than the one on which rank 0 runs.
-
-    Rank 0 serves the store, and the other ranks look for it at MASTER_ADDR. Rank 0 compares that address with those of its
-    own interfaces. One that is forwarded to it, as a service's in Kubernetes, is found by connecting to it.
-
-    Why it matters: no rank finds rank 0, with torch until the timeout of half an hour.
-
-    How to fix it: set MASTER_ADDR to an address of the host of rank 0 on all hosts, or start rank 0 where that address is.
-
-        $ export MASTER_ADDR=HOST_OF_RANK_0
-
-    Since: 0.1
-    """
+    """MASTER_ADDR is the address of another host than the one on which rank 0 runs."""
     if absent.case != "elsewhere":
         return
     me, own = absent.me, ", ".join(absent.addresses[:4])
@@ -226,19 +163,7 @@ def master_address_not_here(absent: Absent) -> Iterator[Finding]:
 
 
 def store_slow(absent: Absent) -> Iterator[Finding]:
-    """The store answers at once, and torch's own client was not through with it in time.
-
-    Before its first connection torch asks the name server for the name of the address (a reverse look-up). Where no name
-    server answers that takes 5 s for each server and attempt that /etc/resolv.conf names.
-
-    Why it matters: every process of a job waits that long when it starts.
-
-    How to fix it: name a server that answers, or none, in /etc/resolv.conf.
-
-        $ getent hosts ADDRESS
-
-    Since: 0.1
-    """
+    """The store answers at once, and torch's own client was not through with it in time."""
     if absent.case != "slow":
         return
     me, took = absent.me, absent.lookup
@@ -256,21 +181,7 @@ def store_slow(absent: Absent) -> Iterator[Finding]:
 
 
 def master_unreachable(absent: Absent) -> Iterator[Finding]:
-    """A rank cannot reach the address of rank 0.
-
-    Refused: the host is there and nothing listens, so rank 0 was not started, died, or listens elsewhere. Timed out: a
-    firewall drops the packets, or the host is down. No route: the address is in no network that this host knows. Name
-    not found: MASTER_ADDR is misspelt, or known on some hosts only.
-
-    Why it matters: the rank cannot join the job, and all others wait for it.
-
-    How to fix it: start rank 0, open the port, or set MASTER_ADDR to an address that all hosts can reach. Then try a
-    plain connection.
-
-        $ timeout 5 bash -c '</dev/tcp/MASTER/PORT' && echo reachable
-
-    Since: 0.1
-    """
+    """A rank cannot reach the address of rank 0."""
     if absent.case != "unreachable":
         return
     me, why = absent.me, absent.why
@@ -301,18 +212,7 @@ def master_unreachable(absent: Absent) -> Iterator[Finding]:
 
 
 def master_port_refused(absent: Absent) -> Iterator[Finding]:
-    """Rank 0 is not allowed to listen on the master's port.
-
-    Ports below 1024 are reserved for root; a sandbox may forbid others.
-
-    Why it matters: without rank 0's store no rank can join.
-
-    How to fix it: use another port.
-
-        $ export MASTER_PORT=29500
-
-    Since: 0.1
-    """
+    """Rank 0 is not allowed to listen on the master's port."""
     if absent.case == "refused":
         me = absent.me
         yield Finding.error(
@@ -324,19 +224,7 @@ def master_port_refused(absent: Absent) -> Iterator[Finding]:
 
 
 def rank_zero_starting(absent: Absent) -> Iterator[Finding]:
-    """Rank 0 runs, and did not serve its store before the deadline.
-
-    Rank 0 answers on the master's port before it has imported torch. It says what it is doing.
-
-    Why it matters: no rank is at fault and the network is not either: the import takes longer than the deadline leaves. Every job
-    starts that late there.
-
-    How to fix it: put the Python environment of that host on a local disk, or give the test more time.
-
-        $ python -m dsdoctor comm --deadline 600
-
-    Since: 0.1
-    """
+    """Rank 0 runs, and did not serve its store before the deadline."""
     zero = absent.why.rank_zero
     if absent.case != "starting" or zero is None:
         return
@@ -350,15 +238,7 @@ def rank_zero_starting(absent: Absent) -> Iterator[Finding]:
 
 
 def rank_zero_missing(absent: Absent) -> Iterator[Finding]:
-    """A store answers at the master's address, and rank 0 of this test is not there.
-
-    Why it matters: under torchrun the agent serves the store, so the other ranks connect and wait. Rank 0 died or was
-    never started, or the port belongs to another job's store.
-
-    How to fix it: look at the output of rank 0. If the port is another job's, use another one.
-
-    Since: 0.1
-    """
+    """A store answers at the master's address, and rank 0 of this test is not there."""
     if absent.case != "no rank 0":
         return
     me = absent.me

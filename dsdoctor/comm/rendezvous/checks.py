@@ -72,19 +72,7 @@ class Arrivals:
 
 
 def rank_unable(arrivals: Arrivals) -> Iterator[Finding]:
-    """A rank was started and cannot take part; it told rank 0 why over plain TCP.
-
-    Most often its Python's torch cannot be imported there: another environment is active on that host, or a library that
-    torch needs is not found.
-
-    Why it matters: all other ranks would wait for it until their timeout.
-
-    How to fix it: mend what the finding says on that host, and try it there.
-
-        $ ssh HOST python -c 'import torch'
-
-    Since: 0.1
-    """
+    """A rank was started and cannot take part; it told rank 0 why over plain TCP."""
     by_why: dict[str, list[int]] = defaultdict(list)
     hosts = [""] * arrivals.me.world
     for rank in arrivals.missing:
@@ -102,19 +90,7 @@ def rank_unable(arrivals: Arrivals) -> Iterator[Finding]:
 
 
 def rank_starting(arrivals: Arrivals) -> Iterator[Finding]:
-    """A rank runs, and had not come to the rendezvous at the deadline.
-
-    A rank says who it is and what it is doing before it imports torch. Such a rank is waited for as long as the deadline allows.
-
-    Why it matters: nothing is broken, and nothing could be tested: the start of that rank takes longer than the deadline leaves.
-    Every job waits for it that long.
-
-    How to fix it: put the Python environment on a local disk, see what else runs on that host, or give the test more time.
-
-        $ ssh HOST time python -c 'import torch'
-
-    Since: 0.1
-    """
+    """A rank runs, and had not come to the rendezvous at the deadline."""
     if not arrivals.starting or any(rank_duplicated(arrivals)) or any(world_size_differs(arrivals)):
         return
     by_at: dict[str, list[Heartbeat]] = defaultdict(list)
@@ -140,21 +116,7 @@ def rank_starting(arrivals: Arrivals) -> Iterator[Finding]:
 
 
 def rank_missing(arrivals: Arrivals) -> Iterator[Finding]:
-    """A rank did not come to the rendezvous.
-
-    Every rank writes its number, host and process id to the store of rank 0 as soon as it runs. One that did not was
-    never started, died before, or cannot reach the master.
-
-    Why it matters: the job waits for it until its timeout, and torch only says how many clients joined.
-
-    How to fix it: look at the launcher's output for that host first. Then run the test there by itself, and try the
-    master's port from there.
-
-        $ ssh HOST python -m dsdoctor comm --quick
-        $ timeout 5 bash -c '</dev/tcp/MASTER/PORT' && echo reachable
-
-    Since: 0.1
-    """
+    """A rank did not come to the rendezvous."""
     missing, me = arrivals.silent, arrivals.me
     if not missing or any(rank_duplicated(arrivals)) or any(world_size_differs(arrivals)):
         # those findings explain it, and the wait for the others was given up
@@ -187,19 +149,7 @@ def rank_missing(arrivals: Arrivals) -> Iterator[Finding]:
 
 
 def rank_duplicated(arrivals: Arrivals) -> Iterator[Finding]:
-    """Two processes say that they are the same rank.
-
-    Two jobs share one MASTER_ADDR and MASTER_PORT, or a launcher was started on every node with the same --node_rank,
-    or RANK was exported in a shell and inherited.
-
-    Why it matters: another rank is missing then, and the job waits for it.
-
-    How to fix it: give each job a port of its own and each node its own --node_rank.
-
-        $ env | grep -E '^(RANK|LOCAL_RANK|WORLD_SIZE|MASTER_|SLURM_PROCID|OMPI_COMM_WORLD_RANK)'
-
-    Since: 0.1
-    """
+    """Two processes say that they are the same rank."""
     claimed: dict[int, list[Claim]] = defaultdict(list)
     for claim in arrivals.claims:
         claimed[claim.rank].append(claim)
@@ -218,19 +168,7 @@ def rank_duplicated(arrivals: Arrivals) -> Iterator[Finding]:
 
 
 def world_size_differs(arrivals: Arrivals) -> Iterator[Finding]:
-    """The ranks do not agree on how many they are.
-
-    A launcher was started with another --nnodes or --nproc_per_node than the others, or WORLD_SIZE is left over in a
-    shell.
-
-    Why it matters: torch waits until its time is up and says how many clients joined.
-
-    How to fix it: start every node's launcher with the same --nnodes and --nproc_per_node, and unset WORLD_SIZE.
-
-        $ unset WORLD_SIZE
-
-    Since: 0.1
-    """
+    """The ranks do not agree on how many they are."""
     by_world: dict[int, list[Claim]] = defaultdict(list)
     for claim in arrivals.claims:
         by_world[claim.world].append(claim)
@@ -246,17 +184,7 @@ def world_size_differs(arrivals: Arrivals) -> Iterator[Finding]:
 
 
 def gpu_shared(arrivals: Arrivals) -> Iterator[Finding]:
-    """Two ranks would use the same GPU.
-
-    LOCAL_RANK is the same for both, or CUDA_VISIBLE_DEVICES shows both the same device.
-
-    Why it matters: NCCL refuses that, and does not name the ranks. NCCL_MULTI_RANK_GPU_ENABLE=1 (NCCL 2.30,
-    experimental) allows it.
-
-    How to fix it: start as many ranks as there are GPUs, each with a LOCAL_RANK of its own.
-
-    Since: 0.1
-    """
+    """Two ranks would use the same GPU."""
     by_gpu: dict[tuple[str, str], list[Claim]] = defaultdict(list)
     for claim in arrivals.claims:
         if claim.gpu and not (claim.local and claim.local.variables.get(SHARING) == "1"):
@@ -272,17 +200,7 @@ def gpu_shared(arrivals: Arrivals) -> Iterator[Finding]:
 
 
 def rank_arrives_late(arrivals: Arrivals) -> Iterator[Finding]:
-    """A rank came much later than the others.
-
-    Slow file systems (imports over a network), a busy node, or a launcher that starts nodes one after the other.
-
-    Why it matters: training starts when the last rank is there.
-
-    How to fix it: where its own start took long, put the Python environment on a local disk and see what else runs on
-    that host. Where it was started late, look at the launcher and the queue of that host.
-
-    Since: 0.1
-    """
+    """A rank came much later than the others."""
     came = sorted(arrivals.claims, key=lambda claim: claim.seen)
     if arrivals.missing or len(came) < 2 or came[-1].seen - came[0].seen < LATE:
         return

@@ -139,21 +139,7 @@ def _same(pace: Pace) -> set[int]:
 
 
 def cpu_quota_used_up(ranks: Ranks) -> Iterator[Finding]:
-    """The quota of processors of a rank's control group was used up while it exchanged, and the kernel made it wait.
-
-    What counts is how many periods of the quota (100 ms, if nobody changed it) passed during the measurement of speed, and in how
-    many of them it was used up: nr_periods and nr_throttled of cpu.stat, of version 1 or 2.
-
-    Why it matters: in each such period the rank stands still until the next one begins, and all others wait for it.
-
-    How to fix it: give the container or job more processors: docker run --cpus, resources.limits.cpu of a pod, CPUQuota of a
-    systemd unit. torch and gloo use several threads for each rank.
-
-        $ cat /sys/fs/cgroup/cpu.max /sys/fs/cgroup/cpu.stat
-        $ cat /sys/fs/cgroup/cpu/cpu.cfs_quota_us /sys/fs/cgroup/cpu/cpu.stat
-
-    Since: 0.1
-    """
+    """The quota of processors of a rank's control group was used up while it exchanged, and the kernel made it wait."""
     found = ranks.throttled
     if not found:
         return
@@ -175,23 +161,7 @@ def _used_up(held: Held) -> str:
 
 
 def rank_lacks_processor(ranks: Ranks) -> Iterator[Finding]:
-    """A rank often waits until it is given a processor; ranks on other processors do not.
-
-    Each rank does the same piece of work, one after the other where they share processors. The kernel counts for how long a
-    thread could have run and was given no processor. Told is who waited for at least 30 % of its time where those that
-    run on other processors waited half of that at most, or waited far less while they started, which is the same work too.
-    Ranks that share processors are not compared with each other: on a busy host whom it hits is chance.
-
-    Why it matters: all other ranks wait for this one at every step.
-
-    How to fix it: see what else runs on these processors, which of them the rank may use, and its quota.
-
-        $ top -b -n 1 | head -20
-        $ taskset -cp PID
-        $ cat /proc/pressure/cpu
-
-    Since: 0.1
-    """
+    """A rank often waits until it is given a processor; ranks on other processors do not."""
     found: dict[str, list[Pace]] = defaultdict(list)
     for pace in ranks.paces:
         if not ranks.known(pace) and _lacks(pace, ranks):
@@ -218,18 +188,7 @@ def rank_lacks_processor(ranks: Ranks) -> Iterator[Finding]:
 
 
 def processors_busy(ranks: Ranks) -> Iterator[Finding]:
-    """Ranks wait long until they are given a processor, and nothing tells them from the others: their hosts are busy.
-
-    Why it matters: nothing is wrong with the ranks. But gloo works on the processors, so the figures of speed are those of a
-    busy machine, and a rank that is a little slow does not show.
-
-    How to fix it: run it again when less else runs there, if the figures matter.
-
-        $ uptime
-        $ cat /proc/pressure/cpu
-
-    Since: 0.1
-    """
+    """Ranks wait long until they are given a processor, and nothing tells them from the others: their hosts are busy."""
     busy = [pace for pace in ranks.paces if pace.delayed >= DELAYED and not ranks.known(pace)]
     busy = sorted((pace for pace in busy if not _lacks(pace, ranks)), key=lambda pace: pace.rank)
     if busy:
@@ -261,22 +220,7 @@ def _less_now(pace: Pace, ranks: Ranks) -> bool:
 
 
 def rank_straggles(ranks: Ranks) -> Iterator[Finding]:
-    """A rank is slower than the others by itself.
-
-    Each rank does the same piece of work without any communication; then all do it and meet at a barrier. The others
-    wait long, the late rank does not wait: so the rank with the shortest wait is named. On processors, what counts is the
-    processor time of that work: who only waited for a processor is not slow.
-
-    Why it matters: all others wait for it at every step. A hot or capped GPU, or a processor that runs at a low clock, are
-    the usual causes.
-
-    How to fix it: see whether its GPU or processor is throttled, and what else uses it.
-
-        $ nvidia-smi -q -d PERFORMANCE,TEMPERATURE,CLOCK
-        $ lscpu -e
-
-    Since: 0.1
-    """
+    """A rank is slower than the others by itself."""
     for pace in ranks.paces:
         if ranks.known(pace) or _lacks(pace, ranks) or not _late(pace, ranks):
             continue

@@ -41,23 +41,7 @@ def late_pairs(pairs: Sequence[PairTime]) -> tuple[PairTime, ...]:
 
 
 def messages_late(pairs: Sequence[PairTime], trips: Mapping[Pair, float], hosts: Sequence[str]) -> Iterator[Finding]:
-    """Messages between ranks take a time that does not depend on their size.
-
-    What counts is the best of several messages of one byte there and back, halved. It is compared with the other pairs, and
-    with the round trip that the kernel measured on a plain TCP connection between the same two ranks. Where that is short,
-    the network is not what takes the time: one of the two ranks is late with each message. Where it is long too, the way is.
-
-    Why it matters: training waits for it at every collective, however small, and no bandwidth figure shows it.
-
-    How to fix it: for a late rank see what else runs on its host, which cores it may use, and whether its process is
-    throttled (a container's CPU limit). For a long way see the route and the interface that the ranks use.
-
-        $ cat /sys/fs/cgroup/cpu.stat
-        $ taskset -cp $$
-        $ ip route get OTHER_HOST
-
-    Since: 0.1
-    """
+    """Messages between ranks take a time that does not depend on their size."""
     late = late_pairs(pairs)
     if not late:
         return
@@ -163,22 +147,7 @@ def examine(measured: Measured) -> tuple[Finding, ...]:
 
 
 def collective_below_limit(measured: Measured) -> Iterator[Finding]:
-    """A collective moves much less than the links between the ranks can carry.
-
-    busbw (nccl-tests' definition) is comparable with the speed of a single link, whatever the number of ranks. With
-    nccl and large messages 80 % of the limit is usual. gloo is bound by the processors, so it is reported only where
-    its best collective stays below a quarter of the network link and below 250 MB/s.
-
-    Why it matters: half of the limit hints at one of two rails or a link at half its width, an eighth at one of eight
-    network adapters. Every step of the training waits for it.
-
-    How to fix it: look in NCCL's log for the interface and transport of each rank, and at the slow pairs, if there are
-    any.
-
-        $ NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH dsdoctor comm --full
-
-    Since: 0.1
-    """
+    """A collective moves much less than the links between the ranks can carry."""
     limit, backend = measured.limit, measured.backend
     if limit is None or backend not in FINE or (backend == "gloo" and len(set(measured.hosts)) < 2):
         return
@@ -199,22 +168,7 @@ def collective_below_limit(measured: Measured) -> Iterator[Finding]:
 
 
 def pair_is_slow(measured: Measured) -> Iterator[Finding]:
-    """Messages between two ranks take several times as long as between the others.
-
-    What counts is the best of several messages of 1 MiB there and back, halved. Pairs on one host and pairs across
-    hosts are compared separately, and slow ones are tried a second time before they are reported.
-
-    Why it matters: a collective is as slow as its slowest pair. If the slow pairs have a rank or host in common, that
-    one is slow (its adapter, its cable, its switch port); a single pair is the path between the two.
-
-    How to fix it: look at the network adapter, cable and switch port that they share: speed, duplex, errors; for a
-    single pair at what lies between the two: switch, route, MTU, a lossy cable.
-
-        $ ip -s link
-        $ ethtool INTERFACE
-
-    Since: 0.1
-    """
+    """Messages between two ranks take several times as long as between the others."""
     slow = measured.slow_pairs
     if not slow:
         return

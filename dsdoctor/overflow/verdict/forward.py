@@ -77,17 +77,7 @@ def _load(since: int | None) -> str:
 
 
 def nan_in_the_batch(rank_reports: RankReports) -> Iterator[Finding]:
-    """The batch itself holds nan or inf: an input of the whole model is bad before any module has run.
-
-    On one rank only it is that rank's data: the sample, its preprocessing, or the memory it lies in. On all ranks it is
-    something that all samples go through.
-
-    Why it matters: everything that is computed from such an input is nan or inf as well, the loss and the gradients included.
-
-    How to fix it: look at the samples of the rank, step and micro-batch that the finding names, and skip or repair them.
-
-    Since: 0.1
-    """
+    """The batch itself holds nan or inf: an input of the whole model is bad before any module has run."""
     if found := earliest_bad(rank_reports, BadKind.DATA):
         rank_report, first_bad = found
         yield finding(
@@ -101,18 +91,7 @@ def nan_in_the_batch(rank_reports: RankReports) -> Iterator[Finding]:
 
 def weight_not_finite(rank_reports: RankReports) -> Iterator[Finding]:
     """A parameter or a buffer holds nan or inf: a bad step was applied, a batch left its nan in an average, or the checkpoint
-    was saved after that.
-
-    Why it matters: every batch from now on gives nan, and no later step can repair the parameter.
-
-    How to fix it: load a checkpoint from before the step that the finding names, and mend what wrote it: gradients that were not
-    finite and were applied, a learning rate that is too high, an optimizer whose eps is 0 (a gradient of 0 is then 0 / 0), code
-    beside the optimizer (only that writes a frozen weight). One that was bad before the first step was made so, by torch.empty
-    without an initialisation, or loaded so. For a buffer (a running variance, a cache of positions, a scale) look at what
-    writes it.
-
-    Since: 0.1
-    """
+    was saved after that."""
     if found := earliest_bad(rank_reports, BadKind.WEIGHT):
         rank_report, first_bad = found
         if rank_report.held is not None:
@@ -141,21 +120,7 @@ def _held_by_the_model(rank_reports: RankReports, found: tuple[RankReport, First
 
 
 def overflow_in_module(rank_reports: RankReports) -> Iterator[Finding]:
-    """A module's inputs and weights were finite and its output is not: the overflow happened in this module.
-
-    In float16 the largest number is 65504; values that come near it in the frames before show where the growth began.
-    nan from finite values comes from 0/0, inf-inf, the logarithm or root of a negative number, or from a softmax over a
-    row that is masked entirely.
-
-    Why it matters: every module after it is given nan or inf, and the step is skipped or its weights become nan.
-
-    How to fix it: run the module, or the one where the growth began, in float32 with dsdoctor.fp32_forward, or train in
-    bfloat16, which has the range of float32. For nan in float32 or bfloat16 lower the learning rate or clip gradients, and
-    look for a division by zero or a logarithm in the module. Where a row is masked entirely leave one place open, or
-    use the dtype's minimum for -inf.
-
-    Since: 0.1
-    """
+    """A module's inputs and weights were finite and its output is not: the overflow happened in this module."""
     if found := earliest_bad(rank_reports, BadKind.MODULE):
         rank_report, first_bad = found
         biggest = max((tensor.absmax or 0.0 for tensor in first_bad.frame.inputs), default=0.0)
@@ -180,18 +145,7 @@ def overflow_in_module(rank_reports: RankReports) -> Iterator[Finding]:
 
 
 def overflow_between_modules(rank_reports: RankReports) -> Iterator[Finding]:
-    """A module was given nan or inf that no module had made: a function between the modules made it.
-
-    The finding names the line if the replay could see it. Without a replay the function runs after the module that is
-    named as the last finite one, in the forward of a module that holds both.
-
-    Why it matters: every module after it is given nan or inf, and the step is skipped or its weights become nan.
-
-    How to fix it: in float16 run the module that holds both in float32 with dsdoctor.fp32_forward, or train in bfloat16. In
-    other dtypes lower the learning rate or clip gradients, and look for a division by zero or a logarithm there.
-
-    Since: 0.1
-    """
+    """A module was given nan or inf that no module had made: a function between the modules made it."""
     if found := earliest_bad(rank_reports, BadKind.BETWEEN):
         rank_report, first_bad = found
         after = f"after {where(first_bad.before)}" if first_bad.before is not None else "before the first module"
@@ -203,16 +157,7 @@ def overflow_between_modules(rank_reports: RankReports) -> Iterator[Finding]:
 
 
 def loss_not_finite(rank_reports: RankReports) -> Iterator[Finding]:
-    """All modules are finite and the loss is not: it became nan or inf after the model.
-
-    Cross entropy over no target at all (all labels ignored) is nan; so is the logarithm of a zero.
-
-    Why it matters: nothing can be learnt from such a loss, and gradients that are computed from it are nan as well.
-
-    How to fix it: look at the labels of this batch, and at the line if the finding names one.
-
-    Since: 0.1
-    """
+    """All modules are finite and the loss is not: it became nan or inf after the model."""
     bad = [rank_report for rank_report in where_it_began(rank_reports) if _has_bad_loss(rank_report)]
     if not bad or any(_is_bad_before_the_loss(rank_report) or rank_report.other_loss for rank_report in rank_reports):
         return  # where the replay gives another loss, it says nothing of where the live one came from

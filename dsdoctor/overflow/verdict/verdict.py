@@ -3,7 +3,6 @@
 Pure; knows no torch.
 """
 
-import inspect
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -46,20 +45,7 @@ NORMAL_SKIPS = 30
 
 
 def gradient_stays_at_scale_one(rank_reports: RankReports) -> Iterator[Finding]:
-    """A gradient is not finite even with a loss scale of 1, while the forward is finite.
-
-    The operation that the finding names divides by zero in its backward, takes the root of zero, or makes values beyond the
-    limit of its dtype. In a loss that the script computes, a mask keeps a value out and not its gradient: where(p > 0, log(p), 0)
-    gives 0 times inf. From the second time on that operation is told with its line.
-
-    Why it matters: lowering the loss scale does not help. DeepSpeed lowers it step by step to its floor and then gives up
-    ("already at minimum").
-
-    How to fix it: keep the input of the operation that is named away from zero (add an epsilon), mask what goes into it and not
-    what comes out, or clip what comes into it. In a half precision run it in float32 with dsdoctor.fp32_forward.
-
-    Since: 0.1
-    """
+    """A gradient is not finite even with a loss scale of 1, while the forward is finite."""
     bad = [rank_report for rank_report in rank_reports if stays_bad(rank_report)]
     if bad and any(rank_report.named or rank_report.local or rank_report.first_bad for rank_report in rank_reports):
         earliest = earliest_bad(rank_reports, BadKind.GRADIENT)
@@ -91,19 +77,7 @@ def _what_to_do(rank_reports: RankReports, rank_report: RankReport) -> str:
 
 
 def gradient_above_scale(rank_reports: RankReports) -> Iterator[Finding]:
-    """A gradient overflowed because the loss scale is too high, while the forward is finite.
-
-    Dynamic loss scaling finds the highest scale that fits by going too high now and then: the step is skipped, the scale
-    is lowered, and training goes on.
-
-    Why it matters: now and then it is normal. Something is growing only if it happens in most steps, and once the scale is
-    at its floor every such step is lost.
-
-    How to fix it: nothing is to be done, unless the finding is a warning. At the floor lower min_loss_scale in the fp16
-    section of the DeepSpeed configuration.
-
-    Since: 0.1
-    """
+    """A gradient overflowed because the loss scale is too high, while the forward is finite."""
     scaled = [rank_report for rank_report in rank_reports if rank_report.scale.value > 1 and rank_report.named]
     if not scaled or any(stays_bad(rank_report) or rank_report.other_loss for rank_report in rank_reports):
         return
@@ -131,15 +105,7 @@ def _scale_that_fits(rank_report: RankReport) -> str:
 
 
 def gradient_norm_overflows(rank_reports: RankReports) -> Iterator[Finding]:
-    """Every gradient is finite and their norm is not: the sum of their squares is beyond float32.
-
-    Why it matters: the gradients have exploded, and clipping them by their norm cannot work any more. DeepSpeed skips the
-    step.
-
-    How to fix it: lower the learning rate, or look for a weight or an activation that has grown before it.
-
-    Since: 0.1
-    """
+    """Every gradient is finite and their norm is not: the sum of their squares is beyond float32."""
     local = [(tensor, rank_report) for rank_report in rank_reports for tensor in rank_report.local]
     if local and not any(rank_report.first_bad or rank_report.named for rank_report in rank_reports):
         largest, rank_report = max(local, key=lambda pair: pair[0].absmax or 0.0)
@@ -155,18 +121,7 @@ def gradient_norm_overflows(rank_reports: RankReports) -> Iterator[Finding]:
 
 
 def overflow_not_reproduced(rank_reports: RankReports) -> Iterator[Finding]:
-    """DeepSpeed found an overflow, and the replay of the same batch with the same random numbers is finite.
-
-    Why it matters: something differs between the two runs: an operation that is not deterministic, inputs that were changed
-    in place after the forward, or a GPU that computes wrongly now and then.
-
-    How to fix it: if it comes back on one rank only, suspect that rank's GPU: run its memory test and look at its ECC
-    counters. Else watch every module in every batch, which shows the overflow live:
-
-        $ python -m dsdoctor.run --overflow frames train.py
-
-    Since: 0.1
-    """
+    """DeepSpeed found an overflow, and the replay of the same batch with the same random numbers is finite."""
     if all(rank_report.first_bad is None for rank_report in rank_reports) and any(
         rank_report.replayed for rank_report in rank_reports
     ):
@@ -181,17 +136,7 @@ def overflow_not_reproduced(rank_reports: RankReports) -> Iterator[Finding]:
 
 
 def gradient_not_finite(rank_reports: RankReports) -> Iterator[Finding]:
-    """Gradients are not finite, and the batch could not be replayed: the names of the parameters are all that is known.
-
-    Why it matters: DeepSpeed skips the step, or the weights become nan where it does not check. Where the nan or inf came
-    from is not known yet.
-
-    How to fix it: watch every module in every batch, which shows the next overflow live.
-
-        $ python -m dsdoctor.run --overflow frames train.py
-
-    Since: 0.1
-    """
+    """Gradients are not finite, and the batch could not be replayed: the names of the parameters are all that is known."""
     named = [rank_report for rank_report in rank_reports if rank_report.named]
     if named:
         yield Finding.error(
@@ -208,18 +153,7 @@ def gradient_not_finite(rank_reports: RankReports) -> Iterator[Finding]:
 
 
 def bad_step_applied(rank_reports: RankReports) -> Iterator[Finding]:
-    """The gradients are not finite and nothing in DeepSpeed stops the step.
-
-    ZeRO stage 0 in float32 has no check at all, and bf16 has none with check_grad_overflow set to false.
-
-    Why it matters: the weights become nan, and only a checkpoint from before the step helps then.
-
-    How to fix it: use ZeRO stage 1, which checks, or stop before the weights are written:
-
-        $ python -m dsdoctor.run --on-overflow raise train.py
-
-    Since: 0.1
-    """
+    """The gradients are not finite and nothing in DeepSpeed stops the step."""
     if any(rank_report.applied for rank_report in rank_reports):
         first = rank_reports[0]
         yield Finding.error(
@@ -231,17 +165,7 @@ def bad_step_applied(rank_reports: RankReports) -> Iterator[Finding]:
 
 
 def loss_not_scaled(rank_reports: RankReports) -> Iterator[Finding]:
-    """The step divides the gradients by the loss scale, and the loss was never multiplied by it.
-
-    DeepSpeed 0.19.8 scales the loss in engine.backward only for ZeRO stages 1 to 3.
-
-    Why it matters: in stage 0 with fp16 the gradients underflow, and every update is too small by the loss scale. Adam hides
-    most of it, and DeepSpeed reports nothing.
-
-    How to fix it: use ZeRO stage 1, or bf16; or scale the loss yourself with engine.optimizer.loss_scale.
-
-    Since: 0.1
-    """
+    """The step divides the gradients by the loss scale, and the loss was never multiplied by it."""
     for rank_report in rank_reports:
         seen, due = rank_report.loss_gradient, rank_report.loss_gradient_due
         if seen is not None and due is not None and due > 1 and abs(seen) < due / 2:
@@ -256,17 +180,7 @@ def loss_not_scaled(rank_reports: RankReports) -> Iterator[Finding]:
 
 
 def checkpoint_not_loaded(rank_reports: RankReports) -> Iterator[Finding]:
-    """engine.load_checkpoint found no checkpoint in its folder, returned (None, None), and raised nothing.
-
-    The folder is not there, is empty, has no file called latest, or holds another tag than the one asked for.
-
-    Why it matters: the training begins anew from the weights of the script, and looks like one that goes on.
-
-    How to fix it: look at the folder that the finding names; give the tag of a checkpoint in it, or write that tag into its
-    file called latest. If the run is meant to begin anew, nothing is to be done.
-
-    Since: 0.1
-    """
+    """engine.load_checkpoint found no checkpoint in its folder, returned (None, None), and raised nothing."""
     folder = next((rank_report.not_loaded for rank_report in rank_reports if rank_report.not_loaded), "")
     if folder:
         yield Finding.warning(
@@ -278,17 +192,7 @@ def checkpoint_not_loaded(rank_reports: RankReports) -> Iterator[Finding]:
 
 
 def steps_skipped_in_a_row(rank_reports: RankReports) -> Iterator[Finding]:
-    """Step after step is skipped, so no weight changes any more.
-
-    A dynamic loss scale may need some thirty steps to come down from its start; more steps than that are no search.
-    Without a loss scale (bfloat16, float32) each skipped step has a cause of its own.
-
-    Why it matters: the training looks alive and learns nothing.
-
-    How to fix it: stop the run, and fix the cause that is reported beside this finding.
-
-    Since: 0.1
-    """
+    """Step after step is skipped, so no weight changes any more."""
     most = max((rank_report.skipped for rank_report in rank_reports), default=0)
     if most > (NORMAL_SKIPS if rank_reports[0].dtype == "float16" else 2):
         last = rank_reports[0].step - most
@@ -309,20 +213,7 @@ UNCHANGED = 0.75
 
 
 def activations_underflow(rank_reports: RankReports) -> Iterator[Finding]:
-    """What a module was given or gave is zero in float16, and would not be in float32.
-
-    Below 6e-8 float16 has nothing but zero. Level guard looks where whole gradients of a step are nothing, level frames at what
-    the modules gave, both in steps 1, 2, 4, 8 and so on, then every 100. The step's forward is replayed as it was and with every
-    module in float32: the tensor that is named is the first, in order, that is something there and nothing here.
-
-    Why it matters: the layers behind it compute with nothing, and those before it get no gradient. No value is nan, no step is
-    skipped, and no loss scale helps: it multiplies gradients, not activations.
-
-    How to fix it: train in bfloat16, which has the range of float32; or look before that module for a factor or a norm that
-    makes its values so small, and run what is around it in float32 up to where they are large again.
-
-    Since: 0.1
-    """
+    """What a module was given or gave is zero in float16, and would not be in float32."""
     seen = [(report, report.vanished) for report in rank_reports if report.vanished is not None]
     if not seen:
         return
@@ -340,20 +231,7 @@ def activations_underflow(rank_reports: RankReports) -> Iterator[Finding]:
 
 
 def gradients_underflow(rank_reports: RankReports) -> Iterator[Finding]:
-    """Gradients are flushed to zero in float16, or are denormal there, and would not be at a larger loss scale.
-
-    Below 6e-8 float16 has nothing but zero, and below 6.1e-5 it loses precision. The step was replayed with its gradients
-    multiplied by a power of two: the elements that are nothing at first and something then have underflowed.
-
-    Why it matters: those weights do not learn. Nothing is nan, no step is skipped, and the loss merely falls more slowly or
-    not at all.
-
-    How to fix it: set the loss scale that the finding names, or let it be found: "loss_scale": 0 in the fp16 section of the
-    DeepSpeed configuration makes it dynamic. bfloat16 has the range of float32 and needs none. Do not multiply the loss by a
-    small number.
-
-    Since: 0.1
-    """
+    """Gradients are flushed to zero in float16, or are denormal there, and would not be at a larger loss scale."""
     bad = [report for report in rank_reports if report.flushed is not None and report.flushed.share > ALARM]
     worst = max(
         (report.flushed for report in bad if report.flushed is not None), key=lambda each: each.share, default=None
@@ -385,18 +263,7 @@ def gradients_underflow(rank_reports: RankReports) -> Iterator[Finding]:
 
 def updates_too_small(rank_reports: RankReports) -> Iterator[Finding]:
     """An optimizer step leaves most weights as they are although they have gradients: the updates are below half the distance to
-    the next number of the weights' format.
-
-    Weights that are kept in bfloat16 alone, without a float32 copy, have 8 bits: a weight of 0.02 changes by 6e-5 at least or
-    not at all.
-
-    Why it matters: the training costs what it costs and those weights do not move, whatever the number of steps.
-
-    How to fix it: keep float32 copies of the weights (the bf16 section of DeepSpeed's configuration does so), or use an
-    optimizer with stochastic rounding, or a higher learning rate.
-
-    Since: 0.1
-    """
+    the next number of the weights' format."""
     for report in rank_reports:
         if report.unchanged and report.unchanged[0][1] > UNCHANGED:
             name, share = report.unchanged[0]
@@ -424,11 +291,6 @@ def judge(rank_reports: Iterable[RankReport]) -> tuple[Finding, ...]:
     cause = next((found for verdict in CAUSES for found in verdict(ordered)), None)
     beside = tuple(found for verdict in BESIDE for found in verdict(ordered))
     return (*(() if cause is None else (cause,)), *beside)
-
-
-def manual_pages() -> dict[str, str]:
-    """The manual page of each verdict by its rule."""
-    return {rule_of(verdict): inspect.getdoc(verdict) or "" for verdict in (*CAUSES, *BESIDE)}
 
 
 # the first of these that yields a finding is the cause: what explains more comes first

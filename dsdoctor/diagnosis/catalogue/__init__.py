@@ -1,1 +1,0 @@
-"""The rules of known failures in logs with their wordings, one file for each topic."""

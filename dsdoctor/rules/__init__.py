@@ -1,0 +1,1 @@
+"""The book of rules: the words of every finding, as data."""
