@@ -9,7 +9,6 @@ from tempfile import TemporaryDirectory
 
 from packaging.version import InvalidVersion, Version
 
-from dsdoctor.builder.wheel.attestation import judge_attestations
 from dsdoctor.builder.wheel.index import (
     NOT_TO_BE_USED,
     Digests,
@@ -195,7 +194,7 @@ class Shelf:
             return Candidate(wheel=shown, built=None, findings=(Finding.error("usage", error.message),))
         lacking = tuple(op for op in ops if op not in built.installed_ops)
         lacks = _lacks(lacking, built) if lacking else ()
-        findings = (*judge(self._observation, built, self._python).findings, *judge_attestations(path), *lacks)
+        findings = (*judge(self._observation, built, self._python).findings, *lacks)
         return Candidate(wheel=shown, built=built, findings=findings)
 
 
@@ -263,7 +262,7 @@ def verify(python: str, machine: Path | None, wheel: Path | None, *, load: bool 
     judged = judge(observation, built, python)
     if wheel is not None:
         listing = judge_listing(wheel, listed_digests(wheel.absolute().parent))
-        return replace(judged, findings=(*listing, *judged.findings, *judge_attestations(wheel)))
+        return replace(judged, findings=(*listing, *judged.findings))
     if load and not has_error(judged.findings):
         asked = judged.machine.python.executable if judged.machine.python else python
         loaded = load_installed(LocalHost(), asked, built, judged.machine)

@@ -28,7 +28,7 @@ def pick_command(
     """Name the DeepSpeed wheel of a folder or a package index that fits this machine, or why none does.
 
     Each wheel is judged as verify judges it: Python and platform, torch and CUDA release, GPU architectures, processor
-    instructions, glibc, the libraries it links; and the attestation beside it. Of an index, only wheels are fetched
+    instructions, glibc, the libraries it links. Of an index, only wheels are fetched
     whose names do not say already that they are for another Python or torch. Nothing of a wheel is run.
 
     Example: dsdoctor pick /srv/wheels --op fused_adam

@@ -35,8 +35,7 @@ def verify_command(
     """Say whether a DeepSpeed wheel, anybody's, will work in this environment, before it is installed.
 
     Reads the wheel's own records and its shared objects: Python, torch and CUDA release, accelerator, ops inside against
-    ops claimed, GPU architectures, processor instructions, glibc and libstdc++, digests; and an attestation that lies
-    beside the wheel against the wheel, but not its signature. Runs nothing of it;
+    ops claimed, GPU architectures, processor instructions, glibc and libstdc++, digests. Runs nothing of it;
     --installed --load imports each op of the installed DeepSpeed besides.
 
     Example: dsdoctor verify --installed --load
@@ -74,8 +73,6 @@ def _fits(done: Verified, where: str, *, load: bool) -> list[str]:
         says = "✗ it does not work on" if has_error(bad) else "! it may not work on"
         return [VerdictLine(f"{says} {where}: {counted(bad)}")]
     unseen = "; its GPU code was not judged: no GPU is visible" if done.built.sm_arch and not done.machine.gpus else ""
-    if any(finding.rule == "attestation-not-checked" for finding in done.findings):
-        unseen += "; the signature of its attestation was not checked"
     empty = any(finding.rule == "wheel-without-ops" for finding in done.findings)
     runs = ", for runs that need no op or compile it at its first use" if empty else ""
     loads = ", and its ops load" if load and done.built.installed_ops and not done.findings else ""

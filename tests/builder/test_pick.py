@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.builder.wheel.index import list_wheels, publish, wheels_of
-from tests.builder.test_attestation import bundle, digest_of, statement
 from tests.builder.test_verify import with_gpu_code
 from tests.builder.test_wheel import INFO, NAME, RECORD, VERSION, contents, wheel
 from tests.cli.runner import run
@@ -70,20 +69,6 @@ def test_the_newest_wheel_that_fits_is_named_and_the_others_with_what_stands_in_
     assert shown[0] == f"✓ {NAME}"
     assert shown[-1].startswith("$ ")
     assert shown[-1].endswith(NAME)
-
-
-def test_a_wheel_that_its_attestation_contradicts_is_not_chosen(folder: Path) -> None:
-    older, beside = NAME.replace("0.19.8", "0.18.1"), folder / f"{NAME}.sigstore.json"
-    beside.write_text(json.dumps(bundle(statement("0f" * 32))))
-
-    status, best, wheels = picked(folder)
-
-    assert (status, best) == (0, older)
-    assert "attestation-other-wheel" in wheels[NAME]
-    (folder / f"{older}.sigstore.json").write_text(json.dumps(bundle(statement(digest_of(folder / older), older))))
-    assert picked(folder)[1] == older
-    beside.unlink()
-    assert picked(folder)[1] == NAME
 
 
 @each("digest", [f"sha256={'0' * 64}", f"SHA512={'0' * 128}", f"md5={'0' * 32}"])

@@ -11,7 +11,6 @@ import pytest
 from dsdoctor.core.snapshot import Recorder
 from dsdoctor.probe.paths import find_loadable
 from dsdoctor.probe.python import Environment
-from tests.builder.test_attestation import bundle, digest_of, statement
 from tests.builder.test_elf import fatbin
 from tests.builder.test_wheel import INFO, NAME, RECORD, contents, wheel
 from tests.cli.runner import run
@@ -80,23 +79,6 @@ def test_a_wheel_that_says_it_is_another_and_takes_from_an_address_is_an_error(t
     status, found = rules(path, H100_TORCH_2_14)
 
     assert (status, {"wheel-identity", "wheel-requires-address"} <= found) == (1, True)
-
-
-def test_an_attestation_beside_the_wheel_is_held_against_it(libraries: dict[Built, bytes], tmp_path: Path) -> None:
-    path = wheel(tmp_path, contents(libraries[Built()]))
-    beside = path.with_name(f"{NAME}.sigstore.json")
-    beside.write_text(json.dumps(bundle(statement(digest_of(path)))))
-
-    assert rules(path, H100_TORCH_2_14) == (0, {"attestation-not-checked"})
-    shown = run("verify", str(path), "--machine", str(H100_TORCH_2_14)).stdout
-    assert "gh attestation verify " in shown
-    *_, verdict, following = shown.splitlines()
-    assert verdict == "✓ it fits several-toolkits; the signature of its attestation was not checked"
-    assert following.startswith("  next: $ gh attestation verify ")
-
-    # with a comment at its end it is another file, and a whole zip
-    path.write_bytes(path.read_bytes()[:-2] + b"\1\0!")
-    assert rules(path, H100_TORCH_2_14) == (1, {"attestation-other-wheel"})
 
 
 @pytest.mark.slow
