@@ -163,6 +163,10 @@ class HangDetected(RuntimeError):
     """no rank moved any more, and --on-hang stop ends them all"""
 
 
+OWN_REFERENCES = 2
+"""References to an engine that nobody but the reading function holds: its variable, and getrefcount's argument."""
+
+
 class Sampler:
     """The thread. ``engine`` may be set later. ``words``: a file whose text is printed when it is there. ``tend`` is called
     now and then: it sees to it that a supervisor is there. ``after``: what the user asked for. ``asked``: how many parts of the
@@ -192,6 +196,7 @@ class Sampler:
         self._failure: FailureFields = ("", [])
         self._outlived, self._failed_at = self._failure, (self._failure, NOWHERE)
         self.told = False
+        self._kept: Any = None
         self._deaths: list[dict[str, Any]] = []
         self._moved, self._progress = time.monotonic(), -1
         self._recorded: dict[str, Any] | None = None
@@ -301,13 +306,20 @@ class Sampler:
         except Exception:  # as above
             return
 
+    def _engine_steps(self) -> tuple[int | None, int | None]:
+        """The engine's counters. Where the script has let go of it meanwhile, it is kept: its end must not run in this thread."""
+        engine = self.engine
+        steps = counter_of(engine, "global_steps"), counter_of(engine, "micro_steps")
+        if engine is not None and sys.getrefcount(engine) <= OWN_REFERENCES:
+            self._kept = engine
+        return steps
+
     def look(self) -> None:
         """Look once, and write it."""
         clock = time.monotonic()
         groups = list(group_states())
-        engine = self.engine
         self._joined_once = self._joined_once or bool(groups)
-        steps = (counter_of(engine, "global_steps"), counter_of(engine, "micro_steps"))
+        steps = self._engine_steps()
         progress = zlib.crc32(repr(([(group["name"], group["sequence"]) for group in groups], steps)).encode())
         if progress != self._progress:
             self._progress, self._moved, self._recorded, self._with_stacks = progress, clock, None, False

@@ -1,5 +1,6 @@
 """The parts of the watch: the ring, the messages between nodes, the pace, the files, torch's dumps, the options."""
 
+import gc
 import json
 import mmap
 import os
@@ -89,6 +90,38 @@ def test_a_rank_writes_where_it_stands(tmp_path: Path) -> None:
     assert sample is not None
     assert (sample.rank, sample.world, sample.step, sample.micro_step, sample.joined) == (3, 4, 5, 9, False)
     assert "test_a_rank_writes_where_it_stands" in [frame.function for frame in sample.threads[0].frames]
+
+
+class LetGo:
+    """An engine that its script drops at the very moment in which the watch reads it."""
+
+    held: list["LetGo"]
+    ended: list[int]
+
+    @property
+    def global_steps(self) -> int:
+        self.held.clear()
+        return 3
+
+    def __del__(self) -> None:
+        self.ended.append(threading.get_ident())
+
+
+def test_an_engine_that_the_script_drops_while_it_is_read_does_not_end_in_the_watching_thread(tmp_path: Path) -> None:
+    engine, LetGo.ended = LetGo(), []
+    LetGo.held = [engine]
+    with ring(tmp_path) as (writer, _):
+        sampler = Sampler(writer, str(tmp_path / "words"), rank=0, world=2, patience=0.0, tend=lambda: None)
+        sampler.engine = engine
+        del engine
+        watching = threading.Thread(target=sampler.look)
+        watching.start()
+        watching.join()
+
+    assert LetGo.held == LetGo.ended == []
+    del sampler, watching
+    gc.collect()
+    assert LetGo.ended == [threading.get_ident()]
 
 
 def test_an_engine_that_the_script_drops_is_not_kept(tmp_path: Path) -> None:
