@@ -1,5 +1,7 @@
 """Hooks on real modules: what is seen, what is not counted twice, and that nothing changes."""
 
+import gc
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -295,3 +297,14 @@ def test_tensors_without_memory_are_borne() -> None:
 
     assert len(frame.measured) == 6
     assert all(tensor.absmax == 1.0 for tensor in frame.measured)
+
+
+def test_a_model_that_the_script_drops_is_not_kept() -> None:
+    model = nn.Sequential(nn.Linear(1, 1))
+    model_hooks = Hooks(model, on_record=lambda record: None)
+    held = weakref.ref(model)
+    del model, model_hooks
+    gc.collect()
+
+    assert held() is None
+    nn.Sequential(nn.Linear(1, 1))  # and a module that is made later calls nothing of it

@@ -208,6 +208,18 @@ _INPUT = tuple(f"input[{place}]" for place in range(64))
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 """The number of the backward that runs now, or -1. A forward inside a backward recomputes activations (checkpointing)."""
 
+
+def _weakly(method: Callable[..., None]) -> Callable[..., None]:
+    """A function that calls a method as long as its object is there."""
+    held = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> None:
+        if (here := held()) is not None:
+            here(*args)
+
+    return call
+
+
 _is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
 
 
@@ -262,7 +274,10 @@ class Hooks:
         self._compiled = None if compiled_on is None else CompiledRows(len(self._places), compiled_on)
         self._handles.append(model.register_forward_pre_hook(Hook(self._root_starts), with_kwargs=True))
         self._handles.append(model.register_forward_hook(Hook(self._root_ends), with_kwargs=True, always_call=True))
-        self._handles.append(register_module_module_registration_hook(self._tree_grows))
+        # torch keeps this one in a list of its own, which must not hold the model that the script has dropped
+        handle = register_module_module_registration_hook(_weakly(self._tree_grows))
+        self._handles.append(handle)
+        weakref.finalize(self, handle.remove)
 
     @property
     def nothing(self) -> bool:
