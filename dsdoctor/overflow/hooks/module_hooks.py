@@ -55,7 +55,7 @@ class CompiledRows:
             if isinstance(part, Tensor) and part.dtype.is_floating_point:
                 row = index * OUTPUTS + place
                 scan_into(self._ring, row, part)
-                _note_kind(part.detach(), self._kinds, row)
+                torch.ops.dsdoctor.note_kind(part.detach(), self._kinds, row)
 
     def read(self) -> dict[int, list[TensorStats]]:
         """What was measured since the last time, by module. One wait."""
@@ -77,15 +77,20 @@ class CompiledRows:
         return found
 
 
-@torch.library.custom_op("dsdoctor::note_kind", mutates_args=("kinds",))
 def _note_kind(tensor: Tensor, kinds: Tensor, row: int) -> None:
     kinds[row, 0] = _CODES.get(tensor.dtype, 0)
     kinds[row, 1] = tensor.numel()
 
 
-@_note_kind.register_fake
-def _(*_: Any) -> None:
-    return None
+def _note_nothing(tensor: Tensor, kinds: Tensor, row: int) -> None:
+    """What a compiler that traces with fake tensors runs."""
+
+
+# The plain form of torch.library.custom_op, which makes Python forget the warnings that it has shown once.
+_LIBRARY = torch.library.Library("dsdoctor", "FRAGMENT")
+_LIBRARY.define("note_kind(Tensor tensor, Tensor(a!) kinds, int row) -> ()")
+_LIBRARY.impl("note_kind", _note_kind, "CompositeExplicitAutograd")
+torch.library.register_fake("dsdoctor::note_kind", _note_nothing, lib=_LIBRARY)
 
 
 # One call of the whole model, as it was recorded -> frames.
