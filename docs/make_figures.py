@@ -188,7 +188,7 @@ ROWS = (
         figures=hang,
     ),
     Row(
-        claim="`dsdoctor.run` changes nothing in a script",
+        claim="scripts run with and without `dsdoctor.run`",
         script="paired_runs.py",
         numbers="paired-runs-2026-11-23.json",
         figures=paired,

@@ -1,5 +1,9 @@
 """Hooks on real modules: what is seen, what is not counted twice, and that nothing changes."""
 
+import gc
+import subprocess
+import sys
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -295,3 +299,30 @@ def test_tensors_without_memory_are_borne() -> None:
 
     assert len(frame.measured) == 6
     assert all(tensor.absmax == 1.0 for tensor in frame.measured)
+
+
+def test_a_model_that_the_script_drops_is_not_kept() -> None:
+    model = nn.Sequential(nn.Linear(1, 1))
+    model_hooks = Hooks(model, on_record=lambda record: None)
+    held = weakref.ref(model)
+    del model, model_hooks
+    gc.collect()
+
+    assert held() is None
+    nn.Sequential(nn.Linear(1, 1))  # and a module that is made later calls nothing of it
+
+
+@pytest.mark.slow
+def test_the_import_leaves_the_warnings_that_were_shown_alone() -> None:
+    """What begins with a ``catch_warnings`` makes Python show each of them once more."""
+    script = """
+import torch, torch.utils.checkpoint, warnings
+def warn():
+    warnings.warn("once", FutureWarning, stacklevel=1)
+warn()
+import dsdoctor.overflow.watch.engine
+warn()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert done.stderr.count("FutureWarning: once") == 1

@@ -55,7 +55,7 @@ class CompiledRows:
             if isinstance(part, Tensor) and part.dtype.is_floating_point:
                 row = index * OUTPUTS + place
                 scan_into(self._ring, row, part)
-                _note_kind(part.detach(), self._kinds, row)
+                torch.ops.dsdoctor.note_kind(part.detach(), self._kinds, row)
 
     def read(self) -> dict[int, list[TensorStats]]:
         """What was measured since the last time, by module. One wait."""
@@ -77,15 +77,20 @@ class CompiledRows:
         return found
 
 
-@torch.library.custom_op("dsdoctor::note_kind", mutates_args=("kinds",))
 def _note_kind(tensor: Tensor, kinds: Tensor, row: int) -> None:
     kinds[row, 0] = _CODES.get(tensor.dtype, 0)
     kinds[row, 1] = tensor.numel()
 
 
-@_note_kind.register_fake
-def _(*_: Any) -> None:
-    return None
+def _note_nothing(tensor: Tensor, kinds: Tensor, row: int) -> None:
+    """What a compiler that traces with fake tensors runs."""
+
+
+# The plain form of torch.library.custom_op, which makes Python forget the warnings that it has shown once.
+_LIBRARY = torch.library.Library("dsdoctor", "FRAGMENT")
+_LIBRARY.define("note_kind(Tensor tensor, Tensor(a!) kinds, int row) -> ()")
+_LIBRARY.impl("note_kind", _note_kind, "CompositeExplicitAutograd")
+torch.library.register_fake("dsdoctor::note_kind", _note_nothing, lib=_LIBRARY)
 
 
 # One call of the whole model, as it was recorded -> frames.
@@ -208,6 +213,18 @@ _INPUT = tuple(f"input[{place}]" for place in range(64))
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 """The number of the backward that runs now, or -1. A forward inside a backward recomputes activations (checkpointing)."""
 
+
+def _weakly(method: Callable[..., None]) -> Callable[..., None]:
+    """A function that calls a method as long as its object is there."""
+    held = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> None:
+        if (here := held()) is not None:
+            here(*args)
+
+    return call
+
+
 _is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
 
 
@@ -262,7 +279,10 @@ class Hooks:
         self._compiled = None if compiled_on is None else CompiledRows(len(self._places), compiled_on)
         self._handles.append(model.register_forward_pre_hook(Hook(self._root_starts), with_kwargs=True))
         self._handles.append(model.register_forward_hook(Hook(self._root_ends), with_kwargs=True, always_call=True))
-        self._handles.append(register_module_module_registration_hook(self._tree_grows))
+        # torch keeps this one in a list of its own, which must not hold the model that the script has dropped
+        handle = register_module_module_registration_hook(_weakly(self._tree_grows))
+        self._handles.append(handle)
+        weakref.finalize(self, handle.remove)
 
     @property
     def nothing(self) -> bool:
