@@ -33,9 +33,10 @@ def split_names(_: Any, tokens: Sequence[Token]) -> tuple[str, ...] | None:
 
 def check_interpreter(path: str) -> str:
     """The path or the name of a program, if it can be started. Raises UsageError with what is wrong with it."""
-    if shutil.which(path) is not None:
+    # the one that runs this can be started, even where its folder may not be read
+    if path == sys.executable or shutil.which(path) is not None:
         return path
-    if Path(path).is_dir():
+    if os.path.isdir(path):  # noqa: PTH112 - pathlib raises where this user may not look
         inside = Path(path, "bin", "python")
         hint = f"name its interpreter: --python {inside}" if inside.exists() else "name the interpreter in it"
         raise UsageError(f"--python {path} is a folder", hint=hint)

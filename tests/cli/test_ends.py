@@ -180,7 +180,7 @@ WRITERS: dict[str, tuple[str, ...]] = {
     "comm --html": ("comm", "--html", "TARGET.html"),
     "comm --out": ("comm", "--out", "TARGET"),
     "build-wheel --out": ("build-wheel", "--out", "TARGET"),
-    "build-wheel --index": ("build-wheel", "--index", "TARGET"),
+    "build-wheel --index": ("build-wheel", "--out", "TARGET", "--index", "TARGET"),
     "matrix --out": ("build-wheel", "--torch", "2.13.0", "--out", "TARGET"),
     "prebuild --out": ("prebuild", "--out", "TARGET"),
 }
