@@ -10,7 +10,7 @@ from tests.comm.rig import missing
 
 pytestmark = pytest.mark.launch
 ONLY_IPV6 = 'ip link set lo up && ip address del 127.0.0.1/8 dev lo && exec "$@"'
-ASK = "from dsdoctor.comm.control import fork_server as one; one._ask_name_server(); print(one.loopback())"
+ASK = "from dsdoctor.comm.control import data_process as one; one._ask_name_server(); print(one.loopback())"
 
 
 def test_torch_is_not_held_up_where_there_is_no_ipv4() -> None:
