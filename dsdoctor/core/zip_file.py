@@ -120,6 +120,8 @@ def read_bytes(file: BinaryIO, entry: Entry) -> Iterator[bytes]:
         except zlib.error as error:
             raise DamagedZip(f"{entry.name!r} cannot be unpacked: {error}") from None
         waiting = b"" if inflate is None else inflate.unconsumed_tail
+        if inflate is not None and inflate.eof and (inflate.unused_data or left):
+            raise DamagedZip(f"{entry.name!r} does not end where the directory says")
         size, crc = size + len(piece), zlib.crc32(piece, crc)
         if size > entry.size:
             raise DamagedZip(f"{entry.name!r} is longer than the directory says")
@@ -127,7 +129,7 @@ def read_bytes(file: BinaryIO, entry: Entry) -> Iterator[bytes]:
             yield piece
         elif not left and not waiting:
             break
-    if inflate is not None and (not inflate.eof or inflate.unused_data):
+    if inflate is not None and not inflate.eof:
         raise DamagedZip(f"{entry.name!r} does not end where the directory says")
     if (size, crc) != (entry.size, entry.crc):
         raise DamagedZip(f"{entry.name!r} has another checksum or length than the directory says")
@@ -135,7 +137,7 @@ def read_bytes(file: BinaryIO, entry: Entry) -> Iterator[bytes]:
 
 def _directory_of(file: BinaryIO, size: int) -> tuple[int, int, int]:
     """(entries, where the directory begins, where it ends) by the end record and the zip64 record, which must agree."""
-    tail_start = max(0, size - END.size - MAX_COMMENT)
+    tail_start = max(0, size - END.size - MAX_COMMENT - LOCATOR.size)
     file.seek(tail_start)
     tail = file.read(size - tail_start)
     at = tail.rfind(END_MARK, 0, len(tail) - END.size + len(END_MARK))

@@ -97,6 +97,20 @@ def two_faced(shown: bytes, followed: bytes) -> bytes:
     return with_zip64(before + bytes(moved), begin=len(before) - 56, offset=offset + len(before))
 
 
+def hidden_directory(comment: int) -> bytes:
+    """A file whose last record has a second directory with its locator as its comment; the end record's comment has this length."""
+    content = bytearray(made())
+    end = content.rindex(END_MARK)
+    _, _, _, _, _, size, offset, _ = END.unpack(content[end:])
+    first = bytes(content[offset : content.index(RECORD, offset + 4)])
+    record = struct.pack("<4sQ2H2L4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, 1, 1, len(first), end)
+    hidden = first + record + struct.pack("<4sLQL", LOCATOR, 0, end + len(first), 1)
+    struct.pack_into("<H", content, content.rindex(RECORD) + 32, len(hidden))
+    struct.pack_into("<L", content, end + 12, size + len(hidden))
+    struct.pack_into("<H", content, end + 20, comment)
+    return bytes(content[:end]) + hidden + bytes(content[end:]) + b" " * comment
+
+
 def named(*names: str) -> bytes:
     return made({f"a/{number}": b"x" for number in range(len(names))} | dict.fromkeys(names, b"x"))
 
@@ -114,6 +128,10 @@ def renamed(old: bytes, new: bytes, *, flags: int = 0) -> bytes:
 
 AMBIGUOUS: dict[str, Callable[[], bytes]] = {
     "two directories": lambda: two_faced(made(), made({"a/data.pkl": b"evil", "a/version": b"3\n"})),
+    **{
+        f"a locator before a comment of {length} bytes": lambda length=length: hidden_directory(length)  # type: ignore[misc]
+        for length in (0, 65515, 65516, 65535)
+    },
     "a locator that points elsewhere": lambda: with_zip64(made(), begin=0),
     "a zip64 record of another directory": lambda: with_zip64(made(), offset=1),
     "a zip64 record of fewer entries": lambda: with_zip64(made(), count=2),
