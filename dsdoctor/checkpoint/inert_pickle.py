@@ -15,6 +15,8 @@ MAX_OPCODES = 5_000_000
 """A file of a thousand tensors has fifty thousand."""
 MAX_VALUES = 20_000_000
 """Values, a part that is shared counted wherever it stands; sixteen characters of a text are one more."""
+MAX_KEY_BITS = 63
+"""Of a number that is a key."""
 MAX_NESTING = 100
 """Containers in each other. What DeepSpeed writes has seven."""
 MAX_WALKED = 40
@@ -215,7 +217,7 @@ def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
 def _check_size(content: Any) -> None:
     """Raise NotUnderstood for what is too large to be hashed, compared or printed: Python does that without a look at what is
     shared. A call is looked at on its own, because nothing of this goes into one."""
-    sizes: dict[int, int] = {}
+    sizes: dict[int, tuple[int, int]] = {}
     calls, known, total = [content], set[int](), 0
     while calls:
         call = calls.pop()
@@ -225,10 +227,11 @@ def _check_size(content: Any) -> None:
                 raise NotUnderstood("its pickle shares its parts so often that it has no end")
 
 
-def _size_of(root: Any, sizes: dict[int, int], calls: list[Any], known: set[int]) -> int:
-    """Values in a part. ``sizes`` keeps those of all containers, ``calls`` takes the calls in it that are not ``known``."""
-    # each container that is gone into: itself, what is left in it, the values so far
-    opened: list[tuple[Any, Iterator[Any], list[int]]] = [([root], iter((root,)), [0])]
+def _size_of(root: Any, sizes: dict[int, tuple[int, int]], calls: list[Any], known: set[int]) -> int:
+    """Values in a part. ``sizes`` keeps those of all containers and how deep each is, ``calls`` takes the calls in it that are not
+    ``known``."""
+    # each container that is gone into: itself, what is left in it, the values so far and how deep they are
+    opened: list[tuple[Any, Iterator[Any], list[int]]] = [([root], iter((root,)), [0, 0])]
     within: set[int] = set()
     while True:
         container, left, size = opened[-1]
@@ -239,9 +242,12 @@ def _size_of(root: Any, sizes: dict[int, int], calls: list[Any], known: set[int]
                 if id(value) not in sizes:
                     inner = itertools.chain(value, value.values()) if isinstance(value, dict) else value
                     within.add(id(value))
-                    opened.append((value, iter(inner), [1]))
+                    opened.append((value, iter(inner), [1, 1]))
                     break
-                size[0] += sizes[id(value)]
+                inside, depth = sizes[id(value)]
+                size[0], size[1] = size[0] + inside, max(size[1], depth + 1)
+                if len(opened) + depth > MAX_NESTING:
+                    raise NotUnderstood("its pickle nests its parts without an end")
             elif isinstance(value, Call):
                 size[0] += 1
                 if id(value) not in known:
@@ -254,8 +260,9 @@ def _size_of(root: Any, sizes: dict[int, int], calls: list[Any], known: set[int]
             if not opened:
                 return size[0]
             within.discard(id(container))
-            sizes[id(container)] = size[0]
-            opened[-1][2][0] += size[0]
+            sizes[id(container)] = size[0], size[1]
+            above = opened[-1][2]
+            above[0], above[1] = above[0] + size[0], max(above[1], size[1] + 1)
         if size[0] > MAX_VALUES:
             raise NotUnderstood("its pickle shares its parts so often that it has no end")
 
@@ -348,8 +355,9 @@ class _Reader:
         if not isinstance(items, dict):
             raise TypeError("items for what is no dict")
         for key, value in zip(pairs[::2], pairs[1::2], strict=True):
-            # a deeply nested tuple as a key would be hashed without a limit
+            # a deeply nested tuple as a key would be hashed without a limit, and large numbers can be chosen to hash alike
             plain = isinstance(key, str | int | float | bytes | None)
+            plain = plain and not (isinstance(key, int) and key.bit_length() > MAX_KEY_BITS)
             items[key if plain else f"{type(key).__name__} {len(items)}"] = value
 
     def extend(self, values: list[Any]) -> None:

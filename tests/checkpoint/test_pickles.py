@@ -86,6 +86,11 @@ BOMBS: dict[str, bytes] = {
     "a number of a million digits": b"\x80\x02\x8b" + (500_000).to_bytes(4, "little") + b"\x7f" * 500_000 + b".",
     "a number of many digits, as text": b"L" + b"9" * 5000 + b"L\n.",
     "a name of a megabyte": b"\x80\x04X" + (1 << 20).to_bytes(4, "little") + b"x" * (1 << 20) + b"\x94h\0\x93.",
+    "parts that are each on top of the last": b"\x80\x04("
+    + b"]"
+    + b"\x94"
+    + b"".join(b"h" + bytes([n]) + b"\x85" * 90 + b"\x94" for n in range(60))
+    + b"l.",
     "a bomb in a call": b"\x80\x04cx\ny\n)" + shared(34)[3:-1] + b"R.",
     "a bomb in the state of an object": b"\x80\x04cx\ny\n)R" + shared(34)[2:-1] + b"b.",
     "a bomb as a key": b"\x80\x04}" + shared(34)[2:-1] + b"Ns.",
@@ -107,6 +112,16 @@ def test_bombs_end_in_one_error() -> None:
 
     assert set(said) == {"a bomb as a key"}
     assert "tuple 0" in read_pickle(BOMBS["a bomb as a key"])
+
+
+def test_numbers_that_hash_alike_are_no_keys() -> None:
+    """All multiples of 2 ** 61 - 1 have one hash: a dict of them is filled in quadratic time."""
+    alike = {(2**61 - 1) * factor: factor for factor in range(1, 1000)}
+
+    read = read_pickle(pickle.dumps(alike))
+
+    assert sum(isinstance(key, str) for key in read) > 990
+    assert sorted(read.values()) == sorted(alike.values())
 
 
 def test_an_object_that_leads_back_to_itself_is_read() -> None:
