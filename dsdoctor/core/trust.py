@@ -340,6 +340,8 @@ def _walk(path: Path, start: Path = Path("/")) -> Generator[_Passed, None, None]
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(here / name))
                 ahead.extend(part for part in reversed(target.split("/")) if part not in {"", "."})
                 if not target.startswith("/"):
+                    if not ahead:  # a link to "."
+                        yield _Passed(path=here, found=os.fstat(folder), is_last=True)
                     continue
                 entry, here = os.open("/", PASSED), Path("/")
                 found = os.fstat(entry)

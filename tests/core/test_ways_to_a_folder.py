@@ -112,6 +112,18 @@ def test_the_last_folder_of_a_way_that_goes_back_is_judged_as_the_last(end: str,
     assert distrust(named)
 
 
+def test_a_link_to_its_own_folder_is_judged_as_that_folder(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    (shared / "x").symlink_to(".")
+    (tmp_path / "own").symlink_to(".")
+
+    assert distrust(shared / "x") == distrust(shared)
+    assert distrust(shared) is not None
+    assert trusted(tmp_path / "own") == tmp_path
+
+
 def test_a_circle_of_links_and_a_file_on_the_way_are_reasons(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
