@@ -261,6 +261,9 @@ class HeartbeatReader:
                 yield beat, count > 1
 
 
+RETRY_ACCEPT_SECONDS = 0.1
+
+
 class Door:
     """Rank 0's port until its store is served there: whoever asks is told that rank 0 runs, and what it is doing.
 
@@ -307,12 +310,17 @@ class Door:
         with self._mine, self._listening:
             while self._mine not in (ready := select.select([self._listening, self._mine], [], [])[0]):
                 if ready:
-                    with contextlib.suppress(OSError):
-                        self._answer()
+                    try:
+                        caller, _ = self._listening.accept()
+                    except OSError:  # no descriptor is left, or the caller is gone
+                        time.sleep(RETRY_ACCEPT_SECONDS)
+                        continue
+                    # a caller who says nothing keeps none of the others waiting
+                    with contextlib.suppress(RuntimeError):
+                        threading.Thread(target=self._answer, args=(caller,), daemon=True).start()
 
-    def _answer(self) -> None:
-        caller, _ = self._listening.accept()
-        with caller:
+    def _answer(self, caller: socket.socket) -> None:
+        with contextlib.suppress(OSError), caller:
             if read_line(caller) == PROBE:
                 rank, seconds = self._rank, time.monotonic() - self._since
                 who = rank_zero_of(rank, os.getpid())
