@@ -115,7 +115,7 @@ class Planted:
 
 def token(number: int) -> str:
     """A token that begins like a word, as Hugging Face's do, and is different for every number."""
-    return f"hf_S3cr{number:04d}xQ"
+    return f"hf_S3cr{number:04d}" + "xQ9" * 9
 
 
 def plant_alone(names: Iterable[str], wording: str, *, first: int = 0) -> Planted:

@@ -17,10 +17,10 @@ from typing import NamedTuple
 GONE = "..."
 TOKEN = re.compile(
     r"(?<![A-Za-z0-9])(?:"
-    # Hugging Face's are 34 characters long; a shorter one has what no folder's name has: a digit and a capital
-    r"hf_(?:[A-Za-z0-9]{30,}|(?=[A-Za-z]*\d)(?=[a-z0-9]*[A-Z])[A-Za-z0-9]{10,})"
-    r"|gh[opsu]_\w{20,}|ghr_\w{20,}|github_pat_\w{20,}|gl(?:pat|dt|rt|ptt)-[\w-]{20,}|npm_\w{30,}|pypi-[\w-]{30,}|dckr_pat_[\w-]{20,}"
-    r"|sk-[\w-]{20,}|xox[abeoprs]-[\w-]{10,}|nvapi-[\w-]{20,}|wandb_v\d_\w{20,}|AIza[\w-]{30,}|(?:AKIA|ASIA)[A-Z0-9]{16}"
+    # makers' own lengths and prefixes: a folder called hf_Llama2Checkpoints7B or sk-learn-experiments is none
+    r"hf_[A-Za-z0-9]{30,}"
+    r"|gh[opsu]_\w{20,}|ghr_\w{20,}|github_pat_\w{20,}|gl(?:pat|dt|rt|ptt)-[\w-]{20,}|npm_[A-Za-z0-9]{36}|pypi-AgE[\w-]{30,}|dckr_pat_[\w-]{20,}"
+    r"|sk-(?:proj|ant|svcacct|admin|or)-[\w-]{20,}|sk-[A-Za-z0-9]{20,}|xox[abeoprs]-[\w-]{10,}|nvapi-[\w-]{20,}|wandb_v\d_\w{20,}|AIza[\w-]{30,}|(?:AKIA|ASIA)[A-Z0-9]{16}"
     r"|eyJ[\w-]{10,}\.[\w-]{10,}(?:\.[\w-]+)?)"
 )
 """A token of Hugging Face, GitHub, GitLab, npm, PyPI, Docker, OpenAI, Anthropic, Slack, NVIDIA, W&B, Google, AWS, or a JWT."""

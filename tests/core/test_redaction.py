@@ -157,7 +157,17 @@ def test_a_token_in_a_path_is_shown_nowhere(wording: str) -> None:
 
 @each(
     "folder",
-    ["/data/hf_datasets", "/home/me/hf_home2", "~/sk-learn", "/opt/ghost_in_the_shell", "/x/AKIAB", "/a/npm_modules"],
+    [
+        "/data/hf_datasets",
+        "/home/me/hf_home2",
+        "~/sk-learn",
+        "/x/sk-learn-experiments-2024/cuda",
+        "/m/hf_Llama2Checkpoints7B",
+        "/srv/pypi-mirror-of-the-whole-company-cache",
+        "/opt/ghost_in_the_shell",
+        "/x/AKIAB",
+        "/a/npm_modules",
+    ],
 )
 def test_folders_whose_names_begin_like_a_token_are_shown(folder: str) -> None:
     assert variable("CUDA_HOME", folder) == folder
