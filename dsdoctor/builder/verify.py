@@ -136,7 +136,8 @@ class Shelf:
         """A wheel against the machine and the ops that it must hold, and its file; None where it was not fetched."""
         if isinstance(wheel, Path):
             judged = self._judged(wheel, str(wheel), ops)
-            return replace(judged, findings=(*self._listing(wheel), *judged.findings)), wheel
+            listing = self._listing(wheel) if judged.built is not None else ()
+            return replace(judged, findings=(*listing, *judged.findings)), wheel
         by_name = self._judged_by_name(wheel)
         if not by_name.fits:
             return by_name, None
