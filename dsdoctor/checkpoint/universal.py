@@ -282,8 +282,9 @@ def convert_checkpoint(
     needed = _told(judged.examined, out, tell)
     try:
         make_folder(out.parent)
-        with hidden_folder(out.parent, WORK) as folder:
-            made = folder / out.name
+        with hidden_folder(out.parent, WORK) as folder, _held(folder) as work:
+            # the converter unpickles what it wrote itself: nobody may put another folder there meanwhile
+            made = work / out.name
             with hidden_folder(folder, "judged") as copies:
                 _write_copies(judged.examined, copies, watching)
                 with _held(copies) as source:
@@ -383,7 +384,8 @@ def _run(examined: Examined, source: Path, made: Path, python: str, needed: Need
 
     host = LocalHost()
     try:
-        ended = host.work(argv, cwd=made.parent, env=host.environment(), on_line=hear)
+        # -m takes modules of the current folder first: one in which only root may write
+        ended = host.work(argv, cwd=Path("/"), env=host.environment(), on_line=hear)
     except FileNotFoundError as error:
         raise UsageError(f"there is no interpreter {python}", hint="--python PATH, one that has DeepSpeed") from error
     if ended.status:
@@ -403,7 +405,7 @@ def _failure(status: int, last: deque[str], made: Path) -> Exception:
         )
     # "unexpected pos": torch's writer found fewer bytes on the disk than it wrote
     if disk_full(text) or "PytorchStreamWriter failed" in text or "unexpected pos" in text:
-        return _ran_full(made.parents[1])
+        return _ran_full(made.parent.resolve().parent)
     said = next((line.strip() for line in reversed(last) if line.strip()), "nothing")
     how = f"was ended by signal {-status}" if status < 0 else f"ended with {status}"
     return BuildFailed(
