@@ -316,6 +316,15 @@ class Sampler:
 
     def look(self) -> None:
         """Look once, and write it."""
+        frames: dict[int, FrameType] = {}
+        try:
+            self._look(frames)
+        finally:
+            # it holds the frames of all threads, those of this function's callers too: a circle, which would keep what the script's
+            # functions have left behind until a garbage collection
+            frames.clear()
+
+    def _look(self, frames: dict[int, FrameType]) -> None:
         clock = time.monotonic()
         groups = list(group_states())
         self._joined_once = self._joined_once or bool(groups)
@@ -325,7 +334,8 @@ class Sampler:
             self._progress, self._moved, self._recorded, self._with_stacks = progress, clock, None, False
         failure, failed_in = self._failure_now(({group["name"]: group["sequence"] for group in groups}, steps))
         self._stalled = stalled = clock - self._moved >= self._patience
-        frames, threads = sys._current_frames(), known_threads()
+        frames.update(sys._current_frames())
+        threads = known_threads()
         trains = frames.get(self._find_trains(frames, threads))
         thread = threads.get(self._trains)
         number = self._kernel_number if self._trains == self._maker or thread is None else thread.native_id or 0

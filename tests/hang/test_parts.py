@@ -92,6 +92,39 @@ def test_a_rank_writes_where_it_stands(tmp_path: Path) -> None:
     assert "test_a_rank_writes_where_it_stands" in [frame.function for frame in sample.threads[0].frames]
 
 
+class Left:
+    """What a function of the script leaves behind."""
+
+
+def test_what_a_function_of_the_script_leaves_behind_is_not_kept_by_a_look(tmp_path: Path) -> None:
+    """The frames of all threads hold the watch's own: a circle, in which the script's would stay until a garbage collection."""
+    entered, leave = threading.Event(), threading.Event()
+    kept: list[weakref.ref[Left]] = []
+
+    def step() -> None:
+        left = Left()
+        kept.append(weakref.ref(left))
+        entered.set()
+        leave.wait(20)
+
+    script = threading.Thread(target=step)
+    gc.disable()
+    try:
+        with ring(tmp_path) as (writer, _):
+            sampler = Sampler(writer, str(tmp_path / "words"), rank=0, world=2, patience=0.0, tend=lambda: None)
+            script.start()
+            assert entered.wait(20)
+            watching = threading.Thread(target=sampler.look)
+            watching.start()
+            watching.join()
+            leave.set()
+            script.join()
+
+            assert kept[0]() is None
+    finally:
+        gc.enable()
+
+
 class LetGo:
     """An engine that its script drops at the very moment in which the watch reads it."""
 
