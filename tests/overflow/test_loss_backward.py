@@ -1,5 +1,7 @@
 """Losses that are finite and whose backward is not: the operation that makes it so is named, and nothing where all is well."""
 
+import gc
+import weakref
 from collections.abc import Callable
 
 import torch
@@ -29,6 +31,32 @@ HEALTHY: dict[str, Callable[[Tensor], Tensor]] = {
     "clamped": lambda p: torch.log(p.clamp(min=1e-6)),
     "squared": lambda p: p * p,
 }
+
+
+def test_a_backward_whose_gradients_cannot_be_asked_is_as_without_a_watch() -> None:
+    table = torch.nn.Embedding(4, 2, sparse=True)
+    output = table(torch.tensor([1, 2])) * 1.0
+    watch = LossBackward()
+    watch.forward_ends(torch.ones(1, requires_grad=True) * 1.0)
+    loss = output.sum()
+    watch.begin(loss)
+    loss.backward()
+
+    assert table.weight.grad is not None and table.weight.grad.is_sparse
+    assert watch.made is None
+
+
+def test_forwards_that_no_backward_follows_keep_few_graphs() -> None:
+    watch = LossBackward()
+    kept = []
+    for _ in range(40):
+        weight = torch.ones(1, requires_grad=True)
+        kept.append(weakref.ref(weight))
+        watch.forward_ends(weight * weight)
+    del weight
+    gc.collect()
+
+    assert sum(each() is not None for each in kept) <= 17
 
 
 def watched(loss_of: Callable[[Tensor], Tensor], *, lines: bool = False) -> tuple[Origin | None, Tensor]:

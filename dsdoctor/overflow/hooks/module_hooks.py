@@ -90,7 +90,9 @@ def _note_nothing(tensor: Tensor, kinds: Tensor, row: int) -> None:
 _LIBRARY = torch.library.Library("dsdoctor", "FRAGMENT")
 _LIBRARY.define("note_kind(Tensor tensor, Tensor(a!) kinds, int row) -> ()")
 _LIBRARY.impl("note_kind", _note_kind, "CompositeExplicitAutograd")
-torch.library.register_fake("dsdoctor::note_kind", _note_nothing, lib=_LIBRARY)
+# before torch 2.4 it is called impl_abstract
+_REGISTER_FAKE = getattr(torch.library, "register_fake", None) or torch.library.impl_abstract
+_REGISTER_FAKE("dsdoctor::note_kind", _note_nothing, lib=_LIBRARY)
 
 
 # One call of the whole model, as it was recorded -> frames.

@@ -5,6 +5,7 @@ A value that a mask keeps out of the loss is finite there, and its gradient is n
 loss was finite and whose backward came to the model with a bad gradient.
 """
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,7 +17,7 @@ from dsdoctor.overflow.measure.readings import leaves
 from dsdoctor.overflow.replay.operations import made_at
 from dsdoctor.overflow.watch.graph_nodes import kind_of, snake
 
-MAX_OPERATIONS = 256
+MAX_OPERATIONS, MAX_OUTPUTS = 256, 16
 
 
 class LossBackward:
@@ -24,12 +25,15 @@ class LossBackward:
 
     def __init__(self) -> None:
         self.made: Origin | None = None
-        self._outputs: set[Any] = set()
+        self._outputs: dict[Any, None] = {}
         self._handles: list[Any] = []
 
     def forward_ends(self, output: Any) -> None:
         """The model's output, where what the script computes begins."""
-        self._outputs |= {tensor.grad_fn for tensor in leaves(output) if tensor.grad_fn is not None}
+        self._outputs |= {tensor.grad_fn: None for tensor in leaves(output) if tensor.grad_fn is not None}
+        # a script that evaluates without no_grad makes graphs that no backward ends: only the last are kept
+        for old in list(self._outputs)[:-MAX_OUTPUTS]:
+            del self._outputs[old]
 
     def begin(self, loss: Tensor) -> None:
         """The loss is known, and its backward is about to begin."""
@@ -40,7 +44,7 @@ class LossBackward:
         """The step is over."""
         for handle in self._handles:
             handle.remove()
-        self.made, self._outputs, self._handles = None, set(), []
+        self.made, self._outputs, self._handles = None, {}, []
 
     def _between(self, last: Any) -> Iterable[Any]:
         """The operations behind the model's outputs; none where those are not known."""
@@ -57,7 +61,8 @@ class LossBackward:
     def _reader(self, node: Any) -> Any:
         def read(below: tuple[Tensor | None, ...], above: tuple[Tensor | None, ...]) -> None:
             if self.made is None:
-                with torch.no_grad():
+                # a sparse, nested or float8 gradient cannot be asked whether it is finite, and no backward may fail of that
+                with contextlib.suppress(Exception), torch.no_grad():
                     self.made = made_by(node, below, above)
 
         return read
