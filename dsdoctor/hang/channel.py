@@ -63,15 +63,40 @@ def identity(environment: Mapping[str, str], *, user: int, place: str = "") -> R
     return RunIdentity(key=known_to_all.hex()[:12], master=master, ports=ports, secret=secret)
 
 
+SECRET_SECONDS = 5.0
+"""How long a rank waits for the job's store to say what the run's secret is."""
+
+
 def shared_secret(store: Any) -> str:
     """The secret of a run, by its job's store: that of the first rank that asks. One question, which waits for no other rank; ""
-    for a store that cannot answer it."""
-    try:
-        answered = store.compare_set(SECRET_KEY, "", os.urandom(SECRET_BYTES).hex())
-    except Exception:  # whatever a store of another kind raises
+    for a store that cannot answer it soon, or whose file anybody may read.
+
+    Asked from a thread and over a connection of its own: that of the process may be in use, by a wait of half an hour.
+    """
+    inner = store
+    while (below := getattr(inner, "underlying_store", None)) is not None:
+        inner = below
+    if type(inner).__name__ == "FileStore":
         return ""
+    answers: list[str] = []
+    asking = threading.Thread(target=_ask_secret, args=(store, inner, answers), name="dsdoctor-secret", daemon=True)
+    asking.start()
+    asking.join(SECRET_SECONDS)
+    return answers[0] if answers else ""
+
+
+def _ask_secret(store: Any, inner: Any, answers: list[str]) -> None:
+    try:
+        host, port = getattr(inner, "host", None), getattr(inner, "port", None)
+        if host is not None and port is not None:
+            # torch prints a page about a store that is gone, and this does not
+            socket.create_connection((host, port), timeout=SECRET_SECONDS).close()
+        own = store.clone() if hasattr(store, "clone") else store
+        answered = own.compare_set(SECRET_KEY, "", os.urandom(SECRET_BYTES).hex())
+    except Exception:  # whatever a store of another kind raises
+        return
     text = answered.decode("ascii", "replace") if isinstance(answered, bytes) else str(answered)
-    return text if re.fullmatch(f"[0-9a-f]{{{2 * SECRET_BYTES}}}", text) else ""
+    answers += [text] if re.fullmatch(f"[0-9a-f]{{{2 * SECRET_BYTES}}}", text) else []
 
 
 def with_secret(run: RunIdentity, folder: Path | None) -> RunIdentity:
