@@ -8,11 +8,13 @@ import errno
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from dsdoctor.core.user_code import is_user_file
 
 MAX_LINE_CHARACTERS = 300
 MAX_FRAMES = 30
+MAX_CAUSES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,9 @@ class Failure:
 
 def read_failure(error: BaseException) -> Failure:
     """An exception as a record."""
-    return Failure(line=line_of(error), causes=tuple(map(_cause, causes_of(error))), frames=_frames(error))
+    return Failure(
+        line=line_of(error), causes=tuple(map(_cause, islice(causes_of(error), MAX_CAUSES))), frames=_frames(error)
+    )
 
 
 def line_of(error: BaseException) -> str:
@@ -79,9 +83,17 @@ def causes_of(error: BaseException) -> Iterator[BaseException]:
         if each is not None and id(each) not in seen:
             seen.add(id(each))
             yield each
-            parts = getattr(each, "exceptions", ())
+            parts = _parts(each)
             group = parts if isinstance(parts, (tuple, list)) else ()
             waiting += [each.__cause__, each.__context__, *(part for part in group if isinstance(part, BaseException))]
+
+
+def _parts(error: BaseException) -> object:
+    """The parts of a group. An exception of the script's own may raise anything where it is asked for what it has not."""
+    try:
+        return getattr(error, "exceptions", ())
+    except Exception:
+        return ()
 
 
 def _cause(error: BaseException) -> Cause:
@@ -101,9 +113,12 @@ def _message(error: BaseException) -> str:
 
 
 def _printed(error: BaseException) -> str:
-    if isinstance(error, SyntaxError):
-        return f"{type(error).__name__}: {error}"
-    return "".join(traceback.format_exception_only(type(error), error)).strip()
+    try:
+        if isinstance(error, SyntaxError):
+            return f"{type(error).__name__}: {error}"
+        return "".join(traceback.format_exception_only(type(error), error)).strip()
+    except Exception:  # as its message
+        return f"{type(error).__name__}: {_message(error)}"
 
 
 def _frames(error: BaseException) -> tuple[FailureFrame, ...]:

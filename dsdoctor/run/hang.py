@@ -143,15 +143,17 @@ def note_failures(sampler: Any) -> None:
 
     @functools.wraps(before)
     def noted(kind: type[BaseException], failure: BaseException, trace: Any) -> None:
-        sampler.failed(read_failure(failure))
+        with contextlib.suppress(Exception):  # an exception may raise where it is read
+            sampler.failed(read_failure(failure))
         before(kind, failure, trace)
 
     @functools.wraps(before_thread)
     def noted_of_thread(args: threading.ExceptHookArgs) -> None:
         if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
-            sampler.thread_ended(
-                args.thread.name if args.thread is not None else "thread", read_failure(args.exc_value)
-            )
+            with contextlib.suppress(Exception):
+                sampler.thread_ended(
+                    args.thread.name if args.thread is not None else "thread", read_failure(args.exc_value)
+                )
         before_thread(args)
 
     sys.excepthook, threading.excepthook = noted, noted_of_thread

@@ -333,8 +333,11 @@ class WatchedProcess:
         failure = self.failure()
         if not isinstance(failure, (Exception, KeyboardInterrupt)):
             return
-        record = self.record(failure)
-        said = other_failure(record)
+        try:
+            record = self.record(failure)
+            said = other_failure(record)
+        except Exception:  # an exception may raise where it is read
+            return
         # whoever interrupts a run interrupts all ranks, and knows it
         if said and isinstance(failure, Exception):
             # at once: a launcher may end this process in a moment

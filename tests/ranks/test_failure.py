@@ -67,6 +67,26 @@ def test_words_that_cannot_be_made_are_left_out() -> None:
     assert (record.line, record.causes[0].message, len(record.causes)) == ("Odd", "", 1)
 
 
+def test_an_exception_that_raises_where_it_is_asked_is_read() -> None:
+    class Asked(Exception):
+        def __getattr__(self, name: str) -> str:
+            return {}[name]
+
+    failed = read_failure(Asked("why"))
+
+    assert (failed.line, failed.causes[0].kinds[0], len(failed.causes)) == ("Asked: why", "Asked", 1)
+
+
+def test_of_a_long_chain_of_causes_the_nearest_are_read() -> None:
+    error = ValueError(0)
+    for number in range(1, 300):
+        error, before = ValueError(number), error
+        error.__cause__ = before
+
+    assert [cause.message for cause in read_failure(error).causes][:2] == ["299", "298"]
+    assert len(read_failure(error).causes) == 32
+
+
 def test_whose_a_file_is_is_said_without_an_import() -> None:
     script = (
         "import sys; from dsdoctor.core.user_code import is_user_file\n"
