@@ -134,7 +134,7 @@ def test_what_only_follows_is_left_nowhere_and_no_lock_and_no_standing_host_keep
 
     assert set(mine.values()) == {""}
     assert {left[name] for name in ("waits_in_vain", "wraps", "treats")} == {""}
-    assert left["reads"] == "rank 1 raised SyntaxError: invalid syntax (model.py, line 1) at worker.py:32"
+    assert left["reads"] == "rank 1 raised SyntaxError: invalid syntax (model.py, line 1) at worker.py:33"
     assert left["has_the_client_waiting"].startswith("rank 1 raised KeyError: 'label' at worker.py:")
 
 
