@@ -33,18 +33,7 @@ def pages(rule: str) -> Iterator[tuple[str, ManualPage]]:
     """Where a rule is used ("" for a check of the machine), and its page for that place."""
     for room, table in book.entries(rule):
         where = book.heading(room)
-        if room == book.LOGS:
-            yield f"{where} ({table['stage']})", _log_page(table)
-        else:
-            yield where, book.page(table)
-
-
-def _log_page(table: book.Table) -> ManualPage:
-    """A log rule's page: its fix is the one that a finding shows, with names in capitals for what a log would fill in."""
-    from dsdoctor.diagnosis.facts import fill, placeholders
-
-    text = fill(table["fix"], placeholders(table["fix"]))
-    return book.page({**table, "fix": f"{text[:1].upper()}{text[1:]}."})
+        yield f"{where} ({table['stage']})" if room == book.LOGS else where, book.page(table)
 
 
 def fix_commands(rule: str) -> tuple[str, ...]:

@@ -2,14 +2,17 @@
 
 import ast
 import functools
+import itertools
 import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from dsdoctor.cli.explain import pages
-from dsdoctor.rules.book import FOLDER, LOGS, entries, log_topics, room_rules, rule_ids
+from dsdoctor.core.finding import FIELD
+from dsdoctor.rules.book import FOLDER, LOGS, entries, log_topics, room_rules, rule_ids, words_of
 from tests.each import each
 
 PACKAGE = FOLDER.parent
@@ -39,7 +42,7 @@ def test_every_rule_of_a_room_is_one_that_its_code_names(room: str) -> None:
 
 
 def test_every_finding_that_the_code_makes_has_a_rule_in_the_book() -> None:
-    made = {
+    made = {rule for _, node in calls() for rule in strings(node.args[0])} | {
         node.args[0].value
         for tree in sources().values()
         for node in ast.walk(tree)
@@ -56,6 +59,63 @@ def test_every_finding_that_the_code_makes_has_a_rule_in_the_book() -> None:
     assert made - set(rule_ids()) == set()
 
 
+GIVEN = {"case", "evidence", "affects", "steps"}
+
+
+def calls() -> Iterator[tuple[str, ast.Call]]:
+    """Each call of ``book.finding``, with the place where it stands."""
+    for path, tree in sources().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "book.finding":
+                yield f"{path.name}:{node.lineno}", node
+
+
+def strings(node: ast.expr) -> set[str]:
+    """The texts that an expression may be: a literal, or one of the literals of a choice."""
+    if isinstance(node, ast.IfExp):
+        return strings(node.body) | strings(node.orelse)
+    assert isinstance(node, ast.Constant), (
+        f"{ast.unparse(node)}: the id and the case of a finding stand where it is made"
+    )
+    return {str(node.value)}
+
+
+def places(text: str) -> Iterator[tuple[str, bool]]:
+    for place in FIELD.finditer(text):
+        yield place["name"], place["without"] is None
+
+
+@each("call", tuple(calls()))
+def test_a_finding_is_given_the_values_that_its_words_have_places_for(call: tuple[str, ast.Call]) -> None:
+    where, node = call
+    given = {keyword.arg for keyword in node.keywords}
+    case = next((keyword.value for keyword in node.keywords if keyword.arg == "case"), ast.Constant(value=""))
+    used: set[str] = set()
+    for rule, name in itertools.product(strings(node.args[0]), strings(case)):
+        words = words_of(rule, name)
+        texts = [words["title"], words["fix"], *(() if "steps" in given else words.get("steps", ()))]
+        wanted = dict.fromkeys(place for text in texts for place in places(text))
+        used |= {place for place, _ in wanted}
+
+        assert None not in given, f"{where}: its values are named, not spread"
+        assert {place for place, needed in wanted if needed} - given == set(), f"{where}: {rule} {name}"
+    assert given - GIVEN - used == set(), f"{where}: values without a place"
+
+
+def test_every_title_and_case_of_a_room_is_used() -> None:
+    """A case that no call names is dead; a rule with a title is made by a call."""
+    made: dict[str, set[str]] = {}
+    for _, node in calls():
+        case = next((keyword.value for keyword in node.keywords if keyword.arg == "case"), ast.Constant(value=""))
+        for rule in strings(node.args[0]):
+            made.setdefault(rule, set()).update(strings(case))
+    tables = {rule: table for room in ROOMS for rule, table in room_rules(room).items()}
+    cases = {(rule, case["name"]) for rule, table in tables.items() for case in table.get("case", ())}
+
+    assert cases - {(rule, name) for rule, names in made.items() for name in names} == set()
+    assert {rule for rule, table in tables.items() if "title" in table and "" not in made.get(rule, set())} == set()
+
+
 def test_an_id_stands_once_in_a_room() -> None:
     ids = {room: re.findall(r'^id = "(.*)"$', (FOLDER / f"{room}.toml").read_text(), re.MULTILINE) for room in ROOMS}
     ids[LOGS] = [table["id"] for topic in log_topics().values() for table in topic["rule"]]
@@ -68,13 +128,15 @@ def test_an_id_stands_once_in_a_room() -> None:
 
 @each("rule", rule_ids())
 def test_a_rule_says_what_it_means_and_uses_no_key_that_nobody_reads(rule: str) -> None:
-    known = {"id", "means", "matters", "fix", "steps", "since"}
-    of_logs = {"stage", "title", "family", "explained_by", "wording"}
+    known = {"id", "title", "means", "matters", "fix", "steps", "since", "case"}
+    of_logs = {"stage", "family", "explained_by", "wording"}
 
     assert ID.fullmatch(rule)
     assert len(list(pages(rule))) == len(list(entries(rule))) >= 1
     for room, table in entries(rule):
         assert set(table) <= known | (of_logs if room == LOGS else set())
+        for case in table.get("case", ()):
+            assert set(case) <= {"name", "title", "when", "fix", "steps"}, case["name"]
 
 
 def test_what_nobody_wrote_is_in_no_room() -> None:
