@@ -27,7 +27,7 @@ from dsdoctor.builder.toolkit.choose import offers_for
 from dsdoctor.builder.wheel.index import publish
 from dsdoctor.core.build_models import BuildPlan, BuildResult, Source
 from dsdoctor.core.children import PreloadedPython
-from dsdoctor.core.finding import Finding, Step, has_error, step, with_options
+from dsdoctor.core.finding import Finding, Severity, Step, has_error, step, with_options
 from dsdoctor.core.host import CHILD_SCRIPTS, LocalHost
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.requests import BuildOrder, BuildRequest
@@ -37,6 +37,7 @@ from dsdoctor.diagnosis.diagnose import diagnose
 from dsdoctor.diagnosis.lines import raw_lines
 from dsdoctor.diagnosis.models import LogOutcome
 from dsdoctor.probe.observe import Observation, Say, observing_for, read_nodes
+from dsdoctor.rules import book
 
 # A build order -> the build-wheel command that carries it out.
 
@@ -421,8 +422,9 @@ def publish_into(index: Path) -> AfterBuild:
         try:
             publish(Path(result.wheel), index)
         except OSError as error:
-            title = f"the wheel is built, and could not be put into the index {index}: {error}"
-            return (Finding.error("wheel-not-published", title),)
+            return (
+                book.finding("wheel-not-published", Severity.ERROR, case="refused", index=str(index), why=str(error)),
+            )
         return ()
 
     return list_wheel

@@ -23,6 +23,7 @@ from dsdoctor.core.requests import BuildRequest
 from dsdoctor.core.text import and_more
 from dsdoctor.core.version import __version__
 from dsdoctor.probe.observe import Observation, Say
+from dsdoctor.rules import book
 from dsdoctor.ui.screen import counted, first_step, most_harmful, next_line, screen_lines
 from dsdoctor.ui.table import table
 from dsdoctor.ui.terminal import MARKS, VerdictLine, printable
@@ -69,8 +70,7 @@ def without_table(machine: Machine, topics: tuple[Examined, ...], error: DoctorE
     """The findings alone; where the ops should have been judged and could not, that is a finding."""
     plain = tuple(replace(topic, findings=without_needs(topic.findings)) for topic in topics)
     if error is not None:
-        title = f"the ops were not judged: {urls(error.message)}"
-        unjudged = Finding.warning("ops-not-judged", title, fix=error.hint or "name a DeepSpeed with --source")
+        unjudged = book.finding("ops-not-judged", Severity.WARNING, why=urls(error.message), hint=error.hint)
         plain += (Examined(topic="ops", summary="Ops", findings=(unjudged,)),)
     return Checked(machine=machine, topics=plain, ops=(), source=None)
 

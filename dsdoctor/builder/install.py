@@ -16,12 +16,13 @@ from dsdoctor.builder.targets import find_uv
 from dsdoctor.builder.verify import Candidate, Shelf, verify, version_of
 from dsdoctor.core.build_models import BuildPlan, BuildResult
 from dsdoctor.core.errors import BuildFailed, UsageError
-from dsdoctor.core.finding import Finding, has_error, step
+from dsdoctor.core.finding import Finding, Severity, has_error
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.pip import install_needs, install_wheel
 from dsdoctor.core.requests import BuildOrder
 from dsdoctor.probe.observe import Observation, observe
+from dsdoctor.rules import book
 
 
 class Did(enum.Enum):
@@ -111,12 +112,14 @@ def _from_indexes(
     with Shelf(places, observation, order.python, say=screen.say) as shelf:
         for wheel in shelf.wheels:
             if version is not None and version_of(wheel) != version:
-                title = (
-                    f"it is DeepSpeed {version_of(wheel)}, {version} is {'asked for' if order.source else 'installed'}"
+                other = book.finding(
+                    "wheel-name-mismatch",
+                    Severity.ERROR,
+                    case="not-asked-for" if order.source else "not-installed",
+                    named=str(version_of(wheel)),
+                    version=str(version),
                 )
-                seen.append(
-                    Candidate(wheel=wheel.name, built=None, findings=(Finding.error("wheel-name-mismatch", title),))
-                )
+                seen.append(Candidate(wheel=wheel.name, built=None, findings=(other,)))
                 continue
             candidate, path = shelf.judge(wheel, wanted)
             seen.append(candidate)
@@ -146,15 +149,14 @@ def _put_in(python: str, wheel: str, machine: Machine | None) -> tuple[Finding, 
     try:
         install_wheel(host, python, wheel, uv=uv)
     except BuildFailed as error:
-        again = step("{python} -m pip install --no-deps --force-reinstall {wheel}", python=python, wheel=wheel)
-        return (Finding.error("wheel-not-installed", error.message, fix="install it by hand", steps=(again,)),)
+        why = error.message
+        return (book.finding("wheel-not-installed", Severity.ERROR, why=why, python=python, wheel=wheel),)
     torch = (machine or observe(python, None, whole=False).machine).torch
     failed = install_needs(host, python, wheel, torch.version, uv=uv) if torch else None
     if failed is None:
         return ()
-    title = f"DeepSpeed is installed, and what it needs beside itself is not: {failed}"
-    again = step("{python} -m pip install deepspeed=={version}", python=python, version=_installed_version(python))
-    return (Finding.warning("dependencies-not-installed", title, fix="install it once pip can", steps=(again,)),)
+    version = _installed_version(python)
+    return (book.finding("dependencies-not-installed", Severity.WARNING, why=failed, python=python, version=version),)
 
 
 def _installed_version(python: str) -> str:

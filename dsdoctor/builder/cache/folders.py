@@ -16,6 +16,7 @@ from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import Host
 from dsdoctor.core.trust import Distrusted, trusted
 from dsdoctor.core.workspace import cache_folder
+from dsdoctor.rules import book
 from dsdoctor.ui.table import size
 
 # What else takes room below the cache folder: assembled toolkits, DeepSpeed's archives, environments made for targets.
@@ -96,7 +97,6 @@ def _used(path: Path) -> float:
 
 FOLDER = "compiled"
 LIMIT = "10G"
-DAMAGED = "cache-entry-damaged"
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 SPANS = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 SELDOM_READ = ("dependencies", "inputs")
@@ -170,8 +170,8 @@ def prune_folders(
 
 def store_findings(store: CacheStore) -> tuple[Finding, ...]:
     """What a store has to say to the user: the entries that it dropped as damaged, and what the disk refused."""
-    dropped = (Finding(rule=DAMAGED, severity=Severity.WARNING, title=sentence) for sentence in store.dropped)
-    refused = (Finding(rule="dsdoctor", severity=Severity.WARNING, title=sentence) for sentence in store.complaints)
+    dropped = (book.finding("cache-entry-damaged", Severity.WARNING, case="dropped", why=why) for why in store.dropped)
+    refused = (book.finding("dsdoctor", Severity.WARNING, case="cache", why=why) for why in store.complaints)
     return (*dropped, *refused)
 
 
@@ -179,8 +179,16 @@ def damage(entry: Entry, why: str) -> Finding:
     """An entry that was asked to be what was stored, and is not."""
     name = entry.facts.get("op") or entry.facts.get("name") or "an entry"
     evidence = (f"its files: {', '.join(sorted(entry.files))}",) if entry.files else ()
-    title = f"{name} ({entry.kind} {entry.key[:12]}) is not what was stored, and was removed: {why}"
-    return Finding(rule=DAMAGED, severity=Severity.ERROR, title=title, evidence=evidence)
+    return book.finding(
+        "cache-entry-damaged",
+        Severity.ERROR,
+        case="verified",
+        evidence=evidence,
+        name=str(name),
+        kind=entry.kind,
+        key=entry.key[:12],
+        why=why,
+    )
 
 
 def kept(entries: Iterable[Entry]) -> tuple[Kept, ...]:

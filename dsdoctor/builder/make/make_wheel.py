@@ -38,11 +38,12 @@ from dsdoctor.core.build_models import BuildPlan, BuildResult, OpResult, Source
 from dsdoctor.core.children import PreloadedPython
 from dsdoctor.core.errors import BuildFailed, ImpossiblePlan
 from dsdoctor.core.files import PRIVATE, make_folder, replacing, write_bytes, write_text
-from dsdoctor.core.finding import Finding
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.redaction import Hidden
 from dsdoctor.core.workspace import fixed_folder
+from dsdoctor.rules import book
 
 # The folders of one build, the source tree that is compiled, and the shared objects for the wheel. Compiles nothing.
 
@@ -401,11 +402,14 @@ def _left_out(plan: BuildPlan) -> tuple[OpResult, ...]:
 
 def _failures(results: tuple[OpResult, ...]) -> tuple[Finding, ...]:
     return tuple(
-        Finding.error(
+        book.finding(
             "op-failed",
-            f"{result.op} was not built: {result.because}",
+            Severity.ERROR,
+            case="not-built",
             evidence=[f"log: {result.log}"],
             affects=[result.op],
+            op=result.op,
+            because=result.because,
         )
         for result in results
         if result.log and not result.built

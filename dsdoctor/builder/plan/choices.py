@@ -8,10 +8,11 @@ from packaging.version import InvalidVersion, Version
 from dsdoctor.core.architectures import OLDEST, check_known, compiled_by, numeric, parse_architectures
 from dsdoctor.core.build_models import Choice, OpPlan, ToolkitPlan
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
-from dsdoctor.core.finding import Finding, instead, step
+from dsdoctor.core.finding import Finding, Severity, step
 from dsdoctor.core.machine import Machine, Node, Torch
 from dsdoctor.core.requests import BuildRequest
 from dsdoctor.core.text import and_more
+from dsdoctor.rules import book
 
 # Machine -> what any build needs: the torch that works, the packages, the disk space; findings for what lacks. Pure.
 
@@ -59,26 +60,19 @@ def environment_findings(machine: Machine, disk: int) -> Iterator[Finding]:
     python = machine.python
     assert python is not None
     for name in _missing_packages(machine):
-        yield Finding.error(
-            "wheel-package-missing",
-            f"{name} is not in the environment of {python.executable}, and DeepSpeed's setup.py needs it",
-            fix="install it",
-            steps=(step("{executable} -m pip install {name}", executable=python.executable, name=name),),
+        yield book.finding(
+            "wheel-package-missing", Severity.ERROR, case="build", name=name, executable=python.executable
         )
     free = machine.system.cache_free
     if free is not None and free < disk:
-        yield Finding.error(
-            "disk-full",
-            f"the build needs about {disk / GIB:.1f} GiB, the cache folder's disk has {free / GIB:.1f} GiB free",
-            fix="free some, or put the cache elsewhere",
-            steps=(step("export DSDOCTOR_CACHE=/path/with/room"),),
-        )
+        needed, left = f"{disk / GIB:.1f} GiB", f"{free / GIB:.1f} GiB"
+        yield book.finding("disk-full", Severity.ERROR, case="build", needed=needed, free=left)
 
 
 def gap_findings(machine: Machine) -> Iterator[Finding]:
     """A note for each question about the machine that could not be answered."""
     for gap in machine.gaps:
-        yield Finding.note("not-asked", f"{gap.question} could not be asked: {gap.reason}")
+        yield book.finding("not-asked", Severity.NOTE, case="build", question=gap.question, reason=gap.reason)
 
 
 def _missing_packages(machine: Machine) -> list[str]:
@@ -177,13 +171,7 @@ def unused_architectures(machine: Machine, request: BuildRequest) -> tuple[Findi
         return ()
     listed = _asked(request.arch, "--arch", working_torch(machine))
     why = "--accelerator cpu" if request.accelerator else f"torch {working_torch(machine).version} is a CPU build"
-    finding = Finding.warning(
-        "arch-unused",
-        f"--arch {';'.join(listed.entries)} has no use: {why}, and no GPU code is compiled",
-        fix="for GPUs, build for a CUDA build of torch",
-        steps=(step("python -m pip install torch"),),
-    )
-    return (finding,)
+    return (book.finding("arch-unused", Severity.WARNING, architectures=";".join(listed.entries), why=why),)
 
 
 def many_architectures(listed: Architectures, ops: Sequence[OpPlan]) -> tuple[Finding, ...]:
@@ -192,20 +180,7 @@ def many_architectures(listed: Architectures, ops: Sequence[OpPlan]) -> tuple[Fi
     if listed.asked or not compiled:
         return ()
     count = max(len(op.architectures) for op in ops)
-    finding = Finding.note(
-        "many-architectures",
-        f"the GPU code of {and_more(compiled)} is compiled for {count} architectures, because no GPU is seen: "
-        f"that takes about {count} times as long as for one",
-        affects=compiled,
-        fix="name the GPUs that it is for, or give a snapshot of a machine that has them",
-        steps=(
-            step("python -m dsdoctor build-wheel --arch 9.0", note="such as 8.0 for A100, 9.0 for H100"),
-            instead(
-                "python -m dsdoctor build-wheel --node node.json", note="dsdoctor record node.json, on that machine"
-            ),
-        ),
-    )
-    return (finding,)
+    return (book.finding("many-architectures", Severity.NOTE, affects=compiled, ops=and_more(compiled), count=count),)
 
 
 def fit_architectures(
@@ -220,11 +195,14 @@ def fit_architectures(
     nvcc = f"nvcc {toolkit.release}"
     if lost and (wanted.asked or not fitting):
         able = ", ".join(numeric(toolkit.architectures)) or f"{OLDEST.get(major, 'any')} and newer"
-        finding = Finding.error(
+        finding = book.finding(
             "gpu-arch-unsupported-by-nvcc",
-            f"{nvcc} does not compile for {', '.join(lost)}; it takes {able}",
+            Severity.ERROR,
+            case="build",
             evidence=[f"architectures: {wanted.because}", f"toolkit: {toolkit.root}"],
-            fix="name architectures that it takes, or a toolkit that takes these (--toolkit DIR)",
+            nvcc=str(toolkit.release),
+            lost=lost,
+            takes=able,
         )
         return wanted.entries, (), (finding,)
     because = wanted.because + (f"; without {', '.join(lost)}, which {nvcc} does not take" if lost else "")

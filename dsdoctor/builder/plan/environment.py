@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from dsdoctor.core.build_models import HeadersPlan, Source, ToolkitPlan
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.finding import Finding, step
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.machine import Compiler, Machine
+from dsdoctor.rules import book
 
 DROPPED = ("CUDACXX", "MAX_JOBS", "MAKEFLAGS", "PYTORCH_NVCC", "TORCH_CUDA_ARCH_LIST", "CUDA_HOME", "CUDA_PATH")
 NOT_OPS = ("DS_BUILD_OPS", "DS_BUILD_STRING")
@@ -56,10 +57,13 @@ def caller_findings(machine: Machine, source: Source, toolkit: ToolkitPlan | Non
         if name.startswith("DS_BUILD_") and name not in known:
             findings.append(_unread(name, value, source, known))
         elif name.startswith("DS_") and (name, value) != ("DS_ACCELERATOR", source.accelerator):
-            findings.append(_overridden(name, value, "dsdoctor sets its own"))
+            findings.append(
+                book.finding("variable-overridden", Severity.NOTE, case="build", variable=name, value=value)
+            )
         elif name.startswith("NVCC_"):
-            title = f"{name}={value} is set in your shell and reaches nvcc"
-            findings.append(Finding.note("variable-reaches-nvcc", title))
+            findings.append(
+                book.finding("variable-reaches-nvcc", Severity.NOTE, case="build", variable=name, value=value)
+            )
         elif name in {"CUDA_HOME", "CUDA_PATH"}:
             findings += _cuda_home(name, value, machine, toolkit)
     return tuple(findings)
@@ -67,33 +71,45 @@ def caller_findings(machine: Machine, source: Source, toolkit: ToolkitPlan | Non
 
 def _unread(name: str, value: str, source: Source, known: list[str]) -> Finding:
     near = difflib.get_close_matches(name, known, n=1, cutoff=LOOKALIKE)
-    meant = f"; did you mean {near[0]}?" if near else ""
-    return Finding.warning(
+    if not near:
+        return book.finding(
+            "variable-misspelt",
+            Severity.WARNING,
+            case="build",
+            variable=name,
+            value=value,
+            version=source.version,
+            accelerator=source.accelerator,
+        )
+    return book.finding(
         "variable-misspelt",
-        f"{name}={value} is read by no op of DeepSpeed {source.version} for {source.accelerator}{meant}",
-        fix="DeepSpeed would ignore it silently; name ops with --ops instead",
-        steps=(step("unset {variable}", variable=name),),
+        Severity.WARNING,
+        case="build-near",
+        variable=name,
+        value=value,
+        version=source.version,
+        accelerator=source.accelerator,
+        near=near[0],
     )
-
-
-def _overridden(name: str, value: str, because: str) -> Finding:
-    title = f"{name}={value} is set in your shell; this build does not see it: {because}"
-    return Finding.note("variable-overridden", title)
 
 
 def _cuda_home(name: str, value: str, machine: Machine, chosen: ToolkitPlan | None) -> list[Finding]:
     named = next((known for known in machine.toolkits if f"{name.lower()}_variable" in known.found_via), None)
     if named is not None:
         other = chosen is not None and chosen.root != named.root
-        because = f"it is CUDA {named.version}, and the toolkit above was chosen"
-        return [_overridden(name, value, because)] if other else []
-    joined = " (a list with ':'; it must be one folder)" if ":" in value else ""
+        if not other:
+            return []
+        release = named.version
+        return [
+            book.finding("variable-overridden", Severity.NOTE, case="toolkit", variable=name, value=value, cuda=release)
+        ]
     return [
-        Finding.warning(
+        book.finding(
             "cuda-home-wrong",
-            f"{name}={value} holds no CUDA toolkit{joined}; DeepSpeed would silently build for the CPU",
-            fix="this build uses its own choice; for others",
-            steps=(step("unset {variable}", variable=name),),
+            Severity.WARNING,
+            case="build-list" if ":" in value else "build",
+            variable=name,
+            value=value,
         )
     ]
 

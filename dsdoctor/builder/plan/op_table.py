@@ -10,9 +10,10 @@ from dsdoctor.core import machine as needs
 from dsdoctor.core.architectures import numeric, parse_architectures, plain
 from dsdoctor.core.build_models import OpFact, Source
 from dsdoctor.core.errors import DoctorError, UsageError
-from dsdoctor.core.finding import Finding, Severity, step
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.requests import BuildRequest
+from dsdoctor.rules import book
 
 INSTALLED, BUILDS, CANNOT = "installed", "builds", "cannot"
 ASKED, USUAL = "asked for", "of the usual set"
@@ -268,12 +269,16 @@ def _is_explained(op: OpVerdict, findings: tuple[Finding, ...]) -> bool:
 
 
 def _refused(op: OpVerdict) -> Finding:
-    can_build = op.mended == BUILDS
-    text = "let dsdoctor build it" if can_build else f"build-wheel cannot either: {op.mended_because}"
-    return Finding.error(
+    if op.mended == BUILDS:
+        return book.finding(
+            "op-cannot-be-built", Severity.ERROR, case="here", affects=[op.op], op=op.op, because=op.because
+        )
+    return book.finding(
         "op-cannot-be-built",
-        f"{op.op} was asked for and cannot be built as the environment stands: {op.because}",
+        Severity.ERROR,
+        case="nor-by-build-wheel",
         affects=[op.op],
-        fix=text,
-        steps=(step("python -m dsdoctor build-wheel --ops {op}", op=op.op),) if can_build else (),
+        op=op.op,
+        because=op.because,
+        mended_because=op.mended_because,
     )

@@ -30,14 +30,16 @@ from dsdoctor.builder.toolkit.plan_assembly import EVERY_HEADER, NOT_ASKED, Offe
 from dsdoctor.core.architectures import only
 from dsdoctor.core.build_models import BuildPlan, Choice, HeadersPlan, LeftOut, OpFact, OpPlan, Source, ToolkitPlan
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
-from dsdoctor.core.finding import Finding, Fix, Severity, has_error, step
+from dsdoctor.core.finding import Finding, Severity, has_error
 from dsdoctor.core.machine import Compiler, Machine
 from dsdoctor.core.requests import BuildRequest
+from dsdoctor.rules import book
 
 # Source + request -> the ops to build, and the reason for each one that is left out. Pure.
 
 
 DEFAULT = {"cuda": ("cpu_adam", "utils", "fused_adam"), "cpu": ("cpu_adam", "utils")}
+NEWER_DEEPSPEED = "deepspeed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +47,8 @@ class Refusal:
     """Why an op cannot be built here, and what would change that."""
 
     because: str
-    fix: Fix | None = None
+    remedy: str = ""
+    """What would change it: a library, by its name in ``Machine.libraries``, or NEWER_DEEPSPEED."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,16 +92,13 @@ def refusal(fact: OpFact, machine: Machine, source: Source, architectures: tuple
     for need in op.needs:
         library = machine.library(need.name)
         if library is None or not library.usable:
-            return Refusal(because=f"{fact.op} needs {need.what}, which is not here", fix=need.fix)
+            return Refusal(because=f"{fact.op} needs {need.what}, which is not here", remedy=need.name)
     standard = _standard(fact.flags)
     if machine.torch and standard is not None and standard < machine.torch.cxx_standard:
         return Refusal(
             because=f"DeepSpeed {source.version} compiles {fact.op} as C++{standard}, torch {machine.torch.version}'s "
             f"headers demand C++{machine.torch.cxx_standard}",
-            fix=Fix(
-                text="build a DeepSpeed that follows this torch",
-                steps=(step("python -m dsdoctor build-wheel --source newest"),),
-            ),
+            remedy=NEWER_DEEPSPEED,
         )
     if fact.broken:
         return Refusal(because=f"its builder fails: {fact.broken}")
@@ -139,12 +139,23 @@ def needs_of(facts: Iterable[OpFact], machine: Machine) -> Needs:
 
 def finding_of(op: str, why: Refusal) -> Finding:
     """The finding for an op that was named and cannot be built."""
-    return Finding(
-        rule="op-cannot-be-built",
-        severity=Severity.ERROR,
-        title=f"{op} was asked for and cannot be built: {why.because}",
+    return book.finding(
+        "op-cannot-be-built",
+        Severity.ERROR,
+        case="libaio"
+        if why.remedy == "libaio"
+        else "cutlass"
+        if why.remedy == "cutlass"
+        else "deepspeed-kernels"
+        if why.remedy == "dskernels"
+        else "oneccl"
+        if why.remedy == "oneccl"
+        else "newer-deepspeed"
+        if why.remedy == NEWER_DEEPSPEED
+        else "refused",
         affects=(op,),
-        fix=why.fix,
+        op=op,
+        because=why.because,
     )
 
 

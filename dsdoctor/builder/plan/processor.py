@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from dsdoctor.core.architectures import instructions_of, lacking_instructions
 from dsdoctor.core.build_models import Choice, ToolkitPlan
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.finding import Finding, instead, step
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.machine import Compiler, Machine, Node, System, Toolkit, compiler_limits, fits, newest_compiler
 from dsdoctor.core.requests import BuildRequest
 from dsdoctor.core.text import and_more
+from dsdoctor.rules import book
 
 # Machine + toolkit -> the host compiler that both nvcc and torch accept. Pure.
 
@@ -65,31 +66,29 @@ def _accepted(limits: tuple[int, int | None], toolkit: ToolkitPlan | None, *, de
 def _nothing_fits(machine: Machine, toolkit: ToolkitPlan | None, gcc: tuple[int, int | None]) -> Finding:
     oldest, newest = gcc
     package = "g++" if newest is None else f"g++-{newest}"
-    seen = [f"{compiler.path}: {_kind_and_version(compiler)}" for compiler in machine.compilers]
-    here = ", ".join(map(_kind_and_version, machine.compilers[:1]))
     if not machine.compilers:
-        rule, title = "host-compiler-missing", "no C++ compiler: neither g++ nor clang++ on PATH compiles"
-    elif newest is not None and all(compiler.major > newest for compiler in machine.compilers):
-        release = toolkit.release if toolkit else ""
-        rule, title = (
-            "host-compiler-too-new",
-            f"nvcc {release} takes gcc up to {newest}, here is {here}",
-        )
-    else:
-        rule, title = (
+        return book.finding("host-compiler-missing", Severity.ERROR, case="build", package=package)
+    seen = [f"{compiler.path}: {_kind_and_version(compiler)}" for compiler in machine.compilers]
+    here = _kind_and_version(machine.compilers[0])
+    if newest is None or not all(compiler.major > newest for compiler in machine.compilers):
+        return book.finding(
             "host-compiler-too-old",
-            f"torch's headers need gcc {oldest} or newer, here is {here}",
+            Severity.ERROR,
+            case="build",
+            evidence=seen,
+            oldest=oldest,
+            here=here,
+            package=package,
         )
-    return Finding.error(
-        rule,
-        title,
+    return book.finding(
+        "host-compiler-too-new",
+        Severity.ERROR,
+        case="build",
         evidence=seen,
-        fix="install one; dsdoctor will choose it by itself, no link is needed",
-        steps=(
-            step("sudo apt-get install {package}", package=package),
-            instead("sudo dnf install gcc-toolset"),
-            instead("conda install gxx_linux-64"),
-        ),
+        nvcc=str(toolkit.release) if toolkit else "",
+        newest=newest,
+        here=here,
+        package=package,
     )
 
 
@@ -236,10 +235,14 @@ def _not_on(machine: Machine, nodes: Sequence[Node], name: str) -> Iterator[Find
     }
     bad = [node for node in nodes if missing[node.name]]
     if bad:
-        yield Finding.error(
+        yield book.finding(
             "cpu-not-on-node",
-            f"--cpu {name} uses {and_more(missing[bad[0].name], FEW)}, which {_names(bad, models=True)} {_lack(bad)}",
-            fix=f"leave --cpu away, and it is what all nodes have: {_shared(nodes)[0]}",
+            Severity.ERROR,
+            case="node" if len(bad) == 1 else "nodes",
+            level=name,
+            instructions=and_more(missing[bad[0].name], FEW),
+            nodes=_names(bad, models=True),
+            shared=_shared(nodes)[0],
         )
 
 
@@ -248,8 +251,7 @@ def _above(machine: Machine, name: str) -> Iterator[Finding]:
     missing = lacking(name, machine.system)
     if missing and machine.system.cpu_flags:
         lost = and_more(missing, FEW)
-        title = f"the ops are compiled for {name}, and this machine lacks {lost}: they are not for it"
-        yield Finding.note("cpu-above-this-machine", title)
+        yield book.finding("cpu-above-this-machine", Severity.NOTE, case="build", level=name, instructions=lost)
 
 
 def _unknown(compiler: Compiler | None, name: str) -> Iterator[Finding]:
@@ -257,11 +259,13 @@ def _unknown(compiler: Compiler | None, name: str) -> Iterator[Finding]:
     level = next((level for level in LEVELS if level.name == name), None)
     oldest = getattr(level, compiler.kind, 0) if level and compiler else 0
     if compiler and compiler.major < oldest:
-        yield Finding.error(
+        yield book.finding(
             "cpu-unknown-to-compiler",
-            f"{compiler.kind} {version_of(compiler)} does not know --cpu {name}, {compiler.kind} {oldest} does",
+            Severity.ERROR,
             evidence=[f"compiler: {compiler.path}"],
-            fix="name a newer compiler with CC and CXX, or another level",
+            compiler=_kind_and_version(compiler),
+            level=name,
+            oldest=f"{compiler.kind} {oldest}",
         )
 
 

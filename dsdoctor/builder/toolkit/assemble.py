@@ -22,12 +22,13 @@ from dsdoctor.builder.toolkit.plan_assembly import MARK
 from dsdoctor.core.build_models import Choice, HeadersPlan, Layer, ToolkitPlan
 from dsdoctor.core.errors import BuildFailed
 from dsdoctor.core.files import write_text
-from dsdoctor.core.finding import Finding, step
+from dsdoctor.core.finding import Finding, Severity, step
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.pip import why_failed
 from dsdoctor.core.requests import BuildRequest
 from dsdoctor.core.workspace import private_folder
+from dsdoctor.rules import book
 
 # Layers -> one folder of links that looks like an installed toolkit, and a libcuda.so to link against.
 
@@ -232,11 +233,13 @@ def choose_headers(machine: Machine, request: BuildRequest, cache: str) -> Chose
         )
         choice = Choice(what="Python headers", value=f"{plan.package}, unpacked in {root}", because=missing)
         return plan, (choice,), ()
-    finding = Finding.error(
+    finding = book.finding(
         "python-headers-missing",
-        missing,
-        fix="install the headers of this very Python",
-        steps=(step("sudo apt-get install python{short}-dev", short=short),),
+        Severity.ERROR,
+        case="build",
+        version=python.version,
+        include=python.include,
+        short=short,
     )
     return None, (), (finding,)
 

@@ -20,12 +20,13 @@ from dsdoctor.builder.toolkit.plan_assembly import (
 )
 from dsdoctor.core.architectures import parse_architectures, plain
 from dsdoctor.core.build_models import Choice, DebianPackage, ToolkitPlan
-from dsdoctor.core.finding import Finding, has_error, step
+from dsdoctor.core.finding import Finding, Severity, has_error
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import MINOR_TOLERANT, Cuda, Machine, Toolkit
 from dsdoctor.core.requests import BuildRequest
 from dsdoctor.core.workspace import private_folder
 from dsdoctor.probe.observe import Observation
+from dsdoctor.rules import book
 
 BASE_LIBRARIES = ("cudart",)
 """torch links every CUDA extension with -lcudart."""
@@ -48,7 +49,6 @@ class Needs:
         return wanted <= (toolkit.headers | toolkit.libraries) - toolkit.scattered
 
 
-CHOOSE_FOR_ME = "let dsdoctor choose or assemble one"
 BARE = Needs(headers=frozenset(BASE_HEADERS), libraries=frozenset(BASE_LIBRARIES))
 
 
@@ -166,33 +166,41 @@ def _compilers(machine: Machine, request: BuildRequest, release: Cuda) -> list[T
 def _named(machine: Machine, request: BuildRequest, cache: str, release: Cuda, needs: Needs) -> Chosen:
     found = next((toolkit for toolkit in machine.toolkits if "named" in toolkit.found_via), None)
     if found is None or found.nvcc is None or found.release is None:
-        title = f"{request.toolkit} holds no CUDA toolkit (no bin/nvcc that runs)"
-        return None, (), (Finding.error("cuda-home-wrong", title),)
+        return None, (), (book.finding("cuda-home-wrong", Severity.ERROR, case="named", folder=request.toolkit),)
     if found.release.major != release.major:
-        title = (
-            f"{request.toolkit} is CUDA {found.release}, torch was built with CUDA {release}: another major never works"
+        other = book.finding(
+            "cuda-torch-mismatch",
+            Severity.ERROR,
+            case="named",
+            folder=request.toolkit,
+            nvcc=str(found.release),
+            torch=str(release),
         )
-        again = step("python -m dsdoctor build-wheel")
-        return None, (), (Finding.error("cuda-torch-mismatch", title, fix=CHOOSE_FOR_ME, steps=(again,)),)
+        return None, (), (other,)
     if BARE.met_by(found):
         return _take(found, "you named it", minor_of=release)
     # its parts may be there, or in torch's wheels, but not where torch looks: assembled as links they are
     made = assembly(machine, request, cache, found.release, [found], needs.headers, fetch=False)
     if made[0] is not None and not has_error(made[2]):
         return made
-    missing = sorted(BARE.headers - found.headers)
-    title = f"{request.toolkit} lacks {', '.join(missing) or 'libcudart.so'}, which every CUDA op needs"
-    again = step("python -m dsdoctor build-wheel --toolkit auto")
-    return None, (), (Finding.error("cuda-header-missing", title, fix=CHOOSE_FOR_ME, steps=(again,)),)
+    missing = sorted(BARE.headers - found.headers) or ["libcudart.so"]
+    bare = book.finding("cuda-header-missing", Severity.ERROR, case="named", folder=request.toolkit, missing=missing)
+    return None, (), (bare,)
 
 
 def _take(toolkit: Toolkit, because: str, *, minor_of: Cuda | None = None) -> Chosen:
     assert toolkit.release is not None
     findings: tuple[Finding, ...] = ()
     if minor_of is not None and toolkit.release != minor_of:
-        title = f"nvcc is CUDA {toolkit.release}, torch was built with CUDA {minor_of}: another minor of the same major"
-        evidence = [toolkit.nvcc or toolkit.root]
-        findings = (Finding.warning("cuda-torch-mismatch", title, evidence=evidence),)
+        other = book.finding(
+            "cuda-torch-mismatch",
+            Severity.WARNING,
+            case="minor",
+            evidence=[toolkit.nvcc or toolkit.root],
+            nvcc=str(toolkit.release),
+            torch=str(minor_of),
+        )
+        findings = (other,)
     again = ", assembled before" if assembled_in(toolkit) else ""
     choice = Choice(what="toolkit", value=f"CUDA {toolkit.version} in {toolkit.root}{again}", because=because)
     plan = ToolkitPlan(root=toolkit.root, release=toolkit.release, architectures=toolkit.architectures)

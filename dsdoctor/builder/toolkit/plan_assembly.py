@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 
 from dsdoctor.core.architectures import numeric
 from dsdoctor.core.build_models import Archive, Choice, DebianPackage, Layer, ToolkitPlan
-from dsdoctor.core.finding import Finding, Fix, Severity, instead, step
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.machine import MINOR_TOLERANT, Cuda, Machine, Toolkit, compiled_for
 from dsdoctor.core.requests import BuildRequest
 from dsdoctor.core.text import and_more
+from dsdoctor.rules import book
 
 # What can be fetched of a CUDA release that PyPI does not have whole. Data only.
 
@@ -141,28 +142,6 @@ def assembled_in(toolkit: Toolkit) -> bool:
     return "assembled" in toolkit.found_via
 
 
-def user_space_toolkit(release: Cuda) -> Fix:
-    """How a user without root gets a whole toolkit of a release that PyPI does not carry."""
-    return Fix(
-        text=f"any of these, none needs root: a whole CUDA {release} toolkit in your home, by conda or NVIDIA's runfile, and "
-        f"named; a mirror of NVIDIA's archives; a torch for CUDA {FIRST_ON_PYPI} or later, whose compiler is on PyPI",
-        steps=(
-            step('conda create -y -p "$HOME"/cuda-{release} -c nvidia cuda-toolkit={release}', release=str(release)),
-            instead(
-                'sh cuda_{release}.*_linux.run --silent --toolkit --toolkitpath="$HOME"/cuda-{release}',
-                note="NVIDIA's runfile",
-                release=str(release),
-            ),
-            step('python -m dsdoctor build-wheel --toolkit "$HOME"/cuda-{release}', release=str(release)),
-            instead("export DSDOCTOR_CUDA_REDIST=https://mirror/cuda/redist", note="or file:///folder"),
-            instead(
-                "python -m pip install --upgrade torch --index-url https://download.pytorch.org/whl/cu130",
-                note="a torch whose compiler is on PyPI",
-            ),
-        ),
-    )
-
-
 def wheels_of(machine: Machine, release: Cuda) -> list[Toolkit]:
     """The headers and libraries of PyPI's packages, those that torch needs, for a CUDA major."""
     wheels = (toolkit for toolkit in machine.toolkits if "pypi_wheels" in toolkit.found_via)
@@ -207,23 +186,32 @@ def not_on_pypi(
 ) -> Finding:
     """No toolkit can be had for a CUDA that PyPI has no compiler of; ``misses`` is what others said who were asked."""
     seen = [f"{t.root}: CUDA {t.version}" for t in machine.toolkits if t.nvcc]
-    lacks = f" (missing: {', '.join(sorted(missing))})" if seen and missing else ""
-    return Finding(
-        rule="cuda-torch-mismatch" if seen else "cuda-toolkit-missing",
-        severity=Severity.ERROR,
-        title=f"torch was built with CUDA {release}, and no whole toolkit of CUDA {release.major} is here{lacks}; "
-        f"PyPI carries a CUDA compiler only from {FIRST_ON_PYPI}.0 on",
-        evidence=(*seen, *misses),
-        fix=user_space_toolkit(release),
+    evidence, first = (*seen, *misses), str(FIRST_ON_PYPI)
+    if seen and missing:
+        return book.finding(
+            "cuda-torch-mismatch",
+            Severity.ERROR,
+            case="incomplete",
+            evidence=evidence,
+            release=str(release),
+            major=release.major,
+            missing=sorted(missing),
+            first=first,
+        )
+    return book.finding(
+        "cuda-torch-mismatch" if seen else "cuda-toolkit-missing",
+        Severity.ERROR,
+        case="not-on-pypi",
+        evidence=evidence,
+        release=str(release),
+        major=release.major,
+        first=first,
     )
 
 
 def _offline(release: Cuda, requirements: tuple[str, ...]) -> Finding:
-    return Finding.error(
-        "cuda-toolkit-missing",
-        f"no whole CUDA {release} toolkit is here, and --offline forbids to fetch {', '.join(requirements)}",
-        fix="assemble it once where there is a network (the cache folder can be copied)",
-        steps=(step("python -m dsdoctor toolkit"),),
+    return book.finding(
+        "cuda-toolkit-missing", Severity.ERROR, case="offline", release=str(release), requirements=requirements
     )
 
 
@@ -381,21 +369,15 @@ def _another_minor(
     lost = [name for name in numeric(torch.arch_list if torch else ()) if name not in plan.architectures]
     evidence = [f"{source}: nvcc {plan.release}", *offers.misses]
     evidence += [f"it cannot compile for {and_more(lost)}, which torch has code for"] if lost else []
-    return (
-        Finding.warning(
-            "cuda-torch-mismatch",
-            f"nvcc is CUDA {plan.release}, torch was built with CUDA {release}: another minor of the same major",
-            evidence=evidence,
-            fix="DeepSpeed accepts it; for the very release name a mirror of NVIDIA's archives, or a toolkit",
-            steps=(
-                step("export DSDOCTOR_CUDA_REDIST=https://mirror/cuda/redist"),
-                instead(
-                    'conda create -y -p "$HOME"/cuda-{release} -c nvidia cuda-toolkit={release}', release=str(release)
-                ),
-                step('python -m dsdoctor build-wheel --toolkit "$HOME"/cuda-{release}', release=str(release)),
-            ),
-        ),
+    other = book.finding(
+        "cuda-torch-mismatch",
+        Severity.WARNING,
+        case="packaged-minor",
+        evidence=evidence,
+        nvcc=str(plan.release),
+        release=str(release),
     )
+    return (other,)
 
 
 def _what_is_here(machine: Machine) -> str:

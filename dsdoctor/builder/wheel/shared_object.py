@@ -18,9 +18,10 @@ from elftools.elf.sections import Section
 from dsdoctor.core.children import PreloadedPython, parse_answer
 from dsdoctor.core.deepspeed_install import library_of
 from dsdoctor.core.files import open_regular
-from dsdoctor.core.finding import Finding, step
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import Answer, LocalHost
 from dsdoctor.core.machine import DeepSpeed, Gap, Machine
+from dsdoctor.rules import book
 
 # A shared object -> its GPU architectures, the glibc it needs, its compiler's flags, its linked libraries. It is never run.
 
@@ -239,11 +240,12 @@ def not_tried(ops: tuple[str, ...], missing: tuple[str, ...] = ()) -> tuple[Find
     """A note that loading these ops cannot be tried here: the driver is missing, or the processor lacks instructions."""
     if not ops:
         return ()
-    title = f"{', '.join(ops)} link the NVIDIA driver (libcuda.so.1), which is not here: loading was not tried"
     if missing:
-        lost = ", ".join(missing[:3])
-        title = f"importing {', '.join(ops)} ended with SIGILL, as code with {lost} may on a processor that lacks them"
-    return (Finding.note("not-proven", title, affects=ops),)
+        lost = missing[:3]
+        return (
+            book.finding("not-proven", Severity.NOTE, case="instructions", affects=ops, ops=ops, instructions=lost),
+        )
+    return (book.finding("not-proven", Severity.NOTE, case="driver", affects=ops, ops=ops),)
 
 
 def load_installed(host: LocalHost, python: str, built: DeepSpeed, machine: Machine) -> tuple[Finding, ...]:
@@ -253,14 +255,7 @@ def load_installed(host: LocalHost, python: str, built: DeepSpeed, machine: Mach
     errors = load_each(host, python, {op: files[path] for op, path in named.items() if path})
     untried = tuple(op for op, error in errors.items() if lacks_driver(error, machine))
     failed = tuple(
-        Finding.error(
-            "op-does-not-load",
-            f"{op} does not load with this torch: {error}",
-            evidence=[str(named[op])],
-            affects=[op],
-            fix="build it for this environment",
-            steps=(step("python -m dsdoctor build-wheel --ops {op}", op=op),),
-        )
+        book.finding("op-does-not-load", Severity.ERROR, evidence=[str(named[op])], affects=[op], op=op, error=error)
         for op, error in errors.items()
         if error is not None and op not in untried
     )
