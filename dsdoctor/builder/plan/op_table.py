@@ -91,18 +91,15 @@ def judge_ops(
     op_findings = tuple(_in_ops(finding, wants) for finding in findings)
     hinders_build = _what_hinders_build_wheel(machine, source, request, cache, offers)
     needed = dict.fromkeys(asked, ASKED) or _matter(machine, source)
-    ops = tuple(
-        replace(
-            _verdict(fact, machine, source, op_findings, hinders_build[fact.op], compiled or {}),
-            needed=needed.get(fact.op, ""),
-            placeholder=bool(need_of(fact.op).empty),
-        )
-        for fact in source.ops
-    )
+    judged = [
+        _verdict(fact, machine, source, op_findings, hinders_build[fact.op], compiled or {}) for fact in source.ops
+    ]
+    ops = tuple(replace(op, needed=needed.get(op.op, ""), placeholder=bool(need_of(op.op).empty)) for op, _ in judged)
+    explained = {op.op for op, is_explained in judged if is_explained}
     missed = frozenset(op.op for op in ops if op.verdict == CANNOT and op.needed)
     cannot = frozenset(op.op for op in ops if op.verdict == CANNOT)
     weighed = tuple(found.finding if found.about_installed else _weighed(found, missed, asked) for found in op_findings)
-    refused = tuple(_refused(op) for op in ops if op.op in asked & cannot and not _is_explained(op, weighed))
+    refused = tuple(_refused(op) for op in ops if op.op in (asked & cannot) - explained)
     return OpTable(ops=ops, findings=weighed + refused)
 
 
@@ -142,26 +139,28 @@ def _verdict(
     op_findings: tuple[_OpFinding, ...],
     hinders_build: str | None,
     compiled: Mapping[str, str | None],
-) -> OpVerdict:
+) -> tuple[OpVerdict, bool]:
+    """The verdict, and whether a finding is its reason."""
     hindering = [found for found in op_findings if fact.op in found.finding.affects]
     installed = machine.deepspeed is not None and fact.op in machine.deepspeed.installed_ops
     at_run_time = (found.finding for found in hindering if installed and found.at_run_time)
     spoils = next((finding for finding in at_run_time if _is_error(finding)), None)
-    because = spoils.title if spoils else None
+    reason: Finding | str | None = spoils
     if installed and spoils is None:
         verdict = INSTALLED
     elif spoils is not None and spoils.rule != COMPILES_ITS_OWN:
         verdict = CANNOT
     else:
         obstacle = compiled.get(fact.op) or _obstacle(fact, machine, source, hindering, tried=fact.op in compiled)
-        verdict, because = CANNOT if obstacle else BUILDS, obstacle or because
-    return OpVerdict(
+        verdict, reason = CANNOT if obstacle else BUILDS, obstacle or spoils
+    op = OpVerdict(
         op=fact.op,
         verdict=verdict,
-        because=because,
+        because=reason.title if isinstance(reason, Finding) else reason,
         mended=CANNOT if hinders_build else BUILDS,
         mended_because=hinders_build,
     )
+    return op, isinstance(reason, Finding)
 
 
 def _is_error(finding: Finding) -> bool:
@@ -170,7 +169,7 @@ def _is_error(finding: Finding) -> bool:
 
 def _obstacle(
     fact: OpFact, machine: Machine, source: Source, hindering: list[_OpFinding], *, tried: bool
-) -> str | None:
+) -> Finding | str | None:
     """What pip or the run-time loader would meet first. ``tried``: the compiler was asked, so its answer replaces the findings'."""
     torch = machine.torch
     if fact.needs_toolkit and torch is not None and torch.cuda is None:
@@ -178,7 +177,7 @@ def _obstacle(
     building = [found.finding for found in hindering if not found.about_installed]
     building = [finding for finding in building if not tried or finding.rule == NOT_THE_COMPILERS]
     if building:
-        return min(building, key=lambda finding: not _is_error(finding)).title
+        return min(building, key=lambda finding: not _is_error(finding))
     why = refusal(fact, machine, source, _architectures(machine) or fact.architectures or ())
     return why.because if why else None
 
@@ -262,10 +261,6 @@ def _weighed(found: _OpFinding, missed: frozenset[str], asked: frozenset[str]) -
         return finding
     lowered = missed and finding.affects and _is_error(finding)
     return replace(finding, severity=Severity.WARNING if lowered else Severity.NOTE)
-
-
-def _is_explained(op: OpVerdict, findings: tuple[Finding, ...]) -> bool:
-    return any(op.op in finding.affects and finding.title == op.because for finding in findings)
 
 
 def _refused(op: OpVerdict) -> Finding:
