@@ -23,7 +23,7 @@ from dsdoctor.builder.source.fetch import digest_here, lay_out, spell_source
 from dsdoctor.builder.source.op_loads import find_load_sites, ops_of_config, unknown_sites
 from dsdoctor.builder.source.ops import described, recorded_source
 from dsdoctor.builder.source.training_config import TrainingConfig, read_config, training_configs
-from dsdoctor.builder.toolkit.choose import offers_for
+from dsdoctor.builder.toolkit.choose import toolkit_offers
 from dsdoctor.builder.wheel.index import publish
 from dsdoctor.core.build_models import BuildPlan, BuildResult, Source
 from dsdoctor.core.children import PreloadedPython
@@ -90,7 +90,7 @@ def _of_request(request: BuildRequest) -> Iterator[Step]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Planned:
+class PreparedPlan:
     """A plan with all that carrying it out needs; ``folder`` goes away when the context ends, ``store`` keeps compiled ops."""
 
     host: LocalHost
@@ -103,7 +103,7 @@ class Planned:
 
 
 @contextmanager
-def planned(order: BuildOrder, observation: Observation) -> Iterator[Planned]:
+def prepare_plan(order: BuildOrder, observation: Observation) -> Iterator[PreparedPlan]:
     """Lay the source out in a throw-away folder, ask it for its ops, and decide."""
     host, machine = LocalHost(), observation.machine
     request = replace(order.request, nodes=read_nodes(order.nodes))
@@ -113,9 +113,13 @@ def planned(order: BuildOrder, observation: Observation) -> Iterator[Planned]:
     with workspace(cache) as folder:
         source = _source(host, observation, order, accelerator, folder, cache)
         request = _with_config(request, order.config, decided, source)
-        plan = plan_build(machine, source, request, cache=observation.cache, offers=offers_for(observation, request))
+        plan = plan_build(
+            machine, source, request, cache=observation.cache, offers=toolkit_offers(observation, request)
+        )
         store = open_store(host) if order.cache else None
-        yield Planned(host=host, machine=machine, source=source, plan=plan, folder=folder, cache=cache, store=store)
+        yield PreparedPlan(
+            host=host, machine=machine, source=source, plan=plan, folder=folder, cache=cache, store=store
+        )
 
 
 def _source(
@@ -145,11 +149,11 @@ def _with_config(
     ops = ops_of_config(decided, accelerator=source.accelerator)
     reasons = ", ".join(f"{op} for {reason}" for op, reason in ops.items())
     nothing = f"nothing in it loads an op on {source.accelerator}, so it is the usual set"
-    because = f"--for {config}: {reasons or nothing}{beyond_the_table(source)}"
+    because = f"--for {config}: {reasons or nothing}{unknown_sites_note(source)}"
     return replace(request, ops=tuple(ops) or None, ops_because=because)
 
 
-def beyond_the_table(source: Source) -> str:
+def unknown_sites_note(source: Source) -> str:
     """What is known to be unknown about a DeepSpeed of another version than the table of ops was written for."""
     folder = Path(source.folder)
     found = unknown_sites(find_load_sites(folder)) if source.folder and folder.is_dir() else ()
@@ -337,7 +341,7 @@ class BuildScreen:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Built:
+class BuildOutcome:
     """What came of an order. ``result`` is None for a plan that was not carried out; ``kept``: the wheel is one of the cache."""
 
     plan: BuildPlan
@@ -352,7 +356,7 @@ class Built:
 
 def build(
     order: BuildOrder, out: Path, *, screen: BuildScreen, after: Callable[[], AfterBuild] | None = None, reuse: bool
-) -> Built:
+) -> BuildOutcome:
     """A wheel in ``out``. ``reuse``: the one that is kept will do, where nothing that it is made of has changed.
 
     ``after`` is asked for what comes after the build once it is clear that there will be one. It may raise ImpossiblePlan.
@@ -363,24 +367,26 @@ def build(
             inputs = inputs_of(order, observing.early().machine) if reuse else None
             if inputs is not None and (wheel := find_wheel(inputs, out)) is not None:
                 observing.stop()
-                return Built(plan=wheel.plan, result=_and_then(after and after(), wheel.plan, wheel.result), kept=True)
+                return BuildOutcome(
+                    plan=wheel.plan, result=_and_then(after and after(), wheel.plan, wheel.result), kept=True
+                )
             # beside the look at torch, which takes as long
             preloaded.start()
             observation = observing.final()
-        with planned(order, observation) as ready:
+        with prepare_plan(order, observation) as ready:
             if has_error(ready.plan.findings):
-                return Built(plan=ready.plan)
+                return BuildOutcome(plan=ready.plan)
             screen.plan(ready.plan)
             then = after and after()
             made = make_wheel(ready, out, say=screen.say, watch=screen.step, preloaded=preloaded)
             result = _and_then(then, ready.plan, made)
         if inputs is not None and not has_error(result.findings):
             keep(inputs, result, ready.plan)
-        return Built(plan=ready.plan, result=result)
+        return BuildOutcome(plan=ready.plan, result=result)
 
 
 def make_wheel(
-    ready: Planned,
+    ready: PreparedPlan,
     out: Path,
     *,
     say: Say,

@@ -79,7 +79,7 @@ def _of_ops(finding: Finding, built: DeepSpeed) -> Finding:
 # The DeepSpeed wheels of folders and package indexes, each held against one machine. Nothing of them is run.
 
 
-Shelved = Path | RemoteWheel
+ListedWheel = Path | RemoteWheel
 """A wheel in a folder, or one that an index lists."""
 
 
@@ -99,7 +99,7 @@ class Candidate:
         return not has_error(self.findings)
 
 
-class Shelf:
+class WheelCandidates:
     """The wheels of folders and indexes, held against one machine one by one.
 
     A wheel of an index whose name says that it does not fit is not fetched; the others are, into a folder that goes away.
@@ -110,11 +110,11 @@ class Shelf:
         self._observation, self._python, self._say = observation, python, say
         self._session = open_session(LocalHost())
         found = {wheel.name: wheel for place in reversed(places) for wheel in self._of(place)}
-        self.wheels: tuple[Shelved, ...] = tuple(sorted(found.values(), key=_age, reverse=True))
+        self.wheels: tuple[ListedWheel, ...] = tuple(sorted(found.values(), key=_age, reverse=True))
         self._listed: dict[Path, Mapping[str, Digests]] = {}
         self._folder = TemporaryDirectory(prefix="dsdoctor-")
 
-    def __enter__(self) -> "Shelf":
+    def __enter__(self) -> "WheelCandidates":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -127,7 +127,7 @@ class Shelf:
             raise UsageError("the index lists no wheel of deepspeed", hint="name another index, or a folder of wheels")
         return tuple(sorted((self.judge(wheel, ops)[0] for wheel in self.wheels), key=_worth, reverse=True))
 
-    def judge(self, wheel: Shelved, ops: tuple[str, ...]) -> tuple[Candidate, Path | None]:
+    def judge(self, wheel: ListedWheel, ops: tuple[str, ...]) -> tuple[Candidate, Path | None]:
         """A wheel against the machine and the ops that it must hold, and its file; None where it was not fetched."""
         if isinstance(wheel, Path):
             judged = self._judged(wheel, str(wheel), ops)
@@ -145,7 +145,7 @@ class Shelf:
             return replace(by_name, findings=(failed,)), None
         return replace(self._judged(path, wheel.shown, ops), sha256=digest), path
 
-    def _of(self, place: str) -> tuple[Shelved, ...]:
+    def _of(self, place: str) -> tuple[ListedWheel, ...]:
         if is_url(place):
             return list_index(place, self._session)
         if re.match(r"[A-Za-z][\w+.-]*:/", place) and not place.startswith("file://"):
@@ -202,7 +202,7 @@ def judge_listing(wheel: Path, listed: Mapping[str, Digests]) -> tuple[Finding, 
     return (book.finding("wheel-not-fetched", Severity.ERROR, case="changed", wheel=wheel.name, difference=other),)
 
 
-def version_of(wheel: Shelved) -> Version:
+def version_of(wheel: ListedWheel) -> Version:
     """The public version that a wheel's name says, 0 for a name that says none."""
     named = facts_of_name(wheel.name)
     try:
@@ -211,7 +211,7 @@ def version_of(wheel: Shelved) -> Version:
         return Version("0")
 
 
-def _age(wheel: Shelved) -> tuple[Version, bool, str]:
+def _age(wheel: ListedWheel) -> tuple[Version, bool, str]:
     """Greater for a newer one; among those of a version, for one whose name says for which torch it is."""
     named = facts_of_name(wheel.name)
     return version_of(wheel), named is not None and named.torch is not None, wheel.name
@@ -273,8 +273,8 @@ def verify(python: str, machine: Path | None, wheel: Path | None, *, load: bool 
 def verify_listed(python: str, machine: Path | None, url: str, *, say: Say) -> Verified:
     """Judge the wheel that an address names, or of an index the one that fits best. Raises UsageError where none can be judged."""
     observation = observe(python, machine, whole=False)
-    with Shelf([url], observation, python, say=say) as shelf:
-        best = shelf.ranked(())[0]
+    with WheelCandidates([url], observation, python, say=say) as candidates:
+        best = candidates.ranked(())[0]
     if best.built is None:
         raise UsageError(f"{best.wheel}: {best.findings[0].title}", hint="name another wheel")
     machine_with = replace(observation.machine, deepspeed=best.built)
@@ -299,8 +299,8 @@ def pick(python: str, machine: Path | None, place: str, ops: tuple[str, ...], *,
 
     One that lacks an op of ``ops`` does not fit. Raises UsageError for a place without DeepSpeed wheels.
     """
-    with Shelf([place], observe(python, machine, whole=False), python, say=say) as shelf:
-        return shelf.ranked(ops)
+    with WheelCandidates([place], observe(python, machine, whole=False), python, say=say) as candidates:
+        return candidates.ranked(ops)
 
 
 # A built DeepSpeed, or wheels to choose from -> lines.

@@ -18,12 +18,12 @@ from dsdoctor.rules import book
 
 
 GIB = 1 << 30
-BASE_DISK = GIB // 4
-OBJECT_DISK = 48 << 20
+BASE_DISK_BYTES = GIB // 4
+OBJECT_DISK_BYTES = 48 << 20
 """Bytes of one object with its share of the shared object: with -g they are 17 to 40 MB."""
 
-TOOLKIT_DISK = GIB
-UNPACKED = 6
+TOOLKIT_DISK_BYTES = GIB
+UNPACK_RATIO = 6
 """What NVIDIA's archives take with what is in them, as a multiple of their size, estimated high."""
 
 SETUPTOOLS_WITH_BDIST_WHEEL = Version("70.1")
@@ -50,9 +50,11 @@ def working_torch(machine: Machine) -> Torch:
 
 def disk_needed(ops: tuple[OpPlan, ...], toolkit: ToolkitPlan | None) -> int:
     """The bytes that a build may take in the cache folder, estimated high."""
-    objects = sum(len(op.sources) * OBJECT_DISK for op in ops)
+    objects = sum(len(op.sources) * OBJECT_DISK_BYTES for op in ops)
     archives = sum(archive.size for archive in toolkit.archives) if toolkit else 0
-    return BASE_DISK + objects + (TOOLKIT_DISK if toolkit and toolkit.fetches else 0) + UNPACKED * archives
+    return (
+        BASE_DISK_BYTES + objects + (TOOLKIT_DISK_BYTES if toolkit and toolkit.fetches else 0) + UNPACK_RATIO * archives
+    )
 
 
 def environment_findings(machine: Machine, disk: int) -> Iterator[Finding]:
@@ -86,7 +88,7 @@ def _missing_packages(machine: Machine) -> list[str]:
     return [] if complete or machine.package("wheel") else ["wheel"]
 
 
-JOB_MEMORY = {True: 7 * GIB // 2, False: 2 * GIB}
+JOB_MEMORY_BYTES = {True: 7 * GIB // 2, False: 2 * GIB}
 """Bytes of one compile job with and without device code: the largest process of a build of all ops was measured at
 2.9 GiB (3.4 GiB with evoformer_attn), one of host code at 1.5 to 2.1 GB."""
 
@@ -220,12 +222,12 @@ def _asked(text: str, where: str, torch: Torch) -> Architectures:
 
 def choose_jobs(machine: Machine, request: BuildRequest, *, device_code: bool) -> tuple[int, int, Choice]:
     """How many compilers run at once, and the bytes that they may take together, within the limits of the control group."""
-    # the pool counts each compiler by JOB_MEMORY, so that more g++ than nvcc run side by side where memory is short
+    # the pool counts each compiler by JOB_MEMORY_BYTES, so that more g++ than nvcc run side by side where memory is short
     memory, cpus = machine.system.memory, machine.system.cpus
-    by_memory = max(1, memory // JOB_MEMORY[False]) if memory else cpus
+    by_memory = max(1, memory // JOB_MEMORY_BYTES[False]) if memory else cpus
     jobs = request.jobs if request.jobs is not None else max(1, min(cpus, by_memory))
-    most = jobs * JOB_MEMORY[device_code]
-    planned = max(JOB_MEMORY[device_code], min(most, memory)) if memory else most
+    most = jobs * JOB_MEMORY_BYTES[device_code]
+    planned = max(JOB_MEMORY_BYTES[device_code], min(most, memory)) if memory else most
     shown = f"{memory / GIB:.0f} GiB" if memory else "unknown"
     because = "--jobs" if request.jobs is not None else f"{cpus} processors, {shown} of memory"
     because += f"; the compilers take up to {planned / GIB:.1f} GiB together"

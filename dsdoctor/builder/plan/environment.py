@@ -14,7 +14,7 @@ from dsdoctor.rules import book
 
 DROPPED = ("CUDACXX", "MAX_JOBS", "MAKEFLAGS", "PYTORCH_NVCC", "TORCH_CUDA_ARCH_LIST", "CUDA_HOME", "CUDA_PATH")
 NOT_OPS = ("DS_BUILD_OPS", "DS_BUILD_STRING")
-LOOKALIKE = 0.8
+MIN_SIMILARITY = 0.8
 
 
 def environment(
@@ -70,7 +70,7 @@ def caller_findings(machine: Machine, source: Source, toolkit: ToolkitPlan | Non
 
 
 def _unread(name: str, value: str, source: Source, known: list[str]) -> Finding:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=LOOKALIKE)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=MIN_SIMILARITY)
     if not near:
         return book.finding(
             "variable-misspelt",
@@ -118,7 +118,7 @@ def _cuda_home(name: str, value: str, machine: Machine, chosen: ToolkitPlan | No
 
 
 SHELLS = ("bash", "zsh", "fish", "csh")
-SAME = {"tcsh": "csh"}
+SHELL_ALIASES = {"tcsh": "csh"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,9 +132,11 @@ class ShellSettings:
 
 def lines_for(shell: str, settings: ShellSettings) -> tuple[str, ...]:
     """The lines for a shell. Raises UsageError for a shell that is not in SHELLS, or that cannot take one of the values."""
-    shell = SAME.get(shell, shell)
+    shell = SHELL_ALIASES.get(shell, shell)
     if shell not in SHELLS:
-        raise UsageError(f"--shell {shell!r} is not a known shell", hint=f"it takes {', '.join((*SHELLS, *SAME))}")
+        raise UsageError(
+            f"--shell {shell!r} is not a known shell", hint=f"it takes {', '.join((*SHELLS, *SHELL_ALIASES))}"
+        )
     setter = {"bash": _posix, "zsh": _posix, "fish": _fish, "csh": _csh}[shell]
     return (*_set(settings, setter), *_prepended(settings, shell))
 

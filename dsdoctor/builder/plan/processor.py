@@ -107,7 +107,7 @@ def version_of(compiler: Compiler) -> str:
 
 NATIVE = "native"
 BY_ITSELF = "DeepSpeed's own choice: this very processor; a level (--cpu) or --node FILE makes a wheel for others too"
-FEW = 3
+MAX_SHOWN = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +219,7 @@ def _shared(nodes: Sequence[Node]) -> tuple[str, str]:
     if len(fitting) < len(levels):
         better = levels[len(fitting)].name
         limits = [node for node in nodes if lacking(better, node.system)]
-        without = and_more(lacking(better, limits[0].system), FEW)
+        without = and_more(lacking(better, limits[0].system), MAX_SHOWN)
         because += f"; {_names(limits, models=True)} {_lack(limits)} {without} of {better}"
     return fitting[-1].name, because
 
@@ -240,7 +240,7 @@ def _not_on(machine: Machine, nodes: Sequence[Node], name: str) -> Iterator[Find
             Severity.ERROR,
             case="node" if len(bad) == 1 else "nodes",
             level=name,
-            instructions=and_more(missing[bad[0].name], FEW),
+            instructions=and_more(missing[bad[0].name], MAX_SHOWN),
             nodes=_names(bad, models=True),
             shared=_shared(nodes)[0],
         )
@@ -250,7 +250,7 @@ def _above(machine: Machine, name: str) -> Iterator[Finding]:
     """A note where the ops are compiled for a level that this machine itself cannot run."""
     missing = lacking(name, machine.system)
     if missing and machine.system.cpu_flags:
-        lost = and_more(missing, FEW)
+        lost = and_more(missing, MAX_SHOWN)
         yield book.finding("cpu-above-this-machine", Severity.NOTE, case="build", level=name, instructions=lost)
 
 
@@ -273,7 +273,7 @@ def _names(nodes: Sequence[Node], *, models: bool = False) -> str:
     shown = [
         f"{node.name} ({node.system.cpu_model})" if models and node.system.cpu_model else node.name for node in nodes
     ]
-    return and_more(shown, FEW)
+    return and_more(shown, MAX_SHOWN)
 
 
 def _lack(nodes: Sequence[Node]) -> str:

@@ -136,7 +136,7 @@ def known_breakage(op: Op, deepspeed: str, cuda: Cuda | None) -> str | None:
 # A DeepSpeed tree, or an installed DeepSpeed -> its ops as its own op_builder describes them. Compiles nothing.
 
 
-ASK_LIMIT = 180.0
+ASK_TIMEOUT_SECONDS = 180.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +201,9 @@ def _ask_ops(
     answer: _Ops | Gap = Gap(question="op_builder", reason="not asked")
     for how in (torch, *(["import"] if torch else [])):
         answer = parse_answer(
-            child.ask(python, "ask_ops.py", *question, how, *architectures, timeout=ASK_LIMIT), _Ops, "op_builder"
+            child.ask(python, "ask_ops.py", *question, how, *architectures, timeout=ASK_TIMEOUT_SECONDS),
+            _Ops,
+            "op_builder",
         )
         if not isinstance(answer, Gap):
             return answer

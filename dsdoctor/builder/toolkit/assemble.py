@@ -139,7 +139,7 @@ extern "C" int launch() {
     return cudaGetLastError() == cudaSuccess ? 0 : 1;
 }
 """
-LIMIT = 600.0
+COMPILE_TIMEOUT_SECONDS = 600.0
 
 
 def try_toolkit(host: LocalHost, home: Path, plan: ToolkitPlan, *, architectures: Sequence[str], compiler: str) -> None:
@@ -174,7 +174,7 @@ def _compile(
     options = ["-std=c++17", "-Xcompiler", "-fPIC", f"-I{home / 'include'}"]
     options += [f"-gencode=arch=compute_{number},code=sm_{number}" for number in _numbers(architectures)]
     nvcc = [str(home / "bin" / "nvcc"), "-ccbin", compiler, *options, "-c", str(source), "-o", str(made)]
-    answer = host.run(nvcc, timeout=LIMIT)
+    answer = host.run(nvcc, timeout=COMPILE_TIMEOUT_SECONDS)
     if not answer.ok:
         said = first_complaint(answer.stderr + answer.stdout, ("error", "fatal"))
         raise BuildFailed(
@@ -182,7 +182,8 @@ def _compile(
             hint="see the architectures (--arch) and the host compiler above, or name a toolkit with --toolkit DIR",
         )
     answer = host.run(
-        [compiler, "-shared", "-o", str(library), str(made), f"-L{home / 'lib64'}", "-lcudart"], timeout=LIMIT
+        [compiler, "-shared", "-o", str(library), str(made), f"-L{home / 'lib64'}", "-lcudart"],
+        timeout=COMPILE_TIMEOUT_SECONDS,
     )
     if not answer.ok:
         said = first_complaint(answer.stderr + answer.stdout, ("ld: ", "ld.", "undefined", "error"))
@@ -213,7 +214,7 @@ def _numbers(architectures: Sequence[str]) -> list[str]:
 # headers belong into /usr/include: for any other Python there is no such package.
 
 
-UNPACK_LIMIT = 120.0
+UNPACK_TIMEOUT_SECONDS = 120.0
 Chosen = tuple[HeadersPlan | None, tuple[Choice, ...], tuple[Finding, ...]]
 
 
@@ -267,7 +268,7 @@ def _unpack(host: LocalHost, plan: HeadersPlan, folder: Path) -> None:
     fetched = host.stream(["apt-get", "download", "--quiet", plan.package], cwd=folder, env=env, on_line=lines.append)
     packages = sorted(folder.glob("*.deb")) if fetched == 0 else []
     if packages:
-        answer = host.run(["dpkg-deb", "--extract", str(packages[0]), str(folder)], timeout=UNPACK_LIMIT)
+        answer = host.run(["dpkg-deb", "--extract", str(packages[0]), str(folder)], timeout=UNPACK_TIMEOUT_SECONDS)
         lines += answer.stderr.splitlines()
         packages[0].unlink()
     if not list(folder.glob("usr/include/python3*/Python.h")):

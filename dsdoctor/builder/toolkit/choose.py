@@ -212,7 +212,7 @@ def _take(toolkit: Toolkit, because: str, *, minor_of: Cuda | None = None) -> Ch
 # Asks the network only where that matters.
 
 
-def offers_for(observation: Observation, request: BuildRequest) -> Offers:
+def toolkit_offers(observation: Observation, request: BuildRequest) -> Offers:
     """NVIDIA's archives of the very release, else what the distribution packages; NOT_ASKED where a toolkit is here or on PyPI."""
     torch = observation.machine.torch
     mirror = LocalHost().variable(MIRROR) is not None

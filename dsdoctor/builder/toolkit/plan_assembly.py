@@ -215,10 +215,10 @@ def _offline(release: Cuda, requirements: tuple[str, ...]) -> Finding:
     )
 
 
-COMPILER = ("cuda_nvcc", "cuda_cudart", "cuda_cccl")
+REQUIRED_COMPONENTS = ("cuda_nvcc", "cuda_cudart", "cuda_cccl")
 """The components without which nothing compiles."""
 
-BESIDE = ("cuda_crt", "libnvvm", "cuda_profiler_api")
+OPTIONAL_COMPONENTS = ("cuda_crt", "libnvvm", "cuda_profiler_api")
 LIBRARIES = {
     "cublas_v2.h": "libcublas",
     "cusparse.h": "libcusparse",
@@ -231,7 +231,7 @@ LIBRARIES = {
 EXTRAS = {"cublas_v2.h": "cublas", "cusparse.h": "cusparse", "cusolverDn.h": "cusolver", "curand_kernel.h": "curand"}
 """The same for the package ``cuda-toolkit`` on PyPI; that of CUDA 12.4 and older has no cufile."""
 
-OF_COMPILER = {"crt/host_config.h", "cuda_runtime.h", "cccl", "cuda_profiler_api.h"}
+COMPILER_HEADERS = {"crt/host_config.h", "cuda_runtime.h", "cccl", "cuda_profiler_api.h"}
 """What belongs to the compiler: never that of another release, which torch's wheels may have."""
 
 PART_FOLDERS = ("cuda_runtime", "cuda_nvcc", "cuda_cccl", "cuda_profiler_api")
@@ -246,7 +246,7 @@ def from_offers(
     machine: Machine, release: Cuda, cache: str, offers: Offers, wheels: Sequence[Toolkit]
 ) -> Planned | None:
     """A toolkit made of the best offer, None where there is none. ``wheels`` are torch's own packages of headers and libraries."""
-    present = frozenset().union(*(toolkit.headers for toolkit in wheels)) - OF_COMPILER
+    present = frozenset().union(*(toolkit.headers for toolkit in wheels)) - COMPILER_HEADERS
     layers = tuple(_without_compiler(toolkit) for toolkit in wheels)
     wanted = f"torch was built with CUDA {release}, and {_what_is_here(machine)}"
     if offers.nvidia is not None and offers.nvidia.release == release:
@@ -273,9 +273,13 @@ def _finished(plan: ToolkitPlan, cache: str, because: str, findings: tuple[Findi
 
 def _archives(nvidia: NvidiaRelease, present: frozenset[str]) -> tuple[Archive, ...]:
     """The components to fetch; none where the manifest lacks one without which nothing compiles."""
-    names = [*COMPILER, *BESIDE, *(part for header, part in LIBRARIES.items() if header not in present)]
+    names = [
+        *REQUIRED_COMPONENTS,
+        *OPTIONAL_COMPONENTS,
+        *(part for header, part in LIBRARIES.items() if header not in present),
+    ]
     found = {name: archive for name in names if (archive := nvidia.archive(name)) is not None}
-    return tuple(found.values()) if set(COMPILER) <= found.keys() else ()
+    return tuple(found.values()) if set(REQUIRED_COMPONENTS) <= found.keys() else ()
 
 
 def _of_archives(
@@ -292,7 +296,9 @@ def _of_archives(
         root="",
         release=nvidia.release,
         assemble=True,
-        headers=tuple(sorted(present | libraries | profiler | (OF_COMPILER - {"cuda_profiler_api.h"}) | {"nccl.h"})),
+        headers=tuple(
+            sorted(present | libraries | profiler | (COMPILER_HEADERS - {"cuda_profiler_api.h"}) | {"nccl.h"})
+        ),
         fetch=_nccl(machine, nvidia.release, present),
         layers=layers,
         architectures=compiled_for(nvidia.release),
@@ -331,7 +337,7 @@ def _of_package(
         root="",
         release=release,
         assemble=True,
-        headers=tuple(sorted(present | OF_COMPILER | EXTRAS.keys() | {"nccl.h"})),
+        headers=tuple(sorted(present | COMPILER_HEADERS | EXTRAS.keys() | {"nccl.h"})),
         fetch=(
             f"cuda-toolkit[{','.join(sorted(extras))}]=={label_of(package)}",
             *whole_cccl,
