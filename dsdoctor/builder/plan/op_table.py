@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from dsdoctor.builder.plan.plan import DEFAULT, needs_of, plan_build, refusal, wanted_ops
+from dsdoctor.builder.plan.plan import DEFAULT_OPS, needs_of, plan_build, refusal, wanted_ops
 from dsdoctor.builder.source.ops import need_of
 from dsdoctor.builder.toolkit.plan_assembly import NOT_ASKED, Offers
 from dsdoctor.core import machine as needs
@@ -241,7 +241,7 @@ def _matter(machine: Machine, source: Source) -> dict[str, str]:
     installed = machine.deepspeed.installed_ops if machine.deepspeed else ()
     if installed:
         return dict.fromkeys(installed, INSTALLED)
-    return dict.fromkeys(DEFAULT.get(source.accelerator, ()), USUAL)
+    return dict.fromkeys(DEFAULT_OPS.get(source.accelerator, ()), USUAL)
 
 
 def _weighed(found: _OpFinding, missed: frozenset[str], asked: frozenset[str]) -> Finding:
