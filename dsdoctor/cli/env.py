@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Annotated
 
 from dsdoctor.builder.plan.choices import working_torch
+from dsdoctor.builder.plan.compiler import choose_compiler
 from dsdoctor.builder.plan.environment import ShellSettings, lines_for
 from dsdoctor.builder.plan.plan import plan_toolkit
-from dsdoctor.builder.plan.processor import choose_compiler
 from dsdoctor.builder.toolkit.choose import toolkit_offers
 from dsdoctor.cli.ending import IMPOSSIBLE, OK, print_result
 from dsdoctor.cli.options import Json

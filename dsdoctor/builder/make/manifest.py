@@ -19,7 +19,8 @@ from urllib.parse import quote
 import msgspec
 
 from dsdoctor.builder.make.compile import shared_object
-from dsdoctor.builder.plan.processor import lacking, version_of
+from dsdoctor.builder.plan.compiler import version_of
+from dsdoctor.builder.plan.processor import lacking
 from dsdoctor.builder.source.fetch import NEWEST
 from dsdoctor.builder.toolkit.kept import NVIDIA as NVIDIA_ARCHIVES
 from dsdoctor.builder.toolkit.kept import PYPI, Part

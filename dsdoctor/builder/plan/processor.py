@@ -5,108 +5,22 @@ agree. The levels are those of the x86-64 psABI, and versions of the Arm archite
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from dsdoctor.builder.plan.compiler import name_of
 from dsdoctor.core.architectures import instructions_of, lacking_instructions
-from dsdoctor.core.build_models import Choice, ToolkitPlan
+from dsdoctor.core.build_models import Choice
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.core.machine import Compiler, Machine, Node, System, Toolkit, compiler_limits, fits, newest_compiler
+from dsdoctor.core.machine import Compiler, Machine, Node, System
 from dsdoctor.core.requests import BuildRequest
 from dsdoctor.core.text import and_more
 from dsdoctor.rules import book
 
-# Machine + toolkit -> the host compiler that both nvcc and torch accept. Pure.
-
-
-def choose_compiler(
-    machine: Machine, toolkit: ToolkitPlan | None, *, device_code: bool
-) -> tuple[Compiler | None, tuple[Choice, ...], tuple[Finding, ...]]:
-    """The default compiler if it fits, else the newest that does (gcc before clang), else a finding."""
-    limits = {kind: _limits(machine, toolkit if device_code else None, kind) for kind in ("gcc", "clang")}
-    fitting = [c for c in machine.compilers if c.c_path and fits(c, limits[c.kind])]
-    if not fitting:
-        return None, (), (_nothing_fits(machine, toolkit, limits["gcc"]),)
-    default = machine.compilers[0]
-    if fitting[0] == default:
-        because = "it is the default here, and " + _accepted(limits[default.kind], toolkit, device_code=device_code)
-        return default, (_choice(default, because),), ()
-    chosen = max(fitting, key=lambda compiler: (compiler.kind == "gcc", compiler.version))
-    because = f"the default {default.path} {version_of(default)} is refused, and " + _accepted(
-        limits[chosen.kind], toolkit, device_code=device_code
-    )
-    return chosen, (_choice(chosen, because),), ()
-
-
-def _limits(machine: Machine, toolkit: ToolkitPlan | None, kind: str) -> tuple[int, int | None]:
-    """The oldest and the newest major that may be used; None for the newest where no limit is known."""
-    assert machine.torch is not None
-    if toolkit is None:
-        return compiler_limits(machine.torch, kind, ())
-    known = [known for known in machine.toolkits if _is_or_feeds(known, toolkit)]
-    # an assembled toolkit does not exist yet: its release tells, with torch's own table of compilers and what is known of its nvcc
-    planned = Toolkit(root=toolkit.root, release=toolkit.release)
-    if toolkit.fetches:
-        newest = {name: newest_compiler(toolkit.release, name) for name in ("gcc", "clang")}
-        planned = replace(planned, newest_gcc=newest["gcc"], newest_clang=newest["clang"])
-    return compiler_limits(machine.torch, kind, [*known, planned])
-
-
-def _is_or_feeds(known: Toolkit, toolkit: ToolkitPlan) -> bool:
-    return known.root == toolkit.root or (toolkit.assemble and known.release == toolkit.release)
-
-
-def _accepted(limits: tuple[int, int | None], toolkit: ToolkitPlan | None, *, device_code: bool) -> str:
-    by_torch = f"torch's headers need at least {limits[0]}"
-    if device_code and toolkit is not None and limits[1] is not None:
-        return f"{by_torch}, nvcc {toolkit.release} takes up to {limits[1]}"
-    return by_torch
-
-
-def _nothing_fits(machine: Machine, toolkit: ToolkitPlan | None, gcc: tuple[int, int | None]) -> Finding:
-    oldest, newest = gcc
-    package = "g++" if newest is None else f"g++-{newest}"
-    if not machine.compilers:
-        return book.finding("host-compiler-missing", Severity.ERROR, case="build", package=package)
-    seen = [f"{compiler.path}: {_kind_and_version(compiler)}" for compiler in machine.compilers]
-    here = _kind_and_version(machine.compilers[0])
-    if newest is None or not all(compiler.major > newest for compiler in machine.compilers):
-        return book.finding(
-            "host-compiler-too-old",
-            Severity.ERROR,
-            case="build",
-            evidence=seen,
-            oldest=oldest,
-            here=here,
-            package=package,
-        )
-    return book.finding(
-        "host-compiler-too-new",
-        Severity.ERROR,
-        case="build",
-        evidence=seen,
-        nvcc=str(toolkit.release) if toolkit else "",
-        newest=newest,
-        here=here,
-        package=package,
-    )
-
-
-def _choice(compiler: Compiler, because: str) -> Choice:
-    return Choice(what="compiler", value=f"{compiler.path} ({_kind_and_version(compiler)})", because=because)
-
-
-def _kind_and_version(compiler: Compiler) -> str:
-    return f"{compiler.kind} {version_of(compiler)}"
-
-
-def version_of(compiler: Compiler) -> str:
-    """A compiler's version as text, such as "12.2.0"."""
-    return ".".join(map(str, compiler.version))
-
-
 NATIVE = "native"
-BY_ITSELF = "DeepSpeed's own choice: this very processor; a level (--cpu) or --node FILE makes a wheel for others too"
+NATIVE_REASON = (
+    "DeepSpeed's own choice: this very processor; a level (--cpu) or --node FILE makes a wheel for others too"
+)
 MAX_SHOWN = 3
 
 
@@ -151,7 +65,7 @@ def choose_processor(
     elif request.nodes:
         name, because = _shared(request.nodes)
     else:
-        name, because = NATIVE, BY_ITSELF
+        name, because = NATIVE, NATIVE_REASON
     findings = (*_not_on(machine, request.nodes, name), *_above(machine, name), *_unknown(compiler, name))
     return name, Choice(what="processor", value=name, because=because), findings
 
@@ -263,7 +177,7 @@ def _unknown(compiler: Compiler | None, name: str) -> Iterator[Finding]:
             "cpu-unknown-to-compiler",
             Severity.ERROR,
             evidence=[f"compiler: {compiler.path}"],
-            compiler=_kind_and_version(compiler),
+            compiler=name_of(compiler),
             level=name,
             oldest=f"{compiler.kind} {oldest}",
         )
