@@ -1,4 +1,4 @@
-"""Machine + request -> accelerator, architectures, jobs and local version of a plan, each with its reason. Pure."""
+"""Choices of a plan that need no toolkit: accelerator, architectures, jobs, disk, local version, each with its reason. Pure."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,19 +14,26 @@ from dsdoctor.core.requests import BuildRequest
 from dsdoctor.core.text import and_more
 from dsdoctor.rules import book
 
-# Machine -> what any build needs: the torch that works, the packages, the disk space; findings for what lacks. Pure.
-
-
 GIB = 1 << 30
 BASE_DISK_BYTES = GIB // 4
 OBJECT_DISK_BYTES = 48 << 20
 """Bytes of one object with its share of the shared object: with -g they are 17 to 40 MB."""
-
 TOOLKIT_DISK_BYTES = GIB
 UNPACK_RATIO = 6
 """What NVIDIA's archives take with what is in them, as a multiple of their size, estimated high."""
-
+JOB_MEMORY_BYTES = {True: 7 * GIB // 2, False: 2 * GIB}
+"""Bytes of one compile job with and without device code: the largest process of a build of all ops was measured at
+2.9 GiB (3.4 GiB with evoformer_attn), one of host code at 1.5 to 2.1 GB."""
 SETUPTOOLS_WITH_BDIST_WHEEL = Version("70.1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architectures:
+    """A list of wanted architectures. ``asked`` is False when the user did not choose it, so that it may be narrowed."""
+
+    entries: tuple[str, ...]
+    because: str
+    asked: bool
 
 
 def working_torch(machine: Machine) -> Torch:
@@ -46,6 +53,149 @@ def working_torch(machine: Machine) -> Torch:
             hint=step("{python} -m pip install --force-reinstall torch", python=python.executable).line,
         )
     return machine.torch
+
+
+def accelerator_of(machine: Machine, request: BuildRequest) -> str:
+    """DeepSpeed's accelerator for this torch. Raises ImpossiblePlan without a working torch, or where torch has no such build."""
+    torch = working_torch(machine)
+    if request.accelerator == "cuda" and torch.cuda is None:
+        raise ImpossiblePlan(
+            f"--accelerator cuda was asked for, and torch {torch.version} is {torch.build}",
+            hint="install a CUDA build of torch: python -m pip install torch",
+        )
+    if request.accelerator is None and machine.unjudged_accelerator:
+        raise ImpossiblePlan(
+            f"{machine.unjudged_accelerator}, and dsdoctor builds for CUDA and CPU",
+            hint="--accelerator cpu builds the host ops",
+        )
+    if request.accelerator:
+        return request.accelerator
+    return "cuda" if torch.cuda else "cpu"
+
+
+def explain_accelerator(machine: Machine, request: BuildRequest, accelerator: str) -> Choice:
+    """The reason for the accelerator."""
+    torch = working_torch(machine)
+    if request.accelerator:
+        because = "--accelerator"
+    elif torch.cuda is None:
+        because = f"torch {torch.version} is a CPU build"
+    else:
+        seen = f"{len(machine.gpus)} GPU here" if machine.gpus else "no GPU here; DeepSpeed by itself would choose cpu"
+        because = f"torch {torch.version} is a CUDA build ({seen})"
+    return Choice(what="accelerator", value=accelerator, because=because)
+
+
+def explain_standard(torch: Torch) -> Choice:
+    """The C++ standard that torch's headers need."""
+    # DeepSpeed's builders pass the flag themselves; ops that pass a lower one are left out of the plan
+    return Choice(
+        what="C++ standard", value=f"C++{torch.cxx_standard}", because=f"torch {torch.version}'s headers demand it"
+    )
+
+
+def choose_architectures(machine: Machine, request: BuildRequest) -> Architectures:
+    """The GPU architectures: --arch, else the nodes' GPUs, else TORCH_CUDA_ARCH_LIST, else the visible GPUs', else all of torch's.
+
+    Raises UsageError for a list that torch or DeepSpeed cannot read, and when none of these names any.
+    """
+    torch = working_torch(machine)
+    shell = machine.variables.get("TORCH_CUDA_ARCH_LIST", "").strip()
+    if request.arch is not None:
+        return _named_architectures(request.arch, "--arch", torch)
+    if any(node.capabilities for node in request.nodes):
+        return _node_architectures(request.nodes, shell)
+    if shell:
+        return _named_architectures(shell, "TORCH_CUDA_ARCH_LIST in your shell", torch)
+    if (torch.capabilities or machine.gpus) and not request.nodes:
+        found = numeric(torch.capabilities or tuple(gpu.capability for gpu in machine.gpus))
+        return Architectures(entries=found, because="the GPUs visible here (get_device_capability)", asked=True)
+    unseen = "no node's snapshot shows a GPU" if request.nodes else "no GPU is visible here"
+    if not torch.arch_list:
+        raise UsageError(
+            f"{unseen}, and torch {torch.version} does not say for which it was built",
+            hint='name the GPUs\' architectures: --arch "8.0;9.0"',
+        )
+    because = f"{unseen}: every one that torch {torch.version} was built for; --arch narrows it"
+    return Architectures(entries=numeric(torch.arch_list), because=because, asked=False)
+
+
+def fit_architectures(
+    wanted: Architectures, toolkit: ToolkitPlan | None
+) -> tuple[tuple[str, ...], tuple[Choice, ...], tuple[Finding, ...]]:
+    """The wanted architectures that this nvcc compiles for; one that the user asked for and nvcc does not take is a finding."""
+    if toolkit is None:
+        return wanted.entries, (), ()
+    major = toolkit.release.major
+    fitting = tuple(entry for entry in wanted.entries if compiled_by(entry, toolkit.architectures, major))
+    lost = [entry for entry in wanted.entries if entry not in fitting]
+    nvcc = f"nvcc {toolkit.release}"
+    if lost and (wanted.asked or not fitting):
+        able = ", ".join(numeric(toolkit.architectures)) or f"{OLDEST.get(major, 'any')} and newer"
+        finding = book.finding(
+            "gpu-arch-unsupported-by-nvcc",
+            Severity.ERROR,
+            case="build",
+            evidence=[f"architectures: {wanted.because}", f"toolkit: {toolkit.root}"],
+            nvcc=str(toolkit.release),
+            lost=lost,
+            takes=able,
+        )
+        return wanted.entries, (), (finding,)
+    because = wanted.because + (f"; without {', '.join(lost)}, which {nvcc} does not take" if lost else "")
+    return fitting, (Choice(what="architectures", value=";".join(fitting), because=because),), ()
+
+
+def unused_architectures(machine: Machine, request: BuildRequest) -> tuple[Finding, ...]:
+    """A warning that --arch does nothing in a build without GPU code. Raises UsageError for a malformed list all the same."""
+    if request.arch is None:
+        return ()
+    listed = _named_architectures(request.arch, "--arch", working_torch(machine))
+    why = "--accelerator cpu" if request.accelerator else f"torch {working_torch(machine).version} is a CPU build"
+    return (book.finding("arch-unused", Severity.WARNING, architectures=";".join(listed.entries), why=why),)
+
+
+def many_architectures(listed: Architectures, ops: Sequence[OpPlan]) -> tuple[Finding, ...]:
+    """A note that GPU code is compiled for each of many architectures because nobody named one."""
+    compiled = [op.op for op in ops if op.device_code and len(op.architectures) > 1]
+    if listed.asked or not compiled:
+        return ()
+    count = max(len(op.architectures) for op in ops)
+    return (book.finding("many-architectures", Severity.NOTE, affects=compiled, ops=and_more(compiled), count=count),)
+
+
+def choose_jobs(machine: Machine, request: BuildRequest, *, device_code: bool) -> tuple[int, int, Choice]:
+    """How many compilers run at once, and the bytes that they may take together, within the limits of the control group."""
+    # the pool counts each compiler by JOB_MEMORY_BYTES, so that more g++ than nvcc run side by side where memory is short
+    memory, cpus = machine.system.memory, machine.system.cpus
+    by_memory = max(1, memory // JOB_MEMORY_BYTES[False]) if memory else cpus
+    jobs = request.jobs if request.jobs is not None else max(1, min(cpus, by_memory))
+    most = jobs * JOB_MEMORY_BYTES[device_code]
+    planned = max(JOB_MEMORY_BYTES[device_code], min(most, memory)) if memory else most
+    shown = f"{memory / GIB:.0f} GiB" if memory else "unknown"
+    because = "--jobs" if request.jobs is not None else f"{cpus} processors, {shown} of memory"
+    because += f"; the compilers take up to {planned / GIB:.1f} GiB together"
+    return jobs, planned, Choice(what="jobs", value=str(jobs), because=because)
+
+
+def choose_local_version(torch: Torch, accelerator: str, request: BuildRequest) -> tuple[str, Choice]:
+    """The local version without its "+", "" for none. Raises UsageError for one that PEP 440 refuses."""
+    if request.no_local_version or request.local_version == "":
+        local, because = "", "--no-local-version"
+    elif request.local_version is None:
+        local = f"{f'cu{torch.cuda}' if accelerator == 'cuda' else 'cpu'}.torch{torch.minor}"
+        because = "DeepSpeed's loader demands this very torch and CUDA release; a tag of the wheel's content follows"
+    else:
+        local = request.local_version.lstrip("+")
+        because = "--local-version"
+    try:
+        normal = (Version(f"0+{local}").local or "") if local else ""
+    except InvalidVersion:
+        raise UsageError(
+            f"{local!r} is not a local version: PEP 440 takes letters, digits and dots",
+            hint="--local-version cu13.0.torch2.14",
+        ) from None
+    return normal, Choice(what="local version", value=f"+{normal}" if normal else "none", because=because)
 
 
 def disk_needed(ops: tuple[OpPlan, ...], toolkit: ToolkitPlan | None) -> int:
@@ -88,78 +238,7 @@ def _missing_packages(machine: Machine) -> list[str]:
     return [] if complete or machine.package("wheel") else ["wheel"]
 
 
-JOB_MEMORY_BYTES = {True: 7 * GIB // 2, False: 2 * GIB}
-"""Bytes of one compile job with and without device code: the largest process of a build of all ops was measured at
-2.9 GiB (3.4 GiB with evoformer_attn), one of host code at 1.5 to 2.1 GB."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Architectures:
-    """A list of wanted architectures. ``asked`` is False when the user did not choose it, so that it may be narrowed."""
-
-    entries: tuple[str, ...]
-    because: str
-    asked: bool
-
-
-def accelerator_of(machine: Machine, request: BuildRequest) -> str:
-    """DeepSpeed's accelerator for this torch. Raises ImpossiblePlan without a working torch, or where torch has no such build."""
-    torch = working_torch(machine)
-    if request.accelerator == "cuda" and torch.cuda is None:
-        raise ImpossiblePlan(
-            f"--accelerator cuda was asked for, and torch {torch.version} is {torch.build}",
-            hint="install a CUDA build of torch: python -m pip install torch",
-        )
-    if request.accelerator is None and machine.unjudged_accelerator:
-        raise ImpossiblePlan(
-            f"{machine.unjudged_accelerator}, and dsdoctor builds for CUDA and CPU",
-            hint="--accelerator cpu builds the host ops",
-        )
-    if request.accelerator:
-        return request.accelerator
-    return "cuda" if torch.cuda else "cpu"
-
-
-def explain_accelerator(machine: Machine, request: BuildRequest, accelerator: str) -> Choice:
-    """The reason for the accelerator."""
-    torch = working_torch(machine)
-    if request.accelerator:
-        because = "--accelerator"
-    elif torch.cuda is None:
-        because = f"torch {torch.version} is a CPU build"
-    else:
-        seen = f"{len(machine.gpus)} GPU here" if machine.gpus else "no GPU here; DeepSpeed by itself would choose cpu"
-        because = f"torch {torch.version} is a CUDA build ({seen})"
-    return Choice(what="accelerator", value=accelerator, because=because)
-
-
-def choose_architectures(machine: Machine, request: BuildRequest) -> Architectures:
-    """The GPU architectures: --arch, else the nodes' GPUs, else TORCH_CUDA_ARCH_LIST, else the visible GPUs', else all of torch's.
-
-    Raises UsageError for a list that torch or DeepSpeed cannot read, and when none of these names any.
-    """
-    torch = working_torch(machine)
-    shell = machine.variables.get("TORCH_CUDA_ARCH_LIST", "").strip()
-    if request.arch is not None:
-        return _asked(request.arch, "--arch", torch)
-    if any(node.capabilities for node in request.nodes):
-        return _of_nodes(request.nodes, shell)
-    if shell:
-        return _asked(shell, "TORCH_CUDA_ARCH_LIST in your shell", torch)
-    if (torch.capabilities or machine.gpus) and not request.nodes:
-        found = numeric(torch.capabilities or tuple(gpu.capability for gpu in machine.gpus))
-        return Architectures(entries=found, because="the GPUs visible here (get_device_capability)", asked=True)
-    unseen = "no node's snapshot shows a GPU" if request.nodes else "no GPU is visible here"
-    if not torch.arch_list:
-        raise UsageError(
-            f"{unseen}, and torch {torch.version} does not say for which it was built",
-            hint='name the GPUs\' architectures: --arch "8.0;9.0"',
-        )
-    because = f"{unseen}: every one that torch {torch.version} was built for; --arch narrows it"
-    return Architectures(entries=numeric(torch.arch_list), because=because, asked=False)
-
-
-def _of_nodes(nodes: tuple[Node, ...], shell: str) -> Architectures:
+def _node_architectures(nodes: tuple[Node, ...], shell: str) -> Architectures:
     """The architectures of all nodes' GPUs together."""
     found = numeric(tuple({name for node in nodes for name in node.capabilities}))
     shown = ", ".join(f"{node.name} {' '.join(numeric(node.capabilities)) or 'none'}" for node in nodes)
@@ -167,96 +246,10 @@ def _of_nodes(nodes: tuple[Node, ...], shell: str) -> Architectures:
     return Architectures(entries=found, because=f"the GPUs of the nodes: {shown} (--node){ignored}", asked=True)
 
 
-def unused_architectures(machine: Machine, request: BuildRequest) -> tuple[Finding, ...]:
-    """A warning that --arch does nothing in a build without GPU code. Raises UsageError for a malformed list all the same."""
-    if request.arch is None:
-        return ()
-    listed = _asked(request.arch, "--arch", working_torch(machine))
-    why = "--accelerator cpu" if request.accelerator else f"torch {working_torch(machine).version} is a CPU build"
-    return (book.finding("arch-unused", Severity.WARNING, architectures=";".join(listed.entries), why=why),)
-
-
-def many_architectures(listed: Architectures, ops: Sequence[OpPlan]) -> tuple[Finding, ...]:
-    """A note that GPU code is compiled for each of many architectures because nobody named one."""
-    compiled = [op.op for op in ops if op.device_code and len(op.architectures) > 1]
-    if listed.asked or not compiled:
-        return ()
-    count = max(len(op.architectures) for op in ops)
-    return (book.finding("many-architectures", Severity.NOTE, affects=compiled, ops=and_more(compiled), count=count),)
-
-
-def fit_architectures(
-    wanted: Architectures, toolkit: ToolkitPlan | None
-) -> tuple[tuple[str, ...], tuple[Choice, ...], tuple[Finding, ...]]:
-    """The wanted architectures that this nvcc compiles for; one that the user asked for and nvcc does not take is a finding."""
-    if toolkit is None:
-        return wanted.entries, (), ()
-    major = toolkit.release.major
-    fitting = tuple(entry for entry in wanted.entries if compiled_by(entry, toolkit.architectures, major))
-    lost = [entry for entry in wanted.entries if entry not in fitting]
-    nvcc = f"nvcc {toolkit.release}"
-    if lost and (wanted.asked or not fitting):
-        able = ", ".join(numeric(toolkit.architectures)) or f"{OLDEST.get(major, 'any')} and newer"
-        finding = book.finding(
-            "gpu-arch-unsupported-by-nvcc",
-            Severity.ERROR,
-            case="build",
-            evidence=[f"architectures: {wanted.because}", f"toolkit: {toolkit.root}"],
-            nvcc=str(toolkit.release),
-            lost=lost,
-            takes=able,
-        )
-        return wanted.entries, (), (finding,)
-    because = wanted.because + (f"; without {', '.join(lost)}, which {nvcc} does not take" if lost else "")
-    return fitting, (Choice(what="architectures", value=";".join(fitting), because=because),), ()
-
-
-def _asked(text: str, where: str, torch: Torch) -> Architectures:
+def _named_architectures(text: str, where: str, torch: Torch) -> Architectures:
     try:
         entries = parse_architectures(text)
         check_known(entries, torch.known_architectures)
     except UsageError as error:
         raise UsageError(f"{error.message} ({where})", hint=error.hint) from None
     return Architectures(entries=entries, because=where, asked=True)
-
-
-def choose_jobs(machine: Machine, request: BuildRequest, *, device_code: bool) -> tuple[int, int, Choice]:
-    """How many compilers run at once, and the bytes that they may take together, within the limits of the control group."""
-    # the pool counts each compiler by JOB_MEMORY_BYTES, so that more g++ than nvcc run side by side where memory is short
-    memory, cpus = machine.system.memory, machine.system.cpus
-    by_memory = max(1, memory // JOB_MEMORY_BYTES[False]) if memory else cpus
-    jobs = request.jobs if request.jobs is not None else max(1, min(cpus, by_memory))
-    most = jobs * JOB_MEMORY_BYTES[device_code]
-    planned = max(JOB_MEMORY_BYTES[device_code], min(most, memory)) if memory else most
-    shown = f"{memory / GIB:.0f} GiB" if memory else "unknown"
-    because = "--jobs" if request.jobs is not None else f"{cpus} processors, {shown} of memory"
-    because += f"; the compilers take up to {planned / GIB:.1f} GiB together"
-    return jobs, planned, Choice(what="jobs", value=str(jobs), because=because)
-
-
-def explain_standard(torch: Torch) -> Choice:
-    """The C++ standard that torch's headers need."""
-    # DeepSpeed's builders pass the flag themselves; ops that pass a lower one are left out of the plan
-    return Choice(
-        what="C++ standard", value=f"C++{torch.cxx_standard}", because=f"torch {torch.version}'s headers demand it"
-    )
-
-
-def choose_local_version(torch: Torch, accelerator: str, request: BuildRequest) -> tuple[str, Choice]:
-    """The local version without its "+", "" for none. Raises UsageError for one that PEP 440 refuses."""
-    if request.no_local_version or request.local_version == "":
-        local, because = "", "--no-local-version"
-    elif request.local_version is None:
-        local = f"{f'cu{torch.cuda}' if accelerator == 'cuda' else 'cpu'}.torch{torch.minor}"
-        because = "DeepSpeed's loader demands this very torch and CUDA release; a tag of the wheel's content follows"
-    else:
-        local = request.local_version.lstrip("+")
-        because = "--local-version"
-    try:
-        normal = (Version(f"0+{local}").local or "") if local else ""
-    except InvalidVersion:
-        raise UsageError(
-            f"{local!r} is not a local version: PEP 440 takes letters, digits and dots",
-            hint="--local-version cu13.0.torch2.14",
-        ) from None
-    return normal, Choice(what="local version", value=f"+{normal}" if normal else "none", because=because)

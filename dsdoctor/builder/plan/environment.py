@@ -1,9 +1,12 @@
-"""Choices + the caller's variables -> the variables that a build sets and unsets, and findings about the caller's. Pure."""
+"""The variables of a build: those that it sets and unsets, findings about the caller's, and shell lines that set them. Pure.
+
+The lines are safe to ``eval`` whatever characters the paths hold.
+"""
 
 import difflib
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dsdoctor.core.build_models import HeadersPlan, Source, ToolkitPlan
@@ -15,6 +18,17 @@ from dsdoctor.rules import book
 DROPPED = ("CUDACXX", "MAX_JOBS", "MAKEFLAGS", "PYTORCH_NVCC", "TORCH_CUDA_ARCH_LIST", "CUDA_HOME", "CUDA_PATH")
 NOT_OPS = ("DS_BUILD_OPS", "DS_BUILD_STRING")
 MIN_SIMILARITY = 0.8
+SHELLS = ("bash", "zsh", "fish", "csh")
+SHELL_ALIASES = {"tcsh": "csh"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShellSettings:
+    """Variables to set, and folders to put in front of path variables. ``before`` is what those hold now."""
+
+    values: Mapping[str, str]
+    prepend: Mapping[str, tuple[str, ...]]
+    before: Mapping[str, str]
 
 
 def environment(
@@ -31,7 +45,7 @@ def environment(
     return env
 
 
-def taken_away(machine: Machine) -> tuple[str, ...]:
+def unset_variables(machine: Machine) -> tuple[str, ...]:
     """The names of the caller's variables that must not reach the build."""
     return tuple(sorted({*DROPPED, *(name for name in machine.variables if name.startswith("DS_"))}))
 
@@ -67,6 +81,18 @@ def caller_findings(machine: Machine, source: Source, toolkit: ToolkitPlan | Non
         elif name in {"CUDA_HOME", "CUDA_PATH"}:
             findings += _cuda_home(name, value, machine, toolkit)
     return tuple(findings)
+
+
+def lines_for(shell: str, settings: ShellSettings) -> tuple[str, ...]:
+    """The lines for a shell. Raises UsageError for a shell that is not in SHELLS, or that cannot take one of the values."""
+    shell = SHELL_ALIASES.get(shell, shell)
+    if shell not in SHELLS:
+        raise UsageError(
+            f"--shell {shell!r} is not a known shell", hint=f"it takes {', '.join((*SHELLS, *SHELL_ALIASES))}"
+        )
+    setter = {"bash": _posix, "zsh": _posix, "fish": _fish, "csh": _csh}[shell]
+    values = (setter(name, value) for name, value in sorted(settings.values.items()))
+    return (*values, *_prepended(settings, shell))
 
 
 def _unread(name: str, value: str, source: Source, known: list[str]) -> Finding:
@@ -112,37 +138,6 @@ def _cuda_home(name: str, value: str, machine: Machine, chosen: ToolkitPlan | No
             value=value,
         )
     ]
-
-
-# Environment settings -> the shell lines that make them, safe to ``eval`` whatever characters the paths hold. Pure.
-
-
-SHELLS = ("bash", "zsh", "fish", "csh")
-SHELL_ALIASES = {"tcsh": "csh"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShellSettings:
-    """Variables to set, and folders to put in front of path variables. ``before`` is what those hold now."""
-
-    values: Mapping[str, str]
-    prepend: Mapping[str, tuple[str, ...]]
-    before: Mapping[str, str]
-
-
-def lines_for(shell: str, settings: ShellSettings) -> tuple[str, ...]:
-    """The lines for a shell. Raises UsageError for a shell that is not in SHELLS, or that cannot take one of the values."""
-    shell = SHELL_ALIASES.get(shell, shell)
-    if shell not in SHELLS:
-        raise UsageError(
-            f"--shell {shell!r} is not a known shell", hint=f"it takes {', '.join((*SHELLS, *SHELL_ALIASES))}"
-        )
-    setter = {"bash": _posix, "zsh": _posix, "fish": _fish, "csh": _csh}[shell]
-    return (*_set(settings, setter), *_prepended(settings, shell))
-
-
-def _set(settings: ShellSettings, setter: Callable[[str, str], str]) -> tuple[str, ...]:
-    return tuple(setter(name, value) for name, value in sorted(settings.values.items()))
 
 
 def _prepended(settings: ShellSettings, shell: str) -> tuple[str, ...]:

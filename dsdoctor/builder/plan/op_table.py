@@ -1,4 +1,4 @@
-"""Machine + ops + findings -> the op table: which ops work in the environment as it is, and which build-wheel gets. Pure."""
+"""The op table: which ops work in the current environment, and which build-wheel can build. Pure."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -89,10 +89,10 @@ def judge_ops(
     asked = _asked(source, request)
     wants = {fact.op: requirements(fact, machine) | {fact.op} for fact in source.ops}
     op_findings = tuple(_in_ops(finding, wants) for finding in findings)
-    hinders_build = _what_hinders_build_wheel(machine, source, request, cache, offers)
-    needed = dict.fromkeys(asked, ASKED) or _matter(machine, source)
+    build_obstacles = _build_obstacles(machine, source, request, cache, offers)
+    needed = dict.fromkeys(asked, ASKED) or _needed_by_default(machine, source)
     judged = [
-        _verdict(fact, machine, source, op_findings, hinders_build[fact.op], compiled or {}) for fact in source.ops
+        _verdict(fact, machine, source, op_findings, build_obstacles[fact.op], compiled or {}) for fact in source.ops
     ]
     ops = tuple(replace(op, needed=needed.get(op.op, ""), placeholder=bool(need_of(op.op).empty)) for op, _ in judged)
     explained = {op.op for op, is_explained in judged if is_explained}
@@ -101,13 +101,6 @@ def judge_ops(
     weighed = tuple(found.finding if found.about_installed else _weighed(found, missed, asked) for found in op_findings)
     refused = tuple(_refused(op) for op in ops if op.op in (asked & cannot) - explained)
     return OpTable(ops=ops, findings=weighed + refused)
-
-
-def _asked(source: Source, request: BuildRequest) -> frozenset[str]:
-    """The ops that must work: those that were named; "all" names every one that has source files."""
-    if request.ops == ("all",):
-        return frozenset(fact.op for fact in source.ops if fact.sources)
-    return frozenset(wanted_ops(source, request).named) if request.ops else frozenset()
 
 
 def requirements(fact: OpFact, machine: Machine) -> frozenset[str]:
@@ -126,6 +119,21 @@ def without_needs(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(replace(finding, affects=()) for finding in findings)
 
 
+def _asked(source: Source, request: BuildRequest) -> frozenset[str]:
+    """The ops that must work: those that were named; "all" names every one that has source files."""
+    if request.ops == ("all",):
+        return frozenset(fact.op for fact in source.ops if fact.sources)
+    return frozenset(wanted_ops(source, request).named) if request.ops else frozenset()
+
+
+def _needed_by_default(machine: Machine, source: Source) -> dict[str, str]:
+    """The ops that decide the severity of findings when the user asked for none, and why: those installed, else the usual set."""
+    installed = machine.deepspeed.installed_ops if machine.deepspeed else ()
+    if installed:
+        return dict.fromkeys(installed, INSTALLED)
+    return dict.fromkeys(DEFAULT_OPS.get(source.accelerator, ()), USUAL)
+
+
 def _in_ops(finding: Finding, wants: Mapping[str, frozenset[str]]) -> _OpFinding:
     """Replace the needs in a finding's ``affects`` by the ops that have those needs."""
     hindered = tuple(op for op, wanted in wants.items() if wanted.intersection(finding.affects))
@@ -137,7 +145,7 @@ def _verdict(
     machine: Machine,
     source: Source,
     op_findings: tuple[_OpFinding, ...],
-    hinders_build: str | None,
+    build_obstacle: str | None,
     compiled: Mapping[str, str | None],
 ) -> tuple[OpVerdict, bool]:
     """The verdict, and whether a finding is its reason."""
@@ -157,14 +165,10 @@ def _verdict(
         op=fact.op,
         verdict=verdict,
         because=reason.title if isinstance(reason, Finding) else reason,
-        mended=CANNOT if hinders_build else BUILDS,
-        mended_because=hinders_build,
+        mended=CANNOT if build_obstacle else BUILDS,
+        mended_because=build_obstacle,
     )
     return op, isinstance(reason, Finding)
-
-
-def _is_error(finding: Finding) -> bool:
-    return finding.severity is Severity.ERROR
 
 
 def _obstacle(
@@ -192,17 +196,19 @@ def _architectures(machine: Machine) -> tuple[str, ...]:
     return tuple(map(plain, listed)) or numeric([gpu.capability for gpu in machine.visible_gpus])
 
 
-def _what_hinders_build_wheel(
+def _build_obstacles(
     machine: Machine, source: Source, request: BuildRequest, cache: str, offers: Offers
 ) -> dict[str, str | None]:
     """For every op why build-wheel would not get it, None where it would."""
-    everything = replace(request, ops=("all",), ops_because="", arch=request.arch or _stand_in(machine, request))
-    whole = _planned(machine, source, everything, cache, offers)
+    everything = replace(
+        request, ops=("all",), ops_because="", arch=request.arch or _substitute_architecture(machine, request)
+    )
+    whole = _left_out(machine, source, everything, cache, offers)
     rest = whole
     if IMPOSSIBLE in whole:
         # where no toolkit can be had, the ops that need none can still be built
         host_only = replace(source, ops=tuple(fact for fact in source.ops if not fact.needs_toolkit))
-        rest = _planned(machine, host_only, everything, cache, offers)
+        rest = _left_out(machine, host_only, everything, cache, offers)
 
     def why(fact: OpFact) -> str | None:
         left_out = whole if fact.needs_toolkit else rest
@@ -211,14 +217,14 @@ def _what_hinders_build_wheel(
     return {fact.op: why(fact) for fact in source.ops}
 
 
-def _stand_in(machine: Machine, request: BuildRequest) -> str | None:
+def _substitute_architecture(machine: Machine, request: BuildRequest) -> str | None:
     """An architecture that every nvcc since 11.0 takes, where none is known because torch was not loaded: build-wheel loads it."""
     torch = machine.torch
     known = torch is None or torch.arch_list or torch.capabilities or machine.gpus or request.nodes
     return None if known or machine.variables.get("TORCH_CUDA_ARCH_LIST", "").strip() else "8.0"
 
 
-def _planned(
+def _left_out(
     machine: Machine, source: Source, request: BuildRequest, cache: str, offers: Offers
 ) -> dict[str, str | None]:
     """The ops that a plan leaves out and why; under IMPOSSIBLE what makes the whole plan impossible."""
@@ -234,14 +240,6 @@ def _planned(
     if errors:
         left_out[IMPOSSIBLE] = errors[0]
     return left_out
-
-
-def _matter(machine: Machine, source: Source) -> dict[str, str]:
-    """The ops that decide the severity of findings when the user asked for none, and why: those installed, else the usual set."""
-    installed = machine.deepspeed.installed_ops if machine.deepspeed else ()
-    if installed:
-        return dict.fromkeys(installed, INSTALLED)
-    return dict.fromkeys(DEFAULT_OPS.get(source.accelerator, ()), USUAL)
 
 
 def _weighed(found: _OpFinding, missed: frozenset[str], asked: frozenset[str]) -> Finding:
@@ -277,3 +275,7 @@ def _refused(op: OpVerdict) -> Finding:
         because=op.because,
         mended_because=op.mended_because,
     )
+
+
+def _is_error(finding: Finding) -> bool:
+    return finding.severity is Severity.ERROR

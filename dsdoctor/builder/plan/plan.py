@@ -21,7 +21,7 @@ from dsdoctor.builder.plan.choices import (
     working_torch,
 )
 from dsdoctor.builder.plan.compiler import choose_compiler
-from dsdoctor.builder.plan.environment import caller_findings, environment, prepended, taken_away
+from dsdoctor.builder.plan.environment import caller_findings, environment, prepended, unset_variables
 from dsdoctor.builder.plan.processor import choose_processor
 from dsdoctor.builder.source.ops import BASE_HEADERS, CUDA_LIBRARIES, known_breakage, need_of
 from dsdoctor.builder.toolkit.assemble import choose_headers
@@ -155,7 +155,7 @@ def plan_build(
             skip_check=_skips_cuda_check(machine, means.toolkit),
         ),
         prepend=prepended(machine, means.toolkit, means.headers),
-        unset=taken_away(machine),
+        unset=unset_variables(machine),
         disk=disk,
         processor=processor,
         debug_info=request.debug_info,
