@@ -1,6 +1,8 @@
-"""BuildPlan -> wheel: assembles the toolkit, compiles the ops while the rest is packed, and checks that they load.
+"""A wheel of a plan: the toolkit assembled, the ops compiled while the rest is packed, and all of it tried.
 
-Works in a temporary folder; the wheel appears in the out folder by rename, or not at all.
+DeepSpeed's own setup.py packs the wheel without the ops, and records which it holds, and its version. A version ends in a tag of
+the wheel's content, which is known only when every op is compiled: setup.py is given a stand-in for the tag, and the tag takes its
+place afterwards. Works in a temporary folder; the wheel appears in the out folder by rename, or not at all.
 """
 
 import os
@@ -45,14 +47,16 @@ from dsdoctor.core.redaction import Hidden
 from dsdoctor.core.workspace import fixed_folder
 from dsdoctor.rules import book
 
-# The folders of one build, the source tree that is compiled, and the shared objects for the wheel. Compiles nothing.
-
-
 MIN_FREE_BYTES = 1 << 30
 """Bytes that a tree and its objects may take, estimated high: one object without debug information has less than a MiB."""
 
 LIBRARY = "lib"
 """The folder, inside the build's own, where setup.py finds the compiled ops."""
+
+STAND_IN = "tagtofollow"
+MAX_EPOCH_DIGITS = 11
+TAG, TAG_LENGTH = "b", 8
+"""The tag's first letter, which keeps it from being read as a number, and how many hexadecimal digits of sha256 follow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +72,15 @@ class Workdir:
     store: CacheStore | None = None
     pool: Pool | None = None
     preloaded: PreloadedPython | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Packed:
+    """A wheel in the out folder, or None where an op in it failed its check."""
+
+    wheel: Path | None = None
+    proofs: tuple[OpProof, ...] = ()
+    notes: tuple[Finding, ...] = ()
 
 
 @contextmanager
@@ -87,17 +100,6 @@ def tree_to_compile_in(plan: BuildPlan, source: Source, machine: Machine, say: C
         yield copy or tree
 
 
-def _copied(tree: Path, to: Path) -> Path | None:
-    """Copy the tree; None where there is no room for it and for what is compiled in it."""
-    try:
-        if shutil.disk_usage(to.parent).free < MIN_FREE_BYTES:
-            return None
-        shutil.copytree(tree, to, symlinks=True)
-    except OSError:
-        return None
-    return Path(os.path.realpath(to))
-
-
 def gather(plan: BuildPlan, compiled: tuple[Compiled, ...], library: Path) -> None:
     """Move the shared objects to where setup.py looks for compiled ops."""
     modules = {op.op: op.module for op in plan.ops}
@@ -106,15 +108,6 @@ def gather(plan: BuildPlan, compiled: tuple[Compiled, ...], library: Path) -> No
             target = library.joinpath(*modules[op.op].split(".")[:-1]) / op.library.name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.move(op.library, target)
-
-
-# A source tree -> one wheel. DeepSpeed's own setup.py packs it without the ops, while they are compiled; then they are put in.
-#
-# setup.py also records which ops the wheel holds, and its version. A version ends in a tag of the wheel's content, which is known
-# only when every op is compiled: setup.py is given a stand-in for the tag, and the tag takes its place afterwards.
-
-
-STAND_IN = "tagtofollow"
 
 
 @contextmanager
@@ -170,6 +163,88 @@ def untagged(plan: BuildPlan) -> str:
     return plan.local_version.rpartition(".")[0] if plan.tagged else plan.local_version
 
 
+def make(
+    host: LocalHost,
+    plan: BuildPlan,
+    source: Source,
+    machine: Machine,
+    workdir: Workdir,
+    *,
+    say: Callable[[str], None],
+    watch: Watch,
+) -> BuildResult:
+    """Carry out a plan. Where an op fails, the result has no wheel; where dsdoctor itself cannot go on, BuildFailed is raised.
+
+    ``say`` gets a line for each step, ``watch`` the progress of each op.
+    """
+    started, cpu = time.monotonic(), _cpu_seconds()
+    prepare_out(workdir.out)
+    _prepare(host, plan, say)
+    compiled, cache, bare = _compiled(host, plan, source, machine, workdir, say, watch)
+    packed = _Packed()
+    if all(op.library for op in compiled):
+        packed = _packed(host, plan, source, machine, workdir, say, bare())
+    if cache is not None:
+        cache.drop(proof.op for proof in packed.proofs if proof.wrong)
+    join_logs(workdir.logs)
+    results = _results(plan, compiled, packed.proofs)
+    return BuildResult(
+        wheel=str(packed.wheel) if packed.wheel else None,
+        manifest=f"{packed.wheel}.json" if packed.wheel else None,
+        ops=results,
+        seconds=round(time.monotonic() - started, 1),
+        cpu_seconds=round(_cpu_seconds() - cpu, 1),
+        log=str(workdir.logs / "build.log"),
+        findings=(*_failures(results), *packed.notes),
+        inputs=cache.inputs() if cache else None,
+    )
+
+
+def refused_ops(plan: BuildPlan) -> tuple[OpResult, ...]:
+    """The results of a plan that is impossible: no op was built, and those left out have their own reasons."""
+    waiting = tuple(
+        OpResult(op=op.op, asked=op.asked, built=False, because="the plan is impossible") for op in plan.ops
+    )
+    return waiting + _left_out(plan)
+
+
+def prepare_out(out: Path, option: str = "--out") -> None:
+    """Make the folder that an option names, and check that it can be written before the long work. Raises ImpossiblePlan."""
+    try:
+        make_folder(out)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise ImpossiblePlan(
+            f"the folder {out} of {option} cannot be written: {error.strerror}", hint=f"name another: {option} DIR"
+        ) from None
+
+
+def epoch_of(host: LocalHost) -> int:
+    """The time of every file in a wheel, in seconds since 1970: SOURCE_DATE_EPOCH, else the earliest that a zip file can hold."""
+    text = host.variable("SOURCE_DATE_EPOCH") or ""
+    return max(EARLIEST, int(text)) if text.isascii() and text.isdigit() and len(text) < MAX_EPOCH_DIGITS else EARLIEST
+
+
+def join_logs(logs: Path) -> None:
+    """Join all logs into one build.log, like the guide's ``tee build.log``."""
+    with replacing(logs / "build.log", mode=PRIVATE) as whole:
+        for part in sorted(logs.glob("*.log")):
+            if part.name != "build.log":
+                whole.write(b"===== %b =====\n%b\n" % (part.stem.encode(), part.read_bytes()))
+
+
+def _copied(tree: Path, to: Path) -> Path | None:
+    """Copy the tree; None where there is no room for it and for what is compiled in it."""
+    try:
+        if shutil.disk_usage(to.parent).free < MIN_FREE_BYTES:
+            return None
+        shutil.copytree(tree, to, symlinks=True)
+    except OSError:
+        return None
+    return Path(os.path.realpath(to))
+
+
 def _pack(host: LocalHost, plan: BuildPlan, tree: Path, workdir: Workdir) -> Path:
     """A wheel without ops, made by DeepSpeed's own setup.py, which is told of those that will be in it."""
     built, packed = workdir.folder / "packing-lib", workdir.folder / "packed"
@@ -213,57 +288,6 @@ def _environment(host: LocalHost, plan: BuildPlan, tree: Path) -> dict[str, str]
     if plan.accelerator == "cuda":
         env["TORCH_CUDA_ARCH_LIST"] = ";".join(plan.architectures)
     return env
-
-
-MAX_EPOCH_DIGITS = 11
-TAG, TAG_LENGTH = "b", 8
-"""The tag's first letter, which keeps it from being read as a number, and how many hexadecimal digits of sha256 follow."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Packed:
-    """A wheel in the out folder, or None where an op in it failed its check."""
-
-    wheel: Path | None = None
-    proofs: tuple[OpProof, ...] = ()
-    notes: tuple[Finding, ...] = ()
-
-
-def make(
-    host: LocalHost,
-    plan: BuildPlan,
-    source: Source,
-    machine: Machine,
-    workdir: Workdir,
-    *,
-    say: Callable[[str], None],
-    watch: Watch,
-) -> BuildResult:
-    """Carry out a plan. Where an op fails, the result has no wheel; where dsdoctor itself cannot go on, BuildFailed is raised.
-
-    ``say`` gets a line for each step, ``watch`` the progress of each op.
-    """
-    started, cpu = time.monotonic(), _cpu_seconds()
-    prepare_out(workdir.out)
-    _prepare(host, plan, say)
-    compiled, cache, bare = _compiled(host, plan, source, machine, workdir, say, watch)
-    packed = _Packed()
-    if all(op.library for op in compiled):
-        packed = _packed(host, plan, source, machine, workdir, say, bare())
-    if cache is not None:
-        cache.drop(proof.op for proof in packed.proofs if proof.wrong)
-    join_logs(workdir.logs)
-    results = _results(plan, compiled, packed.proofs)
-    return BuildResult(
-        wheel=str(packed.wheel) if packed.wheel else None,
-        manifest=f"{packed.wheel}.json" if packed.wheel else None,
-        ops=results,
-        seconds=round(time.monotonic() - started, 1),
-        cpu_seconds=round(_cpu_seconds() - cpu, 1),
-        log=str(workdir.logs / "build.log"),
-        findings=(*_failures(results), *packed.notes),
-        inputs=cache.inputs() if cache else None,
-    )
 
 
 def _compiled(
@@ -327,26 +351,6 @@ def _prepare(host: LocalHost, plan: BuildPlan, say: Callable[[str], None]) -> No
         unpack_headers(host, plan.headers)
 
 
-def refused_ops(plan: BuildPlan) -> tuple[OpResult, ...]:
-    """The results of a plan that is impossible: no op was built, and those left out have their own reasons."""
-    waiting = tuple(
-        OpResult(op=op.op, asked=op.asked, built=False, because="the plan is impossible") for op in plan.ops
-    )
-    return waiting + _left_out(plan)
-
-
-def prepare_out(out: Path, option: str = "--out") -> None:
-    """Make the folder that an option names, and check that it can be written before the long work. Raises ImpossiblePlan."""
-    try:
-        make_folder(out)
-        with tempfile.TemporaryFile(dir=out):
-            pass
-    except OSError as error:
-        raise ImpossiblePlan(
-            f"the folder {out} of {option} cannot be written: {error.strerror}", hint=f"name another: {option} DIR"
-        ) from None
-
-
 def _with_tag(host: LocalHost, plan: BuildPlan, source: Source, machine: Machine, workdir: Workdir) -> BuildPlan:
     """The plan with the tag of what the wheel will hold at the end of its local version.
 
@@ -368,12 +372,6 @@ def _bill_of_materials(host: LocalHost, manifest: Manifest, machine: Machine) ->
     toolkit = manifest.plan.toolkit
     parts = toolkit_parts(Path(toolkit.root)) if toolkit else ()
     return bill_of_materials(manifest, machine, parts, epoch=host.variable("SOURCE_DATE_EPOCH"))
-
-
-def epoch_of(host: LocalHost) -> int:
-    """The time of every file in a wheel, in seconds since 1970: SOURCE_DATE_EPOCH, else the earliest that a zip file can hold."""
-    text = host.variable("SOURCE_DATE_EPOCH") or ""
-    return max(EARLIEST, int(text)) if text.isascii() and text.isdigit() and len(text) < MAX_EPOCH_DIGITS else EARLIEST
 
 
 def _results(plan: BuildPlan, compiled: tuple[Compiled, ...], proofs: tuple[OpProof, ...]) -> tuple[OpResult, ...]:
@@ -414,14 +412,6 @@ def _failures(results: tuple[OpResult, ...]) -> tuple[Finding, ...]:
         for result in results
         if result.log and not result.built
     )
-
-
-def join_logs(logs: Path) -> None:
-    """Join all logs into one build.log, like the guide's ``tee build.log``."""
-    with replacing(logs / "build.log", mode=PRIVATE) as whole:
-        for part in sorted(logs.glob("*.log")):
-            if part.name != "build.log":
-                whole.write(b"===== %b =====\n%b\n" % (part.stem.encode(), part.read_bytes()))
 
 
 def _cpu_seconds() -> float:

@@ -29,6 +29,40 @@ ANSWER_TIMEOUT_SECONDS = 30.0
 
 UNPACK_TIMEOUT_SECONDS = 600.0
 MAX_MIRRORS = 2
+CONFIGURATION = """\
+Dir::State "{folder}/state";
+Dir::State::status "/dev/null";
+Dir::Cache "{folder}/cache";
+Dir::Log "{folder}/log";
+Dir::Etc::SourceList "{folder}/private.sources";
+Dir::Etc::SourceParts "/dev/null";
+Dir::Etc::Preferences "/dev/null";
+Dir::Etc::PreferencesParts "/dev/null";
+APT::Architecture "{architecture}";
+#clear APT::Architectures;
+#clear APT::Update::Pre-Invoke;
+#clear APT::Update::Post-Invoke;
+#clear APT::Update::Post-Invoke-Success;
+#clear APT::Default-Release;
+APT::Sandbox::User "root";
+APT::Get::AllowUnauthenticated "false";
+Acquire::AllowInsecureRepositories "false";
+Acquire::AllowWeakRepositories "false";
+Acquire::AllowDowngradeToInsecureRepositories "false";
+Acquire::Languages "none";
+Acquire::http::Timeout "10";
+Acquire::https::Timeout "10";
+"""
+
+SOURCES = """\
+Types: deb
+URIs: {address}
+Suites: {suites}
+Components: {component}
+Architectures: {architecture}
+Targets: Packages
+Signed-By: {keyring}
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,41 +101,6 @@ DISTRIBUTIONS = (
         suites=("resolute", "noble"),
     ),
 )
-
-# a line of #clear takes back what the system's apt.conf.d says: its hooks would change the system's own cache
-CONFIGURATION = """\
-Dir::State "{folder}/state";
-Dir::State::status "/dev/null";
-Dir::Cache "{folder}/cache";
-Dir::Log "{folder}/log";
-Dir::Etc::SourceList "{folder}/private.sources";
-Dir::Etc::SourceParts "/dev/null";
-Dir::Etc::Preferences "/dev/null";
-Dir::Etc::PreferencesParts "/dev/null";
-APT::Architecture "{architecture}";
-#clear APT::Architectures;
-#clear APT::Update::Pre-Invoke;
-#clear APT::Update::Post-Invoke;
-#clear APT::Update::Post-Invoke-Success;
-#clear APT::Default-Release;
-APT::Sandbox::User "root";
-APT::Get::AllowUnauthenticated "false";
-Acquire::AllowInsecureRepositories "false";
-Acquire::AllowWeakRepositories "false";
-Acquire::AllowDowngradeToInsecureRepositories "false";
-Acquire::Languages "none";
-Acquire::http::Timeout "10";
-Acquire::https::Timeout "10";
-"""
-SOURCES = """\
-Types: deb
-URIs: {address}
-Suites: {suites}
-Components: {component}
-Architectures: {architecture}
-Targets: Packages
-Signed-By: {keyring}
-"""
 
 
 def find_mirrors(host: Host) -> tuple[Mirror, ...] | str:

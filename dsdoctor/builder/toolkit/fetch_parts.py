@@ -1,6 +1,8 @@
-"""ToolkitPlan -> its parts in one folder: wheels of PyPI by pip, NVIDIA's archives, a distribution's package by apt.
+"""The parts of a toolkit in one folder: wheels of PyPI by pip, NVIDIA's archives, a distribution's package by apt.
 
-Every part comes with the sha256 that its index or manifest names for it, and is compared with that before it is unpacked.
+Every part comes with the sha256 that its index or manifest names for it, and is compared with that before it is unpacked. NVIDIA's
+``redistrib_X.Y.Z.json`` lists every component of a release with its path, sha256 and size; $DSDOCTOR_CUDA_REDIST names a mirror of
+that folder (https://..., file:///...), or "none".
 """
 
 import re
@@ -25,12 +27,6 @@ from dsdoctor.core.machine import Cuda
 from dsdoctor.core.pip import run_pip
 from dsdoctor.core.workspace import private_folder
 
-# CUDA release + architecture -> the archives that NVIDIA publishes of it. Reads manifests, fetches nothing else.
-#
-# ``redistrib_X.Y.Z.json`` lists every component of a release with its path, sha256 and size. $DSDOCTOR_CUDA_REDIST names a mirror
-# of that folder (https://..., file:///...), or "none".
-
-
 ADDRESS = "https://developer.download.nvidia.com/compute/cuda/redist"
 LICENCE = "https://docs.nvidia.com/cuda/eula/"
 PLATFORMS = {"x86_64": "linux-x86_64", "aarch64": "linux-sbsa"}
@@ -44,6 +40,10 @@ MAX_PATCHES = 8
 MAX_MANIFEST_BYTES = 4 << 20
 MAX_ARCHIVE_BYTES = 4 << 30
 ANSWER_TIMEOUT_SECONDS = 10.0
+DOWNLOADS = "downloads"
+APT = "apt"
+MAX_UNPACKED_BYTES = 8 << 30
+"""Bytes that an archive may unpack to: libcublas has 2 GB, with its static libraries."""
 
 
 class _Refused(Exception):
@@ -99,41 +99,6 @@ def parse_manifest(content: bytes, label: str, platform: str) -> NvidiaRelease:
     return NvidiaRelease(label=label, archives=tuple(_redist_archives(manifest, platform)))
 
 
-def _redist_archives(manifest: dict[str, Any], platform: str) -> Iterator[Archive]:
-    for name in COMPONENTS:
-        component = manifest.get(name)
-        file = component.get(platform) if isinstance(component, dict) else None
-        if isinstance(component, dict) and file is not None:
-            yield _archive(name, component, file)
-
-
-def _archive(name: str, component: dict[str, Any], file: Any) -> Archive:
-    if not isinstance(file, dict):
-        raise _Refused(f"{name} is not described")
-    version, path, sha256, size = (
-        str(value) for value in (component.get("version"), *map(file.get, ("relative_path", "sha256", "size")))
-    )
-    steps = path.split("/")
-    if not all(re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,150}", step) for step in steps) or len(steps) > 8:
-        raise _Refused(f"{name} lies in {path[:100]!r}")
-    if not path.endswith((".tar.xz", ".tar.gz")):
-        raise _Refused(f"{name} is {path[:100]!r}, not a .tar.xz")
-    if not re.fullmatch(r"[0-9a-fA-F]{64}", sha256):
-        raise _Refused(f"{name} has no sha256")
-    if not re.fullmatch(r"[0-9]{1,11}", size) or not 0 < int(size) <= MAX_ARCHIVE_BYTES:
-        raise _Refused(f"{name} has {size[:40]!r} bytes")
-    if not re.fullmatch(r"[0-9][0-9.]{0,30}", version):
-        raise _Refused(f"{name} is of version {version[:40]!r}")
-    licence = str(component.get("license", ""))[:100]
-    return Archive(name=name, version=version, path=path, sha256=sha256.lower(), size=int(size), license=licence)
-
-
-DOWNLOADS = "downloads"
-APT = "apt"
-MAX_UNPACKED_BYTES = 8 << 30
-"""Bytes that an archive may unpack to: libcublas has 2 GB, with its static libraries."""
-
-
 def fetch_parts(
     host: LocalHost, plan: ToolkitPlan, folder: Path, *, cache: Path, python: str, say: Say
 ) -> tuple[KeptPart, ...]:
@@ -171,6 +136,35 @@ def fetched_layers(parts: Path, final: Path) -> list[Layer]:
             )
         )
     return layers
+
+
+def _redist_archives(manifest: dict[str, Any], platform: str) -> Iterator[Archive]:
+    for name in COMPONENTS:
+        component = manifest.get(name)
+        file = component.get(platform) if isinstance(component, dict) else None
+        if isinstance(component, dict) and file is not None:
+            yield _archive(name, component, file)
+
+
+def _archive(name: str, component: dict[str, Any], file: Any) -> Archive:
+    if not isinstance(file, dict):
+        raise _Refused(f"{name} is not described")
+    version, path, sha256, size = (
+        str(value) for value in (component.get("version"), *map(file.get, ("relative_path", "sha256", "size")))
+    )
+    steps = path.split("/")
+    if not all(re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,150}", step) for step in steps) or len(steps) > 8:
+        raise _Refused(f"{name} lies in {path[:100]!r}")
+    if not path.endswith((".tar.xz", ".tar.gz")):
+        raise _Refused(f"{name} is {path[:100]!r}, not a .tar.xz")
+    if not re.fullmatch(r"[0-9a-fA-F]{64}", sha256):
+        raise _Refused(f"{name} has no sha256")
+    if not re.fullmatch(r"[0-9]{1,11}", size) or not 0 < int(size) <= MAX_ARCHIVE_BYTES:
+        raise _Refused(f"{name} has {size[:40]!r} bytes")
+    if not re.fullmatch(r"[0-9][0-9.]{0,30}", version):
+        raise _Refused(f"{name} is of version {version[:40]!r}")
+    licence = str(component.get("license", ""))[:100]
+    return Archive(name=name, version=version, path=path, sha256=sha256.lower(), size=int(size), license=licence)
 
 
 def _part_folders(parts: Path) -> Iterator[Path]:

@@ -1,4 +1,10 @@
-"""Package indexes of wheels: one that is written, one on the network that is read."""
+"""Package indexes of wheels: one that is written, one on the network that is read. Nothing of a wheel is run.
+
+What is written is a folder that pip can use (PEP 503, with metadata files, PEP 658): ``DIR/deepspeed/`` holds the wheels, their
+manifests and metadata, ``index.html`` there the links. Any web server can serve it, and so can ``file://``. Every file appears by
+rename; the pages are written again from the wheels that are there. What is read is the Simple API, HTML or JSON (PEP 503, 691); a
+name says much before anything is fetched.
+"""
 
 import hashlib
 import html
@@ -26,15 +32,8 @@ from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import DeepSpeed
 from dsdoctor.core.zip_file import BadZip, read_bytes, read_entries
 
-# Wheels -> a folder that pip can use as a package index (PEP 503, with metadata files, PEP 658). Nothing of a wheel is run.
-#
-# ``DIR/deepspeed/`` holds the wheels, their manifests and metadata, ``index.html`` there the links. Any web server can
-# serve it, and so can ``file://``. Every file appears by rename; the pages are written again from the wheels that are there.
-
-
 PROJECT = "deepspeed"
 NOT_TO_BE_USED = "tell whoever keeps the index; do not use the wheel"
-
 Digests = tuple[tuple[str, str], ...]
 """What an index says of a file: names of algorithms, each with hexadecimal digits."""
 
@@ -46,6 +45,42 @@ PAGE = """<!DOCTYPE html>
 {body}</body>
 </html>
 """
+
+TIMEOUTS_SECONDS = (15.0, 60.0)
+"""Seconds to connect, and without a byte."""
+
+MAX_WHEEL_BYTES = 8 << 30
+MAX_PAGE_BYTES, MAX_TAGS = 4 << 20, 50_000
+"""A page with a thousand wheels has half a MB and a few thousand tags."""
+
+PAGE_TIMEOUT_SECONDS = 120.0
+MIN_BYTES_PER_SECOND = 1024
+ALGORITHMS = {"md5", "sha1", "sha224", "sha256", "sha384", "sha512"}
+NO_INDEX = (UnsupportedContentTypeError, UnsupportedRepoVersionError, ValueError, ParserRejectedMarkup)
+CHUNK_BYTES = 1 << 20
+CUDA_IN_NAME = re.compile(r"cu(?:da)?\.?(\d{2})\.?(\d)(?!\d)")
+TORCH_IN_NAME = re.compile(r"(?:torch|pt)\.?(\d)\.?(\d{1,2})(?!\d)")
+CERTIFICATES = ("REQUESTS_CA_BUNDLE", "PIP_CERT", "SSL_CERT_FILE")
+
+
+class NoIndex(ValueError):
+    """Why an answer is no page of a package index, in words of ours."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteWheel:
+    """A wheel that an index lists. ``digests`` (algorithm, hexadecimal digits) and ``size`` (bytes) are what the index says."""
+
+    name: str
+    url: str
+    digests: Digests = ()
+    size: int | None = None
+    yanked: bool = False
+
+    @property
+    def shown(self) -> str:
+        """Its address without user, query and fragment: they may be secrets."""
+        return redaction.url(self.url)
 
 
 def publish(wheel: Path, index: Path) -> Path:
@@ -94,80 +129,6 @@ def contradicted_digest(path: Path, told: Digests, known: Mapping[str, str] | No
         if found != value:
             return f"has {name} {found[:16]}..., its index says {value[:16] or 'nothing'}..."
     return ""
-
-
-def _link(wheel: Path) -> str:
-    attributes = [("href", f"{quote(wheel.name)}#sha256={hex_of(wheel)}")]
-    metadata = _metadata(wheel)
-    if metadata is not None:
-        _write(wheel.with_name(f"{wheel.name}.metadata"), metadata)
-        attributes += [("data-core-metadata", f"sha256={sha256(metadata).hexdigest()}")]
-        attributes += [("data-requires-python", asked) for asked in _requires_python(metadata)]
-    written = " ".join(f'{name}="{html.escape(value)}"' for name, value in attributes)
-    return f"<a {written}>{html.escape(wheel.name)}</a><br>\n"
-
-
-def _metadata(wheel: Path) -> bytes | None:
-    """The METADATA file of a wheel; None for one that cannot be read: it is listed without metadata."""
-    try:
-        with open_regular(wheel) as file:
-            entries = (entry for entry in read_entries(file) if entry.name.endswith(".dist-info/METADATA"))
-            entry = next((entry for entry in entries if entry.size <= MAX_METADATA_BYTES), None)
-            return None if entry is None else b"".join(read_bytes(file, entry))
-    except (OSError, BadZip):
-        return None
-
-
-def _requires_python(metadata: bytes) -> Iterator[str]:
-    asked = parse_email(metadata)[0].get("requires_python")
-    if asked:
-        yield asked
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file in one step, unless it has that content already."""
-    if path.is_symlink() or not path.is_file() or path.read_bytes() != content:
-        write_bytes(path, content)
-
-
-# A package index on the network -> the DeepSpeed wheels that it lists, and one of them as a file whose digest is the index's.
-#
-# The Simple API, HTML or JSON (PEP 503, 691). A name says much before anything is fetched. Nothing of a wheel is run.
-
-
-TIMEOUTS_SECONDS = (15.0, 60.0)
-"""Seconds to connect, and without a byte."""
-MAX_WHEEL_BYTES = 8 << 30
-MAX_PAGE_BYTES, MAX_TAGS = 4 << 20, 50_000
-"""A page with a thousand wheels has half a MB and a few thousand tags."""
-PAGE_TIMEOUT_SECONDS = 120.0
-MIN_BYTES_PER_SECOND = 1024
-ALGORITHMS = {"md5", "sha1", "sha224", "sha256", "sha384", "sha512"}
-NO_INDEX = (UnsupportedContentTypeError, UnsupportedRepoVersionError, ValueError, ParserRejectedMarkup)
-CHUNK_BYTES = 1 << 20
-CUDA_IN_NAME = re.compile(r"cu(?:da)?\.?(\d{2})\.?(\d)(?!\d)")
-TORCH_IN_NAME = re.compile(r"(?:torch|pt)\.?(\d)\.?(\d{1,2})(?!\d)")
-CERTIFICATES = ("REQUESTS_CA_BUNDLE", "PIP_CERT", "SSL_CERT_FILE")
-
-
-class NoIndex(ValueError):
-    """Why an answer is no page of a package index, in words of ours."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RemoteWheel:
-    """A wheel that an index lists. ``digests`` (algorithm, hexadecimal digits) and ``size`` (bytes) are what the index says."""
-
-    name: str
-    url: str
-    digests: Digests = ()
-    size: int | None = None
-    yanked: bool = False
-
-    @property
-    def shown(self) -> str:
-        """Its address without user, query and fragment: they may be secrets."""
-        return redaction.url(self.url)
 
 
 def is_url(text: str) -> bool:
@@ -268,6 +229,40 @@ def fetch(
     if other := contradicted_digest(path, wheel.digests, {name: total.hexdigest() for name, total in totals.items()}):
         raise BuildFailed(f"{wheel.shown} {other}", hint=NOT_TO_BE_USED)
     return path, totals["sha256"].hexdigest()
+
+
+def _link(wheel: Path) -> str:
+    attributes = [("href", f"{quote(wheel.name)}#sha256={hex_of(wheel)}")]
+    metadata = _metadata(wheel)
+    if metadata is not None:
+        _write(wheel.with_name(f"{wheel.name}.metadata"), metadata)
+        attributes += [("data-core-metadata", f"sha256={sha256(metadata).hexdigest()}")]
+        attributes += [("data-requires-python", asked) for asked in _requires_python(metadata)]
+    written = " ".join(f'{name}="{html.escape(value)}"' for name, value in attributes)
+    return f"<a {written}>{html.escape(wheel.name)}</a><br>\n"
+
+
+def _metadata(wheel: Path) -> bytes | None:
+    """The METADATA file of a wheel; None for one that cannot be read: it is listed without metadata."""
+    try:
+        with open_regular(wheel) as file:
+            entries = (entry for entry in read_entries(file) if entry.name.endswith(".dist-info/METADATA"))
+            entry = next((entry for entry in entries if entry.size <= MAX_METADATA_BYTES), None)
+            return None if entry is None else b"".join(read_bytes(file, entry))
+    except (OSError, BadZip):
+        return None
+
+
+def _requires_python(metadata: bytes) -> Iterator[str]:
+    asked = parse_email(metadata)[0].get("requires_python")
+    if asked:
+        yield asked
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file in one step, unless it has that content already."""
+    if path.is_symlink() or not path.is_file() or path.read_bytes() != content:
+        write_bytes(path, content)
 
 
 def _page(url: str, session: requests.Session) -> requests.Response | None:
