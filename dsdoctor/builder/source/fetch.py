@@ -25,7 +25,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
 from dsdoctor.core.errors import BuildFailed, DoctorError, ImpossiblePlan, UsageError, is_full
-from dsdoctor.core.files import read_limited, write_bytes
+from dsdoctor.core.files import read_limited, sha256_of, write_bytes
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import DeepSpeed
 from dsdoctor.core.pip import OTHER_HASH, failed_fetch, run_pip, why_failed
@@ -128,15 +128,6 @@ def fetch_sdist(host: LocalHost, version: str, *, cache: Path, python: str, offl
         )
     with FileLock(folder / ".lock", mode=0o600):
         return _download(host, version, folder, python)
-
-
-def sha256_of(path: Path) -> str:
-    """The sha256 of a file of any size, in hexadecimal digits."""
-    total = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            total.update(chunk)
-    return total.hexdigest()
 
 
 def without_steering(environment: dict[str, str]) -> dict[str, str]:

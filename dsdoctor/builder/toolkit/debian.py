@@ -14,10 +14,9 @@ from urllib.parse import urlsplit
 from filelock import FileLock
 
 from dsdoctor.builder.toolkit.download import Meter, Say, shown
-from dsdoctor.builder.toolkit.kept import sha256_of
 from dsdoctor.core.build_models import DebianPackage
 from dsdoctor.core.errors import BuildFailed
-from dsdoctor.core.files import write_text
+from dsdoctor.core.files import sha256_of, write_text
 from dsdoctor.core.host import Host, LocalHost
 from dsdoctor.core.pip import why_failed
 from dsdoctor.core.workspace import private_folder

@@ -17,8 +17,8 @@ from typing import IO
 from urllib.error import HTTPError, URLError
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from dsdoctor.builder.toolkit.kept import sha256_of
 from dsdoctor.core.errors import BuildFailed
+from dsdoctor.core.files import sha256_of
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.pip import failed_fetch, pip_for, run_pip, why_failed
 from dsdoctor.core.version import __version__

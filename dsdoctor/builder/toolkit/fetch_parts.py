@@ -18,10 +18,11 @@ from filelock import FileLock
 from dsdoctor.builder.source.fetch import untar
 from dsdoctor.builder.toolkit.debian import fetch_package
 from dsdoctor.builder.toolkit.download import QUIET, Say, download, download_wheels, read_document, shown
-from dsdoctor.builder.toolkit.kept import NVIDIA, PYPI, KeptPart, sha256_of
+from dsdoctor.builder.toolkit.kept import NVIDIA, PYPI, KeptPart
 from dsdoctor.builder.toolkit.plan_assembly import MIRROR, NvidiaRelease
 from dsdoctor.core.build_models import Archive, DebianPackage, Layer, ToolkitPlan
 from dsdoctor.core.errors import BuildFailed, DoctorError, UsageError
+from dsdoctor.core.files import sha256_of
 from dsdoctor.core.host import Host, LocalHost
 from dsdoctor.core.machine import Cuda
 from dsdoctor.core.pip import run_pip

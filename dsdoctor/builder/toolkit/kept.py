@@ -3,7 +3,6 @@
 ``dsdoctor-toolkit.txt`` lists the parts, ``parts.sha256`` the files, as sha256sum writes it: ``sha256sum --check parts.sha256``.
 """
 
-import hashlib
 import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,13 +11,12 @@ from pathlib import Path
 
 from dsdoctor.builder.toolkit.plan_assembly import MARK
 from dsdoctor.core.errors import BuildFailed
-from dsdoctor.core.files import write_text
+from dsdoctor.core.files import sha256_of, write_text
 from dsdoctor.core.finding import step
 from dsdoctor.core.text import and_more
 
 PARTS_FOLDER = "parts"
 DIGESTS = "parts.sha256"
-CHUNK_BYTES = 1 << 20
 MAX_SHOWN = 3
 PYPI, NVIDIA = "pypi", "nvidia"
 SAMPLE_FILES = (
@@ -48,15 +46,6 @@ class Part:
     version: str
     origin: str = "pypi"
     sha256: str | None = None
-
-
-def sha256_of(path: Path) -> str:
-    """The digest of a file's content."""
-    total = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            total.update(chunk)
-    return total.hexdigest()
 
 
 def write_digests(folder: Path) -> None:
