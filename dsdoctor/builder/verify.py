@@ -1,4 +1,7 @@
-"""Built wheels against a machine: one, all of a folder or an index, and the best of them."""
+"""Built wheels against a machine: one, all of a folder or an index, and the best of them.
+
+Nothing of a wheel is run; only ``verify`` with ``load`` imports the ops that are installed.
+"""
 
 import re
 import sys
@@ -31,9 +34,6 @@ from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import DeepSpeed, Machine
 from dsdoctor.probe.observe import Observation, Say, observe
 from dsdoctor.rules import book
-
-# A built DeepSpeed and what was seen of a machine -> what stands in the way of its use there. Pure.
-
 
 RUNS = ("python-silent", "torch-missing", "torch-broken")
 """What keeps every built DeepSpeed from running."""
@@ -74,9 +74,6 @@ def _of_ops(finding: Finding, built: DeepSpeed) -> Finding:
     """The finding with the ops that it affects: those it names, else all."""
     named = tuple(op for op in finding.affects if op in built.installed_ops)
     return replace(finding, affects=named or (built.installed_ops if finding.affects else ()))
-
-
-# The DeepSpeed wheels of folders and package indexes, each held against one machine. Nothing of them is run.
 
 
 ListedWheel = Path | RemoteWheel
@@ -245,9 +242,6 @@ def _worth(candidate: Candidate) -> tuple[bool, Version, int, int, str]:
     return candidate.fits, Version(version.public), len(built.installed_ops) if built else 0, -doubts, candidate.wheel
 
 
-# verify: a built DeepSpeed against a machine -> findings. Runs nothing of it unless it is to load the installed ops.
-
-
 def verify(python: str, machine: Path | None, wheel: Path | None, *, load: bool = False) -> Verified:
     """Judge a wheel, or (None) the installed DeepSpeed, against a machine. Raises UsageError for what is no such wheel.
 
@@ -291,9 +285,6 @@ def _installed(observation: Observation) -> DeepSpeed:
     return read_installed(installed) if observation.is_here else installed
 
 
-# pick: the wheels of a folder or an index against one machine -> the one that fits it best. Runs nothing of them.
-
-
 def pick(python: str, machine: Path | None, place: str, ops: tuple[str, ...], *, say: Say) -> tuple[Candidate, ...]:
     """Every wheel of a folder or an index, the best first: one that fits, then the newest, then the one with most ops.
 
@@ -301,9 +292,6 @@ def pick(python: str, machine: Path | None, place: str, ops: tuple[str, ...], *,
     """
     with WheelCandidates([place], observe(python, machine, whole=False), python, say=say) as candidates:
         return candidates.ranked(ops)
-
-
-# A built DeepSpeed, or wheels to choose from -> lines.
 
 
 FOR_WHOM = {"ops-not-judged", "wheel-without-ops"}

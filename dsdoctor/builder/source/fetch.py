@@ -1,7 +1,9 @@
-"""An sdist, .tar.gz or .zip -> its single top folder. Nothing is written outside of it, through a link, or without end.
+"""A DeepSpeed source: a folder, an sdist, a version or a git URL -> a temporary tree, ready to be described and built.
 
-The members are written here and not by ``tarfile.extractall``: Debian 12's Python 3.11.2 has no filters, and the filters of later
-releases were passed by links that lead through other links.
+A folder is copied and never written to, an sdist is unpacked, a version is fetched by pip and a git URL by git. Sdists are kept in
+the cache, each with the sha256 that the package index gave; one that differs is not used. An sdist's members are written here and
+not by ``tarfile.extractall``: Debian 12's Python 3.11.2 has no filters, and the filters of later releases were passed by links that
+lead through other links. Nothing is written outside of the tree, through a link, or without end.
 """
 
 import errno
@@ -32,8 +34,6 @@ from dsdoctor.core.pip import OTHER_HASH, failed_fetch, run_pip, why_failed
 from dsdoctor.core.redaction import urls
 from dsdoctor.core.text import decode, encode
 from dsdoctor.core.workspace import private_folder
-
-# Which DeepSpeed is the newest, and what kept a newer one from being taken: a constraint of pip's, or the offline cache.
 
 
 def newest_sdist(sdists: Sequence[Path]) -> Path:
@@ -87,9 +87,6 @@ def _version(path: Path) -> Version:
         return Version(path.name.removeprefix("deepspeed-").removesuffix(".tar.gz"))
     except InvalidVersion:
         return Version("0")
-
-
-# The sdists that are kept in the cache, each with the sha256 that the package index told. One that differs is not used.
 
 
 NEWEST = "newest"
@@ -389,11 +386,6 @@ def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, staging: Path) -> None
         shutil.copyfileobj(source, file)
     target.chmod(0o755 if member.mode & 0o100 else 0o644)
     os.utime(target, (member.mtime, member.mtime))
-
-
-# What --source names -> a temporary copy of the DeepSpeed tree, ready to be described and built.
-#
-# A folder is copied and never written to; an sdist is unpacked; a version is fetched by pip and a git URL by git.
 
 
 FETCH_TIMEOUT_SECONDS = 1800.0

@@ -1,4 +1,8 @@
-"""A DeepSpeed wheel, or an installed DeepSpeed -> facts about it. Bytes are read; nothing of it is imported or run."""
+"""A DeepSpeed wheel, or an installed DeepSpeed -> facts about it. Bytes are read; nothing of it is imported or run.
+
+Also which of its names no DeepSpeed has, where its METADATA, names and file name contradict each other, and what it requires from
+an address.
+"""
 
 import base64
 import contextlib
@@ -39,9 +43,6 @@ from dsdoctor.core.machine import DeepSpeed
 from dsdoctor.core.redaction import GONE
 from dsdoctor.core.text import decode
 from dsdoctor.core.zip_file import AmbiguousZip, BadZip, Entry, read_bytes, read_entries
-
-# The names in a wheel, or of an installed DeepSpeed -> those that no DeepSpeed has, and that lie beside it. Nothing is read.
-
 
 OWN = frozenset({"deepspeed", "op_builder", "deepspeed.libs"})
 """The package; op_builder stood beside it up to 0.3.16 and in builds of forks; auditwheel puts libraries into deepspeed.libs."""
@@ -156,9 +157,6 @@ def _foreign_entry_points(text: str | None) -> Iterator[str]:
             yield f"entry point [{group}] {name} = {target}"
         elif not SCRIPT.fullmatch(name):
             yield f"the command {name}"
-
-
-# The METADATA, the names in a wheel and its file name -> where they contradict each other, and what it takes from an address.
 
 
 DIRECT = re.compile(r"([\w.-]+) ?(?:\[[^\]]*\])? ?@ ?(\S+)", re.ASCII)
