@@ -28,6 +28,7 @@ ANSWER_TIMEOUT_SECONDS = 30.0
 
 UNPACK_TIMEOUT_SECONDS = 600.0
 MAX_MIRRORS = 2
+# a line of #clear takes back what the system's apt.conf.d says: its hooks would change the system's own cache
 CONFIGURATION = """\
 Dir::State "{folder}/state";
 Dir::State::status "/dev/null";

@@ -27,6 +27,9 @@ from dsdoctor.core.machine import DeepSpeed, Gap, Machine
 from dsdoctor.rules import book
 
 MAGIC = 0xBA55ED50
+"""Begins a container of the ``.nv_fatbin`` section, as nvcc's fatbinary writes it. A container has entries that state their kind
+(PTX or machine code), their size and their architecture. ``cuobjdump --list-elf`` lists the same."""
+
 CONTAINER = struct.Struct("<IHHQ")
 """Magic number, version, size of this header, size of the entries after it."""
 
