@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 
 import pytest
 
@@ -23,7 +23,7 @@ from dsdoctor.core.errors import UsageError
 from dsdoctor.core.text import encode
 from dsdoctor.hang.channel import Answer, Listener, NodeReport, RunIdentity, Sent, identity, node_folder, send_report
 from dsdoctor.hang.incidents import plain_pickle, read_ranks, write_ranks
-from dsdoctor.hang.inspection import handled_exception, recorded_operations
+from dsdoctor.hang.inspection import handled_exception, recorded_operations, stored
 from dsdoctor.hang.local_rank import decode_sample
 from dsdoctor.hang.models import HangOptions
 from dsdoctor.hang.outside import parse_dump
@@ -128,30 +128,32 @@ def test_what_a_function_of_the_script_leaves_behind_is_not_kept_by_a_look(tmp_p
 class LetGo:
     """An engine that its script drops at the very moment in which the watch reads it."""
 
-    held: list["LetGo"]
     ended: list[int]
-
-    @property
-    def global_steps(self) -> int:
-        self.held.clear()
-        return 3
+    global_steps = 3
 
     def __del__(self) -> None:
         self.ended.append(threading.get_ident())
 
 
 def test_an_engine_that_the_script_drops_while_it_is_read_does_not_end_in_the_watching_thread(tmp_path: Path) -> None:
-    engine, LetGo.ended = LetGo(), []
-    LetGo.held = [engine]
+    held, LetGo.ended = [LetGo()], []
+
+    def drops(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code is stored.__code__ and frame.f_locals["name"] == "global_steps":
+            held.clear()
+
+    def looks(sampler: Sampler) -> None:
+        sys.setprofile(drops)
+        sampler.look()
+
     with ring(tmp_path) as (writer, _):
         sampler = Sampler(writer, str(tmp_path / "words"), rank=0, world=2, patience=0.0, tend=lambda: None)
-        sampler.engine = engine
-        del engine
-        watching = threading.Thread(target=sampler.look)
+        sampler.engine = held[0]
+        watching = threading.Thread(target=looks, args=(sampler,))
         watching.start()
         watching.join()
 
-    assert LetGo.held == LetGo.ended == []
+    assert held == LetGo.ended == []
     del sampler, watching
     gc.collect()
     assert LetGo.ended == [threading.get_ident()]
