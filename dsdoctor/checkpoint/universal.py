@@ -41,7 +41,7 @@ TRUSTED = re.compile(
     r"torch\.\w{1,20}Storage|torch\.Size|torch\.Tensor|torch\.device|torch\.(bfloat16|u?int\d{1,2}|float\d\w{0,12}|bool)"
     r"|torch\._utils\._rebuild_(tensor_v[23]|parameter|parameter_with_state)|torch\._tensor\._rebuild_from_type_v2"
     r"|torch\.nn\.parameter\.Parameter|torch\.storage\.UntypedStorage"
-    r"|collections\.(OrderedDict|defaultdict)|(__builtin__|builtins)\.(set|frozenset|bytearray|complex|slice|dict|list|int)"
+    r"|collections\.(OrderedDict|defaultdict)|(__builtin__|builtins)\.(set|frozenset|bytes|bytearray|complex|slice|dict|list|int)"
     # numpy's arrays and numbers: states of random generators
     r"|numpy\.(core|_core)\.multiarray\.(_reconstruct|scalar)|numpy\.(ndarray|dtype)|_codecs\.encode"
     # plain data of DeepSpeed, and Megatron's arguments
