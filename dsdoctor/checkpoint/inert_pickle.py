@@ -127,7 +127,7 @@ def is_shape(value: Any) -> bool:
     )
 
 
-def read_pickle(content: bytes, names: set[str] | None = None) -> Any:
+def read_pickle(content: bytes, names: set[str] | None = None, *, max_opcodes: int = MAX_OPCODES) -> Any:
     """What a pickle would make, as inert data. Raises NotUnderstood. ``names`` takes every class and function that it names, those
     too of which nothing is left in the result, and what is called or filled in another form than its makers write.
 
@@ -140,7 +140,7 @@ def read_pickle(content: bytes, names: set[str] | None = None) -> Any:
     reader = _Reader(set() if names is None else names)
     stream = io.BytesIO(content)
     try:
-        for _ in range(MAX_OPCODES):
+        for _ in range(max_opcodes):
             code = stream.read(1)
             if code not in OPCODES:
                 raise NotUnderstood(
@@ -155,7 +155,7 @@ def read_pickle(content: bytes, names: set[str] | None = None) -> Any:
             if step is None:
                 raise NotUnderstood(f"its pickle has the opcode {name}, which torch does not write")
             step(reader, argument)
-        raise NotUnderstood(f"its pickle has more than {MAX_OPCODES:,} opcodes")
+        raise NotUnderstood(f"its pickle has more than {max_opcodes:,} opcodes")
     except (ValueError, LookupError, TypeError, OverflowError, RecursionError, MemoryError) as error:
         raise NotUnderstood(f"its pickle cannot be read: {type(error).__name__}: {str(error)[:100]}") from error
 
