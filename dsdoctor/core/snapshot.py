@@ -179,7 +179,7 @@ class RecordedHost:
         return self._answer(str | None, None, "distrust", *question)
 
     def cpus(self) -> int:
-        return self._answer(int, 1, "cpus")
+        return max(1, self._answer(int, 1, "cpus"))
 
     def run(self, argv: Sequence[str], *, timeout: float, env: Mapping[str, str] | None = None) -> Answer:
         return self._answer(Answer, Answer(returncode=127, stderr="not in the snapshot"), "run", *argv)
