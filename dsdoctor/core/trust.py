@@ -27,6 +27,8 @@ from itertools import takewhile
 from pathlib import Path
 from shlex import quote
 
+from dsdoctor.core.files import real_path
+
 ACCESS_LIST = "system.posix_acl_access"
 NAMED_USER, NAMED_GROUP, OWNING_GROUP, MASK = 0x02, 0x08, 0x04, 0x10
 ENTRY = struct.Struct("<HHI")
@@ -463,7 +465,7 @@ def _is_of_the_host(path: Path, found: os.stat_result) -> bool:
     depended_on = [sys.executable, sys.prefix, __file__]
     with suppress(KeyError):
         depended_on.append(pwd.getpwuid(os.geteuid()).pw_dir)
-    return any(path in Path(os.path.realpath(place)).parents for place in depended_on if place)
+    return any(path in Path(real_path(place)).parents for place in depended_on if place)
 
 
 def _is_stranger(number: int) -> bool:
