@@ -83,7 +83,9 @@ def test_an_exception_that_another_rank_has_told_of_is_not_told_again() -> None:
 
 @each("name", ["SIGKILL", "SIGABRT", *sorted(CRASHES), *ASKED_TO_END, "SIGXCPU"])
 def test_the_kernel_is_asked_about_memory_only_where_it_may_have_killed(name: str) -> None:
-    (finding,) = judge(incident(view(0, calling("all_reduce"), 41, world=3), ended(1, f"killed by {name}", 1.0))).findings
+    (finding,) = judge(
+        incident(view(0, calling("all_reduce"), 41, world=3), ended(1, f"killed by {name}", 1.0))
+    ).findings
 
     assert finding.rule == "hang-rank-gone"
     assert finding.fix is not None
