@@ -28,7 +28,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dsdoctor.core.finding import FIELD, Finding, Fix, Follows, Severity, Step
+from dsdoctor.core.finding import FIELD, Finding, Fix, Follows, Severity, Step, step
 from dsdoctor.core.text import ManualPage
 
 if sys.version_info >= (3, 11):
@@ -175,7 +175,7 @@ def _filled_step(template: str, values: Mapping[str, Filling]) -> Step:
     """A command with those values for which it has a place."""
     names = dict.fromkeys(place["name"] for place in FIELD.finditer(template))
     words = ((name, values[name]) for name in names if name in values)
-    return Step(template=template, values=tuple((name, v if isinstance(v, tuple) else str(v)) for name, v in words))
+    return replace(step(template), values=tuple((name, v if isinstance(v, tuple) else str(v)) for name, v in words))
 
 
 @functools.cache
