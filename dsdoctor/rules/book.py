@@ -126,6 +126,14 @@ def room_rules(room: str) -> dict[str, Table]:
     return {table["id"]: table for file in _files(room) for table in _parse(_read(file)).get("rule", ())}
 
 
+def prepare(room: str) -> None:
+    """Read the words of a room's findings now: a watch makes them later, where no file may be read."""
+    rooms = _order()["rooms"]
+    for before in rooms[: rooms.index(room) + 1]:
+        if before != LOGS:
+            _rules_in(before)
+
+
 def log_topics() -> dict[str, Table]:
     """The whole tables of the logs' topics, in their order: the first rule that explains a line counts."""
     return {file.stem: _parse(_read(file)) for file in _files(LOGS)}

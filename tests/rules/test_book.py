@@ -4,6 +4,8 @@ import ast
 import functools
 import itertools
 import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -152,3 +154,23 @@ def test_a_rule_says_what_it_means_and_uses_no_key_that_nobody_reads(rule: str) 
 
 def test_what_nobody_wrote_is_in_no_room() -> None:
     assert list(entries("a-rule-of-nobody")) == []
+
+
+@each("room", ("hang", "overflow"))
+def test_the_findings_of_a_room_that_was_prepared_read_no_file(room: str) -> None:
+    """In a process of its own: what other tests have read is read there again."""
+    script = """
+import sys
+from dsdoctor.core.finding import Severity
+from dsdoctor.rules import book
+room = sys.argv[1]
+book.prepare(room)
+tables = book.room_rules(room)
+cases = [(rule, case) for rule in tables for case in ("", *(one["name"] for one in tables[rule].get("case", ())))]
+opened = []
+sys.addaudithook(lambda event, given: event in {"open", "import"} and opened.append(given[0]))
+made = [book.finding(rule, Severity.ERROR, case=case) for rule, case in cases if "title" in book.words_of(rule, case)]
+assert len(made) > 15, made
+assert opened == [], opened
+"""
+    subprocess.run([sys.executable, "-c", script, room], check=True, cwd=PACKAGE.parent)
