@@ -65,9 +65,7 @@ def _settings(
 # The command whose lines a shell evaluates: env.
 
 
-Shell = Annotated[
-    str, option(metavar="bash|zsh|fish|csh|tcsh", help="The shell that is to take the lines. Default: bash.")
-]
+Shell = Annotated[str, option(metavar="bash|zsh|fish|csh|tcsh", help="Shell to print for. Default: bash.")]
 
 
 def env_command(
@@ -79,7 +77,7 @@ def env_command(
     machine: MachineFile = None,
     as_json: Json = False,
 ) -> int:
-    """Print the lines that select the CUDA toolkit and the compiler which fit this torch.
+    """Print shell lines that select the CUDA toolkit and compiler for this torch.
 
     In fish: dsdoctor env --shell fish | source. In csh and tcsh: ``eval "`dsdoctor env --shell csh`"``.
 

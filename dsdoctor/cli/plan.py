@@ -23,7 +23,7 @@ def plan_command(
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> int:
-    """Say what build-wheel would do, with the reason of every choice. Compiles nothing.
+    """Show what build-wheel would do, with the reason for each choice. Compiles nothing.
 
     Example: dsdoctor plan --for ds_config.json
     """

@@ -1,10 +1,10 @@
 """An incident with what follows from it alone: who is told of how, who waits where. Shared by all that judge it."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from dsdoctor.core.finding import Finding, Step, step
+from dsdoctor.core.finding import Severity
 from dsdoctor.core.processes import LETTERS, FileHolder
 from dsdoctor.hang.models import MAX_SAMPLE_AGE, MOVED, NOT_LOOKED, PROCESSES, RECORDERS, Incident, RankView, Sample
 from dsdoctor.hang.stacks import (
@@ -28,24 +28,9 @@ from dsdoctor.ranks.peers import says_another_is_gone
 
 KILLED, ASKED_TO_END = "killed by ", ("SIGTERM", "SIGINT", "SIGHUP")
 """Launchers and people end ranks by these signals."""
-QUIET = "exit status 0"
-ABORT = (
-    "the program has ended itself (abort), and its own words stand on its stderr: C++ does so when an exception is not caught, "
-    "gloo when the sizes of a collective differ between ranks, NCCL's watchdog at a timeout"
-)
-CRASH = "it crashed in C code: have Python write the line that called it"
-SENT = "somebody has sent that: a person, a scheduler, or the launcher, whose own log then says why"
-LEFT = "see which line ends the process with that status: sys.exit, os._exit, also in a thread or a library"
-CRASHED = (CRASH, (step("export PYTHONFAULTHANDLER=1"), step("dmesg -T | grep -E 'segfault|trap' | tail")))
-BY_SIGNAL: dict[str, tuple[str, tuple[Step, ...]]] = {
-    "SIGKILL": (
-        "read what that rank printed last, and ask the kernel",
-        (step("dmesg -T | grep -iE 'killed process|oom' | tail"),),
-    ),
-    "SIGABRT": (ABORT, ()),
-    **dict.fromkeys(("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGSYS", "SIGTRAP"), CRASHED),
-    **dict.fromkeys(ASKED_TO_END, (SENT, ())),
-}
+EXIT_STATUS = "exit status "
+QUIET = f"{EXIT_STATUS}0"
+CRASHES = {"SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGSYS", "SIGTRAP"}
 
 
 def first_of(ranks: Sequence[RankView]) -> tuple[int, ...]:
@@ -86,16 +71,9 @@ def is_asked(view: RankView) -> bool:
     return view.ended.startswith(KILLED) and view.ended.endswith(ASKED_TO_END)
 
 
-def next_step(view: RankView) -> tuple[str, tuple[Step, ...]]:
-    """What to do about the end of a rank."""
-    signal_name = view.ended.removeprefix(KILLED) if view.ended.startswith(KILLED) else ""
-    if signal_name:
-        return BY_SIGNAL.get(signal_name, ("read what that rank printed last", ()))
-    if _failure(view):
-        return "read its traceback: what the other ranks report came after that", ()
-    if view.ended.startswith("exit status "):
-        return LEFT, ()
-    return "read what that rank printed last", ()
+def signal_of(view: RankView) -> str:
+    """The signal that ended a rank; "" for none."""
+    return view.ended.removeprefix(KILLED) if view.ended.startswith(KILLED) else ""
 
 
 def last_seen(view: RankView) -> str:
@@ -350,6 +328,6 @@ def _holder_words(view: RankView) -> str:
     return f"no process that is seen on {view.host} has it open{f', but {holder.doubt}' if holder.doubt else ''}"
 
 
-def severity_of(*views: RankView) -> Callable[..., Finding]:
+def severity_of(*views: RankView) -> Severity:
     """An error of ranks that are still, a warning where one of them is seen to work: slow is not hung."""
-    return Finding.warning if any(view.activity for view in views) else Finding.error
+    return Severity.WARNING if any(view.activity for view in views) else Severity.ERROR

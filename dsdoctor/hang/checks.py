@@ -6,7 +6,7 @@ When one rank fails all others fail to move, so the causes stand in the order in
 
 from collections.abc import Iterable, Iterator
 
-from dsdoctor.core.finding import Finding, Step, step
+from dsdoctor.core.finding import Finding, Severity, Step, step
 from dsdoctor.hang.case import Case, severity_of
 from dsdoctor.hang.models import PROCESSES, Operation, RankView
 from dsdoctor.hang.outside import may_read
@@ -21,6 +21,7 @@ from dsdoctor.hang.process_checks import (
 )
 from dsdoctor.hang.stacks import ENDED, GATHERED, acting_stack, doing_of, gathers, ranks_words, waits_for_thread
 from dsdoctor.hang.waiting import EARLIER, Difference, at_place
+from dsdoctor.rules import book
 
 # What a rank that does not come is doing -> what to do next, with the commands for its host. Judges, never looks.
 
@@ -129,14 +130,6 @@ def _command(kind: str, pid: int) -> Step | None:
     return made.get(kind)
 
 
-PARTED = (
-    "have every rank take the branch that leads to the line of the fewest: what only one rank does (save_checkpoint, an "
-    "evaluation, a skipped batch, a caught exception) must call no collective, or all must do it"
-)
-SIZED = "make the sizes equal before that line: drop_last=True, or pad to the longest of all ranks"
-TYPED = "give that tensor the same dtype on every rank: see in which precision each of them loaded or made it"
-
-
 def hang_not_started(case: Case) -> Iterator[Finding]:
     """Some ranks wait for others at the start, and those have not called init_process_group, or were not heard of."""
     waiting = [view.rank for view in case.starting]
@@ -147,22 +140,26 @@ def hang_not_started(case: Case) -> Iterator[Finding]:
         return
     for view in late:
         sentence, steps = advice(view)
-        yield severity_of(view)(
+        yield book.finding(
             "hang-not-started",
-            f"{case.who(view.rank)} has not joined: {case.where(view)}, while {ranks_words(waiting)} "
-            f"{'waits' if len(waiting) == 1 else 'wait'} at the start",
+            severity_of(view),
+            case="not-joined",
             evidence=case.evidence([view.rank]),
-            fix=sentence,
             steps=steps,
+            who=case.who(view.rank),
+            where=case.where(view),
+            waiting=f"{ranks_words(waiting)} {'waits' if len(waiting) == 1 else 'wait'}",
+            advice=sentence,
         )
     if case.unknown:
-        yield Finding.error(
+        yield book.finding(
             "hang-not-started",
-            f"{ranks_words(case.unknown)} of {case.incident.world} {'was' if len(case.unknown) == 1 else 'were'} not "
-            f"heard of, while {ranks_words(waiting)} {'waits' if len(waiting) == 1 else 'wait'} at the start",
+            Severity.ERROR,
+            case="" if len(case.unknown) == 1 else "ranks",
             evidence=case.evidence(waiting[:1]),
-            fix="see whether the launcher started them, on all hosts, with the same address and port",
-            steps=(step("python -m dsdoctor comm"),),
+            ranks=ranks_words(case.unknown),
+            world=case.incident.world,
+            waiting=f"{ranks_words(waiting)} {'waits' if len(waiting) == 1 else 'wait'}",
         )
 
 
@@ -170,8 +167,17 @@ def hang_other_operation(case: Case) -> Iterator[Finding]:
     """The ranks of a group called different collectives at the same place in their order, or one with different senders."""
     differences = [each for each in case.waiting.differences() if each.parted]
     for difference in differences:
-        what = "called the same collective with other sizes" if difference.same_name else "called different collectives"
-        yield _different(case, difference, "hang-other-operation", what)
+        yield book.finding(
+            "hang-other-operation",
+            Severity.ERROR,
+            case="other-sizes" if difference.same_name else "",
+            evidence=_difference_evidence(case, difference),
+            group=difference.group,
+            number=difference.sequence,
+            calls=_calls(difference),
+            now=_now(case, difference),
+            gathering=_gathering(case, (rank for _, ranks in difference.calls for rank in ranks)),
+        )
     living = [rank for rank in case.views if rank not in case.unwell]
     calls = {case.waiting.call_of(case.views[rank]) for rank in case.waiting_ranks if case.waiting.decides(rank)}
     alone = not differences and not case.starting and len(case.waiting_ranks) == len(living)
@@ -186,8 +192,16 @@ def hang_other_sizes(case: Case) -> Iterator[Finding]:
     """The ranks of a group called the same collective with tensors of other sizes, or of another type."""
     for difference in case.waiting.differences():
         if not difference.parted:
-            other = "of another type" if difference.same_sizes else "with other sizes"
-            yield _different(case, difference, "hang-other-sizes", f"called the same collective {other}")
+            yield book.finding(
+                "hang-other-sizes",
+                Severity.ERROR,
+                case="other-types" if difference.same_sizes else "",
+                evidence=_difference_evidence(case, difference),
+                group=difference.group,
+                number=difference.sequence,
+                calls=_calls(difference),
+                now=_now(case, difference),
+            )
 
 
 def hang_rank_behind(case: Case) -> Iterator[Finding]:
@@ -197,8 +211,21 @@ def hang_rank_behind(case: Case) -> Iterator[Finding]:
         for rank in sorted(set(behind.ranks) - told):
             told.add(rank)
             view = case.views[rank]
-            numbers = f"collective {behind.sequence} of {behind.ahead} in group {behind.group}"
-            yield _still_or_works(case, view, "hang-rank-behind", numbers, behind.waiting)
+            sentence, steps = advice(view)
+            yield book.finding(
+                "hang-rank-behind",
+                severity_of(view),
+                case="working" if view.activity else "" if view.sample else "silent",
+                evidence=(
+                    f"rank {rank}: collective {behind.sequence} of {behind.ahead} in group {behind.group}",
+                    *case.evidence([rank]),
+                ),
+                steps=() if view.activity else steps,
+                who=case.who(rank),
+                where=case.where(view),
+                others=_while_others(case, view, behind.waiting),
+                advice=sentence,
+            )
 
 
 def hang_rank_outside(case: Case) -> Iterator[Finding]:
@@ -209,8 +236,21 @@ def hang_rank_outside(case: Case) -> Iterator[Finding]:
     for view in case.incident.ranks:
         gone = view.rank in case.unwell or view.rank in waiting or view in case.unread
         if not gone and not (view.sample and view.sample.leaving):
-            numbers = "it stands in no collective" if view.sample else ""
-            yield _still_or_works(case, view, "hang-rank-outside", numbers, waiting)
+            sentence, steps = advice(view)
+            yield book.finding(
+                "hang-rank-outside",
+                severity_of(view),
+                case="working" if view.activity else "" if view.sample else "silent",
+                evidence=(
+                    *([f"rank {view.rank}: it stands in no collective"] if view.sample else []),
+                    *case.evidence([view.rank]),
+                ),
+                steps=() if view.activity else steps,
+                who=case.who(view.rank),
+                where=case.where(view),
+                others=_while_others(case, view, waiting),
+                advice=sentence,
+            )
 
 
 def hang_transport(case: Case) -> Iterator[Finding]:
@@ -223,12 +263,12 @@ def hang_transport(case: Case) -> Iterator[Finding]:
     # a wait for what was begun before may be for a receive that nobody sends to, or for no collective at all
     if not everybody or not counted or len(waiting) < 2 or len(names) > 1 or EARLIER in names:
         return
-    yield severity_of(*case.views.values())(
+    yield book.finding(
         "hang-transport",
-        f"all {len(waiting)} ranks have come to {names.pop()}, and it does not end",
+        severity_of(*case.views.values()),
         evidence=(*case.incident.nccl, *case.evidence(waiting[:1])),
-        fix="test the links between the ranks",
-        steps=(step("python -m dsdoctor comm"), step("export NCCL_DEBUG=INFO")),
+        count=len(waiting),
+        collective=names.pop(),
     )
 
 
@@ -244,14 +284,16 @@ def hang_all_outside(case: Case) -> Iterator[Finding]:
     first = living[0]
     sentence, steps = advice(first)
     # workers that only wait may read from far away
-    make = Finding.warning if all(map(may_read, living)) else severity_of(*living)
-    stand = "does not move, and waits" if len(living) == 1 else "do not move, and wait"
-    yield make(
+    yield book.finding(
         "hang-all-outside",
-        f"{ranks_words(view.rank for view in living)} {stand} for no other rank; rank {first.rank}: {case.where(first)}",
+        Severity.WARNING if all(map(may_read, living)) else severity_of(*living),
+        case="" if len(living) > 1 else "one",
         evidence=case.evidence([view.rank for view in living[:4]]),
-        fix=sentence,
         steps=steps,
+        ranks=ranks_words(view.rank for view in living),
+        rank=first.rank,
+        where=case.where(first),
+        advice=sentence,
     )
 
 
@@ -260,39 +302,24 @@ def hang_at_exit(case: Case) -> Iterator[Finding]:
     for view in case.past_the_end:
         if view.activity or view.sample is None:
             continue
-        where = case.where(view)
-        if view.sample.leaving:
-            where = "its interpreter is being taken down, and where it stands is not seen any more"
-        elif doing_of(view) != ENDED:
-            where = f"it has left its process group, and {where}"
         sentence, steps = advice(view)
-        yield Finding.error(
+        yield book.finding(
             "hang-at-exit",
-            f"{case.who(view.rank)} does not end: {where}",
+            Severity.ERROR,
+            case="leaving" if view.sample.leaving else "" if doing_of(view) == ENDED else "left-group",
             evidence=case.evidence([view.rank]),
-            fix=sentence,
             steps=steps,
+            who=case.who(view.rank),
+            where=case.where(view),
+            advice=sentence,
         )
 
 
-def _still_or_works(case: Case, view: RankView, rule: str, numbers: str, waiting: tuple[int, ...]) -> Finding:
-    """Of a rank that others wait for: what it does; a warning where it is seen to work. ``numbers``: "" where its own words are
-    not known."""
-    make, verb = (Finding.warning, "works on") if view.activity else (Finding.error, "does not come")
-    verb = verb if view.activity or view.sample else "tells nothing of itself"
-    others = (
-        f"while {case.waits_words([view.rank])}"
-        if case.waits_words([view.rank])
-        else (f"and {ranks_words(waiting)} {'is' if len(waiting) == 1 else 'are'} ahead")
-    )
-    sentence, steps = advice(view)
-    return make(
-        rule,
-        f"{case.who(view.rank)} {verb}: {case.where(view)}, {others}",
-        evidence=(*([f"rank {view.rank}: {numbers}"] if numbers else []), *case.evidence([view.rank])),
-        fix=sentence if not view.activity else "wait for it, or make that part shorter",
-        steps=steps if not view.activity else (),
-    )
+def _while_others(case: Case, view: RankView, waiting: tuple[int, ...]) -> str:
+    """What the others do meanwhile, as the end of a sentence."""
+    if waits := case.waits_words([view.rank]):
+        return f"while {waits}"
+    return f"and {ranks_words(waiting)} {'is' if len(waiting) == 1 else 'are'} ahead"
 
 
 def _in_different(case: Case) -> Finding:
@@ -301,16 +328,19 @@ def _in_different(case: Case) -> Finding:
     for rank in case.waiting_ranks:
         calls.setdefault(case.waiting.call_of(case.views[rank]), []).append(rank)
     fewest_first = sorted(calls.items(), key=lambda item: (len(item[1]), item[1]))
-    told = "; ".join(
-        f"{ranks_words(ranks)} in {name}{f' (number {number} of group {group})' if group else ''}"
-        for (name, group, number), ranks in fewest_first
-    )
     few = fewest_first[0][1]
-    return Finding.error(
+    return book.finding(
         "hang-other-operation",
-        f"the ranks wait for each other in different collectives: {told}; rank {few[0]} {case.where(case.views[few[0]])}",
+        Severity.ERROR,
+        case="each-in-another",
         evidence=(*_fewer(case, few[0]), *_places(case, case.waiting_ranks), *case.evidence(few[:2])),
-        fix=_parted(case, case.waiting_ranks),
+        calls="; ".join(
+            f"{ranks_words(ranks)} in {name}{f' (number {number} of group {group})' if group else ''}"
+            for (name, group, number), ranks in fewest_first
+        ),
+        rank=few[0],
+        where=case.where(case.views[few[0]]),
+        gathering=_gathering(case, case.waiting_ranks),
     )
 
 
@@ -329,40 +359,41 @@ def _other_root(case: Case, roots: dict[str, tuple[int, ...]]) -> Finding:
     """All are in one collective, and do not agree on who sends or receives."""
     fewest_first = sorted(roots.items(), key=lambda item: (len(item[1]), item[1]))
     few = fewest_first[0][1]
-    told = "; ".join(f"{ranks_words(ranks)}: {root}" for root, ranks in fewest_first)
-    return Finding.error(
+    return book.finding(
         "hang-other-operation",
-        f"the ranks called the same collective and name different ranks in it: {told}; rank {few[0]} "
-        f"{case.where(case.views[few[0]])}",
+        Severity.ERROR,
+        case="other-root",
         evidence=(*_places(case, case.waiting_ranks), *case.evidence(few[:2])),
-        fix="give every rank the same src, or dst, in that line",
+        calls="; ".join(f"{ranks_words(ranks)}: {root}" for root, ranks in fewest_first),
+        rank=few[0],
+        where=case.where(case.views[few[0]]),
     )
 
 
-def _different(case: Case, difference: Difference, rule: str, what: str) -> Finding:
+def _calls(difference: Difference) -> str:
+    """What the ranks of a group called, those with the same call together."""
     typed = difference.same_sizes
-    told = "; ".join(f"{ranks_words(ranks)}: {_call(operation, typed)}" for operation, ranks in difference.calls)
-    few = difference.calls[0][1]
+    return "; ".join(f"{ranks_words(ranks)}: {_call(operation, typed)}" for operation, ranks in difference.calls)
+
+
+def _now(case: Case, difference: Difference) -> str:
+    """Where the first of the fewest is now, as the end of a sentence; "" where it does not run any more."""
+    rank = difference.calls[0][1][0]
+    return "" if rank in case.unwell else f"; rank {rank} now {case.where(case.views[rank])}"
+
+
+def _difference_evidence(case: Case, difference: Difference) -> Iterator[str]:
     ranks = [rank for _, ranks in difference.calls for rank in ranks]
-    living = [rank for rank in ranks if rank not in case.unwell]
-    now = f"; rank {few[0]} now {case.where(case.views[few[0]])}" if few[0] in living else ""
-    return Finding.error(
-        rule,
-        f"the ranks of group {difference.group} {what} as number {difference.sequence}: {told}{now}",
-        evidence=(
-            *case.waiting.before(difference),
-            *case.waiting.first_time(difference),
-            *_ended(case, ranks),
-            *_places(case, living),
-            *case.evidence(few[:2]),
-        ),
-        fix=_parted(case, ranks) if rule == "hang-other-operation" else TYPED if typed else SIZED,
-    )
+    yield from case.waiting.before(difference)
+    yield from case.waiting.first_time(difference)
+    yield from _ended(case, ranks)
+    yield from _places(case, [rank for rank in ranks if rank not in case.unwell])
+    yield from case.evidence(difference.calls[0][1][:2])
 
 
-def _parted(case: Case, ranks: Iterable[int]) -> str:
-    """What to do about ranks that took different branches."""
-    return PARTED + (GATHERED if any(gathers(case.views[rank]) for rank in ranks if rank in case.views) else "")
+def _gathering(case: Case, ranks: Iterable[int]) -> str:
+    """What else ZeRO-3 asks of ranks that took different branches."""
+    return GATHERED if any(gathers(case.views[rank]) for rank in ranks if rank in case.views) else ""
 
 
 def _places(case: Case, ranks: tuple[int, ...] | list[int]) -> tuple[str, ...]:

@@ -3,12 +3,13 @@
 import re
 from collections.abc import Iterator
 
-from dsdoctor.core.finding import Finding, Severity, step
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.hang.case import Case
 from dsdoctor.hang.checks import CHECKS
 from dsdoctor.hang.models import NOT_LOOKED, PROCESSES, RECORDERS, Incident, Verdict
 from dsdoctor.hang.process_checks import hang_stacks_unread
 from dsdoctor.hang.stacks import doing, doing_of, folded, main_stack, ranks_words
+from dsdoctor.rules import book
 from dsdoctor.ui.terminal import VerdictLine, finding_lines
 
 TOGETHER = {"hang-rank-gone", "hang-rank-stopped", "hang-host-gone", "hang-disk-sleep", "hang-interpreter-held"}
@@ -80,32 +81,32 @@ def may_wait_outside(incident: Incident, verdict: Verdict) -> bool:
 
 def hang_unclear(case: Case) -> tuple[Finding, ...]:
     """Nothing moves, and what was seen of the ranks does not say why."""
-    heard = f"{len(case.views)} of {case.incident.world} ranks were heard of"
     over = case.dead and not case.waiting_ranks
     if case.incident.source == PROCESSES:
         return (_unclear_from_outside(case),)
     if not case.joined or over or (case.only_works and not case.unwell):
         return ()
-    finding = Finding.warning(
+    finding = book.finding(
         "hang-unclear",
-        f"nothing has moved for {case.incident.still:.0f} s, and the ranks' stacks do not say why; {heard}",
+        Severity.WARNING,
         evidence=(*case.incident.nccl, *case.evidence(case.views)),
-        fix="the native stacks of the ranks would tell more, where py-spy is allowed",
+        seconds=f"{case.incident.still:.0f}",
+        count=len(case.views),
+        world=case.incident.world,
     )
     return (finding,)
 
 
 def _unclear_from_outside(case: Case) -> Finding:
     """Of running processes that wait alike, or were not all named."""
-    seen = f"{len(case.views)} of {case.incident.world} ranks were looked at"
-    waits = case.waits_words()
-    return Finding.warning(
+    return book.finding(
         "hang-unclear",
-        f"{waits or 'no rank waits for another one'}, and stacks alone do not say why; {seen}",
+        Severity.WARNING,
+        case="processes" if case.is_whole else "some-processes",
         evidence=(*_same_collective(case), *case.evidence(sorted(case.views)[:4])),
-        fix=f"{'' if case.is_whole else 'name the processes of all ranks of this host; '}the numbers of the collectives are known "
-        "under dsdoctor.run, or from dumps of torch's flight recorder",
-        steps=(step("python -m dsdoctor.run train.py"),),
+        waiting=case.waits_words(),
+        count=len(case.views),
+        world=case.incident.world,
     )
 
 

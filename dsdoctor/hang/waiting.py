@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from dsdoctor.core.finding import Finding, step
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.hang.models import GroupArrivals, GroupState, Operation, RankArrivals, RankView
 from dsdoctor.hang.stacks import (
     acting_stack,
@@ -21,6 +21,7 @@ from dsdoctor.hang.stacks import (
     place,
     ranks_words,
 )
+from dsdoctor.rules import book
 
 Compared = tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]
 PARTED_SHARE = 0.34
@@ -256,7 +257,11 @@ def recorded_calls(group: GroupState) -> tuple[Operation, ...]:
     past = group.history
     if past is None:
         return group.operations
-    numbers = array.array("H", base64.b64decode(past.calls)[: MOST_HISTORY * 2])
+    try:
+        packed = base64.b64decode(past.calls)[: MOST_HISTORY * 2]
+    except ValueError:  # another node's, or a file's
+        return group.operations
+    numbers = array.array("H", packed[: len(packed) & ~1])
     known = {operation.sequence for operation in group.operations}
     older = (
         replace(past.kinds[kind], sequence=past.first + number, state="done")
@@ -394,19 +399,20 @@ def rank_late_again(lateness: Lateness, rank: int, view: RankView, told: RankArr
     """The other ranks of a node wait for the same rank again and again, though nothing hangs."""
     share = lateness.lost[rank] / lateness.seconds
     words = where_seen(told)
-    return Finding.warning(
+    return book.finding(
         "rank-late-again",
-        f"rank {rank} ({view.host}, pid {view.pid}) is late again and again: {share:.0%} of the time the other ranks of this node "
-        f"wait for it{f'; it is seen most where it {words[0]}' if words else ''}",
+        Severity.WARNING,
+        case="data" if words and "data" in words[0] else "",
         evidence=(
             f"it came last by {EVENT * 1000:.0f} ms or more in {lateness.late[rank]} of {lateness.late.total()} collectives that "
             f"had to wait for one rank, in {lateness.seconds:.0f} s that were looked at",
             *(f"rank {rank} {each}" for each in words[1:]),
         ),
-        fix="give that rank more workers or faster storage for its data"
-        if words and "data" in words[0]
-        else "see whether it has more work than the others, or a slower or shared processor or GPU",
-        steps=(step("top -H -p {pid}", pid=view.pid),),
+        rank=rank,
+        host=view.host,
+        pid=view.pid,
+        share=f"{share:.0%}",
+        where=f"; it is seen most where it {words[0]}" if words else "",
     )
 
 

@@ -13,9 +13,10 @@ from dsdoctor.checkpoint.judge import GIB, judge
 from dsdoctor.checkpoint.loading import ALL, MODULE, NO_OPTIMIZER, Plan
 from dsdoctor.checkpoint.parameters import names_in_module
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.finding import Finding, Severity, has_error, step
+from dsdoctor.core.finding import Finding, Severity, has_error
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.text import and_more
+from dsdoctor.rules import book
 from dsdoctor.ui.table import size
 from dsdoctor.ui.terminal import finding_lines, printable
 
@@ -68,12 +69,14 @@ def _kept(engine: Any, given: Mapping[str, Any], examined: Examined) -> Iterator
     if not kept:
         return
     count = sum(int(getattr(each, "ds_numel", each.numel())) for each in kept.values())
-    name = examined.tag.folder.name
-    yield Finding.note(
+    yield book.finding(
         "checkpoint-universal-leaves" if universal else "checkpoint-frozen-excluded",
-        f"{len(kept):,} frozen parameter{'s' * (len(kept) > 1)} of the model ({count:,} elements) "
-        + (f"are not taken from {name}, which is universal" if universal else f"are not in {name}"),
+        Severity.NOTE,
+        case="watched",
         evidence=(and_more(tuple(kept), 3), "they stay as this script made them: random where it loaded no base model"),
+        parameters=f"{len(kept):,} frozen parameter{'s' * (len(kept) > 1)}",
+        elements=f"{count:,}",
+        tag=examined.tag.folder.name,
     )
 
 
@@ -106,12 +109,12 @@ def has_optimizer(engine: Any) -> bool:
 def nothing_loaded(engine: Any, given: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG001
     """load_checkpoint returned (None, None)."""
     folder = given["load_dir"]
-    finding = Finding.warning(
+    finding = book.finding(
         "checkpoint-nothing-loaded",
-        f"load_checkpoint({str(folder)!r}) loaded nothing and returned (None, None): the training begins anew",
+        Severity.WARNING,
         evidence=("the folder is not there" if not Path(folder).is_dir() else "the folder has no file latest",),
-        fix="stop here if this training was to go on from a checkpoint",
-        steps=(step("python -m dsdoctor checkpoint {folder}", folder=str(folder)),),
+        quoted=repr(str(folder)),
+        folder=str(folder),
     )
     return _lines([finding])
 
@@ -140,27 +143,28 @@ def save_failed(engine: Any, given: Mapping[str, Any]) -> tuple[str, ...]:
     free = LocalHost().free(str(place))
     latest = look(place).latest if place.is_dir() else None
     first = (str(error).strip() or "no reason given").splitlines()[0][:200]
-    finding = Finding.warning(
+    finding = book.finding(
         "checkpoint-save-failed",
-        f"{name} was not saved: what stands in its folder is no checkpoint",
+        Severity.WARNING,
         evidence=(
             f"{type(error).__name__}: {first}",
             *([f"{size(free)} are left in {place}"] if free is not None else []),
             f"latest names {latest!r}, which a training goes on from" if latest else "no tag was saved before",
         ),
-        fix="make room where the disk is full; --repair sets what was cut off aside",
-        steps=(step("python -m dsdoctor checkpoint {folder}", folder=str(place)),),
+        tag=name,
+        folder=str(place),
     )
     return _lines([finding])
 
 
 def no_room(folder: str, free: int, size: int) -> Finding:
     """A disk that does not hold one more of these."""
-    return Finding.warning(
+    return book.finding(
         "checkpoint-disk-full",
-        f"{folder} has {free / GIB:.2f} GiB left, and the checkpoint that was just saved took {size / GIB:.2f} GiB",
-        fix="make room before the next save: what a full disk cuts off is no checkpoint",
-        steps=(step("df -h {folder}", folder=folder),),
+        Severity.WARNING,
+        folder=folder,
+        free=f"{free / GIB:.2f} GiB",
+        size=f"{size / GIB:.2f} GiB",
     )
 
 

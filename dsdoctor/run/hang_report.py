@@ -17,6 +17,7 @@ from dsdoctor.hang.channel import identity, node_name
 from dsdoctor.hang.local_rank import LocalRank, Node
 from dsdoctor.hang.models import HangOptions, Incident
 from dsdoctor.hang.supervisor import HANGS, WORKS, Task, supervise
+from dsdoctor.rules import book
 
 NCCL_IS_ASKED = {"hang-transport", "hang-unclear"}
 DEAF = 3.0
@@ -40,6 +41,7 @@ def watch_node(order: dict[str, Any]) -> None:
         judge=lambda incident: state_of(incident, patient=options.after is None),
     )
     try:
+        book.prepare("hang")  # the disk may not answer when nothing moves
         supervise(task)
     except Exception as error:  # a rank starts another one, and after a few says so
         print(f"dsdoctor: a supervisor failed, {type(error).__name__}: {error}", file=sys.stderr)

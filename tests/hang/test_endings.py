@@ -4,11 +4,11 @@ from dataclasses import replace
 from itertools import product
 
 from dsdoctor.core.finding import Severity
-from dsdoctor.hang.case import BY_SIGNAL, first_of, last_seen, next_step
+from dsdoctor.hang.case import ASKED_TO_END, CRASHES, first_of, last_seen
 from dsdoctor.hang.models import Frame, RankView
 from dsdoctor.hang.verdict import judge
 from tests.each import each
-from tests.hang.made import elsewhere, frame, incident, operation, view
+from tests.hang.made import calling, elsewhere, frame, incident, operation, view
 
 PEER = "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:7"
 OWN = (frame("/home/a/train.py", 9, "step", "raise KeyError"), frame("/v/lib/python3.11/json/x.py", 3, "load"))
@@ -81,12 +81,15 @@ def test_an_exception_that_another_rank_has_told_of_is_not_told_again() -> None:
     assert first_of([first, others[0], view(2, elsewhere(), 55)]) == ()
 
 
-@each("name", [*BY_SIGNAL, "SIGXCPU"])
+@each("name", ["SIGKILL", "SIGABRT", *sorted(CRASHES), *ASKED_TO_END, "SIGXCPU"])
 def test_the_kernel_is_asked_about_memory_only_where_it_may_have_killed(name: str) -> None:
-    sentence, steps = next_step(ended(1, f"killed by {name}", 1.0))
+    (finding,) = judge(
+        incident(view(0, calling("all_reduce"), 41, world=3), ended(1, f"killed by {name}", 1.0))
+    ).findings
 
-    assert ("oom" in str([each.template for each in steps])) == (name == "SIGKILL")
-    assert sentence
+    assert finding.rule == "hang-rank-gone"
+    assert finding.fix is not None
+    assert ("oom" in str([each.template for each in finding.fix.steps])) == (name == "SIGKILL")
 
 
 @each(

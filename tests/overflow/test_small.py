@@ -14,7 +14,7 @@ from dsdoctor.overflow.measure.readings import Meters
 from dsdoctor.overflow.replay.underflow import all_zero, any_lost_activation, first_vanished, placed
 from dsdoctor.overflow.verdict.verdict import judge
 from dsdoctor.overflow.watch.announce import Seen, among_all, judged
-from dsdoctor.overflow.watch.history import Updates
+from dsdoctor.overflow.watch.optimizer import WeightUpdates
 from tests.overflow import engine as recorded
 from tests.overflow.written import frame, good, rank_report, tensor
 
@@ -192,7 +192,7 @@ class Engine:
 
 def unchanged(rate: float) -> tuple[tuple[str, float], ...]:
     engine = Engine(rate)
-    updates = Updates(engine)
+    updates = WeightUpdates(engine)
     with torch.no_grad():
         for parameter in engine.module.parameters():
             parameter.add_(parameter.grad, alpha=-rate)

@@ -17,7 +17,8 @@ from dsdoctor.overflow.verdict.verdict import judge
 from dsdoctor.overflow.watch import decisions
 from dsdoctor.overflow.watch.announce import Announcer
 from dsdoctor.overflow.watch.decisions import Decisions
-from dsdoctor.overflow.watch.history import OverflowCount, is_frozen, zero_over_zero
+from dsdoctor.overflow.watch.optimizer import is_frozen, zero_over_zero
+from dsdoctor.overflow.watch.steps import OverflowCount
 from tests.each import each
 from tests.overflow.engine import Engine
 from tests.overflow.written import frame, rank_report, tensor

@@ -33,7 +33,7 @@ from dsdoctor.builder.cache.entry import (
     write_entry,
 )
 from dsdoctor.core.errors import is_full
-from dsdoctor.core.files import make_folder
+from dsdoctor.core.files import make_folder, real_path
 from dsdoctor.core.trust import Distrusted, distrust, trusted
 
 KINDS = {"ops": "op", "wheels": "wheel"}
@@ -169,7 +169,7 @@ class CacheStore:
 
     def __init__(self, folder: Path, *, limit: int) -> None:
         self._named, self.limit = folder, limit
-        self.folder = Path(os.path.realpath(folder))
+        self.folder = Path(real_path(folder))
         self.dropped: list[str] = []
         self.complaints: list[str] = []
         self._layout = CacheLayout(folder=self.folder)

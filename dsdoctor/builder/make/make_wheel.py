@@ -5,7 +5,6 @@ the wheel's content, which is known only when every op is compiled: setup.py is 
 place afterwards. Works in a temporary folder; the wheel appears in the out folder by rename, or not at all.
 """
 
-import os
 import resource
 import shutil
 import tempfile
@@ -39,7 +38,7 @@ from dsdoctor.builder.toolkit.kept import refuse_altered, toolkit_parts
 from dsdoctor.core.build_models import BuildPlan, BuildResult, OpResult, Source
 from dsdoctor.core.children import PreloadedPython
 from dsdoctor.core.errors import BuildFailed, ImpossiblePlan
-from dsdoctor.core.files import PRIVATE, make_folder, replacing, write_bytes, write_text
+from dsdoctor.core.files import PRIVATE, make_folder, real_path, replacing, write_bytes, write_text
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Machine
@@ -87,7 +86,7 @@ class _Packed:
 def tree_to_compile_in(plan: BuildPlan, source: Source, machine: Machine, say: Callable[[str], None]) -> Iterator[Path]:
     """The source tree to compile in: for GPU code a copy in a folder whose path is always the same."""
     # nvcc puts a digest of the path into GPU code: only the same path gives the same bytes
-    tree = Path(os.path.realpath(source.folder))
+    tree = Path(real_path(source.folder))
     if not any(op.device_code for op in plan.ops):
         yield tree
         return
@@ -120,7 +119,7 @@ def packing(
     would be the same.
     """
     tree = Path(source.folder)
-    if tree.resolve() == compiled_in.resolve():
+    if real_path(tree) == real_path(compiled_in):
         tree = workdir.folder / "packing"
         shutil.copytree(source.folder, tree, symlinks=True)
     with ThreadPoolExecutor(max_workers=1) as worker:
@@ -242,7 +241,7 @@ def _copied(tree: Path, to: Path) -> Path | None:
         shutil.copytree(tree, to, symlinks=True)
     except OSError:
         return None
-    return Path(os.path.realpath(to))
+    return Path(real_path(to))
 
 
 def _pack(host: LocalHost, plan: BuildPlan, tree: Path, workdir: Workdir) -> Path:
@@ -282,7 +281,7 @@ def _environment(host: LocalHost, plan: BuildPlan, tree: Path) -> dict[str, str]
     # setup.py lists its extras in the order of a set, which would differ from run to run
     env = child_environment(host, plan) | {op.variable: "1" for op in plan.ops} | {"PYTHONHASHSEED": "0"}
     # setup.py asks git for a commit: it must not find a repository that the cache folder happens to lie in
-    env |= {"GIT_CEILING_DIRECTORIES": str(tree.resolve().parent)}
+    env |= {"GIT_CEILING_DIRECTORIES": str(Path(real_path(tree)).parent)}
     # and it imports its neighbours from its own folder
     env = {name: value for name, value in env.items() if name not in {"GIT_DIR", "GIT_WORK_TREE", "PYTHONSAFEPATH"}}
     if plan.accelerator == "cuda":

@@ -18,6 +18,7 @@ from dsdoctor.builder.cache.store import CacheStore
 from dsdoctor.builder.make.commands import Command, OpCommands, dependency_file
 from dsdoctor.builder.wheel.read import hex_of
 from dsdoctor.core.build_models import BuildPlan, OpPlan
+from dsdoctor.core.files import real_path
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Machine
 
@@ -154,7 +155,7 @@ class Keys:
         program = f"{command.argv[0]} {linker}"
         if program not in self._identities:
             known = _nvcc_parts(command.argv[0]) if command.by_nvcc else self._programs(command.argv[0], linker)
-            digests = {os.path.realpath(path): self._digests.of(Path(os.path.realpath(path))) for path in known}
+            digests = {real_path(path): self._digests.of(Path(real_path(path))) for path in known}
             self._found |= {path: digest for path, digest in digests.items() if digest}
             self._identities[program] = list(digests.values())
         return self._identities[program]
@@ -370,7 +371,7 @@ def parse_trace(lines: Iterable[str]) -> list[str]:
 def _plain(path: str) -> str:
     """A path without ".."."""
     # ".." after a linked folder leads out of the folder that the link points to: only realpath follows that
-    return os.path.realpath(path) if "/../" in path else os.path.normpath(path)
+    return real_path(path) if "/../" in path else os.path.normpath(path)
 
 
 def _nvcc_parts(nvcc: str) -> list[str]:

@@ -27,7 +27,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
 from dsdoctor.core.errors import BuildFailed, DoctorError, ImpossiblePlan, UsageError, is_full
-from dsdoctor.core.files import read_limited, sha256_of, write_bytes
+from dsdoctor.core.files import read_limited, real_path, sha256_of, write_bytes
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import DeepSpeed
 from dsdoctor.core.pip import OTHER_HASH, failed_fetch, run_pip, why_failed
@@ -471,8 +471,8 @@ def digest_here(host: LocalHost, spec: str | None, installed: DeepSpeed | None, 
     place = Path(os.path.expanduser(wanted))  # noqa: PTH111
     if place.is_dir():
         # files behind a link that leads out of the tree are not part of its digest
-        inside = os.path.realpath(place) + "/"
-        outward = any(path.is_symlink() and not os.path.realpath(path).startswith(inside) for path in place.rglob("*"))
+        inside = real_path(place) + "/"
+        outward = any(path.is_symlink() and not real_path(path).startswith(inside) for path in place.rglob("*"))
         return None if outward else f"{digest(place)} {_commit(host, place)}"
     sdist = place if place.is_file() else cache / "sdists" / f"deepspeed-{wanted}.tar.gz"
     return sha256_of(sdist) if sdist.is_file() else None
@@ -510,7 +510,7 @@ def _commit(host: LocalHost, folder: Path) -> str | None:
     """The commit of a git work tree; None for a folder that is not the top of one."""
     answer = host.run(["git", "-C", str(folder), "rev-parse", "--show-toplevel", "HEAD"], timeout=20)
     lines = answer.stdout.splitlines()
-    return lines[1] if answer.ok and len(lines) == 2 and Path(lines[0]) == folder.resolve() else None
+    return lines[1] if answer.ok and len(lines) == 2 and lines[0] == real_path(folder) else None
 
 
 def _files(folder: Path) -> Iterable[Path]:

@@ -20,7 +20,7 @@ from dsdoctor.builder.toolkit.kept import KeptPart, altered, read_mark, write_di
 from dsdoctor.builder.toolkit.plan_assembly import MARK
 from dsdoctor.core.build_models import Layer, ToolkitPlan
 from dsdoctor.core.errors import BuildFailed, is_full
-from dsdoctor.core.files import write_text
+from dsdoctor.core.files import real_path, write_text
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.pip import why_failed
 from dsdoctor.core.workspace import private_folder
@@ -147,7 +147,7 @@ def settle_nvcc(home: Path) -> None:
     Some releases look beside the name that they are called by, others beside the file that it leads to: here both are one.
     """
     nvcc, profile = home / "bin" / "nvcc", home / "bin" / "nvcc.profile"
-    file = nvcc.resolve()
+    file = Path(real_path(nvcc))
     nvcc.unlink()
     nvcc.hardlink_to(file)
     profile.unlink(missing_ok=True)

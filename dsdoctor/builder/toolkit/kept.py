@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dsdoctor.builder.toolkit.plan_assembly import MARK
 from dsdoctor.core.errors import BuildFailed
-from dsdoctor.core.files import sha256_of, write_text
+from dsdoctor.core.files import real_path, sha256_of, write_text
 from dsdoctor.core.finding import step
 from dsdoctor.core.text import and_more
 
@@ -98,7 +98,7 @@ def toolkit_parts(root: Path) -> tuple[Part, ...]:
     """What a toolkit's files belong to; nothing for one that was installed neither by pip nor by dsdoctor."""
     kept = read_mark(root)
     digests = {(part.name, part.version): part.sha256 for part in kept if part.origin == PYPI}
-    wheels = {part for sample in SAMPLE_FILES for part in _owners((root / sample).resolve())}
+    wheels = {part for sample in SAMPLE_FILES for part in _owners(Path(real_path(root / sample)))}
     others = [
         Part(name=part.name, version=part.version, origin=part.origin, sha256=part.sha256)
         for part in kept

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.text import and_more
 from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, Growth, RankReport
-from dsdoctor.overflow.frames.frame import Frame, TensorStats, headroom_bits, is_minus_inf_mask, item_line
+from dsdoctor.overflow.frames.frame import Frame, TensorStats, headroom_bits, item_line
 
 # What to do about the first bad value, from the evidence: why it became bad, what was tried in the replay, how its weights grew.
 #
@@ -21,31 +21,14 @@ FAR = 10.0
 EXTREME = 1e4
 """No weight of an ordinary model is so large, and no training makes it so in a step."""
 MOST_WEIGHTS = 2
-IN_EVALUATION = (
-    "No step trains on it: look in this module for a division by zero, a logarithm, or a statistic of too few values (the standard "
-    "deviation of one row is nan), and at the size of this batch."
-)
 
 
 def remedy(rank_reports: RankReports, rank_report: RankReport, first_bad: FirstBad) -> str:
-    """What to do about values that do not fit their dtype, or that are nan."""
+    """What the evidence says to do about values that do not fit their dtype, or that are nan; "" where it says nothing."""
     cure = rank_report.origin.cure if rank_report.origin is not None else ""
     if rank_report.held is not None and rank_report.origin is None:
         cure = "Look at what made that tensor: no operation of torch did in this batch."
-    known = [part for part in (cure, what_was_tried(rank_reports, first_bad), *of_growth(rank_reports)) if part]
-    if known:
-        return " ".join(known)
-    if any(is_minus_inf_mask(tensor) for tensor in first_bad.frame.inputs):
-        return "A row that is masked entirely gives nan: leave one place open, or use the dtype's minimum for -inf."
-    if first_bad.tensor.dtype != "float16" and rank_report.evaluation:
-        return IN_EVALUATION
-    if first_bad.tensor.dtype != "float16":
-        return "Lower the learning rate or clip gradients; look for a division by zero or a logarithm in this module."
-    # the module around it: what does not fit where it was made does not fit when it is cast back there
-    name = first_bad.frame.module.rpartition(".")[0]
-    is_inner = first_bad.kind is BadKind.MODULE and first_bad.frame.module
-    around = f", with what is around {first_bad.frame.module}" if is_inner else ""
-    return f"Run it in float32{around}: {as_call(name)}; or train in bfloat16."
+    return " ".join(part for part in (cure, what_was_tried(rank_reports, first_bad), *of_growth(rank_reports)) if part)
 
 
 def of_growth(rank_reports: RankReports) -> Iterator[str]:
@@ -299,23 +282,18 @@ def stays_bad(rank_report: RankReport) -> bool:
     )
 
 
-def finding(
-    verdict: Verdict, title: str, rank_reports: RankReports, found: tuple[RankReport, FirstBad | None], fix: str
-) -> Finding:
-    """A verdict on the first bad value as an error: which ranks have it is said in the title, and what it affects is its module."""
-    rank_report, first_bad = found
-    shared = f", in {rank_report.evaluation}" if rank_report.evaluation else ""
-    shared += "" if first_bad is None else _who(rank_reports, rank_report, first_bad)
-    return Finding.error(
-        rule_of(verdict),
-        f"{title}{shared}",
-        evidence=evidence(rank_reports, rank_report),
-        affects=() if first_bad is None else (first_bad.frame.module or "the model",),
-        fix=fix,
-    )
+def affected(first_bad: FirstBad | None) -> tuple[str, ...]:
+    """The module of a first bad value."""
+    return () if first_bad is None else (first_bad.frame.module or "the model",)
 
 
-def _who(rank_reports: RankReports, rank_report: RankReport, first_bad: FirstBad) -> str:
+def extent(rank_reports: RankReports, rank_report: RankReport, first_bad: FirstBad | None) -> str:
+    """In which kind of run, and on which ranks, as the end of a sentence."""
+    evaluation = f", in {rank_report.evaluation}" if rank_report.evaluation else ""
+    return evaluation + ("" if first_bad is None else _bad_ranks(rank_reports, rank_report, first_bad))
+
+
+def _bad_ranks(rank_reports: RankReports, rank_report: RankReport, first_bad: FirstBad) -> str:
     """Which ranks have it. A weight that others gathered is bad in the parts that some ranks hold."""
     ranks, world = sharers(rank_reports, rank_report)
     gathered = rank_report.received is None and any(peer.received is not None for peer in rank_reports)
@@ -384,13 +362,3 @@ def _what_was_there(rank_report: RankReport) -> Iterator[str]:
         yield f"first met by {held.met.op} in {held.met.line}"
     if held.written is not None:
         yield f"written in this batch by {held.written.op} in {held.written.line}"
-
-
-def rule_of(verdict: Verdict) -> str:
-    """The rule's id.
-
-    >>> def overflow_in_module(rank_reports): ...
-    >>> rule_of(overflow_in_module)
-    'overflow-in-module'
-    """
-    return verdict.__name__.replace("_", "-")

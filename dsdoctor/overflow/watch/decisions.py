@@ -34,12 +34,13 @@ from dsdoctor.overflow.replay.underflow import (
     vanished,
 )
 from dsdoctor.overflow.verdict.verdict import judge
-from dsdoctor.overflow.watch import history
 from dsdoctor.overflow.watch.announce import Announcer, Found, Seen
-from dsdoctor.overflow.watch.history import Examination, OverflowCount, StepLosses, is_power_of_two
+from dsdoctor.overflow.watch.history import StepHistory, is_due
 from dsdoctor.overflow.watch.loss_backward import LossBackward
 from dsdoctor.overflow.watch.loss_graph import made_the_loss
 from dsdoctor.overflow.watch.loss_line import MOST, RUNS_THE_MODEL, BackwardCall, LossLines, backward_call, loss_line
+from dsdoctor.overflow.watch.optimizer import WeightUpdates
+from dsdoctor.overflow.watch.steps import OverflowCount, StepLosses, is_power_of_two
 
 # Which of the engines of a process one is, where there are several: a generator and its discriminator, an actor and its critic.
 
@@ -65,11 +66,11 @@ def told(engine: Any) -> str:
     return f"{type(engine.module).__name__}{first}, {number} of {len(alive)} in this process"
 
 
-MOST_RECORDS = 64
+MAX_RECORDS = 64
 """Forwards whose records are kept for the step that judges them."""
 
 
-MOST_LOOKS = 8
+MAX_LOSS_GRAPHS = 8
 """Bad losses whose graph is read."""
 
 
@@ -99,7 +100,7 @@ class Decisions:
         self._records: list[BatchRecord] = []
         self._backward_call: BackwardCall | None = None
         self._overflows = OverflowCount()
-        self._examination = Examination(engine)
+        self._history = StepHistory(engine)
         self._first_batch = 0
         self._bad_losses: dict[int, BadLoss] = {}
         self._looks = self._expects = 0
@@ -109,7 +110,7 @@ class Decisions:
         )
         self._suspects = self._lost = 0
         self._were_zero = False
-        self._updates: history.Updates | None = None
+        self._updates: WeightUpdates | None = None
         self._was_unchanged = False
         self._last_clean_step: int | None = None
         self._bad_applied: int | None = None
@@ -148,7 +149,7 @@ class Decisions:
 
     def _look_at_loss(self, loss: Tensor) -> None:
         """A bad loss whose graph is whole, and whose script's variables are those of this micro-batch."""
-        if self._looks >= MOST_LOOKS or self._backward_call is None:
+        if self._looks >= MAX_LOSS_GRAPHS or self._backward_call is None:
             return
         self._looks += 1
         try:
@@ -180,7 +181,7 @@ class Decisions:
         """A forward of the level frames is over."""
         if torch.is_grad_enabled():
             self._records.append(record)
-            if len(self._records) > MOST_RECORDS:  # forwards that no step follows
+            if len(self._records) > MAX_RECORDS:  # forwards that no step follows
                 self._records.pop(0).settle()
         else:
             self._look_at_evaluation(record)
@@ -215,7 +216,7 @@ class Decisions:
             if not decision.replicated:
                 overflow = ranks.any_rank(overflow, self.engine.device)
         self.overflowed = overflow
-        self._examination.note_rates(decision.step)
+        self._history.note_rates(decision.step)
         if self._asks_scale:
             self._check_loss_scale(decision)
         live = self._live_first_bad(decision) if self.hooks is not None else None
@@ -251,12 +252,12 @@ class Decisions:
     def _look_for_small(self, decision: engine_adapter.Decision) -> None:
         """In some steps, the same on all ranks: whether gradients or updates are too small to count."""
         self._updates = None
-        if not history.is_due(decision.step):
+        if not is_due(decision.step):
             return
-        self._examination.note_weights(decision.step)
-        self._examination.note_inputs(decision.step, (frame for record in self._records for frame in record.frames()))
-        self._updates = history.Updates(self.engine)
-        if not history.may_underflow(self.engine) or engine_facts.is_pipeline(self.engine):
+        self._history.note_weights(decision.step)
+        self._history.note_inputs(decision.step, (frame for record in self._records for frame in record.frames()))
+        self._updates = WeightUpdates(self.engine)
+        if engine_facts.dtype(self.engine) is not torch.float16 or engine_facts.is_pipeline(self.engine):
             return
         self._look_for_lost_activations(decision.step)
         scale = decision.loss_scale or engine_facts.loss_scale(self.engine) or 1.0
@@ -405,7 +406,7 @@ class Decisions:
             if any(report.rank == ranks.this_rank() and report.began_bad for report in rank_reports):
                 self._watches_backward = True
                 self._expect(MOST)
-            rank_reports = self._examination.examined(self._recorder, rank_reports)
+            rank_reports = self._history.examined(self._recorder, rank_reports)
         else:
             rank_reports = ranks.gather(msgspec.structs.replace(rank_report, again=True))
         self._conclude(rank_reports)
