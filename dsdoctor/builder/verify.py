@@ -170,7 +170,7 @@ class WheelCandidates:
         against = tuple(finding for finding in findings if finding.severity is Severity.ERROR)
         against = (*against, *_other_name(named, self._observation.machine))
         if wheel.yanked:
-            against = (*against, book.finding("wheel-yanked", Severity.ERROR, case="listed", wheel=wheel.name))
+            against = (*against, book.finding("wheel-yanked", Severity.ERROR, wheel=wheel.name))
         return Candidate(wheel=wheel.shown, built=named, findings=against)
 
     def _listing(self, wheel: Path) -> tuple[Finding, ...]:

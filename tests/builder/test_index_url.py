@@ -83,11 +83,11 @@ def test_pick_fetches_only_what_its_name_does_not_exclude(index: Served) -> None
     done = run("pick", index.address, *MACHINE, "--json")
 
     document = json.loads(done.stdout)
-    titles = {one["wheel"].rpartition("/")[2]: [f["title"] for f in one["findings"]] for one in document["wheels"]}
+    titles = [found["title"] for one in document["wheels"] for found in one["findings"]]
     assert (done.returncode, document["wheel"]) == (0, f"{index.address}/deepspeed/{NAME.replace('+', '%2B')}")
     assert index.fetched() == {NAME.replace("+", "%2B")}
-    assert any("its name says torch 2.11, here is torch 2.14" in title for found in titles.values() for title in found)
-    assert any("its name says CUDA 12.8, torch 2.14" in title for found in titles.values() for title in found)
+    assert any("torch 2.11" in title and "torch 2.14" in title for title in titles)
+    assert any("CUDA 12.8" in title and "torch 2.14" in title for title in titles)
 
 
 def test_verify_takes_the_address_of_a_wheel_and_of_an_index(index: Served) -> None:

@@ -18,6 +18,7 @@ from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Severity
 from dsdoctor.core.machine import Compiler, Machine, Node, System
 from dsdoctor.core.requests import BuildRequest
+from dsdoctor.rules import book
 from tests.cli.runner import run
 from tests.conftest import GCC, TORCH, machine
 from tests.machines.make import HERE
@@ -140,9 +141,13 @@ def test_a_compiler_that_does_not_know_the_level_is_an_error() -> None:
     old = replace(GCC, version=(10, 2, 1))
     _, _, [finding] = choose_processor(ICELAKE, BuildRequest(cpu="v3"), old)
 
-    assert (finding.severity, finding.title) == (
+    assert finding == book.finding(
+        "cpu-unknown-to-compiler",
         Severity.ERROR,
-        "gcc 10.2.1 does not know --cpu x86-64-v3, gcc 11 does",
+        evidence=[f"compiler: {old.path}"],
+        compiler="gcc 10.2.1",
+        level="x86-64-v3",
+        oldest="gcc 11",
     )
     assert chosen(ICELAKE, cpu="x86-64", compiler=old)[2] == chosen(ICELAKE, compiler=old)[2] == []
 
