@@ -165,7 +165,7 @@ class _TargetBuilds:
             kept = find_wheel(running.inputs, self.out) if running.inputs is not None else None
             if kept is not None:
                 observing.stop()
-                self.talk.say(target, "nothing that its wheel is made of has changed: it is taken from the cache")
+                self.talk.say(target, "unchanged since the last build: wheel taken from the cache")
                 running.outcome = replace(running.outcome, plan=kept.plan, result=kept.result)
                 return
             observation = observing.final()
@@ -213,7 +213,7 @@ def targets_of(
         return cross(find_interpreters(LocalHost(), asked), tuple(torches), tuple(cudas), index)
     if cudas or index:
         option = "--cuda" if cudas else "--torch-index"
-        raise UsageError(f"{option} chooses among builds of torch, and no --torch names one", hint="--torch 2.14.1")
+        raise UsageError(f"{option} needs --torch", hint="--torch 2.14.1")
     versions = tuple(python for python in asked if is_version(python))
     found = dict(zip(versions, find_interpreters(LocalHost(), versions), strict=True))
     paths = (found[python].executable if python in found else python for python in asked)
@@ -235,7 +235,7 @@ def chosen_target(listed: Sequence[ListedTarget], number: int) -> ListedTarget:
     if 0 <= number < len(listed):
         return listed[number]
     raise UsageError(
-        f"there is no target {number}: they are numbered from 0 to {len(listed) - 1}", hint="--targets lists them"
+        f"there is no target {number}; targets are numbered from 0 to {len(listed) - 1}", hint="--targets lists them"
     )
 
 
@@ -254,7 +254,7 @@ def clash(first: Target, second: Target) -> UsageError:
     """Why two targets cannot be built into one folder."""
     return UsageError(
         f"the wheels for {first.name} and for {second.name} would have the same file name",
-        hint="name one, or give each its own --out: DeepSpeed's loader tells torch's major.minor and CUDA release apart, no more",
+        hint="choose one, or give each its own --out: DeepSpeed's loader distinguishes only torch's major.minor and CUDA release",
     )
 
 

@@ -121,7 +121,7 @@ def asked_of_compiler(
 
     def on_op(op: str, error: str | None) -> None:
         done.append(op)
-        say(f"[{len(done)}/{len(names)}] {op}: {error or 'compiles as far as the preprocessor, and links'}")
+        say(f"[{len(done)}/{len(names)}] {op}: {error or 'preprocesses and links'}")
 
     python = machine.python.executable
     return ask_compiler(LocalHost(), source, names, python=python, jobs=jobs, folder=folder, on_op=on_op)
@@ -155,25 +155,25 @@ def ending_lines(command: Step | None) -> Iterator[str]:
 
 def op_lines(ops: tuple[OpVerdict, ...], source: Source, *, verbose: bool, width: int | None = None) -> Iterator[str]:
     """Which ops there are: installed, those that build, and those that cannot, needed or not."""
-    yield f"ops of DeepSpeed {source.version} for {source.accelerator} ({source.because}), as the environment stands:"
+    yield f"ops of DeepSpeed {source.version} for {source.accelerator} in the current environment ({source.because}):"
     real = [op for op in ops if not op.placeholder]
     if verbose:
         yield from _op_table(real, width)
         return
     yield from _group("✓", "installed", [op for op in real if op.verdict == INSTALLED])
-    yield from _group("✓", "build", [op for op in real if op.verdict == BUILDS])
+    yield from _group("✓", "can be built", [op for op in real if op.verdict == BUILDS])
     missed = missed_ops(ops)
     if missed:
-        yield from _group("✗", f"cannot, and you need {_them(missed)} ({missed[0].needed})", missed)
+        yield from _group("✗", f"required {_ops(missed)} cannot be built ({missed[0].needed})", missed)
         for because in dict.fromkeys(op.because for op in missed):
             yield f"    {because}"
     rest = [op for op in real if op.verdict == CANNOT and not op.needed]
     if rest:
-        yield from _group("·", f"cannot, and you do not need {_them(rest)} ({ALL} says why)", rest)
+        yield from _group("·", f"optional {_ops(rest)} cannot be built ({ALL} shows why)", rest)
 
 
 def missed_ops(ops: tuple[OpVerdict, ...]) -> list[OpVerdict]:
-    """Those that are needed and cannot be had as the environment stands."""
+    """Those that are needed and cannot be built in the current environment."""
     return [op for op in ops if op.verdict == CANNOT and op.needed and not op.placeholder]
 
 
@@ -184,14 +184,15 @@ def verdict_line(done: Checked, *, verbose: bool) -> str:
     missed = missed_ops(done.ops)
     hidden = f" ({ALL} shows {notes} note{'s' * (notes > 1)} and every op)" if notes and not verbose else ""
     if not worth and not missed:
-        return f"✓ nothing is wrong{hidden}"
+        return f"✓ no problems found{hidden}"
     mark = MARKS[Severity.ERROR if any(f.severity is Severity.ERROR for f in worth) else Severity.WARNING]
     parts = [counted(worth)] if worth else []
     if missed:
         named = and_more([op.op for op in missed], MAX_OPS)
         mended = [op for op in missed if op.mended == BUILDS]
-        gets = f"; build-wheel gets {'it' if len(missed) == 1 else f'{len(mended)} of them'}" if mended else ""
-        parts.append(f"{named} cannot be built as the environment stands{gets}")
+        buildable = "it" if len(missed) == 1 else f"{len(mended)} of them"
+        by_build_wheel = f"; build-wheel can build {buildable}" if mended else ""
+        parts.append(f"{named} cannot be built in this environment{by_build_wheel}")
     return f"{mark} {': '.join(parts)}{hidden}"
 
 
@@ -236,7 +237,7 @@ def _mark(findings: tuple[Finding, ...]) -> str:
 
 def _op_table(ops: Sequence[OpVerdict], width: int | None) -> Iterator[str]:
     """An op a row; below, why some cannot, each reason once."""
-    rows = [("  op", "as it stands", "build-wheel")]
+    rows = [("  op", "now", "build-wheel")]
     why: dict[str, list[str]] = {}
     for op in ops:
         mark = "✓" if op.verdict != CANNOT else "✗" if op.needed else "·"
@@ -256,8 +257,8 @@ def _group(mark: str, words: str, ops: Sequence[OpVerdict]) -> Iterator[str]:
         yield f"{mark} {len(ops)} {words}: {and_more([op.op for op in ops], MAX_OPS)}"
 
 
-def _them(ops: Sequence[OpVerdict]) -> str:
-    return "it" if len(ops) == 1 else "them"
+def _ops(ops: Sequence[OpVerdict]) -> str:
+    return "op" if len(ops) == 1 else "ops"
 
 
 def _build(ops: str, arch: str | None) -> Step:

@@ -188,7 +188,9 @@ def _asked_version(order: BuildOrder, observation: Observation) -> Version | Non
     try:
         return Version(spec)
     except InvalidVersion:
-        raise UsageError(f"--source {spec} is no version, and an index has releases only", hint="add --build") from None
+        raise UsageError(
+            f"--source {spec} is not a version, and an index has only releases", hint="add --build"
+        ) from None
 
 
 def _is_version(installed: str, source: str | None) -> bool:

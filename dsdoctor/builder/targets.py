@@ -101,7 +101,7 @@ class Installer:
             if answer.ok:
                 return
         raise BuildFailed(
-            f"{self.base} could not make an environment: {why_failed(self.host, answer.stderr or answer.stdout)}",
+            f"{self.base} could not create an environment: {why_failed(self.host, answer.stderr or answer.stdout)}",
             hint="on Debian and Ubuntu: apt install python3-venv; or name another with --python PATH",
         )
 
@@ -306,7 +306,7 @@ def environment(host: LocalHost, target: Target, cache: Path, *, offline: bool, 
             return python
         if offline:
             raise ImpossiblePlan(
-                f"there is no environment for {target.name} yet, and --offline forbids to fetch torch",
+                f"there is no environment for {target.name} yet, and --offline prevents downloading torch",
                 hint="run it once without --offline, or name a ready environment with --python PATH",
             )
         shutil.rmtree(folder, ignore_errors=True)
@@ -332,7 +332,7 @@ def mismatch(target: Target, release: Release | Gap) -> str | None:
     """Why an installed torch is not the one that was asked for, or None.
 
     >>> mismatch(Target(python="p", torch="2.13.0", cuda="12.8"), Release(version="2.13.0+cpu"))
-    '--cuda 12.8 was asked for, and the index gave torch 2.13.0+cpu, a CPU build'
+    'you asked for --cuda 12.8, but the index gave torch 2.13.0+cpu, a CPU build'
     """
     if isinstance(release, Gap) or release.version is None:
         return (
@@ -345,7 +345,7 @@ def mismatch(target: Target, release: Release | Gap) -> str | None:
         return None
     number = release.cuda or release.hip
     built = f"a build for {torch.accelerator} {number}" if number else torch.build
-    return f"--cuda {target.cuda} was asked for, and the index gave torch {release.version}, {built}"
+    return f"you asked for --cuda {target.cuda}, but the index gave torch {release.version}, {built}"
 
 
 def key(target: Target) -> str:
@@ -359,7 +359,7 @@ def _at(host: Host, path: str) -> Interpreter:
     found = _ask(host, path)
     if isinstance(found, Gap):
         raise ImpossiblePlan(
-            f"the Python {path} cannot be asked: {found.reason}", hint="name another, or a version: --python 3.12"
+            f"cannot run the Python {path}: {found.reason}", hint="name another, or a version: --python 3.12"
         )
     return Interpreter(executable=found.executable, version=found.version, found_via="--python")
 
@@ -393,7 +393,7 @@ def _check_torch(torch: str, cudas: tuple[str, ...]) -> None:
     except InvalidVersion:
         raise UsageError(f"--torch {torch!r} is not a version", hint="--torch 2.14.1") from None
     if build and cudas:
-        raise UsageError(f"--torch {torch} names its build itself, and --cuda another", hint="leave one of them out")
+        raise UsageError(f"--torch {torch} already names its build, which --cuda contradicts", hint="omit one of them")
 
 
 def _fill(host: LocalHost, target: Target, folder: Path, python: str, say: Say) -> None:

@@ -121,7 +121,7 @@ class WheelCandidates:
     def ranked(self, ops: tuple[str, ...]) -> tuple[Candidate, ...]:
         """All of them, the best first. Raises UsageError where there is none."""
         if not self.wheels:
-            raise UsageError("the index lists no wheel of deepspeed", hint="name another index, or a folder of wheels")
+            raise UsageError("the index has no DeepSpeed wheels", hint="name another index, or a folder of wheels")
         return tuple(sorted((self.judge(wheel, ops)[0] for wheel in self.wheels), key=_worth, reverse=True))
 
     def judge(self, wheel: ListedWheel, ops: tuple[str, ...]) -> tuple[Candidate, Path | None]:
@@ -148,14 +148,14 @@ class WheelCandidates:
         if re.match(r"[A-Za-z][\w+.-]*:/", place) and not place.startswith("file://"):
             named = redaction.urls(re.sub(r":/+", "://", place, count=1))
             raise UsageError(
-                f"{named} is no address of an index", hint="name one with https:// or http://, or a folder"
+                f"{named} is not the address of an index", hint="name one with https:// or http://, or a folder"
             )
         folder = Path(place.removeprefix("file://"))
         if not folder.is_dir():
-            raise UsageError(f"{folder} is no folder", hint="name the folder of the wheels, or of an index")
+            raise UsageError(f"{folder} is not a folder", hint="name the folder of the wheels, or of an index")
         if not (wheels := wheels_of(folder)):
             raise UsageError(
-                f"no deepspeed-*.whl lies in {folder}",
+                f"there is no deepspeed-*.whl in {folder}",
                 hint=step("python -m dsdoctor build-wheel --out {folder}", folder=str(folder)).line,
             )
         return wheels
@@ -248,7 +248,7 @@ def verify(python: str, machine: Path | None, wheel: Path | None, *, load: bool 
     ``load`` tries the installed ops too: the one thing here that runs them.
     """
     if load and (wheel is not None or machine is not None):
-        raise UsageError("--load tries the DeepSpeed that is installed here", hint="dsdoctor verify --installed --load")
+        raise UsageError("--load needs the DeepSpeed that is installed here", hint="dsdoctor verify --installed --load")
     # a file that is not a wheel is refused before the machine is asked
     read = read_wheel(wheel) if wheel is not None else None
     observation = observe(python, machine, whole=False)
@@ -280,7 +280,8 @@ def _installed(observation: Observation) -> DeepSpeed:
     installed = observation.machine.deepspeed
     if installed is None:
         raise UsageError(
-            "no DeepSpeed is installed there", hint="name a wheel, or another environment with --python PATH"
+            "DeepSpeed is not installed in that environment",
+            hint="name a wheel, or another environment with --python PATH",
         )
     return read_installed(installed) if observation.is_here else installed
 
@@ -320,4 +321,4 @@ def candidate_lines(found: Iterable[tuple[str, bool, tuple[Finding, ...]]], inst
         mark = ("!" if unjudged else "✓") if fits and number == 0 else " " if fits else "✗"
         yield f"{mark} {wheel.rpartition('/')[2]}"
         yield from (f"    {title}" for title in said)
-    yield f"$ {install}" if install else "✗ none of them fits this machine"
+    yield f"$ {install}" if install else "✗ none fits this machine"

@@ -240,7 +240,7 @@ def test_architectures(here: Machine, asked: BuildRequest, value: str) -> None:
 def test_a_torch_that_names_no_architecture_wants_to_be_told() -> None:
     silent = Torch(**{**TORCH.__dict__, "arch_list": ()})
 
-    with pytest.raises(UsageError, match="does not say for which it was built") as caught:
+    with pytest.raises(UsageError, match="does not list its architectures") as caught:
         choose_architectures(machine(torch=silent), BuildRequest())
     assert "--arch" in caught.value.hint
 
@@ -322,9 +322,9 @@ def test_the_accelerator_follows_torch_and_not_the_missing_gpu() -> None:
 @pytest.mark.parametrize(
     ("here", "reason"),
     [
-        (machine(torch=None), "there is no torch"),
+        (machine(torch=None), "torch is not installed"),
         (machine(torch=Torch(version="2.1", location="", broken="libcudart.so.12: cannot open")), "libcudart"),
-        (machine(python=None), "cannot be asked"),
+        (machine(python=None), "cannot examine the Python to build for"),
         (machine(torch=Torch(version="2.1+rocm", location="", hip="6.0")), "ROCm"),
     ],
 )

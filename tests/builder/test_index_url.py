@@ -132,7 +132,7 @@ def test_what_is_no_index_is_said_in_one_line(index: Served) -> None:
     empty = run("pick", index.address, *MACHINE)
 
     assert (nothing.returncode, empty.returncode) == (2, 2)
-    assert "lists no wheel of deepspeed" in nothing.stderr
+    assert "has no DeepSpeed wheels" in nothing.stderr
     assert empty.stderr.count("✗") == 1
 
 
@@ -157,7 +157,7 @@ def test_names_say_torch_and_cuda_in_several_ways(name: str, cuda: str | None, t
 
 HOSTILE_PAGES = {
     "endless": (b"0" * (5 << 20), "text/html", None, "its page has more than 4 MiB"),
-    "nested": (b"[" * 200_000, "application/vnd.pypi.simple.v1+json", None, "is no package index: its page is"),
+    "nested": (b"[" * 200_000, "application/vnd.pypi.simple.v1+json", None, "is not a package index: its page is"),
     "no parser takes it": (b"<![" * 10_000, "text/html", None, "its page is malformed"),
     "unclosed": (b"<a " * 60_000, "text/html", None, "its page has more than 50000 tags"),
     "many tags": (b"<a>" * 60_000, "text/html", None, "its page has more than 50000 tags"),
@@ -165,9 +165,9 @@ HOSTILE_PAGES = {
         gzip.compress(b"0" * (64 << 20)),
         "text/html",
         "gzip",
-        "it is compressed, which was not asked for",
+        "it is compressed",
     ),
-    "a picture": (b"GIF89a", "image/gif", None, "it answers 'image/gif', and an index answers HTML or JSON"),
+    "a picture": (b"GIF89a", "image/gif", None, "it returned 'image/gif'"),
 }
 
 

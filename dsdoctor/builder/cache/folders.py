@@ -119,7 +119,7 @@ def prune(store: CacheStore, *, size: str | None, age: str | None, everything: b
     Raises UsageError for what is no size and no age.
     """
     if everything and (size is not None or age is not None):
-        raise UsageError("--all leaves nothing to --max-size and --older-than", hint="name --all alone")
+        raise UsageError("--all cannot be combined with --max-size or --older-than", hint="use --all alone")
     limit = 0 if everything else parse_size(size, "--max-size") if size is not None else store.limit
     oldest = time.time() - parse_age(age, "--older-than") if age is not None else 0.0
     stale = tuple(entry for entry in store.entries() if entry.used < oldest and store.remove(entry))
@@ -183,11 +183,11 @@ def parse_size(text: str, what: str = "a size") -> int:
     (10737418240, 1610612736, 524288000, 0)
     >>> parse_size("much")
     Traceback (most recent call last):
-    dsdoctor.core.errors.UsageError: a size is 'much', which is no size
+    dsdoctor.core.errors.UsageError: a size is 'much', which is not a size
     """
     found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE | re.ASCII)
     if found is None:
-        raise UsageError(f"{what} is {text!r}, which is no size", hint='sizes are such as "500M" or "10G"')
+        raise UsageError(f"{what} is {text!r}, which is not a size", hint='use a size such as "500M" or "10G"')
     return int(float(found[1]) * UNITS[found[2].upper()])
 
 
@@ -199,7 +199,9 @@ def parse_age(text: str, what: str = "an age") -> float:
     """
     found = re.fullmatch(r"(\d{1,9})\s*([mhdw])", text.strip(), re.ASCII)
     if found is None:
-        raise UsageError(f"{what} is {text!r}, which is no age", hint='ages are such as "90m", "12h", "30d" or "2w"')
+        raise UsageError(
+            f"{what} is {text!r}, which is not an age", hint='use an age such as "90m", "12h", "30d" or "2w"'
+        )
     return int(found[1]) * SPANS[found[2]]
 
 
@@ -217,7 +219,7 @@ def folder_lines(folders: Iterable[Shown], cache: str, now: float) -> Iterator[s
     if folders:
         yield from _rows(folders, now)
         total = size(sum(entry.size for entry in folders))
-        yield f"{total} besides in toolkits, sdists and targets  {cache}"
+        yield f"{total} more in toolkits, sdists and targets  {cache}"
 
 
 def pruned_lines(entries: Iterable[Shown], left: int, now: float) -> Iterator[str]:

@@ -95,7 +95,7 @@ def tree_to_compile_in(plan: BuildPlan, source: Source, machine: Machine, say: C
     with fixed_folder(sha256(repr(inputs).encode()).hexdigest()[:16], say=say) as folder:
         copy = _copied(tree, folder / "source") if folder else None
         if copy is None:
-            say("compiling in the cache folder: GPU code will hold a digest of its path")
+            say("compiling in the cache folder: GPU code will contain a digest of its path")
         yield copy or tree
 
 
@@ -215,7 +215,7 @@ def prepare_out(out: Path, option: str = "--out") -> None:
             pass
     except OSError as error:
         raise ImpossiblePlan(
-            f"the folder {out} of {option} cannot be written: {error.strerror}", hint=f"name another: {option} DIR"
+            f"cannot write to {out} ({option}): {error.strerror}", hint=f"name another: {option} DIR"
         ) from None
 
 
@@ -271,7 +271,7 @@ def _pack(host: LocalHost, plan: BuildPlan, tree: Path, workdir: Workdir) -> Pat
     wheels = sorted(packed.glob("*.whl")) if status == 0 else []
     if len(wheels) != 1:
         raise BuildFailed(
-            f"DeepSpeed's setup.py made no wheel: {first_error(lines) or f'it ended with status {status}'}",
+            f"DeepSpeed's setup.py produced no wheel: {first_error(lines) or f'it ended with status {status}'}",
             hint=f"the whole log is {workdir.logs / 'wheel.log'}",
         )
     return wheels[0]

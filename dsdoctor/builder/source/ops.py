@@ -189,16 +189,14 @@ def source_at_hand(
     installed = observation.machine.deepspeed
     if observation.machine.unjudged_accelerator and request.accelerator != "cpu":
         raise DoctorError(
-            f"{observation.machine.unjudged_accelerator}, and dsdoctor judges the ops for CUDA and CPU",
+            f"{observation.machine.unjudged_accelerator}; dsdoctor judges ops for CUDA and CPU only",
             hint="--accelerator cpu judges the host ops",
         )
     accelerator = accelerator_at_hand(observation.machine, request)
     if not spec and observation.snapshot is not None:
         return recorded_source(observation.snapshot, accelerator)
     if observation.machine.python is None:
-        raise DoctorError(
-            "no Python answers, so nothing can be asked of a DeepSpeed", hint="name one with --python PATH"
-        )
+        raise DoctorError("no Python answers, so DeepSpeed's ops cannot be listed", hint="name one with --python PATH")
     if not spec and installed:
         return describe_installed(
             LocalHost(),
@@ -225,14 +223,14 @@ def accelerator_at_hand(machine: Machine, request: BuildRequest) -> str:
 def recorded_source(snapshot: Snapshot, accelerator: str) -> Source:
     """The ops that a snapshot holds. Raises UsageError where it holds none, or another accelerator's."""
     if snapshot.source is None:
-        raise UsageError("the snapshot holds no ops of a DeepSpeed", hint="name one: --source 0.19.8")
+        raise UsageError("the snapshot has no DeepSpeed ops", hint="name one: --source 0.19.8")
     try:
         source = msgspec.convert(snapshot.source, Source)
     except msgspec.ValidationError as error:
         raise UsageError(f"the snapshot's ops are malformed: {error}", hint="record it again") from None
     if source.accelerator != accelerator:
         raise UsageError(
-            f"the snapshot holds the ops for {source.accelerator}, asked are those for {accelerator}",
+            f"the snapshot has the ops for {source.accelerator}, not for {accelerator}",
             hint="name a DeepSpeed: --source 0.19.8",
         )
     return source
@@ -309,7 +307,7 @@ def _from_tree(
     except UsageError:
         if spec or request.offline:
             raise
-        say("fetching the newest DeepSpeed's source, to know its ops")
+        say("downloading the newest DeepSpeed's source to list its ops")
         laid = lay_out(host, wanted, tree, cache=cache, python=python, offline=False)
     because = laid.limit or ("--source" if spec else "the newest; none is installed here")
     return described(observation, replace(laid, because=because), accelerator, place)

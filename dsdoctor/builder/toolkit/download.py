@@ -111,22 +111,22 @@ def download(url: str, target: Path, *, sha256: str, size: int, name: str, say: 
     The caller holds the lock of the folder.
     """
     if _is_right(target, sha256, size):
-        say(f"{name}: fetched before, its sha256 is right")
+        say(f"{name}: already downloaded, sha256 verified")
         return
     target.unlink(missing_ok=True)
     part = target.with_name(f"{target.name}.part")
     continued = part.exists()
     _fetch(url, part, size=size, name=name, say=say)
     if continued and not _is_right(part, sha256, size):
-        say(f"{name}: what an earlier download left was damaged, it begins anew")
+        say(f"{name}: an earlier partial download was damaged; starting over")
         part.unlink()
         _fetch(url, part, size=size, name=name, say=say)
     if not _is_right(part, sha256, size):
         found = sha256_of(part)
         part.unlink()
         raise BuildFailed(
-            f"{name} from {shown(url)} is not what the manifest describes: its sha256 is {found}, expected {sha256}",
-            hint="a proxy or mirror may have changed it; run again, or name another mirror with DSDOCTOR_CUDA_REDIST",
+            f"{name} from {shown(url)} does not match the manifest: its sha256 is {found}, expected {sha256}",
+            hint="a proxy or mirror may have changed it; rerun, or set DSDOCTOR_CUDA_REDIST to another mirror",
         )
     part.replace(target)
 
@@ -191,7 +191,7 @@ def _fetch(url: str, part: Path, *, size: int, name: str, say: Say) -> None:
                 raise _failed(name, url, str(error) or repr(error)) from None
         if _size(part) == size:
             return
-        say(f"{name}: the connection broke at {_size(part) / 1e6:.1f} of {size / 1e6:.1f} MB; it is continued")
+        say(f"{name}: the connection broke at {_size(part) / 1e6:.1f} of {size / 1e6:.1f} MB; resuming")
     raise _failed(name, url, f"it ends after {_size(part):,} of {size:,} bytes")
 
 
@@ -264,7 +264,7 @@ def _opened(url: str, *, timeout: float, start: int = 0) -> http.client.HTTPResp
 def _failed(name: str, url: str, why: str) -> BuildFailed:
     return BuildFailed(
         f"{name} could not be fetched from {shown(url)}: {why}",
-        hint="run again: what is there is continued. DSDOCTOR_CUDA_REDIST names a mirror; none takes the distribution's package",
+        hint="rerun to resume. Set DSDOCTOR_CUDA_REDIST to a mirror, or to none to use the distribution's package",
     )
 
 

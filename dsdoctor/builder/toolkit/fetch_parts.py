@@ -68,7 +68,7 @@ def ask_nvidia(host: Host, release: Cuda, architecture: str) -> NvidiaRelease | 
     """The newest patch of a release that is published there; else why there is none."""
     base, platform = address(host), PLATFORMS.get(architecture)
     if base is None:
-        return f"NVIDIA's archives are not asked ({MIRROR}=none)"
+        return f"NVIDIA's archives are disabled ({MIRROR}=none)"
     if platform is None:
         return f"NVIDIA publishes no archives for {architecture}"
     found: NvidiaRelease | None = None
@@ -85,7 +85,7 @@ def ask_nvidia(host: Host, release: Cuda, architecture: str) -> NvidiaRelease | 
     except OSError as error:
         return f"NVIDIA's archives cannot be reached: {error}"
     except _Refused as error:
-        return f"the manifest of NVIDIA's archives at {shown(base)} is not taken: {error}"
+        return f"the manifest of NVIDIA's archives at {shown(base)} was rejected: {error}"
     return found or f"{shown(base)} has no archives of CUDA {release}"
 
 
@@ -201,12 +201,12 @@ def _archives(
 ) -> Iterator[KeptPart]:
     base = address(host)
     if base is None:
-        raise BuildFailed("NVIDIA's archives are not to be fetched (DSDOCTOR_CUDA_REDIST=none)", hint="unset it")
+        raise BuildFailed("NVIDIA's archives are disabled (DSDOCTOR_CUDA_REDIST=none)", hint="unset it")
     licences = ", ".join(sorted({archive.license for archive in archives if archive.license})) or "its own licence"
     megabytes = sum(archive.size for archive in archives) / 1e6
     say(f"fetching {len(archives)} of NVIDIA's archives ({megabytes:.0f} MB) from {shown(base)}")
     if base.startswith("http://"):
-        say("the mirror is reached over http: nothing vouches for its manifest, and the digests in it are its own")
+        say("the mirror uses http: its manifest and the digests in it can't be verified")
     say(f"NVIDIA's terms apply to them ({licences}): {LICENCE}; each part keeps its LICENSE file")
     for archive in archives:
         file = _downloaded(downloads, archive)
@@ -230,7 +230,10 @@ def _unpack(archive: Archive, file: Path, target: Path) -> None:
         raise BuildFailed(f"{archive.name} was not unpacked: {error.message}", hint="name another mirror") from None
     tops = list(scratch.iterdir())
     if len(tops) != 1 or not tops[0].is_dir() or tops[0].is_symlink():
-        raise BuildFailed(f"{archive.name} is no archive of NVIDIA's: it holds {len(tops)} top entries", hint="see it")
+        raise BuildFailed(
+            f"{archive.name} is not one of NVIDIA's archives: it has {len(tops)} top-level entries",
+            hint="look at the archive",
+        )
     tops[0].rename(target)
     scratch.rmdir()
 
@@ -240,7 +243,7 @@ def _package(host: LocalHost, package: DebianPackage, folder: Path, apt: Path, s
     say(
         f"fetching {package.name} {package.version} ({package.size / 1e6:.0f} MB) from {origin} ({package.component}) by apt"
     )
-    say(f"NVIDIA's terms apply to it (CUDA Toolkit): {LICENCE}; its copyright file is kept beside it")
+    say(f"NVIDIA's terms apply to it (CUDA Toolkit): {LICENCE}; its copyright file is kept with it")
     fetch_package(host, package, apt, folder / package.name, say)
     name = package.distribution.lower()
     return KeptPart(origin=name, name=package.name, version=package.version, sha256=package.sha256)

@@ -73,8 +73,8 @@ def refuse_altered(home: Path) -> None:
     if (home / MARK).is_file() and (wrong := altered(home.parent)):
         aside = step("mv {folder} {aside}", folder=str(home.parent), aside=f"{home.parent}.altered")
         raise BuildFailed(
-            f"the toolkit in {home} is not what was fetched: {and_more(wrong, MAX_SHOWN)} changed since then",
-            hint=f"{aside.line}, and run again: it is assembled anew",
+            f"the toolkit in {home} was modified after download: {and_more(wrong, MAX_SHOWN)}",
+            hint=f"{aside.line}, then rerun to assemble it again",
         )
 
 

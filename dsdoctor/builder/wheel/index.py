@@ -33,7 +33,7 @@ from dsdoctor.core.machine import DeepSpeed
 from dsdoctor.core.zip_file import BadZip, read_bytes, read_entries
 
 PROJECT = "deepspeed"
-NOT_TO_BE_USED = "tell whoever keeps the index; do not use the wheel"
+NOT_TO_BE_USED = "do not use the wheel; report it to the index's maintainer"
 Digests = tuple[tuple[str, str], ...]
 """What an index says of a file: names of algorithms, each with hexadecimal digits."""
 
@@ -158,8 +158,8 @@ def list_index(url: str, session: requests.Session) -> tuple[RemoteWheel, ...]:
         answer = _page(url, session)
         packages = ProjectPage.from_response(answer, PROJECT).packages if answer is not None else []
     except (*NO_INDEX, RecursionError, MemoryError) as error:
-        title = f"{redaction.url(url)} is no package index: {_why_none(error)}"
-        raise UsageError(title, hint="name the address that pip takes as --index-url") from None
+        title = f"{redaction.url(url)} is not a package index: {_why_none(error)}"
+        raise UsageError(title, hint="use the address that you would pass to pip as --index-url") from None
     except requests.RequestException as error:
         raise _unreached(url, error) from None
     return tuple(
@@ -275,14 +275,14 @@ def _page(url: str, session: requests.Session) -> requests.Response | None:
             return None
         answer.raise_for_status()
         if answer.headers.get("Content-Encoding", "identity") != "identity":
-            raise NoIndex("it is compressed, which was not asked for")
+            raise NoIndex("it is compressed, although no compression was requested")
         data = bytearray()
         for chunk in answer.iter_content(1 << 14):
             data += chunk
             if len(data) > MAX_PAGE_BYTES:
                 raise NoIndex(f"its page has more than {MAX_PAGE_BYTES >> 20} MiB")
             if time.monotonic() - started > PAGE_TIMEOUT_SECONDS:
-                raise NoIndex(f"its page did not come whole in {PAGE_TIMEOUT_SECONDS:.0f} s")
+                raise NoIndex(f"its page was not complete after {PAGE_TIMEOUT_SECONDS:.0f} s")
         if data.count(b"<") > MAX_TAGS:
             raise NoIndex(f"its page has more than {MAX_TAGS} tags")
         answer._content = bytes(data)
@@ -292,9 +292,11 @@ def _page(url: str, session: requests.Session) -> requests.Response | None:
 def _refuse_endless(wheel: RemoteWheel, length: int, seconds: float) -> None:
     """Raise BuildFailed for more bytes than the index said, or than a wheel can have, and for a drip."""
     if length > (wheel.size if wheel.size is not None else MAX_WHEEL_BYTES):
-        raise BuildFailed(f"{wheel.shown} is larger than its index says or than a wheel can be", hint="do not use it")
+        raise BuildFailed(f"{wheel.shown} is larger than its index says, or than any wheel", hint="do not use it")
     if seconds > PAGE_TIMEOUT_SECONDS and length / seconds < MIN_BYTES_PER_SECOND:
-        raise BuildFailed(f"{wheel.shown} came at {length / seconds:.0f} bytes a second", hint="try another mirror")
+        raise BuildFailed(
+            f"{wheel.shown} arrived at only {length / seconds:.0f} bytes a second", hint="try another mirror"
+        )
 
 
 def _named(url: str) -> RemoteWheel:
@@ -302,7 +304,7 @@ def _named(url: str) -> RemoteWheel:
     digests = tuple(re.findall(r"(?:^|&)(\w+)=([^&]*)", parts.fragment))
     name = unquote(parts.path.rpartition("/")[2])
     if "/" in name or facts_of_name(name) is None:
-        raise UsageError(f"{redaction.url(url)} is no wheel of DeepSpeed", hint="name a deepspeed-...whl, or an index")
+        raise UsageError(f"{redaction.url(url)} is not a DeepSpeed wheel", hint="name a deepspeed-...whl, or an index")
     return RemoteWheel(name=name, url=url, digests=digests)
 
 
@@ -318,7 +320,7 @@ def _why_none(error: Exception) -> str:
     if isinstance(error, NoIndex):
         return str(error)
     if isinstance(error, UnsupportedContentTypeError):
-        return f"it answers {error.content_type[:60]!r}, and an index answers HTML or JSON"
+        return f"it returned {error.content_type[:60]!r} instead of HTML or JSON"
     if isinstance(error, requests.RequestException):
         return "the address is malformed"
     return "its page is nested too deep" if isinstance(error, RecursionError) else "its page is malformed"
