@@ -133,7 +133,7 @@ def _command(kind: str, pid: int) -> Step | None:
 def hang_not_started(case: Case) -> Iterator[Finding]:
     """Some ranks wait for others at the start, and those have not called init_process_group, or were not heard of."""
     waiting = [view.rank for view in case.starting]
-    living = [view for view in case.incident.ranks if view.rank not in case.unwell]
+    living = [view for view in case.incident.ranks if view.rank not in case.faulty_ranks]
     outside = [view for view in living if view.rank not in waiting and view not in case.unread]
     late = [view for view in outside if not (view.sample and view.sample.joined)]
     if not waiting or not (late or case.unknown):
@@ -146,7 +146,7 @@ def hang_not_started(case: Case) -> Iterator[Finding]:
             case="not-joined",
             evidence=case.evidence([view.rank]),
             steps=steps,
-            who=case.who(view.rank),
+            who=case.rank_label(view.rank),
             where=case.where(view),
             waiting=f"{ranks_words(waiting)} {'waits' if len(waiting) == 1 else 'wait'}",
             advice=sentence,
@@ -178,10 +178,10 @@ def hang_other_operation(case: Case) -> Iterator[Finding]:
             now=_now(case, difference),
             gathering=_gathering(case, (rank for _, ranks in difference.calls for rank in ranks)),
         )
-    living = [rank for rank in case.views if rank not in case.unwell]
+    living = [rank for rank in case.views if rank not in case.faulty_ranks]
     calls = {case.waiting.call_of(case.views[rank]) for rank in case.waiting_ranks if case.waiting.decides(rank)}
     alone = not differences and not case.starting and len(case.waiting_ranks) == len(living)
-    if (roots := case.waiting.roots()) and not differences:
+    if (roots := case.waiting.named_peers()) and not differences:
         yield _other_root(case, roots)
     # of running processes some may not have been named: those in another collective may wait for these
     if alone and len(calls) > 1 and (case.is_whole or case.incident.source != PROCESSES):
@@ -206,7 +206,7 @@ def hang_other_sizes(case: Case) -> Iterator[Finding]:
 
 def hang_rank_behind(case: Case) -> Iterator[Finding]:
     """A rank has called fewer collectives than the others, which wait for it."""
-    told: set[int] = set(case.unwell)
+    told: set[int] = set(case.faulty_ranks)
     for behind in case.waiting.behind():
         for rank in sorted(set(behind.ranks) - told):
             told.add(rank)
@@ -221,7 +221,7 @@ def hang_rank_behind(case: Case) -> Iterator[Finding]:
                     *case.evidence([rank]),
                 ),
                 steps=() if view.activity else steps,
-                who=case.who(rank),
+                who=case.rank_label(rank),
                 where=case.where(view),
                 others=_while_others(case, view, behind.waiting),
                 advice=sentence,
@@ -234,7 +234,7 @@ def hang_rank_outside(case: Case) -> Iterator[Finding]:
     if not waiting:
         return
     for view in case.incident.ranks:
-        gone = view.rank in case.unwell or view.rank in waiting or view in case.unread
+        gone = view.rank in case.faulty_ranks or view.rank in waiting or view in case.unread
         if not gone and not (view.sample and view.sample.leaving):
             sentence, steps = advice(view)
             yield book.finding(
@@ -246,7 +246,7 @@ def hang_rank_outside(case: Case) -> Iterator[Finding]:
                     *case.evidence([view.rank]),
                 ),
                 steps=() if view.activity else steps,
-                who=case.who(view.rank),
+                who=case.rank_label(view.rank),
                 where=case.where(view),
                 others=_while_others(case, view, waiting),
                 advice=sentence,
@@ -274,12 +274,12 @@ def hang_transport(case: Case) -> Iterator[Finding]:
 
 def hang_all_outside(case: Case) -> Iterator[Finding]:
     """No rank stands in a collective, and none moves."""
-    living = [view for view in case.incident.ranks if view.rank not in case.unwell]
+    living = [view for view in case.incident.ranks if view.rank not in case.faulty_ranks]
     # where some have come to their end the training is over, and the rest may take its time
     if case.waiting_ranks or not living or not case.joined or case.dead:
         return
     # one that was not heard of may wait in a collective; and where all work for themselves nothing hangs
-    if not case.is_whole or case.only_works:
+    if not case.is_whole or case.is_long_step:
         return
     first = living[0]
     sentence, steps = advice(first)
@@ -309,7 +309,7 @@ def hang_at_exit(case: Case) -> Iterator[Finding]:
             case="leaving" if view.sample.leaving else "" if doing_of(view) == ENDED else "left-group",
             evidence=case.evidence([view.rank]),
             steps=steps,
-            who=case.who(view.rank),
+            who=case.rank_label(view.rank),
             where=case.where(view),
             advice=sentence,
         )
@@ -379,7 +379,7 @@ def _calls(difference: Difference) -> str:
 def _now(case: Case, difference: Difference) -> str:
     """Where the first of the fewest is now, as the end of a sentence; "" where it does not run any more."""
     rank = difference.calls[0][1][0]
-    return "" if rank in case.unwell else f"; rank {rank} now {case.where(case.views[rank])}"
+    return "" if rank in case.faulty_ranks else f"; rank {rank} now {case.where(case.views[rank])}"
 
 
 def _difference_evidence(case: Case, difference: Difference) -> Iterator[str]:
@@ -387,7 +387,7 @@ def _difference_evidence(case: Case, difference: Difference) -> Iterator[str]:
     yield from case.waiting.before(difference)
     yield from case.waiting.first_time(difference)
     yield from _ended(case, ranks)
-    yield from _places(case, [rank for rank in ranks if rank not in case.unwell])
+    yield from _places(case, [rank for rank in ranks if rank not in case.faulty_ranks])
     yield from case.evidence(difference.calls[0][1][:2])
 
 

@@ -25,7 +25,7 @@ from dsdoctor.hang.stacks import doing, doing_of, main_of, own_frame, place
 
 
 NAME = "py-spy"
-LONGEST = 20.0
+DUMP_TIMEOUT_SECONDS = 20.0
 NOT_INSTALLED = "py-spy is not installed"
 REFUSED = "the kernel does not let py-spy read it"
 SIGNS = (
@@ -50,9 +50,9 @@ def stacks_of(pid: int, host: Host) -> tuple[ThreadStack, ...] | str:
     path = program(host)
     if path is None:
         return NOT_INSTALLED
-    answer = host.run([path, "dump", "--json", "--pid", str(pid)], timeout=LONGEST)
+    answer = host.run([path, "dump", "--json", "--pid", str(pid)], timeout=DUMP_TIMEOUT_SECONDS)
     if answer.returncode is None:
-        return f"py-spy did not answer within {LONGEST:.0f} s"
+        return f"py-spy did not answer within {DUMP_TIMEOUT_SECONDS:.0f} s"
     try:
         return tuple(parse_threads(decode(answer.stdout.encode(), list), pid)) if answer.ok else why_not(answer.stderr)
     except (msgspec.DecodeError, KeyError, TypeError, ValueError):
@@ -143,7 +143,7 @@ def asked_for(pid: int, path: Path, *, seconds: float = 1.0) -> tuple[ThreadStac
 # can have put a handler of its own there. Of others the kernel's words are told.
 
 
-MOST = 4
+MAX_WORKERS = 4
 FORKED, SPAWNED = "forked", "spawned"
 ENDED = "ZXTt"
 """The kernel's letters of a process that does nothing any more."""
@@ -163,7 +163,7 @@ def workers_of(view: RankView, stacks: Path) -> tuple[str, ...]:
     named = view.sample.loader_workers if view.sample is not None and view.silent < SILENT else ()
     parents = all_parents()
     children = [pid for pid in named if parents.get(pid) == view.pid]
-    return tuple(line for child in children[:MOST] if (line := _line(child, view, stacks)))
+    return tuple(line for child in children[:MAX_WORKERS] if (line := _line(child, view, stacks)))
 
 
 def may_read(view: RankView) -> bool:
@@ -225,7 +225,7 @@ RAS_LONGEST, LARGEST = 8.0, 1 << 20
 SECTIONS, RAS_MOST = ("Errors", "Warnings"), 12
 
 
-def complaints(environment: Mapping[str, str]) -> tuple[str, ...]:
+def ras_errors(environment: Mapping[str, str]) -> tuple[str, ...]:
     """The lines of RAS's errors and warnings, or that it has none; empty where nobody answers."""
     text = asked(environment.get(VARIABLE) or USUAL)
     if not text.strip():

@@ -129,7 +129,7 @@ def in_earlier_call(frames: Sequence[Frame], kernel: str = "") -> bool:
     )
 
 
-def names_work(frames: Sequence[Frame]) -> bool:
+def waits_on_work_handle(frames: Sequence[Frame]) -> bool:
     """Whether what a stack waits for last is called as torch calls a collective that was begun: `work`."""
     return bool(frames) and re.search(r"\bworks?\b.*\.wait\(\)", frames[-1].text) is not None
 
@@ -233,7 +233,7 @@ def ranks_words(ranks: Iterable[int]) -> str:
     return f"{'rank' if len(found) == 1 else 'ranks'} {', '.join(parts)}"
 
 
-def folded(views: Iterable[RankView], *, most: int = 12) -> list[str]:
+def grouped_stacks(views: Iterable[RankView], *, most: int = 12) -> list[str]:
     """The stacks of all ranks, those that are equal together: a heading with the ranks, and the age where they are old, then lines
     from the outermost to the innermost."""
     groups: dict[tuple[str, tuple[tuple[str, int, str], ...]], list[RankView]] = {}

@@ -8,7 +8,7 @@ from dsdoctor.hang.case import Case
 from dsdoctor.hang.checks import CHECKS
 from dsdoctor.hang.models import NOT_LOOKED, PROCESSES, RECORDERS, Incident, Verdict
 from dsdoctor.hang.process_checks import hang_stacks_unread
-from dsdoctor.hang.stacks import doing, doing_of, folded, main_stack, ranks_words
+from dsdoctor.hang.stacks import doing, doing_of, grouped_stacks, main_stack, ranks_words
 from dsdoctor.rules import book
 from dsdoctor.ui.terminal import VerdictLine, finding_lines
 
@@ -20,7 +20,7 @@ def judge(incident: Incident) -> Verdict:
     """What keeps the ranks from moving. Without a cause the finding says what is known and what would decide it."""
     case = Case(incident)
     found: list[Finding] = []
-    stacks = tuple(folded(incident.ranks))
+    stacks = tuple(grouped_stacks(incident.ranks))
     if case.moves:
         return Verdict(findings=(), stacks=stacks)
     for check in CHECKS:
@@ -71,7 +71,9 @@ def may_wait_outside(incident: Incident, verdict: Verdict) -> bool:
         return False
     if case.starting and case.unknown:
         return True
-    late = [view for view in incident.ranks if view.rank not in case.unwell and view.rank not in case.waiting_ranks]
+    late = [
+        view for view in incident.ranks if view.rank not in case.faulty_ranks and view.rank not in case.waiting_ranks
+    ]
     if any(doing_of(view) in OUTSIDE for view in late):
         return True
     # what a script leaves behind may be an upload
@@ -84,7 +86,7 @@ def hang_unclear(case: Case) -> tuple[Finding, ...]:
     over = case.dead and not case.waiting_ranks
     if case.incident.source == PROCESSES:
         return (_unclear_from_outside(case),)
-    if not case.joined or over or (case.only_works and not case.unwell):
+    if not case.joined or over or (case.is_long_step and not case.faulty_ranks):
         return ()
     finding = book.finding(
         "hang-unclear",
@@ -119,7 +121,7 @@ def _same_collective(case: Case) -> tuple[str, ...]:
 # A verdict on a run in which nothing moves -> lines.
 
 
-MOST = 8
+MAX_SHOWN_RANKS = 8
 PACKAGES = re.compile(r"^(\s*)/\S*/(?:site|dist)-packages/")
 
 
@@ -148,7 +150,7 @@ def _what_works(incident: Incident) -> Iterator[str]:
     """Of running processes in which nothing hangs: which of them work."""
     works = [view for view in incident.ranks if view.activity]
     yield f"✓ {ranks_words(view.rank for view in works)} {'works' if len(works) == 1 else 'work'}: nothing hangs as far as was seen"
-    yield from (f"    rank {view.rank}: {view.activity}" for view in works[:MOST])
+    yield from (f"    rank {view.rank}: {view.activity}" for view in works[:MAX_SHOWN_RANKS])
 
 
 def headline(incident: Incident) -> str:

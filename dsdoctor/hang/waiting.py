@@ -16,18 +16,18 @@ from dsdoctor.hang.stacks import (
     doing,
     in_backward,
     in_earlier_call,
-    names_work,
     own_frame,
     place,
     ranks_words,
+    waits_on_work_handle,
 )
 from dsdoctor.rules import book
 
 Compared = tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]
 PARTED_SHARE = 0.34
 """Of the calls after one that differs: so many differ where the ranks have parted."""
-LEAST_AFTER = 12
-MOST_HISTORY = 4000
+MIN_CALLS_AFTER = 12
+MAX_HISTORY = 4000
 EARLIER = "work.wait()"
 """Where a rank waits for a call that it began before: of a send or a receive no number tells."""
 ROOTED = {"broadcast", "reduce", "scatter", "gather", "broadcast_object_list", "scatter_object_list", "gather_object"}
@@ -37,7 +37,7 @@ BACKWARD = "backward"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Behind:
+class LaggingRanks:
     """Ranks that have not called a collective which other members of their group have called and wait in."""
 
     group: str
@@ -78,7 +78,7 @@ class Waiting:
             for group in view.sample.groups if view.sample else ():
                 self._groups.setdefault(group.name, {})[view.rank] = group
 
-    def behind(self) -> tuple[Behind, ...]:
+    def behind(self) -> tuple[LaggingRanks, ...]:
         """Where some members of a group are behind others, those first that nobody else holds up."""
         found = list(self._all_behind())
         late = {rank: [each for each in found if rank in each.waiting] for each in found for rank in each.ranks}
@@ -86,7 +86,7 @@ class Waiting:
         roots = [each for each in found if any(not late[rank] for rank in each.ranks)]
         chosen = roots or found
         return tuple(
-            Behind(
+            LaggingRanks(
                 group=each.group,
                 ranks=tuple(rank for rank in each.ranks if not late[rank]) or each.ranks,
                 sequence=each.sequence,
@@ -109,7 +109,7 @@ class Waiting:
             # calls of long ago that differ in size alone, and have ended, may be meant so: not where many after them differ too
             last = max(calls, default=0)
             for number, each in enumerate(found):
-                after = (len(found) - number) / max(last - each.sequence + 1, LEAST_AFTER)
+                after = (len(found) - number) / max(last - each.sequence + 1, MIN_CALLS_AFTER)
                 if each.sequence not in old or not each.same_name or after >= PARTED_SHARE:
                     yield replace(each, parted=any(not later.same_name for later in found[number:]))
                     break
@@ -137,7 +137,7 @@ class Waiting:
             calls = recorded_calls(self._groups[difference.group][ranks[0]])
             before = [each for each in calls if each.sequence < difference.sequence]
             alike = (operation.name, operation.sizes, operation.place)
-            if len(before) < LEAST_AFTER:
+            if len(before) < MIN_CALLS_AFTER:
                 return ()
             made = any((each.name, each.sizes, each.place) == alike for each in before)
             (known if made else new).extend(ranks)
@@ -180,7 +180,7 @@ class Waiting:
         ]
         return (name, *open_calls[0]) if len(open_calls) == 1 else (name, "", 0)
 
-    def roots(self) -> dict[str, tuple[int, ...]]:
+    def named_peers(self) -> dict[str, tuple[int, ...]]:
         """What ranks name as the sender, or receiver, of a collective in which they wait, the same one by its group and number,
         where they do not agree on it; empty where they do, or where it is not known."""
         groups: dict[tuple[str, str, str, int], dict[str, list[int]]] = {}
@@ -210,7 +210,7 @@ class Waiting:
         """Whether a rank waits for a collective that it began before, as far as the numbers allow it."""
         stack = acting_stack(view)
         # one that is behind may as well wait for a disk
-        allowed = not self._lagging(view.rank) or (names_work(stack) and self._is_crossed(view.rank))
+        allowed = not self._lagging(view.rank) or (waits_on_work_handle(stack) and self._is_crossed(view.rank))
         return in_earlier_call(stack, view.waits) and allowed
 
     def _lagging(self, rank: int) -> list[str]:
@@ -232,13 +232,13 @@ class Waiting:
         )
         return bool(lagging) and leads
 
-    def _all_behind(self) -> Iterator[Behind]:
+    def _all_behind(self) -> Iterator[LaggingRanks]:
         for name, members in sorted(self._groups.items()):
             numbers = {rank: group.sequence for rank, group in members.items()}
             most = max(numbers.values())
             least = min(numbers.values())
             if least < most:
-                yield Behind(
+                yield LaggingRanks(
                     group=name,
                     ranks=tuple(sorted(rank for rank, number in numbers.items() if number == least)),
                     sequence=least,
@@ -257,7 +257,7 @@ def recorded_calls(group: GroupState) -> tuple[Operation, ...]:
     past = group.history
     if past is None:
         return group.operations
-    numbers = array.array("H", base64.b64decode(past.calls)[: MOST_HISTORY * 2])
+    numbers = array.array("H", base64.b64decode(past.calls)[: MAX_HISTORY * 2])
     known = {operation.sequence for operation in group.operations}
     older = (
         replace(past.kinds[kind], sequence=past.first + number, state="done")
@@ -300,11 +300,11 @@ def _compared(operation: Operation, *, typed: bool) -> Compared:
 # Only ranks of one node are compared: clocks of two nodes differ by more than the milliseconds that are asked for here.
 
 
-UNIT = 1e-4
+ARRIVAL_UNIT_SECONDS = 1e-4
 """Seconds in which arrivals are told."""
-EVENT = 1e-3
+LATE_SECONDS = 1e-3
 """Seconds by which a last rank must be later than the one before it to count."""
-SHARE, TIMES, CHANCE, WINDOWS = 0.05, 2.0, 1e-6, 3
+MIN_LOST_SHARE, MIN_LEAD, MAX_CHANCE, MIN_WINDOWS = 0.05, 2.0, 1e-6, 3
 """A rank straggles that cost the others so much of the time, so many times more than any other rank did, which it would by
 chance seldom be, in so many looks."""
 
@@ -334,7 +334,7 @@ class Lateness:
             for sequence in sorted(number for number in common if number > self._last.get(name, 0)):
                 order = sorted((times[sequence], rank) for rank, times in members.items())
                 begin, end = min(begin, order[0][0]), max(end, order[-1][0])
-                if (delay := order[-1][0] - order[-2][0]) >= EVENT:
+                if (delay := order[-1][0] - order[-2][0]) >= LATE_SECONDS:
                     lost[order[-1][1]] += delay  # type: ignore[assignment]
                     self.late[order[-1][1]] += 1
                     self.least = min(self.least, len(order))
@@ -358,9 +358,11 @@ class Lateness:
         if not self.lost or not self.seconds:
             return None
         (rank, lost), *others = self.lost.most_common(2)
-        costs = lost >= SHARE * self.seconds and lost >= TIMES * max((each for _, each in others), default=0.0)
-        seldom = chance(self.late[rank], self.late.total(), 1 / self.least) <= CHANCE
-        return rank if costs and seldom and self.top[rank] >= WINDOWS else None
+        costs = lost >= MIN_LOST_SHARE * self.seconds and lost >= MIN_LEAD * max(
+            (each for _, each in others), default=0.0
+        )
+        seldom = chance(self.late[rank], self.late.total(), 1 / self.least) <= MAX_CHANCE
+        return rank if costs and seldom and self.top[rank] >= MIN_WINDOWS else None
 
 
 def times_of(group: GroupArrivals) -> dict[int, float]:
@@ -371,7 +373,7 @@ def times_of(group: GroupArrivals) -> dict[int, float]:
     except (binascii.Error, ValueError):
         return {}
     pairs = zip(numbers[::2], numbers[1::2], strict=False)
-    return {group.sequence + number: group.created / 1e9 + when * UNIT for number, when in pairs}
+    return {group.sequence + number: group.created / 1e9 + when * ARRIVAL_UNIT_SECONDS for number, when in pairs}
 
 
 def chance(found: int, of: int, each: float) -> float:
@@ -400,8 +402,8 @@ def rank_late_again(lateness: Lateness, rank: int, view: RankView, told: RankArr
         Severity.WARNING,
         case="data" if words and "data" in words[0] else "",
         evidence=(
-            f"it came last by {EVENT * 1000:.0f} ms or more in {lateness.late[rank]} of {lateness.late.total()} collectives that "
-            f"had to wait for one rank, in {lateness.seconds:.0f} s that were looked at",
+            f"it came last by {LATE_SECONDS * 1000:.0f} ms or more in {lateness.late[rank]} of {lateness.late.total()} collectives "
+            f"that had to wait for one rank, in {lateness.seconds:.0f} s that were looked at",
             *(f"rank {rank} {each}" for each in words[1:]),
         ),
         rank=rank,

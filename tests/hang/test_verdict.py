@@ -10,7 +10,7 @@ import pytest
 from dsdoctor.core.finding import Severity
 from dsdoctor.hang.checks import NEXT
 from dsdoctor.hang.models import Frame, Incident, RankView, ThreadStack
-from dsdoctor.hang.stacks import DOING, FILES, KERNEL, ON_A_FILE, SAYING, doing, folded
+from dsdoctor.hang.stacks import DOING, FILES, KERNEL, ON_A_FILE, SAYING, doing, grouped_stacks
 from dsdoctor.hang.verdict import is_working, judge, may_wait_outside
 from dsdoctor.run.hang_report import state_of, with_nccl
 from tests.each import each
@@ -214,7 +214,7 @@ def test_ranks_that_all_stand_elsewhere_are_told_with_a_line() -> None:
 
 def test_equal_stacks_are_folded() -> None:
     views = [view(rank, elsewhere() if rank == 2 else calling("all_reduce"), 56) for rank in range(4)]
-    heads = [line for line in folded(views) if not line.startswith(" ")]
+    heads = [line for line in grouped_stacks(views) if not line.startswith(" ")]
 
     assert heads == ["rank 2:", "ranks 0-1, 3:"]
 
