@@ -6,18 +6,16 @@ from functools import cached_property
 
 from dsdoctor.core.finding import Severity
 from dsdoctor.core.processes import LETTERS, FileHolder
+from dsdoctor.hang.activity import Activity, activity_of
 from dsdoctor.hang.models import MAX_SAMPLE_AGE, MOVED, NOT_LOOKED, PROCESSES, RECORDERS, Incident, RankView, Sample
 from dsdoctor.hang.stacks import (
-    ENDED,
     OLD_STACK,
     acting_stack,
     collective_in,
-    doing_of,
+    frame_text,
     is_starting,
     own_frame,
-    place,
     ranks_words,
-    waits_for_thread,
 )
 from dsdoctor.hang.waiting import Waiting
 from dsdoctor.ranks.failure import is_peer_disconnect
@@ -82,13 +80,13 @@ def last_seen(view: RankView) -> str:
     if sample is None:
         return ""
     if own := own_frame(sample.failed_in):
-        return f"rank {view.rank} raised it at {place(own)}"
+        return f"rank {view.rank} raised it at {frame_text(own)}"
     if sample.leaving:
         return ""
     own = own_frame(next((thread.frames for thread in sample.threads if thread.main), ()), only=True)
     age = max(0.0, view.ended_at - sample.time) if view.ended_at else 0.0
     before = f", {age:.1f} s before its end," if view.ended_at else ""
-    return f"rank {view.rank} was last seen{before} at {place(own)}" if own else ""
+    return f"rank {view.rank} was last seen{before} at {frame_text(own)}" if own else ""
 
 
 def _failure(view: RankView) -> str:
@@ -227,12 +225,12 @@ class Case:
         frames = acting_stack(view)
         frame = own_frame(frames)
         name = self.waiting.operation_of(view) if view.rank in self.waiting_ranks else None
-        words = f"waits in {name}" if name else doing_of(view)
+        words = f"waits in {name}" if name else activity_of(view).words
         if frame is None:
             return words or "nothing is known of where it stands"
         error = view.sample.handling.partition(":")[0] if view.sample else ""
         seen = f" (seen {view.age:.0f} s ago)" if view.age >= OLD_STACK else ""
-        return f"{words or 'it stands'} at {place(frame)}{f', in the handling of {error}' if error else ''}{seen}"
+        return f"{words or 'it stands'} at {frame_text(frame)}{f', in the handling of {error}' if error else ''}{seen}"
 
     def waits_words(self, besides: Iterable[int] = ()) -> str:
         """Who waits in which collective, as the end of a sentence; "" where nobody does."""
@@ -286,7 +284,7 @@ class Case:
         yield from _threads_of(view)
         if view.state in DEAD:
             yield from filter(None, [last_seen(view)])
-        elif chain := [place(frame) for frame in acting_stack(view)[-3:]]:
+        elif chain := [frame_text(frame) for frame in acting_stack(view)[-3:]]:
             old = view.age >= OLD_STACK
             yield f"rank {view.rank} {f'stood {view.age:.0f} s ago' if old else 'stands'} in {' > '.join(chain)}"
 
@@ -294,7 +292,7 @@ class Case:
 def is_past_the_end(view: RankView) -> bool:
     """Whether a rank has destroyed its process groups, or its script has ended."""
     sample = view.sample
-    return sample is not None and (sample.parted or sample.leaving or doing_of(view) == ENDED)
+    return sample is not None and (sample.parted or sample.leaving or activity_of(view).kind is Activity.SCRIPT_ENDED)
 
 
 MAIN_THREAD = "MainThread"
@@ -307,17 +305,17 @@ def name_of_training_thread(sample: Sample) -> str:
 
 def _threads_of(view: RankView) -> Iterable[str]:
     """Where the other threads of a rank stand, where it waits for one of them."""
-    if view.sample is None or not view.sample.all_threads or not waits_for_thread(view):
+    if view.sample is None or not view.sample.all_threads or not activity_of(view).waits_for_thread:
         return
     others = [thread for thread in view.sample.threads if not thread.main]
     for death in view.sample.deaths:
         own = own_frame(death.frames)
-        yield f"rank {view.rank}: its thread {death.name} has ended by {death.failure}{f' at {place(own)}' if own else ''}"
+        yield f"rank {view.rank}: its thread {death.name} has ended by {death.failure}{f' at {frame_text(own)}' if own else ''}"
     if not others:
         yield f"rank {view.rank} has no other thread that runs Python"
     for thread in others[:MAX_THREADS]:
         frame = own_frame(thread.frames)
-        yield f"rank {view.rank}: its thread {thread.name} stands in {place(frame) if frame else 'C code'}"
+        yield f"rank {view.rank}: its thread {thread.name} stands in {frame_text(frame) if frame else 'C code'}"
 
 
 def _holder_words(view: RankView) -> str:

@@ -17,9 +17,10 @@ import msgspec
 from dsdoctor.core.host import Host
 from dsdoctor.core.processes import LETTERS
 from dsdoctor.core.text import decode
+from dsdoctor.hang.activity import Activity, StackActivity, activity_in, activity_of
 from dsdoctor.hang.models import Frame, RankView, ThreadStack
 from dsdoctor.hang.processes import all_parents, catches, caught, facts_of, waits_in
-from dsdoctor.hang.stacks import doing, doing_of, main_of, own_frame, place
+from dsdoctor.hang.stacks import frame_text, main_of, own_frame
 
 # py-spy, where it is there and allowed -> the stacks of a process that knows nothing of us, or why there are none.
 
@@ -155,7 +156,7 @@ SILENT = 3.0
 
 def of_loader(view: RankView) -> bool:
     """Whether a rank waits for its data loader."""
-    return doing_of(view) == "waits for its data loader"
+    return activity_of(view) == StackActivity(Activity.DATA_LOADER)
 
 
 def workers_of(view: RankView, stacks: Path) -> tuple[str, ...]:
@@ -186,8 +187,9 @@ def _line(pid: int, view: RankView, stacks: Path) -> str:
         # in the loader's own loop it waits for the next order
         return f"its worker {pid}, in the kernel: {kernel}" if kernel and not frames else ""
     known = with_text(own)
-    words = doing(tuple(known if frame == own else frame for frame in frames), kernel)
-    return f"its worker {pid} {words.removesuffix(' in its data loader') or 'stands'} at {place(known)}"
+    seen = activity_in(tuple(known if frame == own else frame for frame in frames), kernel)
+    words = seen.kind.value if seen.kind else "it stands" if seen.in_loader else "stands"
+    return f"its worker {pid} {words} at {frame_text(known)}"
 
 
 def answers(pid: int, view: RankView) -> bool:

@@ -8,7 +8,7 @@ from dsdoctor.core.processes import LETTERS
 from dsdoctor.hang.case import CRASHES, EXIT_STATUS, QUIET, Case, is_terminated_on_request, severity_of, signal_of
 from dsdoctor.hang.models import NOT_LOOKED, PROCESSES, Frame, RankView
 from dsdoctor.hang.outside import NOT_INSTALLED, REFUSED
-from dsdoctor.hang.stacks import GATHERED, acting_stack, gathers, own_frame, place, ranks_words
+from dsdoctor.hang.stacks import GATHERED, acting_stack, frame_text, gathers, own_frame, ranks_words
 from dsdoctor.hang.waiting import at_place
 from dsdoctor.rules import book
 
@@ -102,7 +102,7 @@ def _last_call(view: RankView) -> Iterator[str]:
         last = max(calls, key=lambda each: each.called)
         yield f"{last.name}{at_place(last)} on rank {view.rank}"
     elif view.sample and (own := own_frame(view.sample.failed_in, only=True)):
-        yield f"what stands at {place(own)} on rank {view.rank}"
+        yield f"what stands at {frame_text(own)} on rank {view.rank}"
 
 
 def hang_rank_stopped(case: Case) -> Iterator[Finding]:

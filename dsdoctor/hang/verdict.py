@@ -4,11 +4,12 @@ import re
 from collections.abc import Iterator
 
 from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.hang.activity import OUTSIDE_THE_RUN, activity_in, activity_of
 from dsdoctor.hang.case import Case
 from dsdoctor.hang.checks import CHECKS
 from dsdoctor.hang.models import NOT_LOOKED, PROCESSES, RECORDERS, Incident, Verdict
 from dsdoctor.hang.process_checks import hang_stacks_unread
-from dsdoctor.hang.stacks import doing, doing_of, grouped_stacks, main_stack, ranks_words
+from dsdoctor.hang.stacks import grouped_stacks, main_stack, ranks_words
 from dsdoctor.rules import book
 from dsdoctor.ui.terminal import VerdictLine, finding_lines
 
@@ -48,18 +49,6 @@ def is_blind(incident: Incident, verdict: Verdict) -> bool:
     return bool(ages) and unread and max(ages) < BLIND_SECONDS
 
 
-OUTSIDE = {
-    "waits for the network",
-    "waits for another process",
-    "waits for a child process",
-    "waits for a network file system",
-    "waits for the lock of a file",
-    "waits for a database",
-    "waits for a service of this host",
-    "waits for what its asyncio loop awaits",
-}
-
-
 LATE = {"hang-not-started", "hang-rank-behind", "hang-rank-outside", "hang-all-outside", "hang-at-exit"}
 
 
@@ -74,11 +63,11 @@ def may_wait_outside(incident: Incident, verdict: Verdict) -> bool:
     late = [
         view for view in incident.ranks if view.rank not in case.faulty_ranks and view.rank not in case.waiting_ranks
     ]
-    if any(doing_of(view) in OUTSIDE for view in late):
+    if any(activity_of(view).kind in OUTSIDE_THE_RUN for view in late):
         return True
     # what a script leaves behind may be an upload
     threads = [thread for view in case.past_the_end if view.sample for thread in view.sample.threads if not thread.main]
-    return any(doing(thread.frames) in OUTSIDE for thread in threads)
+    return any(activity_in(thread.frames).kind in OUTSIDE_THE_RUN for thread in threads)
 
 
 def hang_unclear(case: Case) -> tuple[Finding, ...]:

@@ -7,17 +7,18 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.hang.activity import StackActivity, activity_in
 from dsdoctor.hang.models import GroupArrivals, GroupState, Operation, RankArrivals, RankView
 from dsdoctor.hang.stacks import (
     acting_stack,
     collective_in,
-    doing,
+    frame_text,
     in_backward,
     in_earlier_call,
     own_frame,
-    place,
     ranks_words,
     waits_on_work_handle,
 )
@@ -249,7 +250,7 @@ class Waiting:
 
 def at_place(operation: Operation) -> str:
     """Where a call was made, as the end of a sentence; "" where that is not known."""
-    return f" at {place(operation.place[0])}" if operation.place else ""
+    return f" at {frame_text(operation.place[0])}" if operation.place else ""
 
 
 def recorded_calls(group: GroupState) -> tuple[Operation, ...]:
@@ -396,21 +397,21 @@ def chance(found: int, of: int, each: float) -> float:
 def rank_late_again(lateness: Lateness, rank: int, view: RankView, told: RankArrivals) -> Finding:
     """The other ranks of a node wait for the same rank again and again, though nothing hangs."""
     share = lateness.lost[rank] / lateness.seconds
-    words = where_seen(told)
+    seen = where_seen(told)
     return book.finding(
         "rank-late-again",
         Severity.WARNING,
-        case="data" if words and "data" in words[0] else "",
+        case="data" if seen and seen[0].activity.waits_for_data else "",
         evidence=(
             f"it came last by {LATE_SECONDS * 1000:.0f} ms or more in {lateness.late[rank]} of {lateness.late.total()} collectives "
             f"that had to wait for one rank, in {lateness.seconds:.0f} s that were looked at",
-            *(f"rank {rank} {each}" for each in words[1:]),
+            *(f"rank {rank} {each.words}" for each in seen[1:]),
         ),
         rank=rank,
         host=view.host,
         pid=view.pid,
         share=f"{share:.0%}",
-        where=f"; it is seen most where it {words[0]}" if words else "",
+        where=f"; it is seen most where it {seen[0].words}" if seen else "",
     )
 
 
@@ -423,11 +424,23 @@ def summary_line(lateness: Lateness, rank: int) -> str:
     )
 
 
-def where_seen(told: RankArrivals) -> list[str]:
-    """Where a rank was seen outside of collectives, most often first, in words."""
-    looks: Counter[str] = Counter()
+class LateSpot(NamedTuple):
+    """A line of the user's at which a late rank was seen, and what it was busy with there."""
+
+    activity: StackActivity
+    line: str
+
+    @property
+    def words(self) -> str:
+        """As the middle of a sentence."""
+        return f"{self.activity.words or 'stands'} at {self.line}"
+
+
+def where_seen(told: RankArrivals) -> list[LateSpot]:
+    """Where a rank was seen outside of collectives, the two lines at which it was most often."""
+    looks: Counter[LateSpot] = Counter()
     for seen in told.stacks:
         own = own_frame(seen.frames)
         if own is not None and not collective_in(seen.frames):
-            looks[f"{doing(seen.frames) or 'stands'} at {place(own)}"] += seen.looks
-    return [words for words, _ in looks.most_common(2)]
+            looks[LateSpot(activity_in(seen.frames), frame_text(own))] += seen.looks
+    return [spot for spot, _ in looks.most_common(2)]
