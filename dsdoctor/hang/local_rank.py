@@ -30,7 +30,7 @@ from dsdoctor.hang.models import (
     Sample,
 )
 from dsdoctor.hang.processes import file_call, file_system_of, is_of_open_file
-from dsdoctor.hang.ring import ARRIVALS, JOINED, LEAVING, UNWATCHED, Beat, RingReader
+from dsdoctor.hang.ring import ARRIVALS, JOINED, LEAVING, UNWATCHED, Heartbeat, RingReader
 from dsdoctor.hang.stacks import own_frame, with_texts
 
 NAME = re.compile(r"rank-(\d{1,6})-(\d{1,10})\.ring")
@@ -79,7 +79,7 @@ class LocalRank:
         self.rank, self.pid, self.host, self.path = int(found[1]), int(found[2]), host, path
         self.moved = self.first = time.monotonic()
         self.window = float(WINDOW)
-        self.beat: Beat | None = None
+        self.beat: Heartbeat | None = None
         self.facts = processes.facts_of(self.pid)
         self.ended = "" if self.facts else "it was gone when it was first looked at"
         self.ended_at = 0.0

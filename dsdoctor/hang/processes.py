@@ -222,7 +222,7 @@ OF_PATHS = {
     "aarch64": {34: "mkdir", 35: "unlink", 48: "access", 56: "open", 79: "stat", 291: "stat"},
 }
 """Those whose first argument is the folder's open file, and whose second is where a path stands in the process's memory."""
-LONGEST = 4096
+MAX_PATH_BYTES = 4096
 WORKING_FOLDER = -100 & 0xFFFFFFFF
 """AT_FDCWD, which stands for the folder in which the process works."""
 
@@ -257,7 +257,7 @@ def _path_at(pid: int, folder: int, address: int) -> str:
     """A path in a process's memory, read as a file: what is not there any more is an error and no crash. It may hold `..`, and
     go over links."""
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:  # noqa: PTH123
-        path = os.fsdecode(os.pread(memory.fileno(), LONGEST, address).partition(b"\0")[0])
+        path = os.fsdecode(os.pread(memory.fileno(), MAX_PATH_BYTES, address).partition(b"\0")[0])
     if path.startswith("/"):
         return path
     number = folder & 0xFFFFFFFF

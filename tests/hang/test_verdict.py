@@ -8,9 +8,9 @@ from itertools import product
 import pytest
 
 from dsdoctor.core.finding import Severity
-from dsdoctor.hang.checks import NEXT
+from dsdoctor.hang.activity import REMEDIATION, Activity, activity_in
 from dsdoctor.hang.models import Frame, Incident, RankView, ThreadStack
-from dsdoctor.hang.stacks import DOING, FILES, KERNEL, ON_A_FILE, SAYING, doing, folded
+from dsdoctor.hang.stacks import grouped_stacks
 from dsdoctor.hang.verdict import is_working, judge, may_wait_outside
 from dsdoctor.run.hang_report import state_of, with_nccl
 from tests.each import each
@@ -214,7 +214,7 @@ def test_ranks_that_all_stand_elsewhere_are_told_with_a_line() -> None:
 
 def test_equal_stacks_are_folded() -> None:
     views = [view(rank, elsewhere() if rank == 2 else calling("all_reduce"), 56) for rank in range(4)]
-    heads = [line for line in folded(views) if not line.startswith(" ")]
+    heads = [line for line in grouped_stacks(views) if not line.startswith(" ")]
 
     assert heads == ["rank 2:", "ranks 0-1, 3:"]
 
@@ -250,15 +250,8 @@ def test_nodes_that_are_still_being_started_are_given_time() -> None:
     assert (state_of(made, patient=True), state_of(made, patient=False)) == ("works", "hangs")
 
 
-@each("words", sorted({words for table in (DOING, SAYING, FILES, KERNEL, ON_A_FILE) for _, words in table}))
-def test_for_each_thing_that_a_rank_may_do_something_is_to_be_done_next(words: str) -> None:
-    assert [part for part in NEXT if part in words]
-
-
-def test_no_part_of_the_words_hides_a_more_special_one() -> None:
-    parts = list(NEXT)
-
-    assert [(part, later) for number, part in enumerate(parts) for later in parts[number + 1 :] if part in later] == []
+def test_each_activity_has_something_to_do_next() -> None:
+    assert set(REMEDIATION) == set(Activity)
 
 
 @each(
@@ -323,7 +316,7 @@ OWNERS = {
 def test_only_what_is_called_as_databases_are_is_one(words: str, call: str) -> None:
     stacks = {owner: elsewhere(f"result = {owner}.{call}") for owner in OWNERS[words]}
 
-    assert {owner: doing(stack, "futex_do_wait") for owner, stack in stacks.items()} == dict.fromkeys(
+    assert {owner: activity_in(stack, "futex_do_wait").words for owner, stack in stacks.items()} == dict.fromkeys(
         stacks, words or "waits for a lock or another thread"
     )
 
