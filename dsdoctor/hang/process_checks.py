@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.processes import LETTERS
-from dsdoctor.hang.case import CRASHES, EXIT_STATUS, QUIET, Case, is_asked, severity_of, signal_of
+from dsdoctor.hang.case import CRASHES, EXIT_STATUS, QUIET, Case, is_terminated_on_request, severity_of, signal_of
 from dsdoctor.hang.models import NOT_LOOKED, PROCESSES, Frame, RankView
 from dsdoctor.hang.outside import NOT_INSTALLED, REFUSED
-from dsdoctor.hang.stacks import GATHERED, acting_stack, gathers, own_frame, place, ranks_words
+from dsdoctor.hang.stacks import GATHERED, acting_stack, frame_text, gathers, own_frame, ranks_words
 from dsdoctor.hang.waiting import at_place
 from dsdoctor.rules import book
 
@@ -29,7 +29,7 @@ def hang_rank_gone(case: Case) -> Iterator[Finding]:
         others = case.waits_words()
         yield book.finding(
             "hang-rank-gone",
-            Severity.WARNING if is_asked(view) else ERROR,
+            Severity.WARNING if is_terminated_on_request(view) else ERROR,
             case="killed"
             if signal == "SIGKILL"
             else "aborted"
@@ -37,7 +37,7 @@ def hang_rank_gone(case: Case) -> Iterator[Finding]:
             else "crashed"
             if signal in CRASHES
             else "asked"
-            if is_asked(view)
+            if is_terminated_on_request(view)
             else ""
             if signal
             else "waited-for"
@@ -50,7 +50,7 @@ def hang_rank_gone(case: Case) -> Iterator[Finding]:
             if view.ended.startswith(EXIT_STATUS)
             else "",
             evidence=(*_calls_of(case, view), *_met(case, view), *case.evidence([view.rank])),
-            who=case.who(view.rank),
+            who=case.rank_label(view.rank),
             how=view.ended,
             failure=f" after {sample.failure}" if sample and sample.failure else "",
             others=others,
@@ -102,7 +102,7 @@ def _last_call(view: RankView) -> Iterator[str]:
         last = max(calls, key=lambda each: each.called)
         yield f"{last.name}{at_place(last)} on rank {view.rank}"
     elif view.sample and (own := own_frame(view.sample.failed_in, only=True)):
-        yield f"what stands at {place(own)} on rank {view.rank}"
+        yield f"what stands at {frame_text(own)} on rank {view.rank}"
 
 
 def hang_rank_stopped(case: Case) -> Iterator[Finding]:
@@ -112,7 +112,7 @@ def hang_rank_stopped(case: Case) -> Iterator[Finding]:
             "hang-rank-stopped",
             ERROR,
             evidence=case.evidence([view.rank]),
-            who=case.who(view.rank),
+            who=case.rank_label(view.rank),
             state=LETTERS[view.state],
             others=_others_wait(case),
             host=view.host,
@@ -127,7 +127,7 @@ def hang_disk_sleep(case: Case) -> Iterator[Finding]:
             "hang-disk-sleep",
             severity_of(view),
             evidence=case.evidence([view.rank]),
-            who=case.who(view.rank),
+            who=case.rank_label(view.rank),
             state=LETTERS["D"],
             where=case.where(view),
             others=_others_wait(case),
@@ -165,7 +165,7 @@ def hang_host_gone(case: Case) -> Iterator[Finding]:
 def hang_network_cut(case: Case) -> Iterator[Finding]:
     """Two nodes of a run do not reach each other, and the ranks of both are there."""
     for host, ranks in sorted(case.incident.silent_hosts.items()):
-        if set(ranks) <= set(case.views) and not any(rank in case.unwell for rank in ranks):
+        if set(ranks) <= set(case.views) and not any(rank in case.faulty_ranks for rank in ranks):
             yield book.finding(
                 "hang-network-cut",
                 ERROR,
@@ -180,12 +180,12 @@ def hang_network_cut(case: Case) -> Iterator[Finding]:
 
 def hang_interpreter_held(case: Case) -> Iterator[Finding]:
     """On a rank no Python code has run for a while: C code holds the interpreter's lock (the GIL)."""
-    for view in case.deaf:
+    for view in case.gil_blocked:
         yield book.finding(
             "hang-interpreter-held",
             severity_of(view),
             evidence=case.evidence([view.rank]),
-            who=case.who(view.rank),
+            who=case.rank_label(view.rank),
             seconds=f"{view.silent:.0f}",
             where=case.where(view),
             others=_others_wait(case),
@@ -259,7 +259,7 @@ def _outside_of(case: Case, rank: int) -> str:
 def _innermost_library(case: Case) -> Iterator[Frame]:
     """The innermost frames of the ranks that wait for no lock: one of them, on any node, may be compiling."""
     for view in case.incident.ranks:
-        if view.lock is None and view.rank not in case.unwell:
+        if view.lock is None and view.rank not in case.faulty_ranks:
             yield from acting_stack(view)[-6:]
 
 

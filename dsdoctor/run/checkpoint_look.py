@@ -20,7 +20,7 @@ from dsdoctor.rules import book
 from dsdoctor.ui.table import size
 from dsdoctor.ui.terminal import finding_lines, printable
 
-MOST_FILES = 128
+MAX_FILES = 128
 """While all other ranks wait: so many files of 720 parameters took 0.25 CPU-seconds, where ranks' pickles are the same."""
 
 CONDITIONS = {
@@ -31,7 +31,7 @@ CONDITIONS = {
 }
 """What a script may well have, which the load itself shows in the next moment; what its own argument says; and what is said
 here of the very model."""
-DUMMY = "DummyOptim"
+DUMMY_OPTIMIZER = "DummyOptim"
 """The class that stands for an optimizer where an engine was given none."""
 
 
@@ -49,7 +49,7 @@ def before_load(engine: Any, given: Mapping[str, Any]) -> tuple[str, ...]:
         tag = folder.latest_universal
     try:
         found = choose(folder, tag)
-        if found is None or len(found.files) > MOST_FILES:
+        if found is None or len(found.files) > MAX_FILES:
             return ()
         judged = judge(folder, tag, _plan_of_load(engine, given))
     except UsageError:  # a tag that is not there: DeepSpeed fails by it in the next moment
@@ -103,7 +103,7 @@ def has_optimizer(engine: Any) -> bool:
     """Whether an engine trains: one for evaluation has no optimizer, or one of DeepSpeed's around a dummy."""
     optimizer = getattr(engine, "optimizer", None)
     inner = getattr(optimizer, "optimizer", optimizer)
-    return inner is not None and type(inner).__name__ != DUMMY
+    return inner is not None and type(inner).__name__ != DUMMY_OPTIMIZER
 
 
 def nothing_loaded(engine: Any, given: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG001
@@ -128,7 +128,7 @@ def after_save(engine: Any, given: Mapping[str, Any]) -> tuple[str, ...]:
     found = folder.tag(str(tag) if tag is not None else f"global_step{engine.global_steps}")
     if found is None:
         return ()
-    findings = [] if len(found.files) > MOST_FILES else [*judge_tag(examine(folder, read_tag(found)))]
+    findings = [] if len(found.files) > MAX_FILES else [*judge_tag(examine(folder, read_tag(found)))]
     free = LocalHost().free(str(folder.path))
     if free is not None and free < found.size:
         findings.append(no_room(str(folder.path), free, found.size))

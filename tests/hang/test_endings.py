@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import product
 
 from dsdoctor.core.finding import Severity
-from dsdoctor.hang.case import ASKED_TO_END, CRASHES, first_of, last_seen
+from dsdoctor.hang.case import ASKED_TO_END, CRASHES, first_to_exit, last_seen
 from dsdoctor.hang.models import Frame, RankView
 from dsdoctor.hang.verdict import judge
 from tests.each import each
@@ -47,7 +47,7 @@ def test_the_rank_that_ended_first_is_told_with_how(end: str, following: str, ra
     ]
     ranks.append(ended(rank, how, 1.0, failure=failure))
 
-    assert first_of(ranks) == (rank,)
+    assert first_to_exit(ranks) == (rank,)
     (finding,) = judge(incident(*ranks, world=3, first_ended=(rank,))).findings
     assert finding.rule == "hang-rank-gone"
     assert f"rank {rank} (node1" in finding.title
@@ -61,24 +61,24 @@ def test_ranks_that_all_end_alike_are_no_news(end: str) -> None:
     alike = [ended(rank, how, 1.0 + rank, failure=failure) for rank in range(3)]
     asked = how.startswith("killed by SIG") and not how.endswith(("SIGTERM", "SIGINT"))
 
-    assert first_of(alike) == ((0, 1, 2) if asked else ())
+    assert first_to_exit(alike) == ((0, 1, 2) if asked else ())
 
 
 def test_what_a_launcher_ends_after_one_has_failed_by_itself_proves_nothing() -> None:
     """All might have failed alike: nobody says that another one is gone."""
     ranks = [ended(0, "exit status 3", 1.0), ended(1, "killed by SIGTERM", 2.0), ended(2, "killed by SIGTERM", 2.0)]
 
-    assert first_of(ranks) == ()
+    assert first_to_exit(ranks) == ()
 
 
 def test_an_exception_that_another_rank_has_told_of_is_not_told_again() -> None:
     first = ended(0, "exit status 1", 1.0, failure="KeyError: 'x'")
     others = [ended(1, "exit status 1", 2.0, failure=PEER), ended(2, "exit status 1", 2.0, failure=PEER)]
 
-    assert first_of([first, *others]) == (0,)
-    assert first_of([first, others[0], ended(2, "exit status 1", 2.0, failure=PEER, told=True)]) == ()
+    assert first_to_exit([first, *others]) == (0,)
+    assert first_to_exit([first, others[0], ended(2, "exit status 1", 2.0, failure=PEER, told=True)]) == ()
     # those that are left may still say it
-    assert first_of([first, others[0], view(2, elsewhere(), 55)]) == ()
+    assert first_to_exit([first, others[0], view(2, elsewhere(), 55)]) == ()
 
 
 @each("name", ["SIGKILL", "SIGABRT", *sorted(CRASHES), *ASKED_TO_END, "SIGXCPU"])

@@ -10,7 +10,7 @@ from torch import nn
 from dsdoctor.overflow.frames.first_bad import BadKind, Growth, Origin, RankReport, Scale, Tried
 from dsdoctor.overflow.measure.readings import Meters
 from dsdoctor.overflow.replay.provenance import ignored_labels, rows_of, rows_text
-from dsdoctor.overflow.replay.remedy import places
+from dsdoctor.overflow.replay.remedy import candidate_modules
 from dsdoctor.overflow.verdict.evidence import joined, what_was_tried
 from dsdoctor.overflow.verdict.verdict import judge
 from dsdoctor.overflow.watch.growth import MAX_POINTS, InputSizes, WeightSizes
@@ -174,7 +174,7 @@ def test_float32_is_tried_from_the_inside_out_and_never_in_a_list_of_modules() -
     found = rank_report(0, inner).first_bad
 
     assert found is not None
-    assert places(model, found) == ("0.x.0.0", "0.x.0", "")
+    assert candidate_modules(model, found) == ("0.x.0.0", "0.x.0", "")
 
 
 def test_a_sum_over_the_ranks_that_does_not_fit_is_no_ranks_fault() -> None:

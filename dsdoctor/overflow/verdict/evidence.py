@@ -14,13 +14,13 @@ from dsdoctor.overflow.frames.frame import Frame, TensorStats, headroom_bits, it
 
 
 RankReports = tuple[RankReport, ...]
-GROWN = 1.5
+MIN_GROWTH = 1.5
 """A weight that is less than this many times as large as at first has not grown."""
-FAR = 10.0
+LARGE_GROWTH = 10.0
 """And one that is so many times as large has grown too much."""
-EXTREME = 1e4
+EXTREME_WEIGHT = 1e4
 """No weight of an ordinary model is so large, and no training makes it so in a step."""
-MOST_WEIGHTS = 2
+MAX_WEIGHTS = 2
 
 
 def remedy(rank_reports: RankReports, rank_report: RankReport, first_bad: FirstBad) -> str:
@@ -35,9 +35,9 @@ def of_growth(rank_reports: RankReports) -> Iterator[str]:
     """What to do about the largest weight that is known, where it grew or was extreme from the start."""
     for growth in joined(rank_reports)[:1]:
         (first, before), (_, now) = growth.points[0], growth.points[-1]
-        if before and now / before >= FAR:
+        if before and now / before >= LARGE_GROWTH:
             yield f"{growth.name} has grown since step {first}: lower the learning rate, or clip gradients."
-        elif now >= EXTREME:
+        elif now >= EXTREME_WEIGHT:
             since = f"since step {first}" if len(growth.points) > 1 else "in the first step that was looked at"
             yield (
                 f"{growth.name} holds values up to {now:.3g} {since}: look at how it is initialised, and at the file that it was "
@@ -88,7 +88,7 @@ def what_is_known(rank_reports: RankReports, rank_report: RankReport) -> Iterato
         yield rank_report.rows
     if rank_report.ignored:
         yield rank_report.ignored
-    for growth in joined(rank_reports)[:MOST_WEIGHTS]:
+    for growth in joined(rank_reports)[:MAX_WEIGHTS]:
         yield from how_it_grew(growth)
     # what other ranks were given is of another batch
     for growth in sorted(rank_report.inputs, key=lambda each: -each.points[-1][1])[:1]:
@@ -131,7 +131,7 @@ def how_it_grew(growth: Growth) -> Iterator[str]:
     if first == last or not before or not now:
         return
     times = now / before
-    if times < GROWN:
+    if times < MIN_GROWTH:
         yield f"{growth.name} has not grown: its largest value is {now:.3g}, and was {before:.3g} in step {first}"
         return
     how = f"{times ** (1 / (last - first)):.2g} times a step"
@@ -142,7 +142,7 @@ def how_it_grew(growth: Growth) -> Iterator[str]:
     yield f"{growth.name} grew {times:.3g} times from step {first} (largest {before:.3g}) to step {last} ({now:.3g}), {how}"
 
 
-MOST_NAMES = 3
+MAX_NAMES = 3
 ELSEWHERE = "memory of torch.empty that was never written, numpy's, or a value from before the batch"
 
 
@@ -205,7 +205,7 @@ def gradient_names(rank_reports: Iterable[RankReport]) -> str:
     ''
     """
     names = sorted({tensor.name for rank_report in rank_reports for tensor in rank_report.named if tensor.is_bad})
-    return and_more(names, MOST_NAMES)
+    return and_more(names, MAX_NAMES)
 
 
 def near(value: float) -> str:
@@ -339,7 +339,7 @@ def evidence(rank_reports: RankReports, rank_report: RankReport) -> tuple[str, .
         # where it is bad is no cause: the title says on which ranks it began
         lines.append("bad before reduction" + ranks_say(local, len(rank_reports)).partition(":")[0])
     if rank_report.unmeasured:
-        lines.append(f"not measured, so nothing is known of it: {and_more(rank_report.unmeasured, MOST_NAMES)}")
+        lines.append(f"not measured, so nothing is known of it: {and_more(rank_report.unmeasured, MAX_NAMES)}")
     if rank_report.replayed:
         lines.append(f"replayed: {rank_report.replayed}")
     return tuple(lines)

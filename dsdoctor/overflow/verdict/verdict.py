@@ -33,10 +33,10 @@ from dsdoctor.overflow.verdict.forward import (
 )
 from dsdoctor.rules import book
 
-SQUARES_END = LIMITS["float32"] ** 0.5
+MAX_SQUARABLE = LIMITS["float32"] ** 0.5
 """The square of a larger number is inf in float32."""
 
-NORMAL_SKIPS = 30
+MAX_NORMAL_SKIPS = 30
 """Steps in a row that a dynamic loss scale may skip while it is searched: from 2**24 down to 1, and a few."""
 
 
@@ -89,7 +89,7 @@ def gradient_above_scale(rank_reports: RankReports) -> Iterator[Finding]:
     at_floor = floor is not None and first.scale.value <= floor
     yield book.finding(
         "gradient-above-scale",
-        Severity.WARNING if at_floor or first.skipped > NORMAL_SKIPS else Severity.NOTE,
+        Severity.WARNING if at_floor or first.skipped > MAX_NORMAL_SKIPS else Severity.NOTE,
         case="floor" if at_floor else "",
         evidence=evidence(rank_reports, first),
         step=first.step,
@@ -112,7 +112,7 @@ def gradient_norm_overflows(rank_reports: RankReports) -> Iterator[Finding]:
     local = [(tensor, rank_report) for rank_report in rank_reports for tensor in rank_report.local]
     if local and not any(rank_report.first_bad or rank_report.named for rank_report in rank_reports):
         largest, rank_report = max(local, key=lambda pair: pair[0].absmax or 0.0)
-        if (largest.absmax or 0.0) > SQUARES_END:
+        if (largest.absmax or 0.0) > MAX_SQUARABLE:
             yield book.finding(
                 "gradient-norm-overflows",
                 Severity.ERROR,
@@ -204,7 +204,7 @@ def checkpoint_not_loaded(rank_reports: RankReports) -> Iterator[Finding]:
 def steps_skipped_in_a_row(rank_reports: RankReports) -> Iterator[Finding]:
     """Step after step is skipped, so no weight changes any more."""
     most = max((rank_report.skipped for rank_report in rank_reports), default=0)
-    if most > (NORMAL_SKIPS if rank_reports[0].dtype == "float16" else 2):
+    if most > (MAX_NORMAL_SKIPS if rank_reports[0].dtype == "float16" else 2):
         last = rank_reports[0].step - most
         yield book.finding(
             "steps-skipped-in-a-row",
@@ -218,9 +218,9 @@ def steps_skipped_in_a_row(rank_reports: RankReports) -> Iterator[Finding]:
 # Verdicts on what became too small to count, in steps that nothing else is wrong with: reports of ranks -> a Finding. Pure.
 
 
-ALARM = 0.3
+MAX_FLUSHED_SHARE = 0.3
 """The share of gradient elements that must be flushed, and would not be at a larger scale: healthy fp16 runs have under a tenth."""
-UNCHANGED = 0.75
+MAX_UNCHANGED_SHARE = 0.75
 """The share of weights with a gradient that a step leaves as they are, in two checks one after the other."""
 
 
@@ -248,7 +248,7 @@ def activations_underflow(rank_reports: RankReports) -> Iterator[Finding]:
 
 def gradients_underflow(rank_reports: RankReports) -> Iterator[Finding]:
     """Gradients are flushed to zero in float16, or are denormal there, and would not be at a larger loss scale."""
-    bad = [report for report in rank_reports if report.flushed is not None and report.flushed.share > ALARM]
+    bad = [report for report in rank_reports if report.flushed is not None and report.flushed.share > MAX_FLUSHED_SHARE]
     worst = max(
         (report.flushed for report in bad if report.flushed is not None), key=lambda each: each.share, default=None
     )
@@ -285,7 +285,7 @@ def updates_too_small(rank_reports: RankReports) -> Iterator[Finding]:
     """An optimizer step leaves most weights as they are although they have gradients: the updates are below half the distance to
     the next number of the weights' format."""
     for report in rank_reports:
-        if report.unchanged and report.unchanged[0][1] > UNCHANGED:
+        if report.unchanged and report.unchanged[0][1] > MAX_UNCHANGED_SHARE:
             name, share = report.unchanged[0]
             yield book.finding(
                 "updates-too-small",
@@ -305,14 +305,14 @@ def updates_too_small(rank_reports: RankReports) -> Iterator[Finding]:
 
 # The reports of all ranks -> what went wrong first, where, on which ranks, and what to do. Pure; knows no torch.
 #
-# Each generator of CAUSES and BESIDE is one verdict: its docstring is its manual page, its name with hyphens is its rule.
+# Each generator of CAUSES and ADDITIONAL is one verdict: its docstring is its manual page, its name with hyphens is its rule.
 
 
 def judge(rank_reports: Iterable[RankReport]) -> tuple[Finding, ...]:
     """The verdicts on one bad step, the cause first. Takes the reports of all ranks that took part, in any order."""
     ordered = tuple(sorted(rank_reports, key=lambda rank_report: rank_report.rank))
     cause = next((found for verdict in CAUSES for found in verdict(ordered)), None)
-    beside = tuple(found for verdict in BESIDE for found in verdict(ordered))
+    beside = tuple(found for verdict in ADDITIONAL for found in verdict(ordered))
     return (*(() if cause is None else (cause,)), *beside)
 
 
@@ -330,7 +330,7 @@ CAUSES: tuple[Verdict, ...] = (
     gradient_not_finite,
 )
 # all of these are reported, whatever the cause is
-BESIDE: tuple[Verdict, ...] = (
+ADDITIONAL: tuple[Verdict, ...] = (
     bad_step_applied,
     loss_not_scaled,
     steps_skipped_in_a_row,

@@ -101,7 +101,7 @@ class Watch:
             self.detach()
             raise
         vars(engine)["dsdoctor"] = self
-        decisions.note(engine)
+        decisions.register(engine)
 
     # -- what the user holds
 

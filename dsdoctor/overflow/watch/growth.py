@@ -11,7 +11,7 @@ import torch
 from dsdoctor.overflow.frames.first_bad import FirstBad, Growth
 from dsdoctor.overflow.frames.frame import CallPhase, Frame
 from dsdoctor.overflow.measure.readings import Meters, Readings
-from dsdoctor.overflow.verdict.evidence import EXTREME
+from dsdoctor.overflow.verdict.evidence import EXTREME_WEIGHT
 
 MAX_POINTS = 16
 """Readings of each weight that are kept: where there are more, every second one goes, but for the first."""
@@ -88,7 +88,7 @@ class WeightSizes:
     def extreme(self, engine: Any, step: int, meters: Meters) -> tuple[Growth, ...]:
         """The weights of the whole model that are larger than any of an ordinary one: their values may go bad modules later."""
         now = _largest(dict(engine.module.named_parameters()), meters)
-        return self._grown({name: value for name, value in now.items() if value >= EXTREME}, step)
+        return self._grown({name: value for name, value in now.items() if value >= EXTREME_WEIGHT}, step)
 
     def _grown(self, now: dict[str, float], step: int) -> tuple[Growth, ...]:
         return tuple(self._points.with_now(name, step, value) for name, value in now.items())

@@ -14,7 +14,7 @@ from dsdoctor.overflow.frames.frame import Frame
 from dsdoctor.overflow.hooks import engine as engine_facts
 from dsdoctor.overflow.hooks import ranks
 from dsdoctor.overflow.measure.readings import Meters
-from dsdoctor.overflow.replay.remedy import places, tried
+from dsdoctor.overflow.replay.remedy import candidate_modules, try_fp32
 from dsdoctor.overflow.replay.replay import BatchRecorder
 from dsdoctor.overflow.verdict.evidence import earliest_bad, stays_bad
 from dsdoctor.overflow.watch.growth import InputSizes, WeightSizes
@@ -76,10 +76,10 @@ class StepHistory:
         if self._may_help(report, found, rank_reports) and _has_it(recorder, found, self._engine.device):
             factor = 1.0 / max(1.0, mine.scale.value)
             number = found.frame.micro
-            mine_only = places(self._engine.module, found) if report.rank == ranks.this_rank() else ()
+            mine_only = candidate_modules(self._engine.module, found) if report.rank == ranks.this_rank() else ()
             # only the rank that has the module knows what is around it, and all try the same ones
             modules = next(names for names in ranks.gather(mine_only) if names)
-            attempts = tried(self._engine, recorder, number=number, modules=modules, factor=factor)
+            attempts = try_fp32(self._engine, recorder, number=number, modules=modules, factor=factor)
         growth = self._sizes.extreme(self._engine, report.step, self._meters)
         inputs: tuple[Growth, ...] = ()
         if found.kind is BadKind.MODULE:
