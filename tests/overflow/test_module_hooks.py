@@ -326,3 +326,18 @@ warn()
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
 
     assert done.stderr.count("FutureWarning: once") == 1
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace. is deprecated:DeprecationWarning")
+def test_a_module_that_is_traced_holds_no_operation_of_ours() -> None:
+    """torch.jit.trace writes down every operation, and warns of each tensor that becomes a number."""
+    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
+    plain = torch.jit.trace(model, torch.ones(1, 2)).graph  # type: ignore[no-untyped-call]
+    records: list[BatchRecord] = []
+    hooks = Hooks(model, on_record=records.append)
+
+    traced = torch.jit.trace(model, torch.ones(1, 2))  # type: ignore[no-untyped-call]
+    hooks.detach()
+
+    assert str(traced.graph) == str(plain)
+    assert records == []
