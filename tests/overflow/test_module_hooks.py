@@ -328,7 +328,7 @@ warn()
     assert done.stderr.count("FutureWarning: once") == 1
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.trace. is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 def test_a_module_that_is_traced_holds_no_operation_of_ours() -> None:
     """torch.jit.trace writes down every operation, and warns of each tensor that becomes a number."""
     model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
