@@ -70,11 +70,11 @@ class _Plain:
 
     def text(self, text: str) -> str:
         # before anything is escaped: what is hidden is found by its own spelling
-        said = self._hidden.out_of(text)
+        plain = self._hidden.out_of(text)
         if self._home:
-            said = said.replace(self._home, "~")
-        said = self._names.sub("USER", said) if self._names else said
-        return MARKDOWN.sub(r"\\\1", printable(said))
+            plain = plain.replace(self._home, "~")
+        plain = self._names.sub("USER", plain) if self._names else plain
+        return MARKDOWN.sub(r"\\\1", printable(plain))
 
 
 def weighed(

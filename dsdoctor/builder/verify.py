@@ -317,8 +317,10 @@ def candidate_lines(found: Iterable[tuple[str, bool, tuple[Finding, ...]]], inst
     """One line for each wheel, the best first, with what stands in the way; then the command that installs the best."""
     for number, (wheel, fits, findings) in enumerate(found):
         unjudged = any(finding.rule == "ops-not-judged" for finding in findings)
-        said = [finding.title for finding in findings if finding.severity is Severity.ERROR or finding.rule in FOR_WHOM]
+        titles = [
+            finding.title for finding in findings if finding.severity is Severity.ERROR or finding.rule in FOR_WHOM
+        ]
         mark = ("!" if unjudged else "✓") if fits and number == 0 else " " if fits else "✗"
         yield f"{mark} {wheel.rpartition('/')[2]}"
-        yield from (f"    {title}" for title in said)
+        yield from (f"    {title}" for title in titles)
     yield f"$ {install}" if install else "✗ none fits this machine"

@@ -163,9 +163,9 @@ def _download(host: LocalHost, version: str, folder: Path, python: str) -> Path:
         found = sorted(temporary.glob("deepspeed-*.tar.gz"))
         if not found:
             raise BuildFailed(f"pip fetched {requirement}, and it is not a .tar.gz", hint="name a file with --source")
-        told = _ask_index(child, python, found[0], temporary / "report.json")
+        listed = _ask_index(child, python, found[0], temporary / "report.json")
         # the record first: an sdist without one is fetched again
-        write_bytes(_record_of(folder / found[0].name), encode(told))
+        write_bytes(_record_of(folder / found[0].name), encode(listed))
         return found[0].replace(folder / found[0].name)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -189,17 +189,17 @@ def _ask_index(child: LocalHost, python: str, sdist: Path, report: Path) -> Fetc
     ]
     try:
         run_pip(child, python, question, what=f"the digest of {sdist.name}", hint=HINT)
-        told = _parse_report(read_limited(report))
+        listed = _parse_report(read_limited(report))
     except (BuildFailed, OSError):
-        told = None
-    if told is None:
+        listed = None
+    if listed is None:
         return FetchedSdist(sha256=fetched)
-    if told.sha256 != fetched:
+    if listed.sha256 != fetched:
         raise BuildFailed(
-            f"{sdist.name} came with sha256 {fetched}, and the package index says {told.sha256}: it is not used",
-            hint=f"it is at {told.url}; {OTHER_HASH}",
+            f"{sdist.name} came with sha256 {fetched}, and the package index says {listed.sha256}: it is not used",
+            hint=f"it is at {listed.url}; {OTHER_HASH}",
         )
-    return told
+    return listed
 
 
 def _parse_report(text: bytes) -> FetchedSdist | None:

@@ -254,9 +254,9 @@ def _compile_kernel(
     nvcc = [str(home / "bin" / "nvcc"), "-ccbin", compiler, *options, "-c", str(source), "-o", str(made)]
     answer = host.run(nvcc, timeout=COMPILE_TIMEOUT_SECONDS)
     if not answer.ok:
-        said = first_error_line(answer.stderr + answer.stdout, ("error", "fatal"))
+        error_line = first_error_line(answer.stderr + answer.stdout, ("error", "fatal"))
         raise BuildFailed(
-            f"the toolkit assembled in {home} (nvcc {plan.release}) does not compile: {said}",
+            f"the toolkit assembled in {home} (nvcc {plan.release}) does not compile: {error_line}",
             hint="check the architectures (--arch) and the host compiler above, or use --toolkit DIR",
         )
     answer = host.run(
@@ -264,9 +264,9 @@ def _compile_kernel(
         timeout=COMPILE_TIMEOUT_SECONDS,
     )
     if not answer.ok:
-        said = first_error_line(answer.stderr + answer.stdout, ("ld: ", "ld.", "undefined", "error"))
+        error_line = first_error_line(answer.stderr + answer.stdout, ("ld: ", "ld.", "undefined", "error"))
         raise BuildFailed(
-            f"the toolkit assembled in {home} (nvcc {plan.release}) compiles, but its output does not link: {said}",
+            f"the toolkit assembled in {home} (nvcc {plan.release}) compiles, but its output does not link: {error_line}",
             hint="see the linker's error, or use --toolkit DIR",
         )
 

@@ -65,13 +65,13 @@ class Meter:
 
     def __init__(self, say: Say, name: str, total: int, begun: int = 0) -> None:
         self._say, self._name, self._total, self._begun = say, name, total, begun
-        self._started = self._said = time.monotonic()
+        self._started = self._reported = time.monotonic()
 
     def at(self, done: int) -> None:
         """So many bytes are there."""
         now = time.monotonic()
-        if done >= self._total or now - self._said >= REPORT_INTERVAL_SECONDS:
-            self._said = now
+        if done >= self._total or now - self._reported >= REPORT_INTERVAL_SECONDS:
+            self._reported = now
             speed = (done - self._begun) / max(now - self._started, 0.001)
             share = 100 * done // max(self._total, 1)
             self._say(
@@ -298,5 +298,5 @@ def _with_figures(host: LocalHost, argv: Sequence[str], *, what: str, hint: str,
     argv = [*argv, "--progress-bar", "raw"]
     status = host.stream(argv, cwd=Path.cwd(), env=host.environment(), on_line=on_line)
     if status:
-        said = "\n".join(lines)
-        raise failed_fetch(f"pip could not fetch {what}: {why_failed(host, said)}", said, hint)
+        output = "\n".join(lines)
+        raise failed_fetch(f"pip could not fetch {what}: {why_failed(host, output)}", output, hint)

@@ -122,9 +122,9 @@ def listed_digests(folder: Path) -> Mapping[str, Digests]:
     return {package.filename: tuple(sorted(package.digests.items())) for package in packages if package.digests}
 
 
-def contradicted_digest(path: Path, told: Digests, known: Mapping[str, str] | None = None) -> str:
+def contradicted_digest(path: Path, listed: Digests, known: Mapping[str, str] | None = None) -> str:
     """How a file differs from what its index says of it, "" where it does not. ``known`` are digests of it already at hand."""
-    for name, value in ((name.lower(), value.lower()) for name, value in told if name.lower() in ALGORITHMS):
+    for name, value in ((name.lower(), value.lower()) for name, value in listed if name.lower() in ALGORITHMS):
         found = known[name] if known else hex_of(path, name)
         if found != value:
             return f"has {name} {found[:16]}..., its index says {value[:16] or 'nothing'}..."
@@ -210,8 +210,8 @@ def fetch(
     size = f" ({wheel.size / (1 << 20):.1f} MiB)" if wheel.size else ""
     say(f"fetching {wheel.shown}{size}")
     path, length, started = folder / wheel.name, 0, time.monotonic()
-    told = {name.lower() for name, _ in wheel.digests}
-    totals = {name: hashlib.new(name) for name in {"sha256", *(ALGORITHMS & told)}}
+    listed = {name.lower() for name, _ in wheel.digests}
+    totals = {name: hashlib.new(name) for name in {"sha256", *(ALGORITHMS & listed)}}
     try:
         with (
             session.get(wheel.url, stream=True, timeout=TIMEOUTS_SECONDS) as answer,
@@ -309,7 +309,7 @@ def _named(url: str) -> RemoteWheel:
 
 
 def _unreached(url: str, error: requests.RequestException) -> BuildFailed:
-    status = f"it answers {error.response.status_code}" if error.response is not None else _said(error)
+    status = f"it answers {error.response.status_code}" if error.response is not None else _error_text(error)
     return BuildFailed(
         f"{redaction.url(url)} cannot be read: {status}", hint="check the address, the proxy and the network"
     )
@@ -326,10 +326,10 @@ def _why_none(error: Exception) -> str:
     return "its page is nested too deep" if isinstance(error, RecursionError) else "its page is malformed"
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """What an error says, without the address, in which there may be a password.
 
-    >>> _said(requests.ConnectionError("host='h', url: /?token=x (Caused by E('[Errno 111] Connection refused'))"))
+    >>> _error_text(requests.ConnectionError("host='h', url: /?token=x (Caused by E('[Errno 111] Connection refused'))"))
     '[Errno 111] Connection refused'
     """
     plain = re.search(

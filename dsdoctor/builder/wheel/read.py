@@ -202,10 +202,10 @@ def _of_metadata(metadata: str | None, version: str) -> Iterator[str]:
     packages = _values(headers, "name")
     versions = _values(headers, "version")
     yield from (
-        f"METADATA names no {what}" for what, told in (("package", packages), ("version", versions)) if not told
+        f"METADATA names no {what}" for what, named in (("package", packages), ("version", versions)) if not named
     )
     yield from (f"METADATA names the package {_quoted(name)}" for name in packages if _is_other_name(name))
-    yield from (f"METADATA names the version {_quoted(told)}" for told in versions if not _is_same(told, version))
+    yield from (f"METADATA names the version {_quoted(named)}" for named in versions if not _is_same(named, version))
 
 
 def _of_folders(names: tuple[str, ...], version: str) -> Iterator[str]:
@@ -215,8 +215,8 @@ def _of_folders(names: tuple[str, ...], version: str) -> Iterator[str]:
     if len(info) > 1:
         yield f"it has {len(info)} .dist-info folders: {', '.join(map(_quoted, info[:3]))}"
     for folder in info:
-        name, _, told = folder[: -len(".dist-info")].partition("-")
-        if canonicalize_name(name) == "deepspeed" and not _is_same(told, version):
+        name, _, named = folder[: -len(".dist-info")].partition("-")
+        if canonicalize_name(name) == "deepspeed" and not _is_same(named, version):
             yield f"the folder {_quoted(folder)} is of another version"
 
 
@@ -258,11 +258,11 @@ def _is_other_name(name: str) -> bool:
     return canonicalize_name(name) != "deepspeed"
 
 
-def _is_same(told: str, version: str) -> bool:
+def _is_same(named: str, version: str) -> bool:
     try:
-        return len(told) <= MAX_NAME_LENGTH and Version(told) == Version(version)
+        return len(named) <= MAX_NAME_LENGTH and Version(named) == Version(version)
     except InvalidVersion:
-        return told == version
+        return named == version
 
 
 def _quoted(text: str) -> str:
@@ -368,10 +368,10 @@ def _entry_points(distribution: Path) -> str:
 def _is_editable(record: Path) -> bool:
     """Whether a distribution was installed with ``pip install --editable`` (PEP 610)."""
     try:
-        told = decode(read_limited(record.with_name("direct_url.json"), MAX_TEXT_BYTES), dict)
+        origin = decode(read_limited(record.with_name("direct_url.json"), MAX_TEXT_BYTES), dict)
     except (OSError, msgspec.DecodeError):
         return False
-    folder = told.get("dir_info")
+    folder = origin.get("dir_info")
     return isinstance(folder, dict) and folder.get("editable") is True
 
 
