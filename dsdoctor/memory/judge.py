@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dsdoctor.core.children import parse_answer
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.finding import Finding, step
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import Answer, LocalHost
 from dsdoctor.memory.models import (
     SIZES,
@@ -32,9 +32,9 @@ from dsdoctor.memory.predict import (
     room,
     search,
 )
+from dsdoctor.rules import book
 
 GIB = 1 << 30
-FIX = "take the first of the listed changes that wins enough"
 DECIDES = ("zero_optimization", "bf16", "fp16", "train_micro_batch_size_per_gpu")
 """Keys, or what they begin with, on which a ledger depends."""
 
@@ -75,30 +75,32 @@ def _positions(now: Situation) -> Iterator[Finding]:
     run, limit = now.run, now.model.positions
     if run is None or not run.tokens or limit is None or run.sequence <= limit:
         return
-    if now.model.position_table:
-        title = (
-            f"a sequence is {run.sequence:,} tokens, and the table of positions in {now.model.name} has {limit:,} rows"
-        )
-        fix = f"--sequence {limit}, or a model with more positions"
-        yield Finding.error("sequence-exceeds-positions", title, fix=fix)
-    else:
-        title = f"a sequence is {run.sequence:,} tokens, and {now.model.name} is made for {limit:,}"
-        yield Finding.note("sequence-exceeds-positions", title, fix="see to its scaling of positions, or take less")
+    has_table = now.model.position_table
+    yield book.finding(
+        "sequence-exceeds-positions",
+        Severity.ERROR if has_table else Severity.NOTE,
+        case="" if has_table else "computed",
+        tokens=f"{run.sequence:,}",
+        model=now.model.name,
+        positions=f"{limit:,}",
+        limit=limit,
+    )
 
 
 def _attention(told: Prediction, upper: Prediction | None) -> Iterator[Finding]:
     if upper is None or upper.peak.device <= told.peak.device:
         return
-    title = (
-        f"attention's kernel decides: {_gib(told.peak.device)} of tensors with a fused one, {_gib(upper.peak.device)} where "
-        "all scores are made"
-    )
-    said = (
+    evidence = (
         "with dropout, or a mask that is trained, torch takes its flash or memory-efficient kernel on a GPU where it can",
         "it cannot where no kernel takes the GPU, the type or the size of a head; the CPU makes all scores",
     )
-    fix = "see which one it takes: python -m dsdoctor.run --memory trace; attention dropout 0 leaves no doubt"
-    yield Finding.note("attention-kernel-decides", title, evidence=said, fix=fix)
+    yield book.finding(
+        "attention-kernel-decides",
+        Severity.NOTE,
+        evidence=evidence,
+        fused=_gib(told.peak.device),
+        plain=_gib(upper.peak.device),
+    )
 
 
 def _fits(
@@ -109,20 +111,25 @@ def _fits(
     high = max(peak.device, upper.peak.device) + sum(each.high for each in beside)
     evidence = (f"tensors at the peak ({peak.point.value}): {_gib(peak.device)}", *_largest(told))
     if low > gpus.memory:
-        title = f"a rank needs {_gib(low)} at least, and its GPU has {_gib(gpus.memory)}"
-        yield Finding.error("memory-does-not-fit", title, evidence=evidence, fix=_together(together))
+        yield book.finding(
+            "memory-does-not-fit",
+            Severity.ERROR,
+            case="no-change" if together is None or not together.what else "enough" if together.fits else "not-enough",
+            evidence=evidence,
+            needed=_gib(low),
+            memory=_gib(gpus.memory),
+            peak=_gib(together.peak) if together else "",
+            changes="; ".join(together.what) if together else "",
+        )
     elif high > gpus.memory:
-        title = f"a rank needs {_gib(low)} to {_gib(high)}, and its GPU has {_gib(gpus.memory)}"
-        yield Finding.warning("memory-fits-barely", title, evidence=evidence, fix=FIX)
-
-
-def _together(together: Enough | None) -> str:
-    if together is None or not together.what:
-        return "no change of the configuration that dsdoctor knows wins anything: more or larger GPUs"
-    names = "; ".join(together.what)
-    if together.fits:
-        return f"enough together (tensors {_gib(together.peak)}): {names}"
-    return f"more or larger GPUs, for all of this together leaves {_gib(together.peak)}: {names}"
+        yield book.finding(
+            "memory-fits-barely",
+            Severity.WARNING,
+            evidence=evidence,
+            low=_gib(low),
+            high=_gib(high),
+            memory=_gib(gpus.memory),
+        )
 
 
 def _largest(told: Prediction) -> tuple[str, ...]:
@@ -142,10 +149,13 @@ def _host_fits(now: Situation, told: Prediction, gpus: Gpus) -> Iterator[Finding
     kept = max(moment.host for moment in told.moments) * ranks
     most = max(kept, loading(now) * ranks)
     if most > gpus.host:
-        what = "offloaded" if kept >= most else "loading a checkpoint, once per rank"
-        title = f"{ranks} ranks on a node take {_gib(most)} of the host, and it has {_gib(gpus.host)}"
-        yield Finding.error(
-            "host-memory-does-not-fit", title, evidence=(what,), fix="offload less, or fewer ranks on a node"
+        yield book.finding(
+            "host-memory-does-not-fit",
+            Severity.ERROR,
+            evidence=("offloaded" if kept >= most else "loading a checkpoint, once per rank",),
+            ranks=ranks,
+            needed=_gib(most),
+            memory=_gib(gpus.host),
         )
 
 
@@ -155,24 +165,20 @@ def _bucket(now: Situation) -> Iterator[Finding]:
     if settings.stage and settings.contiguous_gradients and settings.reduce_bucket_size > trained:
         many = 2 if settings.overlap_comm and settings.stage < 3 else 1
         size = many * settings.reduce_bucket_size * SIZES[settings.communication_dtype]
-        yield Finding.warning(
+        yield book.finding(
             "reduce-bucket-exceeds-model",
-            f"reduce_bucket_size is {settings.reduce_bucket_size:,} elements, and the model has {trained:,} trained",
+            Severity.WARNING,
             evidence=(f"{_gib(size)} on each rank",),
-            fix=f'set "reduce_bucket_size" to {trained} or less in zero_optimization',
+            elements=f"{settings.reduce_bucket_size:,}",
+            trained=f"{trained:,}",
+            limit=trained,
         )
 
 
 def _activations(now: Situation) -> Iterator[Finding]:
     if now.run is None or now.run.error:
         why = now.run.error if now.run else "the model was not run"
-        yield Finding.warning(
-            "activations-not-told",
-            "activations are not in the ledger, and the real peak is higher",
-            evidence=(why,),
-            fix="measure a few steps",
-            steps=(step("python -m dsdoctor.run --memory trace train.py"),),
-        )
+        yield book.finding("activations-not-told", Severity.WARNING, evidence=(why,))
 
 
 def _left_out(now: Situation) -> Iterator[Finding]:
@@ -188,22 +194,14 @@ def _left_out(now: Situation) -> Iterator[Finding]:
         "16-bit master weights": settings.gradients_in_master_dtype,
     }
     if used := [name for name, is_used in parts.items() if is_used]:
-        yield Finding.note(
-            "memory-part-not-followed",
-            f"the ledger does not follow {', '.join(used)}",
-            fix="measure a few steps beside it",
-        )
+        yield book.finding("memory-part-not-followed", Severity.NOTE, parts=used)
 
 
 def _automatic(now: Situation) -> Iterator[Finding]:
     keys = [key for key in now.settings.automatic if key.startswith(DECIDES)]
     if keys:
-        yield Finding.note(
-            "configuration-left-auto",
-            f'"auto" in the file: {", ".join(keys)}',
-            evidence=("the Trainer's formula for buckets, DeepSpeed's default for the rest",),
-            fix="name the values that will be used",
-        )
+        assumed = "the Trainer's formula for buckets, DeepSpeed's default for the rest"
+        yield book.finding("configuration-left-auto", Severity.NOTE, evidence=(assumed,), keys=keys)
 
 
 def _gib(size: int) -> str:
