@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from dsdoctor.checks.advice import other_torch
+from dsdoctor.checks.python import other_torch
 from dsdoctor.core import machine as needs
 from dsdoctor.core.architectures import check_known, compiled_by, numeric, order, parse_architectures, plain
 from dsdoctor.core.errors import UsageError
