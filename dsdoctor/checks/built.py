@@ -76,39 +76,25 @@ def ops_accelerator_mismatch(machine: Machine) -> Iterator[Finding]:
     if uses is None or uses == built.accelerator:
         return
     flavoured = tuple(op for op in GPU_OPS if op in built.installed_ops) if uses == "cuda" else ()
-    sure = impossible or bool(machine.visible_gpus) or uses == "cpu"
-    evidence = [f"{built.location} (accelerator_name={built.accelerator!r})"]
+    evidence = [
+        f"{built.location} (accelerator_name={built.accelerator!r})",
+        _reason(machine, uses, impossible=impossible),
+    ]
+    if flavoured and built.accelerator == "cpu":
+        evidence.append(f"the CPU variant: {', '.join(flavoured)}")
     if without := _without_gpu_code(built, flavoured):
         evidence.append(f"no GPU code in {', '.join(without)}")
-    severity = Severity.ERROR if impossible or flavoured or machine.visible_gpus else Severity.WARNING
-    affects = (needs.INSTALLED, *built.installed_ops)
-    here, ops = _uses(machine, uses, impossible=impossible), ",".join(flavoured or built.installed_ops)
-    if flavoured and built.accelerator == "cpu":
-        yield book.finding(
-            "ops-accelerator-mismatch",
-            severity,
-            case="cpu-flavour" if sure else "cpu-flavour-no-gpu",
-            evidence=evidence,
-            affects=affects,
-            flavoured=f"{', '.join(flavoured)} {'is' if len(flavoured) == 1 else 'are'}",
-            version=built.version,
-            here=here,
-            accelerator=uses,
-            ops=ops,
-        )
-    else:
-        yield book.finding(
-            "ops-accelerator-mismatch",
-            severity,
-            case="" if sure else "no-gpu",
-            evidence=evidence,
-            affects=affects,
-            version=built.version,
-            built=built.accelerator,
-            here=here,
-            accelerator=uses,
-            ops=ops,
-        )
+    yield book.finding(
+        "ops-accelerator-mismatch",
+        Severity.ERROR if impossible or flavoured or machine.visible_gpus else Severity.WARNING,
+        case="" if impossible or machine.visible_gpus or uses == "cpu" else "no-gpu",
+        evidence=evidence,
+        affects=(needs.INSTALLED, *built.installed_ops),
+        version=built.version,
+        built=built.accelerator,
+        accelerator=uses,
+        ops=",".join(flavoured or built.installed_ops),
+    )
 
 
 def op_without_gpu_code(machine: Machine) -> Iterator[Finding]:
@@ -208,8 +194,8 @@ def _accelerator_meant(machine: Machine) -> str | None:
     return "cuda" if machine.torch and machine.torch.cuda else None
 
 
-def _uses(machine: Machine, accelerator: str, *, impossible: bool) -> str:
-    """What says which accelerator is used here."""
+def _reason(machine: Machine, accelerator: str, *, impossible: bool) -> str:
+    """Why this accelerator is used here."""
     version = machine.torch.version if machine.torch else ""
     if impossible:
         return f"torch {version} is a CPU build"

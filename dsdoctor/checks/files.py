@@ -82,7 +82,7 @@ def wheel_altered(machine: Machine) -> Iterator[Finding]:
             "wheel-altered",
             Severity.ERROR if is_wheel else Severity.WARNING,
             affects=(needs.INSTALLED, *built.installed_ops) if is_wheel else (),
-            count=len(built.altered),
+            count=f"{len(built.altered)} file{'s' * (len(built.altered) > 1)}",
             location=built.location,
             files=and_more(built.altered),
         )
@@ -151,12 +151,10 @@ def shared_library_missing(machine: Machine) -> Iterator[Finding]:
     wanted = {name for names in built.needed.values() for name in names}
     for soname in sorted(wanted - here):
         ops = [op for op, names in built.needed.items() if soname in names]
-        linked = f"{', '.join(ops)} {'links' if len(ops) == 1 else 'link'}"
-        affects = (needs.INSTALLED, *ops)
-        yield (_libaio_missing if soname in OTHER_NAME else _package_missing)(machine, soname, linked, affects)
+        yield (_libaio_missing if soname in OTHER_NAME else _package_missing)(machine, soname, ops)
 
 
-def _package_missing(machine: Machine, soname: str, linked: str, affects: tuple[str, ...]) -> Finding:
+def _package_missing(machine: Machine, soname: str, ops: list[str]) -> Finding:
     """A library that one package has, libgomp or libcufile."""
     nvidia = soname == "libcufile.so.0"
     release = str(machine.torch.cuda).replace(".", "-") if machine.torch and machine.torch.cuda else "13-0"
@@ -165,8 +163,8 @@ def _package_missing(machine: Machine, soname: str, linked: str, affects: tuple[
         Severity.ERROR,
         case="cufile" if nvidia else "",
         evidence=[machine.deepspeed.location] if machine.deepspeed else [],
-        affects=affects,
-        linked=linked,
+        affects=(needs.INSTALLED, *ops),
+        ops=ops,
         soname=soname,
         apt=f"libcufile-{release}" if nvidia else "libgomp1",
         dnf=f"libcufile-{release}" if nvidia else "libgomp",
@@ -174,7 +172,7 @@ def _package_missing(machine: Machine, soname: str, linked: str, affects: tuple[
     )
 
 
-def _libaio_missing(machine: Machine, soname: str, linked: str, affects: tuple[str, ...]) -> Finding:
+def _libaio_missing(machine: Machine, soname: str, ops: list[str]) -> Finding:
     """libaio, under the name that the op links: systems have it under another."""
     system, other = machine.system, OTHER_NAME[soname]
     renamed = _renamed_libaio(system)
@@ -186,8 +184,8 @@ def _libaio_missing(machine: Machine, soname: str, linked: str, affects: tuple[s
             Severity.ERROR,
             case="other-name",
             evidence=evidence,
-            affects=affects,
-            linked=linked,
+            affects=(needs.INSTALLED, *ops),
+            ops=ops,
             soname=soname,
             other=other,
             link=f"{folder}/{soname}",
@@ -197,8 +195,8 @@ def _libaio_missing(machine: Machine, soname: str, linked: str, affects: tuple[s
         Severity.ERROR,
         case="" if renamed == soname.endswith("t64") else "renamed",
         evidence=evidence,
-        affects=affects,
-        linked=linked,
+        affects=(needs.INSTALLED, *ops),
+        ops=ops,
         soname=soname,
         apt="libaio1t64" if renamed else "libaio1",
         dnf="libaio",

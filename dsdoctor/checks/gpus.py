@@ -45,7 +45,7 @@ def driver_too_old(machine: Machine) -> Iterator[Finding]:
     yield book.finding(
         "driver-too-old",
         Severity.NOTE if compatible else Severity.ERROR,
-        case=("minor" if least else "minor-unlisted") if compatible else ("" if least else "unlisted"),
+        case="minor" if compatible else "",
         driver=driver.version,
         runs=str(driver.cuda),
         torch=str(torch.cuda),
@@ -123,7 +123,8 @@ def arch_list_empty(machine: Machine) -> Iterator[Finding]:
     yield book.finding(
         "arch-list-empty",
         Severity.WARNING,
-        case=("hidden" if machine.gpus else "") if refused else ("hidden-old" if machine.gpus else "old"),
+        case="" if refused else "old",
+        evidence=["CUDA_VISIBLE_DEVICES hides every GPU"] if machine.gpus else [],
         affects=(needs.DEVICE_CODE,) if refused else (),
         nvcc=str(cuda),
     )

@@ -59,7 +59,7 @@ def path_entry_missing(machine: Machine) -> Iterator[Finding]:
         yield book.finding(
             "path-entry-missing",
             Severity.NOTE,
-            case="one" if len(missing) == 1 else "several",
+            case="several",
             folders=and_more(missing, 4),
         )
 
@@ -71,7 +71,6 @@ def library_path_entry_missing(machine: Machine) -> Iterator[Finding]:
         yield book.finding(
             "library-path-entry-missing",
             Severity.NOTE,
-            case="one" if len(missing) == 1 else "",
             folders=and_more(missing, 4),
         )
 

@@ -70,19 +70,19 @@ def cuda_home_wrong(machine: Machine) -> Iterator[Finding]:
         return
     here = real_toolkits(machine)
     whole = any(_is_whole(toolkit, torch) for toolkit in here)
-    how = _named(machine) or ("two folders up from the nvcc on PATH" if taken and taken.nvcc else "the default")
-    joined = ": it is a list, and must be one folder" if ":" in home else ""
-    quoted = ": it has a quote or a blank in it" if home.strip("'\" ") != home else ""
-    has = "has no CUDA headers" if taken else "holds no CUDA toolkit"
+    evidence = ["it has no CUDA headers" if taken else "no CUDA toolkit is there"]
+    if ":" in home:
+        evidence.append("it is a list, and must be one folder")
+    elif home.strip("'\" ") != home:
+        evidence.append("it contains a quote or a space")
     yield book.finding(
         "cuda-home-wrong",
         Severity.ERROR,
         case="" if whole else "assemble",
-        evidence=[f"a toolkit is in {toolkit.root} (CUDA {toolkit.release})" for toolkit in here],
+        evidence=[*evidence, *(f"a toolkit is in {toolkit.root} (CUDA {toolkit.release})" for toolkit in here)],
         affects=(needs.CUDA,),
         home=home,
-        how=how,
-        problem=f"{has}{joined or quoted}",
+        source=_named(machine) or ("two folders above the nvcc on PATH" if taken and taken.nvcc else "the default"),
     )
 
 
@@ -98,27 +98,18 @@ def cuda_torch_mismatch(machine: Machine) -> Iterator[Finding]:
     refused = major or not (same_release(taken.release, torch.cuda) or skipped)
     fitting = [toolkit for toolkit in real_toolkits(machine) if toolkit.release == torch.cuda]
     evidence = [f"{taken.nvcc} ({', '.join(taken.found_via)})", f"torch {torch.version} in {torch.location}"]
-    if fitting:
-        yield book.finding(
-            "cuda-torch-mismatch",
-            Severity.ERROR if refused else Severity.WARNING,
-            case="here" if major else "minor-refused-here" if refused else "minor-accepted-here",
-            evidence=evidence,
-            affects=(needs.CUDA,) if refused else (),
-            nvcc=str(taken.release),
-            torch=str(torch.cuda),
-            root=fitting[0].root,
-        )
-    else:
-        yield book.finding(
-            "cuda-torch-mismatch",
-            Severity.ERROR if refused else Severity.WARNING,
-            case="" if major else "minor-refused" if refused else "minor-accepted",
-            evidence=evidence,
-            affects=(needs.CUDA,) if refused else (),
-            nvcc=str(taken.release),
-            torch=str(torch.cuda),
-        )
+    if not major:
+        evidence.append(f"DeepSpeed {'rejects' if refused else 'accepts'} another minor here")
+    yield book.finding(
+        "cuda-torch-mismatch",
+        Severity.ERROR if refused else Severity.WARNING,
+        case="here" if fitting else "",
+        evidence=evidence,
+        affects=(needs.CUDA,) if refused else (),
+        nvcc=str(taken.release),
+        torch=str(torch.cuda),
+        root=fitting[0].root if fitting else "",
+    )
 
 
 def cuda_home_cuda_path_differ(machine: Machine) -> Iterator[Finding]:
