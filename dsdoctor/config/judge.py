@@ -76,11 +76,10 @@ def keys_ignored_by_stage(context: ConfigContext) -> Iterator[Verdict]:
         wanted = sorted(
             {other for name in ignored for other in context.asked.stages.get(_name(context, name), ())} - {"any"}
         )
-        one = len(wanted) == 1
         found = book.finding(
             "config-stage-ignores",
             Severity.WARNING,
-            case=("one" if one else "") if stage else ("stage-0-one" if one else "stage-0"),
+            case="" if stage else "stage-0",
             evidence=tuple(f"{ZERO}.{name}: {shown((name,), zero[name])}" for name in ignored[:6]),
             stage=stage,
             keys=and_more(ignored, 4),

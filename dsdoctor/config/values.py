@@ -182,7 +182,6 @@ def ops_not_built(context: ConfigContext) -> Iterator[Verdict]:
         found = book.finding(
             "config-ops-not-built",
             Severity.NOTE,
-            case="one" if len(names) == 1 else "",
             evidence=tuple(f"{op}: {why}" for op, why in context.missing_ops.items()),
             affects=names,
             ops=and_more(names),
