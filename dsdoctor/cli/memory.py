@@ -224,7 +224,5 @@ def fits(done: MemoryReport, gpus: str | None) -> list[str]:
     if gpus is None or rules & CERTAIN:
         return []
     if doubts := sorted(rules & DOUBTS):
-        return [
-            VerdictLine(f"! what is in the ledger fits {gpus}; a part is missing or not certain: {', '.join(doubts)}")
-        ]
-    return [VerdictLine(f"✓ it fits {gpus}, with the most that is beside tensors")]
+        return [VerdictLine(f"! the ledger fits {gpus}, but is incomplete or uncertain: {', '.join(doubts)}")]
+    return [VerdictLine(f"✓ fits {gpus}, even with the highest overhead estimate")]

@@ -276,7 +276,7 @@ def ask(host: Host, python: str, request: Request, *, accelerator: str = "") -> 
     # not on the command line, which everybody on the machine can read: a configuration may hold keys of services
     text = json.dumps(asdict(request))
     if len(text) > MAX_REQUEST_BYTES:
-        raise UsageError("the configuration is larger than a megabyte", hint="name a ds_config.json")
+        raise UsageError("the configuration is larger than 1 MB", hint="pass a ds_config.json")
     pieces = [text[start : start + MAX_VARIABLE_BYTES] for start in range(0, len(text), MAX_VARIABLE_BYTES)]
     variables = {f"DSDOCTOR_CONFIG_{number}": piece for number, piece in enumerate(pieces)}
     if accelerator and not host.variable("DS_ACCELERATOR"):

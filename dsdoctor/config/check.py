@@ -56,7 +56,7 @@ def fix_config(order: ConfigOrder, out: Path) -> Fixed:
     _check_files(order)
     check_target(out)
     if out.exists() and Path(order.file).exists() and out.samefile(order.file):
-        raise UsageError(f"--fix {out} is the file itself, which is never touched", hint="--fix corrected.json")
+        raise UsageError(f"--fix {out} is the input file, which dsdoctor never changes", hint="--fix corrected.json")
     observation = observe(order.python, order.machine, whole=False)
     before = after = _judge(order, found, observation)
     made: list[Correction] = []
@@ -93,12 +93,12 @@ def fixed_lines(fixed: Fixed, out: str) -> Iterator[str]:
     """What was corrected, and what is left to do by hand."""
     for correction in fixed.corrections:
         yield f"· {_correction_words(correction)}"
-    kept = "" if fixed.in_place else ", written anew and without comments"
+    kept = "" if fixed.in_place else ", rewritten without comments"
     many = len(fixed.corrections)
     yield f"{many or 'no'} correction{'' if many == 1 else 's'} in {out}{kept}"
     left = [finding for finding in fixed.after.findings if finding.severity is not Severity.NOTE]
     if left:
-        yield "left to you:"
+        yield "to fix by hand:"
     yield from finding_lines(left)
     yield ""
     yield VerdictLine(verdict_line(replace(fixed.after, read=replace(fixed.after.read, name=out))))
@@ -109,10 +109,10 @@ def verdict_line(judged: ConfigJudged) -> str:
     errors = sum(finding.severity is Severity.ERROR for finding in judged.findings)
     by = f"DeepSpeed {judged.asked.version}"
     if errors:
-        return f"✗ {errors} error{'s' if errors > 1 else ''}: {by} does not do what {judged.read.name} says"
+        return f"✗ {errors} error{'s' if errors > 1 else ''}: {by} will not honor {judged.read.name}"
     facts = judged.asked.facts
     if facts is None or any(finding.rule == "config-not-judged" for finding in judged.findings):
-        return f"! {by} could not judge all of {judged.read.name}"
+        return f"! {by} could not check all of {judged.read.name}"
     precision = "fp16" if facts.fp16 else "bf16" if facts.bf16 else "fp32"
     offload = "".join(
         f", {what} on {device}"
@@ -121,8 +121,8 @@ def verdict_line(judged: ConfigJudged) -> str:
     )
     trains = f"ZeRO stage {facts.stage}, {precision}{offload}"
     if warnings := sum(finding.severity is Severity.WARNING for finding in judged.findings):
-        return f"! {by} reads {judged.read.name}, with {warnings} warning{'s' * (warnings > 1)}: {trains}"
-    return f"✓ {by} reads {judged.read.name} as it is written: {trains}"
+        return f"! {by} accepts {judged.read.name}, with {warnings} warning{'s' * (warnings > 1)}: {trains}"
+    return f"✓ {by} accepts {judged.read.name} as written: {trains}"
 
 
 def parse_gpus(text: str) -> int:
@@ -133,7 +133,7 @@ def parse_gpus(text: str) -> int:
     """
     found = re.fullmatch(r"([1-9]\d{0,5})(?:x\d+(?:\.\d+)?G(?:i?B)?)?", text)
     if not found:
-        raise UsageError(f"--gpus {text!r} says no number of GPUs", hint="--gpus 8x80G: eight of 80 GB")
+        raise UsageError(f"--gpus {text!r} is not a number of GPUs", hint="--gpus 8x80G: eight GPUs of 80 GB")
     return int(found[1])
 
 
@@ -161,9 +161,11 @@ def _check_files(order: ConfigOrder) -> None:
     """The files beside it are looked for before anything is asked."""
     for option, path in (("--hf", order.arguments), ("--accelerate", order.accelerate)):
         if path is not None and not path.is_file():
-            raise UsageError(f"{option} {path} is not there", hint=f"{option} FILE, a JSON or YAML file")
+            raise UsageError(f"{option} {path} does not exist", hint=f"{option} FILE, a JSON or YAML file")
     if order.model is not None and not order.model.exists():
-        raise UsageError(f"--model {order.model} is not there", hint="--model config.json, or the folder that holds it")
+        raise UsageError(
+            f"--model {order.model} does not exist", hint="--model config.json, or the folder that holds it"
+        )
 
 
 def _ask(order: ConfigOrder, found: ReadConfig, observation: Observation) -> Asked:
@@ -194,10 +196,10 @@ def _answered(answer: Asked | Gap, order: ConfigOrder) -> Asked:
     name = missing[1] if missing else ""
     if name == "deepspeed":
         message = f"no DeepSpeed is installed for {order.python}"
-        hint = "dsdoctor install, or --source 0.19.8 asks another one"
+        hint = "run dsdoctor install, or use another one with --source 0.19.8"
     else:
         message = f"DeepSpeed could not be asked: {answer.reason}"
-        hint = "dsdoctor check says what is the matter with it"
+        hint = "dsdoctor check shows why"
     raise ImpossiblePlan(message, hint=hint)
 
 
@@ -236,5 +238,5 @@ def _next_step(judged: ConfigJudged, file: str) -> Step | None:
 def _correction_words(correction: Correction) -> str:
     path = dotted(correction.path)
     if correction.to is not None:
-        return f"{path} is {dotted(correction.to)} now"
-    return f"{path} is taken out" if correction.value is None else f"{path} is {correction.value} now"
+        return f"{path} -> {dotted(correction.to)}"
+    return f"{path} removed" if correction.value is None else f"{path} = {correction.value}"

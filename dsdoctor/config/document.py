@@ -23,7 +23,7 @@ MAX_CONFIG_BYTES = 1 << 20
 MIN_BASE64_LENGTH = 8
 """A shorter word is the name of a file that is not there."""
 BARE_TEXT = re.compile(r":\s*[A-Za-z]")
-TO_THE_END = "in Hjson a text without quotes reaches to the end of its line, commas and braces with it"
+TO_THE_END = "in Hjson, unquoted text extends to the end of its line, including commas and braces"
 HINT = "name a ds_config.json"
 BLANK = re.compile(r"(?:[\s,]|#[^\n]*|//[^\n]*|/\*.*?\*/)*", re.DOTALL)
 """What may stand between members: comments too."""
@@ -86,7 +86,7 @@ def read(named: str) -> ReadConfig:
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
         name = named if len(named) <= 200 else f"{named[:60]}..."
-        raise UsageError(f"{name} is no DeepSpeed configuration: {why}", hint=HINT) from None
+        raise UsageError(f"{name} is not a DeepSpeed configuration: {why}", hint=HINT) from None
     return parse(text, named)
 
 
@@ -100,13 +100,15 @@ def parse(text: str, name: str) -> ReadConfig:
         config = hjson.loads(text, object_pairs_hook=_without_repeats, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         hint = f"{HINT}; {TO_THE_END}" if any(map(_lacks_quotes, text.splitlines())) else HINT
-        raise UsageError(f"{name} is no DeepSpeed configuration: {error}", hint=hint) from None
+        raise UsageError(f"{name} is not a DeepSpeed configuration: {error}", hint=hint) from None
     except Exception as error:
         # DeepSpeed reads it with the same parser, and ends in the same way
         why = f"hjson fails with {type(error).__name__}: {error}"
-        raise UsageError(f"{name} is no DeepSpeed configuration: {why[:200]}", hint=HINT) from None
+        raise UsageError(f"{name} is not a DeepSpeed configuration: {why[:200]}", hint=HINT) from None
     if not isinstance(config, dict):
-        raise UsageError(f"{name} holds no object, a DeepSpeed configuration is one: {str(config)[:60]!r}", hint=HINT)
+        raise UsageError(
+            f"{name} is not a DeepSpeed configuration, which is a JSON object: {str(config)[:60]!r}", hint=HINT
+        )
     return ReadConfig(name=name, config=config, text=text, plain_json=_is_json(text))
 
 
@@ -192,7 +194,7 @@ def _is_json(text: str) -> bool:
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """As DeepSpeed does: a key that stands there twice is an error."""
     if repeated := sorted(name for name, times in Counter(name for name, _ in pairs).items() if times > 1):
-        raise ValueError(f"{', '.join(repeated)} stands there twice, and DeepSpeed refuses that")
+        raise ValueError(f"{', '.join(repeated)} occurs twice, which DeepSpeed rejects")
     return dict(pairs)
 
 
@@ -200,7 +202,7 @@ def _finite(number: str) -> float:
     """A number with a fraction or an exponent. Raises ValueError for one that is too large, at which hjson fails."""
     value = float(number)
     if math.isinf(value):
-        raise ValueError(f"{number[:40]} is larger than any number can be")
+        raise ValueError(f"{number[:40]} is too large for a number")
     return value
 
 

@@ -80,7 +80,7 @@ def not_asked(context: ConfigContext) -> Iterator[Verdict]:
         reasons.append(context.asked.not_asked)
     if context.asked.facts is None:
         reasons.append(
-            "DeepSpeed refuses the configuration as a whole, so stage, optimizer and scheduler were not looked at"
+            "DeepSpeed rejects the configuration as a whole, so stage, optimizer and scheduler were not checked"
         )
     if reasons:
         no_utf8 = any(NO_TEXT.search(reason) for reason in reasons)
@@ -101,7 +101,7 @@ def filled_lines(context: ConfigContext) -> Iterator[str]:
         yield f"  {path:<{width}}  {_value(each.value)}  from {each.source}"
     for path in dict.fromkeys(filled.unknown):
         if lookup(context.config, tuple(path.split("."))) == "auto":
-            yield f"  {path:<{width}}  is filled in when it trains: {_depends_on(path)}"
+            yield f"  {path:<{width}}  is filled in at training time: {_depends_on(path)}"
 
 
 def _value(text: str) -> str:
@@ -110,9 +110,9 @@ def _value(text: str) -> str:
 
 def _depends_on(path: str) -> str:
     if path.startswith("zero_optimization"):
-        return "with the model's hidden size (--model)"
+        return "from the model's hidden size (--model)"
     if path == "train_batch_size":
-        return "with the number of ranks (--world)"
+        return "from the number of ranks (--world)"
     if path.startswith("scheduler"):
-        return "with the number of training steps"
-    return "by what the script hands to accelerator.prepare()"
+        return "from the number of training steps"
+    return "from what the script passes to accelerator.prepare()"

@@ -98,7 +98,7 @@ def offload_at_the_wrong_stage(context: ConfigContext) -> Iterator[Verdict]:
         yield Verdict(finding=found, path=(ZERO, "offload_param"))
     if facts.offload_optimizer != "none" and facts.stage == 0:
         made = context.asked.optimizer.made if context.asked.optimizer else ""
-        refuses = f"{made} is made all the same, and refuses parameters on a GPU at its first step"
+        refuses = f"{made} is created anyway, and rejects parameters on a GPU in its first step"
         evidence = [refuses] if made.startswith("DeepSpeedCPU") else []
         found = book.finding("config-offload-ignored", Severity.ERROR, case="optimizer", evidence=evidence)
         yield Verdict(finding=found, path=(ZERO, "offload_optimizer"))
@@ -157,9 +157,7 @@ def large_buckets(context: ConfigContext) -> Iterator[Verdict]:
         "config-bucket-larger-than-model",
         Severity.WARNING,
         case="" if "reduce_bucket_size" in (lookup(context.judged, (ZERO,)) or {}) else "default",
-        evidence=(
-            "stage 3 allocates it whole when it starts, for each dtype; stages 1 and 2 with the first gradients",
-        ),
+        evidence=("stage 3 allocates all of it at startup, for each dtype; stages 1 and 2 with the first gradients",),
         size=f"{facts.reduce_bucket_size:,}",
         gigabytes=f"{facts.reduce_bucket_size * (2 if facts.fp16 or facts.bf16 else 4) / 1e9:.1f}",
         parameters=f"{parameters:,}",

@@ -66,7 +66,7 @@ def scheduler_by_metric(context: ConfigContext) -> Iterator[Verdict]:
         "config-scheduler-metric",
         Severity.WARNING,
         evidence=(
-            "engine.py, _take_model_step: where step() fails by a TypeError, it is called with train_batch_size()",
+            "engine.py, _take_model_step: if step() raises a TypeError, it is called again with train_batch_size()",
         ),
         name=made.name,
         metrics=" and ".join(made.step_wants),

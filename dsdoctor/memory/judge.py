@@ -147,7 +147,7 @@ def parse_gpus(text: str, host_memory: str | None) -> Gpus:
     """
     count, _, memory = text.rpartition("x")
     if not re.fullmatch(r"\d{0,6}", count, re.ASCII) or count.strip("0") == "" != count:
-        raise UsageError(f"--gpus {text!r} is no number of GPUs and their memory", hint="--gpus 8x80G")
+        raise UsageError(f"--gpus {text!r} is not a number of GPUs with their memory", hint="--gpus 8x80G")
     return Gpus(
         count=int(count or "1"),
         memory=parse_size(memory, "--gpus"),
@@ -164,7 +164,7 @@ def parse_size(text: str, option: str) -> int:
     units = {"M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
     number, unit = text[:-1], text[-1:].upper()
     if unit not in units or not re.fullmatch(r"\d{1,9}(\.\d{0,9})?", number, re.ASCII) or float(number) <= 0:
-        raise UsageError(f"{option} {text!r} is no size", hint=f"a number and M, G or T: {option} 80G")
+        raise UsageError(f"{option} {text!r} is not a size", hint=f"pass a number and M, G or T: {option} 80G")
     return int(float(number) * units[unit])
 
 
@@ -177,12 +177,12 @@ def check_files(order: MemoryOrder) -> None:
     """Raise UsageError for a configuration or a model that is not there, before anybody is asked to read it."""
     if not order.config.is_file():
         raise UsageError(
-            f"there is no configuration {order.config}", hint="dsdoctor memory --config ds_config.json ..."
+            f"configuration {order.config} does not exist", hint="dsdoctor memory --config ds_config.json ..."
         )
     file = order.model.rpartition(":")[0] if ".py:" in order.model else order.model
     if not Path(file).exists():
         raise UsageError(
-            f"there is no model {file}", hint="a Hugging Face config.json, its folder, or file.py:function"
+            f"model {file} does not exist", hint="pass a Hugging Face config.json, its folder, or file.py:function"
         )
 
 
@@ -197,7 +197,7 @@ def read_settings(order: MemoryOrder, host: LocalHost) -> ZeroSettings:
     if {"bf16.enabled", "fp16.enabled"} & set(settings.automatic):
         raise UsageError(
             'bf16 or fp16 is "auto" in the configuration, and all sizes depend on it',
-            hint="say which it will be: --dtype bf16, --dtype fp16 or --dtype fp32",
+            hint="pass --dtype bf16, --dtype fp16 or --dtype fp32",
         )
     return settings
 
@@ -262,8 +262,8 @@ def _attention(prediction: Prediction, upper: Prediction | None) -> Iterator[Fin
     if upper is None or upper.peak.device <= prediction.peak.device:
         return
     evidence = (
-        "with dropout, or a mask that is trained, torch takes its flash or memory-efficient kernel on a GPU where it can",
-        "it cannot where no kernel takes the GPU, the type or the size of a head; the CPU makes all scores",
+        "with dropout or a trained mask, torch uses its flash or memory-efficient kernel on a GPU where it can",
+        "it cannot if no kernel supports the GPU, the type or the head size; the CPU stores all scores",
     )
     yield book.finding(
         "attention-kernel-decides",
@@ -322,7 +322,7 @@ def _host_fits(now: Situation, prediction: Prediction, gpus: Gpus) -> Iterator[F
         yield book.finding(
             "host-memory-does-not-fit",
             Severity.ERROR,
-            evidence=("offloaded" if kept >= most else "loading a checkpoint, once per rank",),
+            evidence=("offloaded tensors" if kept >= most else "loading a checkpoint, once per rank",),
             ranks=ranks,
             needed=_gib(most),
             memory=_gib(gpus.host),
@@ -360,7 +360,7 @@ def _left_out(now: Situation) -> Iterator[Finding]:
         "ZenFlow": settings.zenflow,
         "torch_autocast": settings.autocast,
         f"offload_optimizer.ratio {settings.offload_ratio:g}": settings.offload_ratio < 1,
-        "an optimizer of the script's own, and takes Adam's states": settings.optimizer is None,
+        "the script's own optimizer (assuming Adam's states)": settings.optimizer is None,
         "16-bit master weights": settings.gradients_in_master_dtype,
     }
     if used := [name for name, is_used in parts.items() if is_used]:

@@ -58,7 +58,7 @@ def _facts(done: MemoryReport) -> Iterator[str]:
     yield f"DeepSpeed {settings.version}"
     yield peak_line(done)
     low, high = (sum(each) for each in zip(*((b.low, b.high) for b in done.overheads), strict=True))
-    yield f"beside tensors, not measured here: {amount(low)} to {amount(high)}"
+    yield f"overhead, not measured here: {amount(low)} to {amount(high)}"
 
 
 def _verdict(done: MemoryReport, fits: str) -> str:
@@ -129,7 +129,7 @@ def _changes(done: MemoryReport) -> tuple[Table, ...]:
         for change in done.changes
     )
     head = ("change", "less", "peak then", "set", "costs")
-    return (Table(title="What to change, cheapest first (each by itself)", head=head, rows=rows, align="<>><<"),)
+    return (Table(title="Possible changes, cheapest first (each on its own)", head=head, rows=rows, align="<>><<"),)
 
 
 def _ledger(moments: dict[str, Moment], place: Place, unit: int, name: str) -> Table:

@@ -226,7 +226,7 @@ def overheads_of(peak: int, *, world: int) -> tuple[Overhead, ...]:
     """Context and libraries, buffers for communication, and what the caching allocator holds beyond live tensors."""
     context = Overhead(what="CUDA context and libraries", low=int(0.4 * GIB), high=int(1.2 * GIB))
     nccl = Overhead(what="NCCL buffers", low=int(0.1 * GIB), high=int(1.5 * GIB))
-    slack = Overhead(what="slack and fragments of torch's allocator", low=peak // SLACK, high=peak // 8)
+    slack = Overhead(what="slack and fragmentation of torch's allocator", low=peak // SLACK, high=peak // 8)
     return (context, *([nccl] if world > 1 else []), slack)
 
 
@@ -275,7 +275,7 @@ def no_overlap(now: Situation) -> Iterator[Candidate]:
     if now.settings.stage in {1, 2} and now.settings.overlap_comm:
         yield Candidate(
             what="one bucket instead of two",
-            cost="gradients are reduced after they are computed, and not meanwhile",
+            cost="gradients are reduced after the backward pass, without overlap",
             set=((ZERO + "overlap_comm", "false"),),
             after=with_settings(now, overlap_comm=False),
         )
@@ -288,7 +288,7 @@ def fewer_live_parameters(now: Situation) -> Iterator[Candidate]:
         ahead = min(NEAR, now.settings.prefetch_bucket_size)
         yield Candidate(
             what="fewer gathered parameters at a time",
-            cost="parameters are gathered again, and less ahead",
+            cost="parameters are gathered more often, with less prefetching",
             set=((ZERO + "stage3_max_reuse_distance", str(near)), (ZERO + "stage3_prefetch_bucket_size", str(ahead))),
             after=with_settings(now, max_reuse_distance=near, prefetch_bucket_size=ahead),
         )
@@ -326,7 +326,7 @@ def checkpointing(now: Situation) -> Iterator[Candidate]:
     if now.run and not now.run.checkpointing and other:
         yield Candidate(
             what="activation checkpointing: model.gradient_checkpointing_enable()",
-            cost="about a third more computing: each layer's forward runs twice",
+            cost="about a third more compute: each layer's forward runs twice",
             after=replace(now, run=other),
         )
 
@@ -335,8 +335,8 @@ def chunked_loss(now: Situation) -> Iterator[Candidate]:
     """A loss that makes the logits a piece at a time."""
     if now.run and now.run.logits and not now.run.error:
         yield Candidate(
-            what=f"a loss that makes the logits in {CHUNKS} pieces (Liger's fused linear cross entropy, for one)",
-            cost="another loss function; the head's product is computed twice by some",
+            what=f"a loss that computes the logits in {CHUNKS} chunks (such as Liger's fused linear cross entropy)",
+            cost="another loss function; some compute the head's product twice",
             after=replace(now, run=in_chunks(now.run)),
         )
 
@@ -362,7 +362,7 @@ def smaller_batch(now: Situation) -> Iterator[Candidate]:
         steps = now.settings.accumulation_steps * 2
         yield Candidate(
             what=f"micro batch {half}, accumulated over {steps} steps",
-            cost="smaller products, twice as many of them",
+            cost="smaller matrix products, twice as many",
             set=(("train_micro_batch_size_per_gpu", str(half)), ("gradient_accumulation_steps", str(steps))),
             after=replace(now, run=other),
         )
@@ -373,7 +373,7 @@ def offload_optimizer(now: Situation) -> Iterator[Candidate]:
     if now.settings.stage and now.settings.offload_optimizer == "none":
         yield Candidate(
             what="the optimizer on the host",
-            cost="its step runs on the CPU, and gradients and parameters go over PCIe in every step",
+            cost="its step runs on the CPU; gradients and parameters cross PCIe in every step",
             set=((ZERO + "offload_optimizer.device", "cpu"),),
             after=with_settings(now, offload_optimizer="cpu"),
         )
@@ -385,7 +385,7 @@ def offload_param(now: Situation) -> Iterator[Candidate]:
         optimizer = now.settings.offload_optimizer if now.settings.offload_optimizer != "none" else "cpu"
         yield Candidate(
             what="parameters and the optimizer on the host",
-            cost="each parameter goes over PCIe for forward and for backward",
+            cost="each parameter crosses PCIe in forward and in backward",
             set=((ZERO + "offload_param.device", "cpu"), (ZERO + "offload_optimizer.device", optimizer)),
             after=with_settings(now, offload_param="cpu", offload_optimizer=optimizer),
         )

@@ -36,16 +36,16 @@ def memory_lines(done: MemoryReport, width: int | None = None) -> Iterator[str]:
     yield from ledger_lines(done.prediction, "device", unit, width)
     if any(moment.host for moment in done.prediction.moments):
         yield ""
-        yield f"{name} of the host for a rank, at the same moments:"
+        yield f"{name} of host memory per rank, at the same moments:"
         yield from ledger_lines(done.prediction, "host", unit, width)
-    yield f"  loading a checkpoint takes {amount(done.host_loading)} of the host on each rank that loads all of it"
+    yield f"  loading a checkpoint takes {amount(done.host_loading)} of host memory on each rank that loads all of it"
     yield from change_lines(done.changes)
     yield from search_lines(done)
     yield ""
     yield VerdictLine(peak_line(done))
     low, high = (sum(each) for each in zip(*((b.low, b.high) for b in done.overheads), strict=True))
     names = "; ".join(f"{b.what} {amount(b.low)} to {amount(b.high)}" for b in done.overheads)
-    yield f"beside it, not measured here: {amount(low)} to {amount(high)} ({names})"
+    yield f"plus overhead, not measured here: {amount(low)} to {amount(high)} ({names})"
 
 
 def batch_words(run: Run) -> str:
@@ -67,9 +67,10 @@ def peak_line(done: MemoryReport) -> str:
     peak = done.prediction.peak
     where = peak.point.value.replace("_", " ")
     if done.now.run is None or done.now.run.error:
-        return f"peak without activations: {amount(peak.device)} of tensors, in {where}; the real one is higher"
+        return f"peak without activations: {amount(peak.device)} of tensors, in {where}; the real peak is higher"
     if done.upper is not None and done.upper.peak.device > peak.device:
-        return f"peak: {amount(peak.device)} to {amount(done.upper.peak.device)} of tensors, in {where}; attention's kernel decides"
+        high = amount(done.upper.peak.device)
+        return f"peak: {amount(peak.device)} to {high} of tensors, in {where}, depending on attention's kernel"
     return f"peak: {amount(peak.device)} of tensors, in {where}"
 
 
@@ -112,7 +113,7 @@ def change_lines(changes: tuple[Change, ...]) -> Iterator[str]:
     if not changes:
         return
     yield ""
-    yield "what to change, cheapest first (each by itself):"
+    yield "possible changes, cheapest first (each on its own):"
     for number, change in enumerate(changes[:MAX_CHANGES], 1):
         host = f", {amount(change.host)} more on the host" if change.host > 0 else ""
         yield f"{number}. {change.what}: {amount(change.won)} less, peak {amount(change.peak)}{host}"
@@ -128,18 +129,14 @@ def search_lines(done: MemoryReport) -> Iterator[str]:
         return
     yield ""
     world = done.now.layout.world
-    least = (
-        f"; {upper.batch or 'none'} where attention makes all scores" if upper and upper.batch != found.batch else ""
-    )
+    least = f"; {upper.batch or 'none'} if attention stores all scores" if upper and upper.batch != found.batch else ""
     if found.batch:
         yield f"the largest micro batch that fits {world} GPUs: {found.batch} (tensors {amount(found.batch_peak)}){least}"
     else:
         yield f"no micro batch fits {world} GPUs"
     batch = done.now.run.batch if done.now.run else 1
     most = (
-        f"; {upper.ranks or 'no number'} where attention makes all scores"
-        if upper and upper.ranks != found.ranks
-        else ""
+        f"; {upper.ranks or 'no number'} if attention stores all scores" if upper and upper.ranks != found.ranks else ""
     )
     if found.ranks and found.ranks_peak:
         yield f"the fewest GPUs for a micro batch of {batch}: {found.ranks} (tensors {amount(found.ranks_peak)}){most}"
