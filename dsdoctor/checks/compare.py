@@ -48,7 +48,7 @@ def difference_lines(differences: Iterable[FactDifference], machines: int) -> It
         others = f"the other {len(majority.machines)}" if len(majority.machines) > 1 else majority.machines[0]
         yield f"! {difference.fact}: {shown}; {others}: {majority.value or 'not there'}"
     if not differences:
-        yield f"✓ the {machines} machines do not differ"
+        yield f"✓ no differences between {machines} machines"
 
 
 def compare(machines: Mapping[str, Machine]) -> tuple[FactDifference, ...]:

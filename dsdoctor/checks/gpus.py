@@ -22,8 +22,8 @@ def summary(machine: Machine) -> str:
     """One line for the topic."""
     if machine.driver is None:
         silent = any(gap.question == "gpus" for gap in machine.gaps)
-        return "GPU: the NVIDIA driver does not answer" if silent else "GPU: no NVIDIA driver"
-    runs = f"driver {machine.driver.version}, runs CUDA up to {machine.driver.cuda}"
+        return "GPU: the NVIDIA driver does not respond" if silent else "GPU: no NVIDIA driver"
+    runs = f"driver {machine.driver.version}, supports CUDA up to {machine.driver.cuda}"
     names = sorted({f"{gpu.name} ({gpu.capability})" for gpu in machine.gpus})
     return f"GPU: {len(machine.gpus)} x {', '.join(names)}; {runs}" if names else f"GPU: none; {runs}"
 
@@ -84,7 +84,9 @@ def gpu_arch_unsupported_by_nvcc(machine: Machine) -> Iterator[Finding]:
             "gpu-arch-unsupported-by-nvcc",
             Severity.ERROR,
             case="" if machine.variables.get(ARCH_VARIABLE) else "gpus",
-            evidence=[f"{taken.nvcc} takes {', '.join(numeric(taken.architectures))}"] if taken.architectures else [],
+            evidence=[f"{taken.nvcc} supports {', '.join(numeric(taken.architectures))}"]
+            if taken.architectures
+            else [],
             affects=(needs.DEVICE_CODE,),
             nvcc=str(taken.release),
             lost=lost,

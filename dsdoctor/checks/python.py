@@ -22,7 +22,7 @@ def summary(machine: Machine) -> str:
     """One line for the topic."""
     python, torch = machine.python, machine.torch
     if python is None:
-        return "Python and torch: the interpreter does not answer"
+        return "Python and torch: the interpreter does not respond"
     if torch is None:
         return f"Python {python.version}, no torch"
     built = " ".join(filter(None, (torch.accelerator, str(torch.cuda) if torch.cuda else torch.hip)))
@@ -77,7 +77,7 @@ def torch_missing(machine: Machine) -> Iterator[Finding]:
         return
     python = machine.python.executable
     if TOOL_ENVIRONMENT.search(python):
-        made = "it was made for dsdoctor alone, by uv or pipx: the environment that you train in was not named"
+        made = "uv or pipx created it for dsdoctor alone: name the environment that you train in"
         yield book.finding(
             "torch-missing", Severity.ERROR, case="tool", evidence=(made,), affects=(needs.TORCH,), python=python
         )

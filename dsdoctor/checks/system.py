@@ -222,7 +222,7 @@ def _line(each: Leftover) -> str:
 def _unseen(left: tuple[Leftover, ...], count: int) -> Iterator[str]:
     if count:
         doubts = "; ".join(dict.fromkeys(each.doubt for each in left if each.doubt))
-        yield f"whether a process uses {count} of them cannot be seen: {doubts}"
+        yield f"cannot tell whether a process uses {count} of them: {doubts}"
 
 
 CHECKS = (

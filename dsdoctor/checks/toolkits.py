@@ -19,7 +19,7 @@ def summary(machine: Machine) -> str:
     """One line for the topic."""
     whole = real_toolkits(machine)
     if not whole:
-        return "CUDA toolkit: none" if _wants_cuda(machine) else "CUDA toolkit: none, and none is needed"
+        return "CUDA toolkit: none" if _wants_cuda(machine) else "CUDA toolkit: none (not needed)"
     return f"CUDA toolkit {and_more([f'{toolkit.release} in {toolkit.root}' for toolkit in whole], 3)}"
 
 
@@ -36,7 +36,7 @@ def cuda_toolkit_missing(machine: Machine) -> Iterator[Finding]:
         yield book.finding(
             "cuda-toolkit-missing",
             Severity.ERROR,
-            evidence=[f"{root} holds headers and libraries only" for root in headers],
+            evidence=[f"{root} contains only headers and libraries" for root in headers],
             affects=(needs.CUDA,),
             release=str(torch.cuda),
         )
@@ -142,7 +142,7 @@ def cuda_header_missing(machine: Machine) -> Iterator[Finding]:
         return
     scattered = [name for name in (*base, *of_ops) if name in taken.scattered]
     evidence = [f"{taken.root} (CUDA {taken.version}, found via {', '.join(taken.found_via)})"]
-    evidence += [f"{', '.join(scattered)}: there, but not in {taken.root}/include"] if scattered else []
+    evidence += [f"{', '.join(scattered)}: installed, but not in {taken.root}/include"] if scattered else []
     yield book.finding(
         "cuda-header-missing",
         Severity.ERROR if base else Severity.WARNING,
@@ -165,7 +165,7 @@ def cuda_lib_link_missing(machine: Machine) -> Iterator[Finding]:
         yield book.finding(
             "cuda-lib-link-missing",
             Severity.ERROR if "cudart" in missing else Severity.WARNING,
-            evidence=[f"looked in {', '.join(taken.library_dirs) or 'no folder: lib64 and lib are not there'}"],
+            evidence=[f"searched {', '.join(taken.library_dirs) or 'no folder: neither lib64 nor lib exists'}"],
             affects=(*((needs.CUDA,) if "cudart" in missing else ()), *(needs.library(name) for name in missing)),
             root=taken.root,
             libraries=[f"lib{name}.so" for name in missing],

@@ -100,14 +100,14 @@ def _judge(
     params = params if isinstance(params, dict) else {}
     for name in (*made.unknown, *made.dropped):
         yield _unknown_parameter(context, what, made, name)
-    told = {verdict.path[-1]: verdict for verdict in _words(what, made, params)}
-    yield from told.values()
+    by_name = {verdict.path[-1]: verdict for verdict in _words(what, made, params)}
+    yield from by_name.values()
     for warned in made.warned:
         yield _warned(what, warned, params.get(warned.parameter))
     for name in made.refused_by:
-        if name not in told:
+        if name not in by_name:
             yield _refused(what, made, name, params.get(name))
-    if made.refused and not made.refused_by and not told:
+    if made.refused and not made.refused_by and not by_name:
         yield _refused_whole(context, what, made)
 
 

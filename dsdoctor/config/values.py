@@ -82,8 +82,8 @@ def refused_values(context: ConfigContext) -> Iterator[Verdict]:
 
 def values_of_another_kind(context: ConfigContext) -> Iterator[Verdict]:
     """Keys that DeepSpeed reads without looking at their type: text for a number stays text until something is computed with it."""
-    told = [refusal for refusal in context.asked.refusals if not _by_type(context, refusal)]
-    refused = {path for refusal in told for path in refusal.paths}
+    others = [refusal for refusal in context.asked.refusals if not _by_type(context, refusal)]
+    refused = {path for refusal in others for path in refusal.paths}
     for path, value in walk(context.judged):
         kind = _kind(context, path)
         if value is None and path in NUMBERS:
@@ -97,7 +97,7 @@ def batch_sizes(context: ConfigContext) -> Iterator[Verdict]:
     """What DeepSpeed's own arithmetic says, for the number of ranks that is named, else for one that could be."""
     mismatched = {each.path for each in context.asked.filled.mismatches} if context.asked.filled else set()
     if mismatched & set(BATCH):
-        # the values of the Trainer and of the file are mixed: what fits is told once they agree
+        # the values of the Trainer and of the file are mixed: what fits is judged once they agree
         return
     for refusal in context.asked.refusals:
         if refusal.kind == "no batch size":

@@ -328,7 +328,7 @@ def test_leftovers_in_shared_memory_are_told_where_they_matter_and_deleted_where
     assert both.fix is not None
     assert unsure.fix is not None
     assert [each.line for each in both.fix.steps] == [f"rm -- {LEFT.path}"]
-    assert "whether a process uses 1 of them cannot be seen: it is another user's" in both.evidence
+    assert "cannot tell whether a process uses 1 of them: it is another user's" in both.evidence
     assert [each.line for each in unsure.fix.steps] == ["sudo fuser -v /dev/shm/nccl-x"]
     assert told(foreign) is None
     assert told(LEFT, total=11 * LEFT.size) is None
