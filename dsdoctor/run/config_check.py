@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from dsdoctor.config.answer import Asked, Effective, Question, Refusal
+from dsdoctor.config.answer import Asked, ConfigContext, Effective, Refusal
 from dsdoctor.config.document import read
 from dsdoctor.config.judge import judge
 from dsdoctor.core.errors import UsageError
@@ -68,7 +68,7 @@ class ConfigCheck:
         self.deepspeed = self.deepspeed or DeepSpeedHere()
         found = [
             verdict.finding
-            for verdict in judge(Question(config=config, asked=self.deepspeed.ask(config), in_training=True))
+            for verdict in judge(ConfigContext(config=config, asked=self.deepspeed.ask(config), in_training=True))
         ]
         return tuple(each for each in found if each.severity is not Severity.NOTE and each.rule not in QUIET)
 

@@ -134,8 +134,8 @@ def trace(engine: Any, say: Say) -> None:
 
 def trace_lines(engine: Any, rows: list[tuple[str, dict[str, int]]]) -> Iterator[str]:
     """Each part with its peak, and what was predicted of the states between steps."""
-    from dsdoctor.memory.account import amount
     from dsdoctor.memory.engine import layout_of, settings_of, shape_of
+    from dsdoctor.memory.ledger import amount
     from dsdoctor.memory.models import Point
     from dsdoctor.memory.predict import Situation
 
