@@ -104,7 +104,7 @@ def _unclear_from_outside(case: Case) -> Finding:
 def _same_collective(case: Case) -> tuple[str, ...]:
     names = {case.waiting.operation_of(case.views[rank]) for rank in case.waiting_ranks}
     alike = len(names) == 1 and len(case.waiting_ranks) > 1
-    return ("whether it is the same one on all of them is not known without their numbers",) if alike else ()
+    return ("without sequence numbers it is unknown whether it is the same call on all ranks",) if alike else ()
 
 
 # A verdict on a run in which nothing moves -> lines.
@@ -122,7 +122,7 @@ def hang_lines(incident: Incident, verdict: Verdict) -> Iterator[str]:
     yield from finding_lines(verdict.findings)
     # of ranks that have ended there are only old ones
     if verdict.stacks and not incident.first_ended and any(map(main_stack, incident.ranks)):
-        yield "the stacks, equal ones together:"
+        yield "stacks, grouped:"
         yield from (f"    {_short(line)}" for line in verdict.stacks)
 
 
@@ -138,7 +138,7 @@ def _short(line: str) -> str:
 def _what_works(incident: Incident) -> Iterator[str]:
     """Of running processes in which nothing hangs: which of them work."""
     works = [view for view in incident.ranks if view.activity]
-    yield f"✓ {ranks_words(view.rank for view in works)} {'works' if len(works) == 1 else 'work'}: nothing hangs as far as was seen"
+    yield f"✓ {ranks_words(view.rank for view in works)} {'is' if len(works) == 1 else 'are'} working; no hang detected"
     yield from (f"    rank {view.rank}: {view.activity}" for view in works[:MAX_SHOWN_RANKS])
 
 
@@ -147,12 +147,12 @@ def headline(incident: Incident) -> str:
     heard = len(incident.ranks)
     if incident.source == PROCESSES:
         some = f"{heard} of {incident.world} ranks" if heard < incident.world else f"{heard} rank{'s' * (heard != 1)}"
-        return f"two looks at running processes, {incident.still:.0f} s apart ({some})"
-    of = f"{heard} of {incident.world} ranks were heard of" if heard < incident.world else f"{incident.world} ranks"
+        return f"running processes, sampled twice {incident.still:.0f} s apart ({some})"
+    of = f"{heard} of {incident.world} ranks reported" if heard < incident.world else f"{incident.world} ranks"
     if incident.source == RECORDERS:
-        return f"what torch's flight recorders hold ({of})"
+        return f"from torch's flight recorders ({of})"
     if incident.asked:
-        return f"somebody asked where the ranks are ({of}): the last movement was {incident.still:.0f} s ago"
+        return f"report on request ({of}): last progress {incident.still:.0f} s ago"
     if incident.first_ended:
-        return f"{ranks_words(incident.first_ended)} ended before the others ({of})"
-    return f"nothing has moved for {incident.still:.0f} s ({of})"
+        return f"{ranks_words(incident.first_ended)} exited before the others ({of})"
+    return f"no progress for {incident.still:.0f} s ({of})"

@@ -411,7 +411,7 @@ def rank_late_again(lateness: Lateness, rank: int, view: RankView, told: RankArr
         host=view.host,
         pid=view.pid,
         share=f"{share:.0%}",
-        where=f"; it is seen most where it {seen[0].words}" if seen else "",
+        where=f"; seen most often: {seen[0].words}" if seen else "",
     )
 
 
@@ -419,8 +419,8 @@ def summary_line(lateness: Lateness, rank: int) -> str:
     """At the end of a run that had a straggler."""
     share = lateness.lost[rank] / lateness.seconds
     return (
-        f"over the run the other ranks of this node waited for rank {rank} in {share:.0%} of the {lateness.seconds:.0f} s that "
-        "were looked at"
+        f"over the run, the other ranks of this node waited for rank {rank} {share:.0%} of the time "
+        f"({lateness.seconds:.0f} s sampled)"
     )
 
 
@@ -433,7 +433,7 @@ class LateSpot(NamedTuple):
     @property
     def words(self) -> str:
         """As the middle of a sentence."""
-        return f"{self.activity.words or 'stands'} at {self.line}"
+        return f"{f'{self.activity.words} ' if self.activity.words else ''}at {self.line}"
 
 
 def where_seen(told: RankArrivals) -> list[LateSpot]:

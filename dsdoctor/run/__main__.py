@@ -57,8 +57,8 @@ with a debugger or a profiler: python -m dsdoctor.run -m cProfile -o profile.out
 where that line cannot be changed, before it in the same shell or job script: eval "$(python -m dsdoctor.run --export sh)"
 
 DSDOCTOR_OVERFLOW=LEVEL in the environment is --overflow LEVEL where that is not given, DSDOCTOR_HANG=off is --hang off.
-When no rank moves any more, dsdoctor says which one does not come, where it stands and why; kill -USR2 PID of a rank asks at
-any time, dsdoctor hang DIR afterwards. Exit status: the script's own; 2
+If the training hangs, dsdoctor names the missing rank, its line and the cause. To ask at any time, send kill -USR2 to a rank;
+afterwards, run dsdoctor hang DIR. Exit status: the script's own; 2
 where the command makes no sense."""
 
 

@@ -69,7 +69,14 @@ def tell(incident: Incident, node: Node, options: HangOptions) -> None:
     verdict = judge(incident)
     say([hidden.out_of(line) for line in lines_of(incident, verdict)], node)
     place, failure = _written(incident, options)
-    say([f"the files of all ranks: {place}; again: dsdoctor hang {place}" if place else f"no files: {failure}"], node)
+    say(
+        [
+            f"files of all ranks: {place}; to show this again: dsdoctor hang {place}"
+            if place
+            else f"no files: {failure}"
+        ],
+        node,
+    )
 
 
 def with_nccl(incident: Incident, findings: tuple[Finding, ...]) -> Incident:

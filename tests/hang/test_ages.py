@@ -121,7 +121,11 @@ def test_a_stack_is_shown_with_its_age() -> None:
     made = incident(view(0, calling("all_reduce"), 9, world=2), old, world=2)
 
     assert Case(made).where(old).endswith("time.sleep(9) (seen 4 s ago)")
-    assert judge(made).findings[0].title.startswith("rank 1 (node1, pid 101) does not come: sleeps at train.py:33")
+    assert (
+        judge(made)
+        .findings[0]
+        .title.startswith("rank 1 (node1, pid 101) has not reached the collective: sleeps at train.py:33")
+    )
     assert [line for line in grouped_stacks(made.ranks) if line.startswith("rank")] == ["rank 0:", "rank 1, 4 s ago:"]
 
 

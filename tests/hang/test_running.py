@@ -83,7 +83,7 @@ def launched(folder: Path, count: int, on: int, kind: str) -> Iterator[int]:
 KINDS = {
     "sleeps": ("hang-rank-outside", Severity.ERROR, "sleeps at train.py:"),
     "waits": ("hang-rank-outside", Severity.ERROR, "lock"),
-    "works": ("hang-rank-outside", Severity.WARNING, "works on"),
+    "works": ("hang-rank-outside", Severity.WARNING, "is still working"),
     "barrier": ("hang-other-operation", Severity.ERROR, "in barrier"),
     "stopped": ("hang-rank-stopped", Severity.ERROR, "stopped by a signal"),
 }
@@ -118,7 +118,7 @@ def test_without_py_spy_it_says_so_and_still_sees_what_the_kernel_tells(tmp_path
         stopped = judge_processes([launcher], bare, apart=0.0)[1]
 
     assert [finding.rule for finding in unread.findings] == ["hang-stacks-unread"]
-    assert unread.findings[0].title == f"where ranks 0-1 stand is not known: {NOT_INSTALLED}"
+    assert unread.findings[0].title == f"no stack of ranks 0-1: {NOT_INSTALLED}"
     assert [finding.rule for finding in stopped.findings] == ["hang-rank-stopped", "hang-stacks-unread"]
 
 
@@ -190,4 +190,4 @@ def test_two_looks_say_no_more_than_they_saw(name: str) -> None:
     verdict = judge(made)
 
     assert [finding.rule for finding in verdict.findings] == rules
-    assert any("nothing hangs as far as was seen" in line for line in hang_lines(made, verdict)) == (not rules)
+    assert any("no hang detected" in line for line in hang_lines(made, verdict)) == (not rules)
