@@ -181,7 +181,7 @@ def test_a_sum_over_the_ranks_that_does_not_fit_is_no_ranks_fault() -> None:
     came = Origin(op="c10d.allreduce_", line="m.py:3 in forward: all_reduce(x)")
     both = [rank_report(rank, good(0, "a"), OVERFLOW, received=came, world=2) for rank in range(2)]
     words = (
-        "every rank gave finite values to c10d.allreduce_ in m.py:3 in forward: all_reduce(x), and got this out of it: "
+        "every rank gave finite values to c10d.allreduce_ in m.py:3 in forward: all_reduce(x), and got this result: "
         "their sum does not fit"
     )
 

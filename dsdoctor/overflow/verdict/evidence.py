@@ -27,7 +27,7 @@ def remedy(rank_reports: RankReports, rank_report: RankReport, first_bad: FirstB
     """What the evidence says to do about values that do not fit their dtype, or that are nan; "" where it says nothing."""
     cure = rank_report.origin.cure if rank_report.origin is not None else ""
     if rank_report.held is not None and rank_report.origin is None:
-        cure = "Look at what made that tensor: no operation of torch did in this batch."
+        cure = "Check what made that tensor: no torch operation did in this batch."
     return " ".join(part for part in (cure, what_was_tried(rank_reports, first_bad), *of_growth(rank_reports)) if part)
 
 
@@ -38,10 +38,10 @@ def of_growth(rank_reports: RankReports) -> Iterator[str]:
         if before and now / before >= LARGE_GROWTH:
             yield f"{growth.name} has grown since step {first}: lower the learning rate, or clip gradients."
         elif now >= EXTREME_WEIGHT:
-            since = f"since step {first}" if len(growth.points) > 1 else "in the first step that was looked at"
+            since = f"since step {first}" if len(growth.points) > 1 else "in the first sampled step"
             yield (
-                f"{growth.name} holds values up to {now:.3g} {since}: look at how it is initialised, and at the file that it was "
-                "loaded from."
+                f"{growth.name} holds values up to {now:.3g} {since}: check its initialization, and the file that it was loaded "
+                "from."
             )
 
 
@@ -102,7 +102,7 @@ def _sum_over_ranks(rank_reports: RankReports) -> Iterator[str]:
     came = {report.received for report in rank_reports}
     received = came.pop() if len(came) == 1 and len(rank_reports) == rank_reports[0].world else None
     if received is not None and "reduce" in received.op and received.line:
-        yield f"every rank gave finite values to {received.op} in {received.line}, and got this out of it: their sum does not fit"
+        yield f"every rank gave finite values to {received.op} in {received.line}, and got this result: their sum does not fit"
 
 
 def joined(rank_reports: RankReports) -> tuple[Growth, ...]:
@@ -339,7 +339,7 @@ def evidence(rank_reports: RankReports, rank_report: RankReport) -> tuple[str, .
         # where it is bad is no cause: the title says on which ranks it began
         lines.append("bad before reduction" + ranks_say(local, len(rank_reports)).partition(":")[0])
     if rank_report.unmeasured:
-        lines.append(f"not measured, so nothing is known of it: {and_more(rank_report.unmeasured, MAX_NAMES)}")
+        lines.append(f"not measured: {and_more(rank_report.unmeasured, MAX_NAMES)}")
     if rank_report.replayed:
         lines.append(f"replayed: {rank_report.replayed}")
     return tuple(lines)
@@ -352,13 +352,13 @@ def _what_was_there(rank_report: RankReport) -> Iterator[str]:
         return  # the gradient that the backward began with
     if rank_report.origin is not None:
         if held.kind:
-            yield f"its -inf lies in the {held.kind} {held.name}"
+            yield f"its -inf is in the {held.kind} {held.name}"
         return
     if not held.kind:
-        yield f"it came out of a tensor that no operation of torch made bad in this batch: {ELSEWHERE}"
+        yield f"it came from a tensor that no torch operation made bad in this batch: {ELSEWHERE}"
     elif found.kind is BadKind.GRADIENT:
-        yield f"it came out of the {held.kind} {held.name}, which holds {amount(held.tensor)}"
+        yield f"it came from the {held.kind} {held.name}, which holds {amount(held.tensor)}"
     if held.met is not None:
-        yield f"first met by {held.met.op} in {held.met.line}"
+        yield f"first read by {held.met.op} in {held.met.line}"
     if held.written is not None:
         yield f"written in this batch by {held.written.op} in {held.written.line}"

@@ -47,7 +47,7 @@ def gradient_stays_at_scale_one(rank_reports: RankReports) -> Iterator[Finding]:
         earliest = earliest_bad(rank_reports, BadKind.GRADIENT)
         first = bad[0] if earliest is None else earliest[0]
         scaled = first.dtype == "float16" or first.scale.value > 1
-        scale = "at a loss scale of 1 too" if scaled else "without any loss scale"
+        scale = "even at a loss scale of 1" if scaled else "without a loss scale"
         known = _known_remedy(rank_reports, first)
         yield book.finding(
             "gradient-stays-at-scale-one",
@@ -66,7 +66,7 @@ def gradient_stays_at_scale_one(rank_reports: RankReports) -> Iterator[Finding]:
             scale=scale,
             extent=extent(rank_reports, first, first.first_bad),
             remedy=known,
-            operation="the operation that is named" if first.origin is not None else "",
+            operation="the named operation" if first.origin is not None else "",
         )
 
 
@@ -259,7 +259,7 @@ def gradients_underflow(rank_reports: RankReports) -> Iterator[Finding]:
             "gradients-underflow",
             Severity.WARNING,
             case="all-zero",
-            evidence=("what comes to the model's output is 0 already, so no replay shows which loss scale fits",),
+            evidence=("the gradient at the model's output is already 0, so no replay can show which loss scale fits",),
             step=bad[0].step,
             scale=near(worst.scale),
         )

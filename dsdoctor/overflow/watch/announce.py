@@ -60,7 +60,7 @@ class Announcer:
             elif finding.severity is Severity.NOTE:
                 continue
             elif again & (again - 1) == 0:
-                self._print([f"{head(finding)}  (time {again})"])
+                self._print([f"{head(finding)}  ({ordinal(again)} time)"])
         first = findings[0] if findings else None
         if first is not None and first.severity is Severity.ERROR and self._said[key_of(first)] == 1:
             self._print(frame_lines(rank_reports))
@@ -95,6 +95,15 @@ class Announcer:
 def key_of(finding: Finding) -> str:
     """What makes two findings the same. A note is not the error that comes of it later."""
     return f"{finding.rule} {finding.affects} {finding.severity is Severity.NOTE}"
+
+
+def ordinal(number: int) -> str:
+    """A power of two from 2 on, as a place in a row.
+
+    >>> [ordinal(number) for number in (2, 4, 32, 512)]
+    ['2nd', '4th', '32nd', '512th']
+    """
+    return f"{number}{'nd' if number % 10 == 2 and number % 100 != 12 else 'th'}"
 
 
 def head(finding: Finding) -> str:
@@ -181,7 +190,7 @@ def judged(seen: list[LocalFinding]) -> tuple[Finding, ...]:
 
 
 def _as_note(finding: Finding) -> Finding:
-    title = f"{finding.title}; the loss and the gradients of the step are finite, so it does no harm there"
+    title = f"{finding.title}; the loss and the gradients of the step are finite, so it does no harm"
     return replace(finding, severity=Severity.NOTE, title=title, fix=None)
 
 
