@@ -24,7 +24,7 @@ from dsdoctor.checkpoint.tensor_bytes import Damaged, OpenFiles, Piece
 from dsdoctor.checkpoint.torch_file import write_copy
 from dsdoctor.checkpoint.weights import NotMerged, trained, whole
 from dsdoctor.core.errors import BuildFailed, ImpossiblePlan, UsageError, disk_full, is_full
-from dsdoctor.core.files import check_folder, hidden_folder, make_folder, replacing, write_text
+from dsdoctor.core.files import check_folder, hidden_folder, make_folder, real_path, replacing, write_text
 from dsdoctor.core.finding import step
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.text import and_more
@@ -41,7 +41,7 @@ TRUSTED = re.compile(
     r"torch\.\w{1,20}Storage|torch\.Size|torch\.Tensor|torch\.device|torch\.(bfloat16|u?int\d{1,2}|float\d\w{0,12}|bool)"
     r"|torch\._utils\._rebuild_(tensor_v[23]|parameter|parameter_with_state)|torch\._tensor\._rebuild_from_type_v2"
     r"|torch\.nn\.parameter\.Parameter|torch\.storage\.UntypedStorage"
-    r"|collections\.(OrderedDict|defaultdict)|(__builtin__|builtins)\.(set|frozenset|bytearray|complex|slice|dict|list|int)"
+    r"|collections\.(OrderedDict|defaultdict)|(__builtin__|builtins)\.(set|frozenset|bytes|bytearray|complex|slice|dict|list|int)"
     # numpy's arrays and numbers: states of random generators
     r"|numpy\.(core|_core)\.multiarray\.(_reconstruct|scalar)|numpy\.(ndarray|dtype)|_codecs\.encode"
     # plain data of DeepSpeed, and Megatron's arguments
@@ -405,7 +405,7 @@ def _failure(status: int, last: deque[str], made: Path) -> Exception:
         )
     # "unexpected pos": torch's writer found fewer bytes on the disk than it wrote
     if disk_full(text) or "PytorchStreamWriter failed" in text or "unexpected pos" in text:
-        return _ran_full(made.parent.resolve().parent)
+        return _ran_full(Path(real_path(made.parent)).parent)
     said = next((line.strip() for line in reversed(last) if line.strip()), "nothing")
     how = f"was ended by signal {-status}" if status < 0 else f"ended with {status}"
     return BuildFailed(

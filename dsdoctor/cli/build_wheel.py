@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from dsdoctor.builder.build import AfterBuild, BuildScreen, Built, build, publish_into
+from dsdoctor.builder.build import AfterBuild, BuildOutcome, BuildScreen, build, publish_into
 from dsdoctor.builder.build_targets import ListedTarget, chosen_target, list_targets, targets_of
 from dsdoctor.builder.make.make_wheel import refused_ops
 from dsdoctor.cli.ending import FAILED, IMPOSSIBLE, OK, print_result
@@ -167,7 +167,7 @@ def show_plan_of(plan: BuildPlan, as_json: bool) -> None:
         show(Stream(stderr=True), [*plan_lines(plan), *finding_lines(plan.findings)])
 
 
-def _show_built(command: str, built: Built, as_json: bool) -> None:
+def _show_built(command: str, built: BuildOutcome, as_json: bool) -> None:
     result, plan = built.result, built.plan
     lines = [*result_lines(result), *finding_lines(result.findings)] if result else list(finding_lines(plan.findings))
     print_result(

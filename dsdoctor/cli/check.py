@@ -34,11 +34,11 @@ def _rules() -> list[str]:
 
 
 def _ops() -> list[str]:
-    from dsdoctor.builder.plan.plan import DEFAULT
+    from dsdoctor.builder.plan.plan import DEFAULT_OPS
     from dsdoctor.builder.source.op_loads import LOADS
     from dsdoctor.builder.source.ops import OPS
 
-    usual = {name for names in DEFAULT.values() for name in names}
+    usual = {name for names in DEFAULT_OPS.values() for name in names}
     return sorted(usual | {op.name for op in OPS if not op.empty} | {load.op for load in LOADS})
 
 

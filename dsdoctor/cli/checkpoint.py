@@ -122,10 +122,11 @@ MergeDtype = Annotated[
     Literal["fp32", "bf16"],
     option(name="--merge-dtype", metavar="fp32|bf16", group=MODEL, help="Type of the merged weights. Default: fp32."),
 ]
+MAX_GIGABYTES = 1_000_000
 LargestFile = Annotated[
     float,
     option(
-        name="--largest-file", metavar="GB", validator=Number(gt=0), group=MODEL,
+        name="--largest-file", metavar="GB", validator=Number(gt=0, lte=MAX_GIGABYTES), group=MODEL,
         help="Maximum size of a merged file, in gigabytes. Default: 5.",
     ),
 ]  # fmt: skip

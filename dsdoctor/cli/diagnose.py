@@ -13,6 +13,7 @@ from dsdoctor.cli.ending import FOUND, OK, print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.cli.statuses import UNDECIDED
 from dsdoctor.core.errors import UsageError
+from dsdoctor.core.files import open_regular
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.options import argument, flag
 from dsdoctor.diagnosis.diagnose import diagnose, problem_of, together, verdict_of
@@ -101,7 +102,7 @@ def _opened(name: str) -> Iterator[BinaryIO]:
             buffered.detach()
         return
     try:
-        with Path(name).open("rb") as stream:
+        with cast(io.BufferedReader, open_regular(Path(name))) as stream:
             packed = stream.peek(2).startswith(GZIP)
             yield cast(BinaryIO, gzip.GzipFile(fileobj=stream)) if packed else stream
     except OSError as error:

@@ -8,7 +8,7 @@ from typing import Annotated
 from urllib.parse import unquote
 
 from dsdoctor.builder.build import BuildScreen
-from dsdoctor.builder.install import Did, Installed, install
+from dsdoctor.builder.install import InstallAction, Installed, install
 from dsdoctor.cli.build_wheel import show_plan_of
 from dsdoctor.cli.ending import FAILED, FOUND, IMPOSSIBLE, OK, print_result
 from dsdoctor.cli.options import Json, NoCache, Out
@@ -82,8 +82,12 @@ def installed_lines(done: Installed) -> Iterator[str]:
     if done.built is not None and done.built.result is not None:
         yield from result_lines(done.built.result)
     yield from finding_lines(done.findings)
-    how = {Did.KEPT: "was there and fits", Did.INSTALLED: f"from {done.wheel}", Did.BUILT: "built here"}
-    if done.did is Did.NOTHING or done.version is None:
+    how = {
+        InstallAction.KEPT: "was there and fits",
+        InstallAction.INSTALLED: f"from {done.wheel}",
+        InstallAction.BUILT: "built here",
+    }
+    if done.did is InstallAction.NOTHING or done.version is None:
         yield VerdictLine("✗ nothing was installed")
         return
     yield f"{'✗' if has_error(done.findings) else '·'} DeepSpeed {done.version}, {how[done.did]}"
@@ -95,6 +99,6 @@ def installed_lines(done: Installed) -> Iterator[str]:
 
 def status_of(done: Installed) -> int:
     """The exit status: nothing could be planned, a build failed, an op does not load, or all is well."""
-    if done.did is Did.NOTHING:
+    if done.did is InstallAction.NOTHING:
         return IMPOSSIBLE if done.built is not None and done.built.result is None else FAILED
     return FOUND if has_error(done.findings) else OK

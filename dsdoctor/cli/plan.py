@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import replace
 
-from dsdoctor.builder.build import build_command, planned
+from dsdoctor.builder.build import build_command, prepare_plan
 from dsdoctor.cli.ending import IMPOSSIBLE, OK, print_result
 from dsdoctor.cli.options import Json, Verbose
 from dsdoctor.core.build_models import BuildPlan
@@ -45,5 +45,5 @@ def show_plan(
 def _decided(order: BuildOrder) -> BuildPlan:
     with observing_for(order) as observing:
         observation = observing.final()
-    with planned(order, observation) as ready:
+    with prepare_plan(order, observation) as ready:
         return ready.plan

@@ -211,7 +211,8 @@ class Case:
         """Living ranks that have destroyed their process groups, or whose script has ended; none while another living one has
         not, or where no rank ever had a group."""
         living = [view for view in self.incident.ranks if view.rank not in self.faulty_ranks]
-        past = [view for view in living if is_past_the_end(view)]
+        # one that makes its group anew is at a start again
+        past = [view for view in living if is_past_the_end(view) and not is_starting(acting_stack(view))]
         grouped = any(view.sample and (view.sample.joined or view.sample.parted) for view in self.incident.ranks)
         return tuple(past) if grouped and len(past) == len(living) and not self.waiting_ranks else ()
 
@@ -326,6 +327,15 @@ def _holder_words(view: RankView) -> str:
     if holder.pid is not None:
         return f"process {holder.pid} on {view.host} has it open"
     return f"no visible process on {view.host} has it open{f', but {holder.doubt}' if holder.doubt else ''}"
+
+
+MIN_WAKES = 3
+"""While nothing moved: a thread that wakes so often goes round a loop; one that is blocked for ever does not wake."""
+
+
+def wakes_again_and_again(view: RankView) -> bool:
+    """Whether the training thread goes round a loop with sleeps in it, as one that polls or works in small pieces."""
+    return view.wakes >= MIN_WAKES
 
 
 def severity_of(*views: RankView) -> Severity:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.hang.activity import Activity, activity_of, remediation
-from dsdoctor.hang.case import Case, severity_of
+from dsdoctor.hang.case import Case, severity_of, wakes_again_and_again
 from dsdoctor.hang.models import PROCESSES, Operation, RankView
 from dsdoctor.hang.outside import may_read
 from dsdoctor.hang.process_checks import (
@@ -49,7 +49,8 @@ def hang_not_started(case: Case) -> Iterator[Finding]:
     if case.unknown:
         yield book.finding(
             "hang-not-started",
-            Severity.ERROR,
+            # a rank that starts others itself, as Lightning does, has them for children, which import torch
+            severity_of(*case.starting),
             case="" if len(case.unknown) == 1 else "ranks",
             evidence=case.evidence(waiting[:1]),
             ranks=ranks_words(case.unknown),
@@ -178,10 +179,11 @@ def hang_all_outside(case: Case) -> Iterator[Finding]:
         return
     first = living[0]
     sentence, steps = remediation(first)
-    # workers that only wait may read from far away
+    # workers that only wait may read from far away; nobody waits for a rank that goes round a loop of its own
+    may_go_on = all(map(may_read, living)) or any(map(wakes_again_and_again, living))
     yield book.finding(
         "hang-all-outside",
-        Severity.WARNING if all(map(may_read, living)) else severity_of(*living),
+        Severity.WARNING if may_go_on else severity_of(*living),
         case="" if len(living) > 1 else "one",
         evidence=case.evidence([view.rank for view in living[:4]]),
         steps=steps,
@@ -198,14 +200,12 @@ def hang_at_exit(case: Case) -> Iterator[Finding]:
         if view.activity or view.sample is None:
             continue
         sentence, steps = remediation(view)
+        over = view.sample.leaving or activity_of(view).kind is Activity.SCRIPT_ENDED
         yield book.finding(
             "hang-at-exit",
-            Severity.ERROR,
-            case="leaving"
-            if view.sample.leaving
-            else ""
-            if activity_of(view).kind is Activity.SCRIPT_ENDED
-            else "left-group",
+            # a script that goes on after its group may upload, merge or serve what it has trained: no rank waits for that
+            Severity.ERROR if over or activity_of(view).waits_for_thread else Severity.WARNING,
+            case="leaving" if view.sample.leaving else "" if over else "left-group",
             evidence=case.evidence([view.rank]),
             steps=steps,
             who=case.rank_label(view.rank),

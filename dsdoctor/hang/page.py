@@ -203,12 +203,16 @@ def page_of(incident: Incident, verdict: Verdict) -> Page:
     )
 
 
+LAST_TIME = datetime.max.replace(tzinfo=timezone.utc).timestamp() - 1
+"""Seconds: what is later is no time of a file of ours."""
+
+
 def _facts(incident: Incident) -> Iterator[str]:
     yield headline(incident)
     hosts = sorted({view.host for view in incident.ranks})
     if incident.source != RECORDERS:
         yield f"{len(hosts)} host{'s' * (len(hosts) != 1)}: {', '.join(hosts[:4])}{' …' * (len(hosts) > 4)}"
-    if incident.when:
+    if 0 < incident.when < LAST_TIME:
         yield datetime.fromtimestamp(incident.when, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
     steps = sorted({view.sample.step for view in incident.ranks if view.sample and view.sample.step is not None})
     if steps:

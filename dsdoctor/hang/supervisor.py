@@ -225,7 +225,8 @@ class Supervisor:
         self._told, self._warned = state == HANGS, True
         self.task.tell(incident, self.node)
         self.node.was_busy()
-        if self.task.options.on_hang == "stop":
+        # a rank that works, or may, is not ended for being slow
+        if self._told and self.task.options.on_hang == "stop":
             if self._leads:
                 self.nodes.tell_all(self._answer, 2 * AGAIN, still_waiting=lambda: bool(self.node.living()))
             self._stop()

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.hang.activity import OUTSIDE_THE_RUN, activity_in, activity_of
-from dsdoctor.hang.case import Case
+from dsdoctor.hang.case import Case, wakes_again_and_again
 from dsdoctor.hang.checks import CHECKS
 from dsdoctor.hang.models import NOT_LOOKED, PROCESSES, RECORDERS, Incident, Verdict
 from dsdoctor.hang.process_checks import hang_stacks_unread
@@ -64,6 +64,9 @@ def may_wait_outside(incident: Incident, verdict: Verdict) -> bool:
         view for view in incident.ranks if view.rank not in case.faulty_ranks and view.rank not in case.waiting_ranks
     ]
     if any(activity_of(view).kind in OUTSIDE_THE_RUN for view in late):
+        return True
+    # a loop around a process that works where it is not seen: on a GPU, on another host
+    if any(wakes_again_and_again(view) and view.children for view in late):
         return True
     # what a script leaves behind may be an upload
     threads = [thread for view in case.past_the_end if view.sample for thread in view.sample.threads if not thread.main]

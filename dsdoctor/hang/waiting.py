@@ -258,7 +258,11 @@ def recorded_calls(group: GroupState) -> tuple[Operation, ...]:
     past = group.history
     if past is None:
         return group.operations
-    numbers = array.array("H", base64.b64decode(past.calls)[: MAX_HISTORY * 2])
+    try:
+        packed = base64.b64decode(past.calls)[: MAX_HISTORY * 2]
+    except ValueError:  # another node's, or a file's
+        return group.operations
+    numbers = array.array("H", packed[: len(packed) & ~1])
     known = {operation.sequence for operation in group.operations}
     older = (
         replace(past.kinds[kind], sequence=past.first + number, state="done")

@@ -141,7 +141,7 @@ def test_workers_answer_only_where_no_code_of_the_script_can_have_set_a_handler(
     if source is not None:
         file.write_text(source)
     modules = {"data": SimpleNamespace(__file__=str(file)), "torch.ops": SimpleNamespace(__file__="_ops.py")}
-    worker = SimpleNamespace(pid=77, _popen=SimpleNamespace(method=iterator.get("method", "fork")))
+    worker = SimpleNamespace(_popen=SimpleNamespace(pid=77, method=iterator.get("method", "fork")))
     made = SimpleNamespace(_workers=[worker], _worker_init_fn=iterator.get("_worker_init_fn"))
     seen: list[tuple[list[int], bool]] = []
     scope: dict[str, Any] = {"look": lambda: seen.append(loader_workers(sys._getframe(1), modules))}

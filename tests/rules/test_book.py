@@ -21,8 +21,6 @@ PACKAGE = FOLDER.parent
 ROOMS = sorted(file.stem for file in FOLDER.glob("*.toml") if file.stem != "order")
 ID = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 SEVERITIES = {"error", "warning", "note"}
-MADE_UP = ("config-optimizer-", "config-scheduler-")
-"""Beginnings of ids that the code puts together: f"config-{what}-unknown"."""
 
 
 @functools.cache
@@ -40,11 +38,11 @@ def named() -> set[str]:
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_every_rule_of_a_room_is_one_that_its_code_names(room: str) -> None:
-    assert {rule for rule in room_rules(room) if rule not in named() and not rule.startswith(MADE_UP)} == set()
+    assert {rule for rule in room_rules(room) if rule not in named()} == set()
 
 
 def test_every_finding_that_the_code_makes_has_a_rule_in_the_book() -> None:
-    made = {rule for _, node in calls() for rule in strings(node.args[0])} | {
+    made = {rule for _, node, tree in calls() for rule in strings(node.args[0], tree)} | {
         node.args[0].value
         for tree in sources().values()
         for node in ast.walk(tree)
@@ -64,22 +62,35 @@ def test_every_finding_that_the_code_makes_has_a_rule_in_the_book() -> None:
 GIVEN = {"case", "evidence", "affects", "steps"}
 
 
-def calls() -> Iterator[tuple[str, ast.Call]]:
-    """Each call of ``book.finding``, with the place where it stands."""
+def calls() -> Iterator[tuple[str, ast.Call, ast.Module]]:
+    """Each call of ``book.finding``, with the place where it stands, and its module."""
     for path, tree in sources().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "book.finding":
-                yield f"{path.name}:{node.lineno}", node
+                yield f"{path.name}:{node.lineno}", node, tree
 
 
-def strings(node: ast.expr) -> set[str]:
-    """The texts that an expression may be: a literal, or one of the literals of a choice."""
+def strings(node: ast.expr, tree: ast.Module) -> set[str]:
+    """The texts that an expression may be: a literal, one of a choice, or a value of a table of the module."""
     if isinstance(node, ast.IfExp):
-        return strings(node.body) | strings(node.orelse)
+        return strings(node.body, tree) | strings(node.orelse, tree)
+    if isinstance(node, ast.Subscript):
+        return table(node.value, tree)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":
+        return table(node.func.value, tree) | strings(node.args[1], tree)
     assert isinstance(node, ast.Constant), (
         f"{ast.unparse(node)}: the id and the case of a finding stand where it is made"
     )
     return {str(node.value)}
+
+
+def table(name: ast.expr, tree: ast.Module) -> set[str]:
+    """The values of a dictionary of texts that a module has under this name."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == ast.unparse(name):
+            assert isinstance(node.value, ast.Dict), f"{ast.unparse(name)}: a table of cases is a dictionary"
+            return {text for value in node.value.values for text in strings(value, tree)}
+    raise AssertionError(f"{ast.unparse(name)}: no table of this module")
 
 
 def places(text: str) -> Iterator[tuple[str, bool]]:
@@ -88,12 +99,12 @@ def places(text: str) -> Iterator[tuple[str, bool]]:
 
 
 @each("call", tuple(calls()))
-def test_a_finding_is_given_the_values_that_its_words_have_places_for(call: tuple[str, ast.Call]) -> None:
-    where, node = call
+def test_a_finding_is_given_the_values_that_its_words_have_places_for(call: tuple[str, ast.Call, ast.Module]) -> None:
+    where, node, tree = call
     given = {keyword.arg for keyword in node.keywords}
     case = next((keyword.value for keyword in node.keywords if keyword.arg == "case"), ast.Constant(value=""))
     used: set[str] = set()
-    for rule, name in itertools.product(strings(node.args[0]), strings(case)):
+    for rule, name in itertools.product(strings(node.args[0], tree), strings(case, tree)):
         words = words_of(rule, name)
         texts = [words["title"], words["fix"], *(() if "steps" in given else words.get("steps", ()))]
         wanted = dict.fromkeys(place for text in texts for place in places(text))
@@ -107,10 +118,10 @@ def test_a_finding_is_given_the_values_that_its_words_have_places_for(call: tupl
 def test_every_title_and_case_of_a_room_is_used() -> None:
     """A case that no call names is dead; a rule with a title is made by a call."""
     made: dict[str, set[str]] = {}
-    for _, node in calls():
+    for _, node, tree in calls():
         case = next((keyword.value for keyword in node.keywords if keyword.arg == "case"), ast.Constant(value=""))
-        for rule in strings(node.args[0]):
-            made.setdefault(rule, set()).update(strings(case))
+        for rule in strings(node.args[0], tree):
+            made.setdefault(rule, set()).update(strings(case, tree))
     tables = {rule: table for room in ROOMS for rule, table in room_rules(room).items()}
     cases = {(rule, case["name"]) for rule, table in tables.items() for case in table.get("case", ())}
 
@@ -131,7 +142,7 @@ def test_an_id_stands_once_in_a_room() -> None:
 @each("rule", rule_ids())
 def test_a_rule_says_what_it_means_and_uses_no_key_that_nobody_reads(rule: str) -> None:
     known = {"id", "title", "means", "matters", "fix", "steps", "since", "case"}
-    of_logs = {"stage", "family", "explained_by", "wording"}
+    of_logs = {"stage", "seen", "raised", "family", "explained_by", "wording"}
 
     assert ID.fullmatch(rule)
     assert len(list(pages(rule))) == len(list(entries(rule))) >= 1

@@ -335,7 +335,7 @@ class _Reading:
         scale = frame.loss_scale or 1.0
         for tensor in frame.measured:
             value = tensor.absmax or 0.0
-            if tensor.dtype in LIMITS and value:
+            if tensor.dtype in LIMITS and value / scale:
                 place = ".".join(part for part in (frame.module, tensor.name.removeprefix("grad ")) if part)
                 self.gradients_of[place] = max(self.gradients_of.get(place, 0.0), value / scale)
             known = 0.0 if self.gradient is None else self.gradient[0].value / self.gradient[2]

@@ -18,7 +18,7 @@ from typing import BinaryIO
 import msgspec
 
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.files import make_folder, open_new, open_regular
+from dsdoctor.core.files import make_folder, open_new, open_regular, real_path
 from dsdoctor.core.finding import step
 from dsdoctor.core.text import decode
 from dsdoctor.overflow.frames.frame import CallPhase, Frame, Header, Line, StepEnd
@@ -256,7 +256,7 @@ def sources(paths: Iterable[Path]) -> Traces:
         if not asked and not path.stat().st_size:
             notes.append(f"{path} is empty and was left out")
         # Path.resolve raises RuntimeError for a link that leads to itself, before Python 3.13
-        elif (real := os.path.realpath(path)) not in found:
+        elif (real := real_path(path)) not in found:
             found[real] = RankTrace(path=path, header=read_header(path))
     ordered = tuple(sorted(found.values(), key=lambda source: source.rank))
     _check(ordered)

@@ -214,9 +214,13 @@ FOLDER = "dsdoctor-trace"
 
 
 class Tracer:
-    """Writes records as they come: the forward when it is over, the backward when the step is."""
+    """Writes records as they come: the forward when it is over, the backward when the step is.
+
+    A process that was forked from this one has the same open files, and writes nothing: the trace is its parent's.
+    """
 
     def __init__(self, engine: Any, options: Options) -> None:
+        self._pid = os.getpid()
         path = unused(Path(options.trace_dir or FOLDER) / file_name(ranks.this_rank()))
         try:
             self._writer = TraceWriter(path, header_of(engine))
@@ -230,6 +234,8 @@ class Tracer:
 
     def forward(self, record: BatchRecord) -> None:
         """A forward is over. A record without gradients is complete with that."""
+        if not self._is_of_this_process():
+            return
         record.readings.peek()
         self._write(record, 0)
         if torch.is_grad_enabled():
@@ -239,7 +245,7 @@ class Tracer:
 
     def step_ends(self, overflow: bool | None, losses: list[Tensor], batches: int, scale: float | None) -> None:
         """Write the gradients of the step's records, and DeepSpeed's decision. ``scale``: the loss scale in the gradients."""
-        if not self._open:
+        if not self._open or not self._is_of_this_process():
             return
         for record, written in self._open:
             record.settle()
@@ -256,10 +262,15 @@ class Tracer:
 
     def close(self) -> None:
         """Write what is left, and close. A second call does nothing."""
+        if not self._is_of_this_process():
+            return
         self.step_ends(None, [], 0, None)
         self._writer.close()
         with contextlib.suppress(OSError):  # a full disk was reported before
             self._text.close()
+
+    def _is_of_this_process(self) -> bool:
+        return self._pid == os.getpid()
 
     def _write(self, record: BatchRecord, first: int, scale: float | None = None) -> None:
         frames = tuple(record.frames())[first:]
