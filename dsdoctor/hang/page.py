@@ -11,7 +11,7 @@ from dsdoctor.core.processes import LETTERS
 from dsdoctor.hang.case import Case
 from dsdoctor.hang.models import PROCESSES, RECORDERS, GroupState, Incident, Operation, RankView, Verdict
 from dsdoctor.hang.stacks import main_stack, ranks_words
-from dsdoctor.hang.verdict import headline
+from dsdoctor.hang.text import headline
 from dsdoctor.ui import page
 from dsdoctor.ui.page import Listing, Page, Picture, Table, safe
 from dsdoctor.ui.terminal import MARKS

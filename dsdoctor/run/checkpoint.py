@@ -13,7 +13,7 @@ from dsdoctor.core.errors import UsageError
 from dsdoctor.core.user_code import CHECKPOINT_WATCH
 
 WARN, OFF = CHOICES = ("warn", "off")
-JUDGE = "dsdoctor.run.checkpoint_look"
+JUDGE = "dsdoctor.run.checkpoint_check"
 
 Say = Callable[..., None]
 Arguments = Mapping[str, Any]

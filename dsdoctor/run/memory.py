@@ -63,7 +63,7 @@ class MemoryWatch:
         found = ((each(), last, growth) for each, last, growth in self.engines)
         engine, last, growth = next((three for three in found if three[0] is not None), (None, None, None))
         try:
-            from dsdoctor.run.memory_told import failure_lines
+            from dsdoctor.run.out_of_memory import failure_lines
 
             self.say(*failure_lines(failure, trace, engine, last, growth))
         except Exception as error:

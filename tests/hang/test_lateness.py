@@ -11,7 +11,7 @@ import pytest
 
 from dsdoctor.hang.models import RankArrivals, SeenStack
 from dsdoctor.hang.sampler import MOST_CALLS, Arrivals
-from dsdoctor.hang.waiting import Lateness, rank_late_again, summary_line
+from dsdoctor.hang.straggler import Lateness, rank_late_again, summary_line
 from tests.each import each
 from tests.hang.made import elsewhere, frame, view
 

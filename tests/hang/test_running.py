@@ -19,7 +19,8 @@ from dsdoctor.core.finding import Severity
 from dsdoctor.core.host import LocalHost
 from dsdoctor.hang.models import MOVED, PROCESSES, Incident, RankView
 from dsdoctor.hang.outside import NOT_INSTALLED, REFUSED, program, stacks_of
-from dsdoctor.hang.verdict import hang_lines, judge
+from dsdoctor.hang.text import hang_lines
+from dsdoctor.hang.verdict import judge
 from tests.hang.made import calling, elsewhere, frame, incident, view
 
 APART = 0.5

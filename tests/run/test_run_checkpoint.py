@@ -10,7 +10,7 @@ import pytest
 from dsdoctor.core.errors import UsageError
 from dsdoctor.run.__main__ import environment_for, parse_command_line
 from dsdoctor.run.checkpoint import CHOICES, CheckpointWatch, chosen
-from dsdoctor.run.checkpoint_look import before_load, no_room
+from dsdoctor.run.checkpoint_check import before_load, no_room
 from dsdoctor.run.script import VARIABLE
 from tests.checkpoint.written import Called, Kind, floats, model_states, save, write
 
