@@ -126,13 +126,24 @@ def ranks_say(ranks: tuple[int, ...], world: int) -> str:
     >>> ranks_say((1,), 4), ranks_say((0, 1), 2), ranks_say((0,), 1)
     (', on rank 1 of 4 only: its data, a branch that only it takes, or its hardware', ', on all 2 ranks: the model or the data', '')
     """
+    if not (on := on_ranks(ranks, world)):
+        return ""
+    if len(ranks) == 1:
+        return f"{on}: its data, a branch that only it takes, or its hardware"
+    return f"{on}: the model or the data" if len(ranks) == world else on
+
+
+def on_ranks(ranks: tuple[int, ...], world: int) -> str:
+    """Which ranks have it, as the end of a sentence; "" for a run of one rank.
+
+    >>> on_ranks((1,), 4), on_ranks((0, 1), 2), on_ranks((0, 2), 4)
+    (', on rank 1 of 4 only', ', on all 2 ranks', ', on ranks 0, 2 of 4')
+    """
     if world < 2 or not ranks:
         return ""
     if len(ranks) == 1:
-        return f", on rank {ranks[0]} of {world} only: its data, a branch that only it takes, or its hardware"
-    if len(ranks) == world:
-        return f", on all {world} ranks: the model or the data"
-    return f", on ranks {', '.join(map(str, ranks))} of {world}"
+        return f", on rank {ranks[0]} of {world} only"
+    return f", on all {world} ranks" if len(ranks) == world else f", on ranks {', '.join(map(str, ranks))} of {world}"
 
 
 def gradient_names(rank_reports: Iterable[RankReport]) -> str:
@@ -274,7 +285,7 @@ def evidence(rank_reports: RankReports, rank_report: RankReport) -> tuple[str, .
     local = tuple(report.rank for report in rank_reports if any(stats.is_bad for stats in report.local))
     if local and len(rank_reports) > 1:
         # where it is bad is no cause: the title says on which ranks it began
-        lines.append("bad before reduction" + ranks_say(local, len(rank_reports)).partition(":")[0])
+        lines.append(f"bad before reduction{on_ranks(local, len(rank_reports))}")
     if rank_report.unmeasured:
         lines.append(f"not measured: {and_more(rank_report.unmeasured, MAX_NAMES)}")
     if rank_report.replayed:
