@@ -53,13 +53,13 @@ class ConfigCheck:
             return
         except Exception as error:  # an error of dsdoctor's own must not end a training
             if self.speaks:
-                self.say(f"! the configuration was not judged: {type(error).__name__}: {error}")
+                self.say(f"! the configuration could not be checked: {type(error).__name__}: {error}")
             return
         if self.speaks:
             self.tell(findings)
         if self.mode == "strict" and any(finding.severity is Severity.ERROR for finding in findings):
-            hint = "correct the configuration, or leave --config-check strict out"
-            raise UsageError("the DeepSpeed configuration has errors, and --config-check is strict", hint=hint)
+            hint = "fix the configuration, or remove --config-check strict"
+            raise UsageError("the DeepSpeed configuration has errors (--config-check strict)", hint=hint)
 
     def judged(self, config: dict[str, Any] | None) -> tuple[Finding, ...]:
         """The findings about a configuration; none where there is none."""
