@@ -3,9 +3,9 @@
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from packaging.version import InvalidVersion, Version
 
@@ -30,6 +30,7 @@ from dsdoctor.core.errors import BuildFailed, UsageError
 from dsdoctor.core.finding import Finding, Severity, for_python, has_error, step
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import DeepSpeed, Machine
+from dsdoctor.core.workspace import temporary_folder
 from dsdoctor.probe.observe import Observation, Say, observe
 
 # A built DeepSpeed and what was seen of a machine -> what stands in the way of its use there. Pure.
@@ -117,13 +118,14 @@ class Shelf:
         found = {wheel.name: wheel for place in reversed(places) for wheel in self._of(place)}
         self.wheels: tuple[Shelved, ...] = tuple(sorted(found.values(), key=_age, reverse=True))
         self._listed: dict[Path, Mapping[str, Digests]] = {}
-        self._folder = TemporaryDirectory(prefix="dsdoctor-")
+        self._kept = ExitStack()
+        self._folder = self._kept.enter_context(temporary_folder())
 
     def __enter__(self) -> "Shelf":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._folder.cleanup()
+        self._kept.close()
         self._session.close()
 
     def ranked(self, ops: tuple[str, ...]) -> tuple[Candidate, ...]:
@@ -142,7 +144,7 @@ class Shelf:
         if not by_name.fits:
             return by_name, None
         try:
-            path, digest = fetch(wheel, Path(self._folder.name), self._session, say=self._say)
+            path, digest = fetch(wheel, self._folder, self._session, say=self._say)
         except BuildFailed as error:
             return replace(by_name, findings=(Finding.error("wheel-not-fetched", error.message, fix=error.hint),)), None
         return replace(self._judged(path, wheel.shown, ops), sha256=digest), path

@@ -296,18 +296,18 @@ class Listener:
         ready.register(connected, selectors.EVENT_READ)
 
     def _hear(self, connection: Connection, ready: selectors.BaseSelector) -> None:
-        try:
-            text = connection.read(self.secret)
-            if text is None:
+        # what is no report of ours is not answered: whoever sent it is let go, as who was answered
+        with contextlib.suppress(OSError, ValueError, msgspec.DecodeError):
+            try:
+                text = connection.read(self.secret)
+                if text is None:
+                    return
+                report = decode(text, NodeReport)
+                text = encode(self.answer)
+                self._came.put((time.monotonic(), report))
+                connection.answer(self.secret, text)
+            except BlockingIOError:
                 return
-            report = decode(text, NodeReport)
-            text = encode(self.answer)
-            self._came.put((time.monotonic(), report))
-            connection.answer(self.secret, text)
-        except BlockingIOError:
-            return
-        except (OSError, ValueError, msgspec.DecodeError):
-            pass
         self._drop(connection, ready)
 
     def _drop(self, connection: Connection, ready: selectors.BaseSelector) -> None:

@@ -28,7 +28,6 @@ ALLOWED = {
     ("builder/make/make_wheel.py", "put_in"): "into the file that core/files.py opened",
     ("builder/make/manifest.py", "prove"): "into the private folder of a build",
     ("builder/source/fetch.py", "lay_out"): "into the private folder of a build",
-    ("builder/source/fetch.py", "_unzip"): "into the private folder of a build",
     ("builder/source/fetch.py", "_write"): "into the private folder of a build, with O_EXCL",
     ("builder/toolkit/download.py", "_opened"): "opens an address",
     ("builder/wheel/read.py", "_copied"): "into a private temporary folder, one library after the other",
