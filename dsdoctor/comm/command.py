@@ -27,6 +27,7 @@ from dsdoctor.comm.launch.start import (
     RankTold,
     free_port,
     host_orders,
+    module_command,
     private_folder,
     remote_command,
     start_here,
@@ -75,7 +76,12 @@ def start_on_hosts(
     commands = [
         HostCommand(
             host=host,
-            command=remote_command((python, "-m", ON_HOST, msgspec.json.encode(order).decode()), folder, variables),
+            command=remote_command(
+                module_command(python, ON_HOST, msgspec.json.encode(order).decode(), folder=folder),
+                folder,
+                variables,
+                ON_HOST,
+            ),
         )
         for host, order in orders.items()
     ]
