@@ -38,14 +38,14 @@ Logs = Annotated[
     argument(
         metavar="LOG",
         allow_leading_hyphen=True,
-        help="Log files (also .gz), one of each rank if there are several; - is stdin.",
+        help="Log files (also .gz), one per rank if there are several; - is stdin.",
     ),
 ]  # fmt: skip
-Verbose = Annotated[bool, flag(name=["-v", "--verbose"], help="Show harmless lines and consequences too.")]
+Verbose = Annotated[bool, flag(name=["-v", "--verbose"], help="Also show harmless lines and consequences.")]
 
 
 def diagnose_command(*logs: Logs, as_json: Json = False, verbose: Verbose = False) -> int:
-    """Read failed installs, builds, JIT loads, launches and runs; say the cause first, with its line and the fix.
+    """Diagnose the log of a failed install, build, JIT load, launch or run: the cause, its line, and the fix.
 
     Example: dsdoctor diagnose train.log
     """

@@ -33,18 +33,7 @@ def pages(rule: str) -> Iterator[tuple[str, ManualPage]]:
     """Where a rule is used ("" for a check of the machine), and its page for that place."""
     for room, table in book.entries(rule):
         where = book.heading(room)
-        if room == book.LOGS:
-            yield f"{where} ({table['stage']})", _log_page(table)
-        else:
-            yield where, book.page(table)
-
-
-def _log_page(table: book.Table) -> ManualPage:
-    """A log rule's page: its fix is the one that a finding shows, with names in capitals for what a log would fill in."""
-    from dsdoctor.diagnosis.facts import fill, placeholders
-
-    text = fill(table["fix"], placeholders(table["fix"]))
-    return book.page({**table, "fix": f"{text[:1].upper()}{text[1:]}."})
+        yield f"{where} ({table['stage']})" if room == book.LOGS else where, book.page(table)
 
 
 def fix_commands(rule: str) -> tuple[str, ...]:
@@ -56,13 +45,13 @@ def fix_commands(rule: str) -> tuple[str, ...]:
 
 
 def explain_command(
-    rule: Annotated[str | None, argument(help="The id in brackets behind a finding.", offers=book.rule_ids)] = None,
+    rule: Annotated[str | None, argument(help="The id in brackets after a finding.", offers=book.rule_ids)] = None,
     /,
     *,
-    listed: Annotated[bool, flag(name="--list", help="List every rule and stop.")] = False,
+    listed: Annotated[bool, flag(name="--list", help="List every rule and exit.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Print the manual page of a rule: what it means, why it matters, how to fix it.
+    """Explain a rule: what it means, why it matters, how to fix it.
 
     Example: dsdoctor explain cuda-home-wrong
     """

@@ -283,7 +283,7 @@ class Look:
     clock: float
     facts: processes.ProcessFacts | None
     bytes: int
-    children: tuple[float, int]
+    children: tuple[float, int, int]
     stacks: tuple[ThreadStack, ...] | str
 
 

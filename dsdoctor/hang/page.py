@@ -312,7 +312,7 @@ def _ranks(case: Case) -> Table:
 
 def _names(case: Case, ranks: Iterable[int]) -> str:
     members = list(ranks)
-    return case.who(members[0]) if len(members) == 1 else ranks_words(members)
+    return case.rank_label(members[0]) if len(members) == 1 else ranks_words(members)
 
 
 def _state(case: Case, view: RankView) -> str:
@@ -320,7 +320,7 @@ def _state(case: Case, view: RankView) -> str:
         return f"waits in {case.waiting.operation_of(view)}"
     if view.ended:
         return f"✗ {view.ended}"
-    if view.rank in case.unwell:
+    if view.rank in case.faulty_ranks:
         return f"✗ {LETTERS.get(view.state, 'runs no Python')}" if view.state in {"T", "t", "D"} else "✗ runs no Python"
     if view.activity:
         return "! works"

@@ -21,7 +21,7 @@ LEAVING, STALLED, JOINED, ARRIVALS, UNWATCHED = 1, 2, 4, 8, 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beat:
+class Heartbeat:
     """The newest sample's head. ``clock``: the system's monotonic clock. ``progress`` and ``stack`` are checksums that
     change when the rank called a collective or made a step, and when its main thread is somewhere else."""
 
@@ -68,13 +68,13 @@ class RingReader:
             self.close()
             raise OSError(errno.EINVAL, "it is no regular file", str(path))
 
-    def beat(self) -> Beat | None:
+    def beat(self) -> Heartbeat | None:
         """The head of the newest sample; None before the first."""
         head = os.pread(self._number, HEAD.size, 0)
         if len(head) < HEAD.size or not head.startswith(MAGIC):
             return None
         _, number, clock, progress, stack, flags, length, checksum = HEAD.unpack(head)
-        return Beat(
+        return Heartbeat(
             number=number, clock=clock, progress=progress, stack=stack, flags=flags, length=length, checksum=checksum
         )
 

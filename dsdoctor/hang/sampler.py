@@ -48,8 +48,7 @@ from dsdoctor.hang.inspection import (
 )
 from dsdoctor.hang.processes import file_call
 from dsdoctor.hang.ring import ARRIVALS, JOINED, LEAVING, SLOT, STALLED, UNWATCHED, RingWriter
-from dsdoctor.ranks.failure import Failure
-from dsdoctor.ranks.peers import says_another_is_gone
+from dsdoctor.ranks.failure import Failure, is_peer_disconnect
 
 # In a rank: now and then, when it called its last collectives and where it was seen, for the supervisor to compare with the other
 # ranks of the node. Nothing is done per collective: torch's flight recorder is read. Standard library alone.
@@ -377,7 +376,7 @@ class Sampler:
         if sample["failure"] or self._leaving:
             # in a moment a launcher may end this process
             write(_fitting(dict(sample)))
-            self._add_calls(sample, stacks=self._leaving and says_another_is_gone(sample["failure"]))
+            self._add_calls(sample, stacks=self._leaving and is_peer_disconnect(sample["failure"]))
         if stalled:
             sample["lock"] = waited_lock(trains)
             sample["root"] = root_of(trains)

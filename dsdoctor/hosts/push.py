@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from dsdoctor.core.finding import Finding, Step, has_error, step
+from dsdoctor.core.finding import Finding, Severity, has_error
 from dsdoctor.core.host import CHILD_SCRIPTS
 from dsdoctor.core.processes import end_session
 from dsdoctor.core.text import and_more, decode
-from dsdoctor.hosts.ssh import RemoteFinding, on_host
+from dsdoctor.hosts.ssh import RemoteFinding
+from dsdoctor.rules import book
 from dsdoctor.ui.terminal import finding_lines
 
 # The data of a push to a node: what is sent, how the node is reached, its messages, the outcome. Data only.
@@ -120,45 +121,39 @@ class NodeEnded(Exception):
 # What a node or ssh said, or a time limit -> a finding that says why the push stops at that node.
 
 
-AGAIN = "fix that and run the same push again: a node that has the wheel already is left as it is"
+ERROR = Severity.ERROR
 
 
 def failed(host: str, way: Way, message: NodeMessage) -> NodeEnded:
     """A node says that a step failed."""
     if message.say == "differs":
-        title = f"the copy of {message.name} has sha256 {message.sha256[:16]}..., which is not that of the file here"
-        return _failed("wheel-copy-differs", title, "run the same push again; see whether the node's disk is healthy")
+        return _failed(book.finding("wheel-copy-differs", ERROR, name=message.name, sha256=message.sha256[:16]))
     if message.say == "lacks" and message.name == "pip":
-        give = step("{python} -m ensurepip", python=way.python)
-        return _failed("node-lacks-pip", f"{way.python} has no pip", "give it one", on_host(host, give))
+        return _failed(book.finding("node-lacks-pip", ERROR, python=way.python, host=host))
     if message.say == "lacks":
-        title = f"{way.python} finds no dsdoctor, and none is on PATH"
-        install = step("{python} -m pip install dsdoctor", python=way.python)
-        return _failed("host-lacks-modules", title, "install it there", on_host(host, install))
+        return _failed(book.finding("host-lacks-modules", ERROR, case="push", python=way.python, host=host))
     if message.say == "another":
-        title = f"pip ended well, and what an import takes there is not this wheel: {', '.join(message.names)}"
-        fix = "see where the other one comes from (PYTHONPATH, ~/.local)"
-        return _failed("node-has-another", title, fix, _what_is_there(host, way))
+        return _failed(book.finding("node-has-another", ERROR, names=message.names, python=way.python, host=host))
     if message.step is NodeStep.INSTALL:
-        return _failed("node-not-installed", f"it could not be installed: {message.why}", AGAIN)
+        return _failed(book.finding("node-not-installed", ERROR, why=message.why))
     if message.step is NodeStep.COPY:
-        return _failed("node-took-no-copy", f"the wheel could not be copied: {message.why}", AGAIN)
-    return no_verdict(message.why)
+        return _failed(book.finding("node-took-no-copy", ERROR, why=message.why, host=host))
+    return no_verdict(host, way, message.why)
 
 
-def no_verdict(why: str) -> NodeEnded:
+def no_verdict(host: str, way: Way, why: str) -> NodeEnded:
     """A node did not say whether the wheel fits."""
-    return _failed("node-not-verified", f"nothing is known of the wheel there: {why}", AGAIN)
+    return _failed(book.finding("node-not-verified", ERROR, why=why, python=way.python, host=host))
 
 
 def shrunk(file: Sent) -> NodeEnded:
     """A file became shorter while it was sent."""
-    return _failed("wheel-copy-differs", f"{file.path} was changed while it was sent", "wait until it is written")
+    return _failed(book.finding("wheel-copy-differs", ERROR, case="shrunk", path=str(file.path)))
 
 
 def refused_here(error: OSError) -> NodeEnded:
     """This machine did not let us read the wheel or start ssh."""
-    return _failed("dsdoctor", f"the system here refused: {error.strerror or error}", AGAIN)
+    return _failed(book.finding("push-refused-here", ERROR, why=error.strerror or str(error)))
 
 
 def lost(host: str, way: Way, status: int | None, said: str) -> NodeEnded:
@@ -166,40 +161,27 @@ def lost(host: str, way: Way, status: int | None, said: str) -> NodeEnded:
     tail = tuple(said.splitlines()[-4:])
     if status in {255, None}:
         return NodeEnded(NodeState.UNREACHABLE, way.unreached(host, status, said))
-    title = f"{way.python} does not start there"
-    fix = "name the interpreter of the environment there with --python PATH"
-    steps = (on_host(host, step("ls -l {python}", python=way.python)),)
-    return NodeEnded(NodeState.FAILED, Finding.error("host-lacks-python", title, evidence=tail, fix=fix, steps=steps))
+    return _failed(book.finding("host-lacks-python", ERROR, case="push", evidence=tail, python=way.python, host=host))
 
 
 def cut_off(host: str, way: Way, step: NodeStep, why: str, said: str = "") -> NodeEnded:
     """A node was left in the middle of a step."""
     tail = tuple(said.splitlines()[-4:])
     if step is not NodeStep.INSTALL:
-        title = f"{why} at the step {step.value}; nothing was installed"
-        fix = "run the same push again: a node that has the wheel already is left as it is"
-        return NodeEnded(NodeState.FAILED, Finding.error("node-cut-off", title, evidence=tail, fix=fix))
-    title = f"{why} while pip was at work, which goes on there by itself"
-    steps = (_what_is_there(host, way),)
-    fix = "see what is there, then run the same push again"
-    return NodeEnded(NodeState.FAILED, Finding.error("node-cut-off", title, evidence=tail, fix=fix, steps=steps))
+        return _failed(book.finding("node-cut-off", ERROR, evidence=tail, why=why, step=step.value))
+    python = way.python
+    return _failed(
+        book.finding("node-cut-off", ERROR, case="pip-runs", evidence=tail, why=why, python=python, host=host)
+    )
 
 
-def folder_left(folder: str) -> Finding:
+def folder_left(host: str, folder: str) -> Finding:
     """A node could not clean up."""
-    title = f"the folder of the copy is still there: {folder}"
-    return Finding.warning("node-folder-left", title, fix="remove it by hand")
+    return book.finding("node-folder-left", Severity.WARNING, folder=folder, host=host)
 
 
-def _failed(rule: str, title: str, fix: str, *steps: Step) -> NodeEnded:
-    return NodeEnded(NodeState.FAILED, Finding.error(rule, title, fix=fix, steps=steps))
-
-
-def _what_is_there(host: str, way: Way) -> Step:
-    return on_host(host, step("{python} -m dsdoctor verify --installed", python=way.python))
-
-
-"""The manual pages of these rules, for ``dsdoctor explain``."""
+def _failed(finding: Finding) -> NodeEnded:
+    return NodeEnded(NodeState.FAILED, finding)
 
 
 # The session with a node over ssh: verify there, install there, end. Acts through ssh; judges no wheel itself.
@@ -254,7 +236,7 @@ class Delivery:
         self._findings += findings
         refused = has_error(findings)
         if message.status not in {0, 1, 2} or refused != bool(message.status):
-            raise no_verdict(f"dsdoctor ended with status {message.status}: {message.why}")
+            raise no_verdict(self.host, self._way, f"dsdoctor ended with status {message.status}: {message.why}")
         self.state = NodeState.REFUSED if refused else NodeState.VERIFIED
         return not refused
 
@@ -357,14 +339,14 @@ class Delivery:
                 if mark:
                     return self._noted(decode(said, NodeMessage))
         except (ValueError, msgspec.MsgspecError) as error:
-            raise no_verdict(f"its message cannot be read: {error}") from None
+            raise no_verdict(self.host, self._way, f"its message cannot be read: {error}") from None
         return None
 
     def _noted(self, message: NodeMessage) -> NodeMessage:
         if message.say == "end":
             self._last = message
         if message.say == "removed" and message.left:
-            self._findings.append(folder_left(self._folder))
+            self._findings.append(folder_left(self.host, self._folder))
         return message
 
     async def _lost(self) -> NodeEnded:

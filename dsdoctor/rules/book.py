@@ -5,21 +5,30 @@ the rules of logs, ``order.toml`` their order. A rule in TOML::
 
     [[rule]]
     id = "host-named-twice"
+    title = "{host} stands {count} times in {hostfile|the hostfile}"
     means = "What it means, in a line; then more, where there is more."
     matters = "What goes wrong for the user, and when."
-    fix = "One or two sentences."
-    steps = ["a command that can be pasted  # its note", "or: another way to do the same"]
+    fix = "one or two sentences, as they stand behind a finding's arrow"
+    steps = ["a command with a {place} for a value  # its note", "or: another way", "on {host}: one for another host"]
     since = "0.2"
+
+    [[rule.case]]
+    name = "other-slots"
+    title = "the same finding in other words; a case has a title, a fix and steps of its own, or its rule's"
+    when = "how its fix is introduced on the page; without it the page does not show this fix"
+
+Code names a rule, a case and values, and never writes the words: ``finding("host-named-twice", Severity.ERROR, host=...)``.
 """
 
 import functools
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dsdoctor.core.finding import Follows, Step, instead, step
+from dsdoctor.core.finding import FIELD, Finding, Fix, Follows, Severity, Step, step
 from dsdoctor.core.text import ManualPage
 
 if sys.version_info >= (3, 11):
@@ -28,14 +37,71 @@ else:
     import tomli as toml
 
 Table = Mapping[str, Any]
+Value = str | int | Iterable[str] | None
+"""What fills a place: a list is joined by ", " in a sentence and is several words in a command; None and "" leave it out."""
+Filling = str | int | tuple[str, ...]
+NOTHING: Mapping[str, Filling] = {}
 FOLDER = Path(__file__).parent
 LOGS = "logs"
 """The folder of the rules of logs, and the place of their pages among the rooms'."""
 FIRST_VERSION = "0.1"
 ALTERNATIVE = "or: "
+ON_HOST = "on {host}: "
+"""Begins a command that is typed on another host: quoted once for the shell there, and as a whole for the one here."""
+SSH = "ssh {host} {remote}"
 OR = "or "
 ENTRY = re.compile(r"^\[\[(?:rule|regression)\]\]$", re.MULTILINE)
 ID = re.compile(r'^id = "([\w-]+)"$', re.MULTILINE)
+
+
+def finding(
+    rule: str,
+    severity: Severity,
+    /,
+    *,
+    case: str = "",
+    evidence: Iterable[str] = (),
+    affects: Iterable[str] = (),
+    steps: Iterable[Step] | None = None,
+    **values: Value,
+) -> Finding:
+    """A finding in the book's words, with the values in their places.
+
+    ``case`` names the words to take, "" the rule's own. ``steps``: commands that only the caller can put together; by
+    default the book's. Raises LookupError for a rule or a case that the book does not have.
+
+    >>> finding("node-folder-left", Severity.WARNING, folder="/tmp/x").title
+    'the folder of the copy is still there: /tmp/x'
+    """
+    given = {name: _filling(value) for name, value in values.items() if value is not None and value != ""}
+    words = words_of(rule, case)
+    text = fill(words.get("fix", ""), given)
+    return Finding(
+        rule=rule,
+        severity=severity,
+        title=fill(words["title"], given),
+        evidence=tuple(evidence),
+        affects=tuple(affects),
+        fix=Fix(text=text, steps=steps_of(words, given) if steps is None else tuple(steps)) if text else None,
+    )
+
+
+def _filling(value: str | int | Iterable[str]) -> Filling:
+    return value if isinstance(value, (str, int)) else tuple(value)
+
+
+def fill(text: str, values: Mapping[str, Filling]) -> str:
+    """A sentence with ``{name}`` and ``{name|text without it}`` filled; a name without a value stands in capitals.
+
+    >>> fill("nvcc is CUDA {nvcc|unknown}, torch {torch}: {op}", {"torch": "2.1"})
+    'nvcc is CUDA unknown, torch 2.1: OP'
+    """
+
+    def filled(place: re.Match[str]) -> str:
+        value = values.get(place["name"], place["name"].upper() if place["without"] is None else place["without"])
+        return ", ".join(value) if isinstance(value, tuple) else str(value)
+
+    return FIELD.sub(lambda place: f"{place['start'] or ''}{filled(place)}", text)
 
 
 def rule_ids() -> tuple[str, ...]:
@@ -60,36 +126,84 @@ def room_rules(room: str) -> dict[str, Table]:
     return {table["id"]: table for file in _files(room) for table in _parse(_read(file)).get("rule", ())}
 
 
+def prepare(room: str) -> None:
+    """Read the words of a room's findings now: a watch makes them later, where no file may be read."""
+    rooms = _order()["rooms"]
+    for before in rooms[: rooms.index(room) + 1]:
+        if before != LOGS:
+            _rules_in(before)
+
+
 def log_topics() -> dict[str, Table]:
     """The whole tables of the logs' topics, in their order: the first rule that explains a line counts."""
     return {file.stem: _parse(_read(file)) for file in _files(LOGS)}
 
 
 def page(table: Table) -> ManualPage:
-    """The manual page of a rule: its steps stand as commands below the fix."""
-    lines = [f"    {OR if one.follows is Follows.INSTEAD else ''}$ {one.printed}" for one in steps_of(table)]
-    fix = "\n".join([table["fix"], *(["", *lines] if lines else [])])
+    """The manual page of a rule: its steps stand as commands below the fix, then the fixes of its cases."""
+    cases = [{**table, **case} for case in table.get("case", ()) if "when" in case]
+    fixes = [_fix_text(table), *(f"{case['when']}, {_fix_text(case, begins=False)}" for case in cases)]
     since = table.get("since", FIRST_VERSION)
-    return ManualPage(means=table["means"], why=table.get("matters", ""), fix=fix, since=since)
+    return ManualPage(means=table["means"], why=table.get("matters", ""), fix="\n\n".join(fixes), since=since)
 
 
-def steps_of(table: Table) -> tuple[Step, ...]:
-    """The steps of a rule, a wording or a regression."""
-    return tuple(_step(line) for line in table.get("steps", ()))
+def _fix_text(table: Table, *, begins: bool = True) -> str:
+    """The fix as one or two whole sentences, and its commands; what a finding would fill in stands in capitals."""
+    text = fill(table["fix"], {})
+    sentence = f"{text[:1].upper()}{text[1:]}" if begins else text
+    end = "" if text.endswith((".", "!", "?", ":")) else "."
+    lines = [f"    {OR if one.follows is Follows.INSTEAD else ''}$ {one.printed}" for one in steps_of(table)]
+    return "\n".join([f"{sentence}{end}", *(["", *lines] if lines else [])])
 
 
-def _step(line: str) -> Step:
+def steps_of(table: Table, values: Mapping[str, Filling] = NOTHING) -> tuple[Step, ...]:
+    """The steps of a rule, a wording or a regression, with these values in their places."""
+    return tuple(_step(line, values) for line in table.get("steps", ()))
+
+
+def _step(line: str, values: Mapping[str, Filling]) -> Step:
     command, _, note = line.partition("  # ")
-    if command.startswith(ALTERNATIVE):
-        return instead(command.removeprefix(ALTERNATIVE), note=note)
-    return step(command, note=note)
+    follows = Follows.INSTEAD if command.startswith(ALTERNATIVE) else Follows.THEN
+    command = command.removeprefix(ALTERNATIVE)
+    if command.startswith(ON_HOST):
+        there = _filled_step(command.removeprefix(ON_HOST), values)
+        command, values = SSH, {**values, "remote": there.line}
+    return replace(_filled_step(command, values), follows=follows, note=note)
+
+
+def _filled_step(template: str, values: Mapping[str, Filling]) -> Step:
+    """A command with those values for which it has a place."""
+    names = dict.fromkeys(place["name"] for place in FIELD.finditer(template))
+    words = ((name, values[name]) for name in names if name in values)
+    return replace(step(template), values=tuple((name, v if isinstance(v, tuple) else str(v)) for name, v in words))
+
+
+@functools.cache
+def words_of(rule: str, case: str = "") -> Table:
+    """The title, the fix and the steps of a rule, or of one of its cases. Raises LookupError if there is none."""
+    # the logs' rules last: they are by far the most, and few of them are findings of code
+    rooms = sorted(_order()["rooms"], key=lambda room: room == LOGS)
+    text = next((text for room in rooms for text in _rules_in(room) if rule in ID.findall(text)), None)
+    if text is None:
+        raise LookupError(f"the book has no rule {rule}")
+    table: Table = _parse(f"[[rule]]{text}")["rule"][0]
+    if not case:
+        return table
+    found = next((one for one in table.get("case", ()) if one["name"] == case), None)
+    if found is None:
+        raise LookupError(f"{rule} has no case {case}")
+    return {**table, **found}
 
 
 @functools.cache
 def _entries() -> tuple[tuple[str, str], ...]:
     """Each rule's text behind its ``[[rule]]``, with its room."""
-    files = [(room, file) for room in _order()["rooms"] for file in _files(room)]
-    return tuple((room, text) for room, file in files for text in ENTRY.split(_read(file))[1:])
+    return tuple((room, text) for room in _order()["rooms"] for text in _rules_in(room))
+
+
+@functools.cache
+def _rules_in(room: str) -> tuple[str, ...]:
+    return tuple(text for file in _files(room) for text in ENTRY.split(_read(file))[1:])
 
 
 @functools.cache

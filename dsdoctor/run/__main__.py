@@ -30,7 +30,7 @@ from dsdoctor.run.script import VARIABLE, RunOrder, rank, say
 WATCH = "dsdoctor.overflow.watch.engine:watch"
 STARTUP = Path(__file__).absolute().parent / "startup"
 LEVEL_VARIABLE = "DSDOCTOR_OVERFLOW"
-MOST_BATCHES = 100_000
+MAX_BATCHES = 100_000
 OFF = "off"
 HELP = "python -m dsdoctor.run --help"
 DESCRIPTION = """\
@@ -224,7 +224,7 @@ def parse_batches(text: str) -> tuple[int, ...]:
     for part in filter(None, (part.strip() for part in text.split(","))):
         found = re.fullmatch(r"(\d{1,18})(?:-(\d{1,18}))?", part)
         first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
-        if not 0 <= last - first < MOST_BATCHES:
+        if not 0 <= last - first < MAX_BATCHES:
             raise UsageError(f"--trace-batches holds {part!r}", hint="batch numbers and ranges, such as 1,3,10-12")
         numbers.update(range(first, last + 1))
     return tuple(sorted(numbers))

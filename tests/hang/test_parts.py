@@ -32,7 +32,7 @@ from dsdoctor.hang.outside import parse_dump
 from dsdoctor.hang.processes import RankProcess, file_call, moved_bytes
 from dsdoctor.hang.ring import SLOT, RingReader, RingWriter
 from dsdoctor.hang.sampler import Sampler
-from dsdoctor.hang.supervisor import HANGS, WORKS, Pace, Supervisor, Task
+from dsdoctor.hang.supervisor import HANGS, WORKS, StallThreshold, Supervisor, Task
 from dsdoctor.hang.waiting import recorded_calls
 from dsdoctor.ranks.failure import read_failure
 from dsdoctor.run.__main__ import parse_command_line
@@ -318,17 +318,17 @@ def test_a_folder_that_is_a_link_or_open_to_others_is_not_used(tmp_path: Path) -
 
 
 def test_a_pause_that_was_survived_makes_the_next_one_no_hang() -> None:
-    pace = Pace(after=6.0)
+    pace = StallThreshold(after=6.0)
     pace.note(9.0, was_told=False)
     before = pace.limit()
     pace.note(20.0, was_told=True)
 
-    assert (before, pace.limit(), Pace().limit()) == (6.0, 40.0, 60.0)
+    assert (before, pace.limit(), StallThreshold().limit()) == (6.0, 40.0, 60.0)
 
 
 def test_work_is_told_of_before_torch_ends_it() -> None:
-    assert Pace().limit_of_work(600.0) == 360.0
-    assert Pace(after=6.0).limit_of_work(None) == 60.0
+    assert StallThreshold().limit_of_work(600.0) == 360.0
+    assert StallThreshold(after=6.0).limit_of_work(None) == 60.0
 
 
 def test_the_fault_handlers_own_words_become_stacks() -> None:

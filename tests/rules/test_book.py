@@ -2,22 +2,25 @@
 
 import ast
 import functools
+import itertools
 import re
+import subprocess
+import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from dsdoctor.cli.explain import pages
-from dsdoctor.rules.book import FOLDER, LOGS, entries, log_topics, room_rules, rule_ids
+from dsdoctor.core.finding import FIELD
+from dsdoctor.rules.book import FOLDER, LOGS, entries, log_topics, room_rules, rule_ids, words_of
 from tests.each import each
 
 PACKAGE = FOLDER.parent
 ROOMS = sorted(file.stem for file in FOLDER.glob("*.toml") if file.stem != "order")
 ID = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 SEVERITIES = {"error", "warning", "note"}
-MADE_UP = ("config-optimizer-", "config-scheduler-")
-"""Beginnings of ids that the code puts together: f"config-{what}-unknown"."""
 
 
 @functools.cache
@@ -35,11 +38,11 @@ def named() -> set[str]:
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_every_rule_of_a_room_is_one_that_its_code_names(room: str) -> None:
-    assert {rule for rule in room_rules(room) if rule not in named() and not rule.startswith(MADE_UP)} == set()
+    assert {rule for rule in room_rules(room) if rule not in named()} == set()
 
 
 def test_every_finding_that_the_code_makes_has_a_rule_in_the_book() -> None:
-    made = {
+    made = {rule for _, node, tree in calls() for rule in strings(node.args[0], tree)} | {
         node.args[0].value
         for tree in sources().values()
         for node in ast.walk(tree)
@@ -56,6 +59,76 @@ def test_every_finding_that_the_code_makes_has_a_rule_in_the_book() -> None:
     assert made - set(rule_ids()) == set()
 
 
+GIVEN = {"case", "evidence", "affects", "steps"}
+
+
+def calls() -> Iterator[tuple[str, ast.Call, ast.Module]]:
+    """Each call of ``book.finding``, with the place where it stands, and its module."""
+    for path, tree in sources().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "book.finding":
+                yield f"{path.name}:{node.lineno}", node, tree
+
+
+def strings(node: ast.expr, tree: ast.Module) -> set[str]:
+    """The texts that an expression may be: a literal, one of a choice, or a value of a table of the module."""
+    if isinstance(node, ast.IfExp):
+        return strings(node.body, tree) | strings(node.orelse, tree)
+    if isinstance(node, ast.Subscript):
+        return table(node.value, tree)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":
+        return table(node.func.value, tree) | strings(node.args[1], tree)
+    assert isinstance(node, ast.Constant), (
+        f"{ast.unparse(node)}: the id and the case of a finding stand where it is made"
+    )
+    return {str(node.value)}
+
+
+def table(name: ast.expr, tree: ast.Module) -> set[str]:
+    """The values of a dictionary of texts that a module has under this name."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == ast.unparse(name):
+            assert isinstance(node.value, ast.Dict), f"{ast.unparse(name)}: a table of cases is a dictionary"
+            return {text for value in node.value.values for text in strings(value, tree)}
+    raise AssertionError(f"{ast.unparse(name)}: no table of this module")
+
+
+def places(text: str) -> Iterator[tuple[str, bool]]:
+    for place in FIELD.finditer(text):
+        yield place["name"], place["without"] is None
+
+
+@each("call", tuple(calls()))
+def test_a_finding_is_given_the_values_that_its_words_have_places_for(call: tuple[str, ast.Call, ast.Module]) -> None:
+    where, node, tree = call
+    given = {keyword.arg for keyword in node.keywords}
+    case = next((keyword.value for keyword in node.keywords if keyword.arg == "case"), ast.Constant(value=""))
+    used: set[str] = set()
+    for rule, name in itertools.product(strings(node.args[0], tree), strings(case, tree)):
+        words = words_of(rule, name)
+        texts = [words["title"], words["fix"], *(() if "steps" in given else words.get("steps", ()))]
+        wanted = dict.fromkeys(place for text in texts for place in places(text))
+        used |= {place for place, _ in wanted}
+
+        assert None not in given, f"{where}: its values are named, not spread"
+        assert {place for place, needed in wanted if needed} - given == set(), f"{where}: {rule} {name}"
+    assert given - GIVEN - used == set(), f"{where}: values without a place"
+
+
+def test_every_title_and_case_of_a_room_is_used() -> None:
+    """A case that no call names is dead; a rule with a title is made by a call."""
+    made: dict[str, set[str]] = {}
+    for _, node, tree in calls():
+        case = next((keyword.value for keyword in node.keywords if keyword.arg == "case"), ast.Constant(value=""))
+        for rule in strings(node.args[0], tree):
+            made.setdefault(rule, set()).update(strings(case, tree))
+    tables = {rule: table for room in ROOMS for rule, table in room_rules(room).items()}
+    cases = {(rule, case["name"]) for rule, table in tables.items() for case in table.get("case", ())}
+
+    assert cases - {(rule, name) for rule, names in made.items() for name in names} == set()
+    assert {rule for rule, table in tables.items() if "title" in table and "" not in made.get(rule, set())} == set()
+
+
 def test_an_id_stands_once_in_a_room() -> None:
     ids = {room: re.findall(r'^id = "(.*)"$', (FOLDER / f"{room}.toml").read_text(), re.MULTILINE) for room in ROOMS}
     ids[LOGS] = [table["id"] for topic in log_topics().values() for table in topic["rule"]]
@@ -68,14 +141,36 @@ def test_an_id_stands_once_in_a_room() -> None:
 
 @each("rule", rule_ids())
 def test_a_rule_says_what_it_means_and_uses_no_key_that_nobody_reads(rule: str) -> None:
-    known = {"id", "means", "matters", "fix", "steps", "since"}
-    of_logs = {"stage", "title", "family", "explained_by", "wording"}
+    known = {"id", "title", "means", "matters", "fix", "steps", "since", "case"}
+    of_logs = {"stage", "seen", "raised", "family", "explained_by", "wording"}
 
     assert ID.fullmatch(rule)
     assert len(list(pages(rule))) == len(list(entries(rule))) >= 1
     for room, table in entries(rule):
         assert set(table) <= known | (of_logs if room == LOGS else set())
+        for case in table.get("case", ()):
+            assert set(case) <= {"name", "title", "when", "fix", "steps"}, case["name"]
 
 
 def test_what_nobody_wrote_is_in_no_room() -> None:
     assert list(entries("a-rule-of-nobody")) == []
+
+
+@each("room", ("hang", "overflow"))
+def test_the_findings_of_a_room_that_was_prepared_read_no_file(room: str) -> None:
+    """In a process of its own: what other tests have read is read there again."""
+    script = """
+import sys
+from dsdoctor.core.finding import Severity
+from dsdoctor.rules import book
+room = sys.argv[1]
+book.prepare(room)
+tables = book.room_rules(room)
+cases = [(rule, case) for rule in tables for case in ("", *(one["name"] for one in tables[rule].get("case", ())))]
+opened = []
+sys.addaudithook(lambda event, given: event in {"open", "import"} and opened.append(given[0]))
+made = [book.finding(rule, Severity.ERROR, case=case) for rule, case in cases if "title" in book.words_of(rule, case)]
+assert len(made) > 15, made
+assert opened == [], opened
+"""
+    subprocess.run([sys.executable, "-c", script, room], check=True, cwd=PACKAGE.parent)

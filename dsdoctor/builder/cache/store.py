@@ -44,8 +44,8 @@ KINDS = {"ops": "op", "wheels": "wheel"}
 """The folder of each kind of entry, and what one entry of it is called."""
 
 TEMPORARY = "tmp"
-DAY = 86400.0
-ATTEMPTS = 8
+DAY_SECONDS = 86400.0
+MAX_ATTEMPTS = 8
 IN_THE_WAY = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}
 
 
@@ -92,7 +92,7 @@ class CacheLayout:
 
         Where another is in that place already, ``is_as_good`` decides whether that one is kept; it may also remove it.
         """
-        for _ in range(ATTEMPTS):
+        for _ in range(MAX_ATTEMPTS):
             try:
                 self._make(target.parent)
                 made.rename(target)
@@ -119,7 +119,7 @@ class CacheLayout:
         """Remove what processes that were killed left in the temporary folder more than a day ago. Raises nothing."""
         with suppress(OSError):
             for left in (self.folder / TEMPORARY).iterdir():
-                if time.time() - left.lstat().st_mtime > DAY:
+                if time.time() - left.lstat().st_mtime > DAY_SECONDS:
                     self._move_away(left)
 
     def _move_away(self, path: Path) -> None:

@@ -157,7 +157,7 @@ READ_BY_COMPILERS = (
 )
 SEARCHED = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")
 INCLUDE, LIBRARY = re.compile(r"-(?:I|isystem)(/.*)"), re.compile(r"-L(/.*)")
-ASK_LIMIT = 30
+ASK_TIMEOUT_SECONDS = 30
 TOOLKIT = "{toolkit}"
 
 
@@ -221,7 +221,7 @@ class Keys:
         """The paths of a compiler, of those of PROGRAMS that it has, and of the linker that it is told to use."""
         found = [self._host.which(compiler) or compiler]
         for name in (*PROGRAMS, *([f"ld.{linker.partition('=')[2]}"] if linker else [])):
-            answer = self._host.run([compiler, f"-print-prog-name={name}"], timeout=ASK_LIMIT).stdout.strip()
+            answer = self._host.run([compiler, f"-print-prog-name={name}"], timeout=ASK_TIMEOUT_SECONDS).stdout.strip()
             found.append(answer if answer.startswith("/") else self._host.which(answer or name) or "")
         return [path for path in found if path]
 

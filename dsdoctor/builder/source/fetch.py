@@ -244,8 +244,8 @@ def _parse_report(text: bytes) -> FetchedSdist | None:
     return FetchedSdist(sha256=digest, url=url) if digest else None
 
 
-LARGEST = 2 << 30
-MOST_FILES = 200_000
+MAX_UNPACKED_BYTES = 2 << 30
+MAX_FILES = 200_000
 """DeepSpeed's sdist has 1,100 files and 10 MB, its whole repository 100 MB."""
 
 DAMAGE = (
@@ -321,7 +321,7 @@ def _unzip(archive: Path, staging: Path) -> None:
                     made.writelines(read_bytes(file, entry))
 
 
-def _untar(archive: Path, staging: Path, most: str, largest: int = LARGEST) -> None:
+def _untar(archive: Path, staging: Path, most: str, largest: int = MAX_UNPACKED_BYTES) -> None:
     with tarfile.open(archive) as tar:
         members = list(_within_limits(tar, archive, most, largest))
         links = {_parts(member) for member in members if member.issym()}
@@ -341,8 +341,8 @@ def _within_limits(tar: tarfile.TarFile, archive: Path, most: str, largest: int)
         yield member
 
 
-def _refuse_too_large(archive: Path, count: int, total: int, most: str, largest: int = LARGEST) -> None:
-    if count > MOST_FILES or total > largest:
+def _refuse_too_large(archive: Path, count: int, total: int, most: str, largest: int = MAX_UNPACKED_BYTES) -> None:
+    if count > MAX_FILES or total > largest:
         raise UsageError(
             f"{archive} unpacks to at least {count:,} files of {total:,} bytes, more than {most}",
             hint="name an sdist of DeepSpeed, or a folder" if most == SOURCES else "fetch it again",
@@ -418,7 +418,7 @@ def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, staging: Path) -> None
 # A folder is copied and never written to; an sdist is unpacked; a version is fetched by pip and a git URL by git.
 
 
-FETCH_LIMIT = 1800.0
+FETCH_TIMEOUT_SECONDS = 1800.0
 GIT_ADDRESS = re.compile(r"(?:https?|ssh|git|file)://[^-\s]|[A-Za-z0-9_.][\w.-]*@[A-Za-z0-9_.][\w.-]*:")
 LEFT_BEHIND = shutil.ignore_patterns(
     ".git", "build", "dist", "*.egg-info", "__pycache__", "*.pyc", "*.cpython-*.so", "git_version_info_installed.py"
@@ -529,7 +529,7 @@ def _clone(host: LocalHost, url: str, folder: Path, *, offline: bool) -> str | N
         ["fetch", "--quiet", "--depth", "1", "--", address, reference or "HEAD"],
         ["checkout", "--quiet", "FETCH_HEAD"],
     ):
-        answer = host.run(["git", "-C", str(folder), *step], timeout=FETCH_LIMIT, env=child)
+        answer = host.run(["git", "-C", str(folder), *step], timeout=FETCH_TIMEOUT_SECONDS, env=child)
         if not answer.ok:
             message = f"git could not fetch {urls(url)}: {why_failed(host, answer.stderr)}"
             raise failed_fetch(message, answer.stderr, "check the address and the branch, tag or commit after '@'")

@@ -341,7 +341,7 @@ def _backward(engine: Any, starts: list[tuple[Tensor, Tensor]], factor: float) -
     """Compute the gradients of all parameters for their hooks to see; none is stored."""
     parameters = [each for each in engine.module.parameters() if each.requires_grad]
     # these hooks run after the caller's and replace each gradient by an empty one, so that never all of them are in memory
-    handles = [parameter.register_hook(_hollow) for parameter in parameters]
+    handles = [parameter.register_hook(_without_values) for parameter in parameters]
     outputs = [output for output, _ in starts]
     gradients = [_scaled(gradient, factor) for _, gradient in starts]
     try:
@@ -402,7 +402,7 @@ def _why_no_backward(batch: MicroBatch) -> str | None:
     return "its outputs' gradients were not kept (limit)" if batch.dropped else "no gradient reached its outputs"
 
 
-def _hollow(gradient: Tensor) -> Tensor:
+def _without_values(gradient: Tensor) -> Tensor:
     return gradient.new_zeros(()).expand(gradient.shape)
 
 

@@ -386,7 +386,7 @@ def headroom(lines: Iterable[tuple[int, Frame | StepEnd]], *, dtype: str = "floa
 # Frames -> what a picture of a run shows: each module's range, and its headroom batch by batch. Pure, streamed, bounded.
 
 
-MOST_COLUMNS = 240
+MAX_COLUMNS = 240
 """Columns of the heat map. A longer run has several batches in each."""
 NARROW = ("float16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
 
@@ -487,7 +487,7 @@ def picture(lines: Iterable[tuple[int, Frame]], *, phase: CallPhase = CallPhase.
 
 def _column(found: Picture, batch: int) -> int:
     """The column of a batch; makes room for it. A batch before the first one shares its column."""
-    while (batch - found.first) // found.width >= MOST_COLUMNS:
+    while (batch - found.first) // found.width >= MAX_COLUMNS:
         found.halve()
     return max(batch - found.first, 0) // found.width
 

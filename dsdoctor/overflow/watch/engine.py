@@ -28,6 +28,7 @@ from dsdoctor.overflow.watch.announce import Announcer, Tracer
 from dsdoctor.overflow.watch.debug import refuse_twice
 from dsdoctor.overflow.watch.decisions import Decisions
 from dsdoctor.overflow.watch.loss_line import LossLines
+from dsdoctor.rules import book
 
 NOTHING_TRACED = (
     "the engine is compiled, and level trace sees nothing inside its graphs: trace a run without engine.compile(), or take "
@@ -71,6 +72,7 @@ class Watch:
         if "dsdoctor" in vars(engine):
             raise UsageError("this engine is watched already", hint="engine.dsdoctor is its watch: detach() that first")
         refuse_twice(engine.module)
+        book.prepare("overflow")
         self.engine, self.options = engine, options
         self._announcer = Announcer(report_file=options.report_file)
         self._batches = 0
@@ -99,7 +101,7 @@ class Watch:
             self.detach()
             raise
         vars(engine)["dsdoctor"] = self
-        decisions.note(engine)
+        decisions.register(engine)
 
     # -- what the user holds
 
