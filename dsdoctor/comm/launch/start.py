@@ -188,6 +188,12 @@ def _free_tasks(host: Host, groups: Cgroups) -> Iterator[tuple[int, str]]:
         yield most_of_user, f"its user may have {most_of_user:,} processes and threads (ulimit -u)"
 
 
+def check_proc(place: Path = Path("/proc/self/stat")) -> None:
+    """Raises ImpossiblePlan where the kernel does not tell of processes and networks: a rank asks for both."""
+    if not place.exists():
+        raise ImpossiblePlan("a rank needs /proc, and it is not mounted here", hint="mount -t proc proc /proc")
+
+
 def check_room(count: int, host: Host) -> None:
     """Raises ImpossiblePlan where so many ranks are certainly too many for this machine."""
     most, because = max_ranks(host)
