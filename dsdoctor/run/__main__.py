@@ -300,6 +300,15 @@ def environment_for(call: CommandLine, environment: Mapping[str, str], watch: st
     return {**environment, **kept, VARIABLE: order.text(), "PYTHONPATH": os.pathsep.join(folders)}
 
 
+def coerced_locale(variables: Mapping[str, str]) -> tuple[str, ...]:
+    """The variable that Python itself set when it started in the C locale (PEP 538); the script's Python does so again."""
+    try:
+        given = Path("/proc/self/environ").read_bytes().split(b"\0")
+    except OSError:
+        return ()
+    return ("LC_CTYPE",) if "LC_CTYPE" in variables and not any(one.startswith(b"LC_CTYPE=") for one in given) else ()
+
+
 def run(argv: Sequence[str], *, python: Sequence[str], watch: str = WATCH) -> NoReturn:
     """Become the script that a command line names, or print the environment. Raises UsageError, and returns only so.
 
@@ -318,6 +327,8 @@ def run(argv: Sequence[str], *, python: Sequence[str], watch: str = WATCH) -> No
     # one a node: the folder may be each machine's own
     if os.environ.get("LOCAL_RANK", rank() or "0") == "0":
         say(*stale_locks(os.environ))
+    for name in coerced_locale(os.environ):
+        environment.pop(name, None)
     os.execve(sys.executable, [*python, *call.script], environment)  # noqa: S606 - no process is started: it becomes this
 
 

@@ -109,10 +109,13 @@ def has_optimizer(engine: Any) -> bool:
 def nothing_loaded(engine: Any, given: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG001
     """load_checkpoint returned (None, None)."""
     folder = given["load_dir"]
+    # the first start of a script that resumes where there is something: nothing was to be loaded
+    first = not Path(folder).is_dir() or not look(Path(folder)).tags
     finding = book.finding(
         "checkpoint-nothing-loaded",
-        Severity.WARNING,
-        evidence=("the folder is not there" if not Path(folder).is_dir() else "the folder has no file latest",),
+        Severity.NOTE if first else Severity.WARNING,
+        case="first-start" if first else "",
+        evidence=() if first else ("the folder has no file latest",),
         quoted=repr(str(folder)),
         folder=str(folder),
     )

@@ -16,6 +16,7 @@ from torch import nn
 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding
+from dsdoctor.core.user_code import CHECKPOINT_WATCH
 from dsdoctor.overflow.hooks import engine as engine_adapter
 from dsdoctor.overflow.hooks import engine as engine_facts
 from dsdoctor.overflow.hooks import ranks
@@ -186,7 +187,8 @@ class Watch:
             self._decisions.on_decision(decision)
 
     def _on_load(self, folder: str) -> None:
-        if ranks.this_rank() == 0:
+        told = hasattr(getattr(type(self.engine), "load_checkpoint", None), CHECKPOINT_WATCH)
+        if ranks.this_rank() == 0 and not told:
             self._decisions.not_loaded(folder)
 
     def _on_step(self) -> None:
