@@ -25,8 +25,10 @@ from dsdoctor.comm.launch.start import (
     HostOrder,
     RankEnded,
     RankTold,
+    check_proc,
     free_port,
     host_orders,
+    module_command,
     private_folder,
     remote_command,
     start_here,
@@ -75,7 +77,12 @@ def start_on_hosts(
     commands = [
         HostCommand(
             host=host,
-            command=remote_command((python, "-m", ON_HOST, msgspec.json.encode(order).decode()), folder, variables),
+            command=remote_command(
+                module_command(python, ON_HOST, msgspec.json.encode(order).decode(), folder=folder),
+                folder,
+                variables,
+                ON_HOST,
+            ),
         )
         for host, order in orders.items()
     ]
@@ -360,6 +367,7 @@ WRITES = "srun ... python -m dsdoctor.comm --json > comm.json writes one"
 
 def run_rank(rank: Rank, settings: CommSettings, screen: Screen, *, began: float) -> Outcomes:
     """Run this process as a rank."""
+    check_proc()
     parent = os.environ.get(PARENT)
     if parent:
         die_with(int(parent))
@@ -368,6 +376,7 @@ def run_rank(rank: Rank, settings: CommSettings, screen: Screen, *, began: float
 
 def run_all(request: CommRequest, *, on_phase: OnPhase) -> Report:
     """Start every rank of this machine, or of a hostfile's hosts after a look at them, and return rank 0's report."""
+    check_proc()
     host = LocalHost()
     with kept_when_broken(request.settings) as (folder, outcome):
         if request.hostfile is not None:

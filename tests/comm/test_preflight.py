@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.comm.launch.start import host_orders, remote_command, variables_of
+from dsdoctor.comm.launch.start import host_orders, module_command, remote_command, variables_of
 from dsdoctor.comm.preflight.checks import CHECKS
 from dsdoctor.comm.preflight.facts import (
     MODULES,
@@ -26,7 +26,7 @@ from dsdoctor.comm.preflight.facts import (
     question,
 )
 from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.core.host import Answer
+from dsdoctor.core.host import CHILD_SCRIPTS, Answer
 from dsdoctor.hosts.hostfile import Slots, parse_hostfile
 from dsdoctor.hosts.ssh import PROBLEMS, SshProblem, ssh_problem
 from tests.conftest import Disk
@@ -296,3 +296,32 @@ def test_more_hosts_than_one_can_start_ranks_on_are_handed_to_the_scheduler(disk
         assert commands[0].startswith(f"srun --nodes={count} --ntasks-per-node=8 --nodelist='gpu[0000-{count - 1}]'")
         assert commands[1].startswith(f"mpirun -np {8 * count} --hostfile /job/hosts /p -m dsdoctor.comm --json")
         assert commands[-1] == "python -m dsdoctor comm --read comm.json"
+
+
+@pytest.fixture
+def planted(tmp_path: Path) -> Path:
+    """A folder with modules that somebody put there under names that are imported."""
+    for name in ("runpy", "json", "site", "sitecustomize", "usercustomize", "argparse", "importlib"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+    (tmp_path / "deepspeed").mkdir()
+    (tmp_path / "deepspeed" / "__init__.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_no_module_of_the_current_folder_is_run_in_a_process_that_is_started(planted: Path) -> None:
+    plain = subprocess.run(
+        [sys.executable, "-m", "json.tool", "/dev/null"], cwd=planted, capture_output=True, check=False
+    )
+    assert (planted / "ran").exists(), f"else nothing was planted: {plain.stderr!r}"
+    (planted / "ran").unlink()
+    (planted / "x.json").write_text("[1]")
+    local = (sys.executable, str(CHILD_SCRIPTS / "run_module.py"), "json.tool", "x.json")
+    for argv in (local, module_command(sys.executable, "json.tool", "x.json", folder=str(planted))):
+        done = subprocess.run(argv, cwd=planted, capture_output=True, text=True, check=False)
+        assert (done.stdout.split(), done.stderr) == (["[", "1", "]"], "")
+    asking = question(sys.executable, str(planted), 29500, None)
+    asked = subprocess.run(["sh", "-c", asking], capture_output=True, text=True, check=True)
+
+    assert "deepspeed" in asked.stdout, "what lies there is seen"
+    assert not (planted / "ran").exists()

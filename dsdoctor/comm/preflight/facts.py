@@ -112,8 +112,12 @@ def _listener(host: str, said: str) -> PortListener:
 
 def question(python: str, folder: str, port: int, search_path: str | None) -> str:
     """One command for any login shell. The interpreter is asked in the folder and with the search path that DeepSpeed's
-    launcher would give it; modules are looked for and not imported."""
-    find = f"import importlib.util as u; print(*[n for n in {MODULES!r} if u.find_spec(n)])"
+    launcher would give it, which are only looked at: nothing that lies there is imported, as a sitecustomize would be."""
+    find = (
+        "import importlib.util as u, site, sys; site.addsitedir(site.getusersitepackages()); "
+        "sys.path[:] = [*sys.argv[1].split(':'), *sys.path]; "
+        f"print(*[n for n in {MODULES!r} if u.find_spec(n)])"
+    )
     search = ":".join(part for part in (folder, search_path) if part)
     return for_any_shell(
         QUESTION.format(
@@ -136,7 +140,7 @@ echo "addresses $(hostname -I 2>/dev/null)"
 ip -o addr show scope global 2>/dev/null | while read -r _ name _ address _; do echo "network $name $address"; done
 cd {folder} 2>/dev/null && echo folder
 [ -x {python} ] && echo python
-echo "modules $(PYTHONPATH={search} {python} -c {find} 2>/dev/null)"
+echo "modules $({python} -I -c {find} {search} 2>/dev/null)"
 listener=$(ss -Hltnp "sport = :{port}" 2>/dev/null | head -n 1)
 [ "$listener" ] || listener=$(grep -hi ":{hex} [0-9A-F]*:0000 0A " /proc/net/tcp /proc/net/tcp6 2>/dev/null | head -n 1)
 echo "listener $listener"
