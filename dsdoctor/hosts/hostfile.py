@@ -30,13 +30,14 @@ class Slots:
 class Complaint:
     """A line (from 1; 0: the whole file) that is not what it should be. ``refused``: DeepSpeed stops at it; else it goes on
     with something that was not meant. ``text`` is the line, of a .deepspeed_env without the value; ``host`` is given where
-    the line names a host again."""
+    the line names a host again; ``bad_name``: nobody can be asked at what it names."""
 
     line: int
     text: str
     what: str
     refused: bool
     host: str | None = None
+    bad_name: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +78,9 @@ def parse_hostfile(text: str) -> Hostfile:
             complaints.append(Complaint(line=number, text=_short(line), what=refused or "", refused=True, host=host))
             continue
         complaints += (Complaint(line=number, text=_short(line), what=w, refused=False) for w in _swallowed(match))
+        if not HOST.fullmatch(match[1]):
+            what = f"{_short(match[1])!r} is no host name{_because(match[1])}"
+            complaints.append(Complaint(line=number, text=_short(line), what=what, refused=False, bad_name=True))
         if len(match[2]) <= MOST_DIGITS:
             hosts[match[1]] = Slots(name=match[1], slots=int(match[2]), line=number)
     if not hosts and not complaints:
@@ -121,7 +125,7 @@ def _refused(match: re.Match[str] | None, hosts: dict[str, Slots]) -> str | None
 
 def _swallowed(match: re.Match[str]) -> Iterator[str]:
     """What DeepSpeed accepts in a line without a warning although it cannot be meant."""
-    host, slots, rest = match[1], match[2], match[3]
+    slots, rest = match[2], match[3]
     if rest and not re.match(r"\s+#", rest):
         yield f"what follows slots={slots} is ignored: {_short(rest.strip())!r}"
     if len(slots) > MOST_DIGITS:
@@ -130,8 +134,6 @@ def _swallowed(match: re.Match[str]) -> Iterator[str]:
         yield "no rank starts on a host with slots=0, and it may still become the master"
     if not slots.isascii():
         yield f"the number {slots!r} is not written in ASCII digits"
-    if not HOST.fullmatch(host):
-        yield f"{_short(host)!r} is no host name{_because(host)}"
 
 
 def _because(host: str) -> str:

@@ -126,6 +126,18 @@ def room_rules(room: str) -> dict[str, Table]:
     return {table["id"]: table for file in _files(room) for table in _parse(_read(file)).get("rule", ())}
 
 
+def tables(room: str, name: str) -> tuple[Table, ...]:
+    """The other tables of a room under a name: words that are no rule's, such as what ssh's own message means."""
+    return tuple(table for file in _files(room) for table in _parsed(file).get(name, ()))
+
+
+def read_ahead() -> None:
+    """Read the rooms' words now: for a process that may be at its limit of open files when it makes a finding."""
+    for room in _order()["rooms"]:
+        if room != LOGS:
+            _rules_in(room)
+
+
 def log_topics() -> dict[str, Table]:
     """The whole tables of the logs' topics, in their order: the first rule that explains a line counts."""
     return {file.stem: _parse(_read(file)) for file in _files(LOGS)}
@@ -209,6 +221,11 @@ def _files(room: str) -> list[Path]:
 
 def _read(file: Path) -> str:
     return file.read_text(encoding="utf-8")
+
+
+@functools.cache
+def _parsed(file: Path) -> Table:
+    return _parse(_read(file))
 
 
 def _parse(text: str) -> Table:

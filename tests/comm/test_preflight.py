@@ -28,7 +28,8 @@ from dsdoctor.comm.preflight.facts import (
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import Answer
 from dsdoctor.hosts.hostfile import Slots, parse_hostfile
-from dsdoctor.hosts.ssh import PROBLEMS, SshProblem, ssh_problem
+from dsdoctor.hosts.ssh import ssh_problem
+from dsdoctor.rules import book
 from tests.conftest import Disk
 
 # the last argument is the command; here "n1" is this machine, "n2" greets, the others are as their names say
@@ -185,11 +186,15 @@ def test_a_port_that_accepts_and_stays_silent_is_no_firewall() -> None:
     assert "firewall" not in repr(found)
 
 
-@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.pattern[:20])
-def test_an_ill_of_ssh_is_told_by_its_sample_and_names_the_host(problem: SshProblem) -> None:
-    found = ssh_problem("n1", 255, problem.sample)
+@pytest.mark.parametrize(
+    "problem",
+    [problem for problem in book.tables("hosts", "ssh") if "pattern" in problem],
+    ids=lambda problem: problem["pattern"][:20],
+)
+def test_an_ill_of_ssh_is_told_by_its_sample_and_names_the_host(problem: book.Table) -> None:
+    found = ssh_problem("n1", 255, problem["sample"])
 
-    assert found.pattern == problem.pattern
+    assert found.what == problem["what"]
     assert not any("HOST" in typed.line for typed in found.steps)
 
 

@@ -7,7 +7,7 @@ from dsdoctor.comm.collectives import stuck_checks
 from dsdoctor.comm.collectives.stuck_checks import Trouble
 from dsdoctor.comm.control.messages import RankAnswer, RankOrder
 from dsdoctor.comm.control.phases import slowed
-from dsdoctor.comm.control.test_state import Gathered, unfinished
+from dsdoctor.comm.control.test_state import Gathered, time_used_up
 from dsdoctor.comm.groups import SWITCHES, Groups, Trial
 from dsdoctor.comm.models import CommPhase, PhaseState
 from dsdoctor.comm.results import ConnectOutcome, PhaseResult, SkippedStep, Stuck
@@ -224,7 +224,7 @@ def test_a_deadline_in_the_middle_of_work_is_no_hang() -> None:
     answers = tuple(RankAnswer(rank=rank, stuck=stuck(rank)) for rank in range(4))
     busy = Gathered(order=order, answers=answers, seconds=10.0, still=0.4)
 
-    (finding,) = unfinished(busy, "the collectives")
+    finding = time_used_up(busy, "the collectives")
     quick = PhaseResult(phase=CommPhase.SPEED, state=PhaseState.OK, seconds=1.0, said="")
     slow = replace(quick, state=PhaseState.SLOW)
 
@@ -236,7 +236,7 @@ def test_a_deadline_in_the_middle_of_work_is_no_hang() -> None:
     assert not replace(busy, seconds=9.0).moving
     assert not replace(busy, silent={3: ConnectOutcome.SILENT}).moving
     assert finding.title.startswith("the deadline left 10 s for the collectives, and the ranks were still at work")
-    (measured,) = unfinished(replace(busy, order=replace(order, phase=CommPhase.SPEED)), "the measurement of speed")
+    measured = time_used_up(replace(busy, order=replace(order, phase=CommPhase.SPEED)), "the measurement of speed")
     assert measured.title.startswith("the measurement of speed was given 10 s of the deadline, and the ranks were")
 
 

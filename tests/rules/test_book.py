@@ -4,6 +4,8 @@ import ast
 import functools
 import itertools
 import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -141,3 +143,20 @@ def test_a_rule_says_what_it_means_and_uses_no_key_that_nobody_reads(rule: str) 
 
 def test_what_nobody_wrote_is_in_no_room() -> None:
     assert list(entries("a-rule-of-nobody")) == []
+
+
+AT_ITS_LIMIT = """
+import resource
+from dsdoctor.core.finding import Severity
+from dsdoctor.rules import book
+
+book.read_ahead()
+resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
+print(book.finding("ssh-missing", Severity.ERROR, count=2).title)
+"""
+
+
+def test_a_process_that_may_open_no_more_files_has_the_words_that_it_read_ahead() -> None:
+    done = subprocess.run([sys.executable, "-c", AT_ITS_LIMIT], capture_output=True, text=True, timeout=60, check=False)
+
+    assert (done.stdout.startswith("ssh "), done.stderr) == (True, "")

@@ -29,7 +29,8 @@ from dsdoctor.comm.results import ConnectOutcome, PhaseResult, Reach
 from dsdoctor.comm.speed import speed_checks
 from dsdoctor.comm.speed.speed import merge
 from dsdoctor.comm.speed.speed_checks import round_trips
-from dsdoctor.core.finding import Finding, has_error, step
+from dsdoctor.core.finding import Finding, Severity, has_error
+from dsdoctor.rules import book
 
 # The phases in which rank 0 collects and compares: which ranks come, their hosts, whether all are the same.
 
@@ -285,12 +286,7 @@ def right(test_run: TestRun, phase: Phase) -> None:
 def exchanges_unfinished(done: int, findings: tuple[Finding, ...]) -> Iterator[Finding]:
     """No rank came to the end of the collectives, and no other finding says why."""
     if not done and not has_error(findings):
-        yield Finding.error(
-            "exchanges-unfinished",
-            "no rank came to the end of the collectives, and nothing that was seen says why",
-            fix="keep each rank's log and stacks, and look at them",
-            steps=(step("python -m dsdoctor comm --quick --out comm-out"),),
-        )
+        yield book.finding("exchanges-unfinished", Severity.ERROR)
 
 
 def _nccl(test_run: TestRun, gathered: Gathered) -> tuple[Finding, ...]:

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
@@ -16,7 +16,8 @@ from dsdoctor.comm.mesh.mesh import reach
 from dsdoctor.comm.models import Claim, CommPhase, CommSettings, Mode, Rank
 from dsdoctor.comm.rendezvous.notices import NoticeListener
 from dsdoctor.comm.results import ConnectOutcome, PairTime, Reach, Speed, Speeds, Stuck
-from dsdoctor.core.finding import Finding, step
+from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.rules import book
 
 # Rank 0's side of an order: give it, do its own part, gather the answers, end what hangs. Judges nothing.
 
@@ -301,7 +302,7 @@ class TestRun:
         self.mute |= set(gathered.silent)
         if gathered.moving:
             # who is still at work is not stuck
-            return tuple(unfinished(gathered, what))
+            return (time_used_up(gathered, what),)
         self.stuck += stuck + tuple(_vanished(rank, how, what) for rank, how in gathered.silent.items())
         self._keep(stuck)
         trouble = Trouble(
@@ -321,24 +322,16 @@ class TestRun:
         return tuple(finding for check in stuck_checks.CHECKS for finding in check(trouble))
 
 
-def unfinished(gathered: Gathered, what: str) -> Iterator[Finding]:
-    """An order that only lacked time."""
-    at = next((answer.stuck.at for answer in gathered.answers if answer.stuck), "the last one")
+def time_used_up(gathered: Gathered, what: str) -> Finding:
+    """An order that only lacked time: the ranks still exchanged when it was up."""
     measures = gathered.order.phase in {CommPhase.NODES, CommPhase.SPEED}
-    seconds = f"{gathered.order.seconds:.0f} s"
-    given = f"{what} was given {seconds} of the deadline" if measures else f"the deadline left {seconds} for {what}"
-    title = f"{given}, and the ranks were still at work, in {at}"
-    yield from time_used_up(title, grave=not measures)
-
-
-def time_used_up(title: str, *, grave: bool, evidence: Iterable[str] = ()) -> Iterator[Finding]:
-    """The time was up while the ranks still exchanged, or before they could."""
-    yield (Finding.error if grave else Finding.warning)(
+    return book.finding(
         "time-used-up",
-        title,
-        evidence=evidence,
-        fix="give it more time with --deadline",
-        steps=(step("python -m dsdoctor comm --deadline 600"),),
+        Severity.WARNING if measures else Severity.ERROR,
+        case="measuring" if measures else "",
+        seconds=f"{gathered.order.seconds:.0f}",
+        phase=what,
+        at=next((answer.stuck.at for answer in gathered.answers if answer.stuck), "the last one"),
     )
 
 

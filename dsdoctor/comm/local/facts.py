@@ -16,11 +16,12 @@ from dsdoctor.comm.local.counters import read_counters
 from dsdoctor.comm.local.interfaces import bounded, choose, read_interfaces, routed
 from dsdoctor.comm.models import FabricPort, Local, Rank, RankGpu, named
 from dsdoctor.core.children import parse_answer
-from dsdoctor.core.finding import Finding, Severity, Step, instead, step
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import Host
 from dsdoctor.core.machine import Gap
 from dsdoctor.core.redaction import setting
 from dsdoctor.core.text import and_more_lines
+from dsdoctor.rules import book
 
 # Host -> the variables that steer communication, as NCCL itself would see them (its files too). Through core/redaction.
 
@@ -127,20 +128,15 @@ MOST_EVIDENCE = 8
 
 @dataclass(frozen=True, kw_only=True)
 class RankView:
-    """What a check looks at. ``several_hosts``: the job spans more than one host; on a single host a loopback does no harm."""
+    """What a check looks at. ``several_hosts``: the job spans more than one host; on a single host a loopback does no harm.
+    ``who``: how titles begin that a rank also reports by itself, "" where the reader knows who it is."""
 
     local: Local
     world: int
     backend: str
     several_hosts: bool
     gpu: RankGpu | None = None
-
-    @property
-    def name_it(self) -> Step:
-        """The step that makes the backend use the interface that reaches the master."""
-        exact, gloo = step("export NCCL_SOCKET_IFNAME=={interface}"), step("export GLOO_SOCKET_IFNAME={interface}")
-        name = {"interface": self.local.routed.name} if self.local.routed else {}
-        return (exact if self.backend == "nccl" else gloo).filled(name)
+    who: str = f"{WHO}: "
 
 
 Check = Callable[[RankView], Iterator[Finding]]
@@ -221,13 +217,14 @@ def gpu_links_missing(place: RankView) -> Iterator[Finding]:
     if gpu is None or kind is None or len(place.local.gpus) < 2 or place.backend != "nccl":
         return
     if (gpu.nvlink or 0.0) < kind.nvlink * 0.99:
-        yield Finding.warning(
+        yield book.finding(
             "gpu-links-missing",
-            f"{WHO}: the NVLinks of GPU {gpu.index} carry {(gpu.nvlink or 0.0) / 1e9:g} GB/s, those of its kind"
-            f" {kind.nvlink / 1e9:g}",
+            Severity.WARNING,
             evidence=(f"{gpu.name}: {kind.source}",),
-            fix="look at the links, and at the service where the host has NVSwitches",
-            steps=(step("nvidia-smi nvlink --status"), instead("systemctl status nvidia-fabricmanager")),
+            who=WHO,
+            gpu=gpu.index,
+            rate=f"{(gpu.nvlink or 0.0) / 1e9:g}",
+            expected=f"{kind.nvlink / 1e9:g}",
         )
 
 
@@ -236,11 +233,14 @@ def fabric_port_narrow(place: RankView) -> Iterator[Finding]:
     for port in place.local.fabric:
         narrow = port.rate is not None and port.full is not None and port.rate < 0.99 * port.full
         if narrow and port.state == "ACTIVE" and port.link_layer == "InfiniBand":
-            yield Finding.warning(
+            yield book.finding(
                 "fabric-port-narrow",
-                f"{WHO}: {port.device} port {port.port} runs at {port.rate:g} Gb/s, and four of its lanes carry {port.full:g}",
-                fix="see which lanes are up, then reseat or replace the cable",
-                steps=(step("ibstat"), step("iblinkinfo")),
+                Severity.WARNING,
+                who=WHO,
+                device=port.device,
+                port=port.port,
+                rate=f"{port.rate:g}",
+                full=f"{port.full:g}",
             )
 
 
