@@ -222,7 +222,7 @@ def ssh_problem(host: str, status: int | None, stderr: str) -> SshProblem:
     """The problem that ssh's message shows; ``status`` is None where ssh did not end in time, 255 where ssh itself failed.
 
     >>> ssh_problem("n1", 255, "ssh: connect to host n1 port 22: Connection refused").what
-    'the host is there, and no sshd listens on its port'
+    'the host is up, but no sshd listens on its port'
     """
     table = next(one for one in book.tables("hosts", "ssh") if _fits(one, status, stderr))
     return SshProblem(what=table["what"], fix=table["fix"], steps=book.steps_of(table, {"host": host}))

@@ -71,7 +71,7 @@ def finding(
     default the book's. Raises LookupError for a rule or a case that the book does not have.
 
     >>> finding("node-folder-left", Severity.WARNING, folder="/tmp/x").title
-    'the folder of the copy is still there: /tmp/x'
+    'the folder of the copy could not be removed: /tmp/x'
     """
     given = {name: _filling(value) for name, value in values.items() if value is not None and value != ""}
     words = words_of(rule, case)

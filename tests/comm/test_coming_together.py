@@ -127,7 +127,7 @@ def test_the_name_server_that_does_not_answer_is_no_foreign_program() -> None:
     ((rule, title),) = titles(why, resolved=("10.0.0.1",), lookup=10.0)
 
     assert rule == "store-slow"
-    assert title == "rank 1 (nodeb): the store at 10.0.0.1:29500 answers, and torch was not through with it in 36 s"
+    assert title == "rank 1 (nodeb): the store at 10.0.0.1:29500 answers, but torch did not connect within 36 s"
 
 
 def test_a_master_address_of_another_host_and_a_port_of_another_job_are_named() -> None:
@@ -135,25 +135,24 @@ def test_a_master_address_of_another_host_and_a_port_of_another_job_are_named() 
     assert titles(elsewhere, 0, addresses=("10.0.0.9",)) == [
         (
             "master-address-not-here",
-            "rank 0 (nodeb): MASTER_ADDR 10.0.0.1 is no address of this host, and rank 0 is here",
+            "rank 0 (nodeb): MASTER_ADDR 10.0.0.1 is not an address of this host, but rank 0 runs here",
         )
     ]
     differs = Unreached(outcome=ConnectOutcome.REFUSED, seconds=6, rank_zero=replace(ZERO, port=29499))
     assert titles(differs) == [
         (
             "master-port-differs",
-            "rank 1 (nodeb): MASTER_PORT is 29500, and no rank 0 serves a store there; one on nodea has MASTER_PORT 29499: "
-            "it is this job's with another port, or another job's",
+            "rank 1 (nodeb): no rank 0 serves a store on MASTER_PORT 29500; a rank 0 on nodea, of this job or another, uses 29499",
         )
     ]
     named = Unreached(outcome=ConnectOutcome.REFUSED, seconds=6, rank_zero=replace(ZERO, port=29499, run="7"))
     absent = Absent(me=rank(1, run="7"), host="nodeb", why=named)
     assert [finding.title for check in absent_checks.CHECKS for finding in check(absent)] == [
-        "rank 1 (nodeb): MASTER_PORT is 29500, and rank 0 (nodea) has 29499"
+        "rank 1 (nodeb): MASTER_PORT is 29500, but rank 0 (nodea) uses 29499"
     ]
     held = Unreached(outcome=ConnectOutcome.STRANGER, seconds=6, holders=(claim(0, pid=7), claim(1, pid=8)))
     assert titles(held) == [
-        ("master-port-held", "rank 1 (nodeb): 10.0.0.1:29500 is held by another job: rank 0 is pid 7 on nodea")
+        ("master-port-held", "rank 1 (nodeb): another job is using 10.0.0.1:29500: rank 0 is pid 7 on nodea")
     ]
 
 

@@ -69,7 +69,7 @@ def test_a_rank_whose_stack_is_unseen_is_behind_by_what_it_began(late: int) -> N
     ((rule, title),) = told(*unseen)
 
     assert (rule, title.split(" (")[0]) == ("rank-behind", f"rank {late}")
-    assert "has begun 11 collectives (alive)" in title
+    assert "started 11 collectives (alive)" in title
     # inside of the library it may wait for the others in an earlier one, and unread recorders decide nothing
     assert [rule for rule, _ in told(*(replace(one, stack=INSIDE) for one in unseen))] == ["exchange-hangs"]
     assert [rule for rule, _ in told(*(replace(one, sequence=None) for one in unseen))] == ["exchange-hangs"]

@@ -182,8 +182,8 @@ def test_a_rank_that_imports_torch_is_no_missing_one() -> None:
     found = [finding for check in rendezvous_checks.CHECKS for finding in check(arrivals)]
 
     assert [(finding.rule, finding.title) for finding in found] == [
-        ("rank-starting", "rank 3 (nodeb) was still importing torch after 31 s"),
-        ("rank-missing", "rank 2 never came; waited 58 s at 10.0.0.1:29500"),
+        ("rank-starting", "rank 3 (nodeb) still importing torch after 31 s"),
+        ("rank-missing", "rank 2 never joined; waited 58 s at 10.0.0.1:29500"),
     ]
 
 

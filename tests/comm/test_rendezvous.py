@@ -40,7 +40,7 @@ def test_the_missing_ranks_are_named_with_the_hosts_that_the_launcher_gave_them(
     (finding,) = judged(claims()[:2])
 
     assert finding.rule == "rank-missing"
-    assert finding.title == "ranks 2-3 (nodeb) never came; waited 30 s at 10.0.0.1:29500"
+    assert finding.title == "ranks 2-3 (nodeb) never joined; waited 30 s at 10.0.0.1:29500"
 
 
 def test_where_a_rank_is_missing_it_is_said_what_the_masters_name_is_on_the_host_of_rank_0() -> None:
@@ -62,7 +62,7 @@ def test_a_rank_that_said_why_it_cannot_come_is_not_called_missing() -> None:
 
     assert [(finding.rule, finding.title) for finding in judged(claims()[:2], notices={3: notice, 0: notice})] == [
         ("rank-unable", "rank 3 (nodeb) cannot take part: torch cannot be imported: libcudart.so.13"),
-        ("rank-missing", "rank 2 (nodeb) never came; waited 30 s at 10.0.0.1:29500"),
+        ("rank-missing", "rank 2 (nodeb) never joined; waited 30 s at 10.0.0.1:29500"),
     ]
 
 
@@ -139,7 +139,7 @@ def test_a_rank_claimed_twice_is_told_with_both_processes_and_not_as_a_missing_o
     (finding,) = judged(made)
 
     assert finding.rule == "rank-duplicated"
-    assert finding.title == "2 processes say that they are rank 2: pid 102 on nodeb, pid 999 on nodea"
+    assert finding.title == "2 processes claim rank 2: pid 102 on nodeb, pid 999 on nodea"
     assert finding.evidence == ("no process is rank 3",)
 
 
@@ -165,7 +165,7 @@ def test_a_late_rank_is_a_warning() -> None:
 
     (finding,) = judged(made)
 
-    assert finding.title == "rank 3 (nodeb) came 40 s after the first"
+    assert finding.title == "rank 3 (nodeb) joined 40 s after the first"
     assert finding.evidence == ("it took 38.0 s from its own start to the rendezvous",)
 
 
@@ -203,8 +203,8 @@ def test_a_stranger_on_the_port_is_named_with_what_it_says() -> None:
     )
 
     assert rule == "master-port-in-use"
-    assert "pid 7 (sshd) already listens on 10.0.0.1:29500" in title
-    assert 'it says "SSH-2.0-x"' in title
+    assert "pid 7 (sshd) is already listening on 10.0.0.1:29500" in title
+    assert 'it sends "SSH-2.0-x"' in title
 
 
 def test_the_plain_connection_that_is_proposed_tells_an_open_port_from_a_closed_one() -> None:

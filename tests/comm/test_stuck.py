@@ -43,13 +43,13 @@ def test_stopped_silent_and_vanished_are_told_apart() -> None:
     others = tuple(stuck(rank) for rank in (0, 1, 3))
 
     assert told((*others, stuck(2, process="T"))) == [
-        ("rank-stopped", "rank 2 (nodeb, pid 102) does not run during the collectives: stopped by a signal")
+        ("rank-stopped", "rank 2 (nodeb, pid 102) not running during the collectives: stopped by a signal")
     ]
     assert told(others, {2: ConnectOutcome.SILENT})[0][0] == "rank-stopped"
     assert told(others[:2], {2: ConnectOutcome.TIMED_OUT, 3: ConnectOutcome.TIMED_OUT}) == [
         (
             "host-vanished",
-            "nodeb with ranks 2-3 was there and is not reached any more, during the collectives: timed out",
+            "lost contact with nodeb (ranks 2-3) during the collectives: timed out",
         )
     ]
 
@@ -68,7 +68,7 @@ def test_rank_0_that_reaches_no_other_host_is_itself_cut_off() -> None:
     trouble = Trouble(what="the collectives", claims=made, stuck=(stuck(0), stuck(1)), silent=silent)
 
     assert [finding.title for finding in stuck_checks.host_vanished(trouble)] == [
-        "nodea with rank 0 reaches none of the other 2 hosts any more, during the collectives"
+        "nodea with rank 0 lost contact with all 2 other hosts during the collectives"
     ]
 
 
@@ -78,8 +78,8 @@ def test_a_rank_that_has_not_begun_what_the_others_wait_in_is_behind() -> None:
     assert told(ranks) == [
         (
             "rank-behind",
-            "rank 2 (nodeb, pid 102) is still in exchange 4 (waiting for a device, and cannot be interrupted), while rank 0 "
-            "waits in exchange 5",
+            "rank 2 (nodeb, pid 102) still in exchange 4 (waiting for a device, and cannot be interrupted); "
+            "rank 0 is blocked in exchange 5",
         )
     ]
 
@@ -97,7 +97,7 @@ def test_all_alive_all_waiting_and_tcp_well_is_the_librarys_own_transport() -> N
     assert found == [
         (
             "exchange-hangs",
-            "ranks 0-1 (nodea), 2-3 (nodeb) hang in exchange 5 (nccl), and plain TCP between them works",
+            "ranks 0-1 (nodea), 2-3 (nodeb) are blocked in exchange 5 (nccl), but plain TCP between them works",
         )
     ]
 
@@ -108,7 +108,7 @@ def test_what_was_not_seen_is_not_claimed_of_a_hang() -> None:
     assert found == [
         (
             "exchange-hangs",
-            "ranks 0-1 (nodea), 2-3 (nodeb) hang in exchange 5 (gloo); where each of them stands could not be seen",
+            "ranks 0-1 (nodea), 2-3 (nodeb) are blocked in exchange 5 (gloo); their stacks could not be read",
         )
     ]
 
@@ -122,7 +122,7 @@ def test_a_rank_that_stands_in_python_in_the_step_of_the_others_is_behind() -> N
     assert told(ranks) == [
         (
             "rank-behind",
-            "rank 2 (nodeb, pid 102) stands in read (/job/data.py, line 7) (alive), while rank 0 waits in exchange 5",
+            "rank 2 (nodeb, pid 102) in read (/job/data.py, line 7) (alive), not in the exchange; rank 0 is blocked in exchange 5",
         )
     ]
 
@@ -198,8 +198,8 @@ def test_what_fails_by_itself_or_with_two_that_are_well_is_left() -> None:
     (finding,) = isolate.narrowed_to(searched({4}))
     (among_ranks,) = isolate.narrowed_to(searched({3}, per_host=5, world=5))
 
-    assert finding.title == "only groups with ranks 4-5 (nodec) fail; the others are well among themselves"
-    assert among_ranks.title == "only groups with rank 3 (nodea) fail; the others are well among themselves"
+    assert finding.title == "only groups with ranks 4-5 (nodec) fail; groups of the others pass"
+    assert among_ranks.title == "only groups with rank 3 (nodea) fail; groups of the others pass"
     assert list(isolate.narrowed_to(searched(set()))) == []
 
 
@@ -209,7 +209,7 @@ def test_the_first_switch_that_cures_names_the_layer_and_ends_the_search() -> No
 
     assert [switch.variable for switch in search.switches] == ["NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"]
     assert search.outcome.trials == ()
-    assert finding.title.startswith("shared memory between ranks of a host is broken on nodea, nodeb")
+    assert finding.title.startswith("shared memory between ranks fails on nodea, nodeb")
     assert finding.evidence == ("NCCL_P2P_DISABLE=1: fails",)
 
 
@@ -235,19 +235,19 @@ def test_a_deadline_in_the_middle_of_work_is_no_hang() -> None:
     assert not replace(busy, still=8.0).moving
     assert not replace(busy, seconds=9.0).moving
     assert not replace(busy, silent={3: ConnectOutcome.SILENT}).moving
-    assert finding.title.startswith("the deadline left 10 s for the collectives, and the ranks were still at work")
+    assert finding.title.startswith("the deadline left 10 s for the collectives, and the ranks were still working")
     measured = time_used_up(replace(busy, order=replace(order, phase=CommPhase.SPEED)), "the measurement of speed")
     assert measured.title.startswith("the measurement of speed was given 10 s of the deadline, and the ranks were")
 
 
 def test_an_exchange_that_breaks_off_where_packets_are_lost_is_told_with_the_loss() -> None:
-    loss = ("node0 -> node2 loses packets: 119 of 857 segments were sent again (13.9%)",)
+    loss = ("node0 -> node2 loses packets: 119 of 857 segments were retransmitted (13.9%)",)
     closed = tuple(stuck(rank, error="Connection closed by peer") for rank in (0, 1))
     waiting = tuple(stuck(rank, stack=INSIDE) for rank in range(4))
 
     for ranks, rule in ((closed, "exchange-fails"), (waiting, "exchange-hangs")):
         ((found, title),) = told(ranks, lossy=loss)
-        assert (found, title.startswith(f"{loss[0]}; after that rank")) == (rule, True)
+        assert (found, title.startswith(f"{loss[0]}; then rank")) == (rule, True)
     # nor is a connection that failed once a firewall's doing there
     failed = reaches(claims(), a_b=ConnectOutcome.TIMED_OUT)
     assert [rule for rule, _ in told(waiting, reaches=failed)] != ["exchange-hangs"]

@@ -136,8 +136,8 @@ def test_a_thousand_hosts_of_which_some_do_not_answer_are_a_finding_for_each_cau
     found = [finding for check in preflight_checks.CHECKS for finding in check(asked)]
 
     assert [finding.title for finding in found] == [
-        "n[0007,0100-0139] do not answer over ssh: the host is there, and no sshd listens on its port",
-        "n[0500-0599]: /p finds no torch",
+        "ssh to n[0007,0100-0139] failed: the host is up, but no sshd listens on its port",
+        "n[0500-0599]: /p cannot import torch",
     ]
 
 

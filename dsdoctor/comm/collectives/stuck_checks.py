@@ -200,11 +200,10 @@ def rank_stopped(trouble: Trouble) -> Iterator[Finding]:
         told = next((stuck for stuck in trouble.stuck if stuck.rank == rank), None)
         by_state[LETTERS.get(told.process, "") if told else None].append(rank)
     for state, ranks in by_state.items():
-        one = len(ranks) == 1
         yield book.finding(
             "rank-stopped",
             Severity.ERROR,
-            case=("one-silent" if one else "silent") if state is None else ("one" if one else ""),
+            case="silent" if state is None else "",
             evidence=_others(trouble, set(ranks)),
             ranks=_who(trouble, ranks),
             phase=trouble.what,
@@ -243,7 +242,6 @@ def host_vanished(trouble: Trouble) -> Iterator[Finding]:
         yield book.finding(
             "host-vanished",
             Severity.ERROR,
-            case="one" if len(hosts) == 1 else "",
             evidence=_others(trouble, set(ranks)),
             hosts=in_words(hosts),
             ranks=named(ranks, ()),

@@ -74,7 +74,6 @@ def variable_not_forwarded(facts: PreflightFacts) -> Iterator[Finding]:
         yield book.finding(
             "variable-not-forwarded",
             Severity.WARNING,
-            case="one" if len(left) == 1 else "",
             steps=[step("env | grep ^{variable}= >> .deepspeed_env", variable=name) for name in left],
             variables=left,
             forwarded=[f"{name}*" for name in forwarded],
@@ -142,7 +141,6 @@ def ssh_fails(facts: PreflightFacts) -> Iterator[Finding]:
         yield book.finding(
             "ssh-fails",
             Severity.ERROR,
-            case="one" if len(visits) == 1 else "",
             evidence=first.stderr.splitlines()[-4:],
             steps=problem.steps,
             hosts=_names(visits),
@@ -159,7 +157,7 @@ def login_scripts_print(facts: PreflightFacts) -> Iterator[Finding]:
         yield book.finding(
             "login-scripts-print",
             Severity.ERROR if first else Severity.WARNING,
-            case="master" if first else "one" if len(visits) == 1 else "",
+            case="master" if first else "",
             evidence=(visits[0].noise,),
             hosts=_names(visits),
             word=repr(word),
@@ -174,7 +172,6 @@ def login_slow(facts: PreflightFacts) -> Iterator[Finding]:
         yield book.finding(
             "login-slow",
             Severity.WARNING,
-            case="one" if len(slow) == 1 else "",
             hosts=_names(slow),
             seconds=f"{longest.seconds:.0f}",
             host=longest.host,
@@ -188,7 +185,6 @@ def host_lacks_python(facts: PreflightFacts) -> Iterator[Finding]:
         yield book.finding(
             "host-lacks-python",
             Severity.ERROR,
-            case="one" if len(without) == 1 else "",
             hosts=_names(without),
             host=without[0].host,
             python=facts.python,
@@ -205,7 +201,6 @@ def host_lacks_modules(facts: PreflightFacts) -> Iterator[Finding]:
             hosts=_names(visits),
             host=visits[0].host,
             python=facts.python,
-            absent=" and no ".join(absent),
             modules=absent,
         )
 
@@ -221,9 +216,8 @@ def why_bad(facts: PreflightFacts, visit: Visit) -> Finding | None:
     if not visit.python:
         return book.finding("host-lacks-python", Severity.ERROR, case="reason", steps=(), python=facts.python)
     if absent and absent != ("deepspeed",):
-        python, missing = facts.python, " and no ".join(absent)
         return book.finding(
-            "host-lacks-modules", Severity.ERROR, case="reason", steps=(), python=python, absent=missing
+            "host-lacks-modules", Severity.ERROR, case="reason", steps=(), python=facts.python, modules=absent
         )
     return None
 
@@ -235,7 +229,6 @@ def host_lacks_folder(facts: PreflightFacts) -> Iterator[Finding]:
         yield book.finding(
             "host-lacks-folder",
             Severity.WARNING,
-            case="one" if len(without) == 1 else "",
             hosts=_names(without),
             host=without[0].host,
             folder=facts.folder,

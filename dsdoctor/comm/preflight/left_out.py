@@ -58,7 +58,7 @@ def hosts_left_out(left: LeftOut) -> Iterator[Finding]:
         yield book.finding(
             "hosts-left-out",
             Severity.WARNING,
-            case="not-tested" if not left.tested else "one" if len(left.bad) == 1 else "",
+            case="" if left.tested else "not-tested",
             evidence=_reasons(left),
             steps=_steps(left),
             count=len(left.bad),

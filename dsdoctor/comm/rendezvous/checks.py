@@ -106,7 +106,6 @@ def rank_starting(arrivals: Arrivals) -> Iterator[Finding]:
         yield book.finding(
             "rank-starting",
             Severity.ERROR,
-            case="one" if len(beats) == 1 else "",
             evidence=(f"waited {arrivals.waited:.0f} s; it runs, and rank 0 hears of it",),
             ranks=named([beat.rank for beat in beats], hosts),
             state=at,

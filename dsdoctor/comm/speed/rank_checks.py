@@ -146,13 +146,12 @@ def cpu_quota_used_up(ranks: Ranks) -> Iterator[Finding]:
         return
     worst = max(found, key=lambda held: held.throttled / held.periods)
     lines = [
-        f"rank {held.rank}: its {held.quota:.3g} processors were used up in {held.throttled} of {held.periods} periods"
+        f"rank {held.rank}: its {held.quota:.3g} CPUs were used up in {held.throttled} of {held.periods} periods"
         for held in found
     ]
     yield book.finding(
         "cpu-quota-used-up",
         Severity.WARNING,
-        case="one" if len(found) == 1 else "",
         evidence=tuple(and_more_lines(lines, MOST, of="ranks")) if len(found) > 1 else (),
         ranks=named(tuple(held.rank for held in found), ranks.hosts),
         processors=f"{worst.quota:.3g}",
@@ -172,17 +171,16 @@ def rank_lacks_processor(ranks: Ranks) -> Iterator[Finding]:
         same = _same(worst)
         mine, theirs = ranks.starts.get(worst.rank, 0.0), ranks.began.median(same)
         share, usual = f"{worst.delayed:.0%}", f"{ranks.delayed.median(same):.0%}"
-        verb = "waits" if len(paces) == 1 else "wait"
         now = _less_now(worst, ranks)
         other = (
-            f"it waited {mine:.1f} s for a processor until it came, the others {theirs:.1f} s"
+            f"it waited {mine:.1f} s for a CPU during startup, the others {theirs:.1f} s"
             if now
-            else f"it {verb} for a processor {share} of the time, the others {usual}"
+            else f"it waited for a CPU {share} of the time, the others {usual}"
         )
         yield book.finding(
             "rank-lacks-processor",
             Severity.WARNING,
-            case="at-start" if not now else "one" if len(paces) == 1 else "",
+            case="" if now else "at-start",
             evidence=(
                 other,
                 f"{_ms(worst.compute)} for work that takes the others {_ms(ranks.compute.median(same))} (medians)",
@@ -205,8 +203,7 @@ def processors_busy(ranks: Ranks) -> Iterator[Finding]:
         yield book.finding(
             "processors-busy",
             Severity.NOTE,
-            case="one" if len(busy) == 1 else "",
-            evidence=("so the figures of speed are those of a busy machine",),
+            evidence=("the measured speeds are those of a busy machine",),
             ranks=named(tuple(pace.rank for pace in busy), ranks.hosts),
             share=" to ".join(dict.fromkeys(f"{share:.0%}" for share in (min(shares), max(shares)))),
         )

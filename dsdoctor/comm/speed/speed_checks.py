@@ -102,7 +102,6 @@ LARGE = {"nccl": 64 << 20, "gloo": 1 << 20}
 FINE = {"nccl": 0.8, "gloo": 0.25}
 """The share of the limit that is reached where all is well; gloo is limited by the processors, not by the link."""
 
-HALF = 0.5
 SLOW_PAIR = 3.0
 """From so many times slower than its kind a pair is not slow by chance; on two busy cores healthy pairs of gloo differ by
 2.5 to 4."""
@@ -166,18 +165,13 @@ def collective_below_limit(measured: Measured) -> Iterator[Finding]:
     yield book.finding(
         "collective-below-limit",
         Severity.WARNING,
-        case=("half" if part < 0.6 else "")
-        if part >= HALF
-        else "nearly-half"
-        if part >= 0.4
-        else "eighth"
-        if 0.1 <= part < 0.15
-        else "below-half",
+        case="half" if 0.4 <= part < 0.6 else "eighth" if 0.1 <= part < 0.15 else "",
         evidence=(*(_beside(speed, limit) for speed in best[:SHOWN]), f"limit: {limit.because}"),
         steps=None if backend == "nccl" else (),
         op=worst.op,
         rate=f"{worst.busbw / GB:.3g}",
         link=limit.link,
+        share=f"{part:.0%}",
         limit=f"{limit.bandwidth / GB:.3g}",
     )
 
