@@ -142,13 +142,21 @@ BLAMED = {
     "rank-behind": "behind the others",
     "messages-late": "late with every message",
     "rank-straggles": "slow by itself",
-    "rank-lacks-processor": "waits for a processor",
-    "cpu-quota-used-up": "held back by its CPU quota",
-    "rank-arrives-late": "came late",
+    "rank-lacks-processor": "waits for a CPU",
+    "cpu-quota-used-up": "throttled by its CPU quota",
+    "rank-arrives-late": "joined late",
     "rank-duplicated": "claimed twice",
     "gpu-shared": "shares its GPU",
 }
 """The words of a row for a rank that a finding of this rule names first."""
+ONLY_SLOW = frozenset(
+    BLAMED[rule]
+    for rule in (
+        *("messages-late", "rank-straggles", "rank-lacks-processor"),
+        *("cpu-quota-used-up", "rank-arrives-late"),
+    )
+)
+"""Of these a rank works, and is slow or late."""
 
 
 def rank_states(report: Report) -> dict[int, str]:
@@ -525,13 +533,9 @@ def _grouped_lines(report: Report, states: dict[int, str]) -> Iterator[str]:
 
 
 def _mark(state: str) -> str:
-    return (
-        " "
-        if state == OK
-        else "!"
-        if state.startswith(("slow", "late", "came late", "waits for", "held back"))
-        else "✗"
-    )
+    if state == OK:
+        return " "
+    return "!" if state.partition(";")[0] in ONLY_SLOW or state.startswith("slow with") else "✗"
 
 
 def _row(report: Report, rank: int, claim: Claim | None, state: str) -> tuple[str, ...]:

@@ -79,7 +79,7 @@ def parse_hostfile(text: str) -> Hostfile:
             continue
         complaints += (Complaint(line=number, text=_short(line), what=w, refused=False) for w in _swallowed(match))
         if not HOST.fullmatch(match[1]):
-            what = f"{_short(match[1])!r} is no host name{_because(match[1])}"
+            what = f"{_short(match[1])!r} is not a valid host name{_because(match[1])}"
             complaints.append(Complaint(line=number, text=_short(line), what=what, refused=False, bad_name=True))
         if len(match[2]) <= MOST_DIGITS:
             hosts[match[1]] = Slots(name=match[1], slots=int(match[2]), line=number)
@@ -119,7 +119,7 @@ def _refused(match: re.Match[str] | None, hosts: dict[str, Slots]) -> str | None
     if match is None:
         return 'not of the form "HOST slots=NUMBER"'
     if match[1] in hosts:
-        return f"{_short(match[1])} stands on line {hosts[match[1]].line} already"
+        return f"{_short(match[1])} is already on line {hosts[match[1]].line}"
     return None
 
 
@@ -129,7 +129,7 @@ def _swallowed(match: re.Match[str]) -> Iterator[str]:
     if rest and not re.match(r"\s+#", rest):
         yield f"what follows slots={slots} is ignored: {_short(rest.strip())!r}"
     if len(slots) > MOST_DIGITS:
-        yield "no machine has that many slots"
+        yield "too many slots for any machine"
     elif int(slots) == 0:
         yield "no rank starts on a host with slots=0, and it may still become the master"
     if not slots.isascii():
@@ -138,10 +138,10 @@ def _swallowed(match: re.Match[str]) -> Iterator[str]:
 
 def _because(host: str) -> str:
     reasons = (
-        (host.startswith("-"), ": ssh takes it for an option"),
+        (host.startswith("-"), ": ssh reads it as an option"),
         ("[" in host, ": pdsh makes several hosts of it, DeepSpeed's rank table has one"),
         ("," in host, ": pdsh makes several hosts of it, DeepSpeed's rank table has one"),
-        (":" in host, ": a port belongs into ~/.ssh/config or --ssh_port"),
+        (":" in host, ": set the port in ~/.ssh/config or with --ssh_port"),
         (host.startswith("\ufeff"), ": the file begins with a byte order mark"),
     )
     return next((reason for true, reason in reasons if true), "")
@@ -154,11 +154,11 @@ def _misread(name: str, equals: str, value: str, again: bool) -> Iterator[tuple[
         yield ("an empty line" if not name else "a comment" if comment else 'no "=" in it'), True
         return
     if name.startswith("export "):
-        yield 'it begins with "export ", which becomes part of the name', False
+        yield '"export " becomes part of the name', False
     elif name.startswith("#"):
         yield "a comment with an = in it is exported, and its # cuts off the rest of the remote command", False
     elif not NAME.fullmatch(name):
-        yield "the name is none that a shell can export", False
+        yield "a shell cannot export this name", False
     elif again:
         yield f"{name} is set twice, the last one counts", False
     yield from ((what, False) for pattern, what in VALUE_PROBLEMS if re.search(pattern, value))
@@ -174,7 +174,7 @@ VALUE_PROBLEMS = (
     (r"[^\s]\s+#", "a comment behind the value becomes part of it"),
     (r"`|\$\(", "the remote shell runs the command in the value"),
     (r"\$[A-Za-z_{]", "the variable in the value is replaced on the remote host, not here"),
-    (r"\\", "the remote shell takes the backslash in the value away"),
+    (r"\\", "the remote shell removes the backslash from the value"),
 )
 """What a value may hold that does not arrive as it stands: DeepSpeed puts values into double quotes, a shell reads them."""
 

@@ -133,7 +133,7 @@ def test_of_the_ranks_of_a_report_the_cause_is_bad_and_not_who_waits() -> None:
     broken = replace(healthy_4(), state=PhaseState.BROKEN, stuck=(died, waits), phases=phases)
 
     assert bad_ranks(healthy_4()) == {}
-    assert bad_ranks(missing_rank()) == {3: "it did not come to the rendezvous"}
+    assert bad_ranks(missing_rank()) == {3: "it did not join the rendezvous"}
     assert bad_ranks(broken) == {2: "lost in all_reduce: SIGKILL"}
     assert bad_ranks(replace(broken, phases=healthy_4().phases)) == {}
 

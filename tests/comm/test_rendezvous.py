@@ -47,10 +47,10 @@ def test_where_a_rank_is_missing_it_is_said_what_the_masters_name_is_on_the_host
     for resolved, said in (
         ((), ""),
         (("10.0.0.1",), ""),
-        (("10.0.0.7",), "MASTER_ADDR 10.0.0.1 is 10.0.0.7 here; a host on which it is another does not come"),
+        (("10.0.0.7",), "MASTER_ADDR 10.0.0.1 is 10.0.0.7 here; hosts that resolve it differently cannot join"),
         (
             ("127.0.0.1",),
-            "MASTER_ADDR 10.0.0.1 is 127.0.0.1, by which every host means itself: no other host comes by it",
+            "MASTER_ADDR 10.0.0.1 is 127.0.0.1, a loopback address: other hosts cannot reach it",
         ),
     ):
         (finding,) = judged(claims()[:2], resolved=resolved)
@@ -102,7 +102,7 @@ def test_a_rank_with_another_port_of_a_job_without_a_name_accuses_nobody_and_is_
         if not ours:
             (missing,) = judged(claims()[:2], perhaps=listener.perhaps)
             assert missing.rule == "rank-missing"
-            assert f"a rank 2 on nodec with MASTER_PORT {here.port + 1} asked here" in missing.evidence[-1]
+            assert f"a rank 2 on nodec with MASTER_PORT {here.port + 1} connected here" in missing.evidence[-1]
             assert judged(claims(), perhaps=listener.perhaps) == []
 
 

@@ -229,7 +229,7 @@ def test_a_deadline_in_the_middle_of_work_is_no_hang() -> None:
     slow = replace(quick, state=PhaseState.SLOW)
 
     assert slowed(busy, (quick,)) is None
-    assert slowed(busy, (quick, slow)) == "the deadline left 10 s for it, too little with what is slow (told above)"
+    assert slowed(busy, (quick, slow)) == "the deadline left 10 s for it, too little with what is slow (see above)"
     assert slowed(replace(busy, still=8.0), (slow,)) is None
     assert busy.moving
     assert not replace(busy, still=8.0).moving

@@ -12,7 +12,7 @@ from dsdoctor.comm.rendezvous import checks as rendezvous_checks
 from dsdoctor.comm.rendezvous.checks import Arrivals
 from dsdoctor.comm.rendezvous.notices import Notice
 from dsdoctor.comm.results import ConnectOutcome, Report, Stuck, bad_ranks
-from dsdoctor.comm.text import rank_states, report_lines
+from dsdoctor.comm.text import rank_lines, rank_states, report_lines
 from dsdoctor.core.finding import Finding, Severity
 from tests.comm.reports import claim, good_phases, healthy_4, phase, report, speeds
 from tests.comm.test_preflight import facts, visit
@@ -161,6 +161,18 @@ def test_a_row_says_what_the_verdict_says(title: str, rule: str, row: str) -> No
     assert states[1] == row
     assert states[0] == "ok"
     assert (states[3] == row) is ("2-3" in title or row == "ok")
+
+
+@pytest.mark.parametrize(
+    ("rule", "mark"),
+    [("cpu-quota-used-up", "!"), ("rank-arrives-late", "!"), ("rank-lacks-processor", "!"), ("rank-raised", "✗")],
+)
+def test_a_rank_that_is_only_slow_is_marked_as_slow(rule: str, mark: str) -> None:
+    slow = phase(CommPhase.RIGHT, "", Finding.warning(rule, "rank 1 (nodea): x"), state=PhaseState.SLOW)
+
+    _, row, *_ = rank_lines(replace(healthy_4(), phases=(slow,)), verbose=False)
+
+    assert row.split()[0] == mark
 
 
 def test_collectives_that_no_rank_came_to_the_end_of_are_no_success() -> None:

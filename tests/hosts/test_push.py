@@ -396,8 +396,8 @@ def test_a_node_that_is_killed_leaves_no_folder(nodes: Path, node: Node, started
 @pytest.mark.parametrize(
     ("hosts", "more", "said"),
     [
-        ("-oProxyCommand=evil", [], "ssh takes it for an option"),
-        ("n1 n1", [], "n1 stands on line 1 already"),
+        ("-oProxyCommand=evil", [], "ssh reads it as an option"),
+        ("n1 n1", [], "n1 is already on line 1"),
         ("", [], "no host in it"),
         ("n1", ["--ssh-option", "-F/x"], "--ssh-option '-F/x' is none"),
         ("n1", ["--timeout", "nan"], "no time for a step"),

@@ -308,7 +308,7 @@ class ForkServer:
     def _receive(self) -> tuple[int, int | None]:
         message = self._mine.recv(256)
         if not message:
-            raise ConnectionError("the process that starts data processes is gone")
+            raise ConnectionError("the process that starts data processes has ended")
         pid, status = msgspec.json.decode(message, type=tuple[int, int | None])
         if status is not None:
             self._endings[pid] = status

@@ -128,7 +128,7 @@ class _Arriving:
                 run=self._run.me.run,
                 rank=beat.rank,
                 host=beat.host,
-                why=f"it was {beat.at[:60]}, and nothing has been heard of it for {seconds:.0f} s",
+                why=f"it was {beat.at[:60]}, then silent for {seconds:.0f} s",
             )
             for beat, seconds in self._beats.silent
             if beat.rank not in came | starting.keys()
@@ -280,7 +280,7 @@ def right(test_run: TestRun, phase: Phase) -> None:
     test_run.wrong = result_checks.RankExchanges(exchanges=notable, hosts=test_run.hosts).senders
     wrong = sum(exchange.wrong is not None for exchanges in notable.values() for exchange in exchanges)
     phase.findings += tuple(exchanges_unfinished(done, phase.findings))
-    phase.said = f"{done} exchanges on each rank, {wrong or 'none'} wrong" if done else "no rank came to the end"
+    phase.said = f"{done} exchanges on each rank, {wrong or 'none'} wrong" if done else "no rank finished"
 
 
 def exchanges_unfinished(done: int, findings: tuple[Finding, ...]) -> Iterator[Finding]:
@@ -354,14 +354,14 @@ def deepspeed(test_run: TestRun, phase: Phase) -> None:
     done = max((result.done for result in by_rank.values()), default=0)
     phase.said = f"{done} exchanges on each rank through deepspeed.comm"
     if not done and not phase.findings:
-        phase.skipped = "no exchange through deepspeed.comm came to its end"
+        phase.skipped = "no exchange through deepspeed.comm finished"
 
 
 def slowed(gathered: Gathered, before: Sequence[PhaseResult]) -> str | None:
     """Why an order that only lacked time is no finding of its own: an earlier phase named what is slow. None where none did."""
     if gathered.well or not gathered.moving or all(phase.state is not PhaseState.SLOW for phase in before):
         return None
-    return f"the deadline left {gathered.order.seconds:.0f} s for it, too little with what is slow (told above)"
+    return f"the deadline left {gathered.order.seconds:.0f} s for it, too little with what is slow (see above)"
 
 
 def _most_of(left: float) -> float:

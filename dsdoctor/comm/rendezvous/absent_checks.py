@@ -112,7 +112,7 @@ def master_port_held(absent: Absent) -> Iterator[Finding]:
         "master-port-held",
         Severity.ERROR,
         case="holder" if holders else "",
-        evidence=(*holders[1:], *(("it had begun when this rank came",) if why.holders else ())),
+        evidence=(*holders[1:], *(("it had started before this rank joined",) if why.holders else ())),
         rank=me.rank,
         host=absent.host,
         where=f"{me.master}:{me.port}",

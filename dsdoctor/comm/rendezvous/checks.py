@@ -84,7 +84,7 @@ def rank_unable(arrivals: Arrivals) -> Iterator[Finding]:
         yield book.finding(
             "rank-unable",
             Severity.ERROR,
-            evidence=("it told rank 0 so, and did not come",),
+            evidence=("it reported this to rank 0, and did not join",),
             ranks=named(tuple(ranks), tuple(hosts)),
             why=why,
             host=hosts[ranks[0]],
@@ -121,17 +121,15 @@ def rank_missing(arrivals: Arrivals) -> Iterator[Finding]:
         # those findings explain it, and the wait for the others was given up
         return
     here = len({claim.rank for claim in arrivals.claims if claim.rank < me.world})
-    evidence = [f"{here} of {me.world} ranks came in {arrivals.waited:.1f} s: {_places(arrivals.claims)}"]
+    evidence = [f"{here} of {me.world} ranks joined in {arrivals.waited:.1f} s: {_places(arrivals.claims)}"]
     if loopback := [address for address in arrivals.resolved if is_loopback(address)]:
-        evidence.append(
-            f"MASTER_ADDR {me.master} is {loopback[0]}, by which every host means itself: no other host comes by it"
-        )
+        evidence.append(f"MASTER_ADDR {me.master} is {loopback[0]}, a loopback address: other hosts cannot reach it")
     elif means := [address for address in arrivals.resolved if address != me.master]:
         evidence.append(
-            f"MASTER_ADDR {me.master} is {', '.join(means[:3])} here; a host on which it is another does not come"
+            f"MASTER_ADDR {me.master} is {', '.join(means[:3])} here; hosts that resolve it differently cannot join"
         )
     evidence += [
-        f"a rank {rank} on {notice.host} with MASTER_PORT {notice.port} asked here: it is this job's, or another job's"
+        f"a rank {rank} on {notice.host} with MASTER_PORT {notice.port} connected here, from this job or another"
         for rank, notice in sorted(arrivals.perhaps.items())
         if rank in missing
     ][:3]
