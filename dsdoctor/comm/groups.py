@@ -21,9 +21,9 @@ from dsdoctor.rules import book
 Part = tuple[int, ...]
 """The ranks of a node; of a single node each rank is one."""
 Groups = tuple[tuple[Part, ...], ...]
-FEWEST_PAIRS = 3
+MIN_PAIRS = 3
 """With fewer pairs none shows what is usual."""
-MOST_WAVES = 4
+MAX_WAVES = 4
 """Rounds in which nodes of failed pairs are tried again: with more bad nodes than good ones it takes several."""
 
 
@@ -132,11 +132,11 @@ def play(parts: Sequence[Part], run: Run, judge: Judge = tuple) -> Outcome:
 
 def _pairings(parts: Sequence[Part], trials: list[Trial]) -> Iterator[tuple[str, Groups]]:
     """Pairs of all, again where none was well; then those that are not decided, each with one that is well."""
-    for turn in range(min(max(len(parts).bit_length(), FEWEST_PAIRS), len(parts) - 1 + len(parts) % 2)):
+    for turn in range(min(max(len(parts).bit_length(), MIN_PAIRS), len(parts) - 1 + len(parts) % 2)):
         yield "in pairs", tuple((parts[first], parts[second]) for first, second in one_round(len(parts), turn))
-        if Outcome(trials=tuple(trials)).good and _pairs_of(trials) >= FEWEST_PAIRS:
+        if Outcome(trials=tuple(trials)).good and _pairs_of(trials) >= MIN_PAIRS:
             break
-    for _ in range(MOST_WAVES):
+    for _ in range(MAX_WAVES):
         outcome = Outcome(trials=tuple(trials))
         decided = outcome.good | {*outcome.bad}
         open_ = [part for part in parts if part not in decided]
@@ -202,11 +202,11 @@ SLOW = {"nccl": 1.5, "gloo": 4.0}
 """So many times slower than its like a group is slow; on two busy cores healthy pairs of gloo differ by 2.5 to 4."""
 BELOW_LIMIT = 1 / 8
 """Less than this part of what the link carries is slow, whatever the others do."""
-LEAST_TRANSFER = 1e-4
+MIN_TRANSFER_SECONDS = 1e-4
 """Seconds; a shorter transfer is not told from none."""
 FAR, TIMES_FARTHER = 0.002, 10.0
 """Seconds there and back, and so many times those of the others, from which a node is far away."""
-MOST = 6
+MAX_LINES = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,7 +253,7 @@ def bandwidth(group: tuple[Part, ...], size: int, seconds: float, latency: float
 
     A rank that is late with every message slows no link: the phase of speed finds it.
     """
-    return busbw("all_reduce", size, max(seconds - latency, LEAST_TRANSFER), sum(map(len, group)))
+    return busbw("all_reduce", size, max(seconds - latency, MIN_TRANSFER_SECONDS), sum(map(len, group)))
 
 
 def judged(trials: tuple[Trial, ...], backend: str, limit: float | None) -> tuple[Trial, ...]:
@@ -265,7 +265,7 @@ def judged(trials: tuple[Trial, ...], backend: str, limit: float | None) -> tupl
 
     def usual(trial: Trial, size: int) -> float:
         like = [rate for group, rate in trial.figures.items() if len(group) == size]
-        if len(like) < FEWEST_PAIRS:
+        if len(like) < MIN_PAIRS:
             return max(rate for other in trials for group, rate in other.figures.items() if len(group) == size)
         return sorted(like, reverse=True)[(len(like) - 1) // 4]
 
@@ -295,7 +295,7 @@ def node_is_slow(seen: NodeSpeeds) -> Iterator[Finding]:
             "node-is-slow",
             Severity.WARNING,
             case="far" if far else "alone" if own else "",
-            evidence=tuple(and_more_lines(lines, MOST, of="pairs")),
+            evidence=tuple(and_more_lines(lines, MAX_LINES, of="pairs")),
             node=seen.named(part),
             rate=f"{min((*own, *mine.values()), default=0.0) / 1e6:.3g}",
             usual=seen.usual,
@@ -328,7 +328,7 @@ def node_groups_are_slow(seen: NodeSpeeds) -> Iterator[Finding]:
         failed = (group for trial in seen.outcome.trials for group in trial.failed if len(group) == size)
         slow = tuple(dict.fromkeys(group for group in failed if group not in well))
         names = [", ".join(map(seen.named, group)) for group in slow]
-        evidence = tuple(and_more_lines(names, MOST, of="groups"))
+        evidence = tuple(and_more_lines(names, MAX_LINES, of="groups"))
         yield book.finding("node-groups-are-slow", Severity.WARNING, evidence=evidence, count=len(slow), size=size)
 
 

@@ -51,7 +51,7 @@ def test_of(report: Report, *, node: str, time: str, job: str | None) -> NodeTes
     )
 
 
-MOST_SECONDS = 55.0
+MAX_SECONDS = 55.0
 """The deadline: with the start of Python the line is there within a minute."""
 
 
@@ -59,7 +59,7 @@ def test_node(request: CommRequest) -> NodeTest:
     """Test this node."""
     host, node = LocalHost(), socket.gethostname()
     time, job = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"), host.variable("SLURM_JOB_ID")
-    settings = replace(request.settings, mode=Mode.QUICK, deadline=min(request.settings.deadline, MOST_SECONDS))
+    settings = replace(request.settings, mode=Mode.QUICK, deadline=min(request.settings.deadline, MAX_SECONDS))
     try:
         report = run_all(replace(request, settings=settings), on_phase=lambda _: None)
     except DoctorError as error:

@@ -13,7 +13,7 @@ from dsdoctor.ranks.nodelist import expand, fold
 LINE = re.compile(r"^(\S+)\s+slots=(\d+)(.*)$", re.DOTALL)
 HOST = re.compile(r"(?:[A-Za-z0-9_.-]+@)?[A-Za-z0-9_][A-Za-z0-9_.-]*")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-MOST_DIGITS = 6
+MAX_DIGITS = 6
 """A larger number of slots is a typing error, and a list of that many ranks would fill the memory."""
 
 
@@ -81,7 +81,7 @@ def parse_hostfile(text: str) -> Hostfile:
         if not HOST.fullmatch(match[1]):
             what = f"{_short(match[1])!r} is not a valid host name{_because(match[1])}"
             complaints.append(Complaint(line=number, text=_short(line), what=what, refused=False, bad_name=True))
-        if len(match[2]) <= MOST_DIGITS:
+        if len(match[2]) <= MAX_DIGITS:
             hosts[match[1]] = Slots(name=match[1], slots=int(match[2]), line=number)
     if not hosts and not complaints:
         complaints.append(Complaint(line=0, text="", what="no host in it", refused=True))
@@ -128,7 +128,7 @@ def _swallowed(match: re.Match[str]) -> Iterator[str]:
     slots, rest = match[2], match[3]
     if rest and not re.match(r"\s+#", rest):
         yield f"what follows slots={slots} is ignored: {_short(rest.strip())!r}"
-    if len(slots) > MOST_DIGITS:
+    if len(slots) > MAX_DIGITS:
         yield "too many slots for any machine"
     elif int(slots) == 0:
         yield "no rank starts on a host with slots=0, and it may still become the master"

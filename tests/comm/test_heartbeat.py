@@ -23,7 +23,7 @@ from dsdoctor.comm.rendezvous.heartbeat import (
     prefix_of,
 )
 from dsdoctor.comm.rendezvous.notices import ask
-from dsdoctor.comm.rendezvous.store import Unreached
+from dsdoctor.comm.rendezvous.store import StoreUnreachable
 from dsdoctor.comm.results import ConnectOutcome
 from dsdoctor.core.processes import fork
 from tests.comm.made_claims import claim, claims, rank
@@ -188,7 +188,7 @@ def test_a_rank_that_imports_torch_is_no_missing_one() -> None:
 
 
 def test_who_is_a_rank_of_a_named_job_that_has_begun_is_its_second_process() -> None:
-    why = Unreached(outcome=ConnectOutcome.STRANGER, seconds=6, holders=(claim(0, pid=7), claim(1, pid=8)))
+    why = StoreUnreachable(outcome=ConnectOutcome.STRANGER, seconds=6, holders=(claim(0, pid=7), claim(1, pid=8)))
     for run, rule in (("job.7", "rank-claimed-again"), ("0", "master-port-held")):
         absent = Absent(me=rank(1, run=run), host="nodeb", why=why)
         (finding,) = [finding for check in absent_checks.CHECKS for finding in check(absent)]

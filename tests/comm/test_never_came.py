@@ -8,7 +8,7 @@ from dsdoctor.comm.models import CommPhase, CommSettings, PhaseState
 from dsdoctor.comm.preflight.left_out import master_unreachable
 from dsdoctor.comm.rendezvous import absent_checks
 from dsdoctor.comm.rendezvous.absent_checks import Absent
-from dsdoctor.comm.rendezvous.store import Unreached
+from dsdoctor.comm.rendezvous.store import StoreUnreachable
 from dsdoctor.comm.results import ConnectOutcome, bad_ranks
 from dsdoctor.core.errors import DoctorError
 from dsdoctor.core.finding import Finding
@@ -30,7 +30,7 @@ def last_words(number: int, how: str, master: str = "10.0.0.1", resolved: tuple[
     absent = Absent(
         me=rank(number, master=master, port=22368),
         host=f"node{number}",
-        why=Unreached(outcome=OUTCOMES[how], seconds=9.0),
+        why=StoreUnreachable(outcome=OUTCOMES[how], seconds=9.0),
         addresses=("127.0.1.1",),
         resolved=resolved,
     )

@@ -14,12 +14,12 @@ import pytest
 from dsdoctor.comm.launch.start import host_orders, remote_command, variables_of
 from dsdoctor.comm.preflight.checks import CHECKS
 from dsdoctor.comm.preflight.facts import (
+    MAX_SSH_HOSTS,
     MODULES,
-    MOST_BY_SSH,
+    HostProbe,
     Network,
     PortListener,
     PreflightFacts,
-    Visit,
     look_forwarded,
     look_preflight,
     parse_visit,
@@ -53,13 +53,13 @@ def rules(facts: PreflightFacts) -> list[str]:
     return [finding.rule for finding in judged(facts)]
 
 
-def visit(host: str, *addresses: str, prefix: int = 24, **changes: object) -> Visit:
+def visit(host: str, *addresses: str, prefix: int = 24, **changes: object) -> HostProbe:
     networks = tuple(Network(name=f"if{n}", address=address, prefix=prefix) for n, address in enumerate(addresses))
-    healthy = Visit(host=host, status=0, answered=True, hostname=host, addresses=addresses, networks=networks)
+    healthy = HostProbe(host=host, status=0, answered=True, hostname=host, addresses=addresses, networks=networks)
     return replace(healthy, python=True, folder=True, modules=MODULES, **changes)  # type: ignore[arg-type]
 
 
-def facts(*visits: Visit, **changes: object) -> PreflightFacts:
+def facts(*visits: HostProbe, **changes: object) -> PreflightFacts:
     hosts = parse_hostfile("".join(f"{visit.host} slots=1\n" for visit in visits))
     healthy = PreflightFacts(python="/p", folder="/job", port=29500, hostfile="/job/hosts", hosts=hosts, visits=visits)
     return replace(healthy, **{"ssh": "/usr/bin/ssh", "pdsh": "/usr/bin/pdsh", "pdsh_ways": ("ssh",), **changes})  # type: ignore[arg-type]
@@ -289,7 +289,7 @@ def test_a_wrong_line_in_a_hostfile_does_not_reach_ssh(disk: Disk) -> None:
     assert [finding.severity for finding in judged(seen)] == [Severity.ERROR]
 
 
-@pytest.mark.parametrize("count", [3, MOST_BY_SSH + 1])
+@pytest.mark.parametrize("count", [3, MAX_SSH_HOSTS + 1])
 def test_more_hosts_than_one_can_start_ranks_on_are_handed_to_the_scheduler(disk: Disk, count: int) -> None:
     lines = "".join(f"gpu{number:04d} slots=8\n" for number in range(count))
     host = disk({"/job/hosts": lines, "/bin/ssh": "#!/bin/sh\nexit 1\n"}, PATH="/bin")

@@ -14,7 +14,7 @@ from dsdoctor.comm.rendezvous import checks as rendezvous_checks
 from dsdoctor.comm.rendezvous.absent_checks import Absent
 from dsdoctor.comm.rendezvous.checks import Arrivals
 from dsdoctor.comm.rendezvous.notices import Notice, NoticeListener, ports, send_notice
-from dsdoctor.comm.rendezvous.store import Unreached
+from dsdoctor.comm.rendezvous.store import StoreUnreachable
 from dsdoctor.comm.results import ConnectOutcome
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.processes import fork
@@ -173,7 +173,7 @@ def test_a_wrong_clock_is_no_late_rank() -> None:
     assert judged((*claims()[:3], claim(3, arrived=9999.0, started=9990.0))) == []
 
 
-def alone(why: Unreached) -> list[tuple[str, str]]:
+def alone(why: StoreUnreachable) -> list[tuple[str, str]]:
     absent = Absent(me=rank(1), host="nodeb", why=why)
     return [(finding.rule, finding.title) for check in absent_checks.CHECKS for finding in check(absent)]
 
@@ -181,25 +181,30 @@ def alone(why: Unreached) -> list[tuple[str, str]]:
 def test_each_way_in_which_the_master_is_not_reached_has_one_sentence() -> None:
     where = "rank 1 (nodeb): 10.0.0.1:29500, where rank 0 should be,"
 
-    assert alone(Unreached(outcome=ConnectOutcome.REFUSED, seconds=9)) == [("master-unreachable", f"{where} refuses")]
-    assert alone(Unreached(outcome=ConnectOutcome.TIMED_OUT, seconds=9)) == [
+    assert alone(StoreUnreachable(outcome=ConnectOutcome.REFUSED, seconds=9)) == [
+        ("master-unreachable", f"{where} refuses")
+    ]
+    assert alone(StoreUnreachable(outcome=ConnectOutcome.TIMED_OUT, seconds=9)) == [
         ("master-unreachable", f"{where} does not answer")
     ]
-    assert alone(Unreached(outcome=ConnectOutcome.NO_ROUTE, seconds=9)) == [
+    assert alone(StoreUnreachable(outcome=ConnectOutcome.NO_ROUTE, seconds=9)) == [
         ("master-unreachable", f"{where} cannot be routed to")
     ]
-    assert alone(Unreached(outcome=ConnectOutcome.NO_NAME, seconds=0)) == [
+    assert alone(StoreUnreachable(outcome=ConnectOutcome.NO_NAME, seconds=0)) == [
         ("master-unreachable", f"{where} is a name that is not found")
     ]
-    assert alone(Unreached(outcome=ConnectOutcome.SILENT, seconds=9, token_missing=True))[0][0] == "rank-zero-missing"
-    assert alone(Unreached(outcome=ConnectOutcome.STRANGER, seconds=0, detail="Permission denied")) == [
+    assert (
+        alone(StoreUnreachable(outcome=ConnectOutcome.SILENT, seconds=9, token_missing=True))[0][0]
+        == "rank-zero-missing"
+    )
+    assert alone(StoreUnreachable(outcome=ConnectOutcome.STRANGER, seconds=0, detail="Permission denied")) == [
         ("master-port-refused", "rank 0 (nodeb) cannot listen on 10.0.0.1:29500: Permission denied")
     ]
 
 
 def test_a_stranger_on_the_port_is_named_with_what_it_says() -> None:
     ((rule, title),) = alone(
-        Unreached(outcome=ConnectOutcome.STRANGER, seconds=1, banner="SSH-2.0-x", listener="pid 7 (sshd)")
+        StoreUnreachable(outcome=ConnectOutcome.STRANGER, seconds=1, banner="SSH-2.0-x", listener="pid 7 (sshd)")
     )
 
     assert rule == "master-port-in-use"
@@ -210,7 +215,7 @@ def test_a_stranger_on_the_port_is_named_with_what_it_says() -> None:
 def test_the_plain_connection_that_is_proposed_tells_an_open_port_from_a_closed_one() -> None:
     def tried(port: int) -> str:
         me = replace(rank(1), master="127.0.0.1", port=port)
-        why = Unreached(outcome=ConnectOutcome.REFUSED, seconds=1)
+        why = StoreUnreachable(outcome=ConnectOutcome.REFUSED, seconds=1)
         (finding,) = absent_checks.master_unreachable(Absent(me=me, host="nodeb", why=why))
         assert finding.fix is not None
         return subprocess.run(["sh", "-c", finding.fix.commands[0]], capture_output=True, text=True, check=False).stdout

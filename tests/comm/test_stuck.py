@@ -4,10 +4,10 @@ from dataclasses import replace
 
 from dsdoctor.comm import groups as isolate
 from dsdoctor.comm.collectives import stuck_checks
-from dsdoctor.comm.collectives.stuck_checks import Trouble
+from dsdoctor.comm.collectives.stuck_checks import FailedExchange
 from dsdoctor.comm.control.messages import RankAnswer, RankOrder
 from dsdoctor.comm.control.phases import slowed
-from dsdoctor.comm.control.test_state import Gathered, time_used_up
+from dsdoctor.comm.control.test_state import Responses, time_used_up
 from dsdoctor.comm.groups import SWITCHES, Groups, Trial
 from dsdoctor.comm.models import CommPhase, PhaseState
 from dsdoctor.comm.results import ConnectOutcome, PhaseResult, SkippedStep, Stuck
@@ -23,7 +23,7 @@ def stuck(rank: int, step: int = 5, **more: object) -> Stuck:
 def told(
     ranks: tuple[Stuck, ...], silent: dict[int, ConnectOutcome] | None = None, **more: object
 ) -> list[tuple[str, str]]:
-    trouble = Trouble(what="the collectives", claims=claims(), stuck=ranks, silent=silent or {}, **more)  # type: ignore[arg-type]
+    trouble = FailedExchange(what="the collectives", claims=claims(), stuck=ranks, silent=silent or {}, **more)  # type: ignore[arg-type]
     return [(finding.rule, finding.title) for check in stuck_checks.CHECKS for finding in check(trouble)]
 
 
@@ -65,7 +65,7 @@ def test_a_rank_whose_first_process_is_stopped_is_told_though_it_exchanged_well(
 def test_rank_0_that_reaches_no_other_host_is_itself_cut_off() -> None:
     made = claims(6)
     silent = dict.fromkeys(range(2, 6), ConnectOutcome.TIMED_OUT)
-    trouble = Trouble(what="the collectives", claims=made, stuck=(stuck(0), stuck(1)), silent=silent)
+    trouble = FailedExchange(what="the collectives", claims=made, stuck=(stuck(0), stuck(1)), silent=silent)
 
     assert [finding.title for finding in stuck_checks.host_vanished(trouble)] == [
         "nodea with rank 0 lost contact with all 2 other hosts during the collectives"
@@ -222,7 +222,7 @@ def test_every_switch_is_named_once() -> None:
 def test_a_deadline_in_the_middle_of_work_is_no_hang() -> None:
     order = RankOrder(number=1, phase=CommPhase.RIGHT, seconds=10.0)
     answers = tuple(RankAnswer(rank=rank, stuck=stuck(rank)) for rank in range(4))
-    busy = Gathered(order=order, answers=answers, seconds=10.0, still=0.4)
+    busy = Responses(order=order, answers=answers, seconds=10.0, still=0.4)
 
     finding = time_used_up(busy, "the collectives")
     quick = PhaseResult(phase=CommPhase.SPEED, state=PhaseState.OK, seconds=1.0, said="")
@@ -257,9 +257,9 @@ def test_an_exchange_that_breaks_off_where_packets_are_lost_is_told_with_the_los
 def test_ranks_that_still_move_in_their_groups_do_not_hang_though_rank_0_is_done_with_its_own() -> None:
     order = RankOrder(number=1, phase=CommPhase.NODES, seconds=15.0, groups=((0,), (1, 2)))
 
-    def gathered(*ranks: Stuck) -> Gathered:
+    def gathered(*ranks: Stuck) -> Responses:
         answers = (RankAnswer(rank=0), *(RankAnswer(rank=rank.rank, stuck=rank) for rank in ranks))
-        return Gathered(order=order, answers=answers, seconds=15.2, still=14.9)
+        return Responses(order=order, answers=answers, seconds=15.2, still=14.9)
 
     closed = stuck(2, error="RuntimeError: [pair.cc:553] Connection closed by peer [10.77.0.1]:40834")
     assert gathered(stuck(1, quiet=1.5), stuck(2, quiet=1.2)).moving

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from dsdoctor.comm.collectives.stuck_checks import CHECKS, Trouble
+from dsdoctor.comm.collectives.stuck_checks import CHECKS, FailedExchange
 from dsdoctor.comm.control.phases import exchanges_unfinished
 from dsdoctor.comm.models import CommPhase, PhaseState, Rank
 from dsdoctor.comm.preflight import checks as preflight_checks
@@ -37,12 +37,12 @@ def dead(how: str, ranks: tuple[int, ...] = GONE) -> tuple[Stuck, ...]:
     return tuple(Stuck(rank=rank, at="all_reduce", step=3, seconds=1.0, ended=how) for rank in ranks)
 
 
-def judged(trouble: Trouble) -> tuple[Finding, ...]:
+def judged(trouble: FailedExchange) -> tuple[Finding, ...]:
     return tuple(finding for check in CHECKS for finding in check(trouble))
 
 
 def stuck_report(stuck: tuple[Stuck, ...], silent: dict[int, ConnectOutcome] | None = None) -> Report:
-    found = judged(Trouble(what="the collectives", claims=CLAIMS, stuck=stuck, silent=silent or {}))
+    found = judged(FailedExchange(what="the collectives", claims=CLAIMS, stuck=stuck, silent=silent or {}))
     return whole(*found, stuck=stuck)
 
 
@@ -188,7 +188,7 @@ def test_a_broken_test_of_any_size_is_told_on_a_screen() -> None:
             Stuck(rank=rank, at="all_reduce", step=3, seconds=1.0, ended=f"exit status {rank}") for rank in range(world)
         )
         claims = CLAIMS[:world]
-        found = judged(Trouble(what="the collectives", claims=claims, stuck=stuck, silent={}))
+        found = judged(FailedExchange(what="the collectives", claims=claims, stuck=stuck, silent={}))
         phases = (*good_phases(world, 1)[:4], phase(CommPhase.RIGHT, "", *found, state=PhaseState.BROKEN))
         lines = shown(report(HOSTS[:world], phases, reaches=(), stuck=stuck))
 

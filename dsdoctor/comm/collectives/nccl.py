@@ -15,7 +15,7 @@ from dsdoctor.rules import book
 # Reads the formats of NCCL 2.12 to 2.30. Other lines in between, and prefixes of launchers, do not matter.
 
 
-LARGEST = 8 << 20
+MAX_LOG_BYTES = 8 << 20
 """Bytes of a rank's log that are read: NCCL writes what is needed during init."""
 
 LINE = re.compile(
@@ -66,7 +66,7 @@ def relevant_lines(folder: str, pid: int) -> str:
     kept: dict[str, None] = {}
     for path in Path(folder).glob(f"nccl.*.{pid}.log"):
         with contextlib.suppress(OSError), path.open("rb") as file:
-            lines = file.read(LARGEST).decode("utf-8", errors="replace").splitlines()
+            lines = file.read(MAX_LOG_BYTES).decode("utf-8", errors="replace").splitlines()
             kept |= dict.fromkeys(line for line in lines if RELEVANT.search(line))
     return "\n".join(kept)
 
@@ -161,7 +161,7 @@ def _edges(lines: list[tuple[str, str, str]], whole: set[str]) -> dict[str, str]
 # What NCCL wrote during a test -> findings. Looks at nothing.
 
 
-MOST_LINES = 8
+MAX_LINES = 8
 
 
 def examine(facts: NcclFacts, claims: tuple[Claim, ...]) -> tuple[Finding, ...]:
@@ -175,7 +175,7 @@ def nccl_init_incomplete(facts: NcclFacts, claims: tuple[Claim, ...]) -> Iterato
         yield book.finding(
             "nccl-init-incomplete",
             Severity.ERROR,
-            evidence=(*(f"bootstrap over {name}" for name in facts.bootstrap[:2]), *facts.warnings[:MOST_LINES]),
+            evidence=(*(f"bootstrap over {name}" for name in facts.bootstrap[:2]), *facts.warnings[:MAX_LINES]),
             ranks=named(facts.incomplete, by_rank(claims)),
             world=facts.world,
         )
@@ -207,7 +207,7 @@ def nccl_p2p_off(facts: NcclFacts, claims: tuple[Claim, ...]) -> Iterator[Findin
         yield book.finding(
             "nccl-p2p-off",
             Severity.WARNING if off else Severity.NOTE,
-            evidence=(*off, *facts.no_p2p[:2], *slow[:MOST_LINES]),
+            evidence=(*off, *facts.no_p2p[:2], *slow[:MAX_LINES]),
             count=len(slow),
             total=len(facts.edges),
             edge=slow[0],
@@ -217,14 +217,14 @@ def nccl_p2p_off(facts: NcclFacts, claims: tuple[Claim, ...]) -> Iterator[Findin
 def nccl_direct_rdma_off(facts: NcclFacts, _: tuple[Claim, ...]) -> Iterator[Finding]:
     """InfiniBand is used, and the network cards cannot read the GPUs' memory."""
     if facts.direct is False and facts.hcas:
-        yield book.finding("nccl-direct-rdma-off", Severity.WARNING, adapters=facts.hcas[:MOST_LINES])
+        yield book.finding("nccl-direct-rdma-off", Severity.WARNING, adapters=facts.hcas[:MAX_LINES])
 
 
 def nccl_warned(facts: NcclFacts, _: tuple[Claim, ...]) -> Iterator[Finding]:
     """NCCL wrote warnings during the test."""
     lines = facts.warnings
     if lines:
-        evidence = tuple(line[:300] for line in lines[:MOST_LINES])
+        evidence = tuple(line[:300] for line in lines[:MAX_LINES])
         yield book.finding(
             "nccl-warned", Severity.NOTE, case="lines", evidence=evidence, count=len(lines), line=lines[0][:160]
         )

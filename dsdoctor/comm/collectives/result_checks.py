@@ -10,7 +10,7 @@ from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.text import and_more, and_more_lines
 from dsdoctor.rules import book
 
-SHOWN = 6
+MAX_SHOWN = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ def data_is_wrong(results: RankExchanges) -> Iterator[Finding]:
             case="" if results.senders else "unknown-sender",
             evidence=_told(results),
             steps=() if len(results.senders) == 1 else None,
-            senders=_joined(results, results.senders[:SHOWN]),
+            senders=_joined(results, results.senders[:MAX_SHOWN]),
             op=first.op,
             dtype=first.dtype,
             rank=named((first_rank,), results.hosts),
@@ -71,7 +71,7 @@ def collective_not_available(results: RankExchanges) -> Iterator[Finding]:
             "collective-not-available",
             Severity.NOTE,
             case="skipped",
-            evidence=calls[1 : 1 + SHOWN],
+            evidence=calls[1 : 1 + MAX_SHOWN],
             call=and_more(calls, 1),
             reason=reason,
         )
@@ -89,7 +89,7 @@ def _told(results: RankExchanges) -> tuple[str, ...]:
             f"on {where}: {exchange.op} {exchange.dtype} x {exchange.elements}: first wrong at index {wrong.index},"
             f" {_value(wrong.got)} for {wrong.want:.10g}, {wrong.count} wrong{came}; whose: {whose}"
         )
-    return and_more_lines(lines, SHOWN)
+    return and_more_lines(lines, MAX_SHOWN)
 
 
 def _joined(results: RankExchanges, ranks: Sequence[int]) -> str:

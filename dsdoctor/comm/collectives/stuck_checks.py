@@ -24,7 +24,7 @@ from dsdoctor.rules import book
 # When a single rank fails, all others fail too, at once or later, and their errors do not name it.
 
 
-MOST_RECORDED = 4
+MAX_RECORDED = 4
 STOPPED = frozenset("Tt")
 """The kernel's letters for a process that a signal or a debugger has stopped."""
 CONSEQUENCE = re.compile(
@@ -40,7 +40,7 @@ TRANSPORT = re.compile(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trouble:
+class FailedExchange:
     """An exchange that did not end well. ``stuck`` are the ranks that reported where they were, ``silent`` those that did
     not and how a connection to them ended; ``left_out`` the steps that a rank did not take part in; ``reaches`` are the
     connections that were tried again after it, ``before`` those of the mesh; ``waited`` is how long nothing moved; ``lossy``
@@ -156,7 +156,7 @@ class Trouble:
         return tuple(
             f"torch's flight recorder: {named(tuple(sorted(ranks)), ())} began {number} collectives, the last {operation}"
             for (number, operation), ranks in sorted(last.items())
-        )[:MOST_RECORDED]
+        )[:MAX_RECORDED]
 
     @property
     def before_it(self) -> tuple[Stuck, ...]:
@@ -171,7 +171,7 @@ class Trouble:
         return bool(self.dead or self.stopped or self.cut or self.raised)
 
 
-def rank_died(trouble: Trouble) -> Iterator[Finding]:
+def rank_died(trouble: FailedExchange) -> Iterator[Finding]:
     """The process of a rank ended in the middle of the test."""
     by_end: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for rank in () if trouble.raised else trouble.dead:
@@ -193,7 +193,7 @@ def rank_died(trouble: Trouble) -> Iterator[Finding]:
         )
 
 
-def rank_stopped(trouble: Trouble) -> Iterator[Finding]:
+def rank_stopped(trouble: FailedExchange) -> Iterator[Finding]:
     """The process of a rank is there and does not run."""
     by_state: dict[str | None, list[int]] = defaultdict(list)
     for rank in trouble.stopped:
@@ -219,7 +219,7 @@ def supervisor_stopped(who: dict[int, str], states: dict[int, str]) -> Iterator[
             yield book.finding("supervisor-stopped", Severity.ERROR, rank=who[rank], state=LETTERS[letter])
 
 
-def host_vanished(trouble: Trouble) -> Iterator[Finding]:
+def host_vanished(trouble: FailedExchange) -> Iterator[Finding]:
     """A host that was reached before is not reached any more."""
     lost = sorted({trouble.host(rank) for rank in trouble.cut})
     if len(lost) > 1 and set(lost) == set(trouble.hosts) - {trouble.host(0)}:
@@ -251,17 +251,17 @@ def host_vanished(trouble: Trouble) -> Iterator[Finding]:
         )
 
 
-def _who(trouble: Trouble, ranks: Sequence[int]) -> str:
+def _who(trouble: FailedExchange, ranks: Sequence[int]) -> str:
     """One rank with its process, several with their hosts."""
     return trouble.who(ranks[0]) if len(ranks) == 1 else named(tuple(ranks), trouble.hosts)
 
 
-def _one_each(trouble: Trouble) -> list[tuple[int, str]]:
+def _one_each(trouble: FailedExchange) -> list[tuple[int, str]]:
     """One rank of each host that is cut off."""
     return [(rank, host) for host, rank in {trouble.host(rank): rank for rank in trouble.cut}.items()]
 
 
-def link_cut(trouble: Trouble) -> Iterator[Finding]:
+def link_cut(trouble: FailedExchange) -> Iterator[Finding]:
     """An exchange hangs because two hosts do not reach each other any more.
 
     All ranks are alive; those of two hosts cannot connect. The findings of the repeated mesh say in which direction."""
@@ -273,7 +273,7 @@ def link_cut(trouble: Trouble) -> Iterator[Finding]:
         yield from check(mesh)
 
 
-def rank_raised(trouble: Trouble) -> Iterator[Finding]:
+def rank_raised(trouble: FailedExchange) -> Iterator[Finding]:
     """A rank raised an error of its own in an exchange. The others wait for it there, or lost their connection to it."""
     told: set[int] = set()
     for raised in trouble.raised:
@@ -293,7 +293,7 @@ def rank_raised(trouble: Trouble) -> Iterator[Finding]:
         )
 
 
-def rank_behind(trouble: Trouble) -> Iterator[Finding]:
+def rank_behind(trouble: FailedExchange) -> Iterator[Finding]:
     """A rank has not begun the exchange in which the others wait for it."""
     if trouble.explained:
         return
@@ -326,7 +326,7 @@ def rank_behind(trouble: Trouble) -> Iterator[Finding]:
         )
 
 
-def exchange_hangs(trouble: Trouble) -> Iterator[Finding]:
+def exchange_hangs(trouble: FailedExchange) -> Iterator[Finding]:
     """All ranks are alive and in the same exchange, and nothing moves."""
     waiting = trouble.waiting
     if trouble.explained or trouble.behind or trouble.before_it or trouble.fewer_begun or any(link_cut(trouble)):
@@ -352,7 +352,7 @@ def exchange_hangs(trouble: Trouble) -> Iterator[Finding]:
     )
 
 
-def exchange_fails(trouble: Trouble) -> Iterator[Finding]:
+def exchange_fails(trouble: FailedExchange) -> Iterator[Finding]:
     """A library broke off an exchange, and no rank died, vanished or raised an error of its own."""
     if trouble.explained or trouble.behind:
         return
@@ -388,7 +388,7 @@ def _frame(stuck: Stuck) -> str:
     return f"{found[3]} ({found[1]}, line {found[2]})" if found else stuck.stack[0]
 
 
-def _others(trouble: Trouble, named_already: set[int]) -> tuple[str, ...]:
+def _others(trouble: FailedExchange, named_already: set[int]) -> tuple[str, ...]:
     """What some of the other ranks saw meanwhile."""
     others = [stuck for stuck in trouble.stuck if stuck.rank not in named_already and not stuck.ended]
     waiting = [

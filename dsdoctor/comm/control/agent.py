@@ -16,7 +16,7 @@ from dsdoctor.comm.control import phases as node_phases
 from dsdoctor.comm.control.data_process import ForkServer
 from dsdoctor.comm.control.member import Member
 from dsdoctor.comm.control.messages import Briefing, News, Phase, PhaseLog
-from dsdoctor.comm.control.phases import ARRIVAL, LONGEST_ARRIVAL
+from dsdoctor.comm.control.phases import ARRIVAL, MAX_ARRIVAL_SECONDS
 from dsdoctor.comm.control.test_state import TestRun, release
 from dsdoctor.comm.local.checks import blamed, is_tiny, too_little
 from dsdoctor.comm.local.interfaces import limit
@@ -26,7 +26,7 @@ from dsdoctor.comm.rendezvous.absent_checks import Absent
 from dsdoctor.comm.rendezvous.checks import addresses_of, reverse_lookup
 from dsdoctor.comm.rendezvous.heartbeat import Door
 from dsdoctor.comm.rendezvous.notices import Notice, NoticeListener, send_notice
-from dsdoctor.comm.rendezvous.store import Unreached, Wait, open_board
+from dsdoctor.comm.rendezvous.store import StoreUnreachable, Wait, open_board
 from dsdoctor.comm.results import ConnectOutcome, Report, ended, verdict
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.processes import redirect
@@ -180,7 +180,7 @@ def control(briefing: Briefing, pipe: BinaryIO, shown: Callable[[], None], door:
     latest = briefing.began + briefing.settings.deadline - RESERVE
     wait = Wait(seconds=_arrival(briefing), latest=latest, say=lambda at: say(News(at=at)))
     board = open_board(briefing.rank, wait, door)
-    if isinstance(board, Unreached):
+    if isinstance(board, StoreUnreachable):
         say(News(alone=_alone(briefing, board)))
         return
     member = Member(briefing, board, fork_server, backend, say)
@@ -199,13 +199,13 @@ def _arrived(member: Member, briefing: Briefing) -> bool:
     except Exception as error:
         # torch raises another type in each release
         print(f"{type(error).__name__}: {error}", flush=True)
-        gone = Unreached(outcome=ConnectOutcome.CUT_OFF, seconds=time.monotonic() - briefing.began, ended=True)
+        gone = StoreUnreachable(outcome=ConnectOutcome.CUT_OFF, seconds=time.monotonic() - briefing.began, ended=True)
         member.say(News(alone=_alone(briefing, gone)))
         return False
     return True
 
 
-def _alone(briefing: Briefing, why: Unreached) -> tuple[Finding, ...]:
+def _alone(briefing: Briefing, why: StoreUnreachable) -> tuple[Finding, ...]:
     """What a rank finds that did not reach the board. A rank 0 with another port hears it: it would wait."""
     rank, local = briefing.rank, briefing.local
     resolved = addresses_of(rank.master)
@@ -260,7 +260,7 @@ def _follow(member: Member, briefing: Briefing) -> None:
     until = briefing.began + briefing.settings.deadline + MARGIN
     try:
         if holders := member.displaced(until):
-            held = Unreached(
+            held = StoreUnreachable(
                 outcome=ConnectOutcome.STRANGER, seconds=time.monotonic() - briefing.began, holders=holders
             )
             member.say(News(alone=_alone(briefing, held)))
@@ -289,5 +289,5 @@ def _lead(member: Member, briefing: Briefing, notices: NoticeListener, shown: Ca
 
 def _arrival(briefing: Briefing) -> float:
     """Seconds in which the board must be reached, counted from the start of the rank."""
-    whole = min(briefing.settings.deadline * ARRIVAL, LONGEST_ARRIVAL)
+    whole = min(briefing.settings.deadline * ARRIVAL, MAX_ARRIVAL_SECONDS)
     return max(whole - (time.monotonic() - briefing.began), 1.0)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from dsdoctor.comm.local import facts
-from dsdoctor.comm.local.facts import MOST_EVIDENCE, NOT_READ, WHO, Check, RankView, merged
+from dsdoctor.comm.local.facts import MAX_EVIDENCE, NOT_READ, WHO, Check, RankView, merged
 from dsdoctor.comm.local.interfaces import is_loopback, matches
 from dsdoctor.comm.models import Claim, Local, Rank, by_rank
 from dsdoctor.core.finding import Finding, Severity
@@ -141,7 +141,7 @@ def _has(local: Local) -> str:
         for interface in local.interfaces
         if interface.up and not interface.address.startswith("fe80")
     ]
-    return ", ".join(shown[:MOST_EVIDENCE]) or "no interface is up"
+    return ", ".join(shown[:MAX_EVIDENCE]) or "no interface is up"
 
 
 NETWORK_CHECKS: tuple[Check, ...] = (hostname_unusable, interface_named_absent)
@@ -264,7 +264,7 @@ def p2p_through_processor(place: RankView) -> Iterator[Finding]:
             "p2p-through-processor",
             severity,
             case="acs",
-            evidence=local.acs[:MOST_EVIDENCE],
+            evidence=local.acs[:MAX_EVIDENCE],
             who=WHO,
             count=len(local.acs),
             bridge=local.acs[0],

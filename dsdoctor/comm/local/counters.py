@@ -26,8 +26,8 @@ OF_PORTS = (
 """Of a port of InfiniBand or RoCE: on the wire, then what the adapter had to send again."""
 XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
 LINK, GPU = "link ", "GPU "
-MOST = 8
-LOSSY, LEAST_RESENT = 0.01, 50
+MAX_LINES = 8
+LOSSY, MIN_RESENT = 0.01, 50
 """The part of all segments, and their number, from which sending again is no chance."""
 
 
@@ -141,14 +141,14 @@ def tcp_resends(seen: Rose) -> Iterator[Finding]:
     """A host had to send many TCP segments again during the test."""
     for host, counts in seen.items():
         again, sent = counts.get("retransmitted", 0), counts.get("sent", 0)
-        if again >= LEAST_RESENT and again > LOSSY * sent:
+        if again >= MIN_RESENT and again > LOSSY * sent:
             yield book.finding("tcp-resends", Severity.WARNING, host=host, again=f"{again:,}", sent=f"{sent:,}")
 
 
 def _lines(found: Mapping[str, Counters]) -> tuple[str, ...]:
     """What rose, a line for each host."""
     lines = [f"{host}: {', '.join(f'{name} +{by}' for name, by in counts.items())}" for host, counts in found.items()]
-    return tuple(and_more_lines(lines, MOST, of="hosts"))
+    return tuple(and_more_lines(lines, MAX_LINES, of="hosts"))
 
 
 CHECKS = (link_errors_rose, gpu_errors_rose, tcp_resends)

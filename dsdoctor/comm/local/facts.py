@@ -123,7 +123,7 @@ def visible(gpus: Sequence[RankGpu], named: str | None) -> tuple[RankGpu, ...]:
 WHO = "{who}"
 """A placeholder for the ranks, until it is known which ranks have the same finding."""
 
-MOST_EVIDENCE = 8
+MAX_EVIDENCE = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +159,7 @@ def _merge(found: Sequence[tuple[int, Finding]], hosts: tuple[str, ...]) -> Find
     said: dict[str, None] = {}
     for rank, finding in found:
         said.update(dict.fromkeys(text.replace(WHO, named((rank,), hosts)) for text in finding.evidence))
-    evidence = and_more_lines(list(said), MOST_EVIDENCE, of="lines")
+    evidence = and_more_lines(list(said), MAX_EVIDENCE, of="lines")
     return replace(first, title=first.title.replace(WHO, who), evidence=evidence)
 
 
@@ -247,7 +247,7 @@ def fabric_port_narrow(place: RankView) -> Iterator[Finding]:
 EXPECTED_CHECKS: tuple[Check, ...] = (gpu_links_missing, fabric_port_narrow)
 
 
-PATIENCE = 3.0
+LOOKUP_TIMEOUT_SECONDS = 3.0
 
 NOT_READ = "not read: "
 """The beginning of ``acs`` where it could not be read."""
@@ -258,14 +258,14 @@ def look_local(host: Host, rank: Rank, backend: str) -> Local:
     gpus, driver = read_gpus(host)
     interfaces, variables, name = read_interfaces(), read_variables(host), socket.gethostname()
     backend = ("nccl" if gpus else "gloo") if backend == "auto" else backend
-    resolves_to = bounded(lambda: _resolve(name), PATIENCE) or ()
+    resolves_to = bounded(lambda: _resolve(name), LOOKUP_TIMEOUT_SECONDS) or ()
     shm, tmp = _shm(), host.variable("TMPDIR") or "/tmp"
     return Local(
         hostname=name,
         resolves_to=resolves_to,
         interfaces=interfaces,
         chosen=choose(backend, interfaces, resolves_to, variables),
-        routed=routed(rank.master, rank.port, interfaces, patience=PATIENCE),
+        routed=routed(rank.master, rank.port, interfaces, patience=LOOKUP_TIMEOUT_SECONDS),
         shm_total=shm[0] if shm else None,
         shm_free=shm[1] if shm else None,
         tmp=tmp,

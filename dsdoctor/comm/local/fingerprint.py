@@ -21,7 +21,7 @@ from dsdoctor.rules import book
 
 
 ABSENT = "(none)"
-MOST_GROUPS = 4
+MAX_GROUPS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +70,9 @@ def said(difference: RankDifference, hosts: tuple[str, ...]) -> str:
     >>> said(RankDifference(name="NCCL_ALGO", usual=None, count=0, others=(("Ring", (0,)), (ABSENT, (1,)))), ("a", "b"))
     'rank 0 (a): NCCL_ALGO=Ring, rank 1 (b): not set'
     """
-    name, shown = difference.name, difference.others[:MOST_GROUPS]
+    name, shown = difference.name, difference.others[:MAX_GROUPS]
     parts = [f"{named(ranks, hosts)}: {_value(name, value, whole=not at)}" for at, (value, ranks) in enumerate(shown)]
-    left = difference.others[MOST_GROUPS:]
+    left = difference.others[MAX_GROUPS:]
     if left:
         parts.append(f"{len(left)} more values on {sum(len(ranks) for _, ranks in left)} ranks")
     if difference.usual is not None:
@@ -189,7 +189,7 @@ def version_differs(claims: Sequence[Claim]) -> Iterator[Finding]:
     loaded = {claim.rank: claim.fingerprint.get("nccl library") or "none" for claim in claims}
     for difference in differences(claims, tuple(VERSIONS)):
         name, severity = difference.name, VERSIONS[difference.name]
-        groups = difference.others[:MOST_GROUPS] if name == "nccl" else ()
+        groups = difference.others[:MAX_GROUPS] if name == "nccl" else ()
         values = {value for value, _ in difference.others} | {difference.usual or difference.others[0][0]}
         if name == "python" and len({tuple(value.split(".")[:2]) for value in values}) == 1:
             severity = Severity.NOTE

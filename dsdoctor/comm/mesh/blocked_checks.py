@@ -13,7 +13,7 @@ from dsdoctor.core.finding import Finding, Severity, Step, step
 from dsdoctor.ranks.nodelist import in_words
 from dsdoctor.rules import book
 
-MOST_NAMED = 4
+MAX_NAMED = 4
 UNREACHABLE = "unreachable: a firewall that rejects, or no route on the way"
 
 
@@ -129,7 +129,7 @@ class _Case:
     def evidence(self) -> tuple[str, ...]:
         return tuple(
             f"{self.mesh.who(reach.source)} -> {self.mesh.who(reach.target)} at {reach.address}: {reach.outcome.value}"
-            for reach in self.failed[:MOST_NAMED]
+            for reach in self.failed[:MAX_NAMED]
         )
 
     def _leads_to(self, host: str) -> bool:
@@ -237,7 +237,7 @@ def hosts_in_words(hosts: Iterable[str]) -> str:
     ('n1', 'n1, n2 and n3', 'n[0-8]')
     """
     names = sorted(hosts)
-    if len(names) > MOST_NAMED:
+    if len(names) > MAX_NAMED:
         return in_words(names)
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
@@ -248,10 +248,10 @@ BLOCKED_CHECKS = (mesh_only_master_port, mesh_one_way, mesh_unreached)
 # What became of the messages on open connections -> findings about MTUs and lossy links. Judges, never looks.
 
 
-LOSS = 0.01
+LOSSY_SHARE = 0.01
 """The share of segments sent again from which a link counts as lossy; healthy links in a data centre lose fewer than 1 in
 10,000."""
-ENOUGH = 100
+MIN_SEGMENTS = 100
 ETHERNET = 1500
 
 
@@ -331,8 +331,8 @@ def _mtu(claim: Claim) -> int | None:
 
 def mesh_lossy(mesh: Mesh) -> Iterator[Finding]:
     """Packets between two hosts are lost and sent again."""
-    tried = {pair: counts for pair, counts in _sent_again(mesh).items() if counts[1] >= ENOUGH}
-    left = {pair: counts for pair, counts in tried.items() if counts[0] / counts[1] >= LOSS}
+    tried = {pair: counts for pair, counts in _sent_again(mesh).items() if counts[1] >= MIN_SEGMENTS}
+    left = {pair: counts for pair, counts in tried.items() if counts[0] / counts[1] >= LOSSY_SHARE}
     while left:
         place, pairs = _most_common_place(left, tried)
         again, segments = (sum(tried[pair][count] for pair in pairs) for count in (0, 1))
@@ -373,7 +373,11 @@ def _most_common_place(lossy: SentAgain, tried: SentAgain) -> tuple[str, list[Ho
     if at_one and 2 * len(peers[first]) >= len(peers_of(pair for pair in tried if first in pair)[first]):
         return f"{first}, with {len(peers[first])} other hosts,", [pair for pair in pairs if first in pair]
     if host := _common_host(peers, tried):
-        here = [pair for pair in sorted(tried) if host in pair and (pair in lossy or _share(tried, [pair]) >= LOSS / 2)]
+        here = [
+            pair
+            for pair in sorted(tried)
+            if host in pair and (pair in lossy or _share(tried, [pair]) >= LOSSY_SHARE / 2)
+        ]
         count = len(peers_of(here)[host])
         return host + (f", with {count} other hosts," if count > 1 else ""), here
     one, other = pairs[0]
@@ -390,8 +394,8 @@ def _common_host(hosts: Iterable[str], tried: SentAgain) -> str | None:
         rest = [pair for pair in tried if host not in pair]
         if (
             rest
-            and _share(tried, rest) < LOSS / 5
-            and _share(tried, [pair for pair in tried if host in pair]) >= LOSS / 2
+            and _share(tried, rest) < LOSSY_SHARE / 5
+            and _share(tried, [pair for pair in tried if host in pair]) >= LOSSY_SHARE / 2
         ):
             found.append(host)
     return found[0] if len(found) == 1 else None

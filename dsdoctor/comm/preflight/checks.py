@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import TypeVar
 
-from dsdoctor.comm.preflight.facts import MOST_BY_SSH, PreflightFacts, Visit
+from dsdoctor.comm.preflight.facts import MAX_SSH_HOSTS, HostProbe, PreflightFacts
 from dsdoctor.core.finding import Finding, Severity, step
 from dsdoctor.hosts.ssh import ssh_problem
 from dsdoctor.ranks.nodelist import fold, in_words
@@ -103,20 +103,20 @@ HOSTFILE_CHECKS = (
 
 
 Cause = TypeVar("Cause", bound=Hashable)
-SLOW_LOGIN = 5.0
+SLOW_LOGIN_SECONDS = 5.0
 """Seconds; a login and a Python that starts take less than one, and a few on a busy network file system."""
 
 
 def too_many_hosts(facts: PreflightFacts) -> Iterator[Finding]:
     """The hostfile has more hosts than one host can start ranks on over ssh."""
     hosts = facts.hosts.hosts if facts.hosts else ()
-    if len(hosts) > MOST_BY_SSH:
+    if len(hosts) > MAX_SSH_HOSTS:
         yield book.finding(
             "too-many-hosts",
             Severity.ERROR,
             file=str(facts.hostfile),
             count=f"{len(hosts):,}",
-            limit=f"{MOST_BY_SSH:,}",
+            limit=f"{MAX_SSH_HOSTS:,}",
             nodes=len(hosts),
             slots=max(host.slots for host in hosts),
             ranks=sum(host.slots for host in hosts),
@@ -166,7 +166,7 @@ def login_scripts_print(facts: PreflightFacts) -> Iterator[Finding]:
 
 def login_slow(facts: PreflightFacts) -> Iterator[Finding]:
     """A host takes long to answer a command over ssh."""
-    slow = [visit for visit in _answered(facts) if visit.seconds > SLOW_LOGIN]
+    slow = [visit for visit in _answered(facts) if visit.seconds > SLOW_LOGIN_SECONDS]
     if slow:
         longest = max(slow, key=lambda visit: visit.seconds)
         yield book.finding(
@@ -205,7 +205,7 @@ def host_lacks_modules(facts: PreflightFacts) -> Iterator[Finding]:
         )
 
 
-def why_bad(facts: PreflightFacts, visit: Visit) -> Finding | None:
+def why_bad(facts: PreflightFacts, visit: HostProbe) -> Finding | None:
     """What keeps a host from taking part, which is its own matter and would be gone without it; the title does not name it."""
     absent = _absent(visit)
     if not visit.answered:
@@ -300,28 +300,28 @@ def master_address_elsewhere(facts: PreflightFacts) -> Iterator[Finding]:
         )
 
 
-def _grouped(visits: Iterable[Visit], cause: Callable[[Visit], Cause]) -> dict[Cause, list[Visit]]:
+def _grouped(visits: Iterable[HostProbe], cause: Callable[[HostProbe], Cause]) -> dict[Cause, list[HostProbe]]:
     """The hosts of each cause: a thousand hosts with one cause are one finding."""
-    groups: dict[Cause, list[Visit]] = defaultdict(list)
+    groups: dict[Cause, list[HostProbe]] = defaultdict(list)
     for visit in visits:
         groups[cause(visit)].append(visit)
     return groups
 
 
-def _names(visits: Iterable[Visit]) -> str:
+def _names(visits: Iterable[HostProbe]) -> str:
     return in_words(visit.host for visit in visits)
 
 
-def _word(visit: Visit) -> str:
+def _word(visit: HostProbe) -> str:
     """What DeepSpeed would take for an address."""
     return visit.noise.split()[0]
 
 
-def _absent(visit: Visit) -> tuple[str, ...]:
+def _absent(visit: HostProbe) -> tuple[str, ...]:
     return tuple(name for name in ("torch", "deepspeed", "dsdoctor") if name not in visit.modules)
 
 
-def _first(facts: PreflightFacts) -> Visit | None:
+def _first(facts: PreflightFacts) -> HostProbe | None:
     return next((visit for visit in _answered(facts) if visit.host == _first_name(facts)), None)
 
 
@@ -330,11 +330,11 @@ def _first_name(facts: PreflightFacts) -> str | None:
     return facts.hosts.hosts[0].name if facts.hosts and facts.hosts.hosts else None
 
 
-def _answered(facts: PreflightFacts) -> Iterator[Visit]:
+def _answered(facts: PreflightFacts) -> Iterator[HostProbe]:
     return (visit for visit in facts.visits if visit.answered)
 
 
-def _near(first: Visit, address: str, other: Visit) -> bool:
+def _near(first: HostProbe, address: str, other: HostProbe) -> bool:
     """Whether another host has an address in the network of this address."""
     prefix = next((network.prefix for network in first.networks if network.address == address), None)
     if prefix is None or address in other.addresses:

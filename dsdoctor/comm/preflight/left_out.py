@@ -15,8 +15,8 @@ from dsdoctor.hosts.hostfile import Slots
 from dsdoctor.ranks.nodelist import fold, in_words
 from dsdoctor.rules import book
 
-MOST_CAUSES = 12
-MOST_IN_A_FLAG = 32
+MAX_CAUSES = 12
+MAX_EXCLUDED_HOSTS = 32
 """Hosts that DeepSpeed's --exclude, which knows no brackets, can still be given on a line."""
 
 
@@ -73,7 +73,7 @@ def _reasons(left: LeftOut) -> tuple[str, ...]:
         by_why[why].append(host)
     lines = [f"{in_words(hosts)}: {why}" for why, hosts in by_why.items()] if left.tested else []
     return (
-        *and_more_lines(lines, MOST_CAUSES, of="causes"),
+        *and_more_lines(lines, MAX_CAUSES, of="causes"),
         f"good: {left.good_file}",
         f"bad: {left.bad_file}",
     )
@@ -83,7 +83,7 @@ def _steps(left: LeftOut) -> Iterator[Step]:
     if not left.tested:
         yield step("python -m dsdoctor comm --hostfile {file} --skip-bad", file=left.hostfile)
     yield step("deepspeed --hostfile {file} ...", file=left.good_file)
-    if len(left.bad) <= MOST_IN_A_FLAG:
+    if len(left.bad) <= MAX_EXCLUDED_HOSTS:
         names = "@".join(left.bad)
         yield instead("deepspeed --hostfile {file} --exclude {hosts} ...", file=left.hostfile, hosts=names)
     yield instead("sbatch --exclude {hosts} ...", hosts=fold(left.bad))
@@ -102,7 +102,7 @@ WORDS = re.compile(
 """How a rank says that it did not reach rank 0 (master_unreachable in rendezvous/absent_checks.py). One that was led to its own
 host ("refuses: ...") says nothing of rank 0's."""
 NOT_FOUND = "is a name that is not found"
-MOST_SHOWN = 4
+MAX_SHOWN = 4
 
 
 def master_unreachable(words: Mapping[int, str], hosts: Sequence[str], came: set[int]) -> Iterator[Finding]:
@@ -114,7 +114,7 @@ def master_unreachable(words: Mapping[int, str], hosts: Sequence[str], came: set
         ranks = tuple(rank for rank, match in said.items() if match["how"] == how)
         where, away = said[ranks[0]]["where"], {hosts[rank] for rank in ranks}
         master, _, port = where.rpartition(":")
-        evidence = tuple(words[rank].removeprefix("rendezvous: ") for rank in ranks[:MOST_SHOWN])
+        evidence = tuple(words[rank].removeprefix("rendezvous: ") for rank in ranks[:MAX_SHOWN])
         if how == NOT_FOUND:
             yield book.finding(
                 "master-unreachable",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from dsdoctor.comm.local.interfaces import is_loopback
 from dsdoctor.comm.models import Claim, Rank
 from dsdoctor.comm.rendezvous.notices import UNNAMED
-from dsdoctor.comm.rendezvous.store import Unreached
+from dsdoctor.comm.rendezvous.store import StoreUnreachable
 from dsdoctor.comm.results import ConnectOutcome
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.rules import book
@@ -23,7 +23,7 @@ class Absent:
 
     me: Rank
     host: str
-    why: Unreached
+    why: StoreUnreachable
     addresses: tuple[str, ...] = ()
     resolved: tuple[str, ...] = ()
     lookup: float | None = None

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from dsdoctor.comm.local.interfaces import bounded, is_loopback
-from dsdoctor.comm.models import MOST_NAMED, Claim, Rank, by_rank, named
+from dsdoctor.comm.models import MAX_NAMED, Claim, Rank, by_rank, named
 from dsdoctor.comm.rendezvous.heartbeat import Heartbeat
 from dsdoctor.comm.rendezvous.notices import Notice
 from dsdoctor.core.finding import Finding, Severity, step
@@ -41,7 +41,7 @@ def reverse_lookup(address: str) -> float:
 
 
 SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"
-LATE = 15.0
+LATE_SECONDS = 15.0
 """Seconds between the first and the last rank from which a late start is reported; imports alone take some."""
 
 
@@ -160,7 +160,7 @@ def rank_duplicated(arrivals: Arrivals) -> Iterator[Finding]:
                 evidence=(f"no process is {named(arrivals.missing, ())}",) if arrivals.missing else (),
                 count=len(several),
                 rank=rank,
-                processes=and_more([f"pid {claim.pid} on {claim.host}" for claim in several], MOST_NAMED),
+                processes=and_more([f"pid {claim.pid} on {claim.host}" for claim in several], MAX_NAMED),
             )
 
 
@@ -195,14 +195,14 @@ def gpu_shared(arrivals: Arrivals) -> Iterator[Finding]:
 def rank_arrives_late(arrivals: Arrivals) -> Iterator[Finding]:
     """A rank came much later than the others."""
     came = sorted(arrivals.claims, key=lambda claim: claim.seen)
-    if arrivals.missing or len(came) < 2 or came[-1].seen - came[0].seen < LATE:
+    if arrivals.missing or len(came) < 2 or came[-1].seen - came[0].seen < LATE_SECONDS:
         return
     last = came[-1]
     own = last.arrived - last.started
     yield book.finding(
         "rank-arrives-late",
         Severity.WARNING,
-        case="" if own > LATE / 2 else "started-late",
+        case="" if own > LATE_SECONDS / 2 else "started-late",
         evidence=(f"it took {own:.1f} s from its own start to the rendezvous",),
         rank=last.rank,
         host=last.host,

@@ -63,7 +63,7 @@ SLOW_WORK, SLOWER_WORK = 2.0, 1.25
 SLOW_PROCESSOR = 1.5
 """From so many times the processor time of the others a rank's processor is slow. What counts is the best of fifteen; two hardware
 threads of one core cost each other less."""
-LATE = 0.2
+LATE_SHARE = 0.2
 """A rank is late when the others wait for it longer than this part of the work that goes before."""
 DELAYED, OTHERS_LESS = 0.3, 2.0
 """The part of its time in which a rank waits for a processor that is no noise, and how much less the others wait."""
@@ -71,8 +71,8 @@ LONG_START, TIMES_LONGER = 2.0, 2.5
 """Seconds that a rank waited for a processor while it started, and so many times as long as the others: all import the same."""
 THROTTLED = 0.2
 """The part of the periods in which a quota was used up that is told."""
-FEWEST_PERIODS = 5
-MOST = 6
+MIN_PERIODS = 5
+MAX_LINES = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ class Ranks:
     def throttled(self) -> tuple[Held, ...]:
         """Those whose quota was used up in more periods than chance explains."""
         return tuple(
-            held for held in self.held if held.periods >= FEWEST_PERIODS and held.throttled > THROTTLED * held.periods
+            held for held in self.held if held.periods >= MIN_PERIODS and held.throttled > THROTTLED * held.periods
         )
 
     def known(self, pace: Pace) -> bool:
@@ -152,7 +152,7 @@ def cpu_quota_used_up(ranks: Ranks) -> Iterator[Finding]:
     yield book.finding(
         "cpu-quota-used-up",
         Severity.WARNING,
-        evidence=tuple(and_more_lines(lines, MOST, of="ranks")) if len(found) > 1 else (),
+        evidence=tuple(and_more_lines(lines, MAX_LINES, of="ranks")) if len(found) > 1 else (),
         ranks=named(tuple(held.rank for held in found), ranks.hosts),
         processors=f"{worst.quota:.3g}",
         throttled=worst.throttled,
@@ -252,7 +252,7 @@ def _late(pace: Pace, ranks: Ranks) -> bool:
     if pace.cpu:
         return pace.cpu > SLOW_PROCESSOR * ranks.cpu.most(same)
     work, wait = ranks.compute.median(same), ranks.waited.median(same)
-    late = wait - pace.waited > LATE * work and pace.compute > SLOWER_WORK * work
+    late = wait - pace.waited > LATE_SHARE * work and pace.compute > SLOWER_WORK * work
     return late or pace.compute > SLOW_WORK * work
 
 

@@ -16,11 +16,11 @@ from dsdoctor.rules import book
 # The time of a message whatever its size, and the network's own round trip -> who is late, or which way is long. Judges.
 
 
-LATE = 0.01
+LATE_SECONDS = 0.01
 """Seconds one way, at best of several, from which a message is late; 16 ranks on two processors stay below it."""
 TIMES = 10.0
 """So many times the usual of the other pairs, or the network's round trip."""
-SHOWN = 6
+MAX_SHOWN = 6
 Pair = tuple[int, int]
 
 
@@ -38,7 +38,7 @@ def late_pairs(pairs: Sequence[PairTime]) -> tuple[PairTime, ...]:
     """Pairs whose messages are late whatever their size, measured against a third of the pairs, where there are several."""
     known = sorted(pair.latency for pair in pairs if pair.latency)
     usual = known[(len(known) - 1) // 3] if len(known) > 1 else 0.0
-    return tuple(pair for pair in pairs if pair.latency >= LATE and pair.latency > TIMES * usual)
+    return tuple(pair for pair in pairs if pair.latency >= LATE_SECONDS and pair.latency > TIMES * usual)
 
 
 def messages_late(pairs: Sequence[PairTime], trips: Mapping[Pair, float], hosts: Sequence[str]) -> Iterator[Finding]:
@@ -51,7 +51,7 @@ def messages_late(pairs: Sequence[PairTime], trips: Mapping[Pair, float], hosts:
     one, other = named((worst.source,), hosts), named((worst.target,), hosts)
     took, trip = f"{2e3 * worst.latency:.3g} ms", trips.get((worst.source, worst.target))
     shared = shared_rank(near or late)
-    evidence = tuple(_evidence(pair, trips, hosts) for pair in sorted(late, key=lambda pair: -pair.latency)[:SHOWN])
+    evidence = tuple(_evidence(pair, trips, hosts) for pair in sorted(late, key=lambda pair: -pair.latency)[:MAX_SHOWN])
     if trip is None:
         yield book.finding(
             "messages-late",
@@ -166,7 +166,7 @@ def collective_below_limit(measured: Measured) -> Iterator[Finding]:
         "collective-below-limit",
         Severity.WARNING,
         case="half" if 0.4 <= part < 0.6 else "eighth" if 0.1 <= part < 0.15 else "",
-        evidence=(*(_beside(speed, limit) for speed in best[:SHOWN]), f"limit: {limit.because}"),
+        evidence=(*(_beside(speed, limit) for speed in best[:MAX_SHOWN]), f"limit: {limit.because}"),
         steps=None if backend == "nccl" else (),
         op=worst.op,
         rate=f"{worst.busbw / GB:.3g}",
@@ -192,7 +192,7 @@ def pair_is_slow(measured: Measured) -> Iterator[Finding]:
         "pair-is-slow",
         Severity.WARNING,
         case=("" if usual else "all-slow") if place else ("path" if usual else "only-path"),
-        evidence=tuple(_pair(pair, measured) for pair in sorted(slow, key=lambda pair: -pair.seconds)[:SHOWN]),
+        evidence=tuple(_pair(pair, measured) for pair in sorted(slow, key=lambda pair: -pair.seconds)[:MAX_SHOWN]),
         place=place,
         one=named((worst.source,), measured.hosts),
         other=named((worst.target,), measured.hosts),
