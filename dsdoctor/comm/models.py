@@ -192,6 +192,11 @@ class Claim:
     fingerprint: dict[str, str] = field(default_factory=dict)
     local: Local | None = None
 
+    @property
+    def process(self) -> str:
+        """The rank with its process, such as "rank 1 (nodeb, pid 4101)"."""
+        return f"rank {self.rank} ({self.host}, pid {self.pid})"
+
 
 @dataclass(frozen=True, kw_only=True)
 class RankGroup:

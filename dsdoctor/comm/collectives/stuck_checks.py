@@ -17,6 +17,7 @@ from dsdoctor.comm.results import ConnectOutcome, Reach, SkippedStep, Stuck
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.processes import LETTERS
 from dsdoctor.ranks.nodelist import in_words
+from dsdoctor.ranks.peers import says_another_is_gone
 from dsdoctor.rules import book
 
 # Where every rank was when an exchange was ended: who died, stopped, vanished, raised, or is not where the others are.
@@ -28,11 +29,11 @@ MAX_RECORDED = 4
 STOPPED = frozenset("Tt")
 """The kernel's letters for a process that a signal or a debugger has stopped."""
 CONSEQUENCE = re.compile(
-    r"connection (was |has been )?(closed|reset|refused|lost)|closed by peer|broken pipe|timed? ?out|remote process|"
+    r"connection (was |has been )?(closed|reset|refused|lost)|timed? ?out|"
     r"ncclRemoteError|ncclSystemError|socket|network error|op\.preamble|DistNetworkError|DistStoreError",
     re.IGNORECASE,
 )
-"""What a library raises when another rank is gone, late, or in another exchange: such an error is no cause."""
+"""What a library raises when another rank is late, in another exchange, or disconnected (``ranks.peers`` knows the rest)."""
 TRANSPORT = re.compile(
     r'File "[^"]*(/torch/(distributed|cuda)/|/deepspeed/comm/|/dsdoctor/comm/(torch_ops|collectives/calls)\.py")'
 )
@@ -60,7 +61,7 @@ class FailedExchange:
     def who(self, rank: int) -> str:
         """A rank with host and pid."""
         claim = next((claim for claim in self.claims if claim.rank == rank), None)
-        return f"rank {rank} ({claim.host}, pid {claim.pid})" if claim else f"rank {rank}"
+        return claim.process if claim else f"rank {rank}"
 
     def host(self, rank: int) -> str:
         """The host of a rank."""
@@ -115,7 +116,7 @@ class FailedExchange:
         own = [
             stuck
             for stuck in self.stuck
-            if stuck.error and not stuck.ended and stuck.step < before and not CONSEQUENCE.search(stuck.error)
+            if stuck.error and not stuck.ended and stuck.step < before and not is_consequence(stuck.error)
         ]
         left = [
             Stuck(rank=rank, at=skipped.at, step=skipped.step, seconds=0.0, error=skipped.reason)
@@ -169,6 +170,15 @@ class FailedExchange:
     def explained(self) -> bool:
         """Whether a rank that died, stopped, vanished or raised explains what the others wait for."""
         return bool(self.dead or self.stopped or self.cut or self.raised)
+
+
+def is_consequence(error: str) -> bool:
+    """Whether an error only shows that another rank is gone, late, or in another exchange: it is no cause.
+
+    >>> is_consequence("Connection closed by peer [10.0.0.1]:58043"), is_consequence("ValueError: batch 7 is empty")
+    (True, False)
+    """
+    return says_another_is_gone(error) or CONSEQUENCE.search(error) is not None
 
 
 def rank_died(trouble: FailedExchange) -> Iterator[Finding]:

@@ -273,7 +273,7 @@ def right(test_run: TestRun, phase: Phase) -> None:
     notable = {rank: result.exchanges for rank, result in by_rank.items()}
     phase.findings = result_checks.examine(notable, test_run.hosts) + test_run.trouble(gathered, "the collectives")
     phase.findings += _nccl(test_run, gathered)
-    who = {claim.rank: f"rank {claim.rank} ({claim.host}, pid {claim.pid})" for claim in test_run.claims}
+    who = {claim.rank: claim.process for claim in test_run.claims}
     states = {answer.rank: answer.supervisor for answer in gathered.answers}
     phase.findings += tuple(supervisor_stopped(who, states))
     test_run.tested = done = max((result.done for result in by_rank.values()), default=0)

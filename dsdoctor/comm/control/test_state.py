@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from dsdoctor.comm.collectives import stuck_checks
 from dsdoctor.comm.collectives.nccl import NcclFacts
-from dsdoctor.comm.collectives.stuck_checks import CONSEQUENCE, STOPPED, FailedExchange
+from dsdoctor.comm.collectives.stuck_checks import STOPPED, FailedExchange, is_consequence
 from dsdoctor.comm.control.member import GATHERED, Member, take_evidence
 from dsdoctor.comm.control.messages import EXCHANGES, ExchangeResult, News, PhaseLog, RankAnswer, RankOrder
 from dsdoctor.comm.mesh.mesh import reach
@@ -63,7 +63,7 @@ class Responses:
 
 def _failed(stuck: Stuck) -> bool:
     """Whether a rank was not at work any more when its time was up, by itself."""
-    own = stuck.error and not CONSEQUENCE.search(stuck.error)
+    own = stuck.error and not is_consequence(stuck.error)
     return bool(stuck.ended or own or stuck.process in STOPPED)
 
 
