@@ -134,7 +134,7 @@ ROWS = (
     ),
     Row(claim="a command starts at once", script="startup.py", numbers="startup-2026-11-23.json", figures=start),
     Row(
-        claim="`build-wheel` beside the guide's build",
+        claim="`build-wheel` compared with the guide's build",
         script="build.py",
         numbers="build-2026-11-23-late-collection.json",
         figures=build,

@@ -1,5 +1,6 @@
-"""An mkdocs hook: one page for each rule, at rules/ID/, and the list of all, made from the book of rules as `explain` prints it."""
+"""An mkdocs hook: a page for each rule at rules/ID/, the list of all, and the whole book for other programs at rules/rules.json."""
 
+import json
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +11,7 @@ from dsdoctor.cli.explain import pages
 from dsdoctor.core.pages import ADDRESS
 from dsdoctor.core.text import ManualPage
 from dsdoctor.diagnosis.catalogue import RULES
-from dsdoctor.rules.book import rule_ids
+from dsdoctor.rules.book import entries, rule_ids
 
 MOST_SAMPLES = 6
 
@@ -26,7 +27,14 @@ def on_files(files: Files, *, config: Any) -> Files:
     files.append(File.generated(config, "rules/index.md", content="\n".join(_index())))
     for rule in rule_ids():
         files.append(File.generated(config, f"rules/{rule}.md", content="\n".join(_page(rule))))
+    files.append(File.generated(config, "rules/rules.json", content=json.dumps(_book(), ensure_ascii=False, indent=1)))
     return files
+
+
+def _book() -> dict[str, Any]:
+    """Every rule as the book has it, with the room that makes its findings; the rules of logs with their patterns and samples."""
+    rules = [{"room": room, **table} for rule in rule_ids() for room, table in entries(rule)]
+    return {"schema": "dsdoctor-rules/1", "rules": rules}
 
 
 def _index() -> Iterator[str]:

@@ -120,7 +120,8 @@ def test_help_shows_the_commands_in_groups_and_breaks_no_line_by_itself() -> Non
     shown = run("check", "--help", COLUMNS="200").stdout
 
     assert (
-        "Ops stand in groups: those that build as the environment stands, those that cannot and that you need" in shown
+        "Ops are grouped: can be built in the current environment, required but cannot be built, and optional and cannot"
+        in shown
     )
 
 

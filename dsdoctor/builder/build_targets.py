@@ -11,12 +11,13 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 
-from dsdoctor.builder.build import AfterBuild, Inputs, Planned, find_wheel, inputs_of, keep, make_wheel, planned
+from dsdoctor.builder.build import AfterBuild, PreparedPlan, make_wheel, prepare_plan
 from dsdoctor.builder.make.compile import Pool
 from dsdoctor.builder.make.make_wheel import prepare_out
 from dsdoctor.builder.make.manifest import decode
 from dsdoctor.builder.plan.choices import choose_local_version
 from dsdoctor.builder.targets import Target, cross, environment, find_interpreters, is_version
+from dsdoctor.builder.wheel_cache import Inputs, find_wheel, inputs_of, keep
 from dsdoctor.core.build_models import BuildPlan, BuildResult, OpProgress
 from dsdoctor.core.errors import BuildFailed, DoctorError, ImpossiblePlan, UsageError, refused_by_system
 from dsdoctor.core.finding import Finding, has_error
@@ -159,7 +160,7 @@ class _Running:
 
     outcome: TargetOutcome
     kept: ExitStack = field(default_factory=ExitStack)
-    ready: Planned | None = None
+    ready: PreparedPlan | None = None
     inputs: Inputs | None = None
     made: "Future[BuildResult] | None" = None
 
@@ -271,10 +272,10 @@ class _TargetBuilds:
                 running.outcome = replace(running.outcome, plan=kept.plan, result=kept.result)
                 return
             observation = observing.final()
-        running.ready = running.kept.enter_context(planned(order, observation))
+        running.ready = running.kept.enter_context(prepare_plan(order, observation))
         running.outcome = replace(running.outcome, plan=running.ready.plan)
 
-    def _claim(self, target: Target, ready: Planned) -> None:
+    def _claim(self, target: Target, ready: PreparedPlan) -> None:
         """A wheel's name is one target's: what a torch from an index turns out to be is known only now."""
         if ready.plan.tagged:
             return
@@ -289,7 +290,7 @@ class _TargetBuilds:
             self.pool = Pool(plan.jobs, plan.memory)
         return self.pool
 
-    def _build(self, target: Target, ready: Planned, pool: Pool) -> BuildResult:
+    def _build(self, target: Target, ready: PreparedPlan, pool: Pool) -> BuildResult:
         def say(line: str) -> None:
             if not self.stopped:
                 self.talk.say(target, line)

@@ -11,7 +11,7 @@ from dsdoctor.builder.make.commands import ask_compiler
 from dsdoctor.builder.plan.choices import choose_jobs
 from dsdoctor.builder.plan.op_table import ASKED, BUILDS, CANNOT, INSTALLED, OpVerdict, judge_ops, without_needs
 from dsdoctor.builder.plan.plan import wanted_ops
-from dsdoctor.builder.toolkit.choose import offers_for
+from dsdoctor.builder.toolkit.choose import toolkit_offers
 from dsdoctor.checks import Examined
 from dsdoctor.core.build_models import Source
 from dsdoctor.core.errors import DoctorError
@@ -23,6 +23,7 @@ from dsdoctor.core.requests import BuildRequest
 from dsdoctor.core.text import and_more
 from dsdoctor.core.version import __version__
 from dsdoctor.probe.observe import Observation, Say
+from dsdoctor.rules import book
 from dsdoctor.ui.screen import counted, first_step, most_harmful, next_line, screen_lines
 from dsdoctor.ui.table import table
 from dsdoctor.ui.terminal import MARKS, VerdictLine, printable
@@ -53,7 +54,7 @@ def weighed(
     """The topics with their findings weighed by the op table, and the table; ``compiled`` is the compiler's answer for each op."""
     findings = tuple(finding for topic in topics for finding in topic.findings)
     machine = observation.machine
-    offers = offers_for(observation, request)
+    offers = toolkit_offers(observation, request)
     table = judge_ops(machine, source, request, findings, cache=observation.cache, compiled=compiled, offers=offers)
     findings_left = iter(table.findings)
     topics_weighed = tuple(
@@ -69,8 +70,7 @@ def without_table(machine: Machine, topics: tuple[Examined, ...], error: DoctorE
     """The findings alone; where the ops should have been judged and could not, that is a finding."""
     plain = tuple(replace(topic, findings=without_needs(topic.findings)) for topic in topics)
     if error is not None:
-        title = f"the ops were not judged: {urls(error.message)}"
-        unjudged = Finding.warning("ops-not-judged", title, fix=error.hint or "name a DeepSpeed with --source")
+        unjudged = book.finding("ops-not-judged", Severity.WARNING, why=urls(error.message), hint=error.hint)
         plain += (Examined(topic="ops", summary="Ops", findings=(unjudged,)),)
     return Checked(machine=machine, topics=plain, ops=(), source=None)
 
@@ -98,9 +98,9 @@ def asked_of_compiler(
 
 
 WORTH_A_LINE = {Severity.WARNING, Severity.ERROR}
-MOST_OPS = 8
+MAX_OPS = 8
 ALL = "-v"
-INDENTED = 60
+MIN_INDENT_COLUMNS = 60
 """Columns from which on the table of ops is indented."""
 
 
@@ -163,7 +163,7 @@ def _op_table(ops: Sequence[OpVerdict], width: int | None) -> Iterator[str]:
         rows.append((f"{mark} {op.op}", op.verdict, op.mended))
         for because in dict.fromkeys(filter(None, (op.because, op.mended_because))):
             why.setdefault(because, []).append(op.op)
-    indent = " " * 4 if width is None or width >= INDENTED else ""
+    indent = " " * 4 if width is None or width >= MIN_INDENT_COLUMNS else ""
     yield from (f"{indent}{line}".rstrip() for line in table(rows, "<<<", width=width and width - len(indent)))
     if why:
         yield "  why:"
@@ -173,7 +173,7 @@ def _op_table(ops: Sequence[OpVerdict], width: int | None) -> Iterator[str]:
 
 def _group(mark: str, words: str, ops: Sequence[OpVerdict]) -> Iterator[str]:
     if ops:
-        yield f"{mark} {len(ops)} {words}: {and_more([op.op for op in ops], MOST_OPS)}"
+        yield f"{mark} {len(ops)} {words}: {and_more([op.op for op in ops], MAX_OPS)}"
 
 
 def _them(ops: Sequence[OpVerdict]) -> str:
@@ -196,7 +196,7 @@ def verdict_line(done: Checked, *, verbose: bool) -> str:
     mark = MARKS[Severity.ERROR if any(f.severity is Severity.ERROR for f in worth) else Severity.WARNING]
     parts = [counted(worth)] if worth else []
     if missed:
-        named = and_more([op.op for op in missed], MOST_OPS)
+        named = and_more([op.op for op in missed], MAX_OPS)
         mended = [op for op in missed if op.mended == BUILDS]
         gets = f"; build-wheel gets {'it' if len(missed) == 1 else f'{len(mended)} of them'}" if mended else ""
         parts.append(f"{named} cannot be built as the environment stands{gets}")
@@ -230,7 +230,7 @@ def _build(ops: str, arch: str | None) -> Step:
 # What a check found -> thirty lines of Markdown at most, to be pasted into an issue. What an environment hides is not in them.
 
 
-MOST = 5
+MAX_FINDINGS = 5
 MARKDOWN = re.compile(r"([\\`*<\[\]])")
 SEVERITIES = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "note"}
 
@@ -245,9 +245,9 @@ def issue_lines(done: Checked, environment: Mapping[str, str]) -> Iterator[str]:
     worth = most_harmful(finding for finding in done.findings if finding.severity in WORTH_A_LINE)
     if worth:
         yield ""
-        for finding in worth[:MOST]:
+        for finding in worth[:MAX_FINDINGS]:
             yield from _problem(finding, plain)
-        if left := worth[MOST:]:
+        if left := worth[MAX_FINDINGS:]:
             yield f"- and {counted(left)}: {', '.join(f'`{finding.rule}`' for finding in left)}"
     if done.source is not None:
         head, *groups = op_lines(done.ops, done.source, verbose=False)

@@ -7,24 +7,25 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from dsdoctor.builder.build import BuildScreen, Built, build
+from dsdoctor.builder.build import BuildOutcome, BuildScreen, build
 from dsdoctor.builder.plan.choices import accelerator_of
 from dsdoctor.builder.source.fetch import NEWEST, spell_source
 from dsdoctor.builder.source.op_loads import ops_of_config
 from dsdoctor.builder.source.training_config import read_config, training_configs
 from dsdoctor.builder.targets import find_uv
-from dsdoctor.builder.verify import Candidate, Shelf, verify, version_of
+from dsdoctor.builder.verify import Candidate, WheelCandidates, verify, version_of
 from dsdoctor.core.build_models import BuildPlan, BuildResult
 from dsdoctor.core.errors import BuildFailed, UsageError
-from dsdoctor.core.finding import Finding, has_error, step
+from dsdoctor.core.finding import Finding, Severity, has_error
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.pip import install_needs, install_wheel
 from dsdoctor.core.requests import BuildOrder
 from dsdoctor.probe.observe import Observation, observe
+from dsdoctor.rules import book
 
 
-class Did(enum.Enum):
+class InstallAction(enum.Enum):
     """How the environment came to its DeepSpeed."""
 
     KEPT = "kept"
@@ -37,14 +38,14 @@ class Did(enum.Enum):
 class Installed:
     """What was done. ``ops`` load now; ``untried`` could not be tried here. ``candidates`` are the wheels that were looked at."""
 
-    did: Did
+    did: InstallAction
     version: str | None = None
     wheel: str | None = None
     ops: tuple[str, ...] = ()
     untried: tuple[str, ...] = ()
     candidates: tuple[Candidate, ...] = ()
     findings: tuple[Finding, ...] = ()
-    built: Built | None = None
+    built: BuildOutcome | None = None
 
 
 def install(order: BuildOrder, places: Sequence[str], out: Path, *, screen: BuildScreen, build_anew: bool) -> Installed:
@@ -60,7 +61,7 @@ def install(order: BuildOrder, places: Sequence[str], out: Path, *, screen: Buil
             return kept
         if places and not asks_for_a_build(order):
             chosen = _from_indexes(order, places, observation, wanted, screen)
-            if chosen.did is Did.INSTALLED or chosen.findings:
+            if chosen.did is InstallAction.INSTALLED or chosen.findings:
                 return chosen
             return replace(_build(order, out, screen), candidates=chosen.candidates)
     return _build(order, out, screen)
@@ -69,7 +70,7 @@ def install(order: BuildOrder, places: Sequence[str], out: Path, *, screen: Buil
 def install_built(plan: BuildPlan, result: BuildResult) -> tuple[Finding, ...]:
     """Install a wheel that was built into the environment it was built for; a finding when that fails: the wheel stays."""
     assert result.wheel is not None
-    return _put_in(plan.python, result.wheel, None)
+    return _install_wheel(plan.python, result.wheel, None)
 
 
 def _named_ops(order: BuildOrder, machine: Machine) -> tuple[str, ...]:
@@ -88,7 +89,7 @@ def _kept(order: BuildOrder, observation: Observation, wanted: tuple[str, ...]) 
         return None
     if not set(wanted) <= set(there.installed_ops) or order.request.ops == ("all",) or asks_for_a_build(order):
         return None
-    outcome = _outcome(Did.KEPT, order.python)
+    outcome = _outcome(InstallAction.KEPT, order.python)
     return None if has_error(outcome.findings) else outcome
 
 
@@ -108,53 +109,56 @@ def _from_indexes(
     """
     version = _asked_version(order, observation)
     seen: list[Candidate] = []
-    with Shelf(places, observation, order.python, say=screen.say) as shelf:
-        for wheel in shelf.wheels:
+    with WheelCandidates(places, observation, order.python, say=screen.say) as candidates:
+        for wheel in candidates.wheels:
             if version is not None and version_of(wheel) != version:
-                title = (
-                    f"it is DeepSpeed {version_of(wheel)}, {version} is {'asked for' if order.source else 'installed'}"
+                other = book.finding(
+                    "wheel-name-mismatch",
+                    Severity.ERROR,
+                    case="not-asked-for" if order.source else "not-installed",
+                    named=str(version_of(wheel)),
+                    version=str(version),
                 )
-                seen.append(
-                    Candidate(wheel=wheel.name, built=None, findings=(Finding.error("wheel-name-mismatch", title),))
-                )
+                seen.append(Candidate(wheel=wheel.name, built=None, findings=(other,)))
                 continue
-            candidate, path = shelf.judge(wheel, wanted)
+            candidate, path = candidates.judge(wheel, wanted)
             seen.append(candidate)
             if candidate.fits and path is not None:
                 screen.say(f"installing {wheel.name}")
-                failed = _put_in(order.python, str(path), observation.machine)
+                failed = _install_wheel(order.python, str(path), observation.machine)
                 if has_error(failed):
-                    return Installed(did=Did.NOTHING, wheel=candidate.wheel, candidates=tuple(seen), findings=failed)
-                done = _outcome(Did.INSTALLED, order.python)
+                    return Installed(
+                        did=InstallAction.NOTHING, wheel=candidate.wheel, candidates=tuple(seen), findings=failed
+                    )
+                done = _outcome(InstallAction.INSTALLED, order.python)
                 findings = (*failed, *done.findings)
                 return replace(done, wheel=candidate.wheel, candidates=tuple(seen), findings=findings)
-    return Installed(did=Did.NOTHING, candidates=tuple(seen))
+    return Installed(did=InstallAction.NOTHING, candidates=tuple(seen))
 
 
 def _build(order: BuildOrder, out: Path, screen: BuildScreen) -> Installed:
     built = build(order, out, screen=screen, after=lambda: install_built, reuse=True)
     if built.result is None or not built.result.wheel or has_error(built.findings):
-        return Installed(did=Did.NOTHING, built=built, findings=built.findings)
-    done = _outcome(Did.BUILT, order.python)
+        return Installed(did=InstallAction.NOTHING, built=built, findings=built.findings)
+    done = _outcome(InstallAction.BUILT, order.python)
     return replace(done, wheel=built.result.wheel, built=built, findings=(*built.findings, *done.findings))
 
 
-def _put_in(python: str, wheel: str, machine: Machine | None) -> tuple[Finding, ...]:
+def _install_wheel(python: str, wheel: str, machine: Machine | None) -> tuple[Finding, ...]:
     """The wheel, then what it needs beside itself; torch is left as it is."""
     host = LocalHost()
     uv = find_uv(host)
     try:
         install_wheel(host, python, wheel, uv=uv)
     except BuildFailed as error:
-        again = step("{python} -m pip install --no-deps --force-reinstall {wheel}", python=python, wheel=wheel)
-        return (Finding.error("wheel-not-installed", error.message, fix="install it by hand", steps=(again,)),)
+        why = error.message
+        return (book.finding("wheel-not-installed", Severity.ERROR, why=why, python=python, wheel=wheel),)
     torch = (machine or observe(python, None, whole=False).machine).torch
     failed = install_needs(host, python, wheel, torch.version, uv=uv) if torch else None
     if failed is None:
         return ()
-    title = f"DeepSpeed is installed, and what it needs beside itself is not: {failed}"
-    again = step("{python} -m pip install deepspeed=={version}", python=python, version=_installed_version(python))
-    return (Finding.warning("dependencies-not-installed", title, fix="install it once pip can", steps=(again,)),)
+    version = _installed_version(python)
+    return (book.finding("dependencies-not-installed", Severity.WARNING, why=failed, python=python, version=version),)
 
 
 def _installed_version(python: str) -> str:
@@ -162,7 +166,7 @@ def _installed_version(python: str) -> str:
     return there.version if there else ""
 
 
-def _outcome(did: Did, python: str) -> Installed:
+def _outcome(did: InstallAction, python: str) -> Installed:
     """What the environment has now, each op loaded."""
     now = verify(python, None, None, load=True)
     failed = {op for finding in now.findings if finding.rule == "op-does-not-load" for op in finding.affects}

@@ -171,7 +171,7 @@ STEERS = frozenset(
 )
 """The settings of pip that say where packages come from, and how they are reached."""
 
-MAKING = 600.0
+VENV_TIMEOUT_SECONDS = 600.0
 """Seconds that making an empty environment may take."""
 
 Say = Callable[[str], None]
@@ -198,7 +198,7 @@ class Installer:
             ]
         )
         for argv in ways:
-            answer = self.host.run(argv, timeout=MAKING)
+            answer = self.host.run(argv, timeout=VENV_TIMEOUT_SECONDS)
             if answer.ok:
                 return
         raise BuildFailed(
@@ -247,8 +247,8 @@ INDEX = "https://download.pytorch.org/whl"
 """The index of torch's own builds for each CUDA release: .../cu128, .../cpu."""
 
 FOLDER = "targets"
-WHOLE = "dsdoctor.json"
-USED = (WHOLE, "pyvenv.cfg", "bin/python", "bin/*", "lib/python*/site-packages", "lib/python*/site-packages/*")
+FINISHED_MARK = "dsdoctor.json"
+USED = (FINISHED_MARK, "pyvenv.cfg", "bin/python", "bin/*", "lib/python*/site-packages", "lib/python*/site-packages/*")
 """What of a kept environment decides what its interpreter runs: nobody else may write to it, or on the way to it."""
 CPU = "cpu"
 
@@ -382,7 +382,7 @@ def _fill(host: LocalHost, target: Target, folder: Path, python: str, say: Say) 
     release = _release(host, python)
     if wrong := mismatch(target, release):
         raise ImpossiblePlan(wrong, hint="name an index that has such a build: --torch-index URL")
-    write_bytes(folder / WHOLE, encode({"target": replace(target, index=None), "torch": release}))
+    write_bytes(folder / FINISHED_MARK, encode({"target": replace(target, index=None), "torch": release}))
 
 
 def requirement(target: Target) -> str:
@@ -424,7 +424,7 @@ def key(target: Target) -> str:
 
 def _is_whole(host: LocalHost, folder: Path, python: str) -> bool:
     """Whether an environment was finished and its interpreter still finds torch; the interpreter may have been removed since."""
-    if not (folder / WHOLE).is_file():
+    if not (folder / FINISHED_MARK).is_file():
         return False
     release = _release(host, python)
     return not isinstance(release, Gap) and release.version is not None

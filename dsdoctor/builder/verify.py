@@ -10,7 +10,6 @@ from tempfile import TemporaryDirectory
 from packaging.version import InvalidVersion, Version
 
 from dsdoctor.builder.wheel.index import (
-    NOT_TO_BE_USED,
     Digests,
     RemoteWheel,
     contradicted_digest,
@@ -31,6 +30,7 @@ from dsdoctor.core.finding import Finding, Severity, for_python, has_error, step
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import DeepSpeed, Machine
 from dsdoctor.probe.observe import Observation, Say, observe
+from dsdoctor.rules import book
 
 # A built DeepSpeed and what was seen of a machine -> what stands in the way of its use there. Pure.
 
@@ -64,15 +64,10 @@ def judge(observation: Observation, built: DeepSpeed, python: str) -> Verified:
 def _for_whom(machine: Machine, built: DeepSpeed) -> Iterator[Finding]:
     """What "it fits" does not say: an accelerator that is not judged, and that no op is inside."""
     if machine.unjudged_accelerator:
-        title = f"its ops were not judged: {machine.unjudged_accelerator}, and dsdoctor judges those for CUDA and CPU"
-        yield Finding.warning("ops-not-judged", title, fix="on a CPU: export DS_ACCELERATOR=cpu, and verify again")
+        why = machine.unjudged_accelerator
+        yield book.finding("ops-not-judged", Severity.WARNING, case="accelerator", why=why)
     elif not built.installed_ops:
-        yield Finding.note(
-            "wheel-without-ops",
-            f"DeepSpeed {built.version} holds no op: it is for runs that need none, or that compile each at its first use",
-            fix="build one that holds the ops of your configuration",
-            steps=(step("python -m dsdoctor build-wheel --for ds_config.json"),),
-        )
+        yield book.finding("wheel-without-ops", Severity.NOTE, version=built.version)
 
 
 def _of_ops(finding: Finding, built: DeepSpeed) -> Finding:
@@ -84,7 +79,7 @@ def _of_ops(finding: Finding, built: DeepSpeed) -> Finding:
 # The DeepSpeed wheels of folders and package indexes, each held against one machine. Nothing of them is run.
 
 
-Shelved = Path | RemoteWheel
+ListedWheel = Path | RemoteWheel
 """A wheel in a folder, or one that an index lists."""
 
 
@@ -104,7 +99,7 @@ class Candidate:
         return not has_error(self.findings)
 
 
-class Shelf:
+class WheelCandidates:
     """The wheels of folders and indexes, held against one machine one by one.
 
     A wheel of an index whose name says that it does not fit is not fetched; the others are, into a folder that goes away.
@@ -115,11 +110,11 @@ class Shelf:
         self._observation, self._python, self._say = observation, python, say
         self._session = open_session(LocalHost())
         found = {wheel.name: wheel for place in reversed(places) for wheel in self._of(place)}
-        self.wheels: tuple[Shelved, ...] = tuple(sorted(found.values(), key=_age, reverse=True))
+        self.wheels: tuple[ListedWheel, ...] = tuple(sorted(found.values(), key=_age, reverse=True))
         self._listed: dict[Path, Mapping[str, Digests]] = {}
         self._folder = TemporaryDirectory(prefix="dsdoctor-")
 
-    def __enter__(self) -> "Shelf":
+    def __enter__(self) -> "WheelCandidates":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -132,7 +127,7 @@ class Shelf:
             raise UsageError("the index lists no wheel of deepspeed", hint="name another index, or a folder of wheels")
         return tuple(sorted((self.judge(wheel, ops)[0] for wheel in self.wheels), key=_worth, reverse=True))
 
-    def judge(self, wheel: Shelved, ops: tuple[str, ...]) -> tuple[Candidate, Path | None]:
+    def judge(self, wheel: ListedWheel, ops: tuple[str, ...]) -> tuple[Candidate, Path | None]:
         """A wheel against the machine and the ops that it must hold, and its file; None where it was not fetched."""
         if isinstance(wheel, Path):
             judged = self._judged(wheel, str(wheel), ops)
@@ -144,10 +139,13 @@ class Shelf:
         try:
             path, digest = fetch(wheel, Path(self._folder.name), self._session, say=self._say)
         except BuildFailed as error:
-            return replace(by_name, findings=(Finding.error("wheel-not-fetched", error.message, fix=error.hint),)), None
+            failed = book.finding(
+                "wheel-not-fetched", Severity.ERROR, case="failed", why=error.message, hint=error.hint
+            )
+            return replace(by_name, findings=(failed,)), None
         return replace(self._judged(path, wheel.shown, ops), sha256=digest), path
 
-    def _of(self, place: str) -> tuple[Shelved, ...]:
+    def _of(self, place: str) -> tuple[ListedWheel, ...]:
         if is_url(place):
             return list_index(place, self._session)
         if re.match(r"[A-Za-z][\w+.-]*:/", place) and not place.startswith("file://"):
@@ -169,17 +167,13 @@ class Shelf:
         """What a name says is held against the machine as what is in a wheel would be."""
         named = facts_of_name(wheel.name)
         if named is None:
-            return Candidate(
-                wheel=wheel.shown, built=None, findings=(Finding.error("usage", f"{wheel.name} is no wheel"),)
-            )
+            no_wheel = book.finding("usage", Severity.ERROR, case="no-wheel", wheel=wheel.name)
+            return Candidate(wheel=wheel.shown, built=None, findings=(no_wheel,))
         findings = judge(self._observation, named, self._python).findings
         against = tuple(finding for finding in findings if finding.severity is Severity.ERROR)
         against = (*against, *_other_name(named, self._observation.machine))
         if wheel.yanked:
-            against = (
-                *against,
-                Finding.error("wheel-yanked", f"{wheel.name} was yanked: whoever made it took it back"),
-            )
+            against = (*against, book.finding("wheel-yanked", Severity.ERROR, case="listed", wheel=wheel.name))
         return Candidate(wheel=wheel.shown, built=named, findings=against)
 
     def _listing(self, wheel: Path) -> tuple[Finding, ...]:
@@ -192,7 +186,8 @@ class Shelf:
         try:
             built = replace(read_wheel(path), location=shown)
         except UsageError as error:
-            return Candidate(wheel=shown, built=None, findings=(Finding.error("usage", error.message),))
+            unreadable = book.finding("usage", Severity.ERROR, case="unreadable", why=error.message)
+            return Candidate(wheel=shown, built=None, findings=(unreadable,))
         lacking = tuple(op for op in ops if op not in built.installed_ops)
         lacks = _lacks(lacking, built) if lacking else ()
         findings = (*judge(self._observation, built, self._python).findings, *lacks)
@@ -202,11 +197,12 @@ class Shelf:
 def judge_listing(wheel: Path, listed: Mapping[str, Digests]) -> tuple[Finding, ...]:
     """An error where a wheel is not the file that the index in its folder lists."""
     other = contradicted_digest(wheel, listed.get(wheel.name, ()))
-    title = f"{wheel.name} {other}: it was changed after it was listed"
-    return (Finding.error("wheel-not-fetched", title, fix=NOT_TO_BE_USED),) if other else ()
+    if not other:
+        return ()
+    return (book.finding("wheel-not-fetched", Severity.ERROR, case="changed", wheel=wheel.name, difference=other),)
 
 
-def version_of(wheel: Shelved) -> Version:
+def version_of(wheel: ListedWheel) -> Version:
     """The public version that a wheel's name says, 0 for a name that says none."""
     named = facts_of_name(wheel.name)
     try:
@@ -215,7 +211,7 @@ def version_of(wheel: Shelved) -> Version:
         return Version("0")
 
 
-def _age(wheel: Shelved) -> tuple[Version, bool, str]:
+def _age(wheel: ListedWheel) -> tuple[Version, bool, str]:
     """Greater for a newer one; among those of a version, for one whose name says for which torch it is."""
     named = facts_of_name(wheel.name)
     return version_of(wheel), named is not None and named.torch is not None, wheel.name
@@ -225,18 +221,21 @@ def _other_name(named: DeepSpeed, machine: Machine) -> Iterator[Finding]:
     """What a wheel's name says against its use with the torch that is here."""
     torch = machine.torch
     if torch and named.torch and named.torch != torch.minor:
-        title = f"its name says torch {named.torch}, here is torch {torch.version}: it was not fetched"
-        yield Finding.error("wheel-name-mismatch", title)
+        yield book.finding("wheel-name-mismatch", Severity.ERROR, case="torch", named=named.torch, torch=torch.version)
     if torch and named.cuda and named.cuda != str(torch.cuda):
-        has = f"is built for CUDA {torch.cuda}" if torch.cuda else f"is {torch.build}"
-        title = f"its name says CUDA {named.cuda}, torch {torch.version} {has}: it was not fetched"
-        yield Finding.error("wheel-name-mismatch", title)
+        yield book.finding(
+            "wheel-name-mismatch",
+            Severity.ERROR,
+            case="cuda",
+            named=named.cuda,
+            torch=torch.version,
+            build=f"built for CUDA {torch.cuda}" if torch.cuda else torch.build,
+        )
 
 
 def _lacks(ops: tuple[str, ...], built: DeepSpeed) -> tuple[Finding, ...]:
-    holds = ", ".join(built.installed_ops) or "no op"
-    title = f"{', '.join(ops)} was asked for, and the wheel holds {holds}"
-    return (Finding.error("op-not-in-wheel", title, affects=ops),)
+    holds = built.installed_ops or None
+    return (book.finding("op-not-in-wheel", Severity.ERROR, case="lacking", affects=ops, ops=ops, holds=holds),)
 
 
 def _worth(candidate: Candidate) -> tuple[bool, Version, int, int, str]:
@@ -274,8 +273,8 @@ def verify(python: str, machine: Path | None, wheel: Path | None, *, load: bool 
 def verify_listed(python: str, machine: Path | None, url: str, *, say: Say) -> Verified:
     """Judge the wheel that an address names, or of an index the one that fits best. Raises UsageError where none can be judged."""
     observation = observe(python, machine, whole=False)
-    with Shelf([url], observation, python, say=say) as shelf:
-        best = shelf.ranked(())[0]
+    with WheelCandidates([url], observation, python, say=say) as candidates:
+        best = candidates.ranked(())[0]
     if best.built is None:
         raise UsageError(f"{best.wheel}: {best.findings[0].title}", hint="name another wheel")
     machine_with = replace(observation.machine, deepspeed=best.built)
@@ -300,8 +299,8 @@ def pick(python: str, machine: Path | None, place: str, ops: tuple[str, ...], *,
 
     One that lacks an op of ``ops`` does not fit. Raises UsageError for a place without DeepSpeed wheels.
     """
-    with Shelf([place], observe(python, machine, whole=False), python, say=say) as shelf:
-        return shelf.ranked(ops)
+    with WheelCandidates([place], observe(python, machine, whole=False), python, say=say) as candidates:
+        return candidates.ranked(ops)
 
 
 # A built DeepSpeed, or wheels to choose from -> lines.

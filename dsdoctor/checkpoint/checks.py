@@ -33,8 +33,9 @@ from dsdoctor.checkpoint.folder import (
 from dsdoctor.checkpoint.inert_pickle import Call, at, count_of
 from dsdoctor.checkpoint.parameters import only_in_module
 from dsdoctor.checkpoint.torch_file import DENIED
-from dsdoctor.core.finding import Finding, Step, instead, step
-from dsdoctor.core.text import and_more
+from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.core.text import and_more, and_more_lines, counted
+from dsdoctor.rules import book
 
 # The facts of a tag -> the names of the files that it must have, and what its universal folder must hold.
 
@@ -126,8 +127,8 @@ def _missing_of_parameters(examined: Examined) -> tuple[str, ...]:
 # A tag whose files speak of others that are not there -> which, and what stands in the folder under a name like theirs.
 
 
-MOST = 12
-"""Files that a finding names."""
+MAX_FILES_NAMED = 12
+"""In a finding."""
 UNFINISHED = {".part", ".partial", ".tmp", ".crdownload", ".aria2", ".incomplete"}
 """What programs add to the name of a file that they have not finished."""
 
@@ -136,38 +137,27 @@ def missing(examined: Examined) -> Iterator[Finding]:
     """Files that the others speak of and that are not there."""
     gone = (*missing_files(examined), *missing_states(examined))
     if gone:
-        yield Finding.error(
+        yield book.finding(
             "checkpoint-shard-missing",
-            f"{len(gone)} file{'s' * (len(gone) > 1)} of {examined.tag.folder.name} {'are' if len(gone) > 1 else 'is'} missing",
-            evidence=[
-                *gone[:MOST],
-                *([f"and {len(gone) - MOST} more"] if len(gone) > MOST else []),
-                *_beside(examined, gone)[:4],
-            ],
-            fix="take an older tag, or copy the files from the node that wrote them",
-            steps=(*listed(examined), *_without_optimizer(examined, gone)),
+            Severity.ERROR,
+            case="optimizer-alone" if _optimizer_alone(examined, gone) else "",
+            evidence=[*and_more_lines(gone, MAX_FILES_NAMED), *_similar_names(examined, gone)[:4]],
+            files=counted(len(gone), "file"),
+            tag=examined.tag.folder.name,
+            tag_folder=str(examined.tag.folder.path),
+            folder=str(examined.folder.path),
         )
 
 
-def _without_optimizer(examined: Examined, gone: tuple[str, ...]) -> tuple[Step, ...]:
-    """The way that is left where files of the optimizer alone are missing: below stage 3 the weights stand in another file."""
+def _optimizer_alone(examined: Examined, gone: tuple[str, ...]) -> bool:
+    """Whether only the optimizer's files are missing while the weights are in another file, as below stage 3."""
     names = [parse_name(name) for name in gone]
     only = all(name is not None and name.part == Part.OPTIMIZER.name for name in names)
-    if not only or examined.facts.universal or (examined.facts.stage or PARTITIONED) >= PARTITIONED:
-        return ()
-    folder = examined.tag.folder
-    return (
-        instead(
-            "python -m dsdoctor checkpoint {folder} --tag {tag} --load no-optimizer",
-            note="whether its weights alone load",
-            folder=str(examined.folder.path),
-            tag=folder.name,
-        ),
-    )
+    return only and not examined.facts.universal and (examined.facts.stage or PARTITIONED) < PARTITIONED
 
 
-def _beside(examined: Examined, gone: tuple[str, ...]) -> list[str]:
-    """Files that stand in the folder under a name like that of a missing one, each as a line."""
+def _similar_names(examined: Examined, gone: tuple[str, ...]) -> list[str]:
+    """Files in the folder whose name is like that of a missing one, each as a line."""
     names = set(names_in(examined.tag.folder.path)) - set(examined.tag.folder.files)
     return [f"there is {name}, {how}" for name in sorted(names) for wanted in gone if (how := _likeness(name, wanted))]
 
@@ -192,11 +182,6 @@ def _likeness(name: str, wanted: str) -> str:
     if name.startswith((f"{stem} ", f"{stem}(", f"{stem}-", f"Copy of {stem}")):
         return "another name of it, as a copy by hand or a cloud's folder leaves it"
     return ""
-
-
-def listed(examined: Examined) -> tuple[Step, ...]:
-    """The command that shows what is there."""
-    return (step("ls -l {folder}", folder=str(examined.tag.folder.path)),)
 
 
 # Do the flat fp32 weights of all ranks together have the elements that the parameters have? DeepSpeed's own arithmetic.
@@ -254,13 +239,13 @@ def ambiguous(examined: Examined) -> Iterator[Finding]:
     """Files whose zip another reader could take for other contents."""
     found = [file for file in examined.tag.files if file.ambiguous]
     if found:
-        many = f"{len(found)} files" if len(found) > 1 else found[0].path.name
-        yield Finding.error(
+        yield book.finding(
             "checkpoint-file-ambiguous",
-            f"{many} of {examined.tag.folder.name} can be read in two ways: torch may see other contents than what is judged here",
-            evidence=[f"{_name(examined, file.path)}: {file.problem}" for file in found[:MOST]],
-            fix="do not load it: copy the file anew from whoever saved it, and compare the digests",
-            steps=listed(examined),
+            Severity.ERROR,
+            evidence=[f"{_name(examined, file.path)}: {file.problem}" for file in found[:MAX_FILES_NAMED]],
+            files=counted(len(found), "file") if len(found) > 1 else found[0].path.name,
+            tag=examined.tag.folder.name,
+            tag_folder=str(examined.tag.folder.path),
         )
 
 
@@ -268,15 +253,13 @@ def damaged(examined: Examined) -> Iterator[Finding]:
     """Files that are there and not whole."""
     broken = [file for file in examined.tag.files if file.problem and not file.ambiguous]
     if broken:
-        many = (
-            f"{len(broken)} files of {examined.tag.folder.name} are" if len(broken) > 1 else f"{broken[0].path.name} is"
-        )
-        yield Finding.error(
+        yield book.finding(
             "checkpoint-file-damaged",
-            f"{many} not whole",
-            evidence=[f"{_name(examined, file.path)}: {file.problem}" for file in broken[:MOST]],
-            fix="take an older tag, or copy the file anew from where it is whole",
-            steps=listed(examined),
+            Severity.ERROR,
+            evidence=[f"{_name(examined, file.path)}: {file.problem}" for file in broken[:MAX_FILES_NAMED]],
+            files=counted(len(broken), "file") if len(broken) > 1 else broken[0].path.name,
+            tag=examined.tag.folder.name,
+            tag_folder=str(examined.tag.folder.path),
         )
 
 
@@ -288,12 +271,13 @@ def misplaced(examined: Examined) -> Iterator[Finding]:
         if written is not None and replace(written, bf16=shard.name.bf16) != shard.name:
             wrong.append(f"{shard.file.path.name} was written as {shard.file.root}.pt")
     if wrong:
-        yield Finding.error(
+        yield book.finding(
             "checkpoint-shards-mixed",
-            f"{len(wrong)} file{'s' * (len(wrong) > 1)} of {examined.tag.folder.name} "
-            f"{'stand' if len(wrong) > 1 else 'stands'} in another's place",
-            evidence=wrong[:MOST],
-            fix="give each file the name under which it was written",
+            Severity.ERROR,
+            case="misplaced",
+            evidence=wrong[:MAX_FILES_NAMED],
+            files=counted(len(wrong), "file"),
+            tag=examined.tag.folder.name,
         )
 
 
@@ -305,12 +289,13 @@ def mixed(examined: Examined) -> Iterator[Finding]:
             if value is not None:
                 kinds[value].append(file)
         if len(kinds) > 1:
-            yield Finding.error(
+            yield book.finding(
                 "checkpoint-shards-mixed",
-                f"the files of {examined.tag.folder.name} do not agree on {what}",
+                Severity.ERROR,
                 evidence=[f"{_short(value)}: {and_more(tuple(files), 4)}" for value, files in kinds.items()],
-                fix="they are of different saves: take a tag whose files are of one",
-                steps=listed(examined),
+                subject=what,
+                tag=examined.tag.folder.name,
+                tag_folder=str(examined.tag.folder.path),
             )
 
 
@@ -375,14 +360,14 @@ def _short(value: object) -> str:
 def left_over(examined: Examined) -> Iterator[Finding]:
     """Files of ranks, of a stage or of a type that the run which saved last did not have."""
     if examined.leftovers:
-        many, found = len(examined.leftovers), set(examined.leftovers.values())
-        causes = " or ".join(f"of {cause}" for cause in (RANKS, STAGE, TYPE) if cause in found)
-        yield Finding.warning(
+        causes = set(examined.leftovers.values())
+        yield book.finding(
             "checkpoint-leftover-shards",
-            f"{many} file{'s' * (many > 1)} of {examined.tag.folder.name} {'are' if many > 1 else 'is'} of another run: "
-            f"{causes} that the run which saved it did not have",
-            evidence=[*examined.leftovers][:MOST],
-            fix="load_checkpoint does not open them; zero_to_fp32.py does: move them away before it runs",
+            Severity.WARNING,
+            evidence=[*examined.leftovers][:MAX_FILES_NAMED],
+            files=counted(len(examined.leftovers), "file"),
+            tag=examined.tag.folder.name,
+            causes=" or ".join(cause for cause in (RANKS, STAGE, TYPE) if cause in causes),
         )
 
 
@@ -392,12 +377,13 @@ def renamed(examined: Examined) -> Iterator[Finding]:
         return
     without = [shard.file.path.name for shard in examined.tag.of(Part.OPTIMIZER) if not shard.name.bf16]
     if without:
-        yield Finding.error(
+        yield book.finding(
             "checkpoint-shards-mixed",
-            f"{len(without)} optimizer file{'s' * (len(without) > 1)} of {examined.tag.folder.name} "
-            f"lack{'s' * (len(without) == 1)} the bf16_ in the name that a bf16 run looks for",
-            evidence=without[:MOST],
-            fix="give each file the name under which it was written: bf16_ before the name that it has",
+            Severity.ERROR,
+            case="without-bf16",
+            evidence=without[:MAX_FILES_NAMED],
+            files=counted(len(without), "optimizer file"),
+            tag=examined.tag.folder.name,
         )
 
 
@@ -407,12 +393,12 @@ def sizes(examined: Examined) -> Iterator[Finding]:
         return
     problems = tuple(size_problems(examined))
     if problems:
-        yield Finding.error(
+        yield book.finding(
             "checkpoint-sizes-differ",
-            f"the shards of {examined.tag.folder.name} do not fit its parameters",
-            evidence=problems[:MOST],
-            fix="they are of different runs: take a tag whose files are of one",
-            steps=listed(examined),
+            Severity.ERROR,
+            evidence=problems[:MAX_FILES_NAMED],
+            tag=examined.tag.folder.name,
+            tag_folder=str(examined.tag.folder.path),
         )
 
 
@@ -420,20 +406,22 @@ def not_read(examined: Examined) -> Iterator[Finding]:
     """Files that this look does not understand: nothing is said of them."""
     denied = [_name(examined, file.path) for file in examined.tag.files if file.unknown == DENIED]
     if denied:
-        many = f"{len(denied)} files" if len(denied) > 1 else denied[0]
-        yield Finding.warning(
+        yield book.finding(
             "checkpoint-not-yours",
-            f"you may not read {many} of {examined.tag.folder.name}: a training that you start cannot load it",
-            evidence=denied[:MOST],
-            fix="start the training as the user who saved it, or let that user give the right to read",
-            steps=listed(examined),
+            Severity.WARNING,
+            evidence=denied[:MAX_FILES_NAMED],
+            files=counted(len(denied), "file") if len(denied) > 1 else denied[0],
+            tag=examined.tag.folder.name,
+            tag_folder=str(examined.tag.folder.path),
         )
     unknown = [file for file in examined.tag.files if file.unknown and file.unknown != DENIED]
     if unknown:
-        yield Finding.note(
+        yield book.finding(
             "checkpoint-not-read",
-            f"{len(unknown)} file{'s' * (len(unknown) > 1)} of {examined.tag.folder.name} could not be judged",
-            evidence=[f"{_name(examined, file.path)}: {file.unknown}" for file in unknown[:MOST]],
+            Severity.NOTE,
+            evidence=[f"{_name(examined, file.path)}: {file.unknown}" for file in unknown[:MAX_FILES_NAMED]],
+            files=counted(len(unknown), "file"),
+            tag=examined.tag.folder.name,
         )
 
 
@@ -444,11 +432,13 @@ def frozen_left_out(examined: Examined) -> Iterator[Finding]:
         return
     names = [name for shard in examined.tag.of(Part.MODEL) for name in only_in_module(examined, shard)]
     if names:
-        yield Finding.note(
+        yield book.finding(
             "checkpoint-frozen-left-out",
-            f"zero_to_fp32.py leaves {len(names)} frozen parameter{'s' * (len(names) > 1)} of {examined.tag.folder.name} out",
+            Severity.NOTE,
             evidence=[and_more(tuple(names), 6)],
-            fix="load_checkpoint restores them; a merged model takes them from the model states",
+            parameters=counted(len(names), "frozen parameter"),
+            tag=examined.tag.folder.name,
+            folder=str(examined.folder.path),
         )
 
 

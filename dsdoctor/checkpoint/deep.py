@@ -26,11 +26,12 @@ from dsdoctor.checkpoint.tensor_bytes import (
 from dsdoctor.checkpoint.torch_file import Archive
 from dsdoctor.checkpoint.weights import NotMerged, Span, expert_weights, spans_of, spans_of_universal, trained, whole
 from dsdoctor.core.files import open_regular
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.text import and_more_lines
+from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.core.text import and_more_lines, counted
 from dsdoctor.core.zip_file import Entry
+from dsdoctor.rules import book
 
-MOST = 12
+MAX_LINES = 12
 SINGLE = "F32"
 Read = Callable[[int], None]
 
@@ -60,13 +61,12 @@ def judge_agreement(examined: Examined, read: Read) -> Iterator[Finding]:
                 differ.append(f"{weight.name} in {weight.file.path.name} is not that of {other.path.name}")
             read(weight.size)
     if differ:
-        yield Finding.warning(
+        yield book.finding(
             "checkpoint-values-disagree",
-            f"{len(differ)} weight{'s' * (len(differ) > 1)} of {examined.tag.folder.name} "
-            f"{'are' if len(differ) > 1 else 'is'} not the optimizer's fp32 weights, rounded",
-            evidence=and_more_lines(differ, MOST),
-            fix="where no script changed weights behind DeepSpeed's back, its files are of two trainings: take a tag whose files "
-            "are of one",
+            Severity.WARNING,
+            evidence=and_more_lines(differ, MAX_LINES),
+            weights=counted(len(differ), "weight"),
+            tag=examined.tag.folder.name,
         )
 
 
@@ -151,18 +151,16 @@ def judge_values(examined: Examined, read: Read) -> Iterator[Finding]:
             changed.append(f"{_short(examined, file)}: {error}")
     name = examined.tag.folder.name
     if changed:
-        yield Finding.error(
-            "checkpoint-bytes-changed",
-            f"{name} holds other bytes than were written: torch loads them without a word",
-            evidence=and_more_lines(changed, MOST),
-            fix="copy the files anew from where they are right, or take an older tag; then look at the disk",
+        yield book.finding(
+            "checkpoint-bytes-changed", Severity.ERROR, evidence=and_more_lines(changed, MAX_LINES), tag=name
         )
     if bad:
-        yield Finding.error(
+        yield book.finding(
             "checkpoint-not-finite",
-            f"{len(bad)} weights or optimizer states of {name} hold nan or inf",
-            evidence=and_more_lines(bad, MOST),
-            fix="take an older tag: a training that goes on from this one stays nan",
+            Severity.ERROR,
+            evidence=and_more_lines(bad, MAX_LINES),
+            tensors=counted(len(bad), "tensor"),
+            tag=name,
         )
     if not changed:
         yield from judge_agreement(examined, read)

@@ -11,8 +11,9 @@ from pathlib import Path
 from dsdoctor.checkpoint.torch_file import Archive, Pickles, read_archive
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.files import read_limited
-from dsdoctor.core.finding import Finding, step
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.text import and_more
+from dsdoctor.rules import book
 
 # The names that DeepSpeed gives to the files of a tag -> what each file holds; and the other way round.
 
@@ -404,29 +405,21 @@ def judge_latest(folder: Folder, *, chosen: bool) -> Iterator[Finding]:
     if folder.latest is None:
         if all(tag.universal for tag in folder.tags):
             return
-        yield Finding.error(
-            "checkpoint-latest-missing",
-            f"{folder.path} has no file latest: load_checkpoint returns (None, None), and the training begins anew",
-            evidence=(f"tags: {names}",),
-            fix="write it from the newest complete tag, or name the tag: load_checkpoint(DIR, tag=...)",
-            steps=(step("python -m dsdoctor checkpoint {folder} --repair", folder=str(folder.path)),),
+        yield book.finding(
+            "checkpoint-latest-missing", Severity.ERROR, evidence=(f"tags: {names}",), folder=str(folder.path)
         )
     elif folder.tag(folder.latest) is None:
-        yield Finding.error(
+        yield book.finding(
             "checkpoint-latest-wrong",
-            f"latest in {folder.path} is empty"
-            if not folder.latest
-            else f"latest in {folder.path} names {folder.latest!r}, and there is no such tag",
+            Severity.ERROR,
+            case="" if folder.latest else "empty",
             evidence=(f"tags: {names}", *_instead(folder)),
-            fix="write it from the newest complete tag, or name the tag: load_checkpoint(DIR, tag=...)",
-            steps=(step("python -m dsdoctor checkpoint {folder} --repair", folder=str(folder.path)),),
+            latest=repr(folder.latest),
+            folder=str(folder.path),
         )
     elif folder.latest.startswith("/"):
-        yield Finding.warning(
-            "checkpoint-latest-absolute",
-            f"latest in {folder.path} holds a whole path: it is found as long as the folder is not moved or copied",
-            evidence=(folder.latest,),
-            fix="let it name the tag alone, as save_checkpoint writes it",
+        yield book.finding(
+            "checkpoint-latest-absolute", Severity.WARNING, evidence=(folder.latest,), folder=str(folder.path)
         )
 
 
@@ -452,10 +445,13 @@ def judge_denied(folder: Folder, judged: TagFolder) -> Iterator[Finding]:
     """Folders under the name of a later tag that this user may not read."""
     for name in folder.denied:
         if judged.step is not None and (step_of(name) or 0) > judged.step:
-            yield Finding.note(
+            yield book.finding(
                 "checkpoint-newer-tag",
-                f"{name} is newer than {judged.name} by its name, and you may not read it: nothing else is known of it",
-                fix="look at it as the user whose it is, which ls -ld shows",
+                Severity.NOTE,
+                case="denied",
+                newer=name,
+                tag=judged.name,
+                newer_folder=str(folder.path / name),
             )
 
 
@@ -465,24 +461,20 @@ def judge_newer(newer: TagFolder, broken: tuple[Finding, ...], judged: TagFolder
     ``differs``: how it shows that it is of another training.
     """
     if broken:
-        return Finding.warning(
+        return book.finding(
             "checkpoint-newest-incomplete",
-            f"{newer.name} is newer than {judged.name} and is not complete",
+            Severity.WARNING,
             evidence=[finding.title for finding in broken],
-            fix="nothing is lost by it: load_checkpoint takes the tag that latest names",
-            steps=(
-                step(
-                    "python -m dsdoctor checkpoint {folder} --repair",
-                    note="sets it aside",
-                    folder=str(newer.path.parent),
-                ),
-            ),
+            newer=newer.name,
+            tag=judged.name,
+            folder=str(newer.path.parent),
         )
-    return Finding.note(
+    return book.finding(
         "checkpoint-newer-tag",
-        f"{newer.name} is newer than {judged.name}, which is the one that would be loaded",
+        Severity.NOTE,
         evidence=[f"they may be of two trainings: {differs}"] if differs else [],
-        fix="name the tag to load it: load_checkpoint(DIR, tag=...)",
+        newer=newer.name,
+        tag=judged.name,
     )
 
 

@@ -7,9 +7,10 @@ printed whole; what goes beyond, or has an opcode that torch does not write, rai
 import io
 import itertools
 import pickletools
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 MAX_OPCODES = 5_000_000
 """A file of a thousand tensors has fifty thousand."""
@@ -126,9 +127,9 @@ def is_shape(value: Any) -> bool:
     )
 
 
-def read_pickle(content: bytes, names: set[str] | None = None) -> Any:
+def read_pickle(content: bytes, names: set[str] | None = None, *, max_opcodes: int = MAX_OPCODES) -> Any:
     """What a pickle would make, as inert data. Raises NotUnderstood. ``names`` takes every class and function that it names, those
-    too of which nothing is left in the result.
+    too of which nothing is left in the result, and what is called or filled in another form than its makers write.
 
     >>> import collections, pickle
     >>> read_pickle(pickle.dumps({"a": [1, 2.5, None], "b": collections.OrderedDict(c=(True,))}))
@@ -139,7 +140,7 @@ def read_pickle(content: bytes, names: set[str] | None = None) -> Any:
     reader = _Reader(set() if names is None else names)
     stream = io.BytesIO(content)
     try:
-        for _ in range(MAX_OPCODES):
+        for _ in range(max_opcodes):
             code = stream.read(1)
             if code not in OPCODES:
                 raise NotUnderstood(
@@ -154,7 +155,7 @@ def read_pickle(content: bytes, names: set[str] | None = None) -> Any:
             if step is None:
                 raise NotUnderstood(f"its pickle has the opcode {name}, which torch does not write")
             step(reader, argument)
-        raise NotUnderstood(f"its pickle has more than {MAX_OPCODES:,} opcodes")
+        raise NotUnderstood(f"its pickle has more than {max_opcodes:,} opcodes")
     except (ValueError, LookupError, TypeError, OverflowError, RecursionError, MemoryError) as error:
         raise NotUnderstood(f"its pickle cannot be read: {type(error).__name__}: {str(error)[:100]}") from error
 
@@ -302,6 +303,209 @@ def _tensor(function: str, arguments: tuple[Any, ...]) -> Any:
     return Tensor(storage=storage, dtype=dtype, start=start, shape=shape, stride=stride)
 
 
+# The forms in which torch, numpy, Python and DeepSpeed themselves write calls and states into a pickle.
+#
+# Names alone promise nothing: numpy.ndarray makes pointers out of bytes where it is called with a type of objects. An unpickler
+# that obeys may be given only what is called and filled as its makers do it, with plain data.
+
+
+TENSOR_BUILDERS = {"torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3"}
+TENSOR_CLASSES = {"torch.Tensor", "torch.nn.parameter.Parameter"}
+FACTORIES = {
+    "collections.OrderedDict",
+    *(f"{module}.{name}" for module in ("builtins", "__builtin__") for name in ("dict", "list", "set", "int")),
+}
+"""What a defaultdict may call."""
+NUMBERS = re.compile(r"[<>|=]?(?:b1|[iu][1248]|f[248]|c8|c16)")
+"""numpy's types of numbers: none of them holds objects, fields or bytes of any length."""
+STATE_OF_DTYPE = re.compile(r"[<>|=]")
+ODDLY = "(not in the form that its library writes)"
+FIELD = re.compile(r"(?!__)\w{1,100}", re.ASCII)
+OF_TORCH = {"data", "grad", "_grad", "real", "imag", "names", "requires_grad", "_backward_hooks"}
+"""Fields of a tensor that torch's own code sets."""
+NUMPY_FUNCTION = r"numpy\.(?:core|_core)\.multiarray\."
+
+
+def is_known_call(function: str, arguments: tuple[Any, ...]) -> bool:
+    """Whether a call has the form in which its makers write it; of a function that is not known here nothing is said."""
+    return next((form(arguments) for pattern, form in CALLS if re.fullmatch(pattern, function, re.ASCII)), True)
+
+
+def is_known_state(made: object, state: Any) -> bool:
+    """Whether the state that is put into an object has the form in which its makers write it."""
+    if isinstance(made, Call):
+        form = next((form for pattern, form in STATES if re.fullmatch(pattern, made.function, re.ASCII)), None)
+        # what is not known by its name is refused for its name
+        return form is None or form(state)
+    # torch writes fields of an OrderedDict: the versions of a state_dict
+    return isinstance(made, dict) and _is_fields(state)
+
+
+def is_known_filling(made: object) -> bool:
+    """Whether items or values may be put into an object: into Python's own containers only."""
+    filled = r"collections\.(OrderedDict|defaultdict)|(builtins|__builtin__)\.(dict|list|set|frozenset)"
+    return not isinstance(made, Call) or re.fullmatch(filled, made.function) is not None
+
+
+def is_known_storage(kind: Name, place: object) -> bool:
+    """Whether torch's reference to a storage has a class of storages and the name of a device."""
+    known = re.fullmatch(r"torch\.\w{1,20}Storage|torch\.storage\.(Untyped|Typed)Storage", kind.name, re.ASCII)
+    return known is not None and isinstance(place, str)
+
+
+def _is_plain(value: Any) -> bool:
+    """Data without a call at its top: what is in it has been judged when it was made."""
+    return value is None or isinstance(value, str | bytes | bytearray | int | float | list | tuple | dict)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
+
+
+def _is_fields(state: Any) -> TypeGuard[dict[str, Any]]:
+    return isinstance(state, dict) and all(isinstance(key, str) and FIELD.fullmatch(key) for key in state)
+
+
+def _is_tensor_state(state: Any) -> bool:
+    """Fields, or those of its dict and of its slots."""
+    parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
+    return all(part is None or (_is_fields(part) and not OF_TORCH & set(part)) for part in parts)
+
+
+def _is_call(value: Any, pattern: str) -> TypeGuard[Call]:
+    return isinstance(value, Call) and re.fullmatch(pattern, value.function, re.ASCII) is not None
+
+
+def _is_bytes(value: Any) -> bool:
+    # protocol 2 writes bytes as a text that is encoded, and none by a call of their class
+    return isinstance(value, bytes | bytearray) or _is_call(value, r"_codecs\.encode|(builtins|__builtin__)\.bytes")
+
+
+def _is_hooks(value: Any) -> bool:
+    return value is None or (isinstance(value, dict) and not value)
+
+
+def _plain_tensor(arguments: tuple[Any, ...]) -> bool:
+    if not 4 <= len(arguments) <= 8:
+        return False
+    storage, start, shape, stride = arguments[:4]
+    last = arguments[4:]
+    return (
+        isinstance(storage, Storage)
+        and isinstance(start, int)
+        and is_shape(shape)
+        and is_shape(stride)
+        and len(shape) == len(stride)
+        and isinstance((last or (False,))[0], bool)
+        and all(_is_hooks(each) or isinstance(each, Name) for each in last[1:])
+    )
+
+
+def _typed_tensor(arguments: tuple[Any, ...]) -> bool:
+    if len(arguments) != 4:
+        return False
+    builder, kind, given, state = arguments
+    if not (isinstance(builder, Name) and isinstance(kind, Name) and isinstance(given, tuple)):
+        return False
+    known = builder.name in TENSOR_BUILDERS and _plain_tensor(given)
+    return known and kind.name in TENSOR_CLASSES and _is_tensor_state(state)
+
+
+def _parameter(arguments: tuple[Any, ...]) -> bool:
+    if not 3 <= len(arguments) <= 4 or not isinstance(arguments[0], Tensor | Call):
+        return False
+    made, trains, hooks = arguments[:3]
+    known = isinstance(made, Tensor) or made.function in {*TENSOR_BUILDERS, "torch._tensor._rebuild_from_type_v2"}
+    return known and isinstance(trains, bool) and _is_hooks(hooks) and all(map(_is_tensor_state, arguments[3:]))
+
+
+def _container(arguments: tuple[Any, ...]) -> bool:
+    return not arguments or (len(arguments) == 1 and isinstance(arguments[0], list | tuple | dict))
+
+
+def _default_dict(arguments: tuple[Any, ...]) -> bool:
+    factory = arguments[0] if arguments else None
+    known = factory is None or (isinstance(factory, Name) and factory.name in FACTORIES)
+    return known and _container(arguments[1:])
+
+
+def _array(arguments: tuple[Any, ...]) -> bool:
+    if len(arguments) != 3:
+        return False
+    kind, shape, typed = arguments
+    return (
+        isinstance(kind, Name) and kind.name == "numpy.ndarray" and shape == (0,) and (typed == "b" or _is_bytes(typed))
+    )
+
+
+def _dtype(arguments: tuple[Any, ...]) -> bool:
+    # the last one: a copy of its own, which may be changed
+    if len(arguments) != 3 or not isinstance(arguments[0], str):
+        return False
+    return NUMBERS.fullmatch(arguments[0]) is not None and arguments[1:] == (False, True)
+
+
+def _scalar(arguments: tuple[Any, ...]) -> bool:
+    return len(arguments) == 2 and _is_call(arguments[0], r"numpy\.dtype") and _is_bytes(arguments[1])
+
+
+def _state_of_array(state: Any) -> bool:
+    if not isinstance(state, tuple) or len(state) != 5:
+        return False
+    version, shape, kind, _, content = state
+    return version == 1 and is_shape(shape) and _is_call(kind, r"numpy\.dtype") and _is_bytes(content)
+
+
+def _state_of_dtype(state: Any) -> bool:
+    if not isinstance(state, tuple) or len(state) != 8 or not isinstance(state[1], str):
+        return False
+    order = STATE_OF_DTYPE.fullmatch(state[1]) is not None
+    return order and state[0] == 3 and state[2:] == (None, None, None, -1, -1, 0)
+
+
+def _never(_: Any) -> bool:
+    return False
+
+
+PYTHON = r"(?:builtins|__builtin__)\."
+OBJECTS = (
+    r"deepspeed\.runtime\.fp16\.loss_scaler\.\w{0,20}LossScaler|deepspeed\.utils\.tensor_fragment\.fragment_address"
+    r"|argparse\.Namespace"
+)
+CALLS: tuple[tuple[str, Callable[[tuple[Any, ...]], bool]], ...] = (
+    (r"torch\._utils\._rebuild_tensor_v[23]", _plain_tensor),
+    (r"torch\._tensor\._rebuild_from_type_v2", _typed_tensor),
+    (r"torch\._utils\._rebuild_parameter(?:_with_state)?", _parameter),
+    (r"torch\.Size", lambda given: len(given) == 1 and is_shape(given[0])),
+    (r"torch\.device", lambda given: 1 <= len(given) <= 2 and all(isinstance(each, str | int) for each in given)),
+    (r"collections\.OrderedDict", _container),
+    (r"collections\.defaultdict", _default_dict),
+    (PYTHON + r"(?:set|frozenset|list|dict)", _container),
+    (PYTHON + r"bytearray", lambda given: not given or isinstance(given[0], str | bytes) or _is_bytes(given[0])),
+    (PYTHON + r"bytes", lambda given: not given),
+    (PYTHON + r"complex", lambda given: len(given) <= 2 and all(map(_is_number, given))),
+    (PYTHON + r"int", lambda given: len(given) <= 1 and all(map(_is_number, given))),
+    (PYTHON + r"slice", lambda given: all(each is None or _is_number(each) for each in given)),
+    (NUMPY_FUNCTION + r"_reconstruct", _array),
+    (NUMPY_FUNCTION + r"scalar", _scalar),
+    (r"numpy\.dtype", _dtype),
+    (
+        r"_codecs\.encode",
+        lambda given: len(given) == 2 and isinstance(given[0], str) and given[1] in ("latin1", "latin-1"),
+    ),
+    (r"deepspeed\.runtime\.zero\.config\.ZeroStageEnum", lambda given: len(given) == 1 and _is_number(given[0])),
+    (OBJECTS, lambda given: all(map(_is_plain, given))),
+    # classes that are named, and called by nobody who writes a checkpoint
+    (r"numpy\.ndarray|torch\.(?:storage\.)?\w{1,20}Storage|torch\.Tensor|torch\.nn\.parameter\.Parameter", _never),
+)
+STATES: tuple[tuple[str, Callable[[Any], bool]], ...] = (
+    (NUMPY_FUNCTION + r"_reconstruct", _state_of_array),
+    (r"numpy\.dtype", _state_of_dtype),
+    (rf"{OBJECTS}|collections\.(?:OrderedDict|defaultdict)", _is_fields),
+    (r"(?:torch|numpy|collections|_codecs|builtins|__builtin__|deepspeed|argparse)\..*", _never),
+)
+
+
 class _Reader:
     """The stack and the memory of the machine that a pickle is written for."""
 
@@ -325,6 +529,18 @@ class _Reader:
     def get(self, argument: Any) -> None:
         """What was remembered."""
         self.stack.append(self.memo[int(argument)])
+
+    def note(self, is_known: bool, used: object) -> None:
+        """Keep the name of what is used in another form than its makers write, as one that nobody knows."""
+        if not is_known:
+            name = (
+                used.function
+                if isinstance(used, Call)
+                else used.name
+                if isinstance(used, Name)
+                else type(used).__name__
+            )
+            self.names.add(f"{name} {ODDLY}")
 
     def mark(self) -> None:
         """A sequence begins here."""
@@ -354,6 +570,7 @@ class _Reader:
         items = target.items if isinstance(target, Call) else target
         if not isinstance(items, dict):
             raise TypeError("items for what is no dict")
+        self.note(is_known_filling(target), target)
         for key, value in zip(pairs[::2], pairs[1::2], strict=True):
             # a deeply nested tuple as a key would be hashed without a limit, and large numbers can be chosen to hash alike
             plain = isinstance(key, str | int | float | bytes | None)
@@ -366,6 +583,7 @@ class _Reader:
         into = target.values if isinstance(target, Call) else target
         if not isinstance(into, list):
             raise TypeError("values for what is no list")
+        self.note(is_known_filling(target), target)
         into.extend(values)
 
     def tuple(self, count: int) -> None:
@@ -379,11 +597,14 @@ class _Reader:
         arguments, function = self.stack.pop(), self.stack.pop()
         if not isinstance(arguments, tuple):
             raise TypeError("a call without arguments")
-        self.stack.append(_made_of(function.name if isinstance(function, Name) else "?", arguments))
+        called = function.name if isinstance(function, Name) else "?"
+        self.note(isinstance(function, Name) and is_known_call(called, arguments), function)
+        self.stack.append(_made_of(called, arguments))
 
     def build(self) -> None:
         """Note the state of an object."""
         state = self.stack.pop()
+        self.note(is_known_state(self.stack[-1], state), self.stack[-1])
         if isinstance(self.stack[-1], Call):
             self.stack[-1].state = state
 
@@ -408,6 +629,7 @@ class _Reader:
         key, count = value[2], value[4]
         if not isinstance(key, str) or not isinstance(count, int) or not 0 <= count < MAX_SIZE:
             raise NotUnderstood("its pickle refers to a storage without a name or a size")
+        self.note(is_known_storage(value[1], value[3]), value[1])
         dtype = STORAGES.get(value[1].name.rpartition(".")[2], "")
         self.stack.append(Storage(key=key, dtype=dtype, count=count))
 

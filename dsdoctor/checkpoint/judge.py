@@ -46,12 +46,14 @@ from dsdoctor.checkpoint.parameters import (
     left_by_universal,
     not_comparable,
 )
+from dsdoctor.core.cgroups import free_memory
 from dsdoctor.core.children import parse_answer
 from dsdoctor.core.errors import DoctorError, ImpossiblePlan, UsageError
 from dsdoctor.core.files import write_text
-from dsdoctor.core.finding import Finding, has_error, step
-from dsdoctor.core.host import Host, LocalHost
+from dsdoctor.core.finding import Finding, Severity, has_error, step
+from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Gap
+from dsdoctor.rules import book
 
 STAGES = {None: "an unknown stage", 0: "no ZeRO"}
 GIB = 1 << 30
@@ -117,7 +119,7 @@ def judge(
         findings += judge_weights_alone(examined, plan)
     if decided.verdict is Verdict.LOADS:
         findings += judge_universal_load(examined)
-    if not (conditions and decided.why == conditions[0].title):  # that finding says it already, and what decides it
+    if not decided.on_condition:  # the condition's finding says it, and what decides it
         findings += _about(decided, examined, plan)
     findings += _memory(needed, ranks_here, available)
     return Judged(folder=folder, examined=examined, findings=tuple(findings), outcome=decided, rank_bytes=needed)
@@ -130,26 +132,26 @@ def _decided(examined: Examined, plan: Plan, conditions: Sequence[Finding]) -> O
         return decided
     if any(file.unknown for file in examined.tag.files):
         return Outcome(verdict=Verdict.UNKNOWN, why="not all of its files could be judged")
-    return Outcome(verdict=Verdict.UNKNOWN, why=conditions[0].title) if conditions else decided
+    return (
+        replace(decided, verdict=Verdict.UNKNOWN, why=conditions[0].title, on_condition=True) if conditions else decided
+    )
 
 
 def no_tags(folder: Folder) -> Finding:
     """A folder in which no tag is."""
-    says = f"latest names {folder.latest!r}" if folder.latest is not None else "and there is no file latest"
+    latest = f"latest names {folder.latest!r}" if folder.latest is not None else "there is no file latest"
     inner = tuple(str(path) for path in folder_of_tags_below(folder.path))
-    fix = "name the folder that save_checkpoint was given, the one around global_step..."
-    if folder.beside and not inner:
-        fix = "weights alone resume no training: load them into the model (from_pretrained, load_state_dict) and begin anew"
-    return Finding.error(
+    return book.finding(
         "checkpoint-no-tags",
-        f"{folder.path} holds no checkpoint of DeepSpeed: no folder in it has files like mp_rank_00_model_states.pt",
+        Severity.ERROR,
+        case="weights-only" if folder.beside and not inner else "",
         evidence=(
-            says,
+            latest,
             *(f"weights only: {name}" for name in folder.beside[:4]),
-            *(f"you may not read {name}, which was not looked at" for name in folder.denied[:4]),
+            *(f"not inspected, you may not read it: {name}" for name in folder.denied[:4]),
         ),
-        fix=fix,
         steps=tuple(step("python -m dsdoctor checkpoint {folder}", folder=path) for path in inner[-1:]),
+        folder=str(folder.path),
     )
 
 
@@ -169,22 +171,25 @@ def _about(decided: Outcome, examined: Examined, plan: Plan) -> Iterator[Finding
         *([_proof(facts)] if decided.verdict is not Verdict.UNKNOWN else []),
     ]
     if decided.verdict is Verdict.CANNOT:
-        yield Finding.error(
+        yield book.finding(
             "checkpoint-cannot-load",
-            f"{tag.name} cannot be loaded in this run: {decided.why}",
+            Severity.ERROR,
+            case="advised" if decided.fix else "",
             evidence=evidence,
-            fix=decided.fix
-            or "train on with the settings that it was saved with, or begin anew from its weights alone",
-            steps=()
-            if decided.fix
-            else (step("python -m dsdoctor checkpoint {folder} --merge OUT", folder=str(tag.path)),),
+            tag=tag.name,
+            why=decided.why,
+            advice=decided.fix,
+            tag_folder=str(tag.path),
         )
     elif decided.verdict is Verdict.UNKNOWN:
-        yield Finding.note(
+        yield book.finding(
             "checkpoint-load-not-known",
-            f"whether {tag.name} loads in this run is not known: {decided.why}",
+            Severity.NOTE,
+            case="advised" if decided.fix else "",
             evidence=evidence,
-            fix=decided.fix or "one short run with these settings and load_checkpoint decides it",
+            tag=tag.name,
+            why=decided.why,
+            advice=decided.fix,
         )
     elif decided.verdict is Verdict.UNIVERSAL:
         yield _needs_universal(decided, examined, evidence)
@@ -205,27 +210,19 @@ def _weights_alone(decided: Outcome, facts: Facts, plan: Plan) -> Iterator[str]:
 def _needs_universal(decided: Outcome, examined: Examined, evidence: list[str]) -> Finding:
     tag = examined.tag.folder
     there = examined.folder.tag(f"{tag.name}_universal")
-    convert = step(
-        "python -m dsdoctor checkpoint {folder} --tag {tag} --universal {out}",
-        note="DeepSpeed's own converter, checked before and after",
-        folder=str(examined.folder.path),
-        tag=tag.name,
-        out=f"{tag.path}_universal",
-    )
-    ready_step = step(
-        "python -m dsdoctor checkpoint {folder} --tag {tag}",
-        folder=str(examined.folder.path),
-        tag=f"{tag.name}_universal",
-    )
     if left := left_by_universal(examined):
-        evidence = [*evidence, f"a universal load leaves {left} as the model was made"]
-    ready = f"{there.name} is here already" if there and there.universal else "convert it"
-    return Finding.error(
+        evidence = [*evidence, f"a universal load does not restore {left}"]
+    return book.finding(
         "checkpoint-needs-universal",
-        f"{tag.name} does not load as it is: {decided.why}",
+        Severity.ERROR,
+        case="converted" if there and there.universal else "",
         evidence=evidence,
-        fix=f"{ready}, and put {LOAD_UNIVERSAL} into the configuration of the run",
-        steps=(ready_step,) if there and there.universal else (convert,),
+        tag=tag.name,
+        why=decided.why,
+        setting=LOAD_UNIVERSAL,
+        folder=str(examined.folder.path),
+        out=f"{tag.path}_universal",
+        universal_tag=f"{tag.name}_universal",
     )
 
 
@@ -237,11 +234,13 @@ def _proof(facts: Facts) -> str:
 def _memory(needed: int, ranks: int | None, available: int | None) -> Iterator[Finding]:
     if ranks is None or available is None or needed * ranks <= available:
         return
-    yield Finding.warning(
+    yield book.finding(
         "checkpoint-host-memory",
-        f"{ranks} ranks here read {ranks * needed / GIB:.1f} GiB at once, and {available / GIB:.1f} GiB of memory are free",
-        evidence=(f"each rank reads at least {needed / GIB:.2f} GiB into the host's memory before it is copied on",),
-        fix="load on a machine with more memory, or with fewer ranks on each",
+        Severity.WARNING,
+        evidence=(f"each rank reads at least {needed / GIB:.2f} GiB into host memory before copying it on",),
+        ranks=ranks,
+        needed=f"{ranks * needed / GIB:.1f} GiB",
+        available=f"{available / GIB:.1f} GiB",
     )
 
 
@@ -281,7 +280,7 @@ def judge_checkpoint(order: CheckpointOrder, values: Values = no_values) -> tupl
     """
     order = _around_tag(order)
     model = read_model(order.model, order.python) if order.model is not None else None
-    memory = Memory(available=available_memory(LocalHost()))
+    memory = Memory(available=free_memory(LocalHost()))
     judged = judge(
         look(order.folder),
         order.tag,
@@ -378,11 +377,3 @@ def _around_tag(order: CheckpointOrder) -> CheckpointOrder:
         path = order.folder.absolute()
         return replace(order, folder=path.parent, tag=path.name)
     return order
-
-
-def available_memory(host: Host) -> int | None:
-    """Bytes that the system says are to spare."""
-    for line in (host.read("/proc/meminfo") or "").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) << 10
-    return None

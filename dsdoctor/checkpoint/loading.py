@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 from dsdoctor.checkpoint.facts import PARTITIONED, Examined, Facts
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.finding import Finding
+from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.rules import book
 
 # A run that is planned to load a checkpoint, in the user's terms and in DeepSpeed's, and the verdict on it. Data alone.
 
@@ -45,12 +46,16 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """A verdict, why, what DeepSpeed itself says in that case, and what helps where that is no other checkpoint ("" else)."""
+    """A verdict, why, what DeepSpeed itself says in that case, and what helps where that is no other checkpoint ("" else).
+
+    ``on_condition``: it loads if the run meets a condition that a finding of its own names.
+    """
 
     verdict: Verdict
     why: str
     words: str = ""
     fix: str = ""
+    on_condition: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -354,11 +359,12 @@ def judge_weights_alone(examined: Examined, plan: Plan) -> Iterator[Finding]:
         if plan.load == MODULE
         else ("the step and the schedule of the learning rate go on",)
     )
-    yield Finding.warning(
+    yield book.finding(
         "checkpoint-optimizer-skipped",
-        f"{ARGUMENTS[plan.load]} takes the weights of {name} and lets the optimizer begin anew",
+        Severity.WARNING,
         evidence=("Adam's moments are zero, as at the first step of a training", *_rounded(examined), *more),
-        fix="leave the argument out where the training is to go on as if it had not stopped",
+        argument=ARGUMENTS[plan.load],
+        tag=name,
     )
 
 
@@ -366,14 +372,14 @@ def _undone(examined: Examined, plan: Plan) -> Iterator[Finding]:
     """Without ZeRO the bf16 optimizer has fp32 weights of its own, which this argument leaves as the model was made."""
     run = planned(examined.facts, plan)
     if plan.load == NO_OPTIMIZER and run is not None and run.stage == 0 and run.dtype == "bf16":
-        yield Finding.error(
+        yield book.finding(
             "checkpoint-weights-undone",
-            f"load_optimizer_states=False without ZeRO in bf16: the first step puts the weights of {examined.tag.folder.name} back",
+            Severity.ERROR,
             evidence=(
-                "the optimizer keeps the fp32 weights that the model was made with, and each step writes them into the model",
-                "an engine without an optimizer, which makes no step, is not meant",
+                "the optimizer keeps the fp32 weights of the freshly built model, and each step writes them into the model",
+                "an engine without an optimizer takes no step and is not affected",
             ),
-            fix="load with load_module_only=True, which makes the fp32 weights anew, or train at stage 1",
+            tag=examined.tag.folder.name,
         )
 
 
@@ -388,13 +394,14 @@ def _of_latest(examined: Examined, plan: Plan) -> Iterator[Finding]:
     latest, tag = examined.folder.latest, examined.tag.folder.name
     if plan.load != NO_OPTIMIZER or (examined.facts.stage or 0) < PARTITIONED or latest == tag:
         return
-    yield Finding.error(
+    yield book.finding(
         "checkpoint-weights-of-latest",
-        f"load_optimizer_states=False at stage 3 takes the weights of the tag that latest names ({latest!r}), and not of {tag}"
-        if latest
-        else "load_optimizer_states=False at stage 3 needs the file latest, whichever tag is named, and it is not there",
+        Severity.ERROR,
+        case="" if latest else "no-latest",
         evidence=("engine.py calls get_fp32_state_dict_from_zero_checkpoint(load_dir) without the tag",),
-        fix=f"let latest name {tag} for this load",
+        latest=repr(latest),
+        tag=tag,
+        folder=str(examined.folder.path),
     )
 
 

@@ -10,8 +10,9 @@ from typing import Any
 from dsdoctor.checkpoint.facts import PARTITIONED, Examined, Shapes, buffers_of, shapes_of
 from dsdoctor.checkpoint.folder import Part, Shard
 from dsdoctor.checkpoint.inert_pickle import Call, Tensor, at
-from dsdoctor.core.finding import Finding, step
-from dsdoctor.core.text import and_more
+from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.core.text import and_more, counted
+from dsdoctor.rules import book
 
 # A tag -> which frozen parameters and buffers are in it, and which of them a load that succeeds leaves as the model was made.
 #
@@ -112,8 +113,8 @@ def left_by_universal(examined: Examined) -> str:
             if without_frozen(examined)
             else []
         ),
-        *([f"{_many(frozen, 'frozen parameter')} ({and_more(frozen, MOST)})"] if frozen else []),
-        *([f"{_many(buffers, 'buffer')} ({and_more(buffers, MOST)})"] if buffers else []),
+        *([f"{counted(len(frozen), 'frozen parameter')} ({and_more(frozen, MOST)})"] if frozen else []),
+        *([f"{counted(len(buffers), 'buffer')} ({and_more(buffers, MOST)})"] if buffers else []),
     ]
     return " and ".join(told)
 
@@ -125,27 +126,17 @@ def judge_universal_load(examined: Examined) -> Iterator[Finding]:
         return
     tag = examined.tag.folder
     has_frozen = bool(frozen_names(examined)) or without_frozen(examined)
-    yield (Finding.warning if has_frozen else Finding.note)(
+    converted_from = tag.name.removesuffix("_universal")
+    yield book.finding(
         "checkpoint-universal-leaves",
-        f"a universal load of {tag.name} leaves {left} as the model was made",
-        evidence=(
-            "engine.py loads the module of no universal checkpoint, and of its folder zero/ what the optimizer trains alone",
-        ),
-        fix="load them into the model before deepspeed.initialize: of the base model, or of the tag that it was made of",
-        steps=(
-            step(
-                "python -m dsdoctor checkpoint {folder} --tag {tag} --merge OUT",
-                folder=str(examined.folder.path),
-                tag=made_of,
-            ),
-        )
-        if (made_of := tag.name.removesuffix("_universal")) != tag.name and not without_frozen(examined)
-        else (),
+        Severity.WARNING if has_frozen else Severity.NOTE,
+        case="" if converted_from != tag.name and not without_frozen(examined) else "without-source",
+        evidence=("for a universal checkpoint, engine.py loads only what the optimizer trains, from its folder zero/",),
+        left=left,
+        tag=tag.name,
+        folder=str(examined.folder.path),
+        source=converted_from,
     )
-
-
-def _many(names: tuple[str, ...], what: str) -> str:
-    return f"{len(names):,} {what}{'s' * (len(names) > 1)}"
 
 
 # A tag that is whole -> what a run must have beside its files: classes of the script, parameters that were left out.
@@ -169,27 +160,26 @@ def _foreign_classes(examined: Examined) -> Iterator[Finding]:
             if name.partition(".")[0] not in AT_HAND:
                 needed.setdefault(name, shard.file.path.name)
     if needed:
-        yield Finding.warning(
+        yield book.finding(
             "checkpoint-needs-classes",
-            f"{examined.tag.folder.name} holds objects of {and_more(tuple(needed), 3)}: it loads where that can be imported",
+            Severity.WARNING,
             evidence=[f"{name} in {file}" for name, file in list(needed.items())[:6]],
-            fix="load it in a script that has them; save numbers, lists and dictionaries in client_state instead",
+            tag=examined.tag.folder.name,
+            classes=and_more(tuple(needed), 3),
         )
 
 
 def _frozen_excluded(examined: Examined) -> Iterator[Finding]:
     if without_frozen(examined) and not examined.facts.universal:
-        yield Finding.warning(
+        yield book.finding(
             "checkpoint-frozen-excluded",
-            f"{examined.tag.folder.name} was saved with exclude_frozen_parameters: frozen parameters of the model are not in it",
+            Severity.WARNING,
             evidence=(
-                f"{len(examined.parameters)} trained parameters are in it",
-                "load_checkpoint raises 'Missing key(s) in state_dict' where the model has frozen ones",
-                "with load_module_strict=False it loads without a word, and leaves those as the model was made: random where no "
-                "base model was loaded",
+                f"it holds {len(examined.parameters)} trained parameters",
+                "load_checkpoint raises 'Missing key(s) in state_dict' if the model has frozen parameters",
+                "with load_module_strict=False it loads silently, and frozen parameters are random unless a base model was loaded",
             ),
-            fix="where the model has frozen parameters, take them from the base model and load with "
-            "load_checkpoint(..., load_module_strict=False)",
+            tag=examined.tag.folder.name,
         )
 
 
@@ -227,17 +217,23 @@ def judge_model(examined: Examined, model: ModelShapes) -> Iterator[Finding]:
     lines = list(_differences(saved, wanted, examined))
     name = examined.tag.folder.name
     if lines:
-        yield Finding.error(
+        yield book.finding(
             "checkpoint-model-differs",
-            f"{name} is not of this {model.name}: {len(saved):,} parameters there, {len(model.shapes):,} in the model",
+            Severity.ERROR,
             evidence=lines,
-            fix="load it into the model that it was written from: the same layers, vocabulary and wrappers",
+            tag=name,
+            model=model.name,
+            saved=f"{len(saved):,}",
+            expected=f"{len(model.shapes):,}",
         )
     elif added or taken:
-        told = f"with {added!r} before them" if added else f"without {taken!r} before them"
-        yield Finding.note(
+        yield book.finding(
             "checkpoint-model-differs",
-            f"all parameters of {name} are those of this {model.name}, {told}: the run needs the same wrapper",
+            Severity.NOTE,
+            case="prefix-added" if added else "prefix-missing",
+            tag=name,
+            model=model.name,
+            prefix=repr(added or taken),
         )
 
 

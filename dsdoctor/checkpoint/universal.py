@@ -18,13 +18,14 @@ from dsdoctor.checkpoint.checks import judge_tag
 from dsdoctor.checkpoint.facts import PARTITIONED, STATE, Examined, examine
 from dsdoctor.checkpoint.folder import Part, look, names_in, read_tag
 from dsdoctor.checkpoint.inert_pickle import ITEM_SIZES, at, count_of, tensors
-from dsdoctor.checkpoint.judge import CheckpointOrder, Judged, available_memory, judge_checkpoint
+from dsdoctor.checkpoint.judge import CheckpointOrder, Judged, judge_checkpoint
 from dsdoctor.checkpoint.merge import Watching, whole_tag
 from dsdoctor.checkpoint.tensor_bytes import Damaged, OpenFiles, Piece
 from dsdoctor.checkpoint.torch_file import write_copy
 from dsdoctor.checkpoint.weights import NotMerged, trained, whole
+from dsdoctor.core.cgroups import free_memory
 from dsdoctor.core.errors import BuildFailed, ImpossiblePlan, UsageError, disk_full, is_full
-from dsdoctor.core.files import check_folder, hidden_folder, make_folder, replacing, write_text
+from dsdoctor.core.files import check_folder, hidden_folder, make_folder, real_path, replacing, write_text
 from dsdoctor.core.finding import step
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.text import and_more
@@ -41,7 +42,7 @@ TRUSTED = re.compile(
     r"torch\.\w{1,20}Storage|torch\.Size|torch\.Tensor|torch\.device|torch\.(bfloat16|u?int\d{1,2}|float\d\w{0,12}|bool)"
     r"|torch\._utils\._rebuild_(tensor_v[23]|parameter|parameter_with_state)|torch\._tensor\._rebuild_from_type_v2"
     r"|torch\.nn\.parameter\.Parameter|torch\.storage\.UntypedStorage"
-    r"|collections\.(OrderedDict|defaultdict)|(__builtin__|builtins)\.(set|frozenset|bytearray|complex|slice|dict|list|int)"
+    r"|collections\.(OrderedDict|defaultdict)|(__builtin__|builtins)\.(set|frozenset|bytes|bytearray|complex|slice|dict|list|int)"
     # numpy's arrays and numbers: states of random generators
     r"|numpy\.(core|_core)\.multiarray\.(_reconstruct|scalar)|numpy\.(ndarray|dtype)|_codecs\.encode"
     # plain data of DeepSpeed, and Megatron's arguments
@@ -318,7 +319,7 @@ def _hint(examined: Examined) -> str:
 def _told(examined: Examined, out: Path, tell: Callable[[str], None]) -> Needs:
     """What it takes, told before anything is done. Raises ImpossiblePlan where that is not there."""
     host = LocalHost()
-    available, free = available_memory(host), host.free(str(out.parent))
+    available, free = free_memory(host), host.free(str(out.parent))
     needed = needs(examined, cpus=host.cpus(), available=available)
     tell(
         f"the converter takes up to {amount(needed.disk)} of disk ({_free(free)} free; {amount(needed.result)} stay) "
@@ -405,7 +406,7 @@ def _failure(status: int, last: deque[str], made: Path) -> Exception:
         )
     # "unexpected pos": torch's writer found fewer bytes on the disk than it wrote
     if disk_full(text) or "PytorchStreamWriter failed" in text or "unexpected pos" in text:
-        return _ran_full(made.parent.resolve().parent)
+        return _ran_full(Path(real_path(made.parent)).parent)
     said = next((line.strip() for line in reversed(last) if line.strip()), "nothing")
     how = f"was ended by signal {-status}" if status < 0 else f"ended with {status}"
     return BuildFailed(

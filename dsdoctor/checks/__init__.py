@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from dsdoctor.checks import built, files, gpus, jit, python, surroundings, toolkits
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.finding import Finding
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.machine import Machine
+from dsdoctor.rules import book
 
 Check = Callable[[Machine], Iterator[Finding]]
 
@@ -86,5 +87,10 @@ def _run(topic: Topic, machine: Machine, rules: frozenset[str]) -> Iterator[Find
         try:
             yield from tuple(check(machine))
         except Exception as error:
-            title = f"the check {rule_of(check)} failed: {type(error).__name__}: {error}"
-            yield Finding.note("check-broken", title)
+            yield book.finding(
+                "check-broken",
+                Severity.NOTE,
+                case="error",
+                check=rule_of(check),
+                error=f"{type(error).__name__}: {error}",
+            )

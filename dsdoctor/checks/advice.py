@@ -1,13 +1,7 @@
 """Steps that several checks advise."""
 
-from dsdoctor.core.finding import Step, instead, step
+from dsdoctor.core.finding import Step, step
 from dsdoctor.core.machine import Cuda, Machine
-
-BUILD_WHEEL = step("python -m dsdoctor build-wheel")
-USE_ENV = step('eval "$(python -m dsdoctor env)"')
-OR_BUILD_WHEEL = instead("python -m dsdoctor build-wheel")
-ASSEMBLE = step('export CUDA_HOME="$(python -m dsdoctor toolkit)"')
-OR_ASSEMBLE = instead('export CUDA_HOME="$(python -m dsdoctor toolkit)"')
 
 WITH_WHEELS = tuple(map(Cuda.parse, ("11.8", "12.1", "12.4", "12.6", "12.8", "13.0")))
 """CUDA releases that torch has had wheels for (https://pytorch.org/get-started/previous-versions)."""

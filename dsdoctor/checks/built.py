@@ -3,13 +3,13 @@
 import re
 from collections.abc import Iterator
 
-from dsdoctor.checks.advice import BUILD_WHEEL, OR_BUILD_WHEEL
 from dsdoctor.core import machine as needs
 from dsdoctor.core.architectures import lacking_instructions, order, says_nothing
 from dsdoctor.core.deepspeed_install import library_of
-from dsdoctor.core.finding import Finding, Fix, Severity, Step, instead, step
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.machine import DeepSpeed, Machine, System
 from dsdoctor.core.text import and_more
+from dsdoctor.rules import book
 
 GPU_OPS = ("fused_adam", "fused_lamb", "fused_lion")
 """Ops that hold GPU code in every build for CUDA. On a CPU, fused_adam has a flavour of its own under the same name."""
@@ -33,13 +33,15 @@ def ops_torch_version_mismatch(machine: Machine) -> Iterator[Finding]:
     """The ops were built with another torch than the one that is here."""
     built, torch = machine.deepspeed, machine.torch
     if built and torch and built.torch and built.installed_ops and built.torch != torch.minor:
-        yield Finding.error(
+        yield book.finding(
             "ops-torch-version-mismatch",
-            f"DeepSpeed {built.version}'s ops were built with torch {built.torch}, torch {torch.version} is installed",
+            Severity.ERROR,
             evidence=[built.location, torch.location],
             affects=(needs.INSTALLED, *built.installed_ops),
-            fix=f"build them for torch {torch.minor}, or install torch {built.torch}",
-            steps=(BUILD_WHEEL,),
+            version=built.version,
+            built=built.torch,
+            torch=torch.version,
+            minor=torch.minor,
         )
 
 
@@ -49,13 +51,15 @@ def ops_cuda_version_mismatch(machine: Machine) -> Iterator[Finding]:
     if not built or not torch or not built.cuda or not torch.cuda or not built.installed_ops:
         return
     if built.accelerator != "cpu" and built.cuda != str(torch.cuda):
-        yield Finding.error(
+        yield book.finding(
             "ops-cuda-version-mismatch",
-            f"DeepSpeed {built.version}'s ops were built with CUDA {built.cuda}, torch {torch.version} with CUDA {torch.cuda}",
+            Severity.ERROR,
             evidence=[built.location, torch.location],
             affects=(needs.INSTALLED, *built.installed_ops),
-            fix=f"build them with CUDA {torch.cuda}",
-            steps=(BUILD_WHEEL,),
+            version=built.version,
+            built=built.cuda,
+            torch=torch.version,
+            cuda=str(torch.cuda),
         )
 
 
@@ -71,27 +75,39 @@ def ops_accelerator_mismatch(machine: Machine) -> Iterator[Finding]:
     if uses is None or uses == built.accelerator:
         return
     flavoured = tuple(op for op in GPU_OPS if op in built.installed_ops) if uses == "cuda" else ()
-    yield Finding(
-        rule="ops-accelerator-mismatch",
-        severity=Severity.ERROR if impossible or flavoured or machine.visible_gpus else Severity.WARNING,
-        title=_flavour(machine, built, flavoured, uses, impossible=impossible),
-        evidence=(f"{built.location} (accelerator_name={built.accelerator!r})", *_without_gpu_code(built, flavoured)),
-        affects=(needs.INSTALLED, *built.installed_ops),
-        fix=_built_for(uses, flavoured or built.installed_ops, sure=impossible or bool(machine.visible_gpus)),
-    )
-
-
-def _built_for(accelerator: str, ops: tuple[str, ...], *, sure: bool) -> Fix:
-    """Build for the accelerator; where no GPU tells that it is meant (``sure``), it may be the other that is."""
-    build = step(
-        "python -m dsdoctor build-wheel --accelerator {accelerator} --ops {ops}",
-        accelerator=accelerator,
-        ops=",".join(ops),
-    )
-    if sure or accelerator == "cpu":
-        return Fix(text="build them for the accelerator that is used", steps=(build,))
-    text = "build them for the GPU; where a CPU is meant although torch is built for CUDA, say so"
-    return Fix(text=text, steps=(build, instead("export DS_ACCELERATOR=cpu")))
+    sure = impossible or bool(machine.visible_gpus) or uses == "cpu"
+    evidence = [f"{built.location} (accelerator_name={built.accelerator!r})"]
+    if without := _without_gpu_code(built, flavoured):
+        evidence.append(f"no GPU code in {', '.join(without)}")
+    severity = Severity.ERROR if impossible or flavoured or machine.visible_gpus else Severity.WARNING
+    affects = (needs.INSTALLED, *built.installed_ops)
+    here, ops = _uses(machine, uses, impossible=impossible), ",".join(flavoured or built.installed_ops)
+    if flavoured and built.accelerator == "cpu":
+        yield book.finding(
+            "ops-accelerator-mismatch",
+            severity,
+            case="cpu-flavour" if sure else "cpu-flavour-no-gpu",
+            evidence=evidence,
+            affects=affects,
+            flavoured=f"{', '.join(flavoured)} {'is' if len(flavoured) == 1 else 'are'}",
+            version=built.version,
+            here=here,
+            accelerator=uses,
+            ops=ops,
+        )
+    else:
+        yield book.finding(
+            "ops-accelerator-mismatch",
+            severity,
+            case="" if sure else "no-gpu",
+            evidence=evidence,
+            affects=affects,
+            version=built.version,
+            built=built.accelerator,
+            here=here,
+            accelerator=uses,
+            ops=ops,
+        )
 
 
 def _accelerator_meant(machine: Machine) -> str | None:
@@ -102,29 +118,23 @@ def _accelerator_meant(machine: Machine) -> str | None:
     return "cuda" if machine.torch and machine.torch.cuda else None
 
 
-def _flavour(machine: Machine, built: DeepSpeed, flavoured: tuple[str, ...], uses: str, *, impossible: bool) -> str:
-    """What clashes: the accelerator of the build, and what it is for."""
+def _uses(machine: Machine, accelerator: str, *, impossible: bool) -> str:
+    """What says which accelerator is used here."""
     version = machine.torch.version if machine.torch else ""
     if impossible:
-        here = f"torch {version} is a CPU build"
-    elif machine.variables.get("DS_ACCELERATOR"):
-        here = f"DS_ACCELERATOR={uses}"
-    else:
-        here = f"torch {version} is built for CUDA{'' if machine.visible_gpus else ', and no GPU is visible here'}"
-    if flavoured and built.accelerator == "cpu":
-        flavour = "is the CPU flavour" if len(flavoured) == 1 else "are the CPU flavour"
-        return f"{', '.join(flavoured)} {flavour}: DeepSpeed {built.version}'s ops were built for cpu; {here}"
-    return f"DeepSpeed {built.version}'s ops were built for {built.accelerator}; {here}"
+        return f"torch {version} is a CPU build"
+    if machine.variables.get("DS_ACCELERATOR"):
+        return f"DS_ACCELERATOR={accelerator}"
+    return f"torch {version} is built for CUDA{'' if machine.visible_gpus else ', and no GPU is visible here'}"
 
 
 def _without_gpu_code(built: DeepSpeed, ops: tuple[str, ...]) -> tuple[str, ...]:
-    """What the shared objects themselves show, where they were read."""
+    """The ops whose shared objects, where they were read, hold no GPU code."""
     if built.present_ops is None or built.told_by == "record":
         return ()
     # of a damaged object nothing is known; op-unreadable tells it
     read = [op for op in ops if op in built.present_ops and library_of(op, built.unreadable) is None]
-    without = [op for op in read if op not in built.sm_arch]
-    return (f"no GPU code in {', '.join(without)}",) if without else ()
+    return tuple(op for op in read if op not in built.sm_arch)
 
 
 def op_without_gpu_code(machine: Machine) -> Iterator[Finding]:
@@ -132,15 +142,15 @@ def op_without_gpu_code(machine: Machine) -> Iterator[Finding]:
     built = machine.deepspeed
     if built is None or built.accelerator != "cuda" or not built.cuda:
         return
-    for line in _without_gpu_code(built, tuple(op for op in GPU_OPS if op in built.installed_ops)):
-        named = tuple(line.removeprefix("no GPU code in ").split(", "))
-        yield Finding.error(
+    if without := _without_gpu_code(built, tuple(op for op in GPU_OPS if op in built.installed_ops)):
+        yield book.finding(
             "op-without-gpu-code",
-            f"DeepSpeed {built.version} says that it was built for cuda, and there is {line}",
+            Severity.ERROR,
             evidence=[built.location],
-            affects=(needs.INSTALLED, *named),
-            fix="build them again",
-            steps=(step("python -m dsdoctor build-wheel --accelerator cuda --ops {ops}", ops=",".join(named)),),
+            affects=(needs.INSTALLED, *without),
+            version=built.version,
+            without=without,
+            ops=",".join(without),
         )
 
 
@@ -150,18 +160,14 @@ def claimed_op_missing(machine: Machine) -> Iterator[Finding]:
     if built and built.present_ops is not None:
         lost = [op for op in built.installed_ops if op not in built.present_ops]
         if lost:
-            yield Finding.error(
+            yield book.finding(
                 "claimed-op-missing",
-                f"DeepSpeed {built.version} lists {', '.join(lost)} as installed, and has no shared object of that name",
+                Severity.ERROR,
                 evidence=[built.location],
                 affects=(needs.INSTALLED, *lost),
-                fix="build it again",
-                steps=(
-                    step(
-                        "python -m dsdoctor build-wheel --ops {ops}",
-                        ops=",".join(built.installed_ops),
-                    ),
-                ),
+                version=built.version,
+                lost=lost,
+                ops=",".join(built.installed_ops),
             )
 
 
@@ -169,11 +175,8 @@ def op_not_claimed(machine: Machine) -> Iterator[Finding]:
     """A shared object is there and DeepSpeed does not say that its op is installed."""
     built = machine.deepspeed
     if built and built.unclaimed:
-        yield Finding.warning(
-            "op-not-claimed",
-            f"{and_more(built.unclaimed)} are in {built.location}, and DeepSpeed does not list them as installed: it ignores them",
-            fix="build it again, with a build that lists what it holds",
-            steps=(BUILD_WHEEL,),
+        yield book.finding(
+            "op-not-claimed", Severity.WARNING, unclaimed=and_more(built.unclaimed), location=built.location
         )
 
 
@@ -198,15 +201,9 @@ def shared_library_missing(machine: Machine) -> Iterator[Finding]:
     wanted = {name for names in built.needed.values() for name in names}
     for soname in sorted(wanted - here):
         ops = [op for op, names in built.needed.items() if soname in names]
-        text, steps = _how_to_get(soname, machine, here)
-        yield Finding.error(
-            "shared-library-missing",
-            f"{', '.join(ops)} {'links' if len(ops) == 1 else 'link'} {soname}, which this machine does not have",
-            evidence=[built.location],
-            affects=(needs.INSTALLED, *ops),
-            fix=text,
-            steps=steps,
-        )
+        linked = f"{', '.join(ops)} {'links' if len(ops) == 1 else 'link'}"
+        affects = (needs.INSTALLED, *ops)
+        yield (_libaio_missing if soname in OTHER_NAME else _package_missing)(machine, soname, linked, affects)
 
 
 OTHER_NAME = {"libaio.so.1": "libaio.so.1t64", "libaio.so.1t64": "libaio.so.1"}
@@ -214,38 +211,55 @@ OTHER_NAME = {"libaio.so.1": "libaio.so.1t64", "libaio.so.1t64": "libaio.so.1"}
 name; on 64-bit processors the library itself did not change."""
 
 
-def _how_to_get(soname: str, machine: Machine, here: frozenset[str]) -> tuple[str, tuple[Step, ...]]:
-    """How to get a missing library: a sentence, and steps for its packages."""
-    if soname in OTHER_NAME:
-        return _how_to_get_libaio(soname, machine.system, here)
-    if soname == "libcufile.so.0":
-        release = str(machine.torch.cuda).replace(".", "-") if machine.torch and machine.torch.cuda else "13-0"
-        package = f"libcufile-{release}"
-        return "install it, from NVIDIA's repository", _install(package, package, "nvidia::libcufile")
-    return "install it", _install("libgomp1", "libgomp", "libgomp")
+def _package_missing(machine: Machine, soname: str, linked: str, affects: tuple[str, ...]) -> Finding:
+    """A library that one package has, libgomp or libcufile."""
+    nvidia = soname == "libcufile.so.0"
+    release = str(machine.torch.cuda).replace(".", "-") if machine.torch and machine.torch.cuda else "13-0"
+    return book.finding(
+        "shared-library-missing",
+        Severity.ERROR,
+        case="cufile" if nvidia else "",
+        evidence=[machine.deepspeed.location] if machine.deepspeed else [],
+        affects=affects,
+        linked=linked,
+        soname=soname,
+        apt=f"libcufile-{release}" if nvidia else "libgomp1",
+        dnf=f"libcufile-{release}" if nvidia else "libgomp",
+        conda="nvidia::libcufile" if nvidia else "libgomp",
+    )
 
 
-def _how_to_get_libaio(soname: str, system: System, here: frozenset[str]) -> tuple[str, tuple[Step, ...]]:
-    """How to get libaio under the name that the op links."""
-    other, renamed = OTHER_NAME[soname], _renamed_libaio(system)
+def _libaio_missing(machine: Machine, soname: str, linked: str, affects: tuple[str, ...]) -> Finding:
+    """libaio, under the name that the op links: systems have it under another."""
+    system, other = machine.system, OTHER_NAME[soname]
+    renamed = _renamed_libaio(system)
     folder = f"/usr/lib/{system.architecture}-linux-gnu" if re.match("Debian|Ubuntu", system.os) else "/usr/lib64"
-    link = step("sudo ln -s {other} {link}", other=other, link=f"{folder}/{soname}")
-    if other in here:
-        return f"{other} is here, the same library under another name: give it this one too, or build the ops here", (
-            link,
-            OR_BUILD_WHEEL,
+    evidence = [machine.deepspeed.location] if machine.deepspeed else []
+    if other in (machine.loadable or ()):
+        return book.finding(
+            "shared-library-missing",
+            Severity.ERROR,
+            case="other-name",
+            evidence=evidence,
+            affects=affects,
+            linked=linked,
+            soname=soname,
+            other=other,
+            link=f"{folder}/{soname}",
         )
-    install = _install("libaio1t64" if renamed else "libaio1", "libaio", "libaio")
-    if renamed == soname.endswith("t64"):
-        return "install it", install
-    return f"install it; here it is called {other}, so give it this name too", (*install, link)
-
-
-def _install(apt: str, dnf: str, conda: str) -> tuple[Step, ...]:
-    return (
-        step("sudo apt-get install {package}", package=apt),
-        instead("sudo dnf install {package}", package=dnf),
-        instead("conda install {package}", package=conda),
+    return book.finding(
+        "shared-library-missing",
+        Severity.ERROR,
+        case="" if renamed == soname.endswith("t64") else "renamed",
+        evidence=evidence,
+        affects=affects,
+        linked=linked,
+        soname=soname,
+        apt="libaio1t64" if renamed else "libaio1",
+        dnf="libaio",
+        conda="libaio",
+        other=other,
+        link=f"{folder}/{soname}",
     )
 
 
@@ -273,19 +287,15 @@ def no_kernel_image(machine: Machine) -> Iterator[Finding]:
         lost = [op for op, inside in built.sm_arch.items() if not _serves(inside, capability)] if built else []
         if built and lost:
             inside = sorted({name.split("_")[0] for op in lost for name in built.sm_arch[op]})
-            yield Finding.error(
+            yield book.finding(
                 "no-kernel-image",
-                f"a GPU here has capability {capability}, and {', '.join(lost)} hold code for sm_{', sm_'.join(inside)} only",
+                Severity.ERROR,
                 evidence=[built.location],
                 affects=(needs.INSTALLED, *lost),
-                fix="build them for this GPU",
-                steps=(
-                    step(
-                        "python -m dsdoctor build-wheel --ops {ops} --arch {capability}",
-                        ops=",".join(lost),
-                        capability=capability,
-                    ),
-                ),
+                capability=capability,
+                lost=lost,
+                inside=[f"sm_{name}" for name in inside],
+                ops=",".join(lost),
             )
 
 
@@ -296,16 +306,16 @@ def cpu_isa_illegal_instruction(machine: Machine) -> Iterator[Finding]:
         return
     lost = lacking_instructions(built.cpu_flags, machine.system.cpu_flags)
     if lost:
-        yield Finding.error(
+        yield book.finding(
             "cpu-isa-illegal-instruction",
-            f"DeepSpeed {built.version}'s ops were compiled with {', '.join(lost[:6])}, which this processor does not have",
+            Severity.ERROR,
             evidence=[
                 f"processor: {machine.system.cpu_model or 'unknown'}",
                 *(f for f in built.cpu_flags if f.startswith(("-march=", "-mcpu="))),
             ],
             affects=(needs.INSTALLED, *built.installed_ops),
-            fix="build them here, or elsewhere with build-wheel --node FILE, where FILE is from dsdoctor record FILE here",
-            steps=(BUILD_WHEEL,),
+            version=built.version,
+            instructions=lost[:6],
         )
 
 
@@ -313,10 +323,7 @@ def cpu_flags_unknown(machine: Machine) -> Iterator[Finding]:
     """Which processor instructions the ops use is not known: there is no manifest, and no debug information to read."""
     built = machine.deepspeed
     if built and built.told_by != "record" and built.installed_ops and says_nothing(built.cpu_flags):
-        yield Finding.note(
-            "cpu-flags-unknown",
-            f"{built.location} does not say for which processor its ops were compiled, so that was not judged",
-        )
+        yield book.finding("cpu-flags-unknown", Severity.NOTE, case="unjudged", location=built.location)
 
 
 def _serves(inside: tuple[str, ...], capability: str) -> bool:

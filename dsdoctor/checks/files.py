@@ -3,24 +3,24 @@
 import re
 from collections.abc import Iterator
 
-from dsdoctor.checks.advice import BUILD_WHEEL
 from dsdoctor.core import machine as needs
-from dsdoctor.core.finding import Finding, step
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.text import and_more
+from dsdoctor.rules import book
 
 
 def libstdcxx_too_old(machine: Machine) -> Iterator[Finding]:
     """The ops need a newer libstdc++ than the system's."""
     built, here = machine.deepspeed, machine.system.glibcxx
     if built and built.glibcxx and here and _number(built.glibcxx) > _number(here):
-        yield Finding.error(
+        yield book.finding(
             "libstdcxx-too-old",
-            f"the ops need GLIBCXX_{built.glibcxx}, this system's libstdc++ has GLIBCXX_{here}",
+            Severity.ERROR,
             evidence=[built.location],
             affects=(needs.INSTALLED, *built.installed_ops),
-            fix="install a newer libstdc++, or build the ops here",
-            steps=(step("conda install 'libstdcxx-ng>=12'"), BUILD_WHEEL),
+            needed=built.glibcxx,
+            here=here,
         )
 
 
@@ -28,13 +28,13 @@ def glibc_too_old(machine: Machine) -> Iterator[Finding]:
     """The ops need a newer glibc than this system has."""
     built, here = machine.deepspeed, machine.system.glibc
     if built and built.glibc and here and _number(built.glibc) > _number(here):
-        yield Finding.error(
+        yield book.finding(
             "glibc-too-old",
-            f"the ops need glibc {built.glibc}, this system has glibc {here}",
+            Severity.ERROR,
             evidence=[built.location],
             affects=(needs.INSTALLED, *built.installed_ops),
-            fix="build them on this system, or on the oldest that is to run them",
-            steps=(BUILD_WHEEL,),
+            needed=built.glibc,
+            here=here,
         )
 
 
@@ -42,12 +42,13 @@ def wheel_python_mismatch(machine: Machine) -> Iterator[Finding]:
     """The wheel is for another Python: its shared objects are compiled for one minor version."""
     built, python = machine.deepspeed, machine.python
     if built and python and built.python and not {python.tag, "py3", "py2.py3"} & set(built.python):
-        yield Finding.error(
+        yield book.finding(
             "wheel-python-mismatch",
-            f"the wheel is for {', '.join(built.python)}, this Python is {python.tag} ({python.executable})",
+            Severity.ERROR,
             affects=(needs.INSTALLED, *built.installed_ops),
-            fix="build it with this Python",
-            steps=(step("python -m dsdoctor build-wheel --python {executable}", executable=python.executable),),
+            tags=built.python,
+            tag=python.tag,
+            python=python.executable,
         )
 
 
@@ -57,12 +58,13 @@ def wheel_platform_mismatch(machine: Machine) -> Iterator[Finding]:
     if not built or not built.platform or architecture == "unknown":
         return
     if not any(_is_for(tag, architecture, machine.system.glibc) for tag in built.platform):
-        yield Finding.error(
+        yield book.finding(
             "wheel-platform-mismatch",
-            f"the wheel is for {', '.join(built.platform)}, this is Linux on {architecture}, glibc {machine.system.glibc}",
+            Severity.ERROR,
             affects=(needs.INSTALLED, *built.installed_ops),
-            fix="build it here",
-            steps=(BUILD_WHEEL,),
+            tags=built.platform,
+            architecture=architecture,
+            glibc=str(machine.system.glibc),
         )
 
 
@@ -71,12 +73,13 @@ def wheel_altered(machine: Machine) -> Iterator[Finding]:
     built = machine.deepspeed
     if built and built.altered:
         is_wheel = built.location.endswith(".whl")
-        yield (Finding.error if is_wheel else Finding.warning)(
+        yield book.finding(
             "wheel-altered",
-            f"{len(built.altered)} files of {built.location} are not what was recorded: {and_more(built.altered)}",
+            Severity.ERROR if is_wheel else Severity.WARNING,
             affects=(needs.INSTALLED, *built.installed_ops) if is_wheel else (),
-            fix="fetch or build it again",
-            steps=(BUILD_WHEEL,),
+            count=len(built.altered),
+            location=built.location,
+            files=and_more(built.altered),
         )
 
 
@@ -86,18 +89,13 @@ def wheel_foreign_files(machine: Machine) -> Iterator[Finding]:
     if not built or not built.foreign:
         return
     is_wheel = built.location.endswith(".whl")
-    did = "would put into place" if is_wheel else "came with"
-    remedy = (
-        "do not install it"
-        if is_wheel
-        else "look at these files, and use a new environment: uninstalling does not undo them"
-    )
-    yield Finding.error(
+    yield book.finding(
         "wheel-foreign-files",
-        f"{built.location} {did} what is no part of DeepSpeed: {and_more(built.foreign)}",
+        Severity.ERROR,
+        case="" if is_wheel else "installed",
         affects=(needs.INSTALLED, *built.installed_ops),
-        fix=f"{remedy}; build the wheel from DeepSpeed's source",
-        steps=(BUILD_WHEEL,),
+        location=built.location,
+        foreign=and_more(built.foreign),
     )
 
 
@@ -105,12 +103,12 @@ def wheel_identity(machine: Machine) -> Iterator[Finding]:
     """What the wheel says of itself is not what its file name says: another package or version, or two .dist-info folders."""
     built = machine.deepspeed
     if built and built.contradictions:
-        yield Finding.error(
+        yield book.finding(
             "wheel-identity",
-            f"{built.location} is not what its file name says: {and_more(built.contradictions)}",
+            Severity.ERROR,
             affects=(needs.INSTALLED, *built.installed_ops),
-            fix="do not install it; build the wheel from DeepSpeed's source",
-            steps=(BUILD_WHEEL,),
+            location=built.location,
+            contradictions=and_more(built.contradictions),
         )
 
 
@@ -118,12 +116,12 @@ def wheel_requires_address(machine: Machine) -> Iterator[Finding]:
     """The wheel requires a package from an address that it names itself (``torch @ https://...``), not from the index in use."""
     built = machine.deepspeed
     if built and built.addresses:
-        yield Finding.error(
+        yield book.finding(
             "wheel-requires-address",
-            f"{built.location} has pip install {and_more(built.addresses)}",
+            Severity.ERROR,
             affects=(needs.INSTALLED, *built.installed_ops),
-            fix="do not install it with its requirements; build the wheel from DeepSpeed's source",
-            steps=(BUILD_WHEEL,),
+            location=built.location,
+            addresses=and_more(built.addresses),
         )
 
 
@@ -131,12 +129,12 @@ def op_unreadable(machine: Machine) -> Iterator[Finding]:
     """A shared object is damaged: it is no ELF file, or its tables are inconsistent."""
     built = machine.deepspeed
     if built and built.unreadable:
-        yield Finding.error(
+        yield book.finding(
             "op-unreadable",
-            f"{and_more(built.unreadable)} of {built.location} cannot be read as shared objects",
+            Severity.ERROR,
             affects=(needs.INSTALLED, *built.installed_ops),
-            fix="fetch or build it again",
-            steps=(BUILD_WHEEL,),
+            unreadable=and_more(built.unreadable),
+            location=built.location,
         )
 
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 
-from dsdoctor.checks.advice import BUILD_WHEEL, other_torch
+from dsdoctor.checks.advice import other_torch
 from dsdoctor.core import machine as needs
 from dsdoctor.core.architectures import check_known, compiled_by, numeric, order, parse_architectures, plain
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.finding import Finding, instead, step
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.machine import OLDEST_DRIVER, Machine
+from dsdoctor.rules import book
 
 ACCELERATORS = ("cuda", "cpu", "xpu", "npu", "mps", "hpu", "mlu", "sdaa", "supa", "klxpu")
 """The names that DeepSpeed knows (0.19.8, accelerator/real_accelerator.py)."""
@@ -31,12 +32,7 @@ def driver_silent(machine: Machine) -> Iterator[Finding]:
     """There is an NVIDIA driver, and it does not answer."""
     for gap in machine.gaps:
         if gap.question == "gpus":
-            yield Finding.error(
-                "driver-silent",
-                f"the NVIDIA driver does not answer: {gap.reason}",
-                fix="see what the driver itself says; after an update of it, reboot",
-                steps=(step("nvidia-smi"),),
-            )
+            yield book.finding("driver-silent", Severity.ERROR, reason=gap.reason)
 
 
 def driver_too_old(machine: Machine) -> Iterator[Finding]:
@@ -46,11 +42,15 @@ def driver_too_old(machine: Machine) -> Iterator[Finding]:
         return
     compatible = driver.cuda.major == torch.cuda.major
     least = OLDEST_DRIVER.get(torch.cuda.major)
-    yield (Finding.note if compatible else Finding.error)(
+    yield book.finding(
         "driver-too-old",
-        f"driver {driver.version} runs CUDA up to {driver.cuda}, torch was built with CUDA {torch.cuda}"
-        + ("; another minor of the same major works, kernels compiled from PTX excepted" if compatible else ""),
-        fix=f"update the driver{f' to {least} or newer' if least else ''}, or install a torch built for CUDA {driver.cuda.major}",
+        Severity.NOTE if compatible else Severity.ERROR,
+        case=("minor" if least else "minor-unlisted") if compatible else ("" if least else "unlisted"),
+        driver=driver.version,
+        runs=str(driver.cuda),
+        torch=str(torch.cuda),
+        least=least,
+        major=driver.cuda.major,
     )
 
 
@@ -62,10 +62,12 @@ def gpu_not_in_torch(machine: Machine) -> Iterator[Finding]:
     for capability in sorted({gpu.capability for gpu in machine.visible_gpus}):
         by_ptx = any(order(built) <= order(capability) for built in numeric(torch.ptx))
         if not by_ptx and not any(_runs(built, capability) for built in numeric(torch.arch_list)):
-            yield Finding.error(
+            yield book.finding(
                 "gpu-not-in-torch",
-                f"a GPU here has capability {capability}, torch {torch.version} was built for {', '.join(torch.arch_list)}",
-                fix="install a torch release that was built for this GPU",
+                Severity.ERROR,
+                capability=capability,
+                torch=torch.version,
+                architectures=torch.arch_list,
                 steps=(other_torch(machine),),
             )
 
@@ -78,19 +80,15 @@ def gpu_arch_unsupported_by_nvcc(machine: Machine) -> Iterator[Finding]:
     major = taken.release.major
     lost = [entry for entry in wanted if not compiled_by(entry, taken.architectures, major)]
     if lost:
-        source = ARCH_VARIABLE if machine.variables.get(ARCH_VARIABLE) else "the GPUs here"
-        yield Finding.error(
+        yield book.finding(
             "gpu-arch-unsupported-by-nvcc",
-            f"nvcc {taken.release} does not compile for {', '.join(lost)} ({source})",
+            Severity.ERROR,
+            case="" if machine.variables.get(ARCH_VARIABLE) else "gpus",
             evidence=[f"{taken.nvcc} takes {', '.join(numeric(taken.architectures))}"] if taken.architectures else [],
             affects=(needs.DEVICE_CODE,),
-            fix="name architectures that it takes, or use a toolkit and torch of another release",
-            steps=(
-                step(
-                    "export TORCH_CUDA_ARCH_LIST={architectures}",
-                    architectures=";".join(_fitting(machine)) or "8.0;9.0",
-                ),
-            ),
+            nvcc=str(taken.release),
+            lost=lost,
+            architectures=";".join(_fitting(machine)),
         )
 
 
@@ -103,12 +101,13 @@ def gpu_arch_unknown_to_torch(machine: Machine) -> Iterator[Finding]:
     try:
         check_known(parse_architectures(text), torch.known_architectures)
     except UsageError as wrong:
-        yield Finding.error(
+        yield book.finding(
             "gpu-arch-unknown-to-torch",
-            f"{ARCH_VARIABLE}={text}: {wrong.message}",
+            Severity.ERROR,
             affects=(needs.CUDA,),
-            fix=wrong.hint or "write numbers",
-            steps=(step('export TORCH_CUDA_ARCH_LIST="8.0;9.0"'),),
+            text=text,
+            problem=wrong.message,
+            hint=wrong.hint,
         )
 
 
@@ -119,19 +118,14 @@ def arch_list_empty(machine: Machine) -> Iterator[Finding]:
         return
     if machine.variables.get("DS_ACCELERATOR", "cuda") != "cuda":
         return
-    hidden = "CUDA_VISIBLE_DEVICES hides every GPU" if machine.gpus else "no GPU is visible"
     cuda = taken.release if taken and taken.release else torch.cuda
     refused = cuda.major not in KNOWS_DEFAULTS
-    yield Finding.warning(
+    yield book.finding(
         "arch-list-empty",
-        f"{hidden} and {ARCH_VARIABLE} is not set: DeepSpeed "
-        + (f"would compile for 6.0;6.1;7.0, which nvcc {cuda} refuses" if refused else "compiles for its old defaults"),
+        Severity.WARNING,
+        case=("hidden" if machine.gpus else "") if refused else ("hidden-old" if machine.gpus else "old"),
         affects=(needs.DEVICE_CODE,) if refused else (),
-        fix="name the GPUs that the ops are for",
-        steps=(
-            step('export TORCH_CUDA_ARCH_LIST="8.0;9.0"'),
-            instead('python -m dsdoctor build-wheel --arch "8.0;9.0"'),
-        ),
+        nvcc=str(cuda),
     )
 
 
@@ -139,25 +133,15 @@ def accelerator_autodetect_cpu(machine: Machine) -> Iterator[Finding]:
     """No GPU is visible and DS_ACCELERATOR is not set, so DeepSpeed chooses the CPU accelerator."""
     torch = machine.torch
     if torch and torch.cuda and not machine.visible_gpus and not machine.variables.get("DS_ACCELERATOR"):
-        yield Finding.warning(
-            "accelerator-autodetect-cpu",
-            f"torch {torch.version} is a CUDA build and no GPU is visible: DeepSpeed chooses the cpu accelerator",
-            affects=(needs.CUDA,),
-            fix="set DS_ACCELERATOR where you build for GPUs; build-wheel does",
-            steps=(step("export DS_ACCELERATOR=cuda"), BUILD_WHEEL),
-        )
+        yield book.finding("accelerator-autodetect-cpu", Severity.WARNING, affects=(needs.CUDA,), torch=torch.version)
 
 
 def accelerator_name_invalid(machine: Machine) -> Iterator[Finding]:
     """DS_ACCELERATOR holds a name that DeepSpeed does not know."""
     name = machine.variables.get("DS_ACCELERATOR")
     if name is not None and name not in ACCELERATORS:
-        yield Finding.error(
-            "accelerator-name-invalid",
-            f"DS_ACCELERATOR={name!r} is unknown to DeepSpeed; it knows {', '.join(ACCELERATORS)}",
-            affects=(needs.TORCH,),
-            fix="name one, or none",
-            steps=(step("unset DS_ACCELERATOR"),),
+        yield book.finding(
+            "accelerator-name-invalid", Severity.ERROR, affects=(needs.TORCH,), name=repr(name), known=ACCELERATORS
         )
 
 
@@ -165,16 +149,12 @@ def gpus_differ(machine: Machine) -> Iterator[Finding]:
     """GPUs of different kinds are in this machine."""
     kinds = sorted({(gpu.name, gpu.capability) for gpu in machine.visible_gpus})
     if len(kinds) > 1:
-        yield Finding.note(
+        yield book.finding(
             "gpus-differ",
-            f"there are {len(kinds)} kinds of GPU: {', '.join(f'{name} ({capability})' for name, capability in kinds)}",
-            fix="compile for all of them",
-            steps=(
-                step(
-                    "export TORCH_CUDA_ARCH_LIST={architectures}",
-                    architectures=";".join(numeric([capability for _, capability in kinds])),
-                ),
-            ),
+            Severity.NOTE,
+            count=len(kinds),
+            kinds=[f"{name} ({capability})" for name, capability in kinds],
+            architectures=";".join(numeric([capability for _, capability in kinds])),
         )
 
 

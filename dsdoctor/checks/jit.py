@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 from packaging.version import InvalidVersion, Version
 
-from dsdoctor.checks.advice import BUILD_WHEEL
-from dsdoctor.core.finding import Finding, step
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.processes import FileHolder
+from dsdoctor.rules import book
 
 STALE_AFTER = 600.0
 LOCKS_RELEASED_SINCE = Version("2.14")
@@ -18,12 +18,7 @@ def jit_cache_shared(machine: Machine) -> Iterator[Finding]:
     """TORCH_EXTENSIONS_DIR names the cache of ops compiled at run time, so all environments share one folder."""
     jit = machine.jit
     if jit and jit.named and jit.ops:
-        yield Finding.note(
-            "jit-cache-shared",
-            f"TORCH_EXTENSIONS_DIR={jit.folder} holds {', '.join(jit.ops[:6])} of whichever environment built them",
-            fix="give each environment a folder of its own",
-            steps=(step('export TORCH_EXTENSIONS_DIR="$VIRTUAL_ENV/torch_extensions"'),),
-        )
+        yield book.finding("jit-cache-shared", Severity.NOTE, folder=jit.folder, ops=jit.ops[:6])
 
 
 def stale_jit_cache(machine: Machine) -> Iterator[Finding]:
@@ -31,49 +26,37 @@ def stale_jit_cache(machine: Machine) -> Iterator[Finding]:
     jit, torch = machine.jit, machine.torch
     if not jit or not torch or _at_least(torch.minor, LOCKS_RELEASED_SINCE):
         return
+    takes = f"torch {torch.version} takes a lock file for a running compilation"
     for op, age in sorted(jit.locks.items()):
         holder, path = jit.holders.get(op, FileHolder()), f"{jit.folder}/{op}/lock"
         if holder.pid is None and not holder.doubt:
-            yield Finding.error(
+            yield book.finding(
                 "stale-jit-cache",
-                f"no process holds {path}, {age / 60:.0f} minutes old: every program that loads {op} waits for it for ever",
-                evidence=[f"torch {torch.version} takes a lock file for a running compilation"],
+                Severity.ERROR,
+                case="not-held",
+                evidence=[takes],
                 affects=(op,),
-                fix="remove it: a launch that was killed while it compiled has left it",
-                steps=(
-                    step("fuser -v {lock}", lock=path, note="shows nobody"),
-                    step("rm -- {lock}", lock=path),
-                ),
+                lock=path,
+                op=op,
+                minutes=f"{age / 60:.0f}",
             )
         elif holder.pid is None and age > STALE_AFTER:
-            yield _old_lock(path, op, age, torch.version, holder.doubt)
-
-
-def _old_lock(path: str, op: str, age: float, torch: str, doubt: str) -> Finding:
-    """Of a lock that somebody may hold who is not seen from here."""
-    return Finding.warning(
-        "stale-jit-cache",
-        f"{path} is {age / 60:.0f} minutes old: every program that loads {op} waits for it",
-        evidence=[f"torch {torch} takes a lock file for a running compilation", f"who holds it is not known: {doubt}"],
-        affects=(op,),
-        fix="if nobody holds it, remove it",
-        steps=(
-            step("fuser -v {lock}", lock=path, note="who holds it; nothing: nobody"),
-            step("rm -- {lock}", lock=path, note="only where nobody does"),
-        ),
-    )
+            yield book.finding(
+                "stale-jit-cache",
+                Severity.WARNING,
+                evidence=[takes, f"who holds it is not known: {holder.doubt}"],
+                affects=(op,),
+                lock=path,
+                op=op,
+                minutes=f"{age / 60:.0f}",
+            )
 
 
 def torch_extensions_permission(machine: Machine) -> Iterator[Finding]:
     """The cache of ops compiled at run time cannot be written by this user."""
     jit = machine.jit
     if jit and not jit.writable:
-        yield Finding.warning(
-            "torch-extensions-permission",
-            f"{jit.folder} cannot be written: ops cannot be compiled at run time",
-            fix="name a folder of your own, or install a wheel that holds the ops",
-            steps=(step("export TORCH_EXTENSIONS_DIR=/path/you/own/torch_extensions"), BUILD_WHEEL),
-        )
+        yield book.finding("torch-extensions-permission", Severity.WARNING, folder=jit.folder)
 
 
 def _at_least(version: str, least: Version) -> bool:

@@ -5,16 +5,16 @@ from collections.abc import Iterator
 
 from packaging.version import InvalidVersion, Version
 
-from dsdoctor.checks.advice import BUILD_WHEEL, other_torch, same_torch
+from dsdoctor.checks.advice import other_torch, same_torch
 from dsdoctor.core import machine as needs
-from dsdoctor.core.finding import Finding, instead, step
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.machine import Machine
+from dsdoctor.rules import book
 
 ALWAYS_ISOLATES = Version("25.3")
 SETUPTOOLS_WITH_BDIST_WHEEL = Version("70.1")
 TOOL_ENVIRONMENT = re.compile(r"/uv/tools/|/archive-v\d+/|/pipx/")
 """Parts of paths at which uv and pipx keep the environments of tools."""
-THIS_PYTHON = step('dsdoctor check --python "$(command -v python)"', note="after uvx or pipx run, where that starts it")
 
 
 def summary(machine: Machine) -> str:
@@ -32,14 +32,7 @@ def python_silent(machine: Machine) -> Iterator[Finding]:
     """The interpreter whose environment was to be examined does not answer."""
     for gap in machine.gaps:
         if machine.python is None and gap.question.startswith("python"):
-            title = f"the interpreter does not answer: {gap.reason}"
-            yield Finding.error(
-                "python-silent",
-                title,
-                affects=(needs.TORCH,),
-                fix="name one that runs",
-                steps=(step("python -m dsdoctor check --python /path/to/python"),),
-            )
+            yield book.finding("python-silent", Severity.ERROR, affects=(needs.TORCH,), reason=gap.reason)
 
 
 def torch_missing(machine: Machine) -> Iterator[Finding]:
@@ -47,19 +40,14 @@ def torch_missing(machine: Machine) -> Iterator[Finding]:
     if machine.python is None or machine.torch is not None or _broken_beyond_reading(machine):
         return
     python = machine.python.executable
-    tool = TOOL_ENVIRONMENT.search(python)
-    yield Finding.error(
-        "torch-missing",
-        f"there is no torch in the environment of {python}",
-        evidence=("it was made for dsdoctor alone, by uv or pipx: the environment that you train in was not named",)
-        if tool
-        else (),
-        affects=(needs.TORCH,),
-        fix="name the interpreter of your environment"
-        if tool
-        else "install it, or look at another environment with --python PATH",
-        steps=(THIS_PYTHON if tool else other_torch(machine),),
-    )
+    if TOOL_ENVIRONMENT.search(python):
+        made = "it was made for dsdoctor alone, by uv or pipx: the environment that you train in was not named"
+        yield book.finding(
+            "torch-missing", Severity.ERROR, case="tool", evidence=(made,), affects=(needs.TORCH,), python=python
+        )
+    else:
+        steps = (other_torch(machine),)
+        yield book.finding("torch-missing", Severity.ERROR, affects=(needs.TORCH,), python=python, steps=steps)
 
 
 def torch_broken(machine: Machine) -> Iterator[Finding]:
@@ -68,12 +56,14 @@ def torch_broken(machine: Machine) -> Iterator[Finding]:
     reason = torch.broken if torch else _broken_beyond_reading(machine)
     if reason and python:
         evidence = (f"{torch.location} (torch {torch.version})",) if torch else ()
-        yield Finding.error(
+        yield book.finding(
             "torch-broken",
-            f"torch {torch.version if torch else ''} is installed and cannot be loaded: {reason}".replace("  ", " "),
+            Severity.ERROR,
+            case="" if torch else "unread",
             evidence=evidence,
             affects=(needs.TORCH,),
-            fix="install it again",
+            torch=torch.version if torch else "",
+            reason=reason,
             steps=(same_torch(machine),),
         )
 
@@ -82,11 +72,12 @@ def torch_without_cuda(machine: Machine) -> Iterator[Finding]:
     """torch is a CPU build and there is a GPU."""
     torch = machine.torch
     if torch and torch.accelerator == "CPU" and machine.gpus and machine.unjudged_accelerator is None:
-        yield Finding.error(
+        yield book.finding(
             "torch-without-cuda",
-            f"torch {torch.version} is a CPU build, and there is a GPU ({machine.gpus[0].name})",
+            Severity.ERROR,
             evidence=(torch.location,),
-            fix="install a CUDA build that this driver runs",
+            torch=torch.version,
+            gpu=machine.gpus[0].name,
             steps=(other_torch(machine),),
         )
 
@@ -95,17 +86,12 @@ def python_headers_missing(machine: Machine) -> Iterator[Finding]:
     """Python.h is not there for this interpreter."""
     python = machine.python
     if python and not python.headers:
-        minor = ".".join(python.version.split(".")[:2])
-        yield Finding.error(
+        yield book.finding(
             "python-headers-missing",
-            f"Python {minor} has no Python.h in {python.include}",
+            Severity.ERROR,
             affects=(needs.PYTHON_HEADERS,),
-            fix="install its headers, or let build-wheel fetch them without root",
-            steps=(
-                step("sudo apt-get install python{minor}-dev", minor=minor),
-                instead("sudo dnf install python3-devel"),
-                BUILD_WHEEL,
-            ),
+            minor=".".join(python.version.split(".")[:2]),
+            include=python.include,
         )
 
 
@@ -113,19 +99,9 @@ def ninja_missing(machine: Machine) -> Iterator[Finding]:
     """There is no ninja, or it is not on PATH."""
     python, ninja = machine.python, machine.system.ninja
     if python and ninja is None:
-        yield Finding.warning(
-            "ninja-missing",
-            "there is no ninja: DeepSpeed cannot compile ops at run time, and builds go file by file",
-            fix="install it into this environment",
-            steps=(step("{executable} -m pip install 'ninja>=1.13'", executable=python.executable),),
-        )
+        yield book.finding("ninja-missing", Severity.WARNING, python=python.executable)
     elif python and not machine.system.ninja_on_path:
-        yield Finding.note(
-            "ninja-missing",
-            f"ninja {ninja} is in {python.scripts}, which is not on PATH: compiling ops at run time fails",
-            fix="activate the environment",
-            steps=(step('export PATH={scripts}:"$PATH"', scripts=python.scripts),),
-        )
+        yield book.finding("ninja-missing", Severity.NOTE, case="not-on-path", ninja=ninja, scripts=python.scripts)
 
 
 def wheel_package_missing(machine: Machine) -> Iterator[Finding]:
@@ -134,14 +110,15 @@ def wheel_package_missing(machine: Machine) -> Iterator[Finding]:
     if python is None:
         return
     setuptools = machine.package("setuptools")
-    if setuptools is None or (not machine.package("wheel") and _older(setuptools, SETUPTOOLS_WITH_BDIST_WHEEL)):
-        name = "setuptools" if setuptools is None else "wheel"
-        have = f" (setuptools {setuptools})" if setuptools else ""
-        yield Finding.warning(
+    if setuptools is None:
+        yield book.finding("wheel-package-missing", Severity.WARNING, python=python.executable)
+    elif not machine.package("wheel") and _older(setuptools, SETUPTOOLS_WITH_BDIST_WHEEL):
+        yield book.finding(
             "wheel-package-missing",
-            f"{name} is not in the environment{have}, and DeepSpeed's setup.py needs it to make a wheel",
-            fix="install it",
-            steps=(step("{executable} -m pip install {name}", executable=python.executable, name=name),),
+            Severity.WARNING,
+            case="wheel",
+            setuptools=setuptools,
+            python=python.executable,
         )
 
 
@@ -150,12 +127,7 @@ def pip_isolates(machine: Machine) -> Iterator[Finding]:
     pip = machine.package("pip")
     allowed = machine.variables.get("PIP_NO_BUILD_ISOLATION", "").lower() in {"0", "false", "no", "off"}
     if pip and machine.torch and not allowed and not _older(pip, ALWAYS_ISOLATES):
-        yield Finding.note(
-            "pip-isolates",
-            f"pip {pip} builds in isolation: `DS_BUILD_OPS=1 pip install deepspeed` will not see torch {machine.torch.version}",
-            fix="build with --no-build-isolation when you build with pip",
-            steps=(step("python -m pip install --no-build-isolation --no-cache-dir deepspeed"),),
-        )
+        yield book.finding("pip-isolates", Severity.NOTE, pip=pip, torch=machine.torch.version)
 
 
 def _broken_beyond_reading(machine: Machine) -> str | None:

@@ -3,11 +3,11 @@
 import difflib
 from collections.abc import Iterator
 
-from dsdoctor.checks.advice import USE_ENV
-from dsdoctor.core.finding import Finding, instead, step
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.processes import SEGMENT, Leftover
 from dsdoctor.core.text import and_more
+from dsdoctor.rules import book
 
 GIB, MIB = 1 << 30, 1 << 20
 KNOWN_VARIABLES = (
@@ -36,37 +36,37 @@ def not_asked(machine: Machine) -> Iterator[Finding]:
     own_checks = ("python", "torch", "gpus", "cache")  # they have rules of their own
     for gap in machine.gaps:
         if not gap.question.startswith(own_checks):
-            yield Finding.note("not-asked", f"{gap.question} could not be asked: {gap.reason}")
+            yield book.finding("not-asked", Severity.NOTE, case="unanswered", question=gap.question, reason=gap.reason)
 
 
 def cache_not_trusted(machine: Machine) -> Iterator[Finding]:
     """Others may write to dsdoctor's cache folder, to one of its parents, or it belongs to somebody else."""
     for gap in machine.gaps:
         if gap.question == "cache":
-            yield Finding.warning(
-                "cache-not-trusted",
-                f"dsdoctor's cache is not used: {gap.reason}",
-                fix="type the command above, or name a folder of your own",
-                steps=(step("export DSDOCTOR_CACHE=/a/folder/you/own"),),
-            )
+            yield book.finding("cache-not-trusted", Severity.WARNING, reason=gap.reason)
 
 
 def path_entry_missing(machine: Machine) -> Iterator[Finding]:
     """PATH names folders that do not exist."""
     missing = machine.paths.missing_path
     if missing:
-        verb = "does" if len(missing) == 1 else "do"
-        yield Finding.note("path-entry-missing", f"PATH names {and_more(missing, 4)}, which {verb} not exist")
+        yield book.finding(
+            "path-entry-missing",
+            Severity.NOTE,
+            case="one" if len(missing) == 1 else "several",
+            folders=and_more(missing, 4),
+        )
 
 
 def library_path_entry_missing(machine: Machine) -> Iterator[Finding]:
     """LD_LIBRARY_PATH names folders that do not exist."""
     missing = machine.paths.missing_library_path
     if missing:
-        yield Finding.note(
+        yield book.finding(
             "library-path-entry-missing",
-            f"LD_LIBRARY_PATH names {and_more(missing, 4)}, which {'does' if len(missing) == 1 else 'do'} not exist",
-            fix="remove the folders that are gone",
+            Severity.NOTE,
+            case="one" if len(missing) == 1 else "",
+            folders=and_more(missing, 4),
         )
 
 
@@ -76,12 +76,13 @@ def library_path_other_cuda(machine: Machine) -> Iterator[Finding]:
     if not torch or not torch.cuda or not runtimes or runtimes[0].major == torch.cuda.major:
         return
     first = runtimes[0]
-    yield Finding.warning(
+    yield book.finding(
         "library-path-other-cuda",
-        f"LD_LIBRARY_PATH puts CUDA {first.major} ({first.folder}) first, torch was built with CUDA {torch.cuda}",
+        Severity.WARNING,
         evidence=[f"{runtime.folder}: libcudart.so.{runtime.major}" for runtime in runtimes],
-        fix="remove that folder, or put the one that fits in front",
-        steps=(USE_ENV,),
+        major=first.major,
+        folder=first.folder,
+        torch=str(torch.cuda),
     )
 
 
@@ -89,21 +90,12 @@ def libaio_missing(machine: Machine) -> Iterator[Finding]:
     """libaio's header or library is missing."""
     library = machine.library("libaio")
     if library is None or not library.usable:
-        state = (
-            f"{library.library} is here, its header libaio.h is not"
-            if library
-            else "libaio.h and libaio.so are not here"
-        )
-        yield Finding.warning(
+        yield book.finding(
             "libaio-missing",
-            f"no op can be built with libaio: {state}",
+            Severity.WARNING,
+            case="header" if library else "",
             affects=("libaio",),
-            fix="install its development files (only async_io and gds need them)",
-            steps=(
-                step("sudo apt-get install libaio-dev"),
-                instead("sudo dnf install libaio-devel"),
-                instead("conda install libaio"),
-            ),
+            library=library.library if library else "",
         )
 
 
@@ -111,9 +103,11 @@ def ds_variables_set(machine: Machine) -> Iterator[Finding]:
     """Variables that steer DeepSpeed's build are set in this shell."""
     here = {name: value for name, value in machine.variables.items() if name in KNOWN_VARIABLES or _build(name)}
     if here:
-        yield Finding.note(
+        yield book.finding(
             "ds-variables-set",
-            "your shell has variables that steer DeepSpeed: " + ", ".join(f"{k}={v}" for k, v in here.items()),
+            Severity.NOTE,
+            case="listed",
+            variables=[f"{name}={value}" for name, value in here.items()],
         )
 
 
@@ -122,24 +116,14 @@ def variable_misspelt(machine: Machine) -> Iterator[Finding]:
     for name in machine.ds_names:
         near = difflib.get_close_matches(name, KNOWN_VARIABLES, n=1, cutoff=LOOKALIKE)
         if name.startswith("DS_") and not _build(name) and name not in KNOWN_VARIABLES and near:
-            yield Finding.warning(
-                "variable-misspelt",
-                f"DeepSpeed does not read {name}; did you mean {near[0]}?",
-                fix="set the one that is read",
-                steps=(step("unset {variable}", variable=name), step("export {variable}=...", variable=near[0])),
-            )
+            yield book.finding("variable-misspelt", Severity.WARNING, variable=name, known=near[0])
 
 
 def variable_malformed(machine: Machine) -> Iterator[Finding]:
     """A DS_BUILD_* variable does not hold a number."""
     for name, value in machine.variables.items():
         if _build(name) and name != "DS_BUILD_STRING" and value and not _is_number(value):
-            yield Finding.error(
-                "variable-malformed",
-                f"{name}={value!r} is not a number: DeepSpeed's setup.py stops at it; it takes 0 or 1",
-                fix="write 1 or 0",
-                steps=(step("export {variable}=1", variable=name),),
-            )
+            yield book.finding("variable-malformed", Severity.ERROR, variable=name, value=repr(value))
 
 
 def nccl_shm_too_small(machine: Machine) -> Iterator[Finding]:
@@ -147,14 +131,8 @@ def nccl_shm_too_small(machine: Machine) -> Iterator[Finding]:
     size, shared = machine.system.shared_memory, machine.shared_memory
     left = sum(each.size for each in shared.leftovers) if shared else 0  # of which there is a rule of its own
     if size is not None and size + left < SMALL_SHARED_MEMORY:
-        yield (Finding.warning if machine.gpus else Finding.note)(
-            "nccl-shm-too-small",
-            f"/dev/shm has {size / MIB:.0f} MiB free; NCCL and data loader workers need 1 GiB and more",
-            fix="give the container more",
-            steps=(
-                step("docker run --shm-size=16g ...", note="Kubernetes: an emptyDir of medium Memory"),
-                instead("docker run --ipc=host ..."),
-            ),
+        yield book.finding(
+            "nccl-shm-too-small", Severity.WARNING if machine.gpus else Severity.NOTE, free=f"{size / MIB:.0f} MiB"
         )
 
 
@@ -165,12 +143,14 @@ def compiler_oom_killed(machine: Machine) -> Iterator[Finding]:
     jobs = int(named) if named.isdecimal() and len(named) < 5 else system.cpus + 2
     each = JOB_MEMORY[machine.torch is not None and machine.torch.cuda is not None]
     if machine.torch and system.memory and jobs > 1 and jobs * each > system.memory:
-        yield Finding.note(
+        yield book.finding(
             "compiler-oom-killed",
-            f"{jobs} compile jobs may take {jobs * each / GIB:.0f} GiB, this machine has {system.memory / GIB:.0f} GiB",
+            Severity.NOTE,
             evidence=[f"MAX_JOBS={named}" if named else f"{system.cpus} processors: ninja starts {jobs} jobs"],
-            fix="limit the jobs of pip and of run-time compilation; build-wheel does it by itself",
-            steps=(step("export MAX_JOBS={jobs}", jobs=max(1, system.memory // each)),),
+            jobs=jobs,
+            needed=f"{jobs * each / GIB:.0f} GiB",
+            memory=f"{system.memory / GIB:.0f} GiB",
+            limit=max(1, system.memory // each),
         )
 
 
@@ -178,12 +158,7 @@ def disk_full(machine: Machine) -> Iterator[Finding]:
     """The disk of dsdoctor's cache folder has little room."""
     free = machine.system.cache_free
     if free is not None and free < GIB:
-        yield Finding.warning(
-            "disk-full",
-            f"the disk of dsdoctor's cache folder has {free / MIB:.0f} MiB free, a build takes about 1 GiB",
-            fix="free some, or put the cache elsewhere",
-            steps=(step("export DSDOCTOR_CACHE=/path/with/room"),),
-        )
+        yield book.finding("disk-full", Severity.WARNING, free=f"{free / MIB:.0f} MiB")
 
 
 def _is_number(text: str) -> bool:
@@ -238,22 +213,19 @@ def shared_memory_left_over(machine: Machine) -> Iterator[Finding]:
     sure = tuple(each for each in left if not each.doubt)
     told = sure or left
     files = [each.path for each in told[:MOST_FILES]]
-    many = f"{len(left)} segment{'s' * (len(left) > 1)} of runs that ended"
-    share = f"{taken / MIB_OF_SEGMENTS:.0f} of the {shared.total / MIB_OF_SEGMENTS:.0f} MiB of /dev/shm"
-    yield Finding.warning(
+    yield book.finding(
         "shared-memory-left-over",
-        f"{many} take {share}, and no process is seen to use them",
+        Severity.WARNING,
+        case="" if sure else "unseen",
         evidence=(
             *map(_line, told[:MOST_LINES]),
             *([f"and {len(told) - MOST_LINES} more"] if len(told) > MOST_LINES else []),
             *_unseen(left, len(left) - len(sure)),
         ),
-        fix="delete them while no run is starting: no process has them mapped or open"
-        if sure
-        else "look whether a process uses them, and delete those that none does",
-        steps=(step("rm -- {files}", files=files),)
-        if sure
-        else (step("sudo fuser -v {files}", files=files, note="on the host itself, outside of containers"),),
+        segments=f"{len(left)} segment{'s' * (len(left) > 1)}",
+        taken=f"{taken / MIB_OF_SEGMENTS:.0f}",
+        total=f"{shared.total / MIB_OF_SEGMENTS:.0f} MiB",
+        files=files,
     )
 
 

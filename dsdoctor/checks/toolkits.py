@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from dsdoctor.checks.advice import ASSEMBLE, BUILD_WHEEL, OR_ASSEMBLE, USE_ENV
 from dsdoctor.core import machine as needs
-from dsdoctor.core.finding import Finding, instead, step
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.machine import TAKEN, Compiler, Machine, Toolkit, Torch, compiler_limits, fits, same_release
 from dsdoctor.core.text import and_more
+from dsdoctor.rules import book
 
 BASE_HEADERS = ("cuda_runtime.h", "crt/host_config.h", "cublas_v2.h", "cusparse.h", "cusolverDn.h", "cccl")
 """What every CUDA extension of torch includes (ATen/cuda/CUDAContext.h)."""
@@ -34,13 +34,12 @@ def cuda_toolkit_missing(machine: Machine) -> Iterator[Finding]:
     torch = machine.torch
     if torch and torch.cuda and not real_toolkits(machine) and not _named(machine):
         headers = [toolkit.root for toolkit in machine.toolkits if not toolkit.broken]
-        yield Finding.error(
+        yield book.finding(
             "cuda-toolkit-missing",
-            f"torch was built with CUDA {torch.cuda}, and there is no CUDA toolkit (no nvcc) on this machine",
+            Severity.ERROR,
             evidence=[f"{root} holds headers and libraries only" for root in headers],
             affects=(needs.CUDA,),
-            fix=f"let dsdoctor assemble one without root, or install CUDA {torch.cuda}",
-            steps=(BUILD_WHEEL, OR_ASSEMBLE),
+            release=str(torch.cuda),
         )
 
 
@@ -49,14 +48,13 @@ def nvcc_broken(machine: Machine) -> Iterator[Finding]:
     for toolkit in machine.toolkits:
         if toolkit.broken:
             taken = TAKEN in toolkit.found_via
-            make = Finding.error if taken and _wants_cuda(machine) else Finding.warning
-            yield make(
+            yield book.finding(
                 "nvcc-broken",
-                f"{toolkit.root}/bin/nvcc does not print its version: {toolkit.broken}",
+                Severity.ERROR if taken and _wants_cuda(machine) else Severity.WARNING,
                 evidence=[f"found via {', '.join(toolkit.found_via)}"],
                 affects=(needs.CUDA,) if taken else (),
-                fix="repair it, or select another toolkit",
-                steps=(USE_ENV,),
+                root=toolkit.root,
+                reason=toolkit.broken,
             )
 
 
@@ -76,13 +74,15 @@ def cuda_home_wrong(machine: Machine) -> Iterator[Finding]:
     joined = ": it is a list, and must be one folder" if ":" in home else ""
     quoted = ": it has a quote or a blank in it" if home.strip("'\" ") != home else ""
     has = "has no CUDA headers" if taken else "holds no CUDA toolkit"
-    yield Finding.error(
+    yield book.finding(
         "cuda-home-wrong",
-        f"torch takes {home} for CUDA_HOME ({how}), and it {has}{joined or quoted}",
+        Severity.ERROR,
+        case="" if whole else "assemble",
         evidence=[f"a toolkit is in {toolkit.root} (CUDA {toolkit.release})" for toolkit in here],
         affects=(needs.CUDA,),
-        fix="select the toolkit that fits torch" if whole else "let dsdoctor assemble a whole one, without root",
-        steps=(USE_ENV,) if whole else (ASSEMBLE, BUILD_WHEEL),
+        home=home,
+        how=how,
+        problem=f"{has}{joined or quoted}",
     )
 
 
@@ -97,40 +97,47 @@ def cuda_torch_mismatch(machine: Machine) -> Iterator[Finding]:
     skipped = machine.variables.get("DS_SKIP_CUDA_CHECK") == "1"
     refused = major or not (same_release(taken.release, torch.cuda) or skipped)
     fitting = [toolkit for toolkit in real_toolkits(machine) if toolkit.release == torch.cuda]
-    tail = "" if major else "; DeepSpeed refuses it" if refused else "; DeepSpeed lets it pass"
-    yield (Finding.error if refused else Finding.warning)(
-        "cuda-torch-mismatch",
-        f"nvcc is CUDA {taken.release}, torch was built with CUDA {torch.cuda}{tail}",
-        evidence=[f"{taken.nvcc} ({', '.join(taken.found_via)})", f"torch {torch.version} in {torch.location}"],
-        affects=(needs.CUDA,) if refused else (),
-        fix=f"use the toolkit in {fitting[0].root}" if fitting else f"use or assemble a toolkit of CUDA {torch.cuda}",
-        steps=(USE_ENV,) if fitting else (BUILD_WHEEL,),
-    )
+    evidence = [f"{taken.nvcc} ({', '.join(taken.found_via)})", f"torch {torch.version} in {torch.location}"]
+    if fitting:
+        yield book.finding(
+            "cuda-torch-mismatch",
+            Severity.ERROR if refused else Severity.WARNING,
+            case="here" if major else "minor-refused-here" if refused else "minor-accepted-here",
+            evidence=evidence,
+            affects=(needs.CUDA,) if refused else (),
+            nvcc=str(taken.release),
+            torch=str(torch.cuda),
+            root=fitting[0].root,
+        )
+    else:
+        yield book.finding(
+            "cuda-torch-mismatch",
+            Severity.ERROR if refused else Severity.WARNING,
+            case="" if major else "minor-refused" if refused else "minor-accepted",
+            evidence=evidence,
+            affects=(needs.CUDA,) if refused else (),
+            nvcc=str(taken.release),
+            torch=str(torch.cuda),
+        )
 
 
 def cuda_home_cuda_path_differ(machine: Machine) -> Iterator[Finding]:
     """CUDA_HOME and CUDA_PATH name different folders."""
     home, path = machine.variables.get("CUDA_HOME"), machine.variables.get("CUDA_PATH")
     if home and path and home.rstrip("/") != path.rstrip("/"):
-        yield Finding.warning(
-            "cuda-home-cuda-path-differ",
-            f"CUDA_HOME is {home} and CUDA_PATH is {path}: torch takes the first, other tools the second",
-            fix="let both name one folder",
-            steps=(step('export CUDA_PATH="$CUDA_HOME"'),),
-        )
+        yield book.finding("cuda-home-cuda-path-differ", Severity.WARNING, home=home, path=path)
 
 
 def toolkits_several(machine: Machine) -> Iterator[Finding]:
     """Several CUDA toolkits are here."""
     here = real_toolkits(machine)
     if len(here) > 1 and _wants_cuda(machine):
-        taken = machine.taken
-        yield Finding.note(
+        yield book.finding(
             "toolkits-several",
-            f"there are {len(here)} CUDA toolkits; a build takes {taken.root if taken else 'none of them'}",
+            Severity.NOTE,
             evidence=[f"CUDA {toolkit.version} in {toolkit.root} ({', '.join(toolkit.found_via)})" for toolkit in here],
-            fix="to select the one that fits torch",
-            steps=(USE_ENV,),
+            count=len(here),
+            root=machine.taken.root if machine.taken else "",
         )
 
 
@@ -145,13 +152,13 @@ def cuda_header_missing(machine: Machine) -> Iterator[Finding]:
     scattered = [name for name in (*base, *of_ops) if name in taken.scattered]
     evidence = [f"{taken.root} (CUDA {taken.version}, found via {', '.join(taken.found_via)})"]
     evidence += [f"{', '.join(scattered)}: there, but not in {taken.root}/include"] if scattered else []
-    yield (Finding.error if base else Finding.warning)(
+    yield book.finding(
         "cuda-header-missing",
-        f"the toolkit in {taken.root} lacks {', '.join((*base, *of_ops))}",
+        Severity.ERROR if base else Severity.WARNING,
         evidence=evidence,
         affects=(*((needs.CUDA,) if base else ()), *base, *of_ops),
-        fix="let dsdoctor join it with the headers of torch's own wheels, without root",
-        steps=(BUILD_WHEEL, OR_ASSEMBLE),
+        root=taken.root,
+        headers=(*base, *of_ops),
     )
 
 
@@ -164,13 +171,13 @@ def cuda_lib_link_missing(machine: Machine) -> Iterator[Finding]:
     driver = machine.library("libcuda")
     missing = [name for name in LINKED if name not in here and not (name == "cuda" and driver and driver.library)]
     if missing:
-        yield (Finding.error if "cudart" in missing else Finding.warning)(
+        yield book.finding(
             "cuda-lib-link-missing",
-            f"the toolkit in {taken.root} has no {', '.join(f'lib{name}.so' for name in missing)} to link with",
+            Severity.ERROR if "cudart" in missing else Severity.WARNING,
             evidence=[f"looked in {', '.join(taken.library_dirs) or 'no folder: lib64 and lib are not there'}"],
             affects=(*((needs.CUDA,) if "cudart" in missing else ()), *(needs.library(name) for name in missing)),
-            fix="let dsdoctor assemble a whole one, without root",
-            steps=(BUILD_WHEEL,),
+            root=taken.root,
+            libraries=[f"lib{name}.so" for name in missing],
         )
 
 
@@ -234,17 +241,7 @@ def name(compiler: Compiler) -> str:
 def host_compiler_missing(machine: Machine) -> Iterator[Finding]:
     """There is no C++ compiler that works: none on PATH, or one whose back end (cc1plus) is missing."""
     if not machine.compilers:
-        yield Finding.error(
-            "host-compiler-missing",
-            "no C++ compiler: neither g++ nor clang++ on PATH works",
-            affects=(needs.COMPILER,),
-            fix="install one",
-            steps=(
-                step("sudo apt-get install g++"),
-                instead("sudo dnf install gcc-c++"),
-                instead("conda install gxx_linux-64"),
-            ),
-        )
+        yield book.finding("host-compiler-missing", Severity.ERROR, affects=(needs.COMPILER,))
 
 
 def host_compiler_too_new(machine: Machine) -> Iterator[Finding]:
@@ -254,13 +251,17 @@ def host_compiler_too_new(machine: Machine) -> Iterator[Finding]:
         return
     taken = machine.taken
     other = _fitting(machine, limits)
-    yield Finding.error(
+    yield book.finding(
         "host-compiler-too-new",
-        f"nvcc {taken.release if taken else ''} takes {default.kind} up to {limits[1]}, here is {name(default)}",
+        Severity.ERROR,
+        case="here" if other else "",
         evidence=[f"{taken.root}/include/crt/host_config.h" if taken else "torch's own table"],
         affects=(needs.DEVICE_CODE,),
-        fix=f"use {name(other)}" if other else f"install {default.kind} {limits[1]}; nothing needs to be removed",
-        steps=(USE_ENV,) if other else (step("sudo apt-get install g++-{release}", release=limits[1]), USE_ENV),
+        nvcc=str(taken.release) if taken else "",
+        kind=default.kind,
+        newest=limits[1],
+        compiler=name(default),
+        other=name(other) if other else "",
     )
 
 
@@ -270,20 +271,17 @@ def host_compiler_too_old(machine: Machine) -> Iterator[Finding]:
     if default is None or default.major >= limits[0] or machine.torch is None:
         return
     other = _fitting(machine, limits)
-    yield Finding.error(
+    yield book.finding(
         "host-compiler-too-old",
-        f"torch {machine.torch.version}'s headers (C++{machine.torch.cxx_standard}) need {default.kind} {limits[0]} or newer, "
-        f"the compiler is {name(default)}",
+        Severity.ERROR,
+        case="here" if other else "",
         affects=(needs.COMPILER,),
-        fix=f"use {name(other)}" if other else "install a newer one beside it",
-        steps=(USE_ENV,)
-        if other
-        else (
-            step("sudo apt-get install g++-12"),
-            instead("sudo dnf install gcc-toolset-12"),
-            instead("conda install gxx_linux-64"),
-            instead("module load gcc", note="on many clusters"),
-        ),
+        torch=machine.torch.version,
+        standard=machine.torch.cxx_standard,
+        kind=default.kind,
+        oldest=limits[0],
+        compiler=name(default),
+        other=name(other) if other else "",
     )
 
 
@@ -296,14 +294,17 @@ def compilers_differ(machine: Machine) -> Iterator[Finding]:
     if cxx and not cc and default.found_via == "cxx_variable":
         on_path = next((compiler for compiler in machine.compilers if compiler.found_via == "path"), None)
         if on_path is not None and (on_path.kind, on_path.major) != (default.kind, default.major):
-            yield _differ(f"CXX is {cxx} ({name(default)}), and CC is not set: nvcc takes {name(on_path)}", default)
+            yield book.finding(
+                "compilers-differ",
+                Severity.WARNING,
+                case="cc-unset" if default.c_path else "cc-unset-no-c-compiler",
+                cxx=cxx,
+                compiler=name(default),
+                on_path=name(on_path),
+                c_compiler=default.c_path,
+            )
     elif cc and cxx and default.c_path and cc.rsplit("/", 1)[-1] != default.c_path.rsplit("/", 1)[-1]:
-        yield _differ(f"CXX is {cxx} and CC is {cc}: nvcc takes CC for its host code", default)
-
-
-def _differ(title: str, default: Compiler) -> Finding:
-    steps = (step("export CC={compiler}", compiler=default.c_path),) if default.c_path else (USE_ENV,)
-    return Finding.warning("compilers-differ", title, fix="let CC and CXX name the same compiler", steps=steps)
+        yield book.finding("compilers-differ", Severity.WARNING, cxx=cxx, cc=cc, c_compiler=default.c_path)
 
 
 def _fitting(machine: Machine, limits: tuple[int, int | None]) -> Compiler | None:

@@ -120,10 +120,10 @@ ShellName = Annotated[
     Literal["bash", "zsh", "fish"] | None,
     option(name="--shell", metavar="bash|zsh|fish", help="Default: the one in $SHELL."),
 ]
-ScriptFile = Annotated[Path | None, option(name=["-o", "--output"], metavar="FILE", help="Where the script goes.")]
+ScriptFile = Annotated[Path | None, option(name=["-o", "--output"], metavar="FILE", help="Write the script here.")]
 Yes = Annotated[bool, flag(name=["-y", "--yes"], help="Add the line to the shell's startup file without asking.")]
 
-HELP = """Gets DeepSpeed built and keeps it running right.
+HELP = """Get DeepSpeed built, and keep it running.
 
 Start with `dsdoctor check`. The log of what failed goes to `dsdoctor diagnose LOG`. Each command has a --help with an example."""
 
@@ -205,10 +205,10 @@ def wants_json(arguments: Sequence[str]) -> bool:
 
 
 def install_completion_command(*, shell: ShellName = None, output: ScriptFile = None, yes: Yes = False) -> int:
-    """Install completion of commands, options and file names for bash, zsh or fish.
+    """Install shell completion of commands, options and file names for bash, zsh or fish.
 
-    Writes the script, and asks before it adds a line to ~/.bashrc or ~/.zshrc. Without a terminal, and without --yes, that
-    file stays as it is and the line is printed.
+    Writes the script, and asks before it adds a line to ~/.bashrc or ~/.zshrc. Without a terminal, and without --yes, it
+    prints the line instead.
 
     Example: dsdoctor --install-completion --shell bash
     """

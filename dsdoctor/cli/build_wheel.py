@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from dsdoctor.builder.build import AfterBuild, BuildScreen, Built, build, publish_into
+from dsdoctor.builder.build import AfterBuild, BuildOutcome, BuildScreen, build, publish_into
 from dsdoctor.builder.build_targets import ListedTarget, chosen_target, list_targets, targets_of
 from dsdoctor.builder.make.make_wheel import refused_ops
 from dsdoctor.cli.ending import FAILED, IMPOSSIBLE, OK, print_result
@@ -26,14 +26,14 @@ Index = Annotated[
     Path | None,
     option(
         name="--index", metavar="DIR", group=WHERE,
-        help="Also list the wheel in this package index (PEP 503, static files).",
+        help="Also add the wheel to this package index (PEP 503, static files).",
     ),
 ]  # fmt: skip
 Pythons = Annotated[
     tuple[str, ...],
     options(
         name="--python", metavar="PATH|VERSION", group=TARGET,
-        help="Interpreter of the environment to build for, or a version such as 3.12 that is looked for here; repeat it. "
+        help="Interpreter of the environment to build for, or a version such as 3.12 to search for. Repeatable. "
              "Default: the one that runs dsdoctor.",
     ),
 ]  # fmt: skip
@@ -41,30 +41,30 @@ Torches = Annotated[
     tuple[str, ...],
     options(
         name="--torch", metavar="VERSION", group=TARGET,
-        help="Build for this torch in an environment of its own; repeat it. Every --python goes with every --torch.",
+        help="Build for this torch in its own environment. Repeatable; every --python is combined with every --torch.",
     ),
 ]  # fmt: skip
 Cudas = Annotated[
     tuple[str, ...],
     options(
         name="--cuda", metavar="RELEASE|cpu", group=TARGET,
-        help="The CUDA release of each --torch, such as 12.8, from torch's own index; repeat it. Default: what pip's index gives.",
+        help="CUDA release of each --torch, such as 12.8, from torch's own index. Repeatable. Default: what pip's index has.",
     ),
 ]  # fmt: skip
 TorchIndex = Annotated[
     str | None,
-    option(name="--torch-index", metavar="URL", group=TARGET, help="Package index that has the builds of --torch."),
+    option(name="--torch-index", metavar="URL", group=TARGET, help="Package index with the builds of --torch."),
 ]
-Listed = Annotated[bool, flag(name="--targets", group=TARGET, help="List what would be built, numbered, and stop.")]
+Listed = Annotated[bool, flag(name="--targets", group=TARGET, help="List the targets, numbered, and exit.")]
 Chosen = Annotated[
     int | None,
     option(
         name="--target", metavar="N", group=TARGET,
-        help="Build only the N-th of them, from 0: one task of a Slurm array or an indexed Kubernetes Job.",
+        help="Build only target N, counted from 0: one task of a Slurm array or an indexed Kubernetes Job.",
     ),
 ]  # fmt: skip
 DEFAULT_OUT = Path("dist")
-DryRun = Annotated[bool, flag(name="--dry-run", help="Show the plan and stop.")]
+DryRun = Annotated[bool, flag(name="--dry-run", help="Show the plan and exit.")]
 
 
 def build_wheel_command(
@@ -82,10 +82,10 @@ def build_wheel_command(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> int:
-    """Build a DeepSpeed wheel that fits this environment, prove it, and put it into --out; with --torch, one for each.
+    """Build a DeepSpeed wheel for this environment and verify it; with --torch, one for each release.
 
-    Looks at the machine, chooses ops, GPU architectures, toolkit and compiler, assembles a CUDA toolkit where none fits,
-    compiles each op by itself, packs one wheel and proves that every op is in it and loads.
+    Inspects the machine and selects ops, GPU architectures, toolkit and compiler. If no CUDA toolkit fits, one is assembled.
+    Each op is compiled separately. The finished wheel is checked: it must contain every op, and each op must load.
 
     Example: dsdoctor build-wheel --ops cpu_adam,fused_adam --arch "8.0;9.0"
     """
@@ -167,7 +167,7 @@ def show_plan_of(plan: BuildPlan, as_json: bool) -> None:
         show(Stream(stderr=True), [*plan_lines(plan), *finding_lines(plan.findings)])
 
 
-def _show_built(command: str, built: Built, as_json: bool) -> None:
+def _show_built(command: str, built: BuildOutcome, as_json: bool) -> None:
     result, plan = built.result, built.plan
     lines = [*result_lines(result), *finding_lines(result.findings)] if result else list(finding_lines(plan.findings))
     print_result(

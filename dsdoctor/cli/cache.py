@@ -32,7 +32,7 @@ app = App(
     name="cache",
     version_flags=[],
     help_epilogue=OF_GROUP,
-    help="""Look after the cache of compiled ops and finished wheels.
+    help="""Manage the cache of compiled ops and finished wheels.
 
     It is $DSDOCTOR_CACHE/compiled, else ~/.cache/dsdoctor/compiled, and keeps
     itself below $DSDOCTOR_CACHE_LIMIT (10G): the least recently used goes first.
@@ -48,7 +48,7 @@ app = App(
 
 
 def ls_command(*, as_json: Json = False) -> None:
-    """List what is kept, the last used first, and the total against the limit.
+    """List cached entries, most recently used first, and the total size against the limit.
 
     Example: dsdoctor cache ls
     """
@@ -66,18 +66,18 @@ def prune_command(
     *,
     max_size: Annotated[
         str | None,
-        option(name="--max-size", metavar="SIZE", help='Remove the least recently used until "2G" are left.'),
+        option(name="--max-size", metavar="SIZE", help='Remove the least recently used entries until "2G" are left.'),
     ] = None,
     older_than: Annotated[
-        str | None, option(name="--older-than", metavar="AGE", help='Remove what was not used for "30d".')
+        str | None, option(name="--older-than", metavar="AGE", help='Remove entries not used for "30d".')
     ] = None,
     everything: Annotated[bool, flag(name="--all", help="Remove everything.")] = False,
     as_json: Json = False,
 ) -> int:
-    """Remove what was not used for long, and say what. Without options: compiled ops and wheels, down to the limit.
+    """Remove entries that were not used recently, and list them. Without options: compiled ops and wheels, down to the limit.
 
-    The options are for assembled toolkits, DeepSpeed's archives and environments of targets too; those that were used in the
-    last two hours stay, but for --all.
+    The options also apply to assembled toolkits, DeepSpeed's archives and target environments. Those used in the last two
+    hours are kept, except with --all.
 
     Example: dsdoctor cache prune --max-size 2G --older-than 30d
     """
@@ -94,7 +94,7 @@ def prune_command(
 
 
 def verify_command(*, as_json: Json = False) -> int:
-    """Read every byte that is kept and remove what is not what was stored.
+    """Read every cached byte and remove damaged entries.
 
     Example: dsdoctor cache verify
     """

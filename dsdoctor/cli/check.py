@@ -34,29 +34,29 @@ def _rules() -> list[str]:
 
 
 def _ops() -> list[str]:
-    from dsdoctor.builder.plan.plan import DEFAULT
+    from dsdoctor.builder.plan.plan import DEFAULT_OPS
     from dsdoctor.builder.source.op_loads import LOADS
     from dsdoctor.builder.source.ops import OPS
 
-    usual = {name for names in DEFAULT.values() for name in names}
+    usual = {name for names in DEFAULT_OPS.values() for name in names}
     return sorted(usual | {op.name for op in OPS if not op.empty} | {load.op for load in LOADS})
 
 
-Rules = Annotated[str, argument(metavar="RULE", offers=_rules, help="Run these checks only.")]
+Rules = Annotated[str, argument(metavar="RULE", offers=_rules, help="Run only these checks.")]
 NeededOps = Annotated[
     tuple[str, ...] | None,
     option(
         name=["--op", "--ops"], converter=split_names, metavar="OP,OP", group=WHAT, offers=_ops,
-        help="Ops that must work: exit status 1 where one of them cannot.",
+        help="Ops that must work: exit with status 1 if one cannot.",
     ),
 ]  # fmt: skip
-Deep = Annotated[bool, flag(help="Ask the compiler: preprocess every source of every op with its own flags, and link.")]
-Strict = Annotated[bool, flag(help="Exit status 1 for warnings too.")]
+Deep = Annotated[bool, flag(help="Run the compiler: preprocess every source of every op with its own flags, and link.")]
+Strict = Annotated[bool, flag(help="Exit with status 1 for warnings too.")]
 Report = Annotated[
     bool,
-    flag(name="--report", help="Print at most 30 lines of Markdown for an issue, without names and tokens of yours."),
+    flag(name="--report", help="Print up to 30 lines of Markdown for an issue, without your names and tokens."),
 ]
-Listed = Annotated[bool, flag(name="--list", help="List the checks and stop.")]
+Listed = Annotated[bool, flag(name="--list", help="List the checks and exit.")]
 
 
 def check_command(
@@ -75,10 +75,10 @@ def check_command(
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> int:
-    """Say what is wrong with this machine for DeepSpeed, and which ops can be built on it, with the fix of each problem.
+    """Check this machine for problems with DeepSpeed, with the fix of each, and list the ops that can be built.
 
-    Ops stand in groups: those that build as the environment stands, those that cannot and that you need, those that cannot
-    and that you do not; -v has all of them, with what build-wheel gets. Without --deep it goes by facts, in about a second.
+    Ops are grouped: can be built in the current environment, required but cannot be built, and optional and cannot be built.
+    -v lists all of them, and what build-wheel can build. Without --deep the check runs no compiler and takes about a second.
 
     Example: dsdoctor check --op fused_adam,async_io
     """

@@ -34,12 +34,16 @@ Folder = Annotated[
 ]
 TagName = Annotated[
     str | None,
-    option(name="--tag", metavar="TAG", help="The tag to judge. Default: the one that the file latest names."),
+    option(name="--tag", metavar="TAG", help="The tag to inspect. Default: the one named in the file latest."),
 ]
 World = Annotated[
     int | None,
     option(
-        name="--world", metavar="N", validator=Number(gte=1), group=RUN, help="All ranks of the run. Default: as saved."
+        name="--world",
+        metavar="N",
+        validator=Number(gte=1),
+        group=RUN,
+        help="Total ranks of the run. Default: as saved.",
     ),
 ]
 Stage = Annotated[
@@ -74,7 +78,7 @@ Load = Annotated[
     Literal["all", "no-optimizer", "module"],
     option(
         name="--load", metavar="all|no-optimizer|module", group=RUN,
-        help="How it calls load_checkpoint: no-optimizer is load_optimizer_states=False, module is load_module_only=True. "
+        help="How the run calls load_checkpoint: no-optimizer is load_optimizer_states=False, module is load_module_only=True. "
         "Default: all.",
     ),
 ]  # fmt: skip
@@ -82,55 +86,56 @@ Evaluation = Annotated[
     bool,
     flag(
         name="--evaluation", group=RUN,
-        help="Its engine has no optimizer: deepspeed.initialize was given none, and the configuration names none.",
+        help="The run's engine has no optimizer, neither passed to deepspeed.initialize nor configured.",
     ),
 ]  # fmt: skip
 Here = Annotated[
     int | None,
     option(
         name="--ranks-here", metavar="N", validator=Number(gte=1), group=RUN,
-        help="Ranks that load on this machine, for the memory that they take at once.",
+        help="Ranks that load on this machine, to check its memory.",
     ),
 ]  # fmt: skip
 Model = Annotated[
     Path | None,
     option(
         name="--model", metavar="CONFIG.json|DIR", group=RUN,
-        help="The Hugging Face configuration of its model, or its folder: names and shapes are compared. Needs torch and "
-        "transformers in the environment that --python names.",
+        help="Hugging Face configuration of the run's model, or its folder: compare names and shapes. Needs torch and "
+        "transformers in the environment of --python.",
     ),
 ]  # fmt: skip
 Deep = Annotated[
     bool,
     flag(
         name="--deep",
-        help="Read every byte too: checksums, and nan or inf in weights and optimizer states. A few MiB of memory.",
+        help="Also read every byte: verify checksums, and find nan or inf in weights and optimizer states. Uses a few MiB.",
     ),
 ]
 Merge = Annotated[
     Path | None,
     option(
         name="--merge", metavar="OUT", group=MODEL,
-        help="Write the whole model there as safetensors with Hugging Face's index. Called again, it goes on where it ended.",
+        help="Write the whole model here as safetensors with Hugging Face's index. Rerun to resume.",
     ),
 ]  # fmt: skip
 MergeDtype = Annotated[
     Literal["fp32", "bf16"],
-    option(name="--merge-dtype", metavar="fp32|bf16", group=MODEL, help="The type of its weights. Default: fp32."),
+    option(name="--merge-dtype", metavar="fp32|bf16", group=MODEL, help="Type of the merged weights. Default: fp32."),
 ]
+MAX_GIGABYTES = 1_000_000
 LargestFile = Annotated[
     float,
     option(
-        name="--largest-file", metavar="GB", validator=Number(gt=0), group=MODEL,
-        help="Gigabytes of a file of it, at most. Default: 5.",
+        name="--largest-file", metavar="GB", validator=Number(gt=0, lte=MAX_GIGABYTES), group=MODEL,
+        help="Maximum size of a merged file, in gigabytes. Default: 5.",
     ),
 ]  # fmt: skip
 Universal = Annotated[
     Path | None,
     option(
         name="--universal", metavar="OUT", group=MODEL,
-        help="Make a universal checkpoint there by DeepSpeed's own converter, for other ranks or another type: "
-        "--universal output/global_step500_universal. Says before what memory and disk it takes, and compares it after.",
+        help="Convert to a universal checkpoint with DeepSpeed's own converter, for other ranks or another type: "
+        "--universal output/global_step500_universal. Shows the memory and disk it needs first, and compares the result.",
     ),
 ]  # fmt: skip
 DoRepair = Annotated[
@@ -165,10 +170,10 @@ def checkpoint_command(
     repair: DoRepair = False,
     as_json: Json = False,
 ) -> int:
-    """Say what is in a checkpoint, whether it is whole, and whether a planned run can load it.
+    """Inspect a checkpoint: what it contains, whether it is complete, and whether a planned run can load it.
 
-    Reads of each file the directory and the names of its tensors, never the tensors without --deep: a large checkpoint takes no
-    longer than a small one. Needs neither torch nor DeepSpeed, and executes nothing of what it reads.
+    Without --deep only each file's directory and tensor names are read, so a large checkpoint takes no longer than a small
+    one. Needs neither torch nor DeepSpeed, and runs nothing from the files.
 
     Example: dsdoctor checkpoint output/checkpoint-500 --world 16 --stage 3
     """

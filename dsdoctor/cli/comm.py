@@ -32,20 +32,20 @@ DEADLINES = {Mode.QUICK: 60.0, Mode.DEFAULT: 180.0, Mode.FULL: 900.0}
 LEAST_DEADLINE = 5.0
 BACKENDS = ("auto", "gloo", "nccl")
 
-Quick = Annotated[bool, flag(name="--quick", help="Reach and correctness only; seconds.")]
-Full = Annotated[bool, flag(name="--full", help="Every collective, all sizes and pairs, and DeepSpeed's layer.")]
+Quick = Annotated[bool, flag(name="--quick", help="Test only connections and results; takes seconds.")]
+Full = Annotated[bool, flag(name="--full", help="Test every collective, all sizes and pairs, and DeepSpeed's layer.")]
 Nproc = Annotated[
     int | None,
     option(
         validator=Number(gte=1, lte=MAX_RANKS),
-        help="Ranks to start here, or on each host. Default: one for each GPU, else 2.",
+        help="Ranks to start here, or on each host. Default: one per GPU, else 2.",
     ),
 ]
 Hostfile = Annotated[
     str | None,
-    option(metavar="FILE", help="DeepSpeed's hostfile: look at every host, then start ranks there by ssh."),
+    option(metavar="FILE", help="DeepSpeed's hostfile: inspect every host, then start ranks there over ssh."),
 ]
-Static = Annotated[bool, flag(name="--static", help="With --hostfile: look at the hosts, start no rank.")]
+Static = Annotated[bool, flag(name="--static", help="With --hostfile: inspect the hosts, start no rank.")]
 Include = Annotated[
     str | None,
     option(metavar="HOSTS", help="With --hostfile: only these, as in gpu[01-08],login or n1@n2."),
@@ -55,25 +55,25 @@ SkipBad = Annotated[
     bool,
     flag(
         name="--skip-bad",
-        help="With --hostfile: test the rest without the hosts that cannot take part; both lists are written.",
+        help="With --hostfile: leave out hosts that cannot take part, test the others, and write both lists.",
     ),
 ]
-Backend = Annotated[str, option(metavar="|".join(BACKENDS), help="auto is nccl where GPUs are, else gloo.")]
+Backend = Annotated[str, option(metavar="|".join(BACKENDS), help="auto is nccl with GPUs, else gloo.")]
 Deadline = Annotated[
     float | None,
-    option(metavar="SECONDS", help="Bounds the whole test. Default: 60 (--quick), 180, 900 (--full)."),
+    option(metavar="SECONDS", help="Time limit of the whole test. Default: 60 (--quick), 180, 900 (--full)."),
 ]
-OutFolder = Annotated[Path | None, option(name="--out", metavar="DIR", help="Keep each rank's own file and log there.")]
+OutFolder = Annotated[Path | None, option(name="--out", metavar="DIR", help="Keep each rank's file and log here.")]
 Read = Annotated[
     str | None,
-    option(metavar="FILE|-", help="Tell what a test with --json found that a scheduler has started; start no rank."),
+    option(metavar="FILE|-", help="Read the --json output of a test that a scheduler started; start no rank."),
 ]
 Html = Annotated[Path | None, option(name="--html", metavar="FILE", help="Write a page with the pairs and curves.")]
 Prolog = Annotated[
     bool,
     flag(
         name="--prolog",
-        help="Test this node by itself before a job, within a minute, and print one JSON line; 1 if it is broken, else 0.",
+        help="Test only this node before a job, within a minute, and print one JSON line. Exit status 1 if it is broken, else 0.",
     ),
 ]
 LocalRank = Annotated[str | None, option(name=["--local_rank", "--local-rank"], show=False)]
@@ -99,9 +99,9 @@ def comm_command(
     verbose: Verbose = False,
     local_rank: LocalRank = None,  # noqa: ARG001 (DeepSpeed's launcher adds it; the rank is read from the environment)
 ) -> int:
-    """Do all ranks reach each other, and get the same results? Names the rank and host that does not, with the reason and the fix.
+    """Test whether all ranks reach each other and get the same results; name the rank and host at fault, and the fix.
 
-    By itself it tests this machine, with --hostfile all its hosts. Under a launcher each process is a rank:
+    On its own it tests this machine; with --hostfile, all of its hosts. Under a launcher each process is a rank:
     torchrun -m dsdoctor.comm, deepspeed --module dsdoctor.comm, srun or mpirun python -m dsdoctor.comm.
 
     Example: dsdoctor comm --hostfile hosts --quick

@@ -13,7 +13,7 @@ from dsdoctor.core.options import argument
 def compare_command(
     *files: Annotated[Path, argument(help="Snapshots to compare, two or more.")], as_json: Json = False
 ) -> int:
-    """Say what differs between recorded machines, the minority first.
+    """Compare snapshots of machines, the minority first.
 
     Example: dsdoctor compare node1.json node2.json
     """

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.files import make_folder, write_bytes
+from dsdoctor.core.files import make_folder, real_path, write_bytes
 from dsdoctor.ui.terminal import Stream, show
 
 Shell = Literal["bash", "zsh", "fish"]
@@ -30,7 +30,7 @@ class Startup:
 
     def add(self) -> None:
         """Write the line into the file, or where a link of that name leads."""
-        file = Path(os.path.realpath(self.file))
+        file = Path(real_path(self.file))
         before = file.read_bytes() if file.is_file() else b""
         added = f"# completion of dsdoctor\n{self.line}\n".encode()
         end = b"" if before.endswith(b"\n") or not before else b"\n"

@@ -30,7 +30,12 @@ Arguments = Annotated[
 ]  # fmt: skip
 AccelerateFile = Annotated[
     Path | None,
-    option(name="--accelerate", metavar="CONFIG.yaml", group=BESIDE, help="accelerate's configuration, judged alike."),
+    option(
+        name="--accelerate",
+        metavar="CONFIG.yaml",
+        group=BESIDE,
+        help="accelerate's configuration, checked the same way.",
+    ),
 ]
 Model = Annotated[
     Path | None,
@@ -38,18 +43,19 @@ Model = Annotated[
         name="--model",
         metavar="CONFIG.json|DIR",
         group=BESIDE,
-        help="The model's config.json: sizes that depend on it.",
+        help="The model's config.json, for sizes that depend on it.",
     ),
 ]
 World = Annotated[
     int | None,
     option(
         name="--world", metavar="N", validator=Number(gte=1), group=BESIDE,
-        help="Data-parallel ranks, for the batch sizes. Default: what fits them.",
+        help="Data-parallel ranks, for the batch sizes. Default: a number that fits them.",
     ),
 ]  # fmt: skip
 Gpus = Annotated[
-    str | None, option(name="--gpus", metavar="8x80G", group=BESIDE, help="The GPUs; --world, if that is not given.")
+    str | None,
+    option(name="--gpus", metavar="8x80G", group=BESIDE, help="The GPUs; also sets --world if that is not given."),
 ]
 Source = Annotated[
     str | None,
@@ -62,7 +68,7 @@ FixOut = Annotated[
     Path | None,
     option(
         name="--fix", metavar="OUT", group=OUTPUT,
-        help="Write the corrected configuration there, comments kept. The file itself is never touched.",
+        help="Write the corrected configuration here, comments kept. The file itself is not changed.",
     ),
 ]  # fmt: skip
 
@@ -83,10 +89,10 @@ def config_command(
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> int:
-    """Say what DeepSpeed will make of a configuration, before a GPU is touched: what it ignores, refuses or misreads.
+    """Check what DeepSpeed does with a configuration before a run: keys that it ignores, rejects or reads differently.
 
-    The installed DeepSpeed is asked itself, in a process of its own: which keys it reads, what it refuses, which optimizer and
-    scheduler it makes of them. Trains nothing, compiles nothing.
+    Asks the installed DeepSpeed itself, in a separate process, which keys it reads, what it rejects, and which optimizer and
+    scheduler it creates. Trains nothing, compiles nothing.
 
     Example: dsdoctor config ds_config.json --hf training_args.json --world 8
     """

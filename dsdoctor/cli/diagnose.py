@@ -13,6 +13,7 @@ from dsdoctor.cli.ending import FOUND, OK, print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.cli.statuses import UNDECIDED
 from dsdoctor.core.errors import UsageError
+from dsdoctor.core.files import open_regular
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.options import argument, flag
 from dsdoctor.diagnosis.diagnose import diagnose, problem_of, together, verdict_of
@@ -37,14 +38,14 @@ Logs = Annotated[
     argument(
         metavar="LOG",
         allow_leading_hyphen=True,
-        help="Log files (also .gz), one of each rank if there are several; - is stdin.",
+        help="Log files (also .gz), one per rank if there are several; - is stdin.",
     ),
 ]  # fmt: skip
-Verbose = Annotated[bool, flag(name=["-v", "--verbose"], help="Show harmless lines and consequences too.")]
+Verbose = Annotated[bool, flag(name=["-v", "--verbose"], help="Also show harmless lines and consequences.")]
 
 
 def diagnose_command(*logs: Logs, as_json: Json = False, verbose: Verbose = False) -> int:
-    """Read failed installs, builds, JIT loads, launches and runs; say the cause first, with its line and the fix.
+    """Diagnose the log of a failed install, build, JIT load, launch or run: the cause, its line, and the fix.
 
     Example: dsdoctor diagnose train.log
     """
@@ -101,7 +102,7 @@ def _opened(name: str) -> Iterator[BinaryIO]:
             buffered.detach()
         return
     try:
-        with Path(name).open("rb") as stream:
+        with cast(io.BufferedReader, open_regular(Path(name))) as stream:
             packed = stream.peek(2).startswith(GZIP)
             yield cast(BinaryIO, gzip.GzipFile(fileobj=stream)) if packed else stream
     except OSError as error:

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Annotated
 
 from dsdoctor.builder.plan.choices import working_torch
+from dsdoctor.builder.plan.compiler import choose_compiler
 from dsdoctor.builder.plan.environment import ShellSettings, lines_for
 from dsdoctor.builder.plan.plan import plan_toolkit
-from dsdoctor.builder.plan.processor import choose_compiler
-from dsdoctor.builder.toolkit.choose import offers_for
+from dsdoctor.builder.toolkit.choose import toolkit_offers
 from dsdoctor.cli.ending import IMPOSSIBLE, OK, print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.core.build_models import ToolkitPlan
@@ -31,7 +31,7 @@ def select(order: BuildOrder) -> tuple[ShellSettings, tuple[Finding, ...]]:
     if torch.cuda is None:
         compiler, _, findings = choose_compiler(machine, None, device_code=False)
         return _settings(observation, None, compiler, ()), findings
-    advice = plan_toolkit(machine, order.request, observation.cache, offers_for(observation, order.request))
+    advice = plan_toolkit(machine, order.request, observation.cache, toolkit_offers(observation, order.request))
     if advice.toolkit is not None and advice.toolkit.assemble and not has_error(advice.findings):
         raise ImpossiblePlan(
             f"no whole CUDA toolkit of torch's release {torch.cuda} is here; it can be assembled in {advice.toolkit.root}",
@@ -65,9 +65,7 @@ def _settings(
 # The command whose lines a shell evaluates: env.
 
 
-Shell = Annotated[
-    str, option(metavar="bash|zsh|fish|csh|tcsh", help="The shell that is to take the lines. Default: bash.")
-]
+Shell = Annotated[str, option(metavar="bash|zsh|fish|csh|tcsh", help="Shell to print for. Default: bash.")]
 
 
 def env_command(
@@ -79,7 +77,7 @@ def env_command(
     machine: MachineFile = None,
     as_json: Json = False,
 ) -> int:
-    """Print the lines that select the CUDA toolkit and the compiler which fit this torch.
+    """Print shell lines that select the CUDA toolkit and compiler for this torch.
 
     In fish: dsdoctor env --shell fish | source. In csh and tcsh: ``eval "`dsdoctor env --shell csh`"``.
 

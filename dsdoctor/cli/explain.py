@@ -45,13 +45,13 @@ def fix_commands(rule: str) -> tuple[str, ...]:
 
 
 def explain_command(
-    rule: Annotated[str | None, argument(help="The id in brackets behind a finding.", offers=book.rule_ids)] = None,
+    rule: Annotated[str | None, argument(help="The id in brackets after a finding.", offers=book.rule_ids)] = None,
     /,
     *,
-    listed: Annotated[bool, flag(name="--list", help="List every rule and stop.")] = False,
+    listed: Annotated[bool, flag(name="--list", help="List every rule and exit.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Print the manual page of a rule: what it means, why it matters, how to fix it.
+    """Explain a rule: what it means, why it matters, how to fix it.
 
     Example: dsdoctor explain cuda-home-wrong
     """

@@ -40,7 +40,7 @@ Folder = Annotated[
     Path | None,
     argument(
         metavar="DIR",
-        help="The folder that dsdoctor.run named (default: dsdoctor-hang), or one with nccl_trace_rank_* files.",
+        help="Folder that dsdoctor.run printed (default: dsdoctor-hang), or one with nccl_trace_rank_* files.",
     ),
 ]
 Pids = Annotated[
@@ -51,7 +51,7 @@ Pids = Annotated[
         consume_multiple=True,
         allow_leading_hyphen=False,
         negative="",
-        help="Look at ranks that run now on this host, or at those below a launcher. Their stacks are read by py-spy (extra hang).",
+        help="Inspect ranks running on this host, or those of a launcher. Stacks are read with py-spy (extra hang).",
     ),
 ]
 
@@ -67,11 +67,11 @@ Html = Annotated[
 
 
 def hang_command(folder: Folder = None, /, *, pid: Pids = (), html: Html = None, as_json: Json = False) -> int:
-    """Say which rank of a hanging training did not come, where it stands and why.
+    """Diagnose a hanging training: which rank has not reached the collective, where it is blocked, and why.
 
-    Reads what the watch of python -m dsdoctor.run wrote when nothing moved any more, one file a rank; or, of a job that never
-    knew dsdoctor, the dumps of torch's flight recorder, or with --pid the running processes. Nothing in them is executed.
-    While a job runs, kill -USR2 PID of one of its ranks makes the watch tell at once.
+    Reads the files that the watch of python -m dsdoctor.run writes when there is no progress, one per rank. For a job started
+    without dsdoctor it reads dumps of torch's flight recorder or, with --pid, the running processes. Runs nothing from the files.
+    During a job, send SIGUSR2 to one of its ranks (kill -USR2 PID) to get the verdict at once.
 
     Example: dsdoctor hang dsdoctor-hang
     """

@@ -54,7 +54,7 @@ app = App(
     name="index",
     version_flags=[],
     help_epilogue=OF_GROUP,
-    help="""Look after a package index of DeepSpeed wheels: static files, which any web server or file:// can serve.
+    help="""Manage a package index of DeepSpeed wheels: static files for any web server or file://.
 
     build-wheel --index DIR lists each wheel that it builds. Many jobs build into folders of their own, and one joins them:
 
@@ -62,7 +62,7 @@ app = App(
     """,
 )
 
-Index = Annotated[Path, argument(help="The folder of the index; it is made where it is not there.")]
+Index = Annotated[Path, argument(help="Folder of the index; created if missing.")]
 
 
 def merge_command(
@@ -71,7 +71,7 @@ def merge_command(
     *folders: Annotated[Path, argument(help="Folders of wheels, or other indexes.")],
     as_json: Json = False,
 ) -> int:
-    """Join the wheels of many builds, with their manifests, in one index. Two different wheels of one name are refused.
+    """Merge the wheels of many builds, with their manifests, into one index. Different wheels with the same name are an error.
 
     Example: dsdoctor index merge public wheels/a wheels/b
     """

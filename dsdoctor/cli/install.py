@@ -8,7 +8,7 @@ from typing import Annotated
 from urllib.parse import unquote
 
 from dsdoctor.builder.build import BuildScreen
-from dsdoctor.builder.install import Did, Installed, install
+from dsdoctor.builder.install import InstallAction, Installed, install
 from dsdoctor.cli.build_wheel import show_plan_of
 from dsdoctor.cli.ending import FAILED, FOUND, IMPOSSIBLE, OK, print_result
 from dsdoctor.cli.options import Json, NoCache, Out
@@ -23,10 +23,10 @@ Indexes = Annotated[
     tuple[str, ...],
     options(
         name="--index-url", metavar="URL|DIR", group=WHERE,
-        help="A package index or a folder with DeepSpeed wheels; repeat it. One that fits is installed, and nothing is built.",
+        help="Package index or folder with DeepSpeed wheels. Repeatable. If a wheel fits, it is installed and nothing is built.",
     ),
 ]  # fmt: skip
-Build = Annotated[bool, flag(name="--build", help="Build, whatever is installed or listed.")]
+Build = Annotated[bool, flag(name="--build", help="Build, even if an installed DeepSpeed or a listed wheel fits.")]
 
 
 def install_command(
@@ -39,12 +39,12 @@ def install_command(
     no_cache: NoCache = False,
     as_json: Json = False,
 ) -> int:
-    """Install a DeepSpeed whose ops are compiled and load: keep what fits, else take a listed wheel, else build one.
+    """Install DeepSpeed with compiled ops that load: keep what fits, else install a wheel from an index, else build one.
 
-    An installed DeepSpeed that fits this machine and has the ops of --ops or --for stays. Else the newest wheel of the
-    indexes that passes `dsdoctor verify` is installed, and where none does a wheel is built as build-wheel builds it. Then
-    each op is loaded. torch is never changed, and an installed DeepSpeed keeps its version unless --source names another.
-    Options that say how to build (--arch, --cpu, --accelerator, --node, --toolkit, ...) lead to a build at once.
+    An installed DeepSpeed is kept if it fits this machine and has the ops of --ops or --for. Otherwise the newest wheel in the
+    indexes that passes `dsdoctor verify` is installed. If none passes, one is built as with build-wheel. Then each op is loaded.
+    torch is never changed. An installed DeepSpeed keeps its version unless --source names another.
+    Build options (--arch, --cpu, --accelerator, --node, --toolkit, ...) start a build at once.
 
     Example: dsdoctor install --for ds_config.json
     """
@@ -82,8 +82,12 @@ def installed_lines(done: Installed) -> Iterator[str]:
     if done.built is not None and done.built.result is not None:
         yield from result_lines(done.built.result)
     yield from finding_lines(done.findings)
-    how = {Did.KEPT: "was there and fits", Did.INSTALLED: f"from {done.wheel}", Did.BUILT: "built here"}
-    if done.did is Did.NOTHING or done.version is None:
+    how = {
+        InstallAction.KEPT: "was there and fits",
+        InstallAction.INSTALLED: f"from {done.wheel}",
+        InstallAction.BUILT: "built here",
+    }
+    if done.did is InstallAction.NOTHING or done.version is None:
         yield VerdictLine("✗ nothing was installed")
         return
     yield f"{'✗' if has_error(done.findings) else '·'} DeepSpeed {done.version}, {how[done.did]}"
@@ -95,6 +99,6 @@ def installed_lines(done: Installed) -> Iterator[str]:
 
 def status_of(done: Installed) -> int:
     """The exit status: nothing could be planned, a build failed, an op does not load, or all is well."""
-    if done.did is Did.NOTHING:
+    if done.did is InstallAction.NOTHING:
         return IMPOSSIBLE if done.built is not None and done.built.result is None else FAILED
     return FOUND if has_error(done.findings) else OK

@@ -10,7 +10,7 @@ from dsdoctor.ui.terminal import machine_lines
 
 
 def look_command(*, python: PythonPath = sys.executable, machine: MachineFile = None, as_json: Json = False) -> None:
-    """Show what is here: toolkits, compilers, GPUs, torch, DeepSpeed, libraries. Judges nothing.
+    """Show toolkits, compilers, GPUs, torch, DeepSpeed and libraries of this machine, without judging them.
 
     Example: dsdoctor look
     """

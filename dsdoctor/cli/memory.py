@@ -35,25 +35,25 @@ Model = Annotated[
         name="--model",
         metavar="CONFIG.json|DIR|FILE.py:FUNCTION",
         group=WHAT,
-        help="A Hugging Face configuration, its folder, or a function that returns the model, or the model and what it is "
-        "called with: --model train.py:make_model runs that file, the others run nothing of theirs.",
+        help="Hugging Face configuration, its folder, or a function that returns the model, or the model and its inputs: "
+        "--model train.py:make_model runs that file; a configuration runs nothing.",
     ),
 ]
 World = Annotated[
     int | None,
-    option(name="--world", metavar="N", group=WHAT, help="Ranks in all: --world 8. Default: those of --gpus."),
+    option(name="--world", metavar="N", group=WHAT, help="Total ranks: --world 8. Default: those of --gpus."),
 ]
 Batch = Annotated[
     int | None,
     option(
-        name="--batch", metavar="B", group=WHAT, help="Micro batch of a rank: --batch 4. Default: the configuration's."
+        name="--batch", metavar="B", group=WHAT, help="Micro batch per rank: --batch 4. Default: the configuration's."
     ),
 ]
 Sequence = Annotated[
     int | None,
     option(
         name="--sequence", metavar="S", group=WHAT,
-        help="Tokens of a sample: --sequence 4096. Default: as many as the model takes, 2048 at most.",
+        help="Tokens per sample: --sequence 4096. Default: the model's maximum, up to 2048.",
     ),
 ]  # fmt: skip
 Dtype = Annotated[
@@ -61,21 +61,21 @@ Dtype = Annotated[
     option(
         name="--dtype",
         group=WHAT,
-        help='In place of what the configuration says, or where it says "auto": --dtype bf16',
+        help='Override the configuration, or resolve "auto": --dtype bf16',
     ),
 ]
 Checkpointing = Annotated[
-    bool, flag(name="--checkpointing", group=WHAT, help="The model's layers are computed again in the backward pass.")
+    bool, flag(name="--checkpointing", group=WHAT, help="Recompute the model's layers in the backward pass.")
 ]
 Gpus = Annotated[
     str | None,
-    option(name="--gpus", metavar="8x80G", group=HOW, help="GPUs and the memory of each in GiB; says whether it fits."),
+    option(
+        name="--gpus", metavar="8x80G", group=HOW, help="GPUs and the memory of each in GiB, to check whether it fits."
+    ),
 ]
 HostMemory = Annotated[
     str | None,
-    option(
-        name="--host-memory", metavar="512G", group=HOW, help="Memory of a node of eight GPUs, for what is offloaded."
-    ),
+    option(name="--host-memory", metavar="512G", group=HOW, help="Memory of a node with eight GPUs, for offloading."),
 ]
 Search = Annotated[
     bool,
@@ -83,7 +83,9 @@ Search = Annotated[
 ]
 Html = Annotated[
     Path | None,
-    option(name="--html", metavar="FILE", help="Also a page with a picture: --html memory.html. Needs the extra plot."),
+    option(
+        name="--html", metavar="FILE", help="Also write a page with a chart: --html memory.html. Needs the extra plot."
+    ),
 ]
 
 
@@ -104,11 +106,11 @@ def memory_command(
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> int:
-    """Say how much memory each rank of a training takes, before it is started, and what to change.
+    """Estimate the memory that each rank of a training needs, before it starts, and suggest changes.
 
-    Parameters, gradients, the optimizer and buckets by the formulas of the installed DeepSpeed; activations by following the
-    model's shapes through forward and backward: no GPU is asked, and a model of 70 B parameters takes half a GB here.
-    Needs torch, transformers and DeepSpeed in the environment that --python names.
+    Parameters, gradients, optimizer states and buckets follow the formulas of the installed DeepSpeed. Activations follow the
+    model's shapes through forward and backward. No GPU is needed, and a model of 70 B parameters takes half a GB here.
+    Needs torch, transformers and DeepSpeed in the environment of --python.
 
     Example: dsdoctor memory --config ds_config.json --model CONFIG.json --gpus 8x80G
     """

@@ -12,8 +12,8 @@ from dsdoctor.core.options import argument, option
 from dsdoctor.core.requests import MachineFile, PythonPath
 from dsdoctor.ui.terminal import Stream, show_talk
 
-Place = Annotated[str, argument(help="A folder of wheels, or the address of a package index.")]
-Op = Annotated[str, option(name="--op", metavar="OP,OP", help="Ops that the wheel must hold.")]
+Place = Annotated[str, argument(help="Folder of wheels, or URL of a package index.")]
+Op = Annotated[str, option(name="--op", metavar="OP,OP", help="Ops that the wheel must contain.")]
 
 
 def pick_command(
@@ -25,11 +25,11 @@ def pick_command(
     machine: MachineFile = None,
     as_json: Json = False,
 ) -> int:
-    """Name the DeepSpeed wheel of a folder or a package index that fits this machine, or why none does.
+    """Find the DeepSpeed wheel in a folder or package index that fits this machine, or explain why none does.
 
-    Each wheel is judged as verify judges it: Python and platform, torch and CUDA release, GPU architectures, processor
-    instructions, glibc, the libraries it links. Of an index, only wheels are fetched
-    whose names do not say already that they are for another Python or torch. Nothing of a wheel is run.
+    Each wheel is checked as by verify: Python and platform, torch and CUDA release, GPU architectures, processor instructions,
+    glibc, and linked libraries. From an index, wheels whose names show another Python or torch are not fetched. Nothing in a
+    wheel is run.
 
     Example: dsdoctor pick /srv/wheels --op fused_adam
     """

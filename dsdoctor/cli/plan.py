@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import replace
 
-from dsdoctor.builder.build import build_command, planned
+from dsdoctor.builder.build import build_command, prepare_plan
 from dsdoctor.cli.ending import IMPOSSIBLE, OK, print_result
 from dsdoctor.cli.options import Json, Verbose
 from dsdoctor.core.build_models import BuildPlan
@@ -23,7 +23,7 @@ def plan_command(
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> int:
-    """Say what build-wheel would do, with the reason of every choice. Compiles nothing.
+    """Show what build-wheel would do, with the reason for each choice. Compiles nothing.
 
     Example: dsdoctor plan --for ds_config.json
     """
@@ -45,5 +45,5 @@ def show_plan(
 def _decided(order: BuildOrder) -> BuildPlan:
     with observing_for(order) as observing:
         observation = observing.final()
-    with planned(order, observation) as ready:
+    with prepare_plan(order, observation) as ready:
         return ready.plan

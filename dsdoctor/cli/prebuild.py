@@ -19,7 +19,7 @@ def prebuild_command(
     no_cache: NoCache = False,
     as_json: Json = False,
 ) -> int:
-    """Build the wheel as build-wheel does, then install it, whatever is there. `install --build` loads each op, too.
+    """Build a wheel as build-wheel does, and install it in any case. `install --build` also loads each op.
 
     Example: dsdoctor prebuild --for ds_config.json
     """

@@ -233,17 +233,17 @@ def _on_signals(loop: asyncio.AbstractEventLoop, interrupt: Callable[[int], None
 Wheel = Annotated[Path, argument(help="The wheel to install on the nodes.")]
 Hostfile = Annotated[
     Path,
-    option(name="--hostfile", metavar="FILE", help="DeepSpeed's hostfile: a line HOST slots=N for each node."),
+    option(name="--hostfile", metavar="FILE", help="DeepSpeed's hostfile: one line HOST slots=N per node."),
 ]
 Python = Annotated[
-    str, option(name="--python", metavar="PATH", help="Interpreter on the nodes. Default: the path of the one here.")
+    str, option(name="--python", metavar="PATH", help="Interpreter on the nodes. Default: the same path as here.")
 ]
-DryRun = Annotated[bool, flag(name="--dry-run", help="Verify on every node, install nowhere.")]
+DryRun = Annotated[bool, flag(name="--dry-run", help="Verify on every node, install nothing.")]
 AllOrNothing = Annotated[
-    bool, flag(name="--all-or-nothing", help="Verify on every node first; install nowhere when it fails on one.")
+    bool, flag(name="--all-or-nothing", help="Verify on every node first; install nothing if one fails.")
 ]
-Parallel = Annotated[int, option(name="--parallel", validator=Number(gte=1), metavar="N", help="Nodes at once.")]
-Timeout = Annotated[float, option(name="--timeout", metavar="SECONDS", help="Limit of each step on a node.")]
+Parallel = Annotated[int, option(name="--parallel", validator=Number(gte=1), metavar="N", help="Nodes in parallel.")]
+Timeout = Annotated[float, option(name="--timeout", metavar="SECONDS", help="Time limit of each step on a node.")]
 Port = Annotated[
     int | None, option(name=["-p", "--port"], validator=Number(gte=1, lte=65535), help="Port of sshd on the nodes.")
 ]
@@ -253,7 +253,7 @@ SshOption = Annotated[
         name="--ssh-option",
         allow_leading_hyphen=True,
         metavar="NAME=VALUE",
-        help="An option of ssh_config(5); may be given again.",
+        help="Option of ssh_config(5). Repeatable.",
     ),
 ]
 
@@ -272,11 +272,11 @@ def push_command(
     ssh_option: SshOption = (),
     as_json: Json = False,
 ) -> int:
-    """Install a DeepSpeed wheel on every node of a hostfile, over ssh, where the node's own dsdoctor verify finds no error.
+    """Install a DeepSpeed wheel over ssh on every node of a hostfile whose own dsdoctor verify finds no error.
 
-    Each node gets a copy in a private folder, which is compared by sha256 and removed at the end; its dsdoctor judges the
-    wheel; its pip installs it without dependencies; then every installed file is compared with the wheel's. A node
-    that fails stops no other. ssh is never let ask for a password, and ~/.ssh/config counts.
+    Each node gets a copy in a private folder, compared by sha256 and removed at the end. Its dsdoctor verifies the wheel, and its
+    pip installs it without dependencies. Then every installed file is compared with the wheel. A node that fails does not stop
+    the others. ssh never asks for a password, and reads ~/.ssh/config.
 
     Example: dsdoctor push dist/deepspeed-0.19.8-cp311-cp311-linux_x86_64.whl --hostfile hosts --dry-run
     """

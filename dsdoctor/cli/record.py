@@ -51,10 +51,10 @@ def record_command(
     offline: Offline = False,
     as_json: Json = False,
 ) -> None:
-    """Write this machine down into a file: everything that was asked, and nothing else.
+    """Save a snapshot of this machine to a file.
 
-    check, plan, env, verify and compare take it with --machine, on any machine. No token and no unrelated variable is in it,
-    and the home folder is written as /home/user.
+    check, plan, env, verify and compare read it with --machine, on any machine. It contains only what dsdoctor asked for: no
+    tokens, no unrelated variables, and the home folder as /home/user.
 
     Example: dsdoctor record node1.json
     """

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from dsdoctor.builder.plan.plan import plan_toolkit
 from dsdoctor.builder.toolkit.assemble import assemble
-from dsdoctor.builder.toolkit.choose import offers_for
+from dsdoctor.builder.toolkit.choose import toolkit_offers
 from dsdoctor.builder.toolkit.kept import refuse_altered
 from dsdoctor.cli.ending import IMPOSSIBLE, OK, print_result
 from dsdoctor.cli.options import Json
@@ -38,7 +38,7 @@ def assemble_toolkit(order: BuildOrder, *, say: Say) -> ToolkitMade:
         observation = observing.final()
     machine = observation.machine
     private_folder(cache_folder(LocalHost()))
-    advice = plan_toolkit(machine, order.request, observation.cache, offers_for(observation, order.request))
+    advice = plan_toolkit(machine, order.request, observation.cache, toolkit_offers(observation, order.request))
     toolkit, compiler = advice.toolkit, advice.compiler
     if has_error(advice.findings) or toolkit is None or compiler is None or compiler.c_path is None:
         return ToolkitMade(root=None, plan=toolkit, choices=advice.choices, findings=advice.findings)
@@ -64,7 +64,7 @@ def toolkit_command(
     offline: Offline = False,
     as_json: Json = False,
 ) -> int:
-    """Print a CUDA_HOME that fits torch: one that is here and whole, else one assembled from parts.
+    """Print a CUDA_HOME that fits torch: a complete one from this machine, else one assembled from parts.
 
     Example: dsdoctor toolkit --offline
     """

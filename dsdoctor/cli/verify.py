@@ -16,9 +16,9 @@ from dsdoctor.core.requests import MachineFile, PythonPath
 from dsdoctor.ui.screen import counted, first_step, next_line, screen_lines
 from dsdoctor.ui.terminal import Stream, VerdictLine, show_talk
 
-WheelFile = Annotated[str | None, argument(help="The wheel to judge: a file, its address, or a package index.")]
-Installed = Annotated[bool, flag(help="Judge the installed DeepSpeed instead of a wheel.")]
-Load = Annotated[bool, flag(help="With --installed: import each op in a process of its own, too.")]
+WheelFile = Annotated[str | None, argument(help="The wheel to verify: a file, a URL, or a package index.")]
+Installed = Annotated[bool, flag(help="Verify the installed DeepSpeed instead of a wheel.")]
+Load = Annotated[bool, flag(help="With --installed: also import each op in a separate process.")]
 
 
 def verify_command(
@@ -32,11 +32,11 @@ def verify_command(
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> int:
-    """Say whether a DeepSpeed wheel, anybody's, will work in this environment, before it is installed.
+    """Verify that a DeepSpeed wheel from any source will work in this environment, before you install it.
 
-    Reads the wheel's own records and its shared objects: Python, torch and CUDA release, accelerator, ops inside against
-    ops claimed, GPU architectures, processor instructions, glibc and libstdc++, digests. Runs nothing of it;
-    --installed --load imports each op of the installed DeepSpeed besides.
+    Reads the wheel's records and shared objects: Python, torch and CUDA release, accelerator, contained and claimed ops, GPU
+    architectures, processor instructions, glibc and libstdc++, digests. Runs nothing in it. With --installed --load, each op
+    of the installed DeepSpeed is imported too.
 
     Example: dsdoctor verify --installed --load
     """

@@ -390,7 +390,7 @@ def read_result(name: str) -> Report:
     except OSError as error:
         raise UsageError(f"{name} cannot be read: {error.strerror or error}", hint=WRITES) from error
     found = map(read_remote_report, _documents(content.decode(errors="replace")))
-    report = next((report for report in found if report is not None), None)
+    report = next((report for report in found if report is not None and 1 <= report.world <= MAX_RANKS), None)
     if report is None:
         raise UsageError(f"{name} holds no report of dsdoctor comm --json", hint=WRITES)
     return report

@@ -5,7 +5,8 @@ import re
 from collections.abc import Iterator
 
 from dsdoctor.config.answer import Correction, Question, Verdict, lookup
-from dsdoctor.core.finding import Finding, step
+from dsdoctor.core.finding import Severity
+from dsdoctor.rules import book
 
 NO_TEXT = re.compile(r"UnicodeDecodeError: '\w+' codec can't decode")
 
@@ -14,38 +15,38 @@ def mismatches(question: Question) -> Iterator[Verdict]:
     """Values that are not those of TrainingArguments: the Trainer refuses to train."""
     for each in question.asked.filled.mismatches if question.asked.filled else ():
         path = tuple(each.path.split("."))
-        argument = each.argument or each.path
-        title = (
-            f"{each.path} is {each.value} here, and {each.wanted} in TrainingArguments ({argument}): no training begins"
+        found = book.finding(
+            "config-trainer-mismatch",
+            Severity.ERROR,
+            key=each.path,
+            value=str(each.value),
+            wanted=str(each.wanted),
+            argument=each.argument or each.path,
         )
-        fix = f'write "auto" for {each.path}, and TrainingArguments decides; or change {argument} there'
-        found = Finding.error("config-trainer-mismatch", title, fix=fix)
         yield Verdict(finding=found, path=path, correction=Correction(path=path, value='"auto"'))
 
 
 def refusals(question: Question) -> Iterator[Verdict]:
     """What transformers or accelerate refuse in their own words."""
     for message in question.asked.filled.refused if question.asked.filled else ():
-        who = question.filled_by
         first, *more = message.strip().splitlines()
-        title = f"{who} refuses this configuration: {first}"
-        found = Finding.error("config-trainer-refuses", title, evidence=more[:6], fix="change what it names")
+        found = book.finding(
+            "config-trainer-refuses", Severity.ERROR, evidence=more[:6], who=question.filled_by, message=first
+        )
         yield Verdict(finding=found)
 
 
 def plain_json(question: Question) -> Iterator[Verdict]:
     """Comments and names without quotes, which DeepSpeed reads and the others do not."""
     if question.filled_by and not question.plain_json:
-        title = (
-            f"{question.file} is no plain JSON: DeepSpeed reads comments and bare names, {question.filled_by} does not"
+        found = book.finding(
+            "config-not-plain-json",
+            Severity.ERROR,
+            case="" if question.filled_by == "transformers" else "accelerate",
+            file=question.file,
+            who=question.filled_by,
         )
-        by_trainer = step("python -m dsdoctor config {file} --hf ARGUMENTS.json --fix PLAIN.json", file=question.file)
-        by_file = step(
-            "python -m dsdoctor config {file} --accelerate ACCELERATE.yaml --fix PLAIN.json", file=question.file
-        )
-        steps = (by_trainer if question.filled_by == "transformers" else by_file,)
-        fix = "take comments out, quote names, and put commas between values"
-        yield Verdict(finding=Finding.error("config-not-plain-json", title, fix=fix, steps=steps))
+        yield Verdict(finding=found)
 
 
 def accelerate_file(question: Question) -> Iterator[Verdict]:
@@ -54,29 +55,21 @@ def accelerate_file(question: Question) -> Iterator[Verdict]:
     if said is None:
         return
     if not said.uses_deepspeed:
-        title = "accelerate's configuration does not use DeepSpeed: it never sees this file"
-        fix = "set distributed_type: DEEPSPEED, and deepspeed_config.deepspeed_config_file"
-        yield Verdict(finding=Finding.error("config-accelerate-without-file", title, fix=fix))
+        yield Verdict(finding=book.finding("config-accelerate-without-file", Severity.ERROR, case="without-deepspeed"))
     elif not said.file:
-        title = (
-            "accelerate's configuration names no deepspeed_config_file: it makes a DeepSpeed configuration of its own"
-        )
-        fix = f"add to deepspeed_config: deepspeed_config_file: {question.file}"
-        yield Verdict(finding=Finding.error("config-accelerate-without-file", title, fix=fix))
+        yield Verdict(finding=book.finding("config-accelerate-without-file", Severity.ERROR, file=question.file))
     elif said.file.rpartition("/")[2] != question.file.rpartition("/")[2]:
-        title = f"accelerate's configuration names {said.file}, and {question.file} is judged here"
-        fix = "judge the file that it names, or name this one there"
-        yield Verdict(finding=Finding.warning("config-accelerate-other-file", title, fix=fix))
+        found = book.finding("config-accelerate-other-file", Severity.WARNING, other=said.file, file=question.file)
+        yield Verdict(finding=found)
 
 
 def not_filled(question: Question) -> Iterator[Verdict]:
     """transformers or accelerate could not be asked."""
-    if question.asked.not_filled:
-        title = f'{question.filled_by} could not be asked, so no "auto" was filled in and nothing compared'
-        fix = "name the Python of the environment that trains with --python, or correct the file that was named"
-        yield Verdict(
-            finding=Finding.warning("config-not-judged", title, evidence=(question.asked.not_filled,), fix=fix)
+    if reason := question.asked.not_filled:
+        found = book.finding(
+            "config-not-judged", Severity.WARNING, case="auto", evidence=(reason,), who=question.filled_by
         )
+        yield Verdict(finding=found)
 
 
 def not_asked(question: Question) -> Iterator[Verdict]:
@@ -90,15 +83,11 @@ def not_asked(question: Question) -> Iterator[Verdict]:
             "DeepSpeed refuses the configuration as a whole, so stage, optimizer and scheduler were not looked at"
         )
     if reasons:
-        title = "a part of the configuration could not be judged"
-        fix = "correct what else is named, and judge it again"
-        if any(NO_TEXT.search(reason) for reason in reasons):
-            fix = "Python reads its files in a locale without UTF-8 here: unset PYTHONUTF8, and export LC_ALL=C.UTF-8"
-        yield Verdict(finding=Finding.warning("config-not-judged", title, evidence=reasons, fix=fix))
-    elif question.asked.not_tried:
-        title = "no engine could be made of it here: what only deepspeed.initialize refuses is not told"
-        fix = "see what it says when the training starts"
-        yield Verdict(finding=Finding.note("config-not-judged", title, evidence=(question.asked.not_tried,), fix=fix))
+        no_utf8 = any(NO_TEXT.search(reason) for reason in reasons)
+        found = book.finding("config-not-judged", Severity.WARNING, case="locale" if no_utf8 else "", evidence=reasons)
+        yield Verdict(finding=found)
+    elif reason := question.asked.not_tried:
+        yield Verdict(finding=book.finding("config-not-judged", Severity.NOTE, case="engine", evidence=(reason,)))
 
 
 def filled_lines(question: Question) -> Iterator[str]:

@@ -10,6 +10,7 @@ from dsdoctor.config.answer import Asked, Correction, KeyPath, Question, Verdict
 from dsdoctor.config.document import ReadConfig
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.text import and_more
+from dsdoctor.rules import book
 
 ZERO = "zero_optimization"
 OFFLOADS = ("offload_optimizer", "offload_param")
@@ -37,17 +38,17 @@ def keys_ignored_by_stage(question: Question) -> Iterator[Verdict]:
         wanted = sorted(
             {other for name in ignored for other in question.asked.stages.get(_name(question, name), ())} - {"any"}
         )
-        read_at = f", which stage {' and '.join(wanted)} read{'s' if len(wanted) == 1 else ''}" if wanted else ""
-        title = f"stage {stage} takes no notice of {and_more(ignored, 4)}{read_at}"
-        said = tuple(f"{ZERO}.{name}: {shown((name,), zero[name])}" for name in ignored[:6])
-        fix = (
-            "set the stage that is meant, or take them out"
-            if stage
-            else f"set {ZERO}.stage: without it nothing is partitioned"
+        one = len(wanted) == 1
+        found = book.finding(
+            "config-stage-ignores",
+            Severity.WARNING,
+            case=("one" if one else "") if stage else ("stage-0-one" if one else "stage-0"),
+            evidence=tuple(f"{ZERO}.{name}: {shown((name,), zero[name])}" for name in ignored[:6]),
+            stage=stage,
+            keys=and_more(ignored, 4),
+            wanted=" and ".join(wanted),
         )
-        yield Verdict(
-            finding=Finding.warning("config-stage-ignores", title, evidence=said, fix=fix), path=(ZERO, ignored[0])
-        )
+        yield Verdict(finding=found, path=(ZERO, ignored[0]))
 
 
 def offload_at_the_wrong_stage(question: Question) -> Iterator[Verdict]:
@@ -56,43 +57,42 @@ def offload_at_the_wrong_stage(question: Question) -> Iterator[Verdict]:
     if facts is None:
         return
     if facts.offload_param != "none" and facts.stage < 3:
-        title = f"offload_param is for stage 3 only: at stage {facts.stage} the parameters stay where they are, without a word"
-        fix = f"set {ZERO}.stage to 3, or take offload_param out"
-        yield Verdict(finding=Finding.error("config-offload-ignored", title, fix=fix), path=(ZERO, "offload_param"))
+        found = book.finding("config-offload-ignored", Severity.ERROR, stage=facts.stage)
+        yield Verdict(finding=found, path=(ZERO, "offload_param"))
     if facts.offload_optimizer != "none" and facts.stage == 0:
-        title = "offload_optimizer does nothing at stage 0: neither states nor parameters leave the GPU"
         made = question.asked.optimizer.made if question.asked.optimizer else ""
         refuses = f"{made} is made all the same, and refuses parameters on a GPU at its first step"
-        said = [refuses] if made.startswith("DeepSpeedCPU") else []
-        fix = f"set {ZERO}.stage to 1, 2 or 3, or take offload_optimizer out"
-        found = Finding.error("config-offload-ignored", title, evidence=said, fix=fix)
+        evidence = [refuses] if made.startswith("DeepSpeedCPU") else []
+        found = book.finding("config-offload-ignored", Severity.ERROR, case="optimizer", evidence=evidence)
         yield Verdict(finding=found, path=(ZERO, "offload_optimizer"))
     if facts.offload_optimizer == "nvme" and facts.stage in {1, 2}:
-        title = f"stage {facts.stage} knows no NVMe: the optimizer's states go to the host's memory, without a word"
-        fix = f'set {ZERO}.stage to 3, or the device to "cpu", which is what happens'
-        yield Verdict(
-            finding=Finding.error("config-offload-ignored", title, fix=fix), path=(ZERO, "offload_optimizer", "device")
-        )
+        found = book.finding("config-offload-ignored", Severity.ERROR, case="nvme", stage=facts.stage)
+        yield Verdict(finding=found, path=(ZERO, "offload_optimizer", "device"))
 
 
 def offload_keys_without_effect(question: Question) -> Iterator[Verdict]:
     """Keys of an offload that is done, and that its device or its stage takes no notice of."""
     facts = question.asked.facts
-    for name, device in (("offload_optimizer", "offload_optimizer"), ("offload_param", "offload_param")):
-        if facts is None or facts.stage == 0 or getattr(facts, device) != "cpu":
+    for name in OFFLOADS:
+        if facts is None or facts.stage == 0 or getattr(facts, name) != "cpu":
             continue
         if unread := _set_to_something(question, name, FOR_NVME[name]):
-            title = f'{name} takes no notice of {and_more(unread, 4)}: that is for NVMe, and the device is "cpu"'
-            fix = 'take it out, or set the device to "nvme" at stage 3'
-            yield Verdict(finding=Finding.note("config-offload-ignored", title, fix=fix), path=(ZERO, name, unread[0]))
+            keys = and_more(unread, 4)
+            found = book.finding("config-offload-ignored", Severity.NOTE, case="nvme-keys", section=name, keys=keys)
+            yield Verdict(finding=found, path=(ZERO, name, unread[0]))
         if (
             name == "offload_optimizer"
             and facts.stage < 3
             and (unread := _set_to_something(question, name, FOR_STAGE_3))
         ):
-            title = f"{name} takes no notice of {and_more(unread, 4)} at stage {facts.stage}: that is for stage 3"
-            fix = f"set {ZERO}.stage to 3, or take it out"
-            found = Finding.warning("config-offload-ignored", title, fix=fix)
+            found = book.finding(
+                "config-offload-ignored",
+                Severity.WARNING,
+                case="stage-3-keys",
+                section=name,
+                keys=and_more(unread, 4),
+                stage=facts.stage,
+            )
             yield Verdict(finding=found, path=(ZERO, name, unread[0]))
 
 
@@ -110,37 +110,35 @@ def _set_to_something(question: Question, section: str, names: tuple[str, ...]) 
 def nvme_path(question: Question) -> Iterator[Verdict]:
     """NVMe without a folder, or with one that is not there."""
     facts = question.asked.facts
-    for name, device in (("offload_optimizer", "offload_optimizer"), ("offload_param", "offload_param")):
-        if facts is None or facts.stage < 3 or getattr(facts, device) != "nvme":
+    for name in OFFLOADS:
+        if facts is None or facts.stage < 3 or getattr(facts, name) != "nvme":
             continue
         path: KeyPath = (ZERO, name, "nvme_path")
         folder = lookup(question.judged, path)
         if folder in (None, "", "none"):
-            title = f'{ZERO}.{name}.device is "nvme" and has no nvme_path, which DeepSpeed fails on'
-            fix = "name a folder on a local NVMe disk"
-            yield Verdict(finding=Finding.error("config-nvme-without-path", title, fix=fix), path=path)
+            yield Verdict(finding=book.finding("config-nvme-without-path", Severity.ERROR, section=name), path=path)
         elif question.folders.get(str(folder)) is False:
-            title = f"{shown(path, folder)} is not there on this machine: DeepSpeed makes it, on whatever disk that is"
-            fix = "see to it that it is a folder of the NVMe disk on every node"
-            yield Verdict(finding=Finding.note("config-nvme-folder-absent", title, fix=fix), path=path)
+            found = book.finding("config-nvme-folder-absent", Severity.NOTE, folder=shown(path, folder))
+            yield Verdict(finding=found, path=path)
 
 
 def large_buckets(question: Question) -> Iterator[Verdict]:
     """Buckets that are larger than the whole model: they are allocated in full."""
-    facts = question.asked.facts
-    if facts is None or not question.asked.parameters or facts.stage == 0:
+    facts, parameters = question.asked.facts, question.asked.parameters
+    if facts is None or not parameters or facts.stage == 0 or facts.reduce_bucket_size <= parameters:
         return
-    size = facts.reduce_bucket_size
-    if size <= question.asked.parameters:
-        return
-    gigabytes = size * (2 if facts.fp16 or facts.bf16 else 4) / 1e9
-    whose = "is" if "reduce_bucket_size" in (lookup(question.judged, (ZERO,)) or {}) else "is, by default,"
-    model = f"the model has {question.asked.parameters:,} parameters"
-    title = f"reduce_bucket_size {whose} {size:,} elements ({gigabytes:.1f} GB), and {model}"
-    said = ("stage 3 allocates it whole when it starts, for each dtype; stages 1 and 2 with the first gradients",)
-    tenth = max(65536, question.asked.parameters // 10)
-    fix = f"set {ZERO}.reduce_bucket_size to a tenth of the model, such as {tenth}"
-    found = Finding.warning("config-bucket-larger-than-model", title, evidence=said, fix=fix)
+    found = book.finding(
+        "config-bucket-larger-than-model",
+        Severity.WARNING,
+        case="" if "reduce_bucket_size" in (lookup(question.judged, (ZERO,)) or {}) else "default",
+        evidence=(
+            "stage 3 allocates it whole when it starts, for each dtype; stages 1 and 2 with the first gradients",
+        ),
+        size=f"{facts.reduce_bucket_size:,}",
+        gigabytes=f"{facts.reduce_bucket_size * (2 if facts.fp16 or facts.bf16 else 4) / 1e9:.1f}",
+        parameters=f"{parameters:,}",
+        tenth=max(65536, parameters // 10),
+    )
     yield Verdict(finding=found, path=(ZERO, "reduce_bucket_size"))
 
 

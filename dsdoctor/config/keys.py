@@ -16,7 +16,8 @@ from dsdoctor.config.answer import (
     shown,
     walk,
 )
-from dsdoctor.core.finding import Finding
+from dsdoctor.core.finding import Severity
+from dsdoctor.rules import book
 
 # A key that is none -> the key that was meant, where that can be told. Pure text.
 
@@ -189,9 +190,13 @@ def removed_keys(question: Question) -> Iterator[Verdict]:
     for refusal in question.asked.refusals:
         if refusal.kind == "DeepSpeedConfigError" and "removed" in refusal.message and len(refusal.paths) == 1:
             path = refusal.paths[0]
-            title = f"{dotted(path)} was removed, and DeepSpeed {question.asked.version} refuses to start with it"
-            fix = f"take {dotted(path)} out"
-            found = Finding.error("config-key-removed", title, evidence=(refusal.message.strip(),), fix=fix)
+            found = book.finding(
+                "config-key-removed",
+                Severity.ERROR,
+                evidence=(refusal.message.strip(),),
+                key=dotted(path),
+                version=question.asked.version,
+            )
             yield Verdict(finding=found, path=path, correction=Correction(path=path))
 
 
@@ -203,11 +208,13 @@ def deprecated_keys(question: Question) -> Iterator[Verdict]:
             continue
         # DeepSpeed names the field there, and its documents the field's other name
         newer = question.asked.key((*path[:-1], key.instead)) if key.instead else None
-        instead = f"{dotted(path[:-1])}.{newer.name if newer else key.instead}" if key.instead else ""
-        title = f"{dotted(path)} is deprecated{f': {instead} replaces it' if instead else ''}"
-        fix = f"use {instead}" if instead else "take it out"
-        found = Finding.warning(
-            "config-key-deprecated", title, evidence=(f"{dotted(path)}: {shown(path, value)}",), fix=fix
+        found = book.finding(
+            "config-key-deprecated",
+            Severity.WARNING,
+            case="replaced" if key.instead else "",
+            evidence=(f"{dotted(path)}: {shown(path, value)}",),
+            key=dotted(path),
+            instead=f"{dotted(path[:-1])}.{newer.name if newer else key.instead}" if key.instead else "",
         )
         yield Verdict(finding=found, path=path)
 
@@ -274,41 +281,47 @@ def _is_known(asked: Asked, section: Section, path: KeyPath) -> bool:
 
 
 def _unread(question: Question, path: KeyPath, value: Any, meant: list[KeyPath], *, certain: bool) -> Verdict:
-    version, said = question.asked.version, f"{dotted(path)}: {shown(path, value)}"
+    evidence = (f"{dotted(path)}: {shown(path, value)}",)
     if not meant:
-        title = f"DeepSpeed {version} does not read {dotted(path)}, and says nothing about it"
-        fix = "take it out, or look the key up: it may be one of another version"
-        return Verdict(finding=Finding.warning("config-key-ignored", title, evidence=(said,), fix=fix), path=path)
-    right = " or ".join(map(dotted, meant))
-    moved = meant[0][:-1] != path[:-1]
-    rule = "config-key-misplaced" if moved else "config-key-misspelt"
-    if moved:
-        title = f"DeepSpeed does not look for {dotted(path)}, but for {right}: it is silently ignored"
-        fix = f"move it: {right}"
-    else:
-        title = f"{dotted(path)} is not a DeepSpeed key and is silently ignored: {right} is one"
-        fix = f"write {right}"
-    if any(lookup(question.config, each) is not None for each in meant):
-        fix = f"take it out, or correct {right}, which is there too"
-    make = Finding.error if certain else Finding.warning
-    return Verdict(
-        finding=make(rule, title, evidence=(said,), fix=fix), path=path, correction=_rename(question, path, meant)
+        version = question.asked.version
+        found = book.finding(
+            "config-key-ignored", Severity.WARNING, evidence=evidence, version=version, key=dotted(path)
+        )
+        return Verdict(finding=found, path=path)
+    is_there = any(lookup(question.config, each) is not None for each in meant)
+    found = book.finding(
+        "config-key-misplaced" if meant[0][:-1] != path[:-1] else "config-key-misspelt",
+        Severity.ERROR if certain else Severity.WARNING,
+        case="there-too" if is_there else "",
+        evidence=evidence,
+        key=dotted(path),
+        right=" or ".join(map(dotted, meant)),
     )
+    return Verdict(finding=found, path=path, correction=_rename(question, path, meant))
 
 
 def _refused(question: Question, refusal: Refusal, path: KeyPath) -> Verdict:
     value = lookup(question.judged, path)
     meant = meanings(question, path, value)
-    said = f"{refusal.model}: {refusal.message} ({dotted(path)}: {shown(path, value)})"
+    evidence = (f"{refusal.model}: {refusal.message} ({dotted(path)}: {shown(path, value)})",)
     if not meant:
-        title = f"{dotted(path[:-1])} has no key {path[-1]} in DeepSpeed {question.asked.version}, which refuses to start with it"
-        found = Finding.error("config-key-refused", title, evidence=(said,), fix="take it out")
+        found = book.finding(
+            "config-key-refused",
+            Severity.ERROR,
+            evidence=evidence,
+            section=dotted(path[:-1]),
+            key=path[-1],
+            version=question.asked.version,
+        )
         return Verdict(finding=found, path=path, correction=Correction(path=path))
-    right = " or ".join(map(dotted, meant))
-    moved = meant[0][:-1] != path[:-1]
-    rule = "config-key-misplaced" if moved else "config-key-misspelt"
-    title = f"{dotted(path)} is refused: {'it belongs to' if moved else 'the key is'} {right}"
-    found = Finding.error(rule, title, evidence=(said,), fix=f"{'move it:' if moved else 'write'} {right}")
+    found = book.finding(
+        "config-key-misplaced" if meant[0][:-1] != path[:-1] else "config-key-misspelt",
+        Severity.ERROR,
+        case="refused",
+        evidence=evidence,
+        key=dotted(path),
+        right=" or ".join(map(dotted, meant)),
+    )
     return Verdict(finding=found, path=path, correction=_rename(question, path, meant))
 
 

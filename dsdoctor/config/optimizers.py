@@ -8,8 +8,9 @@ from typing import Any
 
 from dsdoctor.config.answer import Construction, Correction, KeyPath, Names, Question, Verdict, Warned, lookup, shown
 from dsdoctor.config.keys import nearest
-from dsdoctor.core.finding import Finding
+from dsdoctor.core.finding import Severity
 from dsdoctor.core.text import and_more
+from dsdoctor.rules import book
 
 OF_THE_ENGINE = ("torch_adam", "adam_w_mode", "fp32_optimizer_states")
 """Parameters that DeepSpeed's engine takes itself, and no optimizer's signature shows. Each is a flag."""
@@ -51,13 +52,16 @@ def scheduler_by_metric(question: Question) -> Iterator[Verdict]:
     made = question.asked.scheduler
     if made is None or not made.step_wants:
         return
-    names = " and ".join(made.step_wants)
-    title = f"{made.name} goes by {names}, and DeepSpeed hands it the train batch size in its place, without a word"
-    said = ("engine.py, _take_model_step: where step() fails by a TypeError, it is called with train_batch_size()",)
-    fix = (
-        f'hand it on in the program, engine.step(lr_kwargs={{"{made.step_wants[0]}": loss}}); or name another scheduler'
+    found = book.finding(
+        "config-scheduler-metric",
+        Severity.WARNING,
+        evidence=(
+            "engine.py, _take_model_step: where step() fails by a TypeError, it is called with train_batch_size()",
+        ),
+        name=made.name,
+        metrics=" and ".join(made.step_wants),
+        metric=made.step_wants[0],
     )
-    found = Finding.warning("config-scheduler-metric", title, evidence=said, fix=fix)
     yield Verdict(finding=found, path=("scheduler", "type"))
 
 
@@ -70,14 +74,8 @@ def own_optimizer_with_offload(question: Question) -> Iterator[Verdict]:
     if question.filled_by or question.in_training:
         # accelerate puts DeepSpeed's optimizer in the place of torch's; in a training the optimizer itself is at hand
         return
-    title = (
-        f"no optimizer is named, and its states go to {facts.offload_optimizer}: the program must bring DeepSpeed's own"
-    )
-    fix = (
-        "give the file an optimizer, or the program deepspeed.ops.adam.DeepSpeedCPUAdam; another one needs "
-        '"zero_force_ds_cpu_optimizer": false'
-    )
-    yield Verdict(finding=Finding.note("config-own-optimizer-offload", title, fix=fix), path=("optimizer",))
+    found = book.finding("config-own-optimizer-offload", Severity.NOTE, device=facts.offload_optimizer)
+    yield Verdict(finding=found, path=("optimizer",))
 
 
 def _judge(
@@ -90,12 +88,8 @@ def _judge(
         return
     params = lookup(question.judged, (what, "params"))
     params = params if isinstance(params, dict) else {}
-    for name in made.unknown:
-        yield _unknown_parameter(
-            question, what, made, name, f"{made.made or made.name} takes no such parameter, and refuses it"
-        )
-    for name in made.dropped:
-        yield _unknown_parameter(question, what, made, name, "DeepSpeed leaves it out without a word")
+    for name in (*made.unknown, *made.dropped):
+        yield _unknown_parameter(question, what, made, name)
     told = {verdict.path[-1]: verdict for verdict in _words(what, made, params)}
     yield from told.values()
     for warned in made.warned:
@@ -116,108 +110,143 @@ def _words(what: str, made: Construction, params: dict[str, Any]) -> Iterator[Ve
         if kind in WANTED or (name == "lr" and name in made.known):
             yield _text(what, name, value, kind or "float")
         elif name in made.choices and value not in made.choices[name]:
-            yield _no_such_word(what, name, value, made.choices[name], f"{made.name} does not know it")
+            path, near = (what, "params", name), nearest(value, made.choices[name])
+            found = book.finding(
+                "config-optimizer-parameter" if what == "optimizer" else "config-scheduler-parameter",
+                Severity.ERROR,
+                case="word",
+                key=".".join(path),
+                value=shown(path, value),
+                made=made.name,
+                words=" or ".join(near or made.choices[name]),
+            )
+            correction = Correction(path=path, value=json.dumps(near[0])) if len(near) == 1 else None
+            yield Verdict(finding=found, path=path, correction=correction)
 
 
 def _no_such(what: str, name: str, known: tuple[str, ...], names: Names) -> Verdict:
     near = nearest(name, known)
-    theirs = names.optimizers if what == "optimizer" else names.schedulers
-    listed = and_more(theirs, 9)
-    meant = f": did you mean {' or '.join(near)}?" if near else ""
-    title = f"{name} is no {what} of DeepSpeed or torch{meant}"
-    fix = f"write {near[0]}" if len(near) == 1 else f"name one of DeepSpeed's ({listed}) or a class of torch's"
-    correction = Correction(path=(what, "type"), value=json.dumps(near[0])) if len(near) == 1 else None
-    return Verdict(
-        finding=Finding.error(f"config-{what}-unknown", title, fix=fix), path=(what, "type"), correction=correction
+    found = book.finding(
+        "config-optimizer-unknown" if what == "optimizer" else "config-scheduler-unknown",
+        Severity.ERROR,
+        case="near" if len(near) == 1 else "several" if near else "",
+        name=name,
+        near=" or ".join(near),
+        known=and_more(names.optimizers if what == "optimizer" else names.schedulers, 9),
     )
+    correction = Correction(path=(what, "type"), value=json.dumps(near[0])) if len(near) == 1 else None
+    return Verdict(finding=found, path=(what, "type"), correction=correction)
 
 
-def _unknown_parameter(question: Question, what: str, made: Construction, name: str, happens: str) -> Verdict:
+def _unknown_parameter(question: Question, what: str, made: Construction, name: str) -> Verdict:
     path: KeyPath = (what, "params", name)
     candidates = (*made.known, *(OF_THE_ENGINE if what == "optimizer" else ()))
     near = (FORMER[name],) if FORMER.get(name) in made.known else nearest(name, candidates)
-    says = f": {' or '.join(near)} is one" if near else ""
-    title = f"{'.'.join(path)}: {happens}{says}"
-    fix = f"write {' or '.join(near)}" if near else f"take it out; it knows {and_more(sorted(made.known), 8)}"
+    is_refused = name in made.unknown
+    found = book.finding(
+        "config-optimizer-parameter" if what == "optimizer" else "config-scheduler-parameter",
+        Severity.ERROR if is_refused or near else Severity.WARNING,
+        case=("" if near else "unknown") if is_refused else ("dropped-near" if near else "dropped"),
+        evidence=(shown(path, lookup(question.judged, path)),),
+        key=".".join(path),
+        made=made.made or made.name,
+        near=" or ".join(near),
+        known=and_more(sorted(made.known), 8),
+    )
     free = (
         len(near) == 1
         and lookup(question.config, (what, "params", near[0])) is None
         and not name.startswith("adam_beta")
     )
     correction = Correction(path=path, to=(what, "params", near[0])) if free else None
-    make = Finding.error if name in made.unknown or near else Finding.warning
-    finding = make(f"config-{what}-parameter", title, evidence=(shown(path, lookup(question.judged, path)),), fix=fix)
-    return Verdict(finding=finding, path=path, correction=correction)
+    return Verdict(finding=found, path=path, correction=correction)
 
 
 def _refused(what: str, made: Construction, name: str, value: Any) -> Verdict:
     path, message = (what, "params", name), made.refused
-    when = "fails at the first step" if made.at_step else "is refused"
-    title = f"{'.'.join(path)} {shown(path, value)} {when}: {message}"
-    if name == "max_grad_norm":
-        title = f"{'.'.join(path)} is refused: gradient_clipping, at the top, is what clips gradients"
+    if name == "max_grad_norm" and what == "optimizer":
         correction = Correction(path=path, to=("gradient_clipping",)) if value is not None else None
-        found = Finding.error(f"config-{what}-parameter", title, evidence=(message,), fix="move it: gradient_clipping")
+        found = book.finding(
+            "config-optimizer-parameter", Severity.ERROR, case="max-grad-norm", evidence=(message,), key=".".join(path)
+        )
         return Verdict(finding=found, path=path, correction=correction)
-    return Verdict(finding=Finding.error(f"config-{what}-parameter", title, fix="correct or remove it"), path=path)
+    found = book.finding(
+        "config-optimizer-parameter" if what == "optimizer" else "config-scheduler-parameter",
+        Severity.ERROR,
+        case="at-step" if made.at_step else "refused",
+        key=".".join(path),
+        value=shown(path, value),
+        message=message,
+    )
+    return Verdict(finding=found, path=path)
 
 
 def _refused_whole(question: Question, what: str, made: Construction) -> Verdict:
     path: KeyPath = (what, "params")
-    correction: Correction | None = None
-    title, fix = f"{what} {made.name} is refused: {made.refused}", "correct its params"
     lacking = LACKING.search(made.refused)
-    if made.at_step:
-        title = f"{what} {made.name} is made, and fails at its first step: {made.refused}"
-        path = (what, "type")
-        fix = f"name another {what}"
-        if lacking and lacking[2] == "step":
-            fix = f"DeepSpeed calls step() without {lacking[3]}: name another {what}"
-    elif lacking:
-        names = " and ".join(re.findall(r"'(\w+)'", lacking[3]))
-        title = f"{what} {made.name} needs {names}, and {what}.params does not have it"
-        fix = f"add {names} to {what}.params"
-    elif made.refused == "no params":
-        title = f'scheduler {made.name} has no "params", and DeepSpeed fails on that'
+    if made.refused == "no params" and not lacking and not made.at_step:
         beside = [name for name in lookup(question.judged, (what,)) or () if name not in {"type", "params"}]
-        fix = f'put {and_more(beside, 6)} into "params"' if beside else 'add "params", an empty object for the defaults'
-        correction = None if beside else Correction(path=path, value="{}")
-    elif "zero_allow_untested_optimizer" in made.refused:
-        title = f"{made.name} is an optimizer that DeepSpeed has not tried with ZeRO, and it refuses to start"
-        fix = 'set "zero_allow_untested_optimizer": true, or take AdamW'
+        found = book.finding(
+            "config-scheduler-refused",
+            Severity.ERROR,
+            case="params-beside" if beside else "no-params",
+            evidence=(made.refused,),
+            name=made.name,
+            beside=and_more(beside, 6),
+        )
+        return Verdict(finding=found, path=path, correction=None if beside else Correction(path=path, value="{}"))
+    if "zero_allow_untested_optimizer" in made.refused and not lacking and not made.at_step:
         path = ("zero_allow_untested_optimizer",)
-        correction = Correction(path=path, value="true")
-    found = Finding.error(f"config-{what}-refused", title, evidence=(made.refused,), fix=fix)
-    return Verdict(finding=found, path=path, correction=correction)
-
-
-def _no_such_word(what: str, name: str, value: str, words: tuple[str, ...], why: str) -> Verdict:
-    path = (what, "params", name)
-    near = nearest(value, words)
-    fix = f"write {' or '.join(near or words)}" if words else "correct it"
-    correction = Correction(path=path, value=json.dumps(near[0])) if len(near) == 1 else None
-    title = f"{'.'.join(path)} is {shown(path, value)}: {why}"
-    return Verdict(finding=Finding.error(f"config-{what}-parameter", title, fix=fix), path=path, correction=correction)
+        found = book.finding(
+            "config-optimizer-refused", Severity.ERROR, case="untested", evidence=(made.refused,), name=made.name
+        )
+        return Verdict(finding=found, path=path, correction=Correction(path=path, value="true"))
+    missing = ""
+    if lacking:
+        missing = lacking[3] if made.at_step else " and ".join(re.findall(r"'(\w+)'", lacking[3]))
+    without_argument = made.at_step and lacking and lacking[2] == "step"
+    found = book.finding(
+        "config-optimizer-refused" if what == "optimizer" else "config-scheduler-refused",
+        Severity.ERROR,
+        case=("step-argument" if without_argument else "at-step") if made.at_step else ("missing" if lacking else ""),
+        evidence=(made.refused,),
+        name=made.name,
+        reason=made.refused,
+        missing=missing,
+    )
+    return Verdict(finding=found, path=(what, "type") if made.at_step else path)
 
 
 def _warned(what: str, warned: Warned, value: Any) -> Verdict:
     """A word is replaced by the default, so the training is another one; a number may be meant so."""
-    if isinstance(value, str):
-        why = f"DeepSpeed warns in its log, and goes on: {warned.message}"
-        return _no_such_word(what, warned.parameter, value, warned.choices, why)
     path = (what, "params", warned.parameter)
-    title = f"{'.'.join(path)} is {shown(path, value)}: DeepSpeed warns in its log, and goes on: {warned.message}"
-    return Verdict(finding=Finding.warning(f"config-{what}-parameter", title, fix="correct it"), path=path)
+    near = nearest(value, warned.choices) if isinstance(value, str) else ()
+    found = book.finding(
+        "config-optimizer-parameter" if what == "optimizer" else "config-scheduler-parameter",
+        Severity.ERROR if isinstance(value, str) else Severity.WARNING,
+        case="warned-word" if isinstance(value, str) and warned.choices else "warned",
+        key=".".join(path),
+        value=shown(path, value),
+        message=warned.message,
+        words=" or ".join(near or warned.choices),
+    )
+    correction = Correction(path=path, value=json.dumps(near[0])) if len(near) == 1 else None
+    return Verdict(finding=found, path=path, correction=correction)
 
 
 def _text(what: str, name: str, value: str, kind: str) -> Verdict:
     path = (what, "params", name)
     right = _unquoted(value, kind)
-    happens = "any text counts as true" if kind == "bool" else f"{WANTED[kind]} is wanted"
-    title = f"{'.'.join(path)} is {shown(path, value)}, which is text: {happens}"
-    fix = f"write {right} without quotes" if right else f"give it {WANTED[kind]}"
-    correction = Correction(path=path, value=right) if right else None
-    return Verdict(finding=Finding.error("config-value-type", title, fix=fix), path=path, correction=correction)
+    found = book.finding(
+        "config-value-type",
+        Severity.ERROR,
+        case=("quoted-flag" if right else "flag") if kind == "bool" else ("quoted" if right else "text"),
+        key=".".join(path),
+        value=shown(path, value),
+        wanted=WANTED[kind],
+        right=right,
+    )
+    return Verdict(finding=found, path=path, correction=Correction(path=path, value=right) if right else None)
 
 
 def _unquoted(value: str, kind: str) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 
 from dsdoctor.config.answer import (
     Correction,
-    Key,
     KeyPath,
     Question,
     Refusal,
@@ -20,8 +19,9 @@ from dsdoctor.config.answer import (
     walk,
 )
 from dsdoctor.config.keys import CHOSEN_BY_NAME, nearest, plain
-from dsdoctor.core.finding import Finding, instead, step
+from dsdoctor.core.finding import Severity
 from dsdoctor.core.text import and_more
+from dsdoctor.rules import book
 
 ELSEWHERE = {"extra_forbidden", "no batch size"}
 """Kinds of refusals that ``keys.py`` and ``batch.py`` tell."""
@@ -67,9 +67,8 @@ def values_of_another_kind(question: Question) -> Iterator[Verdict]:
         if value is None and path in NUMBERS:
             # what DeepSpeed takes where they are not there at all
             continue
-        if path in refused or not kind or value == "auto" or (problem := _clash(kind, value)) is None:
-            continue
-        yield _of_another_kind(path, value, kind, problem)
+        if path not in refused and kind and value != "auto" and _clashes(kind, value):
+            yield _of_another_kind(path, value, kind)
 
 
 def _kind(question: Question, path: KeyPath) -> str:
@@ -84,45 +83,44 @@ def _kind(question: Question, path: KeyPath) -> str:
 def _by_type(question: Question, refusal: Refusal) -> bool:
     """Whether it is no more than a value of another kind, with which Python could not compute."""
     values = [(path, lookup(question.judged, path)) for path in refusal.paths]
-    clashing = [path for path, value in values if (kind := _kind(question, path)) and _clash(kind, value) is not None]
+    clashing = [path for path, value in values if (kind := _kind(question, path)) and _clashes(kind, value)]
     return refusal.kind in {"TypeError", "AttributeError"} and bool(clashing)
 
 
-def _of_another_kind(path: KeyPath, value: Any, kind: str, problem: str) -> Verdict:
-    title = (
-        f"{dotted(path)} is {shown(path, value)}, and DeepSpeed, which does not check it, wants {WANTED[kind]}{problem}"
-    )
+def _of_another_kind(path: KeyPath, value: Any, kind: str) -> Verdict:
     if isinstance(value, str) and INFINITE.fullmatch(value):
         # without quotes hjson reads on to the end of the line
         number = value.strip(" ,")
-        title = f"{dotted(path)} is {number}, which hjson, by which DeepSpeed reads its file, takes for text"
-        found = Finding.error("config-value-type", title, fix="give it a number, or take it out")
+        found = book.finding("config-value-type", Severity.ERROR, case="infinite", key=dotted(path), number=number)
         return Verdict(finding=found, path=path)
     correction = _as_kind(path, value, kind)
-    fix = f"write {correction.value}" if correction else f"give it {WANTED[kind]}"
-    # a float that is whole, a flag as 0 or 1: Python computes with them all the same
-    make = Finding.error if isinstance(value, str | dict | list) or value is None else Finding.warning
-    return Verdict(finding=make("config-value-type", title, fix=fix), path=path, correction=correction)
+    found = book.finding(
+        "config-value-type",
+        # a float that is whole, a flag as 0 or 1: Python computes with them all the same
+        Severity.ERROR if isinstance(value, str | dict | list) or value is None else Severity.WARNING,
+        case=("true-corrected" if correction else "true")
+        if kind == "bool" and isinstance(value, str)
+        else ("null" if value is None else "corrected" if correction else ""),
+        key=dotted(path),
+        value=shown(path, value),
+        wanted=WANTED[kind],
+        right=correction.value if correction else None,
+    )
+    return Verdict(finding=found, path=path, correction=correction)
 
 
-def _clash(kind: str, value: Any) -> str | None:
-    """What goes wrong, "" where that depends; None where the value will do."""
+def _clashes(kind: str, value: Any) -> bool:
+    """Whether a value will not do where one of this kind is wanted."""
     if value is None:
-        return ": null is not its default, DeepSpeed gets None"
+        return True
     if kind == "bool":
-        if isinstance(value, str):
-            return ": any text counts as true"
-        return None if isinstance(value, bool) or value in (0, 1) else ""
+        return not (isinstance(value, bool) or value in (0, 1))
     if kind in {"int", "float"}:
-        if isinstance(value, bool) or isinstance(value, float | int) is False:
-            return ""
+        if isinstance(value, bool) or not isinstance(value, float | int):
+            return True
         # accelerate writes infinity into steps_per_print
-        return (
-            ""
-            if kind == "int" and isinstance(value, float) and math.isfinite(value) and not value.is_integer()
-            else None
-        )
-    return None if isinstance(value, {"str": str, "dict": dict, "list": list}[kind]) else ""
+        return kind == "int" and isinstance(value, float) and math.isfinite(value) and not value.is_integer()
+    return not isinstance(value, {"str": str, "dict": dict, "list": list}[kind])
 
 
 def _as_kind(path: KeyPath, value: Any, kind: str) -> Correction | None:
@@ -146,36 +144,48 @@ def _refused(question: Question, refusal: Refusal, path: KeyPath) -> Verdict:
     value = lookup(question.judged, path)
     section = question.asked.section(path)
     if section is not None and not isinstance(value, dict) and value is not None:
-        title = f"{dotted(path)} is {shown(path, value)}, and is to be an object: DeepSpeed refuses to start"
-        found = Finding.error("config-value-type", title, evidence=(refusal.message,), fix=_as_object(section, value))
+        found = book.finding(
+            "config-value-type",
+            Severity.ERROR,
+            case="object-off"
+            if "device" in section.names and value is False
+            else "object-stage"
+            if "device" not in section.names and "stage" in section.names and isinstance(value, bool)
+            else "object",
+            evidence=(refusal.message,),
+            key=dotted(path),
+            value=shown(path, value),
+            right=_as_object(section, value),
+        )
         return Verdict(finding=found, path=path)
     message = refusal.message.removeprefix("Value error, ").removeprefix("Assertion failed, ")
     key = question.asked.key(path)
     correction = _corrected(path, value, refusal)
-    said = message if message[1:2].isupper() else f"{message[:1].lower()}{message[1:]}"
-    title = f"{dotted(path)} is {shown(path, value)}, which DeepSpeed refuses: {said}"
-    fix = f"write {correction.value}" if correction else _what_it_takes(key)
-    rule = "config-value-type" if refusal.kind.endswith(("_parsing", "_type", "from_float")) else "config-value-refused"
-    return Verdict(finding=Finding.error(rule, title, fix=fix), path=path, correction=correction)
+    has_default = key is not None and key.default not in {"", "null"}
+    found = book.finding(
+        "config-value-type" if refusal.kind.endswith(("_parsing", "_type", "from_float")) else "config-value-refused",
+        Severity.ERROR,
+        case="refused-corrected" if correction else "refused-default" if has_default else "refused",
+        key=dotted(path),
+        value=shown(path, value),
+        message=message if message[1:2].isupper() else f"{message[:1].lower()}{message[1:]}",
+        right=correction.value if correction else None,
+        default=key.default if key else None,
+    )
+    return Verdict(finding=found, path=path, correction=correction)
 
 
 def _as_object(section: Section, value: Any) -> str:
     """How a section is written that was given as a flag or a word."""
     names = section.names
     if "device" in names:
-        device = value if isinstance(value, str) else "cpu"
-        return f'write {{"device": "{device}"}}' if value is not False else 'take it out, or write {"device": "none"}'
+        return f'{{"device": "{value if isinstance(value, str) else "cpu"}"}}'
     if "enabled" in names and isinstance(value, bool):
-        return f'write {{"enabled": {json.dumps(value)}}}'
+        return f'{{"enabled": {json.dumps(value)}}}'
     if "stage" in names and isinstance(value, int):
-        return f'write {{"stage": {int(value)}}}' if not isinstance(value, bool) else 'write {"stage": 1}, or 2 or 3'
+        return f'{{"stage": {int(value)}}}'
     first = [f'"{key.name}": ...' for key in section.keys]
-    return f"write {{{and_more(first, 2)}}}"
-
-
-def _what_it_takes(key: Key | None) -> str:
-    default = f"; its default is {key.default}" if key and key.default not in {"", "null"} else ""
-    return f"correct the value{default}"
+    return f"{{{and_more(first, 2)}}}"
 
 
 def _corrected(path: KeyPath, value: Any, refusal: Refusal) -> Correction | None:
@@ -190,23 +200,21 @@ def _corrected(path: KeyPath, value: Any, refusal: Refusal) -> Correction | None
 
 
 def _two_precisions(refusal: Refusal) -> Verdict:
-    names = " and ".join(sorted({dotted(path) for path in refusal.paths}))
-    title = f"{names} are both true, and DeepSpeed refuses to start"
-    fix = "keep bf16 where the GPUs have it (A100, H100 and newer), else fp16"
-    return Verdict(
-        finding=Finding.error("config-two-precisions", title, evidence=(refusal.message,), fix=fix),
-        path=refusal.paths[0],
-    )
+    keys = " and ".join(sorted({dotted(path) for path in refusal.paths}))
+    found = book.finding("config-two-precisions", Severity.ERROR, evidence=(refusal.message,), keys=keys)
+    return Verdict(finding=found, path=refusal.paths[0])
 
 
 def _together(question: Question, refusal: Refusal) -> Verdict:
-    names = and_more([f"{dotted(path)} {shown(path, lookup(question.judged, path))}" for path in refusal.paths], 4)
-    about = f"{names} together" if len(refusal.paths) > 1 else names or "the configuration"
-    title = f"DeepSpeed refuses {about}: {refusal.message}"
-    # what refused it: a section's class, the engine, or DeepSpeedConfig itself
-    said = f"{refusal.kind} in {refusal.model}" if refusal.model else refusal.kind
-    found = Finding.error(
-        "config-refused", title, evidence=(said,), fix="change one of them" if names else "correct it"
+    keys = and_more([f"{dotted(path)} {shown(path, lookup(question.judged, path))}" for path in refusal.paths], 4)
+    found = book.finding(
+        "config-refused",
+        Severity.ERROR,
+        case="" if len(refusal.paths) > 1 else "one" if keys else "whole",
+        # what refused it: a section's class, the engine, or DeepSpeedConfig itself
+        evidence=(f"{refusal.kind} in {refusal.model}" if refusal.model else refusal.kind,),
+        keys=keys,
+        message=refusal.message,
     )
     return Verdict(finding=found, path=refusal.paths[0] if refusal.paths else ())
 
@@ -222,7 +230,7 @@ def _is_removed(refusal: Refusal) -> bool:
 # The three batch sizes against each other and against the number of ranks.
 
 
-TRAIN, MICRO, ACCUMULATION = BATCH
+TRAIN, _, ACCUMULATION = BATCH
 
 
 def batch_sizes(question: Question) -> Iterator[Verdict]:
@@ -233,9 +241,7 @@ def batch_sizes(question: Question) -> Iterator[Verdict]:
         return
     for refusal in question.asked.refusals:
         if refusal.kind == "no batch size":
-            title = f"neither {TRAIN} nor {MICRO} is given, and DeepSpeed refuses to start"
-            fix = f"set {MICRO}: what one GPU takes at once"
-            yield Verdict(finding=Finding.error("config-batch-missing", title, evidence=(refusal.message,), fix=fix))
+            yield Verdict(finding=book.finding("config-batch-missing", Severity.ERROR, evidence=(refusal.message,)))
         elif _is_batch(refusal):
             yield _batch_clash(question, refusal.message)
 
@@ -252,9 +258,7 @@ def batch_size_for_one_world(question: Question) -> Iterator[Verdict]:
     train, micro, accumulation = (int(size or 0) for size in sizes)
     if train % (micro * accumulation) == 0 and train > micro * accumulation:
         ranks = train // (micro * accumulation)
-        title = f"the batch sizes fit {ranks} data-parallel ranks, and no other number"
-        fix = f"take {TRAIN} out to train on any number, or judge it with --world {ranks}"
-        yield Verdict(finding=Finding.note("config-batch-one-world", title, fix=fix), path=(TRAIN,))
+        yield Verdict(finding=book.finding("config-batch-one-world", Severity.NOTE, ranks=ranks), path=(TRAIN,))
 
 
 def _batch_clash(question: Question, message: str) -> Verdict:
@@ -262,47 +266,58 @@ def _batch_clash(question: Question, message: str) -> Verdict:
     said = ", ".join(f"{name} {size}" for name, size in sizes.items())
     if question.filled_by and ACCUMULATION not in question.config and ACCUMULATION in sizes:
         return _accumulation_of_accelerate(said, sizes[ACCUMULATION], message)
-    world = question.asked.world
-    title = f"{said} do not fit {_ranks(world)}{_would_fit(sizes)}"
-    if any(size <= 0 for size in sizes.values() if type(size) is int):
-        title = f"{said}: a batch size is greater than 0"
-    elif len(sizes) == 1 and world:
-        title = (
-            f"{TRAIN} {sizes.get(TRAIN)} is smaller than the {world} ranks that share it, or does not divide by them"
-        )
+    world, fitting = question.asked.world, _fitting_ranks(sizes)
     whole = len(sizes) == len(BATCH) and all(type(size) is int and size > 0 for size in sizes.values())
-    fix = f"set {MICRO} and {ACCUMULATION}, and leave {TRAIN} to DeepSpeed"
-    if whole:
-        fix = f"take {TRAIN} out: DeepSpeed computes it as {MICRO} x {ACCUMULATION} x ranks"
-    found = Finding.error("config-batch-sizes-clash", title, evidence=(message,), fix=fix)
+    if len(sizes) == 1 and world and not any(size <= 0 for size in sizes.values() if type(size) is int):
+        found = book.finding(
+            "config-batch-sizes-clash",
+            Severity.ERROR,
+            case="train-only",
+            evidence=(message,),
+            train=str(sizes.get(TRAIN)),
+            world=world,
+        )
+        return Verdict(finding=found, path=(TRAIN,))
+    found = book.finding(
+        "config-batch-sizes-clash",
+        Severity.ERROR,
+        case="not-positive"
+        if any(size <= 0 for size in sizes.values() if type(size) is int)
+        else "other-ranks"
+        if fitting
+        else "whole"
+        if whole
+        else "",
+        evidence=(message,),
+        sizes=said,
+        ranks="any number of ranks" if world is None else "1 rank" if world == 1 else f"{world} ranks",
+        fitting=fitting,
+    )
     return Verdict(finding=found, path=(TRAIN,), correction=Correction(path=(TRAIN,)) if whole else None)
 
 
-def _ranks(world: int | None) -> str:
-    return "any number of ranks" if world is None else "1 rank" if world == 1 else f"{world} ranks"
-
-
-def _would_fit(sizes: dict[str, object]) -> str:
+def _fitting_ranks(sizes: dict[str, object]) -> int | None:
     """The number of ranks that they would fit: a launcher that starts another number is the usual cause.
 
-    >>> _would_fit({"train_batch_size": 256, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 8})
-    ': they would fit 8'
+    >>> _fitting_ranks({"train_batch_size": 256, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 8})
+    8
     """
     train, micro, accumulation = (sizes.get(name) for name in BATCH)
     if not (type(train) is int and type(micro) is int and type(accumulation) is int) or micro * accumulation <= 0:
-        return ""
-    return (
-        f": they would fit {train // (micro * accumulation)}"
-        if train > 0 and train % (micro * accumulation) == 0
-        else ""
-    )
+        return None
+    return train // (micro * accumulation) if train > 0 and train % (micro * accumulation) == 0 else None
 
 
 def _accumulation_of_accelerate(said: str, steps: object, message: str) -> Verdict:
     """The file leaves the accumulation out: then accelerate's plugin does not take it from TrainingArguments."""
-    title = f"{said} do not fit: the file has no {ACCUMULATION}, and accelerate puts {steps} there"
-    fix = f'add "{ACCUMULATION}": "auto"'
-    found = Finding.error("config-batch-sizes-clash", title, evidence=(message,), fix=fix)
+    found = book.finding(
+        "config-batch-sizes-clash",
+        Severity.ERROR,
+        case="accelerate",
+        evidence=(message,),
+        sizes=said,
+        steps_filled=str(steps),
+    )
     return Verdict(finding=found, path=(ACCUMULATION,), correction=Correction(path=(ACCUMULATION,), value='"auto"'))
 
 
@@ -337,18 +352,17 @@ def autos_for_others(question: Question) -> Iterator[Verdict]:
     left = [path for path, _ in left_autos(question) if dotted(path) in {*FILLED_BY_TRAINER, *FILLED_BY_ACCELERATE}]
     if not left:
         return
-    names = and_more([dotted(path) for path in left], 4)
-    title = f'{len(left)} values are "auto", which only transformers\' Trainer and accelerate fill in'
-    if len(left) == 1:
-        title = f'{names} is "auto", which only transformers\' Trainer and accelerate fill in'
-    steps = (
-        step("python -m dsdoctor config {file} --hf ARGUMENTS.json", file=question.file),
-        instead("python -m dsdoctor config {file} --accelerate ACCELERATE.yaml", file=question.file),
+    keys = and_more([dotted(path) for path in left], 4)
+    found = book.finding(
+        "config-auto-for-trainer",
+        Severity.WARNING,
+        case="one" if len(left) == 1 else "",
+        evidence=(keys,),
+        key=keys,
+        count=len(left),
+        file=question.file,
     )
-    fix = "say who fills them in, and their values are judged too; a script of your own needs numbers there"
-    yield Verdict(
-        finding=Finding.warning("config-auto-for-trainer", title, evidence=(names,), fix=fix, steps=steps), path=left[0]
-    )
+    yield Verdict(finding=found, path=left[0])
 
 
 def autos_for_nobody(question: Question) -> Iterator[Verdict]:
@@ -359,9 +373,16 @@ def autos_for_nobody(question: Question) -> Iterator[Verdict]:
             continue
         yield _left(question, path, in_model=in_model)
     for name in question.asked.filled.unfilled if question.asked.filled else ():
-        title = f'{name} is "auto", and accelerate, which makes the engine, refuses it: nobody fills that key in'
         path = tuple(name.split("."))
-        yield Verdict(finding=Finding.error("config-auto-stays", title, fix=_number(question, path)), path=path)
+        default = _default(question, path)
+        found = book.finding(
+            "config-auto-stays",
+            Severity.ERROR,
+            case="accelerate-default" if default else "accelerate",
+            key=name,
+            default=default,
+        )
+        yield Verdict(finding=found, path=path)
 
 
 def left_autos(question: Question) -> Iterator[tuple[KeyPath, bool]]:
@@ -383,19 +404,26 @@ def left_autos(question: Question) -> Iterator[tuple[KeyPath, bool]]:
 
 
 def _left(question: Question, path: KeyPath, *, in_model: bool) -> Verdict:
-    key = question.asked.key(path)
-    default = key.default if key and key.default else "null"
+    default = _default(question, path)
     if in_model:
-        title = f'{dotted(path)} is "auto", which nobody fills in: DeepSpeed drops it and takes its default, {default}'
-        return Verdict(finding=Finding.warning("config-auto-dropped", title, fix=_number(question, path)), path=path)
-    title = f'{dotted(path)} is "auto", which nobody fills in: for DeepSpeed that is text, not a number'
-    return Verdict(finding=Finding.error("config-auto-stays", title, fix=_number(question, path)), path=path)
+        found = book.finding(
+            "config-auto-dropped",
+            Severity.WARNING,
+            case="" if default else "null",
+            key=dotted(path),
+            default=default,
+        )
+        return Verdict(finding=found, path=path)
+    found = book.finding(
+        "config-auto-stays", Severity.ERROR, case="default" if default else "", key=dotted(path), default=default
+    )
+    return Verdict(finding=found, path=path)
 
 
-def _number(question: Question, path: KeyPath) -> str:
+def _default(question: Question, path: KeyPath) -> str:
+    """The default of a key as JSON, "" where it has none."""
     key = question.asked.key(path)
-    default = f", its default is {key.default}" if key and key.default not in {"", "null"} else ""
-    return f"give {dotted(path)} a value{default}"
+    return key.default if key and key.default not in {"", "null"} else ""
 
 
 # The configuration against the GPUs and the DeepSpeed it will run with. Generators of verdicts.
@@ -408,34 +436,27 @@ def precision_of_gpus(question: Question) -> Iterator[Verdict]:
         return
     least = min(question.capabilities, key=_numbers)
     if facts.fp16 and _numbers(least) < (7, 0):
-        title = f"fp16 is switched on, and DeepSpeed refuses it on a GPU of capability {least}: it wants 7.0"
-        fix = "train in fp32, or on newer GPUs; DS_ALLOW_DEPRECATED_FP16=1 lets 6.x through"
-        yield Verdict(finding=Finding.error("config-precision-unsupported", title, fix=fix), path=("fp16", "enabled"))
+        found = book.finding("config-precision-unsupported", Severity.ERROR, capability=least)
+        yield Verdict(finding=found, path=("fp16", "enabled"))
     if facts.bf16 and _numbers(least) < (8, 0):
-        title = (
-            f"bf16 is switched on, and a GPU of capability {least} has no arithmetic for it: torch emulates it, slowly"
-        )
-        fix = "take fp16 on these GPUs; bf16 is from capability 8.0 on"
-        yield Verdict(finding=Finding.warning("config-precision-unsupported", title, fix=fix), path=("bf16", "enabled"))
+        found = book.finding("config-precision-unsupported", Severity.WARNING, case="bf16", capability=least)
+        yield Verdict(finding=found, path=("bf16", "enabled"))
 
 
 def ops_not_built(question: Question) -> Iterator[Verdict]:
     """Ops that this configuration loads, and that the installed DeepSpeed holds no compiled form of."""
-    if not question.missing_ops:
-        return
-    names = list(question.missing_ops)
-    are = "is" if len(names) == 1 else "are"
-    title = f"{and_more(names)} {are} not built into the installed DeepSpeed, and compiled when the training starts"
-    said = tuple(f"{op}: {why}" for op, why in question.missing_ops.items())
-    found = Finding.note(
-        "config-ops-not-built",
-        title,
-        evidence=said,
-        affects=names,
-        fix="install a DeepSpeed that has them, before all ranks compile at once",
-        steps=(step("python -m dsdoctor install --for {file}", file=question.file),),
-    )
-    yield Verdict(finding=found)
+    if question.missing_ops:
+        names = list(question.missing_ops)
+        found = book.finding(
+            "config-ops-not-built",
+            Severity.NOTE,
+            case="one" if len(names) == 1 else "",
+            evidence=tuple(f"{op}: {why}" for op, why in question.missing_ops.items()),
+            affects=names,
+            ops=and_more(names),
+            file=question.file,
+        )
+        yield Verdict(finding=found)
 
 
 def _numbers(capability: str) -> tuple[int, ...]:

@@ -30,6 +30,20 @@ LARGEST = 64 << 20
 """Bytes. A snapshot has a hundredth of it."""
 
 
+FOLLOWED = 20
+
+
+def real_path(path: os.PathLike[str] | str) -> str:
+    """The path without links. Python's own raises where a link on the way is exchanged between two looks at it: it is followed
+    anew, and taken as it is named where that goes on. Whether the folder can be trusted is asked of what it leads to then."""
+    for _ in range(FOLLOWED):
+        try:
+            return os.path.realpath(path)
+        except OSError:
+            continue
+    return os.path.abspath(path)  # noqa: PTH100
+
+
 def open_regular(path: Path) -> BinaryIO:
     """Open a file to be read. Raises OSError at once for what is none: a folder, a device, a pipe, which nobody may ever write to.
 
@@ -154,7 +168,7 @@ def append_text(path: Path, text: str, *, mode: int = PUBLIC) -> None:
     """Add to the end of a file, in UTF-8. A link is followed where it is this user's own; another's raises NotWritten."""
     with _named(path):
         new = 0 if _is_stream(path) else os.O_CREAT | os.O_NOFOLLOW
-        target = os.path.realpath(path) if new and _is_own_link(path) else path
+        target = real_path(path) if new and _is_own_link(path) else path
         with os.fdopen(os.open(target, EXISTING | new, mode), "ab") as file:
             file.write(text.encode("utf-8", errors="backslashreplace"))
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from dsdoctor.core.files import real_path
 from dsdoctor.core.processes import FileHolder, SharedMemory, end_session, holder_of, look_shared_memory
 from dsdoctor.core.trust import distrust
 
@@ -198,7 +199,7 @@ class LocalHost:
     """This machine; with ``root``, a folder that plays one: absolute paths are looked up below it, for tests."""
 
     def __init__(self, *, root: str | os.PathLike[str] = "/", env: Mapping[str, str] | None = None) -> None:
-        self._root = str(Path(root).resolve())
+        self._root = real_path(root)
         self._env = dict(os.environ if env is None else env)
         self._running: set[int] = set()
         self._stopped = threading.Event()

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from dsdoctor.core.files import real_path
+
 # Processes that we start: forks that die with their parent, the state of one, and the end of a whole session.
 
 
@@ -222,7 +224,7 @@ def process_with(device: int, number: int) -> int | None:
 
 def file_system_of(path: str) -> str:
     """The kind of file system that a path lies on, as the kernel calls it; "" where that is not shown."""
-    real, best, kind = os.path.realpath(path), "", ""
+    real, best, kind = real_path(path), "", ""
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
             for line in file:

@@ -4,7 +4,6 @@ Only what was asked is kept, so a snapshot holds no token and no unrelated varia
 ``/home/user``.
 """
 
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ import msgspec
 
 from dsdoctor.core.discreet_host import DiscreetHost
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.files import PRIVATE, read_limited, write_bytes
+from dsdoctor.core.files import PRIVATE, read_limited, real_path, write_bytes
 from dsdoctor.core.host import Answer, Host
 from dsdoctor.core.processes import FileHolder, SharedMemory
 from dsdoctor.core.redaction import definitions, urls
@@ -179,7 +178,7 @@ class RecordedHost:
         return self._answer(str | None, None, "distrust", *question)
 
     def cpus(self) -> int:
-        return self._answer(int, 1, "cpus")
+        return max(1, self._answer(int, 1, "cpus"))
 
     def run(self, argv: Sequence[str], *, timeout: float, env: Mapping[str, str] | None = None) -> Answer:
         return self._answer(Answer, Answer(returncode=127, stderr="not in the snapshot"), "run", *argv)
@@ -210,7 +209,7 @@ def save(snapshot: Snapshot, path: Path, *, home: str) -> None:
     (-DNAME=...) and all of an address but its scheme, host and path.
     """
     public = msgspec.to_builtins(snapshot)
-    for place in dict.fromkeys((home.rstrip("/"), os.path.realpath(home).rstrip("/"))):
+    for place in dict.fromkeys((home.rstrip("/"), real_path(home).rstrip("/"))):
         public = _mapped(public, partial(_without_home, place))
     public = _mapped(public, _without_secrets)
     write_bytes(path, msgspec.json.format(encode(public, order="sorted"), indent=1), mode=PRIVATE)

@@ -23,6 +23,15 @@ def and_more(names: Sequence[str], most: int = MOST_NAMES, *, of: str = "") -> s
     return ", ".join(names[:most]) + more
 
 
+def counted(count: int, noun: str) -> str:
+    """A number with its noun.
+
+    >>> counted(1, "file"), counted(2000, "frozen parameter")
+    ('1 file', '2,000 frozen parameters')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def and_more_lines(lines: Sequence[str], most: int, *, of: str = "") -> tuple[str, ...]:
     """The first lines, and one that says how many more there are.
 

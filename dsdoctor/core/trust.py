@@ -19,12 +19,15 @@ import re
 import shutil
 import stat
 import struct
+import sys
 from collections.abc import Generator, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from shlex import quote
+
+from dsdoctor.core.files import real_path
 
 ACCESS_LIST = "system.posix_acl_access"
 NAMED_USER, NAMED_GROUP, OWNING_GROUP, MASK = 0x02, 0x08, 0x04, 0x10
@@ -103,6 +106,8 @@ def _access_list(path: Path) -> tuple[tuple[int, int], ...]:
 
 def _others_in(number: int) -> str | None:
     """Why a group is not this user's alone, in words; None where nobody but this user and root is in it."""
+    if _is_unmapped("gid", number):
+        return f"{number}, which stands for every group that this user namespace does not map"
     others = sorted(set(_others(number)))
     if others:
         return f"{', '.join(others[:3])}{' and more' if len(others) > 3 else ''} in it"
@@ -178,8 +183,18 @@ def _unlisted() -> set[str]:
 SHARED = stat.S_IWGRP | stat.S_ISGID
 """The mode bits of a folder that is shared with its group on purpose (mode 2770): no umask sets them by accident."""
 ENTERED = stat.S_IXGRP | stat.S_IXOTH
-OVERFLOW_UID = Path("/proc/sys/kernel/overflowuid")
-"""The user that stands for all who have no number in this user namespace: in a rootless container, root of the host."""
+OVERFLOW_NUMBERS = {"uid": Path("/proc/sys/kernel/overflowuid"), "gid": Path("/proc/sys/kernel/overflowgid")}
+"""The number that stands for every user, or group, that this user namespace does not map: in a rootless container root of the
+host, and every stranger on it."""
+DEFAULT_OVERFLOW = 65534
+ALL_NUMBERS = (1 << 32) - 1
+HOST_FOLDERS = frozenset(
+    map(
+        Path, ("/", "/home", "/tmp", "/var", "/var/tmp", "/var/cache", "/run", "/run/user", "/dev", "/dev/shm", "/proc")
+    )
+)
+HOST_TREES = tuple(map(Path, ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc")))
+"""What belongs to root on every system (hier(7)): alone, and with all that lies in it."""
 MAX_LINKS = 40
 """As many as the kernel follows on one way."""
 PASSED = getattr(os, "O_PATH", 0) | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -296,8 +311,8 @@ def _wrong_on_the_way(folder: Path, name: Path, *, entered: bool) -> str | None:
             within = folder in path.parents
             # a link further in, which is this user's own, leads to the part of this machine that a toolkit was planned with
             whose_matters = within or entry_is_link
-            if whose_matters and found.st_uid not in {os.geteuid(), 0} and not (not within and _is_of_the_host(found)):
-                return f"{path} belongs to {user_name(found.st_uid)}, this is {user_name(os.geteuid())}"
+            if whose_matters and _is_stranger(found.st_uid) and (within or not _is_of_the_host(path, found)):
+                return _belongs_to(path, found.st_uid)
             if why := _written_by_others(path, found, within=within, entered=entered, strict=whose_matters):
                 return why
     return None
@@ -372,7 +387,7 @@ def _how_to_empty(folder: Path) -> str | None:
         owners = {path: path.lstat().st_uid for path in sorted(folder.iterdir())}
     except OSError:
         return None
-    foreign = [f"{path.name} of {user_name(uid)}" for path, uid in owners.items() if uid not in {os.geteuid(), 0}]
+    foreign = [f"{path.name} of {user_name(uid)}" for path, uid in owners.items() if _is_stranger(uid)]
     if not foreign:
         return None
     more = f" and {len(foreign) - SHOWN} more" if len(foreign) > SHOWN else ""
@@ -397,6 +412,9 @@ def _sharing(folder: Path) -> _Sharing | None:
     ours = found.st_gid in {os.getegid(), *os.getgroups()}
     if not ours or found.st_mode & SHARED != SHARED:
         return None
+    if _is_unmapped("uid", found.st_uid) or _is_unmapped("gid", found.st_gid):
+        # every unmapped group of this user has that number too
+        return None
     return _Sharing(user=found.st_uid, group=found.st_gid, folder=found)
 
 
@@ -407,10 +425,9 @@ def _how_to_share(folder: Path) -> str:
 def _why_not(
     path: Path, found: os.stat_result, *, is_parent: bool, sharing: _Sharing | None, emptied: str | None
 ) -> str | None:
-    owners = {os.geteuid(), 0, *([sharing.user] if sharing else [])}
-    if found.st_uid not in owners and not (is_parent and _is_of_the_host(found)):
-        whose = f"{path} belongs to {user_name(found.st_uid)}, this is {user_name(os.geteuid())}"
-        return f"{whose}; export DSDOCTOR_CACHE=/a/folder/you/own"
+    shares = sharing is not None and found.st_uid == sharing.user
+    if _is_stranger(found.st_uid) and not shares and not (is_parent and _is_of_the_host(path, found)):
+        return f"{_belongs_to(path, found.st_uid)}; export DSDOCTOR_CACHE=/a/folder/you/own"
     if stat.S_ISLNK(found.st_mode):
         return None
     if not stat.S_ISDIR(found.st_mode):
@@ -423,13 +440,40 @@ def _why_not(
     return None
 
 
-def _is_of_the_host(found: os.stat_result) -> bool:
-    """Whether it belongs to nobody of this user namespace: the root folder of a rootless container."""
+def _is_unmapped(kind: str, number: int) -> bool:
+    """Whether a number may stand for whoever this user namespace does not map ("uid" or "gid"): then nobody can tell who it is."""
     try:
-        unmapped = int(OVERFLOW_UID.read_text(encoding="ascii"))
-        return (
-            found.st_uid == unmapped
-            and Path("/proc/self/uid_map").read_text(encoding="ascii").split()[2] != "4294967295"
-        )
+        overflow = int(OVERFLOW_NUMBERS[kind].read_text(encoding="ascii"))
+        lines = Path(f"/proc/self/{kind}_map").read_text(encoding="ascii").splitlines()
+        mapped = sum(int(line.split()[2]) for line in lines)
     except (OSError, ValueError, IndexError):
+        # without /proc this may be such a namespace
+        return number == DEFAULT_OVERFLOW
+    return number == overflow and mapped < ALL_NUMBERS
+
+
+def _is_of_the_host(path: Path, found: os.stat_result) -> bool:
+    """Whether an owner that this user namespace does not map is root of its host, where everything depends on that owner anyway.
+
+    It may be any stranger of the host. It is root in the folders that are root's on every system. Whoever owns the way to this
+    Python, to dsdoctor or to this user's home folder could run code as this user without dsdoctor.
+    """
+    if not _is_unmapped("uid", found.st_uid):
         return False
+    if path in HOST_FOLDERS or any(tree == path or tree in path.parents for tree in HOST_TREES):
+        return True
+    depended_on = [sys.executable, sys.prefix, __file__]
+    with suppress(KeyError):
+        depended_on.append(pwd.getpwuid(os.geteuid()).pw_dir)
+    return any(path in Path(real_path(place)).parents for place in depended_on if place)
+
+
+def _is_stranger(number: int) -> bool:
+    """Whether an owner is neither this user nor root. A number that may stand for anybody is nobody's own, not even one's own."""
+    return number not in {os.geteuid(), 0} or _is_unmapped("uid", number)
+
+
+def _belongs_to(path: Path, number: int) -> str:
+    if _is_unmapped("uid", number):
+        return f"{path} belongs to a user that this user namespace does not map ({number}), so it may be anybody's"
+    return f"{path} belongs to {user_name(number)}, this is {user_name(os.geteuid())}"

@@ -21,6 +21,8 @@ OF_DEEPSPEED = re.compile(r"/deepspeed/((ops|pipe|moe|sequence|accelerator|check
 STDLIB = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
 """Where this Python's own library is, which need not look like one. Asked here: sysconfig imports when it is asked, and a thread
 that watches must not."""
+CHECKPOINT_WATCH = "_dsdoctor_checkpoint"
+"""The attribute of an engine's load_checkpoint and save_checkpoint where dsdoctor.run watches them."""
 TYPED = ("<stdin>", "<ipython-input-")
 
 

@@ -238,7 +238,7 @@ BUILD_COMMAND = re.compile(r"pip3? (?:install|wheel)|setup\.py|bdist_wheel|build
 
 def wrong_home_behind_a_missing_part(hits: list[Hit], facts: Facts, _: Scan) -> Iterator[Hit]:
     """A header or library is missing because CUDA_HOME was guessed from a wrapper nvcc."""
-    parts = {"cuda-header-missing", "cuda-lib-link-missing", "libc-headers-missing", "cccl-headers-moved"}
+    parts = {"cuda-header-missing", "cuda-lib-link-missing", "libc-headers-missing"}
     for hit in hits:
         if hit.rule.id in parts and facts.cuda_home in GUESSED_HOMES and hit.tier is Tier.FILE:
             missing = hit.groups.get("header") or hit.groups.get("library", "a part")

@@ -103,7 +103,7 @@ ROOM = (step("df -h . CHECKPOINTS"), step("du -sh CHECKPOINTS/*"))
 
 CHOSE_THE_CPU = "accelerator-autodetect-cpu"
 WITHOUT_CUDA = frozenset({"resource-filter-invalid", CHOSE_THE_CPU, "driver-missing"})
-WITHOUT_THE_SERVER = frozenset({"hf-hub-unreachable", "pip-certificate", "pip-network", "pip-no-matching-version"})
+WITHOUT_THE_SERVER = frozenset({"hf-hub-unreachable", "pip-network", "pip-no-matching-version"})
 FOLLOW_FROM = {
     "cuda-not-initialized": WITHOUT_CUDA,
     "driver-too-old": WITHOUT_CUDA,

@@ -406,27 +406,7 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in found if name not in NO_NAMES))[:MOST_NAMES]
 
 
-def refused_title(refusal: Refusal, words: str, doing: str) -> str:
-    """What is known, as a title."""
-    when = f", {doing}" if doing else ""
-    return f"{refusal.package} itself stopped here{when}, in {refusal.place}, and no rule of dsdoctor explains why: {words}"
-
-
 def refused_evidence(refusal: Refusal) -> tuple[str, ...]:
     """The condition that did not hold, and the names in it."""
     named = (f"named in it: {', '.join(refusal.names)}",) if refusal.names else ()
     return (*((f"it asks that {refusal.condition}",) if refusal.condition else ()), *named)
-
-
-def refused_question(refusal: Refusal) -> str:
-    """What would decide."""
-    if refusal.names:
-        several = f"which of {', '.join(refusal.names)}" if len(refusal.names) > 1 else f"whether {refusal.names[0]}"
-        return (
-            f"{several} is set in the configuration or passed by the script would decide: print it on each rank, and run once "
-            f"with its default. {refusal.package} raised this on purpose, so its own words are the best hint"
-        )
-    return (
-        f"{refusal.package} raised this on purpose, so its own words are the best hint; the same script with the release before, "
-        "or without the newest setting, would decide"
-    )

@@ -4,13 +4,15 @@ import re
 from dataclasses import replace
 
 from dsdoctor.core.finding import Finding, Fix, Severity, Step, step
+from dsdoctor.core.text import counted
 from dsdoctor.diagnosis.catalogue import RULES
 from dsdoctor.diagnosis.facts import fill, values_of
-from dsdoctor.diagnosis.failures import Failure, refusal_of, refused_evidence, refused_question, refused_title
+from dsdoctor.diagnosis.failures import Failure, refusal_of, refused_evidence
 from dsdoctor.diagnosis.lines import last_segment
 from dsdoctor.diagnosis.models import Facts, Hit, Line, Stage
 from dsdoctor.diagnosis.origin import Origin
 from dsdoctor.diagnosis.scan import Scan
+from dsdoctor.rules import book
 
 # A hit in the build of another package than DeepSpeed -> the same hit in words, and with a fix, of that package.
 
@@ -75,6 +77,7 @@ def _its_steps(steps: tuple[Step, ...], project: str, rule: str) -> tuple[Step, 
     return (*((TORCH_FIRST,) if rule == "torch-missing-at-build" else ()), *kept, *own)
 
 
+ERROR = Severity.ERROR
 LONGEST, WORDS = 300, 200
 GPU_MEMORY = re.compile(r"\b(?:CUDA|HIP) (?:error: )?out of memory|OutOfMemoryError")
 LABELS = {
@@ -191,57 +194,81 @@ def _first_error_steps(op: str | None, another: str) -> tuple[Step, ...]:
 def unexplained(line: Line, facts: Facts, origin: Origin) -> Finding:
     """A failure that no rule knows: the first exception's own words, where it arose, and what would help to explain it."""
     failure = origin.failure if origin.failure and origin.failure.line == line.number else None
-    if GPU_MEMORY.search(line.text):
-        title = "the GPU's memory ran out: the model, its batch or another process needs more than there is"
-        text = "use a smaller batch, a higher ZeRO stage, offloading or activation checkpointing; see what else is on the GPU"
-        steps: tuple[Step, ...] = (step("nvidia-smi"),)
-    else:
-        at = f", at {failure.frame}" if failure and failure.frame else ""
-        doing = f", {origin.activity}" if failure and origin.activity else ""
-        title = f"no rule of dsdoctor knows this failure: {line.text[:WORDS]}{at}{doing}"
-        text = _question(failure)
-        steps = (step("python -m dsdoctor check"), step("python -m dsdoctor look"))
-    refused: tuple[str, ...] = ()
-    if failure and (refusal := refusal_of(failure)) and not GPU_MEMORY.search(line.text):
-        title = refused_title(refusal, line.text[:WORDS], origin.activity)
-        text, refused = refused_question(refusal), refused_evidence(refusal)
-    evidence = (f"line {line.number}: {line.text[:LONGEST]}", *refused, *_places(failure), *_read(facts))
+    evidence = (f"line {line.number}: {line.text[:LONGEST]}", *_places(failure), *_read(facts))
+    words, activity = line.text[:WORDS], f", {origin.activity}" if failure and origin.activity else ""
+    place = failure.frame.place if failure and failure.frame else ""
     if failure and failure.raised_by_the_script:
-        title = f"the script itself raised {line.text[:WORDS]}, at {failure.frame}" + (
-            f", {origin.activity}" if origin.activity else ""
+        at = str(failure.frame)
+        return book.finding(
+            "script-raised", ERROR, evidence=evidence, words=words, at=at, activity=activity, place=place
         )
-        return Finding.error("script-raised", title, evidence=evidence, fix=text, steps=steps[:1])
-    return Finding.error("unexplained-failure", title, evidence=evidence, fix=text, steps=steps)
+    if GPU_MEMORY.search(line.text):
+        return book.finding("unexplained-failure", ERROR, case="gpu-memory", evidence=evidence)
+    if failure and (refusal := refusal_of(failure)):
+        return book.finding(
+            "unexplained-failure",
+            ERROR,
+            case="refused-names" if refusal.names else "refused",
+            evidence=(evidence[0], *refused_evidence(refusal), *evidence[1:]),
+            package=refusal.package,
+            activity=activity,
+            place=refusal.place,
+            words=words,
+            names=refusal.names,
+        )
+    at = f", at {failure.frame}" if failure and failure.frame else ""
+    return book.finding(
+        "unexplained-failure",
+        ERROR,
+        case=UNEXPLAINED[_kind(failure)],
+        evidence=evidence,
+        words=words,
+        at=at,
+        activity=activity,
+        place=place,
+    )
+
+
+UNEXPLAINED = {
+    "line": "",
+    "thread": "thread-left",
+    "native": "native",
+    "own": "own-code",
+    "package": "package",
+    "exception": "no-traceback",
+}
+
+
+def _kind(failure: Failure | None) -> str:
+    """What is known of a failure that no rule knows."""
+    if failure is None:
+        return "line"
+    if failure.native:
+        return "thread" if "without an active exception" in failure.text else "native"
+    if failure.frames:
+        return "own" if failure.frame and failure.frame.own else "package"
+    return "exception"
 
 
 def partly_searched(read: Scan, severity: Severity) -> Finding:
     """Lines that were too long, or had words of too many rules, to be searched whole."""
     others = read.partly.lines - 1
-    more = (f"and {others} more {'line' if others == 1 else 'lines'}",) if others else ()
-    return Finding(
-        rule="line-partly-searched",
-        severity=severity,
-        title=f"of line {read.records.line_of_file(read.partly.first)} only the head and the tail were searched: it is too long "
-        "and has words of many rules",
-        evidence=more,
-        fix=Fix(
-            text="break such lines up and diagnose the log again; or read what stands in their middle",
-            steps=(step("fold -s -w 1000 build.log | python -m dsdoctor diagnose -"),),
-        ),
+    more = (f"and {counted(others, 'more line')}",) if others else ()
+    return book.finding(
+        "line-partly-searched", severity, evidence=more, line=read.records.line_of_file(read.partly.first)
     )
 
 
 def reader_failed(read: Scan) -> Finding:
     """dsdoctor itself could not read a part of the log; the rest of the verdict is that of the others."""
     lines = [read.records.line_of_file(one.line) for one in read.errors if one.line]
-    several = f" and {len(lines) - 1} more" if len(lines) > 1 else ""
-    title = f"could not be read at line {lines[0]}{several}" if lines else "could not be judged as a whole"
-    return Finding.warning(
+    return book.finding(
         "reader-failed",
-        f"the log {title}: that is a fault of dsdoctor",
+        Severity.WARNING,
+        case="" if lines else "whole",
         evidence=tuple(f"{f'line {one.line}: ' if one.line else ''}{one.error}" for one in read.errors[:4]),
-        fix="the rest of the verdict is of what could be read; report this with the lines around it",
-        steps=(step("python -m dsdoctor diagnose --json LOG"),),
+        line=lines[0] if lines else None,
+        more=f" and {len(lines) - 1} more" if len(lines) > 1 else "",
     )
 
 
@@ -254,70 +281,27 @@ def _places(failure: Failure | None) -> tuple[str, ...]:
     return (f"your code stood at {failure.frame}" if failure.frame and failure.frame.own else f"at {last}", *inner)
 
 
-def _question(failure: Failure | None) -> str:
-    """One question whose answer would help."""
-    if failure is None:
-        return (
-            "what does the process that ended first print just before this line? "
-            "Give the log of every rank, with its error stream"
-        )
-    if failure.native and "without an active exception" in failure.text:
-        return (
-            "did the script end while a thread still ran? Call torch.distributed.destroy_process_group() at its end, and join "
-            "its own threads"
-        )
-    if failure.native:
-        return "which Python line was it? PYTHONFAULTHANDLER=1 prints the traceback when native code breaks off"
-    if failure.frames and failure.frame and failure.frame.own:
-        return f"what are the values at {failure.frame.place} on that rank, and do the other ranks have others?"
-    if failure.frames:
-        return "did the same code run with the release before? Compare the versions of the package in the last frame (pip list)"
-    return "what stands above this line? The traceback is not in this log"
-
-
-EXIT_CODE = step('COMMAND > run.log 2>&1; echo "exit code: $?" >> run.log')
-AGAIN = step("python -m dsdoctor diagnose run.log")
-
-
 def undecided_log(read: Scan, facts: Facts) -> Finding:
     """The log shows no failure, and nothing that would show that all went well."""
     last = next((raw for raw in reversed(read.timeline.recent) if raw.strip()), b"")
-    return _undecided(
-        "the log has no known failure, but no end or progress either",
-        (f"line {read.last_line}: {last_segment(last)[:LONGEST]}", *_read(facts)),
-    )
+    evidence = (f"line {read.last_line}: {last_segment(last)[:LONGEST]}", *_read(facts))
+    return book.finding("log-undecided", Severity.WARNING, evidence=evidence)
 
 
 def undecided_after(error: Line) -> Finding:
     """A line is an error, and too little after it shows whether the run went on."""
-    return _undecided("the log has an error, and too little after it to tell whether the run went on", (_line(error),))
+    return book.finding("log-undecided", Severity.WARNING, case="error", evidence=(_line(error),))
 
 
 def undecided_frame(frame: Line) -> Finding:
     """A piece of a traceback: neither what was raised nor what became of it is in the log."""
-    return _undecided("the log has part of a traceback, without its exception", (_line(frame),))
+    return book.finding("log-undecided", Severity.WARNING, case="traceback", evidence=(_line(frame),))
 
 
 def _line(line: Line) -> str:
     return f"line {line.number}: {line.text[:LONGEST]}"
 
 
-def _undecided(title: str, evidence: tuple[str, ...]) -> Finding:
-    return Finding.warning(
-        "log-undecided",
-        f"undecided: {title}",
-        evidence=evidence,
-        fix="give the log to its end, with stderr and the exit code of the command: they decide it",
-        steps=(EXIT_CODE, AGAIN),
-    )
-
-
 def empty(lines: int) -> Finding:
     """The log holds nothing but blank lines."""
-    return Finding.warning(
-        "empty-log",
-        f"there is nothing in this log ({lines} lines, all blank)",
-        fix="give the output of the whole command, stderr too; a process that prints nothing and hangs often waits "
-        "for a lock in ~/.cache/torch_extensions",
-        steps=(step("COMMAND 2>&1 | tee build.log"), step("python -m dsdoctor diagnose build.log")),
-    )
+    return book.finding("empty-log", Severity.WARNING, lines=lines)

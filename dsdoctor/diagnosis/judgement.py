@@ -6,7 +6,7 @@ The first failure of a process's own beats what other processes say about it.
 import re
 from dataclasses import dataclass, replace
 
-from dsdoctor.core.finding import Finding, Severity, step
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.diagnosis.combined_runs import of_one_server
 from dsdoctor.diagnosis.consequences import (
     WAITING,
@@ -52,6 +52,7 @@ from dsdoctor.diagnosis.progress import NO_PROGRAM
 from dsdoctor.diagnosis.scan import Scan
 from dsdoctor.diagnosis.timeline import Timeline
 from dsdoctor.diagnosis.waiting import with_modules, with_who_waited
+from dsdoctor.rules import book
 
 # Logs without an error line that are not well all the same: losses that are no numbers, an end in the middle of something.
 
@@ -77,20 +78,17 @@ def losses_are_nan(timeline: Timeline, last_line: int, facts: Facts) -> Finding 
     series = timeline.nans
     if series.count < SERIES or series.finite_again(last_line, timeline.recent):
         return None
-    what = "the gradient norm is" if series.of_norms else "the loss is"
-    since = f" from step {series.step} on" if series.step is not None else ""
     if series.before:
         return _nan_in_the_backward(timeline, facts)
-    return Finding.error(
+    return book.finding(
         "losses-are-nan",
-        f"{what} nan{since}, to the end of the log: nothing is learned any more",
+        Severity.ERROR,
         evidence=(
             f"line {series.first}: {series.text}",
             f"{series.count} such lines, the last one is line {series.last}",
         ),
-        fix="find the module and the batch where the first inf or nan arises; in fp16 try bf16, else a lower learning rate; in "
-        "bf16 with ZeRO try overlap_comm false and a newer DeepSpeed (gradients that are reduced while they are still written)",
-        steps=(step("python -m dsdoctor.run SCRIPT.py"),),
+        value="gradient norm" if series.of_norms else "loss",
+        since="" if series.step is None else f" from step {series.step}",
     )
 
 
@@ -98,20 +96,16 @@ def _nan_in_the_backward(timeline: Timeline, facts: Facts) -> Finding:
     """A loss that was a number, whose gradients were none: the backward pass made them, not the data nor the learning rate."""
     series = timeline.nans
     kernel = {"sdpa": "torch's SDPA", "eager": "eager attention"}.get((facts.attention or "").lower(), facts.attention)
-    used = f" (the log says: {kernel})" if kernel else ""
-    return Finding.error(
+    return book.finding(
         "losses-are-nan",
-        f"the gradient norm is nan although the loss of that step was a number: the backward pass made it{used}, and nothing is "
-        "learned from there on",
+        Severity.ERROR,
+        case="backward",
         evidence=(
             series.before,
             f"line {series.first}: {series.text}",
             f"{series.count} such lines, the last one is line {series.last}",
         ),
-        fix="try another attention first (attn_implementation flash_attention_2, sdpa or eager): rows that are masked whole, by "
-        "padding, give nan in some backward kernels. If it stays, try overlap_comm false and a newer DeepSpeed (gradients reduced "
-        "while they are written), then find the first module whose gradient is nan",
-        steps=(step("python -m dsdoctor.run SCRIPT.py"),),
+        attention=f" (attention in the log: {kernel})" if kernel else "",
     )
 
 
@@ -122,24 +116,29 @@ def steps_are_skipped(read: Scan) -> Finding | None:
     if counted:
         steps, skipped = int(counted[-1][1]), int(counted[-1][2])
         if steps >= FEW_STEPS and skipped >= MOSTLY_SKIPPED * steps:
-            return _skipped(f"{skipped} of {steps} steps were skipped for overflow", counted[-1][0])
+            text = counted[-1][0].decode("utf-8", "replace")
+            return book.finding(
+                "fp16-loss-scale-floor",
+                Severity.ERROR,
+                case="skipped",
+                evidence=(f"near the end of the log: {text}",),
+                skipped=skipped,
+                steps_count=steps,
+            )
     scales = [(age, float(found[1]), found[0]) for age, raw in enumerate(recent) if (found := SCALE.search(raw))]
     values = list(dict.fromkeys(value for _, value, _ in scales))
     sinks = len(values) >= HALVED and values == sorted(values, reverse=True) and values[-1] <= LOW_SCALE
     if sinks and len(recent) - scales[-1][0] <= AT_THE_END:
-        return _skipped(f"the loss scale sank from {values[0]:g} to {values[-1]:g} without a stop", scales[-1][2])
+        text = scales[-1][2].decode("utf-8", "replace")
+        return book.finding(
+            "fp16-loss-scale-floor",
+            Severity.ERROR,
+            case="sinking",
+            evidence=(f"near the end of the log: {text}",),
+            first=f"{values[0]:g}",
+            last=f"{values[-1]:g}",
+        )
     return None
-
-
-def _skipped(what: str, text: bytes) -> Finding:
-    return Finding.error(
-        "fp16-loss-scale-floor",
-        f"{what}: fp16 overflows in this model, and nothing is learned",
-        evidence=(f"near the end of the log: {text.decode('utf-8', 'replace')}",),
-        fix="train in bf16 where the GPU has it, or find the module where the first inf arises; a lower learning rate and "
-        "gradient clipping help where it began in the middle of training",
-        steps=(step("python -m dsdoctor.run SCRIPT.py"),),
-    )
 
 
 def cut_off(read: Scan) -> Finding | None:
@@ -148,36 +147,25 @@ def cut_off(read: Scan) -> Finding | None:
     if begun and read.last_line - max(one.last for one in begun) < 20 and not read.timeline.failures:
         first = min(begun, key=lambda one: one.since)
         at = f"line {first.frames[-1].line} of {first.frames[-1].path}" if first.frames else f"line {first.since}"
-        return Finding.error(
+        return book.finding(
             "log-cut-off",
-            f"the log stops within a traceback (last frame: {at}): the line with the exception is missing",
+            Severity.ERROR,
+            case="traceback",
             evidence=(f"line {first.since}: Traceback (most recent call last):",),
-            fix="give the log to its end, the error stream of every rank too",
-            steps=(step("COMMAND 2>&1 | tee run.log"), step("python -m dsdoctor diagnose run.log")),
+            frame=at,
         )
     lines = [raw for raw in list(read.timeline.recent)[-LAST_LINES:] if raw.strip()]
     if _is_cut_json(read, lines):
-        return _stopped("the log stops within a JSON document", "its last line")
+        return book.finding("log-cut-off", Severity.WARNING, case="json", evidence=("the log ends at its last line",))
     bars = [found for raw in lines[-1:] for found in BAR.finditer(raw[-600:])]
     if bars and int(bars[-1][1]) < int(bars[-1][2]) and not any(ENDED.search(raw[-400:]) for raw in lines[-1:]):
         state = f"{int(bars[-1][1])} of {int(bars[-1][2])}"
-        return _stopped(f"the log stops within a progress bar, at {state}, without an end or an error", state)
+        return book.finding("log-cut-off", Severity.WARNING, evidence=(f"the log ends at {state}",), state=state)
     return None
 
 
 def _is_cut_json(read: Scan, lines: list[bytes]) -> bool:
     return read.begins_with_json and bool(lines) and lines[-1].strip()[-1:] not in {b"}", b"]"}
-
-
-def _stopped(title: str, where: str) -> Finding:
-    return Finding.warning(
-        "log-cut-off",
-        f"{title}: it still runs, was killed without a word, or hangs",
-        evidence=(f"the log ends at {where}",),
-        fix="if it does not run any more, see how it ended: the launcher's last lines, the scheduler's record, the kernel's log; "
-        "if it hangs, ask where each process stands",
-        steps=(step("dmesg -T | grep -i -E 'killed process|out of memory'"), step("py-spy dump --pid PID")),
-    )
 
 
 NEAR_THE_END = 60

@@ -1,26 +1,24 @@
 """An incident with what follows from it alone: who is told of how, who waits where. Shared by all that judge it."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from dsdoctor.core.finding import Finding, Step, step
+from dsdoctor.core.finding import Severity
 from dsdoctor.core.processes import LETTERS, FileHolder
+from dsdoctor.hang.activity import Activity, activity_of
 from dsdoctor.hang.models import MAX_SAMPLE_AGE, MOVED, NOT_LOOKED, PROCESSES, RECORDERS, Incident, RankView, Sample
 from dsdoctor.hang.stacks import (
-    ENDED,
     OLD_STACK,
     acting_stack,
     collective_in,
-    doing_of,
+    frame_text,
     is_starting,
     own_frame,
-    place,
     ranks_words,
-    waits_for_thread,
 )
 from dsdoctor.hang.waiting import Waiting
-from dsdoctor.ranks.peers import says_another_is_gone
+from dsdoctor.ranks.failure import is_peer_disconnect
 
 # How ranks ended -> which of them ended first, for the others only followed; and what to do about each kind of end. Judges,
 # never looks.
@@ -28,27 +26,12 @@ from dsdoctor.ranks.peers import says_another_is_gone
 
 KILLED, ASKED_TO_END = "killed by ", ("SIGTERM", "SIGINT", "SIGHUP")
 """Launchers and people end ranks by these signals."""
-QUIET = "exit status 0"
-ABORT = (
-    "the program has ended itself (abort), and its own words stand on its stderr: C++ does so when an exception is not caught, "
-    "gloo when the sizes of a collective differ between ranks, NCCL's watchdog at a timeout"
-)
-CRASH = "it crashed in C code: have Python write the line that called it"
-SENT = "somebody has sent that: a person, a scheduler, or the launcher, whose own log then says why"
-LEFT = "see which line ends the process with that status: sys.exit, os._exit, also in a thread or a library"
-CRASHED = (CRASH, (step("export PYTHONFAULTHANDLER=1"), step("dmesg -T | grep -E 'segfault|trap' | tail")))
-BY_SIGNAL: dict[str, tuple[str, tuple[Step, ...]]] = {
-    "SIGKILL": (
-        "read what that rank printed last, and ask the kernel",
-        (step("dmesg -T | grep -iE 'killed process|oom' | tail"),),
-    ),
-    "SIGABRT": (ABORT, ()),
-    **dict.fromkeys(("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGSYS", "SIGTRAP"), CRASHED),
-    **dict.fromkeys(ASKED_TO_END, (SENT, ())),
-}
+EXIT_STATUS = "exit status "
+QUIET = f"{EXIT_STATUS}0"
+CRASHES = {"SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGSYS", "SIGTRAP"}
 
 
-def first_of(ranks: Sequence[RankView]) -> tuple[int, ...]:
+def first_to_exit(ranks: Sequence[RankView]) -> tuple[int, ...]:
     """The ranks of a node that ended first and drew the others along; none where that is not known, or is no news.
 
     A rank follows that says itself that another one is gone, or that was ended by a signal as launchers send it after another had
@@ -81,21 +64,14 @@ def is_killed(view: RankView) -> bool:
     return view.ended.startswith(KILLED) and not view.ended.endswith(ASKED_TO_END)
 
 
-def is_asked(view: RankView) -> bool:
+def is_terminated_on_request(view: RankView) -> bool:
     """Whether a rank was asked to end by a signal."""
     return view.ended.startswith(KILLED) and view.ended.endswith(ASKED_TO_END)
 
 
-def next_step(view: RankView) -> tuple[str, tuple[Step, ...]]:
-    """What to do about the end of a rank."""
-    signal_name = view.ended.removeprefix(KILLED) if view.ended.startswith(KILLED) else ""
-    if signal_name:
-        return BY_SIGNAL.get(signal_name, ("read what that rank printed last", ()))
-    if _failure(view):
-        return "read its traceback: what the other ranks report came after that", ()
-    if view.ended.startswith("exit status "):
-        return LEFT, ()
-    return "read what that rank printed last", ()
+def signal_of(view: RankView) -> str:
+    """The signal that ended a rank; "" for none."""
+    return view.ended.removeprefix(KILLED) if view.ended.startswith(KILLED) else ""
 
 
 def last_seen(view: RankView) -> str:
@@ -104,13 +80,13 @@ def last_seen(view: RankView) -> str:
     if sample is None:
         return ""
     if own := own_frame(sample.failed_in):
-        return f"rank {view.rank} raised it at {place(own)}"
+        return f"rank {view.rank} raised it at {frame_text(own)}"
     if sample.leaving:
         return ""
     own = own_frame(next((thread.frames for thread in sample.threads if thread.main), ()), only=True)
     age = max(0.0, view.ended_at - sample.time) if view.ended_at else 0.0
     before = f", {age:.1f} s before its end," if view.ended_at else ""
-    return f"rank {view.rank} was last seen{before} at {place(own)}" if own else ""
+    return f"rank {view.rank} was last seen{before} at {frame_text(own)}" if own else ""
 
 
 def _failure(view: RankView) -> str:
@@ -118,10 +94,10 @@ def _failure(view: RankView) -> str:
 
 
 def _says_so(view: RankView) -> bool:
-    return says_another_is_gone(_failure(view))
+    return is_peer_disconnect(_failure(view))
 
 
-MOST_THREADS = 4
+MAX_THREADS = 4
 DEAD = {"", "Z", "X"}
 FURTHER_GROUP = {"new_group", "_new_group_with_tag"}
 STOPPED = {"T", "t"}
@@ -157,7 +133,7 @@ class Case:
         return tuple(view for view in self.incident.ranks if view.state == "D")
 
     @cached_property
-    def deaf(self) -> tuple[RankView, ...]:
+    def gil_blocked(self) -> tuple[RankView, ...]:
         """Ranks that run and have written no sample for a while, because C code holds the interpreter's lock."""
         ill = {view.rank for view in (*self.dead, *self.stopped, *self.sleeping)}
         return tuple(
@@ -170,9 +146,9 @@ class Case:
         )
 
     @cached_property
-    def unwell(self) -> frozenset[int]:
+    def faulty_ranks(self) -> frozenset[int]:
         """All ranks whose process itself is the matter."""
-        return frozenset(view.rank for view in (*self.dead, *self.stopped, *self.sleeping, *self.deaf))
+        return frozenset(view.rank for view in (*self.dead, *self.stopped, *self.sleeping, *self.gil_blocked))
 
     @cached_property
     def starting(self) -> tuple[RankView, ...]:
@@ -188,7 +164,7 @@ class Case:
     @cached_property
     def waiting_ranks(self) -> tuple[int, ...]:
         """Living ranks that stand in a collective."""
-        return tuple(rank for rank in self.waiting.in_collective() if rank not in self.unwell)
+        return tuple(rank for rank in self.waiting.in_collective() if rank not in self.faulty_ranks)
 
     @cached_property
     def unknown(self) -> tuple[int, ...]:
@@ -201,24 +177,24 @@ class Case:
         return tuple(rank for rank in range(self.incident.world) if rank not in self.views and rank not in lost)
 
     @cached_property
-    def only_works(self) -> bool:
+    def is_long_step(self) -> bool:
         """Whether no rank waits for another one, and one of them is seen to work: a long step, not a hang."""
-        living = [view for view in self.incident.ranks if view.rank not in self.unwell]
+        living = [view for view in self.incident.ranks if view.rank not in self.faulty_ranks]
         return not self.waiting_ranks and not self.starting and any(view.activity for view in living)
 
     @cached_property
     def unread(self) -> tuple[RankView, ...]:
         """Living ranks whose stacks could not be read: where they stand is not known."""
-        return tuple(view for view in self.incident.ranks if view.unread and view.rank not in self.unwell)
+        return tuple(view for view in self.incident.ranks if view.unread and view.rank not in self.faulty_ranks)
 
     @cached_property
     def moves(self) -> bool:
         """Whether two looks at running processes saw that the run goes on: a rank made progress, all work, or one works and none
         waits for it in a collective."""
-        living = [view for view in self.incident.ranks if view.rank not in self.unwell]
+        living = [view for view in self.incident.ranks if view.rank not in self.faulty_ranks]
         at_all = self.incident.source == PROCESSES and bool(living) and len(living) == len(self.incident.ranks)
         moved = any(MOVED in view.activity for view in living) or all(view.activity for view in living)
-        return at_all and (moved or self.only_works)
+        return at_all and (moved or self.is_long_step)
 
     @cached_property
     def is_whole(self) -> bool:
@@ -234,12 +210,13 @@ class Case:
     def past_the_end(self) -> tuple[RankView, ...]:
         """Living ranks that have destroyed their process groups, or whose script has ended; none while another living one has
         not, or where no rank ever had a group."""
-        living = [view for view in self.incident.ranks if view.rank not in self.unwell]
-        past = [view for view in living if is_past_the_end(view)]
+        living = [view for view in self.incident.ranks if view.rank not in self.faulty_ranks]
+        # one that makes its group anew is at a start again
+        past = [view for view in living if is_past_the_end(view) and not is_starting(acting_stack(view))]
         grouped = any(view.sample and (view.sample.joined or view.sample.parted) for view in self.incident.ranks)
         return tuple(past) if grouped and len(past) == len(living) and not self.waiting_ranks else ()
 
-    def who(self, rank: int) -> str:
+    def rank_label(self, rank: int) -> str:
         """A rank with host and process."""
         view = self.views.get(rank)
         return f"rank {rank} ({view.host}, pid {view.pid})" if view else f"rank {rank}"
@@ -249,12 +226,12 @@ class Case:
         frames = acting_stack(view)
         frame = own_frame(frames)
         name = self.waiting.operation_of(view) if view.rank in self.waiting_ranks else None
-        words = f"waits in {name}" if name else doing_of(view)
+        words = f"waits in {name}" if name else activity_of(view).words
         if frame is None:
             return words or "nothing is known of where it stands"
         error = view.sample.handling.partition(":")[0] if view.sample else ""
         seen = f" (seen {view.age:.0f} s ago)" if view.age >= OLD_STACK else ""
-        return f"{words or 'it stands'} at {place(frame)}{f', in the handling of {error}' if error else ''}{seen}"
+        return f"{words or 'it stands'} at {frame_text(frame)}{f', in the handling of {error}' if error else ''}{seen}"
 
     def waits_words(self, besides: Iterable[int] = ()) -> str:
         """Who waits in which collective, as the end of a sentence; "" where nobody does."""
@@ -308,7 +285,7 @@ class Case:
         yield from _threads_of(view)
         if view.state in DEAD:
             yield from filter(None, [last_seen(view)])
-        elif chain := [place(frame) for frame in acting_stack(view)[-3:]]:
+        elif chain := [frame_text(frame) for frame in acting_stack(view)[-3:]]:
             old = view.age >= OLD_STACK
             yield f"rank {view.rank} {f'stood {view.age:.0f} s ago' if old else 'stands'} in {' > '.join(chain)}"
 
@@ -316,7 +293,7 @@ class Case:
 def is_past_the_end(view: RankView) -> bool:
     """Whether a rank has destroyed its process groups, or its script has ended."""
     sample = view.sample
-    return sample is not None and (sample.parted or sample.leaving or doing_of(view) == ENDED)
+    return sample is not None and (sample.parted or sample.leaving or activity_of(view).kind is Activity.SCRIPT_ENDED)
 
 
 MAIN_THREAD = "MainThread"
@@ -329,17 +306,17 @@ def name_of_training_thread(sample: Sample) -> str:
 
 def _threads_of(view: RankView) -> Iterable[str]:
     """Where the other threads of a rank stand, where it waits for one of them."""
-    if view.sample is None or not view.sample.all_threads or not waits_for_thread(view):
+    if view.sample is None or not view.sample.all_threads or not activity_of(view).waits_for_thread:
         return
     others = [thread for thread in view.sample.threads if not thread.main]
     for death in view.sample.deaths:
         own = own_frame(death.frames)
-        yield f"rank {view.rank}: its thread {death.name} has ended by {death.failure}{f' at {place(own)}' if own else ''}"
+        yield f"rank {view.rank}: its thread {death.name} has ended by {death.failure}{f' at {frame_text(own)}' if own else ''}"
     if not others:
         yield f"rank {view.rank} has no other thread that runs Python"
-    for thread in others[:MOST_THREADS]:
+    for thread in others[:MAX_THREADS]:
         frame = own_frame(thread.frames)
-        yield f"rank {view.rank}: its thread {thread.name} stands in {place(frame) if frame else 'C code'}"
+        yield f"rank {view.rank}: its thread {thread.name} stands in {frame_text(frame) if frame else 'C code'}"
 
 
 def _holder_words(view: RankView) -> str:
@@ -350,6 +327,15 @@ def _holder_words(view: RankView) -> str:
     return f"no process that is seen on {view.host} has it open{f', but {holder.doubt}' if holder.doubt else ''}"
 
 
-def severity_of(*views: RankView) -> Callable[..., Finding]:
+MIN_WAKES = 3
+"""While nothing moved: a thread that wakes so often goes round a loop; one that is blocked for ever does not wake."""
+
+
+def wakes_again_and_again(view: RankView) -> bool:
+    """Whether the training thread goes round a loop with sleeps in it, as one that polls or works in small pieces."""
+    return view.wakes >= MIN_WAKES
+
+
+def severity_of(*views: RankView) -> Severity:
     """An error of ranks that are still, a warning where one of them is seen to work: slow is not hung."""
-    return Finding.warning if any(view.activity for view in views) else Finding.error
+    return Severity.WARNING if any(view.activity for view in views) else Severity.ERROR

@@ -6,8 +6,9 @@ When one rank fails all others fail to move, so the causes stand in the order in
 
 from collections.abc import Iterable, Iterator
 
-from dsdoctor.core.finding import Finding, Step, step
-from dsdoctor.hang.case import Case, severity_of
+from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.hang.activity import Activity, activity_of, remediation
+from dsdoctor.hang.case import Case, severity_of, wakes_again_and_again
 from dsdoctor.hang.models import PROCESSES, Operation, RankView
 from dsdoctor.hang.outside import may_read
 from dsdoctor.hang.process_checks import (
@@ -19,150 +20,42 @@ from dsdoctor.hang.process_checks import (
     hang_rank_stopped,
     hang_stale_lock,
 )
-from dsdoctor.hang.stacks import ENDED, GATHERED, acting_stack, doing_of, gathers, ranks_words, waits_for_thread
+from dsdoctor.hang.stacks import GATHERED, gathers, ranks_words
 from dsdoctor.hang.waiting import EARLIER, Difference, at_place
-
-# What a rank that does not come is doing -> what to do next, with the commands for its host. Judges, never looks.
-
-
-def advice(view: RankView) -> tuple[str, tuple[Step, ...]]:
-    """A sentence, and the commands that go with it."""
-    words = doing_of(view)
-    if view.sample is not None and waits_for_thread(view):
-        if view.sample.deaths:
-            return (
-                f"on {view.host}: mend what ended that thread: what it was to give, or had locked, does not come any more",
-                (),
-            )
-        if view.sample.all_threads and all(thread.main for thread in view.sample.threads) and "thread" in words:
-            return (
-                f"on {view.host}: no thread of this process is left that could end that wait: see where the one ended",
-                (),
-            )
-    if any("waits for a lock" in line for line in view.workers):
-        return f"on {view.host}: {FORKED_LOCK}", ()
-    in_process = any(frame.file.endswith(FETCHER) for frame in acting_stack(view))
-    for part, (sentence, command) in NEXT.items():
-        if part == "data" and part in words and in_process:
-            return f"on {view.host}: {WITHOUT_WORKERS}", ()
-        if part in words:
-            return f"on {view.host}: {sentence}", tuple(made for made in (_command(command, view.pid),) if made)
-    return f"on {view.host}: see in C what that line waits for", (
-        step("py-spy dump --native --pid {pid}", pid=view.pid),
-    )
-
-
-FORKED_LOCK = (
-    "see who holds that lock: one that another thread of the rank held when the worker was forked is never given back there; take "
-    "no lock of the rank's in a dataset, or give the loader multiprocessing_context='spawn'"
-)
-FETCHER = "/torch/utils/data/_utils/fetch.py"
-"""Runs in a loader's workers; in the rank itself where it has none, and then DataLoader refuses a timeout."""
-WITHOUT_WORKERS = (
-    "see what its dataset stands in: the loader has no workers (num_workers=0) and reads in this very process; only with "
-    "num_workers=1 or more DataLoader(timeout=60) turns such a wait into an error"
-)
-CHILDREN, THREADS, FILES, LOCKS, SOCKETS, DISKS = "children", "threads", "files", "locks", "sockets", "disks"
-GPU, NOTHING = "gpu", ""
-NEXT = {
-    "check of dsdoctor's own": ("it ends by itself; dsdoctor.run --config-check off leaves it out", NOTHING),
-    "database": ("see who has its lock, or whether its server answers, and give that call a timeout", FILES),
-    "data": (
-        "see what its loader's workers stand in, and read that rank's part of the data by itself; DataLoader(timeout=60) turns "
-        "such a wait into an error",
-        CHILDREN,
-    ),
-    "lock of a torch extension": ("see who compiles that extension; where surely nobody does, remove the lock", FILES),
-    "lock of a file": (
-        "see which process has that lock, here or on another host of a shared file system; where none has, remove it",
-        LOCKS,
-    ),
-    "service of this host": ("see whether that service answers, and give the call a timeout", SOCKETS),
-    "can be read": ("see who has the other end of what it reads from, and give that wait a timeout", FILES),
-    "asyncio": ("see what its coroutine awaits, and give that a timeout (asyncio.wait_for)", THREADS),
-    "a signal": ("see who is to send that signal", NOTHING),
-    "script has ended": (
-        "have that thread end before the script does, or make it a daemon; and see why this rank ends before the others",
-        THREADS,
-    ),
-    "compiles": ("see whether its compiler works; a wheel that holds the ops compiles nothing at run time", CHILDREN),
-    "debugger": ("take the breakpoint out: the other ranks cannot wait for a person", NOTHING),
-    "terminal": ("take the question out: a rank has no terminal, and the others wait", NOTHING),
-    "checkpoint": ("see whether the file system of the checkpoint answers and has room", DISKS),
-    "disk or a file system": ("see whether the disk, or the server of that file system, answers and has room", DISKS),
-    "file system": ("see which file system does not answer, and tell who runs it", DISKS),
-    "waits for a file": ("see on which file system that file lies, and whether it answers and has room", DISKS),
-    "disk": ("see whether the disk answers and has room", DISKS),
-    "saves": ("see whether the file system answers and has room, and that every rank makes this call", DISKS),
-    "lock or another thread": (
-        "see which of its threads has that lock, or what the thread waits for that it joins",
-        THREADS,
-    ),
-    "waits for a lock": (
-        "see which of its threads has that lock: one that ended with an exception may never give it back",
-        THREADS,
-    ),
-    "another thread or process": ("see what the thread or process that it waits for stands in", THREADS),
-    "process": ("see what the process that it waits for stands in, and give that wait a timeout", CHILDREN),
-    "network": ("see whether the server at the other end answers, and give that call a timeout", SOCKETS),
-    "device": ("see whether its GPU works on something, and which error the driver told last", GPU),
-    "pipe": ("see who has the other end of that pipe, and whether it still lives", FILES),
-    "sleeps": (
-        "take that sleep out of the training, or have every rank do it; a loop that waits for something needs an end",
-        NOTHING,
-    ),
-}
-"""By a part of the words for what a rank does, the most special first: what to do next, and which command shows more."""
-
-
-def _command(kind: str, pid: int) -> Step | None:
-    """The command that shows more."""
-    made = {
-        CHILDREN: step("ps -o pid,stat,etime,wchan:24,args --ppid {pid}", pid=pid),
-        THREADS: step("py-spy dump --pid {pid}", pid=pid),
-        FILES: step("ls -l /proc/{pid}/fd", pid=pid),
-        LOCKS: step("lslocks"),
-        SOCKETS: step("ls -l /proc/{pid}/fd /proc/{pid}/net/tcp", pid=pid),
-        DISKS: step("df -h"),
-        GPU: step("nvidia-smi"),
-    }
-    return made.get(kind)
-
-
-PARTED = (
-    "have every rank take the branch that leads to the line of the fewest: what only one rank does (save_checkpoint, an "
-    "evaluation, a skipped batch, a caught exception) must call no collective, or all must do it"
-)
-SIZED = "make the sizes equal before that line: drop_last=True, or pad to the longest of all ranks"
-TYPED = "give that tensor the same dtype on every rank: see in which precision each of them loaded or made it"
+from dsdoctor.rules import book
 
 
 def hang_not_started(case: Case) -> Iterator[Finding]:
     """Some ranks wait for others at the start, and those have not called init_process_group, or were not heard of."""
     waiting = [view.rank for view in case.starting]
-    living = [view for view in case.incident.ranks if view.rank not in case.unwell]
+    living = [view for view in case.incident.ranks if view.rank not in case.faulty_ranks]
     outside = [view for view in living if view.rank not in waiting and view not in case.unread]
     late = [view for view in outside if not (view.sample and view.sample.joined)]
     if not waiting or not (late or case.unknown):
         return
     for view in late:
-        sentence, steps = advice(view)
-        yield severity_of(view)(
+        sentence, steps = remediation(view)
+        yield book.finding(
             "hang-not-started",
-            f"{case.who(view.rank)} has not joined: {case.where(view)}, while {ranks_words(waiting)} "
-            f"{'waits' if len(waiting) == 1 else 'wait'} at the start",
+            severity_of(view),
+            case="not-joined",
             evidence=case.evidence([view.rank]),
-            fix=sentence,
             steps=steps,
+            who=case.rank_label(view.rank),
+            where=case.where(view),
+            waiting=f"{ranks_words(waiting)} {'waits' if len(waiting) == 1 else 'wait'}",
+            advice=sentence,
         )
     if case.unknown:
-        yield Finding.error(
+        yield book.finding(
             "hang-not-started",
-            f"{ranks_words(case.unknown)} of {case.incident.world} {'was' if len(case.unknown) == 1 else 'were'} not "
-            f"heard of, while {ranks_words(waiting)} {'waits' if len(waiting) == 1 else 'wait'} at the start",
+            # a rank that starts others itself, as Lightning does, has them for children, which import torch
+            severity_of(*case.starting),
+            case="" if len(case.unknown) == 1 else "ranks",
             evidence=case.evidence(waiting[:1]),
-            fix="see whether the launcher started them, on all hosts, with the same address and port",
-            steps=(step("python -m dsdoctor comm"),),
+            ranks=ranks_words(case.unknown),
+            world=case.incident.world,
+            waiting=f"{ranks_words(waiting)} {'waits' if len(waiting) == 1 else 'wait'}",
         )
 
 
@@ -170,12 +63,21 @@ def hang_other_operation(case: Case) -> Iterator[Finding]:
     """The ranks of a group called different collectives at the same place in their order, or one with different senders."""
     differences = [each for each in case.waiting.differences() if each.parted]
     for difference in differences:
-        what = "called the same collective with other sizes" if difference.same_name else "called different collectives"
-        yield _different(case, difference, "hang-other-operation", what)
-    living = [rank for rank in case.views if rank not in case.unwell]
+        yield book.finding(
+            "hang-other-operation",
+            Severity.ERROR,
+            case="other-sizes" if difference.same_name else "",
+            evidence=_difference_evidence(case, difference),
+            group=difference.group,
+            number=difference.sequence,
+            calls=_calls(difference),
+            now=_now(case, difference),
+            gathering=_gathering(case, (rank for _, ranks in difference.calls for rank in ranks)),
+        )
+    living = [rank for rank in case.views if rank not in case.faulty_ranks]
     calls = {case.waiting.call_of(case.views[rank]) for rank in case.waiting_ranks if case.waiting.decides(rank)}
     alone = not differences and not case.starting and len(case.waiting_ranks) == len(living)
-    if (roots := case.waiting.roots()) and not differences:
+    if (roots := case.waiting.named_peers()) and not differences:
         yield _other_root(case, roots)
     # of running processes some may not have been named: those in another collective may wait for these
     if alone and len(calls) > 1 and (case.is_whole or case.incident.source != PROCESSES):
@@ -186,19 +88,40 @@ def hang_other_sizes(case: Case) -> Iterator[Finding]:
     """The ranks of a group called the same collective with tensors of other sizes, or of another type."""
     for difference in case.waiting.differences():
         if not difference.parted:
-            other = "of another type" if difference.same_sizes else "with other sizes"
-            yield _different(case, difference, "hang-other-sizes", f"called the same collective {other}")
+            yield book.finding(
+                "hang-other-sizes",
+                Severity.ERROR,
+                case="other-types" if difference.same_sizes else "",
+                evidence=_difference_evidence(case, difference),
+                group=difference.group,
+                number=difference.sequence,
+                calls=_calls(difference),
+                now=_now(case, difference),
+            )
 
 
 def hang_rank_behind(case: Case) -> Iterator[Finding]:
     """A rank has called fewer collectives than the others, which wait for it."""
-    told: set[int] = set(case.unwell)
+    told: set[int] = set(case.faulty_ranks)
     for behind in case.waiting.behind():
         for rank in sorted(set(behind.ranks) - told):
             told.add(rank)
             view = case.views[rank]
-            numbers = f"collective {behind.sequence} of {behind.ahead} in group {behind.group}"
-            yield _still_or_works(case, view, "hang-rank-behind", numbers, behind.waiting)
+            sentence, steps = remediation(view)
+            yield book.finding(
+                "hang-rank-behind",
+                severity_of(view),
+                case="working" if view.activity else "" if view.sample else "silent",
+                evidence=(
+                    f"rank {rank}: collective {behind.sequence} of {behind.ahead} in group {behind.group}",
+                    *case.evidence([rank]),
+                ),
+                steps=() if view.activity else steps,
+                who=case.rank_label(rank),
+                where=case.where(view),
+                others=_while_others(case, view, behind.waiting),
+                advice=sentence,
+            )
 
 
 def hang_rank_outside(case: Case) -> Iterator[Finding]:
@@ -207,10 +130,23 @@ def hang_rank_outside(case: Case) -> Iterator[Finding]:
     if not waiting:
         return
     for view in case.incident.ranks:
-        gone = view.rank in case.unwell or view.rank in waiting or view in case.unread
+        gone = view.rank in case.faulty_ranks or view.rank in waiting or view in case.unread
         if not gone and not (view.sample and view.sample.leaving):
-            numbers = "it stands in no collective" if view.sample else ""
-            yield _still_or_works(case, view, "hang-rank-outside", numbers, waiting)
+            sentence, steps = remediation(view)
+            yield book.finding(
+                "hang-rank-outside",
+                severity_of(view),
+                case="working" if view.activity else "" if view.sample else "silent",
+                evidence=(
+                    *([f"rank {view.rank}: it stands in no collective"] if view.sample else []),
+                    *case.evidence([view.rank]),
+                ),
+                steps=() if view.activity else steps,
+                who=case.rank_label(view.rank),
+                where=case.where(view),
+                others=_while_others(case, view, waiting),
+                advice=sentence,
+            )
 
 
 def hang_transport(case: Case) -> Iterator[Finding]:
@@ -223,35 +159,38 @@ def hang_transport(case: Case) -> Iterator[Finding]:
     # a wait for what was begun before may be for a receive that nobody sends to, or for no collective at all
     if not everybody or not counted or len(waiting) < 2 or len(names) > 1 or EARLIER in names:
         return
-    yield severity_of(*case.views.values())(
+    yield book.finding(
         "hang-transport",
-        f"all {len(waiting)} ranks have come to {names.pop()}, and it does not end",
+        severity_of(*case.views.values()),
         evidence=(*case.incident.nccl, *case.evidence(waiting[:1])),
-        fix="test the links between the ranks",
-        steps=(step("python -m dsdoctor comm"), step("export NCCL_DEBUG=INFO")),
+        count=len(waiting),
+        collective=names.pop(),
     )
 
 
 def hang_all_outside(case: Case) -> Iterator[Finding]:
     """No rank stands in a collective, and none moves."""
-    living = [view for view in case.incident.ranks if view.rank not in case.unwell]
+    living = [view for view in case.incident.ranks if view.rank not in case.faulty_ranks]
     # where some have come to their end the training is over, and the rest may take its time
     if case.waiting_ranks or not living or not case.joined or case.dead:
         return
     # one that was not heard of may wait in a collective; and where all work for themselves nothing hangs
-    if not case.is_whole or case.only_works:
+    if not case.is_whole or case.is_long_step:
         return
     first = living[0]
-    sentence, steps = advice(first)
-    # workers that only wait may read from far away
-    make = Finding.warning if all(map(may_read, living)) else severity_of(*living)
-    stand = "does not move, and waits" if len(living) == 1 else "do not move, and wait"
-    yield make(
+    sentence, steps = remediation(first)
+    # workers that only wait may read from far away; nobody waits for a rank that goes round a loop of its own
+    may_go_on = all(map(may_read, living)) or any(map(wakes_again_and_again, living))
+    yield book.finding(
         "hang-all-outside",
-        f"{ranks_words(view.rank for view in living)} {stand} for no other rank; rank {first.rank}: {case.where(first)}",
+        Severity.WARNING if may_go_on else severity_of(*living),
+        case="" if len(living) > 1 else "one",
         evidence=case.evidence([view.rank for view in living[:4]]),
-        fix=sentence,
         steps=steps,
+        ranks=ranks_words(view.rank for view in living),
+        rank=first.rank,
+        where=case.where(first),
+        advice=sentence,
     )
 
 
@@ -260,39 +199,26 @@ def hang_at_exit(case: Case) -> Iterator[Finding]:
     for view in case.past_the_end:
         if view.activity or view.sample is None:
             continue
-        where = case.where(view)
-        if view.sample.leaving:
-            where = "its interpreter is being taken down, and where it stands is not seen any more"
-        elif doing_of(view) != ENDED:
-            where = f"it has left its process group, and {where}"
-        sentence, steps = advice(view)
-        yield Finding.error(
+        sentence, steps = remediation(view)
+        over = view.sample.leaving or activity_of(view).kind is Activity.SCRIPT_ENDED
+        yield book.finding(
             "hang-at-exit",
-            f"{case.who(view.rank)} does not end: {where}",
+            # a script that goes on after its group may upload, merge or serve what it has trained: no rank waits for that
+            Severity.ERROR if over or activity_of(view).waits_for_thread else Severity.WARNING,
+            case="leaving" if view.sample.leaving else "" if over else "left-group",
             evidence=case.evidence([view.rank]),
-            fix=sentence,
             steps=steps,
+            who=case.rank_label(view.rank),
+            where=case.where(view),
+            advice=sentence,
         )
 
 
-def _still_or_works(case: Case, view: RankView, rule: str, numbers: str, waiting: tuple[int, ...]) -> Finding:
-    """Of a rank that others wait for: what it does; a warning where it is seen to work. ``numbers``: "" where its own words are
-    not known."""
-    make, verb = (Finding.warning, "works on") if view.activity else (Finding.error, "does not come")
-    verb = verb if view.activity or view.sample else "tells nothing of itself"
-    others = (
-        f"while {case.waits_words([view.rank])}"
-        if case.waits_words([view.rank])
-        else (f"and {ranks_words(waiting)} {'is' if len(waiting) == 1 else 'are'} ahead")
-    )
-    sentence, steps = advice(view)
-    return make(
-        rule,
-        f"{case.who(view.rank)} {verb}: {case.where(view)}, {others}",
-        evidence=(*([f"rank {view.rank}: {numbers}"] if numbers else []), *case.evidence([view.rank])),
-        fix=sentence if not view.activity else "wait for it, or make that part shorter",
-        steps=steps if not view.activity else (),
-    )
+def _while_others(case: Case, view: RankView, waiting: tuple[int, ...]) -> str:
+    """What the others do meanwhile, as the end of a sentence."""
+    if waits := case.waits_words([view.rank]):
+        return f"while {waits}"
+    return f"and {ranks_words(waiting)} {'is' if len(waiting) == 1 else 'are'} ahead"
 
 
 def _in_different(case: Case) -> Finding:
@@ -301,16 +227,19 @@ def _in_different(case: Case) -> Finding:
     for rank in case.waiting_ranks:
         calls.setdefault(case.waiting.call_of(case.views[rank]), []).append(rank)
     fewest_first = sorted(calls.items(), key=lambda item: (len(item[1]), item[1]))
-    told = "; ".join(
-        f"{ranks_words(ranks)} in {name}{f' (number {number} of group {group})' if group else ''}"
-        for (name, group, number), ranks in fewest_first
-    )
     few = fewest_first[0][1]
-    return Finding.error(
+    return book.finding(
         "hang-other-operation",
-        f"the ranks wait for each other in different collectives: {told}; rank {few[0]} {case.where(case.views[few[0]])}",
+        Severity.ERROR,
+        case="each-in-another",
         evidence=(*_fewer(case, few[0]), *_places(case, case.waiting_ranks), *case.evidence(few[:2])),
-        fix=_parted(case, case.waiting_ranks),
+        calls="; ".join(
+            f"{ranks_words(ranks)} in {name}{f' (number {number} of group {group})' if group else ''}"
+            for (name, group, number), ranks in fewest_first
+        ),
+        rank=few[0],
+        where=case.where(case.views[few[0]]),
+        gathering=_gathering(case, case.waiting_ranks),
     )
 
 
@@ -329,40 +258,41 @@ def _other_root(case: Case, roots: dict[str, tuple[int, ...]]) -> Finding:
     """All are in one collective, and do not agree on who sends or receives."""
     fewest_first = sorted(roots.items(), key=lambda item: (len(item[1]), item[1]))
     few = fewest_first[0][1]
-    told = "; ".join(f"{ranks_words(ranks)}: {root}" for root, ranks in fewest_first)
-    return Finding.error(
+    return book.finding(
         "hang-other-operation",
-        f"the ranks called the same collective and name different ranks in it: {told}; rank {few[0]} "
-        f"{case.where(case.views[few[0]])}",
+        Severity.ERROR,
+        case="other-root",
         evidence=(*_places(case, case.waiting_ranks), *case.evidence(few[:2])),
-        fix="give every rank the same src, or dst, in that line",
+        calls="; ".join(f"{ranks_words(ranks)}: {root}" for root, ranks in fewest_first),
+        rank=few[0],
+        where=case.where(case.views[few[0]]),
     )
 
 
-def _different(case: Case, difference: Difference, rule: str, what: str) -> Finding:
+def _calls(difference: Difference) -> str:
+    """What the ranks of a group called, those with the same call together."""
     typed = difference.same_sizes
-    told = "; ".join(f"{ranks_words(ranks)}: {_call(operation, typed)}" for operation, ranks in difference.calls)
-    few = difference.calls[0][1]
+    return "; ".join(f"{ranks_words(ranks)}: {_call(operation, typed)}" for operation, ranks in difference.calls)
+
+
+def _now(case: Case, difference: Difference) -> str:
+    """Where the first of the fewest is now, as the end of a sentence; "" where it does not run any more."""
+    rank = difference.calls[0][1][0]
+    return "" if rank in case.faulty_ranks else f"; rank {rank} now {case.where(case.views[rank])}"
+
+
+def _difference_evidence(case: Case, difference: Difference) -> Iterator[str]:
     ranks = [rank for _, ranks in difference.calls for rank in ranks]
-    living = [rank for rank in ranks if rank not in case.unwell]
-    now = f"; rank {few[0]} now {case.where(case.views[few[0]])}" if few[0] in living else ""
-    return Finding.error(
-        rule,
-        f"the ranks of group {difference.group} {what} as number {difference.sequence}: {told}{now}",
-        evidence=(
-            *case.waiting.before(difference),
-            *case.waiting.first_time(difference),
-            *_ended(case, ranks),
-            *_places(case, living),
-            *case.evidence(few[:2]),
-        ),
-        fix=_parted(case, ranks) if rule == "hang-other-operation" else TYPED if typed else SIZED,
-    )
+    yield from case.waiting.before(difference)
+    yield from case.waiting.first_time(difference)
+    yield from _ended(case, ranks)
+    yield from _places(case, [rank for rank in ranks if rank not in case.faulty_ranks])
+    yield from case.evidence(difference.calls[0][1][:2])
 
 
-def _parted(case: Case, ranks: Iterable[int]) -> str:
-    """What to do about ranks that took different branches."""
-    return PARTED + (GATHERED if any(gathers(case.views[rank]) for rank in ranks if rank in case.views) else "")
+def _gathering(case: Case, ranks: Iterable[int]) -> str:
+    """What else ZeRO-3 asks of ranks that took different branches."""
+    return GATHERED if any(gathers(case.views[rank]) for rank in ranks if rank in case.views) else ""
 
 
 def _places(case: Case, ranks: tuple[int, ...] | list[int]) -> tuple[str, ...]:

@@ -2,16 +2,16 @@
 
 import contextlib
 import os
-import pickletools
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
+from dsdoctor.checkpoint.inert_pickle import NotUnderstood, read_pickle
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.files import PRIVATE, make_folder, read_limited, write_bytes
 from dsdoctor.core.host import Host
@@ -121,11 +121,14 @@ def _content(path: Path) -> bytes:
 
 # Dumps of torch's flight recorder, one file a rank -> an incident, for jobs that never knew dsdoctor. Nothing in them is executed.
 #
-# torch writes pickle. It is taken apart by its opcodes (`pickletools`): numbers, texts, lists and dicts are all that a dump
-# holds, and whatever would import or call something is refused.
+# torch writes pickle. It is taken apart by its opcodes: numbers, texts, lists and dicts are all that a dump holds, and whatever
+# would import or call something, or shares its parts without an end, is refused. Then each field must be what torch writes there.
 
 
-NAME = re.compile(r"(?:nccl|fr|comm_lib)_?trace(?:_rank)?_+(\d+)(?:\.json|\.pkl|\.pickle)?")
+NAME = re.compile(r"(?:nccl|fr|comm_lib)_?trace(?:_rank)?_+(\d{1,7})(?:\.json|\.pkl|\.pickle)?", re.ASCII)
+RANK = re.compile(r"(?<!\d)\d{1,7}(?!\d)", re.ASCII)
+MAX_OPCODES = 50_000_000
+"""A recorder of 20,000 calls, each with forty frames, has a fifth of them."""
 LARGEST = 256 << 20
 KEPT = 2000
 
@@ -143,85 +146,103 @@ def read_dumps(dumps: dict[int, Path]) -> Incident:
     return Incident(world=max(world, max(dumps) + 1), still=0.0, after=0.0, ranks=views, source=RECORDERS)
 
 
-def _dump_content(path: Path) -> dict[str, Any]:
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _DumpedFrame:
+    name: str = ""
+    filename: str = ""
+    line: Count | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _DumpedCall:
+    """One entry of a recorder, with the fields that are read here."""
+
+    collective_seq_id: Count | None = None
+    process_group: tuple[str | Count, ...] | None = None
+    profiling_name: str | None = None
+    state: str | None = None
+    retired: bool | None = None
+    is_p2p: bool | None = None
+    input_sizes: tuple[tuple[Count, ...], ...] | None = None
+    input_dtypes: tuple[str, ...] | None = None
+    time_created_ns: Count | None = None
+    timeout_ms: Count | None = None
+    frames: tuple[_DumpedFrame, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _DumpedGroup:
+    ranks: str | tuple[Count, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Dump:
+    entries: tuple[_DumpedCall, ...]
+    pg_config: dict[str, _DumpedGroup] | None = None
+
+
+def _dump_content(path: Path) -> _Dump:
     try:
         content = read_limited(path, LARGEST)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}", hint="see whose it is: ls -l") from error
     try:
-        read = decode(content, dict) if content[:1] == b"{" else plain_pickle(content)
-    except ValueError as error:
+        return decode(content, _Dump) if content[:1] == b"{" else msgspec.convert(plain_pickle(content), _Dump)
+    except (ValueError, RecursionError) as error:  # msgspec's own errors are ValueErrors
         raise UsageError(f"{path} is no dump of a flight recorder: {error}", hint="name a folder of them") from error
-    if not isinstance(read, dict) or not isinstance(read.get("entries"), list):
-        raise UsageError(f"{path} is no dump of a flight recorder", hint="it would hold a list of entries")
-    return read
 
 
-def _dumped_view(rank: int, path: Path, dump: dict[str, Any]) -> RankView:
-    entries = [entry for entry in dump["entries"] if isinstance(entry, dict) and not entry.get("is_p2p")][-KEPT:]
+def _dumped_view(rank: int, path: Path, dump: _Dump) -> RankView:
+    entries = [entry for entry in dump.entries if not entry.is_p2p][-KEPT:]
     names: dict[str, list[Operation]] = {}
     timeouts: dict[str, float] = {}
     for entry in entries:
-        name = str(next(iter(entry.get("process_group") or ("0",))))
+        name = str(next(iter(entry.process_group or ("0",))))
         names.setdefault(name, []).append(_operation(entry))
-        timeouts[name] = float(entry.get("timeout_ms") or 0) / 1000
-    config = dump.get("pg_config") if isinstance(dump.get("pg_config"), dict) else {}
+        timeouts[name] = (entry.timeout_ms or 0) / 1000
+    config = dump.pg_config or {}
     groups = tuple(
         GroupState(
             name=name,
-            ranks=_ranks(config, name),
+            ranks=_ranks(config.get(name)),
             sequence=operations[-1].sequence,
             operations=tuple(operations),
             timeout=timeouts[name] or None,
         )
         for name, operations in names.items()
     )
-    stack = ThreadStack(name="MainThread", frames=_frames(entries[-1] if entries else {}), main=True)
+    stack = ThreadStack(name="MainThread", frames=_frames(entries[-1]) if entries else (), main=True)
     world = max((max(group.ranks, default=0) + 1 for group in groups), default=0)
     sample = Sample(rank=rank, world=world, pid=0, time=0.0, joined=True, groups=groups, threads=(stack,))
     return RankView(rank=rank, host=path.name, pid=0, sample=sample)
 
 
-def _operation(entry: dict[str, Any]) -> Operation:
-    sizes = entry.get("input_sizes") or ()
-    state = "done" if entry.get("retired") or entry.get("state") == "completed" else str(entry.get("state", ""))
+def _operation(entry: _DumpedCall) -> Operation:
     return Operation(
-        sequence=int(entry.get("collective_seq_id") or 0),
-        name=str(entry.get("profiling_name", "")).rpartition(":")[2],
-        sizes=tuple(tuple(int(number) for number in size) for size in sizes if isinstance(size, list | tuple)),
-        types=tuple(str(name) for name in entry.get("input_dtypes") or ()),
-        state=state,
-        called=int(entry.get("time_created_ns") or 0) / 1e9,
+        sequence=entry.collective_seq_id or 0,
+        name=(entry.profiling_name or "").rpartition(":")[2],
+        sizes=entry.input_sizes or (),
+        types=entry.input_dtypes or (),
+        state="done" if entry.retired or entry.state == "completed" else entry.state or "",
+        called=(entry.time_created_ns or 0) / 1e9,
     )
 
 
-def _ranks(config: Any, name: str) -> tuple[int, ...]:
-    group = config.get(name)
-    text = str(group.get("ranks", "")) if isinstance(group, dict) else ""
-    return tuple(int(number) for number in re.findall(r"\d+", text))
+def _ranks(group: _DumpedGroup | None) -> tuple[int, ...]:
+    return tuple(int(number) for number in RANK.findall(str(group.ranks))) if group is not None else ()
 
 
-def _frames(entry: dict[str, Any]) -> tuple[Frame, ...]:
+def _frames(entry: _DumpedCall) -> tuple[Frame, ...]:
     """Where the last recorded call was made; torch writes the innermost frame first."""
-    frames = [frame for frame in entry.get("frames") or () if isinstance(frame, dict)]
-    return tuple(
-        Frame(
-            file=str(frame.get("filename", "")), line=int(frame.get("line") or 0), function=str(frame.get("name", ""))
-        )
-        for frame in reversed(frames)
-    )
+    frames = reversed(entry.frames or ())
+    return tuple(Frame(file=frame.filename, line=frame.line or 0, function=frame.name) for frame in frames)
 
 
 def _groups(view: RankView) -> tuple[GroupState, ...]:
     return view.sample.groups if view.sample else ()
-
-
-MARK = object()
-COLLECTING = {"APPEND", "APPENDS", "SETITEM", "SETITEMS", "TUPLE", "LIST", "DICT"}
-SIMPLE = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
-EMPTY: dict[str, Any] = {"EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_TUPLE": tuple}
-IGNORED = {"PROTO", "FRAME"}
-VALUES = re.compile(r"(BIN)?INT[12]?|LONG[14]?|(BIN)?FLOAT|(SHORT_)?BINUNICODE8?|UNICODE|(SHORT_)?BINSTRING")
 
 
 def plain_pickle(content: bytes) -> Any:
@@ -232,61 +253,16 @@ def plain_pickle(content: bytes) -> Any:
     {'entries': [{'a': (1, 2.5, None, True)}]}
     >>> plain_pickle(pickle.dumps(print))
     Traceback (most recent call last):
-    ValueError: it holds more than plain values (STACK_GLOBAL)
+    ValueError: it holds more than plain values (builtins.print)
     """
-    stack: list[Any] = []
-    memo: dict[int, Any] = {}
+    names: set[str] = set()
     try:
-        for opcode, argument, _ in pickletools.genops(content):
-            if opcode.name == "STOP":
-                return stack.pop()
-            _apply(opcode.name, argument, stack, memo)
-    except (IndexError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError("it is damaged") from error
-    raise ValueError("it is cut off")
-
-
-def _apply(name: str, argument: Any, stack: list[Any], memo: dict[int, Any]) -> None:
-    """One opcode's effect."""
-    if name in IGNORED:
-        return
-    if name in SIMPLE:
-        stack.append(SIMPLE[name])
-    elif name in EMPTY:
-        stack.append(EMPTY[name]())
-    elif VALUES.fullmatch(name):
-        stack.append(argument)
-    elif name == "MARK":
-        stack.append(MARK)
-    elif name in {"MEMOIZE", "BINPUT", "LONG_BINPUT", "PUT"}:
-        memo[len(memo) if argument is None else int(argument)] = stack[-1]
-    elif name in {"BINGET", "LONG_BINGET", "GET"}:
-        stack.append(memo[int(argument)])
-    elif name in {"TUPLE1", "TUPLE2", "TUPLE3"}:
-        count = int(name[-1])
-        stack[-count:] = [tuple(stack[-count:])]
-    else:
-        _collect(name, stack)
-
-
-def _collect(name: str, stack: list[Any]) -> None:
-    """The opcodes that put what stands above the mark into what stands below it."""
-    if name not in COLLECTING:
-        raise ValueError(f"it holds more than plain values ({name})")
-    if name in {"APPEND", "SETITEM"}:
-        above: Sequence[Any] = [stack.pop() for _ in range(1 if name == "APPEND" else 2)][::-1]
-    else:
-        place = max(number for number, each in enumerate(stack) if each is MARK)
-        above = stack[place + 1 :]
-        del stack[place:]
-    if name in {"APPEND", "APPENDS"}:
-        stack[-1].extend(above)
-    elif name in {"SETITEM", "SETITEMS"}:
-        stack[-1].update(zip(above[::2], above[1::2], strict=True))
-    elif name in {"TUPLE", "LIST"}:
-        stack.append(tuple(above) if name == "TUPLE" else list(above))
-    else:
-        stack.append(dict(zip(above[::2], above[1::2], strict=True)))
+        read = read_pickle(content, names, max_opcodes=MAX_OPCODES)
+    except NotUnderstood as error:
+        raise ValueError(str(error)) from None
+    if names:
+        raise ValueError(f"it holds more than plain values ({min(names)[:100]})")
+    return read
 
 
 # Ranks that run now -> an incident, by two looks from outside: at the kernel, at the ring of a watched rank, else by py-spy.
@@ -306,7 +282,7 @@ class Look:
     clock: float
     facts: processes.ProcessFacts | None
     bytes: int
-    children: tuple[float, int]
+    children: tuple[float, int, int]
     stacks: tuple[ThreadStack, ...] | str
 
 

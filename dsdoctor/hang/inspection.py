@@ -2,7 +2,8 @@
 
 All of it is asked by a thread that watches: it imports nothing, runs no code of the script's and takes no lock that the script may
 hold. So nothing here has an import within a function, asks sysconfig, linecache or a codec that is not in C, or calls an object's
-own methods. Standard library; torch is taken from sys.modules.
+own methods. What an object holds is read by ``stored``: a property, a ``__getattr__`` or a ``__repr__`` is the script's code, and
+so is what ``isinstance``, ``==`` and ``hash`` ask of an object. Standard library; torch is taken from sys.modules.
 """
 
 import array
@@ -14,17 +15,65 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import FrameType
+from types import FrameType, FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
 from dsdoctor.core.user_code import is_user_file
 from dsdoctor.hang.stacks import COLLECTIVES, NO_CALLS
-from dsdoctor.ranks.failure import line_of
+from dsdoctor.ranks.failure import MAX_LINE_CHARACTERS
 
 MOST_GROUPS = 64
 Counters = tuple[dict[str, int], tuple[int | None, int | None]]
 """How far a rank is: the sequence numbers of its groups, and its engine's steps and micro steps."""
 ROOTS = ("src", "dst", "group_src", "group_dst")
+
+
+_kinds_of: Any = vars(type)["__mro__"].__get__
+_values_of: Any = vars(type)["__dict__"].__get__
+_name_of: Any = vars(type)["__name__"].__get__
+"""What a class is, past its own class: that may be the script's as well."""
+
+
+def stored(thing: Any, name: str) -> Any:
+    """What an object, or its class, holds under a name; None where it holds nothing. No code of either is run.
+
+    >>> class Engine:
+    ...     steps = 3
+    ...     def __getattribute__(self, name): raise SystemExit
+    ...     micro_steps = property(lambda self: sys.exit())
+    >>> [type(stored(Engine(), name)).__name__ for name in ("steps", "micro_steps", "others")]
+    ['int', 'property', 'NoneType']
+    """
+    of_class = _of_class(type(thing), name)
+    if _is_slot(of_class):
+        try:
+            return of_class.__get__(thing)
+        except AttributeError:  # it holds nothing yet
+            return None
+    for kind in _kinds_of(type(thing)):
+        if _is_slot(place := _values_of(kind).get("__dict__")):
+            values = place.__get__(thing)
+            return dict.get(values, name, of_class) if issubclass(type(values), dict) else of_class
+    return of_class
+
+
+def _of_class(kind: type, name: str) -> Any:
+    return next((held[name] for each in _kinds_of(kind) if name in (held := _values_of(each))), None)
+
+
+def _is_slot(found: object) -> bool:
+    """Whether a class holds a field that C code reads: not a property, and not a descriptor of somebody's."""
+    return type(found) is MemberDescriptorType or type(found) is GetSetDescriptorType
+
+
+def plain_number(value: Any) -> int | None:
+    """A number as it is, also of a class of the script's that is one; None for anything else."""
+    return int.__index__(value) if issubclass(type(value), int) else None
+
+
+def plain_text(value: Any) -> str:
+    """The same for a text; "" for anything else."""
+    return str.__str__(value) if issubclass(type(value), str) else ""
 
 
 def group_states() -> Iterator[dict[str, Any]]:
@@ -33,12 +82,16 @@ def group_states() -> Iterator[dict[str, Any]]:
     world = getattr(c10d, "_world", None)
     if world is None:
         return
+    members = list(world.pg_group_ranks.items())
     for group, name in list(world.pg_names.items())[:MOST_GROUPS]:
+        counts = _of_class(type(group), "_get_sequence_number_for_group")
+        if counts is None or type(counts) is FunctionType:  # a group of the script's own, in Python
+            continue
         try:
-            sequence = int(group._get_sequence_number_for_group())
+            sequence = int(counts.__get__(group)())
         except RuntimeError:  # a backend that counts nothing
             continue
-        ranks = sorted(world.pg_group_ranks.get(group, ()))
+        ranks = sorted(next((ranks for each, ranks in members if each is group), ()))
         yield {"name": str(name), "ranks": ranks, "sequence": sequence}
 
 
@@ -76,7 +129,7 @@ def _holds_collectives(file: str) -> bool:
 
 def is_python_thread(thread: Any) -> bool:
     """Whether a thread was made by Python's threading: one that C++ made may be known there, too."""
-    return thread is not None and type(thread).__name__ != "_DummyThread"
+    return thread is not None and _name_of(type(thread)) != "_DummyThread"
 
 
 def _is_event_loop(frame: FrameType) -> bool:
@@ -97,7 +150,9 @@ def group_name(group: Any) -> str:
     """The name of a process group, as torch calls it; None stands for that of all ranks. "" where it is not known."""
     world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
     asked = getattr(world, "default_pg", None) if group is None else group
-    return str(world.pg_names.get(asked, "")) if world is not None and asked is not None else ""
+    if world is None or asked is None:
+        return ""
+    return next((str(name) for each, name in list(world.pg_names.items()) if each is asked), "")
 
 
 def handled_exception(thread: int) -> str:
@@ -106,9 +161,9 @@ def handled_exception(thread: int) -> str:
     error = handled.get(thread)
     # before Python 3.12 an entry is what sys.exc_info gives
     error = error[1] if isinstance(error, tuple) else error
-    if error is None or isinstance(error, StopIteration):
+    if error is None or issubclass(type(error), StopIteration):
         return ""
-    raised = error.__traceback__
+    raised = TRACEBACK.__get__(error)
     while raised is not None and raised.tb_next is not None:
         raised = raised.tb_next
     place = f" (raised at {raised.tb_frame.f_code.co_filename}:{raised.tb_lineno})" if raised is not None else ""
@@ -125,16 +180,29 @@ def plain_words_of(error: BaseException) -> str:
     """
     kind = type(error)
     given = ARGUMENTS.__get__(error)
-    plain = [each for each in given if type(each) in PLAIN]
-    if len(plain) == len(given) and kind.__str__ in MESSAGES and not isinstance(getattr(error, "filename", None), Path):
-        return line_of(error)
-    return f"{kind.__name__}: {', '.join(map(str, plain))}"[:300].removesuffix(": ")
+    plain = [each for each in given if _is_plain(each)]
+    is_whole = len(plain) == len(given) and _has_plain_message(error)
+    message = str(error) if is_whole else ", ".join(map(str, plain))
+    return f"{_name_of(kind)}: {message}"[:MAX_LINE_CHARACTERS].removesuffix(": ")
 
 
-PLAIN = {str, bytes, int, float, bool, type(None)}
+PLAIN = (str, bytes, int, float, bool, type(None))
 ARGUMENTS: Any = vars(BaseException)["args"]
-MESSAGES = {BaseException.__str__, KeyError.__str__, OSError.__str__}
+TRACEBACK: Any = vars(BaseException)["__traceback__"]
+MESSAGES = tuple(vars(kind)["__str__"] for kind in (BaseException, KeyError, OSError))
 """How Python itself makes an exception's message."""
+SYSTEM_FIELDS: Any = [vars(OSError)[name] for name in ("errno", "strerror", "filename", "filename2")]
+
+
+def _is_plain(value: object) -> bool:
+    return any(type(value) is kind for kind in PLAIN)
+
+
+def _has_plain_message(error: BaseException) -> bool:
+    makes = _of_class(type(error), "__str__")
+    if not any(makes is known for known in MESSAGES):
+        return False
+    return not issubclass(type(error), OSError) or all(_is_plain(field.__get__(error)) for field in SYSTEM_FIELDS)
 
 
 def frames_of(frame: FrameType | None, outer: int, inner: int) -> list[dict[str, Any]]:
@@ -152,7 +220,7 @@ def waited_lock(frame: FrameType | None) -> str:
     """The file whose removal torch's FileBaton waits for in a stack; "" where it does not."""
     while frame is not None:
         if frame.f_code.co_filename.endswith("/torch/utils/file_baton.py") and frame.f_code.co_name == "wait":
-            return str(getattr(frame.f_locals.get("self"), "lock_file_path", ""))
+            return plain_text(stored(frame.f_locals.get("self"), "lock_file_path"))
         frame = frame.f_back
     return ""
 
@@ -162,7 +230,7 @@ def root_of(frame: FrameType | None) -> str:
     while frame is not None:
         if frame.f_code.co_filename.endswith("/torch/distributed/distributed_c10d.py"):
             values = frame.f_locals
-            given = [f"{name}={values[name]}" for name in ROOTS if isinstance(values.get(name), int)]
+            given = [f"{name}={root}" for name in ROOTS if (root := plain_number(values.get(name))) is not None]
             group = group_name(values.get("group"))
             if given and group:
                 return f"{given[0]} in group {group}"
@@ -172,8 +240,8 @@ def root_of(frame: FrameType | None) -> str:
 
 def last_failure() -> str:
     """The exception that ended the main thread, in a line, where the script has an excepthook of its own; "" for none."""
-    error = getattr(sys, "last_value", None)
-    return plain_words_of(error) if isinstance(error, BaseException) else ""
+    error: Any = getattr(sys, "last_value", None)
+    return plain_words_of(error) if issubclass(type(error), BaseException) else ""
 
 
 def has_gone_on(before: Counters, now: Counters) -> bool:
@@ -328,14 +396,15 @@ def loader_workers(frame: FrameType | None, modules: Mapping[str, Any]) -> tuple
         files.add(frame.f_code.co_filename)
         if iterator is None and frame.f_code.co_filename.endswith(ITERATOR):
             found = frame.f_locals.get("self")
-            iterator = found if isinstance(getattr(found, "_workers", None), list) else None
+            iterator = found if type(stored(found, "_workers")) is list else None
         frame = frame.f_back
     if iterator is None:
         return [], False
-    workers = [each for each in iterator._workers if isinstance(getattr(each, "pid", None), int)]
-    forked = all(getattr(getattr(each, "_popen", None), "method", "") == "fork" for each in workers)
-    untouched = forked and getattr(iterator, "_worker_init_fn", "unknown") is None
-    return [each.pid for each in workers], untouched and none_names_signals(own_files(modules, files))
+    processes = [stored(each, "_popen") for each in stored(iterator, "_workers")]
+    workers = [(pid, each) for each in processes if (pid := plain_number(stored(each, "pid"))) is not None]
+    forked = all(plain_text(stored(each, "method")) == "fork" for _, each in workers)
+    untouched = forked and stored(iterator, "_worker_init_fn") is None
+    return [pid for pid, _ in workers], untouched and none_names_signals(own_files(modules, files))
 
 
 def none_names_signals(files: Iterable[str]) -> bool:
@@ -347,9 +416,7 @@ def none_names_signals(files: Iterable[str]) -> bool:
 def own_files(modules: Mapping[str, Any], more: Iterable[str]) -> Iterator[str]:
     """The files of modules that are the user's own; of ``more`` likewise, and what is in no file, which may be."""
     # torch.ops and its like are in no file
-    known = [
-        getattr(made, "__file__", None) for name, made in list(modules.items()) if name.partition(".")[0] != "torch"
-    ]
+    known = [stored(made, "__file__") for name, made in list(modules.items()) if name.partition(".")[0] != "torch"]
     for file in (*known, *more):
         in_no_file = type(file) is str and file.startswith("<") and not file.startswith("<frozen ")
         if type(file) is str and (in_no_file or is_user_file(file)):

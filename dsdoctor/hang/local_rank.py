@@ -30,7 +30,7 @@ from dsdoctor.hang.models import (
     Sample,
 )
 from dsdoctor.hang.processes import file_call, file_system_of, is_of_open_file
-from dsdoctor.hang.ring import ARRIVALS, JOINED, LEAVING, UNWATCHED, Beat, RingReader
+from dsdoctor.hang.ring import ARRIVALS, JOINED, LEAVING, UNWATCHED, Heartbeat, RingReader
 from dsdoctor.hang.stacks import own_frame, with_texts
 
 NAME = re.compile(r"rank-(\d{1,6})-(\d{1,10})\.ring")
@@ -48,22 +48,25 @@ FEW_LOOKS, FEW_PLACES, PLACES = 8, 3, 5
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """What was seen of a rank at one time. ``main``: seconds that its main thread ran or waited for a processor."""
+    """What was seen of a rank at one time. ``main``: seconds that its main thread ran or waited for a processor; ``wakes``:
+    how often that thread has woken, None where the kernel does not show it."""
 
     clock: float
     stack: int
     cpu: float
     main: float
     bytes: int
+    wakes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChildrenMoment:
-    """What the processes below a rank had taken, and read and written, at one time."""
+    """What the processes below a rank had taken, and read and written, at one time, and how many of them lived."""
 
     clock: float
     cpu: float
     bytes: int
+    living: int = 0
 
 
 Look = TypeVar("Look", Moment, ChildrenMoment)
@@ -79,7 +82,7 @@ class LocalRank:
         self.rank, self.pid, self.host, self.path = int(found[1]), int(found[2]), host, path
         self.moved = self.first = time.monotonic()
         self.window = float(WINDOW)
-        self.beat: Beat | None = None
+        self.beat: Heartbeat | None = None
         self.facts = processes.facts_of(self.pid)
         self.ended = "" if self.facts else "it was gone when it was first looked at"
         self.ended_at = 0.0
@@ -109,12 +112,15 @@ class LocalRank:
         if self.facts is not None:
             moved = processes.moved_bytes(self.pid)
             main = processes.wanted_cpu(self.pid, self._thread)
-            self._moments.append(Moment(clock=now, stack=beat.stack, cpu=self.facts.cpu, main=main, bytes=moved))
+            wakes = processes.wakes_of(self.pid, self._thread or self.pid)
+            self._moments.append(
+                Moment(clock=now, stack=beat.stack, cpu=self.facts.cpu, main=main, bytes=moved, wakes=wakes)
+            )
 
     def look_at_children(self, parents: dict[int, int]) -> None:
         """Note what the processes below this one have taken: asked for only when nothing moves."""
-        cpu, moved = processes.work_of_children(self.pid, parents)
-        self._children.append(ChildrenMoment(clock=time.monotonic(), cpu=cpu, bytes=moved))
+        cpu, moved, living = processes.work_of_children(self.pid, parents)
+        self._children.append(ChildrenMoment(clock=time.monotonic(), cpu=cpu, bytes=moved, living=living))
 
     def view(self) -> RankView:
         """The rank as it is now, with the source lines of its stacks."""
@@ -140,7 +146,8 @@ class LocalRank:
             waits=processes.waits_in(self.pid, self._thread) if self.alive else "",
         )
         view = with_call(view) if self.alive else view
-        return replace(view, activity=self.activity(view), lock=lock_of(view))
+        children = self._children[-1].living if self._children and self.alive else 0
+        return replace(view, activity=self.activity(view), wakes=self._wakes(), children=children, lock=lock_of(view))
 
     def _has_stopped_looking(self, sample: Sample, state: str, silent: float) -> bool:
         """Whether its watch alone does not look any more: neither is the whole process kept from running, nor does C code hold the
@@ -182,6 +189,12 @@ class LocalRank:
             words.append(f"it read or wrote {moved >> 20} MiB")
         words += children_words(latest(self._children, since, self.moved))
         return ", ".join(words)
+
+    def _wakes(self) -> int:
+        """How often the training thread woke since the rank moved, within the looks that are kept."""
+        counts = [look.wakes for look in self._moments if look.clock > self.moved and look.wakes is not None]
+        # the thread may be another one than before, with a count of its own
+        return sum(max(0, later - earlier) for earlier, later in pairwise(counts)) if self.alive else 0
 
     @property
     def seen_enough(self) -> bool:

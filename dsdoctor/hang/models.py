@@ -178,7 +178,8 @@ class RankView:
     words; ``ended_at``: when that was seen, in seconds since 1970. ``silent``: seconds since its last sample. ``waits``: what the
     kernel says that its main thread sleeps in. ``call``: the system call there and the file that it is about, where that is one;
     ``disk``: the file system of that, in words, where the process waits for a device. ``activity``: why it is not still, "" for
-    still. ``unread``: why its stacks could not be read, "" where they were. ``age``:
+    still. ``wakes``: how often its training thread woke while nothing moved; ``children``: processes that it has started and that
+    live. ``unread``: why its stacks could not be read, "" where they were. ``age``:
     seconds since they were. ``workers``: where its data loader's workers stand, a
     line each."""
 
@@ -194,6 +195,8 @@ class RankView:
     call: tuple[str, ...] = ()
     disk: str = ""
     activity: str = ""
+    wakes: int = 0
+    children: int = 0
     lock: Lock | None = None
     unread: str = ""
     age: float = 0.0

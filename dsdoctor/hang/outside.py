@@ -17,15 +17,16 @@ import msgspec
 from dsdoctor.core.host import Host
 from dsdoctor.core.processes import LETTERS
 from dsdoctor.core.text import decode
+from dsdoctor.hang.activity import Activity, StackActivity, activity_in, activity_of
 from dsdoctor.hang.models import Frame, RankView, ThreadStack
 from dsdoctor.hang.processes import all_parents, catches, caught, facts_of, waits_in
-from dsdoctor.hang.stacks import doing, doing_of, main_of, own_frame, place
+from dsdoctor.hang.stacks import frame_text, main_of, own_frame
 
 # py-spy, where it is there and allowed -> the stacks of a process that knows nothing of us, or why there are none.
 
 
 NAME = "py-spy"
-LONGEST = 20.0
+DUMP_TIMEOUT_SECONDS = 20.0
 NOT_INSTALLED = "py-spy is not installed"
 REFUSED = "the kernel does not let py-spy read it"
 SIGNS = (
@@ -50,9 +51,9 @@ def stacks_of(pid: int, host: Host) -> tuple[ThreadStack, ...] | str:
     path = program(host)
     if path is None:
         return NOT_INSTALLED
-    answer = host.run([path, "dump", "--json", "--pid", str(pid)], timeout=LONGEST)
+    answer = host.run([path, "dump", "--json", "--pid", str(pid)], timeout=DUMP_TIMEOUT_SECONDS)
     if answer.returncode is None:
-        return f"py-spy did not answer within {LONGEST:.0f} s"
+        return f"py-spy did not answer within {DUMP_TIMEOUT_SECONDS:.0f} s"
     try:
         return tuple(parse_threads(decode(answer.stdout.encode(), list), pid)) if answer.ok else why_not(answer.stderr)
     except (msgspec.DecodeError, KeyError, TypeError, ValueError):
@@ -143,7 +144,7 @@ def asked_for(pid: int, path: Path, *, seconds: float = 1.0) -> tuple[ThreadStac
 # can have put a handler of its own there. Of others the kernel's words are told.
 
 
-MOST = 4
+MAX_WORKERS = 4
 FORKED, SPAWNED = "forked", "spawned"
 ENDED = "ZXTt"
 """The kernel's letters of a process that does nothing any more."""
@@ -155,7 +156,7 @@ SILENT = 3.0
 
 def of_loader(view: RankView) -> bool:
     """Whether a rank waits for its data loader."""
-    return doing_of(view) == "waits for its data loader"
+    return activity_of(view) == StackActivity(Activity.DATA_LOADER)
 
 
 def workers_of(view: RankView, stacks: Path) -> tuple[str, ...]:
@@ -163,7 +164,7 @@ def workers_of(view: RankView, stacks: Path) -> tuple[str, ...]:
     named = view.sample.loader_workers if view.sample is not None and view.silent < SILENT else ()
     parents = all_parents()
     children = [pid for pid in named if parents.get(pid) == view.pid]
-    return tuple(line for child in children[:MOST] if (line := _line(child, view, stacks)))
+    return tuple(line for child in children[:MAX_WORKERS] if (line := _line(child, view, stacks)))
 
 
 def may_read(view: RankView) -> bool:
@@ -186,8 +187,9 @@ def _line(pid: int, view: RankView, stacks: Path) -> str:
         # in the loader's own loop it waits for the next order
         return f"its worker {pid}, in the kernel: {kernel}" if kernel and not frames else ""
     known = with_text(own)
-    words = doing(tuple(known if frame == own else frame for frame in frames), kernel)
-    return f"its worker {pid} {words.removesuffix(' in its data loader') or 'stands'} at {place(known)}"
+    seen = activity_in(tuple(known if frame == own else frame for frame in frames), kernel)
+    words = seen.kind.value if seen.kind else "it stands" if seen.in_loader else "stands"
+    return f"its worker {pid} {words} at {frame_text(known)}"
 
 
 def answers(pid: int, view: RankView) -> bool:
@@ -225,7 +227,7 @@ RAS_LONGEST, LARGEST = 8.0, 1 << 20
 SECTIONS, RAS_MOST = ("Errors", "Warnings"), 12
 
 
-def complaints(environment: Mapping[str, str]) -> tuple[str, ...]:
+def ras_errors(environment: Mapping[str, str]) -> tuple[str, ...]:
     """The lines of RAS's errors and warnings, or that it has none; empty where nobody answers."""
     text = asked(environment.get(VARIABLE) or USUAL)
     if not text.strip():

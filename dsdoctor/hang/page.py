@@ -203,12 +203,16 @@ def page_of(incident: Incident, verdict: Verdict) -> Page:
     )
 
 
+LAST_TIME = datetime.max.replace(tzinfo=timezone.utc).timestamp() - 1
+"""Seconds: what is later is no time of a file of ours."""
+
+
 def _facts(incident: Incident) -> Iterator[str]:
     yield headline(incident)
     hosts = sorted({view.host for view in incident.ranks})
     if incident.source != RECORDERS:
         yield f"{len(hosts)} host{'s' * (len(hosts) != 1)}: {', '.join(hosts[:4])}{' …' * (len(hosts) > 4)}"
-    if incident.when:
+    if 0 < incident.when < LAST_TIME:
         yield datetime.fromtimestamp(incident.when, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
     steps = sorted({view.sample.step for view in incident.ranks if view.sample and view.sample.step is not None})
     if steps:
@@ -308,7 +312,7 @@ def _ranks(case: Case) -> Table:
 
 def _names(case: Case, ranks: Iterable[int]) -> str:
     members = list(ranks)
-    return case.who(members[0]) if len(members) == 1 else ranks_words(members)
+    return case.rank_label(members[0]) if len(members) == 1 else ranks_words(members)
 
 
 def _state(case: Case, view: RankView) -> str:
@@ -316,7 +320,7 @@ def _state(case: Case, view: RankView) -> str:
         return f"waits in {case.waiting.operation_of(view)}"
     if view.ended:
         return f"✗ {view.ended}"
-    if view.rank in case.unwell:
+    if view.rank in case.faulty_ranks:
         return f"✗ {LETTERS.get(view.state, 'runs no Python')}" if view.state in {"T", "t", "D"} else "✗ runs no Python"
     if view.activity:
         return "! works"

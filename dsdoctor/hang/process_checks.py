@@ -3,13 +3,16 @@ never looks."""
 
 from collections.abc import Iterator
 
-from dsdoctor.core.finding import Finding, instead, step
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.processes import LETTERS
-from dsdoctor.hang.case import QUIET, Case, is_asked, next_step, severity_of
+from dsdoctor.hang.case import CRASHES, EXIT_STATUS, QUIET, Case, is_terminated_on_request, severity_of, signal_of
 from dsdoctor.hang.models import NOT_LOOKED, PROCESSES, Frame, RankView
 from dsdoctor.hang.outside import NOT_INSTALLED, REFUSED
-from dsdoctor.hang.stacks import GATHERED, acting_stack, gathers, own_frame, place, ranks_words
+from dsdoctor.hang.stacks import GATHERED, acting_stack, frame_text, gathers, own_frame, ranks_words
 from dsdoctor.hang.waiting import at_place
+from dsdoctor.rules import book
+
+ERROR = Severity.ERROR
 
 
 def hang_rank_gone(case: Case) -> Iterator[Finding]:
@@ -22,19 +25,38 @@ def hang_rank_gone(case: Case) -> Iterator[Finding]:
         if (view.rank not in first and follows) or (view.ended == QUIET and view.rank in parted):
             continue
         sample = view.sample
-        how = view.ended or "nobody could see how"
-        why = f" after {sample.failure}" if sample and sample.failure else ""
-        others = case.waits_words() or "what the other ranks report after that only follows"
-        make = Finding.warning if is_asked(view) else Finding.error
-        sentence, steps = (_quiet(case, view), ()) if view.ended == QUIET else next_step(view)
-        yield make(
+        signal = signal_of(view)
+        others = case.waits_words()
+        yield book.finding(
             "hang-rank-gone",
-            f"{case.who(view.rank)} came to its end (exit status 0), and other ranks called a collective after that"
-            if view.ended == QUIET and not case.waits_words()
-            else f"{case.who(view.rank)} is gone ({how}){why}, and {others}",
+            Severity.WARNING if is_terminated_on_request(view) else ERROR,
+            case="killed"
+            if signal == "SIGKILL"
+            else "aborted"
+            if signal == "SIGABRT"
+            else "crashed"
+            if signal in CRASHES
+            else "asked"
+            if is_terminated_on_request(view)
+            else ""
+            if signal
+            else "waited-for"
+            if view.ended == QUIET and others
+            else "over"
+            if view.ended == QUIET
+            else "raised"
+            if sample and sample.failure
+            else "exited"
+            if view.ended.startswith(EXIT_STATUS)
+            else "",
             evidence=(*_calls_of(case, view), *_met(case, view), *case.evidence([view.rank])),
-            fix=sentence,
-            steps=steps,
+            who=case.rank_label(view.rank),
+            how=view.ended,
+            failure=f" after {sample.failure}" if sample and sample.failure else "",
+            others=others,
+            rank=view.rank,
+            example=next((f", such as {each}" for each in _last_calls(case, view)), ""),
+            gathering=GATHERED if any(gathers(other) for other in case.views.values()) else "",
         )
 
 
@@ -48,15 +70,10 @@ def _met(case: Case, view: RankView) -> Iterator[str]:
             )
 
 
-def _quiet(case: Case, view: RankView) -> str:
-    """What to do about a rank that came to its regular end."""
-    more = [each for rank in sorted(case.views) if rank != view.rank for each in _last_call(case.views[rank])]
-    told = f", such as {more[0]}" if more else ""
-    return (
-        f"either rank {view.rank} leaves earlier than the others (an early return, fewer batches, sys.exit), or they call "
-        f"collectives that it does not{told}: compare the branches that lead there"
-        f"{GATHERED if any(gathers(other) for other in case.views.values()) else ''}"
-    )
+def _last_calls(case: Case, view: RankView) -> Iterator[str]:
+    """The last collectives of the other ranks."""
+    for rank in sorted(set(case.views) - {view.rank}):
+        yield from _last_call(case.views[rank])
 
 
 def _calls_of(case: Case, view: RankView) -> Iterator[str]:
@@ -85,30 +102,38 @@ def _last_call(view: RankView) -> Iterator[str]:
         last = max(calls, key=lambda each: each.called)
         yield f"{last.name}{at_place(last)} on rank {view.rank}"
     elif view.sample and (own := own_frame(view.sample.failed_in, only=True)):
-        yield f"what stands at {place(own)} on rank {view.rank}"
+        yield f"what stands at {frame_text(own)} on rank {view.rank}"
 
 
 def hang_rank_stopped(case: Case) -> Iterator[Finding]:
     """The process of a rank is stopped: by a signal (Ctrl-Z, a scheduler that suspends) or by a debugger."""
     for view in case.stopped:
-        yield Finding.error(
+        yield book.finding(
             "hang-rank-stopped",
-            f"{case.who(view.rank)} does not run: it is {LETTERS[view.state]}{_others_wait(case)}",
+            ERROR,
             evidence=case.evidence([view.rank]),
-            fix=f"on {view.host} let it continue, or find out who stopped it",
-            steps=(step("kill -CONT {pid}", pid=view.pid),),
+            who=case.rank_label(view.rank),
+            state=LETTERS[view.state],
+            others=_others_wait(case),
+            host=view.host,
+            pid=view.pid,
         )
 
 
 def hang_disk_sleep(case: Case) -> Iterator[Finding]:
     """The process of a rank waits in the kernel for a disk, a network file system or a driver, and cannot be interrupted."""
     for view in case.sleeping:
-        yield severity_of(view)(
+        yield book.finding(
             "hang-disk-sleep",
-            f"{case.who(view.rank)} is {LETTERS['D']}: {case.where(view)}{_others_wait(case)}",
+            severity_of(view),
             evidence=case.evidence([view.rank]),
-            fix=f"on {view.host} see whether {view.disk or 'that device or file system'} answers",
-            steps=(step("cat /proc/{pid}/wchan", pid=view.pid), step("dmesg -T | tail"), step("df -h")),
+            who=case.rank_label(view.rank),
+            state=LETTERS["D"],
+            where=case.where(view),
+            others=_others_wait(case),
+            host=view.host,
+            disk=view.disk,
+            pid=view.pid,
         )
 
 
@@ -116,47 +141,55 @@ def hang_host_gone(case: Case) -> Iterator[Finding]:
     """A node is not reached any more, or the watch there has ended, and nothing moves."""
     for host, ranks in sorted(case.incident.silent_hosts.items()):
         if not set(ranks) <= set(case.views):
-            yield Finding.error(
+            yield book.finding(
                 "hang-host-gone",
-                f"{host} with {ranks_words(ranks)} is not reached any more{_others_wait(case)}",
+                ERROR,
                 evidence=case.evidence(()),
-                fix="see whether it is up, and look at its link and at the switch",
-                steps=(step("ping -c 3 {host}", host=host.partition("/")[0]),),
+                node=host,
+                ranks=ranks_words(ranks),
+                others=_others_wait(case),
+                host=host.partition("/")[0],
             )
     for host, ranks in sorted(case.incident.left_hosts.items()):
-        yield Finding.error(
+        yield book.finding(
             "hang-host-gone",
-            f"{ranks_words(ranks)} on {host} {'has' if len(ranks) == 1 else 'have'} ended: the machine answers, and the watch "
-            f"there is over{_others_wait(case)}",
+            ERROR,
+            case="one-rank-ended" if len(ranks) == 1 else "ranks-ended",
             evidence=case.evidence(()),
-            fix=f"read what the ranks on {host} printed last",
+            node=host,
+            ranks=ranks_words(ranks),
+            others=_others_wait(case),
         )
 
 
 def hang_network_cut(case: Case) -> Iterator[Finding]:
     """Two nodes of a run do not reach each other, and the ranks of both are there."""
     for host, ranks in sorted(case.incident.silent_hosts.items()):
-        if set(ranks) <= set(case.views) and not any(rank in case.unwell for rank in ranks):
-            yield Finding.error(
+        if set(ranks) <= set(case.views) and not any(rank in case.faulty_ranks for rank in ranks):
+            yield book.finding(
                 "hang-network-cut",
-                f"{host} with {ranks_words(ranks)} was not reached by the other nodes, and runs{_others_wait(case)}",
+                ERROR,
                 evidence=case.evidence(()),
-                fix="look at the link between the nodes, and test it",
-                steps=(step("ping -c 3 {host}", host=host.partition("/")[0]), step("python -m dsdoctor comm")),
+                node=host,
+                ranks=ranks_words(ranks),
+                others=_others_wait(case),
+                host=host.partition("/")[0],
             )
             return
 
 
 def hang_interpreter_held(case: Case) -> Iterator[Finding]:
     """On a rank no Python code has run for a while: C code holds the interpreter's lock (the GIL)."""
-    for view in case.deaf:
-        yield severity_of(view)(
+    for view in case.gil_blocked:
+        yield book.finding(
             "hang-interpreter-held",
-            f"{case.who(view.rank)} runs no Python any more since {view.silent:.0f} s, C code holds the GIL: "
-            f"{case.where(view)}{_others_wait(case)}",
+            severity_of(view),
             evidence=case.evidence([view.rank]),
-            fix="the last line of its stack called into C code that neither returns nor lets go of the GIL",
-            steps=(step("py-spy dump --native --pid {pid}", pid=view.pid),),
+            who=case.rank_label(view.rank),
+            seconds=f"{view.silent:.0f}",
+            where=case.where(view),
+            others=_others_wait(case),
+            pid=view.pid,
         )
 
 
@@ -171,18 +204,16 @@ def hang_stale_lock(case: Case) -> Iterator[Finding]:
         return
     for path, first in locks.items():
         ranks = [view.rank for view in case.incident.ranks if view.lock and view.lock.path == path]
-        yield Finding.error(
+        yield book.finding(
             "hang-stale-lock",
-            f"{ranks_words(ranks)} {'waits' if len(ranks) == 1 else 'wait'} for {path}, which no "
-            f"living process on {first.host} holds",
+            ERROR,
+            case="" if len(ranks) == 1 else "ranks",
             evidence=(f"it is {first.lock.age / 60:.0f} minutes old", *case.evidence([first.rank]))
             if first.lock
             else (),
-            fix=f"remove it on {first.host}: a launch that was killed while it compiled has left it",
-            steps=(
-                step("fuser -v {path}", path=path, note="shows nobody"),
-                step("rm {path}", path=path),
-            ),
+            ranks=ranks_words(ranks),
+            path=path,
+            host=first.host,
         )
 
 
@@ -192,31 +223,25 @@ def hang_stacks_unread(case: Case) -> Iterator[Finding]:
     for view in case.unread:
         reasons.setdefault(view.unread, []).append(view.rank)
     for reason, ranks in reasons.items():
-        sentence, steps = READING.get(reason, ("name the ranks, or their launcher", (step("pgrep -af python"),)))
-        if reason == NOT_LOOKED:
-            pid = case.views[ranks[0]].pid
-            sentence, steps = "ask from outside where it stands", (step("py-spy dump --pid {pid}", pid=pid),)
         waits = case.waits_words(ranks)
-        yield Finding.warning(
+        yield book.finding(
             "hang-stacks-unread",
-            f"where {ranks_words(ranks)} {'stands' if len(ranks) == 1 else 'stand'} is not known: {reason}",
+            Severity.WARNING,
+            case="not-installed"
+            if reason == NOT_INSTALLED
+            else "refused"
+            if reason == REFUSED
+            else "not-looked"
+            if reason == NOT_LOOKED
+            else "",
             evidence=(
                 *(_outside_of(case, rank) for rank in ranks[:4]),
                 *([waits] if waits and reason == NOT_LOOKED else []),
             ),
-            fix=sentence,
-            steps=steps,
+            stand=f"{ranks_words(ranks)} {'stands' if len(ranks) == 1 else 'stand'}",
+            reason=reason,
+            pid=case.views[ranks[0]].pid,
         )
-
-
-READING = {
-    NOT_INSTALLED: ("install it", (step('python -m pip install "dsdoctor[hang]"'),)),
-    REFUSED: (
-        "ask as root, or let a debugger read the process",
-        (step("sudo sysctl kernel.yama.ptrace_scope=0"), instead("docker run --cap-add SYS_PTRACE IMAGE")),
-    ),
-}
-"""What to do where stacks cannot be read, by the reason."""
 
 
 def _outside_of(case: Case, rank: int) -> str:
@@ -234,7 +259,7 @@ def _outside_of(case: Case, rank: int) -> str:
 def _innermost_library(case: Case) -> Iterator[Frame]:
     """The innermost frames of the ranks that wait for no lock: one of them, on any node, may be compiling."""
     for view in case.incident.ranks:
-        if view.lock is None and view.rank not in case.unwell:
+        if view.lock is None and view.rank not in case.faulty_ranks:
             yield from acting_stack(view)[-6:]
 
 

@@ -104,17 +104,17 @@ def wanted_cpu(pid: int, thread: int = 0) -> float:
 def waits_for_interpreter(pid: int, thread: int) -> bool:
     """Whether a thread waits for Python's interpreter (the GIL), as far as that is seen: it wakes every 5 ms then, to ask for it.
     One that waits for anything else sleeps on."""
-    before = _switches(pid, thread)
+    before = wakes_of(pid, thread)
     time.sleep(INTERPRETER_SECONDS)
-    after = _switches(pid, thread)
+    after = wakes_of(pid, thread)
     return before is not None and after is not None and after - before >= INTERPRETER_WAKES
 
 
 INTERPRETER_SECONDS, INTERPRETER_WAKES = 0.2, 3
 
 
-def _switches(pid: int, thread: int) -> int | None:
-    """How often a thread has gone to sleep so far."""
+def wakes_of(pid: int, thread: int) -> int | None:
+    """How often a thread has gone to sleep so far, and so has been woken; None where that is not shown."""
     try:
         with open(f"/proc/{pid}/task/{thread}/status", "rb") as file:  # noqa: PTH123
             return next(int(line.split()[1]) for line in file if line.startswith(b"voluntary_ctxt_switches"))
@@ -142,12 +142,12 @@ def all_parents() -> dict[int, int]:
     return found
 
 
-def work_of_children(pid: int, parents: dict[int, int]) -> tuple[float, int]:
-    """Seconds of processor time, of their main threads also those of waiting to be given one, and bytes read and written, of
-    all processes below one."""
-    children = tuple(below(pid, parents))
-    seconds = sum(max(facts.cpu, wanted_cpu(child)) for child in children if (facts := facts_of(child)) is not None)
-    return seconds, sum(map(moved_bytes, children))
+def work_of_children(pid: int, parents: dict[int, int]) -> tuple[float, int, int]:
+    """Seconds of processor time, of their main threads also those of waiting to be given one, bytes read and written, and the
+    number of those that live, of all processes below one."""
+    living = {child: facts for child in below(pid, parents) if (facts := facts_of(child)) is not None}
+    seconds = sum(max(facts.cpu, wanted_cpu(child)) for child, facts in living.items())
+    return seconds, sum(map(moved_bytes, living)), sum(facts.state not in {"Z", "X"} for facts in living.values())
 
 
 def below(pid: int, parents: dict[int, int]) -> Iterator[int]:
@@ -222,7 +222,7 @@ OF_PATHS = {
     "aarch64": {34: "mkdir", 35: "unlink", 48: "access", 56: "open", 79: "stat", 291: "stat"},
 }
 """Those whose first argument is the folder's open file, and whose second is where a path stands in the process's memory."""
-LONGEST = 4096
+MAX_PATH_BYTES = 4096
 WORKING_FOLDER = -100 & 0xFFFFFFFF
 """AT_FDCWD, which stands for the folder in which the process works."""
 
@@ -257,7 +257,7 @@ def _path_at(pid: int, folder: int, address: int) -> str:
     """A path in a process's memory, read as a file: what is not there any more is an error and no crash. It may hold `..`, and
     go over links."""
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:  # noqa: PTH123
-        path = os.fsdecode(os.pread(memory.fileno(), LONGEST, address).partition(b"\0")[0])
+        path = os.fsdecode(os.pread(memory.fileno(), MAX_PATH_BYTES, address).partition(b"\0")[0])
     if path.startswith("/"):
         return path
     number = folder & 0xFFFFFFFF

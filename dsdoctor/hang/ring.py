@@ -19,7 +19,7 @@ LEAVING, STALLED, JOINED, ARRIVALS, UNWATCHED = 1, 2, 4, 8, 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beat:
+class Heartbeat:
     """The newest sample's head. ``clock``: the system's monotonic clock. ``progress`` and ``stack`` are checksums that
     change when the rank called a collective or made a step, and when its main thread is somewhere else."""
 
@@ -61,13 +61,13 @@ class RingReader:
     def __init__(self, path: Path) -> None:
         self._number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
 
-    def beat(self) -> Beat | None:
+    def beat(self) -> Heartbeat | None:
         """The head of the newest sample; None before the first."""
         head = os.pread(self._number, HEAD.size, 0)
         if len(head) < HEAD.size or not head.startswith(MAGIC):
             return None
         _, number, clock, progress, stack, flags, length, checksum = HEAD.unpack(head)
-        return Beat(
+        return Heartbeat(
             number=number, clock=clock, progress=progress, stack=stack, flags=flags, length=length, checksum=checksum
         )
 

@@ -36,17 +36,19 @@ from dsdoctor.hang.inspection import (
     has_gone_on,
     last_failure,
     loader_workers,
+    plain_number,
+    plain_text,
     recorded_operations,
     recorder_texts,
     root_of,
     shortened,
+    stored,
     training_thread,
     waited_lock,
 )
 from dsdoctor.hang.processes import file_call
 from dsdoctor.hang.ring import ARRIVALS, JOINED, LEAVING, SLOT, STALLED, UNWATCHED, RingWriter
-from dsdoctor.ranks.failure import Failure
-from dsdoctor.ranks.peers import says_another_is_gone
+from dsdoctor.ranks.failure import Failure, is_peer_disconnect
 
 # In a rank: now and then, when it called its last collectives and where it was seen, for the supervisor to compare with the other
 # ranks of the node. Nothing is done per collective: torch's flight recorder is read. Standard library alone.
@@ -309,7 +311,7 @@ class Sampler:
     def _engine_steps(self) -> tuple[int | None, int | None]:
         """The engine's counters. Where the script has let go of it meanwhile, it is kept: its end must not run in this thread."""
         engine = self.engine
-        steps = counter_of(engine, "global_steps"), counter_of(engine, "micro_steps")
+        steps = plain_number(stored(engine, "global_steps")), plain_number(stored(engine, "micro_steps"))
         if engine is not None and sys.getrefcount(engine) <= OWN_REFERENCES:
             self._kept = engine
         return steps
@@ -338,7 +340,8 @@ class Sampler:
         threads = known_threads()
         trains = frames.get(self._find_trains(frames, threads))
         thread = threads.get(self._trains)
-        number = self._kernel_number if self._trains == self._maker or thread is None else thread.native_id or 0
+        own = self._trains == self._maker or thread is None
+        number = self._kernel_number if own else plain_number(stored(thread, "_native_id")) or 0
         flags = (LEAVING if self._leaving else 0) | (STALLED if stalled else 0) | (JOINED if groups else 0)
         flags |= 0 if self.asked else UNWATCHED
         sample: dict[str, Any] = {
@@ -356,7 +359,7 @@ class Sampler:
             "told": self.told,
             "deaths": self._deaths,
             "groups": groups,
-            "threads": [_thread(thread.name if thread else "MainThread", trains, OUTER, INNER, main=True)],
+            "threads": [_thread(thread_name(thread) or "MainThread", trains, OUTER, INNER, main=True)],
             "step": steps[0],
             "micro_step": steps[1],
             "cuda": _cuda(),
@@ -373,7 +376,7 @@ class Sampler:
         if sample["failure"] or self._leaving:
             # in a moment a launcher may end this process
             write(_fitting(dict(sample)))
-            self._add_calls(sample, stacks=self._leaving and says_another_is_gone(sample["failure"]))
+            self._add_calls(sample, stacks=self._leaving and is_peer_disconnect(sample["failure"]))
         if stalled:
             sample["lock"] = waited_lock(trains)
             sample["root"] = root_of(trains)
@@ -428,9 +431,9 @@ class Sampler:
     def _add_details(self, sample: dict[str, Any], frames: dict[int, FrameType], *, stacks: bool) -> None:
         """What is worth its cost only when nothing moves: the flight recorder, once, and the other threads' stacks."""
         self._add_calls(sample, stacks=stacks or self._with_stacks)
-        names = {ident: thread.name for ident, thread in known_threads().items()}
+        names = {ident: thread_name(thread) for ident, thread in known_threads().items()}
         own = {self._trains, threading.get_ident()}
-        others = [(names.get(ident, str(ident)), frame) for ident, frame in frames.items() if ident not in own]
+        others = [(names.get(ident) or str(ident), frame) for ident, frame in frames.items() if ident not in own]
         sample["threads"] += [_thread(name, frame, 2, INNER_OF_OTHERS) for name, frame in others[:MOST_THREADS]]
         sample["all_threads"] = len(others) <= MOST_THREADS
 
@@ -497,6 +500,11 @@ def known_threads() -> dict[int, threading.Thread]:
     return dict(threading._active)  # type: ignore[attr-defined]
 
 
+def thread_name(thread: threading.Thread | None) -> str:
+    """The name of a thread as it was given; "" for none. ``name`` of a class of the script's may be its own code."""
+    return plain_text(stored(thread, "_name"))
+
+
 def handles_nothing(number: int) -> bool:
     """Whether the script has no handler for a signal."""
     handler = _raw_signals.getsignal(number)
@@ -523,19 +531,6 @@ def _source_line(file: str, number: int) -> str:
     except (OSError, ValueError):
         return ""
     return found.strip().decode("utf-8", "replace")
-
-
-def counter_of(engine: Any, name: str) -> int | None:
-    """A counter of an engine: its own field, or a property. Not by getattr: an engine may look for what it has not among all the
-    names of its model."""
-    try:
-        value = object.__getattribute__(engine, "__dict__").get(name)
-    except AttributeError:  # None, or one with slots
-        value = None
-    found = next((vars(kind)[name] for kind in type(engine).__mro__ if name in vars(kind)), None)
-    if value is None and isinstance(found, property) and found.fget is not None:
-        value = found.fget(engine)
-    return value if isinstance(value, int) else None
 
 
 def _cuda() -> bool:

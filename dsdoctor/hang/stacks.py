@@ -11,41 +11,9 @@ WRAPPERS = {"wrapper", "wait_tensor", "_barrier", "_wait", "wait"}
 NO_CALLS = {"<module>", "_distributed_excepthook"}
 """What stands in the same files and calls nothing: their import, and the printing of a traceback."""
 STARTING = {"init_process_group", "_new_process_group_helper", "rendezvous", "new_group", "_new_group_with_tag"}
-LOADING = r"/torch/utils/data/"
 OF_DISKS = re.compile(r"/nvme/|/swap_tensor/|/(py_libaio|aiofiles|mpi4py)/")
 IN_A_DISK = r"read_events|io_|folio|^blk|^nfs|^fuse|ext4|xfs|jbd2"
 """The kernel's functions of a thread that waits for a disk or a file system."""
-DATABASE = (
-    r"\b(_*(con|cur)\d*|\w*(cursor|conn|connection|database|db|session)\d*|(sqlite3|psycopg2?|duckdb)\.connect\(.*\))"
-)
-"""What a line calls a database: others are executed or committed, too."""
-DOING = (
-    (r"/dsdoctor/(config|child_scripts)/", "is in a check of dsdoctor's own"),
-    (r"/torch/utils/file_baton\.py$", "waits for the lock of a torch extension"),
-    (r"/torch/utils/cpp_extension\.py$", "compiles a torch extension"),
-    (r"/(torch/_(inductor|dynamo|functorch)|triton)/", "compiles (torch.compile or Triton)"),
-    (LOADING, "waits for its data loader"),
-    (r"/(pdb|bdb|ipdb|code)\.py$", "stands in a debugger"),
-    (r"/(filelock|fasteners|portalocker)/", "waits for the lock of a file"),
-    (r"/torch/serialization\.py$|/safetensors/|/checkpoint_engine/", "reads or writes a checkpoint"),
-    (r"/asyncio/", "waits for what its asyncio loop awaits"),
-    (r"/multiprocessing/|/subprocess\.py$|/concurrent/futures/process\.py$", "waits for another process"),
-    (r"/(threading|queue)\.py$|/concurrent/futures/", "waits for a lock or another thread"),
-    (r"/(socket|ssl)\.py$|/http/|/urllib3?/|/requests/|/httpx/|/huggingface_hub/", "waits for the network"),
-)
-SAYING = (
-    (r"\bsleep\(", "sleeps"),
-    (r"\binput\(|\bbreakpoint\(", "waits for somebody at a terminal"),
-    (r"\bflock\(|\blockf\(|FileLock\(", "waits for the lock of a file"),
-    (r"\bsignal\.pause\(|\bsigwait\w*\(", "waits for a signal"),
-    (DATABASE + r"(\(\))?\.(execute(many|script)?|commit)\(", "waits for a database"),
-    (r"\.acquire\(|\bwith \w*lock", "waits for a lock"),
-    (r"\.(recv|recv_into|recvfrom|accept)\(|\burlopen\(", "waits for the network"),
-    (r"\.(join|result|get)\(", "waits for another thread or process"),
-    (r"\.(item|cpu|tolist|numpy)\(|synchronize\(", "waits for its device"),
-    (r"\bnext\(|\bin \w*(loader|dataset)", "waits for its data"),
-    (r"\bsave\w*\(", "saves"),
-)
 GATHERS = re.compile(
     r"/deepspeed/runtime/zero/(parameter_offload|partitioned_param_coordinator|partition_parameters)\.py$"
 )
@@ -53,37 +21,6 @@ GATHERED = (
     "; under ZeRO-3 a forward gathers parameters, so no rank may run one alone, and experts that only some ranks use "
     "must be one leaf: deepspeed.utils.set_z3_leaf_modules(model, [ItsClass])"
 )
-FILES = (
-    (r"^(flock|fcntl) ", "waits for the lock of a file"),
-    (r" pipe:", "waits for a pipe"),
-    (r" unix_\w+$", "waits for a service of this host"),
-    (r" socket:", "waits for the network"),
-    (r" /dev/(pts/|tty|console)", "waits for somebody at a terminal"),
-)
-"""By a system call, its file and what the kernel says: what a rank waits for."""
-ENDED = "its script has ended, and waits for a thread that is no daemon,"
-KERNEL = (
-    (r"nanosleep", "sleeps"),
-    (r"futex", "waits for a lock or another thread"),
-    (r"pipe_(read|write)|^wait_for_partner", "waits for a pipe"),
-    (r"do_wait|wait4", "waits for a child process"),
-    (r"^(nfs|rpc_|lustre|ll_|gpfs|fuse|ceph|request_wait_answer)", "waits for a network file system"),
-    (r"^blk|ext4|xfs|jbd2", "waits for a disk"),
-    (r"folio|io_schedule", "waits for a disk or a file system"),
-    (r"locks_lock_inode|flock_lock", "waits for the lock of a file"),
-    (r"sys_pause|sigtimedwait|sigsuspend", "waits for a signal"),
-    (r"poll_schedule|do_select|do_sys_poll|epoll_wait|^ep_poll", "waits until something can be read"),
-    (r"^(inet_|sk_|tcp_|unix_stream|__skb|skb)", "waits for the network"),
-    (r"^n_tty_read", "waits for somebody at a terminal"),
-)
-ON_A_FILE = (
-    (
-        r"^(fsync|fdatasync|fallocate|ftruncate|write|pwrite|writev) /(?!(dev|proc|sys)/)",
-        "waits for a file to be written",
-    ),
-    (r"^(read|pread|readv|getdents|stat|access|unlink|mkdir) /(?!(dev|proc|sys)/)", "waits for a file"),
-)
-"""By the same words as in FILES, where the kernel's own do not tell more."""
 
 
 def is_own(frame: Frame) -> bool:
@@ -129,7 +66,7 @@ def in_earlier_call(frames: Sequence[Frame], kernel: str = "") -> bool:
     )
 
 
-def names_work(frames: Sequence[Frame]) -> bool:
+def waits_on_work_handle(frames: Sequence[Frame]) -> bool:
     """Whether what a stack waits for last is called as torch calls a collective that was begun: `work`."""
     return bool(frames) and re.search(r"\bworks?\b.*\.wait\(\)", frames[-1].text) is not None
 
@@ -144,36 +81,10 @@ def is_starting(frames: Sequence[Frame]) -> bool:
     return collective_in(frames) in STARTING
 
 
-def doing(frames: Sequence[Frame], kernel: str = "", call: Sequence[str] = ()) -> str:
-    """What a stack is about, in words; "" where that is not known. ``kernel``: what the kernel says that the thread sleeps in.
-    ``call``: the system call there, and the file that it is about.
-
-    >>> get = Frame(file="/usr/lib/python3.11/queue.py", line=1, function="get")
-    >>> doing([Frame(file="/a/t.py", line=3, function="f", text="x = next(it)"), get])
-    'waits for a lock or another thread'
-    >>> doing([Frame(file="/a/t.py", line=3, function="f", text="time.sleep(9)")])
-    'sleeps'
-    """
-    last = max((number for number, frame in enumerate(frames) if is_own(frame)), default=-1)
-    below = frames[last + 1 :]
-    if any(frame.function == "_shutdown" and frame.file.endswith("/threading.py") for frame in below):
-        return ENDED
-    known = [(file, words) for file, words in DOING if any(re.search(file, frame.file) for frame in below)]
-    if known:
-        return known[0][1]
-    text = frames[last].text if last >= 0 else ""
-    words = next((words for pattern, words in SAYING if re.search(pattern, text)), "")
-    asked = " ".join((*call, kernel))
-    for table, told in ((FILES, asked), (KERNEL, kernel), (ON_A_FILE, asked)):
-        words = words or next((words for pattern, words in table if re.search(pattern, told)), "")
-    loading = any(re.search(LOADING, frame.file) for frame in frames)
-    return f"{words or 'it stands'} in its data loader" if loading else words
-
-
-def place(frame: Frame) -> str:
+def frame_text(frame: Frame) -> str:
     """A line as it is told.
 
-    >>> place(Frame(file="/home/a/train.py", line=41, function="main", text="batch = next(it)"))
+    >>> frame_text(Frame(file="/home/a/train.py", line=41, function="main", text="batch = next(it)"))
     'train.py:41 in main: batch = next(it)'
     """
     said = f": {frame.text}" if frame.text else ""
@@ -205,17 +116,6 @@ def gathers(view: RankView) -> bool:
     return any(GATHERS.search(frame.file) for frame in stack)
 
 
-def doing_of(view: RankView) -> str:
-    """What a rank is about, in words; "" where that is not known."""
-    return doing(acting_stack(view), view.waits, view.call)
-
-
-def waits_for_thread(view: RankView) -> bool:
-    """Whether a rank waits for another thread of its own, or for what one has."""
-    words = doing_of(view)
-    return "thread" in words or words == "waits for a lock"
-
-
 def ranks_words(ranks: Iterable[int]) -> str:
     """Ranks as people write them.
 
@@ -233,7 +133,7 @@ def ranks_words(ranks: Iterable[int]) -> str:
     return f"{'rank' if len(found) == 1 else 'ranks'} {', '.join(parts)}"
 
 
-def folded(views: Iterable[RankView], *, most: int = 12) -> list[str]:
+def grouped_stacks(views: Iterable[RankView], *, most: int = 12) -> list[str]:
     """The stacks of all ranks, those that are equal together: a heading with the ranks, and the age where they are old, then lines
     from the outermost to the innermost."""
     groups: dict[tuple[str, tuple[tuple[str, int, str], ...]], list[RankView]] = {}

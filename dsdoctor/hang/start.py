@@ -21,10 +21,10 @@ from dsdoctor.hang.ring import RingWriter
 from dsdoctor.hang.sampler import Sampler
 
 LOCK = "lock"
-EACH = 5
+LOOKS_BETWEEN_TENDS = 5
 """Looks of the sampler between two looks for the supervisor."""
-MOST_STARTS = 3
-PATIENCE = 20.0
+MAX_STARTS = 3
+PATIENCE_SECONDS = 20.0
 
 
 class Beginning:
@@ -39,7 +39,7 @@ class Beginning:
         self._options, self._entry, self._place = options, entry, place
         self._looks = self._starts = 0
         stem = f"rank-{rank:05d}-{os.getpid()}"
-        patience = PATIENCE if options.after is None else options.after / 3
+        patience = PATIENCE_SECONDS if options.after is None else options.after / 3
         append_text(self.folder / LOCK, "", mode=PRIVATE)
         self._answer_signals(self.folder / f"{stem}.stacks")
         ring = RingWriter(self.folder / f"{stem}.ring")
@@ -76,10 +76,10 @@ class Beginning:
 
     def _tend(self) -> None:
         self._looks += 1
-        if self._looks % EACH != 1 or self._starts > MOST_STARTS or has_supervisor(self.folder):
+        if self._looks % LOOKS_BETWEEN_TENDS != 1 or self._starts > MAX_STARTS or has_supervisor(self.folder):
             return
         self._starts += 1
-        if self._starts > MOST_STARTS:
+        if self._starts > MAX_STARTS:
             os.write(2, b"dsdoctor: a hang would not be seen: the supervisor beside the ranks does not stay\n")
             return
         start_supervisor(self.folder, self._options, self._entry, place=self._place)

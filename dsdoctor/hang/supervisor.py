@@ -18,7 +18,7 @@ from pathlib import Path
 
 from dsdoctor.core.files import PRIVATE, write_bytes
 from dsdoctor.core.finding import Finding
-from dsdoctor.hang.case import first_of
+from dsdoctor.hang.case import first_to_exit
 from dsdoctor.hang.channel import Answer, NodeReport, Nodes, RunIdentity, node_id
 from dsdoctor.hang.local_rank import NAME, LocalRank, Node
 from dsdoctor.hang.models import HangOptions, Incident, RankView
@@ -29,7 +29,7 @@ from dsdoctor.hang.waiting import Lateness, rank_late_again, summary_line
 # The times at which a run moved -> when it is to be called hung. Decides, never looks.
 
 
-LEAST, TIMES = 60.0, 10.0
+MIN_THRESHOLD_SECONDS, PAUSE_FACTOR = 60.0, 10.0
 SURVIVED = 2.0
 SHARE_OF_TIMEOUT = 0.6
 """Of torch's own timeout: an answer that comes after it helps nobody."""
@@ -38,7 +38,7 @@ USUAL_TIMEOUT = 600.0
 
 
 @dataclass
-class Pace:
+class StallThreshold:
     """How long this run stands still between two movements, as learned. ``after``: what the user asked for instead."""
 
     after: float | None = None
@@ -54,21 +54,21 @@ class Pace:
     def limit(self, timeout: float | None = None) -> float:
         """Seconds without movement after which the run is looked at.
 
-        >>> pace = Pace()
+        >>> pace = StallThreshold()
         >>> for _ in range(9): pace.note(12.0, was_told=False)
-        >>> pace.limit(), pace.limit(timeout=100.0), Pace(after=6.0).limit()
+        >>> pace.limit(), pace.limit(timeout=100.0), StallThreshold(after=6.0).limit()
         (120.0, 60.0, 6.0)
         """
         if self.after is not None:
             return max(self.after, SURVIVED * self.survived)
         typical = statistics.median(self.pauses) if self.pauses else 0.0
-        learned = max(LEAST, TIMES * typical, SURVIVED * self.survived)
+        learned = max(MIN_THRESHOLD_SECONDS, PAUSE_FACTOR * typical, SURVIVED * self.survived)
         return learned if timeout is None else min(learned, max(SHARE_OF_TIMEOUT * timeout, 1.0))
 
     def limit_of_work(self, timeout: float | None) -> float:
         """Seconds after which even a rank that is seen to work is told of, because torch's own timeout comes near."""
         limit = self.limit(timeout)
-        return max(limit, min(TIMES * limit, SHARE_OF_TIMEOUT * (timeout or USUAL_TIMEOUT)))
+        return max(limit, min(PAUSE_FACTOR * limit, SHARE_OF_TIMEOUT * (timeout or USUAL_TIMEOUT)))
 
 
 # The ranks of a node -> when one of them is late again and again: said once, and once more at the end of the run.
@@ -165,7 +165,7 @@ class Supervisor:
     def __init__(self, task: Task) -> None:
         self.task = task
         self.node = Node(task.folder, task.host)
-        self.pace = Pace(after=task.options.after)
+        self.pace = StallThreshold(after=task.options.after)
         self._still = 0.0
         self._told = self._warned = self._written = False
         self._world = 0
@@ -225,7 +225,8 @@ class Supervisor:
         self._told, self._warned = state == HANGS, True
         self.task.tell(incident, self.node)
         self.node.was_busy()
-        if self.task.options.on_hang == "stop":
+        # a rank that works, or may, is not ended for being slow
+        if self._told and self.task.options.on_hang == "stop":
             if self._leads:
                 self.nodes.tell_all(self._answer, 2 * AGAIN, still_waiting=lambda: bool(self.node.living()))
             self._stop()
@@ -298,7 +299,7 @@ class Supervisor:
         """Tell of a rank that ended first and drew the others along: their errors come later, and name another cause."""
         if self._dead or self._told or self.node.unwatched or all(rank.alive for rank in self.node.ranks.values()):
             return
-        first = first_of(self.node.views())
+        first = first_to_exit(self.node.views())
         lately = max((self.node.ranks[rank].ended_at for rank in first), default=0.0) > time.time() - FOLLOWING
         # those that follow say in a moment what they had called
         if first and not (lately and self.node.living()):

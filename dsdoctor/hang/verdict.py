@@ -3,12 +3,14 @@
 import re
 from collections.abc import Iterator
 
-from dsdoctor.core.finding import Finding, Severity, step
-from dsdoctor.hang.case import Case
+from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.hang.activity import OUTSIDE_THE_RUN, activity_in, activity_of
+from dsdoctor.hang.case import Case, wakes_again_and_again
 from dsdoctor.hang.checks import CHECKS
 from dsdoctor.hang.models import NOT_LOOKED, PROCESSES, RECORDERS, Incident, Verdict
 from dsdoctor.hang.process_checks import hang_stacks_unread
-from dsdoctor.hang.stacks import doing, doing_of, folded, main_stack, ranks_words
+from dsdoctor.hang.stacks import grouped_stacks, main_stack, ranks_words
+from dsdoctor.rules import book
 from dsdoctor.ui.terminal import VerdictLine, finding_lines
 
 TOGETHER = {"hang-rank-gone", "hang-rank-stopped", "hang-host-gone", "hang-disk-sleep", "hang-interpreter-held"}
@@ -19,7 +21,7 @@ def judge(incident: Incident) -> Verdict:
     """What keeps the ranks from moving. Without a cause the finding says what is known and what would decide it."""
     case = Case(incident)
     found: list[Finding] = []
-    stacks = tuple(folded(incident.ranks))
+    stacks = tuple(grouped_stacks(incident.ranks))
     if case.moves:
         return Verdict(findings=(), stacks=stacks)
     for check in CHECKS:
@@ -47,18 +49,6 @@ def is_blind(incident: Incident, verdict: Verdict) -> bool:
     return bool(ages) and unread and max(ages) < BLIND_SECONDS
 
 
-OUTSIDE = {
-    "waits for the network",
-    "waits for another process",
-    "waits for a child process",
-    "waits for a network file system",
-    "waits for the lock of a file",
-    "waits for a database",
-    "waits for a service of this host",
-    "waits for what its asyncio loop awaits",
-}
-
-
 LATE = {"hang-not-started", "hang-rank-behind", "hang-rank-outside", "hang-all-outside", "hang-at-exit"}
 
 
@@ -70,42 +60,47 @@ def may_wait_outside(incident: Incident, verdict: Verdict) -> bool:
         return False
     if case.starting and case.unknown:
         return True
-    late = [view for view in incident.ranks if view.rank not in case.unwell and view.rank not in case.waiting_ranks]
-    if any(doing_of(view) in OUTSIDE for view in late):
+    late = [
+        view for view in incident.ranks if view.rank not in case.faulty_ranks and view.rank not in case.waiting_ranks
+    ]
+    if any(activity_of(view).kind in OUTSIDE_THE_RUN for view in late):
+        return True
+    # a loop around a process that works where it is not seen: on a GPU, on another host
+    if any(wakes_again_and_again(view) and view.children for view in late):
         return True
     # what a script leaves behind may be an upload
     threads = [thread for view in case.past_the_end if view.sample for thread in view.sample.threads if not thread.main]
-    return any(doing(thread.frames) in OUTSIDE for thread in threads)
+    return any(activity_in(thread.frames).kind in OUTSIDE_THE_RUN for thread in threads)
 
 
 def hang_unclear(case: Case) -> tuple[Finding, ...]:
     """Nothing moves, and what was seen of the ranks does not say why."""
-    heard = f"{len(case.views)} of {case.incident.world} ranks were heard of"
     over = case.dead and not case.waiting_ranks
     if case.incident.source == PROCESSES:
         return (_unclear_from_outside(case),)
-    if not case.joined or over or (case.only_works and not case.unwell):
+    if not case.joined or over or (case.is_long_step and not case.faulty_ranks):
         return ()
-    finding = Finding.warning(
+    finding = book.finding(
         "hang-unclear",
-        f"nothing has moved for {case.incident.still:.0f} s, and the ranks' stacks do not say why; {heard}",
+        Severity.WARNING,
         evidence=(*case.incident.nccl, *case.evidence(case.views)),
-        fix="the native stacks of the ranks would tell more, where py-spy is allowed",
+        seconds=f"{case.incident.still:.0f}",
+        count=len(case.views),
+        world=case.incident.world,
     )
     return (finding,)
 
 
 def _unclear_from_outside(case: Case) -> Finding:
     """Of running processes that wait alike, or were not all named."""
-    seen = f"{len(case.views)} of {case.incident.world} ranks were looked at"
-    waits = case.waits_words()
-    return Finding.warning(
+    return book.finding(
         "hang-unclear",
-        f"{waits or 'no rank waits for another one'}, and stacks alone do not say why; {seen}",
+        Severity.WARNING,
+        case="processes" if case.is_whole else "some-processes",
         evidence=(*_same_collective(case), *case.evidence(sorted(case.views)[:4])),
-        fix=f"{'' if case.is_whole else 'name the processes of all ranks of this host; '}the numbers of the collectives are known "
-        "under dsdoctor.run, or from dumps of torch's flight recorder",
-        steps=(step("python -m dsdoctor.run train.py"),),
+        waiting=case.waits_words(),
+        count=len(case.views),
+        world=case.incident.world,
     )
 
 
@@ -118,7 +113,7 @@ def _same_collective(case: Case) -> tuple[str, ...]:
 # A verdict on a run in which nothing moves -> lines.
 
 
-MOST = 8
+MAX_SHOWN_RANKS = 8
 PACKAGES = re.compile(r"^(\s*)/\S*/(?:site|dist)-packages/")
 
 
@@ -147,7 +142,7 @@ def _what_works(incident: Incident) -> Iterator[str]:
     """Of running processes in which nothing hangs: which of them work."""
     works = [view for view in incident.ranks if view.activity]
     yield f"✓ {ranks_words(view.rank for view in works)} {'works' if len(works) == 1 else 'work'}: nothing hangs as far as was seen"
-    yield from (f"    rank {view.rank}: {view.activity}" for view in works[:MOST])
+    yield from (f"    rank {view.rank}: {view.activity}" for view in works[:MAX_SHOWN_RANKS])
 
 
 def headline(incident: Incident) -> str:

@@ -7,26 +7,28 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from dsdoctor.core.finding import Finding, step
+from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.hang.activity import StackActivity, activity_in
 from dsdoctor.hang.models import GroupArrivals, GroupState, Operation, RankArrivals, RankView
 from dsdoctor.hang.stacks import (
     acting_stack,
     collective_in,
-    doing,
+    frame_text,
     in_backward,
     in_earlier_call,
-    names_work,
     own_frame,
-    place,
     ranks_words,
+    waits_on_work_handle,
 )
+from dsdoctor.rules import book
 
 Compared = tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]
 PARTED_SHARE = 0.34
 """Of the calls after one that differs: so many differ where the ranks have parted."""
-LEAST_AFTER = 12
-MOST_HISTORY = 4000
+MIN_CALLS_AFTER = 12
+MAX_HISTORY = 4000
 EARLIER = "work.wait()"
 """Where a rank waits for a call that it began before: of a send or a receive no number tells."""
 ROOTED = {"broadcast", "reduce", "scatter", "gather", "broadcast_object_list", "scatter_object_list", "gather_object"}
@@ -36,7 +38,7 @@ BACKWARD = "backward"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Behind:
+class LaggingRanks:
     """Ranks that have not called a collective which other members of their group have called and wait in."""
 
     group: str
@@ -77,7 +79,7 @@ class Waiting:
             for group in view.sample.groups if view.sample else ():
                 self._groups.setdefault(group.name, {})[view.rank] = group
 
-    def behind(self) -> tuple[Behind, ...]:
+    def behind(self) -> tuple[LaggingRanks, ...]:
         """Where some members of a group are behind others, those first that nobody else holds up."""
         found = list(self._all_behind())
         late = {rank: [each for each in found if rank in each.waiting] for each in found for rank in each.ranks}
@@ -85,7 +87,7 @@ class Waiting:
         roots = [each for each in found if any(not late[rank] for rank in each.ranks)]
         chosen = roots or found
         return tuple(
-            Behind(
+            LaggingRanks(
                 group=each.group,
                 ranks=tuple(rank for rank in each.ranks if not late[rank]) or each.ranks,
                 sequence=each.sequence,
@@ -108,7 +110,7 @@ class Waiting:
             # calls of long ago that differ in size alone, and have ended, may be meant so: not where many after them differ too
             last = max(calls, default=0)
             for number, each in enumerate(found):
-                after = (len(found) - number) / max(last - each.sequence + 1, LEAST_AFTER)
+                after = (len(found) - number) / max(last - each.sequence + 1, MIN_CALLS_AFTER)
                 if each.sequence not in old or not each.same_name or after >= PARTED_SHARE:
                     yield replace(each, parted=any(not later.same_name for later in found[number:]))
                     break
@@ -136,7 +138,7 @@ class Waiting:
             calls = recorded_calls(self._groups[difference.group][ranks[0]])
             before = [each for each in calls if each.sequence < difference.sequence]
             alike = (operation.name, operation.sizes, operation.place)
-            if len(before) < LEAST_AFTER:
+            if len(before) < MIN_CALLS_AFTER:
                 return ()
             made = any((each.name, each.sizes, each.place) == alike for each in before)
             (known if made else new).extend(ranks)
@@ -179,7 +181,7 @@ class Waiting:
         ]
         return (name, *open_calls[0]) if len(open_calls) == 1 else (name, "", 0)
 
-    def roots(self) -> dict[str, tuple[int, ...]]:
+    def named_peers(self) -> dict[str, tuple[int, ...]]:
         """What ranks name as the sender, or receiver, of a collective in which they wait, the same one by its group and number,
         where they do not agree on it; empty where they do, or where it is not known."""
         groups: dict[tuple[str, str, str, int], dict[str, list[int]]] = {}
@@ -209,7 +211,7 @@ class Waiting:
         """Whether a rank waits for a collective that it began before, as far as the numbers allow it."""
         stack = acting_stack(view)
         # one that is behind may as well wait for a disk
-        allowed = not self._lagging(view.rank) or (names_work(stack) and self._is_crossed(view.rank))
+        allowed = not self._lagging(view.rank) or (waits_on_work_handle(stack) and self._is_crossed(view.rank))
         return in_earlier_call(stack, view.waits) and allowed
 
     def _lagging(self, rank: int) -> list[str]:
@@ -231,13 +233,13 @@ class Waiting:
         )
         return bool(lagging) and leads
 
-    def _all_behind(self) -> Iterator[Behind]:
+    def _all_behind(self) -> Iterator[LaggingRanks]:
         for name, members in sorted(self._groups.items()):
             numbers = {rank: group.sequence for rank, group in members.items()}
             most = max(numbers.values())
             least = min(numbers.values())
             if least < most:
-                yield Behind(
+                yield LaggingRanks(
                     group=name,
                     ranks=tuple(sorted(rank for rank, number in numbers.items() if number == least)),
                     sequence=least,
@@ -248,7 +250,7 @@ class Waiting:
 
 def at_place(operation: Operation) -> str:
     """Where a call was made, as the end of a sentence; "" where that is not known."""
-    return f" at {place(operation.place[0])}" if operation.place else ""
+    return f" at {frame_text(operation.place[0])}" if operation.place else ""
 
 
 def recorded_calls(group: GroupState) -> tuple[Operation, ...]:
@@ -256,7 +258,11 @@ def recorded_calls(group: GroupState) -> tuple[Operation, ...]:
     past = group.history
     if past is None:
         return group.operations
-    numbers = array.array("H", base64.b64decode(past.calls)[: MOST_HISTORY * 2])
+    try:
+        packed = base64.b64decode(past.calls)[: MAX_HISTORY * 2]
+    except ValueError:  # another node's, or a file's
+        return group.operations
+    numbers = array.array("H", packed[: len(packed) & ~1])
     known = {operation.sequence for operation in group.operations}
     older = (
         replace(past.kinds[kind], sequence=past.first + number, state="done")
@@ -299,11 +305,11 @@ def _compared(operation: Operation, *, typed: bool) -> Compared:
 # Only ranks of one node are compared: clocks of two nodes differ by more than the milliseconds that are asked for here.
 
 
-UNIT = 1e-4
+ARRIVAL_UNIT_SECONDS = 1e-4
 """Seconds in which arrivals are told."""
-EVENT = 1e-3
+LATE_SECONDS = 1e-3
 """Seconds by which a last rank must be later than the one before it to count."""
-SHARE, TIMES, CHANCE, WINDOWS = 0.05, 2.0, 1e-6, 3
+MIN_LOST_SHARE, MIN_LEAD, MAX_CHANCE, MIN_WINDOWS = 0.05, 2.0, 1e-6, 3
 """A rank straggles that cost the others so much of the time, so many times more than any other rank did, which it would by
 chance seldom be, in so many looks."""
 
@@ -333,7 +339,7 @@ class Lateness:
             for sequence in sorted(number for number in common if number > self._last.get(name, 0)):
                 order = sorted((times[sequence], rank) for rank, times in members.items())
                 begin, end = min(begin, order[0][0]), max(end, order[-1][0])
-                if (delay := order[-1][0] - order[-2][0]) >= EVENT:
+                if (delay := order[-1][0] - order[-2][0]) >= LATE_SECONDS:
                     lost[order[-1][1]] += delay  # type: ignore[assignment]
                     self.late[order[-1][1]] += 1
                     self.least = min(self.least, len(order))
@@ -357,9 +363,11 @@ class Lateness:
         if not self.lost or not self.seconds:
             return None
         (rank, lost), *others = self.lost.most_common(2)
-        costs = lost >= SHARE * self.seconds and lost >= TIMES * max((each for _, each in others), default=0.0)
-        seldom = chance(self.late[rank], self.late.total(), 1 / self.least) <= CHANCE
-        return rank if costs and seldom and self.top[rank] >= WINDOWS else None
+        costs = lost >= MIN_LOST_SHARE * self.seconds and lost >= MIN_LEAD * max(
+            (each for _, each in others), default=0.0
+        )
+        seldom = chance(self.late[rank], self.late.total(), 1 / self.least) <= MAX_CHANCE
+        return rank if costs and seldom and self.top[rank] >= MIN_WINDOWS else None
 
 
 def times_of(group: GroupArrivals) -> dict[int, float]:
@@ -370,7 +378,7 @@ def times_of(group: GroupArrivals) -> dict[int, float]:
     except (binascii.Error, ValueError):
         return {}
     pairs = zip(numbers[::2], numbers[1::2], strict=False)
-    return {group.sequence + number: group.created / 1e9 + when * UNIT for number, when in pairs}
+    return {group.sequence + number: group.created / 1e9 + when * ARRIVAL_UNIT_SECONDS for number, when in pairs}
 
 
 def chance(found: int, of: int, each: float) -> float:
@@ -393,20 +401,21 @@ def chance(found: int, of: int, each: float) -> float:
 def rank_late_again(lateness: Lateness, rank: int, view: RankView, told: RankArrivals) -> Finding:
     """The other ranks of a node wait for the same rank again and again, though nothing hangs."""
     share = lateness.lost[rank] / lateness.seconds
-    words = where_seen(told)
-    return Finding.warning(
+    seen = where_seen(told)
+    return book.finding(
         "rank-late-again",
-        f"rank {rank} ({view.host}, pid {view.pid}) is late again and again: {share:.0%} of the time the other ranks of this node "
-        f"wait for it{f'; it is seen most where it {words[0]}' if words else ''}",
+        Severity.WARNING,
+        case="data" if seen and seen[0].activity.waits_for_data else "",
         evidence=(
-            f"it came last by {EVENT * 1000:.0f} ms or more in {lateness.late[rank]} of {lateness.late.total()} collectives that "
-            f"had to wait for one rank, in {lateness.seconds:.0f} s that were looked at",
-            *(f"rank {rank} {each}" for each in words[1:]),
+            f"it came last by {LATE_SECONDS * 1000:.0f} ms or more in {lateness.late[rank]} of {lateness.late.total()} collectives "
+            f"that had to wait for one rank, in {lateness.seconds:.0f} s that were looked at",
+            *(f"rank {rank} {each.words}" for each in seen[1:]),
         ),
-        fix="give that rank more workers or faster storage for its data"
-        if words and "data" in words[0]
-        else "see whether it has more work than the others, or a slower or shared processor or GPU",
-        steps=(step("top -H -p {pid}", pid=view.pid),),
+        rank=rank,
+        host=view.host,
+        pid=view.pid,
+        share=f"{share:.0%}",
+        where=f"; it is seen most where it {seen[0].words}" if seen else "",
     )
 
 
@@ -419,11 +428,23 @@ def summary_line(lateness: Lateness, rank: int) -> str:
     )
 
 
-def where_seen(told: RankArrivals) -> list[str]:
-    """Where a rank was seen outside of collectives, most often first, in words."""
-    looks: Counter[str] = Counter()
+class LateSpot(NamedTuple):
+    """A line of the user's at which a late rank was seen, and what it was busy with there."""
+
+    activity: StackActivity
+    line: str
+
+    @property
+    def words(self) -> str:
+        """As the middle of a sentence."""
+        return f"{self.activity.words or 'stands'} at {self.line}"
+
+
+def where_seen(told: RankArrivals) -> list[LateSpot]:
+    """Where a rank was seen outside of collectives, the two lines at which it was most often."""
+    looks: Counter[LateSpot] = Counter()
     for seen in told.stacks:
         own = own_frame(seen.frames)
         if own is not None and not collective_in(seen.frames):
-            looks[f"{doing(seen.frames) or 'stands'} at {place(own)}"] += seen.looks
-    return [words for words, _ in looks.most_common(2)]
+            looks[LateSpot(activity_in(seen.frames), frame_text(own))] += seen.looks
+    return [spot for spot, _ in looks.most_common(2)]

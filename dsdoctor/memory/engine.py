@@ -43,7 +43,15 @@ class LiveStorages:
 
         add = self.add
 
+        if not hasattr(TorchDispatchMode, "ignore_compile_internals"):
+            return  # under any mode an older torch compiles nothing, and with fullgraph=True refuses to; marks walk instead
+
         class Watching(TorchDispatchMode):
+            @classmethod
+            def ignore_compile_internals(cls) -> bool:
+                """Whether torch.compile works as without this mode; of compiled code it sees the outputs alone."""
+                return True
+
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 result = func(*args, **(kwargs or {}))
                 for leaf in tree_leaves(result):
@@ -83,6 +91,9 @@ class LiveStorages:
 
     def mark(self) -> dict[str, int]:
         """The most bytes since the last mark; begins anew from what is alive now."""
+        if self._mode is None:
+            self.now = walked()
+            return dict(self.now)
         most, self.most = self.most, dict(self.now)
         return most
 

@@ -5,6 +5,7 @@ in the rank, at its end.
 """
 
 import errno
+import re
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from dsdoctor.core.user_code import is_user_file
 MAX_LINE_CHARACTERS = 300
 MAX_FRAMES = 30
 MAX_CAUSES = 32
+PEER_DISCONNECT = re.compile(r"(closed|reset) by peer|Broken pipe|remote (process|worker)", re.IGNORECASE)
+"""What libraries say when another rank is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,15 @@ def line_of(error: BaseException) -> str:
     ("KeyError: 'label'", 'MemoryError')
     """
     return f"{type(error).__name__}: {_message(error)}"[:MAX_LINE_CHARACTERS].removesuffix(": ")
+
+
+def is_peer_disconnect(line: str) -> bool:
+    """Whether an exception, as a line, only says that another rank is gone.
+
+    >>> is_peer_disconnect("RuntimeError: Connection closed by peer [127.0.0.1]:18337"), is_peer_disconnect("KeyError: 'x'")
+    (True, False)
+    """
+    return PEER_DISCONNECT.search(line) is not None
 
 
 def causes_of(error: BaseException) -> Iterator[BaseException]:

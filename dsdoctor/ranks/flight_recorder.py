@@ -15,7 +15,7 @@ from dsdoctor.core.text import decode
 # torch's flight recorder, as a data process writes it -> the last collective that the rank has begun. Judges nothing.
 
 
-LARGEST = 8 << 20
+MAX_DUMP_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ def flight_file(folder: str, pid: int) -> Path:
 def read_recorded(path: Path) -> Recorded | None:
     """What a dump says, None where there is none that can be read."""
     try:
-        dump = decode(read_limited(path, LARGEST), dict[str, Any])
+        dump = decode(read_limited(path, MAX_DUMP_BYTES), dict[str, Any])
     except (OSError, ValueError, msgspec.MsgspecError):
         return None
     entries = dump.get("entries")

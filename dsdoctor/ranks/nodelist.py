@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from dsdoctor.core.errors import UsageError
 
-MOST_HOSTS = 1 << 17
+MAX_HOSTS = 1 << 17
 """More than any machine has: a longer list is a mistake, and expanding it would fill the memory."""
 
 PIECES = re.compile(r"[^,\[\]]*(?:\[[^\[\]]*\][^,\[\]]*)*")
@@ -26,9 +26,9 @@ def expand(nodelist: str) -> tuple[str, ...]:
     >>> expand("r[1-2]n[0-1]")
     ('r1n0', 'r1n1', 'r2n0', 'r2n1')
     """
-    hosts = tuple(itertools.islice((host for piece in _pieces(nodelist) for host in _hosts(piece)), MOST_HOSTS + 1))
-    if len(hosts) > MOST_HOSTS:
-        raise _malformed(nodelist, f"more than {MOST_HOSTS} hosts")
+    hosts = tuple(itertools.islice((host for piece in _pieces(nodelist) for host in _hosts(piece)), MAX_HOSTS + 1))
+    if len(hosts) > MAX_HOSTS:
+        raise _malformed(nodelist, f"more than {MAX_HOSTS} hosts")
     return hosts
 
 
@@ -95,7 +95,7 @@ def tasks_per_node(text: str) -> tuple[int, ...]:
     counts: list[int] = []
     for piece in text.split(","):
         match = COUNT.fullmatch(piece)
-        if match is None or int(match[2] or 1) > MOST_HOSTS:
+        if match is None or int(match[2] or 1) > MAX_HOSTS:
             raise _malformed(text, f"{piece!r} is no number of tasks")
         counts += [int(match[1])] * int(match[2] or 1)
     return tuple(counts)
@@ -108,7 +108,7 @@ def hosts_of_ranks(nodelist: str, tasks: str) -> tuple[str, ...]:
     ('n1', 'n1', 'n2')
     """
     hosts, counts = expand(nodelist), tasks_per_node(tasks)
-    if len(hosts) != len(counts) or sum(counts) > MOST_HOSTS:
+    if len(hosts) != len(counts) or sum(counts) > MAX_HOSTS:
         return ()
     return tuple(host for host, count in zip(hosts, counts, strict=True) for _ in range(count))
 
@@ -144,7 +144,7 @@ def _hosts(piece: str) -> Iterator[str]:
         yield before
         return
     inside, _, after = rest.partition("]")
-    tails = tuple(itertools.islice(_hosts(after), MOST_HOSTS))
+    tails = tuple(itertools.islice(_hosts(after), MAX_HOSTS))
     for number in _numbers(inside.split(","), 0):
         for tail in tails:
             yield before + number + tail
@@ -156,7 +156,7 @@ def _group(piece: str) -> Iterator[str]:
     if match is None:
         yield piece
         return
-    for number in itertools.islice(_numbers(match[3].split(","), int(match[2][:2])), MOST_HOSTS):
+    for number in itertools.islice(_numbers(match[3].split(","), int(match[2][:2])), MAX_HOSTS):
         yield match[1] + number + match[4]
 
 

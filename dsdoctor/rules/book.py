@@ -28,7 +28,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dsdoctor.core.finding import FIELD, Finding, Fix, Follows, Severity, Step
+from dsdoctor.core.finding import FIELD, Finding, Fix, Follows, Severity, Step, step
 from dsdoctor.core.text import ManualPage
 
 if sys.version_info >= (3, 11):
@@ -131,11 +131,12 @@ def tables(room: str, name: str) -> tuple[Table, ...]:
     return tuple(table for file in _files(room) for table in _parsed(file).get(name, ()))
 
 
-def read_ahead() -> None:
-    """Read the rooms' words now: for a process that may be at its limit of open files when it makes a finding."""
-    for room in _order()["rooms"]:
-        if room != LOGS:
-            _rules_in(room)
+def prepare(room: str) -> None:
+    """Read the words of a room's findings now: a watch makes them later, where no file may be read."""
+    rooms = _order()["rooms"]
+    for before in rooms[: rooms.index(room) + 1]:
+        if before != LOGS:
+            _rules_in(before)
 
 
 def log_topics() -> dict[str, Table]:
@@ -179,15 +180,15 @@ def _filled_step(template: str, values: Mapping[str, Filling]) -> Step:
     """A command with those values for which it has a place."""
     names = dict.fromkeys(place["name"] for place in FIELD.finditer(template))
     words = ((name, values[name]) for name in names if name in values)
-    return Step(template=template, values=tuple((name, v if isinstance(v, tuple) else str(v)) for name, v in words))
+    return replace(step(template), values=tuple((name, v if isinstance(v, tuple) else str(v)) for name, v in words))
 
 
 @functools.cache
 def words_of(rule: str, case: str = "") -> Table:
-    """The title, the fix and the steps of a room's rule, or of one of its cases. Raises LookupError if there is none."""
-    rooms = (room for room in _order()["rooms"] if room != LOGS)
-    texts = (text for room in rooms for text in _rules_in(room) if rule in ID.findall(text))
-    text = next(texts, None)
+    """The title, the fix and the steps of a rule, or of one of its cases. Raises LookupError if there is none."""
+    # the logs' rules last: they are by far the most, and few of them are findings of code
+    rooms = sorted(_order()["rooms"], key=lambda room: room == LOGS)
+    text = next((text for room in rooms for text in _rules_in(room) if rule in ID.findall(text)), None)
     if text is None:
         raise LookupError(f"the book has no rule {rule}")
     table: Table = _parse(f"[[rule]]{text}")["rule"][0]

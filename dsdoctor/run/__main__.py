@@ -30,7 +30,7 @@ from dsdoctor.run.script import VARIABLE, RunOrder, rank, say
 WATCH = "dsdoctor.overflow.watch.engine:watch"
 STARTUP = Path(__file__).absolute().parent / "startup"
 LEVEL_VARIABLE = "DSDOCTOR_OVERFLOW"
-MOST_BATCHES = 100_000
+MAX_BATCHES = 100_000
 OFF = "off"
 HELP = "python -m dsdoctor.run --help"
 DESCRIPTION = """\
@@ -224,7 +224,7 @@ def parse_batches(text: str) -> tuple[int, ...]:
     for part in filter(None, (part.strip() for part in text.split(","))):
         found = re.fullmatch(r"(\d{1,18})(?:-(\d{1,18}))?", part)
         first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
-        if not 0 <= last - first < MOST_BATCHES:
+        if not 0 <= last - first < MAX_BATCHES:
             raise UsageError(f"--trace-batches holds {part!r}", hint="batch numbers and ranges, such as 1,3,10-12")
         numbers.update(range(first, last + 1))
     return tuple(sorted(numbers))
@@ -300,6 +300,15 @@ def environment_for(call: CommandLine, environment: Mapping[str, str], watch: st
     return {**environment, **kept, VARIABLE: order.text(), "PYTHONPATH": os.pathsep.join(folders)}
 
 
+def coerced_locale(variables: Mapping[str, str]) -> tuple[str, ...]:
+    """The variable that Python itself set when it started in the C locale (PEP 538); the script's Python does so again."""
+    try:
+        given = Path("/proc/self/environ").read_bytes().split(b"\0")
+    except OSError:
+        return ()
+    return ("LC_CTYPE",) if "LC_CTYPE" in variables and not any(one.startswith(b"LC_CTYPE=") for one in given) else ()
+
+
 def run(argv: Sequence[str], *, python: Sequence[str], watch: str = WATCH) -> NoReturn:
     """Become the script that a command line names, or print the environment. Raises UsageError, and returns only so.
 
@@ -318,6 +327,8 @@ def run(argv: Sequence[str], *, python: Sequence[str], watch: str = WATCH) -> No
     # one a node: the folder may be each machine's own
     if os.environ.get("LOCAL_RANK", rank() or "0") == "0":
         say(*stale_locks(os.environ))
+    for name in coerced_locale(os.environ):
+        environment.pop(name, None)
     os.execve(sys.executable, [*python, *call.script], environment)  # noqa: S606 - no process is started: it becomes this
 
 

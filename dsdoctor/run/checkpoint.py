@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsdoctor.core.errors import UsageError
+from dsdoctor.core.user_code import CHECKPOINT_WATCH
 
 WARN, OFF = CHOICES = ("warn", "off")
-WRAPPED = "_dsdoctor_checkpoint"
 JUDGE = "dsdoctor.run.checkpoint_look"
 
 Say = Callable[..., None]
@@ -52,7 +52,7 @@ class CheckpointWatch:
             ("save_checkpoint", Hooks(after=self.saved, failed=self.not_saved)),
         ):
             owner = next((each for each in type(engine).__mro__ if name in vars(each)), None)
-            if owner is not None and not hasattr(vars(owner)[name], WRAPPED):
+            if owner is not None and not hasattr(vars(owner)[name], CHECKPOINT_WATCH):
                 setattr(owner, name, wrapped(vars(owner)[name], hooks, self.quietly))
 
     def loads(self, engine: Any, arguments: Arguments, result: Any) -> None:  # noqa: ARG002
@@ -127,5 +127,5 @@ def wrapped(
             quietly(functools.partial(hooks.after, engine, given, result))
         return result
 
-    setattr(around, WRAPPED, True)
+    setattr(around, CHECKPOINT_WATCH, True)
     return around

@@ -13,13 +13,14 @@ from dsdoctor.checkpoint.judge import GIB, judge
 from dsdoctor.checkpoint.loading import ALL, MODULE, NO_OPTIMIZER, Plan
 from dsdoctor.checkpoint.parameters import names_in_module
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.finding import Finding, Severity, has_error, step
+from dsdoctor.core.finding import Finding, Severity, has_error
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.text import and_more
+from dsdoctor.rules import book
 from dsdoctor.ui.table import size
 from dsdoctor.ui.terminal import finding_lines, printable
 
-MOST_FILES = 128
+MAX_FILES = 128
 """While all other ranks wait: so many files of 720 parameters took 0.25 CPU-seconds, where ranks' pickles are the same."""
 
 CONDITIONS = {
@@ -30,7 +31,7 @@ CONDITIONS = {
 }
 """What a script may well have, which the load itself shows in the next moment; what its own argument says; and what is said
 here of the very model."""
-DUMMY = "DummyOptim"
+DUMMY_OPTIMIZER = "DummyOptim"
 """The class that stands for an optimizer where an engine was given none."""
 
 
@@ -48,7 +49,7 @@ def before_load(engine: Any, given: Mapping[str, Any]) -> tuple[str, ...]:
         tag = folder.latest_universal
     try:
         found = choose(folder, tag)
-        if found is None or len(found.files) > MOST_FILES:
+        if found is None or len(found.files) > MAX_FILES:
             return ()
         judged = judge(folder, tag, _plan_of_load(engine, given))
     except UsageError:  # a tag that is not there: DeepSpeed fails by it in the next moment
@@ -68,12 +69,14 @@ def _kept(engine: Any, given: Mapping[str, Any], examined: Examined) -> Iterator
     if not kept:
         return
     count = sum(int(getattr(each, "ds_numel", each.numel())) for each in kept.values())
-    name = examined.tag.folder.name
-    yield Finding.note(
+    yield book.finding(
         "checkpoint-universal-leaves" if universal else "checkpoint-frozen-excluded",
-        f"{len(kept):,} frozen parameter{'s' * (len(kept) > 1)} of the model ({count:,} elements) "
-        + (f"are not taken from {name}, which is universal" if universal else f"are not in {name}"),
+        Severity.NOTE,
+        case="watched",
         evidence=(and_more(tuple(kept), 3), "they stay as this script made them: random where it loaded no base model"),
+        parameters=f"{len(kept):,} frozen parameter{'s' * (len(kept) > 1)}",
+        elements=f"{count:,}",
+        tag=examined.tag.folder.name,
     )
 
 
@@ -100,18 +103,21 @@ def has_optimizer(engine: Any) -> bool:
     """Whether an engine trains: one for evaluation has no optimizer, or one of DeepSpeed's around a dummy."""
     optimizer = getattr(engine, "optimizer", None)
     inner = getattr(optimizer, "optimizer", optimizer)
-    return inner is not None and type(inner).__name__ != DUMMY
+    return inner is not None and type(inner).__name__ != DUMMY_OPTIMIZER
 
 
 def nothing_loaded(engine: Any, given: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG001
     """load_checkpoint returned (None, None)."""
     folder = given["load_dir"]
-    finding = Finding.warning(
+    # the first start of a script that resumes where there is something: nothing was to be loaded
+    first = not Path(folder).is_dir() or not look(Path(folder)).tags
+    finding = book.finding(
         "checkpoint-nothing-loaded",
-        f"load_checkpoint({str(folder)!r}) loaded nothing and returned (None, None): the training begins anew",
-        evidence=("the folder is not there" if not Path(folder).is_dir() else "the folder has no file latest",),
-        fix="stop here if this training was to go on from a checkpoint",
-        steps=(step("python -m dsdoctor checkpoint {folder}", folder=str(folder)),),
+        Severity.NOTE if first else Severity.WARNING,
+        case="first-start" if first else "",
+        evidence=() if first else ("the folder has no file latest",),
+        quoted=repr(str(folder)),
+        folder=str(folder),
     )
     return _lines([finding])
 
@@ -125,7 +131,7 @@ def after_save(engine: Any, given: Mapping[str, Any]) -> tuple[str, ...]:
     found = folder.tag(str(tag) if tag is not None else f"global_step{engine.global_steps}")
     if found is None:
         return ()
-    findings = [] if len(found.files) > MOST_FILES else [*judge_tag(examine(folder, read_tag(found)))]
+    findings = [] if len(found.files) > MAX_FILES else [*judge_tag(examine(folder, read_tag(found)))]
     free = LocalHost().free(str(folder.path))
     if free is not None and free < found.size:
         findings.append(no_room(str(folder.path), free, found.size))
@@ -140,27 +146,28 @@ def save_failed(engine: Any, given: Mapping[str, Any]) -> tuple[str, ...]:
     free = LocalHost().free(str(place))
     latest = look(place).latest if place.is_dir() else None
     first = (str(error).strip() or "no reason given").splitlines()[0][:200]
-    finding = Finding.warning(
+    finding = book.finding(
         "checkpoint-save-failed",
-        f"{name} was not saved: what stands in its folder is no checkpoint",
+        Severity.WARNING,
         evidence=(
             f"{type(error).__name__}: {first}",
             *([f"{size(free)} are left in {place}"] if free is not None else []),
             f"latest names {latest!r}, which a training goes on from" if latest else "no tag was saved before",
         ),
-        fix="make room where the disk is full; --repair sets what was cut off aside",
-        steps=(step("python -m dsdoctor checkpoint {folder}", folder=str(place)),),
+        tag=name,
+        folder=str(place),
     )
     return _lines([finding])
 
 
 def no_room(folder: str, free: int, size: int) -> Finding:
     """A disk that does not hold one more of these."""
-    return Finding.warning(
+    return book.finding(
         "checkpoint-disk-full",
-        f"{folder} has {free / GIB:.2f} GiB left, and the checkpoint that was just saved took {size / GIB:.2f} GiB",
-        fix="make room before the next save: what a full disk cuts off is no checkpoint",
-        steps=(step("df -h {folder}", folder=folder),),
+        Severity.WARNING,
+        folder=folder,
+        free=f"{free / GIB:.2f} GiB",
+        size=f"{size / GIB:.2f} GiB",
     )
 
 

@@ -26,7 +26,7 @@ MODULE = "torch.distributed.distributed_c10d"
 VARIABLE = "DSDOCTOR_HANG"
 ENTRY = Path(__file__).with_name("hang_supervisor.py")
 SWITCH, ANSWERS = ("on", "off"), ("report", "stop")
-LEAST_SECONDS = 3.0
+MIN_AFTER_SECONDS = 3.0
 TOLD_BY_LAUNCHERS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -56,8 +56,8 @@ def checked(after: float | None, on_hang: str, folder: str) -> HangOptions:
     """The options of a watch. Raises UsageError for what makes no sense."""
     if on_hang not in ANSWERS:
         raise UsageError(f"--on-hang is {on_hang!r}", hint="report or stop")
-    if after is not None and not LEAST_SECONDS <= after < 1e6:
-        raise UsageError(f"--hang-after is {after:g}", hint=f"seconds, {LEAST_SECONDS:g} or more")
+    if after is not None and not MIN_AFTER_SECONDS <= after < 1e6:
+        raise UsageError(f"--hang-after is {after:g}", hint=f"seconds, {MIN_AFTER_SECONDS:g} or more")
     # scripts change folders
     return HangOptions(after=after, on_hang=on_hang, folder=absolute(folder))
 

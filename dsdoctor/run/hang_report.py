@@ -17,9 +17,10 @@ from dsdoctor.hang.channel import identity, node_name
 from dsdoctor.hang.local_rank import LocalRank, Node
 from dsdoctor.hang.models import HangOptions, Incident
 from dsdoctor.hang.supervisor import HANGS, WORKS, Task, supervise
+from dsdoctor.rules import book
 
 NCCL_IS_ASKED = {"hang-transport", "hang-unclear"}
-DEAF = 3.0
+PRINT_TIMEOUT_SECONDS = 3.0
 """Seconds: a rank that has looked around this lately will print what it is given, within this time."""
 
 
@@ -40,6 +41,7 @@ def watch_node(order: dict[str, Any]) -> None:
         judge=lambda incident: state_of(incident, patient=options.after is None),
     )
     try:
+        book.prepare("hang")  # the disk may not answer when nothing moves
         supervise(task)
     except Exception as error:  # a rank starts another one, and after a few says so
         print(f"dsdoctor: a supervisor failed, {type(error).__name__}: {error}", file=sys.stderr)
@@ -72,11 +74,11 @@ def tell(incident: Incident, node: Node, options: HangOptions) -> None:
 
 def with_nccl(incident: Incident, findings: tuple[Finding, ...]) -> Incident:
     """The incident with what NCCL says of it, where all ranks have come and it has a word in that."""
-    from dsdoctor.hang.outside import complaints
+    from dsdoctor.hang.outside import ras_errors
 
     asked = any(finding.rule in NCCL_IS_ASKED for finding in findings)
     on_gpus = any(view.sample and view.sample.cuda for view in incident.ranks)
-    return replace(incident, nccl=complaints(os.environ)) if asked and on_gpus else incident
+    return replace(incident, nccl=ras_errors(os.environ)) if asked and on_gpus else incident
 
 
 def mention(what: Finding | str, node: Node) -> None:
@@ -136,11 +138,11 @@ def say(lines: Iterable[str], node: Node) -> None:
 
 def _says(rank: LocalRank, text: bytes) -> bool:
     """Whether a rank has taken the text that it is to print."""
-    if rank.beat is None or rank.leaving or time.monotonic() - rank.beat.clock > DEAF:
+    if rank.beat is None or rank.leaving or time.monotonic() - rank.beat.clock > PRINT_TIMEOUT_SECONDS:
         return False
     try:
         write_bytes(rank.words, text, mode=PRIVATE)
-        last = time.monotonic() + DEAF
+        last = time.monotonic() + PRINT_TIMEOUT_SECONDS
         while rank.words.exists() and time.monotonic() < last:
             time.sleep(0.05)
         taken = not rank.words.exists()

@@ -102,7 +102,7 @@ class GuideClass:
 
 
 COUNT = "dsdoctor/raised"
-PATIENCE = 3.0
+EXIT_TIMEOUT_SECONDS = 3.0
 """Seconds that an answer may take at the end of a process, whatever its store, the store's host and other threads do."""
 MAX_MESSAGE_CHARACTERS = 400
 
@@ -128,7 +128,7 @@ def other_failure(failure: Failure) -> str:
         # whoever holds the lock of this process's client keeps a thread waiting, and not the process
         thread = threading.Thread(target=asked.ask, name="dsdoctor's question", daemon=True)
         thread.start()
-        thread.join(PATIENCE)
+        thread.join(EXIT_TIMEOUT_SECONDS)
     except Exception:  # the groups are gone, or no thread can be started
         return ""
     return said[0] if said else ""
@@ -164,7 +164,7 @@ def _reach(store: Any) -> None:
         store = inner
     host, port = getattr(store, "host", None), getattr(store, "port", None)
     if host is not None and port is not None:
-        socket.create_connection((host, port), timeout=PATIENCE).close()
+        socket.create_connection((host, port), timeout=EXIT_TIMEOUT_SECONDS).close()
 
 
 def follows(failure: Failure) -> bool:

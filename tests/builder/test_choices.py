@@ -11,7 +11,7 @@ from dsdoctor.builder.plan.choices import (
     fit_architectures,
     unused_architectures,
 )
-from dsdoctor.builder.plan.processor import choose_compiler
+from dsdoctor.builder.plan.compiler import choose_compiler
 from dsdoctor.builder.toolkit.choose import Needs, choose_toolkit
 from dsdoctor.core.build_models import ToolkitPlan
 from dsdoctor.core.errors import ImpossiblePlan, UsageError

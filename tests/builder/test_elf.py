@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dsdoctor.builder.make.commands import first_error
-from dsdoctor.builder.make.manifest import planned
+from dsdoctor.builder.make.manifest import planned_gpu_code
 from dsdoctor.builder.wheel.shared_object import (
     CONTAINER,
     ENTRY,
@@ -75,7 +75,7 @@ def test_machine_code_and_ptx_of_every_container_are_read() -> None:
     section = fatbin((2, 80), (1, 90)) + b"\0" * 8 + fatbin((2, 90), (7, 99))
 
     op = OpPlan(op="a", variable="A", module="a", sources=(), architectures=("8.0", "9.0+PTX"), device_code=True)
-    assert set(architectures(section)) == planned(op) == {"80_real", "90_real", "90_virtual"}
+    assert set(architectures(section)) == planned_gpu_code(op) == {"80_real", "90_real", "90_virtual"}
 
 
 @given(st.binary(max_size=300), st.integers(0, 200))

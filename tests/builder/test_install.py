@@ -2,7 +2,7 @@
 
 import pytest
 
-from dsdoctor.builder.install import Did, Installed, asks_for_a_build
+from dsdoctor.builder.install import InstallAction, Installed, asks_for_a_build
 from dsdoctor.cli.install import installed_lines, status_of
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.requests import BuildOrder, BuildRequest
@@ -27,7 +27,9 @@ def test_options_that_say_how_to_build_lead_to_a_build(request_: BuildRequest, e
 
 
 def test_a_wheel_that_fits_and_cannot_be_installed_is_a_failure_and_nothing_was_installed() -> None:
-    failed = Installed(did=Did.NOTHING, wheel="w.whl", findings=(Finding.error("wheel-not-installed", "no space"),))
+    failed = Installed(
+        did=InstallAction.NOTHING, wheel="w.whl", findings=(Finding.error("wheel-not-installed", "no space"),)
+    )
 
     assert status_of(failed) == 4
     assert list(installed_lines(failed))[-1] == "✗ nothing was installed"

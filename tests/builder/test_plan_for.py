@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from dsdoctor.builder.build import beyond_the_table
+from dsdoctor.builder.build import unknown_sites_note
 from dsdoctor.core.build_models import OpFact, Source
 
 
@@ -14,6 +14,6 @@ def test_a_deepspeed_that_loads_ops_where_the_table_knows_of_none_is_said_to(tmp
     fact = OpFact(op="new_op", variable="DS_BUILD_NEW_OP", module="deepspeed.ops.new_op")
     source = Source(folder=str(tmp_path), asked="", version="0.99.0", digest="", accelerator="cuda", ops=(fact,))
 
-    assert beyond_the_table(source) == (
+    assert unknown_sites_note(source) == (
         "; DeepSpeed 0.99.0 also loads new_op in engine.py, and when is not known here: --ops names such an op, in place of --for"
     )

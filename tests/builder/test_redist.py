@@ -15,11 +15,11 @@ import msgspec
 import pytest
 
 from dsdoctor.builder.toolkit.assemble import assemble
-from dsdoctor.builder.toolkit.choose import BARE, MARK, choose_toolkit
+from dsdoctor.builder.toolkit.choose import BARE, choose_toolkit
 from dsdoctor.builder.toolkit.download import _SafeRedirects, download, read_document
 from dsdoctor.builder.toolkit.fetch_parts import ask_nvidia
 from dsdoctor.builder.toolkit.kept import DIGESTS, altered, read_mark, refuse_altered
-from dsdoctor.builder.toolkit.plan_assembly import NvidiaRelease, Offers
+from dsdoctor.builder.toolkit.plan_assembly import MARK, NvidiaRelease, Offers
 from dsdoctor.core.build_models import Layer, ToolkitPlan
 from dsdoctor.core.errors import BuildFailed, UsageError
 from dsdoctor.core.host import LocalHost

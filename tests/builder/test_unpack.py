@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.builder.source.fetch import LARGEST, unpack
+from dsdoctor.builder.source.fetch import MAX_UNPACKED_BYTES, unpack
 from dsdoctor.core.errors import UsageError
 
 Member = tuple[str, bytes, str]
@@ -102,13 +102,13 @@ def test_a_zip_that_reaches_outside_is_refused(tmp_path: Path) -> None:
 
 def test_an_archive_that_claims_to_be_larger_than_a_source_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
     info = tarfile.TarInfo("top/zeros")
-    info.size = LARGEST + 1
+    info.size = MAX_UNPACKED_BYTES + 1
     huge_tar, huge_zip = tmp_path / "huge.tar", tmp_path / "huge.zip"
     huge_tar.write_bytes(info.tobuf() + bytes(1024))
     with zipfile.ZipFile(huge_zip, "w") as file:
         file.writestr("top/zeros", b"")
     data = bytearray(huge_zip.read_bytes())
-    struct.pack_into("<I", data, data.index(b"PK\1\2") + 24, LARGEST + 1)
+    struct.pack_into("<I", data, data.index(b"PK\1\2") + 24, MAX_UNPACKED_BYTES + 1)
     huge_zip.write_bytes(data)
 
     for archive in (huge_tar, huge_zip):

@@ -90,7 +90,7 @@ def test_files_of_ranks_that_a_larger_run_left_are_no_fault_of_the_tag(tmp_path:
 
     (finding,) = found.findings
     assert (finding.rule, finding.severity) == ("checkpoint-leftover-shards", Severity.WARNING)
-    assert finding.title.endswith(" of another run: of ranks that the run which saved it did not have")
+    assert "with ranks that" in finding.title
     assert sorted(finding.evidence) == sorted(left)
     assert verdict(found) is Verdict.LOADS
 
@@ -119,8 +119,8 @@ def test_files_of_the_optimizer_that_a_run_of_another_type_left_are_no_fault_of_
         tag = write(folder / "saved", kind)
         names = sorted(Path(shutil.copy(file, tag)).name for file in left.glob("*optim_states.pt"))
         found = judged(folder / "saved")
-        told = [(each.rule, each.title.split(": ")[1], sorted(each.evidence)) for each in found.findings]
-        of_type = "of a type that the run which saved it did not have"
+        told = [(each.rule, each.title.partition("with ")[2], sorted(each.evidence)) for each in found.findings]
+        of_type = "a type that the last save did not have"
         if told != [("checkpoint-leftover-shards", of_type, names)] or verdict(found) is not Verdict.LOADS:
             wrong.append((kind.name, told, verdict(found)))
 
@@ -156,7 +156,8 @@ def test_bf16_files_without_their_mark_are_to_be_renamed(tmp_path: Path) -> None
     found = judged(tmp_path)
 
     assert has_error(found.findings)
-    assert "lack the bf16_ in the name" in found.findings[0].title
+    assert found.findings[0].rule == "checkpoint-shards-mixed"
+    assert "bf16_ prefix" in found.findings[0].title
     assert found.outcome is None
 
 

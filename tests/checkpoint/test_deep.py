@@ -155,5 +155,5 @@ def test_learning_rates_that_differ_between_ranks_are_told_by_the_quick_look(tmp
 
     assert (found.rule, found.title) == (
         "checkpoint-shards-mixed",
-        "the files of global_step2 do not agree on the learning rate",
+        "the files of global_step2 disagree on the learning rate",
     )

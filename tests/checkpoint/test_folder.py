@@ -302,7 +302,7 @@ def test_model_states_of_another_stage_in_the_same_tag_are_left_over(tmp_path: P
     found = judged(tmp_path / "a")
 
     assert rules(found.findings) == {"checkpoint-leftover-shards"}
-    assert found.findings[0].title.endswith(": of a stage that the run which saved it did not have")
+    assert found.findings[0].title.endswith("with a stage that the last save did not have")
     assert len(found.findings[0].evidence) == 2
     assert found.outcome is not None
     assert found.outcome.verdict is Verdict.LOADS

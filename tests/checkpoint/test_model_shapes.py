@@ -57,7 +57,7 @@ def test_each_difference_is_told(tmp_path: Path, stage: int, change: str) -> Non
     ("names", "told"),
     [
         ({"first": (3, 2)}, "lacks: first"),
-        ({f"model.{name}": shape for name, shape in SHAPES.items()}, "without 'model.' before them"),
+        ({f"model.{name}": shape for name, shape in SHAPES.items()}, "without the prefix 'model.'"),
     ],
 )
 def test_a_wrapper_is_told_and_is_no_error_where_all_names_fit(tmp_path: Path, names: Shapes, told: str) -> None:

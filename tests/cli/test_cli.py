@@ -38,7 +38,7 @@ def bare(tmp_path: Path) -> str:
 def test_help_teaches() -> None:
     shown = run("build-wheel", "--help").stdout
 
-    assert "Build a DeepSpeed wheel that fits this environment" in shown
+    assert "Build a DeepSpeed wheel for this environment" in shown
     assert "--arch" in shown
 
 

@@ -89,7 +89,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def filled(arguments: tuple[str, ...], folder: Path, **places: Path | str) -> list[str]:
-    places |= {"WHEEL": next(folder.glob("*.whl")), "FOLDER": folder, "TRACE": folder / "traced"}
+    places = {"WHEEL": next(folder.glob("*.whl"), ""), "FOLDER": folder, "TRACE": folder / "traced", **places}
     return [str(places.get(word, word)) for word in arguments]
 
 
@@ -120,6 +120,35 @@ def test_a_file_that_is_none_is_a_usage_error_in_every_command(
         (finding,) = document["findings"]
         assert finding["rule"] == "usage", name
         assert "wei\\udcdf.json" in finding["title"], name
+
+
+OTHER_READERS = {
+    "diagnose": ("diagnose", "FILE"),
+    "config": ("config", "FILE"),
+    "comm": ("comm", "--read", "FILE"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHER_READERS)
+@pytest.mark.parametrize("fault", [a_pipe, a_device_without_end])
+def test_a_pipe_and_a_device_keep_no_reader_of_other_texts_waiting(
+    fault: Callable[[Path], None], name: str, tmp_path: Path
+) -> None:
+    fault(tmp_path / "file")
+    done = run(*filled(OTHER_READERS[name], tmp_path, FILE=tmp_path / "file"), "--json")
+
+    (finding,) = json.loads(done.stdout)["findings"]
+    assert (done.returncode, finding["rule"], done.stderr) == (2, "usage", "")
+    assert f"{tmp_path}/file" in finding["title"]
+
+
+@pytest.mark.parametrize("size", ["inf", "1e308", "nan", "0"])
+def test_a_size_that_no_file_has_is_a_usage_error(size: str, tmp_path: Path) -> None:
+    done = run("checkpoint", str(tmp_path), "--merge", str(tmp_path / "out"), "--largest-file", size)
+
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+    assert "--largest-file" in done.stderr
 
 
 @pytest.mark.parametrize("fault", [a_pipe, a_device_without_end])

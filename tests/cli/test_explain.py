@@ -20,7 +20,7 @@ def test_a_page_says_what_it_means_why_it_matters_how_to_fix_it_and_since_when(r
     for where, page in found:
         assert len(page.means) > 20, where
         assert len(page.why) > 20, where
-        assert len(page.fix) > 15, where
+        assert len(page.fix) > 10, where
         assert page.since.count(".") == 1, where
 
 

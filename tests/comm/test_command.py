@@ -18,6 +18,7 @@ from dsdoctor.cli.comm import STATUS
 from dsdoctor.comm.command import read_result
 from dsdoctor.comm.launch.start import check_room, max_ranks
 from dsdoctor.comm.results import Report
+from dsdoctor.core.errors import UsageError
 from dsdoctor.core.host import Host, LocalHost
 from dsdoctor.ui.screen import document
 from tests.cli.runner import run as run_inside
@@ -239,3 +240,19 @@ def test_a_file_without_a_report_is_refused(text: str, tmp_path: Path) -> None:
     done = run_inside("comm", "--read", str(tmp_path / "comm.json"))
 
     assert (done.returncode, "holds no report" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("world", [0, -1, 1 << 31])
+def test_a_report_of_a_world_that_nobody_has_is_none(world: int, tmp_path: Path) -> None:
+    """Its ranks would be counted one by one."""
+    written = tmp_path / "comm.json"
+    report = healthy_4()
+    whole = document("comm", report.findings, report=report)
+    written.write_text(whole)
+    assert read_result(str(written)) == report
+    plain = json.loads(whole)
+    plain["report"]["world"] = world
+    written.write_text(json.dumps(plain))
+
+    with pytest.raises(UsageError, match="holds no report"):
+        read_result(str(written))

@@ -10,7 +10,7 @@ import dsdoctor
 PACKAGE = Path(dsdoctor.__file__).parent
 WRITING_METHODS = {"write_text", "write_bytes", "touch", "NamedTemporaryFile", "mkstemp", "FileHandler"}
 COPYING = {"copy", "copy2", "copyfile", "copytree", "move", "extractall", "unpack_archive"}
-FLAGS = re.compile(r"O_(WRONLY|RDWR|CREAT|APPEND|TRUNC)|\b(NEW|EXISTING)\b")
+FLAGS = re.compile(r"O_(WRONLY|RDWR|CREAT|APPEND|TRUNC)|\b(NEW|NEW_FILE|EXISTING|EXISTING_FILE)\b")
 SUSPECT = re.compile(
     rf"shutil\.|extractall|unpack_archive|os\.open\(|(ZipFile|open)\([^\n]*[\"'][rbt]*[wax+][bt+]*[\"']|\.({'|'.join(WRITING_METHODS)})\("
 )

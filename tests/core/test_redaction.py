@@ -9,7 +9,7 @@ from dsdoctor.checks.gpus import ACCELERATORS
 from dsdoctor.core.architectures import KNOWN, NAMED
 from dsdoctor.core.discreet_host import DiscreetHost
 from dsdoctor.core.redaction import WORDS, Hidden, command, flags, url, urls, variable
-from dsdoctor.core.snapshot import Recorder, save
+from dsdoctor.core.snapshot import RecordedHost, Recorder, Snapshot, save
 from dsdoctor.probe.system import include_dirs
 from tests.conftest import Disk
 from tests.each import each
@@ -257,3 +257,7 @@ def test_a_snapshot_holds_no_planted_token_and_folders_still_count(disk: Disk, t
 
     assert planted.found_in((tmp_path / "machine.json").read_text()) == []
     assert "/opt/x" in folders
+
+
+def test_a_snapshot_of_no_processor_is_one_of_one() -> None:
+    assert [RecordedHost(Snapshot(answers={"cpus": number})).cpus() for number in (-1, 0, 3)] == [1, 1, 3]

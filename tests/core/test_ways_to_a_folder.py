@@ -1,6 +1,7 @@
 """What is judged is what is used: ways on which the text of a path and the kernel differ, and ways that change meanwhile."""
 
 import os
+import re
 import sys
 import tempfile
 import threading
@@ -12,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
+import dsdoctor
 from dsdoctor.builder.cache.folders import stored_folders
 from dsdoctor.builder.cache.store import CacheStore
 from dsdoctor.builder.targets import Installer
 from dsdoctor.core.errors import ImpossiblePlan
+from dsdoctor.core.files import real_path
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.pip import pip_for
 from dsdoctor.core.trust import Distrusted, distrust, trusted
@@ -237,6 +240,40 @@ def judged(folder: Path) -> Path | None:
         return trusted(folder)
     except Distrusted:
         return None
+
+
+@pytest.mark.parametrize("times", [1, 1000])
+def test_a_link_that_goes_while_it_is_read_is_no_failure(times: int, tmp_path: Path) -> None:
+    """Between the two looks that Python takes at it, once or each time: then the path is taken as it is named."""
+    link, seen = tmp_path / "link", 0
+    (tmp_path / "folder").mkdir()
+
+    def exchange(_: object, event: str, called: object) -> None:
+        nonlocal seen
+        if event == "c_call" and called is os.readlink and seen < times:
+            seen += 1
+            link.unlink()
+        elif event == "return" and not link.is_symlink():
+            link.symlink_to("folder")
+
+    link.symlink_to("folder")
+    sys.setprofile(exchange)
+    try:
+        found = real_path(link / "x")
+    finally:
+        sys.setprofile(None)
+
+    assert seen >= 1
+    assert found == str(tmp_path / ("folder" if times == 1 else "link") / "x")
+
+
+def test_nothing_else_follows_a_path_that_may_change() -> None:
+    sources = [path for path in Path(dsdoctor.__file__).parent.rglob("*.py") if "child_scripts" not in path.parts]
+    calls = re.compile(r"os\.path\.realpath\(|\.resolve\((?:strict|\))")
+    found = [path.name for path in sources for _ in calls.finditer(path.read_text())]
+
+    # the one that retries, and a host's, which takes any failure for an answer
+    assert sorted(found) == ["files.py", "host.py"]
 
 
 @SWAPS

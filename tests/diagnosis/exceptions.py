@@ -428,7 +428,6 @@ KNOWN_AS = {
     "data-worker-failed",
     "dataset-unreadable",
     "shapes-differ",
-    "script-syntax",
 }
 """Rules that tell such an exception in its own words."""
 

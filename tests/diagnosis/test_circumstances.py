@@ -108,7 +108,7 @@ def test_a_nan_gradient_of_a_loss_that_was_a_number_is_the_backward_s(attention:
     finding = first([attention, f"{{'loss': {loss}, 'grad_norm': nan, 'epoch': 0.01}}", *nan])
 
     assert finding.rule == "losses-are-nan"
-    assert "the backward pass made it" in finding.title
+    assert "comes from the backward pass" in finding.title
     assert ("SDPA" in finding.title or "eager" in finding.title) == bool(attention)
 
 

@@ -63,7 +63,7 @@ def test_a_training_that_had_ended_is_no_failure_of_its_exit(code: int, words: s
     findings = diagnose([*ENDED, words, exited(code)]).findings
 
     assert findings[0].severity.value == "warning"
-    assert "the training had ended" in findings[0].title
+    assert "the training finished" in findings[0].title
 
 
 @each("code", [-6, -11, -9, -7, 1])

@@ -214,7 +214,7 @@ LOAD = ["Traceback (most recent call last):", '  File "/w/more.py", line 20, in 
 MISSING = "FileNotFoundError: [Errno 2] No such file or directory: '/data/b.json'"
 OLD_OOM = "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 14.76 GiB total capacity)"
 PLACES: dict[str, tuple[Lines, str]] = {
-    "the second of a group": (group(LOAD, [*FETCH, MISSING]), "your code stood at /w/more.py:30 fetch"),
+    "the second of a group": (group(LOAD, [*FETCH, MISSING]), "your code stood at /w/more.py:20 load"),
     "the first of a group": (group([*FETCH, MISSING], LOAD), "your code stood at /w/more.py:30 fetch"),
     "memory, the second of a group": (group(LOAD, [*FETCH, OOM]), "your code stood at /w/more.py:30 fetch"),
     "no places in a group": (

@@ -150,7 +150,7 @@ def test_a_name_that_torch_has_not_is_the_fault_of_who_asks_for_it() -> None:
     )
     assert (
         first("Traceback (most recent call last):", frame.format("_configure_basic_optimizer"), message).rule
-        == "config-block-wrong"
+        == "config-value-wrong"
     )
 
 

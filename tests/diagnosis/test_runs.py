@@ -41,7 +41,7 @@ def rule(diagnosis: Diagnosis) -> str:
         ("train.sh: line 4: 812 Killed                  python train.py", "killed after step 812 by SIGKILL"),
         ("Segmentation fault (core dumped)", "died after step 812 by SIGSEGV"),
         ("command terminated with exit code 137", "killed after step 812 by SIGKILL"),
-        ("Process exited with exit code 143", "was ended after step 812 by SIGTERM"),
+        ("Process exited with exit code 143", "ended after step 812 by SIGTERM"),
         ("pod train-worker-3 phase=Failed exit_code=247", "killed after step 812 by SIGKILL"),
         ("Getötet", "killed after step 812 by SIGKILL"),
         ("run.sh : ligne 3 :  4711 Processus arrêté      python train.py", "killed after step 812 by SIGKILL"),
@@ -55,7 +55,7 @@ def test_a_signal_is_named_with_the_rank_and_the_step(line: str, words: str) -> 
     diagnosis = diagnose([*STEPS, line])
 
     assert title(diagnosis).startswith(words)
-    assert title(diagnosis).endswith("this log does not say why")
+    assert "; the log does not say " in title(diagnosis)
 
 
 def test_the_first_failure_that_torchrun_names_is_the_one_of_the_verdict() -> None:
@@ -125,7 +125,7 @@ def test_the_innermost_place_of_the_users_own_code_is_named() -> None:
 
     assert "at /w/train.py:7 main" in title(diagnosis)
     assert "raised in /v/lib/python3.11/site-packages/x/y.py:9 deep" in diagnosis.findings[0].evidence
-    assert str(diagnosis.findings[0].fix).count("?") == 1
+    assert "/w/train.py:7" in str(diagnosis.findings[0].fix)
 
 
 def test_of_a_chain_the_exception_that_was_raised_on_purpose_is_told() -> None:
@@ -217,7 +217,7 @@ def test_a_loss_that_is_a_number_again_is_no_failure() -> None:
 def test_the_step_from_which_the_loss_is_nan_is_named() -> None:
     log = [*STEPS[:5], *[f"step {number}/900 loss nan" for number in range(6, 12)]]
 
-    assert title(diagnose(log)).startswith("the loss is nan from step 6 on")
+    assert title(diagnose(log)).startswith("the loss is nan from step 6 to the end")
 
 
 @each("data", [bytes(range(256)) * 9, b"\x7fELF\x02\x01", b"PK\x03\x04" + b"x" * 99, b"\x89PNG\r\n"])
@@ -236,7 +236,7 @@ def test_of_several_logs_the_one_with_a_failure_of_its_own_is_the_cause(tmp_path
     done = run("diagnose", str(tmp_path / "rank0.log"), str(tmp_path / "rank1.log"))
 
     assert [line for line in done.stdout.splitlines() if line.startswith("✗") and line.endswith("]")] == [
-        "✗ no rule of dsdoctor knows this failure: KeyError: 'labels', at /w/train.py:7 main  [unexplained-failure]"
+        "✗ no rule explains this failure: KeyError: 'labels', at /w/train.py:7 main  [unexplained-failure]"
     ]
 
 
@@ -314,7 +314,7 @@ def test_the_traceback_in_torchruns_summary_is_read() -> None:
     ]
 
     assert title(diagnose(log)).startswith(
-        "rank 5: no rule of dsdoctor knows this failure: KeyError: 'labels', at /w/train.py:7 main"
+        "rank 5: no rule explains this failure: KeyError: 'labels', at /w/train.py:7 main"
     )
 
 

@@ -56,9 +56,7 @@ def test_the_head_and_the_tail_of_a_line_with_the_words_of_everything_are_read()
 
 def partly(diagnosis: Diagnosis) -> list[tuple[Severity, str, tuple[str, ...]]]:
     return [
-        (f.severity, f.title.split(" only")[0], f.evidence)
-        for f in diagnosis.findings
-        if f.rule == "line-partly-searched"
+        (f.severity, f.title.split(":")[0], f.evidence) for f in diagnosis.findings if f.rule == "line-partly-searched"
     ]
 
 
@@ -68,17 +66,19 @@ def test_a_cause_in_the_middle_of_a_crowded_line_is_not_missed_in_silence() -> N
     log = diagnose(["fine", hidden[: LONGEST // 2] + CAUSE + hidden[-LONGEST // 2 + len(CAUSE) :], "fine"])
 
     assert "cuda-header-missing" not in {finding.rule for finding in log.findings}
-    assert partly(log) == [(Severity.WARNING, "of line 2", ())]
+    assert partly(log) == [(Severity.WARNING, "line 2 is too long", ())]
 
 
 def test_every_line_that_was_searched_in_part_counts_also_one_that_comes_again() -> None:
     crowded = ALL_WORDS[:LONGEST]
 
-    assert partly(diagnose(["fine", *[crowded] * 3])) == [(Severity.WARNING, "of line 2", ("and 2 more lines",))]
+    assert partly(diagnose(["fine", *[crowded] * 3])) == [
+        (Severity.WARNING, "line 2 is too long", ("and 2 more lines",))
+    ]
 
 
 def test_beside_a_cause_it_is_a_note() -> None:
-    assert partly(diagnose([CAUSE, ALL_WORDS])) == [(Severity.NOTE, "of line 2", ())]
+    assert partly(diagnose([CAUSE, ALL_WORDS])) == [(Severity.NOTE, "line 2 is too long", ())]
 
 
 @each("length", [5_000, 200_000])
@@ -92,7 +92,7 @@ def test_a_cause_in_the_middle_of_a_very_long_line_is_told_as_not_searched_on_th
     shown = run("diagnose", str(log))
     folded = subprocess.run(["fold", "-s", "-w", "1000", log], capture_output=True, check=True).stdout
 
-    assert "! of line 2 only the head and the tail were searched" in shown.stdout
+    assert "! line 2 is too long: only its start and end were searched" in shown.stdout
     assert "[cuda-header-missing]" in run("diagnose", "-", stdin=folded).stdout, "what the fix says helps"
 
 

@@ -6,6 +6,7 @@ rank is to end.
 """
 
 import _imp
+import contextlib
 import functools
 import json
 import logging
@@ -17,6 +18,8 @@ import types
 from pathlib import Path
 from typing import Any
 
+import own_classes
+
 from dsdoctor.hang import inspection, sampler, start
 from dsdoctor.hang.models import HangOptions
 from dsdoctor.ranks.failure import read_failure
@@ -26,6 +29,7 @@ LIMIT = 60.0
 FILES = (sampler.__file__, inspection.__file__)
 imports: list[str] = []
 ran: set[str] = set()
+of_script: set[str] = set()
 watching: list[int] = []
 
 
@@ -37,6 +41,8 @@ def note_import(event: str, arguments: tuple[Any, ...]) -> None:
 def note_call(frame: Any, event: str, _: object) -> None:
     if event == "call" and frame.f_code.co_filename in FILES:
         ran.add(frame.f_code.co_name)
+    elif event == "call" and frame.f_code.co_filename == own_classes.__file__:
+        of_script.add(f"{frame.f_code.co_name}, asked at {frame.f_back and frame.f_back.f_lineno}")
 
 
 class Loud(ValueError):
@@ -82,11 +88,12 @@ class Watched:
         self.look_on()
 
 
-class Group:
-    calls = 1
+class Group(list[None]):
+    """Counts in C, as torch's own do: what is a function of Python is the script's, and not called."""
 
-    def _get_sequence_number_for_group(self) -> int:
-        return self.calls
+    __hash__ = object.__hash__  # type: ignore[assignment]
+    __eq__ = object.__eq__
+    _get_sequence_number_for_group = list.__len__
 
 
 def entry(number: int) -> dict[str, Any]:
@@ -104,7 +111,7 @@ def entry(number: int) -> dict[str, Any]:
 def plant_torch() -> Group:
     import pickle
 
-    group = Group()
+    group = Group([None])
     world = types.SimpleNamespace(pg_names={group: "0"}, pg_group_ranks={group: {0: 0, 1: 1}}, default_pg=group)
     entries = {"entries": [entry(number) for number in range(1, 5)]}
     recorder = {
@@ -149,14 +156,15 @@ def all_paths(watched: Watched) -> None:
     sys.modules["torch"]._inductor = None  # type: ignore[attr-defined]
     stands_in("/v/torch/utils/file_baton.py", watched.stall, self=types.SimpleNamespace(lock_file_path="/x"))
     stands_in("/v/torch/distributed/distributed_c10d.py", watched.stall, src=1, group=None)
-    worker = types.SimpleNamespace(pid=1, _popen=types.SimpleNamespace(method="fork"))
+    worker = types.SimpleNamespace(_popen=types.SimpleNamespace(pid=1, method="fork"))
     loader = types.SimpleNamespace(_workers=[worker], _worker_init_fn=None)
     stands_in("/v/torch/utils/data/dataloader.py", watched.stall, self=loader)
+    with_own_classes(watched, group)
     reading, writing = os.pipe()
     threading.Timer(3.0, os.write, (writing, b"x")).start()
     watched.sampler._moved = -1000.0
     os.read(reading, 1)
-    group.calls += 1
+    group.append(None)
     Path(watched.sampler._words).write_text("dsdoctor: planted words\n")
     wait_for(lambda: not Path(watched.sampler._words).exists())
     # a sample that does not fit
@@ -165,9 +173,39 @@ def all_paths(watched: Watched) -> None:
     watched.stall()
     watched.sampler.failed(read_failure(ValueError("printed, and it goes on")))
     look()
-    group.calls += 1
+    group.append(None)
     look()
     sys.last_value = Loud()
+
+
+def with_own_classes(watched: Watched, group: Group) -> None:
+    """The same ways again, and all that is met on them is of the script's own classes."""
+    number = len(group)
+    watched.sampler.engine = own = own_classes.engine()
+    watched.look_on()
+    world = sys.modules["torch.distributed.distributed_c10d"]._world
+    world.pg_names = {own_classes.PythonGroup(): "9", **world.pg_names}
+    sys.modules["lazy"] = own_classes.lazy_module()
+    worker = own_classes.Worker(target=wait_for, args=(lambda: len(group) > number,))
+    worker.start()
+    for error in (own_classes.Failure(3, "three"), own_classes.Message(5, "five", own_classes.Number(5))):
+        try:
+            raise error
+        except OSError:
+            watched.stall()
+    with contextlib.suppress(StopIteration):
+        raise StopIteration(watched.stall())
+    stands_in("/v/torch/utils/file_baton.py", watched.stall, self=own_classes.Baton())
+    stands_in("/v/torch/distributed/distributed_c10d.py", watched.stall, **own_classes.values())
+    stands_in("/v/torch/utils/data/dataloader.py", watched.stall, self=own_classes.Iterator())
+    loader = types.SimpleNamespace(_workers=[own_classes.Process()], _worker_init_fn=None)
+    stands_in("/v/torch/utils/data/dataloader.py", watched.stall, self=loader)
+    asked = [sampler.stored(own, "micro_steps") is not None, watched.sampler._engine_steps()]
+    if asked != [True, (None, 7)]:
+        raise ValueError(f"the engine's fields are {asked}")
+    group.append(None)
+    worker.join()
+    watched.sampler.engine = types.SimpleNamespace(global_steps=1)
 
 
 def stopped(watched: Watched) -> None:
@@ -185,7 +223,7 @@ ends = os._exit
 
 
 def report() -> None:
-    print(json.dumps({"imports": imports, "ran": sorted(ran)}), flush=True)
+    print(json.dumps({"imports": imports, "ran": sorted(ran), "of_script": sorted(of_script)}), flush=True)
 
 
 def hold_locks(watched: Watched) -> None:

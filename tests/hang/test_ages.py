@@ -16,7 +16,7 @@ from dsdoctor.hang.channel import Answer, NodeReport, Nodes
 from dsdoctor.hang.local_rank import LocalRank
 from dsdoctor.hang.models import NOT_LOOKED, RankView
 from dsdoctor.hang.ring import RingWriter
-from dsdoctor.hang.stacks import folded
+from dsdoctor.hang.stacks import grouped_stacks
 from dsdoctor.hang.supervisor import WORKS
 from dsdoctor.hang.verdict import hang_lines, is_working, judge
 from dsdoctor.run.hang_report import state_of
@@ -122,7 +122,7 @@ def test_a_stack_is_shown_with_its_age() -> None:
 
     assert Case(made).where(old).endswith("time.sleep(9) (seen 4 s ago)")
     assert judge(made).findings[0].title.startswith("rank 1 (node1, pid 101) does not come: sleeps at train.py:33")
-    assert [line for line in folded(made.ranks) if line.startswith("rank")] == ["rank 0:", "rank 1, 4 s ago:"]
+    assert [line for line in grouped_stacks(made.ranks) if line.startswith("rank")] == ["rank 0:", "rank 1, 4 s ago:"]
 
 
 def test_a_node_that_has_gone_on_since_its_report_accuses_none_of_its_ranks() -> None:

@@ -4,11 +4,11 @@ from dataclasses import replace
 from itertools import product
 
 from dsdoctor.core.finding import Severity
-from dsdoctor.hang.case import BY_SIGNAL, first_of, last_seen, next_step
+from dsdoctor.hang.case import ASKED_TO_END, CRASHES, first_to_exit, last_seen
 from dsdoctor.hang.models import Frame, RankView
 from dsdoctor.hang.verdict import judge
 from tests.each import each
-from tests.hang.made import elsewhere, frame, incident, operation, view
+from tests.hang.made import calling, elsewhere, frame, incident, operation, view
 
 PEER = "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:7"
 OWN = (frame("/home/a/train.py", 9, "step", "raise KeyError"), frame("/v/lib/python3.11/json/x.py", 3, "load"))
@@ -47,7 +47,7 @@ def test_the_rank_that_ended_first_is_told_with_how(end: str, following: str, ra
     ]
     ranks.append(ended(rank, how, 1.0, failure=failure))
 
-    assert first_of(ranks) == (rank,)
+    assert first_to_exit(ranks) == (rank,)
     (finding,) = judge(incident(*ranks, world=3, first_ended=(rank,))).findings
     assert finding.rule == "hang-rank-gone"
     assert f"rank {rank} (node1" in finding.title
@@ -61,32 +61,35 @@ def test_ranks_that_all_end_alike_are_no_news(end: str) -> None:
     alike = [ended(rank, how, 1.0 + rank, failure=failure) for rank in range(3)]
     asked = how.startswith("killed by SIG") and not how.endswith(("SIGTERM", "SIGINT"))
 
-    assert first_of(alike) == ((0, 1, 2) if asked else ())
+    assert first_to_exit(alike) == ((0, 1, 2) if asked else ())
 
 
 def test_what_a_launcher_ends_after_one_has_failed_by_itself_proves_nothing() -> None:
     """All might have failed alike: nobody says that another one is gone."""
     ranks = [ended(0, "exit status 3", 1.0), ended(1, "killed by SIGTERM", 2.0), ended(2, "killed by SIGTERM", 2.0)]
 
-    assert first_of(ranks) == ()
+    assert first_to_exit(ranks) == ()
 
 
 def test_an_exception_that_another_rank_has_told_of_is_not_told_again() -> None:
     first = ended(0, "exit status 1", 1.0, failure="KeyError: 'x'")
     others = [ended(1, "exit status 1", 2.0, failure=PEER), ended(2, "exit status 1", 2.0, failure=PEER)]
 
-    assert first_of([first, *others]) == (0,)
-    assert first_of([first, others[0], ended(2, "exit status 1", 2.0, failure=PEER, told=True)]) == ()
+    assert first_to_exit([first, *others]) == (0,)
+    assert first_to_exit([first, others[0], ended(2, "exit status 1", 2.0, failure=PEER, told=True)]) == ()
     # those that are left may still say it
-    assert first_of([first, others[0], view(2, elsewhere(), 55)]) == ()
+    assert first_to_exit([first, others[0], view(2, elsewhere(), 55)]) == ()
 
 
-@each("name", [*BY_SIGNAL, "SIGXCPU"])
+@each("name", ["SIGKILL", "SIGABRT", *sorted(CRASHES), *ASKED_TO_END, "SIGXCPU"])
 def test_the_kernel_is_asked_about_memory_only_where_it_may_have_killed(name: str) -> None:
-    sentence, steps = next_step(ended(1, f"killed by {name}", 1.0))
+    (finding,) = judge(
+        incident(view(0, calling("all_reduce"), 41, world=3), ended(1, f"killed by {name}", 1.0))
+    ).findings
 
-    assert ("oom" in str([each.template for each in steps])) == (name == "SIGKILL")
-    assert sentence
+    assert finding.rule == "hang-rank-gone"
+    assert finding.fix is not None
+    assert ("oom" in str([each.template for each in finding.fix.steps])) == (name == "SIGKILL")
 
 
 @each(

@@ -48,6 +48,7 @@ def test_the_watching_thread_imports_nothing_on_any_way_and_waits_for_no_lock_of
         assert (done.returncode, said in done.stderr) == (status, True), done.stderr
         found: dict[str, Any] = json.loads(done.stdout)
         assert found["imports"] == []
+        assert found["of_script"] == [], "a property, a method or a descriptor of the script's was run"
         ran |= set(found["ran"])
 
     assert functions() - ran == set()

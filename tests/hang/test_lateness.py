@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from dsdoctor.hang.models import RankArrivals
+from dsdoctor.hang.models import RankArrivals, SeenStack
 from dsdoctor.hang.sampler import MOST_CALLS, Arrivals
 from dsdoctor.hang.waiting import Lateness, rank_late_again, summary_line
-from tests.hang.made import elsewhere, view
+from tests.each import each
+from tests.hang.made import elsewhere, frame, view
 
 STEP, CALLS = 0.1, 3
 Delay = Callable[[int, int], float]
@@ -101,6 +102,25 @@ def test_what_is_said_names_the_line_and_the_share() -> None:
     assert "train.py:41 in main" in finding.title
     assert "in 100 of 100 collectives" in finding.evidence[0]
     assert "waited for rank 1 in 4" in summary_line(lateness, 1)
+
+
+@each(
+    ("file", "text", "waits"),
+    [
+        ("/home/a/train.py", "batch = next(loader)", True),
+        ("/home/a/data.py", "time.sleep(9)", False),
+        ("/home/a/train.py", "cursor.execute(query)", False),
+    ],
+)
+def test_a_late_rank_is_given_workers_where_it_waits_for_data_whatever_its_file_is_called(
+    file: str, text: str, waits: bool
+) -> None:
+    lateness = compared(lambda rank, step: 0.04 * rank, ranks=2)
+    seen = RankArrivals(number=1, stacks=(SeenStack(looks=3, frames=(frame(file, 41, "main", text),)),))
+    finding = rank_late_again(lateness, 1, view(1, elsewhere(), 9), seen)
+
+    assert finding.fix is not None
+    assert ("more workers" in finding.fix.text) == waits
 
 
 def test_of_many_calls_the_newest_are_told_and_they_fit() -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from dsdoctor.hang.activity import Activity, activity_in
 from dsdoctor.hang.local_rank import LocalRank, Moment, Node, with_call
 from dsdoctor.hang.models import Frame, RankView, ThreadStack
 from dsdoctor.hang.processes import OF_OPEN_FILES, OF_PATHS, file_call, file_system_of, mounted_at, waits_in
 from dsdoctor.hang.ring import UNWATCHED, RingWriter
-from dsdoctor.hang.stacks import ENDED, doing
 from dsdoctor.hang.verdict import judge
 from tests.each import each
 from tests.hang.made import calling, elsewhere, frame, incident, operation, view
@@ -61,7 +61,7 @@ def names_of(table: dict[str, dict[int, str]]) -> set[str]:
 def said_of(pid: int, threads: list[int]) -> tuple[str, ...]:
     # a line of source that says nothing by itself
     line = frame("/home/a/train.py", 3, "f", "x = y(z)")
-    return tuple(doing([line], waits_in(each), file_call(pid, each)) for each in threads)
+    return tuple(activity_in([line], waits_in(each), file_call(pid, each)).words for each in threads)
 
 
 def test_what_a_thread_waits_for_is_said_as_the_kernel_sees_it(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ STACKS = {
     "waits for another process": frame(f"{LIBRARY}multiprocessing/pool.py", 9, "wait", "self._event.wait()"),
     "waits for what its asyncio loop awaits": frame(f"{LIBRARY}asyncio/base_events.py", 9, "run_once", "poll(t)"),
     "waits for a lock or another thread": frame(f"{LIBRARY}threading.py", 9, "wait", "waiter.acquire()"),
-    ENDED: frame(f"{LIBRARY}threading.py", 9, "_shutdown", "lock.acquire()"),
+    Activity.SCRIPT_ENDED.value: frame(f"{LIBRARY}threading.py", 9, "_shutdown", "lock.acquire()"),
 }
 
 
@@ -155,7 +155,7 @@ def test_what_a_library_waits_for_is_said_by_what_it_is_there_for(words: str) ->
     inner = frame(f"{LIBRARY}threading.py", 8, "wait")
     stack = [frame("/home/a/train.py", 3, "f", "x = y(z)"), STACKS[words], inner]
 
-    assert doing(stack, "do_epoll_wait") == words
+    assert activity_in(stack, "do_epoll_wait").words == words
 
 
 def threads(rank: RankView, *others: tuple[str, Frame]) -> RankView:
@@ -388,7 +388,7 @@ def test_what_the_kernel_says_of_a_wait_goes_before_what_its_file_looks_like(ker
         for call, words in by_path.items()
     }
 
-    assert {(kind, call): doing(stack, kernel, (call, KINDS[kind])) for kind, call in expected} == expected
+    assert {(kind, call): activity_in(stack, kernel, (call, KINDS[kind])).words for kind, call in expected} == expected
 
 
 @each("state", ["S", "D"])

@@ -96,7 +96,7 @@ def test_what_a_source_line_holds_is_text_and_no_tag(tmp_path: Path) -> None:
     evil = calling("all_reduce")[:1]
     evil = (replace(evil[0], text="<img src=x onerror=alert(1)>", function="</script><b>"), *calling("all_reduce")[1:])
     made = hanging("other", 3, 1)
-    made = replace(made, ranks=(view(0, evil, 56, world=3, operations=calls(56)), *made.ranks[1:]))
+    made = replace(made, ranks=(view(0, evil, 56, world=3, operations=calls(56)), *made.ranks[1:]), when=1e308)
     write_page(made, judge(made), tmp_path / "page.html")
 
     text = (tmp_path / "page.html").read_text()

@@ -14,7 +14,8 @@ import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -23,14 +24,15 @@ from dsdoctor.core.errors import UsageError
 from dsdoctor.core.text import encode
 from dsdoctor.hang.channel import Answer, Listener, NodeReport, RunIdentity, Sent, identity, node_folder, send_report
 from dsdoctor.hang.incidents import plain_pickle, read_ranks, write_ranks
-from dsdoctor.hang.inspection import handled_exception, recorded_operations
+from dsdoctor.hang.inspection import handled_exception, recorded_operations, stored
 from dsdoctor.hang.local_rank import decode_sample
-from dsdoctor.hang.models import HangOptions
+from dsdoctor.hang.models import GroupState, HangOptions, History, Operation
 from dsdoctor.hang.outside import parse_dump
 from dsdoctor.hang.processes import file_call, moved_bytes
 from dsdoctor.hang.ring import SLOT, RingReader, RingWriter
 from dsdoctor.hang.sampler import Sampler
-from dsdoctor.hang.supervisor import HANGS, WORKS, Pace, Supervisor, Task
+from dsdoctor.hang.supervisor import HANGS, WORKS, StallThreshold, Supervisor, Task
+from dsdoctor.hang.waiting import recorded_calls
 from dsdoctor.ranks.failure import read_failure
 from dsdoctor.run.__main__ import parse_command_line
 from tests.each import each
@@ -128,30 +130,32 @@ def test_what_a_function_of_the_script_leaves_behind_is_not_kept_by_a_look(tmp_p
 class LetGo:
     """An engine that its script drops at the very moment in which the watch reads it."""
 
-    held: list["LetGo"]
     ended: list[int]
-
-    @property
-    def global_steps(self) -> int:
-        self.held.clear()
-        return 3
+    global_steps = 3
 
     def __del__(self) -> None:
         self.ended.append(threading.get_ident())
 
 
 def test_an_engine_that_the_script_drops_while_it_is_read_does_not_end_in_the_watching_thread(tmp_path: Path) -> None:
-    engine, LetGo.ended = LetGo(), []
-    LetGo.held = [engine]
+    held, LetGo.ended = [LetGo()], []
+
+    def drops(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code is stored.__code__ and frame.f_locals["name"] == "global_steps":
+            held.clear()
+
+    def looks(sampler: Sampler) -> None:
+        sys.setprofile(drops)
+        sampler.look()
+
     with ring(tmp_path) as (writer, _):
         sampler = Sampler(writer, str(tmp_path / "words"), rank=0, world=2, patience=0.0, tend=lambda: None)
-        sampler.engine = engine
-        del engine
-        watching = threading.Thread(target=sampler.look)
+        sampler.engine = held[0]
+        watching = threading.Thread(target=looks, args=(sampler,))
         watching.start()
         watching.join()
 
-    assert LetGo.held == LetGo.ended == []
+    assert held == LetGo.ended == []
     del sampler, watching
     gc.collect()
     assert LetGo.ended == [threading.get_ident()]
@@ -313,17 +317,17 @@ def test_a_folder_that_is_a_link_or_open_to_others_is_not_used(tmp_path: Path) -
 
 
 def test_a_pause_that_was_survived_makes_the_next_one_no_hang() -> None:
-    pace = Pace(after=6.0)
+    pace = StallThreshold(after=6.0)
     pace.note(9.0, was_told=False)
     before = pace.limit()
     pace.note(20.0, was_told=True)
 
-    assert (before, pace.limit(), Pace().limit()) == (6.0, 40.0, 60.0)
+    assert (before, pace.limit(), StallThreshold().limit()) == (6.0, 40.0, 60.0)
 
 
 def test_work_is_told_of_before_torch_ends_it() -> None:
-    assert Pace().limit_of_work(600.0) == 360.0
-    assert Pace(after=6.0).limit_of_work(None) == 60.0
+    assert StallThreshold().limit_of_work(600.0) == 360.0
+    assert StallThreshold(after=6.0).limit_of_work(None) == 60.0
 
 
 def test_the_fault_handlers_own_words_become_stacks() -> None:
@@ -400,6 +404,61 @@ def test_nothing_in_a_dump_is_executed(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no dump of a flight recorder"):
         judge_folder(tmp_path)
     assert not (tmp_path / "made").exists()
+
+
+NO_NUMBER: list[dict[str, Any]] = [
+    *({"collective_seq_id": value} for value in ("abc", [1], 1e400, 10**400, -5, 2**70)),
+    *({"process_group": value} for value in (5, {})),
+    *({"input_sizes": value} for value in (5, [["a"]], [[10**400]])),
+    *({"frames": value} for value in (5, [{"line": "x"}], [[1]])),
+    {"timeout_ms": "x"},
+    {"time_created_ns": "x"},
+    {"input_dtypes": 5},
+    {"profiling_name": [1]},
+]
+
+
+@each("entry", NO_NUMBER)
+def test_a_field_of_a_dump_that_torch_would_not_write_is_said(entry: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "nccl_trace_rank_0").write_bytes(pickle.dumps({"entries": [{"collective_seq_id": 1}, entry]}))
+    with pytest.raises(UsageError, match="no dump of a flight recorder"):
+        judge_folder(tmp_path)
+
+
+@pytest.mark.parametrize("ranks", ["[9999999999999999999999]", "9" * 5000, ""])
+def test_a_rank_that_no_run_has_is_none(ranks: str, tmp_path: Path) -> None:
+    content = {"entries": [{"collective_seq_id": 1}], "pg_config": {"0": {"ranks": ranks}}}
+    for name in ("nccl_trace_rank_0", "nccl_trace_rank_99999999999999999999"):
+        (tmp_path / name).write_bytes(pickle.dumps(content))
+
+    assert judge_folder(tmp_path)[0].world == 1
+
+
+def test_a_dump_that_has_no_end_is_said_so_at_once(tmp_path: Path) -> None:
+    """Lists that are shared 28 deep, or nested, or a mark before each of many values: each a few bytes, or quadratic to read."""
+    shared: list[Any] = ["text"]
+    for _ in range(28):
+        shared = [shared, shared]
+    endless: list[Any] = []
+    endless.append(endless)
+    bombs = [pickle.dumps({"entries": [{"profiling_name": value}]}, 2) for value in (shared, endless)]
+    bombs += [b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b".", b"\x80\x02" + b"N" * 60_000 + b"(t" * 60_000 + b"."]
+    before = time.process_time()
+    for bomb in bombs:
+        (tmp_path / "nccl_trace_rank_0").write_bytes(bomb)
+        with pytest.raises(UsageError, match="no dump of a flight recorder"):
+            judge_folder(tmp_path)
+
+    assert time.process_time() - before < 20, "one of them took more than 100 s"
+
+
+@pytest.mark.parametrize("calls", ["x", "AAA=", "AAAA====", "\u00e4"])
+def test_a_history_that_is_none_is_left_out(calls: str) -> None:
+    made = Operation(sequence=3, name="all_reduce", sizes=((4,),), types=(), state="done", called=1.0)
+    past = History(first=1, kinds=(made,), calls=calls)
+    group = GroupState(name="0", ranks=(0, 1), sequence=3, operations=(made,), timeout=None, history=past)
+
+    assert recorded_calls(group)[-1] == made
 
 
 @pytest.mark.parametrize("content", [b"", b"\x80", b"\x80\x04", b"abc", b"{}", b"[1]", b"\x80\x04]."])

@@ -8,13 +8,13 @@ from itertools import product
 import pytest
 
 from dsdoctor.core.finding import Severity
-from dsdoctor.hang.checks import NEXT
+from dsdoctor.hang.activity import REMEDIATION, Activity, activity_in
 from dsdoctor.hang.models import Frame, Incident, RankView, ThreadStack
-from dsdoctor.hang.stacks import DOING, FILES, KERNEL, ON_A_FILE, SAYING, doing, folded
+from dsdoctor.hang.stacks import grouped_stacks
 from dsdoctor.hang.verdict import is_working, judge, may_wait_outside
 from dsdoctor.run.hang_report import state_of, with_nccl
 from tests.each import each
-from tests.hang.made import calling, elsewhere, frame, incident, lock, operation, view
+from tests.hang.made import TORCH, calling, elsewhere, frame, incident, lock, operation, view
 
 LOADER = frame("/v/lib/python3.11/site-packages/torch/utils/data/dataloader.py", 5, "__next__")
 SAVING = (*calling("barrier", 77),)
@@ -214,7 +214,7 @@ def test_ranks_that_all_stand_elsewhere_are_told_with_a_line() -> None:
 
 def test_equal_stacks_are_folded() -> None:
     views = [view(rank, elsewhere() if rank == 2 else calling("all_reduce"), 56) for rank in range(4)]
-    heads = [line for line in folded(views) if not line.startswith(" ")]
+    heads = [line for line in grouped_stacks(views) if not line.startswith(" ")]
 
     assert heads == ["rank 2:", "ranks 0-1, 3:"]
 
@@ -250,15 +250,8 @@ def test_nodes_that_are_still_being_started_are_given_time() -> None:
     assert (state_of(made, patient=True), state_of(made, patient=False)) == ("works", "hangs")
 
 
-@each("words", sorted({words for table in (DOING, SAYING, FILES, KERNEL, ON_A_FILE) for _, words in table}))
-def test_for_each_thing_that_a_rank_may_do_something_is_to_be_done_next(words: str) -> None:
-    assert [part for part in NEXT if part in words]
-
-
-def test_no_part_of_the_words_hides_a_more_special_one() -> None:
-    parts = list(NEXT)
-
-    assert [(part, later) for number, part in enumerate(parts) for later in parts[number + 1 :] if part in later] == []
+def test_each_activity_has_something_to_do_next() -> None:
+    assert set(REMEDIATION) == set(Activity)
 
 
 @each(
@@ -323,7 +316,7 @@ OWNERS = {
 def test_only_what_is_called_as_databases_are_is_one(words: str, call: str) -> None:
     stacks = {owner: elsewhere(f"result = {owner}.{call}") for owner in OWNERS[words]}
 
-    assert {owner: doing(stack, "futex_do_wait") for owner, stack in stacks.items()} == dict.fromkeys(
+    assert {owner: activity_in(stack, "futex_do_wait").words for owner, stack in stacks.items()} == dict.fromkeys(
         stacks, words or "waits for a lock or another thread"
     )
 
@@ -415,6 +408,51 @@ def test_a_rank_that_does_not_end_after_its_group_was_destroyed_is_told() -> Non
     assert "rank 0: its thread logger stands in train.py:90" in "\n".join(
         judge(incident(cases[0][0], over)).findings[0].evidence
     )
+
+
+def test_a_script_that_goes_on_after_its_group_is_accused_of_nothing() -> None:
+    """An upload, a merge, a service: no rank waits for it. It is told late, as a warning, and nothing is ended for it."""
+    over = view(1, elsewhere(), 55, world=2, state="", ended="exit status 0", leaving=True)
+    uploads = past(0, *elsewhere("time.sleep(0.5)"))
+
+    (found,) = judge(incident(uploads, over, world=2)).findings
+
+    assert (found.rule, found.severity) == ("hang-at-exit", Severity.WARNING)
+
+
+def test_a_rank_that_makes_its_group_anew_is_not_at_its_end() -> None:
+    made = (*elsewhere(), frame(TORCH, 9, "init_process_group", "_store_based_barrier(rank, store)"))
+    again = (past(0, *made), past(1, *made))
+
+    assert "hang-at-exit" not in {found.rule for found in judge(incident(*again, world=2)).findings}
+
+
+def test_ranks_that_go_round_loops_of_their_own_may_go_on() -> None:
+    """A rank that trains in small pieces, one that polls for its checkpoints: both sleep whenever one looks."""
+    still = [view(rank, elsewhere(), 1, world=2) for rank in (0, 1)]
+    for wakes, severity in ((0, Severity.ERROR), (300, Severity.WARNING)):
+        (found,) = judge(incident(replace(still[0], wakes=wakes), still[1], world=2)).findings
+
+        assert (found.rule, found.severity) == ("hang-all-outside", severity)
+
+
+def test_a_rank_that_is_not_there_yet_may_be_the_child_of_one_that_waits() -> None:
+    """Lightning's rank 0 starts the others, which import torch for a while."""
+    made = (*elsewhere(), frame(TORCH, 9, "init_process_group", "_store_based_barrier(rank, store)"))
+    waits = view(0, made, 0, world=2, joined=False)
+    for activity, severity in (("", Severity.ERROR), ("its child processes read or wrote 92 MiB", Severity.WARNING)):
+        (found,) = judge(incident(replace(waits, activity=activity), world=2)).findings
+
+        assert (found.rule, found.severity) == ("hang-not-started", severity)
+
+
+def test_a_loop_around_a_process_may_wait_for_its_work() -> None:
+    polls = view(0, elsewhere("while child.poll() is None: time.sleep(0.5)"), 1, world=2)
+    waits = view(1, calling("barrier"), 2, world=2)
+    for wakes, children, patient in ((100, 1, True), (100, 0, False), (0, 1, False)):
+        stands = incident(replace(polls, wakes=wakes, children=children), waits, world=2)
+
+        assert may_wait_outside(stands, judge(stands)) is patient
 
 
 def test_what_goes_on_after_the_training_is_no_hang() -> None:

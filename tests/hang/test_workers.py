@@ -11,12 +11,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from dsdoctor.core.finding import Severity
-from dsdoctor.hang.checks import advice
+from dsdoctor.hang.activity import activity_of, remediation
 from dsdoctor.hang.inspection import loader_workers
 from dsdoctor.hang.models import RankView, ThreadDeath
 from dsdoctor.hang.outside import workers_of
 from dsdoctor.hang.processes import waits_in
-from dsdoctor.hang.stacks import doing_of
 from dsdoctor.hang.verdict import is_working, judge
 from tests.each import each
 from tests.hang.made import calling, elsewhere, frame, incident, view
@@ -142,7 +141,7 @@ def test_workers_answer_only_where_no_code_of_the_script_can_have_set_a_handler(
     if source is not None:
         file.write_text(source)
     modules = {"data": SimpleNamespace(__file__=str(file)), "torch.ops": SimpleNamespace(__file__="_ops.py")}
-    worker = SimpleNamespace(pid=77, _popen=SimpleNamespace(method=iterator.get("method", "fork")))
+    worker = SimpleNamespace(_popen=SimpleNamespace(pid=77, method=iterator.get("method", "fork")))
     made = SimpleNamespace(_workers=[worker], _worker_init_fn=iterator.get("_worker_init_fn"))
     seen: list[tuple[list[int], bool]] = []
     scope: dict[str, Any] = {"look": lambda: seen.append(loader_workers(sys._getframe(1), modules))}
@@ -200,10 +199,10 @@ def test_a_rank_that_waits_for_a_thread_that_has_ended_is_told_by_what(died: boo
     (finding,) = judge(incident(view(0, calling("all_reduce"), 6, world=2), made, world=2)).findings
 
     told = "rank 1: its thread prefetch has ended by KeyError: 'text' at train.py:6 in main: rec['text']"
-    assert "thread" in doing_of(made)
+    assert activity_of(made).waits_for_thread
     assert (told in finding.evidence) == died
-    assert ("mend what ended that thread" in advice(made)[0]) == died
-    assert ("no thread of this process is left" in advice(made)[0]) != died
+    assert ("mend what ended that thread" in remediation(made)[0]) == died
+    assert ("no thread of this process is left" in remediation(made)[0]) != died
 
 
 def test_a_rank_with_fewer_calls_is_told_so_where_another_line_may_be_innocent() -> None:

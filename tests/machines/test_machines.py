@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.builder.build import planned
+from dsdoctor.builder.build import prepare_plan
 from dsdoctor.builder.check import check
 from dsdoctor.builder.checked import Checked
 from dsdoctor.builder.verify import verify
@@ -95,7 +95,7 @@ def test_an_op_that_pip_built_for_the_cpu_is_not_taken_for_the_gpus() -> None:
 def test_plan_and_env_work_on_a_recorded_machine() -> None:
     order = BuildOrder(python="/none", machine=HERE / "one-toolkit.json")
 
-    with observing_for(order) as observing, planned(order, observing.final()) as ready:
+    with observing_for(order) as observing, prepare_plan(order, observing.final()) as ready:
         assert ready.plan.env["CUDA_HOME"] == "/usr/local/cuda"
         assert [op.op for op in ready.plan.ops] == ["cpu_adam", "utils", "fused_adam"]
         assert ready.plan.architectures == ("8.0",)
@@ -110,7 +110,7 @@ def test_a_training_configuration_decides_the_ops_and_says_why(tmp_path: Path) -
     said = {}
     for text in ("optimizer: {\n type: Lion\n}", '{"train_batch_size": 8}'):
         config.write_text(text)
-        with observing_for(order) as observing, planned(order, observing.final()) as ready:
+        with observing_for(order) as observing, prepare_plan(order, observing.final()) as ready:
             (because,) = (choice.because for choice in ready.plan.choices if choice.what == "ops")
             said[because.partition(": ")[2]] = [op.op for op in ready.plan.ops]
 

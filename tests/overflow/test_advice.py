@@ -10,10 +10,11 @@ from torch import nn
 from dsdoctor.overflow.frames.first_bad import BadKind, Growth, Origin, RankReport, Scale, Tried
 from dsdoctor.overflow.measure.readings import Meters
 from dsdoctor.overflow.replay.provenance import ignored_labels, rows_of, rows_text
-from dsdoctor.overflow.replay.remedy import places
+from dsdoctor.overflow.replay.remedy import candidate_modules
 from dsdoctor.overflow.verdict.evidence import joined, what_was_tried
 from dsdoctor.overflow.verdict.verdict import judge
-from dsdoctor.overflow.watch.history import MOST_POINTS, InputSizes, Rates, WeightSizes
+from dsdoctor.overflow.watch.growth import MAX_POINTS, InputSizes, WeightSizes
+from dsdoctor.overflow.watch.optimizer import LearningRates
 from tests.overflow.written import backward, frame, good, rank_report, tensor
 
 OVERFLOW = frame(1, "b.c", tensor("input[0]", absmax=62000.0), tensor("output", posinf=3))
@@ -103,12 +104,12 @@ def test_the_sizes_of_weights_are_kept_in_bounds_and_the_first_stays() -> None:
 
     assert growth["0.weight"][0] == (0, 1.0)
     assert growth["0.weight"][-1] == (100, 100.0)
-    assert len(growth["0.weight"]) <= MOST_POINTS + 1
+    assert len(growth["0.weight"]) <= MAX_POINTS + 1
 
 
 def test_a_learning_rate_that_jumps_is_noted_and_a_warmup_from_nothing_is_not() -> None:
     engine = SimpleNamespace(optimizer=SimpleNamespace(param_groups=[{"lr": 0.1}]))
-    rates = Rates()
+    rates = LearningRates()
     for step, rate in enumerate((0.0, 1e-5, 2e-5, 3e-5, 3e-3, 3e-3)):
         engine.optimizer.param_groups[0]["lr"] = rate
         rates.note(engine, step)
@@ -118,7 +119,7 @@ def test_a_learning_rate_that_jumps_is_noted_and_a_warmup_from_nothing_is_not() 
 
 def test_a_learning_rate_that_is_no_number_is_noted_whichever_group_has_it() -> None:
     engine = SimpleNamespace(optimizer=SimpleNamespace(param_groups=[{"lr": 0.1}, {"lr": 0.1}]))
-    rates = Rates()
+    rates = LearningRates()
     for step, rate in enumerate((0.1, float("nan"), float("nan"))):
         engine.optimizer.param_groups[1]["lr"] = rate
         rates.note(engine, step)
@@ -173,7 +174,7 @@ def test_float32_is_tried_from_the_inside_out_and_never_in_a_list_of_modules() -
     found = rank_report(0, inner).first_bad
 
     assert found is not None
-    assert places(model, found) == ("0.x.0.0", "0.x.0", "")
+    assert candidate_modules(model, found) == ("0.x.0.0", "0.x.0", "")
 
 
 def test_a_sum_over_the_ranks_that_does_not_fit_is_no_ranks_fault() -> None:

@@ -1,11 +1,18 @@
 """What is printed of findings: in full once, one line later, one line for what is normal."""
 
+import gc
+import os
+import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from dsdoctor.core.finding import Finding, Fix, Severity
-from dsdoctor.overflow.watch.announce import Announcer
+from dsdoctor.overflow.hooks.options import Options
+from dsdoctor.overflow.watch.announce import Announcer, Tracer
+from tests.overflow.engine import Engine
 from tests.overflow.written import frame, good, rank_report, tensor
 
 ERROR = Finding(
@@ -79,3 +86,38 @@ def test_what_did_no_harm_is_noted_once_and_told_in_full_when_it_does(capsys: py
     announcer.announce((ERROR,), [BAD])
 
     assert capsys.readouterr().err.splitlines()[:3] == [HEAD, "      step 7", "      Fix: Run it in float32."]
+
+
+def test_a_forked_process_that_lets_go_of_an_engine_writes_nothing_into_its_parents_trace(tmp_path: Path) -> None:
+    """As the worker of a data loader does at its end, which was forked while a step was open."""
+    settled: list[int] = []
+    record = SimpleNamespace(
+        calls=(),
+        frames=lambda: (good(0, "a"),),
+        position=SimpleNamespace(step=3),
+        readings=SimpleNamespace(peek=lambda: None),
+        settle=lambda: settled.append(os.getpid()),
+    )
+    tracer = Tracer(Engine(torch.nn.Linear(1, 1)), Options(level="trace", trace_dir=str(tmp_path)))
+    tracer.forward(record)  # type: ignore[arg-type]
+    written = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on: a process with threads forks
+        child = os.fork()
+    if child == 0:
+        try:
+            tracer.forward(record)  # type: ignore[arg-type]
+            tracer.step_ends(True, [], 1, None)
+            del tracer
+            gc.collect()
+        finally:
+            os._exit(len(settled))
+    status = os.waitpid(child, 0)[1]
+
+    assert status == 0
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == written
+    tracer.step_ends(False, [], 1, None)
+    tracer.close()
+    assert settled == [os.getpid()]
+    grown = {path.name for path in tmp_path.iterdir() if path.read_bytes() != written[path.name]}
+    assert {Path(name).suffix for name in grown} == {".jsonl", ".txt"}

@@ -161,6 +161,12 @@ def test_gradients_say_which_loss_scale_fits() -> None:
     )
 
 
+def test_a_scale_that_no_run_has_leaves_no_gradient() -> None:
+    found = judged(backward(1, "a", tensor("grad weight", absmax=1e-300), loss_scale=1e300))
+
+    assert found.gradients is None
+
+
 @pytest.mark.parametrize(
     ("least", "dtype", "needs", "fits"),
     [

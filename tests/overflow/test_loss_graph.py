@@ -175,7 +175,7 @@ def test_nothing_is_read_that_is_large_freed_or_has_no_graph(monkeypatch: pytest
     assert made_the_loss(torch.tensor(float("nan"))) is None
     assert (made := made_the_loss(freed)) is None or made.op.endswith("before it")
 
-    monkeypatch.setattr(graph_nodes, "LARGEST", 8)
+    monkeypatch.setattr(graph_nodes, "MAX_TENSOR_BYTES", 8)
     assert (made := made_the_loss(logits(torch.float32).relu().log().mean())) is None or made.op.endswith("before it")
 
 
@@ -211,8 +211,8 @@ def outer() -> Tensor:
 @each("make", [lambda: chain(5), lambda: chain(9), outer])
 def test_what_is_computed_again_is_bounded(make: Callable[[], Tensor]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loss_graph, "LARGEST", 100_000, raising=False)
-        patch.setattr(loss_graph, "COMPUTED", 8_000, raising=False)
+        patch.setattr(loss_graph, "MAX_TENSOR_BYTES", 100_000)
+        patch.setattr(loss_graph, "MAX_COMPUTED_BYTES", 8_000)
         assert bytes_computed_again(make(), patch) <= 8_000
 
 

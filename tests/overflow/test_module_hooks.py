@@ -1,6 +1,7 @@
 """Hooks on real modules: what is seen, what is not counted twice, and that nothing changes."""
 
 import gc
+import re
 import subprocess
 import sys
 import weakref
@@ -326,3 +327,19 @@ warn()
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
 
     assert done.stderr.count("FutureWarning: once") == 1
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_a_module_that_is_traced_holds_no_operation_of_ours() -> None:
+    """torch.jit.trace writes down every operation, and warns of each tensor that becomes a number."""
+    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
+    plain = torch.jit.trace(model, torch.ones(1, 2)).graph  # type: ignore[no-untyped-call]
+    records: list[BatchRecord] = []
+    hooks = Hooks(model, on_record=records.append)
+
+    traced = torch.jit.trace(model, torch.ones(1, 2))  # type: ignore[no-untyped-call]
+    hooks.detach()
+
+    graphs = [re.sub(r"___torch_mangle_\d+\.", "", str(graph)) for graph in (plain, traced.graph)]
+    assert graphs[0] == graphs[1]
+    assert len(records) <= 1, "what torch runs to check the trace"

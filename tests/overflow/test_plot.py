@@ -10,7 +10,7 @@ import pytest
 
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
 from dsdoctor.overflow.frames.frame import CallPhase, Frame
-from dsdoctor.overflow.trace.headroom import MOST_COLUMNS, Bad, Extreme, HeatCell, ModuleRow, Picture, picture
+from dsdoctor.overflow.trace.headroom import MAX_COLUMNS, Bad, Extreme, HeatCell, ModuleRow, Picture, picture
 from dsdoctor.overflow.trace.page import figure, label, page_of
 from dsdoctor.ui import page
 from dsdoctor.ui.page import Page
@@ -56,7 +56,7 @@ def test_a_long_run_has_several_batches_in_a_column() -> None:
     found = drawn(*(frame for batch in range(1000) for frame in chain(batch, float(batch))))
 
     assert (found.width, found.batches, len(found.columns)) == (8, 1000, 125)
-    assert len(found.columns) <= MOST_COLUMNS
+    assert len(found.columns) <= MAX_COLUMNS
     assert found.rows["h.0", 0].cells[124].absmax == 999.0
 
 

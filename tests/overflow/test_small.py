@@ -13,8 +13,8 @@ from dsdoctor.overflow.frames.frame import TensorStats
 from dsdoctor.overflow.measure.readings import Meters
 from dsdoctor.overflow.replay.underflow import all_zero, any_lost_activation, first_vanished, placed
 from dsdoctor.overflow.verdict.verdict import judge
-from dsdoctor.overflow.watch.announce import Seen, among_all, judged
-from dsdoctor.overflow.watch.history import Updates
+from dsdoctor.overflow.watch.announce import LocalFinding, among_all, judged
+from dsdoctor.overflow.watch.optimizer import WeightUpdates
 from tests.overflow import engine as recorded
 from tests.overflow.written import frame, good, rank_report, tensor
 
@@ -141,10 +141,10 @@ def test_a_weight_that_was_gathered_is_bad_where_it_is_kept() -> None:
 
 
 def test_what_a_rank_saw_alone_is_of_that_rank_and_survives_the_way_to_rank_0() -> None:
-    alone = Seen(
+    alone = LocalFinding(
         RankReport(rank=1, world=2, step=4, losses=(float("nan"),), loss_line="train.py:9 in main: loss = f(x)"), False
     )
-    arrived = msgspec.msgpack.decode(msgspec.msgpack.encode(alone), type=Seen)
+    arrived = msgspec.msgpack.decode(msgspec.msgpack.encode(alone), type=LocalFinding)
 
     (found,) = judged(among_all([arrived]))
 
@@ -155,7 +155,7 @@ def test_what_a_rank_saw_alone_is_of_that_rank_and_survives_the_way_to_rank_0() 
 def test_a_bad_value_that_reaches_neither_loss_nor_gradient_is_a_note_and_nothing_to_fix() -> None:
     report = rank_report(0, good(0, "a"), OVERFLOW)
 
-    (harmless,), (harmful,) = judged([Seen(report, True)]), judged([Seen(report, False)])
+    (harmless,), (harmful,) = judged([LocalFinding(report, True)]), judged([LocalFinding(report, False)])
 
     assert (harmless.severity, harmless.fix, harmful.severity) == (Severity.NOTE, None, Severity.ERROR)
     assert "the loss and the gradients of the step are finite" in harmless.title
@@ -192,7 +192,7 @@ class Engine:
 
 def unchanged(rate: float) -> tuple[tuple[str, float], ...]:
     engine = Engine(rate)
-    updates = Updates(engine)
+    updates = WeightUpdates(engine)
     with torch.no_grad():
         for parameter in engine.module.parameters():
             parameter.add_(parameter.grad, alpha=-rate)

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from dsdoctor.overflow.measure.readings import Meters
 from dsdoctor.overflow.replay.replay import BatchRecorder
-from dsdoctor.overflow.replay.underflow import has_lost_gradient, vanished
+from dsdoctor.overflow.replay.underflow import has_lost_gradient, underflowed_activation
 from tests.overflow.engine import Engine
 
 
@@ -40,7 +40,7 @@ def test_the_module_behind_which_nothing_is_left_is_named_with_what_float32_has_
     engine, recorder = trained(1e-9)
 
     assert has_lost_gradient(engine, Meters())
-    found = vanished(engine, recorder)
+    found = underflowed_activation(engine, recorder)
     assert found is not None
     assert (found.frame.module, found.name, found.share) == ("times", "output", 1.0)
     assert 1e-10 < found.largest < 1e-8
@@ -50,7 +50,7 @@ def test_what_is_nothing_in_float32_too_is_none() -> None:
     engine, recorder = trained(0.0)
 
     assert has_lost_gradient(engine, Meters())
-    assert vanished(engine, recorder) is None
+    assert underflowed_activation(engine, recorder) is None
 
 
 def test_a_model_of_ordinary_values_raises_no_suspicion() -> None:

@@ -17,7 +17,8 @@ from dsdoctor.overflow.verdict.verdict import judge
 from dsdoctor.overflow.watch import decisions
 from dsdoctor.overflow.watch.announce import Announcer
 from dsdoctor.overflow.watch.decisions import Decisions
-from dsdoctor.overflow.watch.history import OverflowCount, is_frozen, zero_over_zero
+from dsdoctor.overflow.watch.optimizer import is_frozen, zero_over_zero
+from dsdoctor.overflow.watch.steps import OverflowCount
 from tests.each import each
 from tests.overflow.engine import Engine
 from tests.overflow.written import frame, rank_report, tensor
@@ -180,12 +181,12 @@ def test_one_of_several_engines_is_told_by_its_model_and_its_first_weight(monkey
     monkeypatch.setattr(decisions, "_watched", [])
     first, second = (Engine(nn.Sequential(nn.Linear(2, size))) for size in (3, 5))
     for engine in (first, first):
-        decisions.note(engine)
-    assert decisions.told(first) == ""
-    decisions.note(second)
+        decisions.register(engine)
+    assert decisions.engine_label(first) == ""
+    decisions.register(second)
 
-    assert decisions.told(first) == "Sequential, 0.weight 3x2, 1 of 2 in this process"
-    assert decisions.told(second) == "Sequential, 0.weight 5x2, 2 of 2 in this process"
+    assert decisions.engine_label(first) == "Sequential, 0.weight 3x2, 1 of 2 in this process"
+    assert decisions.engine_label(second) == "Sequential, 0.weight 5x2, 2 of 2 in this process"
     del first, engine
     gc.collect()
-    assert decisions.told(second) == ""
+    assert decisions.engine_label(second) == ""

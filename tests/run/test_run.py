@@ -137,6 +137,23 @@ print([place for place in sys.path if "python" not in place.lower()], sys.flags.
 
 
 @pytest.mark.slow
+def test_the_locale_of_a_bare_environment_is_the_scripts(folder: Path) -> None:
+    """Python sets LC_CTYPE for itself where nothing does (PEP 538, 540); a second one takes that for the user's word."""
+    (folder / "locale_of.py").write_text(
+        "import locale, os, sys\nprint(sys.flags.utf8_mode, locale.getpreferredencoding(False), os.environ.get('LC_CTYPE'))\n"
+    )
+    bare = {"PATH": os.environ["PATH"], "PYTHONPATH": ROOT}
+
+    shown = [
+        subprocess.run(
+            [*command, "locale_of.py"], cwd=folder, env=bare, capture_output=True, text=True, check=True
+        ).stdout
+        for command in ([sys.executable], OURS)
+    ]
+
+    assert shown[0] == shown[1]
+
+
 def test_files_of_the_working_folder_are_no_modules_of_ours(folder: Path) -> None:
     (folder / "src").mkdir()
     (folder / "src" / "train.py").write_text("print('trained')")

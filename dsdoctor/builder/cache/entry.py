@@ -25,9 +25,9 @@ from dsdoctor.core.text import decode, encode
 
 
 PRIVATE = 0o700
-CHUNK = 1 << 20
+CHUNK_BYTES = 1 << 20
 ABSENT = {errno.ENOENT, errno.ESTALE}
-NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 
 
 class Damaged(Exception):
@@ -88,7 +88,7 @@ class OpenFolder:
     def copy(self, name: str, stored: Stored, to: Path) -> None:
         """Copy a file to a path that does not exist yet. Until this returns, the copy must not be used."""
         mode = 0o755 if stored.executable else 0o644  # no umask lets others write
-        with os.fdopen(os.open(to, NEW, mode), "wb") as target:
+        with os.fdopen(os.open(to, NEW_FILE, mode), "wb") as target:
             self.check(name, stored, target)
 
     def _in_place(self) -> bool:
@@ -129,7 +129,7 @@ def store(source: Path, target: Path, mode: int) -> Stored:
 def copy_and_hash(source: BinaryIO, target: BinaryIO | None) -> tuple[str, int]:
     """Read to the end and copy to ``target`` if there is one. Returns the sha256 and the size of what was read."""
     digest, size = sha256(), 0
-    while chunk := source.read(CHUNK):
+    while chunk := source.read(CHUNK_BYTES):
         digest.update(chunk)
         size += len(chunk)
         if target is not None:
@@ -139,7 +139,7 @@ def copy_and_hash(source: BinaryIO, target: BinaryIO | None) -> tuple[str, int]:
 
 def new_file(path: Path, mode: int) -> BinaryIO:
     """Create a file with the permissions of a folder of that mode, without those to execute."""
-    file = os.fdopen(os.open(path, NEW, 0o600), "wb")
+    file = os.fdopen(os.open(path, NEW_FILE, 0o600), "wb")
     if mode != PRIVATE:
         os.fchmod(file.fileno(), mode & 0o666)
     return file
@@ -163,8 +163,8 @@ def flush_folder(folder: Path) -> None:
 
 SCHEMA = "dsdoctor-cache/1"
 RECORD = "entry.json"
-LARGEST_RECORD = 64 << 20
-LONGEST_NAME = 255
+MAX_RECORD_BYTES = 64 << 20
+MAX_NAME_BYTES = 255
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +203,7 @@ def plain(name: str) -> bool:
     if name in {"", ".", "..", RECORD} or "/" in name or "\0" in name:
         return False
     try:
-        return len(name.encode()) <= LONGEST_NAME
+        return len(name.encode()) <= MAX_NAME_BYTES
     except UnicodeEncodeError:
         return False
 
@@ -240,7 +240,7 @@ def read_entry(folder: Path) -> Entry:
     """
     with open_folder(folder) as inside:
         with inside.open(RECORD) as file:
-            data = file.read(LARGEST_RECORD)
+            data = file.read(MAX_RECORD_BYTES)
             used = os.fstat(file.fileno()).st_mtime
         if sha256(data).hexdigest() != folder.name:
             raise Damaged(f"{RECORD} has other bytes than were stored")

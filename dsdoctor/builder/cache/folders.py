@@ -16,6 +16,7 @@ from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import Host
 from dsdoctor.core.trust import Distrusted, trusted
 from dsdoctor.core.workspace import cache_folder
+from dsdoctor.rules import book
 from dsdoctor.ui.table import size
 
 # What else takes room below the cache folder: assembled toolkits, DeepSpeed's archives, environments made for targets.
@@ -23,7 +24,7 @@ from dsdoctor.ui.table import size
 
 KINDS = ("toolkits", "sdists", "targets")
 NVCC = "home/bin/nvcc"
-SHELTERED = 2 * 3600.0
+IN_USE_SECONDS = 2 * 3600.0
 """Seconds after its last use in which nothing is removed for its age or size: a build may be at work with it."""
 
 
@@ -95,11 +96,10 @@ def _used(path: Path) -> float:
 
 
 FOLDER = "compiled"
-LIMIT = "10G"
-DAMAGED = "cache-entry-damaged"
+DEFAULT_LIMIT = "10G"
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 SPANS = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
-SELDOM_READ = ("dependencies", "inputs")
+UNLISTED_FACTS = ("dependencies", "inputs")
 """Facts of thousands of lines. They stand in the entry's own record."""
 
 
@@ -119,7 +119,7 @@ class Kept:
 
 def open_store(host: Host) -> CacheStore:
     """This user's op cache, with its limit from DSDOCTOR_CACHE_LIMIT. Raises UsageError for a limit that is no size."""
-    limit = parse_size(host.variable("DSDOCTOR_CACHE_LIMIT") or LIMIT, "DSDOCTOR_CACHE_LIMIT")
+    limit = parse_size(host.variable("DSDOCTOR_CACHE_LIMIT") or DEFAULT_LIMIT, "DSDOCTOR_CACHE_LIMIT")
     return CacheStore(cache_folder(host) / FOLDER, limit=limit)
 
 
@@ -155,13 +155,13 @@ def prune_folders(
     What was used in the last two hours stays, but for ``everything``.
     """
     now = time.time()
-    oldest = now - max(parse_age(age, "--older-than"), SHELTERED) if age is not None else None
+    oldest = now - max(parse_age(age, "--older-than"), IN_USE_SECONDS) if age is not None else None
     most = parse_size(size, "--max-size") if size is not None else None
     removed: list[StoredFolder] = []
     left = room + sum(entry.size for entry in stored_folders(cache))
     for entry in reversed(stored_folders(cache)):
         is_old = oldest is not None and entry.used < oldest
-        is_much = most is not None and left > most and entry.used < now - SHELTERED
+        is_much = most is not None and left > most and entry.used < now - IN_USE_SECONDS
         if (everything or is_old or is_much) and remove_folder(entry):
             removed.append(entry)
             left -= entry.size
@@ -170,8 +170,8 @@ def prune_folders(
 
 def store_findings(store: CacheStore) -> tuple[Finding, ...]:
     """What a store has to say to the user: the entries that it dropped as damaged, and what the disk refused."""
-    dropped = (Finding(rule=DAMAGED, severity=Severity.WARNING, title=sentence) for sentence in store.dropped)
-    refused = (Finding(rule="dsdoctor", severity=Severity.WARNING, title=sentence) for sentence in store.complaints)
+    dropped = (book.finding("cache-entry-damaged", Severity.WARNING, case="dropped", why=why) for why in store.dropped)
+    refused = (book.finding("dsdoctor", Severity.WARNING, case="cache", why=why) for why in store.complaints)
     return (*dropped, *refused)
 
 
@@ -179,8 +179,16 @@ def damage(entry: Entry, why: str) -> Finding:
     """An entry that was asked to be what was stored, and is not."""
     name = entry.facts.get("op") or entry.facts.get("name") or "an entry"
     evidence = (f"its files: {', '.join(sorted(entry.files))}",) if entry.files else ()
-    title = f"{name} ({entry.kind} {entry.key[:12]}) is not what was stored, and was removed: {why}"
-    return Finding(rule=DAMAGED, severity=Severity.ERROR, title=title, evidence=evidence)
+    return book.finding(
+        "cache-entry-damaged",
+        Severity.ERROR,
+        case="verified",
+        evidence=evidence,
+        name=str(name),
+        kind=entry.kind,
+        key=entry.key[:12],
+        why=why,
+    )
 
 
 def kept(entries: Iterable[Entry]) -> tuple[Kept, ...]:
@@ -198,7 +206,7 @@ def _kept(entry: Entry) -> Kept:
         files=tuple(sorted(entry.files)),
         size=entry.size,
         used=entry.used,
-        facts={fact: value for fact, value in entry.facts.items() if fact not in SELDOM_READ},
+        facts={fact: value for fact, value in entry.facts.items() if fact not in UNLISTED_FACTS},
     )
 
 

@@ -32,7 +32,7 @@ from dsdoctor.builder.cache.entry import (
     write_entry,
 )
 from dsdoctor.core.errors import is_full
-from dsdoctor.core.files import make_folder
+from dsdoctor.core.files import make_folder, real_path
 from dsdoctor.core.trust import Distrusted, distrust, trusted
 
 # The folders of the op cache: <folder>/<kind>/<first two of the key>/<key>/<sha256 of the record>, and <folder>/tmp.
@@ -44,8 +44,8 @@ KINDS = {"ops": "op", "wheels": "wheel"}
 """The folder of each kind of entry, and what one entry of it is called."""
 
 TEMPORARY = "tmp"
-DAY = 86400.0
-ATTEMPTS = 8
+DAY_SECONDS = 86400.0
+MAX_ATTEMPTS = 8
 IN_THE_WAY = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}
 
 
@@ -92,7 +92,7 @@ class CacheLayout:
 
         Where another is in that place already, ``is_as_good`` decides whether that one is kept; it may also remove it.
         """
-        for _ in range(ATTEMPTS):
+        for _ in range(MAX_ATTEMPTS):
             try:
                 self._make(target.parent)
                 made.rename(target)
@@ -119,7 +119,7 @@ class CacheLayout:
         """Remove what processes that were killed left in the temporary folder more than a day ago. Raises nothing."""
         with suppress(OSError):
             for left in (self.folder / TEMPORARY).iterdir():
-                if time.time() - left.lstat().st_mtime > DAY:
+                if time.time() - left.lstat().st_mtime > DAY_SECONDS:
                     self._move_away(left)
 
     def _move_away(self, path: Path) -> None:
@@ -173,7 +173,7 @@ class CacheStore:
 
     def __init__(self, folder: Path, *, limit: int) -> None:
         self._named, self.limit = folder, limit
-        self.folder = Path(os.path.realpath(folder))
+        self.folder = Path(real_path(folder))
         self.dropped: list[str] = []
         self.complaints: list[str] = []
         self._layout = CacheLayout(folder=self.folder)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from dsdoctor.builder.plan.choices import JOB_MEMORY
+from dsdoctor.builder.plan.choices import JOB_MEMORY_BYTES
 from dsdoctor.builder.plan.processor import flags_of
 from dsdoctor.core.build_models import BuildPlan, OpPlan, Source
 from dsdoctor.core.children import MARK, PreloadedPython, parse_answer
@@ -32,7 +32,7 @@ WEAK = re.compile(r"^\s*(?:[\w.]*(?:Error|Exception)\b: .*|error: .*)|command no
 ECHO = re.compile(
     r"ninja: build stopped|subcommand failed|Error compiling objects|command .* failed with exit (code|status)"
 )
-LONGEST = 300
+MAX_ERROR_LENGTH = 300
 
 
 def first_error(lines: Iterable[str]) -> str | None:
@@ -47,9 +47,9 @@ def first_error(lines: Iterable[str]) -> str | None:
         if ECHO.search(line):
             continue
         if STRONG.search(line) and not _is_command(line):
-            return line.strip()[:LONGEST]
+            return line.strip()[:MAX_ERROR_LENGTH]
         if weak is None and WEAK.search(line):
-            weak = line.strip()[:LONGEST]
+            weak = line.strip()[:MAX_ERROR_LENGTH]
     return weak
 
 
@@ -57,7 +57,7 @@ def _is_command(line: str) -> bool:
     return re.match(r"\s*(\[\d+/\d+\] )?\S*(c\+\+|g\+\+|gcc|cc|nvcc|clang)\S* -", line) is not None
 
 
-SILENCE = 300.0
+SILENCE_TIMEOUT_SECONDS = 300.0
 """Seconds without a line after which a preloaded process is given up: a builder's own probe compiles a few lines at most."""
 
 
@@ -121,7 +121,7 @@ def ask_commands(
     whole = {**env, "TORCH_NO_COMPILER_WRAPPER": "1"}
     answers: dict[str, OpCommands] = {}
     if preloaded is not None:
-        run = partial(preloaded.run, "ask_commands.py", folder=tree, env=whole, silence=SILENCE)
+        run = partial(preloaded.run, "ask_commands.py", folder=tree, env=whole, silence=SILENCE_TIMEOUT_SECONDS)
         asked = _ask(plan.ops, tree, lambda pairs, on_line: run(pairs, on_line=on_line))
         answers = {op: answer for op, answer in asked.answers.items() if answer.error is None}
     argv = [plan.python, str(CHILD_SCRIPTS / "ask_commands.py")]
@@ -209,7 +209,7 @@ SIMD = ("-D__AVX512__", "-D__AVX256__", "-D__SVE__", "-D__NEON__", "-D__SCALAR__
 NVCC_WITH_OBJTEMP = 12
 GCC_WITHOUT_DEFINITIONS = 11
 """Since this major gcc records flags, and no longer the whole command line with its definitions."""
-LINK_MEMORY = 512 << 20
+LINK_MEMORY_BYTES = 512 << 20
 LATE_COLLECTION = ("--param=ggc-min-heapsize=1048576", "--param=ggc-min-expand=100")
 """gcc collects its garbage when 2 GiB are taken, not from 128 MiB on again and again: a sixth less work for a file that
 includes torch's headers (21.2 -> 17.9 CPU-seconds, 1.5 -> 2.0 GiB, gcc 12), and the same bytes. The values are fixed, since gcc
@@ -277,8 +277,8 @@ def threads_of(command: Command) -> int:
 def memory_of(command: Command) -> int:
     """Bytes that a command takes at the most."""
     if command.source is None:
-        return LINK_MEMORY
-    return JOB_MEMORY[command.by_nvcc] * threads_of(command)
+        return LINK_MEMORY_BYTES
+    return JOB_MEMORY_BYTES[command.by_nvcc] * threads_of(command)
 
 
 def edited(command: Command, settings: FlagSettings) -> Command:

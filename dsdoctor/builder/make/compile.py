@@ -27,7 +27,7 @@ from dsdoctor.builder.make.commands import (
     threads_of,
 )
 from dsdoctor.builder.make.op_cache import Made, OpCache
-from dsdoctor.builder.plan.choices import JOB_MEMORY
+from dsdoctor.builder.plan.choices import JOB_MEMORY_BYTES
 from dsdoctor.core.build_models import BuildPlan, OpPlan, OpProgress
 from dsdoctor.core.files import PRIVATE, append_text
 from dsdoctor.core.host import Completed, LocalHost
@@ -301,7 +301,7 @@ def compile_ops(
         work.expected = earlier[work.plan.op] / pool.jobs if work.plan.op in earlier else None
         watch(work.progress("waiting"))
     by_nvcc = sum(command.by_nvcc for work in todo for command in work.commands.compile)
-    idle = min(pool.jobs // max(1, by_nvcc), (plan.memory or sys.maxsize) // JOB_MEMORY[True])
+    idle = min(pool.jobs // max(1, by_nvcc), (plan.memory or sys.maxsize) // JOB_MEMORY_BYTES[True])
     for work in todo:
         work.commands = threaded_op(work.commands, min(len(work.plan.architectures), idle))
     _compile(host, todo, tree=tree, env=env, pool=pool, cache=cache, watch=watch)

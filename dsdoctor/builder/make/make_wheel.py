@@ -3,7 +3,6 @@
 Works in a temporary folder; the wheel appears in the out folder by rename, or not at all.
 """
 
-import os
 import resource
 import shutil
 import tempfile
@@ -32,22 +31,24 @@ from dsdoctor.builder.make.manifest import (
     write_into,
 )
 from dsdoctor.builder.make.op_cache import OpCache
-from dsdoctor.builder.toolkit.assemble import assemble, unpack_headers
+from dsdoctor.builder.python_headers import unpack_headers
+from dsdoctor.builder.toolkit.assemble import assemble
 from dsdoctor.builder.toolkit.kept import refuse_altered, toolkit_parts
 from dsdoctor.core.build_models import BuildPlan, BuildResult, OpResult, Source
 from dsdoctor.core.children import PreloadedPython
 from dsdoctor.core.errors import BuildFailed, ImpossiblePlan
-from dsdoctor.core.files import PRIVATE, make_folder, replacing, write_bytes, write_text
-from dsdoctor.core.finding import Finding
+from dsdoctor.core.files import PRIVATE, make_folder, real_path, replacing, write_bytes, write_text
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.redaction import Hidden
 from dsdoctor.core.workspace import fixed_folder
+from dsdoctor.rules import book
 
 # The folders of one build, the source tree that is compiled, and the shared objects for the wheel. Compiles nothing.
 
 
-ROOM = 1 << 30
+MIN_FREE_BYTES = 1 << 30
 """Bytes that a tree and its objects may take, estimated high: one object without debug information has less than a MiB."""
 
 LIBRARY = "lib"
@@ -73,7 +74,7 @@ class Workdir:
 def tree_to_compile_in(plan: BuildPlan, source: Source, machine: Machine, say: Callable[[str], None]) -> Iterator[Path]:
     """The source tree to compile in: for GPU code a copy in a folder whose path is always the same."""
     # nvcc puts a digest of the path into GPU code: only the same path gives the same bytes
-    tree = Path(os.path.realpath(source.folder))
+    tree = Path(real_path(source.folder))
     if not any(op.device_code for op in plan.ops):
         yield tree
         return
@@ -89,12 +90,12 @@ def tree_to_compile_in(plan: BuildPlan, source: Source, machine: Machine, say: C
 def _copied(tree: Path, to: Path) -> Path | None:
     """Copy the tree; None where there is no room for it and for what is compiled in it."""
     try:
-        if shutil.disk_usage(to.parent).free < ROOM:
+        if shutil.disk_usage(to.parent).free < MIN_FREE_BYTES:
             return None
         shutil.copytree(tree, to, symlinks=True)
     except OSError:
         return None
-    return Path(os.path.realpath(to))
+    return Path(real_path(to))
 
 
 def gather(plan: BuildPlan, compiled: tuple[Compiled, ...], library: Path) -> None:
@@ -126,7 +127,7 @@ def packing(
     would be the same.
     """
     tree = Path(source.folder)
-    if tree.resolve() == compiled_in.resolve():
+    if real_path(tree) == real_path(compiled_in):
         tree = workdir.folder / "packing"
         shutil.copytree(source.folder, tree, symlinks=True)
     with ThreadPoolExecutor(max_workers=1) as worker:
@@ -206,7 +207,7 @@ def _environment(host: LocalHost, plan: BuildPlan, tree: Path) -> dict[str, str]
     # setup.py lists its extras in the order of a set, which would differ from run to run
     env = child_environment(host, plan) | {op.variable: "1" for op in plan.ops} | {"PYTHONHASHSEED": "0"}
     # setup.py asks git for a commit: it must not find a repository that the cache folder happens to lie in
-    env |= {"GIT_CEILING_DIRECTORIES": str(tree.resolve().parent)}
+    env |= {"GIT_CEILING_DIRECTORIES": str(Path(real_path(tree)).parent)}
     # and it imports its neighbours from its own folder
     env = {name: value for name, value in env.items() if name not in {"GIT_DIR", "GIT_WORK_TREE", "PYTHONSAFEPATH"}}
     if plan.accelerator == "cuda":
@@ -214,7 +215,7 @@ def _environment(host: LocalHost, plan: BuildPlan, tree: Path) -> dict[str, str]
     return env
 
 
-LONGEST_EPOCH = 11
+MAX_EPOCH_DIGITS = 11
 TAG, TAG_LENGTH = "b", 8
 """The tag's first letter, which keeps it from being read as a number, and how many hexadecimal digits of sha256 follow."""
 
@@ -372,7 +373,7 @@ def _bill_of_materials(host: LocalHost, manifest: Manifest, machine: Machine) ->
 def epoch_of(host: LocalHost) -> int:
     """The time of every file in a wheel, in seconds since 1970: SOURCE_DATE_EPOCH, else the earliest that a zip file can hold."""
     text = host.variable("SOURCE_DATE_EPOCH") or ""
-    return max(EARLIEST, int(text)) if text.isascii() and text.isdigit() and len(text) < LONGEST_EPOCH else EARLIEST
+    return max(EARLIEST, int(text)) if text.isascii() and text.isdigit() and len(text) < MAX_EPOCH_DIGITS else EARLIEST
 
 
 def _results(plan: BuildPlan, compiled: tuple[Compiled, ...], proofs: tuple[OpProof, ...]) -> tuple[OpResult, ...]:
@@ -401,11 +402,14 @@ def _left_out(plan: BuildPlan) -> tuple[OpResult, ...]:
 
 def _failures(results: tuple[OpResult, ...]) -> tuple[Finding, ...]:
     return tuple(
-        Finding.error(
+        book.finding(
             "op-failed",
-            f"{result.op} was not built: {result.because}",
+            Severity.ERROR,
+            case="not-built",
             evidence=[f"log: {result.log}"],
             affects=[result.op],
+            op=result.op,
+            because=result.because,
         )
         for result in results
         if result.log and not result.built

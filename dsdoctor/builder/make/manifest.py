@@ -19,7 +19,8 @@ from urllib.parse import quote
 import msgspec
 
 from dsdoctor.builder.make.compile import shared_object
-from dsdoctor.builder.plan.processor import lacking, version_of
+from dsdoctor.builder.plan.compiler import version_of
+from dsdoctor.builder.plan.processor import lacking
 from dsdoctor.builder.source.fetch import NEWEST
 from dsdoctor.builder.toolkit.kept import NVIDIA as NVIDIA_ARCHIVES
 from dsdoctor.builder.toolkit.kept import PYPI, Part
@@ -106,9 +107,9 @@ def _proof(
         wrong = "the wheel holds it, and its git_version_info_installed.py does not say so"
     elif error is not None and op.op not in untried:
         wrong = f"it does not load with this torch: {error}"
-    elif op.device_code and set(elf_info.sm_arch or ()) != planned(op):
+    elif op.device_code and set(elf_info.sm_arch or ()) != planned_gpu_code(op):
         inside = ", ".join(elf_info.sm_arch or ()) or "nothing"
-        wrong = f"it holds GPU code for {inside}, planned was {', '.join(sorted(planned(op)))}"
+        wrong = f"it holds GPU code for {inside}, planned was {', '.join(sorted(planned_gpu_code(op)))}"
     return OpProof(
         op=op.op,
         file=path.relative_to(folder).as_posix(),
@@ -119,7 +120,7 @@ def _proof(
     )
 
 
-def planned(op: OpPlan) -> set[str]:
+def planned_gpu_code(op: OpPlan) -> set[str]:
     """The GPU code that an op's shared object must hold, written as in the wheel-variant property ``sm_arch``."""
     real = {f"{plain(entry).replace('.', '')}_real" for entry in op.architectures}
     return real | {f"{plain(e).replace('.', '')}_virtual" for e in op.architectures if e.endswith("+PTX")}

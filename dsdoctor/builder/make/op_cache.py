@@ -17,6 +17,7 @@ from dsdoctor.builder.cache.store import CacheStore
 from dsdoctor.builder.make.commands import Command, OpCommands, dependency_file
 from dsdoctor.builder.wheel.read import hex_of
 from dsdoctor.core.build_models import BuildPlan, OpPlan
+from dsdoctor.core.files import real_path
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Machine
 
@@ -125,7 +126,7 @@ def parse_trace(lines: Iterable[str]) -> list[str]:
 def _plain(path: str) -> str:
     """A path without ".."."""
     # ".." after a linked folder leads out of the folder that the link points to: only realpath follows that
-    return os.path.realpath(path) if "/../" in path else os.path.normpath(path)
+    return real_path(path) if "/../" in path else os.path.normpath(path)
 
 
 SCHEMA = "dsdoctor-op/1"
@@ -156,7 +157,7 @@ READ_BY_COMPILERS = (
 )
 SEARCHED = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")
 INCLUDE, LIBRARY = re.compile(r"-(?:I|isystem)(/.*)"), re.compile(r"-L(/.*)")
-ASK_LIMIT = 30
+ASK_TIMEOUT_SECONDS = 30
 TOOLKIT = "{toolkit}"
 
 
@@ -211,7 +212,7 @@ class Keys:
         program = f"{command.argv[0]} {linker}"
         if program not in self._identities:
             known = _nvcc_parts(command.argv[0]) if command.by_nvcc else self._programs(command.argv[0], linker)
-            digests = {os.path.realpath(path): self._digests.of(Path(os.path.realpath(path))) for path in known}
+            digests = {real_path(path): self._digests.of(Path(real_path(path))) for path in known}
             self._found |= {path: digest for path, digest in digests.items() if digest}
             self._identities[program] = list(digests.values())
         return self._identities[program]
@@ -220,7 +221,7 @@ class Keys:
         """The paths of a compiler, of those of PROGRAMS that it has, and of the linker that it is told to use."""
         found = [self._host.which(compiler) or compiler]
         for name in (*PROGRAMS, *([f"ld.{linker.partition('=')[2]}"] if linker else [])):
-            answer = self._host.run([compiler, f"-print-prog-name={name}"], timeout=ASK_LIMIT).stdout.strip()
+            answer = self._host.run([compiler, f"-print-prog-name={name}"], timeout=ASK_TIMEOUT_SECONDS).stdout.strip()
             found.append(answer if answer.startswith("/") else self._host.which(answer or name) or "")
         return [path for path in found if path]
 

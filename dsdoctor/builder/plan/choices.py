@@ -1,4 +1,4 @@
-"""Machine + request -> accelerator, architectures, jobs and local version of a plan, each with its reason. Pure."""
+"""Choices of a plan that need no toolkit: accelerator, architectures, jobs, disk, local version, each with its reason. Pure."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,24 +8,32 @@ from packaging.version import InvalidVersion, Version
 from dsdoctor.core.architectures import OLDEST, check_known, compiled_by, numeric, parse_architectures
 from dsdoctor.core.build_models import Choice, OpPlan, ToolkitPlan
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
-from dsdoctor.core.finding import Finding, instead, step
+from dsdoctor.core.finding import Finding, Severity, step
 from dsdoctor.core.machine import Machine, Node, Torch
 from dsdoctor.core.requests import BuildRequest
 from dsdoctor.core.text import and_more
-
-# Machine -> what any build needs: the torch that works, the packages, the disk space; findings for what lacks. Pure.
-
+from dsdoctor.rules import book
 
 GIB = 1 << 30
-BASE_DISK = GIB // 4
-OBJECT_DISK = 48 << 20
+BASE_DISK_BYTES = GIB // 4
+OBJECT_DISK_BYTES = 48 << 20
 """Bytes of one object with its share of the shared object: with -g they are 17 to 40 MB."""
-
-TOOLKIT_DISK = GIB
-UNPACKED = 6
+TOOLKIT_DISK_BYTES = GIB
+UNPACK_RATIO = 6
 """What NVIDIA's archives take with what is in them, as a multiple of their size, estimated high."""
-
+JOB_MEMORY_BYTES = {True: 7 * GIB // 2, False: 2 * GIB}
+"""Bytes of one compile job with and without device code: the largest process of a build of all ops was measured at
+2.9 GiB (3.4 GiB with evoformer_attn), one of host code at 1.5 to 2.1 GB."""
 SETUPTOOLS_WITH_BDIST_WHEEL = Version("70.1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architectures:
+    """A list of wanted architectures. ``asked`` is False when the user did not choose it, so that it may be narrowed."""
+
+    entries: tuple[str, ...]
+    because: str
+    asked: bool
 
 
 def working_torch(machine: Machine) -> Torch:
@@ -45,65 +53,6 @@ def working_torch(machine: Machine) -> Torch:
             hint=step("{python} -m pip install --force-reinstall torch", python=python.executable).line,
         )
     return machine.torch
-
-
-def disk_needed(ops: tuple[OpPlan, ...], toolkit: ToolkitPlan | None) -> int:
-    """The bytes that a build may take in the cache folder, estimated high."""
-    objects = sum(len(op.sources) * OBJECT_DISK for op in ops)
-    archives = sum(archive.size for archive in toolkit.archives) if toolkit else 0
-    return BASE_DISK + objects + (TOOLKIT_DISK if toolkit and toolkit.fetches else 0) + UNPACKED * archives
-
-
-def environment_findings(machine: Machine, disk: int) -> Iterator[Finding]:
-    """Errors for missing packages and for a disk with less than ``disk`` bytes free."""
-    python = machine.python
-    assert python is not None
-    for name in _missing_packages(machine):
-        yield Finding.error(
-            "wheel-package-missing",
-            f"{name} is not in the environment of {python.executable}, and DeepSpeed's setup.py needs it",
-            fix="install it",
-            steps=(step("{executable} -m pip install {name}", executable=python.executable, name=name),),
-        )
-    free = machine.system.cache_free
-    if free is not None and free < disk:
-        yield Finding.error(
-            "disk-full",
-            f"the build needs about {disk / GIB:.1f} GiB, the cache folder's disk has {free / GIB:.1f} GiB free",
-            fix="free some, or put the cache elsewhere",
-            steps=(step("export DSDOCTOR_CACHE=/path/with/room"),),
-        )
-
-
-def gap_findings(machine: Machine) -> Iterator[Finding]:
-    """A note for each question about the machine that could not be answered."""
-    for gap in machine.gaps:
-        yield Finding.note("not-asked", f"{gap.question} could not be asked: {gap.reason}")
-
-
-def _missing_packages(machine: Machine) -> list[str]:
-    setuptools = machine.package("setuptools")
-    if setuptools is None:
-        return ["setuptools"]
-    try:
-        complete = Version(setuptools) >= SETUPTOOLS_WITH_BDIST_WHEEL
-    except InvalidVersion:
-        complete = False
-    return [] if complete or machine.package("wheel") else ["wheel"]
-
-
-JOB_MEMORY = {True: 7 * GIB // 2, False: 2 * GIB}
-"""Bytes of one compile job with and without device code: the largest process of a build of all ops was measured at
-2.9 GiB (3.4 GiB with evoformer_attn), one of host code at 1.5 to 2.1 GB."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Architectures:
-    """A list of wanted architectures. ``asked`` is False when the user did not choose it, so that it may be narrowed."""
-
-    entries: tuple[str, ...]
-    because: str
-    asked: bool
 
 
 def accelerator_of(machine: Machine, request: BuildRequest) -> str:
@@ -137,6 +86,14 @@ def explain_accelerator(machine: Machine, request: BuildRequest, accelerator: st
     return Choice(what="accelerator", value=accelerator, because=because)
 
 
+def explain_standard(torch: Torch) -> Choice:
+    """The C++ standard that torch's headers need."""
+    # DeepSpeed's builders pass the flag themselves; ops that pass a lower one are left out of the plan
+    return Choice(
+        what="C++ standard", value=f"C++{torch.cxx_standard}", because=f"torch {torch.version}'s headers demand it"
+    )
+
+
 def choose_architectures(machine: Machine, request: BuildRequest) -> Architectures:
     """The GPU architectures: --arch, else the nodes' GPUs, else TORCH_CUDA_ARCH_LIST, else the visible GPUs', else all of torch's.
 
@@ -145,11 +102,11 @@ def choose_architectures(machine: Machine, request: BuildRequest) -> Architectur
     torch = working_torch(machine)
     shell = machine.variables.get("TORCH_CUDA_ARCH_LIST", "").strip()
     if request.arch is not None:
-        return _asked(request.arch, "--arch", torch)
+        return _named_architectures(request.arch, "--arch", torch)
     if any(node.capabilities for node in request.nodes):
-        return _of_nodes(request.nodes, shell)
+        return _node_architectures(request.nodes, shell)
     if shell:
-        return _asked(shell, "TORCH_CUDA_ARCH_LIST in your shell", torch)
+        return _named_architectures(shell, "TORCH_CUDA_ARCH_LIST in your shell", torch)
     if (torch.capabilities or machine.gpus) and not request.nodes:
         found = numeric(torch.capabilities or tuple(gpu.capability for gpu in machine.gpus))
         return Architectures(entries=found, because="the GPUs visible here (get_device_capability)", asked=True)
@@ -161,51 +118,6 @@ def choose_architectures(machine: Machine, request: BuildRequest) -> Architectur
         )
     because = f"{unseen}: every one that torch {torch.version} was built for; --arch narrows it"
     return Architectures(entries=numeric(torch.arch_list), because=because, asked=False)
-
-
-def _of_nodes(nodes: tuple[Node, ...], shell: str) -> Architectures:
-    """The architectures of all nodes' GPUs together."""
-    found = numeric(tuple({name for node in nodes for name in node.capabilities}))
-    shown = ", ".join(f"{node.name} {' '.join(numeric(node.capabilities)) or 'none'}" for node in nodes)
-    ignored = "; TORCH_CUDA_ARCH_LIST of your shell is not asked" if shell else ""
-    return Architectures(entries=found, because=f"the GPUs of the nodes: {shown} (--node){ignored}", asked=True)
-
-
-def unused_architectures(machine: Machine, request: BuildRequest) -> tuple[Finding, ...]:
-    """A warning that --arch does nothing in a build without GPU code. Raises UsageError for a malformed list all the same."""
-    if request.arch is None:
-        return ()
-    listed = _asked(request.arch, "--arch", working_torch(machine))
-    why = "--accelerator cpu" if request.accelerator else f"torch {working_torch(machine).version} is a CPU build"
-    finding = Finding.warning(
-        "arch-unused",
-        f"--arch {';'.join(listed.entries)} has no use: {why}, and no GPU code is compiled",
-        fix="for GPUs, build for a CUDA build of torch",
-        steps=(step("python -m pip install torch"),),
-    )
-    return (finding,)
-
-
-def many_architectures(listed: Architectures, ops: Sequence[OpPlan]) -> tuple[Finding, ...]:
-    """A note that GPU code is compiled for each of many architectures because nobody named one."""
-    compiled = [op.op for op in ops if op.device_code and len(op.architectures) > 1]
-    if listed.asked or not compiled:
-        return ()
-    count = max(len(op.architectures) for op in ops)
-    finding = Finding.note(
-        "many-architectures",
-        f"the GPU code of {and_more(compiled)} is compiled for {count} architectures, because no GPU is seen: "
-        f"that takes about {count} times as long as for one",
-        affects=compiled,
-        fix="name the GPUs that it is for, or give a snapshot of a machine that has them",
-        steps=(
-            step("python -m dsdoctor build-wheel --arch 9.0", note="such as 8.0 for A100, 9.0 for H100"),
-            instead(
-                "python -m dsdoctor build-wheel --node node.json", note="dsdoctor record node.json, on that machine"
-            ),
-        ),
-    )
-    return (finding,)
 
 
 def fit_architectures(
@@ -220,46 +132,50 @@ def fit_architectures(
     nvcc = f"nvcc {toolkit.release}"
     if lost and (wanted.asked or not fitting):
         able = ", ".join(numeric(toolkit.architectures)) or f"{OLDEST.get(major, 'any')} and newer"
-        finding = Finding.error(
+        finding = book.finding(
             "gpu-arch-unsupported-by-nvcc",
-            f"{nvcc} does not compile for {', '.join(lost)}; it takes {able}",
+            Severity.ERROR,
+            case="build",
             evidence=[f"architectures: {wanted.because}", f"toolkit: {toolkit.root}"],
-            fix="name architectures that it takes, or a toolkit that takes these (--toolkit DIR)",
+            nvcc=str(toolkit.release),
+            lost=lost,
+            takes=able,
         )
         return wanted.entries, (), (finding,)
     because = wanted.because + (f"; without {', '.join(lost)}, which {nvcc} does not take" if lost else "")
     return fitting, (Choice(what="architectures", value=";".join(fitting), because=because),), ()
 
 
-def _asked(text: str, where: str, torch: Torch) -> Architectures:
-    try:
-        entries = parse_architectures(text)
-        check_known(entries, torch.known_architectures)
-    except UsageError as error:
-        raise UsageError(f"{error.message} ({where})", hint=error.hint) from None
-    return Architectures(entries=entries, because=where, asked=True)
+def unused_architectures(machine: Machine, request: BuildRequest) -> tuple[Finding, ...]:
+    """A warning that --arch does nothing in a build without GPU code. Raises UsageError for a malformed list all the same."""
+    if request.arch is None:
+        return ()
+    listed = _named_architectures(request.arch, "--arch", working_torch(machine))
+    why = "--accelerator cpu" if request.accelerator else f"torch {working_torch(machine).version} is a CPU build"
+    return (book.finding("arch-unused", Severity.WARNING, architectures=";".join(listed.entries), why=why),)
+
+
+def many_architectures(listed: Architectures, ops: Sequence[OpPlan]) -> tuple[Finding, ...]:
+    """A note that GPU code is compiled for each of many architectures because nobody named one."""
+    compiled = [op.op for op in ops if op.device_code and len(op.architectures) > 1]
+    if listed.asked or not compiled:
+        return ()
+    count = max(len(op.architectures) for op in ops)
+    return (book.finding("many-architectures", Severity.NOTE, affects=compiled, ops=and_more(compiled), count=count),)
 
 
 def choose_jobs(machine: Machine, request: BuildRequest, *, device_code: bool) -> tuple[int, int, Choice]:
     """How many compilers run at once, and the bytes that they may take together, within the limits of the control group."""
-    # the pool counts each compiler by JOB_MEMORY, so that more g++ than nvcc run side by side where memory is short
+    # the pool counts each compiler by JOB_MEMORY_BYTES, so that more g++ than nvcc run side by side where memory is short
     memory, cpus = machine.system.memory, machine.system.cpus
-    by_memory = max(1, memory // JOB_MEMORY[False]) if memory else cpus
+    by_memory = max(1, memory // JOB_MEMORY_BYTES[False]) if memory else cpus
     jobs = request.jobs if request.jobs is not None else max(1, min(cpus, by_memory))
-    most = jobs * JOB_MEMORY[device_code]
-    planned = max(JOB_MEMORY[device_code], min(most, memory)) if memory else most
+    most = jobs * JOB_MEMORY_BYTES[device_code]
+    planned = max(JOB_MEMORY_BYTES[device_code], min(most, memory)) if memory else most
     shown = f"{memory / GIB:.0f} GiB" if memory else "unknown"
     because = "--jobs" if request.jobs is not None else f"{cpus} processors, {shown} of memory"
     because += f"; the compilers take up to {planned / GIB:.1f} GiB together"
     return jobs, planned, Choice(what="jobs", value=str(jobs), because=because)
-
-
-def explain_standard(torch: Torch) -> Choice:
-    """The C++ standard that torch's headers need."""
-    # DeepSpeed's builders pass the flag themselves; ops that pass a lower one are left out of the plan
-    return Choice(
-        what="C++ standard", value=f"C++{torch.cxx_standard}", because=f"torch {torch.version}'s headers demand it"
-    )
 
 
 def choose_local_version(torch: Torch, accelerator: str, request: BuildRequest) -> tuple[str, Choice]:
@@ -280,3 +196,60 @@ def choose_local_version(torch: Torch, accelerator: str, request: BuildRequest) 
             hint="--local-version cu13.0.torch2.14",
         ) from None
     return normal, Choice(what="local version", value=f"+{normal}" if normal else "none", because=because)
+
+
+def disk_needed(ops: tuple[OpPlan, ...], toolkit: ToolkitPlan | None) -> int:
+    """The bytes that a build may take in the cache folder, estimated high."""
+    objects = sum(len(op.sources) * OBJECT_DISK_BYTES for op in ops)
+    archives = sum(archive.size for archive in toolkit.archives) if toolkit else 0
+    return (
+        BASE_DISK_BYTES + objects + (TOOLKIT_DISK_BYTES if toolkit and toolkit.fetches else 0) + UNPACK_RATIO * archives
+    )
+
+
+def environment_findings(machine: Machine, disk: int) -> Iterator[Finding]:
+    """Errors for missing packages and for a disk with less than ``disk`` bytes free."""
+    python = machine.python
+    assert python is not None
+    for name in _missing_packages(machine):
+        yield book.finding(
+            "wheel-package-missing", Severity.ERROR, case="build", name=name, executable=python.executable
+        )
+    free = machine.system.cache_free
+    if free is not None and free < disk:
+        needed, left = f"{disk / GIB:.1f} GiB", f"{free / GIB:.1f} GiB"
+        yield book.finding("disk-full", Severity.ERROR, case="build", needed=needed, free=left)
+
+
+def gap_findings(machine: Machine) -> Iterator[Finding]:
+    """A note for each question about the machine that could not be answered."""
+    for gap in machine.gaps:
+        yield book.finding("not-asked", Severity.NOTE, case="build", question=gap.question, reason=gap.reason)
+
+
+def _missing_packages(machine: Machine) -> list[str]:
+    setuptools = machine.package("setuptools")
+    if setuptools is None:
+        return ["setuptools"]
+    try:
+        complete = Version(setuptools) >= SETUPTOOLS_WITH_BDIST_WHEEL
+    except InvalidVersion:
+        complete = False
+    return [] if complete or machine.package("wheel") else ["wheel"]
+
+
+def _node_architectures(nodes: tuple[Node, ...], shell: str) -> Architectures:
+    """The architectures of all nodes' GPUs together."""
+    found = numeric(tuple({name for node in nodes for name in node.capabilities}))
+    shown = ", ".join(f"{node.name} {' '.join(numeric(node.capabilities)) or 'none'}" for node in nodes)
+    ignored = "; TORCH_CUDA_ARCH_LIST of your shell is not asked" if shell else ""
+    return Architectures(entries=found, because=f"the GPUs of the nodes: {shown} (--node){ignored}", asked=True)
+
+
+def _named_architectures(text: str, where: str, torch: Torch) -> Architectures:
+    try:
+        entries = parse_architectures(text)
+        check_known(entries, torch.known_architectures)
+    except UsageError as error:
+        raise UsageError(f"{error.message} ({where})", hint=error.hint) from None
+    return Architectures(entries=entries, because=where, asked=True)

@@ -1,19 +1,34 @@
-"""Choices + the caller's variables -> the variables that a build sets and unsets, and findings about the caller's. Pure."""
+"""The variables of a build: those that it sets and unsets, findings about the caller's, and shell lines that set them. Pure.
+
+The lines are safe to ``eval`` whatever characters the paths hold.
+"""
 
 import difflib
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dsdoctor.core.build_models import HeadersPlan, Source, ToolkitPlan
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.finding import Finding, step
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.machine import Compiler, Machine
+from dsdoctor.rules import book
 
 DROPPED = ("CUDACXX", "MAX_JOBS", "MAKEFLAGS", "PYTORCH_NVCC", "TORCH_CUDA_ARCH_LIST", "CUDA_HOME", "CUDA_PATH")
 NOT_OPS = ("DS_BUILD_OPS", "DS_BUILD_STRING")
-LOOKALIKE = 0.8
+MIN_SIMILARITY = 0.8
+SHELLS = ("bash", "zsh", "fish", "csh")
+SHELL_ALIASES = {"tcsh": "csh"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShellSettings:
+    """Variables to set, and folders to put in front of path variables. ``before`` is what those hold now."""
+
+    values: Mapping[str, str]
+    prepend: Mapping[str, tuple[str, ...]]
+    before: Mapping[str, str]
 
 
 def environment(
@@ -30,7 +45,7 @@ def environment(
     return env
 
 
-def taken_away(machine: Machine) -> tuple[str, ...]:
+def unset_variables(machine: Machine) -> tuple[str, ...]:
     """The names of the caller's variables that must not reach the build."""
     return tuple(sorted({*DROPPED, *(name for name in machine.variables if name.startswith("DS_"))}))
 
@@ -56,75 +71,73 @@ def caller_findings(machine: Machine, source: Source, toolkit: ToolkitPlan | Non
         if name.startswith("DS_BUILD_") and name not in known:
             findings.append(_unread(name, value, source, known))
         elif name.startswith("DS_") and (name, value) != ("DS_ACCELERATOR", source.accelerator):
-            findings.append(_overridden(name, value, "dsdoctor sets its own"))
+            findings.append(
+                book.finding("variable-overridden", Severity.NOTE, case="build", variable=name, value=value)
+            )
         elif name.startswith("NVCC_"):
-            title = f"{name}={value} is set in your shell and reaches nvcc"
-            findings.append(Finding.note("variable-reaches-nvcc", title))
+            findings.append(
+                book.finding("variable-reaches-nvcc", Severity.NOTE, case="build", variable=name, value=value)
+            )
         elif name in {"CUDA_HOME", "CUDA_PATH"}:
             findings += _cuda_home(name, value, machine, toolkit)
     return tuple(findings)
 
 
+def lines_for(shell: str, settings: ShellSettings) -> tuple[str, ...]:
+    """The lines for a shell. Raises UsageError for a shell that is not in SHELLS, or that cannot take one of the values."""
+    shell = SHELL_ALIASES.get(shell, shell)
+    if shell not in SHELLS:
+        raise UsageError(
+            f"--shell {shell!r} is not a known shell", hint=f"it takes {', '.join((*SHELLS, *SHELL_ALIASES))}"
+        )
+    setter = {"bash": _posix, "zsh": _posix, "fish": _fish, "csh": _csh}[shell]
+    values = (setter(name, value) for name, value in sorted(settings.values.items()))
+    return (*values, *_prepended(settings, shell))
+
+
 def _unread(name: str, value: str, source: Source, known: list[str]) -> Finding:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=LOOKALIKE)
-    meant = f"; did you mean {near[0]}?" if near else ""
-    return Finding.warning(
+    near = difflib.get_close_matches(name, known, n=1, cutoff=MIN_SIMILARITY)
+    if not near:
+        return book.finding(
+            "variable-misspelt",
+            Severity.WARNING,
+            case="build",
+            variable=name,
+            value=value,
+            version=source.version,
+            accelerator=source.accelerator,
+        )
+    return book.finding(
         "variable-misspelt",
-        f"{name}={value} is read by no op of DeepSpeed {source.version} for {source.accelerator}{meant}",
-        fix="DeepSpeed would ignore it silently; name ops with --ops instead",
-        steps=(step("unset {variable}", variable=name),),
+        Severity.WARNING,
+        case="build-near",
+        variable=name,
+        value=value,
+        version=source.version,
+        accelerator=source.accelerator,
+        near=near[0],
     )
-
-
-def _overridden(name: str, value: str, because: str) -> Finding:
-    title = f"{name}={value} is set in your shell; this build does not see it: {because}"
-    return Finding.note("variable-overridden", title)
 
 
 def _cuda_home(name: str, value: str, machine: Machine, chosen: ToolkitPlan | None) -> list[Finding]:
     named = next((known for known in machine.toolkits if f"{name.lower()}_variable" in known.found_via), None)
     if named is not None:
         other = chosen is not None and chosen.root != named.root
-        because = f"it is CUDA {named.version}, and the toolkit above was chosen"
-        return [_overridden(name, value, because)] if other else []
-    joined = " (a list with ':'; it must be one folder)" if ":" in value else ""
+        if not other:
+            return []
+        release = named.version
+        return [
+            book.finding("variable-overridden", Severity.NOTE, case="toolkit", variable=name, value=value, cuda=release)
+        ]
     return [
-        Finding.warning(
+        book.finding(
             "cuda-home-wrong",
-            f"{name}={value} holds no CUDA toolkit{joined}; DeepSpeed would silently build for the CPU",
-            fix="this build uses its own choice; for others",
-            steps=(step("unset {variable}", variable=name),),
+            Severity.WARNING,
+            case="build-list" if ":" in value else "build",
+            variable=name,
+            value=value,
         )
     ]
-
-
-# Environment settings -> the shell lines that make them, safe to ``eval`` whatever characters the paths hold. Pure.
-
-
-SHELLS = ("bash", "zsh", "fish", "csh")
-SAME = {"tcsh": "csh"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShellSettings:
-    """Variables to set, and folders to put in front of path variables. ``before`` is what those hold now."""
-
-    values: Mapping[str, str]
-    prepend: Mapping[str, tuple[str, ...]]
-    before: Mapping[str, str]
-
-
-def lines_for(shell: str, settings: ShellSettings) -> tuple[str, ...]:
-    """The lines for a shell. Raises UsageError for a shell that is not in SHELLS, or that cannot take one of the values."""
-    shell = SAME.get(shell, shell)
-    if shell not in SHELLS:
-        raise UsageError(f"--shell {shell!r} is not a known shell", hint=f"it takes {', '.join((*SHELLS, *SAME))}")
-    setter = {"bash": _posix, "zsh": _posix, "fish": _fish, "csh": _csh}[shell]
-    return (*_set(settings, setter), *_prepended(settings, shell))
-
-
-def _set(settings: ShellSettings, setter: Callable[[str, str], str]) -> tuple[str, ...]:
-    return tuple(setter(name, value) for name, value in sorted(settings.values.items()))
 
 
 def _prepended(settings: ShellSettings, shell: str) -> tuple[str, ...]:

@@ -1,18 +1,19 @@
-"""Machine + ops + findings -> the op table: which ops work in the environment as it is, and which build-wheel gets. Pure."""
+"""The op table: which ops work in the current environment, and which build-wheel can build. Pure."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from dsdoctor.builder.plan.plan import DEFAULT, needs_of, plan_build, refusal, wanted_ops
+from dsdoctor.builder.plan.plan import DEFAULT_OPS, needs_of, plan_build, refusal, wanted_ops
 from dsdoctor.builder.source.ops import need_of
 from dsdoctor.builder.toolkit.plan_assembly import NOT_ASKED, Offers
 from dsdoctor.core import machine as needs
 from dsdoctor.core.architectures import numeric, parse_architectures, plain
 from dsdoctor.core.build_models import OpFact, Source
 from dsdoctor.core.errors import DoctorError, UsageError
-from dsdoctor.core.finding import Finding, Severity, step
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.requests import BuildRequest
+from dsdoctor.rules import book
 
 INSTALLED, BUILDS, CANNOT = "installed", "builds", "cannot"
 ASKED, USUAL = "asked for", "of the usual set"
@@ -88,28 +89,18 @@ def judge_ops(
     asked = _asked(source, request)
     wants = {fact.op: requirements(fact, machine) | {fact.op} for fact in source.ops}
     op_findings = tuple(_in_ops(finding, wants) for finding in findings)
-    hinders_build = _what_hinders_build_wheel(machine, source, request, cache, offers)
-    needed = dict.fromkeys(asked, ASKED) or _matter(machine, source)
-    ops = tuple(
-        replace(
-            _verdict(fact, machine, source, op_findings, hinders_build[fact.op], compiled or {}),
-            needed=needed.get(fact.op, ""),
-            placeholder=bool(need_of(fact.op).empty),
-        )
-        for fact in source.ops
-    )
+    build_obstacles = _build_obstacles(machine, source, request, cache, offers)
+    needed = dict.fromkeys(asked, ASKED) or _needed_by_default(machine, source)
+    judged = [
+        _verdict(fact, machine, source, op_findings, build_obstacles[fact.op], compiled or {}) for fact in source.ops
+    ]
+    ops = tuple(replace(op, needed=needed.get(op.op, ""), placeholder=bool(need_of(op.op).empty)) for op, _ in judged)
+    explained = {op.op for op, is_explained in judged if is_explained}
     missed = frozenset(op.op for op in ops if op.verdict == CANNOT and op.needed)
     cannot = frozenset(op.op for op in ops if op.verdict == CANNOT)
     weighed = tuple(found.finding if found.about_installed else _weighed(found, missed, asked) for found in op_findings)
-    refused = tuple(_refused(op) for op in ops if op.op in asked & cannot and not _is_explained(op, weighed))
+    refused = tuple(_refused(op) for op in ops if op.op in (asked & cannot) - explained)
     return OpTable(ops=ops, findings=weighed + refused)
-
-
-def _asked(source: Source, request: BuildRequest) -> frozenset[str]:
-    """The ops that must work: those that were named; "all" names every one that has source files."""
-    if request.ops == ("all",):
-        return frozenset(fact.op for fact in source.ops if fact.sources)
-    return frozenset(wanted_ops(source, request).named) if request.ops else frozenset()
 
 
 def requirements(fact: OpFact, machine: Machine) -> frozenset[str]:
@@ -128,6 +119,21 @@ def without_needs(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(replace(finding, affects=()) for finding in findings)
 
 
+def _asked(source: Source, request: BuildRequest) -> frozenset[str]:
+    """The ops that must work: those that were named; "all" names every one that has source files."""
+    if request.ops == ("all",):
+        return frozenset(fact.op for fact in source.ops if fact.sources)
+    return frozenset(wanted_ops(source, request).named) if request.ops else frozenset()
+
+
+def _needed_by_default(machine: Machine, source: Source) -> dict[str, str]:
+    """The ops that decide the severity of findings when the user asked for none, and why: those installed, else the usual set."""
+    installed = machine.deepspeed.installed_ops if machine.deepspeed else ()
+    if installed:
+        return dict.fromkeys(installed, INSTALLED)
+    return dict.fromkeys(DEFAULT_OPS.get(source.accelerator, ()), USUAL)
+
+
 def _in_ops(finding: Finding, wants: Mapping[str, frozenset[str]]) -> _OpFinding:
     """Replace the needs in a finding's ``affects`` by the ops that have those needs."""
     hindered = tuple(op for op, wanted in wants.items() if wanted.intersection(finding.affects))
@@ -139,37 +145,35 @@ def _verdict(
     machine: Machine,
     source: Source,
     op_findings: tuple[_OpFinding, ...],
-    hinders_build: str | None,
+    build_obstacle: str | None,
     compiled: Mapping[str, str | None],
-) -> OpVerdict:
+) -> tuple[OpVerdict, bool]:
+    """The verdict, and whether a finding is its reason."""
     hindering = [found for found in op_findings if fact.op in found.finding.affects]
     installed = machine.deepspeed is not None and fact.op in machine.deepspeed.installed_ops
     at_run_time = (found.finding for found in hindering if installed and found.at_run_time)
     spoils = next((finding for finding in at_run_time if _is_error(finding)), None)
-    because = spoils.title if spoils else None
+    reason: Finding | str | None = spoils
     if installed and spoils is None:
         verdict = INSTALLED
     elif spoils is not None and spoils.rule != COMPILES_ITS_OWN:
         verdict = CANNOT
     else:
         obstacle = compiled.get(fact.op) or _obstacle(fact, machine, source, hindering, tried=fact.op in compiled)
-        verdict, because = CANNOT if obstacle else BUILDS, obstacle or because
-    return OpVerdict(
+        verdict, reason = CANNOT if obstacle else BUILDS, obstacle or spoils
+    op = OpVerdict(
         op=fact.op,
         verdict=verdict,
-        because=because,
-        mended=CANNOT if hinders_build else BUILDS,
-        mended_because=hinders_build,
+        because=reason.title if isinstance(reason, Finding) else reason,
+        mended=CANNOT if build_obstacle else BUILDS,
+        mended_because=build_obstacle,
     )
-
-
-def _is_error(finding: Finding) -> bool:
-    return finding.severity is Severity.ERROR
+    return op, isinstance(reason, Finding)
 
 
 def _obstacle(
     fact: OpFact, machine: Machine, source: Source, hindering: list[_OpFinding], *, tried: bool
-) -> str | None:
+) -> Finding | str | None:
     """What pip or the run-time loader would meet first. ``tried``: the compiler was asked, so its answer replaces the findings'."""
     torch = machine.torch
     if fact.needs_toolkit and torch is not None and torch.cuda is None:
@@ -177,7 +181,7 @@ def _obstacle(
     building = [found.finding for found in hindering if not found.about_installed]
     building = [finding for finding in building if not tried or finding.rule == NOT_THE_COMPILERS]
     if building:
-        return min(building, key=lambda finding: not _is_error(finding)).title
+        return min(building, key=lambda finding: not _is_error(finding))
     why = refusal(fact, machine, source, _architectures(machine) or fact.architectures or ())
     return why.because if why else None
 
@@ -192,17 +196,19 @@ def _architectures(machine: Machine) -> tuple[str, ...]:
     return tuple(map(plain, listed)) or numeric([gpu.capability for gpu in machine.visible_gpus])
 
 
-def _what_hinders_build_wheel(
+def _build_obstacles(
     machine: Machine, source: Source, request: BuildRequest, cache: str, offers: Offers
 ) -> dict[str, str | None]:
     """For every op why build-wheel would not get it, None where it would."""
-    everything = replace(request, ops=("all",), ops_because="", arch=request.arch or _stand_in(machine, request))
-    whole = _planned(machine, source, everything, cache, offers)
+    everything = replace(
+        request, ops=("all",), ops_because="", arch=request.arch or _substitute_architecture(machine, request)
+    )
+    whole = _left_out(machine, source, everything, cache, offers)
     rest = whole
     if IMPOSSIBLE in whole:
         # where no toolkit can be had, the ops that need none can still be built
         host_only = replace(source, ops=tuple(fact for fact in source.ops if not fact.needs_toolkit))
-        rest = _planned(machine, host_only, everything, cache, offers)
+        rest = _left_out(machine, host_only, everything, cache, offers)
 
     def why(fact: OpFact) -> str | None:
         left_out = whole if fact.needs_toolkit else rest
@@ -211,14 +217,14 @@ def _what_hinders_build_wheel(
     return {fact.op: why(fact) for fact in source.ops}
 
 
-def _stand_in(machine: Machine, request: BuildRequest) -> str | None:
+def _substitute_architecture(machine: Machine, request: BuildRequest) -> str | None:
     """An architecture that every nvcc since 11.0 takes, where none is known because torch was not loaded: build-wheel loads it."""
     torch = machine.torch
     known = torch is None or torch.arch_list or torch.capabilities or machine.gpus or request.nodes
     return None if known or machine.variables.get("TORCH_CUDA_ARCH_LIST", "").strip() else "8.0"
 
 
-def _planned(
+def _left_out(
     machine: Machine, source: Source, request: BuildRequest, cache: str, offers: Offers
 ) -> dict[str, str | None]:
     """The ops that a plan leaves out and why; under IMPOSSIBLE what makes the whole plan impossible."""
@@ -234,14 +240,6 @@ def _planned(
     if errors:
         left_out[IMPOSSIBLE] = errors[0]
     return left_out
-
-
-def _matter(machine: Machine, source: Source) -> dict[str, str]:
-    """The ops that decide the severity of findings when the user asked for none, and why: those installed, else the usual set."""
-    installed = machine.deepspeed.installed_ops if machine.deepspeed else ()
-    if installed:
-        return dict.fromkeys(installed, INSTALLED)
-    return dict.fromkeys(DEFAULT.get(source.accelerator, ()), USUAL)
 
 
 def _weighed(found: _OpFinding, missed: frozenset[str], asked: frozenset[str]) -> Finding:
@@ -263,17 +261,21 @@ def _weighed(found: _OpFinding, missed: frozenset[str], asked: frozenset[str]) -
     return replace(finding, severity=Severity.WARNING if lowered else Severity.NOTE)
 
 
-def _is_explained(op: OpVerdict, findings: tuple[Finding, ...]) -> bool:
-    return any(op.op in finding.affects and finding.title == op.because for finding in findings)
-
-
 def _refused(op: OpVerdict) -> Finding:
-    can_build = op.mended == BUILDS
-    text = "let dsdoctor build it" if can_build else f"build-wheel cannot either: {op.mended_because}"
-    return Finding.error(
+    if op.mended == BUILDS:
+        return book.finding(
+            "op-cannot-be-built", Severity.ERROR, case="here", affects=[op.op], op=op.op, because=op.because
+        )
+    return book.finding(
         "op-cannot-be-built",
-        f"{op.op} was asked for and cannot be built as the environment stands: {op.because}",
+        Severity.ERROR,
+        case="nor-by-build-wheel",
         affects=[op.op],
-        fix=text,
-        steps=(step("python -m dsdoctor build-wheel --ops {op}", op=op.op),) if can_build else (),
+        op=op.op,
+        because=op.because,
+        mended_because=op.mended_because,
     )
+
+
+def _is_error(finding: Finding) -> bool:
+    return finding.severity is Severity.ERROR

@@ -1,10 +1,9 @@
-"""Machine + Source + BuildRequest -> BuildPlan, every choice with its reason. Pure: the same facts give the same plan."""
+"""The plan of a build: which ops, with which toolkit and compiler, and why. Pure: the same facts give the same plan."""
 
 import difflib
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TypedDict
 
 from dsdoctor.builder.plan.choices import (
     Architectures,
@@ -21,23 +20,24 @@ from dsdoctor.builder.plan.choices import (
     unused_architectures,
     working_torch,
 )
-from dsdoctor.builder.plan.environment import caller_findings, environment, prepended, taken_away
-from dsdoctor.builder.plan.processor import choose_compiler, choose_processor
+from dsdoctor.builder.plan.compiler import choose_compiler
+from dsdoctor.builder.plan.environment import caller_findings, environment, prepended, unset_variables
+from dsdoctor.builder.plan.processor import choose_processor
+from dsdoctor.builder.python_headers import choose_headers
 from dsdoctor.builder.source.ops import BASE_HEADERS, CUDA_LIBRARIES, known_breakage, need_of
-from dsdoctor.builder.toolkit.assemble import choose_headers
 from dsdoctor.builder.toolkit.choose import BASE_LIBRARIES, Needs, choose_toolkit, lacking
 from dsdoctor.builder.toolkit.plan_assembly import EVERY_HEADER, NOT_ASKED, Offers
 from dsdoctor.core.architectures import only
 from dsdoctor.core.build_models import BuildPlan, Choice, HeadersPlan, LeftOut, OpFact, OpPlan, Source, ToolkitPlan
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
-from dsdoctor.core.finding import Finding, Fix, Severity, has_error, step
+from dsdoctor.core.finding import Finding, Severity, has_error
 from dsdoctor.core.machine import Compiler, Machine
 from dsdoctor.core.requests import BuildRequest
+from dsdoctor.rules import book
 
-# Source + request -> the ops to build, and the reason for each one that is left out. Pure.
-
-
-DEFAULT = {"cuda": ("cpu_adam", "utils", "fused_adam"), "cpu": ("cpu_adam", "utils")}
+DEFAULT_OPS = {"cuda": ("cpu_adam", "utils", "fused_adam"), "cpu": ("cpu_adam", "utils")}
+NEWER_DEEPSPEED = "deepspeed"
+NO_ARCHITECTURES = Architectures(entries=(), because="", asked=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,8 @@ class Refusal:
     """Why an op cannot be built here, and what would change that."""
 
     because: str
-    fix: Fix | None = None
+    remedy: str = ""
+    """What would change it: a library, by its name in ``Machine.libraries``, or NEWER_DEEPSPEED."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +59,133 @@ class WantedOps:
     missing: tuple[LeftOut, ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class ToolkitAdvice:
+    """The toolkit that fits this torch, with the compiler and the architectures to try it with."""
+
+    toolkit: ToolkitPlan | None
+    compiler: Compiler | None
+    architectures: tuple[str, ...]
+    choices: tuple[Choice, ...]
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sifted:
+    """The ops that stay, those that are left out, and findings for the left out ones that the user named."""
+
+    facts: tuple[OpFact, ...]
+    left_out: tuple[LeftOut, ...]
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Means:
+    """What the ops are built with, and (``served``) which of them can be built with it."""
+
+    served: _Sifted
+    toolkit: ToolkitPlan | None
+    compiler: Compiler | None
+    headers: HeadersPlan | None
+    choices: tuple[Choice, ...]
+    findings: tuple[Finding, ...]
+
+
+def plan_build(
+    machine: Machine, source: Source, request: BuildRequest, *, cache: str, offers: Offers = NOT_ASKED
+) -> BuildPlan:
+    """Decide everything. What is wrong with the machine becomes ERROR findings of the plan; a bad request raises UsageError.
+    ``offers`` are what can be fetched of a CUDA that PyPI has no compiler of."""
+    torch, accelerator = working_torch(machine), source.accelerator
+    wanted = wanted_ops(source, request)
+    listed = choose_architectures(machine, request) if accelerator == "cuda" else NO_ARCHITECTURES
+    possible = _sift(wanted, wanted.ops, lambda fact: refusal(fact, machine, source, listed.entries))
+    means = _means(machine, request, cache, offers, wanted, possible.facts)
+    architectures, arch_choices, arch_findings = fit_architectures(listed, means.toolkit)
+    fitting = _sift(wanted, means.served.facts, lambda fact: refusal(fact, machine, source, architectures))
+    ops = tuple(_op_plan(fact, architectures, wanted) for fact in fitting.facts)
+    jobs, memory, jobs_choice = choose_jobs(machine, request, device_code=any(op.device_code for op in ops))
+    local, local_choice = choose_local_version(torch, accelerator, request)
+    processor, processor_choice, cpu_findings = choose_processor(machine, request, means.compiler)
+    choices = (
+        Choice(
+            what="DeepSpeed",
+            value=source.version if source.asked == source.version else f"{source.version} ({source.asked})",
+            because=source.because or "--source",
+        ),
+        explain_accelerator(machine, request, accelerator),
+        Choice(what="ops", value=", ".join(op.op for op in ops) or "none", because=wanted.because),
+        explain_standard(torch),
+        *arch_choices,
+        processor_choice,
+        *means.choices,
+        jobs_choice,
+        local_choice,
+    )
+    disk = disk_needed(ops, means.toolkit)
+    findings = (
+        *possible.findings,
+        *means.findings,
+        *arch_findings,
+        *fitting.findings,
+        *cpu_findings,
+        *(unused_architectures(machine, request) if accelerator == "cpu" else ()),
+        *many_architectures(listed, ops),
+        *environment_findings(machine, disk),
+        *caller_findings(machine, source, means.toolkit),
+        *gap_findings(machine),
+    )
+    return BuildPlan(
+        python=machine.python.executable if machine.python else "",
+        source=source.asked,
+        source_version=source.version,
+        accelerator=accelerator,
+        ops=ops,
+        left_out=(*wanted.missing, *possible.left_out, *means.served.left_out, *fitting.left_out),
+        architectures=architectures,
+        toolkit=means.toolkit,
+        headers=means.headers,
+        jobs=jobs,
+        memory=memory,
+        local_version=local,
+        env=environment(
+            accelerator=accelerator,
+            toolkit=means.toolkit,
+            compiler=means.compiler,
+            skip_check=_skips_cuda_check(machine, means.toolkit),
+        ),
+        prepend=prepended(machine, means.toolkit, means.headers),
+        unset=unset_variables(machine),
+        disk=disk,
+        processor=processor,
+        debug_info=request.debug_info,
+        tagged=request.tagged,
+        choices=choices,
+        findings=findings,
+    )
+
+
+def plan_toolkit(machine: Machine, request: BuildRequest, cache: str, offers: Offers = NOT_ASKED) -> ToolkitAdvice:
+    """A toolkit that serves every CUDA op. Raises ImpossiblePlan for a torch that was not built for CUDA."""
+    torch = working_torch(machine)
+    if torch.cuda is None:
+        raise ImpossiblePlan(
+            f"torch {torch.version} is {torch.build}: no CUDA toolkit belongs to it",
+            hint="name the Python of a CUDA build with --python PATH",
+        )
+    needs = Needs(headers=EVERY_HEADER, libraries=frozenset({"cudart", "curand"}))
+    toolkit, choices, findings = choose_toolkit(machine, request, cache, needs, offers)
+    architectures, arch_choices, arch_findings = fit_architectures(choose_architectures(machine, request), toolkit)
+    compiler, compiler_choices, compiler_findings = choose_compiler(machine, toolkit, device_code=True)
+    return ToolkitAdvice(
+        toolkit=toolkit,
+        compiler=compiler,
+        architectures=architectures,
+        choices=(*choices, *arch_choices, *compiler_choices),
+        findings=(*findings, *arch_findings, *compiler_findings),
+    )
+
+
 def wanted_ops(source: Source, request: BuildRequest) -> WantedOps:
     """Resolve names ("cpu_adam", "CPU_ADAM", "DS_BUILD_CPU_ADAM", "all"). Raises UsageError for an unknown one."""
     if request.ops == ("all",):
@@ -65,7 +193,7 @@ def wanted_ops(source: Source, request: BuildRequest) -> WantedOps:
     if request.ops is not None and not request.ops_because:
         names = list(dict.fromkeys(_resolve(name, source) for name in request.ops))
         return WantedOps(ops=_with_required(names, source), named=frozenset(names), because="--ops")
-    names = list(request.ops or DEFAULT.get(source.accelerator, ("cpu_adam",)))
+    names = list(request.ops or DEFAULT_OPS.get(source.accelerator, ("cpu_adam",)))
     absent = tuple(
         LeftOut(op=name, because=f"DeepSpeed {source.version} has no such op for {source.accelerator}", asked=False)
         for name in names
@@ -74,6 +202,20 @@ def wanted_ops(source: Source, request: BuildRequest) -> WantedOps:
     here = [name for name in names if source.op(name) is not None]
     because = request.ops_because or f"the usual set for {source.accelerator}"
     return WantedOps(ops=_with_required(here, source), named=frozenset(here), because=because, missing=absent)
+
+
+def needs_of(facts: Iterable[OpFact], machine: Machine) -> Needs:
+    """CUDA headers and libraries that these ops need together; none when no op is a CUDA extension."""
+    headers: set[str] = set()
+    libraries: set[str] = set()
+    for fact in facts:
+        if fact.needs_toolkit:
+            headers |= {*BASE_HEADERS, *need_of(fact.op).cuda_headers}
+            libraries |= {*BASE_LIBRARIES, *set(fact.libraries).intersection(CUDA_LIBRARIES)}
+    driver = machine.library("libcuda")
+    if driver is not None and driver.library:
+        libraries.discard("cuda")
+    return Needs(headers=frozenset(headers), libraries=frozenset(libraries))
 
 
 def refusal(fact: OpFact, machine: Machine, source: Source, architectures: tuple[str, ...]) -> Refusal | None:
@@ -89,16 +231,13 @@ def refusal(fact: OpFact, machine: Machine, source: Source, architectures: tuple
     for need in op.needs:
         library = machine.library(need.name)
         if library is None or not library.usable:
-            return Refusal(because=f"{fact.op} needs {need.what}, which is not here", fix=need.fix)
+            return Refusal(because=f"{fact.op} needs {need.what}, which is not here", remedy=need.name)
     standard = _standard(fact.flags)
     if machine.torch and standard is not None and standard < machine.torch.cxx_standard:
         return Refusal(
             because=f"DeepSpeed {source.version} compiles {fact.op} as C++{standard}, torch {machine.torch.version}'s "
             f"headers demand C++{machine.torch.cxx_standard}",
-            fix=Fix(
-                text="build a DeepSpeed that follows this torch",
-                steps=(step("python -m dsdoctor build-wheel --source newest"),),
-            ),
+            remedy=NEWER_DEEPSPEED,
         )
     if fact.broken:
         return Refusal(because=f"its builder fails: {fact.broken}")
@@ -121,173 +260,6 @@ def toolkit_refusal(fact: OpFact, machine: Machine, toolkit: ToolkitPlan | None)
     if missing:
         return Refusal(because=f"{fact.op} needs {', '.join(missing)}, which {toolkit.root} does not have")
     return None
-
-
-def needs_of(facts: Iterable[OpFact], machine: Machine) -> Needs:
-    """CUDA headers and libraries that these ops need together; none when no op is a CUDA extension."""
-    headers: set[str] = set()
-    libraries: set[str] = set()
-    for fact in facts:
-        if fact.needs_toolkit:
-            headers |= {*BASE_HEADERS, *need_of(fact.op).cuda_headers}
-            libraries |= {*BASE_LIBRARIES, *set(fact.libraries).intersection(CUDA_LIBRARIES)}
-    driver = machine.library("libcuda")
-    if driver is not None and driver.library:
-        libraries.discard("cuda")
-    return Needs(headers=frozenset(headers), libraries=frozenset(libraries))
-
-
-def finding_of(op: str, why: Refusal) -> Finding:
-    """The finding for an op that was named and cannot be built."""
-    return Finding(
-        rule="op-cannot-be-built",
-        severity=Severity.ERROR,
-        title=f"{op} was asked for and cannot be built: {why.because}",
-        affects=(op,),
-        fix=why.fix,
-    )
-
-
-def _standard(flags: tuple[str, ...]) -> int | None:
-    """The C++ standard of an op's flags; the last one counts.
-
-    >>> _standard(("-O3", "-std=c++17"))
-    17
-    """
-    found = [flag[-2:] for flag in flags if re.fullmatch(r"-std=(?:c|gnu)\+\+\d\d", flag)]
-    return int(found[-1]) if found else None
-
-
-def _with_required(names: list[str], source: Source) -> tuple[OpFact, ...]:
-    required = [other for name in names for other in need_of(name).requires if source.op(other) is not None]
-    facts = (source.op(name) for name in dict.fromkeys([*names, *required]))
-    return tuple(fact for fact in facts if fact is not None)
-
-
-def _resolve(name: str, source: Source) -> str:
-    for fact in source.ops:
-        short = fact.variable.removeprefix("DS_BUILD_")
-        if name in {fact.op, fact.variable, short} or name.upper() == short.upper():
-            return fact.op
-    names = [fact.op for fact in source.ops]
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    meant = f"did you mean {near[0]}?" if near else f"it has {', '.join(sorted(names))}"
-    raise UsageError(
-        f"unknown op {name!r}: DeepSpeed {source.version} has none of that name for {source.accelerator}", hint=meant
-    )
-
-
-NO_ARCHITECTURES = Architectures(entries=(), because="", asked=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Sifted:
-    """The ops that stay, those that are left out, and findings for the left out ones that the user named."""
-
-    facts: tuple[OpFact, ...]
-    left_out: tuple[LeftOut, ...]
-    findings: tuple[Finding, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ToolkitAdvice:
-    """The toolkit that fits this torch, with the compiler and the architectures to try it with."""
-
-    toolkit: ToolkitPlan | None
-    compiler: Compiler | None
-    architectures: tuple[str, ...]
-    choices: tuple[Choice, ...]
-    findings: tuple[Finding, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Means:
-    """What the ops are built with, and (``served``) which of them can be built with it."""
-
-    served: _Sifted
-    toolkit: ToolkitPlan | None
-    compiler: Compiler | None
-    headers: HeadersPlan | None
-    choices: tuple[Choice, ...]
-    findings: tuple[Finding, ...]
-
-
-class _OfSource(TypedDict):
-    python: str
-    source: str
-    source_version: str
-    accelerator: str
-
-
-class _Surroundings(TypedDict):
-    env: dict[str, str]
-    prepend: dict[str, tuple[str, ...]]
-    unset: tuple[str, ...]
-
-
-def plan_build(
-    machine: Machine, source: Source, request: BuildRequest, *, cache: str, offers: Offers = NOT_ASKED
-) -> BuildPlan:
-    """Decide everything. What is wrong with the machine becomes ERROR findings of the plan; a bad request raises UsageError.
-    ``offers`` are what can be fetched of a CUDA that PyPI has no compiler of."""
-    torch, accelerator = working_torch(machine), source.accelerator
-    wanted = wanted_ops(source, request)
-    listed = choose_architectures(machine, request) if accelerator == "cuda" else NO_ARCHITECTURES
-    possible = _sift(wanted, wanted.ops, lambda fact: refusal(fact, machine, source, listed.entries))
-    means = _means(machine, request, cache, offers, wanted, possible.facts)
-    architectures, arch_choices, arch_findings = fit_architectures(listed, means.toolkit)
-    fitting = _sift(wanted, means.served.facts, lambda fact: refusal(fact, machine, source, architectures))
-    ops = tuple(_op_plan(fact, architectures, wanted) for fact in fitting.facts)
-    jobs, memory, jobs_choice = choose_jobs(machine, request, device_code=any(op.device_code for op in ops))
-    local, local_choice = choose_local_version(torch, accelerator, request)
-    processor, processor_choice, cpu_findings = choose_processor(machine, request, means.compiler)
-    first = (_explain_source(source), explain_accelerator(machine, request, accelerator), _explain_ops(ops, wanted))
-    last = (processor_choice, *means.choices, jobs_choice, local_choice)
-    of_ops = (*possible.findings, *means.findings, *arch_findings, *fitting.findings, *cpu_findings)
-    of_request = (*_unused(machine, request, accelerator), *many_architectures(listed, ops))
-    disk = disk_needed(ops, means.toolkit)
-    return BuildPlan(
-        **_of_source(machine, source),
-        ops=ops,
-        left_out=(*wanted.missing, *possible.left_out, *means.served.left_out, *fitting.left_out),
-        architectures=architectures,
-        toolkit=means.toolkit,
-        headers=means.headers,
-        jobs=jobs,
-        memory=memory,
-        local_version=local,
-        **_surroundings(machine, accelerator, means),
-        disk=disk,
-        processor=processor,
-        debug_info=request.debug_info,
-        tagged=request.tagged,
-        choices=(*first, explain_standard(torch), *arch_choices, *last),
-        findings=(*of_ops, *of_request, *_about_the_machine(machine, source, means, disk)),
-    )
-
-
-def _of_source(machine: Machine, source: Source) -> _OfSource:
-    """What is built, and by which interpreter."""
-    return {
-        "python": machine.python.executable if machine.python else "",
-        "source": source.asked,
-        "source_version": source.version,
-        "accelerator": source.accelerator,
-    }
-
-
-def _surroundings(machine: Machine, accelerator: str, means: _Means) -> _Surroundings:
-    """The variables that the build sets, puts folders in front of, and takes away."""
-    skip = _skip(machine, means.toolkit)
-    return {
-        "env": environment(accelerator=accelerator, toolkit=means.toolkit, compiler=means.compiler, skip_check=skip),
-        "prepend": prepended(machine, means.toolkit, means.headers),
-        "unset": taken_away(machine),
-    }
-
-
-def _unused(machine: Machine, request: BuildRequest, accelerator: str) -> tuple[Finding, ...]:
-    return unused_architectures(machine, request) if accelerator == "cpu" else ()
 
 
 def _means(
@@ -319,59 +291,34 @@ def _means(
     )
 
 
-def _explain_source(source: Source) -> Choice:
-    return Choice(
-        what="DeepSpeed",
-        value=source.version if source.asked == source.version else f"{source.version} ({source.asked})",
-        because=source.because or "--source",
-    )
-
-
-def _explain_ops(ops: tuple[OpPlan, ...], wanted: WantedOps) -> Choice:
-    return Choice(what="ops", value=", ".join(op.op for op in ops) or "none", because=wanted.because)
-
-
-def _about_the_machine(machine: Machine, source: Source, means: _Means, disk: int) -> tuple[Finding, ...]:
-    callers = caller_findings(machine, source, means.toolkit)
-    return (*environment_findings(machine, disk), *callers, *gap_findings(machine))
-
-
-def plan_toolkit(machine: Machine, request: BuildRequest, cache: str, offers: Offers = NOT_ASKED) -> ToolkitAdvice:
-    """A toolkit that serves every CUDA op. Raises ImpossiblePlan for a torch that was not built for CUDA."""
-    torch = working_torch(machine)
-    if torch.cuda is None:
-        raise ImpossiblePlan(
-            f"torch {torch.version} is {torch.build}: no CUDA toolkit belongs to it",
-            hint="name the Python of a CUDA build with --python PATH",
-        )
-    needs = Needs(headers=EVERY_HEADER, libraries=frozenset({"cudart", "curand"}))
-    toolkit, choices, findings = choose_toolkit(machine, request, cache, needs, offers)
-    architectures, arch_choices, arch_findings = fit_architectures(choose_architectures(machine, request), toolkit)
-    compiler, compiler_choices, compiler_findings = choose_compiler(machine, toolkit, device_code=True)
-    return ToolkitAdvice(
-        toolkit=toolkit,
-        compiler=compiler,
-        architectures=architectures,
-        choices=(*choices, *arch_choices, *compiler_choices),
-        findings=(*findings, *arch_findings, *compiler_findings),
-    )
-
-
-def _skip(machine: Machine, toolkit: ToolkitPlan | None) -> bool:
-    """Whether DS_SKIP_CUDA_CHECK must be set, so that DeepSpeed accepts another minor release of torch's CUDA."""
-    # DeepSpeed's own list of minors that it accepts differs from version to version, and lacks 13
-    torch = machine.torch
-    if toolkit is None or torch is None or torch.cuda is None or toolkit.release == torch.cuda:
-        return False
-    return toolkit.release.major == torch.cuda.major
-
-
 def _sift(wanted: WantedOps, facts: tuple[OpFact, ...], refuse: Callable[[OpFact], Refusal | None]) -> _Sifted:
     refused = {fact.op: why for fact in facts if (why := refuse(fact)) is not None}
     return _Sifted(
         facts=tuple(fact for fact in facts if fact.op not in refused),
         left_out=tuple(LeftOut(op=op, because=why.because, asked=op in wanted.named) for op, why in refused.items()),
-        findings=tuple(finding_of(op, why) for op, why in refused.items() if op in wanted.named),
+        findings=tuple(_refused(op, why) for op, why in refused.items() if op in wanted.named),
+    )
+
+
+def _refused(op: str, why: Refusal) -> Finding:
+    """The finding for an op that was named and cannot be built."""
+    return book.finding(
+        "op-cannot-be-built",
+        Severity.ERROR,
+        case="libaio"
+        if why.remedy == "libaio"
+        else "cutlass"
+        if why.remedy == "cutlass"
+        else "deepspeed-kernels"
+        if why.remedy == "dskernels"
+        else "oneccl"
+        if why.remedy == "oneccl"
+        else "newer-deepspeed"
+        if why.remedy == NEWER_DEEPSPEED
+        else "refused",
+        affects=(op,),
+        op=op,
+        because=why.because,
     )
 
 
@@ -384,4 +331,42 @@ def _op_plan(fact: OpFact, architectures: tuple[str, ...], wanted: WantedOps) ->
         architectures=only(architectures, fact.architectures) if fact.needs_toolkit else (),
         device_code=fact.has_device_code and fact.needs_toolkit,
         asked=not wanted.named or fact.op in wanted.named,
+    )
+
+
+def _skips_cuda_check(machine: Machine, toolkit: ToolkitPlan | None) -> bool:
+    """Whether DS_SKIP_CUDA_CHECK must be set, so that DeepSpeed accepts another minor release of torch's CUDA."""
+    # DeepSpeed's own list of minors that it accepts differs from version to version, and lacks 13
+    torch = machine.torch
+    if toolkit is None or torch is None or torch.cuda is None or toolkit.release == torch.cuda:
+        return False
+    return toolkit.release.major == torch.cuda.major
+
+
+def _standard(flags: tuple[str, ...]) -> int | None:
+    """The C++ standard of an op's flags; the last one counts.
+
+    >>> _standard(("-O3", "-std=c++17"))
+    17
+    """
+    found = [flag[-2:] for flag in flags if re.fullmatch(r"-std=(?:c|gnu)\+\+\d\d", flag)]
+    return int(found[-1]) if found else None
+
+
+def _with_required(names: list[str], source: Source) -> tuple[OpFact, ...]:
+    required = [other for name in names for other in need_of(name).requires if source.op(other) is not None]
+    facts = (source.op(name) for name in dict.fromkeys([*names, *required]))
+    return tuple(fact for fact in facts if fact is not None)
+
+
+def _resolve(name: str, source: Source) -> str:
+    for fact in source.ops:
+        short = fact.variable.removeprefix("DS_BUILD_")
+        if name in {fact.op, fact.variable, short} or name.upper() == short.upper():
+            return fact.op
+    names = [fact.op for fact in source.ops]
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    meant = f"did you mean {near[0]}?" if near else f"it has {', '.join(sorted(names))}"
+    raise UsageError(
+        f"unknown op {name!r}: DeepSpeed {source.version} has none of that name for {source.accelerator}", hint=meant
     )

@@ -5,110 +5,23 @@ agree. The levels are those of the x86-64 psABI, and versions of the Arm archite
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from dsdoctor.builder.plan.compiler import name_of
 from dsdoctor.core.architectures import instructions_of, lacking_instructions
-from dsdoctor.core.build_models import Choice, ToolkitPlan
+from dsdoctor.core.build_models import Choice
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.finding import Finding, instead, step
-from dsdoctor.core.machine import Compiler, Machine, Node, System, Toolkit, compiler_limits, fits, newest_compiler
+from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.core.machine import Compiler, Machine, Node, System
 from dsdoctor.core.requests import BuildRequest
 from dsdoctor.core.text import and_more
-
-# Machine + toolkit -> the host compiler that both nvcc and torch accept. Pure.
-
-
-def choose_compiler(
-    machine: Machine, toolkit: ToolkitPlan | None, *, device_code: bool
-) -> tuple[Compiler | None, tuple[Choice, ...], tuple[Finding, ...]]:
-    """The default compiler if it fits, else the newest that does (gcc before clang), else a finding."""
-    limits = {kind: _limits(machine, toolkit if device_code else None, kind) for kind in ("gcc", "clang")}
-    fitting = [c for c in machine.compilers if c.c_path and fits(c, limits[c.kind])]
-    if not fitting:
-        return None, (), (_nothing_fits(machine, toolkit, limits["gcc"]),)
-    default = machine.compilers[0]
-    if fitting[0] == default:
-        because = "it is the default here, and " + _accepted(limits[default.kind], toolkit, device_code=device_code)
-        return default, (_choice(default, because),), ()
-    chosen = max(fitting, key=lambda compiler: (compiler.kind == "gcc", compiler.version))
-    because = f"the default {default.path} {version_of(default)} is refused, and " + _accepted(
-        limits[chosen.kind], toolkit, device_code=device_code
-    )
-    return chosen, (_choice(chosen, because),), ()
-
-
-def _limits(machine: Machine, toolkit: ToolkitPlan | None, kind: str) -> tuple[int, int | None]:
-    """The oldest and the newest major that may be used; None for the newest where no limit is known."""
-    assert machine.torch is not None
-    if toolkit is None:
-        return compiler_limits(machine.torch, kind, ())
-    known = [known for known in machine.toolkits if _is_or_feeds(known, toolkit)]
-    # an assembled toolkit does not exist yet: its release tells, with torch's own table of compilers and what is known of its nvcc
-    planned = Toolkit(root=toolkit.root, release=toolkit.release)
-    if toolkit.fetches:
-        newest = {name: newest_compiler(toolkit.release, name) for name in ("gcc", "clang")}
-        planned = replace(planned, newest_gcc=newest["gcc"], newest_clang=newest["clang"])
-    return compiler_limits(machine.torch, kind, [*known, planned])
-
-
-def _is_or_feeds(known: Toolkit, toolkit: ToolkitPlan) -> bool:
-    return known.root == toolkit.root or (toolkit.assemble and known.release == toolkit.release)
-
-
-def _accepted(limits: tuple[int, int | None], toolkit: ToolkitPlan | None, *, device_code: bool) -> str:
-    by_torch = f"torch's headers need at least {limits[0]}"
-    if device_code and toolkit is not None and limits[1] is not None:
-        return f"{by_torch}, nvcc {toolkit.release} takes up to {limits[1]}"
-    return by_torch
-
-
-def _nothing_fits(machine: Machine, toolkit: ToolkitPlan | None, gcc: tuple[int, int | None]) -> Finding:
-    oldest, newest = gcc
-    package = "g++" if newest is None else f"g++-{newest}"
-    seen = [f"{compiler.path}: {_kind_and_version(compiler)}" for compiler in machine.compilers]
-    here = ", ".join(map(_kind_and_version, machine.compilers[:1]))
-    if not machine.compilers:
-        rule, title = "host-compiler-missing", "no C++ compiler: neither g++ nor clang++ on PATH compiles"
-    elif newest is not None and all(compiler.major > newest for compiler in machine.compilers):
-        release = toolkit.release if toolkit else ""
-        rule, title = (
-            "host-compiler-too-new",
-            f"nvcc {release} takes gcc up to {newest}, here is {here}",
-        )
-    else:
-        rule, title = (
-            "host-compiler-too-old",
-            f"torch's headers need gcc {oldest} or newer, here is {here}",
-        )
-    return Finding.error(
-        rule,
-        title,
-        evidence=seen,
-        fix="install one; dsdoctor will choose it by itself, no link is needed",
-        steps=(
-            step("sudo apt-get install {package}", package=package),
-            instead("sudo dnf install gcc-toolset"),
-            instead("conda install gxx_linux-64"),
-        ),
-    )
-
-
-def _choice(compiler: Compiler, because: str) -> Choice:
-    return Choice(what="compiler", value=f"{compiler.path} ({_kind_and_version(compiler)})", because=because)
-
-
-def _kind_and_version(compiler: Compiler) -> str:
-    return f"{compiler.kind} {version_of(compiler)}"
-
-
-def version_of(compiler: Compiler) -> str:
-    """A compiler's version as text, such as "12.2.0"."""
-    return ".".join(map(str, compiler.version))
-
+from dsdoctor.rules import book
 
 NATIVE = "native"
-BY_ITSELF = "DeepSpeed's own choice: this very processor; a level (--cpu) or --node FILE makes a wheel for others too"
-FEW = 3
+NATIVE_REASON = (
+    "DeepSpeed's own choice: this very processor; a level (--cpu) or --node FILE makes a wheel for others too"
+)
+MAX_SHOWN = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +65,7 @@ def choose_processor(
     elif request.nodes:
         name, because = _shared(request.nodes)
     else:
-        name, because = NATIVE, BY_ITSELF
+        name, because = NATIVE, NATIVE_REASON
     findings = (*_not_on(machine, request.nodes, name), *_above(machine, name), *_unknown(compiler, name))
     return name, Choice(what="processor", value=name, because=because), findings
 
@@ -220,7 +133,7 @@ def _shared(nodes: Sequence[Node]) -> tuple[str, str]:
     if len(fitting) < len(levels):
         better = levels[len(fitting)].name
         limits = [node for node in nodes if lacking(better, node.system)]
-        without = and_more(lacking(better, limits[0].system), FEW)
+        without = and_more(lacking(better, limits[0].system), MAX_SHOWN)
         because += f"; {_names(limits, models=True)} {_lack(limits)} {without} of {better}"
     return fitting[-1].name, because
 
@@ -236,10 +149,14 @@ def _not_on(machine: Machine, nodes: Sequence[Node], name: str) -> Iterator[Find
     }
     bad = [node for node in nodes if missing[node.name]]
     if bad:
-        yield Finding.error(
+        yield book.finding(
             "cpu-not-on-node",
-            f"--cpu {name} uses {and_more(missing[bad[0].name], FEW)}, which {_names(bad, models=True)} {_lack(bad)}",
-            fix=f"leave --cpu away, and it is what all nodes have: {_shared(nodes)[0]}",
+            Severity.ERROR,
+            case="node" if len(bad) == 1 else "nodes",
+            level=name,
+            instructions=and_more(missing[bad[0].name], MAX_SHOWN),
+            nodes=_names(bad, models=True),
+            shared=_shared(nodes)[0],
         )
 
 
@@ -247,9 +164,8 @@ def _above(machine: Machine, name: str) -> Iterator[Finding]:
     """A note where the ops are compiled for a level that this machine itself cannot run."""
     missing = lacking(name, machine.system)
     if missing and machine.system.cpu_flags:
-        lost = and_more(missing, FEW)
-        title = f"the ops are compiled for {name}, and this machine lacks {lost}: they are not for it"
-        yield Finding.note("cpu-above-this-machine", title)
+        lost = and_more(missing, MAX_SHOWN)
+        yield book.finding("cpu-above-this-machine", Severity.NOTE, case="build", level=name, instructions=lost)
 
 
 def _unknown(compiler: Compiler | None, name: str) -> Iterator[Finding]:
@@ -257,11 +173,13 @@ def _unknown(compiler: Compiler | None, name: str) -> Iterator[Finding]:
     level = next((level for level in LEVELS if level.name == name), None)
     oldest = getattr(level, compiler.kind, 0) if level and compiler else 0
     if compiler and compiler.major < oldest:
-        yield Finding.error(
+        yield book.finding(
             "cpu-unknown-to-compiler",
-            f"{compiler.kind} {version_of(compiler)} does not know --cpu {name}, {compiler.kind} {oldest} does",
+            Severity.ERROR,
             evidence=[f"compiler: {compiler.path}"],
-            fix="name a newer compiler with CC and CXX, or another level",
+            compiler=name_of(compiler),
+            level=name,
+            oldest=f"{compiler.kind} {oldest}",
         )
 
 
@@ -269,7 +187,7 @@ def _names(nodes: Sequence[Node], *, models: bool = False) -> str:
     shown = [
         f"{node.name} ({node.system.cpu_model})" if models and node.system.cpu_model else node.name for node in nodes
     ]
-    return and_more(shown, FEW)
+    return and_more(shown, MAX_SHOWN)
 
 
 def _lack(nodes: Sequence[Node]) -> str:

@@ -25,7 +25,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
 from dsdoctor.core.errors import BuildFailed, DoctorError, ImpossiblePlan, UsageError, is_full
-from dsdoctor.core.files import read_limited, write_bytes
+from dsdoctor.core.files import read_limited, real_path, write_bytes
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import DeepSpeed
 from dsdoctor.core.pip import OTHER_HASH, failed_fetch, run_pip, why_failed
@@ -243,8 +243,8 @@ def _parse_report(text: bytes) -> FetchedSdist | None:
     return FetchedSdist(sha256=digest, url=url) if digest else None
 
 
-LARGEST = 2 << 30
-MOST_FILES = 200_000
+MAX_UNPACKED_BYTES = 2 << 30
+MAX_FILES = 200_000
 """DeepSpeed's sdist has 1,100 files and 10 MB, its whole repository 100 MB."""
 
 DAMAGE = (
@@ -308,7 +308,7 @@ def _unzip(archive: Path, staging: Path) -> None:
         file.extractall(staging)  # noqa: S202 - every name was checked above, and zipfile writes no links
 
 
-def _untar(archive: Path, staging: Path, most: str, largest: int = LARGEST) -> None:
+def _untar(archive: Path, staging: Path, most: str, largest: int = MAX_UNPACKED_BYTES) -> None:
     with tarfile.open(archive) as tar:
         members = list(_within_limits(tar, archive, most, largest))
         links = {_parts(member) for member in members if member.issym()}
@@ -328,8 +328,8 @@ def _within_limits(tar: tarfile.TarFile, archive: Path, most: str, largest: int)
         yield member
 
 
-def _refuse_too_large(archive: Path, count: int, total: int, most: str, largest: int = LARGEST) -> None:
-    if count > MOST_FILES or total > largest:
+def _refuse_too_large(archive: Path, count: int, total: int, most: str, largest: int = MAX_UNPACKED_BYTES) -> None:
+    if count > MAX_FILES or total > largest:
         raise UsageError(
             f"{archive} unpacks to at least {count:,} files of {total:,} bytes, more than {most}",
             hint="name an sdist of DeepSpeed, or a folder" if most == SOURCES else "fetch it again",
@@ -405,7 +405,7 @@ def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, staging: Path) -> None
 # A folder is copied and never written to; an sdist is unpacked; a version is fetched by pip and a git URL by git.
 
 
-FETCH_LIMIT = 1800.0
+FETCH_TIMEOUT_SECONDS = 1800.0
 GIT_ADDRESS = re.compile(r"(?:https?|ssh|git|file)://[^-\s]|[A-Za-z0-9_.][\w.-]*@[A-Za-z0-9_.][\w.-]*:")
 LEFT_BEHIND = shutil.ignore_patterns(
     ".git", "build", "dist", "*.egg-info", "__pycache__", "*.pyc", "*.cpython-*.so", "git_version_info_installed.py"
@@ -488,8 +488,8 @@ def digest_here(host: LocalHost, spec: str | None, installed: DeepSpeed | None, 
     place = Path(os.path.expanduser(wanted))  # noqa: PTH111
     if place.is_dir():
         # files behind a link that leads out of the tree are not part of its digest
-        inside = os.path.realpath(place) + "/"
-        outward = any(path.is_symlink() and not os.path.realpath(path).startswith(inside) for path in place.rglob("*"))
+        inside = real_path(place) + "/"
+        outward = any(path.is_symlink() and not real_path(path).startswith(inside) for path in place.rglob("*"))
         return None if outward else f"{digest(place)} {_commit(host, place)}"
     sdist = place if place.is_file() else cache / "sdists" / f"deepspeed-{wanted}.tar.gz"
     return sha256_of(sdist) if sdist.is_file() else None
@@ -516,7 +516,7 @@ def _clone(host: LocalHost, url: str, folder: Path, *, offline: bool) -> str | N
         ["fetch", "--quiet", "--depth", "1", "--", address, reference or "HEAD"],
         ["checkout", "--quiet", "FETCH_HEAD"],
     ):
-        answer = host.run(["git", "-C", str(folder), *step], timeout=FETCH_LIMIT, env=child)
+        answer = host.run(["git", "-C", str(folder), *step], timeout=FETCH_TIMEOUT_SECONDS, env=child)
         if not answer.ok:
             message = f"git could not fetch {urls(url)}: {why_failed(host, answer.stderr)}"
             raise failed_fetch(message, answer.stderr, "check the address and the branch, tag or commit after '@'")
@@ -527,7 +527,7 @@ def _commit(host: LocalHost, folder: Path) -> str | None:
     """The commit of a git work tree; None for a folder that is not the top of one."""
     answer = host.run(["git", "-C", str(folder), "rev-parse", "--show-toplevel", "HEAD"], timeout=20)
     lines = answer.stdout.splitlines()
-    return lines[1] if answer.ok and len(lines) == 2 and Path(lines[0]) == folder.resolve() else None
+    return lines[1] if answer.ok and len(lines) == 2 and lines[0] == real_path(folder) else None
 
 
 def _files(folder: Path) -> Iterable[Path]:

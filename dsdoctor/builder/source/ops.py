@@ -15,7 +15,6 @@ from dsdoctor.core.build_models import OpFact, Source
 from dsdoctor.core.children import parse_answer
 from dsdoctor.core.errors import BuildFailed, DoctorError, UsageError
 from dsdoctor.core.files import write_text
-from dsdoctor.core.finding import Fix, instead, step
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Cuda, DeepSpeed, Gap, Machine
 from dsdoctor.core.requests import BuildRequest
@@ -31,11 +30,10 @@ from dsdoctor.probe.observe import Observation, Say
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """Something that an op needs beyond torch: a name in ``Machine.libraries``, what it is, and how to get it."""
+    """Something that an op needs beyond torch: a name in ``Machine.libraries``, and what it is."""
 
     name: str
     what: str
-    fix: Fix
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,36 +64,10 @@ CUDA_LIBRARIES = ("cudart", "curand", "cublas", "cufile", "cuda")
 BASE_HEADERS = ("cuda_runtime.h", "crt/host_config.h", "cublas_v2.h", "cusparse.h", "cusolverDn.h", "cccl")
 """ATen/cuda/CUDAContext.h includes these whatever the op does."""
 
-LIBAIO = Need(
-    name="libaio",
-    what="libaio's header and library",
-    fix=Fix(
-        text="install libaio's development files",
-        steps=(
-            step("sudo apt-get install libaio-dev"),
-            instead("sudo dnf install libaio-devel"),
-            instead("conda install libaio"),
-        ),
-    ),
-)
-CUTLASS = Need(
-    name="cutlass",
-    what="CUTLASS's headers",
-    fix=Fix(
-        text="install CUTLASS, or name a checkout of it in CUTLASS_PATH",
-        steps=(step("python -m pip install nvidia-cutlass"),),
-    ),
-)
-DSKERNELS = Need(
-    name="dskernels",
-    what="the Python package deepspeed-kernels",
-    fix=Fix(text="install it", steps=(step("python -m pip install deepspeed-kernels"),)),
-)
-ONECCL = Need(
-    name="oneccl",
-    what="oneCCL, found through CCL_ROOT",
-    fix=Fix(text="install oneCCL and source its environment script, which sets CCL_ROOT"),
-)
+LIBAIO = Need(name="libaio", what="libaio's header and library")
+CUTLASS = Need(name="cutlass", what="CUTLASS's headers")
+DSKERNELS = Need(name="dskernels", what="the Python package deepspeed-kernels")
+ONECCL = Need(name="oneccl", what="oneCCL, found through CCL_ROOT")
 CURAND = ("curand_kernel.h",)
 PROFILER = ("cuda_profiler_api.h",)
 
@@ -164,7 +136,7 @@ def known_breakage(op: Op, deepspeed: str, cuda: Cuda | None) -> str | None:
 # A DeepSpeed tree, or an installed DeepSpeed -> its ops as its own op_builder describes them. Compiles nothing.
 
 
-ASK_LIMIT = 180.0
+ASK_TIMEOUT_SECONDS = 180.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,7 +201,9 @@ def _ask_ops(
     answer: _Ops | Gap = Gap(question="op_builder", reason="not asked")
     for how in (torch, *(["import"] if torch else [])):
         answer = parse_answer(
-            child.ask(python, "ask_ops.py", *question, how, *architectures, timeout=ASK_LIMIT), _Ops, "op_builder"
+            child.ask(python, "ask_ops.py", *question, how, *architectures, timeout=ASK_TIMEOUT_SECONDS),
+            _Ops,
+            "op_builder",
         )
         if not isinstance(answer, Gap):
             return answer

@@ -192,7 +192,7 @@ KEYS = (
     Key(path="data_efficiency.data_routing.random_ltd.enabled", field="random_ltd", read=_truth),
 )
 
-CLOSE = 0.8
+MIN_SIMILARITY = 0.8
 ANYWHERE = {"type", "params", "stage", "device", "enabled", "passes", "writer", "data_routing"}
 """Names that say nothing about the section they belong to."""
 
@@ -292,7 +292,7 @@ def nearly(name: str, keys: frozenset[str]) -> str | None:
     if name in keys:
         return None
     plain = {key.replace("_", ""): key for key in sorted(keys)}
-    near = difflib.get_close_matches(name.lower().replace("_", "").replace("-", ""), plain, n=1, cutoff=CLOSE)
+    near = difflib.get_close_matches(name.lower().replace("_", "").replace("-", ""), plain, n=1, cutoff=MIN_SIMILARITY)
     return plain[near[0]] if near else None
 
 

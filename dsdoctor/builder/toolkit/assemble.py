@@ -1,11 +1,10 @@
-"""ToolkitPlan -> a CUDA_HOME, assembled without root: fetched parts and parts of this machine, as one folder of links.
+"""A toolkit in one folder: its parts fetched, linked together, given a libcuda.so to link against, and tried.
 
-It is made under a lock in a temporary folder, renamed, and tried (``trial``); only then it is marked as finished. One without the
-mark is made again; a finished one is compared with what was fetched, tried again and used.
+It is tried as an extension of torch would use it: ``nvcc -V``, ``nvcc -c`` of a small kernel for each architecture, and
+``g++ -shared -lcudart``. A whole program is not linked: that needs libcudadevrt.a and libcudart_static.a, which no extension does.
 """
 
 import contextlib
-import errno
 import glob
 import os
 import re
@@ -19,18 +18,12 @@ from dsdoctor.builder.toolkit.download import Say
 from dsdoctor.builder.toolkit.fetch_parts import fetch_parts, fetched_layers, forget_downloads
 from dsdoctor.builder.toolkit.kept import KeptPart, altered, read_mark, write_digests, write_mark
 from dsdoctor.builder.toolkit.plan_assembly import MARK
-from dsdoctor.core.build_models import Choice, HeadersPlan, Layer, ToolkitPlan
-from dsdoctor.core.errors import BuildFailed
-from dsdoctor.core.files import write_text
-from dsdoctor.core.finding import Finding, step
+from dsdoctor.core.build_models import Layer, ToolkitPlan
+from dsdoctor.core.errors import BuildFailed, is_full
+from dsdoctor.core.files import real_path, write_text
 from dsdoctor.core.host import LocalHost
-from dsdoctor.core.machine import Machine
 from dsdoctor.core.pip import why_failed
-from dsdoctor.core.requests import BuildRequest
 from dsdoctor.core.workspace import private_folder
-
-# Layers -> one folder of links that looks like an installed toolkit, and a libcuda.so to link against.
-
 
 PROFILE = """\
 TOP = $(_HERE_)/..
@@ -40,90 +33,6 @@ PATH += $(CICC_PATH):$(_HERE_):
 INCLUDES += "-I$(TOP)/include" $(_SPACE_)
 LIBRARIES =+ $(_SPACE_) "-L$(TOP)/lib64/stubs" "-L$(TOP)/lib64"
 """
-
-
-def link_layers(temporary: Path, final: Path, layers: Iterable[Layer]) -> None:
-    """One folder of links to the files of all layers; where several layers have a name, the first one is linked."""
-    home = temporary / "home"
-    for name in ("bin", "include", "lib64/stubs"):
-        (home / name).mkdir(parents=True)
-
-    def present(folder: str) -> Path:
-        """Where a folder of the finished toolkit is now, under its temporary name."""
-        path = Path(folder)
-        return temporary / path.relative_to(final) if path.is_relative_to(final) else path
-
-    for layer in layers:
-        if layer.tools is not None and not (home / "bin" / "nvcc").is_symlink():
-            _link_all(present(layer.tools), Path(layer.tools), home / "bin")
-            (home / "nvvm").symlink_to(Path(layer.tools).parent / "nvvm")
-        for folder in layer.include:
-            _link_all(present(folder), Path(folder), home / "include")
-        for folder in layer.libraries:
-            if not folder.endswith("/stubs"):
-                _link_all(present(folder), Path(folder), home / "lib64")
-    _unversioned(home / "lib64")
-    (home / "lib").symlink_to("lib64")
-    target = home / "targets" / f"{os.uname().machine}-linux"
-    target.mkdir(parents=True)
-    (target / "include").symlink_to("../../include")
-    (target / "lib").symlink_to("../../lib64")
-
-
-def _link_all(present: Path, named: Path, into: Path) -> None:
-    """Link every entry that no earlier layer has; a folder is linked as a whole."""
-    for entry in sorted(present.iterdir()) if present.is_dir() else ():
-        link = into / entry.name
-        if not link.is_symlink() and not link.exists():
-            link.symlink_to(named / entry.name)
-
-
-def _unversioned(folder: Path) -> None:
-    """Add a libX.so for each libX.so.N: PyPI's wheels have only the latter, the linker looks for the former."""
-    for library in sorted(folder.glob("lib*.so.*")):
-        plain = folder / f"{library.name.split('.so.')[0]}.so"
-        if not plain.is_symlink() and not plain.exists():
-            plain.symlink_to(library.name)
-
-
-def settle_nvcc(home: Path) -> None:
-    """Make the nvcc of a toolkit look for everything in that toolkit, whatever part it came with.
-
-    Some releases look beside the name that they are called by, others beside the file that it leads to: here both are one.
-    """
-    nvcc, profile = home / "bin" / "nvcc", home / "bin" / "nvcc.profile"
-    file = nvcc.resolve()
-    nvcc.unlink()
-    nvcc.hardlink_to(file)
-    profile.unlink(missing_ok=True)
-    write_text(profile, PROFILE)
-
-
-def make_stub(host: LocalHost, home: Path, compiler: str) -> None:
-    """Make a libcuda.so to link against, with every function of cuda.h and no code: the real one comes with the driver."""
-    # the functions must be in it: a linker with --as-needed would drop a library that defines nothing
-    header = (home / "include" / "cuda.h").read_text(encoding="utf-8", errors="replace")
-    names = sorted(set(re.findall(r"\bcu[A-Z]\w*", header)))
-    path = home / "lib64" / "stubs" / "libcuda.so"
-    source = path.with_suffix(".c")
-    write_text(source, "".join(f"void {name}(void) {{}}\n" for name in names))
-    argv = [compiler, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(path), str(source)]
-    answer = host.run(argv, timeout=120)
-    source.unlink()
-    if not answer.ok:
-        raise BuildFailed(
-            f"the stub of libcuda.so does not compile: {why_failed(host, answer.stderr)}", hint="see CC above"
-        )
-
-
-# A toolkit -> nothing, or BuildFailed: it is asked for what an extension of torch asks of it.
-#
-# That is ``nvcc -V``, ``nvcc -c`` of a small kernel for each architecture, and ``g++ -shared -lcudart``. A whole program is not
-# linked: that needs libcudadevrt.a and libcudart_static.a, which no extension does.
-
-
-FOLDERS = {"cccl"}
-"""Names in a plan's headers that are folders; in CUDA 12 they lie elsewhere."""
 
 KERNEL = """\
 #include <cuda_runtime.h>
@@ -138,144 +47,14 @@ extern "C" int launch() {
     return cudaGetLastError() == cudaSuccess ? 0 : 1;
 }
 """
-LIMIT = 600.0
 
-
-def try_toolkit(host: LocalHost, home: Path, plan: ToolkitPlan, *, architectures: Sequence[str], compiler: str) -> None:
-    """Raise BuildFailed with the tool's own words where the toolkit does not serve. ``compiler`` is the host compiler."""
-    release = plan.release
-    nvcc = str(home / "bin" / "nvcc")
-    answer = host.run([nvcc, "-V"], timeout=60)
-    if f"release {release}," not in answer.stdout:
-        raise BuildFailed(
-            f"the assembled {nvcc} is not the nvcc of CUDA {release}: {(answer.stdout + answer.stderr).strip()[-200:]}",
-            hint="python -m dsdoctor toolkit --toolkit pypi",
-        )
-    missing = [name for name in plan.headers if name not in FOLDERS and not (home / "include" / name).exists()]
-    if missing:
-        raise BuildFailed(
-            f"the toolkit assembled in {home} lacks {', '.join(missing)}",
-            hint="python -m dsdoctor toolkit --toolkit pypi",
-        )
-    scratch = home.parent / f".try.{os.getpid()}"
-    scratch.mkdir()
-    try:
-        _compile(host, home, plan, scratch, architectures=architectures, compiler=compiler)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _compile(
-    host: LocalHost, home: Path, plan: ToolkitPlan, scratch: Path, *, architectures: Sequence[str], compiler: str
-) -> None:
-    source, made, library = scratch / "try.cu", scratch / "try.o", scratch / "try.so"
-    write_text(source, KERNEL)
-    options = ["-std=c++17", "-Xcompiler", "-fPIC", f"-I{home / 'include'}"]
-    options += [f"-gencode=arch=compute_{number},code=sm_{number}" for number in _numbers(architectures)]
-    nvcc = [str(home / "bin" / "nvcc"), "-ccbin", compiler, *options, "-c", str(source), "-o", str(made)]
-    answer = host.run(nvcc, timeout=LIMIT)
-    if not answer.ok:
-        said = first_complaint(answer.stderr + answer.stdout, ("error", "fatal"))
-        raise BuildFailed(
-            f"the toolkit assembled in {home} (nvcc {plan.release}) does not compile: {said}",
-            hint="see the architectures (--arch) and the host compiler above, or name a toolkit with --toolkit DIR",
-        )
-    answer = host.run(
-        [compiler, "-shared", "-o", str(library), str(made), f"-L{home / 'lib64'}", "-lcudart"], timeout=LIMIT
-    )
-    if not answer.ok:
-        said = first_complaint(answer.stderr + answer.stdout, ("ld: ", "ld.", "undefined", "error"))
-        raise BuildFailed(
-            f"what the toolkit assembled in {home} (nvcc {plan.release}) compiles does not link: {said}",
-            hint="see the linker's line; --toolkit DIR names another toolkit",
-        )
-
-
-def first_complaint(text: str, words: Sequence[str]) -> str:
-    """The first line with the first of the words that is in any line.
-
-    >>> first_complaint("in function f:\\n/usr/bin/ld: cannot find -lcudart\\ncollect2: error: ld returned 1", ("ld: ", "error"))
-    '/usr/bin/ld: cannot find -lcudart'
-    """
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    found = (line for word in words for line in lines if word in line)
-    return next(found, (lines or ["no message"])[-1])
-
-
-def _numbers(architectures: Sequence[str]) -> list[str]:
-    return [name.removesuffix("+PTX").replace(".", "") for name in architectures]
-
-
-# Machine without Python.h -> the headers from the distribution's package, unpacked into the cache without root.
-#
-# ``choose_headers`` decides and is pure; ``unpack_headers`` acts. Only for the system's Python of Debian and Ubuntu, whose
-# headers belong into /usr/include: for any other Python there is no such package.
-
-
-UNPACK_LIMIT = 120.0
-Chosen = tuple[HeadersPlan | None, tuple[Choice, ...], tuple[Finding, ...]]
-
-
-def choose_headers(machine: Machine, request: BuildRequest, cache: str) -> Chosen:
-    """Nothing when Python.h is there; the package to unpack where apt-get can fetch it; else an error with the fix."""
-    python = machine.python
-    if python is None or python.headers:
-        return None, (), ()
-    short = ".".join(python.version.split(".")[:2])
-    missing = f"Python.h of Python {python.version} is not in {python.include}"
-    if machine.system.apt_get and python.include == f"/usr/include/python{short}" and not request.offline:
-        root = f"{cache}/headers/python{python.version}"
-        plan = HeadersPlan(
-            package=f"libpython{short}-dev",
-            root=root,
-            include=(f"{root}/usr/include/python{short}", f"{root}/usr/include"),
-        )
-        choice = Choice(what="Python headers", value=f"{plan.package}, unpacked in {root}", because=missing)
-        return plan, (choice,), ()
-    finding = Finding.error(
-        "python-headers-missing",
-        missing,
-        fix="install the headers of this very Python",
-        steps=(step("sudo apt-get install python{short}-dev", short=short),),
-    )
-    return None, (), (finding,)
-
-
-def unpack_headers(host: LocalHost, plan: HeadersPlan) -> None:
-    """Fetch the package and unpack it; it is not installed. Raises BuildFailed when that cannot be done."""
-    root = Path(plan.root)
-    root = private_folder(root.parent) / root.name
-    with FileLock(root.with_suffix(".lock")):
-        if root.is_dir():
-            return
-        temporary = root.with_name(f".{root.name}.{os.getpid()}")
-        temporary.mkdir(mode=0o700)
-        try:
-            _unpack(host, plan, temporary)
-            temporary.rename(root)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _unpack(host: LocalHost, plan: HeadersPlan, folder: Path) -> None:
-    lines: list[str] = []
-    env = host.environment()
-    # apt-get download writes to the current folder, and needs no root
-    fetched = host.stream(["apt-get", "download", "--quiet", plan.package], cwd=folder, env=env, on_line=lines.append)
-    packages = sorted(folder.glob("*.deb")) if fetched == 0 else []
-    if packages:
-        answer = host.run(["dpkg-deb", "--extract", str(packages[0]), str(folder)], timeout=UNPACK_LIMIT)
-        lines += answer.stderr.splitlines()
-        packages[0].unlink()
-    if not list(folder.glob("usr/include/python3*/Python.h")):
-        raise BuildFailed(
-            f"apt-get could not fetch {plan.package}, which holds Python.h: {why_failed(host, chr(10).join(lines))}",
-            hint=step("sudo apt-get update && sudo apt-get install {package}", package=plan.package).line,
-        )
-
+FOLDERS = {"cccl"}
+"""Names in a plan's headers that are folders; in CUDA 12 they lie elsewhere."""
 
 USED = ("home/bin/*", "home/nvvm/bin/*", "home/include", "home/lib64", "parts")
 """What of a kept toolkit runs, or is compiled and linked into ops: nobody else may write to it, or on the way to it."""
+
+COMPILE_TIMEOUT_SECONDS = 600.0
 
 
 def assemble(
@@ -308,6 +87,88 @@ def assemble(
             write_mark(home, parts)
             forget_downloads(plan, home.parents[2])
     return home
+
+
+def try_toolkit(host: LocalHost, home: Path, plan: ToolkitPlan, *, architectures: Sequence[str], compiler: str) -> None:
+    """Raise BuildFailed with the tool's own words where the toolkit does not serve. ``compiler`` is the host compiler."""
+    release = plan.release
+    nvcc = str(home / "bin" / "nvcc")
+    answer = host.run([nvcc, "-V"], timeout=60)
+    if f"release {release}," not in answer.stdout:
+        raise BuildFailed(
+            f"the assembled {nvcc} is not the nvcc of CUDA {release}: {(answer.stdout + answer.stderr).strip()[-200:]}",
+            hint="python -m dsdoctor toolkit --toolkit pypi",
+        )
+    missing = [name for name in plan.headers if name not in FOLDERS and not (home / "include" / name).exists()]
+    if missing:
+        raise BuildFailed(
+            f"the toolkit assembled in {home} lacks {', '.join(missing)}",
+            hint="python -m dsdoctor toolkit --toolkit pypi",
+        )
+    scratch = home.parent / f".try.{os.getpid()}"
+    scratch.mkdir()
+    try:
+        _compile_kernel(host, home, plan, scratch, architectures=architectures, compiler=compiler)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def link_layers(temporary: Path, final: Path, layers: Iterable[Layer]) -> None:
+    """One folder of links to the files of all layers; where several layers have a name, the first one is linked."""
+    home = temporary / "home"
+    for name in ("bin", "include", "lib64/stubs"):
+        (home / name).mkdir(parents=True)
+
+    def present(folder: str) -> Path:
+        """Where a folder of the finished toolkit is now, under its temporary name."""
+        path = Path(folder)
+        return temporary / path.relative_to(final) if path.is_relative_to(final) else path
+
+    for layer in layers:
+        if layer.tools is not None and not (home / "bin" / "nvcc").is_symlink():
+            _link_all(present(layer.tools), Path(layer.tools), home / "bin")
+            (home / "nvvm").symlink_to(Path(layer.tools).parent / "nvvm")
+        for folder in layer.include:
+            _link_all(present(folder), Path(folder), home / "include")
+        for folder in layer.libraries:
+            if not folder.endswith("/stubs"):
+                _link_all(present(folder), Path(folder), home / "lib64")
+    _unversioned(home / "lib64")
+    (home / "lib").symlink_to("lib64")
+    target = home / "targets" / f"{os.uname().machine}-linux"
+    target.mkdir(parents=True)
+    (target / "include").symlink_to("../../include")
+    (target / "lib").symlink_to("../../lib64")
+
+
+def settle_nvcc(home: Path) -> None:
+    """Make the nvcc of a toolkit look for everything in that toolkit, whatever part it came with.
+
+    Some releases look beside the name that they are called by, others beside the file that it leads to: here both are one.
+    """
+    nvcc, profile = home / "bin" / "nvcc", home / "bin" / "nvcc.profile"
+    file = Path(real_path(nvcc))
+    nvcc.unlink()
+    nvcc.hardlink_to(file)
+    profile.unlink(missing_ok=True)
+    write_text(profile, PROFILE)
+
+
+def make_stub(host: LocalHost, home: Path, compiler: str) -> None:
+    """Make a libcuda.so to link against, with every function of cuda.h and no code: the real one comes with the driver."""
+    # the functions must be in it: a linker with --as-needed would drop a library that defines nothing
+    header = (home / "include" / "cuda.h").read_text(encoding="utf-8", errors="replace")
+    names = sorted(set(re.findall(r"\bcu[A-Z]\w*", header)))
+    path = home / "lib64" / "stubs" / "libcuda.so"
+    source = path.with_suffix(".c")
+    write_text(source, "".join(f"void {name}(void) {{}}\n" for name in names))
+    argv = [compiler, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(path), str(source)]
+    answer = host.run(argv, timeout=120)
+    source.unlink()
+    if not answer.ok:
+        raise BuildFailed(
+            f"the stub of libcuda.so does not compile: {why_failed(host, answer.stderr)}", hint="see CC above"
+        )
 
 
 def _make(
@@ -357,10 +218,68 @@ def _full_disk_named(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+        if not is_full(error):
             raise
         free = shutil.disk_usage(folder).free
         raise BuildFailed(
             f"the disk is full: {error.filename or folder} could not be written, {free / 1e6:.0f} MB are free there",
             hint="free some, or put the cache elsewhere: export DSDOCTOR_CACHE=/path/with/room",
         ) from None
+
+
+def _link_all(present: Path, named: Path, into: Path) -> None:
+    """Link every entry that no earlier layer has; a folder is linked as a whole."""
+    for entry in sorted(present.iterdir()) if present.is_dir() else ():
+        link = into / entry.name
+        if not link.is_symlink() and not link.exists():
+            link.symlink_to(named / entry.name)
+
+
+def _unversioned(folder: Path) -> None:
+    """Add a libX.so for each libX.so.N: PyPI's wheels have only the latter, the linker looks for the former."""
+    for library in sorted(folder.glob("lib*.so.*")):
+        plain = folder / f"{library.name.split('.so.')[0]}.so"
+        if not plain.is_symlink() and not plain.exists():
+            plain.symlink_to(library.name)
+
+
+def _compile_kernel(
+    host: LocalHost, home: Path, plan: ToolkitPlan, scratch: Path, *, architectures: Sequence[str], compiler: str
+) -> None:
+    source, made, library = scratch / "try.cu", scratch / "try.o", scratch / "try.so"
+    write_text(source, KERNEL)
+    options = ["-std=c++17", "-Xcompiler", "-fPIC", f"-I{home / 'include'}"]
+    options += [f"-gencode=arch=compute_{number},code=sm_{number}" for number in _numbers(architectures)]
+    nvcc = [str(home / "bin" / "nvcc"), "-ccbin", compiler, *options, "-c", str(source), "-o", str(made)]
+    answer = host.run(nvcc, timeout=COMPILE_TIMEOUT_SECONDS)
+    if not answer.ok:
+        said = first_error_line(answer.stderr + answer.stdout, ("error", "fatal"))
+        raise BuildFailed(
+            f"the toolkit assembled in {home} (nvcc {plan.release}) does not compile: {said}",
+            hint="see the architectures (--arch) and the host compiler above, or name a toolkit with --toolkit DIR",
+        )
+    answer = host.run(
+        [compiler, "-shared", "-o", str(library), str(made), f"-L{home / 'lib64'}", "-lcudart"],
+        timeout=COMPILE_TIMEOUT_SECONDS,
+    )
+    if not answer.ok:
+        said = first_error_line(answer.stderr + answer.stdout, ("ld: ", "ld.", "undefined", "error"))
+        raise BuildFailed(
+            f"what the toolkit assembled in {home} (nvcc {plan.release}) compiles does not link: {said}",
+            hint="see the linker's line; --toolkit DIR names another toolkit",
+        )
+
+
+def first_error_line(text: str, words: Sequence[str]) -> str:
+    """The first line with the first of the words that is in any line.
+
+    >>> first_error_line("in function f:\\n/usr/bin/ld: cannot find -lcudart\\ncollect2: error: ld returned 1", ("ld: ", "error"))
+    '/usr/bin/ld: cannot find -lcudart'
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    found = (line for word in words for line in lines if word in line)
+    return next(found, (lines or ["no message"])[-1])
+
+
+def _numbers(architectures: Sequence[str]) -> list[str]:
+    return [name.removesuffix("+PTX").replace(".", "") for name in architectures]

@@ -24,11 +24,11 @@ from dsdoctor.core.workspace import private_folder
 
 PACKAGE = "nvidia-cuda-toolkit"
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
-ANSWER_LIMIT = 30.0
+ANSWER_TIMEOUT_SECONDS = 30.0
 """Seconds for a question to apt, also one that goes over the network: check waits for it where a firewall swallows everything."""
 
-UNPACK_LIMIT = 600.0
-MIRRORS_TRIED = 2
+UNPACK_TIMEOUT_SECONDS = 600.0
+MAX_MIRRORS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,12 +116,12 @@ def find_mirrors(host: Host) -> tuple[Mirror, ...] | str:
         if keyring is None:
             continue
         # it fetches nothing, needs no root, and knows the mirrors also where an image has thrown the lists away
-        listed = host.run([apt_get, "update", "--print-uris"], timeout=ANSWER_LIMIT)
+        listed = host.run([apt_get, "update", "--print-uris"], timeout=ANSWER_TIMEOUT_SECONDS)
         addresses = parse_targets(listed.stdout)
         if not addresses:
             return f"apt here has no mirror of {distribution.name}"
         return tuple(
-            Mirror(distribution=distribution, address=found, keyring=keyring) for found in addresses[:MIRRORS_TRIED]
+            Mirror(distribution=distribution, address=found, keyring=keyring) for found in addresses[:MAX_MIRRORS]
         )
     return "this is neither Debian nor Ubuntu with its keyring"
 
@@ -162,8 +162,8 @@ def ask_distribution(
     with FileLock(private_folder(folder) / ".lock"):
         for mirror in mirrors:
             _set_up(folder, mirror, ARCHITECTURES[architecture])
-            updated = host.run(_apt(folder, "apt-get", "update", "--quiet"), timeout=ANSWER_LIMIT)
-            listed = host.run(_apt(folder, "apt-cache", "madison", PACKAGE), timeout=ANSWER_LIMIT)
+            updated = host.run(_apt(folder, "apt-get", "update", "--quiet"), timeout=ANSWER_TIMEOUT_SECONDS)
+            listed = host.run(_apt(folder, "apt-cache", "madison", PACKAGE), timeout=ANSWER_TIMEOUT_SECONDS)
             rows = parse_madison(listed.stdout)
             found = tuple(package for row in rows if (package := _described(host, mirror, folder, *row)) is not None)
             if found:
@@ -206,7 +206,7 @@ def fetch_package(host: LocalHost, package: DebianPackage, apt: Path, into: Path
     scratch.mkdir(parents=True)
     try:
         deb = _download(host, package, apt, scratch, say)
-        answer = host.run(["dpkg-deb", "--extract", str(deb), str(scratch / "files")], timeout=UNPACK_LIMIT)
+        answer = host.run(["dpkg-deb", "--extract", str(deb), str(scratch / "files")], timeout=UNPACK_TIMEOUT_SECONDS)
         if not answer.ok:
             raise BuildFailed(
                 f"{deb.name} could not be unpacked: {why_failed(host, answer.stderr)}", hint="see the disk's space"
@@ -291,7 +291,7 @@ def _set_up(folder: Path, mirror: Mirror, architecture: str) -> None:
 
 def _described(host: LocalHost, mirror: Mirror, folder: Path, version: str, suite: str) -> DebianPackage | None:
     argv = _apt(folder, "apt-cache", "show", f"{PACKAGE}={version}")
-    known = parse_record(host.run(argv, timeout=ANSWER_LIMIT).stdout)
+    known = parse_record(host.run(argv, timeout=ANSWER_TIMEOUT_SECONDS).stdout)
     if known is None:
         return None
     return DebianPackage(

@@ -23,16 +23,16 @@ from dsdoctor.core.host import LocalHost
 from dsdoctor.core.pip import failed_fetch, pip_for, run_pip, why_failed
 from dsdoctor.core.version import __version__
 
-CHUNK = 1 << 18
-SILENCE = 30.0
+CHUNK_BYTES = 1 << 18
+SILENCE_TIMEOUT_SECONDS = 30.0
 """Seconds without a byte after which a connection is given up."""
 
-PATIENCE = 3
+MAX_TIMEOUTS = 3
 """How many times the limit of an answer the whole document may take: a server that sends byte by byte is not waited for."""
 
-LONGEST = 3600.0
-ATTEMPTS = 5
-REPORT_EVERY = 5.0
+DOWNLOAD_TIMEOUT_SECONDS = 3600.0
+MAX_ATTEMPTS = 5
+REPORT_INTERVAL_SECONDS = 5.0
 Say = Callable[[str], None]
 NETWORK = (OSError, http.client.HTTPException)
 """What urllib raises where a server or the way to it fails."""
@@ -62,7 +62,7 @@ def read_document(url: str, *, most: int, timeout: float) -> bytes | None:
     """
     try:
         with _opened(url, timeout=timeout) as answer:
-            content = _whole(answer, most, time.monotonic() + PATIENCE * timeout)
+            content = _whole(answer, most, time.monotonic() + MAX_TIMEOUTS * timeout)
     except HTTPError as error:
         if error.code in {403, 404, 410}:
             # a bucket without a listing says 403 for what it does not hold
@@ -83,7 +83,7 @@ def read_document(url: str, *, most: int, timeout: float) -> bytes | None:
 
 def _whole(answer: http.client.HTTPResponse, most: int, deadline: float) -> bytearray:
     content = bytearray()
-    while len(content) <= most and (chunk := answer.read1(CHUNK)):
+    while len(content) <= most and (chunk := answer.read1(CHUNK_BYTES)):
         content += chunk
         if time.monotonic() > deadline:
             raise TimeoutError
@@ -126,7 +126,7 @@ class Meter:
     def at(self, done: int) -> None:
         """So many bytes are there."""
         now = time.monotonic()
-        if done >= self._total or now - self._said >= REPORT_EVERY:
+        if done >= self._total or now - self._said >= REPORT_INTERVAL_SECONDS:
             self._said = now
             speed = (done - self._begun) / max(now - self._started, 0.001)
             share = 100 * done // max(self._total, 1)
@@ -147,8 +147,8 @@ def shown(url: str) -> str:
 
 def _fetch(url: str, part: Path, *, size: int, name: str, say: Say) -> None:
     """Fill a file up to its size, over broken connections."""
-    deadline = time.monotonic() + LONGEST
-    for attempt in range(1, ATTEMPTS + 1):
+    deadline = time.monotonic() + DOWNLOAD_TIMEOUT_SECONDS
+    for attempt in range(1, MAX_ATTEMPTS + 1):
         try:
             _continue(url, part, size=size, meter=Meter(say, name, size, _size(part)), deadline=deadline)
         except HTTPError as error:
@@ -157,7 +157,7 @@ def _fetch(url: str, part: Path, *, size: int, name: str, say: Say) -> None:
             if isinstance(error, OSError) and not isinstance(error, URLError) and error.filename is not None:
                 # the disk, not the network
                 raise
-            if attempt == ATTEMPTS or time.monotonic() > deadline:
+            if attempt == MAX_ATTEMPTS or time.monotonic() > deadline:
                 raise _failed(name, url, str(error) or repr(error)) from None
         if _size(part) == size:
             return
@@ -172,18 +172,18 @@ def _continue(url: str, part: Path, *, size: int, meter: Meter, deadline: float)
         have = 0
     if have == size:
         return
-    with _opened(url, timeout=SILENCE, start=have) as answer:
+    with _opened(url, timeout=SILENCE_TIMEOUT_SECONDS, start=have) as answer:
         if have and not _continues(answer, have):
             have = 0
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_APPEND if have else os.O_TRUNC)
         with io.FileIO(os.open(part, flags, 0o600), "wb") as file:
             # what there is, not a whole chunk: a kill loses nothing of it
-            while chunk := answer.read1(min(CHUNK, size - have + 1)):
+            while chunk := answer.read1(min(CHUNK_BYTES, size - have + 1)):
                 have += len(chunk)
                 if have > size:
                     raise OSError(f"it is longer than the {size:,} bytes that were announced")
                 if time.monotonic() > deadline:
-                    raise OSError(f"it takes longer than {LONGEST:.0f} s")
+                    raise OSError(f"it takes longer than {DOWNLOAD_TIMEOUT_SECONDS:.0f} s")
                 _write(file, chunk, part)
                 meter.at(have)
 

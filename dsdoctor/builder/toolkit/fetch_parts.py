@@ -40,10 +40,10 @@ COMPONENTS = (
 )
 """What a toolkit for extensions of torch is made of; crt and libnvvm are components of their own since CUDA 13."""
 
-PATCHES = 8
-LARGEST_MANIFEST = 4 << 20
-LARGEST_ARCHIVE = 4 << 30
-ANSWER_LIMIT = 10.0
+MAX_PATCHES = 8
+MAX_MANIFEST_BYTES = 4 << 20
+MAX_ARCHIVE_BYTES = 4 << 30
+ANSWER_TIMEOUT_SECONDS = 10.0
 
 
 class _Refused(Exception):
@@ -72,9 +72,11 @@ def ask_nvidia(host: Host, release: Cuda, architecture: str) -> NvidiaRelease | 
         return f"NVIDIA publishes no archives for {architecture}"
     found: NvidiaRelease | None = None
     try:
-        for patch in range(PATCHES):
+        for patch in range(MAX_PATCHES):
             label = f"{release}.{patch}"
-            content = read_document(f"{base}/redistrib_{label}.json", most=LARGEST_MANIFEST, timeout=ANSWER_LIMIT)
+            content = read_document(
+                f"{base}/redistrib_{label}.json", most=MAX_MANIFEST_BYTES, timeout=ANSWER_TIMEOUT_SECONDS
+            )
             if content is None and found:
                 break
             if content is not None:
@@ -118,7 +120,7 @@ def _archive(name: str, component: dict[str, Any], file: Any) -> Archive:
         raise _Refused(f"{name} is {path[:100]!r}, not a .tar.xz")
     if not re.fullmatch(r"[0-9a-fA-F]{64}", sha256):
         raise _Refused(f"{name} has no sha256")
-    if not re.fullmatch(r"[0-9]{1,11}", size) or not 0 < int(size) <= LARGEST_ARCHIVE:
+    if not re.fullmatch(r"[0-9]{1,11}", size) or not 0 < int(size) <= MAX_ARCHIVE_BYTES:
         raise _Refused(f"{name} has {size[:40]!r} bytes")
     if not re.fullmatch(r"[0-9][0-9.]{0,30}", version):
         raise _Refused(f"{name} is of version {version[:40]!r}")
@@ -128,7 +130,7 @@ def _archive(name: str, component: dict[str, Any], file: Any) -> Archive:
 
 DOWNLOADS = "downloads"
 APT = "apt"
-LARGEST = 8 << 30
+MAX_UNPACKED_BYTES = 8 << 30
 """Bytes that an archive may unpack to: libcublas has 2 GB, with its static libraries."""
 
 
@@ -228,7 +230,7 @@ def _unpack(archive: Archive, file: Path, target: Path) -> None:
     scratch = target.with_name(f".{target.name}.unpack")
     scratch.mkdir()
     try:
-        untar(file, scratch, largest=LARGEST, most="one of NVIDIA's components")
+        untar(file, scratch, largest=MAX_UNPACKED_BYTES, most="one of NVIDIA's components")
     except DoctorError as error:
         raise BuildFailed(f"{archive.name} was not unpacked: {error.message}", hint="name another mirror") from None
     tops = list(scratch.iterdir())

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from dsdoctor.builder.toolkit.plan_assembly import MARK
 from dsdoctor.core.errors import BuildFailed
-from dsdoctor.core.files import write_text
+from dsdoctor.core.files import real_path, write_text
 from dsdoctor.core.finding import step
 from dsdoctor.core.text import and_more
 
 PARTS_FOLDER = "parts"
 DIGESTS = "parts.sha256"
-CHUNK = 1 << 20
-SHOWN = 3
+CHUNK_BYTES = 1 << 20
+MAX_SHOWN = 3
 PYPI, NVIDIA = "pypi", "nvidia"
 
 
@@ -37,7 +37,7 @@ def sha256_of(path: Path) -> str:
     """The digest of a file's content."""
     total = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
+        while chunk := file.read(CHUNK_BYTES):
             total.update(chunk)
     return total.hexdigest()
 
@@ -67,7 +67,7 @@ def refuse_altered(home: Path) -> None:
     if (home / MARK).is_file() and (wrong := altered(home.parent)):
         aside = step("mv {folder} {aside}", folder=str(home.parent), aside=f"{home.parent}.altered")
         raise BuildFailed(
-            f"the toolkit in {home} is not what was fetched: {and_more(wrong, SHOWN)} changed since then",
+            f"the toolkit in {home} is not what was fetched: {and_more(wrong, MAX_SHOWN)} changed since then",
             hint=f"{aside.line}, and run again: it is assembled anew",
         )
 
@@ -130,7 +130,7 @@ def toolkit_parts(root: Path) -> tuple[Part, ...]:
     """What a toolkit's files belong to; nothing for one that was installed neither by pip nor by dsdoctor."""
     kept = read_mark(root)
     digests = {(part.name, part.version): part.sha256 for part in kept if part.origin == PYPI}
-    wheels = {part for sample in SAMPLE_FILES for part in _owners((root / sample).resolve())}
+    wheels = {part for sample in SAMPLE_FILES for part in _owners(Path(real_path(root / sample)))}
     others = [
         Part(name=part.name, version=part.version, origin=part.origin, sha256=part.sha256)
         for part in kept

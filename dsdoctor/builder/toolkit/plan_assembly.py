@@ -1,7 +1,7 @@
-"""Offers + machine -> a toolkit assembled from NVIDIA's archives or a distribution's package, for what PyPI lacks. Pure.
+"""Plans of toolkits to assemble: from layers on this machine, parts of PyPI, NVIDIA's archives or a distribution's package. Pure.
 
-The very release of torch's CUDA comes first, which NVIDIA's archives have; then the package whose minor is nearest to it, with a
-warning, and PyPI's headers of that minor.
+Where PyPI has no compiler, the very release of torch's CUDA comes first, which NVIDIA's archives have; then the package whose
+minor is nearest to it, with a warning, and PyPI's headers of that minor.
 """
 
 import hashlib
@@ -11,16 +11,61 @@ from dataclasses import dataclass, replace
 
 from dsdoctor.core.architectures import numeric
 from dsdoctor.core.build_models import Archive, Choice, DebianPackage, Layer, ToolkitPlan
-from dsdoctor.core.finding import Finding, Fix, Severity, instead, step
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.machine import MINOR_TOLERANT, Cuda, Machine, Toolkit, compiled_for
 from dsdoctor.core.requests import BuildRequest
 from dsdoctor.core.text import and_more
-
-# What can be fetched of a CUDA release that PyPI does not have whole. Data only.
-
+from dsdoctor.rules import book
 
 MIRROR = "DSDOCTOR_CUDA_REDIST"
 """The variable that names a mirror of NVIDIA's archives."""
+
+FIRST_ON_PYPI = 13
+"""From this CUDA major on, PyPI has the compiler itself (nvidia-cuda-nvcc)."""
+
+MARK = "dsdoctor-toolkit.txt"
+"""The file that marks an assembled toolkit as finished."""
+
+PARTS = {
+    "crt/host_config.h": "crt",
+    "cuda_runtime.h": "cudart",
+    "cccl": "cccl",
+    "cublas_v2.h": "cublas",
+    "cusparse.h": "cusparse",
+    "cusolverDn.h": "cusolver",
+    "curand_kernel.h": "curand",
+    "cuda_profiler_api.h": "profiler",
+    "cufile.h": "cufile",
+}
+"""Header -> the extra of the ``cuda-toolkit`` package on PyPI that provides it."""
+
+COMPILER_PARTS = ("nvcc", "crt", "nvvm", "cccl", "cudart")
+"""Versioned together: the compiler, its headers, its back end, the runtime."""
+
+EVERY_HEADER = frozenset({*PARTS, "nccl.h"})
+REQUIRED_COMPONENTS = ("cuda_nvcc", "cuda_cudart", "cuda_cccl")
+"""The components without which nothing compiles."""
+
+OPTIONAL_COMPONENTS = ("cuda_crt", "libnvvm", "cuda_profiler_api")
+LIBRARIES = {
+    "cublas_v2.h": "libcublas",
+    "cusparse.h": "libcusparse",
+    "cusolverDn.h": "libcusolver",
+    "curand_kernel.h": "libcurand",
+    "cufile.h": "libcufile",
+}
+"""Header -> the component that is fetched for it where torch's wheels do not have it."""
+
+EXTRAS = {"cublas_v2.h": "cublas", "cusparse.h": "cusparse", "cusolverDn.h": "cusolver", "curand_kernel.h": "curand"}
+"""The same for the package ``cuda-toolkit`` on PyPI; that of CUDA 12.4 and older has no cufile."""
+
+COMPILER_HEADERS = {"crt/host_config.h", "cuda_runtime.h", "cccl", "cuda_profiler_api.h"}
+"""What belongs to the compiler: never that of another release, which torch's wheels may have."""
+
+PART_FOLDERS = ("cuda_runtime", "cuda_nvcc", "cuda_cccl", "cuda_profiler_api")
+OLDEST_ON_PYPI = Cuda(11, 8)
+FIRST_WHOLE_CCCL, CCCL = Cuda(12, 3), "nvidia-cuda-cccl-cu12==12.3.101.post1"
+"""PyPI's wheels of cccl for CUDA 12.0 to 12.2 lack nv/target, which cuda_fp16.h includes: the first whole one serves them too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,47 +98,8 @@ class Offers:
 
 
 NOT_ASKED = Offers()
-
-
-def label_of(package: DebianPackage) -> str | None:
-    """The CUDA release that a package was made of: Debian writes it behind a "~".
-
-    >>> from dsdoctor.core.build_models import DebianPackage
-    >>> facts = dict(name="nvidia-cuda-toolkit", distribution="Debian", suite="", component="", sha256="", size=0)
-    >>> label_of(DebianPackage(version="11.8.89~11.8.0-5~deb12u1", **facts))
-    '11.8.0'
-    """
-    match = re.match(r"(?:[0-9.]+~)?([0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3})-", package.version)
-    return match[1] if match else None
-
-
-# Machine + a CUDA release -> what to assemble a toolkit from: layers on this machine, parts from PyPI. Pure.
-
-
-FIRST_ON_PYPI = 13
-"""From this CUDA major on, PyPI has the compiler itself (nvidia-cuda-nvcc)."""
-
-MARK = "dsdoctor-toolkit.txt"
-"""The file that marks an assembled toolkit as finished."""
-
-PARTS = {
-    "crt/host_config.h": "crt",
-    "cuda_runtime.h": "cudart",
-    "cccl": "cccl",
-    "cublas_v2.h": "cublas",
-    "cusparse.h": "cusparse",
-    "cusolverDn.h": "cusolver",
-    "curand_kernel.h": "curand",
-    "cuda_profiler_api.h": "profiler",
-    "cufile.h": "cufile",
-}
-"""Header -> the extra of the ``cuda-toolkit`` package on PyPI that provides it."""
-
-COMPILER_PARTS = ("nvcc", "crt", "nvvm", "cccl", "cudart")
-"""Versioned together: the compiler, its headers, its back end, the runtime."""
-
-EVERY_HEADER = frozenset({*PARTS, "nccl.h"})
 Assembled = tuple[ToolkitPlan | None, tuple[Choice, ...], tuple[Finding, ...]]
+Planned = tuple[ToolkitPlan, tuple[Choice, ...], tuple[Finding, ...]]
 
 
 def assembly(
@@ -122,7 +128,7 @@ def assembly(
     requirements = _requirements(machine, release, present, with_nvcc=base is None) if on_pypi else ()
     layers = tuple(_layer(toolkit) for toolkit in used)
     plan = ToolkitPlan(
-        root=f"{cache}/toolkits/{release}-{_key(requirements, layers)}/home",
+        root=_root(cache, release, (requirements, layers)),
         release=release,
         assemble=True,
         headers=tuple(sorted(wanted)),
@@ -131,134 +137,19 @@ def assembly(
         architectures=base.architectures if base else (),
     )
     if requirements and request.offline and plan.root not in {toolkit.root for toolkit in machine.toolkits}:
-        return None, (), (_offline(release, requirements),)
-    choice = Choice(what="toolkit", value=f"assembled in {plan.root}", because=_why(machine, release, base))
+        offline = book.finding(
+            "cuda-toolkit-missing", Severity.ERROR, case="offline", release=str(release), requirements=requirements
+        )
+        return None, (), (offline,)
+    choice = Choice(what="toolkit", value=f"assembled in {plan.root}", because=_reason(machine, release, base))
     return plan, (choice,), ()
-
-
-def assembled_in(toolkit: Toolkit) -> bool:
-    """Whether dsdoctor assembled this toolkit."""
-    return "assembled" in toolkit.found_via
-
-
-def user_space_toolkit(release: Cuda) -> Fix:
-    """How a user without root gets a whole toolkit of a release that PyPI does not carry."""
-    return Fix(
-        text=f"any of these, none needs root: a whole CUDA {release} toolkit in your home, by conda or NVIDIA's runfile, and "
-        f"named; a mirror of NVIDIA's archives; a torch for CUDA {FIRST_ON_PYPI} or later, whose compiler is on PyPI",
-        steps=(
-            step('conda create -y -p "$HOME"/cuda-{release} -c nvidia cuda-toolkit={release}', release=str(release)),
-            instead(
-                'sh cuda_{release}.*_linux.run --silent --toolkit --toolkitpath="$HOME"/cuda-{release}',
-                note="NVIDIA's runfile",
-                release=str(release),
-            ),
-            step('python -m dsdoctor build-wheel --toolkit "$HOME"/cuda-{release}', release=str(release)),
-            instead("export DSDOCTOR_CUDA_REDIST=https://mirror/cuda/redist", note="or file:///folder"),
-            instead(
-                "python -m pip install --upgrade torch --index-url https://download.pytorch.org/whl/cu130",
-                note="a torch whose compiler is on PyPI",
-            ),
-        ),
-    )
-
-
-def wheels_of(machine: Machine, release: Cuda) -> list[Toolkit]:
-    """The headers and libraries of PyPI's packages, those that torch needs, for a CUDA major."""
-    wheels = (toolkit for toolkit in machine.toolkits if "pypi_wheels" in toolkit.found_via)
-    return [toolkit for toolkit in wheels if toolkit.release is not None and toolkit.release.major == release.major]
-
-
-def _layer(toolkit: Toolkit) -> Layer:
-    tools = toolkit.nvcc.rsplit("/", 1)[0] if toolkit.nvcc else None
-    return Layer(include=toolkit.include_dirs, libraries=toolkit.library_dirs, tools=tools)
-
-
-def _requirements(machine: Machine, release: Cuda, present: frozenset[str], *, with_nvcc: bool) -> tuple[str, ...]:
-    """What pip must fetch: extras of the package cuda-toolkit, pinned to the version that torch came with, if any; and NCCL."""
-    extras = {part for header, part in PARTS.items() if header not in present}
-    extras |= set(COMPILER_PARTS) if with_nvcc else set()
-    installed = machine.package("cuda-toolkit")
-    pin = installed if installed and Cuda.parse(installed) == release else f"{release}.*"
-    wanted = [f"cuda-toolkit[{','.join(sorted(extras))}]=={pin}"] if extras else []
-    if "nccl.h" not in present:
-        nccl = machine.torch.nccl if machine.torch else None
-        wanted.append(f"nvidia-nccl-cu{release.major}" + (f"=={nccl}" if nccl else ""))
-    return tuple(wanted)
-
-
-def _key(fetch: tuple[str, ...], layers: tuple[Layer, ...]) -> str:
-    return hashlib.sha256(repr((fetch, layers)).encode()).hexdigest()[:12]
-
-
-def _why(machine: Machine, release: Cuda, base: Toolkit | None) -> str:
-    if base is not None:
-        missing = sorted(EVERY_HEADER - base.headers)
-        if missing:
-            return f"{base.root} has nvcc {release} but lacks {', '.join(missing)}"
-        return f"{base.root} has nvcc {release}, its headers or libraries lie where torch does not look"
-    others = sorted({str(t.release) for t in machine.toolkits if t.nvcc and t.release})
-    here = f"the toolkits here are CUDA {', '.join(others)}" if others else "there is no toolkit here"
-    return f"torch was built with CUDA {release}, and {here}"
-
-
-def not_on_pypi(
-    machine: Machine, release: Cuda, misses: Sequence[str] = (), *, missing: frozenset[str] = frozenset()
-) -> Finding:
-    """No toolkit can be had for a CUDA that PyPI has no compiler of; ``misses`` is what others said who were asked."""
-    seen = [f"{t.root}: CUDA {t.version}" for t in machine.toolkits if t.nvcc]
-    lacks = f" (missing: {', '.join(sorted(missing))})" if seen and missing else ""
-    return Finding(
-        rule="cuda-torch-mismatch" if seen else "cuda-toolkit-missing",
-        severity=Severity.ERROR,
-        title=f"torch was built with CUDA {release}, and no whole toolkit of CUDA {release.major} is here{lacks}; "
-        f"PyPI carries a CUDA compiler only from {FIRST_ON_PYPI}.0 on",
-        evidence=(*seen, *misses),
-        fix=user_space_toolkit(release),
-    )
-
-
-def _offline(release: Cuda, requirements: tuple[str, ...]) -> Finding:
-    return Finding.error(
-        "cuda-toolkit-missing",
-        f"no whole CUDA {release} toolkit is here, and --offline forbids to fetch {', '.join(requirements)}",
-        fix="assemble it once where there is a network (the cache folder can be copied)",
-        steps=(step("python -m dsdoctor toolkit"),),
-    )
-
-
-COMPILER = ("cuda_nvcc", "cuda_cudart", "cuda_cccl")
-"""The components without which nothing compiles."""
-
-BESIDE = ("cuda_crt", "libnvvm", "cuda_profiler_api")
-LIBRARIES = {
-    "cublas_v2.h": "libcublas",
-    "cusparse.h": "libcusparse",
-    "cusolverDn.h": "libcusolver",
-    "curand_kernel.h": "libcurand",
-    "cufile.h": "libcufile",
-}
-"""Header -> the component that is fetched for it where torch's wheels do not have it."""
-
-EXTRAS = {"cublas_v2.h": "cublas", "cusparse.h": "cusparse", "cusolverDn.h": "cusolver", "curand_kernel.h": "curand"}
-"""The same for the package ``cuda-toolkit`` on PyPI; that of CUDA 12.4 and older has no cufile."""
-
-OF_COMPILER = {"crt/host_config.h", "cuda_runtime.h", "cccl", "cuda_profiler_api.h"}
-"""What belongs to the compiler: never that of another release, which torch's wheels may have."""
-
-PART_FOLDERS = ("cuda_runtime", "cuda_nvcc", "cuda_cccl", "cuda_profiler_api")
-OLDEST_ON_PYPI = Cuda(11, 8)
-FIRST_WHOLE_CCCL, CCCL = Cuda(12, 3), "nvidia-cuda-cccl-cu12==12.3.101.post1"
-"""PyPI's wheels of cccl for CUDA 12.0 to 12.2 lack nv/target, which cuda_fp16.h includes: the first whole one serves them too."""
-
-Planned = tuple[ToolkitPlan, tuple[Choice, ...], tuple[Finding, ...]]
 
 
 def from_offers(
     machine: Machine, release: Cuda, cache: str, offers: Offers, wheels: Sequence[Toolkit]
 ) -> Planned | None:
     """A toolkit made of the best offer, None where there is none. ``wheels`` are torch's own packages of headers and libraries."""
-    present = frozenset().union(*(toolkit.headers for toolkit in wheels)) - OF_COMPILER
+    present = frozenset().union(*(toolkit.headers for toolkit in wheels)) - COMPILER_HEADERS
     layers = tuple(_without_compiler(toolkit) for toolkit in wheels)
     wanted = f"torch was built with CUDA {release}, and {_what_is_here(machine)}"
     if offers.nvidia is not None and offers.nvidia.release == release:
@@ -277,17 +168,106 @@ def from_offers(
     return _finished(plan, cache, because, _another_minor(machine, plan, release, source, offers))
 
 
+def not_on_pypi(
+    machine: Machine, release: Cuda, misses: Sequence[str] = (), *, missing: frozenset[str] = frozenset()
+) -> Finding:
+    """No toolkit can be had for a CUDA that PyPI has no compiler of; ``misses`` is what others said who were asked."""
+    seen = [f"{t.root}: CUDA {t.version}" for t in machine.toolkits if t.nvcc]
+    evidence, first = (*seen, *misses), str(FIRST_ON_PYPI)
+    if seen and missing:
+        return book.finding(
+            "cuda-torch-mismatch",
+            Severity.ERROR,
+            case="incomplete",
+            evidence=evidence,
+            release=str(release),
+            major=release.major,
+            missing=sorted(missing),
+            first=first,
+        )
+    return book.finding(
+        "cuda-torch-mismatch" if seen else "cuda-toolkit-missing",
+        Severity.ERROR,
+        case="not-on-pypi",
+        evidence=evidence,
+        release=str(release),
+        major=release.major,
+        first=first,
+    )
+
+
+def is_assembled(toolkit: Toolkit) -> bool:
+    """Whether dsdoctor assembled this toolkit."""
+    return "assembled" in toolkit.found_via
+
+
+def wheels_of(machine: Machine, release: Cuda) -> list[Toolkit]:
+    """The headers and libraries of PyPI's packages, those that torch needs, for a CUDA major."""
+    wheels = (toolkit for toolkit in machine.toolkits if "pypi_wheels" in toolkit.found_via)
+    return [toolkit for toolkit in wheels if toolkit.release is not None and toolkit.release.major == release.major]
+
+
+def label_of(package: DebianPackage) -> str | None:
+    """The CUDA release that a package was made of: Debian writes it behind a "~".
+
+    >>> from dsdoctor.core.build_models import DebianPackage
+    >>> facts = dict(name="nvidia-cuda-toolkit", distribution="Debian", suite="", component="", sha256="", size=0)
+    >>> label_of(DebianPackage(version="11.8.89~11.8.0-5~deb12u1", **facts))
+    '11.8.0'
+    """
+    match = re.match(r"(?:[0-9.]+~)?([0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3})-", package.version)
+    return match[1] if match else None
+
+
+def release_of(package: DebianPackage) -> Cuda | None:
+    """The CUDA release of a distribution's package."""
+    return Cuda.parse(label_of(package))
+
+
+def _layer(toolkit: Toolkit) -> Layer:
+    tools = toolkit.nvcc.rsplit("/", 1)[0] if toolkit.nvcc else None
+    return Layer(include=toolkit.include_dirs, libraries=toolkit.library_dirs, tools=tools)
+
+
+def _requirements(machine: Machine, release: Cuda, present: frozenset[str], *, with_nvcc: bool) -> tuple[str, ...]:
+    """What pip must fetch: extras of the package cuda-toolkit, pinned to the version that torch came with, if any; and NCCL."""
+    extras = {part for header, part in PARTS.items() if header not in present}
+    extras |= set(COMPILER_PARTS) if with_nvcc else set()
+    installed = machine.package("cuda-toolkit")
+    pin = installed if installed and Cuda.parse(installed) == release else f"{release}.*"
+    wanted = [f"cuda-toolkit[{','.join(sorted(extras))}]=={pin}"] if extras else []
+    return (*wanted, *_nccl(machine, release, present))
+
+
+def _root(cache: str, release: Cuda, made_of: object) -> str:
+    """The folder of a toolkit, named after all that it is made of."""
+    return f"{cache}/toolkits/{release}-{hashlib.sha256(repr(made_of).encode()).hexdigest()[:12]}/home"
+
+
+def _reason(machine: Machine, release: Cuda, base: Toolkit | None) -> str:
+    if base is not None:
+        missing = sorted(EVERY_HEADER - base.headers)
+        if missing:
+            return f"{base.root} has nvcc {release} but lacks {', '.join(missing)}"
+        return f"{base.root} has nvcc {release}, its headers or libraries lie where torch does not look"
+    return f"torch was built with CUDA {release}, and {_what_is_here(machine)}"
+
+
 def _finished(plan: ToolkitPlan, cache: str, because: str, findings: tuple[Finding, ...]) -> Planned:
-    key = hashlib.sha256(repr((plan.fetch, plan.archives, plan.packages, plan.layers)).encode()).hexdigest()[:12]
-    plan = replace(plan, root=f"{cache}/toolkits/{plan.release}-{key}/home")
+    made_of = (plan.fetch, plan.archives, plan.packages, plan.layers)
+    plan = replace(plan, root=_root(cache, plan.release, made_of))
     return plan, (Choice(what="toolkit", value=f"assembled in {plan.root}", because=because),), findings
 
 
 def _archives(nvidia: NvidiaRelease, present: frozenset[str]) -> tuple[Archive, ...]:
     """The components to fetch; none where the manifest lacks one without which nothing compiles."""
-    names = [*COMPILER, *BESIDE, *(part for header, part in LIBRARIES.items() if header not in present)]
+    names = [
+        *REQUIRED_COMPONENTS,
+        *OPTIONAL_COMPONENTS,
+        *(part for header, part in LIBRARIES.items() if header not in present),
+    ]
     found = {name: archive for name in names if (archive := nvidia.archive(name)) is not None}
-    return tuple(found.values()) if set(COMPILER) <= found.keys() else ()
+    return tuple(found.values()) if set(REQUIRED_COMPONENTS) <= found.keys() else ()
 
 
 def _of_archives(
@@ -304,7 +284,9 @@ def _of_archives(
         root="",
         release=nvidia.release,
         assemble=True,
-        headers=tuple(sorted(present | libraries | profiler | (OF_COMPILER - {"cuda_profiler_api.h"}) | {"nccl.h"})),
+        headers=tuple(
+            sorted(present | libraries | profiler | (COMPILER_HEADERS - {"cuda_profiler_api.h"}) | {"nccl.h"})
+        ),
         fetch=_nccl(machine, nvidia.release, present),
         layers=layers,
         architectures=compiled_for(nvidia.release),
@@ -324,11 +306,6 @@ def _nearest(packages: Sequence[DebianPackage], release: Cuda) -> DebianPackage 
     return packages[min(usable)[2]] if usable else None
 
 
-def release_of(package: DebianPackage) -> Cuda | None:
-    """The CUDA release of a distribution's package."""
-    return Cuda.parse(label_of(package))
-
-
 def _of_package(
     machine: Machine, package: DebianPackage, present: frozenset[str], layers: tuple[Layer, ...]
 ) -> ToolkitPlan:
@@ -343,7 +320,7 @@ def _of_package(
         root="",
         release=release,
         assemble=True,
-        headers=tuple(sorted(present | OF_COMPILER | EXTRAS.keys() | {"nccl.h"})),
+        headers=tuple(sorted(present | COMPILER_HEADERS | EXTRAS.keys() | {"nccl.h"})),
         fetch=(
             f"cuda-toolkit[{','.join(sorted(extras))}]=={label_of(package)}",
             *whole_cccl,
@@ -381,21 +358,15 @@ def _another_minor(
     lost = [name for name in numeric(torch.arch_list if torch else ()) if name not in plan.architectures]
     evidence = [f"{source}: nvcc {plan.release}", *offers.misses]
     evidence += [f"it cannot compile for {and_more(lost)}, which torch has code for"] if lost else []
-    return (
-        Finding.warning(
-            "cuda-torch-mismatch",
-            f"nvcc is CUDA {plan.release}, torch was built with CUDA {release}: another minor of the same major",
-            evidence=evidence,
-            fix="DeepSpeed accepts it; for the very release name a mirror of NVIDIA's archives, or a toolkit",
-            steps=(
-                step("export DSDOCTOR_CUDA_REDIST=https://mirror/cuda/redist"),
-                instead(
-                    'conda create -y -p "$HOME"/cuda-{release} -c nvidia cuda-toolkit={release}', release=str(release)
-                ),
-                step('python -m dsdoctor build-wheel --toolkit "$HOME"/cuda-{release}', release=str(release)),
-            ),
-        ),
+    other = book.finding(
+        "cuda-torch-mismatch",
+        Severity.WARNING,
+        case="packaged-minor",
+        evidence=evidence,
+        nvcc=str(plan.release),
+        release=str(release),
     )
+    return (other,)
 
 
 def _what_is_here(machine: Machine) -> str:

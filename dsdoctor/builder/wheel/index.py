@@ -38,7 +38,7 @@ NOT_TO_BE_USED = "tell whoever keeps the index; do not use the wheel"
 Digests = tuple[tuple[str, str], ...]
 """What an index says of a file: names of algorithms, each with hexadecimal digits."""
 
-LARGEST_METADATA = 16 << 20
+MAX_METADATA_BYTES = 16 << 20
 PAGE = """<!DOCTYPE html>
 <html lang="en">
 <head><meta charset="utf-8"><title>{title}</title></head>
@@ -78,8 +78,8 @@ def wheels_of(folder: Path) -> tuple[Path, ...]:
 def listed_digests(folder: Path) -> Mapping[str, Digests]:
     """What the page of a folder's index says of its wheels; nothing where there is no page, or none that can be read."""
     try:
-        content = read_limited(folder / "index.html", LARGEST_PAGE)
-        if content.count(b"<") > MOST_TAGS:
+        content = read_limited(folder / "index.html", MAX_PAGE_BYTES)
+        if content.count(b"<") > MAX_TAGS:
             return {}
         packages = ProjectPage.from_html(PROJECT, content).packages
     except (OSError, *NO_INDEX, RecursionError, MemoryError):
@@ -112,7 +112,7 @@ def _metadata(wheel: Path) -> bytes | None:
     try:
         with open_regular(wheel) as file:
             entries = (entry for entry in read_entries(file) if entry.name.endswith(".dist-info/METADATA"))
-            entry = next((entry for entry in entries if entry.size <= LARGEST_METADATA), None)
+            entry = next((entry for entry in entries if entry.size <= MAX_METADATA_BYTES), None)
             return None if entry is None else b"".join(read_bytes(file, entry))
     except (OSError, BadZip):
         return None
@@ -135,16 +135,16 @@ def _write(path: Path, content: bytes) -> None:
 # The Simple API, HTML or JSON (PEP 503, 691). A name says much before anything is fetched. Nothing of a wheel is run.
 
 
-TIMEOUT = (15.0, 60.0)
+TIMEOUTS_SECONDS = (15.0, 60.0)
 """Seconds to connect, and without a byte."""
-LARGEST = 8 << 30
-LARGEST_PAGE, MOST_TAGS = 4 << 20, 50_000
+MAX_WHEEL_BYTES = 8 << 30
+MAX_PAGE_BYTES, MAX_TAGS = 4 << 20, 50_000
 """A page with a thousand wheels has half a MB and a few thousand tags."""
-PAGE_LIMIT = 120.0
-SLOWEST = 1024
+PAGE_TIMEOUT_SECONDS = 120.0
+MIN_BYTES_PER_SECOND = 1024
 ALGORITHMS = {"md5", "sha1", "sha224", "sha256", "sha384", "sha512"}
 NO_INDEX = (UnsupportedContentTypeError, UnsupportedRepoVersionError, ValueError, ParserRejectedMarkup)
-CHUNK = 1 << 20
+CHUNK_BYTES = 1 << 20
 CUDA_IN_NAME = re.compile(r"cu(?:da)?\.?(\d{2})\.?(\d)(?!\d)")
 TORCH_IN_NAME = re.compile(r"(?:torch|pt)\.?(\d)\.?(\d{1,2})(?!\d)")
 CERTIFICATES = ("REQUESTS_CA_BUNDLE", "PIP_CERT", "SSL_CERT_FILE")
@@ -252,9 +252,12 @@ def fetch(
     told = {name.lower() for name, _ in wheel.digests}
     totals = {name: hashlib.new(name) for name in {"sha256", *(ALGORITHMS & told)}}
     try:
-        with session.get(wheel.url, stream=True, timeout=TIMEOUT) as answer, replacing(path, mode=PRIVATE) as file:
+        with (
+            session.get(wheel.url, stream=True, timeout=TIMEOUTS_SECONDS) as answer,
+            replacing(path, mode=PRIVATE) as file,
+        ):
             answer.raise_for_status()
-            for chunk in answer.iter_content(CHUNK):
+            for chunk in answer.iter_content(CHUNK_BYTES):
                 length += len(chunk)
                 _refuse_endless(wheel, length, time.monotonic() - started)
                 for total in totals.values():
@@ -272,7 +275,7 @@ def _page(url: str, session: requests.Session) -> requests.Response | None:
     address = f"{url.partition('#')[0].partition('?')[0].rstrip('/')}/{PROJECT}/"
     asked = {"Accept": ACCEPT_ANY, "Accept-Encoding": "identity"}
     started = time.monotonic()
-    with session.get(address, headers=asked, stream=True, timeout=TIMEOUT) as answer:
+    with session.get(address, headers=asked, stream=True, timeout=TIMEOUTS_SECONDS) as answer:
         if answer.status_code == requests.codes.not_found:
             return None
         answer.raise_for_status()
@@ -281,21 +284,21 @@ def _page(url: str, session: requests.Session) -> requests.Response | None:
         data = bytearray()
         for chunk in answer.iter_content(1 << 14):
             data += chunk
-            if len(data) > LARGEST_PAGE:
-                raise NoIndex(f"its page has more than {LARGEST_PAGE >> 20} MiB")
-            if time.monotonic() - started > PAGE_LIMIT:
-                raise NoIndex(f"its page did not come whole in {PAGE_LIMIT:.0f} s")
-        if data.count(b"<") > MOST_TAGS:
-            raise NoIndex(f"its page has more than {MOST_TAGS} tags")
+            if len(data) > MAX_PAGE_BYTES:
+                raise NoIndex(f"its page has more than {MAX_PAGE_BYTES >> 20} MiB")
+            if time.monotonic() - started > PAGE_TIMEOUT_SECONDS:
+                raise NoIndex(f"its page did not come whole in {PAGE_TIMEOUT_SECONDS:.0f} s")
+        if data.count(b"<") > MAX_TAGS:
+            raise NoIndex(f"its page has more than {MAX_TAGS} tags")
         answer._content = bytes(data)
         return answer
 
 
 def _refuse_endless(wheel: RemoteWheel, length: int, seconds: float) -> None:
     """Raise BuildFailed for more bytes than the index said, or than a wheel can have, and for a drip."""
-    if length > (wheel.size if wheel.size is not None else LARGEST):
+    if length > (wheel.size if wheel.size is not None else MAX_WHEEL_BYTES):
         raise BuildFailed(f"{wheel.shown} is larger than its index says or than a wheel can be", hint="do not use it")
-    if seconds > PAGE_LIMIT and length / seconds < SLOWEST:
+    if seconds > PAGE_TIMEOUT_SECONDS and length / seconds < MIN_BYTES_PER_SECOND:
         raise BuildFailed(f"{wheel.shown} came at {length / seconds:.0f} bytes a second", hint="try another mirror")
 
 

@@ -164,7 +164,7 @@ def _foreign_entry_points(text: str | None) -> Iterator[str]:
 DIRECT = re.compile(r"([\w.-]+) ?(?:\[[^\]]*\])? ?@ ?(\S+)", re.ASCII)
 """A requirement that names where it is fetched from (PEP 508), as no package of PyPI may have one."""
 
-LONGEST = 200
+MAX_NAME_LENGTH = 200
 """Characters of what a wheel names; no version of anybody has as many."""
 
 Header = tuple[str, str]
@@ -191,7 +191,7 @@ def addresses(metadata: str | None) -> tuple[str, ...]:
 
 
 def _shown(address: str) -> str:
-    return redaction.url(address)[:LONGEST] if "://" in address else GONE
+    return redaction.url(address)[:MAX_NAME_LENGTH] if "://" in address else GONE
 
 
 def _of_metadata(metadata: str | None, version: str) -> Iterator[str]:
@@ -262,7 +262,7 @@ def _is_other_name(name: str) -> bool:
 
 def _is_same(told: str, version: str) -> bool:
     try:
-        return len(told) <= LONGEST and Version(told) == Version(version)
+        return len(told) <= MAX_NAME_LENGTH and Version(told) == Version(version)
     except InvalidVersion:
         return told == version
 
@@ -273,17 +273,17 @@ def _quoted(text: str) -> str:
     >>> _quoted("a\\nb")
     "'a\\\\nb'"
     """
-    return repr(text if len(text) <= LONGEST else f"{text[:LONGEST]}...")
+    return repr(text if len(text) <= MAX_NAME_LENGTH else f"{text[:MAX_NAME_LENGTH]}...")
 
 
-LARGEST = 16 << 30
-WORST_RATIO = 400
+MAX_UNPACKED_BYTES = 16 << 30
+MAX_RATIO = 400
 """A shared object with debug information shrinks to a quarter; a file of zeros to a thousandth."""
 
-SMALL = 8 << 20
-CHUNK = 1 << 20
+MIN_RATIO_BYTES = 8 << 20
+CHUNK_BYTES = 1 << 20
 HINT = "fetch or build it again"
-LARGEST_TEXT = 16 << 20
+MAX_TEXT_BYTES = 16 << 20
 """The RECORD of a DeepSpeed with everything in it has 0.3 MB, its manifest 0.05 MB."""
 
 Entries = Mapping[str, Entry]
@@ -334,7 +334,7 @@ def read_installed(facts: DeepSpeed) -> DeepSpeed:
     altered: tuple[str, ...] = ()
     foreign = foreign_installed((), facts.version, entry_points)
     if record is not None:
-        text = read_limited(record, LARGEST_TEXT).decode("utf-8", errors="replace")
+        text = read_limited(record, MAX_TEXT_BYTES).decode("utf-8", errors="replace")
         altered = tuple(
             name for name, digest in sorted(_parse_record(text).items()) if _digest_of(location.parent / name) != digest
         )
@@ -361,7 +361,7 @@ def _entry_points(distribution: Path) -> str:
     """The entry points of an installed distribution. Raises UsageError where they are there and cannot be read."""
     path = distribution / "entry_points.txt"
     try:
-        return read_limited(path, LARGEST_TEXT).decode("utf-8", errors="replace") if os.path.lexists(path) else ""
+        return read_limited(path, MAX_TEXT_BYTES).decode("utf-8", errors="replace") if os.path.lexists(path) else ""
     except OSError as error:
         hint = "look at it, and install DeepSpeed again"
         raise UsageError(f"{path} cannot be read: {error.strerror}", hint=hint) from None
@@ -370,7 +370,7 @@ def _entry_points(distribution: Path) -> str:
 def _is_editable(record: Path) -> bool:
     """Whether a distribution was installed with ``pip install --editable`` (PEP 610)."""
     try:
-        told = decode(read_limited(record.with_name("direct_url.json"), LARGEST_TEXT), dict)
+        told = decode(read_limited(record.with_name("direct_url.json"), MAX_TEXT_BYTES), dict)
     except (OSError, msgspec.DecodeError):
         return False
     folder = told.get("dir_info")
@@ -378,12 +378,12 @@ def _is_editable(record: Path) -> bool:
 
 
 def _refuse_malicious(entries: Entries, path: Path) -> None:
-    if sum(entry.size for entry in entries.values()) > LARGEST:
+    if sum(entry.size for entry in entries.values()) > MAX_UNPACKED_BYTES:
         raise UsageError(f"{path.name} claims to unpack to more than a DeepSpeed can be", hint="do not install it")
     for entry in entries.values():
         if stat.S_ISLNK(entry.mode):
             raise UsageError(f"{path.name} holds a link: {entry.name!r}; wheels have none", hint="do not install it")
-        if entry.size > SMALL and entry.size > WORST_RATIO * max(1, entry.stored):
+        if entry.size > MIN_RATIO_BYTES and entry.size > MAX_RATIO * max(1, entry.stored):
             raise UsageError(
                 f"{path.name}'s {entry.name!r} unpacks to {entry.size} bytes from {entry.stored}",
                 hint="do not install it",
@@ -396,7 +396,7 @@ def _read(file: BinaryIO, entries: Entries, path: Path, version: str, folder: Pa
         name = next((name for name in entries if name == ending or _at_top(name, ending)), None)
         if name is None:
             return None
-        if entries[name].size > LARGEST_TEXT:
+        if entries[name].size > MAX_TEXT_BYTES:
             raise UsageError(f"{path.name}'s {name} is larger than any can be", hint="do not install it")
         return b"".join(read_bytes(file, entries[name])).decode("utf-8", errors="replace")
 
@@ -504,7 +504,7 @@ def hex_of(path: Path, algorithm: str = "sha256") -> str:
 
 
 def _each(read: Callable[[int], bytes], *takers: Callable[[bytes], object]) -> None:
-    while chunk := read(CHUNK):
+    while chunk := read(CHUNK_BYTES):
         for take in takers:
             take(chunk)
 
@@ -541,6 +541,6 @@ def _record_lines(lines: Iterable[str]) -> Iterable[tuple[str, str]]:
 
 def _beside(path: Path) -> str | None:
     try:
-        return read_limited(path.with_name(f"{path.name}.json"), LARGEST_TEXT).decode("utf-8")
+        return read_limited(path.with_name(f"{path.name}.json"), MAX_TEXT_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError):
         return None

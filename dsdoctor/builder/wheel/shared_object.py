@@ -18,9 +18,10 @@ from elftools.elf.sections import Section
 from dsdoctor.core.children import PreloadedPython, parse_answer
 from dsdoctor.core.deepspeed_install import library_of
 from dsdoctor.core.files import open_regular
-from dsdoctor.core.finding import Finding, step
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import Answer, LocalHost
 from dsdoctor.core.machine import DeepSpeed, Gap, Machine
+from dsdoctor.rules import book
 
 # A shared object -> its GPU architectures, the glibc it needs, its compiler's flags, its linked libraries. It is never run.
 
@@ -58,10 +59,10 @@ def _of_container(section: bytes, place: int, end: int) -> Iterator[tuple[int, i
         place += header + size
 
 
-LARGEST_SECTION = 512 << 20
+MAX_SECTION_BYTES = 512 << 20
 """Bytes; the debug strings of the largest op have 30 MB, its GPU code for six architectures 60 MB."""
-MOST_ENTRIES = 1000
-LONGEST_NAME = 4096
+MAX_ENTRIES = 1000
+MAX_NAME_BYTES = 4096
 """Bytes of a library's name: Linux takes no longer path."""
 LINKS = {"DT_NEEDED": "needed", "DT_RPATH": "rpath", "DT_RUNPATH": "runpath"}
 """Dynamic entries that name a library or folders -> the attribute in pyelftools that holds the text."""
@@ -119,7 +120,7 @@ def read_elf(path: Path) -> ElfInfo:
 
 def _data(section: Section) -> bytes:
     """A section's contents. Raises ValueError for one that would unpack to more than any op has."""
-    if max(section.data_size, section["sh_size"]) > LARGEST_SECTION:
+    if max(section.data_size, section["sh_size"]) > MAX_SECTION_BYTES:
         raise ValueError(f"section {section.name} claims to hold {section.data_size} bytes")
     return bytes(section.data())
 
@@ -143,13 +144,13 @@ def _needed_versions(elf: ELFFile) -> list[str]:
     """The symbol versions that a shared object needs. Raises ValueError for a table that does not come to an end."""
     names = (
         auxiliary.name
-        for section in itertools.islice(elf.iter_sections(), MOST_ENTRIES)
+        for section in itertools.islice(elf.iter_sections(), MAX_ENTRIES)
         if isinstance(section, GNUVerNeedSection)
         for _, auxiliaries in section.iter_versions()
         for auxiliary in auxiliaries
     )
-    found = list(itertools.islice(names, MOST_ENTRIES))
-    if len(found) == MOST_ENTRIES:
+    found = list(itertools.islice(names, MAX_ENTRIES))
+    if len(found) == MAX_ENTRIES:
         raise ValueError("the table of needed symbol versions does not come to an end")
     return found
 
@@ -162,7 +163,7 @@ def _linked(elf: ELFFile) -> list[tuple[str, str]]:
     for number, tag in enumerate(tags):
         kind = tag.entry.d_tag
         text = getattr(tag, LINKS[kind]) if kind in LINKS else ""
-        if number == MOST_ENTRIES or len(text) > LONGEST_NAME:
+        if number == MAX_ENTRIES or len(text) > MAX_NAME_BYTES:
             raise ValueError("the table of linked libraries does not come to an end")
         if text:
             found.append((kind, text))
@@ -186,7 +187,7 @@ def newest(versions: Iterable[str | None]) -> str | None:
 # Shared objects of ops -> whether each loads with this torch, tried in a new process. Loading runs code of the op.
 
 
-LOAD_LIMIT = 300.0
+LOAD_TIMEOUT_SECONDS = 300.0
 
 
 def load_each(
@@ -198,7 +199,7 @@ def load_each(
     def ask(ops: Mapping[str, Path], preloaded: PreloadedPython | None = None) -> dict[str, str | None] | Gap:
         pairs = json.dumps([[op, str(path)] for op, path in ops.items()])
         answer = preloaded and _asked_of(preloaded, pairs, host.environment())
-        answer = answer or host.ask(python, "load_ops.py", pairs, timeout=LOAD_LIMIT)
+        answer = answer or host.ask(python, "load_ops.py", pairs, timeout=LOAD_TIMEOUT_SECONDS)
         return parse_answer(answer, dict[str, str | None], "load")
 
     together = ask(libraries, preloaded)
@@ -218,7 +219,9 @@ def load_each(
 def _asked_of(preloaded: PreloadedPython, pairs: str, env: Mapping[str, str]) -> Answer | None:
     """What a process that has torch already answers; None where a new one is to be asked."""
     lines: list[str] = []
-    status = preloaded.run("load_ops.py", pairs, folder=Path("/"), env=env, on_line=lines.append, silence=LOAD_LIMIT)
+    status = preloaded.run(
+        "load_ops.py", pairs, folder=Path("/"), env=env, on_line=lines.append, silence=LOAD_TIMEOUT_SECONDS
+    )
     return Answer(returncode=0, stdout="\n".join(lines)) if status == 0 else None
 
 
@@ -239,11 +242,12 @@ def not_tried(ops: tuple[str, ...], missing: tuple[str, ...] = ()) -> tuple[Find
     """A note that loading these ops cannot be tried here: the driver is missing, or the processor lacks instructions."""
     if not ops:
         return ()
-    title = f"{', '.join(ops)} link the NVIDIA driver (libcuda.so.1), which is not here: loading was not tried"
     if missing:
-        lost = ", ".join(missing[:3])
-        title = f"importing {', '.join(ops)} ended with SIGILL, as code with {lost} may on a processor that lacks them"
-    return (Finding.note("not-proven", title, affects=ops),)
+        lost = missing[:3]
+        return (
+            book.finding("not-proven", Severity.NOTE, case="instructions", affects=ops, ops=ops, instructions=lost),
+        )
+    return (book.finding("not-proven", Severity.NOTE, case="driver", affects=ops, ops=ops),)
 
 
 def load_installed(host: LocalHost, python: str, built: DeepSpeed, machine: Machine) -> tuple[Finding, ...]:
@@ -253,14 +257,7 @@ def load_installed(host: LocalHost, python: str, built: DeepSpeed, machine: Mach
     errors = load_each(host, python, {op: files[path] for op, path in named.items() if path})
     untried = tuple(op for op, error in errors.items() if lacks_driver(error, machine))
     failed = tuple(
-        Finding.error(
-            "op-does-not-load",
-            f"{op} does not load with this torch: {error}",
-            evidence=[str(named[op])],
-            affects=[op],
-            fix="build it for this environment",
-            steps=(step("python -m dsdoctor build-wheel --ops {op}", op=op),),
-        )
+        book.finding("op-does-not-load", Severity.ERROR, evidence=[str(named[op])], affects=[op], op=op, error=error)
         for op, error in errors.items()
         if error is not None and op not in untried
     )

@@ -12,7 +12,7 @@ app = App(
     name="trace",
     version_flags=[],
     help_epilogue=OF_GROUP,
-    help="""Read the traces of a training: what the values of every module were, batch by batch.
+    help="""Inspect the traces of a training: the values of every module, batch by batch.
 
     A trace is what dsdoctor.watch(engine, level="trace", ...) writes: one file
     a rank, dsdoctor-trace/trace-rank00000.jsonl and so on. Wherever a file is

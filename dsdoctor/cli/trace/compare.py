@@ -17,7 +17,7 @@ RankA = Annotated[int | None, option(name="--rank-a", metavar="N", help="The ran
 RankB = Annotated[int | None, option(name="--rank-b", metavar="N", help="The rank of B.")]
 Ratio = Annotated[
     float | None,
-    option(name="--tolerance", metavar="RATIO", help="How far apart two abs maxima may be: 1.5 is half as much again."),
+    option(name="--tolerance", metavar="RATIO", help="Allowed ratio of two abs maxima: 1.5 is 50% more."),
 ]
 
 

@@ -20,11 +20,15 @@ from dsdoctor.overflow.trace.trace_file import Selection, Traces, selected, sour
 from dsdoctor.ui import page
 
 Out = Annotated[
-    Path, option(name=["-o", "--out"], metavar="FILE", help="A page (.html) or an image (.png, .svg, .pdf).")
+    Path, option(name=["-o", "--out"], metavar="FILE", help="Page (.html) or image (.png, .svg, .pdf) to write.")
 ]
 LimitOf = Annotated[
     str | None,
-    option(name="--dtype", metavar="DTYPE", help="Whose limit to draw. Default: the trace's if narrow, else float16."),
+    option(
+        name="--dtype",
+        metavar="DTYPE",
+        help="Type whose limit to draw. Default: the trace's if it is 16-bit, else float16.",
+    ),
 ]
 Title = Annotated[str | None, option(name="--title", metavar="TEXT", help="Default: the names of the traces.")]
 

@@ -22,7 +22,7 @@ def show_command(
     batch: BatchList = None,
     rank: RankList = None,
     phase: PhaseName = "all",
-    bad: Annotated[bool, flag(name="--bad", help="Only calls that hold a nan or an inf.")] = False,
+    bad: Annotated[bool, flag(name="--bad", help="Only calls with a nan or an inf.")] = False,
     last: Annotated[
         int | None, option(name="--last", metavar="N", validator=Number(gte=1), help="Only the last N of each rank.")
     ] = None,

@@ -16,8 +16,8 @@ from dsdoctor.comm.models import Claim, named
 from dsdoctor.comm.results import ConnectOutcome, Reach, SkippedStep, Stuck
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.processes import LETTERS
+from dsdoctor.ranks.failure import is_peer_disconnect
 from dsdoctor.ranks.nodelist import in_words
-from dsdoctor.ranks.peers import says_another_is_gone
 from dsdoctor.rules import book
 
 # Where every rank was when an exchange was ended: who died, stopped, vanished, raised, or is not where the others are.
@@ -33,7 +33,7 @@ CONSEQUENCE = re.compile(
     r"ncclRemoteError|ncclSystemError|socket|network error|op\.preamble|DistNetworkError|DistStoreError",
     re.IGNORECASE,
 )
-"""What a library raises when another rank is late, in another exchange, or disconnected (``ranks.peers`` knows the rest)."""
+"""What a library raises when another rank is late, in another exchange, or disconnected (``ranks.failure`` knows the rest)."""
 TRANSPORT = re.compile(
     r'File "[^"]*(/torch/(distributed|cuda)/|/deepspeed/comm/|/dsdoctor/comm/(torch_ops|collectives/calls)\.py")'
 )
@@ -178,7 +178,7 @@ def is_consequence(error: str) -> bool:
     >>> is_consequence("Connection closed by peer [10.0.0.1]:58043"), is_consequence("ValueError: batch 7 is empty")
     (True, False)
     """
-    return says_another_is_gone(error) or CONSEQUENCE.search(error) is not None
+    return is_peer_disconnect(error) or CONSEQUENCE.search(error) is not None
 
 
 def rank_died(trouble: FailedExchange) -> Iterator[Finding]:

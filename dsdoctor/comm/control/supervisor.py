@@ -205,7 +205,7 @@ class Screen:
 def supervise(rank: Rank, settings: CommSettings, screen: Screen, *, began: float) -> Outcomes:
     """Run this rank's part to its end. Raises KeyboardInterrupt, and what ``screen`` raises, after everything was ended."""
     # a rank at its limit of open files could not read the book when it has something to say
-    book.read_ahead()
+    book.prepare("comm")
     local = look_local(LocalHost(), rank, settings.backend)
     with _folder(settings) as (folder, keep):
         briefing = Briefing(rank=rank, settings=settings, local=local, folder=folder, began=began)

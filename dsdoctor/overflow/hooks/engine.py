@@ -21,12 +21,12 @@ def is_plain(engine: Any) -> bool:
     return isinstance(engine.optimizer, torch.optim.Optimizer)
 
 
-def keeps_whole_sums(engine: Any) -> bool:
+def keeps_unsharded_gradients(engine: Any) -> bool:
     """BF16_Optimizer: every rank holds all gradients, summed in fp32."""
     return hasattr(engine.optimizer, "fp32_groups_gradients")
 
 
-def looks(engine: Any) -> bool:
+def checks_overflow(engine: Any) -> bool:
     """Whether this DeepSpeed looks for non-finite gradients in this configuration at all."""
     optimizer = engine.optimizer
     if is_plain(engine):
@@ -35,7 +35,7 @@ def looks(engine: Any) -> bool:
         return True
     # releases from 0.19.7 on have this function, and check the norm in every dtype
     checks_norm = hasattr(sys.modules.get(type(optimizer).__module__), "is_invalid_grad_norm")
-    if keeps_whole_sums(engine):
+    if keeps_unsharded_gradients(engine):
         return checks_norm
     kind = getattr(optimizer, "dtype", None)
     if kind == torch.float16:
@@ -49,7 +49,7 @@ def looks(engine: Any) -> bool:
 
 def replicated(engine: Any) -> bool:
     """Whether all ranks of the world hold the same reduced gradients. Experts, pipeline stages, shards differ."""
-    whole = zero_stage(engine) == 0 or keeps_whole_sums(engine)
+    whole = zero_stage(engine) == 0 or keeps_unsharded_gradients(engine)
     split = is_pipeline(engine) or getattr(engine, "mpu", None) is not None or getattr(engine, "has_moe_layers", False)
     return whole and not split
 
@@ -283,13 +283,13 @@ class EngineAdapter:
         """What only a load of a checkpoint changes: not to be asked in every step, since an engine looks for what it does not have
         in its model too."""
         engine = self.engine
-        self._looks = looks(engine)
+        self._checks_overflow = checks_overflow(engine)
         self._replicated = replicated(engine)
         self._floor = loss_scale_floor(engine)
         self._dynamic = is_dynamic(engine)
         self._scaler = torch_scaler(engine)
         self._scale = None if self._dynamic else loss_scale(engine)
-        self._at_once = is_plain(engine) or (keeps_whole_sums(engine) and not self._looks)
+        self._at_once = is_plain(engine) or (keeps_unsharded_gradients(engine) and not self._checks_overflow)
 
     def _attach(self) -> None:
         optimizer = self.engine.optimizer
@@ -347,7 +347,7 @@ class EngineAdapter:
         waits = self._scaler is not None and not overflow
         self._on_decision(
             Decision(
-                overflow=overflow if self._looks else None,
+                overflow=overflow if self._checks_overflow else None,
                 replicated=self._replicated,
                 loss_scale=None if waits else self._scale or loss_scale(self.engine),
                 floor=self._floor,

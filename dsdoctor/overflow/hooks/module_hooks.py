@@ -213,6 +213,7 @@ def nothing(*_: Any, **__: Any) -> None:
 
 _INPUT = tuple(f"input[{place}]" for place in range(64))
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
+_tracing: Callable[[], object] = torch._C._get_tracing_state
 """The number of the backward that runs now, or -1. A forward inside a backward recomputes activations (checkpointing)."""
 
 
@@ -359,7 +360,8 @@ class Hooks:
     # -- a batch begins and ends
 
     def _root_starts(self, *_: Any) -> None:
-        if torch.compiler.is_compiling() or _graph_task() != -1 or self._paused():
+        # what torch.jit.trace writes down is the script's program, and none of our operations
+        if torch.compiler.is_compiling() or _tracing() is not None or _graph_task() != -1 or self._paused():
             return
         # a forward that was interrupted (Ctrl-C) never ended: its record, if one is open, is replaced
         self._is_open = True
@@ -400,7 +402,7 @@ class Hooks:
     def _part_starts(self, *_: Any) -> None:
         if self._part_depth == 0 and self._is_open:
             return
-        if torch.compiler.is_compiling() or _graph_task() != -1 or self._paused():
+        if torch.compiler.is_compiling() or _tracing() is not None or _graph_task() != -1 or self._paused():
             return
         if self._part_depth == 0:
             self._root_starts()

@@ -51,7 +51,7 @@ def gather(value: Value) -> list[Value]:
     return [gathered for gathered in everyone if gathered is not None]
 
 
-MOST = 64
+MAX_REPORTS = 64
 """Reports that a rank writes for one watch: the store keeps them to the end of the job."""
 
 
@@ -63,7 +63,7 @@ def _store() -> Any:
         return None
 
 
-class Bulletin:
+class ReportStore:
     """The reports of all ranks about one engine. Engines are told apart by how many a rank had watched before."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class Bulletin:
 
     def write(self, report: bytes) -> None:
         """Leave a report for the others. What cannot be written is lost, and the training goes on."""
-        if self._store is None or self._written >= MOST:
+        if self._store is None or self._written >= MAX_REPORTS:
             return
         mine = f"{self._place}/{this_rank()}"
         try:

@@ -18,9 +18,9 @@ from dsdoctor.overflow.measure.measure import Meter
 
 NO_TENSOR = "not a tensor"
 NOTHING = "None"
-DEEPEST = 6
+MAX_DEPTH = 6
 """Levels of nesting that are looked into: a structure that holds itself has no end."""
-MOST = 128
+MAX_TENSORS = 128
 """Tensors of one value that are looked at: a list of ten thousand is no activation."""
 
 Items = list[tuple[str, int | str]]
@@ -33,7 +33,7 @@ def note(items: Items, name: str, value: Any, look: Look, depth: int = 0) -> Non
         items.append((name, look(value)))
     elif value is None:
         items.append((name, NOTHING))
-    elif depth == DEEPEST or len(items) >= MOST:
+    elif depth == MAX_DEPTH or len(items) >= MAX_TENSORS:
         items.append((name, NO_TENSOR))
     elif parts := _parts(value):
         first = len(items)

@@ -40,7 +40,7 @@ from dsdoctor.overflow.replay.replay import BatchRecorder, MicroBatch, Replayed,
 
 HIGH_SCALE = 2.0**10
 """A loss scale below it makes inf in float16 only of gradients above 64, which no ordinary loss has."""
-MOST_GRADIENTS = 24
+MAX_GRADIENTS = 24
 """Gradients that a report names: the bad ones first, then the largest."""
 
 
@@ -83,7 +83,7 @@ def bad_gradients(engine: Any) -> tuple[TensorStats, ...]:
     if not readings.any_bad:
         return ()
     stats = [readings.stats(number, name) for name, number in named if isinstance(number, int)]
-    return tuple(tensor for tensor in stats if tensor.is_bad)[:MOST_GRADIENTS]
+    return tuple(tensor for tensor in stats if tensor.is_bad)[:MAX_GRADIENTS]
 
 
 def first_report(engine: Any, decision: engine_adapter.Decision, *, losses: tuple[float, ...]) -> RankReport:
@@ -349,7 +349,7 @@ def local_gradients(frames: Iterable[Frame]) -> Iterator[TensorStats]:
 
 def _worst(gradients: Iterable[TensorStats]) -> tuple[TensorStats, ...]:
     ordered = sorted(gradients, key=lambda gradient: (not gradient.is_bad, -(gradient.absmax or 0.0)))
-    return tuple(ordered[:MOST_GRADIENTS])
+    return tuple(ordered[:MAX_GRADIENTS])
 
 
 def _forward_is_clean(rank_reports: list[RankReport]) -> bool:

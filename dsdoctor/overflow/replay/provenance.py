@@ -30,38 +30,38 @@ Operand = TensorStats | float | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Why:
-    """Why an operation made a bad value, and what to do about that. Both are empty where the figures do not decide."""
+class OverflowCause:
+    """OverflowCause an operation made a bad value, and what to do about that. Both are empty where the figures do not decide."""
 
     how: str = ""
     cure: str = ""
 
 
-Explain = Callable[[list[Operand], TensorStats], Why]
+Explain = Callable[[list[Operand], TensorStats], OverflowCause]
 
 
-def why(name: str, node: str, operands: list[Operand], outputs: list[TensorStats]) -> Why:
+def cause_of(name: str, node: str, operands: list[Operand], outputs: list[TensorStats]) -> OverflowCause:
     """``name``: such as ``aten.div_``; ``node``: the autograd node whose backward it is part of, or empty."""
     bad = next((output for output in outputs if output.is_bad), None)
     explain = EXPLAINED.get(name.removeprefix("aten.").removesuffix("_"))
     given = [operand for operand in operands if isinstance(operand, TensorStats)]
     masked = any(operand.is_bad for operand in given)
     if bad is None or explain is None or (masked and explain is not _softmax):
-        return Why()
+        return OverflowCause()
     for number in operands:
         if explain in (_beyond, _division) and isinstance(number, float) and not math.isfinite(number):
-            return Why(
+            return OverflowCause(
                 how=f"it was given the number {number:g}", cure="Look at what made that number: no tensor holds it."
             )
     return _of_derivative(node, explain(operands, bad))
 
 
-def _of_derivative(node: str, found: Why) -> Why:
+def _of_derivative(node: str, found: OverflowCause) -> OverflowCause:
     """In a backward it is the derivative that has no value there."""
     function = DERIVATIVES.get(node.removesuffix("0").removesuffix("Backward"))
     if function is None or not found.how.startswith(("a division by 0", "0 / 0", "1 / 0")):
         return found
-    return Why(
+    return OverflowCause(
         how=f"the derivative of {function} at 0 is not finite",
         cure=f"Add an epsilon to what {function} is taken of, inside of it: its derivative at 0 is infinite.",
     )
@@ -83,84 +83,92 @@ def _count(zeros: int) -> str:
     return "1 zero" if zeros == 1 else f"{zeros} zeros"
 
 
-def _beyond(operands: list[Operand], bad: TensorStats) -> Why:
+def _beyond(operands: list[Operand], bad: TensorStats) -> OverflowCause:
     """A result beyond the largest number of its format, out of finite values."""
     limit = LIMITS.get(bad.dtype)
     if limit is None or bad.nan:
-        return Why()
-    return Why(how=f"a result beyond {limit:.3g}, where {bad.dtype} ends, of values up to {_largest(operands):.3g}")
+        return OverflowCause()
+    return OverflowCause(
+        how=f"a result beyond {limit:.3g}, where {bad.dtype} ends, of values up to {_largest(operands):.3g}"
+    )
 
 
-def _division(operands: list[Operand], bad: TensorStats) -> Why:
+def _division(operands: list[Operand], bad: TensorStats) -> OverflowCause:
     divisor = operands[1] if len(operands) > 1 else None
     zeros = _zeros(divisor)
     if not zeros:
-        return Why() if bad.nan else _beyond(operands, bad)
+        return OverflowCause() if bad.nan else _beyond(operands, bad)
     what = f"its divisor holds {_count(zeros)}" if isinstance(divisor, TensorStats) else "its divisor is 0"
     cure = "Keep the divisor away from zero: add an epsilon, or clamp it."
-    return Why(how=f"0 / 0: {what}" if bad.nan else f"a division by 0: {what}", cure=cure)
+    return OverflowCause(how=f"0 / 0: {what}" if bad.nan else f"a division by 0: {what}", cure=cure)
 
 
-def _reciprocal(operands: list[Operand], bad: TensorStats) -> Why:
+def _reciprocal(operands: list[Operand], bad: TensorStats) -> OverflowCause:
     zeros = _zeros(operands[0] if operands else None)
     if zeros and not bad.nan:
         cure = "Keep what it is taken of away from zero: add an epsilon, or clamp it."
-        return Why(how=f"1 / 0: it was given {_count(zeros)}", cure=cure)
-    return _of_negative(bad, "the inverse root of a negative number") if bad.nan and not zeros else Why()
+        return OverflowCause(how=f"1 / 0: it was given {_count(zeros)}", cure=cure)
+    return _of_negative(bad, "the inverse root of a negative number") if bad.nan and not zeros else OverflowCause()
 
 
-def _of_negative(bad: TensorStats, how: str) -> Why:
-    return Why(how=how, cure="Clamp what it is taken of to what it is defined for.") if bad.nan else Why()
+def _of_negative(bad: TensorStats, how: str) -> OverflowCause:
+    return (
+        OverflowCause(how=how, cure="Clamp what it is taken of to what it is defined for.")
+        if bad.nan
+        else OverflowCause()
+    )
 
 
-def _logarithm(operands: list[Operand], bad: TensorStats) -> Why:
+def _logarithm(operands: list[Operand], bad: TensorStats) -> OverflowCause:
     zeros = _zeros(operands[0] if operands else None)
     if zeros and bad.neginf and not bad.nan:
         cure = "Use log_softmax in place of the logarithm of a softmax, or clamp what the logarithm is taken of."
-        return Why(how=f"the logarithm of 0: it was given {_count(zeros)}", cure=cure)
+        return OverflowCause(how=f"the logarithm of 0: it was given {_count(zeros)}", cure=cure)
     return _of_negative(bad, "the logarithm of a negative number")
 
 
-def _root(_: list[Operand], bad: TensorStats) -> Why:
+def _root(_: list[Operand], bad: TensorStats) -> OverflowCause:
     return _of_negative(bad, "the root of a negative number")
 
 
-def _exponential(operands: list[Operand], bad: TensorStats) -> Why:
+def _exponential(operands: list[Operand], bad: TensorStats) -> OverflowCause:
     limit = LIMITS.get(bad.dtype)
     if limit is None or bad.nan:
-        return Why()
-    return Why(
+        return OverflowCause()
+    return OverflowCause(
         how=f"an exponential beyond {limit:.3g}, where {bad.dtype} ends: it was given values up to "
         f"{_largest(operands[:1]):.3g}, and {math.log(limit):.3g} is the last that fits",
         cure="Subtract the largest value before the exponential, as logsumexp and softmax do, or clamp what it is taken of.",
     )
 
 
-def _power(operands: list[Operand], bad: TensorStats) -> Why:
+def _power(operands: list[Operand], bad: TensorStats) -> OverflowCause:
     exponent = operands[1] if len(operands) > 1 else None
     if isinstance(exponent, float) and exponent < 0 and _zeros(operands[0]) and not bad.nan:
         cure = "Keep what it is taken of away from zero: add an epsilon, or clamp it."
-        return Why(how=f"0 to the power of {exponent:g}: it was given {_count(_zeros(operands[0]))}", cure=cure)
+        return OverflowCause(
+            how=f"0 to the power of {exponent:g}: it was given {_count(_zeros(operands[0]))}", cure=cure
+        )
     return _of_negative(bad, "a negative number to a fractional power") if bad.nan else _beyond(operands[:1], bad)
 
 
-def _norm(operands: list[Operand], bad: TensorStats) -> Why:
-    return Why() if bad.nan else _beyond(operands[:1], bad)
+def _norm(operands: list[Operand], bad: TensorStats) -> OverflowCause:
+    return OverflowCause() if bad.nan else _beyond(operands[:1], bad)
 
 
-def _softmax(operands: list[Operand], bad: TensorStats) -> Why:
+def _softmax(operands: list[Operand], bad: TensorStats) -> OverflowCause:
     given = operands[0] if operands else None
     if bad.nan and isinstance(given, TensorStats) and given.only_minus_inf:
         cure = "Leave one place of each row open, or use the dtype's minimum for -inf in the mask."
-        return Why(how="a softmax over a row that is masked entirely", cure=cure)
-    return Why()
+        return OverflowCause(how="a softmax over a row that is masked entirely", cure=cure)
+    return OverflowCause()
 
 
-def _mean_of_targets(operands: list[Operand], bad: TensorStats) -> Why:
+def _mean_of_targets(operands: list[Operand], bad: TensorStats) -> OverflowCause:
     """The mean over the targets that count is nan of finite values only where no target does."""
     if not bad.nan or bad.count != 1 or any(isinstance(each, TensorStats) and each.is_bad for each in operands):
-        return Why()
-    return Why(
+        return OverflowCause()
+    return OverflowCause(
         how="a mean over no target: every label is ignored, or its class has no weight",
         cure="Leave out micro-batches without a target, or take the sum and divide it by max(1, targets).",
     )
@@ -186,7 +194,7 @@ DERIVATIVES = {"Sqrt": "the square root", "LinalgVectorNorm": "a norm", "Norm": 
 
 IGNORED = -100
 """What torch's losses leave out if they are not told otherwise."""
-MOST_ROWS = 6
+MAX_ROWS = 6
 
 
 def rows_text(where: str, tensors: Iterable[Tensor], rows: int) -> str:
@@ -200,7 +208,7 @@ def rows_text(where: str, tensors: Iterable[Tensor], rows: int) -> str:
                 bad.update(holds.nonzero().flatten().tolist())
     if not bad or len(bad) == rows:
         return ""
-    named = ", ".join(map(str, sorted(bad)[:MOST_ROWS])) + (" and more" if len(bad) > MOST_ROWS else "")
+    named = ", ".join(map(str, sorted(bad)[:MAX_ROWS])) + (" and more" if len(bad) > MAX_ROWS else "")
     return f"{where}: only row{'s' if len(bad) > 1 else ''} {named} of {rows} (first dimension, from 0) not finite"
 
 
@@ -233,7 +241,7 @@ def _labels(kwargs: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Named:
+class NamedTensor:
     """A model's tensor, with its place in its memory before the replay: a forward may put other data into it."""
 
     kind: str
@@ -242,9 +250,9 @@ class Named:
     extent: tuple[int, int]
 
 
-Names = dict[int, list[Named]]
+Names = dict[int, list[NamedTensor]]
 """By the number of their memory: DeepSpeed lays all weights of a group into one."""
-MOST_TENSORS = 8
+MAX_TENSORS = 8
 """Bad tensors that a report names."""
 OUTSIDE = (BadKind.DATA, BadKind.WEIGHT, BadKind.GRADIENT)
 """Kinds whose place is known already, or is no call of a module's forward."""
@@ -256,7 +264,7 @@ def names_of(model: nn.Module, operations: Operations) -> Names:
     for kind, name, tensor in _tensors_of(model):
         memory = operations.memory_of(tensor)
         if memory is not None:
-            named = Named(kind=kind, name=name, tensor=tensor, extent=extent_of(tensor))
+            named = NamedTensor(kind=kind, name=name, tensor=tensor, extent=extent_of(tensor))
             found.setdefault(memory, []).append(named)
     return found
 
@@ -280,7 +288,7 @@ def of_the_model(found: FirstBad, held: Held, value: Value | None, names: Names)
     return dataclasses.replace(found, kind=BadKind.WEIGHT, frame=_with(found, (stats,)).frame, tensor=stats), held
 
 
-def _which(together: list[Named], extent: tuple[int, int]) -> tuple[str, str]:
+def _which(together: list[NamedTensor], extent: tuple[int, int]) -> tuple[str, str]:
     """Which of the tensors in one memory is meant: the only one that lies there, or the only bad one. Of two, none is named."""
     met = [named for named in together if named.extent[0] < extent[1] and extent[0] < named.extent[1]]
     if len({named.extent for named in met}) > 1:
@@ -296,7 +304,7 @@ def bad_tensors(model: nn.Module) -> tuple[TensorStats, ...]:
     ]
     readings.settle()
     stats = [readings.stats(number, name) for name, number in seen if isinstance(number, int)]
-    return tuple(tensor for tensor in stats if tensor.is_bad and not is_minus_inf_mask(tensor))[:MOST_TENSORS]
+    return tuple(tensor for tensor in stats if tensor.is_bad and not is_minus_inf_mask(tensor))[:MAX_TENSORS]
 
 
 def with_buffers(model: nn.Module, found: FirstBad) -> FirstBad:
@@ -416,10 +424,10 @@ class History:
             mask, before = given[0], writer
         return mask, before
 
-    def _why(self, operation: Operation) -> Why:
+    def _why(self, operation: Operation) -> OverflowCause:
         operands: list[Operand] = [self._of_operand(each) for each in operation.operands]
         outputs = [self._of(value.reading) for value in operation.outputs if value.reading != NO_FIGURES]
-        return why(operation.name, operation.node, operands, outputs)
+        return cause_of(operation.name, operation.node, operands, outputs)
 
     def _of_operand(self, operand: Value | float | None) -> Operand:
         if isinstance(operand, Value):

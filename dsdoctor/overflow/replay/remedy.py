@@ -226,10 +226,10 @@ def _tensors(*values: Any) -> Iterator[Tensor]:
 # Is float32 in a module a remedy? The bad micro-batch is replayed with it, on all ranks together, before it is advised.
 
 
-MOST_PLACES = 4
+MAX_CANDIDATES = 4
 
 
-def places(model: nn.Module, found: FirstBad) -> tuple[str, ...]:
+def candidate_modules(model: nn.Module, found: FirstBad) -> tuple[str, ...]:
     """The modules in which float32 may help, from the inside out; the last is the whole model. A list of modules is none: it is
     never called."""
     module = found.frame.module
@@ -238,10 +238,10 @@ def places(model: nn.Module, found: FirstBad) -> tuple[str, ...]:
     around = [name for name in around if has_forward(model.get_submodule(name))]
     if found.kind is not BadKind.MODULE:  # what made it stands in the module around the one that was given it
         around = [name for name in around if name != module]
-    return (*around[: MOST_PLACES - 1], "") if found.kind is not BadKind.LOSS else ("",)
+    return (*around[: MAX_CANDIDATES - 1], "") if found.kind is not BadKind.LOSS else ("",)
 
 
-def tried(
+def try_fp32(
     engine: Any, recorder: BatchRecorder, *, number: int, modules: Sequence[str], factor: float
 ) -> tuple[Tried, ...]:
     """Float32 in one module after the other, until the micro-batch ``number`` is finite on all ranks. ``factor``: for the

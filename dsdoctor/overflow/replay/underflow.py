@@ -51,7 +51,7 @@ def any_lost_activation(frames: Iterable[Frame]) -> bool:
     return any(_is_lost(tensor) for frame in frames for tensor in frame.outputs)
 
 
-def vanished(engine: Any, recorder: BatchRecorder) -> Vanished | None:
+def underflowed_activation(engine: Any, recorder: BatchRecorder) -> Vanished | None:
     """The first activation on this rank that is nothing in float16 and something in float32; None: none, or no replay."""
     narrow = _activations(engine, recorder, in_float32=False)
     here = any(_is_lost(tensor) for _, tensor in narrow.values())
@@ -125,8 +125,8 @@ SUSPECT = 0.25
 did not occur are zero too, and only the replay tells those apart."""
 MARGIN_BITS = 2
 """Room that is left below the limit when a loss scale is advised: the next batches may have larger gradients."""
-MOST_BITS = 24
-MOST_NAMES = 6
+MAX_BITS = 24
+MAX_NAMES = 6
 
 
 @torch.no_grad()
@@ -156,12 +156,12 @@ def _tiny(stats: TensorStats) -> int:
     return stats.zeros + (stats.subnormal if stats.dtype == "float16" else 0)
 
 
-def flushed(engine: Any, recorder: BatchRecorder, scale: float) -> Flushed | None:
+def underflow_share(engine: Any, recorder: BatchRecorder, scale: float) -> Flushed | None:
     """What underflows on this rank at a loss scale, and the scale that fits; None: nothing, or it could not be replayed."""
     now = _gradients(engine, recorder, 1.0)
     largest = max((each.absmax or 0.0 for each in now), default=0.0)
-    room = LIMITS["float16"] / 16 / largest if largest else 2.0**MOST_BITS
-    bits = max(0, min(MOST_BITS, math.floor(math.log2(room)), _room_of_starts(recorder)))
+    room = LIMITS["float16"] / 16 / largest if largest else 2.0**MAX_BITS
+    bits = max(0, min(MAX_BITS, math.floor(math.log2(room)), _room_of_starts(recorder)))
     factor = 2.0 ** min(ranks.gather(bits))
     wide = _gradients(engine, recorder, factor)
     if factor == 1.0 or len(now) != len(wide) or any(each.is_bad for each in wide):
@@ -178,7 +178,7 @@ def _compared(now: list[TensorStats], wide: list[TensorStats], scale: float, fac
     largest = max((each.absmax or 0.0 for each in wide), default=0.0) / factor
     if not total or not largest:
         return None
-    worst = sorted(lost, key=lambda name: -lost[name][0] / max(1, lost[name][1]))[:MOST_NAMES]
+    worst = sorted(lost, key=lambda name: -lost[name][0] / max(1, lost[name][1]))[:MAX_NAMES]
     fits = 2.0 ** (math.floor(math.log2(LIMITS["float16"] * scale / largest)) - MARGIN_BITS)
     return Flushed(
         share=sum(gone for gone, _ in lost.values()) / total,
@@ -194,7 +194,7 @@ def _nothing(stats: TensorStats) -> int:
 
 def _room_of_starts(recorder: BatchRecorder) -> int:
     """By how many bits the gradients that the backward begins with may grow."""
-    found = MOST_BITS
+    found = MAX_BITS
     for batch in recorder.batches:
         for gradient in batch.gradients.values():
             limit = torch.finfo(gradient.dtype).max

@@ -113,7 +113,7 @@ class Comparison:
 ROUNDINGS = {CallPhase.FORWARD: 32, CallPhase.BACKWARD: 256}
 """Rounding errors of n operations grow like the root of n (Higham, section 2.8), and 32 is the root of a thousand. Gradients
 are sums over all tokens in which much cancels: eight times as much."""
-LEAST, MOST = 1e-3, 1.0
+MIN_ALLOWED, MAX_ALLOWED = 1e-3, 1.0
 OTHER_DATA = {CallPhase.FORWARD: 4.0, CallPhase.BACKWARD: 8.0}
 ZEROS_SAME, ZEROS_OTHER = 0.05, 0.25
 SIMILAR = 8
@@ -146,7 +146,7 @@ def allowed(roundoff: float, phase: CallPhase, *, same_data: bool, asked: float 
         return Allowed(ratio=asked, zeros=zeros)
     if not same_data:
         return Allowed(ratio=OTHER_DATA[phase], zeros=zeros)
-    return Allowed(ratio=1 + min(max(ROUNDINGS[phase] * roundoff, LEAST), MOST), zeros=zeros)
+    return Allowed(ratio=1 + min(max(ROUNDINGS[phase] * roundoff, MIN_ALLOWED), MAX_ALLOWED), zeros=zeros)
 
 
 def ratio(a: float | None, b: float | None) -> float:
@@ -201,7 +201,7 @@ def _zeros_differ(a: TensorStats, b: TensorStats, limit: float) -> bool:
     return abs(a.zeros / a.count - b.zeros / b.count) > limit
 
 
-MOST_SHOWN = 20
+MAX_SHOWN = 20
 PHASES = (CallPhase.FORWARD, CallPhase.BACKWARD)
 
 
@@ -242,7 +242,7 @@ def compare(pairs: Iterable[Pair], *, tolerance: float | None = None) -> Compari
         tally.pairs += 1
         _compare_pair(tally, pair)
     largest = heapq.nlargest(
-        MOST_SHOWN, tally.best.values(), key=lambda difference: (difference.diverges, difference.ratio)
+        MAX_SHOWN, tally.best.values(), key=lambda difference: (difference.diverges, difference.ratio)
     )
     return Comparison(
         pairs=tally.pairs,

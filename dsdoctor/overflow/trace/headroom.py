@@ -335,7 +335,7 @@ class _Reading:
         scale = frame.loss_scale or 1.0
         for tensor in frame.measured:
             value = tensor.absmax or 0.0
-            if tensor.dtype in LIMITS and value:
+            if tensor.dtype in LIMITS and value / scale:
                 place = ".".join(part for part in (frame.module, tensor.name.removeprefix("grad ")) if part)
                 self.gradients_of[place] = max(self.gradients_of.get(place, 0.0), value / scale)
             known = 0.0 if self.gradient is None else self.gradient[0].value / self.gradient[2]
@@ -386,7 +386,7 @@ def headroom(lines: Iterable[tuple[int, Frame | StepEnd]], *, dtype: str = "floa
 # Frames -> what a picture of a run shows: each module's range, and its headroom batch by batch. Pure, streamed, bounded.
 
 
-MOST_COLUMNS = 240
+MAX_COLUMNS = 240
 """Columns of the heat map. A longer run has several batches in each."""
 NARROW = ("float16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
 
@@ -487,7 +487,7 @@ def picture(lines: Iterable[tuple[int, Frame]], *, phase: CallPhase = CallPhase.
 
 def _column(found: Picture, batch: int) -> int:
     """The column of a batch; makes room for it. A batch before the first one shares its column."""
-    while (batch - found.first) // found.width >= MOST_COLUMNS:
+    while (batch - found.first) // found.width >= MAX_COLUMNS:
         found.halve()
     return max(batch - found.first, 0) // found.width
 

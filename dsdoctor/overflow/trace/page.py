@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dsdoctor.core.finding import Step
 from dsdoctor.overflow.frames.frame import LIMITS
 from dsdoctor.overflow.trace.headroom import Extreme, ModuleRow, Picture, bits
-from dsdoctor.overflow.trace.text import WHOLE, counted
+from dsdoctor.overflow.trace.text import WHOLE_MODEL, counted
 from dsdoctor.ui.page import GAP, Page, Table, safe, short, stacked
 from dsdoctor.ui.page import Picture as Drawing
 
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
 
 # The texts in a picture of a run. Module names come from the user's model, so nothing in them is read as a tag.
-
-
-WHOLE_MODEL = "(the whole model)"
 
 
 def label(row: ModuleRow) -> str:
@@ -68,7 +65,7 @@ def batches_of(picture: Picture, column: int) -> str:
 
 COLOURS = ("#1f77b4", "#e6862a")
 BAD, LIMIT_LINE = "#d4009b", "#d62728"
-LEAST_BITS, MOST_BITS = -4, 16
+MIN_BITS, MAX_BITS = -4, 16
 SCALE = (
     (0.0, "#67000d"),
     (0.199, "#cb181d"),
@@ -261,7 +258,7 @@ def _lay_out(shown: "Figure", rows: list[str], dtype: str, *, heading: str) -> N
         "yanchor": "bottom",
     }
     bar |= {"y": 1 + BAR / inner, "ypad": 0, "tickfont": {"size": 10}}
-    scale = {"cmin": LEAST_BITS, "cmax": MOST_BITS, "colorscale": [list(step) for step in SCALE]}
+    scale = {"cmin": MIN_BITS, "cmax": MAX_BITS, "colorscale": [list(step) for step in SCALE]}
     shown.update_layout(coloraxis={**scale, "colorbar": bar})
     _lay_out_axes(shown, rows, every=math.ceil(ROW * len(rows) / inner))
     shown.add_vline(x=LIMITS[dtype], line={"color": LIMIT_LINE, "width": 2, "dash": "dash"}, row=1, col=1)
@@ -293,7 +290,7 @@ def _lay_out_axes(shown: "Figure", rows: list[str], *, every: int) -> None:
 # Pictures of runs -> one page: what holds nan or inf and what is nearest to the limit, in words; below it the picture.
 
 
-MOST_ROWS = 12
+MAX_ROWS = 12
 NARROW_TALLEST, NARROW_LABEL = 4000, 16
 """Pixels of a panel, letters of a module's name: on a telephone."""
 TOLD = (
@@ -338,13 +335,13 @@ def _run_verdict(picture: Picture, dtype: str) -> str:
     if bad:
         batch, _, row = bad[0]
         assert row.bad is not None
-        where = f"{row.module or WHOLE}, {row.bad.tensor}, batch {batch}, rank {row.bad.rank}"
+        where = f"{row.module or WHOLE_MODEL}, {row.bad.tensor}, batch {batch}, rank {row.bad.rank}"
         return f"✗ nan or inf in {len(bad):,} of {seen}; the first: {where}"
     nearest = _by_room(picture, dtype)
     if not nearest:
         return f"! nothing was measured in {seen}"
     room, row = nearest[0]
-    name = row.module or WHOLE
+    name = row.module or WHOLE_MODEL
     if room < 0:
         over = sum(each < 0 for each, _ in nearest)
         do = "does" if over == 1 else "do"
@@ -363,17 +360,17 @@ def _table_rows(pictures: dict[str, Picture], dtype: str) -> Iterator[tuple[str,
     for name, picture in pictures.items():
         of = f"{name}: " if name else ""
         bad = [row for row in picture.rows.values() if row.bad]
-        for row in bad[:MOST_ROWS]:
+        for row in bad[:MAX_ROWS]:
             assert row.bad is not None
             what = f"✗ {row.bad.nan} nan, {row.bad.inf} inf"
-            yield (f"{of}{row.module or WHOLE}", what, "", row.bad.tensor, str(row.bad.batch), str(row.bad.rank))
-        for room, row in _by_room(picture, dtype)[: max(MOST_ROWS - len(bad), 3)]:
+            yield (f"{of}{row.module or WHOLE_MODEL}", what, "", row.bad.tensor, str(row.bad.batch), str(row.bad.rank))
+        for room, row in _by_room(picture, dtype)[: max(MAX_ROWS - len(bad), 3)]:
             most = row.most
             assert most is not None
             left = f"{'✗ ' if room < 0 else '! ' if room < 0.95 else ''}{room:.1f}"
             value = f"{most.value:.3e}"
             yield (
-                f"{of}{row.module or WHOLE}",
+                f"{of}{row.module or WHOLE_MODEL}",
                 left,
                 value,
                 f"{most.tensor} {most.dtype}",

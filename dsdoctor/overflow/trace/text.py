@@ -16,7 +16,7 @@ from dsdoctor.ui.terminal import printable
 # Traces -> lines for a terminal in the guide's format, and the one JSON document; both streamed.
 
 
-WHOLE = "(the whole model)"
+WHOLE_MODEL = "(the whole model)"
 
 
 def counted(count: int, singular: str, plural: str) -> str:
@@ -126,15 +126,15 @@ def source_parts(traces: Traces) -> list[dict[str, Any]]:
     return [_source_part(source) for source in traces.sources]
 
 
-MOST_NAMES = 12
-MOST_ALIKE = 5
+MAX_NAMES = 12
+MAX_ALIKE = 5
 """Rows of a table in which nothing diverges."""
 
 
 def comparison_lines(found: Comparison) -> Iterator[str]:
     """What differs: the first place, then the largest differences, then what only one side has."""
     yield from _first_lines(found)
-    for change in found.shapes[:MOST_NAMES]:
+    for change in found.shapes[:MAX_NAMES]:
         yield f"· shape {change.a} against {change.b}: {_times(change)}"
     for change in found.dtypes:
         yield f"· {change.a} against {change.b}: {_times(change)}"
@@ -143,7 +143,7 @@ def comparison_lines(found: Comparison) -> Iterator[str]:
     for side, names in (("A", found.only_a), ("B", found.only_b)):
         if names:
             yield f"! only in {side}: {_some(names)}"
-    shown = [difference for difference in found.largest if difference.diverges] or found.largest[:MOST_ALIKE]
+    shown = [difference for difference in found.largest if difference.diverges] or found.largest[:MAX_ALIKE]
     if shown:
         yield ""
         yield f"  {'ratio':>9}  {'A':>9}  {'B':>9}  {'of':<10} module, tensor"
@@ -167,7 +167,7 @@ def _first_lines(found: Comparison) -> Iterator[str]:
 def name_of(place: TensorPlace) -> str:
     """The module, its class, and which call of a batch it was."""
     call = f", call {place.call}" if place.call else ""
-    return clean(f"{place.module or WHOLE} {place.kind}{call}")
+    return clean(f"{place.module or WHOLE_MODEL} {place.kind}{call}")
 
 
 def _where(place: TensorPlace) -> str:
@@ -232,21 +232,21 @@ def _times(change: FormChange) -> str:
 
 
 def _some(names: tuple[str, ...]) -> str:
-    return clean(and_more(names, MOST_NAMES))
+    return clean(and_more(names, MAX_NAMES))
 
 
 # How much room a run has below a dtype's limit -> lines for a terminal, the fp32 list among them.
 
 
-MOST_ROOMS = 20
-MOST_SHORT = 200
+MAX_ROOMS = 20
+MAX_SHORT = 200
 
 
 def headroom_lines(found: Headroom, *, every: bool = False) -> Iterator[str]:
     """The table, least room first; then the fp32 list to paste."""
     rooms = [room for room in found.modules if room.bits is not None or room.bad]
     short = sum(_mark(room, found) != "✓" for room in rooms)
-    shown = rooms if every else rooms[: max(MOST_ROOMS, min(short, MOST_SHORT))]
+    shown = rooms if every else rooms[: max(MAX_ROOMS, min(short, MAX_SHORT))]
     yield f"  {'bits':>6}  {'abs max':>8}  {'min > 0':>8}  {'dtype':<13} module, tensor"
     yield from (_room_line(room, found) for room in shown)
     if len(shown) < len(rooms):
@@ -275,7 +275,7 @@ def _room_line(room: Room, found: Headroom) -> str:
     ]
     return clean(
         f"{_mark(room, found)} {bits:>6}  {most:>8}  {least:>8}  {room.peak.dtype if room.peak else '':<13} "
-        f"{room.module or WHOLE} {room.kind}{at}{'; ' if said else ''}{', '.join(said)}"
+        f"{room.module or WHOLE_MODEL} {room.kind}{at}{'; ' if said else ''}{', '.join(said)}"
     )
 
 
@@ -292,7 +292,7 @@ def _trend_lines(found: Headroom) -> Iterator[str]:
     for left, room in sorted(growing, key=lambda pair: pair[0])[:5]:
         assert room.trend is not None
         yield clean(
-            f"! {room.module or WHOLE} doubles every {_whole(room.trend.doubles_every)} batches: "
+            f"! {room.module or WHOLE_MODEL} doubles every {_whole(room.trend.doubles_every)} batches: "
             f"at this pace it reaches {found.limit:g} in about {_whole(left)} batches"
         )
 
@@ -313,7 +313,7 @@ def _gradient_lines(found: Headroom) -> Iterator[str]:
     peak = gradients.peak
     scaled = f" at a loss scale of {gradients.scale:g}" if gradients.scale != 1 else ""
     yield clean(
-        f"· gradients: the largest is {peak.value:.2e}{scaled} in {gradients.module or WHOLE} (batch {peak.batch}, "
+        f"· gradients: the largest is {peak.value:.2e}{scaled} in {gradients.module or WHOLE_MODEL} (batch {peak.batch}, "
         f"rank {peak.rank}): a loss scale of up to 2^{math.log2(gradients.fits_scale):.0f} fits {found.dtype}"
     )
     if gradients.needs_scale <= 1:

@@ -18,7 +18,7 @@ from typing import BinaryIO
 import msgspec
 
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.files import make_folder, open_new, open_regular
+from dsdoctor.core.files import make_folder, open_new, open_regular, real_path
 from dsdoctor.core.finding import step
 from dsdoctor.core.text import decode
 from dsdoctor.overflow.frames.frame import CallPhase, Frame, Header, Line, StepEnd
@@ -27,9 +27,9 @@ from dsdoctor.overflow.frames.frame import CallPhase, Frame, Header, Line, StepE
 
 
 SCHEMA = "dsdoctor/trace/1"
-LONGEST_HEADER = 1 << 16
+MAX_HEADER_BYTES = 1 << 16
 """Bytes. A checkpoint that was given by mistake may have no line end at all."""
-LONGEST_LINE = 64 << 20
+MAX_LINE_BYTES = 64 << 20
 """Bytes. A frame has some KiB."""
 FRAME_OF = re.compile(rb'\{"t":"frame","batch":(\d+),')
 """How a frame's line begins, as the writer writes it: its batch is known without decoding the line."""
@@ -81,14 +81,14 @@ def read(path: Path, wanted: Callable[[int], bool] | None = None) -> Iterator[Li
     faster. Raises UsageError for a file that is no trace, is of another version, or is damaged before its end.
     """
     with _opened(path) as file:
-        yield _header(path, file.readline(LONGEST_HEADER))
+        yield _header(path, file.readline(MAX_HEADER_BYTES))
         yield from _lines(path, file, wanted)
 
 
 def read_header(path: Path) -> Header:
     """The first line of a trace. Raises UsageError as ``read`` does."""
     with _opened(path) as file:
-        return _header(path, file.readline(LONGEST_HEADER))
+        return _header(path, file.readline(MAX_HEADER_BYTES))
 
 
 def is_torn(path: Path) -> bool:
@@ -114,10 +114,10 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 def _raw_lines(path: Path, file: BinaryIO) -> Iterator[bytes]:
     """The lines as bytes. Raises UsageError for one that no writer of ours would write, before all of it is in memory."""
-    while raw := file.readline(LONGEST_LINE):
-        if len(raw) == LONGEST_LINE:
+    while raw := file.readline(MAX_LINE_BYTES):
+        if len(raw) == MAX_LINE_BYTES:
             raise UsageError(
-                f"{path} has a line of more than {LONGEST_LINE >> 20} MiB",
+                f"{path} has a line of more than {MAX_LINE_BYTES >> 20} MiB",
                 hint="the trace was damaged: copy it again from the machine that wrote it",
             )
         yield raw
@@ -256,7 +256,7 @@ def sources(paths: Iterable[Path]) -> Traces:
         if not asked and not path.stat().st_size:
             notes.append(f"{path} is empty and was left out")
         # Path.resolve raises RuntimeError for a link that leads to itself, before Python 3.13
-        elif (real := os.path.realpath(path)) not in found:
+        elif (real := real_path(path)) not in found:
             found[real] = RankTrace(path=path, header=read_header(path))
     ordered = tuple(sorted(found.values(), key=lambda source: source.rank))
     _check(ordered)

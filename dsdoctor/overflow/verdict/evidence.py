@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.text import and_more
 from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, Growth, RankReport
-from dsdoctor.overflow.frames.frame import Frame, TensorStats, headroom_bits, is_minus_inf_mask, item_line
+from dsdoctor.overflow.frames.frame import Frame, TensorStats, headroom_bits, item_line
 
 # What to do about the first bad value, from the evidence: why it became bad, what was tried in the replay, how its weights grew.
 #
@@ -14,47 +14,30 @@ from dsdoctor.overflow.frames.frame import Frame, TensorStats, headroom_bits, is
 
 
 RankReports = tuple[RankReport, ...]
-GROWN = 1.5
+MIN_GROWTH = 1.5
 """A weight that is less than this many times as large as at first has not grown."""
-FAR = 10.0
+LARGE_GROWTH = 10.0
 """And one that is so many times as large has grown too much."""
-EXTREME = 1e4
+EXTREME_WEIGHT = 1e4
 """No weight of an ordinary model is so large, and no training makes it so in a step."""
-MOST_WEIGHTS = 2
-IN_EVALUATION = (
-    "No step trains on it: look in this module for a division by zero, a logarithm, or a statistic of too few values (the standard "
-    "deviation of one row is nan), and at the size of this batch."
-)
+MAX_WEIGHTS = 2
 
 
 def remedy(rank_reports: RankReports, rank_report: RankReport, first_bad: FirstBad) -> str:
-    """What to do about values that do not fit their dtype, or that are nan."""
+    """What the evidence says to do about values that do not fit their dtype, or that are nan; "" where it says nothing."""
     cure = rank_report.origin.cure if rank_report.origin is not None else ""
     if rank_report.held is not None and rank_report.origin is None:
         cure = "Look at what made that tensor: no operation of torch did in this batch."
-    known = [part for part in (cure, what_was_tried(rank_reports, first_bad), *of_growth(rank_reports)) if part]
-    if known:
-        return " ".join(known)
-    if any(is_minus_inf_mask(tensor) for tensor in first_bad.frame.inputs):
-        return "A row that is masked entirely gives nan: leave one place open, or use the dtype's minimum for -inf."
-    if first_bad.tensor.dtype != "float16" and rank_report.evaluation:
-        return IN_EVALUATION
-    if first_bad.tensor.dtype != "float16":
-        return "Lower the learning rate or clip gradients; look for a division by zero or a logarithm in this module."
-    # the module around it: what does not fit where it was made does not fit when it is cast back there
-    name = first_bad.frame.module.rpartition(".")[0]
-    is_inner = first_bad.kind is BadKind.MODULE and first_bad.frame.module
-    around = f", with what is around {first_bad.frame.module}" if is_inner else ""
-    return f"Run it in float32{around}: {as_call(name)}; or train in bfloat16."
+    return " ".join(part for part in (cure, what_was_tried(rank_reports, first_bad), *of_growth(rank_reports)) if part)
 
 
 def of_growth(rank_reports: RankReports) -> Iterator[str]:
     """What to do about the largest weight that is known, where it grew or was extreme from the start."""
     for growth in joined(rank_reports)[:1]:
         (first, before), (_, now) = growth.points[0], growth.points[-1]
-        if before and now / before >= FAR:
+        if before and now / before >= LARGE_GROWTH:
             yield f"{growth.name} has grown since step {first}: lower the learning rate, or clip gradients."
-        elif now >= EXTREME:
+        elif now >= EXTREME_WEIGHT:
             since = f"since step {first}" if len(growth.points) > 1 else "in the first step that was looked at"
             yield (
                 f"{growth.name} holds values up to {now:.3g} {since}: look at how it is initialised, and at the file that it was "
@@ -105,7 +88,7 @@ def what_is_known(rank_reports: RankReports, rank_report: RankReport) -> Iterato
         yield rank_report.rows
     if rank_report.ignored:
         yield rank_report.ignored
-    for growth in joined(rank_reports)[:MOST_WEIGHTS]:
+    for growth in joined(rank_reports)[:MAX_WEIGHTS]:
         yield from how_it_grew(growth)
     # what other ranks were given is of another batch
     for growth in sorted(rank_report.inputs, key=lambda each: -each.points[-1][1])[:1]:
@@ -148,7 +131,7 @@ def how_it_grew(growth: Growth) -> Iterator[str]:
     if first == last or not before or not now:
         return
     times = now / before
-    if times < GROWN:
+    if times < MIN_GROWTH:
         yield f"{growth.name} has not grown: its largest value is {now:.3g}, and was {before:.3g} in step {first}"
         return
     how = f"{times ** (1 / (last - first)):.2g} times a step"
@@ -159,7 +142,7 @@ def how_it_grew(growth: Growth) -> Iterator[str]:
     yield f"{growth.name} grew {times:.3g} times from step {first} (largest {before:.3g}) to step {last} ({now:.3g}), {how}"
 
 
-MOST_NAMES = 3
+MAX_NAMES = 3
 ELSEWHERE = "memory of torch.empty that was never written, numpy's, or a value from before the batch"
 
 
@@ -222,7 +205,7 @@ def gradient_names(rank_reports: Iterable[RankReport]) -> str:
     ''
     """
     names = sorted({tensor.name for rank_report in rank_reports for tensor in rank_report.named if tensor.is_bad})
-    return and_more(names, MOST_NAMES)
+    return and_more(names, MAX_NAMES)
 
 
 def near(value: float) -> str:
@@ -299,23 +282,18 @@ def stays_bad(rank_report: RankReport) -> bool:
     )
 
 
-def finding(
-    verdict: Verdict, title: str, rank_reports: RankReports, found: tuple[RankReport, FirstBad | None], fix: str
-) -> Finding:
-    """A verdict on the first bad value as an error: which ranks have it is said in the title, and what it affects is its module."""
-    rank_report, first_bad = found
-    shared = f", in {rank_report.evaluation}" if rank_report.evaluation else ""
-    shared += "" if first_bad is None else _who(rank_reports, rank_report, first_bad)
-    return Finding.error(
-        rule_of(verdict),
-        f"{title}{shared}",
-        evidence=evidence(rank_reports, rank_report),
-        affects=() if first_bad is None else (first_bad.frame.module or "the model",),
-        fix=fix,
-    )
+def affected(first_bad: FirstBad | None) -> tuple[str, ...]:
+    """The module of a first bad value."""
+    return () if first_bad is None else (first_bad.frame.module or "the model",)
 
 
-def _who(rank_reports: RankReports, rank_report: RankReport, first_bad: FirstBad) -> str:
+def extent(rank_reports: RankReports, rank_report: RankReport, first_bad: FirstBad | None) -> str:
+    """In which kind of run, and on which ranks, as the end of a sentence."""
+    evaluation = f", in {rank_report.evaluation}" if rank_report.evaluation else ""
+    return evaluation + ("" if first_bad is None else _bad_ranks(rank_reports, rank_report, first_bad))
+
+
+def _bad_ranks(rank_reports: RankReports, rank_report: RankReport, first_bad: FirstBad) -> str:
     """Which ranks have it. A weight that others gathered is bad in the parts that some ranks hold."""
     ranks, world = sharers(rank_reports, rank_report)
     gathered = rank_report.received is None and any(peer.received is not None for peer in rank_reports)
@@ -361,7 +339,7 @@ def evidence(rank_reports: RankReports, rank_report: RankReport) -> tuple[str, .
         # where it is bad is no cause: the title says on which ranks it began
         lines.append("bad before reduction" + ranks_say(local, len(rank_reports)).partition(":")[0])
     if rank_report.unmeasured:
-        lines.append(f"not measured, so nothing is known of it: {and_more(rank_report.unmeasured, MOST_NAMES)}")
+        lines.append(f"not measured, so nothing is known of it: {and_more(rank_report.unmeasured, MAX_NAMES)}")
     if rank_report.replayed:
         lines.append(f"replayed: {rank_report.replayed}")
     return tuple(lines)
@@ -384,13 +362,3 @@ def _what_was_there(rank_report: RankReport) -> Iterator[str]:
         yield f"first met by {held.met.op} in {held.met.line}"
     if held.written is not None:
         yield f"written in this batch by {held.written.op} in {held.written.line}"
-
-
-def rule_of(verdict: Verdict) -> str:
-    """The rule's id.
-
-    >>> def overflow_in_module(rank_reports): ...
-    >>> rule_of(overflow_in_module)
-    'overflow-in-module'
-    """
-    return verdict.__name__.replace("_", "-")

@@ -1,158 +1,176 @@
 """Verdicts on a step whose forward went wrong, up to the loss: reports of all ranks -> a Finding. Pure; knows no torch."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from math import isfinite
 
-from dsdoctor.core.finding import Finding
-from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, Held, RankReport
-from dsdoctor.overflow.frames.frame import TensorStats, is_minus_inf_mask, limit_of
+from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, RankReport
+from dsdoctor.overflow.frames.frame import is_minus_inf_mask, limit_of
 from dsdoctor.overflow.verdict.evidence import (
     RankReports,
+    affected,
     amount,
+    as_call,
     earliest_bad,
     evidence,
-    finding,
+    extent,
     moment,
     ranks_say,
     remedy,
-    rule_of,
     what_was_tried,
     where,
     where_it_began,
 )
-
-# A weight that holds nan or inf, and what is known of the steps before -> what can have written it, and what to do. Pure.
-
-
-BESIDE = "a callback, a projection or clamp of weights, an average, a copy from another model"
-
-
-def what_wrote_it(rank_reports: RankReports, rank_report: RankReport, weight: TensorStats) -> str:
-    """What to do about a bad weight, from what can have written it: the first that the evidence decides."""
-    return next(_what_wrote_it(rank_reports, rank_report, weight))
-
-
-def _what_wrote_it(rank_reports: RankReports, rank_report: RankReport, weight: TensorStats) -> Iterator[str]:
-    since, applied = rank_report.weight_bad_since, rank_report.bad_applied
-    if rank_report.evaluation:
-        yield "Load a checkpoint in which it is finite; this forward only reads it: look at what wrote it before."
-    for step, _, rate in rank_report.rates[-1:]:
-        # a rate that became nan later was made so by the weights
-        if not isfinite(rate) and since is not None and step <= since:
-            yield f"Mend what made the learning rate {rate} in step {step}, and load a checkpoint from before that step."
-    if any(report.zero_over_zero for report in rank_reports):
-        yield (
-            "Give the optimizer an eps above 0: with 0 its step is 0 / 0 where a weight's gradients were all 0, and that is so of "
-            f"each bad element of its own weights. {_load(since)}"
-        )
-    if rank_report.frozen and since is not None:
-        yield (
-            "Look for what writes it beside the optimizer, which does not write a frozen weight (requires_grad is False): "
-            f"{BESIDE}. {_load(since)}"
-        )
-    # a step that was clean later acquits it, and a step that is still to come is of before a checkpoint was loaded
-    if applied is not None and (since or 0) <= applied < rank_report.step:
-        yield (
-            f"Step {applied} was applied with gradients that were not finite: mend what made them so, and load a checkpoint from "
-            "before that step."
-        )
-    if since is None:
-        yield (
-            "It was so before the first step that was watched: look at how it was made (torch.empty without an initialisation), "
-            "at what wrote it since, and at the file that it was loaded from."
-        )
-    if weight.nan and not weight.posinf and not weight.neginf:
-        yield (
-            f"The gradients of step {(since or 0) - 1} were finite, so the optimizer's own step made it (see its learning rate and "
-            f"its eps), or code beside it: {BESIDE}. {_load(since)}"
-        )
-    yield "Load a checkpoint from before that step, and lower the learning rate or clip gradients before going on."
-
-
-def _load(since: int | None) -> str:
-    return "Then load a checkpoint in which it is finite" + (
-        "." if not since else f", from before the end of step {since - 1}."
-    )
+from dsdoctor.rules import book
 
 
 def nan_in_the_batch(rank_reports: RankReports) -> Iterator[Finding]:
     """The batch itself holds nan or inf: an input of the whole model is bad before any module has run."""
     if found := earliest_bad(rank_reports, BadKind.DATA):
         rank_report, first_bad = found
-        yield finding(
-            nan_in_the_batch,
-            f"the batch holds {amount(first_bad.tensor)} in {first_bad.tensor.name} of {where(first_bad.frame)}",
-            rank_reports,
-            found,
-            f"Look at the samples of rank {rank_report.rank}, {moment(rank_report)}, and skip or repair them.",
+        yield book.finding(
+            "nan-in-the-batch",
+            Severity.ERROR,
+            evidence=evidence(rank_reports, rank_report),
+            affects=affected(first_bad),
+            bad=amount(first_bad.tensor),
+            tensor=first_bad.tensor.name,
+            module=where(first_bad.frame),
+            extent=extent(rank_reports, rank_report, first_bad),
+            rank=rank_report.rank,
+            moment=moment(rank_report),
         )
 
 
 def weight_not_finite(rank_reports: RankReports) -> Iterator[Finding]:
     """A parameter or a buffer holds nan or inf: a bad step was applied, a batch left its nan in an average, or the checkpoint
     was saved after that."""
-    if found := earliest_bad(rank_reports, BadKind.WEIGHT):
-        rank_report, first_bad = found
-        if rank_report.held is not None:
-            yield _held_by_the_model(rank_reports, found, rank_report.held)
-            return
-        name = ".".join(part for part in (first_bad.frame.module, first_bad.tensor.name) if part)
-        since = rank_report.weight_bad_since
-        title = f"the weight {name} holds {amount(first_bad.tensor)}" + (
-            "" if since is None else f", since step {since}"
-        )
-        yield finding(
-            weight_not_finite, title, rank_reports, found, what_wrote_it(rank_reports, rank_report, first_bad.tensor)
-        )
-
-
-def _held_by_the_model(rank_reports: RankReports, found: tuple[RankReport, FirstBad], held: Held) -> Finding:
-    """A buffer, or a weight that another module than its own was given."""
-    text = "Load a checkpoint in which it is finite, or fill it anew; this batch only reads it: look at what wrote it before."
-    if held.written is not None:
-        text = "Each batch writes it, and one that was nan or inf stays in it: keep those out there, and fill it anew."
-    if held.kind == "weight":
-        text = what_wrote_it(rank_reports, found[0], held.tensor)
-    title = f"the {held.kind} {held.name} holds {amount(held.tensor)}"
-    told = finding(weight_not_finite, title, rank_reports, found, text)
-    return replace(told, affects=(held.name.rpartition(".")[0] or "the model",))
+    if not (found := earliest_bad(rank_reports, BadKind.WEIGHT)):
+        return
+    rank_report, first_bad = found
+    held = rank_report.held
+    name = ".".join(part for part in (first_bad.frame.module, first_bad.tensor.name) if part)
+    tensor = first_bad.tensor if held is None or held.kind != "weight" else held.tensor
+    since, applied = rank_report.weight_bad_since, rank_report.bad_applied
+    # a rate that became nan later was made so by the weights
+    rates = [
+        (step, rate)
+        for step, _, rate in rank_report.rates[-1:]
+        if not isfinite(rate) and since is not None and step <= since
+    ]
+    yield book.finding(
+        "weight-not-finite",
+        Severity.ERROR,
+        case="buffer-written"
+        if held is not None and held.kind != "weight" and held.written is not None
+        else "buffer"
+        if held is not None and held.kind != "weight"
+        else "evaluation"
+        if rank_report.evaluation
+        else "learning-rate"
+        if rates
+        else "eps"
+        if any(report.zero_over_zero for report in rank_reports)
+        else "frozen"
+        if rank_report.frozen and since is not None
+        # a step that was clean later acquits it, and a step that is still to come is of before a checkpoint was loaded
+        else "bad-step"
+        if applied is not None and (since or 0) <= applied < rank_report.step
+        else "before-the-watch"
+        if since is None
+        else "optimizer"
+        if tensor.nan and not tensor.posinf and not tensor.neginf
+        else "",
+        evidence=evidence(rank_reports, rank_report),
+        affects=affected(first_bad) if held is None else (held.name.rpartition(".")[0] or "the model",),
+        kind="weight" if held is None else held.kind,
+        name=name if held is None else held.name,
+        bad=amount(first_bad.tensor if held is None else held.tensor),
+        since=f", since step {since}" if held is None and since is not None else "",
+        extent=extent(rank_reports, rank_report, first_bad),
+        step=rates[0][0] if rates else applied,
+        rate=str(rates[0][1]) if rates else "",
+        step_before=(since or 0) - 1,
+        until=f", from before the end of step {since - 1}" if since else "",
+    )
 
 
 def overflow_in_module(rank_reports: RankReports) -> Iterator[Finding]:
     """A module's inputs and weights were finite and its output is not: the overflow happened in this module."""
     if found := earliest_bad(rank_reports, BadKind.MODULE):
         rank_report, first_bad = found
-        biggest = max((tensor.absmax or 0.0 for tensor in first_bad.frame.inputs), default=0.0)
-        title = f"{where(first_bad.frame)} made {amount(first_bad.tensor)} in {first_bad.tensor.name}"
-        held = rank_report.held
-        if any(is_minus_inf_mask(tensor) for tensor in first_bad.frame.inputs):
-            title += " of inputs that hold -inf"
-        elif held is not None and rank_report.origin is not None and held.kind:
-            title += f" of the {held.kind} {held.name}, which holds -inf"
-        elif held is not None and rank_report.origin is None:
-            title += " of a tensor that was bad already"
-        elif first_bad.frame.buffers:
-            title += ", and " + " and ".join(
-                f"its {each.name} holds {amount(each)}" for each in first_bad.frame.buffers
-            )
-        elif first_bad.frame.unmeasured:
-            title += f" ({', '.join(first_bad.frame.unmeasured)} could not be measured)"
-        else:
-            dtype = first_bad.tensor.dtype
-            title += f" of finite inputs (largest {biggest:.3g}, {dtype} ends at {limit_of(dtype):.3g})"
-        yield finding(overflow_in_module, title, rank_reports, found, remedy(rank_reports, rank_report, first_bad))
+        frame, dtype = first_bad.frame, first_bad.tensor.dtype
+        known = remedy(rank_reports, rank_report, first_bad)
+        yield book.finding(
+            "overflow-in-module",
+            Severity.ERROR,
+            case="known"
+            if known
+            else "masked"
+            if any(is_minus_inf_mask(tensor) for tensor in frame.inputs)
+            else ""
+            if dtype == "float16"
+            else "evaluation"
+            if rank_report.evaluation
+            else "wide",
+            evidence=evidence(rank_reports, rank_report),
+            affects=affected(first_bad),
+            module=where(frame),
+            bad=amount(first_bad.tensor),
+            tensor=first_bad.tensor.name,
+            inputs=_inputs(rank_report, first_bad),
+            extent=extent(rank_reports, rank_report, first_bad),
+            remedy=known,
+            inner=f", with what is around {frame.module}" if frame.module else "",
+            # the module around it: what does not fit where it was made does not fit when it is cast back there
+            call=as_call(frame.module.rpartition(".")[0]),
+        )
+
+
+def _inputs(rank_report: RankReport, first_bad: FirstBad) -> str:
+    """What a module that made bad values was given, as the end of a sentence."""
+    held, frame, dtype = rank_report.held, first_bad.frame, first_bad.tensor.dtype
+    if any(is_minus_inf_mask(tensor) for tensor in frame.inputs):
+        return " of inputs that hold -inf"
+    if held is not None and rank_report.origin is not None and held.kind:
+        return f" of the {held.kind} {held.name}, which holds -inf"
+    if held is not None and rank_report.origin is None:
+        return " of a tensor that was bad already"
+    if frame.buffers:
+        return ", and " + " and ".join(f"its {each.name} holds {amount(each)}" for each in frame.buffers)
+    if frame.unmeasured:
+        return f" ({', '.join(frame.unmeasured)} could not be measured)"
+    largest = max((tensor.absmax or 0.0 for tensor in frame.inputs), default=0.0)
+    return f" of finite inputs (largest {largest:.3g}, {dtype} ends at {limit_of(dtype):.3g})"
 
 
 def overflow_between_modules(rank_reports: RankReports) -> Iterator[Finding]:
     """A module was given nan or inf that no module had made: a function between the modules made it."""
     if found := earliest_bad(rank_reports, BadKind.BETWEEN):
         rank_report, first_bad = found
-        after = f"after {where(first_bad.before)}" if first_bad.before is not None else "before the first module"
-        made = f"{amount(first_bad.tensor)} made {after} and before {where(first_bad.frame)}"
-        line = "" if rank_report.origin is None else f", by {rank_report.origin.op} in {rank_report.origin.line}"
-        yield finding(
-            overflow_between_modules, made + line, rank_reports, found, remedy(rank_reports, rank_report, first_bad)
+        frame, origin = first_bad.frame, rank_report.origin
+        known = remedy(rank_reports, rank_report, first_bad)
+        yield book.finding(
+            "overflow-between-modules",
+            Severity.ERROR,
+            case="known"
+            if known
+            else "masked"
+            if any(is_minus_inf_mask(tensor) for tensor in frame.inputs)
+            else ""
+            if first_bad.tensor.dtype == "float16"
+            else "evaluation"
+            if rank_report.evaluation
+            else "wide",
+            evidence=evidence(rank_reports, rank_report),
+            affects=affected(first_bad),
+            bad=amount(first_bad.tensor),
+            after=f"after {where(first_bad.before)}" if first_bad.before is not None else "",
+            module=where(frame),
+            line="" if origin is None else f", by {origin.op} in {origin.line}",
+            extent=extent(rank_reports, rank_report, first_bad),
+            remedy=known,
+            call=as_call(frame.module.rpartition(".")[0]),
         )
 
 
@@ -161,48 +179,58 @@ def loss_not_finite(rank_reports: RankReports) -> Iterator[Finding]:
     bad = [rank_report for rank_report in where_it_began(rank_reports) if _has_bad_loss(rank_report)]
     if not bad or any(_is_bad_before_the_loss(rank_report) or rank_report.other_loss for rank_report in rank_reports):
         return  # where the replay gives another loss, it says nothing of where the live one came from
-    ranks = ranks_say(tuple(rank_report.rank for rank_report in bad), len(rank_reports))
-    losses = ", ".join(f"{loss:g}" for loss in bad[0].losses) or _measured(bad[0])
-    origin = _made_the_loss(bad[0])
-    outputs = "every module's output" + (" that could be measured" if bad[0].unmeasured else "")
-    # without an engine the modules' outputs are measured, and gradients are not
-    finite = f"{outputs} is finite" if bad[0].replayed or not bad[0].losses else "the gradients are finite"
-    if not bad[0].replayed and any(rank_report.named for rank_report in rank_reports):
-        finite = "so are gradients (not replayed this time)"
-    yield Finding.error(
-        rule_of(loss_not_finite),
-        f"the loss is {losses} and {finite}{origin}{ranks}",
+    first = bad[0]
+    found = first.first_bad
+    known = _known_remedy(rank_reports, first)
+    yield book.finding(
+        "loss-not-finite",
+        Severity.ERROR,
+        case="known"
+        if known
+        else "bad-buffers"
+        if first.bad_tensors
+        else "again"
+        if first.again
+        else "inside"
+        if found is not None and found.kind is BadKind.LOSS
+        else "",
         evidence=(
-            *evidence(rank_reports, bad[0]),
-            *_of_its_graph(bad[0]),
-            *(f"the {each.name} holds {amount(each)}" for each in bad[0].bad_tensors),
+            *evidence(rank_reports, first),
+            *_of_its_graph(first),
+            *(f"the {each.name} holds {amount(each)}" for each in first.bad_tensors),
         ),
-        affects=_place(bad[0]),
-        fix=_what_to_do(rank_reports, bad[0]),
+        affects=_place(first),
+        loss=", ".join(f"{loss:g}" for loss in first.losses) or _measured(first),
+        finite=_what_is_finite(rank_reports, first),
+        origin=_made_the_loss(first),
+        ranks=ranks_say(tuple(rank_report.rank for rank_report in bad), len(rank_reports)),
+        remedy=known,
+        buffers=" or the ".join(each.name for each in first.bad_tensors),
     )
+
+
+def _what_is_finite(rank_reports: RankReports, rank_report: RankReport) -> str:
+    """What was seen to be finite beside a loss that is not."""
+    if not rank_report.replayed and any(each.named for each in rank_reports):
+        return "so are gradients (not replayed this time)"
+    # without an engine the modules' outputs are measured, and gradients are not
+    if not rank_report.replayed and rank_report.losses:
+        return "the gradients are finite"
+    return f"every module's output{' that could be measured' if rank_report.unmeasured else ''} is finite"
 
 
 NO_TARGET = "Leave out micro-batches without a target, or take the sum and divide it by max(1, targets)."
 
 
-def _what_to_do(rank_reports: RankReports, rank_report: RankReport) -> str:
+def _known_remedy(rank_reports: RankReports, rank_report: RankReport) -> str:
+    """What the evidence says to do about a loss that is not finite; "" where it says nothing."""
     found, made = rank_report.first_bad, rank_report.origin
     cure = made.cure if made is not None and found is not None and found.kind is BadKind.LOSS else ""
     if not cure and rank_report.loss_made is not None and not rank_report.again:
         cure = rank_report.loss_made.cure or "Look at that operation, and at what it is given."
     if rank_report.ignored:
         cure = NO_TARGET
-    known = " ".join(part for part in (cure, what_was_tried(rank_reports, found)) if part)
-    if not known and (bad := " or the ".join(each.name for each in rank_report.bad_tensors)):
-        return (
-            f"See whether the forward reads the {bad}: if so, fill it anew, or load a checkpoint in which it is "
-            "finite; if not, look at the labels of this batch."
-        )
-    if not known and rank_report.again:
-        return "See what was found in the steps before, which were replayed: this one was not."
-    inside = found is not None and found.kind is BadKind.LOSS
-    after = "" if inside else ", and at what the script computes between the model and backward"
-    return known or f"Look at the labels of this batch (a loss over no valid target is nan){after}."
+    return " ".join(part for part in (cure, what_was_tried(rank_reports, found)) if part)
 
 
 def _measured(rank_report: RankReport) -> str:

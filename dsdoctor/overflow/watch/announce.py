@@ -29,7 +29,7 @@ from dsdoctor.overflow.hooks import engine as engine_facts
 from dsdoctor.overflow.hooks import ranks
 from dsdoctor.overflow.hooks.module_hooks import BatchRecord
 from dsdoctor.overflow.hooks.options import Options
-from dsdoctor.overflow.hooks.ranks import Bulletin
+from dsdoctor.overflow.hooks.ranks import ReportStore
 from dsdoctor.overflow.trace.trace_file import SCHEMA, TraceWriter, file_name
 from dsdoctor.overflow.verdict.verdict import judge
 
@@ -128,48 +128,48 @@ def _frame_lines(rank_reports: list[RankReport]) -> Iterator[str]:
 # The findings of a watch, in the order of their steps: those that all ranks came to together, and what single ranks saw.
 
 
-class Seen(msgspec.Struct, frozen=True):
+class LocalFinding(msgspec.Struct, frozen=True):
     """What one rank saw by itself. ``harmless``: loss and gradients are finite."""
 
     report: RankReport
     harmless: bool
 
 
-class Found:
+class FindingsLog:
     """What was found so far. Rank 0 knows what every rank found, the others what they found themselves and together."""
 
     def __init__(self) -> None:
         self._together: list[tuple[int, Finding]] = []
-        self._alone: dict[tuple[int, int], list[Seen]] = {}
-        self._bulletin = Bulletin()
+        self._alone: dict[tuple[int, int], list[LocalFinding]] = {}
+        self._store = ReportStore()
 
     def add_together(self, step: int, findings: tuple[Finding, ...]) -> None:
         """Findings that all ranks have."""
         self._together += [(step, finding) for finding in findings]
 
-    def add_alone(self, seen: Seen) -> tuple[Finding, ...]:
+    def add_alone(self, seen: LocalFinding) -> tuple[Finding, ...]:
         """What this rank saw by itself, also for rank 0 to read. Returns what that is, as far as this rank can tell."""
         self._keep(seen)
         if ranks.this_rank() != 0:
-            self._bulletin.write(msgspec.msgpack.encode(seen))
+            self._store.write(msgspec.msgpack.encode(seen))
         return judged([seen])
 
     def all(self) -> tuple[Finding, ...]:
         """All findings, in the order of their steps."""
         if ranks.this_rank() == 0:
-            for written in self._bulletin.read():
-                self._keep(msgspec.msgpack.decode(written, type=Seen))
+            for written in self._store.read():
+                self._keep(msgspec.msgpack.decode(written, type=LocalFinding))
         found = [*self._together]
         for (step, _), seen in self._alone.items():
             mine_alone = ranks.this_rank() != 0
             found += [(step, finding) for finding in judged(seen if mine_alone else among_all(seen))]
         return tuple(finding for _, finding in sorted(found, key=lambda pair: pair[0]))
 
-    def _keep(self, seen: Seen) -> None:
+    def _keep(self, seen: LocalFinding) -> None:
         self._alone.setdefault((seen.report.step, seen.report.batch), []).append(seen)
 
 
-def judged(seen: list[Seen]) -> tuple[Finding, ...]:
+def judged(seen: list[LocalFinding]) -> tuple[Finding, ...]:
     """The findings of one step. Where nothing came of it, a warning at most, and of a value that reached neither the loss nor a
     gradient a note."""
     findings = judge([each.report for each in seen])
@@ -185,13 +185,13 @@ def _as_note(finding: Finding) -> Finding:
     return replace(finding, severity=Severity.NOTE, title=title, fix=None)
 
 
-def among_all(seen: list[Seen]) -> list[Seen]:
+def among_all(seen: list[LocalFinding]) -> list[LocalFinding]:
     """With an empty report for each rank that saw nothing."""
     known = {each.report.rank: each for each in seen}
     first = seen[0].report
     return [
         known.get(rank)
-        or Seen(RankReport(rank=rank, world=first.world, step=first.step, dtype=first.dtype), seen[0].harmless)
+        or LocalFinding(RankReport(rank=rank, world=first.world, step=first.step, dtype=first.dtype), seen[0].harmless)
         for rank in range(first.world)
     ]
 
@@ -205,9 +205,13 @@ FOLDER = "dsdoctor-trace"
 
 
 class Tracer:
-    """Writes records as they come: the forward when it is over, the backward when the step is."""
+    """Writes records as they come: the forward when it is over, the backward when the step is.
+
+    A process that was forked from this one has the same open files, and writes nothing: the trace is its parent's.
+    """
 
     def __init__(self, engine: Any, options: Options) -> None:
+        self._pid = os.getpid()
         path = unused(Path(options.trace_dir or FOLDER) / file_name(ranks.this_rank()))
         try:
             self._writer = TraceWriter(path, header_of(engine))
@@ -221,6 +225,8 @@ class Tracer:
 
     def forward(self, record: BatchRecord) -> None:
         """A forward is over. A record without gradients is complete with that."""
+        if not self._is_of_this_process():
+            return
         record.readings.peek()
         self._write(record, 0)
         if torch.is_grad_enabled():
@@ -230,7 +236,7 @@ class Tracer:
 
     def step_ends(self, overflow: bool | None, losses: list[Tensor], batches: int, scale: float | None) -> None:
         """Write the gradients of the step's records, and DeepSpeed's decision. ``scale``: the loss scale in the gradients."""
-        if not self._open:
+        if not self._open or not self._is_of_this_process():
             return
         for record, written in self._open:
             record.settle()
@@ -247,10 +253,15 @@ class Tracer:
 
     def close(self) -> None:
         """Write what is left, and close. A second call does nothing."""
+        if not self._is_of_this_process():
+            return
         self.step_ends(None, [], 0, None)
         self._writer.close()
         with contextlib.suppress(OSError):  # a full disk was reported before
             self._text.close()
+
+    def _is_of_this_process(self) -> bool:
+        return self._pid == os.getpid()
 
     def _write(self, record: BatchRecord, first: int, scale: float | None = None) -> None:
         frames = tuple(record.frames())[first:]

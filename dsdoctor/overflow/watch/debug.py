@@ -20,6 +20,7 @@ from dsdoctor.overflow.replay.investigate import local_gradients
 from dsdoctor.overflow.replay.provenance import with_buffers
 from dsdoctor.overflow.verdict.evidence import bad_gradient
 from dsdoctor.overflow.verdict.verdict import judge
+from dsdoctor.rules import book
 
 # The gradients that the guide's class saw in one backward -> what is said of them, and whether the training ends there.
 #
@@ -107,6 +108,7 @@ class DebugUnderflowOverflow:
             abort_after_batch_num=abort_after_batch_num,
         ).check()
         refuse_twice(model)
+        book.prepare("overflow")
         if hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None:
             write_stderr(
                 "DebugUnderflowOverflow: the model is compiled, and hooks do not run inside its graphs; watch it before "

@@ -28,18 +28,26 @@ from dsdoctor.overflow.replay.replay import BatchRecorder
 from dsdoctor.overflow.replay.underflow import (
     all_zero,
     any_lost_activation,
-    flushed,
     has_lost_gradient,
     is_suspect,
-    vanished,
+    underflow_share,
+    underflowed_activation,
 )
 from dsdoctor.overflow.verdict.verdict import judge
-from dsdoctor.overflow.watch import history
-from dsdoctor.overflow.watch.announce import Announcer, Found, Seen
-from dsdoctor.overflow.watch.history import Examination, OverflowCount, StepLosses, is_power_of_two
+from dsdoctor.overflow.watch.announce import Announcer, FindingsLog, LocalFinding
+from dsdoctor.overflow.watch.history import StepHistory, is_due
 from dsdoctor.overflow.watch.loss_backward import LossBackward
 from dsdoctor.overflow.watch.loss_graph import made_the_loss
-from dsdoctor.overflow.watch.loss_line import MOST, RUNS_THE_MODEL, BackwardCall, LossLines, backward_call, loss_line
+from dsdoctor.overflow.watch.loss_line import (
+    MAX_FORWARDS,
+    RUNS_THE_MODEL,
+    BackwardCall,
+    LossLines,
+    backward_call,
+    loss_line,
+)
+from dsdoctor.overflow.watch.optimizer import WeightUpdates
+from dsdoctor.overflow.watch.steps import OverflowCount, StepLosses, is_power_of_two
 
 # Which of the engines of a process one is, where there are several: a generator and its discriminator, an actor and its critic.
 
@@ -47,13 +55,13 @@ from dsdoctor.overflow.watch.loss_line import MOST, RUNS_THE_MODEL, BackwardCall
 _watched: list["weakref.ref[Any]"] = []
 
 
-def note(engine: Any) -> None:
+def register(engine: Any) -> None:
     """An engine is watched."""
     _watched[:] = [each for each in _watched if each() is not None and each() is not engine]
     _watched.append(weakref.ref(engine))
 
 
-def told(engine: Any) -> str:
+def engine_label(engine: Any) -> str:
     """The engine's model and its first weight, by which a user knows it; empty where it is the only one."""
     alive = [each() for each in _watched if each() is not None]
     if len(alive) < 2 or not any(each is engine for each in alive):
@@ -65,11 +73,11 @@ def told(engine: Any) -> str:
     return f"{type(engine.module).__name__}{first}, {number} of {len(alive)} in this process"
 
 
-MOST_RECORDS = 64
+MAX_RECORDS = 64
 """Forwards whose records are kept for the step that judges them."""
 
 
-MOST_LOOKS = 8
+MAX_LOSS_GRAPHS = 8
 """Bad losses whose graph is read."""
 
 
@@ -89,7 +97,7 @@ class Decisions:
 
     def __init__(self, engine: Any, options: Options, announcer: Announcer, recorder: BatchRecorder) -> None:
         self.engine, self.options = engine, options
-        self.found = Found()
+        self.found = FindingsLog()
         self.losses = StepLosses()
         self.overflowed: bool | None = None
         self.scale: float | None = None
@@ -99,7 +107,7 @@ class Decisions:
         self._records: list[BatchRecord] = []
         self._backward_call: BackwardCall | None = None
         self._overflows = OverflowCount()
-        self._examination = Examination(engine)
+        self._history = StepHistory(engine)
         self._first_batch = 0
         self._bad_losses: dict[int, BadLoss] = {}
         self._looks = self._expects = 0
@@ -109,7 +117,7 @@ class Decisions:
         )
         self._suspects = self._lost = 0
         self._were_zero = False
-        self._updates: history.Updates | None = None
+        self._updates: WeightUpdates | None = None
         self._was_unchanged = False
         self._last_clean_step: int | None = None
         self._bad_applied: int | None = None
@@ -148,7 +156,7 @@ class Decisions:
 
     def _look_at_loss(self, loss: Tensor) -> None:
         """A bad loss whose graph is whole, and whose script's variables are those of this micro-batch."""
-        if self._looks >= MOST_LOOKS or self._backward_call is None:
+        if self._looks >= MAX_LOSS_GRAPHS or self._backward_call is None:
             return
         self._looks += 1
         try:
@@ -158,7 +166,7 @@ class Decisions:
             made = None
         line, labels = loss_line(self._backward_call, self.engine)
         self._bad_losses[len(self.losses.known()) - 1] = BadLoss(made, line, ignored_labels(labels))
-        self._expect(MOST)
+        self._expect(MAX_FORWARDS)
 
     def forward_ends(self, output: Any) -> None:
         """A forward with gradients is over, and the script computes its loss, of which lines are wanted."""
@@ -180,7 +188,7 @@ class Decisions:
         """A forward of the level frames is over."""
         if torch.is_grad_enabled():
             self._records.append(record)
-            if len(self._records) > MOST_RECORDS:  # forwards that no step follows
+            if len(self._records) > MAX_RECORDS:  # forwards that no step follows
                 self._records.pop(0).settle()
         else:
             self._look_at_evaluation(record)
@@ -198,7 +206,7 @@ class Decisions:
                 step=record.position.step,
                 batch=record.batch,
                 evaluation="a forward without gradients" if record.training else "an evaluation",
-                engine=told(self.engine),
+                engine=engine_label(self.engine),
                 first_bad=found,
                 frames=last,
             )
@@ -215,7 +223,7 @@ class Decisions:
             if not decision.replicated:
                 overflow = ranks.any_rank(overflow, self.engine.device)
         self.overflowed = overflow
-        self._examination.note_rates(decision.step)
+        self._history.note_rates(decision.step)
         if self._asks_scale:
             self._check_loss_scale(decision)
         live = self._live_first_bad(decision) if self.hooks is not None else None
@@ -251,12 +259,12 @@ class Decisions:
     def _look_for_small(self, decision: engine_adapter.Decision) -> None:
         """In some steps, the same on all ranks: whether gradients or updates are too small to count."""
         self._updates = None
-        if not history.is_due(decision.step):
+        if not is_due(decision.step):
             return
-        self._examination.note_weights(decision.step)
-        self._examination.note_inputs(decision.step, (frame for record in self._records for frame in record.frames()))
-        self._updates = history.Updates(self.engine)
-        if not history.may_underflow(self.engine) or engine_facts.is_pipeline(self.engine):
+        self._history.note_weights(decision.step)
+        self._history.note_inputs(decision.step, (frame for record in self._records for frame in record.frames()))
+        self._updates = WeightUpdates(self.engine)
+        if engine_facts.dtype(self.engine) is not torch.float16 or engine_facts.is_pipeline(self.engine):
             return
         self._look_for_lost_activations(decision.step)
         scale = decision.loss_scale or engine_facts.loss_scale(self.engine) or 1.0
@@ -266,7 +274,7 @@ class Decisions:
         suspect = ranks.any_rank(is_suspect(self.engine, self._meters), self.engine.device)
         self._suspects += suspect
         if suspect and is_power_of_two(self._suspects):
-            seen = flushed(self.engine, self._recorder, scale)
+            seen = underflow_share(self.engine, self._recorder, scale)
             nothing = not ranks.any_rank(not all_zero(self.engine, self._meters), self.engine.device)
             if nothing and self._were_zero:
                 # not even a far larger gradient at the model's output shows any: what came there is nothing already
@@ -285,7 +293,7 @@ class Decisions:
         suspect = ranks.any_rank(lost, self.engine.device)
         self._lost += suspect
         if suspect and is_power_of_two(self._lost):
-            seen = vanished(self.engine, self._recorder)
+            seen = underflowed_activation(self.engine, self._recorder)
             mine = RankReport(rank=ranks.this_rank(), world=ranks.world(), step=step, vanished=seen, dtype="float16")
             self._conclude(ranks.gather(mine))
 
@@ -336,14 +344,14 @@ class Decisions:
             line, labels = loss_line(self._backward_call, self.engine)
             seen = BadLoss(seen.made, line, ignored_labels(labels))
         if bad and seen.made is None and not self._looks:
-            self._expect(MOST)
+            self._expect(MAX_FORWARDS)
         bad_output = bool(bad) and self.losses.any_bad_output()
         return msgspec.structs.replace(
             rank_report,
             batch=self._first_batch,
             micro=bad[0] if bad else 0,
             accumulation=engine_facts.gradient_accumulation(self.engine),
-            engine=told(self.engine),
+            engine=engine_label(self.engine),
             skipped=self._overflows.skipped,
             # a loss that the model gave bad says nothing of the statement that called it
             loss_line="" if bad_output and seen.line.endswith(RUNS_THE_MODEL) else seen.line,
@@ -404,8 +412,8 @@ class Decisions:
             rank_reports = replayed(self.engine, self._recorder, rank_report, batch=self._first_batch, most_frames=most)
             if any(report.rank == ranks.this_rank() and report.began_bad for report in rank_reports):
                 self._watches_backward = True
-                self._expect(MOST)
-            rank_reports = self._examination.examined(self._recorder, rank_reports)
+                self._expect(MAX_FORWARDS)
+            rank_reports = self._history.examined(self._recorder, rank_reports)
         else:
             rank_reports = ranks.gather(msgspec.structs.replace(rank_report, again=True))
         self._conclude(rank_reports)
@@ -422,5 +430,5 @@ class Decisions:
 
     def _conclude_alone(self, rank_report: RankReport, *, harmless: bool = False) -> None:
         """This rank by itself: announce, and let rank 0 know. ``harmless``: loss and gradients are finite."""
-        findings = self.found.add_alone(Seen(rank_report, harmless))
+        findings = self.found.add_alone(LocalFinding(rank_report, harmless))
         self._announcer.announce(findings, [rank_report], notes_once=harmless)

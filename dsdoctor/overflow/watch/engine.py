@@ -16,6 +16,7 @@ from torch import nn
 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding
+from dsdoctor.core.user_code import CHECKPOINT_WATCH
 from dsdoctor.overflow.hooks import engine as engine_adapter
 from dsdoctor.overflow.hooks import engine as engine_facts
 from dsdoctor.overflow.hooks import ranks
@@ -28,6 +29,7 @@ from dsdoctor.overflow.watch.announce import Announcer, Tracer
 from dsdoctor.overflow.watch.debug import refuse_twice
 from dsdoctor.overflow.watch.decisions import Decisions
 from dsdoctor.overflow.watch.loss_line import LossLines
+from dsdoctor.rules import book
 
 NOTHING_TRACED = (
     "the engine is compiled, and level trace sees nothing inside its graphs: trace a run without engine.compile(), or take "
@@ -71,6 +73,7 @@ class Watch:
         if "dsdoctor" in vars(engine):
             raise UsageError("this engine is watched already", hint="engine.dsdoctor is its watch: detach() that first")
         refuse_twice(engine.module)
+        book.prepare("overflow")
         self.engine, self.options = engine, options
         self._announcer = Announcer(report_file=options.report_file)
         self._batches = 0
@@ -99,7 +102,7 @@ class Watch:
             self.detach()
             raise
         vars(engine)["dsdoctor"] = self
-        decisions.note(engine)
+        decisions.register(engine)
 
     # -- what the user holds
 
@@ -184,7 +187,8 @@ class Watch:
             self._decisions.on_decision(decision)
 
     def _on_load(self, folder: str) -> None:
-        if ranks.this_rank() == 0:
+        told = hasattr(getattr(type(self.engine), "load_checkpoint", None), CHECKPOINT_WATCH)
+        if ranks.this_rank() == 0 and not told:
             self._decisions.not_loaded(folder)
 
     def _on_step(self) -> None:

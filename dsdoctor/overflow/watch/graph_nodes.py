@@ -1,6 +1,7 @@
 """What autograd keeps of one operation: its name, its operands and its result, or what it takes to compute that again.
 
-Nothing is read that has hooks of its own (activation checkpointing would run its forward), and nothing larger than ``LARGEST``.
+Nothing is read that has hooks of its own (activation checkpointing would run its forward), and nothing above
+``MAX_TENSOR_BYTES``.
 """
 
 import math
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LARGEST = 256 << 20
+MAX_TENSOR_BYTES = 256 << 20
 """Bytes of a tensor that is looked at: logits of a large vocabulary have gigabytes."""
 SECOND = ("other", "target", "exponent", "weight")
 
@@ -59,7 +60,7 @@ def saved(node: Any, name: str) -> Any:
 
 def readable(tensor: Tensor) -> Tensor | None:
     plain = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
-    fits = plain and not tensor.is_complex() and 0 < tensor.nbytes <= LARGEST
+    fits = plain and not tensor.is_complex() and 0 < tensor.nbytes <= MAX_TENSOR_BYTES
     return tensor.detach() if fits else None
 
 
@@ -133,7 +134,7 @@ def bytes_again(node: Any, given: list[Any]) -> int:
 # walk back ends.
 
 
-LARGEST_PART = 1 << 24
+MAX_PART_ELEMENTS = 1 << 24
 """Elements of an operand whose parts are looked at: an index of eight bytes is made for each."""
 SELECTS = words("Select Slice Index Gather IndexSelect MaskedSelect Split Narrow")
 """They take a part of their operand."""
@@ -196,7 +197,7 @@ def taken_of(node: Any, name: str, value: Tensor) -> Tensor | None:
         if not isinstance(chosen, Tensor):
             return None
         return chosen if kind == "Where" and name == "self" else ~chosen
-    if value.numel() > LARGEST_PART:
+    if value.numel() > MAX_PART_ELEMENTS:
         return None
     numbers = torch.arange(value.numel(), device=value.device).reshape(value.shape)
     part = _part(node, kind, numbers)

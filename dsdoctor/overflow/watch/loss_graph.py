@@ -16,12 +16,12 @@ from dsdoctor.overflow.frames.first_bad import Origin
 from dsdoctor.overflow.frames.frame import TensorStats
 from dsdoctor.overflow.measure.readings import Meters, Readings
 from dsdoctor.overflow.replay.operations import made_at
-from dsdoctor.overflow.replay.provenance import Why, why
+from dsdoctor.overflow.replay.provenance import OverflowCause, cause_of
 from dsdoctor.overflow.verdict.evidence import amount
 from dsdoctor.overflow.watch.graph_nodes import (
     AGAIN,
     CHOOSES,
-    LARGEST,
+    MAX_TENSOR_BYTES,
     SELECTS,
     adds_nothing,
     bytes_again,
@@ -35,11 +35,11 @@ from dsdoctor.overflow.watch.graph_nodes import (
     words,
 )
 
-DEEPEST = 12
+MAX_DEPTH = 12
 """Operations that are computed again, one out of the other."""
-LONGEST = 64
+MAX_TEXT_LENGTH = 64
 """Operations from the loss back to the one that made it."""
-COMPUTED = 512 << 20
+MAX_COMPUTED_BYTES = 512 << 20
 """Bytes of results that are computed again for one loss, in all."""
 SECONDS = 2.0
 """For one loss. It is read in the script's backward, where other ranks may wait."""
@@ -89,7 +89,7 @@ class Operand:
 
 
 class _CostsTooMuchError(Exception):
-    """Reading a graph would take more than ``COMPUTED`` bytes, or has taken ``SECONDS``."""
+    """Reading a graph would take more than ``MAX_COMPUTED_BYTES`` bytes, or has taken ``SECONDS``."""
 
 
 def made_the_loss(loss: Tensor) -> Origin | None:
@@ -108,7 +108,7 @@ class _Graph:
 
     def __init__(self) -> None:
         self._values: dict[Any, Tensor | None] = {}
-        self._bytes, self._until = COMPUTED, time.monotonic() + SECONDS
+        self._bytes, self._until = MAX_COMPUTED_BYTES, time.monotonic() + SECONDS
 
     def _spend(self, count: int = 0) -> None:
         self._bytes -= count
@@ -119,7 +119,7 @@ class _Graph:
         """From the loss to the first operation with a bad result."""
         is_nan: bool | None = bool(value.isnan().any())
         half, partly = value.dtype is torch.float16, False
-        for _ in range(LONGEST):
+        for _ in range(MAX_TEXT_LENGTH):
             kind, operands = kind_of(node), list(self.operands(node))
             chosen = _carrier(operands, is_nan)
             unknown = [each for each in operands if each.bad is None]
@@ -196,7 +196,7 @@ class _Graph:
         """Whether a result that is not kept is bad, by what it is a view of."""
         if (
             kind_of(node) not in VIEWS
-            or depth > DEEPEST
+            or depth > MAX_DEPTH
             or not node.next_functions
             or node.next_functions[0][0] is None
         ):
@@ -226,13 +226,13 @@ class _Graph:
         if type(node).__name__ == "AccumulateGrad":
             return readable(node.variable)
         again = AGAIN.get(kind_of(node))
-        if again is None or depth > DEEPEST:
+        if again is None or depth > MAX_DEPTH:
             return None
         given = []
         for name, (before, _) in zip(("self", second_operand(node)), node.next_functions, strict=False):
             here = saved(node, name)
             given.append(here if here is not None or before is None else self.value(before, depth + 1))
-        if any(each is None for each in given) or (count := bytes_again(node, given)) > LARGEST:
+        if any(each is None for each in given) or (count := bytes_again(node, given)) > MAX_TENSOR_BYTES:
             return None
         self._spend(count)
         computed: Tensor = again(node, *given)
@@ -254,16 +254,18 @@ class _Graph:
                 name="result", dtype=dtype, shape=(), count=1, nan=int(bool(is_nan)), posinf=int(not is_nan)
             )
         number = saved(node, "exponent")
-        found = why(
+        found = cause_of(
             f"aten.{FORWARD.get(kind, snake(kind))}",
             "",
             given if number is None else [*given[:1], float(number)],
             [result],
         )
         if kind == "NllLoss" and not found.how and result.nan:
-            found = why("aten.nll_loss_forward", "", [], [result])
+            found = cause_of("aten.nll_loss_forward", "", [], [result])
         if not found.how and kind in ("Std", "Var") and result.nan:
-            found = Why(how="a statistic over too few values", cure="Look at how many values it is taken over.")
+            found = OverflowCause(
+                how="a statistic over too few values", cure="Look at how many values it is taken over."
+            )
         return _origin(node, found.how or "its operands are finite, as far as they are kept", found.cure)
 
     def _of_inf(self, node: Any, operands: list[Operand]) -> Origin:

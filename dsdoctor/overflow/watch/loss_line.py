@@ -202,7 +202,7 @@ def is_bad(value: Any) -> bool:
 # that was nan or inf is expected again, because it costs some fifty microseconds an operation. Changes no value.
 
 
-MOST = 100
+MAX_FORWARDS = 100
 """Forwards after a bad loss in which its line is looked for."""
 
 
