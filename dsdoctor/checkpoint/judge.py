@@ -46,11 +46,12 @@ from dsdoctor.checkpoint.parameters import (
     left_by_universal,
     not_comparable,
 )
+from dsdoctor.core.cgroups import free_memory
 from dsdoctor.core.children import parse_answer
 from dsdoctor.core.errors import DoctorError, ImpossiblePlan, UsageError
 from dsdoctor.core.files import write_text
 from dsdoctor.core.finding import Finding, Severity, has_error, step
-from dsdoctor.core.host import Host, LocalHost
+from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Gap
 from dsdoctor.rules import book
 
@@ -279,7 +280,7 @@ def judge_checkpoint(order: CheckpointOrder, values: Values = no_values) -> tupl
     """
     order = _around_tag(order)
     model = read_model(order.model, order.python) if order.model is not None else None
-    memory = Memory(available=available_memory(LocalHost()))
+    memory = Memory(available=free_memory(LocalHost()))
     judged = judge(
         look(order.folder),
         order.tag,
@@ -376,11 +377,3 @@ def _around_tag(order: CheckpointOrder) -> CheckpointOrder:
         path = order.folder.absolute()
         return replace(order, folder=path.parent, tag=path.name)
     return order
-
-
-def available_memory(host: Host) -> int | None:
-    """Bytes that the system says are to spare."""
-    for line in (host.read("/proc/meminfo") or "").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) << 10
-    return None

@@ -18,11 +18,12 @@ from dsdoctor.checkpoint.checks import judge_tag
 from dsdoctor.checkpoint.facts import PARTITIONED, STATE, Examined, examine
 from dsdoctor.checkpoint.folder import Part, look, names_in, read_tag
 from dsdoctor.checkpoint.inert_pickle import ITEM_SIZES, at, count_of, tensors
-from dsdoctor.checkpoint.judge import CheckpointOrder, Judged, available_memory, judge_checkpoint
+from dsdoctor.checkpoint.judge import CheckpointOrder, Judged, judge_checkpoint
 from dsdoctor.checkpoint.merge import Watching, whole_tag
 from dsdoctor.checkpoint.tensor_bytes import Damaged, OpenFiles, Piece
 from dsdoctor.checkpoint.torch_file import write_copy
 from dsdoctor.checkpoint.weights import NotMerged, trained, whole
+from dsdoctor.core.cgroups import free_memory
 from dsdoctor.core.errors import BuildFailed, ImpossiblePlan, UsageError, disk_full, is_full
 from dsdoctor.core.files import check_folder, hidden_folder, make_folder, real_path, replacing, write_text
 from dsdoctor.core.finding import step
@@ -318,7 +319,7 @@ def _hint(examined: Examined) -> str:
 def _told(examined: Examined, out: Path, tell: Callable[[str], None]) -> Needs:
     """What it takes, told before anything is done. Raises ImpossiblePlan where that is not there."""
     host = LocalHost()
-    available, free = available_memory(host), host.free(str(out.parent))
+    available, free = free_memory(host), host.free(str(out.parent))
     needed = needs(examined, cpus=host.cpus(), available=available)
     tell(
         f"the converter takes up to {amount(needed.disk)} of disk ({_free(free)} free; {amount(needed.result)} stay) "

@@ -61,6 +61,15 @@ def read_cgroups(host: Host) -> Cgroups:
     )
 
 
+def free_memory(host: Host) -> int | None:
+    """Bytes of memory that this process may still take: what the machine says is available, and what its cgroup's limit leaves."""
+    meminfo = (line.split() for line in (host.read("/proc/meminfo") or "").splitlines())
+    available = next((int(words[1]) << 10 for words in meminfo if words[:1] == ["MemAvailable:"]), None)
+    groups = read_cgroups(host)
+    left = None if groups.memory is None else max(0, groups.memory - (groups.memory_used or 0))
+    return min((size for size in (available, left) if size is not None), default=None)
+
+
 def _paths(host: Host) -> dict[str, str]:
     """The group of each controller, by what v1 says and else v2's."""
     found, unified = {}, None

@@ -167,7 +167,7 @@ def with_who_waited(finding: Finding, hit: Hit, timeline: Timeline, facts: Facts
     who = f"waiting: rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers[:16]))}" if numbers else ""
     zero = loss_of_zero(timeline.before_waiting)
     evidence = (*finding.evidence, *(text for text in (said, who, zero) if text and text != waited))
-    title = finding.title.removesuffix(": it ended first, and its own log says how") if waited else finding.title
+    title = finding.title.removesuffix("; it ended first, and its own log shows how") if waited else finding.title
     fix = finding.fix
     if fix and "took different paths" in waited and SAVING in waited:
         fix = replace(fix, text="call save_checkpoint on every rank, not on rank 0 alone: it is a collective")

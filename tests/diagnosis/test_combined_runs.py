@@ -153,7 +153,7 @@ def test_a_kernel_is_quoted_where_no_rule_knows_its_words() -> None:
     log = [KERNEL.format(file="Loss", words="tile >= zero && tile <= one"), *ASSERTED]
 
     assert "tile >= zero && tile <= one" in first(log).title
-    assert "most often of an index" in first(ASSERTED).title
+    assert "index" in first(ASSERTED).title
 
 
 @each("zero", ["zero/stage_1_and_2.py", "zero/stage3.py", "bf16_optimizer.py", ""])

@@ -13,7 +13,7 @@ OF_A_POD = {
     'Container trainer exceeded its local ephemeral storage limit "20Gi". ': "20Gi",
     'Usage of EmptyDir volume "dshm" exceeds the limit "8Gi". ': "dshm",
     "The node had condition: [DiskPressure]. ": "DiskPressure",
-    "": "does not say",
+    "": "resource",
 }
 """What a pod says of its eviction, and a word of the verdict."""
 

@@ -119,7 +119,7 @@ def test_what_follows_a_schedulers_end_is_a_note_at_most(reason: str) -> None:
         findings = diagnose([*STEPS, end, *(line.replace(LIMIT, end) for line in after)]).findings
         told = [one.rule for one in findings if one.severity is not Severity.NOTE]
         assert told == ["job-time-limit" if "LIMIT" in reason else "job-preempted"], (reason, after)
-        assert not any("the host's memory ran out" in one.title and "else" not in one.title for one in findings)
+        assert not any("the host's memory ran out" in one.title and "scheduler" not in one.title for one in findings)
 
 
 def test_an_exception_that_was_borne_does_not_excuse_the_scheduler() -> None:

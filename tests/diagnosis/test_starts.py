@@ -55,7 +55,8 @@ def test_launchers_started_together_are_told(label: str, number: int) -> None:
     ],
 )
 def test_one_launcher_or_one_after_the_other_is_none_of_it(log: list[str]) -> None:
-    assert first(log).title == "port 29600 is taken by another process"
+    assert first(log).rule == "master-port-in-use"
+    assert "29600" in first(log).title
 
 
 def test_the_commands_are_about_the_port_of_the_log_and_another_one() -> None:
@@ -186,7 +187,7 @@ def test_pkg_resources_is_not_mended_by_the_newest_setuptools(words: str, label:
 def test_a_link_of_deepspeeds_source_that_is_taken_for_a_file_is_told(part: str) -> None:
     said = f"error: can't copy 'deepspeed/{part}': doesn't exist or not a regular file"
 
-    assert "a link to a folder" in first(["running build_py", said]).title
+    assert "link" in first(["running build_py", said]).title
     assert "a link" not in first(["running build_py", said.replace(part, "other")]).title
 
 

@@ -16,6 +16,7 @@ from dsdoctor.cli.explain import pages
 from dsdoctor.core.finding import FIELD
 from dsdoctor.rules.book import FOLDER, LOGS, entries, log_topics, room_rules, rule_ids, words_of
 from tests.each import each
+from tests.rules.voice import habits, texts
 
 PACKAGE = FOLDER.parent
 ROOMS = sorted(file.stem for file in FOLDER.glob("*.toml") if file.stem != "order")
@@ -174,3 +175,10 @@ assert len(made) > 15, made
 assert opened == [], opened
 """
     subprocess.run([sys.executable, "-c", script, room], check=True, cwd=PACKAGE.parent)
+
+
+def test_the_words_of_log_rules_are_plain() -> None:
+    logs = [(place, text) for place, text in texts() if place.startswith(f"{LOGS}/")]
+
+    assert len(logs) > len(log_topics())
+    assert [f"{place}: {habit}" for place, text in logs for habit in habits(text)] == []

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dsdoctor.core.cgroups import free_memory
+from dsdoctor.core.host import LocalHost
 from dsdoctor.overflow.hooks.engine import is_pipeline
 from dsdoctor.overflow.hooks.module_hooks import Hook
 from dsdoctor.overflow.measure.readings import leaves
@@ -35,6 +37,10 @@ from dsdoctor.overflow.replay.restore import (
 
 INPUT_LIMIT = 1 << 30
 """Bytes of inputs that a step may keep alive. Token batches are kilobytes; a pipeline stage's inputs are activations."""
+SMALL_INPUTS = 32 << 20
+"""Bytes of inputs below which nobody's memory runs out for them: it is not asked for."""
+FREE_SHARE = 50
+"""Above that a step keeps no more than this part of the memory that is free: what the script drops it means to be free."""
 
 GRADIENT_LIMIT = 64 << 20
 """Bytes of outputs' gradients that a step may keep alive. A loss' gradient has 4; that of logits may have gigabytes."""
@@ -62,6 +68,16 @@ class MicroBatch:
     gradients: dict[int, Tensor] = field(default_factory=dict)
     dropped: dict[int, int] = field(default_factory=dict)
     starts: tuple[int, ...] | None = None
+
+
+def _free_on(device: torch.device) -> int:
+    """Bytes that are free on a device, torch's own cache counted as such; 0 where that is not known."""
+    if device.type == "cpu":
+        return free_memory(LocalHost()) or 0
+    if device.type != "cuda":
+        return 0
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0]) + cached
 
 
 class BatchRecorder:
@@ -122,7 +138,7 @@ class BatchRecorder:
             return
         inputs = leaves((args, kwargs))
         size = sum([tensor.nbytes for tensor in inputs])
-        fits = self._input_bytes + size <= self._input_limit
+        fits = self._fits(self._input_bytes + size, inputs)
         self._input_bytes += size if fits else 0
         module = self._module
         batch = MicroBatch(
@@ -141,6 +157,12 @@ class BatchRecorder:
         self._waiting[id(batch)] = batch
         if len(self._waiting) > WAITING_LIMIT:
             self._give_up(next(iter(self._waiting.values())))
+
+    def _fits(self, size: int, inputs: Sequence[Tensor]) -> bool:
+        """Whether a step may keep inputs of so many bytes, the last of them these."""
+        if size > self._input_limit or size <= SMALL_INPUTS:
+            return size <= SMALL_INPUTS and size <= self._input_limit
+        return all(size * FREE_SHARE <= _free_on(device) for device in {tensor.device for tensor in inputs})
 
     def _give_up(self, batch: MicroBatch) -> None:
         del self._waiting[id(batch)]

@@ -1,0 +1,45 @@
+"""What a step keeps for a replay is little of what is free: a script that drops its batches means their memory to be free."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dsdoctor.core.cgroups import free_memory
+from dsdoctor.core.host import LocalHost
+from dsdoctor.overflow.replay.replay import FREE_SHARE, INPUT_LIMIT, SMALL_INPUTS, BatchRecorder
+from tests.overflow.engine import Engine
+
+
+class Scale(nn.Module):
+    """Reads nothing of its input, so that a large one costs no memory here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, batch: Tensor) -> Tensor:
+        return self.weight * len(batch)
+
+
+def kept(size: int, *, count: int = 1) -> list[bool]:
+    """Which of some forwards' inputs a step keeps, each of so many bytes."""
+    engine = Engine(Scale())
+    recorder = BatchRecorder(engine)
+    for _ in range(count):
+        engine(torch.empty(size, dtype=torch.uint8))
+    found = [batch.args is not None for batch in recorder.batches]
+    recorder.detach()
+    return found
+
+
+@pytest.mark.parametrize(("share", "is_kept"), [(0.5, True), (1.5, False)])
+def test_inputs_are_kept_up_to_a_share_of_the_free_memory(share: float, is_kept: bool) -> None:
+    free = free_memory(LocalHost())
+    assert free is not None and free > SMALL_INPUTS * FREE_SHARE * 3, "this machine has too little memory for the test"
+
+    size = int(free / FREE_SHARE * share)
+    assert kept(min(size, INPUT_LIMIT) if is_kept else size) == [is_kept]
+
+
+def test_small_inputs_are_kept_whatever_is_free() -> None:
+    assert kept(SMALL_INPUTS // 4, count=4) == [True] * 4
