@@ -156,9 +156,7 @@ def publish_into(index: Path) -> AfterBuild:
         try:
             publish(Path(result.wheel), index)
         except OSError as error:
-            return (
-                book.finding("wheel-not-published", Severity.ERROR, case="refused", index=str(index), why=str(error)),
-            )
+            return (book.finding("wheel-not-published", Severity.ERROR, index=str(index), why=str(error)),)
         return ()
 
     return list_wheel

@@ -29,25 +29,6 @@ from dsdoctor.probe.observe import observing_for
 from dsdoctor.probe.python import ask_python, read_torch
 
 
-def targets_of(
-    pythons: Sequence[str], torches: Sequence[str], cudas: Sequence[str], index: str | None
-) -> tuple[Target, ...]:
-    """What the options name. Raises UsageError for nonsense, ImpossiblePlan for a Python that is not here."""
-    asked = tuple(dict.fromkeys(pythons)) or (sys.executable,)
-    for python in asked:
-        if not is_version(python):
-            check_interpreter(python)
-    if torches:
-        return cross(find_interpreters(LocalHost(), asked), tuple(torches), tuple(cudas), index)
-    if cudas or index:
-        option = "--cuda" if cudas else "--torch-index"
-        raise UsageError(f"{option} chooses among builds of torch, and no --torch names one", hint="--torch 2.14.1")
-    versions = tuple(python for python in asked if is_version(python))
-    found = dict(zip(versions, find_interpreters(LocalHost(), versions), strict=True))
-    paths = (found[python].executable if python in found else python for python in asked)
-    return tuple(Target(python=path) for path in dict.fromkeys(paths))
-
-
 @dataclass(frozen=True, kw_only=True)
 class ListedTarget:
     """One of the wheels that the options name, by its place among them: what an array job builds by its own index."""
@@ -56,63 +37,6 @@ class ListedTarget:
     python: str
     torch: str | None
     cuda: str | None
-
-
-def list_targets(pythons: Sequence[str], torches: Sequence[str], cudas: Sequence[str]) -> tuple[ListedTarget, ...]:
-    """Every Python with every torch and every CUDA, each once, always in this order. Nothing is looked for on this machine."""
-    choices = (pythons or (sys.executable,), torches or (None,), cudas or (None,))
-    each = tuple(dict.fromkeys(product(*choices)))
-    return tuple(
-        ListedTarget(number=number, python=python, torch=torch, cuda=cuda)
-        for number, (python, torch, cuda) in enumerate(each)
-    )
-
-
-def chosen_target(listed: Sequence[ListedTarget], number: int) -> ListedTarget:
-    """The one with a number. Raises UsageError for a number that none has."""
-    if 0 <= number < len(listed):
-        return listed[number]
-    raise UsageError(
-        f"there is no target {number}: they are numbered from 0 to {len(listed) - 1}", hint="--targets lists them"
-    )
-
-
-def refuse_clashes(order: BuildOrder, targets: Sequence[Target]) -> None:
-    """Raise UsageError where two wheels would have one file name, as far as that can be told without installing anything."""
-    if order.request.tagged:
-        return  # a tag of the content tells them apart
-    names: dict[tuple[str, ...], Target] = {}
-    for target in targets:
-        expected = _expected(order, target)
-        if expected is not None and names.setdefault(expected, target) is not target:
-            raise clash(names[expected], target)
-
-
-def clash(first: Target, second: Target) -> UsageError:
-    """Why two targets cannot be built into one folder."""
-    return UsageError(
-        f"the wheels for {first.name} and for {second.name} would have the same file name",
-        hint="name one, or give each its own --out: DeepSpeed's loader tells torch's major.minor and CUDA release apart, no more",
-    )
-
-
-def _expected(order: BuildOrder, target: Target) -> tuple[str, ...] | None:
-    """What will tell a target's wheel from others in its name; None where its environment cannot be asked."""
-    request = order.request
-    if target.torch is None:
-        environment_ = ask_python(LocalHost(), target.python)
-        if isinstance(environment_, Gap) or environment_.torch is None:
-            return None
-        tag, torch = environment_.python.tag, read_torch(LocalHost(), environment_.torch)
-    else:
-        tag = f"cp{target.minor.replace('.', '')}"
-        cuda = None if target.build == "cpu" else Cuda.parse(target.build)
-        torch = Torch(version=target.torch, location="", cuda=cuda)
-    if torch is None:
-        return None
-    accelerator = request.accelerator or ("cuda" if torch.cuda else "cpu")
-    local, _ = choose_local_version(torch, accelerator, request)
-    return tag, local
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,33 +87,6 @@ class _Running:
     ready: PreparedPlan | None = None
     inputs: Inputs | None = None
     made: "Future[BuildResult] | None" = None
-
-
-def build_targets(
-    order: BuildOrder,
-    targets: Sequence[Target],
-    out: Path,
-    *,
-    after: AfterBuild | None,
-    talk: Talk,
-    dry_run: bool = False,
-) -> tuple[TargetOutcome, ...]:
-    """A wheel for each target, or why there is none; one that fails does not stop the others. ``dry_run`` ends at the plans.
-
-    Raises UsageError for two whose wheels would have one file name, before anything is made. Any interruption ends all.
-    """
-    refuse_clashes(order, targets)
-    prepare_out(out)
-    cache = private_folder(cache_folder(LocalHost()))
-    with ExitStack() as kept, ThreadPoolExecutor(max_workers=len(targets)) as threads:
-        builds = _TargetBuilds(order=order, cache=cache, out=out, talk=talk, kept=kept, threads=threads)
-        try:
-            for target in targets:
-                builds.begin(target, dry_run=dry_run)
-            return tuple(builds.end(running, after) for running in builds.running)
-        except BaseException:
-            builds.stop()
-            raise
 
 
 @dataclass
@@ -268,7 +165,7 @@ class _TargetBuilds:
             kept = find_wheel(running.inputs, self.out) if running.inputs is not None else None
             if kept is not None:
                 observing.stop()
-                self.talk.say(target, "nothing that its wheel is made of has changed: it is taken from the cache")
+                self.talk.say(target, "unchanged since the last build: wheel taken from the cache")
                 running.outcome = replace(running.outcome, plan=kept.plan, result=kept.result)
                 return
             observation = observing.final()
@@ -302,6 +199,109 @@ class _TargetBuilds:
         result = make_wheel(ready, self.out, say=say, watch=watch, pool=pool)
         # the process's own figure has the neighbours' compilers in it
         return replace(result, cpu_seconds=round(sum(op.cpu_seconds or 0.0 for op in result.ops), 1))
+
+
+def targets_of(
+    pythons: Sequence[str], torches: Sequence[str], cudas: Sequence[str], index: str | None
+) -> tuple[Target, ...]:
+    """What the options name. Raises UsageError for nonsense, ImpossiblePlan for a Python that is not here."""
+    asked = tuple(dict.fromkeys(pythons)) or (sys.executable,)
+    for python in asked:
+        if not is_version(python):
+            check_interpreter(python)
+    if torches:
+        return cross(find_interpreters(LocalHost(), asked), tuple(torches), tuple(cudas), index)
+    if cudas or index:
+        option = "--cuda" if cudas else "--torch-index"
+        raise UsageError(f"{option} needs --torch", hint="--torch 2.14.1")
+    versions = tuple(python for python in asked if is_version(python))
+    found = dict(zip(versions, find_interpreters(LocalHost(), versions), strict=True))
+    paths = (found[python].executable if python in found else python for python in asked)
+    return tuple(Target(python=path) for path in dict.fromkeys(paths))
+
+
+def list_targets(pythons: Sequence[str], torches: Sequence[str], cudas: Sequence[str]) -> tuple[ListedTarget, ...]:
+    """Every Python with every torch and every CUDA, each once, always in this order. Nothing is looked for on this machine."""
+    choices = (pythons or (sys.executable,), torches or (None,), cudas or (None,))
+    each = tuple(dict.fromkeys(product(*choices)))
+    return tuple(
+        ListedTarget(number=number, python=python, torch=torch, cuda=cuda)
+        for number, (python, torch, cuda) in enumerate(each)
+    )
+
+
+def chosen_target(listed: Sequence[ListedTarget], number: int) -> ListedTarget:
+    """The one with a number. Raises UsageError for a number that none has."""
+    if 0 <= number < len(listed):
+        return listed[number]
+    raise UsageError(
+        f"there is no target {number}; targets are numbered from 0 to {len(listed) - 1}", hint="--targets lists them"
+    )
+
+
+def refuse_clashes(order: BuildOrder, targets: Sequence[Target]) -> None:
+    """Raise UsageError where two wheels would have one file name, as far as that can be told without installing anything."""
+    if order.request.tagged:
+        return  # a tag of the content tells them apart
+    names: dict[tuple[str, ...], Target] = {}
+    for target in targets:
+        expected = _expected(order, target)
+        if expected is not None and names.setdefault(expected, target) is not target:
+            raise clash(names[expected], target)
+
+
+def clash(first: Target, second: Target) -> UsageError:
+    """Why two targets cannot be built into one folder."""
+    return UsageError(
+        f"the wheels for {first.name} and for {second.name} would have the same file name",
+        hint="choose one, or give each its own --out: DeepSpeed's loader distinguishes only torch's major.minor and CUDA release",
+    )
+
+
+def build_targets(
+    order: BuildOrder,
+    targets: Sequence[Target],
+    out: Path,
+    *,
+    after: AfterBuild | None,
+    talk: Talk,
+    dry_run: bool = False,
+) -> tuple[TargetOutcome, ...]:
+    """A wheel for each target, or why there is none; one that fails does not stop the others. ``dry_run`` ends at the plans.
+
+    Raises UsageError for two whose wheels would have one file name, before anything is made. Any interruption ends all.
+    """
+    refuse_clashes(order, targets)
+    prepare_out(out)
+    cache = private_folder(cache_folder(LocalHost()))
+    with ExitStack() as kept, ThreadPoolExecutor(max_workers=len(targets)) as threads:
+        builds = _TargetBuilds(order=order, cache=cache, out=out, talk=talk, kept=kept, threads=threads)
+        try:
+            for target in targets:
+                builds.begin(target, dry_run=dry_run)
+            return tuple(builds.end(running, after) for running in builds.running)
+        except BaseException:
+            builds.stop()
+            raise
+
+
+def _expected(order: BuildOrder, target: Target) -> tuple[str, ...] | None:
+    """What will tell a target's wheel from others in its name; None where its environment cannot be asked."""
+    request = order.request
+    if target.torch is None:
+        environment_ = ask_python(LocalHost(), target.python)
+        if isinstance(environment_, Gap) or environment_.torch is None:
+            return None
+        tag, torch = environment_.python.tag, read_torch(LocalHost(), environment_.torch)
+    else:
+        tag = f"cp{target.minor.replace('.', '')}"
+        cuda = None if target.build == "cpu" else Cuda.parse(target.build)
+        torch = Torch(version=target.torch, location="", cuda=cuda)
+    if torch is None:
+        return None
+    accelerator = request.accelerator or ("cuda" if torch.cuda else "cpu")
+    local, _ = choose_local_version(torch, accelerator, request)
+    return tag, local
 
 
 def _with_wheel(outcome: TargetOutcome) -> TargetOutcome:

@@ -54,7 +54,7 @@ def _deep(request: CheckRequest, say: Say) -> Checked:
     from dsdoctor.core.workspace import cache_folder, private_folder, workspace
 
     if request.machine:
-        raise UsageError("--deep asks the compiler, and a snapshot has none", hint="run it on that machine")
+        raise UsageError("--deep needs a compiler, and a snapshot has none", hint="run it on that machine")
     with Observing(request.python, whole=True) as observing:
         observation = _for_architectures(observing.final(), request)
     topics = examine(observation.machine, rules=request.rules)

@@ -1,4 +1,8 @@
-"""A machine's findings, weighed by the ops that they stand in the way of."""
+"""A machine's findings, weighed by the ops that they affect; on a screen, and as Markdown for an issue.
+
+The screen has a line for each topic, the worst findings, the ops in groups, one verdict and one next step. The Markdown has at most
+thirty lines, without what an environment hides.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +32,16 @@ from dsdoctor.ui.screen import counted, first_step, most_harmful, next_line, scr
 from dsdoctor.ui.table import table
 from dsdoctor.ui.terminal import MARKS, VerdictLine, printable
 
+WORTH_A_LINE = {Severity.WARNING, Severity.ERROR}
+MAX_OPS = 8
+ALL = "-v"
+MIN_INDENT_COLUMNS = 60
+"""Columns from which on the table of ops is indented."""
+
+MAX_FINDINGS = 5
+MARKDOWN = re.compile(r"([\\`*<\[\]])")
+SEVERITIES = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "note"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
@@ -42,6 +56,25 @@ class Checked:
     def findings(self) -> tuple[Finding, ...]:
         """All findings, in the order of the topics."""
         return tuple(finding for topic in self.topics for finding in topic.findings)
+
+
+class _Plain:
+    """Makes of a text what Markdown shows as it is, without what the environment hides, the home folder and who works here."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._hidden = Hidden(environment)
+        self._home = environment.get("HOME", "").rstrip("/")
+        names = {environment.get("USER", ""), environment.get("LOGNAME", "")} - {"", "root"}
+        words = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
+        self._names = re.compile(rf"(?<![\w.-])(?:{words})(?![\w.-])") if words else None
+
+    def text(self, text: str) -> str:
+        # before anything is escaped: what is hidden is found by its own spelling
+        plain = self._hidden.out_of(text)
+        if self._home:
+            plain = plain.replace(self._home, "~")
+        plain = self._names.sub("USER", plain) if self._names else plain
+        return MARKDOWN.sub(r"\\\1", printable(plain))
 
 
 def weighed(
@@ -88,20 +121,10 @@ def asked_of_compiler(
 
     def on_op(op: str, error: str | None) -> None:
         done.append(op)
-        say(f"[{len(done)}/{len(names)}] {op}: {error or 'compiles as far as the preprocessor, and links'}")
+        say(f"[{len(done)}/{len(names)}] {op}: {error or 'preprocesses and links'}")
 
     python = machine.python.executable
     return ask_compiler(LocalHost(), source, names, python=python, jobs=jobs, folder=folder, on_op=on_op)
-
-
-# What a check found -> one screen: a line for each topic, the worst findings, the ops in groups, one verdict, one next step.
-
-
-WORTH_A_LINE = {Severity.WARNING, Severity.ERROR}
-MAX_OPS = 8
-ALL = "-v"
-MIN_INDENT_COLUMNS = 60
-"""Columns from which on the table of ops is indented."""
 
 
 def check_lines(done: Checked, *, verbose: bool, width: int | None = None) -> Iterator[str]:
@@ -130,58 +153,27 @@ def ending_lines(command: Step | None) -> Iterator[str]:
         yield next_line(command)
 
 
-def _mark(findings: tuple[Finding, ...]) -> str:
-    found = {finding.severity for finding in findings}
-    return next((MARKS[severity] for severity in (Severity.ERROR, Severity.WARNING) if severity in found), "✓")
-
-
 def op_lines(ops: tuple[OpVerdict, ...], source: Source, *, verbose: bool, width: int | None = None) -> Iterator[str]:
     """Which ops there are: installed, those that build, and those that cannot, needed or not."""
-    yield f"ops of DeepSpeed {source.version} for {source.accelerator} ({source.because}), as the environment stands:"
+    yield f"ops of DeepSpeed {source.version} for {source.accelerator} in the current environment ({source.because}):"
     real = [op for op in ops if not op.placeholder]
     if verbose:
         yield from _op_table(real, width)
         return
     yield from _group("✓", "installed", [op for op in real if op.verdict == INSTALLED])
-    yield from _group("✓", "build", [op for op in real if op.verdict == BUILDS])
+    yield from _group("✓", "can be built", [op for op in real if op.verdict == BUILDS])
     missed = missed_ops(ops)
     if missed:
-        yield from _group("✗", f"cannot, and you need {_them(missed)} ({missed[0].needed})", missed)
+        yield from _group("✗", f"required {_ops(missed)} cannot be built ({missed[0].needed})", missed)
         for because in dict.fromkeys(op.because for op in missed):
             yield f"    {because}"
     rest = [op for op in real if op.verdict == CANNOT and not op.needed]
     if rest:
-        yield from _group("·", f"cannot, and you do not need {_them(rest)} ({ALL} says why)", rest)
-
-
-def _op_table(ops: Sequence[OpVerdict], width: int | None) -> Iterator[str]:
-    """An op a row; below, why some cannot, each reason once."""
-    rows = [("  op", "as it stands", "build-wheel")]
-    why: dict[str, list[str]] = {}
-    for op in ops:
-        mark = "✓" if op.verdict != CANNOT else "✗" if op.needed else "·"
-        rows.append((f"{mark} {op.op}", op.verdict, op.mended))
-        for because in dict.fromkeys(filter(None, (op.because, op.mended_because))):
-            why.setdefault(because, []).append(op.op)
-    indent = " " * 4 if width is None or width >= MIN_INDENT_COLUMNS else ""
-    yield from (f"{indent}{line}".rstrip() for line in table(rows, "<<<", width=width and width - len(indent)))
-    if why:
-        yield "  why:"
-    for because, those in why.items():
-        yield f"    - {because}" if len(those) == 1 and those[0] in because else f"    - {because}: {', '.join(those)}"
-
-
-def _group(mark: str, words: str, ops: Sequence[OpVerdict]) -> Iterator[str]:
-    if ops:
-        yield f"{mark} {len(ops)} {words}: {and_more([op.op for op in ops], MAX_OPS)}"
-
-
-def _them(ops: Sequence[OpVerdict]) -> str:
-    return "it" if len(ops) == 1 else "them"
+        yield from _group("·", f"optional {_ops(rest)} cannot be built ({ALL} shows why)", rest)
 
 
 def missed_ops(ops: tuple[OpVerdict, ...]) -> list[OpVerdict]:
-    """Those that are needed and cannot be had as the environment stands."""
+    """Those that are needed and cannot be built in the current environment."""
     return [op for op in ops if op.verdict == CANNOT and op.needed and not op.placeholder]
 
 
@@ -192,14 +184,15 @@ def verdict_line(done: Checked, *, verbose: bool) -> str:
     missed = missed_ops(done.ops)
     hidden = f" ({ALL} shows {notes} note{'s' * (notes > 1)} and every op)" if notes and not verbose else ""
     if not worth and not missed:
-        return f"✓ nothing is wrong{hidden}"
+        return f"✓ no problems found{hidden}"
     mark = MARKS[Severity.ERROR if any(f.severity is Severity.ERROR for f in worth) else Severity.WARNING]
     parts = [counted(worth)] if worth else []
     if missed:
         named = and_more([op.op for op in missed], MAX_OPS)
         mended = [op for op in missed if op.mended == BUILDS]
-        gets = f"; build-wheel gets {'it' if len(missed) == 1 else f'{len(mended)} of them'}" if mended else ""
-        parts.append(f"{named} cannot be built as the environment stands{gets}")
+        buildable = "it" if len(missed) == 1 else f"{len(mended)} of them"
+        by_build_wheel = f"; build-wheel can build {buildable}" if mended else ""
+        parts.append(f"{named} cannot be built in this environment{by_build_wheel}")
     return f"{mark} {': '.join(parts)}{hidden}"
 
 
@@ -213,26 +206,6 @@ def next_step(done: Checked, arch: str | None = None) -> Step | None:
     if found is not None or missed or done.source is None or done.machine.deepspeed is not None:
         return found
     return step("python -m dsdoctor install --ops {ops}", ops=asked) if asked else step("python -m dsdoctor install")
-
-
-def _build(ops: str, arch: str | None) -> Step:
-    if ops and arch:
-        return step("python -m dsdoctor build-wheel --ops {ops} --arch {arch}", ops=ops, arch=arch)
-    if ops:
-        return step("python -m dsdoctor build-wheel --ops {ops}", ops=ops)
-    return (
-        step("python -m dsdoctor build-wheel --arch {arch}", arch=arch)
-        if arch
-        else step("python -m dsdoctor build-wheel")
-    )
-
-
-# What a check found -> thirty lines of Markdown at most, to be pasted into an issue. What an environment hides is not in them.
-
-
-MAX_FINDINGS = 5
-MARKDOWN = re.compile(r"([\\`*<\[\]])")
-SEVERITIES = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "note"}
 
 
 def issue_lines(done: Checked, environment: Mapping[str, str]) -> Iterator[str]:
@@ -257,26 +230,50 @@ def issue_lines(done: Checked, environment: Mapping[str, str]) -> Iterator[str]:
         yield from (f"- {plain(line)}" for line in groups if not line.startswith(" "))
 
 
+def _mark(findings: tuple[Finding, ...]) -> str:
+    found = {finding.severity for finding in findings}
+    return next((MARKS[severity] for severity in (Severity.ERROR, Severity.WARNING) if severity in found), "✓")
+
+
+def _op_table(ops: Sequence[OpVerdict], width: int | None) -> Iterator[str]:
+    """An op a row; below, why some cannot, each reason once."""
+    rows = [("  op", "now", "build-wheel")]
+    why: dict[str, list[str]] = {}
+    for op in ops:
+        mark = "✓" if op.verdict != CANNOT else "✗" if op.needed else "·"
+        rows.append((f"{mark} {op.op}", op.verdict, op.mended))
+        for because in dict.fromkeys(filter(None, (op.because, op.mended_because))):
+            why.setdefault(because, []).append(op.op)
+    indent = " " * 4 if width is None or width >= MIN_INDENT_COLUMNS else ""
+    yield from (f"{indent}{line}".rstrip() for line in table(rows, "<<<", width=width and width - len(indent)))
+    if why:
+        yield "  why:"
+    for because, those in why.items():
+        yield f"    - {because}" if len(those) == 1 and those[0] in because else f"    - {because}: {', '.join(those)}"
+
+
+def _group(mark: str, words: str, ops: Sequence[OpVerdict]) -> Iterator[str]:
+    if ops:
+        yield f"{mark} {len(ops)} {words}: {and_more([op.op for op in ops], MAX_OPS)}"
+
+
+def _ops(ops: Sequence[OpVerdict]) -> str:
+    return "op" if len(ops) == 1 else "ops"
+
+
+def _build(ops: str, arch: str | None) -> Step:
+    if ops and arch:
+        return step("python -m dsdoctor build-wheel --ops {ops} --arch {arch}", ops=ops, arch=arch)
+    if ops:
+        return step("python -m dsdoctor build-wheel --ops {ops}", ops=ops)
+    return (
+        step("python -m dsdoctor build-wheel --arch {arch}", arch=arch)
+        if arch
+        else step("python -m dsdoctor build-wheel")
+    )
+
+
 def _problem(finding: Finding, plain: Callable[[str], str]) -> Iterator[str]:
     yield f"- {SEVERITIES[finding.severity]} `{finding.rule}`: {plain(finding.title)}"
     if finding.evidence:
         yield f"  {plain(finding.evidence[0])}"
-
-
-class _Plain:
-    """Makes of a text what Markdown shows as it is, without what the environment hides, the home folder and who works here."""
-
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self._hidden = Hidden(environment)
-        self._home = environment.get("HOME", "").rstrip("/")
-        names = {environment.get("USER", ""), environment.get("LOGNAME", "")} - {"", "root"}
-        words = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
-        self._names = re.compile(rf"(?<![\w.-])(?:{words})(?![\w.-])") if words else None
-
-    def text(self, text: str) -> str:
-        # before anything is escaped: what is hidden is found by its own spelling
-        said = self._hidden.out_of(text)
-        if self._home:
-            said = said.replace(self._home, "~")
-        said = self._names.sub("USER", said) if self._names else said
-        return MARKDOWN.sub(r"\\\1", printable(said))

@@ -1,4 +1,4 @@
-"""install: what is there and fits stays, else the best wheel of the indexes, else one that is built; then each op is loaded."""
+"""install: a DeepSpeed that fits stays, else the best wheel of the indexes, else one that is built; then each op is loaded."""
 
 import enum
 from collections.abc import Sequence
@@ -73,6 +73,13 @@ def install_built(plan: BuildPlan, result: BuildResult) -> tuple[Finding, ...]:
     return _install_wheel(plan.python, result.wheel, None)
 
 
+def asks_for_a_build(order: BuildOrder) -> bool:
+    """Whether the order says how to build (``--arch``, ``--cpu``, ...): no wheel that is there already was built by that."""
+    request = order.request
+    asked = (request.arch, request.cpu, request.accelerator, request.local_version, order.nodes)
+    return any(asked) or request.toolkit != "auto" or request.debug_info or request.no_local_version
+
+
 def _named_ops(order: BuildOrder, machine: Machine) -> tuple[str, ...]:
     """The ops that the order names one by one; none where it leaves the choice to the build."""
     if order.config is not None:
@@ -91,13 +98,6 @@ def _kept(order: BuildOrder, observation: Observation, wanted: tuple[str, ...]) 
         return None
     outcome = _outcome(InstallAction.KEPT, order.python)
     return None if has_error(outcome.findings) else outcome
-
-
-def asks_for_a_build(order: BuildOrder) -> bool:
-    """Whether the order says how to build (``--arch``, ``--cpu``, ...): no wheel that is there already was built by that."""
-    request = order.request
-    asked = (request.arch, request.cpu, request.accelerator, request.local_version, order.nodes)
-    return any(asked) or request.toolkit != "auto" or request.debug_info or request.no_local_version
 
 
 def _from_indexes(
@@ -188,7 +188,9 @@ def _asked_version(order: BuildOrder, observation: Observation) -> Version | Non
     try:
         return Version(spec)
     except InvalidVersion:
-        raise UsageError(f"--source {spec} is no version, and an index has releases only", hint="add --build") from None
+        raise UsageError(
+            f"--source {spec} is not a version, and an index has only releases", hint="add --build"
+        ) from None
 
 
 def _is_version(installed: str, source: str | None) -> bool:

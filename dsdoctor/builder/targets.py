@@ -1,6 +1,8 @@
-"""A target (an interpreter, a torch, its CUDA) -> an environment with that torch, below the cache folder; made once and kept.
+"""Targets: the interpreter, the torch and the CUDA that a wheel is for, and the environment with that torch.
 
-An environment cannot be moved, so it is made in its final place; a file that is written last marks it as complete.
+An interpreter is named by its path, or by a version that is looked for on PATH, in pyenv and uv. An environment is made once and
+kept below the cache folder, by uv, or by pip where the user has configured it, since uv ignores that configuration. It cannot be
+moved, so it is made in its final place; a file that is written last marks it as complete.
 """
 
 import glob
@@ -25,9 +27,24 @@ from dsdoctor.core.pip import LIMIT, PIP, failed_fetch, pip_for, why_failed
 from dsdoctor.core.text import encode
 from dsdoctor.core.workspace import private_folder
 
-# What --python names (a path, or a version) -> an interpreter that runs. Versions are looked for on PATH, in pyenv and uv.
-#
-# Installs nothing.
+STEERS = frozenset(
+    {"index-url", "extra-index-url", "find-links", "no-index", "constraint", "cert", "client-cert", "proxy"}
+)
+"""The settings of pip that say where packages come from, and how they are reached."""
+
+VENV_TIMEOUT_SECONDS = 600.0
+"""Seconds that making an empty environment may take."""
+
+Say = Callable[[str], None]
+INDEX = "https://download.pytorch.org/whl"
+"""The index of torch's own builds for each CUDA release: .../cu128, .../cpu."""
+
+FOLDER = "targets"
+FINISHED_MARK = "dsdoctor.json"
+USED = (FINISHED_MARK, "pyvenv.cfg", "bin/python", "bin/*", "lib/python*/site-packages", "lib/python*/site-packages/*")
+"""What of a kept environment decides what its interpreter runs: nobody else may write to it, or on the way to it."""
+
+CPU = "cpu"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,124 +76,6 @@ class _InterpreterAnswer:
     python: _InterpreterFacts
 
 
-def is_version(asked: str) -> bool:
-    """Whether what was named is a version, not a path.
-
-    >>> is_version("3.12"), is_version("3.12.1"), is_version("python3.12"), is_version("/opt/3.12")
-    (True, True, False, False)
-    """
-    return re.fullmatch(r"3\.\d+(\.\d+)?", asked, re.ASCII) is not None
-
-
-def find_interpreters(host: Host, asked: Sequence[str]) -> tuple[Interpreter, ...]:
-    """An interpreter for each path and version. Raises ImpossiblePlan, which names all missing ones and how to get them."""
-    found = [find_version(host, name) if is_version(name) else _at(host, name) for name in asked]
-    missing = [name for name, interpreter in zip(asked, found, strict=True) if interpreter is None]
-    if missing:
-        places = "PATH, pyenv's versions and uv's" if find_uv(host) else "PATH and pyenv's versions"
-        raise ImpossiblePlan(
-            f"there is no Python {' and no Python '.join(missing)} here: looked for on {places}",
-            hint=_how_to_get(host, missing),
-        )
-    return tuple(interpreter for interpreter in found if interpreter is not None)
-
-
-def find_version(host: Host, version: str) -> Interpreter | None:
-    """The first interpreter of a version that runs; a version manager's shim often does not."""
-    for step in STEPS:
-        for candidate in step(host, version):
-            found = _ask(host, candidate)
-            if not isinstance(found, Gap) and f"{found.version}.".startswith(f"{version}."):
-                return Interpreter(executable=found.executable, version=found.version, found_via=step.__name__)
-    return None
-
-
-def find_uv(host: Host) -> str | None:
-    """The program uv: on PATH, or in the environment that runs dsdoctor."""
-    beside = str(Path(sys.executable).parent / "uv")
-    return host.which("uv") or (beside if host.exists(beside) else None)
-
-
-def _at(host: Host, path: str) -> Interpreter:
-    found = _ask(host, path)
-    if isinstance(found, Gap):
-        raise ImpossiblePlan(
-            f"the Python {path} cannot be asked: {found.reason}", hint="name another, or a version: --python 3.12"
-        )
-    return Interpreter(executable=found.executable, version=found.version, found_via="--python")
-
-
-def _ask(host: Host, path: str) -> _InterpreterFacts | Gap:
-    answer = parse_answer(host.ask(path, "ask_python.py", timeout=60), _InterpreterAnswer, f"python {path}")
-    return answer if isinstance(answer, Gap) else answer.python
-
-
-def _how_to_get(host: Host, missing: Sequence[str]) -> str:
-    wanted = " ".join(missing)
-    if uv := find_uv(host):
-        return f"{uv} python install {wanted}"
-    if host.which("pyenv"):
-        return "; ".join(f"pyenv install {version}" for version in missing)
-    return f"python -m pip install uv && python -m uv python install {wanted}"
-
-
-def on_path(host: Host, version: str) -> Iterator[str]:
-    """``python3.12`` in every folder of PATH."""
-    name = "python" + ".".join(version.split(".")[:2])
-    for folder in dict.fromkeys((host.variable("PATH") or "").split(":")):
-        if folder.startswith("/") and host.exists(f"{folder}/{name}"):
-            yield f"{folder}/{name}"
-
-
-def of_this_dsdoctor(_: Host, version: str) -> Iterator[str]:
-    """The interpreter that runs dsdoctor, if it has that version."""
-    here = ".".join(map(str, sys.version_info[:3]))
-    if f"{here}.".startswith(f"{version}."):
-        yield sys.executable
-
-
-def of_pyenv(host: Host, version: str) -> Iterator[str]:
-    """pyenv's versions, the newest first."""
-    root = host.variable("PYENV_ROOT") or f"{host.variable('HOME') or ''}/.pyenv"
-    for path in sorted(host.glob(f"{root}/versions/{version}*/bin/python3"), key=_python_release, reverse=True):
-        if re.fullmatch(rf"{re.escape(version)}(\.\d+)*", _folder(path)):
-            yield path
-
-
-def of_uv(host: Host, version: str) -> Iterator[str]:
-    """The interpreter that uv finds; it may be one that uv installed."""
-    uv = find_uv(host)
-    if uv is not None:
-        answer = host.run([uv, "python", "find", "--no-project", version], timeout=60)
-        yield from answer.stdout.split("\n")[:1] if answer.ok else ()
-
-
-def _folder(path: str) -> str:
-    return path.split("/")[-3]
-
-
-def _python_release(path: str) -> Version:
-    found = re.match(r"\d+(\.\d+)*", _folder(path))
-    return Version(found[0] if found else "0")
-
-
-STEPS = (on_path, of_this_dsdoctor, of_pyenv, of_uv)
-
-
-# uv or pip -> a new environment with packages in it. pip where the user has configured it: uv ignores that configuration.
-
-
-STEERS = frozenset(
-    {"index-url", "extra-index-url", "find-links", "no-index", "constraint", "cert", "client-cert", "proxy"}
-)
-"""The settings of pip that say where packages come from, and how they are reached."""
-
-VENV_TIMEOUT_SECONDS = 600.0
-"""Seconds that making an empty environment may take."""
-
-Say = Callable[[str], None]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Installer:
     """Makes environments of the interpreter ``base``. ``uv`` is the path of uv, None where pip is used."""
@@ -202,7 +101,7 @@ class Installer:
             if answer.ok:
                 return
         raise BuildFailed(
-            f"{self.base} could not make an environment: {why_failed(self.host, answer.stderr or answer.stdout)}",
+            f"{self.base} could not create an environment: {why_failed(self.host, answer.stderr or answer.stdout)}",
             hint="on Debian and Ubuntu: apt install python3-venv; or name another with --python PATH",
         )
 
@@ -220,37 +119,6 @@ class Installer:
             message = f"{'uv' if self.uv else 'pip'} could not install {what}: {why}"
             hint = "check the network and the versions; --torch-index URL names another index"
             raise failed_fetch(message, answer.stderr, hint)
-
-
-def choose_installer(host: LocalHost, base: str) -> Installer:
-    """uv where it is installed and the user has not told pip where packages come from, else pip; with the reason."""
-    uv = find_uv(host)
-    if uv is None:
-        return Installer(host=host, base=base, uv=None, because="pip")
-    config = host.run([sys.executable, *PIP, "config", "list"], timeout=60)
-    if steering := parse_steering(config.stdout):
-        return Installer(host=host, base=base, uv=None, because=f"pip: uv would ignore its {', '.join(steering)}")
-    return Installer(host=host, base=base, uv=uv, because="uv")
-
-
-def parse_steering(config: str) -> tuple[str, ...]:
-    """The settings in ``pip config list`` that decide where packages come from.
-
-    >>> parse_steering("global.find-links='/opt/wheels'\\n:env:.disable-pip-version-check='1'\\n")
-    ('find-links',)
-    """
-    named = re.findall(r"^\S+?\.([\w-]+)=", config, re.MULTILINE)
-    return tuple(sorted(STEERS.intersection(named)))
-
-
-INDEX = "https://download.pytorch.org/whl"
-"""The index of torch's own builds for each CUDA release: .../cu128, .../cpu."""
-
-FOLDER = "targets"
-FINISHED_MARK = "dsdoctor.json"
-USED = (FINISHED_MARK, "pyvenv.cfg", "bin/python", "bin/*", "lib/python*/site-packages", "lib/python*/site-packages/*")
-"""What of a kept environment decides what its interpreter runs: nobody else may write to it, or on the way to it."""
-CPU = "cpu"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,6 +186,96 @@ class Release:
     xpu: str | None = None
 
 
+def is_version(asked: str) -> bool:
+    """Whether what was named is a version, not a path.
+
+    >>> is_version("3.12"), is_version("3.12.1"), is_version("python3.12"), is_version("/opt/3.12")
+    (True, True, False, False)
+    """
+    return re.fullmatch(r"3\.\d+(\.\d+)?", asked, re.ASCII) is not None
+
+
+def find_interpreters(host: Host, asked: Sequence[str]) -> tuple[Interpreter, ...]:
+    """An interpreter for each path and version. Raises ImpossiblePlan, which names all missing ones and how to get them."""
+    found = [find_version(host, name) if is_version(name) else _at(host, name) for name in asked]
+    missing = [name for name, interpreter in zip(asked, found, strict=True) if interpreter is None]
+    if missing:
+        places = "PATH, pyenv's versions and uv's" if find_uv(host) else "PATH and pyenv's versions"
+        raise ImpossiblePlan(
+            f"there is no Python {' and no Python '.join(missing)} here: looked for on {places}",
+            hint=_how_to_get(host, missing),
+        )
+    return tuple(interpreter for interpreter in found if interpreter is not None)
+
+
+def find_version(host: Host, version: str) -> Interpreter | None:
+    """The first interpreter of a version that runs; a version manager's shim often does not."""
+    for step in STEPS:
+        for candidate in step(host, version):
+            found = _ask(host, candidate)
+            if not isinstance(found, Gap) and f"{found.version}.".startswith(f"{version}."):
+                return Interpreter(executable=found.executable, version=found.version, found_via=step.__name__)
+    return None
+
+
+def find_uv(host: Host) -> str | None:
+    """The program uv: on PATH, or in the environment that runs dsdoctor."""
+    beside = str(Path(sys.executable).parent / "uv")
+    return host.which("uv") or (beside if host.exists(beside) else None)
+
+
+def on_path(host: Host, version: str) -> Iterator[str]:
+    """``python3.12`` in every folder of PATH."""
+    name = "python" + ".".join(version.split(".")[:2])
+    for folder in dict.fromkeys((host.variable("PATH") or "").split(":")):
+        if folder.startswith("/") and host.exists(f"{folder}/{name}"):
+            yield f"{folder}/{name}"
+
+
+def of_this_dsdoctor(_: Host, version: str) -> Iterator[str]:
+    """The interpreter that runs dsdoctor, if it has that version."""
+    here = ".".join(map(str, sys.version_info[:3]))
+    if f"{here}.".startswith(f"{version}."):
+        yield sys.executable
+
+
+def of_pyenv(host: Host, version: str) -> Iterator[str]:
+    """pyenv's versions, the newest first."""
+    root = host.variable("PYENV_ROOT") or f"{host.variable('HOME') or ''}/.pyenv"
+    for path in sorted(host.glob(f"{root}/versions/{version}*/bin/python3"), key=_python_release, reverse=True):
+        if re.fullmatch(rf"{re.escape(version)}(\.\d+)*", _folder(path)):
+            yield path
+
+
+def of_uv(host: Host, version: str) -> Iterator[str]:
+    """The interpreter that uv finds; it may be one that uv installed."""
+    uv = find_uv(host)
+    if uv is not None:
+        answer = host.run([uv, "python", "find", "--no-project", version], timeout=60)
+        yield from answer.stdout.split("\n")[:1] if answer.ok else ()
+
+
+def choose_installer(host: LocalHost, base: str) -> Installer:
+    """uv where it is installed and the user has not told pip where packages come from, else pip; with the reason."""
+    uv = find_uv(host)
+    if uv is None:
+        return Installer(host=host, base=base, uv=None, because="pip")
+    config = host.run([sys.executable, *PIP, "config", "list"], timeout=60)
+    if steering := parse_steering(config.stdout):
+        return Installer(host=host, base=base, uv=None, because=f"pip: uv would ignore its {', '.join(steering)}")
+    return Installer(host=host, base=base, uv=uv, because="uv")
+
+
+def parse_steering(config: str) -> tuple[str, ...]:
+    """The settings in ``pip config list`` that decide where packages come from.
+
+    >>> parse_steering("global.find-links='/opt/wheels'\\n:env:.disable-pip-version-check='1'\\n")
+    ('find-links',)
+    """
+    named = re.findall(r"^\S+?\.([\w-]+)=", config, re.MULTILINE)
+    return tuple(sorted(STEERS.intersection(named)))
+
+
 def cross(
     interpreters: tuple[Interpreter, ...], torches: tuple[str, ...], cudas: tuple[str, ...], index: str | None
 ) -> tuple[Target, ...]:
@@ -334,15 +292,6 @@ def cross(
     return tuple(dict.fromkeys(targets))
 
 
-def _check_torch(torch: str, cudas: tuple[str, ...]) -> None:
-    try:
-        build = Version(torch).local
-    except InvalidVersion:
-        raise UsageError(f"--torch {torch!r} is not a version", hint="--torch 2.14.1") from None
-    if build and cudas:
-        raise UsageError(f"--torch {torch} names its build itself, and --cuda another", hint="leave one of them out")
-
-
 def environment(host: LocalHost, target: Target, cache: Path, *, offline: bool, say: Say) -> str:
     """The interpreter of a target's environment, which is made where it does not exist yet. On an error nothing of it is left.
 
@@ -357,7 +306,7 @@ def environment(host: LocalHost, target: Target, cache: Path, *, offline: bool, 
             return python
         if offline:
             raise ImpossiblePlan(
-                f"there is no environment for {target.name} yet, and --offline forbids to fetch torch",
+                f"there is no environment for {target.name} yet, and --offline prevents downloading torch",
                 hint="run it once without --offline, or name a ready environment with --python PATH",
             )
         shutil.rmtree(folder, ignore_errors=True)
@@ -367,6 +316,84 @@ def environment(host: LocalHost, target: Target, cache: Path, *, offline: bool, 
             shutil.rmtree(folder, ignore_errors=True)
             raise
     return python
+
+
+def requirement(target: Target) -> str:
+    """What pip is asked to install. On torch's own index the version has the label of the build: no other index has that one.
+
+    >>> requirement(Target(python="p", torch="2.13.0", cuda="cpu")), requirement(Target(python="p", torch="2.13.0"))
+    ('torch==2.13.0+cpu', 'torch==2.13.0')
+    """
+    label = f"+{target.label}" if target.label and target.index is None else ""
+    return f"torch=={target.torch}{label}"
+
+
+def mismatch(target: Target, release: Release | Gap) -> str | None:
+    """Why an installed torch is not the one that was asked for, or None.
+
+    >>> mismatch(Target(python="p", torch="2.13.0", cuda="12.8"), Release(version="2.13.0+cpu"))
+    'you asked for --cuda 12.8, but the index gave torch 2.13.0+cpu, a CPU build'
+    """
+    if isinstance(release, Gap) or release.version is None:
+        return (
+            f"torch {target.torch} was installed, and cannot be asked: {getattr(release, 'reason', 'it is not there')}"
+        )
+    asked = None if target.cuda in {None, CPU} else Cuda.parse(target.cuda)
+    cuda = Cuda.parse(release.cuda)
+    torch = Torch(version=release.version, location="", cuda=cuda, hip=release.hip, xpu=release.xpu)
+    if target.cuda is None or (cuda == asked and torch.accelerator == ("CUDA" if asked else "CPU")):
+        return None
+    number = release.cuda or release.hip
+    built = f"a build for {torch.accelerator} {number}" if number else torch.build
+    return f"you asked for --cuda {target.cuda}, but the index gave torch {release.version}, {built}"
+
+
+def key(target: Target) -> str:
+    """The name of a target's folder: readable, and different for each interpreter, torch and index."""
+    facts = "\0".join([target.python, target.version, requirement(target), target.cuda or "", target.index or ""])
+    readable = re.sub(r"[^\w.]+", "-", target.name)
+    return f"{readable}-{sha256(facts.encode()).hexdigest()[:8]}"
+
+
+def _at(host: Host, path: str) -> Interpreter:
+    found = _ask(host, path)
+    if isinstance(found, Gap):
+        raise ImpossiblePlan(
+            f"cannot run the Python {path}: {found.reason}", hint="name another, or a version: --python 3.12"
+        )
+    return Interpreter(executable=found.executable, version=found.version, found_via="--python")
+
+
+def _ask(host: Host, path: str) -> _InterpreterFacts | Gap:
+    answer = parse_answer(host.ask(path, "ask_python.py", timeout=60), _InterpreterAnswer, f"python {path}")
+    return answer if isinstance(answer, Gap) else answer.python
+
+
+def _how_to_get(host: Host, missing: Sequence[str]) -> str:
+    wanted = " ".join(missing)
+    if uv := find_uv(host):
+        return f"{uv} python install {wanted}"
+    if host.which("pyenv"):
+        return "; ".join(f"pyenv install {version}" for version in missing)
+    return f"python -m pip install uv && python -m uv python install {wanted}"
+
+
+def _folder(path: str) -> str:
+    return path.split("/")[-3]
+
+
+def _python_release(path: str) -> Version:
+    found = re.match(r"\d+(\.\d+)*", _folder(path))
+    return Version(found[0] if found else "0")
+
+
+def _check_torch(torch: str, cudas: tuple[str, ...]) -> None:
+    try:
+        build = Version(torch).local
+    except InvalidVersion:
+        raise UsageError(f"--torch {torch!r} is not a version", hint="--torch 2.14.1") from None
+    if build and cudas:
+        raise UsageError(f"--torch {torch} already names its build, which --cuda contradicts", hint="omit one of them")
 
 
 def _fill(host: LocalHost, target: Target, folder: Path, python: str, say: Say) -> None:
@@ -385,43 +412,6 @@ def _fill(host: LocalHost, target: Target, folder: Path, python: str, say: Say) 
     write_bytes(folder / FINISHED_MARK, encode({"target": replace(target, index=None), "torch": release}))
 
 
-def requirement(target: Target) -> str:
-    """What pip is asked to install. On torch's own index the version has the label of the build: no other index has that one.
-
-    >>> requirement(Target(python="p", torch="2.13.0", cuda="cpu")), requirement(Target(python="p", torch="2.13.0"))
-    ('torch==2.13.0+cpu', 'torch==2.13.0')
-    """
-    label = f"+{target.label}" if target.label and target.index is None else ""
-    return f"torch=={target.torch}{label}"
-
-
-def mismatch(target: Target, release: Release | Gap) -> str | None:
-    """Why an installed torch is not the one that was asked for, or None.
-
-    >>> mismatch(Target(python="p", torch="2.13.0", cuda="12.8"), Release(version="2.13.0+cpu"))
-    '--cuda 12.8 was asked for, and the index gave torch 2.13.0+cpu, a CPU build'
-    """
-    if isinstance(release, Gap) or release.version is None:
-        return (
-            f"torch {target.torch} was installed, and cannot be asked: {getattr(release, 'reason', 'it is not there')}"
-        )
-    asked = None if target.cuda in {None, CPU} else Cuda.parse(target.cuda)
-    cuda = Cuda.parse(release.cuda)
-    torch = Torch(version=release.version, location="", cuda=cuda, hip=release.hip, xpu=release.xpu)
-    if target.cuda is None or (cuda == asked and torch.accelerator == ("CUDA" if asked else "CPU")):
-        return None
-    number = release.cuda or release.hip
-    built = f"a build for {torch.accelerator} {number}" if number else torch.build
-    return f"--cuda {target.cuda} was asked for, and the index gave torch {release.version}, {built}"
-
-
-def key(target: Target) -> str:
-    """The name of a target's folder: readable, and different for each interpreter, torch and index."""
-    facts = "\0".join([target.python, target.version, requirement(target), target.cuda or "", target.index or ""])
-    readable = re.sub(r"[^\w.]+", "-", target.name)
-    return f"{readable}-{sha256(facts.encode()).hexdigest()[:8]}"
-
-
 def _is_whole(host: LocalHost, folder: Path, python: str) -> bool:
     """Whether an environment was finished and its interpreter still finds torch; the interpreter may have been removed since."""
     if not (folder / FINISHED_MARK).is_file():
@@ -432,3 +422,6 @@ def _is_whole(host: LocalHost, folder: Path, python: str) -> bool:
 
 def _release(host: LocalHost, python: str) -> Release | Gap:
     return parse_answer(host.ask(python, "ask_release.py", timeout=60), Release, "torch")
+
+
+STEPS = (on_path, of_this_dsdoctor, of_pyenv, of_uv)

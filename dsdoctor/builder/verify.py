@@ -1,4 +1,7 @@
-"""Built wheels against a machine: one, all of a folder or an index, and the best of them."""
+"""Built wheels against a machine: one, all of a folder or an index, and the best of them.
+
+Nothing of a wheel is run; only ``verify`` with ``load`` imports the ops that are installed.
+"""
 
 import re
 import sys
@@ -31,9 +34,6 @@ from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import DeepSpeed, Machine
 from dsdoctor.probe.observe import Observation, Say, observe
 from dsdoctor.rules import book
-
-# A built DeepSpeed and what was seen of a machine -> what stands in the way of its use there. Pure.
-
 
 RUNS = ("python-silent", "torch-missing", "torch-broken")
 """What keeps every built DeepSpeed from running."""
@@ -74,9 +74,6 @@ def _of_ops(finding: Finding, built: DeepSpeed) -> Finding:
     """The finding with the ops that it affects: those it names, else all."""
     named = tuple(op for op in finding.affects if op in built.installed_ops)
     return replace(finding, affects=named or (built.installed_ops if finding.affects else ()))
-
-
-# The DeepSpeed wheels of folders and package indexes, each held against one machine. Nothing of them is run.
 
 
 ListedWheel = Path | RemoteWheel
@@ -124,7 +121,7 @@ class WheelCandidates:
     def ranked(self, ops: tuple[str, ...]) -> tuple[Candidate, ...]:
         """All of them, the best first. Raises UsageError where there is none."""
         if not self.wheels:
-            raise UsageError("the index lists no wheel of deepspeed", hint="name another index, or a folder of wheels")
+            raise UsageError("the index has no DeepSpeed wheels", hint="name another index, or a folder of wheels")
         return tuple(sorted((self.judge(wheel, ops)[0] for wheel in self.wheels), key=_worth, reverse=True))
 
     def judge(self, wheel: ListedWheel, ops: tuple[str, ...]) -> tuple[Candidate, Path | None]:
@@ -151,14 +148,14 @@ class WheelCandidates:
         if re.match(r"[A-Za-z][\w+.-]*:/", place) and not place.startswith("file://"):
             named = redaction.urls(re.sub(r":/+", "://", place, count=1))
             raise UsageError(
-                f"{named} is no address of an index", hint="name one with https:// or http://, or a folder"
+                f"{named} is not the address of an index", hint="name one with https:// or http://, or a folder"
             )
         folder = Path(place.removeprefix("file://"))
         if not folder.is_dir():
-            raise UsageError(f"{folder} is no folder", hint="name the folder of the wheels, or of an index")
+            raise UsageError(f"{folder} is not a folder", hint="name the folder of the wheels, or of an index")
         if not (wheels := wheels_of(folder)):
             raise UsageError(
-                f"no deepspeed-*.whl lies in {folder}",
+                f"there is no deepspeed-*.whl in {folder}",
                 hint=step("python -m dsdoctor build-wheel --out {folder}", folder=str(folder)).line,
             )
         return wheels
@@ -173,7 +170,7 @@ class WheelCandidates:
         against = tuple(finding for finding in findings if finding.severity is Severity.ERROR)
         against = (*against, *_other_name(named, self._observation.machine))
         if wheel.yanked:
-            against = (*against, book.finding("wheel-yanked", Severity.ERROR, case="listed", wheel=wheel.name))
+            against = (*against, book.finding("wheel-yanked", Severity.ERROR, wheel=wheel.name))
         return Candidate(wheel=wheel.shown, built=named, findings=against)
 
     def _listing(self, wheel: Path) -> tuple[Finding, ...]:
@@ -245,16 +242,13 @@ def _worth(candidate: Candidate) -> tuple[bool, Version, int, int, str]:
     return candidate.fits, Version(version.public), len(built.installed_ops) if built else 0, -doubts, candidate.wheel
 
 
-# verify: a built DeepSpeed against a machine -> findings. Runs nothing of it unless it is to load the installed ops.
-
-
 def verify(python: str, machine: Path | None, wheel: Path | None, *, load: bool = False) -> Verified:
     """Judge a wheel, or (None) the installed DeepSpeed, against a machine. Raises UsageError for what is no such wheel.
 
     ``load`` tries the installed ops too: the one thing here that runs them.
     """
     if load and (wheel is not None or machine is not None):
-        raise UsageError("--load tries the DeepSpeed that is installed here", hint="dsdoctor verify --installed --load")
+        raise UsageError("--load needs the DeepSpeed that is installed here", hint="dsdoctor verify --installed --load")
     # a file that is not a wheel is refused before the machine is asked
     read = read_wheel(wheel) if wheel is not None else None
     observation = observe(python, machine, whole=False)
@@ -286,12 +280,10 @@ def _installed(observation: Observation) -> DeepSpeed:
     installed = observation.machine.deepspeed
     if installed is None:
         raise UsageError(
-            "no DeepSpeed is installed there", hint="name a wheel, or another environment with --python PATH"
+            "DeepSpeed is not installed in that environment",
+            hint="name a wheel, or another environment with --python PATH",
         )
     return read_installed(installed) if observation.is_here else installed
-
-
-# pick: the wheels of a folder or an index against one machine -> the one that fits it best. Runs nothing of them.
 
 
 def pick(python: str, machine: Path | None, place: str, ops: tuple[str, ...], *, say: Say) -> tuple[Candidate, ...]:
@@ -301,9 +293,6 @@ def pick(python: str, machine: Path | None, place: str, ops: tuple[str, ...], *,
     """
     with WheelCandidates([place], observe(python, machine, whole=False), python, say=say) as candidates:
         return candidates.ranked(ops)
-
-
-# A built DeepSpeed, or wheels to choose from -> lines.
 
 
 FOR_WHOM = {"ops-not-judged", "wheel-without-ops"}
@@ -328,8 +317,10 @@ def candidate_lines(found: Iterable[tuple[str, bool, tuple[Finding, ...]]], inst
     """One line for each wheel, the best first, with what stands in the way; then the command that installs the best."""
     for number, (wheel, fits, findings) in enumerate(found):
         unjudged = any(finding.rule == "ops-not-judged" for finding in findings)
-        said = [finding.title for finding in findings if finding.severity is Severity.ERROR or finding.rule in FOR_WHOM]
+        titles = [
+            finding.title for finding in findings if finding.severity is Severity.ERROR or finding.rule in FOR_WHOM
+        ]
         mark = ("!" if unjudged else "✓") if fits and number == 0 else " " if fits else "✗"
         yield f"{mark} {wheel.rpartition('/')[2]}"
-        yield from (f"    {title}" for title in said)
-    yield f"$ {install}" if install else "✗ none of them fits this machine"
+        yield from (f"    {title}" for title in titles)
+    yield f"$ {install}" if install else "✗ none fits this machine"

@@ -27,7 +27,7 @@ def merge(index: Path, folders: Sequence[Path]) -> tuple[Path, ...]:
     for folder in folders:
         wheels = wheels_of(folder)
         if not wheels:
-            raise UsageError(f"no deepspeed-*.whl lies in {folder}", hint="name the --out folders of the builds")
+            raise UsageError(f"there is no deepspeed-*.whl in {folder}", hint="name the --out folders of the builds")
         for wheel in wheels:
             _same(found.setdefault(wheel.name, wheel), wheel)
     new = []

@@ -7,6 +7,7 @@ What cannot be written raises NotWritten, an OSError that names the path.
 import contextlib
 import errno
 import fcntl
+import hashlib
 import os
 import re
 import shutil
@@ -254,3 +255,12 @@ def _sweep(parent: Path, prefix: str) -> None:
                     shutil.rmtree(folder, ignore_errors=True)
             finally:
                 os.close(held)
+
+
+def sha256_of(path: Path) -> str:
+    """The sha256 of a file of any size, in hexadecimal digits."""
+    total = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            total.update(chunk)
+    return total.hexdigest()

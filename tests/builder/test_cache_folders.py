@@ -43,7 +43,7 @@ def folders(cache: Path, *arguments: str) -> set[str]:
 
 def test_they_are_listed_with_their_sizes_and_neither_links_nor_locks_are(cache: Path) -> None:
     assert folders(cache, "ls") == {"12.8-old", "13.0-new", "deepspeed-0.19.8.tar.gz"}
-    assert "4.4 KiB besides in toolkits, sdists and targets" in run("cache", "ls", DSDOCTOR_CACHE=str(cache)).stdout
+    assert "4.4 KiB more in toolkits, sdists and targets" in run("cache", "ls", DSDOCTOR_CACHE=str(cache)).stdout
 
 
 @pytest.mark.parametrize(

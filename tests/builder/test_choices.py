@@ -18,6 +18,7 @@ from dsdoctor.core.errors import ImpossiblePlan, UsageError
 from dsdoctor.core.finding import Severity
 from dsdoctor.core.machine import Compiler, Cuda, Gpu, Machine, System, Toolkit, Torch
 from dsdoctor.core.requests import BuildRequest
+from dsdoctor.rules import book
 from tests.conftest import CPU_TORCH, TORCH, WHOLE, machine, toolkit
 
 BASE = frozenset({"cuda_runtime.h", "crt/host_config.h", "cublas_v2.h", "cusparse.h", "cusolverDn.h", "cccl"})
@@ -213,7 +214,8 @@ def test_a_refused_compiler_names_the_package() -> None:
         here, ToolkitPlan(root="/usr/local/cuda-13.0", release=Cuda(13, 0)), device_code=True
     )
 
-    assert finding.title == "nvcc 13.0 takes gcc up to 15, here is gcc 17.1"
+    assert finding.rule == "host-compiler-too-new"
+    assert all(fact in finding.title for fact in ("nvcc 13.0", "gcc up to 15", "gcc 17.1"))
     assert finding.fix is not None
     assert "apt-get install g++-15" in finding.fix.commands[0]
 
@@ -238,7 +240,7 @@ def test_architectures(here: Machine, asked: BuildRequest, value: str) -> None:
 def test_a_torch_that_names_no_architecture_wants_to_be_told() -> None:
     silent = Torch(**{**TORCH.__dict__, "arch_list": ()})
 
-    with pytest.raises(UsageError, match="does not say for which it was built") as caught:
+    with pytest.raises(UsageError, match="does not list its architectures") as caught:
         choose_architectures(machine(torch=silent), BuildRequest())
     assert "--arch" in caught.value.hint
 
@@ -252,7 +254,8 @@ def test_architectures_for_a_build_without_gpu_code_have_no_use_and_a_malformed_
     here = machine(torch=CPU_TORCH)
 
     (finding,) = unused_architectures(here, BuildRequest(arch="9.0"))
-    assert finding.title == "--arch 9.0 has no use: torch 2.13.0+cpu is a CPU build, and no GPU code is compiled"
+    why = "torch 2.13.0+cpu is a CPU build"
+    assert finding == book.finding("arch-unused", Severity.WARNING, architectures="9.0", why=why)
     assert not unused_architectures(here, BuildRequest())
     for text in ("", "sm_90"):
         with pytest.raises(UsageError, match=r"architecture .*\(--arch\)"):
@@ -319,9 +322,9 @@ def test_the_accelerator_follows_torch_and_not_the_missing_gpu() -> None:
 @pytest.mark.parametrize(
     ("here", "reason"),
     [
-        (machine(torch=None), "there is no torch"),
+        (machine(torch=None), "torch is not installed"),
         (machine(torch=Torch(version="2.1", location="", broken="libcudart.so.12: cannot open")), "libcudart"),
-        (machine(python=None), "cannot be asked"),
+        (machine(python=None), "cannot examine the Python to build for"),
         (machine(torch=Torch(version="2.1+rocm", location="", hip="6.0")), "ROCm"),
     ],
 )

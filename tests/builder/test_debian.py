@@ -176,7 +176,7 @@ def test_a_package_that_is_not_what_the_index_says_is_refused(archive: Archive, 
             fetch_package(host(), package, tmp_path / "apt", tmp_path / "part", lambda _: None)
     finally:
         archive.server.files[pool] = good
-    with pytest.raises(BuildFailed, match="is not what Debian's index describes: its sha256 is"):
+    with pytest.raises(BuildFailed, match="does not match Debian's index: its sha256 is"):
         fetch_package(host(), replace(package, sha256="0" * 64), tmp_path / "apt", tmp_path / "part", lambda _: None)
     assert not (tmp_path / "part").exists()
 

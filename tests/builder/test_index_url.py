@@ -83,11 +83,11 @@ def test_pick_fetches_only_what_its_name_does_not_exclude(index: Served) -> None
     done = run("pick", index.address, *MACHINE, "--json")
 
     document = json.loads(done.stdout)
-    titles = {one["wheel"].rpartition("/")[2]: [f["title"] for f in one["findings"]] for one in document["wheels"]}
+    titles = [found["title"] for one in document["wheels"] for found in one["findings"]]
     assert (done.returncode, document["wheel"]) == (0, f"{index.address}/deepspeed/{NAME.replace('+', '%2B')}")
     assert index.fetched() == {NAME.replace("+", "%2B")}
-    assert any("its name says torch 2.11, here is torch 2.14" in title for found in titles.values() for title in found)
-    assert any("its name says CUDA 12.8, torch 2.14" in title for found in titles.values() for title in found)
+    assert any("torch 2.11" in title and "torch 2.14" in title for title in titles)
+    assert any("CUDA 12.8" in title and "torch 2.14" in title for title in titles)
 
 
 def test_verify_takes_the_address_of_a_wheel_and_of_an_index(index: Served) -> None:
@@ -132,7 +132,7 @@ def test_what_is_no_index_is_said_in_one_line(index: Served) -> None:
     empty = run("pick", index.address, *MACHINE)
 
     assert (nothing.returncode, empty.returncode) == (2, 2)
-    assert "lists no wheel of deepspeed" in nothing.stderr
+    assert "has no DeepSpeed wheels" in nothing.stderr
     assert empty.stderr.count("✗") == 1
 
 
@@ -157,7 +157,7 @@ def test_names_say_torch_and_cuda_in_several_ways(name: str, cuda: str | None, t
 
 HOSTILE_PAGES = {
     "endless": (b"0" * (5 << 20), "text/html", None, "its page has more than 4 MiB"),
-    "nested": (b"[" * 200_000, "application/vnd.pypi.simple.v1+json", None, "is no package index: its page is"),
+    "nested": (b"[" * 200_000, "application/vnd.pypi.simple.v1+json", None, "is not a package index: its page is"),
     "no parser takes it": (b"<![" * 10_000, "text/html", None, "its page is malformed"),
     "unclosed": (b"<a " * 60_000, "text/html", None, "its page has more than 50000 tags"),
     "many tags": (b"<a>" * 60_000, "text/html", None, "its page has more than 50000 tags"),
@@ -165,9 +165,9 @@ HOSTILE_PAGES = {
         gzip.compress(b"0" * (64 << 20)),
         "text/html",
         "gzip",
-        "it is compressed, which was not asked for",
+        "it is compressed",
     ),
-    "a picture": (b"GIF89a", "image/gif", None, "it answers 'image/gif', and an index answers HTML or JSON"),
+    "a picture": (b"GIF89a", "image/gif", None, "it returned 'image/gif'"),
 }
 
 

@@ -55,4 +55,4 @@ def test_what_is_only_looked_at_is_not_loaded(more: tuple[str, ...]) -> None:
     done = run("verify", "--load", *more)
 
     assert done.returncode == 2
-    assert "--load tries the DeepSpeed that is installed here" in done.stderr
+    assert "--load needs the DeepSpeed that is installed here" in done.stderr

@@ -283,7 +283,7 @@ def test_a_builder_that_refuses_or_dies_fails_its_op_alone(workdir: Workdir) -> 
 def test_a_packing_that_fails_is_our_failure(workdir: Workdir) -> None:
     (workdir.folder / "packed").write_text("in the way")
 
-    with pytest.raises(BuildFailed, match="made no wheel"):
+    with pytest.raises(BuildFailed, match="produced no wheel"):
         run(plan("one"), workdir)
     assert not list(workdir.out.iterdir())
 
@@ -291,7 +291,7 @@ def test_a_packing_that_fails_is_our_failure(workdir: Workdir) -> None:
 def test_an_out_folder_that_cannot_be_written_is_said_before_any_work(workdir: Workdir) -> None:
     workdir.out.write_text("a file")
 
-    with pytest.raises(ImpossiblePlan, match="cannot be written"):
+    with pytest.raises(ImpossiblePlan, match="cannot write to"):
         run(plan("one"), workdir)
     assert not (workdir.logs / "one.log").exists()
 

@@ -18,6 +18,7 @@ from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Severity
 from dsdoctor.core.machine import Compiler, Machine, Node, System
 from dsdoctor.core.requests import BuildRequest
+from dsdoctor.rules import book
 from tests.cli.runner import run
 from tests.conftest import GCC, TORCH, machine
 from tests.machines.make import HERE
@@ -67,11 +68,11 @@ def test_a_level_of_this_architecture_is_taken_by_its_short_name_too(
 def test_a_level_that_is_none_and_one_of_another_architecture_are_refused() -> None:
     with pytest.raises(UsageError, match="--cpu 'haswell' is not a level"):
         chosen(ICELAKE, cpu="haswell")
-    with pytest.raises(UsageError, match="--cpu x86-64-v3 is of x86_64, and this machine is aarch64") as error:
+    with pytest.raises(UsageError, match="--cpu x86-64-v3 is for x86_64, but this machine is aarch64") as error:
         chosen(ARM, cpu="v3")
-    with pytest.raises(UsageError, match="--cpu armv8-a is of aarch64, and this machine is x86_64"):
+    with pytest.raises(UsageError, match="--cpu armv8-a is for aarch64, but this machine is x86_64"):
         chosen(ICELAKE, cpu="armv8-a")
-    assert error.value.hint == "on aarch64 it takes native, armv8-a, armv8.2-a, armv8.2-a+sve, armv9-a"
+    assert error.value.hint == "on aarch64 use one of: native, armv8-a, armv8.2-a, armv8.2-a+sve, armv9-a"
 
 
 def test_every_level_holds_those_before_it() -> None:
@@ -111,20 +112,20 @@ def test_the_node_that_limits_the_level_is_named_with_what_it_lacks() -> None:
     _, because, _ = chosen(EPYC, of(V4, "new"), of(V3, "old", model="EPYC 7763"))
 
     assert because == (
-        "the best that new, old share (--node); old (EPYC 7763) lacks -mavx512f, -mavx512bw, -mavx512cd and 2 more of x86-64-v4"
+        "the best that new, old support (--node); old (EPYC 7763) lacks -mavx512f, -mavx512bw, -mavx512cd and 2 more of x86-64-v4"
     )
 
 
 def test_nodes_that_no_wheel_of_this_machine_can_be_for_are_refused() -> None:
     arm = of(N1, "arm", "aarch64")
 
-    with pytest.raises(UsageError, match="x is x86_64, and arm is aarch64: no wheel is for both"):
+    with pytest.raises(UsageError, match="x is x86_64, but arm is aarch64"):
         chosen(ICELAKE, of(V3, "x"), arm)
-    with pytest.raises(UsageError, match="arm is aarch64, and this machine is x86_64"):
+    with pytest.raises(UsageError, match="arm is aarch64, but this machine is x86_64"):
         chosen(ICELAKE, arm, cpu="v3")
     with pytest.raises(UsageError, match="the snapshot of x does not list its processor's instructions"):
         chosen(ICELAKE, of("", "x"))
-    with pytest.raises(UsageError, match="no level of ppc64le that x has"):
+    with pytest.raises(UsageError, match=r"x supports none of .* levels for ppc64le"):
         chosen(machine(system=of("altivec", "x", "ppc64le").system), of("altivec", "x", "ppc64le"))
 
 
@@ -140,9 +141,13 @@ def test_a_compiler_that_does_not_know_the_level_is_an_error() -> None:
     old = replace(GCC, version=(10, 2, 1))
     _, _, [finding] = choose_processor(ICELAKE, BuildRequest(cpu="v3"), old)
 
-    assert (finding.severity, finding.title) == (
+    assert finding == book.finding(
+        "cpu-unknown-to-compiler",
         Severity.ERROR,
-        "gcc 10.2.1 does not know --cpu x86-64-v3, gcc 11 does",
+        evidence=[f"compiler: {old.path}"],
+        compiler="gcc 10.2.1",
+        level="x86-64-v3",
+        oldest="gcc 11",
     )
     assert chosen(ICELAKE, cpu="x86-64", compiler=old)[2] == chosen(ICELAKE, compiler=old)[2] == []
 
@@ -155,7 +160,7 @@ def test_gpu_code_is_for_the_gpus_of_all_nodes() -> None:
 
     assert (taken.entries, taken.asked) == (("8.0", "9.0", "10.0"), True)
     assert taken.because == (
-        "the GPUs of the nodes: a 8.0 9.0, b 10.0, login none (--node); TORCH_CUDA_ARCH_LIST of your shell is not asked"
+        "the GPUs of the nodes: a 8.0 9.0, b 10.0, login none (--node); TORCH_CUDA_ARCH_LIST from your shell is ignored"
     )
     assert choose_architectures(here, BuildRequest(nodes=nodes, arch="9.0")).entries == ("9.0",)
     assert choose_architectures(replace(here, variables={}), BuildRequest(nodes=nodes[2:])).entries == TORCH.arch_list

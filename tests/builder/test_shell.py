@@ -72,5 +72,5 @@ def test_what_a_shell_cannot_hold_is_refused() -> None:
 
     with pytest.raises(UsageError, match="line break"):
         lines_for("csh", settings)
-    with pytest.raises(UsageError, match="not a known shell"):
+    with pytest.raises(UsageError, match="not a supported shell"):
         lines_for("powershell", settings)

@@ -824,7 +824,7 @@ def test_verify_ends_with_1_when_something_was_damaged_and_then_with_0(cache: st
     status, shown, _ = asked(cache, "verify")
 
     assert status == 1
-    assert shown.startswith(f"✗ fused_adam (ops {key('a')[:12]}) is not what was stored")
+    assert f"fused_adam (ops {key('a')[:12]})" in shown
     assert "[cache-entry-damaged]" in shown
     assert asked(cache, "verify")[:2] == (0, "✓ 2 entries are intact\n")
 

@@ -181,7 +181,7 @@ def test_a_wheel_without_ops_fits_and_it_is_said_for_whom(tmp_path: Path) -> Non
 
     assert "✓ it fits several-toolkits, for runs that need no op or compile it at its first use" in told.stdout
     assert "wheel-without-ops" in told.stdout
-    assert "holds no op" in picked.stdout
+    assert "has no compiled ops" in picked.stdout
 
 
 def test_a_wheel_that_is_none_leaves_one_error(tmp_path: Path) -> None:

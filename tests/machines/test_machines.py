@@ -129,7 +129,7 @@ def test_the_installed_deepspeed_of_a_recorded_machine_is_verified() -> None:
     done = verify("/none", HERE / "runtime-image.json", None)
 
     assert (done.built.told_by, done.findings) == ("manifest", ())
-    with pytest.raises(DoctorError, match="no DeepSpeed is installed"):
+    with pytest.raises(DoctorError, match="DeepSpeed is not installed"):
         verify("/none", HERE / "wsl.json", None)
 
 

@@ -31,7 +31,7 @@ OF_PYPI = {
     "cuda_cccl": "nvidia-cuda-cccl-cu12==12.4.127.post1",
     "cuda_profiler_api": "nvidia-cuda-profiler-api-cu12==12.4.127",
 }
-"""Where the parts of NVIDIA's archives of CUDA 12.4.1 can be had beside the compiler, which Debian packages."""
+"""Where the parts of NVIDIA's archives have CUDA 12.4.1 can be had beside the compiler, which Debian packages."""
 
 
 def python_with(torch: str) -> str:

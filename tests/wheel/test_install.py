@@ -90,8 +90,8 @@ def test_a_listed_wheel_that_fits_is_installed_and_the_others_are_named(index: s
 
     titles = [finding["title"] for one in document["candidates"] for finding in one["findings"]]
     assert (status, document["did"], document["ops"]) == (0, "installed", [A]), document["findings"]
-    assert any(title.startswith("its name says torch 2.11, here is") for title in titles)
-    assert "it is DeepSpeed 0.20.0, 0.19.8 is asked for" in titles
+    assert any("its name says torch 2.11" in title for title in titles)
+    assert any("0.20.0" in title and "0.19.8" in title for title in titles)
     assert environment.loads() == {A}
 
 

@@ -1,6 +1,7 @@
 """One cache entry: a folder of files and ``entry.json``, their digests. Writes, reads and checks entries; removes none.
 
-A record is trusted when the folder's name is the sha256 of the record and every file name in it is a plain name.
+Nothing found in a cache folder is trusted: a link, a pipe, a wrong size and a wrong digest all raise Damaged. A record is trusted
+when the folder's name is the sha256 of the record and every file name in it is a plain name.
 """
 
 import errno
@@ -19,15 +20,14 @@ import msgspec
 
 from dsdoctor.core.text import decode, encode
 
-# Reads and writes the files of one cache folder, and checks the sha256 of every byte that is read or copied.
-#
-# A link, a pipe, a wrong size and a wrong digest all raise Damaged: nothing found in a cache folder is trusted.
-
-
 PRIVATE = 0o700
 CHUNK_BYTES = 1 << 20
 ABSENT = {errno.ENOENT, errno.ESTALE}
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+SCHEMA = "dsdoctor-cache/1"
+RECORD = "entry.json"
+MAX_RECORD_BYTES = 64 << 20
+MAX_NAME_BYTES = 255
 
 
 class Damaged(Exception):
@@ -100,6 +100,33 @@ class OpenFolder:
             return False
 
 
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """What is kept under a key. ``used`` is when it was last used (seconds since 1970), ``size`` the bytes of all its files."""
+
+    kind: str
+    key: str
+    folder: Path
+    files: dict[str, Stored]
+    facts: dict[str, Any]
+    used: float
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Head:
+    schema: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Record:
+    schema: str = SCHEMA
+    kind: str
+    key: str
+    files: dict[str, Stored]
+    facts: dict[str, Any]
+
+
 @contextmanager
 def open_folder(folder: Path) -> Iterator[OpenFolder]:
     """Hold a folder open. Raises Damaged for what is not a folder, Gone, or OSError where the disk does not answer."""
@@ -159,39 +186,6 @@ def flush_folder(folder: Path) -> None:
         os.fsync(number)
     finally:
         os.close(number)
-
-
-SCHEMA = "dsdoctor-cache/1"
-RECORD = "entry.json"
-MAX_RECORD_BYTES = 64 << 20
-MAX_NAME_BYTES = 255
-
-
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """What is kept under a key. ``used`` is when it was last used (seconds since 1970), ``size`` the bytes of all its files."""
-
-    kind: str
-    key: str
-    folder: Path
-    files: dict[str, Stored]
-    facts: dict[str, Any]
-    used: float
-    size: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Head:
-    schema: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Record:
-    schema: str = SCHEMA
-    kind: str
-    key: str
-    files: dict[str, Stored]
-    facts: dict[str, Any]
 
 
 def plain(name: str) -> bool:

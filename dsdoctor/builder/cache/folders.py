@@ -1,4 +1,4 @@
-"""What is kept on this machine below the cache folder, how much of it, and its removal."""
+"""The cache on this machine: compiled ops and wheels, toolkits, sources and environments; how much of each, and its removal."""
 
 import os
 import re
@@ -19,13 +19,19 @@ from dsdoctor.core.workspace import cache_folder
 from dsdoctor.rules import book
 from dsdoctor.ui.table import size
 
-# What else takes room below the cache folder: assembled toolkits, DeepSpeed's archives, environments made for targets.
-
-
 KINDS = ("toolkits", "sdists", "targets")
 NVCC = "home/bin/nvcc"
 IN_USE_SECONDS = 2 * 3600.0
 """Seconds after its last use in which nothing is removed for its age or size: a build may be at work with it."""
+
+FOLDER = "compiled"
+DEFAULT_LIMIT = "10G"
+UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+SPANS = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+UNLISTED_FACTS = ("dependencies", "inputs")
+"""Facts of thousands of lines. They stand in the entry's own record."""
+
+SPANS_SHOWN = ((86400, "day"), (3600, "hour"), (60, "minute"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +44,35 @@ class StoredFolder:
     size: int
     used: float
     facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """An entry as the command tells it: ``name`` is the op or the wheel, ``used`` seconds since 1970, ``size`` bytes."""
+
+    kind: str
+    name: str | None
+    key: str
+    folder: str
+    files: tuple[str, ...]
+    size: int
+    used: float
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+class Shown(Protocol):
+    """What a line needs to know of an entry."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def name(self) -> str | None: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def used(self) -> float: ...
+    @property
+    def facts(self) -> Mapping[str, Any]: ...
 
 
 def stored_folders(cache: Path) -> tuple[StoredFolder, ...]:
@@ -62,61 +97,6 @@ def remove_folder(entry: StoredFolder) -> bool:
     return True
 
 
-def _of_kind(folder: Path, kind: str) -> Iterator[StoredFolder]:
-    try:
-        real = trusted(folder)
-    except Distrusted:
-        return
-    for path in real.iterdir() if real else ():
-        if path.name.startswith(".") or path.is_symlink() or path.suffix in {".lock", ".json"}:
-            continue
-        yield StoredFolder(kind=kind, name=path.name, folder=str(path), size=_size(path), used=_used(path))
-
-
-def _size(path: Path) -> int:
-    """Bytes of a file, or of all files below a folder; a file with two names counts once."""
-    if not path.is_dir():
-        return path.stat().st_size
-    seen: dict[tuple[int, int], int] = {}
-    for place, _, names in os.walk(path):
-        for name in names:
-            about = os.lstat(os.path.join(place, name))  # noqa: PTH118
-            seen[about.st_dev, about.st_ino] = about.st_size
-    return sum(seen.values())
-
-
-def _used(path: Path) -> float:
-    """When it was last written, or one of the files in it that every use reads was last read."""
-    # the times of folders change when they are listed, as here
-    read = [path] if path.is_file() else [file for file in (*path.iterdir(), *path.glob(NVCC)) if file.is_file()]
-    return max((path.lstat().st_mtime, *(max(file.lstat().st_atime, file.lstat().st_mtime) for file in read)))
-
-
-# cache: where compiled ops and wheels are kept on this machine, how much of them, and what the command does with them.
-
-
-FOLDER = "compiled"
-DEFAULT_LIMIT = "10G"
-UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-SPANS = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
-UNLISTED_FACTS = ("dependencies", "inputs")
-"""Facts of thousands of lines. They stand in the entry's own record."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Kept:
-    """An entry as the command tells it: ``name`` is the op or the wheel, ``used`` seconds since 1970, ``size`` bytes."""
-
-    kind: str
-    name: str | None
-    key: str
-    folder: str
-    files: tuple[str, ...]
-    size: int
-    used: float
-    facts: dict[str, Any] = field(default_factory=dict)
-
-
 def open_store(host: Host) -> CacheStore:
     """This user's op cache, with its limit from DSDOCTOR_CACHE_LIMIT. Raises UsageError for a limit that is no size."""
     limit = parse_size(host.variable("DSDOCTOR_CACHE_LIMIT") or DEFAULT_LIMIT, "DSDOCTOR_CACHE_LIMIT")
@@ -139,7 +119,7 @@ def prune(store: CacheStore, *, size: str | None, age: str | None, everything: b
     Raises UsageError for what is no size and no age.
     """
     if everything and (size is not None or age is not None):
-        raise UsageError("--all leaves nothing to --max-size and --older-than", hint="name --all alone")
+        raise UsageError("--all cannot be combined with --max-size or --older-than", hint="use --all alone")
     limit = 0 if everything else parse_size(size, "--max-size") if size is not None else store.limit
     oldest = time.time() - parse_age(age, "--older-than") if age is not None else 0.0
     stale = tuple(entry for entry in store.entries() if entry.used < oldest and store.remove(entry))
@@ -196,20 +176,6 @@ def kept(entries: Iterable[Entry]) -> tuple[Kept, ...]:
     return tuple(_kept(entry) for entry in sorted(entries, key=lambda entry: entry.used, reverse=True))
 
 
-def _kept(entry: Entry) -> Kept:
-    name = entry.facts.get("op") or entry.facts.get("name")
-    return Kept(
-        kind=entry.kind,
-        name=str(name) if name else None,
-        key=entry.key,
-        folder=str(entry.folder),
-        files=tuple(sorted(entry.files)),
-        size=entry.size,
-        used=entry.used,
-        facts={fact: value for fact, value in entry.facts.items() if fact not in UNLISTED_FACTS},
-    )
-
-
 def parse_size(text: str, what: str = "a size") -> int:
     """Bytes, of which a K has 1024. Raises UsageError for what is none.
 
@@ -217,11 +183,11 @@ def parse_size(text: str, what: str = "a size") -> int:
     (10737418240, 1610612736, 524288000, 0)
     >>> parse_size("much")
     Traceback (most recent call last):
-    dsdoctor.core.errors.UsageError: a size is 'much', which is no size
+    dsdoctor.core.errors.UsageError: a size is 'much', which is not a size
     """
     found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE | re.ASCII)
     if found is None:
-        raise UsageError(f"{what} is {text!r}, which is no size", hint='sizes are such as "500M" or "10G"')
+        raise UsageError(f"{what} is {text!r}, which is not a size", hint='use a size such as "500M" or "10G"')
     return int(float(found[1]) * UNITS[found[2].upper()])
 
 
@@ -233,29 +199,10 @@ def parse_age(text: str, what: str = "an age") -> float:
     """
     found = re.fullmatch(r"(\d{1,9})\s*([mhdw])", text.strip(), re.ASCII)
     if found is None:
-        raise UsageError(f"{what} is {text!r}, which is no age", hint='ages are such as "90m", "12h", "30d" or "2w"')
+        raise UsageError(
+            f"{what} is {text!r}, which is not an age", hint='use an age such as "90m", "12h", "30d" or "2w"'
+        )
     return int(found[1]) * SPANS[found[2]]
-
-
-# Entries of the op cache -> lines. Facts that an entry lacks are left out.
-
-
-SPANS_SHOWN = ((86400, "day"), (3600, "hour"), (60, "minute"))
-
-
-class Shown(Protocol):
-    """What a line needs to know of an entry."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def name(self) -> str | None: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def used(self) -> float: ...
-    @property
-    def facts(self) -> Mapping[str, Any]: ...
 
 
 def kept_lines(entries: Iterable[Shown], folder: str, limit: int, now: float) -> Iterator[str]:
@@ -272,7 +219,7 @@ def folder_lines(folders: Iterable[Shown], cache: str, now: float) -> Iterator[s
     if folders:
         yield from _rows(folders, now)
         total = size(sum(entry.size for entry in folders))
-        yield f"{total} besides in toolkits, sdists and targets  {cache}"
+        yield f"{total} more in toolkits, sdists and targets  {cache}"
 
 
 def pruned_lines(entries: Iterable[Shown], left: int, now: float) -> Iterator[str]:
@@ -305,6 +252,50 @@ def ago(seconds: float) -> str:
         if count >= 1:
             return f"{count} {unit}{'s' if count > 1 else ''} ago"
     return "just now"
+
+
+def _of_kind(folder: Path, kind: str) -> Iterator[StoredFolder]:
+    try:
+        real = trusted(folder)
+    except Distrusted:
+        return
+    for path in real.iterdir() if real else ():
+        if path.name.startswith(".") or path.is_symlink() or path.suffix in {".lock", ".json"}:
+            continue
+        yield StoredFolder(kind=kind, name=path.name, folder=str(path), size=_size(path), used=_used(path))
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file, or of all files below a folder; a file with two names counts once."""
+    if not path.is_dir():
+        return path.stat().st_size
+    seen: dict[tuple[int, int], int] = {}
+    for place, _, names in os.walk(path):
+        for name in names:
+            about = os.lstat(os.path.join(place, name))  # noqa: PTH118
+            seen[about.st_dev, about.st_ino] = about.st_size
+    return sum(seen.values())
+
+
+def _used(path: Path) -> float:
+    """When it was last written, or one of the files in it that every use reads was last read."""
+    # the times of folders change when they are listed, as here
+    read = [path] if path.is_file() else [file for file in (*path.iterdir(), *path.glob(NVCC)) if file.is_file()]
+    return max((path.lstat().st_mtime, *(max(file.lstat().st_atime, file.lstat().st_mtime) for file in read)))
+
+
+def _kept(entry: Entry) -> Kept:
+    name = entry.facts.get("op") or entry.facts.get("name")
+    return Kept(
+        kind=entry.kind,
+        name=str(name) if name else None,
+        key=entry.key,
+        folder=str(entry.folder),
+        files=tuple(sorted(entry.files)),
+        size=entry.size,
+        used=entry.used,
+        facts={fact: value for fact, value in entry.facts.items() if fact not in UNLISTED_FACTS},
+    )
 
 
 def _rows(entries: tuple[Shown, ...], now: float) -> Iterator[str]:

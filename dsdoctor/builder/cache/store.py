@@ -1,7 +1,8 @@
 """The op cache: files kept under a key, in a folder that many builds, users and machines may use at once.
 
-There are no locks: entries appear and disappear whole, and every byte is checked when it is copied out. A damaged entry is
-removed and reported, never used. A disk that is full or cannot be written adds a complaint and never raises.
+An entry's folder is <folder>/<kind>/<first two of the key>/<key>/<sha256 of the record>; <folder>/tmp is for those that are being
+made. There are no locks: entries appear and disappear whole, by one rename, and every byte is checked when it is copied out. A
+damaged entry is removed and reported, never used. A disk that is full or cannot be written adds a complaint and never raises.
 """
 
 import errno
@@ -34,11 +35,6 @@ from dsdoctor.builder.cache.entry import (
 from dsdoctor.core.errors import is_full
 from dsdoctor.core.files import make_folder, real_path
 from dsdoctor.core.trust import Distrusted, distrust, trusted
-
-# The folders of the op cache: <folder>/<kind>/<first two of the key>/<key>/<sha256 of the record>, and <folder>/tmp.
-#
-# An entry's folder is put in place by one rename and removed by one rename, so nobody ever sees half of it. Reads no entry.
-
 
 KINDS = {"ops": "op", "wheels": "wheel"}
 """The folder of each kind of entry, and what one entry of it is called."""

@@ -1,6 +1,7 @@
-"""BuildPlan -> compiled ops: taken from the cache where it has them, the others compiled side by side within one pool.
+"""The compiled ops of a plan: taken from the cache where it has them, the others compiled side by side within one pool.
 
-Starts the compilers and ends them on any interruption. An op that fails does not stop the others.
+The longest job begins first, as many at a time as the pool allows. Any interruption ends the compilers. An op that fails does not
+stop the others.
 """
 
 import shlex
@@ -14,13 +15,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from dsdoctor.builder.compiler_output import first_error
 from dsdoctor.builder.make.commands import (
     Command,
     FlagSettings,
     OpCommands,
     changes,
     edited,
-    first_error,
     flag_settings,
     memory_of,
     threaded,
@@ -33,8 +34,6 @@ from dsdoctor.core.files import PRIVATE, append_text
 from dsdoctor.core.host import Completed, LocalHost
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.redaction import Hidden
-
-# The state of one op while it is compiled: its progress, its log, its result. Runs nothing itself.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,9 +146,6 @@ class OpWork:
             because=because,
             log=self.log,
         )
-
-
-# Jobs, some of which wait for others -> each run once, the longest first, as many at a time as a pool allows.
 
 
 # why this is not a client of a GNU make job server (nvcc has been one since 13): nvcc then takes every token there is for as

@@ -1,6 +1,8 @@
-"""BuildPlan -> wheel: assembles the toolkit, compiles the ops while the rest is packed, and checks that they load.
+"""A wheel of a plan: the toolkit assembled, the ops compiled while the rest is packed, and all of it tried.
 
-Works in a temporary folder; the wheel appears in the out folder by rename, or not at all.
+DeepSpeed's own setup.py packs the wheel without the ops, and records which it holds, and its version. A version ends in a tag of
+the wheel's content, which is known only when every op is compiled: setup.py is given a stand-in for the tag, and the tag takes its
+place afterwards. Works in a temporary folder; the wheel appears in the out folder by rename, or not at all.
 """
 
 import resource
@@ -17,20 +19,19 @@ from hashlib import sha256
 from pathlib import Path
 
 from dsdoctor.builder.cache.store import CacheStore
-from dsdoctor.builder.make.commands import ask_commands, first_error
+from dsdoctor.builder.compiler_output import first_error
+from dsdoctor.builder.make.commands import ask_commands
 from dsdoctor.builder.make.compile import Compiled, Pool, Watch, child_environment, compile_ops
 from dsdoctor.builder.make.manifest import (
     EARLIEST,
-    SBOM,
     Manifest,
-    OpProof,
-    bill_of_materials,
     describe_wheel,
     encode_inside,
-    prove,
     write_into,
 )
 from dsdoctor.builder.make.op_cache import OpCache
+from dsdoctor.builder.make.proof import OpProof, prove
+from dsdoctor.builder.make.sbom import SBOM, bill_of_materials
 from dsdoctor.builder.python_headers import unpack_headers
 from dsdoctor.builder.toolkit.assemble import assemble
 from dsdoctor.builder.toolkit.kept import refuse_altered, toolkit_parts
@@ -45,14 +46,16 @@ from dsdoctor.core.redaction import Hidden
 from dsdoctor.core.workspace import fixed_folder
 from dsdoctor.rules import book
 
-# The folders of one build, the source tree that is compiled, and the shared objects for the wheel. Compiles nothing.
-
-
 MIN_FREE_BYTES = 1 << 30
 """Bytes that a tree and its objects may take, estimated high: one object without debug information has less than a MiB."""
 
 LIBRARY = "lib"
 """The folder, inside the build's own, where setup.py finds the compiled ops."""
+
+STAND_IN = "tagtofollow"
+MAX_EPOCH_DIGITS = 11
+TAG, TAG_LENGTH = "b", 8
+"""The tag's first letter, which keeps it from being read as a number, and how many hexadecimal digits of sha256 follow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +73,15 @@ class Workdir:
     preloaded: PreloadedPython | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Packed:
+    """A wheel in the out folder, or None where an op in it failed its check."""
+
+    wheel: Path | None = None
+    proofs: tuple[OpProof, ...] = ()
+    notes: tuple[Finding, ...] = ()
+
+
 @contextmanager
 def tree_to_compile_in(plan: BuildPlan, source: Source, machine: Machine, say: Callable[[str], None]) -> Iterator[Path]:
     """The source tree to compile in: for GPU code a copy in a folder whose path is always the same."""
@@ -83,19 +95,8 @@ def tree_to_compile_in(plan: BuildPlan, source: Source, machine: Machine, say: C
     with fixed_folder(sha256(repr(inputs).encode()).hexdigest()[:16], say=say) as folder:
         copy = _copied(tree, folder / "source") if folder else None
         if copy is None:
-            say("compiling in the cache folder: GPU code will hold a digest of its path")
+            say("compiling in the cache folder: GPU code will contain a digest of its path")
         yield copy or tree
-
-
-def _copied(tree: Path, to: Path) -> Path | None:
-    """Copy the tree; None where there is no room for it and for what is compiled in it."""
-    try:
-        if shutil.disk_usage(to.parent).free < MIN_FREE_BYTES:
-            return None
-        shutil.copytree(tree, to, symlinks=True)
-    except OSError:
-        return None
-    return Path(real_path(to))
 
 
 def gather(plan: BuildPlan, compiled: tuple[Compiled, ...], library: Path) -> None:
@@ -106,15 +107,6 @@ def gather(plan: BuildPlan, compiled: tuple[Compiled, ...], library: Path) -> No
             target = library.joinpath(*modules[op.op].split(".")[:-1]) / op.library.name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.move(op.library, target)
-
-
-# A source tree -> one wheel. DeepSpeed's own setup.py packs it without the ops, while they are compiled; then they are put in.
-#
-# setup.py also records which ops the wheel holds, and its version. A version ends in a tag of the wheel's content, which is known
-# only when every op is compiled: setup.py is given a stand-in for the tag, and the tag takes its place afterwards.
-
-
-STAND_IN = "tagtofollow"
 
 
 @contextmanager
@@ -170,65 +162,6 @@ def untagged(plan: BuildPlan) -> str:
     return plan.local_version.rpartition(".")[0] if plan.tagged else plan.local_version
 
 
-def _pack(host: LocalHost, plan: BuildPlan, tree: Path, workdir: Workdir) -> Path:
-    """A wheel without ops, made by DeepSpeed's own setup.py, which is told of those that will be in it."""
-    built, packed = workdir.folder / "packing-lib", workdir.folder / "packed"
-    # a tree may have links at these names, which would lead out of it
-    settings = tree / "setup.cfg"
-    before = settings.read_bytes() if settings.is_file() else b""
-    write_bytes(settings, before + f"\n[build]\nbuild_lib = {built}\n".encode())
-    write_text(tree / "build.txt", f"+{plan.local_version}" if plan.local_version else "")
-    lines: list[str] = []
-    # build_ext is not run: dsdoctor compiles the ops
-    argv = [
-        plan.python,
-        "setup.py",
-        "build_py",
-        "build_scripts",
-        "bdist_wheel",
-        "--skip-build",
-        "--dist-dir",
-        str(packed),
-    ]
-    hidden = Hidden(host.environment())
-    env = _environment(host, plan, tree)
-    status = host.stream(argv, cwd=tree, env=env, on_line=lambda line: lines.append(hidden.out_of(line)))
-    write_text(workdir.logs / "wheel.log", "\n".join(lines) + "\n", mode=PRIVATE, errors="backslashreplace")
-    wheels = sorted(packed.glob("*.whl")) if status == 0 else []
-    if len(wheels) != 1:
-        raise BuildFailed(
-            f"DeepSpeed's setup.py made no wheel: {first_error(lines) or f'it ended with status {status}'}",
-            hint=f"the whole log is {workdir.logs / 'wheel.log'}",
-        )
-    return wheels[0]
-
-
-def _environment(host: LocalHost, plan: BuildPlan, tree: Path) -> dict[str, str]:
-    # setup.py lists its extras in the order of a set, which would differ from run to run
-    env = child_environment(host, plan) | {op.variable: "1" for op in plan.ops} | {"PYTHONHASHSEED": "0"}
-    # setup.py asks git for a commit: it must not find a repository that the cache folder happens to lie in
-    env |= {"GIT_CEILING_DIRECTORIES": str(Path(real_path(tree)).parent)}
-    # and it imports its neighbours from its own folder
-    env = {name: value for name, value in env.items() if name not in {"GIT_DIR", "GIT_WORK_TREE", "PYTHONSAFEPATH"}}
-    if plan.accelerator == "cuda":
-        env["TORCH_CUDA_ARCH_LIST"] = ";".join(plan.architectures)
-    return env
-
-
-MAX_EPOCH_DIGITS = 11
-TAG, TAG_LENGTH = "b", 8
-"""The tag's first letter, which keeps it from being read as a number, and how many hexadecimal digits of sha256 follow."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Packed:
-    """A wheel in the out folder, or None where an op in it failed its check."""
-
-    wheel: Path | None = None
-    proofs: tuple[OpProof, ...] = ()
-    notes: tuple[Finding, ...] = ()
-
-
 def make(
     host: LocalHost,
     plan: BuildPlan,
@@ -264,6 +197,96 @@ def make(
         findings=(*_failures(results), *packed.notes),
         inputs=cache.inputs() if cache else None,
     )
+
+
+def refused_ops(plan: BuildPlan) -> tuple[OpResult, ...]:
+    """The results of a plan that is impossible: no op was built, and those left out have their own reasons."""
+    waiting = tuple(
+        OpResult(op=op.op, asked=op.asked, built=False, because="the plan is impossible") for op in plan.ops
+    )
+    return waiting + _left_out(plan)
+
+
+def prepare_out(out: Path, option: str = "--out") -> None:
+    """Make the folder that an option names, and check that it can be written before the long work. Raises ImpossiblePlan."""
+    try:
+        make_folder(out)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise ImpossiblePlan(
+            f"cannot write to {out} ({option}): {error.strerror}", hint=f"name another: {option} DIR"
+        ) from None
+
+
+def epoch_of(host: LocalHost) -> int:
+    """The time of every file in a wheel, in seconds since 1970: SOURCE_DATE_EPOCH, else the earliest that a zip file can hold."""
+    text = host.variable("SOURCE_DATE_EPOCH") or ""
+    return max(EARLIEST, int(text)) if text.isascii() and text.isdigit() and len(text) < MAX_EPOCH_DIGITS else EARLIEST
+
+
+def join_logs(logs: Path) -> None:
+    """Join all logs into one build.log, like the guide's ``tee build.log``."""
+    with replacing(logs / "build.log", mode=PRIVATE) as whole:
+        for part in sorted(logs.glob("*.log")):
+            if part.name != "build.log":
+                whole.write(b"===== %b =====\n%b\n" % (part.stem.encode(), part.read_bytes()))
+
+
+def _copied(tree: Path, to: Path) -> Path | None:
+    """Copy the tree; None where there is no room for it and for what is compiled in it."""
+    try:
+        if shutil.disk_usage(to.parent).free < MIN_FREE_BYTES:
+            return None
+        shutil.copytree(tree, to, symlinks=True)
+    except OSError:
+        return None
+    return Path(real_path(to))
+
+
+def _pack(host: LocalHost, plan: BuildPlan, tree: Path, workdir: Workdir) -> Path:
+    """A wheel without ops, made by DeepSpeed's own setup.py, which is told of those that will be in it."""
+    built, packed = workdir.folder / "packing-lib", workdir.folder / "packed"
+    # a tree may have links at these names, which would lead out of it
+    settings = tree / "setup.cfg"
+    before = settings.read_bytes() if settings.is_file() else b""
+    write_bytes(settings, before + f"\n[build]\nbuild_lib = {built}\n".encode())
+    write_text(tree / "build.txt", f"+{plan.local_version}" if plan.local_version else "")
+    lines: list[str] = []
+    # build_ext is not run: dsdoctor compiles the ops
+    argv = [
+        plan.python,
+        "setup.py",
+        "build_py",
+        "build_scripts",
+        "bdist_wheel",
+        "--skip-build",
+        "--dist-dir",
+        str(packed),
+    ]
+    hidden = Hidden(host.environment())
+    env = _environment(host, plan, tree)
+    status = host.stream(argv, cwd=tree, env=env, on_line=lambda line: lines.append(hidden.out_of(line)))
+    write_text(workdir.logs / "wheel.log", "\n".join(lines) + "\n", mode=PRIVATE, errors="backslashreplace")
+    wheels = sorted(packed.glob("*.whl")) if status == 0 else []
+    if len(wheels) != 1:
+        raise BuildFailed(
+            f"DeepSpeed's setup.py produced no wheel: {first_error(lines) or f'it ended with status {status}'}",
+            hint=f"the whole log is {workdir.logs / 'wheel.log'}",
+        )
+    return wheels[0]
+
+
+def _environment(host: LocalHost, plan: BuildPlan, tree: Path) -> dict[str, str]:
+    # setup.py lists its extras in the order of a set, which would differ from run to run
+    env = child_environment(host, plan) | {op.variable: "1" for op in plan.ops} | {"PYTHONHASHSEED": "0"}
+    # setup.py asks git for a commit: it must not find a repository that the cache folder happens to lie in
+    env |= {"GIT_CEILING_DIRECTORIES": str(Path(real_path(tree)).parent)}
+    # and it imports its neighbours from its own folder
+    env = {name: value for name, value in env.items() if name not in {"GIT_DIR", "GIT_WORK_TREE", "PYTHONSAFEPATH"}}
+    if plan.accelerator == "cuda":
+        env["TORCH_CUDA_ARCH_LIST"] = ";".join(plan.architectures)
+    return env
 
 
 def _compiled(
@@ -327,26 +350,6 @@ def _prepare(host: LocalHost, plan: BuildPlan, say: Callable[[str], None]) -> No
         unpack_headers(host, plan.headers)
 
 
-def refused_ops(plan: BuildPlan) -> tuple[OpResult, ...]:
-    """The results of a plan that is impossible: no op was built, and those left out have their own reasons."""
-    waiting = tuple(
-        OpResult(op=op.op, asked=op.asked, built=False, because="the plan is impossible") for op in plan.ops
-    )
-    return waiting + _left_out(plan)
-
-
-def prepare_out(out: Path, option: str = "--out") -> None:
-    """Make the folder that an option names, and check that it can be written before the long work. Raises ImpossiblePlan."""
-    try:
-        make_folder(out)
-        with tempfile.TemporaryFile(dir=out):
-            pass
-    except OSError as error:
-        raise ImpossiblePlan(
-            f"the folder {out} of {option} cannot be written: {error.strerror}", hint=f"name another: {option} DIR"
-        ) from None
-
-
 def _with_tag(host: LocalHost, plan: BuildPlan, source: Source, machine: Machine, workdir: Workdir) -> BuildPlan:
     """The plan with the tag of what the wheel will hold at the end of its local version.
 
@@ -368,12 +371,6 @@ def _bill_of_materials(host: LocalHost, manifest: Manifest, machine: Machine) ->
     toolkit = manifest.plan.toolkit
     parts = toolkit_parts(Path(toolkit.root)) if toolkit else ()
     return bill_of_materials(manifest, machine, parts, epoch=host.variable("SOURCE_DATE_EPOCH"))
-
-
-def epoch_of(host: LocalHost) -> int:
-    """The time of every file in a wheel, in seconds since 1970: SOURCE_DATE_EPOCH, else the earliest that a zip file can hold."""
-    text = host.variable("SOURCE_DATE_EPOCH") or ""
-    return max(EARLIEST, int(text)) if text.isascii() and text.isdigit() and len(text) < MAX_EPOCH_DIGITS else EARLIEST
 
 
 def _results(plan: BuildPlan, compiled: tuple[Compiled, ...], proofs: tuple[OpProof, ...]) -> tuple[OpResult, ...]:
@@ -414,14 +411,6 @@ def _failures(results: tuple[OpResult, ...]) -> tuple[Finding, ...]:
         for result in results
         if result.log and not result.built
     )
-
-
-def join_logs(logs: Path) -> None:
-    """Join all logs into one build.log, like the guide's ``tee build.log``."""
-    with replacing(logs / "build.log", mode=PRIVATE) as whole:
-        for part in sorted(logs.glob("*.log")):
-            if part.name != "build.log":
-                whole.write(b"===== %b =====\n%b\n" % (part.stem.encode(), part.read_bytes()))
 
 
 def _cpu_seconds() -> float:

@@ -1,7 +1,8 @@
-"""Commands, compilers and folders of an op -> its key in the cache. Asks compilers for their programs; compiles nothing.
+"""Compiled ops in the cache: taken when everything they were made from is unchanged, and kept. Compiles nothing.
 
-The key covers the commands, the compilers' and torch's versions, the variables that compilers read, and the names of the files
-where they look for headers and libraries. The files that a compile really read are known only afterwards: see ``op_inputs``.
+An op's key covers its commands, the compilers' and torch's versions, the variables that compilers read, and the names of the files
+where they look for headers and libraries. The files that a compile really read are known only afterwards, from what compilers and
+linker list; they are kept by a name such as "{torch}/include/...", so that a machine with other folders finds the same op.
 """
 
 import json
@@ -21,9 +22,37 @@ from dsdoctor.core.files import real_path
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Machine
 
-# What compilers and linker list as read -> the files that an op was made from, and whether they are still the same.
-#
-# Files are known by a name such as "{torch}/include/...", so that a machine with other folders finds the same op in the cache.
+SCHEMA = "dsdoctor-op/1"
+PROGRAMS = ("cc1plus", "cc1", "as", "collect2", "ld")
+"""The programs that gcc starts; clang has some of them."""
+
+NVCC_PARTS = (
+    "bin/nvcc",
+    "bin/cudafe++",
+    "bin/ptxas",
+    "bin/fatbinary",
+    "nvvm/bin/cicc",
+    "nvvm/libdevice/libdevice.10.bc",
+)
+NVCC_MAY_HAVE = ("bin/nvcc.profile", "bin/nvlink")
+READ_BY_COMPILERS = (
+    "CPATH",
+    "C_INCLUDE_PATH",
+    "CPLUS_INCLUDE_PATH",
+    "LIBRARY_PATH",
+    "LD_RUN_PATH",
+    "COMPILER_PATH",
+    "CCC_OVERRIDE_OPTIONS",
+    "GCC_EXEC_PREFIX",
+    "NVCC_PREPEND_FLAGS",
+    "NVCC_APPEND_FLAGS",
+    "SOURCE_DATE_EPOCH",
+)
+SEARCHED = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")
+INCLUDE, LIBRARY = re.compile(r"-(?:I|isystem)(/.*)"), re.compile(r"-L(/.*)")
+ASK_TIMEOUT_SECONDS = 30
+TOOLKIT = "{toolkit}"
+KIND = "ops"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,92 +102,6 @@ class Digests:
             except (OSError, ValueError):
                 self._known[path] = None
         return self._known[path]
-
-
-def places_of(plan: BuildPlan, machine: Machine, tree: Path) -> Places:
-    """The named folders of a build: torch, toolkit, headers, site-packages."""
-    torch, python = machine.torch, machine.python
-    found = [
-        (torch.location if torch else "", "torch"),
-        (plan.toolkit.root if plan.toolkit else "", "toolkit"),
-        (plan.headers.root if plan.headers else "", "headers"),
-        *((folder, f"site{number}") for number, folder in enumerate(python.site if python else ())),
-    ]
-    named = sorted(((folder, name) for folder, name in found if folder), key=lambda pair: len(pair[0]), reverse=True)
-    return Places(tree=tree, folders=tuple(named))
-
-
-def differing(dependencies: Mapping[str, str], places: Places, digests: Digests) -> str | None:
-    """The name of the first file that has changed or is gone; None when all are unchanged."""
-    return next((name for name, known in dependencies.items() if digests.of(places.real(name)) != known), None)
-
-
-def files_read(rules: Iterable[Path]) -> list[str]:
-    """The files that compilers read, from their dependency files.
-
-    Raises OSError for a dependency file that is missing, ValueError for one that is not UTF-8.
-    """
-    return [path for rule in rules for path in parse_dependencies(rule.read_text(encoding="utf-8"))]
-
-
-def parse_dependencies(text: str) -> list[str]:
-    r"""The files that a compiler's make rule names, without the target.
-
-    >>> parse_dependencies("build/a.o : csrc/a.cpp \\\n /home/o'brien/with\\ space.h\n")
-    ['csrc/a.cpp', "/home/o'brien/with space.h"]
-    """
-    rule = text.replace("\\\n", " ").replace("$$", "$")
-    _, _, prerequisites = rule.partition(": ")
-    words = re.findall(r"(?:\\.|[^\s\\])+", prerequisites.split("\n", 1)[0])
-    return [re.sub(r"\\(.)", r"\1", word) for word in words]
-
-
-def parse_trace(lines: Iterable[str]) -> list[str]:
-    """The files in the output of a linker that was run with --trace.
-
-    >>> parse_trace(["/usr/lib/crti.o", "(/usr/lib/libgcc.a)_muldi3.o", "build/a.o", "/usr/bin/ld: warning: libx.so, needed by y"])
-    ['/usr/lib/crti.o', '/usr/lib/libgcc.a']
-    """
-    matches = (re.match(r"^(?:-l\S+ )?\(?(/[^():]*?)(?:\)\S*|\)?)$", line.strip()) for line in lines)
-    return list(dict.fromkeys(match[1] for match in matches if match))
-
-
-def _plain(path: str) -> str:
-    """A path without ".."."""
-    # ".." after a linked folder leads out of the folder that the link points to: only realpath follows that
-    return real_path(path) if "/../" in path else os.path.normpath(path)
-
-
-SCHEMA = "dsdoctor-op/1"
-PROGRAMS = ("cc1plus", "cc1", "as", "collect2", "ld")
-"""The programs that gcc starts; clang has some of them."""
-
-NVCC_PARTS = (
-    "bin/nvcc",
-    "bin/cudafe++",
-    "bin/ptxas",
-    "bin/fatbinary",
-    "nvvm/bin/cicc",
-    "nvvm/libdevice/libdevice.10.bc",
-)
-NVCC_MAY_HAVE = ("bin/nvcc.profile", "bin/nvlink")
-READ_BY_COMPILERS = (
-    "CPATH",
-    "C_INCLUDE_PATH",
-    "CPLUS_INCLUDE_PATH",
-    "LIBRARY_PATH",
-    "LD_RUN_PATH",
-    "COMPILER_PATH",
-    "CCC_OVERRIDE_OPTIONS",
-    "GCC_EXEC_PREFIX",
-    "NVCC_PREPEND_FLAGS",
-    "NVCC_APPEND_FLAGS",
-    "SOURCE_DATE_EPOCH",
-)
-SEARCHED = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")
-INCLUDE, LIBRARY = re.compile(r"-(?:I|isystem)(/.*)"), re.compile(r"-L(/.*)")
-ASK_TIMEOUT_SECONDS = 30
-TOOLKIT = "{toolkit}"
 
 
 class Keys:
@@ -246,28 +189,6 @@ class Keys:
         named = [[self._places.name(folder), *inside] for folder, inside in names.items()]
         # our own folder of a toolkit, with nothing in it that is wanted, is there because of another op
         return [entry for entry in named if len(entry) > 1 or not entry[0].startswith(f"-L{TOOLKIT}")]
-
-
-def _nvcc_parts(nvcc: str) -> list[str]:
-    root = Path(nvcc).parent.parent
-    more = [str(root / part) for part in NVCC_MAY_HAVE if (root / part).exists()]
-    return [*(str(root / part) for part in NVCC_PARTS), *more]
-
-
-def _names(folder: str) -> list[str]:
-    """The names in a folder, none where it cannot be read."""
-    try:
-        return sorted(os.listdir(folder))  # noqa: PTH208
-    except OSError:
-        return []
-
-
-# Takes compiled ops from the cache when everything they were made from is unchanged, and keeps new ones.
-#
-# Joins the keys (``op_key``), the input files (``op_inputs``) and the store. Compiles nothing.
-
-
-KIND = "ops"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -397,3 +318,71 @@ class OpCache:
                 raise OSError(f"{path} was written while it was compiled")
             found[name] = digest
         return found
+
+
+def places_of(plan: BuildPlan, machine: Machine, tree: Path) -> Places:
+    """The named folders of a build: torch, toolkit, headers, site-packages."""
+    torch, python = machine.torch, machine.python
+    found = [
+        (torch.location if torch else "", "torch"),
+        (plan.toolkit.root if plan.toolkit else "", "toolkit"),
+        (plan.headers.root if plan.headers else "", "headers"),
+        *((folder, f"site{number}") for number, folder in enumerate(python.site if python else ())),
+    ]
+    named = sorted(((folder, name) for folder, name in found if folder), key=lambda pair: len(pair[0]), reverse=True)
+    return Places(tree=tree, folders=tuple(named))
+
+
+def differing(dependencies: Mapping[str, str], places: Places, digests: Digests) -> str | None:
+    """The name of the first file that has changed or is gone; None when all are unchanged."""
+    return next((name for name, known in dependencies.items() if digests.of(places.real(name)) != known), None)
+
+
+def files_read(rules: Iterable[Path]) -> list[str]:
+    """The files that compilers read, from their dependency files.
+
+    Raises OSError for a dependency file that is missing, ValueError for one that is not UTF-8.
+    """
+    return [path for rule in rules for path in parse_dependencies(rule.read_text(encoding="utf-8"))]
+
+
+def parse_dependencies(text: str) -> list[str]:
+    r"""The files that a compiler's make rule names, without the target.
+
+    >>> parse_dependencies("build/a.o : csrc/a.cpp \\\n /home/o'brien/with\\ space.h\n")
+    ['csrc/a.cpp', "/home/o'brien/with space.h"]
+    """
+    rule = text.replace("\\\n", " ").replace("$$", "$")
+    _, _, prerequisites = rule.partition(": ")
+    words = re.findall(r"(?:\\.|[^\s\\])+", prerequisites.split("\n", 1)[0])
+    return [re.sub(r"\\(.)", r"\1", word) for word in words]
+
+
+def parse_trace(lines: Iterable[str]) -> list[str]:
+    """The files in the output of a linker that was run with --trace.
+
+    >>> parse_trace(["/usr/lib/crti.o", "(/usr/lib/libgcc.a)_muldi3.o", "build/a.o", "/usr/bin/ld: warning: libx.so, needed by y"])
+    ['/usr/lib/crti.o', '/usr/lib/libgcc.a']
+    """
+    matches = (re.match(r"^(?:-l\S+ )?\(?(/[^():]*?)(?:\)\S*|\)?)$", line.strip()) for line in lines)
+    return list(dict.fromkeys(match[1] for match in matches if match))
+
+
+def _plain(path: str) -> str:
+    """A path without ".."."""
+    # ".." after a linked folder leads out of the folder that the link points to: only realpath follows that
+    return real_path(path) if "/../" in path else os.path.normpath(path)
+
+
+def _nvcc_parts(nvcc: str) -> list[str]:
+    root = Path(nvcc).parent.parent
+    more = [str(root / part) for part in NVCC_MAY_HAVE if (root / part).exists()]
+    return [*(str(root / part) for part in NVCC_PARTS), *more]
+
+
+def _names(folder: str) -> list[str]:
+    """The names in a folder, none where it cannot be read."""
+    try:
+        return sorted(os.listdir(folder))  # noqa: PTH208
+    except OSError:
+        return []

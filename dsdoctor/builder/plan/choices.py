@@ -41,15 +41,15 @@ def working_torch(machine: Machine) -> Torch:
     python = machine.python
     if python is None:
         reason = next((gap.reason for gap in machine.gaps if gap.question.startswith("python")), "it does not answer")
-        raise ImpossiblePlan(f"the Python to build for cannot be asked: {reason}", hint="name one with --python PATH")
+        raise ImpossiblePlan(f"cannot examine the Python to build for: {reason}", hint="name one with --python PATH")
     if machine.torch is None:
         raise ImpossiblePlan(
-            f"there is no torch in the environment of {python.executable}",
+            f"torch is not installed in the environment of {python.executable}",
             hint=step("{python} -m pip install torch", python=python.executable).line,
         )
     if machine.torch.broken is not None:
         raise ImpossiblePlan(
-            f"torch {machine.torch.version} is installed and cannot be imported: {machine.torch.broken}",
+            f"torch {machine.torch.version} is installed but cannot be imported: {machine.torch.broken}",
             hint=step("{python} -m pip install --force-reinstall torch", python=python.executable).line,
         )
     return machine.torch
@@ -60,12 +60,12 @@ def accelerator_of(machine: Machine, request: BuildRequest) -> str:
     torch = working_torch(machine)
     if request.accelerator == "cuda" and torch.cuda is None:
         raise ImpossiblePlan(
-            f"--accelerator cuda was asked for, and torch {torch.version} is {torch.build}",
+            f"--accelerator cuda needs a CUDA build of torch; torch {torch.version} is {torch.build}",
             hint="install a CUDA build of torch: python -m pip install torch",
         )
     if request.accelerator is None and machine.unjudged_accelerator:
         raise ImpossiblePlan(
-            f"{machine.unjudged_accelerator}, and dsdoctor builds for CUDA and CPU",
+            f"{machine.unjudged_accelerator}; dsdoctor builds for CUDA and CPU only",
             hint="--accelerator cpu builds the host ops",
         )
     if request.accelerator:
@@ -81,7 +81,7 @@ def explain_accelerator(machine: Machine, request: BuildRequest, accelerator: st
     elif torch.cuda is None:
         because = f"torch {torch.version} is a CPU build"
     else:
-        seen = f"{len(machine.gpus)} GPU here" if machine.gpus else "no GPU here; DeepSpeed by itself would choose cpu"
+        seen = f"{len(machine.gpus)} GPU here" if machine.gpus else "no GPU here; DeepSpeed alone would choose cpu"
         because = f"torch {torch.version} is a CUDA build ({seen})"
     return Choice(what="accelerator", value=accelerator, because=because)
 
@@ -90,7 +90,7 @@ def explain_standard(torch: Torch) -> Choice:
     """The C++ standard that torch's headers need."""
     # DeepSpeed's builders pass the flag themselves; ops that pass a lower one are left out of the plan
     return Choice(
-        what="C++ standard", value=f"C++{torch.cxx_standard}", because=f"torch {torch.version}'s headers demand it"
+        what="C++ standard", value=f"C++{torch.cxx_standard}", because=f"torch {torch.version}'s headers require it"
     )
 
 
@@ -113,10 +113,10 @@ def choose_architectures(machine: Machine, request: BuildRequest) -> Architectur
     unseen = "no node's snapshot shows a GPU" if request.nodes else "no GPU is visible here"
     if not torch.arch_list:
         raise UsageError(
-            f"{unseen}, and torch {torch.version} does not say for which it was built",
+            f"{unseen}, and torch {torch.version} does not list its architectures",
             hint='name the GPUs\' architectures: --arch "8.0;9.0"',
         )
-    because = f"{unseen}: every one that torch {torch.version} was built for; --arch narrows it"
+    because = f"{unseen}: all that torch {torch.version} was built for; --arch narrows the list"
     return Architectures(entries=numeric(torch.arch_list), because=because, asked=False)
 
 
@@ -184,7 +184,7 @@ def choose_local_version(torch: Torch, accelerator: str, request: BuildRequest) 
         local, because = "", "--no-local-version"
     elif request.local_version is None:
         local = f"{f'cu{torch.cuda}' if accelerator == 'cuda' else 'cpu'}.torch{torch.minor}"
-        because = "DeepSpeed's loader demands this very torch and CUDA release; a tag of the wheel's content follows"
+        because = "DeepSpeed's loader requires this exact torch and CUDA release; a hash of the wheel's content follows"
     else:
         local = request.local_version.lstrip("+")
         because = "--local-version"
@@ -192,7 +192,7 @@ def choose_local_version(torch: Torch, accelerator: str, request: BuildRequest) 
         normal = (Version(f"0+{local}").local or "") if local else ""
     except InvalidVersion:
         raise UsageError(
-            f"{local!r} is not a local version: PEP 440 takes letters, digits and dots",
+            f"{local!r} is not a local version: PEP 440 allows letters, digits and dots",
             hint="--local-version cu13.0.torch2.14",
         ) from None
     return normal, Choice(what="local version", value=f"+{normal}" if normal else "none", because=because)
@@ -242,7 +242,7 @@ def _node_architectures(nodes: tuple[Node, ...], shell: str) -> Architectures:
     """The architectures of all nodes' GPUs together."""
     found = numeric(tuple({name for node in nodes for name in node.capabilities}))
     shown = ", ".join(f"{node.name} {' '.join(numeric(node.capabilities)) or 'none'}" for node in nodes)
-    ignored = "; TORCH_CUDA_ARCH_LIST of your shell is not asked" if shell else ""
+    ignored = "; TORCH_CUDA_ARCH_LIST from your shell is ignored" if shell else ""
     return Architectures(entries=found, because=f"the GPUs of the nodes: {shown} (--node){ignored}", asked=True)
 
 

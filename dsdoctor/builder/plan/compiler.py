@@ -18,10 +18,10 @@ def choose_compiler(
         return None, (), (_nothing_fits(machine, toolkit, limits["gcc"]),)
     default = machine.compilers[0]
     if fitting[0] == default:
-        because = "it is the default here, and " + _accepted(limits[default.kind], toolkit, device_code=device_code)
+        because = "the default compiler; " + _accepted(limits[default.kind], toolkit, device_code=device_code)
         return default, (_choice(default, because),), ()
     chosen = max(fitting, key=lambda compiler: (compiler.kind == "gcc", compiler.version))
-    because = f"the default {default.path} {version_of(default)} is refused, and " + _accepted(
+    because = f"the default {default.path} {version_of(default)} is not supported; " + _accepted(
         limits[chosen.kind], toolkit, device_code=device_code
     )
     return chosen, (_choice(chosen, because),), ()
@@ -58,7 +58,7 @@ def _limits(machine: Machine, toolkit: ToolkitPlan | None, kind: str) -> tuple[i
 def _accepted(limits: tuple[int, int | None], toolkit: ToolkitPlan | None, *, device_code: bool) -> str:
     by_torch = f"torch's headers need at least {limits[0]}"
     if device_code and toolkit is not None and limits[1] is not None:
-        return f"{by_torch}, nvcc {toolkit.release} takes up to {limits[1]}"
+        return f"{by_torch}, nvcc {toolkit.release} supports up to {limits[1]}"
     return by_torch
 
 

@@ -88,7 +88,7 @@ def lines_for(shell: str, settings: ShellSettings) -> tuple[str, ...]:
     shell = SHELL_ALIASES.get(shell, shell)
     if shell not in SHELLS:
         raise UsageError(
-            f"--shell {shell!r} is not a known shell", hint=f"it takes {', '.join((*SHELLS, *SHELL_ALIASES))}"
+            f"--shell {shell!r} is not a supported shell", hint=f"use one of {', '.join((*SHELLS, *SHELL_ALIASES))}"
         )
     setter = {"bash": _posix, "zsh": _posix, "fish": _fish, "csh": _csh}[shell]
     values = (setter(name, value) for name, value in sorted(settings.values.items()))
@@ -184,5 +184,5 @@ def quoted_for_csh(text: str) -> str:
     'a'\\''b'
     """
     if re.search(r"[\n\r]", text):
-        raise UsageError(f"csh cannot take a path with a line break: {text!r}", hint="use --shell bash, zsh or fish")
+        raise UsageError(f"csh can't handle a path with a line break: {text!r}", hint="use --shell bash, zsh or fish")
     return "'" + re.sub(r"(['!])", r"'\\\1'", text) + "'"

@@ -170,8 +170,8 @@ def plan_toolkit(machine: Machine, request: BuildRequest, cache: str, offers: Of
     torch = working_torch(machine)
     if torch.cuda is None:
         raise ImpossiblePlan(
-            f"torch {torch.version} is {torch.build}: no CUDA toolkit belongs to it",
-            hint="name the Python of a CUDA build with --python PATH",
+            f"torch {torch.version} is {torch.build}: it needs no CUDA toolkit",
+            hint="use --python PATH to name the Python of a CUDA build",
         )
     needs = Needs(headers=EVERY_HEADER, libraries=frozenset({"cudart", "curand"}))
     toolkit, choices, findings = choose_toolkit(machine, request, cache, needs, offers)
@@ -231,12 +231,12 @@ def refusal(fact: OpFact, machine: Machine, source: Source, architectures: tuple
     for need in op.needs:
         library = machine.library(need.name)
         if library is None or not library.usable:
-            return Refusal(because=f"{fact.op} needs {need.what}, which is not here", remedy=need.name)
+            return Refusal(because=f"{fact.op} needs {need.what}, which is not installed", remedy=need.name)
     standard = _standard(fact.flags)
     if machine.torch and standard is not None and standard < machine.torch.cxx_standard:
         return Refusal(
             because=f"DeepSpeed {source.version} compiles {fact.op} as C++{standard}, torch {machine.torch.version}'s "
-            f"headers demand C++{machine.torch.cxx_standard}",
+            f"headers require C++{machine.torch.cxx_standard}",
             remedy=NEWER_DEEPSPEED,
         )
     if fact.broken:
@@ -244,7 +244,7 @@ def refusal(fact: OpFact, machine: Machine, source: Source, architectures: tuple
     if fact.has_device_code and not only(architectures, fact.architectures):
         floor = fact.architectures[0] if fact.architectures else "none"
         return Refusal(
-            because=f"{fact.op} takes GPUs from {floor} on, the architectures are {'; '.join(architectures)}"
+            because=f"{fact.op} supports GPUs from {floor} on, but the architectures are {'; '.join(architectures)}"
         )
     return None
 
@@ -255,10 +255,10 @@ def toolkit_refusal(fact: OpFact, machine: Machine, toolkit: ToolkitPlan | None)
         return None
     needs = needs_of((fact,), machine)
     if toolkit is None:
-        return Refusal(because=f"{fact.op} is a CUDA extension, and there is no toolkit for it")
+        return Refusal(because=f"{fact.op} is a CUDA extension, but no CUDA toolkit is available")
     missing = lacking(toolkit, machine, sorted(needs.headers), sorted(needs.libraries))
     if missing:
-        return Refusal(because=f"{fact.op} needs {', '.join(missing)}, which {toolkit.root} does not have")
+        return Refusal(because=f"{fact.op} needs {', '.join(missing)}, which {toolkit.root} lacks")
     return None
 
 
@@ -368,5 +368,5 @@ def _resolve(name: str, source: Source) -> str:
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     meant = f"did you mean {near[0]}?" if near else f"it has {', '.join(sorted(names))}"
     raise UsageError(
-        f"unknown op {name!r}: DeepSpeed {source.version} has none of that name for {source.accelerator}", hint=meant
+        f"unknown op {name!r}: DeepSpeed {source.version} has no such op for {source.accelerator}", hint=meant
     )

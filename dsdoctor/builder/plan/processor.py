@@ -18,9 +18,7 @@ from dsdoctor.core.text import and_more
 from dsdoctor.rules import book
 
 NATIVE = "native"
-NATIVE_REASON = (
-    "DeepSpeed's own choice: this very processor; a level (--cpu) or --node FILE makes a wheel for others too"
-)
+NATIVE_REASON = "DeepSpeed's default, this processor; --cpu LEVEL or --node FILE builds for others too"
 MAX_SHOWN = 3
 
 
@@ -91,10 +89,10 @@ def _asked(machine: Machine, asked: str) -> str:
     if asked == NATIVE:
         return NATIVE
     if level is None:
-        raise UsageError(f"--cpu {asked!r} is not a level", hint=f"on {here} it takes {fitting}")
+        raise UsageError(f"--cpu {asked!r} is not a level", hint=f"on {here} use one of: {fitting}")
     if level.architecture != here:
-        title = f"--cpu {level.name} is of {level.architecture}, and this machine is {here}"
-        raise UsageError(title, hint=f"on {here} it takes {fitting}")
+        title = f"--cpu {level.name} is for {level.architecture}, but this machine is {here}"
+        raise UsageError(title, hint=f"on {here} use one of: {fitting}")
     return level.name
 
 
@@ -105,12 +103,12 @@ def _check_nodes(machine: Machine, nodes: Sequence[Node]) -> None:
         first, kind = nodes[0], node.system.architecture
         if kind != first.system.architecture:
             raise UsageError(
-                f"{first.name} is {first.system.architecture}, and {node.name} is {kind}: no wheel is for both",
-                hint="build one for each: name the nodes of one architecture with --node",
+                f"{first.name} is {first.system.architecture}, but {node.name} is {kind}; one wheel can't serve both",
+                hint="build one wheel for each architecture, and name its nodes with --node",
             )
         if kind != here:
             raise UsageError(
-                f"{node.name} is {kind}, and this machine is {here}: a wheel is built on the architecture that it is for",
+                f"{node.name} is {kind}, but this machine is {here}; build the wheel on {kind}",
                 hint="run this on one of the nodes",
             )
         if not node.system.cpu_flags:
@@ -126,10 +124,10 @@ def _shared(nodes: Sequence[Node]) -> tuple[str, str]:
     fitting = [level for level in levels if not any(lacking(level.name, node.system) for node in nodes)]
     if not fitting:
         raise UsageError(
-            f"dsdoctor knows no level of {nodes[0].system.architecture} that {nodes[0].name} has",
+            f"{nodes[0].name} supports none of dsdoctor's levels for {nodes[0].system.architecture}",
             hint="--cpu native, on one of the nodes",
         )
-    because = f"the best that {_names(nodes)} {'share' if len(nodes) > 1 else 'has'} (--node)"
+    because = f"the best that {_names(nodes)} {'support' if len(nodes) > 1 else 'supports'} (--node)"
     if len(fitting) < len(levels):
         better = levels[len(fitting)].name
         limits = [node for node in nodes if lacking(better, node.system)]

@@ -1,7 +1,9 @@
-"""An sdist, .tar.gz or .zip -> its single top folder. Nothing is written outside of it, through a link, or without end.
+"""A DeepSpeed source: a folder, an sdist, a version or a git URL -> a temporary tree, ready to be described and built.
 
-The members are written here and not by ``tarfile.extractall``: Debian 12's Python 3.11.2 has no filters, and the filters of later
-releases were passed by links that lead through other links.
+A folder is copied and never written to, an sdist is unpacked, a version is fetched by pip and a git URL by git. Sdists are kept in
+the cache, each with the sha256 that the package index gave; one that differs is not used. An sdist's members are written here and
+not by ``tarfile.extractall``: Debian 12's Python 3.11.2 has no filters, and the filters of later releases were passed by links that
+lead through other links. Nothing is written outside of the tree, through a link, or without end.
 """
 
 import errno
@@ -25,15 +27,13 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
 from dsdoctor.core.errors import BuildFailed, DoctorError, ImpossiblePlan, UsageError, is_full
-from dsdoctor.core.files import read_limited, real_path, write_bytes
+from dsdoctor.core.files import read_limited, real_path, sha256_of, write_bytes
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import DeepSpeed
 from dsdoctor.core.pip import OTHER_HASH, failed_fetch, run_pip, why_failed
 from dsdoctor.core.redaction import urls
 from dsdoctor.core.text import decode, encode
 from dsdoctor.core.workspace import private_folder
-
-# Which DeepSpeed is the newest, and what kept a newer one from being taken: a constraint of pip's, or the offline cache.
 
 
 def newest_sdist(sdists: Sequence[Path]) -> Path:
@@ -89,9 +89,6 @@ def _version(path: Path) -> Version:
         return Version("0")
 
 
-# The sdists that are kept in the cache, each with the sha256 that the package index told. One that differs is not used.
-
-
 NEWEST = "newest"
 ONLY_SOURCES = ("--quiet", "--no-deps", "--no-binary", ":all:", "--disable-pip-version-check")
 HINT = "check the network and the version, or name a folder or a file with --source"
@@ -130,15 +127,6 @@ def fetch_sdist(host: LocalHost, version: str, *, cache: Path, python: str, offl
         return _download(host, version, folder, python)
 
 
-def sha256_of(path: Path) -> str:
-    """The sha256 of a file of any size, in hexadecimal digits."""
-    total = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            total.update(chunk)
-    return total.hexdigest()
-
-
 def without_steering(environment: dict[str, str]) -> dict[str, str]:
     """An environment without the variables that change what DeepSpeed builds."""
     steering = ("DS_", "CUDA_HOME", "CUDA_PATH", "TORCH_CUDA_ARCH_LIST")
@@ -175,9 +163,9 @@ def _download(host: LocalHost, version: str, folder: Path, python: str) -> Path:
         found = sorted(temporary.glob("deepspeed-*.tar.gz"))
         if not found:
             raise BuildFailed(f"pip fetched {requirement}, and it is not a .tar.gz", hint="name a file with --source")
-        told = _ask_index(child, python, found[0], temporary / "report.json")
+        listed = _ask_index(child, python, found[0], temporary / "report.json")
         # the record first: an sdist without one is fetched again
-        write_bytes(_record_of(folder / found[0].name), encode(told))
+        write_bytes(_record_of(folder / found[0].name), encode(listed))
         return found[0].replace(folder / found[0].name)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -201,17 +189,17 @@ def _ask_index(child: LocalHost, python: str, sdist: Path, report: Path) -> Fetc
     ]
     try:
         run_pip(child, python, question, what=f"the digest of {sdist.name}", hint=HINT)
-        told = _parse_report(read_limited(report))
+        listed = _parse_report(read_limited(report))
     except (BuildFailed, OSError):
-        told = None
-    if told is None:
+        listed = None
+    if listed is None:
         return FetchedSdist(sha256=fetched)
-    if told.sha256 != fetched:
+    if listed.sha256 != fetched:
         raise BuildFailed(
-            f"{sdist.name} came with sha256 {fetched}, and the package index says {told.sha256}: it is not used",
-            hint=f"it is at {told.url}; {OTHER_HASH}",
+            f"{sdist.name} came with sha256 {fetched}, and the package index says {listed.sha256}: it is not used",
+            hint=f"it is at {listed.url}; {OTHER_HASH}",
         )
-    return told
+    return listed
 
 
 def _parse_report(text: bytes) -> FetchedSdist | None:
@@ -398,11 +386,6 @@ def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, staging: Path) -> None
         shutil.copyfileobj(source, file)
     target.chmod(0o755 if member.mode & 0o100 else 0o644)
     os.utime(target, (member.mtime, member.mtime))
-
-
-# What --source names -> a temporary copy of the DeepSpeed tree, ready to be described and built.
-#
-# A folder is copied and never written to; an sdist is unpacked; a version is fetched by pip and a git URL by git.
 
 
 FETCH_TIMEOUT_SECONDS = 1800.0

@@ -1,8 +1,8 @@
 """When a training loads which op: DeepSpeed's own call sites, each with the configuration under which it is reached.
 
-A site has DeepSpeed's file, function and line as they are in VERSION; a test compares them with the installed source, so that a
-site that comes, goes or moves is seen. To add one, write one record in LOADS and its condition
-in op_conditions.py, or one in NOT_BY_CONFIG with the reason.
+A site has DeepSpeed's file, function and line as they are in VERSION; a test compares them with the installed source, which is
+parsed and not run, so that a site that comes, goes or moves is seen. To add one, write one record in LOADS, whose ``when`` says why
+a configuration loads the op, in words of the configuration ("" where it does not), or one in NOT_BY_CONFIG with the reason.
 """
 
 import ast
@@ -13,12 +13,13 @@ from pathlib import Path
 
 from dsdoctor.builder.source.training_config import TrainingConfig
 
-# A DeepSpeed tree -> every place in it that loads an op. It is parsed, and nothing of it is run.
-
-
+VERSION = "0.19.8"
+BOTH = ("cuda", "cpu")
 MENTIONS = re.compile(r"Builder\s*\(|_op_builder\s*\(")
 BY_NAME = {"create_op_builder", "get_op_builder"}
 HARMLESS = {"is_compatible", "compatible_ops"}
+When = Callable[[TrainingConfig], str]
+"""Why a training with this configuration loads the op, in words of the configuration; "" where it does not."""
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -29,6 +30,47 @@ class LoadSite:
     function: str
     op: str
     line: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """One call site, the accelerators that reach it, and when."""
+
+    op: str
+    file: str
+    function: str
+    line: str
+    when: When
+    accelerators: tuple[str, ...] = BOTH
+
+    @property
+    def site(self) -> LoadSite:
+        """Where it is."""
+        return LoadSite(file=self.file, function=self.function, op=self.op, line=self.line)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotByConfig:
+    """Call sites that no training configuration decides: all in a file or below a folder (``place``), and why."""
+
+    place: str
+    reason: str
+
+
+def ops_of_config(configs: Iterable[TrainingConfig], *, accelerator: str) -> dict[str, str]:
+    """Each op with the reason, in a stable order. ``accelerator`` is "cuda" or "cpu".
+
+    >>> list(ops_of_config([TrainingConfig(optimizer="adamw", stage=3, optimizer_device="cpu", param_device="nvme")],
+    ...     accelerator="cuda"))
+    ['async_io', 'cpu_adam', 'pin_memory']
+    """
+    found: dict[str, str] = {}
+    for config in configs:
+        for load in LOADS:
+            reason = load.when(config) if accelerator in load.accelerators else ""
+            if reason:
+                found.setdefault(load.op, reason)
+    return dict(sorted(found.items()))
 
 
 def find_load_sites(tree: Path) -> tuple[LoadSite, ...]:
@@ -45,6 +87,15 @@ def find_load_sites(tree: Path) -> tuple[LoadSite, ...]:
         file = f"ops/op_builder/{path.relative_to(_op_builder(tree)).as_posix()}"
         found.update(_sites(path, file, builders))
     return tuple(sorted(found))
+
+
+def unknown_sites(sites: Iterable[LoadSite]) -> tuple[LoadSite, ...]:
+    """Those of a DeepSpeed that loads ops where the table knows of none: another version than it was written for."""
+    known = {(load.file, load.function, load.op) for load in LOADS}
+    others = tuple(entry.place for entry in NOT_BY_CONFIG)
+    return tuple(
+        site for site in sites if (site.file, site.function, site.op) not in known and not site.file.startswith(others)
+    )
 
 
 def builder_names(tree: Path) -> dict[str, str]:
@@ -106,9 +157,6 @@ def _loaded(call: ast.Call, builders: dict[str, str]) -> str | None:
     if called in BY_NAME and call.args and isinstance(call.args[0], ast.Constant):
         return builders.get(str(call.args[0].value), str(call.args[0].value))
     return None
-
-
-# Configuration of a training -> why it loads an op, in words of the configuration, or "" where it does not. Pure.
 
 
 def any_training(_: TrainingConfig) -> str:
@@ -220,38 +268,6 @@ def deepcompile(config: TrainingConfig) -> str:
 
 def random_ltd(config: TrainingConfig) -> str:
     return "random_ltd" if config.random_ltd else ""
-
-
-VERSION = "0.19.8"
-BOTH = ("cuda", "cpu")
-
-When = Callable[[TrainingConfig], str]
-"""Why a training with this configuration loads the op, in words of the configuration; "" where it does not."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Load:
-    """One call site, the accelerators that reach it, and when."""
-
-    op: str
-    file: str
-    function: str
-    line: str
-    when: When
-    accelerators: tuple[str, ...] = BOTH
-
-    @property
-    def site(self) -> LoadSite:
-        """Where it is."""
-        return LoadSite(file=self.file, function=self.function, op=self.op, line=self.line)
-
-
-@dataclass(frozen=True, kw_only=True)
-class NotByConfig:
-    """Call sites that no training configuration decides: all in a file or below a folder (``place``), and why."""
-
-    place: str
-    reason: str
 
 
 def _any_file_by_aio(config: TrainingConfig) -> str:
@@ -443,7 +459,6 @@ LOADS = (
     _random_ltd_site("ScatterTokens.forward"),
     _random_ltd_site("ScatterTokens.backward"),
 )
-
 NOT_BY_CONFIG = (
     NotByConfig(place="inference/v2/", reason="the serving engine (FastGen), no training"),
     NotByConfig(place="nvme/", reason="DeepNVMe's measuring tools, started by hand"),
@@ -465,31 +480,3 @@ NOT_BY_CONFIG = (
         reason="diffusion models under kernel injection: the model decides",
     ),
 )
-
-
-# What a DeepSpeed configuration decides -> the ops that a training with it loads, each with the reason. Pure.
-
-
-def ops_of_config(configs: Iterable[TrainingConfig], *, accelerator: str) -> dict[str, str]:
-    """Each op with the reason, in a stable order. ``accelerator`` is "cuda" or "cpu".
-
-    >>> list(ops_of_config([TrainingConfig(optimizer="adamw", stage=3, optimizer_device="cpu", param_device="nvme")],
-    ...     accelerator="cuda"))
-    ['async_io', 'cpu_adam', 'pin_memory']
-    """
-    found: dict[str, str] = {}
-    for config in configs:
-        for load in LOADS:
-            reason = load.when(config) if accelerator in load.accelerators else ""
-            if reason:
-                found.setdefault(load.op, reason)
-    return dict(sorted(found.items()))
-
-
-def unknown_sites(sites: Iterable[LoadSite]) -> tuple[LoadSite, ...]:
-    """Those of a DeepSpeed that loads ops where the table knows of none: another version than it was written for."""
-    known = {(load.file, load.function, load.op) for load in LOADS}
-    others = tuple(entry.place for entry in NOT_BY_CONFIG)
-    return tuple(
-        site for site in sites if (site.file, site.function, site.op) not in known and not site.file.startswith(others)
-    )

@@ -1,4 +1,8 @@
-"""The DeepSpeed whose ops are judged or built, its ops as its own op_builder describes them, and what that does not say."""
+"""The DeepSpeed whose ops are judged or built, its ops as its own op_builder describes them, and what that does not say.
+
+Names, variables, sources, flags and libraries are asked of the source itself; OPS adds headers, libraries and known breakage. An
+op that is not in OPS needs nothing beyond torch (and CUDA's base headers when it is a CUDA extension). Compiles nothing.
+"""
 
 import sys
 from collections.abc import Sequence
@@ -22,10 +26,15 @@ from dsdoctor.core.snapshot import Snapshot
 from dsdoctor.core.workspace import cache_folder, private_folder, workspace
 from dsdoctor.probe.observe import Observation, Say
 
-# What op_builder does not say about its ops: the headers they need, what provides those, and where an op is broken.
-#
-# Names, variables, sources, flags and libraries are asked of the source itself; an op that is not in this catalogue needs nothing
-# beyond torch (and CUDA's base headers when it is a CUDA extension). To add an op, write one ``Op`` record.
+CUDA_LIBRARIES = ("cudart", "curand", "cublas", "cufile", "cuda")
+"""Libraries of a toolkit among those that an op links; "cuda" is the driver's, linked against a stub."""
+
+BASE_HEADERS = ("cuda_runtime.h", "crt/host_config.h", "cublas_v2.h", "cusparse.h", "cusolverDn.h", "cccl")
+"""ATen/cuda/CUDAContext.h includes these whatever the op does."""
+
+CURAND = ("curand_kernel.h",)
+PROFILER = ("cuda_profiler_api.h",)
+ASK_TIMEOUT_SECONDS = 180.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,19 +67,10 @@ class Op:
     empty: str = ""
 
 
-CUDA_LIBRARIES = ("cudart", "curand", "cublas", "cufile", "cuda")
-"""Libraries of a toolkit among those that an op links; "cuda" is the driver's, linked against a stub."""
-
-BASE_HEADERS = ("cuda_runtime.h", "crt/host_config.h", "cublas_v2.h", "cusparse.h", "cusolverDn.h", "cccl")
-"""ATen/cuda/CUDAContext.h includes these whatever the op does."""
-
 LIBAIO = Need(name="libaio", what="libaio's header and library")
 CUTLASS = Need(name="cutlass", what="CUTLASS's headers")
 DSKERNELS = Need(name="dskernels", what="the Python package deepspeed-kernels")
 ONECCL = Need(name="oneccl", what="oneCCL, found through CCL_ROOT")
-CURAND = ("curand_kernel.h",)
-PROFILER = ("cuda_profiler_api.h",)
-
 OPS = (
     Op(name="async_io", needs=(LIBAIO,), requires=("pin_memory",)),
     Op(name="gds", needs=(LIBAIO,), cuda_headers=("cufile.h",), requires=("pin_memory",)),
@@ -110,6 +110,12 @@ OPS = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Ops:
+    accelerator: str
+    ops: tuple[OpFact, ...]
+
+
 def need_of(name: str) -> Op:
     """The catalogue's record of an op; an empty one for an op it does not know."""
     return next((op for op in OPS if op.name == name), Op(name=name))
@@ -131,18 +137,6 @@ def known_breakage(op: Op, deepspeed: str, cuda: Cuda | None) -> str | None:
         if above and below and SpecifierSet(broken.deepspeed).contains(version, prereleases=True):
             return broken.reason
     return None
-
-
-# A DeepSpeed tree, or an installed DeepSpeed -> its ops as its own op_builder describes them. Compiles nothing.
-
-
-ASK_TIMEOUT_SECONDS = 180.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Ops:
-    accelerator: str
-    ops: tuple[OpFact, ...]
 
 
 def describe(
@@ -185,38 +179,6 @@ def describe_installed(
     )
 
 
-def _ask_ops(
-    host: LocalHost,
-    question: tuple[str, str],
-    version: str,
-    accelerator: str,
-    *,
-    python: str,
-    torch: str,
-    architectures: Sequence[str],
-) -> _Ops:
-    # some builders join CUDA_HOME to a path in a flag; nothing is looked up there
-    variables = {"DS_ACCELERATOR": accelerator, "CUDA_HOME": "/dsdoctor-asks-for-flags-only"}
-    child = LocalHost(env=without_steering(host.environment()) | variables)
-    answer: _Ops | Gap = Gap(question="op_builder", reason="not asked")
-    for how in (torch, *(["import"] if torch else [])):
-        answer = parse_answer(
-            child.ask(python, "ask_ops.py", *question, how, *architectures, timeout=ASK_TIMEOUT_SECONDS),
-            _Ops,
-            "op_builder",
-        )
-        if not isinstance(answer, Gap):
-            return answer
-    assert isinstance(answer, Gap)
-    raise BuildFailed(
-        f"DeepSpeed {version}'s op_builder does not start with this torch: {answer.reason}",
-        hint="choose a DeepSpeed that fits this torch with --source VERSION",
-    )
-
-
-# The DeepSpeed whose ops are judged or built: named, installed, recorded, else the newest -> its ops as data.
-
-
 def source_at_hand(
     observation: Observation, spec: str | None, request: BuildRequest, *, say: Say, folder: Path | None = None
 ) -> Source:
@@ -227,16 +189,14 @@ def source_at_hand(
     installed = observation.machine.deepspeed
     if observation.machine.unjudged_accelerator and request.accelerator != "cpu":
         raise DoctorError(
-            f"{observation.machine.unjudged_accelerator}, and dsdoctor judges the ops for CUDA and CPU",
+            f"{observation.machine.unjudged_accelerator}; dsdoctor judges ops for CUDA and CPU only",
             hint="--accelerator cpu judges the host ops",
         )
     accelerator = accelerator_at_hand(observation.machine, request)
     if not spec and observation.snapshot is not None:
         return recorded_source(observation.snapshot, accelerator)
     if observation.machine.python is None:
-        raise DoctorError(
-            "no Python answers, so nothing can be asked of a DeepSpeed", hint="name one with --python PATH"
-        )
+        raise DoctorError("no Python answers, so DeepSpeed's ops cannot be listed", hint="name one with --python PATH")
     if not spec and installed:
         return describe_installed(
             LocalHost(),
@@ -263,14 +223,14 @@ def accelerator_at_hand(machine: Machine, request: BuildRequest) -> str:
 def recorded_source(snapshot: Snapshot, accelerator: str) -> Source:
     """The ops that a snapshot holds. Raises UsageError where it holds none, or another accelerator's."""
     if snapshot.source is None:
-        raise UsageError("the snapshot holds no ops of a DeepSpeed", hint="name one: --source 0.19.8")
+        raise UsageError("the snapshot has no DeepSpeed ops", hint="name one: --source 0.19.8")
     try:
         source = msgspec.convert(snapshot.source, Source)
     except msgspec.ValidationError as error:
         raise UsageError(f"the snapshot's ops are malformed: {error}", hint="record it again") from None
     if source.accelerator != accelerator:
         raise UsageError(
-            f"the snapshot holds the ops for {source.accelerator}, asked are those for {accelerator}",
+            f"the snapshot has the ops for {source.accelerator}, not for {accelerator}",
             hint="name a DeepSpeed: --source 0.19.8",
         )
     return source
@@ -305,6 +265,35 @@ def every_architecture(machine: Machine) -> tuple[str, ...]:
     return numeric(tuple(dict.fromkeys((*KNOWN, *(machine.torch.known_architectures if machine.torch else ())))))
 
 
+def _ask_ops(
+    host: LocalHost,
+    question: tuple[str, str],
+    version: str,
+    accelerator: str,
+    *,
+    python: str,
+    torch: str,
+    architectures: Sequence[str],
+) -> _Ops:
+    # some builders join CUDA_HOME to a path in a flag; nothing is looked up there
+    variables = {"DS_ACCELERATOR": accelerator, "CUDA_HOME": "/dsdoctor-asks-for-flags-only"}
+    child = LocalHost(env=without_steering(host.environment()) | variables)
+    answer: _Ops | Gap = Gap(question="op_builder", reason="not asked")
+    for how in (torch, *(["import"] if torch else [])):
+        answer = parse_answer(
+            child.ask(python, "ask_ops.py", *question, how, *architectures, timeout=ASK_TIMEOUT_SECONDS),
+            _Ops,
+            "op_builder",
+        )
+        if not isinstance(answer, Gap):
+            return answer
+    assert isinstance(answer, Gap)
+    raise BuildFailed(
+        f"DeepSpeed {version}'s op_builder does not start with this torch: {answer.reason}",
+        hint="choose a DeepSpeed that fits this torch with --source VERSION",
+    )
+
+
 def _from_tree(
     observation: Observation, spec: str | None, request: BuildRequest, accelerator: str, place: Path, say: Say
 ) -> Source:
@@ -318,7 +307,7 @@ def _from_tree(
     except UsageError:
         if spec or request.offline:
             raise
-        say("fetching the newest DeepSpeed's source, to know its ops")
+        say("downloading the newest DeepSpeed's source to list its ops")
         laid = lay_out(host, wanted, tree, cache=cache, python=python, offline=False)
     because = laid.limit or ("--source" if spec else "the newest; none is installed here")
     return described(observation, replace(laid, because=because), accelerator, place)

@@ -202,10 +202,10 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         config = hjson.loads(read_limited(path).decode("utf-8"), object_pairs_hook=_without_repeats)
     except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is no DeepSpeed configuration: {error}", hint="name a ds_config.json") from None
+        raise UsageError(f"{path} is not a DeepSpeed configuration: {error}", hint="name a ds_config.json") from None
     if not isinstance(config, dict):
         raise UsageError(
-            f"{path} holds no object, a DeepSpeed configuration is one: {str(config)[:60]!r}",
+            f"{path} is not a JSON object, as a DeepSpeed configuration must be: {str(config)[:60]!r}",
             hint="name a ds_config.json",
         )
     return config
@@ -231,7 +231,7 @@ def training_configs(config: dict[str, Any], *, name: str = "the configuration")
         if found and (key.field not in values or found not in ((False,), ("none",))):
             values[key.field] = found
     if problems:
-        raise UsageError(f"{name}: {'; '.join(problems)}", hint="correct it, for DeepSpeed would not do what it says")
+        raise UsageError(f"{name}: {'; '.join(problems)}", hint="correct it; DeepSpeed would not honor it")
     # a writer without a type is the fast one
     if "writer" not in values and isinstance(_lookup(config, ["checkpoint", "writer"]), dict):
         values["writer"] = ("FAST",)
@@ -249,7 +249,7 @@ def _read(config: dict[str, Any], key: Key) -> tuple[object, ...]:
         if section is None or (depth == 1 and sections[0] == "zero_optimization" and isinstance(section, bool)):
             return ()
         if not isinstance(section, dict):
-            raise _Wrong(f"{'.'.join(sections[:depth])} is {_shown(section)}, and is to be an object")
+            raise _Wrong(f"{'.'.join(sections[:depth])} is {_shown(section)}, but must be an object")
     holder = _lookup(config, sections)
     if not isinstance(holder, dict) or name not in holder:
         return ()
@@ -261,7 +261,7 @@ def _read(config: dict[str, Any], key: Key) -> tuple[object, ...]:
     try:
         return key.read(holder[name])
     except _Wrong as wrong:
-        raise _Wrong(f"{key.path} is {_shown(holder[name])}, and is to be {wrong}") from None
+        raise _Wrong(f"{key.path} is {_shown(holder[name])}, but must be {wrong}") from None
 
 
 def _misspelt(config: dict[str, Any]) -> Iterator[str]:
@@ -272,7 +272,7 @@ def _misspelt(config: dict[str, Any]) -> Iterator[str]:
             meant = nearly(str(name), names)
             if meant:
                 where = ".".join((*sections, ""))
-                yield f"{where}{name} is no key of DeepSpeed: did you mean {where}{meant}?"
+                yield f"unknown key {where}{name}; did you mean {where}{meant}?"
 
 
 def _misplaced(config: dict[str, Any]) -> Iterator[str]:
@@ -280,7 +280,7 @@ def _misplaced(config: dict[str, Any]) -> Iterator[str]:
     for sections, names in _levels().items():
         for name in names - ANYWHERE:
             if sections and name in config and name not in _levels()[()]:
-                yield f"{name} stands outside of {'.'.join(sections)}, where DeepSpeed looks for it"
+                yield f"{name} must be inside {'.'.join(sections)}, where DeepSpeed looks for it"
 
 
 def nearly(name: str, keys: frozenset[str]) -> str | None:
@@ -321,9 +321,9 @@ def _shown(value: object) -> str:
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """As DeepSpeed does: a key that stands there twice is an error."""
+    """As DeepSpeed does: a key that is set twice is an error."""
     names = [name for name, _ in pairs]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
-        raise ValueError(f"{', '.join(repeated)} stands there twice")
+        raise ValueError(f"{', '.join(repeated)} is set twice")
     return dict(pairs)

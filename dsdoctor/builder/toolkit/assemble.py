@@ -167,7 +167,8 @@ def make_stub(host: LocalHost, home: Path, compiler: str) -> None:
     source.unlink()
     if not answer.ok:
         raise BuildFailed(
-            f"the stub of libcuda.so does not compile: {why_failed(host, answer.stderr)}", hint="see CC above"
+            f"cannot compile the libcuda.so stub: {why_failed(host, answer.stderr)}",
+            hint="check the host compiler (CC) above",
         )
 
 
@@ -208,7 +209,7 @@ def _is_whole(home: Path) -> bool:
 def _is_unaltered(home: Path, say: Say) -> bool:
     wrong = altered(home.parent)
     if wrong:
-        say(f"the toolkit in {home} is made anew: {wrong[0]} is not what was fetched")
+        say(f"the toolkit in {home} is assembled again: {wrong[0]} was modified after download")
     return not wrong
 
 
@@ -222,8 +223,8 @@ def _full_disk_named(folder: Path) -> Iterator[None]:
             raise
         free = shutil.disk_usage(folder).free
         raise BuildFailed(
-            f"the disk is full: {error.filename or folder} could not be written, {free / 1e6:.0f} MB are free there",
-            hint="free some, or put the cache elsewhere: export DSDOCTOR_CACHE=/path/with/room",
+            f"the disk is full: {error.filename or folder} could not be written, only {free / 1e6:.0f} MB free",
+            hint="free some space, or move the cache: export DSDOCTOR_CACHE=/path/with/room",
         ) from None
 
 
@@ -253,20 +254,20 @@ def _compile_kernel(
     nvcc = [str(home / "bin" / "nvcc"), "-ccbin", compiler, *options, "-c", str(source), "-o", str(made)]
     answer = host.run(nvcc, timeout=COMPILE_TIMEOUT_SECONDS)
     if not answer.ok:
-        said = first_error_line(answer.stderr + answer.stdout, ("error", "fatal"))
+        error_line = first_error_line(answer.stderr + answer.stdout, ("error", "fatal"))
         raise BuildFailed(
-            f"the toolkit assembled in {home} (nvcc {plan.release}) does not compile: {said}",
-            hint="see the architectures (--arch) and the host compiler above, or name a toolkit with --toolkit DIR",
+            f"the toolkit assembled in {home} (nvcc {plan.release}) does not compile: {error_line}",
+            hint="check the architectures (--arch) and the host compiler above, or use --toolkit DIR",
         )
     answer = host.run(
         [compiler, "-shared", "-o", str(library), str(made), f"-L{home / 'lib64'}", "-lcudart"],
         timeout=COMPILE_TIMEOUT_SECONDS,
     )
     if not answer.ok:
-        said = first_error_line(answer.stderr + answer.stdout, ("ld: ", "ld.", "undefined", "error"))
+        error_line = first_error_line(answer.stderr + answer.stdout, ("ld: ", "ld.", "undefined", "error"))
         raise BuildFailed(
-            f"what the toolkit assembled in {home} (nvcc {plan.release}) compiles does not link: {said}",
-            hint="see the linker's line; --toolkit DIR names another toolkit",
+            f"the toolkit assembled in {home} (nvcc {plan.release}) compiles, but its output does not link: {error_line}",
+            hint="see the linker's error, or use --toolkit DIR",
         )
 
 

@@ -119,11 +119,13 @@ def toolkit_offers(observation: Observation, request: BuildRequest) -> Offers:
     asking = replace(request, offline=False)
     if torch is None or torch.cuda is None or not needs_offers(observation.machine, asking, mirror=mirror):
         return NOT_ASKED
-    neither = "neither NVIDIA's archives nor a distribution's packages were asked"
+    neither = "NVIDIA's archives and the distribution's packages were not checked"
     if request.offline:
         return Offers(asked=True, misses=(f"--offline: {neither}",))
     if not observation.is_here:
-        return Offers(asked=True, misses=(f"this is a snapshot: {neither}; there, dsdoctor asks them",))
+        return Offers(
+            asked=True, misses=(f"this is a snapshot: {neither}; run dsdoctor on that machine to check them",)
+        )
     return _ask_offers(LocalHost(), torch.cuda, observation.machine.system.architecture, Path(observation.cache))
 
 
@@ -140,14 +142,14 @@ def _existing(machine: Machine, release: Cuda, needs: Needs, offers: Offers = NO
     here = [toolkit for toolkit in machine.toolkits if toolkit.nvcc and toolkit.release and needs.met_by(toolkit)]
     for toolkit in here:
         if toolkit.release == release:
-            return _take(toolkit, f"its release {release} is the one torch was built with, and it is whole")
+            return _take(toolkit, f"complete, and the release torch was built with ({release})")
     near = [toolkit for toolkit in here if toolkit.release and toolkit.release.major == release.major]
     if offers.nvidia is not None:
         near = [toolkit for toolkit in near if not is_assembled(toolkit)]
     if not near or release.major not in MINOR_TOLERANT:
         return None
     nearest = min(near, key=lambda toolkit: abs((toolkit.release or release).minor - release.minor))
-    because = f"no whole toolkit of torch's CUDA {release} is here; DeepSpeed accepts another minor of {release.major}"
+    because = f"there is no complete CUDA {release} toolkit; DeepSpeed accepts another minor of {release.major}"
     return _take(nearest, because, other_than=release if is_assembled(nearest) else None)
 
 
@@ -157,7 +159,7 @@ def _another_minor(machine: Machine, request: BuildRequest, release: Cuda) -> Ch
         return None
     for toolkit in machine.toolkits:
         if toolkit.nvcc and toolkit.release and toolkit.release.major == release.major and BARE.met_by(toolkit):
-            return _take(toolkit, "offline: the nearest whole toolkit of torch's major", other_than=release)
+            return _take(toolkit, "offline: the nearest complete toolkit of torch's major release", other_than=release)
     return None
 
 

@@ -14,10 +14,9 @@ from urllib.parse import urlsplit
 from filelock import FileLock
 
 from dsdoctor.builder.toolkit.download import Meter, Say, shown
-from dsdoctor.builder.toolkit.kept import sha256_of
 from dsdoctor.core.build_models import DebianPackage
 from dsdoctor.core.errors import BuildFailed
-from dsdoctor.core.files import write_text
+from dsdoctor.core.files import sha256_of, write_text
 from dsdoctor.core.host import Host, LocalHost
 from dsdoctor.core.pip import why_failed
 from dsdoctor.core.workspace import private_folder
@@ -29,6 +28,41 @@ ANSWER_TIMEOUT_SECONDS = 30.0
 
 UNPACK_TIMEOUT_SECONDS = 600.0
 MAX_MIRRORS = 2
+# a line of #clear takes back what the system's apt.conf.d says: its hooks would change the system's own cache
+CONFIGURATION = """\
+Dir::State "{folder}/state";
+Dir::State::status "/dev/null";
+Dir::Cache "{folder}/cache";
+Dir::Log "{folder}/log";
+Dir::Etc::SourceList "{folder}/private.sources";
+Dir::Etc::SourceParts "/dev/null";
+Dir::Etc::Preferences "/dev/null";
+Dir::Etc::PreferencesParts "/dev/null";
+APT::Architecture "{architecture}";
+#clear APT::Architectures;
+#clear APT::Update::Pre-Invoke;
+#clear APT::Update::Post-Invoke;
+#clear APT::Update::Post-Invoke-Success;
+#clear APT::Default-Release;
+APT::Sandbox::User "root";
+APT::Get::AllowUnauthenticated "false";
+Acquire::AllowInsecureRepositories "false";
+Acquire::AllowWeakRepositories "false";
+Acquire::AllowDowngradeToInsecureRepositories "false";
+Acquire::Languages "none";
+Acquire::http::Timeout "10";
+Acquire::https::Timeout "10";
+"""
+
+SOURCES = """\
+Types: deb
+URIs: {address}
+Suites: {suites}
+Components: {component}
+Architectures: {architecture}
+Targets: Packages
+Signed-By: {keyring}
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,41 +101,6 @@ DISTRIBUTIONS = (
         suites=("resolute", "noble"),
     ),
 )
-
-# a line of #clear takes back what the system's apt.conf.d says: its hooks would change the system's own cache
-CONFIGURATION = """\
-Dir::State "{folder}/state";
-Dir::State::status "/dev/null";
-Dir::Cache "{folder}/cache";
-Dir::Log "{folder}/log";
-Dir::Etc::SourceList "{folder}/private.sources";
-Dir::Etc::SourceParts "/dev/null";
-Dir::Etc::Preferences "/dev/null";
-Dir::Etc::PreferencesParts "/dev/null";
-APT::Architecture "{architecture}";
-#clear APT::Architectures;
-#clear APT::Update::Pre-Invoke;
-#clear APT::Update::Post-Invoke;
-#clear APT::Update::Post-Invoke-Success;
-#clear APT::Default-Release;
-APT::Sandbox::User "root";
-APT::Get::AllowUnauthenticated "false";
-Acquire::AllowInsecureRepositories "false";
-Acquire::AllowWeakRepositories "false";
-Acquire::AllowDowngradeToInsecureRepositories "false";
-Acquire::Languages "none";
-Acquire::http::Timeout "10";
-Acquire::https::Timeout "10";
-"""
-SOURCES = """\
-Types: deb
-URIs: {address}
-Suites: {suites}
-Components: {component}
-Architectures: {architecture}
-Targets: Packages
-Signed-By: {keyring}
-"""
 
 
 def find_mirrors(host: Host) -> tuple[Mirror, ...] | str:
@@ -157,7 +156,7 @@ def ask_distribution(
     ``folder`` is where apt keeps what it needs; the first of the mirrors that answers stays set up there.
     """
     if architecture not in ARCHITECTURES:
-        return f"{mirrors[0].distribution.name} packages no CUDA compiler for {architecture}"
+        return f"{mirrors[0].distribution.name} has no CUDA compiler package for {architecture}"
     reason = ""
     with FileLock(private_folder(folder) / ".lock"):
         for mirror in mirrors:
@@ -209,7 +208,7 @@ def fetch_package(host: LocalHost, package: DebianPackage, apt: Path, into: Path
         answer = host.run(["dpkg-deb", "--extract", str(deb), str(scratch / "files")], timeout=UNPACK_TIMEOUT_SECONDS)
         if not answer.ok:
             raise BuildFailed(
-                f"{deb.name} could not be unpacked: {why_failed(host, answer.stderr)}", hint="see the disk's space"
+                f"{deb.name} could not be unpacked: {why_failed(host, answer.stderr)}", hint="check the disk space"
             )
         for source, target in _places(scratch / "files"):
             (into / target).parent.mkdir(parents=True, exist_ok=True)
@@ -237,14 +236,14 @@ def _download(host: LocalHost, package: DebianPackage, apt: Path, folder: Path, 
     if len(debs) != 1:
         raise BuildFailed(
             f"apt could not fetch {wanted}: {_complaint(chr(10).join(lines)) or why_failed(host, chr(10).join(lines))}",
-            hint="check the network and apt's mirror; --toolkit DIR takes a toolkit that you have",
+            hint="check the network and apt's mirror; or use --toolkit DIR with an existing toolkit",
         )
     found = sha256_of(debs[0])
     if found != package.sha256:
         raise BuildFailed(
-            f"{debs[0].name} is not what {package.distribution}'s index describes: its sha256 is {found}, "
+            f"{debs[0].name} does not match {package.distribution}'s index: its sha256 is {found}, "
             f"expected {package.sha256}",
-            hint="a proxy or mirror may have changed it: run again",
+            hint="a proxy or mirror may have changed it; rerun",
         )
     meter.at(package.size)
     return debs[0]
@@ -273,7 +272,7 @@ def _places(files: Path) -> Iterator[tuple[Path, str]]:
 
 def _set_up(folder: Path, mirror: Mirror, architecture: str) -> None:
     if re.search(r'["\\\n]', str(folder)):
-        raise BuildFailed(f"apt cannot work in {folder!s:.100}", hint="export DSDOCTOR_CACHE=/a/plain/folder")
+        raise BuildFailed(f"apt can't work in {folder!s:.100}", hint="export DSDOCTOR_CACHE=/a/plain/folder")
     for name in ("state/lists/partial", "cache/archives/partial", "log"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     distribution = mirror.distribution

@@ -1,4 +1,4 @@
-"""URL -> a small document, or a file whose sha256 is known beforehand. https, or what the user named.
+"""Downloads: a small document, a file whose sha256 is known beforehand, wheels by pip. https, or what the user named.
 
 Proxies and certificates are those of the environment (https_proxy, SSL_CERT_FILE). What a broken download left is continued, and
 nothing takes its name before its digest is right.
@@ -17,8 +17,8 @@ from typing import IO
 from urllib.error import HTTPError, URLError
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from dsdoctor.builder.toolkit.kept import sha256_of
 from dsdoctor.core.errors import BuildFailed
+from dsdoctor.core.files import sha256_of
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.pip import failed_fetch, pip_for, run_pip, why_failed
 from dsdoctor.core.version import __version__
@@ -37,6 +37,11 @@ Say = Callable[[str], None]
 NETWORK = (OSError, http.client.HTTPException)
 """What urllib raises where a server or the way to it fails."""
 
+FIRST_WITH_FIGURES = (24, 1)
+"""``--progress-bar raw`` is known since this pip: it prints figures, and not only to a terminal."""
+
+QUIET = ("--quiet", "--disable-pip-version-check")
+
 
 class _SafeRedirects(urllib.request.HTTPRedirectHandler):
     """Follows redirects, but not from https to http."""
@@ -53,6 +58,25 @@ class _SafeRedirects(urllib.request.HTTPRedirectHandler):
         if urlsplit(req.full_url).scheme == "https" and urlsplit(newurl).scheme != "https":
             raise OSError(f"it redirects to {shown(newurl)}, which is not https")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+class Meter:
+    """Says how far a download is: every few seconds, and at its end."""
+
+    def __init__(self, say: Say, name: str, total: int, begun: int = 0) -> None:
+        self._say, self._name, self._total, self._begun = say, name, total, begun
+        self._started = self._reported = time.monotonic()
+
+    def at(self, done: int) -> None:
+        """So many bytes are there."""
+        now = time.monotonic()
+        if done >= self._total or now - self._reported >= REPORT_INTERVAL_SECONDS:
+            self._reported = now
+            speed = (done - self._begun) / max(now - self._started, 0.001)
+            share = 100 * done // max(self._total, 1)
+            self._say(
+                f"{self._name}: {done / 1e6:.1f} of {self._total / 1e6:.1f} MB ({share} %), {speed / 1e6:.1f} MB/s"
+            )
 
 
 def read_document(url: str, *, most: int, timeout: float) -> bytes | None:
@@ -81,58 +105,30 @@ def read_document(url: str, *, most: int, timeout: float) -> bytes | None:
     return bytes(content)
 
 
-def _whole(answer: http.client.HTTPResponse, most: int, deadline: float) -> bytearray:
-    content = bytearray()
-    while len(content) <= most and (chunk := answer.read1(CHUNK_BYTES)):
-        content += chunk
-        if time.monotonic() > deadline:
-            raise TimeoutError
-    return content
-
-
 def download(url: str, target: Path, *, sha256: str, size: int, name: str, say: Say) -> None:
     """Fetch a file, or take the one that is there if its digest is right. Raises BuildFailed; a wrong file is not left behind.
 
     The caller holds the lock of the folder.
     """
     if _is_right(target, sha256, size):
-        say(f"{name}: fetched before, its sha256 is right")
+        say(f"{name}: already downloaded, sha256 verified")
         return
     target.unlink(missing_ok=True)
     part = target.with_name(f"{target.name}.part")
     continued = part.exists()
     _fetch(url, part, size=size, name=name, say=say)
     if continued and not _is_right(part, sha256, size):
-        say(f"{name}: what an earlier download left was damaged, it begins anew")
+        say(f"{name}: an earlier partial download was damaged; starting over")
         part.unlink()
         _fetch(url, part, size=size, name=name, say=say)
     if not _is_right(part, sha256, size):
         found = sha256_of(part)
         part.unlink()
         raise BuildFailed(
-            f"{name} from {shown(url)} is not what the manifest describes: its sha256 is {found}, expected {sha256}",
-            hint="a proxy or mirror may have changed it; run again, or name another mirror with DSDOCTOR_CUDA_REDIST",
+            f"{name} from {shown(url)} does not match the manifest: its sha256 is {found}, expected {sha256}",
+            hint="a proxy or mirror may have changed it; rerun, or set DSDOCTOR_CUDA_REDIST to another mirror",
         )
     part.replace(target)
-
-
-class Meter:
-    """Says how far a download is: every few seconds, and at its end."""
-
-    def __init__(self, say: Say, name: str, total: int, begun: int = 0) -> None:
-        self._say, self._name, self._total, self._begun = say, name, total, begun
-        self._started = self._said = time.monotonic()
-
-    def at(self, done: int) -> None:
-        """So many bytes are there."""
-        now = time.monotonic()
-        if done >= self._total or now - self._said >= REPORT_INTERVAL_SECONDS:
-            self._said = now
-            speed = (done - self._begun) / max(now - self._started, 0.001)
-            share = 100 * done // max(self._total, 1)
-            self._say(
-                f"{self._name}: {done / 1e6:.1f} of {self._total / 1e6:.1f} MB ({share} %), {speed / 1e6:.1f} MB/s"
-            )
 
 
 def shown(url: str) -> str:
@@ -143,6 +139,40 @@ def shown(url: str) -> str:
     """
     parts = urlsplit(url)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def download_wheels(
+    host: LocalHost, requirements: Sequence[str], into: Path, *, python: str, hint: str, say: Say
+) -> tuple[Path, ...]:
+    """The wheels of requirements and of what they need, each compared by pip with its index's digest. Raises BuildFailed."""
+    what = ", ".join(requirements)
+    pip, _ = pip_for(host, python, what)
+    version = parse_pip_version(host.run([*pip, "--version"], timeout=60).stdout)
+    wanted = ["--only-binary=:all:", "--dest", str(into), *requirements]
+    if version < FIRST_WITH_FIGURES:
+        run_pip(host, python, ["download", *QUIET, *wanted], what=what, hint=hint)
+    else:
+        _with_figures(host, [*pip, "download", "--disable-pip-version-check", *wanted], what=what, hint=hint, say=say)
+    return tuple(sorted(into.glob("*.whl")))
+
+
+def parse_pip_version(text: str) -> tuple[int, int]:
+    """What ``pip --version`` says; (0, 0) where it says nothing.
+
+    >>> parse_pip_version("pip 25.3 from /env/lib/python3.12/site-packages/pip (python 3.12)")
+    (25, 3)
+    """
+    found = re.match(r"pip (\d+)\.(\d+)", text)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def _whole(answer: http.client.HTTPResponse, most: int, deadline: float) -> bytearray:
+    content = bytearray()
+    while len(content) <= most and (chunk := answer.read1(CHUNK_BYTES)):
+        content += chunk
+        if time.monotonic() > deadline:
+            raise TimeoutError
+    return content
 
 
 def _fetch(url: str, part: Path, *, size: int, name: str, say: Say) -> None:
@@ -161,7 +191,7 @@ def _fetch(url: str, part: Path, *, size: int, name: str, say: Say) -> None:
                 raise _failed(name, url, str(error) or repr(error)) from None
         if _size(part) == size:
             return
-        say(f"{name}: the connection broke at {_size(part) / 1e6:.1f} of {size / 1e6:.1f} MB; it is continued")
+        say(f"{name}: the connection broke at {_size(part) / 1e6:.1f} of {size / 1e6:.1f} MB; resuming")
     raise _failed(name, url, f"it ends after {_size(part):,} of {size:,} bytes")
 
 
@@ -234,7 +264,7 @@ def _opened(url: str, *, timeout: float, start: int = 0) -> http.client.HTTPResp
 def _failed(name: str, url: str, why: str) -> BuildFailed:
     return BuildFailed(
         f"{name} could not be fetched from {shown(url)}: {why}",
-        hint="run again: what is there is continued. DSDOCTOR_CUDA_REDIST names a mirror; none takes the distribution's package",
+        hint="rerun to resume. Set DSDOCTOR_CUDA_REDIST to a mirror, or to none to use the distribution's package",
     )
 
 
@@ -247,40 +277,6 @@ def _size(path: Path) -> int:
         return path.lstat().st_size
     except FileNotFoundError:
         return 0
-
-
-# Wheels of PyPI as files in a folder, fetched by pip, with the bytes and the speed as they come.
-
-
-FIRST_WITH_FIGURES = (24, 1)
-"""``--progress-bar raw`` is known since this pip: it prints figures, and not only to a terminal."""
-
-QUIET = ("--quiet", "--disable-pip-version-check")
-
-
-def download_wheels(
-    host: LocalHost, requirements: Sequence[str], into: Path, *, python: str, hint: str, say: Say
-) -> tuple[Path, ...]:
-    """The wheels of requirements and of what they need, each compared by pip with its index's digest. Raises BuildFailed."""
-    what = ", ".join(requirements)
-    pip, _ = pip_for(host, python, what)
-    version = parse_pip_version(host.run([*pip, "--version"], timeout=60).stdout)
-    wanted = ["--only-binary=:all:", "--dest", str(into), *requirements]
-    if version < FIRST_WITH_FIGURES:
-        run_pip(host, python, ["download", *QUIET, *wanted], what=what, hint=hint)
-    else:
-        _with_figures(host, [*pip, "download", "--disable-pip-version-check", *wanted], what=what, hint=hint, say=say)
-    return tuple(sorted(into.glob("*.whl")))
-
-
-def parse_pip_version(text: str) -> tuple[int, int]:
-    """What ``pip --version`` says; (0, 0) where it says nothing.
-
-    >>> parse_pip_version("pip 25.3 from /env/lib/python3.12/site-packages/pip (python 3.12)")
-    (25, 3)
-    """
-    found = re.match(r"pip (\d+)\.(\d+)", text)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def _with_figures(host: LocalHost, argv: Sequence[str], *, what: str, hint: str, say: Say) -> None:
@@ -302,5 +298,5 @@ def _with_figures(host: LocalHost, argv: Sequence[str], *, what: str, hint: str,
     argv = [*argv, "--progress-bar", "raw"]
     status = host.stream(argv, cwd=Path.cwd(), env=host.environment(), on_line=on_line)
     if status:
-        said = "\n".join(lines)
-        raise failed_fetch(f"pip could not fetch {what}: {why_failed(host, said)}", said, hint)
+        output = "\n".join(lines)
+        raise failed_fetch(f"pip could not fetch {what}: {why_failed(host, output)}", output, hint)

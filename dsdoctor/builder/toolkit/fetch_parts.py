@@ -1,6 +1,8 @@
-"""ToolkitPlan -> its parts in one folder: wheels of PyPI by pip, NVIDIA's archives, a distribution's package by apt.
+"""The parts of a toolkit in one folder: wheels of PyPI by pip, NVIDIA's archives, a distribution's package by apt.
 
-Every part comes with the sha256 that its index or manifest names for it, and is compared with that before it is unpacked.
+Every part comes with the sha256 that its index or manifest names for it, and is compared with that before it is unpacked. NVIDIA's
+``redistrib_X.Y.Z.json`` lists every component of a release with its path, sha256 and size; $DSDOCTOR_CUDA_REDIST names a mirror of
+that folder (https://..., file:///...), or "none".
 """
 
 import re
@@ -16,20 +18,15 @@ from filelock import FileLock
 from dsdoctor.builder.source.fetch import untar
 from dsdoctor.builder.toolkit.debian import fetch_package
 from dsdoctor.builder.toolkit.download import QUIET, Say, download, download_wheels, read_document, shown
-from dsdoctor.builder.toolkit.kept import NVIDIA, PYPI, KeptPart, sha256_of
+from dsdoctor.builder.toolkit.kept import NVIDIA, PYPI, KeptPart
 from dsdoctor.builder.toolkit.plan_assembly import MIRROR, NvidiaRelease
 from dsdoctor.core.build_models import Archive, DebianPackage, Layer, ToolkitPlan
 from dsdoctor.core.errors import BuildFailed, DoctorError, UsageError
+from dsdoctor.core.files import sha256_of
 from dsdoctor.core.host import Host, LocalHost
 from dsdoctor.core.machine import Cuda
 from dsdoctor.core.pip import run_pip
 from dsdoctor.core.workspace import private_folder
-
-# CUDA release + architecture -> the archives that NVIDIA publishes of it. Reads manifests, fetches nothing else.
-#
-# ``redistrib_X.Y.Z.json`` lists every component of a release with its path, sha256 and size. $DSDOCTOR_CUDA_REDIST names a mirror
-# of that folder (https://..., file:///...), or "none".
-
 
 ADDRESS = "https://developer.download.nvidia.com/compute/cuda/redist"
 LICENCE = "https://docs.nvidia.com/cuda/eula/"
@@ -44,6 +41,10 @@ MAX_PATCHES = 8
 MAX_MANIFEST_BYTES = 4 << 20
 MAX_ARCHIVE_BYTES = 4 << 30
 ANSWER_TIMEOUT_SECONDS = 10.0
+DOWNLOADS = "downloads"
+APT = "apt"
+MAX_UNPACKED_BYTES = 8 << 30
+"""Bytes that an archive may unpack to: libcublas has 2 GB, with its static libraries."""
 
 
 class _Refused(Exception):
@@ -67,7 +68,7 @@ def ask_nvidia(host: Host, release: Cuda, architecture: str) -> NvidiaRelease | 
     """The newest patch of a release that is published there; else why there is none."""
     base, platform = address(host), PLATFORMS.get(architecture)
     if base is None:
-        return f"NVIDIA's archives are not asked ({MIRROR}=none)"
+        return f"NVIDIA's archives are disabled ({MIRROR}=none)"
     if platform is None:
         return f"NVIDIA publishes no archives for {architecture}"
     found: NvidiaRelease | None = None
@@ -84,7 +85,7 @@ def ask_nvidia(host: Host, release: Cuda, architecture: str) -> NvidiaRelease | 
     except OSError as error:
         return f"NVIDIA's archives cannot be reached: {error}"
     except _Refused as error:
-        return f"the manifest of NVIDIA's archives at {shown(base)} is not taken: {error}"
+        return f"the manifest of NVIDIA's archives at {shown(base)} was rejected: {error}"
     return found or f"{shown(base)} has no archives of CUDA {release}"
 
 
@@ -97,41 +98,6 @@ def parse_manifest(content: bytes, label: str, platform: str) -> NvidiaRelease:
     if manifest.get("release_label", label) != label:
         raise _Refused(f"redistrib_{label}.json says that it is of {str(manifest['release_label'])[:40]!r}")
     return NvidiaRelease(label=label, archives=tuple(_redist_archives(manifest, platform)))
-
-
-def _redist_archives(manifest: dict[str, Any], platform: str) -> Iterator[Archive]:
-    for name in COMPONENTS:
-        component = manifest.get(name)
-        file = component.get(platform) if isinstance(component, dict) else None
-        if isinstance(component, dict) and file is not None:
-            yield _archive(name, component, file)
-
-
-def _archive(name: str, component: dict[str, Any], file: Any) -> Archive:
-    if not isinstance(file, dict):
-        raise _Refused(f"{name} is not described")
-    version, path, sha256, size = (
-        str(value) for value in (component.get("version"), *map(file.get, ("relative_path", "sha256", "size")))
-    )
-    steps = path.split("/")
-    if not all(re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,150}", step) for step in steps) or len(steps) > 8:
-        raise _Refused(f"{name} lies in {path[:100]!r}")
-    if not path.endswith((".tar.xz", ".tar.gz")):
-        raise _Refused(f"{name} is {path[:100]!r}, not a .tar.xz")
-    if not re.fullmatch(r"[0-9a-fA-F]{64}", sha256):
-        raise _Refused(f"{name} has no sha256")
-    if not re.fullmatch(r"[0-9]{1,11}", size) or not 0 < int(size) <= MAX_ARCHIVE_BYTES:
-        raise _Refused(f"{name} has {size[:40]!r} bytes")
-    if not re.fullmatch(r"[0-9][0-9.]{0,30}", version):
-        raise _Refused(f"{name} is of version {version[:40]!r}")
-    licence = str(component.get("license", ""))[:100]
-    return Archive(name=name, version=version, path=path, sha256=sha256.lower(), size=int(size), license=licence)
-
-
-DOWNLOADS = "downloads"
-APT = "apt"
-MAX_UNPACKED_BYTES = 8 << 30
-"""Bytes that an archive may unpack to: libcublas has 2 GB, with its static libraries."""
 
 
 def fetch_parts(
@@ -173,6 +139,35 @@ def fetched_layers(parts: Path, final: Path) -> list[Layer]:
     return layers
 
 
+def _redist_archives(manifest: dict[str, Any], platform: str) -> Iterator[Archive]:
+    for name in COMPONENTS:
+        component = manifest.get(name)
+        file = component.get(platform) if isinstance(component, dict) else None
+        if isinstance(component, dict) and file is not None:
+            yield _archive(name, component, file)
+
+
+def _archive(name: str, component: dict[str, Any], file: Any) -> Archive:
+    if not isinstance(file, dict):
+        raise _Refused(f"{name} is not described")
+    version, path, sha256, size = (
+        str(value) for value in (component.get("version"), *map(file.get, ("relative_path", "sha256", "size")))
+    )
+    steps = path.split("/")
+    if not all(re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,150}", step) for step in steps) or len(steps) > 8:
+        raise _Refused(f"{name} lies in {path[:100]!r}")
+    if not path.endswith((".tar.xz", ".tar.gz")):
+        raise _Refused(f"{name} is {path[:100]!r}, not a .tar.xz")
+    if not re.fullmatch(r"[0-9a-fA-F]{64}", sha256):
+        raise _Refused(f"{name} has no sha256")
+    if not re.fullmatch(r"[0-9]{1,11}", size) or not 0 < int(size) <= MAX_ARCHIVE_BYTES:
+        raise _Refused(f"{name} has {size[:40]!r} bytes")
+    if not re.fullmatch(r"[0-9][0-9.]{0,30}", version):
+        raise _Refused(f"{name} is of version {version[:40]!r}")
+    licence = str(component.get("license", ""))[:100]
+    return Archive(name=name, version=version, path=path, sha256=sha256.lower(), size=int(size), license=licence)
+
+
 def _part_folders(parts: Path) -> Iterator[Path]:
     """The folders with a part each: wheels share one that is called nvidia."""
     for folder in parts.iterdir():
@@ -206,12 +201,12 @@ def _archives(
 ) -> Iterator[KeptPart]:
     base = address(host)
     if base is None:
-        raise BuildFailed("NVIDIA's archives are not to be fetched (DSDOCTOR_CUDA_REDIST=none)", hint="unset it")
+        raise BuildFailed("NVIDIA's archives are disabled (DSDOCTOR_CUDA_REDIST=none)", hint="unset it")
     licences = ", ".join(sorted({archive.license for archive in archives if archive.license})) or "its own licence"
     megabytes = sum(archive.size for archive in archives) / 1e6
     say(f"fetching {len(archives)} of NVIDIA's archives ({megabytes:.0f} MB) from {shown(base)}")
     if base.startswith("http://"):
-        say("the mirror is reached over http: nothing vouches for its manifest, and the digests in it are its own")
+        say("the mirror uses http: its manifest and the digests in it can't be verified")
     say(f"NVIDIA's terms apply to them ({licences}): {LICENCE}; each part keeps its LICENSE file")
     for archive in archives:
         file = _downloaded(downloads, archive)
@@ -235,7 +230,10 @@ def _unpack(archive: Archive, file: Path, target: Path) -> None:
         raise BuildFailed(f"{archive.name} was not unpacked: {error.message}", hint="name another mirror") from None
     tops = list(scratch.iterdir())
     if len(tops) != 1 or not tops[0].is_dir() or tops[0].is_symlink():
-        raise BuildFailed(f"{archive.name} is no archive of NVIDIA's: it holds {len(tops)} top entries", hint="see it")
+        raise BuildFailed(
+            f"{archive.name} is not one of NVIDIA's archives: it has {len(tops)} top-level entries",
+            hint="look at the archive",
+        )
     tops[0].rename(target)
     scratch.rmdir()
 
@@ -245,7 +243,7 @@ def _package(host: LocalHost, package: DebianPackage, folder: Path, apt: Path, s
     say(
         f"fetching {package.name} {package.version} ({package.size / 1e6:.0f} MB) from {origin} ({package.component}) by apt"
     )
-    say(f"NVIDIA's terms apply to it (CUDA Toolkit): {LICENCE}; its copyright file is kept beside it")
+    say(f"NVIDIA's terms apply to it (CUDA Toolkit): {LICENCE}; its copyright file is kept with it")
     fetch_package(host, package, apt, folder / package.name, say)
     name = package.distribution.lower()
     return KeptPart(origin=name, name=package.name, version=package.version, sha256=package.sha256)

@@ -3,7 +3,6 @@
 ``dsdoctor-toolkit.txt`` lists the parts, ``parts.sha256`` the files, as sha256sum writes it: ``sha256sum --check parts.sha256``.
 """
 
-import hashlib
 import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,15 +11,20 @@ from pathlib import Path
 
 from dsdoctor.builder.toolkit.plan_assembly import MARK
 from dsdoctor.core.errors import BuildFailed
-from dsdoctor.core.files import real_path, write_text
+from dsdoctor.core.files import real_path, sha256_of, write_text
 from dsdoctor.core.finding import step
 from dsdoctor.core.text import and_more
 
 PARTS_FOLDER = "parts"
 DIGESTS = "parts.sha256"
-CHUNK_BYTES = 1 << 20
 MAX_SHOWN = 3
 PYPI, NVIDIA = "pypi", "nvidia"
+SAMPLE_FILES = (
+    *("bin/nvcc", "nvvm/bin/cicc", "include/crt/host_config.h", "include/cuda_runtime.h", "include/cublas_v2.h"),
+    *("include/cusparse.h", "include/cusolverDn.h", "include/curand_kernel.h", "include/cuda_profiler_api.h"),
+    *("include/cufile.h", "include/nccl.h", "include/cccl/cuda/std/version", "include/cuda/std/version"),
+)
+"""One file of each part of a toolkit; that of cccl has one place before CUDA 13 and another since."""
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -33,13 +37,15 @@ class KeptPart:
     sha256: str
 
 
-def sha256_of(path: Path) -> str:
-    """The digest of a file's content."""
-    total = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            total.update(chunk)
-    return total.hexdigest()
+@dataclass(frozen=True, kw_only=True, order=True)
+class Part:
+    """What provides a part of a toolkit: a Python package, one of NVIDIA's archives ("nvidia"), or a package of a distribution,
+    by whose name ``origin`` goes then. ``sha256`` is known of what dsdoctor fetched."""
+
+    name: str
+    version: str
+    origin: str = "pypi"
+    sha256: str | None = None
 
 
 def write_digests(folder: Path) -> None:
@@ -67,8 +73,8 @@ def refuse_altered(home: Path) -> None:
     if (home / MARK).is_file() and (wrong := altered(home.parent)):
         aside = step("mv {folder} {aside}", folder=str(home.parent), aside=f"{home.parent}.altered")
         raise BuildFailed(
-            f"the toolkit in {home} is not what was fetched: {and_more(wrong, MAX_SHOWN)} changed since then",
-            hint=f"{aside.line}, and run again: it is assembled anew",
+            f"the toolkit in {home} was modified after download: {and_more(wrong, MAX_SHOWN)}",
+            hint=f"{aside.line}, then rerun to assemble it again",
         )
 
 
@@ -88,6 +94,19 @@ def read_mark(home: Path) -> tuple[KeptPart, ...]:
     return tuple(KeptPart(origin=m[1], name=m[2], version=m[3], sha256=m[4]) for m in found)
 
 
+def toolkit_parts(root: Path) -> tuple[Part, ...]:
+    """What a toolkit's files belong to; nothing for one that was installed neither by pip nor by dsdoctor."""
+    kept = read_mark(root)
+    digests = {(part.name, part.version): part.sha256 for part in kept if part.origin == PYPI}
+    wheels = {part for sample in SAMPLE_FILES for part in _owners(Path(real_path(root / sample)))}
+    others = [
+        Part(name=part.name, version=part.version, origin=part.origin, sha256=part.sha256)
+        for part in kept
+        if part.origin != PYPI
+    ]
+    return (*(replace(part, sha256=digests.get((part.name, part.version))) for part in sorted(wheels)), *others)
+
+
 def _digests(folder: Path) -> dict[str, str]:
     files = list(_files(folder / PARTS_FOLDER))
     with ThreadPoolExecutor() as threads:
@@ -102,41 +121,6 @@ def _files(folder: Path) -> Iterator[Path]:
         for path in folder.rglob("*")
         if "__pycache__" not in path.parts and not path.is_symlink() and path.is_file()
     )
-
-
-# A toolkit's folder -> the packages and archives that it was made of. Reads files only.
-
-
-SAMPLE_FILES = (
-    *("bin/nvcc", "nvvm/bin/cicc", "include/crt/host_config.h", "include/cuda_runtime.h", "include/cublas_v2.h"),
-    *("include/cusparse.h", "include/cusolverDn.h", "include/curand_kernel.h", "include/cuda_profiler_api.h"),
-    *("include/cufile.h", "include/nccl.h", "include/cccl/cuda/std/version", "include/cuda/std/version"),
-)
-"""One file of each part of a toolkit; that of cccl has one place before CUDA 13 and another since."""
-
-
-@dataclass(frozen=True, kw_only=True, order=True)
-class Part:
-    """What provides a part of a toolkit: a Python package, one of NVIDIA's archives ("nvidia"), or a package of a distribution,
-    by whose name ``origin`` goes then. ``sha256`` is known of what dsdoctor fetched."""
-
-    name: str
-    version: str
-    origin: str = "pypi"
-    sha256: str | None = None
-
-
-def toolkit_parts(root: Path) -> tuple[Part, ...]:
-    """What a toolkit's files belong to; nothing for one that was installed neither by pip nor by dsdoctor."""
-    kept = read_mark(root)
-    digests = {(part.name, part.version): part.sha256 for part in kept if part.origin == PYPI}
-    wheels = {part for sample in SAMPLE_FILES for part in _owners(Path(real_path(root / sample)))}
-    others = [
-        Part(name=part.name, version=part.version, origin=part.origin, sha256=part.sha256)
-        for part in kept
-        if part.origin != PYPI
-    ]
-    return (*(replace(part, sha256=digests.get((part.name, part.version))) for part in sorted(wheels)), *others)
 
 
 def _owners(file: Path) -> Iterator[Part]:

@@ -157,13 +157,13 @@ def from_offers(
         if archives:
             label = offers.nvidia.label
             plan = _of_archives(machine, offers.nvidia, archives, present, layers)
-            return _finished(plan, cache, f"{wanted}; NVIDIA's archives of CUDA {label} are of that very release", ())
+            return _finished(plan, cache, f"{wanted}; NVIDIA's archives have CUDA {label}, that exact release", ())
     package = _nearest(offers.packages, release)
     if package is None:
         return None
     plan = _of_package(machine, package, present, layers)
     source = f"{package.name} {package.version} of {package.distribution} {package.suite}"
-    because = f"{wanted}; {source} is the nearest that can be had"
+    because = f"{wanted}; {source} is the nearest available"
     because += f": {'; '.join(offers.misses)}" if offers.misses else ""
     return _finished(plan, cache, because, _another_minor(machine, plan, release, source, offers))
 
@@ -249,7 +249,7 @@ def _reason(machine: Machine, release: Cuda, base: Toolkit | None) -> str:
         missing = sorted(EVERY_HEADER - base.headers)
         if missing:
             return f"{base.root} has nvcc {release} but lacks {', '.join(missing)}"
-        return f"{base.root} has nvcc {release}, its headers or libraries lie where torch does not look"
+        return f"{base.root} has nvcc {release}, but its headers or libraries are not where torch looks"
     return f"torch was built with CUDA {release}, and {_what_is_here(machine)}"
 
 

@@ -1,4 +1,10 @@
-"""Package indexes of wheels: one that is written, one on the network that is read."""
+"""Package indexes of wheels: one that is written, one on the network that is read. Nothing of a wheel is run.
+
+What is written is a folder that pip can use (PEP 503, with metadata files, PEP 658): ``DIR/deepspeed/`` holds the wheels, their
+manifests and metadata, ``index.html`` there the links. Any web server can serve it, and so can ``file://``. Every file appears by
+rename; the pages are written again from the wheels that are there. What is read is the Simple API, HTML or JSON (PEP 503, 691); a
+name says much before anything is fetched.
+"""
 
 import hashlib
 import html
@@ -26,15 +32,8 @@ from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import DeepSpeed
 from dsdoctor.core.zip_file import BadZip, read_bytes, read_entries
 
-# Wheels -> a folder that pip can use as a package index (PEP 503, with metadata files, PEP 658). Nothing of a wheel is run.
-#
-# ``DIR/deepspeed/`` holds the wheels, their manifests and metadata, ``index.html`` there the links. Any web server can
-# serve it, and so can ``file://``. Every file appears by rename; the pages are written again from the wheels that are there.
-
-
 PROJECT = "deepspeed"
-NOT_TO_BE_USED = "tell whoever keeps the index; do not use the wheel"
-
+NOT_TO_BE_USED = "do not use the wheel; report it to the index's maintainer"
 Digests = tuple[tuple[str, str], ...]
 """What an index says of a file: names of algorithms, each with hexadecimal digits."""
 
@@ -46,6 +45,42 @@ PAGE = """<!DOCTYPE html>
 {body}</body>
 </html>
 """
+
+TIMEOUTS_SECONDS = (15.0, 60.0)
+"""Seconds to connect, and without a byte."""
+
+MAX_WHEEL_BYTES = 8 << 30
+MAX_PAGE_BYTES, MAX_TAGS = 4 << 20, 50_000
+"""A page with a thousand wheels has half a MB and a few thousand tags."""
+
+PAGE_TIMEOUT_SECONDS = 120.0
+MIN_BYTES_PER_SECOND = 1024
+ALGORITHMS = {"md5", "sha1", "sha224", "sha256", "sha384", "sha512"}
+NO_INDEX = (UnsupportedContentTypeError, UnsupportedRepoVersionError, ValueError, ParserRejectedMarkup)
+CHUNK_BYTES = 1 << 20
+CUDA_IN_NAME = re.compile(r"cu(?:da)?\.?(\d{2})\.?(\d)(?!\d)")
+TORCH_IN_NAME = re.compile(r"(?:torch|pt)\.?(\d)\.?(\d{1,2})(?!\d)")
+CERTIFICATES = ("REQUESTS_CA_BUNDLE", "PIP_CERT", "SSL_CERT_FILE")
+
+
+class NoIndex(ValueError):
+    """Why an answer is no page of a package index, in words of ours."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteWheel:
+    """A wheel that an index lists. ``digests`` (algorithm, hexadecimal digits) and ``size`` (bytes) are what the index says."""
+
+    name: str
+    url: str
+    digests: Digests = ()
+    size: int | None = None
+    yanked: bool = False
+
+    @property
+    def shown(self) -> str:
+        """Its address without user, query and fragment: they may be secrets."""
+        return redaction.url(self.url)
 
 
 def publish(wheel: Path, index: Path) -> Path:
@@ -87,87 +122,13 @@ def listed_digests(folder: Path) -> Mapping[str, Digests]:
     return {package.filename: tuple(sorted(package.digests.items())) for package in packages if package.digests}
 
 
-def contradicted_digest(path: Path, told: Digests, known: Mapping[str, str] | None = None) -> str:
+def contradicted_digest(path: Path, listed: Digests, known: Mapping[str, str] | None = None) -> str:
     """How a file differs from what its index says of it, "" where it does not. ``known`` are digests of it already at hand."""
-    for name, value in ((name.lower(), value.lower()) for name, value in told if name.lower() in ALGORITHMS):
+    for name, value in ((name.lower(), value.lower()) for name, value in listed if name.lower() in ALGORITHMS):
         found = known[name] if known else hex_of(path, name)
         if found != value:
             return f"has {name} {found[:16]}..., its index says {value[:16] or 'nothing'}..."
     return ""
-
-
-def _link(wheel: Path) -> str:
-    attributes = [("href", f"{quote(wheel.name)}#sha256={hex_of(wheel)}")]
-    metadata = _metadata(wheel)
-    if metadata is not None:
-        _write(wheel.with_name(f"{wheel.name}.metadata"), metadata)
-        attributes += [("data-core-metadata", f"sha256={sha256(metadata).hexdigest()}")]
-        attributes += [("data-requires-python", asked) for asked in _requires_python(metadata)]
-    written = " ".join(f'{name}="{html.escape(value)}"' for name, value in attributes)
-    return f"<a {written}>{html.escape(wheel.name)}</a><br>\n"
-
-
-def _metadata(wheel: Path) -> bytes | None:
-    """The METADATA file of a wheel; None for one that cannot be read: it is listed without metadata."""
-    try:
-        with open_regular(wheel) as file:
-            entries = (entry for entry in read_entries(file) if entry.name.endswith(".dist-info/METADATA"))
-            entry = next((entry for entry in entries if entry.size <= MAX_METADATA_BYTES), None)
-            return None if entry is None else b"".join(read_bytes(file, entry))
-    except (OSError, BadZip):
-        return None
-
-
-def _requires_python(metadata: bytes) -> Iterator[str]:
-    asked = parse_email(metadata)[0].get("requires_python")
-    if asked:
-        yield asked
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file in one step, unless it has that content already."""
-    if path.is_symlink() or not path.is_file() or path.read_bytes() != content:
-        write_bytes(path, content)
-
-
-# A package index on the network -> the DeepSpeed wheels that it lists, and one of them as a file whose digest is the index's.
-#
-# The Simple API, HTML or JSON (PEP 503, 691). A name says much before anything is fetched. Nothing of a wheel is run.
-
-
-TIMEOUTS_SECONDS = (15.0, 60.0)
-"""Seconds to connect, and without a byte."""
-MAX_WHEEL_BYTES = 8 << 30
-MAX_PAGE_BYTES, MAX_TAGS = 4 << 20, 50_000
-"""A page with a thousand wheels has half a MB and a few thousand tags."""
-PAGE_TIMEOUT_SECONDS = 120.0
-MIN_BYTES_PER_SECOND = 1024
-ALGORITHMS = {"md5", "sha1", "sha224", "sha256", "sha384", "sha512"}
-NO_INDEX = (UnsupportedContentTypeError, UnsupportedRepoVersionError, ValueError, ParserRejectedMarkup)
-CHUNK_BYTES = 1 << 20
-CUDA_IN_NAME = re.compile(r"cu(?:da)?\.?(\d{2})\.?(\d)(?!\d)")
-TORCH_IN_NAME = re.compile(r"(?:torch|pt)\.?(\d)\.?(\d{1,2})(?!\d)")
-CERTIFICATES = ("REQUESTS_CA_BUNDLE", "PIP_CERT", "SSL_CERT_FILE")
-
-
-class NoIndex(ValueError):
-    """Why an answer is no page of a package index, in words of ours."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RemoteWheel:
-    """A wheel that an index lists. ``digests`` (algorithm, hexadecimal digits) and ``size`` (bytes) are what the index says."""
-
-    name: str
-    url: str
-    digests: Digests = ()
-    size: int | None = None
-    yanked: bool = False
-
-    @property
-    def shown(self) -> str:
-        """Its address without user, query and fragment: they may be secrets."""
-        return redaction.url(self.url)
 
 
 def is_url(text: str) -> bool:
@@ -197,8 +158,8 @@ def list_index(url: str, session: requests.Session) -> tuple[RemoteWheel, ...]:
         answer = _page(url, session)
         packages = ProjectPage.from_response(answer, PROJECT).packages if answer is not None else []
     except (*NO_INDEX, RecursionError, MemoryError) as error:
-        title = f"{redaction.url(url)} is no package index: {_why_none(error)}"
-        raise UsageError(title, hint="name the address that pip takes as --index-url") from None
+        title = f"{redaction.url(url)} is not a package index: {_why_none(error)}"
+        raise UsageError(title, hint="use the address that you would pass to pip as --index-url") from None
     except requests.RequestException as error:
         raise _unreached(url, error) from None
     return tuple(
@@ -249,8 +210,8 @@ def fetch(
     size = f" ({wheel.size / (1 << 20):.1f} MiB)" if wheel.size else ""
     say(f"fetching {wheel.shown}{size}")
     path, length, started = folder / wheel.name, 0, time.monotonic()
-    told = {name.lower() for name, _ in wheel.digests}
-    totals = {name: hashlib.new(name) for name in {"sha256", *(ALGORITHMS & told)}}
+    listed = {name.lower() for name, _ in wheel.digests}
+    totals = {name: hashlib.new(name) for name in {"sha256", *(ALGORITHMS & listed)}}
     try:
         with (
             session.get(wheel.url, stream=True, timeout=TIMEOUTS_SECONDS) as answer,
@@ -270,6 +231,40 @@ def fetch(
     return path, totals["sha256"].hexdigest()
 
 
+def _link(wheel: Path) -> str:
+    attributes = [("href", f"{quote(wheel.name)}#sha256={hex_of(wheel)}")]
+    metadata = _metadata(wheel)
+    if metadata is not None:
+        _write(wheel.with_name(f"{wheel.name}.metadata"), metadata)
+        attributes += [("data-core-metadata", f"sha256={sha256(metadata).hexdigest()}")]
+        attributes += [("data-requires-python", asked) for asked in _requires_python(metadata)]
+    written = " ".join(f'{name}="{html.escape(value)}"' for name, value in attributes)
+    return f"<a {written}>{html.escape(wheel.name)}</a><br>\n"
+
+
+def _metadata(wheel: Path) -> bytes | None:
+    """The METADATA file of a wheel; None for one that cannot be read: it is listed without metadata."""
+    try:
+        with open_regular(wheel) as file:
+            entries = (entry for entry in read_entries(file) if entry.name.endswith(".dist-info/METADATA"))
+            entry = next((entry for entry in entries if entry.size <= MAX_METADATA_BYTES), None)
+            return None if entry is None else b"".join(read_bytes(file, entry))
+    except (OSError, BadZip):
+        return None
+
+
+def _requires_python(metadata: bytes) -> Iterator[str]:
+    asked = parse_email(metadata)[0].get("requires_python")
+    if asked:
+        yield asked
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file in one step, unless it has that content already."""
+    if path.is_symlink() or not path.is_file() or path.read_bytes() != content:
+        write_bytes(path, content)
+
+
 def _page(url: str, session: requests.Session) -> requests.Response | None:
     """The project's page, whole; None where the index has none. Raises NoIndex for what is too large to be one."""
     address = f"{url.partition('#')[0].partition('?')[0].rstrip('/')}/{PROJECT}/"
@@ -280,14 +275,14 @@ def _page(url: str, session: requests.Session) -> requests.Response | None:
             return None
         answer.raise_for_status()
         if answer.headers.get("Content-Encoding", "identity") != "identity":
-            raise NoIndex("it is compressed, which was not asked for")
+            raise NoIndex("it is compressed, although no compression was requested")
         data = bytearray()
         for chunk in answer.iter_content(1 << 14):
             data += chunk
             if len(data) > MAX_PAGE_BYTES:
                 raise NoIndex(f"its page has more than {MAX_PAGE_BYTES >> 20} MiB")
             if time.monotonic() - started > PAGE_TIMEOUT_SECONDS:
-                raise NoIndex(f"its page did not come whole in {PAGE_TIMEOUT_SECONDS:.0f} s")
+                raise NoIndex(f"its page was not complete after {PAGE_TIMEOUT_SECONDS:.0f} s")
         if data.count(b"<") > MAX_TAGS:
             raise NoIndex(f"its page has more than {MAX_TAGS} tags")
         answer._content = bytes(data)
@@ -297,9 +292,11 @@ def _page(url: str, session: requests.Session) -> requests.Response | None:
 def _refuse_endless(wheel: RemoteWheel, length: int, seconds: float) -> None:
     """Raise BuildFailed for more bytes than the index said, or than a wheel can have, and for a drip."""
     if length > (wheel.size if wheel.size is not None else MAX_WHEEL_BYTES):
-        raise BuildFailed(f"{wheel.shown} is larger than its index says or than a wheel can be", hint="do not use it")
+        raise BuildFailed(f"{wheel.shown} is larger than its index says, or than any wheel", hint="do not use it")
     if seconds > PAGE_TIMEOUT_SECONDS and length / seconds < MIN_BYTES_PER_SECOND:
-        raise BuildFailed(f"{wheel.shown} came at {length / seconds:.0f} bytes a second", hint="try another mirror")
+        raise BuildFailed(
+            f"{wheel.shown} arrived at only {length / seconds:.0f} bytes a second", hint="try another mirror"
+        )
 
 
 def _named(url: str) -> RemoteWheel:
@@ -307,12 +304,12 @@ def _named(url: str) -> RemoteWheel:
     digests = tuple(re.findall(r"(?:^|&)(\w+)=([^&]*)", parts.fragment))
     name = unquote(parts.path.rpartition("/")[2])
     if "/" in name or facts_of_name(name) is None:
-        raise UsageError(f"{redaction.url(url)} is no wheel of DeepSpeed", hint="name a deepspeed-...whl, or an index")
+        raise UsageError(f"{redaction.url(url)} is not a DeepSpeed wheel", hint="name a deepspeed-...whl, or an index")
     return RemoteWheel(name=name, url=url, digests=digests)
 
 
 def _unreached(url: str, error: requests.RequestException) -> BuildFailed:
-    status = f"it answers {error.response.status_code}" if error.response is not None else _said(error)
+    status = f"it answers {error.response.status_code}" if error.response is not None else _error_text(error)
     return BuildFailed(
         f"{redaction.url(url)} cannot be read: {status}", hint="check the address, the proxy and the network"
     )
@@ -323,16 +320,16 @@ def _why_none(error: Exception) -> str:
     if isinstance(error, NoIndex):
         return str(error)
     if isinstance(error, UnsupportedContentTypeError):
-        return f"it answers {error.content_type[:60]!r}, and an index answers HTML or JSON"
+        return f"it returned {error.content_type[:60]!r} instead of HTML or JSON"
     if isinstance(error, requests.RequestException):
         return "the address is malformed"
     return "its page is nested too deep" if isinstance(error, RecursionError) else "its page is malformed"
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """What an error says, without the address, in which there may be a password.
 
-    >>> _said(requests.ConnectionError("host='h', url: /?token=x (Caused by E('[Errno 111] Connection refused'))"))
+    >>> _error_text(requests.ConnectionError("host='h', url: /?token=x (Caused by E('[Errno 111] Connection refused'))"))
     '[Errno 111] Connection refused'
     """
     plain = re.search(

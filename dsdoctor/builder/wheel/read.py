@@ -1,4 +1,8 @@
-"""A DeepSpeed wheel, or an installed DeepSpeed -> facts about it. Bytes are read; nothing of it is imported or run."""
+"""A DeepSpeed wheel, or an installed DeepSpeed -> facts about it. Bytes are read; nothing of it is imported or run.
+
+Also which of its names no DeepSpeed has, where its METADATA, names and file name contradict each other, and what it requires from
+an address.
+"""
 
 import base64
 import contextlib
@@ -39,9 +43,6 @@ from dsdoctor.core.machine import DeepSpeed
 from dsdoctor.core.redaction import GONE
 from dsdoctor.core.text import decode
 from dsdoctor.core.zip_file import AmbiguousZip, BadZip, Entry, read_bytes, read_entries
-
-# The names in a wheel, or of an installed DeepSpeed -> those that no DeepSpeed has, and that lie beside it. Nothing is read.
-
 
 OWN = frozenset({"deepspeed", "op_builder", "deepspeed.libs"})
 """The package; op_builder stood beside it up to 0.3.16 and in builds of forks; auditwheel puts libraries into deepspeed.libs."""
@@ -158,9 +159,6 @@ def _foreign_entry_points(text: str | None) -> Iterator[str]:
             yield f"the command {name}"
 
 
-# The METADATA, the names in a wheel and its file name -> where they contradict each other, and what it takes from an address.
-
-
 DIRECT = re.compile(r"([\w.-]+) ?(?:\[[^\]]*\])? ?@ ?(\S+)", re.ASCII)
 """A requirement that names where it is fetched from (PEP 508), as no package of PyPI may have one."""
 
@@ -204,10 +202,10 @@ def _of_metadata(metadata: str | None, version: str) -> Iterator[str]:
     packages = _values(headers, "name")
     versions = _values(headers, "version")
     yield from (
-        f"METADATA names no {what}" for what, told in (("package", packages), ("version", versions)) if not told
+        f"METADATA names no {what}" for what, named in (("package", packages), ("version", versions)) if not named
     )
     yield from (f"METADATA names the package {_quoted(name)}" for name in packages if _is_other_name(name))
-    yield from (f"METADATA names the version {_quoted(told)}" for told in versions if not _is_same(told, version))
+    yield from (f"METADATA names the version {_quoted(named)}" for named in versions if not _is_same(named, version))
 
 
 def _of_folders(names: tuple[str, ...], version: str) -> Iterator[str]:
@@ -217,8 +215,8 @@ def _of_folders(names: tuple[str, ...], version: str) -> Iterator[str]:
     if len(info) > 1:
         yield f"it has {len(info)} .dist-info folders: {', '.join(map(_quoted, info[:3]))}"
     for folder in info:
-        name, _, told = folder[: -len(".dist-info")].partition("-")
-        if canonicalize_name(name) == "deepspeed" and not _is_same(told, version):
+        name, _, named = folder[: -len(".dist-info")].partition("-")
+        if canonicalize_name(name) == "deepspeed" and not _is_same(named, version):
             yield f"the folder {_quoted(folder)} is of another version"
 
 
@@ -260,11 +258,11 @@ def _is_other_name(name: str) -> bool:
     return canonicalize_name(name) != "deepspeed"
 
 
-def _is_same(told: str, version: str) -> bool:
+def _is_same(named: str, version: str) -> bool:
     try:
-        return len(told) <= MAX_NAME_LENGTH and Version(told) == Version(version)
+        return len(named) <= MAX_NAME_LENGTH and Version(named) == Version(version)
     except InvalidVersion:
-        return told == version
+        return named == version
 
 
 def _quoted(text: str) -> str:
@@ -370,10 +368,10 @@ def _entry_points(distribution: Path) -> str:
 def _is_editable(record: Path) -> bool:
     """Whether a distribution was installed with ``pip install --editable`` (PEP 610)."""
     try:
-        told = decode(read_limited(record.with_name("direct_url.json"), MAX_TEXT_BYTES), dict)
+        origin = decode(read_limited(record.with_name("direct_url.json"), MAX_TEXT_BYTES), dict)
     except (OSError, msgspec.DecodeError):
         return False
-    folder = told.get("dir_info")
+    folder = origin.get("dir_info")
     return isinstance(folder, dict) and folder.get("editable") is True
 
 

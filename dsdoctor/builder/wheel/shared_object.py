@@ -1,4 +1,7 @@
-"""The shared objects in a wheel: what is in them, and whether each loads with this torch."""
+"""The shared objects in a wheel: what is in them, and whether each loads with this torch.
+
+They are read without being run; only ``load_each`` runs code of an op, in a new process.
+"""
 
 import itertools
 import json
@@ -23,50 +26,29 @@ from dsdoctor.core.host import Answer, LocalHost
 from dsdoctor.core.machine import DeepSpeed, Gap, Machine
 from dsdoctor.rules import book
 
-# A shared object -> its GPU architectures, the glibc it needs, its compiler's flags, its linked libraries. It is never run.
-
-
-# The ``.nv_fatbin`` section, as nvcc's fatbinary writes it: containers that begin with a magic number, each with entries that
-# state their kind (PTX or machine code), their size and their architecture. ``cuobjdump --list-elf`` lists the same.
 MAGIC = 0xBA55ED50
+"""Begins a container of the ``.nv_fatbin`` section, as nvcc's fatbinary writes it. A container has entries that state their kind
+(PTX or machine code), their size and their architecture. ``cuobjdump --list-elf`` lists the same."""
+
 CONTAINER = struct.Struct("<IHHQ")
 """Magic number, version, size of this header, size of the entries after it."""
+
 ENTRY = struct.Struct("<HHIQIIHHI")
 """Kind, version, size of this header, size of what follows, compressed size, options, minor, major, architecture."""
+
 KINDS = {1: "virtual", 2: "real"}
-
-
-def architectures(section: bytes) -> tuple[str, ...]:
-    """The architectures of a section, as "90_real" and "90_virtual"; a damaged container ends the reading."""
-    return tuple(sorted({f"{number}_{KINDS[kind]}" for kind, number in _entries(section) if kind in KINDS}))
-
-
-def _entries(section: bytes) -> Iterator[tuple[int, int]]:
-    place = section.find(MAGIC.to_bytes(4, "little"))
-    while place >= 0 and place + CONTAINER.size <= len(section):
-        _, _, header, size = CONTAINER.unpack_from(section, place)
-        end = min(place + header + size, len(section))
-        yield from _of_container(section, place + header, end)
-        place = section.find(MAGIC.to_bytes(4, "little"), max(end, place + CONTAINER.size))
-
-
-def _of_container(section: bytes, place: int, end: int) -> Iterator[tuple[int, int]]:
-    while place + ENTRY.size <= end:
-        kind, _, header, size, *_, number = ENTRY.unpack_from(section, place)
-        if header < ENTRY.size:
-            return
-        yield kind, number
-        place += header + size
-
-
 MAX_SECTION_BYTES = 512 << 20
 """Bytes; the debug strings of the largest op have 30 MB, its GPU code for six architectures 60 MB."""
+
 MAX_ENTRIES = 1000
 MAX_NAME_BYTES = 4096
 """Bytes of a library's name: Linux takes no longer path."""
+
 LINKS = {"DT_NEEDED": "needed", "DT_RPATH": "rpath", "DT_RUNPATH": "runpath"}
 """Dynamic entries that name a library or folders -> the attribute in pyelftools that holds the text."""
+
 PRODUCER = re.compile(rb"GNU C(?:\+\+|\d)[^\0]{10,4000}")
+LOAD_TIMEOUT_SECONDS = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +65,11 @@ class ElfInfo:
     cpu_flags: tuple[str, ...]
     needed: tuple[str, ...] = ()
     run_path: tuple[str, ...] = ()
+
+
+def architectures(section: bytes) -> tuple[str, ...]:
+    """The architectures of a section, as "90_real" and "90_virtual"; a damaged container ends the reading."""
+    return tuple(sorted({f"{number}_{KINDS[kind]}" for kind, number in _entries(section) if kind in KINDS}))
 
 
 def read_elf(path: Path) -> ElfInfo:
@@ -118,13 +105,6 @@ def read_elf(path: Path) -> ElfInfo:
         return ElfInfo(sm_arch=None, glibc=None, glibcxx=None, cpu_flags=())
 
 
-def _data(section: Section) -> bytes:
-    """A section's contents. Raises ValueError for one that would unpack to more than any op has."""
-    if max(section.data_size, section["sh_size"]) > MAX_SECTION_BYTES:
-        raise ValueError(f"section {section.name} claims to hold {section.data_size} bytes")
-    return bytes(section.data())
-
-
 def parse_producers(debug_strings: bytes) -> tuple[str, ...]:
     """The machine flags of gcc's producer strings: those that decide which CPU the code runs on.
 
@@ -140,40 +120,6 @@ def parse_producers(debug_strings: bytes) -> tuple[str, ...]:
     return tuple(sorted(flags))
 
 
-def _needed_versions(elf: ELFFile) -> list[str]:
-    """The symbol versions that a shared object needs. Raises ValueError for a table that does not come to an end."""
-    names = (
-        auxiliary.name
-        for section in itertools.islice(elf.iter_sections(), MAX_ENTRIES)
-        if isinstance(section, GNUVerNeedSection)
-        for _, auxiliaries in section.iter_versions()
-        for auxiliary in auxiliaries
-    )
-    found = list(itertools.islice(names, MAX_ENTRIES))
-    if len(found) == MAX_ENTRIES:
-        raise ValueError("the table of needed symbol versions does not come to an end")
-    return found
-
-
-def _linked(elf: ELFFile) -> list[tuple[str, str]]:
-    """The dynamic entries of LINKS, each with its text. Raises ValueError for a table or a name that does not come to an end."""
-    segments = itertools.islice(elf.iter_segments("PT_DYNAMIC"), 1)
-    tags = (tag for segment in segments if isinstance(segment, DynamicSegment) for tag in segment.iter_tags())
-    found = []
-    for number, tag in enumerate(tags):
-        kind = tag.entry.d_tag
-        text = getattr(tag, LINKS[kind]) if kind in LINKS else ""
-        if number == MAX_ENTRIES or len(text) > MAX_NAME_BYTES:
-            raise ValueError("the table of linked libraries does not come to an end")
-        if text:
-            found.append((kind, text))
-    return found
-
-
-def _newest(names: list[str], prefix: str) -> str | None:
-    return newest(name.removeprefix(prefix) for name in names if name.startswith(prefix))
-
-
 def newest(versions: Iterable[str | None]) -> str | None:
     """The greatest of some dotted numbers; anything else is ignored.
 
@@ -182,12 +128,6 @@ def newest(versions: Iterable[str | None]) -> str | None:
     """
     numbers = [version for version in versions if version and re.fullmatch(r"\d{1,9}(?:\.\d{1,9}){0,5}", version)]
     return max(numbers, key=lambda version: tuple(map(int, version.split("."))), default=None)
-
-
-# Shared objects of ops -> whether each loads with this torch, tried in a new process. Loading runs code of the op.
-
-
-LOAD_TIMEOUT_SECONDS = 300.0
 
 
 def load_each(
@@ -214,15 +154,6 @@ def load_each(
         alone = ask({**first, op: path})
         errors[op] = alone.reason if isinstance(alone, Gap) else alone[op]
     return errors
-
-
-def _asked_of(preloaded: PreloadedPython, pairs: str, env: Mapping[str, str]) -> Answer | None:
-    """What a process that has torch already answers; None where a new one is to be asked."""
-    lines: list[str] = []
-    status = preloaded.run(
-        "load_ops.py", pairs, folder=Path("/"), env=env, on_line=lines.append, silence=LOAD_TIMEOUT_SECONDS
-    )
-    return Answer(returncode=0, stdout="\n".join(lines)) if status == 0 else None
 
 
 def lacks_driver(error: str | None, machine: Machine) -> bool:
@@ -262,3 +193,71 @@ def load_installed(host: LocalHost, python: str, built: DeepSpeed, machine: Mach
         if error is not None and op not in untried
     )
     return (*failed, *not_tried(untried))
+
+
+def _entries(section: bytes) -> Iterator[tuple[int, int]]:
+    place = section.find(MAGIC.to_bytes(4, "little"))
+    while place >= 0 and place + CONTAINER.size <= len(section):
+        _, _, header, size = CONTAINER.unpack_from(section, place)
+        end = min(place + header + size, len(section))
+        yield from _of_container(section, place + header, end)
+        place = section.find(MAGIC.to_bytes(4, "little"), max(end, place + CONTAINER.size))
+
+
+def _of_container(section: bytes, place: int, end: int) -> Iterator[tuple[int, int]]:
+    while place + ENTRY.size <= end:
+        kind, _, header, size, *_, number = ENTRY.unpack_from(section, place)
+        if header < ENTRY.size:
+            return
+        yield kind, number
+        place += header + size
+
+
+def _data(section: Section) -> bytes:
+    """A section's contents. Raises ValueError for one that would unpack to more than any op has."""
+    if max(section.data_size, section["sh_size"]) > MAX_SECTION_BYTES:
+        raise ValueError(f"section {section.name} claims to hold {section.data_size} bytes")
+    return bytes(section.data())
+
+
+def _needed_versions(elf: ELFFile) -> list[str]:
+    """The symbol versions that a shared object needs. Raises ValueError for a table that does not come to an end."""
+    names = (
+        auxiliary.name
+        for section in itertools.islice(elf.iter_sections(), MAX_ENTRIES)
+        if isinstance(section, GNUVerNeedSection)
+        for _, auxiliaries in section.iter_versions()
+        for auxiliary in auxiliaries
+    )
+    found = list(itertools.islice(names, MAX_ENTRIES))
+    if len(found) == MAX_ENTRIES:
+        raise ValueError("the table of needed symbol versions does not come to an end")
+    return found
+
+
+def _linked(elf: ELFFile) -> list[tuple[str, str]]:
+    """The dynamic entries of LINKS, each with its text. Raises ValueError for a table or a name that does not come to an end."""
+    segments = itertools.islice(elf.iter_segments("PT_DYNAMIC"), 1)
+    tags = (tag for segment in segments if isinstance(segment, DynamicSegment) for tag in segment.iter_tags())
+    found = []
+    for number, tag in enumerate(tags):
+        kind = tag.entry.d_tag
+        text = getattr(tag, LINKS[kind]) if kind in LINKS else ""
+        if number == MAX_ENTRIES or len(text) > MAX_NAME_BYTES:
+            raise ValueError("the table of linked libraries does not come to an end")
+        if text:
+            found.append((kind, text))
+    return found
+
+
+def _newest(names: list[str], prefix: str) -> str | None:
+    return newest(name.removeprefix(prefix) for name in names if name.startswith(prefix))
+
+
+def _asked_of(preloaded: PreloadedPython, pairs: str, env: Mapping[str, str]) -> Answer | None:
+    """What a process that has torch already answers; None where a new one is to be asked."""
+    lines: list[str] = []
+    status = preloaded.run(
+        "load_ops.py", pairs, folder=Path("/"), env=env, on_line=lines.append, silence=LOAD_TIMEOUT_SECONDS
+    )
+    return Answer(returncode=0, stdout="\n".join(lines)) if status == 0 else None
