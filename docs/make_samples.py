@@ -146,13 +146,15 @@ def _short(sample: Sample, *keep: str) -> Sample:
 SAMPLES_BY_NAME: dict[str, Sample] = {
     "check": CHECK,
     "check-short": _short(
-        CHECK, r"[✓✗] ", r"  (headers  |next)", r"    (a toolkit|Fix: let)", r"      \$ export CUDA", r"ops of"
+        CHECK, r"[✓✗] ", r"  (toolkit  |next)", r"    (it has|Fix: let)", r"      \$ export CUDA", r"ops of"
     ),
     "explain": EXPLAIN,
     "checkpoint": CHECKPOINT,
     "checkpoint-cut": CUT,
     "config": CONFIG,
-    "config-short": _short(CONFIG, r"✗ (grad|\d)", r"  (gradient_acc|next)", r"    (gradient_a|Fix: write grad)"),
+    "config-short": _short(
+        CONFIG, r"✗ (grad|\d)", r"  (gradient_acc|next)", r"    (gradient_a|Fix: rename it to grad)"
+    ),
     "memory": MEMORY,
     "memory-short": _short(MEMORY, r"(peak|[✗✓]) ?", r"    (tensors at|activations|logits)"),
     "comm": COMM,

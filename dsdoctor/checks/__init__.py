@@ -1,13 +1,13 @@
 """Machine -> findings. Asks the machine nothing. A check that fails with an error becomes a NOTE; the others still run.
 
-A check is a generator named after the problem that it finds; its docstring is the manual page that ``dsdoctor explain``
-prints. What a finding ``affects`` is a need of ``dsdoctor.core.machine`` or the name of an op; the op table turns needs into ops.
+A check is a generator named after its rule, whose words stand in ``rules/checks.toml``. What a finding ``affects`` is a need of
+``dsdoctor.core.machine`` or the name of an op; the op table turns needs into ops.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from dsdoctor.checks import built, files, gpus, jit, python, surroundings, toolkits
+from dsdoctor.checks import built, compilers, files, gpus, jit, python, system, toolkits
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.machine import Machine
@@ -38,17 +38,9 @@ TOPICS = (
     Topic(name="python", summary=python.summary, checks=python.CHECKS),
     Topic(name="gpu", summary=gpus.summary, checks=gpus.CHECKS),
     Topic(name="toolkit", summary=toolkits.summary, checks=toolkits.CHECKS),
-    Topic(name="compiler", summary=toolkits.compilers_summary, checks=toolkits.COMPILER_CHECKS),
-    Topic(
-        name="deepspeed",
-        summary=built.summary,
-        checks=built.CHECKS + built.TARGET_CHECKS + files.CHECKS + built.LINKED_CHECKS,
-    ),
-    Topic(
-        name="system",
-        summary=surroundings.summary,
-        checks=surroundings.CHECKS + surroundings.SHARED_MEMORY_CHECKS + jit.CHECKS,
-    ),
+    Topic(name="compiler", summary=compilers.summary, checks=compilers.CHECKS),
+    Topic(name="deepspeed", summary=built.summary, checks=built.CHECKS + files.CHECKS),
+    Topic(name="system", summary=system.summary, checks=system.CHECKS + jit.CHECKS),
 )
 
 

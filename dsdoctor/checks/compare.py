@@ -1,4 +1,4 @@
-"""Machines -> what differs between them, the minority first. Pure."""
+"""Snapshots of machines -> what differs between them, the minority first."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,8 +10,7 @@ from dsdoctor.core.text import and_more
 from dsdoctor.probe.observe import observe
 
 GIB = 1 << 30
-FEW = 4
-"""How many machines a line names."""
+MAX_NAMED_MACHINES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +27,28 @@ class FactDifference:
 
     fact: str
     groups: tuple[MachineGroup, ...]
+
+
+def differences(files: tuple[Path, ...]) -> tuple[FactDifference, ...]:
+    """What differs between snapshots, which are named after their files."""
+    names = [file.stem for file in files]
+    if len(set(names)) < len(names):
+        names = [str(file) for file in files]
+    return compare({name: observe("", file, whole=True).machine for name, file in zip(names, files, strict=True)})
+
+
+def difference_lines(differences: Iterable[FactDifference], machines: int) -> Iterator[str]:
+    """One line for each fact: the machines that differ, then the others."""
+    differences = tuple(differences)
+    for difference in differences:
+        *minorities, majority = difference.groups
+        shown = "; ".join(
+            f"{and_more(group.machines, MAX_NAMED_MACHINES)}: {group.value or 'not there'}" for group in minorities
+        )
+        others = f"the other {len(majority.machines)}" if len(majority.machines) > 1 else majority.machines[0]
+        yield f"! {difference.fact}: {shown}; {others}: {majority.value or 'not there'}"
+    if not differences:
+        yield f"✓ no differences between {machines} machines"
 
 
 def compare(machines: Mapping[str, Machine]) -> tuple[FactDifference, ...]:
@@ -92,26 +113,3 @@ def _hardware(machine: Machine) -> Iterator[tuple[str, str]]:
     if system.cpu_flags:
         vector = sorted(flag for flag in system.cpu_flags if flag.startswith(("avx", "amx", "asimd", "sve")))
         yield "vector instructions", " ".join(vector) or "none"
-
-
-# Snapshots of machines -> what differs between them.
-
-
-def differences(files: tuple[Path, ...]) -> tuple[FactDifference, ...]:
-    """What differs between snapshots, which are named after their files."""
-    names = [file.stem for file in files]
-    if len(set(names)) < len(names):
-        names = [str(file) for file in files]
-    return compare({name: observe("", file, whole=True).machine for name, file in zip(names, files, strict=True)})
-
-
-def difference_lines(differences: Iterable[FactDifference], machines: int) -> Iterator[str]:
-    """One line for each fact: the machines that differ, then the others."""
-    differences = tuple(differences)
-    for difference in differences:
-        *few, most = difference.groups
-        shown = "; ".join(f"{and_more(group.machines, FEW)}: {group.value or 'not there'}" for group in few)
-        others = f"the other {len(most.machines)}" if len(most.machines) > 1 else most.machines[0]
-        yield f"! {difference.fact}: {shown}; {others}: {most.value or 'not there'}"
-    if not differences:
-        yield f"✓ the {machines} machines do not differ"

@@ -1,13 +1,18 @@
-"""Machine -> findings about a built DeepSpeed's files: damaged, altered, or for another system or Python."""
+"""Machine -> findings about a built DeepSpeed's files: damaged, altered, for another system or Python, or linked with libraries
+that are not here."""
 
 import re
 from collections.abc import Iterator
 
 from dsdoctor.core import machine as needs
 from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.core.machine import Machine
+from dsdoctor.core.machine import Machine, System
 from dsdoctor.core.text import and_more
 from dsdoctor.rules import book
+
+OTHER_NAME = {"libaio.so.1": "libaio.so.1t64", "libaio.so.1t64": "libaio.so.1"}
+"""One library under two names. Debian and Ubuntu renamed it with the change to 64-bit time and kept no link under the old
+name; on 64-bit processors the library itself did not change."""
 
 
 def libstdcxx_too_old(machine: Machine) -> Iterator[Finding]:
@@ -77,7 +82,7 @@ def wheel_altered(machine: Machine) -> Iterator[Finding]:
             "wheel-altered",
             Severity.ERROR if is_wheel else Severity.WARNING,
             affects=(needs.INSTALLED, *built.installed_ops) if is_wheel else (),
-            count=len(built.altered),
+            count=f"{len(built.altered)} file{'s' * (len(built.altered) > 1)}",
             location=built.location,
             files=and_more(built.altered),
         )
@@ -138,6 +143,80 @@ def op_unreadable(machine: Machine) -> Iterator[Finding]:
         )
 
 
+def shared_library_missing(machine: Machine) -> Iterator[Finding]:
+    """An op links a shared library that this machine does not have."""
+    built, here = machine.deepspeed, machine.loadable
+    if built is None or here is None:
+        return
+    wanted = {name for names in built.needed.values() for name in names}
+    for soname in sorted(wanted - here):
+        ops = [op for op, names in built.needed.items() if soname in names]
+        yield (_libaio_missing if soname in OTHER_NAME else _package_missing)(machine, soname, ops)
+
+
+def _package_missing(machine: Machine, soname: str, ops: list[str]) -> Finding:
+    """A library that one package has, libgomp or libcufile."""
+    nvidia = soname == "libcufile.so.0"
+    release = str(machine.torch.cuda).replace(".", "-") if machine.torch and machine.torch.cuda else "13-0"
+    return book.finding(
+        "shared-library-missing",
+        Severity.ERROR,
+        case="cufile" if nvidia else "",
+        evidence=[machine.deepspeed.location] if machine.deepspeed else [],
+        affects=(needs.INSTALLED, *ops),
+        ops=ops,
+        soname=soname,
+        apt=f"libcufile-{release}" if nvidia else "libgomp1",
+        dnf=f"libcufile-{release}" if nvidia else "libgomp",
+        conda="nvidia::libcufile" if nvidia else "libgomp",
+    )
+
+
+def _libaio_missing(machine: Machine, soname: str, ops: list[str]) -> Finding:
+    """libaio, under the name that the op links: systems have it under another."""
+    system, other = machine.system, OTHER_NAME[soname]
+    renamed = _renamed_libaio(system)
+    folder = f"/usr/lib/{system.architecture}-linux-gnu" if re.match("Debian|Ubuntu", system.os) else "/usr/lib64"
+    evidence = [machine.deepspeed.location] if machine.deepspeed else []
+    if other in (machine.loadable or ()):
+        return book.finding(
+            "shared-library-missing",
+            Severity.ERROR,
+            case="other-name",
+            evidence=evidence,
+            affects=(needs.INSTALLED, *ops),
+            ops=ops,
+            soname=soname,
+            other=other,
+            link=f"{folder}/{soname}",
+        )
+    return book.finding(
+        "shared-library-missing",
+        Severity.ERROR,
+        case="" if renamed == soname.endswith("t64") else "renamed",
+        evidence=evidence,
+        affects=(needs.INSTALLED, *ops),
+        ops=ops,
+        soname=soname,
+        apt="libaio1t64" if renamed else "libaio1",
+        dnf="libaio",
+        conda="libaio",
+        other=other,
+        link=f"{folder}/{soname}",
+    )
+
+
+def _renamed_libaio(system: System) -> bool:
+    """Whether this system's libaio has the new name: Debian from 13, Ubuntu from 24.04 on.
+
+    >>> names = ("Debian GNU/Linux 13 (trixie)", "Ubuntu 24.04.2 LTS", "Ubuntu 22.04.5 LTS", "Debian GNU/Linux trixie/sid")
+    >>> [_renamed_libaio(System(architecture="x86_64", os=name)) for name in names]
+    [True, True, False, False]
+    """
+    match = re.match(r"(Debian|Ubuntu)\D*(\d+)", system.os)
+    return match is not None and int(match[2]) >= {"Debian": 13, "Ubuntu": 24}[match[1]]
+
+
 def _is_for(tag: str, architecture: str, glibc: str | None) -> bool:
     """Whether a platform tag is for a Linux machine.
 
@@ -164,4 +243,5 @@ CHECKS = (
     wheel_identity,
     wheel_requires_address,
     op_unreadable,
+    shared_library_missing,
 )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from dsdoctor.checks.advice import other_torch
+from dsdoctor.checks.python import other_torch
 from dsdoctor.core import machine as needs
 from dsdoctor.core.architectures import check_known, compiled_by, numeric, order, parse_architectures, plain
 from dsdoctor.core.errors import UsageError
@@ -22,8 +22,8 @@ def summary(machine: Machine) -> str:
     """One line for the topic."""
     if machine.driver is None:
         silent = any(gap.question == "gpus" for gap in machine.gaps)
-        return "GPU: the NVIDIA driver does not answer" if silent else "GPU: no NVIDIA driver"
-    runs = f"driver {machine.driver.version}, runs CUDA up to {machine.driver.cuda}"
+        return "GPU: the NVIDIA driver does not respond" if silent else "GPU: no NVIDIA driver"
+    runs = f"driver {machine.driver.version}, supports CUDA up to {machine.driver.cuda}"
     names = sorted({f"{gpu.name} ({gpu.capability})" for gpu in machine.gpus})
     return f"GPU: {len(machine.gpus)} x {', '.join(names)}; {runs}" if names else f"GPU: none; {runs}"
 
@@ -45,7 +45,7 @@ def driver_too_old(machine: Machine) -> Iterator[Finding]:
     yield book.finding(
         "driver-too-old",
         Severity.NOTE if compatible else Severity.ERROR,
-        case=("minor" if least else "minor-unlisted") if compatible else ("" if least else "unlisted"),
+        case="minor" if compatible else "",
         driver=driver.version,
         runs=str(driver.cuda),
         torch=str(torch.cuda),
@@ -84,7 +84,9 @@ def gpu_arch_unsupported_by_nvcc(machine: Machine) -> Iterator[Finding]:
             "gpu-arch-unsupported-by-nvcc",
             Severity.ERROR,
             case="" if machine.variables.get(ARCH_VARIABLE) else "gpus",
-            evidence=[f"{taken.nvcc} takes {', '.join(numeric(taken.architectures))}"] if taken.architectures else [],
+            evidence=[f"{taken.nvcc} supports {', '.join(numeric(taken.architectures))}"]
+            if taken.architectures
+            else [],
             affects=(needs.DEVICE_CODE,),
             nvcc=str(taken.release),
             lost=lost,
@@ -123,7 +125,8 @@ def arch_list_empty(machine: Machine) -> Iterator[Finding]:
     yield book.finding(
         "arch-list-empty",
         Severity.WARNING,
-        case=("hidden" if machine.gpus else "") if refused else ("hidden-old" if machine.gpus else "old"),
+        case="" if refused else "old",
+        evidence=["CUDA_VISIBLE_DEVICES hides every GPU"] if machine.gpus else [],
         affects=(needs.DEVICE_CODE,) if refused else (),
         nvcc=str(cuda),
     )

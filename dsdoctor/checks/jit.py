@@ -26,7 +26,7 @@ def stale_jit_cache(machine: Machine) -> Iterator[Finding]:
     jit, torch = machine.jit, machine.torch
     if not jit or not torch or _at_least(torch.minor, LOCKS_RELEASED_SINCE):
         return
-    takes = f"torch {torch.version} takes a lock file for a running compilation"
+    takes = f"torch {torch.version} uses a lock file while it compiles"
     for op, age in sorted(jit.locks.items()):
         holder, path = jit.holders.get(op, FileHolder()), f"{jit.folder}/{op}/lock"
         if holder.pid is None and not holder.doubt:
@@ -44,7 +44,7 @@ def stale_jit_cache(machine: Machine) -> Iterator[Finding]:
             yield book.finding(
                 "stale-jit-cache",
                 Severity.WARNING,
-                evidence=[takes, f"who holds it is not known: {holder.doubt}"],
+                evidence=[takes, f"its holder is unknown: {holder.doubt}"],
                 affects=(op,),
                 lock=path,
                 op=op,

@@ -1,31 +1,67 @@
-"""Machine -> findings about the Python environment: torch, headers, ninja, pip."""
+"""Machine -> findings about the Python environment: torch, headers, ninja, pip; and how to install torch."""
 
 import re
 from collections.abc import Iterator
 
 from packaging.version import InvalidVersion, Version
 
-from dsdoctor.checks.advice import other_torch, same_torch
 from dsdoctor.core import machine as needs
-from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.core.machine import Machine
+from dsdoctor.core.finding import Finding, Severity, Step, step
+from dsdoctor.core.machine import Cuda, Machine
 from dsdoctor.rules import book
 
 ALWAYS_ISOLATES = Version("25.3")
 SETUPTOOLS_WITH_BDIST_WHEEL = Version("70.1")
 TOOL_ENVIRONMENT = re.compile(r"/uv/tools/|/archive-v\d+/|/pipx/")
 """Parts of paths at which uv and pipx keep the environments of tools."""
+CUDA_WITH_WHEELS = tuple(map(Cuda.parse, ("11.8", "12.1", "12.4", "12.6", "12.8", "13.0")))
+"""CUDA releases that torch has had wheels for (https://pytorch.org/get-started/previous-versions)."""
 
 
 def summary(machine: Machine) -> str:
     """One line for the topic."""
     python, torch = machine.python, machine.torch
     if python is None:
-        return "Python and torch: the interpreter does not answer"
+        return "Python and torch: the interpreter does not respond"
     if torch is None:
         return f"Python {python.version}, no torch"
     built = " ".join(filter(None, (torch.accelerator, str(torch.cuda) if torch.cuda else torch.hip)))
     return f"Python {python.version}, torch {torch.version} ({built} build)"
+
+
+def other_torch(machine: Machine) -> Step:
+    """Install another torch, pinned to a CUDA release that the driver here runs: an index has builds for several.
+
+    Without a driver it is the release of the torch that is here; without that pip chooses.
+    """
+    torch, driver = machine.torch, machine.driver
+    runs = (driver and driver.cuda) or (torch and torch.cuda)
+    release = next((cuda for cuda in reversed(CUDA_WITH_WHEELS) if cuda and runs and cuda <= runs), None)
+    python = machine.python.executable if machine.python else "python"
+    if release is None:
+        return step("{python} -m pip install --upgrade torch", python=python)
+    return step(
+        "{python} -m pip install --upgrade torch --index-url https://download.pytorch.org/whl/{tag}",
+        python=python,
+        # as torch names it: cu128
+        tag=f"cu{release.major}{release.minor}",
+    )
+
+
+def same_torch(machine: Machine) -> Step:
+    """Install the very torch that is here again, neither a newer one nor one for another CUDA release."""
+    python = machine.python.executable if machine.python else "python"
+    if machine.torch is None:
+        return step("{python} -m pip install --force-reinstall torch", python=python)
+    release, _, local = machine.torch.version.partition("+")
+    if not local:
+        return step("{python} -m pip install --force-reinstall torch=={release}", python=python, release=release)
+    return step(
+        "{python} -m pip install --force-reinstall torch=={release} --index-url https://download.pytorch.org/whl/{tag}",
+        python=python,
+        release=release,
+        tag=local,
+    )
 
 
 def python_silent(machine: Machine) -> Iterator[Finding]:
@@ -41,7 +77,7 @@ def torch_missing(machine: Machine) -> Iterator[Finding]:
         return
     python = machine.python.executable
     if TOOL_ENVIRONMENT.search(python):
-        made = "it was made for dsdoctor alone, by uv or pipx: the environment that you train in was not named"
+        made = "uv or pipx created it for dsdoctor alone: name the environment that you train in"
         yield book.finding(
             "torch-missing", Severity.ERROR, case="tool", evidence=(made,), affects=(needs.TORCH,), python=python
         )

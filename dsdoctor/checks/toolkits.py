@@ -4,13 +4,12 @@ from collections.abc import Iterator
 
 from dsdoctor.core import machine as needs
 from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.core.machine import TAKEN, Compiler, Machine, Toolkit, Torch, compiler_limits, fits, same_release
+from dsdoctor.core.machine import TAKEN, Machine, Toolkit, Torch, same_release
 from dsdoctor.core.text import and_more
 from dsdoctor.rules import book
 
 BASE_HEADERS = ("cuda_runtime.h", "crt/host_config.h", "cublas_v2.h", "cusparse.h", "cusolverDn.h", "cccl")
 """What every CUDA extension of torch includes (ATen/cuda/CUDAContext.h)."""
-
 OP_HEADERS = ("curand_kernel.h", "cuda_profiler_api.h", "nccl.h", "cufile.h")
 LINKED = ("cudart", "curand", "cufile", "cuda")
 """What DeepSpeed's ops link of a toolkit, and of the driver."""
@@ -20,7 +19,7 @@ def summary(machine: Machine) -> str:
     """One line for the topic."""
     whole = real_toolkits(machine)
     if not whole:
-        return "CUDA toolkit: none" if _wants_cuda(machine) else "CUDA toolkit: none, and none is needed"
+        return "CUDA toolkit: none" if _wants_cuda(machine) else "CUDA toolkit: none (not needed)"
     return f"CUDA toolkit {and_more([f'{toolkit.release} in {toolkit.root}' for toolkit in whole], 3)}"
 
 
@@ -37,7 +36,7 @@ def cuda_toolkit_missing(machine: Machine) -> Iterator[Finding]:
         yield book.finding(
             "cuda-toolkit-missing",
             Severity.ERROR,
-            evidence=[f"{root} holds headers and libraries only" for root in headers],
+            evidence=[f"{root} contains only headers and libraries" for root in headers],
             affects=(needs.CUDA,),
             release=str(torch.cuda),
         )
@@ -64,25 +63,26 @@ def cuda_home_wrong(machine: Machine) -> Iterator[Finding]:
     taken, home = machine.taken, torch.cuda_home if torch else None
     if torch is None or torch.cuda is None or home is None or (taken and taken.broken):
         return
-    if taken is None and not _known(machine):
+    # nothing to compare with: no variable names a folder, and no toolkit is elsewhere
+    if taken is None and not _named(machine) and not real_toolkits(machine):
         return
     if taken and taken.nvcc and (taken.found_via != (TAKEN,) or "cuda_runtime.h" in taken.headers):
         return
     here = real_toolkits(machine)
     whole = any(_is_whole(toolkit, torch) for toolkit in here)
-    how = _named(machine) or ("two folders up from the nvcc on PATH" if taken and taken.nvcc else "the default")
-    joined = ": it is a list, and must be one folder" if ":" in home else ""
-    quoted = ": it has a quote or a blank in it" if home.strip("'\" ") != home else ""
-    has = "has no CUDA headers" if taken else "holds no CUDA toolkit"
+    evidence = ["it has no CUDA headers" if taken else "no CUDA toolkit is there"]
+    if ":" in home:
+        evidence.append("it is a list, and must be one folder")
+    elif home.strip("'\" ") != home:
+        evidence.append("it contains a quote or a space")
     yield book.finding(
         "cuda-home-wrong",
         Severity.ERROR,
         case="" if whole else "assemble",
-        evidence=[f"a toolkit is in {toolkit.root} (CUDA {toolkit.release})" for toolkit in here],
+        evidence=[*evidence, *(f"a toolkit is in {toolkit.root} (CUDA {toolkit.release})" for toolkit in here)],
         affects=(needs.CUDA,),
         home=home,
-        how=how,
-        problem=f"{has}{joined or quoted}",
+        source=_named(machine) or ("two folders above the nvcc on PATH" if taken and taken.nvcc else "the default"),
     )
 
 
@@ -98,27 +98,18 @@ def cuda_torch_mismatch(machine: Machine) -> Iterator[Finding]:
     refused = major or not (same_release(taken.release, torch.cuda) or skipped)
     fitting = [toolkit for toolkit in real_toolkits(machine) if toolkit.release == torch.cuda]
     evidence = [f"{taken.nvcc} ({', '.join(taken.found_via)})", f"torch {torch.version} in {torch.location}"]
-    if fitting:
-        yield book.finding(
-            "cuda-torch-mismatch",
-            Severity.ERROR if refused else Severity.WARNING,
-            case="here" if major else "minor-refused-here" if refused else "minor-accepted-here",
-            evidence=evidence,
-            affects=(needs.CUDA,) if refused else (),
-            nvcc=str(taken.release),
-            torch=str(torch.cuda),
-            root=fitting[0].root,
-        )
-    else:
-        yield book.finding(
-            "cuda-torch-mismatch",
-            Severity.ERROR if refused else Severity.WARNING,
-            case="" if major else "minor-refused" if refused else "minor-accepted",
-            evidence=evidence,
-            affects=(needs.CUDA,) if refused else (),
-            nvcc=str(taken.release),
-            torch=str(torch.cuda),
-        )
+    if not major:
+        evidence.append(f"DeepSpeed {'rejects' if refused else 'accepts'} another minor here")
+    yield book.finding(
+        "cuda-torch-mismatch",
+        Severity.ERROR if refused else Severity.WARNING,
+        case="here" if fitting else "",
+        evidence=evidence,
+        affects=(needs.CUDA,) if refused else (),
+        nvcc=str(taken.release),
+        torch=str(torch.cuda),
+        root=fitting[0].root if fitting else "",
+    )
 
 
 def cuda_home_cuda_path_differ(machine: Machine) -> Iterator[Finding]:
@@ -151,7 +142,7 @@ def cuda_header_missing(machine: Machine) -> Iterator[Finding]:
         return
     scattered = [name for name in (*base, *of_ops) if name in taken.scattered]
     evidence = [f"{taken.root} (CUDA {taken.version}, found via {', '.join(taken.found_via)})"]
-    evidence += [f"{', '.join(scattered)}: there, but not in {taken.root}/include"] if scattered else []
+    evidence += [f"{', '.join(scattered)}: installed, but not in {taken.root}/include"] if scattered else []
     yield book.finding(
         "cuda-header-missing",
         Severity.ERROR if base else Severity.WARNING,
@@ -174,7 +165,7 @@ def cuda_lib_link_missing(machine: Machine) -> Iterator[Finding]:
         yield book.finding(
             "cuda-lib-link-missing",
             Severity.ERROR if "cudart" in missing else Severity.WARNING,
-            evidence=[f"looked in {', '.join(taken.library_dirs) or 'no folder: lib64 and lib are not there'}"],
+            evidence=[f"searched {', '.join(taken.library_dirs) or 'no folder: neither lib64 nor lib exists'}"],
             affects=(*((needs.CUDA,) if "cudart" in missing else ()), *(needs.library(name) for name in missing)),
             root=taken.root,
             libraries=[f"lib{name}.so" for name in missing],
@@ -200,11 +191,6 @@ def _named(machine: Machine) -> str | None:
     return next((name for name in ("CUDA_HOME", "CUDA_PATH") if machine.variables.get(name)), None)
 
 
-def _known(machine: Machine) -> bool:
-    """Whether there is something to compare with: a variable that names a folder, or a toolkit elsewhere."""
-    return _named(machine) is not None or bool(real_toolkits(machine))
-
-
 def _known_wrong(taken: Toolkit) -> bool:
     """Whether ``cuda_home_wrong`` reports it already."""
     return taken.found_via == (TAKEN,) and "cuda_runtime.h" not in taken.headers
@@ -220,105 +206,3 @@ CHECKS = (
     cuda_header_missing,
     cuda_lib_link_missing,
 )
-
-
-# Machine -> findings about the host compiler: what nvcc supports, and what torch's headers need.
-
-
-def compilers_summary(machine: Machine) -> str:
-    """One line for the topic."""
-    if not machine.compilers:
-        return "C++ compiler: none"
-    first, *others = machine.compilers
-    return f"C++ compiler {name(first)}" + (f"; also {', '.join(map(name, others[:4]))}" if others else "")
-
-
-def name(compiler: Compiler) -> str:
-    """Kind, version and path."""
-    return f"{compiler.kind} {'.'.join(map(str, compiler.version))} ({compiler.path})"
-
-
-def host_compiler_missing(machine: Machine) -> Iterator[Finding]:
-    """There is no C++ compiler that works: none on PATH, or one whose back end (cc1plus) is missing."""
-    if not machine.compilers:
-        yield book.finding("host-compiler-missing", Severity.ERROR, affects=(needs.COMPILER,))
-
-
-def host_compiler_too_new(machine: Machine) -> Iterator[Finding]:
-    """The host compiler is newer than this nvcc takes."""
-    default, limits = _default_and_limits(machine)
-    if default is None or limits[1] is None or default.major <= limits[1]:
-        return
-    taken = machine.taken
-    other = _fitting(machine, limits)
-    yield book.finding(
-        "host-compiler-too-new",
-        Severity.ERROR,
-        case="here" if other else "",
-        evidence=[f"{taken.root}/include/crt/host_config.h" if taken else "torch's own table"],
-        affects=(needs.DEVICE_CODE,),
-        nvcc=str(taken.release) if taken else "",
-        kind=default.kind,
-        newest=limits[1],
-        compiler=name(default),
-        other=name(other) if other else "",
-    )
-
-
-def host_compiler_too_old(machine: Machine) -> Iterator[Finding]:
-    """The host compiler is too old for the headers of this torch, which decide on the C++ standard."""
-    default, limits = _default_and_limits(machine)
-    if default is None or default.major >= limits[0] or machine.torch is None:
-        return
-    other = _fitting(machine, limits)
-    yield book.finding(
-        "host-compiler-too-old",
-        Severity.ERROR,
-        case="here" if other else "",
-        affects=(needs.COMPILER,),
-        torch=machine.torch.version,
-        standard=machine.torch.cxx_standard,
-        kind=default.kind,
-        oldest=limits[0],
-        compiler=name(default),
-        other=name(other) if other else "",
-    )
-
-
-def compilers_differ(machine: Machine) -> Iterator[Finding]:
-    """C++ files and nvcc's host code would be compiled by different compilers."""
-    cc, cxx = machine.variables.get("CC"), machine.variables.get("CXX")
-    if machine.taken is None or not machine.compilers or (not cc and not cxx):
-        return
-    default = machine.compilers[0]
-    if cxx and not cc and default.found_via == "cxx_variable":
-        on_path = next((compiler for compiler in machine.compilers if compiler.found_via == "path"), None)
-        if on_path is not None and (on_path.kind, on_path.major) != (default.kind, default.major):
-            yield book.finding(
-                "compilers-differ",
-                Severity.WARNING,
-                case="cc-unset" if default.c_path else "cc-unset-no-c-compiler",
-                cxx=cxx,
-                compiler=name(default),
-                on_path=name(on_path),
-                c_compiler=default.c_path,
-            )
-    elif cc and cxx and default.c_path and cc.rsplit("/", 1)[-1] != default.c_path.rsplit("/", 1)[-1]:
-        yield book.finding("compilers-differ", Severity.WARNING, cxx=cxx, cc=cc, c_compiler=default.c_path)
-
-
-def _fitting(machine: Machine, limits: tuple[int, int | None]) -> Compiler | None:
-    """Another compiler here that is within the limits and has its C compiler beside it."""
-    return next((compiler for compiler in machine.compilers if compiler.c_path and fits(compiler, limits)), None)
-
-
-def _default_and_limits(machine: Machine) -> tuple[Compiler | None, tuple[int, int | None]]:
-    """The compiler that a build would take first, and the oldest and newest major that it may have."""
-    if not machine.compilers or machine.torch is None:
-        return None, (0, None)
-    default = machine.compilers[0]
-    taken = (machine.taken,) if machine.taken and machine.torch.cuda else ()
-    return default, compiler_limits(machine.torch, default.kind, taken)
-
-
-COMPILER_CHECKS = (host_compiler_missing, host_compiler_too_new, host_compiler_too_old, compilers_differ)

@@ -11,12 +11,12 @@ from dsdoctor.core.finding import Step, has_error, step
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.options import HOW, WHAT, flag, option
 from dsdoctor.core.requests import PythonPath
-from dsdoctor.memory.judge import Examined, Order, examine, parse_gpus, with_world
+from dsdoctor.memory.judge import MemoryOrder, MemoryReport, examine, parse_gpus, with_world
 from dsdoctor.memory.text import memory_lines
 from dsdoctor.ui.screen import first_step, next_line, screen_lines
 from dsdoctor.ui.terminal import VerdictLine
 
-MOST_RANKS = 1 << 16
+MAX_RANKS = 1 << 16
 CERTAIN = {"memory-does-not-fit", "memory-fits-barely", "host-memory-does-not-fit"}
 """Rules that have said all there is to say of whether it fits."""
 DOUBTS = {
@@ -119,7 +119,7 @@ def memory_command(
     _check(ranks, batch, sequence, search=search, has_gpus=fitted is not None)
     if html is not None:
         _check_page(html)
-    order = Order(
+    order = MemoryOrder(
         config=config,
         model=model,
         world=ranks,
@@ -144,7 +144,7 @@ def memory_command(
     return FOUND if has_error(done.findings) else OK
 
 
-def next_steps(order: Order, done: Examined, gpus: str | None) -> tuple[Step, ...]:
+def next_steps(order: MemoryOrder, done: MemoryReport, gpus: str | None) -> tuple[Step, ...]:
     """One next step where it does not fit: the search, or what it did not find; none where it fits."""
     if not has_error(done.findings):
         return ()
@@ -170,7 +170,7 @@ def _check_page(path: Path) -> None:
     check_extra(plotly=True)
 
 
-def _write_page(done: Examined, path: Path, gpus: str | None) -> None:
+def _write_page(done: MemoryReport, path: Path, gpus: str | None) -> None:
     from dsdoctor.memory.page import page_of
     from dsdoctor.ui import page
 
@@ -178,9 +178,9 @@ def _write_page(done: Examined, path: Path, gpus: str | None) -> None:
     page.write_page(page_of(done, limit=limit, fits=" ".join(fits(done, gpus))), path)
 
 
-def parts(done: Examined) -> dict[str, object]:
+def parts(done: MemoryReport) -> dict[str, object]:
     """What the document has."""
-    told = done.told
+    told = done.prediction
     moments = {moment.point.value: moment.device for moment in told.moments}
     return {
         "model": {
@@ -202,16 +202,16 @@ def parts(done: Examined) -> dict[str, object]:
             "host_loading": done.host_loading,
         },
         "ledger": told.moments,
-        "unmeasured": done.beside,
+        "unmeasured": done.overheads,
         "changes": done.changes,
-        "enough": done.enough,
+        "enough": done.combined,
         "search": done.searched,
         "search_with_all_scores": done.searched_upper,
     }
 
 
 def _check(ranks: int, batch: int | None, sequence: int | None, *, search: bool, has_gpus: bool) -> None:
-    if not 0 < ranks <= MOST_RANKS:
+    if not 0 < ranks <= MAX_RANKS:
         raise UsageError("the number of ranks is not known", hint="--world 8, or --gpus 8x80G")
     for name, number in (("batch", batch), ("sequence", sequence)):
         if number is not None and number < 1:
@@ -220,13 +220,11 @@ def _check(ranks: int, batch: int | None, sequence: int | None, *, search: bool,
         raise UsageError("--search looks for what fits, and no GPU is named", hint="--gpus 8x80G")
 
 
-def fits(done: Examined, gpus: str | None) -> list[str]:
+def fits(done: MemoryReport, gpus: str | None) -> list[str]:
     """The line that says that it fits: only where everything was followed."""
     rules = {finding.rule for finding in done.findings}
     if gpus is None or rules & CERTAIN:
         return []
     if doubts := sorted(rules & DOUBTS):
-        return [
-            VerdictLine(f"! what is in the ledger fits {gpus}; a part is missing or not certain: {', '.join(doubts)}")
-        ]
-    return [VerdictLine(f"✓ it fits {gpus}, with the most that is beside tensors")]
+        return [VerdictLine(f"! the ledger fits {gpus}, but is incomplete or uncertain: {', '.join(doubts)}")]
+    return [VerdictLine(f"✓ fits {gpus}, even with the highest overhead estimate")]

@@ -1,4 +1,5 @@
-"""What the DeepSpeed of an environment answers about a configuration (``child_scripts/ask_config.py``). Data only."""
+"""What the DeepSpeed of an environment answers about a configuration (``child_scripts/ask_config.py``), and what is judged by it:
+the context of every check, its verdicts and corrections."""
 
 import json
 import re
@@ -14,6 +15,13 @@ from dsdoctor.core.machine import Gap
 
 KeyPath = tuple[str, ...]
 """The keys from the top of a configuration to a value."""
+ASK_TIMEOUT_SECONDS = 300.0
+"""Importing DeepSpeed and transformers from a slow network disk takes minutes."""
+MAX_VARIABLE_BYTES = 100_000
+"""The largest environment variable on Linux is 128 KiB."""
+MAX_REQUEST_BYTES = 1_000_000
+SECRET = re.compile(r"(^|_)(api_?key|token|secret|password)$", re.IGNORECASE)
+MAX_VALUE_LENGTH = 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,40 +211,6 @@ class Asked:
         return section.key(path[-1]) if section else None
 
 
-def walk(config: Mapping[str, Any], path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    """Every key with its path, a section before what is in it."""
-    for name, value in config.items():
-        yield (*path, str(name)), value
-        if isinstance(value, dict):
-            yield from walk(value, (*path, str(name)))
-
-
-def lookup(config: Any, path: KeyPath) -> Any:
-    """The value at a path, None where there is none."""
-    for name in path:
-        config = config.get(name) if isinstance(config, dict) else None
-    return config
-
-
-def dotted(path: KeyPath) -> str:
-    """A path as a user writes it.
-
-    >>> dotted(("zero_optimization", "stage"))
-    'zero_optimization.stage'
-    """
-    return ".".join(path)
-
-
-# Asks the DeepSpeed of an environment about a configuration, in a child process.
-
-
-LIMIT = 300.0
-"""Seconds. Importing DeepSpeed and transformers from a slow network disk takes minutes."""
-PIECE = 100_000
-"""Bytes of the largest environment variable on Linux are 128 KiB."""
-MOST = 1_000_000
-
-
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """``config``: None asks only for what DeepSpeed knows. ``world``: ranks, None for unknown. ``source``: a folder to import
@@ -248,34 +222,6 @@ class Request:
     arguments: str = ""
     accelerate: str = ""
     model: str = ""
-
-
-def ask(host: Host, python: str, request: Request, *, accelerator: str = "") -> Asked | Gap:
-    """The answer of the DeepSpeed that an interpreter imports, or why there is none. Raises UsageError for a request too large.
-
-    ``accelerator``: "cuda" or "cpu", what DeepSpeed is to take itself for; "" leaves that to it.
-    """
-    # not on the command line, which everybody on the machine can read: a configuration may hold keys of services
-    text = json.dumps(asdict(request))
-    if len(text) > MOST:
-        raise UsageError("the configuration is larger than a megabyte", hint="name a ds_config.json")
-    pieces = [text[start : start + PIECE] for start in range(0, len(text), PIECE)]
-    variables = {f"DSDOCTOR_CONFIG_{number}": piece for number, piece in enumerate(pieces)}
-    if accelerator and not host.variable("DS_ACCELERATOR"):
-        # a node without a GPU judges for those that have one
-        variables["DS_ACCELERATOR"] = accelerator
-    if host.variable("PYTHONUTF8") is None:
-        # torch reads files of its own as the locale says
-        variables["PYTHONUTF8"] = "1"
-    answer = host.run([python, str(CHILD_SCRIPTS / "ask_config.py")], timeout=LIMIT, env=variables)
-    return parse_answer(answer, Asked, "DeepSpeed")
-
-
-# What is judged together: a configuration, what DeepSpeed answers about it, and what the user says of the run. Data only.
-
-
-SECRET = re.compile(r"(^|_)(api_?key|token|secret|password)$", re.IGNORECASE)
-LONGEST = 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,7 +243,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class ConfigContext:
     """``config`` as it stands in the file. ``plain_json``: whether transformers and accelerate can read the file.
 
     ``filled_by``: who fills "auto" in, as the user says: "transformers", "accelerate", "" for nobody named.
@@ -322,6 +268,51 @@ class Question:
         return self.asked.config if isinstance(self.asked.config, dict) else self.config
 
 
+def ask(host: Host, python: str, request: Request, *, accelerator: str = "") -> Asked | Gap:
+    """The answer of the DeepSpeed that an interpreter imports, or why there is none. Raises UsageError for a request too large.
+
+    ``accelerator``: "cuda" or "cpu", what DeepSpeed is to take itself for; "" leaves that to it.
+    """
+    # not on the command line, which everybody on the machine can read: a configuration may hold keys of services
+    text = json.dumps(asdict(request))
+    if len(text) > MAX_REQUEST_BYTES:
+        raise UsageError("the configuration is larger than 1 MB", hint="pass a ds_config.json")
+    pieces = [text[start : start + MAX_VARIABLE_BYTES] for start in range(0, len(text), MAX_VARIABLE_BYTES)]
+    variables = {f"DSDOCTOR_CONFIG_{number}": piece for number, piece in enumerate(pieces)}
+    if accelerator and not host.variable("DS_ACCELERATOR"):
+        # a node without a GPU judges for those that have one
+        variables["DS_ACCELERATOR"] = accelerator
+    if host.variable("PYTHONUTF8") is None:
+        # torch reads files of its own as the locale says
+        variables["PYTHONUTF8"] = "1"
+    answer = host.run([python, str(CHILD_SCRIPTS / "ask_config.py")], timeout=ASK_TIMEOUT_SECONDS, env=variables)
+    return parse_answer(answer, Asked, "DeepSpeed")
+
+
+def walk(config: Mapping[str, Any], path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """Every key with its path, a section before what is in it."""
+    for name, value in config.items():
+        yield (*path, str(name)), value
+        if isinstance(value, dict):
+            yield from walk(value, (*path, str(name)))
+
+
+def lookup(config: Any, path: KeyPath) -> Any:
+    """The value at a path, None where there is none."""
+    for name in path:
+        config = config.get(name) if isinstance(config, dict) else None
+    return config
+
+
+def dotted(path: KeyPath) -> str:
+    """A path as a user writes it.
+
+    >>> dotted(("zero_optimization", "stage"))
+    'zero_optimization.stage'
+    """
+    return ".".join(path)
+
+
 def shown(path: KeyPath, value: Any) -> str:
     """A value as it may be printed: text that is named like a secret is not.
 
@@ -334,7 +325,7 @@ def shown(path: KeyPath, value: Any) -> str:
         text = json.dumps(without_secrets(value), ensure_ascii=False)
     except (TypeError, ValueError):
         text = str(value)
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+    return text if len(text) <= MAX_VALUE_LENGTH else f"{text[:MAX_VALUE_LENGTH]}..."
 
 
 def without_secrets(value: Any) -> Any:

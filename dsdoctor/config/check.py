@@ -9,7 +9,7 @@ from dsdoctor.builder.plan.choices import accelerator_of
 from dsdoctor.builder.source.fetch import lay_out
 from dsdoctor.builder.source.op_loads import ops_of_config
 from dsdoctor.builder.source.training_config import training_configs
-from dsdoctor.config.answer import Asked, Correction, Question, Request, ask, dotted, walk
+from dsdoctor.config.answer import Asked, ConfigContext, Correction, Request, ask, dotted, walk
 from dsdoctor.config.document import ReadConfig, correct, parse, read
 from dsdoctor.config.huggingface import filled_lines
 from dsdoctor.config.judge import ConfigJudged, Fixed, corrections_of, judge
@@ -24,10 +24,8 @@ from dsdoctor.probe.observe import Observation, observe
 from dsdoctor.ui.screen import first_step, next_line, screen_lines
 from dsdoctor.ui.terminal import VerdictLine, finding_lines
 
-NEEDED_BY_EVERY_CPU_TRAINING = "deepspeed_shm_comm"
-
-
-MOST_PASSES = 3
+OP_OF_EVERY_CPU_TRAINING = "deepspeed_shm_comm"
+MAX_PASSES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,23 +46,23 @@ class ConfigOrder:
 def judge_config(order: ConfigOrder) -> ConfigJudged:
     """Judge a configuration. Raises UsageError for what is none, ImpossiblePlan where no DeepSpeed answers."""
     found = read(order.file)
-    _look_for(order)
+    _check_files(order)
     return _judge(order, found, observe(order.python, order.machine, whole=False))
 
 
 def fix_config(order: ConfigOrder, out: Path) -> Fixed:
     """Judge a configuration, write a corrected one to ``out``, and judge that. Raises UsageError where it cannot be written."""
     found = read(order.file)
-    _look_for(order)
+    _check_files(order)
     check_target(out)
     if out.exists() and Path(order.file).exists() and out.samefile(order.file):
-        raise UsageError(f"--fix {out} is the file itself, which is never touched", hint="--fix corrected.json")
+        raise UsageError(f"--fix {out} is the input file, which dsdoctor never changes", hint="--fix corrected.json")
     observation = observe(order.python, order.machine, whole=False)
     before = after = _judge(order, found, observation)
     made: list[Correction] = []
     in_place, plain = True, bool(order.arguments or order.accelerate)
     # a section that had another name is judged only once it has the right one
-    for _ in range(MOST_PASSES):
+    for _ in range(MAX_PASSES):
         corrections = tuple(corrections_of(after.verdicts))
         if not corrections and (after.read.plain_json or not plain):
             break
@@ -78,11 +76,72 @@ def fix_config(order: ConfigOrder, out: Path) -> Fixed:
     return Fixed(before=before, after=after, corrections=tuple(made), in_place=in_place)
 
 
+def config_lines(judged: ConfigJudged, file: str, *, verbose: bool) -> Iterator[str]:
+    """The worst findings, each "auto" with its value, what DeepSpeed trains with, and the next step."""
+    yield from screen_lines(judged.findings, shows_all="" if verbose else "-v")
+    if judged.filled:
+        yield f'"auto" in {judged.read.name}:'
+        yield from judged.filled
+    if judged.findings or judged.filled:
+        yield ""
+    yield VerdictLine(verdict_line(judged))
+    if command := _next_step(judged, file):
+        yield next_line(command)
+
+
+def fixed_lines(fixed: Fixed, out: str) -> Iterator[str]:
+    """What was corrected, and what is left to do by hand."""
+    for correction in fixed.corrections:
+        yield f"· {_correction_words(correction)}"
+    kept = "" if fixed.in_place else ", rewritten without comments"
+    many = len(fixed.corrections)
+    yield f"{many or 'no'} correction{'' if many == 1 else 's'} in {out}{kept}"
+    left = [finding for finding in fixed.after.findings if finding.severity is not Severity.NOTE]
+    if left:
+        yield "to fix by hand:"
+    yield from finding_lines(left)
+    yield ""
+    yield VerdictLine(verdict_line(replace(fixed.after, read=replace(fixed.after.read, name=out))))
+
+
+def verdict_line(judged: ConfigJudged) -> str:
+    """How it ends: errors, or what the training will be."""
+    errors = sum(finding.severity is Severity.ERROR for finding in judged.findings)
+    by = f"DeepSpeed {judged.asked.version}"
+    if errors:
+        return f"✗ {errors} error{'s' if errors > 1 else ''}: {by} will not honor {judged.read.name}"
+    facts = judged.asked.facts
+    if facts is None or any(finding.rule == "config-not-judged" for finding in judged.findings):
+        return f"! {by} could not check all of {judged.read.name}"
+    precision = "fp16" if facts.fp16 else "bf16" if facts.bf16 else "fp32"
+    offload = "".join(
+        f", {what} on {device}"
+        for what, device in (("optimizer", facts.offload_optimizer), ("parameters", facts.offload_param))
+        if device != "none"
+    )
+    trains = f"ZeRO stage {facts.stage}, {precision}{offload}"
+    if warnings := sum(finding.severity is Severity.WARNING for finding in judged.findings):
+        return f"! {by} accepts {judged.read.name}, with {warnings} warning{'s' * (warnings > 1)}: {trains}"
+    return f"✓ {by} accepts {judged.read.name} as written: {trains}"
+
+
+def parse_gpus(text: str) -> int:
+    """How many GPUs ``8x80G`` are. Raises UsageError for what says no such thing.
+
+    >>> parse_gpus("8x80G"), parse_gpus("4")
+    (8, 4)
+    """
+    found = re.fullmatch(r"([1-9]\d{0,5})(?:x\d+(?:\.\d+)?G(?:i?B)?)?", text)
+    if not found:
+        raise UsageError(f"--gpus {text!r} is not a number of GPUs", hint="--gpus 8x80G: eight GPUs of 80 GB")
+    return int(found[1])
+
+
 def _judge(order: ConfigOrder, found: ReadConfig, observation: Observation) -> ConfigJudged:
     if order.arguments or order.accelerate:
         found = replace(found, config=found.by_json())
     asked = _ask(order, found, observation)
-    question = Question(
+    context = ConfigContext(
         config=found.config,
         asked=asked,
         file=order.file if found.name == order.file else "ds_config.json",
@@ -94,29 +153,19 @@ def _judge(order: ConfigOrder, found: ReadConfig, observation: Observation) -> C
             str(value): Path(str(value)).is_dir() for path, value in walk(found.config) if path[-1] == "nvme_path"
         },
     )
-    question = replace(question, missing_ops=_missing_ops(question, observation))
-    return ConfigJudged(read=found, asked=asked, verdicts=judge(question), filled=tuple(filled_lines(question)))
+    context = replace(context, missing_ops=_missing_ops(context, observation))
+    return ConfigJudged(read=found, asked=asked, verdicts=judge(context), filled=tuple(filled_lines(context)))
 
 
-def parse_gpus(text: str) -> int:
-    """How many GPUs ``8x80G`` are. Raises UsageError for what says no such thing.
-
-    >>> parse_gpus("8x80G"), parse_gpus("4")
-    (8, 4)
-    """
-    found = re.fullmatch(r"([1-9]\d{0,5})(?:x\d+(?:\.\d+)?G(?:i?B)?)?", text)
-    if not found:
-        raise UsageError(f"--gpus {text!r} says no number of GPUs", hint="--gpus 8x80G: eight of 80 GB")
-    return int(found[1])
-
-
-def _look_for(order: ConfigOrder) -> None:
+def _check_files(order: ConfigOrder) -> None:
     """The files beside it are looked for before anything is asked."""
     for option, path in (("--hf", order.arguments), ("--accelerate", order.accelerate)):
         if path is not None and not path.is_file():
-            raise UsageError(f"{option} {path} is not there", hint=f"{option} FILE, a JSON or YAML file")
+            raise UsageError(f"{option} {path} does not exist", hint=f"{option} FILE, a JSON or YAML file")
     if order.model is not None and not order.model.exists():
-        raise UsageError(f"--model {order.model} is not there", hint="--model config.json, or the folder that holds it")
+        raise UsageError(
+            f"--model {order.model} does not exist", hint="--model config.json, or the folder that holds it"
+        )
 
 
 def _ask(order: ConfigOrder, found: ReadConfig, observation: Observation) -> Asked:
@@ -147,10 +196,10 @@ def _answered(answer: Asked | Gap, order: ConfigOrder) -> Asked:
     name = missing[1] if missing else ""
     if name == "deepspeed":
         message = f"no DeepSpeed is installed for {order.python}"
-        hint = "dsdoctor install, or --source 0.19.8 asks another one"
+        hint = "run dsdoctor install, or use another one with --source 0.19.8"
     else:
         message = f"DeepSpeed could not be asked: {answer.reason}"
-        hint = "dsdoctor check says what is the matter with it"
+        hint = "dsdoctor check shows why"
     raise ImpossiblePlan(message, hint=hint)
 
 
@@ -164,35 +213,19 @@ def _capabilities(observation: Observation) -> tuple[str, ...]:
     return tuple(sorted({*by_torch, *(gpu.capability for gpu in machine.gpus if gpu.capability)}))
 
 
-def _missing_ops(question: Question, observation: Observation) -> dict[str, str]:
+def _missing_ops(context: ConfigContext, observation: Observation) -> dict[str, str]:
     """Ops that the configuration loads and the installed DeepSpeed does not hold, with the reason."""
     installed = observation.machine.deepspeed
     if installed is None:
         return {}
     try:
-        decided = training_configs(question.judged, name=question.file)
+        decided = training_configs(context.judged, name=context.file)
     except UsageError:
         # what is wrong in it is told by the other checks
         return {}
     wanted = ops_of_config(decided, accelerator=accelerator_of(observation.machine, BuildRequest()))
     ours = {op: why for op, why in wanted.items() if op not in installed.installed_ops}
-    return {} if set(ours) == {NEEDED_BY_EVERY_CPU_TRAINING} else ours
-
-
-# A judged configuration -> lines.
-
-
-def config_lines(judged: ConfigJudged, file: str, *, verbose: bool) -> Iterator[str]:
-    """The worst findings, each "auto" with its value, what DeepSpeed trains with, and the next step."""
-    yield from screen_lines(judged.findings, shows_all="" if verbose else "-v")
-    if judged.filled:
-        yield f'"auto" in {judged.read.name}:'
-        yield from judged.filled
-    if judged.findings or judged.filled:
-        yield ""
-    yield VerdictLine(verdict_line(judged))
-    if command := _next_step(judged, file):
-        yield next_line(command)
+    return {} if set(ours) == {OP_OF_EVERY_CPU_TRAINING} else ours
 
 
 def _next_step(judged: ConfigJudged, file: str) -> Step | None:
@@ -202,44 +235,8 @@ def _next_step(judged: ConfigJudged, file: str) -> Step | None:
     return first_step(judged.findings)
 
 
-def fixed_lines(fixed: Fixed, out: str) -> Iterator[str]:
-    """What was corrected, and what is left to do by hand."""
-    for correction in fixed.corrections:
-        yield f"· {_said(correction)}"
-    kept = "" if fixed.in_place else ", written anew and without comments"
-    many = len(fixed.corrections)
-    yield f"{many or 'no'} correction{'' if many == 1 else 's'} in {out}{kept}"
-    left = [finding for finding in fixed.after.findings if finding.severity is not Severity.NOTE]
-    if left:
-        yield "left to you:"
-    yield from finding_lines(left)
-    yield ""
-    yield VerdictLine(verdict_line(replace(fixed.after, read=replace(fixed.after.read, name=out))))
-
-
-def _said(correction: Correction) -> str:
+def _correction_words(correction: Correction) -> str:
     path = dotted(correction.path)
     if correction.to is not None:
-        return f"{path} is {dotted(correction.to)} now"
-    return f"{path} is taken out" if correction.value is None else f"{path} is {correction.value} now"
-
-
-def verdict_line(judged: ConfigJudged) -> str:
-    """How it ends: errors, or what the training will be."""
-    errors = sum(finding.severity is Severity.ERROR for finding in judged.findings)
-    by = f"DeepSpeed {judged.asked.version}"
-    if errors:
-        return f"✗ {errors} error{'s' if errors > 1 else ''}: {by} does not do what {judged.read.name} says"
-    facts = judged.asked.facts
-    if facts is None or any(finding.rule == "config-not-judged" for finding in judged.findings):
-        return f"! {by} could not judge all of {judged.read.name}"
-    precision = "fp16" if facts.fp16 else "bf16" if facts.bf16 else "fp32"
-    offload = "".join(
-        f", {what} on {device}"
-        for what, device in (("optimizer", facts.offload_optimizer), ("parameters", facts.offload_param))
-        if device != "none"
-    )
-    trains = f"ZeRO stage {facts.stage}, {precision}{offload}"
-    if warnings := sum(finding.severity is Severity.WARNING for finding in judged.findings):
-        return f"! {by} reads {judged.read.name}, with {warnings} warning{'s' * (warnings > 1)}: {trains}"
-    return f"✓ {by} reads {judged.read.name} as it is written: {trains}"
+        return f"{path} -> {dotted(correction.to)}"
+    return f"{path} removed" if correction.value is None else f"{path} = {correction.value}"

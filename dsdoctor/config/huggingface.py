@@ -4,16 +4,16 @@ import json
 import re
 from collections.abc import Iterator
 
-from dsdoctor.config.answer import Correction, Question, Verdict, lookup
+from dsdoctor.config.answer import ConfigContext, Correction, Verdict, lookup
 from dsdoctor.core.finding import Severity
 from dsdoctor.rules import book
 
 NO_TEXT = re.compile(r"UnicodeDecodeError: '\w+' codec can't decode")
 
 
-def mismatches(question: Question) -> Iterator[Verdict]:
+def mismatches(context: ConfigContext) -> Iterator[Verdict]:
     """Values that are not those of TrainingArguments: the Trainer refuses to train."""
-    for each in question.asked.filled.mismatches if question.asked.filled else ():
+    for each in context.asked.filled.mismatches if context.asked.filled else ():
         path = tuple(each.path.split("."))
         found = book.finding(
             "config-trainer-mismatch",
@@ -26,73 +26,73 @@ def mismatches(question: Question) -> Iterator[Verdict]:
         yield Verdict(finding=found, path=path, correction=Correction(path=path, value='"auto"'))
 
 
-def refusals(question: Question) -> Iterator[Verdict]:
+def refusals(context: ConfigContext) -> Iterator[Verdict]:
     """What transformers or accelerate refuse in their own words."""
-    for message in question.asked.filled.refused if question.asked.filled else ():
+    for message in context.asked.filled.refused if context.asked.filled else ():
         first, *more = message.strip().splitlines()
         found = book.finding(
-            "config-trainer-refuses", Severity.ERROR, evidence=more[:6], who=question.filled_by, message=first
+            "config-trainer-refuses", Severity.ERROR, evidence=more[:6], who=context.filled_by, message=first
         )
         yield Verdict(finding=found)
 
 
-def plain_json(question: Question) -> Iterator[Verdict]:
+def plain_json(context: ConfigContext) -> Iterator[Verdict]:
     """Comments and names without quotes, which DeepSpeed reads and the others do not."""
-    if question.filled_by and not question.plain_json:
+    if context.filled_by and not context.plain_json:
         found = book.finding(
             "config-not-plain-json",
             Severity.ERROR,
-            case="" if question.filled_by == "transformers" else "accelerate",
-            file=question.file,
-            who=question.filled_by,
+            case="" if context.filled_by == "transformers" else "accelerate",
+            file=context.file,
+            who=context.filled_by,
         )
         yield Verdict(finding=found)
 
 
-def accelerate_file(question: Question) -> Iterator[Verdict]:
+def accelerate_file(context: ConfigContext) -> Iterator[Verdict]:
     """accelerate's own configuration: does it use DeepSpeed, and this file?"""
-    said = question.asked.accelerate
+    said = context.asked.accelerate
     if said is None:
         return
     if not said.uses_deepspeed:
         yield Verdict(finding=book.finding("config-accelerate-without-file", Severity.ERROR, case="without-deepspeed"))
     elif not said.file:
-        yield Verdict(finding=book.finding("config-accelerate-without-file", Severity.ERROR, file=question.file))
-    elif said.file.rpartition("/")[2] != question.file.rpartition("/")[2]:
-        found = book.finding("config-accelerate-other-file", Severity.WARNING, other=said.file, file=question.file)
+        yield Verdict(finding=book.finding("config-accelerate-without-file", Severity.ERROR, file=context.file))
+    elif said.file.rpartition("/")[2] != context.file.rpartition("/")[2]:
+        found = book.finding("config-accelerate-other-file", Severity.WARNING, other=said.file, file=context.file)
         yield Verdict(finding=found)
 
 
-def not_filled(question: Question) -> Iterator[Verdict]:
+def not_filled(context: ConfigContext) -> Iterator[Verdict]:
     """transformers or accelerate could not be asked."""
-    if reason := question.asked.not_filled:
+    if reason := context.asked.not_filled:
         found = book.finding(
-            "config-not-judged", Severity.WARNING, case="auto", evidence=(reason,), who=question.filled_by
+            "config-not-judged", Severity.WARNING, case="auto", evidence=(reason,), who=context.filled_by
         )
         yield Verdict(finding=found)
 
 
-def not_asked(question: Question) -> Iterator[Verdict]:
+def not_asked(context: ConfigContext) -> Iterator[Verdict]:
     """What could not be judged for another reason."""
-    made = {"optimizer": question.asked.optimizer, "scheduler": question.asked.scheduler}
+    made = {"optimizer": context.asked.optimizer, "scheduler": context.asked.scheduler}
     reasons = [f"{name} {each.name}: {each.not_asked}" for name, each in made.items() if each and each.not_asked]
-    if question.asked.not_asked:
-        reasons.append(question.asked.not_asked)
-    if question.asked.facts is None:
+    if context.asked.not_asked:
+        reasons.append(context.asked.not_asked)
+    if context.asked.facts is None:
         reasons.append(
-            "DeepSpeed refuses the configuration as a whole, so stage, optimizer and scheduler were not looked at"
+            "DeepSpeed rejects the configuration as a whole, so stage, optimizer and scheduler were not checked"
         )
     if reasons:
         no_utf8 = any(NO_TEXT.search(reason) for reason in reasons)
         found = book.finding("config-not-judged", Severity.WARNING, case="locale" if no_utf8 else "", evidence=reasons)
         yield Verdict(finding=found)
-    elif reason := question.asked.not_tried:
+    elif reason := context.asked.not_tried:
         yield Verdict(finding=book.finding("config-not-judged", Severity.NOTE, case="engine", evidence=(reason,)))
 
 
-def filled_lines(question: Question) -> Iterator[str]:
+def filled_lines(context: ConfigContext) -> Iterator[str]:
     """Each "auto" with the value it gets, and where from."""
-    filled = question.asked.filled
+    filled = context.asked.filled
     if filled is None:
         return
     autos = {each.path: each for each in filled.filled}
@@ -100,8 +100,8 @@ def filled_lines(question: Question) -> Iterator[str]:
     for path, each in autos.items():
         yield f"  {path:<{width}}  {_value(each.value)}  from {each.source}"
     for path in dict.fromkeys(filled.unknown):
-        if lookup(question.config, tuple(path.split("."))) == "auto":
-            yield f"  {path:<{width}}  is filled in when it trains: {_depends_on(path)}"
+        if lookup(context.config, tuple(path.split("."))) == "auto":
+            yield f"  {path:<{width}}  is filled in at training time: {_depends_on(path)}"
 
 
 def _value(text: str) -> str:
@@ -110,9 +110,9 @@ def _value(text: str) -> str:
 
 def _depends_on(path: str) -> str:
     if path.startswith("zero_optimization"):
-        return "with the model's hidden size (--model)"
+        return "from the model's hidden size (--model)"
     if path == "train_batch_size":
-        return "with the number of ranks (--world)"
+        return "from the number of ranks (--world)"
     if path.startswith("scheduler"):
-        return "with the number of training steps"
-    return "by what the script hands to accelerator.prepare()"
+        return "from the number of training steps"
+    return "from what the script passes to accelerator.prepare()"

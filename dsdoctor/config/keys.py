@@ -1,13 +1,13 @@
-"""Keys that DeepSpeed does not read, refuses, or reads somewhere else. A generator of verdicts for each question."""
+"""Keys that DeepSpeed does not read, refuses, or reads somewhere else. A generator of verdicts for each kind."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from dsdoctor.config.answer import (
     Asked,
+    ConfigContext,
     Correction,
     KeyPath,
-    Question,
     Refusal,
     Section,
     Verdict,
@@ -19,73 +19,12 @@ from dsdoctor.config.answer import (
 from dsdoctor.core.finding import Severity
 from dsdoctor.rules import book
 
-# A key that is none -> the key that was meant, where that can be told. Pure text.
-
-
-LONGEST = 80
-"""Characters. Longer names are nobody's typing mistakes."""
-
-
-def plain(name: str) -> str:
-    """A name without what people write differently.
-
-    >>> plain("offloadOptimizer") == plain("offload-optimizer") == plain("offload_optimizer")
-    True
-    """
-    return "".join(char for char in name.lower() if char.isalnum())
-
-
-def distance(one: str, other: str) -> int:
-    """How many letters were left out, put in, exchanged or swapped with their neighbour.
-
-    >>> distance("stage", "satge"), distance("zero", "zeros"), distance("fp16", "bf16")
-    (1, 1, 2)
-    """
-    before: list[int] = []
-    last = list(range(len(other) + 1))
-    for row, left in enumerate(one, 1):
-        now = [row]
-        for column, right in enumerate(other, 1):
-            cost = min(last[column] + 1, now[-1] + 1, last[column - 1] + (left != right))
-            if row > 1 and column > 1 and left == other[column - 2] and one[row - 2] == right:
-                cost = min(cost, before[column - 2] + 1)
-            now.append(cost)
-        before, last = last, now
-    return last[-1]
-
-
-def nearest(name: str, names: Iterable[str]) -> tuple[str, ...]:
-    """The names that a wrong one may have been meant for, all equally near; none where nothing is near.
-
-    >>> nearest("zero_optimisation", ["zero_optimization", "optimizer"]), nearest("learning_rate", ["lr"])
-    (('zero_optimization',), ())
-    >>> nearest("f16", ["fp16", "bf16"]), nearest("micro_batch_size", ["train_micro_batch_size_per_gpu", "aio"])
-    (('bf16', 'fp16'), ('train_micro_batch_size_per_gpu',))
-    """
-    if len(name) > LONGEST:
-        return ()
-    typed = plain(name)
-    if len(typed) < 2:
-        return ()
-    scores = {known: distance(typed, plain(known)) for known in set(names) if abs(len(plain(known)) - len(typed)) <= 4}
-    allowed = 1 if len(typed) <= 5 else 2 if len(typed) <= 12 else 3
-    best = min(scores.values(), default=allowed + 1)
-    if best <= allowed:
-        # AdamW of torch and adamw of DeepSpeed are one name for who types it
-        found = {plain(known): known for known in sorted(scores, reverse=True) if scores[known] == best}
-        return tuple(sorted(found.values()))
-    within = [known for known in set(names) if len(typed) >= 6 and typed in plain(known)]
-    return tuple(within) if len(within) == 1 else ()
-
-
-# Keys that are nobody's typing mistake: what others call the same thing. A table, and where it stands.
-
-
+MAX_NAME_LENGTH = 80
+"""Longer names are nobody's typing mistakes."""
 ACCELERATE = ("accelerate", "utils/dataclasses.py")
 TRAINER = ("transformers", "integrations/deepspeed.py")
 ACCUMULATION = (("gradient_accumulation_steps",),)
 PRECISIONS = (("bf16", "enabled"), ("fp16", "enabled"))
-
 OTHER_NAMES: Mapping[KeyPath, tuple[KeyPath, ...]] = {
     ("aio", "thread_count"): (("aio", "intra_op_parallelism"),),
     ("aio", "num_threads"): (("aio", "intra_op_parallelism"),),
@@ -120,8 +59,7 @@ OTHER_NAMES: Mapping[KeyPath, tuple[KeyPath, ...]] = {
     ("logging_steps",): (("steps_per_print",),),
 }
 """Key -> where DeepSpeed looks for that; several where it depends on what is meant."""
-
-STANDS_IN: Mapping[str, tuple[str, str, str]] = {
+NAMED_IN: Mapping[str, tuple[str, str, str]] = {
     "entity": ("deepspeed", "monitor/wandb.py", "entity=self.team"),
     "zero_stage": (*ACCELERATE, '"zero_stage": "zero_optimization.stage"'),
     "offload_optimizer_device": (
@@ -141,11 +79,9 @@ STANDS_IN: Mapping[str, tuple[str, str, str]] = {
     "weight_decay": (*TRAINER, '"weight_decay"'),
 }
 """For the names that another package gives: the package, its file, and the words there."""
-
-
 CHOSEN_BY_NAME = {("optimizer", "params"), ("scheduler", "params")}
 """Sections whose keys are the arguments of a class: ``optimizers.py`` judges them."""
-REMARKS = ("_", "#", "//", "$")
+REMARK_PREFIXES = ("_", "#", "//", "$")
 """How names begin that people give to remarks in JSON."""
 OTHERS_READ = {
     "msamp": ("accelerate", "utils/dataclasses.py", 'ds_config["msamp"]'),
@@ -154,40 +90,40 @@ OTHERS_READ = {
     "sequence_parallel_size": ("deepspeed", "__init__.py", 'config["sequence_parallel_size"]'),
 }
 """Keys at the top that others than DeepSpeedConfig read: the package, its file, and the words there."""
-
-
 WITH_PARAMS = {("optimizer",), ("scheduler",)}
 """Sections whose ``params`` go to what ``type`` names (engine.py, _configure_basic_optimizer); beside it nothing is read."""
+COMMON_NAMES = {"enabled", "type", "params", "device", "name", "profile", "seed", "dtype", "project", "job_name"}
+"""Names that stand in so many sections that none was meant."""
 
 
-def unread_keys(question: Question) -> Iterator[Verdict]:
+def unread_keys(context: ConfigContext) -> Iterator[Verdict]:
     """Keys in sections that DeepSpeed looks through by hand, which takes no notice of what it does not know."""
-    for path, value in walk(question.config):
-        section = question.asked.section(path[:-1])
-        if section is None or section.model or path[:-1] in CHOSEN_BY_NAME or _is_known(question.asked, section, path):
+    for path, value in walk(context.config):
+        section = context.asked.section(path[:-1])
+        if section is None or section.model or path[:-1] in CHOSEN_BY_NAME or _is_known(context.asked, section, path):
             continue
-        meant = meanings(question, path, value)
+        meant = meanings(context, path, value)
         if not meant and path[:-1] in WITH_PARAMS:
             meant = [(*path[:-1], "params", path[-1])]
         if section.open:
             # who reads which key of it is not known: only a mistake in typing can be told
             if len(meant) == 1 and meant[0][:-1] == path[:-1]:
-                yield _unread(question, path, value, meant, certain=False)
+                yield _unread(context, path, value, meant, certain=False)
             continue
-        if not path[-1].startswith(REMARKS):
-            yield _unread(question, path, value, meant, certain=True)
+        if not path[-1].startswith(REMARK_PREFIXES):
+            yield _unread(context, path, value, meant, certain=True)
 
 
-def refused_keys(question: Question) -> Iterator[Verdict]:
+def refused_keys(context: ConfigContext) -> Iterator[Verdict]:
     """Keys in sections that are pydantic models, which refuse what they do not know."""
-    for refusal in question.asked.refusals:
+    for refusal in context.asked.refusals:
         if refusal.kind == "extra_forbidden" and refusal.paths:
-            yield _refused(question, refusal, refusal.paths[0])
+            yield _refused(context, refusal, refusal.paths[0])
 
 
-def removed_keys(question: Question) -> Iterator[Verdict]:
+def removed_keys(context: ConfigContext) -> Iterator[Verdict]:
     """Keys of earlier versions that this one refuses with a text of its own."""
-    for refusal in question.asked.refusals:
+    for refusal in context.asked.refusals:
         if refusal.kind == "DeepSpeedConfigError" and "removed" in refusal.message and len(refusal.paths) == 1:
             path = refusal.paths[0]
             found = book.finding(
@@ -195,19 +131,19 @@ def removed_keys(question: Question) -> Iterator[Verdict]:
                 Severity.ERROR,
                 evidence=(refusal.message.strip(),),
                 key=dotted(path),
-                version=question.asked.version,
+                version=context.asked.version,
             )
             yield Verdict(finding=found, path=path, correction=Correction(path=path))
 
 
-def deprecated_keys(question: Question) -> Iterator[Verdict]:
+def deprecated_keys(context: ConfigContext) -> Iterator[Verdict]:
     """Keys that still work, and say themselves what replaces them."""
-    for path, value in walk(question.config):
-        key = question.asked.key(path)
+    for path, value in walk(context.config):
+        key = context.asked.key(path)
         if key is None or not key.deprecated:
             continue
         # DeepSpeed names the field there, and its documents the field's other name
-        newer = question.asked.key((*path[:-1], key.instead)) if key.instead else None
+        newer = context.asked.key((*path[:-1], key.instead)) if key.instead else None
         found = book.finding(
             "config-key-deprecated",
             Severity.WARNING,
@@ -219,15 +155,15 @@ def deprecated_keys(question: Question) -> Iterator[Verdict]:
         yield Verdict(finding=found, path=path)
 
 
-def meanings(question: Question, path: KeyPath, value: Any) -> list[KeyPath]:
+def meanings(context: ConfigContext, path: KeyPath, value: Any) -> list[KeyPath]:
     """Where a key that is none may have been meant to stand, the nearest first; several where that is open."""
-    asked, name, here = question.asked, path[-1], path[:-1]
+    asked, name, here = context.asked, path[-1], path[:-1]
     if path in OTHER_NAMES:
         return list(OTHER_NAMES[path])
     section = asked.section(here)
     near = nearest(name, _names(asked, section)) if section else ()
     same = [(*here, key) for key in near if _fits(asked, (*here, key), value)]
-    same = [each for each in same if lookup(question.config, each) is None] or same
+    same = [each for each in same if lookup(context.config, each) is None] or same
     if same and plain(same[0][-1]) == plain(name):
         return same
     elsewhere = [
@@ -237,7 +173,7 @@ def meanings(question: Question, path: KeyPath, value: Any) -> list[KeyPath]:
     exact = [each for each in exact if _fits(asked, each, value)]
     if len(exact) == 1 or same:
         return exact if len(exact) == 1 else same
-    if exact and name not in _EVERYWHERE:
+    if exact and name not in COMMON_NAMES:
         return _best(exact, here)
     similar = [
         (*other.path, key) for other in elsewhere for key in nearest(name, _names(asked, other)) if len(name) > 6
@@ -245,13 +181,61 @@ def meanings(question: Question, path: KeyPath, value: Any) -> list[KeyPath]:
     return _best([each for each in similar if _fits(asked, each, value)], here)
 
 
+def nearest(name: str, names: Iterable[str]) -> tuple[str, ...]:
+    """The names that a wrong one may have been meant for, all equally near; none where nothing is near.
+
+    >>> nearest("zero_optimisation", ["zero_optimization", "optimizer"]), nearest("learning_rate", ["lr"])
+    (('zero_optimization',), ())
+    >>> nearest("f16", ["fp16", "bf16"]), nearest("micro_batch_size", ["train_micro_batch_size_per_gpu", "aio"])
+    (('bf16', 'fp16'), ('train_micro_batch_size_per_gpu',))
+    """
+    if len(name) > MAX_NAME_LENGTH:
+        return ()
+    typed = plain(name)
+    if len(typed) < 2:
+        return ()
+    scores = {known: distance(typed, plain(known)) for known in set(names) if abs(len(plain(known)) - len(typed)) <= 4}
+    allowed = 1 if len(typed) <= 5 else 2 if len(typed) <= 12 else 3
+    best = min(scores.values(), default=allowed + 1)
+    if best <= allowed:
+        # AdamW of torch and adamw of DeepSpeed are one name for who types it
+        found = {plain(known): known for known in sorted(scores, reverse=True) if scores[known] == best}
+        return tuple(sorted(found.values()))
+    within = [known for known in set(names) if len(typed) >= 6 and typed in plain(known)]
+    return tuple(within) if len(within) == 1 else ()
+
+
+def plain(name: str) -> str:
+    """A name without what people write differently.
+
+    >>> plain("offloadOptimizer") == plain("offload-optimizer") == plain("offload_optimizer")
+    True
+    """
+    return "".join(char for char in name.lower() if char.isalnum())
+
+
+def distance(one: str, other: str) -> int:
+    """How many letters were left out, put in, exchanged or swapped with their neighbour.
+
+    >>> distance("stage", "satge"), distance("zero", "zeros"), distance("fp16", "bf16")
+    (1, 1, 2)
+    """
+    before: list[int] = []
+    last = list(range(len(other) + 1))
+    for row, left in enumerate(one, 1):
+        now = [row]
+        for column, right in enumerate(other, 1):
+            cost = min(last[column] + 1, now[-1] + 1, last[column - 1] + (left != right))
+            if row > 1 and column > 1 and left == other[column - 2] and one[row - 2] == right:
+                cost = min(cost, before[column - 2] + 1)
+            now.append(cost)
+        before, last = last, now
+    return last[-1]
+
+
 def _is_related(here: KeyPath, there: KeyPath) -> bool:
     """Whether a key could have slipped from one section to the other: out of it, into it, or within the same of the top."""
     return here != there and (not here or not there or here[0] == there[0])
-
-
-_EVERYWHERE = {"enabled", "type", "params", "device", "name", "profile", "seed", "dtype", "project", "job_name"}
-"""Names that stand in so many sections that none was meant."""
 
 
 def _best(paths: list[KeyPath], here: KeyPath) -> list[KeyPath]:
@@ -280,15 +264,15 @@ def _is_known(asked: Asked, section: Section, path: KeyPath) -> bool:
     return path[-1] in section.names or (not section.path and (path[-1] in OTHERS_READ or path[-1] in asked.removed))
 
 
-def _unread(question: Question, path: KeyPath, value: Any, meant: list[KeyPath], *, certain: bool) -> Verdict:
+def _unread(context: ConfigContext, path: KeyPath, value: Any, meant: list[KeyPath], *, certain: bool) -> Verdict:
     evidence = (f"{dotted(path)}: {shown(path, value)}",)
     if not meant:
-        version = question.asked.version
+        version = context.asked.version
         found = book.finding(
             "config-key-ignored", Severity.WARNING, evidence=evidence, version=version, key=dotted(path)
         )
         return Verdict(finding=found, path=path)
-    is_there = any(lookup(question.config, each) is not None for each in meant)
+    is_there = any(lookup(context.config, each) is not None for each in meant)
     found = book.finding(
         "config-key-misplaced" if meant[0][:-1] != path[:-1] else "config-key-misspelt",
         Severity.ERROR if certain else Severity.WARNING,
@@ -297,12 +281,12 @@ def _unread(question: Question, path: KeyPath, value: Any, meant: list[KeyPath],
         key=dotted(path),
         right=" or ".join(map(dotted, meant)),
     )
-    return Verdict(finding=found, path=path, correction=_rename(question, path, meant))
+    return Verdict(finding=found, path=path, correction=_rename(context, path, meant))
 
 
-def _refused(question: Question, refusal: Refusal, path: KeyPath) -> Verdict:
-    value = lookup(question.judged, path)
-    meant = meanings(question, path, value)
+def _refused(context: ConfigContext, refusal: Refusal, path: KeyPath) -> Verdict:
+    value = lookup(context.judged, path)
+    meant = meanings(context, path, value)
     evidence = (f"{refusal.model}: {refusal.message} ({dotted(path)}: {shown(path, value)})",)
     if not meant:
         found = book.finding(
@@ -311,7 +295,7 @@ def _refused(question: Question, refusal: Refusal, path: KeyPath) -> Verdict:
             evidence=evidence,
             section=dotted(path[:-1]),
             key=path[-1],
-            version=question.asked.version,
+            version=context.asked.version,
         )
         return Verdict(finding=found, path=path, correction=Correction(path=path))
     found = book.finding(
@@ -322,14 +306,14 @@ def _refused(question: Question, refusal: Refusal, path: KeyPath) -> Verdict:
         key=dotted(path),
         right=" or ".join(map(dotted, meant)),
     )
-    return Verdict(finding=found, path=path, correction=_rename(question, path, meant))
+    return Verdict(finding=found, path=path, correction=_rename(context, path, meant))
 
 
-def _rename(question: Question, path: KeyPath, meant: list[KeyPath]) -> Correction | None:
+def _rename(context: ConfigContext, path: KeyPath, meant: list[KeyPath]) -> Correction | None:
     """The correction, where one name only is meant and nothing stands there yet."""
-    if len(meant) != 1 or lookup(question.config, meant[0]) is not None:
+    if len(meant) != 1 or lookup(context.config, meant[0]) is not None:
         return None
-    if meant[0][:-1] in CHOSEN_BY_NAME and lookup(question.config, (meant[0][0], "type")) is None:
+    if meant[0][:-1] in CHOSEN_BY_NAME and lookup(context.config, (meant[0][0], "type")) is None:
         # parameters alone are no optimizer
         return None
     return Correction(path=path, to=meant[0])

@@ -6,18 +6,28 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from dsdoctor.config.answer import Construction, Correction, KeyPath, Names, Question, Verdict, Warned, lookup, shown
+from dsdoctor.config.answer import (
+    ConfigContext,
+    Construction,
+    Correction,
+    KeyPath,
+    Names,
+    Verdict,
+    Warned,
+    lookup,
+    shown,
+)
 from dsdoctor.config.keys import nearest
 from dsdoctor.core.finding import Severity
 from dsdoctor.core.text import and_more
 from dsdoctor.rules import book
 
-OF_THE_ENGINE = ("torch_adam", "adam_w_mode", "fp32_optimizer_states")
+ENGINE_PARAMETERS = ("torch_adam", "adam_w_mode", "fp32_optimizer_states")
 """Parameters that DeepSpeed's engine takes itself, and no optimizer's signature shows. Each is a flag."""
 LACKING = re.compile(r"(\w+)\.(\w+)\(\) missing \d+ required positional arguments?: (.*)")
 NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:e[+-]?\d+)?")
 WANTED = {"float": "a number", "int": "a whole number", "bool": "true or false", "list": "a list"}
-FORMER = {
+OTHER_NAMES = {
     "learning_rate": "lr",
     "adam_beta1": "betas",
     "adam_beta2": "betas",
@@ -32,31 +42,31 @@ FORMER = {
 """How transformers and others call a parameter."""
 
 
-def optimizer(question: Question) -> Iterator[Verdict]:
+def optimizer(context: ConfigContext) -> Iterator[Verdict]:
     """Its name and its parameters."""
-    names = question.asked.names
+    names = context.asked.names
     known = (*names.optimizers, *names.torch_optimizers)
-    yield from _judge(question, "optimizer", question.asked.optimizer, known, "not supported")
+    yield from _judge(context, "optimizer", context.asked.optimizer, known, "not supported")
 
 
-def scheduler(question: Question) -> Iterator[Verdict]:
+def scheduler(context: ConfigContext) -> Iterator[Verdict]:
     """Its name and its parameters."""
-    names = question.asked.names
+    names = context.asked.names
     yield from _judge(
-        question, "scheduler", question.asked.scheduler, (*names.schedulers, *names.torch_schedulers), "not known"
+        context, "scheduler", context.asked.scheduler, (*names.schedulers, *names.torch_schedulers), "not known"
     )
 
 
-def scheduler_by_metric(question: Question) -> Iterator[Verdict]:
+def scheduler_by_metric(context: ConfigContext) -> Iterator[Verdict]:
     """A scheduler whose step() wants a measured value, which only the program can hand on."""
-    made = question.asked.scheduler
+    made = context.asked.scheduler
     if made is None or not made.step_wants:
         return
     found = book.finding(
         "config-scheduler-metric",
         Severity.WARNING,
         evidence=(
-            "engine.py, _take_model_step: where step() fails by a TypeError, it is called with train_batch_size()",
+            "engine.py, _take_model_step: if step() raises a TypeError, it is called again with train_batch_size()",
         ),
         name=made.name,
         metrics=" and ".join(made.step_wants),
@@ -65,13 +75,13 @@ def scheduler_by_metric(question: Question) -> Iterator[Verdict]:
     yield Verdict(finding=found, path=("scheduler", "type"))
 
 
-def own_optimizer_with_offload(question: Question) -> Iterator[Verdict]:
+def own_optimizer_with_offload(context: ConfigContext) -> Iterator[Verdict]:
     """No optimizer in the file, and one that is to step on the host: the program's own must then be DeepSpeed's."""
-    facts = question.asked.facts
-    forced = question.judged.get("zero_force_ds_cpu_optimizer", True)
-    if facts is None or facts.offload_optimizer == "none" or question.judged.get("optimizer") or not forced:
+    facts = context.asked.facts
+    forced = context.judged.get("zero_force_ds_cpu_optimizer", True)
+    if facts is None or facts.offload_optimizer == "none" or context.judged.get("optimizer") or not forced:
         return
-    if question.filled_by or question.in_training:
+    if context.filled_by or context.in_training:
         # accelerate puts DeepSpeed's optimizer in the place of torch's; in a training the optimizer itself is at hand
         return
     found = book.finding("config-own-optimizer-offload", Severity.NOTE, device=facts.offload_optimizer)
@@ -79,32 +89,32 @@ def own_optimizer_with_offload(question: Question) -> Iterator[Verdict]:
 
 
 def _judge(
-    question: Question, what: str, made: Construction | None, known: tuple[str, ...], unknown: str
+    context: ConfigContext, what: str, made: Construction | None, known: tuple[str, ...], unknown: str
 ) -> Iterator[Verdict]:
     if made is None:
         return
     if made.refused == unknown:
-        yield _no_such(what, made.name, known, question.asked.names)
+        yield _no_such(what, made.name, known, context.asked.names)
         return
-    params = lookup(question.judged, (what, "params"))
+    params = lookup(context.judged, (what, "params"))
     params = params if isinstance(params, dict) else {}
     for name in (*made.unknown, *made.dropped):
-        yield _unknown_parameter(question, what, made, name)
-    told = {verdict.path[-1]: verdict for verdict in _words(what, made, params)}
-    yield from told.values()
+        yield _unknown_parameter(context, what, made, name)
+    by_name = {verdict.path[-1]: verdict for verdict in _words(what, made, params)}
+    yield from by_name.values()
     for warned in made.warned:
         yield _warned(what, warned, params.get(warned.parameter))
     for name in made.refused_by:
-        if name not in told:
+        if name not in by_name:
             yield _refused(what, made, name, params.get(name))
-    if made.refused and not made.refused_by and not told:
-        yield _refused_whole(question, what, made)
+    if made.refused and not made.refused_by and not by_name:
+        yield _refused_whole(context, what, made)
 
 
 def _words(what: str, made: Construction, params: dict[str, Any]) -> Iterator[Verdict]:
     """Text where the class wants something else, or other words."""
     for name, value in params.items():
-        kind = "bool" if what == "optimizer" and name in OF_THE_ENGINE else made.known.get(name, "")
+        kind = "bool" if what == "optimizer" and name in ENGINE_PARAMETERS else made.known.get(name, "")
         if not isinstance(value, str) or value == "auto":
             continue
         if kind in WANTED or (name == "lr" and name in made.known):
@@ -138,16 +148,16 @@ def _no_such(what: str, name: str, known: tuple[str, ...], names: Names) -> Verd
     return Verdict(finding=found, path=(what, "type"), correction=correction)
 
 
-def _unknown_parameter(question: Question, what: str, made: Construction, name: str) -> Verdict:
+def _unknown_parameter(context: ConfigContext, what: str, made: Construction, name: str) -> Verdict:
     path: KeyPath = (what, "params", name)
-    candidates = (*made.known, *(OF_THE_ENGINE if what == "optimizer" else ()))
-    near = (FORMER[name],) if FORMER.get(name) in made.known else nearest(name, candidates)
+    candidates = (*made.known, *(ENGINE_PARAMETERS if what == "optimizer" else ()))
+    near = (OTHER_NAMES[name],) if OTHER_NAMES.get(name) in made.known else nearest(name, candidates)
     is_refused = name in made.unknown
     found = book.finding(
         "config-optimizer-parameter" if what == "optimizer" else "config-scheduler-parameter",
         Severity.ERROR if is_refused or near else Severity.WARNING,
         case=("" if near else "unknown") if is_refused else ("dropped-near" if near else "dropped"),
-        evidence=(shown(path, lookup(question.judged, path)),),
+        evidence=(shown(path, lookup(context.judged, path)),),
         key=".".join(path),
         made=made.made or made.name,
         near=" or ".join(near),
@@ -155,7 +165,7 @@ def _unknown_parameter(question: Question, what: str, made: Construction, name: 
     )
     free = (
         len(near) == 1
-        and lookup(question.config, (what, "params", near[0])) is None
+        and lookup(context.config, (what, "params", near[0])) is None
         and not name.startswith("adam_beta")
     )
     correction = Correction(path=path, to=(what, "params", near[0])) if free else None
@@ -181,11 +191,11 @@ def _refused(what: str, made: Construction, name: str, value: Any) -> Verdict:
     return Verdict(finding=found, path=path)
 
 
-def _refused_whole(question: Question, what: str, made: Construction) -> Verdict:
+def _refused_whole(context: ConfigContext, what: str, made: Construction) -> Verdict:
     path: KeyPath = (what, "params")
     lacking = LACKING.search(made.refused)
     if made.refused == "no params" and not lacking and not made.at_step:
-        beside = [name for name in lookup(question.judged, (what,)) or () if name not in {"type", "params"}]
+        beside = [name for name in lookup(context.judged, (what,)) or () if name not in {"type", "params"}]
         found = book.finding(
             "config-scheduler-refused",
             Severity.ERROR,

@@ -1,4 +1,7 @@
-"""Values that DeepSpeed refuses, or takes as they are where it wants something else. Generators of verdicts."""
+"""Values that DeepSpeed refuses, or takes as they are where it wants something else: batch sizes, "auto" and precisions too.
+
+Generators of verdicts.
+"""
 
 import json
 import math
@@ -7,9 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from dsdoctor.config.answer import (
+    ConfigContext,
     Correction,
     KeyPath,
-    Question,
     Refusal,
     Section,
     Verdict,
@@ -23,8 +26,8 @@ from dsdoctor.core.finding import Severity
 from dsdoctor.core.text import and_more
 from dsdoctor.rules import book
 
-ELSEWHERE = {"extra_forbidden", "no batch size"}
-"""Kinds of refusals that ``keys.py`` and ``batch.py`` tell."""
+JUDGED_ELSEWHERE = {"extra_forbidden", "no batch size"}
+"""Kinds of refusals that ``keys.py`` and the batch sizes' check tell."""
 PRECISIONS = {("fp16", "enabled"), ("bf16", "enabled"), ("bfloat16", "enabled")}
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 WANTED = {
@@ -43,27 +46,46 @@ NUMBERS: dict[KeyPath, str] = {
 """Keys without a default in DeepSpeed that can only be numbers: it divides, multiplies or compares them."""
 INFINITE = re.compile(r"-?(?:Infinity|NaN) *,?")
 CHOICES = re.compile(r"'([^']*)'")
+TRAIN, _, ACCUMULATION = BATCH
+FILLED_BY_TRAINER = (
+    *("train_micro_batch_size_per_gpu", "train_batch_size", "gradient_accumulation_steps", "gradient_clipping"),
+    *("optimizer.params.lr", "optimizer.params.betas", "optimizer.params.eps", "optimizer.params.weight_decay"),
+    *("scheduler.params.warmup_min_lr", "scheduler.params.warmup_max_lr", "scheduler.params.warmup_num_steps"),
+    *("scheduler.params.total_num_steps", "fp16.enabled", "bf16.enabled", "zero_optimization.reduce_bucket_size"),
+    *("zero_optimization.stage3_prefetch_bucket_size", "zero_optimization.stage3_param_persistence_threshold"),
+)
+"""The keys of transformers' integrations/deepspeed.py, trainer_config_process and trainer_config_finalize."""
+FILLED_BY_ACCELERATE = (
+    *(
+        "zero_optimization.stage",
+        "zero_optimization.offload_optimizer.device",
+        "zero_optimization.offload_param.device",
+    ),
+    *("zero_optimization.offload_param.nvme_path", "zero_optimization.offload_optimizer.nvme_path"),
+    "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+)
+"""Those that only accelerate fills, for the Trainer too: plugin_to_config_mapping in its utils/dataclasses.py."""
 
 
-def refused_values(question: Question) -> Iterator[Verdict]:
+def refused_values(context: ConfigContext) -> Iterator[Verdict]:
     """What DeepSpeedConfig itself refuses, in its words, with the keys that cause it."""
-    for refusal in question.asked.refusals:
-        if refusal.kind in ELSEWHERE or _is_batch(refusal) or _is_removed(refusal) or _by_type(question, refusal):
+    for refusal in context.asked.refusals:
+        if refusal.kind in JUDGED_ELSEWHERE or _is_batch(refusal) or _is_removed(refusal) or _by_type(context, refusal):
             continue
         if len(refusal.paths) == 1 and refusal.paths[0]:
-            yield _refused(question, refusal, refusal.paths[0])
+            yield _refused(context, refusal, refusal.paths[0])
         elif set(refusal.paths) & PRECISIONS and len(refusal.paths) > 1:
             yield _two_precisions(refusal)
         else:
-            yield _together(question, refusal)
+            yield _together(context, refusal)
 
 
-def values_of_another_kind(question: Question) -> Iterator[Verdict]:
+def values_of_another_kind(context: ConfigContext) -> Iterator[Verdict]:
     """Keys that DeepSpeed reads without looking at their type: text for a number stays text until something is computed with it."""
-    told = [refusal for refusal in question.asked.refusals if not _by_type(question, refusal)]
-    refused = {path for refusal in told for path in refusal.paths}
-    for path, value in walk(question.judged):
-        kind = _kind(question, path)
+    others = [refusal for refusal in context.asked.refusals if not _by_type(context, refusal)]
+    refused = {path for refusal in others for path in refusal.paths}
+    for path, value in walk(context.judged):
+        kind = _kind(context, path)
         if value is None and path in NUMBERS:
             # what DeepSpeed takes where they are not there at all
             continue
@@ -71,19 +93,134 @@ def values_of_another_kind(question: Question) -> Iterator[Verdict]:
             yield _of_another_kind(path, value, kind)
 
 
-def _kind(question: Question, path: KeyPath) -> str:
+def batch_sizes(context: ConfigContext) -> Iterator[Verdict]:
+    """What DeepSpeed's own arithmetic says, for the number of ranks that is named, else for one that could be."""
+    mismatched = {each.path for each in context.asked.filled.mismatches} if context.asked.filled else set()
+    if mismatched & set(BATCH):
+        # the values of the Trainer and of the file are mixed: what fits is judged once they agree
+        return
+    for refusal in context.asked.refusals:
+        if refusal.kind == "no batch size":
+            yield Verdict(finding=book.finding("config-batch-missing", Severity.ERROR, evidence=(refusal.message,)))
+        elif _is_batch(refusal):
+            yield _batch_clash(context, refusal.message)
+
+
+def batch_size_for_one_world(context: ConfigContext) -> Iterator[Verdict]:
+    """All three are given: they fit one number of ranks, which nobody named."""
+    sizes = [context.judged.get(name) for name in BATCH]
+    if (
+        context.asked.world is not None
+        or context.in_training
+        or not all(type(size) is int and size > 0 for size in sizes)
+    ):
+        return
+    train, micro, accumulation = (int(size or 0) for size in sizes)
+    if train % (micro * accumulation) == 0 and train > micro * accumulation:
+        ranks = train // (micro * accumulation)
+        yield Verdict(finding=book.finding("config-batch-one-world", Severity.NOTE, ranks=ranks), path=(TRAIN,))
+
+
+def autos_for_others(context: ConfigContext) -> Iterator[Verdict]:
+    """ "auto" in a file of which nobody said who fills it in, although somebody could."""
+    if context.filled_by or context.in_training:
+        return
+    left = [path for path, _ in left_autos(context) if dotted(path) in {*FILLED_BY_TRAINER, *FILLED_BY_ACCELERATE}]
+    if not left:
+        return
+    keys = and_more([dotted(path) for path in left], 4)
+    found = book.finding(
+        "config-auto-for-trainer",
+        Severity.WARNING,
+        case="one" if len(left) == 1 else "",
+        evidence=(keys,),
+        key=keys,
+        count=len(left),
+        file=context.file,
+    )
+    yield Verdict(finding=found, path=left[0])
+
+
+def autos_for_nobody(context: ConfigContext) -> Iterator[Verdict]:
+    """ "auto" where it is no value, and nobody fills it in."""
+    for path, in_model in left_autos(context):
+        fillable = dotted(path) in {*FILLED_BY_TRAINER, *FILLED_BY_ACCELERATE}
+        if fillable and not context.filled_by and not context.in_training:
+            continue
+        yield _left(context, path, in_model=in_model)
+    for name in context.asked.filled.unfilled if context.asked.filled else ():
+        path = tuple(name.split("."))
+        default = _default(context, path)
+        found = book.finding(
+            "config-auto-stays",
+            Severity.ERROR,
+            case="accelerate-default" if default else "accelerate",
+            key=name,
+            default=default,
+        )
+        yield Verdict(finding=found, path=path)
+
+
+def precision_of_gpus(context: ConfigContext) -> Iterator[Verdict]:
+    """fp16 and bf16 against what the GPUs compute in."""
+    facts = context.asked.facts
+    if facts is None or not context.capabilities:
+        return
+    least = min(context.capabilities, key=_numbers)
+    if facts.fp16 and _numbers(least) < (7, 0):
+        found = book.finding("config-precision-unsupported", Severity.ERROR, capability=least)
+        yield Verdict(finding=found, path=("fp16", "enabled"))
+    if facts.bf16 and _numbers(least) < (8, 0):
+        found = book.finding("config-precision-unsupported", Severity.WARNING, case="bf16", capability=least)
+        yield Verdict(finding=found, path=("bf16", "enabled"))
+
+
+def ops_not_built(context: ConfigContext) -> Iterator[Verdict]:
+    """Ops that this configuration loads, and that the installed DeepSpeed holds no compiled form of."""
+    if context.missing_ops:
+        names = list(context.missing_ops)
+        found = book.finding(
+            "config-ops-not-built",
+            Severity.NOTE,
+            evidence=tuple(f"{op}: {why}" for op, why in context.missing_ops.items()),
+            affects=names,
+            ops=and_more(names),
+            file=context.file,
+        )
+        yield Verdict(finding=found)
+
+
+def left_autos(context: ConfigContext) -> Iterator[tuple[KeyPath, bool]]:
+    """Each key that DeepSpeed gets as "auto", and whether its section drops it (else it stays text).
+
+    None where whoever fills them in refused the whole before: that is told, and what would be left is not known.
+    """
+    if context.asked.filled and context.asked.filled.refused and not context.asked.filled.filled:
+        return
+    later = context.asked.filled.unknown if context.asked.filled else ()
+    for path, value in walk(context.judged):
+        if value != "auto" or dotted(path) in later:
+            continue
+        section, key = context.asked.section(path[:-1]), context.asked.key(path)
+        if path[:-1] in CHOSEN_BY_NAME:
+            yield path, False
+        elif section is not None and not section.open and key is not None and key.default != '"auto"':
+            yield path, bool(section.model)
+
+
+def _kind(context: ConfigContext, path: KeyPath) -> str:
     """What a key is to be that DeepSpeed reads without a check; "" for others."""
-    section = question.asked.section(path[:-1])
-    if section is None or section.model or path[:-1] in CHOSEN_BY_NAME or question.asked.section(path):
+    section = context.asked.section(path[:-1])
+    if section is None or section.model or path[:-1] in CHOSEN_BY_NAME or context.asked.section(path):
         return ""
     key = section.key(path[-1])
     return NUMBERS.get(path) or (key.kind if key else "")
 
 
-def _by_type(question: Question, refusal: Refusal) -> bool:
+def _by_type(context: ConfigContext, refusal: Refusal) -> bool:
     """Whether it is no more than a value of another kind, with which Python could not compute."""
-    values = [(path, lookup(question.judged, path)) for path in refusal.paths]
-    clashing = [path for path, value in values if (kind := _kind(question, path)) and _clashes(kind, value)]
+    values = [(path, lookup(context.judged, path)) for path in refusal.paths]
+    clashing = [path for path, value in values if (kind := _kind(context, path)) and _clashes(kind, value)]
     return refusal.kind in {"TypeError", "AttributeError"} and bool(clashing)
 
 
@@ -140,9 +277,9 @@ def _as_kind(path: KeyPath, value: Any, kind: str) -> Correction | None:
     return None
 
 
-def _refused(question: Question, refusal: Refusal, path: KeyPath) -> Verdict:
-    value = lookup(question.judged, path)
-    section = question.asked.section(path)
+def _refused(context: ConfigContext, refusal: Refusal, path: KeyPath) -> Verdict:
+    value = lookup(context.judged, path)
+    section = context.asked.section(path)
     if section is not None and not isinstance(value, dict) and value is not None:
         found = book.finding(
             "config-value-type",
@@ -159,7 +296,7 @@ def _refused(question: Question, refusal: Refusal, path: KeyPath) -> Verdict:
         )
         return Verdict(finding=found, path=path)
     message = refusal.message.removeprefix("Value error, ").removeprefix("Assertion failed, ")
-    key = question.asked.key(path)
+    key = context.asked.key(path)
     correction = _corrected(path, value, refusal)
     has_default = key is not None and key.default not in {"", "null"}
     found = book.finding(
@@ -205,8 +342,8 @@ def _two_precisions(refusal: Refusal) -> Verdict:
     return Verdict(finding=found, path=refusal.paths[0])
 
 
-def _together(question: Question, refusal: Refusal) -> Verdict:
-    keys = and_more([f"{dotted(path)} {shown(path, lookup(question.judged, path))}" for path in refusal.paths], 4)
+def _together(context: ConfigContext, refusal: Refusal) -> Verdict:
+    keys = and_more([f"{dotted(path)} {shown(path, lookup(context.judged, path))}" for path in refusal.paths], 4)
     found = book.finding(
         "config-refused",
         Severity.ERROR,
@@ -227,46 +364,12 @@ def _is_removed(refusal: Refusal) -> bool:
     return refusal.kind == "DeepSpeedConfigError" and "removed" in refusal.message
 
 
-# The three batch sizes against each other and against the number of ranks.
-
-
-TRAIN, _, ACCUMULATION = BATCH
-
-
-def batch_sizes(question: Question) -> Iterator[Verdict]:
-    """What DeepSpeed's own arithmetic says, for the number of ranks that is named, else for one that could be."""
-    mismatched = {each.path for each in question.asked.filled.mismatches} if question.asked.filled else set()
-    if mismatched & set(BATCH):
-        # the values of the Trainer and of the file are mixed: what fits is told once they agree
-        return
-    for refusal in question.asked.refusals:
-        if refusal.kind == "no batch size":
-            yield Verdict(finding=book.finding("config-batch-missing", Severity.ERROR, evidence=(refusal.message,)))
-        elif _is_batch(refusal):
-            yield _batch_clash(question, refusal.message)
-
-
-def batch_size_for_one_world(question: Question) -> Iterator[Verdict]:
-    """All three are given: they fit one number of ranks, which nobody named."""
-    sizes = [question.judged.get(name) for name in BATCH]
-    if (
-        question.asked.world is not None
-        or question.in_training
-        or not all(type(size) is int and size > 0 for size in sizes)
-    ):
-        return
-    train, micro, accumulation = (int(size or 0) for size in sizes)
-    if train % (micro * accumulation) == 0 and train > micro * accumulation:
-        ranks = train // (micro * accumulation)
-        yield Verdict(finding=book.finding("config-batch-one-world", Severity.NOTE, ranks=ranks), path=(TRAIN,))
-
-
-def _batch_clash(question: Question, message: str) -> Verdict:
-    sizes = {name: question.judged.get(name) for name in BATCH if name in question.judged}
+def _batch_clash(context: ConfigContext, message: str) -> Verdict:
+    sizes = {name: context.judged.get(name) for name in BATCH if name in context.judged}
     said = ", ".join(f"{name} {size}" for name, size in sizes.items())
-    if question.filled_by and ACCUMULATION not in question.config and ACCUMULATION in sizes:
+    if context.filled_by and ACCUMULATION not in context.config and ACCUMULATION in sizes:
         return _accumulation_of_accelerate(said, sizes[ACCUMULATION], message)
-    world, fitting = question.asked.world, _fitting_ranks(sizes)
+    world, fitting = context.asked.world, _fitting_ranks(sizes)
     whole = len(sizes) == len(BATCH) and all(type(size) is int and size > 0 for size in sizes.values())
     if len(sizes) == 1 and world and not any(size <= 0 for size in sizes.values() if type(size) is int):
         found = book.finding(
@@ -321,90 +424,8 @@ def _accumulation_of_accelerate(said: str, steps: object, message: str) -> Verdi
     return Verdict(finding=found, path=(ACCUMULATION,), correction=Correction(path=(ACCUMULATION,), value='"auto"'))
 
 
-# "auto": who fills it in, and what becomes of it where nobody does.
-
-
-FILLED_BY_TRAINER = (
-    *("train_micro_batch_size_per_gpu", "train_batch_size", "gradient_accumulation_steps", "gradient_clipping"),
-    *("optimizer.params.lr", "optimizer.params.betas", "optimizer.params.eps", "optimizer.params.weight_decay"),
-    *("scheduler.params.warmup_min_lr", "scheduler.params.warmup_max_lr", "scheduler.params.warmup_num_steps"),
-    *("scheduler.params.total_num_steps", "fp16.enabled", "bf16.enabled", "zero_optimization.reduce_bucket_size"),
-    *("zero_optimization.stage3_prefetch_bucket_size", "zero_optimization.stage3_param_persistence_threshold"),
-)
-"""The keys of transformers' integrations/deepspeed.py, trainer_config_process and trainer_config_finalize."""
-
-FILLED_BY_ACCELERATE = (
-    *(
-        "zero_optimization.stage",
-        "zero_optimization.offload_optimizer.device",
-        "zero_optimization.offload_param.device",
-    ),
-    *("zero_optimization.offload_param.nvme_path", "zero_optimization.offload_optimizer.nvme_path"),
-    "zero_optimization.stage3_gather_16bit_weights_on_model_save",
-)
-"""Those that only accelerate fills, for the Trainer too: plugin_to_config_mapping in its utils/dataclasses.py."""
-
-
-def autos_for_others(question: Question) -> Iterator[Verdict]:
-    """ "auto" in a file of which nobody said who fills it in, although somebody could."""
-    if question.filled_by or question.in_training:
-        return
-    left = [path for path, _ in left_autos(question) if dotted(path) in {*FILLED_BY_TRAINER, *FILLED_BY_ACCELERATE}]
-    if not left:
-        return
-    keys = and_more([dotted(path) for path in left], 4)
-    found = book.finding(
-        "config-auto-for-trainer",
-        Severity.WARNING,
-        case="one" if len(left) == 1 else "",
-        evidence=(keys,),
-        key=keys,
-        count=len(left),
-        file=question.file,
-    )
-    yield Verdict(finding=found, path=left[0])
-
-
-def autos_for_nobody(question: Question) -> Iterator[Verdict]:
-    """ "auto" where it is no value, and nobody fills it in."""
-    for path, in_model in left_autos(question):
-        fillable = dotted(path) in {*FILLED_BY_TRAINER, *FILLED_BY_ACCELERATE}
-        if fillable and not question.filled_by and not question.in_training:
-            continue
-        yield _left(question, path, in_model=in_model)
-    for name in question.asked.filled.unfilled if question.asked.filled else ():
-        path = tuple(name.split("."))
-        default = _default(question, path)
-        found = book.finding(
-            "config-auto-stays",
-            Severity.ERROR,
-            case="accelerate-default" if default else "accelerate",
-            key=name,
-            default=default,
-        )
-        yield Verdict(finding=found, path=path)
-
-
-def left_autos(question: Question) -> Iterator[tuple[KeyPath, bool]]:
-    """Each key that DeepSpeed gets as "auto", and whether its section drops it (else it stays text).
-
-    None where whoever fills them in refused the whole before: that is told, and what would be left is not known.
-    """
-    if question.asked.filled and question.asked.filled.refused and not question.asked.filled.filled:
-        return
-    later = question.asked.filled.unknown if question.asked.filled else ()
-    for path, value in walk(question.judged):
-        if value != "auto" or dotted(path) in later:
-            continue
-        section, key = question.asked.section(path[:-1]), question.asked.key(path)
-        if path[:-1] in CHOSEN_BY_NAME:
-            yield path, False
-        elif section is not None and not section.open and key is not None and key.default != '"auto"':
-            yield path, bool(section.model)
-
-
-def _left(question: Question, path: KeyPath, *, in_model: bool) -> Verdict:
-    default = _default(question, path)
+def _left(context: ConfigContext, path: KeyPath, *, in_model: bool) -> Verdict:
+    default = _default(context, path)
     if in_model:
         found = book.finding(
             "config-auto-dropped",
@@ -420,43 +441,10 @@ def _left(question: Question, path: KeyPath, *, in_model: bool) -> Verdict:
     return Verdict(finding=found, path=path)
 
 
-def _default(question: Question, path: KeyPath) -> str:
+def _default(context: ConfigContext, path: KeyPath) -> str:
     """The default of a key as JSON, "" where it has none."""
-    key = question.asked.key(path)
+    key = context.asked.key(path)
     return key.default if key and key.default not in {"", "null"} else ""
-
-
-# The configuration against the GPUs and the DeepSpeed it will run with. Generators of verdicts.
-
-
-def precision_of_gpus(question: Question) -> Iterator[Verdict]:
-    """fp16 and bf16 against what the GPUs compute in."""
-    facts = question.asked.facts
-    if facts is None or not question.capabilities:
-        return
-    least = min(question.capabilities, key=_numbers)
-    if facts.fp16 and _numbers(least) < (7, 0):
-        found = book.finding("config-precision-unsupported", Severity.ERROR, capability=least)
-        yield Verdict(finding=found, path=("fp16", "enabled"))
-    if facts.bf16 and _numbers(least) < (8, 0):
-        found = book.finding("config-precision-unsupported", Severity.WARNING, case="bf16", capability=least)
-        yield Verdict(finding=found, path=("bf16", "enabled"))
-
-
-def ops_not_built(question: Question) -> Iterator[Verdict]:
-    """Ops that this configuration loads, and that the installed DeepSpeed holds no compiled form of."""
-    if question.missing_ops:
-        names = list(question.missing_ops)
-        found = book.finding(
-            "config-ops-not-built",
-            Severity.NOTE,
-            case="one" if len(names) == 1 else "",
-            evidence=tuple(f"{op}: {why}" for op, why in question.missing_ops.items()),
-            affects=names,
-            ops=and_more(names),
-            file=question.file,
-        )
-        yield Verdict(finding=found)
 
 
 def _numbers(capability: str) -> tuple[int, ...]:

@@ -13,18 +13,18 @@ from dsdoctor.hang.stacks import acting_stack, is_own
 class Activity(enum.Enum):
     """A kind, with its words."""
 
-    OWN_CHECK = "is in a check of dsdoctor's own"
+    OWN_CHECK = "runs a check of dsdoctor"
     EXTENSION_LOCK = "waits for the lock of a torch extension"
     EXTENSION = "compiles a torch extension"
     COMPILE = "compiles (torch.compile or Triton)"
     DATA_LOADER = "waits for its data loader"
     DATA = "waits for its data"
-    DEBUGGER = "stands in a debugger"
-    TERMINAL = "waits for somebody at a terminal"
+    DEBUGGER = "is in a debugger"
+    TERMINAL = "waits for a terminal"
     FILE_LOCK = "waits for the lock of a file"
     CHECKPOINT = "reads or writes a checkpoint"
     SAVE = "saves"
-    ASYNCIO = "waits for what its asyncio loop awaits"
+    ASYNCIO = "waits in its asyncio loop"
     PROCESS = "waits for another process"
     CHILD_PROCESS = "waits for a child process"
     THREAD_OR_PROCESS = "waits for another thread or process"
@@ -37,13 +37,13 @@ class Activity(enum.Enum):
     SIGNAL = "waits for a signal"
     DEVICE = "waits for its device"
     PIPE = "waits for a pipe"
-    READABLE = "waits until something can be read"
+    READABLE = "waits for something to read"
     NETWORK_FILE_SYSTEM = "waits for a network file system"
     DISK = "waits for a disk"
     DISK_OR_FILE_SYSTEM = "waits for a disk or a file system"
     FILE = "waits for a file"
     FILE_WRITE = "waits for a file to be written"
-    SCRIPT_ENDED = "its script has ended, and waits for a thread that is no daemon,"
+    SCRIPT_ENDED = "its script has ended and waits for a non-daemon thread"
 
 
 class StackActivity(NamedTuple):
@@ -57,10 +57,10 @@ class StackActivity(NamedTuple):
         """As the middle of a sentence; "" where it is not known.
 
         >>> StackActivity(Activity.SLEEP).words, StackActivity(None, in_loader=True).words, StackActivity(None).words
-        ('sleeps', 'it stands in its data loader', '')
+        ('sleeps', 'in its data loader', '')
         """
         words = self.kind.value if self.kind else ""
-        return f"{words or 'it stands'} in its data loader" if self.in_loader else words
+        return " ".join(part for part in (words, "in its data loader" if self.in_loader else "") if part)
 
     @property
     def waits_for_data(self) -> bool:
@@ -200,17 +200,17 @@ def remediation(view: RankView) -> tuple[str, tuple[Step, ...]]:
     return f"on {view.host}: {sentence}", (step(command, pid=view.pid),) if command else ()
 
 
-THREAD_DIED = "mend what ended that thread: what it was to give, or had locked, does not come any more"
-NO_THREAD_LEFT = "no thread of this process is left that could end that wait: see where the one ended"
+THREAD_DIED = "fix the error that ended that thread: its result, or the lock that it held, will not come"
+NO_THREAD_LEFT = "no thread of this process is left to end the wait; find out where the other one ended"
 FORKED_LOCK = (
-    "see who holds that lock: one that another thread of the rank held when the worker was forked is never given back there; take "
-    "no lock of the rank's in a dataset, or give the loader multiprocessing_context='spawn'"
+    "find the holder of that lock: a lock that a thread of the rank held at the fork is never released in the worker. Take no lock "
+    "of the rank in a dataset, or pass multiprocessing_context='spawn' to the loader"
 )
 FETCHER = "/torch/utils/data/_utils/fetch.py"
 """Runs in a loader's workers; in the rank itself where it has none, and then DataLoader refuses a timeout."""
 WITHOUT_WORKERS = (
-    "see what its dataset stands in: the loader has no workers (num_workers=0) and reads in this very process; only with "
-    "num_workers=1 or more DataLoader(timeout=60) turns such a wait into an error"
+    "find out what its dataset waits for: with num_workers=0 the loader reads in this process. With num_workers=1 or more, "
+    "DataLoader(timeout=60) turns such a wait into an error"
 )
 CHILDREN = "ps -o pid,stat,etime,wchan:24,args --ppid {pid}"
 THREADS = "py-spy dump --pid {pid}"
@@ -220,67 +220,57 @@ SOCKETS = "ls -l /proc/{pid}/fd /proc/{pid}/net/tcp"
 DISKS = "df -h"
 GPU = "nvidia-smi"
 NO_COMMAND = ""
-UNKNOWN = ("see in C what that line waits for", "py-spy dump --native --pid {pid}")
+UNKNOWN = ("dump the native stack to see what that line waits for", "py-spy dump --native --pid {pid}")
 LOADER_STUCK = (
-    "see what its loader's workers stand in, and read that rank's part of the data by itself; "
+    "find out what the workers of its data loader wait for, and read that rank's part of the data separately. "
     "DataLoader(timeout=60) turns such a wait into an error"
 )
+BUILD_STUCK = "check that its compiler works; with prebuilt ops nothing is compiled at run time"
+FILE_STUCK = "check whether the file system of that file responds and has space"
+CHILD_STUCK = "find out what that process waits for, and give the wait a timeout"
 REMEDIATION = {
-    Activity.OWN_CHECK: ("it ends by itself; dsdoctor.run --config-check off leaves it out", NO_COMMAND),
-    Activity.DATABASE: ("see who has its lock, or whether its server answers, and give that call a timeout", FILES),
+    Activity.OWN_CHECK: ("it ends by itself; dsdoctor.run --config-check off skips it", NO_COMMAND),
+    Activity.DATABASE: ("check who holds its lock and whether its server responds, and give the call a timeout", FILES),
     Activity.DATA_LOADER: (LOADER_STUCK, CHILDREN),
     Activity.DATA: (LOADER_STUCK, CHILDREN),
-    Activity.EXTENSION_LOCK: ("see who compiles that extension; where surely nobody does, remove the lock", FILES),
+    Activity.EXTENSION_LOCK: ("find the process that compiles the extension; if there is none, remove the lock", FILES),
     Activity.FILE_LOCK: (
-        "see which process has that lock, here or on another host of a shared file system; where none has, remove it",
+        "find the process that holds the lock, here or on another host of a shared file system; if there is none, remove it",
         LOCKS,
     ),
-    Activity.SERVICE: ("see whether that service answers, and give the call a timeout", SOCKETS),
-    Activity.READABLE: ("see who has the other end of what it reads from, and give that wait a timeout", FILES),
-    Activity.ASYNCIO: ("see what its coroutine awaits, and give that a timeout (asyncio.wait_for)", THREADS),
-    Activity.SIGNAL: ("see who is to send that signal", NO_COMMAND),
+    Activity.SERVICE: ("check whether that service responds, and give the call a timeout", SOCKETS),
+    Activity.READABLE: ("find the other end of what it reads from, and give the wait a timeout", FILES),
+    Activity.ASYNCIO: ("find out what its coroutine awaits, and give it a timeout (asyncio.wait_for)", THREADS),
+    Activity.SIGNAL: ("find out who should send that signal", NO_COMMAND),
     Activity.SCRIPT_ENDED: (
-        "have that thread end before the script does, or make it a daemon; and see why this rank ends before the "
-        "others",
+        "end that thread before the script ends, or make it a daemon; check why this rank ends before the others",
         THREADS,
     ),
-    Activity.COMPILE: (
-        "see whether its compiler works; a wheel that holds the ops compiles nothing at run time",
-        CHILDREN,
-    ),
-    Activity.EXTENSION: (
-        "see whether its compiler works; a wheel that holds the ops compiles nothing at run time",
-        CHILDREN,
-    ),
-    Activity.DEBUGGER: ("take the breakpoint out: the other ranks cannot wait for a person", NO_COMMAND),
-    Activity.TERMINAL: ("take the question out: a rank has no terminal, and the others wait", NO_COMMAND),
-    Activity.CHECKPOINT: ("see whether the file system of the checkpoint answers and has room", DISKS),
+    Activity.COMPILE: (BUILD_STUCK, CHILDREN),
+    Activity.EXTENSION: (BUILD_STUCK, CHILDREN),
+    Activity.DEBUGGER: ("remove the breakpoint: the other ranks can't wait for a person", NO_COMMAND),
+    Activity.TERMINAL: ("remove the prompt: a rank has no terminal", NO_COMMAND),
+    Activity.CHECKPOINT: ("check whether the file system of the checkpoint responds and has space", DISKS),
     Activity.DISK_OR_FILE_SYSTEM: (
-        "see whether the disk, or the server of that file system, answers and has room",
+        "check whether the disk, or the server of the file system, responds and has space",
         DISKS,
     ),
-    Activity.NETWORK_FILE_SYSTEM: ("see which file system does not answer, and tell who runs it", DISKS),
-    Activity.FILE: ("see on which file system that file lies, and whether it answers and has room", DISKS),
-    Activity.FILE_WRITE: ("see on which file system that file lies, and whether it answers and has room", DISKS),
-    Activity.DISK: ("see whether the disk answers and has room", DISKS),
-    Activity.SAVE: ("see whether the file system answers and has room, and that every rank makes this call", DISKS),
-    Activity.THREAD: ("see which of its threads has that lock, or what the thread waits for that it joins", THREADS),
+    Activity.NETWORK_FILE_SYSTEM: ("find the file system that does not respond, and notify its administrator", DISKS),
+    Activity.FILE: (FILE_STUCK, DISKS),
+    Activity.FILE_WRITE: (FILE_STUCK, DISKS),
+    Activity.DISK: ("check whether the disk responds and has space", DISKS),
+    Activity.SAVE: ("check whether the file system responds and has space, and that every rank makes this call", DISKS),
+    Activity.THREAD: ("find the thread that holds the lock, or what the joined thread waits for", THREADS),
     Activity.LOCK: (
-        "see which of its threads has that lock: one that ended with an exception may never give it back",
+        "find the thread that holds the lock; a thread that ended with an exception may never have released it",
         THREADS,
     ),
-    Activity.THREAD_OR_PROCESS: ("see what the thread or process that it waits for stands in", THREADS),
-    Activity.PROCESS: ("see what the process that it waits for stands in, and give that wait a timeout", CHILDREN),
-    Activity.CHILD_PROCESS: (
-        "see what the process that it waits for stands in, and give that wait a timeout",
-        CHILDREN,
-    ),
-    Activity.NETWORK: ("see whether the server at the other end answers, and give that call a timeout", SOCKETS),
-    Activity.DEVICE: ("see whether its GPU works on something, and which error the driver told last", GPU),
-    Activity.PIPE: ("see who has the other end of that pipe, and whether it still lives", FILES),
-    Activity.SLEEP: (
-        "take that sleep out of the training, or have every rank do it; a loop that waits for something needs an end",
-        NO_COMMAND,
-    ),
+    Activity.THREAD_OR_PROCESS: ("find out what that thread or process waits for", THREADS),
+    Activity.PROCESS: (CHILD_STUCK, CHILDREN),
+    Activity.CHILD_PROCESS: (CHILD_STUCK, CHILDREN),
+    Activity.NETWORK: ("check whether the server responds, and give the call a timeout", SOCKETS),
+    Activity.DEVICE: ("check whether its GPU is busy, and for the last error of the driver", GPU),
+    Activity.PIPE: ("find the other end of the pipe, and check whether it is alive", FILES),
+    Activity.SLEEP: ("remove this sleep, or run it on every rank; a polling loop needs a timeout", NO_COMMAND),
 }
 """What to do next, and the command that shows more."""

@@ -226,12 +226,14 @@ class Case:
         frames = acting_stack(view)
         frame = own_frame(frames)
         name = self.waiting.operation_of(view) if view.rank in self.waiting_ranks else None
-        words = f"waits in {name}" if name else activity_of(view).words
+        words = f"blocked in {name}" if name else activity_of(view).words
         if frame is None:
-            return words or "nothing is known of where it stands"
+            return words or "location unknown"
         error = view.sample.handling.partition(":")[0] if view.sample else ""
         seen = f" (seen {view.age:.0f} s ago)" if view.age >= OLD_STACK else ""
-        return f"{words or 'it stands'} at {frame_text(frame)}{f', in the handling of {error}' if error else ''}{seen}"
+        return (
+            f"{f'{words} ' if words else ''}at {frame_text(frame)}{f', while handling {error}' if error else ''}{seen}"
+        )
 
     def waits_words(self, besides: Iterable[int] = ()) -> str:
         """Who waits in which collective, as the end of a sentence; "" where nobody does."""
@@ -241,7 +243,7 @@ class Case:
             if rank not in hidden:
                 by_name.setdefault(self.waiting.operation_of(self.views[rank]) or "", []).append(rank)
         parts = [
-            f"{ranks_words(ranks)} {'waits' if len(ranks) == 1 else 'wait'} in {name}"
+            f"{ranks_words(ranks)} {'is' if len(ranks) == 1 else 'are'} blocked in {name}"
             for name, ranks in by_name.items()
         ]
         return " and ".join(parts)
@@ -258,11 +260,11 @@ class Case:
         if self.incident.source == RECORDERS or self.incident.first_ended:
             return ()
         if self.incident.source == PROCESSES:
-            return (f"two looks, {self.incident.still:.0f} s apart, saw the same",)
-        still = f"no rank has called a collective or made a step for {self.incident.still:.0f} s"
+            return (f"two samples, {self.incident.still:.0f} s apart, are the same",)
+        still = f"no rank has called a collective or completed a step for {self.incident.still:.0f} s"
         timeout = self.waiting.timeout()
         over = not timeout or self.past_the_end
-        ends = "" if over else f"; torch's own timeout would end it after {timeout:.0f} s, without a name"
+        ends = "" if over else f"; torch's timeout ends it after {timeout:.0f} s, without naming a rank"
         return (f"{still}{ends}",)
 
     def _seen_of(self, view: RankView) -> Iterable[str]:
@@ -278,16 +280,16 @@ class Case:
         if view.sample and (name := name_of_training_thread(view.sample)) != MAIN_THREAD:
             yield f"rank {view.rank} calls its collectives in its thread {name}"
         if view.sample and view.sample.handling:
-            yield f"rank {view.rank} handles {view.sample.handling}"
+            yield f"rank {view.rank} is handling {view.sample.handling}"
         if view.lock is not None:
-            yield f"rank {view.rank} waits for {view.lock.path} to vanish: {_holder_words(view)}"
+            yield f"rank {view.rank} waits for {view.lock.path} to be removed: {_holder_words(view)}"
         yield from (f"rank {view.rank}: {line}" for line in view.workers)
         yield from _threads_of(view)
         if view.state in DEAD:
             yield from filter(None, [last_seen(view)])
         elif chain := [frame_text(frame) for frame in acting_stack(view)[-3:]]:
             old = view.age >= OLD_STACK
-            yield f"rank {view.rank} {f'stood {view.age:.0f} s ago' if old else 'stands'} in {' > '.join(chain)}"
+            yield f"rank {view.rank} {f'was {view.age:.0f} s ago' if old else 'is'} in {' > '.join(chain)}"
 
 
 def is_past_the_end(view: RankView) -> bool:
@@ -311,12 +313,12 @@ def _threads_of(view: RankView) -> Iterable[str]:
     others = [thread for thread in view.sample.threads if not thread.main]
     for death in view.sample.deaths:
         own = own_frame(death.frames)
-        yield f"rank {view.rank}: its thread {death.name} has ended by {death.failure}{f' at {frame_text(own)}' if own else ''}"
+        yield f"rank {view.rank}: its thread {death.name} ended with {death.failure}{f' at {frame_text(own)}' if own else ''}"
     if not others:
         yield f"rank {view.rank} has no other thread that runs Python"
     for thread in others[:MAX_THREADS]:
         frame = own_frame(thread.frames)
-        yield f"rank {view.rank}: its thread {thread.name} stands in {frame_text(frame) if frame else 'C code'}"
+        yield f"rank {view.rank}: its thread {thread.name} is in {frame_text(frame) if frame else 'C code'}"
 
 
 def _holder_words(view: RankView) -> str:
@@ -324,7 +326,7 @@ def _holder_words(view: RankView) -> str:
     holder = view.lock.holder if view.lock else FileHolder()
     if holder.pid is not None:
         return f"process {holder.pid} on {view.host} has it open"
-    return f"no process that is seen on {view.host} has it open{f', but {holder.doubt}' if holder.doubt else ''}"
+    return f"no visible process on {view.host} has it open{f', but {holder.doubt}' if holder.doubt else ''}"
 
 
 MIN_WAKES = 3

@@ -138,7 +138,7 @@ def hang_rank_outside(case: Case) -> Iterator[Finding]:
                 severity_of(view),
                 case="working" if view.activity else "" if view.sample else "silent",
                 evidence=(
-                    *([f"rank {view.rank}: it stands in no collective"] if view.sample else []),
+                    *([f"rank {view.rank}: not in a collective"] if view.sample else []),
                     *case.evidence([view.rank]),
                 ),
                 steps=() if view.activity else steps,
@@ -217,8 +217,8 @@ def hang_at_exit(case: Case) -> Iterator[Finding]:
 def _while_others(case: Case, view: RankView, waiting: tuple[int, ...]) -> str:
     """What the others do meanwhile, as the end of a sentence."""
     if waits := case.waits_words([view.rank]):
-        return f"while {waits}"
-    return f"and {ranks_words(waiting)} {'is' if len(waiting) == 1 else 'are'} ahead"
+        return waits
+    return f"{ranks_words(waiting)} {'is' if len(waiting) == 1 else 'are'} ahead"
 
 
 def _in_different(case: Case) -> Finding:
@@ -249,8 +249,8 @@ def _fewer(case: Case, rank: int) -> Iterator[str]:
         if rank in behind.ranks and set(behind.waiting) & set(case.waiting_ranks):
             yield (
                 f"rank {rank} has called {behind.sequence} collectives of group {behind.group}, {ranks_words(behind.waiting)} "
-                f"{behind.ahead}: either it left a call out before (a skipped batch, a caught exception, fewer batches), and the "
-                f"line where it stands is not at fault, or that line alone is what the others do not call"
+                f"{behind.ahead}: it either skipped a call earlier (a skipped batch, a caught "
+                f"exception, fewer batches), or its current line is a call that the others don't make"
             )
 
 

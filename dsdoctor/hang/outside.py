@@ -188,7 +188,7 @@ def _line(pid: int, view: RankView, stacks: Path) -> str:
         return f"its worker {pid}, in the kernel: {kernel}" if kernel and not frames else ""
     known = with_text(own)
     seen = activity_in(tuple(known if frame == own else frame for frame in frames), kernel)
-    words = seen.kind.value if seen.kind else "it stands" if seen.in_loader else "stands"
+    words = seen.kind.value if seen.kind else "is"
     return f"its worker {pid} {words} at {frame_text(known)}"
 
 

@@ -11,7 +11,7 @@ from dsdoctor.core.processes import LETTERS
 from dsdoctor.hang.case import Case
 from dsdoctor.hang.models import PROCESSES, RECORDERS, GroupState, Incident, Operation, RankView, Verdict
 from dsdoctor.hang.stacks import main_stack, ranks_words
-from dsdoctor.hang.verdict import headline
+from dsdoctor.hang.text import headline
 from dsdoctor.ui import page
 from dsdoctor.ui.page import Listing, Page, Picture, Table, safe
 from dsdoctor.ui.terminal import MARKS
@@ -192,13 +192,13 @@ def page_of(incident: Incident, verdict: Verdict) -> Page:
     return Page(
         title=f"dsdoctor hang, {incident.world} ranks",
         run=tuple(_facts(incident)),
-        verdict=f"{MARKS[first.severity]} {first.title}" if first else "✓ nothing hangs, as far as was seen",
+        verdict=f"{MARKS[first.severity]} {first.title}" if first else "✓ no hang detected",
         findings=verdict.findings,
         parts=(
             *((_timeline(incident, figure(case)),) if has_times(incident) else ()),
             *_calls(case),
             _ranks(case),
-            *((Listing(title="the stacks of all ranks, equal ones together", lines=verdict.stacks),) if stacks else ()),
+            *((Listing(title="stacks of all ranks, grouped", lines=verdict.stacks),) if stacks else ()),
         ),
     )
 
@@ -222,9 +222,9 @@ def _facts(incident: Incident) -> Iterator[str]:
 def _timeline(incident: Incident, shown: "Figure") -> Picture:
     clock = "" if len({view.host for view in incident.ranks}) == 1 else ", by each host's own clock"
     return Picture(
-        title="when each rank called its last collectives",
-        told=f"A stroke is a call{clock}; a bar is what the rank has done since its last one: grey waits in a collective, red does "
-        "not come, orange works.",
+        title="last collectives of each rank, over time",
+        told=f"A stroke is a call{clock}. A bar is the time since the last one: grey is blocked in a collective, "
+        "red has not reached it, orange is working.",
         figure=shown,
         narrow={"margin.l": 70, "margin.r": 10},
     )
@@ -259,7 +259,7 @@ def _table(name: str, members: dict[int, GroupState]) -> Table:
     marked = [(ranks_words(ranks), *_with_marks(cells, usual)) for cells, ranks in rows.items()]
     return Table(
         title=f"the last collectives of group {name}",
-        told=f"By their number in the group; {NEVER} was not called. A mark is where a rank differs from most.",
+        told=f"By number in the group; {NEVER} was not called. A mark shows where a rank differs from the majority.",
         head=("", "called", *(str(number) for number in numbers)),
         rows=tuple(marked[:MOST_ROWS]),
         align="<>",
@@ -304,8 +304,8 @@ def _ranks(case: Case) -> Table:
     few_first = sorted(rows.items(), key=lambda item: (len(item[1]), item[1]))
     columns = 3 if any(view.activity for view in case.incident.ranks) else 2
     return Table(
-        title="what each rank does",
-        head=("", "state", "where", "seen to work")[: columns + 1],
+        title="state of each rank",
+        head=("", "state", "where", "activity")[: columns + 1],
         rows=tuple((_names(case, ranks), *cells[:columns]) for cells, ranks in few_first[:MOST_ROWS]),
     )
 
@@ -317,11 +317,11 @@ def _names(case: Case, ranks: Iterable[int]) -> str:
 
 def _state(case: Case, view: RankView) -> str:
     if view.rank in case.waiting_ranks:
-        return f"waits in {case.waiting.operation_of(view)}"
+        return f"blocked in {case.waiting.operation_of(view)}"
     if view.ended:
         return f"✗ {view.ended}"
     if view.rank in case.faulty_ranks:
         return f"✗ {LETTERS.get(view.state, 'runs no Python')}" if view.state in {"T", "t", "D"} else "✗ runs no Python"
     if view.activity:
-        return "! works"
+        return "! working"
     return "✗ in no collective" if case.waiting_ranks and case.incident.source != PROCESSES else "in no collective"

@@ -65,7 +65,7 @@ def _met(case: Case, view: RankView) -> Iterator[str]:
     if view.ended.endswith("SIGABRT"):
         for rank in sorted(set(case.views) - {view.rank})[:4]:
             yield from (
-                f"rank {rank} called last {call.removesuffix(f' on rank {rank}')}"
+                f"rank {rank} last called {call.removesuffix(f' on rank {rank}')}"
                 for call in _last_call(case.views[rank])
             )
 
@@ -102,7 +102,7 @@ def _last_call(view: RankView) -> Iterator[str]:
         last = max(calls, key=lambda each: each.called)
         yield f"{last.name}{at_place(last)} on rank {view.rank}"
     elif view.sample and (own := own_frame(view.sample.failed_in, only=True)):
-        yield f"what stands at {frame_text(own)} on rank {view.rank}"
+        yield f"the call at {frame_text(own)} on rank {view.rank}"
 
 
 def hang_rank_stopped(case: Case) -> Iterator[Finding]:
@@ -208,7 +208,7 @@ def hang_stale_lock(case: Case) -> Iterator[Finding]:
             "hang-stale-lock",
             ERROR,
             case="" if len(ranks) == 1 else "ranks",
-            evidence=(f"it is {first.lock.age / 60:.0f} minutes old", *case.evidence([first.rank]))
+            evidence=(f"the lock is {first.lock.age / 60:.0f} minutes old", *case.evidence([first.rank]))
             if first.lock
             else (),
             ranks=ranks_words(ranks),
@@ -238,7 +238,7 @@ def hang_stacks_unread(case: Case) -> Iterator[Finding]:
                 *(_outside_of(case, rank) for rank in ranks[:4]),
                 *([waits] if waits and reason == NOT_LOOKED else []),
             ),
-            stand=f"{ranks_words(ranks)} {'stands' if len(ranks) == 1 else 'stand'}",
+            ranks=ranks_words(ranks),
             reason=reason,
             pid=case.views[ranks[0]].pid,
         )
@@ -251,7 +251,7 @@ def _outside_of(case: Case, rank: int) -> str:
         LETTERS.get(view.state, view.state),
         *([f"in the kernel: {view.waits}"] if view.waits else []),
         view.activity,
-        f"its newest sample is {view.age:.0f} s old" if view.unread == NOT_LOOKED else "",
+        f"its last sample is {view.age:.0f} s old" if view.unread == NOT_LOOKED else "",
     ]
     return f"rank {rank} (pid {view.pid}): {', '.join(word for word in words if word)}"
 
@@ -265,4 +265,4 @@ def _innermost_library(case: Case) -> Iterator[Frame]:
 
 def _others_wait(case: Case) -> str:
     words = case.waits_words()
-    return f", and {words}" if words else ""
+    return f"; {words}" if words else ""

@@ -80,7 +80,7 @@ class Beginning:
             return
         self._starts += 1
         if self._starts > MAX_STARTS:
-            os.write(2, b"dsdoctor: a hang would not be seen: the supervisor beside the ranks does not stay\n")
+            os.write(2, b"dsdoctor: the hang watch is off: its supervisor process does not stay alive\n")
             return
         start_supervisor(self.folder, self._options, self._entry, place=self._place)
 

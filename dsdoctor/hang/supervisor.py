@@ -24,7 +24,7 @@ from dsdoctor.hang.local_rank import NAME, LocalRank, Node
 from dsdoctor.hang.models import HangOptions, Incident, RankView
 from dsdoctor.hang.outside import asked_for, of_loader, workers_of
 from dsdoctor.hang.processes import facts_of
-from dsdoctor.hang.waiting import Lateness, rank_late_again, summary_line
+from dsdoctor.hang.straggler import Lateness, rank_late_again, summary_line
 
 # The times at which a run moved -> when it is to be called hung. Decides, never looks.
 

@@ -1,17 +1,13 @@
 """An incident -> the verdict: the first cause that explains it, and all stacks. Judges, never looks."""
 
-import re
-from collections.abc import Iterator
-
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.hang.activity import OUTSIDE_THE_RUN, activity_in, activity_of
 from dsdoctor.hang.case import Case, wakes_again_and_again
 from dsdoctor.hang.checks import CHECKS
-from dsdoctor.hang.models import NOT_LOOKED, PROCESSES, RECORDERS, Incident, Verdict
+from dsdoctor.hang.models import NOT_LOOKED, PROCESSES, Incident, Verdict
 from dsdoctor.hang.process_checks import hang_stacks_unread
-from dsdoctor.hang.stacks import grouped_stacks, main_stack, ranks_words
+from dsdoctor.hang.stacks import grouped_stacks
 from dsdoctor.rules import book
-from dsdoctor.ui.terminal import VerdictLine, finding_lines
 
 TOGETHER = {"hang-rank-gone", "hang-rank-stopped", "hang-host-gone", "hang-disk-sleep", "hang-interpreter-held"}
 """Causes that do not explain each other: two processes may be stopped for two reasons."""
@@ -107,55 +103,4 @@ def _unclear_from_outside(case: Case) -> Finding:
 def _same_collective(case: Case) -> tuple[str, ...]:
     names = {case.waiting.operation_of(case.views[rank]) for rank in case.waiting_ranks}
     alike = len(names) == 1 and len(case.waiting_ranks) > 1
-    return ("whether it is the same one on all of them is not known without their numbers",) if alike else ()
-
-
-# A verdict on a run in which nothing moves -> lines.
-
-
-MAX_SHOWN_RANKS = 8
-PACKAGES = re.compile(r"^(\s*)/\S*/(?:site|dist)-packages/")
-
-
-def hang_lines(incident: Incident, verdict: Verdict) -> Iterator[str]:
-    """What is the matter, each cause with its evidence, then the stacks of all ranks, equal ones together."""
-    yield VerdictLine(headline(incident))
-    if not verdict.findings and incident.source == PROCESSES:
-        yield from _what_works(incident)
-    yield from finding_lines(verdict.findings)
-    # of ranks that have ended there are only old ones
-    if verdict.stacks and not incident.first_ended and any(map(main_stack, incident.ranks)):
-        yield "the stacks, equal ones together:"
-        yield from (f"    {_short(line)}" for line in verdict.stacks)
-
-
-def _short(line: str) -> str:
-    """A line of a stack, with a package's file as it is imported.
-
-    >>> _short("    /opt/venv/lib/python3.11/site-packages/deepspeed/comm/comm.py:294 in reduce_scatter_fn")
-    '    deepspeed/comm/comm.py:294 in reduce_scatter_fn'
-    """
-    return PACKAGES.sub(r"\1", line)
-
-
-def _what_works(incident: Incident) -> Iterator[str]:
-    """Of running processes in which nothing hangs: which of them work."""
-    works = [view for view in incident.ranks if view.activity]
-    yield f"✓ {ranks_words(view.rank for view in works)} {'works' if len(works) == 1 else 'work'}: nothing hangs as far as was seen"
-    yield from (f"    rank {view.rank}: {view.activity}" for view in works[:MAX_SHOWN_RANKS])
-
-
-def headline(incident: Incident) -> str:
-    """One line: since when nothing has moved."""
-    heard = len(incident.ranks)
-    if incident.source == PROCESSES:
-        some = f"{heard} of {incident.world} ranks" if heard < incident.world else f"{heard} rank{'s' * (heard != 1)}"
-        return f"two looks at running processes, {incident.still:.0f} s apart ({some})"
-    of = f"{heard} of {incident.world} ranks were heard of" if heard < incident.world else f"{incident.world} ranks"
-    if incident.source == RECORDERS:
-        return f"what torch's flight recorders hold ({of})"
-    if incident.asked:
-        return f"somebody asked where the ranks are ({of}): the last movement was {incident.still:.0f} s ago"
-    if incident.first_ended:
-        return f"{ranks_words(incident.first_ended)} ended before the others ({of})"
-    return f"nothing has moved for {incident.still:.0f} s ({of})"
+    return ("without sequence numbers it is unknown whether it is the same call on all ranks",) if alike else ()

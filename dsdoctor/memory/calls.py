@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# A running engine -> the sizes of its last call and of the largest before, noted at each call. Imports nothing heavy.
+PAGE = os.sysconf("SC_PAGE_SIZE")
+MAX_READINGS = 64
+"""Readings that are kept: when there are as many, every second goes, and the next are twice as far apart."""
+MIN_READINGS = 12
+PARTS, ALIKE = 4, 3.0
+"""The later readings are cut into so many parts, and all of them grow at the same rate within this factor."""
+MIN_GROWTH_BYTES, MIN_GROWTH_SHARE = 64 << 20, 0.1
+"""Bytes, and share of what is held at the end, below which nothing is said."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,31 +64,6 @@ class LastCall:
         self.call = call
 
 
-def call_of(values: Iterable[Any]) -> Call | None:
-    """The sizes of the first tensor that has some: whole numbers are tokens."""
-    for value in values:
-        shape = getattr(value, "shape", None)
-        if shape is not None and len(shape) >= 2:
-            is_text = len(shape) == 2 and not value.is_floating_point()
-            return Call(batch=int(shape[0]), sequence=int(shape[1]) if is_text else None)
-        if isinstance(value, Mapping) and (found := call_of(value.values())):
-            return found
-    return None
-
-
-# What a process holds, read now and then while it calls an engine -> whether it grows with every call. Imports nothing heavy.
-
-
-PAGE = os.sysconf("SC_PAGE_SIZE")
-MOST = 64
-"""Readings that are kept: when there are as many, every second goes, and the next are twice as far apart."""
-ENOUGH = 12
-PARTS, ALIKE = 4, 3.0
-"""The later readings are cut into so many parts, and all of them grow at the same rate within this factor."""
-LEAST, SHARE = 64 << 20, 0.1
-"""Bytes, and share of what is held at the end, below which nothing is said."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Grown:
     """From one call to a later one the bytes rose from ``first`` to ``last``, and did so all the time."""
@@ -98,7 +80,7 @@ class Grown:
 
 
 class Growth:
-    """Readings of ``read`` (bytes) at the calls of an engine, never more than MOST."""
+    """Readings of ``read`` (bytes) at the calls of an engine, never more than MAX_READINGS."""
 
     def __init__(self, read: Callable[[], int]) -> None:
         self.read = read
@@ -112,7 +94,7 @@ class Growth:
         if self.calls < self.due:
             return
         self.readings.append((self.calls, self.read()))
-        if len(self.readings) >= MOST:
+        if len(self.readings) >= MAX_READINGS:
             self.readings = self.readings[1::2]
             self.interval *= 2
         self.due = self.calls + self.interval
@@ -122,6 +104,18 @@ class Growth:
         return steady((*self.readings, (self.calls, self.read())))
 
 
+def call_of(values: Iterable[Any]) -> Call | None:
+    """The sizes of the first tensor that has some: whole numbers are tokens."""
+    for value in values:
+        shape = getattr(value, "shape", None)
+        if shape is not None and len(shape) >= 2:
+            is_text = len(shape) == 2 and not value.is_floating_point()
+            return Call(batch=int(shape[0]), sequence=int(shape[1]) if is_text else None)
+        if isinstance(value, Mapping) and (found := call_of(value.values())):
+            return found
+    return None
+
+
 def steady(readings: tuple[tuple[int, int], ...]) -> Grown | None:
     """Whether the later three quarters of (call, bytes) rise in every part at about the same rate: no start-up, and no plateau.
 
@@ -129,7 +123,7 @@ def steady(readings: tuple[tuple[int, int], ...]) -> Grown | None:
     >>> steady(tuple((call, (1000 + 10 * call) << 20) for call in range(40))).each / (1 << 20)
     10.0
     """
-    if len(readings) < ENOUGH:
+    if len(readings) < MIN_READINGS:
         return None
     later = readings[len(readings) // 4 :]
     marks = [later[index * (len(later) - 1) // PARTS] for index in range(PARTS + 1)]
@@ -137,7 +131,7 @@ def steady(readings: tuple[tuple[int, int], ...]) -> Grown | None:
     (first_call, first), (last_call, last) = marks[0], marks[-1]
     if len(rates) < PARTS or min(rates) <= 0 or max(rates) > ALIKE * min(rates):
         return None
-    if last - first < max(LEAST, SHARE * last):
+    if last - first < max(MIN_GROWTH_BYTES, MIN_GROWTH_SHARE * last):
         return None
     return Grown(first_call=first_call, last_call=last_call, first=first, last=last)
 

@@ -1,4 +1,10 @@
-"""A running DeepSpeed engine: what of it lives in memory and who holds it, and its shape for a prediction."""
+"""A running DeepSpeed engine: what of it lives in memory and who holds it, and its shape for a prediction.
+
+What counts is each storage once, however many tensors view it. A walk over Python's objects (``gc``) misses what only C++
+holds: what autograd saved for the backward pass, for one. So every operation is watched as it is dispatched, and each
+storage that it returns is weakly referenced: torch keeps a storage's Python object for as long as the storage lives.
+What an operation allocates and frees within itself is not seen.
+"""
 
 import gc
 import importlib.util
@@ -18,12 +24,15 @@ from dsdoctor.core.host import CHILD_SCRIPTS, LocalHost
 from dsdoctor.memory.calls import Call
 from dsdoctor.memory.models import Layout, ModelShape, Owner, Run, ZeroSettings, parse_model
 
-# A running step -> bytes of the storages that are alive, now and at most since the last reading. For any device; needs torch.
-#
-# What counts is each storage once, however many tensors view it. A walk over Python's objects (``gc``) misses what only C++
-# holds: what autograd saved for the backward pass, for one. So every operation is watched as it is dispatched, and each
-# storage that it returns is weakly referenced: torch keeps a storage's Python object for as long as the storage lives.
-# What an operation allocates and frees within itself is not seen.
+MAX_DEPTH = 5
+MAX_LARGE_STORAGES = 5
+BUFFER = "ZeRO's buffers of reduce_bucket_size for gradients"
+PARAMETERS, GRADIENTS, OPTIMIZER = "parameters", "gradients", "the optimizer: fp32 copies, states, buckets"
+REST = "activations and everything else"
+SCRIPT = CHILD_SCRIPTS / "ask_zero_config.py"
+CHILD_TIMEOUT_SECONDS = 120.0
+"""For the child, at the end of a training that is lost already."""
+NOT_FOR_CHILD = ("DSDOCTOR_RUN", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class LiveStorages:
@@ -98,6 +107,19 @@ class LiveStorages:
         return most
 
 
+@dataclass(frozen=True, kw_only=True)
+class Holders:
+    """Bytes by holder, and the largest storages that none of them holds: their shape and type."""
+
+    sizes: tuple[tuple[str, int], ...]
+    largest: tuple[tuple[str, int], ...]
+
+    @property
+    def total(self) -> int:
+        """All bytes."""
+        return sum(size for _, size in self.sizes)
+
+
 def tensors_in_python() -> list[Any]:
     """Every tensor that Python knows, gradients included."""
     import torch
@@ -126,29 +148,6 @@ def walked() -> dict[str, int]:
     return total
 
 
-# The live storages of a rank -> bytes by what holds them: parameters, gradients, the optimizer, and the largest of the rest.
-
-
-DEEPEST = 5
-MOST_LARGE = 5
-BUFFER = "ZeRO's buffers of reduce_bucket_size for gradients"
-PARAMETERS, GRADIENTS, OPTIMIZER = "parameters", "gradients", "the optimizer: fp32 copies, states, buckets"
-REST = "activations and everything else"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Holders:
-    """Bytes by holder, and the largest storages that none of them holds: their shape and type."""
-
-    sizes: tuple[tuple[str, int], ...]
-    largest: tuple[tuple[str, int], ...]
-
-    @property
-    def total(self) -> int:
-        """All bytes."""
-        return sum(size for _, size in self.sizes)
-
-
 def holders(engine: Any) -> Holders:
     """What holds the storages of this process: the device's, or those of the CPU where that is the accelerator."""
     import torch
@@ -169,67 +168,8 @@ def holders(engine: Any) -> Holders:
         sizes[what] = sizes.get(what, 0) + size
         if what == REST:
             rest[key] = (f"{list(tensor.shape)} {tensor.dtype}", size)
-    largest = sorted(rest.values(), key=lambda entry: -entry[1])[:MOST_LARGE]
+    largest = sorted(rest.values(), key=lambda entry: -entry[1])[:MAX_LARGE_STORAGES]
     return Holders(sizes=tuple(sorted(sizes.items(), key=lambda entry: -entry[1])), largest=tuple(largest))
-
-
-def _key(tensor: Any) -> int:
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except (NotImplementedError, RuntimeError):
-        return -1
-
-
-def _owned(engine: Any) -> Iterator[tuple[str, Any]]:
-    """Tensors with their holders; the first that is named for a storage counts."""
-    own = vars(engine.optimizer) if engine.optimizer is not None else {}
-    for tensor in _buffers(own):
-        yield BUFFER, tensor
-    for parameter in engine.module.parameters():
-        yield PARAMETERS, parameter.data
-        for name in ("ds_tensor", "grad", "grad_accum"):
-            tensor = getattr(parameter, name, None)
-            if tensor is not None:
-                yield (PARAMETERS if name == "ds_tensor" else GRADIENTS), tensor
-    for tensor in _inside(own, 0):
-        yield OPTIMIZER, tensor
-
-
-def _buffers(own: dict[str, Any]) -> Iterator[Any]:
-    """The buffers into which gradients are copied until they are reduced: a list below stage 3, one tensor there."""
-    buckets = own.get("ipg_buckets")
-    for bucket in buckets.values() if isinstance(buckets, dict) else ():
-        buffer = getattr(bucket, "buffer", None)
-        yield from buffer if isinstance(buffer, list) else () if buffer is None else (buffer,)
-
-
-def _inside(value: Any, depth: int) -> Iterator[Any]:
-    """The tensors in containers, and in the few objects of an optimizer that hold some."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        yield value
-        if value.is_leaf and value.grad is not None:
-            yield value.grad
-    elif depth < DEEPEST:
-        for part in _parts(value):
-            yield from _inside(part, depth + 1)
-
-
-def _parts(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return list(value.values())
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return list(value)
-    named = type(value).__name__
-    inner = named.endswith(("Optimizer", "Bucket", "BucketZ3", "BufferGroup")) or hasattr(value, "param_groups")
-    return list(vars(value).values()) if inner and hasattr(value, "__dict__") else []
-
-
-# A running DeepSpeed engine -> its settings and its model's shape, for a prediction of what it should hold. Changes nothing.
-
-
-SCRIPT = CHILD_SCRIPTS / "ask_zero_config.py"
 
 
 def settings_of(engine: Any) -> ZeroSettings:
@@ -275,14 +215,6 @@ def layout_of(engine: Any) -> Layout:
     return Layout(world=world, rank=rank % world, together=together)
 
 
-# A call of a running engine -> what its model, one of transformers, does with it, followed by its shapes in a child process.
-
-
-PATIENCE = 120.0
-"""Seconds for the child, at the end of a training that is lost already."""
-NOT_FOR_CHILD = ("DSDOCTOR_RUN", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
-
 def followed(module: Any, call: Call, dtype: str, *, together: bool) -> tuple[ModelShape, Run] | str:
     """The model with its runs and the one that is meant, or why it could not be followed.
 
@@ -298,7 +230,7 @@ def followed(module: Any, call: Call, dtype: str, *, together: bool) -> tuple[Mo
     runs = [(call.batch, call.sequence, again), (call.batch, call.sequence, True)]
     runs += [(call.batch // 2, call.sequence, again)] if call.batch > 1 else []
     wish = json.dumps({"model": fields, "dtype": dtype, "runs": list(dict.fromkeys(runs))})
-    answer = child_host().ask(sys.executable, "ask_model.py", wish, timeout=PATIENCE)
+    answer = child_host().ask(sys.executable, "ask_model.py", wish, timeout=CHILD_TIMEOUT_SECONDS)
     try:
         shape = parse_model(parse_answer(answer, dict, "the model"))
     except UsageError as error:
@@ -314,3 +246,56 @@ def child_host() -> LocalHost:
     """This machine for a child that is no rank, and needs no GPU."""
     env = {name: value for name, value in os.environ.items() if name not in NOT_FOR_CHILD}
     return LocalHost(env={**env, "CUDA_VISIBLE_DEVICES": ""})
+
+
+def _key(tensor: Any) -> int:
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):
+        return -1
+
+
+def _owned(engine: Any) -> Iterator[tuple[str, Any]]:
+    """Tensors with their holders; the first that is named for a storage counts."""
+    own = vars(engine.optimizer) if engine.optimizer is not None else {}
+    for tensor in _buffers(own):
+        yield BUFFER, tensor
+    for parameter in engine.module.parameters():
+        yield PARAMETERS, parameter.data
+        for name in ("ds_tensor", "grad", "grad_accum"):
+            tensor = getattr(parameter, name, None)
+            if tensor is not None:
+                yield (PARAMETERS if name == "ds_tensor" else GRADIENTS), tensor
+    for tensor in _inside(own, 0):
+        yield OPTIMIZER, tensor
+
+
+def _buffers(own: dict[str, Any]) -> Iterator[Any]:
+    """The buffers into which gradients are copied until they are reduced: a list below stage 3, one tensor there."""
+    buckets = own.get("ipg_buckets")
+    for bucket in buckets.values() if isinstance(buckets, dict) else ():
+        buffer = getattr(bucket, "buffer", None)
+        yield from buffer if isinstance(buffer, list) else () if buffer is None else (buffer,)
+
+
+def _inside(value: Any, depth: int) -> Iterator[Any]:
+    """The tensors in containers, and in the few objects of an optimizer that hold some."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        yield value
+        if value.is_leaf and value.grad is not None:
+            yield value.grad
+    elif depth < MAX_DEPTH:
+        for part in _parts(value):
+            yield from _inside(part, depth + 1)
+
+
+def _parts(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return list(value)
+    named = type(value).__name__
+    inner = named.endswith(("Optimizer", "Bucket", "BucketZ3", "BufferGroup")) or hasattr(value, "param_groups")
+    return list(vars(value).values()) if inner and hasattr(value, "__dict__") else []

@@ -1,4 +1,8 @@
-"""An allocation that failed: what limits this process, and what of the script's keeps tensors."""
+"""An allocation that failed: what limits this process, which limit refused it, and what of the script's keeps tensors.
+
+On the host an allocation fails by a limit of the process (setrlimit(2): RLIMIT_AS, RLIMIT_DATA), by strict overcommit
+(vm.overcommit_memory 2), or because it is larger than the machine. A full control group or a full machine kills instead.
+"""
 
 import math
 import re
@@ -13,16 +17,10 @@ from typing import Any
 from dsdoctor.core.cgroups import read_cgroups
 from dsdoctor.core.host import Host
 from dsdoctor.core.user_code import is_user_file
-from dsdoctor.memory.account import amount
-
-# This process and its host -> what limits its memory; and an allocation that failed -> which limit refused it, where that is sure.
-#
-# On the host an allocation fails by a limit of the process (setrlimit(2): RLIMIT_AS, RLIMIT_DATA), by strict overcommit
-# (vm.overcommit_memory 2), or because it is larger than the machine. A full control group or a full machine kills instead.
-
+from dsdoctor.memory.ledger import amount
 
 MIB = 1 << 20
-NEAR = 0.97
+NEAR_LIMIT_SHARE = 0.97
 """Where it is not known how much was asked for, a limit counts as met from this share on: of what the process had at most."""
 ASKED = (
     re.compile(r"tried to allocate (?P<count>\d+)(?P<unit>) bytes"),
@@ -30,6 +28,10 @@ ASKED = (
     re.compile(r"Unable to allocate (?P<count>[\d.]+) (?P<unit>[KMGT]iB|bytes) for an array"),
 )
 UNITS = {"": 1, "bytes": 1, "KiB": 1 << 10, "MiB": MIB, "GiB": 1 << 30, "TiB": 1 << 40}
+MIN_TENSORS = 8
+"""Tensors in one container from which on it is told: fewer are what a step itself has in hand."""
+MAX_ENTRIES = 10_000
+"""Entries of one container that are looked at."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +50,18 @@ class HostLimits:
     committed: int | None = None
     group: int | None = None
     group_used: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """What the script has a name for, and where: a container, and how many of its tensors keep a graph and how many bytes its
+    tensors are; or one tensor that is the sum of ``count`` tensors with their graphs (``is_sum``)."""
+
+    name: str
+    place: str
+    count: int
+    size: int = 0
+    is_sum: bool = False
 
 
 def asked_bytes(said: str) -> int | None:
@@ -88,7 +102,7 @@ def refused_by(asked: int | None, limits: HostLimits) -> str:
         ("the limit of this process's data (`ulimit -d`, RLIMIT_DATA)", limits.data, limits.data_limit),
         ("the host's limit of what may be promised (vm.overcommit_memory = 2)", limits.committed, limits.commit_limit),
     ):
-        if had is not None and limit is not None and (had + asked > limit if asked else had > NEAR * limit):
+        if had is not None and limit is not None and (had + asked > limit if asked else had > NEAR_LIMIT_SHARE * limit):
             return f"{what}: {amount(limit)}, and {amount(had)} of it were taken"
     whole = (limits.total or 0) + (limits.swap or 0)
     if asked and limits.total and asked > whole:
@@ -102,7 +116,11 @@ def limit_lines(said: str, limits: HostLimits) -> Iterator[str]:
     resident = f"this process holds {amount(limits.resident)}" if limits.resident is not None else ""
     known = limits.total is not None and limits.available is not None
     free = f"{amount(limits.available or 0)} of the host's {amount(limits.total or 0)} are available" if known else ""
-    full = limits.group is not None and limits.group_used is not None and limits.group_used > NEAR * limits.group
+    full = (
+        limits.group is not None
+        and limits.group_used is not None
+        and limits.group_used > NEAR_LIMIT_SHARE * limits.group
+    )
     group = f"its control group holds {amount(limits.group_used or 0)} of {amount(limits.group or 0)}" if full else ""
     facts = ", ".join(fact for fact in (resident, free, group) if fact)
     if by:
@@ -112,39 +130,8 @@ def limit_lines(said: str, limits: HostLimits) -> Iterator[str]:
         yield f"what refused it is not known: {facts}, and no limit of this process was met"
 
 
-def _table(text: str | None) -> dict[str, int]:
-    """The lines `Name: N kB`, in bytes."""
-    return {name: int(size) * 1024 for name, size in re.findall(r"^(\w+):\s+(\d+) kB$", text or "", re.MULTILINE)}
-
-
-def _soft(limit: int) -> int | None:
-    soft, _ = resource.getrlimit(limit)
-    return None if soft == resource.RLIM_INFINITY else soft
-
-
-# The frames of a failure -> what of the script's own keeps tensors: with their autograd graphs, or many bytes. Runs nothing.
-
-
-FEWEST = 8
-"""Tensors in one container from which on it is told: fewer are what a step itself has in hand."""
-MOST = 10_000
-"""Entries of one container that are looked at."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Kept:
-    """What the script has a name for, and where: a container, and how many of its tensors keep a graph and how many bytes its
-    tensors are; or one tensor that is the sum of ``count`` tensors with their graphs (``is_sum``)."""
-
-    name: str
-    place: str
-    count: int
-    size: int = 0
-    is_sum: bool = False
-
-
 def kept_graphs(
-    traceback: TracebackType | None, *, fewest: float = FEWEST, least: float = math.inf
+    traceback: TracebackType | None, *, fewest: float = MIN_TENSORS, least: float = math.inf
 ) -> tuple[Kept, ...]:
     """What the frames of the user's own code can name, the most graphs first, each once.
 
@@ -159,15 +146,25 @@ def kept_graphs(
             for called, held in _held(name, value):
                 if id(held) not in found and not name.startswith("__"):
                     kept = _sum(called, place, held) if _is_tensor(held) else _container(called, place, held)
-                    if kept.count >= max(fewest, FEWEST) or kept.size >= least:
+                    if kept.count >= max(fewest, MIN_TENSORS) or kept.size >= least:
                         found[id(held)] = kept
     return tuple(sorted(found.values(), key=lambda kept: (-kept.count, -kept.size)))
+
+
+def _table(text: str | None) -> dict[str, int]:
+    """The lines `Name: N kB`, in bytes."""
+    return {name: int(size) * 1024 for name, size in re.findall(r"^(\w+):\s+(\d+) kB$", text or "", re.MULTILINE)}
+
+
+def _soft(limit: int) -> int | None:
+    soft, _ = resource.getrlimit(limit)
+    return None if soft == resource.RLIM_INFINITY else soft
 
 
 def _sum(name: str, place: str, tensor: Any) -> Kept:
     """A running sum of numbers, as losses are: one addition over the other. Sums of larger tensors are residual connections."""
     node, count = getattr(tensor, "grad_fn", None) if tensor.numel() == 1 else None, 0
-    while node is not None and node.name().startswith("AddBackward") and count < MOST:
+    while node is not None and node.name().startswith("AddBackward") and count < MAX_ENTRIES:
         count += 1
         below = [part for part, _ in node.next_functions if part is not None]
         node = next((part for part in below if part.name().startswith("AddBackward")), None)
@@ -178,14 +175,14 @@ def _container(name: str, place: str, container: Any) -> Kept:
     """How many of its tensors, also in pairs and dictionaries, have a ``grad_fn``, and the bytes of all."""
     values = container.values() if isinstance(container, Mapping) else container
     try:
-        entries = list(islice(values, MOST))
+        entries = list(islice(values, MAX_ENTRIES))
     except RuntimeError:  # another thread changes it
         entries = []
     inner = (part for entry in entries for part in (_parts(entry) if _is_container(entry) else (entry,)))
     tensors = [part for part in inner if _is_tensor(part)]
     graphs = sum(getattr(part, "grad_fn", None) is not None for part in tensors)
     size = sum(part.numel() * part.element_size() for part in tensors)
-    return Kept(name=name, place=place, count=graphs if graphs >= FEWEST else 0, size=size)
+    return Kept(name=name, place=place, count=graphs if graphs >= MIN_TENSORS else 0, size=size)
 
 
 def _frames(traceback: TracebackType | None) -> Iterator[FrameType]:

@@ -1,4 +1,4 @@
-"""A ledger and a machine -> findings: does it fit, and what was left out of the ledger. Judges, never looks."""
+"""A configuration, a model and a number of ranks -> a ledger of bytes per rank, as findings, and what to change."""
 
 import json
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dsdoctor.core.children import parse_answer
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.finding import Finding, step
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import Answer, LocalHost
 from dsdoctor.memory.models import (
     SIZES,
@@ -22,21 +22,23 @@ from dsdoctor.memory.models import (
 )
 from dsdoctor.memory.predict import (
     Change,
-    Enough,
+    CombinedChanges,
+    Overhead,
     Searched,
     Situation,
-    Unmeasured,
-    beside_tensors,
     changes,
-    enough,
+    combine,
+    overheads_of,
     room,
     search,
 )
+from dsdoctor.rules import book
 
 GIB = 1 << 30
-FIX = "take the first of the listed changes that wins enough"
 DECIDES = ("zero_optimization", "bf16", "fp16", "train_micro_batch_size_per_gpu")
 """Keys, or what they begin with, on which a ledger depends."""
+CHILD_TIMEOUT_SECONDS = 600.0
+"""For a child: importing DeepSpeed or following a very large model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,177 +51,8 @@ class Gpus:
     on_node: int = 8
 
 
-def judge(
-    now: Situation,
-    told: Prediction,
-    gpus: Gpus | None,
-    beside: tuple[Unmeasured, ...],
-    together: Enough | None,
-    *,
-    upper: Prediction | None = None,
-) -> Iterator[Finding]:
-    """All that is to be said of a ledger. ``upper``: the ledger with all scores of attention, where a kernel decides about
-    them. ``together``: the changes that would be enough, where it does not fit."""
-    yield from _positions(now)
-    if gpus is not None:
-        yield from _fits(told, upper or told, gpus, beside, together)
-        yield from _host_fits(now, told, gpus)
-    yield from _attention(told, upper)
-    yield from _bucket(now)
-    yield from _activations(now)
-    yield from _left_out(now)
-    yield from _automatic(now)
-
-
-def _positions(now: Situation) -> Iterator[Finding]:
-    run, limit = now.run, now.model.positions
-    if run is None or not run.tokens or limit is None or run.sequence <= limit:
-        return
-    if now.model.position_table:
-        title = (
-            f"a sequence is {run.sequence:,} tokens, and the table of positions in {now.model.name} has {limit:,} rows"
-        )
-        fix = f"--sequence {limit}, or a model with more positions"
-        yield Finding.error("sequence-exceeds-positions", title, fix=fix)
-    else:
-        title = f"a sequence is {run.sequence:,} tokens, and {now.model.name} is made for {limit:,}"
-        yield Finding.note("sequence-exceeds-positions", title, fix="see to its scaling of positions, or take less")
-
-
-def _attention(told: Prediction, upper: Prediction | None) -> Iterator[Finding]:
-    if upper is None or upper.peak.device <= told.peak.device:
-        return
-    title = (
-        f"attention's kernel decides: {_gib(told.peak.device)} of tensors with a fused one, {_gib(upper.peak.device)} where "
-        "all scores are made"
-    )
-    said = (
-        "with dropout, or a mask that is trained, torch takes its flash or memory-efficient kernel on a GPU where it can",
-        "it cannot where no kernel takes the GPU, the type or the size of a head; the CPU makes all scores",
-    )
-    fix = "see which one it takes: python -m dsdoctor.run --memory trace; attention dropout 0 leaves no doubt"
-    yield Finding.note("attention-kernel-decides", title, evidence=said, fix=fix)
-
-
-def _fits(
-    told: Prediction, upper: Prediction, gpus: Gpus, beside: tuple[Unmeasured, ...], together: Enough | None
-) -> Iterator[Finding]:
-    peak = told.peak
-    low = peak.device + sum(each.low for each in beside)
-    high = max(peak.device, upper.peak.device) + sum(each.high for each in beside)
-    evidence = (f"tensors at the peak ({peak.point.value}): {_gib(peak.device)}", *_largest(told))
-    if low > gpus.memory:
-        title = f"a rank needs {_gib(low)} at least, and its GPU has {_gib(gpus.memory)}"
-        yield Finding.error("memory-does-not-fit", title, evidence=evidence, fix=_together(together))
-    elif high > gpus.memory:
-        title = f"a rank needs {_gib(low)} to {_gib(high)}, and its GPU has {_gib(gpus.memory)}"
-        yield Finding.warning("memory-fits-barely", title, evidence=evidence, fix=FIX)
-
-
-def _together(together: Enough | None) -> str:
-    if together is None or not together.what:
-        return "no change of the configuration that dsdoctor knows wins anything: more or larger GPUs"
-    names = "; ".join(together.what)
-    if together.fits:
-        return f"enough together (tensors {_gib(together.peak)}): {names}"
-    return f"more or larger GPUs, for all of this together leaves {_gib(together.peak)}: {names}"
-
-
-def _largest(told: Prediction) -> tuple[str, ...]:
-    rows = [row for row in told.peak.rows if row.place == "device"][:3]
-    return tuple(f"{row.what}: {_gib(row.size)}" for row in rows)
-
-
-def loading(now: Situation) -> int:
-    """Host bytes of a rank that loads a checkpoint of the model's type for itself: from_pretrained without zero.Init."""
-    return now.model.elements * SIZES[now.settings.dtype]
-
-
-def _host_fits(now: Situation, told: Prediction, gpus: Gpus) -> Iterator[Finding]:
-    if gpus.host is None:
-        return
-    ranks = min(gpus.on_node, now.layout.world)
-    kept = max(moment.host for moment in told.moments) * ranks
-    most = max(kept, loading(now) * ranks)
-    if most > gpus.host:
-        what = "offloaded" if kept >= most else "loading a checkpoint, once per rank"
-        title = f"{ranks} ranks on a node take {_gib(most)} of the host, and it has {_gib(gpus.host)}"
-        yield Finding.error(
-            "host-memory-does-not-fit", title, evidence=(what,), fix="offload less, or fewer ranks on a node"
-        )
-
-
-def _bucket(now: Situation) -> Iterator[Finding]:
-    settings = now.settings
-    trained = sum(now.model.parameters[number][1] for number in now.model.trained)
-    if settings.stage and settings.contiguous_gradients and settings.reduce_bucket_size > trained:
-        many = 2 if settings.overlap_comm and settings.stage < 3 else 1
-        size = many * settings.reduce_bucket_size * SIZES[settings.communication_dtype]
-        yield Finding.warning(
-            "reduce-bucket-exceeds-model",
-            f"reduce_bucket_size is {settings.reduce_bucket_size:,} elements, and the model has {trained:,} trained",
-            evidence=(f"{_gib(size)} on each rank",),
-            fix=f'set "reduce_bucket_size" to {trained} or less in zero_optimization',
-        )
-
-
-def _activations(now: Situation) -> Iterator[Finding]:
-    if now.run is None or now.run.error:
-        why = now.run.error if now.run else "the model was not run"
-        yield Finding.warning(
-            "activations-not-told",
-            "activations are not in the ledger, and the real peak is higher",
-            evidence=(why,),
-            fix="measure a few steps",
-            steps=(step("python -m dsdoctor.run --memory trace train.py"),),
-        )
-
-
-def _left_out(now: Situation) -> Iterator[Finding]:
-    settings = now.settings
-    parts = {
-        "offload to NVMe": "nvme" in {settings.offload_optimizer, settings.offload_param},
-        "quantized weights (ZeRO++)": settings.quantized_weights,
-        f"zero_hpz_partition_size {settings.hpz_partition_size}": settings.hpz_partition_size > 1,
-        "ZenFlow": settings.zenflow,
-        "torch_autocast": settings.autocast,
-        f"offload_optimizer.ratio {settings.offload_ratio:g}": settings.offload_ratio < 1,
-        "an optimizer of the script's own, and takes Adam's states": settings.optimizer is None,
-        "16-bit master weights": settings.gradients_in_master_dtype,
-    }
-    if used := [name for name, is_used in parts.items() if is_used]:
-        yield Finding.note(
-            "memory-part-not-followed",
-            f"the ledger does not follow {', '.join(used)}",
-            fix="measure a few steps beside it",
-        )
-
-
-def _automatic(now: Situation) -> Iterator[Finding]:
-    keys = [key for key in now.settings.automatic if key.startswith(DECIDES)]
-    if keys:
-        yield Finding.note(
-            "configuration-left-auto",
-            f'"auto" in the file: {", ".join(keys)}',
-            evidence=("the Trainer's formula for buckets, DeepSpeed's default for the rest",),
-            fix="name the values that will be used",
-        )
-
-
-def _gib(size: int) -> str:
-    return f"{size / GIB:.1f} GiB" if size >= GIB // 10 else f"{size / (1 << 20):.1f} MiB"
-
-
-# memory: a configuration, a model and a number of ranks -> a ledger of bytes per rank, whether it fits, and what to change.
-
-
-PATIENCE = 600.0
-"""Seconds for a child: importing DeepSpeed or following a very large model."""
-DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-
-
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class MemoryOrder:
     """What was asked for. ``batch``: the micro batch, None for the configuration's. ``dtype``: None for the configuration's.
     ``sequence``: None for as many tokens as the model takes, 2,048 at most."""
 
@@ -236,23 +69,23 @@ class Order:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Examined:
+class MemoryReport:
     """What came of it. ``host_loading``: host bytes of a rank that loads a checkpoint for itself. ``upper``: the ledger where
     attention holds all its scores, None where the kernel makes no difference; ``searched_upper`` alike."""
 
     now: Situation
-    told: Prediction
+    prediction: Prediction
     upper: Prediction | None
-    beside: tuple[Unmeasured, ...]
+    overheads: tuple[Overhead, ...]
     changes: tuple[Change, ...]
-    enough: Enough | None
+    combined: CombinedChanges | None
     searched: Searched | None
     searched_upper: Searched | None
     host_loading: int
     findings: tuple[Finding, ...]
 
 
-def examine(order: Order, host: LocalHost) -> Examined:
+def examine(order: MemoryOrder, host: LocalHost) -> MemoryReport:
     """Ask both children, predict, and judge. Raises UsageError for what cannot be read, ImpossiblePlan for a missing package."""
     check_files(order)
     settings = read_settings(order, host)
@@ -264,92 +97,46 @@ def examine(order: Order, host: LocalHost) -> Examined:
         run=shape.runs[0] if shape.runs else None,
         layout=Layout(world=order.world),
     )
-    told, more = now.predicted(), with_all_scores(now)
+    prediction, more = now.predicted(), with_all_scores(now)
     upper = more.predicted() if more else None
-    beside = beside_tensors(told.peak.device, world=order.world)
+    overheads = overheads_of(prediction.peak.device, world=order.world)
     limit = room(order.gpus.memory, world=order.world) if order.gpus else None
-    too_much = limit is not None and told.peak.device > limit
-    together = enough(now, limit) if limit is not None and too_much else None
-    return Examined(
+    too_much = limit is not None and prediction.peak.device > limit
+    combined = combine(now, limit) if limit is not None and too_much else None
+    return MemoryReport(
         now=now,
-        told=told,
+        prediction=prediction,
         upper=upper,
-        beside=beside,
+        overheads=overheads,
         changes=changes(now),
-        enough=together,
+        combined=combined,
         searched=searched(order, now, limit),
         searched_upper=searched(order, more, limit) if more else None,
         host_loading=loading(now),
-        findings=tuple(judge(now, told, order.gpus, beside, together, upper=upper)),
+        findings=tuple(judge(now, prediction, order.gpus, overheads, combined, upper=upper)),
     )
 
 
-def with_all_scores(now: Situation) -> Situation | None:
-    """The same with every score of attention in memory, where the GPU's kernel decides about that."""
-    if now.run is None or now.run.attention != "fused":
-        return None
-    run = now.model.run_like(now.run, materialized=True)
-    return replace(now, run=run) if run else None
-
-
-def check_files(order: Order) -> None:
-    """Raise UsageError for a configuration or a model that is not there, before anybody is asked to read it."""
-    if not order.config.is_file():
-        raise UsageError(
-            f"there is no configuration {order.config}", hint="dsdoctor memory --config ds_config.json ..."
-        )
-    file = order.model.rpartition(":")[0] if ".py:" in order.model else order.model
-    if not Path(file).exists():
-        raise UsageError(
-            f"there is no model {file}", hint="a Hugging Face config.json, its folder, or file.py:function"
-        )
-
-
-def read_settings(order: Order, host: LocalHost) -> ZeroSettings:
-    """What the installed DeepSpeed makes of the configuration."""
-    given: dict[str, bool] = {}
-    if order.dtype is not None:
-        given = {"bf16.enabled": order.dtype == "bf16", "fp16.enabled": order.dtype == "fp16"}
-    wish = json.dumps({"world": order.world, "batch": order.batch, "given": given})
-    answer = host.ask(order.python, "ask_zero_config.py", str(order.config), wish, timeout=PATIENCE)
-    settings = parse_settings(parse_answer(answer, dict, "the configuration"), str(order.config))
-    if {"bf16.enabled", "fp16.enabled"} & set(settings.automatic):
-        raise UsageError(
-            'bf16 or fp16 is "auto" in the configuration, and all sizes depend on it',
-            hint="say which it will be: --dtype bf16, --dtype fp16 or --dtype fp32",
-        )
-    return settings
-
-
-def read_model(order: Order, settings: ZeroSettings, host: LocalHost) -> ModelShape:
-    """The model's parameters and its runs: as asked, and those that changes and the search need."""
-    batch, sequence = settings.micro_batch, order.sequence
-    runs: list[tuple[int, int | None, bool]] = [(batch, sequence, order.checkpointing)]
-    if not order.checkpointing:
-        runs.append((batch, sequence, True))
-    runs += [(each, sequence, order.checkpointing) for each in wanted_batches(batch, order)]
-    wish = json.dumps({"model": order.model, "dtype": settings.dtype, "runs": list(dict.fromkeys(runs))})
-    return parse_model(parse_answer(_ask_model(order, host, wish), dict, "the model"))
-
-
-def wanted_batches(batch: int, order: Order) -> list[int]:
-    """Other batches that are followed: the half for the change, and two for the line that the search goes along."""
-    return [*([batch // 2] if batch > 1 else []), *([1, 2] if order.search else [])]
-
-
-def _ask_model(order: Order, host: LocalHost, wish: str) -> Answer:
-    return host.ask(order.python, "ask_model.py", wish, timeout=PATIENCE)
-
-
-def searched(order: Order, now: Situation, limit: int | None) -> Searched | None:
-    """The search, where it was asked for and the model could be followed."""
-    if not order.search or limit is None or now.run is None or now.run.error:
-        return None
-    all_scores = now.run.attention == "materialized"
-    one, two = (now.model.run_like(replace(now.run, batch=batch), materialized=all_scores) for batch in (1, 2))
-    if one is None or two is None:
-        return None
-    return search(now, one, two, limit)
+def judge(
+    now: Situation,
+    prediction: Prediction,
+    gpus: Gpus | None,
+    overheads: tuple[Overhead, ...],
+    combined: CombinedChanges | None,
+    *,
+    upper: Prediction | None = None,
+) -> Iterator[Finding]:
+    """All that is to be said of a ledger. ``upper``: the ledger with all scores of attention, where a kernel decides about
+    them. ``together``: the changes that would be enough, where it does not fit."""
+    yield from _positions(now)
+    if gpus is not None:
+        yield from _fits(prediction, upper or prediction, gpus, overheads, combined)
+        yield from _host_fits(now, prediction, gpus)
+    yield from _attention(prediction, upper)
+    yield from _bucket(now)
+    yield from _activations(now)
+    yield from _left_out(now)
+    yield from _automatic(now)
 
 
 def parse_gpus(text: str, host_memory: str | None) -> Gpus:
@@ -360,7 +147,7 @@ def parse_gpus(text: str, host_memory: str | None) -> Gpus:
     """
     count, _, memory = text.rpartition("x")
     if not re.fullmatch(r"\d{0,6}", count, re.ASCII) or count.strip("0") == "" != count:
-        raise UsageError(f"--gpus {text!r} is no number of GPUs and their memory", hint="--gpus 8x80G")
+        raise UsageError(f"--gpus {text!r} is not a number of GPUs with their memory", hint="--gpus 8x80G")
     return Gpus(
         count=int(count or "1"),
         memory=parse_size(memory, "--gpus"),
@@ -377,10 +164,219 @@ def parse_size(text: str, option: str) -> int:
     units = {"M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
     number, unit = text[:-1], text[-1:].upper()
     if unit not in units or not re.fullmatch(r"\d{1,9}(\.\d{0,9})?", number, re.ASCII) or float(number) <= 0:
-        raise UsageError(f"{option} {text!r} is no size", hint=f"a number and M, G or T: {option} 80G")
+        raise UsageError(f"{option} {text!r} is not a size", hint=f"pass a number and M, G or T: {option} 80G")
     return int(float(number) * units[unit])
 
 
 def with_world(gpus: Gpus, world: int) -> Gpus:
     """The GPUs where no more than ``world`` of a node are used."""
     return replace(gpus, on_node=min(gpus.on_node, world))
+
+
+def check_files(order: MemoryOrder) -> None:
+    """Raise UsageError for a configuration or a model that is not there, before anybody is asked to read it."""
+    if not order.config.is_file():
+        raise UsageError(
+            f"configuration {order.config} does not exist", hint="dsdoctor memory --config ds_config.json ..."
+        )
+    file = order.model.rpartition(":")[0] if ".py:" in order.model else order.model
+    if not Path(file).exists():
+        raise UsageError(
+            f"model {file} does not exist", hint="pass a Hugging Face config.json, its folder, or file.py:function"
+        )
+
+
+def read_settings(order: MemoryOrder, host: LocalHost) -> ZeroSettings:
+    """What the installed DeepSpeed makes of the configuration."""
+    given: dict[str, bool] = {}
+    if order.dtype is not None:
+        given = {"bf16.enabled": order.dtype == "bf16", "fp16.enabled": order.dtype == "fp16"}
+    wish = json.dumps({"world": order.world, "batch": order.batch, "given": given})
+    answer = host.ask(order.python, "ask_zero_config.py", str(order.config), wish, timeout=CHILD_TIMEOUT_SECONDS)
+    settings = parse_settings(parse_answer(answer, dict, "the configuration"), str(order.config))
+    if {"bf16.enabled", "fp16.enabled"} & set(settings.automatic):
+        raise UsageError(
+            'bf16 or fp16 is "auto" in the configuration, and all sizes depend on it',
+            hint="pass --dtype bf16, --dtype fp16 or --dtype fp32",
+        )
+    return settings
+
+
+def read_model(order: MemoryOrder, settings: ZeroSettings, host: LocalHost) -> ModelShape:
+    """The model's parameters and its runs: as asked, and those that changes and the search need."""
+    batch, sequence = settings.micro_batch, order.sequence
+    runs: list[tuple[int, int | None, bool]] = [(batch, sequence, order.checkpointing)]
+    if not order.checkpointing:
+        runs.append((batch, sequence, True))
+    runs += [(each, sequence, order.checkpointing) for each in wanted_batches(batch, order)]
+    wish = json.dumps({"model": order.model, "dtype": settings.dtype, "runs": list(dict.fromkeys(runs))})
+    return parse_model(parse_answer(_ask_model(order, host, wish), dict, "the model"))
+
+
+def wanted_batches(batch: int, order: MemoryOrder) -> list[int]:
+    """Other batches that are followed: the half for the change, and two for the line that the search goes along."""
+    return [*([batch // 2] if batch > 1 else []), *([1, 2] if order.search else [])]
+
+
+def with_all_scores(now: Situation) -> Situation | None:
+    """The same with every score of attention in memory, where the GPU's kernel decides about that."""
+    if now.run is None or now.run.attention != "fused":
+        return None
+    run = now.model.run_like(now.run, materialized=True)
+    return replace(now, run=run) if run else None
+
+
+def searched(order: MemoryOrder, now: Situation, limit: int | None) -> Searched | None:
+    """The search, where it was asked for and the model could be followed."""
+    if not order.search or limit is None or now.run is None or now.run.error:
+        return None
+    all_scores = now.run.attention == "materialized"
+    one, two = (now.model.run_like(replace(now.run, batch=batch), materialized=all_scores) for batch in (1, 2))
+    if one is None or two is None:
+        return None
+    return search(now, one, two, limit)
+
+
+def loading(now: Situation) -> int:
+    """Host bytes of a rank that loads a checkpoint of the model's type for itself: from_pretrained without zero.Init."""
+    return now.model.elements * SIZES[now.settings.dtype]
+
+
+def _positions(now: Situation) -> Iterator[Finding]:
+    run, limit = now.run, now.model.positions
+    if run is None or not run.tokens or limit is None or run.sequence <= limit:
+        return
+    has_table = now.model.position_table
+    yield book.finding(
+        "sequence-exceeds-positions",
+        Severity.ERROR if has_table else Severity.NOTE,
+        case="" if has_table else "computed",
+        tokens=f"{run.sequence:,}",
+        model=now.model.name,
+        positions=f"{limit:,}",
+        limit=limit,
+    )
+
+
+def _attention(prediction: Prediction, upper: Prediction | None) -> Iterator[Finding]:
+    if upper is None or upper.peak.device <= prediction.peak.device:
+        return
+    evidence = (
+        "with dropout or a trained mask, torch uses its flash or memory-efficient kernel on a GPU where it can",
+        "it cannot if no kernel supports the GPU, the type or the head size; the CPU stores all scores",
+    )
+    yield book.finding(
+        "attention-kernel-decides",
+        Severity.NOTE,
+        evidence=evidence,
+        fused=_gib(prediction.peak.device),
+        plain=_gib(upper.peak.device),
+    )
+
+
+def _fits(
+    prediction: Prediction,
+    upper: Prediction,
+    gpus: Gpus,
+    overheads: tuple[Overhead, ...],
+    combined: CombinedChanges | None,
+) -> Iterator[Finding]:
+    peak = prediction.peak
+    low = peak.device + sum(each.low for each in overheads)
+    high = max(peak.device, upper.peak.device) + sum(each.high for each in overheads)
+    evidence = (f"tensors at the peak ({peak.point.value}): {_gib(peak.device)}", *_largest(prediction))
+    if low > gpus.memory:
+        yield book.finding(
+            "memory-does-not-fit",
+            Severity.ERROR,
+            case="no-change" if combined is None or not combined.what else "enough" if combined.fits else "not-enough",
+            evidence=evidence,
+            needed=_gib(low),
+            memory=_gib(gpus.memory),
+            peak=_gib(combined.peak) if combined else "",
+            changes="; ".join(combined.what) if combined else "",
+        )
+    elif high > gpus.memory:
+        yield book.finding(
+            "memory-fits-barely",
+            Severity.WARNING,
+            evidence=evidence,
+            low=_gib(low),
+            high=_gib(high),
+            memory=_gib(gpus.memory),
+        )
+
+
+def _largest(prediction: Prediction) -> tuple[str, ...]:
+    rows = [row for row in prediction.peak.rows if row.place == "device"][:3]
+    return tuple(f"{row.what}: {_gib(row.size)}" for row in rows)
+
+
+def _host_fits(now: Situation, prediction: Prediction, gpus: Gpus) -> Iterator[Finding]:
+    if gpus.host is None:
+        return
+    ranks = min(gpus.on_node, now.layout.world)
+    kept = max(moment.host for moment in prediction.moments) * ranks
+    most = max(kept, loading(now) * ranks)
+    if most > gpus.host:
+        yield book.finding(
+            "host-memory-does-not-fit",
+            Severity.ERROR,
+            evidence=("offloaded tensors" if kept >= most else "loading a checkpoint, once per rank",),
+            ranks=ranks,
+            needed=_gib(most),
+            memory=_gib(gpus.host),
+        )
+
+
+def _bucket(now: Situation) -> Iterator[Finding]:
+    settings = now.settings
+    trained = sum(now.model.parameters[number][1] for number in now.model.trained)
+    if settings.stage and settings.contiguous_gradients and settings.reduce_bucket_size > trained:
+        many = 2 if settings.overlap_comm and settings.stage < 3 else 1
+        size = many * settings.reduce_bucket_size * SIZES[settings.communication_dtype]
+        yield book.finding(
+            "reduce-bucket-exceeds-model",
+            Severity.WARNING,
+            evidence=(f"{_gib(size)} on each rank",),
+            elements=f"{settings.reduce_bucket_size:,}",
+            trained=f"{trained:,}",
+            limit=trained,
+        )
+
+
+def _activations(now: Situation) -> Iterator[Finding]:
+    if now.run is None or now.run.error:
+        why = now.run.error if now.run else "the model was not run"
+        yield book.finding("activations-not-told", Severity.WARNING, evidence=(why,))
+
+
+def _left_out(now: Situation) -> Iterator[Finding]:
+    settings = now.settings
+    parts = {
+        "offload to NVMe": "nvme" in {settings.offload_optimizer, settings.offload_param},
+        "quantized weights (ZeRO++)": settings.quantized_weights,
+        f"zero_hpz_partition_size {settings.hpz_partition_size}": settings.hpz_partition_size > 1,
+        "ZenFlow": settings.zenflow,
+        "torch_autocast": settings.autocast,
+        f"offload_optimizer.ratio {settings.offload_ratio:g}": settings.offload_ratio < 1,
+        "the script's own optimizer (assuming Adam's states)": settings.optimizer is None,
+        "16-bit master weights": settings.gradients_in_master_dtype,
+    }
+    if used := [name for name, is_used in parts.items() if is_used]:
+        yield book.finding("memory-part-not-followed", Severity.NOTE, parts=used)
+
+
+def _automatic(now: Situation) -> Iterator[Finding]:
+    keys = [key for key in now.settings.automatic if key.startswith(DECIDES)]
+    if keys:
+        assumed = "the Trainer's formula for buckets, DeepSpeed's default for the rest"
+        yield book.finding("configuration-left-auto", Severity.NOTE, evidence=(assumed,), keys=keys)
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.1f} GiB" if size >= GIB // 10 else f"{size / (1 << 20):.1f} MiB"
+
+
+def _ask_model(order: MemoryOrder, host: LocalHost, wish: str) -> Answer:
+    return host.ask(order.python, "ask_model.py", wish, timeout=CHILD_TIMEOUT_SECONDS)

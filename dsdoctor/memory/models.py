@@ -11,8 +11,10 @@ from dsdoctor.core.errors import ImpossiblePlan, UsageError
 from dsdoctor.core.machine import Gap
 
 Place = Literal["device", "host"]
-
 SIZES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
+PACKAGES = {name: name for name in ("deepspeed", "torch", "transformers")} | {"hjson": "deepspeed"}
+"""What pip installs for a module that is missing."""
+ZERO = "zero_optimization."
 
 
 class Kind(enum.IntEnum):
@@ -204,9 +206,6 @@ class Prediction:
         return max(self.moments, key=lambda moment: moment.device)
 
 
-# What the two child scripts answer -> settings and shapes, or an error with the next step.
-
-
 def parse_model(answer: dict[str, Any] | Gap) -> ModelShape:
     """A model's shape, of the answer of ``ask_model.py``. Raises UsageError, ImpossiblePlan for what is missing."""
     fields = _checked(answer, "the model", "torch and transformers")
@@ -219,8 +218,20 @@ def parse_settings(answer: dict[str, Any] | Gap, name: str) -> ZeroSettings:
     return msgspec.convert(_checked(answer, "the configuration", "DeepSpeed", judges), ZeroSettings)
 
 
-PACKAGES = {name: name for name in ("deepspeed", "torch", "transformers")} | {"hjson": "deepspeed"}
-"""What pip installs for a module that is missing."""
+def filled(settings: ZeroSettings, hidden_size: int | None) -> ZeroSettings:
+    """The settings with the Trainer's values for buckets and thresholds. Others keep DeepSpeed's defaults.
+
+    The Trainer's are those of HfTrainerDeepSpeedConfig.trainer_config_finalize (transformers/integrations/deepspeed.py).
+    """
+    if hidden_size is None:
+        return settings
+    values = {
+        "reduce_bucket_size": (ZERO + "reduce_bucket_size", hidden_size * hidden_size),
+        "prefetch_bucket_size": (ZERO + "stage3_prefetch_bucket_size", int(0.9 * hidden_size * hidden_size)),
+        "param_persistence_threshold": (ZERO + "stage3_param_persistence_threshold", 10 * hidden_size),
+    }
+    chosen = {field: value for field, (key, value) in values.items() if key in settings.automatic}
+    return replace(settings, **chosen)  # type: ignore[arg-type]
 
 
 def _checked(
@@ -239,23 +250,3 @@ def _checked(
     if error := answer.get("error"):
         raise UsageError(f"{what} could not be read: {error}", hint=answer.get("hint") or hint)
     return answer
-
-
-# Values that Hugging Face's Trainer fills in where a configuration says "auto" (transformers/integrations/deepspeed.py,
-# HfTrainerDeepSpeedConfig.trainer_config_finalize), as far as memory depends on them.
-
-
-ZERO = "zero_optimization."
-
-
-def filled(settings: ZeroSettings, hidden_size: int | None) -> ZeroSettings:
-    """The settings with the Trainer's values for buckets and thresholds. Others keep DeepSpeed's defaults."""
-    if hidden_size is None:
-        return settings
-    values = {
-        "reduce_bucket_size": (ZERO + "reduce_bucket_size", hidden_size * hidden_size),
-        "prefetch_bucket_size": (ZERO + "stage3_prefetch_bucket_size", int(0.9 * hidden_size * hidden_size)),
-        "param_persistence_threshold": (ZERO + "stage3_param_persistence_threshold", 10 * hidden_size),
-    }
-    chosen = {field: value for field, (key, value) in values.items() if key in settings.automatic}
-    return replace(settings, **chosen)  # type: ignore[arg-type]

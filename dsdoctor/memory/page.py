@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dsdoctor.core.finding import Severity
-from dsdoctor.memory.judge import Examined
+from dsdoctor.memory.judge import MemoryReport
 from dsdoctor.memory.models import Moment, Place
-from dsdoctor.memory.text import COLUMNS, GIB, MIB, amount, batch_words, cell, most_of, peak_line
+from dsdoctor.memory.text import COLUMNS, GIB, MIB, amount, batch_words, cell, peak_line, peak_moment
 from dsdoctor.ui.page import Page, Picture, Table, safe
 from dsdoctor.ui.screen import most_harmful
 from dsdoctor.ui.terminal import MARKS
@@ -21,14 +21,16 @@ COLOURS = (
 )
 LIMIT = "#d62728"
 HEIGHT, NARROW_HEIGHT = 520, 400
-TOLD = "Each bar is the moment of that part of a step at which a rank's device holds most."
+CAPTION = "Each bar is the moment of that part of a step at which a rank's device holds most."
 
 
-def page_of(done: Examined, *, limit: int | None, fits: str) -> Page:
+def page_of(done: MemoryReport, *, limit: int | None, fits: str) -> Page:
     """The page. ``limit``: bytes of a GPU, None where none was named; ``fits``: the line that says that it fits, or ""."""
-    unit, name = (GIB, "GiB") if done.told.peak.device >= GIB else (MIB, "MiB")
-    moments = {part: moment for part, points in COLUMNS.items() if (moment := most_of(done.told, points)) is not None}
-    told = TOLD + (f" The dashed line is a GPU's {amount(limit)}." if limit else "")
+    unit, name = (GIB, "GiB") if done.prediction.peak.device >= GIB else (MIB, "MiB")
+    moments = {
+        part: moment for part, points in COLUMNS.items() if (moment := peak_moment(done.prediction, points)) is not None
+    }
+    told = CAPTION + (f" The dashed line is a GPU's {amount(limit)}." if limit else "")
     drawn = Picture(
         title=f"What a rank's device holds, {name}",
         told=told,
@@ -46,7 +48,7 @@ def page_of(done: Examined, *, limit: int | None, fits: str) -> Page:
     )
 
 
-def _facts(done: Examined) -> Iterator[str]:
+def _facts(done: MemoryReport) -> Iterator[str]:
     settings, model = done.now.settings, done.now.model
     yield f"{model.elements:,} parameters"
     yield f"ZeRO stage {settings.stage}, {settings.dtype}"
@@ -55,11 +57,11 @@ def _facts(done: Examined) -> Iterator[str]:
         yield batch_words(done.now.run)
     yield f"DeepSpeed {settings.version}"
     yield peak_line(done)
-    low, high = (sum(each) for each in zip(*((b.low, b.high) for b in done.beside), strict=True))
-    yield f"beside tensors, not measured here: {amount(low)} to {amount(high)}"
+    low, high = (sum(each) for each in zip(*((b.low, b.high) for b in done.overheads), strict=True))
+    yield f"overhead, not measured here: {amount(low)} to {amount(high)}"
 
 
-def _verdict(done: Examined, fits: str) -> str:
+def _verdict(done: MemoryReport, fits: str) -> str:
     """The worst finding's title; where there is none, that it fits, or the peak."""
     worst = next(iter(most_harmful(done.findings)), None)
     if worst is not None and worst.severity is not Severity.NOTE:
@@ -113,7 +115,7 @@ def figure(moments: dict[str, Moment], unit: int, limit: int | None) -> "Figure"
     return shown
 
 
-def _changes(done: Examined) -> tuple[Table, ...]:
+def _changes(done: MemoryReport) -> tuple[Table, ...]:
     if not done.changes:
         return ()
     rows = tuple(
@@ -127,7 +129,7 @@ def _changes(done: Examined) -> tuple[Table, ...]:
         for change in done.changes
     )
     head = ("change", "less", "peak then", "set", "costs")
-    return (Table(title="What to change, cheapest first (each by itself)", head=head, rows=rows, align="<>><<"),)
+    return (Table(title="Possible changes, cheapest first (each on its own)", head=head, rows=rows, align="<>><<"),)
 
 
 def _ledger(moments: dict[str, Moment], place: Place, unit: int, name: str) -> Table:

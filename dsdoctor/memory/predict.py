@@ -1,25 +1,38 @@
-"""What to change so that less memory is taken, cheapest first: each change is predicted anew, none is a rule of thumb."""
+"""A rank's ledger, predicted; what to change so that less memory is taken, cheapest first; and what fits a number of GPUs.
+
+Two steps are followed from call to call, then a checkpoint is saved. Each change is predicted anew, none is a rule of thumb. What
+a GPU holds beyond live tensors is a range that was not measured here: its figures are assumptions.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from dsdoctor.memory import account as names
-from dsdoctor.memory.account import Account, follow, head_end, parts
+from dsdoctor.memory import ledger as names
+from dsdoctor.memory.ledger import Ledger, follow, head_end, parts
 from dsdoctor.memory.models import Kind, Layout, ModelShape, Moment, Point, Prediction, Run, ZeroSettings
 from dsdoctor.memory.stage3 import Stage3
 from dsdoctor.memory.stage12 import Bf16Stage1, Stage0, Stage12
 
-# What is on a GPU beside live tensors, as ranges. None of it was measured here: the figures are assumptions.
-
-
 GIB = 1 << 30
 SLACK = 50
 """Of this many bytes of tensors the allocator holds one more at least."""
+MAX_MICRO_STEPS = 3
+"""So many micro batches of a step are followed at most: the first, one that adds to it, and the one that ends it."""
+CHUNKS = 8
+MODERATE_BUCKET = 50_000_000
+NEAR = 20_000_000
+MIN_WON_SHARE = 0.01
+"""Of the peak: a change that wins less is not advised."""
+MAX_LEFT_SHARE = 0.98
+"""What is left of the peak after a change that is worth its cost, at most."""
+ZERO = "zero_optimization."
+MAX_BATCH = 1 << 14
+MAX_RANKS = 1 << 12
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unmeasured:
+class Overhead:
     """A thing whose bytes are not computed: from ``low`` to ``high``."""
 
     what: str
@@ -27,29 +40,8 @@ class Unmeasured:
     high: int
 
 
-def beside_tensors(peak: int, *, world: int) -> tuple[Unmeasured, ...]:
-    """Context and libraries, buffers for communication, and what the caching allocator holds beyond live tensors."""
-    context = Unmeasured(what="CUDA context and libraries", low=int(0.4 * GIB), high=int(1.2 * GIB))
-    nccl = Unmeasured(what="NCCL buffers", low=int(0.1 * GIB), high=int(1.5 * GIB))
-    slack = Unmeasured(what="slack and fragments of torch's allocator", low=peak // SLACK, high=peak // 8)
-    return (context, *([nccl] if world > 1 else []), slack)
-
-
-def room(memory: int, *, world: int) -> int:
-    """Bytes of tensors that a GPU has place for, with the least that is beside them.
-
-    >>> room(80 << 30, world=1) >> 30
-    78
-    """
-    fixed = sum(each.low for each in beside_tensors(0, world=world))
-    return (memory - fixed) * SLACK // (SLACK + 1)
-
-
-# Settings, a model's shape and a run -> a rank's ledger: two steps are followed from call to call, then a checkpoint is saved.
-
-
 class Stage(Protocol):
-    """What a stage of ZeRO does at each call, to an account."""
+    """What a stage of ZeRO does at each call, to an ledger."""
 
     def initialize(self) -> None:
         """deepspeed.initialize."""
@@ -85,102 +77,6 @@ class Stage(Protocol):
         """engine.save_checkpoint."""
 
 
-MICRO_STEPS = 3
-"""So many micro batches of a step are followed at most: the first, one that adds to it, and the one that ends it."""
-
-
-def stage_of(account: Account, settings: ZeroSettings, model: ModelShape, layout: Layout) -> Stage:
-    """The wrapper that DeepSpeedEngine._do_optimizer_sanity_check chooses."""
-    if settings.stage == 0:
-        return Stage0(account, settings, model, layout)
-    if settings.stage == 3:
-        return Stage3(account, settings, model, layout)
-    mixed = settings.dtype == "bfloat16" and settings.accumulation_dtype == "float32"
-    if settings.stage == 1 and mixed and settings.offload_optimizer == "none":
-        return Bf16Stage1(account, settings, model, layout)
-    return Stage12(account, settings, model, layout)
-
-
-def predict(settings: ZeroSettings, model: ModelShape, run: Run | None, layout: Layout) -> Prediction:
-    """A rank's ledger. Without a run, states alone: the peaks of forward and backward are not told."""
-    account = Account(together=layout.together)
-    stage = stage_of(account, settings, model, layout)
-    account.begin()
-    stage.initialize()
-    account.begin()
-    moments = [account.moment(Point.AFTER_INITIALIZE)]
-    follows = run is not None and not run.error
-    if run is not None and follows:
-        account.hold(names.INPUTS, run.inputs)
-        moments += _micro_steps(account, stage, settings, run, (Point.FIRST_FORWARD, Point.FIRST_BACKWARD))
-    elif settings.stage != 3:
-        stage.micro_step(0, last=True)
-        for number in reversed(model.trained):
-            stage.gradient(number)
-        stage.backward_ends()
-    moments.append(_step(account, stage, Point.FIRST_STEP))
-    account.begin()
-    moments.append(account.moment(Point.AFTER_STEP))
-    if run is not None and follows:
-        moments += _micro_steps(account, stage, settings, run, (Point.FORWARD, Point.BACKWARD))
-        moments.append(_step(account, stage, Point.STEP))
-    account.begin()
-    stage.save()
-    moments.append(account.moment(Point.SAVE))
-    return Prediction(layout=layout, moments=tuple(moments))
-
-
-def _step(account: Account, stage: Stage, point: Point) -> Moment:
-    account.begin()
-    stage.step()
-    return account.moment(point)
-
-
-def _micro_steps(
-    account: Account, stage: Stage, settings: ZeroSettings, run: Run, points: tuple[Point, Point]
-) -> list[Moment]:
-    """The most of forward and of backward over the micro batches of a step."""
-    many = min(settings.accumulation_steps, MICRO_STEPS)
-    found: dict[Point, Moment] = {}
-    for number in range(many):
-        stage.micro_step(number, last=number == many - 1)
-        account.begin()
-        stage.forward_begins()
-        for point, events in zip(points, parts(run), strict=True):
-            if point is points[1]:
-                account.begin()
-            for kind, index in follow(account, run, events):
-                _tell(stage, kind, index)
-            moment = account.moment(point)
-            if point not in found or moment.device > found[point].device:
-                found[point] = moment
-    return [found[point] for point in points]
-
-
-def _tell(stage: Stage, kind: Kind, index: int) -> None:
-    modules = {
-        Kind.PRE_FORWARD: stage.before_forward,
-        Kind.POST_FORWARD: stage.after_forward,
-        Kind.PRE_BACKWARD: stage.before_backward,
-        Kind.POST_BACKWARD: stage.after_backward,
-        Kind.GRADIENT: stage.gradient,
-    }
-    if kind in modules:
-        modules[kind](index)
-    elif kind is Kind.END:
-        stage.backward_ends()
-
-
-CHUNKS = 8
-MODERATE_BUCKET = 50_000_000
-NEAR = 20_000_000
-MIN_WON_SHARE = 0.01
-"""Of the peak: a change that wins less is not advised."""
-WORTH = 0.98
-"""What is left of the peak after a change that is worth its cost, at most."""
-ZERO = "zero_optimization."
-
-
 @dataclass(frozen=True, kw_only=True)
 class Situation:
     """What is predicted: a configuration, a model, and one of its runs (None: states alone)."""
@@ -209,7 +105,7 @@ class Change:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Enough:
+class CombinedChanges:
     """Changes that are enough together, and what is left at the device's peak. ``fits``: they are."""
 
     what: tuple[str, ...]
@@ -225,6 +121,46 @@ class Candidate:
     cost: str
     after: Situation
     set: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Searched:
+    """``batch``: the largest micro batch that fits so many ranks, 0 for none. ``ranks``: the fewest that fit the batch that
+    was asked for, None where even thousands do not."""
+
+    batch: int
+    batch_peak: int
+    ranks: int | None
+    ranks_peak: int | None
+
+
+def predict(settings: ZeroSettings, model: ModelShape, run: Run | None, layout: Layout) -> Prediction:
+    """A rank's ledger. Without a run, states alone: the peaks of forward and backward are not told."""
+    ledger = Ledger(together=layout.together)
+    stage = stage_of(ledger, settings, model, layout)
+    ledger.begin()
+    stage.initialize()
+    ledger.begin()
+    moments = [ledger.moment(Point.AFTER_INITIALIZE)]
+    follows = run is not None and not run.error
+    if run is not None and follows:
+        ledger.hold(names.INPUTS, run.inputs)
+        moments += _micro_steps(ledger, stage, settings, run, (Point.FIRST_FORWARD, Point.FIRST_BACKWARD))
+    elif settings.stage != 3:
+        stage.micro_step(0, last=True)
+        for number in reversed(model.trained):
+            stage.gradient(number)
+        stage.backward_ends()
+    moments.append(_step(ledger, stage, Point.FIRST_STEP))
+    ledger.begin()
+    moments.append(ledger.moment(Point.AFTER_STEP))
+    if run is not None and follows:
+        moments += _micro_steps(ledger, stage, settings, run, (Point.FORWARD, Point.BACKWARD))
+        moments.append(_step(ledger, stage, Point.STEP))
+    ledger.begin()
+    stage.save()
+    moments.append(ledger.moment(Point.SAVE))
+    return Prediction(layout=layout, moments=tuple(moments))
 
 
 def changes(now: Situation) -> tuple[Change, ...]:
@@ -251,7 +187,7 @@ def changes(now: Situation) -> tuple[Change, ...]:
     return tuple(found)
 
 
-def enough(now: Situation, limit: int) -> Enough:
+def combine(now: Situation, limit: int) -> CombinedChanges:
     """One change after the other, cheapest first, until the peak is within ``limit``; those that win next to nothing are
     left out."""
     names: list[str] = []
@@ -260,12 +196,60 @@ def enough(now: Situation, limit: int) -> Enough:
         for candidate in look(now):
             after = candidate.after.predicted().peak.device
             if peak <= limit:
-                return Enough(what=tuple(names), peak=peak, fits=True)
-            if after < peak * WORTH:
+                return CombinedChanges(what=tuple(names), peak=peak, fits=True)
+            if after < peak * MAX_LEFT_SHARE:
                 now, peak = candidate.after, after
                 names.append(candidate.what)
                 break
-    return Enough(what=tuple(names), peak=peak, fits=peak <= limit)
+    return CombinedChanges(what=tuple(names), peak=peak, fits=peak <= limit)
+
+
+def search(now: Situation, one: Run, two: Run, limit: int) -> Searched:
+    """What fits ``limit`` bytes on each GPU."""
+
+    def peak(batch: int, ranks: int) -> int:
+        run = between(one, two, batch)
+        return replace(now, run=run, layout=replace(now.layout, world=ranks)).predicted().peak.device
+
+    wanted = now.run.batch if now.run else 1
+    batch = largest(lambda batch: peak(batch, now.layout.world) <= limit, MAX_BATCH)
+    fewest = smallest(lambda ranks: peak(wanted, ranks) <= limit, MAX_RANKS)
+    return Searched(
+        batch=batch,
+        batch_peak=peak(batch, now.layout.world) if batch else 0,
+        ranks=fewest,
+        ranks_peak=peak(wanted, fewest) if fewest else None,
+    )
+
+
+def overheads_of(peak: int, *, world: int) -> tuple[Overhead, ...]:
+    """Context and libraries, buffers for communication, and what the caching allocator holds beyond live tensors."""
+    context = Overhead(what="CUDA context and libraries", low=int(0.4 * GIB), high=int(1.2 * GIB))
+    nccl = Overhead(what="NCCL buffers", low=int(0.1 * GIB), high=int(1.5 * GIB))
+    slack = Overhead(what="slack and fragmentation of torch's allocator", low=peak // SLACK, high=peak // 8)
+    return (context, *([nccl] if world > 1 else []), slack)
+
+
+def room(memory: int, *, world: int) -> int:
+    """Bytes of tensors that a GPU has place for, with the least that is beside them.
+
+    >>> room(80 << 30, world=1) >> 30
+    78
+    """
+    fixed = sum(each.low for each in overheads_of(0, world=world))
+    return (memory - fixed) * SLACK // (SLACK + 1)
+
+
+def stage_of(ledger: Ledger, settings: ZeroSettings, model: ModelShape, layout: Layout) -> Stage:
+    """The wrapper that DeepSpeedEngine._do_optimizer_sanity_check chooses."""
+    if settings.stage == 0:
+        return Stage0(ledger, settings, model, layout)
+    if settings.stage == 3:
+        return Stage3(ledger, settings, model, layout)
+    mixed = settings.dtype == "bfloat16" and settings.accumulation_dtype == "float32"
+    if settings.stage == 1 and mixed and settings.offload_optimizer == "none":
+        return Bf16Stage1(ledger, settings, model, layout)
+    return Stage12(ledger, settings, model, layout)
 
 
 def with_settings(now: Situation, **values: object) -> Situation:
@@ -291,7 +275,7 @@ def no_overlap(now: Situation) -> Iterator[Candidate]:
     if now.settings.stage in {1, 2} and now.settings.overlap_comm:
         yield Candidate(
             what="one bucket instead of two",
-            cost="gradients are reduced after they are computed, and not meanwhile",
+            cost="gradients are reduced after the backward pass, without overlap",
             set=((ZERO + "overlap_comm", "false"),),
             after=with_settings(now, overlap_comm=False),
         )
@@ -304,7 +288,7 @@ def fewer_live_parameters(now: Situation) -> Iterator[Candidate]:
         ahead = min(NEAR, now.settings.prefetch_bucket_size)
         yield Candidate(
             what="fewer gathered parameters at a time",
-            cost="parameters are gathered again, and less ahead",
+            cost="parameters are gathered more often, with less prefetching",
             set=((ZERO + "stage3_max_reuse_distance", str(near)), (ZERO + "stage3_prefetch_bucket_size", str(ahead))),
             after=with_settings(now, max_reuse_distance=near, prefetch_bucket_size=ahead),
         )
@@ -342,7 +326,7 @@ def checkpointing(now: Situation) -> Iterator[Candidate]:
     if now.run and not now.run.checkpointing and other:
         yield Candidate(
             what="activation checkpointing: model.gradient_checkpointing_enable()",
-            cost="about a third more computing: each layer's forward runs twice",
+            cost="about a third more compute: each layer's forward runs twice",
             after=replace(now, run=other),
         )
 
@@ -351,8 +335,8 @@ def chunked_loss(now: Situation) -> Iterator[Candidate]:
     """A loss that makes the logits a piece at a time."""
     if now.run and now.run.logits and not now.run.error:
         yield Candidate(
-            what=f"a loss that makes the logits in {CHUNKS} pieces (Liger's fused linear cross entropy, for one)",
-            cost="another loss function; the head's product is computed twice by some",
+            what=f"a loss that computes the logits in {CHUNKS} chunks (such as Liger's fused linear cross entropy)",
+            cost="another loss function; some compute the head's product twice",
             after=replace(now, run=in_chunks(now.run)),
         )
 
@@ -378,7 +362,7 @@ def smaller_batch(now: Situation) -> Iterator[Candidate]:
         steps = now.settings.accumulation_steps * 2
         yield Candidate(
             what=f"micro batch {half}, accumulated over {steps} steps",
-            cost="smaller products, twice as many of them",
+            cost="smaller matrix products, twice as many",
             set=(("train_micro_batch_size_per_gpu", str(half)), ("gradient_accumulation_steps", str(steps))),
             after=replace(now, run=other),
         )
@@ -389,7 +373,7 @@ def offload_optimizer(now: Situation) -> Iterator[Candidate]:
     if now.settings.stage and now.settings.offload_optimizer == "none":
         yield Candidate(
             what="the optimizer on the host",
-            cost="its step runs on the CPU, and gradients and parameters go over PCIe in every step",
+            cost="its step runs on the CPU; gradients and parameters cross PCIe in every step",
             set=((ZERO + "offload_optimizer.device", "cpu"),),
             after=with_settings(now, offload_optimizer="cpu"),
         )
@@ -401,41 +385,10 @@ def offload_param(now: Situation) -> Iterator[Candidate]:
         optimizer = now.settings.offload_optimizer if now.settings.offload_optimizer != "none" else "cpu"
         yield Candidate(
             what="parameters and the optimizer on the host",
-            cost="each parameter goes over PCIe for forward and for backward",
+            cost="each parameter crosses PCIe in forward and in backward",
             set=((ZERO + "offload_param.device", "cpu"), (ZERO + "offload_optimizer.device", optimizer)),
             after=with_settings(now, offload_param="cpu", offload_optimizer=optimizer),
         )
-
-
-CANDIDATES: tuple[Callable[[Situation], Iterator[Candidate]], ...] = (
-    smaller_buckets,
-    fewer_live_parameters,
-    no_overlap,
-    chunked_loss,
-    checkpointing,
-    smaller_batch,
-    higher_stage,
-    offload_optimizer,
-    offload_param,
-)
-
-
-# The largest micro batch that fits a GPU, and the fewest GPUs that do, by prediction. Pure: runs are handed in.
-
-
-MOST_BATCH = 1 << 14
-MOST_RANKS = 1 << 12
-
-
-@dataclass(frozen=True, kw_only=True)
-class Searched:
-    """``batch``: the largest micro batch that fits so many ranks, 0 for none. ``ranks``: the fewest that fit the batch that
-    was asked for, None where even thousands do not."""
-
-    batch: int
-    batch_peak: int
-    ranks: int | None
-    ranks_peak: int | None
 
 
 def between(one: Run, two: Run, batch: int) -> Run:
@@ -459,24 +412,6 @@ def between(one: Run, two: Run, batch: int) -> Run:
         events=events,
         logits=on_line(one.logits, two.logits),
         inputs=on_line(one.inputs, two.inputs),
-    )
-
-
-def search(now: Situation, one: Run, two: Run, limit: int) -> Searched:
-    """What fits ``limit`` bytes on each GPU."""
-
-    def peak(batch: int, ranks: int) -> int:
-        run = between(one, two, batch)
-        return replace(now, run=run, layout=replace(now.layout, world=ranks)).predicted().peak.device
-
-    wanted = now.run.batch if now.run else 1
-    batch = largest(lambda batch: peak(batch, now.layout.world) <= limit, MOST_BATCH)
-    fewest = smallest(lambda ranks: peak(wanted, ranks) <= limit, MOST_RANKS)
-    return Searched(
-        batch=batch,
-        batch_peak=peak(batch, now.layout.world) if batch else 0,
-        ranks=fewest,
-        ranks_peak=peak(wanted, fewest) if fewest else None,
     )
 
 
@@ -507,3 +442,57 @@ def smallest(fits: Callable[[int], bool], most: int) -> int | None:
     """
     below = largest(lambda number: not fits(number), most)
     return below + 1 if below < most else None
+
+
+def _step(ledger: Ledger, stage: Stage, point: Point) -> Moment:
+    ledger.begin()
+    stage.step()
+    return ledger.moment(point)
+
+
+def _micro_steps(
+    ledger: Ledger, stage: Stage, settings: ZeroSettings, run: Run, points: tuple[Point, Point]
+) -> list[Moment]:
+    """The most of forward and of backward over the micro batches of a step."""
+    many = min(settings.accumulation_steps, MAX_MICRO_STEPS)
+    found: dict[Point, Moment] = {}
+    for number in range(many):
+        stage.micro_step(number, last=number == many - 1)
+        ledger.begin()
+        stage.forward_begins()
+        for point, events in zip(points, parts(run), strict=True):
+            if point is points[1]:
+                ledger.begin()
+            for kind, index in follow(ledger, run, events):
+                _tell(stage, kind, index)
+            moment = ledger.moment(point)
+            if point not in found or moment.device > found[point].device:
+                found[point] = moment
+    return [found[point] for point in points]
+
+
+def _tell(stage: Stage, kind: Kind, index: int) -> None:
+    modules = {
+        Kind.PRE_FORWARD: stage.before_forward,
+        Kind.POST_FORWARD: stage.after_forward,
+        Kind.PRE_BACKWARD: stage.before_backward,
+        Kind.POST_BACKWARD: stage.after_backward,
+        Kind.GRADIENT: stage.gradient,
+    }
+    if kind in modules:
+        modules[kind](index)
+    elif kind is Kind.END:
+        stage.backward_ends()
+
+
+CANDIDATES: tuple[Callable[[Situation], Iterator[Candidate]], ...] = (
+    smaller_buckets,
+    fewer_live_parameters,
+    no_overlap,
+    chunked_loss,
+    checkpointing,
+    smaller_batch,
+    higher_stage,
+    offload_optimizer,
+    offload_param,
+)

@@ -1,20 +1,22 @@
-"""ZeRO-3: which parameters are gathered at each moment. Follows ``runtime/zero/partitioned_param_coordinator.py`` of DeepSpeed
-0.19 (PartitionedParameterCoordinator): a first step in which modules are noted, then steps that gather ahead.
+"""ZeRO-3: what a rank holds at each call, and which parameters are gathered at each moment. Formulas of DeepSpeed 0.19.
+
+Of ``runtime/zero/stage3.py`` (DeepSpeedZeroOptimizer_Stage3) and ``runtime/zero/partition_parameters.py`` (Init); gathering follows
+``runtime/zero/partitioned_param_coordinator.py`` (PartitionedParameterCoordinator): a first step in which modules are noted, then
+steps that gather ahead.
 """
 
 from collections import deque
 
-from dsdoctor.memory import account as names
-from dsdoctor.memory import account as optimizer
-from dsdoctor.memory.account import Account
+from dsdoctor.memory import ledger as names
+from dsdoctor.memory.ledger import Ledger
 from dsdoctor.memory.models import SIZES, Layout, ModelShape, Place, ZeroSettings
 
 
 class Gathered:
-    """The gathered parameters of a rank, in an account."""
+    """The gathered parameters of a rank, in a ledger."""
 
-    def __init__(self, account: Account, settings: ZeroSettings, model: ModelShape, layout: Layout, size: int) -> None:
-        self.account, self.settings, self.model, self.layout, self.size = account, settings, model, layout, size
+    def __init__(self, ledger: Ledger, settings: ZeroSettings, model: ModelShape, layout: Layout, size: int) -> None:
+        self.ledger, self.settings, self.model, self.layout, self.size = ledger, settings, model, layout, size
         self.counts = [count for _, count, _ in model.parameters]
         self.persistent = persistent(self.counts, settings)
         self.held: dict[int, int] = {}
@@ -100,7 +102,7 @@ class Gathered:
             return
         self.available += sum(self.counts[number] for number in numbers)
         flat = sum(self._padded(number) for number in numbers)
-        self.account.add(names.GATHERING, flat)
+        self.ledger.add(names.GATHERING, flat)
         for number in numbers:
             # one rank alone gathers each by itself
             self.groups[number] = numbers if self.layout.world > 1 else [number]
@@ -114,14 +116,14 @@ class Gathered:
         if group is None:
             return
         if len(group) == 1:
-            self.account.add(names.GATHERING, -self._padded(number))
+            self.ledger.add(names.GATHERING, -self._padded(number))
             self._have(number, self._padded(number))
             return
         for other in group:
             if other not in self.held:
                 self._have(other, self.counts[other] * self.size)
         if not any(self.groups.get(other) is group for other in group):
-            self.account.add(names.GATHERING, -sum(self._padded(other) for other in group))
+            self.ledger.add(names.GATHERING, -sum(self._padded(other) for other in group))
 
     def _drop_in_flight(self) -> None:
         for number in tuple(self.groups):
@@ -130,12 +132,12 @@ class Gathered:
 
     def _have(self, number: int, size: int) -> None:
         self.held[number] = size
-        self.account.add(names.GATHERED, size)
+        self.ledger.add(names.GATHERED, size)
 
     def _free(self, number: int) -> None:
         size = self.held.pop(number, None)
         if size is not None:
-            self.account.add(names.GATHERED, -size)
+            self.ledger.add(names.GATHERED, -size)
             self.available -= self.counts[number]
 
     def _ahead(self, module: int) -> None:
@@ -175,27 +177,11 @@ class Gathered:
         return free
 
 
-def persistent(counts: list[int], settings: ZeroSettings) -> tuple[int, ...]:
-    """Parameters that stay gathered (DeepSpeedZeRoOffload.mark_persistent_parameters)."""
-    found: list[int] = []
-    total = 0
-    for number, count in enumerate(counts):
-        fits = count + total <= settings.model_persistence_threshold
-        if fits and count <= settings.param_persistence_threshold:
-            found.append(number)
-            total += count
-    return tuple(found)
-
-
-# ZeRO-3: what a rank holds at each call. Formulas of DeepSpeed 0.19's ``runtime/zero/stage3.py``
-# (DeepSpeedZeroOptimizer_Stage3) and ``runtime/zero/partition_parameters.py`` (Init).
-
-
 class Stage3:
     """Parameters are divided too: each is gathered for the module that needs it."""
 
-    def __init__(self, account: Account, settings: ZeroSettings, model: ModelShape, layout: Layout) -> None:
-        self.account, self.settings, self.model, self.layout = account, settings, model, layout
+    def __init__(self, ledger: Ledger, settings: ZeroSettings, model: ModelShape, layout: Layout) -> None:
+        self.ledger, self.settings, self.model, self.layout = ledger, settings, model, layout
         self.size = SIZES[settings.dtype]
         self.comm = SIZES[settings.communication_dtype]
         self.accumulated = SIZES[settings.accumulation_dtype]
@@ -204,7 +190,7 @@ class Stage3:
         self.parts = [-(-count // layout.world) for _, count, _ in model.parameters]
         self.trained = set(model.trained)
         self.part = sum(self.parts[number] for number in self.trained)
-        self.gathered = Gathered(account, settings, model, layout, self.size)
+        self.gathered = Gathered(ledger, settings, model, layout, self.size)
         self.bucket: list[int] = []
         self.elements = 0
         self.kept: dict[int, int] = {}
@@ -214,18 +200,18 @@ class Stage3:
         torch.device with a string, and finds that they differ: measured). The bucket, from the beginning and for good
         (``torch.empty(reduce_bucket_size)`` in _setup_for_real_optimizer). ``grad_partitions_flat_buffer``. With offload
         also the optimizer's fp32 gradients."""
-        account, part = self.account, self.part
+        ledger, part = self.ledger, self.part
         home: Place = "host" if self.settings.offload_param != "none" else "device"
         frozen = sum(part for number, part in enumerate(self.parts) if number not in self.trained)
-        account.add(names.PARAMETERS, part * self.size, home)
-        account.add(names.FROZEN, frozen * self.size, home)
-        account.hold(names.BUFFERS, self.model.buffers)
-        account.add(names.MASTER, part * 4, self.where)
+        ledger.add(names.PARAMETERS, part * self.size, home)
+        ledger.add(names.FROZEN, frozen * self.size, home)
+        ledger.hold(names.BUFFERS, self.model.buffers)
+        ledger.add(names.MASTER, part * 4, self.where)
         if self.offload:
-            account.add(names.GRADIENTS_HOST, part * 4, "host")
-        account.add(names.GRADIENTS, part * self.accumulated, self.where)
+            ledger.add(names.GRADIENTS_HOST, part * 4, "host")
+        ledger.add(names.GRADIENTS, part * self.accumulated, self.where)
         if self.settings.contiguous_gradients:
-            account.add(names.BUCKET, self.settings.reduce_bucket_size * self.comm)
+            ledger.add(names.BUCKET, self.settings.reduce_bucket_size * self.comm)
 
     def micro_step(self, number: int, *, last: bool) -> None:
         """Each is like the others: gradients are added to their parts in place."""
@@ -245,7 +231,7 @@ class Stage3:
         for number in self.model.modules[module].parameters:
             if number in self.model.kept and number in before and number not in self.gathered.held:
                 self.kept[number] = before[number]
-                self.account.add(names.GATHERED, before[number])
+                self.ledger.add(names.GATHERED, before[number])
 
     def before_backward(self, module: int) -> None:
         """Its parameters are gathered again."""
@@ -257,7 +243,7 @@ class Stage3:
 
     def gradient(self, number: int) -> None:
         """reduce_independent_p_g_buckets_and_remove_grads: into the bucket, or by itself where it is larger than that."""
-        self.account.add(names.GATHERED, -self.kept.pop(number, 0))
+        self.ledger.add(names.GATHERED, -self.kept.pop(number, 0))
         if number not in self.trained:
             return
         count = self.model.parameters[number][1]
@@ -265,7 +251,7 @@ class Stage3:
         if self.elements + count > limit and self.elements > 0:
             self._reduce()
         if not self.settings.contiguous_gradients or self.elements + count > limit:
-            self.account.add("gradients larger than the bucket", count * self.size)
+            self.ledger.add("gradients larger than the bucket", count * self.size)
         self.bucket.append(number)
         self.elements += count
 
@@ -281,11 +267,11 @@ class Stage3:
         within = self.settings.contiguous_gradients and self.elements <= self.settings.reduce_bucket_size
         cast = self.elements * self.comm if self.comm != self.size else 0
         if within and not self.settings.reduce_scatter:
-            self.account.passing(names.REDUCING, cast)
+            self.ledger.passing(names.REDUCING, cast)
         else:
             copies = (not alone) + self.layout.together
-            self.account.passing(names.REDUCING, cast + copies * padded * self.comm)
-        self.account.hold("gradients larger than the bucket", 0)
+            self.ledger.passing(names.REDUCING, cast + copies * padded * self.comm)
+        self.ledger.hold("gradients larger than the bucket", 0)
         self.bucket, self.elements = [], 0
 
     def backward_ends(self) -> None:
@@ -293,25 +279,25 @@ class Stage3:
         self._reduce()
         self.gathered.leftovers()
         for number in tuple(self.kept):
-            self.account.add(names.GATHERED, -self.kept.pop(number))
+            self.ledger.add(names.GATHERED, -self.kept.pop(number))
 
     def step(self) -> None:
         """One sub-group after the other: its gradients flat and fp32, the optimizer, the parameters' copy."""
         self.gathered.free_all()
-        states = self.account.held.get((names.STATES, "device" if self.account.together else self.where), 0)
+        states = self.ledger.held.get((names.STATES, "device" if self.ledger.together else self.where), 0)
         for elements, many in self._sub_groups():
             if not self.offload:
                 flat = elements * self.accumulated if many > 1 else 0
                 cast = elements * 4 if self.accumulated != 4 else 0
-                self.account.passing(names.FLAT_GRADIENTS, flat + cast)
-                self.account.hold(names.FLAT_GRADIENTS, cast or flat)
-            wanted = elements * optimizer.state_size(self.settings)
-            missing = min(wanted, self.part * optimizer.state_size(self.settings) - states)
-            self.account.add(names.STATES, missing, self.where)
+                self.ledger.passing(names.FLAT_GRADIENTS, flat + cast)
+                self.ledger.hold(names.FLAT_GRADIENTS, cast or flat)
+            wanted = elements * names.state_size(self.settings)
+            missing = min(wanted, self.part * names.state_size(self.settings) - states)
+            self.ledger.add(names.STATES, missing, self.where)
             states += missing
-            if not optimizer.fused(self.settings):
-                self.account.passing(names.STEP_TEMPORARY, 2 * 4 * elements, self.where)
-            self.account.hold(names.FLAT_GRADIENTS, 0)
+            if not names.fused(self.settings):
+                self.ledger.passing(names.STEP_TEMPORARY, 2 * 4 * elements, self.where)
+            self.ledger.hold(names.FLAT_GRADIENTS, 0)
         self.gathered.gather_persistent()
 
     def _sub_groups(self) -> list[tuple[int, int]]:
@@ -332,6 +318,18 @@ class Stage3:
             largest = max(
                 (sum(self.model.parameters[n][1] for n in m.parameters) for m in self.model.modules), default=0
             )
-            self.account.passing(names.GATHERED, largest * self.size)
+            self.ledger.passing(names.GATHERED, largest * self.size)
             if self.layout.rank == 0:
-                self.account.passing(names.SAVING, self.model.elements * self.size, "host")
+                self.ledger.passing(names.SAVING, self.model.elements * self.size, "host")
+
+
+def persistent(counts: list[int], settings: ZeroSettings) -> tuple[int, ...]:
+    """Parameters that stay gathered (DeepSpeedZeRoOffload.mark_persistent_parameters)."""
+    found: list[int] = []
+    total = 0
+    for number, count in enumerate(counts):
+        fits = count + total <= settings.model_persistence_threshold
+        if fits and count <= settings.param_persistence_threshold:
+            found.append(number)
+            total += count
+    return tuple(found)

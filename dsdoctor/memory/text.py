@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Iterator
 
-from dsdoctor.memory.judge import Examined
+from dsdoctor.memory.judge import MemoryReport
 from dsdoctor.memory.models import Moment, Place, Point, Prediction, Run
 from dsdoctor.memory.predict import Change
 from dsdoctor.ui.table import table
@@ -18,12 +18,12 @@ COLUMNS = {
     "after": (Point.AFTER_STEP,),
     "save": (Point.SAVE,),
 }
-MOST_CHANGES = 9
-LABEL = 26
+MAX_CHANGES = 9
+MAX_LABEL_WIDTH = 26
 """A row's name is broken there: with six columns it fits 80."""
 
 
-def memory_lines(done: Examined, width: int | None = None) -> Iterator[str]:
+def memory_lines(done: MemoryReport, width: int | None = None) -> Iterator[str]:
     """The ledger, what to change, the peak and what is beside it. ``width``: of the terminal, where lines are broken."""
     settings, model, world = done.now.settings, done.now.model, done.now.layout.world
     run = done.now.run
@@ -31,21 +31,21 @@ def memory_lines(done: Examined, width: int | None = None) -> Iterator[str]:
     how = f"ZeRO stage {settings.stage}, {settings.dtype}, {world} rank{'s' if world > 1 else ''}"
     yield f"{model.name}, {model.elements:,} parameters; {how}{batch}; DeepSpeed {settings.version}"
     yield ""
-    unit, name = (GIB, "GiB") if done.told.peak.device >= GIB else (MIB, "MiB")
+    unit, name = (GIB, "GiB") if done.prediction.peak.device >= GIB else (MIB, "MiB")
     yield f"{name} on a rank's device, at the peak of each part:"
-    yield from ledger_lines(done.told, "device", unit, width)
-    if any(moment.host for moment in done.told.moments):
+    yield from ledger_lines(done.prediction, "device", unit, width)
+    if any(moment.host for moment in done.prediction.moments):
         yield ""
-        yield f"{name} of the host for a rank, at the same moments:"
-        yield from ledger_lines(done.told, "host", unit, width)
-    yield f"  loading a checkpoint takes {amount(done.host_loading)} of the host on each rank that loads all of it"
+        yield f"{name} of host memory per rank, at the same moments:"
+        yield from ledger_lines(done.prediction, "host", unit, width)
+    yield f"  loading a checkpoint takes {amount(done.host_loading)} of host memory on each rank that loads all of it"
     yield from change_lines(done.changes)
     yield from search_lines(done)
     yield ""
     yield VerdictLine(peak_line(done))
-    low, high = (sum(each) for each in zip(*((b.low, b.high) for b in done.beside), strict=True))
-    names = "; ".join(f"{b.what} {amount(b.low)} to {amount(b.high)}" for b in done.beside)
-    yield f"beside it, not measured here: {amount(low)} to {amount(high)} ({names})"
+    low, high = (sum(each) for each in zip(*((b.low, b.high) for b in done.overheads), strict=True))
+    names = "; ".join(f"{b.what} {amount(b.low)} to {amount(b.high)}" for b in done.overheads)
+    yield f"plus overhead, not measured here: {amount(low)} to {amount(high)} ({names})"
 
 
 def batch_words(run: Run) -> str:
@@ -62,20 +62,21 @@ def batch_words(run: Run) -> str:
     return f"micro batch {' x '.join(map(str, run.shape))}{how}"
 
 
-def peak_line(done: Examined) -> str:
+def peak_line(done: MemoryReport) -> str:
     """The peak; what it leaves out, or between what it lies."""
-    peak = done.told.peak
+    peak = done.prediction.peak
     where = peak.point.value.replace("_", " ")
     if done.now.run is None or done.now.run.error:
-        return f"peak without activations: {amount(peak.device)} of tensors, in {where}; the real one is higher"
+        return f"peak without activations: {amount(peak.device)} of tensors, in {where}; the real peak is higher"
     if done.upper is not None and done.upper.peak.device > peak.device:
-        return f"peak: {amount(peak.device)} to {amount(done.upper.peak.device)} of tensors, in {where}; attention's kernel decides"
+        high = amount(done.upper.peak.device)
+        return f"peak: {amount(peak.device)} to {high} of tensors, in {where}, depending on attention's kernel"
     return f"peak: {amount(peak.device)} of tensors, in {where}"
 
 
-def ledger_lines(told: Prediction, place: Place, unit: int, width: int | None = None) -> Iterator[str]:
+def ledger_lines(prediction: Prediction, place: Place, unit: int, width: int | None = None) -> Iterator[str]:
     """A row for each thing, a column for each part of a step."""
-    moments = {name: most_of(told, points) for name, points in COLUMNS.items()}
+    moments = {name: peak_moment(prediction, points) for name, points in COLUMNS.items()}
     shown = {name: moment for name, moment in moments.items() if moment is not None}
     things: dict[str, dict[str, int]] = {}
     for name, moment in shown.items():
@@ -85,7 +86,7 @@ def ledger_lines(told: Prediction, place: Place, unit: int, width: int | None = 
     ordered = sorted(things, key=lambda what: -max(things[what].values()))
     rows = [("", *shown)]
     for what in ordered:
-        *above, last = textwrap.wrap(what, LABEL, subsequent_indent="  ")
+        *above, last = textwrap.wrap(what, MAX_LABEL_WIDTH, subsequent_indent="  ")
         rows += [(part, *("" for _ in shown)) for part in above]
         rows.append((last, *(cell(things[what].get(name, 0), unit) for name in shown)))
     totals = [
@@ -96,9 +97,9 @@ def ledger_lines(told: Prediction, place: Place, unit: int, width: int | None = 
     yield from (f"  {line}" for line in table(rows, "<" + ">" * len(shown), width=width and width - 2))
 
 
-def most_of(told: Prediction, points: tuple[Point, ...]) -> Moment | None:
+def peak_moment(prediction: Prediction, points: tuple[Point, ...]) -> Moment | None:
     """Of some points the moment with most on the device; None where none was computed."""
-    found = [moment for moment in told.moments if moment.point in points]
+    found = [moment for moment in prediction.moments if moment.point in points]
     return max(found, key=lambda moment: moment.device, default=None)
 
 
@@ -112,8 +113,8 @@ def change_lines(changes: tuple[Change, ...]) -> Iterator[str]:
     if not changes:
         return
     yield ""
-    yield "what to change, cheapest first (each by itself):"
-    for number, change in enumerate(changes[:MOST_CHANGES], 1):
+    yield "possible changes, cheapest first (each on its own):"
+    for number, change in enumerate(changes[:MAX_CHANGES], 1):
         host = f", {amount(change.host)} more on the host" if change.host > 0 else ""
         yield f"{number}. {change.what}: {amount(change.won)} less, peak {amount(change.peak)}{host}"
         if change.set:
@@ -121,25 +122,21 @@ def change_lines(changes: tuple[Change, ...]) -> Iterator[str]:
         yield f"     costs: {change.cost}"
 
 
-def search_lines(done: Examined) -> Iterator[str]:
+def search_lines(done: MemoryReport) -> Iterator[str]:
     """What --search found; with all scores of attention beside it, where the kernel decides."""
     found, upper = done.searched, done.searched_upper
     if found is None:
         return
     yield ""
     world = done.now.layout.world
-    least = (
-        f"; {upper.batch or 'none'} where attention makes all scores" if upper and upper.batch != found.batch else ""
-    )
+    least = f"; {upper.batch or 'none'} if attention stores all scores" if upper and upper.batch != found.batch else ""
     if found.batch:
         yield f"the largest micro batch that fits {world} GPUs: {found.batch} (tensors {amount(found.batch_peak)}){least}"
     else:
         yield f"no micro batch fits {world} GPUs"
     batch = done.now.run.batch if done.now.run else 1
     most = (
-        f"; {upper.ranks or 'no number'} where attention makes all scores"
-        if upper and upper.ranks != found.ranks
-        else ""
+        f"; {upper.ranks or 'no number'} if attention stores all scores" if upper and upper.ranks != found.ranks else ""
     )
     if found.ranks and found.ranks_peak:
         yield f"the fewest GPUs for a micro batch of {batch}: {found.ranks} (tensors {amount(found.ranks_peak)}){most}"

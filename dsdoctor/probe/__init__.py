@@ -8,14 +8,15 @@ from typing import Any
 from dsdoctor.core.discreet_host import DiscreetHost
 from dsdoctor.core.host import Host
 from dsdoctor.core.machine import Driver, Gap, Gpu, Machine, SearchPaths, System, Torch
-from dsdoctor.probe.paths import find_compilers, find_loadable, read_paths
+from dsdoctor.probe.compilers import find_compilers
+from dsdoctor.probe.paths import find_libraries, find_loadable, read_paths
 from dsdoctor.probe.python import ask_python, ask_torch, read_deepspeed, read_jit_cache, read_torch
-from dsdoctor.probe.system import ask_gpus, find_libraries, read_system, steering_variables
+from dsdoctor.probe.system import ask_gpus, read_system, steering_variables
 from dsdoctor.probe.toolkits import find_toolkits, judge_cache
 
 NO_GPUS: tuple[tuple[Gpu, ...], Driver | None] = ((), None)
 UNKNOWN_SYSTEM = System(architecture="unknown", os="unknown")
-MOST_AT_ONCE = 8
+MAX_THREADS = 8
 
 
 class _Questions:
@@ -55,7 +56,7 @@ class Probing:
         self._host: Host = DiscreetHost(host)
         self._python, self._cache, self._toolkit, self._whole = python, cache, toolkit, whole
         # why one more: that thread starts the others and mostly waits. More threads than that would only slow loading torch
-        self._pool = ThreadPoolExecutor(max_workers=min(MOST_AT_ONCE, host.cpus() + 1))
+        self._pool = ThreadPoolExecutor(max_workers=min(MAX_THREADS, host.cpus() + 1))
         self._questions = _Questions(self._pool)
 
     def __enter__(self) -> "Probing":

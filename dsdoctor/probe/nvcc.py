@@ -24,18 +24,18 @@ CCCL_PLACES = ("cccl/cuda/std/version", "cuda/std/version")
 LIBRARIES = ("cudart", "curand", "cublas", "cufile", "cuda")
 DEBIAN_HOME = "/usr"
 COMPILER_LIMITS = r"^#if __GNUC__ > \d+|__clang_major__ >= *\d+"
-ANSWER_LIMIT = 10.0
-"""Seconds that an nvcc has for a question that it normally answers in milliseconds."""
+NVCC_TIMEOUT_SECONDS = 10.0
+"""For a question that an nvcc normally answers in milliseconds."""
 
 
 def read_toolkit(host: Host, root: str, found_via: tuple[str, ...]) -> Toolkit | None:
     """Read a folder; None when it holds neither nvcc nor CUDA headers."""
     nvcc = next(iter(host.glob(f"{glob.escape(root)}/bin/nvcc")), None)
     include, libraries = _include_dirs(host, root), _library_dirs(host, root)
-    headers = frozenset(name for name in HEADERS if _first(host, include, name))
-    if _first(host, include, *CCCL_PLACES):
+    headers = frozenset(name for name in HEADERS if first_of(host, include, name))
+    if first_of(host, include, *CCCL_PLACES):
         headers |= {CCCL}
-    answer = host.run([nvcc, "-V"], timeout=ANSWER_LIMIT) if nvcc else None
+    answer = host.run([nvcc, "-V"], timeout=NVCC_TIMEOUT_SECONDS) if nvcc else None
     version = (
         parse_nvcc(answer.stdout)
         if answer
@@ -45,7 +45,7 @@ def read_toolkit(host: Host, root: str, found_via: tuple[str, ...]) -> Toolkit |
     if version is None and broken is None and "cuda_runtime.h" not in headers:
         return None
     limits = parse_host_config(_found_in(host, include, "crt/host_config.h", COMPILER_LIMITS))
-    listed = host.run([nvcc, "--list-gpu-arch"], timeout=ANSWER_LIMIT).stdout if nvcc and version else ""
+    listed = host.run([nvcc, "--list-gpu-arch"], timeout=NVCC_TIMEOUT_SECONDS).stdout if nvcc and version else ""
     linkable = frozenset(name for name in LIBRARIES if _linkable(host, libraries, name))
     return Toolkit(
         root=DEBIAN_HOME if _is_debian(host, root) else root,
@@ -144,8 +144,8 @@ def _scattered(host: Host, root: str, headers: frozenset[str], libraries: frozen
         return frozenset()
     lib = f"{root}/lib64" if host.glob(f"{glob.escape(root)}/lib64") else f"{root}/lib"
     include = (f"{root}/include",)
-    lost = {name for name in headers - {CCCL} if not _first(host, include, name)}
-    lost |= {CCCL} if CCCL in headers and not _first(host, include, *CCCL_PLACES) else set()
+    lost = {name for name in headers - {CCCL} if not first_of(host, include, name)}
+    lost |= {CCCL} if CCCL in headers and not first_of(host, include, *CCCL_PLACES) else set()
     # not libcuda: its stub is in a folder of its own in every toolkit, and LIBRARY_PATH names that
     return frozenset(lost | {name for name in libraries - {"cuda"} if not _linkable(host, (lib,), name)})
 
@@ -155,10 +155,11 @@ def _is_debian(host: Host, root: str) -> bool:
 
 
 def _linkable(host: Host, folders: tuple[str, ...], name: str) -> bool:
-    return _first(host, folders, f"lib{name}.so", f"lib{name}.a") is not None
+    return first_of(host, folders, f"lib{name}.so", f"lib{name}.a") is not None
 
 
-def _first(host: Host, folders: tuple[str, ...], *names: str) -> str | None:
+def first_of(host: Host, folders: tuple[str, ...], *names: str) -> str | None:
+    """The first file of these names, folder by folder."""
     for folder in folders:
         for name in names:
             found = host.glob(f"{glob.escape(folder)}/{name}")
@@ -168,5 +169,5 @@ def _first(host: Host, folders: tuple[str, ...], *names: str) -> str | None:
 
 
 def _found_in(host: Host, folders: tuple[str, ...], name: str, pattern: str) -> str:
-    path = _first(host, folders, name)
+    path = first_of(host, folders, name)
     return host.search(path, pattern) if path else ""

@@ -1,25 +1,33 @@
-"""What PATH and LD_LIBRARY_PATH lead to: compilers, headers, and the libraries that an op would find."""
+"""Host -> what search paths lead to: folders, headers, the libraries that single ops need, and those that an op would find when it
+is loaded. Loads nothing."""
 
 import glob
 import re
 from collections.abc import Iterator
 
 from dsdoctor.core.host import Host
-from dsdoctor.core.machine import WATCHED, Compiler, Runtime, SearchPaths
-from dsdoctor.probe.nvcc import HEADERS, LIBRARIES
+from dsdoctor.core.machine import WATCHED, Library, Runtime, SearchPaths
+from dsdoctor.probe.nvcc import HEADERS, LIBRARIES, first_of
 from dsdoctor.probe.python import Environment
-from dsdoctor.probe.system import include_dirs, library_dirs
-
-# Host -> what PATH and LD_LIBRARY_PATH hold, and the CUDA headers and libraries that need no CUDA_HOME.
-
 
 RUNTIME = re.compile(r"/libcudart\.so\.(\d{1,2})(?:\.|$)")
-
-
-def folders_on(host: Host, name: str) -> tuple[str, ...]:
-    """The folders of a path variable, each once, in order; entries that are empty or relative are left out."""
-    listed = (host.variable(name) or "").split(":")
-    return tuple(dict.fromkeys(folder for folder in listed if folder.startswith("/")))
+SYSTEM_INCLUDES = ("/usr/include", "/usr/local/include")
+SYSTEM_LIBRARIES = (
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib",
+    "/usr/local/lib",
+)
+LOADER_CACHE = "/etc/ld.so.cache"
+"""What ldconfig writes and glibc's loader reads: it holds the paths as text, each ended by a zero byte. It is read directly
+because ldconfig may be missing or not on PATH, and so that a snapshot does not hold the machine's other libraries."""
+ALWAYS_LISTED = "libc.so.6"
+"""A library that every cache of glibc lists. Without it there is no answer: another libc, or a snapshot without the question."""
+LOADER_FOLDERS = ("/lib", "/usr/lib", "/lib64", "/usr/lib64")
+"""Where glibc's loader looks without any cache; Debian adds a folder named after the processor to the first two."""
+FOLDERS_32_BIT = ("/lib32", "/usr/lib32", "/libx32", "/usr/libx32", "/lib/i386-linux-gnu", "/usr/lib/i386-linux-gnu")
+"""Folders of 32-bit libraries, which no op links."""
 
 
 def read_paths(host: Host) -> SearchPaths:
@@ -38,38 +46,27 @@ def read_paths(host: Host) -> SearchPaths:
     )
 
 
-def _missing(host: Host, name: str) -> tuple[str, ...]:
-    return tuple(folder for folder in folders_on(host, name) if not host.exists(folder))
-
-
-def _runtimes(host: Host) -> Iterator[Runtime]:
-    for folder in folders_on(host, "LD_LIBRARY_PATH"):
-        found = (RUNTIME.search(path) for path in host.glob(f"{glob.escape(folder)}/libcudart.so.*"))
-        for major in sorted({int(match[1]) for match in found if match}):
-            yield Runtime(folder=folder, major=major)
-
-
-# Host + environment -> which libraries of WATCHED an op would find when it is loaded. Loads nothing.
-
-
-CACHE = "/etc/ld.so.cache"
-"""What ldconfig writes and glibc's loader reads: it holds the paths as text, each ended by a zero byte. It is read directly
-because ldconfig may be missing or not on PATH, and so that a snapshot does not hold the machine's other libraries."""
-
-ALWAYS_LISTED = "libc.so.6"
-"""A library that every cache of glibc lists. Without it there is no answer: another libc, or a snapshot without the question."""
-
-TRUSTED = ("/lib", "/usr/lib", "/lib64", "/usr/lib64")
-"""Where glibc's loader looks without any cache; Debian adds a folder named after the processor to the first two."""
-
-FOLDERS_32_BIT = ("/lib32", "/usr/lib32", "/libx32", "/usr/libx32", "/lib/i386-linux-gnu", "/usr/lib/i386-linux-gnu")
-"""Folders of 32-bit libraries, which no op links."""
+def find_libraries(host: Host, environment: Environment | None) -> tuple[Library, ...]:
+    """The libraries that are there, at least in part; a part that is missing is None."""
+    include, lib = include_dirs(host), library_dirs(host)
+    found = [
+        Library(name="libaio", header=first_of(host, include, "libaio.h"), library=first_of(host, lib, "libaio.so")),
+        Library(
+            name="libcuda",
+            header="cuda.h",
+            library=first_of(host, ("/usr/local/cuda/lib64/stubs", *lib), "libcuda.so"),
+        ),
+        _cutlass(host, environment, include),
+        _oneccl(host),
+        _dskernels(host, environment),
+    ]
+    return tuple(library for library in found if library.library)
 
 
 def find_loadable(host: Host, environment: Environment | None) -> frozenset[str] | None:
     """Those of WATCHED that are found; None where the loader's cache cannot be read, or there is no Python."""
     names = "|".join(map(re.escape, (*WATCHED, ALWAYS_LISTED)))
-    cached = parse_cache(host.search(CACHE, rf"/[^\0\n]*/(?:{names})(?=\0)"))
+    cached = parse_cache(host.search(LOADER_CACHE, rf"/[^\0\n]*/(?:{names})(?=\0)"))
     if environment is None or ALWAYS_LISTED not in {path.rpartition("/")[2] for path in cached}:
         return None
     folders = tuple(dict.fromkeys(_folders(host, environment)))
@@ -90,6 +87,67 @@ def parse_cache(text: str) -> tuple[str, ...]:
     return tuple(path for path in text.splitlines() if path.rpartition("/")[0] not in FOLDERS_32_BIT)
 
 
+def folders_on(host: Host, name: str) -> tuple[str, ...]:
+    """The folders of a path variable, each once, in order; entries that are empty or relative are left out."""
+    listed = (host.variable(name) or "").split(":")
+    return tuple(dict.fromkeys(folder for folder in listed if folder.startswith("/")))
+
+
+def include_dirs(host: Host) -> tuple[str, ...]:
+    """Where the system's compiler looks for headers by itself, with what the user's variables add."""
+    return (
+        *_split(host, "CPATH", "CPLUS_INCLUDE_PATH"),
+        *_flags(host, "CFLAGS", "-I"),
+        *_prefix(host, "include"),
+        *SYSTEM_INCLUDES,
+    )
+
+
+def library_dirs(host: Host) -> tuple[str, ...]:
+    """Where the linker looks by itself, with what the user's variables add."""
+    return (*_split(host, "LIBRARY_PATH"), *_flags(host, "LDFLAGS", "-L"), *_prefix(host, "lib"), *SYSTEM_LIBRARIES)
+
+
+def _missing(host: Host, name: str) -> tuple[str, ...]:
+    return tuple(folder for folder in folders_on(host, name) if not host.exists(folder))
+
+
+def _runtimes(host: Host) -> Iterator[Runtime]:
+    for folder in folders_on(host, "LD_LIBRARY_PATH"):
+        found = (RUNTIME.search(path) for path in host.glob(f"{glob.escape(folder)}/libcudart.so.*"))
+        for major in sorted({int(match[1]) for match in found if match}):
+            yield Runtime(folder=folder, major=major)
+
+
+def _cutlass(host: Host, environment: Environment | None, include: tuple[str, ...]) -> Library:
+    named = ("CUTLASS_PATH", "CUTLASS_ROOT", "CUTLASS_HOME", "CONDA_PREFIX", "VIRTUAL_ENV", "CUDA_HOME", "CUDA_PATH")
+    roots = [host.variable(name) or "" for name in named] + _split(host, "CMAKE_PREFIX_PATH")
+    roots += [environment.python.scripts.rpartition("/")[0]] if environment else []
+    if environment and environment.cutlass:
+        roots += [f"{environment.cutlass}/source", environment.cutlass]
+    folders = [f"{root}/{tail}" for root in roots if root for tail in ("include", ".")]
+    header = first_of(
+        host, (*folders, *include, "/usr/local/cutlass/include", "/opt/cutlass/include"), "cutlass/cutlass.h"
+    )
+    return Library(name="cutlass", header=header, library=header)
+
+
+def _oneccl(host: Host) -> Library:
+    root = host.variable("CCL_ROOT")
+    if not root:
+        return Library(name="oneccl")
+    header = first_of(host, (f"{root}/include",), "oneapi/ccl.hpp")
+    return Library(name="oneccl", header=header, library=first_of(host, (f"{root}/lib",), "libccl.so"))
+
+
+def _dskernels(host: Host, environment: Environment | None) -> Library:
+    for folder in environment.python.site if environment else ():
+        found = first_of(host, (f"{folder}/dskernels",), "__init__.py")
+        if found:
+            return Library(name="dskernels", header=found, library=found)
+    return Library(name="dskernels")
+
+
 def _folders(host: Host, environment: Environment) -> Iterator[str]:
     """Patterns of the folders that are searched besides the cache: the loader's, LD_LIBRARY_PATH, Python's and torch's.
 
@@ -99,8 +157,8 @@ def _folders(host: Host, environment: Environment) -> Iterator[str]:
     python = environment.python
     family = python.platform.removeprefix("linux-")
     yield from (glob.escape(folder) for folder in folders_on(host, "LD_LIBRARY_PATH"))
-    yield from (f"{folder}/{family}-linux-gnu" for folder in TRUSTED[:2])
-    yield from TRUSTED
+    yield from (f"{folder}/{family}-linux-gnu" for folder in LOADER_FOLDERS[:2])
+    yield from LOADER_FOLDERS
     for scripts in (python.scripts, host.resolve(python.executable).rpartition("/")[0]):
         yield f"{glob.escape(scripts.rpartition('/')[0])}/lib"
     if environment.torch:
@@ -108,76 +166,16 @@ def _folders(host: Host, environment: Environment) -> Iterator[str]:
         yield f"{glob.escape(environment.torch.rpartition('/')[0])}/nvidia/*/lib"
 
 
-# Host -> every C++ compiler: $CXX, then g++ and clang++ on PATH, versioned names too.
+def _split(host: Host, *names: str) -> list[str]:
+    return [folder for name in names for folder in (host.variable(name) or "").split(":") if folder]
 
 
-NAME = re.compile(r"^(c\+\+|g\+\+|clang\+\+|[\w.-]+-linux-gnu(?:-cc)?-(?:c|g)\+\+)(-\d[\d.]*)?$")
-C_NAMES = {"clang++": "clang", "g++": "gcc", "c++": "cc"}
+def _flags(host: Host, name: str, flag: str) -> list[str]:
+    return [word[2:] for word in (host.variable(name) or "").split() if word.startswith(flag) and len(word) > 2]
 
 
-def find_compilers(host: Host) -> tuple[Compiler, ...]:
-    """All C++ compilers that work, in the order in which a build would find them, each real file once."""
-    found: list[Compiler] = []
-    seen: set[str] = set()
-    for path, via in _candidates(host):
-        real = host.resolve(path)
-        if real in seen:
-            continue
-        seen.add(real)
-        compiler = read_compiler(host, path, via)
-        if compiler is not None:
-            found.append(compiler)
-    return tuple(found)
-
-
-def read_compiler(host: Host, path: str, via: str) -> Compiler | None:
-    """Ask one compiler for its kind and version; None for one without a C++ back end (cc1plus)."""
-    kind_and_version = parse_version(host.run([path, "--version"], timeout=20).stdout)
-    if kind_and_version is None:
-        return None
-    kind, version = kind_and_version
-    if kind == "gcc" and not host.run([path, "-print-prog-name=cc1plus"], timeout=20).stdout.startswith("/"):
-        return None
-    return Compiler(path=path, c_path=_c_beside(host, path), kind=kind, version=version, found_via=via)
-
-
-def parse_version(text: str) -> tuple[str, tuple[int, ...]] | None:
-    """Kind and version from the first line of ``--version``.
-
-    >>> parse_version("g++ (Debian 12.2.0-14+deb12u1) 12.2.0\\nCopyright")
-    ('gcc', (12, 2, 0))
-    >>> parse_version("Debian clang version 14.0.6\\nTarget: x86_64")
-    ('clang', (14, 0, 6))
-    """
-    first = text.splitlines()[0] if text.strip() else ""
-    kind = "clang" if "clang" in first else "gcc" if re.search(r"\(|gcc|g\+\+|GCC", first) else None
-    versions = re.findall(r"(?<![\w.-])(\d+(?:\.\d+){1,3})(?![\w.])", re.sub(r"\([^)]*\)", "", first))
-    if kind is None or not versions:
-        return None
-    return kind, tuple(int(part) for part in versions[-1].split("."))
-
-
-def _candidates(host: Host) -> Iterator[tuple[str, str]]:
-    named = (host.variable("CXX") or "").split()
-    if len(named) == 1:
-        path = named[0] if named[0].startswith("/") else host.which(named[0])
-        if path:
-            yield path, "cxx_variable"
-    for name in ("g++", "c++", "clang++"):
-        path = host.which(name)
-        if path:
-            yield path, "path"
-    for folder in folders_on(host, "PATH"):
-        for path in host.glob(f"{glob.escape(folder)}/*++*"):
-            if NAME.match(path.rsplit("/", 1)[1]):
-                yield path, "path"
-
-
-def _c_beside(host: Host, path: str) -> str | None:
-    """The C compiler of the same kind and version, beside the C++ one: nvcc takes it as -ccbin."""
-    folder, name = path.rsplit("/", 1)
-    for cxx, c in C_NAMES.items():
-        if cxx in name:
-            beside = f"{folder}/{name.replace(cxx, c)}"
-            return beside if host.glob(glob.escape(beside)) else None
-    return None
+def _prefix(host: Host, tail: str) -> list[str]:
+    # a conda compiler searches its own prefix; the system's gcc does not
+    prefix = host.variable("CONDA_PREFIX")
+    cxx = host.variable("CXX") or ""
+    return [f"{prefix}/{tail}"] if prefix and "conda" in cxx else []

@@ -1,4 +1,4 @@
-"""An environment's Python and its torch: packages, the installed DeepSpeed, and what torch says of itself."""
+"""An environment's Python and its torch: packages, the installed DeepSpeed, ops compiled at run time, and torch."""
 
 import glob
 import re
@@ -17,7 +17,12 @@ from dsdoctor.core.host import Host
 from dsdoctor.core.machine import Cuda, DeepSpeed, Gap, JitCache, Python, Torch
 from dsdoctor.core.processes import FileHolder
 
-# Host + interpreter path -> what its environment holds: packages, the installed DeepSpeed, ops compiled at run time.
+IMPORT_TIMEOUT_SECONDS = 120.0
+CXX_STANDARD = r"__cplusplus\s*<\s*20\d\d"
+TABLES = (
+    r"^MINIMUM_\w+_VERSION\s*=.*$|^CUDA_(?:GCC|CLANG)_VERSIONS\b[^=\n]*=\s*\{[^}]*\}|supported_arches\s*=\s*\[[^\]]*\]"
+)
+"""The tables of ``cpp_extension.py`` that its checks use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +39,32 @@ class Environment:
     cutlass: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class _TorchAnswer:
+    arch_list: tuple[str, ...]
+    nccl: str | None = None
+    capabilities: tuple[str, ...] = ()
+
+
 def ask_python(host: Host, python: str) -> Environment | Gap:
     """Ask the interpreter about itself and its packages; torch is not imported."""
     return parse_answer(host.ask(python, "ask_python.py", timeout=60), Environment, f"python {python}")
+
+
+def read_deepspeed(host: Host, environment: Environment | None) -> DeepSpeed | None:
+    """The DeepSpeed of an environment; None when there is none."""
+    if environment is None or environment.deepspeed is None:
+        return None
+    location = environment.deepspeed
+    version = environment.python.packages.get("deepspeed") or "unknown"
+    facts = deepspeed_of_record(host.read(f"{location}/{RECORD}") or "", version=version, location=location)
+    if facts.installed_ops:
+        facts = with_libraries(facts, host.glob(f"{glob.escape(location)}/**/*.so"))
+    information = f"{glob.escape(location.rsplit('/', 1)[0])}/deepspeed-{glob.escape(version)}.dist-info"
+    manifest, wheel = (
+        next((host.read(path) for path in host.glob(f"{information}/{name}")), None) for name in (MANIFEST, "WHEEL")
+    )
+    return with_tags(with_manifest(facts, manifest, exists=host.exists), wheel)
 
 
 def read_jit_cache(host: Host, environment: Environment | None, torch: Torch | None) -> JitCache | None:
@@ -65,48 +93,6 @@ def read_jit_cache(host: Host, environment: Environment | None, torch: Torch | N
     )
 
 
-def _default(host: Host, tag: str, torch: Torch) -> str | None:
-    """The folder as torch's ``_get_build_directory`` names it: the user's cache folder, then pyXY_cuZZ."""
-    home = host.variable("HOME")
-    cache = host.variable("XDG_CACHE_HOME") or (f"{home}/.cache" if home else None)
-    variant = f"cu{torch.cuda}".replace(".", "") if torch.cuda else "cpu"
-    return f"{cache}/torch_extensions/{tag.replace('cp', 'py')}_{variant}" if cache else None
-
-
-def read_deepspeed(host: Host, environment: Environment | None) -> DeepSpeed | None:
-    """The DeepSpeed of an environment; None when there is none."""
-    if environment is None or environment.deepspeed is None:
-        return None
-    location = environment.deepspeed
-    version = environment.python.packages.get("deepspeed") or "unknown"
-    facts = deepspeed_of_record(host.read(f"{location}/{RECORD}") or "", version=version, location=location)
-    if facts.installed_ops:
-        facts = with_libraries(facts, host.glob(f"{glob.escape(location)}/**/*.so"))
-    information = f"{glob.escape(location.rsplit('/', 1)[0])}/deepspeed-{glob.escape(version)}.dist-info"
-    manifest, wheel = (
-        next((host.read(path) for path in host.glob(f"{information}/{name}")), None) for name in (MANIFEST, "WHEEL")
-    )
-    return with_tags(with_manifest(facts, manifest, exists=host.exists), wheel)
-
-
-# Host + environment -> Torch: from its files first, then from a child process what files do not say.
-
-
-IMPORT_LIMIT = 120.0
-STANDARD = r"__cplusplus\s*<\s*20\d\d"
-TABLES = (
-    r"^MINIMUM_\w+_VERSION\s*=.*$|^CUDA_(?:GCC|CLANG)_VERSIONS\b[^=\n]*=\s*\{[^}]*\}|supported_arches\s*=\s*\[[^\]]*\]"
-)
-"""The tables of ``cpp_extension.py`` that its checks use."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _TorchAnswer:
-    arch_list: tuple[str, ...]
-    nccl: str | None = None
-    capabilities: tuple[str, ...] = ()
-
-
 def ask_torch(host: Host, environment: Environment | None, whole: bool) -> Torch | Gap | None:
     """Look at the torch of an environment; one that crashes or hangs on import still has a version.
 
@@ -122,10 +108,10 @@ def ask_torch(host: Host, environment: Environment | None, whole: bool) -> Torch
     answer: _TorchAnswer | Gap = Gap(question="torch", reason="not asked")
     if not whole and not environment.torch_lacks:
         answer = parse_answer(
-            host.ask(python, "load_torch.py", environment.torch, timeout=IMPORT_LIMIT), _TorchAnswer, "torch"
+            host.ask(python, "load_torch.py", environment.torch, timeout=IMPORT_TIMEOUT_SECONDS), _TorchAnswer, "torch"
         )
     if isinstance(answer, Gap):
-        answer = parse_answer(host.ask(python, "ask_torch.py", timeout=IMPORT_LIMIT), _TorchAnswer, "torch")
+        answer = parse_answer(host.ask(python, "ask_torch.py", timeout=IMPORT_TIMEOUT_SECONDS), _TorchAnswer, "torch")
     if isinstance(answer, Gap):
         return replace(from_files, broken=answer.reason)
     return replace(
@@ -135,11 +121,6 @@ def ask_torch(host: Host, environment: Environment | None, whole: bool) -> Torch
         capabilities=answer.capabilities,
         nccl=answer.nccl or _nccl_wheel(environment.python),
     )
-
-
-def _nccl_wheel(python: Python) -> str | None:
-    """The release of the NCCL that torch's wheel brought."""
-    return next((version for name, version in python.packages.items() if name.startswith("nvidia-nccl-")), None)
 
 
 def read_torch(host: Host, location: str) -> Torch | None:
@@ -157,12 +138,37 @@ def read_torch(host: Host, location: str) -> Torch | None:
         cuda=cuda,
         hip=parse_assignment(text, "hip"),
         xpu=parse_assignment(xpu, "xpu"),
-        cxx_standard=parse_cxx_standard(host.search(f"{location}/include/ATen/ATen.h", STANDARD)),
+        cxx_standard=parse_cxx_standard(host.search(f"{location}/include/ATen/ATen.h", CXX_STANDARD)),
         cuda_home=guessed_cuda_home(host),
         known_architectures=parse_known_architectures(extension),
         gcc_bounds=parse_bounds(extension, "CUDA_GCC_VERSIONS", cuda),
         clang_bounds=parse_bounds(extension, "CUDA_CLANG_VERSIONS", cuda),
     )
+
+
+def guessed_cuda_home(host: Host) -> str | None:
+    """The folder that ``torch.utils.cpp_extension`` takes for CUDA_HOME now (its ``_find_cuda_home``).
+
+    CUDA_HOME or CUDA_PATH as they are, else two folders up from the nvcc on PATH (links are not followed), else
+    /usr/local/cuda when it exists.
+    """
+    named = host.variable("CUDA_HOME") or host.variable("CUDA_PATH")
+    if named is not None:
+        return named or None
+    nvcc = host.which("nvcc")
+    if nvcc is not None:
+        return nvcc.rsplit("/", 2)[0] or "/"
+    return "/usr/local/cuda" if host.glob("/usr/local/cuda") else None
+
+
+def capability_of(name: str) -> str:
+    """An ``sm_`` name as a compute capability.
+
+    >>> capability_of("sm_90"), capability_of("sm_120"), capability_of("sm_90a")
+    ('9.0', '12.0', '9.0a')
+    """
+    match = re.fullmatch(r"(?:sm|compute)_(\d+)(\d)([a-z]?)", name)
+    return f"{match[1]}.{match[2]}{match[3]}" if match else name
 
 
 def parse_assignment(text: str, name: str) -> str | None:
@@ -214,26 +220,14 @@ def parse_bounds(extension: str, table: str, cuda: Cuda | None) -> tuple[int, in
     return int((least[1] if least else entry[1]).strip("(").split(",")[0]), int(entry[2])
 
 
-def capability_of(name: str) -> str:
-    """An ``sm_`` name as a compute capability.
-
-    >>> capability_of("sm_90"), capability_of("sm_120"), capability_of("sm_90a")
-    ('9.0', '12.0', '9.0a')
-    """
-    match = re.fullmatch(r"(?:sm|compute)_(\d+)(\d)([a-z]?)", name)
-    return f"{match[1]}.{match[2]}{match[3]}" if match else name
+def _default(host: Host, tag: str, torch: Torch) -> str | None:
+    """The folder as torch's ``_get_build_directory`` names it: the user's cache folder, then pyXY_cuZZ."""
+    home = host.variable("HOME")
+    cache = host.variable("XDG_CACHE_HOME") or (f"{home}/.cache" if home else None)
+    variant = f"cu{torch.cuda}".replace(".", "") if torch.cuda else "cpu"
+    return f"{cache}/torch_extensions/{tag.replace('cp', 'py')}_{variant}" if cache else None
 
 
-def guessed_cuda_home(host: Host) -> str | None:
-    """The folder that ``torch.utils.cpp_extension`` takes for CUDA_HOME now (its ``_find_cuda_home``).
-
-    CUDA_HOME or CUDA_PATH as they are, else two folders up from the nvcc on PATH (links are not followed), else
-    /usr/local/cuda when it exists.
-    """
-    named = host.variable("CUDA_HOME") or host.variable("CUDA_PATH")
-    if named is not None:
-        return named or None
-    nvcc = host.which("nvcc")
-    if nvcc is not None:
-        return nvcc.rsplit("/", 2)[0] or "/"
-    return "/usr/local/cuda" if host.glob("/usr/local/cuda") else None
+def _nccl_wheel(python: Python) -> str | None:
+    """The release of the NCCL that torch's wheel brought."""
+    return next((version for name, version in python.packages.items() if name.startswith("nvidia-nccl-")), None)

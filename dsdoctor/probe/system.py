@@ -1,133 +1,19 @@
-"""Host -> processor, memory and disk as the control group limits them, build tools, and variables that steer builds."""
+"""Host -> GPUs and driver; processor, memory and disk as the control group limits them; build tools; variables that steer builds.
 
-import glob
+NVML is asked in a child process: no CUDA context, and a driver that hangs blocks only the child.
+"""
+
 import re
 import sys
 from dataclasses import dataclass
 
 from dsdoctor.core.children import parse_answer
 from dsdoctor.core.host import Host
-from dsdoctor.core.machine import Cuda, Driver, Gap, Gpu, Library, Python, System
-from dsdoctor.probe.python import Environment
-
-# Host + environment -> the libraries that single ops need, each with its header and the file to link.
-
-
-INCLUDE = ("/usr/include", "/usr/local/include")
-LIB = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib")
-
-
-def find_libraries(host: Host, environment: Environment | None) -> tuple[Library, ...]:
-    """The libraries that are there, at least in part; a part that is missing is None."""
-    include, lib = include_dirs(host), library_dirs(host)
-    found = [
-        Library(name="libaio", header=_first(host, include, "libaio.h"), library=_first(host, lib, "libaio.so")),
-        Library(
-            name="libcuda",
-            header="cuda.h",
-            library=_first(host, ("/usr/local/cuda/lib64/stubs", *lib), "libcuda.so"),
-        ),
-        _cutlass(host, environment, include),
-        _oneccl(host),
-        _dskernels(host, environment),
-    ]
-    return tuple(library for library in found if library.library)
-
-
-def _cutlass(host: Host, environment: Environment | None, include: tuple[str, ...]) -> Library:
-    named = ("CUTLASS_PATH", "CUTLASS_ROOT", "CUTLASS_HOME", "CONDA_PREFIX", "VIRTUAL_ENV", "CUDA_HOME", "CUDA_PATH")
-    roots = [host.variable(name) or "" for name in named] + _split(host, "CMAKE_PREFIX_PATH")
-    roots += [environment.python.scripts.rpartition("/")[0]] if environment else []
-    if environment and environment.cutlass:
-        roots += [f"{environment.cutlass}/source", environment.cutlass]
-    folders = [f"{root}/{tail}" for root in roots if root for tail in ("include", ".")]
-    header = _first(
-        host, (*folders, *include, "/usr/local/cutlass/include", "/opt/cutlass/include"), "cutlass/cutlass.h"
-    )
-    return Library(name="cutlass", header=header, library=header)
-
-
-def _oneccl(host: Host) -> Library:
-    root = host.variable("CCL_ROOT")
-    if not root:
-        return Library(name="oneccl")
-    header = _first(host, (f"{root}/include",), "oneapi/ccl.hpp")
-    return Library(name="oneccl", header=header, library=_first(host, (f"{root}/lib",), "libccl.so"))
-
-
-def _dskernels(host: Host, environment: Environment | None) -> Library:
-    for folder in environment.python.site if environment else ():
-        found = _first(host, (f"{folder}/dskernels",), "__init__.py")
-        if found:
-            return Library(name="dskernels", header=found, library=found)
-    return Library(name="dskernels")
-
-
-def include_dirs(host: Host) -> tuple[str, ...]:
-    """Where the system's compiler looks for headers by itself, with what the user's variables add."""
-    return (
-        *_split(host, "CPATH", "CPLUS_INCLUDE_PATH"),
-        *_flags(host, "CFLAGS", "-I"),
-        *_prefix(host, "include"),
-        *INCLUDE,
-    )
-
-
-def library_dirs(host: Host) -> tuple[str, ...]:
-    """Where the linker looks by itself, with what the user's variables add."""
-    return (*_split(host, "LIBRARY_PATH"), *_flags(host, "LDFLAGS", "-L"), *_prefix(host, "lib"), *LIB)
-
-
-def _split(host: Host, *names: str) -> list[str]:
-    return [folder for name in names for folder in (host.variable(name) or "").split(":") if folder]
-
-
-def _flags(host: Host, name: str, flag: str) -> list[str]:
-    return [word[2:] for word in (host.variable(name) or "").split() if word.startswith(flag) and len(word) > 2]
-
-
-def _prefix(host: Host, tail: str) -> list[str]:
-    # a conda compiler searches its own prefix; the system's gcc does not
-    prefix = host.variable("CONDA_PREFIX")
-    cxx = host.variable("CXX") or ""
-    return [f"{prefix}/{tail}"] if prefix and "conda" in cxx else []
-
-
-def _first(host: Host, folders: tuple[str, ...] | list[str], name: str) -> str | None:
-    for folder in folders:
-        found = host.glob(f"{glob.escape(folder)}/{name}")
-        if found:
-            return found[0]
-    return None
-
-
-# Host -> GPUs and driver, through NVML in a child process: no CUDA context, and a driver that hangs blocks only the child.
-
-
-@dataclass(frozen=True, kw_only=True)
-class _NvmlAnswer:
-    driver: str | None = None
-    cuda: str | None = None
-    gpus: tuple[Gpu, ...] = ()
-    absent: str | None = None
-
+from dsdoctor.core.machine import Cuda, Driver, Gap, Gpu, Python, System
+from dsdoctor.probe.paths import SYSTEM_LIBRARIES
 
 DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl-gpu", "/proc/driver/nvidia")
 """Files that a loaded driver creates: Linux, WSL, Jetson."""
-
-
-def ask_gpus(host: Host) -> tuple[tuple[Gpu, ...], Driver | None] | Gap:
-    """The GPUs that NVML sees and the driver; nothing when no driver is loaded."""
-    if not any(host.exists(device) for device in DEVICES):
-        return (), None
-    answer = parse_answer(host.ask(sys.executable, "ask_nvml.py", timeout=20), _NvmlAnswer, "gpus")
-    if isinstance(answer, Gap):
-        return answer
-    if answer.driver is None:
-        return Gap(question="gpus", reason=answer.absent or "it names no driver")
-    return answer.gpus, Driver(version=answer.driver, cuda=Cuda.parse(answer.cuda))
-
-
 STEERING_PREFIXES = ("DS_BUILD_", "NVCC_")
 STEERING = (
     *("DS_ACCELERATOR", "DS_ENABLE_NINJA", "DS_SKIP_CUDA_CHECK", "DS_IGNORE_CUDA_DETECTION", "DS_NVCC_THREADS"),
@@ -151,6 +37,26 @@ ARM_PARTS = {
     "0xc0 0xac4": "Ampere-1a",
 }
 """Names for the numbers of maker and processor in Arm's /proc/cpuinfo (the kernel's arch/arm64/include/asm/cputype.h)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _NvmlAnswer:
+    driver: str | None = None
+    cuda: str | None = None
+    gpus: tuple[Gpu, ...] = ()
+    absent: str | None = None
+
+
+def ask_gpus(host: Host) -> tuple[tuple[Gpu, ...], Driver | None] | Gap:
+    """The GPUs that NVML sees and the driver; nothing when no driver is loaded."""
+    if not any(host.exists(device) for device in DEVICES):
+        return (), None
+    answer = parse_answer(host.ask(sys.executable, "ask_nvml.py", timeout=20), _NvmlAnswer, "gpus")
+    if isinstance(answer, Gap):
+        return answer
+    if answer.driver is None:
+        return Gap(question="gpus", reason=answer.absent or "it names no driver")
+    return answer.gpus, Driver(version=answer.driver, cuda=Cuda.parse(answer.cuda))
 
 
 def read_system(host: Host, python: Python | None, cache: str) -> System:
@@ -179,6 +85,32 @@ def read_system(host: Host, python: Python | None, cache: str) -> System:
     )
 
 
+def steering_variables(host: Host) -> dict[str, str]:
+    """The variables that change what a DeepSpeed build does.
+
+    No other DS_* variable is read, because it may hold a secret.
+    """
+    found: dict[str, str] = {}
+    for prefix in STEERING_PREFIXES:
+        found |= host.variables(prefix)
+    for name in STEERING:
+        value = host.variable(name)
+        if value is not None:
+            found[name] = value
+    return found
+
+
+def memory_limit(host: Host) -> int | None:
+    """Bytes this process may use: the least of the machine's memory and its control groups' limits (v1 and v2)."""
+    limits = [parse_meminfo(host.search("/proc/meminfo", r"^MemTotal:.*$"))]
+    for folder in _groups(host, "memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            text = (host.read(f"{folder}/{name}") or "").strip()
+            limits.append(int(text) if text.isdecimal() and int(text) < UNLIMITED else None)
+    known = [limit for limit in limits if limit]
+    return min(known) if known else None
+
+
 def parse_cpu_flags(cpuinfo: str) -> frozenset[str]:
     """The instruction sets of ``/proc/cpuinfo`` ("flags" on x86, "Features" on Arm).
 
@@ -205,43 +137,6 @@ def parse_cpu_model(cpuinfo: str) -> str | None:
     return ARM_PARTS.get(f"{maker[1]} {part[1]}", f"Arm processor {part[1]} of maker {maker[1]}")
 
 
-def _cpu_model(host: Host) -> str | None:
-    named = parse_cpu_model(host.search("/proc/cpuinfo", r"^model name\s*:.*$", most=1))
-    return named or parse_cpu_model(host.search("/proc/cpuinfo", r"^CPU (?:implementer|part)\s*:.*$", most=2))
-
-
-def _glibcxx(host: Host) -> str | None:
-    """The newest GLIBCXX_ symbol version of the system's libstdc++: libstdc++.so.6.0.N holds those up to 3.4.N."""
-    for folder in LIB:
-        match = re.search(r"\.so\.6\.0\.(\d{1,3})$", host.resolve(f"{folder}/libstdc++.so.6"))
-        if match:
-            return f"3.4.{match[1]}"
-    return None
-
-
-def _container(host: Host) -> str | None:
-    """The kind of container or virtual Linux this is, by the files that each has."""
-    if host.search("/proc/version", r"(?i)microsoft", most=1):
-        return "wsl"
-    marks = {"/.dockerenv": "docker", "/run/.containerenv": "podman", "/.singularity.d": "apptainer"}
-    return next((kind for mark, kind in marks.items() if host.exists(mark)), None)
-
-
-def steering_variables(host: Host) -> dict[str, str]:
-    """The variables that change what a DeepSpeed build does.
-
-    No other DS_* variable is read, because it may hold a secret.
-    """
-    found: dict[str, str] = {}
-    for prefix in STEERING_PREFIXES:
-        found |= host.variables(prefix)
-    for name in STEERING:
-        value = host.variable(name)
-        if value is not None:
-            found[name] = value
-    return found
-
-
 def parse_os_release(text: str) -> str:
     """The pretty name of ``/etc/os-release``.
 
@@ -260,17 +155,6 @@ def parse_glibc(text: str) -> str | None:
     """
     match = re.search(r"(\d+\.\d+)\s*$", text.splitlines()[0]) if text.strip() else None
     return match[1] if match else None
-
-
-def memory_limit(host: Host) -> int | None:
-    """Bytes this process may use: the least of the machine's memory and its control groups' limits (v1 and v2)."""
-    limits = [parse_meminfo(host.search("/proc/meminfo", r"^MemTotal:.*$"))]
-    for folder in _groups(host, "memory"):
-        for name in ("memory.max", "memory.limit_in_bytes"):
-            text = (host.read(f"{folder}/{name}") or "").strip()
-            limits.append(int(text) if text.isdecimal() and int(text) < UNLIMITED else None)
-    known = [limit for limit in limits if limit]
-    return min(known) if known else None
 
 
 def parse_meminfo(text: str) -> int | None:
@@ -293,6 +177,28 @@ def parse_cpu_max(text: str) -> int | None:
     if len(parts) != 2 or not all(part.isdecimal() for part in parts) or int(parts[1]) == 0:
         return None
     return max(1, -(-int(parts[0]) // int(parts[1])))
+
+
+def _cpu_model(host: Host) -> str | None:
+    named = parse_cpu_model(host.search("/proc/cpuinfo", r"^model name\s*:.*$", most=1))
+    return named or parse_cpu_model(host.search("/proc/cpuinfo", r"^CPU (?:implementer|part)\s*:.*$", most=2))
+
+
+def _glibcxx(host: Host) -> str | None:
+    """The newest GLIBCXX_ symbol version of the system's libstdc++: libstdc++.so.6.0.N holds those up to 3.4.N."""
+    for folder in SYSTEM_LIBRARIES:
+        match = re.search(r"\.so\.6\.0\.(\d{1,3})$", host.resolve(f"{folder}/libstdc++.so.6"))
+        if match:
+            return f"3.4.{match[1]}"
+    return None
+
+
+def _container(host: Host) -> str | None:
+    """The kind of container or virtual Linux this is, by the files that each has."""
+    if host.search("/proc/version", r"(?i)microsoft", most=1):
+        return "wsl"
+    marks = {"/.dockerenv": "docker", "/run/.containerenv": "podman", "/.singularity.d": "apptainer"}
+    return next((kind for mark, kind in marks.items() if host.exists(mark)), None)
 
 
 def _quota(host: Host) -> int | None:

@@ -8,42 +8,16 @@ from collections.abc import Iterator, Sequence
 
 from dsdoctor.core.host import Host
 from dsdoctor.core.machine import Gap, Toolkit
-from dsdoctor.probe.nvcc import ANSWER_LIMIT, DEBIAN_HOME, parse_top, read_toolkit
+from dsdoctor.probe.nvcc import DEBIAN_HOME, NVCC_TIMEOUT_SECONDS, parse_top, read_toolkit
 from dsdoctor.probe.paths import folders_on
 from dsdoctor.probe.python import guessed_cuda_home
 
-# Host + dsdoctor's cache folder -> a Gap where nothing in it is used, because others may write there.
-
-
-FOLDERS = ("toolkits", "sdists", "builds", "targets", "logs")
+CACHE_FOLDERS = ("toolkits", "sdists", "builds", "targets", "logs")
 """What lies in the cache besides compiled ops, which a group may share and which have a rule of their own."""
-MARKS = "toolkits/[!.]*/home/dsdoctor-toolkit.txt"
+FINISHED_MARKS = "toolkits/[!.]*/home/dsdoctor-toolkit.txt"
 """The file that a finished toolkit has."""
-RUN = ("home/bin/nvcc", "home/bin/*", "home/nvvm/bin/*", "home/include", "home/lib64")
+EXECUTED_PARTS = ("home/bin/nvcc", "home/bin/*", "home/nvvm/bin/*", "home/include", "home/lib64")
 """What of a toolkit runs, or is compiled and linked into ops."""
-
-
-def judge_cache(host: Host, cache: str) -> Gap | None:
-    """Why the cache, or one of its folders, is not used; None where all of it is, or there is none yet."""
-    reasons = (
-        host.distrust(cache),
-        *(host.distrust(f"{cache}/{name}", "*") for name in FOLDERS),
-        *_toolkits(host, cache),
-    )
-    return next((Gap(question="cache", reason=reason) for reason in reasons if reason), None)
-
-
-def distrust_toolkit(host: Host, cache: str, name: str) -> str | None:
-    """Why the nvcc of an assembled toolkit is not run: others may write to it, or on the way to it, or it is there no more."""
-    reasons = (host.distrust(f"{cache}/toolkits", f"{glob.escape(name)}/{part}", existing=True) for part in RUN)
-    return next((reason for reason in reasons if reason), None)
-
-
-def _toolkits(host: Host, cache: str) -> Iterator[str | None]:
-    for mark in host.glob(f"{glob.escape(cache)}/{MARKS}"):
-        yield distrust_toolkit(host, cache, mark.split("/")[-3])
-
-
 DEBIAN = "/usr/lib/nvidia-cuda-toolkit"
 
 
@@ -64,6 +38,24 @@ def find_toolkits(host: Host, site: Sequence[str], cache: str, named: str = "") 
     return tuple(toolkit for toolkit in toolkits if toolkit is not None)
 
 
+def judge_cache(host: Host, cache: str) -> Gap | None:
+    """Why the cache, or one of its folders, is not used; None where all of it is, or there is none yet."""
+    reasons = (
+        host.distrust(cache),
+        *(host.distrust(f"{cache}/{name}", "*") for name in CACHE_FOLDERS),
+        *_toolkits(host, cache),
+    )
+    return next((Gap(question="cache", reason=reason) for reason in reasons if reason), None)
+
+
+def distrust_toolkit(host: Host, cache: str, name: str) -> str | None:
+    """Why the nvcc of an assembled toolkit is not run: others may write to it, or on the way to it, or it is there no more."""
+    reasons = (
+        host.distrust(f"{cache}/toolkits", f"{glob.escape(name)}/{part}", existing=True) for part in EXECUTED_PARTS
+    )
+    return next((reason for reason in reasons if reason), None)
+
+
 def cuda_home_variable(host: Host, site: Sequence[str], cache: str) -> Iterator[str]:  # noqa: ARG001
     """$CUDA_HOME, as it is."""
     yield from _named(host, "CUDA_HOME")
@@ -80,7 +72,7 @@ def nvcc_on_path(host: Host, site: Sequence[str], cache: str) -> Iterator[str]: 
         nvcc = f"{folder}/nvcc"
         if host.exists(nvcc):
             plain = {"NVCC_PREPEND_FLAGS": "", "NVCC_APPEND_FLAGS": ""}
-            dryrun = host.run([nvcc, "--dryrun", "-x", "cu", "/dev/null"], timeout=ANSWER_LIMIT, env=plain)
+            dryrun = host.run([nvcc, "--dryrun", "-x", "cu", "/dev/null"], timeout=NVCC_TIMEOUT_SECONDS, env=plain)
             top = parse_top(dryrun.stderr)
             yield host.resolve(top) if top else host.resolve(nvcc).rsplit("/", 2)[0]
 
@@ -132,7 +124,7 @@ def assembled(host: Host, site: Sequence[str], cache: str) -> Iterator[str]:  # 
     """Toolkits that dsdoctor assembled before; an unfinished one lacks the file. None that others may write to."""
     # what is judged is what is run: no link is followed a second time
     real = host.resolve(cache)
-    for mark in host.glob(f"{glob.escape(real)}/{MARKS}"):
+    for mark in host.glob(f"{glob.escape(real)}/{FINISHED_MARKS}"):
         name = mark.split("/")[-3]
         if distrust_toolkit(host, cache, name) is None and distrust_toolkit(host, real, name) is None:
             yield mark.rsplit("/", 1)[0]
@@ -143,6 +135,17 @@ def taken_by_torch(host: Host, site: Sequence[str], cache: str) -> Iterator[str]
     taken = (guessed_cuda_home(host) or "").rstrip("/")
     if taken.startswith("/"):
         yield DEBIAN if taken == DEBIAN_HOME and host.exists(DEBIAN) else taken
+
+
+def _toolkits(host: Host, cache: str) -> Iterator[str | None]:
+    for mark in host.glob(f"{glob.escape(cache)}/{FINISHED_MARKS}"):
+        yield distrust_toolkit(host, cache, mark.split("/")[-3])
+
+
+def _named(host: Host, name: str) -> Iterator[str]:
+    value = host.variable(name)
+    if value and value.startswith("/") and host.glob(glob.escape(value.rstrip("/")) or "/"):
+        yield value.rstrip("/") or "/"
 
 
 STEPS = (
@@ -159,9 +162,3 @@ STEPS = (
     assembled,
     taken_by_torch,
 )
-
-
-def _named(host: Host, name: str) -> Iterator[str]:
-    value = host.variable(name)
-    if value and value.startswith("/") and host.glob(glob.escape(value.rstrip("/")) or "/"):
-        yield value.rstrip("/") or "/"

@@ -57,8 +57,8 @@ with a debugger or a profiler: python -m dsdoctor.run -m cProfile -o profile.out
 where that line cannot be changed, before it in the same shell or job script: eval "$(python -m dsdoctor.run --export sh)"
 
 DSDOCTOR_OVERFLOW=LEVEL in the environment is --overflow LEVEL where that is not given, DSDOCTOR_HANG=off is --hang off.
-When no rank moves any more, dsdoctor says which one does not come, where it stands and why; kill -USR2 PID of a rank asks at
-any time, dsdoctor hang DIR afterwards. Exit status: the script's own; 2
+If the training hangs, dsdoctor names the missing rank, its line and the cause. To ask at any time, send kill -USR2 to a rank;
+afterwards, run dsdoctor hang DIR. Exit status: the script's own; 2
 where the command makes no sense."""
 
 
@@ -107,17 +107,17 @@ def make_parser(environment: Mapping[str, str]) -> Parser:
         default="",
         help="forward calls to trace, from 0; means --overflow trace",
     )
-    add("--abort-after-batch", metavar="N", type=int, help="end the training after this forward call, on all ranks")
-    add("--trace-dir", metavar="DIR", help="where the traces go")
-    add("--include", metavar="GLOB", action="append", default=[], help="watch only modules of such names; repeatable")
-    add("--exclude", metavar="GLOB", action="append", default=[], help="leave out modules of such names; repeatable")
+    add("--abort-after-batch", metavar="N", type=int, help="stop the training after this forward call, on all ranks")
+    add("--trace-dir", metavar="DIR", help="folder for the traces")
+    add("--include", metavar="GLOB", action="append", default=[], help="watch only modules that match; repeatable")
+    add("--exclude", metavar="GLOB", action="append", default=[], help="skip modules that match; repeatable")
     add(
         "--on-overflow",
         metavar="ANSWER",
         default=ANSWERS[0],
-        help="report (default) and train on, or raise on all ranks",
+        help="report (default) and continue, or raise on all ranks",
     )
-    add("--report", metavar="FILE", help="append the findings there, as JSON lines")
+    add("--report", metavar="FILE", help="append the findings to this file, as JSON lines")
     add_config_option(parser)
     memory.add_option(parser)
     checkpoint.add_option(parser)
@@ -152,12 +152,12 @@ def parse_command_line(argv: Sequence[str], environment: Mapping[str, str]) -> C
 def script_of(words: tuple[str, ...], launchers: tuple[str, ...]) -> tuple[str, ...]:
     """What Python is to run: -m and a module or a path, then its arguments, the launcher's own before the user's."""
     if not words:
-        raise UsageError("no script was given", hint=HELP)
+        raise UsageError("no script given", hint=HELP)
     named = 2 if words[0] == "-m" else 1
     if len(words) < named:
-        raise UsageError("-m names no module", hint=HELP)
+        raise UsageError("-m needs a module", hint=HELP)
     if named == 1 and words[0] != "-" and not Path(words[0]).exists():
-        raise UsageError(f"there is no script {words[0]}", hint=f"it is looked for from {absolute('.')}; {HELP}")
+        raise UsageError(f"no such script: {words[0]}", hint=f"searched from {absolute('.')}; {HELP}")
     return (*words[:named], *launchers, *words[named:])
 
 
@@ -166,11 +166,11 @@ def options_of(given: argparse.Namespace) -> Options | None:
     batches = parse_batches(given.trace_batches)
     level = given.overflow or ("trace" if batches else Options.level)
     if level not in {*LEVELS, OFF}:
-        raise UsageError(f"there is no level {level!r}", hint=f"one of {', '.join(LEVELS)}, {OFF}; {HELP}")
+        raise UsageError(f"unknown level {level!r}", hint=f"one of {', '.join(LEVELS)}, {OFF}; {HELP}")
     if level == "trace" and not batches:
-        raise UsageError("--overflow trace traces chosen batches, and none was chosen", hint="--trace-batches 0,1")
+        raise UsageError("--overflow trace needs --trace-batches", hint="--trace-batches 0,1")
     if batches and level != "trace":
-        raise UsageError(f"--trace-batches is for --overflow trace, and it is {level}", hint="leave one of them out")
+        raise UsageError(f"--trace-batches needs --overflow trace, but it is {level}", hint="remove one of them")
     options = Options(
         level=Options.level if level == OFF else level,
         max_frames_to_save=given.frames,
@@ -248,7 +248,7 @@ def interpreter(original: Sequence[str], arguments: int) -> tuple[str, ...]:
     ours = len(words) > 0 and flags != last and re.fullmatch("-[A-Za-z]*", flags) is not None
     if not ours or any(word in {"-m", "-c"} for word in words[1:]):
         hint = "put it first: python -m dsdoctor.run -m cProfile train.py"
-        raise UsageError("dsdoctor.run is not what Python was told to run", hint=hint)
+        raise UsageError("Python was started with something else than dsdoctor.run", hint=hint)
     return (*words, *([flags] if flags != "-" else []))
 
 

@@ -23,8 +23,8 @@ def add_config_option(parser: argparse.ArgumentParser) -> None:
         "--config-check",
         metavar="MODE",
         default=MODES[0],
-        help="judge each engine's DeepSpeed configuration before initialize: warn (default), strict refuses to start with "
-        "one that has an error, off",
+        help="check each engine's DeepSpeed configuration before initialize: warn (default), strict (do not start with an "
+        "error), or off",
     )
 
 
@@ -32,7 +32,7 @@ def mode_of(given: argparse.Namespace) -> str:
     """What ``--config-check`` says. Raises UsageError for what it does not know."""
     mode = str(given.config_check)
     if mode not in MODES:
-        raise UsageError(f"--config-check knows no {mode!r}", hint=f"one of {', '.join(MODES)}")
+        raise UsageError(f"unknown --config-check {mode!r}", hint=f"one of {', '.join(MODES)}")
     return mode
 
 
@@ -51,7 +51,7 @@ def add_export_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--export",
         metavar=SHELL,
-        help="run nothing: print the lines of a shell that switch all this on for the commands after them",
+        help="run nothing; print shell lines that turn dsdoctor.run on for the commands after them",
     )
 
 
@@ -60,9 +60,9 @@ def is_wanted(given: argparse.Namespace, words: Sequence[str]) -> bool:
     if given.export is None:
         return False
     if given.export != SHELL:
-        raise UsageError(f"--export is {given.export!r}", hint=f"{SHELL} is the only one")
+        raise UsageError(f"unknown --export {given.export!r}", hint=f"only {SHELL} is supported")
     if words:
-        raise UsageError(f"--export runs nothing, and {words[0]} was given", hint="leave one of them out")
+        raise UsageError(f"--export runs nothing, but {words[0]} was given", hint="remove one of them")
     return True
 
 
@@ -90,8 +90,8 @@ def stale_locks(environment: Mapping[str, str]) -> Iterator[str]:
         return
     for path in found:
         yield (
-            f"! no process holds {path}, which a launch that was killed left behind: whatever loads "
-            f"{path.parent.name} waits for it for ever. Remove it: rm -- {shlex.quote(str(path))}"
+            f"! stale lock {path}: no process holds it, and whatever loads {path.parent.name} "
+            f"waits for it forever. Remove it: rm -- {shlex.quote(str(path))}"
         )
 
 

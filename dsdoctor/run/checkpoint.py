@@ -13,7 +13,7 @@ from dsdoctor.core.errors import UsageError
 from dsdoctor.core.user_code import CHECKPOINT_WATCH
 
 WARN, OFF = CHOICES = ("warn", "off")
-JUDGE = "dsdoctor.run.checkpoint_look"
+JUDGE = "dsdoctor.run.checkpoint_check"
 
 Say = Callable[..., None]
 Arguments = Mapping[str, Any]
@@ -25,7 +25,7 @@ def add_option(parser: argparse.ArgumentParser) -> None:
         "--checkpoint-check",
         metavar="CHOICE",
         default=WARN,
-        help="warn (default) looks at a checkpoint before it is loaded and after it was saved, or off",
+        help="check a checkpoint before it is loaded and after it is saved: warn (default) or off",
     )
 
 
@@ -33,7 +33,7 @@ def chosen(value: str) -> str:
     """The choice. Raises UsageError for none."""
     if value not in CHOICES:
         hint = f"--checkpoint-check {WARN}"
-        raise UsageError(f"--checkpoint-check is one of {', '.join(CHOICES)}, and not {value!r}", hint=hint)
+        raise UsageError(f"unknown --checkpoint-check {value!r}; choose one of {', '.join(CHOICES)}", hint=hint)
     return value
 
 
@@ -83,7 +83,7 @@ class CheckpointWatch:
         try:
             call()
         except Exception as error:
-            self.say(f"! the checkpoint was not judged, and training goes on: {type(error).__name__}: {error}")
+            self.say(f"! the checkpoint could not be checked; training continues: {type(error).__name__}: {error}")
 
 
 Hook = Callable[[Any, Arguments, Any], None]

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from dsdoctor.config.answer import Asked, Effective, Question, Refusal
+from dsdoctor.config.answer import Asked, ConfigContext, Effective, Refusal
 from dsdoctor.config.document import read
 from dsdoctor.config.judge import judge
 from dsdoctor.core.errors import UsageError
@@ -53,13 +53,13 @@ class ConfigCheck:
             return
         except Exception as error:  # an error of dsdoctor's own must not end a training
             if self.speaks:
-                self.say(f"! the configuration was not judged: {type(error).__name__}: {error}")
+                self.say(f"! the configuration could not be checked: {type(error).__name__}: {error}")
             return
         if self.speaks:
             self.tell(findings)
         if self.mode == "strict" and any(finding.severity is Severity.ERROR for finding in findings):
-            hint = "correct the configuration, or leave --config-check strict out"
-            raise UsageError("the DeepSpeed configuration has errors, and --config-check is strict", hint=hint)
+            hint = "fix the configuration, or remove --config-check strict"
+            raise UsageError("the DeepSpeed configuration has errors (--config-check strict)", hint=hint)
 
     def judged(self, config: dict[str, Any] | None) -> tuple[Finding, ...]:
         """The findings about a configuration; none where there is none."""
@@ -68,7 +68,7 @@ class ConfigCheck:
         self.deepspeed = self.deepspeed or DeepSpeedHere()
         found = [
             verdict.finding
-            for verdict in judge(Question(config=config, asked=self.deepspeed.ask(config), in_training=True))
+            for verdict in judge(ConfigContext(config=config, asked=self.deepspeed.ask(config), in_training=True))
         ]
         return tuple(each for each in found if each.severity is not Severity.NOTE and each.rule not in QUIET)
 

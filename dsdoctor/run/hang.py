@@ -33,15 +33,20 @@ TOLD_BY_LAUNCHERS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 def add_options(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -> None:
     """Our options, for the parser of ``dsdoctor.run``. All take a value."""
     add = parser.add_argument_group("a training that hangs").add_argument
-    add("--hang", metavar="on|off", default=environment.get(VARIABLE) or "on", help="say which rank does not come (on)")
+    add(
+        "--hang",
+        metavar="on|off",
+        default=environment.get(VARIABLE) or "on",
+        help="name the missing rank in a hang (on)",
+    )
     add(
         "--hang-after",
         metavar="SECONDS",
         type=float,
-        help="without progress on any rank; default: 60, or ten times what this run's pauses are like",
+        help="report after this time without progress (default: 60, or ten times the usual pause of this run)",
     )
-    add("--on-hang", metavar="ANSWER", default="report", help="report (default) and wait on, or stop all ranks")
-    add("--hang-dir", metavar="DIR", default=HangOptions.folder, help="where the files of a hang go (%(default)s)")
+    add("--on-hang", metavar="ANSWER", default="report", help="report (default) and keep waiting, or stop all ranks")
+    add("--hang-dir", metavar="DIR", default=HangOptions.folder, help="folder for the files of a hang (%(default)s)")
 
 
 def options_of(given: argparse.Namespace) -> dict[str, Any] | None:
@@ -106,7 +111,7 @@ class HangWatch:
             note_failures(begun.sampler)
             self._share_secret(world)
         except Exception as error:  # an error of dsdoctor's own must not end a training
-            write_stderr(f"dsdoctor: a hang of rank {rank} would not be seen: {error}\n")
+            write_stderr(f"dsdoctor: the hang watch of rank {rank} could not start: {error}\n")
 
     def _share_secret(self, world: int | None) -> None:
         """Where the process group is there: have the nodes' messages known as this run's."""

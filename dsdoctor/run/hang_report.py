@@ -69,7 +69,14 @@ def tell(incident: Incident, node: Node, options: HangOptions) -> None:
     verdict = judge(incident)
     say([hidden.out_of(line) for line in lines_of(incident, verdict)], node)
     place, failure = _written(incident, options)
-    say([f"the files of all ranks: {place}; again: dsdoctor hang {place}" if place else f"no files: {failure}"], node)
+    say(
+        [
+            f"files of all ranks: {place}; to show this again: dsdoctor hang {place}"
+            if place
+            else f"no files: {failure}"
+        ],
+        node,
+    )
 
 
 def with_nccl(incident: Incident, findings: tuple[Finding, ...]) -> Incident:
@@ -92,7 +99,7 @@ def mention(what: Finding | str, node: Node) -> None:
 
 def lines_of(incident: Incident, verdict: Any) -> Iterable[str]:
     """The verdict as it is printed."""
-    from dsdoctor.hang.verdict import hang_lines
+    from dsdoctor.hang.text import hang_lines
 
     return hang_lines(incident, verdict)
 

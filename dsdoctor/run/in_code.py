@@ -78,7 +78,7 @@ def _say_if_other(first: HangOptions, options: HangOptions, rank: int) -> None:
     if options != first and rank == 0:
         after = "learned" if first.after is None else f"{first.after:g} s"
         goes_on = f"after {after}, {first.on_hang}, {first.folder}"
-        write_stderr(f"dsdoctor: the hang watch of this process goes on as it began: {goes_on}\n")
+        write_stderr(f"dsdoctor: the hang watch of this process keeps its first options: {goes_on}\n")
 
 
 def _rank_and_world() -> tuple[int | None, int | None]:

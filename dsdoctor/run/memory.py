@@ -26,14 +26,14 @@ def add_option(parser: argparse.ArgumentParser) -> None:
         "--memory",
         metavar="CHOICE",
         default=OOM,
-        help="oom (default) explains a rank that runs out of memory, trace measures the first steps, or off",
+        help="explain a rank that runs out of memory: oom (default), trace (also measure the first steps), or off",
     )
 
 
 def chosen(value: str) -> str:
     """The choice. Raises UsageError for none."""
     if value not in CHOICES:
-        raise UsageError(f"--memory is one of {', '.join(CHOICES)}, and not {value!r}", hint="--memory trace")
+        raise UsageError(f"unknown --memory {value!r}; choose one of {', '.join(CHOICES)}", hint="--memory trace")
     return value
 
 
@@ -54,7 +54,7 @@ class MemoryWatch:
             if self.choice == TRACE:
                 trace(engine, self.say)
         except Exception as error:
-            self.say(f"! memory is not watched, and training goes on: {type(error).__name__}: {error}")
+            self.say(f"! memory is not watched; training continues: {type(error).__name__}: {error}")
 
     def ended(self, failure: Failure, trace: TracebackType | None) -> None:
         """The process ends by this exception, whose traceback is out already and matters more than what we add."""
@@ -63,11 +63,11 @@ class MemoryWatch:
         found = ((each(), last, growth) for each, last, growth in self.engines)
         engine, last, growth = next((three for three in found if three[0] is not None), (None, None, None))
         try:
-            from dsdoctor.run.memory_told import failure_lines
+            from dsdoctor.run.out_of_memory import failure_lines
 
             self.say(*failure_lines(failure, trace, engine, last, growth))
         except Exception as error:
-            self.say(f"! what this rank held is not known: {type(error).__name__}: {error}")
+            self.say(f"! the memory of this rank could not be read: {type(error).__name__}: {error}")
 
 
 def out_of_memory(failure: Failure) -> bool:
@@ -134,8 +134,8 @@ def trace(engine: Any, say: Say) -> None:
 
 def trace_lines(engine: Any, rows: list[tuple[str, dict[str, int]]]) -> Iterator[str]:
     """Each part with its peak, and what was predicted of the states between steps."""
-    from dsdoctor.memory.account import amount
     from dsdoctor.memory.engine import layout_of, settings_of, shape_of
+    from dsdoctor.memory.ledger import amount
     from dsdoctor.memory.models import Point
     from dsdoctor.memory.predict import Situation
 

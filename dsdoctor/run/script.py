@@ -68,7 +68,7 @@ class GuideClass:
                 super().__init__(model, *args, **kwargs)
                 if not mine._is_said:
                     mine._is_said = True
-                    mine._say(f"dsdoctor's {NAME} watches in the place of transformers'")
+                    mine._say(f"dsdoctor's {NAME} replaces transformers'")
                 mine._made.append(self)
 
         DebugUnderflowOverflow.__qualname__ = NAME
@@ -90,7 +90,7 @@ class GuideClass:
         level = "frames" if options.get("level", "guard") == "guard" else options["level"]
         self._say(
             f'! debug="underflow_overflow": the engine\'s watch takes over at level {level}, and ends the training at the first '
-            "overflow that is no matter of the loss scale"
+            "overflow that the loss scale does not explain"
         )
         return {**options, "level": level, "on_overflow": "raise"}
 
@@ -298,7 +298,7 @@ class WatchedProcess:
         except UsageError as error:
             stop(error)
         except Exception as error:  # an error of dsdoctor's own must not end a training
-            say(f"! the configuration was not judged: {type(error).__name__}: {error}")
+            say(f"! the configuration could not be checked: {type(error).__name__}: {error}")
 
     def watch(self, made: Sequence[Any]) -> None:
         """Watch the engine that ``initialize`` returned first. A watch that fails is a warning, and the training goes on."""
@@ -318,7 +318,7 @@ class WatchedProcess:
         except UsageError as error:
             stop(error)
         except Exception as error:  # an error of dsdoctor's own must not end a training
-            say(f"! the engine is not watched, and training goes on: {type(error).__name__}: {error}")
+            say(f"! the engine is not watched; training continues: {type(error).__name__}: {error}")
 
     def close(self, watch: "weakref.ref[Any]") -> None:
         """End one watch, where its engine is still there."""
@@ -326,7 +326,7 @@ class WatchedProcess:
             if (here := watch()) is not None:
                 here.close()
         except Exception as error:  # at the end of a training, as above
-            say(f"! a watch did not close: {type(error).__name__}: {error}")
+            say(f"! a watch could not be closed: {type(error).__name__}: {error}")
 
     def ask_the_others(self) -> None:
         """When the script has failed: whether another rank did, and this one's line for them."""

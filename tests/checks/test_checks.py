@@ -96,10 +96,8 @@ def test_another_minor_of_cuda_13_is_refused_and_of_12_let_pass() -> None:
     skipped = found(taking("/x", OTHER_MINOR, variables={"DS_SKIP_CUDA_CHECK": "1"}), "cuda-torch-mismatch")
     twelve = found(healthy(torch=replace(TORCH, cuda=Cuda(12, 6)), toolkits=(HPC,)), "cuda-torch-mismatch")
 
-    assert thirteen.title == "nvcc is CUDA 13.1, torch was built with CUDA 13.0; DeepSpeed refuses it"
     assert (thirteen.severity, thirteen.affects) == (Severity.ERROR, (needs.CUDA,))
     assert (skipped.severity, skipped.affects) == (Severity.WARNING, ())
-    assert twelve.title == "nvcc is CUDA 12.8, torch was built with CUDA 12.6; DeepSpeed lets it pass"
     assert twelve.severity is Severity.WARNING
 
 
@@ -126,15 +124,15 @@ def test_the_fix_of_a_wrong_guess_works() -> None:
     ("home", "tail"),
     [
         ("/a:/usr/local/cuda", "it is a list"),
-        ("'/usr/local/cuda'", "a quote or a blank"),
-        ("/gone", "holds no CUDA toolkit"),
+        ("'/usr/local/cuda'", "a quote or a space"),
+        ("/gone", "no CUDA toolkit is there"),
     ],
 )
 def test_a_cuda_home_that_names_nothing(home: str, tail: str) -> None:
     finding = found(taking(home, REAL, variables={"CUDA_HOME": home}), "cuda-home-wrong")
 
     assert home in finding.title
-    assert tail in finding.title
+    assert tail in " ".join(finding.evidence)
     assert finding.severity is Severity.ERROR
 
 
@@ -151,7 +149,7 @@ def test_gpus_that_the_shell_hides_are_not_seen() -> None:
         gpus=(H100, replace(H100, index=1, capability="8.0", uuid="GPU-2")), variables={"CUDA_VISIBLE_DEVICES": "0"}
     )
 
-    assert "hides every GPU" in found(hidden, "arch-list-empty").title
+    assert "hides every GPU" in found(hidden, "arch-list-empty").evidence[0]
     assert "no-kernel-image" not in rules(chosen)
 
 
@@ -166,7 +164,7 @@ def test_an_older_minor_of_the_driver_is_only_a_note() -> None:
 def test_a_host_compiler_that_fits_is_named_beside_one_that_does_not() -> None:
     finding = found(SICK["host-compiler-too-new"], "host-compiler-too-new")
 
-    assert finding.title == "nvcc 13.0 takes gcc up to 15, here is gcc 16.1.0 (/usr/bin/g++-16)"
+    assert all(fact in finding.title for fact in ("nvcc 13.0", "gcc up to 15", "gcc 16.1.0 (/usr/bin/g++-16)"))
     assert finding.fix is not None
     assert "gcc 12.2.0 (/usr/bin/g++)" in finding.fix.text
 
@@ -229,7 +227,7 @@ def test_a_library_that_every_op_lacks_is_said_once_with_all_of_them() -> None:
     built = replace(BUILT, needed={"cpu_adam": ("libgomp.so.1",), "async_io": ("libaio.so.1", "libgomp.so.1")})
     finding = found(healthy(deepspeed=built, loadable=frozenset({"libaio.so.1"})), "shared-library-missing")
 
-    assert finding.title == "cpu_adam, async_io link libgomp.so.1, which this machine does not have"
+    assert all(fact in finding.title for fact in ("libgomp.so.1", "cpu_adam, async_io"))
     assert (finding.severity, finding.affects) == (Severity.ERROR, (needs.INSTALLED, "cpu_adam", "async_io"))
     assert "shared-library-missing" not in rules(healthy(deepspeed=built, loadable=None))
 
@@ -257,11 +255,11 @@ def test_an_op_of_the_cpu_flavour_is_no_op_for_the_gpu() -> None:
     wrong = found(without_gpu(deepspeed=for_cpu("cpu_adam", "fused_adam")), "ops-accelerator-mismatch")
 
     assert wrong.severity is Severity.ERROR
-    assert wrong.title.startswith(
-        "fused_adam is the CPU flavour: DeepSpeed 0.19.8's ops were built for cpu; torch 2.14.1"
+    assert wrong.evidence[-3:] == (
+        "torch 2.14.1+cu130 is built for CUDA, and no GPU is visible here",
+        "the CPU variant: fused_adam",
+        "no GPU code in fused_adam",
     )
-    assert wrong.title.endswith("is built for CUDA, and no GPU is visible here")
-    assert wrong.evidence[-1] == "no GPU code in fused_adam"
     assert wrong.fix is not None
     assert [step.line for step in wrong.fix.steps] == [
         "python -m dsdoctor build-wheel --accelerator cuda --ops fused_adam",
@@ -330,7 +328,7 @@ def test_leftovers_in_shared_memory_are_told_where_they_matter_and_deleted_where
     assert both.fix is not None
     assert unsure.fix is not None
     assert [each.line for each in both.fix.steps] == [f"rm -- {LEFT.path}"]
-    assert "whether a process uses 1 of them cannot be seen: it is another user's" in both.evidence
+    assert "cannot tell whether a process uses 1 of them: it is another user's" in both.evidence
     assert [each.line for each in unsure.fix.steps] == ["sudo fuser -v /dev/shm/nccl-x"]
     assert told(foreign) is None
     assert told(LEFT, total=11 * LEFT.size) is None

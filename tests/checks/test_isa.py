@@ -73,7 +73,7 @@ def test_x86_64_v3_code_is_refused_on_a_processor_without_avx2(debug: tuple[str,
 
     assert rules(path, H100_TORCH_2_14) == (0, set())
     assert rules(path, old) == (1, {"cpu-isa-illegal-instruction"})
-    assert "compiled with -mavx2, -mfma" in run("verify", str(path), "--machine", str(old)).stdout
+    assert "use -mavx2, -mfma" in run("verify", str(path), "--machine", str(old)).stdout
 
 
 def test_sve_code_is_refused_on_a_neoverse_n1_by_name(tmp_path: Path) -> None:
@@ -87,6 +87,6 @@ def test_sve_code_is_refused_on_a_neoverse_n1_by_name(tmp_path: Path) -> None:
 
     shown = run("verify", str(path), "--machine", str(snapshot(tmp_path, flags=f"Features : {N1}", part=part))).stdout
 
-    assert "ops were compiled with +sve, which this processor does not have" in shown
+    assert "ops use +sve" in shown
     assert "    processor: Neoverse-N1\n    -march=armv8.2-a+sve\n" in shown
     assert rules(path, snapshot(tmp_path, flags=f"Features : {V1}", part=part)) == (0, set())

@@ -398,7 +398,7 @@ def test_explaining(bare: str) -> None:
     listed = json.loads(run("explain", "--list", "--json").stdout)
 
     assert page.returncode == 0
-    assert page.stdout.startswith("cuda-home-wrong\n\nWhat it means\n    The folder that torch and DeepSpeed take")
+    assert page.stdout.startswith("cuda-home-wrong\n\nWhat it means\n    The folder that torch and DeepSpeed use")
     assert {"nccl-collective-timeout", "op-cannot-be-built", "torch-missing"} <= set(listed["rules"])
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from dsdoctor.config.answer import Asked, Question, Verdict
+from dsdoctor.config.answer import Asked, ConfigContext, Verdict
 from dsdoctor.config.judge import judge
 from dsdoctor.core.host import CHILD_SCRIPTS
 
@@ -50,4 +50,4 @@ def ask_many(
 def judge_many(configs: Sequence[dict[str, Any]], *, engine: bool = True) -> list[tuple[Verdict, ...]]:
     """The verdicts on each, for a training that nobody says more about."""
     asked = ask_many(configs, engine=engine)
-    return [judge(Question(config=config, asked=answer)) for config, answer in zip(configs, asked, strict=True)]
+    return [judge(ConfigContext(config=config, asked=answer)) for config, answer in zip(configs, asked, strict=True)]

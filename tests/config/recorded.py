@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from dsdoctor.config.answer import Asked, Effective, Question, Verdict
+from dsdoctor.config.answer import Asked, ConfigContext, Effective, Verdict
 from dsdoctor.config.judge import judge
 
 
@@ -17,10 +17,10 @@ def recorded() -> Asked:
     return msgspec.json.decode(Path(__file__).with_name("answer.json").read_bytes(), type=Asked)
 
 
-def question(config: dict[str, Any], *, answer: dict[str, Any] | None = None, **facts: Any) -> Question:
+def question(config: dict[str, Any], *, answer: dict[str, Any] | None = None, **facts: Any) -> ConfigContext:
     """A question whose answer is the recorded one with changes."""
     told = {"facts": Effective(stage=0), "config": config, **(answer or {})}
-    return Question(config=config, asked=replace(recorded(), **told), **facts)
+    return ConfigContext(config=config, asked=replace(recorded(), **told), **facts)
 
 
 def verdicts(config: dict[str, Any], **more: Any) -> tuple[Verdict, ...]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dsdoctor.config.answer import Question
+from dsdoctor.config.answer import ConfigContext
 from dsdoctor.config.judge import judge
 from dsdoctor.core.finding import Finding, Severity
 from tests.config.cases import Case
@@ -51,7 +51,7 @@ def table(cases: Sequence[Case]) -> list[Row]:
     rows = []
     for case, answer, outcome in zip(cases, asked, outcomes, strict=True):
         by = "transformers" if case.arguments else ""
-        found = [verdict.finding for verdict in judge(Question(config=case.config, asked=answer, filled_by=by))]
+        found = [verdict.finding for verdict in judge(ConfigContext(config=case.config, asked=answer, filled_by=by))]
         rows.append(_row(case, [each for each in found if each.severity is not Severity.NOTE], outcome))
     return rows
 

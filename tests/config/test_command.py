@@ -28,16 +28,16 @@ def file(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["nothing.json"], "nothing.json is no DeepSpeed configuration: No such file"),
-        (["{file}", "--hf", "nothing.json"], "--hf nothing.json is not there"),
-        (["{file}", "--accelerate", "nothing.yaml"], "--accelerate nothing.yaml is not there"),
-        (["{file}", "--model", "nothing"], "--model nothing is not there"),
-        (["{file}", "--gpus", "many"], "--gpus 'many' says no number"),
+        (["nothing.json"], "nothing.json is not a DeepSpeed configuration: No such file"),
+        (["{file}", "--hf", "nothing.json"], "--hf nothing.json does not exist"),
+        (["{file}", "--accelerate", "nothing.yaml"], "--accelerate nothing.yaml does not exist"),
+        (["{file}", "--model", "nothing"], "--model nothing does not exist"),
+        (["{file}", "--gpus", "many"], "--gpus 'many' is not a number"),
         (["{file}", "--world", "0"], "--world"),
-        (["{file}", "--fix", "{file}"], "is the file itself"),
+        (["{file}", "--fix", "{file}"], "is the input file"),
         (["{file}", "--fix", "nowhere/out.json"], "there is no folder"),
-        ([base64.b64encode(b"[1, 2, 3, 4]").decode()], "is no DeepSpeed configuration"),
-        ([base64.b64encode(b'{"a": 1, "a": 2}').decode()], "stands there twice"),
+        ([base64.b64encode(b"[1, 2, 3, 4]").decode()], "is not a DeepSpeed configuration"),
+        ([base64.b64encode(b'{"a": 1, "a": 2}').decode()], "occurs twice"),
     ],
 )
 def test_what_cannot_be_judged_is_refused_before_anything_is_asked(file: Path, words: list[str], says: str) -> None:

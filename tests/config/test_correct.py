@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsdoctor.config.answer import Correction
-from dsdoctor.config.document import apply, correct, parse, places
+from dsdoctor.config.document import apply, correct, members, parse
 from dsdoctor.core.errors import UsageError
 
 TEXT = """{
@@ -28,7 +28,7 @@ TEXT = """{
 
 
 def test_places_are_where_things_stand() -> None:
-    found = {place.path: TEXT[place.value : place.end] for place in places(TEXT)}
+    found = {member.path: TEXT[member.value : member.end] for member in members(TEXT)}
 
     assert found[("train_batch_size",)] == "32"
     assert found[("zero_optimisation", "stage")] == '"2"'
@@ -82,7 +82,7 @@ VALUES = st.recursive(
 @given(st.dictionaries(NAMES, VALUES, min_size=1, max_size=3), st.data())
 def test_the_corrected_text_says_what_was_meant(config: dict[str, Any], data: st.DataObject) -> None:
     text = json.dumps(config, indent=data.draw(st.sampled_from([None, 2])), ensure_ascii=False)
-    every = [place.path for place in places(text)]
+    every = [member.path for member in members(text)]
     path, to = data.draw(st.sampled_from(every)), data.draw(st.lists(NAMES, min_size=1, max_size=2))
     correction = data.draw(
         st.sampled_from(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.config.answer import Question, Verdict
+from dsdoctor.config.answer import ConfigContext, Verdict
 from dsdoctor.config.document import correct
 from dsdoctor.config.judge import corrections_of, judge
 from dsdoctor.core.finding import Severity
@@ -27,7 +27,7 @@ def judged(cases: list[Posted], folder: Path) -> list[tuple[Verdict, ...]]:
     asked = ask_many([case.config for case in cases], arguments=files, worlds=[case.world for case in cases])
     by = ["transformers" if case.arguments else "" for case in cases]
     return [
-        judge(Question(config=case.config, asked=answer, filled_by=who))
+        judge(ConfigContext(config=case.config, asked=answer, filled_by=who))
         for case, answer, who in zip(cases, asked, by, strict=True)
     ]
 

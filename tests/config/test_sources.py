@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.config.judge import FOR_NVME, FOR_STAGE_3
-from dsdoctor.config.keys import CHOSEN_BY_NAME, OTHER_NAMES, OTHERS_READ, STANDS_IN
+from dsdoctor.config.keys import CHOSEN_BY_NAME, NAMED_IN, OTHER_NAMES, OTHERS_READ
 from dsdoctor.config.values import BATCH, FILLED_BY_ACCELERATE, FILLED_BY_TRAINER, NUMBERS
 from tests.config.recorded import recorded
 from tests.each import each
@@ -27,9 +27,9 @@ def test_keys_that_others_read_are_read_there(key: str) -> None:
     assert words in source(package, file)
 
 
-@each("name", STANDS_IN)
+@each("name", NAMED_IN)
 def test_what_others_call_a_key_stands_there(name: str) -> None:
-    package, file, words = STANDS_IN[name]
+    package, file, words = NAMED_IN[name]
 
     assert words in source(package, file)
 

@@ -10,7 +10,7 @@ from dsdoctor.core.architectures import KNOWN, NAMED
 from dsdoctor.core.discreet_host import DiscreetHost
 from dsdoctor.core.redaction import WORDS, Hidden, command, flags, url, urls, variable
 from dsdoctor.core.snapshot import RecordedHost, Recorder, Snapshot, save
-from dsdoctor.probe.system import include_dirs
+from dsdoctor.probe.paths import include_dirs
 from tests.conftest import Disk
 from tests.each import each
 from tests.planted import (

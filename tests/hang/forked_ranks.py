@@ -139,7 +139,7 @@ def followed(pids: list[int], out: Path, case: dict[str, Any]) -> dict[str, Any]
         before, planted, after = parts_of(out)
         if planted is not None and was_planted is None:
             limit = planted + (LONGEST if case["hangs"] else 60)
-        if planted and "dsdoctor: the files of all ranks" in after:
+        if planted and "dsdoctor: files of all ranks" in after:
             told = time.monotonic() - planted
         elif len(ends) == len(pids):
             # the supervisor outlives the last rank by a moment

@@ -37,7 +37,7 @@ CAUSES = {
     "stale_lock": (("hang-stale-lock",), "rm "),
     "full_disk_swallowed": (("hang-other-operation", "hang-rank-behind", "hang-other-sizes"), ""),
     "frozen_disk": (("hang-disk-sleep",), "in open of /"),
-    "handled": (("hang-rank-behind",), "handles ValueError: a bad sample"),
+    "handled": (("hang-rank-behind",), "is handling ValueError: a bad sample"),
     "uneven": (("hang-other-operation", "hang-rank-behind", "hang-other-sizes"), ""),
     "joins": (("hang-rank-behind",), "another thread"),
     "server": (("hang-rank-behind",), "network"),
@@ -54,7 +54,7 @@ PARTED = ("hang-other-operation", "hang-rank-behind", "hang-other-sizes")
 UNPLANNED = {
     "forked_lock": (("hang-rank-behind",), "data loader"),
     "stopped_worker": (("hang-rank-behind",), "data loader"),
-    "asks": (("hang-rank-behind",), "waits for somebody at a terminal"),
+    "asks": (("hang-rank-behind",), "waits for a terminal"),
     "prints": (("hang-rank-behind",), "waits for a pipe"),
     "in_handler": (("hang-rank-behind",), "waits for a lock"),
     "file_lock": (("hang-rank-behind",), "waits for the lock of a file"),
@@ -79,7 +79,7 @@ UNPLANNED = {
 """Kinds of own_waits.py, which the watch was not made for, with what an engineer would have it say."""
 UNPLANNED_AGAIN = {
     "database": (("hang-rank-behind",), "waits for a database"),
-    "future": (("hang-rank-behind",), "stands in more_waits.py"),
+    "future": (("hang-rank-behind",), "is in more_waits.py"),
     "thread_barrier": (("hang-rank-behind",), "has no other thread that runs Python"),
     "unix_socket": (("hang-rank-behind",), "waits for a service of this host"),
     "other_dtype": (("hang-other-sizes", "hang-other-operation", "hang-rank-gone"), "ouble"),

@@ -18,7 +18,8 @@ from dsdoctor.hang.models import NOT_LOOKED, RankView
 from dsdoctor.hang.ring import RingWriter
 from dsdoctor.hang.stacks import grouped_stacks
 from dsdoctor.hang.supervisor import WORKS
-from dsdoctor.hang.verdict import hang_lines, is_working, judge
+from dsdoctor.hang.text import hang_lines
+from dsdoctor.hang.verdict import is_working, judge
 from dsdoctor.run.hang_report import state_of
 from tests.hang.made import calling, elsewhere, incident, view
 from tests.hang.test_nodes import own
@@ -121,7 +122,11 @@ def test_a_stack_is_shown_with_its_age() -> None:
     made = incident(view(0, calling("all_reduce"), 9, world=2), old, world=2)
 
     assert Case(made).where(old).endswith("time.sleep(9) (seen 4 s ago)")
-    assert judge(made).findings[0].title.startswith("rank 1 (node1, pid 101) does not come: sleeps at train.py:33")
+    assert (
+        judge(made)
+        .findings[0]
+        .title.startswith("rank 1 (node1, pid 101) has not reached the collective: sleeps at train.py:33")
+    )
     assert [line for line in grouped_stacks(made.ranks) if line.startswith("rank")] == ["rank 0:", "rank 1, 4 s ago:"]
 
 

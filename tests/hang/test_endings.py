@@ -145,4 +145,4 @@ def test_of_a_rank_that_came_to_its_end_both_possibilities_are_told() -> None:
     assert "rank 1 had called 41 collectives of group 0 when it ended, rank 0 42" in finding.evidence
     assert finding.fix is not None
     assert "either rank 1 leaves earlier" in finding.fix.text
-    assert "or they call collectives that it does not" in finding.fix.text
+    assert "or they call collectives that it doesn't" in finding.fix.text

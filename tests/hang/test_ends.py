@@ -57,7 +57,7 @@ SAID = {
     "thread_signal": "(killed by SIGTERM)",
     "raises": "after KeyError: 'label'",
     "sys_exit": "(exit status 5)",
-    "leaves": "came to its end (exit status 0)",
+    "leaves": "exited normally (exit status 0)",
     "interrupt": "after KeyboardInterrupt",
     "abort": "(killed by SIGABRT)",
     "at_exit": "(exit status 7)",

@@ -11,7 +11,7 @@ import pytest
 
 from dsdoctor.hang.models import RankArrivals, SeenStack
 from dsdoctor.hang.sampler import MOST_CALLS, Arrivals
-from dsdoctor.hang.waiting import Lateness, rank_late_again, summary_line
+from dsdoctor.hang.straggler import Lateness, rank_late_again, summary_line
 from tests.each import each
 from tests.hang.made import elsewhere, frame, view
 
@@ -98,10 +98,10 @@ def test_what_is_said_names_the_line_and_the_share() -> None:
     lateness = compared(delay, ranks=2)
     finding = rank_late_again(lateness, 1, view(1, elsewhere(), 9), told(1, range(3), delay, 9))
 
-    assert "rank 1 (node1, pid 101) is late again and again: 4" in finding.title
+    assert "rank 1 (node1, pid 101) is a straggler" in finding.title
     assert "train.py:41 in main" in finding.title
     assert "in 100 of 100 collectives" in finding.evidence[0]
-    assert "waited for rank 1 in 4" in summary_line(lateness, 1)
+    assert "waited for rank 1 4" in summary_line(lateness, 1)
 
 
 @each(
@@ -120,7 +120,7 @@ def test_a_late_rank_is_given_workers_where_it_waits_for_data_whatever_its_file_
     finding = rank_late_again(lateness, 1, view(1, elsewhere(), 9), seen)
 
     assert finding.fix is not None
-    assert ("more workers" in finding.fix.text) == waits
+    assert ("data loader workers" in finding.fix.text) == waits
 
 
 def test_of_many_calls_the_newest_are_told_and_they_fit() -> None:

@@ -211,7 +211,7 @@ def test_running_ranks_are_named_by_their_launcher_s_number_and_end_with_it(tmp_
         assert (found.rule, found.severity) == (rule, Severity.ERROR)
         assert found.title.startswith("rank 1 ")
         assert "sleeps at plain.py:" in found.title
-        assert "rank 0 waits in " in found.title
+        assert "rank 0 is blocked in " in found.title
         assert left == []
 
 
@@ -228,6 +228,6 @@ def test_srun_on_two_nodes(tmp_path: Path) -> None:
     assert [rule for _, rule in found] == ["hang-rank-behind"], done.stderr
     assert found[0][0].startswith("rank 1 (nodeb, ")
     # the other node does not tell it again, and ends its rank alike
-    assert done.stderr.count("nothing has moved for") == 1, done.stderr
+    assert done.stderr.count("no progress for") == 1, done.stderr
     assert done.stderr.count("HangDetected: ") == 2
     assert done.returncode == 1

@@ -47,9 +47,9 @@ SAID = (
     "waits for a pipe",
     "waits for a service of this host",
     "waits for the network",
-    "waits for somebody at a terminal",
+    "waits for a terminal",
     "sleeps",
-    "waits until something can be read",
+    "waits for something to read",
 )
 """Of a thread that waits in each of these calls, the main thread first."""
 
@@ -144,7 +144,7 @@ LIBRARY = "/usr/lib/python3.11/"
 STACKS = {
     "waits for the lock of a file": frame("/v/site-packages/filelock/_api.py", 9, "acquire", "time.sleep(poll)"),
     "waits for another process": frame(f"{LIBRARY}multiprocessing/pool.py", 9, "wait", "self._event.wait()"),
-    "waits for what its asyncio loop awaits": frame(f"{LIBRARY}asyncio/base_events.py", 9, "run_once", "poll(t)"),
+    "waits in its asyncio loop": frame(f"{LIBRARY}asyncio/base_events.py", 9, "run_once", "poll(t)"),
     "waits for a lock or another thread": frame(f"{LIBRARY}threading.py", 9, "wait", "waiter.acquire()"),
     Activity.SCRIPT_ENDED.value: frame(f"{LIBRARY}threading.py", 9, "_shutdown", "lock.acquire()"),
 }
@@ -175,7 +175,7 @@ def test_of_a_rank_that_waits_for_a_thread_it_is_told_where_the_others_stand_or_
     unknown = judge(incident(late, *others)).findings[0]
 
     assert "rank 0 has no other thread that runs Python" in alone.evidence
-    assert "rank 0: its thread reader stands in data.py:7 in fill: file.read()" in second.evidence
+    assert "rank 0: its thread reader is in data.py:7 in fill: file.read()" in second.evidence
     assert not any("thread" in line for line in unknown.evidence)
 
 
@@ -249,7 +249,7 @@ def test_the_same_collective_of_another_type_is_told_with_the_types() -> None:
     found = judge(incident(*ranks)).findings
 
     assert [finding.rule for finding in found] == ["hang-other-sizes"]
-    said = "of another type as number 4: rank 0: all_reduce of 64 Double; ranks 1-3: all_reduce of 64 Float; rank 0 now waits"
+    said = "different dtypes as number 4: rank 0: all_reduce of 64 Double; ranks 1-3: all_reduce of 64 Float; rank 0 now blocked"
     assert said in found[0].title
 
 
@@ -268,7 +268,7 @@ def test_types_are_a_cause_only_where_all_told_them_and_the_call_has_not_ended(
 
     differ = types == ("Bool",) and (state, others) != ("done", "done")
     assert [finding.rule for finding in found] == ["hang-other-sizes" if differ else AGREE]
-    assert ("of another type" in found[0].title) == differ
+    assert ("different dtypes" in found[0].title) == differ
 
 
 AGREE = "hang-transport"
@@ -295,7 +295,7 @@ def test_ranks_that_wait_for_different_senders_are_told_where_it_is_one_collecti
     found = judge(incident(*ranks)).findings
 
     assert found[0].rule == rule
-    told = "rank 2: src=2; ranks 0-1, 3: src=0; rank 2 waits in broadcast at train.py:" in found[0].title
+    told = "rank 2: src=2; ranks 0-1, 3: src=0; rank 2 blocked in broadcast at train.py:" in found[0].title
     assert told == (rule == "hang-other-operation")
 
 
@@ -374,7 +374,7 @@ BY_KERNEL = {
 BY_KIND = {
     "pipe": "waits for a pipe",
     "socket": "waits for the network",
-    "terminal": "waits for somebody at a terminal",
+    "terminal": "waits for a terminal",
 }
 
 

@@ -61,7 +61,7 @@ def test_the_rank_that_parted_is_marked_among_the_calls(kind: str, cell: str, wo
     assert len(rows) == 2
     assert rows[f"rank {odd}"][-1] == cell
     assert not any(text.startswith("✗") for name, row in rows.items() if name != f"rank {odd}" for text in row)
-    assert found["what each rank does"].rows[0][0].startswith(f"rank {odd} ")
+    assert found["state of each rank"].rows[0][0].startswith(f"rank {odd} ")
 
 
 @pytest.mark.slow
@@ -114,7 +114,7 @@ def test_without_times_there_is_no_picture_and_the_tables_are_there() -> None:
 
     parts = page_of(replace(made, ranks=tuple(bare)), judge(made)).parts
 
-    assert [part.title for part in parts] == ["what each rank does", "the stacks of all ranks, equal ones together"]
+    assert [part.title for part in parts] == ["state of each rank", "stacks of all ranks, grouped"]
 
 
 @pytest.mark.slow

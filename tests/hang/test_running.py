@@ -19,7 +19,8 @@ from dsdoctor.core.finding import Severity
 from dsdoctor.core.host import LocalHost
 from dsdoctor.hang.models import MOVED, PROCESSES, Incident, RankView
 from dsdoctor.hang.outside import NOT_INSTALLED, REFUSED, program, stacks_of
-from dsdoctor.hang.verdict import hang_lines, judge
+from dsdoctor.hang.text import hang_lines
+from dsdoctor.hang.verdict import judge
 from tests.hang.made import calling, elsewhere, frame, incident, view
 
 APART = 0.5
@@ -83,7 +84,7 @@ def launched(folder: Path, count: int, on: int, kind: str) -> Iterator[int]:
 KINDS = {
     "sleeps": ("hang-rank-outside", Severity.ERROR, "sleeps at train.py:"),
     "waits": ("hang-rank-outside", Severity.ERROR, "lock"),
-    "works": ("hang-rank-outside", Severity.WARNING, "works on"),
+    "works": ("hang-rank-outside", Severity.WARNING, "is still working"),
     "barrier": ("hang-other-operation", Severity.ERROR, "in barrier"),
     "stopped": ("hang-rank-stopped", Severity.ERROR, "stopped by a signal"),
 }
@@ -118,7 +119,7 @@ def test_without_py_spy_it_says_so_and_still_sees_what_the_kernel_tells(tmp_path
         stopped = judge_processes([launcher], bare, apart=0.0)[1]
 
     assert [finding.rule for finding in unread.findings] == ["hang-stacks-unread"]
-    assert unread.findings[0].title == f"where ranks 0-1 stand is not known: {NOT_INSTALLED}"
+    assert unread.findings[0].title == f"no stack of ranks 0-1: {NOT_INSTALLED}"
     assert [finding.rule for finding in stopped.findings] == ["hang-rank-stopped", "hang-stacks-unread"]
 
 
@@ -190,4 +191,4 @@ def test_two_looks_say_no_more_than_they_saw(name: str) -> None:
     verdict = judge(made)
 
     assert [finding.rule for finding in verdict.findings] == rules
-    assert any("nothing hangs as far as was seen" in line for line in hang_lines(made, verdict)) == (not rules)
+    assert any("no hang detected" in line for line in hang_lines(made, verdict)) == (not rules)

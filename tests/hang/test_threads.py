@@ -182,9 +182,10 @@ def said_by_ranks(folder: Path, script: str) -> str:
 def test_a_rank_whose_thread_trains_is_told_with_the_line_of_that_thread(tmp_path: Path) -> None:
     said = said_by_ranks(tmp_path, TRAIN)
 
-    assert "does not come: sleeps at train.py:9 in train: time.sleep(3600), while rank 0 waits in all_reduce" in said, (
-        said
-    )
+    assert (
+        "has not reached the collective: sleeps at train.py:9 in train: time.sleep(3600); rank 0 is blocked in all_reduce"
+        in said
+    ), said
     assert "rank 1 calls its collectives in its thread TrainThread" in said
 
 
@@ -192,6 +193,6 @@ def test_a_rank_whose_thread_trains_is_told_with_the_line_of_that_thread(tmp_pat
 def test_a_rank_that_does_not_end_after_its_process_group_was_destroyed_is_told(tmp_path: Path) -> None:
     said = said_by_ranks(tmp_path, AT_EXIT)
 
-    assert "does not end: its script has ended, and waits for a thread that is no daemon" in said, said
-    assert "its thread logger stands in train.py:12 in log: time.sleep(3600)" in said
+    assert "does not exit: its script has ended and waits for a non-daemon thread" in said, said
+    assert "its thread logger is in train.py:12 in log: time.sleep(3600)" in said
     assert "[hang-at-exit]" in said

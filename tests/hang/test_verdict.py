@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from dsdoctor.core.finding import Severity
-from dsdoctor.hang.activity import REMEDIATION, Activity, activity_in
+from dsdoctor.hang.activity import LOADER_STUCK, REMEDIATION, UNKNOWN, WITHOUT_WORKERS, Activity, activity_in
 from dsdoctor.hang.models import Frame, Incident, RankView, ThreadStack
 from dsdoctor.hang.stacks import grouped_stacks
 from dsdoctor.hang.verdict import is_working, judge, may_wait_outside
@@ -57,7 +57,7 @@ EXPECTED = {
     "zombie": ("hang-rank-gone", "exit status 0"),
     "stopped": ("hang-rank-stopped", "stopped by a signal"),
     "disk": ("hang-disk-sleep", "waiting for a device"),
-    "interpreter": ("hang-interpreter-held", "runs no Python any more since 30 s"),
+    "interpreter": ("hang-interpreter-held", "has run no Python for 30 s"),
     "outside": ("hang-rank-outside", "sleeps at train.py:33 in main"),
     "lock": ("hang-stale-lock", "/c/torch_extensions/x/lock"),
 }
@@ -76,7 +76,7 @@ def test_a_rank_that_works_is_no_error() -> None:
     verdict = judge(run(view(2, elsewhere(), 55, activity="it took 99% of a processor")))
 
     assert is_working(verdict)
-    assert "works on" in verdict.findings[0].title
+    assert "is still working" in verdict.findings[0].title
 
 
 @each("held", [lock(holder=4711), lock(doubt="it lies on nfs")], ids=["somebody has it", "on nfs"])
@@ -161,7 +161,7 @@ def test_of_a_rank_that_tells_nothing_nobody_says_where_it_stands(known: bool) -
 
     said = judge(made).findings[0].evidence
     assert rule == "hang-rank-outside"
-    assert ("rank 2: it stands in no collective" in said, "does not come" in title) == (known, known)
+    assert ("rank 2: not in a collective" in said, "has not reached" in title) == (known, known)
 
 
 def test_when_all_have_come_the_transport_is_named() -> None:
@@ -172,14 +172,14 @@ def test_a_world_that_is_not_seen_whole_is_not_called_complete() -> None:
     rule, severity, title = one(incident(*(view(rank, calling("all_reduce"), 56) for rank in range(3))))
 
     assert (rule, severity) == ("hang-unclear", Severity.WARNING)
-    assert "3 of 4 ranks were heard of" in title
+    assert "3 of 4 ranks reported" in title
 
 
 def test_a_host_that_is_silent_is_named_with_its_ranks() -> None:
     made = incident(*(view(rank, calling("all_reduce"), 56) for rank in range(2)), silent_hosts={"node2": (2, 3)})
     rule, _, title = one(made)
 
-    assert (rule, title.startswith("node2 with ranks 2-3 is not reached")) == ("hang-host-gone", True)
+    assert (rule, title.startswith("node2 with ranks 2-3 is unreachable")) == ("hang-host-gone", True)
 
 
 def test_a_rank_that_has_not_joined_is_told_with_its_line() -> None:
@@ -223,7 +223,7 @@ def test_of_ranks_that_were_not_heard_of_nobody_says_that_they_wait_for_nothing(
     rule, severity, title = one(incident(*(view(rank, elsewhere(), 56) for rank in range(3))))
 
     assert (rule, severity) == ("hang-unclear", Severity.WARNING)
-    assert "3 of 4 ranks were heard of" in title
+    assert "3 of 4 ranks reported" in title
 
 
 @each("rank", [0, 3])
@@ -255,23 +255,23 @@ def test_each_activity_has_something_to_do_next() -> None:
 
 
 @each(
-    ("text", "waits", "said"),
+    ("text", "waits", "kind"),
     [
-        ("cursor.execute(query)", "", "see who has its lock"),
-        ("time.sleep(9)", "", "take that sleep out"),
-        ("for batch in loader:", "", "its loader's workers"),
-        ("file.write(x)", "nfs_wait_bit", "which file system does not answer"),
-        ("lock.acquire()", "", "which of its threads"),
-        ("loss.item()", "", "whether its GPU works"),
-        ("library.call()", "", "see in C what that line waits for"),
+        ("cursor.execute(query)", "", Activity.DATABASE),
+        ("time.sleep(9)", "", Activity.SLEEP),
+        ("for batch in loader:", "", Activity.DATA),
+        ("file.write(x)", "nfs_wait_bit", Activity.NETWORK_FILE_SYSTEM),
+        ("lock.acquire()", "", Activity.LOCK),
+        ("loss.item()", "", Activity.DEVICE),
+        ("library.call()", "", None),
     ],
 )
-def test_the_fix_says_what_to_do_next_on_the_host_of_that_rank(text: str, waits: str, said: str) -> None:
+def test_the_fix_says_what_to_do_next_on_the_host_of_that_rank(text: str, waits: str, kind: Activity | None) -> None:
     (finding,) = judge(run(view(2, elsewhere(text), 55, waits=waits))).findings
 
     assert finding.fix is not None
     assert finding.fix.text.startswith("on node1: ")
-    assert said in finding.fix.text
+    assert (REMEDIATION[kind] if kind else UNKNOWN)[0] in finding.fix.text
 
 
 def test_a_loader_without_workers_is_given_no_timeout() -> None:
@@ -282,8 +282,8 @@ def test_a_loader_without_workers_is_given_no_timeout() -> None:
         assert finding.fix is not None
         fixes.append((finding.fix.text, len(finding.fix.steps)))
 
-    assert ["its loader's workers" in text for text, _ in fixes] == [True, False]
-    assert "no workers (num_workers=0)" in fixes[1][0]
+    assert [LOADER_STUCK in text for text, _ in fixes] == [True, False]
+    assert WITHOUT_WORKERS in fixes[1][0]
 
 
 @each("working", [(0,), (0, 1, 2, 3)])
@@ -391,12 +391,12 @@ def past(rank: int, *frames: Frame, thread: ThreadStack = LOGGER, **more: object
 def test_a_rank_that_does_not_end_after_its_group_was_destroyed_is_told() -> None:
     over = view(1, elsewhere(), 55, world=2, state="", ended="exit status 0", leaving=True)
     cases = [
-        (past(0, SHUTDOWN), "does not end: its script has ended, and waits for a thread that is no daemon"),
+        (past(0, SHUTDOWN), "does not exit: its script has ended and waits for a non-daemon thread"),
         (
             past(0, *elsewhere("thread.join()")),
-            "does not end: it has left its process group, and waits for another thread",
+            "does not exit: it has left its process group, and waits for another thread",
         ),
-        (past(0, *elsewhere(), leaving=True), "does not end: its interpreter is being taken down"),
+        (past(0, *elsewhere(), leaving=True), "does not exit: its interpreter is shutting down"),
     ]
     for stuck, words in cases:
         for other in (over, past(1, SHUTDOWN)):
@@ -405,7 +405,7 @@ def test_a_rank_that_does_not_end_after_its_group_was_destroyed_is_told() -> Non
             assert {(each.rule, each.severity) for each in findings} == {("hang-at-exit", Severity.ERROR)}
             assert findings[0].title.startswith("rank 0 (node1, pid 100) " + words), findings[0].title
             assert len(findings) == (1 if other is over else 2)
-    assert "rank 0: its thread logger stands in train.py:90" in "\n".join(
+    assert "rank 0: its thread logger is in train.py:90" in "\n".join(
         judge(incident(cases[0][0], over)).findings[0].evidence
     )
 

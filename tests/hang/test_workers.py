@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from dsdoctor.core.finding import Severity
-from dsdoctor.hang.activity import activity_of, remediation
+from dsdoctor.hang.activity import NO_THREAD_LEFT, THREAD_DIED, activity_of, remediation
 from dsdoctor.hang.inspection import loader_workers
 from dsdoctor.hang.models import RankView, ThreadDeath
 from dsdoctor.hang.outside import workers_of
@@ -198,11 +198,11 @@ def test_a_rank_that_waits_for_a_thread_that_has_ended_is_told_by_what(died: boo
     made = replace(made, sample=replace(made.sample, all_threads=True, deaths=deaths if died else ()))
     (finding,) = judge(incident(view(0, calling("all_reduce"), 6, world=2), made, world=2)).findings
 
-    told = "rank 1: its thread prefetch has ended by KeyError: 'text' at train.py:6 in main: rec['text']"
+    told = "rank 1: its thread prefetch ended with KeyError: 'text' at train.py:6 in main: rec['text']"
     assert activity_of(made).waits_for_thread
     assert (told in finding.evidence) == died
-    assert ("mend what ended that thread" in remediation(made)[0]) == died
-    assert ("no thread of this process is left" in remediation(made)[0]) != died
+    assert (THREAD_DIED in remediation(made)[0]) == died
+    assert (NO_THREAD_LEFT in remediation(made)[0]) != died
 
 
 def test_a_rank_with_fewer_calls_is_told_so_where_another_line_may_be_innocent() -> None:
@@ -216,5 +216,5 @@ def test_a_rank_with_fewer_calls_is_told_so_where_another_line_may_be_innocent()
     told = next(line for line in finding.evidence if "has called 35 collectives of group 1, ranks 0, 2 36" in line)
 
     assert finding.rule == "hang-other-operation"
-    assert "it left a call out before" in told
+    assert "it either skipped a call earlier" in told
     assert sum(" collectives of group " in line for line in finding.evidence) == 1

@@ -88,7 +88,7 @@ def test_an_op_that_pip_built_for_the_cpu_is_not_taken_for_the_gpus() -> None:
     done = checked("cpu-flavour")
 
     (wrong,) = (finding for finding in done.findings if finding.rule == "ops-accelerator-mismatch")
-    assert wrong.title.startswith("fused_adam is the CPU flavour: DeepSpeed 0.19.8's ops were built for cpu")
+    assert "the CPU variant: fused_adam" in wrong.evidence
     assert next(op for op in done.ops if op.op == "fused_adam").verdict != "installed"
 
 

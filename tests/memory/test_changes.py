@@ -7,9 +7,9 @@ import pytest
 
 from dsdoctor.cli.memory import CERTAIN, DOUBTS, fits
 from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.memory.judge import Examined, Gpus, judge
+from dsdoctor.memory.judge import Gpus, MemoryReport, judge
 from dsdoctor.memory.models import Layout, Run, filled
-from dsdoctor.memory.predict import Situation, beside_tensors, between, changes, enough, in_chunks, room, search
+from dsdoctor.memory.predict import Situation, between, changes, combine, in_chunks, overheads_of, room, search
 from tests.each import each
 from tests.memory.shapes import TWO_RANKS, model_of, run_of, settings
 
@@ -60,12 +60,12 @@ def test_changes_are_added_until_it_fits_and_no_further() -> None:
     now = situation(2)
     peak = now.predicted().peak.device
 
-    assert enough(now, peak).what == ()
-    some = enough(now, peak // 3)
+    assert combine(now, peak).what == ()
+    some = combine(now, peak // 3)
     assert some.fits
     assert some.peak <= peak // 3
-    assert not enough(now, 1000).fits
-    assert len(enough(now, 1000).what) >= len(some.what)
+    assert not combine(now, 1000).fits
+    assert len(combine(now, 1000).what) >= len(some.what)
 
 
 def test_a_loss_in_pieces_leaves_everything_but_the_loss_alone() -> None:
@@ -127,9 +127,9 @@ def test_runs_that_differ_are_no_line() -> None:
 def test_a_gpu_is_too_small_or_barely_large_enough_or_fine(memory: int, rules: set[str]) -> None:
     now = situation(2, reduce_bucket_size=1000)
     told = now.predicted()
-    beside = beside_tensors(told.peak.device, world=4)
+    beside = overheads_of(told.peak.device, world=4)
     limit = room(memory, world=4)
-    together = enough(now, limit) if told.peak.device > limit else None
+    together = combine(now, limit) if told.peak.device > limit else None
 
     found = tuple(judge(now, told, Gpus(count=4, memory=memory), beside, together))
 
@@ -203,14 +203,14 @@ def test_no_tick_stands_beside_what_is_missing(rule: str) -> None:
     assert [line[0] for line in fits(examined(now, ()), "4x80G")] == ["✓"]
 
 
-def examined(now: Situation, findings: tuple[Finding, ...]) -> Examined:
-    return Examined(
+def examined(now: Situation, findings: tuple[Finding, ...]) -> MemoryReport:
+    return MemoryReport(
         now=now,
-        told=now.predicted(),
+        prediction=now.predicted(),
         upper=None,
-        beside=(),
+        overheads=(),
         changes=(),
-        enough=None,
+        combined=None,
         searched=None,
         searched_upper=None,
         host_loading=0,

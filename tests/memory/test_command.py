@@ -193,7 +193,7 @@ def test_a_model_that_is_not_there_is_named_before_what_would_read_it(files: Pat
         done = run("memory", "--world", "2", *words)
 
         assert (done.returncode, done.stderr.count("✗")) == (2, 1)
-        assert "there is no model" in done.stderr
+        assert "does not exist" in done.stderr
 
 
 @needs_children
@@ -208,14 +208,14 @@ def test_auto_in_the_type_of_all_numbers_is_asked_back(files: Path) -> None:
 
 REFUSED = [
     ((), "the number of ranks is not known"),
-    (("--gpus", "8x"), "no size"),
-    (("--gpus", "0x80G"), "no number of GPUs"),
-    (("--gpus", "8x80"), "no size"),
-    (("--gpus", "²x80G"), "no number of GPUs"),
-    (("--gpus", "00x80G"), "no number of GPUs"),
-    (("--gpus", "8x²G"), "no size"),
-    (("--gpus", f"8x{'9' * 400}G"), "no size"),
-    (("--gpus", "8x80G", "--host-memory", "many"), "no size"),
+    (("--gpus", "8x"), "not a size"),
+    (("--gpus", "0x80G"), "not a number of GPUs"),
+    (("--gpus", "8x80"), "not a size"),
+    (("--gpus", "²x80G"), "not a number of GPUs"),
+    (("--gpus", "00x80G"), "not a number of GPUs"),
+    (("--gpus", "8x²G"), "not a size"),
+    (("--gpus", f"8x{'9' * 400}G"), "not a size"),
+    (("--gpus", "8x80G", "--host-memory", "many"), "not a size"),
     (("--world", "-2"), "not known"),
     (("--world", "2", "--batch", "0"), "a batch of 0 holds nothing"),
     (("--world", "2", "--sequence", "0"), "a sequence of 0 holds nothing"),

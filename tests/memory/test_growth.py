@@ -5,7 +5,7 @@ import random
 from itertools import count
 from pathlib import Path
 
-from dsdoctor.memory.calls import MOST, Grown, Growth, resident, steady
+from dsdoctor.memory.calls import MAX_READINGS, Grown, Growth, resident, steady
 from tests.each import each
 
 MIB = 1 << 20
@@ -57,7 +57,7 @@ def test_readings_stay_few_and_spread_over_all_calls() -> None:
     for _ in range(100_000):
         growth.note()
 
-    assert len(growth.readings) <= MOST
+    assert len(growth.readings) <= MAX_READINGS
     assert growth.readings[0][0] < 100_000 / 16
     assert growth.readings[-1][0] > 90_000
     assert next(ticks) < 1000

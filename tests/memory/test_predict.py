@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsdoctor.memory import account as names
-from dsdoctor.memory.account import Account
+from dsdoctor.memory import ledger as names
+from dsdoctor.memory.ledger import Ledger
 from dsdoctor.memory.models import Layout, Point, Prediction
 from dsdoctor.memory.predict import predict
 from dsdoctor.memory.stage12 import divide
@@ -146,12 +146,12 @@ def test_logits_and_loss_are_told_beside_activations() -> None:
 
 
 def test_an_account_tells_the_most_of_each_place() -> None:
-    account = Account(together=False)
-    account.begin()
-    account.add("a", 10)
-    account.passing("b", 5)
-    account.passing("c", 7, "host")
-    moment = account.moment(Point.STEP)
+    ledger = Ledger(together=False)
+    ledger.begin()
+    ledger.add("a", 10)
+    ledger.passing("b", 5)
+    ledger.passing("c", 7, "host")
+    moment = ledger.moment(Point.STEP)
 
     assert (moment.device, moment.host) == (15, 7)
     assert {(row.what, row.size) for row in moment.rows} == {("a", 10), ("b", 5)}

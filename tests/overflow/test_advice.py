@@ -11,7 +11,8 @@ from dsdoctor.overflow.frames.first_bad import BadKind, Growth, Origin, RankRepo
 from dsdoctor.overflow.measure.readings import Meters
 from dsdoctor.overflow.replay.provenance import ignored_labels, rows_of, rows_text
 from dsdoctor.overflow.replay.remedy import candidate_modules
-from dsdoctor.overflow.verdict.evidence import joined, what_was_tried
+from dsdoctor.overflow.verdict.evidence import joined
+from dsdoctor.overflow.verdict.remedy import what_was_tried
 from dsdoctor.overflow.verdict.verdict import judge
 from dsdoctor.overflow.watch.growth import MAX_POINTS, InputSizes, WeightSizes
 from dsdoctor.overflow.watch.optimizer import LearningRates
@@ -181,7 +182,7 @@ def test_a_sum_over_the_ranks_that_does_not_fit_is_no_ranks_fault() -> None:
     came = Origin(op="c10d.allreduce_", line="m.py:3 in forward: all_reduce(x)")
     both = [rank_report(rank, good(0, "a"), OVERFLOW, received=came, world=2) for rank in range(2)]
     words = (
-        "every rank gave finite values to c10d.allreduce_ in m.py:3 in forward: all_reduce(x), and got this out of it: "
+        "every rank gave finite values to c10d.allreduce_ in m.py:3 in forward: all_reduce(x), and got this result: "
         "their sum does not fit"
     )
 

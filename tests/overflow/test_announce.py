@@ -11,7 +11,8 @@ import torch
 
 from dsdoctor.core.finding import Finding, Fix, Severity
 from dsdoctor.overflow.hooks.options import Options
-from dsdoctor.overflow.watch.announce import Announcer, Tracer
+from dsdoctor.overflow.watch.announce import Announcer
+from dsdoctor.overflow.watch.tracer import Tracer
 from tests.overflow.engine import Engine
 from tests.overflow.written import frame, good, rank_report, tensor
 
@@ -49,7 +50,7 @@ def test_what_comes_again_is_one_line_and_ever_rarer(capsys: pytest.CaptureFixtu
     for _ in range(7):
         announcer.announce((ERROR,), [BAD])
 
-    assert capsys.readouterr().err.splitlines() == [f"{HEAD}  (time {times})" for times in (2, 4, 8)]
+    assert capsys.readouterr().err.splitlines() == [f"{HEAD}  ({times} time)" for times in ("2nd", "4th", "8th")]
 
 
 def test_a_normal_overflow_is_one_quiet_line(capsys: pytest.CaptureFixture[str]) -> None:

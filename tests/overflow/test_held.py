@@ -178,7 +178,7 @@ def test_a_buffer_that_the_batch_writes_is_told_with_its_line() -> None:
 
     assert any("inner.kept.mul_(0.9)" in line for line in found.evidence if line.startswith("written in this batch by"))
     assert found.fix is not None
-    assert found.fix.text.startswith("Each batch writes it")
+    assert found.fix.text.startswith("keep nan and inf out of it")
 
 
 def test_an_average_that_a_later_batch_made_bad_is_that_batch_and_not_the_average() -> None:
@@ -225,7 +225,7 @@ def test_a_row_that_a_buffer_masks_entirely_is_the_softmax_and_the_buffer_beside
     (found,) = judge([report_of(model, torch.ones(2, WIDTH))])
 
     assert found.rule == "overflow-in-module"
-    assert "of the buffer inner.kept, which holds -inf" in found.title
+    assert "from the buffer inner.kept, which holds -inf" in found.title
     assert any("softmax" in line for line in found.evidence)
 
 
@@ -238,7 +238,10 @@ def test_without_a_replay_a_bad_buffer_is_told_beside_the_module_and_a_finite_on
         def forward(self, x: Tensor) -> Tensor:
             return x * self.scale * INF
 
-    for value, said in ((NAN, "in output, and its buffer scale holds 4 nan of 4"), (1.0, "in output of finite inputs")):
+    for value, said in (
+        (NAN, "in output, and its buffer scale holds 4 nan of 4"),
+        (1.0, "in output from finite inputs"),
+    ):
         model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Scaled(value))
         with DebugUnderflowOverflow(model), pytest.raises(ValueError, match=said):
             model(torch.rand(3, WIDTH))

@@ -13,7 +13,7 @@ from dsdoctor.overflow.frames.frame import TensorStats
 from dsdoctor.overflow.measure.readings import Meters
 from dsdoctor.overflow.replay.underflow import all_zero, any_lost_activation, first_vanished, placed
 from dsdoctor.overflow.verdict.verdict import judge
-from dsdoctor.overflow.watch.announce import LocalFinding, among_all, judged
+from dsdoctor.overflow.watch.findings_log import LocalFinding, among_all, judged
 from dsdoctor.overflow.watch.optimizer import WeightUpdates
 from tests.overflow import engine as recorded
 from tests.overflow.written import frame, good, rank_report, tensor
@@ -45,7 +45,7 @@ def test_gradients_that_are_all_zero_are_told_without_a_scale() -> None:
     assert (found.rule, found.severity) == ("gradients-underflow", Severity.WARNING)
     assert "every gradient is 0 in float16 at a loss scale of 2^0" in found.title
     assert found.fix is not None
-    assert "Raise loss_scale" in found.fix.text
+    assert "raise loss_scale" in found.fix.text
 
 
 def test_only_gradients_without_any_number_are_all_zero() -> None:
@@ -66,7 +66,7 @@ def test_where_no_scale_helps_another_format_is_advised() -> None:
     (found,) = judge([flushed(0.6, fits=1.0)])
 
     assert found.fix is not None
-    assert found.fix.text.startswith("Train in bfloat16")
+    assert found.fix.text.startswith("train in bfloat16")
 
 
 def wide(name: str, **figures: float) -> TensorStats:

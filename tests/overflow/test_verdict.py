@@ -24,13 +24,13 @@ def test_an_operation_that_overflowed_is_named_with_its_figures_and_its_remedy()
     assert found.rule == "overflow-in-module"
     assert (
         found.title
-        == "b (Linear) made 3 inf of 8 in output of finite inputs (largest 6.2e+04, float16 ends at 6.55e+04)"
+        == "b (Linear) made 3 inf of 8 in output from finite inputs (largest 6.2e+04; the float16 limit is 6.55e+04)"
     )
     assert "step 7, micro-batch 0, batch_number=0, rank 0" in found.evidence
     assert "its inputs had 0.1 bits of headroom left" in found.evidence
     assert found.fix is not None
     assert found.fix.text == (
-        "Run it in float32, with what is around b: dsdoctor.fp32_forward(model); or train in bfloat16."
+        "run it in float32, with what is around b: dsdoctor.fp32_forward(model). Or train in bfloat16"
     )
 
 
@@ -115,7 +115,7 @@ def test_a_weight_that_a_learning_rate_of_nan_made_bad_is_told_with_it() -> None
 
     assert "the learning rate went from 0.0001 to nan in step 4" in found.evidence
     assert found.fix is not None
-    assert found.fix.text.startswith("Mend what made the learning rate nan in step 4")
+    assert found.fix.text.startswith("fix what made the learning rate nan in step 4")
 
 
 @pytest.mark.parametrize("since", [None, 3])
@@ -137,7 +137,7 @@ def test_the_operation_that_the_graph_of_a_loss_shows_is_told_with_its_statement
 
     assert found.title == f"the loss is nan and every module's output is finite, by log, computed in {statement}"
     assert "why: the logarithm of 0: it was given 2 zeros" in found.evidence
-    assert "read from the graph of the loss: its line is told if it happens again" in found.evidence
+    assert "read from the graph of the loss; if it happens again, its line is reported" in found.evidence
     assert found.affects == ()
     assert found.fix is not None
     assert found.fix.text == "Clamp it."
@@ -151,7 +151,7 @@ def test_an_operation_whose_line_is_known_is_another_finding_than_one_without() 
     assert found.title.endswith(", by log in train.py:3 in f: return p.log()")
     assert found.affects == ("the loss",)
     assert found.fix is not None
-    assert found.fix.text == "Look at that operation, and at what it is given."
+    assert found.fix.text == "Check that operation and its inputs."
 
 
 def test_the_graph_of_a_step_that_is_not_replayed_any_more_is_not_told() -> None:
@@ -159,7 +159,7 @@ def test_the_graph_of_a_step_that_is_not_replayed_any_more_is_not_told() -> None
 
     assert "log" not in found.title
     assert found.fix is not None
-    assert found.fix.text.startswith("See what was found")
+    assert found.fix.text.startswith("see the findings of earlier steps")
 
 
 def test_a_loss_that_is_nan_over_a_finite_forward() -> None:
@@ -176,7 +176,7 @@ def test_a_loss_that_is_nan_without_a_replay_is_told_with_what_the_model_holds()
     assert found.rule == "loss-not-finite"
     assert "the buffer position holds 8 nan of 8" in found.evidence
     assert found.fix is not None
-    assert found.fix.text.startswith("See whether the forward reads the buffer position: if so,")
+    assert found.fix.text.startswith("check whether the forward reads the buffer position.")
 
 
 def test_a_gradient_above_the_scale_is_one_quiet_note_with_what_would_fit() -> None:
@@ -198,7 +198,7 @@ def test_a_gradient_that_stays_bad_at_scale_one_is_an_error_with_its_operation()
     assert found.rule == "gradient-stays-at-scale-one"
     assert found.title == (
         "SqrtBackward0 of model.py:9 in forward: y = x.sqrt() made 5 inf of 8 in the gradient of a (Linear) output, "
-        "out of the backward of b, at a loss scale of 1 too, and the forward is finite"
+        "out of the backward of b, even at a loss scale of 1; the forward is finite"
     )
 
 
@@ -226,7 +226,7 @@ def test_a_loss_that_is_finite_in_the_replay_is_not_explained_by_it(more: dict[s
 def test_finite_gradients_whose_norm_is_not() -> None:
     found = cause(rank_report(0, good(0, "a"), local=(tensor("a.weight", "float32", 1e20),), **UNSCALED))
 
-    assert found.title == "step 7: every gradient is finite and their norm is not: a.weight has 1e+20"
+    assert found.title == "step 7: every gradient is finite but their norm is not: a.weight has 1e+20"
 
 
 def test_without_a_replay_the_names_are_all_that_is_said() -> None:

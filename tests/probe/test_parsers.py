@@ -22,8 +22,8 @@ from dsdoctor.core.host import Answer
 from dsdoctor.core.machine import Cuda, Machine
 from dsdoctor.core.snapshot import RecordedHost
 from dsdoctor.probe import probe
+from dsdoctor.probe.compilers import parse_version
 from dsdoctor.probe.nvcc import parse_cuda_header, parse_host_config, parse_nvcc, parse_top
-from dsdoctor.probe.paths import parse_version
 from dsdoctor.probe.python import (
     Environment,
     parse_assignment,

@@ -62,7 +62,7 @@ def test_the_option_is_understood(tmp_path: Path) -> None:
 
     assert parse_command_line([str(script)], {}).config_check == "warn"
     assert parse_command_line(["--config-check", "strict", str(script)], {}).config_check == "strict"
-    with pytest.raises(UsageError, match="knows no 'loud'"):
+    with pytest.raises(UsageError, match="unknown --config-check 'loud'"):
         parse_command_line(["--config-check=loud", str(script)], {})
 
 

@@ -23,7 +23,7 @@ def test_a_second_one_of_the_same_model_takes_the_place_of_the_first() -> None:
     first, second = ours(model), ours(model, max_frames_to_save=3)
 
     assert issubclass(ours, DebugUnderflowOverflow)
-    assert said == ["dsdoctor's DebugUnderflowOverflow watches in the place of transformers'"]
+    assert said == ["dsdoctor's DebugUnderflowOverflow replaces transformers'"]
     assert not first._hooks._handles
     assert second._hooks._handles
 

@@ -235,7 +235,7 @@ def test_a_watch_that_fails_is_a_line_and_not_the_end() -> None:
     )
 
     assert (code, out.splitlines()[-1]) == (0, "trained")
-    assert err == "dsdoctor [rank 3]: ! the engine is not watched, and training goes on: RuntimeError: a defect\n"
+    assert err == "dsdoctor [rank 3]: ! the engine is not watched; training continues: RuntimeError: a defect\n"
 
 
 def test_a_watch_that_makes_no_sense_ends_before_training() -> None:
@@ -342,15 +342,15 @@ def test_options_come_from_the_command_else_from_the_environment(folder: Path) -
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "no script was given"),
-        (["nowhere.py"], "there is no script nowhere.py"),
-        (["-m"], "-m names no module"),
+        ([], "no script given"),
+        (["nowhere.py"], "no such script: nowhere.py"),
+        (["-m"], "-m needs a module"),
         (["-mtrain", "x"], "unrecognized arguments: -mtrain"),
         (["--frames"], "argument --frames: expected one argument"),
-        (["--frames", "3"], "no script was given"),
-        (["--overflow", "loud", "-m", "train"], "there is no level 'loud'"),
-        (["--overflow", "trace", "-m", "train"], "--overflow trace traces chosen batches, and none was chosen"),
-        (["--overflow", "guard", "--trace-batches", "1", "-m", "train"], "--trace-batches is for --overflow trace"),
+        (["--frames", "3"], "no script given"),
+        (["--overflow", "loud", "-m", "train"], "unknown level 'loud'"),
+        (["--overflow", "trace", "-m", "train"], "--overflow trace needs --trace-batches"),
+        (["--overflow", "guard", "--trace-batches", "1", "-m", "train"], "--trace-batches needs --overflow trace"),
         (["--trace-batches", "3-1", "-m", "train"], "--trace-batches holds '3-1'"),
         (["--trace-batches", "0-999999999999", "-m", "train"], "--trace-batches holds '0-999999999999'"),
         (["--frames", "few", "-m", "train"], "argument --frames: invalid int value: 'few'"),
@@ -369,14 +369,14 @@ def test_what_makes_no_sense_is_said_before_anything_runs(argv: list[str], messa
 
 def test_a_complaint_is_two_lines_and_exit_status_2() -> None:
     nowhere, isolated = (
-        started([*OURS, "nowhere.py"]),
+        started([*OURS, "nowhere.py"], PYTHONPATH=ROOT),
         started(
             [sys.executable, "-S", *OURS[1:], "x.py"], PYTHONPATH=f"{ROOT}{os.pathsep}{sysconfig.get_path('purelib')}"
         ),
     )
 
-    hint = f"    Fix: it is looked for from {Path.cwd()}; python -m dsdoctor.run --help\n"
-    assert ended(nowhere) == (2, "", f"✗ there is no script nowhere.py\n{hint}")
+    hint = f"    Fix: searched from {Path.cwd()}; python -m dsdoctor.run --help\n"
+    assert ended(nowhere) == (2, "", f"✗ no such script: nowhere.py\n{hint}")
     assert ended(isolated) == (2, "", "✗ Python's -S keeps dsdoctor out\n    Fix: leave the option out\n")
 
 

@@ -10,7 +10,7 @@ import pytest
 from dsdoctor.core.errors import UsageError
 from dsdoctor.run.__main__ import environment_for, parse_command_line
 from dsdoctor.run.checkpoint import CHOICES, CheckpointWatch, chosen
-from dsdoctor.run.checkpoint_look import before_load, no_room
+from dsdoctor.run.checkpoint_check import before_load, no_room
 from dsdoctor.run.script import VARIABLE
 from tests.checkpoint.written import Called, Kind, floats, model_states, save, write
 
@@ -266,7 +266,7 @@ def test_a_disk_without_room_for_one_more_is_a_warning() -> None:
     finding = no_room("/data", 3 << 30, 4 << 30)
 
     assert finding.rule == "checkpoint-disk-full"
-    assert "/data has 3.00 GiB left, and the checkpoint that was just saved took 4.00 GiB" in finding.title
+    assert "/data has 3.00 GiB left, but the checkpoint that was just saved took 4.00 GiB" in finding.title
 
 
 @pytest.mark.parametrize("choice", CHOICES)
@@ -323,12 +323,12 @@ def test_frozen_parameters_that_a_load_leaves_as_they_are_are_told_of_the_very_m
 
     assert said == {
         "excluded, not strict": [
-            "· 2 frozen parameters of the model (42 elements) are not in global_step2  [checkpoint-frozen-excluded]"
+            "· global_step2 does not contain 2 frozen parameters of the model (42 elements)  [checkpoint-frozen-excluded]"
         ],
         "excluded, strict": [],
         "inside": [],
         "universal": [
-            "· 2 frozen parameters of the model (42 elements) are not taken from global_step2, which is universal  "
+            "· a universal load of global_step2 does not restore 2 frozen parameters of the model (42 elements)  "
             "[checkpoint-universal-leaves]"
         ],
     }

@@ -10,7 +10,7 @@ from dsdoctor.core.errors import UsageError
 from dsdoctor.ranks.failure import causes_of, read_failure
 from dsdoctor.run.__main__ import environment_for, parse_command_line
 from dsdoctor.run.memory import CHOICES, MemoryWatch, chosen, out_of_memory
-from dsdoctor.run.memory_told import of_host, users_line
+from dsdoctor.run.out_of_memory import of_host, users_line
 from dsdoctor.run.script import VARIABLE
 from tests.each import each
 

@@ -20,11 +20,11 @@ from dsdoctor.config.document import ReadConfig
 from dsdoctor.config.judge import ConfigJudged
 from dsdoctor.core.finding import step
 from dsdoctor.core.requests import CheckRequest
-from dsdoctor.hang.verdict import hang_lines
+from dsdoctor.hang.text import hang_lines
 from dsdoctor.hang.verdict import judge as judge_hang
-from dsdoctor.memory.judge import Examined
+from dsdoctor.memory.judge import MemoryReport
 from dsdoctor.memory.models import Place
-from dsdoctor.memory.predict import beside_tensors, changes
+from dsdoctor.memory.predict import changes, overheads_of
 from dsdoctor.memory.text import ledger_lines, memory_lines
 from dsdoctor.ui.screen import plan_end_lines
 from dsdoctor.ui.terminal import COMMAND, MARKS_OF_LINES, in_letters, plan_lines, printable, wrapped
@@ -76,9 +76,9 @@ def tables(width: int) -> Iterator[str]:
         yield from report_lines(shown, verbose=True, width=width)
     now = replace(situation(2, offload_optimizer="cpu"))
     yield from memory_lines(
-        Examined(
-            now=now, told=now.predicted(), upper=None, beside=beside_tensors(now.predicted().peak.device, world=4),
-            changes=changes(now), enough=None, searched=None, searched_upper=None, host_loading=1 << 34, findings=(),
+        MemoryReport(
+            now=now, prediction=now.predicted(), upper=None, overheads=overheads_of(now.predicted().peak.device, world=4),
+            changes=changes(now), combined=None, searched=None, searched_upper=None, host_loading=1 << 34, findings=(),
         ),
         width,
     )  # fmt: skip

@@ -15,7 +15,7 @@ from dsdoctor.comm import page as comm_page
 from dsdoctor.hang.page import page_of as hang_page
 from dsdoctor.hang.verdict import judge
 from dsdoctor.memory.page import page_of as memory_page
-from dsdoctor.memory.predict import beside_tensors, changes
+from dsdoctor.memory.predict import changes, overheads_of
 from dsdoctor.overflow.trace.page import page_of as trace_page
 from dsdoctor.ui import page
 from dsdoctor.ui.page import Page, Picture
@@ -51,8 +51,8 @@ def two_runs() -> Page:
 
 def memory() -> Page:
     now = situation(2, offload_optimizer="cpu")
-    beside = beside_tensors(now.predicted().peak.device, world=4)
-    done = replace(examined(now, ()), beside=beside, changes=changes(now))
+    beside = overheads_of(now.predicted().peak.device, world=4)
+    done = replace(examined(now, ()), overheads=beside, changes=changes(now))
     return memory_page(done, limit=700 << 20, fits="✗ it does not fit 4x0.7G")
 
 

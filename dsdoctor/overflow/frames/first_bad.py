@@ -183,8 +183,9 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     first bad value. ``received``: it came from another rank, by this operation: a consequence. ``minus_inf``: what made the
     -inf that the operation was given. ``held``: the bad value came out of a tensor that was bad before the batch, or, where there
     is an ``origin``, the -inf did. ``frames``: the last ones up to the first bad call. ``unmeasured``: calls of the replay
-    with a tensor that could not be measured. ``replayed``: how far the replay went, in words. ``applied``: DeepSpeed applies
-    the step all the same. ``weight_bad_since``: the first step that is known to have a bad weight; None: bad from the start.
+    with a tensor that could not be measured. ``replayed``: how far the replay went, in words. ``differs_from_live``: it showed
+    something else than the step itself. ``applied``: DeepSpeed applies the step all the same.
+    ``weight_bad_since``: the first step that is known to have a bad weight; None: bad from the start.
     ``loss_line``: where a loss outside of the model became bad; ``loss_made``: the operation that its graph shows.
     ``began_bad``: the gradients with which the model's backward began were bad already, so what comes between it and the loss made
     them; ``loss_backward``: the operation there that did, where its backward was watched.
@@ -234,6 +235,7 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     held: Held | None = None
     frames: tuple[Frame, ...] = ()
     replayed: str = ""
+    differs_from_live: bool = False
     weight_bad_since: int | None = None
     loss_gradient: float | None = None
     loss_gradient_due: float | None = None

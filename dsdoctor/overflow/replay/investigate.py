@@ -142,6 +142,7 @@ def replayed(
         unmeasured=tuple(dict.fromkeys(seen.unmeasured)),
         batch=seen.first_bad.frame.batch if seen.first_bad is not None else batch,
         replayed="; ".join(part for part in (_how_far(done), apart) if part),
+        differs_from_live=bool(apart),
     )
     rank_reports = ranks.gather(rank_report)
     if not _forward_is_clean(rank_reports) or not any(report.scale.value > 1 for report in rank_reports):

@@ -8,75 +8,12 @@ from dsdoctor.core.text import and_more
 from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, Growth, RankReport
 from dsdoctor.overflow.frames.frame import Frame, TensorStats, headroom_bits, item_line
 
-# What to do about the first bad value, from the evidence: why it became bad, what was tried in the replay, how its weights grew.
-#
-# Pure; knows no torch. What was not tried is not called a remedy that works.
-
-
 RankReports = tuple[RankReport, ...]
 MIN_GROWTH = 1.5
 """A weight that is less than this many times as large as at first has not grown."""
-LARGE_GROWTH = 10.0
-"""And one that is so many times as large has grown too much."""
 EXTREME_WEIGHT = 1e4
 """No weight of an ordinary model is so large, and no training makes it so in a step."""
 MAX_WEIGHTS = 2
-
-
-def remedy(rank_reports: RankReports, rank_report: RankReport, first_bad: FirstBad) -> str:
-    """What the evidence says to do about values that do not fit their dtype, or that are nan; "" where it says nothing."""
-    cure = rank_report.origin.cure if rank_report.origin is not None else ""
-    if rank_report.held is not None and rank_report.origin is None:
-        cure = "Look at what made that tensor: no operation of torch did in this batch."
-    return " ".join(part for part in (cure, what_was_tried(rank_reports, first_bad), *of_growth(rank_reports)) if part)
-
-
-def of_growth(rank_reports: RankReports) -> Iterator[str]:
-    """What to do about the largest weight that is known, where it grew or was extreme from the start."""
-    for growth in joined(rank_reports)[:1]:
-        (first, before), (_, now) = growth.points[0], growth.points[-1]
-        if before and now / before >= LARGE_GROWTH:
-            yield f"{growth.name} has grown since step {first}: lower the learning rate, or clip gradients."
-        elif now >= EXTREME_WEIGHT:
-            since = f"since step {first}" if len(growth.points) > 1 else "in the first step that was looked at"
-            yield (
-                f"{growth.name} holds values up to {now:.3g} {since}: look at how it is initialised, and at the file that it was "
-                "loaded from."
-            )
-
-
-def as_call(module: str) -> str:
-    """The call that runs a module in float32.
-
-    >>> as_call("encoder.block.1"), as_call("")
-    ('dsdoctor.fp32_forward(model.get_submodule("encoder.block.1"))', 'dsdoctor.fp32_forward(model)')
-    """
-    return f'dsdoctor.fp32_forward(model.get_submodule("{module}"))' if module else "dsdoctor.fp32_forward(model)"
-
-
-def what_was_tried(rank_reports: RankReports, first_bad: FirstBad | None) -> str:
-    """What float32 in one module after the other came to, on all ranks together; empty: nothing was tried, or it failed.
-
-    Where the forward was finite as it is (``first_bad`` is a gradient, or nothing), a finite forward shows nothing, and a backward
-    that could not be tried leaves it open.
-    """
-    forward_was_bad = first_bad is not None and first_bad.kind is not BadKind.GRADIENT
-    tried = [attempts for attempts in zip(*(report.tried for report in rank_reports), strict=False) if attempts]
-    for attempts in tried:
-        if all(attempt.forward and attempt.backward is not False for attempt in attempts):
-            if not (forward_was_bad or all(attempt.backward for attempt in attempts)):
-                return ""
-            finite = "is finite" if all(attempt.backward for attempt in attempts) else "has a finite forward"
-            where = attempts[0].module or "the whole model"
-            return f"Run it in float32: {as_call(attempts[0].module)} (checked: with float32 in {where} this batch {finite})."
-    tried = [attempts for attempts in tried if not any(attempt.why_not for attempt in attempts)]
-    if not tried or tried[-1][0].module:  # the whole model may help yet
-        return ""
-    inner = tried[0][0].module
-    between = len(tried) - 2
-    more = f", in {between} module{'s' if between > 1 else ''} around it and in " if between > 0 else " and in "
-    around = f"{inner}{more}"
-    return f"Float32 does not help (checked in {around if inner else ''}the whole model): this batch is not finite there either."
 
 
 def what_is_known(rank_reports: RankReports, rank_report: RankReport) -> Iterator[str]:
@@ -102,7 +39,7 @@ def _sum_over_ranks(rank_reports: RankReports) -> Iterator[str]:
     came = {report.received for report in rank_reports}
     received = came.pop() if len(came) == 1 and len(rank_reports) == rank_reports[0].world else None
     if received is not None and "reduce" in received.op and received.line:
-        yield f"every rank gave finite values to {received.op} in {received.line}, and got this out of it: their sum does not fit"
+        yield f"every rank gave finite values to {received.op} in {received.line}, and got this result: their sum does not fit"
 
 
 def joined(rank_reports: RankReports) -> tuple[Growth, ...]:
@@ -189,13 +126,24 @@ def ranks_say(ranks: tuple[int, ...], world: int) -> str:
     >>> ranks_say((1,), 4), ranks_say((0, 1), 2), ranks_say((0,), 1)
     (', on rank 1 of 4 only: its data, a branch that only it takes, or its hardware', ', on all 2 ranks: the model or the data', '')
     """
+    if not (on := on_ranks(ranks, world)):
+        return ""
+    if len(ranks) == 1:
+        return f"{on}: its data, a branch that only it takes, or its hardware"
+    return f"{on}: the model or the data" if len(ranks) == world else on
+
+
+def on_ranks(ranks: tuple[int, ...], world: int) -> str:
+    """Which ranks have it, as the end of a sentence; "" for a run of one rank.
+
+    >>> on_ranks((1,), 4), on_ranks((0, 1), 2), on_ranks((0, 2), 4)
+    (', on rank 1 of 4 only', ', on all 2 ranks', ', on ranks 0, 2 of 4')
+    """
     if world < 2 or not ranks:
         return ""
     if len(ranks) == 1:
-        return f", on rank {ranks[0]} of {world} only: its data, a branch that only it takes, or its hardware"
-    if len(ranks) == world:
-        return f", on all {world} ranks: the model or the data"
-    return f", on ranks {', '.join(map(str, ranks))} of {world}"
+        return f", on rank {ranks[0]} of {world} only"
+    return f", on all {world} ranks" if len(ranks) == world else f", on ranks {', '.join(map(str, ranks))} of {world}"
 
 
 def gradient_names(rank_reports: Iterable[RankReport]) -> str:
@@ -337,9 +285,9 @@ def evidence(rank_reports: RankReports, rank_report: RankReport) -> tuple[str, .
     local = tuple(report.rank for report in rank_reports if any(stats.is_bad for stats in report.local))
     if local and len(rank_reports) > 1:
         # where it is bad is no cause: the title says on which ranks it began
-        lines.append("bad before reduction" + ranks_say(local, len(rank_reports)).partition(":")[0])
+        lines.append(f"bad before reduction{on_ranks(local, len(rank_reports))}")
     if rank_report.unmeasured:
-        lines.append(f"not measured, so nothing is known of it: {and_more(rank_report.unmeasured, MAX_NAMES)}")
+        lines.append(f"not measured: {and_more(rank_report.unmeasured, MAX_NAMES)}")
     if rank_report.replayed:
         lines.append(f"replayed: {rank_report.replayed}")
     return tuple(lines)
@@ -352,13 +300,13 @@ def _what_was_there(rank_report: RankReport) -> Iterator[str]:
         return  # the gradient that the backward began with
     if rank_report.origin is not None:
         if held.kind:
-            yield f"its -inf lies in the {held.kind} {held.name}"
+            yield f"its -inf is in the {held.kind} {held.name}"
         return
     if not held.kind:
-        yield f"it came out of a tensor that no operation of torch made bad in this batch: {ELSEWHERE}"
+        yield f"it came from a tensor that no torch operation made bad in this batch: {ELSEWHERE}"
     elif found.kind is BadKind.GRADIENT:
-        yield f"it came out of the {held.kind} {held.name}, which holds {amount(held.tensor)}"
+        yield f"it came from the {held.kind} {held.name}, which holds {amount(held.tensor)}"
     if held.met is not None:
-        yield f"first met by {held.met.op} in {held.met.line}"
+        yield f"first read by {held.met.op} in {held.met.line}"
     if held.written is not None:
         yield f"written in this batch by {held.written.op} in {held.written.line}"

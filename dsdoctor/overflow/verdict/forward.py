@@ -10,17 +10,15 @@ from dsdoctor.overflow.verdict.evidence import (
     RankReports,
     affected,
     amount,
-    as_call,
     earliest_bad,
     evidence,
     extent,
     moment,
     ranks_say,
-    remedy,
-    what_was_tried,
     where,
     where_it_began,
 )
+from dsdoctor.overflow.verdict.remedy import as_call, remedy, what_was_tried
 from dsdoctor.rules import book
 
 
@@ -131,17 +129,17 @@ def _inputs(rank_report: RankReport, first_bad: FirstBad) -> str:
     """What a module that made bad values was given, as the end of a sentence."""
     held, frame, dtype = rank_report.held, first_bad.frame, first_bad.tensor.dtype
     if any(is_minus_inf_mask(tensor) for tensor in frame.inputs):
-        return " of inputs that hold -inf"
+        return " from inputs that hold -inf"
     if held is not None and rank_report.origin is not None and held.kind:
-        return f" of the {held.kind} {held.name}, which holds -inf"
+        return f" from the {held.kind} {held.name}, which holds -inf"
     if held is not None and rank_report.origin is None:
-        return " of a tensor that was bad already"
+        return " from a tensor that was already bad"
     if frame.buffers:
         return ", and " + " and ".join(f"its {each.name} holds {amount(each)}" for each in frame.buffers)
     if frame.unmeasured:
         return f" ({', '.join(frame.unmeasured)} could not be measured)"
     largest = max((tensor.absmax or 0.0 for tensor in frame.inputs), default=0.0)
-    return f" of finite inputs (largest {largest:.3g}, {dtype} ends at {limit_of(dtype):.3g})"
+    return f" from finite inputs (largest {largest:.3g}; the {dtype} limit is {limit_of(dtype):.3g})"
 
 
 def overflow_between_modules(rank_reports: RankReports) -> Iterator[Finding]:
@@ -212,7 +210,7 @@ def loss_not_finite(rank_reports: RankReports) -> Iterator[Finding]:
 def _what_is_finite(rank_reports: RankReports, rank_report: RankReport) -> str:
     """What was seen to be finite beside a loss that is not."""
     if not rank_report.replayed and any(each.named for each in rank_reports):
-        return "so are gradients (not replayed this time)"
+        return "so are the gradients (not replayed this time)"
     # without an engine the modules' outputs are measured, and gradients are not
     if not rank_report.replayed and rank_report.losses:
         return "the gradients are finite"
@@ -227,7 +225,7 @@ def _known_remedy(rank_reports: RankReports, rank_report: RankReport) -> str:
     found, made = rank_report.first_bad, rank_report.origin
     cure = made.cure if made is not None and found is not None and found.kind is BadKind.LOSS else ""
     if not cure and rank_report.loss_made is not None and not rank_report.again:
-        cure = rank_report.loss_made.cure or "Look at that operation, and at what it is given."
+        cure = rank_report.loss_made.cure or "Check that operation and its inputs."
     if rank_report.ignored:
         cure = NO_TARGET
     return " ".join(part for part in (cure, what_was_tried(rank_reports, found)) if part)
@@ -267,7 +265,7 @@ def _of_its_graph(rank_report: RankReport) -> Iterator[str]:
         return
     yield f"why: {made.how}"
     if not made.line:
-        yield "read from the graph of the loss: its line is told if it happens again"
+        yield "read from the graph of the loss; if it happens again, its line is reported"
 
 
 def _place(rank_report: RankReport) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
-"""Verdicts on a step whose forward is finite and whose gradients are not: reports of all ranks -> a Finding.
+"""The reports of all ranks -> what went wrong first, where, on which ranks, and what to do.
 
-Pure; knows no torch.
+Pure; knows no torch. Each generator of CAUSES and ADDITIONAL is one verdict, named like its rule.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,10 +18,8 @@ from dsdoctor.overflow.verdict.evidence import (
     extent,
     gradient_names,
     near,
-    of_growth,
     ranks_say,
     stays_bad,
-    what_was_tried,
     where,
 )
 from dsdoctor.overflow.verdict.forward import (
@@ -31,6 +29,7 @@ from dsdoctor.overflow.verdict.forward import (
     overflow_in_module,
     weight_not_finite,
 )
+from dsdoctor.overflow.verdict.remedy import of_growth, what_was_tried
 from dsdoctor.rules import book
 
 MAX_SQUARABLE = LIMITS["float32"] ** 0.5
@@ -38,6 +37,10 @@ MAX_SQUARABLE = LIMITS["float32"] ** 0.5
 
 MAX_NORMAL_SKIPS = 30
 """Steps in a row that a dynamic loss scale may skip while it is searched: from 2**24 down to 1, and a few."""
+MAX_FLUSHED_SHARE = 0.3
+"""The share of gradient elements that must be flushed, and would not be at a larger scale: healthy fp16 runs have under a tenth."""
+MAX_UNCHANGED_SHARE = 0.75
+"""The share of weights with a gradient that a step leaves as they are, in two checks one after the other."""
 
 
 def gradient_stays_at_scale_one(rank_reports: RankReports) -> Iterator[Finding]:
@@ -47,7 +50,7 @@ def gradient_stays_at_scale_one(rank_reports: RankReports) -> Iterator[Finding]:
         earliest = earliest_bad(rank_reports, BadKind.GRADIENT)
         first = bad[0] if earliest is None else earliest[0]
         scaled = first.dtype == "float16" or first.scale.value > 1
-        scale = "at a loss scale of 1 too" if scaled else "without any loss scale"
+        scale = "even at a loss scale of 1" if scaled else "without a loss scale"
         known = _known_remedy(rank_reports, first)
         yield book.finding(
             "gradient-stays-at-scale-one",
@@ -66,7 +69,7 @@ def gradient_stays_at_scale_one(rank_reports: RankReports) -> Iterator[Finding]:
             scale=scale,
             extent=extent(rank_reports, first, first.first_bad),
             remedy=known,
-            operation="the operation that is named" if first.origin is not None else "",
+            operation="the named operation" if first.origin is not None else "",
         )
 
 
@@ -155,11 +158,6 @@ def gradient_not_finite(rank_reports: RankReports) -> Iterator[Finding]:
         )
 
 
-# Verdicts on how DeepSpeed treats a step, beside the cause of an overflow: reports of all ranks -> a Finding.
-#
-# Pure; knows no torch.
-
-
 def bad_step_applied(rank_reports: RankReports) -> Iterator[Finding]:
     """The gradients are not finite and nothing in DeepSpeed stops the step."""
     if any(rank_report.applied for rank_report in rank_reports):
@@ -215,15 +213,6 @@ def steps_skipped_in_a_row(rank_reports: RankReports) -> Iterator[Finding]:
         )
 
 
-# Verdicts on what became too small to count, in steps that nothing else is wrong with: reports of ranks -> a Finding. Pure.
-
-
-MAX_FLUSHED_SHARE = 0.3
-"""The share of gradient elements that must be flushed, and would not be at a larger scale: healthy fp16 runs have under a tenth."""
-MAX_UNCHANGED_SHARE = 0.75
-"""The share of weights with a gradient that a step leaves as they are, in two checks one after the other."""
-
-
 def activations_underflow(rank_reports: RankReports) -> Iterator[Finding]:
     """What a module was given or gave is zero in float16, and would not be in float32."""
     seen = [(report, report.vanished) for report in rank_reports if report.vanished is not None]
@@ -259,7 +248,7 @@ def gradients_underflow(rank_reports: RankReports) -> Iterator[Finding]:
             "gradients-underflow",
             Severity.WARNING,
             case="all-zero",
-            evidence=("what comes to the model's output is 0 already, so no replay shows which loss scale fits",),
+            evidence=("the gradient at the model's output is already 0, so no replay can show which loss scale fits",),
             step=bad[0].step,
             scale=near(worst.scale),
         )
@@ -301,11 +290,6 @@ def updates_too_small(rank_reports: RankReports) -> Iterator[Finding]:
                 dtype=report.dtype,
             )
             return
-
-
-# The reports of all ranks -> what went wrong first, where, on which ranks, and what to do. Pure; knows no torch.
-#
-# Each generator of CAUSES and ADDITIONAL is one verdict: its docstring is its manual page, its name with hyphens is its rule.
 
 
 def judge(rank_reports: Iterable[RankReport]) -> tuple[Finding, ...]:

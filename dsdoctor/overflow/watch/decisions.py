@@ -34,7 +34,8 @@ from dsdoctor.overflow.replay.underflow import (
     underflowed_activation,
 )
 from dsdoctor.overflow.verdict.verdict import judge
-from dsdoctor.overflow.watch.announce import Announcer, FindingsLog, LocalFinding
+from dsdoctor.overflow.watch.announce import Announcer
+from dsdoctor.overflow.watch.findings_log import FindingsLog, LocalFinding
 from dsdoctor.overflow.watch.history import StepHistory, is_due
 from dsdoctor.overflow.watch.loss_backward import LossBackward
 from dsdoctor.overflow.watch.loss_graph import made_the_loss

@@ -101,7 +101,7 @@ class StepHistory:
 
     def _may_help(self, report: RankReport, found: FirstBad, rank_reports: list[RankReport]) -> bool:
         """Whether something is computed in a half precision, and the replay showed what was live."""
-        if engine_facts.is_pipeline(self._engine) or any("not as live" in each.replayed for each in rank_reports):
+        if engine_facts.is_pipeline(self._engine) or any(each.differs_from_live for each in rank_reports):
             return False
         return report.dtype in NAMES_OF_HALVES or any(
             tensor.dtype in NAMES_OF_HALVES for tensor in found.frame.measured

@@ -33,7 +33,7 @@ def test_without_an_engine_ours_stands_in_the_place_of_transformers_class() -> N
     done = trained("none")
 
     assert done.returncode == 1
-    assert done.stderr.count("dsdoctor's DebugUnderflowOverflow watches in the place of transformers'") == 1
+    assert done.stderr.count("dsdoctor's DebugUnderflowOverflow replaces transformers'") == 1
     assert "OverflowDetected: DebugUnderflowOverflow: inf/nan detected during batch_number=2" in done.stderr
     assert "transformer.h.1.mlp (GPT2MLP) made" in done.stderr
 

@@ -71,5 +71,5 @@ def test_a_checkpoint_that_is_not_there_is_a_warning(ranks: list[dict[str, Any]]
     assert found[:3] == [
         "checkpoint-not-loaded",
         "WARNING",
-        "load_checkpoint loaded nothing from /nonexistent/runs/7: the training begins anew",
+        "load_checkpoint loaded nothing from /nonexistent/runs/7: the training starts from scratch",
     ]

@@ -73,7 +73,10 @@ def _kept(engine: Any, given: Mapping[str, Any], examined: Examined) -> Iterator
         "checkpoint-universal-leaves" if universal else "checkpoint-frozen-excluded",
         Severity.NOTE,
         case="watched",
-        evidence=(and_more(tuple(kept), 3), "they stay as this script made them: random where it loaded no base model"),
+        evidence=(
+            and_more(tuple(kept), 3),
+            "they keep their values of this script: random unless it loaded a base model",
+        ),
         parameters=f"{len(kept):,} frozen parameter{'s' * (len(kept) > 1)}",
         elements=f"{count:,}",
         tag=examined.tag.folder.name,
@@ -151,8 +154,8 @@ def save_failed(engine: Any, given: Mapping[str, Any]) -> tuple[str, ...]:
         Severity.WARNING,
         evidence=(
             f"{type(error).__name__}: {first}",
-            *([f"{size(free)} are left in {place}"] if free is not None else []),
-            f"latest names {latest!r}, which a training goes on from" if latest else "no tag was saved before",
+            *([f"{size(free)} left in {place}"] if free is not None else []),
+            f"latest names {latest!r}, from which a training can continue" if latest else "no earlier tag was saved",
         ),
         tag=name,
         folder=str(place),

@@ -4,9 +4,6 @@ from collections.abc import Iterator, Mapping
 
 from dsdoctor.memory.models import Kind, Moment, Place, Point, Row, Run, ZeroSettings
 
-# The things of a ledger, by the names that it shows.
-
-
 PARAMETERS = "parameters"
 FROZEN = "parameters that are not trained"
 BUFFERS = "buffers of the model"
@@ -26,18 +23,12 @@ GATHERING = "parameters on their way between ranks"
 ACTIVATIONS = "activations"
 LOGITS = "logits and loss"
 SAVING = "parameters gathered for saving"
+STATES_OF_OPTIMIZERS = {"sgd": 0, "lion": 1, "adagrad": 1, "muon": 1}
+"""fp32 states for each element; of all others two (Adam's and its kind's exp_avg and exp_avg_sq)."""
+FP32 = 4
 
 
-def amount(size: int) -> str:
-    """Bytes as MiB or GiB.
-
-    >>> amount(5 << 30), amount(3 << 20)
-    ('5.0 GiB', '3.0 MiB')
-    """
-    return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.1f} MiB"
-
-
-class Account:
+class Ledger:
     """Bytes by thing and place. ``together``: what is on the host counts as on the device, for there is one memory."""
 
     def __init__(self, *, together: bool) -> None:
@@ -90,7 +81,13 @@ class Account:
             self._most, self._best = self.device, dict(self.held)
 
 
-# What a run has beside parameters, event by event, put into an account: activations, and of them logits and loss.
+def amount(size: int) -> str:
+    """Bytes as MiB or GiB.
+
+    >>> amount(5 << 30), amount(3 << 20)
+    ('5.0 GiB', '3.0 MiB')
+    """
+    return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.1f} MiB"
 
 
 def head_end(run: Run) -> int:
@@ -100,7 +97,7 @@ def head_end(run: Run) -> int:
     return max((number for number in ends if number < loss), default=0)
 
 
-def follow(account: Account, run: Run, events: slice) -> Iterator[tuple[Kind, int]]:
+def follow(ledger: Ledger, run: Run, events: slice) -> Iterator[tuple[Kind, int]]:
     """Each event, with its bytes held: first the most before it, then what is there at it."""
     end = head_end(run)
     before = run.events[end][3] - run.logits if run.events else 0
@@ -110,12 +107,12 @@ def follow(account: Account, run: Run, events: slice) -> Iterator[tuple[Kind, in
         for size in (most, now):
             logits = max(0, size - before) if number > end and in_loss else 0
             if run.logits and logits:
-                account.add(ACTIVATIONS, min(0, size - logits - account.held.get((ACTIVATIONS, "device"), 0)))
-                account.hold(LOGITS, logits)
-                account.hold(ACTIVATIONS, size - logits)
+                ledger.add(ACTIVATIONS, min(0, size - logits - ledger.held.get((ACTIVATIONS, "device"), 0)))
+                ledger.hold(LOGITS, logits)
+                ledger.hold(ACTIVATIONS, size - logits)
             else:
-                account.hold(LOGITS, 0)
-                account.hold(ACTIVATIONS, size)
+                ledger.hold(LOGITS, 0)
+                ledger.hold(ACTIVATIONS, size)
         yield Kind(kind), index
 
 
@@ -123,14 +120,6 @@ def parts(run: Run) -> tuple[slice, slice]:
     """The forward pass, with the loss, and the backward pass."""
     loss = next((number for number, event in enumerate(run.events) if event[0] == Kind.LOSS), -1)
     return slice(0, loss + 1), slice(loss + 1, len(run.events))
-
-
-# The optimizer's states and what its step takes besides, per trained element on a rank.
-
-
-STATES_OF_OPTIMIZERS = {"sgd": 0, "lion": 1, "adagrad": 1, "muon": 1}
-"""fp32 states for each element; of all others two (Adam's and its kind's exp_avg and exp_avg_sq)."""
-FP32 = 4
 
 
 def state_size(settings: ZeroSettings) -> int:
@@ -143,13 +132,13 @@ def fused(settings: ZeroSettings) -> bool:
     return not settings.torch_adam
 
 
-def step(account: Account, settings: ZeroSettings, elements: int, largest: int, place: Place) -> None:
+def step(ledger: Ledger, settings: ZeroSettings, elements: int, largest: int, place: Place) -> None:
     """An optimizer's step over so many fp32 elements, ``largest`` in one tensor: its states are there after it.
 
     torch.optim.Adam makes two temporaries of the denominator (``_single_tensor_adamw``, tensor after tensor, on a CPU;
     ``_multi_tensor_adamw``, of all at once, on a GPU).
     """
-    account.hold(STATES, elements * state_size(settings), place)
+    ledger.hold(STATES, elements * state_size(settings), place)
     if not fused(settings):
-        on_cpu = place == "host" or account.together
-        account.passing(STEP_TEMPORARY, 2 * FP32 * (largest if on_cpu else elements), place)
+        on_cpu = place == "host" or ledger.together
+        ledger.passing(STEP_TEMPORARY, 2 * FP32 * (largest if on_cpu else elements), place)

@@ -6,9 +6,9 @@ from types import TracebackType
 from typing import Any
 
 from dsdoctor.core.host import LocalHost
-from dsdoctor.memory.account import amount
 from dsdoctor.memory.calls import Call, Grown, Growth, LastCall
 from dsdoctor.memory.failure import Kept, asked_bytes, kept_graphs, limit_lines, look_limits
+from dsdoctor.memory.ledger import amount
 from dsdoctor.memory.models import ZeroSettings
 from dsdoctor.ranks.failure import Failure
 

@@ -1,4 +1,4 @@
-"""Machine -> findings about what surrounds a build and a run: search paths, variables, libraries, memory, disk."""
+"""Machine -> findings about the system: search paths, variables, libraries, memory, disk."""
 
 import difflib
 from collections.abc import Iterator
@@ -14,12 +14,18 @@ KNOWN_VARIABLES = (
     *("DS_ACCELERATOR", "DS_BUILD_OPS", "DS_BUILD_STRING", "DS_ENABLE_NINJA", "DS_SKIP_CUDA_CHECK"),
     *("DS_IGNORE_CUDA_DETECTION", "DS_NVCC_THREADS", "DS_DEBUG_CUDA_BUILD", "DS_EVOFORMER_GPU_ARCH"),
 )
-LOOKALIKE = 0.85
-SMALL_SHARED_MEMORY = 1 * GIB
+MIN_LIKENESS = 0.85
+"""Of a variable to one of DeepSpeed's."""
+MIN_SHARED_MEMORY_BYTES = 1 * GIB
 """NCCL and data loaders take hundreds of MiB of /dev/shm a rank; docker's default is 64 MiB."""
-
-JOB_MEMORY = {True: 7 * GIB // 2, False: 2 * GIB}
+MAX_JOB_BYTES = {True: 7 * GIB // 2, False: 2 * GIB}
 """The most bytes that a compile job takes, with and without GPU code (measured for build-wheel)."""
+SHARED_MEMORY_FOLDER = "/dev/shm/"
+MIN_LEFTOVER_SHARE = 0.1
+"""Of /dev/shm: below it leftovers do not matter."""
+MAX_FILES = 64
+"""Segments that one command names."""
+MAX_LINES = 6
 
 
 def summary(machine: Machine) -> str:
@@ -53,7 +59,7 @@ def path_entry_missing(machine: Machine) -> Iterator[Finding]:
         yield book.finding(
             "path-entry-missing",
             Severity.NOTE,
-            case="one" if len(missing) == 1 else "several",
+            case="several",
             folders=and_more(missing, 4),
         )
 
@@ -65,7 +71,6 @@ def library_path_entry_missing(machine: Machine) -> Iterator[Finding]:
         yield book.finding(
             "library-path-entry-missing",
             Severity.NOTE,
-            case="one" if len(missing) == 1 else "",
             folders=and_more(missing, 4),
         )
 
@@ -101,7 +106,9 @@ def libaio_missing(machine: Machine) -> Iterator[Finding]:
 
 def ds_variables_set(machine: Machine) -> Iterator[Finding]:
     """Variables that steer DeepSpeed's build are set in this shell."""
-    here = {name: value for name, value in machine.variables.items() if name in KNOWN_VARIABLES or _build(name)}
+    here = {
+        name: value for name, value in machine.variables.items() if name in KNOWN_VARIABLES or _is_build_variable(name)
+    }
     if here:
         yield book.finding(
             "ds-variables-set",
@@ -114,15 +121,15 @@ def ds_variables_set(machine: Machine) -> Iterator[Finding]:
 def variable_misspelt(machine: Machine) -> Iterator[Finding]:
     """A variable looks like one of DeepSpeed's and is not one."""
     for name in machine.ds_names:
-        near = difflib.get_close_matches(name, KNOWN_VARIABLES, n=1, cutoff=LOOKALIKE)
-        if name.startswith("DS_") and not _build(name) and name not in KNOWN_VARIABLES and near:
+        near = difflib.get_close_matches(name, KNOWN_VARIABLES, n=1, cutoff=MIN_LIKENESS)
+        if name.startswith("DS_") and not _is_build_variable(name) and name not in KNOWN_VARIABLES and near:
             yield book.finding("variable-misspelt", Severity.WARNING, variable=name, known=near[0])
 
 
 def variable_malformed(machine: Machine) -> Iterator[Finding]:
     """A DS_BUILD_* variable does not hold a number."""
     for name, value in machine.variables.items():
-        if _build(name) and name != "DS_BUILD_STRING" and value and not _is_number(value):
+        if _is_build_variable(name) and name != "DS_BUILD_STRING" and value and not _is_number(value):
             yield book.finding("variable-malformed", Severity.ERROR, variable=name, value=repr(value))
 
 
@@ -130,7 +137,7 @@ def nccl_shm_too_small(machine: Machine) -> Iterator[Finding]:
     """/dev/shm is small."""
     size, shared = machine.system.shared_memory, machine.shared_memory
     left = sum(each.size for each in shared.leftovers) if shared else 0  # of which there is a rule of its own
-    if size is not None and size + left < SMALL_SHARED_MEMORY:
+    if size is not None and size + left < MIN_SHARED_MEMORY_BYTES:
         yield book.finding(
             "nccl-shm-too-small", Severity.WARNING if machine.gpus else Severity.NOTE, free=f"{size / MIB:.0f} MiB"
         )
@@ -141,7 +148,7 @@ def compiler_oom_killed(machine: Machine) -> Iterator[Finding]:
     system = machine.system
     named = machine.variables.get("MAX_JOBS", "")
     jobs = int(named) if named.isdecimal() and len(named) < 5 else system.cpus + 2
-    each = JOB_MEMORY[machine.torch is not None and machine.torch.cuda is not None]
+    each = MAX_JOB_BYTES[machine.torch is not None and machine.torch.cuda is not None]
     if machine.torch and system.memory and jobs > 1 and jobs * each > system.memory:
         yield book.finding(
             "compiler-oom-killed",
@@ -161,6 +168,32 @@ def disk_full(machine: Machine) -> Iterator[Finding]:
         yield book.finding("disk-full", Severity.WARNING, free=f"{free / MIB:.0f} MiB")
 
 
+def shared_memory_left_over(machine: Machine) -> Iterator[Finding]:
+    """Runs that were killed left segments in /dev/shm, and these take a tenth of it or more."""
+    shared = machine.shared_memory
+    left = tuple(each for each in shared.leftovers if _is_segment(each.path)) if shared else ()
+    taken = sum(each.size for each in left)
+    if shared is None or taken == 0 or taken < MIN_LEFTOVER_SHARE * shared.total:
+        return
+    sure = tuple(each for each in left if not each.doubt)
+    shown = sure or left
+    files = [each.path for each in shown[:MAX_FILES]]
+    yield book.finding(
+        "shared-memory-left-over",
+        Severity.WARNING,
+        case="" if sure else "unseen",
+        evidence=(
+            *map(_line, shown[:MAX_LINES]),
+            *([f"and {len(shown) - MAX_LINES} more"] if len(shown) > MAX_LINES else []),
+            *_unseen(left, len(left) - len(sure)),
+        ),
+        segments=f"{len(left)} segment{'s' * (len(left) > 1)}",
+        taken=f"{taken / MIB:.0f}",
+        total=f"{shared.total / MIB:.0f} MiB",
+        files=files,
+    )
+
+
 def _is_number(text: str) -> bool:
     """What Python's int() takes, which is how setup.py reads it."""
     try:
@@ -170,8 +203,26 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _build(name: str) -> bool:
+def _is_build_variable(name: str) -> bool:
     return name.startswith("DS_BUILD_")
+
+
+def _is_segment(path: str) -> bool:
+    """The paths may be those of another machine's snapshot, and nothing but a segment may be deleted."""
+    return (
+        path.startswith(SHARED_MEMORY_FOLDER) and SEGMENT.fullmatch(path.removeprefix(SHARED_MEMORY_FOLDER)) is not None
+    )
+
+
+def _line(each: Leftover) -> str:
+    age = f"{each.age / 3600:.0f} hours" if each.age >= 2 * 3600 else f"{each.age / 60:.0f} minutes"
+    return f"{each.path}: {each.size / MIB:.0f} MiB, {age} old"
+
+
+def _unseen(left: tuple[Leftover, ...], count: int) -> Iterator[str]:
+    if count:
+        doubts = "; ".join(dict.fromkeys(each.doubt for each in left if each.doubt))
+        yield f"cannot tell whether a process uses {count} of them: {doubts}"
 
 
 CHECKS = (
@@ -187,62 +238,5 @@ CHECKS = (
     nccl_shm_too_small,
     compiler_oom_killed,
     disk_full,
+    shared_memory_left_over,
 )
-
-
-# Machine -> a finding about shared memory that runs which were killed left in /dev/shm.
-
-
-FOLDER = "/dev/shm/"
-NOTICEABLE = 10
-"""Leftovers matter from the tenth part of /dev/shm on."""
-MIB_OF_SEGMENTS = 1 << 20
-MOST_FILES = 64
-"""Segments that one command names."""
-MOST_LINES = 6
-HOURS = 3600
-
-
-def shared_memory_left_over(machine: Machine) -> Iterator[Finding]:
-    """Runs that were killed left segments in /dev/shm, and these take a tenth of it or more."""
-    shared = machine.shared_memory
-    left = tuple(each for each in shared.leftovers if _is_segment(each.path)) if shared else ()
-    taken = sum(each.size for each in left)
-    if shared is None or taken == 0 or taken * NOTICEABLE < shared.total:
-        return
-    sure = tuple(each for each in left if not each.doubt)
-    told = sure or left
-    files = [each.path for each in told[:MOST_FILES]]
-    yield book.finding(
-        "shared-memory-left-over",
-        Severity.WARNING,
-        case="" if sure else "unseen",
-        evidence=(
-            *map(_line, told[:MOST_LINES]),
-            *([f"and {len(told) - MOST_LINES} more"] if len(told) > MOST_LINES else []),
-            *_unseen(left, len(left) - len(sure)),
-        ),
-        segments=f"{len(left)} segment{'s' * (len(left) > 1)}",
-        taken=f"{taken / MIB_OF_SEGMENTS:.0f}",
-        total=f"{shared.total / MIB_OF_SEGMENTS:.0f} MiB",
-        files=files,
-    )
-
-
-def _is_segment(path: str) -> bool:
-    """The paths may be those of another machine's snapshot, and nothing but a segment may be deleted."""
-    return path.startswith(FOLDER) and SEGMENT.fullmatch(path.removeprefix(FOLDER)) is not None
-
-
-def _line(each: Leftover) -> str:
-    age = f"{each.age / HOURS:.0f} hours" if each.age >= 2 * HOURS else f"{each.age / 60:.0f} minutes"
-    return f"{each.path}: {each.size / MIB_OF_SEGMENTS:.0f} MiB, {age} old"
-
-
-def _unseen(left: tuple[Leftover, ...], count: int) -> Iterator[str]:
-    if count:
-        doubts = "; ".join(dict.fromkeys(each.doubt for each in left if each.doubt))
-        yield f"whether a process uses {count} of them cannot be seen: {doubts}"
-
-
-SHARED_MEMORY_CHECKS = (shared_memory_left_over,)
