@@ -1,6 +1,7 @@
 """The README and the pages: short enough, no command or option that does not exist, no link into nothing."""
 
 import importlib.util
+import json
 import re
 import shlex
 import subprocess
@@ -11,6 +12,7 @@ from types import ModuleType
 
 import pytest
 
+from benchmarks import hang_table
 from dsdoctor.cli.app import COMMANDS, GROUPS, make_app
 from dsdoctor.run.__main__ import make_parser
 from tests.cli.runner import run
@@ -205,6 +207,13 @@ def test_the_figures_are_those_that_the_benchmarks_wrote() -> None:
     assert figures.page(text) == text, "python docs/make_figures.py makes the table anew"
     assert figures.page(re.sub(r"\d+ pairs", "77 pairs", text)) == text
     assert [row.script for row in figures.ROWS if not (ROOT / "benchmarks" / row.script).is_file()] == []
+
+
+def test_the_table_of_planted_hangs_is_that_of_its_figures() -> None:
+    results = json.loads((ROOT / "benchmarks" / "results" / "hang-planted-2026-11-22.json").read_text(encoding="utf-8"))
+    text = (ROOT / "docs" / "commands" / "hang.md").read_text(encoding="utf-8")
+
+    assert [row for row in hang_table.rows(results) if row not in text] == []
 
 
 @pytest.mark.launch
