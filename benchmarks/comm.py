@@ -31,7 +31,7 @@ from dsdoctor.comm.local import fingerprint
 from dsdoctor.comm.models import ChosenInterface, Claim, Interface, Local, Rank
 from dsdoctor.comm.rendezvous import checks as arrival_checks
 from dsdoctor.comm.rendezvous.checks import Arrivals
-from dsdoctor.comm.rendezvous.store import Board
+from dsdoctor.comm.rendezvous.store import MessageBoard
 
 PLAIN = Path(__file__).parents[1] / "tests/comm/plain.py"
 PER_HOST = 8
@@ -110,7 +110,7 @@ def one_rank_zero(world: int) -> dict[str, float]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     store = TCPStore("127.0.0.1", port, None, True, timedelta(seconds=60), wait_for_workers=False)
-    board = Board(store, "simulated")
+    board = MessageBoard(store, "simulated")
     log, size = board.log("claims"), 0
     for rank in range(world - 2):
         one = claim(rank, world)

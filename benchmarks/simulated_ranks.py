@@ -15,7 +15,7 @@ from dsdoctor.comm.local.facts import look_local
 from dsdoctor.comm.local.fingerprint import fingerprint, versions_here
 from dsdoctor.comm.mesh.mesh import MeshListener, peers
 from dsdoctor.comm.models import Claim, CommPhase, Rank
-from dsdoctor.comm.rendezvous.store import Board, Unreached, open_board
+from dsdoctor.comm.rendezvous.store import MessageBoard, StoreUnreachable, open_board
 from dsdoctor.comm.results import ConnectOutcome, Reach, Stuck
 from dsdoctor.core.host import LocalHost
 
@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> None:
     assert me is not None
     made = claims(me)
     board = open_board(me, 60.0)
-    if isinstance(board, Unreached):
+    if isinstance(board, StoreUnreachable):
         raise SystemExit(str(board))
     for rank in peers(0, world):
         listener = MeshListener(address_of(rank))
@@ -73,7 +73,7 @@ def main(argv: Sequence[str]) -> None:
         number += 1
 
 
-def answer(board: Board, order: RankOrder, made: dict[int, Claim], sick: set[int], world: int) -> None:
+def answer(board: MessageBoard, order: RankOrder, made: dict[int, Claim], sick: set[int], world: int) -> None:
     """What each rank says to an order: the mesh is well; in the collectives the sick ones die and the others wait."""
     for rank in made:
         said = RankAnswer(rank=rank)

@@ -6,9 +6,9 @@ Nothing of a wheel is run; only ``verify`` with ``load`` imports the ops that ar
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from packaging.version import InvalidVersion, Version
 
@@ -32,6 +32,7 @@ from dsdoctor.core.errors import BuildFailed, UsageError
 from dsdoctor.core.finding import Finding, Severity, for_python, has_error, step
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import DeepSpeed, Machine
+from dsdoctor.core.workspace import temporary_folder
 from dsdoctor.probe.observe import Observation, Say, observe
 from dsdoctor.rules import book
 
@@ -109,13 +110,14 @@ class WheelCandidates:
         found = {wheel.name: wheel for place in reversed(places) for wheel in self._of(place)}
         self.wheels: tuple[ListedWheel, ...] = tuple(sorted(found.values(), key=_age, reverse=True))
         self._listed: dict[Path, Mapping[str, Digests]] = {}
-        self._folder = TemporaryDirectory(prefix="dsdoctor-")
+        self._kept = ExitStack()
+        self._folder = self._kept.enter_context(temporary_folder())
 
     def __enter__(self) -> "WheelCandidates":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._folder.cleanup()
+        self._kept.close()
         self._session.close()
 
     def ranked(self, ops: tuple[str, ...]) -> tuple[Candidate, ...]:
@@ -134,7 +136,7 @@ class WheelCandidates:
         if not by_name.fits:
             return by_name, None
         try:
-            path, digest = fetch(wheel, Path(self._folder.name), self._session, say=self._say)
+            path, digest = fetch(wheel, self._folder, self._session, say=self._say)
         except BuildFailed as error:
             failed = book.finding(
                 "wheel-not-fetched", Severity.ERROR, case="failed", why=error.message, hint=error.hint

@@ -1,7 +1,6 @@
 """A tag that was looked at -> findings: files, their order, what they say of each other. Asks nothing."""
 
 import itertools
-import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -218,7 +217,7 @@ def _stage12(ranks: list[Shard], shapes: list[Shapes], world: int) -> Iterator[s
 
 def _stage3(ranks: list[Shard], shapes: list[Shapes], world: int) -> Iterator[str]:
     """Each rank holds its piece of each parameter, padded to the same size on all ranks."""
-    wanted = sum(math.ceil(count_of(shape) / world) for group in shapes for shape in group.values())
+    wanted = sum(-(-count_of(shape) // world) for group in shapes for shape in group.values())
     for shard in ranks:
         groups = groups_of(shard)
         there = None if groups is None else sum(each.count for each in groups)
@@ -227,7 +226,8 @@ def _stage3(ranks: list[Shard], shapes: list[Shapes], world: int) -> Iterator[st
 
 
 def _padded(count: int, world: int) -> int:
-    return math.ceil(count / (2 * world)) * 2 * world
+    # whole numbers: a file may claim more elements than a float can count
+    return -(-count // (2 * world)) * 2 * world
 
 
 def judge_tag(examined: Examined) -> tuple[Finding, ...]:

@@ -92,6 +92,8 @@ def amount(count: int) -> str:
     >>> amount(3 << 30), amount(3 << 20)
     ('3.00 GiB', '3.0 MiB')
     """
+    if count >= 1 << 80:
+        return "more than any disk has"
     return f"{count / (1 << 30):.2f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.1f} MiB"
 
 

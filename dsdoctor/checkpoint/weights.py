@@ -1,6 +1,5 @@
 """Where each weight of a tag lies in the ranks' files."""
 
-import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -121,7 +120,7 @@ def _layout3(examined: Examined, shard: Shard) -> Pieces:
     offset = 0
     for name, shape in ((name, shape) for group in shapes for name, shape in group.items()):
         whole = count_of(shape)
-        share = math.ceil(whole / world)
+        share = -(-whole // world)
         mine = max(0, min(share, whole - rank * share))
         for number, (begin, end) in enumerate(ends):
             low, high = max(offset, begin), min(offset + mine, end)
@@ -200,7 +199,7 @@ def _partitioned(models: list[Shard], ranks: list[Shard], state: str) -> Iterato
     offset = 0
     for name, shape in shapes.items():
         count = count_of(shape)
-        share = math.ceil(count / len(ranks))
+        share = -(-count // len(ranks))
         found: list[Piece] = []
         for rank, flat in enumerate(flats):
             found += within(flat, offset, max(0, min(share, count - rank * share)))

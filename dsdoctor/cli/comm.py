@@ -12,11 +12,10 @@ from cyclopts.validators import Number
 
 from dsdoctor.cli.ending import FOUND, OK, columns, interrupted_by, print_result
 from dsdoctor.cli.options import Json, Verbose
-from dsdoctor.comm.command import CommRequest, read_result, run_all, run_rank, tell_torchrun, unmet
+from dsdoctor.comm.command import CommRequest, read_result, run_all, run_rank, tell_torchrun, test_node, unmet
 from dsdoctor.comm.control.supervisor import Screen
 from dsdoctor.comm.launch.rank import rank_of
 from dsdoctor.comm.models import MAX_RANKS, CommSettings, Mode, PhaseState, Rank
-from dsdoctor.comm.prolog import line_of, test_node
 from dsdoctor.comm.results import PhaseResult, Report
 from dsdoctor.comm.text import phase_line, report_lines
 from dsdoctor.core.errors import UsageError
@@ -24,6 +23,7 @@ from dsdoctor.core.files import check_folder
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.options import flag, option
 from dsdoctor.core.processes import age
+from dsdoctor.core.text import encode
 from dsdoctor.ui.terminal import Stream, show
 
 SLOW = 6
@@ -135,7 +135,7 @@ def _prolog(wanted: CommRequest) -> int:
             f"--prolog tests this node by itself within a minute, and {name} was given", hint="leave it out"
         )
     test = test_node(wanted)
-    sys.stdout.write(line_of(test) + "\n")
+    sys.stdout.write(encode(test).decode() + "\n")
     return FOUND if test.failed else OK
 
 

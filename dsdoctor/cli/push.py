@@ -18,7 +18,7 @@ from dsdoctor.cli.options import Json
 from dsdoctor.comm.launch.start import SSH
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
 from dsdoctor.core.files import read_limited
-from dsdoctor.core.finding import Finding
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.options import argument, flag, option, options
 from dsdoctor.core.text import and_more
@@ -26,6 +26,7 @@ from dsdoctor.hosts import push as problems
 from dsdoctor.hosts.hostfile import HOST, parse_hostfile
 from dsdoctor.hosts.push import Delivered, Delivery, NodeEnded, NodeState, Sent, Way, findings_of, push_lines
 from dsdoctor.hosts.ssh import ssh_problem
+from dsdoctor.rules import book
 from dsdoctor.ui.progress import BuildProgress
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -96,9 +97,15 @@ def push(order: Push, *, say: Callable[[str], None]) -> Pushed:
 def unreached(host: str, status: int | None, said: str) -> Finding:
     """Why ssh could not get there: ``status`` is its own, None where it did not end in time."""
     problem = ssh_problem(host, status, said)
-    title = f"it does not answer over ssh: {problem.what}"
-    evidence = said.splitlines()[-4:]
-    return Finding.error("ssh-fails", title, evidence=evidence, fix=problem.fix, steps=problem.steps)
+    return book.finding(
+        "ssh-fails",
+        Severity.ERROR,
+        case="push",
+        evidence=said.splitlines()[-4:],
+        steps=problem.steps,
+        what=problem.what,
+        fix=problem.fix,
+    )
 
 
 def hosts_of(hostfile: Path) -> tuple[str, ...]:

@@ -8,71 +8,78 @@ UNABLE, FAILED = ImpossiblePlan.exit_code, BuildFailed.exit_code
 SLOW = UNDECIDED = 6
 ALWAYS = {
     0: "done",
-    UsageError.exit_code: "usage",
-    UNABLE: "impossible here: the disk is full, for example",
-    DoctorError.exit_code: "dsdoctor's own failure",
+    UsageError.exit_code: "invalid usage",
+    UNABLE: "impossible here, for example because the disk is full",
+    DoctorError.exit_code: "a bug in dsdoctor",
 }
-SIGNAL = "128+N signal N ended it"
+SIGNAL = "128+N ended by signal N"
 ERROR = "an error was found"
-PAGE = "what draws a page is absent, or the disk is full"
-BUILD = {UNABLE: "impossible on this machine, or its disk is full", FAILED: "a compiler, a fetch or a proof failed"}
+PAGE = "the extra that draws pages is missing, or the disk is full"
+BUILD = {
+    UNABLE: "impossible on this machine, or its disk is full",
+    FAILED: "a build, a download or a verification failed",
+}
 CACHE = "the cache cannot be used, or the disk is full"
 
 OWN: Mapping[str, Mapping[int, str]] = {
     "look": {},
-    "check": {1: ERROR, UNABLE: f"no source of ops as asked, {CACHE}", FAILED: "a source could not be fetched"},
+    "check": {1: ERROR, UNABLE: f"no such source of ops, {CACHE}", FAILED: "a source could not be downloaded"},
     "explain": {},
     "diagnose": {0: "a log that shows an end or progress", 1: "the log shows a failure", UNDECIDED: "undecided"},
     "env": {
-        UNABLE: "no toolkit or compiler here fits, or the disk is full",
+        UNABLE: "no toolkit or compiler fits, or the disk is full",
         FAILED: "a list of packages could not be read",
     },
-    "plan": {**BUILD, FAILED: "a source could not be fetched or read"},
+    "plan": {**BUILD, FAILED: "a source could not be downloaded or read"},
     "build-wheel": BUILD,
-    "prebuild": {**BUILD, FAILED: "a compiler, a fetch, a proof or the installation failed"},
-    "install": {**BUILD, 1: "an op does not load", FAILED: "a compiler, a fetch, a proof or the installation failed"},
+    "prebuild": {**BUILD, FAILED: "a build, a download, a verification or the installation failed"},
+    "install": {
+        **BUILD,
+        1: "an op does not load",
+        FAILED: "a build, a download, a verification or the installation failed",
+    },
     "toolkit": {
         UNABLE: "none fits and none can be assembled, or the disk is full",
-        FAILED: "a part could not be fetched",
+        FAILED: "a part could not be downloaded",
     },
-    "verify": {1: ERROR, FAILED: "a listed wheel could not be fetched"},
+    "verify": {1: ERROR, FAILED: "a listed wheel could not be downloaded"},
     "pick": {1: "none fits", FAILED: "an index could not be read"},
     "push": {
         0: "every node has it",
         1: "a node's verify found an error",
-        UNABLE: "there is no ssh here, or the disk is full",
-        FAILED: "a node was not reached or failed in the middle",
+        UNABLE: "ssh is missing, or the disk is full",
+        FAILED: "a node was not reached, or failed midway",
     },
     "index merge": {},
     "cache ls": {UNABLE: CACHE},
     "cache prune": {UNABLE: CACHE},
-    "cache verify": {1: "something was not what was stored, and is removed", UNABLE: CACHE},
+    "cache verify": {1: "damaged entries were removed", UNABLE: CACHE},
     "record": {},
     "compare": {0: "no differences", 1: "differences"},
     "config": {
         1: ERROR,
-        UNABLE: "no DeepSpeed could be asked, or the disk is full",
-        FAILED: "the DeepSpeed of --source could not be fetched",
+        UNABLE: "no DeepSpeed to ask, or the disk is full",
+        FAILED: "the DeepSpeed of --source could not be downloaded",
     },
     "checkpoint": {
-        1: "an error was found, or the planned run cannot load it",
-        UNABLE: "it cannot be merged, converted or compared with a model, or the disk is full",
+        1: "an error was found, or the planned run can't load it",
+        UNABLE: "can't be merged, converted or compared with a model, or the disk is full",
         FAILED: "the converter failed",
     },
     "comm": {
         0: "all is well",
         1: "something is broken",
         UNABLE: PAGE,
-        SLOW: "it works, and something is slow, late or differs between ranks",
+        SLOW: "works, but something is slow, late or differs between ranks",
     },
     "memory": {
         0: "it fits",
         1: "it does not fit",
-        UNABLE: "that Python has no DeepSpeed, torch or transformers, what draws a page is absent, or the disk is full",
+        UNABLE: "DeepSpeed, torch, transformers or the extra that draws pages is missing, or the disk is full",
     },
     "hang": {1: ERROR, UNABLE: PAGE},
     "trace show": {},
-    "trace compare": {0: "nothing diverges", 1: "something diverges, or a nan or inf is on one side only"},
+    "trace compare": {0: "no divergence", 1: "a divergence, or a nan or inf on one side only"},
     "trace plot": {UNABLE: PAGE},
     "trace headroom": {0: "all modules fit", 1: "a module does not fit"},
 }
@@ -82,7 +89,7 @@ GENERAL = {
     **ALWAYS,
     1: "an error was found, or a difference",
     UNABLE: BUILD[UNABLE],
-    FAILED: "a compiler, a fetch, a proof or an installation failed",
+    FAILED: "a build, a download, a verification or an installation failed",
     SLOW: "slow (comm), undecided (diagnose)",
 }
 OF_GROUP = "The help of each of these commands has its exit statuses."
@@ -92,7 +99,7 @@ def statuses_of(command: str) -> dict[int, str]:
     """Each number that a command can end with but by a signal, and what it means.
 
     >>> statuses_of("explain")
-    {0: 'done', 2: 'usage', 3: 'impossible here: the disk is full, for example', 5: "dsdoctor's own failure"}
+    {0: 'done', 2: 'invalid usage', 3: 'impossible here, for example because the disk is full', 5: 'a bug in dsdoctor'}
     """
     return dict(sorted({**ALWAYS, **OWN[command]}.items()))
 

@@ -3,11 +3,13 @@
 import os
 import secrets
 import shutil
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from pathlib import Path
 
 import msgspec
@@ -25,8 +27,10 @@ from dsdoctor.comm.launch.start import (
     HostOrder,
     RankEnded,
     RankTold,
+    check_proc,
     free_port,
     host_orders,
+    module_command,
     private_folder,
     remote_command,
     start_here,
@@ -49,7 +53,7 @@ from dsdoctor.comm.results import PhaseResult, Report, bad_ranks, ended, read_ow
 from dsdoctor.core.errors import DoctorError, NotWritten, UsageError
 from dsdoctor.core.files import LARGEST as LARGEST_REPORT
 from dsdoctor.core.files import PRIVATE, make_folder, read_limited, write_text
-from dsdoctor.core.finding import Finding
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.processes import die_with
 from dsdoctor.hosts.hostfile import Slots
@@ -75,7 +79,12 @@ def start_on_hosts(
     commands = [
         HostCommand(
             host=host,
-            command=remote_command((python, "-m", ON_HOST, msgspec.json.encode(order).decode()), folder, variables),
+            command=remote_command(
+                module_command(python, ON_HOST, msgspec.json.encode(order).decode(), folder=folder),
+                folder,
+                variables,
+                ON_HOST,
+            ),
         )
         for host, order in orders.items()
     ]
@@ -360,6 +369,7 @@ WRITES = "srun ... python -m dsdoctor.comm --json > comm.json writes one"
 
 def run_rank(rank: Rank, settings: CommSettings, screen: Screen, *, began: float) -> Outcomes:
     """Run this process as a rank."""
+    check_proc()
     parent = os.environ.get(PARENT)
     if parent:
         die_with(int(parent))
@@ -368,6 +378,7 @@ def run_rank(rank: Rank, settings: CommSettings, screen: Screen, *, began: float
 
 def run_all(request: CommRequest, *, on_phase: OnPhase) -> Report:
     """Start every rank of this machine, or of a hostfile's hosts after a look at them, and return rank 0's report."""
+    check_proc()
     host = LocalHost()
     with kept_when_broken(request.settings) as (folder, outcome):
         if request.hostfile is not None:
@@ -469,3 +480,54 @@ def tell_torchrun(verdict: str, lines: Iterable[str]) -> None:
     with suppress(OSError):
         # the verdict was said already
         write_text(Path(path), msgspec.json.encode(error).decode(), mode=PRIVATE)
+
+
+# A node is tested before a job gets it (--prolog), in one line.
+
+
+NODE_SCHEMA = "dsdoctor-node/1"
+MAX_PROLOG_SECONDS = 55.0
+"""The deadline: with the start of Python the line is there within a minute."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeTest:
+    """One test of one node. ``time`` is UTC, such as "2026-11-22T21:05:09Z"; ``state`` a PhaseState's value, or "unknown" where
+    dsdoctor itself failed; ``files`` is the folder of what was kept."""
+
+    schema: str = NODE_SCHEMA
+    node: str
+    time: str
+    state: str
+    verdict: str
+    rules: tuple[str, ...] = ()
+    seconds: float = 0.0
+    job: str | None = None
+    files: str | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether the node did not pass."""
+        return self.state == PhaseState.BROKEN.value
+
+
+def test_node(request: CommRequest) -> NodeTest:
+    """Test this node."""
+    host, node = LocalHost(), socket.gethostname()
+    now, job = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"), host.variable("SLURM_JOB_ID")
+    settings = replace(request.settings, mode=Mode.QUICK, deadline=min(request.settings.deadline, MAX_PROLOG_SECONDS))
+    try:
+        report = run_all(replace(request, settings=settings), on_phase=lambda _: None)
+    except DoctorError as error:
+        return NodeTest(node=node, time=now, state="unknown", verdict=f"· not tested: {error.message}", job=job)
+    serious = (finding.rule for finding in report.findings if finding.severity is not Severity.NOTE)
+    return NodeTest(
+        node=node,
+        time=now,
+        state=report.state.value,
+        verdict=report.verdict,
+        rules=tuple(dict.fromkeys(serious)),
+        seconds=round(report.seconds, 1),
+        job=job,
+        files=report.out,
+    )

@@ -8,8 +8,9 @@ from statistics import median
 from dsdoctor.comm.models import Claim, by_rank, named
 from dsdoctor.comm.speed.speed import BUSY, busbw
 from dsdoctor.comm.torch_ops import one_round
-from dsdoctor.core.finding import Finding, step
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.text import and_more, and_more_lines
+from dsdoctor.rules import book
 
 # Nodes -> rounds of disjoint groups, each chosen by what the rounds before it showed, and what follows from all. Pure.
 #
@@ -20,9 +21,9 @@ from dsdoctor.core.text import and_more, and_more_lines
 Part = tuple[int, ...]
 """The ranks of a node; of a single node each rank is one."""
 Groups = tuple[tuple[Part, ...], ...]
-FEWEST_PAIRS = 3
+MIN_PAIRS = 3
 """With fewer pairs none shows what is usual."""
-MOST_WAVES = 4
+MAX_WAVES = 4
 """Rounds in which nodes of failed pairs are tried again: with more bad nodes than good ones it takes several."""
 
 
@@ -131,11 +132,11 @@ def play(parts: Sequence[Part], run: Run, judge: Judge = tuple) -> Outcome:
 
 def _pairings(parts: Sequence[Part], trials: list[Trial]) -> Iterator[tuple[str, Groups]]:
     """Pairs of all, again where none was well; then those that are not decided, each with one that is well."""
-    for turn in range(min(max(len(parts).bit_length(), FEWEST_PAIRS), len(parts) - 1 + len(parts) % 2)):
+    for turn in range(min(max(len(parts).bit_length(), MIN_PAIRS), len(parts) - 1 + len(parts) % 2)):
         yield "in pairs", tuple((parts[first], parts[second]) for first, second in one_round(len(parts), turn))
-        if Outcome(trials=tuple(trials)).good and _pairs_of(trials) >= FEWEST_PAIRS:
+        if Outcome(trials=tuple(trials)).good and _pairs_of(trials) >= MIN_PAIRS:
             break
-    for _ in range(MOST_WAVES):
+    for _ in range(MAX_WAVES):
         outcome = Outcome(trials=tuple(trials))
         decided = outcome.good | {*outcome.bad}
         open_ = [part for part in parts if part not in decided]
@@ -201,11 +202,11 @@ SLOW = {"nccl": 1.5, "gloo": 4.0}
 """So many times slower than its like a group is slow; on two busy cores healthy pairs of gloo differ by 2.5 to 4."""
 BELOW_LIMIT = 1 / 8
 """Less than this part of what the link carries is slow, whatever the others do."""
-LEAST_TRANSFER = 1e-4
+MIN_TRANSFER_SECONDS = 1e-4
 """Seconds; a shorter transfer is not told from none."""
 FAR, TIMES_FARTHER = 0.002, 10.0
 """Seconds there and back, and so many times those of the others, from which a node is far away."""
-MOST = 6
+MAX_LINES = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,7 +253,7 @@ def bandwidth(group: tuple[Part, ...], size: int, seconds: float, latency: float
 
     A rank that is late with every message slows no link: the phase of speed finds it.
     """
-    return busbw("all_reduce", size, max(seconds - latency, LEAST_TRANSFER), sum(map(len, group)))
+    return busbw("all_reduce", size, max(seconds - latency, MIN_TRANSFER_SECONDS), sum(map(len, group)))
 
 
 def judged(trials: tuple[Trial, ...], backend: str, limit: float | None) -> tuple[Trial, ...]:
@@ -264,7 +265,7 @@ def judged(trials: tuple[Trial, ...], backend: str, limit: float | None) -> tupl
 
     def usual(trial: Trial, size: int) -> float:
         like = [rate for group, rate in trial.figures.items() if len(group) == size]
-        if len(like) < FEWEST_PAIRS:
+        if len(like) < MIN_PAIRS:
             return max(rate for other in trials for group, rate in other.figures.items() if len(group) == size)
         return sorted(like, reverse=True)[(len(like) - 1) // 4]
 
@@ -289,21 +290,17 @@ def node_is_slow(seen: NodeSpeeds) -> Iterator[Finding]:
             if (part,) in trial.failed and (part,) in trial.figures
         ]
         lines = [f"with {_other(seen, group, part)}: {rate / 1e6:.3g} MB/s" for group, rate in mine.items()]
-        rate = min((*own, *mine.values()), default=0.0)
         far = None if own else seen.far(part)
-        away = f", {far[0] * 1e3:.3g} ms there and back (the others {far[1] * 1e3:.3g} ms)," if far else ""
-        look = "the route to it" if far else "its adapter, cable and switch port"
-        yield Finding.warning(
+        yield book.finding(
             "node-is-slow",
-            f"{seen.named(part)} is {f'far away{away} and ' if far else ''}slow{' by itself' if own else ''}:"
-            f" {rate / 1e6:.3g} MB/s, the others do {seen.usual}",
-            evidence=tuple(and_more_lines(lines, MOST, of="pairs")),
-            fix=f"take {seen.named(part)} out of the job, and look at {look}",
-            steps=(
-                step("traceroute {host}", host=seen.named(part))
-                if far
-                else step("ssh {host} ip -s link", host=seen.named(part)),
-            ),
+            Severity.WARNING,
+            case="far" if far else "alone" if own else "",
+            evidence=tuple(and_more_lines(lines, MAX_LINES, of="pairs")),
+            node=seen.named(part),
+            rate=f"{min((*own, *mine.values()), default=0.0) / 1e6:.3g}",
+            usual=seen.usual,
+            trip=f"{far[0] * 1e3:.3g}" if far else None,
+            other_trip=f"{far[1] * 1e3:.3g}" if far else None,
         )
 
 
@@ -314,12 +311,12 @@ def _other(seen: NodeSpeeds, group: tuple[Part, ...], part: Part) -> str:
 def node_path_is_slow(seen: NodeSpeeds) -> Iterator[Finding]:
     """Two nodes are slow together, and each of them is fast with another."""
     for one, other in seen.outcome.paths:
-        yield Finding.warning(
+        yield book.finding(
             "node-path-is-slow",
-            f"the path between {seen.named(one)} and {seen.named(other)} is slow: {seen.pairs[one, other] / 1e6:.3g} MB/s,"
-            f" each does more with others",
-            fix="look at what lies between the two: switch, route, a cable between switches",
-            steps=(step("traceroute {host}", host=seen.named(other)),),
+            Severity.WARNING,
+            one=seen.named(one),
+            other=seen.named(other),
+            rate=f"{seen.pairs[one, other] / 1e6:.3g}",
         )
 
 
@@ -331,13 +328,8 @@ def node_groups_are_slow(seen: NodeSpeeds) -> Iterator[Finding]:
         failed = (group for trial in seen.outcome.trials for group in trial.failed if len(group) == size)
         slow = tuple(dict.fromkeys(group for group in failed if group not in well))
         names = [", ".join(map(seen.named, group)) for group in slow]
-        yield Finding.warning(
-            "node-groups-are-slow",
-            f"{len(slow)} groups of {size} nodes are slow, and all their nodes are fast in pairs",
-            evidence=tuple(and_more_lines(names, MOST, of="groups")),
-            fix="give the job nodes of one switch, and have the links between switches looked at",
-            steps=(step("scontrol show topology"),),
-        )
+        evidence = tuple(and_more_lines(names, MAX_LINES, of="groups"))
+        yield book.finding("node-groups-are-slow", Severity.WARNING, evidence=evidence, count=len(slow), size=size)
 
 
 CHECKS = (node_is_slow, node_path_is_slow, node_groups_are_slow)
@@ -348,28 +340,22 @@ CHECKS = (node_is_slow, node_path_is_slow, node_groups_are_slow)
 
 @dataclass(frozen=True, kw_only=True)
 class Switch:
-    """A variable that switches one transport or algorithm off; ``layer`` is at fault when the exchange works without it."""
+    """A variable that switches one transport or algorithm off, which is at fault when the exchange works without it."""
 
     variable: str
     value: str
-    layer: str
-    fix: str
 
 
 SWITCHES = {
     "nccl": (
-        Switch(variable="NCCL_P2P_DISABLE", value="1", layer="peer-to-peer copies between GPUs (PCIe or NVLink)",
-               fix="switch ACS off on the PCIe bridges and set iommu=pt; on NVLink see nvidia-fabricmanager"),
-        Switch(variable="NCCL_SHM_DISABLE", value="1", layer="shared memory between ranks of a host",
-               fix="give the container a larger /dev/shm (--shm-size=16g), and remove nccl-* files in it"),
-        Switch(variable="NCCL_IB_DISABLE", value="1", layer="InfiniBand or RoCE",
-               fix="see ibstat, NCCL_IB_GID_INDEX and NCCL_IB_HCA; the ports must be Active and of one fabric"),
-        Switch(variable="NCCL_NVLS_ENABLE", value="0", layer="NVLink SHARP (multicast)",
-               fix="see nvidia-fabricmanager and the driver"),
-        Switch(variable="NCCL_ALGO", value="Ring", layer="the tree algorithms", fix="update NCCL"),
-        Switch(variable="NCCL_PROTO", value="Simple", layer="the low-latency protocols (LL, LL128)", fix="update NCCL"),
+        Switch(variable="NCCL_P2P_DISABLE", value="1"),
+        Switch(variable="NCCL_SHM_DISABLE", value="1"),
+        Switch(variable="NCCL_IB_DISABLE", value="1"),
+        Switch(variable="NCCL_NVLS_ENABLE", value="0"),
+        Switch(variable="NCCL_ALGO", value="Ring"),
+        Switch(variable="NCCL_PROTO", value="Simple"),
     ),
-}  # fmt: skip
+}
 """In the order in which they are tried: the first that helps shows the layer."""
 
 
@@ -416,13 +402,25 @@ def transport_broken(search: Search) -> Iterator[Finding]:
     """An exchange that fails works once a single transport of NCCL is switched off."""
     if search.cured:
         *others, switch = search.switches
-        hosts = and_more(list(dict.fromkeys(claim.host for claim in search.claims)), 4)
-        yield Finding.error(
+        variable = switch.variable
+        yield book.finding(
             "transport-broken",
-            f"{switch.layer} is broken on {hosts}: with {switch.variable}={switch.value} the same exchanges are right",
+            Severity.ERROR,
+            case="shared-memory"
+            if variable == "NCCL_SHM_DISABLE"
+            else "infiniband"
+            if variable == "NCCL_IB_DISABLE"
+            else "nvls"
+            if variable == "NCCL_NVLS_ENABLE"
+            else "tree"
+            if variable == "NCCL_ALGO"
+            else "low-latency"
+            if variable == "NCCL_PROTO"
+            else "",
             evidence=tuple(f"{other.variable}={other.value}: fails" for other in others),
-            fix=switch.fix,
-            steps=(step("export {variable}={value}", variable=switch.variable, value=switch.value),),
+            hosts=and_more(list(dict.fromkeys(claim.host for claim in search.claims)), 4),
+            variable=variable,
+            value=switch.value,
         )
 
 
@@ -431,31 +429,19 @@ def narrowed_to(search: Search) -> Iterator[Finding]:
     hosts, outcome = by_rank(search.claims), search.outcome
     bad = tuple(sorted(rank for part in outcome.bad for rank in part))
     evidence = tuple(_told(trial) for trial in outcome.trials)
-    steps = (step("python -m dsdoctor comm --full"),)
     if bad:
-        yield Finding.error(
-            "narrowed-to",
-            f"only groups with {named(bad, hosts)} fail; the others are well among themselves",
-            evidence=evidence,
-            fix="take that host or GPU out of the job, and test it by itself",
-            steps=steps,
-        )
+        yield book.finding("narrowed-to", Severity.ERROR, evidence=evidence, ranks=named(bad, hosts))
     for one, other in outcome.paths:
-        yield Finding.error(
+        yield book.finding(
             "narrowed-to",
-            f"{named(one, hosts)} and {named(other, hosts)} fail together, and each is well with others",
+            Severity.ERROR,
+            case="path",
             evidence=evidence,
-            fix="look at what lies between the two: switch, route, a firewall",
-            steps=steps,
+            one=named(one, hosts),
+            other=named(other, hosts),
         )
     if not bad and not outcome.paths and outcome.least_failing:
-        yield Finding.error(
-            "narrowed-to",
-            f"groups of {outcome.least_failing} fail, and every pair in them is well",
-            evidence=evidence,
-            fix="look at what only many use at once: the upper switches, a limit of connections or of memory",
-            steps=steps,
-        )
+        yield book.finding("narrowed-to", Severity.ERROR, case="size", evidence=evidence, size=outcome.least_failing)
 
 
 def _told(trial: Trial) -> str:

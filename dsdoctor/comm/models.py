@@ -192,6 +192,11 @@ class Claim:
     fingerprint: dict[str, str] = field(default_factory=dict)
     local: Local | None = None
 
+    @property
+    def process(self) -> str:
+        """The rank with its process, such as "rank 1 (nodeb, pid 4101)"."""
+        return f"rank {self.rank} ({self.host}, pid {self.pid})"
+
 
 @dataclass(frozen=True, kw_only=True)
 class RankGroup:
@@ -207,8 +212,8 @@ class RankGroup:
 # Ranks -> words for a finding: with their hosts, consecutive ranks as a range.
 
 
-MOST_NAMED = 12
-MOST_HOSTS = 4
+MAX_NAMED = 12
+MAX_HOSTS = 4
 """Hosts that are named one by one."""
 
 
@@ -229,13 +234,13 @@ def named(ranks: Sequence[int], hosts: Sequence[str]) -> str:
             parts[-1] = (parts[-1][0], rank, host)
         else:
             parts.append((rank, rank, host))
-    if len(parts) > MOST_HOSTS:
+    if len(parts) > MAX_HOSTS:
         runs = [f"{a}-{b}" if b > a else str(a) for a, b in ranges_of(ranks)]
         places = in_words(host for _, _, host in parts if host)
-        return f"ranks {and_more(runs, MOST_NAMED)}{f' ({places})' if places else ''}"
+        return f"ranks {and_more(runs, MAX_NAMED)}{f' ({places})' if places else ''}"
     spans = [f"{first}-{last}" if last > first else str(first) for first, last, _ in parts]
     shown = [span + (f" ({host})" if host else "") for span, (_, _, host) in zip(spans, parts, strict=True)]
-    return f"rank{'s' if len(ranks) > 1 else ''} {and_more(shown, MOST_NAMED)}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {and_more(shown, MAX_NAMED)}"
 
 
 def by_rank(claims: Iterable[Claim]) -> tuple[str, ...]:

@@ -34,7 +34,7 @@ COLOURS = (
 )
 BARS = ("#66788a", "#c9a227")
 """Other colours than those of the curves, for both are in one legend."""
-MOST_TICKS, MOST_NAMED = 8, 16
+MAX_TICKS, MAX_NAMED = 8, 16
 
 
 def add_curves(shown: "Figure", report: Report, *, bandwidth: int, latency: int, col: int) -> None:
@@ -96,7 +96,7 @@ def _size_axes(shown: "Figure", report: Report, *, bandwidth: int, latency: int,
     """Logarithmic axes with readable ticks; everything that is drawn is within them."""
     sizes = sorted({speed.size for speed in report.speeds})
     powers = sorted({2 ** round(math.log2(max(count, 1))) for count in sizes})
-    marks = powers[:: max(1, math.ceil(len(powers) / MOST_TICKS))]
+    marks = powers[:: max(1, math.ceil(len(powers) / MAX_TICKS))]
     reach = [math.log10(max(sizes[0], 1)) - 0.15, math.log10(max(sizes[-1], 1)) + 0.15]
     limit = [report.limit.bandwidth] if report.limit else []
     figures = (
@@ -116,7 +116,7 @@ def _decades(values: list[float]) -> tuple[list[float], list[float]]:
     """Powers of ten that lie among values, and the range (as exponents) that shows all of them with some room."""
     low, high = math.log10(min(values, default=1)), math.log10(max(values, default=1))
     powers = range(math.floor(low), math.ceil(high) + 1)
-    every = max(1, math.ceil(len(powers) / MOST_TICKS))
+    every = max(1, math.ceil(len(powers) / MAX_TICKS))
     return [10.0**power for power in powers[::every]], [low - 0.25, high + 0.5]
 
 
@@ -142,7 +142,7 @@ def add_paces(shown: "Figure", report: Report, *, row: int, col: int) -> None:
             hovertemplate="%{hovertext}<extra></extra>",
         )
         shown.add_trace(bars, row=row, col=col)
-    few = {"dtick": 1} if len(places) <= MOST_NAMED else {}
+    few = {"dtick": 1} if len(places) <= MAX_NAMED else {}
     shown.update_xaxes(title={"text": "rank", "standoff": 2}, showgrid=False, zeroline=False, row=row, col=col, **few)
     shown.update_yaxes(title={"text": "ms", "standoff": 4}, rangemode="tozero", automargin=True, row=row, col=col)
 
@@ -151,11 +151,11 @@ UNREACHED, SLOW, EDGE = "#d4009b", "#d9480f", "#8a9199"
 SCALE = ((0.0, "#b9770e"), (0.35, "#8a8f3c"), (0.6, "#4a9079"), (0.8, "#33839d"), (1.0, "#2a659b"))
 DECADES = 1.5
 """The colours span at least so much, so that noise stays within a few shades."""
-MOST_SINGLE = 128
+MAX_SINGLE_RANKS = 128
 """Ranks with a row each; above, rows are hosts, and a cell is the worst of its pairs."""
 MOST_WRITTEN, MAX_RANKS_NAMED = 16, 16
 """Up to so many rows a cell contains its figure; up to so many rows each row has the rank's name."""
-MOST_BLOCKS = 32
+MAX_BLOCKS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +176,7 @@ def axis_of(report: Report) -> Axis:
     by_host: dict[str, list[int]] = {}
     for rank in range(report.world):
         by_host.setdefault(host_of(report, rank), []).append(rank)
-    if report.world > MOST_SINGLE and len(by_host) > 1:
+    if report.world > MAX_SINGLE_RANKS and len(by_host) > 1:
         return Axis(rows=tuple(map(tuple, by_host.values())), hosts=tuple(by_host))
     ranks = [(rank, host) for host, those in by_host.items() for rank in those]
     return Axis(rows=tuple((rank,) for rank, _ in ranks), hosts=tuple(host for _, host in ranks))
@@ -189,7 +189,7 @@ def ticks(axis: Axis) -> tuple[list[float], list[str], list[str]]:
     single = count <= MAX_RANKS_NAMED or not axis.edges
     starts = tuple(range(count + 1)) if single else (0, *axis.edges, count)
     blocks = list(itertools.pairwise(starts))
-    blocks = blocks[:: math.ceil(len(blocks) / (MOST_BLOCKS if axis.edges else MAX_RANKS_NAMED))]
+    blocks = blocks[:: math.ceil(len(blocks) / (MAX_BLOCKS if axis.edges else MAX_RANKS_NAMED))]
     ranks = [ranges(rank for row in axis.rows[first:end] for rank in row) for first, end in blocks]
     beside = [clipped(f"{those} {short[axis.hosts[first]]}") for those, (first, _) in zip(ranks, blocks, strict=True)]
     return [(first + end - 1) / 2 for first, end in blocks], beside, [str(axis.rows[first][0]) for first, _ in blocks]

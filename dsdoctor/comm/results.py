@@ -271,10 +271,10 @@ def _candidates(report: Report) -> Iterator[tuple[set[str], int, str]]:
             yield (
                 {"rank-missing", "rank-unable", "rank-starting", "master-unreachable"},
                 rank,
-                "it did not come to the rendezvous",
+                "it did not join the rendezvous",
             )
     for rank in report.wrong:
-        yield {"data-is-wrong"}, rank, "what it sends is wrong"
+        yield {"data-is-wrong"}, rank, "its data is wrong"
     for stuck in report.stuck:
         if stuck.process == "T":
             yield {"rank-stopped"}, stuck.rank, f"it was stopped by a signal, in {stuck.at}"

@@ -142,13 +142,21 @@ BLAMED = {
     "rank-behind": "behind the others",
     "messages-late": "late with every message",
     "rank-straggles": "slow by itself",
-    "rank-lacks-processor": "waits for a processor",
-    "cpu-quota-used-up": "held back by its CPU quota",
-    "rank-arrives-late": "came late",
+    "rank-lacks-processor": "waits for a CPU",
+    "cpu-quota-used-up": "throttled by its CPU quota",
+    "rank-arrives-late": "joined late",
     "rank-duplicated": "claimed twice",
     "gpu-shared": "shares its GPU",
 }
 """The words of a row for a rank that a finding of this rule names first."""
+ONLY_SLOW = frozenset(
+    BLAMED[rule]
+    for rule in (
+        *("messages-late", "rank-straggles", "rank-lacks-processor"),
+        *("cpu-quota-used-up", "rank-arrives-late"),
+    )
+)
+"""Of these a rank works, and is slow or late."""
 
 
 def rank_states(report: Report) -> dict[int, str]:
@@ -230,9 +238,9 @@ def _stuck(stuck: Stuck) -> str:
 WIDTH = 100
 WIDEST_MATRIX = 16
 """Ranks whose pairs still fit a terminal."""
-MOST_PAIRS = 8
-MOST_SIZES = 3
-LEAST_FOR_BANDWIDTH, LEAST_FOR_LIMIT = 1 << 10, 1 << 20
+MAX_PAIRS = 8
+MAX_SIZES = 3
+MIN_BYTES_FOR_BANDWIDTH, MIN_BYTES_FOR_LIMIT = 1 << 10, 1 << 20
 """Bytes. Below, the time is latency: a bandwidth, and its share of the link, say nothing."""
 FORMULA = "busbw = algbw x 2(n-1)/n for all_reduce, (n-1)/n for gathers, scatters, all_to_all, else 1"
 
@@ -287,9 +295,9 @@ def _bad_pairs(report: Report, bad: list[PairCell]) -> Iterator[str]:
     once = [cell for cell in bad if cell.unreached or not cell.both or cell.source < cell.target]
     once.sort(key=lambda cell: (not cell.unreached, cell.bandwidth or 0.0))
     lines = [f"{_cell_mark(cell)} {words(report, cell)}" for cell in once]
-    if len(once) > MOST_PAIRS:
+    if len(once) > MAX_PAIRS:
         lines = list(_by_hosts(report, once))
-    yield from and_more_lines(lines, MOST_PAIRS, of="(--html draws them all, --json lists them)")
+    yield from and_more_lines(lines, MAX_PAIRS, of="(--html draws them all, --json lists them)")
 
 
 def _cell_mark(cell: PairCell) -> str:
@@ -329,7 +337,7 @@ def _some_sizes(speeds: Iterable[Speed]) -> Iterator[Speed]:
         by_op.setdefault(speed.op, []).append(speed)
     for those in by_op.values():
         those.sort(key=lambda speed: speed.size)
-        if len(those) <= MOST_SIZES:
+        if len(those) <= MAX_SIZES:
             yield from those
         else:
             yield from (those[0], those[len(those) // 2], those[-1])
@@ -337,7 +345,7 @@ def _some_sizes(speeds: Iterable[Speed]) -> Iterator[Speed]:
 
 def _speed_row(report: Report, speed: Speed) -> tuple[str, ...]:
     share = ""
-    if report.limit and report.limit.bandwidth > 0 and speed.size >= LEAST_FOR_LIMIT:
+    if report.limit and report.limit.bandwidth > 0 and speed.size >= MIN_BYTES_FOR_LIMIT:
         share = f"{speed.busbw / report.limit.bandwidth:.0%}".replace("%", " %")
     usual = median(speed.medians) if speed.medians else 0.0
     behind = f", {speed.seconds / usual:.2f}x the median rank" if usual and speed.seconds > 1.05 * usual else ""
@@ -347,8 +355,8 @@ def _speed_row(report: Report, speed: Speed) -> tuple[str, ...]:
         size(speed.size),
         duration(speed.p50),
         duration(speed.p99),
-        gigabytes(speed.algbw) if speed.size >= LEAST_FOR_BANDWIDTH else "",
-        gigabytes(speed.busbw) if speed.size >= LEAST_FOR_BANDWIDTH else "",
+        gigabytes(speed.algbw) if speed.size >= MIN_BYTES_FOR_BANDWIDTH else "",
+        gigabytes(speed.busbw) if speed.size >= MIN_BYTES_FOR_BANDWIDTH else "",
         share,
         rank_and_host(report, speed.slowest) + behind,
     )
@@ -374,13 +382,13 @@ def transport_lines(report: Report, *, verbose: bool, width: int | None = None) 
 
 MARKS = {PhaseState.OK: "✓", PhaseState.SLOW: "!", PhaseState.BROKEN: "✗", PhaseState.SKIPPED: "·"}
 NAME, SECONDS = 19, 7
-MOST_RANKS = 64
+MAX_RANKS = 64
 """Ranks that have a line each where all is well."""
-MOST_HOSTS = 16
+MAX_HOSTS = 16
 """Hosts that have a line each where there are more ranks than that. Of more ranks than this those that are not ok are grouped."""
-MOST_ROWS = 12
+MAX_ROWS = 12
 """Rows for ranks that are not ok where there are many."""
-MOST_LINES = 60
+MAX_LINES = 60
 """Lines of a report without --verbose; where all is well, of more than MOST_RANKS ranks."""
 
 
@@ -403,8 +411,8 @@ def report_lines(report: Report, *, verbose: bool, width: int | None = None) -> 
     ``width``: of the terminal, where lines are broken."""
     lines = list(_all_lines(report, verbose=verbose, width=width))
     last = list(_after_blank(_last_lines(report, well=report.state is PhaseState.OK)))
-    is_whole = verbose or (report.state is PhaseState.OK and report.world <= MOST_RANKS)
-    room = len(lines) if is_whole else MOST_LINES - len(last) - 1
+    is_whole = verbose or (report.state is PhaseState.OK and report.world <= MAX_RANKS)
+    room = len(lines) if is_whole else MAX_LINES - len(last) - 1
     yield from lines[:room]
     if len(lines) > room:
         yield f"  and {len(lines) - room} more lines (--verbose shows all)"
@@ -445,13 +453,13 @@ def _ok_lines(report: Report) -> Iterator[str]:
     started: of such nothing is known."""
     if not report.ranks:
         return
-    if report.world <= MOST_RANKS:
+    if report.world <= MAX_RANKS:
         yield from (f"[{host_of(report, rank) or 'unknown host'}-{rank}] is OK" for rank in range(report.world))
         return
     ranks: dict[str, list[int]] = {}
     for rank in range(report.world):
         ranks.setdefault(host_of(report, rank) or "unknown host", []).append(rank)
-    if len(ranks) > MOST_HOSTS:
+    if len(ranks) > MAX_HOSTS:
         yield f"[{in_words(ranks)}] ranks {ranges(range(report.world))} are OK"
         return
     yield from (f"[{host}] ranks {ranges(those)} are OK" for host, those in ranks.items())
@@ -494,12 +502,12 @@ def rank_lines(report: Report, *, verbose: bool, width: int | None = None) -> It
         return
     states = rank_states(report)
     not_ok = [rank for rank, state in states.items() if state != OK]
-    if report.world > MOST_HOSTS and len(not_ok) > MOST_ROWS and not verbose:
+    if report.world > MAX_HOSTS and len(not_ok) > MAX_ROWS and not verbose:
         yield from _grouped_lines(report, {rank: states[rank] for rank in not_ok})
         return
     shown = list(states) if verbose else not_ok
     claims = {claim.rank: claim for claim in report.ranks}
-    rows = [_row(report, rank, claims.get(rank), states[rank]) for rank in shown[: None if verbose else MOST_RANKS]]
+    rows = [_row(report, rank, claims.get(rank), states[rank]) for rank in shown[: None if verbose else MAX_RANKS]]
     if rows:
         head = ("", "rank", "host", "pid", "interface", "GPU", "state")
         with_gpu = any(row[5] for row in rows)
@@ -520,18 +528,14 @@ def _grouped_lines(report: Report, states: dict[int, str]) -> Iterator[str]:
         f"{_mark(state)} {named(tuple(ranks), report.hosts)}: {state}"
         for state, ranks in sorted(by_state.items(), key=lambda item: -len(item[1]))
     ]
-    yield from and_more_lines(lines, MOST_ROWS, of="states (--verbose shows all)")
+    yield from and_more_lines(lines, MAX_ROWS, of="states (--verbose shows all)")
     yield f"  {report.world - len(states):,} of {report.world:,} ranks are ok"
 
 
 def _mark(state: str) -> str:
-    return (
-        " "
-        if state == OK
-        else "!"
-        if state.startswith(("slow", "late", "came late", "waits for", "held back"))
-        else "✗"
-    )
+    if state == OK:
+        return " "
+    return "!" if state.partition(";")[0] in ONLY_SLOW or state.startswith("slow with") else "✗"
 
 
 def _row(report: Report, rank: int, claim: Claim | None, state: str) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import contextlib
 import copy
 import json
 import math
@@ -123,16 +124,14 @@ def correct(
     """
     wanted = copy.deepcopy(config)
     made = tuple([correction for correction in corrections if apply(wanted, correction)])
-    try:
+    # where it is written in a way that is not understood here, what it says is known all the same
+    with contextlib.suppress(NotFollowed, UsageError):
         changed = text
         for correction in made:
             changed = _edited(changed, correction)
         read = parse(changed, "")
         if read.config == wanted and (read.plain_json or not plain_json):
             return Corrected(text=changed, in_place=True, made=made)
-    except (NotFollowed, UsageError):
-        # it is written in a way that is not understood here: what it says is known all the same
-        pass
     return Corrected(text=json.dumps(wanted, indent=4, ensure_ascii=False) + "\n", in_place=False, made=made)
 
 

@@ -10,7 +10,7 @@ import stat
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -40,6 +40,7 @@ LOCK = ".lock"
 ATTEMPTS = 100
 FIXED = Path("/tmp")
 TEMPORARY = ("/tmp", "/var/tmp")
+TEMPORARY_VARIABLES = ("TMPDIR", "TMP", "TEMP")
 
 
 @contextmanager
@@ -134,6 +135,27 @@ def temporary_folder() -> Iterator[Path]:
             f"no folder for temporary files can be used: {' '.join(refusals[:1])}",
             hint="export TMPDIR=/a/folder/you/own",
         )
+
+
+def trusted_temporary(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment whose temporary files lie where nobody else could put others in their place: the variables that name another
+    folder are left out. Raises ImpossiblePlan where that is so of /tmp and /var/tmp, too."""
+    refused = {name for name in TEMPORARY_VARIABLES if name in environment and _is_exchanged(environment[name])}
+    left = {name: value for name, value in environment.items() if name not in refused}
+    if any(name in left for name in TEMPORARY_VARIABLES):
+        return left
+    place = next((place for place in TEMPORARY if not _is_exchanged(place)), None)
+    if place is None:
+        raise ImpossiblePlan(
+            "no folder for temporary files can be used: others could exchange what a compiler writes there",
+            hint="export TMPDIR=/a/folder/you/own",
+        )
+    return left if place == TEMPORARY[0] else left | {TEMPORARY_VARIABLES[0]: place}
+
+
+def _is_exchanged(place: str) -> bool:
+    """Whether others could put a file of theirs in the place of one in a folder, which may be one with the sticky bit."""
+    return distrust(Path(place) / uuid.uuid4().hex) is not None
 
 
 def log_folder(cache: Path) -> Path:

@@ -197,7 +197,8 @@ def remediation(view: RankView) -> tuple[str, tuple[Step, ...]]:
     if kind is Activity.DATA and any(frame.file.endswith(FETCHER) for frame in acting_stack(view)):
         return f"on {view.host}: {WITHOUT_WORKERS}", ()
     sentence, command = REMEDIATION.get(kind, UNKNOWN) if kind else UNKNOWN
-    return f"on {view.host}: {sentence}", (step(command, pid=view.pid),) if command else ()
+    known = {"pid": str(view.pid)} if command and "{pid}" in command.template else {}
+    return f"on {view.host}: {sentence}", (command.filled(known),) if command else ()
 
 
 THREAD_DIED = "fix the error that ended that thread: its result, or the lock that it held, will not come"
@@ -212,15 +213,18 @@ WITHOUT_WORKERS = (
     "find out what its dataset waits for: with num_workers=0 the loader reads in this process. With num_workers=1 or more, "
     "DataLoader(timeout=60) turns such a wait into an error"
 )
-CHILDREN = "ps -o pid,stat,etime,wchan:24,args --ppid {pid}"
-THREADS = "py-spy dump --pid {pid}"
-FILES = "ls -l /proc/{pid}/fd"
-LOCKS = "lslocks"
-SOCKETS = "ls -l /proc/{pid}/fd /proc/{pid}/net/tcp"
-DISKS = "df -h"
-GPU = "nvidia-smi"
-NO_COMMAND = ""
-UNKNOWN = ("dump the native stack to see what that line waits for", "py-spy dump --native --pid {pid}")
+CHILDREN = step("ps -o pid,stat,etime,wchan:24,args --ppid {pid}")
+THREADS = step("py-spy dump --pid {pid}")
+FILES = step("ls -l /proc/{pid}/fd")
+LOCKS = step("lslocks")
+SOCKETS = step("ls -l /proc/{pid}/fd /proc/{pid}/net/tcp")
+DISKS = step("df -h")
+GPU = step("nvidia-smi")
+NO_COMMAND = None
+UNKNOWN: tuple[str, Step | None] = (
+    "dump the native stack to see what that line waits for",
+    step("py-spy dump --native --pid {pid}"),
+)
 LOADER_STUCK = (
     "find out what the workers of its data loader wait for, and read that rank's part of the data separately. "
     "DataLoader(timeout=60) turns such a wait into an error"
@@ -228,7 +232,7 @@ LOADER_STUCK = (
 BUILD_STUCK = "check that its compiler works; with prebuilt ops nothing is compiled at run time"
 FILE_STUCK = "check whether the file system of that file responds and has space"
 CHILD_STUCK = "find out what that process waits for, and give the wait a timeout"
-REMEDIATION = {
+REMEDIATION: dict[Activity, tuple[str, Step | None]] = {
     Activity.OWN_CHECK: ("it ends by itself; dsdoctor.run --config-check off skips it", NO_COMMAND),
     Activity.DATABASE: ("check who holds its lock and whether its server responds, and give the call a timeout", FILES),
     Activity.DATA_LOADER: (LOADER_STUCK, CHILDREN),

@@ -181,10 +181,13 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class Sent:
-    """What became of a report: the answer to it; or there was no way to the host; or nobody of this run listens there."""
+    """What became of a report: the answer to it; or there was no way to the host; or nobody of this run listens there.
+    ``unproven``: who listens speaks as a watch does, and does not know this node's secret: it may be the one of another start of
+    the run, so nothing is known of the host."""
 
     answer: Answer | None = None
     unreachable: bool = False
+    unproven: bool = False
 
 
 class Connection:
@@ -296,18 +299,18 @@ class Listener:
         ready.register(connected, selectors.EVENT_READ)
 
     def _hear(self, connection: Connection, ready: selectors.BaseSelector) -> None:
-        try:
-            text = connection.read(self.secret)
-            if text is None:
+        # what is no report of ours is not answered: whoever sent it is let go, as who was answered
+        with contextlib.suppress(OSError, ValueError, msgspec.DecodeError):
+            try:
+                text = connection.read(self.secret)
+                if text is None:
+                    return
+                report = decode(text, NodeReport)
+                text = encode(self.answer)
+                self._came.put((time.monotonic(), report))
+                connection.answer(self.secret, text)
+            except BlockingIOError:
                 return
-            report = decode(text, NodeReport)
-            text = encode(self.answer)
-            self._came.put((time.monotonic(), report))
-            connection.answer(self.secret, text)
-        except BlockingIOError:
-            return
-        except (OSError, ValueError, msgspec.DecodeError):
-            pass
         self._drop(connection, ready)
 
     def _drop(self, connection: Connection, ready: selectors.BaseSelector) -> None:
@@ -318,39 +321,41 @@ class Listener:
 
 def send_report(run: RunIdentity, report: NodeReport) -> Sent:
     """Hand a report to the supervisor on rank 0's host."""
-    last = time.monotonic() + SENDING_SECONDS
+    last, unproven = time.monotonic() + SENDING_SECONDS, False
     for port in run.ports:
         if time.monotonic() > last:
             break
         try:
             with socket.create_connection((run.master, port), timeout=SLOWEST) as connection:
-                answer = _sent(connection, run.secret, encode(report))
-                if answer is not None:
-                    return Sent(answer=answer)
+                sent = _sent(connection, run.secret, encode(report))
+                if sent.answer is not None:
+                    return sent
+                unproven = unproven or sent.unproven
         except ConnectionRefusedError:
             continue
         except OSError:
             # no way to that host: the other ports would take as long
             return Sent(unreachable=True)
-    return Sent()
+    return Sent(unproven=unproven)
 
 
-def _sent(connection: socket.socket, secret: bytes, text: bytes) -> Answer | None:
-    """Send one report to who knows the secret, and read the answer; None where another program listens there."""
+def _sent(connection: socket.socket, secret: bytes, text: bytes) -> Sent:
+    """Send one report to who knows the secret, and read the answer; none where another program listens there."""
     connection.settimeout(SLOWEST)
-    own = os.urandom(NONCE)
+    own, speaks = os.urandom(NONCE), False
     try:
         nonces = _exactly(connection, NONCE) + own
+        speaks = True
         length = LENGTH.pack(len(text))
         connection.sendall(own + length + _mac(secret, b"hello", nonces + length))
         _check(secret, b"welcome", nonces, _exactly(connection, MAC))
         connection.sendall(_mac(secret, b"report", nonces + text) + text)
         (size,) = LENGTH.unpack(_exactly(connection, LENGTH.size))
         if size > LARGEST_ANSWER:
-            return None
-        return decode(_checked(secret, b"answer", nonces, _exactly(connection, MAC + size)), Answer)
+            return Sent()
+        return Sent(answer=decode(_checked(secret, b"answer", nonces, _exactly(connection, MAC + size)), Answer))
     except (OSError, ValueError):
-        return None
+        return Sent(unproven=speaks)
 
 
 def _checked(secret: bytes, kind: bytes, nonces: bytes, whole: bytes) -> bytes:
@@ -472,6 +477,8 @@ class Nodes:
         sent = send_report(self._run, replace(report, host=self._host, node=self._node))
         if sent.answer is not None:
             self.answer, self._lost_since = sent.answer, None
+        elif sent.unproven:
+            self._lost_since = None
         elif self._lost_since is None or sent.unreachable != self._unreachable:
             self._lost_since = self._sent
         self._unreachable = sent.unreachable

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import stat
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -321,16 +322,33 @@ def look_once(pid: int, host: Host, *, known: bool) -> Look:
 
 
 def watched_rank(rank: RankProcess, host: str) -> LocalRank | None:
-    """The rank's own ring, where the watch of dsdoctor.run is in it."""
-    for base in FOLDERS:
-        for path in Path(base).glob(f"dsdoctor-hang-*/*/rank-*-{rank.pid}.ring"):
+    """The rank's own ring, where the watch of dsdoctor.run is in it: in the folders that its user alone may write to. Anybody may
+    make others that are called alike."""
+    user = processes.owner_of(rank.pid)
+    for base in FOLDERS if user is not None else ():
+        outer = Path(base) / f"dsdoctor-hang-{user}"
+        for path in outer.glob(f"*/rank-*-{rank.pid}.ring") if _is_alone(outer, user) else ():
+            if not _is_alone(path.parent, user):
+                continue
             try:
                 found = LocalRank(path, host)
                 found.look()
             except (OSError, ValueError):
                 continue
+            if found.owner != user:
+                found.close()
+                continue
             return found if found.beat is not None else None
     return None
+
+
+def _is_alone(folder: Path, user: int | None) -> bool:
+    """Whether a folder is a user's alone to write to."""
+    try:
+        state = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(state.st_mode) and state.st_uid == user and not state.st_mode & 0o022
 
 
 def uses_gpu(pid: int) -> bool:
@@ -350,9 +368,8 @@ def _view(rank: RankProcess, host: str, look: Look, watched: LocalRank | None, p
         return replace(seen, rank=rank.rank, activity=MOVED if moved else "")
     state = look.facts.state if look.facts else ""
     threads = () if isinstance(look.stacks, str) else look.stacks
-    sample = with_source(
-        Sample(rank=rank.rank, world=rank.world, pid=rank.pid, time=time.time(), joined=True, threads=threads)
-    )
+    sample = Sample(rank=rank.rank, world=rank.world, pid=rank.pid, time=time.time(), joined=True, threads=threads)
+    sample = with_source(sample) if processes.owner_of(rank.pid) == os.geteuid() else sample
     view = RankView(
         rank=rank.rank,
         host=host,

@@ -2,19 +2,19 @@
 judges nothing.
 """
 
-import linecache
 import os
 import re
 import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
+from dsdoctor.core.files import open_regular
 from dsdoctor.core.processes import holder_of
 from dsdoctor.core.text import decode
 from dsdoctor.hang import processes
@@ -93,6 +93,11 @@ class LocalRank:
         self._children: deque[ChildrenMoment] = deque(maxlen=WINDOW)
 
     @property
+    def owner(self) -> int:
+        """The user who writes its ring."""
+        return self._reader.owner
+
+    @property
     def alive(self) -> bool:
         """Whether its process runs, or could."""
         return not self.ended
@@ -126,7 +131,7 @@ class LocalRank:
         """The rank as it is now, with the source lines of its stacks."""
         payload = self._reader.payload()
         read = decode_sample(payload) if payload else None
-        sample = with_source(read) if read else None
+        sample = self._with_source(read) if read else None
         state = self.facts.state if self.facts and self.alive else ""
         self._thread = sample.thread if sample else 0
         if state in RUNNING and self._thread and processes.is_in_disk_sleep(self.pid, self._thread):
@@ -229,7 +234,11 @@ class LocalRank:
 
     def with_texts(self, view: RankView) -> RankView:
         """The view with the source lines of its stacks."""
-        return replace(view, sample=with_source(view.sample)) if view.sample else view
+        return replace(view, sample=self._with_source(view.sample)) if view.sample else view
+
+    def _with_source(self, sample: Sample) -> Sample:
+        """What a rank of another user names as its source may be any file: none is read for it."""
+        return with_source(sample) if self._reader.owner == os.geteuid() else sample
 
     def close(self) -> None:
         """Give the ring back."""
@@ -316,12 +325,25 @@ def _with_lines(arrivals: RankArrivals) -> RankArrivals:
     return replace(arrivals, stacks=tuple(stacks))
 
 
+LARGEST_SOURCE = 16 << 20
+SHOWN_CHARACTERS = 160
+
+
+def source_line(file: str, number: int) -> str:
+    """A line of a regular file, "" where there is none: what a stack names may be a pipe, a device, or in no file."""
+    try:
+        with open_regular(Path(file)) as source:
+            found = next(islice(source.read(LARGEST_SOURCE).split(b"\n"), max(0, number - 1), None), b"")
+    except (OSError, ValueError):
+        return ""
+    return found.decode("utf-8", "replace").strip()[:SHOWN_CHARACTERS]
+
+
 def with_source(sample: Sample) -> Sample:
     """The sample with the source lines of the frames that are told of."""
     wanted = {(frame.file, frame.line) for thread in sample.threads for frame in thread.frames[-8:]}
     wanted |= {(own.file, own.line) for thread in sample.threads if (own := own_frame(thread.frames))}
-    linecache.checkcache()
-    texts = {(file, line): linecache.getline(file, line).strip()[:160] for file, line in wanted}
+    texts = {(file, line): source_line(file, line) for file, line in wanted}
     return replace(
         sample,
         threads=with_texts(sample.threads, texts),
@@ -344,7 +366,7 @@ def _call_with_line(operation: Operation) -> Operation:
 def _own_with_line(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
     """Frames with the source line of the innermost one that is the user's own."""
     own = own_frame(frames)
-    text = linecache.getline(own.file, own.line).strip()[:160] if own else ""
+    text = source_line(own.file, own.line) if own else ""
     return tuple(replace(frame, text=text) if frame == own else frame for frame in frames)
 
 

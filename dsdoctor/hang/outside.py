@@ -1,6 +1,5 @@
 """Stacks and views of processes from outside: py-spy, Python's fault handler, NCCL's RAS."""
 
-import linecache
 import os
 import re
 import signal
@@ -18,8 +17,9 @@ from dsdoctor.core.host import Host
 from dsdoctor.core.processes import LETTERS
 from dsdoctor.core.text import decode
 from dsdoctor.hang.activity import Activity, StackActivity, activity_in, activity_of
+from dsdoctor.hang.local_rank import source_line
 from dsdoctor.hang.models import Frame, RankView, ThreadStack
-from dsdoctor.hang.processes import all_parents, catches, caught, facts_of, waits_in
+from dsdoctor.hang.processes import all_parents, catches, caught, facts_of, owner_of, waits_in
 from dsdoctor.hang.stacks import frame_text, main_of, own_frame
 
 # py-spy, where it is there and allowed -> the stacks of a process that knows nothing of us, or why there are none.
@@ -186,7 +186,7 @@ def _line(pid: int, view: RankView, stacks: Path) -> str:
     if own is None:
         # in the loader's own loop it waits for the next order
         return f"its worker {pid}, in the kernel: {kernel}" if kernel and not frames else ""
-    known = with_text(own)
+    known = with_text(own, pid)
     seen = activity_in(tuple(known if frame == own else frame for frame in frames), kernel)
     words = seen.kind.value if seen.kind else "is"
     return f"its worker {pid} {words} at {frame_text(known)}"
@@ -212,9 +212,9 @@ def kind_of(pid: int, parent: int) -> str:
     return FORKED if own == of_parent != b"" else SPAWNED if spawned else ""
 
 
-def with_text(frame: Frame) -> Frame:
-    """The frame with its source line."""
-    return replace(frame, text=linecache.getline(frame.file, frame.line).strip()[:160])
+def with_text(frame: Frame, pid: int) -> Frame:
+    """The frame with its source line, where the process is this user's."""
+    return replace(frame, text=source_line(frame.file, frame.line)) if owner_of(pid) == os.geteuid() else frame
 
 
 # NCCL's own view of a running job (RAS, since NCCL 2.24), where it answers on this host -> what it complains of. Looks.

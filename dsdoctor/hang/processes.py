@@ -27,6 +27,17 @@ class ProcessFacts:
     exit_status: int = 0
 
 
+def owner_of(pid: int) -> int | None:
+    """The user as whom a process acts; None where there is no such process. Not whose /proc/PID is: root's, where a process
+    has changed its user."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:  # noqa: PTH123
+            found = re.search(rb"^Uid:\s+\d+\s+(\d+)", file.read(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(found[1]) if found else None
+
+
 def facts_of(pid: int) -> ProcessFacts | None:
     """None where there is no such process (any more)."""
     try:

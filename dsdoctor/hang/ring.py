@@ -3,7 +3,9 @@
 Written by plain writes of room that was taken at the start, and not through a mapping: a full /dev/shm then is an error
 when the watch begins, and never a SIGBUS in a training. Standard library alone."""
 
+import errno
 import os
+import stat
 import struct
 import zlib
 from dataclasses import dataclass
@@ -59,7 +61,12 @@ class RingReader:
     """The reading end. Raises OSError where there is no such file."""
 
     def __init__(self, path: Path) -> None:
-        self._number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        self._number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        state = os.fstat(self._number)
+        self.owner = state.st_uid
+        if not stat.S_ISREG(state.st_mode):
+            self.close()
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
 
     def beat(self) -> Heartbeat | None:
         """The head of the newest sample; None before the first."""

@@ -13,7 +13,7 @@ from dsdoctor.ranks.nodelist import expand, fold
 LINE = re.compile(r"^(\S+)\s+slots=(\d+)(.*)$", re.DOTALL)
 HOST = re.compile(r"(?:[A-Za-z0-9_.-]+@)?[A-Za-z0-9_][A-Za-z0-9_.-]*")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-MOST_DIGITS = 6
+MAX_DIGITS = 6
 """A larger number of slots is a typing error, and a list of that many ranks would fill the memory."""
 
 
@@ -30,13 +30,14 @@ class Slots:
 class Complaint:
     """A line (from 1; 0: the whole file) that is not what it should be. ``refused``: DeepSpeed stops at it; else it goes on
     with something that was not meant. ``text`` is the line, of a .deepspeed_env without the value; ``host`` is given where
-    the line names a host again."""
+    the line names a host again; ``bad_name``: nobody can be asked at what it names."""
 
     line: int
     text: str
     what: str
     refused: bool
     host: str | None = None
+    bad_name: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +78,10 @@ def parse_hostfile(text: str) -> Hostfile:
             complaints.append(Complaint(line=number, text=_short(line), what=refused or "", refused=True, host=host))
             continue
         complaints += (Complaint(line=number, text=_short(line), what=w, refused=False) for w in _swallowed(match))
-        if len(match[2]) <= MOST_DIGITS:
+        if not HOST.fullmatch(match[1]):
+            what = f"{_short(match[1])!r} is not a valid host name{_because(match[1])}"
+            complaints.append(Complaint(line=number, text=_short(line), what=what, refused=False, bad_name=True))
+        if len(match[2]) <= MAX_DIGITS:
             hosts[match[1]] = Slots(name=match[1], slots=int(match[2]), line=number)
     if not hosts and not complaints:
         complaints.append(Complaint(line=0, text="", what="no host in it", refused=True))
@@ -115,31 +119,29 @@ def _refused(match: re.Match[str] | None, hosts: dict[str, Slots]) -> str | None
     if match is None:
         return 'not of the form "HOST slots=NUMBER"'
     if match[1] in hosts:
-        return f"{_short(match[1])} stands on line {hosts[match[1]].line} already"
+        return f"{_short(match[1])} is already on line {hosts[match[1]].line}"
     return None
 
 
 def _swallowed(match: re.Match[str]) -> Iterator[str]:
     """What DeepSpeed accepts in a line without a warning although it cannot be meant."""
-    host, slots, rest = match[1], match[2], match[3]
+    slots, rest = match[2], match[3]
     if rest and not re.match(r"\s+#", rest):
         yield f"what follows slots={slots} is ignored: {_short(rest.strip())!r}"
-    if len(slots) > MOST_DIGITS:
-        yield "no machine has that many slots"
+    if len(slots) > MAX_DIGITS:
+        yield "too many slots for any machine"
     elif int(slots) == 0:
         yield "no rank starts on a host with slots=0, and it may still become the master"
     if not slots.isascii():
         yield f"the number {slots!r} is not written in ASCII digits"
-    if not HOST.fullmatch(host):
-        yield f"{_short(host)!r} is no host name{_because(host)}"
 
 
 def _because(host: str) -> str:
     reasons = (
-        (host.startswith("-"), ": ssh takes it for an option"),
+        (host.startswith("-"), ": ssh reads it as an option"),
         ("[" in host, ": pdsh makes several hosts of it, DeepSpeed's rank table has one"),
         ("," in host, ": pdsh makes several hosts of it, DeepSpeed's rank table has one"),
-        (":" in host, ": a port belongs into ~/.ssh/config or --ssh_port"),
+        (":" in host, ": set the port in ~/.ssh/config or with --ssh_port"),
         (host.startswith("\ufeff"), ": the file begins with a byte order mark"),
     )
     return next((reason for true, reason in reasons if true), "")
@@ -152,11 +154,11 @@ def _misread(name: str, equals: str, value: str, again: bool) -> Iterator[tuple[
         yield ("an empty line" if not name else "a comment" if comment else 'no "=" in it'), True
         return
     if name.startswith("export "):
-        yield 'it begins with "export ", which becomes part of the name', False
+        yield '"export " becomes part of the name', False
     elif name.startswith("#"):
         yield "a comment with an = in it is exported, and its # cuts off the rest of the remote command", False
     elif not NAME.fullmatch(name):
-        yield "the name is none that a shell can export", False
+        yield "a shell cannot export this name", False
     elif again:
         yield f"{name} is set twice, the last one counts", False
     yield from ((what, False) for pattern, what in VALUE_PROBLEMS if re.search(pattern, value))
@@ -172,7 +174,7 @@ VALUE_PROBLEMS = (
     (r"[^\s]\s+#", "a comment behind the value becomes part of it"),
     (r"`|\$\(", "the remote shell runs the command in the value"),
     (r"\$[A-Za-z_{]", "the variable in the value is replaced on the remote host, not here"),
-    (r"\\", "the remote shell takes the backslash in the value away"),
+    (r"\\", "the remote shell removes the backslash from the value"),
 )
 """What a value may hold that does not arrive as it stands: DeepSpeed puts values into double quotes, a shell reads them."""
 

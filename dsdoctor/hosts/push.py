@@ -190,7 +190,7 @@ def _failed(finding: Finding) -> NodeEnded:
 T = TypeVar("T")
 MARK = b"@@dsdoctor "
 CHUNK = 1 << 20
-LONGEST_LINE = 16 << 20
+MAX_LINE_BYTES = 16 << 20
 TAIL = 4000
 FIRST_MESSAGE = 60.0
 """Seconds for a login and the start of a Python, at most."""
@@ -290,7 +290,7 @@ class Delivery:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env=dict(self._way.environment),
-            limit=LONGEST_LINE,
+            limit=MAX_LINE_BYTES,
             start_new_session=True,
         )
         self._reading = asyncio.create_task(self._keep_stderr())

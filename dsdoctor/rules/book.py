@@ -71,7 +71,7 @@ def finding(
     default the book's. Raises LookupError for a rule or a case that the book does not have.
 
     >>> finding("node-folder-left", Severity.WARNING, folder="/tmp/x").title
-    'the folder of the copy is still there: /tmp/x'
+    'the folder of the copy could not be removed: /tmp/x'
     """
     given = {name: _filling(value) for name, value in values.items() if value is not None and value != ""}
     words = words_of(rule, case)
@@ -124,6 +124,11 @@ def heading(room: str) -> str:
 def room_rules(room: str) -> dict[str, Table]:
     """The rules of a room by their ids, in the book's order."""
     return {table["id"]: table for file in _files(room) for table in _parse(_read(file)).get("rule", ())}
+
+
+def tables(room: str, name: str) -> tuple[Table, ...]:
+    """The other tables of a room under a name: words that are no rule's, such as what ssh's own message means."""
+    return tuple(table for file in _files(room) for table in _parsed(file).get(name, ()))
 
 
 def prepare(room: str) -> None:
@@ -217,6 +222,11 @@ def _files(room: str) -> list[Path]:
 
 def _read(file: Path) -> str:
     return file.read_text(encoding="utf-8")
+
+
+@functools.cache
+def _parsed(file: Path) -> Table:
+    return _parse(_read(file))
 
 
 def _parse(text: str) -> Table:

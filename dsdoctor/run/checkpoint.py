@@ -2,6 +2,7 @@
 what `save_checkpoint` wrote. The quick look only: no tensor is read, and a checkpoint of very many files is left alone."""
 
 import argparse
+import contextlib
 import functools
 import importlib
 import inspect
@@ -107,12 +108,10 @@ def wrapped(
     @functools.wraps(method)
     def around(engine: Any, *args: Any, **kwargs: Any) -> Any:
         given: dict[str, Any] = {}
-        try:
+        with contextlib.suppress(TypeError):  # the method itself says so in the next moment
             bound = signature.bind(engine, *args, **kwargs)
             bound.apply_defaults()
             given = dict(bound.arguments)
-        except TypeError:  # the method itself says so in the next moment
-            pass
         if given and hooks.before is not None:
             quietly(functools.partial(hooks.before, engine, given, None))
         try:

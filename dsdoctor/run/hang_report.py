@@ -3,7 +3,6 @@
 import contextlib
 import os
 import stat
-import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
@@ -13,6 +12,7 @@ from typing import Any
 
 from dsdoctor.core.files import PRIVATE, write_bytes
 from dsdoctor.core.finding import Finding
+from dsdoctor.core.stderr import write_stderr
 from dsdoctor.hang.channel import identity, node_name
 from dsdoctor.hang.local_rank import LocalRank, Node
 from dsdoctor.hang.models import HangOptions, Incident
@@ -44,7 +44,7 @@ def watch_node(order: dict[str, Any]) -> None:
         book.prepare("hang")  # the disk may not answer when nothing moves
         supervise(task)
     except Exception as error:  # a rank starts another one, and after a few says so
-        print(f"dsdoctor: a supervisor failed, {type(error).__name__}: {error}", file=sys.stderr)
+        write_stderr(f"dsdoctor: a supervisor failed, {type(error).__name__}: {error}\n")
 
 
 def state_of(incident: Incident, *, patient: bool) -> str:

@@ -2,6 +2,9 @@
 
 import json
 import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -73,3 +76,27 @@ def test_what_others_may_write_to_is_left_alone(cache: Path) -> None:
 
     assert folders(cache, "prune", "--all") == {"deepspeed-0.19.8.tar.gz"}
     assert (cache / "toolkits" / "12.8-old").exists()
+
+
+KILLED = """
+import os, shutil, signal, sys
+from pathlib import Path
+from dsdoctor.builder.cache.folders import remove_folder, stored_folders
+oldest = stored_folders(Path(sys.argv[1]))[-1]
+def trace(frame, event, argument):
+    if frame.f_code.co_filename == shutil.__file__:
+        os.kill(os.getpid(), signal.SIGKILL)
+sys.settrace(trace)
+remove_folder(oldest)
+"""
+
+
+@pytest.mark.slow
+def test_what_a_removal_left_that_was_killed_is_listed_and_goes_with_the_next_one(cache: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED, str(cache)], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+    (left,) = folders(cache, "ls") - {"13.0-new", "deepspeed-0.19.8.tar.gz"}
+    assert (cache / "toolkits" / left / "home").stat().st_size == 3000
+    assert folders(cache, "prune", "--older-than", "900d") == {left}
+    assert not [path for path in (cache / "toolkits").iterdir() if path.name.endswith(".removed")]

@@ -1,10 +1,12 @@
 """Archives made here, healthy and malicious, unpacked for real."""
 
 import io
+import stat
 import struct
 import tarfile
+import warnings
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -95,7 +97,7 @@ def test_a_zip_that_reaches_outside_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(archive, "w") as file:
         file.writestr("../../escaped", "x")
 
-    with pytest.raises(UsageError, match="lies outside of it"):
+    with pytest.raises(UsageError, match="outside of itself"):
         unpack(archive, tmp_path / "a" / "b" / "tree")
     assert not list(tmp_path.rglob("escaped"))
 
@@ -105,10 +107,11 @@ def test_an_archive_that_claims_to_be_larger_than_a_source_is_refused_before_it_
     info.size = MAX_UNPACKED_BYTES + 1
     huge_tar, huge_zip = tmp_path / "huge.tar", tmp_path / "huge.zip"
     huge_tar.write_bytes(info.tobuf() + bytes(1024))
-    with zipfile.ZipFile(huge_zip, "w") as file:
+    with zipfile.ZipFile(huge_zip, "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("top/zeros", b"")
     data = bytearray(huge_zip.read_bytes())
-    struct.pack_into("<I", data, data.index(b"PK\1\2") + 24, MAX_UNPACKED_BYTES + 1)
+    for header, size in ((b"PK\3\4", 22), (b"PK\1\2", 24)):
+        struct.pack_into("<I", data, data.index(header) + size, MAX_UNPACKED_BYTES + 1)
     huge_zip.write_bytes(data)
 
     for archive in (huge_tar, huge_zip):
@@ -126,5 +129,52 @@ def test_a_zip_with_a_password_is_no_readable_sdist(tmp_path: Path) -> None:
         data[data.index(header) + flags] |= 1
     archive.write_bytes(data)
 
-    with pytest.raises(UsageError, match=r"not a readable sdist: .*password"):
+    with pytest.raises(UsageError, match=r"not a readable sdist: .*encrypted"):
         unpack(archive, tmp_path / "tree")
+
+
+def two_names(archive: Path) -> None:
+    """Two installers take two files for one."""
+    with zipfile.ZipFile(archive, "a") as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        file.writestr("top/setup.py", "evil")
+
+
+def a_second_zip_behind(archive: Path) -> None:
+    """A reader that looks at the end sees the second one, as Python's zipfile does."""
+    other = archive.with_name("other")
+    with zipfile.ZipFile(other, "w") as file:
+        file.writestr("evil/setup.py", "evil")
+    archive.write_bytes(archive.read_bytes() + other.read_bytes())
+    other.unlink()
+
+
+def a_link(archive: Path) -> None:
+    with zipfile.ZipFile(archive, "a") as file:
+        info = zipfile.ZipInfo("top/link")
+        info.create_system, info.external_attr = 3, (stat.S_IFLNK | 0o777) << 16
+        file.writestr(info, "/etc/passwd")
+
+
+@pytest.mark.parametrize("harm", [two_names, a_second_zip_behind, a_link])
+def test_a_zip_that_two_readers_could_take_for_two_is_no_sdist(harm: Callable[[Path], None], tmp_path: Path) -> None:
+    archive = tmp_path / "x.zip"
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("top/", "")
+        file.writestr("top/setup.py", "x" * 1000)
+    unpack(archive, tmp_path / "good")
+    harm(archive)
+
+    with pytest.raises(UsageError):
+        unpack(archive, tmp_path / "tree")
+    assert (tmp_path / "good" / "setup.py").read_text() == "x" * 1000
+    assert not (tmp_path / "tree").exists()
+
+
+def test_a_tar_with_a_zip_behind_it_is_a_tar(tmp_path: Path) -> None:
+    archive = tar(tmp_path / "x.tar.gz", [("top/setup.py", tarfile.REGTYPE, "x")])
+    a_second_zip_behind(archive)
+    assert zipfile.is_zipfile(archive)
+
+    unpack(archive, tmp_path / "tree")
+    assert (tmp_path / "tree" / "setup.py").read_text() == "x"

@@ -191,3 +191,27 @@ def test_a_wheel_that_is_none_leaves_one_error(tmp_path: Path) -> None:
     done = run("verify", str(path), "--machine", str(H100_TORCH_2_14), "--json")
 
     assert (done.returncode, [f["rule"] for f in json.loads(done.stdout)["findings"]]) == (2, ["usage"])
+
+
+@pytest.mark.slow
+def test_nothing_of_a_wheel_is_run_where_it_is_verified_and_picked(tmp_path: Path) -> None:
+    """Each module of it, a .pth file, and what a shared object runs when it is loaded would leave a file."""
+    ran, source, built = tmp_path / "ran", tmp_path / "op.c", tmp_path / "op.so"
+    source.write_text(f'#include <stdio.h>\n__attribute__((constructor)) void run(void) {{ fopen("{ran}", "w"); }}\n')
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(built), str(source)], check=True)
+    leaves = f"open({str(ran)!r}, 'w').close()\n".encode()
+    held = contents(built.read_bytes())
+    held |= {name: content + b"\n" + leaves for name, content in held.items() if name.endswith(".py")}
+    held |= {"deepspeed/__init__.py": leaves, "deepspeed/ops/__init__.py": leaves, "evil.pth": b"import os; " + leaves}
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    path = wheel(folder, held)
+    loaded = subprocess.run([sys.executable, "-c", f"import ctypes; ctypes.CDLL({str(built)!r})"], check=True)
+    assert ran.exists(), f"else nothing was planted: {loaded}"
+    ran.unlink()
+
+    for words in (("verify", str(path)), ("pick", str(folder))):
+        done = run(*words, "--machine", str(H100_TORCH_2_14), "--json")
+        assert "Traceback" not in done.stderr
+        assert str(path.name) in done.stdout
+    assert not ran.exists()

@@ -157,3 +157,23 @@ def test_odd_contents_end_in_findings(count: int, tmp_path: Path) -> None:
     choice = random.Random(count)
 
     assert sum(fuzz_checkpoint(choice, tmp_path / "saved") > 0 for _ in range(count)) > count // 2
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_more_elements_than_a_float_can_count_are_a_finding(stage: int, tmp_path: Path) -> None:
+    kind = Kind(stage=stage)
+    tag = write(tmp_path, kind)
+    for rank in range(kind.world if stage == 3 else 1):
+        content = model_states(kind, kind.world, 1)
+        held = content["param_shapes"]
+        for group in held if isinstance(held, list) else [held]:
+            group.update(dict.fromkeys(group, (2**62,) * 64))
+        name = f"zero_pp_rank_{rank}_mp_rank_00" if stage == 3 else "mp_rank_00"
+        save(tag / f"{name}_model_states.pt", content)
+
+    judged = judge(look(tmp_path), tag.name, Plan())
+
+    assert judged.findings
+    assert judged.examined is not None
+    assert needs(judged.examined, cpus=1, available=None).memory > 2**62
+    assert [*checkpoint_lines(judged, None)]

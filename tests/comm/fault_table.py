@@ -228,7 +228,7 @@ FAULTS = (
         name="MTU hole",
         before=lambda rig, _: faults.mtu_hole(rig),
         rules=("mesh-mtu-hole",),
-        says=("nodea", "nodeb", "packets of at most 1500 bytes arrive"),
+        says=("nodea", "nodeb", "packets over 1500 bytes are lost"),
     ),
     Fault(
         name="3 % loss on one pair",
@@ -258,7 +258,7 @@ FAULTS = (
         status=6,
         changes={1: (faults.late_always(0.03),)},
         rules=("messages-late",),
-        says=("rank 1 (nodeb)", "whatever its size"),
+        says=("rank 1 (nodeb)", "at any size"),
     ),
     Fault(
         name="a rank has a tenth of a processor",
@@ -269,7 +269,7 @@ FAULTS = (
         status=6,
         changes={1: (faults.entered("cpu"),)},
         rules=("cpu-quota-used-up",),
-        says=("rank 1 (nodeb)", "its 0.1 processors were used up in"),
+        says=("rank 1 (nodeb)", "0.1 CPUs were used up in"),
     ),
     Fault(
         name="a rank needs more memory than its cgroup has",

@@ -63,14 +63,14 @@ MISDEEDS = (
         rules=("rank-stopped",),
         says=("stopped by a signal",),
     ),
-    Misdeed(name="sleeps in Python", statement="time.sleep(3600)", rules=("rank-behind",), says=("stands in act",)),
+    Misdeed(name="sleeps in Python", statement="time.sleep(3600)", rules=("rank-behind",), says=(" in act",)),
     Misdeed(
         name="waits in C, holding the interpreter",
         # a mutex that is locked twice: no signal ends the wait
         statement="import ctypes; lock = ctypes.create_string_buffer(64); "
         "take = ctypes.PyDLL(None).pthread_mutex_lock; take(lock); take(lock)",
         rules=("rank-behind",),
-        says=("stands in act",),
+        says=(" in act",),
     ),
 )
 SLOWER = ("--default", "--full")
@@ -79,7 +79,7 @@ LASTING = (
         name="is 30 ms late with every message",
         change=faults.late_always(0.03),
         rules=("messages-late",),
-        says=("whatever its size",),
+        says=("at any size",),
         modes=SLOWER,
         status=6,
     ),

@@ -8,7 +8,7 @@ import pytest
 
 from dsdoctor.comm.control.messages import News, RankAnswer, RankOrder
 from dsdoctor.comm.models import Claim
-from dsdoctor.comm.rendezvous.store import BATCH, MOST, Board, packed, unpacked
+from dsdoctor.comm.rendezvous.store import BATCH, MOST, MessageBoard, packed, unpacked
 
 
 class Memory:
@@ -41,7 +41,7 @@ class Memory:
 
 
 def test_a_log_gives_each_message_once_in_the_order_of_writing() -> None:
-    board = Board(Memory(), "t")
+    board = MessageBoard(Memory(), "t")
     log = board.log("claims")
     for name in ("a", "b"):
         board.log("claims").write(name)
@@ -53,7 +53,7 @@ def test_a_log_gives_each_message_once_in_the_order_of_writing() -> None:
 
 
 def test_what_is_no_message_in_the_store_is_passed_over() -> None:
-    board = Board(Memory(), "t")
+    board = MessageBoard(Memory(), "t")
     log = board.log("claims")
     log.write(7)
     board.store.set(board.key(f"claims/{board.store.add(board.key('claims/n'), 1)}"), b"\xff{")
@@ -65,7 +65,7 @@ def test_what_is_no_message_in_the_store_is_passed_over() -> None:
 
 def test_reading_a_log_costs_a_request_for_many_messages_not_one_for_each() -> None:
     store = Memory()
-    board = Board(store, "t")
+    board = MessageBoard(store, "t")
     for number in range(1000):
         board.log("claims").write(number)
     store.requests = 0
@@ -76,7 +76,7 @@ def test_reading_a_log_costs_a_request_for_many_messages_not_one_for_each() -> N
 
 def test_a_writer_that_died_between_number_and_text_is_passed_over() -> None:
     store = Memory()
-    board = Board(store, "t")
+    board = MessageBoard(store, "t")
     log = board.log("claims")
     store.add("t/claims/n", 1)
     log.write("alive")
@@ -86,7 +86,7 @@ def test_a_writer_that_died_between_number_and_text_is_passed_over() -> None:
 
 def test_boards_of_two_tests_in_one_store_do_not_meet() -> None:
     store = Memory()
-    mine, other = Board(store, "one"), Board(store, "other")
+    mine, other = MessageBoard(store, "one"), MessageBoard(store, "other")
     mine.put("verdict", {"ok": True})
 
     assert (mine.has("verdict"), other.has("verdict")) == (True, False)

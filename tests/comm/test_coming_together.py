@@ -11,7 +11,7 @@ from dataclasses import replace
 from dsdoctor.comm.rendezvous import absent_checks
 from dsdoctor.comm.rendezvous.absent_checks import Absent
 from dsdoctor.comm.rendezvous.notices import NONCE, NoticeListener, RankZero, ask, ports
-from dsdoctor.comm.rendezvous.store import Unreached, Wait, open_board
+from dsdoctor.comm.rendezvous.store import StoreUnreachable, Wait, open_board
 from dsdoctor.comm.results import ConnectOutcome
 from tests.comm.made_claims import claim, rank
 
@@ -64,7 +64,7 @@ def test_who_holds_the_masters_port_on_this_host_is_named_and_whether_it_started
         )
         thread.join(10)
 
-    assert isinstance(why, Unreached)
+    assert isinstance(why, StoreUnreachable)
     assert (why.outcome, why.banner, why.above) == (ConnectOutcome.STRANGER, "HTTP/1.0 400 Bad request", True)
     assert (why.listener or "").startswith(f"pid {os.getpid()} (")
     assert "python" in (why.listener or "")
@@ -83,7 +83,7 @@ def test_of_a_program_on_the_masters_port_no_argument_is_shown() -> None:
         why = open_board(rank(1, master="127.0.0.1", port=port, launcher="variables"), Wait(seconds=20.0))
         other.communicate("")
 
-    assert isinstance(why, Unreached)
+    assert isinstance(why, StoreUnreachable)
     assert why.listener == f"pid {other.pid} ({sys.executable} (4 more words not shown))"
 
 
@@ -99,7 +99,7 @@ def test_rank_0_says_who_it_is_to_a_rank_that_looks_for_the_store_beside_it() ->
     assert not listener.heard
 
 
-def titles(why: Unreached, number: int = 1, **more: object) -> list[tuple[str, str]]:
+def titles(why: StoreUnreachable, number: int = 1, **more: object) -> list[tuple[str, str]]:
     absent = Absent(me=rank(number), host="nodeb", why=why, **more)  # type: ignore[arg-type]
     return [(finding.rule, finding.title) for check in absent_checks.CHECKS for finding in check(absent)]
 
@@ -113,7 +113,7 @@ def test_every_combination_of_facts_gives_one_finding_and_never_ends_a_launcher(
         for values in itertools.product((False, True), repeat=len(flags)):
             for other, listener in itertools.product(others, (None, "pid 7 (torchrun)")):
                 given = dict(zip(flags, values, strict=True))
-                why = Unreached(outcome=outcome, seconds=9, rank_zero=other, listener=listener, **given)  # type: ignore[arg-type]
+                why = StoreUnreachable(outcome=outcome, seconds=9, rank_zero=other, listener=listener, **given)  # type: ignore[arg-type]
                 absent = Absent(me=rank(1), host="nodeb", why=why)
                 found = [finding for check in absent_checks.CHECKS for finding in check(absent)]
                 assert len(found) == 1, (why, found)
@@ -122,45 +122,44 @@ def test_every_combination_of_facts_gives_one_finding_and_never_ends_a_launcher(
 
 
 def test_the_name_server_that_does_not_answer_is_no_foreign_program() -> None:
-    why = Unreached(outcome=ConnectOutcome.REACHED, seconds=36, slow=True)
+    why = StoreUnreachable(outcome=ConnectOutcome.REACHED, seconds=36, slow=True)
 
     ((rule, title),) = titles(why, resolved=("10.0.0.1",), lookup=10.0)
 
     assert rule == "store-slow"
-    assert title == "rank 1 (nodeb): the store at 10.0.0.1:29500 answers, and torch was not through with it in 36 s"
+    assert title == "rank 1 (nodeb): the store at 10.0.0.1:29500 answers, but torch did not connect within 36 s"
 
 
 def test_a_master_address_of_another_host_and_a_port_of_another_job_are_named() -> None:
-    elsewhere = Unreached(outcome=ConnectOutcome.REFUSED, seconds=6, elsewhere=True)
+    elsewhere = StoreUnreachable(outcome=ConnectOutcome.REFUSED, seconds=6, elsewhere=True)
     assert titles(elsewhere, 0, addresses=("10.0.0.9",)) == [
         (
             "master-address-not-here",
-            "rank 0 (nodeb): MASTER_ADDR 10.0.0.1 is no address of this host, and rank 0 is here",
+            "rank 0 (nodeb): MASTER_ADDR 10.0.0.1 is not an address of this host, but rank 0 runs here",
         )
     ]
-    differs = Unreached(outcome=ConnectOutcome.REFUSED, seconds=6, rank_zero=replace(ZERO, port=29499))
+    differs = StoreUnreachable(outcome=ConnectOutcome.REFUSED, seconds=6, rank_zero=replace(ZERO, port=29499))
     assert titles(differs) == [
         (
             "master-port-differs",
-            "rank 1 (nodeb): MASTER_PORT is 29500, and no rank 0 serves a store there; one on nodea has MASTER_PORT 29499: "
-            "it is this job's with another port, or another job's",
+            "rank 1 (nodeb): no rank 0 serves a store on MASTER_PORT 29500; a rank 0 on nodea, of this job or another, uses 29499",
         )
     ]
-    named = Unreached(outcome=ConnectOutcome.REFUSED, seconds=6, rank_zero=replace(ZERO, port=29499, run="7"))
+    named = StoreUnreachable(outcome=ConnectOutcome.REFUSED, seconds=6, rank_zero=replace(ZERO, port=29499, run="7"))
     absent = Absent(me=rank(1, run="7"), host="nodeb", why=named)
     assert [finding.title for check in absent_checks.CHECKS for finding in check(absent)] == [
-        "rank 1 (nodeb): MASTER_PORT is 29500, and rank 0 (nodea) has 29499"
+        "rank 1 (nodeb): MASTER_PORT is 29500, but rank 0 (nodea) uses 29499"
     ]
-    held = Unreached(outcome=ConnectOutcome.STRANGER, seconds=6, holders=(claim(0, pid=7), claim(1, pid=8)))
+    held = StoreUnreachable(outcome=ConnectOutcome.STRANGER, seconds=6, holders=(claim(0, pid=7), claim(1, pid=8)))
     assert titles(held) == [
-        ("master-port-held", "rank 1 (nodeb): 10.0.0.1:29500 is held by another job: rank 0 is pid 7 on nodea")
+        ("master-port-held", "rank 1 (nodeb): another job is using 10.0.0.1:29500: rank 0 is pid 7 on nodea")
     ]
 
 
 def test_no_port_is_proposed_at_which_another_jobs_rank_0_listens() -> None:
     for port in (*range(1, 65536, 97), *range(65520, 65536)):
         for mine in (port, *ports(port)):
-            why = Unreached(outcome=ConnectOutcome.STRANGER, seconds=6, rank_zero=replace(ZERO, port=port))
+            why = StoreUnreachable(outcome=ConnectOutcome.STRANGER, seconds=6, rank_zero=replace(ZERO, port=port))
             absent = Absent(
                 me=rank(1, port=mine), host="nodeb", why=replace(why, token_missing=mine == port, taken=True)
             )
@@ -173,7 +172,7 @@ def test_no_port_is_proposed_at_which_another_jobs_rank_0_listens() -> None:
 
 
 def test_a_refusing_master_is_told_with_what_its_name_is_here() -> None:
-    refused = Unreached(outcome=ConnectOutcome.REFUSED, seconds=6)
+    refused = StoreUnreachable(outcome=ConnectOutcome.REFUSED, seconds=6)
     own = "is this host itself, and rank 0 is not on it"
     for resolved, said in (
         (("10.0.0.2",), "10.0.0.1:29500 (10.0.0.1 is 10.0.0.2 here), where rank 0 should be, refuses"),

@@ -106,7 +106,7 @@ def test_ranks_on_more_hosts_than_one_head_carries_are_left_to_the_scheduler(tmp
     done = run_inside("comm", "--hostfile", str(tmp_path / "hosts"), TMPDIR=str(tmp_path))
 
     assert (done.returncode, "1001 hosts in" in done.stderr, "none was asked" in done.stderr) == (1, True, True)
-    assert done.stdout.splitlines()[0].endswith("over ssh one host starts ranks on 1,000 at most  [too-many-hosts]")
+    assert done.stdout.splitlines()[0].endswith("the limit over ssh is 1,000  [too-many-hosts]")
 
 
 @pytest.mark.launch

@@ -65,7 +65,7 @@ def test_hosts_with_the_same_trouble_are_one_finding() -> None:
     after = {rank: {"link eth0 rx_errors": 9} for rank in before}
 
     assert told(rose(before, after, [f"gpu{number:02d}" for number in range(20)])) == [
-        ("link-errors-rose", Severity.WARNING, "gpu[00-19]: link errors were counted during the test")
+        ("link-errors-rose", Severity.WARNING, "gpu[00-19]: link errors increased during the test")
     ]
 
 

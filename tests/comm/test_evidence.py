@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.comm.collectives import stuck_checks
-from dsdoctor.comm.collectives.stuck_checks import Trouble
+from dsdoctor.comm.collectives.stuck_checks import FailedExchange
 from dsdoctor.comm.control.member import put_evidence, take_evidence
 from dsdoctor.comm.launch.on_host import files_of
 from dsdoctor.comm.launch.start import LARGEST, MOST_FILES, write_files
-from dsdoctor.comm.rendezvous.store import Board
+from dsdoctor.comm.rendezvous.store import MessageBoard
 from dsdoctor.comm.results import Stuck
 from dsdoctor.ranks.flight_recorder import flight_file, read_recorded
 from tests.comm.fault_table import played
@@ -58,7 +58,7 @@ def waits(rank: int, sequence: int | None, *, stack: tuple[str, ...] = INSIDE) -
 
 
 def told(*ranks: Stuck) -> list[tuple[str, str]]:
-    trouble = Trouble(what="the collectives", claims=claims(), stuck=ranks, silent={})
+    trouble = FailedExchange(what="the collectives", claims=claims(), stuck=ranks, silent={})
     return [(finding.rule, finding.title) for check in stuck_checks.CHECKS for finding in check(trouble)]
 
 
@@ -69,7 +69,7 @@ def test_a_rank_whose_stack_is_unseen_is_behind_by_what_it_began(late: int) -> N
     ((rule, title),) = told(*unseen)
 
     assert (rule, title.split(" (")[0]) == ("rank-behind", f"rank {late}")
-    assert "has begun 11 collectives (alive)" in title
+    assert "started 11 collectives (alive)" in title
     # inside of the library it may wait for the others in an earlier one, and unread recorders decide nothing
     assert [rule for rule, _ in told(*(replace(one, stack=INSIDE) for one in unseen))] == ["exchange-hangs"]
     assert [rule for rule, _ in told(*(replace(one, sequence=None) for one in unseen))] == ["exchange-hangs"]
@@ -82,7 +82,7 @@ def test_the_ends_of_the_files_come_over_the_board(world: int, size: int, tmp_pa
     mine.mkdir()
     (theirs / "rank-00001.log").write_text("".join(f"line {number:06d}\n" for number in range(size // 12)))
     (theirs / "stack-77.txt").write_text("a stack")
-    board = Board(Memory(), "p")
+    board = MessageBoard(Memory(), "p")
 
     put_evidence(board, 1, world, "nodeb", str(theirs), 77)
     board.store.set("p/evidence/2", b'{"host": 3}')

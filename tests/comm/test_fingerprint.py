@@ -147,13 +147,13 @@ def proposed(values: Mapping[int, str]) -> tuple[str, tuple[str, ...]]:
 
 def test_the_value_that_is_proposed_is_that_of_most_ranks_and_in_a_tie_of_the_lowest() -> None:
     assert proposed({0: "Tree", 1: "Ring", 2: "Ring", 3: "Ring"}) == (
-        "give it to every rank, with the value of most ranks",
+        "set it to the value of most ranks on every rank",
         ("printf '%s\\n' NCCL_ALGO=Ring >> ~/.deepspeed_env", "unset NCCL_ALGO"),
     )
-    assert proposed({1: "Tree", 2: "Ring"})[0] == "give it to every rank, with the value of rank 1"
+    assert proposed({1: "Tree", 2: "Ring"})[0] == "set it to the value of rank 1 on every rank"
     assert proposed({1: "Tree", 2: "Ring"})[1][0] == "printf '%s\\n' NCCL_ALGO=Tree >> ~/.deepspeed_env"
-    assert proposed({0: "Tree", 1: "Tree", 2: "Ring", 3: "Ring"})[0].endswith("with the value of rank 0")
-    assert proposed({1: "Tree", 2: "Tree"})[0].endswith("with the value of most of those that have one (rank 1)")
+    assert proposed({0: "Tree", 1: "Tree", 2: "Ring", 3: "Ring"})[0].startswith("set it to the value of rank 0 ")
+    assert proposed({1: "Tree", 2: "Tree"})[0].startswith("set it to the most frequent value (rank 1) ")
 
 
 def test_a_value_of_another_rank_is_one_word(tmp_path: Path) -> None:

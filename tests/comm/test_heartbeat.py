@@ -23,7 +23,7 @@ from dsdoctor.comm.rendezvous.heartbeat import (
     prefix_of,
 )
 from dsdoctor.comm.rendezvous.notices import ask
-from dsdoctor.comm.rendezvous.store import Unreached
+from dsdoctor.comm.rendezvous.store import StoreUnreachable
 from dsdoctor.comm.results import ConnectOutcome
 from dsdoctor.core.processes import fork
 from tests.comm.made_claims import claim, claims, rank
@@ -182,13 +182,13 @@ def test_a_rank_that_imports_torch_is_no_missing_one() -> None:
     found = [finding for check in rendezvous_checks.CHECKS for finding in check(arrivals)]
 
     assert [(finding.rule, finding.title) for finding in found] == [
-        ("rank-starting", "rank 3 (nodeb) was still importing torch after 31 s"),
-        ("rank-missing", "rank 2 never came; waited 58 s at 10.0.0.1:29500"),
+        ("rank-starting", "rank 3 (nodeb) still importing torch after 31 s"),
+        ("rank-missing", "rank 2 never joined; waited 58 s at 10.0.0.1:29500"),
     ]
 
 
 def test_who_is_a_rank_of_a_named_job_that_has_begun_is_its_second_process() -> None:
-    why = Unreached(outcome=ConnectOutcome.STRANGER, seconds=6, holders=(claim(0, pid=7), claim(1, pid=8)))
+    why = StoreUnreachable(outcome=ConnectOutcome.STRANGER, seconds=6, holders=(claim(0, pid=7), claim(1, pid=8)))
     for run, rule in (("job.7", "rank-claimed-again"), ("0", "master-port-held")):
         absent = Absent(me=rank(1, run=run), host="nodeb", why=why)
         (finding,) = [finding for check in absent_checks.CHECKS for finding in check(absent)]

@@ -120,4 +120,4 @@ def test_a_hostfile_is_looked_at_and_then_tested_over_ssh(rig: Rig) -> None:
 
     assert well(done, ["nodea", "nodea", "nodeb", "nodeb"])
     assert failed.returncode == 1
-    assert failed.stdout.startswith("✗ static: nodex does not answer over ssh: its name is not known here  [ssh-fails]")
+    assert failed.stdout.startswith("✗ static: ssh to nodex failed: its name does not resolve here  [ssh-fails]")

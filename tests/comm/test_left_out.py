@@ -75,9 +75,9 @@ def test_every_choice_keeps_the_order_of_the_hostfile() -> None:
 
 
 LACKING = {
-    "does not answer over ssh": {"answered": False, "status": 255, "stderr": "Connection refused"},
-    "has no /p": {"python": False},
-    "/p finds no torch": {"modules": ("deepspeed", "dsdoctor")},
+    "ssh failed": {"answered": False, "status": 255, "stderr": "Connection refused"},
+    "no /p": {"python": False},
+    "/p cannot import torch": {"modules": ("deepspeed", "dsdoctor")},
     "": {"modules": ("torch", "dsdoctor")},
 }
 
@@ -115,7 +115,7 @@ def test_both_lists_are_for_the_next_command() -> None:
         ["gpu0002", "gpu0003", "gpu0004"],
     )
     assert (bad, names) == ("/out/bad-hosts", "gpu0000\ngpu0001\n")
-    assert finding.title == "2 of 5 hosts were left out: gpu[0000-0001]"
+    assert finding.title == "skipped 2 of 5 hosts: gpu[0000-0001]"
     assert finding.fix is not None
     assert finding.fix.commands == (
         "deepspeed --hostfile /out/good-hosts ...",
@@ -133,7 +133,7 @@ def test_of_the_ranks_of_a_report_the_cause_is_bad_and_not_who_waits() -> None:
     broken = replace(healthy_4(), state=PhaseState.BROKEN, stuck=(died, waits), phases=phases)
 
     assert bad_ranks(healthy_4()) == {}
-    assert bad_ranks(missing_rank()) == {3: "it did not come to the rendezvous"}
+    assert bad_ranks(missing_rank()) == {3: "it did not join the rendezvous"}
     assert bad_ranks(broken) == {2: "lost in all_reduce: SIGKILL"}
     assert bad_ranks(replace(broken, phases=healthy_4().phases)) == {}
 
@@ -176,9 +176,9 @@ def test_a_look_at_the_hosts_writes_both_lists_and_names_the_next_command(hostfi
     chosen_only = run_inside(*asked, "--exclude", "down", **around(hostfile.parent))
 
     assert (refused.returncode, skipped.returncode, chosen_only.returncode) == (1, 6, 0)
-    assert "1 of 4 hosts cannot take part; the others can be tested with --skip-bad: down" in refused.stdout
+    assert "1 of 4 hosts cannot take part: down; --skip-bad tests the others" in refused.stdout
     assert f"$ python -m dsdoctor comm --hostfile {hostfile} --skip-bad" in refused.stdout
-    assert "1 of 4 hosts was left out: down" in skipped.stdout
+    assert "skipped 1 of 4 hosts: down" in skipped.stdout
     assert "Connection refused" not in skipped.stdout
     assert "down" not in chosen_only.stdout
     assert "OK" not in chosen_only.stdout
@@ -207,7 +207,7 @@ def test_the_rest_is_tested_without_the_hosts_that_are_bad_before_or_in_the_test
     assert whole["report"]["world"] == 2
     assert list(whole["report"]["left_out"]) == ["down", "lame"]
     assert whole["report"]["verdict"].startswith("! 2 of 2 ranks reach each other and get the same results")
-    assert "2 of 4 hosts were left out: down,lame" in whole["report"]["verdict"]
+    assert "skipped 2 of 4 hosts: down,lame" in whole["report"]["verdict"]
     assert whole["report"]["left_out"]["lame"].endswith(
         "the command on lame ended with status 3: lame: quota exceeded)"
     )

@@ -143,9 +143,7 @@ def test_a_loopback_name_is_a_warning_and_nothing_on_one_host() -> None:
     local = healthy(resolves_to=("127.0.1.1",), chosen=taken(LO))
 
     assert [finding.severity for finding in (*judged(local, "gloo"), *judged(local))] == [Severity.WARNING] * 2
-    assert (
-        judged(local)[0].title == "rank 3 (node1): the hostname resolves to 127.0.1.1, where no other host can reach it"
-    )
+    assert judged(local)[0].title == "rank 3 (node1): the hostname resolves to 127.0.1.1, which no other host can reach"
     assert judged(local, "gloo", several_hosts=False) == ()
     assert judged(replace(local, variables={"GLOO_SOCKET_IFNAME": "eth0"}, chosen=taken(ETH)), "gloo") == ()
     assert "export GLOO_SOCKET_IFNAME=eth0" in (judged(local)[0].fix or pytest.fail()).commands
@@ -156,22 +154,22 @@ def test_a_loopback_name_is_a_warning_and_nothing_on_one_host() -> None:
     [
         (("10.0.0.1", "127.0.1.1"), None),
         (("10.7.7.7", "10.0.0.1"), None),
-        (("10.7.7.7",), "10.7.7.7, which is not here: gloo falls back to 127.0.0.1"),
-        ((), "nothing: gloo falls back to 127.0.0.1"),
+        (("10.7.7.7",), "resolves to 10.7.7.7, not an address of this host; gloo falls back to 127.0.0.1"),
+        ((), "does not resolve; gloo falls back to 127.0.0.1"),
     ],
 )
 def test_a_name_that_leads_nowhere_is_told(resolves_to: tuple[str, ...], told: str | None) -> None:
     titles = [finding.title for finding in judged(healthy(resolves_to=resolves_to))]
 
-    assert titles == ([f"rank 3 (node1): the hostname resolves to {told}"] if told else [])
+    assert titles == ([f"rank 3 (node1): the hostname {told}"] if told else [])
 
 
 @each(
     ("total", "free", "told"),
     [
-        (64 * GIB, 64 << 20, "65536 MiB in all and is full"),
+        (64 * GIB, 64 << 20, "(65536 MiB) is full;"),
         (64 * GIB, 65 << 20, None),
-        (64 << 20, 64 << 20, "64 MiB in all;"),
+        (64 << 20, 64 << 20, "has only 64 MiB;"),
     ],
 )
 def test_shared_memory_that_is_small_or_full_is_told(total: int, free: int, told: str | None) -> None:

@@ -21,9 +21,9 @@ def test_how_rank_0_was_lost_is_told_by_how_its_port_answers() -> None:
         assert title.startswith("rank 1 (nodeb): no order from rank 0 (10.0.0.1:29500) since 'tcp mesh'; ")
         return title.partition("; ")[2]
 
-    assert how(ConnectOutcome.REFUSED) == "its host answers and refuses the port: rank 0 has died"
-    assert how(ConnectOutcome.TIMED_OUT) == "its host does not answer: the link is cut, or the host is down"
-    assert how(ConnectOutcome.SILENT) == "its port accepts connections: rank 0 hangs or was stopped"
+    assert how(ConnectOutcome.REFUSED) == "its host refuses the port, so rank 0 has died"
+    assert how(ConnectOutcome.TIMED_OUT) == "its host does not answer: the link or the host is down"
+    assert how(ConnectOutcome.SILENT) == "its port accepts connections, so rank 0 hangs or was stopped"
 
 
 def test_a_rank_whose_own_control_process_stands_still_or_died_does_not_blame_rank_0() -> None:
@@ -36,4 +36,4 @@ def test_a_rank_whose_own_control_process_stands_still_or_died_does_not_blame_ra
     limit = "the out-of-memory killer of its memory cgroup, whose limit is 150 MiB"
     ((_, title),) = told(1, None, died="killed by SIGKILL", cause=limit)
     assert title == f"rank 1 (nodeb) ended without a verdict (killed by SIGKILL), in 'tcp mesh': {limit}"
-    assert told(0, None) == [("control-lost", "rank 0 (nodeb) did not come to an end in 21 s, in 'tcp mesh'")]
+    assert told(0, None) == [("control-lost", "rank 0 (nodeb) did not finish in 21 s, in 'tcp mesh'")]

@@ -124,7 +124,7 @@ def test_both_ways_closed_to_the_masters_host_is_only_the_masters_port_open() ->
     assert found == [
         (
             "mesh-only-master-port",
-            "nodea and nodeb reach each other on the master's port only: connections to other ports timed out",
+            "nodea and nodeb reach each other only on the master port; connections to other ports fail: timed out",
         )
     ]
 
@@ -134,9 +134,9 @@ def test_one_way_closed_names_the_direction() -> None:
     from_it = rules(claims(), reaches(claims(), a_b=ConnectOutcome.REFUSED))
 
     assert to_the_master == [
-        ("mesh-only-master-port", "nodeb cannot connect to nodea on any other port than the master's: timed out")
+        ("mesh-only-master-port", "nodeb cannot connect to nodea except on the master port: timed out")
     ]
-    assert from_it == [("mesh-one-way", "nodea cannot connect to nodeb (refused), while nodeb can connect to nodea")]
+    assert from_it == [("mesh-one-way", "nodea cannot connect to nodeb (refused); connections the other way work")]
 
 
 def test_one_way_is_a_warning_where_gloo_opens_its_connections_the_other_way() -> None:
@@ -156,7 +156,7 @@ def test_two_hosts_that_both_reach_the_master_and_not_each_other_are_named() -> 
     made = claims(6)
     found = rules(made, reaches(made, b_c=ConnectOutcome.NO_ROUTE, c_b=ConnectOutcome.NO_ROUTE))
 
-    assert found == [("mesh-unreached", "nodeb and nodec do not reach each other: no route; both reach nodea")]
+    assert found == [("mesh-unreached", "nodeb and nodec cannot reach each other: no route; both reach nodea")]
 
 
 def test_a_hole_in_the_mtu_is_told_once_for_two_hosts_with_the_interface() -> None:
@@ -193,8 +193,7 @@ def test_the_wrong_interface_is_told_where_the_other_address_answers() -> None:
 
     assert rules(made, found)[0] == (
         "mesh-wrong-interface",
-        "rank 2 (nodeb) would use docker0 172.17.0.1, which rank 0 (nodea), rank 1 (nodea) cannot reach; "
-        "10.0.0.2 on eth0 they can",
+        "rank 2 (nodeb) would use docker0 172.17.0.1, which rank 0 (nodea), rank 1 (nodea) cannot reach; 10.0.0.2 on eth0 works",
     )
 
 
@@ -204,7 +203,7 @@ def test_lost_packets_are_a_rate_of_what_was_sent() -> None:
     back = Reach(source=1, target=0, outcome=ConnectOutcome.REACHED, retransmits=1, segments=720)
 
     assert rules(made, (there, back)) == [
-        ("mesh-lossy", "nodea -> nodeb loses packets: 22 of 740 segments were sent again (3.0%)")
+        ("mesh-lossy", "nodea -> nodeb loses packets: 22 of 740 segments were retransmitted (3.0%)")
     ]
 
 
@@ -225,7 +224,7 @@ def test_packets_that_one_host_loses_are_one_finding(host: int) -> None:
     assert rules(made, found) == [
         (
             "mesh-lossy",
-            f"node{'abcd'[host]}, with 3 other hosts, loses packets: 240 of 6000 segments were sent again (4.0%)",
+            f"node{'abcd'[host]}, with 3 other hosts, loses packets: 240 of 6000 segments were retransmitted (4.0%)",
         )
     ]
 
@@ -280,7 +279,7 @@ def test_a_path_that_loses_both_ways_is_one_finding() -> None:
     )
 
     assert rules(made, found) == [
-        ("mesh-lossy", "the path between nodea and nodeb loses packets: 40 of 2000 segments were sent again (2.0%)")
+        ("mesh-lossy", "the path between nodea and nodeb loses packets: 40 of 2000 segments were retransmitted (2.0%)")
     ]
 
 
@@ -313,7 +312,7 @@ def test_packets_that_are_lost_everywhere_are_one_finding_and_no_host_s() -> Non
     assert rules(made, found) == [
         (
             "mesh-lossy",
-            "the network between the 4 hosts loses packets: 240 of 12000 segments were sent again (2.0%)",
+            "the network between the 4 hosts loses packets: 240 of 12000 segments were retransmitted (2.0%)",
         )
     ]
 

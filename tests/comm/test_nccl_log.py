@@ -71,7 +71,7 @@ def test_every_ill_in_them_is_found_with_ranks_and_hosts() -> None:
     titles = {finding.rule: finding.title for finding in examine(facts, claims())}
 
     assert set(titles) == {check.__name__.replace("_", "-") for check in CHECKS}
-    assert titles["nccl-init-incomplete"] == "rank 2 (n2) began NCCL's init of 4 ranks and did not end it"
+    assert titles["nccl-init-incomplete"] == "rank 2 (n2) did not finish NCCL's init of 4 ranks"
     assert titles["nccl-network-is-socket"] == "NCCL uses TCP sockets, though mlx5_0 of n1 is active"
     assert titles["nccl-p2p-off"].endswith("without P2P: 0 -> 1 via SHM/direct/direct")
 

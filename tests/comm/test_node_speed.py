@@ -86,6 +86,6 @@ def test_of_a_slow_node_that_is_far_away_its_round_trip_is_told_and_no_cable(nod
         nodes, lambda group: MIB / 2e6 if 1 in group else MIB / 400e6, lambda _: 0.002, dict.fromkeys(trips, trip)
     )
 
-    away = f"n1 is far away, {trip * 1e3:.3g} ms there and back (the others 0.1 ms), and slow: "
+    away = f"n1 is far away, {trip * 1e3:.3g} ms round trip (the others 0.1 ms), and slow: "
     assert (found.title[: len(away)], "cable" in str(found.fix)) == (away, False)
     assert [finding.title.startswith("n1 is slow: ") for finding in near] == [True]

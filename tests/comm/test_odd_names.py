@@ -2,7 +2,7 @@
 
 from dsdoctor.comm.mesh.mesh import connect, sent_from
 from dsdoctor.comm.rendezvous.checks import addresses_of
-from dsdoctor.comm.rendezvous.store import Unreached, Wait, open_board
+from dsdoctor.comm.rendezvous.store import StoreUnreachable, Wait, open_board
 from dsdoctor.comm.results import ConnectOutcome
 from tests.comm.made_claims import rank
 from tests.each import each
@@ -23,5 +23,5 @@ def test_a_name_that_cannot_be_asked_for_is_not_found(name: str) -> None:
 def test_a_test_with_such_a_master_ends_in_words(name: str, number: int) -> None:
     found = open_board(rank(number, world=2, master=name, port=29500), Wait(seconds=0.1))
 
-    assert isinstance(found, Unreached)
+    assert isinstance(found, StoreUnreachable)
     assert found.outcome is ConnectOutcome.NO_NAME

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from dsdoctor.comm.control import phases
 from dsdoctor.comm.control.messages import Phase, RankAnswer, RankOrder
-from dsdoctor.comm.control.test_state import Gathered
+from dsdoctor.comm.control.test_state import Responses
 from dsdoctor.comm.mesh import checks
 from dsdoctor.comm.mesh.matrix import Mesh
 from dsdoctor.comm.models import Claim, CommPhase, CommSettings
@@ -80,7 +80,7 @@ def test_an_address_that_another_host_has_beside_its_own_is_told_too() -> None:
 
     (finding,) = [finding for check in checks.CHECKS for finding in check(Mesh(tuple(made), found))]
     assert finding.rule == "mesh-address-shared"
-    assert finding.title.startswith("nodeb and nodec have the same address 10.0.0.2: ")
+    assert finding.title.startswith("nodeb and nodec have the same address 10.0.0.2; ")
     assert "nodec has it on eth0:1, beside 10.0.0.3" in finding.evidence
     assert rules(Mesh(tuple(made), tried(tuple(made), set(), ConnectOutcome.REFUSED))) == []
     other = tuple(replace(one, via_other=one.outcome is ConnectOutcome.REFUSED) for one in found)
@@ -90,7 +90,7 @@ def test_an_address_that_another_host_has_beside_its_own_is_told_too() -> None:
 class Run(SimpleNamespace):
     """What the phase asks of a test: ranks 2 and 4 of five do not answer."""
 
-    def ask(self, phase: CommPhase, *, seconds: float) -> Gathered:
+    def ask(self, phase: CommPhase, *, seconds: float) -> Responses:
         made, answering = self.claims, (0, 1, 3)
         ended = {(source, target) for source in range(5) for target in (2, 4)}
         found = tried(made, ended, ConnectOutcome.REFUSED)
@@ -98,9 +98,9 @@ class Run(SimpleNamespace):
             RankAnswer(rank=rank, reaches=tuple(r for r in found if r.source == rank)) for rank in answering
         )
         silent = dict.fromkeys((2, 4), ConnectOutcome.REFUSED)
-        return Gathered(order=RankOrder(number=1, phase=phase), answers=answers, silent=silent)
+        return Responses(order=RankOrder(number=1, phase=phase), answers=answers, silent=silent)
 
-    def trouble(self, gathered: Gathered, what: str) -> tuple[Finding, ...]:
+    def trouble(self, gathered: Responses, what: str) -> tuple[Finding, ...]:
         self.mute |= set(gathered.silent)
         return tuple(Finding.error("rank-died", f"rank {rank} in {what}") for rank in gathered.silent)
 

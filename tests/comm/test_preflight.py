@@ -11,24 +11,25 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.comm.launch.start import host_orders, remote_command, variables_of
+from dsdoctor.comm.launch.start import host_orders, module_command, remote_command, variables_of
 from dsdoctor.comm.preflight.checks import CHECKS
 from dsdoctor.comm.preflight.facts import (
+    MAX_SSH_HOSTS,
     MODULES,
-    MOST_BY_SSH,
+    HostProbe,
     Network,
     PortListener,
     PreflightFacts,
-    Visit,
     look_forwarded,
     look_preflight,
     parse_visit,
     question,
 )
 from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.core.host import Answer
+from dsdoctor.core.host import CHILD_SCRIPTS, Answer
 from dsdoctor.hosts.hostfile import Slots, parse_hostfile
-from dsdoctor.hosts.ssh import PROBLEMS, SshProblem, ssh_problem
+from dsdoctor.hosts.ssh import ssh_problem
+from dsdoctor.rules import book
 from tests.conftest import Disk
 
 # the last argument is the command; here "n1" is this machine, "n2" greets, the others are as their names say
@@ -52,13 +53,13 @@ def rules(facts: PreflightFacts) -> list[str]:
     return [finding.rule for finding in judged(facts)]
 
 
-def visit(host: str, *addresses: str, prefix: int = 24, **changes: object) -> Visit:
+def visit(host: str, *addresses: str, prefix: int = 24, **changes: object) -> HostProbe:
     networks = tuple(Network(name=f"if{n}", address=address, prefix=prefix) for n, address in enumerate(addresses))
-    healthy = Visit(host=host, status=0, answered=True, hostname=host, addresses=addresses, networks=networks)
+    healthy = HostProbe(host=host, status=0, answered=True, hostname=host, addresses=addresses, networks=networks)
     return replace(healthy, python=True, folder=True, modules=MODULES, **changes)  # type: ignore[arg-type]
 
 
-def facts(*visits: Visit, **changes: object) -> PreflightFacts:
+def facts(*visits: HostProbe, **changes: object) -> PreflightFacts:
     hosts = parse_hostfile("".join(f"{visit.host} slots=1\n" for visit in visits))
     healthy = PreflightFacts(python="/p", folder="/job", port=29500, hostfile="/job/hosts", hosts=hosts, visits=visits)
     return replace(healthy, **{"ssh": "/usr/bin/ssh", "pdsh": "/usr/bin/pdsh", "pdsh_ways": ("ssh",), **changes})  # type: ignore[arg-type]
@@ -86,11 +87,9 @@ def test_every_host_is_asked_and_every_ill_is_named(disk: Disk) -> None:
     assert {"hostfile-line-wrong", "ssh-fails", "login-scripts-print", "pdsh-missing", "host-lacks-folder"} <= set(
         by_rule
     )
-    assert (
-        by_rule["deepspeed-env-malformed"].title == "/job/.deepspeed_env, line 1: a comment, and DeepSpeed stops at it"
-    )
+    assert by_rule["deepspeed-env-malformed"].title == "/job/.deepspeed_env, line 1: a comment; DeepSpeed stops here"
     assert by_rule["variable-not-forwarded"].title.startswith(
-        "TORCH_FR_BUFFER_SIZE is set here, and DeepSpeed's launcher"
+        "DeepSpeed's launcher does not forward TORCH_FR_BUFFER_SIZE, only MLFLOW*"
     )
 
 
@@ -102,8 +101,8 @@ def test_a_host_that_does_not_answer_holds_nobody_up(disk: Disk) -> None:
 
     assert time.monotonic() - begin < 40
     assert [ssh_problem(visit.host, visit.status, visit.stderr).what for visit in seen.visits] == [
-        "it connects and gives no answer in time",
-        "it takes none of this user's keys",
+        "it connects, but does not answer in time",
+        "it accepts none of this user's keys",
     ]
 
 
@@ -120,31 +119,35 @@ N1, N2 = visit("n1", "172.17.0.1", "10.0.0.1"), visit("n2", "10.0.0.2")
 @pytest.mark.parametrize(
     ("problem", "rule", "said"),
     [
-        (facts(N1, N2), "master-address-elsewhere", "10.0.0.1 is in a network of all hosts"),
+        (facts(N1, N2), "master-address-elsewhere", "10.0.0.1 is in a network that all hosts share"),
         (
             facts(visit("n1", "172.17.0.1"), visit("n2", "172.17.0.1")),
             "master-address-elsewhere",
-            "n2 has that address too",
+            "n2 has the same address",
         ),
         (
             facts(visit("n1", "10.0.0.1"), replace(N2, hostname="n1", addresses=("10.0.0.1",))),
             "host-named-twice",
-            "one machine",
+            "n1 and n2 in /job/hosts are the same machine",
         ),
-        (facts(visit("n1", "10.0.0.1"), replace(N2, python=False)), "host-lacks-python", "n2 has no /p"),
+        (facts(visit("n1", "10.0.0.1"), replace(N2, python=False)), "host-lacks-python", "no /p on n2"),
         (
             facts(visit("n1", "10.0.0.1"), replace(N2, modules=("torch",))),
             "host-lacks-modules",
-            "no deepspeed and no dsdoctor",
+            "/p cannot import deepspeed, dsdoctor",
         ),
         (replace(HEALTHY, pdsh=None), "pdsh-missing", "pdsh is not on PATH"),
-        (replace(HEALTHY, pdsh_ways=("rsh",)), "pdsh-missing", "knows rsh, and DeepSpeed wants ssh"),
+        (replace(HEALTHY, pdsh_ways=("rsh",)), "pdsh-missing", "supports rsh; DeepSpeed needs ssh"),
         (replace(HEALTHY, ssh=None), "ssh-missing", "ssh is not on PATH"),
-        (replace(HEALTHY, set_here=("LD_LIBRARY_PATH",)), "variable-not-forwarded", "LD_LIBRARY_PATH is set here"),
+        (
+            replace(HEALTHY, set_here=("LD_LIBRARY_PATH",)),
+            "variable-not-forwarded",
+            "does not forward LD_LIBRARY_PATH,",
+        ),
         (
             replace(HEALTHY, set_here=("NCCL_DEBUG",), accelerator="cpu"),
             "variable-not-forwarded",
-            "NCCL_DEBUG is set here",
+            "does not forward NCCL_DEBUG,",
         ),
         (
             facts(
@@ -181,15 +184,19 @@ def test_a_port_that_accepts_and_stays_silent_is_no_firewall() -> None:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
 
     found = ssh_problem("n1", done.returncode, done.stderr)
-    assert "accepts connections and no sshd answers" in found.what, done.stderr
+    assert "accepts connections, but no sshd answers" in found.what, done.stderr
     assert "firewall" not in repr(found)
 
 
-@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.pattern[:20])
-def test_an_ill_of_ssh_is_told_by_its_sample_and_names_the_host(problem: SshProblem) -> None:
-    found = ssh_problem("n1", 255, problem.sample)
+@pytest.mark.parametrize(
+    "problem",
+    [problem for problem in book.tables("hosts", "ssh") if "pattern" in problem],
+    ids=lambda problem: problem["pattern"][:20],
+)
+def test_an_ill_of_ssh_is_told_by_its_sample_and_names_the_host(problem: book.Table) -> None:
+    found = ssh_problem("n1", 255, problem["sample"])
 
-    assert found.pattern == problem.pattern
+    assert found.what == problem["what"]
     assert not any("HOST" in typed.line for typed in found.steps)
 
 
@@ -236,7 +243,7 @@ def test_a_host_that_answers_late_is_told_and_not_called_broken() -> None:
     (finding,) = judged(facts(*hosts))
 
     assert (finding.rule, finding.severity) == ("login-slow", Severity.WARNING)
-    assert finding.title == "n2 takes up to 12 s to answer over ssh"
+    assert finding.title == "ssh to n2 took up to 12 s"
 
 
 @pytest.mark.parametrize("shell", ["sh", "bash", "zsh", "csh", "tcsh", "fish"])
@@ -282,7 +289,7 @@ def test_a_wrong_line_in_a_hostfile_does_not_reach_ssh(disk: Disk) -> None:
     assert [finding.severity for finding in judged(seen)] == [Severity.ERROR]
 
 
-@pytest.mark.parametrize("count", [3, MOST_BY_SSH + 1])
+@pytest.mark.parametrize("count", [3, MAX_SSH_HOSTS + 1])
 def test_more_hosts_than_one_can_start_ranks_on_are_handed_to_the_scheduler(disk: Disk, count: int) -> None:
     lines = "".join(f"gpu{number:04d} slots=8\n" for number in range(count))
     host = disk({"/job/hosts": lines, "/bin/ssh": "#!/bin/sh\nexit 1\n"}, PATH="/bin")
@@ -296,3 +303,32 @@ def test_more_hosts_than_one_can_start_ranks_on_are_handed_to_the_scheduler(disk
         assert commands[0].startswith(f"srun --nodes={count} --ntasks-per-node=8 --nodelist='gpu[0000-{count - 1}]'")
         assert commands[1].startswith(f"mpirun -np {8 * count} --hostfile /job/hosts /p -m dsdoctor.comm --json")
         assert commands[-1] == "python -m dsdoctor comm --read comm.json"
+
+
+@pytest.fixture
+def planted(tmp_path: Path) -> Path:
+    """A folder with modules that somebody put there under names that are imported."""
+    for name in ("runpy", "json", "site", "sitecustomize", "usercustomize", "argparse", "importlib"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+    (tmp_path / "deepspeed").mkdir()
+    (tmp_path / "deepspeed" / "__init__.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_no_module_of_the_current_folder_is_run_in_a_process_that_is_started(planted: Path) -> None:
+    plain = subprocess.run(
+        [sys.executable, "-m", "json.tool", "/dev/null"], cwd=planted, capture_output=True, check=False
+    )
+    assert (planted / "ran").exists(), f"else nothing was planted: {plain.stderr!r}"
+    (planted / "ran").unlink()
+    (planted / "x.json").write_text("[1]")
+    local = (sys.executable, str(CHILD_SCRIPTS / "run_module.py"), "json.tool", "x.json")
+    for argv in (local, module_command(sys.executable, "json.tool", "x.json", folder=str(planted))):
+        done = subprocess.run(argv, cwd=planted, capture_output=True, text=True, check=False)
+        assert (done.stdout.split(), done.stderr) == (["[", "1", "]"], "")
+    asking = question(sys.executable, str(planted), 29500, None)
+    asked = subprocess.run(["sh", "-c", asking], capture_output=True, text=True, check=True)
+
+    assert "deepspeed" in asked.stdout, "what lies there is seen"
+    assert not (planted / "ran").exists()

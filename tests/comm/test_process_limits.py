@@ -53,10 +53,10 @@ def test_advice_becomes_the_first_error_of_a_phase_that_was_well() -> None:
 @pytest.mark.parametrize(
     ("limit", "status", "first"),
     [
-        ("-n 16", 1, "only 16 files may be open (ulimit -n)"),
-        ("-n 24", 1, "only 24 files may be open (ulimit -n)"),
+        ("-n 16", 1, "the limit of open files is 16 (ulimit -n)"),
+        ("-n 24", 1, "the limit of open files is 24 (ulimit -n)"),
         ("-n 40", 0, "2 of 2 ranks reach each other"),
-        ("-v 500000", 1, "only 488 MiB of address space may be used (ulimit -v)"),
+        ("-v 500000", 1, "the limit of address space is 488 MiB (ulimit -v)"),
     ],
 )
 def test_a_limit_that_breaks_a_real_test_is_the_first_thing_said(limit: str, status: int, first: str) -> None:

@@ -76,7 +76,7 @@ def test_who_waits_for_processors_that_the_others_do_not_use_is_named_with_its_s
     ((rule, title),) = told(measured(places, [0.04, 0.52, 0.08], waited=[0.02, 0.001, 0.03]))
 
     assert rule == "rank-lacks-processor"
-    assert title.startswith("rank 1 (n1) waits for a processor 52% of the time, the others 6%")
+    assert title.startswith("rank 1 (n1) waited for a CPU 52% of the time, the others 6%")
 
 
 def test_a_processor_that_runs_slowly_is_told_from_one_that_is_not_given() -> None:
@@ -85,9 +85,9 @@ def test_a_processor_that_runs_slowly_is_told_from_one_that_is_not_given() -> No
 
     ((rule, title),) = told(measured(places, [0.0] * 4, cpu, [0.02, 0.02, 0.0002, 0.02]))
 
-    assert (rule, title.split(", and")[0]) == (
+    assert (rule, title.split(";")[0]) == (
         "rank-straggles",
-        "rank 2 (n2) is slow by itself: 40 ms of processor time for work that takes the others 20 ms",
+        "rank 2 (n2) is slow by itself: 40 ms of CPU time for work that takes the others 20 ms",
     )
 
 
@@ -96,7 +96,7 @@ def test_a_processor_that_runs_slowly_is_told_from_one_that_is_not_given() -> No
     [
         (
             (1, 0.12, 80, 75),
-            "rank 1 (n1) is held back by the CPU quota of the cgroup: its 0.12 processors were used up in 75 of 80",
+            "rank 1 (n1) throttled by the cgroup's CPU quota: 0.12 CPUs were used up in 75 of 80",
         ),
         ((1, 2.0, 80, 3), None),
         ((1, 0.0, 0, 0), None),
@@ -129,7 +129,7 @@ def test_on_a_busy_host_it_is_noted_that_all_wait_and_by_how_much() -> None:
     paces = measured([Place(7, EVERYWHERE, 1)] * 3, [0.56, 0.05, 0.34])
 
     assert noted(paces) == [
-        ("processors-busy", "the processors are busy: ranks 0 (n0), 2 (n2) wait 34% to 56% of the time for one")
+        ("processors-busy", "the CPUs are busy: ranks 0 (n0), 2 (n2) waited 34% to 56% of the time for one")
     ]
     assert noted(measured([Place(7, EVERYWHERE, 1)] * 3, [0.2, 0.05, 0.1])) == []
 
@@ -149,8 +149,6 @@ def test_where_all_wait_now_the_start_tells_who_waits_always(mine: float, rules:
 
     found = noted(measured(apart, [0.57, 0.6, 0.62]), starts=starts)
     assert [rule for rule, _ in found] == rules
-    assert mine < 8 or found[0][1].startswith(
-        "rank 1 (n1) waited 8.1 s for a processor until it came, the others 1.4 s"
-    )
+    assert mine < 8 or found[0][1].startswith("rank 1 (n1) waited 8.1 s for a CPU during startup, the others 1.4 s")
     assert [rule for rule, _ in noted(measured(shared, [0.57, 0.6, 0.62]), starts=starts)] == ["processors-busy"]
     assert noted(measured(apart, [0.1, 0.1, 0.1]), starts=starts) == []

@@ -14,7 +14,7 @@ from dsdoctor.comm.rendezvous import checks as rendezvous_checks
 from dsdoctor.comm.rendezvous.absent_checks import Absent
 from dsdoctor.comm.rendezvous.checks import Arrivals
 from dsdoctor.comm.rendezvous.notices import Notice, NoticeListener, ports, send_notice
-from dsdoctor.comm.rendezvous.store import Unreached
+from dsdoctor.comm.rendezvous.store import StoreUnreachable
 from dsdoctor.comm.results import ConnectOutcome
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.processes import fork
@@ -40,17 +40,17 @@ def test_the_missing_ranks_are_named_with_the_hosts_that_the_launcher_gave_them(
     (finding,) = judged(claims()[:2])
 
     assert finding.rule == "rank-missing"
-    assert finding.title == "ranks 2-3 (nodeb) never came; waited 30 s at 10.0.0.1:29500"
+    assert finding.title == "ranks 2-3 (nodeb) never joined; waited 30 s at 10.0.0.1:29500"
 
 
 def test_where_a_rank_is_missing_it_is_said_what_the_masters_name_is_on_the_host_of_rank_0() -> None:
     for resolved, said in (
         ((), ""),
         (("10.0.0.1",), ""),
-        (("10.0.0.7",), "MASTER_ADDR 10.0.0.1 is 10.0.0.7 here; a host on which it is another does not come"),
+        (("10.0.0.7",), "MASTER_ADDR 10.0.0.1 is 10.0.0.7 here; hosts that resolve it differently cannot join"),
         (
             ("127.0.0.1",),
-            "MASTER_ADDR 10.0.0.1 is 127.0.0.1, by which every host means itself: no other host comes by it",
+            "MASTER_ADDR 10.0.0.1 is 127.0.0.1, a loopback address: other hosts cannot reach it",
         ),
     ):
         (finding,) = judged(claims()[:2], resolved=resolved)
@@ -62,7 +62,7 @@ def test_a_rank_that_said_why_it_cannot_come_is_not_called_missing() -> None:
 
     assert [(finding.rule, finding.title) for finding in judged(claims()[:2], notices={3: notice, 0: notice})] == [
         ("rank-unable", "rank 3 (nodeb) cannot take part: torch cannot be imported: libcudart.so.13"),
-        ("rank-missing", "rank 2 (nodeb) never came; waited 30 s at 10.0.0.1:29500"),
+        ("rank-missing", "rank 2 (nodeb) never joined; waited 30 s at 10.0.0.1:29500"),
     ]
 
 
@@ -102,7 +102,7 @@ def test_a_rank_with_another_port_of_a_job_without_a_name_accuses_nobody_and_is_
         if not ours:
             (missing,) = judged(claims()[:2], perhaps=listener.perhaps)
             assert missing.rule == "rank-missing"
-            assert f"a rank 2 on nodec with MASTER_PORT {here.port + 1} asked here" in missing.evidence[-1]
+            assert f"a rank 2 on nodec with MASTER_PORT {here.port + 1} connected here" in missing.evidence[-1]
             assert judged(claims(), perhaps=listener.perhaps) == []
 
 
@@ -139,7 +139,7 @@ def test_a_rank_claimed_twice_is_told_with_both_processes_and_not_as_a_missing_o
     (finding,) = judged(made)
 
     assert finding.rule == "rank-duplicated"
-    assert finding.title == "2 processes say that they are rank 2: pid 102 on nodeb, pid 999 on nodea"
+    assert finding.title == "2 processes claim rank 2: pid 102 on nodeb, pid 999 on nodea"
     assert finding.evidence == ("no process is rank 3",)
 
 
@@ -165,7 +165,7 @@ def test_a_late_rank_is_a_warning() -> None:
 
     (finding,) = judged(made)
 
-    assert finding.title == "rank 3 (nodeb) came 40 s after the first"
+    assert finding.title == "rank 3 (nodeb) joined 40 s after the first"
     assert finding.evidence == ("it took 38.0 s from its own start to the rendezvous",)
 
 
@@ -173,7 +173,7 @@ def test_a_wrong_clock_is_no_late_rank() -> None:
     assert judged((*claims()[:3], claim(3, arrived=9999.0, started=9990.0))) == []
 
 
-def alone(why: Unreached) -> list[tuple[str, str]]:
+def alone(why: StoreUnreachable) -> list[tuple[str, str]]:
     absent = Absent(me=rank(1), host="nodeb", why=why)
     return [(finding.rule, finding.title) for check in absent_checks.CHECKS for finding in check(absent)]
 
@@ -181,36 +181,41 @@ def alone(why: Unreached) -> list[tuple[str, str]]:
 def test_each_way_in_which_the_master_is_not_reached_has_one_sentence() -> None:
     where = "rank 1 (nodeb): 10.0.0.1:29500, where rank 0 should be,"
 
-    assert alone(Unreached(outcome=ConnectOutcome.REFUSED, seconds=9)) == [("master-unreachable", f"{where} refuses")]
-    assert alone(Unreached(outcome=ConnectOutcome.TIMED_OUT, seconds=9)) == [
+    assert alone(StoreUnreachable(outcome=ConnectOutcome.REFUSED, seconds=9)) == [
+        ("master-unreachable", f"{where} refuses")
+    ]
+    assert alone(StoreUnreachable(outcome=ConnectOutcome.TIMED_OUT, seconds=9)) == [
         ("master-unreachable", f"{where} does not answer")
     ]
-    assert alone(Unreached(outcome=ConnectOutcome.NO_ROUTE, seconds=9)) == [
+    assert alone(StoreUnreachable(outcome=ConnectOutcome.NO_ROUTE, seconds=9)) == [
         ("master-unreachable", f"{where} cannot be routed to")
     ]
-    assert alone(Unreached(outcome=ConnectOutcome.NO_NAME, seconds=0)) == [
+    assert alone(StoreUnreachable(outcome=ConnectOutcome.NO_NAME, seconds=0)) == [
         ("master-unreachable", f"{where} is a name that is not found")
     ]
-    assert alone(Unreached(outcome=ConnectOutcome.SILENT, seconds=9, token_missing=True))[0][0] == "rank-zero-missing"
-    assert alone(Unreached(outcome=ConnectOutcome.STRANGER, seconds=0, detail="Permission denied")) == [
+    assert (
+        alone(StoreUnreachable(outcome=ConnectOutcome.SILENT, seconds=9, token_missing=True))[0][0]
+        == "rank-zero-missing"
+    )
+    assert alone(StoreUnreachable(outcome=ConnectOutcome.STRANGER, seconds=0, detail="Permission denied")) == [
         ("master-port-refused", "rank 0 (nodeb) cannot listen on 10.0.0.1:29500: Permission denied")
     ]
 
 
 def test_a_stranger_on_the_port_is_named_with_what_it_says() -> None:
     ((rule, title),) = alone(
-        Unreached(outcome=ConnectOutcome.STRANGER, seconds=1, banner="SSH-2.0-x", listener="pid 7 (sshd)")
+        StoreUnreachable(outcome=ConnectOutcome.STRANGER, seconds=1, banner="SSH-2.0-x", listener="pid 7 (sshd)")
     )
 
     assert rule == "master-port-in-use"
-    assert "pid 7 (sshd) already listens on 10.0.0.1:29500" in title
-    assert 'it says "SSH-2.0-x"' in title
+    assert "pid 7 (sshd) is already listening on 10.0.0.1:29500" in title
+    assert 'it sends "SSH-2.0-x"' in title
 
 
 def test_the_plain_connection_that_is_proposed_tells_an_open_port_from_a_closed_one() -> None:
     def tried(port: int) -> str:
         me = replace(rank(1), master="127.0.0.1", port=port)
-        why = Unreached(outcome=ConnectOutcome.REFUSED, seconds=1)
+        why = StoreUnreachable(outcome=ConnectOutcome.REFUSED, seconds=1)
         (finding,) = absent_checks.master_unreachable(Absent(me=me, host="nodeb", why=why))
         assert finding.fix is not None
         return subprocess.run(["sh", "-c", finding.fix.commands[0]], capture_output=True, text=True, check=False).stdout

@@ -40,7 +40,7 @@ def test_slow_pairs_around_one_rank_name_the_rank() -> None:
 
     (found,) = speed_checks.examine(Measured(pairs=pairs(2000, slow), hosts=FOUR))
 
-    assert found.title == "rank 3 (noded) is slow to reach: 19 MB/s, others do 2e+03 MB/s"
+    assert found.title == "rank 3 (noded) is slow to reach: 19 MB/s, others reach 2e+03 MB/s"
     assert len(found.evidence) == 3
 
 
@@ -59,7 +59,9 @@ def test_slow_pairs_around_one_host_name_the_host() -> None:
 def test_a_single_slow_pair_names_the_path() -> None:
     (found,) = speed_checks.examine(Measured(pairs=pairs(1500, {(1, 2): 100.0}), hosts=FOUR))
 
-    assert found.title == "the path between rank 1 (nodeb) and rank 2 (nodec) is slow: 100 MB/s, others do 1.5e+03 MB/s"
+    assert (
+        found.title == "the path between rank 1 (nodeb) and rank 2 (nodec) is slow: 100 MB/s, others reach 1.5e+03 MB/s"
+    )
 
 
 def test_pairs_across_hosts_are_not_compared_with_those_inside_and_noise_is_no_finding() -> None:
@@ -87,10 +89,13 @@ def late(seconds: float, *bad: int, rtt: float | None = 0.0002) -> tuple[tuple[P
     [
         (
             0.0002,
-            "rank 1 (nodeb) is late with every message: 30 ms there and back whatever its size, while the network's own",
+            "rank 1 (nodeb) is late with every message: 30 ms round trip at any size, while the network takes",
         ),
-        (0.03, "the network to rank 1 (nodeb) takes 30 ms there and back, whatever the size"),
-        (None, "a message between rank 1 (nodeb) and back takes 30 ms, whatever its size; rank or network: not known"),
+        (0.03, "the network to rank 1 (nodeb) takes 30 ms round trip at any size"),
+        (
+            None,
+            "a message to rank 1 (nodeb) and back takes 30 ms at any size; whether the rank or the network is late is unknown",
+        ),
     ],
 )
 def test_a_late_rank_is_no_slow_cable_and_a_long_way_is_no_late_rank(rtt: float | None, said: str) -> None:
@@ -114,7 +119,7 @@ def test_the_only_pair_across_hosts_is_compared_with_the_limit_of_the_link() -> 
 
 
 @pytest.mark.parametrize(
-    "bus, says", [(300e9, None), (250e9, "less than what NVLink"), (170e9, "less than half of what NVLink")]
+    "bus, says", [(300e9, None), (250e9, "68% of the 370 GB/s that NVLink"), (170e9, "46% of the 370 GB/s that NVLink")]
 )
 def test_nccl_should_come_to_80_percent_of_the_limit(bus: float, says: str | None) -> None:
     speeds = (
@@ -159,7 +164,7 @@ def test_wrong_data_names_whose_it_is_and_where_it_was_seen() -> None:
 
     assert found.severity is Severity.ERROR
     assert found.title == (
-        "the data of rank 2 (nodeb) arrives wrong: all_reduce sum of float32 is wrong on rank 1 (nodea)"
+        "data from rank 2 (nodeb) arrives corrupted: all_reduce sum of float32 is wrong on rank 1 (nodea)"
     )
     assert found.evidence[0] == (
         "on rank 1 (nodea): all_reduce sum float32 x 4099: first wrong at index 12, 8 for 9, 3 wrong, again when repeated;"
@@ -177,4 +182,4 @@ def test_what_a_backend_lacks_is_a_note_and_never_right_or_wrong() -> None:
     (found,) = result_checks.examine({0: skipped, 1: skipped})
 
     assert (found.rule, found.severity) == ("collective-not-available", Severity.NOTE)
-    assert found.title == "all_reduce avg of float32 and 1 more was not tested: Cannot use ReduceOp.AVG with Gloo"
+    assert found.title == "skipped all_reduce avg of float32 and 1 more: Cannot use ReduceOp.AVG with Gloo"

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 from dsdoctor.comm import groups as isolate
 from dsdoctor.comm.collectives import stuck_checks
-from dsdoctor.comm.collectives.stuck_checks import Trouble
+from dsdoctor.comm.collectives.stuck_checks import FailedExchange
 from dsdoctor.comm.control.messages import RankAnswer, RankOrder
 from dsdoctor.comm.control.phases import slowed
-from dsdoctor.comm.control.test_state import Gathered, unfinished
+from dsdoctor.comm.control.test_state import Responses, time_used_up
 from dsdoctor.comm.groups import SWITCHES, Groups, Trial
 from dsdoctor.comm.models import CommPhase, PhaseState
 from dsdoctor.comm.results import ConnectOutcome, PhaseResult, SkippedStep, Stuck
@@ -23,7 +23,7 @@ def stuck(rank: int, step: int = 5, **more: object) -> Stuck:
 def told(
     ranks: tuple[Stuck, ...], silent: dict[int, ConnectOutcome] | None = None, **more: object
 ) -> list[tuple[str, str]]:
-    trouble = Trouble(what="the collectives", claims=claims(), stuck=ranks, silent=silent or {}, **more)  # type: ignore[arg-type]
+    trouble = FailedExchange(what="the collectives", claims=claims(), stuck=ranks, silent=silent or {}, **more)  # type: ignore[arg-type]
     return [(finding.rule, finding.title) for check in stuck_checks.CHECKS for finding in check(trouble)]
 
 
@@ -43,13 +43,13 @@ def test_stopped_silent_and_vanished_are_told_apart() -> None:
     others = tuple(stuck(rank) for rank in (0, 1, 3))
 
     assert told((*others, stuck(2, process="T"))) == [
-        ("rank-stopped", "rank 2 (nodeb, pid 102) does not run during the collectives: stopped by a signal")
+        ("rank-stopped", "rank 2 (nodeb, pid 102) not running during the collectives: stopped by a signal")
     ]
     assert told(others, {2: ConnectOutcome.SILENT})[0][0] == "rank-stopped"
     assert told(others[:2], {2: ConnectOutcome.TIMED_OUT, 3: ConnectOutcome.TIMED_OUT}) == [
         (
             "host-vanished",
-            "nodeb with ranks 2-3 was there and is not reached any more, during the collectives: timed out",
+            "lost contact with nodeb (ranks 2-3) during the collectives: timed out",
         )
     ]
 
@@ -65,10 +65,10 @@ def test_a_rank_whose_first_process_is_stopped_is_told_though_it_exchanged_well(
 def test_rank_0_that_reaches_no_other_host_is_itself_cut_off() -> None:
     made = claims(6)
     silent = dict.fromkeys(range(2, 6), ConnectOutcome.TIMED_OUT)
-    trouble = Trouble(what="the collectives", claims=made, stuck=(stuck(0), stuck(1)), silent=silent)
+    trouble = FailedExchange(what="the collectives", claims=made, stuck=(stuck(0), stuck(1)), silent=silent)
 
     assert [finding.title for finding in stuck_checks.host_vanished(trouble)] == [
-        "nodea with rank 0 reaches none of the other 2 hosts any more, during the collectives"
+        "nodea with rank 0 lost contact with all 2 other hosts during the collectives"
     ]
 
 
@@ -78,8 +78,8 @@ def test_a_rank_that_has_not_begun_what_the_others_wait_in_is_behind() -> None:
     assert told(ranks) == [
         (
             "rank-behind",
-            "rank 2 (nodeb, pid 102) is still in exchange 4 (waiting for a device, and cannot be interrupted), while rank 0 "
-            "waits in exchange 5",
+            "rank 2 (nodeb, pid 102) still in exchange 4 (waiting for a device, and cannot be interrupted); "
+            "rank 0 is blocked in exchange 5",
         )
     ]
 
@@ -97,7 +97,7 @@ def test_all_alive_all_waiting_and_tcp_well_is_the_librarys_own_transport() -> N
     assert found == [
         (
             "exchange-hangs",
-            "ranks 0-1 (nodea), 2-3 (nodeb) hang in exchange 5 (nccl), and plain TCP between them works",
+            "ranks 0-1 (nodea), 2-3 (nodeb) are blocked in exchange 5 (nccl), but plain TCP between them works",
         )
     ]
 
@@ -108,7 +108,7 @@ def test_what_was_not_seen_is_not_claimed_of_a_hang() -> None:
     assert found == [
         (
             "exchange-hangs",
-            "ranks 0-1 (nodea), 2-3 (nodeb) hang in exchange 5 (gloo); where each of them stands could not be seen",
+            "ranks 0-1 (nodea), 2-3 (nodeb) are blocked in exchange 5 (gloo); their stacks could not be read",
         )
     ]
 
@@ -122,7 +122,7 @@ def test_a_rank_that_stands_in_python_in_the_step_of_the_others_is_behind() -> N
     assert told(ranks) == [
         (
             "rank-behind",
-            "rank 2 (nodeb, pid 102) stands in read (/job/data.py, line 7) (alive), while rank 0 waits in exchange 5",
+            "rank 2 (nodeb, pid 102) in read (/job/data.py, line 7) (alive), not in the exchange; rank 0 is blocked in exchange 5",
         )
     ]
 
@@ -198,8 +198,8 @@ def test_what_fails_by_itself_or_with_two_that_are_well_is_left() -> None:
     (finding,) = isolate.narrowed_to(searched({4}))
     (among_ranks,) = isolate.narrowed_to(searched({3}, per_host=5, world=5))
 
-    assert finding.title == "only groups with ranks 4-5 (nodec) fail; the others are well among themselves"
-    assert among_ranks.title == "only groups with rank 3 (nodea) fail; the others are well among themselves"
+    assert finding.title == "only groups with ranks 4-5 (nodec) fail; groups of the others pass"
+    assert among_ranks.title == "only groups with rank 3 (nodea) fail; groups of the others pass"
     assert list(isolate.narrowed_to(searched(set()))) == []
 
 
@@ -209,7 +209,7 @@ def test_the_first_switch_that_cures_names_the_layer_and_ends_the_search() -> No
 
     assert [switch.variable for switch in search.switches] == ["NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"]
     assert search.outcome.trials == ()
-    assert finding.title.startswith("shared memory between ranks of a host is broken on nodea, nodeb")
+    assert finding.title.startswith("shared memory between ranks fails on nodea, nodeb")
     assert finding.evidence == ("NCCL_P2P_DISABLE=1: fails",)
 
 
@@ -222,32 +222,32 @@ def test_every_switch_is_named_once() -> None:
 def test_a_deadline_in_the_middle_of_work_is_no_hang() -> None:
     order = RankOrder(number=1, phase=CommPhase.RIGHT, seconds=10.0)
     answers = tuple(RankAnswer(rank=rank, stuck=stuck(rank)) for rank in range(4))
-    busy = Gathered(order=order, answers=answers, seconds=10.0, still=0.4)
+    busy = Responses(order=order, answers=answers, seconds=10.0, still=0.4)
 
-    (finding,) = unfinished(busy, "the collectives")
+    finding = time_used_up(busy, "the collectives")
     quick = PhaseResult(phase=CommPhase.SPEED, state=PhaseState.OK, seconds=1.0, said="")
     slow = replace(quick, state=PhaseState.SLOW)
 
     assert slowed(busy, (quick,)) is None
-    assert slowed(busy, (quick, slow)) == "the deadline left 10 s for it, too little with what is slow (told above)"
+    assert slowed(busy, (quick, slow)) == "the deadline left 10 s for it, too little with what is slow (see above)"
     assert slowed(replace(busy, still=8.0), (slow,)) is None
     assert busy.moving
     assert not replace(busy, still=8.0).moving
     assert not replace(busy, seconds=9.0).moving
     assert not replace(busy, silent={3: ConnectOutcome.SILENT}).moving
-    assert finding.title.startswith("the deadline left 10 s for the collectives, and the ranks were still at work")
-    (measured,) = unfinished(replace(busy, order=replace(order, phase=CommPhase.SPEED)), "the measurement of speed")
+    assert finding.title.startswith("the deadline left 10 s for the collectives, and the ranks were still working")
+    measured = time_used_up(replace(busy, order=replace(order, phase=CommPhase.SPEED)), "the measurement of speed")
     assert measured.title.startswith("the measurement of speed was given 10 s of the deadline, and the ranks were")
 
 
 def test_an_exchange_that_breaks_off_where_packets_are_lost_is_told_with_the_loss() -> None:
-    loss = ("node0 -> node2 loses packets: 119 of 857 segments were sent again (13.9%)",)
+    loss = ("node0 -> node2 loses packets: 119 of 857 segments were retransmitted (13.9%)",)
     closed = tuple(stuck(rank, error="Connection closed by peer") for rank in (0, 1))
     waiting = tuple(stuck(rank, stack=INSIDE) for rank in range(4))
 
     for ranks, rule in ((closed, "exchange-fails"), (waiting, "exchange-hangs")):
         ((found, title),) = told(ranks, lossy=loss)
-        assert (found, title.startswith(f"{loss[0]}; after that rank")) == (rule, True)
+        assert (found, title.startswith(f"{loss[0]}; then rank")) == (rule, True)
     # nor is a connection that failed once a firewall's doing there
     failed = reaches(claims(), a_b=ConnectOutcome.TIMED_OUT)
     assert [rule for rule, _ in told(waiting, reaches=failed)] != ["exchange-hangs"]
@@ -257,9 +257,9 @@ def test_an_exchange_that_breaks_off_where_packets_are_lost_is_told_with_the_los
 def test_ranks_that_still_move_in_their_groups_do_not_hang_though_rank_0_is_done_with_its_own() -> None:
     order = RankOrder(number=1, phase=CommPhase.NODES, seconds=15.0, groups=((0,), (1, 2)))
 
-    def gathered(*ranks: Stuck) -> Gathered:
+    def gathered(*ranks: Stuck) -> Responses:
         answers = (RankAnswer(rank=0), *(RankAnswer(rank=rank.rank, stuck=rank) for rank in ranks))
-        return Gathered(order=order, answers=answers, seconds=15.2, still=14.9)
+        return Responses(order=order, answers=answers, seconds=15.2, still=14.9)
 
     closed = stuck(2, error="RuntimeError: [pair.cc:553] Connection closed by peer [10.77.0.1]:40834")
     assert gathered(stuck(1, quiet=1.5), stuck(2, quiet=1.2)).moving

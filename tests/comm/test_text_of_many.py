@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from dsdoctor.comm.collectives.stuck_checks import CHECKS, Trouble
+from dsdoctor.comm.collectives.stuck_checks import CHECKS, FailedExchange
 from dsdoctor.comm.control.phases import exchanges_unfinished
 from dsdoctor.comm.models import CommPhase, PhaseState, Rank
 from dsdoctor.comm.preflight import checks as preflight_checks
@@ -12,7 +12,7 @@ from dsdoctor.comm.rendezvous import checks as rendezvous_checks
 from dsdoctor.comm.rendezvous.checks import Arrivals
 from dsdoctor.comm.rendezvous.notices import Notice
 from dsdoctor.comm.results import ConnectOutcome, Report, Stuck, bad_ranks
-from dsdoctor.comm.text import rank_states, report_lines
+from dsdoctor.comm.text import rank_lines, rank_states, report_lines
 from dsdoctor.core.finding import Finding, Severity
 from tests.comm.reports import claim, good_phases, healthy_4, phase, report, speeds
 from tests.comm.test_preflight import facts, visit
@@ -37,12 +37,12 @@ def dead(how: str, ranks: tuple[int, ...] = GONE) -> tuple[Stuck, ...]:
     return tuple(Stuck(rank=rank, at="all_reduce", step=3, seconds=1.0, ended=how) for rank in ranks)
 
 
-def judged(trouble: Trouble) -> tuple[Finding, ...]:
+def judged(trouble: FailedExchange) -> tuple[Finding, ...]:
     return tuple(finding for check in CHECKS for finding in check(trouble))
 
 
 def stuck_report(stuck: tuple[Stuck, ...], silent: dict[int, ConnectOutcome] | None = None) -> Report:
-    found = judged(Trouble(what="the collectives", claims=CLAIMS, stuck=stuck, silent=silent or {}))
+    found = judged(FailedExchange(what="the collectives", claims=CLAIMS, stuck=stuck, silent=silent or {}))
     return whole(*found, stuck=stuck)
 
 
@@ -136,8 +136,8 @@ def test_a_thousand_hosts_of_which_some_do_not_answer_are_a_finding_for_each_cau
     found = [finding for check in preflight_checks.CHECKS for finding in check(asked)]
 
     assert [finding.title for finding in found] == [
-        "n[0007,0100-0139] do not answer over ssh: the host is there, and no sshd listens on its port",
-        "n[0500-0599]: /p finds no torch",
+        "ssh to n[0007,0100-0139] failed: the host is up, but no sshd listens on its port",
+        "n[0500-0599]: /p cannot import torch",
     ]
 
 
@@ -163,6 +163,18 @@ def test_a_row_says_what_the_verdict_says(title: str, rule: str, row: str) -> No
     assert (states[3] == row) is ("2-3" in title or row == "ok")
 
 
+@pytest.mark.parametrize(
+    ("rule", "mark"),
+    [("cpu-quota-used-up", "!"), ("rank-arrives-late", "!"), ("rank-lacks-processor", "!"), ("rank-raised", "✗")],
+)
+def test_a_rank_that_is_only_slow_is_marked_as_slow(rule: str, mark: str) -> None:
+    slow = phase(CommPhase.RIGHT, "", Finding.warning(rule, "rank 1 (nodea): x"), state=PhaseState.SLOW)
+
+    _, row, *_ = rank_lines(replace(healthy_4(), phases=(slow,)), verbose=False)
+
+    assert row.split()[0] == mark
+
+
 def test_collectives_that_no_rank_came_to_the_end_of_are_no_success() -> None:
     known = (Finding.error("rank-died", "rank 1 died"),)
 
@@ -176,7 +188,7 @@ def test_a_broken_test_of_any_size_is_told_on_a_screen() -> None:
             Stuck(rank=rank, at="all_reduce", step=3, seconds=1.0, ended=f"exit status {rank}") for rank in range(world)
         )
         claims = CLAIMS[:world]
-        found = judged(Trouble(what="the collectives", claims=claims, stuck=stuck, silent={}))
+        found = judged(FailedExchange(what="the collectives", claims=claims, stuck=stuck, silent={}))
         phases = (*good_phases(world, 1)[:4], phase(CommPhase.RIGHT, "", *found, state=PhaseState.BROKEN))
         lines = shown(report(HOSTS[:world], phases, reaches=(), stuck=stuck))
 

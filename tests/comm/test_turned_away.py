@@ -9,12 +9,12 @@ from dsdoctor.comm.control.data_process import ForkServer
 from dsdoctor.comm.control.member import GATHERED, Member
 from dsdoctor.comm.control.messages import Briefing, RankOrder
 from dsdoctor.comm.models import Claim, CommPhase, CommSettings, Local
-from dsdoctor.comm.rendezvous.store import Board
+from dsdoctor.comm.rendezvous.store import MessageBoard
 from tests.comm.made_claims import claim, rank
 from tests.comm.test_board import Memory
 
 
-def member(number: int, board: Board, folder: Path) -> Member:
+def member(number: int, board: MessageBoard, folder: Path) -> Member:
     me = rank(number, world=2, master="127.0.0.1")
     briefing = Briefing(
         rank=me, settings=CommSettings(), local=Local(hostname="nodea"), folder=str(folder), began=time.monotonic()
@@ -26,7 +26,7 @@ def member(number: int, board: Board, folder: Path) -> Member:
 def test_who_came_before_rank_0_began_is_in_and_who_came_later_is_told_who_has_its_place(
     read: int, tmp_path: Path
 ) -> None:
-    board = Board(Memory(), "p")
+    board = MessageBoard(Memory(), "p")
     came = [member(number, board, tmp_path) for number in (0, 1, 0)]
     for one in came:
         one.arrive()

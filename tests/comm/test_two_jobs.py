@@ -48,7 +48,7 @@ def test_a_job_that_comes_to_the_port_of_one_that_has_begun_is_turned_away(tmp_p
 
     assert second.ends() == [1, 1], second.said()
     assert (
-        f"rank 0 ({os.uname().nodename}): 127.0.0.1:{port} is held by another job: rank 0 is pid {first.ranks[0].pid}"
+        f"rank 0 ({os.uname().nodename}): another job is using 127.0.0.1:{port}: rank 0 is pid {first.ranks[0].pid}"
         in (" ".join(second.said().split()))
     )
     assert [status in {0, 6} for status in first.ends()] == [True, True], first.said()
@@ -67,4 +67,4 @@ def test_no_job_says_that_it_is_well_with_a_rank_of_the_other_and_without_its_ow
         if "2 of 2 ranks reach each other" in job.said():
             assert statuses == [0, 0], said
     if ends != [[0, 0], [0, 0]]:
-        assert "is held by another job" in said or "processes say that they are rank" in said, said
+        assert "another job is using" in said or "processes claim rank" in said, said

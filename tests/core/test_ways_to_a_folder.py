@@ -22,8 +22,9 @@ from dsdoctor.core.files import real_path
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.pip import pip_for
 from dsdoctor.core.trust import Distrusted, distrust, trusted
-from dsdoctor.core.workspace import private_folder, temporary_folder
+from dsdoctor.core.workspace import private_folder, temporary_folder, trusted_temporary
 from dsdoctor.probe.toolkits import assembled, judge_cache
+from tests.builder.test_wheel import contents, wheel
 from tests.cli.runner import run
 
 STRANGER = 54321
@@ -330,3 +331,41 @@ def test_temporary_files_lie_where_nobody_can_exchange_them(tmp_path: Path, monk
             assert made.stat().st_mode & 0o777 == 0o700
         assert not made.exists()
         assert [*folder.glob("dsdoctor-*")] == []
+
+
+def test_a_compiler_keeps_its_temporary_files_where_nobody_can_exchange_them(tmp_path: Path) -> None:
+    stranger, shared, own = tmp_path / "stranger", tmp_path / "shared", tmp_path / "own"
+    for folder in (stranger, shared, own):
+        folder.mkdir()
+    shared.chmod(0o777)
+    give_away(stranger)
+    left = {"TMPDIR": str(own), "PATH": "/bin"}
+
+    assert trusted_temporary(left) == left
+    assert trusted_temporary(left | {"TMP": str(stranger), "TEMP": str(shared)}) == left
+    assert trusted_temporary({"TMPDIR": str(shared / "x"), "PATH": "/bin"}) == {"PATH": "/bin"}
+    shared.chmod(0o1777)
+    assert trusted_temporary({"TMPDIR": str(shared)}) == {"TMPDIR": str(shared)}
+
+
+UNPACK = """
+import sys
+from pathlib import Path
+from dsdoctor.builder.wheel.read import read_wheel
+sys.addaudithook(lambda event, given: print(given[0]) if event == "open" and str(given[0]).endswith("library.so") else None)
+read_wheel(Path(sys.argv[1]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_wheel_is_unpacked_where_nobody_can_exchange_it(shared: bool, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    place.chmod(0o777 if shared else 0o700)
+    built = wheel(tmp_path, contents(b"no library"))
+    argv = [sys.executable, "-c", UNPACK, str(built)]
+    done = LocalHost().run(argv, timeout=60, env={**os.environ, "TMPDIR": str(place)})
+
+    assert "library.so" in done.stdout
+    assert (str(place) in done.stdout) is not shared

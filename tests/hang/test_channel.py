@@ -36,7 +36,7 @@ from dsdoctor.hang.models import HangOptions
 from dsdoctor.hang.ring import RingWriter
 from dsdoctor.hang.supervisor import HANGS, Supervisor, Task
 from tests.each import each
-from tests.hang.made import elsewhere, view
+from tests.hang.made import calling, elsewhere, incident, view
 from tests.hang.test_parts import run_on
 
 ANSWER = Answer(host="node1", ranks=(0,), told=True)
@@ -141,8 +141,38 @@ def test_who_took_the_port_first_gets_no_report_and_its_answer_is_no_answer() ->
         sent = send_report(run_on(taken.getsockname()[1]), REPORT)
         thread.join()
 
-    assert sent == Sent()
+    assert sent == Sent(unproven=True)
     assert [len(part) for part in heard] == [HELLO.size]
+
+
+def test_a_watch_with_another_secret_is_no_host_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the node of rank 0 has, or lacks, what the others know: it was begun anew, and its store too."""
+    monkeypatch.delenv("DSDOCTOR_HANG_TOKEN", raising=False)
+    folders = [tmp_path / name for name in ("one", "two")]
+    for folder in folders:
+        folder.mkdir()
+        (folder / SECRET_FILE).write_text("ab" * 32)
+    run = replace(run_on(free_port()), secret=b"")
+    leader, other = Nodes(run, "node1", "a", folders[0]), Nodes(run, "node2", "b", folders[1])
+    leader.take(ANSWER)
+    taking = threading.Thread(target=leader.take, args=(ANSWER, 5.0), kwargs={"enough": 1})
+    taking.start()
+    known = other.send(REPORT)
+    taking.join()
+    (folders[0] / SECRET_FILE).write_text("cd" * 32)
+    leader.take(ANSWER)
+    made = incident(view(1, calling("all_reduce"), 5, world=2), world=2)
+    told = []
+    for gone in (False, True):
+        if gone:
+            leader.close()
+        for _ in range(2):
+            other.send(REPORT)
+            time.sleep(0.05)
+        told.append(other.without_leader(made, 0.01).left_hosts)
+
+    assert known
+    assert told == [{}, {ANSWER.host: ANSWER.ranks}]
 
 
 def test_what_everybody_knows_of_a_job_is_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

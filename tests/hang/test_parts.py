@@ -5,6 +5,7 @@ import json
 import mmap
 import os
 import pickle
+import shutil
 import socket
 import subprocess
 import sys
@@ -23,12 +24,12 @@ from dsdoctor.cli.hang import judge_folder
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.text import encode
 from dsdoctor.hang.channel import Answer, Listener, NodeReport, RunIdentity, Sent, identity, node_folder, send_report
-from dsdoctor.hang.incidents import plain_pickle, read_ranks, write_ranks
+from dsdoctor.hang.incidents import plain_pickle, read_ranks, watched_rank, write_ranks
 from dsdoctor.hang.inspection import handled_exception, recorded_operations, stored
-from dsdoctor.hang.local_rank import decode_sample
+from dsdoctor.hang.local_rank import LocalRank, decode_sample, source_line
 from dsdoctor.hang.models import GroupState, HangOptions, History, Operation
 from dsdoctor.hang.outside import parse_dump
-from dsdoctor.hang.processes import file_call, moved_bytes
+from dsdoctor.hang.processes import RankProcess, file_call, moved_bytes
 from dsdoctor.hang.ring import SLOT, RingReader, RingWriter
 from dsdoctor.hang.sampler import Sampler
 from dsdoctor.hang.supervisor import HANGS, WORKS, StallThreshold, Supervisor, Task
@@ -275,7 +276,7 @@ def test_a_report_is_taken_from_this_run_alone(secret: bytes) -> None:
     listener.close()
 
     ours = secret == b"s" * 32
-    assert (found, sent) == (([report], [Sent(answer=answer)]) if ours else ([], [Sent()]))
+    assert (found, sent) == (([report], [Sent(answer=answer)]) if ours else ([], [Sent(unproven=True)]))
 
 
 def test_where_nobody_listens_a_report_is_not_taken() -> None:
@@ -623,3 +624,68 @@ def test_what_worked_when_it_was_told_of_is_told_again_when_it_hangs(
     writer.close()
 
     assert len(seen) == told
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else")
+@pytest.mark.parametrize("harm", ["a ring", "a pipe", "an own folder with a ring of another", "none"])
+def test_a_ring_that_another_user_made_for_a_process_is_not_read(harm: str) -> None:
+    """In /tmp anybody may make one that is called as the watch's own."""
+    stranger, pid = 54321, os.getpid()
+    user = 0 if harm in {"none", "an own folder with a ring of another"} else stranger
+    outer = Path(f"/tmp/dsdoctor-hang-{user}")
+    was_there = outer.exists()
+    folder = outer / f"test-{pid}"
+    folder.mkdir(parents=True, mode=0o700)
+    path = folder / f"rank-00000-{pid}.ring"
+    try:
+        if harm == "a pipe":
+            os.mkfifo(path)
+        else:
+            writer = RingWriter(path)
+            written(writer, json.dumps({"rank": 0, "world": 2, "pid": pid, "time": 0.0, "joined": True}).encode())
+            writer.close()
+        if harm != "none":
+            os.chown(path, stranger, stranger)
+        if user == stranger:
+            for each in (outer, folder):
+                os.chown(each, stranger, stranger)
+
+        assert (watched_rank(RankProcess(pid=pid, rank=0, world=2), "node1") is not None) is (harm == "none")
+    finally:
+        shutil.rmtree(outer if not was_there else folder)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else")
+@pytest.mark.parametrize("own", [True, False])
+def test_no_file_is_read_for_what_a_rank_of_another_user_says(own: bool, tmp_path: Path) -> None:
+    frames = [{"file": str(tmp_path / "private.py"), "line": 2, "function": "main", "text": ""}]
+    (tmp_path / "private.py").write_text("\nsecret()\n")
+    path = tmp_path / f"rank-00000-{os.getpid()}.ring"
+    writer = RingWriter(path)
+    sample = {"rank": 0, "world": 2, "pid": os.getpid(), "time": 0.0, "joined": True}
+    written(
+        writer, json.dumps({**sample, "threads": [{"name": "MainThread", "main": True, "frames": frames}]}).encode()
+    )
+    writer.close()
+    if not own:
+        os.chown(path, 54321, -1)
+    rank = LocalRank(path, "node1")
+    rank.look()
+    seen = rank.view().sample
+    rank.close()
+
+    assert seen is not None
+    assert seen.threads[0].frames[0].text == ("secret()" if own else "")
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a device", "a folder", "none"])
+def test_a_source_that_is_no_file_has_no_line_and_keeps_nobody_waiting(kind: str, tmp_path: Path) -> None:
+    place = tmp_path / "train.py"
+    if kind == "a pipe":
+        os.mkfifo(place)
+    elif kind == "a device":
+        place.symlink_to("/dev/zero")
+    elif kind == "a folder":
+        place.mkdir()
+
+    assert source_line(str(place), 1) == ""

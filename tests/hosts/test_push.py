@@ -213,8 +213,8 @@ def test_a_node_that_fails_is_named_and_stops_no_other(nodes: Path, node: Node) 
     }
     titles = {finding["title"] for finding in document["findings"]}
     assert f"n2: no torch beside {NAME}" in titles
-    assert "n4: it could not be installed: ERROR: No space left on device" in titles
-    assert "stranger: it does not answer over ssh: its host key is not known here, and a launcher" in "".join(titles)
+    assert "n4: installation failed: ERROR: No space left on device" in titles
+    assert "stranger: ssh failed: its host key is not known here, and a launcher" in "".join(titles)
     assert told["n4"]["known"]
     assert list(map(has_it, places)) == [True, *[False] * 5]
     assert left(nodes) == []
@@ -396,8 +396,8 @@ def test_a_node_that_is_killed_leaves_no_folder(nodes: Path, node: Node, started
 @pytest.mark.parametrize(
     ("hosts", "more", "said"),
     [
-        ("-oProxyCommand=evil", [], "ssh takes it for an option"),
-        ("n1 n1", [], "n1 stands on line 1 already"),
+        ("-oProxyCommand=evil", [], "ssh reads it as an option"),
+        ("n1 n1", [], "n1 is already on line 1"),
         ("", [], "no host in it"),
         ("n1", ["--ssh-option", "-F/x"], "--ssh-option '-F/x' is none"),
         ("n1", ["--timeout", "nan"], "no time for a step"),

@@ -157,7 +157,7 @@ def test_what_nobody_wrote_is_in_no_room() -> None:
     assert list(entries("a-rule-of-nobody")) == []
 
 
-@each("room", ("hang", "overflow"))
+@each("room", ("hang", "overflow", "comm"))
 def test_the_findings_of_a_room_that_was_prepared_read_no_file(room: str) -> None:
     """In a process of its own: what other tests have read is read there again."""
     script = """

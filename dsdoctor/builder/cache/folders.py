@@ -81,6 +81,10 @@ def stored_folders(cache: Path) -> tuple[StoredFolder, ...]:
     return tuple(sorted(found, key=lambda entry: entry.used, reverse=True))
 
 
+LEFT_OVER = re.compile(r"\.[0-9a-f]{32}\.removed", re.ASCII)
+"""The name of what is being removed, or was when its removal was killed."""
+
+
 def remove_folder(entry: StoredFolder) -> bool:
     """Remove one, and what is recorded of it: it has gone from its place at once, or is still there as it was."""
     path = Path(entry.folder)
@@ -88,6 +92,8 @@ def remove_folder(entry: StoredFolder) -> bool:
     try:
         path.rename(aside)
         path.with_name(f"{path.name}.json").unlink(missing_ok=True)
+    except FileNotFoundError:  # another one removes it
+        return True
     except OSError:
         return False
     if aside.is_dir():
@@ -132,7 +138,7 @@ def prune_folders(
 ) -> tuple[StoredFolder, ...]:
     """Remove toolkits, archives and environments by the same options; without any, none. ``room``: what the op cache takes.
 
-    What was used in the last two hours stays, but for ``everything``.
+    What was used in the last two hours stays, but for ``everything``. What a removal left that was killed always goes.
     """
     now = time.time()
     oldest = now - max(parse_age(age, "--older-than"), IN_USE_SECONDS) if age is not None else None
@@ -142,7 +148,8 @@ def prune_folders(
     for entry in reversed(stored_folders(cache)):
         is_old = oldest is not None and entry.used < oldest
         is_much = most is not None and left > most and entry.used < now - IN_USE_SECONDS
-        if (everything or is_old or is_much) and remove_folder(entry):
+        is_left = LEFT_OVER.fullmatch(entry.name) is not None
+        if (everything or is_old or is_much or is_left) and remove_folder(entry):
             removed.append(entry)
             left -= entry.size
     return tuple(removed)
@@ -260,7 +267,8 @@ def _of_kind(folder: Path, kind: str) -> Iterator[StoredFolder]:
     except Distrusted:
         return
     for path in real.iterdir() if real else ():
-        if path.name.startswith(".") or path.is_symlink() or path.suffix in {".lock", ".json"}:
+        is_hidden = path.name.startswith(".") and not LEFT_OVER.fullmatch(path.name)
+        if is_hidden or path.is_symlink() or path.suffix in {".lock", ".json"}:
             continue
         yield StoredFolder(kind=kind, name=path.name, folder=str(path), size=_size(path), used=_used(path))
 

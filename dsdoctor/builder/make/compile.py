@@ -34,6 +34,7 @@ from dsdoctor.core.files import PRIVATE, append_text
 from dsdoctor.core.host import Completed, LocalHost
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.redaction import Hidden
+from dsdoctor.core.workspace import trusted_temporary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,8 +311,10 @@ def threaded_op(commands: OpCommands, threads: int) -> OpCommands:
 
 
 def child_environment(host: LocalHost, plan: BuildPlan) -> dict[str, str]:
-    """The environment of a build: the caller's, without the variables that the plan unsets, with those that it sets."""
+    """The environment of a build: the caller's, without the variables that the plan unsets, with those that it sets. A compiler
+    keeps the parts of what it makes among the temporary files: where others could exchange these, it is told another folder."""
     env = {name: value for name, value in host.environment().items() if name not in plan.unset}
+    env = trusted_temporary(env)
     env |= plan.env
     for name, folders in plan.prepend.items():
         env[name] = ":".join([*folders, *([env[name]] if env.get(name) else [])])

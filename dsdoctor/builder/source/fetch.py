@@ -13,8 +13,8 @@ import os
 import re
 import shlex
 import shutil
+import stat
 import tarfile
-import zipfile
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,13 +27,14 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
 from dsdoctor.core.errors import BuildFailed, DoctorError, ImpossiblePlan, UsageError, is_full
-from dsdoctor.core.files import read_limited, real_path, sha256_of, write_bytes
+from dsdoctor.core.files import open_new, open_regular, read_limited, real_path, sha256_of, write_bytes
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import DeepSpeed
 from dsdoctor.core.pip import OTHER_HASH, failed_fetch, run_pip, why_failed
 from dsdoctor.core.redaction import urls
 from dsdoctor.core.text import decode, encode
 from dsdoctor.core.workspace import private_folder
+from dsdoctor.core.zip_file import BadZip, read_bytes, read_entries
 
 
 def newest_sdist(sdists: Sequence[Path]) -> Path:
@@ -236,10 +237,10 @@ MAX_FILES = 200_000
 """DeepSpeed's sdist has 1,100 files and 10 MB, its whole repository 100 MB."""
 
 DAMAGE = (
-    *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError),
+    *(tarfile.TarError, BadZip, zlib.error, lzma.LZMAError),
     *(EOFError, OSError, ValueError, OverflowError, RuntimeError, NotImplementedError, KeyError),
 )
-"""What tarfile and zipfile raise for a damaged archive; RuntimeError is zipfile's for one with a password."""
+"""What a damaged archive raises where it is read."""
 
 SOURCES = "a DeepSpeed source can be"
 Parts = tuple[str, ...]
@@ -250,7 +251,7 @@ def unpack(archive: Path, folder: Path) -> None:
     staging = folder.with_name(f".{folder.name}.unpack")
     staging.mkdir(parents=True)
     try:
-        if zipfile.is_zipfile(archive):
+        if _is_zip(archive):
             _unzip(archive, staging)
         else:
             _untar(archive, staging, SOURCES)
@@ -287,13 +288,25 @@ def untar(archive: Path, folder: Path, *, largest: int, most: str) -> None:
         raise UsageError(f"{archive} is not a readable archive: {error}", hint="fetch it again") from None
 
 
+def _is_zip(archive: Path) -> bool:
+    """By its first bytes: behind a .tar.gz a zip's end record may stand, which some readers would go by."""
+    with open_regular(archive) as file:
+        return file.read(2) == b"PK"
+
+
 def _unzip(archive: Path, staging: Path) -> None:
-    with zipfile.ZipFile(archive) as file:
-        _refuse_too_large(archive, len(file.infolist()), sum(entry.file_size for entry in file.infolist()), SOURCES)
-        for name in file.namelist():
-            if name.startswith("/") or ".." in PurePosixPath(name).parts:
-                raise UsageError(f"{archive} holds {name!r}, which lies outside of it")
-        file.extractall(staging)  # noqa: S202 - every name was checked above, and zipfile writes no links
+    with open_regular(archive) as file:
+        entries = read_entries(file)
+        _refuse_too_large(archive, len(entries), sum(entry.size for entry in entries), SOURCES)
+        for entry in entries:
+            if stat.S_IFMT(entry.mode) not in {0, stat.S_IFREG, stat.S_IFDIR}:
+                raise UsageError(f"{archive} holds {entry.name!r}, which is not a file")
+        for entry in entries:
+            place = staging / entry.name
+            (place if entry.is_folder else place.parent).mkdir(parents=True, exist_ok=True)
+            if not entry.is_folder:
+                with open_new(place) as made:
+                    made.writelines(read_bytes(file, entry))
 
 
 def _untar(archive: Path, staging: Path, most: str, largest: int = MAX_UNPACKED_BYTES) -> None:

@@ -13,7 +13,6 @@ import os
 import posixpath
 import re
 import stat
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -42,6 +41,7 @@ from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import DeepSpeed
 from dsdoctor.core.redaction import GONE
 from dsdoctor.core.text import decode
+from dsdoctor.core.workspace import temporary_folder
 from dsdoctor.core.zip_file import AmbiguousZip, BadZip, Entry, read_bytes, read_entries
 
 OWN = frozenset({"deepspeed", "op_builder", "deepspeed.libs"})
@@ -301,10 +301,10 @@ def read_wheel(path: Path) -> DeepSpeed:
     if name != "deepspeed":
         raise UsageError(f"{path.name} is a wheel of {name}, not of deepspeed", hint="name a DeepSpeed wheel")
     try:
-        with open_regular(path) as file, tempfile.TemporaryDirectory(prefix="dsdoctor-") as folder:
+        with open_regular(path) as file, temporary_folder() as folder:
             entries = {entry.name: entry for entry in read_entries(file)}
             _refuse_malicious(entries, path)
-            facts = _read(file, entries, path, str(version), Path(folder))
+            facts = _read(file, entries, path, str(version), folder)
             return _with_name(facts, {tag.interpreter for tag in tags}, {tag.platform for tag in tags})
     except DoctorError:
         raise

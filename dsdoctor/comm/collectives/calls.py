@@ -413,7 +413,7 @@ ONE, ODD, LARGE, LARGEST = 1, 4099, 1 << 20, 1 << 24
 """Elements of a whole buffer: a single one, a prime number, 4 MiB and 64 MiB of float32."""
 
 MIB = 1 << 20
-MOST_ROOTS = 16
+MAX_ROOTS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -500,7 +500,7 @@ def _ends(found: list[ExchangeStep]) -> list[ExchangeStep]:
 def _sized(collective: Collective, dtype: str, total: int, world: int) -> list[ExchangeStep]:
     """A collective on a buffer of about so many elements (an odd number a chunk), from each root (from some in large worlds)."""
     elements = max(total // world, 1) | 1 if collective.split else total
-    spread = range(0, world, -(-world // MOST_ROOTS))
+    spread = range(0, world, -(-world // MAX_ROOTS))
     roots = sorted({*spread, world - 1}) if collective.rooted else [0]
     return [ExchangeStep(collective=collective, dtype=dtype, elements=elements, root=root) for root in roots]
 

@@ -7,14 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dsdoctor.comm.models import Claim, by_rank, named
-from dsdoctor.core.finding import Finding, step
+from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.rules import book
 
 # NCCL's log with NCCL_DEBUG=INFO, of one or several ranks -> facts. Judges nothing; only ``relevant_lines`` reads a file.
 #
 # Reads the formats of NCCL 2.12 to 2.30. Other lines in between, and prefixes of launchers, do not matter.
 
 
-LARGEST = 8 << 20
+MAX_LOG_BYTES = 8 << 20
 """Bytes of a rank's log that are read: NCCL writes what is needed during init."""
 
 LINE = re.compile(
@@ -65,7 +66,7 @@ def relevant_lines(folder: str, pid: int) -> str:
     kept: dict[str, None] = {}
     for path in Path(folder).glob(f"nccl.*.{pid}.log"):
         with contextlib.suppress(OSError), path.open("rb") as file:
-            lines = file.read(LARGEST).decode("utf-8", errors="replace").splitlines()
+            lines = file.read(MAX_LOG_BYTES).decode("utf-8", errors="replace").splitlines()
             kept |= dict.fromkeys(line for line in lines if RELEVANT.search(line))
     return "\n".join(kept)
 
@@ -160,7 +161,7 @@ def _edges(lines: list[tuple[str, str, str]], whole: set[str]) -> dict[str, str]
 # What NCCL wrote during a test -> findings. Looks at nothing.
 
 
-MOST_LINES = 8
+MAX_LINES = 8
 
 
 def examine(facts: NcclFacts, claims: tuple[Claim, ...]) -> tuple[Finding, ...]:
@@ -171,12 +172,12 @@ def examine(facts: NcclFacts, claims: tuple[Claim, ...]) -> tuple[Finding, ...]:
 def nccl_init_incomplete(facts: NcclFacts, claims: tuple[Claim, ...]) -> Iterator[Finding]:
     """A rank began NCCL's init and did not end it."""
     if facts.incomplete:
-        yield Finding.error(
+        yield book.finding(
             "nccl-init-incomplete",
-            f"{named(facts.incomplete, by_rank(claims))} began NCCL's init of {facts.world} ranks and did not end it",
-            evidence=(*(f"bootstrap over {name}" for name in facts.bootstrap[:2]), *facts.warnings[:MOST_LINES]),
-            fix="see that NCCL takes the interface that joins the hosts, and that all ports are open on it",
-            steps=(step("export NCCL_SOCKET_IFNAME=={interface}"), step("export NCCL_DEBUG=INFO")),
+            Severity.ERROR,
+            evidence=(*(f"bootstrap over {name}" for name in facts.bootstrap[:2]), *facts.warnings[:MAX_LINES]),
+            ranks=named(facts.incomplete, by_rank(claims)),
+            world=facts.world,
         )
 
 
@@ -189,18 +190,8 @@ def nccl_network_is_socket(facts: NcclFacts, claims: tuple[Claim, ...]) -> Itera
         if port.state == "ACTIVE"
     }
     if "Socket" in facts.networks and active and len(set(by_rank(claims))) > 1:
-        yield Finding.warning(
-            "nccl-network-is-socket",
-            f"NCCL uses TCP sockets, though {min(active)} is active",
-            evidence=facts.no_fabric or ("NCCL does not say why",),
-            fix="give the container the devices and the library, and take NCCL_IB_DISABLE out",
-            steps=(
-                step("ls /dev/infiniband"),
-                step("ibv_devinfo -l"),
-                step("sudo apt-get install libibverbs1 ibverbs-providers"),
-                step("docker run --device=/dev/infiniband --cap-add IPC_LOCK --ulimit memlock=-1 ..."),
-            ),
-        )
+        evidence = facts.no_fabric or ("NCCL does not say why",)
+        yield book.finding("nccl-network-is-socket", Severity.WARNING, evidence=evidence, port=min(active))
 
 
 def nccl_p2p_off(facts: NcclFacts, claims: tuple[Claim, ...]) -> Iterator[Finding]:
@@ -213,34 +204,29 @@ def nccl_p2p_off(facts: NcclFacts, claims: tuple[Claim, ...]) -> Iterator[Findin
             slow.append(f"{edge} via {transport}")
     if slow:
         off = [f"{name}={value}" for name, value in facts.variables.items() if name.startswith("NCCL_P2P_")]
-        yield (Finding.warning if off else Finding.note)(
+        yield book.finding(
             "nccl-p2p-off",
-            f"{len(slow)} of {len(facts.edges)} edges join GPUs of one host without P2P: {slow[0]}",
-            evidence=(*off, *facts.no_p2p[:2], *slow[:MOST_LINES]),
-            fix="see what joins the GPUs, and whether the driver offers P2P",
-            steps=(step("nvidia-smi topo -p2p r"),),
+            Severity.WARNING if off else Severity.NOTE,
+            evidence=(*off, *facts.no_p2p[:2], *slow[:MAX_LINES]),
+            count=len(slow),
+            total=len(facts.edges),
+            edge=slow[0],
         )
 
 
 def nccl_direct_rdma_off(facts: NcclFacts, _: tuple[Claim, ...]) -> Iterator[Finding]:
     """InfiniBand is used, and the network cards cannot read the GPUs' memory."""
     if facts.direct is False and facts.hcas:
-        yield Finding.warning(
-            "nccl-direct-rdma-off",
-            f"GPU Direct RDMA is off for some of {', '.join(facts.hcas[:MOST_LINES])}",
-            fix="load the module, and see how far card and GPU are apart",
-            steps=(step("sudo modprobe nvidia_peermem"), step("nvidia-smi topo -m")),
-        )
+        yield book.finding("nccl-direct-rdma-off", Severity.WARNING, adapters=facts.hcas[:MAX_LINES])
 
 
 def nccl_warned(facts: NcclFacts, _: tuple[Claim, ...]) -> Iterator[Finding]:
     """NCCL wrote warnings during the test."""
     lines = facts.warnings
     if lines:
-        yield Finding.note(
-            "nccl-warned",
-            f"NCCL wrote {len(lines)} different warnings, the first: {lines[0][:160]}",
-            evidence=tuple(line[:300] for line in lines[:MOST_LINES]),
+        evidence = tuple(line[:300] for line in lines[:MAX_LINES])
+        yield book.finding(
+            "nccl-warned", Severity.NOTE, case="lines", evidence=evidence, count=len(lines), line=lines[0][:160]
         )
 
 

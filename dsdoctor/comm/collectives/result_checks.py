@@ -6,10 +6,11 @@ from itertools import chain
 
 from dsdoctor.comm.models import named
 from dsdoctor.comm.results import Exchange
-from dsdoctor.core.finding import Finding, step
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.text import and_more, and_more_lines
+from dsdoctor.rules import book
 
-SHOWN = 6
+MAX_SHOWN = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,22 +44,19 @@ def examine(exchanges: Mapping[int, Sequence[Exchange]], hosts: Sequence[str] = 
 
 def data_is_wrong(results: RankExchanges) -> Iterator[Finding]:
     """A collective ended well and its result is wrong."""
-    if not results.wrong:
-        return
-    names = _joined(results, results.senders[:SHOWN])
-    first_rank, first = results.wrong[0]
-    what = f"{first.op} of {first.dtype} is wrong on {named((first_rank,), results.hosts)}"
-    yield Finding.error(
-        "data-is-wrong",
-        f"the data of {names} arrives wrong: {what}" if names else f"{what}; the rank that sent it is not known",
-        evidence=_told(results),
-        fix=f"take {names} out of the job, and test its memory and links"
-        if names
-        else "repeat the test with --full; then with these one at a time: the setting that helps shows the layer",
-        steps=()
-        if len(results.senders) == 1
-        else (step("NCCL_P2P_DISABLE=1 dsdoctor comm --full"), step("NCCL_PROTO=Simple dsdoctor comm --full")),
-    )
+    if results.wrong:
+        first_rank, first = results.wrong[0]
+        yield book.finding(
+            "data-is-wrong",
+            Severity.ERROR,
+            case="" if results.senders else "unknown-sender",
+            evidence=_told(results),
+            steps=() if len(results.senders) == 1 else None,
+            senders=_joined(results, results.senders[:MAX_SHOWN]),
+            op=first.op,
+            dtype=first.dtype,
+            rank=named((first_rank,), results.hosts),
+        )
 
 
 def collective_not_available(results: RankExchanges) -> Iterator[Finding]:
@@ -69,10 +67,13 @@ def collective_not_available(results: RankExchanges) -> Iterator[Finding]:
             lacking.setdefault(exchange.skipped, []).append(f"{exchange.op} of {exchange.dtype}")
     for reason, what in lacking.items():
         calls = list(dict.fromkeys(what))
-        yield Finding.note(
+        yield book.finding(
             "collective-not-available",
-            f"{and_more(calls, 1)} was not tested: {reason}",
-            evidence=calls[1 : 1 + SHOWN],
+            Severity.NOTE,
+            case="skipped",
+            evidence=calls[1 : 1 + MAX_SHOWN],
+            call=and_more(calls, 1),
+            reason=reason,
         )
 
 
@@ -88,7 +89,7 @@ def _told(results: RankExchanges) -> tuple[str, ...]:
             f"on {where}: {exchange.op} {exchange.dtype} x {exchange.elements}: first wrong at index {wrong.index},"
             f" {_value(wrong.got)} for {wrong.want:.10g}, {wrong.count} wrong{came}; whose: {whose}"
         )
-    return and_more_lines(lines, SHOWN)
+    return and_more_lines(lines, MAX_SHOWN)
 
 
 def _joined(results: RankExchanges, ranks: Sequence[int]) -> str:

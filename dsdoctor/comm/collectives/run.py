@@ -132,13 +132,13 @@ def _changed(mine: Any, call: CollectiveCall) -> Wrong | None:
 # Every rank of the group calls ``follow_up`` for the same step, also a rank that saw nothing wrong.
 
 
-MOST_PLACES = 4
+MAX_PLACES = 4
 """Wrong places of a result that are examined: each may have another cause."""
 
-MOST_GATHERED = 1 << 22
+MAX_GATHERED = 1 << 22
 """Elements that are gathered to see whose arrive wrong."""
 
-MOST_SEEN = 1000
+MAX_COMPARED = 1000
 """Errors of one repeat that are compared with those of the others."""
 
 Errors = dict[int, float]
@@ -179,20 +179,20 @@ def _errors(group: RankGroup, step: ExchangeStep, inverted: frozenset[int] = fro
     if call.dtype != "int64":
         got, want = got.double(), replace(want, values=want.values.double())
     places = (got != want.values).nonzero().flatten().tolist()
-    return {place: (got[place] - want.values[place]).item() for place in places[:MOST_SEEN]}
+    return {place: (got[place] - want.values[place]).item() for place in places[:MAX_COMPARED]}
 
 
 def _gathered(group: RankGroup, step: ExchangeStep) -> set[int]:
     """The ranks whose input arrives wrong when it is only moved."""
     call = step.call(group)
-    call = replace(call, elements=max(min(step.collective.length(call), MOST_GATHERED // group.world), 1))
+    call = replace(call, elements=max(min(step.collective.length(call), MAX_GATHERED // group.world), 1))
     wrong = compare(all_gather(call, call.mine(call.elements)), of_all(call), call)
     return set(wrong.whose) if wrong else set()
 
 
 def _spelt(group: RankGroup, step: ExchangeStep, errors: Errors) -> set[int]:
     """The ranks whose inversion changes the errors; every rank repeats all, whatever it saw itself."""
-    places = sorted(errors)[:MOST_PLACES]
+    places = sorted(errors)[:MAX_PLACES]
     numbers: dict[int, int | None] = dict.fromkeys(places, 0)
     for digit, (ones, zeros) in enumerate(inverse_sets(group.world)):
         with_ones, with_zeros = _errors(group, step, ones), _errors(group, step, zeros)

@@ -14,24 +14,26 @@ from dsdoctor.comm.mesh.checks import CHECKS as MESH_CHECKS
 from dsdoctor.comm.mesh.matrix import Mesh
 from dsdoctor.comm.models import Claim, named
 from dsdoctor.comm.results import ConnectOutcome, Reach, SkippedStep, Stuck
-from dsdoctor.core.finding import Finding, Step, step
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.processes import LETTERS
+from dsdoctor.ranks.failure import is_peer_disconnect
 from dsdoctor.ranks.nodelist import in_words
+from dsdoctor.rules import book
 
 # Where every rank was when an exchange was ended: who died, stopped, vanished, raised, or is not where the others are.
 #
 # When a single rank fails, all others fail too, at once or later, and their errors do not name it.
 
 
-MOST_RECORDED = 4
+MAX_RECORDED = 4
 STOPPED = frozenset("Tt")
 """The kernel's letters for a process that a signal or a debugger has stopped."""
 CONSEQUENCE = re.compile(
-    r"connection (was |has been )?(closed|reset|refused|lost)|closed by peer|broken pipe|timed? ?out|remote process|"
+    r"connection (was |has been )?(closed|reset|refused|lost)|timed? ?out|"
     r"ncclRemoteError|ncclSystemError|socket|network error|op\.preamble|DistNetworkError|DistStoreError",
     re.IGNORECASE,
 )
-"""What a library raises when another rank is gone, late, or in another exchange: such an error is no cause."""
+"""What a library raises when another rank is late, in another exchange, or disconnected (``ranks.failure`` knows the rest)."""
 TRANSPORT = re.compile(
     r'File "[^"]*(/torch/(distributed|cuda)/|/deepspeed/comm/|/dsdoctor/comm/(torch_ops|collectives/calls)\.py")'
 )
@@ -39,7 +41,7 @@ TRANSPORT = re.compile(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trouble:
+class FailedExchange:
     """An exchange that did not end well. ``stuck`` are the ranks that reported where they were, ``silent`` those that did
     not and how a connection to them ended; ``left_out`` the steps that a rank did not take part in; ``reaches`` are the
     connections that were tried again after it, ``before`` those of the mesh; ``waited`` is how long nothing moved; ``lossy``
@@ -59,7 +61,7 @@ class Trouble:
     def who(self, rank: int) -> str:
         """A rank with host and pid."""
         claim = next((claim for claim in self.claims if claim.rank == rank), None)
-        return f"rank {rank} ({claim.host}, pid {claim.pid})" if claim else f"rank {rank}"
+        return claim.process if claim else f"rank {rank}"
 
     def host(self, rank: int) -> str:
         """The host of a rank."""
@@ -114,7 +116,7 @@ class Trouble:
         own = [
             stuck
             for stuck in self.stuck
-            if stuck.error and not stuck.ended and stuck.step < before and not CONSEQUENCE.search(stuck.error)
+            if stuck.error and not stuck.ended and stuck.step < before and not is_consequence(stuck.error)
         ]
         left = [
             Stuck(rank=rank, at=skipped.at, step=skipped.step, seconds=0.0, error=skipped.reason)
@@ -155,7 +157,7 @@ class Trouble:
         return tuple(
             f"torch's flight recorder: {named(tuple(sorted(ranks)), ())} began {number} collectives, the last {operation}"
             for (number, operation), ranks in sorted(last.items())
-        )[:MOST_RECORDED]
+        )[:MAX_RECORDED]
 
     @property
     def before_it(self) -> tuple[Stuck, ...]:
@@ -170,47 +172,53 @@ class Trouble:
         return bool(self.dead or self.stopped or self.cut or self.raised)
 
 
-def rank_died(trouble: Trouble) -> Iterator[Finding]:
+def is_consequence(error: str) -> bool:
+    """Whether an error only shows that another rank is gone, late, or in another exchange: it is no cause.
+
+    >>> is_consequence("Connection closed by peer [10.0.0.1]:58043"), is_consequence("ValueError: batch 7 is empty")
+    (True, False)
+    """
+    return is_peer_disconnect(error) or CONSEQUENCE.search(error) is not None
+
+
+def rank_died(trouble: FailedExchange) -> Iterator[Finding]:
     """The process of a rank ended in the middle of the test."""
-    by_cause: dict[tuple[str, str, str, str], list[int]] = defaultdict(list)
+    by_end: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for rank in () if trouble.raised else trouble.dead:
         told = next((stuck for stuck in trouble.stuck if stuck.rank == rank and stuck.ended), None)
-        how = told.ended if told else "its host answers, and nothing listens on its port any more"
-        cause = f": {told.cause}" if told and told.cause else ""
-        perhaps = f"; {told.perhaps}" if told and told.perhaps else ""
-        by_cause[f" in {told.at}" if told else "", how or "", cause, perhaps].append(rank)
-    for (where, how, cause, perhaps), ranks in by_cause.items():
-        hosts = in_words(trouble.host(rank) for rank in ranks)
-        yield Finding.error(
+        by_end[(told.at, told.ended or "", told.cause, told.perhaps) if told else ("", "", "", "")].append(rank)
+    for (at, how, limit, perhaps), ranks in by_end.items():
+        yield book.finding(
             "rank-died",
-            f"{_who(trouble, ranks)} died{where} during {trouble.what}: {how}{cause}{perhaps}",
+            Severity.ERROR,
+            case="port-closed" if not how else "limit" if limit else "perhaps" if perhaps else "",
             evidence=_others(trouble, set(ranks)),
-            fix=f"give it more there, on {hosts}" if cause else f"see on {hosts} what ended it",
-            steps=(step("dmesg -T | grep -iE 'killed process|oom|xid' | tail"),),
+            ranks=_who(trouble, ranks),
+            at=at,
+            phase=trouble.what,
+            how=how,
+            limit=limit,
+            perhaps=perhaps,
+            hosts=in_words(trouble.host(rank) for rank in ranks),
         )
 
 
-def rank_stopped(trouble: Trouble) -> Iterator[Finding]:
+def rank_stopped(trouble: FailedExchange) -> Iterator[Finding]:
     """The process of a rank is there and does not run."""
-    by_cause: dict[str, list[int]] = defaultdict(list)
+    by_state: dict[str | None, list[int]] = defaultdict(list)
     for rank in trouble.stopped:
         told = next((stuck for stuck in trouble.stuck if stuck.rank == rank), None)
-        by_cause[LETTERS.get(told.process, "") if told else "its port accepts connections, and nothing answers"].append(
-            rank
-        )
-    for how, ranks in by_cause.items():
-        verb = "does" if len(ranks) == 1 else "do"
-        yield Finding.error(
+        by_state[LETTERS.get(told.process, "") if told else None].append(rank)
+    for state, ranks in by_state.items():
+        yield book.finding(
             "rank-stopped",
-            f"{_who(trouble, ranks)} {verb} not run during {trouble.what}: {how}",
+            Severity.ERROR,
+            case="silent" if state is None else "",
             evidence=_others(trouble, set(ranks)),
-            fix="let it continue, or find out what stopped it",
-            steps=(
-                step(
-                    "ssh {host} 'ps -eo pid,stat,wchan:32,args | grep dsdoctor.comm'",
-                    host=trouble.host(ranks[0]),
-                ),
-            ),
+            ranks=_who(trouble, ranks),
+            phase=trouble.what,
+            state=state,
+            host=trouble.host(ranks[0]),
         )
 
 
@@ -218,24 +226,21 @@ def supervisor_stopped(who: dict[int, str], states: dict[int, str]) -> Iterator[
     """The first process of a rank is stopped, while the rank itself exchanges well."""
     for rank, letter in sorted(states.items()):
         if letter in STOPPED:
-            yield Finding.error(
-                "supervisor-stopped",
-                f"{who[rank]}: the process that the launcher started is {LETTERS[letter]}; the launcher will wait for it",
-                fix="let it continue, or find out what stopped it",
-                steps=(step("ps -eo pid,stat,wchan:32,args | grep dsdoctor.comm"),),
-            )
+            yield book.finding("supervisor-stopped", Severity.ERROR, rank=who[rank], state=LETTERS[letter])
 
 
-def host_vanished(trouble: Trouble) -> Iterator[Finding]:
+def host_vanished(trouble: FailedExchange) -> Iterator[Finding]:
     """A host that was reached before is not reached any more."""
     lost = sorted({trouble.host(rank) for rank in trouble.cut})
     if len(lost) > 1 and set(lost) == set(trouble.hosts) - {trouble.host(0)}:
-        yield Finding.error(
+        yield book.finding(
             "host-vanished",
-            f"{trouble.host(0)} with rank 0 reaches none of the other {len(lost)} hosts any more, during {trouble.what}",
+            Severity.ERROR,
+            case="rank-zero",
             evidence=tuple(f"{host}: {trouble.silent[rank].value}" for rank, host in _one_each(trouble))[:4],
-            fix=f"look at the link of {trouble.host(0)} and at the switch",
-            steps=(step("ip -br link"),),
+            host=trouble.host(0),
+            count=len(lost),
+            phase=trouble.what,
         )
         return
     by_outcome: dict[str, list[str]] = defaultdict(list)
@@ -244,28 +249,29 @@ def host_vanished(trouble: Trouble) -> Iterator[Finding]:
         by_outcome[trouble.silent[first].value].append(host)
     for outcome, hosts in by_outcome.items():
         ranks = tuple(rank for rank in trouble.cut if trouble.host(rank) in hosts)
-        verbs = ("was", "is") if len(hosts) == 1 else ("were", "are")
-        yield Finding.error(
+        yield book.finding(
             "host-vanished",
-            f"{in_words(hosts)} with {named(ranks, ())} {verbs[0]} there and {verbs[1]} not reached any more, during "
-            f"{trouble.what}: {outcome}",
+            Severity.ERROR,
             evidence=_others(trouble, set(ranks)),
-            fix="see whether it is up, and look at its link and at the switch",
-            steps=(step("ping -c 3 {host}", host=hosts[0]),),
+            hosts=in_words(hosts),
+            ranks=named(ranks, ()),
+            phase=trouble.what,
+            outcome=outcome,
+            host=hosts[0],
         )
 
 
-def _who(trouble: Trouble, ranks: Sequence[int]) -> str:
+def _who(trouble: FailedExchange, ranks: Sequence[int]) -> str:
     """One rank with its process, several with their hosts."""
     return trouble.who(ranks[0]) if len(ranks) == 1 else named(tuple(ranks), trouble.hosts)
 
 
-def _one_each(trouble: Trouble) -> list[tuple[int, str]]:
+def _one_each(trouble: FailedExchange) -> list[tuple[int, str]]:
     """One rank of each host that is cut off."""
     return [(rank, host) for host, rank in {trouble.host(rank): rank for rank in trouble.cut}.items()]
 
 
-def link_cut(trouble: Trouble) -> Iterator[Finding]:
+def link_cut(trouble: FailedExchange) -> Iterator[Finding]:
     """An exchange hangs because two hosts do not reach each other any more.
 
     All ranks are alive; those of two hosts cannot connect. The findings of the repeated mesh say in which direction."""
@@ -277,23 +283,27 @@ def link_cut(trouble: Trouble) -> Iterator[Finding]:
         yield from check(mesh)
 
 
-def rank_raised(trouble: Trouble) -> Iterator[Finding]:
+def rank_raised(trouble: FailedExchange) -> Iterator[Finding]:
     """A rank raised an error of its own in an exchange. The others wait for it there, or lost their connection to it."""
     told: set[int] = set()
     for raised in trouble.raised:
         if raised.rank in told:
             continue
         told.add(raised.rank)
-        yield Finding.error(
+        yield book.finding(
             "rank-raised",
-            f"{trouble.who(raised.rank)} raised an error in {raised.at}: {_line(raised.error)}{_cause(raised)}",
+            Severity.ERROR,
+            case="limit" if raised.cause else "",
             evidence=(*raised.stack[:4], *_others(trouble, {raised.rank})),
-            fix="raise that limit" if raised.cause else "read the error; that rank's log holds the whole of it",
-            steps=() if raised.cause else _to_log(raised.rank),
+            rank=trouble.who(raised.rank),
+            at=raised.at,
+            error=_line(raised.error),
+            limit=raised.cause,
+            log=_log(raised.rank),
         )
 
 
-def rank_behind(trouble: Trouble) -> Iterator[Finding]:
+def rank_behind(trouble: FailedExchange) -> Iterator[Finding]:
     """A rank has not begun the exchange in which the others wait for it."""
     if trouble.explained:
         return
@@ -301,30 +311,32 @@ def rank_behind(trouble: Trouble) -> Iterator[Finding]:
     others = [other for other in trouble.waiting if other not in late]
     inside = [other for other in others if other not in trouble.before_it] or others
     ahead = max(inside, key=lambda other: (other.step, other.sequence or 0), default=None)
-    by_where: dict[str, list[Stuck]] = defaultdict(list)
-    for behind in late if ahead else ():
-        by_where[_where(behind, ahead)].append(behind)
-    for where, those in by_where.items():
-        assert ahead is not None
-        yield Finding.error(
+    if ahead is None:
+        return
+    by_where: dict[tuple[object, ...], list[Stuck]] = defaultdict(list)
+    for one in late:
+        earlier = one.step < ahead.step
+        place = one.at if earlier else _frame(one) if one.stack else one.sequence
+        by_where[earlier, one.process, place].append(one)
+    for those in by_where.values():
+        first = those[0]
+        yield book.finding(
             "rank-behind",
-            f"{_who(trouble, [one.rank for one in those])} {where}, while rank {ahead.rank} waits in {ahead.at}",
-            evidence=(*those[0].stack[:6], *trouble.recorded),
-            fix="its stack says what it waits for; a device that does not answer shows as state D",
+            Severity.ERROR,
+            case="" if first.step < ahead.step else "outside" if first.stack else "fewer-begun",
+            evidence=(*first.stack[:6], *trouble.recorded),
+            ranks=_who(trouble, [one.rank for one in those]),
+            at=first.at,
+            state=LETTERS.get(first.process, "alive"),
+            frame=_frame(first) if first.stack else None,
+            count=first.sequence,
+            ahead=ahead.rank,
+            ahead_count=ahead.sequence,
+            exchange=ahead.at,
         )
 
 
-def _where(behind: Stuck, ahead: Stuck | None) -> str:
-    """Where a rank is for which another one waits."""
-    state = LETTERS.get(behind.process, "alive")
-    if ahead is None or behind.step < ahead.step:
-        return f"is still in {behind.at} ({state})"
-    if behind.stack:
-        return f"stands in {_frame(behind)} ({state})"
-    return f"has begun {behind.sequence} collectives ({state}), rank {ahead.rank} {ahead.sequence}"
-
-
-def exchange_hangs(trouble: Trouble) -> Iterator[Finding]:
+def exchange_hangs(trouble: FailedExchange) -> Iterator[Finding]:
     """All ranks are alive and in the same exchange, and nothing moves."""
     waiting = trouble.waiting
     if trouble.explained or trouble.behind or trouble.before_it or trouble.fewer_begun or any(link_cut(trouble)):
@@ -333,24 +345,24 @@ def exchange_hangs(trouble: Trouble) -> Iterator[Finding]:
         # the others then wait for a rank whose exchange was broken off
         return
     inside = all(stuck.stack and TRANSPORT.match(stuck.stack[0]) for stuck in waiting)
-    tcp = ", and plain TCP between them works" if trouble.reaches else ""
-    unseen = "" if inside else "; where each of them stands could not be seen"
-    yield Finding.error(
+    tried = bool(trouble.reaches)
+    yield book.finding(
         "exchange-hangs",
-        _after_loss(trouble)
-        + f"{named(tuple(sorted(stuck.rank for stuck in waiting)), trouble.hosts)} hang in {waiting[0].at} "
-        f"({trouble.backend}){tcp}{unseen}",
-        evidence=(f"nothing moved for {trouble.waited:.0f} s", *waiting[0].stack[:4], *trouble.recorded),
-        fix=LOSS_FIRST
+        Severity.ERROR,
+        case="packets-lost"
         if trouble.lossy
-        else "look at the interface the library chose"
+        else ("" if tried else "tcp-untried")
         if inside
-        else "see what the ranks' stacks say",
-        steps=LOSS_STEPS if trouble.lossy else (step("python -m dsdoctor comm --full"), step("export NCCL_DEBUG=INFO")),
+        else ("unseen" if tried else "tcp-untried-unseen"),
+        evidence=(f"nothing moved for {trouble.waited:.0f} s", *waiting[0].stack[:4], *trouble.recorded),
+        loss=next(iter(trouble.lossy), None),
+        ranks=named(tuple(sorted(stuck.rank for stuck in waiting)), trouble.hosts),
+        at=waiting[0].at,
+        backend=trouble.backend,
     )
 
 
-def exchange_fails(trouble: Trouble) -> Iterator[Finding]:
+def exchange_fails(trouble: FailedExchange) -> Iterator[Finding]:
     """A library broke off an exchange, and no rank died, vanished or raised an error of its own."""
     if trouble.explained or trouble.behind:
         return
@@ -358,33 +370,22 @@ def exchange_fails(trouble: Trouble) -> Iterator[Finding]:
     if not failed:
         return
     first = failed[0]
-    yield Finding.error(
+    yield book.finding(
         "exchange-fails",
-        f"{_after_loss(trouble)}{trouble.who(first.rank)}: {first.at}: {_line(first.error)}",
+        Severity.ERROR,
+        case="packets-lost" if trouble.lossy else "",
         evidence=tuple(f"rank {stuck.rank} in {stuck.at}: {_line(stuck.error)}" for stuck in failed[1:5]),
-        fix=LOSS_FIRST if trouble.lossy else "the log of that rank holds the whole message",
-        steps=LOSS_STEPS if trouble.lossy else _to_log(first.rank),
+        loss=next(iter(trouble.lossy), None),
+        rank=trouble.who(first.rank),
+        at=first.at,
+        error=_line(first.error),
+        log=_log(first.rank),
     )
 
 
-LOSS_FIRST = (
-    "mend the loss of packets first: see the counters of errors and drops on both ends and on the switch between"
-)
-LOSS_STEPS = (step("ip -s link"), step("ethtool -S INTERFACE | grep -E 'err|drop|crc'"))
-
-
-def _after_loss(trouble: Trouble) -> str:
-    """What breaks off where packets are lost is its consequence; no other cause is known."""
-    return f"{trouble.lossy[0]}; after that " if trouble.lossy else ""
-
-
-def _cause(stuck: Stuck) -> str:
-    return f" ({stuck.cause})" if stuck.cause else ""
-
-
-def _to_log(rank: int) -> tuple[Step, ...]:
-    log = f"comm-out/rank-{rank:05d}.log"
-    return step("python -m dsdoctor comm --quick --out comm-out"), step("python -m dsdoctor diagnose {log}", log=log)
+def _log(rank: int) -> str:
+    """Where the command of the step before it writes the log of a rank."""
+    return f"comm-out/rank-{rank:05d}.log"
 
 
 def _frame(stuck: Stuck) -> str:
@@ -397,7 +398,7 @@ def _frame(stuck: Stuck) -> str:
     return f"{found[3]} ({found[1]}, line {found[2]})" if found else stuck.stack[0]
 
 
-def _others(trouble: Trouble, named_already: set[int]) -> tuple[str, ...]:
+def _others(trouble: FailedExchange, named_already: set[int]) -> tuple[str, ...]:
     """What some of the other ranks saw meanwhile."""
     others = [stuck for stuck in trouble.stuck if stuck.rank not in named_already and not stuck.ended]
     waiting = [

@@ -3,6 +3,8 @@
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -14,8 +16,8 @@ from dsdoctor.comm.control import phases as node_phases
 from dsdoctor.comm.control.data_process import ForkServer
 from dsdoctor.comm.control.member import Member
 from dsdoctor.comm.control.messages import Briefing, News, Phase, PhaseLog
-from dsdoctor.comm.control.phases import ARRIVAL, LONGEST_ARRIVAL
-from dsdoctor.comm.control.test_state import TestRun, release, time_used_up
+from dsdoctor.comm.control.phases import ARRIVAL, MAX_ARRIVAL_SECONDS
+from dsdoctor.comm.control.test_state import TestRun, release
 from dsdoctor.comm.local.checks import blamed, is_tiny, too_little
 from dsdoctor.comm.local.interfaces import limit
 from dsdoctor.comm.models import CommPhase, PhaseState
@@ -24,10 +26,11 @@ from dsdoctor.comm.rendezvous.absent_checks import Absent
 from dsdoctor.comm.rendezvous.checks import addresses_of, reverse_lookup
 from dsdoctor.comm.rendezvous.heartbeat import Door
 from dsdoctor.comm.rendezvous.notices import Notice, NoticeListener, send_notice
-from dsdoctor.comm.rendezvous.store import Unreached, Wait, open_board
+from dsdoctor.comm.rendezvous.store import StoreUnreachable, Wait, open_board
 from dsdoctor.comm.results import ConnectOutcome, Report, ended, verdict
-from dsdoctor.core.finding import Finding, step
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.processes import redirect
+from dsdoctor.rules import book
 
 # Rank 0 leads the test: runs the phases in order, and makes the Report.
 
@@ -80,9 +83,9 @@ def _untested(test_run: TestRun) -> tuple[Finding, ...]:
     tried = any(phase.phase is CommPhase.RIGHT and phase.state is not PhaseState.SKIPPED for phase in phases)
     if tried or test_run.phase_log.broken:
         return ()
-    title = f"the deadline of {test_run.settings.deadline:g} s came before the collectives were tested"
-    spent = tuple(f"{phase.phase.value}: {phase.seconds:.1f} s" for phase in phases if phase.seconds > 0.5)
-    return tuple(time_used_up(title, grave=True, evidence=spent))
+    spent = [f"{phase.phase.value}: {phase.seconds:.1f} s" for phase in phases if phase.seconds > 0.5]
+    deadline = f"{test_run.settings.deadline:g}"
+    return (book.finding("time-used-up", Severity.ERROR, case="untested", evidence=spent, seconds=deadline),)
 
 
 def report(test_run: TestRun) -> Report:
@@ -164,20 +167,20 @@ def control(briefing: Briefing, pipe: BinaryIO, shown: Callable[[], None], door:
         import torch.distributed as dist
     except Exception as error:
         # a broken torch may raise anything; the reason becomes this rank's finding
-        _cannot_come(briefing, torch_unusable(briefing, error), say)
+        _cannot_come(briefing, partial(torch_unusable, error=error), say)
         return
     backend, has_nccl = briefing.settings.backend, dist.is_nccl_available()
     if backend == "auto":
         backend = "nccl" if briefing.local.gpus and has_nccl else "gloo"
     if backend == "nccl" and not has_nccl:
-        _cannot_come(briefing, nccl_unavailable(briefing), say)
+        _cannot_come(briefing, nccl_unavailable, say)
         return
     fork_server = ForkServer(door.close) if door else ForkServer()
     say(News(at="reaching the store of rank 0"))
     latest = briefing.began + briefing.settings.deadline - RESERVE
     wait = Wait(seconds=_arrival(briefing), latest=latest, say=lambda at: say(News(at=at)))
     board = open_board(briefing.rank, wait, door)
-    if isinstance(board, Unreached):
+    if isinstance(board, StoreUnreachable):
         say(News(alone=_alone(briefing, board)))
         return
     member = Member(briefing, board, fork_server, backend, say)
@@ -196,13 +199,13 @@ def _arrived(member: Member, briefing: Briefing) -> bool:
     except Exception as error:
         # torch raises another type in each release
         print(f"{type(error).__name__}: {error}", flush=True)
-        gone = Unreached(outcome=ConnectOutcome.CUT_OFF, seconds=time.monotonic() - briefing.began, ended=True)
+        gone = StoreUnreachable(outcome=ConnectOutcome.CUT_OFF, seconds=time.monotonic() - briefing.began, ended=True)
         member.say(News(alone=_alone(briefing, gone)))
         return False
     return True
 
 
-def _alone(briefing: Briefing, why: Unreached) -> tuple[Finding, ...]:
+def _alone(briefing: Briefing, why: StoreUnreachable) -> tuple[Finding, ...]:
     """What a rank finds that did not reach the board. A rank 0 with another port hears it: it would wait."""
     rank, local = briefing.rank, briefing.local
     resolved = addresses_of(rank.master)
@@ -216,51 +219,40 @@ def _alone(briefing: Briefing, why: Unreached) -> tuple[Finding, ...]:
     )
     found = tuple(finding for check in absent_checks.CHECKS for finding in check(absent))
     if absent.case == "port differs" and why.rank_zero:
-        why_not = found[0].title.partition(": ")[2]
-        notice = Notice(run=rank.run, rank=rank.rank, host=local.hostname, why=why_not, port=rank.port)
+        (why_not,) = absent_checks.master_port_differs(replace(absent, named=False))
+        notice = Notice(run=rank.run, rank=rank.rank, host=local.hostname, why=why_not.title, port=rank.port)
         if send_notice(rank.master, why.rank_zero.port, notice, seconds=AFTER_NOTICE, stay=AFTER_NOTICE):
             time.sleep(AFTER_NOTICE)
     return found
 
 
-def _cannot_come(briefing: Briefing, found: tuple[Finding, ...], say: Callable[[News], None]) -> None:
-    """Say why this rank cannot come: to rank 0 first, for a launcher ends all ranks when one has ended."""
-    cause = too_little(briefing.rank, briefing.local, backend=briefing.settings.backend) or found
-    # the title begins with who it is, which rank 0 says by itself
-    why = cause[0].title.partition(": ")[2]
+def _cannot_come(briefing: Briefing, finding: Callable[[str], Finding], say: Callable[[News], None]) -> None:
+    """Say why this rank cannot come: to rank 0 first, for a launcher ends all ranks when one has ended. ``finding`` is given how
+    its title begins: rank 0 says by itself who it is."""
+    rank, local = briefing.rank, briefing.local
+    limits = too_little(rank, local, backend=briefing.settings.backend, who="")
+    why = limits[0] if limits else finding("")
     stay = briefing.began + briefing.settings.deadline - RESERVE - AFTER_NOTICE - time.monotonic()
-    rank = briefing.rank
-    notice = Notice(run=rank.run, rank=rank.rank, host=briefing.local.hostname, why=why, port=rank.port)
+    notice = Notice(run=rank.run, rank=rank.rank, host=local.hostname, why=why.title, port=rank.port)
     if rank.rank and send_notice(rank.master, rank.port, notice, seconds=_arrival(briefing), stay=max(stay, 0.0)):
         time.sleep(AFTER_NOTICE)
-    say(News(alone=found))
+    say(News(alone=(finding(f"rank {rank.rank} ({local.hostname}): "),)))
 
 
-def torch_unusable(briefing: Briefing, error: Exception) -> tuple[Finding, ...]:
+def torch_unusable(who: str, error: Exception) -> Finding:
     """torch cannot be imported by this rank's Python."""
-    said = " ".join(str(error).split())[:200]
-    return (
-        Finding.error(
-            "torch-unusable",
-            f"rank {briefing.rank.rank} ({briefing.local.hostname}): torch cannot be imported: {said}",
-            evidence=(f"by the Python of that rank: {type(error).__name__}",),
-            fix="install torch there, or start the rank with the right Python",
-            steps=(step("python -c 'import torch'"),),
-        ),
+    return book.finding(
+        "torch-unusable",
+        Severity.ERROR,
+        evidence=(f"by the Python of that rank: {type(error).__name__}",),
+        who=who,
+        error=" ".join(str(error).split())[:200],
     )
 
 
-def nccl_unavailable(briefing: Briefing) -> tuple[Finding, ...]:
+def nccl_unavailable(who: str) -> Finding:
     """NCCL was asked for, and this rank's torch has none."""
-    return (
-        Finding.error(
-            "nccl-unavailable",
-            f"rank {briefing.rank.rank} ({briefing.local.hostname}): --backend nccl was asked for, and "
-            "its torch has no NCCL",
-            fix="test with gloo, or install a CUDA build of torch",
-            steps=(step("python -m dsdoctor comm --backend gloo"),),
-        ),
-    )
+    return book.finding("nccl-unavailable", Severity.ERROR, who=who)
 
 
 def _follow(member: Member, briefing: Briefing) -> None:
@@ -268,7 +260,7 @@ def _follow(member: Member, briefing: Briefing) -> None:
     until = briefing.began + briefing.settings.deadline + MARGIN
     try:
         if holders := member.displaced(until):
-            held = Unreached(
+            held = StoreUnreachable(
                 outcome=ConnectOutcome.STRANGER, seconds=time.monotonic() - briefing.began, holders=holders
             )
             member.say(News(alone=_alone(briefing, held)))
@@ -297,5 +289,5 @@ def _lead(member: Member, briefing: Briefing, notices: NoticeListener, shown: Ca
 
 def _arrival(briefing: Briefing) -> float:
     """Seconds in which the board must be reached, counted from the start of the rank."""
-    whole = min(briefing.settings.deadline * ARRIVAL, LONGEST_ARRIVAL)
+    whole = min(briefing.settings.deadline * ARRIVAL, MAX_ARRIVAL_SECONDS)
     return max(whole - (time.monotonic() - briefing.began), 1.0)

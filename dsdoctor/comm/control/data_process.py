@@ -197,8 +197,8 @@ TASKS: dict[CommPhase, Callable[[RankGroup, Do, _MessageSender], ExchangeResult]
 # A new data process so takes milliseconds, and inherits no thread, no connection and no CUDA context.
 
 
-LARGEST = 1 << 20
-SOON = timedelta(seconds=2)
+MAX_MESSAGE_BYTES = 1 << 20
+SHORT_TIMEOUT = timedelta(seconds=2)
 """For a connection to this very process."""
 REAPING = 0.05
 
@@ -226,7 +226,7 @@ class Data:
         """The messages that came since the last call."""
         while select.select([self._channel], [], [], 0)[0]:
             try:
-                part = self._channel.recv(LARGEST)
+                part = self._channel.recv(MAX_MESSAGE_BYTES)
             except OSError:
                 return
             if not part:
@@ -308,7 +308,7 @@ class ForkServer:
     def _receive(self) -> tuple[int, int | None]:
         message = self._mine.recv(256)
         if not message:
-            raise ConnectionError("the process that starts data processes is gone")
+            raise ConnectionError("the process that starts data processes has ended")
         pid, status = msgspec.json.decode(message, type=tuple[int, int | None])
         if status is not None:
             self._endings[pid] = status
@@ -322,7 +322,7 @@ def _ask_name_server() -> None:
         # torch raises another type in each release
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-        TCPStore(loopback(), 0, None, True, SOON, wait_for_workers=False)
+        TCPStore(loopback(), 0, None, True, SHORT_TIMEOUT, wait_for_workers=False)
 
 
 def loopback() -> str:
@@ -340,7 +340,7 @@ def _serve(channel: socket.socket, other: socket.socket) -> None:
     alive: set[int] = set()
     while True:
         if select.select([channel], [], [], REAPING if alive else None)[0]:
-            message, handles, _, _ = socket.recv_fds(channel, LARGEST, 1)
+            message, handles, _, _ = socket.recv_fds(channel, MAX_MESSAGE_BYTES, 1)
             if not message:
                 return
             join, given = msgspec.json.decode(message, type=Join), socket.socket(fileno=handles[0])

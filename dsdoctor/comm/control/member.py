@@ -20,7 +20,7 @@ from dsdoctor.comm.local.counters import read_counters
 from dsdoctor.comm.local.fingerprint import fingerprint, versions_here
 from dsdoctor.comm.mesh.mesh import MeshListener, peers, reach_all
 from dsdoctor.comm.models import Claim, CommPhase, CommSettings
-from dsdoctor.comm.rendezvous.store import Board
+from dsdoctor.comm.rendezvous.store import MessageBoard
 from dsdoctor.comm.results import Speeds, Stuck
 from dsdoctor.comm.speed.pace import clocks
 from dsdoctor.core.cgroups import Cgroups, read_cgroups
@@ -131,7 +131,7 @@ def _refused(before: Limits, now: Limits) -> str:
 
 ALL_RANKS = 1 << 24
 """Bytes of all ranks together: rank 0's store holds them in memory."""
-MOST_RANKS = 16
+MAX_EVIDENCE_RANKS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +142,7 @@ class Evidence:
     files: dict[str, str]
 
 
-def put_evidence(board: Board, rank: int, world: int, host: str, folder: str, process: int) -> None:
+def put_evidence(board: MessageBoard, rank: int, world: int, host: str, folder: str, process: int) -> None:
     """Write what this rank has to the board. ``process`` is its data process."""
     most, here = min(LARGEST, ALL_RANKS // world), Path(folder)
     nccl = next(iter(sorted(here.glob(f"nccl.*.{process}.log"))), here / "none")
@@ -156,11 +156,11 @@ def put_evidence(board: Board, rank: int, world: int, host: str, folder: str, pr
     board.put(f"evidence/{rank}", Evidence(host=host, files=ends))
 
 
-def take_evidence(board: Board, ranks: Iterable[int], folder: str, host: str) -> tuple[str, ...]:
+def take_evidence(board: MessageBoard, ranks: Iterable[int], folder: str, host: str) -> tuple[str, ...]:
     """Write what these ranks have put there into rank 0's folder; the paths. Ranks of ``host`` that write into the same folder
     have theirs there already."""
     written: list[str] = []
-    for rank in list(ranks)[:MOST_RANKS]:
+    for rank in list(ranks)[:MAX_EVIDENCE_RANKS]:
         if not board.has(f"evidence/{rank}"):
             continue
         try:
@@ -317,7 +317,9 @@ Say = Callable[[News], None]
 class Member:
     """A rank that has come: its claim is on the board and its port answers."""
 
-    def __init__(self, briefing: Briefing, board: Board, fork_server: ForkServer, backend: str, say: Say) -> None:
+    def __init__(
+        self, briefing: Briefing, board: MessageBoard, fork_server: ForkServer, backend: str, say: Say
+    ) -> None:
         self.briefing, self.board, self.say = briefing, board, say
         self.rank, self.backend = briefing.rank.rank, backend
         self.world = briefing.rank.world

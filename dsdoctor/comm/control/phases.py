@@ -11,7 +11,7 @@ from dsdoctor.comm.collectives.nccl import parse_nccl_log
 from dsdoctor.comm.collectives.stuck_checks import supervisor_stopped
 from dsdoctor.comm.control.member import GATHERED
 from dsdoctor.comm.control.messages import News, Phase
-from dsdoctor.comm.control.test_state import LEAST, Gathered, TestRun, results
+from dsdoctor.comm.control.test_state import MIN_PHASE_SECONDS, Responses, TestRun, results
 from dsdoctor.comm.groups import Groups, Part, Trial, play
 from dsdoctor.comm.local import counters, fingerprint
 from dsdoctor.comm.local.checks import examine_all
@@ -29,12 +29,13 @@ from dsdoctor.comm.results import ConnectOutcome, PhaseResult, Reach
 from dsdoctor.comm.speed import speed_checks
 from dsdoctor.comm.speed.speed import merge
 from dsdoctor.comm.speed.speed_checks import round_trips
-from dsdoctor.core.finding import Finding, has_error, step
+from dsdoctor.core.finding import Finding, Severity, has_error
+from dsdoctor.rules import book
 
 # The phases in which rank 0 collects and compares: which ranks come, their hosts, whether all are the same.
 
 
-ARRIVAL, LONGEST_ARRIVAL = 0.6, 90.0
+ARRIVAL, MAX_ARRIVAL_SECONDS = 0.6, 90.0
 """The part of the deadline in which ranks must come, and the most seconds for that."""
 COUNTING = 6.0
 """Seconds for another reading of the counters."""
@@ -42,7 +43,7 @@ DUPLICATES = 0.3
 """Seconds to wait for a second claim of a rank that came already, or for the heartbeat of one that imports torch."""
 SECOND_BEATS = 2.5
 """Beats in which a process that says it is a rank that came must be heard of again, to be one that lives."""
-SHOWN = ("torch", "cuda", "nccl", "deepspeed", "python")
+SHOWN_VERSIONS = ("torch", "cuda", "nccl", "deepspeed", "python")
 
 
 def rendezvous(test_run: TestRun, phase: Phase) -> None:
@@ -79,7 +80,7 @@ class _Arriving:
         self._run, self.log = test_run, test_run.member.board.log("claims")
         self.claims: list[Claim] = []
         self._beats = HeartbeatReader(test_run.member.board.store, test_run.me.run, test_run.me.world)
-        patience = min(test_run.settings.deadline * ARRIVAL, LONGEST_ARRIVAL)
+        patience = min(test_run.settings.deadline * ARRIVAL, MAX_ARRIVAL_SECONDS)
         self._until = min(test_run.end, test_run.began + patience)
 
     def over(self) -> bool:
@@ -127,7 +128,7 @@ class _Arriving:
                 run=self._run.me.run,
                 rank=beat.rank,
                 host=beat.host,
-                why=f"it was {beat.at[:60]}, and nothing has been heard of it for {seconds:.0f} s",
+                why=f"it was {beat.at[:60]}, then silent for {seconds:.0f} s",
             )
             for beat, seconds in self._beats.silent
             if beat.rank not in came | starting.keys()
@@ -165,12 +166,12 @@ def same(test_run: TestRun, phase: Phase) -> None:
     """Compare what should be the same on all ranks."""
     phase.findings = fingerprint.examine(test_run.claims)
     mine = test_run.member.claim.fingerprint
-    phase.said = ", ".join(f"{name} {mine[name]}" for name in SHOWN if name in mine)
+    phase.said = ", ".join(f"{name} {mine[name]}" for name in SHOWN_VERSIONS if name in mine)
 
 
 def count_again(test_run: TestRun) -> None:
     """Read every host's error counters once more, and put what rose into the phases that it concerns."""
-    if test_run.orders == 0 or test_run.mute or test_run.left < LEAST:
+    if test_run.orders == 0 or test_run.mute or test_run.left < MIN_PHASE_SECONDS:
         return
     gathered = test_run.ask(CommPhase.LOCAL, seconds=COUNTING)
     before = {claim.rank: claim.local.counters for claim in test_run.claims if claim.local and claim.local_rank == 0}
@@ -272,28 +273,23 @@ def right(test_run: TestRun, phase: Phase) -> None:
     notable = {rank: result.exchanges for rank, result in by_rank.items()}
     phase.findings = result_checks.examine(notable, test_run.hosts) + test_run.trouble(gathered, "the collectives")
     phase.findings += _nccl(test_run, gathered)
-    who = {claim.rank: f"rank {claim.rank} ({claim.host}, pid {claim.pid})" for claim in test_run.claims}
+    who = {claim.rank: claim.process for claim in test_run.claims}
     states = {answer.rank: answer.supervisor for answer in gathered.answers}
     phase.findings += tuple(supervisor_stopped(who, states))
     test_run.tested = done = max((result.done for result in by_rank.values()), default=0)
     test_run.wrong = result_checks.RankExchanges(exchanges=notable, hosts=test_run.hosts).senders
     wrong = sum(exchange.wrong is not None for exchanges in notable.values() for exchange in exchanges)
     phase.findings += tuple(exchanges_unfinished(done, phase.findings))
-    phase.said = f"{done} exchanges on each rank, {wrong or 'none'} wrong" if done else "no rank came to the end"
+    phase.said = f"{done} exchanges on each rank, {wrong or 'none'} wrong" if done else "no rank finished"
 
 
 def exchanges_unfinished(done: int, findings: tuple[Finding, ...]) -> Iterator[Finding]:
     """No rank came to the end of the collectives, and no other finding says why."""
     if not done and not has_error(findings):
-        yield Finding.error(
-            "exchanges-unfinished",
-            "no rank came to the end of the collectives, and nothing that was seen says why",
-            fix="keep each rank's log and stacks, and look at them",
-            steps=(step("python -m dsdoctor comm --quick --out comm-out"),),
-        )
+        yield book.finding("exchanges-unfinished", Severity.ERROR)
 
 
-def _nccl(test_run: TestRun, gathered: Gathered) -> tuple[Finding, ...]:
+def _nccl(test_run: TestRun, gathered: Responses) -> tuple[Finding, ...]:
     """What NCCL logged on all ranks."""
     if test_run.member.backend != "nccl":
         return ()
@@ -358,14 +354,14 @@ def deepspeed(test_run: TestRun, phase: Phase) -> None:
     done = max((result.done for result in by_rank.values()), default=0)
     phase.said = f"{done} exchanges on each rank through deepspeed.comm"
     if not done and not phase.findings:
-        phase.skipped = "no exchange through deepspeed.comm came to its end"
+        phase.skipped = "no exchange through deepspeed.comm finished"
 
 
-def slowed(gathered: Gathered, before: Sequence[PhaseResult]) -> str | None:
+def slowed(gathered: Responses, before: Sequence[PhaseResult]) -> str | None:
     """Why an order that only lacked time is no finding of its own: an earlier phase named what is slow. None where none did."""
     if gathered.well or not gathered.moving or all(phase.state is not PhaseState.SLOW for phase in before):
         return None
-    return f"the deadline left {gathered.order.seconds:.0f} s for it, too little with what is slow (told above)"
+    return f"the deadline left {gathered.order.seconds:.0f} s for it, too little with what is slow (see above)"
 
 
 def _most_of(left: float) -> float:
@@ -379,7 +375,7 @@ def _most_of(left: float) -> float:
 
 def _no_time(test_run: TestRun, phase: Phase) -> bool:
     """Whether there is no time left for a phase, which is then skipped: it must not count as OK."""
-    if test_run.left < LEAST:
+    if test_run.left < MIN_PHASE_SECONDS:
         phase.skipped = f"no time is left of the deadline ({test_run.settings.deadline:g} s)"
     return phase.skipped is not None
 
@@ -406,7 +402,7 @@ def nodes(test_run: TestRun, phase: Phase) -> None:
 
     def run(what: str, groups: Groups) -> Trial | None:
         left = until - time.monotonic()
-        if left < LEAST or phase.findings:
+        if left < MIN_PHASE_SECONDS or phase.findings:
             return None
         gathered = _in_groups(test_run, groups, CommPhase.NODES, min(longest, left))
         phase.findings = test_run.trouble(gathered, "the test of nodes")
@@ -426,12 +422,12 @@ def nodes(test_run: TestRun, phase: Phase) -> None:
         phase.skipped = "no time is left for it"
 
 
-def _in_groups(test_run: TestRun, groups: Groups, phase: CommPhase, seconds: float) -> Gathered:
+def _in_groups(test_run: TestRun, groups: Groups, phase: CommPhase, seconds: float) -> Responses:
     flat = tuple(tuple(sorted(rank for part in group for rank in part)) for group in groups)
     return test_run.ask(phase, groups=flat, seconds=seconds)
 
 
-def _figures(groups: Groups, gathered: Gathered) -> dict[tuple[Part, ...], float]:
+def _figures(groups: Groups, gathered: Responses) -> dict[tuple[Part, ...], float]:
     """busbw of each group, by its slowest rank's best call."""
     timings = {rank: result.speeds.timings for rank, result in results(gathered).items() if result.speeds}
     found = {}
@@ -445,19 +441,19 @@ def _figures(groups: Groups, gathered: Gathered) -> dict[tuple[Part, ...], float
 
 def search(test_run: TestRun, phase: Phase) -> None:
     """Exchange again in smaller groups, until a single rank, host or transport is left."""
-    if test_run.left < 2 * LEAST:
+    if test_run.left < 2 * MIN_PHASE_SECONDS:
         phase.skipped = "no time is left for it"
         return
 
     def in_groups(what: str, groups: Groups) -> Trial | None:
-        if test_run.left < LEAST:
+        if test_run.left < MIN_PHASE_SECONDS:
             return None
         bad = _bad(_in_groups(test_run, groups, CommPhase.RIGHT, min(TRIAL_SECONDS, test_run.left - 1)))
         failed = tuple(group for group in groups if any(rank in bad for part in group for rank in part))
         return Trial(what=what, groups=groups, failed=failed)
 
     def with_switch(switch: isolate.Switch) -> bool | None:
-        if test_run.left < LEAST:
+        if test_run.left < MIN_PHASE_SECONDS:
             return None
         everyone = (tuple(range(test_run.me.world)),)
         seconds, variables = min(TRIAL_SECONDS, test_run.left - 1), {switch.variable: switch.value}
@@ -470,7 +466,7 @@ def search(test_run: TestRun, phase: Phase) -> None:
         phase.skipped = f"{test_run.me.world} ranks cannot be distinguished in smaller groups"
 
 
-def _bad(gathered: Gathered) -> set[int]:
+def _bad(gathered: Responses) -> set[int]:
     """The ranks that did not come to the end, or got something wrong."""
     wrong = {rank for rank, result in results(gathered).items() if any(one.wrong for one in result.exchanges)}
     return wrong | set(gathered.silent) | {answer.rank for answer in gathered.answers if answer.stuck}

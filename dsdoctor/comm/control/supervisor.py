@@ -31,9 +31,10 @@ from dsdoctor.comm.rendezvous.notices import Notice, send_notice
 from dsdoctor.comm.results import ConnectOutcome, PhaseResult, Report
 from dsdoctor.core.errors import DoctorError
 from dsdoctor.core.files import make_folder
-from dsdoctor.core.finding import Finding, step
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.processes import end_session, ending_of, file_system_of, fork, state_of
+from dsdoctor.rules import book
 
 # A rank that got no verdict -> what happened to rank 0, or to its own control process. Judges, never looks.
 
@@ -73,56 +74,85 @@ def rank_zero_lost(lost: Lost) -> Iterator[Finding]:
     """A rank got no further order from rank 0."""
     if lost.rank.rank == 0 or lost.died is not None or lost.stopped or lost.starting or lost.master is None:
         return
+    outcome, where = lost.master.outcome, f"{lost.rank.master}:{lost.rank.port}"
     if lost.met and lost.at in BEFORE_ARRIVAL:
-        yield Finding.error(
+        yield book.finding(
             "rank-zero-lost",
-            f"rank {lost.rank.rank} ({lost.host}): rank 0 at {lost.rank.master}:{lost.rank.port} ended while this was {lost.at}",
+            Severity.ERROR,
+            case="starting",
             evidence=(f"this rank has run for {lost.seconds:.0f} s; rank 0 had answered before",),
-            fix="see the output of rank 0, which says why",
+            rank=lost.rank.rank,
+            host=lost.host,
+            where=where,
+            at=lost.at,
         )
         return
-    ends = {
-        ConnectOutcome.REFUSED: "its host answers and refuses the port: rank 0 has died",
-        ConnectOutcome.TIMED_OUT: "its host does not answer: the link is cut, or the host is down",
-        ConnectOutcome.NO_ROUTE: "there is no route to it any more: the link is cut, or the host is down",
-        ConnectOutcome.NO_NAME: "its name is not found any more",
-    }
-    how = ends.get(lost.master.outcome, "its port accepts connections: rank 0 hangs or was stopped")
-    yield Finding.error(
+    yield book.finding(
         "rank-zero-lost",
-        f"rank {lost.rank.rank} ({lost.host}): no order from rank 0 ({lost.rank.master}:{lost.rank.port}) since "
-        f"{lost.at!r}; {how}",
+        Severity.ERROR,
+        case="refused"
+        if outcome is ConnectOutcome.REFUSED
+        else "silent"
+        if outcome is ConnectOutcome.TIMED_OUT
+        else "no-route"
+        if outcome is ConnectOutcome.NO_ROUTE
+        else "no-name"
+        if outcome is ConnectOutcome.NO_NAME
+        else "",
         evidence=(f"waited {lost.seconds:.0f} s in all",),
-        fix="see the output of rank 0 and its host",
-        steps=(step("ping -c 3 {master}", master=lost.rank.master),),
+        rank=lost.rank.rank,
+        host=lost.host,
+        where=where,
+        at=repr(lost.at),
+        master=lost.rank.master,
     )
 
 
 def import_slow(lost: Lost) -> Iterator[Finding]:
     """A rank was still importing torch when the time was up."""
-    if not lost.starting:
-        return
-    yield Finding.error(
-        "import-slow",
-        f"rank {lost.rank.rank} ({lost.host}) was still {lost.at} after {lost.seconds:.0f} s, the deadline",
-        evidence=(lost.torch_on,) if lost.torch_on else (),
-        fix="put its Python environment on a local disk, or give the test more time with --deadline",
-        steps=(step("time python -c 'import torch'"), step("python -m dsdoctor comm --deadline 600")),
-    )
+    if lost.starting:
+        yield book.finding(
+            "import-slow",
+            Severity.ERROR,
+            evidence=(lost.torch_on,) if lost.torch_on else (),
+            rank=lost.rank.rank,
+            host=lost.host,
+            at=lost.at,
+            seconds=f"{lost.seconds:.0f}",
+        )
 
 
 def control_lost(lost: Lost) -> Iterator[Finding]:
     """The part of this rank that talks to the others ended or hung without a verdict."""
     if lost.starting or (lost.rank.rank != 0 and lost.died is None and not lost.stopped):
         return
-    still = "was stopped by a signal" if lost.stopped else f"did not come to an end in {lost.seconds:.0f} s"
-    how = f"ended without a verdict ({lost.died})" if lost.died else still
-    yield Finding.error(
+    rank, host, at = lost.rank.rank, lost.host, repr(lost.at)
+    if lost.died:
+        yield book.finding(
+            "control-lost",
+            Severity.ERROR,
+            case="died-limit" if lost.cause else "died-perhaps" if lost.perhaps else "died",
+            evidence=lost.tail,
+            rank=rank,
+            host=host,
+            ending=lost.died,
+            at=at,
+            limit=lost.cause,
+            perhaps=lost.perhaps,
+            log=lost.log,
+        )
+        return
+    yield book.finding(
         "control-lost",
-        f"rank {lost.rank.rank} ({lost.host}) {how}, in {lost.at!r}{lost.because}",
+        Severity.ERROR,
+        case="stopped" if lost.stopped else "limit" if lost.cause else "",
         evidence=lost.tail,
-        fix="raise that limit" if lost.cause else "see the end of its log",
-        steps=(step("tail -n 40 {log}", log=lost.log),),
+        rank=rank,
+        host=host,
+        seconds=f"{lost.seconds:.0f}",
+        at=at,
+        limit=lost.cause,
+        log=lost.log,
     )
 
 
@@ -174,6 +204,8 @@ class Screen:
 
 def supervise(rank: Rank, settings: CommSettings, screen: Screen, *, began: float) -> Outcomes:
     """Run this rank's part to its end. Raises KeyboardInterrupt, and what ``screen`` raises, after everything was ended."""
+    # a rank at its limit of open files could not read the book when it has something to say
+    book.prepare("comm")
     local = look_local(LocalHost(), rank, settings.backend)
     with _folder(settings) as (folder, keep):
         briefing = Briefing(rank=rank, settings=settings, local=local, folder=folder, began=began)

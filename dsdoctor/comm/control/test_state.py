@@ -3,20 +3,21 @@
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from dsdoctor.comm.collectives import stuck_checks
 from dsdoctor.comm.collectives.nccl import NcclFacts
-from dsdoctor.comm.collectives.stuck_checks import CONSEQUENCE, STOPPED, Trouble
+from dsdoctor.comm.collectives.stuck_checks import STOPPED, FailedExchange, is_consequence
 from dsdoctor.comm.control.member import GATHERED, Member, take_evidence
 from dsdoctor.comm.control.messages import EXCHANGES, ExchangeResult, News, PhaseLog, RankAnswer, RankOrder
 from dsdoctor.comm.mesh.mesh import reach
 from dsdoctor.comm.models import Claim, CommPhase, CommSettings, Mode, Rank
 from dsdoctor.comm.rendezvous.notices import NoticeListener
 from dsdoctor.comm.results import ConnectOutcome, PairTime, Reach, Speed, Speeds, Stuck
-from dsdoctor.core.finding import Finding, step
+from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.rules import book
 
 # Rank 0's side of an order: give it, do its own part, gather the answers, end what hangs. Judges nothing.
 
@@ -34,7 +35,7 @@ CALLERS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gathered:
+class Responses:
     """The answers to an order. ``silent``: how a connection to each rank that did not answer ended. ``still``: seconds
     since rank 0's own work last made progress."""
 
@@ -62,11 +63,11 @@ class Gathered:
 
 def _failed(stuck: Stuck) -> bool:
     """Whether a rank was not at work any more when its time was up, by itself."""
-    own = stuck.error and not CONSEQUENCE.search(stuck.error)
+    own = stuck.error and not is_consequence(stuck.error)
     return bool(stuck.ended or own or stuck.process in STOPPED)
 
 
-def gather(member: Member, claims: Sequence[Claim], order: RankOrder, *, patience: float) -> Gathered:
+def gather(member: Member, claims: Sequence[Claim], order: RankOrder, *, patience: float) -> Responses:
     """Give an order to all and gather. Ends it when a rank has a problem, when rank 0's own work made no progress for
     ``patience`` seconds, or when its time is up."""
     began = time.monotonic()
@@ -79,7 +80,7 @@ def gather(member: Member, claims: Sequence[Claim], order: RankOrder, *, patienc
         watch.final_answers(FINAL_SECONDS)
     silent = _call(member, claims, watch.missing)
     now = time.monotonic()
-    return Gathered(
+    return Responses(
         order=order,
         answers=tuple(watch.answers.values()),
         silent=silent,
@@ -185,10 +186,10 @@ class _Watch:
 # The state of a test on rank 0: which ranks came, what was found, how much time is left. Phases read it and add to it.
 
 
-PATIENCE = {Mode.QUICK: 8.0, Mode.DEFAULT: 20.0, Mode.FULL: 40.0}
+STALL_SECONDS = {Mode.QUICK: 8.0, Mode.DEFAULT: 20.0, Mode.FULL: 40.0}
 """Seconds in which an exchange must make progress."""
 AGAIN_SECONDS = 4.0
-LEAST = 2.0
+MIN_PHASE_SECONDS = 2.0
 """A phase for which fewer seconds are left is not begun."""
 
 
@@ -255,7 +256,7 @@ class TestRun:
         groups: tuple[tuple[int, ...], ...] = (),
         variables: dict[str, str] | None = None,
         patience: float | None = None,
-    ) -> Gathered:
+    ) -> Responses:
         """Give an order to every rank and gather the answers. Smaller groups, or ranks of which not all are together in the group
         any more, join a new one: who joined the old one anew would find the addresses of processes that have ended."""
         self.orders += 1
@@ -263,7 +264,7 @@ class TestRun:
         if exchanges and (groups or not self.together):
             self.group = self.orders
         if patience is None:
-            patience = PATIENCE[self.settings.mode] if exchanges else math.inf
+            patience = STALL_SECONDS[self.settings.mode] if exchanges else math.inf
         order = RankOrder(
             number=self.orders,
             group=self.group,
@@ -293,7 +294,7 @@ class TestRun:
             # a full disk hides no verdict
             take_evidence(self.member.board, (one.rank for one in order), briefing.folder, self.member.claim.host)
 
-    def trouble(self, gathered: Gathered, what: str) -> tuple[Finding, ...]:
+    def trouble(self, gathered: Responses, what: str) -> tuple[Finding, ...]:
         """Findings on why an order did not end well; a second mesh shows whether the hosts still reach each other."""
         if gathered.well:
             return ()
@@ -301,10 +302,10 @@ class TestRun:
         self.mute |= set(gathered.silent)
         if gathered.moving:
             # who is still at work is not stuck
-            return tuple(unfinished(gathered, what))
+            return (time_used_up(gathered, what),)
         self.stuck += stuck + tuple(_vanished(rank, how, what) for rank, how in gathered.silent.items())
         self._keep(stuck)
-        trouble = Trouble(
+        trouble = FailedExchange(
             what=what,
             claims=self.claims,
             stuck=stuck,
@@ -321,28 +322,20 @@ class TestRun:
         return tuple(finding for check in stuck_checks.CHECKS for finding in check(trouble))
 
 
-def unfinished(gathered: Gathered, what: str) -> Iterator[Finding]:
-    """An order that only lacked time."""
-    at = next((answer.stuck.at for answer in gathered.answers if answer.stuck), "the last one")
+def time_used_up(gathered: Responses, what: str) -> Finding:
+    """An order that only lacked time: the ranks still exchanged when it was up."""
     measures = gathered.order.phase in {CommPhase.NODES, CommPhase.SPEED}
-    seconds = f"{gathered.order.seconds:.0f} s"
-    given = f"{what} was given {seconds} of the deadline" if measures else f"the deadline left {seconds} for {what}"
-    title = f"{given}, and the ranks were still at work, in {at}"
-    yield from time_used_up(title, grave=not measures)
-
-
-def time_used_up(title: str, *, grave: bool, evidence: Iterable[str] = ()) -> Iterator[Finding]:
-    """The time was up while the ranks still exchanged, or before they could."""
-    yield (Finding.error if grave else Finding.warning)(
+    return book.finding(
         "time-used-up",
-        title,
-        evidence=evidence,
-        fix="give it more time with --deadline",
-        steps=(step("python -m dsdoctor comm --deadline 600"),),
+        Severity.WARNING if measures else Severity.ERROR,
+        case="measuring" if measures else "",
+        seconds=f"{gathered.order.seconds:.0f}",
+        phase=what,
+        at=next((answer.stuck.at for answer in gathered.answers if answer.stuck), "the last one"),
     )
 
 
-def results(gathered: Gathered) -> dict[int, ExchangeResult]:
+def results(gathered: Responses) -> dict[int, ExchangeResult]:
     """The results of the ranks that have one, by rank."""
     return {answer.rank: answer.result for answer in gathered.answers if answer.result}
 

@@ -20,7 +20,7 @@ from dsdoctor.comm.rendezvous.notices import Notice, send_notice
 from dsdoctor.core.cgroups import Cgroups, read_cgroups
 from dsdoctor.core.errors import ImpossiblePlan, NotWritten
 from dsdoctor.core.files import PRIVATE, make_folder, open_new, write_text
-from dsdoctor.core.host import Host, LocalHost
+from dsdoctor.core.host import CHILD_SCRIPTS, Host, LocalHost
 from dsdoctor.core.processes import end_session, ending_of
 from dsdoctor.hosts.hostfile import Slots
 from dsdoctor.hosts.ssh import for_any_shell
@@ -121,11 +121,23 @@ def host_orders(
     return orders
 
 
-def remote_command(argv: Sequence[str], folder: str, variables: Mapping[str, str]) -> str:
-    """One command for any login shell: ``argv`` with ``variables`` in ``folder``, at home where that is not there."""
+def remote_command(argv: Sequence[str], folder: str, variables: Mapping[str, str], name: str = "") -> str:
+    """One command for any login shell: ``argv`` with ``variables`` in ``folder``, at home where that is not there. ``name``: what
+    the shell calls itself."""
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
     script = f"cd {shlex.quote(folder)} 2>/dev/null || cd || exit\n{exports}exec {shlex.join(argv)}\n"
-    return for_any_shell(script, argv[2] if argv[1:2] == ("-m",) else argv[0])
+    return for_any_shell(script, name or argv[0])
+
+
+def module_command(python: str, module: str, *arguments: str, folder: str) -> tuple[str, ...]:
+    """As ``python -m module`` of any release, without the modules of the current folder, which others may have put there: but
+    where dsdoctor itself has been taken from ``folder``, after all others."""
+    last = [folder] if Path(__file__).parents[3] == Path(folder) else []
+    code = (
+        f"import sys; sys.path[:] = [*filter(None, sys.path), *{last!r}]; from runpy import run_module; "
+        f"run_module({module!r}, run_name='__main__', alter_sys=True)"
+    )
+    return (python, "-c", code, *arguments)
 
 
 MODULE = "dsdoctor.comm"
@@ -174,6 +186,12 @@ def _free_tasks(host: Host, groups: Cgroups) -> Iterator[tuple[int, str]]:
     most_of_user = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     if most_of_user != resource.RLIM_INFINITY and os.geteuid() != 0:
         yield most_of_user, f"its user may have {most_of_user:,} processes and threads (ulimit -u)"
+
+
+def check_proc(place: Path = Path("/proc/self/stat")) -> None:
+    """Raises ImpossiblePlan where the kernel does not tell of processes and networks: a rank asks for both."""
+    if not place.exists():
+        raise ImpossiblePlan("a rank needs /proc, and it is not mounted here", hint="mount -t proc proc /proc")
 
 
 def check_room(count: int, host: Host) -> None:
@@ -271,7 +289,7 @@ class LocalRanks:
         out_path, err_path = (self._output(rank, kind) for kind in ("out", "err"))
         with open_new(out_path, mode=PRIVATE) as out, open_new(err_path, mode=PRIVATE) as err:
             return subprocess.Popen(
-                [sys.executable, "-m", MODULE, *self._order.arguments],
+                [sys.executable, str(CHILD_SCRIPTS / "run_module.py"), MODULE, *self._order.arguments],
                 env={**self._environment, **variables_of(self._order, rank), PARENT: str(os.getpid())},
                 stdin=subprocess.DEVNULL,
                 stdout=out,

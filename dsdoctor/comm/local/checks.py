@@ -4,10 +4,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from dsdoctor.comm.local import facts
-from dsdoctor.comm.local.facts import MOST_EVIDENCE, NOT_READ, WHO, Check, RankView, merged
+from dsdoctor.comm.local.facts import MAX_EVIDENCE, NOT_READ, WHO, Check, RankView, merged
 from dsdoctor.comm.local.interfaces import is_loopback, matches
 from dsdoctor.comm.models import Claim, Local, Rank, by_rank
-from dsdoctor.core.finding import Finding, Severity, Step, instead, step
+from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.rules import book
 
 # The limits of a rank's own process -> findings, and whether a limit is what broke a test. Looks at nothing.
 
@@ -26,15 +27,12 @@ def memlock_limited(place: RankView) -> Iterator[Finding]:
     """This process may lock little memory, and InfiniBand and RoCE need locked memory for every buffer."""
     limit = place.local.memlock
     if place.local.fabric and limit is not None and limit < LITTLE_MEMLOCK:
-        yield (Finding.warning if place.backend == "nccl" else Finding.note)(
+        yield book.finding(
             "memlock-limited",
-            f"{WHO}: only {limit / MIB:g} MiB may be locked, and InfiniBand locks every buffer",
+            Severity.WARNING if place.backend == "nccl" else Severity.NOTE,
             evidence=("RLIMIT_MEMLOCK of this very process",),
-            fix="raise the limit where the ranks are started (Slurm: LimitMEMLOCK=infinity in slurmd.service)",
-            steps=(
-                step("ulimit -l unlimited"),
-                instead("docker run --ulimit memlock=-1 --cap-add IPC_LOCK ..."),
-            ),
+            who=WHO,
+            limit=f"{limit / MIB:g}",
         )
 
 
@@ -42,12 +40,14 @@ def nofile_low(place: RankView) -> Iterator[Finding]:
     """This process may open few files, and each connection between ranks is one."""
     limit, needed = place.local.nofile, 4 * place.world + 256
     if limit is not None and limit < needed:
-        yield Finding.warning(
+        yield book.finding(
             "nofile-low",
-            f"{WHO}: only {limit} files may be open (ulimit -n), {place.world} ranks need about {needed}",
+            Severity.WARNING,
             evidence=("RLIMIT_NOFILE of this very process",),
-            fix="raise the limit where the ranks are started",
-            steps=(step("ulimit -n 65536"), instead("docker run --ulimit nofile=65536 ...")),
+            who=place.who,
+            limit=limit,
+            ranks=place.world,
+            needed=needed,
         )
 
 
@@ -55,12 +55,12 @@ def address_space_limited(place: RankView) -> Iterator[Finding]:
     """This process may map little memory (`ulimit -v`, RLIMIT_AS), whatever memory the host has."""
     limit = place.local.address_space
     if limit is not None and limit < (LITTLE_SPACE if place.backend != "nccl" else TINY_SPACE["nccl"]):
-        yield Finding.warning(
+        yield book.finding(
             "address-space-limited",
-            f"{WHO}: only {limit / MIB:.0f} MiB of address space may be used (ulimit -v), and torch alone needs about 1 GiB",
+            Severity.WARNING,
             evidence=("RLIMIT_AS of this very process",),
-            fix="take the limit away where the ranks are started",
-            steps=(step("ulimit -v unlimited"),),
+            who=place.who,
+            limit=f"{limit / MIB:.0f}",
         )
 
 
@@ -94,15 +94,15 @@ def hostname_unusable(place: RankView) -> Iterator[Finding]:
     known = [address for address in local.resolves_to if address in here or is_loopback(address)]
     if known and not is_loopback(local.resolves_to[0]):
         return
-    addresses = ", ".join(local.resolves_to)
-    to = f"{addresses}, which is not here" if addresses else "nothing"
-    to = f"{known[0]}, where no other host can reach it" if known else f"{to}: gloo falls back to 127.0.0.1"
-    yield Finding.warning(
+    yield book.finding(
         "hostname-unusable",
-        f"{WHO}: the hostname resolves to {to}",
-        evidence=(f"{local.hostname} -> {addresses or 'nothing'}",),
-        fix="name the interface for gloo on every host, or give the name its real address in /etc/hosts",
-        steps=(_gloo_by_route(local), step("getent hosts $(hostname)")),
+        Severity.WARNING,
+        case="loopback" if known else "" if local.resolves_to else "nothing",
+        evidence=(f"{local.hostname} -> {', '.join(local.resolves_to) or 'nothing'}",),
+        who=WHO,
+        address=next(iter(known), None),
+        addresses=local.resolves_to,
+        interface=_gloo_interface(local),
     )
 
 
@@ -113,25 +113,26 @@ def interface_named_absent(place: RankView) -> Iterator[Finding]:
     running = {interface.name for interface in local.interfaces if interface.up}
     gloo, nccl = local.variables.get("GLOO_SOCKET_IFNAME", ""), local.variables.get("NCCL_SOCKET_IFNAME", "")
     absent = [name for name in gloo.split(",") if len(gloo) > 1 and name not in names]
-    said = [(f"GLOO_SOCKET_IFNAME={gloo}", "gloo")] if absent else []
+    settings = [(f"GLOO_SOCKET_IFNAME={gloo}", "gloo")] if absent else []
     if len(nccl) > 1 and not any(matches(name, nccl) for name in running):
-        said.append((f"NCCL_SOCKET_IFNAME={nccl}", "nccl"))
-    for setting, backend in said:
-        yield (Finding.error if backend == place.backend else Finding.warning)(
+        settings.append((f"NCCL_SOCKET_IFNAME={nccl}", "nccl"))
+    for setting, backend in settings:
+        yield book.finding(
             "interface-named-absent",
-            f"{WHO}: {setting}, and no such interface is up here",
+            Severity.ERROR if backend == place.backend else Severity.WARNING,
+            case="nccl" if place.backend == "nccl" else "",
             evidence=("{who}: " + _has(local),),
-            fix="name an interface that is there, host by host",
-            steps=(step("ip -brief address"), place.name_it),
+            who=WHO,
+            setting=setting,
+            interface=local.routed.name if local.routed else None,
         )
 
 
-def _gloo_by_route(local: Local) -> Step:
-    """The step that gives gloo the interface towards the master, else the first real one."""
-    routed = local.routed.name if local.routed and not is_loopback(local.routed.address) else None
-    real = [interface.name for interface in local.interfaces if interface.kind == "physical" and interface.up]
-    name = routed or next(iter(real), None)
-    return step("export GLOO_SOCKET_IFNAME={interface}").filled({"interface": name} if name else {})
+def _gloo_interface(local: Local) -> str | None:
+    """The interface towards the master, else the first real one."""
+    if local.routed and not is_loopback(local.routed.address):
+        return local.routed.name
+    return next((one.name for one in local.interfaces if one.kind == "physical" and one.up), None)
 
 
 def _has(local: Local) -> str:
@@ -140,7 +141,7 @@ def _has(local: Local) -> str:
         for interface in local.interfaces
         if interface.up and not interface.address.startswith("fe80")
     ]
-    return ", ".join(shown[:MOST_EVIDENCE]) or "no interface is up"
+    return ", ".join(shown[:MAX_EVIDENCE]) or "no interface is up"
 
 
 NETWORK_CHECKS: tuple[Check, ...] = (hostname_unusable, interface_named_absent)
@@ -158,16 +159,13 @@ def comm_shm_too_small(place: RankView) -> Iterator[Finding]:
     total, free = place.local.shm_total, place.local.shm_free or 0
     if total is None or min(total, free) > SMALL_SHM:
         return
-    small = total <= SMALL_SHM
-    larger = step("docker run --shm-size=16g ..."), instead("sudo mount -o remount,size=16g /dev/shm")
-    yield Finding.warning(
+    yield book.finding(
         "comm-shm-too-small",
-        f"{WHO}: /dev/shm has {total / MIB:.0f} MiB in all{'' if small else ' and is full'}; ranks of one host need 1 GiB and more",
+        Severity.WARNING,
+        case="" if total <= SMALL_SHM else "full",
         evidence=(f"{WHO}: {free / MIB:.0f} MiB of it free",),
-        fix="give the container more (Kubernetes: an emptyDir of medium Memory on /dev/shm)"
-        if small
-        else "see what fills it: nccl-* that no process uses are those of a job that died, and may be deleted",
-        steps=larger if small else (step("sudo sh -c 'fuser -v /dev/shm/*'"),),
+        who=WHO,
+        total=f"{total / MIB:.0f}",
     )
 
 
@@ -179,13 +177,16 @@ def fabric_port_down(place: RankView) -> Iterator[Finding]:
         if port.state == "ACTIVE":
             continue
         spare = port.physical == "Disabled" or port.device in active
-        why = ": no subnet manager" if port.state == "INIT" and port.physical == "LinkUp" else ""
-        yield (Finding.note if spare or place.backend != "nccl" else Finding.warning)(
+        yield book.finding(
             "fabric-port-down",
-            f"{WHO}: {port.device} port {port.port} is {port.state} ({port.physical}){why}",
+            Severity.NOTE if spare or place.backend != "nccl" else Severity.WARNING,
+            case="no-subnet-manager" if port.state == "INIT" and port.physical == "LinkUp" else "",
             evidence=(f"{port.link_layer}, {len(active)} devices of this host are active",),
-            fix="see what the port says, then cable and switch",
-            steps=(step("ibstat"), instead("ibv_devinfo")),
+            who=WHO,
+            device=port.device,
+            port=port.port,
+            state=port.state,
+            physical=port.physical,
         )
 
 
@@ -194,15 +195,16 @@ def pcie_link_degraded(place: RankView) -> Iterator[Finding]:
     gpu = place.gpu
     if gpu is None or gpu.pcie is None or gpu.pcie_max is None or gpu.pcie[1] >= gpu.pcie_max[1]:
         return
-    yield Finding.warning(
+    yield book.finding(
         "pcie-link-degraded",
-        f"{WHO}: the GPU's PCIe link runs with {gpu.pcie[1]} of {gpu.pcie_max[1]} lanes",
+        Severity.WARNING,
         evidence=(
             f"{WHO}: GPU {gpu.index}, {gpu.name}: Gen{gpu.pcie[0]} x{gpu.pcie[1]} now, at most Gen{gpu.pcie_max[0]} "
             f"x{gpu.pcie_max[1]} (a low generation while idle is normal)",
         ),
-        fix="reseat the card, and look at the slot's setting",
-        steps=(step("nvidia-smi --query-gpu=index,pcie.link.width.current,pcie.link.width.max --format=csv"),),
+        who=WHO,
+        lanes=gpu.pcie[1],
+        possible=gpu.pcie_max[1],
     )
 
 
@@ -211,12 +213,12 @@ def gpu_memory_taken(place: RankView) -> Iterator[Finding]:
     gpu = place.gpu
     if gpu is None or gpu.free is None or gpu.total is None or gpu.total - gpu.free < max(TAKEN, gpu.total // 20):
         return
-    yield (Finding.error if gpu.free < GIB else Finding.warning)(
+    yield book.finding(
         "gpu-memory-taken",
-        f"{WHO}: the GPU's memory is {'full' if gpu.free < GIB else 'partly taken'} before the test began",
+        Severity.ERROR if gpu.free < GIB else Severity.WARNING,
+        case="full" if gpu.free < GIB else "",
         evidence=(f"{WHO}: GPU {gpu.index}: {(gpu.total - gpu.free) / GIB:.1f} of {gpu.total / GIB:.1f} GiB taken",),
-        fix="see who holds it, and end what is left over",
-        steps=(step("nvidia-smi"),),
+        who=WHO,
     )
 
 
@@ -235,20 +237,17 @@ def nccl_variable_left_set(place: RankView) -> Iterator[Finding]:
     off = [name for name in off if name != "NCCL_IB_DISABLE" or local.fabric]
     forced = [name for name in FORCING if name in local.variables]
     loud = ["NCCL_DEBUG"] if local.variables.get("NCCL_DEBUG", "").upper() in TALKATIVE else []
-    for names, made, effect in (
-        (off, Finding.warning, "switches a path of NCCL off"),
-        (forced, Finding.note, "forces a choice on NCCL"),
-        (loud, Finding.note, "makes NCCL write a log"),
-    ):
-        for name in names:
-            setting = f"{name}={local.variables[name]}"
-            yield (made if place.backend == "nccl" else Finding.note)(
-                "nccl-variable-left-set",
-                f"{WHO}: {setting} {effect}",
-                evidence=tuple(line for line in local.config_files if line.endswith(f": {setting}")),
-                fix="remove it unless it is there on purpose",
-                steps=(step("unset {variable}", variable=name),),
-            )
+    for name in (*off, *forced, *loud):
+        setting = f"{name}={local.variables[name]}"
+        yield book.finding(
+            "nccl-variable-left-set",
+            Severity.WARNING if place.backend == "nccl" and name in off else Severity.NOTE,
+            case="" if name in off else "forced" if name in forced else "log",
+            evidence=tuple(line for line in local.config_files if line.endswith(f": {setting}")),
+            who=WHO,
+            setting=setting,
+            variable=name,
+        )
 
 
 def p2p_through_processor(place: RankView) -> Iterator[Finding]:
@@ -256,27 +255,19 @@ def p2p_through_processor(place: RankView) -> Iterator[Finding]:
     sends their traffic up through the processor."""
     local = place.local
     joined = len(local.gpus) < 2 or all(gpu.nvlink for gpu in local.gpus)
-    made = Finding.note if joined else Finding.warning
+    severity = Severity.NOTE if joined else Severity.WARNING
     unread = tuple(text for text in local.acs if text.startswith(NOT_READ))
     if local.iommu == "translating" and local.gpus:
-        yield made(
-            "p2p-through-processor",
-            f"{WHO}: the IOMMU translates, so GPUs do not reach each other straight over PCIe",
-            evidence=("/sys/kernel/iommu_groups", *unread),
-            fix="boot with the IOMMU in passthrough (iommu=pt on the kernel's command line), or off where nothing needs it;"
-            " then see whether P2P works",
-            steps=(step("nvidia-smi topo -p2p r"),),
-        )
+        yield book.finding("p2p-through-processor", severity, evidence=("/sys/kernel/iommu_groups", *unread), who=WHO)
     if local.acs and not unread and len(local.gpus) > 1:
-        yield made(
+        yield book.finding(
             "p2p-through-processor",
-            f"{WHO}: ACS redirects traffic between devices at {len(local.acs)} PCI bridges",
-            evidence=local.acs[:MOST_EVIDENCE],
-            fix="switch it off at those bridges (until the next boot), or in the BIOS",
-            steps=(
-                step("sudo lspci -vvv | grep -i acsctl"),
-                step("sudo setpci -s {bridge} ECAP_ACS+0x6.w=0000", bridge=local.acs[0]),
-            ),
+            severity,
+            case="acs",
+            evidence=local.acs[:MAX_EVIDENCE],
+            who=WHO,
+            count=len(local.acs),
+            bridge=local.acs[0],
         )
 
 
@@ -285,13 +276,8 @@ def tmp_full(place: RankView) -> Iterator[Finding]:
     free, folder = place.local.tmp_free, place.local.tmp
     if free is None or free >= MIB:
         return
-    yield Finding.warning(
-        "tmp-full",
-        f"{WHO}: {folder} is full",
-        evidence=(f"{WHO}: {free // 1024} KiB of it free, or no more files",),
-        fix="free some room there, or set TMPDIR to a folder that has it",
-        steps=(step("df -h {folder}", folder=folder), step("df -i {folder}", folder=folder)),
-    )
+    evidence = (f"{WHO}: {free // 1024} KiB of it free, or no more files",)
+    yield book.finding("tmp-full", Severity.WARNING, evidence=evidence, who=WHO, folder=folder)
 
 
 NODE_CHECKS: tuple[Check, ...] = (
@@ -308,11 +294,11 @@ NODE_CHECKS: tuple[Check, ...] = (
 # The hosts of all ranks -> findings. Looks at nothing; a problem that many ranks share is one finding that names them.
 
 
-def too_little(rank: Rank, local: Local, *, backend: str) -> tuple[Finding, ...]:
-    """The limits of a rank that broke, as errors, where they leave it hardly anything."""
+def too_little(rank: Rank, local: Local, *, backend: str, who: str = f"{WHO}: ") -> tuple[Finding, ...]:
+    """The limits of a rank that broke, as errors, where they leave it hardly anything. ``who``: how their titles begin."""
     if not is_tiny(local, rank.world, backend):
         return ()
-    place = RankView(local=local, world=rank.world, backend=backend, several_hosts=False)
+    place = RankView(local=local, world=rank.world, backend=backend, several_hosts=False, who=who)
     found = merged(LIMIT_CHECKS, [(rank.rank, place)], (*("",) * rank.rank, local.hostname))
     return tuple(finding for finding in blamed(found) if finding.severity is Severity.ERROR)
 

@@ -7,10 +7,11 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from dsdoctor.core.finding import Finding, Step, step
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import Host
 from dsdoctor.core.text import and_more_lines
 from dsdoctor.ranks.nodelist import in_words
+from dsdoctor.rules import book
 
 Counters = dict[str, int]
 OF_INTERFACES = (
@@ -25,8 +26,8 @@ OF_PORTS = (
 """Of a port of InfiniBand or RoCE: on the wire, then what the adapter had to send again."""
 XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
 LINK, GPU = "link ", "GPU "
-MOST = 8
-LOSSY, LEAST_RESENT = 0.01, 50
+MAX_LINES = 8
+LOSSY, MIN_RESENT = 0.01, 50
 """The part of all segments, and their number, from which sending again is no chance."""
 
 
@@ -122,46 +123,32 @@ def _of(seen: Rose, kind: str) -> dict[str, Counters]:
 
 def link_errors_rose(seen: Rose) -> Iterator[Finding]:
     """The error counters of a network interface or fabric port rose during the test, or its link went down for a moment."""
-    steps = (step("ethtool -S INTERFACE"), step("ibqueryerrors"))
-    fix = "have the cable, the transceiver and the switch port of that link looked at"
-    yield from _told(_of(seen, LINK), "link-errors-rose", "link errors were counted during the test", fix, steps)
+    if found := _of(seen, LINK):
+        yield book.finding("link-errors-rose", Severity.WARNING, evidence=_lines(found), hosts=in_words(found))
 
 
 def gpu_errors_rose(seen: Rose) -> Iterator[Finding]:
     """A GPU reported an error of its own during the test: an Xid in the kernel's log, or errors of its memory."""
-    steps = (step("dmesg -T | grep Xid"), step("nvidia-smi -q -d ECC,ROW_REMAPPER"))
-    fix = "take the host out of the job, and look up the number in NVIDIA's list of Xid errors"
     found = _of(seen, GPU)
     grave = {host: counts for host, counts in found.items() if any("ECC corrected" not in name for name in counts)}
     light = {host: counts for host, counts in found.items() if host not in grave}
-    for hosts, error in ((grave, True), (light, False)):
-        said = "GPUs reported errors during the test"
-        yield from _told(hosts, "gpu-errors-rose", said, fix, steps, error=error)
+    for hosts, severity in ((grave, Severity.ERROR), (light, Severity.WARNING)):
+        if hosts:
+            yield book.finding("gpu-errors-rose", severity, evidence=_lines(hosts), hosts=in_words(hosts))
 
 
 def tcp_resends(seen: Rose) -> Iterator[Finding]:
     """A host had to send many TCP segments again during the test."""
     for host, counts in seen.items():
         again, sent = counts.get("retransmitted", 0), counts.get("sent", 0)
-        if again >= LEAST_RESENT and again > LOSSY * sent:
-            yield Finding.warning(
-                "tcp-resends",
-                f"{host} sent {again:,} of {sent:,} TCP segments again during the test",
-                fix="look at the errors of the links on the way, and at the MTU",
-                steps=(step("nstat -az TcpRetransSegs"), step("ip -s link")),
-            )
+        if again >= MIN_RESENT and again > LOSSY * sent:
+            yield book.finding("tcp-resends", Severity.WARNING, host=host, again=f"{again:,}", sent=f"{sent:,}")
 
 
-def _told(
-    found: Mapping[str, Counters], rule: str, what: str, fix: str, steps: tuple[Step, ...], *, error: bool = False
-) -> Iterator[Finding]:
-    """One finding for all hosts, with a line for each."""
-    if not found:
-        return
+def _lines(found: Mapping[str, Counters]) -> tuple[str, ...]:
+    """What rose, a line for each host."""
     lines = [f"{host}: {', '.join(f'{name} +{by}' for name, by in counts.items())}" for host, counts in found.items()]
-    make = Finding.error if error else Finding.warning
-    evidence = tuple(and_more_lines(lines, MOST, of="hosts"))
-    yield make(rule, f"{in_words(found)}: {what}", evidence=evidence, fix=fix, steps=steps)
+    return tuple(and_more_lines(lines, MAX_LINES, of="hosts"))
 
 
 CHECKS = (link_errors_rose, gpu_errors_rose, tcp_resends)

@@ -16,11 +16,12 @@ from dsdoctor.comm.local.counters import read_counters
 from dsdoctor.comm.local.interfaces import bounded, choose, read_interfaces, routed
 from dsdoctor.comm.models import FabricPort, Local, Rank, RankGpu, named
 from dsdoctor.core.children import parse_answer
-from dsdoctor.core.finding import Finding, Severity, Step, instead, step
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import Host
 from dsdoctor.core.machine import Gap
 from dsdoctor.core.redaction import setting
 from dsdoctor.core.text import and_more_lines
+from dsdoctor.rules import book
 
 # Host -> the variables that steer communication, as NCCL itself would see them (its files too). Through core/redaction.
 
@@ -122,25 +123,20 @@ def visible(gpus: Sequence[RankGpu], named: str | None) -> tuple[RankGpu, ...]:
 WHO = "{who}"
 """A placeholder for the ranks, until it is known which ranks have the same finding."""
 
-MOST_EVIDENCE = 8
+MAX_EVIDENCE = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankView:
-    """What a check looks at. ``several_hosts``: the job spans more than one host; on a single host a loopback does no harm."""
+    """What a check looks at. ``several_hosts``: the job spans more than one host; on a single host a loopback does no harm.
+    ``who``: how titles begin that a rank also reports by itself, "" where the reader knows who it is."""
 
     local: Local
     world: int
     backend: str
     several_hosts: bool
     gpu: RankGpu | None = None
-
-    @property
-    def name_it(self) -> Step:
-        """The step that makes the backend use the interface that reaches the master."""
-        exact, gloo = step("export NCCL_SOCKET_IFNAME=={interface}"), step("export GLOO_SOCKET_IFNAME={interface}")
-        name = {"interface": self.local.routed.name} if self.local.routed else {}
-        return (exact if self.backend == "nccl" else gloo).filled(name)
+    who: str = f"{WHO}: "
 
 
 Check = Callable[[RankView], Iterator[Finding]]
@@ -163,7 +159,7 @@ def _merge(found: Sequence[tuple[int, Finding]], hosts: tuple[str, ...]) -> Find
     said: dict[str, None] = {}
     for rank, finding in found:
         said.update(dict.fromkeys(text.replace(WHO, named((rank,), hosts)) for text in finding.evidence))
-    evidence = and_more_lines(list(said), MOST_EVIDENCE, of="lines")
+    evidence = and_more_lines(list(said), MAX_EVIDENCE, of="lines")
     return replace(first, title=first.title.replace(WHO, who), evidence=evidence)
 
 
@@ -221,13 +217,14 @@ def gpu_links_missing(place: RankView) -> Iterator[Finding]:
     if gpu is None or kind is None or len(place.local.gpus) < 2 or place.backend != "nccl":
         return
     if (gpu.nvlink or 0.0) < kind.nvlink * 0.99:
-        yield Finding.warning(
+        yield book.finding(
             "gpu-links-missing",
-            f"{WHO}: the NVLinks of GPU {gpu.index} carry {(gpu.nvlink or 0.0) / 1e9:g} GB/s, those of its kind"
-            f" {kind.nvlink / 1e9:g}",
+            Severity.WARNING,
             evidence=(f"{gpu.name}: {kind.source}",),
-            fix="look at the links, and at the service where the host has NVSwitches",
-            steps=(step("nvidia-smi nvlink --status"), instead("systemctl status nvidia-fabricmanager")),
+            who=WHO,
+            gpu=gpu.index,
+            rate=f"{(gpu.nvlink or 0.0) / 1e9:g}",
+            expected=f"{kind.nvlink / 1e9:g}",
         )
 
 
@@ -236,18 +233,21 @@ def fabric_port_narrow(place: RankView) -> Iterator[Finding]:
     for port in place.local.fabric:
         narrow = port.rate is not None and port.full is not None and port.rate < 0.99 * port.full
         if narrow and port.state == "ACTIVE" and port.link_layer == "InfiniBand":
-            yield Finding.warning(
+            yield book.finding(
                 "fabric-port-narrow",
-                f"{WHO}: {port.device} port {port.port} runs at {port.rate:g} Gb/s, and four of its lanes carry {port.full:g}",
-                fix="see which lanes are up, then reseat or replace the cable",
-                steps=(step("ibstat"), step("iblinkinfo")),
+                Severity.WARNING,
+                who=WHO,
+                device=port.device,
+                port=port.port,
+                rate=f"{port.rate:g}",
+                full=f"{port.full:g}",
             )
 
 
 EXPECTED_CHECKS: tuple[Check, ...] = (gpu_links_missing, fabric_port_narrow)
 
 
-PATIENCE = 3.0
+LOOKUP_TIMEOUT_SECONDS = 3.0
 
 NOT_READ = "not read: "
 """The beginning of ``acs`` where it could not be read."""
@@ -258,14 +258,14 @@ def look_local(host: Host, rank: Rank, backend: str) -> Local:
     gpus, driver = read_gpus(host)
     interfaces, variables, name = read_interfaces(), read_variables(host), socket.gethostname()
     backend = ("nccl" if gpus else "gloo") if backend == "auto" else backend
-    resolves_to = bounded(lambda: _resolve(name), PATIENCE) or ()
+    resolves_to = bounded(lambda: _resolve(name), LOOKUP_TIMEOUT_SECONDS) or ()
     shm, tmp = _shm(), host.variable("TMPDIR") or "/tmp"
     return Local(
         hostname=name,
         resolves_to=resolves_to,
         interfaces=interfaces,
         chosen=choose(backend, interfaces, resolves_to, variables),
-        routed=routed(rank.master, rank.port, interfaces, patience=PATIENCE),
+        routed=routed(rank.master, rank.port, interfaces, patience=LOOKUP_TIMEOUT_SECONDS),
         shm_total=shm[0] if shm else None,
         shm_free=shm[1] if shm else None,
         tmp=tmp,

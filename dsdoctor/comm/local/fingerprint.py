@@ -13,14 +13,15 @@ from pathlib import Path
 
 from dsdoctor.comm.local.interfaces import is_loopback
 from dsdoctor.comm.models import Claim, Local, by_rank, named
-from dsdoctor.core.finding import Finding, Step, instead, step
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.redaction import setting
+from dsdoctor.rules import book
 
 # The claims of all ranks -> where they differ, and which ranks are the minority. Pure, and O(ranks).
 
 
 ABSENT = "(none)"
-MOST_GROUPS = 4
+MAX_GROUPS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +70,9 @@ def said(difference: RankDifference, hosts: tuple[str, ...]) -> str:
     >>> said(RankDifference(name="NCCL_ALGO", usual=None, count=0, others=(("Ring", (0,)), (ABSENT, (1,)))), ("a", "b"))
     'rank 0 (a): NCCL_ALGO=Ring, rank 1 (b): not set'
     """
-    name, shown = difference.name, difference.others[:MOST_GROUPS]
+    name, shown = difference.name, difference.others[:MAX_GROUPS]
     parts = [f"{named(ranks, hosts)}: {_value(name, value, whole=not at)}" for at, (value, ranks) in enumerate(shown)]
-    left = difference.others[MOST_GROUPS:]
+    left = difference.others[MAX_GROUPS:]
     if left:
         parts.append(f"{len(left)} more values on {sum(len(ranks) for _, ranks in left)} ranks")
     if difference.usual is not None:
@@ -99,10 +100,6 @@ DEVICE = {
     **dict.fromkeys(("NCCL_IB_HCA", "UCX_NET_DEVICES"), "DEVICE"),
     "NCCL_TOPO_FILE": "FILE",
 }
-OWN_DEVICE = (
-    "unset it, or name on every host the device of that host which reaches the others: a value may be wrong elsewhere"
-)
-
 HARMLESS = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "OMP_NUM_THREADS", "NCCL_IGNORE_CPU_AFFINITY")
 
 
@@ -154,108 +151,112 @@ def examine(claims: Sequence[Claim]) -> tuple[Finding, ...]:
     return tuple(finding for check in CHECKS for finding in check(claims))
 
 
-Same = dict[str, tuple[Callable[..., Finding], str, tuple[Step, ...]]]
-"""By name: what a difference is, its fix and steps."""
-OF_HOSTS: Same = {
-    "backend": (
-        Finding.error,
-        "see why no GPU is seen there, or ask for one backend",
-        (step("nvidia-smi"), instead("python -m dsdoctor comm --backend gloo")),
-    ),
-    "gpu": (Finding.warning, "give the job one kind of node", ()),
-    "mtu": (
-        Finding.warning,
-        "set one MTU on all hosts and switches",
-        (step("sudo ip link set dev {interface} mtu 1500"), step("ping -M do -s 1472 {other_host}")),
-    ),
-    **dict.fromkeys(("driver", "kernel", "interface", "nccl library"), (Finding.note, "", ())),
+OF_HOSTS = {
+    "backend": Severity.ERROR,
+    **dict.fromkeys(("gpu", "mtu"), Severity.WARNING),
+    **dict.fromkeys(("driver", "kernel", "interface", "nccl library"), Severity.NOTE),
 }
 OF_THE_WIRE = ("mtu", "interface")
 """Compared where they are known: a rank that would use no interface, or the loopback, has a finding of its own."""
-VERSIONS: Same = {
-    "torch": (Finding.error, "install one torch everywhere", (step("python -m pip show torch"),)),
-    "cuda": (
-        Finding.error,
-        "install one build of torch everywhere",
-        (step("python -c 'import torch; print(torch.version.cuda)'"),),
-    ),
-    "nccl": (
-        Finding.error,
-        "load one NCCL everywhere",
-        (step("grep -m1 libnccl /proc/{pid}/maps"), step("unset LD_PRELOAD")),
-    ),
-    "deepspeed": (Finding.warning, "install one DeepSpeed everywhere", (step("python -m pip show deepspeed"),)),
-    "python": (Finding.warning, "use one environment on all hosts", ()),
+VERSIONS = {
+    **dict.fromkeys(("torch", "cuda", "nccl"), Severity.ERROR),
+    **dict.fromkeys(("deepspeed", "python"), Severity.WARNING),
 }
 
 
 def host_differs(claims: Sequence[Claim]) -> Iterator[Finding]:
     """The hosts of the ranks are not alike: the backend that they would use, their GPUs, the packet size (MTU) of their interfaces,
     driver, kernel, name of the interface or path of the NCCL library."""
-    for name, (made, fix, steps) in OF_HOSTS.items():
+    for name, severity in OF_HOSTS.items():
         known = [claim for claim in claims if name in claim.fingerprint] if name in OF_THE_WIRE else claims
         for difference in differences(known, (name,)):
-            yield made("host-differs", said(difference, by_rank(claims)), fix=fix, steps=steps)
+            yield book.finding(
+                "host-differs",
+                severity,
+                case="backend"
+                if name == "backend"
+                else "mtu"
+                if name == "mtu"
+                else ""
+                if name == "gpu"
+                else "harmless",
+                difference=said(difference, by_rank(claims)),
+            )
 
 
 def version_differs(claims: Sequence[Claim]) -> Iterator[Finding]:
     """Not every rank has the same torch, CUDA release of torch, NCCL, DeepSpeed or Python."""
     loaded = {claim.rank: claim.fingerprint.get("nccl library") or "none" for claim in claims}
     for difference in differences(claims, tuple(VERSIONS)):
-        made, fix, steps = VERSIONS[difference.name]
-        groups = difference.others[:MOST_GROUPS] if difference.name == "nccl" else ()
-        files = tuple(f"rank {ranks[0]} loaded {loaded[ranks[0]]}" for _, ranks in groups)
+        name, severity = difference.name, VERSIONS[difference.name]
+        groups = difference.others[:MAX_GROUPS] if name == "nccl" else ()
         values = {value for value, _ in difference.others} | {difference.usual or difference.others[0][0]}
-        if difference.name == "python" and len({tuple(value.split(".")[:2]) for value in values}) == 1:
-            made = Finding.note
-        yield made("version-differs", said(difference, by_rank(claims)), evidence=files, fix=fix, steps=steps)
+        if name == "python" and len({tuple(value.split(".")[:2]) for value in values}) == 1:
+            severity = Severity.NOTE
+        yield book.finding(
+            "version-differs",
+            severity,
+            case="cuda"
+            if name == "cuda"
+            else "nccl"
+            if name == "nccl"
+            else "deepspeed"
+            if name == "deepspeed"
+            else "python"
+            if name == "python"
+            else "",
+            evidence=tuple(f"rank {ranks[0]} loaded {loaded[ranks[0]]}" for _, ranks in groups),
+            difference=said(difference, by_rank(claims)),
+        )
 
 
 def communication_variable_differs(claims: Sequence[Claim]) -> Iterator[Finding]:
     """A variable that steers communication is not the same on every rank."""
     names = sorted({name for claim in claims for name in claim.fingerprint if name.isupper() and name not in OWN})
     for difference in differences(claims, names):
+        name, in_words = difference.name, said(difference, by_rank(claims))
         values = {value for value, _ in difference.others} | {difference.usual}
-        free = difference.name in HARMLESS or (difference.name in OF_THE_HOST and ABSENT not in values)
-        title = said(difference, by_rank(claims))
-        if free:
-            yield Finding.note("communication-variable-differs", title)
-            continue
-        if difference.name in OF_THE_HOST:
-            yield Finding.warning(
-                "communication-variable-differs", title, fix=OWN_DEVICE, steps=_own_device(difference)
+        if name in HARMLESS or (name in OF_THE_HOST and ABSENT not in values):
+            yield book.finding("communication-variable-differs", Severity.NOTE, case="harmless", difference=in_words)
+        elif name in OF_THE_HOST:
+            yield book.finding(
+                "communication-variable-differs",
+                Severity.WARNING,
+                case="of-the-host",
+                difference=in_words,
+                variable=name,
+                setting=f"{name}={DEVICE[name]}",
             )
-            continue
-        given, whose = _proposed(difference)
-        yield Finding.warning(
-            "communication-variable-differs",
-            title,
-            fix=f"give it to every rank{whose}, or to none (DeepSpeed forwards what ~/.deepspeed_env holds)",
-            steps=(
-                step("printf '%s\\n' {line} >> ~/.deepspeed_env", line=f"{difference.name}={given}"),
-                instead("unset {variable}", variable=difference.name),
-            ),
-        )
+        else:
+            value, rank, is_most = _proposed(difference)
+            yield book.finding(
+                "communication-variable-differs",
+                Severity.WARNING,
+                case="as-most"
+                if is_most and rank is None
+                else "as-most-that-have-one"
+                if is_most
+                else ""
+                if rank is None
+                else "as-one",
+                difference=in_words,
+                variable=name,
+                setting=f"{name}={value}",
+                rank=rank,
+            )
 
 
-def _own_device(difference: RankDifference) -> tuple[Step, ...]:
-    name = difference.name
-    return step("unset {variable}", variable=name), instead("export {setting}", setting=f"{name}={DEVICE[name]}")
-
-
-def _proposed(difference: RankDifference) -> tuple[str, str]:
-    """The value that all ranks could have, and whose it is: that of most ranks; where two are as frequent, that of the
-    lowest rank."""
+def _proposed(difference: RankDifference) -> tuple[str, int | None, bool]:
+    """The value that all ranks could have: that of most ranks; where two are as frequent, that of the lowest rank. The rank
+    that has it, None where that need not be said; and whether most have it, or most of those that have any."""
     if difference.usual not in {None, "", ABSENT}:
-        return str(difference.usual), ", with the value of most ranks"
+        return str(difference.usual), None, True
     given = [(value, ranks) for value, ranks in difference.others if value not in {"", ABSENT}]
     if not given:
-        return "VALUE", ""
+        return "VALUE", None, False
     value, ranks = min(given, key=lambda group: (-len(group[1]), group[1]))
     tie = sum(len(others) == len(ranks) for _, others in given) > 1
-    if tie or len(ranks) == 1:
-        return value, f", with the value of rank {ranks[0]}"
-    return value, f", with the value of most of those that have one (rank {ranks[0]})"
+    return value, ranks[0], not tie and len(ranks) > 1
 
 
 def _nccl_version() -> str | None:

@@ -9,16 +9,11 @@ from statistics import median
 from dsdoctor.comm.mesh.matrix import ARRIVED, Blocked, HostPair, Mesh, Side, blocked, peers_of
 from dsdoctor.comm.models import Claim, Interface
 from dsdoctor.comm.results import ConnectOutcome, Reach
-from dsdoctor.core.finding import Finding, Step, step
+from dsdoctor.core.finding import Finding, Severity, Step, step
 from dsdoctor.ranks.nodelist import in_words
+from dsdoctor.rules import book
 
-MOST_NAMED = 4
-RANGE = step("sysctl net.ipv4.ip_local_port_range")
-LIMITS = (
-    step("sudo nft list ruleset | grep -iE 'ct count|limit'"),
-    step("sudo iptables -S | grep -i limit"),
-    step("sysctl net.netfilter.nf_conntrack_count net.netfilter.nf_conntrack_max"),
-)
+MAX_NAMED = 4
 UNREACHABLE = "unreachable: a firewall that rejects, or no route on the way"
 
 
@@ -111,8 +106,15 @@ class _Case:
         return found
 
     @property
-    def ways(self) -> str:
+    def outcomes(self) -> str:
+        """How the attempts ended."""
         return " and ".join(sorted({said(reach.outcome) for reach in self.failed}))
+
+    @property
+    def address(self) -> str:
+        """Where to look which way the kernel takes: that of a way that is not the rank's own, if there is one."""
+        detour = next(iter(self.detours.values()), None)
+        return detour.address if detour else self.failed[0].address
 
     @property
     def peers(self) -> str:
@@ -127,7 +129,7 @@ class _Case:
     def evidence(self) -> tuple[str, ...]:
         return tuple(
             f"{self.mesh.who(reach.source)} -> {self.mesh.who(reach.target)} at {reach.address}: {reach.outcome.value}"
-            for reach in self.failed[:MOST_NAMED]
+            for reach in self.failed[:MAX_NAMED]
         )
 
     def _leads_to(self, host: str) -> bool:
@@ -143,98 +145,84 @@ def _cases(mesh: Mesh) -> Iterator[_Case]:
 
 def _of_the_master(case: _Case) -> Finding:
     master, group = case.mesh.master, case.group
-    others = hosts_in_words(host for host in (group.host, *group.peers) if host != master)
-    if case.both_ways:
-        title = (
-            f"{master} and {others} reach each other on the master's port only: connections to other ports {case.ways}"
-        )
-    else:
-        title = f"{others} cannot connect to {master} on any other port than the master's: {case.ways}"
+    severity = Severity.ERROR if case.grave else Severity.WARNING
     if group.side is Side.EVERYWHERE:
         every = len(group.pairs) == sum(one != other for one, other in case.mesh.outcomes)
-        those = hosts_in_words((group.host, *group.peers))
-        title = (
-            f"{'' if every else 'most '}connections between {those} fail, but for those to the master's port on {master}: "
-            f"{case.ways}"
+        return book.finding(
+            "mesh-only-master-port",
+            severity,
+            case="everywhere" if every else "nearly-everywhere",
+            evidence=case.evidence,
+            hosts=hosts_in_words((group.host, *group.peers)),
+            master=master,
+            outcomes=case.outcomes,
         )
-    return (Finding.error if case.grave else Finding.warning)(
+    return book.finding(
         "mesh-only-master-port",
-        title,
+        severity,
+        case="" if case.both_ways else "one-way",
         evidence=case.evidence,
-        fix="open the range of ephemeral ports "
-        + ("between the hosts, in both directions" if case.both_ways else f"in the firewall of {master}"),
-        steps=(RANGE,),
+        others=hosts_in_words(host for host in (group.host, *group.peers) if host != master),
+        master=master,
+        outcomes=case.outcomes,
     )
 
 
 def _of_one_way(case: _Case) -> Finding:
-    source, target = case.group.pairs[0]
-    sources = source
-    if case.group.side is Side.TO:
-        target, sources = case.group.host, case.peers
-        back = f"{target} can connect to {'them' if len(case.group.peers) > 1 else sources}"
-        title = f"{sources} cannot connect to {target} ({case.ways}), while {back}"
-    elif case.group.side is Side.FROM:
-        source, target = case.group.host, case.peers
-        title = f"{source} cannot connect to {target} ({case.ways}), while they can connect to {source}"
-    else:
-        title = f"{source} cannot connect to {target} ({case.ways}), while {target} can connect to {source}"
-    title, fix, steps = _why(case, title)
-    if not fix and case.group.side is Side.FROM:
-        fix, steps = f"look at the rules of {source}'s firewall for connections that leave it", (_route(case),)
-    return (Finding.error if case.grave else Finding.warning)(
+    group, (source, target) = case.group, case.group.pairs[0]
+    if group.side in {Side.TO, Side.FROM}:
+        source, target = (case.peers, group.host) if group.side is Side.TO else (group.host, case.peers)
+    nat, detour = case.translated, next(iter(case.detours.values()), None)
+    host = case.mesh.hosts(nat)[0] if nat else next(iter(case.detours), None)
+    return book.finding(
         "mesh-one-way",
-        title,
+        Severity.ERROR if case.grave else Severity.WARNING,
+        case="limited"
+        if case.limited
+        else "nat"
+        if nat
+        else "detour"
+        if detour
+        else "from-one-host"
+        if group.side is Side.FROM
+        else "",
         evidence=(*(way.said for way in tuple(case.detours.values())[1:]), *case.evidence),
-        fix=fix or f"let {target} accept connections from {sources} on all ephemeral ports",
-        steps=steps or (RANGE,),
+        sources=source,
+        targets=target,
+        outcomes=case.outcomes,
+        host=host,
+        address=case.mesh.by_rank[nat.source].address if nat and not case.limited else case.address,
+        seen=nat.seen_as if nat else None,
+        detour=detour.said if detour else None,
     )
 
 
 def _of_both_ways(case: _Case) -> Finding:
     group, master = case.group, case.mesh.master
-    title = f"{group.host} and {case.peers} do not reach each other: {case.ways}"
-    if group.side is Side.TWO and not case.detours and master not in {group.host, *group.peers}:
-        title += f"; both reach {master}"
-    where = {Side.TWO: "between these two", Side.EVERYWHERE: "between the hosts"}.get(group.side, f"of {group.host}")
-    title, fix, steps = _why(case, title)
-    return Finding.error(
+    sender, detour = next(iter(case.detours.items()), (None, None))
+    reaches = master not in {group.host, *group.peers}
+    return book.finding(
         "mesh-unreached",
-        title,
+        Severity.ERROR,
+        case="limited"
+        if case.limited
+        else "detour"
+        if detour
+        else ("pair-reaches-master" if reaches else "pair")
+        if group.side is Side.TWO
+        else "everywhere"
+        if group.side is Side.EVERYWHERE
+        else "",
         evidence=(*(way.said for way in tuple(case.detours.values())[1:]), *case.evidence),
-        fix=fix or f"look at the route, the switch and the firewall {where}",
-        steps=steps or (_route(case),),
+        host=group.host,
+        peers=case.peers,
+        outcomes=case.outcomes,
+        master=master,
+        targets=hosts_in_words({target for _, target in group.pairs}),
+        sender=sender,
+        detour=detour.said if detour else None,
+        address=case.address,
     )
-
-
-def _why(case: _Case, title: str) -> tuple[str, str, tuple[Step, ...]]:
-    """The title with the cause that is known, its fix and steps; both empty where none is."""
-    reach = case.translated
-    if case.limited:
-        where = hosts_in_words({target for _, target in case.group.pairs})
-        return (
-            f"{title}: connections worked at first, and later ones fail",
-            f"look on {where} for a limit on connections (connlimit, hashlimit, a full table of connections), and raise it",
-            LIMITS,
-        )
-    if reach is not None and not case.both_ways:
-        host, address = case.mesh.hosts(reach)[0], case.mesh.by_rank[reach.source].address
-        return (
-            f"{title}: {host}'s address {address} is not reachable from outside of its network; its connections come "
-            f"from {reach.seen_as} (NAT)",
-            f"give {host} an address that the others reach (for a container: the host's network), or a route to {address}",
-            (step("ip route get {address}", address=address),),
-        )
-    if case.detours:
-        host, way = next(iter(case.detours.items()))
-        return f"{title}: {way.said}", f"correct the route on {host}", (_route(case),)
-    return title, "", ()
-
-
-def _route(case: _Case) -> Step:
-    """The step that shows which way the kernel takes; on the host that takes another one than the others, if one does."""
-    taken = next(iter(case.detours.values()), None)
-    return step("ip route get {address}", address=taken.address if taken else case.failed[0].address)
 
 
 def said(outcome: ConnectOutcome) -> str:
@@ -249,7 +237,7 @@ def hosts_in_words(hosts: Iterable[str]) -> str:
     ('n1', 'n1, n2 and n3', 'n[0-8]')
     """
     names = sorted(hosts)
-    if len(names) > MOST_NAMED:
+    if len(names) > MAX_NAMED:
         return in_words(names)
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
@@ -260,10 +248,10 @@ BLOCKED_CHECKS = (mesh_only_master_port, mesh_one_way, mesh_unreached)
 # What became of the messages on open connections -> findings about MTUs and lossy links. Judges, never looks.
 
 
-LOSS = 0.01
+LOSSY_SHARE = 0.01
 """The share of segments sent again from which a link counts as lossy; healthy links in a data centre lose fewer than 1 in
 10,000."""
-ENOUGH = 100
+MIN_SEGMENTS = 100
 ETHERNET = 1500
 
 
@@ -276,9 +264,9 @@ def mesh_mtu_hole(mesh: Mesh) -> Iterator[Finding]:
     tried = {pair for pair in mesh.outcomes if pair[0] != pair[1]}
     peers = peers_of(left)
     if _is_everywhere(left, tried):
-        what = "large messages" if len(left) == len(tried) else "most large messages"
+        messages = "large messages" if len(left) == len(tried) else "most large messages"
         stalled = [reach for those in left.values() for reach in those]
-        yield _hole(mesh, f"{what} between {hosts_in_words(peers)}", "every host", stalled)
+        yield _hole(mesh, f"{messages} between {hosts_in_words(peers)}", "every host", stalled)
         return
     while left:
         first = next(iter(left))[0]
@@ -292,8 +280,8 @@ def mesh_mtu_hole(mesh: Mesh) -> Iterator[Finding]:
 def _hole_at(mesh: Mesh, host: str, others: set[str], stalled: list[Reach]) -> Finding:
     """The finding on the messages that stall to and from a host."""
     if len(others) > 1:
-        what = f"large messages between {host} and each of {hosts_in_words(others)}"
-        return _hole(mesh, what, host, stalled, at=host)
+        messages = f"large messages between {host} and each of {hosts_in_words(others)}"
+        return _hole(mesh, messages, host, stalled, at=host)
     source, target = mesh.hosts(_clearest(stalled))
     return _hole(mesh, f"large messages from {source} to {target}", "both hosts", stalled, at=host)
 
@@ -303,23 +291,26 @@ def _clearest(stalled: list[Reach]) -> Reach:
     return min((reach for reach in stalled if reach.usable), key=lambda reach: reach.usable or 0, default=stalled[0])
 
 
-def _hole(mesh: Mesh, what: str, whose: str, stalled: list[Reach], *, at: str = "") -> Finding:
+def _hole(mesh: Mesh, messages: str, hosts: str, stalled: list[Reach], *, at: str = "") -> Finding:
     """The finding on messages that stall; ``at``: the host whose MTU is to be set, by default that of the clearest."""
     reach = _clearest(stalled)
     usable, source = reach.usable or None, mesh.hosts(reach)[0]
     mtu = _mtu(mesh.by_rank[reach.source])
-    arrives = f": packets of at most {usable} bytes arrive" if usable else ": an MTU on the path is too small"
-    return Finding.error(
+    return book.finding(
         "mesh-mtu-hole",
-        f"{what} never arrive, small ones do{arrives}"
-        + (f", and the interface of {source} sends {mtu}" if usable and mtu else ""),
+        Severity.ERROR,
+        case=("larger-mtu" if mtu else "measured") if usable else "",
         evidence=(
             f"{mesh.who(reach.source)} -> {mesh.who(reach.target)} at {reach.address}: the greeting arrived, then nothing of "
             f"1 MB; its interface has MTU {mtu}, the path is taken for {reach.pmtu}, segments of {reach.mss}, "
             f"{reach.retransmits} sent again",
         ),
-        fix=f"have the path let larger packets through, or give {whose} its MTU",
         steps=_steps(mesh, mesh.first_of[at or source], reach, usable),
+        messages=messages,
+        bytes=usable,
+        source=source,
+        mtu=mtu,
+        hosts=hosts,
     )
 
 
@@ -340,17 +331,19 @@ def _mtu(claim: Claim) -> int | None:
 
 def mesh_lossy(mesh: Mesh) -> Iterator[Finding]:
     """Packets between two hosts are lost and sent again."""
-    tried = {pair: counts for pair, counts in _sent_again(mesh).items() if counts[1] >= ENOUGH}
-    left = {pair: counts for pair, counts in tried.items() if counts[0] / counts[1] >= LOSS}
+    tried = {pair: counts for pair, counts in _sent_again(mesh).items() if counts[1] >= MIN_SEGMENTS}
+    left = {pair: counts for pair, counts in tried.items() if counts[0] / counts[1] >= LOSSY_SHARE}
     while left:
-        where, pairs = _most_common_place(left, tried)
+        place, pairs = _most_common_place(left, tried)
         again, segments = (sum(tried[pair][count] for pair in pairs) for count in (0, 1))
-        yield Finding.warning(
+        yield book.finding(
             "mesh-lossy",
-            f"{where} loses packets: {again} of {segments} segments were sent again ({again / segments:.1%})",
+            Severity.WARNING,
             evidence=tuple(f"{a} -> {b}: {tried[a, b][0]} of {tried[a, b][1]}" for a, b in pairs[:4] if len(pairs) > 1),
-            fix="look at the counters of errors and drops on both ends and on the switch between",
-            steps=(step("ip -s link"), step("ethtool -S {interface} | grep -E 'err|drop|crc'")),
+            place=place,
+            again=again,
+            segments=segments,
+            share=f"{again / segments:.1%}",
         )
         explained = set(pairs)
         left = {pair: counts for pair, counts in left.items() if pair not in explained}
@@ -380,7 +373,11 @@ def _most_common_place(lossy: SentAgain, tried: SentAgain) -> tuple[str, list[Ho
     if at_one and 2 * len(peers[first]) >= len(peers_of(pair for pair in tried if first in pair)[first]):
         return f"{first}, with {len(peers[first])} other hosts,", [pair for pair in pairs if first in pair]
     if host := _common_host(peers, tried):
-        here = [pair for pair in sorted(tried) if host in pair and (pair in lossy or _share(tried, [pair]) >= LOSS / 2)]
+        here = [
+            pair
+            for pair in sorted(tried)
+            if host in pair and (pair in lossy or _share(tried, [pair]) >= LOSSY_SHARE / 2)
+        ]
         count = len(peers_of(here)[host])
         return host + (f", with {count} other hosts," if count > 1 else ""), here
     one, other = pairs[0]
@@ -397,8 +394,8 @@ def _common_host(hosts: Iterable[str], tried: SentAgain) -> str | None:
         rest = [pair for pair in tried if host not in pair]
         if (
             rest
-            and _share(tried, rest) < LOSS / 5
-            and _share(tried, [pair for pair in tried if host in pair]) >= LOSS / 2
+            and _share(tried, rest) < LOSSY_SHARE / 5
+            and _share(tried, [pair for pair in tried if host in pair]) >= LOSSY_SHARE / 2
         ):
             found.append(host)
     return found[0] if len(found) == 1 else None

@@ -8,9 +8,8 @@ from dsdoctor.comm.mesh.blocked_checks import hosts_in_words
 from dsdoctor.comm.mesh.matrix import ARRIVED, Mesh, misplaced, shared_addresses
 from dsdoctor.comm.models import Claim, by_rank, named
 from dsdoctor.comm.results import Reach
-from dsdoctor.core.finding import Finding, Step, step
-
-NAME_IT = step("export GLOO_SOCKET_IFNAME={interface} NCCL_SOCKET_IFNAME={interface}")
+from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.rules import book
 
 
 def mesh_loopback_address(mesh: Mesh) -> Iterator[Finding]:
@@ -23,12 +22,14 @@ def mesh_loopback_address(mesh: Mesh) -> Iterator[Finding]:
             called = called or any(mesh.hosts(reach)[1] == host for reach in mesh.reaches if reach.via_other)
             alike.setdefault((called, _way(claim), claim.address), []).append(claim)
     for (called, *_), those in alike.items():
-        yield (Finding.error if called else Finding.warning)(
+        yield book.finding(
             "mesh-loopback-address",
-            f"{_ranks(mesh, those)} would listen on {those[0].address}, which no other host can reach",
+            Severity.ERROR if called else Severity.WARNING,
+            case="" if len(those) == 1 else "several",
             evidence=_why(those),
-            fix=f"name the interface on {_each(those)}, or give {_its(those)} its real address in /etc/hosts",
-            steps=(_name_it(those[0]),),
+            ranks=_ranks(mesh, those),
+            address=those[0].address,
+            interface=_way(those[0]),
         )
 
 
@@ -44,31 +45,43 @@ def mesh_wrong_interface(mesh: Mesh) -> Iterator[Finding]:
         claim = mesh.first_of[host]
         alike.setdefault((claim.interface, _way(claim), _rule(claim)), []).append(claim)
     for those in alike.values():
-        first, routed = those[0], _way(those[0]) or "the other one"
-        who = ", ".join(mesh.who(rank) for rank in sorted(sources[first.host])[:3]) if len(those) == 1 else "the others"
-        what, which = f"would use {first.interface}", f"{first.other} on {routed} they can"
+        first, turned = those[0], tuple(_turned(mesh, those))
         if len(those) == 1:
-            what += f" {first.address}"
-        turned = tuple(_turned(mesh, those))
-        yield Finding.error(
-            "mesh-wrong-interface",
-            f"{_ranks(mesh, those)} {what}, which {who} cannot reach; {which if len(those) == 1 else f'{routed} they can'}",
-            evidence=(*turned[:4], *_why(those)),
-            fix=f"name the interface that reaches the others on {_each(those)}"
-            + (", or correct its route" if turned else ""),
-            steps=(_name_it(first),),
-        )
+            yield book.finding(
+                "mesh-wrong-interface",
+                Severity.ERROR,
+                case="rerouted" if turned else "",
+                evidence=(*turned[:4], *_why(those)),
+                ranks=_ranks(mesh, those),
+                interface=first.interface,
+                address=first.address,
+                others=[mesh.who(rank) for rank in sorted(sources[first.host])[:3]],
+                other_address=first.other,
+                other=_way(first),
+                routed=_way(first),
+            )
+        else:
+            yield book.finding(
+                "mesh-wrong-interface",
+                Severity.ERROR,
+                case="several-rerouted" if turned else "several",
+                evidence=(*turned[:4], *_why(those)),
+                ranks=_ranks(mesh, those),
+                interface=first.interface,
+                other=_way(first),
+                routed=_way(first),
+            )
 
 
 def mesh_address_shared(mesh: Mesh) -> Iterator[Finding]:
     """Ranks of several hosts offer the same address, and it does not lead to all of them."""
     for address, hosts in shared_addresses(mesh).items():
-        yield Finding.error(
+        yield book.finding(
             "mesh-address-shared",
-            f"{hosts_in_words(hosts)} have the same address {address}: who connects there reaches one of them only",
+            Severity.ERROR,
             evidence=(*_also(mesh, address, hosts), *_why([mesh.first_of[host] for host in hosts])[:4]),
-            fix="give each host its own address; containers the network of their host, or name another interface",
-            steps=(step("ip -brief address"), NAME_IT),
+            hosts=hosts_in_words(hosts),
+            address=address,
         )
 
 
@@ -82,12 +95,14 @@ def mesh_rank_unreached(mesh: Mesh) -> Iterator[Finding]:
     for target, failed in sorted(unreached.items()):
         failed = [reach for reach in failed if mesh.way(mesh.hosts(reach)) is None or len(set(mesh.hosts(reach))) == 1]
         if failed and not wrong & {*mesh.hosts(failed[0])}:
-            yield Finding.error(
+            yield book.finding(
                 "mesh-rank-unreached",
-                f"{mesh.who(target)} is not reached by {len(failed)} of the others: {failed[0].outcome.value} at "
-                f"{failed[0].address}",
+                Severity.ERROR,
                 evidence=tuple(f"from {mesh.who(reach.source)}: {reach.outcome.value}" for reach in failed[:4]),
-                fix="see on that host whether the process still runs, and what its state is",
+                rank=mesh.who(target),
+                count=len(failed),
+                outcome=failed[0].outcome.value,
+                address=failed[0].address,
             )
 
 
@@ -113,14 +128,6 @@ def _ranks(mesh: Mesh, those: Sequence[Claim]) -> str:
     return named(sorted(claim.rank for claim in those), by_rank(mesh.claims))
 
 
-def _each(those: Sequence[Claim]) -> str:
-    return "that host" if len(those) == 1 else "these hosts"
-
-
-def _its(those: Sequence[Claim]) -> str:
-    return "its name" if len(those) == 1 else "each name"
-
-
 def _way(claim: Claim) -> str:
     """The interface by which a rank reaches the master, "" where that is not known."""
     return claim.local.routed.name if claim.local and claim.local.routed else ""
@@ -135,12 +142,6 @@ def _why(those: Sequence[Claim]) -> tuple[str, ...]:
     chosen = [claim.local.chosen for claim in those if claim.local and claim.local.chosen]
     rules = (f"it takes {one.name} {one.address} because {one.because}" for one in chosen)
     return tuple(dict.fromkeys(rules))[:4]
-
-
-def _name_it(claim: Claim) -> Step:
-    """The step that names the interface by which a rank reaches the master."""
-    routed = claim.local.routed if claim.local else None
-    return NAME_IT.filled({"interface": routed.name} if routed else {})
 
 
 CHECKS = (

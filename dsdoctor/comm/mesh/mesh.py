@@ -22,7 +22,7 @@ from dsdoctor.comm.results import ConnectOutcome, Reach
 # The largest packet that arrives, found by trying many sizes at the same time. Knows nothing of networks.
 
 
-LEAST = 576
+MIN_PACKET_BYTES = 576
 """Every network that carries IPv4 lets through so many bytes (RFC 791); IPv6 asks for 1280."""
 AT_ONCE = 16
 
@@ -34,17 +34,17 @@ def largest_that_arrives(arrives: Callable[[int], bool], most: int, *, until: fl
     >>> largest_that_arrives(lambda size: size <= 1400, 9000, until=time.monotonic() + 60)
     1400
     """
-    low, high = LEAST - 1, most
+    low, high = MIN_PACKET_BYTES - 1, most
     with ThreadPoolExecutor(AT_ONCE) as pool:
         while high - low > 1 and time.monotonic() < until:
             sizes = sorted({low + max((high - low) * part // (AT_ONCE + 1), 1) for part in range(1, AT_ONCE + 1)})
             seen = dict(zip(sizes, pool.map(arrives, sizes), strict=True))
             good = [size for size, arrived in seen.items() if arrived]
-            if not good and low < LEAST:
+            if not good and low < MIN_PACKET_BYTES:
                 return None
             low = max(good, default=low)
             high = min((size for size, arrived in seen.items() if not arrived and size > low), default=high)
-    return low if low >= LEAST else None
+    return low if low >= MIN_PACKET_BYTES else None
 
 
 # Address and port -> how a plain TCP connection ends, and who listens.
@@ -168,7 +168,7 @@ CALL = struct.Struct("!5s16sIIQ")
 ANSWER = struct.Struct("!5s16sI46s")
 PIECE = 1 << 16
 LARGE, SMALL = 1 << 20, 1 << 14
-PATIENCE = 3.0
+CONNECT_TIMEOUT_SECONDS = 3.0
 """Seconds for a connection, for an answer, and for each next piece of a large message."""
 ALL_PAIRS = 64
 """Up to so many ranks every pair is tried."""
@@ -222,7 +222,7 @@ def _converse(caller: socket.socket, digest: bytes, rank: int) -> None:
     magic, token, _, _, size = CALL.unpack(_exactly(caller, CALL.size))
     if magic != MAGIC or token != digest or size > LARGE:
         return
-    caller.settimeout(2 * PATIENCE)
+    caller.settimeout(2 * CONNECT_TIMEOUT_SECONDS)
     caller.sendall(ANSWER.pack(MAGIC, digest, rank, _address(caller.getpeername()).encode()))
     for piece in _pieces(size):
         _exactly(caller, piece)
@@ -247,7 +247,9 @@ def reach_all(me: Claim, others: Sequence[Claim], token: str, *, seconds: float)
     def attempt(other: Claim) -> Reach | None:
         if time.monotonic() > until:
             return None
-        return reach(me, other, token, size=_size(me, other), timeout=min(PATIENCE, max(seconds / 3, 0.5)))
+        return reach(
+            me, other, token, size=_size(me, other), timeout=min(CONNECT_TIMEOUT_SECONDS, max(seconds / 3, 0.5))
+        )
 
     with ThreadPoolExecutor(CALLERS) as pool:
         reaches = tuple(found for found in pool.map(attempt, others) if found is not None)

@@ -16,7 +16,7 @@ from dsdoctor.core.redaction import setting
 from dsdoctor.hosts.hostfile import HOST, Complaint, Hostfile, Slots, chosen, parse_deepspeed_env, parse_hostfile
 from dsdoctor.hosts.ssh import for_any_shell
 
-# The question to a host of the hostfile over ssh, and its answer -> a Visit. Runs nothing itself.
+# The question to a host of the hostfile over ssh, and its answer -> a HostProbe. Runs nothing itself.
 
 
 MARK = "@@dsdoctor"
@@ -43,7 +43,7 @@ class Network:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Visit:
+class HostProbe:
     """What a host of the hostfile answered over ssh. ``status`` is ssh's (255: it could not get there; None: not in time).
 
     ``noise`` is what its login scripts print before any command; ``addresses`` are the words of ``hostname -I``; ``modules``
@@ -66,7 +66,7 @@ class Visit:
     seconds: float = 0.0
 
 
-def parse_visit(host: str, answer: Answer) -> Visit:
+def parse_visit(host: str, answer: Answer) -> HostProbe:
     """What a host answered to ``question``.
 
     >>> text = "welcome\\n@@dsdoctor\\nhost nodeb\\naddresses 10.0.0.2 \\nnetwork eth0 10.0.0.2/24\\npython\\nmodules torch\\n"
@@ -79,7 +79,7 @@ def parse_visit(host: str, answer: Answer) -> Visit:
     words = {key: rest.strip() for key, _, rest in reversed(lines)}
     networks = (re.fullmatch(r"(\S+) (\S+)/(\d{1,3})", rest) for key, _, rest in lines if key == "network")
     addresses = filter(_is_address, words.get("addresses", "").split())
-    return Visit(
+    return HostProbe(
         host=host,
         status=answer.returncode,
         stderr=answer.stderr.strip()[-2000:],
@@ -112,8 +112,12 @@ def _listener(host: str, said: str) -> PortListener:
 
 def question(python: str, folder: str, port: int, search_path: str | None) -> str:
     """One command for any login shell. The interpreter is asked in the folder and with the search path that DeepSpeed's
-    launcher would give it; modules are looked for and not imported."""
-    find = f"import importlib.util as u; print(*[n for n in {MODULES!r} if u.find_spec(n)])"
+    launcher would give it, which are only looked at: nothing that lies there is imported, as a sitecustomize would be."""
+    find = (
+        "import importlib.util as u, site, sys; site.addsitedir(site.getusersitepackages()); "
+        "sys.path[:] = [*sys.argv[1].split(':'), *sys.path]; "
+        f"print(*[n for n in {MODULES!r} if u.find_spec(n)])"
+    )
     search = ":".join(part for part in (folder, search_path) if part)
     return for_any_shell(
         QUESTION.format(
@@ -136,7 +140,7 @@ echo "addresses $(hostname -I 2>/dev/null)"
 ip -o addr show scope global 2>/dev/null | while read -r _ name _ address _; do echo "network $name $address"; done
 cd {folder} 2>/dev/null && echo folder
 [ -x {python} ] && echo python
-echo "modules $(PYTHONPATH={search} {python} -c {find} 2>/dev/null)"
+echo "modules $({python} -I -c {find} {search} 2>/dev/null)"
 listener=$(ss -Hltnp "sport = :{port}" 2>/dev/null | head -n 1)
 [ "$listener" ] || listener=$(grep -hi ":{hex} [0-9A-F]*:0000 0A " /proc/net/tcp /proc/net/tcp6 2>/dev/null | head -n 1)
 echo "listener $listener"
@@ -144,8 +148,8 @@ echo "listener $listener"
 
 
 SSH = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
-MOST_AT_ONCE = 256
-MOST_BY_SSH = 1000
+MAX_SSH_AT_ONCE = 256
+MAX_SSH_HOSTS = 1000
 """Hosts to which one host holds a connection each: as many were measured (benchmarks/comm_hosts.py)."""
 LONGEST = 10.0
 """Seconds for one host, where there is no deadline that leaves more: five to connect, the rest for a login shell and a Python on a
@@ -187,7 +191,7 @@ class PreflightFacts:
     ssh: str | None = None
     pdsh: str | None = None
     pdsh_ways: tuple[str, ...] | None = None
-    visits: tuple[Visit, ...] = ()
+    visits: tuple[HostProbe, ...] = ()
     set_here: tuple[str, ...] = ()
     accelerator: str = "cuda"
 
@@ -213,7 +217,7 @@ def look_preflight(
     hosts = None if text is None else parse_hostfile(text)
     if hosts is not None:
         hosts = replace(hosts, hosts=chosen(hosts.hosts, include=include, exclude=exclude))
-    few = hosts is not None and len(hosts.hosts) <= MOST_BY_SSH
+    few = hosts is not None and len(hosts.hosts) <= MAX_SSH_HOSTS
     reachable = [entry for entry in hosts.hosts if HOST.fullmatch(entry.name)] if hosts and few else []
     asked = question(python, folder, port, host.variable("PYTHONPATH"))
     ssh, pdsh = host.which("ssh"), host.which("pdsh") if hosts else None
@@ -271,13 +275,13 @@ def parse_pdsh(answer: Answer) -> tuple[str, ...] | None:
     return tuple(match[1].split(",")) if match else None
 
 
-def _visit_all(host: Host, ssh: str, hosts: Sequence[Slots], asked: str, limit: float) -> tuple[Visit, ...]:
-    def visit(entry: Slots) -> Visit:
+def _visit_all(host: Host, ssh: str, hosts: Sequence[Slots], asked: str, limit: float) -> tuple[HostProbe, ...]:
+    def visit(entry: Slots) -> HostProbe:
         began = time.monotonic()
         visit = parse_visit(entry.name, host.run([ssh, *SSH, entry.name, asked], timeout=limit))
         return replace(visit, seconds=time.monotonic() - began)
 
     if not hosts:
         return ()
-    with ThreadPoolExecutor(max_workers=min(MOST_AT_ONCE, len(hosts))) as pool:
+    with ThreadPoolExecutor(max_workers=min(MAX_SSH_AT_ONCE, len(hosts))) as pool:
         return tuple(pool.map(visit, hosts))

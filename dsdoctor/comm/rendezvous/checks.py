@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from dsdoctor.comm.local.interfaces import bounded, is_loopback
-from dsdoctor.comm.models import MOST_NAMED, Claim, Rank, by_rank, named
+from dsdoctor.comm.models import MAX_NAMED, Claim, Rank, by_rank, named
 from dsdoctor.comm.rendezvous.heartbeat import Heartbeat
 from dsdoctor.comm.rendezvous.notices import Notice
-from dsdoctor.core.finding import Finding, step
+from dsdoctor.core.finding import Finding, Severity, step
 from dsdoctor.core.text import and_more
+from dsdoctor.rules import book
 
 # MASTER_ADDR -> its addresses; an address -> how long the name server takes for its name. Bounded, and never an exception.
 
@@ -40,7 +41,7 @@ def reverse_lookup(address: str) -> float:
 
 
 SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"
-LATE = 15.0
+LATE_SECONDS = 15.0
 """Seconds between the first and the last rank from which a late start is reported; imports alone take some."""
 
 
@@ -80,12 +81,13 @@ def rank_unable(arrivals: Arrivals) -> Iterator[Finding]:
             by_why[" ".join(notice.why.split())[:300]].append(rank)
             hosts[rank] = notice.host
     for why, ranks in by_why.items():
-        yield Finding.error(
+        yield book.finding(
             "rank-unable",
-            f"{named(tuple(ranks), tuple(hosts))} cannot take part: {why}",
-            evidence=("it told rank 0 so, and did not come",),
-            fix="mend it on that host, with the Python that the rank is started with",
-            steps=(step("ssh {host} python -c 'import torch'", host=hosts[ranks[0]]),),
+            Severity.ERROR,
+            evidence=("it reported this to rank 0, and did not join",),
+            ranks=named(tuple(ranks), tuple(hosts)),
+            why=why,
+            host=hosts[ranks[0]],
         )
 
 
@@ -101,17 +103,14 @@ def rank_starting(arrivals: Arrivals) -> Iterator[Finding]:
         hosts = [""] * arrivals.me.world
         for beat in beats:
             hosts[beat.rank] = beat.host
-        longest = max(beat.seconds for beat in beats)
-        verb = "was" if len(beats) == 1 else "were"
-        yield Finding.error(
+        yield book.finding(
             "rank-starting",
-            f"{named([beat.rank for beat in beats], hosts)} {verb} still {at} after {longest:.0f} s",
+            Severity.ERROR,
             evidence=(f"waited {arrivals.waited:.0f} s; it runs, and rank 0 hears of it",),
-            fix="put the Python environment on a local disk, see what else runs on that host, or give the test more time",
-            steps=(
-                step("ssh {host} time python -c 'import torch'", host=beats[0].host),
-                step("python -m dsdoctor comm --deadline 600"),
-            ),
+            ranks=named([beat.rank for beat in beats], hosts),
+            state=at,
+            seconds=f"{max(beat.seconds for beat in beats):.0f}",
+            host=beats[0].host,
         )
 
 
@@ -122,29 +121,29 @@ def rank_missing(arrivals: Arrivals) -> Iterator[Finding]:
         # those findings explain it, and the wait for the others was given up
         return
     here = len({claim.rank for claim in arrivals.claims if claim.rank < me.world})
-    evidence = [f"{here} of {me.world} ranks came in {arrivals.waited:.1f} s: {_places(arrivals.claims)}"]
+    evidence = [f"{here} of {me.world} ranks joined in {arrivals.waited:.1f} s: {_places(arrivals.claims)}"]
     if loopback := [address for address in arrivals.resolved if is_loopback(address)]:
-        evidence.append(
-            f"MASTER_ADDR {me.master} is {loopback[0]}, by which every host means itself: no other host comes by it"
-        )
+        evidence.append(f"MASTER_ADDR {me.master} is {loopback[0]}, a loopback address: other hosts cannot reach it")
     elif means := [address for address in arrivals.resolved if address != me.master]:
         evidence.append(
-            f"MASTER_ADDR {me.master} is {', '.join(means[:3])} here; a host on which it is another does not come"
+            f"MASTER_ADDR {me.master} is {', '.join(means[:3])} here; hosts that resolve it differently cannot join"
         )
     evidence += [
-        f"a rank {rank} on {notice.host} with MASTER_PORT {notice.port} asked here: it is this job's, or another job's"
+        f"a rank {rank} on {notice.host} with MASTER_PORT {notice.port} connected here, from this job or another"
         for rank, notice in sorted(arrivals.perhaps.items())
         if rank in missing
     ][:3]
     hosts = {me.hosts[rank] for rank in missing if rank < len(me.hosts)}
     there = [step("ssh {host} python -m dsdoctor comm --quick", host=host) for host in sorted(hosts)[:3]]
     connect = step("timeout 5 bash -c '</dev/tcp/$0/$1' {host} {port} && echo reachable", host=me.master, port=me.port)
-    yield Finding.error(
+    yield book.finding(
         "rank-missing",
-        f"{named(missing, me.hosts)} never came; waited {arrivals.waited:.0f} s at {me.master}:{me.port}",
-        evidence=tuple(evidence),
-        fix="see in the launcher's output whether it was started there; if it was, its own lines say why it cannot come",
-        steps=there or (connect,),
+        Severity.ERROR,
+        evidence=evidence,
+        steps=there or [connect],
+        ranks=named(missing, me.hosts),
+        seconds=f"{arrivals.waited:.0f}",
+        where=f"{me.master}:{me.port}",
     )
 
 
@@ -155,15 +154,13 @@ def rank_duplicated(arrivals: Arrivals) -> Iterator[Finding]:
         claimed[claim.rank].append(claim)
     for rank, several in sorted(claimed.items()):
         if len(several) > 1:
-            yield Finding.error(
+            yield book.finding(
                 "rank-duplicated",
-                f"{len(several)} processes say that they are rank {rank}: "
-                + and_more([f"pid {claim.pid} on {claim.host}" for claim in several], MOST_NAMED),
+                Severity.ERROR,
                 evidence=(f"no process is {named(arrivals.missing, ())}",) if arrivals.missing else (),
-                fix="give every process a RANK of its own: one --node_rank for each node, one port for each job",
-                steps=(
-                    step("env | grep -E '^(RANK|LOCAL_RANK|WORLD_SIZE|MASTER_|SLURM_PROCID|OMPI_COMM_WORLD_RANK)'"),
-                ),
+                count=len(several),
+                rank=rank,
+                processes=and_more([f"pid {claim.pid} on {claim.host}" for claim in several], MAX_NAMED),
             )
 
 
@@ -175,11 +172,11 @@ def world_size_differs(arrivals: Arrivals) -> Iterator[Finding]:
     if len(by_world) < 2 and all(claim.world == arrivals.me.world for claim in arrivals.claims):
         return
     by_world.setdefault(arrivals.me.world, [])
-    told = sorted(by_world.items(), key=lambda item: len(item[1]))
-    yield Finding.error(
+    sizes = sorted(by_world.items(), key=lambda item: len(item[1]))
+    yield book.finding(
         "world-size-differs",
-        "; ".join(f"world size {world}: {_places(claims) or 'rank 0'}" for world, claims in told),
-        fix="start every node's launcher with the same --nnodes and --nproc_per_node, and unset WORLD_SIZE",
+        Severity.ERROR,
+        sizes="; ".join(f"world size {world}: {_places(claims) or 'rank 0'}" for world, claims in sizes),
     )
 
 
@@ -191,28 +188,25 @@ def gpu_shared(arrivals: Arrivals) -> Iterator[Finding]:
             by_gpu[claim.host, claim.gpu].append(claim)
     for (host, gpu), several in by_gpu.items():
         if len({claim.rank for claim in several}) > 1:
-            ranks = ", ".join(f"{claim.rank} (LOCAL_RANK {claim.local_rank})" for claim in several)
-            yield Finding.error(
-                "gpu-shared",
-                f"ranks {ranks} on {host} would use the same GPU {gpu}",
-                fix="start as many ranks as there are GPUs, each with a LOCAL_RANK of its own",
-            )
+            ranks = [f"{claim.rank} (LOCAL_RANK {claim.local_rank})" for claim in several]
+            yield book.finding("gpu-shared", Severity.ERROR, ranks=ranks, host=host, gpu=gpu)
 
 
 def rank_arrives_late(arrivals: Arrivals) -> Iterator[Finding]:
     """A rank came much later than the others."""
     came = sorted(arrivals.claims, key=lambda claim: claim.seen)
-    if arrivals.missing or len(came) < 2 or came[-1].seen - came[0].seen < LATE:
+    if arrivals.missing or len(came) < 2 or came[-1].seen - came[0].seen < LATE_SECONDS:
         return
     last = came[-1]
     own = last.arrived - last.started
-    yield Finding.warning(
+    yield book.finding(
         "rank-arrives-late",
-        f"rank {last.rank} ({last.host}) came {last.seen - came[0].seen:.0f} s after the first",
+        Severity.WARNING,
+        case="" if own > LATE_SECONDS / 2 else "started-late",
         evidence=(f"it took {own:.1f} s from its own start to the rendezvous",),
-        fix="put the Python environment on a local disk, and see what else runs on that host"
-        if own > LATE / 2
-        else "it was started late: see the launcher and the queue of that host",
+        rank=last.rank,
+        host=last.host,
+        seconds=f"{last.seen - came[0].seen:.0f}",
     )
 
 

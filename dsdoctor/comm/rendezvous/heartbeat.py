@@ -287,18 +287,16 @@ class Door:
     def take(self) -> socket.socket | None:
         """The listening socket, which nobody else answers on any more; None where that is not sure. Called in the other process."""
         self._mine.close()
-        with self._theirs:
+        # any other failure: the first process is gone, and answers no more
+        with self._theirs, contextlib.suppress(OSError):
             try:
                 self._theirs.settimeout(ANSWER_TIMEOUT_SECONDS)
                 self._theirs.sendall(b".")
                 while self._theirs.recv(1):
-                    pass
+                    continue
             except TimeoutError:
                 self._listening.close()
                 return None
-            except OSError:
-                # the first process is gone, and answers no more
-                pass
         return self._listening
 
     def close(self) -> None:

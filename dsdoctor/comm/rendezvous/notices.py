@@ -31,7 +31,7 @@ NONCE = b"who\n"
 PROBE = b"\x00" + struct.pack("=I", 0x3C85F7CE) + b"\x0d" + NONCE
 """What torch's own client sends first (TCPStore.cpp, TCPStoreBackend.hpp): VALIDATE with its magic number, then PING with four
 bytes that a store sends back. They end the line here, so that a listener of ours can answer too. torch before 2.2 has no PING."""
-LARGEST_ANSWER = 4096
+MAX_ANSWER_BYTES = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,10 +94,10 @@ def _told(answer: bytes, here: bool) -> Listener:
 def _answer(opened: socket.socket, seconds: float) -> bytes:
     """What comes up to the end of a line. Raises TimeoutError where nothing comes."""
     until, text = time.monotonic() + seconds, b""
-    while b"\n" not in text and len(text) < LARGEST_ANSWER:
+    while b"\n" not in text and len(text) < MAX_ANSWER_BYTES:
         opened.settimeout(max(until - time.monotonic(), 0.01))
         try:
-            part = opened.recv(LARGEST_ANSWER)
+            part = opened.recv(MAX_ANSWER_BYTES)
         except TimeoutError:
             if not text:
                 raise
@@ -109,13 +109,13 @@ def _answer(opened: socket.socket, seconds: float) -> bytes:
 
 
 PORTS = 3
-LARGEST = 4096
+MAX_NOTICE_BYTES = 4096
 PATIENCE, CONNECT = 2.0, 0.5
 """Seconds in all for a line, and for a connection: who waits for one looks after ranks meanwhile."""
 RETRY = 0.3
 UNNAMED = "0"
 """The run of a job that no launcher has named."""
-MOST_HELD = 64
+MAX_HELD = 64
 """Connections that rank 0 keeps open."""
 HEARD = b"dsdoctor: heard\n"
 
@@ -171,7 +171,7 @@ class NoticeListener:
             # who breaks off, sends something else or belongs to another run is not heard
             with contextlib.suppress(OSError, msgspec.MsgspecError), contextlib.ExitStack() as unless_held:
                 unless_held.enter_context(caller)
-                if self._attend(caller) and len(self._held) < MOST_HELD:
+                if self._attend(caller) and len(self._held) < MAX_HELD:
                     unless_held.pop_all()
                     self._held.append(caller)
 
@@ -203,9 +203,9 @@ def _listening(rank: Rank) -> socket.socket | None:
 def read_line(caller: socket.socket) -> bytes:
     """What a caller sends up to the end of its line, or as far as it comes in the time that it has in all."""
     until, text = time.monotonic() + PATIENCE, b""
-    while b"\n" not in text and len(text) < LARGEST and (left := until - time.monotonic()) > 0:
+    while b"\n" not in text and len(text) < MAX_NOTICE_BYTES and (left := until - time.monotonic()) > 0:
         caller.settimeout(left)
-        part = caller.recv(LARGEST)
+        part = caller.recv(MAX_NOTICE_BYTES)
         if not part:
             break
         text += part
@@ -215,7 +215,7 @@ def read_line(caller: socket.socket) -> bytes:
 def send_notice(master: str, port: int, notice: Notice, *, seconds: float, stay: float = 0.0) -> bool:
     """Tell rank 0, at the master's address and port, why a rank cannot come, again until it hears or the time is over; whether it
     heard. Then wait until rank 0 has ended, for ``stay`` seconds at most."""
-    line = msgspec.json.encode(replace(notice, why=notice.why[: LARGEST // 2])) + b"\n"
+    line = msgspec.json.encode(replace(notice, why=notice.why[: MAX_NOTICE_BYTES // 2])) + b"\n"
     until = time.monotonic() + seconds
     while True:
         if any(_sent(master, listening, line, stay) for listening in ports(port)):

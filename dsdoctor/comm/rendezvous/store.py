@@ -55,7 +55,7 @@ class TcpStore(Protocol):
 class Log:
     """An append-only list of messages on the board, with a reader's place in it."""
 
-    def __init__(self, board: "Board", name: str) -> None:
+    def __init__(self, board: "MessageBoard", name: str) -> None:
         self._board, self._name, self._read = board, name, 0
 
     def write(self, message: object) -> int:
@@ -96,7 +96,7 @@ class Log:
         return list(store.multi_get(keys))
 
 
-class Board:
+class MessageBoard:
     """Typed messages under one prefix of a store. ``ours``: this process wrote the prefix, and leads the test."""
 
     def __init__(self, store: TcpStore, prefix: str, *, ours: bool = False) -> None:
@@ -159,7 +159,7 @@ LOOK, BESIDE = 2.0, 0.3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unreached:
+class StoreUnreachable:
     """Why there is no store. ``taken``: the port was taken when rank 0 wanted to serve on it. ``listener`` is the process
     that listens there, where it is one of this user on this host, and ``above`` says that it started this rank; ``banner`` is
     what it sent. ``elsewhere``: the address is none of rank 0's host, and does not lead to it. ``rank_zero`` is another rank 0
@@ -197,18 +197,18 @@ class Wait:
     say: Say = print
 
 
-def open_board(rank: Rank, wait: Wait, door: Door | None = None) -> Board | Unreached:
+def open_board(rank: Rank, wait: Wait, door: Door | None = None) -> MessageBoard | StoreUnreachable:
     """The board of this test: rank 0 makes its prefix known to the others under the name of the run. ``door``: rank 0's port, where
     it listens already."""
     began = time.monotonic()
     store = _serve(rank, wait.seconds, door) if rank.rank == 0 and not rank.agent_store else None
-    if isinstance(store, Unreached) and not store.taken:
+    if isinstance(store, StoreUnreachable) and not store.taken:
         return store
     # the port may be taken by a second rank 0; joining as a client makes both visible
-    taken = isinstance(store, Unreached)
-    if store is None or isinstance(store, Unreached):
+    taken = isinstance(store, StoreUnreachable)
+    if store is None or isinstance(store, StoreUnreachable):
         store = _reach(rank, replace(wait, seconds=min(wait.seconds, ANSWER)) if taken else wait, taken=taken)
-    if isinstance(store, Unreached):
+    if isinstance(store, StoreUnreachable):
         return store
     left = TOKEN if taken else wait.seconds - (time.monotonic() - began)
     try:
@@ -216,16 +216,16 @@ def open_board(rank: Rank, wait: Wait, door: Door | None = None) -> Board | Unre
     except Exception as error:
         # torch raises another type in each release
         print(f"{type(error).__name__}: {error}", flush=True)
-        return Unreached(outcome=ConnectOutcome.CUT_OFF, seconds=time.monotonic() - began, ended=True)
+        return StoreUnreachable(outcome=ConnectOutcome.CUT_OFF, seconds=time.monotonic() - began, ended=True)
 
 
-def _find(store: TcpStore, rank: Rank, wait: Wait, *, taken: bool) -> Board | Unreached:
+def _find(store: TcpStore, rank: Rank, wait: Wait, *, taken: bool) -> MessageBoard | StoreUnreachable:
     """The board of a store: rank 0 writes the random prefix, the others wait for it."""
     name = f"dsdoctor-comm/{rank.run}/token"
     if rank.rank == 0 and not taken and store.add(f"{name}/n", 1) == 1:
         token = secrets.token_hex(8)
         store.set(name, token)
-        return Board(store, f"dsdoctor-comm/{token}", ours=True)
+        return MessageBoard(store, f"dsdoctor-comm/{token}", ours=True)
     began, beats = time.monotonic(), HeartbeatReader(store, rank.run, rank.world)
     until = began + max(wait.seconds, 1.0)
     while not store.check([name]):
@@ -234,7 +234,7 @@ def _find(store: TcpStore, rank: Rank, wait: Wait, *, taken: bool) -> Board | Un
         if zero:
             wait.say(f"waiting for rank 0 ({zero.host}): {zero.at}")
         if time.monotonic() > (max(until, wait.latest) if zero else until):
-            return Unreached(
+            return StoreUnreachable(
                 outcome=ConnectOutcome.SILENT,
                 seconds=time.monotonic() - began,
                 token_missing=True,
@@ -244,7 +244,7 @@ def _find(store: TcpStore, rank: Rank, wait: Wait, *, taken: bool) -> Board | Un
                 **_listening(rank.port, taken),
             )
         time.sleep(0.05)
-    return Board(store, f"dsdoctor-comm/{store.get(name).decode()}")
+    return MessageBoard(store, f"dsdoctor-comm/{store.get(name).decode()}")
 
 
 def _as_rank_zero(beat: Heartbeat, rank: Rank) -> RankZero:
@@ -253,7 +253,7 @@ def _as_rank_zero(beat: Heartbeat, rank: Rank) -> RankZero:
     )
 
 
-def _serve(rank: Rank, seconds: float, door: Door | None) -> "TcpStore | Unreached":
+def _serve(rank: Rank, seconds: float, door: Door | None) -> "TcpStore | StoreUnreachable":
     """Listen on the master's address where that is one of this host's, else on all."""
     listening, ours = door.take() if door else None, door is not None and door.own_address
     if listening is None:
@@ -267,14 +267,18 @@ def _serve(rank: Rank, seconds: float, door: Door | None) -> "TcpStore | Unreach
                 listening.listen(BACKLOG)
         except OSError as error:
             if isinstance(error, socket.gaierror):
-                return Unreached(outcome=ConnectOutcome.NO_NAME, seconds=0.0)
+                return StoreUnreachable(outcome=ConnectOutcome.NO_NAME, seconds=0.0)
             taken, why = error.errno == errno.EADDRINUSE, error.strerror or str(error)
-            return Unreached(outcome=ConnectOutcome.STRANGER, seconds=0.0, taken=taken, detail="" if taken else why)
+            return StoreUnreachable(
+                outcome=ConnectOutcome.STRANGER, seconds=0.0, taken=taken, detail="" if taken else why
+            )
         outcome = None if ours else _leads_elsewhere(listening, rank)
         if outcome:
-            return Unreached(outcome=outcome, seconds=ANSWER, elsewhere=True)
+            return StoreUnreachable(outcome=outcome, seconds=ANSWER, elsewhere=True)
         handle = os.dup(listening.fileno())
-    return _torch_store(rank, handle, seconds) or Unreached(outcome=ConnectOutcome.SILENT, seconds=seconds, slow=True)
+    return _torch_store(rank, handle, seconds) or StoreUnreachable(
+        outcome=ConnectOutcome.SILENT, seconds=seconds, slow=True
+    )
 
 
 def _leads_elsewhere(listening: socket.socket, rank: Rank) -> ConnectOutcome | None:
@@ -295,7 +299,7 @@ def _leads_elsewhere(listening: socket.socket, rank: Rank) -> ConnectOutcome | N
     return outcome
 
 
-def _reach(rank: Rank, wait: Wait, *, taken: bool) -> "TcpStore | Unreached":
+def _reach(rank: Rank, wait: Wait, *, taken: bool) -> "TcpStore | StoreUnreachable":
     """Connect as a client, as soon as the port is open. A rank 0 of this run that does not serve its store yet is waited for."""
     began, outcomes, other = time.monotonic(), Counter[ConnectOutcome](), None
     look, until = began + LOOK, began + wait.seconds
@@ -314,14 +318,16 @@ def _reach(rank: Rank, wait: Wait, *, taken: bool) -> "TcpStore | Unreached":
         if rank.rank and time.monotonic() > look and heard.outcome is ConnectOutcome.REFUSED:
             look, other = time.monotonic() + LOOK, _rank_zero_beside(rank)
         if other:
-            return Unreached(outcome=heard.outcome, seconds=time.monotonic() - began, rank_zero=other)
+            return StoreUnreachable(outcome=heard.outcome, seconds=time.monotonic() - began, rank_zero=other)
         time.sleep(RETRY)
     seconds = time.monotonic() - began
     if starting:
-        return Unreached(outcome=ConnectOutcome.SILENT, seconds=seconds, taken=taken, rank_zero=starting, starting=True)
+        return StoreUnreachable(
+            outcome=ConnectOutcome.SILENT, seconds=seconds, taken=taken, rank_zero=starting, starting=True
+        )
     # the time limit may have cut the last attempt short, so the most frequent outcome counts
     outcome = outcomes.most_common(1)[0][0] if outcomes else ConnectOutcome.TIMED_OUT
-    return Unreached(outcome=outcome, seconds=seconds, taken=taken)
+    return StoreUnreachable(outcome=outcome, seconds=seconds, taken=taken)
 
 
 def _is_starting(heard: RankZero, rank: Rank) -> bool:
@@ -329,7 +335,7 @@ def _is_starting(heard: RankZero, rank: Rank) -> bool:
     return bool(heard.at) and (heard.run, heard.port) == (rank.run, rank.port)
 
 
-def _join(rank: Rank, heard: Listener, left: float, began: float, *, taken: bool) -> "TcpStore | Unreached":
+def _join(rank: Rank, heard: Listener, left: float, began: float, *, taken: bool) -> "TcpStore | StoreUnreachable":
     """torch's client of what listens there; a store before torch 2.2 is one that answers torch's client alone."""
     store = None
     if heard.outcome is ConnectOutcome.REACHED:
@@ -337,7 +343,7 @@ def _join(rank: Rank, heard: Listener, left: float, began: float, *, taken: bool
         store = _torch_store(rank, None, max(left, 3 * ANSWER))
     elif not heard.said and heard.rank_zero is None:
         store = _torch_store(rank, None, min(ANSWER, max(left, 1.0)))
-    return store or Unreached(
+    return store or StoreUnreachable(
         outcome=heard.outcome,
         seconds=time.monotonic() - began,
         taken=taken,

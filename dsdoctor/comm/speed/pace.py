@@ -18,7 +18,7 @@ from dsdoctor.core.host import LocalHost
 # The processors that a rank may use, the time it waited for one, its control groups. Looks; ``turns``, ``equals`` are pure.
 
 
-MOST_TURNS = 8
+MAX_TURNS = 8
 WORDS, BITS = 16, 60
 """Of the processors so many times so many bits are sent to the other ranks."""
 
@@ -80,7 +80,7 @@ def turns(places: Sequence[Place]) -> list[int]:
     there: dict[int, list[int]] = defaultdict(list)
     for rank, place in enumerate(places):
         taken = {found[other] for other in there[place.kernel] if _meet(places[other], place)}
-        found.append(next((turn for turn in range(MOST_TURNS) if turn not in taken), rank % MOST_TURNS))
+        found.append(next((turn for turn in range(MAX_TURNS) if turn not in taken), rank % MAX_TURNS))
         there[place.kernel].append(rank)
     return found
 

@@ -12,8 +12,9 @@ from functools import cached_property
 
 from dsdoctor.comm.models import named
 from dsdoctor.comm.results import Held, Pace
-from dsdoctor.core.finding import Finding, step
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.text import and_more_lines
+from dsdoctor.rules import book
 
 # A figure of all ranks -> that of all but some. It is sorted once, so that each of thousands of ranks can be compared with its
 # others.
@@ -62,7 +63,7 @@ SLOW_WORK, SLOWER_WORK = 2.0, 1.25
 SLOW_PROCESSOR = 1.5
 """From so many times the processor time of the others a rank's processor is slow. What counts is the best of fifteen; two hardware
 threads of one core cost each other less."""
-LATE = 0.2
+LATE_SHARE = 0.2
 """A rank is late when the others wait for it longer than this part of the work that goes before."""
 DELAYED, OTHERS_LESS = 0.3, 2.0
 """The part of its time in which a rank waits for a processor that is no noise, and how much less the others wait."""
@@ -70,8 +71,8 @@ LONG_START, TIMES_LONGER = 2.0, 2.5
 """Seconds that a rank waited for a processor while it started, and so many times as long as the others: all import the same."""
 THROTTLED = 0.2
 """The part of the periods in which a quota was used up that is told."""
-FEWEST_PERIODS = 5
-MOST = 6
+MIN_PERIODS = 5
+MAX_LINES = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +89,7 @@ class Ranks:
     def throttled(self) -> tuple[Held, ...]:
         """Those whose quota was used up in more periods than chance explains."""
         return tuple(
-            held for held in self.held if held.periods >= FEWEST_PERIODS and held.throttled > THROTTLED * held.periods
+            held for held in self.held if held.periods >= MIN_PERIODS and held.throttled > THROTTLED * held.periods
         )
 
     def known(self, pace: Pace) -> bool:
@@ -144,20 +145,19 @@ def cpu_quota_used_up(ranks: Ranks) -> Iterator[Finding]:
     if not found:
         return
     worst = max(found, key=lambda held: held.throttled / held.periods)
-    lines = [f"rank {held.rank}: {_used_up(held)}" for held in found]
-    verb = "is" if len(found) == 1 else "are"
-    yield Finding.warning(
+    lines = [
+        f"rank {held.rank}: its {held.quota:.3g} CPUs were used up in {held.throttled} of {held.periods} periods"
+        for held in found
+    ]
+    yield book.finding(
         "cpu-quota-used-up",
-        f"{named(tuple(held.rank for held in found), ranks.hosts)} {verb} held back by the CPU quota of the cgroup: "
-        f"{_used_up(worst)}",
-        evidence=tuple(and_more_lines(lines, MOST, of="ranks")) if len(found) > 1 else (),
-        fix="give its container or job more processors (docker --cpus, limits.cpu of the pod, CPUQuota of the unit)",
-        steps=(step("cat /sys/fs/cgroup/cpu.max /sys/fs/cgroup/cpu/cpu.cfs_quota_us"),),
+        Severity.WARNING,
+        evidence=tuple(and_more_lines(lines, MAX_LINES, of="ranks")) if len(found) > 1 else (),
+        ranks=named(tuple(held.rank for held in found), ranks.hosts),
+        processors=f"{worst.quota:.3g}",
+        throttled=worst.throttled,
+        periods=worst.periods,
     )
-
-
-def _used_up(held: Held) -> str:
-    return f"its {held.quota:.3g} processors were used up in {held.throttled} of {held.periods} periods"
 
 
 def rank_lacks_processor(ranks: Ranks) -> Iterator[Finding]:
@@ -169,21 +169,28 @@ def rank_lacks_processor(ranks: Ranks) -> Iterator[Finding]:
     for paces in found.values():
         worst = max(paces, key=lambda pace: pace.delayed)
         same = _same(worst)
-        verb = "waits" if len(paces) == 1 else "wait"
         mine, theirs = ranks.starts.get(worst.rank, 0.0), ranks.began.median(same)
-        began = f"waited {mine:.1f} s for a processor until it came, the others {theirs:.1f} s"
-        usual = ranks.delayed.median(same)
-        share = f"{verb} for a processor {worst.delayed:.0%} of the time, the others {usual:.0%}"
-        first, second = (share, began) if _less_now(worst, ranks) else (began, share)
-        yield Finding.warning(
+        share, usual = f"{worst.delayed:.0%}", f"{ranks.delayed.median(same):.0%}"
+        now = _less_now(worst, ranks)
+        other = (
+            f"it waited {mine:.1f} s for a CPU during startup, the others {theirs:.1f} s"
+            if now
+            else f"it waited for a CPU {share} of the time, the others {usual}"
+        )
+        yield book.finding(
             "rank-lacks-processor",
-            f"{named(tuple(pace.rank for pace in paces), ranks.hosts)} {first}: other work or a quota takes it",
+            Severity.WARNING,
+            case="" if now else "at-start",
             evidence=(
-                f"it {second}",
+                other,
                 f"{_ms(worst.compute)} for work that takes the others {_ms(ranks.compute.median(same))} (medians)",
             ),
-            fix="see what else runs on its host, which processors it may use, and whether its cgroup has a quota",
-            steps=(step("ssh {host|HOST} top -b -n 1", host=_host(worst, ranks)),),
+            ranks=named(tuple(pace.rank for pace in paces), ranks.hosts),
+            share=share,
+            usual=usual,
+            seconds=f"{mine:.1f}",
+            others=f"{theirs:.1f}",
+            host=_host(worst, ranks),
         )
 
 
@@ -193,14 +200,12 @@ def processors_busy(ranks: Ranks) -> Iterator[Finding]:
     busy = sorted((pace for pace in busy if not _lacks(pace, ranks)), key=lambda pace: pace.rank)
     if busy:
         shares = [pace.delayed for pace in busy]
-        verb = "waits" if len(busy) == 1 else "wait"
-        yield Finding.note(
+        yield book.finding(
             "processors-busy",
-            f"the processors are busy: {named(tuple(pace.rank for pace in busy), ranks.hosts)} {verb}"
-            f" {' to '.join(dict.fromkeys(f'{share:.0%}' for share in (min(shares), max(shares))))} of the time for one",
-            evidence=("so the figures of speed are those of a busy machine",),
-            fix="run it again when less else runs there, if the figures matter",
-            steps=(step("uptime"),),
+            Severity.NOTE,
+            evidence=("the measured speeds are those of a busy machine",),
+            ranks=named(tuple(pace.rank for pace in busy), ranks.hosts),
+            share=" to ".join(dict.fromkeys(f"{share:.0%}" for share in (min(shares), max(shares)))),
         )
 
 
@@ -227,18 +232,15 @@ def rank_straggles(ranks: Ranks) -> Iterator[Finding]:
         processor, same = bool(pace.cpu), _same(pace)
         mine, theirs = (pace.cpu, ranks.cpu.median(same)) if processor else (pace.compute, ranks.compute.median(same))
         wait = ranks.waited.median(same)
-        yield Finding.warning(
+        yield book.finding(
             "rank-straggles",
-            f"{named((pace.rank,), ranks.hosts)} is slow by itself: {_ms(mine)} {'of processor time ' * processor}for work that"
-            f" takes the others {_ms(theirs)}, and they wait for it",
+            Severity.WARNING,
+            case="" if processor else "gpu",
             evidence=(f"it waits {_ms(pace.waited)} at a barrier, the others {_ms(wait)} (medians)",),
-            fix=f"see whether its {'processor' if processor else 'GPU'} is throttled, and what else uses it",
-            steps=(
-                step("ssh {host|HOST} lscpu -e", host=_host(pace, ranks))
-                if processor
-                else step("nvidia-smi -q -d PERFORMANCE,TEMPERATURE,CLOCK"),
-                step("ssh {host|HOST} top -b -n 1", host=_host(pace, ranks)),
-            ),
+            ranks=named((pace.rank,), ranks.hosts),
+            took=_ms(mine),
+            usual=_ms(theirs),
+            host=_host(pace, ranks),
         )
 
 
@@ -250,7 +252,7 @@ def _late(pace: Pace, ranks: Ranks) -> bool:
     if pace.cpu:
         return pace.cpu > SLOW_PROCESSOR * ranks.cpu.most(same)
     work, wait = ranks.compute.median(same), ranks.waited.median(same)
-    late = wait - pace.waited > LATE * work and pace.compute > SLOWER_WORK * work
+    late = wait - pace.waited > LATE_SHARE * work and pace.compute > SLOWER_WORK * work
     return late or pace.compute > SLOW_WORK * work
 
 

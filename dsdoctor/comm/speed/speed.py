@@ -149,15 +149,15 @@ SIZES = {
 GROUP_SIZE = {"cpu": MIB, "cuda": 128 * MIB}
 """Bytes of the all_reduce of a group of nodes."""
 
-ENOUGH = 0.06
+SECONDS_PER_SIZE = 0.06
 """Seconds for which a collective of one size is called."""
 
 SLOWEST = 100e6
 """Bytes a second that are assumed before anything large was sent."""
 
-FEWEST, MOST = 5, 2000
+MIN_CALLS, MAX_CALLS = 5, 2000
 WARM_UP = 3
-BATCH, LONGEST = 100, 1.0
+BATCH, MAX_BATCH_SECONDS = 100, 1.0
 """Calls after which it is looked whether there is time for more, and seconds that are enough: where packets are lost one call may
 take a thousand times as long as another."""
 
@@ -240,9 +240,9 @@ def _time(group: RankGroup, timed: Timed, size: int, until: float, progress: _Pr
     act = _prepared(group, timed, elements)
     seconds = _seconds(group, act, 1, progress)
     fits = agreed(group, (until - time.monotonic()) / max(seconds[0], 1e-7))
-    if fits >= WARM_UP + FEWEST:
+    if fits >= WARM_UP + MIN_CALLS:
         warm = _seconds(group, act, WARM_UP, progress)
-        calls = int(agreed(group, min(max(ENOUGH / max(min(warm), 1e-7), FEWEST), MOST)))
+        calls = int(agreed(group, min(max(SECONDS_PER_SIZE / max(min(warm), 1e-7), MIN_CALLS), MAX_CALLS)))
         seconds = _in_batches(group, act, calls, until, progress)
     elif fits >= 1:
         seconds = _seconds(group, act, int(fits), progress)
@@ -262,7 +262,7 @@ def _in_batches(group: RankGroup, act: Act, calls: int, until: float, progress: 
     while len(seconds) < calls:
         seconds += _seconds(group, act, min(calls - len(seconds), BATCH), progress)
         progress.on()
-        if len(seconds) < calls and agreed(group, sum(seconds) > LONGEST or time.monotonic() > until):
+        if len(seconds) < calls and agreed(group, sum(seconds) > MAX_BATCH_SECONDS or time.monotonic() > until):
             break
     return seconds
 
@@ -290,7 +290,7 @@ def _by_clock(act: Act, calls: int, progress: _Progress) -> list[float]:
         begun = time.perf_counter()
         act()
         found.append(time.perf_counter() - begun)
-        if calls <= FEWEST:
+        if calls <= MIN_CALLS:
             # long ones: else a slow network looks like a hang
             progress.on()
     return found

@@ -10,16 +10,17 @@ from dsdoctor.comm.results import Held, Limit, Pace, PairTime, Reach, Speed
 from dsdoctor.comm.speed import rank_checks
 from dsdoctor.comm.speed.pace import shared_rank, slower, within
 from dsdoctor.comm.speed.speed import BUSY, TIMED
-from dsdoctor.core.finding import Finding, step
+from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.rules import book
 
 # The time of a message whatever its size, and the network's own round trip -> who is late, or which way is long. Judges.
 
 
-LATE = 0.01
+LATE_SECONDS = 0.01
 """Seconds one way, at best of several, from which a message is late; 16 ranks on two processors stay below it."""
 TIMES = 10.0
 """So many times the usual of the other pairs, or the network's round trip."""
-SHOWN = 6
+MAX_SHOWN = 6
 Pair = tuple[int, int]
 
 
@@ -37,43 +38,50 @@ def late_pairs(pairs: Sequence[PairTime]) -> tuple[PairTime, ...]:
     """Pairs whose messages are late whatever their size, measured against a third of the pairs, where there are several."""
     known = sorted(pair.latency for pair in pairs if pair.latency)
     usual = known[(len(known) - 1) // 3] if len(known) > 1 else 0.0
-    return tuple(pair for pair in pairs if pair.latency >= LATE and pair.latency > TIMES * usual)
+    return tuple(pair for pair in pairs if pair.latency >= LATE_SECONDS and pair.latency > TIMES * usual)
 
 
 def messages_late(pairs: Sequence[PairTime], trips: Mapping[Pair, float], hosts: Sequence[str]) -> Iterator[Finding]:
-    """Messages between ranks take a time that does not depend on their size."""
+    """Messages between ranks take a time that does not depend on their size: who is late, as far as the figures decide."""
     late = late_pairs(pairs)
     if not late:
         return
     near = [pair for pair in late if 2 * pair.latency > TIMES * trips.get((pair.source, pair.target), float("inf"))]
-    yield Finding.warning(
-        "messages-late",
-        _title(near, late, trips, hosts),
-        evidence=tuple(_evidence(pair, trips, hosts) for pair in sorted(late, key=lambda pair: -pair.latency)[:SHOWN]),
-        fix="see what else runs on that host, and its limit of processors" if near else "see the route between the two",
-        steps=(step("cat /sys/fs/cgroup/cpu.stat"), step("top -b -n 1 | head -20")) if near else (step("ip route"),),
-    )
-
-
-def _title(
-    near: Sequence[PairTime], late: Sequence[PairTime], trips: Mapping[Pair, float], hosts: Sequence[str]
-) -> str:
-    """Who is late, as far as the figures decide. ``near``: the late pairs between which the network is quick."""
     worst = max(near or late, key=lambda pair: pair.latency)
+    one, other = named((worst.source,), hosts), named((worst.target,), hosts)
     took, trip = f"{2e3 * worst.latency:.3g} ms", trips.get((worst.source, worst.target))
     shared = shared_rank(near or late)
-    who = None if shared is None else named((shared,), hosts)
-    several = f"{named((worst.source,), hosts)} and {named((worst.target,), hosts)}"
+    evidence = tuple(_evidence(pair, trips, hosts) for pair in sorted(late, key=lambda pair: -pair.latency)[:MAX_SHOWN])
     if trip is None:
-        return (
-            f"a message between {who or several} and back takes {took}, whatever its size; rank or network: not known"
+        yield book.finding(
+            "messages-late",
+            Severity.WARNING,
+            case="unmeasured",
+            evidence=evidence,
+            ranks=f"{one} and {other}" if shared is None else named((shared,), hosts),
+            took=took,
         )
-    if not near:
-        way = f"the network to {who}" if who else f"the network between {several}"
-        return f"{way} takes {1e3 * trip:.3g} ms there and back, whatever the size"
-    network = f"the network's own round trip is {1e3 * trip:.3g} ms"
-    late_one = f"{who} is late with every message" if who else f"{several}: one of the two is late with every message"
-    return f"{late_one}: {took} there and back whatever its size, while {network}"
+    elif near:
+        yield book.finding(
+            "messages-late",
+            Severity.WARNING,
+            case="pair" if shared is None else "",
+            evidence=evidence,
+            rank=one if shared is None else named((shared,), hosts),
+            other=other,
+            took=took,
+            trip=f"{1e3 * trip:.3g} ms",
+        )
+    else:
+        yield book.finding(
+            "messages-late",
+            Severity.WARNING,
+            case="far-pair" if shared is None else "far",
+            evidence=evidence,
+            rank=one if shared is None else named((shared,), hosts),
+            other=other,
+            trip=f"{1e3 * trip:.3g} ms",
+        )
 
 
 def _evidence(pair: PairTime, trips: Mapping[Pair, float], hosts: Sequence[str]) -> str:
@@ -94,7 +102,6 @@ LARGE = {"nccl": 64 << 20, "gloo": 1 << 20}
 FINE = {"nccl": 0.8, "gloo": 0.25}
 """The share of the limit that is reached where all is well; gloo is limited by the processors, not by the link."""
 
-HALF = 0.5
 SLOW_PAIR = 3.0
 """From so many times slower than its kind a pair is not slow by chance; on two busy cores healthy pairs of gloo differ by
 2.5 to 4."""
@@ -155,15 +162,17 @@ def collective_below_limit(measured: Measured) -> Iterator[Finding]:
     if not best or _fine(best[-1 if backend == "gloo" else 0].busbw, limit, backend):
         return
     worst, part = best[0], best[0].busbw / limit.bandwidth
-    much = "less than half of" if part < HALF else "less than"
-    yield Finding.warning(
+    yield book.finding(
         "collective-below-limit",
-        f"{worst.op} moves {worst.busbw / GB:.3g} GB/s, {much} what {limit.link} carries: {limit.bandwidth / GB:.3g} GB/s",
-        evidence=(*(_beside(speed, limit) for speed in best[:SHOWN]), f"limit: {limit.because}"),
-        fix="see which interface and transport each rank takes; " + _ratio(part),
-        steps=(step("NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH dsdoctor comm --full"),)
-        if backend == "nccl"
-        else (),
+        Severity.WARNING,
+        case="half" if 0.4 <= part < 0.6 else "eighth" if 0.1 <= part < 0.15 else "",
+        evidence=(*(_beside(speed, limit) for speed in best[:MAX_SHOWN]), f"limit: {limit.because}"),
+        steps=None if backend == "nccl" else (),
+        op=worst.op,
+        rate=f"{worst.busbw / GB:.3g}",
+        link=limit.link,
+        share=f"{part:.0%}",
+        limit=f"{limit.bandwidth / GB:.3g}",
     )
 
 
@@ -172,32 +181,24 @@ def pair_is_slow(measured: Measured) -> Iterator[Finding]:
     slow = measured.slow_pairs
     if not slow:
         return
-    centre = _centre(slow, measured)
+    place = _centre(slow, measured)
     worst = max(slow, key=lambda pair: pair.seconds)
     usual = [
-        pair
+        bandwidth(pair)
         for pair in measured.pairs
         if pair not in slow and within(pair, measured.hosts) == within(worst, measured.hosts)
     ]
-    rate = f"{bandwidth(worst) / 1e6:.3g} MB/s" + (
-        f", others do {median(map(bandwidth, usual)) / 1e6:.3g} MB/s" if usual else ""
-    )
-    path = f"the path between {named((worst.source,), measured.hosts)} and {named((worst.target,), measured.hosts)} is slow"
-    yield Finding.warning(
+    yield book.finding(
         "pair-is-slow",
-        f"{centre} is slow to reach: {rate}" if centre else f"{path}: {rate}",
-        evidence=tuple(_pair(pair, measured) for pair in sorted(slow, key=lambda pair: -pair.seconds)[:SHOWN]),
-        fix=f"look at the network adapter, cable and switch port of {centre}: speed, duplex, errors"
-        if centre
-        else "look at what lies between the two: switch, route, MTU, a lossy cable",
-        steps=LINK_FIGURES,
+        Severity.WARNING,
+        case=("" if usual else "all-slow") if place else ("path" if usual else "only-path"),
+        evidence=tuple(_pair(pair, measured) for pair in sorted(slow, key=lambda pair: -pair.seconds)[:MAX_SHOWN]),
+        place=place,
+        one=named((worst.source,), measured.hosts),
+        other=named((worst.target,), measured.hosts),
+        rate=f"{bandwidth(worst) / 1e6:.3g}",
+        usual=f"{median(usual) / 1e6:.3g}" if usual else None,
     )
-
-
-LINK_FIGURES = (
-    step("ip -s link"),
-    step("ethtool $(ip -o route get 8.8.8.8 | sed 's/.* dev \\([^ ]*\\).*/\\1/')"),
-)
 
 
 def _fine(busbw: float, limit: Limit, backend: str) -> bool:
@@ -217,15 +218,6 @@ def _beside(speed: Speed, limit: Limit) -> str:
         f"{speed.op} of {speed.size} bytes: {speed.seconds * 1e3:.3g} ms on the slowest rank ({speed.slowest}), busbw"
         f" {speed.busbw / GB:.3g} GB/s, {speed.busbw / limit.bandwidth:.0%} of the limit ({TIMED[speed.op].formula})"
     )
-
-
-def _ratio(part: float) -> str:
-    """A hint from the share of the limit that is reached."""
-    if 0.4 <= part < 0.6:
-        return "half of the limit is what one of two rails, or a link at half its width, gives"
-    if 0.1 <= part < 0.15:
-        return "an eighth of the limit is what one of eight adapters gives"
-    return "something slower than that link carries it, or the link is shared"
 
 
 def _pair(pair: PairTime, measured: Measured) -> str:
