@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dsdoctor.checkpoint.inert_pickle import ITEM_SIZES, NotUnderstood, Storage, read_pickle, tensors
+from dsdoctor.checkpoint.inert_pickle import ITEM_SIZES, NotUnderstood, Storage, Tensor, read_pickle, tensors
 from dsdoctor.core.files import open_regular
 from dsdoctor.core.zip_file import (
     HEADER,
@@ -68,11 +68,12 @@ class Archive:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadPickle:
-    """A pickle that was read: its content, the names in it, and the storages that it speaks of."""
+    """A pickle that was read: its content, the names in it, the storages that it speaks of, and what is wrong in itself."""
 
     content: Any
     names: frozenset[str]
     storages: tuple[Storage, ...]
+    problem: str
 
 
 Pickles = dict[bytes, ReadPickle]
@@ -190,8 +191,10 @@ def _with_pickle(known: Archive, file: BinaryIO, pickles: Pickles) -> Archive:
         names: set[str] = set()
         made = read_pickle(content, names)
         # a large file names each storage once for each of its tensors
-        storages = tuple(dict.fromkeys(tensor.storage for _, tensor in tensors(made)))
-        pickles[digest] = ReadPickle(content=made, names=frozenset(names), storages=storages)
+        found = [tensor for _, tensor in tensors(made)]
+        storages = tuple(dict.fromkeys(tensor.storage for tensor in found))
+        problem = next(filter(None, map(_reach_problem, found)), "")
+        pickles[digest] = ReadPickle(content=made, names=frozenset(names), storages=storages, problem=problem)
     pickle = pickles[digest]
     return replace(
         known,
@@ -199,8 +202,19 @@ def _with_pickle(known: Archive, file: BinaryIO, pickles: Pickles) -> Archive:
         digest=digest,
         storages=pickle.storages,
         names=pickle.names,
-        problem=_storage_problem(known.entries, pickle.storages),
+        problem=pickle.problem or _storage_problem(known.entries, pickle.storages),
     )
+
+
+def _reach_problem(tensor: Tensor) -> str:
+    """That a tensor reaches beyond its storage: torch.load refuses it."""
+    sizes = [ITEM_SIZES.get(dtype, 0) for dtype in (tensor.dtype, tensor.storage.dtype)]
+    if not all(sizes) or not tensor.count:
+        return ""
+    last = tensor.start + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride, strict=True))
+    if tensor.start >= 0 and last >= 0 and (last + 1) * sizes[0] <= tensor.storage.count * sizes[1]:
+        return ""
+    return f"a tensor reaches beyond its values, data/{tensor.storage.key}"
 
 
 def _storage_problem(entries: Mapping[str, Entry], storages: tuple[Storage, ...]) -> str:
