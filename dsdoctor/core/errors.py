@@ -6,6 +6,9 @@ import shutil
 from shlex import quote
 
 FULL = {errno.ENOSPC, errno.EDQUOT}
+OF_THE_NAME = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR}
+MAX_SHOWN_NAME = 80
+"""Characters of a path that is refused for what it is."""
 OF_THE_MACHINE = {
     *(errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM, errno.ESTALE, errno.EFBIG),
     *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN),
@@ -92,6 +95,10 @@ def refused_by_system(error: OSError) -> DoctorError:
         return UsageError(
             f"{error.filename} cannot be written: {why}", hint="name a place in a folder that exists and is yours"
         )
+    if error.errno in OF_THE_NAME:
+        name = str(error.filename or "")
+        shown = f"{name[:MAX_SHOWN_NAME]}..." if len(name) > MAX_SHOWN_NAME else name or "the path"
+        return UsageError(f"{shown} cannot be used: {error.strerror}", hint="name another path")
     place = f": {error.filename}" if error.filename else ""
     kind = ImpossiblePlan if error.errno in OF_THE_MACHINE else DoctorError
     return kind(f"the system refused: {error.strerror or error}{place}", hint="fix that and run again")

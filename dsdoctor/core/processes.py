@@ -30,6 +30,15 @@ LETTERS = {
 }
 
 
+def whole_number(text: str) -> int | None:
+    """A number as a variable of the environment gives it, of nine digits at most; None for anything else.
+
+    >>> [whole_number(text) for text in ("80", "", "-1", "\u00b2", "9" * 5000)]
+    [80, None, None, None, None]
+    """
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 9 else None
+
+
 def fork(main: Callable[[], None]) -> int:
     """Run ``main`` in a child that is killed when this process dies; returns its pid. Nothing of the parent's stack runs in
     the child: it leaves by ``os._exit`` with 0, with the status of a SystemExit, or 1 after an exception that is printed to

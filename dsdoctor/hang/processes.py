@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.processes import ending_of
+from dsdoctor.core.processes import ending_of, whole_number
 from dsdoctor.ranks.launchers import RANKS, TORCHRUN
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -402,6 +402,6 @@ def _known(pid: int, place: int) -> RankProcess:
     environment = environment_of(pid)
     return RankProcess(
         pid=pid,
-        rank=next((int(environment[name]) for name in RANKS if environment.get(name, "").isdigit()), place),
-        world=next((int(environment[name]) for name in WORLDS if environment.get(name, "").isdigit()), 0),
+        rank=next((rank for name in RANKS if (rank := whole_number(environment.get(name, ""))) is not None), place),
+        world=next((world for name in WORLDS if (world := whole_number(environment.get(name, "")))), 0),
     )

@@ -18,6 +18,7 @@ from typing import Any
 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.files import absolute
+from dsdoctor.core.processes import whole_number
 from dsdoctor.core.stderr import write_stderr
 from dsdoctor.hang.models import HangOptions
 from dsdoctor.ranks.failure import read_failure
@@ -83,7 +84,7 @@ class HangWatch:
             c10d.init_process_group = self._watched(original)  # type: ignore[attr-defined]
         launched = os.getpid() == self._main and all(os.environ.get(name) for name in TOLD_BY_LAUNCHERS)
         if launched and not _is_worker():
-            self.begin(_whole(os.environ["RANK"]), _whole(os.environ["WORLD_SIZE"]))
+            self.begin(whole_number(os.environ["RANK"]), whole_number(os.environ["WORLD_SIZE"]))
 
     @property
     def sampler(self) -> Any:
@@ -126,9 +127,9 @@ class HangWatch:
             place = str(kwargs.get("init_method") or (args[1] if len(args) > 1 else "") or "")
             rank, world = kwargs.get("rank", -1), kwargs.get("world_size", -1)
             if rank is None or rank < 0:
-                rank = _whole(os.environ.get("RANK", ""))
+                rank = whole_number(os.environ.get("RANK", ""))
             if world is None or world < 0:
-                world = _whole(os.environ.get("WORLD_SIZE", ""))
+                world = whole_number(os.environ.get("WORLD_SIZE", ""))
             self.begin(rank, world, place)
             try:
                 made = original(*args, **kwargs)
@@ -166,10 +167,6 @@ def note_failures(sampler: Any) -> None:
 
 def _close(sampler: Any) -> None:
     sampler.close()
-
-
-def _whole(text: str) -> int | None:
-    return int(text) if text.isdigit() else None
 
 
 def _is_worker() -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Protocol
 
 from dsdoctor.core.finding import Finding, Follows, Severity
+from dsdoctor.core.processes import whole_number
 from dsdoctor.core.text import and_more
 
 if TYPE_CHECKING:
@@ -195,9 +196,8 @@ class Stream:
     @property
     def width(self) -> int:
         """What COLUMNS says, else the terminal itself."""
-        said = self._environment.get("COLUMNS", "")
-        if said.isdigit() and int(said):
-            return int(said)
+        if columns := whole_number(self._environment.get("COLUMNS", "")):
+            return columns
         for number in (0, 1, 2):
             try:
                 return os.get_terminal_size(number).columns or USUAL_WIDTH
@@ -248,7 +248,7 @@ def show(screen: Screen, lines: Iterable[str]) -> None:
 
 def screen_width(screen: Screen) -> int | None:
     """The columns that a line may have; None where it is not broken."""
-    return screen.width if screen.is_terminal or os.environ.get("COLUMNS", "").isdigit() else None
+    return screen.width if screen.is_terminal or whole_number(os.environ.get("COLUMNS", "")) else None
 
 
 def _styled(part: str, line: str, mark: str, *, first: bool) -> str:

@@ -494,3 +494,16 @@ def test_progress_stands_on_stderr_beside_a_document(bare: str, tmp_path: Path) 
 
     assert json.loads(done.stdout)["file"] == file
     assert done.stderr.startswith("* ")
+
+
+@pytest.mark.parametrize("command", ["hang", "verify"])
+def test_a_path_that_is_too_long_is_refused_as_usage(command: str) -> None:
+    shown = run(command, "x/" * 2500)
+
+    assert shown.returncode == 2
+    assert "File name too long" in shown.stderr
+    assert max(map(len, shown.stderr.splitlines())) < 200
+
+
+def test_a_width_that_is_no_number_is_none() -> None:
+    assert run("explain", "gpu-oom", COLUMNS="²").returncode == 0
