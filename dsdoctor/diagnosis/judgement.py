@@ -447,7 +447,7 @@ def _promoted(probes: list[Hit], echoes: list[Hit], read: Scan, origin: Origin) 
 
 def _as_cause(probe: Hit) -> Hit:
     """The probe with the rule's own title where its own calls it harmless."""
-    title = "" if "harmless" in probe.signature.title else probe.signature.title
+    title = "" if probe.signature.harmless else probe.signature.title
     return replace(probe, signature=replace(probe.signature, title=title))
 
 

@@ -48,7 +48,8 @@ class Signature:
     above, ``not_after`` must not. ``unless``: must not be found in the line.
     ``stands``: it is true of the result, however well the log ended; a probe of that kind is a WARNING.
     ``sample``: what a tool prints; its last line is the one that matches. Texts are templates (see ``fill``).
-    ``persists``: it stays true although the training went on after it.
+    ``persists``: it stays true although the training went on after it. ``harmless``: its title says when it does no harm, which is
+    not true of what ended a log.
     """
 
     words: str
@@ -64,6 +65,7 @@ class Signature:
     steps: tuple[Step, ...] = ()
     stands: bool = False
     persists: bool = False
+    harmless: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
