@@ -65,7 +65,16 @@ def test_a_mask_that_a_module_makes_is_no_alarm() -> None:
 
 
 def test_a_row_that_is_masked_entirely_is_the_softmax() -> None:
-    assert found(frame(0, "softmax", MASK, tensor("output", nan=4)))[:2] == (BadKind.MODULE, "softmax")  # type: ignore[index]
+    softmax = frame(0, "softmax", MASK, tensor("output", nan=4), kind="Softmax")
+
+    assert found(softmax)[:2] == (BadKind.MODULE, "softmax")  # type: ignore[index]
+
+
+def test_nobody_hands_a_linear_a_mask() -> None:
+    """A pipeline's layers may be functions: torch.log of 0 stands between two modules, and is seen by none."""
+    given = frame(1, "6", tensor("weight"), tensor("input[0]", absmax=2.0, neginf=28), tensor("output", nan=16))
+
+    assert found(good(0, "3"), given) == (BadKind.BETWEEN, "6", "input[0]")
 
 
 BAD_COUNTS = ({"nan": 1}, {"posinf": 2}, {"nan": 1, "neginf": 3})

@@ -82,11 +82,34 @@ def _judge(frame: Frame, before: Frame | None) -> FirstBad | None:
     return FirstBad(kind=BadKind.LOSS if is_loss else BadKind.MODULE, frame=frame, tensor=bad[0], before=before)
 
 
+WEIGHTED_SUMS = {
+    "Linear",
+    "Conv1d",
+    "Conv2d",
+    "Conv3d",
+    "LayerNorm",
+    "RMSNorm",
+    "GroupNorm",
+    "BatchNorm1d",
+    "BatchNorm2d",
+}
+"""Classes whose every output is made of a whole row of the input: nobody hands them a mask, and -inf is a value like others."""
+
+
 def _bad_inputs(frame: Frame) -> tuple[TensorStats, ...]:
     """Inputs that are bad and are no masks. They do not count where the module's outputs are finite all the same: it fills in
     what is missing, or does not read it."""
-    bad = tuple(tensor for tensor in frame.inputs if tensor.is_bad and not is_minus_inf_mask(tensor))
+    bad = tuple(tensor for tensor in frame.inputs if tensor.is_bad and not _is_input_mask(frame, tensor))
     return () if _is_finite(frame) else bad
+
+
+def _is_input_mask(frame: Frame, tensor: TensorStats) -> bool:
+    return frame.kind not in WEIGHTED_SUMS and is_minus_inf_mask(tensor)
+
+
+def holds_mask(frame: Frame) -> bool:
+    """Whether a call was given a mask of -inf."""
+    return any(_is_input_mask(frame, tensor) for tensor in frame.inputs)
 
 
 def _is_finite(frame: Frame) -> bool:

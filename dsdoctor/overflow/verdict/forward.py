@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from math import isfinite
 
 from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, RankReport
-from dsdoctor.overflow.frames.frame import is_minus_inf_mask, limit_of
+from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, RankReport, holds_mask
+from dsdoctor.overflow.frames.frame import limit_of
 from dsdoctor.overflow.verdict.evidence import (
     RankReports,
     affected,
@@ -105,7 +105,7 @@ def overflow_in_module(rank_reports: RankReports) -> Iterator[Finding]:
             case="known"
             if known
             else "masked"
-            if any(is_minus_inf_mask(tensor) for tensor in frame.inputs)
+            if holds_mask(frame)
             else ""
             if dtype == "float16"
             else "evaluation"
@@ -128,7 +128,7 @@ def overflow_in_module(rank_reports: RankReports) -> Iterator[Finding]:
 def _inputs(rank_report: RankReport, first_bad: FirstBad) -> str:
     """What a module that made bad values was given, as the end of a sentence."""
     held, frame, dtype = rank_report.held, first_bad.frame, first_bad.tensor.dtype
-    if any(is_minus_inf_mask(tensor) for tensor in frame.inputs):
+    if holds_mask(frame):
         return " from inputs that hold -inf"
     if held is not None and rank_report.origin is not None and held.kind:
         return f" from the {held.kind} {held.name}, which holds -inf"
@@ -154,7 +154,7 @@ def overflow_between_modules(rank_reports: RankReports) -> Iterator[Finding]:
             case="known"
             if known
             else "masked"
-            if any(is_minus_inf_mask(tensor) for tensor in frame.inputs)
+            if holds_mask(frame)
             else ""
             if first_bad.tensor.dtype == "float16"
             else "evaluation"
