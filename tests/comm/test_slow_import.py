@@ -72,7 +72,7 @@ def test_a_rank_0_that_imports_torch_runs_and_the_others_say_so(tmp_path: Path) 
     with ranks(tmp_path, free_port(), "0 slow", "1") as job:
         zero, one = job.said("0 slow"), job.said("1")
 
-    assert re.search(r"rank 1 \(\S+\): rank 0 \(\S+\) runs and is not ready: importing torch, \d+ s", one), one
+    assert re.search(r"rank 1 \(\S+\): rank 0 \(\S+\) is running but not ready: importing torch, \d+ s", one), one
     assert "· rank 0 is importing torch, 1" in zero
     assert "[import-slow]" in zero
     assert not [words for words in NOT_TRUE if words in zero + one], zero + one
@@ -86,7 +86,7 @@ def test_the_same_where_torchruns_agent_serves_the_store(tmp_path: Path) -> None
     with ranks(tmp_path, agent.port, "0 slow", "1", **own) as job:
         zero, one = job.said("0 slow"), job.said("1")
 
-    assert re.search(r"rank 1 \(\S+\): rank 0 \(\S+\) runs and is not ready: importing torch, \d+ s", one), one
+    assert re.search(r"rank 1 \(\S+\): rank 0 \(\S+\) is running but not ready: importing torch, \d+ s", one), one
     assert not [words for words in NOT_TRUE if words in zero + one], zero + one
 
 
@@ -95,7 +95,7 @@ def test_a_second_process_of_a_rank_is_a_duplicate_before_it_has_imported_torch(
         zero, again = job.said("0"), job.said("1 again slow")
 
     assert "2 processes claim rank 1: pid " in zero, zero
-    assert re.search(r"rank 0 at \S+ ended while this was importing torch", again), again
+    assert re.search(r"rank 0 at \S+ ended while this rank was importing torch", again), again
 
 
 def test_an_import_that_ends_late_is_late_and_no_more(tmp_path: Path) -> None:
