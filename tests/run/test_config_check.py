@@ -109,4 +109,4 @@ def test_strict_refuses_to_start_with_an_error(tmp_path: Path) -> None:
 
     assert done.returncode == 2
     assert [line for line in done.stdout.splitlines() if line.startswith("stage")] == ["stage 1"]
-    assert "--config-check is strict" in done.stderr
+    assert "--config-check strict" in done.stderr
