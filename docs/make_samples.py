@@ -83,7 +83,7 @@ COMM = Sample(
 HANG = Sample(
     shown="torchrun --nproc_per_node 2 -m dsdoctor.run --hang-after 8 --on-hang stop train.py",
     argv=(*TORCHRUN, "-m", "dsdoctor.run", "--hang-after", "8", "--on-hang", "stop", str(SAMPLES / "train.py")),
-    keep=(r"dsdoctor: (nothing has|✗)", r"dsdoctor:     (rank|no rank|Fix)"),
+    keep=(r"dsdoctor: (no progress|✗)", r"dsdoctor:     (rank|no rank|Fix)"),
     ranks=True,
 )
 TRAINER = "tests/launch/hf_trainer.py"
@@ -159,7 +159,7 @@ SAMPLES_BY_NAME: dict[str, Sample] = {
     "memory-short": _short(MEMORY, r"(peak|[✗✓]) ?", r"    (tensors at|activations|logits)"),
     "comm": COMM,
     "hang": HANG,
-    "hang-short": _short(HANG, r"dsdoctor: (nothing has|✗)", r"dsdoctor:     (rank 1 stands|no rank)"),
+    "hang-short": _short(HANG, r"dsdoctor: (no progress|✗)", r"dsdoctor:     (rank 1 is in|no rank)"),
     "overflow": OVERFLOW,
     "trace-compare": COMPARE,
     "trace-headroom": HEADROOM,

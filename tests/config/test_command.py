@@ -55,7 +55,7 @@ def test_a_python_without_deepspeed_gets_the_next_command(file: Path) -> None:
     done = run("config", str(file), "--python", python)
 
     assert done.returncode == 3
-    assert "there is no torch in the environment of /usr/bin/python3" in done.stderr
+    assert "torch is not installed in the environment of /usr/bin/python3" in done.stderr
 
 
 @pytest.mark.launch

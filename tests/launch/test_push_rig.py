@@ -132,7 +132,7 @@ def test_a_node_that_refuses_and_one_that_is_down_stop_no_other(pair: Rig) -> No
 
     assert (held[0], held[1]["nodea"]["state"], before) == (1, "verified", "")
     assert (refused[0], [node["state"] for node in refused[1].values()]) == (1, ["installed", "refused"])
-    assert "nodeb: there is no torch in the environment of" in refused[2]
+    assert "nodeb: torch is not installed in the environment of" in refused[2]
     assert [found(node) for node in pair.nodes] == [VERSION, ""]
     assert (down[0], [node["state"] for node in down[1].values()]) == (4, ["installed", "unreachable", "unreachable"])
     assert "nodeb: it does not answer over ssh: nothing answers at its address" in down[2]
