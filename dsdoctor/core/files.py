@@ -7,7 +7,6 @@ What cannot be written raises NotWritten, an OSError that names the path.
 import contextlib
 import errno
 import fcntl
-import hashlib
 import os
 import re
 import shutil
@@ -274,6 +273,8 @@ def _sweep(parent: Path, prefix: str) -> None:
 
 def sha256_of(path: Path) -> str:
     """The sha256 of a file of any size, in hexadecimal digits."""
+    import hashlib  # most commands need none, and its library takes longer to be loaded than they take
+
     total = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):

@@ -443,8 +443,8 @@ def _why_not(
 def _is_unmapped(kind: str, number: int) -> bool:
     """Whether a number may stand for whoever this user namespace does not map ("uid" or "gid"): then nobody can tell who it is."""
     try:
-        overflow = int(OVERFLOW_NUMBERS[kind].read_text(encoding="ascii"))
-        lines = Path(f"/proc/self/{kind}_map").read_text(encoding="ascii").splitlines()
+        overflow = int(OVERFLOW_NUMBERS[kind].read_text(encoding="utf-8"))
+        lines = Path(f"/proc/self/{kind}_map").read_text(encoding="utf-8").splitlines()
         mapped = sum(int(line.split()[2]) for line in lines)
     except (OSError, ValueError, IndexError):
         # without /proc this may be such a namespace

@@ -107,7 +107,7 @@ def test_a_pth_file_that_an_installed_deepspeed_brought_is_an_error(
 
     assert said[0] == []
     assert len(said[1]) == 1
-    assert said[1][0].endswith("came with what is no part of DeepSpeed: evil.pth")
+    assert said[1][0].endswith("installed files that are not part of DeepSpeed: evil.pth")
 
 
 def test_another_torch_another_cuda_and_another_gpu_are_refused(libraries: dict[Built, bytes], tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def no_moments(states: dict[str, Weights]) -> None:
     ("changed", "why"),
     [
         (other_value, "exp_avg_sq of 0.first: other values"),
-        (fewer_values, "ends behind its entry in fp32.pt"),
+        (fewer_values, "2 files in new: truncated or damaged"),
         (no_moments, "exp_avg of 0.first"),
     ],
 )

@@ -214,7 +214,7 @@ def test_a_node_that_fails_is_named_and_stops_no_other(nodes: Path, node: Node) 
     titles = {finding["title"] for finding in document["findings"]}
     assert f"n2: no torch beside {NAME}" in titles
     assert "n4: installation failed: ERROR: No space left on device" in titles
-    assert "stranger: ssh failed: its host key is not known here, and a launcher" in "".join(titles)
+    assert "stranger: ssh failed: its host key is unknown here, and a launcher" in "".join(titles)
     assert told["n4"]["known"]
     assert list(map(has_it, places)) == [True, *[False] * 5]
     assert left(nodes) == []
