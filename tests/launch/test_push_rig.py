@@ -135,8 +135,8 @@ def test_a_node_that_refuses_and_one_that_is_down_stop_no_other(pair: Rig) -> No
     assert "nodeb: torch is not installed in the environment of" in refused[2]
     assert [found(node) for node in pair.nodes] == [VERSION, ""]
     assert (down[0], [node["state"] for node in down[1].values()]) == (4, ["installed", "unreachable", "unreachable"])
-    assert "nodeb: it does not answer over ssh: nothing answers at its address" in down[2]
-    assert "nodez: it does not answer over ssh: its name is not known here" in down[2]
+    assert "nodeb: ssh failed: nothing answers at its address" in down[2]
+    assert "nodez: ssh failed: its name does not resolve here" in down[2]
     assert [left(node) for node in pair.nodes] == ["", ""]
 
 
