@@ -32,7 +32,7 @@ def test_a_library_s_own_refusal_is_told_with_its_place_condition_and_names_and_
     first = told.findings[0]
 
     assert (told.outcome, first.rule) == (LogOutcome.UNEXPLAINED, "unexplained-failure")
-    assert first.title.startswith(f"{package} stopped on purpose") and where in first.title.replace("\\", "/")
+    assert first.title.startswith(f"{package} stopped, in training") and where in first.title.replace("\\", "/")
     assert "it asks that self.odd_size % args.odd_parts == 1" in first.evidence
     assert "named in it: odd_mode, odd_size, odd_parts" in first.evidence
     assert first.fix and "odd_mode" in first.fix.text
