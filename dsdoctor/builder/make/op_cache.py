@@ -268,8 +268,8 @@ class OpCache:
             "torch": self._torch,
             "architectures": list(op.architectures),
             "processor": self._plan.processor,
-            "seconds": round(made.seconds, 1),
-            "cpu_seconds": round(made.cpu_seconds, 1),
+            "seconds": round(made.seconds, 3),
+            "cpu_seconds": round(made.cpu_seconds, 3),
             "dependencies": dependencies,
         }
         self._store.put(KIND, self._kept[op.op], {made.library.name: made.library}, facts)
