@@ -7,8 +7,8 @@ import pytest
 
 from dsdoctor.comm.collectives import checks as collective_checks
 from dsdoctor.comm.results import ConnectOutcome, Exchange, Limit, Pace, PairTime, Reach, Speed, Wrong
-from dsdoctor.comm.speed import speed_checks
-from dsdoctor.comm.speed.speed_checks import Measured
+from dsdoctor.comm.speed import checks as speed_checks
+from dsdoctor.comm.speed.checks import Measured
 from dsdoctor.core.finding import Finding, Severity
 
 TWO = ("nodea", "nodea", "nodeb", "nodeb")

@@ -27,9 +27,9 @@ from dsdoctor.comm.rendezvous.heartbeat import Heartbeat, HeartbeatReader, beat_
 from dsdoctor.comm.rendezvous.notices import UNNAMED, Notice
 from dsdoctor.comm.rendezvous.store import Log
 from dsdoctor.comm.results import ConnectOutcome, PhaseResult, Reach
-from dsdoctor.comm.speed import speed_checks
+from dsdoctor.comm.speed import checks as speed_checks
+from dsdoctor.comm.speed.checks import round_trips
 from dsdoctor.comm.speed.speed import merge
-from dsdoctor.comm.speed.speed_checks import round_trips
 from dsdoctor.core.finding import Finding, Severity, has_error
 from dsdoctor.rules import book
 
