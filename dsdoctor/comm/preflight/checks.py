@@ -246,7 +246,7 @@ def pdsh_missing(facts: PreflightFacts) -> Iterator[Finding]:
 
 
 def master_port_in_use(facts: PreflightFacts) -> Iterator[Finding]:
-    """A process listens on the master's port already, before a rank is started. See ``rendezvous.absent_checks`` too."""
+    """A process listens on the master's port already, before a rank is started. See ``rendezvous.checks`` too."""
     first = _first_name(facts)
     listener = next((visit.listener for visit in facts.visits if visit.host == first), None)
     if listener is None:

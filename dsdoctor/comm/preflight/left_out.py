@@ -99,14 +99,14 @@ WORDS = re.compile(
     r"(?P<where>\S+:\d+)(?: \([^)]*\))?, where rank 0 should be, "
     r"(?P<how>does not answer|refuses|cannot be routed to|is a name that is not found)(?!:)"
 )
-"""How a rank says that it did not reach rank 0 (master_unreachable in rendezvous/absent_checks.py). One that was led to its own
+"""How a rank says that it did not reach rank 0 (master_unreachable in rendezvous.checks.py). One that was led to its own
 host ("refuses: ...") says nothing of rank 0's."""
 NOT_FOUND = "is a name that is not found"
 MAX_SHOWN = 4
 
 
 def master_unreachable(words: Mapping[int, str], hosts: Sequence[str], came: set[int]) -> Iterator[Finding]:
-    """Ranks were started on their hosts, and rank 0 ran, and did not answer them: see ``rendezvous.absent_checks`` too.
+    """Ranks were started on their hosts, and rank 0 ran, and did not answer them: see ``rendezvous.checks`` too.
     ``words``: by rank, its last line; ``hosts``: of every rank; ``came``: the ranks that did."""
     said = {rank: match for rank, text in sorted(words.items()) if rank not in came and (match := WORDS.search(text))}
     others = {host for host in hosts if host != hosts[0]}
