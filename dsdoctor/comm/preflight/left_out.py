@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from dsdoctor.comm.mesh.blocked_checks import hosts_in_words
+from dsdoctor.comm.mesh.checks import hosts_in_words
 from dsdoctor.comm.models import named
 from dsdoctor.comm.preflight.checks import why_bad
 from dsdoctor.comm.preflight.facts import PreflightFacts
