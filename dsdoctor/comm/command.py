@@ -39,8 +39,7 @@ from dsdoctor.comm.launch.start import (
 from dsdoctor.comm.local.facts import read_gpus
 from dsdoctor.comm.models import MAX_RANKS, CommPhase, CommSettings, Mode, PhaseState, Rank
 from dsdoctor.comm.preflight import checks as preflight_checks
-from dsdoctor.comm.preflight.facts import LONGEST, look_forwarded, look_preflight
-from dsdoctor.comm.preflight.left_out import (
+from dsdoctor.comm.preflight.checks import (
     WORDS,
     LeftOut,
     bad_hosts,
@@ -49,6 +48,7 @@ from dsdoctor.comm.preflight.left_out import (
     master_unreachable,
     without,
 )
+from dsdoctor.comm.preflight.facts import LONGEST, look_forwarded, look_preflight
 from dsdoctor.comm.results import PhaseResult, Report, bad_ranks, ended, read_own_report, read_remote_report, verdict
 from dsdoctor.core.errors import DoctorError, NotWritten, UsageError
 from dsdoctor.core.files import LARGEST as LARGEST_REPORT

@@ -5,7 +5,7 @@ from itertools import combinations
 from dsdoctor.comm.command import report_of, with_last_words
 from dsdoctor.comm.launch.start import RankEnded
 from dsdoctor.comm.models import CommPhase, CommSettings, PhaseState
-from dsdoctor.comm.preflight.left_out import master_unreachable
+from dsdoctor.comm.preflight.checks import master_unreachable
 from dsdoctor.comm.rendezvous import checks as rendezvous_checks
 from dsdoctor.comm.rendezvous.checks import Absent
 from dsdoctor.comm.rendezvous.store import StoreUnreachable
