@@ -11,8 +11,7 @@ from dsdoctor.overflow.frames.first_bad import BadKind, Growth, Origin, RankRepo
 from dsdoctor.overflow.measure.readings import Meters
 from dsdoctor.overflow.replay.provenance import ignored_labels, rows_of, rows_text
 from dsdoctor.overflow.replay.remedy import candidate_modules
-from dsdoctor.overflow.verdict.evidence import joined
-from dsdoctor.overflow.verdict.remedy import what_was_tried
+from dsdoctor.overflow.verdict.evidence import joined, what_was_tried
 from dsdoctor.overflow.verdict.verdict import judge
 from dsdoctor.overflow.watch.growth import MAX_POINTS, InputSizes, WeightSizes
 from dsdoctor.overflow.watch.optimizer import LearningRates
