@@ -1,25 +1,212 @@
-"""What is kept of the steps for the one that goes wrong: which weights and inputs grew, the learning rates, what helps.
+"""What is kept of the steps for the one that goes wrong: losses, overflows, which weights and inputs grew, what helps.
 
 What became bad first is known on all ranks; the rest is asked of all of them together.
 """
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 import torch
+from torch import Tensor
 
 from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, Growth, RankReport, Tried
-from dsdoctor.overflow.frames.frame import Frame
+from dsdoctor.overflow.frames.frame import CallPhase, Frame
 from dsdoctor.overflow.hooks import engine as engine_facts
 from dsdoctor.overflow.hooks import ranks
-from dsdoctor.overflow.measure.readings import Meters
+from dsdoctor.overflow.measure.readings import Meters, Readings
 from dsdoctor.overflow.replay.remedy import candidate_modules, try_fp32
 from dsdoctor.overflow.replay.replay import BatchRecorder
-from dsdoctor.overflow.verdict.evidence import earliest_bad, stays_bad
-from dsdoctor.overflow.watch.growth import InputSizes, WeightSizes
+from dsdoctor.overflow.verdict.evidence import EXTREME_WEIGHT, earliest_bad, stays_bad
 from dsdoctor.overflow.watch.optimizer import LearningRates, is_frozen, zero_over_zero
-from dsdoctor.overflow.watch.steps import is_power_of_two
+
+MAX_POINTS = 16
+"""Readings of each weight that are kept: where there are more, every second one goes, but for the first."""
+
+
+class PointsByName:
+    """For each name a few steps with a value: the first, and of the others fewer and fewer."""
+
+    def __init__(self) -> None:
+        self._points: dict[str, list[tuple[int, float]]] = {}
+
+    def add(self, name: str, step: int, value: float) -> None:
+        """A value of a step that comes after all before."""
+        points = self._points.setdefault(name, [])
+        points.append((step, value))
+        if len(points) > MAX_POINTS:
+            points[:] = points[:1] + points[2::2]
+
+    def with_now(self, name: str, step: int, value: float) -> Growth:
+        """What is known of a name, and its value now."""
+        before = (point for point in self._points.get(name, ()) if point[0] < step)
+        return Growth(name=name, points=(*before, (step, value)))
+
+
+class InputSizes:
+    """The largest absolute value of what each module was given, on this rank, in some steps."""
+
+    def __init__(self) -> None:
+        self._points = PointsByName()
+
+    def note(self, step: int, frames: Iterable[Frame]) -> None:
+        """The frames of a step's forwards."""
+        largest: dict[str, float] = {}
+        for frame in frames:
+            for name, value in _given(frame):
+                largest[name] = max(value, largest.get(name, 0.0))
+        for name, value in largest.items():
+            self._points.add(name, step, value)
+
+    def of(self, found: FirstBad, step: int) -> tuple[Growth, ...]:
+        """How what the first bad module was given grew up to now; only what was seen before."""
+        seen = (self._points.with_now(name, step, value) for name, value in _given(found.frame))
+        return tuple(growth for growth in seen if len(growth.points) > 1)
+
+
+def _given(frame: Frame) -> Iterable[tuple[str, float]]:
+    for tensor in frame.inputs:
+        if frame.phase is CallPhase.FORWARD and tensor.absmax is not None and not tensor.is_bad:
+            yield f"{tensor.name} of {frame.module or 'the model'}", tensor.absmax
+
+
+class WeightSizes:
+    """The largest absolute value of each weight, as far as this rank holds it, in the steps that are due."""
+
+    def __init__(self) -> None:
+        self._points = PointsByName()
+
+    def note(self, engine: Any, step: int) -> None:
+        """Read all weights: one pass, one wait for the device. No memory is held for it from one reading to the next."""
+        for name, value in _largest(dict(engine.module.named_parameters()), Meters()).items():
+            self._points.add(name, step, value)
+
+    def of(self, engine: Any, found: FirstBad, step: int, meters: Meters) -> tuple[Growth, ...]:
+        """How the weights of the first bad module grew up to now."""
+        module = found.frame.module
+        mine = {
+            f"{module}.{name}".lstrip("."): parameter
+            for place, part in engine.module.named_modules()
+            if place == module
+            for name, parameter in part.named_parameters(recurse=False)
+        }
+        return self._grown(_largest(mine, meters), step)
+
+    def extreme(self, engine: Any, step: int, meters: Meters) -> tuple[Growth, ...]:
+        """The weights of the whole model that are larger than any of an ordinary one: their values may go bad modules later."""
+        now = _largest(dict(engine.module.named_parameters()), meters)
+        return self._grown({name: value for name, value in now.items() if value >= EXTREME_WEIGHT}, step)
+
+    def _grown(self, now: dict[str, float], step: int) -> tuple[Growth, ...]:
+        return tuple(self._points.with_now(name, step, value) for name, value in now.items())
+
+
+@torch.no_grad()
+def _largest(parameters: dict[str, Any], meters: Meters) -> dict[str, float]:
+    readings = Readings(meters)
+    held = {name: readings.look(getattr(each, "ds_tensor", each)) for name, each in parameters.items()}
+    readings.settle()
+    stats = {name: readings.stats(number, name) for name, number in held.items() if isinstance(number, int)}
+    return {name: each.absmax for name, each in stats.items() if each.absmax is not None}
+
+
+MAX_ALWAYS_REPLAYED = 3
+"""So many overflows are always replayed, in a row or, with a dynamic loss scale, in all; after them only those whose number is
+a power of two: a dynamic scale goes too high every thousand steps or so, and that is normal."""
+MAX_LOSSES = 1024
+
+
+class StepLosses:
+    """The losses of a step: those that ``engine.backward`` was given, else those in the outputs of its forwards."""
+
+    def __init__(self) -> None:
+        self._given: list[Tensor] = []
+        self._in_outputs: list[Tensor] = []
+
+    def add(self, loss: Tensor) -> None:
+        """A loss that ``engine.backward`` was given."""
+        self._given.append(loss.detach())
+        del self._given[:-MAX_LOSSES]
+
+    def add_output(self, output: Any) -> None:
+        """The output of a forward, which may hold a loss."""
+        loss = loss_in(output)
+        if loss is not None:
+            self._in_outputs.append(loss.detach())
+            del self._in_outputs[:-MAX_LOSSES]
+
+    def known(self) -> list[Tensor]:
+        """The losses, one per micro-batch."""
+        return self._given or self._in_outputs
+
+    def any_bad(self) -> bool:
+        """Whether a loss is not finite. Waits for the device, so only after DeepSpeed has waited for it itself."""
+        return any(map(_is_bad, self.known()))
+
+    def any_bad_output(self) -> bool:
+        """Whether a loss that the model gave is not finite, whatever the script made of it. Waits for the device."""
+        return any(map(_is_bad, self._in_outputs))
+
+    def clear(self) -> None:
+        """The step is over."""
+        self._given, self._in_outputs = [], []
+
+
+def _is_bad(loss: Tensor) -> bool:
+    # one number is read, and judged here: cheaper than an operation whose result is read
+    return not (math.isfinite(loss.item()) if loss.numel() == 1 else bool(torch.isfinite(loss).all()))
+
+
+def loss_in(output: Any) -> Tensor | None:
+    """The loss in a model's output: a scalar, what is called so, or the first of a tuple if that is a scalar."""
+    if isinstance(output, dict | Mapping):
+        output = output.get("loss")
+    elif isinstance(output, tuple) and output:
+        output = output[0]
+    else:
+        output = getattr(output, "loss", output)
+    return output if isinstance(output, Tensor) and output.dim() == 0 and output.is_floating_point() else None
+
+
+class OverflowCount:
+    """How many steps overflowed, in a row and in all, and how many in a row were skipped."""
+
+    def __init__(self) -> None:
+        self._in_a_row = self._in_all = self.skipped = 0
+
+    def add(self, *, skipped: bool) -> None:
+        """A step overflowed. ``skipped``: it is not applied."""
+        self._in_a_row += 1
+        self._in_all += 1
+        self.skipped += skipped
+
+    def clean_step(self) -> None:
+        """A step did not overflow."""
+        self._in_a_row = self.skipped = 0
+
+    def is_replayed(self, *, dynamic: bool) -> bool:
+        """Whether the overflow that was added last is replayed. ``dynamic``: the loss scale is.
+
+        >>> count, replays = OverflowCount(), []
+        >>> for _ in range(9):
+        ...     count.add(skipped=True)
+        ...     replays.append(count.is_replayed(dynamic=False))
+        >>> [number for number, replay in enumerate(replays, start=1) if replay]
+        [1, 2, 3, 4, 8]
+        """
+        often = self._in_all if dynamic else self._in_a_row
+        return (
+            often <= MAX_ALWAYS_REPLAYED
+            or is_power_of_two(often)
+            or (self._in_a_row > 1 and is_power_of_two(self._in_a_row))
+        )
+
+
+def is_power_of_two(number: int) -> bool:
+    """1, 2, 4, 8 and so on."""
+    return number & (number - 1) == 0
+
 
 CHECK_INTERVAL_STEPS = 100
 """Steps from check to check; the first ones are looked at after 1, 2, 4, 8 and so on."""
