@@ -19,8 +19,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from dsdoctor.builder.cache.store import CacheStore
-from dsdoctor.builder.compiler_output import first_error
-from dsdoctor.builder.make.commands import ask_commands
+from dsdoctor.builder.make.commands import ask_commands, first_error
 from dsdoctor.builder.make.compile import Compiled, Pool, Watch, child_environment, compile_ops
 from dsdoctor.builder.make.manifest import (
     EARLIEST,
