@@ -24,12 +24,13 @@ from dsdoctor.builder.make.compile import Compiled, Pool, Watch, child_environme
 from dsdoctor.builder.make.manifest import (
     EARLIEST,
     Manifest,
+    OpProof,
     describe_wheel,
     encode_inside,
+    prove,
     write_into,
 )
 from dsdoctor.builder.make.op_cache import OpCache
-from dsdoctor.builder.make.proof import OpProof, prove
 from dsdoctor.builder.make.sbom import SBOM, bill_of_materials
 from dsdoctor.builder.python_headers import unpack_headers
 from dsdoctor.builder.toolkit.assemble import assemble
