@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from dsdoctor.builder.plan.choices import JOB_MEMORY_BYTES
-from dsdoctor.builder.plan.processor import flags_of
+from dsdoctor.builder.plan.compiler import flags_of
 from dsdoctor.core.build_models import BuildPlan, OpPlan, Source
 from dsdoctor.core.children import MARK, PreloadedPython, parse_answer
 from dsdoctor.core.host import CHILD_SCRIPTS, Answer, LocalHost

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from dsdoctor.builder.make.compile import shared_object
-from dsdoctor.builder.plan.processor import lacking
+from dsdoctor.builder.plan.compiler import lacking
 from dsdoctor.builder.wheel.shared_object import (
     ElfInfo,
     lacks_driver,
