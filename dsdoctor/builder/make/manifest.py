@@ -39,7 +39,7 @@ from dsdoctor.core.files import replacing
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Machine, Torch
-from dsdoctor.core.version import __version__
+from dsdoctor.core.release import __version__
 
 
 @dataclass(frozen=True, kw_only=True)
