@@ -8,7 +8,7 @@
 4. decisions.py gathers the reports of all ranks, verdict/verdict.py judges them and yields findings.
 5. findings.py prints and keeps them; decisions.py raises if the user asked for it.
 
-history.py keeps what explains a later step (weights, inputs, overflows, losses) and optimizer.py learning rates and updates;
+history.py keeps what explains a later step: losses, overflows, learning rates, updates, weights, inputs;
 replay/underflow.py has what float16 flushes, replay/remedy.py whether float32 helps, loss_line.py and loss_graph.py a loss that the
 script computes, tracer.py level trace, debug.py the guide's class.
 """

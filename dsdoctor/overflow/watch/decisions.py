@@ -35,7 +35,14 @@ from dsdoctor.overflow.replay.underflow import (
 )
 from dsdoctor.overflow.verdict.verdict import judge
 from dsdoctor.overflow.watch.findings import Announcer, FindingsLog, LocalFinding
-from dsdoctor.overflow.watch.history import OverflowCount, StepHistory, StepLosses, is_due, is_power_of_two
+from dsdoctor.overflow.watch.history import (
+    OverflowCount,
+    StepHistory,
+    StepLosses,
+    WeightUpdates,
+    is_due,
+    is_power_of_two,
+)
 from dsdoctor.overflow.watch.loss_graph import LossBackward, made_the_loss
 from dsdoctor.overflow.watch.loss_line import (
     MAX_FORWARDS,
@@ -45,7 +52,6 @@ from dsdoctor.overflow.watch.loss_line import (
     backward_call,
     loss_line,
 )
-from dsdoctor.overflow.watch.optimizer import WeightUpdates
 
 # Which of the engines of a process one is, where there are several: a generator and its discriminator, an actor and its critic.
 
