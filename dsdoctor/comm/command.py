@@ -22,7 +22,6 @@ from dsdoctor.comm.launch.start import (
     LARGEST,
     MOST_FILES,
     PARENT,
-    SSH,
     Endings,
     HostOrder,
     RankEnded,
@@ -57,7 +56,7 @@ from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.processes import die_with
 from dsdoctor.hosts.hostfile import Slots
-from dsdoctor.hosts.ssh import HostCommand, on_hosts
+from dsdoctor.hosts.ssh import SESSION_OPTIONS, HostCommand, on_hosts
 
 # Starts the ranks of a hostfile, one ssh a host, and waits for rank 0's report. Acts; judges nothing.
 
@@ -72,7 +71,7 @@ def start_on_hosts(
     folder: str,
     variables: Mapping[str, str],
     seconds: float,
-    ssh: Sequence[str] = ("ssh", *SSH),
+    ssh: Sequence[str] = ("ssh", *SESSION_OPTIONS),
 ) -> RankTold:
     """Run the ranks of each host in ``folder`` with ``variables``. Whatever happens, no ssh is left, and what runs on a host ends
     when its connection does."""
