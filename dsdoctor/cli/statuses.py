@@ -34,9 +34,9 @@ OWN: Mapping[str, Mapping[int, str]] = {
     "build-wheel": BUILD,
     "prebuild": {**BUILD, FAILED: "a build, a download, a verification or the installation failed"},
     "install": {
-        **BUILD,
-        1: "an op does not load",
-        FAILED: "a build, a download, a verification or the installation failed",
+        1: "an op does not load, or a node's verify found an error",
+        UNABLE: "impossible on this machine, its disk is full, or ssh is missing",
+        FAILED: "a build, a download, a verification or an installation failed, or a node was not reached",
     },
     "toolkit": {
         UNABLE: "none fits and none can be assembled, or the disk is full",
@@ -44,12 +44,6 @@ OWN: Mapping[str, Mapping[int, str]] = {
     },
     "verify": {1: ERROR, FAILED: "a listed wheel could not be downloaded"},
     "pick": {1: "none fits", FAILED: "an index could not be read"},
-    "push": {
-        0: "every node has it",
-        1: "a node's verify found an error",
-        UNABLE: "ssh is missing, or the disk is full",
-        FAILED: "a node was not reached, or failed midway",
-    },
     "index merge": {},
     "cache ls": {UNABLE: CACHE},
     "cache prune": {UNABLE: CACHE},

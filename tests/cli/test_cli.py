@@ -204,6 +204,13 @@ def test_no_command_at_all_is_the_help_and_a_usage_error(group: tuple[str, ...])
 
 
 @pytest.mark.slow
+def test_a_command_of_an_earlier_release_names_the_one_that_does_its_work() -> None:
+    done = run("push", "x.whl", "--hostfile", "hosts", "--json")
+
+    (finding,) = json.loads(done.stdout)["findings"]
+    assert (done.returncode, finding["fix"]["text"]) == (2, "dsdoctor install WHEEL --hostfile FILE")
+
+
 def test_completion_knows_commands_options_and_values() -> None:
     from dsdoctor.cli.app import completion
 
