@@ -5,8 +5,8 @@
 function __fish_dsdoctor_using_command
     set -l cmd (commandline -opc)
     set -l subcommands
-    set -l options_with_values '--accelerate --accelerator --arch --backend --batch --batch-a --batch-b --config --cpu --cuda --deadline --dtype --exclude --fix --for --gpus --hf --host-memory --hostfile --html --include --index --index-url --jobs --largest-file --last --load --local-rank --local-version --local_rank --machine --margin --max-size --merge --merge-dtype --model --module --node --nproc --older-than --op --ops --out --parallel --phase --pid --pipeline --port --python --rank --rank-a --rank-b --ranks-here --read --sequence --shell --source --ssh-option --stage --tag --target --tensor-parallel --timeout --title --tolerance --toolkit --torch --torch-index --universal --world -o -p'
-    set -l all_commands 'build-wheel cache check checkpoint comm compare config diagnose env explain hang headroom index install look ls memory merge pick plan plot prebuild prune record show toolkit trace verify'
+    set -l options_with_values '--accelerate --accelerator --arch --backend --batch --batch-a --batch-b --config --cpu --cuda --deadline --dtype --exclude --fix --for --gpus --headroom --hf --host-memory --hostfile --html --include --index --index-url --jobs --largest-file --last --load --local-rank --local-version --local_rank --machine --margin --max-size --merge --merge-dtype --model --module --node --nproc --older-than --op --ops --out --parallel --phase --pid --pipeline --port --python --rank --rank-a --rank-b --ranks-here --read --sequence --shell --source --ssh-option --stage --tag --target --tensor-parallel --timeout --title --tolerance --toolkit --torch --torch-index --universal --world -o -p'
+    set -l all_commands 'build-wheel cache check checkpoint comm compare config diagnose env explain hang index install look ls memory merge pick plan plot prebuild prune record show toolkit trace verify'
     set -l skip_next 0
     # Extract command words (only real subcommand names) from command line
     set -e cmd[1]
@@ -45,7 +45,7 @@ end
 function __fish_dsdoctor_positional_index
     set -l cmd (commandline -opc)
     set -l path_len $argv[1]
-    set -l options_with_values '--accelerate --accelerator --arch --backend --batch --batch-a --batch-b --config --cpu --cuda --deadline --dtype --exclude --fix --for --gpus --hf --host-memory --hostfile --html --include --index --index-url --jobs --largest-file --last --load --local-rank --local-version --local_rank --machine --margin --max-size --merge --merge-dtype --model --module --node --nproc --older-than --op --ops --out --parallel --phase --pid --pipeline --port --python --rank --rank-a --rank-b --ranks-here --read --sequence --shell --source --ssh-option --stage --tag --target --tensor-parallel --timeout --title --tolerance --toolkit --torch --torch-index --universal --world -o -p'
+    set -l options_with_values '--accelerate --accelerator --arch --backend --batch --batch-a --batch-b --config --cpu --cuda --deadline --dtype --exclude --fix --for --gpus --headroom --hf --host-memory --hostfile --html --include --index --index-url --jobs --largest-file --last --load --local-rank --local-version --local_rank --machine --margin --max-size --merge --merge-dtype --model --module --node --nproc --older-than --op --ops --out --parallel --phase --pid --pipeline --port --python --rank --rank-a --rank-b --ranks-here --read --sequence --shell --source --ssh-option --stage --tag --target --tensor-parallel --timeout --title --tolerance --toolkit --torch --torch-index --universal --world -o -p'
     set -l skip_next 0
     set -l consumed_path 0
     set -l count 0
@@ -447,7 +447,6 @@ complete -c dsdoctor -n '__fish_dsdoctor_using_command toolkit' -l json -d 'Prin
 complete -c dsdoctor -n '__fish_dsdoctor_using_command trace' -a 'show' -d 'Print traces as the guide prints frames: abs min, abs max and the place of ever…'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command trace' -a 'compare' -d 'Say where two batches, ranks or runs part: the first tensor whose figures diffe…'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command trace' -a 'plot' -d 'Draw a run, or two beside each other: the range of every module against the lim…'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command trace' -a 'headroom' -d 'Say whether this run would fit another dtype, such as a bf16 or fp32 run float1…'
 # Options for: trace
 complete -c dsdoctor -n '__fish_dsdoctor_using_command trace' -s h -d 'Display this message and exit.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command trace' -l help -d 'Display this message and exit.'
@@ -465,18 +464,6 @@ complete -c dsdoctor -n '__fish_dsdoctor_using_command trace compare' -l module 
 complete -c dsdoctor -n '__fish_dsdoctor_using_command trace compare' -l phase -r -d 'Activations, gradients, or both.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command trace compare' -l tolerance -r -d 'Allowed ratio of two abs maxima: 1.5 is 50% more.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command trace compare' -l json -d 'Print one JSON document, and nothing else, on stdout.'
-
-# Options for: trace headroom
-complete -c dsdoctor -n '__fish_dsdoctor_using_command trace headroom' -s h -d 'Display this message and exit.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command trace headroom' -l help -d 'Display this message and exit.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command trace headroom' -l version -d 'Display application version.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command trace headroom' -l dtype -r -d 'One of float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2, float8_…'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command trace headroom' -l margin -r -d 'Bits to leave free: 1 asks that all may double.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command trace headroom' -l module -r -d 'Only modules such as "encoder.block.2.*". Repeatable.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command trace headroom' -l batch -r -d 'Only these batches: 3,10-12.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command trace headroom' -l rank -r -d 'Only these ranks: 0,2.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command trace headroom' -l all -d 'Every module, not only those with the least room.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command trace headroom' -l json -d 'Print one JSON document, and nothing else, on stdout.'
 
 # Options for: trace plot
 complete -c dsdoctor -n '__fish_dsdoctor_using_command trace plot' -s h -d 'Display this message and exit.'
@@ -502,6 +489,9 @@ complete -c dsdoctor -n '__fish_dsdoctor_using_command trace show' -l rank -r -d
 complete -c dsdoctor -n '__fish_dsdoctor_using_command trace show' -l phase -r -d 'Activations, gradients, or both.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command trace show' -l bad -d 'Only calls with a nan or an inf.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command trace show' -l last -r -d 'Only the last N of each rank.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command trace show' -l headroom -r -d 'Instead of the calls, whether the run would fit this dtype, and which modules w…'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command trace show' -l margin -r -d 'With --headroom: bits to leave free. Default: 1, so that all may double.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command trace show' -l all -d 'With --headroom: every module, not only those with the least room.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command trace show' -l json -d 'Print one JSON document, and nothing else, on stdout.'
 
 # Options for: verify

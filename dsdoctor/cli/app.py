@@ -112,10 +112,9 @@ COMMANDS = {
     "trace show": CommandEntry(nothing={"traces": (), "lines": ()}),
     "trace compare": CommandEntry(nothing={"comparison": None, "a": (), "b": ()}),
     "trace plot": CommandEntry(nothing={"file": None, "dtype": None}),
-    "trace headroom": CommandEntry(nothing={"traces": (), "headroom": None}),
 }
 
-MOVED = {"push": "install WHEEL --hostfile FILE"}
+MOVED = {"push": "install WHEEL --hostfile FILE", "trace headroom": "trace show --headroom DTYPE"}
 """Commands of an earlier release, and what does their work now."""
 
 GROUPS = {
@@ -190,8 +189,8 @@ def run(arguments: Sequence[str], *, begun: Callable[[], object] = bool) -> int:
         return USAGE if apps[-1].default_command is None and not rest else status or OK
     except CycloptsError as error:
         complaint = UsageError(str(error), hint=" ".join(filter(None, ["dsdoctor", name, "--help"])))
-        if name not in COMMANDS and first in MOVED:
-            complaint = UsageError(f"there is no command {first!r} any more", hint=f"dsdoctor {MOVED[first]}")
+        for moved in {first, " ".join(arguments[:2])} & MOVED.keys():
+            complaint = UsageError(f"there is no command {moved!r} any more", hint=f"dsdoctor {MOVED[moved]}")
         return end_by_error(name, complaint, nothing=_nothing(name), as_json=as_json)
     except MemoryError:
         refused = ImpossiblePlan(

@@ -72,10 +72,9 @@ OWN: Mapping[str, Mapping[int, str]] = {
         UNABLE: "DeepSpeed, torch, transformers or the extra that draws pages is missing, or the disk is full",
     },
     "hang": {1: ERROR, UNABLE: PAGE},
-    "trace show": {},
+    "trace show": {1: "with --headroom: a module does not fit"},
     "trace compare": {0: "no divergence", 1: "a divergence, or a nan or inf on one side only"},
     "trace plot": {UNABLE: PAGE},
-    "trace headroom": {0: "all modules fit", 1: "a module does not fit"},
 }
 """What else a command can end with than ALWAYS, or what a number means for it."""
 

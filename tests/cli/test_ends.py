@@ -41,7 +41,7 @@ READERS: dict[str, tuple[str, ...]] = {
     "trace show": ("trace", "show", "FILE"),
     "trace compare": ("trace", "compare", "FILE", "FILE"),
     "trace plot": ("trace", "plot", "FILE"),
-    "trace headroom": ("trace", "headroom", "FILE"),
+    "trace show --headroom": ("trace", "show", "--headroom", "float16", "FILE"),
 }
 
 
