@@ -29,7 +29,7 @@ class WithAddress(build_py):
     def run(self):
         super().run()
         if PAGES and not self.editable_mode:
-            place = Path(self.build_lib, "dsdoctor", "core", "pages.py")
+            place = Path(self.build_lib, "dsdoctor", "core", "release.py")
             text = place.read_text(encoding="utf-8")
             place.write_text(text.replace('\nADDRESS = ""\n', f'\nADDRESS = "{PAGES}"\n', 1), encoding="utf-8")
 

@@ -24,7 +24,7 @@ from unittest.mock import patch
 
 import dsdoctor
 from dsdoctor.cli.app import COMMANDS
-from dsdoctor.core.version import __version__
+from dsdoctor.core.release import __version__
 from dsdoctor.ui.screen import screen_lines
 from tests.builder.test_wheel import INFO, NAME, RECORD, VERSION, contents, wheel
 from tests.checkpoint.test_folder import DAMAGES

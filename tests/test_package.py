@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.cli.app import COMMANDS, make_app
-from dsdoctor.core.pages import ADDRESS
-from dsdoctor.core.version import __version__
+from dsdoctor.core.release import ADDRESS, __version__
 
 ROOT = Path(__file__).parents[1]
 BUILD = "import sys; from setuptools import build_meta as b; out = sys.argv[1]; b.build_sdist(out); b.build_wheel(out)"
@@ -95,7 +94,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_wheel_knows_the_address_that_it_was_built_with_and_a_checkout_knows_none(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     told: dict[str, str] = {}
-    exec(zipfile.ZipFile(wheel).read("dsdoctor/core/pages.py"), told)
+    exec(zipfile.ZipFile(wheel).read("dsdoctor/core/release.py"), told)
 
     assert (told["ADDRESS"], ADDRESS) == (PAGES, "")
     assert told["page_address"]("a-rule") == f"{PAGES}rules/a-rule/"  # type: ignore[operator]

@@ -6,7 +6,7 @@ Imports nothing of dsdoctor but its version: that it costs nothing is what it is
 import sys
 from collections.abc import Sequence
 
-from dsdoctor.core.version import __version__
+from dsdoctor.core.release import __version__
 
 WORDS = {
     "check": "looking at this machine",

@@ -15,7 +15,6 @@ from cyclopts.validators import Number
 from dsdoctor.builder.wheel.read import hex_of, read_wheel
 from dsdoctor.cli.ending import FAILED, FOUND, interrupted_by, print_result
 from dsdoctor.cli.options import Json
-from dsdoctor.comm.launch.start import SSH
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
 from dsdoctor.core.files import read_limited
 from dsdoctor.core.finding import Finding, Severity
@@ -25,7 +24,7 @@ from dsdoctor.core.text import and_more
 from dsdoctor.hosts import push as problems
 from dsdoctor.hosts.hostfile import HOST, parse_hostfile
 from dsdoctor.hosts.push import Delivered, Delivery, NodeEnded, NodeState, Sent, Way, findings_of, push_lines
-from dsdoctor.hosts.ssh import ssh_problem
+from dsdoctor.hosts.ssh import SESSION_OPTIONS, ssh_problem
 from dsdoctor.rules import book
 from dsdoctor.ui.progress import BuildProgress
 
@@ -82,7 +81,7 @@ def push(order: Push, *, say: Callable[[str], None]) -> Pushed:
         raise ImpossiblePlan(title, hint="sudo apt-get install openssh-client")
     way = Way(
         # of two options ssh takes the first: ours that forbid password prompts, then the user's, then the rest of ours
-        ssh=(ssh, *SSH[:3], *order.ssh_options, *SSH[3:]),
+        ssh=(ssh, *SESSION_OPTIONS[:3], *order.ssh_options, *SESSION_OPTIONS[3:]),
         environment=host.environment(),
         python=order.python,
         limit=order.limit,

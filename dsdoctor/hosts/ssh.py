@@ -13,7 +13,10 @@ from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding, Fix, Severity, Step, step
 from dsdoctor.rules import book
 
-# A script for sh -> one line that every login shell (bash, zsh, csh, tcsh, fish) gives to it unchanged.
+BATCH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
+"""A question to a host: no prompt, and no long wait for one that is down."""
+SESSION_OPTIONS = ("-T", *BATCH_OPTIONS, "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
+"""A command that runs for as long as we do: ssh itself notices a host that has gone."""
 
 
 def for_any_shell(script: str, name: str) -> str:

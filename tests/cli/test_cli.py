@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import dsdoctor
-import dsdoctor.core.version
+import dsdoctor.core.release
 from dsdoctor.cli.app import make_app
 from dsdoctor.cli.explain import manual
 from dsdoctor.core.options import HAS_COMPLETER
@@ -49,7 +49,7 @@ def test_the_version_says_which_torch_and_deepspeed_are_here() -> None:
         name: bool(importlib.util.find_spec(package))
         for name, package in (("torch", "torch"), ("DeepSpeed", "deepspeed"))
     }
-    assert said.startswith(f"{dsdoctor.core.version.__version__} (Python {platform.python_version()}, ")
+    assert said.startswith(f"{dsdoctor.core.release.__version__} (Python {platform.python_version()}, ")
     assert [f"no {name}" not in said for name in here] == list(here.values())
     assert len(said.splitlines()) == 1
 

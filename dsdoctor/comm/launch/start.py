@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dsdoctor.comm.preflight.facts import SSH as ASKING
 from dsdoctor.comm.rendezvous.notices import Notice, send_notice
 from dsdoctor.core.cgroups import Cgroups, read_cgroups
 from dsdoctor.core.errors import ImpossiblePlan, NotWritten
@@ -56,9 +55,6 @@ def private_folder() -> Path:
 
 
 # How many ranks, and where -> the orders of the hosts, and the variables of each rank. Starts nothing.
-
-
-SSH = ("-T", *ASKING, "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,15 +10,17 @@ from dsdoctor.overflow.verdict.evidence import (
     RankReports,
     affected,
     amount,
+    as_call,
     earliest_bad,
     evidence,
     extent,
     moment,
     ranks_say,
+    remedy,
+    what_was_tried,
     where,
     where_it_began,
 )
-from dsdoctor.overflow.verdict.remedy import as_call, remedy, what_was_tried
 from dsdoctor.rules import book
 
 

@@ -18,8 +18,10 @@ from dsdoctor.overflow.verdict.evidence import (
     extent,
     gradient_names,
     near,
+    of_growth,
     ranks_say,
     stays_bad,
+    what_was_tried,
     where,
 )
 from dsdoctor.overflow.verdict.forward import (
@@ -29,7 +31,6 @@ from dsdoctor.overflow.verdict.forward import (
     overflow_in_module,
     weight_not_finite,
 )
-from dsdoctor.overflow.verdict.remedy import of_growth, what_was_tried
 from dsdoctor.rules import book
 
 MAX_SQUARABLE = LIMITS["float32"] ** 0.5
