@@ -27,6 +27,7 @@ from dataclasses import asdict
 from types import FrameType
 from typing import Any
 
+from dsdoctor.core.unlisted_thread import UnlistedThread, unlisted_idents, without_hooks
 from dsdoctor.hang.inspection import (
     Counters,
     calling_threads,
@@ -204,7 +205,7 @@ class Sampler:
         self._recorded: dict[str, Any] | None = None
         self._with_stacks = False
         self._arrivals = Arrivals(after)
-        self._thread = threading.Thread(target=self._run, name="dsdoctor-hang", daemon=True)
+        self._thread = UnlistedThread(self._run)
 
     @property
     def engine(self) -> Any:
@@ -245,6 +246,7 @@ class Sampler:
         failures = 0
         while failures < MOST_FAILURES:
             try:
+                without_hooks()
                 if not self._leaving:
                     self._tend()
                 self.look()
@@ -336,7 +338,8 @@ class Sampler:
             self._progress, self._moved, self._recorded, self._with_stacks = progress, clock, None, False
         failure, failed_in = self._failure_now(({group["name"]: group["sequence"] for group in groups}, steps))
         self._stalled = stalled = clock - self._moved >= self._patience
-        frames.update(sys._current_frames())
+        ours = unlisted_idents() - {threading.get_ident()}
+        frames.update({ident: frame for ident, frame in sys._current_frames().items() if ident not in ours})
         threads = known_threads()
         trains = frames.get(self._find_trains(frames, threads))
         thread = threads.get(self._trains)
