@@ -107,7 +107,7 @@ class LocalRank:
         now = time.monotonic()
         if self.alive:
             self._look_at_process()
-            self.ended_at = time.time() if self.ended else 0.0
+            self.ended_at = time.monotonic() if self.ended else 0.0
         beat = self._reader.beat()
         if beat is None:
             return

@@ -263,7 +263,7 @@ class Sampler:
     def _waited(self) -> bool:
         """Wait for the next look; whether the watch is to end. All ranks of a node look at the same time: what they tell is
         compared. While nothing moves there may be something to print at any moment."""
-        left = 0 if self._leaving else EVERY - time.time() % EVERY
+        left = 0 if self._leaving else EVERY - time.monotonic() % EVERY
         while self._stalled and left > QUICKLY:
             if self._woken(QUICKLY):
                 return self._ended
@@ -353,7 +353,7 @@ class Sampler:
             "pid": self.pid,
             "thread": number,
             "watcher": threading.get_native_id(),
-            "time": time.time(),
+            "time": clock,
             "joined": bool(groups),
             "parted": self._joined_once and not groups,
             "leaving": self._leaving,
@@ -417,7 +417,7 @@ class Sampler:
     def _called(self, frames: list[dict[str, Any]]) -> dict[str, Any] | None:
         """When this rank called its last collectives, where it is time to tell that."""
         self._arrivals.note(tuple((frame["file"], frame["line"], frame["function"]) for frame in frames))
-        if self._arrivals.is_due(time.time()):
+        if self._arrivals.is_due(time.monotonic()):
             self._arrivals.read("\n".join(recorder_texts()))
         return self._arrivals.message()
 
