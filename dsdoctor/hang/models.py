@@ -180,8 +180,8 @@ class RankView:
     about, where that is one;
     ``disk``: the file system of that, in words, where the process waits for a device. ``activity``: why it is not still, "" for
     still. ``wakes``: how often its training thread woke while nothing moved; ``children``: processes that it has started and that
-    live. ``unread``: why its stacks could not be read, "" where they were. ``age``:
-    seconds since they were. ``workers``: where its data loader's workers stand, a
+    live; ``polls``: the loop in which it asks whether one of them still does. ``unread``: why its stacks could not be read,
+    "" where they were. ``age``: seconds since they were. ``workers``: where its data loader's workers stand, a
     line each."""
 
     rank: int
@@ -198,6 +198,7 @@ class RankView:
     activity: str = ""
     wakes: int = 0
     children: int = 0
+    polls: str = ""
     lock: Lock | None = None
     unread: str = ""
     age: float = 0.0
