@@ -28,7 +28,7 @@ def test_the_version_stands_in_one_place_and_the_changelog_begins_with_it() -> N
         for path in (ROOT / "pyproject.toml", ROOT / "setup.py", ROOT / "README.md", *(ROOT / "dsdoctor").rglob("*.py"))
         if re.search(rf"(?<![\d.]){re.escape(__version__)}(?![\d.])", path.read_text(encoding="utf-8"))
     ]
-    assert written == [ROOT / "dsdoctor" / "core" / "version.py"]
+    assert written == [ROOT / "dsdoctor" / "core" / "release.py"]
 
 
 KEYWORD_ONLY = Parameter.KEYWORD_ONLY

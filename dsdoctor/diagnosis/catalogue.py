@@ -106,6 +106,7 @@ def _rules(topics: Mapping[str, Table]) -> Iterator[Rule]:
                 steps=steps_of(table),
                 explained_by=tuple(table.get("explained_by", ())),
                 family=table.get("family", False),
+                general=table.get("general", False),
                 since=table.get("since", FIRST_VERSION),
             )
 

@@ -49,12 +49,12 @@ class Signature:
     ``stands``: it is true of the result, however well the log ended; a probe of that kind is a WARNING.
     ``sample``: what a tool prints; its last line is the one that matches. Texts are templates (see ``fill``).
     ``persists``: it stays true although the training went on after it. ``harmless``: its title says when it does no harm, which is
-    not true of what ended a log.
+    not true of what ended a log. ``owner``: "project" counts only where a project's code raised the exception, not the user's own.
     """
 
-    words: str
     pattern: str
     sample: str
+    words: str = ""
     tier: Tier = Tier.NAMED
     after: str = ""
     not_after: str = ""
@@ -66,12 +66,14 @@ class Signature:
     stands: bool = False
     persists: bool = False
     harmless: bool = False
+    owner: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
     """One problem with all its wordings and what its manual page says. ``explained_by``: rules of which it is a consequence.
-    ``family``: it knows a whole class of messages, and counts only on lines that no other rule knows.
+    ``family``: it knows a whole class of messages, and counts only on lines that no other rule knows. ``general``: it knows a kind
+    of exception, and is asked only of the failure that was chosen as the cause, where no other rule knows it.
     """
 
     id: str
@@ -84,6 +86,7 @@ class Rule:
     steps: tuple[Step, ...] = ()
     explained_by: tuple[str, ...] = ()
     family: bool = False
+    general: bool = False
     since: str = "0.1"
 
 

@@ -9,6 +9,7 @@ writes it into the private folder of its node. Before that nodes tell only of th
 """
 
 import contextlib
+import functools
 import hashlib
 import hmac
 import os
@@ -28,6 +29,7 @@ from typing import Any
 import msgspec
 
 from dsdoctor.core.text import decode, encode
+from dsdoctor.core.unlisted_thread import UnlistedThread
 from dsdoctor.hang.models import Incident, RankView
 
 TOKEN = "DSDOCTOR_HANG_TOKEN"  # noqa: S105 - the name of a variable
@@ -79,7 +81,7 @@ def shared_secret(store: Any) -> str:
     if type(inner).__name__ == "FileStore":
         return ""
     answers: list[str] = []
-    asking = threading.Thread(target=_ask_secret, args=(store, inner, answers), name="dsdoctor-secret", daemon=True)
+    asking = UnlistedThread(functools.partial(_ask_secret, store, inner, answers))
     asking.start()
     asking.join(SECRET_SECONDS)
     return answers[0] if answers else ""

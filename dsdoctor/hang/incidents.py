@@ -368,7 +368,7 @@ def _view(rank: RankProcess, host: str, look: Look, watched: LocalRank | None, p
         return replace(seen, rank=rank.rank, activity=MOVED if moved else "")
     state = look.facts.state if look.facts else ""
     threads = () if isinstance(look.stacks, str) else look.stacks
-    sample = Sample(rank=rank.rank, world=rank.world, pid=rank.pid, time=time.time(), joined=True, threads=threads)
+    sample = Sample(rank=rank.rank, world=rank.world, pid=rank.pid, time=time.monotonic(), joined=True, threads=threads)
     sample = with_source(sample) if processes.owner_of(rank.pid) == os.geteuid() else sample
     view = RankView(
         rank=rank.rank,

@@ -155,10 +155,14 @@ def all_parents() -> dict[int, int]:
 
 def work_of_children(pid: int, parents: dict[int, int]) -> tuple[float, int, int]:
     """Seconds of processor time, of their main threads also those of waiting to be given one, bytes read and written, and the
-    number of those that live, of all processes below one."""
+    number of those that live and are not stopped, of all processes below one."""
     living = {child: facts for child in below(pid, parents) if (facts := facts_of(child)) is not None}
     seconds = sum(max(facts.cpu, wanted_cpu(child)) for child, facts in living.items())
-    return seconds, sum(map(moved_bytes, living)), sum(facts.state not in {"Z", "X"} for facts in living.values())
+    return (
+        seconds,
+        sum(map(moved_bytes, living)),
+        sum(facts.state not in {"Z", "X", "T", "t"} for facts in living.values()),
+    )
 
 
 def below(pid: int, parents: dict[int, int]) -> Iterator[int]:

@@ -106,13 +106,13 @@ def fill(text: str, values: Mapping[str, Filling]) -> str:
 
 def rule_ids() -> tuple[str, ...]:
     """The id of every rule, sorted."""
-    return tuple(sorted({rule for _, text in _entries() for rule in ID.findall(text)}))
+    return tuple(sorted({rule for _, ids, _ in _entries() for rule in ids}))
 
 
 def entries(rule: str) -> Iterator[tuple[str, Table]]:
     """Each room that has the rule, with its table there. Nothing else of the book is parsed."""
-    for room, text in _entries():
-        if rule in ID.findall(text):
+    for room, ids, text in _entries():
+        if rule in ids:
             yield room, _parse(f"[[rule]]{text}")["rule"][0]
 
 
@@ -188,7 +188,7 @@ def words_of(rule: str, case: str = "") -> Table:
     """The title, the fix and the steps of a rule, or of one of its cases. Raises LookupError if there is none."""
     # the logs' rules last: they are by far the most, and few of them are findings of code
     rooms = sorted(_order()["rooms"], key=lambda room: room == LOGS)
-    text = next((text for room in rooms for text in _rules_in(room) if rule in ID.findall(text)), None)
+    text = next((text for room in rooms for ids, text in _rules_in(room) if rule in ids), None)
     if text is None:
         raise LookupError(f"the book has no rule {rule}")
     table: Table = _parse(f"[[rule]]{text}")["rule"][0]
@@ -201,14 +201,15 @@ def words_of(rule: str, case: str = "") -> Table:
 
 
 @functools.cache
-def _entries() -> tuple[tuple[str, str], ...]:
-    """Each rule's text behind its ``[[rule]]``, with its room."""
-    return tuple((room, text) for room in _order()["rooms"] for text in _rules_in(room))
+def _entries() -> tuple[tuple[str, frozenset[str], str], ...]:
+    """Each rule's room, ids and text behind its ``[[rule]]``."""
+    return tuple((room, ids, text) for room in _order()["rooms"] for ids, text in _rules_in(room))
 
 
 @functools.cache
-def _rules_in(room: str) -> tuple[str, ...]:
-    return tuple(text for file in _files(room) for text in ENTRY.split(_read(file))[1:])
+def _rules_in(room: str) -> tuple[tuple[frozenset[str], str], ...]:
+    texts = (text for file in _files(room) for text in ENTRY.split(_read(file))[1:])
+    return tuple((frozenset(ID.findall(text)), text) for text in texts)
 
 
 @functools.cache

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from types import FrameType, ModuleType
 from typing import Any
 
+from dsdoctor.core.unlisted_thread import UnlistedThread
+
 MODULE = "torch.utils.cpp_extension"
 NOTICES_SECONDS = (10.0, 30.0, 60.0, 120.0)
 """When a line comes; after the last of them again and again after as long."""
@@ -55,7 +57,7 @@ class _Notice:
         self._began, self._caller = time.monotonic(), threading.get_ident()
         self._ended = threading.Event()
         self._has_told = False
-        self._thread = threading.Thread(target=self._tell, name="dsdoctor-compile", daemon=True)
+        self._thread = UnlistedThread(self._tell)
 
     def begin(self) -> None:
         try:

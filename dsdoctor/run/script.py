@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Follows, Step
 from dsdoctor.core.stderr import write_stderr
+from dsdoctor.core.unlisted_thread import UnlistedThread
 from dsdoctor.ranks.failure import Failure, read_failure
 from dsdoctor.ranks.launchers import RANKS
 from dsdoctor.run import checkpoint, hang, memory, op_compile
@@ -126,7 +127,7 @@ def other_failure(failure: Failure) -> str:
         importlib.import_module("socket")
         asked = _Asked(c10d._get_default_store(), c10d.get_rank(), failure_line(failure), follows(failure), said)
         # whoever holds the lock of this process's client keeps a thread waiting, and not the process
-        thread = threading.Thread(target=asked.ask, name="dsdoctor's question", daemon=True)
+        thread = UnlistedThread(asked.ask)
         thread.start()
         thread.join(EXIT_TIMEOUT_SECONDS)
     except Exception:  # the groups are gone, or no thread can be started

@@ -4,6 +4,8 @@ import random
 import time
 from statistics import median
 
+import pytest
+
 from dsdoctor.comm.results import Pace
 from dsdoctor.comm.speed.checks import RANK_CHECKS, Figure, Ranks
 from tests.each import each
@@ -27,6 +29,7 @@ def test_the_figures_of_the_others_are_those_that_are_counted_by_hand(seed: int)
     assert figure.median(without) == median(left)
 
 
+@pytest.mark.slow
 @each("delayed, cpu", [(0.0, 0.0), (0.5, 0.02), (0.5, 0.0)])
 def test_thousands_of_ranks_are_compared_at_once(delayed: float, cpu: float) -> None:
     paces = [

@@ -15,7 +15,7 @@ from tests.diagnosis.reading import scan
 
 IDS = (Path(__file__).parent / "rules.txt").read_text(encoding="utf-8").split()
 
-WORDINGS = [(rule, signature) for rule in RULES.values() for signature in rule.signatures]
+WORDINGS = [(rule, signature) for rule in RULES.values() if not rule.general for signature in rule.signatures]
 
 
 @pytest.fixture(scope="module")
