@@ -330,7 +330,7 @@ complete -c dsdoctor -n '__fish_dsdoctor_using_command install' -l index-url -r 
 complete -c dsdoctor -n '__fish_dsdoctor_using_command install' -l build -d 'Build, even if an installed DeepSpeed or a listed wheel fits.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command install' -l out -r -F -d 'Folder for the wheel. Default: dist.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command install' -s o -r -F -d 'Folder for the wheel. Default: dist.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command install' -l python -r -d 'Python of the environment that is meant, here or on the nodes. Default: this on…'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command install' -l python -r -d 'Python of the environment, here or on the nodes. Default: this one; on the node…'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command install' -l no-cache -d 'Compile every op, and cache none.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command install' -l hostfile -r -F -d 'Install WHEEL over ssh on every node of DeepSpeed'\''s hostfile: one line HOST slo…'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command install' -l dry-run -d 'Verify on every node, install nothing.'
