@@ -20,7 +20,6 @@ MARGIN = 60.0
 """Seconds after the deadline, for a machine that many share. How well it holds, benchmarks/comm_generated.py measures."""
 REPEATED = {
     "a rank never comes": "one of four never comes",
-    "link cut in mid-collective": "packets dropped in mid-collective: no rank sees its own switch's port",
     "another torch on one rank": "tests/comm/test_fingerprint.py; every other fault compares versions, and finds none",
     "raises": "under torchrun, below",
     "raises NotImplementedError": "another error that says that something is not supported",
