@@ -28,6 +28,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dsdoctor.core.files import open_file
 from dsdoctor.core.finding import FIELD, Finding, Fix, Follows, Severity, Step, step
 from dsdoctor.core.text import ManualPage
 
@@ -222,7 +223,8 @@ def _files(room: str) -> list[Path]:
 
 
 def _read(file: Path) -> str:
-    return file.read_text(encoding="utf-8")
+    with open_file(file, encoding="utf-8") as book:
+        return book.read()
 
 
 @functools.cache
