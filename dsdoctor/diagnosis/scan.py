@@ -32,7 +32,7 @@ from dsdoctor.diagnosis.prefilter import (
     INDEX,
     Index,
     Partly,
-    Possible,
+    Patterns,
     Routine,
     Wording,
     cut_matters,
@@ -89,7 +89,7 @@ class Scan:
     wrapped: WrappedLine = field(default_factory=WrappedLine)
     repeats: Repeats = field(default_factory=Repeats)
     effect: Effect = field(default_factory=Effect)
-    possible: Possible = field(default_factory=lambda: Possible(INDEX))
+    patterns: Patterns = field(default_factory=lambda: Patterns(INDEX))
     known: set[int] = field(default_factory=set)
     asked: dict[int, int] = field(default_factory=dict)
     partly: Partly = field(default_factory=Partly)
@@ -214,7 +214,7 @@ class Scan:
             if numbers and not SOURCE.match(text):
                 text = self._searched(text, len(numbers))
                 typed = bool(PROMPT.match(text))
-                for number in self.possible.among(numbers, text):
+                for number in sorted(numbers):
                     if not typed or isinstance(self.index.entries[number], Clue):
                         self._try(number, text)
         if self.wrapped.since == self.lines and self._is_known():
@@ -251,7 +251,7 @@ class Scan:
         words = set(words_of(whole.encode("utf-8", "replace")))
         numbers = self.index.numbers(words) - self.known
         whole = self._searched(whole, len(numbers))
-        for number in self.possible.among(numbers, whole):
+        for number in sorted(numbers):
             entry = self.index.entries[number]
             if isinstance(entry, Wording) and number not in self.hits:
                 self._match(number, entry, whole, since=self.wrapped.since if self.wrapped.cut else 0)
@@ -313,7 +313,7 @@ class Scan:
 
     def _match(self, number: int, wording: Wording, text: str, since: int = 0) -> None:
         signature = wording.signature
-        found = self.possible.search(number, signature.pattern, text)
+        found = self.patterns.search(number, signature.pattern, text)
         if not found or (signature.unless and re.search(signature.unless, text)):
             return
         first = self.hits.get(number)
@@ -359,7 +359,7 @@ class Scan:
 
     def _stands_there(self, number: int, mark: Mark, text: str) -> bool:
         """Whether a mark is in a line, and not only spoken of."""
-        found = self.possible.search(number, mark.pattern, text)
+        found = self.patterns.search(number, mark.pattern, text)
         if not found or (mark.first_hand and (only_mentions(text[: found.start()][-300:]) or self._is_said())):
             return False
         fits = not mark.after or self.above.has(mark.after)
@@ -401,10 +401,10 @@ def _batches(lines: Iterable[bytes | str], whole: Scan) -> Iterator[list[bytes]]
         yield batch
 
 
-def scan(lines: Iterable[bytes | str], possible: Possible | None = None) -> Scan:
-    """Read all lines once. ``possible``: what was worked out for other logs before."""
-    possible = possible or Possible(INDEX)
-    whole = Scan(index=possible.index, possible=possible)
+def scan(lines: Iterable[bytes | str], patterns: Patterns | None = None) -> Scan:
+    """Read all lines once. ``patterns``: those that other logs have compiled before."""
+    patterns = patterns or Patterns(INDEX)
+    whole = Scan(index=patterns.index, patterns=patterns)
     for batch in _batches(lines, whole):
         first, last = whole.lines + 1, whole.lines + len(batch)
         try:

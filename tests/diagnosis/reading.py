@@ -4,18 +4,18 @@ from collections.abc import Iterable
 
 from dsdoctor.diagnosis import diagnose as room
 from dsdoctor.diagnosis.models import Diagnosis
-from dsdoctor.diagnosis.prefilter import INDEX, Possible
+from dsdoctor.diagnosis.prefilter import INDEX, Patterns
 from dsdoctor.diagnosis.scan import Scan
 from dsdoctor.diagnosis.scan import scan as scan_once
 
-POSSIBLE = Possible(INDEX)
+PATTERNS = Patterns(INDEX)
 
 
 def diagnose(lines: Iterable[bytes | str], *, name: str = "") -> Diagnosis:
     """The diagnosis of a log."""
-    return room.diagnose(lines, name=name, possible=POSSIBLE)
+    return room.diagnose(lines, name=name, patterns=PATTERNS)
 
 
 def scan(lines: Iterable[bytes | str]) -> Scan:
     """A log that is read."""
-    return scan_once(lines, POSSIBLE)
+    return scan_once(lines, PATTERNS)
