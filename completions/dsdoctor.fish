@@ -264,6 +264,8 @@ complete -c dsdoctor -n '__fish_dsdoctor_using_command config' -l json -d 'Print
 complete -c dsdoctor -n '__fish_dsdoctor_using_command diagnose' -s h -d 'Display this message and exit.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command diagnose' -l help -d 'Display this message and exit.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command diagnose' -l version -d 'Display application version.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command diagnose' -s f -d 'Read on while LOG grows, and tell a failure when it happens. Ctrl-C ends it.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command diagnose' -l follow -d 'Read on while LOG grows, and tell a failure when it happens. Ctrl-C ends it.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command diagnose' -l json -d 'Print one JSON document, and nothing else, on stdout.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command diagnose' -s v -d 'Also show harmless lines and consequences.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command diagnose' -l verbose -d 'Also show harmless lines and consequences.'

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding, Fix, Severity, Step, step
 from dsdoctor.rules import book
+from dsdoctor.rules.store import Table
 
 BATCH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
 """A question to a host: no prompt, and no long wait for one that is down."""
@@ -221,7 +222,7 @@ def _make_room(hosts: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _fits(table: book.Table, status: int | None, stderr: str) -> bool:
+def _fits(table: Table, status: int | None, stderr: str) -> bool:
     if "pattern" in table:
         return re.search(table["pattern"], stderr) is not None
     return status is None or not table.get("timeout")
