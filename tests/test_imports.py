@@ -83,8 +83,8 @@ def test_no_import_goes_up_the_order_of_rooms() -> None:
     [
         ("dsdoctor.core.host", "from dsdoctor.probe import probe"),
         ("dsdoctor.ui.table", "def late():\n    from dsdoctor.hosts.hostfile import read_hostfile"),
-        ("dsdoctor.probe.paths", "import dsdoctor.checks.jit"),
-        ("dsdoctor.checks.jit", "from ..builder.plan import plan"),
+        ("dsdoctor.probe.paths", "import dsdoctor.checks.system"),
+        ("dsdoctor.checks.system", "from ..builder.plan import plan"),
         ("dsdoctor.config.judge", "from dsdoctor.memory.predict import predict"),
         ("dsdoctor.comm.models", "from dsdoctor.hang import verdict"),
         ("dsdoctor.overflow.frames.frame", "from ...run import script"),

@@ -25,7 +25,7 @@ ALLOWED = {
     ("builder/make/manifest.py", "write_into"): "into the file that core/files.py opened",
     ("builder/make/make_wheel.py", "packing"): "within the private folder of a build",
     ("builder/make/make_wheel.py", "put_in"): "into the file that core/files.py opened",
-    ("builder/make/proof.py", "prove"): "into the private folder of a build",
+    ("builder/make/manifest.py", "prove"): "into the private folder of a build",
     ("builder/source/fetch.py", "lay_out"): "into the private folder of a build",
     ("builder/source/fetch.py", "_write"): "into the private folder of a build, with O_EXCL",
     ("builder/toolkit/download.py", "_opened"): "opens an address",

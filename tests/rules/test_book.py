@@ -14,7 +14,8 @@ import pytest
 
 from dsdoctor.cli.explain import pages
 from dsdoctor.core.finding import FIELD
-from dsdoctor.rules.book import FOLDER, LOGS, entries, log_topics, room_rules, rule_ids, words_of
+from dsdoctor.rules.book import entries, room_rules, rule_ids, words_of
+from dsdoctor.rules.store import FOLDER, LOGS, log_topics
 from tests.each import each
 from tests.rules.voice import habits, texts
 from tests.source import PACKAGE, nodes, trees
@@ -147,7 +148,7 @@ def test_an_id_stands_once_in_a_room() -> None:
 @each("rule", rule_ids())
 def test_a_rule_says_what_it_means_and_uses_no_key_that_nobody_reads(rule: str) -> None:
     known = {"id", "title", "means", "matters", "fix", "steps", "since", "case"}
-    of_logs = {"stage", "seen", "raised", "family", "explained_by", "wording"}
+    of_logs = {"stage", "seen", "raised", "family", "general", "explained_by", "wording"}
 
     assert ID.fullmatch(rule)
     assert len(list(pages(rule))) == len(list(entries(rule))) >= 1
