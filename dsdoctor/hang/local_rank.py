@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import msgspec
 
-from dsdoctor.core.files import open_regular
+from dsdoctor.core.files import is_this_user, open_regular
 from dsdoctor.core.processes import holder_of
 from dsdoctor.core.text import decode
 from dsdoctor.hang import processes
@@ -247,7 +247,7 @@ class LocalRank:
 
     def _with_source(self, sample: Sample) -> Sample:
         """What a rank of another user names as its source may be any file: none is read for it."""
-        return with_source(sample) if self._reader.owner == os.geteuid() else sample
+        return with_source(sample) if is_this_user(self._reader.owner) else sample
 
     def close(self) -> None:
         """Give the ring back."""

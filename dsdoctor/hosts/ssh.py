@@ -12,8 +12,12 @@ from typing import Any, Protocol
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding, Fix, Severity, Step, step
 from dsdoctor.rules import book
+from dsdoctor.rules.store import Table
 
-# A script for sh -> one line that every login shell (bash, zsh, csh, tcsh, fish) gives to it unchanged.
+BATCH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
+"""A question to a host: no prompt, and no long wait for one that is down."""
+SESSION_OPTIONS = ("-T", *BATCH_OPTIONS, "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
+"""A command that runs for as long as we do: ssh itself notices a host that has gone."""
 
 
 def for_any_shell(script: str, name: str) -> str:
@@ -228,7 +232,7 @@ def ssh_problem(host: str, status: int | None, stderr: str) -> SshProblem:
     return SshProblem(what=table["what"], fix=table["fix"], steps=book.steps_of(table, {"host": host}))
 
 
-def _fits(table: book.Table, status: int | None, stderr: str) -> bool:
+def _fits(table: Table, status: int | None, stderr: str) -> bool:
     if "pattern" in table:
         return re.search(table["pattern"], stderr) is not None
     return status is None or not table.get("timeout")

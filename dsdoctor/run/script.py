@@ -21,9 +21,8 @@ from typing import Any, NoReturn
 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Follows, Step
+from dsdoctor.core.script import UnlistedThread, write_stderr
 from dsdoctor.core.stand_in import standing_for
-from dsdoctor.core.stderr import write_stderr
-from dsdoctor.core.unlisted_thread import UnlistedThread
 from dsdoctor.ranks.failure import Failure, read_failure
 from dsdoctor.ranks.launchers import RANKS
 from dsdoctor.run import checkpoint, hang, memory, op_compile

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dsdoctor.core.unlisted_thread import unlisted_idents
+from dsdoctor.core.script import unlisted_idents
 from dsdoctor.run.op_compile import CompileNotices, waits_for_another
 
 TORCH = """
@@ -118,6 +118,7 @@ def test_a_stack_that_waits_for_the_lock_of_another_is_known(tmp_path: Path) -> 
     assert seen == [True, False]
 
 
+@pytest.mark.slow
 def test_an_import_error_of_a_half_built_op_is_explained(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import importlib.machinery, importlib.util\n"
