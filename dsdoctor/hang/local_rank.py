@@ -150,6 +150,7 @@ class LocalRank:
             age=silent,
             unread=NOT_LOOKED if sample and self._has_stopped_looking(sample, state, silent) else "",
             waits=processes.waits_in(self.pid, self._thread) if self.alive else "",
+            unserved=bool(self.alive and sample and processes.is_unserved(self.pid, sample.rendezvous)),
         )
         view = with_call(view) if self.alive else view
         children = self._children[-1].living if self._children and self.alive else 0

@@ -134,6 +134,27 @@ def wakes_of(pid: int, thread: int) -> int | None:
         return None
 
 
+LISTENS = "0A"
+
+
+def is_unserved(pid: int, address: str) -> bool:
+    """Whether nothing listens at an address, host:port, of a process's own host; False where that is another one, or not shown."""
+    host, _, port = address.rpartition(":")
+    if not (host in {"localhost", "::1", os.uname().nodename} or host.startswith("127.")) or not port.isdigit():
+        return False
+    ports: set[int] = set()
+    for family in ("tcp", "tcp6"):
+        try:
+            with open_file(f"/proc/{pid}/net/{family}", encoding="ascii") as file:
+                fields = [line.split() for line in file][1:]
+            ports.update(int(each[1].rpartition(":")[2], 16) for each in fields if each[3] == LISTENS)
+        except FileNotFoundError:  # a kernel without IPv6
+            continue
+        except (OSError, ValueError, IndexError):
+            return False
+    return int(port) not in ports
+
+
 def waits_in(pid: int, thread: int = 0) -> str:
     """The kernel's function in which the main thread, or another one, sleeps; "" where that is not shown."""
     try:

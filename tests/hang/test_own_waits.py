@@ -1,6 +1,7 @@
 """What a rank waits for by itself: read from the kernel of a real thread or process, and said in the right words."""
 
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -13,7 +14,15 @@ import pytest
 from dsdoctor.hang.activity import Activity, activity_in
 from dsdoctor.hang.local_rank import LocalRank, Moment, Node, polling_loop, with_call
 from dsdoctor.hang.models import Frame, RankView, ThreadStack
-from dsdoctor.hang.processes import OF_OPEN_FILES, OF_PATHS, file_call, file_system_of, mounted_at, waits_in
+from dsdoctor.hang.processes import (
+    OF_OPEN_FILES,
+    OF_PATHS,
+    file_call,
+    file_system_of,
+    is_unserved,
+    mounted_at,
+    waits_in,
+)
 from dsdoctor.hang.ring import UNWATCHED, RingWriter
 from dsdoctor.hang.verdict import judge
 from tests.each import each
@@ -435,3 +444,13 @@ def test_the_loop_in_which_a_stack_asks_for_a_process_is_found(
     stack = (frame(str(file), line, "<module>"), *([frame(str(other), 2, "pause")] if helper else []))
 
     assert polling_loop(stack) == (told.replace("time.sleep(1)", "pause(1)") if helper else told)
+
+
+def test_a_port_on_which_nothing_listens_is_known_on_this_host_alone() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        asked = [is_unserved(os.getpid(), f"{host}:{port}") for host in ("127.0.0.1", "localhost", "elsewhere.example")]
+
+        assert asked == [False] * 3
+    asked = [is_unserved(os.getpid(), f"{host}:{port}") for host in ("127.0.0.1", "localhost", "elsewhere.example")]
+    assert asked == [True, True, False]
