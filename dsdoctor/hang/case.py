@@ -332,7 +332,7 @@ def _holder_words(view: RankView) -> str:
 
 
 MIN_WAKES = 3
-"""While nothing moved: a thread that wakes so often goes round a loop; one that is blocked for ever does not wake."""
+"""While nothing moved: a thread that came back to the user's own code so often goes round a loop there."""
 
 
 def wakes_again_and_again(view: RankView) -> bool:

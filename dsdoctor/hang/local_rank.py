@@ -29,10 +29,11 @@ from dsdoctor.hang.models import (
     RankArrivals,
     RankView,
     Sample,
+    ThreadStack,
 )
 from dsdoctor.hang.processes import file_call, file_system_of, is_of_open_file
 from dsdoctor.hang.ring import ARRIVALS, JOINED, LEAVING, UNWATCHED, Heartbeat, RingReader
-from dsdoctor.hang.stacks import acting_stack, is_own, own_frame, with_texts
+from dsdoctor.hang.stacks import acting_stack, is_own, main_of, own_frame, pauses, with_texts
 
 NAME = re.compile(r"rank-(\d{1,6})-(\d{1,10})\.ring")
 LEAST_WINDOW, WINDOW = 4, 30
@@ -49,20 +50,25 @@ FEW_LOOKS, FEW_PLACES, PLACES = 8, 3, 5
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """What was seen of a rank at one time. ``main``: seconds that its main thread ran or waited for a processor; ``wakes``:
-    how often that thread has woken, None where the kernel does not show it."""
+    """What was seen of a rank at one time. ``thread``: the kernel's number of the thread that trains; ``main``: seconds that it
+    ran or waited for a processor; ``wakes``: how often it has woken, None where the kernel does not show it; ``line``: the
+    user's own line in which it stands, ``pauses``: whether that line itself is what it sleeps in."""
 
     clock: float
     stack: int
     cpu: float
     main: float
     bytes: int
+    thread: int = 0
     wakes: int | None = None
+    line: tuple[str, int] | None = None
+    pauses: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChildrenMoment:
-    """What the processes below a rank had taken, and read and written, at one time, and how many of them lived."""
+    """What the processes below a rank had taken, and read and written, at one time, and how many of them lived that do not only
+    serve the rank itself."""
 
     clock: float
     cpu: float
@@ -88,7 +94,7 @@ class LocalRank:
         self.ended = "" if self.facts else "it was gone when it was first looked at"
         self.ended_at = 0.0
         self._started = self.facts.started if self.facts else 0
-        self._thread = 0
+        self._place = Place()
         self._reader = RingReader(path)
         self._moments: deque[Moment] = deque(maxlen=WINDOW)
         self._children: deque[ChildrenMoment] = deque(maxlen=WINDOW)
@@ -116,16 +122,29 @@ class LocalRank:
             self.moved = now
         self.beat = beat
         if self.facts is not None:
-            moved = processes.moved_bytes(self.pid)
-            main = processes.wanted_cpu(self.pid, self._thread)
-            wakes = processes.wakes_of(self.pid, self._thread or self.pid)
-            self._moments.append(
-                Moment(clock=now, stack=beat.stack, cpu=self.facts.cpu, main=main, bytes=moved, wakes=wakes)
-            )
+            self._moments.append(self._moment(now, beat.stack, self.facts.cpu))
+
+    def _moment(self, clock: float, stack: int, cpu: float) -> Moment:
+        """What is seen of it now, of the thread that trains as its newest sample says."""
+        payload = self._reader.payload()
+        self._place = (decode_place(payload) if payload else None) or self._place
+        frames, thread = main_of(self._place.threads), self._place.thread or self.pid
+        own = own_frame(frames, only=True)
+        return Moment(
+            clock=clock,
+            stack=stack,
+            cpu=cpu,
+            main=processes.wanted_cpu(self.pid, thread),
+            bytes=processes.moved_bytes(self.pid),
+            thread=thread,
+            wakes=processes.wakes_of(self.pid, thread),
+            line=(own.file, own.line) if own else None,
+            pauses=pauses(frames),
+        )
 
     def look_at_children(self, parents: dict[int, int]) -> None:
         """Note what the processes below this one have taken: asked for only when nothing moves."""
-        cpu, moved, living = processes.work_of_children(self.pid, parents)
+        cpu, moved, living = processes.work_of_children(self.pid, parents, self._place.loader_workers)
         self._children.append(ChildrenMoment(clock=time.monotonic(), cpu=cpu, bytes=moved, living=living))
 
     def view(self) -> RankView:
@@ -134,8 +153,8 @@ class LocalRank:
         read = decode_sample(payload) if payload else None
         sample = self._with_source(read) if read else None
         state = self.facts.state if self.facts and self.alive else ""
-        self._thread = sample.thread if sample else 0
-        if state in RUNNING and self._thread and processes.is_in_disk_sleep(self.pid, self._thread):
+        thread = sample.thread if sample else 0
+        if state in RUNNING and thread and processes.is_in_disk_sleep(self.pid, thread):
             state = "D"
         silent = max(0.0, time.monotonic() - self.beat.clock) if self.beat and self.alive else 0.0
         view = RankView(
@@ -149,7 +168,7 @@ class LocalRank:
             silent=silent,
             age=silent,
             unread=NOT_LOOKED if sample and self._has_stopped_looking(sample, state, silent) else "",
-            waits=processes.waits_in(self.pid, self._thread) if self.alive else "",
+            waits=processes.waits_in(self.pid, thread) if self.alive else "",
         )
         view = with_call(view) if self.alive else view
         children = self._children[-1].living if self._children and self.alive else 0
@@ -189,7 +208,8 @@ class LocalRank:
         places = len({moment.stack for moment in moments})
         enough = FEW_PLACES if len(moments) < FEW_LOOKS else PLACES
         words = [f"it stood at {places} places in {seconds:.0f} s"] if places >= enough else []
-        share = max(last.cpu - first.cpu, last.main - first.main) / seconds
+        of_thread = last.main - first.main if first.thread == last.thread else 0.0
+        share = max(last.cpu - first.cpu, of_thread) / seconds
         # a thread that waits for a GPU may burn its processor
         if share >= CPU and not (view.sample and view.sample.cuda and not words):
             words.append(f"it took or waited for {share:.0%} of a processor")
@@ -204,10 +224,8 @@ class LocalRank:
         return polling_loop(acting_stack(view)) if self._reader.owner == os.geteuid() else ""
 
     def _wakes(self) -> int:
-        """How often the training thread woke since the rank moved, within the looks that are kept."""
-        counts = [look.wakes for look in self._moments if look.clock > self.moved and look.wakes is not None]
-        # the thread may be another one than before, with a count of its own
-        return sum(max(0, later - earlier) for earlier, later in pairwise(counts)) if self.alive else 0
+        """How often the training thread came back to the user's own code since the rank moved, within the looks that are kept."""
+        return returns(look for look in self._moments if look.clock > self.moved) if self.alive else 0
 
     @property
     def seen_enough(self) -> bool:
@@ -260,6 +278,29 @@ class LocalRank:
             self.ended, self.facts = processes.ending_words(facts), facts
         else:
             self.facts = facts
+
+
+def returns(looks: Iterable[Moment]) -> int:
+    """How often a thread came back to the user's own code: it woke from a sleep in a line of it, or stood at another line.
+
+    Within a wait of a library it may wake for ever, to look whether its worker still lives.
+
+    >>> at = lambda wakes, **more: Moment(clock=0.0, stack=1, cpu=0.0, main=0.0, bytes=0, wakes=wakes, **more)
+    >>> returns([at(1, pauses=True), at(5, pauses=True), at(90, pauses=True, thread=7)])
+    4
+    >>> returns([at(1, line=("t.py", 3)), at(90, line=("t.py", 3)), at(91, line=("t.py", 4))])
+    1
+    """
+    count = 0
+    for earlier, later in pairwise(looks):
+        # another thread has a count of its own
+        if earlier.thread != later.thread:
+            continue
+        if later.pauses and earlier.wakes is not None and later.wakes is not None:
+            count += max(0, later.wakes - earlier.wakes)
+        else:
+            count += earlier.line != later.line
+    return count
 
 
 def latest(looks: Iterable[Look], since: float, moved: float) -> list[Look]:
@@ -321,6 +362,22 @@ def decode_sample(payload: bytes) -> Sample | None:
     """A rank's own words; None for what cannot be read."""
     try:
         return decode(payload, Sample)
+    except msgspec.DecodeError:
+        return None
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a rank's training thread stands, of its sample what is read once a second."""
+
+    thread: int = 0
+    threads: tuple[ThreadStack, ...] = ()
+    loader_workers: tuple[int, ...] = ()
+
+
+def decode_place(payload: bytes) -> Place | None:
+    """None for what cannot be read."""
+    try:
+        return decode(payload, Place)
     except msgspec.DecodeError:
         return None
 

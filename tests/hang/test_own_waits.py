@@ -1,5 +1,6 @@
 """What a rank waits for by itself: read from the kernel of a real thread or process, and said in the right words."""
 
+import json
 import os
 import subprocess
 import sys
@@ -11,9 +12,18 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.hang.activity import Activity, activity_in
+from dsdoctor.hang.case import wakes_again_and_again
 from dsdoctor.hang.local_rank import LocalRank, Moment, Node, polling_loop, with_call
 from dsdoctor.hang.models import Frame, RankView, ThreadStack
-from dsdoctor.hang.processes import OF_OPEN_FILES, OF_PATHS, file_call, file_system_of, mounted_at, waits_in
+from dsdoctor.hang.processes import (
+    OF_OPEN_FILES,
+    OF_PATHS,
+    file_call,
+    file_system_of,
+    mounted_at,
+    waits_in,
+    work_of_children,
+)
 from dsdoctor.hang.ring import UNWATCHED, RingWriter
 from dsdoctor.hang.verdict import judge
 from tests.each import each
@@ -435,3 +445,94 @@ def test_the_loop_in_which_a_stack_asks_for_a_process_is_found(
     stack = (frame(str(file), line, "<module>"), *([frame(str(other), 2, "pause")] if helper else []))
 
     assert polling_loop(stack) == (told.replace("time.sleep(1)", "pause(1)") if helper else told)
+
+
+TWO_THREADS = """
+import threading, time
+blocked = threading.Lock()
+blocked.acquire()
+thread = threading.Thread(target=blocked.acquire, daemon=True)
+thread.start()
+print(thread.native_id, flush=True)
+while True:
+    time.sleep(0.01)
+"""
+LOADER = "/v/lib/python3.11/site-packages/torch/utils/data/dataloader.py"
+STANDS = {
+    "its own line": [("/home/a/t.py", "main")],
+    "a sleep of its own": [("/home/a/t.py", "main"), ("/usr/lib/python3.11/threading.py", "wait")],
+    "its loader": [("/home/a/t.py", "main"), (LOADER, "_try_get_data"), ("/usr/lib/python3.11/selectors.py", "select")],
+    "a queue": [("/home/a/t.py", "main"), ("/usr/lib/python3.11/queue.py", "get")],
+}
+
+
+def looked_at(tmp_path: Path, process: "subprocess.Popen[str]", stands: str, threads: tuple[int, ...]) -> RankView:
+    """A rank in whose process a thread wakes, as it is seen after some looks; ``threads``: which one it says that trains."""
+    path = tmp_path / f"rank-00000-{process.pid}.ring"
+    ring = RingWriter(path)
+    frames = [{"file": file, "line": 3, "function": function} for file, function in STANDS[stands]]
+    rank = LocalRank(path, "node1")
+    for number in threads:
+        sample = {"rank": 0, "world": 2, "pid": process.pid, "time": 0.0, "thread": number}
+        sample["threads"] = [{"name": "MainThread", "frames": frames, "main": True}]
+        ring.write(json.dumps(sample).encode(), clock=time.monotonic(), progress=1, stack=1, flags=0)
+        rank.look()
+        time.sleep(0.1)
+    seen = rank.view()
+    ring.close()
+    rank.close()
+    return seen
+
+
+@each(
+    ("stands", "goes_on"),
+    [("its own line", True), ("a sleep of its own", True), ("its loader", False), ("a queue", False)],
+)
+def test_only_a_wake_in_the_users_own_line_is_one_of_its_loop(stands: str, goes_on: bool, tmp_path: Path) -> None:
+    """torch's loader wakes every 5 s, to see whether its workers live: a rank that waits for a dead one does so for ever."""
+    with subprocess.Popen([sys.executable, "-c", TWO_THREADS], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        process.stdout.readline()
+        seen = looked_at(tmp_path, process, stands, (process.pid,) * 5)
+        process.kill()
+
+    assert wakes_again_and_again(seen) is goes_on
+
+
+@each("first", ["unknown", "main"])
+def test_wakes_are_those_of_the_thread_that_trains(first: str, tmp_path: Path) -> None:
+    """Under Ray Train the main thread is an event loop, which wakes for ever."""
+    with subprocess.Popen([sys.executable, "-c", TWO_THREADS], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        trains = int(process.stdout.readline())
+        time.sleep(0.2)
+        before = {"unknown": (0, 0), "main": (process.pid, process.pid)}[first]
+        # one pair of looks is of the main thread where that is what the rank says, and no pair is of both
+        seen = looked_at(tmp_path, process, "its own line", (*before[1:], *(trains,) * 6))
+        process.kill()
+
+    assert seen.wakes == 0
+
+
+def test_a_loaders_worker_is_no_child_that_may_work_elsewhere() -> None:
+    renamed = (
+        "import ctypes, sys, time\nctypes.CDLL(None).prctl(15, b'pt_data_worker')\nprint(flush=True)\ntime.sleep(600)"
+    )
+    plain = "import time\nprint(flush=True)\ntime.sleep(600)"
+    tracker = "import time\nprint(flush=True)\ntime.sleep(600) # multiprocessing.resource_tracker"
+    began = [
+        subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE)
+        for text in (renamed, plain, plain, tracker)
+    ]
+    try:
+        for each_one in began:
+            assert each_one.stdout
+            each_one.stdout.readline()
+        parents = {each_one.pid: os.getpid() for each_one in began}
+        counts = [work_of_children(os.getpid(), parents, named)[2] for named in ((), (began[1].pid,))]
+    finally:
+        for each_one in began:
+            each_one.kill()
+            each_one.communicate()
+
+    assert counts == [2, 1]
