@@ -129,7 +129,7 @@ def traces(folder: Path) -> Iterator[Answer]:
     files = sorted((HERE / "overflow" / "traces").rglob("*.jsonl"))
     for file in files:
         yield from both(f"{file.parent.name}.show", "trace", "show", str(file))
-        yield from both(f"{file.parent.name}.headroom", "trace", "headroom", str(file))
+        yield from both(f"{file.parent.name}.headroom", "trace", "show", str(file), "--headroom", "float16")
     yield from both("compare", "trace", "compare", *map(str, files))
 
 

@@ -1,4 +1,4 @@
-"""Takes a wheel on a node, for the push that started it: copies it into a private folder, has the node's own dsdoctor verify
+"""Takes a wheel on a node, for the install that started it: copies it into a private folder, has the node's own dsdoctor verify
 it, and installs it when told to. Runs nothing of the wheel.
 
 In on stdin: a JSON line, the files' bytes, then "install". Out on stdout: JSON lines behind a mark. When stdin closes, a
@@ -305,7 +305,7 @@ for signal_number in SIGNALS:
     signal.signal(signal_number, give_up)
 signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 try:
-    folder = tempfile.mkdtemp(prefix="dsdoctor-push-")
+    folder = tempfile.mkdtemp(prefix="dsdoctor-install-")
 except OSError as problem:
     say("failed", step="copy", why="no folder for the copy can be made: %s" % problem)
     sys.exit(1)

@@ -24,7 +24,6 @@ WORDS = {
     "checkpoint": "reading the checkpoint",
     "verify": "looking at the wheel and at this machine",
     "pick": "looking at the wheels and at this machine",
-    "push": "looking at the wheel",
     "toolkit": "looking at this machine",
     "env": "looking at this machine",
     "record": "looking at this machine",

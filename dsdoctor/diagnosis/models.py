@@ -221,7 +221,8 @@ class Diagnosis:
     """What one log says. ``findings``: the cause first.
 
     ``where``: on which ranks it began, and ``activity``: what they were doing; "" where the log does not say.
-    ``follows``: the first finding only says that another process is gone or does not come.
+    ``follows``: the first finding only says that another process is gone or does not come. ``silent``: it shows neither trouble nor
+    health, so that another log of the same job may speak for it.
     """
 
     name: str
@@ -232,6 +233,7 @@ class Diagnosis:
     where: str = ""
     activity: str = ""
     follows: bool = False
+    silent: bool = False
 
     @property
     def verdict(self) -> LogVerdict:

@@ -28,8 +28,8 @@ from typing import Any
 
 import msgspec
 
+from dsdoctor.core.script import UnlistedThread
 from dsdoctor.core.text import decode, encode
-from dsdoctor.core.unlisted_thread import UnlistedThread
 from dsdoctor.hang.models import Incident, RankView
 
 TOKEN = "DSDOCTOR_HANG_TOKEN"  # noqa: S105 - the name of a variable

@@ -27,7 +27,7 @@ from dataclasses import asdict
 from types import FrameType
 from typing import Any
 
-from dsdoctor.core.unlisted_thread import UnlistedThread, unlisted_idents, without_hooks
+from dsdoctor.core.script import UnlistedThread, unlisted_idents, without_hooks
 from dsdoctor.hang.inspection import (
     Counters,
     calling_threads,

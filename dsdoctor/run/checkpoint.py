@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.user_code import CHECKPOINT_WATCH
+from dsdoctor.core.script import CHECKPOINT_WATCH
 
 WARN, OFF = CHOICES = ("warn", "off")
 JUDGE = "dsdoctor.run.checkpoint_check"

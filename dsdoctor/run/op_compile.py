@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import FrameType, ModuleType
 from typing import Any
 
-from dsdoctor.core.unlisted_thread import UnlistedThread
+from dsdoctor.core.script import UnlistedThread
 
 MODULE = "torch.utils.cpp_extension"
 NOTICES_SECONDS = (10.0, 30.0, 60.0, 120.0)

@@ -21,8 +21,7 @@ from typing import Any, NoReturn
 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Follows, Step
-from dsdoctor.core.stderr import write_stderr
-from dsdoctor.core.unlisted_thread import UnlistedThread
+from dsdoctor.core.script import UnlistedThread, write_stderr
 from dsdoctor.ranks.failure import Failure, read_failure
 from dsdoctor.ranks.launchers import RANKS
 from dsdoctor.run import checkpoint, hang, memory, op_compile

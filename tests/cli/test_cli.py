@@ -204,6 +204,20 @@ def test_no_command_at_all_is_the_help_and_a_usage_error(group: tuple[str, ...])
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("push", "x.whl", "--hostfile", "hosts"), "dsdoctor install WHEEL --hostfile FILE"),
+        (("trace", "headroom", "folder", "--dtype", "float16"), "dsdoctor trace show --headroom DTYPE"),
+    ],
+)
+def test_a_command_of_an_earlier_release_names_the_one_that_does_its_work(words: tuple[str, ...], hint: str) -> None:
+    done = run(*words, "--json")
+
+    (finding,) = json.loads(done.stdout)["findings"]
+    assert (done.returncode, finding["fix"]["text"]) == (2, hint)
+
+
 def test_completion_knows_commands_options_and_values() -> None:
     from dsdoctor.cli.app import completion
 

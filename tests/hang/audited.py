@@ -20,7 +20,7 @@ from typing import Any
 
 import own_classes
 
-from dsdoctor.core.unlisted_thread import unlisted_idents
+from dsdoctor.core.script import unlisted_idents
 from dsdoctor.hang import inspection, sampler, start
 from dsdoctor.hang.models import HangOptions
 from dsdoctor.ranks.failure import read_failure

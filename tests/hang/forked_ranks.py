@@ -101,7 +101,7 @@ def fork_main(train: Any, rank: int, case: dict[str, Any], port: int, out: Path,
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         if case.get("unwatched"):
             unwatch()
-        from dsdoctor.core.unlisted_thread import unlisted_idents
+        from dsdoctor.core.script import unlisted_idents
 
         train.train(train.arguments(words))
         watched = bool(unlisted_idents())

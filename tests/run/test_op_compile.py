@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dsdoctor.core.unlisted_thread import unlisted_idents
+from dsdoctor.core.script import unlisted_idents
 from dsdoctor.run.op_compile import CompileNotices, waits_for_another
 
 TORCH = """

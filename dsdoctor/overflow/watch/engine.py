@@ -16,7 +16,7 @@ from torch import nn
 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding
-from dsdoctor.core.user_code import CHECKPOINT_WATCH
+from dsdoctor.core.script import CHECKPOINT_WATCH
 from dsdoctor.overflow.hooks import engine as engine_adapter
 from dsdoctor.overflow.hooks import engine as engine_facts
 from dsdoctor.overflow.hooks import ranks

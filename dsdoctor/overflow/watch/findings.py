@@ -12,7 +12,7 @@ import msgspec
 
 from dsdoctor.core.files import append_text
 from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.core.stderr import write_stderr
+from dsdoctor.core.script import write_stderr
 from dsdoctor.overflow.frames import frame
 from dsdoctor.overflow.frames.first_bad import RankReport
 from dsdoctor.overflow.hooks import ranks
