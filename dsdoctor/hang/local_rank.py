@@ -9,13 +9,12 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
-from dsdoctor.core.files import open_regular
 from dsdoctor.core.processes import holder_of
 from dsdoctor.core.text import decode
 from dsdoctor.hang import processes
@@ -33,6 +32,7 @@ from dsdoctor.hang.models import (
 )
 from dsdoctor.hang.processes import file_call, file_system_of, is_of_open_file
 from dsdoctor.hang.ring import ARRIVALS, JOINED, LEAVING, UNWATCHED, Heartbeat, RingReader
+from dsdoctor.hang.source import Sources
 from dsdoctor.hang.stacks import acting_stack, is_own, main_of, own_frame, pauses, with_texts
 
 NAME = re.compile(r"rank-(\d{1,6})-(\d{1,10})\.ring")
@@ -82,7 +82,7 @@ Look = TypeVar("Look", Moment, ChildrenMoment)
 class LocalRank:
     """A rank by its ring file, whose name holds its number and its process. Raises OSError or ValueError for what is none."""
 
-    def __init__(self, path: Path, host: str) -> None:
+    def __init__(self, path: Path, host: str, sources: Sources | None = None) -> None:
         found = NAME.fullmatch(path.name)
         if found is None:
             raise ValueError(path.name)
@@ -95,6 +95,7 @@ class LocalRank:
         self.ended_at = 0.0
         self._started = self.facts.started if self.facts else 0
         self._place = Place()
+        self.sources = sources or Sources()
         self._reader = RingReader(path)
         self._moments: deque[Moment] = deque(maxlen=WINDOW)
         self._children: deque[ChildrenMoment] = deque(maxlen=WINDOW)
@@ -147,11 +148,11 @@ class LocalRank:
         cpu, moved, living = processes.work_of_children(self.pid, parents, self._place.loader_workers)
         self._children.append(ChildrenMoment(clock=time.monotonic(), cpu=cpu, bytes=moved, living=living))
 
-    def view(self) -> RankView:
-        """The rank as it is now, with the source lines of its stacks."""
+    def view(self, *, with_lines: bool = True) -> RankView:
+        """The rank as it is now. ``with_lines``: with the source lines of its stacks."""
         payload = self._reader.payload()
         read = decode_sample(payload) if payload else None
-        sample = self._with_source(read) if read else None
+        sample = self._with_source(read) if read and with_lines else read
         state = self.facts.state if self.facts and self.alive else ""
         thread = sample.thread if sample else 0
         if state in RUNNING and thread and processes.is_in_disk_sleep(self.pid, thread):
@@ -172,7 +173,7 @@ class LocalRank:
         )
         view = with_call(view) if self.alive else view
         children = self._children[-1].living if self._children and self.alive else 0
-        polls = self._polls(view) if children else ""
+        polls = self._polls(view) if children and with_lines else ""
         return replace(
             view, activity=self.activity(view), wakes=self._wakes(), children=children, polls=polls, lock=lock_of(view)
         )
@@ -195,7 +196,7 @@ class LocalRank:
             return None
         payload = self._reader.payload()
         sample = decode_sample(payload) if payload else None
-        return _with_lines(sample.arrivals) if sample and sample.arrivals else None
+        return with_arrivals(sample.arrivals, self.sources) if sample and sample.arrivals else None
 
     def activity(self, view: RankView) -> str:
         """Why a rank is not still, in words; "" where it is."""
@@ -221,7 +222,7 @@ class LocalRank:
 
     def _polls(self, view: RankView) -> str:
         """As for source lines: of another user's rank no file is read."""
-        return polling_loop(acting_stack(view)) if self._reader.owner == os.geteuid() else ""
+        return polling_loop(acting_stack(view), self.sources) if self._reader.owner == os.geteuid() else ""
 
     def _wakes(self) -> int:
         """How often the training thread came back to the user's own code since the rank moved, within the looks that are kept."""
@@ -264,7 +265,7 @@ class LocalRank:
 
     def _with_source(self, sample: Sample) -> Sample:
         """What a rank of another user names as its source may be any file: none is read for it."""
-        return with_source(sample) if self._reader.owner == os.geteuid() else sample
+        return with_source(sample, self.sources) if self._reader.owner == os.geteuid() else sample
 
     def close(self) -> None:
         """Give the ring back."""
@@ -382,31 +383,12 @@ def decode_place(payload: bytes) -> Place | None:
         return None
 
 
-def _with_lines(arrivals: RankArrivals) -> RankArrivals:
+def with_arrivals(arrivals: RankArrivals, sources: Sources) -> RankArrivals:
     """The arrivals with the source lines of the user's own frames."""
     stacks = []
     for seen in arrivals.stacks:
-        stacks.append(replace(seen, frames=_own_with_line(seen.frames)))
+        stacks.append(replace(seen, frames=_own_with_line(seen.frames, sources)))
     return replace(arrivals, stacks=tuple(stacks))
-
-
-LARGEST_SOURCE = 16 << 20
-SHOWN_CHARACTERS = 160
-
-
-def source_line(file: str, number: int) -> str:
-    """A line of a regular file, "" where there is none: what a stack names may be a pipe, a device, or in no file."""
-    found = next(islice(source_text(file, LARGEST_SOURCE).split(b"\n"), max(0, number - 1), None), b"")
-    return found.decode("utf-8", "replace").strip()[:SHOWN_CHARACTERS]
-
-
-def source_text(file: str, size: int) -> bytes:
-    """The begin of a regular file; empty where there is none."""
-    try:
-        with open_regular(Path(file)) as source:
-            return source.read(size)
-    except (OSError, ValueError):
-        return b""
 
 
 LARGEST_PARSED = 1 << 20
@@ -414,13 +396,13 @@ POLLS = {"poll", "is_alive", "is_running", "exitcode", "returncode", "waitpid", 
 """What asks whether a process still runs: of subprocess, multiprocessing, psutil and os."""
 
 
-def polling_loop(frames: Sequence[Frame]) -> str:
+def polling_loop(frames: Sequence[Frame], sources: Sources) -> str:
     """The first line of the loop in which a stack goes round, where that asks whether a process still runs; "" where it does not.
 
     It is the innermost loop around the innermost line of the user's own that stands in one.
     """
     for frame in filter(is_own, reversed(frames)):
-        text = source_text(frame.file, LARGEST_PARSED)
+        text = sources.text(frame.file, LARGEST_PARSED)
         try:
             tree = ast.parse(text)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -434,38 +416,39 @@ def polling_loop(frames: Sequence[Frame]) -> str:
             loop = max(loops, key=lambda node: (node.lineno, node.col_offset))
             named = {node.attr for node in ast.walk(loop) if isinstance(node, ast.Attribute)}
             named |= {node.id for node in ast.walk(loop) if isinstance(node, ast.Name)}
-            return source_line(frame.file, loop.lineno) if named & POLLS else ""
+            return sources.line(frame.file, loop.lineno) if named & POLLS else ""
     return ""
 
 
-def with_source(sample: Sample) -> Sample:
+def with_source(sample: Sample, sources: Sources) -> Sample:
     """The sample with the source lines of the frames that are told of."""
     wanted = {(frame.file, frame.line) for thread in sample.threads for frame in thread.frames[-8:]}
     wanted |= {(own.file, own.line) for thread in sample.threads if (own := own_frame(thread.frames))}
-    texts = {(file, line): source_line(file, line) for file, line in wanted}
+    texts = {(file, line): sources.line(file, line) for file, line in wanted}
     return replace(
         sample,
         threads=with_texts(sample.threads, texts),
-        groups=tuple(map(_calls_with_lines, sample.groups)),
-        failed_in=_own_with_line(sample.failed_in),
-        deaths=tuple(replace(death, frames=_own_with_line(death.frames)) for death in sample.deaths),
+        groups=tuple(_calls_with_lines(group, sources) for group in sample.groups),
+        failed_in=_own_with_line(sample.failed_in, sources),
+        deaths=tuple(replace(death, frames=_own_with_line(death.frames, sources)) for death in sample.deaths),
     )
 
 
-def _calls_with_lines(group: GroupState) -> GroupState:
+def _calls_with_lines(group: GroupState, sources: Sources) -> GroupState:
     past = group.history
-    known = replace(past, kinds=tuple(map(_call_with_line, past.kinds))) if past else None
-    return replace(group, operations=tuple(map(_call_with_line, group.operations)), history=known)
+    known = replace(past, kinds=tuple(_call_with_line(kind, sources) for kind in past.kinds)) if past else None
+    calls = tuple(_call_with_line(operation, sources) for operation in group.operations)
+    return replace(group, operations=calls, history=known)
 
 
-def _call_with_line(operation: Operation) -> Operation:
-    return replace(operation, place=_own_with_line(operation.place)) if operation.place else operation
+def _call_with_line(operation: Operation, sources: Sources) -> Operation:
+    return replace(operation, place=_own_with_line(operation.place, sources)) if operation.place else operation
 
 
-def _own_with_line(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
+def _own_with_line(frames: tuple[Frame, ...], sources: Sources) -> tuple[Frame, ...]:
     """Frames with the source line of the innermost one that is the user's own."""
     own = own_frame(frames)
-    text = source_line(own.file, own.line) if own else ""
+    text = sources.line(own.file, own.line) if own else ""
     return tuple(replace(frame, text=text) if frame == own else frame for frame in frames)
 
 
@@ -473,7 +456,8 @@ def _own_with_line(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
 
 
 ASLEEP = 5.0
-"""Seconds between two looks after which this process itself was not let run: nothing may be concluded from that time."""
+"""Seconds by which a pause took longer than asked for, after which this process itself was not let run: nothing may be concluded
+from that time."""
 
 
 class Node:
@@ -482,29 +466,31 @@ class Node:
     def __init__(self, folder: Path, host: str) -> None:
         self.folder, self.host = folder, host
         self.ranks: dict[int, LocalRank] = {}
-        self._looked = time.monotonic()
+        self._sources = Sources()
 
     def look(self) -> None:
         """Look at every rank, and for new ones."""
-        now = time.monotonic()
-        slept, self._looked = now - self._looked > ASLEEP, now
         self._find()
         for rank in self.ranks.values():
             rank.look()
-            if slept:
-                rank.moved = now
         if self.unwatched:
-            for rank in self.ranks.values():
-                rank.moved = now
+            self._moved_now()
 
     @property
     def unwatched(self) -> bool:
         """Whether no rank asks for the watch just now, as between two parts of a script that do."""
         return bool(self.ranks) and all(rank.unwatched for rank in self.ranks.values())
 
-    def was_busy(self) -> None:
-        """This process did something that takes time since the last look: it was not kept from running."""
-        self._looked = time.monotonic()
+    def paused(self, asked: float, took: float) -> None:
+        """This process asked for a pause of so many seconds, and it took so many. What it does between two pauses says nothing
+        of the ranks."""
+        if took - asked > ASLEEP:
+            self._moved_now()
+
+    def _moved_now(self) -> None:
+        now = time.monotonic()
+        for rank in self.ranks.values():
+            rank.moved = now
 
     def look_at_children(self) -> None:
         """Look at what the ranks' child processes take."""
@@ -522,12 +508,12 @@ class Node:
 
     def still(self) -> float:
         """Seconds since any rank moved."""
-        last = max((rank.moved for rank in self.ranks.values()), default=self._looked)
-        return time.monotonic() - last
+        now = time.monotonic()
+        return now - max((rank.moved for rank in self.ranks.values()), default=now)
 
-    def views(self) -> tuple[RankView, ...]:
-        """All ranks of this node, those that ended too."""
-        return tuple(self.ranks[number].view() for number in sorted(self.ranks))
+    def views(self, *, with_lines: bool = True) -> tuple[RankView, ...]:
+        """All ranks of this node, those that ended too. ``with_lines``: with the source lines of their stacks."""
+        return tuple(self.ranks[number].view(with_lines=with_lines) for number in sorted(self.ranks))
 
     def world(self) -> int:
         """How many ranks the run has, as its ranks say; 0 while none has said anything."""
@@ -550,7 +536,7 @@ class Node:
             if known is not None and known.pid == int(found[2]):
                 continue
             try:
-                new = LocalRank(self.folder / name, self.host)
+                new = LocalRank(self.folder / name, self.host, self._sources)
             except (OSError, ValueError):
                 continue
             if known is None or (new.alive and not known.alive) or (new.alive and new.first > known.first):

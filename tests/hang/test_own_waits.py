@@ -25,6 +25,7 @@ from dsdoctor.hang.processes import (
     work_of_children,
 )
 from dsdoctor.hang.ring import UNWATCHED, RingWriter
+from dsdoctor.hang.source import LARGEST_SOURCE, Sources
 from dsdoctor.hang.verdict import judge
 from tests.each import each
 from tests.hang.made import calling, elsewhere, frame, incident, operation, view
@@ -444,7 +445,7 @@ def test_the_loop_in_which_a_stack_asks_for_a_process_is_found(
     line = next(number for number, each in enumerate(text.splitlines(), 1) if "pause(" in each or "sleep(" in each)
     stack = (frame(str(file), line, "<module>"), *([frame(str(other), 2, "pause")] if helper else []))
 
-    assert polling_loop(stack) == (told.replace("time.sleep(1)", "pause(1)") if helper else told)
+    assert polling_loop(stack, Sources()) == (told.replace("time.sleep(1)", "pause(1)") if helper else told)
 
 
 TWO_THREADS = """
@@ -536,3 +537,63 @@ def test_a_loaders_worker_is_no_child_that_may_work_elsewhere() -> None:
             each_one.communicate()
 
     assert counts == [2, 1]
+
+
+def test_a_file_of_source_is_read_once(tmp_path: Path) -> None:
+    """A sample names hundreds of lines of one file, and all ranks of a node run the same."""
+    script = tmp_path / "train.py"
+    script.write_text("first()\nsecond()\n")
+    for rank in (0, 1):
+        ring = RingWriter(tmp_path / f"rank-0000{rank}-{os.getpid()}.ring")
+        frames = [{"file": str(script), "line": number, "function": "main"} for number in (1, 2, 3)]
+        sample = {"rank": rank, "world": 2, "pid": os.getpid(), "time": 0.0}
+        sample["threads"] = [{"name": "MainThread", "frames": frames, "main": True}]
+        ring.write(json.dumps(sample).encode(), clock=time.monotonic(), progress=1, stack=1, flags=0)
+        ring.close()
+    node = Node(tmp_path, "node1")
+    node.look()
+    seen = []
+    for _ in range(2):
+        for view_ in node.views():
+            assert view_.sample
+            seen.append([each_one.text for each_one in view_.sample.threads[0].frames])
+        script.write_text("other()\n")
+
+    assert seen == [["first()", "second()", ""]] * 4
+
+
+def test_sources_do_not_grow_with_what_stacks_name(tmp_path: Path) -> None:
+    sources, sizes = Sources(), []
+    for number in range(6):
+        (tmp_path / f"{number}.py").write_bytes(b"x" * (LARGEST_SOURCE // 2))
+        sources.line(str(tmp_path / f"{number}.py"), 1)
+        sizes.append(sum(len(line) for lines in sources._lines.values() for line in lines))
+
+    assert max(sizes) <= LARGEST_SOURCE
+
+
+def test_what_the_watch_does_itself_is_no_time_in_which_it_was_not_let_run(tmp_path: Path) -> None:
+    """Only a pause that takes longer than it should says that nothing was let run."""
+    ring = RingWriter(tmp_path / f"rank-00000-{os.getpid()}.ring")
+    ring.write(b"{}", clock=time.monotonic(), progress=1, stack=1, flags=0)
+    node, seen = Node(tmp_path, "node1"), []
+    node.look()
+    for took in (1.0, 60.0):
+        for rank in node.ranks.values():
+            rank.moved -= 100.0
+        node.paused(1.0, took)
+        node.look()
+        seen.append(node.still() > 50.0)
+    ring.close()
+
+    assert seen == [True, False]
+
+
+def test_a_file_that_does_not_answer_is_not_waited_for() -> None:
+    """As on the disk that is the reason of the hang."""
+    end, other = os.pipe()
+    try:
+        assert Sources().line(f"/dev/fd/{end}", 1) == ""
+    finally:
+        os.close(other)
+        os.close(end)
