@@ -59,7 +59,8 @@ def may_wait_outside(incident: Incident, verdict: Verdict) -> bool:
     late = [
         view for view in incident.ranks if view.rank not in case.faulty_ranks and view.rank not in case.waiting_ranks
     ]
-    if any(activity_of(view).kind in OUTSIDE_THE_RUN for view in late):
+    # a dataset that reads within the rank and waits for a dead peer waits for ever; what its clients give up on ends by itself
+    if any(seen.kind in OUTSIDE_THE_RUN and not seen.in_loader for seen in map(activity_of, late)):
         return True
     # a loop around a process that works where it is not seen: on a GPU, on another host
     if any(wakes_again_and_again(view) and view.children for view in late):

@@ -11,6 +11,7 @@ from dsdoctor.core.finding import Severity
 from dsdoctor.hang.activity import LOADER_STUCK, REMEDIATION, UNKNOWN, WITHOUT_WORKERS, Activity, activity_in
 from dsdoctor.hang.models import Frame, Incident, RankView, ThreadStack
 from dsdoctor.hang.stacks import grouped_stacks
+from dsdoctor.hang.supervisor import HANGS, WORKS
 from dsdoctor.hang.verdict import is_working, judge, may_wait_outside
 from dsdoctor.run.hang_report import state_of, with_nccl
 from tests.each import each
@@ -472,6 +473,19 @@ def test_a_loop_around_a_living_child_is_a_warning_that_says_so(
     assert found.severity is (Severity.WARNING if is_polled else Severity.ERROR)
     assert ("waits for a child process that is still running" in found.title) is is_polled
     assert any("in the loop while child.poll() is None:" in line for line in found.evidence) is is_polled
+
+
+@each("text", ["return sock.recv(4)", "fcntl.flock(file, 2)", "db.execute(query)"])
+@each("in_loader", [True, False])
+def test_a_dataset_that_waits_within_the_rank_is_a_hang_at_its_time(text: str, in_loader: bool) -> None:
+    """With num_workers=0. A script's own wait for a server is given more."""
+    fetch = frame("/v/lib/python3.11/site-packages/torch/utils/data/_utils/fetch.py", 54, "fetch")
+    own = frame("/home/a/data.py", 4, "__getitem__", text)
+    behind = view(1, (*elsewhere("for batch in loader:"), *((LOADER, fetch) if in_loader else ()), own), 4, world=2)
+
+    assert state_of(incident(view(0, calling("all_reduce"), 5, world=2), behind, world=2), patient=True) == (
+        HANGS if in_loader else WORKS
+    )
 
 
 def test_what_goes_on_after_the_training_is_no_hang() -> None:
