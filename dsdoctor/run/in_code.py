@@ -52,7 +52,7 @@ def watch_hangs(
 ) -> AskedWatch:
     """Watch this process, one of several ranks, from here on: call it on every rank, after init_process_group.
 
-    ``engine``: holds ``global_steps``, no property, which is told with a hang. ``after``: seconds without progress on any rank, None
+    ``engine``: holds ``global_steps`` (no property), which is told with a hang. ``after``: seconds without progress, None
     learns it. ``on_hang``: "report", or "stop" all ranks. It lasts to the end of the process, or of a ``with``. Raises UsageError
     for what makes no sense.
     """
