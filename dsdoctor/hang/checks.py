@@ -157,7 +157,7 @@ def hang_rank_outside(case: Case) -> Iterator[Finding]:
     if not waiting:
         return
     for view in case.incident.ranks:
-        gone = view.rank in case.faulty_ranks or view.rank in waiting or view in case.unread
+        gone = view.rank in case.faulty_ranks or view.rank in waiting or view in (*case.unread, *case.undecided)
         if not gone and not (view.sample and view.sample.leaving):
             sentence, steps = remediation(view)
             yield book.finding(
@@ -202,7 +202,7 @@ def hang_all_outside(case: Case) -> Iterator[Finding]:
     if case.waiting_ranks or not living or not case.joined or case.dead:
         return
     # one that was not heard of may wait in a collective; and where all work for themselves nothing hangs
-    if not case.is_whole or case.is_long_step:
+    if not case.is_whole or case.is_long_step or case.undecided:
         return
     first = living[0]
     sentence, steps = remediation(first)

@@ -181,10 +181,10 @@ class RankView:
     ``waits``: what the kernel says that its main thread sleeps in. ``call``: the system call there and the file that it is
     about, where that is one;
     ``disk``: the file system of that, in words, where the process waits for a device. ``activity``: why it is not still, "" for
-    still. ``wakes``: how often its training thread woke while nothing moved; ``children``: processes that it has started and that
-    live; ``polls``: the loop in which it asks whether one of them still does. ``unserved``: nothing
-    listens on this host where it wants to join a store. ``unread``: why its stacks could not be read, "" where they were.
-    ``age``: seconds since they were. ``workers``: where its data loader's workers stand, a line each."""
+    still. ``wakes``: how often its training thread came back to the user's own code while nothing moved; ``children``: processes
+    that it has started and that live, its loader's workers apart; ``polls``: the loop in which it asks whether one of them still
+    does. ``unserved``: nothing listens on this host where it wants to join a store. ``unread``: why its stacks could not be read,
+    "" where they were. ``age``: seconds since they were. ``workers``: where its data loader's workers stand, a line each."""
 
     rank: int
     host: str

@@ -39,6 +39,22 @@ def own_frame(frames: Sequence[Frame], *, only: bool = False) -> Frame | None:
     return next((frame for frame in reversed(frames) if is_own(frame)), frames[-1] if frames and not only else None)
 
 
+def pauses(frames: Sequence[Frame]) -> bool:
+    """Whether a stack sleeps in the user's own line, which goes on at every wake: `time.sleep(1)`, `stop.wait(1)`. A library
+    that waits may go round a loop of its own.
+
+    >>> files = {"f": "/a/t.py", "get": "/usr/lib/python3.11/queue.py", "wait": "/usr/lib/python3.11/threading.py"}
+    >>> stacks = (["f"], ["f", "wait"], ["f", "get", "wait"])
+    >>> [pauses([Frame(file=files[name], line=1, function=name) for name in stack]) for stack in stacks]
+    [True, True, False]
+    """
+    last = max((number for number, frame in enumerate(frames) if is_own(frame)), default=None)
+    if last is None:
+        return False
+    below = frames[last + 1 :]
+    return all(frame.file.endswith("/threading.py") and frame.function == "wait" for frame in below)
+
+
 def collective_in(frames: Sequence[Frame]) -> str | None:
     """The name of the collective that a stack stands in, as Python calls it; None where it stands in none.
 
