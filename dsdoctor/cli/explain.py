@@ -78,4 +78,5 @@ def explain_command(
         *flowed(page.splitlines(), min(width, WIDTH)),
         *where,
     ]
-    print_result("explain", as_json, lines, (), rule=rule, manual=page, url=address, fixes=fix_commands(rule))
+    extra = {"formerly": formerly} if formerly else {}
+    print_result("explain", as_json, lines, (), rule=rule, manual=page, url=address, fixes=fix_commands(rule), **extra)
