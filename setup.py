@@ -36,7 +36,7 @@ class WithDerived(build_py):
             return
         package = Path(self.build_lib, "dsdoctor")
         if PAGES:
-            place = package / "core" / "pages.py"
+            place = package / "core" / "release.py"
             text = place.read_text(encoding="utf-8")
             place.write_text(text.replace('\nADDRESS = ""\n', f'\nADDRESS = "{PAGES}"\n', 1), encoding="utf-8")
         sys.path.insert(0, str(Path(__file__).parent))

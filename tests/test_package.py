@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.cli.app import COMMANDS, make_app
-from dsdoctor.core.pages import ADDRESS
-from dsdoctor.core.version import __version__
+from dsdoctor.core.release import ADDRESS, __version__
 from dsdoctor.rules.store import INDEX, TABLE, make_index, make_table
 
 ROOT = Path(__file__).parents[1]
@@ -31,7 +30,7 @@ def test_the_version_stands_in_one_place_and_the_changelog_begins_with_it() -> N
         for path in (ROOT / "pyproject.toml", ROOT / "setup.py", ROOT / "README.md", *(ROOT / "dsdoctor").rglob("*.py"))
         if re.search(rf"(?<![\d.]){re.escape(__version__)}(?![\d.])", path.read_text(encoding="utf-8"))
     ]
-    assert written == [ROOT / "dsdoctor" / "core" / "version.py"]
+    assert written == [ROOT / "dsdoctor" / "core" / "release.py"]
 
 
 KEYWORD_ONLY = Parameter.KEYWORD_ONLY
@@ -97,7 +96,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_wheel_knows_the_address_that_it_was_built_with_and_a_checkout_knows_none(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     told: dict[str, str] = {}
-    exec(zipfile.ZipFile(wheel).read("dsdoctor/core/pages.py"), told)
+    exec(zipfile.ZipFile(wheel).read("dsdoctor/core/release.py"), told)
 
     assert (told["ADDRESS"], ADDRESS) == (PAGES, "")
     assert told["page_address"]("a-rule") == f"{PAGES}rules/a-rule/"  # type: ignore[operator]

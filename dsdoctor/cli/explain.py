@@ -8,7 +8,7 @@ from dsdoctor.cli.ending import print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.options import argument, flag
-from dsdoctor.core.pages import ADDRESS, page_address
+from dsdoctor.core.release import ADDRESS, page_address
 from dsdoctor.core.text import ManualPage, page_lines
 from dsdoctor.rules import book
 from dsdoctor.rules.store import LOGS

@@ -66,6 +66,7 @@ def diagnosis_of(read: Scan, *, name: str = "") -> Diagnosis:
         where=verdict.where,
         activity=verdict.activity,
         follows=verdict.follows,
+        silent=verdict.silent,
     )
 
 
@@ -135,9 +136,13 @@ def together(diagnoses: list[Diagnosis]) -> list[Diagnosis]:
     return [_as_notes(diagnosis) if diagnosis.follows else diagnosis for diagnosis in diagnoses]
 
 
-def verdict_of(diagnoses: list[Diagnosis]) -> LogVerdict:
-    """The verdict on a run of which these are the logs: each of them has to show that it is well."""
-    verdicts = {diagnosis.verdict for diagnosis in diagnoses}
+def verdict_of(diagnoses: list[Diagnosis], *, one_job: bool = False) -> LogVerdict:
+    """The verdict on a run of which these are the logs: each of them has to show that it is well.
+
+    ``one_job``: they are all logs of one job, so those that say nothing of its end are spoken for by those that do.
+    """
+    speak = [diagnosis for diagnosis in diagnoses if not diagnosis.silent] if one_job else []
+    verdicts = {diagnosis.verdict for diagnosis in speak or diagnoses}
     worst_first = (LogVerdict.FAILED, LogVerdict.UNDECIDED, LogVerdict.HEALTHY)
     return next(verdict for verdict in worst_first if verdict in verdicts)
 

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 from dsdoctor.core.finding import Finding, Fix, Severity, Step, step
 from dsdoctor.core.text import counted
+from dsdoctor.diagnosis.answers import answer_to
 from dsdoctor.diagnosis.catalogue import RULES
 from dsdoctor.diagnosis.facts import fill, values_of
-from dsdoctor.diagnosis.failures import Failure, refusal_of, refused_evidence
+from dsdoctor.diagnosis.failures import Failure, Frame, refusal_of, refused_evidence
 from dsdoctor.diagnosis.lines import last_segment
 from dsdoctor.diagnosis.models import Facts, Hit, Line, Stage
 from dsdoctor.diagnosis.origin import Origin
@@ -200,6 +201,8 @@ def unexplained(line: Line, facts: Facts, origin: Origin) -> Finding:
         )
     if GPU_MEMORY.search(line.text):
         return book.finding("unexplained-failure", ERROR, case="gpu-memory", evidence=evidence)
+    if failure and (known := answer_to(failure, facts)):
+        return replace(finding_of(known, facts, ERROR), evidence=evidence)
     if failure and (refusal := refusal_of(failure)):
         return book.finding(
             "unexplained-failure",
@@ -274,7 +277,12 @@ def _places(failure: Failure | None) -> tuple[str, ...]:
         return ()
     last = failure.frames[-1]
     inner = (f"raised in {last}",) if last != failure.frame else ()
-    return (f"your code stood at {failure.frame}" if failure.frame and failure.frame.own else f"at {last}", *inner)
+    mine = failure.frame
+    return (f"your code stood at {mine}" if mine and mine.own else f"{_whose(mine or last)} at {mine or last}", *inner)
+
+
+def _whose(frame: Frame) -> str:
+    return f"in {frame.owner}," if frame.owner else "it stood"
 
 
 def undecided_log(read: Scan, facts: Facts) -> Finding:

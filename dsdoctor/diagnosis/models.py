@@ -51,7 +51,7 @@ class Signature:
     ``brief``: its title where the log says more, which then follows it.
     ``steps``: as the book writes them; None stands for its rule's.
     ``persists``: it stays true although the training went on after it. ``harmless``: its title says when it does no harm, which is
-    not true of what ended a log.
+    not true of what ended a log. ``owner``: "project" counts only where a project's code raised the exception, not the user's own.
     """
 
     pattern: str
@@ -69,6 +69,7 @@ class Signature:
     stands: bool = False
     persists: bool = False
     harmless: bool = False
+    owner: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +88,8 @@ class Case:
 @dataclass(frozen=True, kw_only=True)
 class Rule:
     """One problem with all its wordings. ``explained_by``: rules of which it is a consequence.
-    ``family``: it knows a whole class of messages, and counts only on lines that no other rule knows.
+    ``family``: it knows a whole class of messages, and counts only on lines that no other rule knows. ``general``: it knows a kind
+    of exception, and is asked only of the failure that was chosen as the cause, where no other rule knows it.
     """
 
     id: str
@@ -99,6 +101,7 @@ class Rule:
     cases: tuple[Case, ...] = ()
     explained_by: tuple[str, ...] = ()
     family: bool = False
+    general: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,7 +243,8 @@ class Diagnosis:
     """What one log says. ``findings``: the cause first.
 
     ``where``: on which ranks it began, and ``activity``: what they were doing; "" where the log does not say.
-    ``follows``: the first finding only says that another process is gone or does not come.
+    ``follows``: the first finding only says that another process is gone or does not come. ``silent``: it shows neither trouble nor
+    health, so that another log of the same job may speak for it.
     """
 
     name: str
@@ -251,6 +255,7 @@ class Diagnosis:
     where: str = ""
     activity: str = ""
     follows: bool = False
+    silent: bool = False
 
     @property
     def verdict(self) -> LogVerdict:

@@ -47,7 +47,8 @@ class Index:
 def index(rules: Iterable[Rule] = tuple(RULES.values())) -> Index:
     """Marks, clues and rules by their words."""
     entries: list[Entry] = [*MARKS, INSTALL_OPS, *CLUES, *LISTS]
-    entries += [Wording(rule=rule, signature=signature) for rule in rules for signature in rule.signatures]
+    of_lines = (rule for rule in rules if not rule.general)
+    entries += [Wording(rule=rule, signature=signature) for rule in of_lines for signature in rule.signatures]
     words: dict[bytes, list[tuple[int, frozenset[bytes]]]] = {}
     phrases: dict[str, list[int]] = {}
     wanted = [(number, word) for number, entry in enumerate(entries) for word in _words_wanted(entry).split()]

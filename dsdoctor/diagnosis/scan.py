@@ -3,9 +3,10 @@
 A line is split into words in C; only a line that has a word of the catalogue is cleaned and searched.
 """
 
+import copy
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -382,14 +383,61 @@ class Scan:
         return not signature.after or self.above.has(signature.after)
 
 
-def _batches(lines: Iterable[bytes | str], whole: Scan) -> Iterator[list[bytes]]:
+def scan(lines: Iterable[bytes | str], patterns: Patterns | None = None) -> Scan:
+    """Read all lines once. ``patterns``: those that other logs have compiled before."""
+    whole = begin(patterns)
+    read_into(whole, lines)
+    return finish(whole)
+
+
+def begin(patterns: Patterns | None = None) -> Scan:
+    """A log of which nothing has been read yet."""
+    patterns = patterns or Patterns(INDEX)
+    return Scan(index=patterns.index, patterns=patterns)
+
+
+def read_into(whole: Scan, lines: Iterable[bytes | str], at_hand: Callable[[], bool] | None = None) -> None:
+    """Read lines until there are no more. ``at_hand``: whether another one can be had without waiting; none is held back then."""
+    for batch in _batches(lines, whole, at_hand):
+        first, last = whole.lines + 1, whole.lines + len(batch)
+        try:
+            whole.read_batch(batch)
+            whole.health.pass_lines(batch, first)
+        except Exception as error:  # the last resort: as for one line
+            whole.lines = whole.last_line = last
+            whole.note_error(error, first)
+
+
+def finish(whole: Scan) -> Scan:
+    """The log has ended, or what was read of it so far is judged."""
+    try:
+        whole.timeline.finish(whole.lines + 1)
+    except Exception as error:
+        whole.note_error(error)
+    whole.hits = {number: whole.counted(number, hit) for number, hit in whole.hits.items()}
+    return whole
+
+
+def so_far(whole: Scan) -> Scan:
+    """A copy of what was read, finished as if the log ended here; reading goes on with the original."""
+    shared = {id(one): one for one in (whole.index, whole.patterns)}
+    return finish(copy.deepcopy(whole, shared))
+
+
+def _batches(lines: Iterable[bytes | str], whole: Scan, at_hand: Callable[[], bool] | None) -> Iterator[list[bytes]]:
     """All lines in order, some at a time. Where records cannot be told from lines, those from there on are taken as lines."""
     source = iter(lines)
     raws = whole.records.unfold(source)
     while True:
         batch: list[bytes] = []
         try:
-            batch.extend(islice(raws, BATCH))
+            if at_hand is None:
+                batch.extend(islice(raws, BATCH))
+            else:
+                for raw in raws:
+                    batch.append(raw)
+                    if len(batch) == BATCH or not at_hand():
+                        break
         except (OSError, EOFError, zlib.error):
             raise  # what the file itself cannot give
         except Exception as error:
@@ -399,23 +447,3 @@ def _batches(lines: Iterable[bytes | str], whole: Scan) -> Iterator[list[bytes]]
             if not batch:
                 return
         yield batch
-
-
-def scan(lines: Iterable[bytes | str], patterns: Patterns | None = None) -> Scan:
-    """Read all lines once. ``patterns``: those that other logs have compiled before."""
-    patterns = patterns or Patterns(INDEX)
-    whole = Scan(index=patterns.index, patterns=patterns)
-    for batch in _batches(lines, whole):
-        first, last = whole.lines + 1, whole.lines + len(batch)
-        try:
-            whole.read_batch(batch)
-            whole.health.pass_lines(batch, first)
-        except Exception as error:  # the last resort: as for one line
-            whole.lines = whole.last_line = last
-            whole.note_error(error, first)
-    try:
-        whole.timeline.finish(whole.lines + 1)
-    except Exception as error:
-        whole.note_error(error)
-    whole.hits = {number: whole.counted(number, hit) for number, hit in whole.hits.items()}
-    return whole

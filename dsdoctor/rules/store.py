@@ -85,6 +85,8 @@ def make_table() -> Table:
 
 def _for_diagnosis(rule: Table) -> Table:
     needed = {key: value for key, value in rule.items() if key not in PAGE_ONLY}
+    if rule.get("general"):  # no line is searched for one
+        return needed
     return {**needed, "wording": [_with_words(wording) for wording in rule.get("wording", ())]}
 
 

@@ -4,7 +4,7 @@ import json
 
 from dsdoctor.cli.explain import fix_commands, pages
 from dsdoctor.core.finding import Finding
-from dsdoctor.core.pages import ADDRESS
+from dsdoctor.core.release import ADDRESS
 from dsdoctor.core.text import decode, encode
 from dsdoctor.diagnosis.catalogue import RULES
 from dsdoctor.rules import book
