@@ -308,4 +308,4 @@ def _line(line: Line) -> str:
 
 def empty(lines: int) -> Finding:
     """The log holds nothing but blank lines."""
-    return book.finding("empty-log", Severity.WARNING, lines=lines)
+    return book.finding("empty-log", Severity.WARNING, lines=counted(lines, "line"))
