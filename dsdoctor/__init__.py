@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from dsdoctor.overflow.replay.remedy import fp32_forward, keep_in_fp32
     from dsdoctor.overflow.watch.debug import DebugUnderflowOverflow, detect_overflow
     from dsdoctor.overflow.watch.engine import initialize
-    from dsdoctor.run.in_code import HangCallback, watch, watch_hangs
+    from dsdoctor.run.in_code import watch, watch_hangs
+    from dsdoctor.run.trainer_callback import HangCallback
 
 __all__ = [
     "DebugUnderflowOverflow",
@@ -27,7 +28,7 @@ __all__ = [
 
 _PLACES = {
     "DebugUnderflowOverflow": "overflow.watch.debug",
-    "HangCallback": "run.in_code",
+    "HangCallback": "run.trainer_callback",
     "OverflowDetected": "overflow.hooks.ranks",
     "detect_overflow": "overflow.watch.debug",
     "fp32_forward": "overflow.replay.remedy",

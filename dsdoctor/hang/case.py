@@ -13,6 +13,7 @@ from dsdoctor.hang.stacks import (
     acting_stack,
     collective_in,
     frame_text,
+    is_own,
     is_starting,
     own_frame,
     ranks_words,
@@ -188,6 +189,16 @@ class Case:
         return tuple(view for view in self.incident.ranks if view.unread and view.rank not in self.faulty_ranks)
 
     @cached_property
+    def undecided(self) -> tuple[RankView, ...]:
+        """Ranks seen from outside that wait for a thread in a line of the user's own that could not be read, as root reads none of
+        another user: it may be the wait for a collective that was begun before."""
+        if self.incident.source != PROCESSES:
+            return ()
+        return tuple(
+            view for view in self.incident.ranks if view.rank not in self.faulty_ranks and _may_be_earlier(view)
+        )
+
+    @cached_property
     def moves(self) -> bool:
         """Whether two looks at running processes saw that the run goes on: a rank made progress, all work, or one works and none
         waits for it in a collective."""
@@ -300,6 +311,12 @@ def is_past_the_end(view: RankView) -> bool:
     return sample is not None and (sample.parted or sample.leaving or activity_of(view).kind is Activity.SCRIPT_ENDED)
 
 
+def _may_be_earlier(view: RankView) -> bool:
+    last = acting_stack(view)[-1:]
+    unread = any(is_own(frame) and not frame.text for frame in last)
+    return unread and not view.activity and activity_of(view).kind in {None, Activity.THREAD}
+
+
 MAIN_THREAD = "MainThread"
 
 
@@ -332,7 +349,7 @@ def _holder_words(view: RankView) -> str:
 
 
 MIN_WAKES = 3
-"""While nothing moved: a thread that wakes so often goes round a loop; one that is blocked for ever does not wake."""
+"""While nothing moved: a thread that came back to the user's own code so often goes round a loop there."""
 
 
 def wakes_again_and_again(view: RankView) -> bool:

@@ -134,6 +134,27 @@ def wakes_of(pid: int, thread: int) -> int | None:
         return None
 
 
+LISTENS = "0A"
+
+
+def is_unserved(pid: int, address: str) -> bool:
+    """Whether nothing listens at an address, host:port, of a process's own host; False where that is another one, or not shown."""
+    host, _, port = address.rpartition(":")
+    if not (host in {"localhost", "::1", os.uname().nodename} or host.startswith("127.")) or not port.isdigit():
+        return False
+    ports: set[int] = set()
+    for family in ("tcp", "tcp6"):
+        try:
+            with open_file(f"/proc/{pid}/net/{family}", encoding="ascii") as file:
+                fields = [line.split() for line in file][1:]
+            ports.update(int(each[1].rpartition(":")[2], 16) for each in fields if each[3] == LISTENS)
+        except FileNotFoundError:  # a kernel without IPv6
+            continue
+        except (OSError, ValueError, IndexError):
+            return False
+    return int(port) not in ports
+
+
 def waits_in(pid: int, thread: int = 0) -> str:
     """The kernel's function in which the main thread, or another one, sleeps; "" where that is not shown."""
     try:
@@ -154,15 +175,33 @@ def all_parents() -> dict[int, int]:
     return found
 
 
-def work_of_children(pid: int, parents: dict[int, int]) -> tuple[float, int, int]:
+SERVANTS = re.compile(rb"multiprocessing\.resource_tracker|compile_worker")
+"""What stands in the command lines of processes that wait for the orders of the one that started them: they do no work of
+their own. A loader's worker calls itself LOADER_WORKER, in newer releases of torch."""
+LOADER_WORKER = b"pt_data_worker"
+
+
+def serves(pid: int) -> bool:
+    """Whether a process does only what the one that started it orders."""
+    try:
+        with open(f"/proc/{pid}/comm", "rb") as name, open(f"/proc/{pid}/cmdline", "rb") as line:  # noqa: PTH123
+            return name.read().strip() == LOADER_WORKER or SERVANTS.search(line.read(4096)) is not None
+    except OSError:
+        return False
+
+
+def work_of_children(pid: int, parents: dict[int, int], loader_workers: Iterable[int] = ()) -> tuple[float, int, int]:
     """Seconds of processor time, of their main threads also those of waiting to be given one, bytes read and written, and the
-    number of those that live and are not stopped, of all processes below one."""
+    number of those that live, are not stopped and do not only serve the one above, of all processes below one."""
     living = {child: facts for child in below(pid, parents) if (facts := facts_of(child)) is not None}
     seconds = sum(max(facts.cpu, wanted_cpu(child)) for child, facts in living.items())
     return (
         seconds,
         sum(map(moved_bytes, living)),
-        sum(facts.state not in {"Z", "X", "T", "t"} for facts in living.values()),
+        sum(
+            facts.state not in {"Z", "X", "T", "t"} and child not in loader_workers and not serves(child)
+            for child, facts in living.items()
+        ),
     )
 
 

@@ -42,6 +42,7 @@ from dsdoctor.hang.inspection import (
     plain_text,
     recorded_operations,
     recorder_texts,
+    rendezvous_of,
     root_of,
     shortened,
     stored,
@@ -384,6 +385,7 @@ class Sampler:
         if stalled:
             sample["lock"] = waited_lock(trains)
             sample["root"] = root_of(trains)
+            sample["rendezvous"] = rendezvous_of(trains)
             sample["loader_workers"], sample["workers_answer"] = loader_workers(trains, sys.modules)
             sample["handling"] = handled_exception(self._trains)
             sample["call"] = file_call(self.pid, number)
