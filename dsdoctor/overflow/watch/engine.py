@@ -9,11 +9,13 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from dsdoctor.checkpoint.folder import checkpoint_near
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.script import CHECKPOINT_WATCH
@@ -188,8 +190,9 @@ class Watch:
             self._decisions.on_decision(decision)
 
     def _on_load(self, folder: str) -> None:
+        # the other watch tells it, too, but keeps no record of it; a first start it tells as a note
         told = hasattr(getattr(type(self.engine), "load_checkpoint", None), CHECKPOINT_WATCH)
-        if ranks.this_rank() == 0 and not told:
+        if ranks.this_rank() == 0 and not (told and not checkpoint_near(Path(folder))):
             self._decisions.not_loaded(folder)
 
     def _on_step(self) -> None:
