@@ -45,7 +45,7 @@ Python = Annotated[
     str,
     option(
         name="--python", metavar="PATH", group=TARGET,
-        help="Python of the environment that is meant, here or on the nodes. Default: this one, or its path there.",
+        help="Python of the environment, here or on the nodes. Default: this one; on the nodes, the same path.",
     ),
 ]  # fmt: skip
 DryRun = Annotated[bool, flag(name="--dry-run", group=NODES, help="Verify on every node, install nothing.")]

@@ -2,7 +2,6 @@
 
 import os
 import secrets
-import shutil
 import socket
 import sys
 import time
@@ -416,7 +415,16 @@ def _documents(text: str) -> Iterator[str]:
 @contextmanager
 def kept_when_broken(settings: CommSettings) -> Iterator[tuple[Path, list[bool]]]:
     """The folder of the ranks' files: the one that was named; else a private one, that is kept when True is added to the list."""
-    folder, outcome = Path(settings.out) if settings.out else private_folder(), list[bool]()
+    outcome = list[bool]()
+    if settings.out is None:
+        with private_folder() as (folder, keep):
+            try:
+                yield folder, outcome
+            finally:
+                if any(outcome):
+                    keep()
+        return
+    folder = Path(settings.out)
     make_folder(folder, mode=0o700)
     lock = FileLock(folder / ".lock", mode=0o600, timeout=0)
     try:
@@ -429,8 +437,6 @@ def kept_when_broken(settings: CommSettings) -> Iterator[tuple[Path, list[bool]]
         yield folder, outcome
     finally:
         lock.release()
-        if settings.out is None and not any(outcome):
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _here(host: LocalHost, request: CommRequest, folder: Path) -> RankTold:

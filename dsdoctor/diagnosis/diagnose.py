@@ -15,21 +15,21 @@ from dsdoctor.diagnosis.json_lines import JsonLines
 from dsdoctor.diagnosis.judgement import Verdict, first_failure, judge
 from dsdoctor.diagnosis.models import Diagnosis, Facts, Hit, LogOutcome, LogVerdict, Tier
 from dsdoctor.diagnosis.origin import Origin, origin_of
-from dsdoctor.diagnosis.prefilter import Possible
+from dsdoctor.diagnosis.prefilter import Patterns
 from dsdoctor.diagnosis.scan import Scan, scan
 
 NUMBERED = re.compile(r"^((?:before it, |\d{1,9} such lines, the last one is )?line )(\d{1,12})\b")
 """How evidence names a line of the log."""
 
 
-def diagnose(lines: Iterable[bytes | str], *, name: str = "", possible: Possible | None = None) -> Diagnosis:
-    """Read a log once and say what went wrong first. Never raises, whatever the log holds. ``possible``: see ``scan``.
+def diagnose(lines: Iterable[bytes | str], *, name: str = "", patterns: Patterns | None = None) -> Diagnosis:
+    """Read a log once and say what went wrong first. Never raises, whatever the log holds. ``patterns``: see ``scan``.
 
     >>> log = ["[rank1]: ninja: build stopped: subcommand failed.", "x.h:6:10: fatal error: cusparse.h: No such file or directory"]
     >>> [finding.rule for finding in diagnose(log).findings]
     ['cuda-header-missing']
     """
-    read = scan(lines, possible)
+    read = scan(lines, patterns)
     try:
         return diagnosis_of(read, name=name)
     except Exception as error:  # the last resort: what was read is shown, though it could not be judged

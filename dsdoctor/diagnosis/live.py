@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dsdoctor.diagnosis.diagnose import diagnosis_of
 from dsdoctor.diagnosis.lines import LONGEST
 from dsdoctor.diagnosis.models import Diagnosis, LogVerdict
-from dsdoctor.diagnosis.prefilter import Possible
+from dsdoctor.diagnosis.prefilter import Patterns
 from dsdoctor.diagnosis.scan import Scan, begin, finish, read_into, so_far
 
 CHUNK = 1 << 16
@@ -97,14 +97,14 @@ def diagnose_live(
     tell: Callable[[Diagnosis], None],
     check: Callable[[bytes], None],
     follow: bool = False,
-    possible: Possible | None = None,
+    patterns: Patterns | None = None,
 ) -> Diagnosis:
     """Read a log while it is written, and say what it comes to at its end, or at Ctrl-C.
 
     ``tell`` is given each new failure when the writer pauses behind it; ``check`` may refuse the log by its first bytes. Raises
     OSError where the log cannot be read.
     """
-    whole = begin(possible)
+    whole = begin(patterns)
     told: set[tuple[str, str]] = set()
     seen = -1
 

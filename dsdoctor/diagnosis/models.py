@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from dsdoctor.core.finding import Finding, Step
+from dsdoctor.core.finding import Finding
 from dsdoctor.diagnosis.lines import NOBODY, Speaker
 from dsdoctor.diagnosis.mentions import is_said
 
@@ -48,6 +48,7 @@ class Signature:
     above, ``not_after`` must not. ``unless``: must not be found in the line.
     ``stands``: it is true of the result, however well the log ended; a probe of that kind is a WARNING.
     ``sample``: what a tool prints; its last line is the one that matches. Texts are templates (see ``fill``).
+    ``steps``: as the book writes them; None stands for its rule's.
     ``persists``: it stays true although the training went on after it. ``harmless``: its title says when it does no harm, which is
     not true of what ended a log. ``owner``: "project" counts only where a project's code raised the exception, not the user's own.
     """
@@ -62,7 +63,7 @@ class Signature:
     op: str = ""
     title: str = ""
     fix: str = ""
-    steps: tuple[Step, ...] = ()
+    steps: tuple[str, ...] | None = None
     stands: bool = False
     persists: bool = False
     harmless: bool = False
@@ -71,7 +72,7 @@ class Signature:
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """One problem with all its wordings and what its manual page says. ``explained_by``: rules of which it is a consequence.
+    """One problem with all its wordings. ``explained_by``: rules of which it is a consequence.
     ``family``: it knows a whole class of messages, and counts only on lines that no other rule knows. ``general``: it knows a kind
     of exception, and is asked only of the failure that was chosen as the cause, where no other rule knows it.
     """
@@ -80,14 +81,11 @@ class Rule:
     stage: Stage
     title: str
     fix: str
-    means: str
-    matters: str
     signatures: tuple[Signature, ...]
-    steps: tuple[Step, ...] = ()
+    steps: tuple[str, ...] = ()
     explained_by: tuple[str, ...] = ()
     family: bool = False
     general: bool = False
-    since: str = "0.1"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,7 @@ from dsdoctor.diagnosis.prefilter import (
     INDEX,
     Index,
     Partly,
-    Possible,
+    Patterns,
     Routine,
     Wording,
     cut_matters,
@@ -90,7 +90,7 @@ class Scan:
     wrapped: WrappedLine = field(default_factory=WrappedLine)
     repeats: Repeats = field(default_factory=Repeats)
     effect: Effect = field(default_factory=Effect)
-    possible: Possible = field(default_factory=lambda: Possible(INDEX))
+    patterns: Patterns = field(default_factory=lambda: Patterns(INDEX))
     known: set[int] = field(default_factory=set)
     asked: dict[int, int] = field(default_factory=dict)
     partly: Partly = field(default_factory=Partly)
@@ -215,7 +215,7 @@ class Scan:
             if numbers and not SOURCE.match(text):
                 text = self._searched(text, len(numbers))
                 typed = bool(PROMPT.match(text))
-                for number in self.possible.among(numbers, text):
+                for number in sorted(numbers):
                     if not typed or isinstance(self.index.entries[number], Clue):
                         self._try(number, text)
         if self.wrapped.since == self.lines and self._is_known():
@@ -252,7 +252,7 @@ class Scan:
         words = set(words_of(whole.encode("utf-8", "replace")))
         numbers = self.index.numbers(words) - self.known
         whole = self._searched(whole, len(numbers))
-        for number in self.possible.among(numbers, whole):
+        for number in sorted(numbers):
             entry = self.index.entries[number]
             if isinstance(entry, Wording) and number not in self.hits:
                 self._match(number, entry, whole, since=self.wrapped.since if self.wrapped.cut else 0)
@@ -314,7 +314,7 @@ class Scan:
 
     def _match(self, number: int, wording: Wording, text: str, since: int = 0) -> None:
         signature = wording.signature
-        found = self.possible.search(number, signature.pattern, text)
+        found = self.patterns.search(number, signature.pattern, text)
         if not found or (signature.unless and re.search(signature.unless, text)):
             return
         first = self.hits.get(number)
@@ -360,7 +360,7 @@ class Scan:
 
     def _stands_there(self, number: int, mark: Mark, text: str) -> bool:
         """Whether a mark is in a line, and not only spoken of."""
-        found = self.possible.search(number, mark.pattern, text)
+        found = self.patterns.search(number, mark.pattern, text)
         if not found or (mark.first_hand and (only_mentions(text[: found.start()][-300:]) or self._is_said())):
             return False
         fits = not mark.after or self.above.has(mark.after)
@@ -383,17 +383,17 @@ class Scan:
         return not signature.after or self.above.has(signature.after)
 
 
-def scan(lines: Iterable[bytes | str], possible: Possible | None = None) -> Scan:
-    """Read all lines once. ``possible``: what was worked out for other logs before."""
-    whole = begin(possible)
+def scan(lines: Iterable[bytes | str], patterns: Patterns | None = None) -> Scan:
+    """Read all lines once. ``patterns``: those that other logs have compiled before."""
+    whole = begin(patterns)
     read_into(whole, lines)
     return finish(whole)
 
 
-def begin(possible: Possible | None = None) -> Scan:
+def begin(patterns: Patterns | None = None) -> Scan:
     """A log of which nothing has been read yet."""
-    possible = possible or Possible(INDEX)
-    return Scan(index=possible.index, possible=possible)
+    patterns = patterns or Patterns(INDEX)
+    return Scan(index=patterns.index, patterns=patterns)
 
 
 def read_into(whole: Scan, lines: Iterable[bytes | str], at_hand: Callable[[], bool] | None = None) -> None:
@@ -420,7 +420,7 @@ def finish(whole: Scan) -> Scan:
 
 def so_far(whole: Scan) -> Scan:
     """A copy of what was read, finished as if the log ended here; reading goes on with the original."""
-    shared = {id(one): one for one in (whole.index, whole.possible)}
+    shared = {id(one): one for one in (whole.index, whole.patterns)}
     return finish(copy.deepcopy(whole, shared))
 
 

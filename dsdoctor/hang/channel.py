@@ -28,6 +28,7 @@ from typing import Any
 
 import msgspec
 
+from dsdoctor.core.files import is_this_user
 from dsdoctor.core.script import UnlistedThread
 from dsdoctor.core.text import decode, encode
 from dsdoctor.hang.models import Incident, RankView
@@ -134,19 +135,19 @@ def node_folder(key: str, *, user: int, bases: tuple[str, ...] = ("/dev/shm", "/
     for base in bases:
         try:
             outer = Path(base) / f"dsdoctor-hang-{user}"
-            _private(outer, user)
-            _private(outer / f"{key}-{tag}", user)
+            _make_private(outer)
+            _make_private(outer / f"{key}-{tag}")
             return outer / f"{key}-{tag}"
         except OSError as error:
             failure = error
     raise failure
 
 
-def _private(folder: Path, user: int) -> None:
+def _make_private(folder: Path) -> None:
     """Make a folder that is this user's alone; one of somebody else, or a link, is refused."""
     folder.mkdir(mode=0o700, exist_ok=True)
     state = folder.lstat()
-    if folder.is_symlink() or state.st_uid != user or state.st_mode & 0o022:
+    if folder.is_symlink() or not is_this_user(state.st_uid) or state.st_mode & 0o022:
         raise PermissionError(f"{folder} is not this user's alone")
 
 

@@ -25,6 +25,23 @@ from dsdoctor.hang.waiting import EARLIER, Difference, at_place
 from dsdoctor.rules import book
 
 
+def hang_store_unserved(case: Case) -> Iterator[Finding]:
+    """All ranks are clients of a store that none of them serves, nor anything else on this host."""
+    living = [view for view in case.incident.ranks if view.rank not in case.faulty_ranks]
+    addresses = {view.sample.rendezvous for view in living if view.sample}
+    if not case.is_whole or len(addresses) != 1 or not all(view.unserved for view in living):
+        return
+    yield book.finding(
+        "hang-store-unserved",
+        Severity.ERROR,
+        evidence=case.evidence(view.rank for view in living[:4]),
+        ranks=ranks_words(view.rank for view in living),
+        address=addresses.pop(),
+        rank=living[0].rank,
+        where=case.where(living[0]),
+    )
+
+
 def hang_not_started(case: Case) -> Iterator[Finding]:
     """Some ranks wait for others at the start, and those have not called init_process_group, or were not heard of."""
     waiting = [view.rank for view in case.starting]
@@ -337,6 +354,7 @@ CHECKS = (
     hang_disk_sleep,
     hang_interpreter_held,
     hang_stale_lock,
+    hang_store_unserved,
     hang_not_started,
     hang_other_operation,
     hang_other_sizes,

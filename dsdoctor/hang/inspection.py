@@ -238,6 +238,18 @@ def root_of(frame: FrameType | None) -> str:
     return ""
 
 
+def rendezvous_of(frame: FrameType | None) -> str:
+    """The address of the store at which a stack waits for the other ranks to come, as host:port; "" where it does not."""
+    while frame is not None:
+        if frame.f_code.co_filename.endswith("/torch/distributed/rendezvous.py"):
+            values = frame.f_locals
+            host, port = plain_text(values.get("hostname")), plain_number(values.get("port"))
+            if host and port:
+                return f"{host}:{port}"
+        frame = frame.f_back
+    return ""
+
+
 def last_failure() -> str:
     """The exception that ended the main thread, in a line, where the script has an excepthook of its own; "" for none."""
     error: Any = getattr(sys, "last_value", None)

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import msgspec
 
+from dsdoctor.core.files import is_this_user
 from dsdoctor.core.processes import holder_of
 from dsdoctor.core.text import decode
 from dsdoctor.hang import processes
@@ -170,6 +171,7 @@ class LocalRank:
             age=silent,
             unread=NOT_LOOKED if sample and self._has_stopped_looking(sample, state, silent) else "",
             waits=processes.waits_in(self.pid, thread) if self.alive else "",
+            unserved=bool(self.alive and sample and processes.is_unserved(self.pid, sample.rendezvous)),
         )
         view = with_call(view) if self.alive else view
         children = self._children[-1].living if self._children and self.alive else 0
@@ -265,7 +267,7 @@ class LocalRank:
 
     def _with_source(self, sample: Sample) -> Sample:
         """What a rank of another user names as its source may be any file: none is read for it."""
-        return with_source(sample, self.sources) if self._reader.owner == os.geteuid() else sample
+        return with_source(sample, self.sources) if is_this_user(self._reader.owner) else sample
 
     def close(self) -> None:
         """Give the ring back."""

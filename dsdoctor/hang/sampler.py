@@ -27,6 +27,7 @@ from dataclasses import asdict
 from types import FrameType
 from typing import Any
 
+from dsdoctor.core.files import open_file
 from dsdoctor.core.script import UnlistedThread, unlisted_idents, without_hooks
 from dsdoctor.hang.inspection import (
     Counters,
@@ -41,6 +42,7 @@ from dsdoctor.hang.inspection import (
     plain_text,
     recorded_operations,
     recorder_texts,
+    rendezvous_of,
     root_of,
     shortened,
     stored,
@@ -281,7 +283,7 @@ class Sampler:
     def _say(self) -> None:
         """Print what the supervisor has to say, into this rank's own stderr: nobody else can append to it where it is a file."""
         try:
-            with open(self._words, "rb") as file:  # noqa: PTH123 - once a second
+            with open_file(self._words, "rb") as file:  # once a second
                 text = file.read()
         except FileNotFoundError:
             return
@@ -383,6 +385,7 @@ class Sampler:
         if stalled:
             sample["lock"] = waited_lock(trains)
             sample["root"] = root_of(trains)
+            sample["rendezvous"] = rendezvous_of(trains)
             sample["loader_workers"], sample["workers_answer"] = loader_workers(trains, sys.modules)
             sample["handling"] = handled_exception(self._trains)
             sample["call"] = file_call(self.pid, number)
@@ -529,7 +532,7 @@ def stack_text(frame: FrameType | None) -> str:
 
 def _source_line(file: str, number: int) -> str:
     try:
-        with open(file, "rb") as source:  # noqa: PTH123
+        with open_file(file, "rb") as source:
             found = next(itertools.islice(source, max(0, number - 1), None), b"")
     except (OSError, ValueError):
         return ""

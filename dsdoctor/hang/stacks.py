@@ -11,6 +11,7 @@ WRAPPERS = {"wrapper", "wait_tensor", "_barrier", "_wait", "wait"}
 NO_CALLS = {"<module>", "_distributed_excepthook"}
 """What stands in the same files and calls nothing: their import, and the printing of a traceback."""
 STARTING = {"init_process_group", "_new_process_group_helper", "rendezvous", "new_group", "_new_group_with_tag"}
+RENDEZVOUS = "/torch/distributed/rendezvous.py"
 OF_DISKS = re.compile(r"/nvme/|/swap_tensor/|/(py_libaio|aiofiles|mpi4py)/")
 IN_A_DISK = r"read_events|io_|folio|^blk|^nfs|^fuse|ext4|xfs|jbd2"
 """The kernel's functions of a thread that waits for a disk or a file system."""
@@ -93,8 +94,8 @@ def in_backward(frames: Sequence[Frame]) -> bool:
 
 
 def is_starting(frames: Sequence[Frame]) -> bool:
-    """Whether a stack stands in the making of a process group."""
-    return collective_in(frames) in STARTING
+    """Whether a stack stands in the making of a process group, or of the store for one, as torch's RPC does."""
+    return collective_in(frames) in STARTING or any(frame.file.endswith(RENDEZVOUS) for frame in frames)
 
 
 def frame_text(frame: Frame) -> str:

@@ -197,9 +197,6 @@ VALUE_PROBLEMS = (
 """What a value may hold that does not arrive as it stands: DeepSpeed puts values into double quotes, a shell reads them."""
 
 
-# The hosts of a hostfile, --include and --exclude -> the hosts that are meant, in the hostfile's order. Starts nothing.
-
-
 def chosen(hosts: Sequence[Slots], *, include: str | None = None, exclude: str | None = None) -> tuple[Slots, ...]:
     """Those that are left. Both texts are lists of names as Slurm writes them, or with DeepSpeed's "@" in between.
 

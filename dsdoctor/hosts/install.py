@@ -30,19 +30,19 @@ from dsdoctor.ui.terminal import finding_lines
 
 T = TypeVar("T")
 MARK = b"@@dsdoctor "
-CHUNK = 1 << 20
+CHUNK_BYTES = 1 << 20
 MAX_LINE_BYTES = 16 << 20
-TAIL = 4000
-FIRST_MESSAGE = 60.0
+MAX_STDERR_BYTES = 4000
+CONNECT_TIMEOUT_SECONDS = 60.0
 """Seconds for a login and the start of a Python, at most."""
 FINAL_SECONDS = 20.0
 """Seconds in which a node that was told to stop must have removed its folder."""
 MORE_SPECIFIC = ("differs", "lacks", "another")
 """Messages that say more than the "failed" which follows them."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-INSTALLS_END = 60.0
+INSTALL_GRACE_SECONDS = 60.0
 """Seconds that an interrupted installation waits for pips that have begun."""
-FEW = 4
+MAX_HOSTS_SHOWN = 4
 ERROR = Severity.ERROR
 
 
@@ -202,8 +202,8 @@ def hosts_lines(wheel: str, nodes: tuple[Delivered, ...], *, dry_run: bool) -> I
     width = max((len(node.host) for node in nodes), default=0)
     for node in nodes:
         mark = "✓" if node.state in {NodeState.INSTALLED, NodeState.VERIFIED} else "✗"
-        told = "; ".join(filter(None, (_state(node), _left(node))))
-        yield f"{mark} {node.host:<{width}}  {told}  ({node.seconds:.0f} s)"
+        state = "; ".join(filter(None, (_state(node), _left(node))))
+        yield f"{mark} {node.host:<{width}}  {state}  ({node.seconds:.0f} s)"
     yield from finding_lines(findings_of(nodes))
     wanted = NodeState.VERIFIED if dry_run else NodeState.INSTALLED
     have = sum(node.state is wanted for node in nodes)
@@ -225,7 +225,8 @@ def findings_of(nodes: tuple[Delivered, ...]) -> tuple[Finding, ...]:
             found.setdefault(key, finding)
             hosts.setdefault(key, []).append(node.host)
     return tuple(
-        replace(finding, title=f"{and_more(hosts[key], FEW)}: {finding.title}") for key, finding in found.items()
+        replace(finding, title=f"{and_more(hosts[key], MAX_HOSTS_SHOWN)}: {finding.title}")
+        for key, finding in found.items()
     )
 
 
@@ -282,7 +283,7 @@ class Delivery:
     async def verify(self) -> bool:
         """Connect, copy, and let the node's dsdoctor judge; whether it found no error."""
         self._began = time.monotonic()
-        await self._within(min(FIRST_MESSAGE, self._way.limit), self._connect())
+        await self._within(min(CONNECT_TIMEOUT_SECONDS, self._way.limit), self._connect())
         self._begin(NodeStep.COPY)
         await self._within(self._way.limit, self._copy())
         self._begin(NodeStep.VERIFY)
@@ -311,7 +312,7 @@ class Delivery:
 
     def cut_off(self, why: str) -> NodeEnded:
         """The session ends in the middle of a step."""
-        return cut_off(self.host, self._way, self.step, why, self._said())
+        return cut_off(self.host, self._way, self.step, why, self._stderr_text())
 
     async def end(self) -> Delivered:
         """End the session within FINAL_SECONDS, and return the outcome with what is there now."""
@@ -351,8 +352,8 @@ class Delivery:
         )
         self._reading = asyncio.create_task(self._keep_stderr())
         files = [{"name": file.path.name, "size": file.size, "sha256": file.sha256} for file in self._files]
-        told = {"python": self._way.python, "files": files, "limit": self._way.limit, "dry_run": self._way.dry_run}
-        await self._write(script + msgspec.json.encode(told) + b"\n")
+        asked = {"python": self._way.python, "files": files, "limit": self._way.limit, "dry_run": self._way.dry_run}
+        await self._write(script + msgspec.json.encode(asked) + b"\n")
         message = await self._heard("here")
         self._before, self._folder, self.environment = message.before, message.folder, message.environment
 
@@ -361,7 +362,7 @@ class Delivery:
             left = sent.size
             with sent.path.open("rb") as file:
                 # never more than was announced, also where the file grows meanwhile
-                while left and (chunk := file.read(min(CHUNK, left))):
+                while left and (chunk := file.read(min(CHUNK_BYTES, left))):
                     left -= len(chunk)
                     await self._write(chunk)
             if left:
@@ -391,9 +392,9 @@ class Delivery:
         assert self._process.stdout is not None
         try:
             while line := await self._process.stdout.readline():
-                _, mark, said = line.rpartition(MARK)
+                _, mark, message = line.rpartition(MARK)
                 if mark:
-                    return self._noted(decode(said, NodeMessage))
+                    return self._noted(decode(message, NodeMessage))
         except (ValueError, msgspec.MsgspecError) as error:
             raise no_verdict(self.host, self._way, f"its message cannot be read: {error}") from None
         return None
@@ -414,7 +415,7 @@ class Delivery:
             await self._reading
         if self.environment:
             return self.cut_off("the connection ended")
-        return lost(self.host, self._way, status, self._said())
+        return lost(self.host, self._way, status, self._stderr_text())
 
     async def _within(self, seconds: float, step: Coroutine[Any, Any, T]) -> T:
         try:
@@ -422,13 +423,13 @@ class Delivery:
         except asyncio.TimeoutError:
             if self.environment:
                 raise self.cut_off(f"no end within {seconds:g} s") from None
-            raise lost(self.host, self._way, None, self._said()) from None
+            raise lost(self.host, self._way, None, self._stderr_text()) from None
 
     def _begin(self, step: NodeStep) -> None:
         self.step = step
         self._say(f"{self.host}: {step.value}")
 
-    def _said(self) -> str:
+    def _stderr_text(self) -> str:
         return self._stderr.decode(errors="replace").strip()
 
     async def _final_messages(self) -> None:
@@ -459,8 +460,8 @@ class Delivery:
     async def _keep_stderr(self) -> None:
         assert self._process is not None
         assert self._process.stderr is not None
-        while chunk := await self._process.stderr.read(TAIL):
-            self._stderr = (self._stderr + chunk)[-TAIL:]
+        while chunk := await self._process.stderr.read(MAX_STDERR_BYTES):
+            self._stderr = (self._stderr + chunk)[-MAX_STDERR_BYTES:]
 
 
 class AllNodes:
@@ -491,7 +492,7 @@ class AllNodes:
             if not self.signal:
                 self.signal = number
                 leave(also_installs=False)
-                loop.call_later(INSTALLS_END, lambda: leave(also_installs=True))
+                loop.call_later(INSTALL_GRACE_SECONDS, lambda: leave(also_installs=True))
 
         with _on_signals(loop, interrupt):
             return tuple(await asyncio.gather(*tasks))
@@ -574,11 +575,11 @@ def refused_here(error: OSError) -> NodeEnded:
     return _failed(book.finding("push-refused-here", ERROR, why=error.strerror or str(error)))
 
 
-def lost(host: str, way: Way, status: int | None, said: str) -> NodeEnded:
+def lost(host: str, way: Way, status: int | None, stderr: str) -> NodeEnded:
     """ssh ended, or (None) was ended, before the node sent a message."""
-    tail = tuple(said.splitlines()[-4:])
+    tail = tuple(stderr.splitlines()[-4:])
     if status in {255, None}:
-        problem = ssh_problem(host, status, said)
+        problem = ssh_problem(host, status, stderr)
         unreached = book.finding(
             "ssh-fails", ERROR, case="install", evidence=tail, steps=problem.steps, what=problem.what, fix=problem.fix
         )
@@ -588,9 +589,9 @@ def lost(host: str, way: Way, status: int | None, said: str) -> NodeEnded:
     )
 
 
-def cut_off(host: str, way: Way, step: NodeStep, why: str, said: str = "") -> NodeEnded:
+def cut_off(host: str, way: Way, step: NodeStep, why: str, stderr: str = "") -> NodeEnded:
     """A node was left in the middle of a step."""
-    tail = tuple(said.splitlines()[-4:])
+    tail = tuple(stderr.splitlines()[-4:])
     if step is not NodeStep.INSTALL:
         return _failed(book.finding("node-cut-off", ERROR, evidence=tail, why=why, step=step.value))
     python = way.python

@@ -1,7 +1,7 @@
 """Inputs that nobody means: machine files of every wrong form, and command lines of every wrong word. Each is made of its number.
 
-python -m tests.cli.fuzz machines 0 10000       run these numbers, show each that ends in a traceback
-python -m tests.cli.fuzz words 0 10000
+python -m tests.cli.fuzz machines 0 20000       run these numbers, show each that ends in a traceback
+python -m tests.cli.fuzz words 0 20000
 """
 
 import json

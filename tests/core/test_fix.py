@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.core.finding import FIELD, Follows, Risk, Step, instead, step
-from dsdoctor.rules.book import log_topics, room_rules, steps_of
+from dsdoctor.rules.book import room_rules, steps_of
+from dsdoctor.rules.store import log_topics
 from tests.source import PACKAGE, nodes
 
 BOOK = "dsdoctor/rules/book.py:"

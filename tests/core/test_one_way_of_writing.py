@@ -20,6 +20,7 @@ ALLOWED = {
         "copy",
     ): "new files of the store: O_EXCL, O_NOFOLLOW, each byte digested on the way",
     ("builder/cache/entry.py", "new_file"): "the same",
+    ("rules/store.py", "write_all"): "the build of the package itself, into its own folder",
     ("builder/make/make_wheel.py", "_copied"): "within the private folder of a build",
     ("builder/make/make_wheel.py", "gather"): "within the private folder of a build",
     ("builder/make/manifest.py", "write_into"): "into the file that core/files.py opened",

@@ -5,11 +5,11 @@ from collections.abc import Iterable
 from dsdoctor.diagnosis import diagnose as room
 from dsdoctor.diagnosis.answers import GENERAL
 from dsdoctor.diagnosis.models import Diagnosis
-from dsdoctor.diagnosis.prefilter import INDEX, Possible
+from dsdoctor.diagnosis.prefilter import INDEX, Patterns
 from dsdoctor.diagnosis.scan import Scan
 from dsdoctor.diagnosis.scan import scan as scan_once
 
-POSSIBLE = Possible(INDEX)
+PATTERNS = Patterns(INDEX)
 NO_RULE = frozenset({"unexplained-failure", *(rule.id for rule in GENERAL)})
 """The rules of an exception that no wording of a log knows: the general answers, and the last one."""
 
@@ -21,9 +21,9 @@ def without_general(rule: str) -> str:
 
 def diagnose(lines: Iterable[bytes | str], *, name: str = "") -> Diagnosis:
     """The diagnosis of a log."""
-    return room.diagnose(lines, name=name, possible=POSSIBLE)
+    return room.diagnose(lines, name=name, patterns=PATTERNS)
 
 
 def scan(lines: Iterable[bytes | str]) -> Scan:
     """A log that is read."""
-    return scan_once(lines, POSSIBLE)
+    return scan_once(lines, PATTERNS)

@@ -14,7 +14,7 @@ import pytest
 from dsdoctor.diagnosis.live import diagnose_live
 from dsdoctor.diagnosis.models import Diagnosis, LogVerdict
 from tests.cli.runner import run
-from tests.diagnosis.reading import POSSIBLE, diagnose
+from tests.diagnosis.reading import PATTERNS, diagnose
 
 STEP = "step 1 loss 2.25\n"
 FAILURE = (
@@ -45,7 +45,7 @@ def live(pieces: list[bytes]) -> tuple[Diagnosis, list[Diagnosis]]:
 
     write()
     try:
-        return diagnose_live(reader, name="-", tell=tell, check=nothing, possible=POSSIBLE), told
+        return diagnose_live(reader, name="-", tell=tell, check=nothing, patterns=PATTERNS), told
     finally:
         os.close(reader)
 
@@ -69,7 +69,7 @@ def test_the_file_of_a_log_is_read_to_its_end_unless_it_is_followed(tmp_path: Pa
     path.write_text(STEP + FAILURE + "no newline")
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        diagnosis = diagnose_live(descriptor, name="x", tell=nothing, check=nothing, possible=POSSIBLE)
+        diagnosis = diagnose_live(descriptor, name="x", tell=nothing, check=nothing, patterns=PATTERNS)
     finally:
         os.close(descriptor)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.rules.book import Table, log_topics
+from dsdoctor.rules.store import Table, log_topics
 from tests.each import each
 
 RULES = {

@@ -159,6 +159,7 @@ def all_paths(watched: Watched) -> None:
     sys.modules["torch"]._inductor = None  # type: ignore[attr-defined]
     stands_in("/v/torch/utils/file_baton.py", watched.stall, self=types.SimpleNamespace(lock_file_path="/x"))
     stands_in("/v/torch/distributed/distributed_c10d.py", watched.stall, src=1, group=None)
+    stands_in("/v/torch/distributed/rendezvous.py", watched.stall, hostname="localhost", port=1)
     worker = types.SimpleNamespace(_popen=types.SimpleNamespace(pid=1, method="fork"))
     loader = types.SimpleNamespace(_workers=[worker], _worker_init_fn=None)
     stands_in("/v/torch/utils/data/dataloader.py", watched.stall, self=loader)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +21,7 @@ from dsdoctor.hang.processes import (
     OF_PATHS,
     file_call,
     file_system_of,
+    is_unserved,
     mounted_at,
     waits_in,
     work_of_children,
@@ -446,6 +448,16 @@ def test_the_loop_in_which_a_stack_asks_for_a_process_is_found(
     stack = (frame(str(file), line, "<module>"), *([frame(str(other), 2, "pause")] if helper else []))
 
     assert polling_loop(stack, Sources()) == (told.replace("time.sleep(1)", "pause(1)") if helper else told)
+
+
+def test_a_port_on_which_nothing_listens_is_known_on_this_host_alone() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        asked = [is_unserved(os.getpid(), f"{host}:{port}") for host in ("127.0.0.1", "localhost", "elsewhere.example")]
+
+        assert asked == [False] * 3
+    asked = [is_unserved(os.getpid(), f"{host}:{port}") for host in ("127.0.0.1", "localhost", "elsewhere.example")]
+    assert asked == [True, True, False]
 
 
 TWO_THREADS = """

@@ -475,6 +475,36 @@ def test_a_loop_around_a_living_child_is_a_warning_that_says_so(
     assert any("in the loop while child.poll() is None:" in line for line in found.evidence) is is_polled
 
 
+RENDEZVOUS = frame("/v/lib/python3.11/site-packages/torch/distributed/rendezvous.py", 190, "_create_c10d_store")
+
+
+@each(
+    ("unserved", "addresses", "world", "rule"),
+    [
+        ((True, True), ("localhost:1", "localhost:1"), 2, "hang-store-unserved"),
+        ((True, False), ("localhost:1", "localhost:1"), 2, None),
+        ((True, True), ("localhost:1", "localhost:2"), 2, None),
+        # the one that is not there yet may be the one that serves it
+        ((True, True), ("localhost:1", "localhost:1"), 3, "hang-not-started"),
+    ],
+)
+def test_a_store_that_nobody_serves_is_told_where_all_ranks_want_to_join_it(
+    unserved: tuple[bool, ...], addresses: tuple[str, ...], world: int, rule: str | None
+) -> None:
+    """Under torchrun all ranks of torch's RPC are clients."""
+    views = []
+    for rank, (is_unserved, address) in enumerate(zip(unserved, addresses, strict=True)):
+        made = past(rank, *elsewhere("rpc.init_rpc(name)"), RENDEZVOUS)
+        assert made.sample is not None
+        views.append(replace(made, sample=replace(made.sample, rendezvous=address), unserved=is_unserved))
+
+    found = [finding.rule for finding in judge(incident(*views, world=world)).findings]
+
+    assert "hang-at-exit" not in found
+    assert found == ([rule] if rule else found)
+    assert ("hang-store-unserved" in found) is (rule == "hang-store-unserved")
+
+
 @each("text", ["return sock.recv(4)", "fcntl.flock(file, 2)", "db.execute(query)"])
 @each("in_loader", [True, False])
 def test_a_dataset_that_waits_within_the_rank_is_a_hang_at_its_time(text: str, in_loader: bool) -> None:

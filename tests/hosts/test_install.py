@@ -22,6 +22,7 @@ from dsdoctor.hosts.install import NodeMessage
 from dsdoctor.ui.terminal import finding_lines
 from tests.builder.test_wheel import INFO, METADATA, NAME, contents, wheel
 from tests.cli.runner import run
+from tests.each import each
 
 # the last argument is the command, the one before it the host
 SSH = """#!/bin/sh
@@ -46,6 +47,8 @@ while data := sys.stdin.buffer.read1(1 << 16):
 DSDOCTOR = """
 import json, os, sys, time
 place = os.environ["NODE"]
+with open(place + "/verified", "w") as file:
+    file.write(os.path.abspath(sys.argv[2]))
 if os.path.exists(place + "/hangs"):
     time.sleep(60)
 wrong = os.path.exists(place + "/refuses")
@@ -155,6 +158,22 @@ def states(told: dict[str, dict[str, Any]]) -> dict[str, str]:
 
 def rules(told: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
     return {host: [finding["rule"] for finding in node["findings"]] for host, node in told.items() if node["findings"]}
+
+
+@each("mode, is_used", [(0o700, True), (0o1777, True), (0o777, False), (0o770, False)])
+def test_a_wheel_is_copied_where_nobody_on_the_node_can_exchange_it(
+    mode: int, is_used: bool, nodes: Path, node: Node
+) -> None:
+    name = f"mode-{mode:o}"
+    place = node(name)
+    (place / "tmp").chmod(mode)
+
+    status, told, _ = install(nodes, name, "--dry-run")
+
+    assert (status, states(told)) == (0, {name: "verified"}), told
+    verified = Path((place / "verified").read_text())
+    assert (place / "tmp" in verified.parents) is is_used, verified
+    assert not verified.parent.exists()
 
 
 def left(nodes: Path) -> list[str]:

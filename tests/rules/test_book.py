@@ -14,7 +14,8 @@ import pytest
 
 from dsdoctor.cli.explain import pages
 from dsdoctor.core.finding import FIELD
-from dsdoctor.rules.book import FOLDER, LOGS, entries, log_topics, room_rules, rule_ids, words_of
+from dsdoctor.rules.book import entries, room_rules, rule_ids, words_of
+from dsdoctor.rules.store import FOLDER, LOGS, log_topics
 from tests.each import each
 from tests.rules.voice import habits, texts
 from tests.source import PACKAGE, nodes, trees
