@@ -227,6 +227,23 @@ def look(path: Path) -> Folder:
     )
 
 
+def checkpoint_near(folder: Path) -> str:
+    """Where a folder from which load_checkpoint loaded nothing has a checkpoint all the same, in words: it is one of its tags, or
+    has it within. "" for none: it is the first start of a script that resumes where there is something."""
+    try:
+        if not is_folder(folder):
+            return ""
+        if any(map(parse_name, names_in(folder))):
+            return f"it is a tag itself; load_checkpoint takes its parent {folder.absolute().parent}"
+        if look(folder).tags:
+            return "the folder has no file latest"
+        below = (name for name in sorted(names_in(folder)) if is_folder(folder / name) and look(folder / name).tags)
+        found = next(below, None)
+    except (OSError, UsageError):
+        return ""
+    return f"its folder {found} holds a checkpoint" if found else ""
+
+
 def named_tag(path: Path, name: str) -> TagFolder | None:
     """The tag that DeepSpeed finds by a name, which may lead further down ("run1/step5") or be a whole path.
 

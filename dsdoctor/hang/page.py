@@ -195,7 +195,7 @@ def page_of(incident: Incident, verdict: Verdict) -> Page:
         verdict=f"{MARKS[first.severity]} {first.title}" if first else "✓ no hang detected",
         findings=verdict.findings,
         parts=(
-            *((_timeline(incident, figure(case)),) if has_times(incident) else ()),
+            *((_timeline(incident, figure(case)),) if has_times(case.incident) else ()),
             *_calls(case),
             _ranks(case),
             *((Listing(title="stacks of all ranks, grouped", lines=verdict.stacks),) if stacks else ()),

@@ -127,7 +127,7 @@ def judge(
     upper: Prediction | None = None,
 ) -> Iterator[Finding]:
     """All that is to be said of a ledger. ``upper``: the ledger with all scores of attention, where a kernel decides about
-    them. ``together``: the changes that would be enough, where it does not fit."""
+    them. ``combined``: the changes that would be enough, where it does not fit."""
     yield from _positions(now)
     if gpus is not None:
         yield from _fits(prediction, upper or prediction, gpus, overheads, combined)

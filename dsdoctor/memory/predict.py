@@ -41,7 +41,7 @@ class Overhead:
 
 
 class Stage(Protocol):
-    """What a stage of ZeRO does at each call, to an ledger."""
+    """What a stage of ZeRO does at each call, to a ledger."""
 
     def initialize(self) -> None:
         """deepspeed.initialize."""

@@ -300,13 +300,19 @@ def environment_for(call: CommandLine, environment: Mapping[str, str], watch: st
     return {**environment, **kept, VARIABLE: order.text(), "PYTHONPATH": os.pathsep.join(folders)}
 
 
-def coerced_locale(variables: Mapping[str, str]) -> tuple[str, ...]:
-    """The variable that Python itself set when it started in the C locale (PEP 538); the script's Python does so again."""
+def with_given_locale(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment with the locale that this process was given: Python itself sets LC_CTYPE when it starts in the C locale
+    (PEP 538), and the script's Python does so again."""
     try:
-        given = Path("/proc/self/environ").read_bytes().split(b"\0")
+        lines = Path("/proc/self/environ").read_bytes().split(b"\0")
     except OSError:
-        return ()
-    return ("LC_CTYPE",) if "LC_CTYPE" in variables and not any(one.startswith(b"LC_CTYPE=") for one in given) else ()
+        return dict(environment)
+    others = {name: value for name, value in environment.items() if name != LC_CTYPE}
+    given = [os.fsdecode(line).partition("=")[2] for line in lines if line.startswith(b"LC_CTYPE=")]
+    return others | {LC_CTYPE: given[0]} if given else others
+
+
+LC_CTYPE = "LC_CTYPE"
 
 
 def run(argv: Sequence[str], *, python: Sequence[str], watch: str = WATCH) -> NoReturn:
@@ -327,9 +333,7 @@ def run(argv: Sequence[str], *, python: Sequence[str], watch: str = WATCH) -> No
     # one a node: the folder may be each machine's own
     if os.environ.get("LOCAL_RANK", rank() or "0") == "0":
         say(*stale_locks(os.environ))
-    for name in coerced_locale(os.environ):
-        environment.pop(name, None)
-    os.execve(sys.executable, [*python, *call.script], environment)  # noqa: S606 - no process is started: it becomes this
+    os.execve(sys.executable, [*python, *call.script], with_given_locale(environment))  # noqa: S606 - no process is started: it becomes this
 
 
 def main() -> NoReturn:

@@ -8,7 +8,7 @@ from typing import Any
 
 from dsdoctor.checkpoint.checks import judge_tag
 from dsdoctor.checkpoint.facts import PARTITIONED, Examined, examine
-from dsdoctor.checkpoint.folder import choose, look, read_tag
+from dsdoctor.checkpoint.folder import checkpoint_near, choose, look, read_tag
 from dsdoctor.checkpoint.judge import GIB, judge
 from dsdoctor.checkpoint.loading import ALL, MODULE, NO_OPTIMIZER, Plan
 from dsdoctor.checkpoint.parameters import names_in_module
@@ -112,13 +112,12 @@ def has_optimizer(engine: Any) -> bool:
 def nothing_loaded(engine: Any, given: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG001
     """load_checkpoint returned (None, None)."""
     folder = given["load_dir"]
-    # the first start of a script that resumes where there is something: nothing was to be loaded
-    first = not Path(folder).is_dir() or not look(Path(folder)).tags
+    where = checkpoint_near(Path(folder))
     finding = book.finding(
         "checkpoint-nothing-loaded",
-        Severity.NOTE if first else Severity.WARNING,
-        case="first-start" if first else "",
-        evidence=() if first else ("the folder has no file latest",),
+        Severity.WARNING if where else Severity.NOTE,
+        case="" if where else "first-start",
+        evidence=(where,) if where else (),
         quoted=repr(str(folder)),
         folder=str(folder),
     )

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.hang.incidents import write_ranks
-from dsdoctor.hang.models import Incident, Operation
+from dsdoctor.hang.models import NOT_LOOKED, Incident, Operation
 from dsdoctor.hang.page import page_of, write_page
 from dsdoctor.hang.verdict import judge
-from dsdoctor.ui.page import Table
+from dsdoctor.ui.page import Picture, Table
 from tests.cli.runner import run
 from tests.hang.made import calling, elsewhere, incident, operation, view
 
@@ -130,3 +130,13 @@ def test_the_command_writes_the_page_beside_its_verdict(tmp_path: Path) -> None:
     assert page == f"the page: {target}"
     assert following.startswith("  next: $ ")
     assert "rank 1: barrier of 99; ranks 0, 2: all_reduce of 99" in target.read_text()
+
+
+def test_calls_of_ranks_that_have_not_looked_lately_are_not_drawn() -> None:
+    """Their samples tell only where they were."""
+    old = hanging("behind", 2, 1)
+    old = replace(old, ranks=tuple(replace(each_one, unread=NOT_LOOKED, age=70.0) for each_one in old.ranks))
+
+    page = page_of(old, judge(old))
+
+    assert not any(isinstance(part, Picture) for part in page.parts)

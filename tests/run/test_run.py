@@ -17,6 +17,7 @@ from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Follows, instead, step
 from dsdoctor.run.__main__ import environment_for, parse_command_line
 from dsdoctor.run.script import RANKS, VARIABLE, without_run
+from tests.each import each
 
 ROOT = str(Path(dsdoctor.__file__).parents[1])
 OURS = [sys.executable, "-m", "dsdoctor.run"]
@@ -137,12 +138,13 @@ print([place for place in sys.path if "python" not in place.lower()], sys.flags.
 
 
 @pytest.mark.slow
-def test_the_locale_of_a_bare_environment_is_the_scripts(folder: Path) -> None:
+@each("given", [{}, {"LC_CTYPE": "C"}, {"LC_CTYPE": "POSIX"}, {"LC_CTYPE": "C.UTF-8"}, {"LC_ALL": "C"}, {"LANG": "C"}])
+def test_the_locale_of_a_bare_environment_is_the_scripts(folder: Path, given: dict[str, str]) -> None:
     """Python sets LC_CTYPE for itself where nothing does (PEP 538, 540); a second one takes that for the user's word."""
     (folder / "locale_of.py").write_text(
         "import locale, os, sys\nprint(sys.flags.utf8_mode, locale.getpreferredencoding(False), os.environ.get('LC_CTYPE'))\n"
     )
-    bare = {"PATH": os.environ["PATH"], "PYTHONPATH": ROOT}
+    bare = {"PATH": os.environ["PATH"], "PYTHONPATH": ROOT} | given
 
     shown = [
         subprocess.run(

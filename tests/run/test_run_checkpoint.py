@@ -209,6 +209,21 @@ def test_a_missing_shard_is_told_before_and_a_load_of_nothing_after(tmp_path: Pa
     assert any(line.startswith("! ") and "[checkpoint-nothing-loaded]" in line for line in said)
 
 
+def test_a_folder_around_or_within_a_checkpoint_is_no_first_start(tmp_path: Path) -> None:
+    """A tag in place of its folder, and the Trainer's output in place of its checkpoint-5."""
+    tag = write(tmp_path / "out" / "checkpoint-5", ONE)
+    engine, marks = engine_of(), {}
+    said = watched(engine)
+    (tmp_path / "fresh").mkdir()
+    for place in (tag, tmp_path / "out", tmp_path / "fresh", tmp_path / "missing"):
+        engine.load_checkpoint(str(place))
+        marks[place.name] = [(line[0], "Fix: stop here" in " ".join(said)) for line in said if "nothing-loaded" in line]
+        said.clear()
+
+    warned, noted = [("!", True)], [("·", False)]
+    assert list(marks.values()) == [warned, warned, noted, noted]
+
+
 def test_a_save_that_was_cut_off_is_told(tmp_path: Path) -> None:
     engine = engine_of()
     said = watched(engine)

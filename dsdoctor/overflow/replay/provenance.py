@@ -31,7 +31,7 @@ Operand = TensorStats | float | None
 
 @dataclass(frozen=True, kw_only=True)
 class OverflowCause:
-    """OverflowCause an operation made a bad value, and what to do about that. Both are empty where the figures do not decide."""
+    """Why an operation made a bad value, and what to do about that. Both are empty where the figures do not decide."""
 
     how: str = ""
     cure: str = ""

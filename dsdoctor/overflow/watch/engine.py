@@ -21,6 +21,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
+from dsdoctor.checkpoint.folder import checkpoint_near
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.files import open_new
 from dsdoctor.core.finding import Finding
@@ -306,8 +307,9 @@ class Watch:
             self._decisions.on_decision(decision)
 
     def _on_load(self, folder: str) -> None:
+        # the other watch tells it, too, but keeps no record of it; a first start it tells as a note
         told = hasattr(getattr(type(self.engine), "load_checkpoint", None), CHECKPOINT_WATCH)
-        if ranks.this_rank() == 0 and not told:
+        if ranks.this_rank() == 0 and not (told and not checkpoint_near(Path(folder))):
             self._decisions.not_loaded(folder)
 
     def _on_step(self) -> None:
