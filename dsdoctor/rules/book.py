@@ -18,6 +18,8 @@ the rules of logs, ``order.toml`` their order. A rule in TOML::
     when = "how its fix is introduced on the page; without it the page does not show this fix"
 
 Code names a rule, a case and values, and never writes the words: ``finding("host-named-twice", Severity.ERROR, host=...)``.
+What several rules say has a table of its own, under a name: ``[[remedy]]`` is a fix with its steps, ``[[phrase]]`` a part of
+a sentence. Evidence stays in code where it says what was measured; what explains it, and what to do, stands here.
 """
 
 import functools
@@ -50,8 +52,10 @@ ON_HOST = "on {host}: "
 """Begins a command that is typed on another host: quoted once for the shell there, and as a whole for the one here."""
 SSH = "ssh {host} {remote}"
 OR = "or "
-ENTRY = re.compile(r"^\[\[(?:rule|regression)\]\]$", re.MULTILINE)
+ENTRY = re.compile(r"^\[\[(\w+)\]\]$", re.MULTILINE)
+RULES = {"rule", "regression"}
 ID = re.compile(r'^id = "([\w-]+)"$', re.MULTILINE)
+NAME = re.compile(r'^name = "([\w-]+)"$', re.MULTILINE)
 
 
 def finding(
@@ -84,6 +88,23 @@ def finding(
         affects=tuple(affects),
         fix=Fix(text=text, steps=steps_of(words, given) if steps is None else tuple(steps)) if text else None,
     )
+
+
+def remedy(room: str, name: str, /, **values: Value) -> Fix:
+    """What to do, where several rules say the same: a ``[[remedy]]`` of a room.
+
+    >>> remedy("hang", "signal").text
+    'find out who should send that signal'
+    """
+    words = _named(room, "remedy", name)
+    given = {name: _filling(value) for name, value in values.items() if value is not None and value != ""}
+    return Fix(text=fill(words["fix"], given), steps=steps_of(words, given))
+
+
+def phrase(room: str, name: str, /, **values: Value) -> str:
+    """A part of a sentence that several rules or reports say: a ``[[phrase]]`` of a room."""
+    given = {name: _filling(value) for name, value in values.items() if value is not None and value != ""}
+    return fill(_named(room, "phrase", name)["text"], given)
 
 
 def _filling(value: str | int | Iterable[str]) -> Filling:
@@ -128,7 +149,7 @@ def room_rules(room: str) -> dict[str, Table]:
 
 def tables(room: str, name: str) -> tuple[Table, ...]:
     """The other tables of a room under a name: words that are no rule's, such as what ssh's own message means."""
-    return tuple(table for file in _files(room) for table in _parsed(file).get(name, ()))
+    return tuple(_parse(f"[[{kind}]]{text}")[kind][0] for kind, text in _tables_in(room) if kind == name)
 
 
 def prepare(room: str) -> None:
@@ -136,7 +157,7 @@ def prepare(room: str) -> None:
     rooms = _order()["rooms"]
     for before in rooms[: rooms.index(room) + 1]:
         if before != LOGS:
-            _rules_in(before)
+            _tables_in(before)
 
 
 def log_topics() -> dict[str, Table]:
@@ -206,9 +227,25 @@ def _entries() -> tuple[tuple[str, str], ...]:
     return tuple((room, text) for room in _order()["rooms"] for text in _rules_in(room))
 
 
+def _rules_in(room: str) -> Iterator[str]:
+    return (text for kind, text in _tables_in(room) if kind in RULES)
+
+
 @functools.cache
-def _rules_in(room: str) -> tuple[str, ...]:
-    return tuple(text for file in _files(room) for text in ENTRY.split(_read(file))[1:])
+def _named(room: str, kind: str, name: str) -> Table:
+    """A table that is no rule. Raises LookupError if there is none of this name."""
+    for of_kind, text in _tables_in(room):
+        if of_kind == kind and NAME.findall(text) == [name]:
+            table: Table = _parse(f"[[{kind}]]{text}")[kind][0]
+            return table
+    raise LookupError(f"the book has no {kind} {name} of {room}")
+
+
+@functools.cache
+def _tables_in(room: str) -> tuple[tuple[str, str], ...]:
+    """What a room's files have behind each ``[[header]]``, with the header's word; nothing is parsed."""
+    parts = [ENTRY.split(_read(file)) for file in _files(room)]
+    return tuple(table for each in parts for table in zip(each[1::2], each[2::2], strict=True))
 
 
 @functools.cache
@@ -222,11 +259,6 @@ def _files(room: str) -> list[Path]:
 
 def _read(file: Path) -> str:
     return file.read_text(encoding="utf-8")
-
-
-@functools.cache
-def _parsed(file: Path) -> Table:
-    return _parse(_read(file))
 
 
 def _parse(text: str) -> Table:

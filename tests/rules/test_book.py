@@ -14,7 +14,7 @@ import pytest
 
 from dsdoctor.cli.explain import pages
 from dsdoctor.core.finding import FIELD
-from dsdoctor.rules.book import FOLDER, LOGS, entries, log_topics, room_rules, rule_ids, words_of
+from dsdoctor.rules.book import FOLDER, LOGS, Table, entries, log_topics, room_rules, rule_ids, tables, words_of
 from tests.each import each
 from tests.rules.voice import habits, texts
 
@@ -114,6 +114,61 @@ def test_a_finding_is_given_the_values_that_its_words_have_places_for(call: tupl
         assert None not in given, f"{where}: its values are named, not spread"
         assert {place for place, needed in wanted if needed} - given == set(), f"{where}: {rule} {name}"
     assert given - GIVEN - used == set(), f"{where}: values without a place"
+
+
+SHARED = {"remedy": "fix", "phrase": "text"}
+"""Tables of words that several rules share, and where their words stand."""
+
+
+def shared() -> Iterator[tuple[str, str, str, Table]]:
+    """Each of them with its room, the kind of its table, its name and its words."""
+    for room, kind in itertools.product(ROOMS, SHARED):
+        yield from ((room, kind, table["name"], table) for table in tables(room, kind))
+
+
+def shared_calls(room: str, kind: str) -> Iterator[ast.Call]:
+    """Calls that take such words by a name that stands there, or is computed."""
+    for tree in sources().values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == f"book.{kind}":
+                assert isinstance(node.args[0], ast.Constant), f"{ast.unparse(node)}: the room stands where it is asked"
+                if node.args[0].value == room:
+                    yield node
+
+
+@each(("room", "kind", "name", "words"), list(shared()))
+def test_shared_words_are_used_and_get_the_values_that_they_have_places_for(
+    room: str, kind: str, name: str, words: Table
+) -> None:
+    asked = list(shared_calls(room, kind))
+    own = [node for node in asked if isinstance(node.args[1], ast.Constant) and node.args[1].value == name]
+    others = [node for node in asked if not isinstance(node.args[1], ast.Constant)]
+    wanted = {
+        place for text in (words[SHARED[kind]], *words.get("steps", ())) for place, needed in places(text) if needed
+    }
+
+    assert set(words) <= {"name", SHARED[kind], "steps"}
+    assert [one[2] for one in shared() if one[:2] == (room, kind)].count(name) == 1
+    assert own or (others and name in named() | members())
+    for node in own or others:
+        assert wanted - {keyword.arg for keyword in node.keywords} == set(), ast.unparse(node)
+
+
+@functools.cache
+def members() -> set[str]:
+    """The names of the members of every enum, as names of the book."""
+    bodies = (node.body for tree in sources().values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    targets = (line.targets[0] for body in bodies for line in body if isinstance(line, ast.Assign))
+    return {target.id.lower().replace("_", "-") for target in targets if isinstance(target, ast.Name)}
+
+
+def test_words_that_code_asks_for_by_a_name_are_there() -> None:
+    known = {one[:3] for one in shared()}
+    for room, kind in itertools.product(ROOMS, SHARED):
+        for node in shared_calls(room, kind):
+            for name in ast.walk(node.args[1]):
+                if isinstance(name, ast.Constant) and isinstance(node.args[1], ast.Constant | ast.IfExp):
+                    assert (room, kind, name.value) in known, ast.unparse(node)
 
 
 def test_every_title_and_case_of_a_room_is_used() -> None:
