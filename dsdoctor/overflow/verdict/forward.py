@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from math import isfinite
 
 from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, RankReport, holds_mask
+from dsdoctor.overflow.frames.first_bad import BadKind, Cure, FirstBad, RankReport, holds_mask
 from dsdoctor.overflow.frames.frame import limit_of
 from dsdoctor.overflow.verdict.evidence import (
     RankReports,
@@ -18,7 +18,7 @@ from dsdoctor.overflow.verdict.evidence import (
     where,
     where_it_began,
 )
-from dsdoctor.overflow.verdict.remedy import as_call, remedy, what_was_tried
+from dsdoctor.overflow.verdict.remedy import as_call, cure_text, remedy, what_was_tried
 from dsdoctor.rules import book
 
 
@@ -217,18 +217,15 @@ def _what_is_finite(rank_reports: RankReports, rank_report: RankReport) -> str:
     return f"every module's output{' that could be measured' if rank_report.unmeasured else ''} is finite"
 
 
-NO_TARGET = "Leave out micro-batches without a target, or take the sum and divide it by max(1, targets)."
-
-
 def _known_remedy(rank_reports: RankReports, rank_report: RankReport) -> str:
     """What the evidence says to do about a loss that is not finite; "" where it says nothing."""
     found, made = rank_report.first_bad, rank_report.origin
-    cure = made.cure if made is not None and found is not None and found.kind is BadKind.LOSS else ""
+    cure = made.cure if made is not None and found is not None and found.kind is BadKind.LOSS else None
     if not cure and rank_report.loss_made is not None and not rank_report.again:
-        cure = rank_report.loss_made.cure or "Check that operation and its inputs."
+        cure = rank_report.loss_made.cure or Cure("operation")
     if rank_report.ignored:
-        cure = NO_TARGET
-    return " ".join(part for part in (cure, what_was_tried(rank_reports, found)) if part)
+        cure = Cure("no-target")
+    return " ".join(part for part in (cure_text(cure), what_was_tried(rank_reports, found)) if part)
 
 
 def _measured(rank_report: RankReport) -> str:

@@ -29,7 +29,7 @@ from dsdoctor.overflow.verdict.forward import (
     overflow_in_module,
     weight_not_finite,
 )
-from dsdoctor.overflow.verdict.remedy import of_growth, what_was_tried
+from dsdoctor.overflow.verdict.remedy import cure_text, of_growth, what_was_tried
 from dsdoctor.rules import book
 
 MAX_SQUARABLE = LIMITS["float32"] ** 0.5
@@ -76,8 +76,8 @@ def gradient_stays_at_scale_one(rank_reports: RankReports) -> Iterator[Finding]:
 def _known_remedy(rank_reports: RankReports, rank_report: RankReport) -> str:
     """What the evidence says to do about a gradient that is not finite; "" where it says nothing."""
     if rank_report.began_bad:
-        return rank_report.loss_backward.cure if rank_report.loss_backward is not None else ""
-    cure = rank_report.origin.cure if rank_report.origin is not None else ""
+        return cure_text(rank_report.loss_backward.cure) if rank_report.loss_backward is not None else ""
+    cure = cure_text(rank_report.origin.cure) if rank_report.origin is not None else ""
     tried = what_was_tried(rank_reports, rank_report.first_bad)
     return " ".join(part for part in (cure, tried, *of_growth(rank_reports)) if part)
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsdoctor.overflow.frames.first_bad import Origin
+from dsdoctor.overflow.frames.first_bad import Cure, Origin
 from dsdoctor.overflow.measure.readings import leaves
 from dsdoctor.overflow.replay.operations import made_at
 from dsdoctor.overflow.watch.graph_nodes import kind_of, snake
@@ -74,17 +74,11 @@ def made_by(node: Any, below: tuple[Tensor | None, ...], above: tuple[Tensor | N
     if bad is None or not all(_is_finite(each) for each in above if each is not None):
         return None
     name = snake(kind_of(node)) or type(node).__name__.removesuffix("Backward")
-    how, cure = (
-        f"the derivative of {name} is not finite there",
-        f"Keep what {name} is given away from there: add an epsilon.",
-    )
+    how, cure = f"the derivative of {name} is not finite there", Cure("derivative", name)
     given = next((each for each in above if each is not None and each.shape == bad.shape), None)
     if given is not None and not bool(given[~torch.isfinite(bad)].any()):
         how = f"a gradient of 0, of what was masked behind it, times a derivative of {name} that is not finite"
-        cure = (
-            f"Mask what goes into {name}, not what comes out of it: x = torch.where(mask, x, 1) before it. A mask behind it keeps "
-            "the value out of the loss, and not the gradient."
-        )
+        cure = Cure("mask-before", name)
     elif given is None and not any(bool(each.any()) for each in above if each is not None):
         how = "it was given gradients of 0 alone, and its derivative is not finite"
     line = made_at(node.metadata.get("traceback_") or [])
