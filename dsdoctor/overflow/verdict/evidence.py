@@ -7,6 +7,7 @@ from dsdoctor.core.finding import Finding
 from dsdoctor.core.text import and_more
 from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, Growth, RankReport
 from dsdoctor.overflow.frames.frame import Frame, TensorStats, headroom_bits, item_line
+from dsdoctor.rules import book
 
 RankReports = tuple[RankReport, ...]
 MIN_GROWTH = 1.5
@@ -129,8 +130,8 @@ def ranks_say(ranks: tuple[int, ...], world: int) -> str:
     if not (on := on_ranks(ranks, world)):
         return ""
     if len(ranks) == 1:
-        return f"{on}: its data, a branch that only it takes, or its hardware"
-    return f"{on}: the model or the data" if len(ranks) == world else on
+        return book.phrase("overflow", "on-one-rank", on=on)
+    return book.phrase("overflow", "on-all-ranks", on=on) if len(ranks) == world else on
 
 
 def on_ranks(ranks: tuple[int, ...], world: int) -> str:
