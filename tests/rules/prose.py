@@ -9,9 +9,11 @@ import functools
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from dsdoctor.rules.book import FOLDER
 
+PACKAGE = FOLDER.parent
 LONG = 40
 MIN_WORDS = 5
 NO_WORDS = {"case", "evidence", "affects", "steps"}
@@ -24,14 +26,20 @@ SCREENS = {"text", "page"}
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
+@functools.cache
+def sources() -> dict[Path, ast.Module]:
+    """Each module of the package."""
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
+
+
 class Room:
     """The modules of a room: what its names and fields may stand for."""
 
     def __init__(self, name: str) -> None:
         self.trees = {
-            str(path.relative_to(FOLDER.parent)): ast.parse(path.read_text(encoding="utf-8"))
-            for path in sorted((FOLDER.parent / name).rglob("*.py"))
-            if path.stem not in SCREENS
+            str(path.relative_to(PACKAGE)): tree
+            for path, tree in sources().items()
+            if path.is_relative_to(PACKAGE / name) and path.stem not in SCREENS
         }
         self._named: dict[str, list[ast.AST]] = {}
         self._fields: dict[str, list[ast.AST]] = {}
@@ -39,14 +47,22 @@ class Room:
         self._file: dict[ast.AST, str] = {}
         self._seen: set[ast.AST] = set()
         for file, tree in self.trees.items():
-            for node in ast.walk(tree):
-                self._file[node] = file
-                self._note(node)
+            self._read(file, tree)
+
+    def _read(self, file: str, tree: ast.Module) -> None:
+        waiting: list[tuple[ast.AST, ast.AST | None]] = [(tree, None)]
+        while waiting:
+            node, function = waiting.pop()
+            self._file[node] = file
+            if function is not None:
+                self._inside[node] = function
+            self._note(node)
+            within = node if isinstance(node, FUNCTIONS) else function
+            waiting += [(each, within) for each in ast.iter_child_nodes(node)]
 
     def _note(self, node: ast.AST) -> None:
         if isinstance(node, FUNCTIONS):
             self._named.setdefault(node.name, []).append(node)
-            self._inside.update(dict.fromkeys(ast.walk(node), node))
         if isinstance(node, ast.Module):
             for line in node.body:
                 if isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name):

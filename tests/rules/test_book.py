@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -16,18 +15,12 @@ from dsdoctor.cli.explain import pages
 from dsdoctor.core.finding import FIELD
 from dsdoctor.rules.book import FOLDER, LOGS, Table, entries, log_topics, room_rules, rule_ids, tables, words_of
 from tests.each import each
-from tests.rules.prose import sentences
+from tests.rules.prose import PACKAGE, sentences, sources
 from tests.rules.voice import habits, texts
 
-PACKAGE = FOLDER.parent
 ROOMS = sorted(file.stem for file in FOLDER.glob("*.toml") if file.stem != "order")
 ID = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 SEVERITIES = {"error", "warning", "note"}
-
-
-@functools.cache
-def sources() -> dict[Path, ast.Module]:
-    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
 
 
 @functools.cache
