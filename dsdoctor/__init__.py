@@ -1,6 +1,6 @@
 """dsdoctor gets DeepSpeed built and keeps it running right. Importing it imports neither torch nor deepspeed."""
 
-from dsdoctor.core.version import __version__ as __version__
+from dsdoctor.core.release import __version__ as __version__
 
 # not typing's: `python -m dsdoctor.run` comes by here before it can leave the working folder, where a typing.py may lie
 TYPE_CHECKING = False

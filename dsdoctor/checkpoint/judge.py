@@ -26,6 +26,7 @@ from dsdoctor.checkpoint.folder import (
     repair_of,
     step_of,
 )
+from dsdoctor.checkpoint.inert_pickle import ODDLY
 from dsdoctor.checkpoint.loading import (
     ALL,
     LOAD_UNIVERSAL,
@@ -40,6 +41,7 @@ from dsdoctor.checkpoint.loading import (
 )
 from dsdoctor.checkpoint.parameters import (
     ModelShapes,
+    doubts,
     judge_conditions,
     judge_model,
     judge_universal_load,
@@ -132,6 +134,8 @@ def _decided(examined: Examined, plan: Plan, conditions: Sequence[Finding]) -> O
         return decided
     if any(file.unknown for file in examined.tag.files):
         return Outcome(verdict=Verdict.UNKNOWN, why="not all of its files could be judged")
+    if reason := doubts(examined):
+        return Outcome(verdict=Verdict.UNKNOWN, why=reason)
     return (
         replace(decided, verdict=Verdict.UNKNOWN, why=conditions[0].title, on_condition=True) if conditions else decided
     )
@@ -354,12 +358,13 @@ def repair_checkpoint(order: CheckpointOrder) -> Repair:
 
 
 def _is_whole(folder: Folder, name: str) -> bool:
-    """Whether every file of a tag is there, whole, and was understood."""
+    """Whether every file of a tag is there, whole, and was understood, with nothing in it that torch may refuse."""
     found = folder.tag(name)
     if found is None:
         return False
     tag = read_tag(found)
-    return not has_error(judge_tag(examine(folder, tag))) and not any(file.unknown for file in tag.files)
+    unsure = any(file.unknown or any(name.endswith(ODDLY) for name in file.names) for file in tag.files)
+    return not unsure and not has_error(judge_tag(examine(folder, tag)))
 
 
 def _rename(old: Path, new: Path) -> None:

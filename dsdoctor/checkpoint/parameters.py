@@ -9,7 +9,7 @@ from typing import Any
 
 from dsdoctor.checkpoint.facts import PARTITIONED, Examined, Shapes, buffers_of, shapes_of
 from dsdoctor.checkpoint.folder import Part, Shard
-from dsdoctor.checkpoint.inert_pickle import Call, Tensor, at
+from dsdoctor.checkpoint.inert_pickle import ODDLY, Call, Tensor, at, is_loadable
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.text import and_more, counted
 from dsdoctor.rules import book
@@ -157,7 +157,7 @@ def _foreign_classes(examined: Examined) -> Iterator[Finding]:
     needed: dict[str, str] = {}
     for shard in examined.tag.shards:
         for name in sorted(shard.file.names):
-            if name.partition(".")[0] not in AT_HAND:
+            if name.partition(".")[0] not in AT_HAND and not name.endswith(ODDLY):
                 needed.setdefault(name, shard.file.path.name)
     if needed:
         yield book.finding(
@@ -167,6 +167,18 @@ def _foreign_classes(examined: Examined) -> Iterator[Finding]:
             tag=examined.tag.folder.name,
             classes=and_more(tuple(needed), 3),
         )
+
+
+def doubts(examined: Examined) -> str:
+    """Why torch.load may refuse a file of a tag: it calls or fills something in another form than its makers, or names something of
+    torch, DeepSpeed, numpy or Python that is not known to be there. "" for no reason."""
+    for file in examined.tag.files:
+        found = [name for name in sorted(file.names) if name.endswith(ODDLY)]
+        at_hand = (name for name in sorted(file.names) if name not in found and name.partition(".")[0] in AT_HAND)
+        found += [name for name in at_hand if not is_loadable(name)]
+        if found:
+            return f"torch.load may refuse {file.path.name}, which holds {and_more(found, 3)}"
+    return ""
 
 
 def _frozen_excluded(examined: Examined) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ Reads the zip's directory, the headers of its entries and the pickle, never the 
 import errno
 import hashlib
 import os
+import re
 import struct
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dsdoctor.checkpoint.inert_pickle import ITEM_SIZES, NotUnderstood, Storage, Tensor, read_pickle, tensors
+from dsdoctor.checkpoint.inert_pickle import ITEM_SIZES, NotUnderstood, Storage, Tensor, read_pickle
 from dsdoctor.core.files import open_regular
 from dsdoctor.core.zip_file import (
     HEADER,
@@ -32,6 +33,12 @@ DENIED = "you may not read it"
 PICKLE = "data.pkl"
 MARKS = frozenset({"version", "byteorder", ".format_version", ".storage_alignment", ".data/serialization_id"})
 """What torch writes beside the pickle and the tensors."""
+WRITTEN = {
+    "version": (rb"(?:[1-9]|10)\n?", "a version of torch's format that is not known"),
+    "byteorder": (rb"little|big", "a byte order that does not exist"),
+    ".storage_alignment": (rb"[1-9]\d{0,6}", "an alignment that is no number"),
+}
+"""What torch's reader takes of them, and what anything else is."""
 ALIGNMENT = 64
 LEGACY = (b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19", b"\x80\x02}")
 NOT_SAVED = (
@@ -185,15 +192,17 @@ def _with_pickle(known: Archive, file: BinaryIO, pickles: Pickles) -> Archive:
         return replace(known, problem=f"its zip has no {PICKLE}")
     if known.entries[PICKLE].size > MAX_PICKLE_BYTES:
         return replace(known, unknown=f"its pickle is larger than {MAX_PICKLE_BYTES >> 20} MiB")
+    if reason := _mark_problem(known.entries, file):
+        return replace(known, unknown=reason)
     content = b"".join(read_bytes(file, known.entries[PICKLE]))
     digest = hashlib.sha256(content).digest()
     if digest not in pickles:
         names: set[str] = set()
-        made = read_pickle(content, names)
+        built: list[Storage | Tensor] = []
+        made = read_pickle(content, names, built=built)
         # a large file names each storage once for each of its tensors
-        found = [tensor for _, tensor in tensors(made)]
-        storages = tuple(dict.fromkeys(tensor.storage for tensor in found))
-        problem = next(filter(None, map(_reach_problem, found)), "")
+        storages = tuple(dict.fromkeys(each for each in built if isinstance(each, Storage)))
+        problem = next(filter(None, (_reach_problem(each) for each in built if isinstance(each, Tensor))), "")
         pickles[digest] = ReadPickle(content=made, names=frozenset(names), storages=storages, problem=problem)
     pickle = pickles[digest]
     return replace(
@@ -204,6 +213,18 @@ def _with_pickle(known: Archive, file: BinaryIO, pickles: Pickles) -> Archive:
         names=pickle.names,
         problem=pickle.problem or _storage_problem(known.entries, pickle.storages),
     )
+
+
+def _mark_problem(entries: Mapping[str, Entry], file: BinaryIO) -> str:
+    """What torch's reader would refuse beside the pickle and the tensors; "" for nothing."""
+    if "version" not in entries and ".data/version" not in entries:
+        return "its zip has no version, without which torch reads none"
+    for name, (form, otherwise) in WRITTEN.items():
+        if name in entries and (
+            entries[name].size > ALIGNMENT or not re.fullmatch(form, b"".join(read_bytes(file, entries[name])))
+        ):
+            return f"its zip has {otherwise}"
+    return ""
 
 
 def _reach_problem(tensor: Tensor) -> str:

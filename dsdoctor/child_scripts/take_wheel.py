@@ -1,4 +1,4 @@
-"""Takes a wheel on a node, for the push that started it: copies it into a private folder, has the node's own dsdoctor verify
+"""Takes a wheel on a node, for the install that started it: copies it into a private folder, has the node's own dsdoctor verify
 it, and installs it when told to. Runs nothing of the wheel.
 
 In on stdin: a JSON line, the files' bytes, then "install". Out on stdout: JSON lines behind a mark. When stdin closes, a
@@ -15,6 +15,7 @@ import os
 import queue
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -69,6 +70,41 @@ def say(what, **more):
         data = MARK + json.dumps({"say": what, **more}).encode() + b"\n"
         while data:
             data = data[os.write(1, data) :]
+
+
+def is_exchanged(place):
+    """Whether others than this user and root could put a folder of theirs in the place of one below a folder."""
+    place = os.path.realpath(place)
+    while True:
+        state = os.stat(place)
+        # in a folder with the sticky bit nobody renames what is another's
+        shared = state.st_mode & 0o022 and not state.st_mode & stat.S_ISVTX
+        if shared or (state.st_uid not in (0, os.geteuid()) and not is_of_the_host(place, state.st_uid)):
+            return True
+        if place == os.path.dirname(place):
+            return False
+        place = os.path.dirname(place)
+
+
+def is_of_the_host(place, owner):
+    """Whether a folder is one of root's on every system, and its owner one that a user namespace does not map."""
+    try:
+        with open("/proc/sys/kernel/overflowuid", encoding="ascii") as file:
+            return owner == int(file.read()) and place in ("/", "/tmp", "/var", "/var/tmp", "/home", "/dev", "/dev/shm")
+    except (OSError, ValueError):
+        return False
+
+
+def private_folder():
+    """A new folder for the copy, where nobody can exchange it."""
+    problem = OSError("others could exchange it in the folders for temporary files; set TMPDIR on the node")
+    for place in dict.fromkeys((tempfile.gettempdir(), "/tmp", "/var/tmp")):
+        try:
+            if not is_exchanged(place):
+                return tempfile.mkdtemp(prefix="dsdoctor-install-", dir=place)
+        except OSError as error:
+            problem = error
+    raise problem
 
 
 def remover(folder):
@@ -305,7 +341,7 @@ for signal_number in SIGNALS:
     signal.signal(signal_number, give_up)
 signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 try:
-    folder = tempfile.mkdtemp(prefix="dsdoctor-push-")
+    folder = private_folder()
 except OSError as problem:
     say("failed", step="copy", why="no folder for the copy can be made: %s" % problem)
     sys.exit(1)

@@ -8,9 +8,10 @@ from dsdoctor.cli.ending import print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.options import argument, flag
-from dsdoctor.core.pages import ADDRESS, page_address
+from dsdoctor.core.release import ADDRESS, page_address
 from dsdoctor.core.text import ManualPage, page_lines
 from dsdoctor.rules import book
+from dsdoctor.rules.store import LOGS
 from dsdoctor.ui.terminal import flowed
 
 WIDTH = 100
@@ -33,7 +34,7 @@ def pages(rule: str) -> Iterator[tuple[str, ManualPage]]:
     """Where a rule is used ("" for a check of the machine), and its page for that place."""
     for room, table in book.entries(rule):
         where = book.heading(room)
-        yield f"{where} ({table['stage']})" if room == book.LOGS else where, book.page(table)
+        yield f"{where} ({table['stage']})" if room == LOGS else where, book.page(table)
 
 
 def fix_commands(rule: str) -> tuple[str, ...]:

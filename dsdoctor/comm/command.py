@@ -2,7 +2,6 @@
 
 import os
 import secrets
-import shutil
 import socket
 import sys
 import time
@@ -22,7 +21,6 @@ from dsdoctor.comm.launch.start import (
     LARGEST,
     MOST_FILES,
     PARENT,
-    SSH,
     Endings,
     HostOrder,
     RankEnded,
@@ -39,8 +37,7 @@ from dsdoctor.comm.launch.start import (
 from dsdoctor.comm.local.facts import read_gpus
 from dsdoctor.comm.models import MAX_RANKS, CommPhase, CommSettings, Mode, PhaseState, Rank
 from dsdoctor.comm.preflight import checks as preflight_checks
-from dsdoctor.comm.preflight.facts import LONGEST, look_forwarded, look_preflight
-from dsdoctor.comm.preflight.left_out import (
+from dsdoctor.comm.preflight.checks import (
     WORDS,
     LeftOut,
     bad_hosts,
@@ -49,6 +46,7 @@ from dsdoctor.comm.preflight.left_out import (
     master_unreachable,
     without,
 )
+from dsdoctor.comm.preflight.facts import LONGEST, look_forwarded, look_preflight
 from dsdoctor.comm.results import PhaseResult, Report, bad_ranks, ended, read_own_report, read_remote_report, verdict
 from dsdoctor.core.errors import DoctorError, NotWritten, UsageError
 from dsdoctor.core.files import LARGEST as LARGEST_REPORT
@@ -57,7 +55,7 @@ from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.processes import die_with
 from dsdoctor.hosts.hostfile import Slots
-from dsdoctor.hosts.ssh import HostCommand, on_hosts
+from dsdoctor.hosts.ssh import SESSION_OPTIONS, HostCommand, on_hosts
 
 # Starts the ranks of a hostfile, one ssh a host, and waits for rank 0's report. Acts; judges nothing.
 
@@ -72,7 +70,7 @@ def start_on_hosts(
     folder: str,
     variables: Mapping[str, str],
     seconds: float,
-    ssh: Sequence[str] = ("ssh", *SSH),
+    ssh: Sequence[str] = ("ssh", *SESSION_OPTIONS),
 ) -> RankTold:
     """Run the ranks of each host in ``folder`` with ``variables``. Whatever happens, no ssh is left, and what runs on a host ends
     when its connection does."""
@@ -417,7 +415,16 @@ def _documents(text: str) -> Iterator[str]:
 @contextmanager
 def kept_when_broken(settings: CommSettings) -> Iterator[tuple[Path, list[bool]]]:
     """The folder of the ranks' files: the one that was named; else a private one, that is kept when True is added to the list."""
-    folder, outcome = Path(settings.out) if settings.out else private_folder(), list[bool]()
+    outcome = list[bool]()
+    if settings.out is None:
+        with private_folder() as (folder, keep):
+            try:
+                yield folder, outcome
+            finally:
+                if any(outcome):
+                    keep()
+        return
+    folder = Path(settings.out)
     make_folder(folder, mode=0o700)
     lock = FileLock(folder / ".lock", mode=0o600, timeout=0)
     try:
@@ -430,8 +437,6 @@ def kept_when_broken(settings: CommSettings) -> Iterator[tuple[Path, list[bool]]
         yield folder, outcome
     finally:
         lock.release()
-        if settings.out is None and not any(outcome):
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _here(host: LocalHost, request: CommRequest, folder: Path) -> RankTold:

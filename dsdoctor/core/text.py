@@ -1,6 +1,7 @@
 """Texts: lists in sentences, JSON that may be anybody's, the manual page of a rule."""
 
 import operator
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -67,11 +68,18 @@ def decode(text: bytes | str, kind: type[T]) -> T:
         raise msgspec.DecodeError(f"it is not UTF-8: {error.reason if hasattr(error, 'reason') else error}") from None
 
 
+STEERING = re.compile(rb"\x7f|\xc2[\x80-\x9f]|\xd8\x9c|\xe2\x80[\x8b-\x8f\xa8-\xae]|\xe2\x81[\xa0-\xaf]|\xef\xbb\xbf")
+"""UTF-8 of what moves a terminal's cursor or its text and is not escaped in JSON: it stands in strings only."""
+
+
 def encode(value: Any, *, order: Literal["sorted"] | None = None) -> bytes:
     r"""Write data as JSON: sets sorted, so that the same data gives the same bytes, and all else in its own order.
 
-    Bytes of a file's name that are no UTF-8 are written as the terminal shows them.
+    Bytes of a file's name that are no UTF-8 are written as the terminal shows them. Characters that steer a terminal, or turn its
+    text around, are written by their numbers: whoever reads the document gets the same.
 
+    >>> encode("\x9b31m\u202e")
+    b'"\\u009b31m\\u202e"'
     >>> encode({"file": "wei\udcdf", "all": frozenset({"c", "a", "b"})})
     b'{"file":"wei\\\\udcdf","all":["a","b","c"]}'
     """
@@ -79,9 +87,10 @@ def encode(value: Any, *, order: Literal["sorted"] | None = None) -> bytes:
 
     value = with_sorted_sets(value)
     try:
-        return msgspec.json.encode(value, order=order)
+        text = msgspec.json.encode(value, order=order)
     except UnicodeEncodeError:
-        return msgspec.json.encode(_writable(msgspec.to_builtins(value)), order=order)
+        text = msgspec.json.encode(_writable(msgspec.to_builtins(value)), order=order)
+    return STEERING.sub(lambda found: b"\\u%04x" % ord(found[0].decode()), text)
 
 
 def with_sorted_sets(value: Any) -> Any:

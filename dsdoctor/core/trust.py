@@ -27,7 +27,7 @@ from itertools import takewhile
 from pathlib import Path
 from shlex import quote
 
-from dsdoctor.core.files import real_path
+from dsdoctor.core.files import is_this_user, is_unmapped, real_path
 
 ACCESS_LIST = "system.posix_acl_access"
 NAMED_USER, NAMED_GROUP, OWNING_GROUP, MASK = 0x02, 0x08, 0x04, 0x10
@@ -106,7 +106,7 @@ def _access_list(path: Path) -> tuple[tuple[int, int], ...]:
 
 def _others_in(number: int) -> str | None:
     """Why a group is not this user's alone, in words; None where nobody but this user and root is in it."""
-    if _is_unmapped("gid", number):
+    if is_unmapped("gid", number):
         return f"{number}, which stands for every group that this user namespace does not map"
     others = sorted(set(_others(number)))
     if others:
@@ -183,11 +183,6 @@ def _unlisted() -> set[str]:
 SHARED = stat.S_IWGRP | stat.S_ISGID
 """The mode bits of a folder that is shared with its group on purpose (mode 2770): no umask sets them by accident."""
 ENTERED = stat.S_IXGRP | stat.S_IXOTH
-OVERFLOW_NUMBERS = {"uid": Path("/proc/sys/kernel/overflowuid"), "gid": Path("/proc/sys/kernel/overflowgid")}
-"""The number that stands for every user, or group, that this user namespace does not map: in a rootless container root of the
-host, and every stranger on it."""
-DEFAULT_OVERFLOW = 65534
-ALL_NUMBERS = (1 << 32) - 1
 HOST_FOLDERS = frozenset(
     map(
         Path, ("/", "/home", "/tmp", "/var", "/var/tmp", "/var/cache", "/run", "/run/user", "/dev", "/dev/shm", "/proc")
@@ -412,7 +407,7 @@ def _sharing(folder: Path) -> _Sharing | None:
     ours = found.st_gid in {os.getegid(), *os.getgroups()}
     if not ours or found.st_mode & SHARED != SHARED:
         return None
-    if _is_unmapped("uid", found.st_uid) or _is_unmapped("gid", found.st_gid):
+    if is_unmapped("uid", found.st_uid) or is_unmapped("gid", found.st_gid):
         # every unmapped group of this user has that number too
         return None
     return _Sharing(user=found.st_uid, group=found.st_gid, folder=found)
@@ -440,25 +435,13 @@ def _why_not(
     return None
 
 
-def _is_unmapped(kind: str, number: int) -> bool:
-    """Whether a number may stand for whoever this user namespace does not map ("uid" or "gid"): then nobody can tell who it is."""
-    try:
-        overflow = int(OVERFLOW_NUMBERS[kind].read_text(encoding="utf-8"))
-        lines = Path(f"/proc/self/{kind}_map").read_text(encoding="utf-8").splitlines()
-        mapped = sum(int(line.split()[2]) for line in lines)
-    except (OSError, ValueError, IndexError):
-        # without /proc this may be such a namespace
-        return number == DEFAULT_OVERFLOW
-    return number == overflow and mapped < ALL_NUMBERS
-
-
 def _is_of_the_host(path: Path, found: os.stat_result) -> bool:
     """Whether an owner that this user namespace does not map is root of its host, where everything depends on that owner anyway.
 
     It may be any stranger of the host. It is root in the folders that are root's on every system. Whoever owns the way to this
     Python, to dsdoctor or to this user's home folder could run code as this user without dsdoctor.
     """
-    if not _is_unmapped("uid", found.st_uid):
+    if not is_unmapped("uid", found.st_uid):
         return False
     if path in HOST_FOLDERS or any(tree == path or tree in path.parents for tree in HOST_TREES):
         return True
@@ -470,10 +453,10 @@ def _is_of_the_host(path: Path, found: os.stat_result) -> bool:
 
 def _is_stranger(number: int) -> bool:
     """Whether an owner is neither this user nor root. A number that may stand for anybody is nobody's own, not even one's own."""
-    return number not in {os.geteuid(), 0} or _is_unmapped("uid", number)
+    return number != 0 and not is_this_user(number)
 
 
 def _belongs_to(path: Path, number: int) -> str:
-    if _is_unmapped("uid", number):
+    if is_unmapped("uid", number):
         return f"{path} belongs to a user that this user namespace does not map ({number}), so it may be anybody's"
     return f"{path} belongs to {user_name(number)}, this is {user_name(os.geteuid())}"

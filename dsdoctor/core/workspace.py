@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from dsdoctor.core.errors import ImpossiblePlan
-from dsdoctor.core.files import make_folder
+from dsdoctor.core.files import is_this_user, make_folder
 from dsdoctor.core.host import Host
 from dsdoctor.core.trust import Distrusted, distrust, trusted
 
@@ -90,7 +90,7 @@ def _locked(folder: Path, say: Callable[[str], None]) -> int | None:
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
             seen = folder.lstat()
-            if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.geteuid() or seen.st_mode & 0o077:
+            if not stat.S_ISDIR(seen.st_mode) or not is_this_user(seen.st_uid) or seen.st_mode & 0o077:
                 return None
             if distrust(folder) is not None:
                 # a /tmp without the sticky bit: another could put a folder in its place
@@ -140,11 +140,11 @@ def temporary_folder() -> Iterator[Path]:
 def trusted_temporary(environment: Mapping[str, str]) -> dict[str, str]:
     """An environment whose temporary files lie where nobody else could put others in their place: the variables that name another
     folder are left out. Raises ImpossiblePlan where that is so of /tmp and /var/tmp, too."""
-    refused = {name for name in TEMPORARY_VARIABLES if name in environment and _is_exchanged(environment[name])}
+    refused = {name for name in TEMPORARY_VARIABLES if name in environment and is_exchanged(environment[name])}
     left = {name: value for name, value in environment.items() if name not in refused}
     if any(name in left for name in TEMPORARY_VARIABLES):
         return left
-    place = next((place for place in TEMPORARY if not _is_exchanged(place)), None)
+    place = next((place for place in TEMPORARY if not is_exchanged(place)), None)
     if place is None:
         raise ImpossiblePlan(
             "no folder for temporary files can be used: others could exchange what a compiler writes there",
@@ -153,7 +153,7 @@ def trusted_temporary(environment: Mapping[str, str]) -> dict[str, str]:
     return left if place == TEMPORARY[0] else left | {TEMPORARY_VARIABLES[0]: place}
 
 
-def _is_exchanged(place: str) -> bool:
+def is_exchanged(place: str) -> bool:
     """Whether others could put a file of theirs in the place of one in a folder, which may be one with the sticky bit."""
     return distrust(Path(place) / uuid.uuid4().hex) is not None
 

@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dsdoctor.core.finding import Step, step
 from dsdoctor.diagnosis.combined_runs import RUN_COMBINATIONS, combined_hit
 from dsdoctor.diagnosis.failures import Frame, refusal_of
 from dsdoctor.diagnosis.marks import Event
@@ -19,28 +18,28 @@ LAUNCHED = re.compile(
     rb"runner\.py:\d{1,5}:main\] cmd = .{0,2000}?deepspeed\.launcher\.launch .{0,4000}?--master_port=(\d{2,5})\b"
 )
 ENDED = re.compile(rb"exits (?:successfully|with return code)|Traceback \(most recent")
-MAKERS: tuple[tuple[re.Pattern[bytes], str, str, Step], ...] = (
+MAKERS: tuple[tuple[re.Pattern[bytes], str, str, str], ...] = (
     (
         re.compile(
             rb"initializing oneAPI environment|oneapi/setvars\.sh|intel_extension_for_(?:pytorch|deepspeed)|xpu-smi"
         ),
         "Intel's oneAPI",
         "intel_extension_for_pytorch (for old releases intel_extension_for_deepspeed too)",
-        step("sycl-ls"),
+        "sycl-ls",
     ),
     (
         re.compile(rb"torch_npu|npu-smi|ascend-toolkit|Ascend/\S{0,80}set_env\.sh"),
         "Ascend's CANN",
         "torch_npu",
-        step("npu-smi info"),
+        "npu-smi info",
     ),
-    (re.compile(rb"habana|hl-smi|HABANA_"), "Habana's Gaudi", "habana_frameworks", step("hl-smi")),
-    (re.compile(rb"torch_mlu|cnmon\b|[Cc]ambricon"), "Cambricon's MLU", "torch_mlu", step("cnmon")),
+    (re.compile(rb"habana|hl-smi|HABANA_"), "Habana's Gaudi", "habana_frameworks", "hl-smi"),
+    (re.compile(rb"torch_mlu|cnmon\b|[Cc]ambricon"), "Cambricon's MLU", "torch_mlu", "cnmon"),
     (
         re.compile(rb"rocm-smi|/opt/rocm|HIP_VISIBLE_DEVICES|ROCR_VISIBLE_DEVICES"),
         "AMD's ROCm",
         "a torch for ROCm",
-        step("rocm-smi"),
+        "rocm-smi",
     ),
 )
 """What a log has of another maker's machine: how it is called here, what makes torch see its devices, what lists them."""
@@ -76,7 +75,7 @@ def several_launchers(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
         "srun starts the ranks"
     )
     groups = {**taken.groups, "count": str(len(started)), "port": started[0][1].decode()}
-    steps = (step("srun --ntasks-per-node=1 deepspeed SCRIPT.py"), step("ss -ltnp sport = :{port}"))
+    steps = ("srun --ntasks-per-node=1 deepspeed SCRIPT.py", "ss -ltnp sport = :{port}")
     yield replace(taken, groups=groups, signature=replace(taken.signature, title=title, fix=fix, steps=steps))
 
 
@@ -96,7 +95,7 @@ def devices_of_another_maker(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[
                 "devices only. If the GPUs are NVIDIA's all the same, make them visible (nvidia-smi, --gpus all, "
                 "CUDA_VISIBLE_DEVICES)"
             )
-            steps = (lister, *(one for one in hit.signature.steps if "get_accelerator" in one.line))
+            steps = (lister, *(one for one in hit.signature.steps or () if "get_accelerator" in one))
             yield replace(hit, signature=replace(hit.signature, title=title, fix=fix, steps=steps))
             return
 
@@ -144,7 +143,7 @@ def packages_that_do_not_fit(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[
             + ": "
             "compare their versions, and upgrade the older one, or take the releases that were made for each other"
         )
-        shown = step("python -m pip show {caller} {other}") if packages[1:] else step("python -m pip show {caller}")
+        shown = "python -m pip show {caller} {other}" if packages[1:] else "python -m pip show {caller}"
         groups = {**hit.groups, "caller": caller, "other": "".join(packages[1:2])}
         signature = replace(hit.signature, title=title, fix=fix, steps=(shown,))
         yield replace(hit, groups=groups, signature=signature)
@@ -163,7 +162,7 @@ def compiled_by_deepspeed(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit
         "graph: no unpadding or packing of flash attention, batches of one length, no torch.nonzero and the like; a newer "
         "DeepSpeed may know more"
     )
-    steps = (step("python -m pip install -U deepspeed"),)
+    steps = ("python -m pip install -U deepspeed",)
     yield replace(hit, signature=replace(hit.signature, title=title, fix=fix, steps=steps))
 
 
@@ -225,9 +224,9 @@ ON_WINDOWS = (
     "Windows); or take a wheel for Windows, or Linux under WSL2, where ops are compiled at run time"
 )
 WITHOUT_OPS = (
-    step("python -m pip install torch setuptools wheel ninja"),
-    step("set DS_BUILD_OPS=0"),
-    step("python -m pip install --no-build-isolation deepspeed"),
+    "python -m pip install torch setuptools wheel ninja",
+    "set DS_BUILD_OPS=0",
+    "python -m pip install --no-build-isolation deepspeed",
 )
 NEW_SETUPTOOLS = re.compile(rb"\bsetuptools(?:-|==| {1,20})((?:8[2-9]|9\d|[1-9]\d\d)\.\d{1,3}(?:\.\d{1,3})?)\b")
 """A setuptools without pkg_resources, as pip and conda name it."""

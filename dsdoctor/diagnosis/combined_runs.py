@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dsdoctor.core.finding import step
 from dsdoctor.diagnosis.catalogue import RULES
 from dsdoctor.diagnosis.consequences import went_on_after
 from dsdoctor.diagnosis.facts import OtherProcesses, held_by_others
@@ -21,7 +20,7 @@ def combined_hit(
     rule: str, line: Line, title: str, tier: Tier, groups: dict[str, str] | None = None, *, stands: bool = False
 ) -> Hit:
     """A hit that follows from several lines; ``stands``: it is true of the result, however well the log ended."""
-    signature = Signature(words="", pattern="", sample="", tier=tier, title=title, stands=stands)
+    signature = Signature(pattern="", sample="", tier=tier, title=title, stands=stands)
     return Hit(rule=RULES[rule], signature=signature, line=line.number, text=line.text, groups=groups or {})
 
 
@@ -33,7 +32,7 @@ END_THE_OTHER = (
     "not free what it holds. Its number decides whose it is: if it is a rank of the same job, give each rank its own GPU, "
     "torch.cuda.set_device(LOCAL_RANK) before anything touches the GPU"
 )
-SEE = (step("nvidia-smi"), step("ps -o pid,user,etime,args -p {pid}"))
+SEE = ("nvidia-smi", "ps -o pid,user,etime,args -p {pid}")
 OF_THIS_JOB = rb"(?:subprocess|pid[=: ]{1,3}|PID[=: ]{1,3}|Process|process) {0,2}%s\b(?! has )"
 """How launchers name the processes that they start."""
 
@@ -99,7 +98,7 @@ KEEP_FEWER = (
     "make room where the checkpoints go, delete the checkpoint that is not whole and resume from the one before it (the file "
     "latest names that one still); keep fewer (save_total_limit), or write them to a larger disk"
 )
-ROOM = (step("df -h . CHECKPOINTS"), step("du -sh CHECKPOINTS/*"))
+ROOM = ("df -h . CHECKPOINTS", "du -sh CHECKPOINTS/*")
 
 CHOSE_THE_CPU = "accelerator-autodetect-cpu"
 WITHOUT_CUDA = frozenset({"resource-filter-invalid", CHOSE_THE_CPU, "driver-missing"})

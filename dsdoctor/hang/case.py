@@ -283,6 +283,8 @@ class Case:
             yield f"rank {view.rank} is handling {view.sample.handling}"
         if view.lock is not None:
             yield f"rank {view.rank} waits for {view.lock.path} to be removed: {_holder_words(view)}"
+        if polls_child(view):
+            yield f"rank {view.rank} polls a child process that is still running, in the loop {view.polls}"
         yield from (f"rank {view.rank}: {line}" for line in view.workers)
         yield from _threads_of(view)
         if view.state in DEAD:
@@ -338,6 +340,12 @@ def wakes_again_and_again(view: RankView) -> bool:
     return view.wakes >= MIN_WAKES
 
 
+def polls_child(view: RankView) -> bool:
+    """Whether a rank goes round a loop that asks whether a process that it has started still runs, as one does."""
+    return bool(view.polls) and view.children > 0 and wakes_again_and_again(view)
+
+
 def severity_of(*views: RankView) -> Severity:
-    """An error of ranks that are still, a warning where one of them is seen to work: slow is not hung."""
-    return Severity.WARNING if any(view.activity for view in views) else Severity.ERROR
+    """An error of ranks that are still, a warning where one of them is seen to work, slow is not hung, or polls a child process,
+    which may work where that is not seen: on a GPU, on another host."""
+    return Severity.WARNING if any(view.activity or polls_child(view) for view in views) else Severity.ERROR

@@ -9,6 +9,7 @@ writes it into the private folder of its node. Before that nodes tell only of th
 """
 
 import contextlib
+import functools
 import hashlib
 import hmac
 import os
@@ -27,6 +28,8 @@ from typing import Any
 
 import msgspec
 
+from dsdoctor.core.files import is_this_user
+from dsdoctor.core.script import UnlistedThread
 from dsdoctor.core.text import decode, encode
 from dsdoctor.hang.models import Incident, RankView
 
@@ -79,7 +82,7 @@ def shared_secret(store: Any) -> str:
     if type(inner).__name__ == "FileStore":
         return ""
     answers: list[str] = []
-    asking = threading.Thread(target=_ask_secret, args=(store, inner, answers), name="dsdoctor-secret", daemon=True)
+    asking = UnlistedThread(functools.partial(_ask_secret, store, inner, answers))
     asking.start()
     asking.join(SECRET_SECONDS)
     return answers[0] if answers else ""
@@ -132,19 +135,19 @@ def node_folder(key: str, *, user: int, bases: tuple[str, ...] = ("/dev/shm", "/
     for base in bases:
         try:
             outer = Path(base) / f"dsdoctor-hang-{user}"
-            _private(outer, user)
-            _private(outer / f"{key}-{tag}", user)
+            _make_private(outer)
+            _make_private(outer / f"{key}-{tag}")
             return outer / f"{key}-{tag}"
         except OSError as error:
             failure = error
     raise failure
 
 
-def _private(folder: Path, user: int) -> None:
+def _make_private(folder: Path) -> None:
     """Make a folder that is this user's alone; one of somebody else, or a link, is refused."""
     folder.mkdir(mode=0o700, exist_ok=True)
     state = folder.lstat()
-    if folder.is_symlink() or state.st_uid != user or state.st_mode & 0o022:
+    if folder.is_symlink() or not is_this_user(state.st_uid) or state.st_mode & 0o022:
         raise PermissionError(f"{folder} is not this user's alone")
 
 

@@ -6,9 +6,9 @@ When one rank fails all others fail to move, so the causes stand in the order in
 
 from collections.abc import Iterable, Iterator
 
-from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.core.finding import Finding, Severity, Step, step
 from dsdoctor.hang.activity import Activity, activity_of, remediation
-from dsdoctor.hang.case import Case, severity_of, wakes_again_and_again
+from dsdoctor.hang.case import Case, polls_child, severity_of, wakes_again_and_again
 from dsdoctor.hang.models import PROCESSES, Operation, RankView
 from dsdoctor.hang.outside import may_read
 from dsdoctor.hang.process_checks import (
@@ -100,6 +100,16 @@ def hang_other_sizes(case: Case) -> Iterator[Finding]:
             )
 
 
+CHILDREN = step("ps -o pid,stat,etime,wchan:24,args --ppid {pid}")
+
+
+def _steps_of(view: RankView, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """The commands for a rank that others wait for."""
+    if view.activity:
+        return ()
+    return (CHILDREN.filled({"pid": str(view.pid)}),) if polls_child(view) else steps
+
+
 def hang_rank_behind(case: Case) -> Iterator[Finding]:
     """A rank has called fewer collectives than the others, which wait for it."""
     told: set[int] = set(case.faulty_ranks)
@@ -111,12 +121,12 @@ def hang_rank_behind(case: Case) -> Iterator[Finding]:
             yield book.finding(
                 "hang-rank-behind",
                 severity_of(view),
-                case="working" if view.activity else "" if view.sample else "silent",
+                case="working" if view.activity else "polls" if polls_child(view) else "" if view.sample else "silent",
                 evidence=(
                     f"rank {rank}: collective {behind.sequence} of {behind.ahead} in group {behind.group}",
                     *case.evidence([rank]),
                 ),
-                steps=() if view.activity else fix.steps,
+                steps=_steps_of(view, fix.steps),
                 who=case.rank_label(rank),
                 where=case.where(view),
                 others=_while_others(case, view, behind.waiting),
@@ -136,12 +146,12 @@ def hang_rank_outside(case: Case) -> Iterator[Finding]:
             yield book.finding(
                 "hang-rank-outside",
                 severity_of(view),
-                case="working" if view.activity else "" if view.sample else "silent",
+                case="working" if view.activity else "polls" if polls_child(view) else "" if view.sample else "silent",
                 evidence=(
                     *([f"rank {view.rank}: not in a collective"] if view.sample else []),
                     *case.evidence([view.rank]),
                 ),
-                steps=() if view.activity else fix.steps,
+                steps=_steps_of(view, fix.steps),
                 who=case.rank_label(view.rank),
                 where=case.where(view),
                 others=_while_others(case, view, waiting),
@@ -291,11 +301,8 @@ def _difference_evidence(case: Case, difference: Difference) -> Iterator[str]:
 
 def _gathering(case: Case, ranks: Iterable[int]) -> str:
     """What else ZeRO-3 asks of ranks that took different branches."""
-    return (
-        book.phrase("hang", "zero3-gathers")
-        if any(gathers(case.views[rank]) for rank in ranks if rank in case.views)
-        else ""
-    )
+    together = any(gathers(case.views[rank]) for rank in ranks if rank in case.views)
+    return book.phrase("hang", "zero3-gathers") if together else ""
 
 
 def _places(case: Case, ranks: tuple[int, ...] | list[int]) -> tuple[str, ...]:

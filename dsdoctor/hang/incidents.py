@@ -14,7 +14,7 @@ import msgspec
 
 from dsdoctor.checkpoint.inert_pickle import NotUnderstood, read_pickle
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.files import PRIVATE, make_folder, read_limited, write_bytes
+from dsdoctor.core.files import PRIVATE, is_this_user, make_folder, read_limited, write_bytes
 from dsdoctor.core.host import Host
 from dsdoctor.core.text import decode, encode
 from dsdoctor.hang import outside, processes
@@ -368,8 +368,8 @@ def _view(rank: RankProcess, host: str, look: Look, watched: LocalRank | None, p
         return replace(seen, rank=rank.rank, activity=MOVED if moved else "")
     state = look.facts.state if look.facts else ""
     threads = () if isinstance(look.stacks, str) else look.stacks
-    sample = Sample(rank=rank.rank, world=rank.world, pid=rank.pid, time=time.time(), joined=True, threads=threads)
-    sample = with_source(sample) if processes.owner_of(rank.pid) == os.geteuid() else sample
+    sample = Sample(rank=rank.rank, world=rank.world, pid=rank.pid, time=time.monotonic(), joined=True, threads=threads)
+    sample = with_source(sample) if is_this_user(processes.owner_of(rank.pid)) else sample
     view = RankView(
         rank=rank.rank,
         host=host,

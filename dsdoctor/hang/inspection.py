@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType, FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
-from dsdoctor.core.user_code import is_user_file
+from dsdoctor.core.script import is_user_file
 from dsdoctor.hang.stacks import COLLECTIVES, NO_CALLS
 from dsdoctor.ranks.failure import MAX_LINE_CHARACTERS
 

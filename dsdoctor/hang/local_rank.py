@@ -2,11 +2,12 @@
 judges nothing.
 """
 
+import ast
 import os
 import re
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import TypeVar
 
 import msgspec
 
-from dsdoctor.core.files import open_regular
+from dsdoctor.core.files import is_this_user, open_regular
 from dsdoctor.core.processes import holder_of
 from dsdoctor.core.text import decode
 from dsdoctor.hang import processes
@@ -31,7 +32,7 @@ from dsdoctor.hang.models import (
 )
 from dsdoctor.hang.processes import file_call, file_system_of, is_of_open_file
 from dsdoctor.hang.ring import ARRIVALS, JOINED, LEAVING, UNWATCHED, Heartbeat, RingReader
-from dsdoctor.hang.stacks import own_frame, with_texts
+from dsdoctor.hang.stacks import acting_stack, is_own, own_frame, with_texts
 
 NAME = re.compile(r"rank-(\d{1,6})-(\d{1,10})\.ring")
 LEAST_WINDOW, WINDOW = 4, 30
@@ -107,7 +108,7 @@ class LocalRank:
         now = time.monotonic()
         if self.alive:
             self._look_at_process()
-            self.ended_at = time.time() if self.ended else 0.0
+            self.ended_at = time.monotonic() if self.ended else 0.0
         beat = self._reader.beat()
         if beat is None:
             return
@@ -152,7 +153,10 @@ class LocalRank:
         )
         view = with_call(view) if self.alive else view
         children = self._children[-1].living if self._children and self.alive else 0
-        return replace(view, activity=self.activity(view), wakes=self._wakes(), children=children, lock=lock_of(view))
+        polls = self._polls(view) if children else ""
+        return replace(
+            view, activity=self.activity(view), wakes=self._wakes(), children=children, polls=polls, lock=lock_of(view)
+        )
 
     def _has_stopped_looking(self, sample: Sample, state: str, silent: float) -> bool:
         """Whether its watch alone does not look any more: neither is the whole process kept from running, nor does C code hold the
@@ -194,6 +198,10 @@ class LocalRank:
             words.append(f"it read or wrote {moved >> 20} MiB")
         words += children_words(latest(self._children, since, self.moved))
         return ", ".join(words)
+
+    def _polls(self, view: RankView) -> str:
+        """As for source lines: of another user's rank no file is read."""
+        return polling_loop(acting_stack(view)) if self._reader.owner == os.geteuid() else ""
 
     def _wakes(self) -> int:
         """How often the training thread woke since the rank moved, within the looks that are kept."""
@@ -238,7 +246,7 @@ class LocalRank:
 
     def _with_source(self, sample: Sample) -> Sample:
         """What a rank of another user names as its source may be any file: none is read for it."""
-        return with_source(sample) if self._reader.owner == os.geteuid() else sample
+        return with_source(sample) if is_this_user(self._reader.owner) else sample
 
     def close(self) -> None:
         """Give the ring back."""
@@ -331,12 +339,46 @@ SHOWN_CHARACTERS = 160
 
 def source_line(file: str, number: int) -> str:
     """A line of a regular file, "" where there is none: what a stack names may be a pipe, a device, or in no file."""
+    found = next(islice(source_text(file, LARGEST_SOURCE).split(b"\n"), max(0, number - 1), None), b"")
+    return found.decode("utf-8", "replace").strip()[:SHOWN_CHARACTERS]
+
+
+def source_text(file: str, size: int) -> bytes:
+    """The begin of a regular file; empty where there is none."""
     try:
         with open_regular(Path(file)) as source:
-            found = next(islice(source.read(LARGEST_SOURCE).split(b"\n"), max(0, number - 1), None), b"")
+            return source.read(size)
     except (OSError, ValueError):
-        return ""
-    return found.decode("utf-8", "replace").strip()[:SHOWN_CHARACTERS]
+        return b""
+
+
+LARGEST_PARSED = 1 << 20
+POLLS = {"poll", "is_alive", "is_running", "exitcode", "returncode", "waitpid", "pid_exists"}
+"""What asks whether a process still runs: of subprocess, multiprocessing, psutil and os."""
+
+
+def polling_loop(frames: Sequence[Frame]) -> str:
+    """The first line of the loop in which a stack goes round, where that asks whether a process still runs; "" where it does not.
+
+    It is the innermost loop around the innermost line of the user's own that stands in one.
+    """
+    for frame in filter(is_own, reversed(frames)):
+        text = source_text(frame.file, LARGEST_PARSED)
+        try:
+            tree = ast.parse(text)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return ""
+        loops = [
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, (ast.While, ast.For)) and node.lineno <= frame.line <= (node.end_lineno or 0)
+        ]
+        if loops:
+            loop = max(loops, key=lambda node: (node.lineno, node.col_offset))
+            named = {node.attr for node in ast.walk(loop) if isinstance(node, ast.Attribute)}
+            named |= {node.id for node in ast.walk(loop) if isinstance(node, ast.Name)}
+            return source_line(frame.file, loop.lineno) if named & POLLS else ""
+    return ""
 
 
 def with_source(sample: Sample) -> Sample:

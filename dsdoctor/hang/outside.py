@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from dsdoctor.core.files import is_this_user
 from dsdoctor.core.host import Host
 from dsdoctor.core.processes import LETTERS
 from dsdoctor.core.text import decode
@@ -214,7 +215,7 @@ def kind_of(pid: int, parent: int) -> str:
 
 def with_text(frame: Frame, pid: int) -> Frame:
     """The frame with its source line, where the process is this user's."""
-    return replace(frame, text=source_line(frame.file, frame.line)) if owner_of(pid) == os.geteuid() else frame
+    return replace(frame, text=source_line(frame.file, frame.line)) if is_this_user(owner_of(pid)) else frame
 
 
 # NCCL's own view of a running job (RAS, since NCCL 2.24), where it answers on this host -> what it complains of. Looks.

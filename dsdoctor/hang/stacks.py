@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 
-from dsdoctor.core.user_code import is_user_file
+from dsdoctor.core.script import is_user_file
 from dsdoctor.hang.models import Frame, RankView, ThreadStack
 
 COLLECTIVES = re.compile(r"/torch/distributed/(distributed_c10d|_functional_collectives|nn/functional)\.py$")

@@ -300,7 +300,7 @@ class Supervisor:
         if self._dead or self._told or self.node.unwatched or all(rank.alive for rank in self.node.ranks.values()):
             return
         first = first_to_exit(self.node.views())
-        lately = max((self.node.ranks[rank].ended_at for rank in first), default=0.0) > time.time() - FOLLOWING
+        lately = max((self.node.ranks[rank].ended_at for rank in first), default=0.0) > time.monotonic() - FOLLOWING
         # those that follow say in a moment what they had called
         if first and not (lately and self.node.living()):
             self._dead = self._told = True

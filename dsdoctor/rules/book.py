@@ -24,38 +24,26 @@ a sentence. Evidence stays in code where it says what was measured; what explain
 
 import functools
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 from dsdoctor.core.finding import FIELD, Finding, Fix, Follows, Severity, Step, step
 from dsdoctor.core.text import ManualPage
+from dsdoctor.rules.store import ID, LOGS, Table, entries_in, files_of, order, parse, read, texts_of
 
-if sys.version_info >= (3, 11):
-    import tomllib as toml
-else:
-    import tomli as toml
-
-Table = Mapping[str, Any]
 Value = str | int | Iterable[str] | None
 """What fills a place: a list is joined by ", " in a sentence and is several words in a command; None and "" leave it out."""
 Filling = str | int | tuple[str, ...]
 NOTHING: Mapping[str, Filling] = {}
-FOLDER = Path(__file__).parent
-LOGS = "logs"
-"""The folder of the rules of logs, and the place of their pages among the rooms'."""
 FIRST_VERSION = "0.1"
 ALTERNATIVE = "or: "
 ON_HOST = "on {host}: "
 """Begins a command that is typed on another host: quoted once for the shell there, and as a whole for the one here."""
 SSH = "ssh {host} {remote}"
 OR = "or "
-ENTRY = re.compile(r"^\[\[(\w+)\]\]$", re.MULTILINE)
-RULES = {"rule", "regression"}
-ID = re.compile(r'^id = "([\w-]+)"$', re.MULTILINE)
+HEADER = re.compile(r"^\[\[(\w+)\]\]$", re.MULTILINE)
 NAME = re.compile(r'^name = "([\w-]+)"$', re.MULTILINE)
+SHARED = {"remedy", "phrase"}
 
 
 def finding(
@@ -127,42 +115,37 @@ def fill(text: str, values: Mapping[str, Filling]) -> str:
 
 def rule_ids() -> tuple[str, ...]:
     """The id of every rule, sorted."""
-    return tuple(sorted({rule for _, text in _entries() for rule in ID.findall(text)}))
+    return tuple(sorted({rule for room in order()["rooms"] for text in _rules_in(room) for rule in ID.findall(text)}))
 
 
 def entries(rule: str) -> Iterator[tuple[str, Table]]:
     """Each room that has the rule, with its table there. Nothing else of the book is parsed."""
-    for room, text in _entries():
-        if rule in ID.findall(text):
-            yield room, _parse(f"[[rule]]{text}")["rule"][0]
+    for room, text in texts_of(rule):
+        yield room, parse(f"[[rule]]{text}")["rule"][0]
 
 
 def heading(room: str) -> str:
     """What heads a page of a room; nothing where every reader knows."""
-    return str(_order()["headings"].get(room, ""))
+    return str(order()["headings"].get(room, ""))
 
 
 def room_rules(room: str) -> dict[str, Table]:
     """The rules of a room by their ids, in the book's order."""
-    return {table["id"]: table for file in _files(room) for table in _parse(_read(file)).get("rule", ())}
+    return {table["id"]: table for file in files_of(room) for table in _parsed(file).get("rule", ())}
 
 
 def tables(room: str, name: str) -> tuple[Table, ...]:
     """The other tables of a room under a name: words that are no rule's, such as what ssh's own message means."""
-    return tuple(_parse(f"[[{kind}]]{text}")[kind][0] for kind, text in _tables_in(room) if kind == name)
+    return tuple(table for file in files_of(room) for table in _parsed(file).get(name, ()))
 
 
 def prepare(room: str) -> None:
     """Read the words of a room's findings now: a watch makes them later, where no file may be read."""
-    rooms = _order()["rooms"]
+    rooms = order()["rooms"]
     for before in rooms[: rooms.index(room) + 1]:
         if before != LOGS:
-            _tables_in(before)
-
-
-def log_topics() -> dict[str, Table]:
-    """The whole tables of the logs' topics, in their order: the first rule that explains a line counts."""
-    return {file.stem: _parse(_read(file)) for file in _files(LOGS)}
+            _rules_in(before)
+            _shared_in(before)
 
 
 def page(table: Table) -> ManualPage:
@@ -208,11 +191,11 @@ def _filled_step(template: str, values: Mapping[str, Filling]) -> Step:
 def words_of(rule: str, case: str = "") -> Table:
     """The title, the fix and the steps of a rule, or of one of its cases. Raises LookupError if there is none."""
     # the logs' rules last: they are by far the most, and few of them are findings of code
-    rooms = sorted(_order()["rooms"], key=lambda room: room == LOGS)
+    rooms = sorted(order()["rooms"], key=lambda room: room == LOGS)
     text = next((text for room in rooms for text in _rules_in(room) if rule in ID.findall(text)), None)
     if text is None:
         raise LookupError(f"the book has no rule {rule}")
-    table: Table = _parse(f"[[rule]]{text}")["rule"][0]
+    table: Table = parse(f"[[rule]]{text}")["rule"][0]
     if not case:
         return table
     found = next((one for one in table.get("case", ()) if one["name"] == case), None)
@@ -222,45 +205,27 @@ def words_of(rule: str, case: str = "") -> Table:
 
 
 @functools.cache
-def _entries() -> tuple[tuple[str, str], ...]:
-    """Each rule's text behind its ``[[rule]]``, with its room."""
-    return tuple((room, text) for room in _order()["rooms"] for text in _rules_in(room))
-
-
-def _rules_in(room: str) -> Iterator[str]:
-    return (text for kind, text in _tables_in(room) if kind in RULES)
+def _rules_in(room: str) -> tuple[str, ...]:
+    return tuple(text for file in files_of(room) for text in entries_in(file))
 
 
 @functools.cache
 def _named(room: str, kind: str, name: str) -> Table:
     """A table that is no rule. Raises LookupError if there is none of this name."""
-    for of_kind, text in _tables_in(room):
+    for of_kind, text in _shared_in(room):
         if of_kind == kind and NAME.findall(text) == [name]:
-            table: Table = _parse(f"[[{kind}]]{text}")[kind][0]
+            table: Table = parse(f"[[{kind}]]{text}")[kind][0]
             return table
     raise LookupError(f"the book has no {kind} {name} of {room}")
 
 
 @functools.cache
-def _tables_in(room: str) -> tuple[tuple[str, str], ...]:
-    """What a room's files have behind each ``[[header]]``, with the header's word; nothing is parsed."""
-    parts = [ENTRY.split(_read(file)) for file in _files(room)]
-    return tuple(table for each in parts for table in zip(each[1::2], each[2::2], strict=True))
+def _shared_in(room: str) -> tuple[tuple[str, str], ...]:
+    """The text of each remedy and phrase of a room, with its kind; nothing is parsed."""
+    parts = [HEADER.split(read(file)) for file in files_of(room)]
+    return tuple(each for part in parts for each in zip(part[1::2], part[2::2], strict=True) if each[0] in SHARED)
 
 
 @functools.cache
-def _order() -> Table:
-    return _parse(_read(FOLDER / "order.toml"))
-
-
-def _files(room: str) -> list[Path]:
-    return [FOLDER / LOGS / f"{topic}.toml" for topic in _order()[LOGS]] if room == LOGS else [FOLDER / f"{room}.toml"]
-
-
-def _read(file: Path) -> str:
-    return file.read_text(encoding="utf-8")
-
-
-def _parse(text: str) -> Table:
-    table: Table = toml.loads(text)
-    return table
+def _parsed(file: str) -> Table:
+    return parse(read(file))

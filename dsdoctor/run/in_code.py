@@ -10,7 +10,7 @@ from typing import Any
 import transformers
 
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.stderr import write_stderr
+from dsdoctor.core.script import write_stderr
 from dsdoctor.hang.models import HangOptions
 from dsdoctor.overflow.watch import engine as overflow
 from dsdoctor.run.hang import HangWatch, checked

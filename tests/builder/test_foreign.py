@@ -86,6 +86,10 @@ def test_commands_that_entry_points_would_make_count_too() -> None:
             "[pytest_randomly.random_seeder] deepspeed = os:system",
         ),
         ("x=os:system", "[] x = os:system"),
+        (
+            "[pytest_randomly.random_seeder]\ndeepspeed = deepspeed.runtime.utils:set_random_seed\n  , os:system",
+            "[pytest_randomly.random_seeder] , os:system, which is none",
+        ),
     ],
 )
 def test_an_entry_point_that_no_release_has_is_named(text: str, named: str) -> None:

@@ -156,7 +156,7 @@ def asked_of_the_loader(disk: Disk, folder: Path, soname: str) -> Path:
 
 
 def test_another_python_is_refused(libraries: dict[Built, bytes], tmp_path: Path) -> None:
-    files = contents(libraries[Built()], **{f"{INFO}/WHEEL": b"Tag: cp310-cp310-linux_x86_64\n"})
+    files = contents(libraries[Built()], **{f"{INFO}/WHEEL": b"Wheel-Version: 1.0\nTag: cp310-cp310-linux_x86_64\n"})
     path = wheel(tmp_path, files, NAME.replace("cp311", "cp310"))
 
     assert rules(path, H100_TORCH_2_14) == (1, {"wheel-python-mismatch"})

@@ -22,6 +22,7 @@ from dsdoctor.core.deepspeed_install import deepspeed_of_record, with_manifest, 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.machine import DeepSpeed
 from tests.core.test_zip_file import two_faced
+from tests.each import each
 
 VERSION = "0.19.8+cu13.0.torch2.14"
 NAME = f"deepspeed-{VERSION}-cp311-cp311-linux_x86_64.whl"
@@ -31,6 +32,7 @@ RECORD = (
     "raise SystemExit('executed')\n"
 )
 INFO = "deepspeed-0.19.8+cu13.0.torch2.14.dist-info"
+DATA = "deepspeed-0.19.8+cu13.0.torch2.14.data"
 METADATA = (
     b"Metadata-Version: 2.1\nName: deepspeed\nVersion: 0.19.8+cu13.0.torch2.14\nRequires-Dist: torch\n\nIt trains.\n"
 )
@@ -125,6 +127,77 @@ def test_a_damaged_shared_object_and_a_wheel_without_record_are_said(library: by
 
     assert facts.unreadable == (op,)
     assert facts.altered == ("RECORD, which is missing",)
+
+
+def with_record(files: dict[str, bytes], more: bytes) -> dict[str, bytes]:
+    return files | {f"{INFO}/RECORD": files[f"{INFO}/RECORD"] + b"\n" + more}
+
+
+@each(
+    "name, rows, is_foreign",
+    [
+        ("torch/__init__.py", b"torch/__init__.py,,", True),
+        ("../../../precious.txt", b"../../../precious.txt,,", True),
+        ("../../../bin/pip", b"../../../bin/pip,,", True),
+        ("/etc/passwd", b"/etc/passwd,,", True),
+        ("evil.pth", b"deepspeed/ops/adam/x.py,,\revil.pth,,", True),
+        ("deepspeed/left.py", b"deepspeed/left.py,,", False),
+        ("deepspeed/git_version_info_installed.py", b"deepspeed/git_version_info_installed.py,,", False),
+        ("RECORD, which cannot be read", b'"' + b"x" * 140_000 + b'",,', False),
+    ],
+)
+def test_what_a_record_lists_and_the_wheel_does_not_hold_is_named(
+    name: str, rows: bytes, is_foreign: bool, library: bytes, tmp_path: Path
+) -> None:
+    """Who uninstalls it, as each upgrade does, removes what RECORD lists."""
+    facts = read_wheel(wheel(tmp_path, with_record(contents(library), rows)))
+
+    assert name in facts.altered
+    assert (name in facts.foreign) is is_foreign
+
+
+@each(
+    "more, told",
+    [
+        ({f"{DATA}/purelib/deepspeed/git_version_info_installed.py": b"import evil"}, "installs"),
+        ({f"{DATA}/platlib/Deepspeed/git_version_info_installed.py": b"import evil"}, "installs"),
+        ({f"{DATA}/purelib/deepspeed/x.py": b"", f"{DATA}/platlib/deepspeed/x.py": b""}, "installs"),
+        ({"deepspeed/foo": b"", "deepspeed/foo/x": b""}, "as the folder of"),
+        ({"deepspeed/foo": b"", f"{DATA}/purelib/deepspeed/foo/x": b""}, "as the folder of"),
+    ],
+)
+def test_a_file_that_is_installed_over_another_is_refused(
+    more: dict[str, bytes], told: str, library: bytes, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=told):
+        read_wheel(wheel(tmp_path, contents(library, **more)))
+
+
+def test_what_a_data_folder_adds_is_the_wheels(library: bytes, tmp_path: Path) -> None:
+    facts = read_wheel(wheel(tmp_path, contents(library, **{f"{DATA}/purelib/deepspeed/x.py": b""})))
+
+    assert (facts.altered, facts.foreign) == ((), ())
+
+
+@each(
+    "name, content, told",
+    [
+        ("METADATA", METADATA + b"\xff", "METADATA is no UTF-8"),
+        ("METADATA", METADATA.replace(b"\n\n", b"\nRequires-Python: >=3.99\n\n"), "the file name says cp311"),
+        ("METADATA", METADATA.replace(b"\n\n", b"\nRequires-Python: x\n\n"), "'x', which is none"),
+        ("METADATA", METADATA.replace(b"Dist: torch", b"Dist: !!!"), "'!!!', which is no requirement"),
+        ("METADATA", METADATA.replace(b"Dist: torch", b"Dist: torch==1.0"), "its ops were built for torch 2.14"),
+        ("WHEEL", b"Wheel-Version: 2.0\nTag: cp311-cp311-linux_x86_64\n", "WHEEL names the version '2.0'"),
+        ("WHEEL", b"Wheel-Version: x.y\nTag: cp311-cp311-linux_x86_64\n", "WHEEL names the version 'x.y'"),
+        ("WHEEL", b"Tag: cp311-cp311-linux_x86_64\n", "WHEEL names the version of no format"),
+    ],
+)
+def test_what_pip_refuses_or_reads_in_its_own_way_is_named(
+    name: str, content: bytes, told: str, library: bytes, tmp_path: Path
+) -> None:
+    facts = read_wheel(wheel(tmp_path, contents(library, **{f"{INFO}/{name}": content})))
+
+    assert any(told in each for each in facts.contradictions), facts.contradictions
 
 
 @pytest.mark.slow

@@ -93,7 +93,8 @@ class _Pickler:
             return b"(" + b"".join(map(self.dump, value)) + b"t"
         if isinstance(value, Called):
             state = b"" if value.state is None else self.dump(value.state) + b"b"
-            called = f"c{value.module}\n{value.name}\n".encode() + self.dump(value.arguments) + b"R" + state
+            made = b"R" if value.state is None else b"\x81"
+            called = f"c{value.module}\n{value.name}\n".encode() + self.dump(value.arguments) + made + state
             return called + b"0N" if value.dropped else called
         return self.tensor(value)
 

@@ -4,9 +4,10 @@ import json
 
 from dsdoctor.cli.explain import fix_commands, pages
 from dsdoctor.core.finding import Finding
-from dsdoctor.core.pages import ADDRESS
+from dsdoctor.core.release import ADDRESS
 from dsdoctor.core.text import decode, encode
 from dsdoctor.diagnosis.catalogue import RULES
+from dsdoctor.rules import book
 from dsdoctor.rules.book import rule_ids
 from tests.cli.runner import run
 from tests.each import each
@@ -27,7 +28,7 @@ def test_a_page_says_what_it_means_why_it_matters_how_to_fix_it_and_since_when(r
 def test_a_page_shows_every_command_of_a_log_rules_fix_and_which_is_another_way() -> None:
     for rule in RULES.values():
         fix = "\n".join(page.fix for _, page in pages(rule.id))
-        for step in rule.steps:
+        for step in book.steps_of({"steps": rule.steps}):
             assert f"$ {step.printed}" in fix
             assert step.line in " ".join(fix_commands(rule.id))
 

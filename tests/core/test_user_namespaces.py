@@ -19,7 +19,11 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be som
 ASK = """
 import ctypes, json, os, sys
 from pathlib import Path
+from dsdoctor.checkpoint.universal import _held
+from dsdoctor.core.errors import ImpossiblePlan
+from dsdoctor.core.files import sweep
 from dsdoctor.core.trust import distrust
+from dsdoctor.hang.channel import node_folder, node_name
 from dsdoctor.builder.cache.store import CacheStore
 
 PR_SET_DUMPABLE, CLONE_NEWUSER = 4, 0x10000000
@@ -30,6 +34,7 @@ def told():
     answers = {name: distrust(Path(place), "*/bin/env") for name, place in order["places"].items()}
     return {**answers, "store": CacheStore(Path(order["places"]["shared"]), limit=1).distrust()}
 
+node_name()
 told()  # what is imported late is read while this is root: the user need not be able to read this Python
 os.setgroups(order["groups"])
 os.setresgid(order["user"], order["user"], order["user"])
@@ -42,7 +47,19 @@ if order["inside"] is not None:
     Path("/proc/self/setgroups").write_text("deny")
     for kind in ("uid", "gid"):
         Path(f"/proc/self/{kind}_map").write_text(f"{order['inside']} {order['user']} 1")
-print(json.dumps({"euid": os.geteuid(), **told()}))
+own = Path(order["places"]["own"])
+sweep(own, ".left-")
+used = {"swept": not (own / ".left-by-a-kill").exists()}
+for name, use in (
+    ("hang", lambda: node_folder("key", user=os.geteuid(), bases=(str(own),))),
+    ("converter", lambda: _held(own).__enter__()),
+):
+    try:
+        use()
+        used[name] = ""
+    except (OSError, ImpossiblePlan) as error:
+        used[name] = str(error)
+print(json.dumps({"euid": os.geteuid(), "used": used, **told()}))
 """
 
 
@@ -52,7 +69,8 @@ def places() -> Iterator[SimpleNamespace]:
     own, strangers = folder / "own", folder / "strangers"
     shared, in_his = folder / "shared", strangers / "cache"
     to_system, to_stranger, in_group = folder / "to-system", folder / "to-stranger", folder / "in-group"
-    for made in (own, in_his, shared, to_system, to_stranger, strangers / "bin", in_group):
+    left = (own / ".left-by-a-kill", *(own / f"dsdoctor-hang-{user}" for user in (0, USER, 65534)))
+    for made in (own, *left, in_his, shared, to_system, to_stranger, strangers / "bin", in_group):
         made.mkdir(parents=True)
     (strangers / "bin" / "env").touch()
     (to_system / "x").symlink_to("/usr")
@@ -66,7 +84,7 @@ def places() -> Iterator[SimpleNamespace]:
         (in_group, USER, OTHER_GROUP),
     ):
         os.chown(path, user, group)
-    for path in (folder, strangers):
+    for path in (folder, strangers, *left):
         path.chmod(0o755)
     shared.chmod(0o2770)
     in_group.chmod(0o770)
@@ -107,6 +125,7 @@ def test_a_rootless_container_uses_its_own_folders_and_none_of_a_stranger(inside
         assert "a user that this user namespace does not map (65534), so it may be anybody's" in told[name], name
     assert "its group may write" in told["group"]
     assert "65534" in told["group"]
+    assert told["used"] == {"swept": True, "hang": "", "converter": ""}
 
 
 @pytest.mark.slow
@@ -114,8 +133,12 @@ def test_who_has_no_number_in_a_namespace_owns_nothing_there(places: SimpleNames
     """Then this user's number is the one of all strangers."""
     told = asked(places)
 
+    used = told.pop("used")
     assert told.pop("euid") == 65534
     assert all(told.values())
+    assert not used["swept"]
+    assert "not this user's alone" in used["hang"]
+    assert "not this user's alone" in used["converter"]
 
 
 @pytest.mark.slow

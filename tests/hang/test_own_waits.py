@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.hang.activity import Activity, activity_in
-from dsdoctor.hang.local_rank import LocalRank, Moment, Node, with_call
+from dsdoctor.hang.local_rank import LocalRank, Moment, Node, polling_loop, with_call
 from dsdoctor.hang.models import Frame, RankView, ThreadStack
 from dsdoctor.hang.processes import OF_OPEN_FILES, OF_PATHS, file_call, file_system_of, mounted_at, waits_in
 from dsdoctor.hang.ring import UNWATCHED, RingWriter
@@ -408,3 +408,30 @@ def test_where_all_wait_for_what_they_began_before_nobody_says_that_the_transpor
     found = judge(incident(*(view(rank, elsewhere(text), 6) for rank in range(4)))).findings
 
     assert [finding.rule for finding in found] == ["hang-unclear"]
+
+
+LOOPS = {
+    "while p.poll() is None: time.sleep(1)": "while p.poll() is None: time.sleep(1)",
+    "for step in steps:\n    while True:\n        time.sleep(1)\n        if p.exitcode is not None: break": "while True:",
+    "for _ in range(99):\n    pid, _ = os.waitpid(-1, os.WNOHANG)\n    time.sleep(1)": "for _ in range(99):",
+    # what the loop around it asks is not what it waits for
+    "while p.poll() is None:\n    while not flag.exists():\n        time.sleep(1)": "",
+    "while not flag.exists(): time.sleep(1)": "",
+    "p.poll()\ntime.sleep(1)": "",
+    "while p.poll( is None: time.sleep(1)": "",
+}
+
+
+@each(("source", "told"), LOOPS.items())
+@each("helper", [True, False])
+def test_the_loop_in_which_a_stack_asks_for_a_process_is_found(
+    source: str, told: str, helper: bool, tmp_path: Path
+) -> None:
+    file, other = tmp_path / "train.py", tmp_path / "pause.py"
+    text = source.replace("time.sleep(1)", "pause(1)") if helper else source
+    file.write_text(text)
+    other.write_text("def pause(seconds):\n    time.sleep(seconds)\n")
+    line = next(number for number, each in enumerate(text.splitlines(), 1) if "pause(" in each or "sleep(" in each)
+    stack = (frame(str(file), line, "<module>"), *([frame(str(other), 2, "pause")] if helper else []))
+
+    assert polling_loop(stack) == (told.replace("time.sleep(1)", "pause(1)") if helper else told)

@@ -456,6 +456,25 @@ def test_a_loop_around_a_process_may_wait_for_its_work() -> None:
         assert may_wait_outside(stands, judge(stands)) is patient
 
 
+@each(("wakes", "children", "polls"), list(product((0, 100), (0, 1), ("", "while child.poll() is None:"))))
+@each("behind", [True, False])
+def test_a_loop_around_a_living_child_is_a_warning_that_says_so(
+    wakes: int, children: int, polls: str, behind: bool
+) -> None:
+    """What the child does may be on a GPU, or on another host."""
+    rank = view(0, elsewhere("time.sleep(0.5)"), 1 if behind else 2, world=2)
+    rank = replace(rank, wakes=wakes, children=children, polls=polls)
+    waits = view(1, calling("barrier"), 2, world=2)
+
+    (found,) = judge(incident(rank, waits, world=2)).findings
+
+    is_polled = bool(wakes and children and polls)
+    assert found.rule == ("hang-rank-behind" if behind else "hang-rank-outside")
+    assert found.severity is (Severity.WARNING if is_polled else Severity.ERROR)
+    assert ("waits for a child process that is still running" in found.title) is is_polled
+    assert any("in the loop while child.poll() is None:" in line for line in found.evidence) is is_polled
+
+
 def test_what_goes_on_after_the_training_is_no_hang() -> None:
     over = view(1, elsewhere(), 55, world=2, state="", ended="exit status 0", leaving=True)
     works = replace(past(0, *elsewhere()), activity="it took 99% of a processor")

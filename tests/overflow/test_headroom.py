@@ -1,5 +1,6 @@
 """Would it fit? And which modules would not."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from dsdoctor.overflow.frames.frame import Frame, StepEnd
 from dsdoctor.overflow.trace.headroom import Gradients, Growth, Headroom, Peak, Room, Trend, headroom
 from dsdoctor.overflow.trace.trace_file import Selection, selected, sources
+from tests.each import each
 from tests.overflow.on_disk import chain, step
 from tests.overflow.written import backward, frame, tensor
 
@@ -158,6 +160,23 @@ def test_gradients_say_which_loss_scale_fits() -> None:
         smallest=15.0,
         smallest_at="h.1.weight",
         needs_scale=1.0,
+    )
+
+
+@each(
+    "figures, scale",
+    [((-0.0625,), 1.0), ((-1.0, 2.0), 1.0), ((5e-324,), 1.0), ((1.0,), -4.0), ((1e308,), 1e-308), ((1e-300,), 1e308)],
+)
+def test_figures_that_no_run_writes_end_in_no_traceback(figures: tuple[float, ...], scale: float) -> None:
+    made = (
+        backward(order, f"h.{order}", tensor("grad", absmax=value), loss_scale=scale)
+        for order, value in enumerate(figures)
+    )
+
+    found = judged(*made).gradients
+
+    assert found is None or (
+        0 < found.fits_scale < math.inf and 0 < found.needs_scale < math.inf and found.smallest > 0
     )
 
 

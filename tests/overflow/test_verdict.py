@@ -4,7 +4,7 @@ import pytest
 
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.overflow.frames.first_bad import Cure, Origin, RankReport, Scale
-from dsdoctor.overflow.verdict.remedy import cure_text
+from dsdoctor.overflow.verdict.evidence import cure_text
 from dsdoctor.overflow.verdict.verdict import judge
 from tests.overflow.written import backward, frame, good, rank_report, tensor
 

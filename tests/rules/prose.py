@@ -9,11 +9,9 @@ import functools
 import re
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
-from dsdoctor.rules.book import FOLDER
+from tests.source import PACKAGE, trees
 
-PACKAGE = FOLDER.parent
 LONG = 40
 MIN_WORDS = 5
 NO_WORDS = {"case", "evidence", "affects", "steps"}
@@ -26,19 +24,13 @@ SCREENS = {"text", "page"}
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-@functools.cache
-def sources() -> dict[Path, ast.Module]:
-    """Each module of the package."""
-    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
-
-
 class Room:
     """The modules of a room: what its names and fields may stand for."""
 
     def __init__(self, name: str) -> None:
         self.trees = {
             str(path.relative_to(PACKAGE)): tree
-            for path, tree in sources().items()
+            for path, tree in trees().items()
             if path.is_relative_to(PACKAGE / name) and path.stem not in SCREENS
         }
         self._named: dict[str, list[ast.AST]] = {}

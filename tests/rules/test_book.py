@@ -8,15 +8,18 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from dsdoctor.cli.explain import pages
 from dsdoctor.core.finding import FIELD
-from dsdoctor.rules.book import FOLDER, LOGS, Table, entries, log_topics, room_rules, rule_ids, tables, words_of
+from dsdoctor.rules.book import entries, room_rules, rule_ids, tables, words_of
+from dsdoctor.rules.store import FOLDER, LOGS, Table, log_topics
 from tests.each import each
-from tests.rules.prose import PACKAGE, sentences, sources
+from tests.rules.prose import sentences
 from tests.rules.voice import habits, texts
+from tests.source import PACKAGE, nodes, trees
 
 ROOMS = sorted(file.stem for file in FOLDER.glob("*.toml") if file.stem != "order")
 ID = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
@@ -26,9 +29,9 @@ SEVERITIES = {"error", "warning", "note"}
 @functools.cache
 def named() -> set[str]:
     """Ids that the code writes, and the names of its generators as ids."""
-    nodes = [node for tree in sources().values() for node in ast.walk(tree)]
-    written = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-    return written | {node.name.replace("_", "-") for node in nodes if isinstance(node, ast.FunctionDef)}
+    every = [node for found in nodes().values() for node in found]
+    written = {node.value for node in every if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return written | {node.name.replace("_", "-") for node in every if isinstance(node, ast.FunctionDef)}
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -39,12 +42,8 @@ def test_every_rule_of_a_room_is_one_that_its_code_names(room: str) -> None:
 def test_every_finding_that_the_code_makes_has_a_rule_in_the_book() -> None:
     made = {rule for _, node, tree in calls() for rule in strings(node.args[0], tree)} | {
         node.args[0].value
-        for tree in sources().values()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and isinstance(node.func.value, ast.Name)
-        and node.func.value.id == "Finding"
+        for _, node in calls_of("Finding")
+        if isinstance(node.func, ast.Attribute)
         and node.func.attr in SEVERITIES
         and node.args
         and isinstance(node.args[0], ast.Constant)
@@ -57,12 +56,25 @@ def test_every_finding_that_the_code_makes_has_a_rule_in_the_book() -> None:
 GIVEN = {"case", "evidence", "affects", "steps"}
 
 
+@functools.cache
+def calls_of(receiver: str) -> tuple[tuple[Path, ast.Call], ...]:
+    """Each call of a method of what has this name."""
+    return tuple(
+        (path, node)
+        for path, found in nodes().items()
+        for node in found
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and isinstance(node.func.value, ast.Name)
+        and node.func.value.id == receiver
+    )
+
+
 def calls() -> Iterator[tuple[str, ast.Call, ast.Module]]:
     """Each call of ``book.finding``, with the place where it stands, and its module."""
-    for path, tree in sources().items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "book.finding":
-                yield f"{path.name}:{node.lineno}", node, tree
+    for path, node in calls_of("book"):
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "finding":
+            yield f"{path.name}:{node.lineno}", node, trees()[path]
 
 
 def strings(node: ast.expr, tree: ast.Module) -> set[str]:
@@ -128,7 +140,7 @@ def shared() -> tuple[tuple[str, str, str, Table], ...]:
 def shared_calls() -> dict[tuple[str, str], list[ast.Call]]:
     """Calls that take such words, by their room and the kind of table."""
     found: dict[tuple[str, str], list[ast.Call]] = {}
-    for node in (node for tree in sources().values() for node in ast.walk(tree) if isinstance(node, ast.Call)):
+    for node in (node for module in nodes().values() for node in module if isinstance(node, ast.Call)):
         if isinstance(node.func, ast.Attribute) and ast.unparse(node.func) in {f"book.{kind}" for kind in SHARED}:
             room = node.args[0]
             assert isinstance(room, ast.Constant), f"{ast.unparse(node)}: the room stands where it is asked"
@@ -157,15 +169,15 @@ def test_shared_words_are_used_and_get_the_values_that_they_have_places_for(
 @functools.cache
 def members() -> set[str]:
     """The names of the members of every enum, as names of the book."""
-    bodies = (node.body for tree in sources().values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    bodies = (node.body for each in nodes().values() for node in each if isinstance(node, ast.ClassDef))
     targets = (line.targets[0] for body in bodies for line in body if isinstance(line, ast.Assign))
     return {target.id.lower().replace("_", "-") for target in targets if isinstance(target, ast.Name)}
 
 
 def test_words_that_code_asks_for_by_a_name_are_there() -> None:
     known = {one[:3] for one in shared()}
-    for (room, kind), nodes in shared_calls().items():
-        for node in nodes:
+    for (room, kind), asked in shared_calls().items():
+        for node in asked:
             for name in ast.walk(node.args[1]):
                 if isinstance(name, ast.Constant) and isinstance(node.args[1], ast.Constant | ast.IfExp):
                     assert (room, kind, name.value) in known, ast.unparse(node)
@@ -198,7 +210,7 @@ def test_an_id_stands_once_in_a_room() -> None:
 @each("rule", rule_ids())
 def test_a_rule_says_what_it_means_and_uses_no_key_that_nobody_reads(rule: str) -> None:
     known = {"id", "title", "means", "matters", "fix", "steps", "since", "case"}
-    of_logs = {"stage", "seen", "raised", "family", "explained_by", "wording"}
+    of_logs = {"stage", "seen", "raised", "family", "general", "explained_by", "wording"}
 
     assert ID.fullmatch(rule)
     assert len(list(pages(rule))) == len(list(entries(rule))) >= 1
@@ -244,6 +256,7 @@ REMAINING = {
     "checkpoint": (3, "what is wrong with a file, as its bytes show it"),
     "memory": (3, "the parts and the changes of a ledger, by name"),
     "comm": (8, "which limit of the kernel was met, and what an address answered"),
+    "hosts": (10, "what DeepSpeed and a remote shell make of a line of a hostfile"),
     "builder": (32, "why a plan chose what it chose, as the build prints it"),
 }
 """Sentences of Python in the titles and fixes of findings, by room, and what they are: facts of the run."""

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dsdoctor.core.finding import FIELD
-from dsdoctor.rules.book import FOLDER, LOGS, Table, log_topics, room_rules, tables
+from dsdoctor.rules.book import room_rules, tables
+from dsdoctor.rules.store import FOLDER, LOGS, Table, log_topics
 
 ROOT = FOLDER.parents[1]
 MAX_WORDS = 30
@@ -48,13 +49,13 @@ def habits(text: str) -> Iterator[str]:
 
 def _of_rules(place: str, tables: object) -> Iterator[tuple[str, str]]:
     for table in tables:  # type: ignore[attr-defined]
-        name = table.get("id") or table.get("name") or table.get("what", "")[:40]
+        name = table.get("id") or table.get("what", "")[:40]
         for part in (table, *table.get("case", ()), *table.get("wording", ())):
             yield from ((f"{place} {name}", text) for text in _words(part))
 
 
 def _words(part: Table) -> Iterator[str]:
-    yield from (part[key] for key in ("title", "means", "matters", "when", "fix", "what", "text") if part.get(key))
+    yield from (part[key] for key in ("title", "means", "matters", "when", "fix", "what", "cure") if part.get(key))
 
 
 def _of_commands(path: Path) -> Iterator[tuple[str, str]]:

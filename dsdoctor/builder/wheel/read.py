@@ -13,12 +13,15 @@ import os
 import posixpath
 import re
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 import msgspec
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
@@ -60,6 +63,8 @@ EDITABLE = re.compile(
 )
 """What ``pip install --editable`` puts beside an installed package."""
 
+DATA_FOLDER = re.compile(r"[^/]+\.data/(?:purelib|platlib)/", re.IGNORECASE)
+"""What installers put where the rest of the wheel goes."""
 LANDS_BESIDE = frozenset({"purelib", "platlib", "data"})
 """The folders of a .data folder whose own folders are judged like those of the wheel."""
 
@@ -151,8 +156,11 @@ def _foreign_entry_points(text: str | None) -> Iterator[str]:
         if line.startswith("["):
             # older Pythons open a group also where something follows the bracket
             group = line[1:].removesuffix("]").strip()
-        elif not equals or line.startswith("#") or (group, name, target) in ENTRY_POINTS:
+        elif not (equals or (line and group)) or line.startswith("#") or (group, name, target) in ENTRY_POINTS:
             continue
+        elif not equals:
+            # importlib.metadata, which each import of torch asks, fails by it
+            yield f"entry point [{group}] {line}, which is none"
         elif group not in MAKES_COMMANDS:
             yield f"entry point [{group}] {name} = {target}"
         elif not SCRIPT.fullmatch(name):
@@ -162,20 +170,37 @@ def _foreign_entry_points(text: str | None) -> Iterator[str]:
 DIRECT = re.compile(r"([\w.-]+) ?(?:\[[^\]]*\])? ?@ ?(\S+)", re.ASCII)
 """A requirement that names where it is fetched from (PEP 508), as no package of PyPI may have one."""
 
+MAX_PATCH = 30
+"""Of a release of Python or torch."""
 MAX_NAME_LENGTH = 200
 """Characters of what a wheel names; no version of anybody has as many."""
 
 Header = tuple[str, str]
 
 
-def contradictions(names: Iterable[str], version: str, metadata: str | None) -> tuple[str, ...]:
-    """What in a wheel says that it is something else than its file name says, or differently for each who reads it.
+def contradictions(
+    names: Iterable[str],
+    version: str,
+    metadata: str | None,
+    wheel: str | None = None,
+    *,
+    pythons: Iterable[str] = (),
+    torch: str | None = None,
+) -> tuple[str, ...]:
+    """What in a wheel says that it is something else than its file name says, or differently for each who reads it. ``wheel``: its
+    file WHEEL. ``pythons``: the tags of Pythons in its file name. ``torch``: the one that its ops were built for.
 
     >>> contradictions(["deepspeed-1.dist-info/WHEEL", "deepspeed//x.py"], "1", "Name: torch\\nVersion: 1.0\\n")
     ("METADATA names the package 'torch'", "the file name 'deepspeed//x.py' is not in its plain form")
     """
     listed = tuple(names)
-    return (*_of_metadata(metadata, version), *_of_folders(listed, version), *_of_names(listed))
+    return (
+        *_of_metadata(metadata, version),
+        *_of_requirements(metadata or "", tuple(pythons), torch),
+        *(_of_wheel_version(wheel) if wheel is not None else ()),
+        *_of_folders(listed, version),
+        *_of_names(listed),
+    )
 
 
 def addresses(metadata: str | None) -> tuple[str, ...]:
@@ -206,6 +231,50 @@ def _of_metadata(metadata: str | None, version: str) -> Iterator[str]:
     )
     yield from (f"METADATA names the package {_quoted(name)}" for name in packages if _is_other_name(name))
     yield from (f"METADATA names the version {_quoted(named)}" for named in versions if not _is_same(named, version))
+
+
+def _of_requirements(metadata: str, pythons: tuple[str, ...], torch: str | None) -> Iterator[str]:
+    """Requirements that no installer can read, or that the wheel itself contradicts."""
+    headers = list(_headers(metadata))
+    for value in _values(headers, "requires-python"):
+        try:
+            wanted = SpecifierSet(value)
+        except InvalidSpecifier:
+            yield f"METADATA requires the Python {_quoted(value)}, which is none"
+            continue
+        releases = [f"{found[1]}.{found[2]}" for tag in pythons if (found := re.fullmatch(r"cp(\d)(\d+)", tag))]
+        if releases and not any(_allows(wanted, release) for release in releases):
+            yield f"METADATA requires the Python {_quoted(value)}, and the file name says {', '.join(sorted(pythons))}"
+    for value in _values(headers, "requires-dist"):
+        try:
+            needed = Requirement(value)
+        except InvalidRequirement:
+            yield f"METADATA requires {_quoted(value) if '://' not in value else GONE}, which is no requirement"
+            continue
+        is_torch = canonicalize_name(needed.name) == "torch" and needed.marker is None
+        if is_torch and torch and not _allows(needed.specifier, torch):
+            yield f"METADATA requires {_quoted(f'torch{needed.specifier}')}, and its ops were built for torch {torch}"
+
+
+def _allows(wanted: SpecifierSet, release: str) -> bool:
+    """Whether any patch of a release ("3.11") is one that is asked for.
+
+    >>> _allows(SpecifierSet(">=3.11.4"), "3.11"), _allows(SpecifierSet("<2"), "2.14.0+cu130")
+    (True, False)
+    """
+    try:
+        base = Version(release).release
+    except InvalidVersion:
+        return True
+    tried = (release, *(".".join(map(str, (*base[:2], patch))) for patch in range(MAX_PATCH)))
+    return any(wanted.contains(each, prereleases=True) for each in tried)
+
+
+def _of_wheel_version(wheel: str) -> Iterator[str]:
+    """Installers take version 1 of the format, and no file without one."""
+    named = _values(list(_headers(wheel)), "wheel-version")
+    if len(named) != 1 or not re.fullmatch(r"1\.\d{1,4}", named[0], re.ASCII):
+        yield f"WHEEL names the version {', '.join(map(_quoted, named[:3])) or 'of no format'}"
 
 
 def _of_folders(names: tuple[str, ...], version: str) -> Iterator[str]:
@@ -281,6 +350,8 @@ MAX_RATIO = 400
 MIN_RATIO_BYTES = 8 << 20
 CHUNK_BYTES = 1 << 20
 HINT = "fetch or build it again"
+MAX_FOLDERS = 64
+"""In each other."""
 MAX_TEXT_BYTES = 16 << 20
 """The RECORD of a DeepSpeed with everything in it has 0.3 MB, its manifest 0.05 MB."""
 
@@ -304,8 +375,9 @@ def read_wheel(path: Path) -> DeepSpeed:
         with open_regular(path) as file, temporary_folder() as folder:
             entries = {entry.name: entry for entry in read_entries(file)}
             _refuse_malicious(entries, path)
-            facts = _read(file, entries, path, str(version), folder)
-            return _with_name(facts, {tag.interpreter for tag in tags}, {tag.platform for tag in tags})
+            pythons = {tag.interpreter for tag in tags}
+            facts = _read(file, entries, path, str(version), folder, pythons)
+            return _with_name(facts, pythons, {tag.platform for tag in tags})
     except DoctorError:
         raise
     except AmbiguousZip as error:
@@ -378,6 +450,23 @@ def _is_editable(record: Path) -> bool:
 def _refuse_malicious(entries: Entries, path: Path) -> None:
     if sum(entry.size for entry in entries.values()) > MAX_UNPACKED_BYTES:
         raise UsageError(f"{path.name} claims to unpack to more than a DeepSpeed can be", hint="do not install it")
+    landing: dict[str, str] = {}
+    for name in entries:
+        if name.endswith("/"):
+            continue
+        place = name[found.end() :] if (found := DATA_FOLDER.match(name)) else name
+        other = landing.setdefault(place.casefold(), name)
+        if other != name:
+            raise UsageError(
+                f"{path.name} installs {name!r} over {other!r}: which of the two it is, the installer chooses",
+                hint="do not install it",
+            )
+    for place, name in landing.items():
+        if above := next((each for each in _folders_of(place) if each in landing), None):
+            raise UsageError(
+                f"{path.name} holds {landing[above]!r} as a file, and as the folder of {name!r}",
+                hint="do not install it",
+            )
     for entry in entries.values():
         if stat.S_ISLNK(entry.mode):
             raise UsageError(f"{path.name} holds a link: {entry.name!r}; wheels have none", hint="do not install it")
@@ -388,7 +477,9 @@ def _refuse_malicious(entries: Entries, path: Path) -> None:
             )
 
 
-def _read(file: BinaryIO, entries: Entries, path: Path, version: str, folder: Path) -> DeepSpeed:
+def _read(file: BinaryIO, entries: Entries, path: Path, version: str, folder: Path, pythons: set[str]) -> DeepSpeed:
+    undecodable: list[str] = []
+
     def text(ending: str) -> str | None:
         # pip reads the .dist-info at the top; one further down is a file like any other
         name = next((name for name in entries if name == ending or _at_top(name, ending)), None)
@@ -396,7 +487,12 @@ def _read(file: BinaryIO, entries: Entries, path: Path, version: str, folder: Pa
             return None
         if entries[name].size > MAX_TEXT_BYTES:
             raise UsageError(f"{path.name}'s {name} is larger than any can be", hint="do not install it")
-        return b"".join(read_bytes(file, entries[name])).decode("utf-8", errors="replace")
+        content = b"".join(read_bytes(file, entries[name]))
+        try:
+            return content.decode("utf-8")
+        except UnicodeDecodeError:
+            undecodable.append(f"{name} is no UTF-8, so each installer reads it in its own way")
+            return content.decode("utf-8", errors="replace")
 
     record = text(f"deepspeed/{RECORD}")
     if record is None:
@@ -406,7 +502,9 @@ def _read(file: BinaryIO, entries: Entries, path: Path, version: str, folder: Pa
     record_text = text("RECORD")
     listed = _parse_record(record_text or "")
     libraries: dict[str, ElfInfo] = {}
-    altered = [name for name in listed if name not in entries]
+    named = Counter(_names_in_record(record_text or ""))
+    altered = [name for name, rows in named.items() if name not in entries or rows > 1]
+    altered += ["RECORD, which cannot be read"] if record_text and not named else []
     altered += ["RECORD, which is missing"] if record_text is None else _unlisted(entries, listed)
     for name, entry in entries.items():
         unpacked = folder / "library.so" if name.endswith(".so") else None
@@ -418,14 +516,21 @@ def _read(file: BinaryIO, entries: Entries, path: Path, version: str, folder: Pa
     recorded = recorded_wheel_digest(_beside(path))
     if recorded is not None and recorded != hex_of(path):
         altered.append(path.name)
-    metadata = text("METADATA")
+    metadata, entry_points = text("METADATA"), text("entry_points.txt")
+    told = contradictions(entries, version, metadata, text("WHEEL"), pythons=pythons, torch=facts.torch)
     return replace(
         _with_library_facts(facts, libraries),
         altered=tuple(sorted(altered)),
-        foreign=foreign_files(entries, version, text("entry_points.txt")),
-        contradictions=contradictions(entries, version, metadata),
+        # who uninstalls it removes what RECORD lists, wherever that is
+        foreign=foreign_files({*entries, *named}, version, entry_points),
+        contradictions=(*dict.fromkeys(undecodable), *told),
         addresses=addresses(metadata),
     )
+
+
+def _folders_of(place: str) -> Iterator[str]:
+    parts = place.split("/", MAX_FOLDERS)
+    return ("/".join(parts[:count]) for count in range(1, len(parts)))
 
 
 def _at_top(name: str, ending: str) -> bool:

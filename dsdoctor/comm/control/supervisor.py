@@ -6,7 +6,6 @@ It uses no torch and no store, so it cannot hang. Where no verdict came from ran
 import os
 import re
 import select
-import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -454,9 +453,5 @@ def _folder(settings: CommSettings) -> Iterator[tuple[str, Callable[[], None]]]:
         make_folder(Path(settings.out), mode=0o700)
         yield settings.out, lambda: None
         return
-    made, kept = str(private_folder()), list[bool]()
-    try:
-        yield made, lambda: kept.append(True)
-    finally:
-        if not kept:
-            shutil.rmtree(made, ignore_errors=True)
+    with private_folder() as (made, keep):
+        yield str(made), keep

@@ -7,7 +7,6 @@ closes, so with the process that holds its other end, however that one ends. Imp
 import contextlib
 import os
 import select
-import shutil
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -63,8 +62,7 @@ def main(arguments: Sequence[str]) -> int:
     except ImpossiblePlan as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    folder = private_folder()
-    try:
+    with private_folder() as (folder, _):
         endings, started = Endings(order), LocalRanks(order, os.environ, folder)
 
         def hear(ended: RankEnded) -> None:
@@ -75,8 +73,6 @@ def main(arguments: Sequence[str]) -> int:
             started.follow(hear, lambda: _closed() or endings.over())
         finally:
             started.end()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     return 0
 
 

@@ -6,6 +6,7 @@ import random
 import re
 import resource
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -15,13 +16,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dsdoctor.comm.preflight.facts import SSH as ASKING
 from dsdoctor.comm.rendezvous.notices import Notice, send_notice
 from dsdoctor.core.cgroups import Cgroups, read_cgroups
 from dsdoctor.core.errors import ImpossiblePlan, NotWritten
-from dsdoctor.core.files import PRIVATE, make_folder, open_new, write_text
+from dsdoctor.core.files import PRIVATE, held_folder, make_folder, open_new, sweep, write_text
 from dsdoctor.core.host import CHILD_SCRIPTS, Host, LocalHost
 from dsdoctor.core.processes import end_session, ending_of
+from dsdoctor.core.workspace import TEMPORARY, is_exchanged
 from dsdoctor.hosts.hostfile import Slots
 from dsdoctor.hosts.ssh import for_any_shell
 from dsdoctor.ranks.launchers import TORCHRUN
@@ -45,20 +46,64 @@ def write_files(folder: Path, files: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(str(folder / FOLDER / name) for name, _ in wanted)
 
 
-def private_folder() -> Path:
-    """A new folder for this user alone: among the temporary files, in memory where these have no room. Raises NotWritten."""
+RUNNING = ".running"
+"""In a folder of ranks that run: who is killed leaves it there."""
+
+
+@contextlib.contextmanager
+def private_folder() -> Iterator[tuple[Path, Callable[[], None]]]:
+    """A new folder for this user alone, removed at the end unless the second of the two is called: among the temporary files, where
+    nobody can exchange it, in memory where these have no room. What killed runs left there goes first.
+
+    Raises NotWritten, and ImpossiblePlan where others could exchange it everywhere.
+    """
+    folder, held = _held_private_folder()
+    kept: list[bool] = []
     try:
-        return Path(tempfile.mkdtemp(prefix=PREFIX))
-    except OSError as error:
+        yield folder, lambda: kept.append(True)
+    finally:
+        if kept:
+            with contextlib.suppress(OSError):
+                (folder / RUNNING).unlink()
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+        os.close(held)
+
+
+def _held_private_folder() -> tuple[Path, int]:
+    failure: OSError | None = None
+    for place in dict.fromkeys((tempfile.gettempdir(), *TEMPORARY, "/dev/shm")):
+        if is_exchanged(place):
+            continue
         with contextlib.suppress(OSError):
-            return Path(tempfile.mkdtemp(prefix=PREFIX, dir="/dev/shm"))
-        raise NotWritten(error.errno, error.strerror, error.filename or "the folder for temporary files") from error
+            sweep(Path(place), PREFIX, _is_left)
+        try:
+            folder, held = held_folder(Path(place), PREFIX)
+        except OSError as error:
+            failure = failure or error
+            continue
+        try:
+            write_text(folder / RUNNING, "", mode=PRIVATE)
+        except OSError as error:
+            failure = failure or error
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(held)
+            continue
+        return folder, held
+    if failure is not None:
+        raise NotWritten(failure.errno, failure.strerror, failure.filename or "the folder for temporary files")
+    raise ImpossiblePlan(
+        "no folder for temporary files can be used: others could exchange what ranks write there",
+        hint="export TMPDIR=/a/folder/you/own",
+    )
+
+
+def _is_left(folder: Path) -> bool:
+    """Whether a folder that nobody holds is one of a killed run: what a run keeps for the user is neither empty nor marked."""
+    return (folder / RUNNING).exists() or not any(folder.iterdir())
 
 
 # How many ranks, and where -> the orders of the hosts, and the variables of each rank. Starts nothing.
-
-
-SSH = ("-T", *ASKING, "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -335,11 +335,13 @@ class _Reading:
         scale = frame.loss_scale or 1.0
         for tensor in frame.measured:
             value = tensor.absmax or 0.0
-            if tensor.dtype in LIMITS and value / scale:
-                place = ".".join(part for part in (frame.module, tensor.name.removeprefix("grad ")) if part)
-                self.gradients_of[place] = max(self.gradients_of.get(place, 0.0), value / scale)
+            # of a file that anybody wrote: no gradient is below nothing or without an end
+            if tensor.dtype not in LIMITS or not 0 < value / scale < math.inf:
+                continue
+            place = ".".join(part for part in (frame.module, tensor.name.removeprefix("grad ")) if part)
+            self.gradients_of[place] = max(self.gradients_of.get(place, 0.0), value / scale)
             known = 0.0 if self.gradient is None else self.gradient[0].value / self.gradient[2]
-            if tensor.dtype in LIMITS and value / scale > known:
+            if value / scale > known:
                 peak = Peak(value=value, tensor=tensor.name, dtype=tensor.dtype, batch=frame.batch, rank=rank)
                 self.gradient = peak, frame.module, scale
 
@@ -347,10 +349,10 @@ class _Reading:
         if self.gradient is None:
             return None
         peak, module, scale = self.gradient
-        fits = 2.0 ** math.floor(math.log2(self.limit / peak.value * scale))
+        fits = 2.0 ** math.floor(_bits(self.limit / peak.value * scale))
         place = min(self.gradients_of, key=self.gradients_of.__getitem__)
         least = self.gradients_of[place]
-        needs = 2.0 ** max(0, math.ceil(math.log2(self.normal / least)))
+        needs = 2.0 ** max(0, math.ceil(_bits(self.normal / least)))
         return Gradients(
             peak=peak,
             module=module,
@@ -360,6 +362,18 @@ class _Reading:
             smallest_at=place,
             needs_scale=needs,
         )
+
+
+LEAST_BITS, MOST_BITS = -1022, 1023
+
+
+def _bits(ratio: float) -> float:
+    """The exponent of a ratio, within those that a scale can have.
+
+    >>> _bits(8.0), _bits(0.0), _bits(math.inf)
+    (3.0, -1022.0, 1023.0)
+    """
+    return float(min(max(math.log2(ratio), LEAST_BITS), MOST_BITS)) if ratio > 0 else float(LEAST_BITS)
 
 
 def headroom(lines: Iterable[tuple[int, Frame | StepEnd]], *, dtype: str = "float16", margin: float = 1.0) -> Headroom:
