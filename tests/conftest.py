@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from dsdoctor.builder.toolkit.plan_assembly import EVERY_HEADER
+from dsdoctor.builder.toolkit.parts import EVERY_HEADER
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Compiler, Cuda, Machine, Python, System, Toolkit, Torch
 

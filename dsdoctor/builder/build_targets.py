@@ -11,13 +11,21 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 
-from dsdoctor.builder.build import AfterBuild, PreparedPlan, make_wheel, prepare_plan
+from dsdoctor.builder.build import (
+    AfterBuild,
+    Inputs,
+    PreparedPlan,
+    find_wheel,
+    inputs_of,
+    keep,
+    make_wheel,
+    prepare_plan,
+)
 from dsdoctor.builder.make.compile import Pool
 from dsdoctor.builder.make.make_wheel import prepare_out
 from dsdoctor.builder.make.manifest import decode
 from dsdoctor.builder.plan.choices import choose_local_version
 from dsdoctor.builder.targets import Target, cross, environment, find_interpreters, is_version
-from dsdoctor.builder.wheel_cache import Inputs, find_wheel, inputs_of, keep
 from dsdoctor.core.build_models import BuildPlan, BuildResult, OpProgress
 from dsdoctor.core.errors import BuildFailed, DoctorError, ImpossiblePlan, UsageError, refused_by_system
 from dsdoctor.core.finding import Finding, has_error

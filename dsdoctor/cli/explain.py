@@ -21,6 +21,11 @@ WIDTH = 100
 def manual(rule: str) -> str:
     """The manual of a rule: a page for each place that uses the rule. Raises UsageError for a rule that does not exist."""
     found = tuple(pages(rule))
+    if not found and book.went(rule):
+        raise UsageError(
+            f"{rule} is no longer a rule: diagnose quotes such a message in a general answer",
+            hint="dsdoctor explain unexplained-failure",
+        )
     if not found:
         import difflib
 
@@ -61,9 +66,17 @@ def explain_command(
         return
     if rule is None:
         raise UsageError("name a rule", hint="dsdoctor explain --list names them all")
+    new = book.successor(rule) if not any(pages(rule)) else None
+    rule, formerly = new or rule, rule if new else None
     page, address = manual(rule), page_address(rule)
     # where nobody knows where the pages are, half an address helps nobody
     where = ["", address] if ADDRESS else []
     width = shutil.get_terminal_size((WIDTH, 24)).columns
-    lines = [rule, "", *flowed(page.splitlines(), min(width, WIDTH)), *where]
-    print_result("explain", as_json, lines, (), rule=rule, manual=page, url=address, fixes=fix_commands(rule))
+    lines = [
+        f"{rule} (formerly {formerly})" if formerly else rule,
+        "",
+        *flowed(page.splitlines(), min(width, WIDTH)),
+        *where,
+    ]
+    extra = {"formerly": formerly} if formerly else {}
+    print_result("explain", as_json, lines, (), rule=rule, manual=page, url=address, fixes=fix_commands(rule), **extra)

@@ -9,7 +9,7 @@ from rich.console import Console
 from dsdoctor.builder.plan.plan import plan_toolkit
 from dsdoctor.builder.toolkit.assemble import assemble
 from dsdoctor.builder.toolkit.choose import toolkit_offers
-from dsdoctor.builder.toolkit.kept import refuse_altered
+from dsdoctor.builder.toolkit.parts import refuse_altered
 from dsdoctor.cli.ending import IMPOSSIBLE, OK, print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.core.build_models import Choice, ToolkitPlan

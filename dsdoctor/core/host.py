@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -195,6 +196,27 @@ class Host(Protocol):
         """End everything that is being asked, and whatever is asked from now on."""
 
 
+def _with_own_path(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment whose PATH leads a child to no program of the current folder, which anybody may have put there.
+
+    >>> _with_own_path({"PATH": ":/usr/bin:.:bin:/bin", "A": "."})
+    {'PATH': '/usr/bin:/bin', 'A': '.'}
+    """
+    listed = environment.get("PATH")
+    if listed is None:
+        return dict(environment)
+    return {**environment, "PATH": ":".join(each for each in listed.split(":") if each.startswith("/"))}
+
+
+def _with_own_temporary(environment: dict[str, str]) -> dict[str, str]:
+    """An environment without the folders for temporary files in which others could exchange what a child writes."""
+    named = [name for name in ("TMPDIR", "TMP", "TEMP") if name in environment]
+    if not named:
+        return environment
+    refused = {name for name in named if distrust(Path(environment[name]) / uuid.uuid4().hex) is not None}
+    return {name: value for name, value in environment.items() if name not in refused}
+
+
 class LocalHost:
     """This machine; with ``root``, a folder that plays one: absolute paths are looked up below it, for tests."""
 
@@ -216,7 +238,7 @@ class LocalHost:
 
     def environment(self) -> dict[str, str]:
         """The whole environment, as the base of a child's: never recorded, never printed."""
-        return dict(self._env)
+        return _with_own_path(self._env)
 
     def read(self, path: str) -> str | None:
         try:
@@ -298,7 +320,7 @@ class LocalHost:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env={**self._env, **(env or {})},
+                env=_with_own_temporary({**_with_own_path(self._env), **(env or {})}),
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:

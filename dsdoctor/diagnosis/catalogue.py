@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from dsdoctor.diagnosis.models import Facts, Hit, Rule, Signature, Stage, Tier
+from dsdoctor.diagnosis.models import Case, Facts, Hit, Rule, Signature, Stage, Tier
 from dsdoctor.rules.store import Table, log_table
 
 GITHUB = "https://github.com/"
@@ -101,6 +101,7 @@ def _rules(topics: Mapping[str, Table]) -> Iterator[Rule]:
                 fix=table["fix"],
                 signatures=(*map(_signature, table.get("wording", ())), *more),
                 steps=tuple(table.get("steps", ())),
+                cases=tuple(Case(**{**case, "steps": _steps(case)}) for case in table.get("case", ())),
                 explained_by=tuple(table.get("explained_by", ())),
                 family=table.get("family", False),
                 general=table.get("general", False),

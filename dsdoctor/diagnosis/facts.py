@@ -365,6 +365,86 @@ PACKAGES = {
     "cv2": "opencv-python-headless",
     "lightning_fabric": "lightning",
 }
+KNOWN_PACKAGES = frozenset(
+    {
+        *PACKAGES.values(),
+        *(
+            "einops",
+            "hjson",
+            "msgpack",
+            "ninja",
+            "numpy",
+            "packaging",
+            "psutil",
+            "pydantic",
+            "torch",
+            "tqdm",
+            "triton",
+            "mpi4py",
+        ),
+        *(
+            "transformers",
+            "accelerate",
+            "datasets",
+            "tokenizers",
+            "safetensors",
+            "sentencepiece",
+            "huggingface-hub",
+            "peft",
+            "trl",
+        ),
+        *(
+            "bitsandbytes",
+            "wandb",
+            "tensorboard",
+            "evaluate",
+            "diffusers",
+            "torchvision",
+            "torchaudio",
+            "torchdata",
+            "scipy",
+        ),
+        *(
+            "pandas",
+            "pyarrow",
+            "regex",
+            "requests",
+            "six",
+            "wheel",
+            "deepspeed",
+            "deepspeed-mii",
+            "lm-eval",
+            "optimum",
+            "vllm",
+        ),
+        *(
+            "ray",
+            "megatron-core",
+            "sympy",
+            "protobuf",
+            "tiktoken",
+            "matplotlib",
+            "pytest",
+            "omegaconf",
+            "hydra-core",
+            "timm",
+        ),
+        *(
+            "tensorboardx",
+            "py-spy",
+            "pybind11",
+            "tabulate",
+            "comet-ml",
+            "mlflow",
+            "xformers",
+            "liger-kernel",
+            "fire",
+            "jinja2",
+        ),
+    }
+)
+"""What a command to install may name. A log chooses any other name, and so whose package it would be: a missing module may be a
+file of one's own, whose name is anybody's to take on an index."""
 LAUNCHER_PACKAGES = {"pdsh": "pdsh", "srun": "slurm-client", "mpirun_rsh": "mvapich2", "mpichversion": "mpich"}
 LONGEST = 160
 LAST_PORT = 65535
@@ -404,7 +484,8 @@ def values_of(groups: Mapping[str, str], facts: Facts, op: str | None) -> dict[s
         values["cuda_tag"] = f"cu{cuda.replace('.', '')}"
     values |= _torch_again(values.get("torch", ""), values.get("cuda_tag"))
     if module := values.get("module"):
-        values["package"] = PACKAGES.get(module.split(".")[0], module.split(".")[0].replace("_", "-"))
+        named = PACKAGES.get(module.split(".")[0], module.split(".")[0].replace("_", "-").lower())
+        values["package"] = named if named in KNOWN_PACKAGES else "PACKAGE"
     if (port := values.get("port", "")).isdigit():
         values["other_port"] = str(int(port) + 1 if int(port) < LAST_PORT else int(port) - 1)
     if launcher := values.get("launcher"):

@@ -34,15 +34,7 @@ ITS_STEP = {
     "apex": "python -m pip install -v --no-build-isolation git+https://github.com/NVIDIA/apex  # apex of PyPI is another package",
     "transformer-engine": "python -m pip install --no-build-isolation 'transformer-engine[pytorch]'",
 }
-ITS_TITLES = {
-    "torch-missing-at-build": "the build of {project} cannot import torch: it is not installed, or pip's build isolation hides it",
-    "deepspeed-setup-bug": "the setup of {project} fails: {error}",
-}
-ITS_FIXES = {
-    "torch-missing-at-build": "install torch first, then {project} without isolation, by a command of its own: in one command "
-    "with torch (or one file of requirements) pip builds it before torch is installed. It needs ninja, packaging and wheel too",
-    "deepspeed-setup-bug": "take another release of {project}, or a wheel of it that is compiled already",
-}
+ANOTHER_PACKAGE = "another-package"
 TORCH_FIRST = "python -m pip install torch ninja packaging wheel setuptools"
 
 
@@ -51,17 +43,15 @@ def of_its_package(hit: Hit, facts: Facts) -> Hit:
     project = hit.project if hit.project is not None else facts.project
     if not project or project == "deepspeed" or hit.rule.stage not in A_BUILD or DEEPSPEEDS_OWN.search(hit.text):
         return hit
-    signature = hit.signature
-    title = ITS_TITLES.get(hit.rule.id, signature.title or hit.rule.title).replace("DeepSpeed's setup.py", "{project}")
-    fix = ITS_FIXES.get(hit.rule.id, signature.fix or hit.rule.fix)
-    fix = re.sub(r";? ?(?:and )?dsdoctor (?:does|builds|knows)[^;.]*", "", fix)
-    fix = fix.replace("runs or builds DeepSpeed", "builds {project}").replace("safe for DeepSpeed", "safe")
-    steps = _its_steps(lines_of(hit), project, hit.rule.id)
-    groups = {**hit.groups, "project": project}
-    rule = RULES[PIPS_OWN] if hit.rule.id == "deepspeed-setup-bug" else hit.rule
-    return replace(
-        hit, rule=rule, signature=replace(signature, title=title, fix=fix, steps=steps), groups=groups, op=None
+    told = hit.in_case(ANOTHER_PACKAGE) if any(case.name == ANOTHER_PACKAGE for case in hit.rule.cases) else hit
+    signature = replace(
+        told.signature,
+        title=told.signature.title or hit.rule.title,
+        fix=told.signature.fix or hit.rule.fix,
+        steps=_its_steps(lines_of(hit), project, hit.rule.id),
     )
+    rule = RULES[PIPS_OWN] if hit.rule.id == "deepspeed-setup-bug" else hit.rule
+    return replace(hit, rule=rule, signature=signature, groups={**hit.groups, "project": project}, op=None)
 
 
 def _its_steps(steps: tuple[str, ...], project: str, rule: str) -> tuple[str, ...]:
@@ -142,7 +132,13 @@ def note_of(hit: Hit, facts: Facts) -> Finding:
 def borne_of(hit: Hit, facts: Facts) -> Finding:
     """A line that would be a cause, in a log that shows no failure: what it says is told as said, not as what happened."""
     note = note_of(hit, facts)
-    return replace(note, title=f"the log says so, and nothing failed of it: {note.title}")
+    return replace(note, title=phrase("only-mentioned", title=note.title))
+
+
+def phrase(name: str, **values: str) -> str:
+    """Words of the book that are no rule's."""
+    table = next(one for one in book.tables("diagnosis", "phrase") if one["name"] == name)
+    return book.fill(table["text"], values)
 
 
 def echoes_only(echoes: list[Hit], facts: Facts) -> Finding:
@@ -155,10 +151,10 @@ def echoes_only(echoes: list[Hit], facts: Facts) -> Finding:
     values = values_of(hit.groups, facts, op)
     project = next((echo.project for echo in echoes if echo.project), facts.project)
     another = project if project and project != "deepspeed" and not op else ""
-    own = f"this log only has the last lines of the build of {another}: its first error is not in it"
+    title = next(case.title for case in rule.cases if case.name == ANOTHER_PACKAGE) if another else rule.title
     return Finding.error(
         rule.id,
-        own if another else fill(rule.title, values),
+        fill(title, {**values, "project": another or values.get("project", "")}),
         evidence=(*(f"line {echo.line}: {echo.text[:LONGEST]}" for echo in echoes[:4]), *_read(facts)),
         affects=(op,) if op else (),
         fix=rule.fix,
@@ -312,4 +308,4 @@ def _line(line: Line) -> str:
 
 def empty(lines: int) -> Finding:
     """The log holds nothing but blank lines."""
-    return book.finding("empty-log", Severity.WARNING, lines=lines)
+    return book.finding("empty-log", Severity.WARNING, lines=counted(lines, "line"))

@@ -1,7 +1,7 @@
 """The types that a log is read with, and the Diagnosis that comes out. Data only."""
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,6 +48,7 @@ class Signature:
     above, ``not_after`` must not. ``unless``: must not be found in the line.
     ``stands``: it is true of the result, however well the log ended; a probe of that kind is a WARNING.
     ``sample``: what a tool prints; its last line is the one that matches. Texts are templates (see ``fill``).
+    ``brief``: its title where the log says more, which then follows it.
     ``steps``: as the book writes them; None stands for its rule's.
     ``persists``: it stays true although the training went on after it. ``harmless``: its title says when it does no harm, which is
     not true of what ended a log. ``owner``: "project" counts only where a project's code raised the exception, not the user's own.
@@ -62,12 +63,26 @@ class Signature:
     unless: str = ""
     op: str = ""
     title: str = ""
+    brief: str = ""
     fix: str = ""
     steps: tuple[str, ...] | None = None
     stands: bool = False
     persists: bool = False
     harmless: bool = False
     owner: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Other words of a rule, for what code knows beside a line. What it leaves empty stays as the wording or the rule has it.
+
+    ``{title}`` in its title stands for the title that it follows.
+    """
+
+    name: str
+    title: str = ""
+    fix: str = ""
+    steps: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +98,7 @@ class Rule:
     fix: str
     signatures: tuple[Signature, ...]
     steps: tuple[str, ...] = ()
+    cases: tuple[Case, ...] = ()
     explained_by: tuple[str, ...] = ()
     family: bool = False
     general: bool = False
@@ -146,6 +162,14 @@ class Hit:
     said: bool = False
     quoted: bool = False
     project: str | None = None
+
+    def in_case(self, name: str) -> "Hit":
+        """The hit in the words of a case of its rule. Raises StopIteration where the rule has no such case."""
+        case, own = next(case for case in self.rule.cases if case.name == name), self.signature
+        title = case.title.replace("{title}", own.title or self.rule.title)
+        steps = own.steps if case.steps is None else case.steps
+        words = replace(own, title=title or own.title, fix=case.fix or own.fix, steps=steps)
+        return replace(self, signature=words)
 
     @property
     def sample(self) -> str:

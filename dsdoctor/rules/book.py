@@ -11,6 +11,7 @@ the rules of logs, ``order.toml`` their order. A rule in TOML::
     fix = "one or two sentences, as they stand behind a finding's arrow"
     steps = ["a command with a {place} for a value  # its note", "or: another way", "on {host}: one for another host"]
     since = "0.2"
+    formerly = ["ids-of-earlier-releases"]
 
     [[rule.case]]
     name = "other-slots"
@@ -100,6 +101,22 @@ def entries(rule: str) -> Iterator[tuple[str, Table]]:
     """Each room that has the rule, with its table there. Nothing else of the book is parsed."""
     for room, text in texts_of(rule):
         yield room, parse(f"[[rule]]{text}")["rule"][0]
+
+
+def successor(rule: str) -> str | None:
+    """The rule of which an earlier release's rule is a part now; None where there is none.
+
+    >>> successor("data-worker-gone"), successor("data-worker-failed")
+    ('data-worker-failed', None)
+    """
+    texts = (text for room in order()["rooms"] for text in _rules_in(room) if f'"{rule}"' in text)
+    tables = (parse(f"[[rule]]{text}")["rule"][0] for text in texts)
+    return next((table["id"] for table in tables if rule in table.get("formerly", ())), None)
+
+
+def went(rule: str) -> bool:
+    """Whether an earlier release had this rule, and the general answer has its place now."""
+    return rule in order()["went"]
 
 
 def heading(room: str) -> str:

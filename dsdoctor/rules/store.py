@@ -29,7 +29,7 @@ CODE = ("store.py", "words.py")
 """What the table depends on beside the rules themselves."""
 ENTRY = re.compile(r"^\[\[(?:rule|regression)\]\]$", re.MULTILINE)
 ID = re.compile(r'^id = "([\w-]+)"$', re.MULTILINE)
-PAGE_ONLY = {"means", "matters", "seen", "raised", "since"}
+PAGE_ONLY = {"means", "matters", "seen", "raised", "since", "formerly"}
 """What no diagnosis reads."""
 
 

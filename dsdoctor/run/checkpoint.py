@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.script import CHECKPOINT_WATCH
-from dsdoctor.core.stand_in import standing_for
+from dsdoctor.core.script import CHECKPOINT_WATCH, standing_for
 
 WARN, OFF = CHOICES = ("warn", "off")
 JUDGE = "dsdoctor.run.checkpoint_check"

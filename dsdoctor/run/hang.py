@@ -19,8 +19,7 @@ from typing import Any
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.files import absolute
 from dsdoctor.core.processes import whole_number
-from dsdoctor.core.script import write_stderr
-from dsdoctor.core.stand_in import standing_for
+from dsdoctor.core.script import standing_for, write_stderr
 from dsdoctor.hang.models import HangOptions
 from dsdoctor.ranks.failure import read_failure
 

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.stand_in import standing_for
+from dsdoctor.core.script import standing_for
 from dsdoctor.memory.calls import Growth, LastCall, resident
 from dsdoctor.ranks.failure import Failure
 

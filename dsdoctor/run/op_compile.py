@@ -12,8 +12,7 @@ from collections.abc import Callable
 from types import FrameType, ModuleType
 from typing import Any
 
-from dsdoctor.core.script import UnlistedThread
-from dsdoctor.core.stand_in import standing_for
+from dsdoctor.core.script import UnlistedThread, standing_for
 
 MODULE = "torch.utils.cpp_extension"
 NOTICES_SECONDS = (10.0, 30.0, 60.0, 120.0)

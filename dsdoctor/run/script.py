@@ -21,8 +21,7 @@ from typing import Any, NoReturn
 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Follows, Step
-from dsdoctor.core.script import UnlistedThread, write_stderr
-from dsdoctor.core.stand_in import standing_for
+from dsdoctor.core.script import UnlistedThread, standing_for, write_stderr
 from dsdoctor.ranks.failure import Failure, read_failure
 from dsdoctor.ranks.launchers import RANKS
 from dsdoctor.run import checkpoint, hang, memory, op_compile

@@ -9,7 +9,7 @@ from dsdoctor.builder.plan.compiler import choose_compiler
 from dsdoctor.builder.plan.plan import plan_toolkit
 from dsdoctor.builder.toolkit.assemble import COMPONENTS
 from dsdoctor.builder.toolkit.choose import Needs, choose_toolkit, needs_offers
-from dsdoctor.builder.toolkit.plan_assembly import EVERY_HEADER, NOT_ASKED, NvidiaRelease, Offers
+from dsdoctor.builder.toolkit.parts import EVERY_HEADER, NOT_ASKED, NvidiaRelease, Offers
 from dsdoctor.core.build_models import Archive, Choice, DebianPackage, ToolkitPlan
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.machine import Compiler, Cuda, Machine, Toolkit, Torch

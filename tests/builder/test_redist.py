@@ -17,8 +17,7 @@ import pytest
 from dsdoctor.builder.toolkit.assemble import ask_nvidia, assemble
 from dsdoctor.builder.toolkit.choose import BARE, choose_toolkit
 from dsdoctor.builder.toolkit.download import _SafeRedirects, download, read_document
-from dsdoctor.builder.toolkit.kept import DIGESTS, altered, read_mark, refuse_altered
-from dsdoctor.builder.toolkit.plan_assembly import MARK, NvidiaRelease, Offers
+from dsdoctor.builder.toolkit.parts import DIGESTS, MARK, NvidiaRelease, Offers, altered, read_mark, refuse_altered
 from dsdoctor.core.build_models import Layer, ToolkitPlan
 from dsdoctor.core.errors import BuildFailed, UsageError
 from dsdoctor.core.host import LocalHost

@@ -9,7 +9,7 @@ import pytest
 
 from dsdoctor.builder.make.manifest import Manifest, OpProof, describe_wheel
 from dsdoctor.builder.make.sbom import bill_of_materials
-from dsdoctor.builder.toolkit.kept import KeptPart, Part, toolkit_parts, write_mark
+from dsdoctor.builder.toolkit.parts import KeptPart, Part, toolkit_parts, write_mark
 from dsdoctor.builder.wheel.shared_object import ElfInfo
 from dsdoctor.core.build_models import BuildPlan, Layer, OpPlan, Source, ToolkitPlan
 from dsdoctor.core.machine import Cuda, Machine

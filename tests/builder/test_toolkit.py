@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.builder.toolkit.assemble import assemble
-from dsdoctor.builder.toolkit.plan_assembly import EVERY_HEADER, MARK, PARTS
+from dsdoctor.builder.toolkit.parts import EVERY_HEADER, MARK, PARTS
 from dsdoctor.core.build_models import Layer, ToolkitPlan
 from dsdoctor.core.errors import BuildFailed
 from dsdoctor.core.host import LocalHost

@@ -48,3 +48,18 @@ def test_a_finding_that_another_version_wrote_is_read_with_its_address() -> None
 
     assert decode(json.dumps(told), Finding) == Finding.error("a-rule", "t")
     assert decode(json.dumps(told), Finding).url == Finding.error("a-rule", "t").url
+
+
+def test_the_id_of_a_rule_that_was_merged_leads_to_the_rule_it_is_in() -> None:
+    told = json.loads(run("explain", "data-worker-gone", "--json").stdout)
+
+    assert (told["rule"], told["formerly"]) == ("data-worker-failed", "data-worker-gone")
+    assert told["url"] == f"{ADDRESS}rules/data-worker-failed/"
+    assert run("explain", "data-worker-gone").stdout.startswith("data-worker-failed (formerly data-worker-gone)\n")
+
+
+def test_an_id_that_went_for_good_says_so() -> None:
+    done = run("explain", "notebook-launch")
+
+    assert done.returncode == 2
+    assert "notebook-launch is no longer a rule" in done.stderr

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dsdoctor.comm.local.counters import CHECKS, read_counters, rose
+from dsdoctor.comm.local.facts import COUNTER_CHECKS, read_counters, rose
 from dsdoctor.core.finding import Severity
 from tests.conftest import Disk
 
@@ -35,7 +35,7 @@ READ = {
 
 
 def told(seen: dict[str, dict[str, int]]) -> list[tuple[str, Severity, str]]:
-    return [(finding.rule, finding.severity, finding.title) for check in CHECKS for finding in check(seen)]
+    return [(finding.rule, finding.severity, finding.title) for check in COUNTER_CHECKS for finding in check(seen)]
 
 
 def test_every_counter_of_a_host_is_read(disk: Disk) -> None:

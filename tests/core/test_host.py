@@ -269,3 +269,27 @@ def test_what_is_no_snapshot_is_said(text: str, tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match="snapshot"):
         RecordedHost.load(file)
+
+
+def test_a_command_takes_no_program_and_no_temporary_folder_of_a_stranger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nvcc asks for a gcc by its name, and gives it files in TMPDIR."""
+    planted, shared, own = tmp_path / "planted", tmp_path / "shared", tmp_path / "own"
+    for folder in (planted, shared, own):
+        folder.mkdir()
+    shared.chmod(0o777)
+    (planted / "gcc").write_text("#!/bin/sh\ntouch ran\n")
+    (planted / "gcc").chmod(0o755)
+    monkeypatch.chdir(planted)
+    tool = tmp_path / "nvcc"
+    tool.write_text('#!/bin/sh\ngcc --version >/dev/null 2>&1\necho "$TMPDIR"\n')
+    tool.chmod(0o755)
+
+    for path in (":/usr/bin:/bin", ".:/usr/bin:/bin", "/usr/bin:/bin:", "../planted:/usr/bin:/bin"):
+        told = LocalHost(env={"PATH": path, "TMPDIR": str(shared)}).run([str(tool)], timeout=60)
+        assert told.stdout == "\n", path
+    kept = LocalHost(env={"PATH": "/usr/bin:/bin", "TMPDIR": str(own)}).run([str(tool)], timeout=60)
+
+    assert kept.stdout == f"{own}\n"
+    assert not (planted / "ran").exists()

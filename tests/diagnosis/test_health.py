@@ -131,3 +131,8 @@ def test_no_piece_of_a_failed_log_has_a_check_mark_without_an_end_or_progress() 
     ]
 
     assert wrong == []
+
+
+def test_a_log_of_one_blank_line_is_told_in_the_singular() -> None:
+    assert "(1 line," in diagnose([""]).findings[0].title
+    assert "(2 lines," in diagnose(["", " "]).findings[0].title

@@ -224,3 +224,23 @@ def test_the_setuptools_of_the_log_decides(line: str, title: str) -> None:
     )
 
     assert first([line, *log]).title.startswith(title)
+
+
+@each(
+    "module, package",
+    [
+        ("einops", "einops"),
+        ("yaml.nodes", "pyyaml"),
+        ("my_company_internal", "PACKAGE"),
+        ("utils", "PACKAGE"),
+        ("x", "PACKAGE"),
+    ],
+)
+def test_a_log_does_not_choose_what_is_installed(module: str, package: str) -> None:
+    finding = first(
+        raised(f"ModuleNotFoundError: No module named '{module}'", ("train.py", "<module>", f"import {module}"))
+    )
+
+    assert finding.fix
+    assert [step.line for step in finding.fix.steps] == [f"python -m pip install {package}"]
+    assert module.split(".")[0] in finding.title

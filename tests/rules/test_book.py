@@ -14,8 +14,8 @@ import pytest
 
 from dsdoctor.cli.explain import pages
 from dsdoctor.core.finding import FIELD
-from dsdoctor.rules.book import entries, room_rules, rule_ids, words_of
-from dsdoctor.rules.store import FOLDER, LOGS, log_topics
+from dsdoctor.rules.book import entries, room_rules, rule_ids, successor, words_of
+from dsdoctor.rules.store import FOLDER, LOGS, log_topics, order
 from tests.each import each
 from tests.rules.voice import habits, texts
 from tests.source import PACKAGE, nodes, trees
@@ -147,7 +147,7 @@ def test_an_id_stands_once_in_a_room() -> None:
 
 @each("rule", rule_ids())
 def test_a_rule_says_what_it_means_and_uses_no_key_that_nobody_reads(rule: str) -> None:
-    known = {"id", "title", "means", "matters", "fix", "steps", "since", "case"}
+    known = {"id", "title", "means", "matters", "fix", "steps", "since", "formerly", "case"}
     of_logs = {"stage", "seen", "raised", "family", "general", "explained_by", "wording"}
 
     assert ID.fullmatch(rule)
@@ -187,3 +187,13 @@ def test_the_words_of_log_rules_are_plain() -> None:
 
     assert len(logs) > len(log_topics())
     assert [f"{place}: {habit}" for place, text in logs for habit in habits(text)] == []
+
+
+def test_an_id_of_an_earlier_release_leads_to_one_rule_or_is_known_to_have_gone() -> None:
+    formerly = [old for rule in rule_ids() for _, table in entries(rule) for old in table.get("formerly", ())]
+    known = [*formerly, *order()["went"]]
+
+    assert len(formerly) > 50 and len(order()["went"]) > 70
+    assert [one for one, times in Counter(known).items() if times > 1] == []
+    assert set(known) & set(rule_ids()) == set()
+    assert successor("data-worker-gone") == "data-worker-failed"

@@ -14,7 +14,7 @@ import pytest
 from dsdoctor.builder.build_targets import targets_of
 from dsdoctor.builder.targets import environment
 from dsdoctor.builder.toolkit.debian import ask_distribution, fetch_package, find_mirrors
-from dsdoctor.builder.toolkit.plan_assembly import label_of
+from dsdoctor.builder.toolkit.parts import label_of
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.workspace import cache_folder, private_folder
 from tests.builder.redist_server import Server, published, serving

@@ -34,7 +34,7 @@ from dsdoctor.builder.make.op_cache import OpCache
 from dsdoctor.builder.make.sbom import SBOM, bill_of_materials
 from dsdoctor.builder.toolkit.assemble import assemble
 from dsdoctor.builder.toolkit.debian import unpack_headers
-from dsdoctor.builder.toolkit.kept import refuse_altered, toolkit_parts
+from dsdoctor.builder.toolkit.parts import refuse_altered, toolkit_parts
 from dsdoctor.core.build_models import BuildPlan, BuildResult, OpResult, Source
 from dsdoctor.core.children import PreloadedPython
 from dsdoctor.core.errors import BuildFailed, ImpossiblePlan

@@ -16,8 +16,8 @@ import msgspec
 from dsdoctor.builder.make.manifest import Manifest, ManifestOp
 from dsdoctor.builder.plan.compiler import version_of
 from dsdoctor.builder.source.fetch import NEWEST
-from dsdoctor.builder.toolkit.kept import NVIDIA as NVIDIA_ARCHIVES
-from dsdoctor.builder.toolkit.kept import PYPI, Part
+from dsdoctor.builder.toolkit.parts import NVIDIA as NVIDIA_ARCHIVES
+from dsdoctor.builder.toolkit.parts import PYPI, Part
 from dsdoctor.core.build_models import BuildPlan
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.release import __version__

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from dsdoctor.builder.plan.plan import DEFAULT_OPS, needs_of, plan_build, refusal, wanted_ops
 from dsdoctor.builder.source.ops import need_of
-from dsdoctor.builder.toolkit.plan_assembly import NOT_ASKED, Offers
+from dsdoctor.builder.toolkit.parts import NOT_ASKED, Offers
 from dsdoctor.core import machine as needs
 from dsdoctor.core.architectures import numeric, parse_architectures, plain
 from dsdoctor.core.build_models import OpFact, Source

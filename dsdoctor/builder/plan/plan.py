@@ -25,7 +25,7 @@ from dsdoctor.builder.plan.environment import caller_findings, environment, prep
 from dsdoctor.builder.source.ops import BASE_HEADERS, CUDA_LIBRARIES, known_breakage, need_of
 from dsdoctor.builder.toolkit.choose import BASE_LIBRARIES, Needs, choose_toolkit, lacking
 from dsdoctor.builder.toolkit.debian import choose_headers
-from dsdoctor.builder.toolkit.plan_assembly import EVERY_HEADER, NOT_ASKED, Offers
+from dsdoctor.builder.toolkit.parts import EVERY_HEADER, NOT_ASKED, Offers
 from dsdoctor.core.architectures import only
 from dsdoctor.core.build_models import BuildPlan, Choice, HeadersPlan, LeftOut, OpFact, OpPlan, Source, ToolkitPlan
 from dsdoctor.core.errors import ImpossiblePlan, UsageError

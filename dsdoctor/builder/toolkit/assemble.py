@@ -24,8 +24,18 @@ from filelock import FileLock
 from dsdoctor.builder.source.fetch import untar
 from dsdoctor.builder.toolkit.debian import fetch_package
 from dsdoctor.builder.toolkit.download import QUIET, Say, download, download_wheels, read_document, shown
-from dsdoctor.builder.toolkit.kept import NVIDIA, PYPI, KeptPart, altered, read_mark, write_digests, write_mark
-from dsdoctor.builder.toolkit.plan_assembly import MARK, MIRROR, NvidiaRelease
+from dsdoctor.builder.toolkit.parts import (
+    MARK,
+    MIRROR,
+    NVIDIA,
+    PYPI,
+    KeptPart,
+    NvidiaRelease,
+    altered,
+    read_mark,
+    write_digests,
+    write_mark,
+)
 from dsdoctor.core.build_models import Archive, DebianPackage, Layer, ToolkitPlan
 from dsdoctor.core.errors import BuildFailed, DoctorError, UsageError, is_full
 from dsdoctor.core.files import real_path, sha256_of, write_text

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dsdoctor.builder.source.ops import BASE_HEADERS
-from dsdoctor.builder.toolkit.plan_assembly import (
+from dsdoctor.builder.toolkit.parts import (
     FIRST_ON_PYPI,
     MIRROR,
     NOT_ASKED,

@@ -16,7 +16,7 @@ from dsdoctor.comm.collectives.nccl import relevant_lines
 from dsdoctor.comm.control.data_process import Data, ForkServer
 from dsdoctor.comm.control.messages import Briefing, Do, ExchangeResult, Join, News, RankAnswer, RankOrder
 from dsdoctor.comm.launch.start import LARGEST, write_files
-from dsdoctor.comm.local.counters import read_counters
+from dsdoctor.comm.local.facts import read_counters
 from dsdoctor.comm.local.fingerprint import fingerprint, versions_here
 from dsdoctor.comm.mesh.mesh import MeshListener, peers, reach_all
 from dsdoctor.comm.models import Claim, CommPhase, CommSettings

@@ -14,7 +14,7 @@ from dsdoctor.comm.control.member import GATHERED
 from dsdoctor.comm.control.messages import News, Phase
 from dsdoctor.comm.control.test_state import MIN_PHASE_SECONDS, Responses, TestRun, results
 from dsdoctor.comm.groups import Groups, Part, Trial, play
-from dsdoctor.comm.local import counters, fingerprint
+from dsdoctor.comm.local import facts, fingerprint
 from dsdoctor.comm.local.checks import examine_all
 from dsdoctor.comm.local.interfaces import limit
 from dsdoctor.comm.mesh import checks as mesh_checks
@@ -177,12 +177,12 @@ def count_again(test_run: TestRun) -> None:
     gathered = test_run.ask(CommPhase.LOCAL, seconds=COUNTING)
     before = {claim.rank: claim.local.counters for claim in test_run.claims if claim.local and claim.local_rank == 0}
     after = {answer.rank: answer.counters for answer in gathered.answers if answer.counters}
-    rose = counters.rose(before, after, test_run.hosts)
-    test_run.phase_log.add_to(CommPhase.LOCAL, tuple(counters.gpu_errors_rose(rose)))
-    test_run.phase_log.add_to(CommPhase.MESH, tuple(counters.link_errors_rose(rose)))
+    rose = facts.rose(before, after, test_run.hosts)
+    test_run.phase_log.add_to(CommPhase.LOCAL, tuple(facts.gpu_errors_rose(rose)))
+    test_run.phase_log.add_to(CommPhase.MESH, tuple(facts.link_errors_rose(rose)))
     found = {finding.rule for phase in test_run.phase_log.phases for finding in phase.findings}
     if not found & {"mesh-lossy", "mesh-mtu-hole"}:
-        test_run.phase_log.add_to(CommPhase.MESH, tuple(counters.tcp_resends(rose)))
+        test_run.phase_log.add_to(CommPhase.MESH, tuple(facts.tcp_resends(rose)))
 
 
 def claimed_later(test_run: TestRun) -> tuple[Finding, ...]:

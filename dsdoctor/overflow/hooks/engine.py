@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsdoctor.core.stand_in import hook_method, standing_for
+from dsdoctor.core.script import hook_method, standing_for
 
 # A DeepSpeed engine -> how it is configured and where it is: precision, loss scale, ZeRO stage, pipeline, step.
 #
