@@ -1,10 +1,11 @@
-"""The C extension, the address of the pages, and what pyproject.toml cannot say of them. All else about the package stands there.
+"""The C extension, the address of the pages, what is derived from the book of rules. pyproject.toml has all else about the package.
 
 The extension is optional: without a compiler or Python.h the install goes on, and the overflow hooks measure with torch.
 """
 
 import os
 import re
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -23,21 +24,31 @@ SCAN = Extension(
 PAGES = os.environ.get("DSDOCTOR_PAGES", "")
 
 
-class WithAddress(build_py):
-    """Whoever publishes the pages names their address in DSDOCTOR_PAGES; without it the package knows none."""
+class WithDerived(build_py):
+    """Whoever publishes the pages names their address in DSDOCTOR_PAGES; without it the package knows none.
+
+    The table of log rules and the index of all rules are made here; an editable install makes them when they are first needed.
+    """
 
     def run(self):
         super().run()
-        if PAGES and not self.editable_mode:
-            place = Path(self.build_lib, "dsdoctor", "core", "pages.py")
+        if self.editable_mode:
+            return
+        package = Path(self.build_lib, "dsdoctor")
+        if PAGES:
+            place = package / "core" / "release.py"
             text = place.read_text(encoding="utf-8")
             place.write_text(text.replace('\nADDRESS = ""\n', f'\nADDRESS = "{PAGES}"\n', 1), encoding="utf-8")
+        sys.path.insert(0, str(Path(__file__).parent))
+        from dsdoctor.rules.store import write_all
+
+        write_all(package / "rules")
 
 
 if PAGES and not re.fullmatch(r"https://[\w.-]+(/[\w.~-]+)*/", PAGES):
     raise SystemExit(f"DSDOCTOR_PAGES is {PAGES!r}; the address of the pages begins with https:// and ends with /")
 setup(
     ext_modules=[SCAN],
-    cmdclass={"build_py": WithAddress},
+    cmdclass={"build_py": WithDerived},
     options={"bdist_wheel": {"py_limited_api": "cp310"}} if STABLE else {},
 )

@@ -23,8 +23,8 @@ from pathlib import Path
 
 from dsdoctor.comm.command import start_on_hosts
 from dsdoctor.comm.launch.start import free_port, host_orders
+from dsdoctor.comm.preflight.checks import bad_hosts, without
 from dsdoctor.comm.preflight.facts import look_preflight
-from dsdoctor.comm.preflight.left_out import bad_hosts, without
 from dsdoctor.core.host import LocalHost
 from dsdoctor.ranks.nodelist import fold
 from tests.comm import faults

@@ -19,7 +19,7 @@ from dsdoctor.diagnosis.catalogue import RULES
 from dsdoctor.diagnosis.diagnose import diagnosis_of
 from dsdoctor.diagnosis.lines import raw_lines
 from dsdoctor.diagnosis.models import Diagnosis
-from dsdoctor.diagnosis.prefilter import INDEX, Possible, index
+from dsdoctor.diagnosis.prefilter import INDEX, Patterns, index
 from dsdoctor.diagnosis.scan import scan
 from tests.diagnosis.score import CORPORA, HERE, holds, says, verdict_text
 
@@ -49,7 +49,7 @@ def answers(corpus: str) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 def main() -> None:
     """Write the table, and print the sums."""
-    every, none = Possible(INDEX), Possible(index([]))
+    every, none = Patterns(INDEX), Patterns(index([]))
     rows = {rule: {"matched": 0, "first": 0, "needed": 0, "logs": []} for rule in RULES}
     sums: dict[str, int] = defaultdict(int)
     for corpus in (*CORPORA, "logs"):

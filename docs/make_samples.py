@@ -107,8 +107,8 @@ COMPARE = Sample(
     env=ALONE,
 )
 HEADROOM = Sample(
-    shown="dsdoctor trace headroom fp32",
-    argv=(*OURS, "trace", "headroom", "fp32"),
+    shown="dsdoctor trace show fp32 --headroom float16",
+    argv=(*OURS, "trace", "show", "fp32", "--headroom", "float16"),
     first=TWO_RUNS,
     keep=(r"    bits", r"[✗✓] ", r"    (Fix|with)", r"      "),
     ranks=True,

@@ -8,7 +8,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 from dsdoctor.cli.explain import pages
-from dsdoctor.core.pages import ADDRESS
+from dsdoctor.core.release import ADDRESS
 from dsdoctor.core.text import ManualPage
 from dsdoctor.diagnosis.catalogue import RULES
 from dsdoctor.rules.book import entries, rule_ids

@@ -1,6 +1,6 @@
 """dsdoctor gets DeepSpeed built and keeps it running right. Importing it imports neither torch nor deepspeed."""
 
-from dsdoctor.core.version import __version__ as __version__
+from dsdoctor.core.release import __version__ as __version__
 
 # not typing's: `python -m dsdoctor.run` comes by here before it can leave the working folder, where a typing.py may lie
 TYPE_CHECKING = False
@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from dsdoctor.overflow.replay.remedy import fp32_forward, keep_in_fp32
     from dsdoctor.overflow.watch.debug import DebugUnderflowOverflow, detect_overflow
     from dsdoctor.overflow.watch.engine import initialize
-    from dsdoctor.run.in_code import HangCallback, watch, watch_hangs
+    from dsdoctor.run.in_code import watch, watch_hangs
+    from dsdoctor.run.trainer_callback import HangCallback
 
 __all__ = [
     "DebugUnderflowOverflow",
@@ -27,7 +28,7 @@ __all__ = [
 
 _PLACES = {
     "DebugUnderflowOverflow": "overflow.watch.debug",
-    "HangCallback": "run.in_code",
+    "HangCallback": "run.trainer_callback",
     "OverflowDetected": "overflow.hooks.ranks",
     "detect_overflow": "overflow.watch.debug",
     "fp32_forward": "overflow.replay.remedy",

@@ -24,7 +24,7 @@ from unittest.mock import patch
 
 import dsdoctor
 from dsdoctor.cli.app import COMMANDS
-from dsdoctor.core.version import __version__
+from dsdoctor.core.release import __version__
 from dsdoctor.ui.screen import screen_lines
 from tests.builder.test_wheel import INFO, NAME, RECORD, VERSION, contents, wheel
 from tests.checkpoint.test_folder import DAMAGES
@@ -129,7 +129,7 @@ def traces(folder: Path) -> Iterator[Answer]:
     files = sorted((HERE / "overflow" / "traces").rglob("*.jsonl"))
     for file in files:
         yield from both(f"{file.parent.name}.show", "trace", "show", str(file))
-        yield from both(f"{file.parent.name}.headroom", "trace", "headroom", str(file))
+        yield from both(f"{file.parent.name}.headroom", "trace", "show", str(file), "--headroom", "float16")
     yield from both("compare", "trace", "compare", *map(str, files))
 
 

@@ -12,20 +12,20 @@ PLACE = re.compile(r"(\w+(?:\.\w+)+):\w+")
 """How a string names a function for importlib: "package.module:function"."""
 
 
-def read_graph(package: Path) -> dict[str, frozenset[str]]:
-    """All modules of a package folder. Imports inside functions count; those under ``if TYPE_CHECKING`` do not."""
-    files = {_name(package, path): path for path in package.rglob("*.py")}
+def read_graph(package: Path, trees: Mapping[Path, ast.Module]) -> dict[str, frozenset[str]]:
+    """All modules of a package folder, parsed. Imports inside functions count; those under ``if TYPE_CHECKING`` do not."""
+    files = {_name(package, path): path for path in trees}
     return {
-        name: imports_of(name, path.read_text(encoding="utf-8"), files, is_package=path.name == "__init__.py")
+        name: imports_of(name, trees[path], files, is_package=path.name == "__init__.py")
         for name, path in files.items()
     }
 
 
-def imports_of(name: str, text: str, modules: Iterable[str], *, is_package: bool = False) -> frozenset[str]:
-    """The modules, of those given, that a module's text imports."""
+def imports_of(name: str, tree: ast.Module, modules: Iterable[str], *, is_package: bool = False) -> frozenset[str]:
+    """The modules, of those given, that a parsed module imports."""
     known = modules if isinstance(modules, Mapping) else frozenset(modules)
     found = set()
-    for target in _targets(ast.parse(text), name if is_package else name.rpartition(".")[0]):
+    for target in _targets(tree, name if is_package else name.rpartition(".")[0]):
         # ``from a import b`` names a module b or a name in a: the longest part that is a module counts
         while target and target not in known:
             target = target.rpartition(".")[0]
@@ -89,12 +89,10 @@ def _folders(graph: Graph) -> set[str]:
 def _arrows(graph: Graph, folder: str) -> dict[str, set[str]]:
     """What stands directly in a folder, and whom it imports there. The folder's own ``__init__`` is a file among the others."""
     depth = len(folder.split(".")) + 1
-    arrows: dict[str, set[str]] = {}
-    for module, others in graph.items():
-        if _is_below(module, folder):
-            child = ".".join(module.split(".")[:depth])
-            beside = {".".join(other.split(".")[:depth]) for other in others if _is_below(other, folder)}
-            arrows.setdefault(child, set()).update(beside - {child})
+    children = {module: ".".join(module.split(".")[:depth]) for module in graph if _is_below(module, folder)}
+    arrows: dict[str, set[str]] = {child: set() for child in children.values()}
+    for module, child in children.items():
+        arrows[child] |= {children[other] for other in graph[module] if other in children} - {child}
     return arrows
 
 

@@ -1,5 +1,6 @@
 """dsdoctor's own distributions: what is in them, and that the version stands in one place."""
 
+import json
 import os
 import re
 import shutil
@@ -13,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.cli.app import COMMANDS, make_app
-from dsdoctor.core.pages import ADDRESS
-from dsdoctor.core.version import __version__
+from dsdoctor.core.release import ADDRESS, __version__
+from dsdoctor.rules.store import INDEX, TABLE, make_index, make_table
 
 ROOT = Path(__file__).parents[1]
 BUILD = "import sys; from setuptools import build_meta as b; out = sys.argv[1]; b.build_sdist(out); b.build_wheel(out)"
@@ -29,7 +30,7 @@ def test_the_version_stands_in_one_place_and_the_changelog_begins_with_it() -> N
         for path in (ROOT / "pyproject.toml", ROOT / "setup.py", ROOT / "README.md", *(ROOT / "dsdoctor").rglob("*.py"))
         if re.search(rf"(?<![\d.]){re.escape(__version__)}(?![\d.])", path.read_text(encoding="utf-8"))
     ]
-    assert written == [ROOT / "dsdoctor" / "core" / "version.py"]
+    assert written == [ROOT / "dsdoctor" / "core" / "release.py"]
 
 
 KEYWORD_ONLY = Parameter.KEYWORD_ONLY
@@ -77,7 +78,7 @@ def option_names() -> list[tuple[str, ...]]:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the wheel and the source distribution, built of a copy of this tree."""
     tree, out = tmp_path_factory.mktemp("tree") / "dsdoctor", tmp_path_factory.mktemp("dist")
-    left_out = shutil.ignore_patterns(".git", "*.so", "__pycache__", "build", "*.egg-info", ".*_cache")
+    left_out = shutil.ignore_patterns(".git", "*.so", "__pycache__", "*.json", "build", "*.egg-info", ".*_cache")
     shutil.copytree(ROOT, tree, ignore=left_out, symlinks=True)
     done = subprocess.run(
         [sys.executable, "-c", BUILD, str(out)],
@@ -95,7 +96,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_wheel_knows_the_address_that_it_was_built_with_and_a_checkout_knows_none(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     told: dict[str, str] = {}
-    exec(zipfile.ZipFile(wheel).read("dsdoctor/core/pages.py"), told)
+    exec(zipfile.ZipFile(wheel).read("dsdoctor/core/release.py"), told)
 
     assert (told["ADDRESS"], ADDRESS) == (PAGES, "")
     assert told["page_address"]("a-rule") == f"{PAGES}rules/a-rule/"  # type: ignore[operator]
@@ -126,6 +127,8 @@ def test_the_wheel_holds_the_rooms_and_nothing_else(built: Path) -> None:
     assert {"dsdoctor/py.typed", "dsdoctor/overflow/measure/scan.c", f"{info}/licenses/LICENSE"} <= set(names)
     assert sum(name.startswith("dsdoctor/rules/logs/") for name in names) > 60
     assert {"dsdoctor/rules/order.toml", "dsdoctor/rules/checks.toml"} <= set(names)
+    kept = {name: json.loads(zipfile.ZipFile(wheel).read(f"dsdoctor/rules/{name}")) for name in (TABLE, INDEX)}
+    assert kept == {TABLE: make_table(), INDEX: make_index()}
     metadata = zipfile.ZipFile(wheel).read(f"{info}/METADATA").decode()
     assert f"\nVersion: {__version__}\n" in metadata
     needed = re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*$", metadata, re.MULTILINE)

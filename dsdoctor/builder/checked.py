@@ -23,9 +23,9 @@ from dsdoctor.core.finding import Finding, Severity, Step, step
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.redaction import Hidden, urls
+from dsdoctor.core.release import __version__
 from dsdoctor.core.requests import BuildRequest
 from dsdoctor.core.text import and_more
-from dsdoctor.core.version import __version__
 from dsdoctor.probe.observe import Observation, Say
 from dsdoctor.rules import book
 from dsdoctor.ui.screen import counted, first_step, most_harmful, next_line, screen_lines

@@ -14,6 +14,7 @@ from dsdoctor.builder.source.op_loads import ops_of_config
 from dsdoctor.builder.source.training_config import read_config, training_configs
 from dsdoctor.builder.targets import find_uv
 from dsdoctor.builder.verify import Candidate, WheelCandidates, verify, version_of
+from dsdoctor.builder.wheel.read import hex_of, read_wheel
 from dsdoctor.core.build_models import BuildPlan, BuildResult
 from dsdoctor.core.errors import BuildFailed, UsageError
 from dsdoctor.core.finding import Finding, Severity, has_error
@@ -21,6 +22,8 @@ from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.pip import install_needs, install_wheel
 from dsdoctor.core.requests import BuildOrder
+from dsdoctor.core.text import and_more
+from dsdoctor.hosts.install import Sent
 from dsdoctor.probe.observe import Observation, observe
 from dsdoctor.rules import book
 
@@ -71,6 +74,25 @@ def install_built(plan: BuildPlan, result: BuildResult) -> tuple[Finding, ...]:
     """Install a wheel that was built into the environment it was built for; a finding when that fails: the wheel stays."""
     assert result.wheel is not None
     return _install_wheel(plan.python, result.wheel, None)
+
+
+def files_to_send(wheel: Path) -> tuple[Sent, ...]:
+    """A wheel for other hosts, and the manifest beside it. Raises UsageError for what is not a complete DeepSpeed wheel."""
+    built = read_wheel(wheel)
+    if built.altered:
+        title = f"{len(built.altered)} files of {wheel} differ from its RECORD: {built.altered[0]}"
+        raise UsageError(title, hint="fetch or build it again")
+    if built.foreign:
+        title = f"{wheel} would put into place what is no part of DeepSpeed: {and_more(built.foreign)}"
+        raise UsageError(title, hint="do not install it; build the wheel from DeepSpeed's source")
+    if wrong := built.contradictions or built.addresses:
+        told = "is not what its file name says" if built.contradictions else "would have pip fetch"
+        raise UsageError(
+            f"{wheel} {told}: {and_more(wrong)}", hint="do not install it; build the wheel from DeepSpeed's source"
+        )
+    beside = wheel.with_name(f"{wheel.name}.json")
+    paths = (wheel, beside) if beside.is_file() else (wheel,)
+    return tuple(Sent(path=path, size=path.stat().st_size, sha256=hex_of(path)) for path in paths)
 
 
 def asks_for_a_build(order: BuildOrder) -> bool:

@@ -16,7 +16,15 @@ from dsdoctor.checkpoint.judge import GIB, CheckpointOrder, Judged, judge_checkp
 from dsdoctor.checkpoint.tensor_bytes import Damaged, OpenFiles, converted
 from dsdoctor.checkpoint.weights import NotMerged, Source, sources_of
 from dsdoctor.core.errors import DoctorError, ImpossiblePlan, UsageError
-from dsdoctor.core.files import check_folder, is_own, make_folder, open_regular, read_limited, replacing, write_text
+from dsdoctor.core.files import (
+    check_folder,
+    is_this_user,
+    make_folder,
+    open_regular,
+    read_limited,
+    replacing,
+    write_text,
+)
 from dsdoctor.core.finding import has_error
 from dsdoctor.core.host import LocalHost
 
@@ -223,7 +231,7 @@ def _clear(folder: Path) -> None:
     for path in folder.glob(".dsdoctor-*.tmp"):
         with contextlib.suppress(OSError):
             state = path.lstat()
-            if is_own(state.st_uid) and time.time() - state.st_mtime > STALE:
+            if is_this_user(state.st_uid) and time.time() - state.st_mtime > STALE:
                 path.unlink()
 
 

@@ -25,7 +25,7 @@ from dsdoctor.checkpoint.torch_file import write_copy
 from dsdoctor.checkpoint.weights import NotMerged, trained, whole
 from dsdoctor.core.cgroups import free_memory
 from dsdoctor.core.errors import BuildFailed, ImpossiblePlan, UsageError, disk_full, is_full
-from dsdoctor.core.files import check_folder, hidden_folder, is_own, make_folder, real_path, replacing, write_text
+from dsdoctor.core.files import check_folder, hidden_folder, is_this_user, make_folder, real_path, replacing, write_text
 from dsdoctor.core.finding import step
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.text import and_more
@@ -361,7 +361,7 @@ def _held(folder: Path) -> Iterator[Path]:
     number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         state = os.fstat(number)
-        if not is_own(state.st_uid) or stat.S_IMODE(state.st_mode) & 0o022:
+        if not is_this_user(state.st_uid) or stat.S_IMODE(state.st_mode) & 0o022:
             raise ImpossiblePlan(f"{folder} is not this user's alone", hint="name a folder of your own")
         path = Path(f"/proc/{os.getpid()}/fd/{number}")
         yield path if path.is_dir() else folder

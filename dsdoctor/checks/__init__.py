@@ -7,7 +7,7 @@ A check is a generator named after its rule, whose words stand in ``rules/checks
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from dsdoctor.checks import built, compilers, files, gpus, jit, python, system, toolkits
+from dsdoctor.checks import built, compilers, files, gpus, python, system, toolkits
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.machine import Machine
@@ -40,7 +40,7 @@ TOPICS = (
     Topic(name="toolkit", summary=toolkits.summary, checks=toolkits.CHECKS),
     Topic(name="compiler", summary=compilers.summary, checks=compilers.CHECKS),
     Topic(name="deepspeed", summary=built.summary, checks=built.CHECKS + files.CHECKS),
-    Topic(name="system", summary=system.summary, checks=system.CHECKS + jit.CHECKS),
+    Topic(name="system", summary=system.summary, checks=system.CHECKS),
 )
 
 

@@ -4,11 +4,15 @@ Nothing is started: TrainingArguments is made without what it does to the machin
 number of training steps, the batch size of a dataloader) is told as not known.
 """
 
+import _io
 import copy
 import dataclasses
 import json
 import os
 import re
+
+open_file = _io.open
+"""This runs in a script's process, too, which may have put another one in the place of ``io.open``."""
 
 UNKNOWN_STEPS = 1_000_003
 """Stands for a number of training steps that nobody knows yet; no warm-up is as long."""
@@ -47,7 +51,7 @@ class Filled:
 
 def read_arguments(path):
     """The mapping in a JSON or YAML file."""
-    with open(path, encoding="utf-8") as file:
+    with open_file(path, encoding="utf-8") as file:
         text = file.read()
     if path.endswith((".yaml", ".yml")):
         import yaml

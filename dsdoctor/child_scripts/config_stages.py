@@ -4,9 +4,13 @@ The engine builds its ZeRO optimizer in one function, with one branch for stages
 branch reads, and nothing else outside the files of those stages, does nothing at the others.
 """
 
+import _io
 import ast
 import os
 import re
+
+open_file = _io.open
+"""This runs in a script's process, too, which may have put another one in the place of ``io.open``."""
 
 ENGINE = os.path.join("runtime", "engine.py")
 BUILDER = "_configure_zero_optimizer"
@@ -29,7 +33,7 @@ def of_fields(folder, by_model):
         return {}
     found = {name: set() for name in model.model_fields}
     try:
-        with open(os.path.join(folder, ENGINE), encoding="utf-8") as file:
+        with open_file(os.path.join(folder, ENGINE), encoding="utf-8") as file:
             text = file.read()
         read_engine(text, found)
         read_files(folder, found)
@@ -102,7 +106,7 @@ def read_files(folder, found):
             relative = os.path.relpath(path, folder)
             if not name.endswith(".py") or relative == ENGINE:
                 continue
-            with open(path, encoding="utf-8", errors="replace") as file:
+            with open_file(path, encoding="utf-8", errors="replace") as file:
                 text = file.read()
             for match in READ.finditer(text):
                 field = match[1] or match[2]

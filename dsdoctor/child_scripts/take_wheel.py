@@ -1,4 +1,4 @@
-"""Takes a wheel on a node, for the push that started it: copies it into a private folder, has the node's own dsdoctor verify
+"""Takes a wheel on a node, for the install that started it: copies it into a private folder, has the node's own dsdoctor verify
 it, and installs it when told to. Runs nothing of the wheel.
 
 In on stdin: a JSON line, the files' bytes, then "install". Out on stdout: JSON lines behind a mark. When stdin closes, a
@@ -101,7 +101,7 @@ def private_folder():
     for place in dict.fromkeys((tempfile.gettempdir(), "/tmp", "/var/tmp")):
         try:
             if not is_exchanged(place):
-                return tempfile.mkdtemp(prefix="dsdoctor-push-", dir=place)
+                return tempfile.mkdtemp(prefix="dsdoctor-install-", dir=place)
         except OSError as error:
             problem = error
     raise problem

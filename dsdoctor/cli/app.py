@@ -49,7 +49,16 @@ COMMANDS = {
     "prebuild": CommandEntry(place="dsdoctor.cli.prebuild:prebuild_command", nothing=NO_WHEEL),
     "install": CommandEntry(
         place="dsdoctor.cli.install:install_command",
-        nothing={"did": "nothing", "version": None, "wheel": None, "ops": (), "untried": (), "candidates": ()},
+        nothing={
+            "did": "nothing",
+            "version": None,
+            "wheel": None,
+            "ops": (),
+            "untried": (),
+            "candidates": (),
+            "sha256": None,
+            "nodes": (),
+        },
     ),
     "toolkit": CommandEntry(
         place="dsdoctor.cli.toolkit:toolkit_command", nothing={"toolkit": None, "plan": None, "choices": ()}
@@ -58,7 +67,6 @@ COMMANDS = {
         place="dsdoctor.cli.verify:verify_command", filters=True, nothing={"built": None, "machine": None}
     ),
     "pick": CommandEntry(place="dsdoctor.cli.pick:pick_command", filters=True, nothing={"wheel": None, "wheels": ()}),
-    "push": CommandEntry(place="dsdoctor.cli.push:push_command", nothing={"wheel": None, "sha256": None, "nodes": ()}),
     "index": CommandEntry(place="dsdoctor.cli.index:app"),
     "index merge": CommandEntry(nothing={"index": None, "wheels": ()}),
     "cache": CommandEntry(place="dsdoctor.cli.cache:app", filters=True),
@@ -104,14 +112,16 @@ COMMANDS = {
     "trace show": CommandEntry(nothing={"traces": (), "lines": ()}),
     "trace compare": CommandEntry(nothing={"comparison": None, "a": (), "b": ()}),
     "trace plot": CommandEntry(nothing={"file": None, "dtype": None}),
-    "trace headroom": CommandEntry(nothing={"traces": (), "headroom": None}),
 }
+
+MOVED = {"push": "install WHEEL --hostfile FILE", "trace headroom": "trace show --headroom DTYPE"}
+"""Commands of an earlier release, and what does their work now."""
 
 GROUPS = {
     "Something is wrong": ("check", "diagnose", "comm", "hang", "trace", "explain"),
     "Before a run": ("config", "memory", "checkpoint"),
     "Build and install": ("install", "plan", "build-wheel", "prebuild", "env", "toolkit", "cache"),
-    "Wheels for many machines": ("verify", "pick", "push", "index"),
+    "Wheels for many machines": ("verify", "pick", "index"),
     "Machines": ("look", "record", "compare"),
 }
 """The commands by what one is about to do."""
@@ -179,6 +189,8 @@ def run(arguments: Sequence[str], *, begun: Callable[[], object] = bool) -> int:
         return USAGE if apps[-1].default_command is None and not rest else status or OK
     except CycloptsError as error:
         complaint = UsageError(str(error), hint=" ".join(filter(None, ["dsdoctor", name, "--help"])))
+        for moved in {first, " ".join(arguments[:2])} & MOVED.keys():
+            complaint = UsageError(f"there is no command {moved!r} any more", hint=f"dsdoctor {MOVED[moved]}")
         return end_by_error(name, complaint, nothing=_nothing(name), as_json=as_json)
     except MemoryError:
         refused = ImpossiblePlan(

@@ -1,10 +1,14 @@
 """The command that explains a failed log."""
 
+import contextlib
 import gzip
 import io
+import os
+import stat
 import sys
+import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, BinaryIO, cast
@@ -17,12 +21,16 @@ from dsdoctor.core.files import open_regular
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.options import argument, flag
 from dsdoctor.diagnosis.diagnose import diagnose, problem_of, together, verdict_of
+from dsdoctor.diagnosis.job import logs_in
 from dsdoctor.diagnosis.lines import is_text, raw_lines
+from dsdoctor.diagnosis.live import diagnose_live
 from dsdoctor.diagnosis.models import Diagnosis, LogOutcome, LogVerdict
 from dsdoctor.ui.screen import first_step, next_line, screen_lines
 from dsdoctor.ui.terminal import VerdictLine
 
 GZIP, SAMPLE = b"\x1f\x8b", 8192
+MAX_NAMED = 4
+"""More logs that come to the same share one line."""
 SAYINGS = {
     LogOutcome.CAUSE: "the cause was found",
     LogOutcome.ONLY_ECHOES: "only after-effects are in this log",
@@ -38,14 +46,20 @@ Logs = Annotated[
     argument(
         metavar="LOG",
         allow_leading_hyphen=True,
-        help="Log files (also .gz), one per rank if there are several; - is stdin.",
+        help="Log files (also .gz) or folders of them, one per rank if there are several; - is stdin.",
     ),
 ]  # fmt: skip
+Follow = Annotated[
+    bool,
+    flag(name=["-f", "--follow"], help="Read on while LOG grows, and tell a failure when it happens. Ctrl-C ends it."),
+]
 Verbose = Annotated[bool, flag(name=["-v", "--verbose"], help="Also show harmless lines and consequences.")]
 
 
-def diagnose_command(*logs: Logs, as_json: Json = False, verbose: Verbose = False) -> int:
+def diagnose_command(*logs: Logs, follow: Follow = False, as_json: Json = False, verbose: Verbose = False) -> int:
     """Diagnose the log of a failed install, build, JIT load, launch or run: the cause, its line, and the fix.
+
+    A folder is read as one job: all logs in it, such as torchrun's --log-dir or a job's Slurm files.
 
     Example: dsdoctor diagnose train.log
     """
@@ -53,7 +67,11 @@ def diagnose_command(*logs: Logs, as_json: Json = False, verbose: Verbose = Fals
         # a word with hyphens is taken for a log because "-" is one
         if name.startswith("-") and name != "-" and not Path(name).exists():
             raise UsageError(f"there is no option {name}", hint="dsdoctor diagnose --help")
-    diagnoses = together([_diagnosed(name) for name in logs or ("-",)])
+    folders = [name for name in logs if name != "-" and Path(name).is_dir()]
+    names = [log for name in logs or ("-",) for log in (logs_in(Path(name)) if name in folders else (name,))]
+    if follow and (folders or len(names) > 1):
+        raise UsageError("--follow reads one log, and several were given", hint="name one file, or - for stdin")
+    diagnoses = together([_diagnosed(name, follow=follow) for name in names])
     findings = _together(diagnoses)
     parts = [
         {
@@ -68,18 +86,17 @@ def diagnose_command(*logs: Logs, as_json: Json = False, verbose: Verbose = Fals
         }
         for diagnosis in diagnoses
     ]
-    verdict = verdict_of(diagnoses)
+    verdict = verdict_of(diagnoses, one_job=bool(folders))
     print_result("diagnose", as_json, _lines(diagnoses, verbose=verbose), findings, verdict=verdict, logs=parts)
     return {LogVerdict.HEALTHY: OK, LogVerdict.FAILED: FOUND, LogVerdict.UNDECIDED: UNDECIDED}[verdict]
 
 
-def _diagnosed(name: str) -> Diagnosis:
-    with _opened(name) as stream:
+def _diagnosed(name: str, *, follow: bool) -> Diagnosis:
+    with _opened(name, follow=follow) as stream:
         try:
-            if not is_text(cast(io.BufferedReader, stream).peek(SAMPLE)):
-                raise UsageError(
-                    f"{name} is no text", hint="give what the program printed; unpack archives other than .gz first"
-                )
+            if follow or _is_pipe(stream):
+                return diagnose_live(stream.fileno(), name=name, tell=_tell, check=_check_text(name), follow=follow)
+            _check_text(name)(cast(io.BufferedReader, stream).peek(SAMPLE))
             return diagnose(raw_lines(stream), name=name)
         except (EOFError, OSError, zlib.error) as error:
             raise UsageError(
@@ -87,8 +104,36 @@ def _diagnosed(name: str) -> Diagnosis:
             ) from error
 
 
+def _check_text(name: str) -> Callable[[bytes], None]:
+    """Raises UsageError where the first bytes are not those of a text."""
+
+    def check(sample: bytes) -> None:
+        if not is_text(sample):
+            raise UsageError(
+                f"{name} is no text", hint="give what the program printed; unpack archives other than .gz first"
+            )
+
+    return check
+
+
+def _is_pipe(stream: BinaryIO) -> bool:
+    if isinstance(stream, gzip.GzipFile):
+        return False
+    try:
+        return not stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
+    except io.UnsupportedOperation:  # standard input that somebody replaced
+        return False
+
+
+def _tell(diagnosis: Diagnosis) -> None:
+    """A failure in a log that is still being written. It's no result yet, so it goes to stderr."""
+    first = diagnosis.findings[0]
+    with contextlib.suppress(OSError):
+        print(f"{time.strftime('%H:%M:%S')} {_summary(diagnosis)}", *first.evidence[:1], sep="\n    ", file=sys.stderr)
+
+
 @contextmanager
-def _opened(name: str) -> Iterator[BinaryIO]:
+def _opened(name: str, *, follow: bool) -> Iterator[BinaryIO]:
     """A log as a stream of bytes. Raises UsageError where there is none to read."""
     if name == "-":
         if sys.stdin.isatty():
@@ -103,7 +148,7 @@ def _opened(name: str) -> Iterator[BinaryIO]:
         return
     try:
         with cast(io.BufferedReader, open_regular(Path(name))) as stream:
-            packed = stream.peek(2).startswith(GZIP)
+            packed = not follow and stream.peek(2).startswith(GZIP)
             yield cast(BinaryIO, gzip.GzipFile(fileobj=stream)) if packed else stream
     except OSError as error:
         raise UsageError(
@@ -124,9 +169,10 @@ def _together(diagnoses: list[Diagnosis]) -> tuple[Finding, ...]:
 def _lines(diagnoses: list[Diagnosis], *, verbose: bool) -> Iterator[str]:
     """What each log comes to; with several, a line for each first."""
     if len(diagnoses) > 1:
-        yield from (_summary(diagnosis) for diagnosis in diagnoses)
+        yield from _summaries(diagnoses)
     told: set[tuple[str, str]] = set()
-    for diagnosis in diagnoses:
+    speak = [diagnosis for diagnosis in diagnoses if not diagnosis.silent]
+    for diagnosis in (speak or diagnoses) if len(diagnoses) > MAX_NAMED else diagnoses:
         shown = [
             finding
             for finding in diagnosis.findings
@@ -138,7 +184,8 @@ def _lines(diagnoses: list[Diagnosis], *, verbose: bool) -> Iterator[str]:
         if len(diagnoses) == 1 and (not shown or diagnosis.outcome is LogOutcome.HEALTHY):
             yield VerdictLine(_summary(diagnosis))
         yield from screen_lines(shown, shows_all="" if verbose else "-v")
-        yield from _silent(diagnosis, verbose=verbose)
+        if shown or len(diagnoses) <= MAX_NAMED:
+            yield from _silent(diagnosis, verbose=verbose)
     if command := first_step(_together(diagnoses)):
         yield next_line(command)
 
@@ -149,9 +196,28 @@ def _silent(diagnosis: Diagnosis, *, verbose: bool) -> Iterator[str]:
         yield f"· {notes} harmless or consequent {'line' if notes == 1 else 'lines'} not shown (-v shows them)"
 
 
+def _summaries(diagnoses: list[Diagnosis]) -> Iterator[str]:
+    """A line for each log, or for all that come to the same."""
+    alike: dict[tuple[str, str], list[Diagnosis]] = {}
+    for diagnosis in diagnoses:
+        alike.setdefault(_verdict_words(diagnosis), []).append(diagnosis)
+    for (mark, words), logs in alike.items():
+        if len(logs) <= MAX_NAMED:
+            yield from map(_summary, logs)
+        else:
+            yield f"{mark} {len(logs)} logs ({logs[0].name}, {logs[1].name}, ...): {words}"
+
+
 def _summary(diagnosis: Diagnosis) -> str:
+    mark, words = _verdict_words(diagnosis)
+    return f"{mark} {'standard input' if diagnosis.name == '-' else diagnosis.name} ({diagnosis.lines} lines): {words}"
+
+
+def _verdict_words(diagnosis: Diagnosis) -> tuple[str, str]:
     first = diagnosis.findings[0] if diagnosis.findings else None
     marks = {LogVerdict.HEALTHY: "✓", LogVerdict.UNDECIDED: "!", LogVerdict.FAILED: "✗"}
     mark = marks[diagnosis.verdict]
-    said = first.title if first and first.severity is not Severity.NOTE else SAYINGS[diagnosis.outcome]
-    return f"{mark} {'standard input' if diagnosis.name == '-' else diagnosis.name} ({diagnosis.lines} lines): {said}"
+    if diagnosis.follows and first and first.severity is Severity.NOTE:
+        return "·", "only consequences of a failure in another log"
+    words = first.title if first and first.severity is not Severity.NOTE else SAYINGS[diagnosis.outcome]
+    return mark, words

@@ -8,9 +8,10 @@ from dsdoctor.cli.ending import print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.options import argument, flag
-from dsdoctor.core.pages import ADDRESS, page_address
+from dsdoctor.core.release import ADDRESS, page_address
 from dsdoctor.core.text import ManualPage, page_lines
 from dsdoctor.rules import book
+from dsdoctor.rules.store import LOGS
 from dsdoctor.ui.terminal import flowed
 
 WIDTH = 100
@@ -20,6 +21,11 @@ WIDTH = 100
 def manual(rule: str) -> str:
     """The manual of a rule: a page for each place that uses the rule. Raises UsageError for a rule that does not exist."""
     found = tuple(pages(rule))
+    if not found and book.went(rule):
+        raise UsageError(
+            f"{rule} is no longer a rule: diagnose quotes such a message in a general answer",
+            hint="dsdoctor explain unexplained-failure",
+        )
     if not found:
         import difflib
 
@@ -33,7 +39,7 @@ def pages(rule: str) -> Iterator[tuple[str, ManualPage]]:
     """Where a rule is used ("" for a check of the machine), and its page for that place."""
     for room, table in book.entries(rule):
         where = book.heading(room)
-        yield f"{where} ({table['stage']})" if room == book.LOGS else where, book.page(table)
+        yield f"{where} ({table['stage']})" if room == LOGS else where, book.page(table)
 
 
 def fix_commands(rule: str) -> tuple[str, ...]:
@@ -60,9 +66,17 @@ def explain_command(
         return
     if rule is None:
         raise UsageError("name a rule", hint="dsdoctor explain --list names them all")
+    new = book.successor(rule) if not any(pages(rule)) else None
+    rule, formerly = new or rule, rule if new else None
     page, address = manual(rule), page_address(rule)
     # where nobody knows where the pages are, half an address helps nobody
     where = ["", address] if ADDRESS else []
     width = shutil.get_terminal_size((WIDTH, 24)).columns
-    lines = [rule, "", *flowed(page.splitlines(), min(width, WIDTH)), *where]
-    print_result("explain", as_json, lines, (), rule=rule, manual=page, url=address, fixes=fix_commands(rule))
+    lines = [
+        f"{rule} (formerly {formerly})" if formerly else rule,
+        "",
+        *flowed(page.splitlines(), min(width, WIDTH)),
+        *where,
+    ]
+    extra = {"formerly": formerly} if formerly else {}
+    print_result("explain", as_json, lines, (), rule=rule, manual=page, url=address, fixes=fix_commands(rule), **extra)

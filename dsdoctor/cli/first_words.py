@@ -6,7 +6,7 @@ Imports nothing of dsdoctor but its version: that it costs nothing is what it is
 import sys
 from collections.abc import Sequence
 
-from dsdoctor.core.version import __version__
+from dsdoctor.core.release import __version__
 
 WORDS = {
     "check": "looking at this machine",
@@ -24,7 +24,6 @@ WORDS = {
     "checkpoint": "reading the checkpoint",
     "verify": "looking at the wheel and at this machine",
     "pick": "looking at the wheels and at this machine",
-    "push": "looking at the wheel",
     "toolkit": "looking at this machine",
     "env": "looking at this machine",
     "record": "looking at this machine",

@@ -1,21 +1,26 @@
-"""The command that leads to an installed DeepSpeed whose ops load: install."""
+"""The command that leads to an installed DeepSpeed whose ops load, here or on every node of a hostfile: install."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import unquote
 
+from cyclopts import Group
+from cyclopts.validators import Number
+
 from dsdoctor.builder.build import BuildScreen
-from dsdoctor.builder.install import InstallAction, Installed, install
+from dsdoctor.builder.install import InstallAction, Installed, files_to_send, install
 from dsdoctor.cli.build_wheel import show_plan_of
-from dsdoctor.cli.ending import FAILED, FOUND, IMPOSSIBLE, OK, print_result
+from dsdoctor.cli.ending import FAILED, FOUND, IMPOSSIBLE, OK, interrupted_by, print_result
 from dsdoctor.cli.options import Json, NoCache, Out
+from dsdoctor.core.errors import UsageError
 from dsdoctor.core.files import check_folder
-from dsdoctor.core.finding import Severity, has_error
-from dsdoctor.core.options import WHERE, flag, options
-from dsdoctor.core.requests import BuildOrder, PythonPath
+from dsdoctor.core.finding import Severity, has_error, step
+from dsdoctor.core.options import TARGET, WHERE, argument, flag, option, options
+from dsdoctor.core.requests import BuildOrder, check_interpreter
+from dsdoctor.hosts.install import InstalledOnHosts, InstallOrder, NodeState, findings_of, hosts_lines, install_on_hosts
 from dsdoctor.ui.progress import BuildProgress
 from dsdoctor.ui.terminal import VerdictLine, finding_lines, result_lines
 
@@ -27,16 +32,66 @@ Indexes = Annotated[
     ),
 ]  # fmt: skip
 Build = Annotated[bool, flag(name="--build", help="Build, even if an installed DeepSpeed or a listed wheel fits.")]
+NODES = Group("Every node of a hostfile", sort_key=5)
+Wheel = Annotated[Path | None, argument(metavar="[WHEEL]", help="With --hostfile: the wheel to install on the nodes.")]
+Hostfile = Annotated[
+    Path | None,
+    option(
+        name="--hostfile", metavar="FILE", group=NODES,
+        help="Install WHEEL over ssh on every node of DeepSpeed's hostfile: one line HOST slots=N per node.",
+    ),
+]  # fmt: skip
+Python = Annotated[
+    str,
+    option(
+        name="--python", metavar="PATH", group=TARGET,
+        help="Python of the environment, here or on the nodes. Default: this one; on the nodes, the same path.",
+    ),
+]  # fmt: skip
+DryRun = Annotated[bool, flag(name="--dry-run", group=NODES, help="Verify on every node, install nothing.")]
+AllOrNothing = Annotated[
+    bool,
+    flag(name="--all-or-nothing", group=NODES, help="Verify on every node first; install nothing if one fails."),
+]
+Parallel = Annotated[
+    int | None,
+    option(
+        name="--parallel", validator=Number(gte=1), metavar="N", group=NODES, help="Nodes in parallel. Default: 32."
+    ),
+]
+Timeout = Annotated[
+    float | None,
+    option(name="--timeout", metavar="SECONDS", group=NODES, help="Time limit of each step on a node. Default: 600."),
+]
+Port = Annotated[
+    int | None,
+    option(name=["-p", "--port"], validator=Number(gte=1, lte=65535), group=NODES, help="Port of sshd on the nodes."),
+]
+SshOption = Annotated[
+    tuple[str, ...],
+    options(name="--ssh-option", metavar="NAME=VALUE", group=NODES, help="Option of ssh_config(5). Repeatable."),
+]
+DEFAULT_OUT = Path("dist")
+MAX_STEP_SECONDS = 86_400
 
 
 def install_command(
+    wheel: Wheel = None,
+    /,
     *,
     order: BuildOrder | None = None,
     index_url: Indexes = (),
     build: Build = False,
-    out: Out = Path("dist"),
-    python: PythonPath = sys.executable,
+    out: Out = DEFAULT_OUT,
+    python: Python = sys.executable,
     no_cache: NoCache = False,
+    hostfile: Hostfile = None,
+    dry_run: DryRun = False,
+    all_or_nothing: AllOrNothing = False,
+    parallel: Parallel = None,
+    timeout: Timeout = None,
+    port: Port = None,
+    ssh_option: SshOption = (),
     as_json: Json = False,
 ) -> int:
     """Install DeepSpeed with compiled ops that load: keep what fits, else install a wheel from an index, else build one.
@@ -46,15 +101,77 @@ def install_command(
     torch is never changed. An installed DeepSpeed keeps its version unless --source names another.
     Build options (--arch, --cpu, --accelerator, --node, --toolkit, ...) start a build at once.
 
+    With --hostfile, WHEEL goes to every node over ssh, into a private folder. The dsdoctor there verifies it, and pip installs it
+    without dependencies. Then every installed file is compared with the wheel. A node that fails does not stop the others. ssh
+    never asks for a password, and reads ~/.ssh/config.
+
     Example: dsdoctor install --for ds_config.json
     """
-    order = replace(order or BuildOrder(), python=python, cache=not no_cache)
+    node_options = {
+        "--dry-run": dry_run,
+        "--all-or-nothing": all_or_nothing,
+        "--parallel": parallel is not None,
+        "--timeout": timeout is not None,
+        "--port": port is not None,
+        "--ssh-option": bool(ssh_option),
+    }
+    if hostfile is not None:
+        build_options = {
+            "--index-url": bool(index_url),
+            "--build": build,
+            "--out": out != DEFAULT_OUT,
+            "--no-cache": no_cache,
+            "a build option": order is not None,
+        }
+        _refuse(build_options, "--hostfile installs a finished wheel on the nodes", hint="leave it out")
+        if wheel is None:
+            raise UsageError("--hostfile needs a wheel", hint="dsdoctor install dist/WHEEL --hostfile FILE")
+        request = InstallOrder(
+            files=files_to_send(wheel),
+            hostfile=hostfile,
+            python=python,
+            dry_run=dry_run,
+            all_or_nothing=all_or_nothing,
+            parallel=parallel or 32,
+            limit=_limit(timeout),
+            ssh_options=_ssh_options(port, ssh_option),
+        )
+        return _install_on_hosts(wheel, request, as_json)
+    _refuse(node_options, "only --hostfile installs on nodes", hint="add --hostfile FILE")
+    if wheel is not None:
+        folder = str(wheel.parent)
+        raise UsageError(
+            "a wheel is named without --hostfile, and install chooses the wheel itself",
+            hint=step("dsdoctor install --index-url {folder}", folder=folder).line,
+        )
+    order = replace(order or BuildOrder(), python=check_interpreter(python), cache=not no_cache)
     check_folder(out, "--out")
     with BuildProgress() as progress:
         screen = BuildScreen(say=progress.say, plan=lambda plan: show_plan_of(plan, as_json), step=progress.step)
         done = install(order, index_url, out.absolute(), screen=screen, build_anew=build)
     show_installed("install", done, as_json)
     return status_of(done)
+
+
+def _install_on_hosts(wheel: Path, request: InstallOrder, as_json: bool) -> int:
+    """What failed weighs more than what was refused: such a node may be without a DeepSpeed."""
+    with BuildProgress() as progress:
+        done = install_on_hosts(request, say=progress.say)
+    print_result(
+        "install",
+        as_json,
+        hosts_lines(wheel.name, done.nodes, dry_run=request.dry_run),
+        findings_of(done.nodes),
+        did=_did(done),
+        version=None,
+        wheel=str(wheel),
+        ops=(),
+        untried=(),
+        candidates=(),
+        sha256=done.sha256,
+        nodes=done.nodes,
+    )
+    return interrupted_by(done.signal) if done.signal else FAILED if done.failed else FOUND if done.refused else OK
 
 
 def show_installed(command: str, done: Installed, as_json: bool) -> None:
@@ -70,6 +187,8 @@ def show_installed(command: str, done: Installed, as_json: bool) -> None:
         ops=done.ops,
         untried=done.untried,
         candidates=done.candidates,
+        sha256=None,
+        nodes=(),
     )
 
 
@@ -95,6 +214,35 @@ def installed_lines(done: Installed) -> Iterator[str]:
         yield f"! {', '.join(done.untried)} could not be tried here"
     if done.ops:
         yield VerdictLine(f"✓ {', '.join(done.ops)} {'load' if len(done.ops) > 1 else 'loads'}")
+
+
+def _did(done: InstalledOnHosts) -> InstallAction:
+    some = any(node.state is NodeState.INSTALLED for node in done.nodes)
+    return InstallAction.INSTALLED if some else InstallAction.NOTHING
+
+
+def _refuse(given: Mapping[str, bool], why: str, *, hint: str) -> None:
+    """Raise UsageError for the first option that was given."""
+    for name in (name for name, is_given in given.items() if is_given):
+        raise UsageError(f"{why}, and {name} was given", hint=hint)
+
+
+def _limit(timeout: float | None) -> float:
+    """The seconds for each step on a node."""
+    seconds = 600.0 if timeout is None else timeout
+    if not 1 <= seconds <= MAX_STEP_SECONDS:
+        raise UsageError(f"--timeout {seconds:g} is no time for a step", hint=f"name 1 to {MAX_STEP_SECONDS} seconds")
+    return seconds
+
+
+def _ssh_options(port: int | None, options: Sequence[str]) -> tuple[str, ...]:
+    """ssh's arguments. Raises UsageError for what is no option of its configuration."""
+    for given in options:
+        name, equals, _ = given.partition("=")
+        if not name.isalnum() or not equals:
+            raise UsageError(f"--ssh-option {given!r} is none", hint="name one as in: --ssh-option ProxyJump=gate")
+    named = (part for given in options for part in ("-o", given))
+    return (*(("-p", str(port)) if port else ()), *named)
 
 
 def status_of(done: Installed) -> int:

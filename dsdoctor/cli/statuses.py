@@ -34,9 +34,9 @@ OWN: Mapping[str, Mapping[int, str]] = {
     "build-wheel": BUILD,
     "prebuild": {**BUILD, FAILED: "a build, a download, a verification or the installation failed"},
     "install": {
-        **BUILD,
-        1: "an op does not load",
-        FAILED: "a build, a download, a verification or the installation failed",
+        1: "an op does not load, or a node's verify found an error",
+        UNABLE: "impossible on this machine, its disk is full, or ssh is missing",
+        FAILED: "a build, a download, a verification or an installation failed, or a node was not reached",
     },
     "toolkit": {
         UNABLE: "none fits and none can be assembled, or the disk is full",
@@ -44,12 +44,6 @@ OWN: Mapping[str, Mapping[int, str]] = {
     },
     "verify": {1: ERROR, FAILED: "a listed wheel could not be downloaded"},
     "pick": {1: "none fits", FAILED: "an index could not be read"},
-    "push": {
-        0: "every node has it",
-        1: "a node's verify found an error",
-        UNABLE: "ssh is missing, or the disk is full",
-        FAILED: "a node was not reached, or failed midway",
-    },
     "index merge": {},
     "cache ls": {UNABLE: CACHE},
     "cache prune": {UNABLE: CACHE},
@@ -78,10 +72,9 @@ OWN: Mapping[str, Mapping[int, str]] = {
         UNABLE: "DeepSpeed, torch, transformers or the extra that draws pages is missing, or the disk is full",
     },
     "hang": {1: ERROR, UNABLE: PAGE},
-    "trace show": {},
+    "trace show": {1: "with --headroom: a module does not fit"},
     "trace compare": {0: "no divergence", 1: "a divergence, or a nan or inf on one side only"},
     "trace plot": {UNABLE: PAGE},
-    "trace headroom": {0: "all modules fit", 1: "a module does not fit"},
 }
 """What else a command can end with than ALWAYS, or what a number means for it."""
 

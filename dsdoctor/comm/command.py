@@ -21,7 +21,6 @@ from dsdoctor.comm.launch.start import (
     LARGEST,
     MOST_FILES,
     PARENT,
-    SSH,
     Endings,
     HostOrder,
     RankEnded,
@@ -38,8 +37,7 @@ from dsdoctor.comm.launch.start import (
 from dsdoctor.comm.local.facts import read_gpus
 from dsdoctor.comm.models import MAX_RANKS, CommPhase, CommSettings, Mode, PhaseState, Rank
 from dsdoctor.comm.preflight import checks as preflight_checks
-from dsdoctor.comm.preflight.facts import LONGEST, look_forwarded, look_preflight
-from dsdoctor.comm.preflight.left_out import (
+from dsdoctor.comm.preflight.checks import (
     WORDS,
     LeftOut,
     bad_hosts,
@@ -48,6 +46,7 @@ from dsdoctor.comm.preflight.left_out import (
     master_unreachable,
     without,
 )
+from dsdoctor.comm.preflight.facts import LONGEST, look_forwarded, look_preflight
 from dsdoctor.comm.results import PhaseResult, Report, bad_ranks, ended, read_own_report, read_remote_report, verdict
 from dsdoctor.core.errors import DoctorError, NotWritten, UsageError
 from dsdoctor.core.files import LARGEST as LARGEST_REPORT
@@ -56,7 +55,7 @@ from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.processes import die_with
 from dsdoctor.hosts.hostfile import Slots
-from dsdoctor.hosts.ssh import HostCommand, on_hosts
+from dsdoctor.hosts.ssh import SESSION_OPTIONS, HostCommand, on_hosts
 
 # Starts the ranks of a hostfile, one ssh a host, and waits for rank 0's report. Acts; judges nothing.
 
@@ -71,7 +70,7 @@ def start_on_hosts(
     folder: str,
     variables: Mapping[str, str],
     seconds: float,
-    ssh: Sequence[str] = ("ssh", *SSH),
+    ssh: Sequence[str] = ("ssh", *SESSION_OPTIONS),
 ) -> RankTold:
     """Run the ranks of each host in ``folder`` with ``variables``. Whatever happens, no ssh is left, and what runs on a host ends
     when its connection does."""

@@ -7,6 +7,7 @@ What cannot be written raises NotWritten, an OSError that names the path.
 import contextlib
 import errno
 import fcntl
+import io
 import os
 import re
 import shutil
@@ -28,13 +29,14 @@ PASSED_ON = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 OWN_STREAM = re.compile(r"/dev/stdin|(/dev/fd|/proc/self/fd)/\d{1,9}", re.ASCII)
 LARGEST = 64 << 20
 """Bytes. A snapshot has a hundredth of it."""
-
-
 OVERFLOW_NUMBERS = {"uid": Path("/proc/sys/kernel/overflowuid"), "gid": Path("/proc/sys/kernel/overflowgid")}
 """The number that stands for every user, or group, that this user namespace does not map: in a rootless container root of the
 host, and every stranger on it."""
 DEFAULT_OVERFLOW = 65534
 ALL_NUMBERS = (1 << 32) - 1
+open_file = io.open
+"""As it is before a script runs that we watch: it may put another one in the place of ``open``, and must not see our files."""
+FOLLOWED = 20
 
 
 def is_unmapped(kind: str, number: int) -> bool:
@@ -49,12 +51,9 @@ def is_unmapped(kind: str, number: int) -> bool:
     return number == overflow and mapped < ALL_NUMBERS
 
 
-def is_own(number: int | None) -> bool:
+def is_this_user(number: int | None) -> bool:
     """Whether an owner is this user. A number that may stand for anybody is nobody's own, not even one's own."""
     return number == os.geteuid() and not is_unmapped("uid", number)
-
-
-FOLLOWED = 20
 
 
 def real_path(path: os.PathLike[str] | str) -> str:
@@ -77,7 +76,7 @@ def open_regular(path: Path) -> BinaryIO:
     number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | (0 if own else os.O_NONBLOCK))
     mode = os.fstat(number).st_mode
     if stat.S_ISREG(mode) or (own and stat.S_ISFIFO(mode)):
-        return os.fdopen(number, "rb")
+        return open_file(number, "rb")
     os.close(number)
     kind = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
     raise OSError(kind, "it is a folder" if stat.S_ISDIR(mode) else "it is no regular file", str(path))
@@ -145,13 +144,13 @@ def replacing(path: Path, *, mode: int = PUBLIC) -> Iterator[BinaryIO]:
     """
     with _named(path):
         if _is_stream(path):
-            with os.fdopen(os.open(path, EXISTING), "wb") as stream:
+            with open_file(os.open(path, EXISTING), "wb") as stream:
                 yield stream
             return
         with _folder_of(path) as folder:
             hidden = f".dsdoctor-{os.urandom(8).hex()}.tmp"
             try:
-                with os.fdopen(os.open(hidden, NEW, mode, dir_fd=folder), "w+b") as file:
+                with open_file(os.open(hidden, NEW, mode, dir_fd=folder), "w+b") as file:
                     yield file
                     file.flush()
                     # a network file system says only now that it is full
@@ -185,7 +184,7 @@ def open_new(path: Path, *, mode: int = PUBLIC) -> BinaryIO:
             os.close(number)
             os.unlink(hidden, dir_fd=folder)
             raise
-    return os.fdopen(number, "wb")
+    return open_file(number, "wb")
 
 
 def append_text(path: Path, text: str, *, mode: int = PUBLIC) -> None:
@@ -193,7 +192,7 @@ def append_text(path: Path, text: str, *, mode: int = PUBLIC) -> None:
     with _named(path):
         new = 0 if _is_stream(path) else os.O_CREAT | os.O_NOFOLLOW
         target = real_path(path) if new and _is_own_link(path) else path
-        with os.fdopen(os.open(target, EXISTING | new, mode), "ab") as file:
+        with open_file(os.open(target, EXISTING | new, mode), "ab") as file:
             file.write(text.encode("utf-8", errors="backslashreplace"))
 
 
@@ -230,7 +229,7 @@ def _is_stream(path: Path) -> bool:
         state = path.lstat()
     except OSError:
         return False
-    return stat.S_ISFIFO(state.st_mode) and is_own(state.st_uid)
+    return stat.S_ISFIFO(state.st_mode) and is_this_user(state.st_uid)
 
 
 def _is_own_link(path: Path) -> bool:
@@ -238,7 +237,7 @@ def _is_own_link(path: Path) -> bool:
         state = path.lstat()
     except OSError:
         return False
-    return stat.S_ISLNK(state.st_mode) and is_own(state.st_uid)
+    return stat.S_ISLNK(state.st_mode) and is_this_user(state.st_uid)
 
 
 # A hidden folder beside what is to be made, on the same disk: removed at the end, also that of a process that was killed.
@@ -292,7 +291,7 @@ def sweep(parent: Path, prefix: str, is_left: Callable[[Path], bool] = _always) 
         with suppress(OSError):
             held = os.open(folder, OPEN)
             try:
-                if is_own(os.fstat(held).st_uid):
+                if is_this_user(os.fstat(held).st_uid):
                     fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     if is_left(folder):
                         shutil.rmtree(folder, ignore_errors=True)
@@ -305,7 +304,7 @@ def sha256_of(path: Path) -> str:
     import hashlib  # most commands need none, and its library takes longer to be loaded than they take
 
     total = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_file(path, "rb") as file:
         while chunk := file.read(1 << 20):
             total.update(chunk)
     return total.hexdigest()

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from dsdoctor.core.pages import page_address
+from dsdoctor.core.release import page_address
 
 # What fixes a problem: a sentence, and steps to type. Values are quoted here, when a step is printed, and nowhere else.
 #

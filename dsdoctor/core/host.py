@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from dsdoctor.core.files import real_path
+from dsdoctor.core.files import open_file, real_path
 from dsdoctor.core.processes import FileHolder, SharedMemory, end_session, holder_of, look_shared_memory
 from dsdoctor.core.trust import distrust
 
@@ -244,7 +244,7 @@ class LocalHost:
         try:
             # a FIFO without a writer, or a device, would keep whoever opens it waiting
             handle = os.open(self._inside(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-            with os.fdopen(handle, "rb") as file:
+            with open_file(handle, "rb") as file:
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                     return None
                 return file.read(LARGEST_READ).decode("utf-8", errors="replace")

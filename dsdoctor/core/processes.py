@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsdoctor.core.files import real_path
+from dsdoctor.core.files import open_file, real_path
 
 # Processes that we start: forks that die with their parent, the state of one, and the end of a whole session.
 
@@ -235,7 +235,7 @@ def file_system_of(path: str) -> str:
     """The kind of file system that a path lies on, as the kernel calls it; "" where that is not shown."""
     real, best, kind = real_path(path), "", ""
     try:
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+        with open_file("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
             for line in file:
                 before, _, after = line.partition(" - ")
                 mounted = before.split()[4].encode().decode("unicode_escape")

@@ -13,12 +13,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from dsdoctor.core.discreet_host import DiscreetHost
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.files import PRIVATE, read_limited, real_path, write_bytes
 from dsdoctor.core.host import Answer, Host
 from dsdoctor.core.processes import FileHolder, SharedMemory
-from dsdoctor.core.redaction import definitions, urls
+from dsdoctor.core.redaction import RedactingHost, definitions, urls
 from dsdoctor.core.text import decode, encode
 
 T = TypeVar("T")
@@ -39,10 +38,10 @@ class Snapshot:
 
 
 class Recorder:
-    """A Host that passes every question on and keeps the discreet answer in ``snapshot``."""
+    """A Host that passes every question on and keeps the redacted answer in ``snapshot``."""
 
     def __init__(self, host: Host) -> None:
-        self._host = DiscreetHost(host)
+        self._host = RedactingHost(host)
         self.snapshot = Snapshot()
 
     def variable(self, name: str) -> str | None:

@@ -27,7 +27,7 @@ from itertools import takewhile
 from pathlib import Path
 from shlex import quote
 
-from dsdoctor.core.files import is_own, is_unmapped, real_path
+from dsdoctor.core.files import is_this_user, is_unmapped, real_path
 
 ACCESS_LIST = "system.posix_acl_access"
 NAMED_USER, NAMED_GROUP, OWNING_GROUP, MASK = 0x02, 0x08, 0x04, 0x10
@@ -453,7 +453,7 @@ def _is_of_the_host(path: Path, found: os.stat_result) -> bool:
 
 def _is_stranger(number: int) -> bool:
     """Whether an owner is neither this user nor root. A number that may stand for anybody is nobody's own, not even one's own."""
-    return number != 0 and not is_own(number)
+    return number != 0 and not is_this_user(number)
 
 
 def _belongs_to(path: Path, number: int) -> str:

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from dsdoctor.core.errors import ImpossiblePlan
-from dsdoctor.core.files import is_own, make_folder
+from dsdoctor.core.files import is_this_user, make_folder
 from dsdoctor.core.host import Host
 from dsdoctor.core.trust import Distrusted, distrust, trusted
 
@@ -90,7 +90,7 @@ def _locked(folder: Path, say: Callable[[str], None]) -> int | None:
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
             seen = folder.lstat()
-            if not stat.S_ISDIR(seen.st_mode) or not is_own(seen.st_uid) or seen.st_mode & 0o077:
+            if not stat.S_ISDIR(seen.st_mode) or not is_this_user(seen.st_uid) or seen.st_mode & 0o077:
                 return None
             if distrust(folder) is not None:
                 # a /tmp without the sticky bit: another could put a folder in its place

@@ -4,9 +4,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from dsdoctor.core.finding import Step
-from dsdoctor.diagnosis.models import Facts, Hit, Rule, Signature, Stage, Tier
-from dsdoctor.rules.book import FIRST_VERSION, Table, log_topics, steps_of
+from dsdoctor.diagnosis.models import Case, Facts, Hit, Rule, Signature, Stage, Tier
+from dsdoctor.rules.store import Table, log_table
 
 GITHUB = "https://github.com/"
 REGRESSION_TOPIC = "regressions"
@@ -28,14 +27,14 @@ class Regression:
     what: str
     cure: str
     sources: tuple[str, ...]
-    words: str
     pattern: str
     sample: str
+    words: str = ""
     first: str = ""
     last: str = ""
     after: str = ""
     tier: Tier = Tier.NAMED
-    steps: tuple[Step, ...] = ()
+    steps: tuple[str, ...] = ()
     needs_version: bool = False
     stages: str = ""
 
@@ -43,7 +42,7 @@ class Regression:
 def title_of(regression: Regression) -> str:
     """The title of a row: what broke, since which release, and the log's own version.
 
-    >>> row = Regression(package="torch", broken="2.3", what="w", cure="", sources=(), words="", pattern="", sample="")
+    >>> row = Regression(package="torch", broken="2.3", what="w", cure="", sources=(), pattern="", sample="")
     >>> title_of(row)
     'w; a known regression of torch 2.3 (the log: {torch|no version, so this holds if it is that one})'
     """
@@ -100,30 +99,35 @@ def _rules(topics: Mapping[str, Table]) -> Iterator[Rule]:
                 stage=Stage(table["stage"]),
                 title=table["title"],
                 fix=table["fix"],
-                means=table["means"],
-                matters=table["matters"],
                 signatures=(*map(_signature, table.get("wording", ())), *more),
-                steps=steps_of(table),
+                steps=tuple(table.get("steps", ())),
+                cases=tuple(Case(**{**case, "steps": _steps(case)}) for case in table.get("case", ())),
                 explained_by=tuple(table.get("explained_by", ())),
                 family=table.get("family", False),
-                since=table.get("since", FIRST_VERSION),
+                general=table.get("general", False),
             )
 
 
 def _signature(table: Table) -> Signature:
-    return Signature(**{**table, "tier": _tier(table), "steps": steps_of(table)})
+    return Signature(**{**table, "tier": _tier(table), "steps": _steps(table)})
 
 
 def _regressions(topic: Table) -> Iterator[Regression]:
     for row in topic["regression"]:
-        yield Regression(**{**row, "tier": _tier(row), "sources": tuple(row["sources"]), "steps": steps_of(row)})
+        yield Regression(
+            **{**row, "tier": _tier(row), "sources": tuple(row["sources"]), "steps": tuple(row.get("steps", ()))}
+        )
+
+
+def _steps(table: Table) -> tuple[str, ...] | None:
+    return tuple(table["steps"]) if "steps" in table else None
 
 
 def _tier(table: Table) -> Tier:
     return Tier[table.get("tier", "named").upper()]
 
 
-TOPICS = log_topics()
+TOPICS = log_table()
 RULES = {rule.id: rule for rule in _rules(TOPICS)}
 REGRESSIONS = tuple(_regressions(TOPICS[REGRESSION_TOPIC]))
 REGRESSION_OF = {signature_of(regression): regression for regression in REGRESSIONS}

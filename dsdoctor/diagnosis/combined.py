@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dsdoctor.core.finding import Step, step
 from dsdoctor.diagnosis.combined_runs import RUN_COMBINATIONS, combined_hit
 from dsdoctor.diagnosis.failures import Frame, refusal_of
 from dsdoctor.diagnosis.marks import Event
@@ -19,28 +18,28 @@ LAUNCHED = re.compile(
     rb"runner\.py:\d{1,5}:main\] cmd = .{0,2000}?deepspeed\.launcher\.launch .{0,4000}?--master_port=(\d{2,5})\b"
 )
 ENDED = re.compile(rb"exits (?:successfully|with return code)|Traceback \(most recent")
-MAKERS: tuple[tuple[re.Pattern[bytes], str, str, Step], ...] = (
+MAKERS: tuple[tuple[re.Pattern[bytes], str, str, str], ...] = (
     (
         re.compile(
             rb"initializing oneAPI environment|oneapi/setvars\.sh|intel_extension_for_(?:pytorch|deepspeed)|xpu-smi"
         ),
         "Intel's oneAPI",
         "intel_extension_for_pytorch (for old releases intel_extension_for_deepspeed too)",
-        step("sycl-ls"),
+        "sycl-ls",
     ),
     (
         re.compile(rb"torch_npu|npu-smi|ascend-toolkit|Ascend/\S{0,80}set_env\.sh"),
         "Ascend's CANN",
         "torch_npu",
-        step("npu-smi info"),
+        "npu-smi info",
     ),
-    (re.compile(rb"habana|hl-smi|HABANA_"), "Habana's Gaudi", "habana_frameworks", step("hl-smi")),
-    (re.compile(rb"torch_mlu|cnmon\b|[Cc]ambricon"), "Cambricon's MLU", "torch_mlu", step("cnmon")),
+    (re.compile(rb"habana|hl-smi|HABANA_"), "Habana's Gaudi", "habana_frameworks", "hl-smi"),
+    (re.compile(rb"torch_mlu|cnmon\b|[Cc]ambricon"), "Cambricon's MLU", "torch_mlu", "cnmon"),
     (
         re.compile(rb"rocm-smi|/opt/rocm|HIP_VISIBLE_DEVICES|ROCR_VISIBLE_DEVICES"),
         "AMD's ROCm",
         "a torch for ROCm",
-        step("rocm-smi"),
+        "rocm-smi",
     ),
 )
 """What a log has of another maker's machine: how it is called here, what makes torch see its devices, what lists them."""
@@ -67,17 +66,8 @@ def several_launchers(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
     between = list(scan.timeline.recent)[started[0][0] : started[-1][0]]
     if any(ENDED.search(raw) or STEP.search(raw[-400:]) or FINITE.search(raw[-400:]) for raw in between):
         return
-    title = (
-        "{count} launchers of deepspeed were started with the same port {port}, and only one of them can have it: so it "
-        "goes where srun or mpirun starts the launcher once for each task"
-    )
-    fix = (
-        "start one launcher on each node (srun --ntasks-per-node=1), which starts the ranks itself; or no launcher at all, and "
-        "srun starts the ranks"
-    )
     groups = {**taken.groups, "count": str(len(started)), "port": started[0][1].decode()}
-    steps = (step("srun --ntasks-per-node=1 deepspeed SCRIPT.py"), step("ss -ltnp sport = :{port}"))
-    yield replace(taken, groups=groups, signature=replace(taken.signature, title=title, fix=fix, steps=steps))
+    yield replace(taken.in_case("several-launchers"), groups=groups)
 
 
 def devices_of_another_maker(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
@@ -87,17 +77,10 @@ def devices_of_another_maker(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[
         return
     for pattern, maker, extension, lister in MAKERS:
         if any(pattern.search(raw[:4000]) for raw in scan.timeline.recent):
-            title = (
-                f"the launcher sees no device, and the log has {maker}: devices that are not NVIDIA's count only with their "
-                "maker's extension of torch"
-            )
-            fix = (
-                f"see that this environment has {extension}, and a DeepSpeed that knows this accelerator: old releases count CUDA "
-                "devices only. If the GPUs are NVIDIA's all the same, make them visible (nvidia-smi, --gpus all, "
-                "CUDA_VISIBLE_DEVICES)"
-            )
-            steps = (lister, *(one for one in hit.signature.steps if "get_accelerator" in one.line))
-            yield replace(hit, signature=replace(hit.signature, title=title, fix=fix, steps=steps))
+            steps = (lister, *(one for one in hit.signature.steps or () if "get_accelerator" in one))
+            told = hit.in_case("another-maker")
+            groups = {**hit.groups, "maker": maker, "extension": extension}
+            yield replace(told, groups=groups, signature=replace(told.signature, steps=steps))
             return
 
 
@@ -106,12 +89,7 @@ def a_text_for_a_number(hits: list[Hit], _: Facts, __: Scan) -> Iterator[Hit]:
     for hit in hits:
         here, there = hit.groups.get("here", ""), hit.groups.get("there", "")
         if hit.rule.id == "hf-config-mismatch" and _are_equal(here, there):
-            title = (
-                "{key} has the same value in the DeepSpeed configuration ({here}) and in the TrainingArguments, but not the same "
-                "type: one of them, most often that of the DeepSpeed configuration, is a string in quotes"
-            )
-            fix = 'write it without quotes in the DeepSpeed configuration: "{key}": {there}; or "auto", which takes the argument'
-            yield replace(hit, signature=replace(hit.signature, title=title, fix=fix))
+            yield hit.in_case("types-differ")
 
 
 def _are_equal(one: str, other: str) -> bool:
@@ -136,18 +114,14 @@ def packages_that_do_not_fit(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[
         if failure is None or not caller:
             continue
         packages = list(dict.fromkeys(filter(None, map(_package, reversed(failure.frames[-CALLS:])))))
-        title = f"{hit.signature.title or hit.rule.title}; {caller} makes the call, at {failure.frames[-1].place}"
-        others = " and ".join(packages[:3])
-        fix = (
-            f"the last call was made by {caller}"
-            + (f", and the calls before it are of {others}" if packages[1:] else "")
-            + ": "
-            "compare their versions, and upgrade the older one, or take the releases that were made for each other"
-        )
-        shown = step("python -m pip show {caller} {other}") if packages[1:] else step("python -m pip show {caller}")
-        groups = {**hit.groups, "caller": caller, "other": "".join(packages[1:2])}
-        signature = replace(hit.signature, title=title, fix=fix, steps=(shown,))
-        yield replace(hit, groups=groups, signature=signature)
+        groups = {
+            **hit.groups,
+            "caller": caller,
+            "call": failure.frames[-1].place,
+            "other": "".join(packages[1:2]),
+            "others": " and ".join(packages[:3]),
+        }
+        yield replace(hit.in_case("several-packages" if packages[1:] else "one-package"), groups=groups)
 
 
 def compiled_by_deepspeed(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
@@ -155,16 +129,8 @@ def compiled_by_deepspeed(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit
     hit = next((hit for hit in hits if hit.rule.id == "torch-compile-failed" and "what" in hit.groups), None)
     if hit is None or not any(DEEPCOMPILE.search(raw[:4000]) for raw in scan.timeline.recent):
         return
-    title = "DeepCompile, DeepSpeed's own compiler passes, could not compile this model ({what})"
-    if any(SYMBOLIC.search(raw[:4000]) for raw in scan.timeline.recent):
-        title += ": a size in its graph depends on the data (a symbolic shape), and the passes need numbers"
-    fix = (
-        "set compile.deepcompile false in the DeepSpeed configuration. To keep it, keep sizes that depend on the data out of the "
-        "graph: no unpadding or packing of flash attention, batches of one length, no torch.nonzero and the like; a newer "
-        "DeepSpeed may know more"
-    )
-    steps = (step("python -m pip install -U deepspeed"),)
-    yield replace(hit, signature=replace(hit.signature, title=title, fix=fix, steps=steps))
+    symbolic = any(SYMBOLIC.search(raw[:4000]) for raw in scan.timeline.recent)
+    yield hit.in_case("deepcompile-symbolic" if symbolic else "deepcompile")
 
 
 def _package(frame: Frame) -> str:
@@ -216,19 +182,6 @@ A_SYMPTOM = re.compile(
 CHECK_THEMSELVES = {"DeepSpeed", "torch"}
 """Packages whose assertions are about their own state more often than about what they were given."""
 
-AS_IT_SAYS = (
-    "what the message names is the cause, as far as this log shows it: change that setting, argument or version. "
-    "The frame above it is the check that stopped the run"
-)
-ON_WINDOWS = (
-    "install torch first, then DeepSpeed without isolation and without ops (DS_BUILD_OPS=0, as setup.py asks for all of them on "
-    "Windows); or take a wheel for Windows, or Linux under WSL2, where ops are compiled at run time"
-)
-WITHOUT_OPS = (
-    step("python -m pip install torch setuptools wheel ninja"),
-    step("set DS_BUILD_OPS=0"),
-    step("python -m pip install --no-build-isolation deepspeed"),
-)
 NEW_SETUPTOOLS = re.compile(rb"\bsetuptools(?:-|==| {1,20})((?:8[2-9]|9\d|[1-9]\d\d)\.\d{1,3}(?:\.\d{1,3})?)\b")
 """A setuptools without pkg_resources, as pip and conda name it."""
 
@@ -242,11 +195,9 @@ def wrong_home_behind_a_missing_part(hits: list[Hit], facts: Facts, _: Scan) -> 
     for hit in hits:
         if hit.rule.id in parts and facts.cuda_home in GUESSED_HOMES and hit.tier is Tier.FILE:
             missing = hit.groups.get("header") or hit.groups.get("library", "a part")
-            title = "CUDA_HOME came out as {home}, guessed from the nvcc on PATH, and it has no {missing}"
             line = Line(number=hit.line, text=hit.text)
-            yield combined_hit(
-                "cuda-home-wrong", line, title, Tier.FILE, {"home": facts.cuda_home or "", "missing": missing}
-            )
+            groups = {"home": facts.cuda_home or "", "missing": missing}
+            yield combined_hit("cuda-home-wrong", line, Tier.FILE, groups, case="guessed")
             return
 
 
@@ -259,12 +210,8 @@ def default_list_refused(hits: list[Hit], facts: Facts, scan: Scan) -> Iterator[
         if "project" in hit.groups:  # another package, which has a list of its own
             continue
         if DEFAULT_LIST.issubset(facts.architectures) or Event.NO_GPU in scan.first:
-            title = (
-                "nvcc {nvcc|of this toolkit} refuses {arch}: with no GPU visible and no TORCH_CUDA_ARCH_LIST, "
-                "DeepSpeed takes 6.0;6.1;7.0"
-            )
             line = Line(number=hit.line, text=hit.text)
-            yield combined_hit("gpu-arch-unsupported-by-nvcc", line, title, Tier.FILE, hit.groups)
+            yield combined_hit("gpu-arch-unsupported-by-nvcc", line, Tier.FILE, hit.groups, case="default-list")
             return
 
 
@@ -273,7 +220,7 @@ def asked_and_left_out(_: list[Hit], facts: Facts, scan: Scan) -> Iterator[Hit]:
     named = [op for op in facts.left_out if op in facts.asked]
     if named:
         line = Line(number=scan.ops_line or 1, text=f"Install Ops: {', '.join(f'{op}: False' for op in named)}")
-        yield combined_hit("op-silently-skipped", line, "", Tier.GENERIC, {"op": named[0]}, stands=True)
+        yield combined_hit("op-silently-skipped", line, Tier.GENERIC, {"op": named[0]}, stands=True)
 
 
 def asked_and_unknown(_: list[Hit], facts: Facts, scan: Scan) -> Iterator[Hit]:
@@ -282,8 +229,9 @@ def asked_and_unknown(_: list[Hit], facts: Facts, scan: Scan) -> Iterator[Hit]:
     missing = [op for op in facts.asked if op not in listed]
     if missing and (facts.built or facts.left_out):
         line = Line(number=scan.ops_line, text=f"Install Ops: no {', '.join(missing)}")
-        title = "{op} was asked for, and DeepSpeed has no such op for the accelerator that it chose{accelerator_hint}"
-        yield combined_hit("op-silently-skipped", line, title, Tier.GENERIC, {"op": missing[0]}, stands=True)
+        yield combined_hit(
+            "op-silently-skipped", line, Tier.GENERIC, {"op": missing[0]}, case="no-such-op", stands=True
+        )
 
 
 def built_for_another(hits: list[Hit], facts: Facts, scan: Scan) -> Iterator[Hit]:
@@ -292,23 +240,19 @@ def built_for_another(hits: list[Hit], facts: Facts, scan: Scan) -> Iterator[Hit
     if chose is None or "fused_adam" not in facts.built or "+cpu" in (facts.torch or "") or not _went_well(scan):
         return
     line = Line(number=scan.ops_line, text="Install Ops: fused_adam is built")
-    title = "fused_adam is the CPU flavour: no GPU was visible, so DeepSpeed chose the CPU accelerator"
+    groups = {"op": "fused_adam"}
     if facts.cuda:
-        title += "; torch is built for CUDA {cuda}"
-        yield combined_hit(AUTODETECTED, line, title, Tier.NAMED, {"op": "fused_adam"}, stands=True)
+        yield combined_hit(AUTODETECTED, line, Tier.NAMED, groups, case="cpu-op-for-cuda", stands=True)
     else:
-        title += "; that is right for a training on CPUs alone"
-        yield replace(
-            combined_hit(AUTODETECTED, line, title, Tier.PROBE, {"op": "fused_adam"}, stands=True), line=chose.line
-        )
+        told = combined_hit(AUTODETECTED, line, Tier.PROBE, groups, case="cpu-op", stands=True)
+        yield replace(told, line=chose.line)
 
 
 def nothing_was_built(_: list[Hit], facts: Facts, scan: Scan) -> Iterator[Hit]:
     """Every op is False: right for ops compiled at run time, wrong where an op was asked for."""
     if facts.left_out and not facts.built and not set(facts.asked) & {*facts.left_out, "ops"}:
         line = Line(number=scan.ops_line, text="Install Ops: every op is False")
-        title = "no op was built into this installation: right if ops are to be compiled at run time, wrong if you asked for one"
-        yield combined_hit("op-silently-skipped", line, title, Tier.PROBE)
+        yield combined_hit("op-silently-skipped", line, Tier.PROBE, case="nothing-built")
 
 
 def _went_well(scan: Scan) -> bool:
@@ -327,9 +271,8 @@ def killed_while_compiling(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hi
             continue
         compiling = began and began.number <= hit.line and (not loaded or loaded.number < began.number)
         if compiling or BUILD_COMMAND.search(hit.text):
-            title = "killed (signal 9) while {op|an op} was being compiled: the memory ran out"
             line = Line(number=hit.line, text=hit.text)
-            yield combined_hit("compiler-oom-killed", line, title, Tier.NAMED)
+            yield combined_hit("compiler-oom-killed", line, Tier.NAMED, case="killed")
             return
 
 
@@ -338,17 +281,15 @@ def stopped_at_the_lock(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
     waiting = scan.last.get(Event.WAITING)
     known = [hit for hit in hits if hit.tier <= Tier.GENERIC]
     if waiting and not known and not scan.exception and waiting.number >= scan.last_output:
-        title = "the log stops where torch opens its cache of compiled ops{cache_hint}: it waits for a lock left there"
-        yield combined_hit("stale-jit-cache", waiting, title, Tier.GENERIC)
+        yield combined_hit("stale-jit-cache", waiting, Tier.GENERIC, case="log-stops")
 
 
 def pre_compiled_on_windows(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
     """setup.py on Windows builds every op that is not switched off, and gives up at the first one that cannot be."""
     refused = [hit for hit in hits if hit.text.rstrip().endswith(f"Unable to pre-compile {hit.groups.get('op')}")]
     if refused and Event.WINDOWS in scan.first:
-        title = "setup.py builds every op on Windows unless it is switched off, and {op} cannot be built there"
         line = Line(number=refused[0].line, text=refused[0].text)
-        yield combined_hit("windows-unsupported-op", line, title, Tier.GENERIC, refused[0].groups)
+        yield combined_hit("windows-unsupported-op", line, Tier.GENERIC, refused[0].groups, case="pre-compiled")
 
 
 def torch_missing_on_windows(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
@@ -356,7 +297,7 @@ def torch_missing_on_windows(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[
     missing = [hit for hit in hits if hit.rule.id == "torch-missing-at-build" and not hit.signature.steps]
     for hit in missing if Event.WINDOWS in scan.first else []:
         if hit.project in {None, "", "deepspeed"}:
-            yield replace(hit, signature=replace(hit.signature, fix=ON_WINDOWS, steps=WITHOUT_OPS))
+            yield hit.in_case("windows")
 
 
 def setuptools_without_a_part(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
@@ -364,11 +305,8 @@ def setuptools_without_a_part(hits: list[Hit], _: Facts, scan: Scan) -> Iterator
     hit = next((hit for hit in hits if hit.groups.get("module") == "pkg_resources"), None)
     found = next((found for raw in scan.timeline.recent if (found := NEW_SETUPTOOLS.search(raw[-4000:]))), None)
     if hit and found:
-        title = (
-            "setuptools {setuptools} is installed, and since release 82 it has no pkg_resources, which is imported here"
-        )
         groups = {**hit.groups, "setuptools": found[1].decode()}
-        yield replace(hit, groups=groups, signature=replace(hit.signature, title=title))
+        yield replace(hit.in_case("new-setuptools"), groups=groups)
 
 
 def refused_arguments(_: list[Hit], __: Facts, scan: Scan) -> Iterator[Hit]:
@@ -379,7 +317,7 @@ def refused_arguments(_: list[Hit], __: Facts, scan: Scan) -> Iterator[Hit]:
             message = failure.text.partition(": ")[2].strip()
             if REFUSALS.match(failure.text) and len(message) > SHORT_MESSAGE:
                 line = Line(number=failure.line, text=failure.text)
-                yield combined_hit("arguments-refused", line, "", Tier.GENERIC, {"message": message[:160]})
+                yield combined_hit("arguments-refused", line, Tier.GENERIC, {"message": message[:160]})
                 return
 
 
@@ -396,10 +334,8 @@ def refused_in_a_sentence(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit
         return
     message = failure.text.partition(": ")[2].strip()[:220]
     line = Line(number=failure.line, text=failure.text)
-    title = "{package} stopped the run on purpose, in {place}: {message}"
     groups = {"package": refusal.package, "place": refusal.place, "message": message}
-    hit = combined_hit("library-asks-for", line, title, Tier.GENERIC, groups)
-    yield replace(hit, signature=replace(hit.signature, fix=AS_IT_SAYS))
+    yield combined_hit("library-asks-for", line, Tier.GENERIC, groups, case="sentence")
 
 
 COMBINATIONS = (

@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dsdoctor.core.finding import step
 from dsdoctor.diagnosis.catalogue import RULES
 from dsdoctor.diagnosis.consequences import went_on_after
 from dsdoctor.diagnosis.facts import OtherProcesses, held_by_others
@@ -18,22 +17,19 @@ from dsdoctor.diagnosis.timeline import LOSS
 
 
 def combined_hit(
-    rule: str, line: Line, title: str, tier: Tier, groups: dict[str, str] | None = None, *, stands: bool = False
+    rule: str, line: Line, tier: Tier, groups: dict[str, str] | None = None, *, case: str = "", stands: bool = False
 ) -> Hit:
-    """A hit that follows from several lines; ``stands``: it is true of the result, however well the log ended."""
-    signature = Signature(words="", pattern="", sample="", tier=tier, title=title, stands=stands)
-    return Hit(rule=RULES[rule], signature=signature, line=line.number, text=line.text, groups=groups or {})
+    """A hit that follows from several lines, in the words of its rule or of a case of it; ``stands``: it is true of the
+    result, however well the log ended.
+    """
+    signature = Signature(pattern="", sample="", tier=tier, stands=stands)
+    hit = Hit(rule=RULES[rule], signature=signature, line=line.number, text=line.text, groups=groups or {})
+    return hit.in_case(case) if case else hit
 
 
 # A GPU that is full because of other processes -> a hit that names them, with what they hold.
 
 
-END_THE_OTHER = (
-    "end the other process, or start on GPUs that are free (CUDA_VISIBLE_DEVICES, --include of deepspeed); a smaller batch does "
-    "not free what it holds. Its number decides whose it is: if it is a rank of the same job, give each rank its own GPU, "
-    "torch.cuda.set_device(LOCAL_RANK) before anything touches the GPU"
-)
-SEE = (step("nvidia-smi"), step("ps -o pid,user,etime,args -p {pid}"))
 OF_THIS_JOB = rb"(?:subprocess|pid[=: ]{1,3}|PID[=: ]{1,3}|Process|process) {0,2}%s\b(?! has )"
 """How launchers name the processes that they start."""
 
@@ -43,30 +39,27 @@ def gpu_held_by_another(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
     for hit in hits:
         others = held_by_others(hit.text) if hit.rule.id == "gpu-oom" else None
         if others:
-            title, groups = _title(others, scan)
-            found = combined_hit("gpu-oom", Line(hit.line, hit.text), title, Tier.NAMED, groups)
-            signature = replace(found.signature, fix=END_THE_OTHER, steps=SEE, sample=hit.signature.sample)
-            yield replace(hit, signature=signature, groups=groups)
+            found = combined_hit("gpu-oom", Line(hit.line, hit.text), Tier.NAMED, case=_case(others))
+            signature = replace(found.signature, sample=hit.signature.sample)
+            yield replace(hit, signature=signature, groups=_groups(others, scan))
             return
 
 
-def _title(others: OtherProcesses, scan: Scan) -> tuple[str, dict[str, str]]:
+def _case(others: OtherProcesses) -> str:
+    if others.among_them:
+        return "one-of-several"
+    return "other-processes" if len(others.pids) > 1 else "another-process"
+
+
+def _groups(others: OtherProcesses, scan: Scan) -> dict[str, str]:
     """What is known of the other processes."""
-    many = len(others.pids) > 1
-    groups = {
-        "who": "other processes hold" if many else "another process holds",
+    return {
         "held": f"{others.held:.2f}",
         "own": f"{others.own:.2f}",
-        "pids": f"process{'es' if many else ''} {', '.join(others.pids[:6])}",
+        "pids": f"process{'es' if len(others.pids) > 1 else ''} {', '.join(others.pids[:6])}",
         "whose": ", of this same run" if _is_of_this_run(others.pids, scan) else "",
         "pid": others.pids[0],
     }
-    if others.among_them:
-        return (
-            "the GPU's memory is full: {pids} hold {held} GiB of it together{whose}, and this one is one of them",
-            groups,
-        )
-    return "the GPU's memory is full, and {who} {held} GiB of it ({pids}{whose}; this one {own} GiB)", groups
 
 
 def _is_of_this_run(pids: tuple[str, ...], scan: Scan) -> bool:
@@ -95,11 +88,6 @@ NAN_METRIC = re.compile(
 WRITING = re.compile(
     r"PytorchStreamWriter failed|\b(?:_?save_checkpoint|save_pretrained|save_model|torch\.save|save_file)\b"
 )
-KEEP_FEWER = (
-    "make room where the checkpoints go, delete the checkpoint that is not whole and resume from the one before it (the file "
-    "latest names that one still); keep fewer (save_total_limit), or write them to a larger disk"
-)
-ROOM = (step("df -h . CHECKPOINTS"), step("du -sh CHECKPOINTS/*"))
 
 CHOSE_THE_CPU = "accelerator-autodetect-cpu"
 WITHOUT_CUDA = frozenset({"resource-filter-invalid", CHOSE_THE_CPU, "driver-missing"})
@@ -123,18 +111,6 @@ WANTED = re.compile(r"requirement (?P<name>[\w.-]{1,80}).{0,200}\(from versions:
 MET = re.compile(
     rb"attempts left|will restart|[Rr]estarting worker|worker group FAILED|[Cc]onnection (?:closed|reset)|[Bb]roken pipe"
     rb"|\[Rank \d|\[rank\d|SignalException|Sending process \d"
-)
-CAME_NOT_BACK = (
-    "torchrun's rendezvous ran out of time after the run had begun: a node that was there did not come back; what ended it "
-    "there first is the cause"
-)
-READ_THE_FIRST = (
-    "read the logs of all nodes, first that of the one that ended first; then start all nodes again together"
-)
-ALONE = "torchrun's rendezvous ran out of time, although --nnodes is 1, so that it waits for no other node"
-OWN_ENDPOINT = (
-    "leave --rdzv-endpoint out and give --standalone, or another --rdzv-id: something else may use this endpoint, or it cannot "
-    "be reached from here; with several nodes give --nnodes their number"
 )
 
 OWN_STATE = re.compile(r"\bself\.state\[\w{1,40}\]\[[\"']")
@@ -202,9 +178,8 @@ def words_of_a_kernel(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
     for failure in scan.timeline.failures:
         found = KERNEL_CHECK.search(failure.text) if stopped and failure.native else None
         if stopped and found:
-            title = "a check inside a GPU kernel failed (device-side assert), in its own words: {words}"
             groups = {"words": found["words"]}
-            told = combined_hit("gpu-assert", Line(failure.line, failure.text), title, Tier.GENERIC, groups)
+            told = combined_hit("gpu-assert", Line(failure.line, failure.text), Tier.GENERIC, case="its-check")
             yield replace(stopped, signature=replace(told.signature, sample=stopped.signature.sample), groups=groups)
             return
 
@@ -217,10 +192,10 @@ def raised_by_the_data(hits: list[Hit], __: Facts, scan: Scan) -> Iterator[Hit]:
         if caught and inner and not _is_known(inner, hits):
             words = inner.text.partition(": ")[2][:200] or inner.text
             at = f", at {inner.frame}" if inner.frame and inner.frame.own else ""
-            title = "the data set raised {error} in a DataLoader worker: {words}{at}"
             groups = {"error": caught["error"], "words": words, "at": at}
             line = Line(inner.line, inner.text)
-            yield replace(combined_hit("data-worker-failed", line, title, Tier.NAMED, groups), speaker=inner.speaker)
+            told = combined_hit("data-worker-failed", line, Tier.NAMED, groups, case="data-set")
+            yield replace(told, speaker=inner.speaker)
             return
 
 
@@ -231,9 +206,9 @@ def raised_while_a_table_was_made(hits: list[Hit], __: Facts, scan: Scan) -> Ite
     ):
         inner = next((one for one in scan.timeline.failures if one.since <= hit.line != one.line < hit.line), None)
         if inner and inner.frames and inner.frames[-1].own and not _is_known(inner, hits):
-            title = "the data set's own code raised {words}{at}, while its table was made"
             groups = {"words": inner.text[:200], "at": f", at {inner.frame}"}
-            found = combined_hit("dataset-unreadable", Line(inner.line, inner.text), title, Tier.NAMED, groups)
+            line = Line(inner.line, inner.text)
+            found = combined_hit("dataset-unreadable", line, Tier.NAMED, groups, case="own-code")
             yield replace(found, speaker=inner.speaker)
             return
 
@@ -260,14 +235,10 @@ def state_lost_under_zero(_: list[Hit], __: Facts, scan: Scan) -> Iterator[Hit]:
             continue
         if any(ZERO.search(frame.path) for frame in failure.frames):
             key = failure.text.partition(": ")[2].strip("'\" ")[:60]
-            title = (
-                "the optimizer ({place}) asks for its state {key}, noted of the model's own parameters: ZeRO steps it with flat "
-                "partitions in their place, which have none"
-            )
             line = Line(failure.line, failure.text)
             groups = {"key": key, "place": str(last)}
             yield replace(
-                combined_hit("optimizer-state-key", line, title, Tier.NAMED, groups),
+                combined_hit("optimizer-state-key", line, Tier.NAMED, groups, case="model-parameters"),
                 speaker=failure.speaker,
                 speakers=_same(failure, scan),
             )
@@ -279,18 +250,14 @@ def nan_before_sampling(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
     drawn = next((hit for hit in hits if hit.rule.id == "sampling-from-nan"), None)
     losses = [found for raw in scan.timeline.recent if (found := NAN_METRIC.search(raw))] if drawn else []
     if drawn and losses:
-        title = "the loss had become nan before ({loss}), so the model gives nan, and tokens cannot be drawn from its probabilities"
-        yield replace(
-            drawn, signature=replace(drawn.signature, title=title), groups={"loss": losses[0]["name"].decode()}
-        )
+        yield replace(drawn.in_case("nan-loss"), groups={"loss": losses[0]["name"].decode()})
 
 
 def full_while_saving(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
     """The disk is full, and what a process was doing is to save a checkpoint: its folder is not whole."""
     full = next((hit for hit in hits if hit.rule.id == "disk-full"), None)
     if full and any(WRITING.search(f"{failure.text} {_calls(failure)}") for failure in scan.timeline.failures):
-        title = "no space left on the disk while a checkpoint was being written: what is there of it is not whole"
-        yield replace(full, signature=replace(full.signature, title=title, fix=KEEP_FEWER, steps=ROOM))
+        yield full.in_case("while-saving")
 
 
 def _calls(failure: Failure) -> str:
@@ -305,9 +272,10 @@ def nodes_that_did_not_come_back(hits: list[Hit], facts: Facts, scan: Scan) -> I
         return
     met = scan.timeline.step is not None or any(one.line < hit.line for one in scan.timeline.failures)
     met = met or any(one.line < hit.line for one in scan.timeline.exits) or scan.timeline.survived_exit > 0
-    title, fix = (CAME_NOT_BACK, READ_THE_FIRST) if met or _had_met(scan) else (ALONE, OWN_ENDPOINT)
-    if title is CAME_NOT_BACK or facts.nodes == "1":
-        yield replace(hit, signature=replace(hit.signature, title=title, fix=fix))
+    if met or _had_met(scan):
+        yield hit.in_case("not-back")
+    elif facts.nodes == "1":
+        yield hit.in_case("alone")
 
 
 def _had_met(scan: Scan) -> bool:

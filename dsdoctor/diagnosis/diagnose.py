@@ -15,21 +15,21 @@ from dsdoctor.diagnosis.json_lines import JsonLines
 from dsdoctor.diagnosis.judgement import Verdict, first_failure, judge
 from dsdoctor.diagnosis.models import Diagnosis, Facts, Hit, LogOutcome, LogVerdict, Tier
 from dsdoctor.diagnosis.origin import Origin, origin_of
-from dsdoctor.diagnosis.prefilter import Possible
+from dsdoctor.diagnosis.prefilter import Patterns
 from dsdoctor.diagnosis.scan import Scan, scan
 
 NUMBERED = re.compile(r"^((?:before it, |\d{1,9} such lines, the last one is )?line )(\d{1,12})\b")
 """How evidence names a line of the log."""
 
 
-def diagnose(lines: Iterable[bytes | str], *, name: str = "", possible: Possible | None = None) -> Diagnosis:
-    """Read a log once and say what went wrong first. Never raises, whatever the log holds. ``possible``: see ``scan``.
+def diagnose(lines: Iterable[bytes | str], *, name: str = "", patterns: Patterns | None = None) -> Diagnosis:
+    """Read a log once and say what went wrong first. Never raises, whatever the log holds. ``patterns``: see ``scan``.
 
     >>> log = ["[rank1]: ninja: build stopped: subcommand failed.", "x.h:6:10: fatal error: cusparse.h: No such file or directory"]
     >>> [finding.rule for finding in diagnose(log).findings]
     ['cuda-header-missing']
     """
-    read = scan(lines, possible)
+    read = scan(lines, patterns)
     try:
         return diagnosis_of(read, name=name)
     except Exception as error:  # the last resort: what was read is shown, though it could not be judged
@@ -66,6 +66,7 @@ def diagnosis_of(read: Scan, *, name: str = "") -> Diagnosis:
         where=verdict.where,
         activity=verdict.activity,
         follows=verdict.follows,
+        silent=verdict.silent,
     )
 
 
@@ -135,9 +136,13 @@ def together(diagnoses: list[Diagnosis]) -> list[Diagnosis]:
     return [_as_notes(diagnosis) if diagnosis.follows else diagnosis for diagnosis in diagnoses]
 
 
-def verdict_of(diagnoses: list[Diagnosis]) -> LogVerdict:
-    """The verdict on a run of which these are the logs: each of them has to show that it is well."""
-    verdicts = {diagnosis.verdict for diagnosis in diagnoses}
+def verdict_of(diagnoses: list[Diagnosis], *, one_job: bool = False) -> LogVerdict:
+    """The verdict on a run of which these are the logs: each of them has to show that it is well.
+
+    ``one_job``: they are all logs of one job, so those that say nothing of its end are spoken for by those that do.
+    """
+    speak = [diagnosis for diagnosis in diagnoses if not diagnosis.silent] if one_job else []
+    verdicts = {diagnosis.verdict for diagnosis in speak or diagnoses}
     worst_first = (LogVerdict.FAILED, LogVerdict.UNDECIDED, LogVerdict.HEALTHY)
     return next(verdict for verdict in worst_first if verdict in verdicts)
 

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass, field, replace
 
 from dsdoctor.diagnosis.lines import NOBODY, Speaker
+from dsdoctor.diagnosis.owner import PYTHON, is_relay, owner_of
 
 # What a process says when it fails: its own exception or crash, or only that another one is gone.
 
@@ -42,6 +43,7 @@ LAUNCHER = re.compile(
 
 PASSES_ON = re.compile(
     r"(?:\w{1,60}\.){0,6}(?:(?:Base)?ExceptionGroup|ProcessRaisedException|PythonException|RayTaskError)\b"
+    r"|(?:\w{1,60}\.){0,6}(?:ActorDiedError|RayActorError): .{0,40}error raised in its creation task"
 )
 """An exception whose message is the traceback of another one, which stands below."""
 
@@ -68,14 +70,19 @@ class Frame:
     source: str = ""
 
     @property
+    def owner(self) -> str:
+        """The project that it belongs to; "" for the user's own code."""
+        return owner_of(self.path)
+
+    @property
     def own(self) -> bool:
-        """Whether it is the user's: of no installed package, and not of dsdoctor, which watched it."""
-        return not re.search(
-            r"site-packages|dist-packages|^<(?!ipython-input)|\.p(?:yx|xi)$|[/\\]lib[/\\]python3"
-            r"|[/\\]dsdoctor[/\\](?:overflow|run|memory|hang|checkpoint)[/\\]"
-            r"|[/\\]deepspeed[/\\](?:runtime|ops|comm|moe|sequence|inference|module_inject|launcher|utils|checkpoint)[/\\]",
-            self.path,
-        )
+        """Whether it is the user's own: of no project, installed or cloned."""
+        return not self.owner
+
+    @property
+    def is_relay(self) -> bool:
+        """Whether it only passes on what somebody else raised."""
+        return is_relay(self.path, self.function)
 
     def __str__(self) -> str:
         return f"{self.place} {self.function}"
@@ -128,14 +135,24 @@ class Failure:
     @property
     def raised_by_the_script(self) -> bool:
         """Whether the user's own code raised it on purpose, so that its words are the cause."""
-        last = self.frames[-1] if self.frames else None
+        last = self.raiser
         return bool(last and last.own and last.source.startswith(("raise ", "assert ")))
 
     @property
+    def raiser(self) -> Frame | None:
+        """The innermost place that does not only pass on what others raise; the innermost one where all do."""
+        return next((frame for frame in reversed(self.frames) if not frame.is_relay), next(reversed(self.frames), None))
+
+    @property
+    def last_of_a_project(self) -> Frame | None:
+        """The innermost such place that is not Python's own library."""
+        frames = (frame for frame in reversed(self.frames) if not frame.is_relay and frame.owner != PYTHON)
+        return next(frames, self.raiser)
+
+    @property
     def frame(self) -> Frame | None:
-        """The innermost place in the user's own files; without one, the innermost."""
-        own = [frame for frame in self.frames if frame.own]
-        return (own or list(self.frames) or [None])[-1]  # type: ignore[list-item]
+        """The innermost place in the user's own files; without one, the innermost of a project."""
+        return next((frame for frame in reversed(self.frames) if frame.own), self.last_of_a_project)
 
 
 # A line of a traceback -> the place it names: as Python prints it, rich in a box, a notebook of today and of old.

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 from dsdoctor.core.finding import Finding, Fix, Severity, Step, step
 from dsdoctor.core.text import counted
+from dsdoctor.diagnosis.answers import answer_to
 from dsdoctor.diagnosis.catalogue import RULES
 from dsdoctor.diagnosis.facts import fill, values_of
-from dsdoctor.diagnosis.failures import Failure, refusal_of, refused_evidence
+from dsdoctor.diagnosis.failures import Failure, Frame, refusal_of, refused_evidence
 from dsdoctor.diagnosis.lines import last_segment
 from dsdoctor.diagnosis.models import Facts, Hit, Line, Stage
 from dsdoctor.diagnosis.origin import Origin
@@ -27,27 +28,14 @@ BUILDS_DEEPSPEED = re.compile(
     r"python -m dsdoctor (?:prebuild|build-wheel|plan)|pip install .{0,80}\bdeepspeed\b|DS_BUILD_"
 )
 PIPS_OWN = "pip-other-wheel-failed"
-WITHOUT_ISOLATION = step("python -m pip install --no-build-isolation {project}")
-ONE_COMPILER = step("MAX_JOBS=1 python -m pip install --no-build-isolation {project}")
-ITS_STEPS = {
-    "apex": (
-        step(
-            "python -m pip install -v --no-build-isolation git+https://github.com/NVIDIA/apex",
-            note="apex of PyPI is another package",
-        ),
-    ),
-    "transformer-engine": (step("python -m pip install --no-build-isolation 'transformer-engine[pytorch]'"),),
+WITHOUT_ISOLATION = "python -m pip install --no-build-isolation {project}"
+ONE_COMPILER = "MAX_JOBS=1 python -m pip install --no-build-isolation {project}"
+ITS_STEP = {
+    "apex": "python -m pip install -v --no-build-isolation git+https://github.com/NVIDIA/apex  # apex of PyPI is another package",
+    "transformer-engine": "python -m pip install --no-build-isolation 'transformer-engine[pytorch]'",
 }
-ITS_TITLES = {
-    "torch-missing-at-build": "the build of {project} cannot import torch: it is not installed, or pip's build isolation hides it",
-    "deepspeed-setup-bug": "the setup of {project} fails: {error}",
-}
-ITS_FIXES = {
-    "torch-missing-at-build": "install torch first, then {project} without isolation, by a command of its own: in one command "
-    "with torch (or one file of requirements) pip builds it before torch is installed. It needs ninja, packaging and wheel too",
-    "deepspeed-setup-bug": "take another release of {project}, or a wheel of it that is compiled already",
-}
-TORCH_FIRST = step("python -m pip install torch ninja packaging wheel setuptools")
+ANOTHER_PACKAGE = "another-package"
+TORCH_FIRST = "python -m pip install torch ninja packaging wheel setuptools"
 
 
 def of_its_package(hit: Hit, facts: Facts) -> Hit:
@@ -55,26 +43,29 @@ def of_its_package(hit: Hit, facts: Facts) -> Hit:
     project = hit.project if hit.project is not None else facts.project
     if not project or project == "deepspeed" or hit.rule.stage not in A_BUILD or DEEPSPEEDS_OWN.search(hit.text):
         return hit
-    signature = hit.signature
-    title = ITS_TITLES.get(hit.rule.id, signature.title or hit.rule.title).replace("DeepSpeed's setup.py", "{project}")
-    fix = ITS_FIXES.get(hit.rule.id, signature.fix or hit.rule.fix)
-    fix = re.sub(r";? ?(?:and )?dsdoctor (?:does|builds|knows)[^;.]*", "", fix)
-    fix = fix.replace("runs or builds DeepSpeed", "builds {project}").replace("safe for DeepSpeed", "safe")
-    steps = _its_steps(signature.steps or hit.rule.steps, project, hit.rule.id)
-    groups = {**hit.groups, "project": project}
-    rule = RULES[PIPS_OWN] if hit.rule.id == "deepspeed-setup-bug" else hit.rule
-    return replace(
-        hit, rule=rule, signature=replace(signature, title=title, fix=fix, steps=steps), groups=groups, op=None
+    told = hit.in_case(ANOTHER_PACKAGE) if any(case.name == ANOTHER_PACKAGE for case in hit.rule.cases) else hit
+    signature = replace(
+        told.signature,
+        title=told.signature.title or hit.rule.title,
+        fix=told.signature.fix or hit.rule.fix,
+        steps=_its_steps(lines_of(hit), project, hit.rule.id),
     )
+    rule = RULES[PIPS_OWN] if hit.rule.id == "deepspeed-setup-bug" else hit.rule
+    return replace(hit, rule=rule, signature=signature, groups={**hit.groups, "project": project}, op=None)
 
 
-def _its_steps(steps: tuple[Step, ...], project: str, rule: str) -> tuple[Step, ...]:
+def _its_steps(steps: tuple[str, ...], project: str, rule: str) -> tuple[str, ...]:
     """The steps, with those that build DeepSpeed replaced by the one that builds this package."""
-    kept = [one for one in steps if not BUILDS_DEEPSPEED.search(one.template)]
+    kept = [one for one in steps if not BUILDS_DEEPSPEED.search(one)]
     if len(kept) == len(steps):
         return steps
-    own = (ONE_COMPILER,) if rule == "compiler-oom-killed" else ITS_STEPS.get(project, (WITHOUT_ISOLATION,))
-    return (*((TORCH_FIRST,) if rule == "torch-missing-at-build" else ()), *kept, *own)
+    own = ONE_COMPILER if rule == "compiler-oom-killed" else ITS_STEP.get(project, WITHOUT_ISOLATION)
+    return (*((TORCH_FIRST,) if rule == "torch-missing-at-build" else ()), *kept, own)
+
+
+def lines_of(hit: Hit) -> tuple[str, ...]:
+    """The steps of a hit as the book writes them: those of its wording, or of its rule."""
+    return hit.rule.steps if hit.signature.steps is None else hit.signature.steps
 
 
 ERROR = Severity.ERROR
@@ -106,7 +97,7 @@ def finding_of(hit: Hit, facts: Facts, severity: Severity) -> Finding:
     """A cause with its evidence and its fix."""
     values = values_of(hit.groups, facts, hit.op)
     signature, rule = hit.signature, hit.rule
-    steps = signature.steps or rule.steps
+    steps = book.steps_of({"steps": lines_of(hit)})
     ops = (hit.op,) if hit.op and (hit.groups.get("op") or signature.op or rule.stage in ONE_OP_BUILDS) else ()
     return Finding(
         rule=rule.id,
@@ -141,7 +132,13 @@ def note_of(hit: Hit, facts: Facts) -> Finding:
 def borne_of(hit: Hit, facts: Facts) -> Finding:
     """A line that would be a cause, in a log that shows no failure: what it says is told as said, not as what happened."""
     note = note_of(hit, facts)
-    return replace(note, title=f"the log says so, and nothing failed of it: {note.title}")
+    return replace(note, title=phrase("only-mentioned", title=note.title))
+
+
+def phrase(name: str, **values: str) -> str:
+    """Words of the book that are no rule's."""
+    table = next(one for one in book.tables("diagnosis", "phrase") if one["name"] == name)
+    return book.fill(table["text"], values)
 
 
 def echoes_only(echoes: list[Hit], facts: Facts) -> Finding:
@@ -154,10 +151,10 @@ def echoes_only(echoes: list[Hit], facts: Facts) -> Finding:
     values = values_of(hit.groups, facts, op)
     project = next((echo.project for echo in echoes if echo.project), facts.project)
     another = project if project and project != "deepspeed" and not op else ""
-    own = f"this log only has the last lines of the build of {another}: its first error is not in it"
+    title = next(case.title for case in rule.cases if case.name == ANOTHER_PACKAGE) if another else rule.title
     return Finding.error(
         rule.id,
-        own if another else fill(rule.title, values),
+        fill(title, {**values, "project": another or values.get("project", "")}),
         evidence=(*(f"line {echo.line}: {echo.text[:LONGEST]}" for echo in echoes[:4]), *_read(facts)),
         affects=(op,) if op else (),
         fix=rule.fix,
@@ -204,6 +201,8 @@ def unexplained(line: Line, facts: Facts, origin: Origin) -> Finding:
         )
     if GPU_MEMORY.search(line.text):
         return book.finding("unexplained-failure", ERROR, case="gpu-memory", evidence=evidence)
+    if failure and (known := answer_to(failure, facts)):
+        return replace(finding_of(known, facts, ERROR), evidence=evidence)
     if failure and (refusal := refusal_of(failure)):
         return book.finding(
             "unexplained-failure",
@@ -278,7 +277,12 @@ def _places(failure: Failure | None) -> tuple[str, ...]:
         return ()
     last = failure.frames[-1]
     inner = (f"raised in {last}",) if last != failure.frame else ()
-    return (f"your code stood at {failure.frame}" if failure.frame and failure.frame.own else f"at {last}", *inner)
+    mine = failure.frame
+    return (f"your code stood at {mine}" if mine and mine.own else f"{_whose(mine or last)} at {mine or last}", *inner)
+
+
+def _whose(frame: Frame) -> str:
+    return f"in {frame.owner}," if frame.owner else "it stood"
 
 
 def undecided_log(read: Scan, facts: Facts) -> Finding:

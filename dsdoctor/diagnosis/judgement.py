@@ -188,6 +188,7 @@ class Verdict:
     where: str = ""
     activity: str = ""
     follows: bool = False
+    silent: bool = False
 
 
 def judge(hits: list[Hit], facts: Facts, read: Scan, origin: Origin) -> Verdict:
@@ -240,7 +241,8 @@ def _by_evidence(notes: tuple[Finding, ...], facts: Facts, read: Scan) -> Verdic
         undecided = undecided_log(read, facts)
     else:
         return Verdict(outcome=LogOutcome.HEALTHY, findings=notes)
-    return Verdict(outcome=LogOutcome.UNDECIDED, findings=(undecided, *notes))
+    silent = not errors and health.frame is None
+    return Verdict(outcome=LogOutcome.UNDECIDED, findings=(undecided, *notes), silent=silent)
 
 
 def _last(read: Scan, event: Event) -> int:

@@ -152,7 +152,7 @@ RANK = re.compile(rb"\[(?:rank ?|Rank )(\d{1,5})\]|(?:^|[\]:|] ?)rank(\d{1,5}): 
 LOCAL = re.compile(rb"\[default(\d{1,5})\]:?|^default(\d{1,5}): ")
 MPI = re.compile(rb"^\[\d{1,5},(\d{1,5})\]<std(?:out|err)>")
 TASK = re.compile(rb"^ {0,4}(\d{1,5}): ")
-RAY = re.compile(rb"^\((?:\w{1,60} )?(pid=\d{1,9}(?:, ip=[\w.:]{3,40})?)\) ")
+RAY = re.compile(rb"^\(((?:\w{1,60} )?pid=\d{1,9}(?:, ip=[\w.:]{3,40})?)\) ")
 HOST = re.compile(rb"^(?:\[(?:pod/)?([A-Za-z][\w./-]{0,80})\] |([A-Za-z][\w.-]{0,60}\d[\w.-]{0,20})(?: \| |: ))")
 
 

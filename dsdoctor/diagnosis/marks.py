@@ -60,6 +60,8 @@ class Mark:
 
 MARKS = (
     Mark(event=Event.TRACEBACK, words="traceback", pattern=r"Traceback \(most recent call last\)"),
+    # Ray shows the places of an actor's own exception without a head
+    Mark(event=Event.TRACEBACK, words="creation+ray", pattern=r"error raised in its creation task, ray::"),
     Mark(
         event=Event.COMPLAINED,
         first_hand=True,

@@ -1,11 +1,11 @@
 """The types that a log is read with, and the Diagnosis that comes out. Data only."""
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from dsdoctor.core.finding import Finding, Step
+from dsdoctor.core.finding import Finding
 from dsdoctor.diagnosis.lines import NOBODY, Speaker
 from dsdoctor.diagnosis.mentions import is_said
 
@@ -48,43 +48,60 @@ class Signature:
     above, ``not_after`` must not. ``unless``: must not be found in the line.
     ``stands``: it is true of the result, however well the log ended; a probe of that kind is a WARNING.
     ``sample``: what a tool prints; its last line is the one that matches. Texts are templates (see ``fill``).
+    ``brief``: its title where the log says more, which then follows it.
+    ``steps``: as the book writes them; None stands for its rule's.
     ``persists``: it stays true although the training went on after it. ``harmless``: its title says when it does no harm, which is
-    not true of what ended a log.
+    not true of what ended a log. ``owner``: "project" counts only where a project's code raised the exception, not the user's own.
     """
 
-    words: str
     pattern: str
     sample: str
+    words: str = ""
     tier: Tier = Tier.NAMED
     after: str = ""
     not_after: str = ""
     unless: str = ""
     op: str = ""
     title: str = ""
+    brief: str = ""
     fix: str = ""
-    steps: tuple[Step, ...] = ()
+    steps: tuple[str, ...] | None = None
     stands: bool = False
     persists: bool = False
     harmless: bool = False
+    owner: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Other words of a rule, for what code knows beside a line. What it leaves empty stays as the wording or the rule has it.
+
+    ``{title}`` in its title stands for the title that it follows.
+    """
+
+    name: str
+    title: str = ""
+    fix: str = ""
+    steps: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """One problem with all its wordings and what its manual page says. ``explained_by``: rules of which it is a consequence.
-    ``family``: it knows a whole class of messages, and counts only on lines that no other rule knows.
+    """One problem with all its wordings. ``explained_by``: rules of which it is a consequence.
+    ``family``: it knows a whole class of messages, and counts only on lines that no other rule knows. ``general``: it knows a kind
+    of exception, and is asked only of the failure that was chosen as the cause, where no other rule knows it.
     """
 
     id: str
     stage: Stage
     title: str
     fix: str
-    means: str
-    matters: str
     signatures: tuple[Signature, ...]
-    steps: tuple[Step, ...] = ()
+    steps: tuple[str, ...] = ()
+    cases: tuple[Case, ...] = ()
     explained_by: tuple[str, ...] = ()
     family: bool = False
-    since: str = "0.1"
+    general: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +162,14 @@ class Hit:
     said: bool = False
     quoted: bool = False
     project: str | None = None
+
+    def in_case(self, name: str) -> "Hit":
+        """The hit in the words of a case of its rule. Raises StopIteration where the rule has no such case."""
+        case, own = next(case for case in self.rule.cases if case.name == name), self.signature
+        title = case.title.replace("{title}", own.title or self.rule.title)
+        steps = own.steps if case.steps is None else case.steps
+        words = replace(own, title=title or own.title, fix=case.fix or own.fix, steps=steps)
+        return replace(self, signature=words)
 
     @property
     def sample(self) -> str:
@@ -218,7 +243,8 @@ class Diagnosis:
     """What one log says. ``findings``: the cause first.
 
     ``where``: on which ranks it began, and ``activity``: what they were doing; "" where the log does not say.
-    ``follows``: the first finding only says that another process is gone or does not come.
+    ``follows``: the first finding only says that another process is gone or does not come. ``silent``: it shows neither trouble nor
+    health, so that another log of the same job may speak for it.
     """
 
     name: str
@@ -229,6 +255,7 @@ class Diagnosis:
     where: str = ""
     activity: str = ""
     follows: bool = False
+    silent: bool = False
 
     @property
     def verdict(self) -> LogVerdict:

@@ -22,6 +22,9 @@ FROM_OUTSIDE = {1, 2, 15}
 KILLED_TOGETHER = re.compile(r"srun: error: \S{1,80}: tasks [\d,-]{1,80}: Killed$")
 """How srun says that several tasks were killed at once."""
 
+A_WORKER = re.compile(r"(?:\w{1,60} )?pid=\d")
+"""How Ray names the process that wrote a line."""
+
 MESSAGE = 60
 """Over how many lines the message of an exception may go on."""
 
@@ -204,7 +207,10 @@ def _ranks(numbers: set[int], speaker: Speaker, timeline: Timeline) -> str:
 
 
 def _is_one_of_several(host: str, timeline: Timeline) -> bool:
-    """Whether other lines begin with a name that differs only in its number, as those of nodes and pods do."""
+    """Whether other lines begin with a name that differs only in its number, as those of nodes and pods do, or are of other
+    workers of Ray."""
+    if A_WORKER.match(host):
+        return any(other.host != host and A_WORKER.match(other.host) for other in timeline.speakers)
     stem = re.sub(r"\d+", "", host)
     return bool(host) and any(
         stem == re.sub(r"\d+", "", other.host) != other.host != host for other in timeline.speakers

@@ -3,9 +3,10 @@
 A line is split into words in C; only a line that has a word of the catalogue is cleaned and searched.
 """
 
+import copy
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -32,7 +33,7 @@ from dsdoctor.diagnosis.prefilter import (
     INDEX,
     Index,
     Partly,
-    Possible,
+    Patterns,
     Routine,
     Wording,
     cut_matters,
@@ -89,7 +90,7 @@ class Scan:
     wrapped: WrappedLine = field(default_factory=WrappedLine)
     repeats: Repeats = field(default_factory=Repeats)
     effect: Effect = field(default_factory=Effect)
-    possible: Possible = field(default_factory=lambda: Possible(INDEX))
+    patterns: Patterns = field(default_factory=lambda: Patterns(INDEX))
     known: set[int] = field(default_factory=set)
     asked: dict[int, int] = field(default_factory=dict)
     partly: Partly = field(default_factory=Partly)
@@ -214,7 +215,7 @@ class Scan:
             if numbers and not SOURCE.match(text):
                 text = self._searched(text, len(numbers))
                 typed = bool(PROMPT.match(text))
-                for number in self.possible.among(numbers, text):
+                for number in sorted(numbers):
                     if not typed or isinstance(self.index.entries[number], Clue):
                         self._try(number, text)
         if self.wrapped.since == self.lines and self._is_known():
@@ -251,7 +252,7 @@ class Scan:
         words = set(words_of(whole.encode("utf-8", "replace")))
         numbers = self.index.numbers(words) - self.known
         whole = self._searched(whole, len(numbers))
-        for number in self.possible.among(numbers, whole):
+        for number in sorted(numbers):
             entry = self.index.entries[number]
             if isinstance(entry, Wording) and number not in self.hits:
                 self._match(number, entry, whole, since=self.wrapped.since if self.wrapped.cut else 0)
@@ -313,7 +314,7 @@ class Scan:
 
     def _match(self, number: int, wording: Wording, text: str, since: int = 0) -> None:
         signature = wording.signature
-        found = self.possible.search(number, signature.pattern, text)
+        found = self.patterns.search(number, signature.pattern, text)
         if not found or (signature.unless and re.search(signature.unless, text)):
             return
         first = self.hits.get(number)
@@ -359,7 +360,7 @@ class Scan:
 
     def _stands_there(self, number: int, mark: Mark, text: str) -> bool:
         """Whether a mark is in a line, and not only spoken of."""
-        found = self.possible.search(number, mark.pattern, text)
+        found = self.patterns.search(number, mark.pattern, text)
         if not found or (mark.first_hand and (only_mentions(text[: found.start()][-300:]) or self._is_said())):
             return False
         fits = not mark.after or self.above.has(mark.after)
@@ -382,14 +383,61 @@ class Scan:
         return not signature.after or self.above.has(signature.after)
 
 
-def _batches(lines: Iterable[bytes | str], whole: Scan) -> Iterator[list[bytes]]:
+def scan(lines: Iterable[bytes | str], patterns: Patterns | None = None) -> Scan:
+    """Read all lines once. ``patterns``: those that other logs have compiled before."""
+    whole = begin(patterns)
+    read_into(whole, lines)
+    return finish(whole)
+
+
+def begin(patterns: Patterns | None = None) -> Scan:
+    """A log of which nothing has been read yet."""
+    patterns = patterns or Patterns(INDEX)
+    return Scan(index=patterns.index, patterns=patterns)
+
+
+def read_into(whole: Scan, lines: Iterable[bytes | str], at_hand: Callable[[], bool] | None = None) -> None:
+    """Read lines until there are no more. ``at_hand``: whether another one can be had without waiting; none is held back then."""
+    for batch in _batches(lines, whole, at_hand):
+        first, last = whole.lines + 1, whole.lines + len(batch)
+        try:
+            whole.read_batch(batch)
+            whole.health.pass_lines(batch, first)
+        except Exception as error:  # the last resort: as for one line
+            whole.lines = whole.last_line = last
+            whole.note_error(error, first)
+
+
+def finish(whole: Scan) -> Scan:
+    """The log has ended, or what was read of it so far is judged."""
+    try:
+        whole.timeline.finish(whole.lines + 1)
+    except Exception as error:
+        whole.note_error(error)
+    whole.hits = {number: whole.counted(number, hit) for number, hit in whole.hits.items()}
+    return whole
+
+
+def so_far(whole: Scan) -> Scan:
+    """A copy of what was read, finished as if the log ended here; reading goes on with the original."""
+    shared = {id(one): one for one in (whole.index, whole.patterns)}
+    return finish(copy.deepcopy(whole, shared))
+
+
+def _batches(lines: Iterable[bytes | str], whole: Scan, at_hand: Callable[[], bool] | None) -> Iterator[list[bytes]]:
     """All lines in order, some at a time. Where records cannot be told from lines, those from there on are taken as lines."""
     source = iter(lines)
     raws = whole.records.unfold(source)
     while True:
         batch: list[bytes] = []
         try:
-            batch.extend(islice(raws, BATCH))
+            if at_hand is None:
+                batch.extend(islice(raws, BATCH))
+            else:
+                for raw in raws:
+                    batch.append(raw)
+                    if len(batch) == BATCH or not at_hand():
+                        break
         except (OSError, EOFError, zlib.error):
             raise  # what the file itself cannot give
         except Exception as error:
@@ -399,23 +447,3 @@ def _batches(lines: Iterable[bytes | str], whole: Scan) -> Iterator[list[bytes]]
             if not batch:
                 return
         yield batch
-
-
-def scan(lines: Iterable[bytes | str], possible: Possible | None = None) -> Scan:
-    """Read all lines once. ``possible``: what was worked out for other logs before."""
-    possible = possible or Possible(INDEX)
-    whole = Scan(index=possible.index, possible=possible)
-    for batch in _batches(lines, whole):
-        first, last = whole.lines + 1, whole.lines + len(batch)
-        try:
-            whole.read_batch(batch)
-            whole.health.pass_lines(batch, first)
-        except Exception as error:  # the last resort: as for one line
-            whole.lines = whole.last_line = last
-            whole.note_error(error, first)
-    try:
-        whole.timeline.finish(whole.lines + 1)
-    except Exception as error:
-        whole.note_error(error)
-    whole.hits = {number: whole.counted(number, hit) for number, hit in whole.hits.items()}
-    return whole

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from dsdoctor.core.finding import Finding
+from dsdoctor.diagnosis.findings import phrase
 from dsdoctor.diagnosis.lines import segments, speaker_of
 from dsdoctor.diagnosis.models import Facts, Hit
 from dsdoctor.diagnosis.progress import activity, loss_of_zero
@@ -147,14 +148,6 @@ ZERO3_COLLECTIVES = re.compile(r"ALLGATHER|ALL_?GATHER|REDUCE_SCATTER|all_gather
 TRAINED = re.compile(rb"['\"]loss['\"]|\bloss[=:]|Running training|Invalidate trace cache")
 """That a training has begun, where no line numbers its steps."""
 
-SAME_MODULES = (
-    "under ZeRO-3 every module's forward and backward is a collective, so all ranks must run the same modules. With a mixture "
-    "of experts mark its block as a leaf module: deepspeed.utils.set_z3_leaf_modules(model, [MixtralSparseMoeBlock]) before "
-    "deepspeed.initialize, or use ZeRO-2. Without one, look for samples without image or audio (run their tower on a dummy), a "
-    "branch on the data, a rank with fewer batches, generate without synced_gpus=True. If a rank's own log ends in an error, "
-    "that comes first; one that is only slow needs a longer timeout: deepspeed.init_distributed(timeout=...)"
-)
-
 
 def with_who_waited(finding: Finding, hit: Hit, timeline: Timeline, facts: Facts) -> Finding:
     """A finding of ranks that waited, with the rank that did not come in its title."""
@@ -167,13 +160,15 @@ def with_who_waited(finding: Finding, hit: Hit, timeline: Timeline, facts: Facts
     who = f"waiting: rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers[:16]))}" if numbers else ""
     zero = loss_of_zero(timeline.before_waiting)
     evidence = (*finding.evidence, *(text for text in (said, who, zero) if text and text != waited))
-    title = finding.title.removesuffix("; it ended first, and its own log shows how") if waited else finding.title
+    title = hit.signature.brief if waited and hit.signature.brief else finding.title
     fix = finding.fix
     if fix and "took different paths" in waited and SAVING in waited:
-        fix = replace(fix, text="call save_checkpoint on every rank, not on rank 0 alone: it is a collective")
+        fix = replace(fix, text=phrase("save-on-every-rank"))
     elif fix and not hit.signature.title and _of_zero3(hit, timeline, facts):
-        fix = replace(fix, text=SAME_MODULES)
-        title = f"{title}, under ZeRO-3" + (f" with a mixture of experts ({facts.experts})" if facts.experts else "")
+        fix = replace(fix, text=phrase("same-modules"))
+        title = phrase(
+            "under-zero3-experts" if facts.experts else "under-zero3", title=title, experts=facts.experts or ""
+        )
     return replace(finding, title=f"{title} ({waited})" if waited else title, evidence=evidence, fix=fix)
 
 
@@ -188,12 +183,9 @@ def with_modules(finding: Finding, hit: Hit, facts: Facts) -> Finding:
     """A finding of ranks that call different collectives: under ZeRO-3 modules call them, not the script."""
     if not finding.fix or facts.zero_stage != "3" or not ZERO3_COLLECTIVES.search(hit.text):
         return finding
-    title = f"{finding.title}: under ZeRO-3, where modules gather, the ranks did not run the same modules"
-    if facts.experts:
-        title += (
-            f"; the model is a mixture of experts ({facts.experts}), in which each rank runs those of its own tokens"
-        )
-    return replace(finding, title=title, fix=replace(finding.fix, text=SAME_MODULES))
+    name = "other-modules-experts" if facts.experts else "other-modules"
+    title = phrase(name, title=finding.title, experts=facts.experts or "")
+    return replace(finding, title=title, fix=replace(finding.fix, text=phrase("same-modules")))
 
 
 def waited_for(timeline: Timeline) -> str:

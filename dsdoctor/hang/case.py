@@ -13,6 +13,7 @@ from dsdoctor.hang.stacks import (
     acting_stack,
     collective_in,
     frame_text,
+    is_own,
     is_starting,
     own_frame,
     ranks_words,
@@ -188,6 +189,16 @@ class Case:
         return tuple(view for view in self.incident.ranks if view.unread and view.rank not in self.faulty_ranks)
 
     @cached_property
+    def undecided(self) -> tuple[RankView, ...]:
+        """Ranks seen from outside that wait for a thread in a line of the user's own that could not be read, as root reads none of
+        another user: it may be the wait for a collective that was begun before."""
+        if self.incident.source != PROCESSES:
+            return ()
+        return tuple(
+            view for view in self.incident.ranks if view.rank not in self.faulty_ranks and _may_be_earlier(view)
+        )
+
+    @cached_property
     def moves(self) -> bool:
         """Whether two looks at running processes saw that the run goes on: a rank made progress, all work, or one works and none
         waits for it in a collective."""
@@ -283,6 +294,8 @@ class Case:
             yield f"rank {view.rank} is handling {view.sample.handling}"
         if view.lock is not None:
             yield f"rank {view.rank} waits for {view.lock.path} to be removed: {_holder_words(view)}"
+        if polls_child(view):
+            yield f"rank {view.rank} polls a child process that is still running, in the loop {view.polls}"
         yield from (f"rank {view.rank}: {line}" for line in view.workers)
         yield from _threads_of(view)
         if view.state in DEAD:
@@ -296,6 +309,12 @@ def is_past_the_end(view: RankView) -> bool:
     """Whether a rank has destroyed its process groups, or its script has ended."""
     sample = view.sample
     return sample is not None and (sample.parted or sample.leaving or activity_of(view).kind is Activity.SCRIPT_ENDED)
+
+
+def _may_be_earlier(view: RankView) -> bool:
+    last = acting_stack(view)[-1:]
+    unread = any(is_own(frame) and not frame.text for frame in last)
+    return unread and not view.activity and activity_of(view).kind in {None, Activity.THREAD}
 
 
 MAIN_THREAD = "MainThread"
@@ -330,7 +349,7 @@ def _holder_words(view: RankView) -> str:
 
 
 MIN_WAKES = 3
-"""While nothing moved: a thread that wakes so often goes round a loop; one that is blocked for ever does not wake."""
+"""While nothing moved: a thread that came back to the user's own code so often goes round a loop there."""
 
 
 def wakes_again_and_again(view: RankView) -> bool:
@@ -338,6 +357,12 @@ def wakes_again_and_again(view: RankView) -> bool:
     return view.wakes >= MIN_WAKES
 
 
+def polls_child(view: RankView) -> bool:
+    """Whether a rank goes round a loop that asks whether a process that it has started still runs, as one does."""
+    return bool(view.polls) and view.children > 0 and wakes_again_and_again(view)
+
+
 def severity_of(*views: RankView) -> Severity:
-    """An error of ranks that are still, a warning where one of them is seen to work: slow is not hung."""
-    return Severity.WARNING if any(view.activity for view in views) else Severity.ERROR
+    """An error of ranks that are still, a warning where one of them is seen to work, slow is not hung, or polls a child process,
+    which may work where that is not seen: on a GPU, on another host."""
+    return Severity.WARNING if any(view.activity or polls_child(view) for view in views) else Severity.ERROR

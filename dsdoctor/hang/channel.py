@@ -9,6 +9,7 @@ writes it into the private folder of its node. Before that nodes tell only of th
 """
 
 import contextlib
+import functools
 import hashlib
 import hmac
 import os
@@ -27,7 +28,8 @@ from typing import Any
 
 import msgspec
 
-from dsdoctor.core.files import is_own
+from dsdoctor.core.files import is_this_user
+from dsdoctor.core.script import UnlistedThread
 from dsdoctor.core.text import decode, encode
 from dsdoctor.hang.models import Incident, RankView
 
@@ -80,7 +82,7 @@ def shared_secret(store: Any) -> str:
     if type(inner).__name__ == "FileStore":
         return ""
     answers: list[str] = []
-    asking = threading.Thread(target=_ask_secret, args=(store, inner, answers), name="dsdoctor-secret", daemon=True)
+    asking = UnlistedThread(functools.partial(_ask_secret, store, inner, answers))
     asking.start()
     asking.join(SECRET_SECONDS)
     return answers[0] if answers else ""
@@ -145,7 +147,7 @@ def _make_private(folder: Path) -> None:
     """Make a folder that is this user's alone; one of somebody else, or a link, is refused."""
     folder.mkdir(mode=0o700, exist_ok=True)
     state = folder.lstat()
-    if folder.is_symlink() or not is_own(state.st_uid) or state.st_mode & 0o022:
+    if folder.is_symlink() or not is_this_user(state.st_uid) or state.st_mode & 0o022:
         raise PermissionError(f"{folder} is not this user's alone")
 
 

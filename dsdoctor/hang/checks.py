@@ -6,9 +6,9 @@ When one rank fails all others fail to move, so the causes stand in the order in
 
 from collections.abc import Iterable, Iterator
 
-from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.core.finding import Finding, Severity, Step, step
 from dsdoctor.hang.activity import Activity, activity_of, remediation
-from dsdoctor.hang.case import Case, severity_of, wakes_again_and_again
+from dsdoctor.hang.case import Case, polls_child, severity_of, wakes_again_and_again
 from dsdoctor.hang.models import PROCESSES, Operation, RankView
 from dsdoctor.hang.outside import may_read
 from dsdoctor.hang.process_checks import (
@@ -23,6 +23,23 @@ from dsdoctor.hang.process_checks import (
 from dsdoctor.hang.stacks import GATHERED, gathers, ranks_words
 from dsdoctor.hang.waiting import EARLIER, Difference, at_place
 from dsdoctor.rules import book
+
+
+def hang_store_unserved(case: Case) -> Iterator[Finding]:
+    """All ranks are clients of a store that none of them serves, nor anything else on this host."""
+    living = [view for view in case.incident.ranks if view.rank not in case.faulty_ranks]
+    addresses = {view.sample.rendezvous for view in living if view.sample}
+    if not case.is_whole or len(addresses) != 1 or not all(view.unserved for view in living):
+        return
+    yield book.finding(
+        "hang-store-unserved",
+        Severity.ERROR,
+        evidence=case.evidence(view.rank for view in living[:4]),
+        ranks=ranks_words(view.rank for view in living),
+        address=addresses.pop(),
+        rank=living[0].rank,
+        where=case.where(living[0]),
+    )
 
 
 def hang_not_started(case: Case) -> Iterator[Finding]:
@@ -100,6 +117,16 @@ def hang_other_sizes(case: Case) -> Iterator[Finding]:
             )
 
 
+CHILDREN = step("ps -o pid,stat,etime,wchan:24,args --ppid {pid}")
+
+
+def _steps_of(view: RankView, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """The commands for a rank that others wait for."""
+    if view.activity:
+        return ()
+    return (CHILDREN.filled({"pid": str(view.pid)}),) if polls_child(view) else steps
+
+
 def hang_rank_behind(case: Case) -> Iterator[Finding]:
     """A rank has called fewer collectives than the others, which wait for it."""
     told: set[int] = set(case.faulty_ranks)
@@ -111,12 +138,12 @@ def hang_rank_behind(case: Case) -> Iterator[Finding]:
             yield book.finding(
                 "hang-rank-behind",
                 severity_of(view),
-                case="working" if view.activity else "" if view.sample else "silent",
+                case="working" if view.activity else "polls" if polls_child(view) else "" if view.sample else "silent",
                 evidence=(
                     f"rank {rank}: collective {behind.sequence} of {behind.ahead} in group {behind.group}",
                     *case.evidence([rank]),
                 ),
-                steps=() if view.activity else steps,
+                steps=_steps_of(view, steps),
                 who=case.rank_label(rank),
                 where=case.where(view),
                 others=_while_others(case, view, behind.waiting),
@@ -130,18 +157,18 @@ def hang_rank_outside(case: Case) -> Iterator[Finding]:
     if not waiting:
         return
     for view in case.incident.ranks:
-        gone = view.rank in case.faulty_ranks or view.rank in waiting or view in case.unread
+        gone = view.rank in case.faulty_ranks or view.rank in waiting or view in (*case.unread, *case.undecided)
         if not gone and not (view.sample and view.sample.leaving):
             sentence, steps = remediation(view)
             yield book.finding(
                 "hang-rank-outside",
                 severity_of(view),
-                case="working" if view.activity else "" if view.sample else "silent",
+                case="working" if view.activity else "polls" if polls_child(view) else "" if view.sample else "silent",
                 evidence=(
                     *([f"rank {view.rank}: not in a collective"] if view.sample else []),
                     *case.evidence([view.rank]),
                 ),
-                steps=() if view.activity else steps,
+                steps=_steps_of(view, steps),
                 who=case.rank_label(view.rank),
                 where=case.where(view),
                 others=_while_others(case, view, waiting),
@@ -175,7 +202,7 @@ def hang_all_outside(case: Case) -> Iterator[Finding]:
     if case.waiting_ranks or not living or not case.joined or case.dead:
         return
     # one that was not heard of may wait in a collective; and where all work for themselves nothing hangs
-    if not case.is_whole or case.is_long_step:
+    if not case.is_whole or case.is_long_step or case.undecided:
         return
     first = living[0]
     sentence, steps = remediation(first)
@@ -327,6 +354,7 @@ CHECKS = (
     hang_disk_sleep,
     hang_interpreter_held,
     hang_stale_lock,
+    hang_store_unserved,
     hang_not_started,
     hang_other_operation,
     hang_other_sizes,

@@ -14,7 +14,7 @@ import msgspec
 
 from dsdoctor.checkpoint.inert_pickle import NotUnderstood, read_pickle
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.files import PRIVATE, is_own, make_folder, read_limited, write_bytes
+from dsdoctor.core.files import PRIVATE, is_this_user, make_folder, read_limited, write_bytes
 from dsdoctor.core.host import Host
 from dsdoctor.core.text import decode, encode
 from dsdoctor.hang import outside, processes
@@ -33,6 +33,7 @@ from dsdoctor.hang.models import (
     ThreadStack,
 )
 from dsdoctor.hang.processes import RankProcess
+from dsdoctor.hang.source import Sources
 from dsdoctor.hang.stacks import main_of
 
 # An incident -> files in the run's folder, one a rank, and the verdict; and back.
@@ -295,10 +296,10 @@ def look_at(ranks: Iterable[RankProcess], host: Host, *, apart: float = APART) -
     first = {rank.pid: look_once(rank.pid, host, known=rank.pid in watched) for rank in ranks}
     progress = {pid: rank.beat.progress for pid, rank in watched.items() if rank.beat}
     time.sleep(max(0.0, began + apart - time.monotonic()))
-    views = []
+    views, sources = [], Sources()
     for rank in ranks:
         last = look_once(rank.pid, host, known=rank.pid in watched)
-        view = _view(rank, name, last, watched.get(rank.pid), progress.get(rank.pid))
+        view = _view(rank, name, last, watched.get(rank.pid), progress.get(rank.pid), sources)
         views.append(_with_activity(view, first[rank.pid], last, uses_gpu(rank.pid)))
     return Incident(
         world=max([len(views), *(rank.world for rank in ranks), *(rank.rank + 1 for rank in ranks)]),
@@ -360,7 +361,9 @@ def uses_gpu(pid: int) -> bool:
         return False
 
 
-def _view(rank: RankProcess, host: str, look: Look, watched: LocalRank | None, progress: int | None) -> RankView:
+def _view(
+    rank: RankProcess, host: str, look: Look, watched: LocalRank | None, progress: int | None, sources: Sources
+) -> RankView:
     if watched is not None:
         watched.look()
         seen = watched.view()
@@ -368,8 +371,8 @@ def _view(rank: RankProcess, host: str, look: Look, watched: LocalRank | None, p
         return replace(seen, rank=rank.rank, activity=MOVED if moved else "")
     state = look.facts.state if look.facts else ""
     threads = () if isinstance(look.stacks, str) else look.stacks
-    sample = Sample(rank=rank.rank, world=rank.world, pid=rank.pid, time=time.time(), joined=True, threads=threads)
-    sample = with_source(sample) if is_own(processes.owner_of(rank.pid)) else sample
+    sample = Sample(rank=rank.rank, world=rank.world, pid=rank.pid, time=time.monotonic(), joined=True, threads=threads)
+    sample = with_source(sample, sources) if is_this_user(processes.owner_of(rank.pid)) else sample
     view = RankView(
         rank=rank.rank,
         host=host,

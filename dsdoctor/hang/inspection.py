@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType, FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
-from dsdoctor.core.user_code import is_user_file
+from dsdoctor.core.script import is_user_file
 from dsdoctor.hang.stacks import COLLECTIVES, NO_CALLS
 from dsdoctor.ranks.failure import MAX_LINE_CHARACTERS
 
@@ -234,6 +234,18 @@ def root_of(frame: FrameType | None) -> str:
             group = group_name(values.get("group"))
             if given and group:
                 return f"{given[0]} in group {group}"
+        frame = frame.f_back
+    return ""
+
+
+def rendezvous_of(frame: FrameType | None) -> str:
+    """The address of the store at which a stack waits for the other ranks to come, as host:port; "" where it does not."""
+    while frame is not None:
+        if frame.f_code.co_filename.endswith("/torch/distributed/rendezvous.py"):
+            values = frame.f_locals
+            host, port = plain_text(values.get("hostname")), plain_number(values.get("port"))
+            if host and port:
+                return f"{host}:{port}"
         frame = frame.f_back
     return ""
 

@@ -2,19 +2,20 @@
 judges nothing.
 """
 
+import ast
 import os
 import re
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
-from dsdoctor.core.files import is_own, open_regular
+from dsdoctor.core.files import is_this_user
 from dsdoctor.core.processes import holder_of
 from dsdoctor.core.text import decode
 from dsdoctor.hang import processes
@@ -28,10 +29,12 @@ from dsdoctor.hang.models import (
     RankArrivals,
     RankView,
     Sample,
+    ThreadStack,
 )
 from dsdoctor.hang.processes import file_call, file_system_of, is_of_open_file
 from dsdoctor.hang.ring import ARRIVALS, JOINED, LEAVING, UNWATCHED, Heartbeat, RingReader
-from dsdoctor.hang.stacks import own_frame, with_texts
+from dsdoctor.hang.source import Sources
+from dsdoctor.hang.stacks import acting_stack, is_own, main_of, own_frame, pauses, with_texts
 
 NAME = re.compile(r"rank-(\d{1,6})-(\d{1,10})\.ring")
 LEAST_WINDOW, WINDOW = 4, 30
@@ -48,20 +51,25 @@ FEW_LOOKS, FEW_PLACES, PLACES = 8, 3, 5
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """What was seen of a rank at one time. ``main``: seconds that its main thread ran or waited for a processor; ``wakes``:
-    how often that thread has woken, None where the kernel does not show it."""
+    """What was seen of a rank at one time. ``thread``: the kernel's number of the thread that trains; ``main``: seconds that it
+    ran or waited for a processor; ``wakes``: how often it has woken, None where the kernel does not show it; ``line``: the
+    user's own line in which it stands, ``pauses``: whether that line itself is what it sleeps in."""
 
     clock: float
     stack: int
     cpu: float
     main: float
     bytes: int
+    thread: int = 0
     wakes: int | None = None
+    line: tuple[str, int] | None = None
+    pauses: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChildrenMoment:
-    """What the processes below a rank had taken, and read and written, at one time, and how many of them lived."""
+    """What the processes below a rank had taken, and read and written, at one time, and how many of them lived that do not only
+    serve the rank itself."""
 
     clock: float
     cpu: float
@@ -75,7 +83,7 @@ Look = TypeVar("Look", Moment, ChildrenMoment)
 class LocalRank:
     """A rank by its ring file, whose name holds its number and its process. Raises OSError or ValueError for what is none."""
 
-    def __init__(self, path: Path, host: str) -> None:
+    def __init__(self, path: Path, host: str, sources: Sources | None = None) -> None:
         found = NAME.fullmatch(path.name)
         if found is None:
             raise ValueError(path.name)
@@ -87,7 +95,8 @@ class LocalRank:
         self.ended = "" if self.facts else "it was gone when it was first looked at"
         self.ended_at = 0.0
         self._started = self.facts.started if self.facts else 0
-        self._thread = 0
+        self._place = Place()
+        self.sources = sources or Sources()
         self._reader = RingReader(path)
         self._moments: deque[Moment] = deque(maxlen=WINDOW)
         self._children: deque[ChildrenMoment] = deque(maxlen=WINDOW)
@@ -107,7 +116,7 @@ class LocalRank:
         now = time.monotonic()
         if self.alive:
             self._look_at_process()
-            self.ended_at = time.time() if self.ended else 0.0
+            self.ended_at = time.monotonic() if self.ended else 0.0
         beat = self._reader.beat()
         if beat is None:
             return
@@ -115,26 +124,39 @@ class LocalRank:
             self.moved = now
         self.beat = beat
         if self.facts is not None:
-            moved = processes.moved_bytes(self.pid)
-            main = processes.wanted_cpu(self.pid, self._thread)
-            wakes = processes.wakes_of(self.pid, self._thread or self.pid)
-            self._moments.append(
-                Moment(clock=now, stack=beat.stack, cpu=self.facts.cpu, main=main, bytes=moved, wakes=wakes)
-            )
+            self._moments.append(self._moment(now, beat.stack, self.facts.cpu))
+
+    def _moment(self, clock: float, stack: int, cpu: float) -> Moment:
+        """What is seen of it now, of the thread that trains as its newest sample says."""
+        payload = self._reader.payload()
+        self._place = (decode_place(payload) if payload else None) or self._place
+        frames, thread = main_of(self._place.threads), self._place.thread or self.pid
+        own = own_frame(frames, only=True)
+        return Moment(
+            clock=clock,
+            stack=stack,
+            cpu=cpu,
+            main=processes.wanted_cpu(self.pid, thread),
+            bytes=processes.moved_bytes(self.pid),
+            thread=thread,
+            wakes=processes.wakes_of(self.pid, thread),
+            line=(own.file, own.line) if own else None,
+            pauses=pauses(frames),
+        )
 
     def look_at_children(self, parents: dict[int, int]) -> None:
         """Note what the processes below this one have taken: asked for only when nothing moves."""
-        cpu, moved, living = processes.work_of_children(self.pid, parents)
+        cpu, moved, living = processes.work_of_children(self.pid, parents, self._place.loader_workers)
         self._children.append(ChildrenMoment(clock=time.monotonic(), cpu=cpu, bytes=moved, living=living))
 
-    def view(self) -> RankView:
-        """The rank as it is now, with the source lines of its stacks."""
+    def view(self, *, with_lines: bool = True) -> RankView:
+        """The rank as it is now. ``with_lines``: with the source lines of its stacks."""
         payload = self._reader.payload()
         read = decode_sample(payload) if payload else None
-        sample = self._with_source(read) if read else None
+        sample = self._with_source(read) if read and with_lines else read
         state = self.facts.state if self.facts and self.alive else ""
-        self._thread = sample.thread if sample else 0
-        if state in RUNNING and self._thread and processes.is_in_disk_sleep(self.pid, self._thread):
+        thread = sample.thread if sample else 0
+        if state in RUNNING and thread and processes.is_in_disk_sleep(self.pid, thread):
             state = "D"
         silent = max(0.0, time.monotonic() - self.beat.clock) if self.beat and self.alive else 0.0
         view = RankView(
@@ -148,11 +170,15 @@ class LocalRank:
             silent=silent,
             age=silent,
             unread=NOT_LOOKED if sample and self._has_stopped_looking(sample, state, silent) else "",
-            waits=processes.waits_in(self.pid, self._thread) if self.alive else "",
+            waits=processes.waits_in(self.pid, thread) if self.alive else "",
+            unserved=bool(self.alive and sample and processes.is_unserved(self.pid, sample.rendezvous)),
         )
         view = with_call(view) if self.alive else view
         children = self._children[-1].living if self._children and self.alive else 0
-        return replace(view, activity=self.activity(view), wakes=self._wakes(), children=children, lock=lock_of(view))
+        polls = self._polls(view) if children and with_lines else ""
+        return replace(
+            view, activity=self.activity(view), wakes=self._wakes(), children=children, polls=polls, lock=lock_of(view)
+        )
 
     def _has_stopped_looking(self, sample: Sample, state: str, silent: float) -> bool:
         """Whether its watch alone does not look any more: neither is the whole process kept from running, nor does C code hold the
@@ -172,7 +198,7 @@ class LocalRank:
             return None
         payload = self._reader.payload()
         sample = decode_sample(payload) if payload else None
-        return _with_lines(sample.arrivals) if sample and sample.arrivals else None
+        return with_arrivals(sample.arrivals, self.sources) if sample and sample.arrivals else None
 
     def activity(self, view: RankView) -> str:
         """Why a rank is not still, in words; "" where it is."""
@@ -185,7 +211,8 @@ class LocalRank:
         places = len({moment.stack for moment in moments})
         enough = FEW_PLACES if len(moments) < FEW_LOOKS else PLACES
         words = [f"it stood at {places} places in {seconds:.0f} s"] if places >= enough else []
-        share = max(last.cpu - first.cpu, last.main - first.main) / seconds
+        of_thread = last.main - first.main if first.thread == last.thread else 0.0
+        share = max(last.cpu - first.cpu, of_thread) / seconds
         # a thread that waits for a GPU may burn its processor
         if share >= CPU and not (view.sample and view.sample.cuda and not words):
             words.append(f"it took or waited for {share:.0%} of a processor")
@@ -195,11 +222,13 @@ class LocalRank:
         words += children_words(latest(self._children, since, self.moved))
         return ", ".join(words)
 
+    def _polls(self, view: RankView) -> str:
+        """As for source lines: of another user's rank no file is read."""
+        return polling_loop(acting_stack(view), self.sources) if self._reader.owner == os.geteuid() else ""
+
     def _wakes(self) -> int:
-        """How often the training thread woke since the rank moved, within the looks that are kept."""
-        counts = [look.wakes for look in self._moments if look.clock > self.moved and look.wakes is not None]
-        # the thread may be another one than before, with a count of its own
-        return sum(max(0, later - earlier) for earlier, later in pairwise(counts)) if self.alive else 0
+        """How often the training thread came back to the user's own code since the rank moved, within the looks that are kept."""
+        return returns(look for look in self._moments if look.clock > self.moved) if self.alive else 0
 
     @property
     def seen_enough(self) -> bool:
@@ -238,7 +267,7 @@ class LocalRank:
 
     def _with_source(self, sample: Sample) -> Sample:
         """What a rank of another user names as its source may be any file: none is read for it."""
-        return with_source(sample) if is_own(self._reader.owner) else sample
+        return with_source(sample, self.sources) if is_this_user(self._reader.owner) else sample
 
     def close(self) -> None:
         """Give the ring back."""
@@ -252,6 +281,29 @@ class LocalRank:
             self.ended, self.facts = processes.ending_words(facts), facts
         else:
             self.facts = facts
+
+
+def returns(looks: Iterable[Moment]) -> int:
+    """How often a thread came back to the user's own code: it woke from a sleep in a line of it, or stood at another line.
+
+    Within a wait of a library it may wake for ever, to look whether its worker still lives.
+
+    >>> at = lambda wakes, **more: Moment(clock=0.0, stack=1, cpu=0.0, main=0.0, bytes=0, wakes=wakes, **more)
+    >>> returns([at(1, pauses=True), at(5, pauses=True), at(90, pauses=True, thread=7)])
+    4
+    >>> returns([at(1, line=("t.py", 3)), at(90, line=("t.py", 3)), at(91, line=("t.py", 4))])
+    1
+    """
+    count = 0
+    for earlier, later in pairwise(looks):
+        # another thread has a count of its own
+        if earlier.thread != later.thread:
+            continue
+        if later.pauses and earlier.wakes is not None and later.wakes is not None:
+            count += max(0, later.wakes - earlier.wakes)
+        else:
+            count += earlier.line != later.line
+    return count
 
 
 def latest(looks: Iterable[Look], since: float, moved: float) -> list[Look]:
@@ -317,56 +369,88 @@ def decode_sample(payload: bytes) -> Sample | None:
         return None
 
 
-def _with_lines(arrivals: RankArrivals) -> RankArrivals:
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a rank's training thread stands, of its sample what is read once a second."""
+
+    thread: int = 0
+    threads: tuple[ThreadStack, ...] = ()
+    loader_workers: tuple[int, ...] = ()
+
+
+def decode_place(payload: bytes) -> Place | None:
+    """None for what cannot be read."""
+    try:
+        return decode(payload, Place)
+    except msgspec.DecodeError:
+        return None
+
+
+def with_arrivals(arrivals: RankArrivals, sources: Sources) -> RankArrivals:
     """The arrivals with the source lines of the user's own frames."""
     stacks = []
     for seen in arrivals.stacks:
-        stacks.append(replace(seen, frames=_own_with_line(seen.frames)))
+        stacks.append(replace(seen, frames=_own_with_line(seen.frames, sources)))
     return replace(arrivals, stacks=tuple(stacks))
 
 
-LARGEST_SOURCE = 16 << 20
-SHOWN_CHARACTERS = 160
+LARGEST_PARSED = 1 << 20
+POLLS = {"poll", "is_alive", "is_running", "exitcode", "returncode", "waitpid", "pid_exists"}
+"""What asks whether a process still runs: of subprocess, multiprocessing, psutil and os."""
 
 
-def source_line(file: str, number: int) -> str:
-    """A line of a regular file, "" where there is none: what a stack names may be a pipe, a device, or in no file."""
-    try:
-        with open_regular(Path(file)) as source:
-            found = next(islice(source.read(LARGEST_SOURCE).split(b"\n"), max(0, number - 1), None), b"")
-    except (OSError, ValueError):
-        return ""
-    return found.decode("utf-8", "replace").strip()[:SHOWN_CHARACTERS]
+def polling_loop(frames: Sequence[Frame], sources: Sources) -> str:
+    """The first line of the loop in which a stack goes round, where that asks whether a process still runs; "" where it does not.
+
+    It is the innermost loop around the innermost line of the user's own that stands in one.
+    """
+    for frame in filter(is_own, reversed(frames)):
+        text = sources.text(frame.file, LARGEST_PARSED)
+        try:
+            tree = ast.parse(text)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return ""
+        loops = [
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, (ast.While, ast.For)) and node.lineno <= frame.line <= (node.end_lineno or 0)
+        ]
+        if loops:
+            loop = max(loops, key=lambda node: (node.lineno, node.col_offset))
+            named = {node.attr for node in ast.walk(loop) if isinstance(node, ast.Attribute)}
+            named |= {node.id for node in ast.walk(loop) if isinstance(node, ast.Name)}
+            return sources.line(frame.file, loop.lineno) if named & POLLS else ""
+    return ""
 
 
-def with_source(sample: Sample) -> Sample:
+def with_source(sample: Sample, sources: Sources) -> Sample:
     """The sample with the source lines of the frames that are told of."""
     wanted = {(frame.file, frame.line) for thread in sample.threads for frame in thread.frames[-8:]}
     wanted |= {(own.file, own.line) for thread in sample.threads if (own := own_frame(thread.frames))}
-    texts = {(file, line): source_line(file, line) for file, line in wanted}
+    texts = {(file, line): sources.line(file, line) for file, line in wanted}
     return replace(
         sample,
         threads=with_texts(sample.threads, texts),
-        groups=tuple(map(_calls_with_lines, sample.groups)),
-        failed_in=_own_with_line(sample.failed_in),
-        deaths=tuple(replace(death, frames=_own_with_line(death.frames)) for death in sample.deaths),
+        groups=tuple(_calls_with_lines(group, sources) for group in sample.groups),
+        failed_in=_own_with_line(sample.failed_in, sources),
+        deaths=tuple(replace(death, frames=_own_with_line(death.frames, sources)) for death in sample.deaths),
     )
 
 
-def _calls_with_lines(group: GroupState) -> GroupState:
+def _calls_with_lines(group: GroupState, sources: Sources) -> GroupState:
     past = group.history
-    known = replace(past, kinds=tuple(map(_call_with_line, past.kinds))) if past else None
-    return replace(group, operations=tuple(map(_call_with_line, group.operations)), history=known)
+    known = replace(past, kinds=tuple(_call_with_line(kind, sources) for kind in past.kinds)) if past else None
+    calls = tuple(_call_with_line(operation, sources) for operation in group.operations)
+    return replace(group, operations=calls, history=known)
 
 
-def _call_with_line(operation: Operation) -> Operation:
-    return replace(operation, place=_own_with_line(operation.place)) if operation.place else operation
+def _call_with_line(operation: Operation, sources: Sources) -> Operation:
+    return replace(operation, place=_own_with_line(operation.place, sources)) if operation.place else operation
 
 
-def _own_with_line(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
+def _own_with_line(frames: tuple[Frame, ...], sources: Sources) -> tuple[Frame, ...]:
     """Frames with the source line of the innermost one that is the user's own."""
     own = own_frame(frames)
-    text = source_line(own.file, own.line) if own else ""
+    text = sources.line(own.file, own.line) if own else ""
     return tuple(replace(frame, text=text) if frame == own else frame for frame in frames)
 
 
@@ -374,7 +458,8 @@ def _own_with_line(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
 
 
 ASLEEP = 5.0
-"""Seconds between two looks after which this process itself was not let run: nothing may be concluded from that time."""
+"""Seconds by which a pause took longer than asked for, after which this process itself was not let run: nothing may be concluded
+from that time."""
 
 
 class Node:
@@ -383,29 +468,31 @@ class Node:
     def __init__(self, folder: Path, host: str) -> None:
         self.folder, self.host = folder, host
         self.ranks: dict[int, LocalRank] = {}
-        self._looked = time.monotonic()
+        self._sources = Sources()
 
     def look(self) -> None:
         """Look at every rank, and for new ones."""
-        now = time.monotonic()
-        slept, self._looked = now - self._looked > ASLEEP, now
         self._find()
         for rank in self.ranks.values():
             rank.look()
-            if slept:
-                rank.moved = now
         if self.unwatched:
-            for rank in self.ranks.values():
-                rank.moved = now
+            self._moved_now()
 
     @property
     def unwatched(self) -> bool:
         """Whether no rank asks for the watch just now, as between two parts of a script that do."""
         return bool(self.ranks) and all(rank.unwatched for rank in self.ranks.values())
 
-    def was_busy(self) -> None:
-        """This process did something that takes time since the last look: it was not kept from running."""
-        self._looked = time.monotonic()
+    def paused(self, asked: float, took: float) -> None:
+        """This process asked for a pause of so many seconds, and it took so many. What it does between two pauses says nothing
+        of the ranks."""
+        if took - asked > ASLEEP:
+            self._moved_now()
+
+    def _moved_now(self) -> None:
+        now = time.monotonic()
+        for rank in self.ranks.values():
+            rank.moved = now
 
     def look_at_children(self) -> None:
         """Look at what the ranks' child processes take."""
@@ -423,12 +510,12 @@ class Node:
 
     def still(self) -> float:
         """Seconds since any rank moved."""
-        last = max((rank.moved for rank in self.ranks.values()), default=self._looked)
-        return time.monotonic() - last
+        now = time.monotonic()
+        return now - max((rank.moved for rank in self.ranks.values()), default=now)
 
-    def views(self) -> tuple[RankView, ...]:
-        """All ranks of this node, those that ended too."""
-        return tuple(self.ranks[number].view() for number in sorted(self.ranks))
+    def views(self, *, with_lines: bool = True) -> tuple[RankView, ...]:
+        """All ranks of this node, those that ended too. ``with_lines``: with the source lines of their stacks."""
+        return tuple(self.ranks[number].view(with_lines=with_lines) for number in sorted(self.ranks))
 
     def world(self) -> int:
         """How many ranks the run has, as its ranks say; 0 while none has said anything."""
@@ -451,7 +538,7 @@ class Node:
             if known is not None and known.pid == int(found[2]):
                 continue
             try:
-                new = LocalRank(self.folder / name, self.host)
+                new = LocalRank(self.folder / name, self.host, self._sources)
             except (OSError, ValueError):
                 continue
             if known is None or (new.alive and not known.alive) or (new.alive and new.first > known.first):

@@ -126,8 +126,9 @@ class Sample:
     ``signal_is_ours``: SIGUSR2 makes Python write all stacks, also while C code holds the GIL. ``failure``: an exception that ended
     the main thread. ``lock``: a file whose removal it waits for. ``handling``: an exception that the main thread handles.
     ``call``: the system call in which the main thread sleeps and the file that it is about, where that is one. ``root``: the rank
-    that it names in the collective where it waits, as `src=1 in group 0`. ``watcher``: the kernel's number of its thread;
-    ``thread``: that of the one that trains.
+    that it names in the collective where it waits, as `src=1 in group 0`. ``rendezvous``: the address
+    of the store that it wants to join. ``watcher``: the kernel's number of its thread;
+    ``thread``: that of the one that trains. ``time``: by its host's monotonic clock, which no administrator and no NTP sets.
     ``all_threads``: whether ``threads`` are all that run Python, the watch's own apart.
     ``failed_in``: where ``failure`` came from. ``told``: this rank has said what another one
     raised. ``deaths``: threads that exceptions have ended.
@@ -151,6 +152,7 @@ class Sample:
     handling: str = ""
     call: tuple[str, ...] = ()
     root: str = ""
+    rendezvous: str = ""
     signal_is_ours: bool = False
     all_threads: bool = False
     arrivals: RankArrivals | None = None
@@ -175,13 +177,14 @@ class Lock:
 @dataclass(frozen=True, kw_only=True)
 class RankView:
     """A rank as its node's supervisor sees it. ``state``: the kernel's letter, "" for gone. ``ended``: how it ended, in
-    words; ``ended_at``: when that was seen, in seconds since 1970. ``silent``: seconds since its last sample. ``waits``: what the
-    kernel says that its main thread sleeps in. ``call``: the system call there and the file that it is about, where that is one;
+    words; ``ended_at``: when that was seen, by its host's monotonic clock. ``silent``: seconds since its last sample.
+    ``waits``: what the kernel says that its main thread sleeps in. ``call``: the system call there and the file that it is
+    about, where that is one;
     ``disk``: the file system of that, in words, where the process waits for a device. ``activity``: why it is not still, "" for
-    still. ``wakes``: how often its training thread woke while nothing moved; ``children``: processes that it has started and that
-    live. ``unread``: why its stacks could not be read, "" where they were. ``age``:
-    seconds since they were. ``workers``: where its data loader's workers stand, a
-    line each."""
+    still. ``wakes``: how often its training thread came back to the user's own code while nothing moved; ``children``: processes
+    that it has started and that live, its loader's workers apart; ``polls``: the loop in which it asks whether one of them still
+    does. ``unserved``: nothing listens on this host where it wants to join a store. ``unread``: why its stacks could not be read,
+    "" where they were. ``age``: seconds since they were. ``workers``: where its data loader's workers stand, a line each."""
 
     rank: int
     host: str
@@ -197,6 +200,8 @@ class RankView:
     activity: str = ""
     wakes: int = 0
     children: int = 0
+    polls: str = ""
+    unserved: bool = False
     lock: Lock | None = None
     unread: str = ""
     age: float = 0.0

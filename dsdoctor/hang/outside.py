@@ -13,14 +13,14 @@ from typing import Any
 
 import msgspec
 
-from dsdoctor.core.files import is_own
+from dsdoctor.core.files import is_this_user
 from dsdoctor.core.host import Host
 from dsdoctor.core.processes import LETTERS
 from dsdoctor.core.text import decode
 from dsdoctor.hang.activity import Activity, StackActivity, activity_in, activity_of
-from dsdoctor.hang.local_rank import source_line
 from dsdoctor.hang.models import Frame, RankView, ThreadStack
 from dsdoctor.hang.processes import all_parents, catches, caught, facts_of, owner_of, waits_in
+from dsdoctor.hang.source import Sources
 from dsdoctor.hang.stacks import frame_text, main_of, own_frame
 
 # py-spy, where it is there and allowed -> the stacks of a process that knows nothing of us, or why there are none.
@@ -160,12 +160,12 @@ def of_loader(view: RankView) -> bool:
     return activity_of(view) == StackActivity(Activity.DATA_LOADER)
 
 
-def workers_of(view: RankView, stacks: Path) -> tuple[str, ...]:
+def workers_of(view: RankView, stacks: Path, sources: Sources) -> tuple[str, ...]:
     """A line for each of the first workers of a rank's loader. ``stacks``: the file into which the rank's fault handler writes."""
     named = view.sample.loader_workers if view.sample is not None and view.silent < SILENT else ()
     parents = all_parents()
     children = [pid for pid in named if parents.get(pid) == view.pid]
-    return tuple(line for child in children[:MAX_WORKERS] if (line := _line(child, view, stacks)))
+    return tuple(line for child in children[:MAX_WORKERS] if (line := _line(child, view, stacks, sources)))
 
 
 def may_read(view: RankView) -> bool:
@@ -174,7 +174,7 @@ def may_read(view: RankView) -> bool:
     return of_loader(view) and bool(view.workers) and not any(word in line for line in view.workers for word in ill)
 
 
-def _line(pid: int, view: RankView, stacks: Path) -> str:
+def _line(pid: int, view: RankView, stacks: Path, sources: Sources) -> str:
     facts, kind = facts_of(pid), kind_of(pid, view.pid)
     if facts is None or not kind:
         return ""
@@ -187,7 +187,7 @@ def _line(pid: int, view: RankView, stacks: Path) -> str:
     if own is None:
         # in the loader's own loop it waits for the next order
         return f"its worker {pid}, in the kernel: {kernel}" if kernel and not frames else ""
-    known = with_text(own, pid)
+    known = with_text(own, pid, sources)
     seen = activity_in(tuple(known if frame == own else frame for frame in frames), kernel)
     words = seen.kind.value if seen.kind else "is"
     return f"its worker {pid} {words} at {frame_text(known)}"
@@ -213,9 +213,9 @@ def kind_of(pid: int, parent: int) -> str:
     return FORKED if own == of_parent != b"" else SPAWNED if spawned else ""
 
 
-def with_text(frame: Frame, pid: int) -> Frame:
+def with_text(frame: Frame, pid: int, sources: Sources) -> Frame:
     """The frame with its source line, where the process is this user's."""
-    return replace(frame, text=source_line(frame.file, frame.line)) if is_own(owner_of(pid)) else frame
+    return replace(frame, text=sources.line(frame.file, frame.line)) if is_this_user(owner_of(pid)) else frame
 
 
 # NCCL's own view of a running job (RAS, since NCCL 2.24), where it answers on this host -> what it complains of. Looks.

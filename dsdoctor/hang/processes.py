@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from dsdoctor.core.errors import UsageError
+from dsdoctor.core.files import open_file
 from dsdoctor.core.processes import ending_of, whole_number
 from dsdoctor.ranks.launchers import RANKS, TORCHRUN
 
@@ -31,7 +32,7 @@ def owner_of(pid: int) -> int | None:
     """The user as whom a process acts; None where there is no such process. Not whose /proc/PID is: root's, where a process
     has changed its user."""
     try:
-        with open(f"/proc/{pid}/status", "rb") as file:  # noqa: PTH123
+        with open_file(f"/proc/{pid}/status", "rb") as file:
             found = re.search(rb"^Uid:\s+\d+\s+(\d+)", file.read(), re.MULTILINE)
     except OSError:
         return None
@@ -41,7 +42,7 @@ def owner_of(pid: int) -> int | None:
 def facts_of(pid: int) -> ProcessFacts | None:
     """None where there is no such process (any more)."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - once a second for each rank
+        with open_file(f"/proc/{pid}/stat", "rb") as file:  # once a second for each rank
             fields = file.read().rpartition(b")")[2].split()
         status = int(fields[49]) if len(fields) > 49 else 0
         return ProcessFacts(
@@ -58,7 +59,7 @@ def facts_of(pid: int) -> ProcessFacts | None:
 def is_in_disk_sleep(pid: int, thread: int) -> bool:
     """Whether a thread waits in the kernel for a device, and cannot be interrupted."""
     try:
-        with open(f"/proc/{pid}/task/{thread}/stat", "rb") as file:  # noqa: PTH123
+        with open_file(f"/proc/{pid}/task/{thread}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0] == b"D"
     except (OSError, IndexError):
         return False
@@ -79,7 +80,7 @@ def moved_bytes(pid: int) -> int:
     pages it counts at once. Both together count some bytes twice, which harms nothing: asked is whether they grow.
     """
     try:
-        with open(f"/proc/{pid}/io", encoding="ascii") as file:  # noqa: PTH123
+        with open_file(f"/proc/{pid}/io", encoding="ascii") as file:
             return sum(int(line.split()[1]) for line in file if line.startswith(COUNTED))
     except (OSError, ValueError, IndexError):
         return 0
@@ -93,7 +94,7 @@ def catches(pid: int, number: int) -> bool:
 def caught(pid: int) -> frozenset[int]:
     """The signals for which a process has handlers at this moment, none where that is not shown."""
     try:
-        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:  # noqa: PTH123
+        with open_file(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
             masks = [line.split()[1] for line in file if line.startswith("SigCgt:")]
         mask = int(masks[0], 16)
     except (OSError, ValueError, IndexError):
@@ -105,7 +106,7 @@ def wanted_cpu(pid: int, thread: int = 0) -> float:
     """Seconds that a process's main thread, or another one, has run, or could have run and was given no processor; 0 where that is
     not shown."""
     try:
-        with open(f"/proc/{pid}/task/{thread or pid}/schedstat", encoding="ascii") as file:  # noqa: PTH123
+        with open_file(f"/proc/{pid}/task/{thread or pid}/schedstat", encoding="ascii") as file:
             ran, waited, _ = file.read().split()
         return (int(ran) + int(waited)) / 1e9
     except (OSError, ValueError):
@@ -127,16 +128,37 @@ INTERPRETER_SECONDS, INTERPRETER_WAKES = 0.2, 3
 def wakes_of(pid: int, thread: int) -> int | None:
     """How often a thread has gone to sleep so far, and so has been woken; None where that is not shown."""
     try:
-        with open(f"/proc/{pid}/task/{thread}/status", "rb") as file:  # noqa: PTH123
+        with open_file(f"/proc/{pid}/task/{thread}/status", "rb") as file:
             return next(int(line.split()[1]) for line in file if line.startswith(b"voluntary_ctxt_switches"))
     except (OSError, ValueError, IndexError, StopIteration):
         return None
 
 
+LISTENS = "0A"
+
+
+def is_unserved(pid: int, address: str) -> bool:
+    """Whether nothing listens at an address, host:port, of a process's own host; False where that is another one, or not shown."""
+    host, _, port = address.rpartition(":")
+    if not (host in {"localhost", "::1", os.uname().nodename} or host.startswith("127.")) or not port.isdigit():
+        return False
+    ports: set[int] = set()
+    for family in ("tcp", "tcp6"):
+        try:
+            with open_file(f"/proc/{pid}/net/{family}", encoding="ascii") as file:
+                fields = [line.split() for line in file][1:]
+            ports.update(int(each[1].rpartition(":")[2], 16) for each in fields if each[3] == LISTENS)
+        except FileNotFoundError:  # a kernel without IPv6
+            continue
+        except (OSError, ValueError, IndexError):
+            return False
+    return int(port) not in ports
+
+
 def waits_in(pid: int, thread: int = 0) -> str:
     """The kernel's function in which the main thread, or another one, sleeps; "" where that is not shown."""
     try:
-        with open(f"/proc/{pid}/task/{thread or pid}/wchan", encoding="ascii", errors="replace") as file:  # noqa: PTH123
+        with open_file(f"/proc/{pid}/task/{thread or pid}/wchan", encoding="ascii", errors="replace") as file:
             name = file.read(64).strip()
     except OSError:
         return ""
@@ -153,12 +175,34 @@ def all_parents() -> dict[int, int]:
     return found
 
 
-def work_of_children(pid: int, parents: dict[int, int]) -> tuple[float, int, int]:
+SERVANTS = re.compile(rb"multiprocessing\.resource_tracker|compile_worker")
+"""What stands in the command lines of processes that wait for the orders of the one that started them: they do no work of
+their own. A loader's worker calls itself LOADER_WORKER, in newer releases of torch."""
+LOADER_WORKER = b"pt_data_worker"
+
+
+def serves(pid: int) -> bool:
+    """Whether a process does only what the one that started it orders."""
+    try:
+        with open(f"/proc/{pid}/comm", "rb") as name, open(f"/proc/{pid}/cmdline", "rb") as line:  # noqa: PTH123
+            return name.read().strip() == LOADER_WORKER or SERVANTS.search(line.read(4096)) is not None
+    except OSError:
+        return False
+
+
+def work_of_children(pid: int, parents: dict[int, int], loader_workers: Iterable[int] = ()) -> tuple[float, int, int]:
     """Seconds of processor time, of their main threads also those of waiting to be given one, bytes read and written, and the
-    number of those that live, of all processes below one."""
+    number of those that live, are not stopped and do not only serve the one above, of all processes below one."""
     living = {child: facts for child in below(pid, parents) if (facts := facts_of(child)) is not None}
     seconds = sum(max(facts.cpu, wanted_cpu(child)) for child, facts in living.items())
-    return seconds, sum(map(moved_bytes, living)), sum(facts.state not in {"Z", "X"} for facts in living.values())
+    return (
+        seconds,
+        sum(map(moved_bytes, living)),
+        sum(
+            facts.state not in {"Z", "X", "T", "t"} and child not in loader_workers and not serves(child)
+            for child, facts in living.items()
+        ),
+    )
 
 
 def below(pid: int, parents: dict[int, int]) -> Iterator[int]:
@@ -247,7 +291,7 @@ def file_call(pid: int, thread: int = 0) -> tuple[str, str]:
     """
     try:
         # as bytes: a rank's watching thread imports nothing, not even the codec of a file
-        with open(f"/proc/{pid}/task/{thread or pid}/syscall", "rb") as file:  # noqa: PTH123
+        with open_file(f"/proc/{pid}/task/{thread or pid}/syscall", "rb") as file:
             words = file.read().split()
         number, first, second = int(words[0]), int(words[1], 16), int(words[2], 16)
         machine = os.uname().machine
@@ -267,7 +311,7 @@ def _as_text(path: str) -> str:
 def _path_at(pid: int, folder: int, address: int) -> str:
     """A path in a process's memory, read as a file: what is not there any more is an error and no crash. It may hold `..`, and
     go over links."""
-    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:  # noqa: PTH123
+    with open_file(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
         path = os.fsdecode(os.pread(memory.fileno(), MAX_PATH_BYTES, address).partition(b"\0")[0])
     if path.startswith("/"):
         return path
@@ -285,7 +329,7 @@ def is_of_open_file(name: str) -> bool:
 def file_system_of(pid: int, path: str) -> str:
     """The file system on which a path without links lies, as a process sees it, in words; "" where that is not shown."""
     try:
-        with open(f"/proc/{pid}/mountinfo", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+        with open_file(f"/proc/{pid}/mountinfo", encoding="utf-8", errors="replace") as file:
             return mounted_at(file, path)
     except (OSError, ValueError, IndexError):
         return ""
@@ -383,7 +427,7 @@ def is_python(pid: int) -> bool:
 def environment_of(pid: int) -> dict[str, str]:
     """The environment with which a process was started; empty where this user may not read it."""
     try:
-        with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123
+        with open_file(f"/proc/{pid}/environ", "rb") as file:
             pairs = file.read(1 << 20).decode(errors="replace").split("\0")
     except OSError:
         return {}

@@ -27,6 +27,8 @@ from dataclasses import asdict
 from types import FrameType
 from typing import Any
 
+from dsdoctor.core.files import open_file
+from dsdoctor.core.script import UnlistedThread, unlisted_idents, without_hooks
 from dsdoctor.hang.inspection import (
     Counters,
     calling_threads,
@@ -40,6 +42,7 @@ from dsdoctor.hang.inspection import (
     plain_text,
     recorded_operations,
     recorder_texts,
+    rendezvous_of,
     root_of,
     shortened,
     stored,
@@ -204,7 +207,7 @@ class Sampler:
         self._recorded: dict[str, Any] | None = None
         self._with_stacks = False
         self._arrivals = Arrivals(after)
-        self._thread = threading.Thread(target=self._run, name="dsdoctor-hang", daemon=True)
+        self._thread = UnlistedThread(self._run)
 
     @property
     def engine(self) -> Any:
@@ -245,6 +248,7 @@ class Sampler:
         failures = 0
         while failures < MOST_FAILURES:
             try:
+                without_hooks()
                 if not self._leaving:
                     self._tend()
                 self.look()
@@ -261,7 +265,7 @@ class Sampler:
     def _waited(self) -> bool:
         """Wait for the next look; whether the watch is to end. All ranks of a node look at the same time: what they tell is
         compared. While nothing moves there may be something to print at any moment."""
-        left = 0 if self._leaving else EVERY - time.time() % EVERY
+        left = 0 if self._leaving else EVERY - time.monotonic() % EVERY
         while self._stalled and left > QUICKLY:
             if self._woken(QUICKLY):
                 return self._ended
@@ -279,7 +283,7 @@ class Sampler:
     def _say(self) -> None:
         """Print what the supervisor has to say, into this rank's own stderr: nobody else can append to it where it is a file."""
         try:
-            with open(self._words, "rb") as file:  # noqa: PTH123 - once a second
+            with open_file(self._words, "rb") as file:  # once a second
                 text = file.read()
         except FileNotFoundError:
             return
@@ -336,7 +340,8 @@ class Sampler:
             self._progress, self._moved, self._recorded, self._with_stacks = progress, clock, None, False
         failure, failed_in = self._failure_now(({group["name"]: group["sequence"] for group in groups}, steps))
         self._stalled = stalled = clock - self._moved >= self._patience
-        frames.update(sys._current_frames())
+        ours = unlisted_idents() - {threading.get_ident()}
+        frames.update({ident: frame for ident, frame in sys._current_frames().items() if ident not in ours})
         threads = known_threads()
         trains = frames.get(self._find_trains(frames, threads))
         thread = threads.get(self._trains)
@@ -350,7 +355,7 @@ class Sampler:
             "pid": self.pid,
             "thread": number,
             "watcher": threading.get_native_id(),
-            "time": time.time(),
+            "time": clock,
             "joined": bool(groups),
             "parted": self._joined_once and not groups,
             "leaving": self._leaving,
@@ -380,6 +385,7 @@ class Sampler:
         if stalled:
             sample["lock"] = waited_lock(trains)
             sample["root"] = root_of(trains)
+            sample["rendezvous"] = rendezvous_of(trains)
             sample["loader_workers"], sample["workers_answer"] = loader_workers(trains, sys.modules)
             sample["handling"] = handled_exception(self._trains)
             sample["call"] = file_call(self.pid, number)
@@ -414,7 +420,7 @@ class Sampler:
     def _called(self, frames: list[dict[str, Any]]) -> dict[str, Any] | None:
         """When this rank called its last collectives, where it is time to tell that."""
         self._arrivals.note(tuple((frame["file"], frame["line"], frame["function"]) for frame in frames))
-        if self._arrivals.is_due(time.time()):
+        if self._arrivals.is_due(time.monotonic()):
             self._arrivals.read("\n".join(recorder_texts()))
         return self._arrivals.message()
 
@@ -526,7 +532,7 @@ def stack_text(frame: FrameType | None) -> str:
 
 def _source_line(file: str, number: int) -> str:
     try:
-        with open(file, "rb") as source:  # noqa: PTH123
+        with open_file(file, "rb") as source:
             found = next(itertools.islice(source, max(0, number - 1), None), b"")
     except (OSError, ValueError):
         return ""

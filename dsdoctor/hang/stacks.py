@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 
-from dsdoctor.core.user_code import is_user_file
+from dsdoctor.core.script import is_user_file
 from dsdoctor.hang.models import Frame, RankView, ThreadStack
 
 COLLECTIVES = re.compile(r"/torch/distributed/(distributed_c10d|_functional_collectives|nn/functional)\.py$")
@@ -11,6 +11,7 @@ WRAPPERS = {"wrapper", "wait_tensor", "_barrier", "_wait", "wait"}
 NO_CALLS = {"<module>", "_distributed_excepthook"}
 """What stands in the same files and calls nothing: their import, and the printing of a traceback."""
 STARTING = {"init_process_group", "_new_process_group_helper", "rendezvous", "new_group", "_new_group_with_tag"}
+RENDEZVOUS = "/torch/distributed/rendezvous.py"
 OF_DISKS = re.compile(r"/nvme/|/swap_tensor/|/(py_libaio|aiofiles|mpi4py)/")
 IN_A_DISK = r"read_events|io_|folio|^blk|^nfs|^fuse|ext4|xfs|jbd2"
 """The kernel's functions of a thread that waits for a disk or a file system."""
@@ -36,6 +37,22 @@ def is_own(frame: Frame) -> bool:
 def own_frame(frames: Sequence[Frame], *, only: bool = False) -> Frame | None:
     """The innermost line of the user's own code; of a program that is all library the innermost line, or None with ``only``."""
     return next((frame for frame in reversed(frames) if is_own(frame)), frames[-1] if frames and not only else None)
+
+
+def pauses(frames: Sequence[Frame]) -> bool:
+    """Whether a stack sleeps in the user's own line, which goes on at every wake: `time.sleep(1)`, `stop.wait(1)`. A library
+    that waits may go round a loop of its own.
+
+    >>> files = {"f": "/a/t.py", "get": "/usr/lib/python3.11/queue.py", "wait": "/usr/lib/python3.11/threading.py"}
+    >>> stacks = (["f"], ["f", "wait"], ["f", "get", "wait"])
+    >>> [pauses([Frame(file=files[name], line=1, function=name) for name in stack]) for stack in stacks]
+    [True, True, False]
+    """
+    last = max((number for number, frame in enumerate(frames) if is_own(frame)), default=None)
+    if last is None:
+        return False
+    below = frames[last + 1 :]
+    return all(frame.file.endswith("/threading.py") and frame.function == "wait" for frame in below)
 
 
 def collective_in(frames: Sequence[Frame]) -> str | None:
@@ -77,8 +94,8 @@ def in_backward(frames: Sequence[Frame]) -> bool:
 
 
 def is_starting(frames: Sequence[Frame]) -> bool:
-    """Whether a stack stands in the making of a process group."""
-    return collective_in(frames) in STARTING
+    """Whether a stack stands in the making of a process group, or of the store for one, as torch's RPC does."""
+    return collective_in(frames) in STARTING or any(frame.file.endswith(RENDEZVOUS) for frame in frames)
 
 
 def frame_text(frame: Frame) -> str:

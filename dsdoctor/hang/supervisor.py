@@ -187,12 +187,18 @@ class Supervisor:
             self.decide()
             if (finding := self._comparison.look(self.node)) is not None:
                 self.task.mention(finding, self.node)
-            wait_for_an_end(self.node.living(), self._pause())
+            self._wait()
             self._keep_in_touch()
         if summary := self._comparison.summary():
             self.task.mention(summary, self.node)
         self.node.remove()
         self.nodes.close()
+
+    def _wait(self) -> None:
+        """Until the next look."""
+        seconds, began = self._pause(), time.monotonic()
+        wait_for_an_end(self.node.living(), seconds)
+        self.node.paused(seconds, time.monotonic() - began)
 
     def _pause(self) -> float:
         """Seconds to the next look: fewer shortly before the time is over, for all nodes are to tell of it together."""
@@ -216,7 +222,6 @@ class Supervisor:
         if self._told or still < limit or time.monotonic() < self._look_again or not self.node.seen_enough():
             return
         incident = self._of_all_nodes(self.incident(), still, limit)
-        self.node.was_busy()
         state = "" if incident is None else self._state(incident, still)
         if incident is None or not state:
             self._look_again = time.monotonic() + min(AGAIN, limit / 3)
@@ -224,7 +229,6 @@ class Supervisor:
         # what worked when it was told of may hang later on
         self._told, self._warned = state == HANGS, True
         self.task.tell(incident, self.node)
-        self.node.was_busy()
         # a rank that works, or may, is not ended for being slow
         if self._told and self.task.options.on_hang == "stop":
             if self._leads:
@@ -271,7 +275,6 @@ class Supervisor:
         elif self.nodes.is_due(self.pace.limit(self._timeout)) and any(rank.joined for rank in self.node.living()):
             report = NodeReport(host="", still=self.node.still(), ranks=tuple(sorted(self.node.ranks)))
             self.nodes.send(report)
-            self.node.was_busy()
 
     def _of_all_nodes(self, incident: Incident, still: float, limit: float) -> Incident | None:
         """The incident as far as all nodes know; None where it is not for this one to tell, or not yet."""
@@ -299,8 +302,8 @@ class Supervisor:
         """Tell of a rank that ended first and drew the others along: their errors come later, and name another cause."""
         if self._dead or self._told or self.node.unwatched or all(rank.alive for rank in self.node.ranks.values()):
             return
-        first = first_to_exit(self.node.views())
-        lately = max((self.node.ranks[rank].ended_at for rank in first), default=0.0) > time.time() - FOLLOWING
+        first = first_to_exit(self.node.views(with_lines=False))
+        lately = max((self.node.ranks[rank].ended_at for rank in first), default=0.0) > time.monotonic() - FOLLOWING
         # those that follow say in a moment what they had called
         if first and not (lately and self.node.living()):
             self._dead = self._told = True
@@ -345,7 +348,7 @@ class Supervisor:
         if not view.state or not of_loader(view):
             return view
         rank = self.node.ranks[view.rank]
-        told = replace(view, workers=workers_of(view, rank.stacks))
+        told = replace(view, workers=workers_of(view, rank.stacks, rank.sources))
         self._dumps[view.pid] = _size(rank.stacks)
         return told
 

@@ -6,7 +6,7 @@ from dsdoctor.hang.case import Case, wakes_again_and_again
 from dsdoctor.hang.checks import CHECKS
 from dsdoctor.hang.models import NOT_LOOKED, PROCESSES, Incident, Verdict
 from dsdoctor.hang.process_checks import hang_stacks_unread
-from dsdoctor.hang.stacks import grouped_stacks
+from dsdoctor.hang.stacks import grouped_stacks, ranks_words
 from dsdoctor.rules import book
 
 TOGETHER = {"hang-rank-gone", "hang-rank-stopped", "hang-host-gone", "hang-disk-sleep", "hang-interpreter-held"}
@@ -59,7 +59,8 @@ def may_wait_outside(incident: Incident, verdict: Verdict) -> bool:
     late = [
         view for view in incident.ranks if view.rank not in case.faulty_ranks and view.rank not in case.waiting_ranks
     ]
-    if any(activity_of(view).kind in OUTSIDE_THE_RUN for view in late):
+    # a dataset that reads within the rank and waits for a dead peer waits for ever; what its clients give up on ends by itself
+    if any(seen.kind in OUTSIDE_THE_RUN and not seen.in_loader for seen in map(activity_of, late)):
         return True
     # a loop around a process that works where it is not seen: on a GPU, on another host
     if any(wakes_again_and_again(view) and view.children for view in late):
@@ -93,11 +94,19 @@ def _unclear_from_outside(case: Case) -> Finding:
         "hang-unclear",
         Severity.WARNING,
         case="processes" if case.is_whole else "some-processes",
-        evidence=(*_same_collective(case), *case.evidence(sorted(case.views)[:4])),
+        evidence=(*_same_collective(case), *_unread_lines(case), *case.evidence(sorted(case.views)[:4])),
         waiting=case.waits_words(),
         count=len(case.views),
         world=case.incident.world,
     )
+
+
+def _unread_lines(case: Case) -> tuple[str, ...]:
+    ranks = ranks_words(view.rank for view in case.undecided)
+    told = (
+        f"source lines of {ranks} unread: they may wait for an earlier collective; run this as their user to read them"
+    )
+    return (told,) if case.undecided else ()
 
 
 def _same_collective(case: Case) -> tuple[str, ...]:

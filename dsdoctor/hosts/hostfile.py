@@ -1,13 +1,15 @@
 """The text of a hostfile or a .deepspeed_env -> what DeepSpeed 0.19.8 reads from it, what it refuses and what it misreads.
-Never raises.
+What parses never raises.
 """
 
 import io
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from dsdoctor.core.errors import UsageError
+from dsdoctor.core.files import read_limited
 from dsdoctor.ranks.nodelist import expand, fold
 
 LINE = re.compile(r"^(\S+)\s+slots=(\d+)(.*)$", re.DOTALL)
@@ -86,6 +88,22 @@ def parse_hostfile(text: str) -> Hostfile:
     if not hosts and not complaints:
         complaints.append(Complaint(line=0, text="", what="no host in it", refused=True))
     return Hostfile(hosts=tuple(hosts.values()), complaints=tuple(complaints))
+
+
+def read_hosts(hostfile: Path) -> tuple[str, ...]:
+    """The hosts of a DeepSpeed hostfile. Raises UsageError for one that DeepSpeed refuses, and for invalid names."""
+    try:
+        read = parse_hostfile(read_limited(hostfile).decode("utf-8", errors="replace"))
+    except OSError as error:
+        hint = "write one line for each node, as in: node1 slots=8"
+        raise UsageError(f"the hostfile {hostfile} cannot be read: {error.strerror}", hint=hint) from None
+    # lines that DeepSpeed misreads do no harm here, except a name that ssh would take for something else
+    names = {entry.line for entry in read.hosts if not HOST.fullmatch(entry.name)}
+    for bad in read.complaints:
+        if bad.refused or bad.line in names:
+            where = f"{hostfile}, line {bad.line}" if bad.line else str(hostfile)
+            raise UsageError(f"{where}: {bad.what}", hint="write one line for each node, as in: node1 slots=8")
+    return tuple(entry.name for entry in read.hosts)
 
 
 def parse_deepspeed_env(text: str) -> EnvironmentFile:
@@ -177,9 +195,6 @@ VALUE_PROBLEMS = (
     (r"\\", "the remote shell removes the backslash from the value"),
 )
 """What a value may hold that does not arrive as it stands: DeepSpeed puts values into double quotes, a shell reads them."""
-
-
-# The hosts of a hostfile, --include and --exclude -> the hosts that are meant, in the hostfile's order. Starts nothing.
 
 
 def chosen(hosts: Sequence[Slots], *, include: str | None = None, exclude: str | None = None) -> tuple[Slots, ...]:

@@ -1,4 +1,7 @@
-"""Commands on other hosts over ssh: how they are written, run, and what it means when a host cannot be reached."""
+"""Commands on other hosts over ssh: how they are written, run, and what it means when a host cannot be reached.
+
+Only this module imports ClusterShell.
+"""
 
 import base64
 import re
@@ -12,29 +15,15 @@ from typing import Any, Protocol
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding, Fix, Severity, Step, step
 from dsdoctor.rules import book
+from dsdoctor.rules.store import Table
 
-# A script for sh -> one line that every login shell (bash, zsh, csh, tcsh, fish) gives to it unchanged.
-
-
-def for_any_shell(script: str, name: str) -> str:
-    """The script in base64: csh takes no newline and no "!" between quotes, fish reads backslashes there. ``name`` is its $0, which
-    ``ps`` shows.
-
-    >>> for_any_shell("echo hi", "greet")
-    'exec sh -c \\'eval "$(echo ZWNobyBoaQ== | base64 -d)"\\' greet'
-    """
-    text = base64.b64encode(script.encode()).decode()
-    return f"exec sh -c 'eval \"$(echo {text} | base64 -d)\"' {shlex.quote(name)}"
-
-
-# One command on each of many hosts over ssh, all at the same time, through ClusterShell, which only this file imports.
-#
-# The command's stdin stays open as long as this process lives and ``until`` is not true: what runs there can end with it.
-
-
-LOOK = 0.05
-EACH, OTHERS = 3, 64
-"""Descriptors that a host takes (stdin, stdout, stderr), and those of this process for everything else."""
+BATCH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
+"""A question to a host: no prompt, and no long wait for one that is down."""
+SESSION_OPTIONS = ("-T", *BATCH_OPTIONS, "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
+"""A command that runs for as long as we do: ssh itself notices a host that has gone."""
+POLL_SECONDS = 0.05
+HOST_DESCRIPTORS, OTHER_DESCRIPTORS = 3, 64
+"""What a host takes (stdin, stdout, stderr), and what this process needs for everything else."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +44,92 @@ class Listener(Protocol):
         """The command ended there, or ssh did (255); 128 and a signal's number where that killed ssh."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class RemoteFix:
+    """A fix as it arrives: a sentence and lines."""
+
+    text: str
+    commands: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteFinding:
+    """A finding that another host sent. Fields that other releases of dsdoctor have are passed over.
+
+    Its commands are shown, and never offered to be pasted: anybody may have written them, and JSON of others cannot make a Step.
+    """
+
+    rule: str
+    severity: Severity
+    title: str
+    evidence: tuple[str, ...] = ()
+    affects: tuple[str, ...] = ()
+    fix: RemoteFix | None = None
+
+    def ours(self) -> Finding:
+        """The finding without a step.
+
+        >>> fix = RemoteFix(text="install it", commands=("pip install x",))
+        >>> RemoteFinding(rule="r", severity=Severity.NOTE, title="t", fix=fix).ours().evidence
+        ('it advises: pip install x',)
+        """
+        return Finding(
+            rule=self.rule,
+            severity=self.severity,
+            title=self.title,
+            evidence=tuple(self._evidence()),
+            affects=self.affects,
+            fix=Fix(text=self.fix.text) if self.fix else None,
+        )
+
+    def _evidence(self) -> Iterator[str]:
+        for text in self.evidence:
+            line = text.strip()
+            # "$" at the beginning of a line is the mark of our own commands
+            yield f"it says: {line}" if line.startswith("$") else text
+        for command in self.fix.commands if self.fix else ():
+            yield f"it advises: {command}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SshProblem:
+    """A way in which ssh fails, as a sentence ends with it; its fix and steps, all in the book's words."""
+
+    what: str
+    fix: str
+    steps: tuple[Step, ...]
+
+
+def for_any_shell(script: str, name: str) -> str:
+    """The script in base64: csh takes no newline and no "!" between quotes, fish reads backslashes there. ``name`` is its $0, which
+    ``ps`` shows.
+
+    >>> for_any_shell("echo hi", "greet")
+    'exec sh -c \\'eval "$(echo ZWNobyBoaQ== | base64 -d)"\\' greet'
+    """
+    text = base64.b64encode(script.encode()).decode()
+    return f"exec sh -c 'eval \"$(echo {text} | base64 -d)\"' {shlex.quote(name)}"
+
+
+def on_host(host: str, there: Step) -> Step:
+    """The step as it is typed here: quoted once for the shell there, and as a whole for the one here.
+
+    >>> on_host("n1", step("ls -l {path}", path="/a b; reboot")).argv[-1]
+    "ls -l '/a b; reboot'"
+    """
+    return step("ssh {host} {remote}", host=host, remote=there.line)
+
+
+def ssh_problem(host: str, status: int | None, stderr: str) -> SshProblem:
+    """The problem that ssh's message shows; ``status`` is None where ssh did not end in time, 255 where ssh itself failed.
+
+    >>> ssh_problem("n1", 255, "ssh: connect to host n1 port 22: Connection refused").what
+    'the host is up, but no sshd listens on its port'
+    """
+    table = next(one for one in book.tables("hosts", "ssh") if _fits(one, status, stderr))
+    return SshProblem(what=table["what"], fix=table["fix"], steps=book.steps_of(table, {"host": host}))
+
+
 def on_hosts(
     commands: Sequence[HostCommand],
     listener: Listener,
@@ -63,7 +138,8 @@ def on_hosts(
     seconds: float,
     until: Callable[[], bool],
 ) -> None:
-    """Run until all have ended, ``until`` is true or the time is up; whatever happens, no ssh is left.
+    """One command on each host, all at the same time, until all have ended, ``until`` is true or the time is up; whatever happens,
+    no ssh is left. Their stdin stays open until then: what runs there can end with it.
 
     ``ssh``: the program and its options. Raises UsageError where this user may not open enough files.
     """
@@ -78,7 +154,7 @@ def on_hosts(
         task.shell(each.command, nodes=nodes, handler=_handler(listener), stderr=True, tree=False)
     limit = time.monotonic() + seconds
     ticker = _ticker(lambda: until() or time.monotonic() > limit, task)
-    task.timer(LOOK, handler=ticker, interval=LOOK, autoclose=True)
+    task.timer(POLL_SECONDS, handler=ticker, interval=POLL_SECONDS, autoclose=True)
     try:
         task.resume()
     finally:
@@ -134,7 +210,7 @@ def _ticker(over: Callable[[], bool], task: Any) -> Any:
 
 def _make_room(hosts: int) -> None:
     """Raise this process's limit of open files as far as is needed. Raises UsageError where that is not allowed."""
-    wanted = hosts * EACH + OTHERS
+    wanted = hosts * HOST_DESCRIPTORS + OTHER_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft >= wanted or soft == resource.RLIM_INFINITY:
         return
@@ -146,89 +222,7 @@ def _make_room(hosts: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-# A finding that another host sent -> one of ours. Its commands are told, and never offered to be pasted: anybody may
-# have written them, and JSON of others cannot make a Step of this type.
-
-
-@dataclass(frozen=True, kw_only=True)
-class RemoteFix:
-    """A fix as it arrives: a sentence and lines."""
-
-    text: str
-    commands: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class RemoteFinding:
-    """A finding as it arrives. Fields that other releases of dsdoctor have are passed over."""
-
-    rule: str
-    severity: Severity
-    title: str
-    evidence: tuple[str, ...] = ()
-    affects: tuple[str, ...] = ()
-    fix: RemoteFix | None = None
-
-    def ours(self) -> Finding:
-        """The finding without a step.
-
-        >>> fix = RemoteFix(text="install it", commands=("pip install x",))
-        >>> RemoteFinding(rule="r", severity=Severity.NOTE, title="t", fix=fix).ours().evidence
-        ('it advises: pip install x',)
-        """
-        return Finding(
-            rule=self.rule,
-            severity=self.severity,
-            title=self.title,
-            evidence=tuple(self._told()),
-            affects=self.affects,
-            fix=Fix(text=self.fix.text) if self.fix else None,
-        )
-
-    def _told(self) -> Iterator[str]:
-        for text in self.evidence:
-            told = text.strip()
-            # "$" at the beginning of a line is the mark of our own commands
-            yield f"it says: {told}" if told.startswith("$") else text
-        for command in self.fix.commands if self.fix else ():
-            yield f"it advises: {command}"
-
-
-# A step for another host, which this machine's shell and that of the other host read one after the other.
-
-
-def on_host(host: str, there: Step) -> Step:
-    """The step as it is typed here: quoted once for the shell there, and as a whole for the one here.
-
-    >>> on_host("n1", step("ls -l {path}", path="/a b; reboot")).argv[-1]
-    "ls -l '/a b; reboot'"
-    """
-    return step("ssh {host} {remote}", host=host, remote=there.line)
-
-
-# ssh's messages when it could not reach a host -> what that means and how to fix it, in the book's words.
-
-
-@dataclass(frozen=True, kw_only=True)
-class SshProblem:
-    """A way in which ssh fails, as a sentence ends with it; its fix and steps."""
-
-    what: str
-    fix: str
-    steps: tuple[Step, ...]
-
-
-def ssh_problem(host: str, status: int | None, stderr: str) -> SshProblem:
-    """The problem that ssh's message shows; ``status`` is None where ssh did not end in time, 255 where ssh itself failed.
-
-    >>> ssh_problem("n1", 255, "ssh: connect to host n1 port 22: Connection refused").what
-    'the host is up, but no sshd listens on its port'
-    """
-    table = next(one for one in book.tables("hosts", "ssh") if _fits(one, status, stderr))
-    return SshProblem(what=table["what"], fix=table["fix"], steps=book.steps_of(table, {"host": host}))
-
-
-def _fits(table: book.Table, status: int | None, stderr: str) -> bool:
+def _fits(table: Table, status: int | None, stderr: str) -> bool:
     if "pattern" in table:
         return re.search(table["pattern"], stderr) is not None
     return status is None or not table.get("timeout")

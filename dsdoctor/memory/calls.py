@@ -5,8 +5,9 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+
+from dsdoctor.core.files import open_file
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 MAX_READINGS = 64
@@ -139,7 +140,8 @@ def steady(readings: tuple[tuple[int, int], ...]) -> Grown | None:
 def resident(pid: str = "self") -> int:
     """Resident bytes that are a process's own, mapped files and shared memory not (proc(5), statm); 0 where there is no /proc."""
     try:
-        _, whole, shared, *_ = Path(f"/proc/{pid}/statm").read_text().split()
+        with open_file(f"/proc/{pid}/statm", "rb") as statm:
+            _, whole, shared, *_ = statm.read().split()
         return (int(whole) - int(shared)) * PAGE
     except (OSError, IndexError, ValueError):
         return 0

@@ -16,7 +16,7 @@ from typing import Any
 
 from dsdoctor.core.cgroups import read_cgroups
 from dsdoctor.core.host import Host
-from dsdoctor.core.user_code import is_user_file
+from dsdoctor.core.script import is_user_file
 from dsdoctor.memory.ledger import amount
 
 MIB = 1 << 20

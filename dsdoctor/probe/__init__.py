@@ -5,9 +5,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from dsdoctor.core.discreet_host import DiscreetHost
 from dsdoctor.core.host import Host
 from dsdoctor.core.machine import Driver, Gap, Gpu, Machine, SearchPaths, System, Torch
+from dsdoctor.core.redaction import RedactingHost
 from dsdoctor.probe.compilers import find_compilers
 from dsdoctor.probe.paths import find_libraries, find_loadable, read_paths
 from dsdoctor.probe.python import ask_python, ask_torch, read_deepspeed, read_jit_cache, read_torch
@@ -53,7 +53,7 @@ class Probing:
     """
 
     def __init__(self, host: Host, *, python: str, cache: str, toolkit: str = "", whole: bool = True) -> None:
-        self._host: Host = DiscreetHost(host)
+        self._host: Host = RedactingHost(host)
         self._python, self._cache, self._toolkit, self._whole = python, cache, toolkit, whole
         # why one more: that thread starts the others and mostly waits. More threads than that would only slow loading torch
         self._pool = ThreadPoolExecutor(max_workers=min(MAX_THREADS, host.cpus() + 1))

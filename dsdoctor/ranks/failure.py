@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from dsdoctor.core.user_code import is_user_file
+from dsdoctor.core.script import is_user_file
 
 MAX_LINE_CHARACTERS = 300
 MAX_FRAMES = 30

@@ -11,6 +11,7 @@ the rules of logs, ``order.toml`` their order. A rule in TOML::
     fix = "one or two sentences, as they stand behind a finding's arrow"
     steps = ["a command with a {place} for a value  # its note", "or: another way", "on {host}: one for another host"]
     since = "0.2"
+    formerly = ["ids-of-earlier-releases"]
 
     [[rule.case]]
     name = "other-slots"
@@ -22,36 +23,23 @@ Code names a rule, a case and values, and never writes the words: ``finding("hos
 
 import functools
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 from dsdoctor.core.finding import FIELD, Finding, Fix, Follows, Severity, Step, step
 from dsdoctor.core.text import ManualPage
+from dsdoctor.rules.store import ID, LOGS, Table, entries_in, files_of, order, parse, read, texts_of
 
-if sys.version_info >= (3, 11):
-    import tomllib as toml
-else:
-    import tomli as toml
-
-Table = Mapping[str, Any]
 Value = str | int | Iterable[str] | None
 """What fills a place: a list is joined by ", " in a sentence and is several words in a command; None and "" leave it out."""
 Filling = str | int | tuple[str, ...]
 NOTHING: Mapping[str, Filling] = {}
-FOLDER = Path(__file__).parent
-LOGS = "logs"
-"""The folder of the rules of logs, and the place of their pages among the rooms'."""
 FIRST_VERSION = "0.1"
 ALTERNATIVE = "or: "
 ON_HOST = "on {host}: "
 """Begins a command that is typed on another host: quoted once for the shell there, and as a whole for the one here."""
 SSH = "ssh {host} {remote}"
 OR = "or "
-ENTRY = re.compile(r"^\[\[(?:rule|regression)\]\]$", re.MULTILINE)
-ID = re.compile(r'^id = "([\w-]+)"$', re.MULTILINE)
 
 
 def finding(
@@ -106,42 +94,52 @@ def fill(text: str, values: Mapping[str, Filling]) -> str:
 
 def rule_ids() -> tuple[str, ...]:
     """The id of every rule, sorted."""
-    return tuple(sorted({rule for _, text in _entries() for rule in ID.findall(text)}))
+    return tuple(sorted({rule for room in order()["rooms"] for text in _rules_in(room) for rule in ID.findall(text)}))
 
 
 def entries(rule: str) -> Iterator[tuple[str, Table]]:
     """Each room that has the rule, with its table there. Nothing else of the book is parsed."""
-    for room, text in _entries():
-        if rule in ID.findall(text):
-            yield room, _parse(f"[[rule]]{text}")["rule"][0]
+    for room, text in texts_of(rule):
+        yield room, parse(f"[[rule]]{text}")["rule"][0]
+
+
+def successor(rule: str) -> str | None:
+    """The rule of which an earlier release's rule is a part now; None where there is none.
+
+    >>> successor("data-worker-gone"), successor("data-worker-failed")
+    ('data-worker-failed', None)
+    """
+    texts = (text for room in order()["rooms"] for text in _rules_in(room) if f'"{rule}"' in text)
+    tables = (parse(f"[[rule]]{text}")["rule"][0] for text in texts)
+    return next((table["id"] for table in tables if rule in table.get("formerly", ())), None)
+
+
+def went(rule: str) -> bool:
+    """Whether an earlier release had this rule, and the general answer has its place now."""
+    return rule in order()["went"]
 
 
 def heading(room: str) -> str:
     """What heads a page of a room; nothing where every reader knows."""
-    return str(_order()["headings"].get(room, ""))
+    return str(order()["headings"].get(room, ""))
 
 
 def room_rules(room: str) -> dict[str, Table]:
     """The rules of a room by their ids, in the book's order."""
-    return {table["id"]: table for file in _files(room) for table in _parse(_read(file)).get("rule", ())}
+    return {table["id"]: table for file in files_of(room) for table in _parsed(file).get("rule", ())}
 
 
 def tables(room: str, name: str) -> tuple[Table, ...]:
     """The other tables of a room under a name: words that are no rule's, such as what ssh's own message means."""
-    return tuple(table for file in _files(room) for table in _parsed(file).get(name, ()))
+    return tuple(table for file in files_of(room) for table in _parsed(file).get(name, ()))
 
 
 def prepare(room: str) -> None:
     """Read the words of a room's findings now: a watch makes them later, where no file may be read."""
-    rooms = _order()["rooms"]
+    rooms = order()["rooms"]
     for before in rooms[: rooms.index(room) + 1]:
         if before != LOGS:
             _rules_in(before)
-
-
-def log_topics() -> dict[str, Table]:
-    """The whole tables of the logs' topics, in their order: the first rule that explains a line counts."""
-    return {file.stem: _parse(_read(file)) for file in _files(LOGS)}
 
 
 def page(table: Table) -> ManualPage:
@@ -187,11 +185,11 @@ def _filled_step(template: str, values: Mapping[str, Filling]) -> Step:
 def words_of(rule: str, case: str = "") -> Table:
     """The title, the fix and the steps of a rule, or of one of its cases. Raises LookupError if there is none."""
     # the logs' rules last: they are by far the most, and few of them are findings of code
-    rooms = sorted(_order()["rooms"], key=lambda room: room == LOGS)
+    rooms = sorted(order()["rooms"], key=lambda room: room == LOGS)
     text = next((text for room in rooms for text in _rules_in(room) if rule in ID.findall(text)), None)
     if text is None:
         raise LookupError(f"the book has no rule {rule}")
-    table: Table = _parse(f"[[rule]]{text}")["rule"][0]
+    table: Table = parse(f"[[rule]]{text}")["rule"][0]
     if not case:
         return table
     found = next((one for one in table.get("case", ()) if one["name"] == case), None)
@@ -201,34 +199,10 @@ def words_of(rule: str, case: str = "") -> Table:
 
 
 @functools.cache
-def _entries() -> tuple[tuple[str, str], ...]:
-    """Each rule's text behind its ``[[rule]]``, with its room."""
-    return tuple((room, text) for room in _order()["rooms"] for text in _rules_in(room))
-
-
-@functools.cache
 def _rules_in(room: str) -> tuple[str, ...]:
-    return tuple(text for file in _files(room) for text in ENTRY.split(_read(file))[1:])
+    return tuple(text for file in files_of(room) for text in entries_in(file))
 
 
 @functools.cache
-def _order() -> Table:
-    return _parse(_read(FOLDER / "order.toml"))
-
-
-def _files(room: str) -> list[Path]:
-    return [FOLDER / LOGS / f"{topic}.toml" for topic in _order()[LOGS]] if room == LOGS else [FOLDER / f"{room}.toml"]
-
-
-def _read(file: Path) -> str:
-    return file.read_text(encoding="utf-8")
-
-
-@functools.cache
-def _parsed(file: Path) -> Table:
-    return _parse(_read(file))
-
-
-def _parse(text: str) -> Table:
-    table: Table = toml.loads(text)
-    return table
+def _parsed(file: str) -> Table:
+    return parse(read(file))

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.user_code import CHECKPOINT_WATCH
+from dsdoctor.core.script import CHECKPOINT_WATCH
+from dsdoctor.core.stand_in import standing_for
 
 WARN, OFF = CHOICES = ("warn", "off")
 JUDGE = "dsdoctor.run.checkpoint_check"
@@ -105,7 +106,6 @@ def wrapped(
     """A method that calls the hooks."""
     signature = inspect.signature(method)
 
-    @functools.wraps(method)
     def around(engine: Any, *args: Any, **kwargs: Any) -> Any:
         given: dict[str, Any] = {}
         with contextlib.suppress(TypeError):  # the method itself says so in the next moment
@@ -116,15 +116,14 @@ def wrapped(
             quietly(functools.partial(hooks.before, engine, given, None))
         try:
             result = method(engine, *args, **kwargs)
-        except BaseException as error:
-            # the traceback is DeepSpeed's alone
-            error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
-            if given and hooks.failed is not None and isinstance(error, Exception):
+        except Exception as error:
+            if given and hooks.failed is not None:
                 quietly(functools.partial(hooks.failed, engine, given, error))
             raise
         if given:
             quietly(functools.partial(hooks.after, engine, given, result))
         return result
 
-    setattr(around, CHECKPOINT_WATCH, True)
-    return around
+    made = standing_for(method, around)
+    setattr(made, CHECKPOINT_WATCH, True)
+    return made

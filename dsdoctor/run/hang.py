@@ -19,7 +19,8 @@ from typing import Any
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.files import absolute
 from dsdoctor.core.processes import whole_number
-from dsdoctor.core.stderr import write_stderr
+from dsdoctor.core.script import write_stderr
+from dsdoctor.core.stand_in import standing_for
 from dsdoctor.hang.models import HangOptions
 from dsdoctor.ranks.failure import read_failure
 
@@ -122,7 +123,6 @@ class HangWatch:
                 self._begun[1].share_secret(c10d, world=world)
 
     def _watched(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
         def init_process_group_watched(*args: Any, **kwargs: Any) -> Any:
             place = str(kwargs.get("init_method") or (args[1] if len(args) > 1 else "") or "")
             rank, world = kwargs.get("rank", -1), kwargs.get("world_size", -1)
@@ -131,16 +131,11 @@ class HangWatch:
             if world is None or world < 0:
                 world = whole_number(os.environ.get("WORLD_SIZE", ""))
             self.begin(rank, world, place)
-            try:
-                made = original(*args, **kwargs)
-            except BaseException as error:
-                # the traceback is torch's alone: a bare raise adds no entry for this frame (from Python 3.11 on)
-                error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
-                raise
+            made = original(*args, **kwargs)
             self._share_secret(world)
             return made
 
-        return init_process_group_watched
+        return standing_for(original, init_process_group_watched)
 
 
 def note_failures(sampler: Any) -> None:

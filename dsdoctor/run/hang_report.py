@@ -12,7 +12,7 @@ from typing import Any
 
 from dsdoctor.core.files import PRIVATE, write_bytes
 from dsdoctor.core.finding import Finding
-from dsdoctor.core.stderr import write_stderr
+from dsdoctor.core.script import write_stderr
 from dsdoctor.hang.channel import identity, node_name
 from dsdoctor.hang.local_rank import LocalRank, Node
 from dsdoctor.hang.models import HangOptions, Incident

@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-import transformers
-
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.stderr import write_stderr
+from dsdoctor.core.script import write_stderr
 from dsdoctor.hang.models import HangOptions
 from dsdoctor.overflow.watch import engine as overflow
 from dsdoctor.run.hang import HangWatch, checked
@@ -54,7 +52,7 @@ def watch_hangs(
 ) -> AskedWatch:
     """Watch this process, one of several ranks, from here on: call it on every rank, after init_process_group.
 
-    ``engine``: has ``global_steps``, which is told with a hang. ``after``: seconds without progress on any rank, None
+    ``engine``: holds ``global_steps`` (no property), which is told with a hang. ``after``: seconds without progress, None
     learns it. ``on_hang``: "report", or "stop" all ranks. It lasts to the end of the process, or of a ``with``. Raises UsageError
     for what makes no sense.
     """
@@ -88,39 +86,6 @@ def _rank_and_world() -> tuple[int | None, int | None]:
         return distributed.get_rank(), distributed.get_world_size()
     told = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
     return (int(told[0]), int(told[1])) if all(map(str.isdigit, told)) else (None, None)
-
-
-# The hang watch as a callback of Hugging Face's Trainer: ``Trainer(..., callbacks=[dsdoctor.HangCallback()])``.
-
-
-TrainerCallback: Any = transformers.TrainerCallback
-
-
-class Steps:
-    """Trainer's count of steps, as DeepSpeed's engines call it."""
-
-    def __init__(self, state: Any) -> None:
-        self._state = state
-
-    @property
-    def global_steps(self) -> int:
-        """Optimizer steps so far."""
-        return int(self._state.global_step)
-
-
-class HangCallback(TrainerCallback):  # type: ignore[misc]
-    """Watches every rank of a Trainer from the begin of its training on. The options are those of ``dsdoctor.watch_hangs``."""
-
-    def __init__(self, **options: Any) -> None:
-        self._options: dict[str, Any] | None = options
-        self._steps: Steps | None = None
-
-    def on_train_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
-        """Begin, once."""
-        if self._options is not None:
-            self._steps = Steps(state)
-            watch_hangs(self._steps, **self._options)
-            self._options = None
 
 
 # ``dsdoctor.watch(engine, hang=...)``: both watches of one engine from within a script.

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from dsdoctor.core.errors import UsageError
+from dsdoctor.core.stand_in import standing_for
 from dsdoctor.memory.calls import Growth, LastCall, resident
 from dsdoctor.ranks.failure import Failure
 
@@ -109,15 +110,10 @@ def trace(engine: Any, say: Say) -> None:
         say(*trace_lines(engine, rows))
 
     def around(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
         def measured(*args: Any, **kwargs: Any) -> Any:
             live.mark()
             try:
                 return original(*args, **kwargs)
-            except BaseException as error:
-                # the traceback is DeepSpeed's alone: a bare raise adds no entry for this frame (from Python 3.11 on)
-                error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
-                raise
             finally:
                 rows.append((f"{name} {engine.global_steps - (name == 'step') + 1}", live.mark()))
                 if name == "step":
@@ -125,7 +121,7 @@ def trace(engine: Any, say: Say) -> None:
                 if name == "step" and engine.global_steps >= STEPS:
                     finish()
 
-        return measured
+        return standing_for(original, measured)
 
     for name, original in parts.items():
         setattr(engine, name, around(name, original))

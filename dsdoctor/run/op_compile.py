@@ -4,7 +4,6 @@ A thread waits beside the call and writes a line now and then. It runs as long a
 its own: it looks at the stack of the thread that called, and writes to the file descriptor of stderr.
 """
 
-import functools
 import os
 import sys
 import threading
@@ -12,6 +11,9 @@ import time
 from collections.abc import Callable
 from types import FrameType, ModuleType
 from typing import Any
+
+from dsdoctor.core.script import UnlistedThread
+from dsdoctor.core.stand_in import standing_for
 
 MODULE = "torch.utils.cpp_extension"
 NOTICES_SECONDS = (10.0, 30.0, 60.0, 120.0)
@@ -32,21 +34,16 @@ class CompileNotices:
             cpp_extension.load = self._with_notices(original)  # type: ignore[attr-defined]
 
     def _with_notices(self, load: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(load)
         def load_with_notices(*args: Any, **kwargs: Any) -> Any:
             name = kwargs.get("name", args[0] if args else "")
             notice = _Notice(str(name), self._mark, self._after)
             notice.begin()
             try:
                 return load(*args, **kwargs)
-            except BaseException as error:
-                # the traceback is torch's alone: a bare raise adds no entry for this frame (from Python 3.11 on)
-                error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
-                raise
             finally:
                 notice.end()
 
-        return load_with_notices
+        return standing_for(load, load_with_notices)
 
 
 class _Notice:
@@ -55,7 +52,7 @@ class _Notice:
         self._began, self._caller = time.monotonic(), threading.get_ident()
         self._ended = threading.Event()
         self._has_told = False
-        self._thread = threading.Thread(target=self._tell, name="dsdoctor-compile", daemon=True)
+        self._thread = UnlistedThread(self._tell)
 
     def begin(self) -> None:
         try:

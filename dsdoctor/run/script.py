@@ -21,7 +21,8 @@ from typing import Any, NoReturn
 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Follows, Step
-from dsdoctor.core.stderr import write_stderr
+from dsdoctor.core.script import UnlistedThread, write_stderr
+from dsdoctor.core.stand_in import standing_for
 from dsdoctor.ranks.failure import Failure, read_failure
 from dsdoctor.ranks.launchers import RANKS
 from dsdoctor.run import checkpoint, hang, memory, op_compile
@@ -126,7 +127,7 @@ def other_failure(failure: Failure) -> str:
         importlib.import_module("socket")
         asked = _Asked(c10d._get_default_store(), c10d.get_rank(), failure_line(failure), follows(failure), said)
         # whoever holds the lock of this process's client keeps a thread waiting, and not the process
-        thread = threading.Thread(target=asked.ask, name="dsdoctor's question", daemon=True)
+        thread = UnlistedThread(asked.ask)
         thread.start()
         thread.join(EXIT_TIMEOUT_SECONDS)
     except Exception:  # the groups are gone, or no thread can be started
@@ -381,20 +382,14 @@ def watched(
 ) -> Callable[..., Any]:
     """``initialize``, which also hands what it is given to ``before``, and what it made to ``follow``."""
 
-    @functools.wraps(initialize)
     def initialize_watched(*args: Any, **kwargs: Any) -> Any:
         if before is not None:
             before(initialize, args, kwargs)
-        try:
-            made = initialize(*args, **kwargs)
-        except BaseException as error:
-            # the traceback is DeepSpeed's alone: a bare raise adds no entry for this frame (from Python 3.11 on)
-            error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
-            raise
+        made = initialize(*args, **kwargs)
         follow(made)
         return made
 
-    return initialize_watched
+    return standing_for(initialize, initialize_watched)
 
 
 class AfterImport:

@@ -32,7 +32,7 @@ from dsdoctor.core.errors import ImpossiblePlan, UsageError
 from dsdoctor.core.files import check_target as check_place
 from dsdoctor.core.files import write_bytes
 from dsdoctor.core.finding import Finding, Step
-from dsdoctor.core.version import __version__
+from dsdoctor.core.release import __version__
 from dsdoctor.ui.screen import counted, divided
 from dsdoctor.ui.terminal import MARKS, printable
 

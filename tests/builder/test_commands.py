@@ -80,6 +80,7 @@ def test_all_ops_are_asked_in_the_process_that_has_torch(tree: Path) -> None:
     assert "csrc/a.cpp" in found["one"].compile[0].argv
 
 
+@pytest.mark.slow
 def test_what_fails_in_a_fork_is_asked_in_a_new_process_before_it_counts(tree: Path) -> None:
     found, log = asked(tree, "one", "fails_in_a_fork", "fails", "dies_in_a_fork", "two")
 

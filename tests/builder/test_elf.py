@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dsdoctor.builder.compiler_output import first_error
-from dsdoctor.builder.make.proof import planned_gpu_code
+from dsdoctor.builder.make.commands import first_error
+from dsdoctor.builder.make.manifest import planned_gpu_code
 from dsdoctor.builder.wheel.shared_object import (
     CONTAINER,
     ENTRY,

@@ -7,8 +7,8 @@ import pytest
 from dsdoctor.builder.plan.choices import choose_architectures, fit_architectures
 from dsdoctor.builder.plan.compiler import choose_compiler
 from dsdoctor.builder.plan.plan import plan_toolkit
+from dsdoctor.builder.toolkit.assemble import COMPONENTS
 from dsdoctor.builder.toolkit.choose import Needs, choose_toolkit, needs_offers
-from dsdoctor.builder.toolkit.fetch_parts import COMPONENTS
 from dsdoctor.builder.toolkit.plan_assembly import EVERY_HEADER, NOT_ASKED, NvidiaRelease, Offers
 from dsdoctor.core.build_models import Archive, Choice, DebianPackage, ToolkitPlan
 from dsdoctor.core.finding import Finding

@@ -24,7 +24,7 @@ from dsdoctor.core.host import LocalHost
 from dsdoctor.core.processes import fork
 from dsdoctor.core.snapshot import Recorder, save
 from dsdoctor.overflow.trace.trace_file import TraceWriter
-from dsdoctor.overflow.watch.announce import Announcer
+from dsdoctor.overflow.watch.findings import Announcer
 from dsdoctor.ui import page
 from tests.builder import test_make
 from tests.builder.test_wheel import INFO, NAME, contents, wheel

@@ -11,7 +11,7 @@ import pytest
 
 from dsdoctor.builder.make.commands import Command, FlagSettings, edited
 from dsdoctor.builder.plan.choices import choose_architectures
-from dsdoctor.builder.plan.processor import LEVELS, choose_processor, flags_of
+from dsdoctor.builder.plan.compiler import LEVELS, choose_processor, flags_of
 from dsdoctor.builder.wheel.shared_object import read_elf
 from dsdoctor.core.architectures import FEATURES, lacking_instructions
 from dsdoctor.core.errors import UsageError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.builder.make.proof import prove
+from dsdoctor.builder.make.manifest import prove
 from dsdoctor.core.machine import System
 from tests.builder.test_make import plan
 from tests.conftest import CPU_TORCH, machine

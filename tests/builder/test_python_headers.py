@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.builder.python_headers import unpack_headers
+from dsdoctor.builder.toolkit.debian import unpack_headers
 from dsdoctor.core.build_models import HeadersPlan
 from dsdoctor.core.errors import BuildFailed
 from dsdoctor.core.host import LocalHost

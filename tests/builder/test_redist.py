@@ -14,10 +14,9 @@ from urllib.request import Request
 import msgspec
 import pytest
 
-from dsdoctor.builder.toolkit.assemble import assemble
+from dsdoctor.builder.toolkit.assemble import ask_nvidia, assemble
 from dsdoctor.builder.toolkit.choose import BARE, choose_toolkit
 from dsdoctor.builder.toolkit.download import _SafeRedirects, download, read_document
-from dsdoctor.builder.toolkit.fetch_parts import ask_nvidia
 from dsdoctor.builder.toolkit.kept import DIGESTS, altered, read_mark, refuse_altered
 from dsdoctor.builder.toolkit.plan_assembly import MARK, NvidiaRelease, Offers
 from dsdoctor.core.build_models import Layer, ToolkitPlan

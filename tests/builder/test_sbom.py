@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from dsdoctor.builder.make.manifest import Manifest, describe_wheel
-from dsdoctor.builder.make.proof import OpProof
+from dsdoctor.builder.make.manifest import Manifest, OpProof, describe_wheel
 from dsdoctor.builder.make.sbom import bill_of_materials
 from dsdoctor.builder.toolkit.kept import KeptPart, Part, toolkit_parts, write_mark
 from dsdoctor.builder.wheel.shared_object import ElfInfo

@@ -272,7 +272,7 @@ def machine_words(random: Random, place: Place) -> list[str]:
     return [*random.choice(ways), *(["--json"] if random.random() < 0.3 and "--report" not in ways[1] else [])]
 
 
-COSTLY = {"comm", "push", "build-wheel", "prebuild", "install", "toolkit", "record", "hang"}
+COSTLY = {"comm", "build-wheel", "prebuild", "install", "toolkit", "record", "hang"}
 """They would work for minutes, or on processes of others: they get an option that is refused, or a Python without torch."""
 _OPTIONS: dict[str, list[tuple[str, bool]]] = {}
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import dsdoctor
-import dsdoctor.core.version
+import dsdoctor.core.release
 from dsdoctor.cli.app import make_app
 from dsdoctor.cli.explain import manual
 from dsdoctor.core.options import HAS_COMPLETER
@@ -49,7 +49,7 @@ def test_the_version_says_which_torch_and_deepspeed_are_here() -> None:
         name: bool(importlib.util.find_spec(package))
         for name, package in (("torch", "torch"), ("DeepSpeed", "deepspeed"))
     }
-    assert said.startswith(f"{dsdoctor.core.version.__version__} (Python {platform.python_version()}, ")
+    assert said.startswith(f"{dsdoctor.core.release.__version__} (Python {platform.python_version()}, ")
     assert [f"no {name}" not in said for name in here] == list(here.values())
     assert len(said.splitlines()) == 1
 
@@ -204,6 +204,20 @@ def test_no_command_at_all_is_the_help_and_a_usage_error(group: tuple[str, ...])
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("push", "x.whl", "--hostfile", "hosts"), "dsdoctor install WHEEL --hostfile FILE"),
+        (("trace", "headroom", "folder", "--dtype", "float16"), "dsdoctor trace show --headroom DTYPE"),
+    ],
+)
+def test_a_command_of_an_earlier_release_names_the_one_that_does_its_work(words: tuple[str, ...], hint: str) -> None:
+    done = run(*words, "--json")
+
+    (finding,) = json.loads(done.stdout)["findings"]
+    assert (done.returncode, finding["fix"]["text"]) == (2, hint)
+
+
 def test_completion_knows_commands_options_and_values() -> None:
     from dsdoctor.cli.app import completion
 

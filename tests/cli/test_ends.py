@@ -36,12 +36,12 @@ READERS: dict[str, tuple[str, ...]] = {
     "env": ("env", "--machine", "FILE"),
     "verify": ("verify", "WHEEL", "--machine", "FILE"),
     "pick": ("pick", "FOLDER", "--machine", "FILE"),
+    "install --hostfile": ("install", "WHEEL", "--hostfile", "FILE"),
     "compare": ("compare", MACHINE, "FILE"),
-    "push": ("push", "WHEEL", "--hostfile", "FILE"),
     "trace show": ("trace", "show", "FILE"),
     "trace compare": ("trace", "compare", "FILE", "FILE"),
     "trace plot": ("trace", "plot", "FILE"),
-    "trace headroom": ("trace", "headroom", "FILE"),
+    "trace show --headroom": ("trace", "show", "--headroom", "float16", "FILE"),
 }
 
 

@@ -40,7 +40,7 @@ def test_a_traceback_is_found_where_there_is_one(tmp_path: Path) -> None:
     "command",
     [
         ("trace", "show"),
-        ("trace", "headroom"),
+        ("trace", "show", "--headroom", "float16"),
         ("diagnose",),
         ("checkpoint",),
         ("compare", "."),

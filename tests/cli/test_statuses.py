@@ -12,6 +12,7 @@ from dsdoctor.cli.ending import FAILED, FOUND, IMPOSSIBLE
 from dsdoctor.cli.statuses import GENERAL, OF_GROUP, OWN, SIGNAL, SLOW, UNDECIDED, statuses_line, statuses_of
 from tests.cli.runner import run
 from tests.import_graph import Graph, read_graph
+from tests.source import PACKAGE, trees
 
 ROOT = Path(__file__).parents[2]
 NUMBERS = {"FOUND": FOUND, "IMPOSSIBLE": IMPOSSIBLE, "FAILED": FAILED, "SLOW": SLOW, "UNDECIDED": UNDECIDED}
@@ -31,11 +32,7 @@ def file_of(module: str) -> Path:
 
 def given_by(command: str) -> Iterator[int]:
     """The statuses that the functions of a command's file return, or keep to return, by name."""
-    functions = [
-        node
-        for node in ast.walk(ast.parse(file_of(module_of(command)).read_bytes()))
-        if isinstance(node, ast.FunctionDef)
-    ]
+    functions = [node for node in ast.walk(trees()[file_of(module_of(command))]) if isinstance(node, ast.FunctionDef)]
     others = {f"{other.split()[-1]}_command" for other in OWN if " " in other} - {f"{command.split()[-1]}_command"}
     for function in functions:
         if function.name not in others:
@@ -69,7 +66,7 @@ def test_every_command_has_its_statuses_and_none_that_its_code_does_not_give() -
 
 @pytest.mark.slow
 def test_a_command_ends_with_4_where_what_it_uses_can_fail_so() -> None:
-    graph = read_graph(ROOT / "dsdoctor")
+    graph = read_graph(PACKAGE, trees())
     failing = {
         module for module in graph if file_of(module).is_file() and "raise BuildFailed" in file_of(module).read_text()
     }

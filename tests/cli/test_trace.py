@@ -27,11 +27,10 @@ def test_help_teaches() -> None:
     shown = run("trace", "--help").stdout
 
     assert "dsdoctor trace compare dsdoctor-trace --batch-a 149 --batch-b 150" in shown
-    assert [name for name in ("show", "compare", "plot", "headroom") if f"│ {name} " in shown] == [
+    assert [name for name in ("show", "compare", "plot") if f"│ {name} " in shown] == [
         "show",
         "compare",
         "plot",
-        "headroom",
     ]
 
 
@@ -94,11 +93,11 @@ def test_comparing_what_is_alike(folder: Path) -> None:
 def test_headroom_lists_what_does_not_fit(tmp_path: Path) -> None:
     path = trace(tmp_path, *chain(0, 9.0, 1e5, dtype="bfloat16"))
 
-    done = run("trace", "headroom", str(path), "--json")
+    done = run("trace", "show", str(path), "--headroom", "float16", "--json")
 
     document = json.loads(done.stdout)
     assert (done.returncode, document["headroom"]["keep"], document["headroom"]["limit"]) == (1, ["h.1"], 65504.0)
-    assert run("trace", "headroom", str(path), "--dtype", "bfloat16").returncode == 0
+    assert run("trace", "show", str(path), "--headroom", "bfloat16").returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -112,9 +111,12 @@ def test_headroom_lists_what_does_not_fit(tmp_path: Path) -> None:
         ("compare", "{}", "--batch-a", "0", "--batch-b", "0"),
         ("compare", "{}", "{}", "--tolerance", "0.5"),
         ("compare", "{}", "{}", "--module", "x"),
-        ("headroom", "{}", "--dtype", "int8"),
-        ("headroom", "{}", "--margin", "inf"),
-        ("headroom", "{}", "--module", "x"),
+        ("show", "{}", "--headroom", "int8"),
+        ("show", "{}", "--headroom", "float16", "--margin", "inf"),
+        ("show", "{}", "--headroom", "float16", "--module", "x"),
+        ("show", "{}", "--headroom", "float16", "--bad"),
+        ("show", "{}", "--margin", "1"),
+        ("show", "{}", "--all"),
         ("plot", "{}", "-o", "page.txt"),
         ("plot", "{}", "--phase", "all"),
         ("plot", "{}", "--dtype", "float3"),

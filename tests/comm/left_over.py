@@ -1,10 +1,24 @@
-"""The processes of a test that are still there after it."""
+"""The processes of a test: how far one has come, and which are still there after it."""
 
 import os
+import signal
 from collections.abc import Collection
 from pathlib import Path
 
 from dsdoctor.core.processes import state_of
+
+
+def hears(pid: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler for a signal: before that, Python's own words would be its end."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt"))
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
+def acts(pid: int) -> bool:
+    """Whether the process of a rank that acts, which is a child of the one that was started, has begun to load torch."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return any("libtorch" in Path(f"/proc/{child}/maps").read_text() for child in children)
 
 
 def left_over(marker: str) -> list[str]:

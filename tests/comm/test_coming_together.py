@@ -8,8 +8,8 @@ import sys
 import threading
 from dataclasses import replace
 
-from dsdoctor.comm.rendezvous import absent_checks
-from dsdoctor.comm.rendezvous.absent_checks import Absent
+from dsdoctor.comm.rendezvous import checks as rendezvous_checks
+from dsdoctor.comm.rendezvous.checks import Absent
 from dsdoctor.comm.rendezvous.notices import NONCE, NoticeListener, RankZero, ask, ports
 from dsdoctor.comm.rendezvous.store import StoreUnreachable, Wait, open_board
 from dsdoctor.comm.results import ConnectOutcome
@@ -101,7 +101,7 @@ def test_rank_0_says_who_it_is_to_a_rank_that_looks_for_the_store_beside_it() ->
 
 def titles(why: StoreUnreachable, number: int = 1, **more: object) -> list[tuple[str, str]]:
     absent = Absent(me=rank(number), host="nodeb", why=why, **more)  # type: ignore[arg-type]
-    return [(finding.rule, finding.title) for check in absent_checks.CHECKS for finding in check(absent)]
+    return [(finding.rule, finding.title) for check in rendezvous_checks.ABSENT_CHECKS for finding in check(absent)]
 
 
 def test_every_combination_of_facts_gives_one_finding_and_never_ends_a_launcher() -> None:
@@ -115,7 +115,7 @@ def test_every_combination_of_facts_gives_one_finding_and_never_ends_a_launcher(
                 given = dict(zip(flags, values, strict=True))
                 why = StoreUnreachable(outcome=outcome, seconds=9, rank_zero=other, listener=listener, **given)  # type: ignore[arg-type]
                 absent = Absent(me=rank(1), host="nodeb", why=why)
-                found = [finding for check in absent_checks.CHECKS for finding in check(absent)]
+                found = [finding for check in rendezvous_checks.ABSENT_CHECKS for finding in check(absent)]
                 assert len(found) == 1, (why, found)
                 if why.above and found[0].fix:
                     assert "end that process" not in repr(found[0].fix), found
@@ -147,7 +147,7 @@ def test_a_master_address_of_another_host_and_a_port_of_another_job_are_named() 
     ]
     named = StoreUnreachable(outcome=ConnectOutcome.REFUSED, seconds=6, rank_zero=replace(ZERO, port=29499, run="7"))
     absent = Absent(me=rank(1, run="7"), host="nodeb", why=named)
-    assert [finding.title for check in absent_checks.CHECKS for finding in check(absent)] == [
+    assert [finding.title for check in rendezvous_checks.ABSENT_CHECKS for finding in check(absent)] == [
         "rank 1 (nodeb): MASTER_PORT is 29500, but rank 0 (nodea) uses 29499"
     ]
     held = StoreUnreachable(outcome=ConnectOutcome.STRANGER, seconds=6, holders=(claim(0, pid=7), claim(1, pid=8)))
@@ -157,15 +157,15 @@ def test_a_master_address_of_another_host_and_a_port_of_another_job_are_named() 
 
 
 def test_no_port_is_proposed_at_which_another_jobs_rank_0_listens() -> None:
-    for port in (*range(1, 65536, 97), *range(65520, 65536)):
+    for port in (*range(1, 65536, 499), *range(65520, 65536)):
         for mine in (port, *ports(port)):
             why = StoreUnreachable(outcome=ConnectOutcome.STRANGER, seconds=6, rank_zero=replace(ZERO, port=port))
             absent = Absent(
                 me=rank(1, port=mine), host="nodeb", why=replace(why, token_missing=mine == port, taken=True)
             )
-            found = [finding for check in absent_checks.CHECKS for finding in check(absent)]
+            found = [finding for check in rendezvous_checks.ABSENT_CHECKS for finding in check(absent)]
             assert len(found) == 1
-            proposed = absent_checks.free_port_like(max(port, mine))
+            proposed = rendezvous_checks.free_port_like(max(port, mine))
             assert str(proposed) in repr(found[0].fix)
             assert 0 < proposed < 1 << 16
             assert not {proposed, *ports(proposed)} & {port, *ports(port)}

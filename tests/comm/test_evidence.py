@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.comm.collectives import stuck_checks
-from dsdoctor.comm.collectives.stuck_checks import FailedExchange
+from dsdoctor.comm.collectives import checks as collective_checks
+from dsdoctor.comm.collectives.checks import FailedExchange
 from dsdoctor.comm.control.member import put_evidence, take_evidence
 from dsdoctor.comm.launch.on_host import files_of
 from dsdoctor.comm.launch.start import LARGEST, MOST_FILES, write_files
@@ -59,7 +59,7 @@ def waits(rank: int, sequence: int | None, *, stack: tuple[str, ...] = INSIDE) -
 
 def told(*ranks: Stuck) -> list[tuple[str, str]]:
     trouble = FailedExchange(what="the collectives", claims=claims(), stuck=ranks, silent={})
-    return [(finding.rule, finding.title) for check in stuck_checks.CHECKS for finding in check(trouble)]
+    return [(finding.rule, finding.title) for check in collective_checks.STUCK_CHECKS for finding in check(trouble)]
 
 
 @pytest.mark.parametrize("late", range(4))

@@ -9,10 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from dsdoctor.comm.models import Rank
-from dsdoctor.comm.rendezvous import absent_checks, heartbeat
 from dsdoctor.comm.rendezvous import checks as rendezvous_checks
-from dsdoctor.comm.rendezvous.absent_checks import Absent
-from dsdoctor.comm.rendezvous.checks import Arrivals
+from dsdoctor.comm.rendezvous import heartbeat
+from dsdoctor.comm.rendezvous.checks import Absent, Arrivals
 from dsdoctor.comm.rendezvous.heartbeat import (
     Door,
     Heartbeat,
@@ -191,6 +190,6 @@ def test_who_is_a_rank_of_a_named_job_that_has_begun_is_its_second_process() -> 
     why = StoreUnreachable(outcome=ConnectOutcome.STRANGER, seconds=6, holders=(claim(0, pid=7), claim(1, pid=8)))
     for run, rule in (("job.7", "rank-claimed-again"), ("0", "master-port-held")):
         absent = Absent(me=rank(1, run=run), host="nodeb", why=why)
-        (finding,) = [finding for check in absent_checks.CHECKS for finding in check(absent)]
+        (finding,) = [finding for check in rendezvous_checks.ABSENT_CHECKS for finding in check(absent)]
         assert finding.rule == rule
     assert heartbeat.beat_seconds(16_000) == 16.0

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dsdoctor.hosts.hostfile import Hostfile, Slots, parse_deepspeed_env, parse_hostfile
 
-NAME = st.from_regex(r"[a-z][a-z0-9-]{0,8}", fullmatch=True)
+NAME = st.text("az09-", max_size=8).map(lambda rest: f"n{rest}")
 NEAR = st.lists(
     st.sampled_from(["n1", "n2", " ", "\t", "slots=", "2", "0", "x", "#", "\n", "\r\n", "\x0b", "=", "n[1-2]", "٣"]),
     max_size=12,

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.comm.models import PhaseState
-from dsdoctor.comm.preflight.left_out import LeftOut, bad_hosts, files_of, hosts_left_out, without
+from dsdoctor.comm.preflight.checks import LeftOut, bad_hosts, files_of, hosts_left_out, without
 from dsdoctor.comm.results import Stuck, bad_ranks
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import permutations
 
+import pytest
+
 from dsdoctor.comm.local.fingerprint import examine
 from dsdoctor.comm.mesh import checks as mesh_checks
 from dsdoctor.comm.mesh.matrix import HostPair, Mesh
@@ -283,6 +285,7 @@ def test_a_verdict_does_not_say_that_all_reach_each_other_where_some_do_not() ->
     assert said == "! 3 of 3 ranks get the same results (gloo, 3 hosts), but tcp mesh: nodea cannot connect to nodec"
 
 
+@pytest.mark.slow
 def test_a_thousand_hosts_with_many_pairs_cut_are_judged_at_once() -> None:
     made = tuple(
         replace(claim(0), rank=number, host=f"n{number:04}", address=f"10.0.{number // 250}.{number % 250}")

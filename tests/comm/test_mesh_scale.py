@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations, permutations
 
+import pytest
+
 from dsdoctor.comm.mesh import checks
 from dsdoctor.comm.mesh.matrix import Mesh
 from dsdoctor.comm.mesh.mesh import peers
@@ -44,6 +46,7 @@ def large(ended: Callable[[int, int], ConnectOutcome]) -> Mesh:
     return Mesh(made, tuple(found))
 
 
+@pytest.mark.slow
 @each(
     "name, ended, rules",
     [

@@ -5,9 +5,9 @@ from itertools import combinations
 from dsdoctor.comm.command import report_of, with_last_words
 from dsdoctor.comm.launch.start import RankEnded
 from dsdoctor.comm.models import CommPhase, CommSettings, PhaseState
-from dsdoctor.comm.preflight.left_out import master_unreachable
-from dsdoctor.comm.rendezvous import absent_checks
-from dsdoctor.comm.rendezvous.absent_checks import Absent
+from dsdoctor.comm.preflight.checks import master_unreachable
+from dsdoctor.comm.rendezvous import checks as rendezvous_checks
+from dsdoctor.comm.rendezvous.checks import Absent
 from dsdoctor.comm.rendezvous.store import StoreUnreachable
 from dsdoctor.comm.results import ConnectOutcome, bad_ranks
 from dsdoctor.core.errors import DoctorError
@@ -34,7 +34,7 @@ def last_words(number: int, how: str, master: str = "10.0.0.1", resolved: tuple[
         addresses=("127.0.1.1",),
         resolved=resolved,
     )
-    (finding,) = absent_checks.master_unreachable(absent)
+    (finding,) = rendezvous_checks.master_unreachable(absent)
     return f"rendezvous: {finding.title}  [{finding.rule}]"
 
 

@@ -4,8 +4,8 @@ import random
 from collections.abc import Sequence
 
 from dsdoctor.comm.results import Held, Pace
+from dsdoctor.comm.speed.checks import RANK_CHECKS, Ranks
 from dsdoctor.comm.speed.pace import Place, equals
-from dsdoctor.comm.speed.rank_checks import CHECKS, Ranks
 from tests.each import each
 
 WORK = 0.02
@@ -39,7 +39,7 @@ def noted(paces: Sequence[Pace], held: Sequence[Held] = (), starts: Sequence[flo
     hosts = [f"n{rank}" for rank in range(len(paces))]
     return [
         (finding.rule, finding.title)
-        for check in CHECKS
+        for check in RANK_CHECKS
         for finding in check(Ranks(paces=paces, held=held, hosts=hosts, starts=dict(enumerate(starts))))
     ]
 

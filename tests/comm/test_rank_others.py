@@ -4,8 +4,10 @@ import random
 import time
 from statistics import median
 
+import pytest
+
 from dsdoctor.comm.results import Pace
-from dsdoctor.comm.speed.rank_checks import CHECKS, Figure, Ranks
+from dsdoctor.comm.speed.checks import RANK_CHECKS, Figure, Ranks
 from tests.each import each
 
 RANKS = 8000
@@ -27,6 +29,7 @@ def test_the_figures_of_the_others_are_those_that_are_counted_by_hand(seed: int)
     assert figure.median(without) == median(left)
 
 
+@pytest.mark.slow
 @each("delayed, cpu", [(0.0, 0.0), (0.5, 0.02), (0.5, 0.0)])
 def test_thousands_of_ranks_are_compared_at_once(delayed: float, cpu: float) -> None:
     paces = [
@@ -36,7 +39,7 @@ def test_thousands_of_ranks_are_compared_at_once(delayed: float, cpu: float) -> 
     ranks = Ranks(paces=paces, hosts=[f"n{rank // 8}" for rank in range(RANKS)])
     began = time.process_time()
 
-    found = [finding.rule for check in CHECKS for finding in check(ranks)]
+    found = [finding.rule for check in RANK_CHECKS for finding in check(ranks)]
 
     assert time.process_time() - began < 8
     assert found == (["processors-busy"] if cpu else ["rank-straggles"] + ["processors-busy"] * bool(delayed))

@@ -9,10 +9,8 @@ import time
 from dataclasses import replace
 
 from dsdoctor.comm.models import Claim, Rank
-from dsdoctor.comm.rendezvous import absent_checks
 from dsdoctor.comm.rendezvous import checks as rendezvous_checks
-from dsdoctor.comm.rendezvous.absent_checks import Absent
-from dsdoctor.comm.rendezvous.checks import Arrivals
+from dsdoctor.comm.rendezvous.checks import Absent, Arrivals
 from dsdoctor.comm.rendezvous.notices import Notice, NoticeListener, ports, send_notice
 from dsdoctor.comm.rendezvous.store import StoreUnreachable
 from dsdoctor.comm.results import ConnectOutcome
@@ -175,7 +173,7 @@ def test_a_wrong_clock_is_no_late_rank() -> None:
 
 def alone(why: StoreUnreachable) -> list[tuple[str, str]]:
     absent = Absent(me=rank(1), host="nodeb", why=why)
-    return [(finding.rule, finding.title) for check in absent_checks.CHECKS for finding in check(absent)]
+    return [(finding.rule, finding.title) for check in rendezvous_checks.ABSENT_CHECKS for finding in check(absent)]
 
 
 def test_each_way_in_which_the_master_is_not_reached_has_one_sentence() -> None:
@@ -216,7 +214,7 @@ def test_the_plain_connection_that_is_proposed_tells_an_open_port_from_a_closed_
     def tried(port: int) -> str:
         me = replace(rank(1), master="127.0.0.1", port=port)
         why = StoreUnreachable(outcome=ConnectOutcome.REFUSED, seconds=1)
-        (finding,) = absent_checks.master_unreachable(Absent(me=me, host="nodeb", why=why))
+        (finding,) = rendezvous_checks.master_unreachable(Absent(me=me, host="nodeb", why=why))
         assert finding.fix is not None
         return subprocess.run(["sh", "-c", finding.fix.commands[0]], capture_output=True, text=True, check=False).stdout
 

@@ -56,9 +56,34 @@ def ranks(folder: Path, port: int, *names: str, **variables: str) -> Iterator[Ra
             process.wait()
 
 
-def test_a_rank_that_imports_torch_is_waited_for_and_is_not_missing(tmp_path: Path) -> None:
-    with ranks(tmp_path, free_port(), "0", "1 slow") as job:
-        zero, one = job.said("0"), job.said("1 slow")
+RANK_1, RANK_0, OF_AN_AGENT = (
+    "rank 1 imports torch",
+    "rank 0 does",
+    "rank 0 does, and torchrun's agent serves the store",
+)
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ranks]]:
+    """Jobs with a rank that never comes out of its import: all wait for the same deadline, so they run beside each other."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    agent = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    own = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "7"}
+
+    def folder() -> Path:
+        return tmp_path_factory.mktemp("held")
+
+    with (
+        ranks(folder(), free_port(), "0", "1 slow") as one,
+        ranks(folder(), free_port(), "0 slow", "1") as zero,
+        ranks(folder(), agent.port, "0 slow", "1", **own) as of_an_agent,
+    ):
+        yield {RANK_1: one, RANK_0: zero, OF_AN_AGENT: of_an_agent}
+
+
+def test_a_rank_that_imports_torch_is_waited_for_and_is_not_missing(held: dict[str, Ranks]) -> None:
+    zero, one = held[RANK_1].said("0"), held[RANK_1].said("1 slow")
 
     assert re.search(r"rank 1 \(\S+\) still importing torch after \d+ s \[rank-starting\]", zero), zero
     waited = re.search(r"waited (\d+) s; it runs", zero)
@@ -68,9 +93,8 @@ def test_a_rank_that_imports_torch_is_waited_for_and_is_not_missing(tmp_path: Pa
     assert not [words for words in NOT_TRUE if words in zero + one], zero + one
 
 
-def test_a_rank_0_that_imports_torch_runs_and_the_others_say_so(tmp_path: Path) -> None:
-    with ranks(tmp_path, free_port(), "0 slow", "1") as job:
-        zero, one = job.said("0 slow"), job.said("1")
+def test_a_rank_0_that_imports_torch_runs_and_the_others_say_so(held: dict[str, Ranks]) -> None:
+    zero, one = held[RANK_0].said("0 slow"), held[RANK_0].said("1")
 
     assert re.search(r"rank 1 \(\S+\): rank 0 \(\S+\) is running but not ready: importing torch, \d+ s", one), one
     assert "· rank 0 is importing torch, 1" in zero
@@ -78,13 +102,8 @@ def test_a_rank_0_that_imports_torch_runs_and_the_others_say_so(tmp_path: Path) 
     assert not [words for words in NOT_TRUE if words in zero + one], zero + one
 
 
-def test_the_same_where_torchruns_agent_serves_the_store(tmp_path: Path) -> None:
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-    agent = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    own = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "7"}
-    with ranks(tmp_path, agent.port, "0 slow", "1", **own) as job:
-        zero, one = job.said("0 slow"), job.said("1")
+def test_the_same_where_torchruns_agent_serves_the_store(held: dict[str, Ranks]) -> None:
+    zero, one = held[OF_AN_AGENT].said("0 slow"), held[OF_AN_AGENT].said("1")
 
     assert re.search(r"rank 1 \(\S+\): rank 0 \(\S+\) is running but not ready: importing torch, \d+ s", one), one
     assert not [words for words in NOT_TRUE if words in zero + one], zero + one

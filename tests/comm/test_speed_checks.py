@@ -5,10 +5,10 @@ from itertools import combinations
 
 import pytest
 
-from dsdoctor.comm.collectives import result_checks
+from dsdoctor.comm.collectives import checks as collective_checks
 from dsdoctor.comm.results import ConnectOutcome, Exchange, Limit, Pace, PairTime, Reach, Speed, Wrong
-from dsdoctor.comm.speed import speed_checks
-from dsdoctor.comm.speed.speed_checks import Measured
+from dsdoctor.comm.speed import checks as speed_checks
+from dsdoctor.comm.speed.checks import Measured
 from dsdoctor.core.finding import Finding, Severity
 
 TWO = ("nodea", "nodea", "nodeb", "nodeb")
@@ -159,8 +159,8 @@ def test_wrong_data_names_whose_it_is_and_where_it_was_seen() -> None:
         wrong = Wrong(index=12, got=8.0, want=9.0, count=3, whose=whose, again=again)
         return Exchange(op="all_reduce sum", dtype="float32", elements=4099, wrong=wrong)
 
-    (found,) = result_checks.examine({0: [bad((), None)], 1: [bad((2,), True)]}, TWO)
-    (transient,) = result_checks.examine({0: [bad((), False)]}, TWO)
+    (found,) = collective_checks.examine({0: [bad((), None)], 1: [bad((2,), True)]}, TWO)
+    (transient,) = collective_checks.examine({0: [bad((), False)]}, TWO)
 
     assert found.severity is Severity.ERROR
     assert found.title == (
@@ -179,7 +179,7 @@ def test_what_a_backend_lacks_is_a_note_and_never_right_or_wrong() -> None:
         for dtype in ("float32", "float16")
     ]
 
-    (found,) = result_checks.examine({0: skipped, 1: skipped})
+    (found,) = collective_checks.examine({0: skipped, 1: skipped})
 
     assert (found.rule, found.severity) == ("collective-not-available", Severity.NOTE)
     assert found.title == "skipped all_reduce avg of float32 and 1 more: Cannot use ReduceOp.AVG with Gloo"

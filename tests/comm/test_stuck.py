@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from dsdoctor.comm import groups as isolate
-from dsdoctor.comm.collectives import stuck_checks
-from dsdoctor.comm.collectives.stuck_checks import FailedExchange
+from dsdoctor.comm.collectives import checks as collective_checks
+from dsdoctor.comm.collectives.checks import FailedExchange
 from dsdoctor.comm.control.messages import RankAnswer, RankOrder
 from dsdoctor.comm.control.phases import slowed
 from dsdoctor.comm.control.test_state import Responses, time_used_up
@@ -24,7 +24,7 @@ def told(
     ranks: tuple[Stuck, ...], silent: dict[int, ConnectOutcome] | None = None, **more: object
 ) -> list[tuple[str, str]]:
     trouble = FailedExchange(what="the collectives", claims=claims(), stuck=ranks, silent=silent or {}, **more)  # type: ignore[arg-type]
-    return [(finding.rule, finding.title) for check in stuck_checks.CHECKS for finding in check(trouble)]
+    return [(finding.rule, finding.title) for check in collective_checks.STUCK_CHECKS for finding in check(trouble)]
 
 
 def test_the_dead_rank_is_named_and_not_those_that_lost_their_connection() -> None:
@@ -55,7 +55,9 @@ def test_stopped_silent_and_vanished_are_told_apart() -> None:
 
 
 def test_a_rank_whose_first_process_is_stopped_is_told_though_it_exchanged_well() -> None:
-    found = stuck_checks.supervisor_stopped({0: "rank 0 (nodea, pid 1)", 1: "rank 1 (nodeb, pid 2)"}, {0: "S", 1: "T"})
+    found = collective_checks.supervisor_stopped(
+        {0: "rank 0 (nodea, pid 1)", 1: "rank 1 (nodeb, pid 2)"}, {0: "S", 1: "T"}
+    )
 
     assert [finding.title for finding in found] == [
         "rank 1 (nodeb, pid 2): the process that the launcher started is stopped by a signal; the launcher will wait for it"
@@ -67,7 +69,7 @@ def test_rank_0_that_reaches_no_other_host_is_itself_cut_off() -> None:
     silent = dict.fromkeys(range(2, 6), ConnectOutcome.TIMED_OUT)
     trouble = FailedExchange(what="the collectives", claims=made, stuck=(stuck(0), stuck(1)), silent=silent)
 
-    assert [finding.title for finding in stuck_checks.host_vanished(trouble)] == [
+    assert [finding.title for finding in collective_checks.host_vanished(trouble)] == [
         "nodea with rank 0 lost contact with all 2 other hosts during the collectives"
     ]
 

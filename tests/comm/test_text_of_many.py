@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from dsdoctor.comm.collectives.stuck_checks import CHECKS, FailedExchange
+from dsdoctor.comm.collectives.checks import STUCK_CHECKS, FailedExchange
 from dsdoctor.comm.control.phases import exchanges_unfinished
 from dsdoctor.comm.models import CommPhase, PhaseState, Rank
 from dsdoctor.comm.preflight import checks as preflight_checks
@@ -38,7 +38,7 @@ def dead(how: str, ranks: tuple[int, ...] = GONE) -> tuple[Stuck, ...]:
 
 
 def judged(trouble: FailedExchange) -> tuple[Finding, ...]:
-    return tuple(finding for check in CHECKS for finding in check(trouble))
+    return tuple(finding for check in STUCK_CHECKS for finding in check(trouble))
 
 
 def stuck_report(stuck: tuple[Stuck, ...], silent: dict[int, ConnectOutcome] | None = None) -> Report:

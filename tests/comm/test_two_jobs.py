@@ -11,24 +11,27 @@ import pytest
 from dsdoctor.comm.launch.start import free_port
 
 pytestmark = pytest.mark.launch
-LIMIT = 150
+LIMIT = 200
 
 
 class Job:
     """Two ranks of this machine that were started by hand."""
 
-    def __init__(self, folder: Path, port: int, *options: str) -> None:
+    def __init__(self, folder: Path, port: int, *options: str, deadline: int = 60) -> None:
         folder.mkdir()
         self.folder = folder
         place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}"}
         shared = {**os.environ, **place}
         self.ranks = [
-            self._start(rank, {**shared, "RANK": f"{rank}", "LOCAL_RANK": f"{rank}"}, options) for rank in range(2)
+            self._start(
+                rank, {**shared, "RANK": f"{rank}", "LOCAL_RANK": f"{rank}"}, ["--deadline", f"{deadline}", *options]
+            )
+            for rank in range(2)
         ]
 
-    def _start(self, rank: int, environment: dict[str, str], options: tuple[str, ...]) -> "subprocess.Popen[bytes]":
+    def _start(self, rank: int, environment: dict[str, str], options: list[str]) -> "subprocess.Popen[bytes]":
         with (self.folder / f"{rank}.txt").open("w") as out:
-            argv = [sys.executable, "-m", "dsdoctor.comm", "--deadline", "60", *options]
+            argv = [sys.executable, "-m", "dsdoctor.comm", *options]
             return subprocess.Popen(argv, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
 
     def said(self) -> str:
@@ -40,7 +43,7 @@ class Job:
 
 def test_a_job_that_comes_to_the_port_of_one_that_has_begun_is_turned_away(tmp_path: Path) -> None:
     port = free_port()
-    first = Job(tmp_path / "first", port, "--full")
+    first = Job(tmp_path / "first", port, "--full", deadline=150)
     until = time.monotonic() + LIMIT
     while "rendezvous" not in first.said() and time.monotonic() < until:
         time.sleep(0.05)

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.core.finding import FIELD, Follows, Risk, Step, instead, step
-from dsdoctor.rules.book import log_topics, room_rules, steps_of
+from dsdoctor.rules.book import room_rules, steps_of
+from dsdoctor.rules.store import log_topics
+from tests.source import PACKAGE, nodes
 
-ROOT = Path(__file__).parents[2] / "dsdoctor"
 BOOK = "dsdoctor/rules/book.py:"
-ROOMS = ("logs", *(file.stem for file in sorted((ROOT / "rules").glob("*.toml")) if file.stem != "order"))
+ROOMS = ("logs", *(file.stem for file in sorted((PACKAGE / "rules").glob("*.toml")) if file.stem != "order"))
 MAKERS = {"step", "instead"}
 HOSTILE = (
     "1'; touch P; echo '",
@@ -49,23 +50,19 @@ HOSTILE = (
 def calls() -> tuple[tuple[str, ast.Call], ...]:
     """Every call of ``step`` and ``instead`` in the package, by the module that imports them."""
     found = []
-    for path in sorted(ROOT.rglob("*.py")):
-        text = path.read_text()
-        if "core.finding import" not in text:
-            continue
-        nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom | ast.Call)]
+    for path, every in nodes().items():
         imported = {
             name.name
-            for node in nodes
+            for node in every
             if isinstance(node, ast.ImportFrom) and node.module == "dsdoctor.core.finding"
             for name in node.names
         }
         here = [
             node
-            for node in nodes
+            for node in every
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in MAKERS & imported
         ]
-        found += [(f"{path.relative_to(ROOT.parent)}:{node.lineno}", node) for node in here]
+        found += [(f"{path.relative_to(PACKAGE.parent)}:{node.lineno}", node) for node in here]
     return tuple(found)
 
 
@@ -99,8 +96,8 @@ def test_a_step_is_a_literal_of_our_own_source_and_so_is_its_note() -> None:
 
 
 def test_steps_are_made_in_one_way() -> None:
-    for path in ROOT.rglob("*.py"):
-        if path != ROOT / "core" / "finding.py":
+    for path in PACKAGE.rglob("*.py"):
+        if path != PACKAGE / "core" / "finding.py":
             assert not [line for line in path.read_text().splitlines() if re.search(r"\bStep\(", line)], path
 
 

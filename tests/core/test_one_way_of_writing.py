@@ -5,9 +5,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import dsdoctor
+from tests.source import PACKAGE, trees
 
-PACKAGE = Path(dsdoctor.__file__).parent
 WRITING_METHODS = {"write_text", "write_bytes", "touch", "NamedTemporaryFile", "mkstemp", "FileHandler"}
 COPYING = {"copy", "copy2", "copyfile", "copytree", "move", "extractall", "unpack_archive"}
 FLAGS = re.compile(r"O_(WRONLY|RDWR|CREAT|APPEND|TRUNC)|\b(NEW|NEW_FILE|EXISTING|EXISTING_FILE)\b")
@@ -21,12 +20,13 @@ ALLOWED = {
         "copy",
     ): "new files of the store: O_EXCL, O_NOFOLLOW, each byte digested on the way",
     ("builder/cache/entry.py", "new_file"): "the same",
+    ("rules/store.py", "write_all"): "the build of the package itself, into its own folder",
     ("builder/make/make_wheel.py", "_copied"): "within the private folder of a build",
     ("builder/make/make_wheel.py", "gather"): "within the private folder of a build",
     ("builder/make/manifest.py", "write_into"): "into the file that core/files.py opened",
     ("builder/make/make_wheel.py", "packing"): "within the private folder of a build",
     ("builder/make/make_wheel.py", "put_in"): "into the file that core/files.py opened",
-    ("builder/make/proof.py", "prove"): "into the private folder of a build",
+    ("builder/make/manifest.py", "prove"): "into the private folder of a build",
     ("builder/source/fetch.py", "lay_out"): "into the private folder of a build",
     ("builder/source/fetch.py", "_write"): "into the private folder of a build, with O_EXCL",
     ("builder/toolkit/download.py", "_opened"): "opens an address",
@@ -77,7 +77,9 @@ def writing(path: Path, package: Path = PACKAGE) -> Iterator[tuple[tuple[str, st
     """Each call that writes: (file, name of the function around it), and its line."""
     source = path.read_text(encoding="utf-8")
     if SUSPECT.search(source):  # most files need not be parsed
-        yield from _in(ast.parse(source), path.relative_to(package).as_posix(), "")
+        yield from _in(
+            trees()[path] if path in trees() else ast.parse(source), path.relative_to(package).as_posix(), ""
+        )
 
 
 def _in(node: ast.AST, path: str, around: str) -> Iterator[tuple[tuple[str, str], int]]:

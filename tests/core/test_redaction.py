@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from dsdoctor.checks.gpus import ACCELERATORS
 from dsdoctor.core.architectures import KNOWN, NAMED
-from dsdoctor.core.discreet_host import DiscreetHost
-from dsdoctor.core.redaction import WORDS, Hidden, command, flags, url, urls, variable
+from dsdoctor.core.redaction import WORDS, Hidden, RedactingHost, command, flags, url, urls, variable
 from dsdoctor.core.snapshot import RecordedHost, Recorder, Snapshot, save
 from dsdoctor.probe.paths import include_dirs
 from tests.conftest import Disk
@@ -231,9 +230,9 @@ def test_a_short_secret_is_hidden_in_a_command() -> None:
     )
 
 
-def test_a_discreet_host_hides_what_a_failing_command_quotes_and_leaves_answers_whole(disk: Disk) -> None:
+def test_a_redacting_host_hides_what_a_failing_command_quotes_and_leaves_answers_whole(disk: Disk) -> None:
     script = '#!/bin/sh\necho "$NVCC_APPEND_FLAGS"; echo "unknown $NVCC_APPEND_FLAGS" >&2; exit $1\n'
-    host = DiscreetHost(
+    host = RedactingHost(
         disk({"/bin/nvcc": script}, PATH="/bin", NVCC_APPEND_FLAGS="--token=hf_S3cret9", DS_BUILD_X="hush")
     )
 

@@ -195,7 +195,9 @@ def exchanging(place: Path, forms: list[Path]) -> Iterator[Callable[[], int]]:
         thread.join()
 
 
-SWAPS = pytest.mark.parametrize("swaps", [300, pytest.param(10_000, marks=pytest.mark.exhaustive)])
+SWAPS = pytest.mark.parametrize(
+    "swaps", [100, pytest.param(1_000, marks=pytest.mark.slow), pytest.param(10_000, marks=pytest.mark.exhaustive)]
+)
 
 
 @SWAPS

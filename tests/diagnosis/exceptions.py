@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dsdoctor.core.finding import Severity
-from tests.diagnosis.reading import diagnose
+from tests.diagnosis.reading import NO_RULE, diagnose
 
 Lines = tuple[str, ...]
 BEGIN = "Traceback (most recent call last):"
@@ -423,7 +423,7 @@ def cases() -> Iterator[tuple[Form, str, str, str]]:
 
 
 KNOWN_AS = {
-    "unexplained-failure",
+    *NO_RULE,
     "script-raised",
     "data-worker-failed",
     "dataset-unreadable",

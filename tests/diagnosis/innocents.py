@@ -17,7 +17,7 @@ from dsdoctor.diagnosis.failures import EXCEPTION_LINE
 from dsdoctor.diagnosis.mentions import is_said
 from dsdoctor.diagnosis.models import Signature, Tier
 from tests.diagnosis.mixtures import BANNER, TORCHRUN, alone, named
-from tests.diagnosis.reading import diagnose
+from tests.diagnosis.reading import NO_RULE, diagnose
 
 Lines = list[str]
 CLOCK = "2026-11-22 10:00:07,123"
@@ -208,7 +208,7 @@ def wrong(every: int = 1) -> Iterator[tuple[str, str, str, str, str]]:
     for rule, text, kind, place, end in cases(every):
         lines, words, frame = ENDS[end]
         told, title = first_error(PLACES[place](KINDS[kind](text), lines))
-        if told not in {"unexplained-failure", "script-raised"} or words not in title or frame not in title:
+        if told not in {*NO_RULE, "script-raised"} or words not in title or frame not in title:
             yield kind, place, end, rule, f"{told}: {title[:150]}"
 
 

@@ -3,19 +3,27 @@
 from collections.abc import Iterable
 
 from dsdoctor.diagnosis import diagnose as room
+from dsdoctor.diagnosis.answers import GENERAL
 from dsdoctor.diagnosis.models import Diagnosis
-from dsdoctor.diagnosis.prefilter import INDEX, Possible
+from dsdoctor.diagnosis.prefilter import INDEX, Patterns
 from dsdoctor.diagnosis.scan import Scan
 from dsdoctor.diagnosis.scan import scan as scan_once
 
-POSSIBLE = Possible(INDEX)
+PATTERNS = Patterns(INDEX)
+NO_RULE = frozenset({"unexplained-failure", *(rule.id for rule in GENERAL)})
+"""The rules of an exception that no wording of a log knows: the general answers, and the last one."""
+
+
+def without_general(rule: str) -> str:
+    """A rule's id; one name for all answers to an exception that no wording knows."""
+    return "unexplained-failure" if rule in NO_RULE else rule
 
 
 def diagnose(lines: Iterable[bytes | str], *, name: str = "") -> Diagnosis:
     """The diagnosis of a log."""
-    return room.diagnose(lines, name=name, possible=POSSIBLE)
+    return room.diagnose(lines, name=name, patterns=PATTERNS)
 
 
 def scan(lines: Iterable[bytes | str]) -> Scan:
     """A log that is read."""
-    return scan_once(lines, POSSIBLE)
+    return scan_once(lines, PATTERNS)

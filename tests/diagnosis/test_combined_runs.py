@@ -187,9 +187,12 @@ def test_a_full_disk_is_told_with_the_checkpoint_that_is_not_whole(call: str) ->
 
 
 def test_a_key_that_is_no_state_of_an_optimizer_is_none() -> None:
-    assert first(
-        ["Traceback (most recent call last):", '  File "/w/t.py", line 7, in f', "    x['a']", "KeyError: 'a'"]
-    ).rule == ("unexplained-failure")
+    assert (
+        first(
+            ["Traceback (most recent call last):", '  File "/w/t.py", line 7, in f', "    x['a']", "KeyError: 'a'"]
+        ).rule
+        == "key-missing"
+    )
 
 
 @each(("name", "rule"), [("train", "known-regression"), ("eval", "placeholder-in-use"), ("step", "placeholder-in-use")])

@@ -8,7 +8,7 @@ from dsdoctor.core.finding import Finding
 from dsdoctor.diagnosis.catalogue import RULES
 from dsdoctor.diagnosis.diagnose import diagnose
 from dsdoctor.diagnosis.models import Diagnosis, Rule
-from dsdoctor.diagnosis.prefilter import Possible, index
+from dsdoctor.diagnosis.prefilter import Patterns, index
 from tests.diagnosis.mangled import mangled
 from tests.diagnosis.without_rules import broken, some_rules
 from tests.each import each
@@ -18,9 +18,9 @@ MISSING = RULES["cuda-header-missing"]
 HEADER = "x.h:6:10: fatal error: cusparse.h: No such file or directory"
 
 
-def with_rule(rule: Rule) -> Possible:
+def with_rule(rule: Rule) -> Patterns:
     """The catalogue with this rule in the place of the one with its id."""
-    return Possible(index([*(one for one in RULES.values() if one.id != rule.id), rule]))
+    return Patterns(index([*(one for one in RULES.values() if one.id != rule.id), rule]))
 
 
 def failed(diagnosis: Diagnosis) -> Finding:
@@ -30,7 +30,7 @@ def failed(diagnosis: Diagnosis) -> Finding:
 def test_a_line_that_cannot_be_searched_is_named_and_the_others_are_read() -> None:
     broken_pattern = replace(MISSING, signatures=(replace(MISSING.signatures[0], pattern="fatal error: ("),))
 
-    diagnosis = diagnose(["a", HEADER, "b", OOM], possible=with_rule(broken_pattern))
+    diagnosis = diagnose(["a", HEADER, "b", OOM], patterns=with_rule(broken_pattern))
 
     assert [finding.rule for finding in diagnosis.findings][:1] == ["gpu-oom"]
     assert "at line 2" in failed(diagnosis).title
@@ -40,7 +40,7 @@ def test_a_line_that_cannot_be_searched_is_named_and_the_others_are_read() -> No
 def test_a_cause_that_cannot_be_told_leaves_the_line_of_the_failure() -> None:
     broken_title = replace(MISSING, title=7, signatures=MISSING.signatures)  # type: ignore[arg-type]
 
-    diagnosis = diagnose(["a", HEADER], possible=with_rule(broken_title))
+    diagnosis = diagnose(["a", HEADER], patterns=with_rule(broken_title))
 
     assert [finding.rule for finding in diagnosis.findings] == ["unexplained-failure", "reader-failed"]
     assert f"line 2: {HEADER}" in diagnosis.findings[0].evidence
@@ -58,7 +58,7 @@ def test_a_part_of_a_json_log_is_named_by_the_line_of_the_file() -> None:
     broken_pattern = replace(MISSING, signatures=(replace(MISSING.signatures[0], pattern="fatal error: ("),))
     log = ['{"log":"a\\nb\\n","stream":"stderr"}', f'{{"log":"{HEADER}\\n","stream":"stderr"}}']
 
-    assert "at line 2;" in failed(diagnose(log, possible=with_rule(broken_pattern))).title
+    assert "at line 2;" in failed(diagnose(log, patterns=with_rule(broken_pattern))).title
 
 
 @each(
@@ -75,7 +75,7 @@ def test_what_two_processes_wrote_into_one_line_is_read(line: str) -> None:
 
 
 def test_mangled_lines_are_read() -> None:
-    assert list(broken(mangled(600, seed=0), some_rules(1, 0))) == []
+    assert list(broken(mangled(200, seed=0), some_rules(1, 0))) == []
 
 
 @pytest.mark.slow

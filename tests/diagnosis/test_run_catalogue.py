@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.diagnosis.catalogue import RULES
-from tests.diagnosis.reading import diagnose
+from tests.diagnosis.reading import NO_RULE, diagnose
 from tests.diagnosis.test_healthy import LOGS
 from tests.each import each
 
@@ -136,7 +136,7 @@ def test_an_argument_that_a_framework_refuses_is_told_in_its_own_words() -> None
         True,
     )
     assert first(*frames, divided).rule == "arguments-refused"
-    assert first(*elsewhere, words).rule == "unexplained-failure"
+    assert first(*elsewhere, words).rule in NO_RULE
     assert first(*elsewhere, divided).rule == "sizes-not-divisible"
 
 

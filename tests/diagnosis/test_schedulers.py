@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from dsdoctor.core.finding import Severity
-from tests.diagnosis.reading import diagnose
+from tests.diagnosis.reading import NO_RULE, diagnose, without_general
 from tests.each import each
 
 Lines = list[str]
@@ -82,7 +82,7 @@ def wrong(cases: Iterator[tuple[str, str, Lines, str]]) -> list[tuple[str, str, 
     """The cases that are told otherwise."""
     found = []
     for failed, end, log, rule in cases:
-        told = [one.rule for one in diagnose(log).findings if one.severity is not Severity.NOTE]
+        told = [without_general(one.rule) for one in diagnose(log).findings if one.severity is not Severity.NOTE]
         if told[:1] != [rule] or "job-preempted" in told:
             found.append((failed, end, log[-1], told))
     return found
@@ -117,7 +117,7 @@ def test_what_follows_a_schedulers_end_is_a_note_at_most(reason: str) -> None:
     for after in AFTER:
         end = LIMIT.replace(" DUE TO TIME LIMIT", reason)
         findings = diagnose([*STEPS, end, *(line.replace(LIMIT, end) for line in after)]).findings
-        told = [one.rule for one in findings if one.severity is not Severity.NOTE]
+        told = [without_general(one.rule) for one in findings if one.severity is not Severity.NOTE]
         assert told == ["job-time-limit" if "LIMIT" in reason else "job-preempted"], (reason, after)
         assert not any("the host's memory ran out" in one.title and "scheduler" not in one.title for one in findings)
 
@@ -129,4 +129,4 @@ def test_an_exception_that_was_borne_does_not_excuse_the_scheduler() -> None:
     assert diagnose([*borne, *STEPS, LIMIT]).findings[0].rule == "job-time-limit"
     assert diagnose([*borne, *STEPS, CANCELLED]).findings[0].rule == "job-preempted"
     assert diagnose([*STEPS, *signal, LIMIT]).findings[0].rule == "job-time-limit"
-    assert diagnose([*STEPS, *FRAMES, "TypeError: x", LIMIT]).findings[0].rule == "unexplained-failure"
+    assert diagnose([*STEPS, *FRAMES, "TypeError: x", LIMIT]).findings[0].rule in NO_RULE

@@ -17,7 +17,7 @@ SECONDARY = {
 
 @each("line", SECONDARY.values(), ids=list(SECONDARY))
 def test_a_failure_that_is_known_by_one_line_shows_that_line(line: str) -> None:
-    finding = diagnose([line], possible=some_rules(0, 0)).findings[0]
+    finding = diagnose([line], patterns=some_rules(0, 0)).findings[0]
 
     assert line[:60] in " ".join([finding.title, *finding.evidence])
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dsdoctor.diagnosis.catalogue import RULES
 from dsdoctor.diagnosis.diagnose import diagnose
-from dsdoctor.diagnosis.prefilter import Possible, index
+from dsdoctor.diagnosis.prefilter import Patterns, index
 from tests.diagnosis.score import CORPORA
 
 HERE = Path(__file__).parent
@@ -39,10 +39,10 @@ def shapes() -> tuple[bytes, ...]:
     return tuple({SHAPE.sub(b"#", line): line for _, lines in corpus() for line in lines if line.strip()}.values())
 
 
-def some_rules(share: float, seed: int) -> Possible:
+def some_rules(share: float, seed: int) -> Patterns:
     """The catalogue with this share of its rules."""
     chance = random.Random(f"{share} {seed}")
-    return Possible(index([rule for rule in RULES.values() if chance.random() < share]))
+    return Patterns(index([rule for rule in RULES.values() if chance.random() < share]))
 
 
 def pieces(count: int, seed: int) -> Iterator[tuple[str, Lines]]:
@@ -55,10 +55,10 @@ def pieces(count: int, seed: int) -> Iterator[tuple[str, Lines]]:
         yield f"{name}:{first + 1}-{last}", lines[first:last]
 
 
-def broken(logs: Iterator[tuple[str, Lines]], possible: Possible) -> Iterator[tuple[str, str]]:
+def broken(logs: Iterator[tuple[str, Lines]], patterns: Patterns) -> Iterator[tuple[str, str]]:
     """The logs of which something could not be read, with what was raised."""
     for name, lines in logs:
-        findings = diagnose(lines, possible=possible).findings
+        findings = diagnose(lines, patterns=patterns).findings
         yield from ((name, one.evidence[0]) for one in findings if one.rule == "reader-failed")
 
 
@@ -71,8 +71,8 @@ def main() -> None:
     count = 0
     for seed in range(options.seeds):
         for share in SHARES:
-            possible = some_rules(share, seed)
-            for name, error in broken(iter([*corpus(), *pieces(options.pieces, seed)]), possible):
+            patterns = some_rules(share, seed)
+            for name, error in broken(iter([*corpus(), *pieces(options.pieces, seed)]), patterns):
                 count += 1
                 print(f"{name} with {share:.0%} of the rules, seed {seed}:\n{error}")
     read = options.seeds * len(SHARES) * (len(corpus()) + options.pieces)

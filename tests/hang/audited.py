@@ -20,6 +20,7 @@ from typing import Any
 
 import own_classes
 
+from dsdoctor.core.script import unlisted_idents
 from dsdoctor.hang import inspection, sampler, start
 from dsdoctor.hang.models import HangOptions
 from dsdoctor.ranks.failure import read_failure
@@ -39,7 +40,7 @@ def note_import(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def note_call(frame: Any, event: str, _: object) -> None:
-    if event == "call" and frame.f_code.co_filename in FILES:
+    if frame.f_code.co_filename in FILES:
         ran.add(frame.f_code.co_name)
     elif event == "call" and frame.f_code.co_filename == own_classes.__file__:
         of_script.add(f"{frame.f_code.co_name}, asked at {frame.f_back and frame.f_back.f_lineno}")
@@ -68,11 +69,13 @@ class Watched:
     def __init__(self) -> None:
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(os.getpid()), TORCHELASTIC_RUN_ID="audited")
         sys.addaudithook(note_import)
-        threading.setprofile(note_call)
         self.begun = start.Beginning(HangOptions(after=3.0, folder=sys.argv[1]), ENTRY, rank=0, world=2)
         self.sampler = self.begun.sampler
-        watching.append(self.sampler._thread.ident or 0)
-        threading.setprofile(None)
+        tend = self.sampler._tend
+        # within the thread, which the hooks of `threading` do not reach, and in each look anew
+        self.sampler._tend = lambda: sys.setprofile(note_call) or tend()  # type: ignore[func-returns-value]
+        wait_for(unlisted_idents)
+        watching.extend(unlisted_idents())
 
     def looks(self) -> int:
         return int(self.sampler._ring._number)
@@ -156,6 +159,7 @@ def all_paths(watched: Watched) -> None:
     sys.modules["torch"]._inductor = None  # type: ignore[attr-defined]
     stands_in("/v/torch/utils/file_baton.py", watched.stall, self=types.SimpleNamespace(lock_file_path="/x"))
     stands_in("/v/torch/distributed/distributed_c10d.py", watched.stall, src=1, group=None)
+    stands_in("/v/torch/distributed/rendezvous.py", watched.stall, hostname="localhost", port=1)
     worker = types.SimpleNamespace(_popen=types.SimpleNamespace(pid=1, method="fork"))
     loader = types.SimpleNamespace(_workers=[worker], _worker_init_fn=None)
     stands_in("/v/torch/utils/data/dataloader.py", watched.stall, self=loader)

@@ -1,11 +1,24 @@
 """Who ended first, for which others only followed: every kind of end with every kind of following, told once."""
 
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
+
+import pytest
 
 from dsdoctor.core.finding import Severity
+from dsdoctor.hang import supervisor as supervisor_module
 from dsdoctor.hang.case import ASKED_TO_END, CRASHES, first_to_exit, last_seen
-from dsdoctor.hang.models import Frame, RankView
+from dsdoctor.hang.channel import RunIdentity
+from dsdoctor.hang.models import Frame, HangOptions, Incident, RankView
+from dsdoctor.hang.ring import RingWriter
+from dsdoctor.hang.supervisor import Supervisor, Task
 from dsdoctor.hang.verdict import judge
 from tests.each import each
 from tests.hang.made import calling, elsewhere, frame, incident, operation, view
@@ -146,3 +159,53 @@ def test_of_a_rank_that_came_to_its_end_both_possibilities_are_told() -> None:
     assert finding.fix is not None
     assert "either rank 1 leaves earlier" in finding.fix.text
     assert "or they call collectives that it doesn't" in finding.fix.text
+
+
+@pytest.mark.parametrize("step", [-7200.0, 0.0, 7200.0])
+def test_a_clock_that_is_set_between_two_ends_changes_nothing(
+    step: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NTP, or an administrator, sets the time of day: who ended first, and how lately, is told by another clock."""
+    told: list[Incident] = []
+    task = Task(
+        folder=tmp_path,
+        options=HangOptions(after=60.0),
+        run=RunIdentity(key="k", master="127.0.0.1", ports=(1,), secret=b""),
+        host="node1",
+        tell=lambda incident, _node: told.append(incident),
+        write=told.append,
+        mention=lambda *_: None,
+        judge=lambda _incident: "",
+    )
+    processes = [subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in range(3)]
+    rings = [RingWriter(tmp_path / f"rank-{rank:05d}-{each.pid}.ring") for rank, each in enumerate(processes)]
+    supervisor = Supervisor(task)
+
+    def is_killed(rank: int, signal: int) -> None:
+        processes[rank].send_signal(signal)
+        # it stays to be seen with its status: nobody has waited for it yet
+        os.waitid(os.P_PID, processes[rank].pid, os.WEXITED | os.WNOWAIT)
+        supervisor.node.look()
+
+    try:
+        for rank, each in enumerate(rings):
+            sample = {"rank": rank, "world": 3, "pid": processes[rank].pid, "time": time.monotonic(), "joined": True}
+            each.write(json.dumps(sample).encode(), clock=time.monotonic(), progress=1, stack=1, flags=0)
+        supervisor.node.look()
+        now, began = time.time, time.monotonic()
+        is_killed(1, signal.SIGSEGV)
+        supervisor._tell_of_an_end()
+        monkeypatch.setattr(time, "time", lambda: now() + step)
+        supervisor._tell_of_an_end()
+        assert told == [] or time.monotonic() - began > supervisor_module.FOLLOWING, "the others had no time to follow"
+        is_killed(0, signal.SIGTERM)
+        is_killed(2, signal.SIGTERM)
+        supervisor._tell_of_an_end()
+    finally:
+        for each in rings:
+            each.close()
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+    assert [incident.first_ended for incident in told] == [(1,)]

@@ -143,6 +143,8 @@ def test_the_rank_that_does_not_come_is_named_under_every_launcher(ended: dict[s
         assert ("trainer.py" if "Trainer" in name else "plain.py") in title, f"{name}: {title}"
         assert status not in {0, None}, name
         assert "HangDetected" in said, name
+        if name == "Trainer's callback":
+            assert "rank 1: step 2" in said, said
 
 
 def test_a_rank_that_is_late_again_and_again_is_named_once_and_at_the_end(ended: dict[str, tuple[int, str]]) -> None:

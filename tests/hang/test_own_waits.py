@@ -1,6 +1,8 @@
 """What a rank waits for by itself: read from the kernel of a real thread or process, and said in the right words."""
 
+import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -11,10 +13,21 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.hang.activity import Activity, activity_in
-from dsdoctor.hang.local_rank import LocalRank, Moment, Node, with_call
+from dsdoctor.hang.case import wakes_again_and_again
+from dsdoctor.hang.local_rank import LocalRank, Moment, Node, polling_loop, with_call
 from dsdoctor.hang.models import Frame, RankView, ThreadStack
-from dsdoctor.hang.processes import OF_OPEN_FILES, OF_PATHS, file_call, file_system_of, mounted_at, waits_in
+from dsdoctor.hang.processes import (
+    OF_OPEN_FILES,
+    OF_PATHS,
+    file_call,
+    file_system_of,
+    is_unserved,
+    mounted_at,
+    waits_in,
+    work_of_children,
+)
 from dsdoctor.hang.ring import UNWATCHED, RingWriter
+from dsdoctor.hang.source import LARGEST_SOURCE, Sources
 from dsdoctor.hang.verdict import judge
 from tests.each import each
 from tests.hang.made import calling, elsewhere, frame, incident, operation, view
@@ -408,3 +421,191 @@ def test_where_all_wait_for_what_they_began_before_nobody_says_that_the_transpor
     found = judge(incident(*(view(rank, elsewhere(text), 6) for rank in range(4)))).findings
 
     assert [finding.rule for finding in found] == ["hang-unclear"]
+
+
+LOOPS = {
+    "while p.poll() is None: time.sleep(1)": "while p.poll() is None: time.sleep(1)",
+    "for step in steps:\n    while True:\n        time.sleep(1)\n        if p.exitcode is not None: break": "while True:",
+    "for _ in range(99):\n    pid, _ = os.waitpid(-1, os.WNOHANG)\n    time.sleep(1)": "for _ in range(99):",
+    # what the loop around it asks is not what it waits for
+    "while p.poll() is None:\n    while not flag.exists():\n        time.sleep(1)": "",
+    "while not flag.exists(): time.sleep(1)": "",
+    "p.poll()\ntime.sleep(1)": "",
+    "while p.poll( is None: time.sleep(1)": "",
+}
+
+
+@each(("source", "told"), LOOPS.items())
+@each("helper", [True, False])
+def test_the_loop_in_which_a_stack_asks_for_a_process_is_found(
+    source: str, told: str, helper: bool, tmp_path: Path
+) -> None:
+    file, other = tmp_path / "train.py", tmp_path / "pause.py"
+    text = source.replace("time.sleep(1)", "pause(1)") if helper else source
+    file.write_text(text)
+    other.write_text("def pause(seconds):\n    time.sleep(seconds)\n")
+    line = next(number for number, each in enumerate(text.splitlines(), 1) if "pause(" in each or "sleep(" in each)
+    stack = (frame(str(file), line, "<module>"), *([frame(str(other), 2, "pause")] if helper else []))
+
+    assert polling_loop(stack, Sources()) == (told.replace("time.sleep(1)", "pause(1)") if helper else told)
+
+
+def test_a_port_on_which_nothing_listens_is_known_on_this_host_alone() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        asked = [is_unserved(os.getpid(), f"{host}:{port}") for host in ("127.0.0.1", "localhost", "elsewhere.example")]
+
+        assert asked == [False] * 3
+    asked = [is_unserved(os.getpid(), f"{host}:{port}") for host in ("127.0.0.1", "localhost", "elsewhere.example")]
+    assert asked == [True, True, False]
+
+
+TWO_THREADS = """
+import threading, time
+blocked = threading.Lock()
+blocked.acquire()
+thread = threading.Thread(target=blocked.acquire, daemon=True)
+thread.start()
+print(thread.native_id, flush=True)
+while True:
+    time.sleep(0.01)
+"""
+LOADER = "/v/lib/python3.11/site-packages/torch/utils/data/dataloader.py"
+STANDS = {
+    "its own line": [("/home/a/t.py", "main")],
+    "a sleep of its own": [("/home/a/t.py", "main"), ("/usr/lib/python3.11/threading.py", "wait")],
+    "its loader": [("/home/a/t.py", "main"), (LOADER, "_try_get_data"), ("/usr/lib/python3.11/selectors.py", "select")],
+    "a queue": [("/home/a/t.py", "main"), ("/usr/lib/python3.11/queue.py", "get")],
+}
+
+
+def looked_at(tmp_path: Path, process: "subprocess.Popen[str]", stands: str, threads: tuple[int, ...]) -> RankView:
+    """A rank in whose process a thread wakes, as it is seen after some looks; ``threads``: which one it says that trains."""
+    path = tmp_path / f"rank-00000-{process.pid}.ring"
+    ring = RingWriter(path)
+    frames = [{"file": file, "line": 3, "function": function} for file, function in STANDS[stands]]
+    rank = LocalRank(path, "node1")
+    for number in threads:
+        sample = {"rank": 0, "world": 2, "pid": process.pid, "time": 0.0, "thread": number}
+        sample["threads"] = [{"name": "MainThread", "frames": frames, "main": True}]
+        ring.write(json.dumps(sample).encode(), clock=time.monotonic(), progress=1, stack=1, flags=0)
+        rank.look()
+        time.sleep(0.1)
+    seen = rank.view()
+    ring.close()
+    rank.close()
+    return seen
+
+
+@each(
+    ("stands", "goes_on"),
+    [("its own line", True), ("a sleep of its own", True), ("its loader", False), ("a queue", False)],
+)
+def test_only_a_wake_in_the_users_own_line_is_one_of_its_loop(stands: str, goes_on: bool, tmp_path: Path) -> None:
+    """torch's loader wakes every 5 s, to see whether its workers live: a rank that waits for a dead one does so for ever."""
+    with subprocess.Popen([sys.executable, "-c", TWO_THREADS], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        process.stdout.readline()
+        seen = looked_at(tmp_path, process, stands, (process.pid,) * 5)
+        process.kill()
+
+    assert wakes_again_and_again(seen) is goes_on
+
+
+@each("first", ["unknown", "main"])
+def test_wakes_are_those_of_the_thread_that_trains(first: str, tmp_path: Path) -> None:
+    """Under Ray Train the main thread is an event loop, which wakes for ever."""
+    with subprocess.Popen([sys.executable, "-c", TWO_THREADS], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        trains = int(process.stdout.readline())
+        time.sleep(0.2)
+        before = {"unknown": (0, 0), "main": (process.pid, process.pid)}[first]
+        # one pair of looks is of the main thread where that is what the rank says, and no pair is of both
+        seen = looked_at(tmp_path, process, "its own line", (*before[1:], *(trains,) * 6))
+        process.kill()
+
+    assert seen.wakes == 0
+
+
+def test_a_loaders_worker_is_no_child_that_may_work_elsewhere() -> None:
+    renamed = (
+        "import ctypes, sys, time\nctypes.CDLL(None).prctl(15, b'pt_data_worker')\nprint(flush=True)\ntime.sleep(600)"
+    )
+    plain = "import time\nprint(flush=True)\ntime.sleep(600)"
+    tracker = "import time\nprint(flush=True)\ntime.sleep(600) # multiprocessing.resource_tracker"
+    began = [
+        subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE)
+        for text in (renamed, plain, plain, tracker)
+    ]
+    try:
+        for each_one in began:
+            assert each_one.stdout
+            each_one.stdout.readline()
+        parents = {each_one.pid: os.getpid() for each_one in began}
+        counts = [work_of_children(os.getpid(), parents, named)[2] for named in ((), (began[1].pid,))]
+    finally:
+        for each_one in began:
+            each_one.kill()
+            each_one.communicate()
+
+    assert counts == [2, 1]
+
+
+def test_a_file_of_source_is_read_once(tmp_path: Path) -> None:
+    """A sample names hundreds of lines of one file, and all ranks of a node run the same."""
+    script = tmp_path / "train.py"
+    script.write_text("first()\nsecond()\n")
+    for rank in (0, 1):
+        ring = RingWriter(tmp_path / f"rank-0000{rank}-{os.getpid()}.ring")
+        frames = [{"file": str(script), "line": number, "function": "main"} for number in (1, 2, 3)]
+        sample = {"rank": rank, "world": 2, "pid": os.getpid(), "time": 0.0}
+        sample["threads"] = [{"name": "MainThread", "frames": frames, "main": True}]
+        ring.write(json.dumps(sample).encode(), clock=time.monotonic(), progress=1, stack=1, flags=0)
+        ring.close()
+    node = Node(tmp_path, "node1")
+    node.look()
+    seen = []
+    for _ in range(2):
+        for view_ in node.views():
+            assert view_.sample
+            seen.append([each_one.text for each_one in view_.sample.threads[0].frames])
+        script.write_text("other()\n")
+
+    assert seen == [["first()", "second()", ""]] * 4
+
+
+def test_sources_do_not_grow_with_what_stacks_name(tmp_path: Path) -> None:
+    sources, sizes = Sources(), []
+    for number in range(6):
+        (tmp_path / f"{number}.py").write_bytes(b"x" * (LARGEST_SOURCE // 2))
+        sources.line(str(tmp_path / f"{number}.py"), 1)
+        sizes.append(sum(len(line) for lines in sources._lines.values() for line in lines))
+
+    assert max(sizes) <= LARGEST_SOURCE
+
+
+def test_what_the_watch_does_itself_is_no_time_in_which_it_was_not_let_run(tmp_path: Path) -> None:
+    """Only a pause that takes longer than it should says that nothing was let run."""
+    ring = RingWriter(tmp_path / f"rank-00000-{os.getpid()}.ring")
+    ring.write(b"{}", clock=time.monotonic(), progress=1, stack=1, flags=0)
+    node, seen = Node(tmp_path, "node1"), []
+    node.look()
+    for took in (1.0, 60.0):
+        for rank in node.ranks.values():
+            rank.moved -= 100.0
+        node.paused(1.0, took)
+        node.look()
+        seen.append(node.still() > 50.0)
+    ring.close()
+
+    assert seen == [True, False]
+
+
+def test_a_file_that_does_not_answer_is_not_waited_for() -> None:
+    """As on the disk that is the reason of the hang."""
+    end, other = os.pipe()
+    try:
+        assert Sources().line(f"/dev/fd/{end}", 1) == ""
+    finally:
+        os.close(other)
+        os.close(end)

@@ -26,12 +26,13 @@ from dsdoctor.core.text import encode
 from dsdoctor.hang.channel import Answer, Listener, NodeReport, RunIdentity, Sent, identity, node_folder, send_report
 from dsdoctor.hang.incidents import plain_pickle, read_ranks, watched_rank, write_ranks
 from dsdoctor.hang.inspection import handled_exception, recorded_operations, stored
-from dsdoctor.hang.local_rank import LocalRank, decode_sample, source_line
+from dsdoctor.hang.local_rank import LocalRank, decode_sample
 from dsdoctor.hang.models import GroupState, HangOptions, History, Operation
 from dsdoctor.hang.outside import parse_dump
 from dsdoctor.hang.processes import RankProcess, file_call, moved_bytes
 from dsdoctor.hang.ring import SLOT, RingReader, RingWriter
 from dsdoctor.hang.sampler import Sampler
+from dsdoctor.hang.source import Sources
 from dsdoctor.hang.supervisor import HANGS, WORKS, StallThreshold, Supervisor, Task
 from dsdoctor.hang.waiting import recorded_calls
 from dsdoctor.ranks.failure import read_failure
@@ -688,4 +689,4 @@ def test_a_source_that_is_no_file_has_no_line_and_keeps_nobody_waiting(kind: str
     elif kind == "a folder":
         place.mkdir()
 
-    assert source_line(str(place), 1) == ""
+    assert Sources().line(str(place), 1) == ""

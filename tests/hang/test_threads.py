@@ -78,9 +78,8 @@ class Script:
                 self.sampler.look()
             self._called.set()
             self.elsewhere.wait()
-            for _ in range(
-                10
-            ):  # an event loop is awake for a moment now and then, and then it may be the one that trains
+            # an event loop is awake for a moment now and then, and then it may be the one that trains
+            for _ in range(10):
                 time.sleep(0.05)
                 self.sampler.look()
                 sample = decode_sample(self.reader.payload() or b"")

@@ -9,8 +9,9 @@ import pytest
 
 from dsdoctor.core.finding import Severity
 from dsdoctor.hang.activity import LOADER_STUCK, REMEDIATION, UNKNOWN, WITHOUT_WORKERS, Activity, activity_in
-from dsdoctor.hang.models import Frame, Incident, RankView, ThreadStack
+from dsdoctor.hang.models import PROCESSES, Frame, Incident, RankView, ThreadStack
 from dsdoctor.hang.stacks import grouped_stacks
+from dsdoctor.hang.supervisor import HANGS, WORKS
 from dsdoctor.hang.verdict import is_working, judge, may_wait_outside
 from dsdoctor.run.hang_report import state_of, with_nccl
 from tests.each import each
@@ -453,6 +454,90 @@ def test_a_loop_around_a_process_may_wait_for_its_work() -> None:
         stands = incident(replace(polls, wakes=wakes, children=children), waits, world=2)
 
         assert may_wait_outside(stands, judge(stands)) is patient
+
+
+@each(("wakes", "children", "polls"), list(product((0, 100), (0, 1), ("", "while child.poll() is None:"))))
+@each("behind", [True, False])
+def test_a_loop_around_a_living_child_is_a_warning_that_says_so(
+    wakes: int, children: int, polls: str, behind: bool
+) -> None:
+    """What the child does may be on a GPU, or on another host."""
+    rank = view(0, elsewhere("time.sleep(0.5)"), 1 if behind else 2, world=2)
+    rank = replace(rank, wakes=wakes, children=children, polls=polls)
+    waits = view(1, calling("barrier"), 2, world=2)
+
+    (found,) = judge(incident(rank, waits, world=2)).findings
+
+    is_polled = bool(wakes and children and polls)
+    assert found.rule == ("hang-rank-behind" if behind else "hang-rank-outside")
+    assert found.severity is (Severity.WARNING if is_polled else Severity.ERROR)
+    assert ("waits for a child process that is still running" in found.title) is is_polled
+    assert any("in the loop while child.poll() is None:" in line for line in found.evidence) is is_polled
+
+
+RENDEZVOUS = frame("/v/lib/python3.11/site-packages/torch/distributed/rendezvous.py", 190, "_create_c10d_store")
+
+
+@each(
+    ("unserved", "addresses", "world", "rule"),
+    [
+        ((True, True), ("localhost:1", "localhost:1"), 2, "hang-store-unserved"),
+        ((True, False), ("localhost:1", "localhost:1"), 2, None),
+        ((True, True), ("localhost:1", "localhost:2"), 2, None),
+        # the one that is not there yet may be the one that serves it
+        ((True, True), ("localhost:1", "localhost:1"), 3, "hang-not-started"),
+    ],
+)
+def test_a_store_that_nobody_serves_is_told_where_all_ranks_want_to_join_it(
+    unserved: tuple[bool, ...], addresses: tuple[str, ...], world: int, rule: str | None
+) -> None:
+    """Under torchrun all ranks of torch's RPC are clients."""
+    views = []
+    for rank, (is_unserved, address) in enumerate(zip(unserved, addresses, strict=True)):
+        made = past(rank, *elsewhere("rpc.init_rpc(name)"), RENDEZVOUS)
+        assert made.sample is not None
+        views.append(replace(made, sample=replace(made.sample, rendezvous=address), unserved=is_unserved))
+
+    found = [finding.rule for finding in judge(incident(*views, world=world)).findings]
+
+    assert "hang-at-exit" not in found
+    assert found == ([rule] if rule else found)
+    assert ("hang-store-unserved" in found) is (rule == "hang-store-unserved")
+
+
+@each("text", ["return sock.recv(4)", "fcntl.flock(file, 2)", "db.execute(query)"])
+@each("in_loader", [True, False])
+def test_a_dataset_that_waits_within_the_rank_is_a_hang_at_its_time(text: str, in_loader: bool) -> None:
+    """With num_workers=0. A script's own wait for a server is given more."""
+    fetch = frame("/v/lib/python3.11/site-packages/torch/utils/data/_utils/fetch.py", 54, "fetch")
+    own = frame("/home/a/data.py", 4, "__getitem__", text)
+    behind = view(1, (*elsewhere("for batch in loader:"), *((LOADER, fetch) if in_loader else ()), own), 4, world=2)
+
+    assert state_of(incident(view(0, calling("all_reduce"), 5, world=2), behind, world=2), patient=True) == (
+        HANGS if in_loader else WORKS
+    )
+
+
+@each(
+    ("text", "kernel", "rule"),
+    [
+        ("work.wait()", "futex_do_wait", "hang-unclear"),
+        ("", "futex_do_wait", "hang-unclear"),
+        ("", "", "hang-unclear"),
+        ("", "hrtimer_nanosleep", "hang-rank-outside"),
+        ("lock.acquire()", "futex_do_wait", "hang-rank-outside"),
+    ],
+)
+def test_a_running_rank_whose_line_could_not_be_read_is_not_accused_of_a_wait_that_may_be_a_collective(
+    text: str, kernel: str, rule: str
+) -> None:
+    """Root reads no source line of another user's rank."""
+    seen = [view(0, elsewhere(text), {}, world=2, waits=kernel), view(1, calling("all_reduce"), {}, world=2)]
+    for ranks in (seen, [seen[0], replace(seen[0], rank=1)]):
+        (found,) = judge(incident(*ranks, world=2, source=PROCESSES)).findings
+
+        assert found.rule == (rule if ranks is seen else rule.replace("rank", "all"))
+        assert ("unread" in " ".join(found.evidence)) is (rule == "hang-unclear" and not text)
 
 
 def test_what_goes_on_after_the_training_is_no_hang() -> None:

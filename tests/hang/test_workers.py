@@ -16,6 +16,7 @@ from dsdoctor.hang.inspection import loader_workers
 from dsdoctor.hang.models import RankView, ThreadDeath
 from dsdoctor.hang.outside import workers_of
 from dsdoctor.hang.processes import waits_in
+from dsdoctor.hang.source import Sources
 from dsdoctor.hang.verdict import is_working, judge
 from tests.each import each
 from tests.hang.made import calling, elsewhere, frame, incident, view
@@ -115,7 +116,7 @@ def seen(pid: int, folder: Path, *children: int, answer: bool = True) -> tuple[s
     made = loading(0)
     assert made.sample is not None
     sample = replace(made.sample, signal_is_ours=True, loader_workers=children, workers_answer=answer)
-    return workers_of(replace(made, pid=pid, sample=sample), folder / "stacks")
+    return workers_of(replace(made, pid=pid, sample=sample), folder / "stacks", Sources())
 
 
 NEXT = "def __next__(self):\n    look()"

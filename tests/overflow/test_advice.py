@@ -11,11 +11,9 @@ from dsdoctor.overflow.frames.first_bad import BadKind, Growth, Origin, RankRepo
 from dsdoctor.overflow.measure.readings import Meters
 from dsdoctor.overflow.replay.provenance import ignored_labels, rows_of, rows_text
 from dsdoctor.overflow.replay.remedy import candidate_modules
-from dsdoctor.overflow.verdict.evidence import joined
-from dsdoctor.overflow.verdict.remedy import what_was_tried
+from dsdoctor.overflow.verdict.evidence import joined, what_was_tried
 from dsdoctor.overflow.verdict.verdict import judge
-from dsdoctor.overflow.watch.growth import MAX_POINTS, InputSizes, WeightSizes
-from dsdoctor.overflow.watch.optimizer import LearningRates
+from dsdoctor.overflow.watch.history import MAX_POINTS, InputSizes, LearningRates, WeightSizes
 from tests.overflow.written import backward, frame, good, rank_report, tensor
 
 OVERFLOW = frame(1, "b.c", tensor("input[0]", absmax=62000.0), tensor("output", posinf=3))

@@ -11,7 +11,7 @@ import torch
 
 from dsdoctor.core.finding import Finding, Fix, Severity
 from dsdoctor.overflow.hooks.options import Options
-from dsdoctor.overflow.watch.announce import Announcer
+from dsdoctor.overflow.watch.findings import Announcer
 from dsdoctor.overflow.watch.tracer import Tracer
 from tests.overflow.engine import Engine
 from tests.overflow.written import frame, good, rank_report, tensor

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, first_bad
+from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, first_bad, holds_mask
 from dsdoctor.overflow.frames.frame import Frame, is_minus_inf_mask
 from tests.each import each
 from tests.overflow.written import backward, frame, good, tensor
@@ -65,16 +65,55 @@ def test_a_mask_that_a_module_makes_is_no_alarm() -> None:
 
 
 def test_a_row_that_is_masked_entirely_is_the_softmax() -> None:
-    softmax = frame(0, "softmax", MASK, tensor("output", nan=4), kind="Softmax")
+    masked = tensor("input[0]", absmax=0.0, neginf=4)
+    softmax = frame(0, "softmax", masked, tensor("output", nan=4), kind="Softmax")
 
     assert found(softmax)[:2] == (BadKind.MODULE, "softmax")  # type: ignore[index]
 
 
-def test_nobody_hands_a_linear_a_mask() -> None:
+@each("kind", ["Linear", "LlamaRMSNorm", "Conv1D", "BatchNorm3d", "ItsOwn"])
+@each("passed", [{"nan": 16}, {"neginf": 2}, {"posinf": 2}, {"neginf": 1, "posinf": 1}])
+def test_nobody_hands_a_module_with_weights_a_mask_in_place_of_its_input(kind: str, passed: dict[str, int]) -> None:
     """A pipeline's layers may be functions: torch.log of 0 stands between two modules, and is seen by none."""
-    given = frame(1, "6", tensor("weight"), tensor("input[0]", absmax=2.0, neginf=28), tensor("output", nan=16))
+    minus_inf = tensor("input[0]", absmax=2.0, neginf=28)
+    given = frame(1, "6", tensor("weight"), minus_inf, tensor("output", **passed), kind=kind)
 
     assert found(good(0, "3"), given) == (BadKind.BETWEEN, "6", "input[0]")
+    assert not holds_mask(given)
+
+
+def test_a_module_without_weights_computes_with_what_spreads() -> None:
+    """A norm without weights makes nan of a whole row that holds one -inf, a softmax of no more than was masked."""
+    norm, softmax = (frame(1, "b", tensor("input[0]", neginf=2), tensor("output", nan=nan)) for nan in (8, 2))
+
+    assert found(good(0, "a"), norm) == (BadKind.BETWEEN, "b", "input[0]")
+    assert found(good(0, "a"), softmax) == (BadKind.MODULE, "b", "output")
+    assert [holds_mask(each_one) for each_one in (norm, softmax)] == [False, True]
+
+
+def test_the_mask_of_a_module_with_weights_comes_behind_its_input() -> None:
+    """Torch's MultiheadAttention has weights of its own."""
+    attention = frame(1, "b", tensor("in_proj_weight"), tensor("input[0]"), MASK, tensor("output", nan=4))
+
+    assert found(good(0, "a"), attention) == (BadKind.MODULE, "b", "output")
+    assert holds_mask(attention)
+
+
+def test_minus_inf_that_a_module_without_weights_made_is_its_own_where_the_next_computes_with_it() -> None:
+    log = frame(1, "log", tensor("input[0]"), tensor("output", neginf=2), kind="Log")
+    head = frame(2, "head", tensor("weight"), tensor("input[0]", neginf=2), tensor("output", neginf=2))
+    softmax = frame(2, "softmax", tensor("input[0]", neginf=2), tensor("output"))
+
+    assert found(good(0, "a"), log, head) == (BadKind.MODULE, "log", "output")
+    assert found(good(0, "a"), log, softmax) is None
+
+
+def test_a_batch_of_minus_inf_is_the_data() -> None:
+    minus_inf = tensor("input[0]", neginf=2)
+    head = frame(0, "head", tensor("weight"), minus_inf, tensor("output", neginf=2))
+    root = frame(1, "", minus_inf, tensor("output", neginf=2), leaf=False)
+
+    assert found(head, root) == (BadKind.DATA, "", "input[0]")
 
 
 BAD_COUNTS = ({"nan": 1}, {"posinf": 2}, {"nan": 1, "neginf": 3})

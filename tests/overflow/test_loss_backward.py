@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, Origin, RankReport
 from dsdoctor.overflow.verdict.verdict import judge
-from dsdoctor.overflow.watch.loss_backward import LossBackward
+from dsdoctor.overflow.watch.loss_graph import LossBackward
 from tests.each import each
 from tests.overflow.test_verdict import frame, tensor
 

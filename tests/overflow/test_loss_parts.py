@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -63,6 +64,7 @@ def hidden(first: str, at: str, second: str, then: str, part: str) -> tuple[Tens
     return PARTS[part](two, TAKEN).mean(), makers
 
 
+@pytest.mark.slow
 @each("first, at, second, then, part", CASES)
 def test_what_is_named_made_an_element_that_is_in_the_loss(
     first: str, at: str, second: str, then: str, part: str

@@ -13,8 +13,8 @@ from dsdoctor.overflow.frames.frame import TensorStats
 from dsdoctor.overflow.measure.readings import Meters
 from dsdoctor.overflow.replay.underflow import all_zero, any_lost_activation, first_vanished, placed
 from dsdoctor.overflow.verdict.verdict import judge
-from dsdoctor.overflow.watch.findings_log import LocalFinding, among_all, judged
-from dsdoctor.overflow.watch.optimizer import WeightUpdates
+from dsdoctor.overflow.watch.findings import LocalFinding, among_all, judged
+from dsdoctor.overflow.watch.history import WeightUpdates
 from tests.overflow import engine as recorded
 from tests.overflow.written import frame, good, rank_report, tensor
 

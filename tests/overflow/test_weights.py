@@ -15,10 +15,9 @@ from dsdoctor.overflow.hooks.engine import Decision
 from dsdoctor.overflow.hooks.options import Options
 from dsdoctor.overflow.verdict.verdict import judge
 from dsdoctor.overflow.watch import decisions
-from dsdoctor.overflow.watch.announce import Announcer
 from dsdoctor.overflow.watch.decisions import Decisions
-from dsdoctor.overflow.watch.optimizer import is_frozen, zero_over_zero
-from dsdoctor.overflow.watch.steps import OverflowCount
+from dsdoctor.overflow.watch.findings import Announcer
+from dsdoctor.overflow.watch.history import OverflowCount, is_frozen, zero_over_zero
 from dsdoctor.rules.book import words_of
 from tests.each import each
 from tests.overflow.engine import Engine

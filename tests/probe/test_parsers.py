@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dsdoctor.builder.compiler_output import first_error
+from dsdoctor.builder.make.commands import first_error
 from dsdoctor.builder.make.manifest import decode
 from dsdoctor.builder.wheel.shared_object import parse_producers
 from dsdoctor.checks import examine

@@ -89,7 +89,7 @@ def test_of_a_long_chain_of_causes_the_nearest_are_read() -> None:
 
 def test_whose_a_file_is_is_said_without_an_import() -> None:
     script = (
-        "import sys; from dsdoctor.core.user_code import is_user_file\n"
+        "import sys; from dsdoctor.core.script import is_user_file\n"
         "imported = []; sys.addaudithook(lambda event, given: event == 'import' and imported.append(given[0]))\n"
         "files = '/home/a/train.py', '/usr/lib/python3.11/queue.py', '<string>', sys.modules['os'].__file__\n"
         "print([is_user_file(file) for file in files], imported)\n"

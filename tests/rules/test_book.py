@@ -14,27 +14,23 @@ import pytest
 
 from dsdoctor.cli.explain import pages
 from dsdoctor.core.finding import FIELD
-from dsdoctor.rules.book import FOLDER, LOGS, entries, log_topics, room_rules, rule_ids, words_of
+from dsdoctor.rules.book import entries, room_rules, rule_ids, successor, words_of
+from dsdoctor.rules.store import FOLDER, LOGS, log_topics, order
 from tests.each import each
 from tests.rules.voice import habits, texts
+from tests.source import PACKAGE, nodes, trees
 
-PACKAGE = FOLDER.parent
 ROOMS = sorted(file.stem for file in FOLDER.glob("*.toml") if file.stem != "order")
 ID = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 SEVERITIES = {"error", "warning", "note"}
 
 
 @functools.cache
-def sources() -> dict[Path, ast.Module]:
-    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
-
-
-@functools.cache
 def named() -> set[str]:
     """Ids that the code writes, and the names of its generators as ids."""
-    nodes = [node for tree in sources().values() for node in ast.walk(tree)]
-    written = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-    return written | {node.name.replace("_", "-") for node in nodes if isinstance(node, ast.FunctionDef)}
+    every = [node for found in nodes().values() for node in found]
+    written = {node.value for node in every if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return written | {node.name.replace("_", "-") for node in every if isinstance(node, ast.FunctionDef)}
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -45,12 +41,8 @@ def test_every_rule_of_a_room_is_one_that_its_code_names(room: str) -> None:
 def test_every_finding_that_the_code_makes_has_a_rule_in_the_book() -> None:
     made = {rule for _, node, tree in calls() for rule in strings(node.args[0], tree)} | {
         node.args[0].value
-        for tree in sources().values()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and isinstance(node.func.value, ast.Name)
-        and node.func.value.id == "Finding"
+        for _, node in calls_of("Finding")
+        if isinstance(node.func, ast.Attribute)
         and node.func.attr in SEVERITIES
         and node.args
         and isinstance(node.args[0], ast.Constant)
@@ -63,12 +55,25 @@ def test_every_finding_that_the_code_makes_has_a_rule_in_the_book() -> None:
 GIVEN = {"case", "evidence", "affects", "steps"}
 
 
+@functools.cache
+def calls_of(receiver: str) -> tuple[tuple[Path, ast.Call], ...]:
+    """Each call of a method of what has this name."""
+    return tuple(
+        (path, node)
+        for path, found in nodes().items()
+        for node in found
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and isinstance(node.func.value, ast.Name)
+        and node.func.value.id == receiver
+    )
+
+
 def calls() -> Iterator[tuple[str, ast.Call, ast.Module]]:
     """Each call of ``book.finding``, with the place where it stands, and its module."""
-    for path, tree in sources().items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "book.finding":
-                yield f"{path.name}:{node.lineno}", node, tree
+    for path, node in calls_of("book"):
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "finding":
+            yield f"{path.name}:{node.lineno}", node, trees()[path]
 
 
 def strings(node: ast.expr, tree: ast.Module) -> set[str]:
@@ -142,8 +147,8 @@ def test_an_id_stands_once_in_a_room() -> None:
 
 @each("rule", rule_ids())
 def test_a_rule_says_what_it_means_and_uses_no_key_that_nobody_reads(rule: str) -> None:
-    known = {"id", "title", "means", "matters", "fix", "steps", "since", "case"}
-    of_logs = {"stage", "seen", "raised", "family", "explained_by", "wording"}
+    known = {"id", "title", "means", "matters", "fix", "steps", "since", "formerly", "case"}
+    of_logs = {"stage", "seen", "raised", "family", "general", "explained_by", "wording"}
 
     assert ID.fullmatch(rule)
     assert len(list(pages(rule))) == len(list(entries(rule))) >= 1
@@ -182,3 +187,13 @@ def test_the_words_of_log_rules_are_plain() -> None:
 
     assert len(logs) > len(log_topics())
     assert [f"{place}: {habit}" for place, text in logs for habit in habits(text)] == []
+
+
+def test_an_id_of_an_earlier_release_leads_to_one_rule_or_is_known_to_have_gone() -> None:
+    formerly = [old for rule in rule_ids() for _, table in entries(rule) for old in table.get("formerly", ())]
+    known = [*formerly, *order()["went"]]
+
+    assert len(formerly) > 50 and len(order()["went"]) > 70
+    assert [one for one, times in Counter(known).items() if times > 1] == []
+    assert set(known) & set(rule_ids()) == set()
+    assert successor("data-worker-gone") == "data-worker-failed"

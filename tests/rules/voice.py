@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dsdoctor.core.finding import FIELD
-from dsdoctor.rules.book import FOLDER, LOGS, Table, log_topics, room_rules
+from dsdoctor.rules.book import room_rules
+from dsdoctor.rules.store import FOLDER, LOGS, Table, log_topics
 
 ROOT = FOLDER.parents[1]
 MAX_WORDS = 30

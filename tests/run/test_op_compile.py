@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dsdoctor.core.script import unlisted_idents
 from dsdoctor.run.op_compile import CompileNotices, waits_for_another
 
 TORCH = """
@@ -33,14 +34,14 @@ def module() -> object:
 
 def until_written(event: threading.Event) -> None:
     """Let the load go on once the notice is written: the thread waits for its next one then."""
-    while not any(thread.name == "dsdoctor-compile" and waits(thread) for thread in threading.enumerate()):
+    while not any(map(waits, unlisted_idents())):
         pass
     event.set()
 
 
-def waits(thread: threading.Thread) -> bool:
+def waits(ident: int) -> bool:
     """Whether the thread has written and waits again."""
-    frame = sys._current_frames().get(thread.ident or 0)
+    frame = sys._current_frames().get(ident)
     while frame is not None:
         if frame.f_code.co_name == "_tell":
             return frame.f_locals.get("number", 0) > 0
@@ -83,7 +84,7 @@ def test_the_thread_imports_nothing() -> None:
     script = """
 import sys, threading
 imported = []
-sys.addaudithook(lambda event, given: event == "import" and imported.append((threading.current_thread().name, given[0])))
+sys.addaudithook(lambda event, given: event == "import" and imported.append((threading.get_ident(), given[0])))
 from dsdoctor.run.op_compile import CompileNotices
 torch = type(sys)("cpp_extension")
 def load(name):
@@ -97,7 +98,7 @@ def outwards(frame):
 torch.load = load
 CompileNotices("dsdoctor: ", (0.0, 0.0, 0.0, 3600.0)).wrap(torch)
 torch.load("fused_adam")
-print([name for thread, name in imported if thread == "dsdoctor-compile"])
+print([name for thread, name in imported if thread != threading.main_thread().ident])
 """
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, env=environment)
@@ -117,6 +118,7 @@ def test_a_stack_that_waits_for_the_lock_of_another_is_known(tmp_path: Path) -> 
     assert seen == [True, False]
 
 
+@pytest.mark.slow
 def test_an_import_error_of_a_half_built_op_is_explained(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import importlib.machinery, importlib.util\n"

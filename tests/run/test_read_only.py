@@ -48,6 +48,7 @@ def test_a_verdict_is_said_where_no_file_can_be_written() -> None:
     assert done.returncode == 0
 
 
+@pytest.mark.slow
 def test_a_script_runs_from_a_folder_that_is_gone(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import os, sys; print(sys.argv[1:])\n")
     (tmp_path / "gone").mkdir()

@@ -163,6 +163,7 @@ def test_files_of_the_working_folder_are_no_modules_of_ours(folder: Path) -> Non
     assert ended(started([*OURS, "--overflow", "off", "src/train.py"], PYTHONPATH=ROOT))[:2] == (0, "trained\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "gone",
     [
@@ -191,6 +192,7 @@ def test_every_engine_is_watched_and_every_watch_closed() -> None:
     )
 
 
+@pytest.mark.slow
 def test_an_engine_that_the_script_drops_is_not_kept() -> None:
     script = """
 import deepspeed, gc, weakref
@@ -204,6 +206,7 @@ print([engine() is None for engine in engines])
     assert watched(script) == (0, f"{watch}{watch}[False, True]\nclosed\n", "")
 
 
+@pytest.mark.slow
 def test_deepspeed_keeps_its_face(folder: Path) -> None:
     script = """
 import deepspeed, importlib, inspect, pickle
@@ -229,6 +232,7 @@ def test_a_refused_configuration_has_deepspeeds_own_traceback() -> None:
     assert (code, with_us) == (1, ended(started([sys.executable, "train.py"]))[2])
 
 
+@pytest.mark.slow
 def test_a_watch_that_fails_is_a_line_and_not_the_end() -> None:
     code, out, err = watched(
         "import deepspeed\ndeepspeed.initialize()\nprint('trained')", "--include", "defect", RANK="3"
@@ -238,6 +242,7 @@ def test_a_watch_that_fails_is_a_line_and_not_the_end() -> None:
     assert err == "dsdoctor [rank 3]: ! the engine is not watched; training continues: RuntimeError: a defect\n"
 
 
+@pytest.mark.slow
 def test_a_watch_that_makes_no_sense_ends_before_training() -> None:
     script = "import deepspeed\ntry: deepspeed.initialize()\nexcept Exception: pass\nprint('trained')"
     code, out, err = watched(script, "--include", "usage")
@@ -273,6 +278,7 @@ def test_a_script_without_an_engine_is_told_so_and_finds_nothing_heavy_imported(
     assert err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_the_environments_own_sitecustomize_runs_too(folder: Path) -> None:
     (folder / "site").mkdir()
     (folder / "site" / "sitecustomize.py").write_text("import deepspeed; print('own')")
@@ -287,6 +293,7 @@ def test_the_environments_own_sitecustomize_runs_too(folder: Path) -> None:
     assert out == f"own\nwatch Engine guard []\n{folder / 'site' / 'sitecustomize.py'}\nclosed\n"
 
 
+@pytest.mark.slow
 def test_a_rank_that_a_script_forks_closes_its_watch() -> None:
     script = """
 import multiprocessing
@@ -367,6 +374,7 @@ def test_what_makes_no_sense_is_said_before_anything_runs(argv: list[str], messa
     assert error.value.message.startswith(message)
 
 
+@pytest.mark.slow
 def test_a_complaint_is_two_lines_and_exit_status_2() -> None:
     nowhere, isolated = (
         started([*OURS, "nowhere.py"], PYTHONPATH=ROOT),

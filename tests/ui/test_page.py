@@ -8,7 +8,7 @@ import pytest
 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding, instead, step
-from dsdoctor.core.pages import ADDRESS
+from dsdoctor.core.release import ADDRESS
 from dsdoctor.ui.page import Listing, Page, Table, check_target, rendered
 
 EVIL = "<script>x()</script>\u202e\x1b[31m"

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from dsdoctor.builder.compiler_output import first_error
 from dsdoctor.builder.plan.choices import JOB_MEMORY_BYTES
-from dsdoctor.builder.plan.processor import flags_of
+from dsdoctor.builder.plan.compiler import flags_of
 from dsdoctor.core.build_models import BuildPlan, OpPlan, Source
 from dsdoctor.core.children import MARK, PreloadedPython, parse_answer
 from dsdoctor.core.host import CHILD_SCRIPTS, Answer, LocalHost
@@ -345,3 +344,40 @@ def _reproducible_flags(settings: FlagSettings) -> Iterable[str]:
     for folder, name in settings.renamed:
         yield f"-ffile-prefix-map={folder}={name}"
     yield from LATE_COLLECTION if settings.late_collection else ()
+
+
+CAUSE = re.compile(
+    r"dsdoctor: error:"
+    r"|No space left on device"
+    r"|Killed signal terminated program|died due to signal|ninja: fatal"
+    r"|(?:fatal )?error\s*:\s*\S|: error [A-Z]?\d+"
+    r"|undefined reference to|cannot find -l\S+|cannot open shared object"
+    r"|nvcc fatal\s*:"
+)
+POSSIBLE_CAUSE = re.compile(r"^\s*(?:[\w.]*(?:Error|Exception)\b: .*|error: .*)|command not found|: not found")
+REPEAT = re.compile(
+    r"ninja: build stopped|subcommand failed|Error compiling objects|command .* failed with exit (code|status)"
+)
+MAX_ERROR_LENGTH = 300
+
+
+def first_error(lines: Iterable[str]) -> str | None:
+    """The first real error line, None when there is none.
+
+    >>> first_error(["[1/2] g++ -c a.cpp", "a.cpp:1:10: fatal error: libaio.h: No such file or directory",
+    ...     "ninja: build stopped: subcommand failed.", "RuntimeError: Error compiling objects for extension"])
+    'a.cpp:1:10: fatal error: libaio.h: No such file or directory'
+    """
+    possible = None
+    for line in lines:
+        if REPEAT.search(line):
+            continue
+        if CAUSE.search(line) and not _is_command(line):
+            return line.strip()[:MAX_ERROR_LENGTH]
+        if possible is None and POSSIBLE_CAUSE.search(line):
+            possible = line.strip()[:MAX_ERROR_LENGTH]
+    return possible
+
+
+def _is_command(line: str) -> bool:
+    return re.match(r"\s*(\[\d+/\d+\] )?\S*(c\+\+|g\+\+|gcc|cc|nvcc|clang)\S* -", line) is not None

@@ -15,13 +15,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dsdoctor.builder.compiler_output import first_error
 from dsdoctor.builder.make.commands import (
     Command,
     FlagSettings,
     OpCommands,
     changes,
     edited,
+    first_error,
     flag_settings,
     memory_of,
     threaded,

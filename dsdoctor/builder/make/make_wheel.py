@@ -19,21 +19,21 @@ from hashlib import sha256
 from pathlib import Path
 
 from dsdoctor.builder.cache.store import CacheStore
-from dsdoctor.builder.compiler_output import first_error
-from dsdoctor.builder.make.commands import ask_commands
+from dsdoctor.builder.make.commands import ask_commands, first_error
 from dsdoctor.builder.make.compile import Compiled, Pool, Watch, child_environment, compile_ops
 from dsdoctor.builder.make.manifest import (
     EARLIEST,
     Manifest,
+    OpProof,
     describe_wheel,
     encode_inside,
+    prove,
     write_into,
 )
 from dsdoctor.builder.make.op_cache import OpCache
-from dsdoctor.builder.make.proof import OpProof, prove
 from dsdoctor.builder.make.sbom import SBOM, bill_of_materials
-from dsdoctor.builder.python_headers import unpack_headers
 from dsdoctor.builder.toolkit.assemble import assemble
+from dsdoctor.builder.toolkit.debian import unpack_headers
 from dsdoctor.builder.toolkit.kept import refuse_altered, toolkit_parts
 from dsdoctor.core.build_models import BuildPlan, BuildResult, OpResult, Source
 from dsdoctor.core.children import PreloadedPython

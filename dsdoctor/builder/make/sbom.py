@@ -20,7 +20,7 @@ from dsdoctor.builder.toolkit.kept import NVIDIA as NVIDIA_ARCHIVES
 from dsdoctor.builder.toolkit.kept import PYPI, Part
 from dsdoctor.core.build_models import BuildPlan
 from dsdoctor.core.machine import Machine
-from dsdoctor.core.version import __version__
+from dsdoctor.core.release import __version__
 
 SBOM = "sboms/dsdoctor.cdx.json"
 """Its path in a wheel's dist-info."""

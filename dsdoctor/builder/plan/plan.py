@@ -20,12 +20,11 @@ from dsdoctor.builder.plan.choices import (
     unused_architectures,
     working_torch,
 )
-from dsdoctor.builder.plan.compiler import choose_compiler
+from dsdoctor.builder.plan.compiler import choose_compiler, choose_processor
 from dsdoctor.builder.plan.environment import caller_findings, environment, prepended, unset_variables
-from dsdoctor.builder.plan.processor import choose_processor
-from dsdoctor.builder.python_headers import choose_headers
 from dsdoctor.builder.source.ops import BASE_HEADERS, CUDA_LIBRARIES, known_breakage, need_of
 from dsdoctor.builder.toolkit.choose import BASE_LIBRARIES, Needs, choose_toolkit, lacking
+from dsdoctor.builder.toolkit.debian import choose_headers
 from dsdoctor.builder.toolkit.plan_assembly import EVERY_HEADER, NOT_ASKED, Offers
 from dsdoctor.core.architectures import only
 from dsdoctor.core.build_models import BuildPlan, Choice, HeadersPlan, LeftOut, OpFact, OpPlan, Source, ToolkitPlan

@@ -218,7 +218,7 @@ def _take(toolkit: Toolkit, because: str, *, other_than: Cuda | None = None) -> 
 
 def _ask_offers(host: LocalHost, release: Cuda, architecture: str, cache: Path) -> Offers:
     # http and apt are imported where they are needed: most machines have a toolkit, or CUDA 13
-    from dsdoctor.builder.toolkit.fetch_parts import ask_nvidia
+    from dsdoctor.builder.toolkit.assemble import ask_nvidia
 
     nvidia = ask_nvidia(host, release, architecture)
     if isinstance(nvidia, NvidiaRelease):
@@ -230,8 +230,8 @@ def _ask_offers(host: LocalHost, release: Cuda, architecture: str, cache: Path) 
 
 
 def _packages(host: LocalHost, architecture: str, cache: Path) -> tuple[DebianPackage, ...] | str:
+    from dsdoctor.builder.toolkit.assemble import APT
     from dsdoctor.builder.toolkit.debian import ask_distribution, find_mirrors
-    from dsdoctor.builder.toolkit.fetch_parts import APT
 
     mirrors = find_mirrors(host)
     if isinstance(mirrors, str):

@@ -21,7 +21,7 @@ from dsdoctor.core.errors import BuildFailed
 from dsdoctor.core.files import sha256_of
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.pip import failed_fetch, pip_for, run_pip, why_failed
-from dsdoctor.core.version import __version__
+from dsdoctor.core.release import __version__
 
 CHUNK_BYTES = 1 << 18
 SILENCE_TIMEOUT_SECONDS = 30.0

@@ -4,7 +4,6 @@ from cyclopts import App
 
 from dsdoctor.cli.statuses import OF_GROUP, statuses_line, statuses_of
 from dsdoctor.cli.trace.compare import compare_command
-from dsdoctor.cli.trace.headroom import headroom_command
 from dsdoctor.cli.trace.plot import plot_command
 from dsdoctor.cli.trace.show import show_command
 
@@ -28,10 +27,9 @@ app = App(
 
     dsdoctor trace plot bf16/ fp32/ -o runs.html
 
-    dsdoctor trace headroom dsdoctor-trace --dtype float16
+    dsdoctor trace show dsdoctor-trace --headroom float16
     """,
 )
 app.command(show_command, name="show", help_epilogue=statuses_line(statuses_of("trace show")))
 app.command(compare_command, name="compare", help_epilogue=statuses_line(statuses_of("trace compare")))
 app.command(plot_command, name="plot", help_epilogue=statuses_line(statuses_of("trace plot")))
-app.command(headroom_command, name="headroom", help_epilogue=statuses_line(statuses_of("trace headroom")))

@@ -21,9 +21,8 @@ from dsdoctor.comm.control.test_state import TestRun, release
 from dsdoctor.comm.local.checks import blamed, is_tiny, too_little
 from dsdoctor.comm.local.interfaces import limit
 from dsdoctor.comm.models import CommPhase, PhaseState
-from dsdoctor.comm.rendezvous import absent_checks
-from dsdoctor.comm.rendezvous.absent_checks import Absent
-from dsdoctor.comm.rendezvous.checks import addresses_of, reverse_lookup
+from dsdoctor.comm.rendezvous import checks as rendezvous_checks
+from dsdoctor.comm.rendezvous.checks import Absent, addresses_of, reverse_lookup
 from dsdoctor.comm.rendezvous.heartbeat import Door
 from dsdoctor.comm.rendezvous.notices import Notice, NoticeListener, send_notice
 from dsdoctor.comm.rendezvous.store import StoreUnreachable, Wait, open_board
@@ -217,9 +216,9 @@ def _alone(briefing: Briefing, why: StoreUnreachable) -> tuple[Finding, ...]:
         resolved=resolved,
         lookup=reverse_lookup(resolved[0]) if why.slow and resolved else None,
     )
-    found = tuple(finding for check in absent_checks.CHECKS for finding in check(absent))
+    found = tuple(finding for check in rendezvous_checks.ABSENT_CHECKS for finding in check(absent))
     if absent.case == "port differs" and why.rank_zero:
-        (why_not,) = absent_checks.master_port_differs(replace(absent, named=False))
+        (why_not,) = rendezvous_checks.master_port_differs(replace(absent, named=False))
         notice = Notice(run=rank.run, rank=rank.rank, host=local.hostname, why=why_not.title, port=rank.port)
         if send_notice(rank.master, why.rank_zero.port, notice, seconds=AFTER_NOTICE, stay=AFTER_NOTICE):
             time.sleep(AFTER_NOTICE)

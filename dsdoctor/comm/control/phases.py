@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from dsdoctor.comm import groups as isolate
 from dsdoctor.comm import groups as node_speed
-from dsdoctor.comm.collectives import nccl, result_checks
+from dsdoctor.comm.collectives import checks as collective_checks
+from dsdoctor.comm.collectives import nccl
+from dsdoctor.comm.collectives.checks import supervisor_stopped
 from dsdoctor.comm.collectives.nccl import parse_nccl_log
-from dsdoctor.comm.collectives.stuck_checks import supervisor_stopped
 from dsdoctor.comm.control.member import GATHERED
 from dsdoctor.comm.control.messages import News, Phase
 from dsdoctor.comm.control.test_state import MIN_PHASE_SECONDS, Responses, TestRun, results
@@ -26,9 +27,9 @@ from dsdoctor.comm.rendezvous.heartbeat import Heartbeat, HeartbeatReader, beat_
 from dsdoctor.comm.rendezvous.notices import UNNAMED, Notice
 from dsdoctor.comm.rendezvous.store import Log
 from dsdoctor.comm.results import ConnectOutcome, PhaseResult, Reach
-from dsdoctor.comm.speed import speed_checks
+from dsdoctor.comm.speed import checks as speed_checks
+from dsdoctor.comm.speed.checks import round_trips
 from dsdoctor.comm.speed.speed import merge
-from dsdoctor.comm.speed.speed_checks import round_trips
 from dsdoctor.core.finding import Finding, Severity, has_error
 from dsdoctor.rules import book
 
@@ -271,13 +272,13 @@ def right(test_run: TestRun, phase: Phase) -> None:
     gathered = test_run.ask(CommPhase.RIGHT, seconds=_most_of(test_run.left))
     by_rank = results(gathered)
     notable = {rank: result.exchanges for rank, result in by_rank.items()}
-    phase.findings = result_checks.examine(notable, test_run.hosts) + test_run.trouble(gathered, "the collectives")
+    phase.findings = collective_checks.examine(notable, test_run.hosts) + test_run.trouble(gathered, "the collectives")
     phase.findings += _nccl(test_run, gathered)
     who = {claim.rank: claim.process for claim in test_run.claims}
     states = {answer.rank: answer.supervisor for answer in gathered.answers}
     phase.findings += tuple(supervisor_stopped(who, states))
     test_run.tested = done = max((result.done for result in by_rank.values()), default=0)
-    test_run.wrong = result_checks.RankExchanges(exchanges=notable, hosts=test_run.hosts).senders
+    test_run.wrong = collective_checks.RankExchanges(exchanges=notable, hosts=test_run.hosts).senders
     wrong = sum(exchange.wrong is not None for exchanges in notable.values() for exchange in exchanges)
     phase.findings += tuple(exchanges_unfinished(done, phase.findings))
     phase.said = f"{done} exchanges on each rank, {wrong or 'none'} wrong" if done else "no rank finished"
@@ -346,7 +347,7 @@ def deepspeed(test_run: TestRun, phase: Phase) -> None:
     gathered = test_run.ask(CommPhase.DEEPSPEED, seconds=_most_of(test_run.left), patience=IMPORTING)
     by_rank = results(gathered)
     notable = {rank: result.exchanges for rank, result in by_rank.items()}
-    phase.findings = result_checks.examine(notable, test_run.hosts)
+    phase.findings = collective_checks.examine(notable, test_run.hosts)
     if not phase.findings and (because := slowed(gathered, test_run.phase_log.phases)):
         phase.skipped = because
         return

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
-from dsdoctor.comm.collectives import stuck_checks
+from dsdoctor.comm.collectives import checks as collective_checks
+from dsdoctor.comm.collectives.checks import STOPPED, FailedExchange, is_consequence
 from dsdoctor.comm.collectives.nccl import NcclFacts
-from dsdoctor.comm.collectives.stuck_checks import STOPPED, FailedExchange, is_consequence
 from dsdoctor.comm.control.member import GATHERED, Member, take_evidence
 from dsdoctor.comm.control.messages import EXCHANGES, ExchangeResult, News, PhaseLog, RankAnswer, RankOrder
 from dsdoctor.comm.mesh.mesh import reach
@@ -319,7 +319,7 @@ class TestRun:
             again = self.ask(CommPhase.MESH, seconds=min(AGAIN_SECONDS, self.left - 1))
             reaches = tuple(reach for answer in again.answers for reach in answer.reaches)
             trouble = replace(trouble, reaches=reaches, before=self.reaches)
-        return tuple(finding for check in stuck_checks.CHECKS for finding in check(trouble))
+        return tuple(finding for check in collective_checks.STUCK_CHECKS for finding in check(trouble))
 
 
 def time_used_up(gathered: Responses, what: str) -> Finding:

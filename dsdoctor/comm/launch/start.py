@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dsdoctor.comm.preflight.facts import SSH as ASKING
 from dsdoctor.comm.rendezvous.notices import Notice, send_notice
 from dsdoctor.core.cgroups import Cgroups, read_cgroups
 from dsdoctor.core.errors import ImpossiblePlan, NotWritten
@@ -105,9 +104,6 @@ def _is_left(folder: Path) -> bool:
 
 
 # How many ranks, and where -> the orders of the hosts, and the variables of each rank. Starts nothing.
-
-
-SSH = ("-T", *ASKING, "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from dsdoctor.core.host import Answer, Host
 from dsdoctor.core.redaction import setting
 from dsdoctor.hosts.hostfile import HOST, Complaint, Hostfile, Slots, chosen, parse_deepspeed_env, parse_hostfile
-from dsdoctor.hosts.ssh import for_any_shell
+from dsdoctor.hosts.ssh import BATCH_OPTIONS, for_any_shell
 
 # The question to a host of the hostfile over ssh, and its answer -> a HostProbe. Runs nothing itself.
 
@@ -147,7 +147,6 @@ echo "listener $listener"
 """
 
 
-SSH = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
 MAX_SSH_AT_ONCE = 256
 MAX_SSH_HOSTS = 1000
 """Hosts to which one host holds a connection each: as many were measured (benchmarks/comm_hosts.py)."""
@@ -278,7 +277,7 @@ def parse_pdsh(answer: Answer) -> tuple[str, ...] | None:
 def _visit_all(host: Host, ssh: str, hosts: Sequence[Slots], asked: str, limit: float) -> tuple[HostProbe, ...]:
     def visit(entry: Slots) -> HostProbe:
         began = time.monotonic()
-        visit = parse_visit(entry.name, host.run([ssh, *SSH, entry.name, asked], timeout=limit))
+        visit = parse_visit(entry.name, host.run([ssh, *BATCH_OPTIONS, entry.name, asked], timeout=limit))
         return replace(visit, seconds=time.monotonic() - began)
 
     if not hosts:

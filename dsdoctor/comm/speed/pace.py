@@ -204,7 +204,7 @@ LONG = 0.5
 """Seconds there and back from which a message is sent once more, and from three times as much not again: on a slow way chance
 counts for little."""
 AGAIN = 2.0
-"""A pair this many times slower than usual for its kind is tried again; ``speed_checks`` reports only slower ones."""
+"""A pair this many times slower than usual for its kind is tried again; ``speed.checks`` reports only slower ones."""
 
 
 def within(pair: PairTime, hosts: Sequence[str]) -> bool:

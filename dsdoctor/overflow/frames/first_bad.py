@@ -46,18 +46,45 @@ def first_bad(frames: Iterable[Frame]) -> FirstBad | None:
 def _in_forward(frames: tuple[Frame, ...]) -> FirstBad | None:
     before: Frame | None = None
     given = [(frame, tensor) for frame in frames if frame.module == "" for tensor in _bad_inputs(frame)]
+    masks = [
+        (frame, tensor)
+        for frame in frames
+        if frame.module == ""
+        for tensor in frame.inputs
+        if is_minus_inf_mask(tensor)
+    ]
     mended = False
-    for frame in frames:
+    for number, frame in enumerate(frames):
         found = _judge(frame, before)
         if found is not None:
             if found.kind is BadKind.BETWEEN:
                 given = [pair for pair in given if not mended or _same_places(pair[1], found.tensor)]
+                # what passed for a mask until a module computed with it
+                given += [
+                    pair
+                    for pair in masks
+                    if pair[1].shape == found.tensor.shape and _same_places(pair[1], found.tensor)
+                ]
             if given and found.kind is BadKind.BETWEEN:
                 # the batch itself: its place in the call of the whole model says more than where it was met first
                 return FirstBad(kind=BadKind.DATA, frame=given[0][0], tensor=given[0][1])
-            return found
+            return _where_mask_was_made(frames[:number], found) or found
         before = frame
         mended = mended or any(tensor.is_bad and not is_minus_inf_mask(tensor) for tensor in frame.inputs)
+    return None
+
+
+def _where_mask_was_made(frames: tuple[Frame, ...], found: FirstBad) -> FirstBad | None:
+    """The last call whose output passed for a mask and that was given none, where a module was then handed that output as a
+    value; None where no module made it."""
+    if found.kind is not BadKind.BETWEEN or not is_minus_inf_mask(found.tensor):
+        return None
+    for number, frame in reversed(tuple(enumerate(frames))):
+        for tensor in frame.outputs:
+            made = is_minus_inf_mask(tensor) and not any(each.is_bad for each in frame.inputs)
+            if made and tensor.shape == found.tensor.shape and _same_places(tensor, found.tensor):
+                before = frames[number - 1] if number else None
+                return FirstBad(kind=BadKind.MODULE, frame=frame, tensor=tensor, before=before)
     return None
 
 
@@ -73,27 +100,11 @@ def _judge(frame: Frame, before: Frame | None) -> FirstBad | None:
             return FirstBad(kind=BadKind.WEIGHT, frame=frame, tensor=tensor, before=before)
     for tensor in _bad_inputs(frame):
         return FirstBad(kind=BadKind.BETWEEN, frame=frame, tensor=tensor, before=before)
-    bad = [
-        tensor for tensor in frame.outputs if tensor.is_bad and not (is_minus_inf_mask(tensor) and not frame.weights)
-    ]
+    bad = [tensor for tensor in frame.outputs if tensor.is_bad and not _is_output_mask(frame, tensor)]
     if not bad:
         return None
     is_loss = frame.module == "" and all(tensor.shape == () for tensor in bad)
     return FirstBad(kind=BadKind.LOSS if is_loss else BadKind.MODULE, frame=frame, tensor=bad[0], before=before)
-
-
-WEIGHTED_SUMS = {
-    "Linear",
-    "Conv1d",
-    "Conv2d",
-    "Conv3d",
-    "LayerNorm",
-    "RMSNorm",
-    "GroupNorm",
-    "BatchNorm1d",
-    "BatchNorm2d",
-}
-"""Classes whose every output is made of a whole row of the input: nobody hands them a mask, and -inf is a value like others."""
 
 
 def _bad_inputs(frame: Frame) -> tuple[TensorStats, ...]:
@@ -104,7 +115,17 @@ def _bad_inputs(frame: Frame) -> tuple[TensorStats, ...]:
 
 
 def _is_input_mask(frame: Frame, tensor: TensorStats) -> bool:
-    return frame.kind not in WEIGHTED_SUMS and is_minus_inf_mask(tensor)
+    return is_minus_inf_mask(tensor) and not _is_value(frame, tensor)
+
+
+def _is_value(frame: Frame, tensor: TensorStats) -> bool:
+    """Whether a module computes with the -inf of an input as with other values, by what it does with its first one: it has
+    weights for it, or nan comes of more elements than were -inf. A softmax leaves out what is masked, and makes nan of a row
+    that is -inf as a whole; a mask for a module with weights comes behind what the weights are for."""
+    if tensor is not frame.inputs[0]:
+        return False
+    spread = any(output.shape == tensor.shape and output.nan > tensor.neginf for output in frame.outputs)
+    return spread or bool(frame.weights)
 
 
 def holds_mask(frame: Frame) -> bool:
@@ -112,9 +133,15 @@ def holds_mask(frame: Frame) -> bool:
     return any(_is_input_mask(frame, tensor) for tensor in frame.inputs)
 
 
+def _is_output_mask(frame: Frame, tensor: TensorStats) -> bool:
+    return is_minus_inf_mask(tensor) and not frame.weights
+
+
 def _is_finite(frame: Frame) -> bool:
     """Whether all outputs that were measured are finite, or masks."""
-    return bool(frame.outputs) and not any(tensor.is_bad and not is_minus_inf_mask(tensor) for tensor in frame.outputs)
+    return bool(frame.outputs) and not any(
+        tensor.is_bad and not _is_output_mask(frame, tensor) for tensor in frame.outputs
+    )
 
 
 def _in_backward(frames: Iterable[Frame]) -> FirstBad | None:

@@ -1,15 +1,15 @@
 """A DeepSpeed engine: how it is configured, its gradients, and calls back from inside of it."""
 
 import contextlib
-import functools
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from dsdoctor.core.stand_in import hook_method, standing_for
 
 # A DeepSpeed engine -> how it is configured and where it is: precision, loss scale, ZeRO stage, pipeline, step.
 #
@@ -246,7 +246,7 @@ class Decision:
 
 
 class EngineAdapter:
-    """Calls back from inside one engine, once attached; ``detach`` leaves the engine as it was.
+    """Calls back from inside one engine, once attached, as long as somebody holds this; ``detach`` leaves the engine as it was.
 
     ``on_decision`` is called exactly once in every optimizer step of every rank, in the middle of the step.
     ``on_step`` is called when the optimizer step has ended, also by an exception.
@@ -310,21 +310,21 @@ class EngineAdapter:
             self._undo.append(handle.remove)
 
     def _wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
-        """Shadow a method on the instance; a wrapper that someone put over ours later keeps working after the undo."""
+        """Hook a method of the class for this instance alone, and shadow one that is the instance's own: a wrapper that someone put
+        over ours later keeps working after the undo."""
         original = getattr(owner, name, None)
         if original is None:
+            return
+        if (unhook := hook_method(owner, name, around)) is not None:
+            self._undo.append(unhook)
             return
         before = vars(owner).get(name)
         attached = True
 
-        @functools.wraps(original)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return around(original, *args, **kwargs) if attached else original(*args, **kwargs)
-            except BaseException as error:
-                # the traceback is DeepSpeed's alone: a bare raise adds no entry for this frame (from Python 3.11 on)
-                error.__traceback__ = _below_ours(error.__traceback__)
-                raise
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return around(original, *args, **kwargs) if attached else original(*args, **kwargs)
+
+        wrapper = standing_for(original, call)
 
         def undo() -> None:
             nonlocal attached
@@ -398,11 +398,3 @@ class EngineAdapter:
         if getattr(self.engine.optimizer, "overflow", False):
             self._decide(True)
         return original(*args, **kwargs)
-
-
-def _below_ours(trace: TracebackType | None) -> TracebackType | None:
-    """A traceback without the entries of this module that it begins with; whole where there is nothing else."""
-    inner = trace
-    while inner is not None and inner.tb_frame.f_code.co_filename == __file__:
-        inner = inner.tb_next
-    return inner or trace

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dsdoctor.core.user_code import is_machinery
+from dsdoctor.core.script import is_machinery
 from dsdoctor.overflow.frames.first_bad import Origin
 from dsdoctor.overflow.measure.readings import Meters, Readings, version_of
 

@@ -6,9 +6,9 @@
 3. frames/first_bad.py finds the first bad value, replay/provenance.py follows it back to the operation that made it, to the
    collective that brought it, or to a buffer or weight that held it before; with what else the rank knows it is a RankReport.
 4. decisions.py gathers the reports of all ranks, verdict/verdict.py judges them and yields findings.
-5. announce.py prints them, findings_log.py keeps them; decisions.py raises if the user asked for it.
+5. findings.py prints and keeps them; decisions.py raises if the user asked for it.
 
-history.py keeps what explains a later step: growth.py (weights, inputs) and optimizer.py (learning rates, updates). steps.py has
-the losses and counts of the step, replay/underflow.py what float16 flushes, replay/remedy.py whether float32 helps, loss_line.py,
-loss_graph.py and loss_backward.py a loss that the script computes, tracer.py level trace, debug.py the guide's class.
+history.py keeps what explains a later step: losses, overflows, learning rates, updates, weights, inputs;
+replay/underflow.py has what float16 flushes, replay/remedy.py whether float32 helps, loss_line.py and loss_graph.py a loss that the
+script computes, tracer.py level trace, debug.py the guide's class.
 """

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Severity
-from dsdoctor.core.stderr import write_stderr
+from dsdoctor.core.script import write_stderr
 from dsdoctor.overflow.frames import frame as guide_format
 from dsdoctor.overflow.frames.first_bad import FirstBad, RankReport, Scale, first_bad
 from dsdoctor.overflow.frames.frame import CallPhase, Frame, TensorStats

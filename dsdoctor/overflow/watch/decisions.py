@@ -34,11 +34,16 @@ from dsdoctor.overflow.replay.underflow import (
     underflowed_activation,
 )
 from dsdoctor.overflow.verdict.verdict import judge
-from dsdoctor.overflow.watch.announce import Announcer
-from dsdoctor.overflow.watch.findings_log import FindingsLog, LocalFinding
-from dsdoctor.overflow.watch.history import StepHistory, is_due
-from dsdoctor.overflow.watch.loss_backward import LossBackward
-from dsdoctor.overflow.watch.loss_graph import made_the_loss
+from dsdoctor.overflow.watch.findings import Announcer, FindingsLog, LocalFinding
+from dsdoctor.overflow.watch.history import (
+    OverflowCount,
+    StepHistory,
+    StepLosses,
+    WeightUpdates,
+    is_due,
+    is_power_of_two,
+)
+from dsdoctor.overflow.watch.loss_graph import LossBackward, made_the_loss
 from dsdoctor.overflow.watch.loss_line import (
     MAX_FORWARDS,
     RUNS_THE_MODEL,
@@ -47,8 +52,6 @@ from dsdoctor.overflow.watch.loss_line import (
     backward_call,
     loss_line,
 )
-from dsdoctor.overflow.watch.optimizer import WeightUpdates
-from dsdoctor.overflow.watch.steps import OverflowCount, StepLosses, is_power_of_two
 
 # Which of the engines of a process one is, where there are several: a generator and its discriminator, an actor and its critic.
 

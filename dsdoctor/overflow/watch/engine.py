@@ -16,7 +16,7 @@ from torch import nn
 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding
-from dsdoctor.core.user_code import CHECKPOINT_WATCH
+from dsdoctor.core.script import CHECKPOINT_WATCH
 from dsdoctor.overflow.hooks import engine as engine_adapter
 from dsdoctor.overflow.hooks import engine as engine_facts
 from dsdoctor.overflow.hooks import ranks
@@ -25,9 +25,9 @@ from dsdoctor.overflow.hooks.options import Options
 from dsdoctor.overflow.measure.measure import backend_of, why_no_kernel
 from dsdoctor.overflow.replay.replay import BatchRecorder
 from dsdoctor.overflow.watch import decisions
-from dsdoctor.overflow.watch.announce import Announcer
 from dsdoctor.overflow.watch.debug import refuse_twice
 from dsdoctor.overflow.watch.decisions import Decisions
+from dsdoctor.overflow.watch.findings import Announcer
 from dsdoctor.overflow.watch.loss_line import LossLines
 from dsdoctor.overflow.watch.tracer import Tracer
 from dsdoctor.rules import book

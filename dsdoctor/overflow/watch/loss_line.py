@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dsdoctor.core.user_code import is_machinery
+from dsdoctor.core.script import is_machinery
 from dsdoctor.overflow.measure.readings import leaves
 
 Block = tuple[ast.stmt, ...]

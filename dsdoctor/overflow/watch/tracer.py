@@ -15,8 +15,8 @@ from torch import Tensor
 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.files import open_new
-from dsdoctor.core.stderr import write_stderr
-from dsdoctor.core.version import __version__
+from dsdoctor.core.release import __version__
+from dsdoctor.core.script import write_stderr
 from dsdoctor.overflow.frames import frame as guide_format
 from dsdoctor.overflow.frames.frame import Header, StepEnd
 from dsdoctor.overflow.hooks import engine as engine_facts

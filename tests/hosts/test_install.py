@@ -1,5 +1,5 @@
-"""`dsdoctor push` over a real script for ssh that runs the command here: nodes are folders with a real interpreter in them, whose
-dsdoctor and pip are small programs."""
+"""`dsdoctor install --hostfile` over a real script for ssh that runs the command here: nodes are folders with a real interpreter in
+them, whose dsdoctor and pip are small programs."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from dsdoctor.core.finding import Step
-from dsdoctor.hosts.push import NodeMessage
+from dsdoctor.hosts.install import NodeMessage
 from dsdoctor.ui.terminal import finding_lines
 from tests.builder.test_wheel import INFO, METADATA, NAME, contents, wheel
 from tests.cli.runner import run
@@ -137,7 +137,7 @@ def has_it(place: Path) -> bool:
 
 def arguments(nodes: Path, hosts: str, *more: str) -> list[str]:
     (nodes / "hosts").write_text("".join(f"{host} slots=1\n" for host in hosts.split()))
-    return ["push", str(nodes.parent / NAME), "--hostfile", str(nodes / "hosts"), "--python", "python", *more]
+    return ["install", str(nodes.parent / NAME), "--hostfile", str(nodes / "hosts"), "--python", "python", *more]
 
 
 def around(nodes: Path) -> dict[str, str]:
@@ -145,7 +145,7 @@ def around(nodes: Path) -> dict[str, str]:
     return {"PATH": f"{nodes.parent}/bin:{os.environ['PATH']}", "NODES": str(nodes)}
 
 
-def push(nodes: Path, hosts: str, *more: str) -> tuple[int, dict[str, dict[str, Any]], dict[str, Any]]:
+def install(nodes: Path, hosts: str, *more: str) -> tuple[int, dict[str, dict[str, Any]], dict[str, Any]]:
     """The exit status, the nodes by name, and the whole document."""
     done = run(*arguments(nodes, hosts, *more), "--json", **around(nodes))
     document = json.loads(done.stdout)
@@ -168,7 +168,7 @@ def test_a_wheel_is_copied_where_nobody_on_the_node_can_exchange_it(
     place = node(name)
     (place / "tmp").chmod(mode)
 
-    status, told, _ = push(nodes, name, "--dry-run")
+    status, told, _ = install(nodes, name, "--dry-run")
 
     assert (status, states(told)) == (0, {name: "verified"}), told
     verified = Path((place / "verified").read_text())
@@ -189,10 +189,10 @@ def wait_for(true: Callable[[], object], seconds: float = 20) -> None:
 
 
 @pytest.mark.slow
-def test_a_wheel_is_on_every_node_and_is_left_alone_by_a_second_push(nodes: Path, node: Node) -> None:
+def test_a_wheel_is_on_every_node_and_is_left_alone_by_a_second_time(nodes: Path, node: Node) -> None:
     places = [node("n1"), node("n2")]
-    status, told, document = push(nodes, "n1 n2", "--ssh-option", "ProxyJump=gate", "-p", "2222")
-    again = push(nodes, "n1 n2")
+    status, told, document = install(nodes, "n1 n2", "--ssh-option", "ProxyJump=gate", "-p", "2222")
+    again = install(nodes, "n1 n2")
     shown = run(*arguments(nodes, "n1 n2"), **around(nodes)).stdout.splitlines()
 
     assert (status, states(told), document["findings"]) == (0, {"n1": "installed", "n2": "installed"}, [])
@@ -213,7 +213,7 @@ def test_a_node_that_fails_is_named_and_stops_no_other(nodes: Path, node: Node) 
     places = [node("n1"), *(node(f"n{number}", problem) for number, problem in enumerate(problems, start=2))]
     (nodes / "n7").mkdir()
     hosts = "n1 n2 n3 n4 n5 n6 n7 down stranger"
-    status, told, document = push(nodes, hosts, "--parallel", "4")
+    status, told, document = install(nodes, hosts, "--parallel", "4")
 
     assert status == 4
     assert (
@@ -243,7 +243,7 @@ def test_a_node_that_fails_is_named_and_stops_no_other(nodes: Path, node: Node) 
 def test_a_dsdoctor_of_another_environment_on_path_does_as_well(nodes: Path, node: Node) -> None:
     place = node("n1", "no-dsdoctor", "dsdoctor-on-path")
 
-    assert push(nodes, "n1")[0] == 0
+    assert install(nodes, "n1")[0] == 0
     assert has_it(place)
 
 
@@ -267,7 +267,7 @@ def test_commands_of_a_node_are_told_and_never_offered_to_be_pasted(nodes: Path,
     said = f"import json, sys\nprint(json.dumps({{'findings': [{finding!r}]}}))\nsys.exit(1)\n"
     (site(node("n1")) / "dsdoctor" / "__main__.py").write_text(said)
     shown = run(*arguments(nodes, "n1", "--dry-run"), **around(nodes)).stdout
-    document = push(nodes, "n1", "--dry-run")[2]
+    document = install(nodes, "n1", "--dry-run")[2]
 
     assert "    it advises: touch P; #" in shown.splitlines()
     assert "    it says: $ touch P" in shown.splitlines()
@@ -283,7 +283,7 @@ def test_a_copy_that_was_changed_on_the_way_is_not_even_verified(nodes: Path, no
     with zipfile.ZipFile(nodes.parent / NAME, "w", zipfile.ZIP_STORED) as file:
         for name, data in FILES.items():
             file.writestr(name, data)
-    status, told, _ = push(nodes, "n1 flips")
+    status, told, _ = install(nodes, "n1 flips")
 
     assert (status, states(told)) == (4, {"n1": "installed", "flips": "failed"})
     assert rules(told) == {"flips": ["wheel-copy-differs"]}
@@ -295,13 +295,13 @@ def test_a_copy_that_was_changed_on_the_way_is_not_even_verified(nodes: Path, no
 @pytest.mark.slow
 def test_a_dry_run_installs_nothing_and_all_or_nothing_waits_for_every_verdict(nodes: Path, node: Node) -> None:
     places = [node("n1"), node("n2", "refuses"), node("n3")]
-    dry = push(nodes, "n1 n3", "--dry-run")
-    refused = push(nodes, "n1 n2", "--all-or-nothing", "--parallel", "1")
+    dry = install(nodes, "n1 n3", "--dry-run")
+    refused = install(nodes, "n1 n2", "--all-or-nothing", "--parallel", "1")
 
     assert (dry[0], states(dry[1])) == (0, {"n1": "verified", "n3": "verified"})
     assert (refused[0], states(refused[1])) == (1, {"n1": "verified", "n2": "refused"})
     assert not any(map(has_it, places))
-    assert push(nodes, "n1 n3", "--all-or-nothing", "--parallel", "1")[0] == 0
+    assert install(nodes, "n1 n3", "--all-or-nothing", "--parallel", "1")[0] == 0
     assert [has_it(place) for place in places] == [True, False, True]
     assert left(nodes) == []
 
@@ -310,7 +310,7 @@ def test_a_dry_run_installs_nothing_and_all_or_nothing_waits_for_every_verdict(n
 def test_two_names_of_one_environment_never_have_two_pips_in_it(nodes: Path, node: Node) -> None:
     node("n1")
     (nodes / "other").symlink_to("n1")
-    status, told, _ = push(nodes, "n1 other")
+    status, told, _ = install(nodes, "n1 other")
 
     assert (status, states(told)) == (0, {"n1": "installed", "other": "installed"})
     assert sorted(node["already"] for node in told.values()) == [False, True]
@@ -319,7 +319,7 @@ def test_two_names_of_one_environment_never_have_two_pips_in_it(nodes: Path, nod
 @pytest.mark.launch
 def test_a_step_that_takes_too_long_is_broken_off(nodes: Path, node: Node) -> None:
     node("n1", "hangs")
-    status, told, _ = push(nodes, "n1 silent", "--timeout", "5")
+    status, told, _ = install(nodes, "n1 silent", "--timeout", "5")
 
     assert (status, rules(told)) == (4, {"n1": ["node-not-verified"], "silent": ["ssh-fails"]})
     assert left(nodes) == []
@@ -330,7 +330,7 @@ Started = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def started(nodes: Path) -> Iterator[Started]:
-    """Starts a push as a process of its own, and gives it when its stderr has a line."""
+    """Starts an installation as a process of its own, and gives it when its stderr has a line."""
     running = []
 
     def start(hosts: str, line: str) -> "subprocess.Popen[str]":
@@ -349,7 +349,7 @@ def started(nodes: Path) -> Iterator[Started]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.launch)])
-def test_a_push_that_is_interrupted_leaves_nothing_on_a_node(
+def test_an_installation_that_is_interrupted_leaves_nothing_on_a_node(
     number: int, nodes: Path, node: Node, started: Started
 ) -> None:
     place = node("n1", "hangs")
@@ -363,12 +363,12 @@ def test_a_push_that_is_interrupted_leaves_nothing_on_a_node(
     if number == signal.SIGINT:
         assert process.returncode == 130
         assert "✗ n1  failed at the step verify; it has no DeepSpeed" in out
-        assert "n1: the push was interrupted at the step verify; nothing was installed  [node-cut-off]" in out
+        assert "n1: the installation was interrupted at the step verify; nothing was installed  [node-cut-off]" in out
 
 
 @pytest.mark.launch
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_pip_that_has_begun_comes_to_its_end_whatever_happens_to_the_push(
+def test_a_pip_that_has_begun_comes_to_its_end_whatever_happens_to_dsdoctor(
     number: int, nodes: Path, node: Node, started: Started
 ) -> None:
     place = node("n1", "pip-waits")
@@ -421,6 +421,8 @@ def test_a_node_that_is_killed_leaves_no_folder(nodes: Path, node: Node, started
         ("n1", ["--ssh-option", "-F/x"], "--ssh-option '-F/x' is none"),
         ("n1", ["--timeout", "nan"], "no time for a step"),
         ("n1", ["--hostfile", "/nowhere"], "cannot be read"),
+        ("n1", ["--ops", "cpu_adam"], "installs a finished wheel on the nodes, and a build option was given"),
+        ("n1", ["--index-url", "."], "installs a finished wheel on the nodes, and --index-url was given"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_a_node_is_asked(
@@ -458,6 +460,23 @@ def test_a_wheel_with_what_is_not_deepspeeds_goes_nowhere(name: str, content: by
     assert done.returncode == 2
     assert said in done.stderr
     assert not (nodes / "asked").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "hint"),
+    [
+        (["--hostfile", "hosts"], "--hostfile needs a wheel", "dsdoctor install dist/WHEEL --hostfile FILE"),
+        (["--dry-run"], "only --hostfile installs on nodes, and --dry-run was given", "add --hostfile FILE"),
+        (["--parallel", "4"], "only --hostfile installs on nodes, and --parallel was given", "add --hostfile FILE"),
+        (["dist/x.whl"], "a wheel is named without --hostfile", "dsdoctor install --index-url dist"),
+    ],
+)
+def test_a_wheel_a_hostfile_and_its_options_belong_together(words: list[str], said: str, hint: str) -> None:
+    done = run("install", *words)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert hint in done.stderr
 
 
 def test_a_wheel_that_is_not_whole_goes_nowhere(nodes: Path) -> None:

@@ -1,5 +1,6 @@
-"""A rule's id -> the address of its page. Where the pages are stands here and nowhere else."""
+"""dsdoctor's release: its version, and where the pages of its rules are published. setup.py reads and writes this file as text."""
 
+__version__ = "0.2.0"
 ADDRESS = ""
 """Where the pages are published, with a slash at its end: a release is built with it (DSDOCTOR_PAGES, which setup.py reads). ""
 in a checkout and in a build that names none: then an address is the part of it that is the same wherever the pages are."""

@@ -1,4 +1,4 @@
-"""`dsdoctor push` between two machines with sshd: real environments of their own, the real dsdoctor and pip in them."""
+"""`dsdoctor install --hostfile` between two machines with sshd: real environments, the real dsdoctor and pip in them."""
 
 import base64
 import hashlib
@@ -23,7 +23,7 @@ from tests.comm.services import lacks, sshd
 
 pytestmark = pytest.mark.launch
 
-VERSION = "0.19.8+push"
+VERSION = "0.19.8+install"
 NAME = f"deepspeed-{VERSION}-py3-none-any.whl"
 INFO = f"deepspeed-{VERSION}.dist-info"
 PYTHON = "/run/python"
@@ -77,14 +77,14 @@ def site(environment: Path) -> Path:
 
 
 def argv(rig: Rig, hosts: str, *more: str) -> list[str]:
-    hostfile = rig.folder / "push-hosts"
+    hostfile = rig.folder / "install-hosts"
     hostfile.write_text("".join(f"{host} slots=8\n" for host in hosts.split()))
     made = rig.folder.parent / NAME
     where = ["--hostfile", str(hostfile), "--python", PYTHON]
-    return [sys.executable, "-m", "dsdoctor", "push", str(made), *where, *more]
+    return [sys.executable, "-m", "dsdoctor", "install", str(made), *where, *more]
 
 
-def push(rig: Rig, hosts: str, *more: str) -> tuple[int, dict[str, dict[str, Any]], str]:
+def install(rig: Rig, hosts: str, *more: str) -> tuple[int, dict[str, dict[str, Any]], str]:
     """The exit status, the nodes by name, and the titles of all findings but the note that this wheel holds no op."""
     done = rig[0].run(argv(rig, hosts, "--json", *more), timeout=120)
     document = json.loads(done.stdout)
@@ -103,8 +103,8 @@ def left(node: Node) -> str:
     return node.run(["ls", "-AR", "/run/tmp"]).stdout.removeprefix("/run/tmp:\n")
 
 
-def test_both_nodes_get_the_wheel_and_a_second_push_finds_it_there(pair: Rig) -> None:
-    status, nodes, titles = push(pair, "nodea nodeb")
+def test_both_nodes_get_the_wheel_and_a_second_time_finds_it_there(pair: Rig) -> None:
+    status, nodes, titles = install(pair, "nodea nodeb")
     again = pair[0].run(argv(pair, "nodea nodeb"), timeout=120)
 
     assert (status, titles) == (0, ""), (nodes, titles)
@@ -124,11 +124,11 @@ def test_a_node_that_refuses_and_one_that_is_down_stop_no_other(pair: Rig) -> No
             (without / path.name).symlink_to(path)
     (where,) = pair[1].run(["sh", "-c", "ls /run/env/lib/python*/site-packages/lent.pth"]).stdout.split()
     pair[1].run(["sh", "-c", f"echo {without} >{where}"], check=True)
-    held = push(pair, "nodea nodeb", "--all-or-nothing")
+    held = install(pair, "nodea nodeb", "--all-or-nothing")
     before = found(pair[0])
-    refused = push(pair, "nodea nodeb")
+    refused = install(pair, "nodea nodeb")
     with faults.cable_pulled(pair, 1):
-        down = push(pair, "nodea nodeb nodez")
+        down = install(pair, "nodea nodeb nodez")
 
     assert (held[0], held[1]["nodea"]["state"], before) == (1, "verified", "")
     assert (refused[0], [node["state"] for node in refused[1].values()]) == (1, ["installed", "refused"])
@@ -141,11 +141,11 @@ def test_a_node_that_refuses_and_one_that_is_down_stop_no_other(pair: Rig) -> No
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_push_that_is_ended_while_it_copies_leaves_nothing(pair: Rig, number: int) -> None:
+def test_an_installation_that_is_ended_while_it_copies_leaves_nothing(pair: Rig, number: int) -> None:
     with faults.slow_node(pair, 1, rate="8mbit"):
         process = pair[0].popen(argv(pair, "nodeb"))
         wait_until(lambda: NAME in left(pair[1]), 30, "no copy has begun")
-        # popen's process enters the node; the push is the one below it
+        # popen's process enters the node; dsdoctor is the one below it
         (inner,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         os.kill(int(inner), number)
         out, _ = process.communicate(timeout=60)
@@ -153,4 +153,4 @@ def test_a_push_that_is_ended_while_it_copies_leaves_nothing(pair: Rig, number: 
 
     assert found(pair[1]) == ""
     if number == signal.SIGINT:
-        assert "the push was interrupted at the step copy; nothing was installed" in out, out
+        assert "the installation was interrupted at the step copy; nothing was installed" in out, out
