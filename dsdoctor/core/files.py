@@ -91,6 +91,13 @@ def read_limited(path: Path, most: int = LARGEST) -> bytes:
         return content
 
 
+def refuse_large(path: Path, named: str, most: int = LARGEST) -> None:
+    """Raise UsageError for a file that a child would read whole and that is larger; of a model's folder, for its config.json."""
+    file = path / "config.json" if path.is_dir() else path
+    if file.is_file() and file.stat().st_size > most:
+        raise UsageError(f"{named} is larger than {most >> 20} MiB", hint="name the configuration, not the data")
+
+
 def check_target(path: Path) -> None:
     """Raise UsageError for a file that could not be written, before anything is done for it."""
     folder = path.absolute().parent
