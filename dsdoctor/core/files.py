@@ -144,6 +144,20 @@ def make_folder(folder: Path, *, mode: int = 0o755) -> None:
 
 
 @contextmanager
+def made_folder(folder: Path) -> Iterator[None]:
+    """A folder for what the block writes. Where the block fails, those that were made for it go again if they are empty."""
+    missing = [above for above in (folder, *folder.parents) if not above.is_dir()]
+    make_folder(folder)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            for above in missing:
+                above.rmdir()
+        raise
+
+
+@contextmanager
 def replacing(path: Path, *, mode: int = PUBLIC) -> Iterator[BinaryIO]:
     """A file that takes the place of ``path`` when the block ends without an error, and leaves nothing otherwise.
 
