@@ -85,13 +85,11 @@ def _without_judgement(read: Scan, *, name: str) -> Diagnosis:
 
 
 def _placed(verdict: Verdict) -> list[Finding]:
-    """The findings, the first one with the ranks on which it began, and with what they were doing."""
+    """The findings, the first one with the ranks on which it began."""
     findings = list(verdict.findings)
     if findings and findings[0].severity is not Severity.NOTE:
         first = findings[0]
-        title = f"{verdict.where}: {first.title}" if verdict.where else first.title
-        doing = (f"it happened {verdict.activity}",) if verdict.activity and verdict.activity not in first.title else ()
-        findings[0] = replace(first, title=title, evidence=(*first.evidence, *doing))
+        findings[0] = replace(first, title=f"{verdict.where}: {first.title}" if verdict.where else first.title)
     return findings
 
 
