@@ -75,6 +75,9 @@ class StackActivity(NamedTuple):
         return self.kind in THREADED or self == StackActivity(Activity.LOCK)
 
 
+AT_LOCK = {Activity.LOCK, Activity.THREAD}
+"""A wait within one process, which a fork leaves nobody to end."""
+LOCKED = AT_LOCK | {Activity.FILE_LOCK, Activity.EXTENSION_LOCK}
 THREADED = {Activity.THREAD, Activity.THREAD_OR_PROCESS, Activity.SCRIPT_ENDED}
 OUTSIDE_THE_RUN = {
     Activity.NETWORK,
@@ -199,7 +202,7 @@ def _remedy_of(view: RankView) -> str:
             return "thread-died"
         if view.sample.all_threads and all(thread.main for thread in view.sample.threads) and seen.kind in THREADED:
             return "no-thread-left"
-    if any(Activity.LOCK.value in line for line in view.workers):
+    if any(worker.at_lock for worker in view.workers):
         return "forked-lock"
     kind = Activity.DATA if seen.waits_for_data and seen.kind is not Activity.DATABASE else seen.kind
     if kind is Activity.DATA and any(frame.file.endswith(FETCHER) for frame in acting_stack(view)):
