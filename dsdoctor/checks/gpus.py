@@ -110,6 +110,7 @@ def gpu_arch_unknown_to_torch(machine: Machine) -> Iterator[Finding]:
             text=text,
             problem=wrong.message,
             hint=wrong.hint,
+            capabilities=";".join(numeric([gpu.capability for gpu in machine.visible_gpus])),
         )
 
 

@@ -1,5 +1,6 @@
 """Lines of a log -> what they say of its machine: versions, folders, flags, the op being built."""
 
+import posixpath
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -486,6 +487,8 @@ def values_of(groups: Mapping[str, str], facts: Facts, op: str | None) -> dict[s
     if module := values.get("module"):
         named = PACKAGES.get(module.split(".")[0], module.split(".")[0].replace("_", "-").lower())
         values["package"] = named if named in KNOWN_PACKAGES else "PACKAGE"
+    if path := values.get("path"):
+        values["checkpoint_folder"] = posixpath.dirname(path) if posixpath.basename(path) == "latest" else path
     if (port := values.get("port", "")).isdigit():
         values["other_port"] = str(int(port) + 1 if int(port) < LAST_PORT else int(port) - 1)
     if launcher := values.get("launcher"):

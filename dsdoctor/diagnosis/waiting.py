@@ -40,7 +40,7 @@ def rank_behind(texts: Iterable[str]) -> str:
     ...     "[PG ID 0 PG GUID 0 Rank 0] Timeout at NCCL work: 7, last enqueued NCCL work: 9, last completed NCCL work: 6",
     ...     "[PG ID 0 PG GUID 0 Rank 1] Timeout at NCCL work: 7, last enqueued NCCL work: 9, last completed NCCL work: 6",
     ...     "[PG ID 0 PG GUID 0 Rank 2] Timeout at NCCL work: 7, last enqueued NCCL work: 6, last completed NCCL work: 6"])
-    'rank 2 is behind: work 6 was the last one that it had begun, the others had begun 9'
+    'rank 2 is behind: it last started work 6, the others 9'
     """
     lines = list(texts)
     return _reported(lines) or _different_operations(lines) or _fewest_works(lines)
@@ -91,7 +91,7 @@ def _fewest_works(lines: list[str]) -> str:
             names = _ranks(", ".join(map(str, behind[:6])))
             verb = "are" if len(behind) > 1 else "is"
             it = "they" if len(behind) > 1 else "it"
-            return f"{names} {verb} behind: work {fewest} was the last one that {it} had begun, the others had begun {most}"
+            return f"{names} {verb} behind: {it} last started work {fewest}, the others {most}"
     return ""
 
 

@@ -341,3 +341,9 @@ def test_a_dev_shm_that_leftovers_fill_is_not_too_small() -> None:
 
     assert "nccl-shm-too-small" in rules(full)
     assert rules(replace(full, shared_memory=left)) == {"shared-memory-left-over"}
+
+
+def test_the_architectures_to_set_are_those_of_the_gpus_here() -> None:
+    finding = found(SICK["gpu-arch-unknown-to-torch"], "gpu-arch-unknown-to-torch")
+
+    assert finding.fix and finding.fix.steps[-1].line == "export TORCH_CUDA_ARCH_LIST=9.0"

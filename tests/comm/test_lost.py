@@ -18,10 +18,10 @@ def test_how_rank_0_was_lost_is_told_by_how_its_port_answers() -> None:
     def how(outcome: ConnectOutcome) -> str:
         ((rule, title),) = told(1, outcome)
         assert rule == "rank-zero-lost"
-        assert title.startswith("rank 1 (nodeb): no order from rank 0 (10.0.0.1:29500) since 'tcp mesh'; ")
+        assert title.startswith("rank 1 (nodeb): nothing from rank 0 (10.0.0.1:29500) since 'tcp mesh'; ")
         return title.partition("; ")[2]
 
-    assert how(ConnectOutcome.REFUSED) == "its host refuses the port, so rank 0 has died"
+    assert how(ConnectOutcome.REFUSED) == "its host refuses the port, so rank 0 has most likely exited"
     assert how(ConnectOutcome.TIMED_OUT) == "its host does not answer: the link or the host is down"
     assert how(ConnectOutcome.SILENT) == "its port accepts connections, so rank 0 hangs or was stopped"
 

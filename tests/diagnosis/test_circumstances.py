@@ -137,7 +137,7 @@ def test_the_version_in_the_log_tells_which_package_is_too_old() -> None:
 
     assert "accelerate is too old" in first(["accelerate    0.23.0", refused]).title
     assert "older Trainer" in first(["accelerate    1.1.0", refused]).title
-    assert "if it is that one" in first([refused]).title
+    assert "check yours first" in first([refused]).title
 
 
 def test_a_release_of_deepspeed_tells_the_reason_for_a_gradient_that_is_none() -> None:

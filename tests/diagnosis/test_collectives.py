@@ -33,7 +33,7 @@ def test_the_rank_with_the_fewest_works_is_named_wherever_it_is(world: int, form
 
         title = diagnose([*waiting(world), *figures]).findings[0].title
 
-        assert f"rank {behind} is behind: work 80" in title and "89" in title, title
+        assert f"rank {behind} is behind: it last started work 80" in title and "89" in title, title
 
 
 @each("form", FORMS)

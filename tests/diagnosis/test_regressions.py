@@ -35,7 +35,7 @@ def test_the_title_names_the_release_and_says_if_where_the_log_names_none() -> N
     finding = diagnose([HOOKS]).findings[0]
 
     assert finding.rule == "known-regression"
-    assert "0.16.5" in finding.title and "if it is that one" in finding.title
+    assert "0.16.5" in finding.title and "check yours first" in finding.title
     assert finding.fix and "0.16.4" in finding.fix.text and "issues/7203" in finding.fix.text
 
 

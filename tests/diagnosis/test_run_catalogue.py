@@ -119,6 +119,8 @@ def test_a_resume_that_finds_nothing_is_a_warning_though_the_run_goes_on() -> No
 
     assert [(finding.rule, finding.severity) for finding in findings] == [("checkpoint-not-found", Severity.WARNING)]
     assert "/data/ckpt/latest" in findings[0].title
+    # its folder can be looked at, the file that is not there cannot
+    assert findings[0].fix and findings[0].fix.steps[0].line == "python -m dsdoctor checkpoint /data/ckpt"
 
 
 def test_an_argument_that_a_framework_refuses_is_told_in_its_own_words() -> None:

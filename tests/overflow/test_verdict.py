@@ -92,7 +92,7 @@ def test_what_a_function_made_is_between_two_modules_with_its_line() -> None:
 
     assert found.rule == "overflow-between-modules"
     assert found.title == (
-        "1 nan of 8 made after a (Linear) and before b (Linear), by aten.log in model.py:12 in forward: h = x.log()"
+        "1 nan of 8 first appeared between a (Linear) and b (Linear), by aten.log in model.py:12 in forward: h = x.log()"
     )
 
 

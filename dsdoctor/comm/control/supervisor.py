@@ -70,7 +70,7 @@ class Lost:
 
 
 def rank_zero_lost(lost: Lost) -> Iterator[Finding]:
-    """A rank got no further order from rank 0."""
+    """A rank heard nothing more from rank 0."""
     if lost.rank.rank == 0 or lost.died is not None or lost.stopped or lost.starting or lost.master is None:
         return
     outcome, where = lost.master.outcome, f"{lost.rank.master}:{lost.rank.port}"

@@ -175,8 +175,9 @@ def overflow_between_modules(rank_reports: RankReports) -> Iterator[Finding]:
             evidence=evidence(rank_reports, rank_report),
             affects=affected(first_bad),
             bad=amount(first_bad.tensor),
-            after=f"after {where(first_bad.before)}" if first_bad.before is not None else "",
-            module=where(frame),
+            place=f"before {where(frame)}, the first module"
+            if first_bad.before is None
+            else f"between {where(first_bad.before)} and {where(frame)}",
             line="" if origin is None else f", by {origin.op} in {origin.line}",
             extent=extent(rank_reports, rank_report, first_bad),
             remedy=known,

@@ -6,7 +6,7 @@ SAID = {
     "activation": ("overflow-in-module", "blocks.1.gain (Gain) made"),
     "function": (
         "overflow-between-modules",
-        "made after blocks.1.gain (Gain) and before blocks.1.drop (Dropout), by aten.log",
+        "first appeared between blocks.1.gain (Gain) and blocks.1.drop (Dropout), by aten.log",
     ),
     "weight": ("weight-not-finite", "the weight head.weight holds 1 nan of 64"),
     "buffer": ("weight-not-finite", "the buffer blocks.1.gain.scale holds 1 nan of 1"),
