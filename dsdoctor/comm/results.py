@@ -350,17 +350,26 @@ def verdict(phases: Iterable[PhaseResult], *, world: int, hosts: Sequence[str], 
     if state is PhaseState.SKIPPED:
         return "· nothing was tested"
     if state is PhaseState.BROKEN:
-        return f"✗ {_reason(phases, Severity.ERROR, PhaseState.BROKEN)}"
-    return f"! {claim}, but {_reason(phases, Severity.WARNING, PhaseState.SLOW)}"
+        return f"✗ {_reason(phases, PhaseState.BROKEN)}"
+    return f"! {claim}, but {_reason(phases, PhaseState.SLOW)}"
 
 
-def _reason(phases: Sequence[PhaseResult], severity: Severity, state: PhaseState) -> str:
-    """The first finding of a severity, with its phase; without any, what the first phase with that state says."""
-    phases = [phase for phase in phases if phase.state is state]
-    found = first_finding(phases, severity)
-    if found:
+REASONS = {PhaseState.BROKEN: Severity.ERROR, PhaseState.SLOW: Severity.WARNING}
+
+
+def reason(phases: Iterable[PhaseResult]) -> tuple[PhaseResult, Finding] | None:
+    """The finding that the verdict on these phases names, and its phase; None where it names none."""
+    phases = sorted(phases, key=lambda phase: ORDER.index(phase.phase))
+    state = ended(phases)
+    severity = REASONS.get(state)
+    return first_finding((phase for phase in phases if phase.state is state), severity) if severity else None
+
+
+def _reason(phases: Sequence[PhaseResult], state: PhaseState) -> str:
+    """The finding that is the reason, with its phase; without any, what the first phase with that state says."""
+    if found := reason(phases):
         return f"{found[0].phase.value}: {found[1].title}"
-    phase = phases[0]
+    phase = next(phase for phase in phases if phase.state is state)
     return f"{phase.phase.value}: {phase.said}"
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from dsdoctor.comm.models import Claim, PhaseState, named
-from dsdoctor.comm.results import ConnectOutcome, PhaseResult, Reach, Report, Speed, Stuck
+from dsdoctor.comm.results import ConnectOutcome, PhaseResult, Reach, Report, Speed, Stuck, reason
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.text import and_more_lines
 from dsdoctor.ranks.nodelist import in_words
@@ -468,7 +468,8 @@ def _ok_lines(report: Report) -> Iterator[str]:
 def _problem_lines(report: Report, *, verbose: bool) -> Iterator[str]:
     """The verdict and, right below it, the evidence and the fix of its finding; then two of the others, and how many are left."""
     findings = report.findings
-    first = findings[0] if findings and findings[0].title in report.verdict else None
+    named = reason(report.phases)
+    first = findings[0] if named and findings[0] == named[1] else None
     yield VerdictLine(report.verdict + (f"  [{first.rule}]" if first else ""))
     if first:
         yield from _below(first)

@@ -67,6 +67,7 @@ def diagnosis_of(read: Scan, *, name: str = "") -> Diagnosis:
         activity=verdict.activity,
         follows=verdict.follows,
         silent=verdict.silent,
+        without_ranks=_without_ranks(verdict, shown),
     )
 
 
@@ -84,14 +85,17 @@ def _without_judgement(read: Scan, *, name: str) -> Diagnosis:
 
 
 def _placed(verdict: Verdict) -> list[Finding]:
-    """The findings, the first one with the ranks on which it began, and with what they were doing."""
+    """The findings, the first one with the ranks on which it began."""
     findings = list(verdict.findings)
     if findings and findings[0].severity is not Severity.NOTE:
         first = findings[0]
-        title = f"{verdict.where}: {first.title}" if verdict.where else first.title
-        doing = (f"it happened {verdict.activity}",) if verdict.activity and verdict.activity not in first.title else ()
-        findings[0] = replace(first, title=title, evidence=(*first.evidence, *doing))
+        findings[0] = replace(first, title=f"{verdict.where}: {first.title}" if verdict.where else first.title)
     return findings
+
+
+def _without_ranks(verdict: Verdict, shown: tuple[Finding, ...]) -> str:
+    """The title that the first finding had before the ranks were put before it."""
+    return _without_secrets(verdict.findings[0]).title if verdict.findings and shown else ""
 
 
 def _without_secrets(finding: Finding) -> Finding:
@@ -149,7 +153,8 @@ def verdict_of(diagnoses: list[Diagnosis], *, one_job: bool = False) -> LogVerdi
 
 def problem_of(finding: Finding, diagnosis: Diagnosis) -> tuple[str, str]:
     """What makes findings of several logs one problem: the rule, and the title without the rank."""
-    return finding.rule, finding.title.removeprefix(f"{diagnosis.where}: ")
+    first = diagnosis.findings[0]
+    return finding.rule, diagnosis.without_ranks or finding.title if finding is first else finding.title
 
 
 def _as_notes(diagnosis: Diagnosis) -> Diagnosis:

@@ -135,13 +135,7 @@ def note_of(hit: Hit, facts: Facts) -> Finding:
 def borne_of(hit: Hit, facts: Facts) -> Finding:
     """A line that would be a cause, in a log that shows no failure: what it says is told as said, not as what happened."""
     note = note_of(hit, facts)
-    return replace(note, title=phrase("only-mentioned", title=note.title))
-
-
-def phrase(name: str, **values: str) -> str:
-    """Words of the book that are no rule's."""
-    table = next(one for one in book.tables("diagnosis", "phrase") if one["name"] == name)
-    return book.fill(table["text"], values)
+    return replace(note, title=book.phrase("diagnosis", "only-mentioned", title=note.title))
 
 
 def echoes_only(echoes: list[Hit], facts: Facts) -> Finding:
@@ -191,10 +185,18 @@ def _first_error_steps(op: str | None, another: str) -> tuple[Step, ...]:
     return (line, again)
 
 
-def unexplained(line: Line, facts: Facts, origin: Origin) -> Finding:
-    """A failure that no rule knows: the first exception's own words, where it arose, and what would help to explain it."""
+def with_activity(finding: Finding, activity: str) -> Finding:
+    """A finding whose title does not say what its process was doing, with that as evidence where it is known."""
+    return replace(finding, evidence=(*finding.evidence, f"it happened {activity}")) if activity else finding
+
+
+def unexplained(line: Line, facts: Facts, origin: Origin, *, more: tuple[str, ...] = (), doing: str = "") -> Finding:
+    """A failure that no rule knows: the first exception's own words, where it arose, and what would help to explain it.
+
+    ``more``: evidence behind that. ``doing``: what its process did, said there where the title does not name it.
+    """
     failure = origin.failure if origin.failure and origin.failure.line == line.number else None
-    evidence = (f"line {line.number}: {line.text[:LONGEST]}", *_places(failure), *_read(facts))
+    evidence = (f"line {line.number}: {line.text[:LONGEST]}", *_places(failure), *_read(facts), *more)
     words, activity = line.text[:WORDS], f", {origin.activity}" if failure and origin.activity else ""
     place = failure.frame.place if failure and failure.frame else ""
     if failure and failure.raised_by_the_script:
@@ -203,9 +205,9 @@ def unexplained(line: Line, facts: Facts, origin: Origin) -> Finding:
             "script-raised", ERROR, evidence=evidence, words=words, at=at, activity=activity, place=place
         )
     if GPU_MEMORY.search(line.text):
-        return book.finding("unexplained-failure", ERROR, case="gpu-memory", evidence=evidence)
+        return with_activity(book.finding("unexplained-failure", ERROR, case="gpu-memory", evidence=evidence), doing)
     if failure and (known := answer_to(failure, facts)):
-        return replace(finding_of(known, facts, ERROR), evidence=evidence)
+        return with_activity(replace(finding_of(known, facts, ERROR), evidence=evidence), doing)
     if failure and (refusal := refusal_of(failure)):
         return book.finding(
             "unexplained-failure",
@@ -219,7 +221,7 @@ def unexplained(line: Line, facts: Facts, origin: Origin) -> Finding:
             names=refusal.names,
         )
     at = f", at {failure.frame}" if failure and failure.frame else ""
-    return book.finding(
+    finding = book.finding(
         "unexplained-failure",
         ERROR,
         case=UNEXPLAINED[_kind(failure)],
@@ -229,6 +231,7 @@ def unexplained(line: Line, facts: Facts, origin: Origin) -> Finding:
         activity=activity,
         place=place,
     )
+    return finding if failure else with_activity(finding, doing)
 
 
 UNEXPLAINED = {

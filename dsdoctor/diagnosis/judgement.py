@@ -33,6 +33,7 @@ from dsdoctor.diagnosis.findings import (
     undecided_frame,
     undecided_log,
     unexplained,
+    with_activity,
 )
 from dsdoctor.diagnosis.marks import Event
 from dsdoctor.diagnosis.models import Facts, Hit, Line, LogOutcome, Stage, Tier
@@ -279,20 +280,22 @@ def _of_causes(causes: list[Hit], notes: list[Finding], facts: Facts, read: Scan
         findings[0] = with_modules(findings[0], first, facts)
     findings[0] = _with_what_came_before(findings[0], first, origin)
     if not follows:
-        findings[0] = _with_the_place(findings[0], failure_of(first, origin, read.timeline))
+        findings[0] = _with_the_place(findings[0], first, failure_of(first, origin, read.timeline))
+    activity = origin.activity if mine else ""
+    findings[0] = with_activity(findings[0], activity)
     return Verdict(
         outcome=LogOutcome.CAUSE,
         findings=(*findings, *notes),
         where="" if follows else origin.where if mine else where_hit(first, read.timeline),
-        activity=origin.activity if mine else "",
+        activity=activity,
         follows=follows,
     )
 
 
-def _with_the_place(finding: Finding, failure: Failure | None) -> Finding:
-    """The cause, with the place in the user's own files where it arose."""
+def _with_the_place(finding: Finding, hit: Hit, failure: Failure | None) -> Finding:
+    """The cause, with the place in the user's own files where it arose, where the hit has not named it."""
     frame = failure.frame if failure else None
-    if frame is None or not frame.own or frame.place in finding.title:
+    if frame is None or not frame.own or any(frame.place in value for value in hit.groups.values()):
         return finding
     return replace(finding, evidence=(*finding.evidence, f"your code stood at {frame}"))
 
@@ -323,12 +326,12 @@ def _of_a_failure(
     if failure and failure.text.startswith("KeyboardInterrupt"):
         told = interrupted(origin, failure.line, failure.text)
         nan = losses_are_nan(read.timeline, read.last_line, facts)
-        first = (nan, told) if nan else (told,)
+        first = (with_activity(nan, doing), told) if nan else (told,)
         return Verdict(outcome=LogOutcome.CAUSE, findings=(*first, *notes), activity=origin.activity)
     if failure and (failure.native or not _better_known(read, origin)):
         outcome = LogOutcome.RAISED if failure.raised_by_the_script else LogOutcome.UNEXPLAINED
-        told = unexplained(Line(failure.line, failure.text), facts, origin)
-        told = replace(told, evidence=(*told.evidence, *passed_over(origin)))
+        first_words = Line(failure.line, failure.text)
+        told = unexplained(first_words, facts, origin, more=passed_over(origin), doing=doing)
         return Verdict(outcome=outcome, findings=(told, *notes), where=where, activity=doing)
     stopped = next((one for one in read.timeline.failures if "SignalException" in one.text), None)
     if ended and ended.signal and not _better_known(read, origin) and (ended.signal not in FROM_OUTSIDE or not stopped):
@@ -344,12 +347,13 @@ def _of_a_failure(
     if line and not before:
         # somebody ends a run that learns nothing any more
         nan = losses_are_nan(read.timeline, read.last_line, facts)
-        first = (nan, interrupted(origin, *line)) if nan else (interrupted(origin, *line),)
+        told = interrupted(origin, *line)
+        first = (with_activity(nan, doing), told) if nan else (told,)
         return Verdict(outcome=LogOutcome.CAUSE, findings=(*first, *notes), activity=origin.activity)
     if ended and not _better_known(read, origin):
         words = read.timeline.last_words
         if line := Line(*words) if words else _error_by_form(ended, read):
-            told = unexplained(line, facts, origin)
+            told = unexplained(line, facts, origin, doing=doing)
             return Verdict(outcome=LogOutcome.UNEXPLAINED, findings=(told, *notes), where=where, activity=doing)
         told = ended_without_words(ended, origin)
         return Verdict(outcome=LogOutcome.ONLY_ECHOES, findings=(told, *notes), where=where, activity=doing)

@@ -244,7 +244,7 @@ class Diagnosis:
 
     ``where``: on which ranks it began, and ``activity``: what they were doing; "" where the log does not say.
     ``follows``: the first finding only says that another process is gone or does not come. ``silent``: it shows neither trouble nor
-    health, so that another log of the same job may speak for it.
+    health, so that another log of the same job may speak for it. ``without_ranks``: the first finding's title without ``where``.
     """
 
     name: str
@@ -256,6 +256,7 @@ class Diagnosis:
     activity: str = ""
     follows: bool = False
     silent: bool = False
+    without_ranks: str = ""
 
     @property
     def verdict(self) -> LogVerdict:

@@ -296,7 +296,7 @@ class Case:
             yield f"rank {view.rank} waits for {view.lock.path} to be removed: {_holder_words(view)}"
         if polls_child(view):
             yield f"rank {view.rank} polls a child process that is still running, in the loop {view.polls}"
-        yield from (f"rank {view.rank}: {line}" for line in view.workers)
+        yield from (f"rank {view.rank}: {worker.line}" for worker in view.workers)
         yield from _threads_of(view)
         if view.state in DEAD:
             yield from filter(None, [last_seen(view)])

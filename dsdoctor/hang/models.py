@@ -175,6 +175,16 @@ class Lock:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoaderWorker:
+    """A worker of a rank's data loader. ``line``: where it stands, in words. ``at_lock``: it waits for a lock of its own process.
+    ``blocked``: it has ended, is stopped, or waits for any lock, so that it may never answer."""
+
+    line: str
+    at_lock: bool = False
+    blocked: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankView:
     """A rank as its node's supervisor sees it. ``state``: the kernel's letter, "" for gone. ``ended``: how it ended, in
     words; ``ended_at``: when that was seen, by its host's monotonic clock. ``silent``: seconds since its last sample.
@@ -184,7 +194,7 @@ class RankView:
     still. ``wakes``: how often its training thread came back to the user's own code while nothing moved; ``children``: processes
     that it has started and that live, its loader's workers apart; ``polls``: the loop in which it asks whether one of them still
     does. ``unserved``: nothing listens on this host where it wants to join a store. ``unread``: why its stacks could not be read,
-    "" where they were. ``age``: seconds since they were. ``workers``: where its data loader's workers stand, a line each."""
+    "" where they were. ``age``: seconds since they were. ``workers``: the first of its data loader's."""
 
     rank: int
     host: str
@@ -205,7 +215,7 @@ class RankView:
     lock: Lock | None = None
     unread: str = ""
     age: float = 0.0
-    workers: tuple[str, ...] = ()
+    workers: tuple[LoaderWorker, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

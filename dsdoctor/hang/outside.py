@@ -17,8 +17,8 @@ from dsdoctor.core.files import is_this_user
 from dsdoctor.core.host import Host
 from dsdoctor.core.processes import LETTERS
 from dsdoctor.core.text import decode
-from dsdoctor.hang.activity import Activity, StackActivity, activity_in, activity_of
-from dsdoctor.hang.models import Frame, RankView, ThreadStack
+from dsdoctor.hang.activity import AT_LOCK, LOCKED, Activity, StackActivity, activity_in, activity_of
+from dsdoctor.hang.models import Frame, LoaderWorker, RankView, ThreadStack
 from dsdoctor.hang.processes import all_parents, catches, caught, facts_of, owner_of, waits_in
 from dsdoctor.hang.source import Sources
 from dsdoctor.hang.stacks import frame_text, main_of, own_frame
@@ -151,6 +151,8 @@ ENDED = "ZXTt"
 """The kernel's letters of a process that does nothing any more."""
 OF_TORCH = frozenset({signal.SIGBUS, signal.SIGSEGV, signal.SIGFPE, signal.SIGTERM})
 """Signals for which torch gives a worker handlers of its own."""
+LOCKING = re.compile("lock|futex")
+"""In a function of the kernel or a line of source: a wait that nothing from outside ends."""
 SILENT = 3.0
 """Seconds: of a rank that has written nothing for so long it is not known which workers it has."""
 
@@ -160,37 +162,43 @@ def of_loader(view: RankView) -> bool:
     return activity_of(view) == StackActivity(Activity.DATA_LOADER)
 
 
-def workers_of(view: RankView, stacks: Path, sources: Sources) -> tuple[str, ...]:
-    """A line for each of the first workers of a rank's loader. ``stacks``: the file into which the rank's fault handler writes."""
+def workers_of(view: RankView, stacks: Path, sources: Sources) -> tuple[LoaderWorker, ...]:
+    """Where the first workers of a rank's loader stand. ``stacks``: the file into which the rank's fault handler writes."""
     named = view.sample.loader_workers if view.sample is not None and view.silent < SILENT else ()
     parents = all_parents()
     children = [pid for pid in named if parents.get(pid) == view.pid]
-    return tuple(line for child in children[:MAX_WORKERS] if (line := _line(child, view, stacks, sources)))
+    workers = (_worker(child, view, stacks, sources) for child in children[:MAX_WORKERS])
+    return tuple(worker for worker in workers if worker is not None)
 
 
 def may_read(view: RankView) -> bool:
     """Whether a rank waits for workers of its data loader that wait themselves, and for no lock: they may read from far away."""
-    ill = ("lock", "futex", *(LETTERS[letter] for letter in ENDED))
-    return of_loader(view) and bool(view.workers) and not any(word in line for line in view.workers for word in ill)
+    return of_loader(view) and bool(view.workers) and not any(worker.blocked for worker in view.workers)
 
 
-def _line(pid: int, view: RankView, stacks: Path, sources: Sources) -> str:
+def _worker(pid: int, view: RankView, stacks: Path, sources: Sources) -> LoaderWorker | None:
     facts, kind = facts_of(pid), kind_of(pid, view.pid)
     if facts is None or not kind:
-        return ""
+        return None
     if facts.state in ENDED:
-        return f"its worker {pid} is {LETTERS[facts.state]}"
+        return LoaderWorker(line=f"its worker {pid} is {LETTERS[facts.state]}", blocked=True)
     asked = kind == FORKED and facts.state != "D" and answers(pid, view)
     frames = main_of(asked_for(pid, stacks)) if asked else ()
     kernel = waits_in(pid)
     own = own_frame(frames, only=True)
     if own is None:
         # in the loader's own loop it waits for the next order
-        return f"its worker {pid}, in the kernel: {kernel}" if kernel and not frames else ""
+        if not kernel or frames:
+            return None
+        return LoaderWorker(line=f"its worker {pid}, in the kernel: {kernel}", blocked=bool(LOCKING.search(kernel)))
     known = with_text(own, pid, sources)
     seen = activity_in(tuple(known if frame == own else frame for frame in frames), kernel)
     words = seen.kind.value if seen.kind else "is"
-    return f"its worker {pid} {words} at {frame_text(known)}"
+    return LoaderWorker(
+        line=f"its worker {pid} {words} at {frame_text(known)}",
+        at_lock=seen.kind in AT_LOCK,
+        blocked=seen.kind in LOCKED or bool(LOCKING.search(known.text)),
+    )
 
 
 def answers(pid: int, view: RankView) -> bool:

@@ -39,7 +39,7 @@ class ConfigCheck:
     def __init__(self, mode: str, *, speaks: bool, say: Say) -> None:
         """``speaks``: only one rank of a launch does."""
         self.mode, self.speaks, self.say = mode, speaks, say
-        self.said: set[str] = set()
+        self.said: set[Finding] = set()
         self.deepspeed: DeepSpeedHere | None = None
 
     def before(self, initialize: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -74,8 +74,8 @@ class ConfigCheck:
 
     def tell(self, findings: Sequence[Finding]) -> None:
         """Say what was not said yet."""
-        new = [finding for finding in findings if finding.title not in self.said]
-        self.said.update(finding.title for finding in new)
+        new = [finding for finding in findings if finding not in self.said]
+        self.said.update(new)
         if new:
             self.say("about the DeepSpeed configuration:", *map(printable, finding_lines(new)))
 

@@ -79,6 +79,21 @@ def test_the_logs_of_several_ranks_are_summed_up_and_the_same_problem_is_reporte
     assert sum("[cuda-header-missing]" in line for line in lines) == 1
 
 
+def test_the_same_problem_on_another_rank_is_reported_once(tmp_path: Path) -> None:
+    raised = 'Traceback (most recent call last):\n  File "/w/train.py", line 7, in <module>\n    main()\n'
+    raised += '  File "/w/train.py", line 5, in main\n    raise ValueError(3)\nValueError: the data are empty\n'
+    for rank in range(2):
+        lines = (f"[rank{rank}]: {line}\n" for line in raised.splitlines())
+        (tmp_path / f"rank{rank}.log").write_text("".join(lines))
+
+    done = run("diagnose", "--json", str(tmp_path / "rank0.log"), str(tmp_path / "rank1.log"))
+
+    document = json.loads(done.stdout)
+    titles = [log["findings"][0]["title"] for log in document["logs"]]
+    assert [title.partition(": ")[0] for title in titles] == ["rank 0", "rank 1"]
+    assert [finding["title"] for finding in document["findings"]] == titles[:1]
+
+
 def test_the_document_names_each_log_with_its_facts(sick: str) -> None:
     done = run("diagnose", "--json", sick)
 

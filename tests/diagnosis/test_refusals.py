@@ -150,3 +150,16 @@ def test_a_whole_sentence_by_which_a_library_refuses_is_told_as_the_cause(
 
     assert (finding.rule == "library-asks-for") is told
     assert not told or (message.partition(": ")[2] in finding.title and package in finding.title)
+
+
+@each(
+    ("error", "in_title", "in_evidence"),
+    [("ValueError: the data are empty", 1, 0), ("OSError: [Errno 28] No space left on device", 0, 1)],
+)
+def test_what_a_process_was_doing_is_said_once(error: str, in_title: int, in_evidence: int) -> None:
+    frames = '  File "/w/train.py", line 7, in <module>\n    save()\n  File "/w/train.py", line 5, in save_checkpoint\n    x()\n'
+    log = f"Traceback (most recent call last):\n{frames}{error}\n"
+    first = diagnose(log.splitlines()).findings[0]
+    doing = "while a checkpoint was saved"
+
+    assert (first.title.count(doing), sum(doing in line for line in first.evidence)) == (in_title, in_evidence)
