@@ -130,6 +130,13 @@ def wheel_requires_address(machine: Machine) -> Iterator[Finding]:
         )
 
 
+def wheel_unusual(machine: Machine) -> Iterator[Finding]:
+    """The built DeepSpeed requires packages that no release does, or has a manifest that cannot be read."""
+    built = machine.deepspeed
+    if built and built.doubts:
+        yield book.finding("wheel-unusual", Severity.WARNING, location=built.location, doubts=and_more(built.doubts))
+
+
 def op_unreadable(machine: Machine) -> Iterator[Finding]:
     """A shared object is damaged: it is no ELF file, or its tables are inconsistent."""
     built = machine.deepspeed
@@ -242,6 +249,7 @@ CHECKS = (
     wheel_foreign_files,
     wheel_identity,
     wheel_requires_address,
+    wheel_unusual,
     op_unreadable,
     shared_library_missing,
 )

@@ -68,15 +68,18 @@ def _op_names(ops: object) -> tuple[str, ...]:
 
 
 def with_manifest(facts: DeepSpeed, manifest: str | None, *, exists: Callable[[str], bool]) -> DeepSpeed:
-    """Add what a manifest says; one that is malformed, or none, adds nothing. ``exists`` is asked about paths."""
+    """Add what a manifest says; one that is malformed adds a doubt, and none adds nothing. ``exists`` is asked about paths."""
     from msgspec import DecodeError
 
+    if manifest is None:
+        return facts
+    unreadable = replace(facts, doubts=(*facts.doubts, f"its manifest {MANIFEST} cannot be read"))
     try:
-        told = decode(manifest or "", _Manifest)
+        told = decode(manifest, _Manifest)
     except DecodeError:
-        return facts
+        return unreadable
     if not told.schema.startswith("dsdoctor-manifest/"):
-        return facts
+        return unreadable
     return replace(
         facts,
         accelerator=told.accelerator,

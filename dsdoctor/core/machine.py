@@ -193,7 +193,8 @@ class DeepSpeed:
     ``sm_arch`` holds "90_real" or "90_virtual" for each op that has GPU code (an op that was not looked at is not in it).
     ``glibc`` and ``glibcxx`` are the oldest that all its ops load with. ``altered`` names files whose digest is not the recorded
     one, ``foreign`` files that came with it and belong to no DeepSpeed, ``unreadable`` shared objects that are damaged;
-    ``contradictions`` says what in a wheel is not as its file name says, ``addresses`` what it would have fetched, and where from.
+    ``contradictions`` says what in a wheel is not as its file name says, ``addresses`` what it would have fetched, and where from,
+    ``doubts`` what no DeepSpeed has and that proves no harm.
     ``needed`` are those of WATCHED that an op links and leaves to the system: none of its own folders holds them. ``told_by``
     says where the facts come from: "manifest", "files" (the shared objects themselves) or "record" (DeepSpeed's own
     git_version_info_installed.py).
@@ -219,6 +220,7 @@ class DeepSpeed:
     unreadable: tuple[str, ...] = ()
     contradictions: tuple[str, ...] = ()
     addresses: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
     needed: dict[str, tuple[str, ...]] = field(default_factory=dict)
     told_by: str = "record"
 

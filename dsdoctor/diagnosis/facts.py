@@ -446,6 +446,8 @@ KNOWN_PACKAGES = frozenset(
 )
 """What a command to install may name. A log chooses any other name, and so whose package it would be: a missing module may be a
 file of one's own, whose name is anybody's to take on an index."""
+INSTALLS = re.compile(r"\bpip (?:install|download)\b")
+PACKAGE_FIELDS = frozenset({"package", "program", "wanted"})
 LAUNCHER_PACKAGES = {"pdsh": "pdsh", "srun": "slurm-client", "mpirun_rsh": "mvapich2", "mpichversion": "mpich"}
 LONGEST = 160
 LAST_PORT = 65535
@@ -485,8 +487,7 @@ def values_of(groups: Mapping[str, str], facts: Facts, op: str | None) -> dict[s
         values["cuda_tag"] = f"cu{cuda.replace('.', '')}"
     values |= _torch_again(values.get("torch", ""), values.get("cuda_tag"))
     if module := values.get("module"):
-        named = PACKAGES.get(module.split(".")[0], module.split(".")[0].replace("_", "-").lower())
-        values["package"] = named if named in KNOWN_PACKAGES else "PACKAGE"
+        values["package"] = known_package(module.split(".")[0]) or "PACKAGE"
     if path := values.get("path"):
         values["checkpoint_folder"] = posixpath.dirname(path) if posixpath.basename(path) == "latest" else path
     if (port := values.get("port", "")).isdigit():
@@ -494,6 +495,31 @@ def values_of(groups: Mapping[str, str], facts: Facts, op: str | None) -> dict[s
     if launcher := values.get("launcher"):
         values["launcher_package"] = LAUNCHER_PACKAGES.get(launcher, "openmpi-bin")
     return values
+
+
+def known_package(name: str) -> str | None:
+    """The package that an index has under this name, or that brings this module; None for one that is anybody's to take.
+
+    >>> known_package("yaml"), known_package("huggingface_hub"), known_package("my_company_internal")
+    ('pyyaml', 'huggingface-hub', None)
+    """
+    package = PACKAGES.get(name, name.replace("_", "-").lower())
+    return package if package in KNOWN_PACKAGES else None
+
+
+def values_of_step(template: str, values: Mapping[str, str]) -> dict[str, str]:
+    """What a command may take of a log: no host, and of packages to install or download those that are known.
+
+    >>> values_of_step("pip install {wanted}", {"wanted": "evil>=1", "host": "h"})
+    {'wanted': 'PACKAGE', 'host': 'HOST'}
+    """
+    taken = {**values, **({"host": "HOST"} if "host" in values else {})}
+    if INSTALLS.search(template):
+        for field in PACKAGE_FIELDS & set(taken):
+            named = re.match(r"[\w.-]*\w", taken[field])
+            if named is None or known_package(named[0]) is None:
+                taken[field] = "PACKAGE"
+    return taken
 
 
 def _torch_again(torch: str, tag: str | None) -> dict[str, str]:

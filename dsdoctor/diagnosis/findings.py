@@ -7,7 +7,7 @@ from dsdoctor.core.finding import Finding, Fix, Severity, Step, step
 from dsdoctor.core.text import counted
 from dsdoctor.diagnosis.answers import answer_to
 from dsdoctor.diagnosis.catalogue import RULES
-from dsdoctor.diagnosis.facts import fill, values_of
+from dsdoctor.diagnosis.facts import fill, values_of, values_of_step
 from dsdoctor.diagnosis.failures import Failure, Frame, refusal_of, refused_evidence
 from dsdoctor.diagnosis.lines import last_segment
 from dsdoctor.diagnosis.models import Facts, Hit, Line, Stage
@@ -105,7 +105,10 @@ def finding_of(hit: Hit, facts: Facts, severity: Severity) -> Finding:
         title=fill(signature.title or rule.title, values),
         evidence=(*_where(hit), *_read(facts)),
         affects=ops,
-        fix=Fix(text=fill(signature.fix or rule.fix, values), steps=tuple(step.filled(values) for step in steps)),
+        fix=Fix(
+            text=fill(signature.fix or rule.fix, values),
+            steps=tuple(step.filled(values_of_step(step.template, values)) for step in steps),
+        ),
     )
 
 

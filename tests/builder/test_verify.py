@@ -81,6 +81,15 @@ def test_a_wheel_that_says_it_is_another_and_takes_from_an_address_is_an_error(t
     assert (status, {"wheel-identity", "wheel-requires-address"} <= found) == (1, True)
 
 
+def test_a_requirement_that_no_release_has_is_named(libraries: dict[Built, bytes], tmp_path: Path) -> None:
+    files = contents(libraries[Built()])
+    metadata = files[f"{INFO}/METADATA"].replace(b"\n\n", b"\nRequires-Dist: einops-evil\n\n")
+    path = wheel(tmp_path, contents(libraries[Built()], **{f"{INFO}/METADATA": metadata}))
+
+    assert rules(path, H100_TORCH_2_14) == (0, {"wheel-unusual"})
+    assert "einops-evil" in run("verify", str(path), "--machine", str(H100_TORCH_2_14)).stdout
+
+
 @pytest.mark.slow
 def test_a_pth_file_that_an_installed_deepspeed_brought_is_an_error(
     libraries: dict[Built, bytes], tmp_path: Path

@@ -386,6 +386,38 @@ def test_a_requirement_from_an_address_is_named_without_its_secrets(tmp_path: Pa
     assert read_wheel(wheel(tmp_path, contents(b"no library"))).addresses == ()
 
 
+def test_a_requirement_that_no_release_has_is_a_doubt(tmp_path: Path) -> None:
+    lines = (
+        b"\nRequires-Dist: einops\nRequires-Dist: einops-evil\nRequires-Dist: Nvidia_ML.py>=12",
+        b"\nRequires-Dist: sphinx ; extra == 'dev'\nRequires-Dist: trap ; extra == 'dev' or python_version > '3'",
+        b"\nRequires-Dist: cupy-cuda12x ; python_version < '9' and extra == '1bit'\nRequires-Dist: other ; sys_platform == 'x'\n\n",
+    )
+    path = wheel(tmp_path, contents(b"no library", **{f"{INFO}/METADATA": METADATA.replace(b"\n\n", b"".join(lines))}))
+
+    found = read_wheel(path)
+
+    assert found.doubts == ("it requires einops-evil", "it requires trap", "it requires other")
+    assert found.contradictions == ()
+    assert read_wheel(wheel(tmp_path, contents(b"no library"))).doubts == ()
+
+
+def test_more_requirements_than_anybody_has_are_not_all_read(tmp_path: Path) -> None:
+    many = b"".join(b"\nRequires-Dist: p%d" % number for number in range(300_000))
+    path = wheel(tmp_path, contents(b"no library", **{f"{INFO}/METADATA": METADATA.replace(b"\n\n", many + b"\n\n")}))
+
+    found = read_wheel(path)
+
+    assert found.contradictions == ("METADATA holds 300,001 requirements, more than any DeepSpeed",)
+    assert len(found.doubts) < 1_001
+
+
+@pytest.mark.parametrize("manifest", [b"[" * 200_000, b'{"a":' + b"9" * 5_000 + b"}", b"", b'{"schema": "x"}', b"{}"])
+def test_a_manifest_that_cannot_be_read_is_a_doubt(manifest: bytes, tmp_path: Path) -> None:
+    found = read_wheel(wheel(tmp_path, contents(b"no library", **{f"{INFO}/dsdoctor.json": manifest})))
+
+    assert found.doubts == ("its manifest dsdoctor.json cannot be read",)
+
+
 def test_the_manifest_outweighs_the_record() -> None:
     manifest = {
         "schema": "dsdoctor-manifest/1",

@@ -144,6 +144,7 @@ SICK: dict[str, Machine] = {
     "wheel-foreign-files": healthy(deepspeed=replace(BUILT, foreign=("torch/__init__.py",))),
     "wheel-identity": healthy(deepspeed=replace(BUILT, contradictions=("METADATA names the package 'torch'",))),
     "wheel-requires-address": healthy(deepspeed=replace(BUILT, addresses=("torch from https://evil.example/x.whl",))),
+    "wheel-unusual": healthy(deepspeed=replace(BUILT, doubts=("it requires einops-evil",))),
     "path-entry-missing": healthy(paths=SearchPaths(missing_path=("/gone",))),
     "library-path-entry-missing": healthy(paths=SearchPaths(missing_library_path=("/gone", "/too"))),
     "library-path-other-cuda": healthy(

@@ -244,3 +244,35 @@ def test_a_log_does_not_choose_what_is_installed(module: str, package: str) -> N
     assert finding.fix
     assert [step.line for step in finding.fix.steps] == [f"python -m pip install {package}"]
     assert module.split(".")[0] in finding.title
+
+
+@each(
+    "line, kept, gone",
+    [
+        (
+            "ImportError: evil-pkg>=0.9.3 is required for a normal functioning of this module, but found evil-pkg==0.8.3.",
+            "python -m pip install PACKAGE",
+            "evil",
+        ),
+        (
+            "ImportError: accelerate>=1.1.0 is required for a normal functioning of this module, but found accelerate==0.8.3.",
+            "python -m pip install 'accelerate>=1.1.0'",
+            "evil",
+        ),
+        ("ERROR: Failed building wheel for evil-pkg", "python -m pip download --no-deps PACKAGE", "evil"),
+        ("bash: llamafactory-cli: command not found", "python -m pip install PACKAGE", "install llamafactory"),
+        ("ssh: Could not resolve hostname evilhost: Name or service not known", "getent hosts HOST", "evil"),
+        (
+            "torch.distributed.DistNetworkError: The client socket has failed to connect to any network address of (evil, 29500).",
+            "getent hosts HOST",
+            "evil",
+        ),
+    ],
+)
+def test_a_log_names_no_host_and_no_package_in_a_command(line: str, kept: str, gone: str) -> None:
+    finding = first([line])
+
+    assert finding.fix
+    steps = [step.line for step in finding.fix.steps]
+    assert kept in steps
+    assert gone not in str(steps)

@@ -170,6 +170,18 @@ def _foreign_entry_points(text: str | None) -> Iterator[str]:
 DIRECT = re.compile(r"([\w.-]+) ?(?:\[[^\]]*\])? ?@ ?(\S+)", re.ASCII)
 """A requirement that names where it is fetched from (PEP 508), as no package of PyPI may have one."""
 
+KNOWN_REQUIREMENTS = re.compile(
+    r"torch|torchvision|einops|hjson|msgpack|ninja|numpy|packaging|psutil|py-cpuinfo|cpufeature|pydantic|pynvml|nvidia-ml-py3?|tqdm"
+    r"|tensorboardx|pillow|triton|mpi4py|cupy(-(cuda|rocm)[\dx-]+)?|deepspeed-kernels"
+)
+"""What the releases require, of requirements.txt and of the ops that bring a requirement along."""
+
+OF_EXTRA = re.compile(r'(?:(?!\bor\b).)*\bextra == "[\w-]+"')
+"""A condition that holds only where somebody asks for an extra."""
+
+MAX_REQUIREMENTS = 1000
+"""A release has a tenth of it with all extras."""
+
 MAX_PATCH = 30
 """Of a release of Python or torch."""
 MAX_NAME_LENGTH = 200
@@ -213,6 +225,22 @@ def addresses(metadata: str | None) -> tuple[str, ...]:
     return tuple(f"{each[1]} from {_shown(each[2])}" for each in found if each)
 
 
+def unknown_requirements(metadata: str | None) -> tuple[str, ...]:
+    """The packages that the wheel has pip install, and that no release of DeepSpeed requires.
+
+    >>> unknown_requirements("Requires-Dist: einops\\nRequires-Dist: einops-evil\\nRequires-Dist: sphinx ; extra == 'dev'\\n")
+    ('einops-evil',)
+    """
+    found: dict[str, None] = {}
+    for value in _values(list(_headers(metadata or "")), "requires-dist")[:MAX_REQUIREMENTS]:
+        with contextlib.suppress(InvalidRequirement):
+            needed = Requirement(value)
+            is_of_extra = OF_EXTRA.fullmatch(str(needed.marker or ""))
+            if not is_of_extra and not KNOWN_REQUIREMENTS.fullmatch(canonicalize_name(needed.name)):
+                found[needed.name] = None
+    return tuple(found)
+
+
 def _shown(address: str) -> str:
     return redaction.url(address)[:MAX_NAME_LENGTH] if "://" in address else GONE
 
@@ -245,7 +273,10 @@ def _of_requirements(metadata: str, pythons: tuple[str, ...], torch: str | None)
         releases = [f"{found[1]}.{found[2]}" for tag in pythons if (found := re.fullmatch(r"cp(\d)(\d+)", tag))]
         if releases and not any(_allows(wanted, release) for release in releases):
             yield f"METADATA requires the Python {_quoted(value)}, and the file name says {', '.join(sorted(pythons))}"
-    for value in _values(headers, "requires-dist"):
+    requirements = _values(headers, "requires-dist")
+    if len(requirements) > MAX_REQUIREMENTS:
+        yield f"METADATA holds {len(requirements):,} requirements, more than any DeepSpeed"
+    for value in requirements[:MAX_REQUIREMENTS]:
         try:
             needed = Requirement(value)
         except InvalidRequirement:
@@ -525,6 +556,7 @@ def _read(file: BinaryIO, entries: Entries, path: Path, version: str, folder: Pa
         foreign=foreign_files({*entries, *named}, version, entry_points),
         contradictions=(*dict.fromkeys(undecodable), *told),
         addresses=addresses(metadata),
+        doubts=(*facts.doubts, *(f"it requires {name[:MAX_NAME_LENGTH]}" for name in unknown_requirements(metadata))),
     )
 
 
