@@ -51,7 +51,7 @@ from dsdoctor.checkpoint.parameters import (
 from dsdoctor.core.cgroups import free_memory
 from dsdoctor.core.children import parse_answer
 from dsdoctor.core.errors import DoctorError, ImpossiblePlan, UsageError
-from dsdoctor.core.files import write_text
+from dsdoctor.core.files import refuse_large, write_text
 from dsdoctor.core.finding import Finding, Severity, has_error, step
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Gap
@@ -311,6 +311,7 @@ def read_model(path: Path, python: str) -> ModelShapes:
         raise UsageError(
             f"there is no model {path}", hint="a Hugging Face config.json, or its folder: --model CONFIG.json"
         )
+    refuse_large(path, f"model {path}")
     answer = parse_answer(LocalHost().ask(python, "ask_shapes.py", str(path), timeout=PATIENCE), dict, "the model")
     if isinstance(answer, Gap):
         raise UsageError(f"the model could not be read: {answer.reason}", hint="--python names another environment")

@@ -108,20 +108,17 @@ def outcome(facts: Facts, plan: Plan) -> Outcome:
 def _what_decides(facts: Facts) -> str:
     """Of a model that cuts its tensors itself, as Megatron's does: no file says where. torch compares the shapes of the pieces."""
     layout = _layout(facts.tensor, facts.pipeline)
-    return (
-        f"keep its {layout} (data-parallel: {facts.data or 'unknown'}) and its code of the model, and start that run once: "
-        "load_checkpoint raises 'size mismatch' where other tensors are cut than were saved, and loads where the same ones are"
-    )
+    return book.phrase("checkpoint", "try-once", layout=layout, data=facts.data)
 
 
 def _outcome(facts: Facts, plan: Plan) -> Outcome:
     run = planned(facts, plan)
     if run is None or facts.stage is None:
-        return Outcome(verdict=Verdict.UNKNOWN, why="no file says at which ZeRO stage it was saved")
+        return Outcome(verdict=Verdict.UNKNOWN, why=book.phrase("checkpoint", "stage-unknown"))
     other_layout = (run.tensor, run.pipeline) != (facts.tensor, facts.pipeline)
     if other_layout and not _is_cut_anew(facts, run):
         saved, now = _layout(facts.tensor, facts.pipeline), _layout(run.tensor, run.pipeline)
-        return Outcome(verdict=Verdict.UNKNOWN, why=f"it was saved with {saved}, and {now} was not tried")
+        return Outcome(verdict=Verdict.UNKNOWN, why=book.phrase("checkpoint", "layout-not-tried", saved=saved, now=now))
     if _family(run.stage) != _family(facts.stage):
         found = _other_family(facts, run)
     elif facts.universal:
@@ -132,7 +129,7 @@ def _outcome(facts: Facts, plan: Plan) -> Outcome:
         found = _without_zero(facts, run) if facts.stage == 0 else _sharded(facts, run)
     untried = _untried_cut(facts)
     if untried and found.verdict in {Verdict.LOADS, Verdict.UNIVERSAL}:
-        why = f"as far as the files tell {found.why}; {untried} not tried"
+        why = book.phrase("checkpoint", "cut-not-tried", why=found.why, untried=untried)
         return Outcome(verdict=Verdict.UNKNOWN, why=why, words=found.words)
     return found
 
@@ -156,9 +153,10 @@ def _is_cut_anew(facts: Facts, run: Run) -> bool:
 
 def _other_cut(facts: Facts, run: Run) -> Outcome:
     words = "AssertionError: key: ... is not found in the checkpoint"
-    why = f"its tensors are cut for {facts.tensor} ranks, and the run has {run.tensor}"
     if facts.stage == 0:
-        return Outcome(verdict=Verdict.CANNOT, why=f"{why}; without ZeRO it is not converted either", words=words)
+        why = book.phrase("checkpoint", "other-cut-without-zero", saved=facts.tensor, ranks=run.tensor)
+        return Outcome(verdict=Verdict.CANNOT, why=why, words=words)
+    why = book.phrase("checkpoint", "other-cut", saved=facts.tensor, ranks=run.tensor)
     return Outcome(verdict=Verdict.UNIVERSAL, why=why, words=words)
 
 
@@ -166,17 +164,17 @@ def _other_family(facts: Facts, run: Run) -> Outcome:
     """Between no ZeRO, stages 1 and 2, and stage 3 nothing is loaded, by a universal checkpoint neither."""
     if facts.stage == 0 and facts.layers and facts.sharded_optimizer and run.stage == 1 and _same(facts, run):
         # a pipeline in bf16 cuts its optimizer up at stage 0 already
-        return Outcome(verdict=Verdict.LOADS, why="the optimizer's states of this pipeline are cut up as at stage 1")
+        return Outcome(verdict=Verdict.LOADS, why=book.phrase("checkpoint", "pipeline-cut-as-at-stage-1"))
     if facts.layers and facts.stage == 0 and run.stage < 3:
         return Outcome(
             verdict=Verdict.UNKNOWN,
-            why="a pipeline from stage 0 to another one was tried with the same ranks in bf16 only",
+            why=book.phrase("checkpoint", "pipeline-from-stage-0"),
         )
     words = _words_of_family(facts, run)
     if facts.stage == 0:
-        why = "it was saved without ZeRO and has no optimizer states for each rank"
+        why = book.phrase("checkpoint", "saved-without-zero")
     else:
-        why = f"stage {facts.stage} and stage {run.stage} name and cut their files in different ways, a universal checkpoint's too"
+        why = book.phrase("checkpoint", "other-family", saved=facts.stage, stage=run.stage)
     return Outcome(verdict=Verdict.CANNOT, why=why, words=words)
 
 
@@ -195,74 +193,67 @@ def _words_of_family(facts: Facts, run: Run) -> str:
 
 def _universal(facts: Facts) -> Outcome:
     if facts.experts or _is_cut_by_the_model(facts):
-        why = "universal checkpoints of experts and of tensors that a model cuts itself were not tried"
+        why = book.phrase("checkpoint", "universal-not-tried")
         return Outcome(verdict=Verdict.UNKNOWN, why=why)
-    ranks = "as many pipeline stages and any number of ranks" if (facts.pipeline or 1) > 1 else "any number of ranks"
-    return Outcome(
-        verdict=Verdict.LOADS, why=f"it is universal, for {ranks}, where the configuration says {LOAD_UNIVERSAL}"
-    )
+    name = "universal-pipeline" if (facts.pipeline or 1) > 1 else "universal"
+    return Outcome(verdict=Verdict.LOADS, why=book.phrase("checkpoint", name, setting=LOAD_UNIVERSAL))
 
 
 def _without_zero(facts: Facts, run: Run) -> Outcome:
     """Stage 0: the whole optimizer stands in the model states."""
     if facts.layers and facts.sharded_optimizer:
-        return Outcome(
-            verdict=Verdict.CANNOT, why="a pipeline in bf16 at stage 0 does not load what it saved", words="KeyError: 0"
-        )
+        return Outcome(verdict=Verdict.CANNOT, why=book.phrase("checkpoint", "pipeline-in-bf16"), words="KeyError: 0")
     if facts.layers:
-        return Outcome(verdict=Verdict.UNKNOWN, why="a pipeline at stage 0 was tried in bf16 only")
+        return Outcome(verdict=Verdict.UNKNOWN, why=book.phrase("checkpoint", "pipeline-at-stage-0"))
     if run.dtype != facts.dtype:
         if "fp16" in {run.dtype, facts.dtype} or "" in {run.dtype, facts.dtype}:
             return Outcome(
-                verdict=Verdict.UNKNOWN, why=f"at stage 0 {_named(facts.dtype)} was not tried with {_named(run.dtype)}"
+                verdict=Verdict.UNKNOWN,
+                why=book.phrase("checkpoint", "types-at-stage-0", saved=facts.dtype, dtype=run.dtype),
             )
-        why = f"the optimizer of a {run.dtype} run has other states than that of a {facts.dtype} run"
+        why = book.phrase("checkpoint", "other-states", dtype=run.dtype, saved=facts.dtype)
         return Outcome(verdict=Verdict.CANNOT, why=why, words="KeyError, while it loads the optimizer")
     if (facts.experts or _is_cut_by_the_model(facts)) and run.data != facts.data:
-        why = "other ranks were not tried with experts, and with tensors that a model cuts itself"
+        why = book.phrase("checkpoint", "ranks-not-tried")
         return Outcome(verdict=Verdict.UNKNOWN, why=why)
-    whole = "the whole of it, whatever the number of ranks"
-    part = "the file of its part of the tensors" if (facts.tensor or 1) > 1 else whole
-    return Outcome(verdict=Verdict.LOADS, why=f"without ZeRO each rank loads {part}")
+    name = "part-without-zero" if (facts.tensor or 1) > 1 else "whole-without-zero"
+    return Outcome(verdict=Verdict.LOADS, why=book.phrase("checkpoint", name))
 
 
 def _sharded(facts: Facts, run: Run) -> Outcome:
     """Stages 1 to 3: each rank loads its own piece of the optimizer's states."""
     if run.data is None or facts.data is None:
-        return Outcome(verdict=Verdict.UNKNOWN, why="no file says how many data-parallel ranks saved it")
+        return Outcome(verdict=Verdict.UNKNOWN, why=book.phrase("checkpoint", "ranks-unknown"))
     if facts.without_step:
         return _elastic(facts, run)
     marks = (run.dtype == "bf16", facts.bf16)
     if run.data == facts.data and marks[0] == marks[1]:
         if run.dtype != facts.dtype:
-            why = f"{_named(facts.dtype)} was not tried with {_named(run.dtype)}; the names of the files fit"
+            why = book.phrase("checkpoint", "types-not-tried", saved=facts.dtype, dtype=run.dtype)
             return Outcome(verdict=Verdict.UNKNOWN, why=why)
-        other = f", saved at stage {facts.stage}," if run.stage != facts.stage else ""
-        return Outcome(
-            verdict=Verdict.LOADS, why=f"each data-parallel rank of {facts.data} finds its file{other} and loads it"
-        )
+        name = "same-ranks" if run.stage == facts.stage else "same-ranks-at-another-stage"
+        return Outcome(verdict=Verdict.LOADS, why=book.phrase("checkpoint", name, ranks=facts.data, saved=facts.stage))
     why, words = _difference(facts, run)
     if facts.experts or _is_cut_by_the_model(facts) or (facts.layers and facts.stage != 1):
         return Outcome(
-            verdict=Verdict.UNKNOWN, why=f"not as it is ({why}), and converting this layout was not tried", words=words
+            verdict=Verdict.UNKNOWN, why=book.phrase("checkpoint", "converting-not-tried", why=why), words=words
         )
     return Outcome(verdict=Verdict.UNIVERSAL, why=why, words=words)
 
 
 def _elastic(facts: Facts, run: Run) -> Outcome:
     """Saved with elastic_checkpoint and an optimizer that counts the steps of each parameter, as torch's Adam: without the step."""
-    why = "elastic_checkpoint left the optimizer's step out of its files"
     if not _same(facts, run):
-        return Outcome(verdict=Verdict.UNKNOWN, why=f"{why}, and converting such a checkpoint was not tried")
+        return Outcome(verdict=Verdict.UNKNOWN, why=book.phrase("checkpoint", "elastic-not-tried"))
     words = "AssertionError without a word, or KeyError: 'base_optimizer_state_step'"
-    fix = "load the weights alone, load_checkpoint(..., load_optimizer_states=False), and train on without elastic_checkpoint"
-    return Outcome(verdict=Verdict.CANNOT, why=f"{why}, and a load asks for it", words=words, fix=fix)
+    fix = book.phrase("checkpoint", "load-without-states")
+    return Outcome(verdict=Verdict.CANNOT, why=book.phrase("checkpoint", "elastic"), words=words, fix=fix)
 
 
 def _difference(facts: Facts, run: Run) -> tuple[str, str]:
     if run.data != facts.data:
-        many = "s" * (facts.data != 1)
-        why = f"its optimizer states are cut for {facts.data} data-parallel rank{many}, and the run has {run.data}"
+        saved = f"{facts.data} data-parallel rank{'s' * (facts.data != 1)}"
+        why = book.phrase("checkpoint", "other-ranks", saved=saved, ranks=run.data)
         if run.stage == 3 and (run.data or 0) > (facts.data or 0):
             return why, "ZeRORuntimeException on some ranks, AssertionError on those whose file is not there"
         if run.stage == PARTITIONED and facts.frozen:
@@ -273,7 +264,7 @@ def _difference(facts: Facts, run: Run) -> tuple[str, str]:
         )
     name = "bf16_zero_pp_rank_0..." if run.dtype == "bf16" else "zero_pp_rank_0..."
     return (
-        f"its optimizer files are named for {_named(facts.dtype)}, and a {run.dtype} run looks for other names",
+        book.phrase("checkpoint", "other-names", saved=facts.dtype, dtype=run.dtype),
         f"FileNotFoundError: {name}",
     )
 
@@ -295,10 +286,6 @@ def _layout(tensor: int | None, pipeline: int | None) -> str:
     return f"{tensor or 'unknown'} tensor-parallel and {pipeline or 'unknown'} pipeline ranks"
 
 
-def _named(dtype: str) -> str:
-    return dtype or "an unknown type"
-
-
 # A load that leaves the optimizer out (``load_optimizer_states=False``, ``load_module_only=True``) -> what becomes of it.
 #
 # As real ranks of DeepSpeed 0.19.8 did; the table is compared with them in tests/launch/test_checkpoint.py.
@@ -311,18 +298,21 @@ def outcome_of_weights(facts: Facts, plan: Plan) -> Outcome:
     """What load_checkpoint does in the planned run with that argument."""
     run = planned(facts, plan)
     if run is None or facts.stage is None:
-        return Outcome(verdict=Verdict.UNKNOWN, why="no file says at which ZeRO stage it was saved")
+        return Outcome(verdict=Verdict.UNKNOWN, why=book.phrase("checkpoint", "stage-unknown"))
     reason = _not_tried(facts, run)
     if reason:
-        return Outcome(verdict=Verdict.UNKNOWN, why=f"{ARGUMENTS[plan.load]} was not tried with {reason}")
+        return Outcome(
+            verdict=Verdict.UNKNOWN,
+            why=book.phrase("checkpoint", "argument-not-tried", argument=ARGUMENTS[plan.load], reason=reason),
+        )
     if (run.stage >= PARTITIONED) != (facts.stage >= PARTITIONED):
-        why = f"stage {facts.stage} and stage {run.stage} name the files of the model in different ways"
+        why = book.phrase("checkpoint", "other-model-files", saved=facts.stage, stage=run.stage)
         return Outcome(verdict=Verdict.CANNOT, why=why, words="AssertionError without a word")
     if run.stage >= PARTITIONED:
         return _partitioned(facts, run, plan)
     return Outcome(
         verdict=Verdict.LOADS,
-        why="its weights alone, which any number of ranks and any stage below 3 find in the same file",
+        why=book.phrase("checkpoint", "weights-alone"),
     )
 
 
@@ -336,17 +326,17 @@ def _not_tried(facts: Facts, run: Run) -> str:
 
 def _partitioned(facts: Facts, run: Run, plan: Plan) -> Outcome:
     if plan.load == MODULE:
-        why = "at stage 3 the model's file holds no weights, and load_module_only=True takes them from nowhere else"
+        why = book.phrase("checkpoint", "no-weights-at-stage-3")
         return Outcome(verdict=Verdict.CANNOT, why=why, words="nothing: it returns as if it had loaded")
     if run.data is None or facts.data is None:
-        return Outcome(verdict=Verdict.UNKNOWN, why="no file says how many data-parallel ranks saved it")
+        return Outcome(verdict=Verdict.UNKNOWN, why=book.phrase("checkpoint", "ranks-unknown"))
     if run.data > facts.data:
-        why = f"each rank opens a file of its own, and there are those of {facts.data}"
+        why = book.phrase("checkpoint", "fewer-files", ranks=facts.data)
         return Outcome(verdict=Verdict.CANNOT, why=why, words="AssertionError on the ranks whose file is not there")
     if facts.frozen and run.data != facts.data:
-        why = f"the frozen parameters are cut for {facts.data} data-parallel ranks, and the run has {run.data}"
+        why = book.phrase("checkpoint", "frozen-cut", saved=facts.data, ranks=run.data)
         return Outcome(verdict=Verdict.CANNOT, why=why, words=SIZES)
-    return Outcome(verdict=Verdict.LOADS, why="its weights alone, put together from the files of all ranks")
+    return Outcome(verdict=Verdict.LOADS, why=book.phrase("checkpoint", "weights-put-together"))
 
 
 def judge_weights_alone(examined: Examined, plan: Plan) -> Iterator[Finding]:
@@ -411,9 +401,7 @@ def _of_latest(examined: Examined, plan: Plan) -> Iterator[Finding]:
 # (``_configure_bf16_optimizer``) and with ZeRO (``_configure_zero_optimizer``).
 
 
-AT_STAGE_0 = 'give the engine that evaluates a configuration with "zero_optimization": {"stage": 0}'
 NO_SCHEDULE = "TypeError: 'NoneType' object is not subscriptable, where it has one"
-WITHOUT_ARGUMENT = "load with load_checkpoint(..., load_module_only=True)"
 
 
 def outcome_of_load(facts: Facts, plan: Plan) -> Outcome:
@@ -433,7 +421,7 @@ def evaluates(facts: Facts, plan: Plan) -> bool:
 def _outcome_of_evaluation(facts: Facts, plan: Plan) -> Outcome:
     run = planned(facts, plan)
     if run is None or facts.stage is None:
-        return Outcome(verdict=Verdict.UNKNOWN, why="no file says at which ZeRO stage it was saved")
+        return Outcome(verdict=Verdict.UNKNOWN, why=book.phrase("checkpoint", "stage-unknown"))
     if run.stage:
         return _with_zero(facts, plan, run)
     found = outcome_of_weights(facts, replace(plan, load=MODULE if plan.load == ALL else plan.load))
@@ -441,18 +429,18 @@ def _outcome_of_evaluation(facts: Facts, plan: Plan) -> Outcome:
         return found
     return Outcome(
         verdict=Verdict.CANNOT,
-        why="in bf16 DeepSpeed gives an engine without an optimizer one all the same, which looks for states of its own",
+        why=book.phrase("checkpoint", "evaluation-in-bf16"),
         words="KeyError: 0" if facts.stage == 0 else "TypeError: 'NoneType' object is not subscriptable",
-        fix=WITHOUT_ARGUMENT,
+        fix=book.phrase("checkpoint", "load-module-only"),
     )
 
 
 def _with_zero(facts: Facts, plan: Plan, run: Run) -> Outcome:
     words = f"AssertionError: zero stage {run.stage} requires an optimizer"
-    why = f"at stage {run.stage} no engine is made without an optimizer"
+    why = book.phrase("checkpoint", "evaluation-with-zero", stage=run.stage)
     if run.stage >= PARTITIONED:
         words = "AttributeError: 'NoneType' object has no attribute 'load'"
-        why = "at stage 3 an engine without an optimizer has nothing that reads checkpoints"
+        why = book.phrase("checkpoint", "evaluation-at-stage-3")
     alone = facts.stage is not None and facts.stage < PARTITIONED
     return Outcome(verdict=Verdict.CANNOT, why=why, words=words, fix=_fix_at_stage_0(facts, plan) if alone else "")
 
@@ -460,7 +448,7 @@ def _with_zero(facts: Facts, plan: Plan, run: Run) -> Outcome:
 def _fix_at_stage_0(facts: Facts, plan: Plan) -> str:
     """What helps below stage 3: no ZeRO, and whatever the same load needs there."""
     there = _outcome_of_evaluation(facts, replace(plan, stage=0))
-    return f"{AT_STAGE_0}, and {there.fix}" if there.fix else AT_STAGE_0
+    return book.phrase("checkpoint", "evaluate-at-stage-0-and" if there.fix else "evaluate-at-stage-0", also=there.fix)
 
 
 def _without_states(facts: Facts, plan: Plan) -> Outcome:
@@ -469,13 +457,11 @@ def _without_states(facts: Facts, plan: Plan) -> Outcome:
     if alone.verdict is not Verdict.LOADS or plan.load == MODULE:
         return alone
     if plan.load == NO_OPTIMIZER:
-        why = "an engine without an optimizer saved it, and load_optimizer_states=False looks for the schedule of one"
-        return Outcome(
-            verdict=Verdict.UNKNOWN, why=f"{why}: it loads where the run has no scheduler", words=NO_SCHEDULE
-        )
+        why = book.phrase("checkpoint", "no-schedule")
+        return Outcome(verdict=Verdict.UNKNOWN, why=why, words=NO_SCHEDULE)
     return Outcome(
         verdict=Verdict.CANNOT,
-        why="an engine without an optimizer saved it, and the run looks for the states of one",
+        why=book.phrase("checkpoint", "no-states"),
         words="AttributeError or TypeError: 'NoneType' object ..., while it loads the optimizer",
-        fix=WITHOUT_ARGUMENT,
+        fix=book.phrase("checkpoint", "load-module-only"),
     )

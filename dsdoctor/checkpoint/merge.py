@@ -19,7 +19,7 @@ from dsdoctor.core.errors import DoctorError, ImpossiblePlan, UsageError
 from dsdoctor.core.files import (
     check_folder,
     is_this_user,
-    make_folder,
+    made_folder,
     open_regular,
     read_limited,
     replacing,
@@ -181,17 +181,8 @@ def merge_checkpoint(order: CheckpointOrder, merge: MergeOrder, watching: Watchi
         raise ImpossiblePlan("not all files of the tag could be read", hint="dsdoctor checkpoint DIR names them")
     outputs = _outputs(judged, merge)
     check_folder(merge.out, "--merge")
-    make_folder(merge.out)
-    _clear(merge.out)
-    if foreign := foreign_files(merge.out, outputs):
-        raise UsageError(f"{merge.out} holds other weights: {foreign[0]}", hint="name an empty folder: --merge OUT")
-    kept = tuple(output.name for output in outputs if is_written(merge.out, output))
-    todo = [output for output in outputs if output.name not in kept]
-    _check_space(merge.out, sum(output.size for output in todo))
-    watching.total(sum(output.size for output in todo))
-    for output in todo:
-        _write(merge.out, output, watching)
-    write_index(merge.out, outputs)
+    with made_folder(merge.out):
+        kept = _write_all(merge.out, outputs, watching)
     return judged, Merged(
         out=str(merge.out),
         files=tuple(output.name for output in outputs),
@@ -199,6 +190,21 @@ def merge_checkpoint(order: CheckpointOrder, merge: MergeOrder, watching: Watchi
         tensors=sum(len(output.sources) for output in outputs),
         size=sum(output.size for output in outputs),
     )
+
+
+def _write_all(out: Path, outputs: tuple[Output, ...], watching: Watching) -> tuple[str, ...]:
+    """Write what is not there yet; the names of what is."""
+    _clear(out)
+    if foreign := foreign_files(out, outputs):
+        raise UsageError(f"{out} holds other weights: {foreign[0]}", hint="name an empty folder: --merge OUT")
+    kept = tuple(output.name for output in outputs if is_written(out, output))
+    todo = [output for output in outputs if output.name not in kept]
+    _check_space(out, sum(output.size for output in todo))
+    watching.total(sum(output.size for output in todo))
+    for output in todo:
+        _write(out, output, watching)
+    write_index(out, outputs)
+    return kept
 
 
 def _outputs(judged: Judged, merge: MergeOrder) -> tuple[Output, ...]:

@@ -10,11 +10,11 @@ from dsdoctor.builder.source.fetch import lay_out
 from dsdoctor.builder.source.op_loads import ops_of_config
 from dsdoctor.builder.source.training_config import training_configs
 from dsdoctor.config.answer import Asked, ConfigContext, Correction, Request, ask, dotted, walk
-from dsdoctor.config.document import ReadConfig, correct, parse, read
+from dsdoctor.config.document import MAX_CONFIG_BYTES, ReadConfig, correct, parse, read
 from dsdoctor.config.huggingface import filled_lines
 from dsdoctor.config.judge import ConfigJudged, Fixed, corrections_of, judge
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
-from dsdoctor.core.files import check_target, write_text
+from dsdoctor.core.files import check_target, refuse_large, write_text
 from dsdoctor.core.finding import Severity, Step, has_error, step
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Gap
@@ -162,10 +162,14 @@ def _check_files(order: ConfigOrder) -> None:
     for option, path in (("--hf", order.arguments), ("--accelerate", order.accelerate)):
         if path is not None and not path.is_file():
             raise UsageError(f"{option} {path} does not exist", hint=f"{option} FILE, a JSON or YAML file")
+        if path is not None:
+            refuse_large(path, f"{option} {path}", MAX_CONFIG_BYTES)
     if order.model is not None and not order.model.exists():
         raise UsageError(
             f"--model {order.model} does not exist", hint="--model config.json, or the folder that holds it"
         )
+    if order.model is not None:
+        refuse_large(order.model, f"--model {order.model}")
 
 
 def _ask(order: ConfigOrder, found: ReadConfig, observation: Observation) -> Asked:

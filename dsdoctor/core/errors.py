@@ -2,6 +2,7 @@
 
 import errno
 import re
+import resource
 import shutil
 from shlex import quote
 
@@ -16,6 +17,9 @@ OF_THE_MACHINE = {
 """What a disk or a limit refuses: no defect of ours. Another error that comes as far as to end a command is one."""
 NO_TEMPORARY = "No usable temporary directory"
 """How Python's tempfile says that it could write to none."""
+EVERY_FILE = float("inf")
+A_PAGE = 4096
+RAISE_FILE_LIMIT = "raise the limit: ulimit -f unlimited, or in the settings of the job's scheduler"
 SAYS_FULL = re.compile(
     r"No space left on device|Disk quota exceeded|\[?Errno (28|122)\b|not enough (free )?space", re.IGNORECASE
 )
@@ -73,8 +77,18 @@ def is_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and (error.errno in FULL or NO_TEMPORARY in str(error.strerror))
 
 
+def _file_limit() -> float:
+    """How many bytes of a file this process may write."""
+    soft = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    return EVERY_FILE if soft == resource.RLIM_INFINITY else soft
+
+
 def refused_by_system(error: OSError) -> DoctorError:
     """What the operating system refused, as an error of ours."""
+    if NO_TEMPORARY in str(error.strerror) and _file_limit() < A_PAGE:
+        return ImpossiblePlan(
+            "no temporary file can be made: this process may write none (ulimit -f)", hint=RAISE_FILE_LIMIT
+        )
     if NO_TEMPORARY in str(error.strerror):
         return ImpossiblePlan(
             f"no temporary file can be made, the disk is full or not writable: {error.strerror}",
@@ -89,6 +103,14 @@ def refused_by_system(error: OSError) -> DoctorError:
             hint=f"df -h {quote(path)} tells how full; free some space, or name a place on another disk"
             if path
             else "df -h",
+        )
+    if isinstance(error, NotWritten) and error.errno == errno.EFBIG:
+        limit = _file_limit()
+        limited = limit < EVERY_FILE
+        most = f"this process may write ({limit:,} bytes, ulimit -f)" if limited else "its file system allows"
+        return ImpossiblePlan(
+            f"{error.filename} cannot be written: it would be larger than {most}",
+            hint=RAISE_FILE_LIMIT if limited else "name a place on another disk",
         )
     if isinstance(error, NotWritten):
         why = error.strerror or str(error)

@@ -91,6 +91,13 @@ def read_limited(path: Path, most: int = LARGEST) -> bytes:
         return content
 
 
+def refuse_large(path: Path, named: str, most: int = LARGEST) -> None:
+    """Raise UsageError for a file that a child would read whole and that is larger; of a model's folder, for its config.json."""
+    file = path / "config.json" if path.is_dir() else path
+    if file.is_file() and file.stat().st_size > most:
+        raise UsageError(f"{named} is larger than {most >> 20} MiB", hint="name the configuration, not the data")
+
+
 def check_target(path: Path) -> None:
     """Raise UsageError for a file that could not be written, before anything is done for it."""
     folder = path.absolute().parent
@@ -134,6 +141,20 @@ def make_folder(folder: Path, *, mode: int = 0o755) -> None:
         for above in reversed(missing):
             # another process may make it at the same time
             above.mkdir(mode=mode, exist_ok=True)
+
+
+@contextmanager
+def made_folder(folder: Path) -> Iterator[None]:
+    """A folder for what the block writes. Where the block fails, those that were made for it go again if they are empty."""
+    missing = [above for above in (folder, *folder.parents) if not above.is_dir()]
+    make_folder(folder)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            for above in missing:
+                above.rmdir()
+        raise
 
 
 @contextmanager

@@ -26,6 +26,20 @@ TOKEN = re.compile(
 )
 """A token of Hugging Face, GitHub, GitLab, npm, PyPI, Docker, OpenAI, Anthropic, Slack, NVIDIA, W&B, Google, AWS, or a JWT."""
 
+NAMED = re.compile(
+    r"(/[\w.-]{0,80}?(?:token|key|passw(?:or)?d|passphrase|secret|credentials?)=)([^/\s\"'`:;,()\[\]{}]+)",
+    re.IGNORECASE,
+)
+"""A folder or file whose name says that a secret follows: its beginning, and the secret."""
+
+OPAQUE = re.compile(
+    r"(?<![A-Za-z0-9])(?:(?=[a-z]*\d)(?=\d*[a-z])[a-z0-9]{12,}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})",
+    re.IGNORECASE,
+)
+"""What nobody would call a folder: many letters and digits in one word. Private indexes take such a one in place of a login."""
+DIGEST_FOLDERS = re.compile(r"/[0-9a-f]{2}/[0-9a-f]{2}/[0-9a-f]{60}(?=/)")
+"""PyPI's folder of a file, which is the file's own digest."""
+
 PATH = r"[\w./~$\ufffd][\w./+~${}@\ufffd-]*"
 """A folder or a file in a list of linker's words. No "=", "," or ":", which stand between such words."""
 
@@ -120,7 +134,7 @@ def _program(word: str) -> str:
     ('/opt/bin/nvcc', 'x86_64-linux-gnu-g++-12', '...')
     """
     known = "/" in word or word in WRAPPERS or word == GONE or COMPILER.fullmatch(word)
-    return TOKEN.sub(GONE, word) if known else GONE
+    return without_tokens(word) if known else GONE
 
 
 def definitions(text: str) -> str:
@@ -147,7 +161,7 @@ def parted(words: list[str]) -> Parted:
 
 def _taken(word: str, after: str) -> int:
     """How many words the flag is with its value; 0 for one that is not known."""
-    if TOKEN.search(word) or (word in TAKES and TOKEN.search(after)):
+    if without_tokens(word) != word or (word in TAKES and without_tokens(after) != after):
         return 0
     if word in TAKES:
         return 2 if re.fullmatch(TAKES[word], after) else 0
@@ -315,7 +329,7 @@ def setting(name: str, value: str) -> str:
         return url(value) if URL.fullmatch(value) else GONE
     if name in STEERING:
         return value if PLAIN.fullmatch(value) else GONE
-    if (rule := _rule_of(name)) is not urls:
+    if (rule := _rule_of(name)) not in (urls, _index_urls):
         return rule(value)
     return _folders(value) if re.match(r"[/.~$]", value) else _switch(value)
 
@@ -366,7 +380,37 @@ def urls(text: str) -> str:
     """
     if "://" in text:
         text = URL.sub(lambda found: url(found[0]), text)
-    return TOKEN.sub(GONE, SSH_LIKE.sub("", text) if "@" in text else text)
+    return without_tokens(SSH_LIKE.sub("", text) if "@" in text else text)
+
+
+def index_url(text: str) -> str:
+    """The address of an index or of a file in it: a folder on the way that may be a token is left out too.
+
+    >>> index_url("https://u:p@h/basic/AbCdEf0123456789/python/simple/"), index_url("https://h/whl/cu128/deepspeed-1.0.whl")
+    ('https://h/basic/.../python/simple/', 'https://h/whl/cu128/deepspeed-1.0.whl')
+    """
+    scheme, slashes, rest = url(text).partition("://")
+    host, *folders = rest.split("/")
+    file = [folders.pop()] if folders and folders[-1].endswith((".whl", ".tar.gz", ".zip")) else []
+    whole = "/".join(["", *folders, ""])
+    digest = DIGEST_FOLDERS.search(whole)
+    own = digest[0].split("/") if digest else []
+    shown = [GONE if OPAQUE.search(folder) and folder not in own else folder for folder in folders]
+    return without_tokens(f"{scheme}{slashes}{'/'.join([host, *shown, *file])}")
+
+
+def _index_urls(text: str) -> str:
+    return urls(URL.sub(lambda found: index_url(found[0]), text))
+
+
+def without_tokens(text: str) -> str:
+    """A path, or a text, without tokens: what has a maker's form, and what the name of a folder or file says is one.
+
+    >>> without_tokens("/x/token=abc/lib:/y/api_key=d"), without_tokens("/x/keys=/token")
+    ('/x/token=.../lib:/y/api_key=...', '/x/keys=/token')
+    """
+    text = TOKEN.sub(GONE, text)
+    return NAMED.sub(lambda found: f"{found[1]}{GONE}", text) if "=" in text else text
 
 
 class Hidden:
@@ -409,6 +453,8 @@ def _rule_of(name: str) -> Callable[[str], str]:
         return _gpus
     if name.startswith("DS_BUILD_"):
         return _number
+    if name.endswith("INDEX_URL"):
+        return _index_urls
     return _switch if name in SWITCHES else urls
 
 
@@ -421,9 +467,9 @@ def _folders(text: str) -> str:
     '/srv/.../cuda'
     """
     if "://" in text:
-        return TOKEN.sub(GONE, url(text)) if URL.fullmatch(text) else GONE
+        return without_tokens(url(text)) if URL.fullmatch(text) else GONE
     folders = (folder if re.fullmatch(r"(?:[/.~$][^?#&]*)?", folder) else GONE for folder in text.split(":"))
-    return TOKEN.sub(GONE, ":".join(folders))
+    return without_tokens(":".join(folders))
 
 
 def _architectures(text: str) -> str:
@@ -485,7 +531,7 @@ def _pieces(name: str, value: str) -> Iterator[str]:
     shown = variable(name, value)
     if shown == value:
         return
-    yield from TOKEN.findall(value)
+    yield from (*TOKEN.findall(value), *(secret for _, secret in NAMED.findall(value)))
     parts = [part for word in value.split() for part in re.split(IN_ADDRESS if "://" in word else BETWEEN, word)]
     # a compiler quotes the value of an option without its letter
     values = [word[2:] for word in value.split() if re.match(r"-[A-Za-z]", word)]

@@ -132,13 +132,7 @@ def note_of(hit: Hit, facts: Facts) -> Finding:
 def borne_of(hit: Hit, facts: Facts) -> Finding:
     """A line that would be a cause, in a log that shows no failure: what it says is told as said, not as what happened."""
     note = note_of(hit, facts)
-    return replace(note, title=phrase("only-mentioned", title=note.title))
-
-
-def phrase(name: str, **values: str) -> str:
-    """Words of the book that are no rule's."""
-    table = next(one for one in book.tables("diagnosis", "phrase") if one["name"] == name)
-    return book.fill(table["text"], values)
+    return replace(note, title=book.phrase("diagnosis", "only-mentioned", title=note.title))
 
 
 def echoes_only(echoes: list[Hit], facts: Facts) -> Finding:

@@ -5,11 +5,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from dsdoctor.core.finding import Finding
-from dsdoctor.diagnosis.findings import phrase
 from dsdoctor.diagnosis.lines import segments, speaker_of
 from dsdoctor.diagnosis.models import Facts, Hit
 from dsdoctor.diagnosis.progress import activity, loss_of_zero
 from dsdoctor.diagnosis.timeline import Timeline
+from dsdoctor.rules import book
 
 # What NCCL's watchdogs and the ranks' own last lines say -> which rank did not come to a collective, or who took another one.
 
@@ -163,12 +163,13 @@ def with_who_waited(finding: Finding, hit: Hit, timeline: Timeline, facts: Facts
     title = hit.signature.brief if waited and hit.signature.brief else finding.title
     fix = finding.fix
     if fix and "took different paths" in waited and SAVING in waited:
-        fix = replace(fix, text=phrase("save-on-every-rank"))
+        fix = replace(fix, text=book.phrase("diagnosis", "save-on-every-rank"))
     elif fix and not hit.signature.title and _of_zero3(hit, timeline, facts):
-        fix = replace(fix, text=phrase("same-modules"))
-        title = phrase(
-            "under-zero3-experts" if facts.experts else "under-zero3", title=title, experts=facts.experts or ""
-        )
+        fix = replace(fix, text=book.phrase("diagnosis", "same-modules"))
+        if facts.experts:
+            title = book.phrase("diagnosis", "under-zero3-experts", title=title, experts=facts.experts)
+        else:
+            title = book.phrase("diagnosis", "under-zero3", title=title)
     return replace(finding, title=f"{title} ({waited})" if waited else title, evidence=evidence, fix=fix)
 
 
@@ -183,9 +184,11 @@ def with_modules(finding: Finding, hit: Hit, facts: Facts) -> Finding:
     """A finding of ranks that call different collectives: under ZeRO-3 modules call them, not the script."""
     if not finding.fix or facts.zero_stage != "3" or not ZERO3_COLLECTIVES.search(hit.text):
         return finding
-    name = "other-modules-experts" if facts.experts else "other-modules"
-    title = phrase(name, title=finding.title, experts=facts.experts or "")
-    return replace(finding, title=title, fix=replace(finding.fix, text=phrase("same-modules")))
+    if facts.experts:
+        title = book.phrase("diagnosis", "other-modules-experts", title=finding.title, experts=facts.experts)
+    else:
+        title = book.phrase("diagnosis", "other-modules", title=finding.title)
+    return replace(finding, title=title, fix=replace(finding.fix, text=book.phrase("diagnosis", "same-modules")))
 
 
 def waited_for(timeline: Timeline) -> str:

@@ -3,11 +3,13 @@
 import enum
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
-from dsdoctor.core.finding import Step, step
+from dsdoctor.core.finding import Fix
 from dsdoctor.hang.models import Frame, RankView
 from dsdoctor.hang.stacks import acting_stack, is_own
+from dsdoctor.rules import book
 
 
 class Activity(enum.Enum):
@@ -186,98 +188,42 @@ def activity_of(view: RankView) -> StackActivity:
     return activity_in(acting_stack(view), view.waits, view.call)
 
 
-def remediation(view: RankView) -> tuple[str, tuple[Step, ...]]:
-    """What to do about a rank that others wait for: a sentence, and the commands that go with it."""
+def remediation(view: RankView) -> Fix:
+    """What to do about a rank that others wait for."""
+    fix = book.remedy("hang", _remedy_of(view), pid=view.pid)
+    return replace(fix, text=f"on {view.host}: {fix.text}")
+
+
+def _remedy_of(view: RankView) -> str:
+    """The name of the book's remedy."""
     seen = activity_of(view)
     if view.sample is not None and seen.waits_for_thread:
         if view.sample.deaths:
-            return f"on {view.host}: {THREAD_DIED}", ()
+            return "thread-died"
         if view.sample.all_threads and all(thread.main for thread in view.sample.threads) and seen.kind in THREADED:
-            return f"on {view.host}: {NO_THREAD_LEFT}", ()
+            return "no-thread-left"
     if any(worker.at_lock for worker in view.workers):
-        return f"on {view.host}: {FORKED_LOCK}", ()
+        return "forked-lock"
     kind = Activity.DATA if seen.waits_for_data and seen.kind is not Activity.DATABASE else seen.kind
     if kind is Activity.DATA and any(frame.file.endswith(FETCHER) for frame in acting_stack(view)):
-        return f"on {view.host}: {WITHOUT_WORKERS}", ()
-    sentence, command = REMEDIATION.get(kind, UNKNOWN) if kind else UNKNOWN
-    known = {"pid": str(view.pid)} if command and "{pid}" in command.template else {}
-    return f"on {view.host}: {sentence}", (command.filled(known),) if command else ()
+        return "without-workers"
+    return remedy_name(kind)
 
 
-THREAD_DIED = "fix the error that ended that thread: its result, or the lock that it held, will not come"
-NO_THREAD_LEFT = "no thread of this process is left to end the wait; find out where the other one ended"
-FORKED_LOCK = (
-    "find the holder of that lock: a lock that a thread of the rank held at the fork is never released in the worker. Take no lock "
-    "of the rank in a dataset, or pass multiprocessing_context='spawn' to the loader"
-)
+def remedy_name(kind: Activity | None) -> str:
+    """What the book calls the remedy of an activity; several may have one.
+
+    >>> remedy_name(Activity.EXTENSION_LOCK), remedy_name(Activity.CHILD_PROCESS), remedy_name(None)
+    ('extension-lock', 'process', 'unknown')
+    """
+    return SAME_REMEDY.get(kind, kind).name.lower().replace("_", "-") if kind else "unknown"
+
+
 FETCHER = "/torch/utils/data/_utils/fetch.py"
 """Runs in a loader's workers; in the rank itself where it has none, and then DataLoader refuses a timeout."""
-WITHOUT_WORKERS = (
-    "find out what its dataset waits for: with num_workers=0 the loader reads in this process. With num_workers=1 or more, "
-    "DataLoader(timeout=60) turns such a wait into an error"
-)
-CHILDREN = step("ps -o pid,stat,etime,wchan:24,args --ppid {pid}")
-THREADS = step("py-spy dump --pid {pid}")
-FILES = step("ls -l /proc/{pid}/fd")
-LOCKS = step("lslocks")
-SOCKETS = step("ls -l /proc/{pid}/fd /proc/{pid}/net/tcp")
-DISKS = step("df -h")
-GPU = step("nvidia-smi")
-NO_COMMAND = None
-UNKNOWN: tuple[str, Step | None] = (
-    "dump the native stack to see what that line waits for",
-    step("py-spy dump --native --pid {pid}"),
-)
-LOADER_STUCK = (
-    "find out what the workers of its data loader wait for, and read that rank's part of the data separately. "
-    "DataLoader(timeout=60) turns such a wait into an error"
-)
-BUILD_STUCK = "check that its compiler works; with prebuilt ops nothing is compiled at run time"
-FILE_STUCK = "check whether the file system of that file responds and has space"
-CHILD_STUCK = "find out what that process waits for, and give the wait a timeout"
-REMEDIATION: dict[Activity, tuple[str, Step | None]] = {
-    Activity.OWN_CHECK: ("it ends by itself; dsdoctor.run --config-check off skips it", NO_COMMAND),
-    Activity.DATABASE: ("check who holds its lock and whether its server responds, and give the call a timeout", FILES),
-    Activity.DATA_LOADER: (LOADER_STUCK, CHILDREN),
-    Activity.DATA: (LOADER_STUCK, CHILDREN),
-    Activity.EXTENSION_LOCK: ("find the process that compiles the extension; if there is none, remove the lock", FILES),
-    Activity.FILE_LOCK: (
-        "find the process that holds the lock, here or on another host of a shared file system; if there is none, remove it",
-        LOCKS,
-    ),
-    Activity.SERVICE: ("check whether that service responds, and give the call a timeout", SOCKETS),
-    Activity.READABLE: ("find the other end of what it reads from, and give the wait a timeout", FILES),
-    Activity.ASYNCIO: ("find out what its coroutine awaits, and give it a timeout (asyncio.wait_for)", THREADS),
-    Activity.SIGNAL: ("find out who should send that signal", NO_COMMAND),
-    Activity.SCRIPT_ENDED: (
-        "end that thread before the script ends, or make it a daemon; check why this rank ends before the others",
-        THREADS,
-    ),
-    Activity.COMPILE: (BUILD_STUCK, CHILDREN),
-    Activity.EXTENSION: (BUILD_STUCK, CHILDREN),
-    Activity.DEBUGGER: ("remove the breakpoint: the other ranks can't wait for a person", NO_COMMAND),
-    Activity.TERMINAL: ("remove the prompt: a rank has no terminal", NO_COMMAND),
-    Activity.CHECKPOINT: ("check whether the file system of the checkpoint responds and has space", DISKS),
-    Activity.DISK_OR_FILE_SYSTEM: (
-        "check whether the disk, or the server of the file system, responds and has space",
-        DISKS,
-    ),
-    Activity.NETWORK_FILE_SYSTEM: ("find the file system that does not respond, and notify its administrator", DISKS),
-    Activity.FILE: (FILE_STUCK, DISKS),
-    Activity.FILE_WRITE: (FILE_STUCK, DISKS),
-    Activity.DISK: ("check whether the disk responds and has space", DISKS),
-    Activity.SAVE: ("check whether the file system responds and has space, and that every rank makes this call", DISKS),
-    Activity.THREAD: ("find the thread that holds the lock, or what the joined thread waits for", THREADS),
-    Activity.LOCK: (
-        "find the thread that holds the lock; a thread that ended with an exception may never have released it",
-        THREADS,
-    ),
-    Activity.THREAD_OR_PROCESS: ("find out what that thread or process waits for", THREADS),
-    Activity.PROCESS: (CHILD_STUCK, CHILDREN),
-    Activity.CHILD_PROCESS: (CHILD_STUCK, CHILDREN),
-    Activity.NETWORK: ("check whether the server responds, and give the call a timeout", SOCKETS),
-    Activity.DEVICE: ("check whether its GPU is busy, and for the last error of the driver", GPU),
-    Activity.PIPE: ("find the other end of the pipe, and check whether it is alive", FILES),
-    Activity.SLEEP: ("remove this sleep, or run it on every rank; a polling loop needs a timeout", NO_COMMAND),
+SAME_REMEDY = {
+    Activity.DATA_LOADER: Activity.DATA,
+    Activity.EXTENSION: Activity.COMPILE,
+    Activity.FILE_WRITE: Activity.FILE,
+    Activity.CHILD_PROCESS: Activity.PROCESS,
 }
-"""What to do next, and the command that shows more."""

@@ -20,7 +20,7 @@ from dsdoctor.hang.process_checks import (
     hang_rank_stopped,
     hang_stale_lock,
 )
-from dsdoctor.hang.stacks import GATHERED, gathers, ranks_words
+from dsdoctor.hang.stacks import gathers, ranks_words
 from dsdoctor.hang.waiting import EARLIER, Difference, at_place
 from dsdoctor.rules import book
 
@@ -51,17 +51,17 @@ def hang_not_started(case: Case) -> Iterator[Finding]:
     if not waiting or not (late or case.unknown):
         return
     for view in late:
-        sentence, steps = remediation(view)
+        fix = remediation(view)
         yield book.finding(
             "hang-not-started",
             severity_of(view),
             case="not-joined",
             evidence=case.evidence([view.rank]),
-            steps=steps,
+            steps=fix.steps,
             who=case.rank_label(view.rank),
             where=case.where(view),
             waiting=f"{ranks_words(waiting)} {'waits' if len(waiting) == 1 else 'wait'}",
-            advice=sentence,
+            advice=fix.text,
         )
     if case.unknown:
         yield book.finding(
@@ -134,7 +134,7 @@ def hang_rank_behind(case: Case) -> Iterator[Finding]:
         for rank in sorted(set(behind.ranks) - told):
             told.add(rank)
             view = case.views[rank]
-            sentence, steps = remediation(view)
+            fix = remediation(view)
             yield book.finding(
                 "hang-rank-behind",
                 severity_of(view),
@@ -143,11 +143,11 @@ def hang_rank_behind(case: Case) -> Iterator[Finding]:
                     f"rank {rank}: collective {behind.sequence} of {behind.ahead} in group {behind.group}",
                     *case.evidence([rank]),
                 ),
-                steps=_steps_of(view, steps),
+                steps=_steps_of(view, fix.steps),
                 who=case.rank_label(rank),
                 where=case.where(view),
                 others=_while_others(case, view, behind.waiting),
-                advice=sentence,
+                advice=fix.text,
             )
 
 
@@ -159,7 +159,7 @@ def hang_rank_outside(case: Case) -> Iterator[Finding]:
     for view in case.incident.ranks:
         gone = view.rank in case.faulty_ranks or view.rank in waiting or view in (*case.unread, *case.undecided)
         if not gone and not (view.sample and view.sample.leaving):
-            sentence, steps = remediation(view)
+            fix = remediation(view)
             yield book.finding(
                 "hang-rank-outside",
                 severity_of(view),
@@ -168,11 +168,11 @@ def hang_rank_outside(case: Case) -> Iterator[Finding]:
                     *([f"rank {view.rank}: not in a collective"] if view.sample else []),
                     *case.evidence([view.rank]),
                 ),
-                steps=_steps_of(view, steps),
+                steps=_steps_of(view, fix.steps),
                 who=case.rank_label(view.rank),
                 where=case.where(view),
                 others=_while_others(case, view, waiting),
-                advice=sentence,
+                advice=fix.text,
             )
 
 
@@ -205,7 +205,7 @@ def hang_all_outside(case: Case) -> Iterator[Finding]:
     if not case.is_whole or case.is_long_step or case.undecided:
         return
     first = living[0]
-    sentence, steps = remediation(first)
+    fix = remediation(first)
     # workers that only wait may read from far away; nobody waits for a rank that goes round a loop of its own
     may_go_on = all(map(may_read, living)) or any(map(wakes_again_and_again, living))
     yield book.finding(
@@ -213,11 +213,11 @@ def hang_all_outside(case: Case) -> Iterator[Finding]:
         Severity.WARNING if may_go_on else severity_of(*living),
         case="" if len(living) > 1 else "one",
         evidence=case.evidence([view.rank for view in living[:4]]),
-        steps=steps,
+        steps=fix.steps,
         ranks=ranks_words(view.rank for view in living),
         rank=first.rank,
         where=case.where(first),
-        advice=sentence,
+        advice=fix.text,
     )
 
 
@@ -226,7 +226,7 @@ def hang_at_exit(case: Case) -> Iterator[Finding]:
     for view in case.past_the_end:
         if view.activity or view.sample is None:
             continue
-        sentence, steps = remediation(view)
+        fix = remediation(view)
         over = view.sample.leaving or activity_of(view).kind is Activity.SCRIPT_ENDED
         yield book.finding(
             "hang-at-exit",
@@ -234,10 +234,10 @@ def hang_at_exit(case: Case) -> Iterator[Finding]:
             Severity.ERROR if over or activity_of(view).waits_for_thread else Severity.WARNING,
             case="leaving" if view.sample.leaving else "" if over else "left-group",
             evidence=case.evidence([view.rank]),
-            steps=steps,
+            steps=fix.steps,
             who=case.rank_label(view.rank),
             where=case.where(view),
-            advice=sentence,
+            advice=fix.text,
         )
 
 
@@ -276,8 +276,7 @@ def _fewer(case: Case, rank: int) -> Iterator[str]:
         if rank in behind.ranks and set(behind.waiting) & set(case.waiting_ranks):
             yield (
                 f"rank {rank} has called {behind.sequence} collectives of group {behind.group}, {ranks_words(behind.waiting)} "
-                f"{behind.ahead}: it either skipped a call earlier (a skipped batch, a caught "
-                f"exception, fewer batches), or its current line is a call that the others don't make"
+                f"{behind.ahead}: {book.phrase('hang', 'fewer-calls')}"
             )
 
 
@@ -319,7 +318,8 @@ def _difference_evidence(case: Case, difference: Difference) -> Iterator[str]:
 
 def _gathering(case: Case, ranks: Iterable[int]) -> str:
     """What else ZeRO-3 asks of ranks that took different branches."""
-    return GATHERED if any(gathers(case.views[rank]) for rank in ranks if rank in case.views) else ""
+    together = any(gathers(case.views[rank]) for rank in ranks if rank in case.views)
+    return book.phrase("hang", "zero3-gathers") if together else ""
 
 
 def _places(case: Case, ranks: tuple[int, ...] | list[int]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from dsdoctor.core.processes import LETTERS
 from dsdoctor.hang.case import CRASHES, EXIT_STATUS, QUIET, Case, is_terminated_on_request, severity_of, signal_of
 from dsdoctor.hang.models import NOT_LOOKED, PROCESSES, Frame, RankView
 from dsdoctor.hang.outside import NOT_INSTALLED, REFUSED
-from dsdoctor.hang.stacks import GATHERED, acting_stack, frame_text, gathers, own_frame, ranks_words
+from dsdoctor.hang.stacks import acting_stack, frame_text, gathers, own_frame, ranks_words
 from dsdoctor.hang.waiting import at_place
 from dsdoctor.rules import book
 
@@ -56,7 +56,9 @@ def hang_rank_gone(case: Case) -> Iterator[Finding]:
             others=others,
             rank=view.rank,
             example=next((f", such as {each}" for each in _last_calls(case, view)), ""),
-            gathering=GATHERED if any(gathers(other) for other in case.views.values()) else "",
+            gathering=book.phrase("hang", "zero3-gathers")
+            if any(gathers(other) for other in case.views.values())
+            else "",
         )
 
 

@@ -184,7 +184,7 @@ LOADER_WORKER = b"pt_data_worker"
 def serves(pid: int) -> bool:
     """Whether a process does only what the one that started it orders."""
     try:
-        with open(f"/proc/{pid}/comm", "rb") as name, open(f"/proc/{pid}/cmdline", "rb") as line:  # noqa: PTH123
+        with open_file(f"/proc/{pid}/comm", "rb") as name, open_file(f"/proc/{pid}/cmdline", "rb") as line:
             return name.read().strip() == LOADER_WORKER or SERVANTS.search(line.read(4096)) is not None
     except OSError:
         return False

@@ -18,10 +18,6 @@ IN_A_DISK = r"read_events|io_|folio|^blk|^nfs|^fuse|ext4|xfs|jbd2"
 GATHERS = re.compile(
     r"/deepspeed/runtime/zero/(parameter_offload|partitioned_param_coordinator|partition_parameters)\.py$"
 )
-GATHERED = (
-    "; under ZeRO-3 a forward gathers parameters, so no rank may run one alone, and experts that only some ranks use "
-    "must be one leaf: deepspeed.utils.set_z3_leaf_modules(model, [ItsClass])"
-)
 
 
 def is_own(frame: Frame) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dsdoctor.core.children import parse_answer
 from dsdoctor.core.errors import UsageError
+from dsdoctor.core.files import refuse_large
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import Answer, LocalHost
 from dsdoctor.memory.models import (
@@ -184,6 +185,8 @@ def check_files(order: MemoryOrder) -> None:
         raise UsageError(
             f"model {file} does not exist", hint="pass a Hugging Face config.json, its folder, or file.py:function"
         )
+    refuse_large(order.config, f"configuration {order.config}")
+    refuse_large(Path(file), f"model {file}")
 
 
 def read_settings(order: MemoryOrder, host: LocalHost) -> ZeroSettings:

@@ -19,6 +19,8 @@ the rules of logs, ``order.toml`` their order. A rule in TOML::
     when = "how its fix is introduced on the page; without it the page does not show this fix"
 
 Code names a rule, a case and values, and never writes the words: ``finding("host-named-twice", Severity.ERROR, host=...)``.
+What several rules say has a table of its own, under a name: ``[[remedy]]`` is a fix with its steps, ``[[phrase]]`` a part of
+a sentence. Evidence stays in code where it says what was measured; what explains it, and what to do, stands here.
 """
 
 import functools
@@ -40,6 +42,9 @@ ON_HOST = "on {host}: "
 """Begins a command that is typed on another host: quoted once for the shell there, and as a whole for the one here."""
 SSH = "ssh {host} {remote}"
 OR = "or "
+HEADER = re.compile(r"^\[\[(\w+)\]\]$", re.MULTILINE)
+NAME = re.compile(r'^name = "([\w-]+)"$', re.MULTILINE)
+SHARED = {"remedy", "phrase"}
 
 
 def finding(
@@ -72,6 +77,23 @@ def finding(
         affects=tuple(affects),
         fix=Fix(text=text, steps=steps_of(words, given) if steps is None else tuple(steps)) if text else None,
     )
+
+
+def remedy(room: str, name: str, /, **values: Value) -> Fix:
+    """What to do, where several rules say the same: a ``[[remedy]]`` of a room.
+
+    >>> remedy("hang", "signal").text
+    'find out who should send that signal'
+    """
+    words = _named(room, "remedy", name)
+    given = {name: _filling(value) for name, value in values.items() if value is not None and value != ""}
+    return Fix(text=fill(words["fix"], given), steps=steps_of(words, given))
+
+
+def phrase(room: str, name: str, /, **values: Value) -> str:
+    """A part of a sentence that several rules or reports say: a ``[[phrase]]`` of a room."""
+    given = {name: _filling(value) for name, value in values.items() if value is not None and value != ""}
+    return fill(_named(room, "phrase", name)["text"], given)
 
 
 def _filling(value: str | int | Iterable[str]) -> Filling:
@@ -140,6 +162,7 @@ def prepare(room: str) -> None:
     for before in rooms[: rooms.index(room) + 1]:
         if before != LOGS:
             _rules_in(before)
+            _shared_in(before)
 
 
 def page(table: Table) -> ManualPage:
@@ -201,6 +224,23 @@ def words_of(rule: str, case: str = "") -> Table:
 @functools.cache
 def _rules_in(room: str) -> tuple[str, ...]:
     return tuple(text for file in files_of(room) for text in entries_in(file))
+
+
+@functools.cache
+def _named(room: str, kind: str, name: str) -> Table:
+    """A table that is no rule. Raises LookupError if there is none of this name."""
+    for of_kind, text in _shared_in(room):
+        if of_kind == kind and NAME.findall(text) == [name]:
+            table: Table = parse(f"[[{kind}]]{text}")[kind][0]
+            return table
+    raise LookupError(f"the book has no {kind} {name} of {room}")
+
+
+@functools.cache
+def _shared_in(room: str) -> tuple[tuple[str, str], ...]:
+    """The text of each remedy and phrase of a room, with its kind; nothing is parsed."""
+    parts = [HEADER.split(read(file)) for file in files_of(room)]
+    return tuple(each for part in parts for each in zip(part[1::2], part[2::2], strict=True) if each[0] in SHARED)
 
 
 @functools.cache

@@ -126,6 +126,19 @@ def test_no_word_of_a_password_is_shown(index: Served, place: str) -> None:
         assert done.returncode in {0, 2, 4}
 
 
+def test_no_token_on_the_way_to_an_index_is_shown(index: Served) -> None:
+    token = "AbCdEf0123456789"
+    (index.folder / "basic" / token).mkdir(parents=True)
+    (index.folder / "basic" / token / "simple").symlink_to(index.folder)
+    address = f"{index.address}/basic/{token}/simple"
+
+    for place in (f"{address}/", f"{address}/deepspeed/{NAME}", f"{address}/none/"):
+        for command in (("pick", place), ("pick", place, "--json"), ("verify", place)):
+            done = run(*command, *MACHINE)
+            assert token not in done.stdout + done.stderr
+    assert any(token in path and path.endswith(".whl") for path in index.asked)
+
+
 def test_what_is_no_index_is_said_in_one_line(index: Served) -> None:
     (index.folder / "deepspeed" / "index.html").write_bytes(b"\x00\x01\x02")
     nothing = run("pick", f"{index.address}/elsewhere", *MACHINE)

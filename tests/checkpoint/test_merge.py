@@ -259,3 +259,17 @@ def test_a_kill_and_a_full_disk_leave_no_file_that_is_not_whole(tmp_path: Path) 
 
 def hidden(out: Path) -> list[Path]:
     return list(out.glob(".dsdoctor-*.tmp"))
+
+
+def test_what_cannot_be_written_leaves_no_empty_folder(tmp_path: Path) -> None:
+    write(tmp_path / "saved", KINDS[0])
+    out = tmp_path / "new" / "out"
+    words = [sys.executable, "-m", "dsdoctor", "checkpoint", str(tmp_path / "saved"), "--merge", str(out)]
+
+    done = subprocess.run(
+        ["sh", "-c", 'ulimit -f 0; exec "$@"', "sh", *words], capture_output=True, text=True, check=False
+    )
+
+    assert (done.returncode, done.stderr.count("✗")) == (3, 1), done.stderr
+    assert "ulimit -f" in done.stderr
+    assert not out.parent.exists()

@@ -79,6 +79,16 @@ def test_second_names_are_no_difference_and_left_out_parameters_neither(tmp_path
     assert judged(tmp_path, {**SHAPES, "head": (5,), "base.frozen": (7, 7)}) == ()
 
 
+def test_a_model_that_is_too_large_is_handed_to_nobody(tmp_path: Path, capsys: Any) -> None:
+    write(tmp_path / "saved", KINDS[9])
+    (tmp_path / "large").mkdir()
+    with (tmp_path / "large/config.json").open("wb") as made:
+        made.truncate((64 << 20) + 1)
+
+    assert run(["checkpoint", str(tmp_path / "saved"), "--model", str(tmp_path / "large")]) == 2
+    assert "large is larger than 64 MiB" in capsys.readouterr().err
+
+
 def test_a_model_that_is_not_there_is_told(tmp_path: Path, capsys: Any) -> None:
     write(tmp_path / "saved", KINDS[9])
 

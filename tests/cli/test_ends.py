@@ -355,6 +355,23 @@ def test_a_full_disk_is_named_where_pip_and_tempfile_say_so(folder: Path, full: 
         assert "network" not in str(finding), name
 
 
+@pytest.mark.slow
+def test_a_limit_on_the_size_of_files_is_named(folder: Path, tmp_path: Path) -> None:
+    commands = {
+        "record": ("record", str(tmp_path / "a.json"), "--offline"),
+        "verify": ("verify", "WHEEL", "--machine", MACHINE),
+    }
+    for name, arguments in commands.items():
+        argv = [sys.executable, "-m", "dsdoctor", *filled(arguments, folder), "--json"]
+        limited = ["sh", "-c", 'ulimit -f 0; exec "$@"', "sh", *argv]
+        done = subprocess.run(limited, capture_output=True, text=True, check=False)
+
+        (finding,) = json.loads(done.stdout)["findings"]
+        assert (done.returncode, "ulimit -f" in finding["title"]) == (3, True), (name, finding)
+        assert "ulimit -f unlimited" in finding["fix"]["text"], name
+    assert not list(tmp_path.glob("a.json"))
+
+
 @root
 @pytest.mark.slow
 def test_a_disk_that_gets_full_in_the_middle_of_a_build_is_named(full: Path) -> None:

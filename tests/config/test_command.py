@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.runner import run
+from tests.each import each
 
 BAD = """{
   // the sizes
@@ -45,6 +46,20 @@ def test_what_cannot_be_judged_is_refused_before_anything_is_asked(file: Path, w
 
     assert done.returncode == 2
     assert says in done.stderr
+
+
+@each("option, most", [("--hf", 1), ("--accelerate", 1), ("--model", 64)])
+def test_a_file_beside_it_that_is_too_large_is_handed_to_nobody(
+    option: str, most: int, file: Path, tmp_path: Path
+) -> None:
+    large = tmp_path / "large.json"
+    with large.open("wb") as made:
+        made.truncate((most << 20) + 1)
+
+    done = run("config", str(file), option, str(large))
+
+    assert (done.returncode, done.stderr.count("✗")) == (2, 1)
+    assert f"{option} {large} is larger than {most} MiB" in done.stderr
 
 
 @pytest.mark.slow

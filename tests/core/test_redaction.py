@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from dsdoctor.checks.gpus import ACCELERATORS
 from dsdoctor.core.architectures import KNOWN, NAMED
-from dsdoctor.core.redaction import WORDS, Hidden, RedactingHost, command, flags, url, urls, variable
+from dsdoctor.core.redaction import WORDS, Hidden, RedactingHost, command, flags, index_url, url, urls, variable
 from dsdoctor.core.snapshot import RecordedHost, Recorder, Snapshot, save
 from dsdoctor.probe.paths import include_dirs
 from tests.conftest import Disk
@@ -189,6 +189,50 @@ def test_tokens_of_others_are_found_in_paths_and_texts(secret: str) -> None:
     for text in (f"/srv/{secret}/x", f"fetch {secret}", f"-I/opt/{secret}"):
         for name in ("CUDA_HOME", "CXX", "CFLAGS", "PIP_INDEX_URL", "ANY_ROOT"):
             assert secret not in variable(name, text)
+
+
+@each("wording", ["/x/token={}/lib", "/tmp/key={}", "/opt/api_key={}/a", "/a:/b/My-Secret={}:/c", "~/password={}"])
+def test_a_folder_that_names_itself_a_secret_is_shown_without_it(wording: str) -> None:
+    secret = "S3cr3tZq9PwXy77"
+    text = wording.format(secret)
+
+    for name in ("LD_LIBRARY_PATH", "TORCH_EXTENSIONS_DIR", "CUDA_HOME", "CXX", "CFLAGS", "PIP_INDEX_URL"):
+        assert secret not in variable(name, text)
+        assert secret not in variable(name, f"-I{text}")
+    assert variable("ANY_ROOT", text) == wording.format("...") == variable("ANY_ROOT", variable("ANY_ROOT", text))
+    assert secret not in Hidden({"LD_LIBRARY_PATH": text}).out_of(f"no {text}, {secret}")
+    assert secret not in urls(f"no such file: {text}")
+
+
+@each(
+    "folder",
+    [
+        "AbCdEf0123456789",
+        "9f86d081884c7d659a2feaa0c55ad015",
+        "gAAAAABk1234567890abcdef",
+        "pypi-AgEIcHlwaS5vcmcCJDEyMzQ",
+        "3f2b1c9e-8f4a-4e0c-9b1a-aabbccddeeff",
+    ],
+)
+def test_a_token_on_the_way_to_an_index_is_not_shown(folder: str) -> None:
+    address = f"https://dl.example/basic/{folder}/org/python/simple/"
+
+    assert index_url(address) == "https://dl.example/basic/.../org/python/simple/"
+    assert folder not in variable("PIP_INDEX_URL", address) + variable("UV_EXTRA_INDEX_URL", f"https://h/x {address}")
+    assert folder not in Hidden({"PIP_INDEX_URL": address}).out_of(f"looking in {address}")
+
+
+@each(
+    "address",
+    [
+        "https://download.pytorch.org/whl/nightly/cu128/",
+        f"https://files.pythonhosted.org/packages/ab/cd/{'0a' * 30}/deepspeed-0.19.8.tar.gz",
+        "https://github.com/o/r/releases/download/v0.19.8/deepspeed-0.19.8+cu12.8.torch2.9-cp311-cp311-linux_x86_64.whl",
+        "http://127.0.0.1:3141/root/pypi/+simple/",
+    ],
+)
+def test_the_address_of_an_index_is_shown(address: str) -> None:
+    assert index_url(address) == variable("PIP_INDEX_URL", address) == address
 
 
 def test_the_words_of_flags_are_found_in_other_texts() -> None:

@@ -40,6 +40,8 @@ VERDICT = re.compile(r"dsdoctor: ✗ (.*)  \[(hang-[a-z-]+)\]")
 LATE = "torchrun, and a rank that does not join"
 LATE_AGAIN, LATE_WORDS = "a late rank", ("--slow", "1", "--seconds", "0.1", "--steps", "300")
 IN_CODE = "a script that asks itself"
+DEADLOCKED, LOADER_WAKES = "a deadlocked loader", "17"
+"""torch's loader wakes every 5 s to look whether its workers live: three times in so many seconds."""
 HAS_DEEPSPEED = bool(importlib.util.find_spec("deepspeed"))
 HAS_TRAINER = bool(importlib.util.find_spec("transformers") and importlib.util.find_spec("accelerate"))
 
@@ -116,6 +118,17 @@ def started(command: Sequence[str], folder: Path) -> Iterator["subprocess.Popen[
 def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
     """How each launch ended, and what it said; they run beside each other, those that take longest begin first."""
     commands = {
+        DEADLOCKED: by_hand(
+            *(
+                "-m",
+                "dsdoctor.run",
+                "--hang-after",
+                LOADER_WAKES,
+                "--on-hang",
+                "stop",
+                str(HERE / "deadlocked_loader.py"),
+            )
+        ),
         LATE_AGAIN: by_hand("-m", "dsdoctor.run", "--hang-after", "6", PLAIN, *LATE_WORDS),
         IN_CODE: [sys.executable, str(HERE / "in_code.py")] if HAS_DEEPSPEED else [],
         **launches(),
@@ -133,7 +146,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]
 
 def test_the_rank_that_does_not_come_is_named_under_every_launcher(ended: dict[str, tuple[int, str]]) -> None:
     for name, (status, said) in ended.items():
-        if name in {LATE_AGAIN, IN_CODE}:
+        if name in {LATE_AGAIN, IN_CODE, DEADLOCKED}:
             continue
         verdicts = VERDICT.findall(said)
         rule = "hang-not-started" if name == LATE else "hang-rank-behind"
@@ -145,6 +158,18 @@ def test_the_rank_that_does_not_come_is_named_under_every_launcher(ended: dict[s
         assert "HangDetected" in said, name
         if name == "Trainer's callback":
             assert "rank 1: step 1" in said, said
+
+
+def test_a_deadlocked_loader_is_told_and_stopped(ended: dict[str, tuple[int, str]]) -> None:
+    """A rank that waits for it wakes for ever, and its worker lives."""
+    status, said = ended[DEADLOCKED]
+
+    ((title, rule),) = VERDICT.findall(said)
+    assert rule == "hang-all-outside", said
+    assert "waits for its data loader at deadlocked_loader.py:" in title
+    assert "waits for a lock at deadlocked_loader.py:" in said
+    assert "HangDetected" in said
+    assert status not in {0, None}
 
 
 def test_a_rank_that_is_late_again_and_again_is_named_once_and_at_the_end(ended: dict[str, tuple[int, str]]) -> None:

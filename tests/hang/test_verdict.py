@@ -8,11 +8,12 @@ from itertools import product
 import pytest
 
 from dsdoctor.core.finding import Severity
-from dsdoctor.hang.activity import LOADER_STUCK, REMEDIATION, UNKNOWN, WITHOUT_WORKERS, Activity, activity_in
+from dsdoctor.hang.activity import Activity, activity_in, remedy_name
 from dsdoctor.hang.models import PROCESSES, Frame, Incident, RankView, ThreadStack
 from dsdoctor.hang.stacks import grouped_stacks
 from dsdoctor.hang.supervisor import HANGS, WORKS
 from dsdoctor.hang.verdict import is_working, judge, may_wait_outside
+from dsdoctor.rules import book
 from dsdoctor.run.hang_report import state_of, with_nccl
 from tests.each import each
 from tests.hang.made import TORCH, calling, elsewhere, frame, incident, lock, operation, view
@@ -252,7 +253,7 @@ def test_nodes_that_are_still_being_started_are_given_time() -> None:
 
 
 def test_each_activity_has_something_to_do_next() -> None:
-    assert set(REMEDIATION) == set(Activity)
+    assert all(book.remedy("hang", remedy_name(kind)).text for kind in Activity)
 
 
 @each(
@@ -272,7 +273,7 @@ def test_the_fix_says_what_to_do_next_on_the_host_of_that_rank(text: str, waits:
 
     assert finding.fix is not None
     assert finding.fix.text.startswith("on node1: ")
-    assert (REMEDIATION[kind] if kind else UNKNOWN)[0] in finding.fix.text
+    assert finding.fix.text.endswith(book.remedy("hang", remedy_name(kind)).text)
 
 
 def test_a_loader_without_workers_is_given_no_timeout() -> None:
@@ -283,8 +284,8 @@ def test_a_loader_without_workers_is_given_no_timeout() -> None:
         assert finding.fix is not None
         fixes.append((finding.fix.text, len(finding.fix.steps)))
 
-    assert [LOADER_STUCK in text for text, _ in fixes] == [True, False]
-    assert WITHOUT_WORKERS in fixes[1][0]
+    assert [book.remedy("hang", "data").text in text for text, _ in fixes] == [True, False]
+    assert book.remedy("hang", "without-workers").text in fixes[1][0]
 
 
 @each("working", [(0,), (0, 1, 2, 3)])

@@ -12,13 +12,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from dsdoctor.core.finding import Severity
-from dsdoctor.hang.activity import NO_THREAD_LEFT, THREAD_DIED, activity_of, remediation
+from dsdoctor.hang.activity import activity_of, remediation
 from dsdoctor.hang.inspection import loader_workers
 from dsdoctor.hang.models import LoaderWorker, RankView, ThreadDeath
 from dsdoctor.hang.outside import workers_of
 from dsdoctor.hang.processes import waits_in
 from dsdoctor.hang.source import Sources
 from dsdoctor.hang.verdict import is_working, judge
+from dsdoctor.rules import book
 from tests.each import each
 from tests.hang.made import calling, elsewhere, frame, incident, view
 
@@ -228,8 +229,8 @@ def test_a_rank_that_waits_for_a_thread_that_has_ended_is_told_by_what(died: boo
     told = "rank 1: its thread prefetch ended with KeyError: 'text' at train.py:6 in main: rec['text']"
     assert activity_of(made).waits_for_thread
     assert (told in finding.evidence) == died
-    assert (THREAD_DIED in remediation(made)[0]) == died
-    assert (NO_THREAD_LEFT in remediation(made)[0]) != died
+    assert (book.remedy("hang", "thread-died").text in remediation(made).text) == died
+    assert (book.remedy("hang", "no-thread-left").text in remediation(made).text) != died
 
 
 def test_a_rank_with_fewer_calls_is_told_so_where_another_line_may_be_innocent() -> None:

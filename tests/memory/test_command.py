@@ -52,6 +52,17 @@ def memory(files: Path, *more: str, model: str | None = None, config: str = "ds.
     return done.returncode, json.loads(done.stdout)
 
 
+@pytest.mark.parametrize("large", ["ds.json", "config.json"])
+def test_a_file_that_is_too_large_is_handed_to_nobody(large: str, files: Path) -> None:
+    with (files / large).open("ab") as made:
+        made.truncate((64 << 20) + 1)
+
+    done = run("memory", "--world", "2", "--config", str(files / "ds.json"), "--model", str(files))
+
+    assert (done.returncode, done.stderr.count("✗")) == (2, 1)
+    assert "is larger than 64 MiB" in done.stderr
+
+
 @needs_children
 @pytest.mark.launch
 def test_a_document_has_the_prediction_the_ledger_and_what_to_change(files: Path) -> None:

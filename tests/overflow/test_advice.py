@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from dsdoctor.overflow.frames.first_bad import BadKind, Growth, Origin, RankReport, Scale, Tried
+from dsdoctor.overflow.frames.first_bad import BadKind, Cure, Growth, Origin, RankReport, Scale, Tried
 from dsdoctor.overflow.measure.readings import Meters
 from dsdoctor.overflow.replay.provenance import ignored_labels, rows_of, rows_text
 from dsdoctor.overflow.replay.remedy import candidate_modules
-from dsdoctor.overflow.verdict.evidence import joined, what_was_tried
+from dsdoctor.overflow.verdict.evidence import cure_text, joined, what_was_tried
 from dsdoctor.overflow.verdict.verdict import judge
 from dsdoctor.overflow.watch.history import MAX_POINTS, InputSizes, LearningRates, WeightSizes
 from tests.overflow.written import backward, frame, good, rank_report, tensor
@@ -69,12 +69,12 @@ def test_a_finite_forward_is_no_remedy_where_the_forward_was_finite_anyway(kept:
 
 
 def test_what_was_tried_stands_in_the_fix_after_the_cure_of_the_operation() -> None:
-    line = Origin(op="aten.div", line="m.py:3 in forward: x / y", how="0 / 0: its divisor is 0", cure="Add an epsilon.")
+    line = Origin(op="aten.div", line="m.py:3 in forward: x / y", how="0 / 0: its divisor is 0", cure=Cure("divisor"))
     (found, *_) = judge(reports((attempt("b.c"),), origin=line))
 
     assert "why: 0 / 0: its divisor is 0" in found.evidence
     assert found.fix is not None
-    assert found.fix.text.startswith("Add an epsilon. Run it in float32: ")
+    assert found.fix.text.startswith(f"{cure_text(Cure('divisor'))} Run it in float32: ")
 
 
 def test_a_weight_whose_parts_lie_on_two_ranks_grew_as_the_larger_part_did() -> None:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from dsdoctor.core.cgroups import free_memory
 from dsdoctor.core.host import LocalHost
-from dsdoctor.overflow.replay.replay import FREE_SHARE, INPUT_LIMIT, SMALL_INPUTS, BatchRecorder
+from dsdoctor.overflow.replay.replay import FREE_SHARE, INPUT_LIMIT, SMALL_INPUTS, BatchRecorder, HostMemory
 from tests.overflow.engine import Engine
 
 
@@ -43,3 +43,14 @@ def test_inputs_are_kept_up_to_a_share_of_the_free_memory(share: float, is_kept:
 
 def test_small_inputs_are_kept_whatever_is_free() -> None:
     assert kept(SMALL_INPUTS // 4, count=4) == [True] * 4
+
+
+def test_the_hosts_memory_is_not_read_anew_in_every_forward() -> None:
+    """It takes milliseconds, with all files of the cgroups."""
+    host, seen, kept = HostMemory(again=600.0), [], []
+    for _ in range(4):
+        seen.append(host.free())
+        kept.append(torch.ones(4 << 20))
+
+    assert len(set(seen)) == 1
+    assert seen[0] > 0

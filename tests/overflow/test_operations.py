@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from dsdoctor.overflow.frames.first_bad import Origin
+from dsdoctor.overflow.frames.first_bad import Cure, Origin
 from dsdoctor.overflow.measure.readings import Meters
 from dsdoctor.overflow.replay.operations import Operations, PlacedReadings
 from dsdoctor.overflow.replay.provenance import History, Provenance
@@ -41,7 +41,7 @@ def test_the_line_that_divided_by_zero_is_named() -> None:
         op="aten.div",
         line="test_operations.py:36 in test_the_line_that_divided_by_zero_is_named: z = y / 0",
         how="a division by 0: its divisor is 0",
-        cure="Keep the divisor away from zero: add an epsilon, or clamp it.",
+        cure=Cure("divisor"),
     )
 
 

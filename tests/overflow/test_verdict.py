@@ -3,7 +3,8 @@
 import pytest
 
 from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.overflow.frames.first_bad import Origin, RankReport, Scale
+from dsdoctor.overflow.frames.first_bad import Cure, Origin, RankReport, Scale
+from dsdoctor.overflow.verdict.evidence import cure_text
 from dsdoctor.overflow.verdict.verdict import judge
 from tests.overflow.written import backward, frame, good, rank_report, tensor
 
@@ -127,7 +128,7 @@ def test_a_learning_rate_that_became_nan_after_the_weight_did_not_make_it_bad(si
     assert "the learning rate nan" not in found.fix.text
 
 
-IN_THE_GRAPH = Origin(op="log", line="", how="the logarithm of 0: it was given 2 zeros", cure="Clamp it.")
+IN_THE_GRAPH = Origin(op="log", line="", how="the logarithm of 0: it was given 2 zeros", cure=Cure("domain"))
 
 
 def test_the_operation_that_the_graph_of_a_loss_shows_is_told_with_its_statement_and_its_cure() -> None:
@@ -140,11 +141,11 @@ def test_the_operation_that_the_graph_of_a_loss_shows_is_told_with_its_statement
     assert "read from the graph of the loss; if it happens again, its line is reported" in found.evidence
     assert found.affects == ()
     assert found.fix is not None
-    assert found.fix.text == "Clamp it."
+    assert found.fix.text == cure_text(Cure("domain"))
 
 
 def test_an_operation_whose_line_is_known_is_another_finding_than_one_without() -> None:
-    with_line = Origin(op="log", line="train.py:3 in f: return p.log()", how=IN_THE_GRAPH.how, cure="")
+    with_line = Origin(op="log", line="train.py:3 in f: return p.log()", how=IN_THE_GRAPH.how)
 
     found = cause(rank_report(0, good(0, "a"), losses=(float("nan"),), loss_made=with_line, loss_line="train.py:9"))
 

@@ -14,9 +14,10 @@ import pytest
 
 from dsdoctor.cli.explain import pages
 from dsdoctor.core.finding import FIELD
-from dsdoctor.rules.book import entries, room_rules, rule_ids, successor, words_of
-from dsdoctor.rules.store import FOLDER, LOGS, log_topics, order
+from dsdoctor.rules.book import entries, room_rules, rule_ids, successor, tables, words_of
+from dsdoctor.rules.store import FOLDER, LOGS, Table, log_topics, order
 from tests.each import each
+from tests.rules.prose import sentences
 from tests.rules.voice import habits, texts
 from tests.source import PACKAGE, nodes, trees
 
@@ -121,6 +122,67 @@ def test_a_finding_is_given_the_values_that_its_words_have_places_for(call: tupl
     assert given - GIVEN - used == set(), f"{where}: values without a place"
 
 
+SHARED = {"remedy": "fix", "phrase": "text"}
+"""Tables of words that several rules share, and where their words stand."""
+
+
+@functools.cache
+def shared() -> tuple[tuple[str, str, str, Table], ...]:
+    """Each of them with its room, the kind of its table, its name and its words."""
+    return tuple(
+        (room, kind, table["name"], table)
+        for room, kind in itertools.product(ROOMS, SHARED)
+        for table in tables(room, kind)
+    )
+
+
+@functools.cache
+def shared_calls() -> dict[tuple[str, str], list[ast.Call]]:
+    """Calls that take such words, by their room and the kind of table."""
+    found: dict[tuple[str, str], list[ast.Call]] = {}
+    for node in (node for module in nodes().values() for node in module if isinstance(node, ast.Call)):
+        if isinstance(node.func, ast.Attribute) and ast.unparse(node.func) in {f"book.{kind}" for kind in SHARED}:
+            room = node.args[0]
+            assert isinstance(room, ast.Constant), f"{ast.unparse(node)}: the room stands where it is asked"
+            found.setdefault((room.value, node.func.attr), []).append(node)
+    return found
+
+
+@each(("room", "kind", "name", "words"), shared())
+def test_shared_words_are_used_and_get_the_values_that_they_have_places_for(
+    room: str, kind: str, name: str, words: Table
+) -> None:
+    asked = shared_calls().get((room, kind), [])
+    own = [node for node in asked if isinstance(node.args[1], ast.Constant) and node.args[1].value == name]
+    others = [node for node in asked if not isinstance(node.args[1], ast.Constant)]
+    wanted = {
+        place for text in (words[SHARED[kind]], *words.get("steps", ())) for place, needed in places(text) if needed
+    }
+
+    assert set(words) <= {"name", SHARED[kind], "steps"}
+    assert [one[2] for one in shared() if one[:2] == (room, kind)].count(name) == 1
+    assert own or (others and name in named() | members())
+    missing = [wanted - {keyword.arg for keyword in node.keywords} for node in own or others]
+    assert (any if own else all)(missing) is False, f"{room}: {kind} {name} {missing}"
+
+
+@functools.cache
+def members() -> set[str]:
+    """The names of the members of every enum, as names of the book."""
+    bodies = (node.body for each in nodes().values() for node in each if isinstance(node, ast.ClassDef))
+    targets = (line.targets[0] for body in bodies for line in body if isinstance(line, ast.Assign))
+    return {target.id.lower().replace("_", "-") for target in targets if isinstance(target, ast.Name)}
+
+
+def test_words_that_code_asks_for_by_a_name_are_there() -> None:
+    known = {one[:3] for one in shared()}
+    for (room, kind), asked in shared_calls().items():
+        for node in asked:
+            for name in ast.walk(node.args[1]):
+                if isinstance(name, ast.Constant) and isinstance(node.args[1], ast.Constant | ast.IfExp):
+                    assert (room, kind, name.value) in known, ast.unparse(node)
+
+
 def test_every_title_and_case_of_a_room_is_used() -> None:
     """A case that no call names is dead; a rule with a title is made by a call."""
     made: dict[str, set[str]] = {}
@@ -197,3 +259,23 @@ def test_an_id_of_an_earlier_release_leads_to_one_rule_or_is_known_to_have_gone(
     assert [one for one, times in Counter(known).items() if times > 1] == []
     assert set(known) & set(rule_ids()) == set()
     assert successor("data-worker-gone") == "data-worker-failed"
+
+
+REMAINING = {
+    "overflow": (9, "what a replay or a measurement came to, as the middle of a title"),
+    "checkpoint": (3, "what is wrong with a file, as its bytes show it"),
+    "memory": (3, "the parts and the changes of a ledger, by name"),
+    "comm": (8, "which limit of the kernel was met, and what an address answered"),
+    "hosts": (10, "what DeepSpeed and a remote shell make of a line of a hostfile"),
+    "builder": (32, "why a plan chose what it chose, as the build prints it"),
+}
+"""Sentences of Python in the titles and fixes of findings, by room, and what they are: facts of the run."""
+
+
+def test_no_more_sentences_of_findings_stand_in_python_than_are_known() -> None:
+    rooms = sorted(set(ROOMS) - {"diagnosis"})
+    left = {room: found for room in rooms if (found := sentences(room))}
+
+    assert {room: len(found) for room, found in left.items()} == {
+        room: most for room, (most, _) in REMAINING.items()
+    }, left

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.diagnosis.lines import segments
+from dsdoctor.diagnosis.lines import COLOUR, LONGEST, segments
 from dsdoctor.diagnosis.prefilter import words_of
 from dsdoctor.rules.store import FOLDER, INDEX, TABLE, log_table, log_topics, texts_of
 from dsdoctor.rules.words import derived_words
@@ -17,6 +17,7 @@ from tests.diagnosis.pumped import example_of
 from tests.diagnosis.test_wordings import CASES
 from tests.each import each
 
+LOGS_OF_THE_FIELD = Path(__file__).parents[1] / "diagnosis"
 WORDINGS = [
     wording
     for topic in log_table().values()
@@ -90,8 +91,12 @@ def test_a_line_that_is_made_of_a_pattern_has_the_words_derived_from_it() -> Non
 @pytest.mark.exhaustive
 def test_no_line_of_the_field_matches_a_pattern_without_having_its_words() -> None:
     """Every pattern on every line of every log: minutes."""
-    lines = sorted({line for _, log in CASES for line in log})
-    texts = [(text, line) for line in lines for text in segments(line.encode())]
+    logs = [file for file in LOGS_OF_THE_FIELD.rglob("*.log") if file.is_file()]
+    raws = {line.encode() for _, log in CASES for line in log} | {
+        raw for file in logs for raw in file.read_bytes().splitlines() if len(raw) < LONGEST
+    }
+    # colours go before a line's words are taken, see Scan.read
+    texts = [(text, COLOUR.sub(b"", raw).decode("utf-8", "replace")) for raw in raws for text in segments(raw)]
     lost = [
         (pattern, text)
         for pattern, words in DERIVED.items()

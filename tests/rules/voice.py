@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dsdoctor.core.finding import FIELD
-from dsdoctor.rules.book import room_rules
+from dsdoctor.rules.book import room_rules, tables
 from dsdoctor.rules.store import FOLDER, LOGS, Table, log_topics
 
 ROOT = FOLDER.parents[1]
@@ -27,6 +27,7 @@ def texts() -> Iterator[tuple[str, str]]:
     for file in sorted(FOLDER.glob("*.toml")):
         if file.stem != "order":
             yield from _of_rules(file.stem, room_rules(file.stem).values())
+            yield from _of_rules(file.stem, (*tables(file.stem, "remedy"), *tables(file.stem, "phrase")))
     for topic, table in log_topics().items():
         yield from _of_rules(f"{LOGS}/{topic}", (*table.get("rule", ()), *table.get("regression", ())))
     for path in sorted((ROOT / "dsdoctor" / "cli").glob("*.py")):

@@ -9,6 +9,7 @@ import pytest
 import dsdoctor
 from tests.hang.test_launchers import free_port
 from tests.run.test_run import ROOT, ended, folder, started, watched
+from tests.source import nodes
 
 __all__ = ["folder"]
 
@@ -84,8 +85,11 @@ def test_no_module_that_runs_in_a_scripts_process_opens_a_file_by_the_scripts_op
     found = [
         f"{file.relative_to(package)}:{node.lineno}"
         for file in files
-        for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in {"open", "os.fdopen"}
+        for node in nodes()[file]
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name | ast.Attribute)
+        and getattr(node.func, "attr", "open") in {"open", "fdopen"}
+        and ast.unparse(node.func) in {"open", "os.fdopen"}
     ]
 
     assert len(files) > 100

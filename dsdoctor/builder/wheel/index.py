@@ -80,7 +80,7 @@ class RemoteWheel:
     @property
     def shown(self) -> str:
         """Its address without user, query and fragment: they may be secrets."""
-        return redaction.url(self.url)
+        return redaction.index_url(self.url)
 
 
 def publish(wheel: Path, index: Path) -> Path:
@@ -158,7 +158,7 @@ def list_index(url: str, session: requests.Session) -> tuple[RemoteWheel, ...]:
         answer = _page(url, session)
         packages = ProjectPage.from_response(answer, PROJECT).packages if answer is not None else []
     except (*NO_INDEX, RecursionError, MemoryError) as error:
-        title = f"{redaction.url(url)} is not a package index: {_why_none(error)}"
+        title = f"{redaction.index_url(url)} is not a package index: {_why_none(error)}"
         raise UsageError(title, hint="use the address that you would pass to pip as --index-url") from None
     except requests.RequestException as error:
         raise _unreached(url, error) from None
@@ -304,14 +304,16 @@ def _named(url: str) -> RemoteWheel:
     digests = tuple(re.findall(r"(?:^|&)(\w+)=([^&]*)", parts.fragment))
     name = unquote(parts.path.rpartition("/")[2])
     if "/" in name or facts_of_name(name) is None:
-        raise UsageError(f"{redaction.url(url)} is not a DeepSpeed wheel", hint="name a deepspeed-...whl, or an index")
+        raise UsageError(
+            f"{redaction.index_url(url)} is not a DeepSpeed wheel", hint="name a deepspeed-...whl, or an index"
+        )
     return RemoteWheel(name=name, url=url, digests=digests)
 
 
 def _unreached(url: str, error: requests.RequestException) -> BuildFailed:
     status = f"it answers {error.response.status_code}" if error.response is not None else _error_text(error)
     return BuildFailed(
-        f"{redaction.url(url)} cannot be read: {status}", hint="check the address, the proxy and the network"
+        f"{redaction.index_url(url)} cannot be read: {status}", hint="check the address, the proxy and the network"
     )
 
 

@@ -154,6 +154,13 @@ def _in_backward(frames: Iterable[Frame]) -> FirstBad | None:
     return None
 
 
+class Cure(msgspec.Struct, frozen=True):
+    """What to do about a bad value: the name of the book's remedy, and the operation or operand that it speaks of."""
+
+    remedy: str
+    about: str = ""
+
+
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
     """The first operation whose result was not finite. ``line``: the file, line and text that called it. ``how``: why it was
     not, such as ``0 / 0``; ``cure``: what to do about that; both empty where its figures do not decide."""
@@ -161,7 +168,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     op: str
     line: str
     how: str = ""
-    cure: str = ""
+    cure: Cure | None = None
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, Held, Origin
+from dsdoctor.overflow.frames.first_bad import BadKind, Cure, FirstBad, Held, Origin
 from dsdoctor.overflow.frames.frame import BUFFER, LIMITS, TensorStats, is_mask, is_minus_inf_mask
 from dsdoctor.overflow.measure.measure import flag
 from dsdoctor.overflow.measure.readings import Meters, Readings, leaves, tensors_of
@@ -34,7 +34,9 @@ class OverflowCause:
     """Why an operation made a bad value, and what to do about that. Both are empty where the figures do not decide."""
 
     how: str = ""
-    cure: str = ""
+    cure: Cure | None = None
+    by_zero: bool = False
+    """Whether it divided by a zero."""
 
 
 Explain = Callable[[list[Operand], TensorStats], OverflowCause]
@@ -50,20 +52,18 @@ def cause_of(name: str, node: str, operands: list[Operand], outputs: list[Tensor
         return OverflowCause()
     for number in operands:
         if explain in (_beyond, _division) and isinstance(number, float) and not math.isfinite(number):
-            return OverflowCause(
-                how=f"it was given the number {number:g}", cure="Look at what made that number: no tensor holds it."
-            )
+            return OverflowCause(how=f"it was given the number {number:g}", cure=Cure("number"))
     return _of_derivative(node, explain(operands, bad))
 
 
 def _of_derivative(node: str, found: OverflowCause) -> OverflowCause:
     """In a backward it is the derivative that has no value there."""
     function = DERIVATIVES.get(node.removesuffix("0").removesuffix("Backward"))
-    if function is None or not found.how.startswith(("a division by 0", "0 / 0", "1 / 0")):
+    if function is None or not found.by_zero:
         return found
     return OverflowCause(
         how=f"the derivative of {function} at 0 is not finite",
-        cure=f"Add an epsilon to what {function} is taken of, inside of it: its derivative at 0 is infinite.",
+        cure=Cure("derivative-at-zero", function),
     )
 
 
@@ -99,31 +99,25 @@ def _division(operands: list[Operand], bad: TensorStats) -> OverflowCause:
     if not zeros:
         return OverflowCause() if bad.nan else _beyond(operands, bad)
     what = f"its divisor holds {_count(zeros)}" if isinstance(divisor, TensorStats) else "its divisor is 0"
-    cure = "Keep the divisor away from zero: add an epsilon, or clamp it."
-    return OverflowCause(how=f"0 / 0: {what}" if bad.nan else f"a division by 0: {what}", cure=cure)
+    how = f"0 / 0: {what}" if bad.nan else f"a division by 0: {what}"
+    return OverflowCause(how=how, cure=Cure("divisor"), by_zero=True)
 
 
 def _reciprocal(operands: list[Operand], bad: TensorStats) -> OverflowCause:
     zeros = _zeros(operands[0] if operands else None)
     if zeros and not bad.nan:
-        cure = "Keep what it is taken of away from zero: add an epsilon, or clamp it."
-        return OverflowCause(how=f"1 / 0: it was given {_count(zeros)}", cure=cure)
+        return OverflowCause(how=f"1 / 0: it was given {_count(zeros)}", cure=Cure("operand-zero"), by_zero=True)
     return _of_negative(bad, "the inverse root of a negative number") if bad.nan and not zeros else OverflowCause()
 
 
 def _of_negative(bad: TensorStats, how: str) -> OverflowCause:
-    return (
-        OverflowCause(how=how, cure="Clamp what it is taken of to what it is defined for.")
-        if bad.nan
-        else OverflowCause()
-    )
+    return OverflowCause(how=how, cure=Cure("domain")) if bad.nan else OverflowCause()
 
 
 def _logarithm(operands: list[Operand], bad: TensorStats) -> OverflowCause:
     zeros = _zeros(operands[0] if operands else None)
     if zeros and bad.neginf and not bad.nan:
-        cure = "Use log_softmax in place of the logarithm of a softmax, or clamp what the logarithm is taken of."
-        return OverflowCause(how=f"the logarithm of 0: it was given {_count(zeros)}", cure=cure)
+        return OverflowCause(how=f"the logarithm of 0: it was given {_count(zeros)}", cure=Cure("logarithm"))
     return _of_negative(bad, "the logarithm of a negative number")
 
 
@@ -138,17 +132,15 @@ def _exponential(operands: list[Operand], bad: TensorStats) -> OverflowCause:
     return OverflowCause(
         how=f"an exponential beyond {limit:.3g}, where {bad.dtype} ends: it was given values up to "
         f"{_largest(operands[:1]):.3g}, and {math.log(limit):.3g} is the last that fits",
-        cure="Subtract the largest value before the exponential, as logsumexp and softmax do, or clamp what it is taken of.",
+        cure=Cure("exponential"),
     )
 
 
 def _power(operands: list[Operand], bad: TensorStats) -> OverflowCause:
     exponent = operands[1] if len(operands) > 1 else None
     if isinstance(exponent, float) and exponent < 0 and _zeros(operands[0]) and not bad.nan:
-        cure = "Keep what it is taken of away from zero: add an epsilon, or clamp it."
-        return OverflowCause(
-            how=f"0 to the power of {exponent:g}: it was given {_count(_zeros(operands[0]))}", cure=cure
-        )
+        how = f"0 to the power of {exponent:g}: it was given {_count(_zeros(operands[0]))}"
+        return OverflowCause(how=how, cure=Cure("operand-zero"))
     return _of_negative(bad, "a negative number to a fractional power") if bad.nan else _beyond(operands[:1], bad)
 
 
@@ -159,8 +151,7 @@ def _norm(operands: list[Operand], bad: TensorStats) -> OverflowCause:
 def _softmax(operands: list[Operand], bad: TensorStats) -> OverflowCause:
     given = operands[0] if operands else None
     if bad.nan and isinstance(given, TensorStats) and given.only_minus_inf:
-        cure = "Leave one place of each row open, or use the dtype's minimum for -inf in the mask."
-        return OverflowCause(how="a softmax over a row that is masked entirely", cure=cure)
+        return OverflowCause(how="a softmax over a row that is masked entirely", cure=Cure("masked-row"))
     return OverflowCause()
 
 
@@ -170,7 +161,7 @@ def _mean_of_targets(operands: list[Operand], bad: TensorStats) -> OverflowCause
         return OverflowCause()
     return OverflowCause(
         how="a mean over no target: every label is ignored, or its class has no weight",
-        cure="Leave out micro-batches without a target, or take the sum and divide it by max(1, targets).",
+        cure=Cure("no-target"),
     )
 
 

@@ -4,6 +4,8 @@ Forward under the same generators, autocast and training flag; backward that sto
 """
 
 import contextlib
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -70,10 +72,25 @@ class MicroBatch:
     starts: tuple[int, ...] | None = None
 
 
-def _free_on(device: torch.device) -> int:
+class HostMemory:
+    """What this machine has free, asked for at most once in ``again`` seconds: it takes milliseconds, and many a forward asks."""
+
+    def __init__(self, again: float = 1.0) -> None:
+        self._again = again
+        self._asked, self._bytes = -math.inf, 0
+
+    def free(self) -> int:
+        """In bytes; 0 where that is not known."""
+        now = time.monotonic()
+        if now - self._asked >= self._again:
+            self._asked, self._bytes = now, free_memory(LocalHost()) or 0
+        return self._bytes
+
+
+def _free_on(device: torch.device, host: HostMemory) -> int:
     """Bytes that are free on a device, torch's own cache counted as such; 0 where that is not known."""
     if device.type == "cpu":
-        return free_memory(LocalHost()) or 0
+        return host.free()
     if device.type != "cuda":
         return 0
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -91,6 +108,7 @@ class BatchRecorder:
         self.replaying = False
         self._input_limit, self._gradient_limit = input_limit, gradient_limit
         self._input_bytes = self._gradient_bytes = 0
+        self._host = HostMemory()
         self._pipeline = is_pipeline(engine)
         self._gathers = gathers_weights(engine)
         self._device = device_random(engine.device)
@@ -162,7 +180,7 @@ class BatchRecorder:
         """Whether a step may keep inputs of so many bytes, the last of them these."""
         if size > self._input_limit or size <= SMALL_INPUTS:
             return size <= SMALL_INPUTS and size <= self._input_limit
-        return all(size * FREE_SHARE <= _free_on(device) for device in {tensor.device for tensor in inputs})
+        return all(size * FREE_SHARE <= _free_on(device, self._host) for device in {tensor.device for tensor in inputs})
 
     def _give_up(self, batch: MicroBatch) -> None:
         del self._waiting[id(batch)]

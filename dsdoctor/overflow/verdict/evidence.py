@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.text import and_more
-from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, Growth, RankReport
+from dsdoctor.overflow.frames.first_bad import BadKind, Cure, FirstBad, Growth, RankReport
 from dsdoctor.overflow.frames.frame import Frame, TensorStats, headroom_bits, item_line
+from dsdoctor.rules import book
 
 RankReports = tuple[RankReport, ...]
 MIN_GROWTH = 1.5
@@ -132,8 +133,8 @@ def ranks_say(ranks: tuple[int, ...], world: int) -> str:
     if not (on := on_ranks(ranks, world)):
         return ""
     if len(ranks) == 1:
-        return f"{on}: its data, a branch that only it takes, or its hardware"
-    return f"{on}: the model or the data" if len(ranks) == world else on
+        return book.phrase("overflow", "on-one-rank", on=on)
+    return book.phrase("overflow", "on-all-ranks", on=on) if len(ranks) == world else on
 
 
 def on_ranks(ranks: tuple[int, ...], world: int) -> str:
@@ -321,10 +322,15 @@ LARGE_GROWTH = 10.0
 
 def remedy(rank_reports: RankReports, rank_report: RankReport, first_bad: FirstBad) -> str:
     """What the evidence says to do about values that do not fit their dtype, or that are nan; "" where it says nothing."""
-    cure = rank_report.origin.cure if rank_report.origin is not None else ""
-    if rank_report.held is not None and rank_report.origin is None:
-        cure = "Check what made that tensor: no torch operation did in this batch."
-    return " ".join(part for part in (cure, what_was_tried(rank_reports, first_bad), *of_growth(rank_reports)) if part)
+    origin = rank_report.origin
+    cure = origin.cure if origin is not None else Cure("tensor-from-outside") if rank_report.held is not None else None
+    tried = what_was_tried(rank_reports, first_bad)
+    return " ".join(part for part in (cure_text(cure), tried, *of_growth(rank_reports)) if part)
+
+
+def cure_text(cure: Cure | None) -> str:
+    """A cure in the book's words; "" where there is none."""
+    return book.remedy("overflow", cure.remedy, about=cure.about).text if cure else ""
 
 
 def of_growth(rank_reports: RankReports) -> Iterator[str]:
@@ -332,13 +338,10 @@ def of_growth(rank_reports: RankReports) -> Iterator[str]:
     for growth in joined(rank_reports)[:1]:
         (first, before), (_, now) = growth.points[0], growth.points[-1]
         if before and now / before >= LARGE_GROWTH:
-            yield f"{growth.name} has grown since step {first}: lower the learning rate, or clip gradients."
+            yield book.remedy("overflow", "weight-grown", name=growth.name, step=first).text
         elif now >= EXTREME_WEIGHT:
-            since = f"since step {first}" if len(growth.points) > 1 else "in the first sampled step"
-            yield (
-                f"{growth.name} holds values up to {now:.3g} {since}: check its initialization, and the file that it was loaded "
-                "from."
-            )
+            since = f"since step {first}" if len(growth.points) > 1 else ""
+            yield book.remedy("overflow", "weight-extreme", name=growth.name, largest=f"{now:.3g}", since=since).text
 
 
 def as_call(module: str) -> str:
@@ -362,14 +365,14 @@ def what_was_tried(rank_reports: RankReports, first_bad: FirstBad | None) -> str
         if all(attempt.forward and attempt.backward is not False for attempt in attempts):
             if not (forward_was_bad or all(attempt.backward for attempt in attempts)):
                 return ""
-            finite = "is finite" if all(attempt.backward for attempt in attempts) else "has a finite forward"
-            where = attempts[0].module or "the whole model"
-            return f"Run it in float32: {as_call(attempts[0].module)} (checked: with float32 in {where} this batch {finite})."
+            backward = all(attempt.backward for attempt in attempts)
+            name = "float32-helps" if backward else "float32-helps-the-forward"
+            module = attempts[0].module
+            return book.remedy("overflow", name, call=as_call(module), module=module).text
     tried = [attempts for attempts in tried if not any(attempt.why_not for attempt in attempts)]
     if not tried or tried[-1][0].module:  # the whole model may help yet
         return ""
     inner = tried[0][0].module
     between = len(tried) - 2
     more = f", in {between} module{'s' if between > 1 else ''} around it and in " if between > 0 else " and in "
-    around = f"{inner}{more}"
-    return f"Float32 does not help (checked in {around if inner else ''}the whole model): this batch is not finite there either."
+    return book.remedy("overflow", "float32-does-not-help", around=f"{inner}{more}" if inner else "").text

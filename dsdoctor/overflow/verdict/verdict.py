@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from math import isfinite
 
 from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, RankReport, holds_mask
+from dsdoctor.overflow.frames.first_bad import BadKind, Cure, FirstBad, RankReport, holds_mask
 from dsdoctor.overflow.frames.frame import LIMITS, limit_of
 from dsdoctor.overflow.verdict.evidence import (
     RankReports,
@@ -16,6 +16,7 @@ from dsdoctor.overflow.verdict.evidence import (
     amount,
     as_call,
     bad_gradient,
+    cure_text,
     earliest_bad,
     evidence,
     extent,
@@ -228,18 +229,15 @@ def _what_is_finite(rank_reports: RankReports, rank_report: RankReport) -> str:
     return f"every module's output{' that could be measured' if rank_report.unmeasured else ''} is finite"
 
 
-NO_TARGET = "Leave out micro-batches without a target, or take the sum and divide it by max(1, targets)."
-
-
 def _loss_remedy(rank_reports: RankReports, rank_report: RankReport) -> str:
     """What the evidence says to do about a loss that is not finite; "" where it says nothing."""
     found, made = rank_report.first_bad, rank_report.origin
-    cure = made.cure if made is not None and found is not None and found.kind is BadKind.LOSS else ""
+    cure = made.cure if made is not None and found is not None and found.kind is BadKind.LOSS else None
     if not cure and rank_report.loss_made is not None and not rank_report.again:
-        cure = rank_report.loss_made.cure or "Check that operation and its inputs."
+        cure = rank_report.loss_made.cure or Cure("operation")
     if rank_report.ignored:
-        cure = NO_TARGET
-    return " ".join(part for part in (cure, what_was_tried(rank_reports, found)) if part)
+        cure = Cure("no-target")
+    return " ".join(part for part in (cure_text(cure), what_was_tried(rank_reports, found)) if part)
 
 
 def _measured(rank_report: RankReport) -> str:
@@ -329,8 +327,8 @@ def gradient_stays_at_scale_one(rank_reports: RankReports) -> Iterator[Finding]:
 def _gradient_remedy(rank_reports: RankReports, rank_report: RankReport) -> str:
     """What the evidence says to do about a gradient that is not finite; "" where it says nothing."""
     if rank_report.began_bad:
-        return rank_report.loss_backward.cure if rank_report.loss_backward is not None else ""
-    cure = rank_report.origin.cure if rank_report.origin is not None else ""
+        return cure_text(rank_report.loss_backward.cure) if rank_report.loss_backward is not None else ""
+    cure = cure_text(rank_report.origin.cure) if rank_report.origin is not None else ""
     tried = what_was_tried(rank_reports, rank_report.first_bad)
     return " ".join(part for part in (cure, tried, *of_growth(rank_reports)) if part)
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsdoctor.overflow.frames.first_bad import Origin
+from dsdoctor.overflow.frames.first_bad import Cure, Origin
 from dsdoctor.overflow.frames.frame import TensorStats
 from dsdoctor.overflow.measure.readings import Meters, Readings, leaves
 from dsdoctor.overflow.replay.operations import made_at
@@ -125,11 +125,7 @@ class _Graph:
             chosen = _carrier(operands, is_nan)
             unknown = [each for each in operands if each.bad is None]
             if kind in SUMS and 0 in getattr(node, "_saved_self_sym_sizes", ()):
-                return (
-                    _origin(node, f"a {kind.lower()} over no value", "Leave out what is empty.")
-                    if kind == "Mean"
-                    else None
-                )
+                return _origin(node, f"a {kind.lower()} over no value", Cure("empty")) if kind == "Mean" else None
             if chosen is None and kind in SUMS:
                 chosen = next((each for each in operands if each.bad), None)
             if chosen is not None and (partly or not self._passes_all(node, chosen, is_nan)):
@@ -264,9 +260,7 @@ class _Graph:
         if kind == "NllLoss" and not found.how and result.nan:
             found = cause_of("aten.nll_loss_forward", "", [], [result])
         if not found.how and kind in ("Std", "Var") and result.nan:
-            found = OverflowCause(
-                how="a statistic over too few values", cure="Look at how many values it is taken over."
-            )
+            found = OverflowCause(how="a statistic over too few values", cure=Cure("few-values"))
         return _origin(node, found.how or "its operands are finite, as far as they are kept", found.cure)
 
     def _of_inf(self, node: Any, operands: list[Operand]) -> Origin:
@@ -280,8 +274,7 @@ class _Graph:
         came = ""
         if first is not None:
             came = f", out of {first.op}" + (f" ({first.how})" if first.cure else "")
-        cure = "Keep those elements out of it, or use a large finite number in place of inf where they are masked."
-        cure = (first.cure if first is not None else "") or cure
+        cure = (first.cure if first is not None else None) or Cure("masked-elements")
         if all(each.bad is not None for each in operands):
             return _origin(node, f"it was given {held}{came}: {why_nan}", cure)
         how = f"it was given {held}{came}: {why_nan} (its other operand is not kept)"
@@ -327,7 +320,7 @@ def _by_zero(node: Any, operands: list[Operand], is_nan: bool | None) -> Origin 
         return None
     what = "0 / 0 is nan" if is_nan else "a division by 0"
     how = f"its divisor holds {zeros} zero{'s' if zeros > 1 else ''}: {what} (what it divides is not kept)"
-    return _origin(node, how, "Keep the divisor away from zero: add an epsilon, or clamp it.")
+    return _origin(node, how, Cure("divisor"))
 
 
 def _given(node: Any, operand: Operand) -> Origin:
@@ -335,25 +328,24 @@ def _given(node: Any, operand: Operand) -> Origin:
     op = "what {} was given"
     if operand.value is None:
         how = f"an operand, {OUTSIDE}, was nan, inf or near the end of its format"
-        cure = "Look at how that operand is computed: a logarithm of 0, a division by 0, a mask of -inf."
-        return _origin(node, how, cure, op)
+        return _origin(node, how, Cure("operand"), op)
     name = "operand" if operand.name in ("self", "other", "") else operand.name
-    return _origin(node, f"its {name}, {OUTSIDE}, holds {_amount(operand.value)}", f"Look at that {name}.", op)
+    return _origin(node, f"its {name}, {OUTSIDE}, holds {_amount(operand.value)}", Cure("named-operand", name), op)
 
 
 def _unsure(node: Any) -> Origin:
     how = "its result is the first that is known to be bad, and what it was given is not kept"
-    return _origin(node, how, "", "{} or an operation before it")
+    return _origin(node, how, None, "{} or an operation before it")
 
 
 def _in_part(node: Any) -> Origin:
     how = (
         "its result is the first that is known to be bad, and not all that is bad in what it was given is in its result"
     )
-    return _origin(node, how, "", "{} or an operation before it")
+    return _origin(node, how, None, "{} or an operation before it")
 
 
-def _origin(node: Any, how: str, cure: str, op: str = "{}") -> Origin:
+def _origin(node: Any, how: str, cure: Cure | None, op: str = "{}") -> Origin:
     line = made_at(node.metadata.get("traceback_") or [])
     name = snake(kind_of(node)) or type(node).__name__.removesuffix("Backward")
     return Origin(op=op.format(name), line=line or "", how=how, cure=cure)
@@ -441,17 +433,11 @@ def made_by(node: Any, below: tuple[Tensor | None, ...], above: tuple[Tensor | N
     if bad is None or not all(_is_finite(each) for each in above if each is not None):
         return None
     name = snake(kind_of(node)) or type(node).__name__.removesuffix("Backward")
-    how, cure = (
-        f"the derivative of {name} is not finite there",
-        f"Keep what {name} is given away from there: add an epsilon.",
-    )
+    how, cure = f"the derivative of {name} is not finite there", Cure("derivative", name)
     given = next((each for each in above if each is not None and each.shape == bad.shape), None)
     if given is not None and not bool(given[~torch.isfinite(bad)].any()):
         how = f"a gradient of 0, of what was masked behind it, times a derivative of {name} that is not finite"
-        cure = (
-            f"Mask what goes into {name}, not what comes out of it: x = torch.where(mask, x, 1) before it. A mask behind it keeps "
-            "the value out of the loss, and not the gradient."
-        )
+        cure = Cure("mask-before", name)
     elif given is None and not any(bool(each.any()) for each in above if each is not None):
         how = "it was given gradients of 0 alone, and its derivative is not finite"
     line = made_at(node.metadata.get("traceback_") or [])
