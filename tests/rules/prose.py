@@ -8,6 +8,7 @@ import ast
 import functools
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 
 from tests.source import PACKAGE, trees
@@ -21,7 +22,10 @@ PASSING_ON = {"next", "sorted", "tuple", "list", "set"}
 PASSING_ON_METHODS = {"join", "get", "format"}
 SCREENS = {"text", "page"}
 """Modules that show a report: their words are no finding's."""
+LEAVES = (ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop)
+"""Nodes that hold no text and no name."""
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+NOTED = (*FUNCTIONS, ast.Module, ast.Call)
 
 
 class Room:
@@ -38,6 +42,8 @@ class Room:
         self._inside: dict[ast.AST, ast.AST] = {}
         self._file: dict[ast.AST, str] = {}
         self._seen: set[ast.AST] = set()
+        self._calls: list[ast.Call] = []
+        self._given: dict[ast.AST, dict[str, list[ast.AST]]] = {}
         for file, tree in self.trees.items():
             self._read(file, tree)
 
@@ -48,9 +54,10 @@ class Room:
             self._file[node] = file
             if function is not None:
                 self._inside[node] = function
-            self._note(node)
+            if isinstance(node, NOTED):
+                self._note(node)
             within = node if isinstance(node, FUNCTIONS) else function
-            waiting += [(each, within) for each in ast.iter_child_nodes(node)]
+            waiting += [(each, within) for each in ast.iter_child_nodes(node) if not isinstance(each, LEAVES)]
 
     def _note(self, node: ast.AST) -> None:
         if isinstance(node, FUNCTIONS):
@@ -59,18 +66,18 @@ class Room:
             for line in node.body:
                 if isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name):
                     self._named.setdefault(line.targets[0].id, []).append(line.value)
-        if isinstance(node, ast.Call) and not is_finding(node):
+        if isinstance(node, ast.Call) and is_finding(node):
+            self._calls.append(node)
+        elif isinstance(node, ast.Call):
             for keyword in node.keywords:
                 self._fields.setdefault(keyword.arg or "", []).append(keyword.value)
 
     def found(self) -> Iterator[tuple[str, str]]:
         """Each sentence with its file."""
-        for tree in self.trees.values():
-            for node in ast.walk(tree):
-                if isinstance(node, ast.Call) and is_finding(node):
-                    for keyword in node.keywords:
-                        if keyword.arg not in NO_WORDS:
-                            yield from ((f, text) for f, text in self._texts(keyword.value) if is_sentence(text))
+        for call in self._calls:
+            for keyword in call.keywords:
+                if keyword.arg not in NO_WORDS:
+                    yield from ((f, text) for f, text in self._texts(keyword.value) if is_sentence(text))
 
     def _texts(self, node: ast.AST) -> Iterator[tuple[str, str]]:
         if node in self._seen or isinstance(node, ast.Compare):
@@ -108,13 +115,21 @@ class Room:
 
     def _local(self, name: ast.Name) -> list[ast.AST]:
         """What a function gives to a name of its own."""
-        found: list[ast.AST] = []
-        for node in ast.walk(self._inside[name]) if name in self._inside else ():
-            if isinstance(node, ast.Assign) and name.id in _names(*node.targets):
-                found.append(node.value)
-            if isinstance(node, ast.For | ast.comprehension) and name.id in _names(node.target):
-                found.append(node.iter)
-        return found
+        function = self._inside.get(name)
+        if function is None:
+            return []
+        if function not in self._given:
+            self._given[function] = given = defaultdict(list)
+            for node in ast.walk(function):
+                if isinstance(node, ast.Assign):
+                    targets, value = node.targets, node.value
+                elif isinstance(node, ast.For | ast.comprehension):
+                    targets, value = [node.target], node.iter
+                else:
+                    continue
+                for target in _names(*targets):
+                    given[target].append(value)
+        return self._given[function].get(name.id, [])
 
 
 def _names(*targets: ast.expr) -> set[str]:

@@ -272,6 +272,7 @@ REMAINING = {
 """Sentences of Python in the titles and fixes of findings, by room, and what they are: facts of the run."""
 
 
+@pytest.mark.slow  # every module of the package is followed
 def test_no_more_sentences_of_findings_stand_in_python_than_are_known() -> None:
     rooms = sorted(set(ROOMS) - {"diagnosis"})
     left = {room: found for room in rooms if (found := sentences(room))}
