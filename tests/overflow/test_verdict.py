@@ -180,14 +180,20 @@ def test_a_loss_that_is_nan_without_a_replay_is_told_with_what_the_model_holds()
     assert found.fix.text.startswith("check whether the forward reads the buffer position.")
 
 
-def test_a_gradient_above_the_scale_is_one_quiet_note_with_what_would_fit() -> None:
-    small = (tensor("a.weight", absmax=0.5),)
+@pytest.mark.parametrize(
+    ("absmax", "told"),
+    [
+        (8.0, "the largest at scale 1 is 8, so it fits up to 2^12"),
+        (0.5, "at scale 1 it's at most 0.5, which fits: it overflows within the backward or in the sum over the ranks"),
+    ],
+)
+def test_a_gradient_above_the_scale_is_one_quiet_note_with_what_would_fit(absmax: float, told: str) -> None:
+    small = (tensor("a.weight", absmax=absmax),)
     found = cause(rank_report(0, good(0, "a"), GRADIENT, named=NAMED, local=NAMED, at_scale_one=small))
 
     assert found.severity is Severity.NOTE
-    assert found.title == (
-        "step 7 skipped: the gradient of a.weight, b.weight overflows at a loss scale of 2^16; "
-        "the largest at scale 1 is 0.5, so it fits up to 2^16"
+    assert (
+        found.title == f"step 7 skipped: the gradient of a.weight, b.weight overflows at a loss scale of 2^16; {told}"
     )
 
 

@@ -355,11 +355,15 @@ def gradient_above_scale(rank_reports: RankReports) -> Iterator[Finding]:
 
 
 def _scale_that_fits(rank_report: RankReport) -> str:
-    """The highest scale at which the gradients are finite, if they were replayed at scale 1."""
+    """The highest scale at which the gradients are finite, if they were replayed at scale 1; they may be at this one, too, and
+    overflow on their way."""
     largest = max((tensor.absmax or 0.0 for tensor in rank_report.at_scale_one or ()), default=0.0)
     if not largest:
         return ""
-    return f"; the largest at scale 1 is {largest:.3g}, so it fits up to {near(LIMITS['float16'] / largest)}"
+    fitting = LIMITS["float16"] / largest
+    if fitting >= rank_report.scale.value:
+        return book.phrase("overflow", "fits-by-itself", largest=f"{largest:.3g}")
+    return book.phrase("overflow", "fits-up-to", largest=f"{largest:.3g}", scale=near(fitting))
 
 
 def gradient_norm_overflows(rank_reports: RankReports) -> Iterator[Finding]:
