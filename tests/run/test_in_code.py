@@ -15,6 +15,7 @@ print(dsdoctor.watch.__name__, dsdoctor.watch_hangs.__name__)
 """
 
 
+@pytest.mark.slow
 def test_the_watches_need_no_transformers() -> None:
     result = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=False)
 
