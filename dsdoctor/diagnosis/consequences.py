@@ -175,7 +175,13 @@ def comes_after_its_end(hit: Hit, causes: list[Hit]) -> bool:
 
 
 SIGABRT = 6
-WAITING = {"nccl-collective-timeout", "nccl-network-interface", "rendezvous-incomplete", "hccl-timeout"}
+WAITING = {
+    "nccl-collective-timeout",
+    "nccl-network-interface",
+    "rendezvous-incomplete",
+    "hccl-timeout",
+    "ray-worker-died",
+}
 """Rules of what the other ranks print when a rank has ended."""
 
 PERSISTING = {"op-silently-skipped", "fp16-loss-scale-floor"}
@@ -183,7 +189,8 @@ PERSISTING = {"op-silently-skipped", "fp16-loss-scale-floor"}
 
 OUT_OF_DATE = re.compile(r"certificate (?:is not yet valid|has expired)")
 SAYS_ANOTHER_IS_GONE = re.compile(
-    f"{FOLLOWS.pattern}|unhandled system error|connectFullMesh|gloo/transport|ncclSystemError"
+    f"{FOLLOWS.pattern}|Worker exit type: |actor is dead because|unhandled system error|connectFullMesh|gloo/transport"
+    "|ncclSystemError"
 )
 OF_NPUS = re.compile(r"[Hh]ccl|NPU function error|InnerRunOpApi|[Aa]clrt|npuSynchronize|ACL stream")
 """An exception of the runtime of NPUs, below which it says itself that it waited."""

@@ -28,6 +28,7 @@ FOLLOWS = re.compile(
     r"|^ConnectionResetError"
     r"|^(?:\w{1,40}\.)?BrokenPipeError|^EOFError$|^ConnectionRefusedError"
     r"|c10::DistBackendError|has been marked as aborted|collective timeout"
+    r"|(?:ActorDied|RayActor|WorkerCrashed)Error: The (?:actor|worker) died (?:unexpectedly|before)|ActorUnavailableError: "
 )
 """Words of an exception, or of a crash, that only says that another rank is gone or does not come."""
 

@@ -230,6 +230,7 @@ def unexplained(line: Line, facts: Facts, origin: Origin, *, more: tuple[str, ..
         at=at,
         activity=activity,
         place=place,
+        project=failure.last_of_a_project.owner if failure and failure.last_of_a_project else "",
     )
     return finding if failure else with_activity(finding, doing)
 
@@ -251,7 +252,8 @@ def _kind(failure: Failure | None) -> str:
     if failure.native:
         return "thread" if "without an active exception" in failure.text else "native"
     if failure.frames:
-        return "own" if failure.frame and failure.frame.own else "package"
+        raiser = failure.last_of_a_project
+        return "own" if raiser and raiser.own else "package"
     return "exception"
 
 

@@ -237,7 +237,7 @@ WHOLE, LINE = 1000, 400
 
 ANOTHER_PROGRAM = re.compile(
     r"(?:slurmstepd|slurmd|srun|sbatch|salloc|scancel|mpirun|mpiexec|mpiexec\.hydra|prterun|prted|orterun|orted|kubelet|kernel)"
-    r"(?:\[\d{1,9}\])?: "
+    r"(?:\[\d{1,9}\])?: |\*\*\* SIG[A-Z]{3,6} received "
 )
 """How lines of launchers and schedulers begin: they end what a rank said before."""
 

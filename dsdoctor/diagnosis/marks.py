@@ -252,6 +252,7 @@ MARKS = (
         pattern=r"\bJob {1,3}(?:Id: )?\d{1,12}\b.{0,80}\bCOMPLETED\b|\bState\b[=: (]{1,4}COMPLETED\b|ExitCode=0:0"
         r"|^(?:\[[^\]]{0,80}\] ?)?(?:[\w./+-]{1,60} ){1,4}(?:exited|finished|completed|terminated|returned|ended)"
         r"(?: with)?(?: (?:exit|return))?(?: (?:code|status))?[ :=]{1,3}0\.?$"
+        r"|^[Ee]xit (?:code|status) of \S{1,60}[ :=]{1,3}0\.?$"
         r"|^(?:[Ee]xit(?:ed)?|EXIT|[Rr]eturn|[Jj]ob exit)?(?: with)?[ _-]?(?:[Cc]ode|CODE|[Ss]tatus|STATUS|rc|RC)[ :=]{1,3}0\.?$",
     ),
     Mark(

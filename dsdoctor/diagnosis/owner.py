@@ -9,6 +9,8 @@ from functools import lru_cache
 
 PYTHON = "Python"
 DSDOCTOR = "dsdoctor"
+REMOTE_CODE = "the model's own code"
+"""What a library downloaded with a model and runs (trust_remote_code)."""
 
 INSTALLED = re.compile(r"(?:site|dist)-packages[/\\](?:(?P<package>[^/\\]{1,80})[/\\]|(?P<module>[^/\\.]{1,80}))")
 STANDARD_LIBRARY = re.compile(
@@ -60,6 +62,7 @@ TITLES = {
     "unsloth_zoo": "unsloth",
     "verl": "verl",
     "vllm": "vLLM",
+    "vllm_ascend": "vLLM Ascend",
     "xtuner": "XTuner",
 }
 """The packages that also run from a clone, and what their projects are called where that differs from the package's name."""
@@ -75,15 +78,16 @@ CLONED = re.compile(
     rf"(?:^|[/\\])(?P<package>{'|'.join(TITLES)})[/\\](?:(?P=package)[/\\]|{SUBPACKAGES}[/\\])"
     rf"|[/\\]src[/\\](?P<below_src>{'|'.join(TITLES)})[/\\]"
     r"|(?:^|[/\\])(?P<clone>LLaMA-Factory|LlamaFactory|OpenRLHF|EasyR1|Megatron-LM|Megatron-DeepSpeed|DeepSpeedExamples|NeMo|NeMo-RL|ms-swift"
-    r"|open-r1|TinyZero|SkyRL|AReaL|FastChat|LLaVA|LLaVA-NeXT|InternVL|gpt-neox|torchtitan|torchtune|ColossalAI|Open-Sora|lm-evaluation-harness)"
+    r"|open-r1|TinyZero|vllm-ascend|SkyRL|AReaL|FastChat|LLaVA|LLaVA-NeXT|InternVL|gpt-neox|torchtitan|torchtune|ColossalAI|Open-Sora|lm-evaluation-harness)"
     rf"(?:-(?:main|master|v?\d[\w.]{{0,20}}))?[/\\](?:src[/\\])?(?:{SUBPACKAGES}|{'|'.join(TITLES)}|lm_eval|gptneox|applications|training)[/\\]"
 )
+DOWNLOADED = re.compile(r"[/\\]\.cache[/\\](?:huggingface|modelscope)[/\\]|[/\\]transformers_modules[/\\]")
 OWN_TOOL = re.compile(r"[/\\]dsdoctor[/\\](?:overflow|run|memory|hang|checkpoint)[/\\]")
 
 RELAYS = re.compile(
     r"ray/_private/(?:worker\.py:(?:get|get_objects|_get_objects)|client_mode_hook\.py:wrapper|auto_init_hook\.py:)"
     r"|ray/(?:actor|remote_function)\.py:|ray/util/tracing/"
-    r"|torch/nn/modules/module\.py:_(?:wrapped_)?call_impl|torch/nn/parallel/distributed\.py:(?:_run_ddp_)?forward"
+    r"|torch/nn/modules/module\.py:(?:_(?:wrapped_)?call_impl|__getattr__)|torch/nn/parallel/distributed\.py:(?:_run_ddp_)?forward"
     r"|torch/(?:_utils\.py:reraise|utils/_contextlib\.py:|utils/data/_utils/|multiprocessing/spawn\.py:|_dynamo/eval_frame\.py:_?fn$)"
     r"|torch/distributed/(?:elastic/|run\.py|launch|launcher/|c10d_logger\.py:wrapper)"
     r"|multiprocessing/(?:pool|process|spawn|popen_\w{1,20}|connection)\.py:|concurrent/futures/|(?:^|/)asyncio/|(?:^|/)runpy\.py:"
@@ -112,11 +116,13 @@ def owner_of(path: str) -> str:
         return title_of(found["package"] or found["module"])
     if STANDARD_LIBRARY.search(path):
         return PYTHON
+    if DOWNLOADED.search(path):
+        return REMOTE_CODE
     if found := CONSOLE_SCRIPT.search(path):
         return title_of(found["name"].replace("-", "_"))
     if found := CLONED.search(path):
         package = found["package"] or found["below_src"]
-        return title_of(package) if package else found["clone"]
+        return title_of(package) if package else TITLES.get(found["clone"].lower().replace("-", "_"), found["clone"])
     return ""
 
 

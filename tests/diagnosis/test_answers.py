@@ -134,3 +134,44 @@ def test_of_a_worker_that_ray_killed_its_host_and_its_memory_are_told() -> None:
 
     assert finding.rule == "ray-worker-died"
     assert [word in finding.title for word in ("10.0.0.2", "243.11GB of 250.00GB", "5012", "45.20GB")] == [True] * 4
+
+
+@pytest.mark.parametrize(
+    ("path", "owner"),
+    [
+        ("/root/.cache/huggingface/modules/transformers_modules/moonlight/modeling.py", "the model's own code"),
+        ("/vllm-workspace/vllm-ascend/vllm_ascend/worker/worker_v1.py", "vLLM Ascend"),
+        ("/home/u/verl-tool/verl_tool/trainer/main_ppo.py", ""),
+    ],
+)
+def test_what_was_downloaded_with_a_model_is_not_the_users_own_code(path: str, owner: str) -> None:
+    frame = frame_of(f'File "{path}", line 9, in f')
+
+    assert frame is not None
+    assert frame.owner == owner
+
+
+def test_a_missing_submodule_is_the_fault_of_who_asks_for_it() -> None:
+    relay = f"{SITE}/torch/nn/modules/module.py|1962|__getattr__|raise AttributeError("
+    end = "AttributeError: 'GPT2LMHeadModel' object has no attribute 'model'"
+    finding = first(traceback("/home/u/train.py|7|main|model.model.layers", relay, end=end))
+
+    assert (finding.rule, "do not match" in finding.title) == ("attribute-missing", False)
+    assert "/home/u/train.py:7" in str(finding.fix)
+
+
+def test_a_name_of_a_weight_is_no_column_of_a_dataset() -> None:
+    path = f"{SITE}/vllm/model_executor/models/qwen2.py"
+    end = "KeyError: 'layers.0.self_attn.qkv_proj.base_layer.weight'"
+    finding = first(traceback(MINE, f"{path}|391|load_weights|param = params_dict[name]", end=end))
+
+    assert finding.rule == "weight-unknown"
+
+
+def test_an_actors_own_exception_comes_before_its_death() -> None:
+    worker = "(ActorModelRayActor pid=700388) "
+    own = traceback(f"{SITE}/vllm/llm.py|495|rpc|self.x", end="AttributeError: 'LLMEngine' object has no attribute 'x'")
+    died = ["ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.", "\tpid: 700388"]
+    finding = first([*(worker + line for line in own), *DRIVER[:-1], *died])
+
+    assert finding.rule == "attribute-missing"
