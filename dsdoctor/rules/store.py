@@ -14,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from dsdoctor.core.files import open_file
+
 if sys.version_info >= (3, 11):
     import tomllib as toml
 else:
@@ -46,7 +48,13 @@ def files_of(room: str) -> list[str]:
 
 def read(file: str) -> str:
     """The text of a file of the book."""
-    return (FOLDER / file).read_text(encoding="utf-8")
+    return _content(file).decode("utf-8")
+
+
+def _content(file: str) -> bytes:
+    """A file of the folder. In a script's process it is no file of the script's."""
+    with open_file(FOLDER / file, "rb") as stream:
+        return stream.read()
 
 
 def parse(text: str) -> Table:
@@ -102,7 +110,7 @@ def _digest() -> str:
 
     digest = hashlib.sha256()
     for file in (*CODE, ORDER, *files_of(LOGS)):
-        content = (FOLDER / file).read_bytes()
+        content = _content(file)
         digest.update(f"{file} {len(content)}\n".encode())
         digest.update(content)
     return digest.hexdigest()
@@ -165,7 +173,7 @@ def _encoded(content: Table) -> bytes:
 def _kept(name: str) -> Table:
     """What is kept under a name; nothing where it cannot be read."""
     try:
-        content = json.loads((FOLDER / name).read_bytes())
+        content = json.loads(_content(name))
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
