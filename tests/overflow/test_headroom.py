@@ -180,6 +180,12 @@ def test_figures_that_no_run_writes_end_in_no_traceback(figures: tuple[float, ..
     )
 
 
+def test_a_largest_value_that_no_run_writes_has_no_headroom() -> None:
+    found = judged(frame(1, "a", tensor("output", absmax=-0.5)))
+
+    assert [room.bits for room in found.modules] == [None]
+
+
 def test_a_scale_that_no_run_has_leaves_no_gradient() -> None:
     found = judged(backward(1, "a", tensor("grad weight", absmax=1e-300), loss_scale=1e300))
 

@@ -275,7 +275,7 @@ class _Module:
             module=module,
             kind=self.kind,
             peak=self.peak if value else None,
-            bits=math.log2(limit / value) if value else None,
+            bits=_bits(limit / value) if value > 0 else None,
             least=self.least,
             fades=self.fades,
             bad=self.bad,
