@@ -84,7 +84,7 @@ def started(command: Sequence[str], **env: str) -> "subprocess.Popen[str]":
 
 
 def ended(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     return process.returncode, out, err
 
 
