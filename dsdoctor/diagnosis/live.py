@@ -87,6 +87,7 @@ class LiveLines:
         place = os.lseek(self._descriptor, 0, os.SEEK_CUR)
         if os.fstat(self._descriptor).st_size < place:
             os.lseek(self._descriptor, 0, os.SEEK_SET)
+            self._rest = b""
         return os.read(self._descriptor, CHUNK)
 
 

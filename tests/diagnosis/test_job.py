@@ -83,6 +83,7 @@ def test_only_logs_are_taken_in_the_order_of_their_numbers(tmp_path: Path) -> No
     for name in ("rank10.log", "rank2.log", "requirements.txt", "weights.bin", ".hidden.log", "stderr", "old.out.1"):
         (tmp_path / name).write_text("x\n")
     (tmp_path / "empty.log").touch()
+    (tmp_path / "a.out").write_bytes(b"\x7fELF\x02\x01\x01" + bytes(200))
     (tmp_path / "pod.log.gz").write_bytes(gzip.compress(b"x\n"))
     (tmp_path / "link.log").symlink_to("/etc/passwd")
     os.mkfifo(tmp_path / "pipe.log")

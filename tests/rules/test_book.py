@@ -262,7 +262,7 @@ def test_an_id_of_an_earlier_release_leads_to_one_rule_or_is_known_to_have_gone(
 
 
 REMAINING = {
-    "overflow": (9, "what a replay or a measurement came to, as the middle of a title"),
+    "overflow": (8, "what a replay or a measurement came to, as the middle of a title"),
     "checkpoint": (3, "what is wrong with a file, as its bytes show it"),
     "memory": (3, "the parts and the changes of a ledger, by name"),
     "comm": (8, "which limit of the kernel was met, and what an address answered"),
