@@ -178,7 +178,8 @@ OWN_REFERENCES = 2
 class Sampler:
     """The thread. ``engine`` may be set later. ``words``: a file whose text is printed when it is there. ``tend`` is called
     now and then: it sees to it that a supervisor is there. ``after``: what the user asked for. ``asked``: how many parts of the
-    script ask for the watch just now; where none does on any rank, nothing is told."""
+    script ask for the watch just now; where none does on any rank, nothing is told. ``initialized``: init_process_group has
+    returned."""
 
     def __init__(
         self,
@@ -202,6 +203,7 @@ class Sampler:
         self._seen_calls: dict[Caller, int] = {}
         self._ended, self._wake = False, threading.Event()
         self._leaving = self._stalled = self._joined_once = False
+        self.initialized = False
         self._failure: FailureFields = ("", [])
         self._outlived, self._failed_at = self._failure, (self._failure, NOWHERE)
         self.told = False
@@ -363,6 +365,7 @@ class Sampler:
             "time": clock,
             "joined": bool(groups),
             "parted": self._joined_once and not groups,
+            "initialized": self.initialized,
             "leaving": self._leaving,
             "failure": failure,
             "failed_in": failed_in,
