@@ -79,16 +79,23 @@ class Corrected:
 
 def read(named: str) -> ReadConfig:
     """Read a configuration by the name of its file, or out of base64. Raises UsageError for what is none."""
-    path = Path(named)
     try:
-        if not path.exists() and (decoded := _decoded(named)) is not None:
+        if not exists(named) and (decoded := _decoded(named)) is not None:
             return parse(decoded, "the base64 configuration")
-        text = read_limited(path, MAX_CONFIG_BYTES).decode("utf-8")
+        text = read_limited(Path(named), MAX_CONFIG_BYTES).decode("utf-8")
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
         name = named if len(named) <= 200 else f"{named[:60]}..."
         raise UsageError(f"{name} is not a DeepSpeed configuration: {why}", hint=HINT) from None
     return parse(text, named)
+
+
+def exists(named: str) -> bool:
+    """Whether a file has this name. A base64 text is longer than any name, at which pathlib raises."""
+    try:
+        return Path(named).exists()
+    except (OSError, ValueError):
+        return False
 
 
 def parse(text: str, name: str) -> ReadConfig:
