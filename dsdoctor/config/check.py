@@ -10,10 +10,11 @@ from dsdoctor.builder.source.fetch import lay_out
 from dsdoctor.builder.source.op_loads import ops_of_config
 from dsdoctor.builder.source.training_config import training_configs
 from dsdoctor.config.answer import Asked, ConfigContext, Correction, Request, Verdict, ask, dotted, walk
-from dsdoctor.config.document import MAX_CONFIG_BYTES, ReadConfig, correct, exists, parse, read
+from dsdoctor.config.document import MAX_CONFIG_BYTES, ReadConfig, correct, exists, parse, text_of
 from dsdoctor.config.huggingface import filled_lines
 from dsdoctor.config.judge import ConfigJudged, Fixed, corrections_of, judge
 from dsdoctor.config.keys import stages_written
+from dsdoctor.config.other_file import refuse_other
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
 from dsdoctor.core.files import check_target, refuse_large, write_text
 from dsdoctor.core.finding import Finding, Severity, Step, has_error, step
@@ -47,14 +48,14 @@ class ConfigOrder:
 
 def judge_config(order: ConfigOrder) -> ConfigJudged:
     """Judge a configuration. Raises UsageError for what is none, ImpossiblePlan where no DeepSpeed answers."""
-    found = read(order.file)
+    found = _read(order.file)
     _check_files(order)
     return _judge(order, found, observe(order.python, order.machine, whole=False))
 
 
 def fix_config(order: ConfigOrder, out: Path) -> Fixed:
     """Judge a configuration, write a corrected one to ``out``, and judge that. Raises UsageError where it cannot be written."""
-    found = read(order.file)
+    found = _read(order.file)
     _check_files(order)
     check_target(out)
     if out.exists() and exists(order.file) and out.samefile(order.file):
@@ -155,6 +156,13 @@ def parse_gpus(text: str) -> int:
     if not found:
         raise UsageError(f"--gpus {text!r} is not a number of GPUs", hint="--gpus 8x80G: eight GPUs of 80 GB")
     return int(found[1])
+
+
+def _read(file: str) -> ReadConfig:
+    """Read what the user names. Raises UsageError for another program's file."""
+    text, name = text_of(file)
+    refuse_other(text, name)
+    return parse(text, name)
 
 
 def _judge(order: ConfigOrder, found: ReadConfig, observation: Observation) -> ConfigJudged:
