@@ -100,15 +100,16 @@ def config_command(
     counted = parse_gpus(gpus) if gpus is not None else None
     order = replace(order, world=world or counted, source=source)
     fixed = fix_config(order, fix) if fix is not None else None
-    judged = fixed.after if fixed else judge_config(order)
+    judged = (fixed.before if fixed.refused else fixed.after) if fixed else judge_config(order)
+    findings = fixed.findings if fixed else judged.findings
     print_result(
         "config",
         as_json,
         fixed_lines(fixed, str(fix)) if fixed else config_lines(judged, file, verbose=verbose),
-        judged.findings,
+        findings,
         deepspeed=judged.asked.version,
         effective=judged.asked.facts,
         filled=judged.asked.filled.filled if judged.asked.filled else (),
-        corrections=fixed.corrections if fixed else tuple(corrections_of(judged.verdicts)),
+        corrections=fixed.corrections if fixed and not fixed.refused else tuple(corrections_of(judged.verdicts)),
     )
-    return FOUND if has_error(judged.findings) else OK
+    return FOUND if has_error(findings) else OK

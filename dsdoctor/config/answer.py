@@ -142,12 +142,13 @@ class FilledValue:
 
 @dataclass(frozen=True, kw_only=True)
 class Mismatch:
-    """A value of the file that is another than that of TrainingArguments."""
+    """A value of the file that is another than that of TrainingArguments. ``written``: their file sets it, else it is a default."""
 
     path: str
     value: str
     argument: str | None
     wanted: str
+    written: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -396,7 +396,8 @@ def _batch_clash(context: ConfigContext, message: str) -> Verdict:
         ranks="any number of ranks" if world is None else "1 rank" if world == 1 else f"{world} ranks",
         fitting=fitting,
     )
-    return Verdict(finding=found, path=(TRAIN,), correction=Correction(path=(TRAIN,)) if whole else None)
+    # which of the three is meant is nobody's guess
+    return Verdict(finding=found, path=(TRAIN,))
 
 
 def _fitting_ranks(sizes: dict[str, object]) -> int | None:
