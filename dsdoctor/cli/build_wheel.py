@@ -19,8 +19,8 @@ from dsdoctor.core.finding import Step, has_error, step
 from dsdoctor.core.options import TARGET, WHERE, flag, option, options
 from dsdoctor.core.requests import BuildOrder
 from dsdoctor.ui.progress import BuildProgress
-from dsdoctor.ui.screen import install_lines
-from dsdoctor.ui.terminal import Stream, finding_lines, plan_lines, result_lines, show
+from dsdoctor.ui.screen import install_lines, plan_lines, result_lines
+from dsdoctor.ui.terminal import Stream, finding_lines, show
 
 Index = Annotated[
     Path | None,

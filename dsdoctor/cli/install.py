@@ -22,7 +22,8 @@ from dsdoctor.core.options import TARGET, WHERE, argument, flag, option, options
 from dsdoctor.core.requests import BuildOrder, check_interpreter
 from dsdoctor.hosts.install import InstalledOnHosts, InstallOrder, NodeState, findings_of, hosts_lines, install_on_hosts
 from dsdoctor.ui.progress import BuildProgress
-from dsdoctor.ui.terminal import VerdictLine, finding_lines, result_lines
+from dsdoctor.ui.screen import result_lines
+from dsdoctor.ui.terminal import VerdictLine, finding_lines
 
 Indexes = Annotated[
     tuple[str, ...],

@@ -6,7 +6,7 @@ from dsdoctor.cli.ending import print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.core.requests import MachineFile, PythonPath
 from dsdoctor.probe.observe import observe
-from dsdoctor.ui.terminal import machine_lines
+from dsdoctor.ui.screen import machine_lines
 
 
 def look_command(*, python: PythonPath = sys.executable, machine: MachineFile = None, as_json: Json = False) -> None:

@@ -17,7 +17,8 @@ from dsdoctor.core.files import check_folder
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.requests import BuildOrder
 from dsdoctor.ui.progress import BuildProgress
-from dsdoctor.ui.terminal import finding_lines, plan_lines
+from dsdoctor.ui.screen import plan_lines
+from dsdoctor.ui.terminal import finding_lines
 
 MIB = 1 << 20
 HEAD = ("target", "MiB", "seconds", "CPU-seconds", "wheel", "sha256")

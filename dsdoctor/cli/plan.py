@@ -11,8 +11,7 @@ from dsdoctor.core.build_models import BuildPlan
 from dsdoctor.core.finding import Step, has_error, with_options
 from dsdoctor.core.requests import BuildOrder, MachineFile, PythonPath
 from dsdoctor.probe.observe import observing_for
-from dsdoctor.ui.screen import plan_end_lines
-from dsdoctor.ui.terminal import plan_lines
+from dsdoctor.ui.screen import plan_end_lines, plan_lines
 
 
 def plan_command(

@@ -11,7 +11,7 @@ from dsdoctor.comm.results import ConnectOutcome, PhaseResult, Reach, Report, Sp
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.text import and_more_lines
 from dsdoctor.ranks.nodelist import in_words
-from dsdoctor.ui.screen import MOST, first_step, next_line, screen_lines
+from dsdoctor.ui.screen import MAX_FINDINGS, first_step, next_line, screen_lines
 from dsdoctor.ui.table import clipped, digits, duration, gigabytes, ranges, size, table
 from dsdoctor.ui.terminal import VerdictLine, finding_lines
 
@@ -474,7 +474,7 @@ def _problem_lines(report: Report, *, verbose: bool) -> Iterator[str]:
     if first:
         yield from _below(first)
     rest = [finding for finding in findings if finding is not first]
-    most = MOST - 1 if first else MOST
+    most = MAX_FINDINGS - 1 if first else MAX_FINDINGS
     yield from _after_blank(screen_lines(rest, shows_all="" if verbose else "-v", most=most))
 
 

@@ -1,159 +1,41 @@
-"""Findings, plans and results -> lines for a terminal, wrapped to its width. Colour only repeats what the marks say."""
+"""Lines on a terminal: wrapped to its width, without what steers it, coloured by their marks; a finding as such lines."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
-import shlex
 import sys
 import textwrap
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
-from typing import IO, TYPE_CHECKING, Protocol
+from typing import IO, Protocol
 
 from dsdoctor.core.finding import Finding, Follows, Severity
 from dsdoctor.core.processes import whole_number
 from dsdoctor.core.text import and_more
 
-if TYPE_CHECKING:
-    from dsdoctor.core.build_models import BuildPlan, BuildResult, ToolkitPlan
-    from dsdoctor.core.machine import Machine, Toolkit
-
-
-# A line -> lines that fit a terminal: whole words, the rest indented; and marks in letters where a terminal has no others.
-
-
+MARKS = {Severity.NOTE: "·", Severity.WARNING: "!", Severity.ERROR: "✗"}
+BOLD, DIM = "1", "2"
+STYLES = {"✓": "32", "!": "33", "✗": "31", "·": DIM}
+MAX_NAMES = 6
+STEERING = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+NEXT = "  next: $ "
+TITLE = re.compile(r"[✗!] .*\[[a-z0-9-]+\]$")
+RULE = re.compile(r"\s*\[[a-z0-9-]+\]$")
 COMMAND = re.compile(r"\s*(?:(?:(?:or|then|next:) )?\$ |[A-Z_][A-Z0-9_]*=)")
 """A command, or a variable with its value: to be pasted."""
 LISTED = re.compile(r"\s*(?:[-*|>]|\d+\.) ")
 RULE_AT_END = re.compile(r"  \[[a-z0-9-]+\]$")
 COLUMN = re.compile(r"(?<=\S) {2,}(?=\S)")
 START = re.compile(r"\s*(?:(?:[✓✗!·*]|ok|!!|XX|--|\d+\.) +|Fix: )?")
-FURTHEST = 36
+MAX_INDENT = 36
 """The furthest that what goes on is indented."""
 IN_LETTERS = {"✓": "ok", "!": "!!", "✗": "XX", "·": "--"}
 MARKS_OF_LINES = {*IN_LETTERS, *IN_LETTERS.values(), "*"}
-OTHERS = str.maketrans({"…": "...", "µ": "u", "→": "->", "×": "x", "✗": "X", "✓": "v", "·": "-"})
-
-
+ASCII = str.maketrans({"…": "...", "µ": "u", "→": "->", "×": "x", "✗": "X", "✓": "v", "·": "-"})
 LIKE_OURS = re.compile(r"\s*(?:(?:(?:or|then|next:) )?\$ |Fix:|[✓✗!·] )")
 """What a line of our own begins with: a command, a fix, a mark."""
-
-
-def wrapped(line: str, width: int) -> list[str]:
-    """A line as it is where it fits, else in pieces. A command stays whole, to be pasted; of a row of a table the words in its
-    last column stay below each other, where there is room for them.
-
-    >>> print(*wrapped("✗ one two three  [a-rule]", 14), sep="\\n")
-    ✗ one two
-      three
-      [a-rule]
-    >>> wrapped("✓ /a/path/that/is/too/long now", 14)
-    ['✓ /a/path/that/is/too/long', '  now']
-    >>> wrapped("    then $ a long command", 10), wrapped("one  two  three  four", 10)
-    (['    then $ a long command'], ['one  two', '  three', '  four'])
-    >>> wrapped("    /a/path/that/is/too/long in f", 14)
-    ['    /a/path/that/is/too/long', '      in f']
-    >>> print(*wrapped("✓ mesh  0.3 s  2 of 2 directions met", 30), sep="\\n")
-    ✓ mesh  0.3 s  2 of 2
-                   directions met
-    """
-    if len(line) <= width or COMMAND.match(line):
-        return [line]
-    wrapper = textwrap.TextWrapper(
-        width=width, subsequent_indent=" " * _below(line, width), break_long_words=False, break_on_hyphens=False
-    )
-    # what is too long for any line keeps its place
-    wrapper.initial_indent = _indent(line)
-    parts = wrapper.wrap(line.lstrip())
-    if len(parts) > 1 and parts[0].strip() in MARKS_OF_LINES:
-        # a mark does not stand alone: what is too long for any line stays beside it
-        parts[:2] = [f"{parts[0]} {parts[1].lstrip()}"]
-    # what others wrote may be broken where the rest looks like a command or a mark of ours
-    return [parts[0], *(_no_line_of_ours(part) for part in parts[1:])]
-
-
-def _no_line_of_ours(part: str) -> str:
-    """The rest of a broken line, marked where it begins like a line that we print by ourselves.
-
-    >>> _no_line_of_ours("      $ touch x"), _no_line_of_ours("      cost $ 5")
-    ('      | $ touch x', '      cost $ 5')
-    """
-    return f"{_indent(part)}| {part.lstrip()}" if LIKE_OURS.match(part) else part
-
-
-def _below(line: str, width: int) -> int:
-    """How far the rest of a line is indented: below its last column, where that leaves room for each of its words."""
-    columns = [found.end() for found in COLUMN.finditer(RULE_AT_END.sub("", line))]
-    if columns and columns[-1] <= min(FURTHEST, width // 2):
-        longest = max(map(len, line[columns[-1] :].split()), default=0)
-        if columns[-1] + longest <= width:
-            return columns[-1]
-    return _start(line)
-
-
-def flowed(lines: Iterable[str], width: int) -> Iterator[str]:
-    """Paragraphs that were written with breaks of their own, broken for this width. Commands and lists stay as they are.
-
-    >>> list(flowed(["    one two", "    three", "", "        $ a command"], 14))
-    ['    one two', '    three', '', '        $ a command']
-    >>> list(flowed(["    one two", "    three", "", "        $ a command"], 40))
-    ['    one two three', '', '        $ a command']
-    """
-    together: list[str] = []
-    for line in lines:
-        plain = bool(line.strip()) and not COMMAND.match(line) and not LISTED.match(line)
-        if together and not (plain and _indent(line) == _indent(together[0])):
-            yield from _filled(together, width)
-            together = []
-        if plain:
-            together.append(line)
-        else:
-            yield line
-    if together:
-        yield from _filled(together, width)
-
-
-def _indent(line: str) -> str:
-    return line[: len(line) - len(line.lstrip())]
-
-
-def _filled(lines: list[str], width: int) -> list[str]:
-    indent = _indent(lines[0])
-    text = " ".join(map(str.strip, lines))
-    return textwrap.fill(
-        text, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    ).splitlines()
-
-
-def _start(line: str) -> int:
-    """How far what goes on is indented: below the words behind the mark."""
-    found = START.match(line)
-    start = found.end() if found else 0
-    return start + 2 if not line[:start].strip() else start
-
-
-def in_letters(line: str) -> str:
-    """A line for a terminal that has ASCII alone: marks that differ from each other.
-
-    >>> in_letters("  ✗ a…"), in_letters("! b"), in_letters("c!")
-    ('  XX a...', '!! b', 'c!')
-    >>> in_letters("✗  a cell  ✗")
-    'XX a cell  X'
-    """
-    words = line.lstrip()
-    mark = IN_LETTERS.get(words[:1]) if words[1:2] in {" ", ""} else None
-    if mark:
-        # in a column of its own a mark has room for a letter more
-        rest = words[2:] if words[1:3] == "  " else words[1:]
-        line = line[: len(line) - len(words)] + mark + rest
-    return line.translate(OTHERS)
-
-
-# stdout or stderr as a screen: how wide it is, whether it is a terminal, whether it has colours.
-
-
 USUAL_WIDTH = 80
 WITHOUT_COLOURS = {"dumb", "unknown"}
 
@@ -206,22 +88,6 @@ class Stream:
         return USUAL_WIDTH
 
 
-# Findings, plans and results -> lines for a terminal. Colour only repeats what the marks say.
-
-
-# every command prints with this file, and few of them have a plan or a machine
-
-MARKS = {Severity.NOTE: "·", Severity.WARNING: "!", Severity.ERROR: "✗"}
-BOLD, DIM = "1", "2"
-STYLES = {"✓": "32", "!": "33", "✗": "31", "·": DIM}
-MIB, GIB = 1 << 20, 1 << 30
-MOST_NAMES = 6
-STEERING = {"Cc", "Cf", "Cs", "Zl", "Zp"}
-NEXT = "  next: $ "
-TITLE = re.compile(r"[✗!] .*\[[a-z0-9-]+\]$")
-RULE = re.compile(r"\s*\[[a-z0-9-]+\]$")
-
-
 class VerdictLine(str):
     """The line that says how it is: it stands out among the others."""
 
@@ -237,18 +103,139 @@ def show(screen: Screen, lines: Iterable[str]) -> None:
     width, in_ascii, colours = screen_width(screen), not has_marks(screen), screen.is_terminal and not screen.no_color
     with contextlib.suppress(BrokenPipeError):
         for line in lines:
-            said = printable(line)
-            mark = said.lstrip()[:1]
-            said = in_letters(said) if in_ascii else said
-            for place, part in enumerate(wrapped(said, width) if width else [said]):
-                text = _styled(part, line, mark, first=not place) if colours else part
-                screen.file.write(f"{text}\n")
+            text = printable(line)
+            mark = text.lstrip()[:1]
+            text = in_letters(text) if in_ascii else text
+            for place, part in enumerate(wrapped(text, width) if width else [text]):
+                shown = _styled(part, line, mark, first=not place) if colours else part
+                screen.file.write(f"{shown}\n")
         screen.file.flush()
+
+
+def show_talk(screen: Screen, line: str) -> None:
+    """A line about what goes on, which is no result."""
+    show(screen, [f"* {line}"])
+
+
+def finding_lines(findings: Iterable[Finding]) -> Iterator[str]:
+    """Title with its rule, evidence, the fix and its commands."""
+    for finding in findings:
+        yield f"{MARKS[finding.severity]} {finding.title}  [{finding.rule}]"
+        yield from map(evidence_line, finding.evidence)
+        if len(finding.affects) > 1 or (finding.affects and finding.affects[0] not in finding.title):
+            yield f"    affects {and_more(finding.affects, MAX_NAMES)}"
+        if finding.fix:
+            yield f"    Fix: {finding.fix.text}"
+            for place, step in enumerate(finding.fix.steps):
+                word = "or" if step.follows is Follows.INSTEAD else "then" if place else ""
+                yield f" {word:>4} $ {step.printed}"
+
+
+def evidence_line(evidence: str) -> str:
+    """A line of evidence, which may be somebody else's: what looks like a line of ours is marked as a quotation.
+
+    >>> print(evidence_line("  $ touch x"), evidence_line("/usr/bin/nvcc"), sep="\\n")
+        | $ touch x
+        /usr/bin/nvcc
+    """
+    return f"    | {evidence.strip()}" if LIKE_OURS.match(evidence) else f"    {evidence}"
+
+
+def wrapped(line: str, width: int) -> list[str]:
+    """A line as it is where it fits, else in pieces. A command stays whole, to be pasted; of a row of a table the words in its
+    last column stay below each other, where there is room for them.
+
+    >>> print(*wrapped("✗ one two three  [a-rule]", 14), sep="\\n")
+    ✗ one two
+      three
+      [a-rule]
+    >>> wrapped("✓ /a/path/that/is/too/long now", 14)
+    ['✓ /a/path/that/is/too/long', '  now']
+    >>> wrapped("    then $ a long command", 10), wrapped("one  two  three  four", 10)
+    (['    then $ a long command'], ['one  two', '  three', '  four'])
+    >>> wrapped("    /a/path/that/is/too/long in f", 14)
+    ['    /a/path/that/is/too/long', '      in f']
+    >>> print(*wrapped("✓ mesh  0.3 s  2 of 2 directions met", 30), sep="\\n")
+    ✓ mesh  0.3 s  2 of 2
+                   directions met
+    """
+    if len(line) <= width or COMMAND.match(line):
+        return [line]
+    wrapper = textwrap.TextWrapper(
+        width=width, subsequent_indent=" " * _below(line, width), break_long_words=False, break_on_hyphens=False
+    )
+    # what is too long for any line keeps its place
+    wrapper.initial_indent = _indent(line)
+    parts = wrapper.wrap(line.lstrip())
+    if len(parts) > 1 and parts[0].strip() in MARKS_OF_LINES:
+        # a mark does not stand alone: what is too long for any line stays beside it
+        parts[:2] = [f"{parts[0]} {parts[1].lstrip()}"]
+    # what others wrote may be broken where the rest looks like a command or a mark of ours
+    return [parts[0], *(_no_line_of_ours(part) for part in parts[1:])]
+
+
+def flowed(lines: Iterable[str], width: int) -> Iterator[str]:
+    """Paragraphs that were written with breaks of their own, broken for this width. Commands and lists stay as they are.
+
+    >>> list(flowed(["    one two", "    three", "", "        $ a command"], 14))
+    ['    one two', '    three', '', '        $ a command']
+    >>> list(flowed(["    one two", "    three", "", "        $ a command"], 40))
+    ['    one two three', '', '        $ a command']
+    """
+    together: list[str] = []
+    for line in lines:
+        plain = bool(line.strip()) and not COMMAND.match(line) and not LISTED.match(line)
+        if together and not (plain and _indent(line) == _indent(together[0])):
+            yield from _filled(together, width)
+            together = []
+        if plain:
+            together.append(line)
+        else:
+            yield line
+    if together:
+        yield from _filled(together, width)
+
+
+def in_letters(line: str) -> str:
+    """A line for a terminal that has ASCII alone: marks that differ from each other.
+
+    >>> in_letters("  ✗ a…"), in_letters("! b"), in_letters("c!")
+    ('  XX a...', '!! b', 'c!')
+    >>> in_letters("✗  a cell  ✗")
+    'XX a cell  X'
+    """
+    words = line.lstrip()
+    mark = IN_LETTERS.get(words[:1]) if words[1:2] in {" ", ""} else None
+    if mark:
+        # in a column of its own a mark has room for a letter more
+        rest = words[2:] if words[1:3] == "  " else words[1:]
+        line = line[: len(line) - len(words)] + mark + rest
+    return line.translate(ASCII)
+
+
+def printable(line: str) -> str:
+    """A line with what steers a terminal escaped, because it may hold text of others: control characters, directions, breaks.
+
+    >>> print(printable("a\\x1b[31mb\\nc\\udce9 \\u202ex"))
+    a\\x1b[31mb\\x0ac\\udce9 \\u202ex
+    """
+    if line.isprintable():
+        return line
+    return "".join(_escaped(char) if unicodedata.category(char) in STEERING else char for char in line)
 
 
 def screen_width(screen: Screen) -> int | None:
     """The columns that a line may have; None where it is not broken."""
     return screen.width if screen.is_terminal or whole_number(os.environ.get("COLUMNS", "")) else None
+
+
+def has_marks(screen: Screen) -> bool:
+    """Whether the terminal's encoding has our marks."""
+    try:
+        "✓✗·".encode(screen.encoding)
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
 
 
 def _styled(part: str, line: str, mark: str, *, first: bool) -> str:
@@ -272,154 +259,44 @@ def _painted(text: str, *codes: str) -> str:
     return f"\x1b[{';'.join(filter(None, codes))}m{text}\x1b[0m" if text else ""
 
 
-def has_marks(screen: Screen) -> bool:
-    """Whether the terminal's encoding has our marks."""
-    try:
-        "✓✗·".encode(screen.encoding)
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True
-
-
-def show_talk(screen: Screen, line: str) -> None:
-    """A line about what goes on, which is no result."""
-    show(screen, [f"* {line}"])
-
-
-def printable(line: str) -> str:
-    """A line with what steers a terminal escaped, because it may hold text of others: control characters, directions, breaks.
-
-    >>> print(printable("a\\x1b[31mb\\nc\\udce9 \\u202ex"))
-    a\\x1b[31mb\\x0ac\\udce9 \\u202ex
-    """
-    if line.isprintable():
-        return line
-    return "".join(_escaped(char) if unicodedata.category(char) in STEERING else char for char in line)
-
-
 def _escaped(char: str) -> str:
     number = ord(char)
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
 
 
-def evidence_line(evidence: str) -> str:
-    """A line of evidence, which may be somebody else's: what looks like a line of ours is marked as a quotation.
+def _no_line_of_ours(part: str) -> str:
+    """The rest of a broken line, marked where it begins like a line that we print by ourselves.
 
-    >>> print(evidence_line("  $ touch x"), evidence_line("/usr/bin/nvcc"), sep="\\n")
-        | $ touch x
-        /usr/bin/nvcc
+    >>> _no_line_of_ours("      $ touch x"), _no_line_of_ours("      cost $ 5")
+    ('      | $ touch x', '      cost $ 5')
     """
-    return f"    | {evidence.strip()}" if LIKE_OURS.match(evidence) else f"    {evidence}"
+    return f"{_indent(part)}| {part.lstrip()}" if LIKE_OURS.match(part) else part
 
 
-def finding_lines(findings: Iterable[Finding]) -> Iterator[str]:
-    """Title with its rule, evidence, the fix and its commands."""
-    for finding in findings:
-        yield f"{MARKS[finding.severity]} {finding.title}  [{finding.rule}]"
-        yield from map(evidence_line, finding.evidence)
-        if len(finding.affects) > 1 or (finding.affects and finding.affects[0] not in finding.title):
-            yield f"    affects {and_more(finding.affects, MOST_NAMES)}"
-        if finding.fix:
-            yield f"    Fix: {finding.fix.text}"
-            for place, step in enumerate(finding.fix.steps):
-                word = "or" if step.follows is Follows.INSTEAD else "then" if place else ""
-                yield f" {word:>4} $ {step.printed}"
+def _below(line: str, width: int) -> int:
+    """How far the rest of a line is indented: below its last column, where that leaves room for each of its words."""
+    columns = [found.end() for found in COLUMN.finditer(RULE_AT_END.sub("", line))]
+    if columns and columns[-1] <= min(MAX_INDENT, width // 2):
+        longest = max(map(len, line[columns[-1] :].split()), default=0)
+        if columns[-1] + longest <= width:
+            return columns[-1]
+    return _start(line)
 
 
-def machine_lines(machine: Machine) -> Iterator[str]:
-    """The facts, one line each, with details below."""
-    system, python, torch = machine.system, machine.python, machine.torch
-    memory = f"{system.memory / GIB:.0f} GiB" if system.memory else "unknown memory"
-    yield f"{system.os}, {system.architecture}, glibc {system.glibc}, {system.cpus} processors, {memory}"
-    yield f"Python {python.version}  {python.executable}" if python else "no Python answered"
-    if torch:
-        broken = f", cannot be imported: {torch.broken}" if torch.broken else ""
-        yield f"torch {torch.version}, CUDA {torch.cuda}, C++{torch.cxx_standard} headers{broken}"
-        yield f"    the CUDA_HOME that torch would take: {torch.cuda_home}"
-        yield f"    built for {' '.join(torch.arch_list) or 'no GPU'}; visible GPUs: {' '.join(torch.capabilities) or 'none'}"
-    else:
-        yield "no torch"
-    deepspeed = machine.deepspeed
-    yield (
-        f"DeepSpeed {deepspeed.version}, ops: {' '.join(deepspeed.installed_ops) or 'none'}"
-        if deepspeed
-        else "no DeepSpeed"
-    )
-    for toolkit in machine.toolkits:
-        yield from _toolkit_lines(toolkit)
-    for compiler in machine.compilers:
-        yield f"{compiler.kind} {'.'.join(map(str, compiler.version))}  {compiler.path}"
-    yield (
-        f"driver {machine.driver.version}, runs CUDA up to {machine.driver.cuda}"
-        if machine.driver
-        else "no NVIDIA driver"
-    )
-    for gpu in machine.gpus:
-        yield f"GPU {gpu.index}: {gpu.name}, capability {gpu.capability}" + (
-            f", {gpu.memory / GIB:.0f} GiB" if gpu.memory else ""
-        )
-    for library in machine.libraries:
-        yield f"{library.name}  {library.library}" + ("" if library.header else "  (without its header)")
-    for gap in machine.gaps:
-        yield f"! {gap.question} could not be asked: {gap.reason}"
+def _start(line: str) -> int:
+    """How far what goes on is indented: below the words behind the mark."""
+    found = START.match(line)
+    start = found.end() if found else 0
+    return start + 2 if not line[:start].strip() else start
 
 
-def _toolkit_lines(toolkit: Toolkit) -> Iterator[str]:
-    compiler = f"nvcc {toolkit.version}" if toolkit.nvcc else f"no nvcc, headers of CUDA {toolkit.version}"
-    yield f"CUDA {toolkit.release}  {toolkit.root}  ({compiler}; found via {', '.join(toolkit.found_via)})"
-    yield f"    headers: {' '.join(sorted(toolkit.headers)) or 'none'}"
-    yield f"    libraries to link: {' '.join(sorted(toolkit.libraries)) or 'none'}"
+def _indent(line: str) -> str:
+    return line[: len(line) - len(line.lstrip())]
 
 
-def plan_lines(plan: BuildPlan) -> Iterator[str]:
-    """What will be done and why."""
-    yield f"a wheel for {plan.python}"
-    width = max(len(choice.what) for choice in plan.choices)
-    for choice in plan.choices:
-        yield f"✓ {choice.what:<{width}}  {choice.value}"
-        yield f"  {'':<{width}}  because {choice.because}"
-    for line in fetched_lines(plan.toolkit):
-        yield f"  {'':<{width}}  {line}"
-    for op in plan.ops:
-        if op.device_code and op.architectures != plan.architectures:
-            yield f"· {op.op} for {';'.join(op.architectures)} only: it filters the list"
-    for left in plan.left_out:
-        yield f"· without {left.op}: {left.because}"
-    yield "  environment:"
-    for name, value in sorted(plan.env.items()):
-        yield f"    {name}={shlex.quote(value)}"
-    for name, folders in sorted(plan.prepend.items()):
-        yield f"    {name}={shlex.quote(':'.join(folders))}:${name}"
-
-
-def fetched_lines(toolkit: ToolkitPlan | None) -> Iterator[str]:
-    """What a toolkit is fetched from."""
-    if toolkit is None:
-        return
-    if toolkit.archives:
-        parts = ", ".join(f"{archive.name} {archive.version}" for archive in toolkit.archives)
-        yield f"fetches NVIDIA's archives {parts} ({sum(archive.size for archive in toolkit.archives) / 1e6:.0f} MB)"
-    for package in toolkit.packages:
-        where = f"{package.distribution} {package.suite}, {package.component}"
-        yield f"fetches {package.name} {package.version} by apt, not installed ({where}; {package.size / 1e6:.0f} MB)"
-    if toolkit.fetch:
-        yield f"fetches {', '.join(toolkit.fetch)} from PyPI"
-
-
-def result_lines(result: BuildResult) -> Iterator[str]:
-    """One line for each op, then the wheel."""
-    for op in result.ops:
-        if op.built:
-            yield f"✓ {op.op:<24} {'from the cache' if op.cached else f'{op.seconds:.0f} s'}"
-        else:
-            yield f"{'✗' if op.log or op.asked else '·'} {op.op:<24} {op.because}"
-            if op.log:
-                yield f"    log: {op.log}"
-    if result.wheel:
-        size = os.stat(result.wheel).st_size / MIB  # noqa: PTH116
-        yield VerdictLine(
-            f"✓ {result.wheel}  ({size:.1f} MiB, {result.seconds:.0f} s, {result.cpu_seconds:.0f} CPU-seconds)"
-        )
-        yield f"  what is in it, and for which machines: {result.manifest}"
-    else:
-        yield VerdictLine(f"✗ no wheel; the whole log is {result.log}")
+def _filled(lines: list[str], width: int) -> list[str]:
+    indent = _indent(lines[0])
+    text = " ".join(map(str.strip, lines))
+    return textwrap.fill(
+        text, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    ).splitlines()

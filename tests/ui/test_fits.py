@@ -26,8 +26,8 @@ from dsdoctor.memory.judge import MemoryReport
 from dsdoctor.memory.models import Place
 from dsdoctor.memory.predict import changes, overheads_of
 from dsdoctor.memory.text import ledger_lines, memory_lines
-from dsdoctor.ui.screen import plan_end_lines
-from dsdoctor.ui.terminal import COMMAND, MARKS_OF_LINES, in_letters, plan_lines, printable, wrapped
+from dsdoctor.ui.screen import plan_end_lines, plan_lines
+from dsdoctor.ui.terminal import COMMAND, MARKS_OF_LINES, in_letters, printable, wrapped
 from tests.builder.test_plan import SOURCE, plan
 from tests.checkpoint.written import KINDS, write
 from tests.cli.runner import run

@@ -7,8 +7,8 @@ from rich.console import Console
 from dsdoctor.core.build_models import BuildResult, OpProgress, OpResult
 from dsdoctor.core.finding import Finding, Fix, Severity, step
 from dsdoctor.ui.progress import BuildProgress
-from dsdoctor.ui.screen import install_lines
-from dsdoctor.ui.terminal import LIKE_OURS, finding_lines, printable, result_lines, show, wrapped
+from dsdoctor.ui.screen import install_lines, result_lines
+from dsdoctor.ui.terminal import LIKE_OURS, finding_lines, printable, show, wrapped
 from tests.builder.test_plan import plan
 
 PLAN = replace(plan(), python=sys.executable)
