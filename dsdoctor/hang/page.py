@@ -223,7 +223,7 @@ def _timeline(incident: Incident, shown: "Figure") -> Picture:
     clock = "" if len({view.host for view in incident.ranks}) == 1 else ", by each host's own clock"
     return Picture(
         title="last collectives of each rank, over time",
-        told=f"A stroke is a call{clock}. A bar is the time since the last one: grey is blocked in a collective, "
+        caption=f"A stroke is a call{clock}. A bar is the time since the last one: grey is blocked in a collective, "
         "red has not reached it, orange is working.",
         figure=shown,
         narrow={"margin.l": 70, "margin.r": 10},
@@ -259,7 +259,7 @@ def _table(name: str, members: dict[int, GroupState]) -> Table:
     marked = [(ranks_words(ranks), *_with_marks(cells, usual)) for cells, ranks in rows.items()]
     return Table(
         title=f"the last collectives of group {name}",
-        told=f"By number in the group; {NEVER} was not called. A mark shows where a rank differs from the majority.",
+        caption=f"By number in the group; {NEVER} was not called. A mark shows where a rank differs from the majority.",
         head=("", "called", *(str(number) for number in numbers)),
         rows=tuple(marked[:MOST_ROWS]),
         align="<>",

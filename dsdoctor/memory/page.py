@@ -30,10 +30,10 @@ def page_of(done: MemoryReport, *, limit: int | None, fits: str) -> Page:
     moments = {
         part: moment for part, points in COLUMNS.items() if (moment := peak_moment(done.prediction, points)) is not None
     }
-    told = CAPTION + (f" The dashed line is a GPU's {amount(limit)}." if limit else "")
+    caption = CAPTION + (f" The dashed line is a GPU's {amount(limit)}." if limit else "")
     drawn = Picture(
         title=f"What a rank's device holds, {name}",
-        told=told,
+        caption=caption,
         figure=figure(moments, unit, limit),
         narrow={"height": NARROW_HEIGHT, "margin.l": 40, "margin.r": 8, "xaxis.tickfont.size": 10},
     )

@@ -5,11 +5,11 @@ All pages are drawn by one template, page.html.jinja, which needs jinja2; a page
 
     page.check_target(path)          # before any work: a target that cannot be written is refused
     page.check_extra()               # with a Picture: page.check_extra(plotly=True)
-    page.write(
+    page.write_page(
         Page(
             title="dsdoctor hang, 4 ranks",
             run=("4 ranks by torchrun", "torch 2.13.0"),   # a fact that begins with a mark is coloured
-            verdict="✗ rank 3 does not come: ...",           # begins with a mark: ✓ ! ✗ ·
+            verdict="✗ rank 3 has not reached the collective: ...",           # begins with a mark: ✓ ! ✗ ·
             findings=verdict.findings,                      # three are shown with their steps, the others folded
             parts=(Table(...), Listing(...), Picture(...)),
         ),
@@ -45,8 +45,19 @@ PAGE_SUFFIXES = (".html", ".htm")
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
 CLASSES = {"✓": "good", "!": "slow", "✗": "bad"}
 EXTRA = 'pip install "dsdoctor[plot]"'
-MOST_STACKED = 5
+MAX_STACKED_COLUMNS = 5
 """Columns of a table whose rows become blocks on a telephone."""
+IMAGE_SUFFIXES = (".png", ".svg", ".pdf")
+IMAGE_WIDTH_PIXELS, IMAGE_SCALE = 1500, 2
+MAX_IMAGE_PIXELS = 8000
+NO_IMAGE = (
+    f"kaleido is needed ({EXTRA}) and Chrome or Chromium on PATH (apt-get install chromium); "
+    "a page (-o page.html) needs neither"
+)
+MARGIN = {"margin.t": 30, "margin.b": 50, "margin.l": 10, "margin.r": 14}
+PANEL_GAP_PIXELS = 96
+"""Pixels between two panels: the ticks of one, and the title of the next."""
+MAX_LABEL_LENGTH = 58
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +67,7 @@ class Picture:
 
     title: str
     figure: "Figure"
-    told: str = ""
+    caption: str = ""
     narrow: Mapping[str, object] = field(default_factory=dict)
     kind: Literal["picture"] = field(init=False, default="picture")
 
@@ -74,13 +85,15 @@ class Table:
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     align: str = ""
-    told: str = ""
+    caption: str = ""
     kind: Literal["table"] = field(init=False, default="table")
 
     @property
     def stacks(self) -> bool:
         """Whether a telephone shows a row's cells below each other: of words in few columns more is seen like that."""
-        return len(self.head) <= MOST_STACKED and any(not self.aligned(column) for column in range(1, len(self.head)))
+        return len(self.head) <= MAX_STACKED_COLUMNS and any(
+            not self.aligned(column) for column in range(1, len(self.head))
+        )
 
     def aligned(self, column: int) -> bool:
         """Whether a column stands at the right."""
@@ -155,6 +168,53 @@ def rendered(page: Page) -> str:
     )
 
 
+def write_image(shown: "Figure", path: Path) -> None:
+    """Write the figure as what the file's name says: drawn by Chrome by way of kaleido, written beside and renamed.
+
+    Raises ImpossiblePlan where there is no Chrome.
+    """
+    write_bytes(path, _drawn(shown, path.suffix.lower()[1:]))
+
+
+def stacked(
+    shown: "Figure", heights: Sequence[int], *, gap: int = PANEL_GAP_PIXELS, top: int = 60
+) -> dict[str, object]:
+    """What changes: each panel takes the whole width. ``heights``: pixels of each, in the order of their axes.
+
+    The first annotations are the panels' titles, as make_subplots adds them.
+    """
+    total = sum(heights) + gap * (len(heights) - 1)
+    found: dict[str, object] = {**MARGIN, "margin.t": top, "height": total + top + MARGIN["margin.b"]}
+    above = 0
+    for place, height in enumerate(heights):
+        number = "" if not place else str(place + 1)
+        end, start = 1 - above / total, max(0.0, 1 - (above + height) / total)
+        found |= {f"xaxis{number}.domain": [0, 1], f"yaxis{number}.domain": [start, end]}
+        if f"yaxis{number}" in shown.layout and shown.layout[f"yaxis{number}"].showticklabels is False:
+            found[f"yaxis{number}.showticklabels"] = True
+        if place < len(shown.layout.annotations):
+            title = f"annotations[{place}]"
+            found |= {f"{title}.x": 0, f"{title}.y": end, f"{title}.xanchor": "left"}
+        above += height + gap
+    return found
+
+
+def safe(text: str) -> str:
+    """Text that a page shows as it is: plotly reads tags in all its texts."""
+    return html.escape("".join(char if char.isprintable() else "?" for char in text))
+
+
+def short(name: str, longest: int = MAX_LABEL_LENGTH) -> str:
+    """A label that leaves room for the picture. The end of a module's name says most.
+
+    >>> len(short("x" * 200))
+    58
+    """
+    plain = html.unescape(name)
+    shortened = plain if len(plain) <= longest else "…" + plain[1 - longest :]
+    return html.escape(shortened)
+
+
 def _environment() -> "Environment":
     """Every text is escaped, and what would steer a terminal or turn the direction of writing is shown as a code."""
     from jinja2 import Environment
@@ -191,80 +251,12 @@ def _plotly_script() -> str:
     return script
 
 
-# A plotly figure -> one image, drawn by Chrome by way of kaleido. Written beside and renamed: never half of it.
-
-
-IMAGE_SUFFIXES = (".png", ".svg", ".pdf")
-WIDTH, SHARPNESS = 1500, 2
-MOST_PIXELS = 8000
-NO_IMAGE = (
-    f"kaleido is needed ({EXTRA}) and Chrome or Chromium on PATH (apt-get install chromium); "
-    "a page (-o page.html) needs neither"
-)
-
-
-def write_image(shown: "Figure", path: Path) -> None:
-    """Write the figure as what the file's name says. Raises ImpossiblePlan where there is no Chrome."""
-    write_bytes(path, _drawn(shown, path.suffix.lower()[1:]))
-
-
 def _drawn(shown: "Figure", kind: str) -> bytes:
     height = shown.layout.height
-    scale = max(min(SHARPNESS, MOST_PIXELS / height), 1)
+    scale = max(min(IMAGE_SCALE, MAX_IMAGE_PIXELS / height), 1)
     try:
-        image: bytes = shown.to_image(format=kind, width=WIDTH, height=height, scale=scale)
+        image: bytes = shown.to_image(format=kind, width=IMAGE_WIDTH_PIXELS, height=height, scale=scale)
     except (ImportError, RuntimeError, ValueError, OSError) as error:
-        said = " ".join(str(error).split())[:200] or type(error).__name__
-        raise ImpossiblePlan(f"no image could be drawn: {said}", hint=NO_IMAGE) from error
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ImpossiblePlan(f"no image could be drawn: {reason}", hint=NO_IMAGE) from error
     return image
-
-
-# A figure whose panels stand beside each other -> the changes of its layout that put them below each other, for a telephone.
-
-
-MARGIN = {"margin.t": 30, "margin.b": 50, "margin.l": 10, "margin.r": 14}
-GAP = 96
-"""Pixels between two panels: the ticks of one, and the title of the next."""
-
-
-def stacked(shown: "Figure", heights: Sequence[int], *, gap: int = GAP, top: int = 60) -> dict[str, object]:
-    """What changes: each panel takes the whole width. ``heights``: pixels of each, in the order of their axes.
-
-    The first annotations are the panels' titles, as make_subplots adds them.
-    """
-    total = sum(heights) + gap * (len(heights) - 1)
-    found: dict[str, object] = {**MARGIN, "margin.t": top, "height": total + top + MARGIN["margin.b"]}
-    above = 0
-    for place, height in enumerate(heights):
-        number = "" if not place else str(place + 1)
-        end, start = 1 - above / total, max(0.0, 1 - (above + height) / total)
-        found |= {f"xaxis{number}.domain": [0, 1], f"yaxis{number}.domain": [start, end]}
-        if f"yaxis{number}" in shown.layout and shown.layout[f"yaxis{number}"].showticklabels is False:
-            found[f"yaxis{number}.showticklabels"] = True
-        if place < len(shown.layout.annotations):
-            title = f"annotations[{place}]"
-            found |= {f"{title}.x": 0, f"{title}.y": end, f"{title}.xanchor": "left"}
-        above += height + gap
-    return found
-
-
-# The texts in a picture of a run. Module names come from the user's model, so nothing in them is read as a tag.
-
-
-LONGEST_LABEL = 58
-
-
-def safe(text: str) -> str:
-    """Text that a page shows as it is: plotly reads tags in all its texts."""
-    return html.escape("".join(char if char.isprintable() else "?" for char in text))
-
-
-def short(name: str, longest: int = LONGEST_LABEL) -> str:
-    """A label that leaves room for the picture. The end of a module's name says most.
-
-    >>> len(short("x" * 200))
-    58
-    """
-    plain = html.unescape(name)
-    shortened = plain if len(plain) <= longest else "…" + plain[1 - longest :]
-    return html.escape(shortened)

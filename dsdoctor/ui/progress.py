@@ -1,4 +1,7 @@
-"""Progress of a build -> a live table on a terminal, plain lines elsewhere. Written to the console that it is given."""
+"""Progress of a build -> a live table on a terminal, plain lines elsewhere. Written to the console that it is given.
+
+What draws a live table is imported where there is a build: most commands have none.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,8 @@ if TYPE_CHECKING:
     from dsdoctor.core.build_models import OpProgress
 
 
-# what draws a live table, and what compiles ops, is not imported before there is a build: most commands have none
-
 MARKS = {"waiting": "·", "compiling": "…", "built": "✓", "cached": "✓", "failed": "✗", "interrupted": "·"}
-WIDE = 60
+MIN_COLUMNS_FOR_WORDS = 60
 """Columns from which the state stands in words beside its mark."""
 ENDED = {"built", "cached", "failed", "interrupted"}
 
@@ -86,7 +87,11 @@ class BuildProgress:
 
         from dsdoctor.ui.terminal import has_marks, in_letters
 
-        table, wide, marks = Table.grid(padding=(0, 2)), self._console.width >= WIDE, has_marks(self._console)
+        table, wide, marks = (
+            Table.grid(padding=(0, 2)),
+            self._console.width >= MIN_COLUMNS_FOR_WORDS,
+            has_marks(self._console),
+        )
         for op, step in tuple(self._steps.items()):
             # what waits shows how long it has waited: a terminal on which nothing moves looks dead
             seconds = self._took.get(op) or (time.monotonic() - self._since.get(op, self._begun))

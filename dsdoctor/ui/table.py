@@ -1,16 +1,18 @@
-"""Cells -> lines in columns that fit a width; times, sizes and ranks as the texts in them."""
+"""A table for a terminal: cells -> lines in columns that fit a width. Times, sizes and ranks as the texts of cells.
+
+What does not fit beside stands below, under the same first columns.
+"""
 
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
 from dsdoctor.ranks.nodelist import ranges_of
 
-# Cells -> lines in columns that fit a width: what does not fit beside stands below, under the same first columns.
-
-
-LEAST_WORDS = 18
+MIN_WORDS_WIDTH = 18
 """Columns below which words in a cell are not broken where it can stand under the first columns instead."""
 INDENT = 4
+UNITS = ("B", "KiB", "MiB", "GiB")
+MAX_CELL_WIDTH = 30
 
 Rows = Sequence[Sequence[str]]
 
@@ -43,48 +45,6 @@ def table(rows: Rows, align: str, *, width: int | None = None, keep: int = 1) ->
         if width is not None and _across(widths, shown) > width:
             last = width - _across(widths, shown[:-1]) - 2
         yield from _aligned(rows, shown, align, [*(widths[each] for each in shown[:-1]), last], width)
-
-
-def _across(widths: Sequence[int], shown: Sequence[int]) -> int:
-    return sum(widths[each] for each in shown) + 2 * (len(shown) - 1)
-
-
-def _parts(widths: Sequence[int], width: int | None, keep: int, *, words: bool) -> Iterator[tuple[int, ...]]:
-    """The columns of each part. ``words``: the last column may be broken."""
-    first, shown = tuple(range(keep)), list(range(keep))
-    for column in range(keep, len(widths)):
-        last = words and column == len(widths) - 1
-        needed = min(widths[column], LEAST_WORDS) if last else widths[column]
-        if width is not None and len(shown) > keep and _across(widths, shown) + 2 + needed > width:
-            yield tuple(shown)
-            shown = [*first]
-        shown.append(column)
-    yield tuple(shown)
-
-
-def _aligned(rows: Rows, shown: Sequence[int], align: str, widths: Sequence[int], width: int | None) -> Iterator[str]:
-    for row in rows:
-        before = [f"{row[each]:{align[each]}{room}}" for each, room in zip(shown[:-1], widths, strict=False)]
-        longest = max(map(len, row[shown[-1]].split()), default=0)
-        if longest > widths[-1] < len(row[shown[-1]]) and len(shown) > 1:
-            # no room beside for its longest word
-            yield "  ".join(before).rstrip()
-            yield from (" " * INDENT + words for words in _broken(row[shown[-1]], (width or 0) - INDENT))
-            continue
-        for place, words in enumerate(_broken(row[shown[-1]], widths[-1]) or [""]):
-            cells = before if not place else [" " * room for room in widths[:-1]]
-            yield "  ".join([*cells, f"{words:{align[shown[-1]]}{widths[-1]}}"]).rstrip()
-
-
-def _broken(words: str, width: int) -> list[str]:
-    return textwrap.wrap(words, max(width, 1), break_long_words=False, break_on_hyphens=False)
-
-
-# Times, sizes and ranks as text, for the report of a communication test.
-
-
-UNITS = ("B", "KiB", "MiB", "GiB")
-LONGEST_CELL = 30
 
 
 def duration(seconds: float) -> str:
@@ -151,10 +111,45 @@ def short_hosts(hosts: Iterable[str]) -> dict[str, str]:
     return {name: (name if whole else brief) or "?" for name, brief in zip(names, short, strict=True)}
 
 
-def clipped(text: str, longest: int = LONGEST_CELL) -> str:
+def clipped(text: str, longest: int = MAX_CELL_WIDTH) -> str:
     """Text that fits a cell.
 
     >>> clipped("x" * 9, 5)
     'xxxx…'
     """
     return text if len(text) <= longest else text[: longest - 1] + "…"
+
+
+def _across(widths: Sequence[int], shown: Sequence[int]) -> int:
+    return sum(widths[each] for each in shown) + 2 * (len(shown) - 1)
+
+
+def _parts(widths: Sequence[int], width: int | None, keep: int, *, words: bool) -> Iterator[tuple[int, ...]]:
+    """The columns of each part. ``words``: the last column may be broken."""
+    first, shown = tuple(range(keep)), list(range(keep))
+    for column in range(keep, len(widths)):
+        last = words and column == len(widths) - 1
+        needed = min(widths[column], MIN_WORDS_WIDTH) if last else widths[column]
+        if width is not None and len(shown) > keep and _across(widths, shown) + 2 + needed > width:
+            yield tuple(shown)
+            shown = [*first]
+        shown.append(column)
+    yield tuple(shown)
+
+
+def _aligned(rows: Rows, shown: Sequence[int], align: str, widths: Sequence[int], width: int | None) -> Iterator[str]:
+    for row in rows:
+        before = [f"{row[each]:{align[each]}{room}}" for each, room in zip(shown[:-1], widths, strict=False)]
+        longest = max(map(len, row[shown[-1]].split()), default=0)
+        if longest > widths[-1] < len(row[shown[-1]]) and len(shown) > 1:
+            # no room beside for its longest word
+            yield "  ".join(before).rstrip()
+            yield from (" " * INDENT + words for words in _broken(row[shown[-1]], (width or 0) - INDENT))
+            continue
+        for place, words in enumerate(_broken(row[shown[-1]], widths[-1]) or [""]):
+            cells = before if not place else [" " * room for room in widths[:-1]]
+            yield "  ".join([*cells, f"{words:{align[shown[-1]]}{widths[-1]}}"]).rstrip()
+
+
+def _broken(words: str, width: int) -> list[str]:
+    return textwrap.wrap(words, max(width, 1), break_long_words=False, break_on_hyphens=False)

@@ -109,7 +109,7 @@ def texts_of(value: Any) -> Iterator[str]:
 def with_tainted_texts(made: Page) -> Page:
     """The page with markup in each of its own texts; its pictures are as they are."""
     parts = tuple(
-        replace(part, title=tainted(part.title), told=tainted(part.told))
+        replace(part, title=tainted(part.title), caption=tainted(part.caption))
         if isinstance(part, Picture)
         else tainted(part)
         for part in made.parts

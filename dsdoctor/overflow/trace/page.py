@@ -11,7 +11,7 @@ from dsdoctor.core.finding import Step
 from dsdoctor.overflow.frames.frame import LIMITS
 from dsdoctor.overflow.trace.headroom import Extreme, ModuleRow, Picture, bits
 from dsdoctor.overflow.trace.text import WHOLE_MODEL, counted
-from dsdoctor.ui.page import GAP, Page, Table, safe, short, stacked
+from dsdoctor.ui.page import PANEL_GAP_PIXELS, Page, Table, safe, short, stacked
 from dsdoctor.ui.page import Picture as Drawing
 
 if TYPE_CHECKING:
@@ -381,17 +381,17 @@ def _table_rows(pictures: dict[str, Picture], dtype: str) -> Iterator[tuple[str,
 
 def _drawing(pictures: dict[str, Picture], dtype: str) -> Drawing:
     shown = figure(pictures, dtype)
-    return Drawing(title="Every module", told=TOLD, figure=shown, narrow=_narrow(shown, panels=1 + len(pictures)))
+    return Drawing(title="Every module", caption=TOLD, figure=shown, narrow=_narrow(shown, panels=1 + len(pictures)))
 
 
 def _narrow(shown: "Figure", *, panels: int) -> dict[str, object]:
     """The panels below each other, with the ends of the modules' names."""
     height = min(body(shown), NARROW_TALLEST)
-    found = stacked(shown, [height] * panels, gap=GAP, top=70)
+    found = stacked(shown, [height] * panels, gap=PANEL_GAP_PIXELS, top=70)
     names = [short(name, NARROW_LABEL) for name in shown.layout.yaxis.tickvals]
     for number in ("", *map(str, range(2, panels + 1))):
         found[f"yaxis{number}.ticktext"] = names
     above = found[f"yaxis{panels}.domain"]
     assert isinstance(above, list)
-    total = height * panels + GAP * (panels - 1)
+    total = height * panels + PANEL_GAP_PIXELS * (panels - 1)
     return found | {"coloraxis.colorbar.y": above[1] + BAR / total, "coloraxis.colorbar.len": 0.4}
