@@ -1,4 +1,8 @@
-"""A tag that was looked at -> findings: files, their order, what they say of each other. Asks nothing."""
+"""A tag that was looked at -> findings: the files that it must have, their order, what they say of each other. Asks nothing.
+
+A tag whose files speak of others that are not there shows which, and what stands in the folder under a name like theirs. The flat
+fp32 weights of all ranks together have the elements that the parameters have, by DeepSpeed's own arithmetic.
+"""
 
 import itertools
 from collections import Counter, defaultdict
@@ -36,11 +40,12 @@ from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.text import and_more, and_more_lines, counted
 from dsdoctor.rules import book
 
-# The facts of a tag -> the names of the files that it must have, and what its universal folder must hold.
-
-
 MAX_FILES = 1_000_000
 """Whatever numbers of ranks, stages and experts a file claims."""
+MAX_FILES_NAMED = 12
+"""In a finding."""
+UNFINISHED = {".part", ".partial", ".tmp", ".crdownload", ".aria2", ".incomplete"}
+"""What programs add to the name of a file that they have not finished."""
 
 
 def missing_files(examined: Examined) -> tuple[str, ...]:
@@ -123,15 +128,6 @@ def _missing_of_parameters(examined: Examined) -> tuple[str, ...]:
     return tuple(f"zero/{name}/{file}" for name in trained for file in usual if file not in folders.get(name, ()))
 
 
-# A tag whose files speak of others that are not there -> which, and what stands in the folder under a name like theirs.
-
-
-MAX_FILES_NAMED = 12
-"""In a finding."""
-UNFINISHED = {".part", ".partial", ".tmp", ".crdownload", ".aria2", ".incomplete"}
-"""What programs add to the name of a file that they have not finished."""
-
-
 def missing(examined: Examined) -> Iterator[Finding]:
     """Files that the others speak of and that are not there."""
     gone = (*missing_files(examined), *missing_states(examined))
@@ -181,9 +177,6 @@ def _likeness(name: str, wanted: str) -> str:
     if name.startswith((f"{stem} ", f"{stem}(", f"{stem}-", f"Copy of {stem}")):
         return "another name of it, as a copy by hand or a cloud's folder leaves it"
     return ""
-
-
-# Do the flat fp32 weights of all ranks together have the elements that the parameters have? DeepSpeed's own arithmetic.
 
 
 def size_problems(examined: Examined) -> Iterator[str]:

@@ -1,7 +1,7 @@
-"""Values that a tag holds twice -> do they agree? The model's weights are the optimizer's fp32 weights, rounded, at stages 1 and 2.
+"""Every byte of a tag: are the zips' checksums right, are weights and optimizer states finite, does agree what is saved twice.
 
-A file of another training, of the same step and the same shapes, is told from its place by nothing else. At stage 3 each weight is
-saved once, and with fp16 nothing is said.
+At stages 1 and 2 the model's weights are the optimizer's fp32 weights, rounded: a file of another training, of the same step and
+the same shapes, is told from its place by nothing else. At stage 3 each weight is saved once, and with fp16 nothing is said.
 """
 
 import zlib
@@ -134,9 +134,6 @@ def _differs(files: OpenFiles, weight: Twice) -> Archive | None:
         # told by the checksums
         return None
     return None
-
-
-# Every byte of a tag: are the zips' checksums right, are weights and optimizer states finite, does agree what is saved twice.
 
 
 def judge_values(examined: Examined, read: Read) -> Iterator[Finding]:

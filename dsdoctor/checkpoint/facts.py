@@ -1,4 +1,7 @@
-"""A tag that was read -> the facts that a judgement needs."""
+"""A tag that was read -> the facts that a judgement needs, each None where the files do not say it.
+
+What is judged together: the folder, one tag of it with its facts, and the trainable parameters.
+"""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -10,12 +13,12 @@ from dsdoctor.checkpoint.inert_pickle import Call, Tensor, at, is_shape
 from dsdoctor.checkpoint.tensor_bytes import number_of
 from dsdoctor.checkpoint.torch_file import Archive
 
-# A tag that was read -> the facts that a judgement needs, each None where the files do not say it.
-
-
 STATE = "optimizer_state_dict"
 MAX_RANKS = 100_000
 Shapes = Mapping[str, tuple[int, ...]]
+PARTITIONED = 3
+"""The stage from which on the weights are cut up too."""
+RANKS, STAGE, TYPE = "ranks", "a stage", "a type"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,14 +213,6 @@ def _text(value: Any) -> str | None:
 
 def _is_shapes(value: Any) -> bool:
     return isinstance(value, dict) and all(isinstance(name, str) and is_shape(shape) for name, shape in value.items())
-
-
-# What is judged together: the folder, one tag of it with its facts, and the trainable parameters. Data only.
-
-
-PARTITIONED = 3
-"""The stage from which on the weights are cut up too."""
-RANKS, STAGE, TYPE = "ranks", "a stage", "a type"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,9 @@
-"""A folder, its tags, and what can be put right for certain."""
+"""A folder -> its tags, what ``latest`` says, and one tag with the directory and the pickle of each file. Judges nothing.
+
+The names that DeepSpeed gives to the files of a tag say what each file holds. Which tag DeepSpeed would load is known from
+``latest``, and from what the other tags tell. What can be put right for certain (``latest``, a newest tag that is not complete) is
+decided here; nothing is changed.
+"""
 
 import enum
 import os
@@ -15,9 +20,6 @@ from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.text import and_more
 from dsdoctor.rules import book
 
-# The names that DeepSpeed gives to the files of a tag -> what each file holds; and the other way round.
-
-
 PATTERN = re.compile(
     r"(?P<bf16>bf16_)?zero_pp_rank_(?P<dp>\d{1,7})_mp_rank_(?P<mp>\d{2,7})_?(?P<what>optim|model)_?states\.pt"
     r"|mp_rank_(?P<only>\d{2,7})_model_states\.pt"
@@ -26,6 +28,14 @@ PATTERN = re.compile(
     r"|layer_(?P<layer>\d{2,7})-(?:model_(?P<model>\d{2,7})-)?model_states\.pt",
     re.ASCII,
 )
+MAX_TAG_BYTES = 4096
+UNIVERSAL = "zero"
+"""The folder of a universal tag that has one folder for each parameter."""
+GROUPS = "optimizer_state.pt"
+"""The file in it that has the optimizer's groups: base_optimizer.py and stage3.py open it before any parameter."""
+ASIDE = ".incomplete"
+QUIET_SECONDS = 600.0
+"""A tag of which a file was written later may still be in the making."""
 
 
 class Part(enum.Enum):
@@ -106,16 +116,6 @@ def expert_name(layer: int, expert: int, model: int) -> str:
 def layer_name(layer: int, model: int | None) -> str:
     """The file of a pipeline layer's weights."""
     return f"layer_{layer:02d}-{'' if model is None else f'model_{model:02d}-'}model_states.pt"
-
-
-# A folder -> its tags, what ``latest`` says, and one tag with the directory and the pickle of each file. Judges nothing.
-
-
-LONGEST_TAG = 4096
-UNIVERSAL = "zero"
-"""The folder of a universal tag that has one folder for each parameter."""
-GROUPS = "optimizer_state.pt"
-"""The file in it that has the optimizer's groups: base_optimizer.py and stage3.py open it before any parameter."""
 
 
 def step_of(name: str) -> int | None:
@@ -386,15 +386,12 @@ def _parameters(path: Path, pickles: Pickles) -> Iterator[Parameter]:
 def _first_line(path: Path) -> str | None:
     """What DeepSpeed reads of such a file: all of it, stripped."""
     try:
-        return read_limited(path, LONGEST_TAG).decode("utf-8", "backslashreplace").strip()
+        return read_limited(path, MAX_TAG_BYTES).decode("utf-8", "backslashreplace").strip()
     except (FileNotFoundError, IsADirectoryError):
         # DeepSpeed asks whether it is a file
         return None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", hint="ls -l shows whose it is") from error
-
-
-# Which tag DeepSpeed would load, and what the other tags of the folder tell: latest gone, wrong or behind.
 
 
 def choose(folder: Folder, wanted: str | None) -> TagFolder | None:
@@ -495,14 +492,6 @@ def judge_newer(newer: TagFolder, broken: tuple[Finding, ...], judged: TagFolder
     )
 
 
-# What can be put right for certain: ``latest``, and a newest tag that is not complete. Decides; changes nothing.
-
-
-ASIDE = ".incomplete"
-QUIET = 600.0
-"""Seconds: a tag of which a file was written later may still be in the making."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Repair:
     """``latest``: what the file is to say, None where it stays. ``aside``: tags that get another name. ``left``: why not more."""
@@ -520,10 +509,10 @@ def repair_of(folder: Folder, complete: Mapping[str, bool], *, now: float) -> Re
         return Repair(left="no tag is complete")
     newest = whole[-1]
     broken = [tag for tag in tags if not complete[tag.name] and _age(tag) > _age(newest)]
-    fresh = [tag.name for tag in broken if now - tag.modified < QUIET]
+    fresh = [tag.name for tag in broken if now - tag.modified < QUIET_SECONDS]
     if fresh:
         return Repair(
-            left=f"{fresh[0]} was written less than {QUIET / 60:.0f} minutes ago and may still be in the making "
+            left=f"{fresh[0]} was written less than {QUIET_SECONDS / 60:.0f} minutes ago and may still be in the making "
             "(of a fresh copy too: cp -a and rsync -t keep the times)"
         )
     named = complete.get(folder.latest) if folder.latest is not None else None

@@ -2,6 +2,9 @@
 
 Its opcodes are read, never obeyed. Shared parts, depth and numbers are bounded, so that what was read may be hashed, compared and
 printed whole; what goes beyond, or has an opcode that torch does not write, raises NotUnderstood.
+
+Names alone promise nothing: numpy.ndarray makes pointers out of bytes where it is called with a type of objects. An unpickler that
+obeys may be given only what is called and filled as torch, numpy, Python and DeepSpeed themselves do it, with plain data.
 """
 
 import io
@@ -33,7 +36,6 @@ MAX_KEY_DEPTH = 20
 """Tuples in each other."""
 MAX_PROTOCOL = 5
 """Of pickles that Python reads."""
-
 # types go by the names that safetensors has for them
 ITEM_SIZES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
@@ -49,9 +51,66 @@ DTYPES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32", "int16": "I16",
     "int8": "I8", "uint8": "U8", "bool": "BOOL", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
 }  # fmt: skip
-
 KeyPath = tuple[Any, ...]
 """The keys that lead to a value."""
+TENSOR_CLASSES = {"torch.Tensor", "torch.nn.parameter.Parameter"}
+FACTORIES = {
+    "collections.OrderedDict",
+    *(f"{module}.{name}" for module in ("builtins", "__builtin__") for name in ("dict", "list", "set", "int")),
+}
+"""What a defaultdict may call."""
+NUMBERS = re.compile(r"[<>|=]?(?:b1|[iu][1248]|f[248]|c8|c16)")
+"""numpy's types of numbers: none of them holds objects, fields or bytes of any length."""
+STATE_OF_DTYPE = re.compile(r"[<>|=]")
+ODDLY = "(not in the form that its library writes)"
+FIELD = re.compile(r"(?!__)\w{1,100}", re.ASCII)
+OF_TORCH = {
+    "data", "grad", "_grad", "real", "imag", "names", "requires_grad", "_backward_hooks", "H", "T", "mH", "mT", "_base", "_cdata",
+    "_has_symbolic_sizes_strides", "_python_dispatch", "_version", "device", "dtype", "grad_fn", "itemsize", "layout", "name",
+    "nbytes", "ndim", "output_nr", "retains_grad", "shape", "volatile",
+}  # fmt: skip
+"""Fields of a tensor that torch's own code sets, or that nobody can set; so are those that begin with is_."""
+NUMPY_FUNCTION = r"numpy\.(?:core|_core)\.multiarray\."
+FLOATS = {"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"}
+WIDTHS = {
+    **{name: ITEM_SIZES[dtype] for name, dtype in DTYPES.items()},
+    "uint16": 2, "uint32": 4, "uint64": 8, "complex32": 4, "complex64": 8, "complex128": 16, "float8_e4m3fnuz": 1,
+    "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1,
+}  # fmt: skip
+"""Bytes of an element of each of torch's types, by torch's names."""
+PLACES = re.compile(r"cpu|(?:cuda|xpu|npu|hpu|mps|mlu|sdaa|supa)(?::\d{1,3})?", re.ASCII)
+"""Devices, as torch writes them with a storage."""
+STAGES = ("disabled", "optimizer_states", "gradients", "weights", "max_stage")
+TEXT_OPCODES = {"INT", "LONG", "FLOAT", "STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "PUT", "GET"}
+"""Of protocols that torch.save has never written."""
+PYTHON = r"(?:builtins|__builtin__)\."
+ONLY_OBJECTS = (
+    r"deepspeed\.runtime\.fp16\.loss_scaler\.\w{0,20}LossScaler|deepspeed\.utils\.tensor_fragment\.fragment_address"
+    r"|torch\.torch_version\.TorchVersion"
+)
+OBJECTS = rf"{ONLY_OBJECTS}|argparse\.Namespace|types\.SimpleNamespace"
+"""Classes without a constructor that could be asked: their fields are put into them."""
+ZERO_STAGE = r"deepspeed\.runtime\.zero\.config\.ZeroStageEnum"
+PATHS = r"pathlib\.(?:PosixPath|PurePosixPath|PureWindowsPath)"
+HASHABLE = (
+    rf"numpy\.dtype|{NUMPY_FUNCTION}scalar|torch\.device|{ZERO_STAGE}|{PATHS}|{PYTHON}(?:complex|bytes|frozenset)"
+    r"|_codecs\.encode"
+)
+STORAGE_CLASSES = (
+    r"torch\.(?:" + "|".join({**STORAGES, "ComplexFloatStorage": "", "ComplexDoubleStorage": ""}) + r")"
+    r"|torch\.storage\.UntypedStorage"
+)
+LOADABLE = re.compile(
+    rf"{STORAGE_CLASSES}|torch\.(?:Size|Tensor|device|{'|'.join(WIDTHS)})|torch\.nn\.parameter\.Parameter"
+    r"|torch\._utils\._rebuild_(?:tensor_v[23]|parameter|parameter_with_state)|torch\._tensor\._rebuild_from_type_v2"
+    r"|torch\.torch_version\.TorchVersion|collections\.(?:OrderedDict|defaultdict|deque|Counter)"
+    rf"|{PYTHON}(?:set|frozenset|bytes|bytearray|complex|slice|dict|list|int|getattr)|_codecs\.encode"
+    rf"|{NUMPY_FUNCTION}(?:_reconstruct|scalar)|numpy\.(?:ndarray|dtype)"
+    rf"|{ZERO_STAGE}|deepspeed\.runtime\.fp16\.loss_scaler\.(?:LossScalerBase|(?:Dynamic)?LossScaler)"
+    rf"|deepspeed\.utils\.tensor_fragment\.fragment_address|argparse\.Namespace|types\.SimpleNamespace|{PATHS}"
+    r"|datetime\.(?:datetime|timedelta)",
+    re.ASCII,
+)
 
 
 class OrderedItems(dict[Any, Any]):
@@ -340,44 +399,6 @@ def _tensor(function: str, arguments: tuple[Any, ...]) -> Any:
     return Tensor(storage=storage, dtype=dtype, start=start, shape=shape, stride=stride)
 
 
-# The forms in which torch, numpy, Python and DeepSpeed themselves write calls and states into a pickle.
-#
-# Names alone promise nothing: numpy.ndarray makes pointers out of bytes where it is called with a type of objects. An unpickler
-# that obeys may be given only what is called and filled as its makers do it, with plain data.
-
-
-TENSOR_CLASSES = {"torch.Tensor", "torch.nn.parameter.Parameter"}
-FACTORIES = {
-    "collections.OrderedDict",
-    *(f"{module}.{name}" for module in ("builtins", "__builtin__") for name in ("dict", "list", "set", "int")),
-}
-"""What a defaultdict may call."""
-NUMBERS = re.compile(r"[<>|=]?(?:b1|[iu][1248]|f[248]|c8|c16)")
-"""numpy's types of numbers: none of them holds objects, fields or bytes of any length."""
-STATE_OF_DTYPE = re.compile(r"[<>|=]")
-ODDLY = "(not in the form that its library writes)"
-FIELD = re.compile(r"(?!__)\w{1,100}", re.ASCII)
-OF_TORCH = {
-    "data", "grad", "_grad", "real", "imag", "names", "requires_grad", "_backward_hooks", "H", "T", "mH", "mT", "_base", "_cdata",
-    "_has_symbolic_sizes_strides", "_python_dispatch", "_version", "device", "dtype", "grad_fn", "itemsize", "layout", "name",
-    "nbytes", "ndim", "output_nr", "retains_grad", "shape", "volatile",
-}  # fmt: skip
-"""Fields of a tensor that torch's own code sets, or that nobody can set; so are those that begin with is_."""
-NUMPY_FUNCTION = r"numpy\.(?:core|_core)\.multiarray\."
-FLOATS = {"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"}
-WIDTHS = {
-    **{name: ITEM_SIZES[dtype] for name, dtype in DTYPES.items()},
-    "uint16": 2, "uint32": 4, "uint64": 8, "complex32": 4, "complex64": 8, "complex128": 16, "float8_e4m3fnuz": 1,
-    "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1,
-}  # fmt: skip
-"""Bytes of an element of each of torch's types, by torch's names."""
-PLACES = re.compile(r"cpu|(?:cuda|xpu|npu|hpu|mps|mlu|sdaa|supa)(?::\d{1,3})?", re.ASCII)
-"""Devices, as torch writes them with a storage."""
-STAGES = ("disabled", "optimizer_states", "gradients", "weights", "max_stage")
-TEXT_OPCODES = {"INT", "LONG", "FLOAT", "STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "PUT", "GET"}
-"""Of protocols that torch.save has never written."""
-
-
 def is_known_call(function: str, arguments: tuple[Any, ...], *, as_object: bool = False) -> bool:
     """Whether a call has the form in which its makers write it; of a function that is not known here nothing is said.
 
@@ -648,34 +669,6 @@ def _nothing(given: tuple[Any, ...]) -> bool:
     return not given
 
 
-PYTHON = r"(?:builtins|__builtin__)\."
-ONLY_OBJECTS = (
-    r"deepspeed\.runtime\.fp16\.loss_scaler\.\w{0,20}LossScaler|deepspeed\.utils\.tensor_fragment\.fragment_address"
-    r"|torch\.torch_version\.TorchVersion"
-)
-OBJECTS = rf"{ONLY_OBJECTS}|argparse\.Namespace|types\.SimpleNamespace"
-"""Classes without a constructor that could be asked: their fields are put into them."""
-ZERO_STAGE = r"deepspeed\.runtime\.zero\.config\.ZeroStageEnum"
-PATHS = r"pathlib\.(?:PosixPath|PurePosixPath|PureWindowsPath)"
-HASHABLE = (
-    rf"numpy\.dtype|{NUMPY_FUNCTION}scalar|torch\.device|{ZERO_STAGE}|{PATHS}|{PYTHON}(?:complex|bytes|frozenset)"
-    r"|_codecs\.encode"
-)
-STORAGE_CLASSES = (
-    r"torch\.(?:" + "|".join({**STORAGES, "ComplexFloatStorage": "", "ComplexDoubleStorage": ""}) + r")"
-    r"|torch\.storage\.UntypedStorage"
-)
-LOADABLE = re.compile(
-    rf"{STORAGE_CLASSES}|torch\.(?:Size|Tensor|device|{'|'.join(WIDTHS)})|torch\.nn\.parameter\.Parameter"
-    r"|torch\._utils\._rebuild_(?:tensor_v[23]|parameter|parameter_with_state)|torch\._tensor\._rebuild_from_type_v2"
-    r"|torch\.torch_version\.TorchVersion|collections\.(?:OrderedDict|defaultdict|deque|Counter)"
-    rf"|{PYTHON}(?:set|frozenset|bytes|bytearray|complex|slice|dict|list|int|getattr)|_codecs\.encode"
-    rf"|{NUMPY_FUNCTION}(?:_reconstruct|scalar)|numpy\.(?:ndarray|dtype)"
-    rf"|{ZERO_STAGE}|deepspeed\.runtime\.fp16\.loss_scaler\.(?:LossScalerBase|(?:Dynamic)?LossScaler)"
-    rf"|deepspeed\.utils\.tensor_fragment\.fragment_address|argparse\.Namespace|types\.SimpleNamespace|{PATHS}"
-    r"|datetime\.(?:datetime|timedelta)",
-    re.ASCII,
-)
 CALLS: tuple[tuple[str, Callable[[tuple[Any, ...]], bool]], ...] = (
     (r"torch\._utils\._rebuild_tensor_v2", _plain_tensor),
     (r"torch\._utils\._rebuild_tensor_v3", _typed_plain_tensor),
@@ -736,6 +729,8 @@ CALLS: tuple[tuple[str, Callable[[tuple[Any, ...]], bool]], ...] = (
     # classes that are named, and called by nobody who writes a checkpoint
     (r"numpy\.ndarray|torch\.(?:storage\.)?\w{1,20}Storage|torch\.Tensor|torch\.nn\.parameter\.Parameter", _never),
 )
+
+
 STATES: tuple[tuple[str, Callable[[Any], bool]], ...] = (
     (NUMPY_FUNCTION + r"_reconstruct", _state_of_array),
     (r"numpy\.dtype", _state_of_dtype),
@@ -945,6 +940,8 @@ STEPS: dict[str, Step] = {
     "BINPERSID": _plain(_Reader.storage), "GLOBAL": _Reader.name, "STACK_GLOBAL": _Reader.name,
 }  # fmt: skip
 """What each opcode does; one that is not here is none that torch writes."""
+
+
 OPCODES = {
     opcode.code.encode("latin-1"): (
         opcode.name, None if opcode.arg is None else opcode.arg.reader, STEPS.get(opcode.name),

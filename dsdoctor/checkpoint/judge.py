@@ -1,4 +1,7 @@
-"""A folder -> everything that the quick look says of it: the tag, its findings, and the verdict for the planned run."""
+"""A folder that save_checkpoint wrote -> everything that the quick look says of it.
+
+The tag, its findings, whether a planned run loads it, and certain repairs.
+"""
 
 import functools
 import sys
@@ -59,9 +62,9 @@ from dsdoctor.rules import book
 
 STAGES = {None: "an unknown stage", 0: "no ZeRO"}
 GIB = 1 << 30
-
-
 Values = Callable[[Examined], Iterable[Finding]]
+PATIENCE = 300.0
+"""Seconds for a model to be made, without its weights."""
 
 
 def no_values(examined: Examined) -> Iterable[Finding]:  # noqa: ARG001
@@ -246,13 +249,6 @@ def _memory(needed: int, ranks: int | None, available: int | None) -> Iterator[F
         needed=f"{ranks * needed / GIB:.1f} GiB",
         available=f"{available / GIB:.1f} GiB",
     )
-
-
-# checkpoint: a folder that save_checkpoint wrote -> what is in it, whether a planned run loads it; certain repairs.
-
-
-PATIENCE = 300.0
-"""Seconds for a model to be made, without its weights."""
 
 
 @dataclass(frozen=True, kw_only=True)

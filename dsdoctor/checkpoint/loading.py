@@ -1,4 +1,10 @@
-"""A planned run -> whether load_checkpoint loads a tag, as real runs of DeepSpeed did."""
+"""A planned run, in the user's terms and in DeepSpeed's -> whether load_checkpoint loads a tag, as DeepSpeed 0.19.8 did.
+
+A load may leave the optimizer out (``load_optimizer_states=False``, ``load_module_only=True``), and an engine may have none, to
+evaluate a model: its engine.py makes such an engine an optimizer for training all the same, in bf16
+(``_configure_bf16_optimizer``) and with ZeRO (``_configure_zero_optimizer``). What was not tried with real ranks is said to be
+unknown; the tables are compared with real ranks in tests/launch/test_checkpoint.py.
+"""
 
 import enum
 from collections.abc import Iterator
@@ -9,15 +15,14 @@ from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.rules import book
 
-# A run that is planned to load a checkpoint, in the user's terms and in DeepSpeed's, and the verdict on it. Data alone.
-
-
 PROVEN_WITH = "0.19.8"
 ALL, NO_OPTIMIZER, MODULE = "all", "no-optimizer", "module"
 """How load_checkpoint is called: as it is, with load_optimizer_states=False, with load_module_only=True."""
 LOAD_UNIVERSAL = '"checkpoint": {"load_universal": true}'
 SIZES = "RuntimeError: The size of tensor a (...) must match the size of tensor b (...)"
 """At stage 3 each rank copies its piece of each frozen parameter (engine.py, load_module_state_dict)."""
+ARGUMENTS = {NO_OPTIMIZER: "load_optimizer_states=False", MODULE: "load_module_only=True"}
+NO_SCHEDULE = "TypeError: 'NoneType' object is not subscriptable, where it has one"
 
 
 class Verdict(enum.Enum):
@@ -90,12 +95,6 @@ def planned(facts: Facts, plan: Plan) -> Run | None:
     elif (tensor, pipeline) != (facts.tensor, facts.pipeline):
         data = None
     return Run(stage=stage, dtype=plan.dtype or facts.dtype, data=data, tensor=tensor, pipeline=pipeline)
-
-
-# A checkpoint's facts and a planned run -> whether load_checkpoint loads it, as real runs of DeepSpeed 0.19.8 did.
-#
-# What was not tried with real ranks is said to be unknown. The table is compared with real ranks in
-# tests/launch/test_checkpoint.py.
 
 
 def outcome(facts: Facts, plan: Plan) -> Outcome:
@@ -286,14 +285,6 @@ def _layout(tensor: int | None, pipeline: int | None) -> str:
     return f"{tensor or 'unknown'} tensor-parallel and {pipeline or 'unknown'} pipeline ranks"
 
 
-# A load that leaves the optimizer out (``load_optimizer_states=False``, ``load_module_only=True``) -> what becomes of it.
-#
-# As real ranks of DeepSpeed 0.19.8 did; the table is compared with them in tests/launch/test_checkpoint.py.
-
-
-ARGUMENTS = {NO_OPTIMIZER: "load_optimizer_states=False", MODULE: "load_module_only=True"}
-
-
 def outcome_of_weights(facts: Facts, plan: Plan) -> Outcome:
     """What load_checkpoint does in the planned run with that argument."""
     run = planned(facts, plan)
@@ -393,15 +384,6 @@ def _of_latest(examined: Examined, plan: Plan) -> Iterator[Finding]:
         tag=tag,
         folder=str(examined.folder.path),
     )
-
-
-# A run whose engine has no optimizer, to evaluate a model -> what load_checkpoint does there.
-#
-# As real ranks of DeepSpeed 0.19.8 did. Its engine.py makes such an engine an optimizer for training all the same, in bf16
-# (``_configure_bf16_optimizer``) and with ZeRO (``_configure_zero_optimizer``).
-
-
-NO_SCHEDULE = "TypeError: 'NoneType' object is not subscriptable, where it has one"
 
 
 def outcome_of_load(facts: Facts, plan: Plan) -> Outcome:

@@ -1,4 +1,9 @@
-"""checkpoint --merge: the weights of a whole tag -> one model in safetensors, with Hugging Face's index; resumable."""
+"""checkpoint --merge: the weights of a whole tag -> one model in files of safetensors with Hugging Face's index, written piece by
+piece; resumable.
+
+A file has its name only when it is whole. Which checkpoint it was made of stands in its header, by the checksums that the zips
+hold: one of another checkpoint is not taken for a part of this one.
+"""
 
 import contextlib
 import hashlib
@@ -28,15 +33,13 @@ from dsdoctor.core.files import (
 from dsdoctor.core.finding import has_error
 from dsdoctor.core.host import LocalHost
 
-# The tensors of a merged model -> files of safetensors with Hugging Face's index, written piece by piece; resumable.
-#
-# A file has its name only when it is whole. Which checkpoint it was made of stands in its header, by the checksums that the zips
-# hold: one of another checkpoint is not taken for a part of this one.
-
-
-LARGEST_FILE = 5_000_000_000
+MAX_FILE_BYTES = 5_000_000_000
 """Bytes of a file of weights, as Hugging Face cuts them."""
 INDEX = "model.safetensors.index.json"
+OF_A_RUN = {"checkpoint-cannot-load", "checkpoint-needs-universal", "checkpoint-load-not-known"}
+"""Rules that speak of a run which would load the tag."""
+STALE = 60.0
+"""Seconds without a byte, after which a hidden file is taken for one that a killed merge left."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +56,7 @@ class Output:
         return len(self.header) + sum(source.size for source in self.sources)
 
 
-def outputs_of(sources: tuple[Source, ...], *, largest: int = LARGEST_FILE) -> tuple[Output, ...]:
+def outputs_of(sources: tuple[Source, ...], *, largest: int = MAX_FILE_BYTES) -> tuple[Output, ...]:
     """The files of a model."""
     parts: list[list[Source]] = [[]]
     for source in sources:
@@ -133,12 +136,6 @@ def _index(outputs: tuple[Output, ...]) -> str:
     return json.dumps({"metadata": {"total_size": total}, "weight_map": where}, indent=2, sort_keys=True) + "\n"
 
 
-OF_A_RUN = {"checkpoint-cannot-load", "checkpoint-needs-universal", "checkpoint-load-not-known"}
-"""Rules that speak of a run which would load the tag."""
-STALE = 60.0
-"""Seconds without a byte, after which a hidden file is taken for one that a killed merge left."""
-
-
 class Watching(Protocol):
     """Who is told how far a merge is."""
 
@@ -155,7 +152,7 @@ class MergeOrder:
 
     out: Path
     dtype: str = "fp32"
-    largest: int = LARGEST_FILE
+    largest: int = MAX_FILE_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,8 @@
-"""The parameters of a tag against a model: frozen ones, shapes, and what a run must have beside the files."""
+"""The parameters of a tag against a model: frozen ones and buffers, names and shapes, and what a run must have beside the files.
+
+As real ranks of DeepSpeed 0.19.8 did: ``load_module_state_dict`` is called for no universal checkpoint (engine.py,
+``_load_checkpoint``), and of its folder ``zero/`` the optimizer reads what it trains, whatever else the converter put there.
+"""
 
 import _compat_pickle
 import re
@@ -14,17 +18,18 @@ from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.text import and_more, counted
 from dsdoctor.rules import book
 
-# A tag -> which frozen parameters and buffers are in it, and which of them a load that succeeds leaves as the model was made.
-#
-# As real ranks of DeepSpeed 0.19.8 did: ``load_module_state_dict`` is called for no universal checkpoint (engine.py,
-# ``_load_checkpoint``), and of its folder ``zero/`` the optimizer reads what it trains, whatever else the converter put there.
-
-
 NOTES = 2
 """The stage from which on save_checkpoint notes frozen parameters: engine.py, zero_optimization_partition_gradients."""
 ADAPTER = re.compile(r"(.+)\.lora_(?:embedding_)?A(?:\.|$)")
 """A LoRA parameter of PEFT: group 1 is the layer that it adapts, whose own weight is called base_layer.weight, or weight."""
-MOST = 4
+MAX_SHOWN = 4
+OLD_NAMES = {name.partition(".")[0] for name in _compat_pickle.IMPORT_MAPPING}
+"""Modules by the names that they had in Python 2, under which torch.save writes them: __builtin__.set."""
+AT_HAND = {"torch", "deepspeed", "numpy", *sys.stdlib_module_names, *OLD_NAMES} - {"__main__"}
+"""Packages that every run with DeepSpeed has."""
+MAX_SHAPES_NAMED = 6
+WRAPPERS = ("module.", "_orig_mod.", "base_model.model.", "model.", "transformer.")
+"""What wrappers of a model (compile, LoRA, a class of one's own) put before the names."""
 
 
 def only_in_module(examined: Examined, shard: Shard) -> list[str]:
@@ -113,8 +118,8 @@ def left_by_universal(examined: Examined) -> str:
             if without_frozen(examined)
             else []
         ),
-        *([f"{counted(len(frozen), 'frozen parameter')} ({and_more(frozen, MOST)})"] if frozen else []),
-        *([f"{counted(len(buffers), 'buffer')} ({and_more(buffers, MOST)})"] if buffers else []),
+        *([f"{counted(len(frozen), 'frozen parameter')} ({and_more(frozen, MAX_SHOWN)})"] if frozen else []),
+        *([f"{counted(len(buffers), 'buffer')} ({and_more(buffers, MAX_SHOWN)})"] if buffers else []),
     ]
     return " and ".join(told)
 
@@ -137,15 +142,6 @@ def judge_universal_load(examined: Examined) -> Iterator[Finding]:
         folder=str(examined.folder.path),
         source=converted_from,
     )
-
-
-# A tag that is whole -> what a run must have beside its files: classes of the script, parameters that were left out.
-
-
-OLD_NAMES = {name.partition(".")[0] for name in _compat_pickle.IMPORT_MAPPING}
-"""Modules by the names that they had in Python 2, under which torch.save writes them: __builtin__.set."""
-AT_HAND = {"torch", "deepspeed", "numpy", *sys.stdlib_module_names, *OLD_NAMES} - {"__main__"}
-"""Packages that every run with DeepSpeed has."""
 
 
 def judge_conditions(examined: Examined) -> tuple[Finding, ...]:
@@ -193,14 +189,6 @@ def _frozen_excluded(examined: Examined) -> Iterator[Finding]:
             ),
             tag=examined.tag.folder.name,
         )
-
-
-# A tag and a model's shapes -> parameters that one of them has and the other has not, and other shapes.
-
-
-MAX_SHAPES_NAMED = 6
-WRAPPERS = ("module.", "_orig_mod.", "base_model.model.", "model.", "transformer.")
-"""What wrappers of a model (compile, LoRA, a class of one's own) put before the names."""
 
 
 @dataclass(frozen=True, kw_only=True)

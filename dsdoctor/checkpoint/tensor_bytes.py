@@ -1,4 +1,9 @@
-"""The bytes of tensors in their files: where they are, of which type, and whether they are finite."""
+"""The bytes of tensors in their files: where they are, of which type, and whether they are finite. Without torch or numpy.
+
+A number is nan or inf where all bits of its exponent are set. Those bits lie in the two highest bytes of each number, which are
+sliced out, translated to 0 and 1, and compared as one long integer: some hundred megabytes a second. Types are converted bit for
+bit as torch does it. Whatever the size, a few MiB are read at a time, with a bounded number of files open.
+"""
 
 import functools
 import math
@@ -12,12 +17,6 @@ from typing import BinaryIO
 from dsdoctor.checkpoint.inert_pickle import ITEM_SIZES, Tensor
 from dsdoctor.checkpoint.torch_file import Archive
 from dsdoctor.core.files import open_regular
-
-# Bytes of floating-point numbers -> which are nan or inf. Without torch or numpy, at some hundred megabytes a second.
-#
-# A number is nan or inf where all bits of its exponent are set. Those bits lie in the two highest bytes of each number, which are
-# sliced out, translated to 0 and 1, and compared as one long integer.
-
 
 ONE = b"\x01"
 HIGH = bytes(byte & 0x7F == 0x7F for byte in range(256))
@@ -33,6 +32,13 @@ SIGNS: dict[str, tuple[int, bytes, bytes]] = {
     "F16": (2, HALF, ALL),
 }
 """Type -> bytes of a number, the test of its highest byte, the test of the one below."""
+CONVERTED_FORMATS = {"F32": "f", "F64": "d", "F16": "e"}
+QUIET_NAN = b"\x00\x00\xc0\x7f"
+FEW = 1 << 16
+"""Numbers that are made Python's own at once."""
+PIECE = 4 << 20
+FORMATS = {"F64": "<d", "F32": "<f", "I64": "<q", "I32": "<i", "I16": "<h", "I8": "<b", "U8": "<B", "BOOL": "<?"}
+MAX_OPEN_FILES = 200
 
 
 def not_finite(content: bytes, dtype: str) -> Iterator[tuple[int, str]]:
@@ -63,15 +69,6 @@ def _which(number: bytes, dtype: str) -> str:
         number, dtype = b"\0\0" + number, "F32"
     value = struct.unpack({"F32": "<f", "F64": "<d", "F16": "<e"}[dtype], number)[0]
     return "nan" if math.isnan(value) else "inf"
-
-
-# Bytes of floating-point numbers -> bytes of another type, bit for bit as torch does it. Without torch or numpy.
-
-
-CONVERTED_FORMATS = {"F32": "f", "F64": "d", "F16": "e"}
-QUIET_NAN = b"\x00\x00\xc0\x7f"
-FEW = 1 << 16
-"""Numbers that are made Python's own at once."""
 
 
 def float_types() -> frozenset[str]:
@@ -143,13 +140,6 @@ def _ones(count: int) -> int:
     return int.from_bytes(b"\1\0\0\0" * count, "little")
 
 
-# The bytes of a tensor in its file: where they are, and small ones as numbers. Reads in pieces, whatever the size.
-
-
-PIECE = 4 << 20
-FORMATS = {"F64": "<d", "F32": "<f", "I64": "<q", "I32": "<i", "I16": "<h", "I8": "<b", "U8": "<B", "BOOL": "<?"}
-
-
 class Damaged(Exception):
     """An entry of a file that is not where the zip's directory says it is, or ends too early."""
 
@@ -178,12 +168,6 @@ def number_of(archive: Archive, tensor: Tensor) -> float | None:
             return float(struct.unpack(form, b"".join(pieces(file, begin, width)))[0])
     except (OSError, Damaged, struct.error):
         return None
-
-
-# Elements of a tensor that lie in a rank's file -> their bytes, a few MiB at a time, with a number of files open at once.
-
-
-MOST_OPEN = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +203,7 @@ class OpenFiles:
 
     def _file(self, path: Path) -> BinaryIO:
         if path not in self._open:
-            if len(self._open) >= MOST_OPEN:
+            if len(self._open) >= MAX_OPEN_FILES:
                 self._open.popitem(last=False)[1].close()
             self._open[path] = open_regular(path)
         self._open.move_to_end(path)

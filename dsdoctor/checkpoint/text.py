@@ -1,4 +1,4 @@
-"""A judged checkpoint -> lines, and what a document tells of it."""
+"""A judged checkpoint -> lines, and what a document tells of it; how far a long reading is, as a line on a terminal."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -23,7 +23,7 @@ from dsdoctor.ui.screen import first_step, most_harmful, next_line
 from dsdoctor.ui.table import size
 from dsdoctor.ui.terminal import VerdictLine, finding_lines
 
-MOST_TAGS = 6
+MAX_TAGS = 6
 WORTH_TELLING = 256 << 20
 
 
@@ -47,7 +47,7 @@ def _contents(examined: Examined) -> Iterator[str]:
     yield f"    {len(examined.tag.files)} file{'s' * (len(examined.tag.files) > 1)}, {size(bytes_there)}; {_parameters(examined)}"
     if len(examined.folder.tags) > 1:
         names = [each.name for each in reversed(examined.folder.tags)]
-        yield f"    tags, the newest first: {and_more(names, MOST_TAGS)}; latest: {_latest(examined)}"
+        yield f"    tags, the newest first: {and_more(names, MAX_TAGS)}; latest: {_latest(examined)}"
     if examined.folder.beside:
         yield f"    weights of Hugging Face beside it: {and_more(examined.folder.beside, 4)}"
 
@@ -186,9 +186,6 @@ def checkpoint_parts(judged: Judged) -> dict[str, Any]:
         "why": judged.outcome.why if judged.outcome else "",
         "rank_bytes": judged.rank_bytes,
     }
-
-
-# How far a long reading of a checkpoint is: a line on a terminal, nothing elsewhere.
 
 
 class ReadProgress:

@@ -1,7 +1,10 @@
-"""checkpoint --universal: DeepSpeed's own converter, with what it needs told before and what it made checked after.
+"""checkpoint --universal: DeepSpeed's own converter, with what it needs told before and what it made checked after, bit by bit.
 
 It works in a hidden folder beside the one that is named, and what it made gets that name when everything in it was checked: a
 kill, a full disk or an error leave nothing that a training could take for a checkpoint.
+
+DeepSpeed's own tools open the files without ``weights_only``, and a pickle may name any function of the system: only classes and
+functions that files of DeepSpeed's checkpoints name may be called there. Nothing of dsdoctor's calls one.
 """
 
 import os
@@ -31,12 +34,6 @@ from dsdoctor.core.host import LocalHost
 from dsdoctor.core.text import and_more
 from dsdoctor.core.zip_file import BadZip
 
-# The classes and functions that files of DeepSpeed's checkpoints name and that may be called; any other one is not known.
-#
-# Only where DeepSpeed's own tools open the files is this asked: they do it without ``weights_only``, and a pickle may name any
-# function of the system. Nothing of dsdoctor's calls one.
-
-
 TRUSTED = re.compile(
     # how torch and Python write tensors, shapes, dictionaries and sets
     r"torch\.\w{1,20}Storage|torch\.Size|torch\.Tensor|torch\.device|torch\.(bfloat16|u?int\d{1,2}|float\d\w{0,12}|bool)"
@@ -52,6 +49,20 @@ TRUSTED = re.compile(
 )
 SCRIPTED = "constants.pkl"
 """An entry that makes torch.load take a file for a program of TorchScript."""
+STATES = ("fp32", "exp_avg", "exp_avg_sq")
+"""What the converter takes of each parameter, whatever the optimizer: ds_to_universal.py, extract_zero_shards."""
+WIDTH = 4
+IMPORTED_BYTES = 500 << 20
+"""Bytes of a process that imported torch and DeepSpeed: 246 MiB were measured without a GPU, more where torch has CUDA."""
+SMALL_FILE_BYTES = 8 << 10
+"""A file of one small tensor: 1.3 kB of zip around it, in blocks of 4 kB."""
+MAX_WORKERS = 4
+Made = dict[tuple[str, str], tuple[str, Piece]]
+"""(parameter, state) -> type and elements of what the converter wrote."""
+Read = Callable[[int], None]
+WORK = "universal"
+MAX_LAST_LINES = 40
+LATEST = "latest_universal"
 
 
 def untrusted(examined: Examined) -> Iterator[tuple[str, str]]:
@@ -60,19 +71,6 @@ def untrusted(examined: Examined) -> Iterator[tuple[str, str]]:
         yield from ((name, file.path.name) for name in sorted(file.names) if not TRUSTED.fullmatch(name))
         if SCRIPTED in file.entries:
             yield "a TorchScript program", file.path.name
-
-
-# A tag that is to become universal -> what stands in the way, and what DeepSpeed's converter takes of memory and disk.
-
-
-STATES = ("fp32", "exp_avg", "exp_avg_sq")
-"""What the converter takes of each parameter, whatever the optimizer: ds_to_universal.py, extract_zero_shards."""
-WIDTH = 4
-IMPORTED = 500 << 20
-"""Bytes of a process that imported torch and DeepSpeed: 246 MiB were measured without a GPU, more where torch has CUDA."""
-SMALL_FILE = 8 << 10
-"""A file of one small tensor: 1.3 kB of zip around it, in blocks of 4 kB."""
-MOST_WORKERS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,9 +156,9 @@ def needs(examined: Examined, *, cpus: int, available: int | None) -> Needs:
     optimizer = max((shard.file.size for shard in examined.tag.of(Part.OPTIMIZER)), default=0)
     model = max((shard.file.size for shard in examined.tag.of(Part.MODEL)), default=0)
     largest = max(counts, default=0) * WIDTH
-    one = IMPORTED + max(optimizer + largest, 2 * largest)
+    one = IMPORTED_BYTES + max(optimizer + largest, 2 * largest)
     workers = _workers(examined, one, cpus=cpus, available=available)
-    main = IMPORTED + max(optimizer, 2 * model)
+    main = IMPORTED_BYTES + max(optimizer, 2 * model)
     disk, result = _disk(examined, counts, optimizer)
     return Needs(
         disk=disk + sum(shard.file.size for shard in examined.tag.shards),
@@ -171,8 +169,8 @@ def needs(examined: Examined, *, cpus: int, available: int | None) -> Needs:
 
 
 def _workers(examined: Examined, one: int, *, cpus: int, available: int | None) -> int:
-    fit = MOST_WORKERS if available is None else available * 3 // 4 // max(1, one) - 1
-    return max(1, min(MOST_WORKERS, cpus, len(examined.tag.of(Part.OPTIMIZER)), fit))
+    fit = MAX_WORKERS if available is None else available * 3 // 4 // max(1, one) - 1
+    return max(1, min(MAX_WORKERS, cpus, len(examined.tag.of(Part.OPTIMIZER)), fit))
 
 
 def _disk(examined: Examined, counts: list[int], optimizer: int) -> tuple[int, int]:
@@ -183,19 +181,11 @@ def _disk(examined: Examined, counts: list[int], optimizer: int) -> tuple[int, i
     pieces = len(counts) * ranks if partitioned else len(counts) + ranks
     states = len(STATES) * WIDTH * sum(counts)
     models = sum(shard.file.size for shard in examined.tag.of(Part.MODEL))
-    whole = states + (len(STATES) + 1) * len(counts) * SMALL_FILE
+    whole = states + (len(STATES) + 1) * len(counts) * SMALL_FILE_BYTES
     # stage 3: the file of what all ranks share is a copy of the first rank's; below it, weights that no optimizer trains are added
     shared = optimizer if partitioned else 2 * models
-    result = whole + models + shared + SMALL_FILE
-    return states + (len(STATES) + 1) * pieces * SMALL_FILE + result, result
-
-
-# A tag and the universal one made of it -> whether each parameter's weights and optimizer states are the same, bit by bit.
-
-
-Made = dict[tuple[str, str], tuple[str, Piece]]
-"""(parameter, state) -> type and elements of what the converter wrote."""
-Read = Callable[[int], None]
+    result = whole + models + shared + SMALL_FILE_BYTES
+    return states + (len(STATES) + 1) * pieces * SMALL_FILE_BYTES + result, result
 
 
 def differences(source: Examined, made: Examined, read: Read) -> Iterator[str]:
@@ -243,11 +233,6 @@ def _of_parameter(
             place += size
             read(len(content))
     return ""
-
-
-WORK = "universal"
-LAST_LINES = 40
-LATEST = "latest_universal"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -378,7 +363,7 @@ def _run(examined: Examined, source: Path, made: Path, python: str, needed: Need
         "--num_extract_workers", str(needed.workers), "--num_merge_workers", str(min(2, needed.workers)),
         *(["--inject_missing_state"] if inject else []),
     ]  # fmt: skip
-    last: deque[str] = deque(maxlen=LAST_LINES)
+    last: deque[str] = deque(maxlen=MAX_LAST_LINES)
 
     def hear(line: str) -> None:
         last.append(line)

@@ -1,4 +1,10 @@
-"""Where each weight of a tag lies in the ranks' files."""
+"""Where each weight of a tag lies in the ranks' files: which elements of which entry belong to which parameter.
+
+The flat weights and optimizer states are divided by DeepSpeed's own arithmetic, and what is padding belongs to none. A pipeline's
+tag has its layers by the names that PipelineModule gives them ("3.weight"). Each rank trains some experts and numbers them from 0;
+the experts' files have their numbers in the model. Ranks r, r + e, r + 2e ... of e expert-parallel ones share the optimizer's
+states of the same experts.
+"""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -11,11 +17,17 @@ from dsdoctor.checkpoint.inert_pickle import ITEM_SIZES, Call, KeyPath, Tensor, 
 from dsdoctor.checkpoint.tensor_bytes import Piece, can_convert, float_types
 from dsdoctor.checkpoint.torch_file import Archive
 
-# A file of a tag -> which elements of which entry belong to which parameter. What is padding belongs to none.
-
-
 FLAT = ("single_partition_of_fp32_groups", "fp32_flat_groups")
 STATES = ("base_optimizer_state", STATE)
+Pieces = dict[int, list[tuple[int, int, str]]]
+Found = tuple[str, tuple[int, ...], str, tuple[Piece, ...]]
+"""A tensor: its name, shape, type as it is saved, and its pieces in order."""
+WEIGHTS = "fp32"
+TIED = "tied_modules."
+"""Layers that several stages share stand under this name, and in the file of each layer that uses them."""
+NUMBERED = re.compile(r"(?P<before>.*\.deepspeed_experts\.)(?P<number>\d{1,7})(?P<after>\..*)")
+Held = dict[str, dict[int, Piece]]
+"""A parameter's name on its ranks -> rank -> its piece."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,9 +95,6 @@ def _place(way: KeyPath) -> tuple[str | None, int]:
     return None, 0
 
 
-Pieces = dict[int, list[tuple[int, int, str]]]
-
-
 def _layout(examined: Examined, shard: Shard) -> Pieces:
     """For each group (start, elements, name) of the parameters in this rank's flat weights."""
     if examined.facts.stage is not None and examined.facts.stage >= PARTITIONED:
@@ -147,14 +156,6 @@ def _said(way: KeyPath) -> str:
     if way[0] in {"module", "frozen_param_fragments"}:
         return ".".join(map(str, way[1:]))
     return ".".join(map(str, way))
-
-
-# Flat weights and optimizer states in the ranks' files -> the pieces of each trained parameter. DeepSpeed's own arithmetic.
-
-
-Found = tuple[str, tuple[int, ...], str, tuple[Piece, ...]]
-"""A tensor: its name, shape, type as it is saved, and its pieces in order."""
-WEIGHTS = "fp32"
 
 
 class NotMerged(Exception):
@@ -248,13 +249,6 @@ def whole(file: Archive, name: str, tensor: Tensor) -> Piece:
     return Piece(file=file, key=tensor.storage.key, start=tensor.start, count=tensor.count)
 
 
-# A pipeline's tag -> the weights of all its layers, by the names that PipelineModule gives them ("3.weight").
-
-
-TIED = "tied_modules."
-"""Layers that several stages share stand under this name, and in the file of each layer that uses them."""
-
-
 def pipeline_weights(examined: Examined) -> Iterator[Found]:
     """fp32 weights of the optimizer where it has them, and of the layers' files what else they hold: buffers, frozen ones."""
     known: dict[str, tuple[int, ...]] = {}
@@ -282,15 +276,6 @@ def _is_tied(name: str, tensor: Tensor, known: dict[str, tuple[int, ...]]) -> bo
     )
 
 
-# A tag with experts -> each expert's weights by the name that it has in the whole model, with the pieces that hold them.
-#
-# Each rank trains some experts and numbers them from 0; the experts' files have their numbers in the model. Ranks r, r + e, r + 2e
-# ... of e expert-parallel ones share the optimizer's states of the same experts.
-
-
-NUMBERED = re.compile(r"(?P<before>.*\.deepspeed_experts\.)(?P<number>\d{1,7})(?P<after>\..*)")
-
-
 def expert_weights(examined: Examined) -> Iterator[Found]:
     """Every tensor of every expert's file: its fp32 weights where the optimizer has them, else as it is saved. Raises NotMerged."""
     files = examined.tag.of(Part.EXPERT)
@@ -315,10 +300,6 @@ def _counted(names: Iterable[str]) -> dict[str, int]:
             raise NotMerged(f"{name} has no expert's number in its name")
         counts[found["before"]] = max(counts.get(found["before"], 0), int(found["number"]) + 1)
     return counts
-
-
-Held = dict[str, dict[int, Piece]]
-"""A parameter's name on its ranks -> rank -> its piece."""
 
 
 def _held(examined: Examined) -> Held:
@@ -353,9 +334,6 @@ def _pieces(name: str, held: Held, ours: dict[str, int], experts: dict[str, int]
     parallel = experts[before] // ours[before]
     there = held.get(f"{before}{local}{after}", {})
     return tuple(there[rank] for rank in sorted(there) if rank % parallel == expert_rank)
-
-
-# A whole tag -> each tensor of the merged model, and where its pieces lie in the ranks' files.
 
 
 @dataclass(frozen=True, kw_only=True)
