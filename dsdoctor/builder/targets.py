@@ -23,7 +23,7 @@ from dsdoctor.core.errors import BuildFailed, ImpossiblePlan, UsageError
 from dsdoctor.core.files import write_bytes
 from dsdoctor.core.host import Host, LocalHost
 from dsdoctor.core.machine import Cuda, Gap, Torch
-from dsdoctor.core.pip import LIMIT, PIP, failed_fetch, pip_for, why_failed
+from dsdoctor.core.pip import PIP, TIMEOUT_SECONDS, failed_fetch, pip_for, why_failed
 from dsdoctor.core.text import encode
 from dsdoctor.core.workspace import private_folder
 
@@ -112,7 +112,7 @@ class Installer:
         else:
             pip, options = pip_for(self.host, python, "installs torch")
             argv = [*pip, *options, "install", "--quiet", "--disable-pip-version-check", *arguments]
-        answer = self.host.run(argv, timeout=LIMIT)
+        answer = self.host.run(argv, timeout=TIMEOUT_SECONDS)
         if not answer.ok:
             what = " ".join(word for word in arguments if not word.startswith("-") and "://" not in word)
             why = why_failed(self.host, answer.stderr)

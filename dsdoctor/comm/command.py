@@ -49,7 +49,7 @@ from dsdoctor.comm.preflight.checks import (
 from dsdoctor.comm.preflight.facts import LONGEST, look_forwarded, look_preflight
 from dsdoctor.comm.results import PhaseResult, Report, bad_ranks, ended, read_own_report, read_remote_report, verdict
 from dsdoctor.core.errors import DoctorError, NotWritten, UsageError
-from dsdoctor.core.files import LARGEST as LARGEST_REPORT
+from dsdoctor.core.files import MAX_READ_BYTES as LARGEST_REPORT
 from dsdoctor.core.files import PRIVATE, make_folder, read_limited, write_text
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import LocalHost

@@ -1,4 +1,4 @@
-"""What building speaks of: the source, the plan, the result. What is asked for is in ``requests``. Data only."""
+"""What building speaks of: the source, the plan, the progress of an op, the result. What is asked for: ``requests``. Data only."""
 
 from dataclasses import dataclass, field
 
@@ -218,9 +218,6 @@ class BuildResult:
     log: str | None
     findings: tuple[Finding, ...] = field(default_factory=tuple)
     inputs: dict[str, str] | None = None
-
-
-# The state of one op while it is compiled: its progress, its log, its result. Runs nothing itself.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,9 @@
-"""Child scripts: one process that has torch already, and the checked answer of each."""
+"""Child scripts: one process that has torch already, and the checked answer of each.
+
+Importing torch takes seconds, and a build asks it three times: a process imports torch before it is known what it will be asked,
+and then runs child scripts in forks of itself. Nothing rests on this process: where it cannot answer, or a script fails in it, the
+caller asks in a new one.
+"""
 
 import contextlib
 import json
@@ -15,11 +20,11 @@ from dsdoctor.core.host import CHILD_SCRIPTS, Answer, LocalHost
 from dsdoctor.core.machine import Gap
 from dsdoctor.core.text import decode
 
-# A child's one-line answer -> checked data, or the reason why there is none.
-
-
 T = TypeVar("T")
 MARK = "DSDOCTOR "
+ENDED = "DSDOCTOR-ENDED "
+AT_START = ("LD_", "PYTHON", "MALLOC_", "GLIBC_")
+"""Variables that count when an interpreter starts: a process that has begun without them cannot take them over."""
 
 
 def parse_answer(answer: Answer, kind: type[T], question: str) -> T | Gap:
@@ -52,17 +57,6 @@ def _why(answer: Answer) -> str:
         return f"the child process was ended by signal {-answer.returncode} ({name})"
     lines = [line for line in answer.stderr.splitlines() if line.strip()]
     return lines[-1].strip() if lines else f"the child process ended with status {answer.returncode} and said nothing"
-
-
-# A process that imports torch before it is known what it will be asked, and then runs child scripts in forks of itself.
-#
-# Importing torch takes seconds, and a build asks it three times. Nothing rests on this process: where it cannot answer, or a script
-# fails in it, the caller asks in a new one.
-
-
-ENDED = "DSDOCTOR-ENDED "
-AT_START = ("LD_", "PYTHON", "MALLOC_", "GLIBC_")
-"""Variables that count when an interpreter starts: a process that has begun without them cannot take them over."""
 
 
 class PreloadedPython:

@@ -2,6 +2,10 @@
 
 Whoever may write in that folder too can plant links there: none is written through, and one at the name itself is replaced.
 What cannot be written raises NotWritten, an OSError that names the path.
+
+What is made of several files is made in a hidden folder beside its place, on the same disk: removed at the end, also that of a
+process that was killed. Nothing that lies in it is run, so the folder around it may be one that others write to, as those of a
+cluster's shared disk are.
 """
 
 import contextlib
@@ -21,14 +25,13 @@ from dsdoctor.core.errors import NotWritten, UsageError
 
 PUBLIC, PRIVATE = 0o644, 0o600
 """The mode from the first moment on, less what the umask takes away: never writable by others."""
-
 NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 EXISTING = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_CLOEXEC
 PASSED_ON = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 """A folder that may be written to and not be read is enough."""
 OWN_STREAM = re.compile(r"/dev/stdin|(/dev/fd|/proc/self/fd)/\d{1,9}", re.ASCII)
-LARGEST = 64 << 20
-"""Bytes. A snapshot has a hundredth of it."""
+MAX_READ_BYTES = 64 << 20
+"""A snapshot has a hundredth of it."""
 OVERFLOW_NUMBERS = {"uid": Path("/proc/sys/kernel/overflowuid"), "gid": Path("/proc/sys/kernel/overflowgid")}
 """The number that stands for every user, or group, that this user namespace does not map: in a rootless container root of the
 host, and every stranger on it."""
@@ -36,7 +39,8 @@ DEFAULT_OVERFLOW = 65534
 ALL_NUMBERS = (1 << 32) - 1
 open_file = io.open
 """As it is before a script runs that we watch: it may put another one in the place of ``open``, and must not see our files."""
-FOLLOWED = 20
+MAX_FOLLOWED_LINKS = 20
+OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def is_unmapped(kind: str, number: int) -> bool:
@@ -59,7 +63,7 @@ def is_this_user(number: int | None) -> bool:
 def real_path(path: os.PathLike[str] | str) -> str:
     """The path without links. Python's own raises where a link on the way is exchanged between two looks at it: it is followed
     anew, and taken as it is named where that goes on. Whether the folder can be trusted is asked of what it leads to then."""
-    for _ in range(FOLLOWED):
+    for _ in range(MAX_FOLLOWED_LINKS):
         try:
             return os.path.realpath(path)
         except OSError:
@@ -82,7 +86,7 @@ def open_regular(path: Path) -> BinaryIO:
     raise OSError(kind, "it is a folder" if stat.S_ISDIR(mode) else "it is no regular file", str(path))
 
 
-def read_limited(path: Path, most: int = LARGEST) -> bytes:
+def read_limited(path: Path, most: int = MAX_READ_BYTES) -> bytes:
     """A whole file that a user names. Raises OSError for one that is larger, without reading it, and for what is no file."""
     with open_regular(path) as file:
         content = None if os.fstat(file.fileno()).st_size > most else file.read(most + 1)
@@ -91,7 +95,7 @@ def read_limited(path: Path, most: int = LARGEST) -> bytes:
         return content
 
 
-def refuse_large(path: Path, named: str, most: int = LARGEST) -> None:
+def refuse_large(path: Path, named: str, most: int = MAX_READ_BYTES) -> None:
     """Raise UsageError for a file that a child would read whole and that is larger; of a model's folder, for its config.json."""
     file = path / "config.json" if path.is_dir() else path
     if file.is_file() and file.stat().st_size > most:
@@ -259,14 +263,6 @@ def _is_own_link(path: Path) -> bool:
     except OSError:
         return False
     return stat.S_ISLNK(state.st_mode) and is_this_user(state.st_uid)
-
-
-# A hidden folder beside what is to be made, on the same disk: removed at the end, also that of a process that was killed.
-#
-# Nothing that lies in it is run, so the folder around it may be one that others write to, as those of a cluster's shared disk are.
-
-
-OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @contextmanager

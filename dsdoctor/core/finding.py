@@ -1,4 +1,9 @@
-"""What is wrong and what fixes it: findings, and the steps to type. Values are quoted when a step is printed."""
+"""What is wrong and what fixes it: findings, and the steps to type. Data only.
+
+A step is a line of our own source with named places, ``{name}``, and the values for them, which may come from another rank, a
+snapshot or a log. Values are quoted here, when a step is printed, and nowhere else: no value can become a part of the command, it
+is one word, or it is not printed.
+"""
 
 import enum
 import re
@@ -7,12 +12,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from dsdoctor.core.release import page_address
-
-# What fixes a problem: a sentence, and steps to type. Values are quoted here, when a step is printed, and nowhere else.
-#
-# A step is a line of our own source with named places, ``{name}``, and the values for them, which may come from another
-# rank, a snapshot or a log. So no value can become a part of the command: it is one word, or it is not printed.
-
 
 FIELD = re.compile(r"(?P<start>(?<![^\s(]))?\{(?P<name>\w+)(?:\|(?P<without>[^{}]*))?\}")
 """A place for a value; ``{name|text}`` says what stands there without one. ``start``: it begins a word."""
@@ -187,9 +186,6 @@ def _pasteable(name: str, word: str, *, starts: bool) -> bool:
     if name == "variable":
         return IDENTIFIER.fullmatch(word) is not None
     return word.isprintable() and not (starts and word.startswith("-"))
-
-
-# A finding: what the problem is, how it was noticed, what it affects and how to fix it. Data only.
 
 
 class Severity(enum.Enum):

@@ -2,6 +2,9 @@
 
 ``Host`` is what can be asked; ``LocalHost`` is this machine, or a folder that plays one. ``dsdoctor.core.snapshot`` writes
 down what was asked and answered, and answers from such a record.
+
+What a child prints is read until it has ended, and never waits for whoever else holds its pipes: a compiler wrapper may start a
+server that stays (sccache, an nvcc with a daemon), which inherits the pipes, and their end never comes.
 """
 
 import errno
@@ -26,18 +29,15 @@ from dsdoctor.core.files import open_file, real_path
 from dsdoctor.core.processes import FileHolder, SharedMemory, end_session, holder_of, look_shared_memory
 from dsdoctor.core.trust import distrust
 
-# What a child process prints -> chunks of bytes, until it has ended. Never waits for whoever else holds its pipes.
-#
-# A compiler wrapper may start a server that stays (sccache, an nvcc with a daemon): it inherits the pipes, and their end never
-# comes.
-
-
-CHUNK = 1 << 16
-POLL = 0.05
+CHUNK_BYTES = 1 << 16
+POLL_SECONDS = 0.05
 """Seconds between two looks at whether the child has ended, while nothing comes. A pipe that is closed is seen at once."""
-
-GRACE = 0.25
+GRACE_SECONDS = 0.25
 """Seconds without output, after the end of a child, that are the end of its output. What is in a pipe by then is read."""
+MAX_READ_BYTES = 8 * 1024 * 1024
+MAX_ANSWER_BYTES = 8 * 1024 * 1024
+"""Bytes of what a command prints that are kept: a tool that is asked something prints kilobytes, listings of GPU code some MB."""
+CHILD_SCRIPTS = Path(__file__).parents[1] / "child_scripts"
 
 
 class TooLate(Exception):
@@ -55,9 +55,9 @@ def chunks(process: "subprocess.Popen[bytes]", *, deadline: float | None = None)
             if pipe is not None:
                 selector.register(pipe, selectors.EVENT_READ, number)
         while selector.get_map():
-            ready = selector.select(POLL)
+            ready = selector.select(POLL_SECONDS)
             for key, _ in ready:
-                if data := os.read(key.fd, CHUNK):
+                if data := os.read(key.fd, CHUNK_BYTES):
                     yield key.data, data
                 else:
                     selector.unregister(key.fileobj)
@@ -66,7 +66,7 @@ def chunks(process: "subprocess.Popen[bytes]", *, deadline: float | None = None)
                 silent_since = None
             else:
                 silent_since = silent_since or now
-                if now - silent_since >= GRACE:
+                if now - silent_since >= GRACE_SECONDS:
                     return
             if deadline is not None and now >= deadline:
                 raise TooLate
@@ -75,12 +75,12 @@ def chunks(process: "subprocess.Popen[bytes]", *, deadline: float | None = None)
 def lines(process: "subprocess.Popen[bytes]") -> Iterator[bytes]:
     """The same by lines, without their ends, stdout and stderr as they come. The last one needs no end.
 
-    Of a line beyond ``LARGEST_ANSWER`` bytes the beginning is kept, and the rest is read and dropped, as ``run`` does.
+    Of a line beyond ``MAX_ANSWER_BYTES`` bytes the beginning is kept, and the rest is read and dropped, as ``run`` does.
     """
     line = bytearray()
     for _, data in chunks(process):
         continued, *begun = data.split(b"\n")
-        line += continued[: LARGEST_ANSWER - len(line)]
+        line += continued[: MAX_ANSWER_BYTES - len(line)]
         for each in begun:
             yield bytes(line)
             line = bytearray(each)
@@ -94,13 +94,6 @@ def has_ended(pid: int) -> bool:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
         return True
-
-
-LARGEST_READ = 8 * 1024 * 1024
-LARGEST_ANSWER = 8 * 1024 * 1024
-"""Bytes of what a command prints that are kept: a tool that is asked something prints kilobytes, listings of GPU code some MB."""
-
-CHILD_SCRIPTS = Path(__file__).parents[1] / "child_scripts"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,7 +240,7 @@ class LocalHost:
             with open_file(handle, "rb") as file:
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                     return None
-                return file.read(LARGEST_READ).decode("utf-8", errors="replace")
+                return file.read(MAX_READ_BYTES).decode("utf-8", errors="replace")
         except (OSError, ValueError):
             return None
 
@@ -439,7 +432,7 @@ def _answer(process: "subprocess.Popen[bytes]", timeout: float) -> Answer:
     deadline = time.monotonic() + timeout
     kept = {1: bytearray(), 2: bytearray()}
     for number, data in chunks(process, deadline=deadline):
-        room = LARGEST_ANSWER - len(kept[number])
+        room = MAX_ANSWER_BYTES - len(kept[number])
         kept[number] += data[:room]
     try:
         status = process.wait(max(0.0, deadline - time.monotonic()))

@@ -1,7 +1,10 @@
-"""The facts about a machine and its Python environment. Data only: nothing here looks, judges or decides.
+"""The facts about a machine and its Python environment, the words for what ops need of it, and which releases work together.
 
-``None`` means "not there"; a Gap means "could not be asked, and why". Sizes are bytes, architectures are compute
-capabilities written as torch writes them ("9.0").
+Data only: nothing here looks, judges or decides. ``None`` means "not there"; a Gap means "could not be asked, and why". Sizes are
+bytes, architectures are compute capabilities written as torch writes them ("9.0").
+
+A check says which need is unmet, the op table knows which op has it. Besides the words a need is the name of a CUDA header
+("curand_kernel.h"), of a CUDA library to link ("libcurand.so") or of a library in ``Machine.libraries`` ("libaio").
 """
 
 import re
@@ -12,10 +15,36 @@ from dsdoctor.core.processes import FileHolder, SharedMemory
 
 TAKEN = "taken_by_torch"
 """The step of the toolkit search that yields the folder torch takes for CUDA_HOME."""
-
 WATCHED = ("libaio.so.1", "libaio.so.1t64", "libgomp.so.1", "libcufile.so.0")
 """The shared libraries that an op may link and that are not everywhere. torch itself does not load without libstdc++, libgcc_s
 and glibc, and brings or requires every other part of CUDA; libcuda.so.1 is the driver's."""
+ACCELERATOR_PLUGINS = {"torch-npu": "NPU", "habana-torch-plugin": "HPU", "torch-mlu": "MLU", "torch-sdaa": "SDAA"}
+"""Packages that give a CPU build of torch an accelerator."""
+TORCH = "torch"
+INSTALLED = "installed ops"
+"""Not a need of building: the finding speaks of ops that are built already, and names them beside this word."""
+COMPILER = "c++ compiler"
+PYTHON_HEADERS = "Python.h"
+CUDA = "CUDA toolkit"
+DEVICE_CODE = "GPU code"
+MINOR_TOLERANT = (11, 12)
+"""CUDA majors for which DeepSpeed accepts another minor than torch's (0.19.8's cuda_minor_mismatch_ok)."""
+OLDEST_COMPILER = {"gcc": {14: 5, 17: 9, 20: 10, 23: 13}, "clang": {14: 5, 17: 9, 20: 12, 23: 17}}
+"""Oldest compiler majors that compile torch's headers, by the C++ standard that those require."""
+OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
+"""The oldest driver branch that runs any release of a CUDA major (minor-version compatibility, NVIDIA's release notes)."""
+NEWEST_COMPILER = {
+    "gcc": (((11, 8), 11), ((12, 0), 12), ((12, 4), 13), ((12, 8), 14)),
+    "clang": (((11, 8), 14), ((12, 0), 14), ((12, 1), 15), ((12, 2), 16), ((12, 4), 17), ((12, 6), 18), ((12, 8), 19)),
+}  # fmt: skip
+"""The newest compiler majors that an nvcc takes, from a release on (crt/host_config.h): for one that is still to be fetched."""
+COMPILED_FOR = (
+    ((11, 8), ("3.5", "3.7", "5.0", "5.2", "5.3", "6.0", "6.1", "6.2", "7.0", "7.2", "7.5", "8.0", "8.6", "8.7", "8.9", "9.0")),
+    ((12, 0), ("5.0", "5.2", "5.3", "6.0", "6.1", "6.2", "7.0", "7.2", "7.5", "8.0", "8.6", "8.7", "8.9", "9.0")),
+    ((12, 8), ("10.0", "10.1", "12.0")),
+    ((12, 9), ("10.3", "12.1")),
+)  # fmt: skip
+"""The architectures of ``nvcc --list-gpu-arch``: 11.8 and 12.0 whole, later ones what they add to it."""
 
 
 @dataclass(frozen=True, order=True)
@@ -310,10 +339,6 @@ class Node:
     capabilities: tuple[str, ...] = ()
 
 
-ACCELERATOR_PLUGINS = {"torch-npu": "NPU", "habana-torch-plugin": "HPU", "torch-mlu": "MLU", "torch-sdaa": "SDAA"}
-"""Packages that give a CPU build of torch an accelerator."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Machine:
     """Everything that was asked. ``variables`` holds only the variables that steer builds; ``ds_names`` the names, not the
@@ -384,22 +409,6 @@ def _is_uuid(gpu: Gpu, name: str) -> bool:
     return name.startswith("GPU-") and gpu.uuid.startswith(name)
 
 
-# The words for what ops need of a machine: a check says which need is unmet, the op table knows which op has it.
-#
-# Besides these words a need is the name of a CUDA header ("curand_kernel.h"), of a CUDA library to link ("libcurand.so") or
-# of a library in ``Machine.libraries`` ("libaio").
-
-
-TORCH = "torch"
-INSTALLED = "installed ops"
-"""Not a need of building: the finding speaks of ops that are built already, and names them beside this word."""
-
-COMPILER = "c++ compiler"
-PYTHON_HEADERS = "Python.h"
-CUDA = "CUDA toolkit"
-DEVICE_CODE = "GPU code"
-
-
 def library(name: str) -> str:
     """The need for a CUDA library to link.
 
@@ -407,34 +416,6 @@ def library(name: str) -> str:
     'libcurand.so'
     """
     return f"lib{name}.so"
-
-
-# Which releases work together, as data, each with its source. Looks at nothing and judges nothing.
-
-
-MINOR_TOLERANT = (11, 12)
-"""CUDA majors for which DeepSpeed accepts another minor than torch's (0.19.8's cuda_minor_mismatch_ok)."""
-
-OLDEST_COMPILER = {"gcc": {14: 5, 17: 9, 20: 10, 23: 13}, "clang": {14: 5, 17: 9, 20: 12, 23: 17}}
-"""Oldest compiler majors that compile torch's headers, by the C++ standard that those require."""
-
-OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
-"""The oldest driver branch that runs any release of a CUDA major (minor-version compatibility, NVIDIA's release notes)."""
-
-
-NEWEST_COMPILER = {
-    "gcc": (((11, 8), 11), ((12, 0), 12), ((12, 4), 13), ((12, 8), 14)),
-    "clang": (((11, 8), 14), ((12, 0), 14), ((12, 1), 15), ((12, 2), 16), ((12, 4), 17), ((12, 6), 18), ((12, 8), 19)),
-}  # fmt: skip
-"""The newest compiler majors that an nvcc takes, from a release on (crt/host_config.h): for one that is still to be fetched."""
-
-COMPILED_FOR = (
-    ((11, 8), ("3.5", "3.7", "5.0", "5.2", "5.3", "6.0", "6.1", "6.2", "7.0", "7.2", "7.5", "8.0", "8.6", "8.7", "8.9", "9.0")),
-    ((12, 0), ("5.0", "5.2", "5.3", "6.0", "6.1", "6.2", "7.0", "7.2", "7.5", "8.0", "8.6", "8.7", "8.9", "9.0")),
-    ((12, 8), ("10.0", "10.1", "12.0")),
-    ((12, 9), ("10.3", "12.1")),
-)  # fmt: skip
-"""The architectures of ``nvcc --list-gpu-arch``: 11.8 and 12.0 whole, later ones what they add to it."""
 
 
 def newest_compiler(release: Cuda, kind: str) -> int | None:

@@ -10,7 +10,7 @@ from dsdoctor.core.host import Answer, LocalHost
 from dsdoctor.core.redaction import Hidden
 from dsdoctor.core.workspace import temporary_folder
 
-LIMIT = 3600.0
+TIMEOUT_SECONDS = 3600.0
 PIP = (
     "-c",
     "import sys; sys.path[:] = filter(None, sys.path); from runpy import run_module; "
@@ -23,7 +23,7 @@ FREE_SPACE = "free some space (df -h), or name places on another disk: export DS
 
 def run_pip(host: LocalHost, python: str, arguments: Sequence[str], *, what: str, hint: str) -> None:
     """Fetch with the pip of the environment, or with ours where it has none. Raises BuildFailed with pip's own error."""
-    answer = host.run([*pip_for(host, python, what)[0], *arguments], timeout=LIMIT)
+    answer = host.run([*pip_for(host, python, what)[0], *arguments], timeout=TIMEOUT_SECONDS)
     if not answer.ok:
         message = f"pip could not fetch {what}: {why_failed(host, answer.stderr)}"
         raise failed_fetch(message, answer.stderr, hint)
@@ -57,9 +57,9 @@ def _install(host: LocalHost, python: str, arguments: Sequence[str], uv: str | N
     except BuildFailed:
         if uv is None:
             raise
-        return host.run([uv, "pip", "install", "--quiet", "--python", python, *arguments], timeout=LIMIT)
+        return host.run([uv, "pip", "install", "--quiet", "--python", python, *arguments], timeout=TIMEOUT_SECONDS)
     quiet = ["install", "--quiet", "--disable-pip-version-check"]
-    return host.run([*pip, *options, *quiet, *arguments], timeout=LIMIT)
+    return host.run([*pip, *options, *quiet, *arguments], timeout=TIMEOUT_SECONDS)
 
 
 def failed_fetch(message: str, said: str, hint: str) -> BuildFailed:

@@ -1,4 +1,8 @@
-"""Processes that we start, the files that processes hold open, and shared memory that none uses any more."""
+"""Processes that we start, the files that processes hold open, and shared memory that none uses any more. Standard library alone.
+
+A fork dies with its parent, and a session is ended whole. For a file, and for a segment in a folder of shared memory: which process
+has it open, and what keeps one from being sure that nobody has. No line of another process's maps leaves this file.
+"""
 
 import contextlib
 import ctypes
@@ -13,9 +17,6 @@ from pathlib import Path
 
 from dsdoctor.core.files import open_file, real_path
 
-# Processes that we start: forks that die with their parent, the state of one, and the end of a whole session.
-
-
 PR_SET_PDEATHSIG = 1
 STARTTIME = 19
 """Where the 22nd field of /proc/PID/stat stands behind the name."""
@@ -28,6 +29,37 @@ LETTERS = {
     "Z": "dead, and not reaped",
     "X": "dead",
 }
+MAX_SWEEPS = 20
+"""How often to look again: a process may fork while it is being ended."""
+FIRST_NAMESPACE = "pid:[4026531836]"
+"""The kernel's own number for the process numbers of the whole machine, and not of a container."""
+OF_SEVERAL_MACHINES = (
+    "nfs",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "ceph",
+    "cifs",
+    "smb",
+    "glusterfs",
+    "9p",
+    "virtiofs",
+    "fuse",
+    "afs",
+)
+OF_A_CONTAINER = ("overlay", "aufs")
+RETRY_SECONDS = 0.1
+"""Seconds after which a file that nobody holds is looked at again: one that is given back is closed before it is removed."""
+SEGMENT = re.compile(r"(?:deepspeed_|nccl-|torch_(?P<maker>\d+)_)[\w.:-]+", re.ASCII)
+"""DeepSpeed's collectives on the CPU (csrc/cpu/comm/shm.cpp), NCCL, and torch's tensors in shared memory, whose name begins with
+the process that made it (c10's NewProcessWideShmHandle)."""
+STARTING_SECONDS = 60.0
+"""Seconds: a younger segment may belong to a run that is just starting."""
+BLOCK = 512
+OPEN_TO_OTHERS = 0o066
+"""The bits of a file's mode that let others open it."""
+Identity = tuple[int, int]
+"""A file, whatever it is called where it is mounted: its device and its number there."""
 
 
 def whole_number(text: str) -> int | None:
@@ -125,16 +157,12 @@ def ending_of(status: int) -> str | None:
     return f"exit status {code}" if code else None
 
 
-SWEEPS = 20
-"""How often to look again: a process may fork while it is being ended."""
-
-
 def end_session(session: int) -> None:
     """Kill every process of a session that we started: a member may have a process group of its own.
 
     The leader goes last: it waits for its children, and who else would reap them may take its time.
     """
-    for _ in range(SWEEPS):
+    for _ in range(MAX_SWEEPS):
         members = [pid for pid in _pids() if _session_of(pid) == session and pid != session]
         if not members:
             break
@@ -162,30 +190,6 @@ def _kill(kill: Callable[[int, int], None], number: int) -> None:
         kill(number, signal.SIGKILL)
 
 
-# A file -> which process has it open, and what keeps one from being sure that nobody has. Looks; standard library alone.
-
-
-FIRST_NAMESPACE = "pid:[4026531836]"
-"""The kernel's own number for the process numbers of the whole machine, and not of a container."""
-OF_SEVERAL_MACHINES = (
-    "nfs",
-    "lustre",
-    "gpfs",
-    "beegfs",
-    "ceph",
-    "cifs",
-    "smb",
-    "glusterfs",
-    "9p",
-    "virtiofs",
-    "fuse",
-    "afs",
-)
-OF_A_CONTAINER = ("overlay", "aufs")
-AGAIN = 0.1
-"""Seconds after which a file that nobody holds is looked at again: one that is given back is closed before it is removed."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class FileHolder:
     """``pid``: a process that has the file open. ``doubt``: why it may be open although none is seen; "" where that is sure."""
@@ -205,7 +209,7 @@ def holder_of(path: str) -> FileHolder | None:
         if pid is not None:
             return FileHolder(pid=pid, doubt="")
         if not again:
-            time.sleep(AGAIN)
+            time.sleep(RETRY_SECONDS)
     return FileHolder(doubt=doubt_of(path, state.st_uid))
 
 
@@ -271,21 +275,6 @@ def _has_open(pid: int, device: int, number: int) -> bool:
     return False
 
 
-# A folder of shared memory -> the segments that no process uses, and what keeps one from being sure of that. Looks, never judges.
-#
-# What it tells is all that it read: no line of another process's maps leaves this file.
-
-
-SEGMENT = re.compile(r"(?:deepspeed_|nccl-|torch_(?P<maker>\d+)_)[\w.:-]+", re.ASCII)
-"""DeepSpeed's collectives on the CPU (csrc/cpu/comm/shm.cpp), NCCL, and torch's tensors in shared memory, whose name begins with
-the process that made it (c10's NewProcessWideShmHandle)."""
-STARTING = 60.0
-"""Seconds: a younger segment may belong to a run that is just starting."""
-BLOCK = 512
-OTHERS = 0o066
-"""The bits of a file's mode that let others open it."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Leftover:
     """A segment that no process is seen to use. ``size``: the bytes it takes. ``doubt``: why one may all the same, "" for none."""
@@ -302,10 +291,6 @@ class SharedMemory:
 
     total: int
     leftovers: tuple[Leftover, ...] = ()
-
-
-Identity = tuple[int, int]
-"""A file, whatever it is called where it is mounted: its device and its number there."""
 
 
 def look_shared_memory(folder: str) -> SharedMemory | None:
@@ -342,7 +327,7 @@ def _old_segment(folder: str, name: str) -> os.stat_result | None:
         state = Path(folder, name).lstat()
     except OSError:
         return None
-    return state if time.time() - state.st_mtime > STARTING else None
+    return state if time.time() - state.st_mtime > STARTING_SECONDS else None
 
 
 def _identity(state: os.stat_result) -> Identity:
@@ -415,7 +400,7 @@ def doubt_about(state: os.stat_result, hidden: set[int]) -> str:
     own = os.geteuid()
     if own not in {0, state.st_uid}:
         return "it is another user's, whose processes do not show what they have mapped"
-    if state.st_uid in hidden or (hidden and state.st_mode & OTHERS):
+    if state.st_uid in hidden or (hidden and state.st_mode & OPEN_TO_OTHERS):
         return "not every process that may open it shows what it has mapped"
     if namespace() != FIRST_NAMESPACE:
         return "this is a container, and a process outside of it may use it"

@@ -25,13 +25,11 @@ TOKEN = re.compile(
     r"|eyJ[\w-]{10,}\.[\w-]{10,}(?:\.[\w-]+)?)"
 )
 """A token of Hugging Face, GitHub, GitLab, npm, PyPI, Docker, OpenAI, Anthropic, Slack, NVIDIA, W&B, Google, AWS, or a JWT."""
-
 NAMED = re.compile(
     r"(/[\w.-]{0,80}?(?:token|key|passw(?:or)?d|passphrase|secret|credentials?)=)([^/\s\"'`:;,()\[\]{}]+)",
     re.IGNORECASE,
 )
 """A folder or file whose name says that a secret follows: its beginning, and the secret."""
-
 OPAQUE = re.compile(
     r"(?<![A-Za-z0-9])(?:(?=[a-z]*\d)(?=\d*[a-z])[a-z0-9]{12,}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})",
     re.IGNORECASE,
@@ -39,13 +37,10 @@ OPAQUE = re.compile(
 """What nobody would call a folder: many letters and digits in one word. Private indexes take such a one in place of a login."""
 DIGEST_FOLDERS = re.compile(r"/[0-9a-f]{2}/[0-9a-f]{2}/[0-9a-f]{60}(?=/)")
 """PyPI's folder of a file, which is the file's own digest."""
-
 PATH = r"[\w./~$\ufffd][\w./+~${}@\ufffd-]*"
 """A folder or a file in a list of linker's words. No "=", "," or ":", which stand between such words."""
-
 FOLDER = rf"(?:/[^\s\"'\\:?#&]*|{PATH})"
 """A folder or a file by itself: from the root any name but one that can be part of an address."""
-
 TAKES_PATH = (
     r"-I|-L|-B|-isystem|-iquote|-idirafter|-isysroot|-include|-ccbin|--compiler-bindir|--sysroot|--gcc-toolchain"
 )
@@ -62,7 +57,6 @@ TAKES = {
     **dict.fromkeys(("-cudart", "--cudart"), r"none|shared|static"),
 }
 """Flags with a value in the same word, after "=", or in the next word, and what the value may be."""
-
 LINKER = (
     rf"-rpath(?:-link)?[,=]{PATH}|-z,(?:no)?[a-z]{{2,12}}|-O\d|-B[a-z-]{{6,20}}|--hash-style=\w{{3,4}}|--build-id(?:=\w{{3,4}})?"
     r"|--(?:no-)?(?:as-needed|undefined|gc-sections|sort-common|copy-dt-needed-entries|allow-shlib-undefined|whole-archive)"
@@ -91,9 +85,110 @@ COMPILER = re.compile(
     r"|CC|armclang|armclang\+\+|fcc|FCC|tcc|zig|mpi(?:cc|cxx|c\+\+|CC|icc|icpc|icx|icpx|gcc|gxx))(?:-?\d{1,3}(?:\.\d{1,3}){0,2})?"
 )
 """The name of a program that compiles; what stands alone where one is expected and is none may be anything."""
-
 WRAPPERS = ("ccache", "sccache", "distcc", "icecc", "env", "nice", "time")
 DEFINED = re.compile(r"(-D\s?\w+=)(?:\\?\"[^\"\n,]*\"?|'[^'\n]*'?|[^\s\"',]+)")
+URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,24}://[^\s\"'<>`\\]*")
+AUTHORITY = re.compile(r"(?:[\w.%-]*|\[[0-9A-Fa-f:.]+(?:%\w+)?\])(?::\d{0,5})?")
+SSH_LIKE = re.compile(r"(?<![\w/@.-])[\w.-]{1,99}(?::[^\s/\"']{0,199})?@(?=(?:[\w.-]+|\[[\w:.]+\]):[\w./~])")
+COMMANDS = ("CC", "CXX", "CUDACXX", "PYTORCH_NVCC", "NVCC_CCBIN", "CUDAHOSTCXX")
+FLAGS = ("CCC_OVERRIDE_OPTIONS", "_LINKER_OPTIONS", "MAKEFLAGS")
+FOLDERS = (
+    *("CUDA_HOME", "CUDA_PATH", "CUDA_ROOT", "CUDAToolkit_ROOT", "CUDA_TOOLKIT_ROOT_DIR", "EBROOTCUDA"),
+    *("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "CMAKE_PREFIX_PATH", "CUTLASS_PATH", "CCL_ROOT"),
+    *("CUDA_INC_PATH", "TORCH_EXTENSIONS_DIR", "CONDA_PREFIX"),
+)
+OF_FOLDERS = re.compile(r"_(?:HOME|ROOT|PATH|DIR|PREFIX|CACHE)$")
+"""How the names of other variables end that name folders."""
+ARCHITECTURES = ("TORCH_CUDA_ARCH_LIST", "DS_EVOFORMER_GPU_ARCH")
+ARCHITECTURE = re.compile(r"(?:(?:sm|compute)_?)?\d{1,3}(?:\.\d{1,2})?[a-z]?(?:\+PTX)?", re.IGNORECASE)
+ARCHITECTURE_NAMES = (
+    *("kepler", "maxwell", "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell"),
+    *("kepler+tegra", "kepler+tesla", "maxwell+tegra", "all", "all-major", "common", "native", "auto"),
+)
+GPUS = re.compile(
+    r"\s*(?:-?\d{1,4}|GPU-[0-9a-f-]{1,36}|MIG-(?:GPU-)?[0-9a-f-]{1,36}(?:/\d+){0,2}|none|all|void|NoDevFiles|)\s*"
+)
+WORDS = (
+    *("true", "false", "yes", "no", "on", "off"),
+    *("cuda", "cpu", "xpu", "npu", "mps", "hpu", "mlu", "sdaa", "supa", "klxpu"),
+)
+SWITCHES = (
+    *("DS_ACCELERATOR", "DS_ENABLE_NINJA", "DS_SKIP_CUDA_CHECK", "DS_IGNORE_CUDA_DETECTION", "DS_NVCC_THREADS"),
+    *("DS_DEBUG_CUDA_BUILD", "MAX_JOBS", "PIP_NO_BUILD_ISOLATION", "TORCH_DONT_CHECK_COMPILER_ABI"),
+)
+OF_NCCL = (
+    *(
+        "SOCKET_IFNAME",
+        "SOCKET_FAMILY",
+        "SOCKET_NTHREADS",
+        "NSOCKS_PERTHREAD",
+        "CROSS_NIC",
+        "NET",
+        "NET_PLUGIN",
+        "NET_GDR_LEVEL",
+    ),
+    *(
+        "NET_GDR_READ",
+        "NET_MERGE_LEVEL",
+        "NET_FORCE_MERGE",
+        "OOB_NET_IFNAME",
+        "IB_HCA",
+        "IB_GID_INDEX",
+        "IB_ADDR_FAMILY",
+    ),
+    *(
+        "IB_ADDR_RANGE",
+        "IB_PKEY",
+        "IB_SL",
+        "IB_TC",
+        "IB_DISABLE",
+        "IB_CUDA_SUPPORT",
+        "ALGO",
+        "PROTO",
+        "DEBUG",
+        "DEBUG_SUBSYS",
+    ),
+    *("DEBUG_FILE", "TOPO_FILE", "TOPO_DUMP_FILE", "GRAPH_FILE", "GRAPH_DUMP_FILE", "CONF_FILE", "TUNER_PLUGIN"),
+    *(
+        "PROFILER_PLUGIN",
+        "TUNER_CONFIG_FILE",
+        "LAUNCH_MODE",
+        "P2P_LEVEL",
+        "P2P_DISABLE",
+        "SHM_DISABLE",
+        "COMM_ID",
+        "RAS_ADDR",
+    ),
+)
+STEERING = frozenset(
+    (
+        *(f"{library}_{name}" for library in ("NCCL", "RCCL") for name in OF_NCCL),
+        *(
+            "GLOO_SOCKET_IFNAME",
+            "GLOO_DEVICE_TRANSPORT",
+            "TP_SOCKET_IFNAME",
+            "UCX_TLS",
+            "UCX_NET_DEVICES",
+            "UCX_LOG_LEVEL",
+        ),
+        *(
+            "FI_PROVIDER",
+            "FI_LOG_LEVEL",
+            "FI_EFA_IFACE",
+            "TORCH_DISTRIBUTED_DEBUG",
+            "HCCL_SOCKET_IFNAME",
+            "CCL_ATL_TRANSPORT",
+        ),
+        *("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"),
+    )
+)
+"""Variables of communication whose values are devices, addresses, files and the words of their libraries: none holds a secret."""
+PLAIN = re.compile(r"[\w.,:;=^/%+~*\[\] -]{0,256}")
+INTERPRETER = re.compile(r"(?:python|pypy|bash|sh|dash|zsh|perl|ruby|node)[\d.]*")
+BETWEEN, IN_ADDRESS = r"[:;,?&#@\"'=\\]+", r"[:;,?&#@\"'=\\/]+"
+MIN_LIKENESS = 0.75
+MIN_PIECE_LENGTH = 6
+"""Characters of a piece of a value that is looked for in other texts: a shorter one is part of harmless words."""
 
 
 class Parted(NamedTuple):
@@ -199,112 +294,6 @@ def _counted(shown: list[str], hidden: int) -> str:
         return " ".join(shown)
     more = f"({hidden} {'more ' if shown else ''}word{'s' if hidden > 1 else ''} not shown)"
     return " ".join([*shown, more])
-
-
-URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,24}://[^\s\"'<>`\\]*")
-AUTHORITY = re.compile(r"(?:[\w.%-]*|\[[0-9A-Fa-f:.]+(?:%\w+)?\])(?::\d{0,5})?")
-SSH_LIKE = re.compile(r"(?<![\w/@.-])[\w.-]{1,99}(?::[^\s/\"']{0,199})?@(?=(?:[\w.-]+|\[[\w:.]+\]):[\w./~])")
-
-COMMANDS = ("CC", "CXX", "CUDACXX", "PYTORCH_NVCC", "NVCC_CCBIN", "CUDAHOSTCXX")
-FLAGS = ("CCC_OVERRIDE_OPTIONS", "_LINKER_OPTIONS", "MAKEFLAGS")
-FOLDERS = (
-    *("CUDA_HOME", "CUDA_PATH", "CUDA_ROOT", "CUDAToolkit_ROOT", "CUDA_TOOLKIT_ROOT_DIR", "EBROOTCUDA"),
-    *("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "CMAKE_PREFIX_PATH", "CUTLASS_PATH", "CCL_ROOT"),
-    *("CUDA_INC_PATH", "TORCH_EXTENSIONS_DIR", "CONDA_PREFIX"),
-)
-OF_FOLDERS = re.compile(r"_(?:HOME|ROOT|PATH|DIR|PREFIX|CACHE)$")
-"""How the names of other variables end that name folders."""
-
-ARCHITECTURES = ("TORCH_CUDA_ARCH_LIST", "DS_EVOFORMER_GPU_ARCH")
-ARCHITECTURE = re.compile(r"(?:(?:sm|compute)_?)?\d{1,3}(?:\.\d{1,2})?[a-z]?(?:\+PTX)?", re.IGNORECASE)
-ARCHITECTURE_NAMES = (
-    *("kepler", "maxwell", "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell"),
-    *("kepler+tegra", "kepler+tesla", "maxwell+tegra", "all", "all-major", "common", "native", "auto"),
-)
-GPUS = re.compile(
-    r"\s*(?:-?\d{1,4}|GPU-[0-9a-f-]{1,36}|MIG-(?:GPU-)?[0-9a-f-]{1,36}(?:/\d+){0,2}|none|all|void|NoDevFiles|)\s*"
-)
-WORDS = (
-    *("true", "false", "yes", "no", "on", "off"),
-    *("cuda", "cpu", "xpu", "npu", "mps", "hpu", "mlu", "sdaa", "supa", "klxpu"),
-)
-SWITCHES = (
-    *("DS_ACCELERATOR", "DS_ENABLE_NINJA", "DS_SKIP_CUDA_CHECK", "DS_IGNORE_CUDA_DETECTION", "DS_NVCC_THREADS"),
-    *("DS_DEBUG_CUDA_BUILD", "MAX_JOBS", "PIP_NO_BUILD_ISOLATION", "TORCH_DONT_CHECK_COMPILER_ABI"),
-)
-OF_NCCL = (
-    *(
-        "SOCKET_IFNAME",
-        "SOCKET_FAMILY",
-        "SOCKET_NTHREADS",
-        "NSOCKS_PERTHREAD",
-        "CROSS_NIC",
-        "NET",
-        "NET_PLUGIN",
-        "NET_GDR_LEVEL",
-    ),
-    *(
-        "NET_GDR_READ",
-        "NET_MERGE_LEVEL",
-        "NET_FORCE_MERGE",
-        "OOB_NET_IFNAME",
-        "IB_HCA",
-        "IB_GID_INDEX",
-        "IB_ADDR_FAMILY",
-    ),
-    *(
-        "IB_ADDR_RANGE",
-        "IB_PKEY",
-        "IB_SL",
-        "IB_TC",
-        "IB_DISABLE",
-        "IB_CUDA_SUPPORT",
-        "ALGO",
-        "PROTO",
-        "DEBUG",
-        "DEBUG_SUBSYS",
-    ),
-    *("DEBUG_FILE", "TOPO_FILE", "TOPO_DUMP_FILE", "GRAPH_FILE", "GRAPH_DUMP_FILE", "CONF_FILE", "TUNER_PLUGIN"),
-    *(
-        "PROFILER_PLUGIN",
-        "TUNER_CONFIG_FILE",
-        "LAUNCH_MODE",
-        "P2P_LEVEL",
-        "P2P_DISABLE",
-        "SHM_DISABLE",
-        "COMM_ID",
-        "RAS_ADDR",
-    ),
-)
-STEERING = frozenset(
-    (
-        *(f"{library}_{name}" for library in ("NCCL", "RCCL") for name in OF_NCCL),
-        *(
-            "GLOO_SOCKET_IFNAME",
-            "GLOO_DEVICE_TRANSPORT",
-            "TP_SOCKET_IFNAME",
-            "UCX_TLS",
-            "UCX_NET_DEVICES",
-            "UCX_LOG_LEVEL",
-        ),
-        *(
-            "FI_PROVIDER",
-            "FI_LOG_LEVEL",
-            "FI_EFA_IFACE",
-            "TORCH_DISTRIBUTED_DEBUG",
-            "HCCL_SOCKET_IFNAME",
-            "CCL_ATL_TRANSPORT",
-        ),
-        *("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"),
-    )
-)
-"""Variables of communication whose values are devices, addresses, files and the words of their libraries: none holds a secret."""
-PLAIN = re.compile(r"[\w.,:;=^/%+~*\[\] -]{0,256}")
-INTERPRETER = re.compile(r"(?:python|pypy|bash|sh|dash|zsh|perl|ruby|node)[\d.]*")
-BETWEEN, IN_ADDRESS = r"[:;,?&#@\"'=\\]+", r"[:;,?&#@\"'=\\/]+"
-ALIKE = 0.75
-SHORTEST = 6
-"""Characters of a piece of a value that is looked for in other texts: a shorter one is part of harmless words."""
 
 
 def variable(name: str, value: str) -> str:
@@ -422,7 +411,7 @@ class Hidden:
         # the name of who works here may be in an address too, and is in every path
         pieces -= {environment.get("USER"), environment.get("LOGNAME"), *environment.get("HOME", "").split("/")}
         longest_first = sorted({*pieces, *self._words}, key=lambda piece: (-len(piece), piece))
-        known = "|".join(re.escape(piece) for piece in longest_first if len(piece) >= SHORTEST)
+        known = "|".join(re.escape(piece) for piece in longest_first if len(piece) >= MIN_PIECE_LENGTH)
         # pip quotes some values in small letters
         self._known = re.compile(rf"(?<![A-Za-z0-9])(?:{known})(?![A-Za-z0-9])", re.IGNORECASE) if known else None
 
@@ -487,7 +476,7 @@ def _is_architecture(entry: str) -> bool:
 
 
 def _is_like(word: str, words: tuple[str, ...]) -> bool:
-    return bool(difflib.get_close_matches(word.lower(), words, n=1, cutoff=ALIKE))
+    return bool(difflib.get_close_matches(word.lower(), words, n=1, cutoff=MIN_LIKENESS))
 
 
 def _gpus(text: str) -> str:

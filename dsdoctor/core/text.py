@@ -1,4 +1,8 @@
-"""Texts: lists in sentences, JSON that may be anybody's, the manual page of a rule."""
+"""Texts: lists in sentences, JSON that may be anybody's, the manual page of a rule.
+
+JSON goes in and out where text and names may be anybody's: what is malformed is one kind of error, and any name can be written.
+msgspec is imported with the first document: a check has asked its questions by then.
+"""
 
 import operator
 import re
@@ -7,13 +11,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal, TypeVar
 
-# Lists in sentences, the same everywhere. Pure text.
+MAX_NAMES = 5
+T = TypeVar("T")
+STEERING = re.compile(rb"\x7f|\xc2[\x80-\x9f]|\xd8\x9c|\xe2\x80[\x8b-\x8f\xa8-\xae]|\xe2\x81[\xa0-\xaf]|\xef\xbb\xbf")
+"""UTF-8 of what moves a terminal's cursor or its text and is not escaped in JSON: it stands in strings only."""
+NAMES = frozenset({"torch", "nvcc", "pip", "gloo", "dsdoctor", "gds", "setuptools", "libaio", "pdsh", "deepspeed"})
+"""Words that stay small at the beginning of a sentence; so does whatever has a digit, a dot or an underscore in it."""
 
 
-MOST_NAMES = 5
-
-
-def and_more(names: Sequence[str], most: int = MOST_NAMES, *, of: str = "") -> str:
+def and_more(names: Sequence[str], most: int = MAX_NAMES, *, of: str = "") -> str:
     """The first names, and how many more there are. ``of``: what they are, said behind "more".
 
     >>> and_more(["a", "b", "c"], 2), and_more(["a", "b"], 2), and_more("abcd", 1, of="files")
@@ -43,14 +49,6 @@ def and_more_lines(lines: Sequence[str], most: int, *, of: str = "") -> tuple[st
     return (*lines[:most], *((f"and {left:,} more{f' {of}' if of else ''}",) if left > 0 else ()))
 
 
-# JSON in and out, where text and names may be anybody's: what is malformed is one kind of error, and any name can be written.
-#
-# msgspec is imported with the first document: a check has asked its questions by then.
-
-
-T = TypeVar("T")
-
-
 def decode(text: bytes | str, kind: type[T]) -> T:
     """Read JSON into checked data. Raises msgspec.DecodeError for what is malformed, no UTF-8, or nested too deeply.
 
@@ -66,10 +64,6 @@ def decode(text: bytes | str, kind: type[T]) -> T:
         raise msgspec.DecodeError("it is nested too deeply") from None
     except UnicodeError as error:
         raise msgspec.DecodeError(f"it is not UTF-8: {error.reason if hasattr(error, 'reason') else error}") from None
-
-
-STEERING = re.compile(rb"\x7f|\xc2[\x80-\x9f]|\xd8\x9c|\xe2\x80[\x8b-\x8f\xa8-\xae]|\xe2\x81[\xa0-\xaf]|\xef\xbb\xbf")
-"""UTF-8 of what moves a terminal's cursor or its text and is not escaped in JSON: it stands in strings only."""
 
 
 def encode(value: Any, *, order: Literal["sorted"] | None = None) -> bytes:
@@ -125,9 +119,6 @@ def _writable(value: Any) -> Any:
     return value
 
 
-# The manual page of a rule -> lines. The words are those of the book of rules (dsdoctor/rules).
-
-
 @dataclass(frozen=True, kw_only=True)
 class ManualPage:
     """What a rule means, why that matters, how to fix it, and the first version of dsdoctor that has the rule."""
@@ -136,10 +127,6 @@ class ManualPage:
     why: str
     fix: str
     since: str
-
-
-NAMES = frozenset({"torch", "nvcc", "pip", "gloo", "dsdoctor", "gds", "setuptools", "libaio", "pdsh", "deepspeed"})
-"""Words that stay small at the beginning of a sentence; so does whatever has a digit, a dot or an underscore in it."""
 
 
 def page_lines(page: ManualPage) -> Iterator[str]:

@@ -35,19 +35,32 @@ ENTRY = struct.Struct("<HHI")
 """An entry of the list: what kind of entry, its permission bits, the number of the user or group."""
 VERSION_BYTES = 4
 WRITE = 2
-
 NAME_SERVICES = Path("/etc/nsswitch.conf")
 LOCAL_USERS = Path("/etc/passwd")
-LONGEST = 4 << 20
+MAX_USERS_BYTES = 4 << 20
 """Bytes of the local list of users beyond which nobody is looked for in it."""
 LISTING = {"files", "compat", "systemd", "altfiles", "extrausers", "db", "mymachines"}
 SOCKETS = {"sss": "/var/lib/sss/pipes/nss", "winbind": "/run/samba/winbindd/pipe"}
 """Services that many systems name without having them: where each listens, if it is there."""
-
-
 NOBODYS = {"sync", "shutdown", "halt", "operator"}
 NO_SHELLS = {"nologin", "false", "sync", "shutdown", "halt"}
 """What RHEL's and Fedora's own accounts in root's group have for a shell: nobody can be one of them."""
+SHARED = stat.S_IWGRP | stat.S_ISGID
+"""The mode bits of a folder that is shared with its group on purpose (mode 2770): no umask sets them by accident."""
+ENTERED = stat.S_IXGRP | stat.S_IXOTH
+HOST_FOLDERS = frozenset(
+    map(
+        Path, ("/", "/home", "/tmp", "/var", "/var/tmp", "/var/cache", "/run", "/run/user", "/dev", "/dev/shm", "/proc")
+    )
+)
+HOST_TREES = tuple(map(Path, ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc")))
+"""What belongs to root on every system (hier(7)): alone, and with all that lies in it."""
+MAX_LINKS = 40
+"""As many as the kernel follows on one way."""
+PASSED = getattr(os, "O_PATH", 0) | os.O_NOFOLLOW | os.O_CLOEXEC
+ASIDE = "not-trusted"
+MAX_SHOWN = 3
+WILDCARD, ESCAPED = re.compile(r"[*?[]"), re.compile(r"\[([*?[])\]")
 
 
 def user_name(number: int) -> str:
@@ -175,27 +188,9 @@ def _unlisted() -> set[str]:
     services = {word for words in named for word in words if not word.startswith(("[", "!")) and word[:1].isalpha()}
     there = {name for name in services - LISTING if name not in SOCKETS or Path(SOCKETS[name]).exists()}
     with suppress(OSError):
-        if LOCAL_USERS.stat().st_size > LONGEST:
+        if LOCAL_USERS.stat().st_size > MAX_USERS_BYTES:
             there.add(str(LOCAL_USERS))
     return there
-
-
-SHARED = stat.S_IWGRP | stat.S_ISGID
-"""The mode bits of a folder that is shared with its group on purpose (mode 2770): no umask sets them by accident."""
-ENTERED = stat.S_IXGRP | stat.S_IXOTH
-HOST_FOLDERS = frozenset(
-    map(
-        Path, ("/", "/home", "/tmp", "/var", "/var/tmp", "/var/cache", "/run", "/run/user", "/dev", "/dev/shm", "/proc")
-    )
-)
-HOST_TREES = tuple(map(Path, ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc")))
-"""What belongs to root on every system (hier(7)): alone, and with all that lies in it."""
-MAX_LINKS = 40
-"""As many as the kernel follows on one way."""
-PASSED = getattr(os, "O_PATH", 0) | os.O_NOFOLLOW | os.O_CLOEXEC
-ASIDE = "not-trusted"
-SHOWN = 3
-WILDCARD, ESCAPED = re.compile(r"[*?[]"), re.compile(r"\[([*?[])\]")
 
 
 class Distrusted(Exception):
@@ -385,9 +380,9 @@ def _how_to_empty(folder: Path) -> str | None:
     foreign = [f"{path.name} of {user_name(uid)}" for path, uid in owners.items() if _is_stranger(uid)]
     if not foreign:
         return None
-    more = f" and {len(foreign) - SHOWN} more" if len(foreign) > SHOWN else ""
+    more = f" and {len(foreign) - MAX_SHOWN} more" if len(foreign) > MAX_SHOWN else ""
     aside = f"mv {quote(str(folder))} {quote(f'{folder}.{ASIDE}')}"
-    return f"others put {', '.join(foreign[:SHOWN])}{more} there: {aside}, and a new one is made"
+    return f"others put {', '.join(foreign[:MAX_SHOWN])}{more} there: {aside}, and a new one is made"
 
 
 def _put_aside(folder: Path, entry: Path) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from dsdoctor.comm.local.interfaces import bounded
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.host import LARGEST_ANSWER, Answer, LocalHost
+from dsdoctor.core.host import MAX_ANSWER_BYTES, Answer, LocalHost
 from dsdoctor.core.processes import state_of
 from dsdoctor.core.snapshot import RecordedHost, Recorder, save
 from tests.conftest import Disk
@@ -125,7 +125,7 @@ def test_of_a_tool_that_prints_without_end_only_the_beginning_is_kept() -> None:
 
     answer = LocalHost().run([sys.executable, "-S", "-c", flood], timeout=60)
 
-    assert (answer.returncode, len(answer.stdout)) == (0, LARGEST_ANSWER)
+    assert (answer.returncode, len(answer.stdout)) == (0, MAX_ANSWER_BYTES)
 
 
 def test_of_a_line_without_end_only_the_beginning_is_kept_and_each_byte_is_touched_once(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_of_a_line_without_end_only_the_beginning_is_kept_and_each_byte_is_touch
     done = LocalHost().work(argv, cwd=tmp_path, env=dict(os.environ), on_line=heard.append)
 
     assert done.status == 0
-    assert [len(line) for line in heard] == [LARGEST_ANSWER, len("last")]
+    assert [len(line) for line in heard] == [MAX_ANSWER_BYTES, len("last")]
     assert heard[1] == "last"
     assert time.thread_time() - used < 15
 

@@ -13,7 +13,14 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.core.host import LocalHost
-from dsdoctor.core.processes import FIRST_NAMESPACE, STARTING, _mapped, doubt_about, look_shared_memory, namespace
+from dsdoctor.core.processes import (
+    FIRST_NAMESPACE,
+    STARTING_SECONDS,
+    _mapped,
+    doubt_about,
+    look_shared_memory,
+    namespace,
+)
 from dsdoctor.core.snapshot import RecordedHost, Recorder
 from dsdoctor.core.text import encode
 
@@ -31,7 +38,7 @@ def folder() -> Iterator[Path]:
         yield Path(place)
 
 
-def write(path: Path, *, age: float = 2 * STARTING) -> Path:
+def write(path: Path, *, age: float = 2 * STARTING_SECONDS) -> Path:
     path.write_bytes(bytes(mmap.PAGESIZE))
     os.utime(path, (path.stat().st_atime, path.stat().st_mtime - age))
     return path
@@ -63,7 +70,7 @@ def test_only_old_segments_that_we_know_and_whose_maker_is_gone_are_told(folder:
     assert [name for name in left(folder) if name != "nccl-link"] == sorted(told)
     (first, *_) = (each for each in (look_shared_memory(str(folder)) or pytest.fail()).leftovers)
     assert first.size == mmap.PAGESIZE
-    assert first.age >= 2 * STARTING
+    assert first.age >= 2 * STARTING_SECONDS
 
 
 def test_what_a_process_has_mapped_or_open_is_not_told_whatever_it_is_called_there(folder: Path) -> None:
