@@ -29,7 +29,7 @@ from dsdoctor.ui.terminal import Stream, show
 SLOW = 6
 STATUS = {PhaseState.OK: 0, PhaseState.SKIPPED: 0, PhaseState.SLOW: SLOW, PhaseState.BROKEN: FOUND}
 DEADLINES = {Mode.QUICK: 60.0, Mode.DEFAULT: 180.0, Mode.FULL: 900.0}
-LEAST_DEADLINE = 5.0
+MIN_DEADLINE_SECONDS = 5.0
 BACKENDS = ("auto", "gloo", "nccl")
 
 Quick = Annotated[bool, flag(name="--quick", help="Test only connections and results; takes seconds.")]
@@ -229,9 +229,10 @@ def _settings(quick: bool, full: bool, backend: str, deadline: float | None, out
     deadline = DEADLINES[mode] if deadline is None else deadline
     if not math.isfinite(deadline):
         raise UsageError(f"a deadline of {deadline:g} is no number of seconds", hint="leave it out, or give seconds")
-    if deadline < LEAST_DEADLINE:
+    if deadline < MIN_DEADLINE_SECONDS:
         raise UsageError(
-            f"a deadline of {deadline:g} s is too short", hint=f"torch alone needs some: {LEAST_DEADLINE:g} or more"
+            f"a deadline of {deadline:g} s is too short",
+            hint=f"torch alone needs some: {MIN_DEADLINE_SECONDS:g} or more",
         )
     return CommSettings(mode=mode, backend=backend, deadline=deadline, out=os.fspath(out.absolute()) if out else None)
 

@@ -1,4 +1,4 @@
-"""An order -> the settings that select toolkit and compiler for other tools. Prints nothing."""
+"""env: an order -> the lines by which a shell selects toolkit and compiler for other tools."""
 
 import sys
 from pathlib import Path
@@ -20,6 +20,36 @@ from dsdoctor.core.options import option
 from dsdoctor.core.requests import Arch, BuildOrder, BuildRequest, MachineFile, PythonPath, ToolkitChoice
 from dsdoctor.probe.observe import Observation, observing_for
 from dsdoctor.ui.terminal import Stream, finding_lines, show
+
+Shell = Annotated[str, option(metavar="bash|zsh|fish|csh|tcsh", help="Shell to print for. Default: bash.")]
+
+
+def env_command(
+    *,
+    shell: Shell = "bash",
+    arch: Arch = None,
+    toolkit: ToolkitChoice = "auto",
+    python: PythonPath = sys.executable,
+    machine: MachineFile = None,
+    as_json: Json = False,
+) -> int:
+    """Print shell lines that select the CUDA toolkit and compiler for this torch.
+
+    In fish: dsdoctor env --shell fish | source. In csh and tcsh: ``eval "`dsdoctor env --shell csh`"``.
+
+    Example: eval "$(dsdoctor env)"
+    """
+    request = BuildRequest(arch=arch, toolkit=toolkit, offline=True)
+    settings, findings = select(BuildOrder(request=request, python=python, machine=machine))
+    bad = has_error(findings)
+    lines = [] if bad else lines_for(shell, settings)
+    if as_json:
+        print_result("env", as_json, (), findings, set=settings.values, prepend=settings.prepend, shell=lines)
+    else:
+        # stdout carries the lines and nothing else: it is meant for eval
+        show(Stream(stderr=True), finding_lines(findings))
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
+    return IMPOSSIBLE if bad else OK
 
 
 def select(order: BuildOrder) -> tuple[ShellSettings, tuple[Finding, ...]]:
@@ -60,37 +90,3 @@ def _settings(
     host = LocalHost()
     before = {name: value for name in prepend if (value := host.variable(name))}
     return ShellSettings(values=values, prepend={n: f for n, f in prepend.items() if f}, before=before)
-
-
-# The command whose lines a shell evaluates: env.
-
-
-Shell = Annotated[str, option(metavar="bash|zsh|fish|csh|tcsh", help="Shell to print for. Default: bash.")]
-
-
-def env_command(
-    *,
-    shell: Shell = "bash",
-    arch: Arch = None,
-    toolkit: ToolkitChoice = "auto",
-    python: PythonPath = sys.executable,
-    machine: MachineFile = None,
-    as_json: Json = False,
-) -> int:
-    """Print shell lines that select the CUDA toolkit and compiler for this torch.
-
-    In fish: dsdoctor env --shell fish | source. In csh and tcsh: ``eval "`dsdoctor env --shell csh`"``.
-
-    Example: eval "$(dsdoctor env)"
-    """
-    request = BuildRequest(arch=arch, toolkit=toolkit, offline=True)
-    settings, findings = select(BuildOrder(request=request, python=python, machine=machine))
-    bad = has_error(findings)
-    lines = [] if bad else lines_for(shell, settings)
-    if as_json:
-        print_result("env", as_json, (), findings, set=settings.values, prepend=settings.prepend, shell=lines)
-    else:
-        # stdout carries the lines and nothing else: it is meant for eval
-        show(Stream(stderr=True), finding_lines(findings))
-        sys.stdout.write("".join(f"{line}\n" for line in lines))
-    return IMPOSSIBLE if bad else OK

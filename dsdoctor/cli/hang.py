@@ -18,24 +18,6 @@ from dsdoctor.hang.text import hang_lines
 from dsdoctor.hang.verdict import judge
 from dsdoctor.ui.screen import first_step, next_line
 
-# hang: a folder of a hanging run, or processes that run now -> what was seen of its ranks, and the verdict. Prints nothing.
-
-
-def judge_folder(folder: Path) -> tuple[Incident, Verdict]:
-    """Judge what a folder holds. Raises UsageError for one that holds nothing of a hang."""
-    if not folder.is_dir():
-        raise UsageError(f"there is no folder {folder}", hint="name the one that dsdoctor.run named: dsdoctor hang DIR")
-    dumps = dumps_in(folder)
-    incident = read_dumps(dumps) if dumps and not any(folder.glob("rank-*.json")) else read_ranks(folder)
-    return incident, judge(incident)
-
-
-def judge_processes(pids: Iterable[int], host: Host, *, apart: float = APART) -> tuple[Incident, Verdict]:
-    """Judge the ranks among some processes and below them. Raises UsageError for processes that are not there."""
-    incident = look_at(rank_processes(pids), host, apart=apart)
-    return incident, judge(incident)
-
-
 DEFAULT = Path("dsdoctor-hang")
 Folder = Annotated[
     Path | None,
@@ -55,7 +37,6 @@ Pids = Annotated[
         help="Inspect ranks running on this host, or those of a launcher. Stacks are read with py-spy (extra hang).",
     ),
 ]
-
 Html = Annotated[
     Path | None,
     option(
@@ -88,3 +69,18 @@ def hang_command(folder: Folder = None, /, *, pid: Pids = (), html: Html = None,
     lines = [*hang_lines(incident, verdict), *page, *([next_line(command)] if command else [])]
     print_result("hang", as_json, lines, verdict.findings, incident=incident, stacks=verdict.stacks)
     return FOUND if has_error(verdict.findings) else OK
+
+
+def judge_folder(folder: Path) -> tuple[Incident, Verdict]:
+    """Judge what a folder holds. Raises UsageError for one that holds nothing of a hang."""
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}", hint="name the one that dsdoctor.run named: dsdoctor hang DIR")
+    dumps = dumps_in(folder)
+    incident = read_dumps(dumps) if dumps and not any(folder.glob("rank-*.json")) else read_ranks(folder)
+    return incident, judge(incident)
+
+
+def judge_processes(pids: Iterable[int], host: Host, *, apart: float = APART) -> tuple[Incident, Verdict]:
+    """Judge the ranks among some processes and below them. Raises UsageError for processes that are not there."""
+    incident = look_at(rank_processes(pids), host, apart=apart)
+    return incident, judge(incident)

@@ -1,4 +1,4 @@
-"""The group of commands that look after a package index of wheels."""
+"""index: the commands that manage a package index of wheels. Nothing of a wheel is run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,18 @@ from dsdoctor.cli.statuses import OF_GROUP, statuses_line, statuses_of
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.options import argument
 
-# index merge: the wheels that many jobs built, in folders of their own -> one package index. Nothing of a wheel is run.
+app = App(
+    name="index",
+    version_flags=[],
+    help_epilogue=OF_GROUP,
+    help="""Manage a package index of DeepSpeed wheels: static files for any web server or file://.
+
+    build-wheel --index DIR lists each wheel that it builds. Many jobs build into folders of their own, and one joins them:
+
+    dsdoctor index merge public dist-0 dist-1 dist-2
+    """,
+)
+Index = Annotated[Path, argument(help="Folder of the index; created if missing.")]
 
 
 def merge(index: Path, folders: Sequence[Path]) -> tuple[Path, ...]:
@@ -48,21 +59,6 @@ def _same(first: Path, second: Path) -> None:
         raise UsageError(
             f"{first} and {second} are different wheels of one name", hint="keep one; wheels of dsdoctor bear a tag"
         )
-
-
-app = App(
-    name="index",
-    version_flags=[],
-    help_epilogue=OF_GROUP,
-    help="""Manage a package index of DeepSpeed wheels: static files for any web server or file://.
-
-    build-wheel --index DIR lists each wheel that it builds. Many jobs build into folders of their own, and one joins them:
-
-    dsdoctor index merge public dist-0 dist-1 dist-2
-    """,
-)
-
-Index = Annotated[Path, argument(help="Folder of the index; created if missing.")]
 
 
 def merge_command(

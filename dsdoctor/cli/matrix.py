@@ -1,4 +1,4 @@
-"""Builds for several targets -> progress lines with the target's name, and one table at the end."""
+"""build-wheel for several targets: progress lines with the name of each, one table at the end, and one exit status."""
 
 import shlex
 import threading
@@ -23,6 +23,7 @@ from dsdoctor.ui.terminal import finding_lines
 MIB = 1 << 20
 HEAD = ("target", "MiB", "seconds", "CPU-seconds", "wheel", "sha256")
 LEFT = {"target", "wheel", "sha256"}
+COMMAND = "build-wheel"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,18 +78,6 @@ def table_lines(rows: Sequence[TargetRow]) -> Iterator[str]:
             yield f"✗ {row.target:<{widths[0]}}  no wheel: {row.because}"
 
 
-def _cells(row: TargetRow) -> tuple[str, ...]:
-    figures = (f"{(row.size or 0) / MIB:.1f}", f"{row.seconds:.0f}", f"{row.cpu_seconds:.0f}")
-    return row.target, *figures, row.wheel or "", row.sha256 or ""
-
-
-def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
-    columns = zip(HEAD, cells, widths, strict=True)
-    return "  ".join(
-        f"{cell:<{width}}" if head in LEFT else f"{cell:>{width}}" for head, cell, width in columns
-    ).rstrip()
-
-
 def found_lines(found: Iterable[tuple[str, Sequence[Finding]]]) -> Iterator[str]:
     """Findings of several targets, each once; followed by its targets where it is not about all of them."""
     found = tuple(found)
@@ -123,12 +112,6 @@ def reason(findings: Iterable[Finding]) -> str:
     return next((finding.title for finding in findings if finding.severity is Severity.ERROR), "it is not known why")
 
 
-# What build-wheel shows of many targets, and the exit status that they come to.
-
-
-COMMAND = "build-wheel"
-
-
 def run_matrix(
     order: BuildOrder, targets: tuple[Target, ...], out: Path, index: Path | None, *, dry_run: bool, as_json: bool
 ) -> int:
@@ -146,6 +129,18 @@ def run_matrix(
     else:
         _show_wheels(as_json, outcomes, out)
     return max(outcome.status for outcome in outcomes)
+
+
+def _cells(row: TargetRow) -> tuple[str, ...]:
+    figures = (f"{(row.size or 0) / MIB:.1f}", f"{row.seconds:.0f}", f"{row.cpu_seconds:.0f}")
+    return row.target, *figures, row.wheel or "", row.sha256 or ""
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
+    columns = zip(HEAD, cells, widths, strict=True)
+    return "  ".join(
+        f"{cell:<{width}}" if head in LEFT else f"{cell:>{width}}" for head, cell, width in columns
+    ).rstrip()
 
 
 def _show_plans(as_json: bool, outcomes: tuple[TargetOutcome, ...]) -> None:

@@ -23,26 +23,6 @@ from dsdoctor.probe.observe import Observation, Say
 from dsdoctor.ui.progress import BuildProgress
 
 
-def write_down(python: str, file: Path, *, offline: bool, say: Say) -> Machine:
-    """Write this machine down into a file, with the ops of the DeepSpeed at hand. Raises UsageError where it cannot be written."""
-    check_target(file)
-    recorder = Recorder(LocalHost())
-    cache = cache_folder(recorder)
-    machine = probe(recorder, python=python, cache=str(cache), whole=True)
-    snapshot = recorder.snapshot
-    snapshot.python, snapshot.cache = python, str(cache)
-    try:
-        observation = Observation(machine=machine, cache=str(cache))
-        snapshot.source = msgspec.to_builtins(source_at_hand(observation, None, BuildRequest(offline=offline), say=say))
-    except DoctorError as error:
-        say(f"without the ops of a DeepSpeed: {urls(error.message)}")
-    save(snapshot, file, home=str(Path.home()))
-    return machine
-
-
-# The command that writes a machine down: record.
-
-
 def record_command(
     file: Annotated[Path, argument(help="The file to write.")],
     /,
@@ -61,3 +41,20 @@ def record_command(
     with BuildProgress() as progress:
         write_down(python, file, offline=offline, say=progress.say)
     print_result("record", as_json, [f"✓ {file}  (look into it before you pass it on)"], (), file=str(file))
+
+
+def write_down(python: str, file: Path, *, offline: bool, say: Say) -> Machine:
+    """Write this machine down into a file, with the ops of the DeepSpeed at hand. Raises UsageError where it cannot be written."""
+    check_target(file)
+    recorder = Recorder(LocalHost())
+    cache = cache_folder(recorder)
+    machine = probe(recorder, python=python, cache=str(cache), whole=True)
+    snapshot = recorder.snapshot
+    snapshot.python, snapshot.cache = python, str(cache)
+    try:
+        observation = Observation(machine=machine, cache=str(cache))
+        snapshot.source = msgspec.to_builtins(source_at_hand(observation, None, BuildRequest(offline=offline), say=say))
+    except DoctorError as error:
+        say(f"without the ops of a DeepSpeed: {urls(error.message)}")
+    save(snapshot, file, home=str(Path.home()))
+    return machine

@@ -1,4 +1,4 @@
-"""An order -> a CUDA toolkit that fits this torch, assembled where there is none."""
+"""toolkit: print a CUDA_HOME that fits this torch, assembled where there is none."""
 
 import sys
 from dataclasses import dataclass
@@ -32,30 +32,6 @@ class ToolkitMade:
     findings: tuple[Finding, ...]
 
 
-def assemble_toolkit(order: BuildOrder, *, say: Say) -> ToolkitMade:
-    """A toolkit that fits this torch, made when there is none; findings where that cannot be."""
-    with observing_for(order) as observing:
-        observation = observing.final()
-    machine = observation.machine
-    private_folder(cache_folder(LocalHost()))
-    advice = plan_toolkit(machine, order.request, observation.cache, toolkit_offers(observation, order.request))
-    toolkit, compiler = advice.toolkit, advice.compiler
-    if has_error(advice.findings) or toolkit is None or compiler is None or compiler.c_path is None:
-        return ToolkitMade(root=None, plan=toolkit, choices=advice.choices, findings=advice.findings)
-    if toolkit.assemble:
-        assert machine.python is not None
-        python, architectures = machine.python.executable, advice.architectures
-        for choice in advice.choices:
-            say(f"{choice.what}: {choice.value}, because {choice.because}")
-        assemble(LocalHost(), toolkit, python=python, architectures=architectures, compiler=compiler.c_path, say=say)
-    else:
-        refuse_altered(Path(toolkit.root))
-    return ToolkitMade(root=toolkit.root, plan=toolkit, choices=advice.choices, findings=advice.findings)
-
-
-# The command that prints a CUDA_HOME, made where there is none: toolkit.
-
-
 def toolkit_command(
     *,
     arch: Arch = None,
@@ -78,3 +54,24 @@ def toolkit_command(
         show(talk, finding_lines(made.findings))
         show(Stream(), [made.root] if made.root else [])
     return IMPOSSIBLE if made.root is None else OK
+
+
+def assemble_toolkit(order: BuildOrder, *, say: Say) -> ToolkitMade:
+    """A toolkit that fits this torch, made when there is none; findings where that cannot be."""
+    with observing_for(order) as observing:
+        observation = observing.final()
+    machine = observation.machine
+    private_folder(cache_folder(LocalHost()))
+    advice = plan_toolkit(machine, order.request, observation.cache, toolkit_offers(observation, order.request))
+    toolkit, compiler = advice.toolkit, advice.compiler
+    if has_error(advice.findings) or toolkit is None or compiler is None or compiler.c_path is None:
+        return ToolkitMade(root=None, plan=toolkit, choices=advice.choices, findings=advice.findings)
+    if toolkit.assemble:
+        assert machine.python is not None
+        python, architectures = machine.python.executable, advice.architectures
+        for choice in advice.choices:
+            say(f"{choice.what}: {choice.value}, because {choice.because}")
+        assemble(LocalHost(), toolkit, python=python, architectures=architectures, compiler=compiler.c_path, say=say)
+    else:
+        refuse_altered(Path(toolkit.root))
+    return ToolkitMade(root=toolkit.root, plan=toolkit, choices=advice.choices, findings=advice.findings)
