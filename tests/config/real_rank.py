@@ -4,13 +4,11 @@ import json
 import logging
 import sys
 
-logging.disable(logging.CRITICAL)
-import deepspeed  # noqa: E402
-import torch  # noqa: E402
 
-
-def model() -> torch.nn.Module:
+def model():
     """Two linear layers with the names that DeepSpeed divides among ranks."""
+    import torch
+
     layer = torch.nn.Module()
     layer.__class__ = type("Layer", (torch.nn.Module,), {})
     layer.self_attn, layer.input_layernorm = torch.nn.Module(), torch.nn.LayerNorm(96)
@@ -21,7 +19,11 @@ def model() -> torch.nn.Module:
     return made
 
 
-def main() -> None:
+def main():
+    logging.disable(logging.CRITICAL)
+    import deepspeed
+    import torch
+
     deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
     made = model()
     optimizer = torch.optim.AdamW(made.parameters())
