@@ -49,8 +49,8 @@ class Stage(Protocol):
     def micro_step(self, number: int, *, last: bool) -> None:
         """One of the micro batches of a step begins, counted from 0. ``last``: the step follows it."""
 
-    def forward_begins(self) -> None:
-        """The engine is called."""
+    def forward_begins(self, again: frozenset[int]) -> None:
+        """The engine is called. ``again``: modules that the backward pass will call once more (activation checkpointing)."""
 
     def before_forward(self, module: int) -> None:
         """A module that has parameters is called."""
@@ -456,10 +456,11 @@ def _micro_steps(
     """The most of forward and of backward over the micro batches of a step."""
     many = min(settings.accumulation_steps, MAX_MICRO_STEPS)
     found: dict[Point, Moment] = {}
+    again = frozenset(index for kind, index, *_ in run.events[parts(run)[1]] if kind == Kind.PRE_FORWARD)
     for number in range(many):
         stage.micro_step(number, last=number == many - 1)
         ledger.begin()
-        stage.forward_begins()
+        stage.forward_begins(again)
         for point, events in zip(points, parts(run), strict=True):
             if point is points[1]:
                 ledger.begin()
