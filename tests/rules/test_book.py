@@ -265,7 +265,6 @@ REMAINING = {
     "overflow": (8, "what a replay or a measurement came to, as the middle of a title"),
     "checkpoint": (3, "what is wrong with a file, as its bytes show it"),
     "memory": (3, "the parts and the changes of a ledger, by name"),
-    "comm": (8, "which limit of the kernel was met, and what an address answered"),
     "hosts": (10, "what DeepSpeed and a remote shell make of a line of a hostfile"),
     "builder": (32, "why a plan chose what it chose, as the build prints it"),
 }
