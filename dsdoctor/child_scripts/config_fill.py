@@ -24,7 +24,11 @@ HIDDEN = (
 )
 
 
-WRITTEN_AS = {"train_batch_size": "per_device_train_batch_size gradient_accumulation_steps"}
+WRITTEN_AS = {
+    "train_batch_size": "per_device_train_batch_size gradient_accumulation_steps",
+    "scheduler.params.total_num_steps": "max_steps num_train_epochs",
+    "scheduler.params.warmup_num_steps": "warmup_steps warmup_ratio",
+}
 """Arguments of which transformers computes a value."""
 
 

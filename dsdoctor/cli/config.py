@@ -55,7 +55,7 @@ World = Annotated[
 ]  # fmt: skip
 Gpus = Annotated[
     str | None,
-    option(name="--gpus", metavar="8x80G", group=BESIDE, help="The GPUs; also sets --world if that is not given."),
+    option(name="--gpus", metavar="8x80G", group=BESIDE, help="The GPUs, one for each rank."),
 ]
 Source = Annotated[
     str | None,
@@ -98,7 +98,7 @@ def config_command(
     """
     order = ConfigOrder(file=file, python=python, arguments=hf, accelerate=accelerate, model=model, machine=machine)
     counted = parse_gpus(gpus) if gpus is not None else None
-    order = replace(order, world=world or counted, source=source)
+    order = replace(order, world=world, ranks=None if world else counted, source=source)
     fixed = fix_config(order, fix) if fix is not None else None
     judged = (fixed.before if fixed.refused else fixed.after) if fixed else judge_config(order)
     findings = fixed.findings if fixed else judged.findings

@@ -34,7 +34,8 @@ MAX_PASSES = 3
 @dataclass(frozen=True, kw_only=True)
 class ConfigOrder:
     """What the user asks. ``arguments``: a file of TrainingArguments; ``accelerate``: accelerate's file; ``model``: what
-    transformers reads; ``world``: ranks; ``source``: another DeepSpeed than the one that is installed."""
+    transformers reads; ``world``: data-parallel ranks; ``ranks``: all of them; ``source``: another DeepSpeed than the one that is
+    installed."""
 
     file: str
     python: str
@@ -42,6 +43,7 @@ class ConfigOrder:
     accelerate: Path | None = None
     model: Path | None = None
     world: int | None = None
+    ranks: int | None = None
     machine: Path | None = None
     source: str | None = None
 
@@ -208,6 +210,7 @@ def _ask(order: ConfigOrder, found: ReadConfig, observation: Observation) -> Ask
     request = Request(
         config=found.config,
         world=order.world,
+        ranks=order.ranks,
         arguments=_name(order.arguments),
         accelerate=_name(order.accelerate),
         model=_name(order.model),

@@ -81,6 +81,36 @@ NAMED_IN: Mapping[str, tuple[str, str, str]] = {
     "weight_decay": (*TRAINER, '"weight_decay"'),
 }
 """For the names that another package gives: the package, its file, and the words there."""
+FOREIGN: Mapping[str, tuple[str, ...]] = {
+    "Megatron": (
+        *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size", "global_batch_size"),
+        *(
+            "expert_model_parallel_size",
+            "num_layers_per_virtual_pipeline_stage",
+            "recompute_method",
+            "recompute_granularity",
+        ),
+        *("recompute_num_layers", "use_distributed_optimizer", "use_flash_attn", "seq_length", "lr_decay_style"),
+        *("lr_decay_iters", "lr_warmup_fraction", "checkpoint_activations", "train_iters", "overlap_grad_reduce"),
+        *("overlap_param_gather", "sequence_parallel", "virtual_pipeline_model_parallel_size"),
+    ),
+    "NeMo": ("exp_manager", "megatron_amp_O2"),
+    "Lightning": (
+        *("gradient_clip_val", "gradient_clip_algorithm", "max_epochs", "accelerator", "devices", "num_nodes"),
+        *("log_every_n_steps", "val_check_interval", "limit_val_batches", "strategy", "logging_batch_size_per_gpu"),
+    ),
+    "axolotl": ("base_model", "sequence_len", "sample_packing", "num_epochs", "flash_attention", "val_set_size"),
+    "verl": ("actor_rollout_ref", "ppo_mini_batch_size", "ppo_micro_batch_size_per_gpu"),
+    "accelerate": ("num_processes", "num_machines", "machine_rank", "zero3_init_flag", "distributed_type"),
+    "transformers": (
+        *("per_device_eval_batch_size", "num_train_epochs", "output_dir", "save_steps", "save_strategy", "eval_steps"),
+        *("eval_strategy", "lr_scheduler_type", "warmup_steps", "max_steps", "gradient_checkpointing"),
+        *("report_to", "dataloader_num_workers", "save_total_limit", "bf16_full_eval", "tf32", "adam_beta1"),
+    ),
+    "FSDP": ("sharding_strategy", "auto_wrap_policy", "reshard_after_forward", "cpu_ram_efficient_loading"),
+}
+"""Names at the top that belong to programs whose configurations are often written into one file with DeepSpeed's."""
+OWNERS = {name: owner for owner, names in FOREIGN.items() for name in names}
 CHOSEN_BY_NAME = {("optimizer", "params"), ("scheduler", "params")}
 """Sections whose keys are the arguments of a class: ``optimizers.py`` judges them."""
 REMARK_PREFIXES = ("_", "#", "//", "$")
@@ -118,7 +148,9 @@ def unread_keys(context: ConfigContext) -> Iterator[Verdict]:
             if len(meant) == 1 and meant[0][:-1] == path[:-1]:
                 yield _unread(context, path, value, meant, certain=False)
             continue
-        if not path[-1].startswith(REMARK_PREFIXES):
+        if len(path) == 1 and path[-1] in OWNERS:
+            yield _of_another_program(path, value)
+        elif not path[-1].startswith(REMARK_PREFIXES):
             yield _unread(context, path, value, meant, certain=True)
 
 
@@ -368,8 +400,12 @@ def _without_section(name: str, section: KeyPath) -> str:
 
 def _fits(asked: Asked, path: KeyPath, value: Any) -> bool:
     """Whether a value could stand there: a section for a section, and no section for a value."""
-    is_section = asked.section(path) is not None
-    return is_section == isinstance(value, dict) or (is_section and isinstance(value, bool))
+    section = asked.section(path)
+    if section is None or not isinstance(value, dict):
+        return (section is None) != isinstance(value, dict) or (section is not None and isinstance(value, bool))
+    # another program's section of nearly the same name has other keys
+    telling = [str(key) for key in value if key not in COMMON_NAMES]
+    return not telling or section.open or any(key in section.names or nearest(key, section.names) for key in telling)
 
 
 def _names(asked: Asked, section: Section) -> list[str]:
@@ -378,6 +414,18 @@ def _names(asked: Asked, section: Section) -> list[str]:
 
 def _is_known(asked: Asked, section: Section, path: KeyPath) -> bool:
     return path[-1] in section.names or (not section.path and (path[-1] in OTHERS_READ or path[-1] in asked.removed))
+
+
+def _of_another_program(path: KeyPath, value: Any) -> Verdict:
+    found = book.finding(
+        "config-key-ignored",
+        Severity.WARNING,
+        case="of-another-program",
+        evidence=(f"{dotted(path)}: {shown(path, value)}",),
+        key=dotted(path),
+        owner=OWNERS[path[-1]],
+    )
+    return Verdict(finding=found, path=path)
 
 
 def _unread(context: ConfigContext, path: KeyPath, value: Any, meant: list[KeyPath], *, certain: bool) -> Verdict:

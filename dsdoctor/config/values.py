@@ -72,7 +72,9 @@ def refused_values(context: ConfigContext) -> Iterator[Verdict]:
     for refusal in context.asked.refusals:
         if refusal.kind in JUDGED_ELSEWHERE or _is_batch(refusal) or _is_removed(refusal) or _by_type(context, refusal):
             continue
-        if len(refusal.paths) == 1 and refusal.paths[0]:
+        if refusal.ranks:
+            yield _not_for_ranks(context, refusal)
+        elif len(refusal.paths) == 1 and refusal.paths[0]:
             yield _refused(context, refusal, refusal.paths[0])
         elif set(refusal.paths) & PRECISIONS and len(refusal.paths) > 1:
             yield _two_precisions(refusal)
@@ -354,6 +356,17 @@ def _together(context: ConfigContext, refusal: Refusal) -> Verdict:
         message=refusal.message,
     )
     return Verdict(finding=found, path=refusal.paths[0] if refusal.paths else ())
+
+
+def _not_for_ranks(context: ConfigContext, refusal: Refusal) -> Verdict:
+    found = book.finding(
+        "config-ranks-clash",
+        Severity.ERROR,
+        evidence=(f"{refusal.kind}: {refusal.message}",),
+        keys=and_more([f"{dotted(path)} {shown(path, lookup(context.judged, path))}" for path in refusal.paths], 4),
+        ranks=refusal.ranks,
+    )
+    return Verdict(finding=found, path=refusal.paths[0])
 
 
 def _is_batch(refusal: Refusal) -> bool:
