@@ -76,6 +76,7 @@ def leaves(value: Any) -> list[str]:
     return [json.dumps(value)]
 
 
+@pytest.mark.slow
 def test_a_key_under_nearly_its_own_name_keeps_its_value_and_most_get_their_name() -> None:
     right, lost, wrong = 0, [], []
     cases = list(near_misses())

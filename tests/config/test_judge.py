@@ -37,6 +37,7 @@ def test_a_key_that_nobody_knows_is_a_warning_and_a_remark_is_nothing() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_key_of_another_program_is_said_to_be_its() -> None:
     """DeepSpeed has none of them, and none is taken for one of its own."""
     for name, owner in OWNERS.items():
