@@ -24,6 +24,8 @@ ACCELERATE = {
     *("compute_environment", "distributed_type", "deepspeed_config", "num_machines", "num_processes", "machine_rank"),
     *("main_training_function", "fsdp_config", "downcast_bf16", "rdzv_backend", "same_network", "tpu_use_cluster"),
 }
+PLUGIN = {"zero_stage", "zero3_init_flag", "offload_optimizer_device", "deepspeed_config_file", "deepspeed_hostfile"}
+"""Keys of accelerate's deepspeed_config."""
 TRAINER = {
     *("output_dir", "per_device_train_batch_size", "per_device_eval_batch_size", "num_train_epochs", "learning_rate"),
     *("lr_scheduler_type", "logging_steps", "save_steps", "save_strategy", "eval_strategy", "evaluation_strategy"),
@@ -96,7 +98,8 @@ def _content(text: str) -> Any:
 
 def _of_another_program(names: set[str], members: Mapping[str, Any], text: str, file: str) -> Finding | None:
     named, quoted = _named_file(members, text), _quoted(file)
-    if len(names & ACCELERATE) > 1:
+    plugin = members.get("deepspeed_config")
+    if len(names & ACCELERATE) > 1 or (isinstance(plugin, dict) and set(plugin) & PLUGIN):
         return book.finding(
             "config-other-file",
             Severity.ERROR,

@@ -28,6 +28,7 @@ OTHERS: dict[str, tuple[str, str]] = {
         json.dumps({"distributed_type": "DEEPSPEED", "num_processes": 8, "deepspeed_config": {"zero_stage": 2}}),
         "--accelerate",
     ),
+    "accelerate's plugin alone": (json.dumps({"deepspeed_config": {"zero_stage": 2}}), "--accelerate"),
     "accelerate with a file": (
         ACCELERATE.replace("  zero_stage: 3", "  deepspeed_config_file: conf/ds.json"),
         "dsdoctor config conf/ds.json --accelerate",
