@@ -35,6 +35,7 @@ OTHER_NAMES: Mapping[KeyPath, tuple[KeyPath, ...]] = {
     ("tensorboard", "logdir"): (("tensorboard", "output_path"),),
     ("csv_monitor", "output_dir"): (("csv_monitor", "output_path"),),
     ("csv_monitor", "log_dir"): (("csv_monitor", "output_path"),),
+    ("tensor_parallel", "tp_size"): (("tensor_parallel", "autotp_size"),),
     ("wandb", "entity"): (("wandb", "team"),),
     ("zero",): (("zero_optimization",),),
     ("zero_stage",): (("zero_optimization", "stage"),),

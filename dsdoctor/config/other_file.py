@@ -32,6 +32,11 @@ TRAINER = {
     *("warmup_ratio", "warmup_steps", "max_steps", "gradient_checkpointing", "report_to", "dataloader_num_workers"),
     *("save_total_limit", "weight_decay", "adam_beta1", "adam_beta2", "remove_unused_columns", "model_name_or_path"),
 }
+FRAMEWORKS = {
+    *("base_model", "micro_batch_size", "sequence_len", "sample_packing", "num_epochs", "val_set_size", "lora_r"),
+    *("actor_rollout_ref", "algorithm", "exp_manager", "trainer", "data", "model", "adapter"),
+}
+"""Of axolotl, verl and NeMo: several together, and none of DeepSpeed's keys."""
 MODEL = {"model_type", "architectures", "hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads"}
 HOLDERS = ("deepspeed", "deepspeed_config", "ds_config", "deepspeed_plugin", "strategy", "config")
 """Keys under which others hold the configuration, or the name of its file."""
@@ -111,6 +116,8 @@ def _of_another_program(names: set[str], members: Mapping[str, Any], text: str, 
     holder = next((key for key in HOLDERS if isinstance(members.get(key), dict) and set(members[key]) & OURS), "")
     if holder:
         return book.finding("config-other-file", Severity.ERROR, case="wrapped", file=file, holder=holder)
+    if len(names & FRAMEWORKS) > 1:
+        return book.finding("config-other-file", Severity.ERROR, case="framework", file=file, named=named)
     if len(names & TRAINER) > 1:
         return book.finding(
             "config-other-file",

@@ -113,6 +113,15 @@ def test_names_that_others_give_are_told_with_deepspeeds() -> None:
     ]
 
 
+def test_a_tensor_parallel_size_is_the_one_of_training() -> None:
+    """``tp.tp_size`` is of inference: a training takes no notice of it."""
+    path = ("tensor_parallel", "tp_size")
+    refusal = Refusal(paths=(path,), kind="extra_forbidden", message="Extra", model="TPTrainingConfig")
+    (found,) = verdicts({**BASE, "tensor_parallel": {"tp_size": 4}}, answer={"refusals": (refusal,)})
+
+    assert found.correction == Correction(path=path, to=("tensor_parallel", "autotp_size"))
+
+
 def test_params_are_known_whatever_is_in_them() -> None:
     (found,) = [
         each
