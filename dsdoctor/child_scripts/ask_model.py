@@ -153,7 +153,7 @@ def faked(mode, wish):
     from torch._subclasses.fake_tensor import DataDependentOutputException
 
     try:
-        with mode:
+        with mode, converting_in_place():
             return build(wish)
     except DataDependentOutputException:
         with torch.device("meta"):
@@ -166,6 +166,31 @@ def faked(mode, wish):
                     if tensor is not None:
                         tensors[name] = copies.setdefault(id(tensor), fake_like(tensor))
     return made
+
+
+@contextlib.contextmanager
+def converting_in_place():
+    """Modules that are converted while they are made, as adapters are (``module.to(dtype)``): torch swaps fake tensors for
+    that, and cannot where anything else refers to one."""
+    import torch
+
+    usual = torch.nn.Module._apply
+
+    def converted(module, function, recurse=True):
+        for child in module.children() if recurse else ():
+            child._apply(function)
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                parameter.data = function(parameter.data)
+        for name, buffer in module._buffers.items():
+            module._buffers[name] = buffer if buffer is None else function(buffer)
+        return module
+
+    torch.nn.Module._apply = converted
+    try:
+        yield
+    finally:
+        torch.nn.Module._apply = usual
 
 
 def fake_like(tensor):

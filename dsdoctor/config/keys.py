@@ -35,6 +35,7 @@ OTHER_NAMES: Mapping[KeyPath, tuple[KeyPath, ...]] = {
     ("tensorboard", "logdir"): (("tensorboard", "output_path"),),
     ("csv_monitor", "output_dir"): (("csv_monitor", "output_path"),),
     ("csv_monitor", "log_dir"): (("csv_monitor", "output_path"),),
+    ("tensor_parallel", "tp_size"): (("tensor_parallel", "autotp_size"),),
     ("wandb", "entity"): (("wandb", "team"),),
     ("zero",): (("zero_optimization",),),
     ("zero_stage",): (("zero_optimization", "stage"),),
@@ -207,6 +208,9 @@ def meanings(context: ConfigContext, path: KeyPath, value: Any) -> list[KeyPath]
     same = [each for each in same if lookup(context.config, each) is None] or same
     if same and plain(same[0][-1]) == plain(name):
         return same
+    if value is None or (not here and name in COMMON_NAMES):
+        # nothing is to be moved; or any program that reads the same file may have meant it (seed, name, device)
+        return same
     elsewhere = [
         other for other in asked.sections if other.path not in CHOSEN_BY_NAME and _is_related(here, other.path)
     ]
@@ -247,11 +251,17 @@ def by_spelling(name: str, names: Iterable[str]) -> tuple[str, ...]:
 
     >>> by_spelling("offload_optimzer", ["offload_optimizer", "offload_param"]), by_spelling("gradient", ["gradient_clipping"])
     (('offload_optimizer',), ())
+    >>> by_spelling("max_train_batch_size", ["train_batch_size"])
+    ()
     """
     typed = plain(name)
     if len(name) > MAX_NAME_LENGTH or len(typed) < 2:
         return ()
-    scores = {known: distance(typed, plain(known)) for known in set(names) if abs(len(plain(known)) - len(typed)) <= 4}
+    scores = {
+        known: distance(typed, plain(known))
+        for known in set(names)
+        if abs(len(plain(known)) - len(typed)) <= 4 and not _has_a_word_more(words(name), words(known))
+    }
     allowed = 1 if len(typed) <= 5 else 2 if len(typed) <= 12 else 3
     best = min(scores.values(), default=allowed + 1)
     if best > allowed:
@@ -352,6 +362,20 @@ def _alike(typed: list[str], known: list[str]) -> int:
     return UNLIKE
 
 
+def _has_a_word_more(typed: list[str], known: list[str]) -> bool:
+    """Whether a whole word of some letters is what a name has more: that is another name, and no slip of the finger.
+
+    >>> _has_a_word_more(["max", "size"], ["size"]), _has_a_word_more(["a", "size"], ["size"])
+    (True, False)
+    """
+    rest = list(typed)
+    for word in known:
+        if word not in rest:
+            return False
+        rest.remove(word)
+    return len(rest) == 1 and len(rest[0]) >= 3
+
+
 def _in_order(few: list[str], many: list[str]) -> bool:
     """Whether all words stand in a longer list, in this order."""
     rest = iter(many)
@@ -405,7 +429,8 @@ def _fits(asked: Asked, path: KeyPath, value: Any) -> bool:
         return (section is None) != isinstance(value, dict) or (section is not None and isinstance(value, bool))
     # another program's section of nearly the same name has other keys
     telling = [str(key) for key in value if key not in COMMON_NAMES]
-    return not telling or section.open or any(key in section.names or nearest(key, section.names) for key in telling)
+    by_class = section.open or path in CHOSEN_BY_NAME
+    return not telling or by_class or any(key in section.names or nearest(key, section.names) for key in telling)
 
 
 def _names(asked: Asked, section: Section) -> list[str]:

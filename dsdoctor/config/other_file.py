@@ -24,12 +24,19 @@ ACCELERATE = {
     *("compute_environment", "distributed_type", "deepspeed_config", "num_machines", "num_processes", "machine_rank"),
     *("main_training_function", "fsdp_config", "downcast_bf16", "rdzv_backend", "same_network", "tpu_use_cluster"),
 }
+PLUGIN = {"zero_stage", "zero3_init_flag", "offload_optimizer_device", "deepspeed_config_file", "deepspeed_hostfile"}
+"""Keys of accelerate's deepspeed_config."""
 TRAINER = {
     *("output_dir", "per_device_train_batch_size", "per_device_eval_batch_size", "num_train_epochs", "learning_rate"),
     *("lr_scheduler_type", "logging_steps", "save_steps", "save_strategy", "eval_strategy", "evaluation_strategy"),
     *("warmup_ratio", "warmup_steps", "max_steps", "gradient_checkpointing", "report_to", "dataloader_num_workers"),
     *("save_total_limit", "weight_decay", "adam_beta1", "adam_beta2", "remove_unused_columns", "model_name_or_path"),
 }
+FRAMEWORKS = {
+    *("base_model", "micro_batch_size", "sequence_len", "sample_packing", "num_epochs", "val_set_size", "lora_r"),
+    *("actor_rollout_ref", "algorithm", "exp_manager", "trainer", "data", "model", "adapter"),
+}
+"""Of axolotl, verl and NeMo: several together, and none of DeepSpeed's keys."""
 MODEL = {"model_type", "architectures", "hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads"}
 HOLDERS = ("deepspeed", "deepspeed_config", "ds_config", "deepspeed_plugin", "strategy", "config")
 """Keys under which others hold the configuration, or the name of its file."""
@@ -96,7 +103,8 @@ def _content(text: str) -> Any:
 
 def _of_another_program(names: set[str], members: Mapping[str, Any], text: str, file: str) -> Finding | None:
     named, quoted = _named_file(members, text), _quoted(file)
-    if len(names & ACCELERATE) > 1:
+    plugin = members.get("deepspeed_config")
+    if len(names & ACCELERATE) > 1 or (isinstance(plugin, dict) and set(plugin) & PLUGIN):
         return book.finding(
             "config-other-file",
             Severity.ERROR,
@@ -108,6 +116,8 @@ def _of_another_program(names: set[str], members: Mapping[str, Any], text: str, 
     holder = next((key for key in HOLDERS if isinstance(members.get(key), dict) and set(members[key]) & OURS), "")
     if holder:
         return book.finding("config-other-file", Severity.ERROR, case="wrapped", file=file, holder=holder)
+    if len(names & FRAMEWORKS) > 1:
+        return book.finding("config-other-file", Severity.ERROR, case="framework", file=file, named=named)
     if len(names & TRAINER) > 1:
         return book.finding(
             "config-other-file",

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsdoctor.config.answer import Asked, Key, KeyPath, Section
-from dsdoctor.config.keys import CHOSEN_BY_NAME
+from dsdoctor.config.keys import CHOSEN_BY_NAME, COMMON_NAMES
 
 BASE = {"train_batch_size": 8}
 OTHER_LETTER = "x"
@@ -134,4 +134,4 @@ def keys_moved_in(asked: Asked) -> Iterator[Mistake]:
             )
 
 
-TOO_COMMON: tuple[tuple[str, str], ...] = ()
+TOO_COMMON: tuple[tuple[str, str], ...] = tuple((name, "") for name in sorted(COMMON_NAMES))

@@ -70,12 +70,15 @@ def test_the_keys_of_transformers_are_its_arguments() -> None:
         ({"zero_optimisation": {"stge": 3}}, ("zero_optimization",)),
         ({"zero_optimisation": {}}, ("zero_optimization",)),
         ({"comm_logger": {"enabled": True}}, ("comms_logger",)),
+        ({"seed": 1234}, None),
+        ({"max_train_batch_size": None}, None),
         ({"tensorboards": {"job_name": "x", "output_paths": "y"}}, ("tensorboard",)),
     ],
 )
 def test_a_section_is_known_by_its_keys_too(config: dict[str, Any], meant: tuple[str, ...] | None) -> None:
     found = verdicts({**BASE, **config})[0]
 
+    assert found.path == tuple(config)
     assert found.correction == (Correction(path=tuple(config), to=meant) if meant else None)
     assert found.finding.rule == ("config-key-misspelt" if meant else "config-key-ignored")
 
@@ -109,6 +112,25 @@ def test_names_that_others_give_are_told_with_deepspeeds() -> None:
         Correction(path=("log_interval",), to=("steps_per_print",)),
         Correction(path=("max_grad_norm",), to=("gradient_clipping",)),
     ]
+
+
+def test_a_tensor_parallel_size_is_the_one_of_training() -> None:
+    """``tp.tp_size`` is of inference: a training takes no notice of it."""
+    path = ("tensor_parallel", "tp_size")
+    refusal = Refusal(paths=(path,), kind="extra_forbidden", message="Extra", model="TPTrainingConfig")
+    (found,) = verdicts({**BASE, "tensor_parallel": {"tp_size": 4}}, answer={"refusals": (refusal,)})
+
+    assert found.correction == Correction(path=path, to=("tensor_parallel", "autotp_size"))
+
+
+def test_params_are_known_whatever_is_in_them() -> None:
+    (found,) = [
+        each
+        for each in verdicts({**BASE, "optimizer": {"type": "SGD", "parms": {"lr": 0.5}}})
+        if each.path[-1:] == ("parms",)
+    ]
+
+    assert found.correction == Correction(path=("optimizer", "parms"), to=("optimizer", "params"))
 
 
 def test_a_learning_rate_at_the_top_makes_no_optimizer_out_of_itself() -> None:

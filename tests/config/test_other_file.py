@@ -28,6 +28,7 @@ OTHERS: dict[str, tuple[str, str]] = {
         json.dumps({"distributed_type": "DEEPSPEED", "num_processes": 8, "deepspeed_config": {"zero_stage": 2}}),
         "--accelerate",
     ),
+    "accelerate's plugin alone": (json.dumps({"deepspeed_config": {"zero_stage": 2}}), "--accelerate"),
     "accelerate with a file": (
         ACCELERATE.replace("  zero_stage: 3", "  deepspeed_config_file: conf/ds.json"),
         "dsdoctor config conf/ds.json --accelerate",
@@ -39,6 +40,12 @@ OTHERS: dict[str, tuple[str, str]] = {
     "Trainer, its whole configuration": (json.dumps({**TRAINER, "deepspeed": OURS}), "has one under deepspeed"),
     "wrapped": (json.dumps({"name": "x", "ds_config": OURS}), "has one under ds_config"),
     "a framework's YAML": ("base_model: a/b\nmicro_batch_size: 2\ndeepspeed: ds/zero3.json\n", "config ds/zero3.json"),
+    "axolotl, with arguments of the Trainer's names": (
+        "base_model: a/b\nsequence_len: 64\nlearning_rate: 2e-4\nwarmup_steps: 9\ndeepspeed: ds/zero3.json\n",
+        "training framework's configuration, not DeepSpeed's: check the DeepSpeed configuration that it names: "
+        "python -m dsdoctor config ds/zero3.json",
+    ),
+    "verl": ("data:\n  x: 1\nactor_rollout_ref:\n  y: 2\ntrainer:\n  nnodes: 1\n", "training framework's"),
     "a model": (json.dumps({"model_type": "llama", "hidden_size": 64, "vocab_size": 9}), "--model"),
     "YAML": ("train_batch_size: 8\nzero_optimization:\n  stage: 3\n", "is YAML"),
     "YAML with a list": ("train_batch_size: 8\nbetas:\n- 0.9\n- 0.99\n", "is YAML"),
