@@ -1,0 +1,91 @@
+"""No input of any reader ends in a traceback, a defect or a hang; each is made of its number. See readers.py."""
+
+from pathlib import Path
+
+import pytest
+
+from dsdoctor.core.errors import NotWritten
+from dsdoctor.core.files import append_text
+from tests.cli.runner import run
+from tests.each import each
+from tests.fuzz.readers import READERS, SHARES, Place, Words
+from tests.fuzz.run import failures, tried
+from tests.source import PACKAGE
+
+SEED = "a seed"
+
+
+@each("reader", list(READERS))
+def test_a_few_inputs_of_each_reader_end_in_a_verdict_or_a_sentence(reader: str) -> None:
+    assert list(failures(reader, range(5), seed=SEED)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reader", READERS)
+def test_some_inputs_of_each_reader_end_in_a_verdict_or_a_sentence(reader: str) -> None:
+    assert list(failures(reader, range(5, 105), seed=SEED)) == []
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("reader", READERS)
+def test_all_inputs_of_each_reader_end_in_a_verdict_or_a_sentence(reader: str) -> None:
+    assert list(failures(reader, range(105, 105 + SHARES[reader]), seed=SEED)) == []
+
+
+def test_all_together_are_200_000() -> None:
+    assert sum(SHARES.values()) == 200_000
+
+
+def test_a_traceback_is_found_where_there_is_one(tmp_path: Path) -> None:
+    class Broken(Place):
+        def ask(self, words: Words, stdin: bytes = b"") -> tuple[int, str, str]:
+            raise KeyError("broken")
+
+    assert "KeyError: 'broken'" in tried("machines", 0, SEED, Broken(tmp_path))[2]
+
+
+@each("status, out", [(5, ""), (0, "a\x1b[2Jb"), (0, "Traceback (most recent call last):")])
+def test_an_end_that_is_none_is_found(status: int, out: str, tmp_path: Path) -> None:
+    class Odd(Place):
+        def ask(self, words: Words, stdin: bytes = b"") -> tuple[int, str, str]:
+            return status, out, ""
+
+    folder = tmp_path / f"{status}{len(out)}"
+    folder.mkdir()
+    assert tried("machines", 0, SEED, Odd(folder))[2]
+
+
+def test_what_is_not_read_by_any_reader_is_ours() -> None:
+    """TOML has no reader here: the only files of it are the book of rules."""
+    users = {path.name for path in PACKAGE.rglob("*.py") if "tomllib" in path.read_text()}
+
+    assert users == {"store.py"}
+
+
+@each(
+    "command",
+    [
+        ("trace", "show"),
+        ("trace", "show", "--headroom", "float16"),
+        ("diagnose",),
+        ("checkpoint",),
+        ("compare", "."),
+        ("verify",),
+        ("pick",),
+    ],
+)
+def test_a_link_that_leads_to_itself_is_a_sentence(command: tuple[str, ...], tmp_path: Path) -> None:
+    loop = tmp_path / "-".join(command)
+    loop.symlink_to(loop.name)
+
+    done = run(*command, str(loop))
+
+    assert done.returncode in {0, 2}
+    assert done.stdout or done.stderr.startswith("✗ ")
+
+
+def test_nothing_is_added_to_a_link_that_leads_to_itself(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+
+    with pytest.raises(NotWritten):
+        append_text(tmp_path / "loop", "x")
