@@ -8,7 +8,7 @@ from dsdoctor.core.errors import NotWritten
 from dsdoctor.core.files import append_text
 from tests.cli.runner import run
 from tests.each import each
-from tests.fuzz.readers import READERS, SHARES, Place, Words
+from tests.fuzz.readers import READERS, SHARES, SNAPSHOTS, Place, Words
 from tests.fuzz.run import failures, tried
 from tests.source import PACKAGE
 
@@ -17,19 +17,19 @@ SEED = "a seed"
 
 @each("reader", list(READERS))
 def test_a_few_inputs_of_each_reader_end_in_a_verdict_or_a_sentence(reader: str) -> None:
-    assert list(failures(reader, range(5), seed=SEED)) == []
+    assert list(failures(reader, range(3), seed=SEED)) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reader", READERS)
 def test_some_inputs_of_each_reader_end_in_a_verdict_or_a_sentence(reader: str) -> None:
-    assert list(failures(reader, range(5, 105), seed=SEED)) == []
+    assert list(failures(reader, range(3, 103), seed=SEED)) == []
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("reader", READERS)
 def test_all_inputs_of_each_reader_end_in_a_verdict_or_a_sentence(reader: str) -> None:
-    assert list(failures(reader, range(105, 105 + SHARES[reader]), seed=SEED)) == []
+    assert list(failures(reader, range(103, 103 + SHARES[reader]), seed=SEED)) == []
 
 
 def test_all_together_are_200_000() -> None:
@@ -71,11 +71,11 @@ def test_what_is_not_read_by_any_reader_is_ours() -> None:
         ("checkpoint",),
         ("compare", "."),
         ("verify",),
-        ("pick",),
+        ("pick", "--machine", str(SNAPSHOTS[0])),
     ],
 )
 def test_a_link_that_leads_to_itself_is_a_sentence(command: tuple[str, ...], tmp_path: Path) -> None:
-    loop = tmp_path / "-".join(command)
+    loop = tmp_path / f"{len(list(tmp_path.iterdir()))}"
     loop.symlink_to(loop.name)
 
     done = run(*command, str(loop))
