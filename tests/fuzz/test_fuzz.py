@@ -1,11 +1,15 @@
 """No input of any reader ends in a traceback, a defect or a hang; each is made of its number. See readers.py."""
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dsdoctor.checks import examine
 from dsdoctor.core.errors import NotWritten
 from dsdoctor.core.files import append_text
+from tests.checks.sick import H100, healthy
 from tests.cli.runner import run
 from tests.each import each
 from tests.fuzz.readers import READERS, SHARES, SNAPSHOTS, Place, Words
@@ -89,3 +93,38 @@ def test_nothing_is_added_to_a_link_that_leads_to_itself(tmp_path: Path) -> None
 
     with pytest.raises(NotWritten):
         append_text(tmp_path / "loop", "x")
+
+
+LONG = "9" * 5000
+"""More digits than int() takes: packaging raises a plain ValueError for it, which is no InvalidVersion."""
+
+
+def test_no_reader_catches_less_than_packaging_raises() -> None:
+    narrow = [
+        f"{path.name}: {line.strip()}"
+        for path in PACKAGE.rglob("*.py")
+        for line in path.read_text().splitlines()
+        if re.search(r"(?:except|suppress).*Invalid(?:Version|Specifier|Requirement)", line)
+    ]
+
+    assert narrow == []
+
+
+@pytest.mark.slow
+@each("name", ["setuptools", "pip", "torch", "deepspeed"])
+def test_a_version_of_too_many_digits_breaks_no_check_and_no_plan(name: str, tmp_path: Path) -> None:
+    for machine in SNAPSHOTS[:2]:
+        text = machine.read_text()
+        file = tmp_path / f"{name}-{machine.name}"
+        file.write_text(re.sub(rf'(\\?"{name}\\?": ?\\?")[\d.]+', lambda found: found[1] + LONG, text))
+        for command in ("check", "plan"):
+            done = run(command, "--machine", str(file), "--offline", "--json")
+            assert done.returncode in {0, 1, 3}
+            assert "check-broken" not in done.stdout
+
+
+@each("capability", ["", "8", "x", "8.x", LONG, "8.6.1"])
+def test_a_capability_that_is_none_breaks_no_check(capability: str) -> None:
+    machine = healthy(gpus=(replace(H100, capability=capability),))
+
+    assert "check-broken" not in [finding.rule for topic in examine(machine) for finding in topic.findings]
