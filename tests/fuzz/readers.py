@@ -83,7 +83,8 @@ class Place:
         self.wheel = wheel(self.wheels, contents(b""))
         trace = TRACES / "fp32"
         shutil.copytree(trace, folder / "trace")
-        self.files = [str(path) for path in sorted(folder.iterdir())] + [
+        pipe = folder / "pipe"  # what is written to a pipe waits for a reader, as a shell's > does: nobody is given it
+        self.files = [str(path) for path in sorted(folder.iterdir()) if path != pipe] + [
             str(folder / "none"),
             str(self.wheel),
             "\udcff",
