@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from dsdoctor.builder.build import BuildOutcome, BuildScreen, build
 from dsdoctor.builder.plan.choices import accelerator_of
@@ -209,7 +209,7 @@ def _asked_version(order: BuildOrder, observation: Observation) -> Version | Non
         return None
     try:
         return Version(spec)
-    except InvalidVersion:
+    except ValueError:
         raise UsageError(
             f"--source {spec} is not a version, and an index has only releases", hint="add --build"
         ) from None
@@ -221,5 +221,5 @@ def _is_version(installed: str, source: str | None) -> bool:
         return True
     try:
         return Version(installed).public == Version(source).public
-    except InvalidVersion:
+    except ValueError:
         return False

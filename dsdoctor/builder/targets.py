@@ -16,7 +16,7 @@ from itertools import product
 from pathlib import Path
 
 from filelock import FileLock
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from dsdoctor.core.children import parse_answer
 from dsdoctor.core.errors import BuildFailed, ImpossiblePlan, UsageError
@@ -390,7 +390,7 @@ def _python_release(path: str) -> Version:
 def _check_torch(torch: str, cudas: tuple[str, ...]) -> None:
     try:
         build = Version(torch).local
-    except InvalidVersion:
+    except ValueError:
         raise UsageError(f"--torch {torch!r} is not a version", hint="--torch 2.14.1") from None
     if build and cudas:
         raise UsageError(f"--torch {torch} already names its build, which --cuda contradicts", hint="omit one of them")

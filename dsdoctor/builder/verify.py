@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from dsdoctor.builder.wheel.index import (
     Digests,
@@ -204,9 +204,13 @@ def judge_listing(wheel: Path, listed: Mapping[str, Digests]) -> tuple[Finding, 
 def version_of(wheel: ListedWheel) -> Version:
     """The public version that a wheel's name says, 0 for a name that says none."""
     named = facts_of_name(wheel.name)
+    return _public(named.version if named else "0")
+
+
+def _public(version: str) -> Version:
     try:
-        return Version(Version(named.version).public) if named else Version("0")
-    except InvalidVersion:
+        return Version(Version(version).public)
+    except ValueError:
         return Version("0")
 
 
@@ -240,8 +244,13 @@ def _lacks(ops: tuple[str, ...], built: DeepSpeed) -> tuple[Finding, ...]:
 def _worth(candidate: Candidate) -> tuple[bool, Version, int, int, str]:
     built = candidate.built
     doubts = sum(finding.severity is Severity.WARNING for finding in candidate.findings)
-    version = Version(built.version) if built else Version("0")
-    return candidate.fits, Version(version.public), len(built.installed_ops) if built else 0, -doubts, candidate.wheel
+    return (
+        candidate.fits,
+        _public(built.version if built else "0"),
+        len(built.installed_ops) if built else 0,
+        -doubts,
+        candidate.wheel,
+    )
 
 
 def verify(python: str, machine: Path | None, wheel: Path | None, *, load: bool = False) -> Verified:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from dsdoctor.core import machine as needs
-from dsdoctor.core.architectures import lacking_instructions, order, says_nothing
+from dsdoctor.core.architectures import lacking_instructions, numeric, order, says_nothing
 from dsdoctor.core.deepspeed_install import library_of
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.machine import DeepSpeed, Machine
@@ -143,7 +143,7 @@ def op_not_claimed(machine: Machine) -> Iterator[Finding]:
 def no_kernel_image(machine: Machine) -> Iterator[Finding]:
     """An op holds no code that a GPU here can run."""
     built = machine.deepspeed
-    for capability in sorted({gpu.capability for gpu in machine.visible_gpus}) if built else ():
+    for capability in numeric([gpu.capability for gpu in machine.visible_gpus]) if built else ():
         lost = [op for op, inside in built.sm_arch.items() if not _serves(inside, capability)] if built else []
         if built and lost:
             inside = sorted({name.split("_")[0] for op in lost for name in built.sm_arch[op]})

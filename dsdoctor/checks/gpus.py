@@ -59,7 +59,7 @@ def gpu_not_in_torch(machine: Machine) -> Iterator[Finding]:
     torch = machine.torch
     if not torch or not torch.arch_list:
         return
-    for capability in sorted({gpu.capability for gpu in machine.visible_gpus}):
+    for capability in numeric([gpu.capability for gpu in machine.visible_gpus]):
         by_ptx = any(order(built) <= order(capability) for built in numeric(torch.ptx))
         if not by_ptx and not any(_runs(built, capability) for built in numeric(torch.arch_list)):
             yield book.finding(

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from dsdoctor.core import machine as needs
 from dsdoctor.core.finding import Finding, Severity, Step, step
@@ -174,8 +174,8 @@ def _broken_beyond_reading(machine: Machine) -> str | None:
 def _older(version: str, than: Version) -> bool:
     try:
         return Version(version) < than
-    except InvalidVersion:
-        match = re.match(r"\d+(?:\.\d+)*", version)
+    except ValueError:
+        match = re.match(r"\d{1,9}(?:\.\d{1,9})*", version)
         return match is not None and Version(match[0]) < than
 
 

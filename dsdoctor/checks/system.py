@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Iterator
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.machine import Machine
@@ -64,7 +64,7 @@ def torch_extensions_permission(machine: Machine) -> Iterator[Finding]:
 def _at_least(version: str, least: Version) -> bool:
     try:
         return Version(version) >= least
-    except InvalidVersion:
+    except ValueError:
         return False
 
 

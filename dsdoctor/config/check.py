@@ -8,9 +8,9 @@ from pathlib import Path
 from dsdoctor.builder.plan.choices import accelerator_of
 from dsdoctor.builder.source.fetch import lay_out
 from dsdoctor.builder.source.op_loads import ops_of_config
-from dsdoctor.builder.source.training_config import training_configs
+from dsdoctor.builder.source.training_config import MAX_CONFIG_BYTES, training_configs
 from dsdoctor.config.answer import Asked, ConfigContext, Correction, Request, Verdict, ask, dotted, walk
-from dsdoctor.config.document import MAX_CONFIG_BYTES, ReadConfig, correct, exists, parse, text_of
+from dsdoctor.config.document import ReadConfig, correct, exists, parse, text_of
 from dsdoctor.config.huggingface import filled_lines
 from dsdoctor.config.judge import ConfigJudged, Fixed, corrections_of, judge
 from dsdoctor.config.keys import stages_written

@@ -5,22 +5,17 @@ import binascii
 import contextlib
 import copy
 import json
-import math
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import hjson
-
+from dsdoctor.builder.source.training_config import MAX_CONFIG_BYTES, load_hjson
 from dsdoctor.config.answer import Correction, KeyPath, lookup
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.files import read_limited
 
-MAX_CONFIG_BYTES = 1 << 20
-"""A large configuration has a hundredth of it."""
 MIN_BASE64_LENGTH = 8
 """A shorter word is the name of a file that is not there."""
 FROM_BASE64 = "the base64 configuration"
@@ -110,14 +105,10 @@ def parse(text: str, name: str) -> ReadConfig:
     ({'stage': 2}, True)
     """
     try:
-        config = hjson.loads(text, object_pairs_hook=_without_repeats, parse_float=_finite)
-    except (ValueError, RecursionError) as error:
+        config = load_hjson(text)
+    except ValueError as error:
         hint = f"{HINT}; {TO_THE_END}" if any(map(_lacks_quotes, text.splitlines())) else HINT
         raise UsageError(f"{name} is not a DeepSpeed configuration: {error}", hint=hint) from None
-    except Exception as error:
-        # DeepSpeed reads it with the same parser, and ends in the same way
-        why = f"hjson fails with {type(error).__name__}: {error}"
-        raise UsageError(f"{name} is not a DeepSpeed configuration: {why[:200]}", hint=HINT) from None
     if not isinstance(config, dict):
         raise UsageError(
             f"{name} is not a DeepSpeed configuration, which is a JSON object: {str(config)[:60]!r}", hint=HINT
@@ -200,21 +191,6 @@ def _is_json(text: str) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
-
-
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """As DeepSpeed does: a key that stands there twice is an error."""
-    if repeated := sorted(name for name, times in Counter(name for name, _ in pairs).items() if times > 1):
-        raise ValueError(f"{', '.join(repeated)} occurs twice, which DeepSpeed rejects")
-    return dict(pairs)
-
-
-def _finite(number: str) -> float:
-    """A number with a fraction or an exponent. Raises ValueError for one that is too large, at which hjson fails."""
-    value = float(number)
-    if math.isinf(value):
-        raise ValueError(f"{number[:40]} is too large for a number")
-    return value
 
 
 def _lacks_quotes(line: str) -> bool:

@@ -184,6 +184,7 @@ STEERING = frozenset(
 )
 """Variables of communication whose values are devices, addresses, files and the words of their libraries: none holds a secret."""
 PLAIN = re.compile(r"[\w.,:;=^/%+~*\[\] -]{0,256}")
+FOLDER_IN_VALUE = re.compile(r"[/~.$][^\s:;\"\']*")
 INTERPRETER = re.compile(r"(?:python|pypy|bash|sh|dash|zsh|perl|ruby|node)[\d.]*")
 BETWEEN, IN_ADDRESS = r"[:;,?&#@\"'=\\]+", r"[:;,?&#@\"'=\\/]+"
 MIN_LIKENESS = 0.75
@@ -534,73 +535,102 @@ class RedactingHost:
     """A Host that passes every question on to another, and whose answers may be written down: no error quotes what is hidden.
 
     Whoever only looks asks through this, so that nothing else ever gets into a Machine or a snapshot. A command still runs in the
-    whole environment; what it answers when it succeeds is whole, what it complains of is not.
+    whole environment; what it answers when it succeeds is whole, what it complains of is not. A folder that is shown without its
+    token is asked about as it is: what is shown of a variable stands for its real value in every later question.
     """
 
     def __init__(self, host: Host) -> None:
         self._host = host
+        self._real: dict[str, str] = {}
         # not asked as a question: a Recorder would write it down
         self._hidden = Hidden(host.environment() if isinstance(host, LocalHost) else {})
 
     def variable(self, name: str) -> str | None:
         value = self._host.variable(name)
-        return None if value is None else variable(name, value)
+        return None if value is None else self._shown_value(name, value)
 
     def variables(self, prefix: str) -> dict[str, str]:
-        return {name: variable(name, value) for name, value in self._host.variables(prefix).items()}
+        return {name: self._shown_value(name, value) for name, value in self._host.variables(prefix).items()}
 
     def names(self, prefix: str) -> tuple[str, ...]:
         return self._host.names(prefix)
 
     def read(self, path: str) -> str | None:
-        return self._host.read(path)
+        return self._host.read(self._asked(path))
 
     def search(self, path: str, pattern: str, *, most: int = 64) -> str:
-        return self._host.search(path, pattern, most=most)
+        return self._host.search(self._asked(path), pattern, most=most)
 
     def glob(self, pattern: str) -> tuple[str, ...]:
-        return self._host.glob(pattern)
+        return tuple(map(self._shown, self._host.glob(self._asked(pattern))))
 
     def exists(self, path: str) -> bool:
-        return self._host.exists(path)
+        return self._host.exists(self._asked(path))
 
     def age(self, path: str) -> float | None:
-        return self._host.age(path)
+        return self._host.age(self._asked(path))
 
     def holder(self, path: str) -> FileHolder | None:
-        return self._host.holder(path)
+        return self._host.holder(self._asked(path))
 
     def shared_memory(self, folder: str) -> SharedMemory | None:
-        return self._host.shared_memory(folder)
+        return self._host.shared_memory(self._asked(folder))
 
     def writable(self, path: str) -> bool:
-        return self._host.writable(path)
+        return self._host.writable(self._asked(path))
 
     def which(self, name: str) -> str | None:
-        return self._host.which(name)
+        found = self._host.which(self._asked(name))
+        return None if found is None else self._shown(found)
 
     def resolve(self, path: str) -> str:
-        return self._host.resolve(path)
+        return self._shown(self._host.resolve(self._asked(path)))
 
     def free(self, path: str) -> int | None:
-        return self._host.free(path)
+        return self._host.free(self._asked(path))
 
     def distrust(self, path: str, inside: str = "", *, existing: bool = False) -> str | None:
-        return self._host.distrust(path, inside, existing=existing)
+        why = self._host.distrust(self._asked(path), self._asked(inside), existing=existing)
+        return None if why is None else self._shown(why)
 
     def cpus(self) -> int:
         return self._host.cpus()
 
     def run(self, argv: Sequence[str], *, timeout: float, env: Mapping[str, str] | None = None) -> Answer:
-        return self._redacted(self._host.run(argv, timeout=timeout, env=env))
+        changed = None if env is None else {name: self._asked(value) for name, value in env.items()}
+        return self._redacted(self._host.run([*map(self._asked, argv)], timeout=timeout, env=changed))
 
     def ask(self, python: str, script: str, *arguments: str, timeout: float) -> Answer:
-        return self._redacted(self._host.ask(python, script, *arguments, timeout=timeout))
+        asked = map(self._asked, arguments)
+        return self._redacted(self._host.ask(self._asked(python), script, *asked, timeout=timeout))
 
     def stop(self) -> None:
         self._host.stop()
 
+    def _shown_value(self, name: str, value: str) -> str:
+        shown = variable(name, value)
+        if shown != value:
+            for folder in FOLDER_IN_VALUE.findall(value):
+                parts, hidden = folder.split("/"), without_tokens(folder).split("/")
+                changed = [at for at, pair in enumerate(zip(parts, hidden, strict=False), 1) if pair[0] != pair[1]]
+                if changed and "/".join(hidden) in shown:
+                    # of two that look alike the first one is asked about
+                    self._real.setdefault("/".join(hidden[: changed[-1]]), "/".join(parts[: changed[-1]]))
+        return shown
+
+    def _asked(self, word: str) -> str:
+        """A word of a question with the real folder in the place of the shown one."""
+        for shown, real in self._real.items():
+            word = word.replace(shown, real)
+        return word
+
+    def _shown(self, text: str) -> str:
+        for shown, real in self._real.items():
+            text = text.replace(real, shown)
+        return text
+
     def _redacted(self, answer: Answer) -> Answer:
         # the answer itself is facts, which must not change where they happen to hold a word of somebody's flags
         stdout = answer.stdout if answer.ok else self._hidden.out_of(answer.stdout)
-        return replace(answer, stdout=stdout, stderr=self._hidden.out_of(answer.stderr))
+        stderr = self._hidden.out_of(answer.stderr)
+        return replace(answer, stdout=self._shown(stdout), stderr=self._shown(stderr))

@@ -448,6 +448,16 @@ KNOWN_PACKAGES = frozenset(
 file of one's own, whose name is anybody's to take on an index."""
 INSTALLS = re.compile(r"\bpip (?:install|download)\b")
 PACKAGE_FIELDS = frozenset({"package", "program", "wanted"})
+HOST_FIELDS = {"host": "HOST", "ip": "NODE"}
+PATH_FIELDS = frozenset({"path", "file", "script", "program", "error", "checkpoint_folder", "cache", "cache_aside"})
+NUMBER_FIELDS = frozenset({"pid", "port", "other_port", "python", "newest"})
+PATH_FORM = re.compile(r"(?!-)(?!\w+://)[\w./~+@%=,: -]+")
+"""Letters, digits and what stands in the names of files; no character that a shell or a glob takes for something else."""
+NUMBER_FORM = re.compile(r"\d{1,10}(?:\.\d{1,6}){0,3}", re.ASCII)
+NAME_FORM = re.compile(r"(?!-)[\w./:+\[\],<>=!~;@-]+", re.ASCII)
+"""A package with its versions, an address of an index, an architecture, an op: one word."""
+RUN_BY_STEP = re.compile(r"(?:\bpython|\bchmod \+x) \{(?P<name>\w+)")
+"""A file that a command runs, or makes one that can be run: a log chooses none."""
 LAUNCHER_PACKAGES = {"pdsh": "pdsh", "srun": "slurm-client", "mpirun_rsh": "mvapich2", "mpichversion": "mpich"}
 LONGEST = 160
 LAST_PORT = 65535
@@ -508,18 +518,28 @@ def known_package(name: str) -> str | None:
 
 
 def values_of_step(template: str, values: Mapping[str, str]) -> dict[str, str]:
-    """What a command may take of a log: no host, and of packages to install or download those that are known.
+    """What a command may take of a log: no host, nothing that it would run or make runnable, of packages to install or download
+    those that are known, and of all else what has the form of a path, a number or a name.
 
-    >>> values_of_step("pip install {wanted}", {"wanted": "evil>=1", "host": "h"})
-    {'wanted': 'PACKAGE', 'host': 'HOST'}
+    >>> values_of_step("pip install {wanted}", {"wanted": "evil>=1", "host": "h", "ip": "10.0.0.1"})
+    {'wanted': 'PACKAGE', 'host': 'HOST', 'ip': 'NODE'}
+    >>> values_of_step("ls -l {path}", {"path": "/data/a b"}), values_of_step("ls -l {path|MODEL}", {"path": "/a;id"})
+    ({'path': '/data/a b'}, {})
     """
-    taken = {**values, **({"host": "HOST"} if "host" in values else {})}
+    taken = {name: value for name, value in values.items() if _form_of(name).fullmatch(value) and value.isprintable()}
+    taken |= {name: without for name, without in HOST_FIELDS.items() if name in values}
+    for found in RUN_BY_STEP.finditer(template):
+        taken.pop(found["name"], None)
     if INSTALLS.search(template):
-        for field in PACKAGE_FIELDS & set(taken):
-            named = re.match(r"[\w.-]*\w", taken[field])
-            if named is None or known_package(named[0]) is None:
+        for field in PACKAGE_FIELDS & set(values):
+            named = re.match(r"[\w.-]*\w", values[field])
+            if field not in taken or named is None or known_package(named[0]) is None:
                 taken[field] = "PACKAGE"
     return taken
+
+
+def _form_of(name: str) -> re.Pattern[str]:
+    return NUMBER_FORM if name in NUMBER_FIELDS else PATH_FORM if name in PATH_FIELDS else NAME_FORM
 
 
 def _torch_again(torch: str, tag: str | None) -> dict[str, str]:

@@ -253,3 +253,17 @@ def test_no_key_of_deepspeed_is_taken_for_a_misspelt_one() -> None:
     classes = {name for name in dir(optim) if isinstance(getattr(optim, name), type)} - {"Optimizer"}
     assert {name for name in classes if name.lower() not in OPTIMIZERS} == set(TORCH_OPTIMIZERS)
     assert set(OPTIMIZERS) == set(DEEPSPEED_OPTIMIZERS)
+
+
+@pytest.mark.parametrize("text", ['{"a": 1e999}', "{a: -1.0e400}", '{"a": 1, "a": 2}', "[" * 5000, "{a: b", "\xff"])
+def test_a_number_that_is_too_large_is_one_error(text: str, tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_bytes(text.encode("latin-1"))
+
+    with pytest.raises(UsageError, match="is not a DeepSpeed configuration"):
+        read_config(tmp_path / "ds.json")
+
+
+def test_very_many_keys_are_read_at_once(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text("{" + ",".join(f'"{number}": 1' for number in range(60_000)) + "}")
+
+    assert len(read_config(tmp_path / "ds.json")) == 60_000

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from dsdoctor.checks.gpus import ACCELERATORS
 from dsdoctor.core.architectures import KNOWN, NAMED
+from dsdoctor.core.host import LocalHost
 from dsdoctor.core.redaction import WORDS, Hidden, RedactingHost, command, flags, index_url, url, urls, variable
 from dsdoctor.core.snapshot import RecordedHost, Recorder, Snapshot, save
 from dsdoctor.probe.paths import include_dirs
@@ -304,3 +305,27 @@ def test_a_snapshot_holds_no_planted_token_and_folders_still_count(disk: Disk, t
 
 def test_a_snapshot_of_no_processor_is_one_of_one() -> None:
     assert [RecordedHost(Snapshot(answers={"cpus": number})).cpus() for number in (-1, 0, 3)] == [1, 1, 3]
+
+
+@each("name", ["CUDA_HOME", "CUDAToolkit_ROOT", "CXX"])
+def test_a_question_is_asked_with_the_real_folder_and_only_its_answer_is_redacted(name: str, tmp_path: Path) -> None:
+    token = "hf_" + "aB3" * 12
+    real = tmp_path / token / name
+    (real / "bin").mkdir(parents=True)
+    (real / "bin" / "nvcc").write_text("#!/bin/sh\nhome=${0%/bin/nvcc}; echo 12.8 at $home; echo lost $home >&2\n")
+    (real / "bin" / "nvcc").chmod(0o755)
+    value = f"{real}/bin/nvcc -DX=y" if name == "CXX" else str(real)
+    shown = f"{tmp_path}/.../{name}"
+    recorder = Recorder(LocalHost(env={name: value, "PATH": "/usr/bin:/bin"}))
+
+    assert (recorder.variable(name) or "").startswith(shown)
+    nvcc = f"{shown}/bin/nvcc"
+    assert recorder.exists(nvcc)
+    assert (recorder.read(nvcc) or "").startswith("#!")
+    assert recorder.glob(f"{shown}/bin/*") == (nvcc,)
+    assert recorder.resolve(nvcc) == nvcc
+    answer = recorder.run([nvcc], timeout=20)
+    assert (answer.stdout, answer.stderr) == (f"12.8 at {shown}\n", f"lost {shown}\n")
+    save(recorder.snapshot, tmp_path / "machine.json", home="/none")
+    kept = (tmp_path / "machine.json").read_text()
+    assert (nvcc in kept, token in kept) == (True, False)

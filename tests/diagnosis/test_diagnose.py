@@ -241,13 +241,18 @@ def test_a_failure_that_nothing_explains_shows_its_first_error_line() -> None:
     assert diagnosis.findings[0].evidence[0] == "line 3: my.package.OwnError: 42"
 
 
-def test_what_a_log_says_is_quoted_in_commands() -> None:
-    log = ["PermissionError: [Errno 13] Permission denied: '/x/.cache/torch_extensions/$(reboot);x'"]
-
-    finding = diagnose(log).findings[0]
+@each(
+    "folder, command",
+    [
+        ("/x y/.cache/torch_extensions", "ls -ld '/x y/.cache/torch_extensions'"),
+        ("/x/.cache/torch_extensions/$(reboot);x", "ls -ld ~/.cache/torch_extensions"),
+    ],
+)
+def test_what_a_log_says_is_quoted_in_commands(folder: str, command: str) -> None:
+    finding = diagnose([f"PermissionError: [Errno 13] Permission denied: '{folder}'"]).findings[0]
 
     assert finding.fix is not None
-    assert "ls -ld '/x/.cache/torch_extensions/$(reboot);x'" in finding.fix.commands
+    assert command in finding.fix.commands
 
 
 def test_repeats_are_counted_and_reported_once() -> None:

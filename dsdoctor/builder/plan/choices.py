@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from dsdoctor.core.architectures import OLDEST, check_known, compiled_by, numeric, parse_architectures
 from dsdoctor.core.build_models import Choice, OpPlan, ToolkitPlan
@@ -190,7 +190,7 @@ def choose_local_version(torch: Torch, accelerator: str, request: BuildRequest) 
         because = "--local-version"
     try:
         normal = (Version(f"0+{local}").local or "") if local else ""
-    except InvalidVersion:
+    except ValueError:
         raise UsageError(
             f"{local!r} is not a local version: PEP 440 allows letters, digits and dots",
             hint="--local-version cu13.0.torch2.14",
@@ -233,7 +233,7 @@ def _missing_packages(machine: Machine) -> list[str]:
         return ["setuptools"]
     try:
         complete = Version(setuptools) >= SETUPTOOLS_WITH_BDIST_WHEEL
-    except InvalidVersion:
+    except ValueError:
         complete = False
     return [] if complete or machine.package("wheel") else ["wheel"]
 

@@ -23,8 +23,8 @@ from shlex import quote
 
 import msgspec
 from filelock import FileLock
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.version import InvalidVersion, Version
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 from dsdoctor.core.errors import BuildFailed, DoctorError, ImpossiblePlan, UsageError, is_full
 from dsdoctor.core.files import open_new, open_regular, read_limited, real_path, sha256_of, write_bytes
@@ -77,7 +77,7 @@ def _of_deepspeed(line: str) -> str:
     """
     try:
         wanted = Requirement(re.sub(r"(^|\s)#.*$", "", line).strip())
-    except InvalidRequirement:
+    except ValueError:
         return ""
     holds = wanted.marker is None or wanted.marker.evaluate()
     return str(wanted.specifier) if wanted.name.lower() == "deepspeed" and holds else ""
@@ -86,7 +86,7 @@ def _of_deepspeed(line: str) -> str:
 def _version(path: Path) -> Version:
     try:
         return Version(path.name.removeprefix("deepspeed-").removesuffix(".tar.gz"))
-    except InvalidVersion:
+    except ValueError:
         return Version("0")
 
 

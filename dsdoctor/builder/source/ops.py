@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 from packaging.specifiers import SpecifierSet
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from dsdoctor.builder.source.fetch import NEWEST, LaidOut, digest, lay_out, without_steering
 from dsdoctor.core.architectures import KNOWN, numeric
@@ -129,7 +129,7 @@ def known_breakage(op: Op, deepspeed: str, cuda: Cuda | None) -> str | None:
     """
     try:
         version = Version(deepspeed.split("+")[0])
-    except InvalidVersion:
+    except ValueError:
         return None
     for broken in op.broken:
         above = broken.cuda_from is None or (cuda is not None and cuda >= broken.cuda_from)

@@ -6,6 +6,8 @@ refuse or misread, is an error. "auto", which Transformers and Accelerate fill i
 
 import difflib
 import itertools
+import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,9 @@ import hjson
 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.files import read_limited
+
+MAX_CONFIG_BYTES = 1 << 20
+"""A large configuration has a hundredth of it."""
 
 OPTIMIZERS = ("adagrad", "adam", "adamw", "lamb", "lion", "muadam", "muadamw", "musgd", "muon")
 """DeepSpeed's own, which it knows in any case of letters; every other name is taken from torch.optim as it is written."""
@@ -197,11 +202,25 @@ ANYWHERE = {"type", "params", "stage", "device", "enabled", "passes", "writer", 
 """Names that say nothing about the section they belong to."""
 
 
+def load_hjson(text: str) -> Any:
+    """What a text says to DeepSpeed, which reads it with the same parser and ends where that fails. Raises ValueError.
+
+    >>> load_hjson("{stage: 2 # comment\\n}"), load_hjson("[1]")
+    ({'stage': 2}, [1])
+    """
+    try:
+        return hjson.loads(text, object_pairs_hook=_without_repeats, parse_float=_finite)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+    except Exception as error:
+        raise ValueError(f"hjson fails with {type(error).__name__}: {error}"[:200]) from None
+
+
 def read_config(path: Path) -> dict[str, Any]:
     """Read a configuration file. Raises UsageError when it is no object."""
     try:
-        config = hjson.loads(read_limited(path).decode("utf-8"), object_pairs_hook=_without_repeats)
-    except (OSError, ValueError, RecursionError) as error:
+        config = load_hjson(read_limited(path, MAX_CONFIG_BYTES).decode("utf-8"))
+    except (OSError, ValueError) as error:
         raise UsageError(f"{path} is not a DeepSpeed configuration: {error}", hint="name a ds_config.json") from None
     if not isinstance(config, dict):
         raise UsageError(
@@ -321,9 +340,15 @@ def _shown(value: object) -> str:
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """As DeepSpeed does: a key that is set twice is an error."""
-    names = [name for name, _ in pairs]
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise ValueError(f"{', '.join(repeated)} is set twice")
+    """As DeepSpeed does: a key that stands there twice is an error."""
+    if repeated := sorted(name for name, times in Counter(name for name, _ in pairs).items() if times > 1):
+        raise ValueError(f"{', '.join(repeated)} occurs twice, which DeepSpeed rejects")
     return dict(pairs)
+
+
+def _finite(number: str) -> float:
+    """A number with a fraction or an exponent. Raises ValueError for one that is too large, at which hjson fails."""
+    value = float(number)
+    if math.isinf(value):
+        raise ValueError(f"{number[:40]} is too large for a number")
+    return value

@@ -20,10 +20,10 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 import msgspec
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from dsdoctor.builder.wheel.shared_object import ElfInfo, newest, read_elf
 from dsdoctor.core import redaction
@@ -137,7 +137,7 @@ def _is_own_data(parts: Parts, *, early: bool) -> bool:
 def _is_early(version: str) -> bool:
     try:
         return Version(Version(version).public) <= LAST_EARLY
-    except InvalidVersion:
+    except ValueError:
         return False
 
 
@@ -233,7 +233,7 @@ def unknown_requirements(metadata: str | None) -> tuple[str, ...]:
     """
     found: dict[str, None] = {}
     for value in _values(list(_headers(metadata or "")), "requires-dist")[:MAX_REQUIREMENTS]:
-        with contextlib.suppress(InvalidRequirement):
+        with contextlib.suppress(ValueError):
             needed = Requirement(value)
             is_of_extra = OF_EXTRA.fullmatch(str(needed.marker or ""))
             if not is_of_extra and not KNOWN_REQUIREMENTS.fullmatch(canonicalize_name(needed.name)):
@@ -267,7 +267,7 @@ def _of_requirements(metadata: str, pythons: tuple[str, ...], torch: str | None)
     for value in _values(headers, "requires-python"):
         try:
             wanted = SpecifierSet(value)
-        except InvalidSpecifier:
+        except ValueError:
             yield f"METADATA requires the Python {_quoted(value)}, which is none"
             continue
         releases = [f"{found[1]}.{found[2]}" for tag in pythons if (found := re.fullmatch(r"cp(\d)(\d+)", tag))]
@@ -279,7 +279,7 @@ def _of_requirements(metadata: str, pythons: tuple[str, ...], torch: str | None)
     for value in requirements[:MAX_REQUIREMENTS]:
         try:
             needed = Requirement(value)
-        except InvalidRequirement:
+        except ValueError:
             yield f"METADATA requires {_quoted(value) if '://' not in value else GONE}, which is no requirement"
             continue
         is_torch = canonicalize_name(needed.name) == "torch" and needed.marker is None
@@ -295,7 +295,7 @@ def _allows(wanted: SpecifierSet, release: str) -> bool:
     """
     try:
         base = Version(release).release
-    except InvalidVersion:
+    except ValueError:
         return True
     tried = (release, *(".".join(map(str, (*base[:2], patch))) for patch in range(MAX_PATCH)))
     return any(wanted.contains(each, prereleases=True) for each in tried)
@@ -361,7 +361,7 @@ def _is_other_name(name: str) -> bool:
 def _is_same(named: str, version: str) -> bool:
     try:
         return len(named) <= MAX_NAME_LENGTH and Version(named) == Version(version)
-    except InvalidVersion:
+    except ValueError:
         return named == version
 
 
