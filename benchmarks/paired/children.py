@@ -17,7 +17,7 @@ try:
 
     print([child.name() for child in psutil.Process().children(recursive=True)])
 except ImportError:
-    pass
+    print("no psutil")
 print(subprocess.run([sys.executable, "-c", "print(1)"], capture_output=True, check=True).stdout)
 pid = os.fork()
 if pid == 0:
