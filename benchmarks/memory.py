@@ -1,6 +1,6 @@
 """Predicted against measured memory: ``python benchmarks/memory.py [--json FILE] [--only PART]...``.
 
-Gloo ranks go through all cases, DeepSpeed imported once: five architectures with random weights x ZeRO stages 0 to 3 x
+Gloo ranks go through all cases, DeepSpeed imported once: seven architectures with random weights x ZeRO stages 0 to 3 x
 offload x bf16 and fp32 x two bucket sizes on two ranks; and fp16, one and four ranks, accumulation and activation
 checkpointing, one at a time and together. At each point the live storages of each rank are counted
 (``dsdoctor.memory.engine``) and held against what ``dsdoctor.memory`` says for that rank, and what DeepSpeed's own estimators

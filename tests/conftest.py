@@ -1,6 +1,7 @@
 """Fakes are machines: small real trees with real scripts in them, and Machines written out."""
 
 import gc
+import itertools
 import os
 import stat
 from collections.abc import Callable, Mapping
@@ -14,11 +15,12 @@ from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Compiler, Cuda, Machine, Python, System, Toolkit, Torch
 
 Disk = Callable[..., LocalHost]
+COUNT = itertools.count()
 
 # the quick suite tries a few; HYPOTHESIS_EXAMPLES=1000 looks harder
 # whoever starts pytest may set it (xdist does), and then words would wrap there
 os.environ.pop("COLUMNS", None)
-settings.register_profile("dsdoctor", max_examples=int(os.environ.get("HYPOTHESIS_EXAMPLES", "25")), deadline=None)
+settings.register_profile("dsdoctor", max_examples=int(os.environ.get("HYPOTHESIS_EXAMPLES", "10")), deadline=None)
 settings.load_profile("dsdoctor")
 
 
@@ -32,7 +34,7 @@ def pytest_configure() -> None:
 def pytest_collection_finish() -> None:
     """From here on only what the tests make is looked through for garbage."""
     gc.freeze()
-    gc.set_threshold(10_000, 20, 10)
+    gc.set_threshold(300_000, 20, 10)
     gc.enable()
 
 
@@ -41,6 +43,14 @@ def pytest_sessionfinish() -> None:
     """What the last tests left shows here; pytest looks five times more, and Python as it ends."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """pytest's own looks through the folders of all tests before it makes one."""
+    made = tmp_path_factory.getbasetemp() / f"t{next(COUNT)}"
+    made.mkdir(mode=0o700)
+    return made
 
 
 @pytest.fixture

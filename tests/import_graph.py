@@ -10,22 +10,31 @@ Graph = Mapping[str, frozenset[str]]
 
 PLACE = re.compile(r"(\w+(?:\.\w+)+):\w+")
 """How a string names a function for importlib: "package.module:function"."""
+QUOTED_PLACE = re.compile(rf"[\"']{PLACE.pattern}[\"']")
 
 
 def read_graph(package: Path, trees: Mapping[Path, ast.Module]) -> dict[str, frozenset[str]]:
     """All modules of a package folder, parsed. Imports inside functions count; those under ``if TYPE_CHECKING`` do not."""
     files = {_name(package, path): path for path in trees}
     return {
-        name: imports_of(name, trees[path], files, is_package=path.name == "__init__.py")
+        name: imports_of(
+            name,
+            trees[path],
+            files,
+            is_package=path.name == "__init__.py",
+            has_places=bool(QUOTED_PLACE.search(path.read_text(encoding="utf-8"))),
+        )
         for name, path in files.items()
     }
 
 
-def imports_of(name: str, tree: ast.Module, modules: Iterable[str], *, is_package: bool = False) -> frozenset[str]:
-    """The modules, of those given, that a parsed module imports."""
+def imports_of(
+    name: str, tree: ast.Module, modules: Iterable[str], *, is_package: bool = False, has_places: bool = True
+) -> frozenset[str]:
+    """The modules, of those given, that a parsed module imports. Without places in strings, no expression is looked at."""
     known = modules if isinstance(modules, Mapping) else frozenset(modules)
     found = set()
-    for target in _targets(tree, name if is_package else name.rpartition(".")[0]):
+    for target in _targets(tree, name if is_package else name.rpartition(".")[0], has_places):
         # ``from a import b`` names a module b or a name in a: the longest part that is a module counts
         while target and target not in known:
             target = target.rpartition(".")[0]
@@ -55,9 +64,11 @@ def _name(package: Path, path: Path) -> str:
     return ".".join([package.name, *path.relative_to(package).with_suffix("").parts]).removesuffix(".__init__")
 
 
-def _targets(tree: ast.AST, inside: str) -> Iterator[str]:
+def _targets(tree: ast.AST, inside: str, has_places: bool) -> Iterator[str]:
     """What the import statements below a node name, relative ones resolved, and what strings name for importlib."""
-    for node in ast.iter_child_nodes(tree):
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -66,10 +77,9 @@ def _targets(tree: ast.AST, inside: str) -> Iterator[str]:
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield from PLACE.findall(node.value) if PLACE.fullmatch(node.value) else ()
         elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-            for other in node.orelse:
-                yield from _targets(ast.Module([other], []), inside)
+            waiting += node.orelse
         else:
-            yield from _targets(node, inside)
+            waiting += (one for one in ast.iter_child_nodes(node) if has_places or not isinstance(one, ast.expr))
 
 
 def _module(node: ast.ImportFrom, inside: str) -> str:

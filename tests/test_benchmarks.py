@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from dsdoctor.run.__main__ import make_parser
 
 ROOT = Path(__file__).parents[1]
@@ -85,6 +87,7 @@ def calls(tree: ast.Module) -> Iterator[tuple[str, str]]:
                 yield from ((command, option) for option in options)
 
 
+@pytest.mark.slow
 def test_every_option_that_a_benchmark_gives_to_a_command_exists() -> None:
     found = {file.name: set(calls(ast.parse(file.read_text()))) for file in BENCHMARKS}
     known = {command: options_of(command) for each in found.values() for command, _ in each}

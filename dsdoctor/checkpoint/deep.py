@@ -63,7 +63,7 @@ def judge_agreement(examined: Examined, read: Read) -> Iterator[Finding]:
     if differ:
         yield book.finding(
             "checkpoint-values-disagree",
-            Severity.WARNING,
+            Severity.ERROR,
             evidence=and_more_lines(differ, MAX_LINES),
             weights=counted(len(differ), "weight"),
             tag=examined.tag.folder.name,

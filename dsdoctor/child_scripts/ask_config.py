@@ -1,8 +1,8 @@
 """Print what the DeepSpeed of this interpreter makes of a configuration. The request is JSON in DSDOCTOR_CONFIG_0, _1, ...
 
-The request: config (None asks for what DeepSpeed knows only), world (ranks, None for unknown), source (a folder to import DeepSpeed
-from), arguments (a file of TrainingArguments), accelerate (a file), model (a folder or file that transformers reads), engine
-(False: none is made of it).
+The request: config (None asks for what DeepSpeed knows only), world (data-parallel ranks, None for unknown), ranks (all of them),
+source (a folder to import DeepSpeed from), arguments (a file of TrainingArguments), accelerate (a file), model (a folder or file
+that transformers reads), engine (False: none is made of it).
 Trains nothing, compiles nothing, writes nothing. The answer is one line of JSON.
 """
 
@@ -50,13 +50,27 @@ def sequence_ranks(config):
     return size if isinstance(size, int) and size > 0 else 1
 
 
+def shared_by(config):
+    """Ranks that share one sample or one model: DeepSpeed's batch sizes count them as one."""
+    tensor = keys.lookup(config, ("tensor_parallel", "autotp_size"))
+    return sequence_ranks(config) * (tensor if isinstance(tensor, int) and tensor > 1 else 1)
+
+
+def all_ranks(config, world, ranks):
+    """All ranks, where somebody says how many, or the three batch sizes do; else 1."""
+    if ranks:
+        return ranks
+    known = world or (smallest_world(config) if all(name in config for name in keys.BATCH) else None)
+    return known * shared_by(config) if known else 1
+
+
 def failure(error):
     return f"{type(error).__name__}: {error}"
 
 
 def filled_by(asked, answer):
     """The configuration with its "auto" filled in, where somebody is named who does that."""
-    config, world = asked["config"], asked["world"]
+    config, world = asked["config"], asked["world"] or asked.get("ranks")
     if not (asked["arguments"] or asked["accelerate"]):
         return config
     try:
@@ -142,28 +156,40 @@ def judge(asked, answer, by_model, optimizer):
     sized = without_auto_sizes(config)
     if "filled" in answer or len(sized) < len(config):
         keys.keep_a_batch_size(sized)
+    if not answer["world"] and asked.get("ranks"):
+        answer["world"] = max(1, asked["ranks"] // shared_by(config))
     pretend((answer["world"] or smallest_world(config)) * sequence_ranks(config))
     made, answer["refusals"] = keys.judge(sized, by_model)
     if made is None:
         return
     answer["facts"] = facts.of(made)
     optimizer.leave_ops_out()
+    join_alone()
     try:
         answer.update(optimizer.ask(made, config))
         if asked.get("engine", True):
-            try_engine(config, answer)
+            try_engine(asked, config, answer)
     except Exception as error:
         answer["not_asked"] = failure(error)
 
 
-def try_engine(config, answer):
+def join_alone():
+    """Some optimizers ask for the ranks they will talk to; where there can be no group, they are not judged."""
+    import config_engine
+
+    with contextlib.suppress(Exception):
+        config_engine.join()
+
+
+def try_engine(asked, config, answer):
     """What deepspeed.initialize refuses beyond DeepSpeedConfig; changes the answer."""
     import config_engine
 
     pretend(1)
     refused = [path for each in answer["refusals"] for path in each["paths"]]
     try:
-        found, answer["not_tried"] = config_engine.ask(config, refused, answer["facts"], answer["optimizer"])
+        ranks = all_ranks(config, answer["world"], asked.get("ranks"))
+        found, answer["not_tried"] = config_engine.ask(config, refused, answer["facts"], answer["optimizer"], ranks)
     except Exception as error:
         found, answer["not_tried"] = [], failure(error)
     answer["refusals"] += found

@@ -6,6 +6,7 @@ out, buckets are small. What counts is an exception that DeepSpeed raises itself
 """
 
 import linecache
+import math
 import os
 import re
 
@@ -18,29 +19,46 @@ NEEDS_MORE = ("sequence_parallel_size", "data_parallel_size", "sparse_attention"
 ZERO_NEEDS_MORE = ("zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_gradients", "zenflow")
 ZERO_NEEDS_MORE += ("zero_quantized_nontrainable_weights", "mics_shard_size", "mics_hierarchical_params_gather")
 """Keys that want several ranks, or a GPU."""
+RANKS = (
+    *(("zero_optimization", "zero_hpz_partition_size"), ("sequence_parallel_size",), ("data_parallel_size",)),
+    *(("tensor_parallel", "autotp_size"), ("tensor_parallel", "tp", "tp_size")),
+    *(("expert_parallel", "autoep_size"), ("expert_parallel", "expert_tensor_parallel_size")),
+)
+"""Keys that say how many ranks share something."""
+TENSOR = RANKS[3:5]
+MAX_RANKS = 4096
+"""Groups of more ranks take too long to make."""
 BUCKETS = ("reduce_bucket_size", "allgather_bucket_size")
 SMALL = 1000
 OF_THE_MACHINE = re.compile(r"\b(CPU backend|CUDA|NVIDIA|GPUs?|accelerator|not installed|not compatible)\b")
 USUAL = (["zero_optimization", "stage"], ["optimizer", "type"])
+GROUPS = {}
+"""What DeepSpeed's module of groups holds before there are any."""
 NOT_TRIED = ("muon",)
 """Optimizers that look at the model's own parameters."""
 
 
-def tried(config):
-    """The part of a configuration that is tried, without "auto"."""
+def tried(config, *, alone=True):
+    """The part of a configuration that is tried, without "auto". ``alone``: without what takes several ranks."""
     found = {
         key: without_autos(value)
         for key, value in plain(config).items()
-        if value != "auto" and key not in (*SIZES, *NEEDS_MORE) and (key in SECTIONS or not isinstance(value, dict))
+        if value != "auto" and (is_tried(key, value) or (not alone and key in {path[0] for path in RANKS}))
     }
     zero = found.get("zero_optimization")
     if isinstance(zero, dict):
+        kept = () if alone else {path[1] for path in RANKS if path[0] == "zero_optimization"}
         for key in ZERO_NEEDS_MORE:
-            zero.pop(key, None)
+            if key not in kept:
+                zero.pop(key, None)
         zero.update(dict.fromkeys(BUCKETS, SMALL) if zero.get("stage") else {})
         for name in ("offload_optimizer", "offload_param"):
             on_host(zero.get(name))
     return found
+
+
+def is_tried(key, value):
+    return key not in (*SIZES, *NEEDS_MORE) and (key in SECTIONS or not isinstance(value, dict))
 
 
 def without_autos(value):
@@ -62,15 +80,17 @@ def offloads(config):
     return device is not None and str(device) != "none"
 
 
-def initialize(config, accumulation):
+def initialize(config, accumulation, *, alone=True):
     """None, or the error of deepspeed.initialize."""
     import deepspeed
     import torch
 
-    config = {**tried(config), "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": accumulation}
+    config = {**tried(config, alone=alone), "train_micro_batch_size_per_gpu": 1}
+    config["gradient_accumulation_steps"] = accumulation
     # told by itself, where it stands in the configuration
     config["zero_allow_untested_optimizer"] = True
-    model = torch.nn.Linear(2, 2)
+    tensor = max([lookup(config, path) or 1 for path in TENSOR if type(lookup(config, path)) is int], default=1)
+    model = torch.nn.Linear(2, 2) if tensor == 1 else layers(8 * tensor)
     given = {"model": model, "model_parameters": model.parameters()}
     if not lookup(config, ("optimizer", "type")):
         config.pop("optimizer", None)
@@ -86,6 +106,21 @@ def initialize(config, accumulation):
     return None
 
 
+def layers(width):
+    """A model whose layers DeepSpeed knows how to divide among ranks, by the names of what is in them."""
+    import torch
+
+    layer = torch.nn.Module()
+    layer.self_attn, layer.input_layernorm = torch.nn.Module(), torch.nn.LayerNorm(width)
+    layer.self_attn.q_proj, layer.self_attn.o_proj = torch.nn.Linear(width, width), torch.nn.Linear(width, width)
+    model = torch.nn.Module()
+    # DeepSpeed looks at the names of their classes, too
+    layer.__class__ = type("Layer", (torch.nn.Module,), {})
+    model.__class__ = type("TinyModel", (torch.nn.Module,), {})
+    model.layers = torch.nn.ModuleList([layer])
+    return model
+
+
 def programs_own(model, config):
     """The optimizer that a program would bring: the one that DeepSpeed wants there."""
     import torch
@@ -94,9 +129,52 @@ def programs_own(model, config):
     return (DeepSpeedCPUAdam if offloads(config) else torch.optim.AdamW)(model.parameters(), lr=1e-3)
 
 
-def start():
-    """A rank alone, on the CPU: no port is opened, nothing compiled."""
+def join(world=1, rank=0):
+    """A rank of a world in which nobody else is: no port is opened. More than one rank only where torch can pretend them."""
     import deepspeed
+    import torch
+
+    leave()
+    try:
+        # no thread of it is left when the process ends
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+    except ImportError:
+        if world > 1:
+            raise
+        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    else:
+        torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+    place = {
+        "RANK": str(rank),
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+    }
+    os.environ.update(place)
+    deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
+
+
+def leave():
+    """Forget the world before: DeepSpeed keeps its groups in the variables of two modules."""
+    import torch
+    from deepspeed.comm import comm
+    from deepspeed.utils import groups
+
+    if not GROUPS:
+        GROUPS.update({name: copied(value) for name, value in vars(groups).items() if not callable(value)})
+    vars(groups).update({name: copied(value) for name, value in GROUPS.items()})
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    comm.cdb = None
+
+
+def copied(value):
+    return dict(value) if type(value) is dict else value
+
+
+def on_cpu():
+    """What only the CPU is needed for: nothing is compiled."""
     import torch
     from deepspeed.accelerator import set_accelerator
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
@@ -107,11 +185,6 @@ def start():
     accelerator.is_fp16_supported = lambda: True
     set_accelerator(accelerator)
     config_optimizer.leave_ops_out()
-    if torch.distributed.is_initialized():
-        return
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
-    deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
 
 
 def refusal(error):
@@ -151,14 +224,67 @@ def culprits(config, error, accumulation):
         if not remove(less, path):
             continue
         other = initialize(less, accumulation)
-        if other is None or (type(other), str(other)) != (type(error), str(error)):
+        if differs(other, error):
             found.append(list(path))
     return sorted(found, key=lambda path: path in USUAL)
 
 
-def ask(config, refused, facts, optimizer):
-    """([one refusal], "") where there is one, and ([], why) where it could not be tried. ``refused``: paths that
-    DeepSpeedConfig refuses."""
+def in_world(config, world):
+    """None, or the error of the first or the last of so many ranks."""
+    from deepspeed import comm
+
+    asked = comm.get_rank, comm.get_world_size
+    try:
+        for rank in (0, world - 1):
+            join(world, rank)
+            comm.get_rank, comm.get_world_size = comm.comm.get_rank, comm.comm.get_world_size
+            error = initialize(config, 1, alone=False)
+            if error is not None:
+                return error
+        return None
+    finally:
+        comm.get_rank, comm.get_world_size = asked
+        join()
+
+
+def place_of(error):
+    trace = error.__traceback__
+    while trace.tb_next:
+        trace = trace.tb_next
+    return trace.tb_frame.f_code.co_filename, trace.tb_lineno
+
+
+def refused_by_ranks(config, world):
+    """What is refused for so many ranks, and not for as many as fit: [one refusal], or []."""
+    sizes = {path: size for path in RANKS if type(size := lookup(config, path)) is int and size > 1}
+    if not sizes or not 1 < world <= MAX_RANKS:
+        return []
+    error = in_world(config, world)
+    if error is None:
+        return []
+    both = sizes.get(("sequence_parallel_size",), 1) * sizes.get(("data_parallel_size",), 1)
+    fitting = math.lcm(both, *sizes.values())
+    elsewhere = in_world(config, fitting) if fitting not in (1, world) and fitting <= MAX_RANKS else error
+    if elsewhere is not None and place_of(elsewhere) == place_of(error):
+        return []
+    paths = [list(path) for path in sizes if differs(in_world(without(config, path), world), error)]
+    refused = {"paths": paths or [list(path) for path in sizes], "kind": type(error).__name__, "ranks": world}
+    return [{**refused, "message": str(error).strip(), "model": "deepspeed.initialize"}]
+
+
+def without(config, path):
+    less = plain(config)
+    remove(less, path)
+    return less
+
+
+def differs(other, error):
+    return other is None or (type(other), str(other)) != (type(error), str(error))
+
+
+def ask(config, refused, facts, optimizer, world=1):
+    """([refusals], "") where there are any, and ([], why) where it could not be tried. ``refused``: paths that DeepSpeedConfig
+    refuses; ``world``: all ranks, 1 where nobody knows."""
     config = plain(config)
     for path in refused:
         remove(config, path)
@@ -166,11 +292,13 @@ def ask(config, refused, facts, optimizer):
     if name in NOT_TRIED or (optimizer and (optimizer["refused"] or optimizer["not_asked"] or not optimizer["made"])):
         # it is told by itself
         config.pop("optimizer", None)
+    for name in (optimizer or {}).get("unknown", ()):
+        remove(config, ["optimizer", "params", name])
     accumulation = facts["accumulation"] if type(facts["accumulation"]) is int else 1
-    start()
+    on_cpu()
     error = initialize(config, accumulation)
     if error is None:
-        return [], ""
+        return refused_by_ranks(config, world), ""
     words = refusal(error)
     if words is None:
         return [], f"{type(error).__name__}: {error}"

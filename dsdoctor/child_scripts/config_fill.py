@@ -24,6 +24,14 @@ HIDDEN = (
 )
 
 
+WRITTEN_AS = {
+    "train_batch_size": "per_device_train_batch_size gradient_accumulation_steps",
+    "scheduler.params.total_num_steps": "max_steps num_train_epochs",
+    "scheduler.params.warmup_num_steps": "warmup_steps warmup_ratio",
+}
+"""Arguments of which transformers computes a value."""
+
+
 class Filled:
     """A configuration on its way, and what was noted."""
 
@@ -138,7 +146,8 @@ def fill_by_trainer(config, given, world, model):
                 filled.unknown.append(ds_key_long)
             if len(self.mismatches) > before:
                 theirs = {"path": ds_key_long, "value": json.dumps(self.get_value(ds_key_long)), "argument": hf_key}
-                filled.mismatches.append({**theirs, "wanted": json.dumps(hf_val)})
+                written = any(name in given for name in re.findall(r"\w+", WRITTEN_AS.get(ds_key_long, hf_key or "")))
+                filled.mismatches.append({**theirs, "wanted": json.dumps(hf_val), "written": written})
 
         def fill_only(self, ds_key_long, hf_val, hf_key=None):
             self.fill_match(ds_key_long, hf_val, hf_key, must_match=False)

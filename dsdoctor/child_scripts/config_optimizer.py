@@ -4,14 +4,18 @@ A DeepSpeedEngine that was never started is asked for them: the same lines of De
 ops are replaced in this process by something that accepts every call, so that nothing is compiled.
 """
 
+import importlib.util
 import itertools
 import re
+import sys
 
 import config_parameters as parameters_of_class
 
 UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
 LACKING = re.compile(r"missing \d+ required positional arguments?: (.*)")
 NO_GPU = re.compile(r"not compiled with CUDA|No CUDA GPUs|no NVIDIA driver|CUDA driver", re.IGNORECASE)
+NO_RANKS = re.compile(r"distributed backend|process group|not been initialized|\bMPI\b|mpi4py|cupy", re.IGNORECASE)
+"""What an optimizer says that wants to talk to other ranks, where there are none."""
 MOST_ROUNDS = 40
 STEPS = 2
 ON_A_GPU_ONLY = ("capturable", "fused")
@@ -21,7 +25,7 @@ OF_THE_ENGINE = ("torch_adam", "adam_w_mode", "fp32_optimizer_states", "foreach"
 
 
 class Anything:
-    """Stands for a compiled op."""
+    """Stands for a compiled op, or for a package that only a GPU needs."""
 
     def __getattr__(self, name):
         return self
@@ -40,6 +44,9 @@ def leave_ops_out():
     from deepspeed.accelerator import get_accelerator
 
     type(get_accelerator()).IntTensor = property(lambda _: Anything())
+    # 1-bit optimizers compress with it on GPUs
+    if importlib.util.find_spec("cupy") is None:
+        sys.modules.setdefault("cupy", Anything())
 
 
 def unstarted_engine(config):
@@ -277,8 +284,8 @@ def construct(params, answer, make):
 
 def is_about_this_machine(error):
     """Whether something is missing here, and not wrong in the configuration."""
-    missing = (AttributeError, NameError, ImportError)
-    return isinstance(error, missing) or is_unread_file(error) or bool(NO_GPU.search(str(error)))
+    missing, words = (AttributeError, NameError, ImportError), str(error)
+    return isinstance(error, missing) or is_unread_file(error) or bool(NO_GPU.search(words) or NO_RANKS.search(words))
 
 
 def is_unread_file(error):

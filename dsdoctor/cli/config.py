@@ -55,7 +55,7 @@ World = Annotated[
 ]  # fmt: skip
 Gpus = Annotated[
     str | None,
-    option(name="--gpus", metavar="8x80G", group=BESIDE, help="The GPUs; also sets --world if that is not given."),
+    option(name="--gpus", metavar="8x80G", group=BESIDE, help="The GPUs, one for each rank."),
 ]
 Source = Annotated[
     str | None,
@@ -98,17 +98,18 @@ def config_command(
     """
     order = ConfigOrder(file=file, python=python, arguments=hf, accelerate=accelerate, model=model, machine=machine)
     counted = parse_gpus(gpus) if gpus is not None else None
-    order = replace(order, world=world or counted, source=source)
+    order = replace(order, world=world, ranks=None if world else counted, source=source)
     fixed = fix_config(order, fix) if fix is not None else None
-    judged = fixed.after if fixed else judge_config(order)
+    judged = (fixed.before if fixed.refused else fixed.after) if fixed else judge_config(order)
+    findings = fixed.findings if fixed else judged.findings
     print_result(
         "config",
         as_json,
         fixed_lines(fixed, str(fix)) if fixed else config_lines(judged, file, verbose=verbose),
-        judged.findings,
+        findings,
         deepspeed=judged.asked.version,
         effective=judged.asked.facts,
         filled=judged.asked.filled.filled if judged.asked.filled else (),
-        corrections=fixed.corrections if fixed else tuple(corrections_of(judged.verdicts)),
+        corrections=fixed.corrections if fixed and not fixed.refused else tuple(corrections_of(judged.verdicts)),
     )
-    return FOUND if has_error(judged.findings) else OK
+    return FOUND if has_error(findings) else OK

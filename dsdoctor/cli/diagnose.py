@@ -1,34 +1,24 @@
 """The command that explains a failed log."""
 
 import contextlib
-import gzip
-import io
-import os
-import stat
 import sys
 import time
-import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, BinaryIO, cast
+from typing import Annotated
 
 from dsdoctor.cli.ending import FOUND, OK, print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.cli.statuses import UNDECIDED
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.files import open_regular
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.options import argument, flag
-from dsdoctor.diagnosis.diagnose import diagnose, problem_of, together, verdict_of
-from dsdoctor.diagnosis.job import logs_in
-from dsdoctor.diagnosis.lines import is_text, raw_lines
-from dsdoctor.diagnosis.live import diagnose_live
+from dsdoctor.diagnosis.diagnose import problem_of, together, verdict_of
+from dsdoctor.diagnosis.log_files import diagnose_file, logs_in
 from dsdoctor.diagnosis.models import Diagnosis, LogOutcome, LogVerdict
 from dsdoctor.ui.screen import first_step, next_line, screen_lines
 from dsdoctor.ui.terminal import VerdictLine
 
-GZIP, SAMPLE = b"\x1f\x8b", 8192
 MAX_NAMED = 4
 """More logs that come to the same share one line."""
 SAYINGS = {
@@ -71,7 +61,7 @@ def diagnose_command(*logs: Logs, follow: Follow = False, as_json: Json = False,
     names = [log for name in logs or ("-",) for log in (logs_in(Path(name)) if name in folders else (name,))]
     if follow and (folders or len(names) > 1):
         raise UsageError("--follow reads one log, and several were given", hint="name one file, or - for stdin")
-    diagnoses = together([_diagnosed(name, follow=follow) for name in names])
+    diagnoses = together([diagnose_file(name, tell=_tell, follow=follow) for name in names])
     findings = _together(diagnoses)
     parts = [
         {
@@ -91,69 +81,11 @@ def diagnose_command(*logs: Logs, follow: Follow = False, as_json: Json = False,
     return {LogVerdict.HEALTHY: OK, LogVerdict.FAILED: FOUND, LogVerdict.UNDECIDED: UNDECIDED}[verdict]
 
 
-def _diagnosed(name: str, *, follow: bool) -> Diagnosis:
-    with _opened(name, follow=follow) as stream:
-        try:
-            if follow or _is_pipe(stream):
-                return diagnose_live(stream.fileno(), name=name, tell=_tell, check=_check_text(name), follow=follow)
-            _check_text(name)(cast(io.BufferedReader, stream).peek(SAMPLE))
-            return diagnose(raw_lines(stream), name=name)
-        except (EOFError, OSError, zlib.error) as error:
-            raise UsageError(
-                f"{name} cannot be read: {error}", hint="give a text file, or one packed by gzip"
-            ) from error
-
-
-def _check_text(name: str) -> Callable[[bytes], None]:
-    """Raises UsageError where the first bytes are not those of a text."""
-
-    def check(sample: bytes) -> None:
-        if not is_text(sample):
-            raise UsageError(
-                f"{name} is no text", hint="give what the program printed; unpack archives other than .gz first"
-            )
-
-    return check
-
-
-def _is_pipe(stream: BinaryIO) -> bool:
-    if isinstance(stream, gzip.GzipFile):
-        return False
-    try:
-        return not stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
-    except io.UnsupportedOperation:  # standard input that somebody replaced
-        return False
-
-
 def _tell(diagnosis: Diagnosis) -> None:
     """A failure in a log that is still being written. It's no result yet, so it goes to stderr."""
     first = diagnosis.findings[0]
     with contextlib.suppress(OSError):
         print(f"{time.strftime('%H:%M:%S')} {_summary(diagnosis)}", *first.evidence[:1], sep="\n    ", file=sys.stderr)
-
-
-@contextmanager
-def _opened(name: str, *, follow: bool) -> Iterator[BinaryIO]:
-    """A log as a stream of bytes. Raises UsageError where there is none to read."""
-    if name == "-":
-        if sys.stdin.isatty():
-            raise UsageError(
-                "no log was given", hint="name a file, or pipe it: COMMAND 2>&1 | python -m dsdoctor diagnose -"
-            )
-        buffered = io.BufferedReader(cast(io.RawIOBase, sys.stdin.buffer))
-        try:
-            yield cast(BinaryIO, buffered)
-        finally:
-            buffered.detach()
-        return
-    try:
-        with cast(io.BufferedReader, open_regular(Path(name))) as stream:
-            packed = not follow and stream.peek(2).startswith(GZIP)
-            yield cast(BinaryIO, gzip.GzipFile(fileobj=stream)) if packed else stream
-    except OSError as error:
-        raise UsageError(
-            f"{name} cannot be read: {error.strerror or error}", hint="name a log file, or - for stdin"
-        ) from error
 
 
 def _together(diagnoses: list[Diagnosis]) -> tuple[Finding, ...]:

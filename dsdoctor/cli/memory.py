@@ -206,6 +206,7 @@ def parts(done: MemoryReport) -> dict[str, object]:
         "changes": done.changes,
         "enough": done.combined,
         "search": done.searched,
+        "search_safe": done.searched_safe,
         "search_with_all_scores": done.searched_upper,
     }
 

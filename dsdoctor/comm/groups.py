@@ -371,7 +371,7 @@ class Search:
     @property
     def said(self) -> str:
         """How much was tried."""
-        return f"{len(self.switches) + len(self.outcome.trials)} trials with transports off and in smaller groups"
+        return book.phrase("comm", "trials", count=len(self.switches) + len(self.outcome.trials))
 
 
 def parts_of(claims: Sequence[Claim], least: int = 3) -> tuple[Part, ...]:

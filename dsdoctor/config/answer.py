@@ -65,13 +65,14 @@ class Section:
 class Refusal:
     """What DeepSpeedConfig refuses, and the keys without each of which it does not.
 
-    ``kind``: pydantic's, or the exception's name.
+    ``kind``: pydantic's, or the exception's name. ``ranks``: it is refused for this number of ranks, not for every one.
     """
 
     paths: tuple[KeyPath, ...]
     kind: str
     message: str
     model: str = ""
+    ranks: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,12 +143,13 @@ class FilledValue:
 
 @dataclass(frozen=True, kw_only=True)
 class Mismatch:
-    """A value of the file that is another than that of TrainingArguments."""
+    """A value of the file that is another than that of TrainingArguments. ``written``: their file sets it, else it is a default."""
 
     path: str
     value: str
     argument: str | None
     wanted: str
+    written: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,11 +215,13 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """``config``: None asks only for what DeepSpeed knows. ``world``: ranks, None for unknown. ``source``: a folder to import
-    DeepSpeed from. ``arguments``, ``accelerate`` and ``model`` are files that transformers and accelerate read."""
+    """``config``: None asks only for what DeepSpeed knows. ``world``: data-parallel ranks, None for unknown; ``ranks``: all of
+    them. ``source``: a folder to import DeepSpeed from. ``arguments``, ``accelerate`` and ``model`` are files that transformers
+    and accelerate read."""
 
     config: Mapping[str, Any] | None
     world: int | None = None
+    ranks: int | None = None
     source: str = ""
     arguments: str = ""
     accelerate: str = ""

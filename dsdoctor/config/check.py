@@ -9,18 +9,21 @@ from dsdoctor.builder.plan.choices import accelerator_of
 from dsdoctor.builder.source.fetch import lay_out
 from dsdoctor.builder.source.op_loads import ops_of_config
 from dsdoctor.builder.source.training_config import training_configs
-from dsdoctor.config.answer import Asked, ConfigContext, Correction, Request, ask, dotted, walk
-from dsdoctor.config.document import MAX_CONFIG_BYTES, ReadConfig, correct, parse, read
+from dsdoctor.config.answer import Asked, ConfigContext, Correction, Request, Verdict, ask, dotted, walk
+from dsdoctor.config.document import MAX_CONFIG_BYTES, ReadConfig, correct, exists, parse, text_of
 from dsdoctor.config.huggingface import filled_lines
 from dsdoctor.config.judge import ConfigJudged, Fixed, corrections_of, judge
+from dsdoctor.config.keys import stages_written
+from dsdoctor.config.other_file import refuse_other
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
 from dsdoctor.core.files import check_target, refuse_large, write_text
-from dsdoctor.core.finding import Severity, Step, has_error, step
+from dsdoctor.core.finding import Finding, Severity, Step, has_error, step
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Gap
 from dsdoctor.core.requests import BuildRequest
 from dsdoctor.core.workspace import cache_folder, private_folder, workspace
 from dsdoctor.probe.observe import Observation, observe
+from dsdoctor.rules import book
 from dsdoctor.ui.screen import first_step, next_line, screen_lines
 from dsdoctor.ui.terminal import VerdictLine, finding_lines
 
@@ -31,7 +34,8 @@ MAX_PASSES = 3
 @dataclass(frozen=True, kw_only=True)
 class ConfigOrder:
     """What the user asks. ``arguments``: a file of TrainingArguments; ``accelerate``: accelerate's file; ``model``: what
-    transformers reads; ``world``: ranks; ``source``: another DeepSpeed than the one that is installed."""
+    transformers reads; ``world``: data-parallel ranks; ``ranks``: all of them; ``source``: another DeepSpeed than the one that is
+    installed."""
 
     file: str
     python: str
@@ -39,23 +43,24 @@ class ConfigOrder:
     accelerate: Path | None = None
     model: Path | None = None
     world: int | None = None
+    ranks: int | None = None
     machine: Path | None = None
     source: str | None = None
 
 
 def judge_config(order: ConfigOrder) -> ConfigJudged:
     """Judge a configuration. Raises UsageError for what is none, ImpossiblePlan where no DeepSpeed answers."""
-    found = read(order.file)
+    found = _read(order.file)
     _check_files(order)
     return _judge(order, found, observe(order.python, order.machine, whole=False))
 
 
 def fix_config(order: ConfigOrder, out: Path) -> Fixed:
     """Judge a configuration, write a corrected one to ``out``, and judge that. Raises UsageError where it cannot be written."""
-    found = read(order.file)
+    found = _read(order.file)
     _check_files(order)
     check_target(out)
-    if out.exists() and Path(order.file).exists() and out.samefile(order.file):
+    if out.exists() and exists(order.file) and out.samefile(order.file):
         raise UsageError(f"--fix {out} is the input file, which dsdoctor never changes", hint="--fix corrected.json")
     observation = observe(order.python, order.machine, whole=False)
     before = after = _judge(order, found, observation)
@@ -72,11 +77,24 @@ def fix_config(order: ConfigOrder, out: Path) -> Fixed:
         made += corrected.made
         in_place = in_place and corrected.in_place
         after = _judge(order, parse(corrected.text, found.name), observation)
-    write_text(out, after.read.text)
-    return Fixed(before=before, after=after, corrections=tuple(made), in_place=in_place)
+    fixed = Fixed(
+        before=before, after=after, corrections=tuple(made), in_place=in_place, refused=refusal_to_fix(found, after)
+    )
+    if fixed.refused is None:
+        write_text(out, after.read.text)
+    return fixed
 
 
-def config_lines(judged: ConfigJudged, file: str, *, verbose: bool) -> Iterator[str]:
+def refusal_to_fix(found: ReadConfig, after: ConfigJudged) -> Finding | None:
+    """Why a correction is not written: it would train with a ZeRO stage that the file names nowhere."""
+    written, facts = stages_written(found.config), after.asked.facts
+    if facts is None or not written or facts.stage in written:
+        return None
+    stages = " and ".join(map(str, sorted(written)))
+    return book.finding("config-fix-changes-stage", Severity.ERROR, stage=facts.stage, written=stages, file=found.name)
+
+
+def config_lines(judged: ConfigJudged, file: str, *, verbose: bool = False) -> Iterator[str]:
     """The worst findings, each "auto" with its value, what DeepSpeed trains with, and the next step."""
     yield from screen_lines(judged.findings, shows_all="" if verbose else "-v")
     if judged.filled:
@@ -91,6 +109,11 @@ def config_lines(judged: ConfigJudged, file: str, *, verbose: bool) -> Iterator[
 
 def fixed_lines(fixed: Fixed, out: str) -> Iterator[str]:
     """What was corrected, and what is left to do by hand."""
+    if fixed.refused is not None:
+        yield from config_lines(
+            replace(fixed.before, verdicts=(Verdict(finding=fixed.refused), *fixed.before.verdicts)), ""
+        )
+        return
     for correction in fixed.corrections:
         yield f"· {_correction_words(correction)}"
     kept = "" if fixed.in_place else ", rewritten without comments"
@@ -137,6 +160,13 @@ def parse_gpus(text: str) -> int:
     return int(found[1])
 
 
+def _read(file: str) -> ReadConfig:
+    """Read what the user names. Raises UsageError for another program's file."""
+    text, name = text_of(file)
+    refuse_other(text, name)
+    return parse(text, name)
+
+
 def _judge(order: ConfigOrder, found: ReadConfig, observation: Observation) -> ConfigJudged:
     if order.arguments or order.accelerate:
         found = replace(found, config=found.by_json())
@@ -180,6 +210,7 @@ def _ask(order: ConfigOrder, found: ReadConfig, observation: Observation) -> Ask
     request = Request(
         config=found.config,
         world=order.world,
+        ranks=order.ranks,
         arguments=_name(order.arguments),
         accelerate=_name(order.accelerate),
         model=_name(order.model),
@@ -234,7 +265,7 @@ def _missing_ops(context: ConfigContext, observation: Observation) -> dict[str, 
 
 def _next_step(judged: ConfigJudged, file: str) -> Step | None:
     """What can be corrected is corrected, in another file; else the first command that a fix has."""
-    if has_error(judged.findings) and any(corrections_of(judged.verdicts)) and Path(file).is_file():
+    if has_error(judged.findings) and any(corrections_of(judged.verdicts)) and exists(file):
         return step("python -m dsdoctor config {file} --fix fixed.json", file=file)
     return first_step(judged.findings)
 

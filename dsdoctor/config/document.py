@@ -23,6 +23,7 @@ MAX_CONFIG_BYTES = 1 << 20
 """A large configuration has a hundredth of it."""
 MIN_BASE64_LENGTH = 8
 """A shorter word is the name of a file that is not there."""
+FROM_BASE64 = "the base64 configuration"
 BARE_TEXT = re.compile(r":\s*[A-Za-z]")
 TO_THE_END = "in Hjson, unquoted text extends to the end of its line, including commas and braces"
 HINT = "name a ds_config.json"
@@ -79,16 +80,27 @@ class Corrected:
 
 def read(named: str) -> ReadConfig:
     """Read a configuration by the name of its file, or out of base64. Raises UsageError for what is none."""
-    path = Path(named)
+    return parse(*text_of(named))
+
+
+def text_of(named: str) -> tuple[str, str]:
+    """The text of a file, or of base64, and how it is named. Raises UsageError for what is no text."""
     try:
-        if not path.exists() and (decoded := _decoded(named)) is not None:
-            return parse(decoded, "the base64 configuration")
-        text = read_limited(path, MAX_CONFIG_BYTES).decode("utf-8")
+        if not exists(named) and (decoded := _decoded(named)) is not None:
+            return decoded, FROM_BASE64
+        return read_limited(Path(named), MAX_CONFIG_BYTES).decode("utf-8"), named
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
         name = named if len(named) <= 200 else f"{named[:60]}..."
         raise UsageError(f"{name} is not a DeepSpeed configuration: {why}", hint=HINT) from None
-    return parse(text, named)
+
+
+def exists(named: str) -> bool:
+    """Whether a file has this name. A base64 text is longer than any name, at which pathlib raises."""
+    try:
+        return Path(named).exists()
+    except (OSError, ValueError):
+        return False
 
 
 def parse(text: str, name: str) -> ReadConfig:

@@ -23,7 +23,9 @@ def mismatches(context: ConfigContext) -> Iterator[Verdict]:
             wanted=str(each.wanted),
             argument=each.argument or each.path,
         )
-        yield Verdict(finding=found, path=path, correction=Correction(path=path, value='"auto"'))
+        # a default of TrainingArguments, which nobody wrote, does not replace what was written here
+        correction = Correction(path=path, value='"auto"') if each.written else None
+        yield Verdict(finding=found, path=path, correction=correction)
 
 
 def refusals(context: ConfigContext) -> Iterator[Verdict]:

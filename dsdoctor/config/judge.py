@@ -44,12 +44,19 @@ class ConfigJudged:
 
 @dataclass(frozen=True, kw_only=True)
 class Fixed:
-    """A configuration before and after its corrections. ``in_place``: nothing else in the text was changed."""
+    """A configuration before and after its corrections. ``in_place``: nothing else in the text was changed. ``refused``: why
+    nothing was written."""
 
     before: ConfigJudged
     after: ConfigJudged
     corrections: tuple[Correction, ...]
     in_place: bool
+    refused: Finding | None = None
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What is left to correct by hand."""
+        return self.after.findings if self.refused is None else (self.refused, *self.before.findings)
 
 
 def judge(context: ConfigContext) -> tuple[Verdict, ...]:

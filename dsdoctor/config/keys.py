@@ -1,5 +1,7 @@
 """Keys that DeepSpeed does not read, refuses, or reads somewhere else. A generator of verdicts for each kind."""
 
+import itertools
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -79,6 +81,36 @@ NAMED_IN: Mapping[str, tuple[str, str, str]] = {
     "weight_decay": (*TRAINER, '"weight_decay"'),
 }
 """For the names that another package gives: the package, its file, and the words there."""
+FOREIGN: Mapping[str, tuple[str, ...]] = {
+    "Megatron": (
+        *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size", "global_batch_size"),
+        *(
+            "expert_model_parallel_size",
+            "num_layers_per_virtual_pipeline_stage",
+            "recompute_method",
+            "recompute_granularity",
+        ),
+        *("recompute_num_layers", "use_distributed_optimizer", "use_flash_attn", "seq_length", "lr_decay_style"),
+        *("lr_decay_iters", "lr_warmup_fraction", "checkpoint_activations", "train_iters", "overlap_grad_reduce"),
+        *("overlap_param_gather", "sequence_parallel", "virtual_pipeline_model_parallel_size"),
+    ),
+    "NeMo": ("exp_manager", "megatron_amp_O2"),
+    "Lightning": (
+        *("gradient_clip_val", "gradient_clip_algorithm", "max_epochs", "accelerator", "devices", "num_nodes"),
+        *("log_every_n_steps", "val_check_interval", "limit_val_batches", "strategy", "logging_batch_size_per_gpu"),
+    ),
+    "axolotl": ("base_model", "sequence_len", "sample_packing", "num_epochs", "flash_attention", "val_set_size"),
+    "verl": ("actor_rollout_ref", "ppo_mini_batch_size", "ppo_micro_batch_size_per_gpu"),
+    "accelerate": ("num_processes", "num_machines", "machine_rank", "zero3_init_flag", "distributed_type"),
+    "transformers": (
+        *("per_device_eval_batch_size", "num_train_epochs", "output_dir", "save_steps", "save_strategy", "eval_steps"),
+        *("eval_strategy", "lr_scheduler_type", "warmup_steps", "max_steps", "gradient_checkpointing"),
+        *("report_to", "dataloader_num_workers", "save_total_limit", "bf16_full_eval", "tf32", "adam_beta1"),
+    ),
+    "FSDP": ("sharding_strategy", "auto_wrap_policy", "reshard_after_forward", "cpu_ram_efficient_loading"),
+}
+"""Names at the top that belong to programs whose configurations are often written into one file with DeepSpeed's."""
+OWNERS = {name: owner for owner, names in FOREIGN.items() for name in names}
 CHOSEN_BY_NAME = {("optimizer", "params"), ("scheduler", "params")}
 """Sections whose keys are the arguments of a class: ``optimizers.py`` judges them."""
 REMARK_PREFIXES = ("_", "#", "//", "$")
@@ -92,6 +124,12 @@ OTHERS_READ = {
 """Keys at the top that others than DeepSpeedConfig read: the package, its file, and the words there."""
 WITH_PARAMS = {("optimizer",), ("scheduler",)}
 """Sections whose ``params`` go to what ``type`` names (engine.py, _configure_basic_optimizer); beside it nothing is read."""
+WORD = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z0-9]+(?![a-z])")
+MAX_MEANT = 3
+"""More names are no answer."""
+UNLIKE = 9
+STAGE_NAMES = ("stage", "zerostage", "zerooptimizationstage", "deepspeedstage", "zerooptimization", "zerolevel", "zero")
+"""What people call the ZeRO stage, without what they write differently."""
 COMMON_NAMES = {"enabled", "type", "params", "device", "name", "profile", "seed", "dtype", "project", "job_name"}
 """Names that stand in so many sections that none was meant."""
 
@@ -110,7 +148,9 @@ def unread_keys(context: ConfigContext) -> Iterator[Verdict]:
             if len(meant) == 1 and meant[0][:-1] == path[:-1]:
                 yield _unread(context, path, value, meant, certain=False)
             continue
-        if not path[-1].startswith(REMARK_PREFIXES):
+        if len(path) == 1 and path[-1] in OWNERS:
+            yield _of_another_program(path, value)
+        elif not path[-1].startswith(REMARK_PREFIXES):
             yield _unread(context, path, value, meant, certain=True)
 
 
@@ -133,7 +173,8 @@ def removed_keys(context: ConfigContext) -> Iterator[Verdict]:
                 key=dotted(path),
                 version=context.asked.version,
             )
-            yield Verdict(finding=found, path=path, correction=Correction(path=path))
+            off = _is_off(lookup(context.judged, path))
+            yield Verdict(finding=found, path=path, correction=Correction(path=path) if off else None)
 
 
 def deprecated_keys(context: ConfigContext) -> Iterator[Verdict]:
@@ -161,7 +202,7 @@ def meanings(context: ConfigContext, path: KeyPath, value: Any) -> list[KeyPath]
     if path in OTHER_NAMES:
         return list(OTHER_NAMES[path])
     section = asked.section(here)
-    near = nearest(name, _names(asked, section)) if section else ()
+    near = _of_one_key(section, nearest(name, _names(asked, section), here)) if section else ()
     same = [(*here, key) for key in near if _fits(asked, (*here, key), value)]
     same = [each for each in same if lookup(context.config, each) is None] or same
     if same and plain(same[0][-1]) == plain(name):
@@ -176,33 +217,96 @@ def meanings(context: ConfigContext, path: KeyPath, value: Any) -> list[KeyPath]
     if exact and name not in COMMON_NAMES:
         return _best(exact, here)
     similar = [
-        (*other.path, key) for other in elsewhere for key in nearest(name, _names(asked, other)) if len(name) > 6
+        (*other.path, key)
+        for other in elsewhere
+        for key in by_spelling(name, _names(asked, other))
+        or by_words(_without_section(name, other.path[-1:]), _names(asked, other), worst=1)
+        if len(name) > 6
     ]
     return _best([each for each in similar if _fits(asked, each, value)], here)
 
 
-def nearest(name: str, names: Iterable[str]) -> tuple[str, ...]:
-    """The names that a wrong one may have been meant for, all equally near; none where nothing is near.
+def nearest(name: str, names: Iterable[str], section: KeyPath = ()) -> tuple[str, ...]:
+    """The names that a wrong one may have been meant for, all equally near; none where nothing is near. By spelling first, then
+    by words: ``section`` is where the names stand.
 
     >>> nearest("zero_optimisation", ["zero_optimization", "optimizer"]), nearest("learning_rate", ["lr"])
     (('zero_optimization',), ())
     >>> nearest("f16", ["fp16", "bf16"]), nearest("micro_batch_size", ["train_micro_batch_size_per_gpu", "aio"])
     (('bf16', 'fp16'), ('train_micro_batch_size_per_gpu',))
     """
-    if len(name) > MAX_NAME_LENGTH:
-        return ()
+    if found := by_spelling(name, names) or by_words(name, names) or by_words(_without_section(name, section), names):
+        return found
     typed = plain(name)
-    if len(typed) < 2:
+    within = [known for known in set(names) if 6 <= len(typed) <= MAX_NAME_LENGTH and typed in plain(known)]
+    return tuple(within) if len(within) == 1 else ()
+
+
+def by_spelling(name: str, names: Iterable[str]) -> tuple[str, ...]:
+    """The names that differ by a few letters, all equally near.
+
+    >>> by_spelling("offload_optimzer", ["offload_optimizer", "offload_param"]), by_spelling("gradient", ["gradient_clipping"])
+    (('offload_optimizer',), ())
+    """
+    typed = plain(name)
+    if len(name) > MAX_NAME_LENGTH or len(typed) < 2:
         return ()
     scores = {known: distance(typed, plain(known)) for known in set(names) if abs(len(plain(known)) - len(typed)) <= 4}
     allowed = 1 if len(typed) <= 5 else 2 if len(typed) <= 12 else 3
     best = min(scores.values(), default=allowed + 1)
-    if best <= allowed:
-        # AdamW of torch and adamw of DeepSpeed are one name for who types it
-        found = {plain(known): known for known in sorted(scores, reverse=True) if scores[known] == best}
-        return tuple(sorted(found.values()))
-    within = [known for known in set(names) if len(typed) >= 6 and typed in plain(known)]
-    return tuple(within) if len(within) == 1 else ()
+    if best > allowed:
+        return ()
+    # AdamW of torch and adamw of DeepSpeed are one name for who types it
+    found = {plain(known): known for known in sorted(scores, reverse=True) if scores[known] == best}
+    return tuple(sorted(found.values()))
+
+
+def by_words(name: str, names: Iterable[str], *, worst: int = 3) -> tuple[str, ...]:
+    """The names of the same words, all equally near: shortened (0), in another order (1), with words missing at the end (2), or
+    between (3).
+
+    >>> by_words("stage3_max_live_params", ["stage3_max_live_parameters", "stage3_max_reuse_distance"])
+    ('stage3_max_live_parameters',)
+    >>> by_words("gradient_accumulation", ["gradient_accumulation_steps", "managed_gradient_accumulation"])
+    ('gradient_accumulation_steps',)
+    >>> by_words("optimizer_offload", ["offload_optimizer"]), by_words("zero_stage", ["stage"])
+    (('offload_optimizer',), ())
+    >>> by_words("bucket_size", ["reduce_bucket_size", "allgather_bucket_size", "stage"])
+    ('allgather_bucket_size', 'reduce_bucket_size')
+    """
+    typed = words(name) if len(name) <= MAX_NAME_LENGTH else []
+    ranks = {known: rank for known in set(names) if typed and (rank := _alike(typed, words(known))) <= worst}
+    best = {plain(known): known for known in sorted(ranks, reverse=True) if ranks[known] == min(ranks.values())}
+    return tuple(sorted(best.values())) if len(best) <= MAX_MEANT else ()
+
+
+def stages_written(config: Mapping[str, Any]) -> set[int]:
+    """Every ZeRO stage that a configuration names, under whatever key and wherever it stands.
+
+    >>> stages_written({"zero": {"stage": 3}, "zero_optimization": {"stge": "2"}, "pipeline": {"stages": 1}})
+    {2, 3}
+    """
+    found = set()
+    for path, value in walk(config):
+        name = plain(path[-1])
+        named = name in STAGE_NAMES or any(distance(name, each) <= 1 for each in STAGE_NAMES if len(each) >= 5)
+        if (
+            named
+            and path[0] != "pipeline"
+            and not isinstance(value, bool)
+            and str(value).strip() in {"0", "1", "2", "3"}
+        ):
+            found.add(int(value))
+    return found
+
+
+def words(name: str) -> list[str]:
+    """The words of a name.
+
+    >>> words("stage3_maxLive-params")
+    ['stage3', 'max', 'live', 'params']
+    """
+    return [word.lower() for word in WORD.findall(name)]
 
 
 def plain(name: str) -> str:
@@ -233,6 +337,33 @@ def distance(one: str, other: str) -> int:
     return last[-1]
 
 
+def _alike(typed: list[str], known: list[str]) -> int:
+    """How near two names are by their words, 0 the nearest."""
+    if len(typed) == len(known):
+        if all(map(_same_word, typed, known)):
+            return 0
+        left = list(known)
+        for word in typed:
+            same = next((each for each in left if _same_word(word, each)), None)
+            left = [each for each in left if each != same]
+        return UNLIKE if left else 1
+    if 1 < len(typed) < len(known):
+        return 2 if all(map(_same_word, typed, known)) else 3 if _in_order(typed, known) else UNLIKE
+    return UNLIKE
+
+
+def _in_order(few: list[str], many: list[str]) -> bool:
+    """Whether all words stand in a longer list, in this order."""
+    rest = iter(many)
+    return all(any(_same_word(word, each) for each in rest) for word in few)
+
+
+def _same_word(one: str, other: str) -> bool:
+    """Whether one shortens the other: params, param and parameters; accum and accumulation."""
+    short, long = sorted((one.removesuffix("s"), other.removesuffix("s")), key=len)
+    return one == other or (len(short) >= 3 and long.startswith(short))
+
+
 def _is_related(here: KeyPath, there: KeyPath) -> bool:
     """Whether a key could have slipped from one section to the other: out of it, into it, or within the same of the top."""
     return here != there and (not here or not there or here[0] == there[0])
@@ -250,10 +381,31 @@ def _best(paths: list[KeyPath], here: KeyPath) -> list[KeyPath]:
     return [each for each in dict.fromkeys(paths) if len(each) == shortest]
 
 
+def _of_one_key(section: Section, names: tuple[str, ...]) -> tuple[str, ...]:
+    """One name where all are names of one key."""
+    known = [key.name for name in names if (key := section.key(name))]
+    return tuple(known[:1]) if len(names) > 1 and len(set(known)) == 1 else names
+
+
+def _without_section(name: str, section: KeyPath) -> str:
+    """A name without the words of its section before it: stage for zero_stage in zero_optimization; "" for one without such.
+
+    >>> _without_section("zero_stage", ("zero_optimization",)), _without_section("max_live", ("zero_optimization",))
+    ('stage', '')
+    """
+    typed, around = words(name), {word for part in section for word in words(part)}
+    own = list(itertools.dropwhile(lambda word: any(_same_word(word, each) for each in around), typed))
+    return "_".join(own) if len(own) < len(typed) else ""
+
+
 def _fits(asked: Asked, path: KeyPath, value: Any) -> bool:
     """Whether a value could stand there: a section for a section, and no section for a value."""
-    is_section = asked.section(path) is not None
-    return is_section == isinstance(value, dict) or (is_section and isinstance(value, bool))
+    section = asked.section(path)
+    if section is None or not isinstance(value, dict):
+        return (section is None) != isinstance(value, dict) or (section is not None and isinstance(value, bool))
+    # another program's section of nearly the same name has other keys
+    telling = [str(key) for key in value if key not in COMMON_NAMES]
+    return not telling or section.open or any(key in section.names or nearest(key, section.names) for key in telling)
 
 
 def _names(asked: Asked, section: Section) -> list[str]:
@@ -262,6 +414,18 @@ def _names(asked: Asked, section: Section) -> list[str]:
 
 def _is_known(asked: Asked, section: Section, path: KeyPath) -> bool:
     return path[-1] in section.names or (not section.path and (path[-1] in OTHERS_READ or path[-1] in asked.removed))
+
+
+def _of_another_program(path: KeyPath, value: Any) -> Verdict:
+    found = book.finding(
+        "config-key-ignored",
+        Severity.WARNING,
+        case="of-another-program",
+        evidence=(f"{dotted(path)}: {shown(path, value)}",),
+        key=dotted(path),
+        owner=OWNERS[path[-1]],
+    )
+    return Verdict(finding=found, path=path)
 
 
 def _unread(context: ConfigContext, path: KeyPath, value: Any, meant: list[KeyPath], *, certain: bool) -> Verdict:
@@ -297,7 +461,8 @@ def _refused(context: ConfigContext, refusal: Refusal, path: KeyPath) -> Verdict
             key=path[-1],
             version=context.asked.version,
         )
-        return Verdict(finding=found, path=path, correction=Correction(path=path))
+        empty = _is_empty(value) or path[-1].startswith(REMARK_PREFIXES)
+        return Verdict(finding=found, path=path, correction=Correction(path=path) if empty else None)
     found = book.finding(
         "config-key-misplaced" if meant[0][:-1] != path[:-1] else "config-key-misspelt",
         Severity.ERROR,
@@ -307,6 +472,20 @@ def _refused(context: ConfigContext, refusal: Refusal, path: KeyPath) -> Verdict
         right=" or ".join(map(dotted, meant)),
     )
     return Verdict(finding=found, path=path, correction=_rename(context, path, meant))
+
+
+def _is_empty(value: Any) -> bool:
+    """Whether a value says nothing of what is wanted, so that its key can go."""
+    return value in (None, "", {}, []) and value is not False
+
+
+def _is_off(value: Any) -> bool:
+    """Whether a feature that DeepSpeed no longer has is off all the same.
+
+    >>> _is_off({"enabled": False, "min_gpus": 1}), _is_off({"min_gpus": 1}), _is_off(False), _is_off(0.1)
+    (True, False, True, False)
+    """
+    return _is_empty(value) or value is False or (isinstance(value, dict) and value.get("enabled") is False)
 
 
 def _rename(context: ConfigContext, path: KeyPath, meant: list[KeyPath]) -> Correction | None:

@@ -72,7 +72,9 @@ def refused_values(context: ConfigContext) -> Iterator[Verdict]:
     for refusal in context.asked.refusals:
         if refusal.kind in JUDGED_ELSEWHERE or _is_batch(refusal) or _is_removed(refusal) or _by_type(context, refusal):
             continue
-        if len(refusal.paths) == 1 and refusal.paths[0]:
+        if refusal.ranks:
+            yield _not_for_ranks(context, refusal)
+        elif len(refusal.paths) == 1 and refusal.paths[0]:
             yield _refused(context, refusal, refusal.paths[0])
         elif set(refusal.paths) & PRECISIONS and len(refusal.paths) > 1:
             yield _two_precisions(refusal)
@@ -356,6 +358,17 @@ def _together(context: ConfigContext, refusal: Refusal) -> Verdict:
     return Verdict(finding=found, path=refusal.paths[0] if refusal.paths else ())
 
 
+def _not_for_ranks(context: ConfigContext, refusal: Refusal) -> Verdict:
+    found = book.finding(
+        "config-ranks-clash",
+        Severity.ERROR,
+        evidence=(f"{refusal.kind}: {refusal.message}",),
+        keys=and_more([f"{dotted(path)} {shown(path, lookup(context.judged, path))}" for path in refusal.paths], 4),
+        ranks=refusal.ranks,
+    )
+    return Verdict(finding=found, path=refusal.paths[0])
+
+
 def _is_batch(refusal: Refusal) -> bool:
     return refusal.kind == "AssertionError" and any(path[-1:] and path[-1] in BATCH for path in refusal.paths)
 
@@ -396,7 +409,8 @@ def _batch_clash(context: ConfigContext, message: str) -> Verdict:
         ranks="any number of ranks" if world is None else "1 rank" if world == 1 else f"{world} ranks",
         fitting=fitting,
     )
-    return Verdict(finding=found, path=(TRAIN,), correction=Correction(path=(TRAIN,)) if whole else None)
+    # which of the three is meant is nobody's guess
+    return Verdict(finding=found, path=(TRAIN,))
 
 
 def _fitting_ranks(sizes: dict[str, object]) -> int | None:

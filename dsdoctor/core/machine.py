@@ -54,7 +54,7 @@ class Toolkit:
     """A folder with CUDA development files. ``root`` is the value that CUDA_HOME would take.
 
     ``nvcc`` is None for a folder that has only headers and libraries (the PyPI wheels of torch). ``headers`` and
-    ``libraries`` hold those of the catalogue in ``probe.nvcc`` that are there; a library counts only when
+    ``libraries`` hold those of the catalogue in ``probe.paths`` that are there; a library counts only when
     it can be linked (an unversioned ``.so`` or an ``.a``). ``scattered`` names those of both that are where torch does
     not look when CUDA_HOME is this root: it takes ``include`` and ``lib64`` (else ``lib``) only. ``newest_gcc`` and
     ``newest_clang`` are the newest major versions that ``crt/host_config.h`` accepts. ``broken`` is why a ``bin/nvcc`` that

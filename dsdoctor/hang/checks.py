@@ -4,7 +4,7 @@ never looks.
 When one rank fails all others fail to move, so the causes stand in the order in which they explain each other.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from dsdoctor.core.finding import Finding, Severity, Step, step
 from dsdoctor.hang.activity import Activity, activity_of, remediation
@@ -48,6 +48,8 @@ def hang_not_started(case: Case) -> Iterator[Finding]:
     living = [view for view in case.incident.ranks if view.rank not in case.faulty_ranks]
     outside = [view for view in living if view.rank not in waiting and view not in case.unread]
     late = [view for view in outside if not (view.sample and view.sample.joined)]
+    if len(waiting) == case.incident.world > 1 and not case.faulty_ranks:
+        yield _start_incomplete(case)
     if not waiting or not (late or case.unknown):
         return
     for view in late:
@@ -59,6 +61,7 @@ def hang_not_started(case: Case) -> Iterator[Finding]:
             evidence=case.evidence([view.rank]),
             steps=fix.steps,
             who=case.rank_label(view.rank),
+            again=" again" if view.sample and view.sample.initialized else "",
             where=case.where(view),
             waiting=f"{ranks_words(waiting)} {'waits' if len(waiting) == 1 else 'wait'}",
             advice=fix.text,
@@ -74,6 +77,31 @@ def hang_not_started(case: Case) -> Iterator[Finding]:
             world=case.incident.world,
             waiting=f"{ranks_words(waiting)} {'waits' if len(waiting) == 1 else 'wait'}",
         )
+
+
+def _start_incomplete(case: Case) -> Finding:
+    """All ranks have come to the start, and it does not end: they do not find each other, or no connection comes about."""
+    addresses = {view.rank: view.sample.rendezvous for view in case.starting if view.sample and view.sample.rendezvous}
+    again = any(view.sample and view.sample.initialized for view in case.starting)
+    return book.finding(
+        "hang-not-started",
+        severity_of(*case.starting),
+        case="all-again" if again else "all",
+        evidence=(
+            *(f"{ranks_words(ranks)} at the store {address}" for address, ranks in _by_value(addresses).items()),
+            *case.evidence(view.rank for view in case.starting[:2]),
+        ),
+        world=case.incident.world,
+        rank=case.starting[0].rank,
+        where=case.where(case.starting[0]),
+    )
+
+
+def _by_value(named: Mapping[int, str]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for rank, value in named.items():
+        found.setdefault(value, []).append(rank)
+    return found
 
 
 def hang_other_operation(case: Case) -> Iterator[Finding]:

@@ -99,7 +99,8 @@ def training_thread(
     frames: Mapping[int, FrameType], threads: Mapping[int, Any], calls: Mapping[int, int], maker: int
 ) -> int:
     """The thread that calls the collectives, which need not be the one that made the groups: Ray Train trains in another one than
-    that of its event loop. ``calls``: how many each thread has been seen to make. A thread that autograd made acts for another."""
+    that of its event loop. ``calls``: how many each thread has been seen to make, of those that still run. A thread that autograd
+    made acts for another."""
     known = {ident: count for ident, count in calls.items() if ident in frames and is_python_thread(threads.get(ident))}
     if known:
         return max(known, key=lambda ident: (known[ident], ident == maker))
@@ -283,9 +284,9 @@ def recorder_texts() -> list[str]:
 
 
 def recorded_operations(*, stacks: bool = False) -> dict[str, Any]:
-    """For each group's name its last operations, the timeout of the last one, all calls as ``history``, and how many of them each
-    thread made. ``stacks``: with the
-    lines that called them where that imports nothing, which takes torch a second."""
+    """For each group's name its last operations, the timeout of the last one, all calls as ``history``, and when each thread made
+    some of them, in nanoseconds of the wall clock. ``stacks``: with the lines that called them where that imports nothing, which
+    takes torch a second."""
     groups: dict[str, Any] = {}
     seen = set()
     for entry in _entries_with_stacks() if stacks else _entries():
@@ -297,7 +298,7 @@ def recorded_operations(*, stacks: bool = False) -> dict[str, Any]:
         seen.add(key)
         group = groups.setdefault(str(entry["process_group"][0]), {"operations": [], "timeout": None, "calls": {}})
         if (thread := str(entry.get("thread_id", ""))).isdigit():
-            group["calls"][int(thread)] = group["calls"].get(int(thread), 0) + 1
+            group["calls"].setdefault(int(thread), []).append(int(entry["time_created_ns"]))
         group["operations"].append(_operation(entry))
         group["timeout"] = entry.get("timeout_ms", 0) / 1000 or None
     for group in groups.values():

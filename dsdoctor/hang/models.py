@@ -122,7 +122,7 @@ class ThreadDeath:
 @dataclass(frozen=True, kw_only=True)
 class Sample:
     """What a rank writes about itself once a second. ``joined``: its process group exists. ``parted``: it did, and was destroyed.
-    ``leaving``: the interpreter ends.
+    ``initialized``: init_process_group has returned before. ``leaving``: the interpreter ends.
     ``signal_is_ours``: SIGUSR2 makes Python write all stacks, also while C code holds the GIL. ``failure``: an exception that ended
     the main thread. ``lock``: a file whose removal it waits for. ``handling``: an exception that the main thread handles.
     ``call``: the system call in which the main thread sleeps and the file that it is about, where that is one. ``root``: the rank
@@ -141,6 +141,7 @@ class Sample:
     time: float
     joined: bool = False
     parted: bool = False
+    initialized: bool = False
     leaving: bool = False
     failure: str = ""
     groups: tuple[GroupState, ...] = ()

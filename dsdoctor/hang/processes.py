@@ -65,6 +65,17 @@ def is_in_disk_sleep(pid: int, thread: int) -> bool:
         return False
 
 
+def began_at(pid: int, thread: int) -> int | None:
+    """When a thread began, in nanoseconds of the wall clock; None where that is not shown."""
+    try:
+        with open_file(f"/proc/{pid}/task/{thread}/stat", "rb") as file:
+            ticks = int(file.read().rpartition(b")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return None
+    ago = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - ticks * 1_000_000_000 // TICKS
+    return time.time_ns() - ago
+
+
 def ending_words(facts: ProcessFacts) -> str:
     """How a dead process ended, as far as its status is shown."""
     return ending_of(facts.exit_status) or "exit status 0"

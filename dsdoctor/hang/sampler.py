@@ -22,7 +22,7 @@ import time
 import weakref
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from types import FrameType
 from typing import Any
@@ -36,6 +36,7 @@ from dsdoctor.hang.inspection import (
     group_states,
     handled_exception,
     has_gone_on,
+    is_python_thread,
     last_failure,
     loader_workers,
     plain_number,
@@ -49,7 +50,7 @@ from dsdoctor.hang.inspection import (
     training_thread,
     waited_lock,
 )
-from dsdoctor.hang.processes import file_call
+from dsdoctor.hang.processes import began_at, file_call
 from dsdoctor.hang.ring import ARRIVALS, JOINED, LEAVING, SLOT, STALLED, UNWATCHED, RingWriter
 from dsdoctor.ranks.failure import Failure, is_peer_disconnect
 
@@ -168,6 +169,8 @@ class HangDetected(RuntimeError):
     """no rank moved any more, and --on-hang stop ends them all"""
 
 
+Caller = tuple[int, int | None]
+"""A thread by Python's identifier, which goes over to a later thread when it ends, and by the kernel's number."""
 OWN_REFERENCES = 2
 """References to an engine that nobody but the reading function holds: its variable, and getrefcount's argument."""
 
@@ -175,7 +178,8 @@ OWN_REFERENCES = 2
 class Sampler:
     """The thread. ``engine`` may be set later. ``words``: a file whose text is printed when it is there. ``tend`` is called
     now and then: it sees to it that a supervisor is there. ``after``: what the user asked for. ``asked``: how many parts of the
-    script ask for the watch just now; where none does on any rank, nothing is told."""
+    script ask for the watch just now; where none does on any rank, nothing is told. ``initialized``: init_process_group has
+    returned."""
 
     def __init__(
         self,
@@ -194,10 +198,12 @@ class Sampler:
         self._engine: Callable[[], Any] = lambda: None
         self.asked = 1
         self._maker = self._trains = threading.get_ident()
+        self._maker_number = thread_number(known_threads().get(self._maker))
         self._kernel_number = 0
-        self._seen_calls: dict[int, int] = {}
+        self._seen_calls: dict[Caller, int] = {}
         self._ended, self._wake = False, threading.Event()
         self._leaving = self._stalled = self._joined_once = False
+        self.initialized = False
         self._failure: FailureFields = ("", [])
         self._outlived, self._failed_at = self._failure, (self._failure, NOWHERE)
         self.told = False
@@ -205,6 +211,7 @@ class Sampler:
         self._deaths: list[dict[str, Any]] = []
         self._moved, self._progress = time.monotonic(), -1
         self._recorded: dict[str, Any] | None = None
+        self._recorded_calls: dict[Caller, int] = {}
         self._with_stacks = False
         self._arrivals = Arrivals(after)
         self._thread = UnlistedThread(self._run)
@@ -225,6 +232,7 @@ class Sampler:
         """Begin to look at this process, whose calling thread is the one that trains, as long as no other is seen to."""
         self.pid = pid
         self._maker = self._trains = threading.get_ident()
+        self._maker_number = thread_number(known_threads().get(self._maker))
         self._kernel_number = threading.get_native_id()
         self._thread.start()
 
@@ -338,6 +346,7 @@ class Sampler:
         progress = zlib.crc32(repr(([(group["name"], group["sequence"]) for group in groups], steps)).encode())
         if progress != self._progress:
             self._progress, self._moved, self._recorded, self._with_stacks = progress, clock, None, False
+            self._recorded_calls = {}
         failure, failed_in = self._failure_now(({group["name"]: group["sequence"] for group in groups}, steps))
         self._stalled = stalled = clock - self._moved >= self._patience
         ours = unlisted_idents() - {threading.get_ident()}
@@ -345,19 +354,18 @@ class Sampler:
         threads = known_threads()
         trains = frames.get(self._find_trains(frames, threads))
         thread = threads.get(self._trains)
-        own = self._trains == self._maker or thread is None
-        number = self._kernel_number if own else plain_number(stored(thread, "_native_id")) or 0
         flags = (LEAVING if self._leaving else 0) | (STALLED if stalled else 0) | (JOINED if groups else 0)
         flags |= 0 if self.asked else UNWATCHED
         sample: dict[str, Any] = {
             "rank": self.rank,
             "world": self.world,
             "pid": self.pid,
-            "thread": number,
+            "thread": (number := self._number_of(self._trains, thread)),
             "watcher": threading.get_native_id(),
             "time": clock,
             "joined": bool(groups),
             "parted": self._joined_once and not groups,
+            "initialized": self.initialized,
             "leaving": self._leaving,
             "failure": failure,
             "failed_in": failed_in,
@@ -393,17 +401,34 @@ class Sampler:
         write(_fitting(sample))
 
     def _find_trains(self, frames: dict[int, FrameType], threads: dict[int, threading.Thread]) -> int:
-        """The thread that trains, by what torch has recorded of it, else by where it was seen."""
+        """The thread that trains, by what torch has recorded of it, else by where it was seen. What a thread has done that has
+        ended says nothing of one that has taken over its identifier."""
         looks = threading.get_ident()
         frames = {ident: frame for ident, frame in frames.items() if ident != looks or ident == self._maker}
+        running = {(ident, thread_number(threads.get(ident))) for ident in frames}
+        self._seen_calls = {caller: count for caller, count in self._seen_calls.items() if caller in running}
         if len(frames) > 1:
             for ident in calling_threads(frames):
-                self._seen_calls[ident] = self._seen_calls.get(ident, 0) + 1
-        calls: Counter[int] = Counter()
-        for group in (self._recorded or {}).values():
-            calls.update(group["calls"])
-        self._trains = training_thread(frames, threads, calls or self._seen_calls, self._maker)
+                caller = ident, thread_number(threads.get(ident))
+                self._seen_calls[caller] = self._seen_calls.get(caller, 0) + 1
+        recorded = {caller: count for caller, count in self._recorded_calls.items() if caller in running}
+        calls = {ident: count for (ident, _), count in (recorded or self._seen_calls).items()}
+        maker = self._maker if self._maker_runs(frames, threads) else main_ident(self._maker)
+        self._trains = training_thread(frames, threads, calls, maker)
         return self._trains
+
+    def _maker_runs(self, frames: dict[int, FrameType], threads: dict[int, threading.Thread]) -> bool:
+        """Whether the thread that made the groups has not ended."""
+        known = threads.get(self._maker)
+        same = not is_python_thread(known) or thread_number(known) == self._maker_number
+        return self._maker in frames and same
+
+    def _number_of(self, ident: int, thread: threading.Thread | None) -> int:
+        """The kernel's number of a thread, which Python does not know anew after a fork."""
+        if ident == self._maker and thread_number(thread) == self._maker_number:
+            return self._kernel_number
+        is_main = thread is not None and thread is threading.main_thread()
+        return self.pid if is_main else thread_number(thread) or self._kernel_number
 
     def _failure_now(self, counters: Counters) -> FailureFields:
         """The exception that ends the script, and where it came from. A script may print one as Python would, by calling
@@ -428,6 +453,8 @@ class Sampler:
         """What torch has recorded of the calls; ``stacks``: with their lines, for which it holds the GIL for seconds."""
         if self._recorded is None or stacks > self._with_stacks:
             self._recorded, self._with_stacks = recorded_operations(stacks=stacks), stacks
+            made = [each for group in self._recorded.values() for each in group["calls"].items()]
+            self._recorded_calls = calls_of_running(made, known_threads(), self.pid)
         for group in sample["groups"]:
             entries = self._recorded.get(group["name"], {})
             group["operations"] = entries.get("operations", [])[-MOST_OPERATIONS:]
@@ -504,6 +531,31 @@ def _with_few_groups(sample: dict[str, Any]) -> None:
 def known_threads() -> dict[int, threading.Thread]:
     """The threads that Python's threading knows. Not by ``threading.enumerate``: that waits for a lock."""
     return dict(threading._active)  # type: ignore[attr-defined]
+
+
+def main_ident(default: int) -> int:
+    """Python's identifier of the main thread."""
+    return plain_number(stored(threading.main_thread(), "_ident")) or default
+
+
+def thread_number(thread: threading.Thread | None) -> int | None:
+    """The kernel's number of a thread as Python was told it when it began."""
+    return plain_number(stored(thread, "_native_id"))
+
+
+def calls_of_running(
+    made: Iterable[tuple[int, list[int]]], threads: Mapping[int, threading.Thread], pid: int
+) -> dict[Caller, int]:
+    """How many of some calls each running thread has made. ``made``: identifiers with times, in nanoseconds of the wall clock; what
+    is older than the thread was made by another one, which had its identifier before."""
+    counts: dict[Caller, int] = {}
+    for ident, times in made:
+        number = thread_number(threads.get(ident))
+        began = began_at(pid, number) if number is not None else None
+        count = sum(began is None or time_of_call >= began for time_of_call in times)
+        if count:
+            counts[ident, number] = counts.get((ident, number), 0) + count
+    return counts
 
 
 def thread_name(thread: threading.Thread | None) -> str:

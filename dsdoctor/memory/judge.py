@@ -36,6 +36,8 @@ from dsdoctor.memory.predict import (
 from dsdoctor.rules import book
 
 GIB = 1 << 30
+NODE = 8
+"""GPUs of a node, where nobody says how many."""
 DECIDES = ("zero_optimization", "bf16", "fp16", "train_micro_batch_size_per_gpu")
 """Keys, or what they begin with, on which a ledger depends."""
 CHILD_TIMEOUT_SECONDS = 600.0
@@ -49,7 +51,7 @@ class Gpus:
     count: int
     memory: int
     host: int | None = None
-    on_node: int = 8
+    on_node: int = NODE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +74,8 @@ class MemoryOrder:
 @dataclass(frozen=True, kw_only=True)
 class MemoryReport:
     """What came of it. ``host_loading``: host bytes of a rank that loads a checkpoint for itself. ``upper``: the ledger where
-    attention holds all its scores, None where the kernel makes no difference; ``searched_upper`` alike."""
+    attention holds all its scores, None where the kernel makes no difference; ``searched_upper`` alike. ``searched_safe``:
+    what fits with the highest overhead, too. ``on_node``: ranks on one node."""
 
     now: Situation
     prediction: Prediction
@@ -82,7 +85,9 @@ class MemoryReport:
     combined: CombinedChanges | None
     searched: Searched | None
     searched_upper: Searched | None
+    searched_safe: Searched | None
     host_loading: int
+    on_node: int
     findings: tuple[Finding, ...]
 
 
@@ -113,6 +118,10 @@ def examine(order: MemoryOrder, host: LocalHost) -> MemoryReport:
         combined=combined,
         searched=searched(order, now, limit),
         searched_upper=searched(order, more, limit) if more else None,
+        searched_safe=searched(order, more or now, room(order.gpus.memory, world=order.world, safe=True))
+        if order.gpus
+        else None,
+        on_node=min(order.gpus.on_node if order.gpus else NODE, order.world),
         host_loading=loading(now),
         findings=tuple(judge(now, prediction, order.gpus, overheads, combined, upper=upper)),
     )
@@ -237,7 +246,7 @@ def searched(order: MemoryOrder, now: Situation, limit: int | None) -> Searched 
     one, two = (now.model.run_like(replace(now.run, batch=batch), materialized=all_scores) for batch in (1, 2))
     if one is None or two is None:
         return None
-    return search(now, one, two, limit)
+    return search(now, one, two, limit, on_node=NODE)
 
 
 def loading(now: Situation) -> int:

@@ -17,6 +17,8 @@ from dsdoctor.memory.stage12 import Bf16Stage1, Stage0, Stage12
 GIB = 1 << 30
 SLACK = 50
 """Of this many bytes of tensors the allocator holds one more at least."""
+MAX_SLACK = 8
+"""Of this many, one more at most."""
 MAX_MICRO_STEPS = 3
 """So many micro batches of a step are followed at most: the first, one that adds to it, and the one that ends it."""
 CHUNKS = 8
@@ -24,6 +26,8 @@ MODERATE_BUCKET = 50_000_000
 NEAR = 20_000_000
 MIN_WON_SHARE = 0.01
 """Of the peak: a change that wins less is not advised."""
+SHARE_THAT_MATTERS = 0.05
+"""Of the peak: a change that wins less is not the first to be advised."""
 MAX_LEFT_SHARE = 0.98
 """What is left of the peak after a change that is worth its cost, at most."""
 ZERO = "zero_optimization."
@@ -49,8 +53,8 @@ class Stage(Protocol):
     def micro_step(self, number: int, *, last: bool) -> None:
         """One of the micro batches of a step begins, counted from 0. ``last``: the step follows it."""
 
-    def forward_begins(self) -> None:
-        """The engine is called."""
+    def forward_begins(self, again: frozenset[int]) -> None:
+        """The engine is called. ``again``: modules that the backward pass will call once more (activation checkpointing)."""
 
     def before_forward(self, module: int) -> None:
         """A module that has parameters is called."""
@@ -164,7 +168,7 @@ def predict(settings: ZeroSettings, model: ModelShape, run: Run | None, layout: 
 
 
 def changes(now: Situation) -> tuple[Change, ...]:
-    """All changes that win at least MIN_WON_SHARE of the peak, in the order of what they cost."""
+    """All changes that win at least MIN_WON_SHARE of the peak, in the order of what they cost; those that win little come last."""
     before = now.predicted()
     host = max(moment.host for moment in before.moments)
     found = []
@@ -184,7 +188,7 @@ def changes(now: Situation) -> tuple[Change, ...]:
                         host=more,
                     )
                 )
-    return tuple(found)
+    return tuple(sorted(found, key=lambda change: change.won < before.peak.device * SHARE_THAT_MATTERS))
 
 
 def combine(now: Situation, limit: int) -> CombinedChanges:
@@ -204,8 +208,8 @@ def combine(now: Situation, limit: int) -> CombinedChanges:
     return CombinedChanges(what=tuple(names), peak=peak, fits=peak <= limit)
 
 
-def search(now: Situation, one: Run, two: Run, limit: int) -> Searched:
-    """What fits ``limit`` bytes on each GPU."""
+def search(now: Situation, one: Run, two: Run, limit: int, *, on_node: int = 1) -> Searched:
+    """What fits ``limit`` bytes on each GPU. GPUs are counted in whole nodes of ``on_node``, beyond the first."""
 
     def peak(batch: int, ranks: int) -> int:
         run = between(one, two, batch)
@@ -213,7 +217,7 @@ def search(now: Situation, one: Run, two: Run, limit: int) -> Searched:
 
     wanted = now.run.batch if now.run else 1
     batch = largest(lambda batch: peak(batch, now.layout.world) <= limit, MAX_BATCH)
-    fewest = smallest(lambda ranks: peak(wanted, ranks) <= limit, MAX_RANKS)
+    fewest = whole_nodes(smallest(lambda ranks: peak(wanted, ranks) <= limit, MAX_RANKS), on_node)
     return Searched(
         batch=batch,
         batch_peak=peak(batch, now.layout.world) if batch else 0,
@@ -226,18 +230,29 @@ def overheads_of(peak: int, *, world: int) -> tuple[Overhead, ...]:
     """Context and libraries, buffers for communication, and what the caching allocator holds beyond live tensors."""
     context = Overhead(what="CUDA context and libraries", low=int(0.4 * GIB), high=int(1.2 * GIB))
     nccl = Overhead(what="NCCL buffers", low=int(0.1 * GIB), high=int(1.5 * GIB))
-    slack = Overhead(what="slack and fragmentation of torch's allocator", low=peak // SLACK, high=peak // 8)
+    slack = Overhead(what="slack and fragmentation of torch's allocator", low=peak // SLACK, high=peak // MAX_SLACK)
     return (context, *([nccl] if world > 1 else []), slack)
 
 
-def room(memory: int, *, world: int) -> int:
-    """Bytes of tensors that a GPU has place for, with the least that is beside them.
+def room(memory: int, *, world: int, safe: bool = False) -> int:
+    """Bytes of tensors that a GPU has place for, with the least that is beside them; ``safe``: with the most.
 
-    >>> room(80 << 30, world=1) >> 30
-    78
+    >>> room(80 << 30, world=1) >> 30, room(80 << 30, world=1, safe=True) >> 30
+    (78, 70)
     """
-    fixed = sum(each.low for each in overheads_of(0, world=world))
-    return (memory - fixed) * SLACK // (SLACK + 1)
+    fixed, slack = sum(each.low for each in overheads_of(0, world=world)), SLACK
+    if safe:
+        fixed, slack = sum(each.high for each in overheads_of(0, world=world)), MAX_SLACK
+    return (memory - fixed) * slack // (slack + 1)
+
+
+def whole_nodes(ranks: int | None, on_node: int) -> int | None:
+    """So many GPUs as nodes have that hold them: a part of the first, or whole ones.
+
+    >>> whole_nodes(3, 8), whole_nodes(8, 8), whole_nodes(13, 8), whole_nodes(None, 8)
+    (3, 8, 16, None)
+    """
+    return ranks if ranks is None or ranks <= on_node else -(-ranks // on_node) * on_node
 
 
 def stage_of(ledger: Ledger, settings: ZeroSettings, model: ModelShape, layout: Layout) -> Stage:
@@ -456,10 +471,11 @@ def _micro_steps(
     """The most of forward and of backward over the micro batches of a step."""
     many = min(settings.accumulation_steps, MAX_MICRO_STEPS)
     found: dict[Point, Moment] = {}
+    again = frozenset(index for kind, index, *_ in run.events[parts(run)[1]] if kind == Kind.PRE_FORWARD)
     for number in range(many):
         stage.micro_step(number, last=number == many - 1)
         ledger.begin()
-        stage.forward_begins()
+        stage.forward_begins(again)
         for point, events in zip(points, parts(run), strict=True):
             if point is points[1]:
                 ledger.begin()

@@ -47,7 +47,7 @@ class Stage0:
         """Gradients are there already, or not; ranks communicate after the last one alone."""
         self.first, self.last = number == 0, last
 
-    def forward_begins(self) -> None:
+    def forward_begins(self, again: frozenset[int]) -> None:
         """Nothing."""
 
     def gradient(self, number: int) -> None:
@@ -149,7 +149,7 @@ class Stage12:
         """Gradients are there already, or not; ranks communicate after the last one alone."""
         self.first, self.last = number == 0, last
 
-    def forward_begins(self) -> None:
+    def forward_begins(self, again: frozenset[int]) -> None:
         """Nothing."""
 
     def gradient(self, number: int) -> None:
@@ -306,7 +306,7 @@ class Bf16Stage1:
         """Gradients are there already, or not; ranks communicate after the last one alone."""
         self.first, self.last = number == 0, last
 
-    def forward_begins(self) -> None:
+    def forward_begins(self, again: frozenset[int]) -> None:
         """Nothing."""
 
     def gradient(self, number: int) -> None:

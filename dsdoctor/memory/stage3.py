@@ -194,6 +194,7 @@ class Stage3:
         self.bucket: list[int] = []
         self.elements = 0
         self.kept: dict[int, int] = {}
+        self.to_run_again: set[int] = set()
 
     def initialize(self) -> None:
         """``lp_param_buffer``. ``fp32_partitioned_groups_flat``: a copy also of what is fp32 (_create_fp32_partitions compares a
@@ -216,8 +217,9 @@ class Stage3:
     def micro_step(self, number: int, *, last: bool) -> None:
         """Each is like the others: gradients are added to their parts in place."""
 
-    def forward_begins(self) -> None:
+    def forward_begins(self, again: frozenset[int]) -> None:
         """The order of modules begins anew."""
+        self.to_run_again = set(again)
         self.gathered.begin()
 
     def before_forward(self, module: int) -> None:
@@ -225,13 +227,16 @@ class Stage3:
         self.gathered.fetch(module, backward=False)
 
     def after_forward(self, module: int) -> None:
-        """They go; a view that the backward pass needs keeps its buffer."""
+        """They go; a view that the backward pass needs keeps its buffer. What runs again saves nothing the first time."""
         before = dict(self.gathered.held)
         self.gathered.release(module, backward=False)
+        if module in self.to_run_again:
+            self.to_run_again.remove(module)
+            return
         for number in self.model.modules[module].parameters:
             if number in self.model.kept and number in before and number not in self.gathered.held:
+                self.ledger.add(names.GATHERED, before[number] - self.kept.get(number, 0))
                 self.kept[number] = before[number]
-                self.ledger.add(names.GATHERED, before[number])
 
     def before_backward(self, module: int) -> None:
         """Its parameters are gathered again."""

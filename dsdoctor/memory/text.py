@@ -38,7 +38,7 @@ def memory_lines(done: MemoryReport, width: int | None = None) -> Iterator[str]:
         yield ""
         yield f"{name} of host memory per rank, at the same moments:"
         yield from ledger_lines(done.prediction, "host", unit, width)
-    yield f"  loading a checkpoint takes {amount(done.host_loading)} of host memory on each rank that loads all of it"
+    yield from host_lines(done)
     yield from change_lines(done.changes)
     yield from search_lines(done)
     yield ""
@@ -46,6 +46,18 @@ def memory_lines(done: MemoryReport, width: int | None = None) -> Iterator[str]:
     low, high = (sum(each) for each in zip(*((b.low, b.high) for b in done.overheads), strict=True))
     names = "; ".join(f"{b.what} {amount(b.low)} to {amount(b.high)}" for b in done.overheads)
     yield f"plus overhead, not measured here: {amount(low)} to {amount(high)} ({names})"
+    peak = done.prediction.peak.device
+    most = max(peak, done.upper.peak.device if done.upper else 0)
+    yield f"on each GPU: {amount(peak + low)} at least, {amount(most + high)} to be safe"
+
+
+def host_lines(done: MemoryReport) -> Iterator[str]:
+    """Host memory: of a node, where something is offloaded, and while a checkpoint is loaded."""
+    ranks, host = done.on_node, max(moment.host for moment in done.prediction.moments)
+    if host and ranks > 1:
+        yield f"  the {ranks} ranks of a node keep {amount(host * ranks)} of host memory together"
+    together = f", {amount(done.host_loading * ranks)} on a node" if ranks > 1 else ""
+    yield f"  loading a checkpoint takes {amount(done.host_loading)} of host memory on each rank that loads all of it{together}"
 
 
 def batch_words(run: Run) -> str:
@@ -113,7 +125,7 @@ def change_lines(changes: tuple[Change, ...]) -> Iterator[str]:
     if not changes:
         return
     yield ""
-    yield "possible changes, cheapest first (each on its own):"
+    yield "possible changes, cheapest first, small ones last (each on its own):"
     for number, change in enumerate(changes[:MAX_CHANGES], 1):
         host = f", {amount(change.host)} more on the host" if change.host > 0 else ""
         yield f"{number}. {change.what}: {amount(change.won)} less, peak {amount(change.peak)}{host}"
@@ -123,13 +135,14 @@ def change_lines(changes: tuple[Change, ...]) -> Iterator[str]:
 
 
 def search_lines(done: MemoryReport) -> Iterator[str]:
-    """What --search found; with all scores of attention beside it, where the kernel decides."""
-    found, upper = done.searched, done.searched_upper
+    """What --search found, with the least overhead and to be safe; with all scores of attention, where the kernel decides."""
+    found, upper, safe = done.searched, done.searched_upper, done.searched_safe
     if found is None:
         return
     yield ""
     world = done.now.layout.world
     least = f"; {upper.batch or 'none'} if attention stores all scores" if upper and upper.batch != found.batch else ""
+    least += f"; {safe.batch or 'none'} to be safe" if safe and safe.batch != found.batch else ""
     if found.batch:
         yield f"the largest micro batch that fits {world} GPUs: {found.batch} (tensors {amount(found.batch_peak)}){least}"
     else:
@@ -138,6 +151,7 @@ def search_lines(done: MemoryReport) -> Iterator[str]:
     most = (
         f"; {upper.ranks or 'no number'} if attention stores all scores" if upper and upper.ranks != found.ranks else ""
     )
+    most += f"; {safe.ranks or 'no number'} to be safe" if safe and safe.ranks != found.ranks else ""
     if found.ranks and found.ranks_peak:
         yield f"the fewest GPUs for a micro batch of {batch}: {found.ranks} (tensors {amount(found.ranks_peak)}){most}"
     else:

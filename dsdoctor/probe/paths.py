@@ -7,9 +7,23 @@ from collections.abc import Iterator
 
 from dsdoctor.core.host import Host
 from dsdoctor.core.machine import WATCHED, Library, Runtime, SearchPaths
-from dsdoctor.probe.nvcc import HEADERS, LIBRARIES, first_of
 from dsdoctor.probe.python import Environment
 
+HEADERS = (
+    "cuda_runtime.h",
+    "crt/host_config.h",
+    "cublas_v2.h",
+    "cusparse.h",
+    "cusolverDn.h",
+    "curand_kernel.h",
+    "cuda_profiler_api.h",
+    "nccl.h",
+    "cufile.h",
+    "nvtx3/nvToolsExt.h",
+)
+"""Of a CUDA toolkit, those that ops include."""
+LIBRARIES = ("cudart", "curand", "cublas", "cufile", "cuda")
+"""Of a CUDA toolkit, those that ops link."""
 RUNTIME = re.compile(r"/libcudart\.so\.(\d{1,2})(?:\.|$)")
 SYSTEM_INCLUDES = ("/usr/include", "/usr/local/include")
 SYSTEM_LIBRARIES = (
@@ -106,6 +120,16 @@ def include_dirs(host: Host) -> tuple[str, ...]:
 def library_dirs(host: Host) -> tuple[str, ...]:
     """Where the linker looks by itself, with what the user's variables add."""
     return (*_split(host, "LIBRARY_PATH"), *_flags(host, "LDFLAGS", "-L"), *_prefix(host, "lib"), *SYSTEM_LIBRARIES)
+
+
+def first_of(host: Host, folders: tuple[str, ...], *names: str) -> str | None:
+    """The first file of these names, folder by folder."""
+    for folder in folders:
+        for name in names:
+            found = host.glob(f"{glob.escape(folder)}/{name}")
+            if found:
+                return found[0]
+    return None
 
 
 def _missing(host: Host, name: str) -> tuple[str, ...]:

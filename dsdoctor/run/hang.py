@@ -131,6 +131,8 @@ class HangWatch:
                 world = whole_number(os.environ.get("WORLD_SIZE", ""))
             self.begin(rank, world, place)
             made = original(*args, **kwargs)
+            if (sampler := self.sampler) is not None:
+                sampler.initialized = True
             self._share_secret(world)
             return made
 

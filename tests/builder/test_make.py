@@ -147,6 +147,7 @@ def test_a_wheel_with_every_op_and_its_manifest(built: Built) -> None:
     assert all(entry.loads for entry in manifest.ops)
 
 
+@pytest.mark.slow
 def test_setup_py_finds_its_neighbours_where_the_users_python_leaves_its_own_folder_out(workdir: Workdir) -> None:
     assert run(plan("one", PYTHONSAFEPATH="1"), workdir).wheel is not None
 
@@ -255,6 +256,7 @@ def test_a_compiler_that_cannot_be_started_fails_its_op_alone(workdir: Workdir) 
     assert [op.op for op in result.ops if op.log] == ["one", "two"]
 
 
+@pytest.mark.slow
 def test_a_compiler_that_is_ended_by_a_signal_is_said(workdir: Workdir) -> None:
     killer = workdir.folder / "gcc"
     killer.write_text("#!/bin/sh\nkill -9 $$\n")
@@ -265,6 +267,7 @@ def test_a_compiler_that_is_ended_by_a_signal_is_said(workdir: Workdir) -> None:
     assert "was ended by signal 9 (SIGKILL); memory may have run out" in (result.ops[0].because or "")
 
 
+@pytest.mark.slow
 def test_what_a_probe_printed_is_not_the_error(workdir: Workdir) -> None:
     result = run(plan("bad"), workdir)
 
@@ -280,6 +283,7 @@ def test_a_builder_that_refuses_or_dies_fails_its_op_alone(workdir: Workdir) -> 
     assert "its builder ends the process" in (result.ops[1].because or "")
 
 
+@pytest.mark.slow
 def test_a_packing_that_fails_is_our_failure(workdir: Workdir) -> None:
     (workdir.folder / "packed").write_text("in the way")
 

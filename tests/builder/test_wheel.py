@@ -402,12 +402,12 @@ def test_a_requirement_that_no_release_has_is_a_doubt(tmp_path: Path) -> None:
 
 
 def test_more_requirements_than_anybody_has_are_not_all_read(tmp_path: Path) -> None:
-    many = b"".join(b"\nRequires-Dist: p%d" % number for number in range(300_000))
+    many = b"".join(b"\nRequires-Dist: p%d" % number for number in range(30_000))
     path = wheel(tmp_path, contents(b"no library", **{f"{INFO}/METADATA": METADATA.replace(b"\n\n", many + b"\n\n")}))
 
     found = read_wheel(path)
 
-    assert found.contradictions == ("METADATA holds 300,001 requirements, more than any DeepSpeed",)
+    assert found.contradictions == ("METADATA holds 30,001 requirements, more than any DeepSpeed",)
     assert len(found.doubts) < 1_001
 
 

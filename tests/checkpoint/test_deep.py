@@ -145,6 +145,33 @@ def test_the_verdict_says_whether_a_file_of_another_training_would_show(
     assert ("would not show" in last) == (shows is False)
 
 
+@pytest.mark.parametrize(
+    "name", ["mp_rank_00_model_states.pt", *(f"zero_pp_rank_{n}_mp_rank_00_optim_states.pt" for n in (0, 1))]
+)
+@pytest.mark.parametrize("stage", [1, 2])
+def test_two_trainings_in_one_tag_do_not_load_whatever_file_is_the_other(
+    tmp_path: Path, stage: int, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every file in turn; the quick look says in its verdict what it cannot see."""
+    tag = write(tmp_path, Kind(stage=stage))
+    if name.startswith("mp"):
+        content = written.model_states(Kind(stage=stage), 2, 1)
+        first = content["module"]["0.first"]
+        content["module"]["0.first"] = written.Weights(first.shape, written.floats([7.5] * 6).content)
+    else:
+        content = written.optimizer_states(Kind(stage=stage), int(name.split("_")[3]), 2)
+        content["optimizer_state_dict"]["single_partition_of_fp32_groups"] = [written.floats([7.5] * 6)]
+    written.save(tag / name, content)
+
+    quick, seen = run(["checkpoint", str(tmp_path)]), capsys.readouterr().out
+    deep, read = run(["checkpoint", str(tmp_path), "--deep"]), capsys.readouterr().out
+
+    assert (quick, deep) == (0, 1)
+    assert "--deep tells" in seen.splitlines()[-1]
+    assert "checkpoint-values-disagree" in read
+    assert "✓" not in read
+
+
 def test_learning_rates_that_differ_between_ranks_are_told_by_the_quick_look(tmp_path: Path) -> None:
     tag = write(tmp_path, Kind(stage=1))
     content = written.optimizer_states(Kind(stage=1), 1, 2)

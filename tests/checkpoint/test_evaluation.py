@@ -7,6 +7,8 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from dsdoctor.checkpoint.folder import look
 from dsdoctor.checkpoint.judge import Judged, judge
 from dsdoctor.checkpoint.loading import ALL, MODULE, NO_OPTIMIZER, Plan, Verdict
@@ -56,6 +58,7 @@ def test_with_zero_no_engine_without_an_optimizer_loads_anything(tmp_path: Path)
         assert ('"stage": 0' in finding.fix.text) == (stage < 3)
 
 
+@pytest.mark.slow
 def test_what_is_advised_for_an_evaluation_with_zero_is_enough(tmp_path: Path) -> None:
     wrong = []
     for saved, dtype in itertools.product((0, 1, 2), ("fp32", "bf16")):

@@ -261,6 +261,7 @@ def hidden(out: Path) -> list[Path]:
     return list(out.glob(".dsdoctor-*.tmp"))
 
 
+@pytest.mark.slow
 def test_what_cannot_be_written_leaves_no_empty_folder(tmp_path: Path) -> None:
     write(tmp_path / "saved", KINDS[0])
     out = tmp_path / "new" / "out"

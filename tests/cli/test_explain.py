@@ -2,13 +2,15 @@
 
 import json
 
+import pytest
+
 from dsdoctor.cli.explain import fix_commands, pages
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.release import ADDRESS
 from dsdoctor.core.text import decode, encode
 from dsdoctor.diagnosis.catalogue import RULES
 from dsdoctor.rules import book
-from dsdoctor.rules.book import rule_ids
+from dsdoctor.rules.book import entries, rule_ids
 from tests.cli.runner import run
 from tests.each import each
 
@@ -17,7 +19,7 @@ from tests.each import each
 def test_a_page_says_what_it_means_why_it_matters_how_to_fix_it_and_since_when(rule: str) -> None:
     found = list(pages(rule))
 
-    assert found
+    assert len(found) == len(list(entries(rule))) >= 1
     for where, page in found:
         assert len(page.means) > 20, where
         assert len(page.why) > 20, where
@@ -25,10 +27,12 @@ def test_a_page_says_what_it_means_why_it_matters_how_to_fix_it_and_since_when(r
         assert page.since.count(".") == 1, where
 
 
+@pytest.mark.slow
 def test_a_page_shows_every_command_of_a_log_rules_fix_and_which_is_another_way() -> None:
     for rule in RULES.values():
-        fix = "\n".join(page.fix for _, page in pages(rule.id))
-        for step in book.steps_of({"steps": rule.steps}):
+        steps = book.steps_of({"steps": rule.steps})
+        fix = "\n".join(page.fix for _, page in pages(rule.id)) if steps else ""
+        for step in steps:
             assert f"$ {step.printed}" in fix
             assert step.line in " ".join(fix_commands(rule.id))
 

@@ -6,20 +6,20 @@ import pytest
 
 from dsdoctor.core.errors import NotWritten
 from dsdoctor.core.files import append_text
-from tests.cli.fuzz import KINDS, Place, failures, wrong_with
+from tests.cli.fuzz import KINDS, SNAPSHOTS, Place, failures, wrong_with
 from tests.cli.runner import run
 from tests.each import each
 
 
 @each("kind", list(KINDS))
 def test_a_few_of_them_end_in_a_verdict_or_a_sentence(kind: str) -> None:
-    assert list(failures(kind, range(10))) == []
+    assert list(failures(kind, range(4))) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_some_of_them_end_in_a_verdict_or_a_sentence(kind: str) -> None:
-    assert list(failures(kind, range(10, 500))) == []
+    assert list(failures(kind, range(4, 500))) == []
 
 
 @pytest.mark.exhaustive
@@ -45,11 +45,11 @@ def test_a_traceback_is_found_where_there_is_one(tmp_path: Path) -> None:
         ("checkpoint",),
         ("compare", "."),
         ("verify",),
-        ("pick",),
+        ("pick", "--machine", str(SNAPSHOTS[0])),
     ],
 )
 def test_a_link_that_leads_to_itself_is_a_sentence(command: tuple[str, ...], tmp_path: Path) -> None:
-    loop = tmp_path / "-".join(command)
+    loop = tmp_path / f"{len(list(tmp_path.iterdir()))}"
     loop.symlink_to(loop.name)
 
     done = run(*command, str(loop))

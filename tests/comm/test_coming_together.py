@@ -8,6 +8,8 @@ import sys
 import threading
 from dataclasses import replace
 
+import pytest
+
 from dsdoctor.comm.rendezvous import checks as rendezvous_checks
 from dsdoctor.comm.rendezvous.checks import Absent
 from dsdoctor.comm.rendezvous.notices import NONCE, NoticeListener, RankZero, ask, ports
@@ -104,6 +106,7 @@ def titles(why: StoreUnreachable, number: int = 1, **more: object) -> list[tuple
     return [(finding.rule, finding.title) for check in rendezvous_checks.ABSENT_CHECKS for finding in check(absent)]
 
 
+@pytest.mark.slow
 def test_every_combination_of_facts_gives_one_finding_and_never_ends_a_launcher() -> None:
     flags = ("taken", "above", "elsewhere", "slow", "token_missing", "ended")
     others = (None, ZERO, replace(ZERO, port=29499), replace(ZERO, run="9"))

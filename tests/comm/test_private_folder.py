@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -21,11 +22,6 @@ with private_folder() as (folder, keep):
     (folder / "rank-00000.log").write_text("a line")
     print(folder, flush=True)
     sys.stdin.read()
-"""
-MAKE = """
-from dsdoctor.comm.launch.start import private_folder
-with private_folder() as (folder, keep):
-    print(folder)
 """
 
 
@@ -52,12 +48,11 @@ def holder(place: Path) -> tuple["subprocess.Popen[str]", Path]:
 
 def made_in(place: Path) -> Path:
     """Where a run makes its folder, by then gone."""
-    env = {**os.environ, "TMPDIR": str(place)}
-    return Path(
-        subprocess.run([sys.executable, "-c", MAKE], env=env, capture_output=True, text=True, check=True).stdout.strip()
-    )
+    with patch.object(tempfile, "tempdir", str(place)), private_folder() as (folder, _):
+        return folder
 
 
+@pytest.mark.slow
 def test_what_a_killed_run_left_goes_at_the_next_start_and_nothing_else(place: Path) -> None:
     killed, left = holder(place)
     running, held = holder(place)

@@ -22,22 +22,24 @@ def ask_many(
     *,
     arguments: Sequence[str] = (),
     worlds: Sequence[int | None] = (),
+    ranks: Sequence[int | None] = (),
     engine: bool = True,
 ) -> list[Asked]:
-    """What DeepSpeed answers about each. ``arguments``: for each a file of TrainingArguments, "" for none; ``worlds``: ranks;
-    ``engine``: whether one is made of it."""
+    """What DeepSpeed answers about each. ``arguments``: for each a file of TrainingArguments, "" for none; ``worlds``: ranks with
+    data of their own; ``ranks``: all of them; ``engine``: whether one is made of it."""
     files = arguments or [""] * len(configs)
-    ranks = worlds or [None] * len(configs)
+    some, every = worlds or [None] * len(configs), ranks or [None] * len(configs)
     requests = [
         {
             "config": config,
             "world": world or (1 if file else None),
+            "ranks": total,
             "arguments": file,
             "accelerate": "",
             "model": "",
             "engine": engine,
         }
-        for config, file, world in zip(configs, files, ranks, strict=True)
+        for config, file, world, total in zip(configs, files, some, every, strict=True)
     ]
     command = [sys.executable, str(SCRIPT), str(CHILD_SCRIPTS)]
     done = subprocess.run(command, input=json.dumps(requests), capture_output=True, text=True, timeout=300)

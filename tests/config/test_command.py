@@ -39,6 +39,7 @@ def file(tmp_path: Path) -> Path:
         (["{file}", "--fix", "nowhere/out.json"], "there is no folder"),
         ([base64.b64encode(b"[1, 2, 3, 4]").decode()], "is not a DeepSpeed configuration"),
         ([base64.b64encode(b'{"a": 1, "a": 2}').decode()], "occurs twice"),
+        ([base64.b64encode(b'{"a": 1, "%s": 1, "a": 2}' % (b"b" * 3000)).decode()], "occurs twice"),
     ],
 )
 def test_what_cannot_be_judged_is_refused_before_anything_is_asked(file: Path, words: list[str], says: str) -> None:

@@ -1,5 +1,6 @@
 """What of a configuration is tried on an engine, and which of its failures are refusals. Nothing is tried here."""
 
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from types import ModuleType
 import pytest
 
 from dsdoctor.core.host import CHILD_SCRIPTS
+from tests.config.many import ask_many
 
 
 @pytest.fixture(scope="module")
@@ -121,3 +123,34 @@ def test_a_file_that_cannot_be_read_is_laid_to_no_parameter(
     assert (bool(answer["refused"]), bool(answer["not_asked"])) == (judged, not judged)
     assert judged or (answer["refused_by"], len(calls)) == ([], 1)
     assert judged or answer["not_asked"].split(": ")[0] in {"UnicodeDecodeError", "FileNotFoundError"}
+
+
+@pytest.mark.parametrize(
+    ("words", "of_this_machine"),
+    [
+        ("Please initialize the torch distributed backend.", True),
+        ("Default process group has not been initialized, please make sure to call init_process_group.", True),
+        ("No module named 'cupy'", True),
+        ("Torch not compiled with CUDA enabled", True),
+        ("Invalid learning rate: -1.0", False),
+        ("freeze_step must be positive", False),
+    ],
+)
+def test_an_optimizer_that_lacks_ranks_or_a_gpu_is_not_judged(
+    optimizer: ModuleType, words: str, of_this_machine: bool
+) -> None:
+    assert optimizer.is_about_this_machine(AssertionError(words)) is of_this_machine
+
+
+@pytest.mark.launch
+def test_a_group_is_there_when_an_optimizer_asks_for_it_and_what_was_told_is_told_once() -> None:
+    config = {"train_batch_size": 4, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "bettas": [0.9, 0.9]}}}
+    (answer,) = ask_many([config])
+    code = "import ask_config, torch; ask_config.join_alone(); print(torch.distributed.is_initialized())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=CHILD_SCRIPTS, capture_output=True, text=True, timeout=120, check=False
+    )
+
+    assert done.stdout.splitlines()[-1:] == ["True"]
+    assert answer.optimizer is not None
+    assert (answer.optimizer.unknown, answer.refusals) == (("bettas",), ())

@@ -6,6 +6,7 @@ import pytest
 
 from dsdoctor.config.answer import Accelerate, Construction, Correction, Effective, Filled, Mismatch, Refusal
 from dsdoctor.config.judge import CHECKS
+from dsdoctor.config.keys import FOREIGN, OTHER_NAMES, OWNERS
 from dsdoctor.core.finding import Severity
 from tests.config.mistakes import closed, typing_mistakes
 from tests.config.recorded import recorded, rules, verdicts
@@ -34,6 +35,48 @@ def test_a_key_that_nobody_knows_is_a_warning_and_a_remark_is_nothing() -> None:
     assert [(verdict.finding.rule, verdict.finding.severity) for verdict in found] == [
         ("config-key-ignored", Severity.WARNING)
     ]
+
+
+def test_a_key_of_another_program_is_said_to_be_its() -> None:
+    """DeepSpeed has none of them, and none is taken for one of its own."""
+    for name, owner in OWNERS.items():
+        (found,) = verdicts({**BASE, name: 2})
+
+        assert (found.finding.rule, found.finding.severity, found.correction) == (
+            "config-key-ignored",
+            Severity.WARNING,
+            None,
+        )
+        assert f"{name} belongs to {owner}" in found.finding.title
+    top = recorded().section(())
+    assert top is not None
+    assert not set(OWNERS) & (top.names | {path[0] for path in OTHER_NAMES})
+
+
+@pytest.mark.launch
+def test_the_keys_of_transformers_are_its_arguments() -> None:
+    from transformers import TrainingArguments
+
+    assert set(FOREIGN["transformers"]) <= set(TrainingArguments.__dataclass_fields__)
+
+
+@each(
+    ("config", "meant"),
+    [
+        ({"checkpointing": {"enabled": True, "save_n_recent_checkpoints": 3}}, None),
+        ({"activation_checkpoint": {"partition_activations": True}}, ("activation_checkpointing",)),
+        ({"optimizers": {"kind": "adam", "step_size": 3}}, None),
+        ({"zero_optimisation": {"stge": 3}}, ("zero_optimization",)),
+        ({"zero_optimisation": {}}, ("zero_optimization",)),
+        ({"comm_logger": {"enabled": True}}, ("comms_logger",)),
+        ({"tensorboards": {"job_name": "x", "output_paths": "y"}}, ("tensorboard",)),
+    ],
+)
+def test_a_section_is_known_by_its_keys_too(config: dict[str, Any], meant: tuple[str, ...] | None) -> None:
+    found = verdicts({**BASE, **config})[0]
+
+    assert found.correction == (Correction(path=tuple(config), to=meant) if meant else None)
+    assert found.finding.rule == ("config-key-misspelt" if meant else "config-key-ignored")
 
 
 @each("section", ["optimizer", "scheduler"])

@@ -8,12 +8,6 @@ FEW = 0.01
 """This share is told otherwise at most: where another program has the last words before a library fails, nothing decides."""
 
 
-def test_the_end_is_told_and_not_what_was_borne_in_a_sample() -> None:
-    assert [one for one in wrong(every=12000) if one[0] != UNTOLD] == []
-    assert list(missed(every=6000)) == []
-    assert list(alarms(every=6000)) == []
-
-
 @pytest.mark.slow
 def test_the_end_is_told_and_not_what_was_borne() -> None:
     found = list(wrong(every=300))

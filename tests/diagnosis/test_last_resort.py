@@ -74,10 +74,6 @@ def test_what_two_processes_wrote_into_one_line_is_read(line: str) -> None:
     assert not any(finding.rule == "reader-failed" for finding in diagnose([line]).findings)
 
 
-def test_mangled_lines_are_read() -> None:
-    assert list(broken(mangled(200, seed=0), some_rules(1, 0))) == []
-
-
 @pytest.mark.slow
 def test_more_mangled_lines_are_read() -> None:
     assert list(broken(mangled(10_000, seed=0), some_rules(1, 0))) == []

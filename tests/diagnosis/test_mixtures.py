@@ -8,10 +8,6 @@ FEW, LEAST = 8, 0.004
 """A kill means something whoever says it, and a sentence can look like a label: this share of mixtures is told wrongly at most."""
 
 
-def test_what_is_only_said_is_not_the_cause_in_a_sample() -> None:
-    assert list(wrong(every=10000)) == []
-
-
 @pytest.mark.slow
 def test_what_is_only_said_is_not_the_cause() -> None:
     found = list(wrong(every=100))

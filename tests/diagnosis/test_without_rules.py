@@ -22,13 +22,6 @@ def test_a_failure_that_is_known_by_one_line_shows_that_line(line: str) -> None:
     assert line[:60] in " ".join([finding.title, *finding.evidence])
 
 
-def test_a_sample_of_lines_and_pieces_without_any_rule_gives_verdicts() -> None:
-    none = some_rules(0, 0)
-
-    assert list(broken(((line.decode("latin-1"), [line]) for line in shapes()[::40]), none)) == []
-    assert list(broken(pieces(200, seed=1), none)) == []
-
-
 @each("share", SHARES)
 @pytest.mark.slow
 def test_every_log_gives_a_verdict_with_rules_taken_away(share: float) -> None:

@@ -116,7 +116,7 @@ def test_what_torch_has_recorded_tells_which_thread_trains(tmp_path: Path, monke
         one = {
             "process_group": ["0", ""],
             "profiling_name": "gloo:all_reduce",
-            "time_created_ns": 1,
+            "time_created_ns": time.time_ns(),
             "state": "started",
         }
         # a checkpoint that is saved beside the training calls collectives, too
@@ -132,6 +132,118 @@ def test_what_torch_has_recorded_tells_which_thread_trains(tmp_path: Path, monke
     monkeypatch.setitem(sys.modules, "torch._C", module)
 
     assert script.looked().threads[0].name == "trains"
+
+
+class Heir:
+    """The thread that trained has ended, and a later one has its identifier; the one that made the group waits for something."""
+
+    def __init__(self) -> None:
+        self._called, self._enough, self._stands = threading.Event(), threading.Event(), threading.Event()
+
+    def train(self) -> None:
+        scope: dict[str, Any] = {"wait": self._called.wait}
+        exec(compile("def recv():\n    wait()\n", C10D, "exec"), scope)
+        scope["recv"]()
+
+    def later(self) -> None:
+        self._stands.set()
+        self._enough.wait()
+
+    def looked(self, sampler: Sampler, recorded: list[tuple[int, int]]) -> None:
+        """One look while the first thread trains, then one at the threads that are left. ``recorded``: torch's own record."""
+        first = threading.Thread(target=self.train, name="trained")
+        first.start()
+        for _ in range(3):
+            sampler.look()
+        recorded.append((first.ident or 0, time.time_ns()))
+        self._called.set()
+        first.join()
+        # a thread's start is told in hundredths of a second
+        time.sleep(0.05)
+        tries = []
+        try:
+            for number in range(50):
+                self._stands.clear()
+                tries.append(threading.Thread(target=self.later, name=f"later {number}"))
+                tries[-1].start()
+                self._stands.wait()
+                if tries[-1].ident == first.ident:
+                    break
+            assert first.ident in {thread.ident for thread in tries}
+            sampler.look()
+        finally:
+            self._enough.set()
+            for thread in tries:
+                thread.join()
+
+
+@each(("with_record",), [(False,), (True,)])
+def test_a_thread_that_has_the_identifier_of_an_ended_one_is_not_taken_for_it(
+    with_record: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[int, int]] = []
+
+    def recorded() -> bytes:
+        one = {"process_group": ["0", ""], "profiling_name": "gloo:recv", "state": "completed"}
+        entries = [
+            {**one, "collective_seq_id": number, "time_created_ns": when, "thread_id": str(ident)}
+            for number, (ident, when) in enumerate(calls, 1)
+        ]
+        return json.dumps({"entries": entries}).encode()
+
+    if with_record:
+        module = ModuleType("torch._C")
+        vars(module)["_distributed_c10d"] = SimpleNamespace(_dump_fr_trace_json=recorded)
+        monkeypatch.setitem(sys.modules, "torch._C", module)
+    with ring(tmp_path) as (writer, reader):
+        sampler = Sampler(writer, str(tmp_path / "words"), rank=0, world=2, patience=0.0, tend=lambda: None)
+        sampler.pid = os.getpid()
+        Heir().looked(sampler, calls)
+        sample = decode_sample(reader.payload() or b"")
+
+    assert sample is not None
+    main = next(thread for thread in sample.threads if thread.main)
+    assert main.name == "MainThread"
+    assert "looked" in {frame.function for frame in main.frames}
+
+
+def test_where_the_thread_that_made_the_group_has_ended_its_identifier_accuses_nobody(tmp_path: Path) -> None:
+    made: list[Sampler] = []
+    stands, enough = threading.Event(), threading.Event()
+
+    def later() -> None:
+        stands.set()
+        enough.wait()
+
+    with ring(tmp_path) as (writer, reader):
+        words = str(tmp_path / "words")
+        maker = threading.Thread(
+            target=lambda: made.append(Sampler(writer, words, rank=0, world=2, patience=0.0, tend=lambda: None))
+        )
+        maker.start()
+        maker.join()
+        tries = []
+        try:
+            for _ in range(50):
+                stands.clear()
+                tries.append(threading.Thread(target=later))
+                tries[-1].start()
+                stands.wait()
+                if tries[-1].ident == maker.ident:
+                    break
+            assert maker.ident in {thread.ident for thread in tries}
+            made[0].pid = os.getpid()
+            watch = threading.Thread(target=made[0].look)
+            watch.start()
+            watch.join()
+        finally:
+            enough.set()
+            for thread in tries:
+                thread.join()
+        sample = decode_sample(reader.payload() or b"")
+
+    assert sample is not None
+    assert (sample.threads[0].name, sample.thread) == ("MainThread", os.getpid())
 
 
 TRAIN = """

@@ -160,6 +160,7 @@ def rules(told: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
     return {host: [finding["rule"] for finding in node["findings"]] for host, node in told.items() if node["findings"]}
 
 
+@pytest.mark.slow
 @each("mode, is_used", [(0o700, True), (0o1777, True), (0o777, False), (0o770, False)])
 def test_a_wheel_is_copied_where_nobody_on_the_node_can_exchange_it(
     mode: int, is_used: bool, nodes: Path, node: Node

@@ -37,6 +37,20 @@ def run_of(counts: list[int], *, activation: int = 1000, logits: int = 0) -> Run
     return Run(batch=1, sequence=8, checkpointing=False, events=tuple(events), logits=logits)
 
 
+def run_again(counts: list[int], *, activation: int = 1000) -> Run:
+    """As with activation checkpointing: each module is called again in the backward pass, and saves only then."""
+    events: list[tuple[int, int, int, int]] = []
+    for module in range(len(counts)):
+        events += [(Kind.PRE_FORWARD, module, 0, 0), (Kind.POST_FORWARD, module, activation, 0)]
+    events.append((Kind.LOSS, 0, 0, 0))
+    for module in reversed(range(len(counts))):
+        events += [(Kind.PRE_FORWARD, module, 0, 0), (Kind.POST_FORWARD, module, activation, activation)]
+        events += [(Kind.PRE_BACKWARD, module, activation, activation), (Kind.GRADIENT, module, activation, activation)]
+        events.append((Kind.POST_BACKWARD, module, activation, 0))
+    events.append((Kind.END, 0, 0, 0))
+    return Run(batch=1, sequence=8, checkpointing=True, events=tuple(events))
+
+
 def model_of(counts: list[int], **changes: object) -> ModelShape:
     """A chain of modules with one parameter each."""
     facts: dict[str, object] = {

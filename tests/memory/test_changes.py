@@ -9,7 +9,19 @@ from dsdoctor.cli.memory import CERTAIN, DOUBTS, fits
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.memory.judge import Gpus, MemoryReport, judge
 from dsdoctor.memory.models import Layout, Run, filled
-from dsdoctor.memory.predict import Situation, between, changes, combine, in_chunks, overheads_of, room, search
+from dsdoctor.memory.predict import (
+    SHARE_THAT_MATTERS,
+    Searched,
+    Situation,
+    between,
+    changes,
+    combine,
+    in_chunks,
+    overheads_of,
+    room,
+    search,
+)
+from dsdoctor.memory.text import amount, memory_lines
 from tests.each import each
 from tests.memory.shapes import TWO_RANKS, model_of, run_of, settings
 
@@ -108,6 +120,52 @@ def test_the_fewest_ranks_are_found() -> None:
     assert search(now, one, two, peaks[5]).ranks == 5
     assert search(now, one, two, peaks[4]).ranks == 4
     assert search(now, one, two, 10).ranks is None
+
+
+@each("on_node", [1, 2, 4, 8])
+def test_gpus_beyond_a_node_are_counted_in_whole_ones(on_node: int) -> None:
+    now = situation(3, reduce_bucket_size=1000, activation=0)
+    one, two = (replace(run_of(COUNTS, activation=0), batch=batch) for batch in (1, 2))
+    now = replace(now, run=one)
+
+    for wanted in range(1, 10):
+        limit = replace(now, layout=Layout(world=wanted)).predicted().peak.device
+        ranks = search(now, one, two, limit, on_node=on_node).ranks
+        assert ranks is not None
+        assert wanted <= ranks < wanted + on_node
+        assert ranks % on_node == 0 or ranks == wanted < on_node
+
+
+def test_both_bounds_are_told_and_so_is_a_nodes_host() -> None:
+    now = situation(2, reduce_bucket_size=1000, offload_optimizer="cpu", world=16)
+    prediction = now.predicted()
+    found = [Searched(batch=batch, batch_peak=1, ranks=ranks, ranks_peak=1) for batch, ranks in ((9, 8), (6, 16))]
+    overheads = overheads_of(prediction.peak.device, world=16)
+    done = replace(
+        examined(now, ()), overheads=overheads, searched=found[0], searched_safe=found[1], on_node=8, host_loading=GIB
+    )
+
+    text = "\n".join(memory_lines(done))
+
+    host = 8 * max(moment.host for moment in prediction.moments)
+    assert f"the 8 ranks of a node keep {amount(host)} of host memory together" in text
+    assert "8.0 GiB on a node" in text
+    assert "fits 16 GPUs: 9 (tensors 1 bytes); 6 to be safe" in text
+    assert "for a micro batch of 4: 8 (tensors 1 bytes); 16 to be safe" in text
+    least, most = (
+        prediction.peak.device + sum(bounds) for bounds in zip(*((o.low, o.high) for o in overheads), strict=True)
+    )
+    assert f"on each GPU: {amount(least)} at least, {amount(most)} to be safe" in text
+
+
+def test_a_change_that_saves_little_is_not_the_first() -> None:
+    """A bucket of 2 % of the peak is cheap to make smaller, and helps nobody."""
+    now = situation(3, reduce_bucket_size=500_000_000, activation=20 * GIB)
+    peak = now.predicted().peak.device
+    won = [change.won / peak for change in changes(now)]
+
+    assert won == sorted(won, key=lambda share: share < SHARE_THAT_MATTERS)
+    assert won[0] >= SHARE_THAT_MATTERS > min(won)
 
 
 def test_runs_that_differ_are_no_line() -> None:
@@ -213,6 +271,8 @@ def examined(now: Situation, findings: tuple[Finding, ...]) -> MemoryReport:
         combined=None,
         searched=None,
         searched_upper=None,
+        searched_safe=None,
+        on_node=1,
         host_loading=0,
         findings=findings,
     )

@@ -13,7 +13,7 @@ from dsdoctor.memory.models import Layout, Point, Prediction
 from dsdoctor.memory.predict import predict
 from dsdoctor.memory.stage12 import divide
 from tests.each import each
-from tests.memory.shapes import TWO_RANKS, model_of, run_of, settings
+from tests.memory.shapes import TWO_RANKS, model_of, run_again, run_of, settings
 
 SMALL_GPT2 = model_of([3_400_000, 3_400_000, 50_000])
 MB = 1_000_000
@@ -133,6 +133,27 @@ def test_zero_3_gives_all_that_it_gathered_back(
     staying = sum(-(-count // world) * world * 2 for count in found if count <= stays) if world > 1 else 0
     assert held(told, Point.AFTER_STEP, names.GATHERED) == staying
     assert held(told, Point.AFTER_STEP, names.GATHERING) == held(told, Point.SAVE, names.GATHERING) == 0
+
+
+@each("count", [1, 3, 8])
+def test_what_runs_again_is_kept_once_and_goes(count: int) -> None:
+    """Experts whose weights are saved as views: at most one layer's, and only in the backward pass."""
+    counts = [10_000] * count
+    run = run_again(counts)
+    model = model_of(counts, runs=(run,), kept=tuple(range(count)))
+    chosen = settings(
+        3, reduce_bucket_size=100, param_persistence_threshold=0, prefetch_bucket_size=0, max_reuse_distance=0
+    )
+
+    told = predict(chosen, model, run, TWO_RANKS)
+
+    for point in Point:
+        limit = (
+            0
+            if point in {Point.AFTER_INITIALIZE, Point.AFTER_STEP, Point.STEP, Point.FIRST_STEP, Point.SAVE}
+            else 10_000 * 2
+        )
+        assert held(told, point, names.GATHERED) <= limit
 
 
 def test_logits_and_loss_are_told_beside_activations() -> None:

@@ -23,7 +23,6 @@ from dsdoctor.core.machine import Cuda, Machine
 from dsdoctor.core.snapshot import RecordedHost
 from dsdoctor.probe import probe
 from dsdoctor.probe.compilers import parse_version
-from dsdoctor.probe.nvcc import parse_cuda_header, parse_host_config, parse_nvcc, parse_top
 from dsdoctor.probe.python import (
     Environment,
     parse_assignment,
@@ -39,6 +38,7 @@ from dsdoctor.probe.system import (
     parse_meminfo,
     parse_os_release,
 )
+from dsdoctor.probe.toolkits import parse_cuda_header, parse_host_config, parse_nvcc, parse_top
 from tests.machines.make import HERE
 
 WORDS = st.sampled_from(

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.cli.explain import pages
 from dsdoctor.core.finding import FIELD
 from dsdoctor.rules.book import entries, room_rules, rule_ids, successor, tables, words_of
 from dsdoctor.rules.store import FOLDER, LOGS, Table, log_topics, order
@@ -213,7 +212,6 @@ def test_a_rule_says_what_it_means_and_uses_no_key_that_nobody_reads(rule: str) 
     of_logs = {"stage", "seen", "raised", "family", "general", "explained_by", "wording"}
 
     assert ID.fullmatch(rule)
-    assert len(list(pages(rule))) == len(list(entries(rule))) >= 1
     for room, table in entries(rule):
         assert set(table) <= known | (of_logs if room == LOGS else set())
         for case in table.get("case", ()):
@@ -224,14 +222,20 @@ def test_what_nobody_wrote_is_in_no_room() -> None:
     assert list(entries("a-rule-of-nobody")) == []
 
 
-@each("room", ("hang", "overflow", "comm"))
-def test_the_findings_of_a_room_that_was_prepared_read_no_file(room: str) -> None:
-    """In a process of its own: what other tests have read is read there again."""
+@pytest.mark.slow
+def test_the_findings_of_a_room_that_was_prepared_read_no_file() -> None:
+    """Each room in a process of its own: what other tests and rooms have read is read there again."""
     script = """
-import sys
+import os, sys
 from dsdoctor.core.finding import Severity
 from dsdoctor.rules import book
-room = sys.argv[1]
+for room in sys.argv[1:]:
+    child = os.fork()
+    if child == 0:
+        break
+    assert os.waitpid(child, 0)[1] == 0, room
+else:
+    sys.exit()
 book.prepare(room)
 tables = book.room_rules(room)
 cases = [(rule, case) for rule in tables for case in ("", *(one["name"] for one in tables[rule].get("case", ())))]
@@ -241,7 +245,7 @@ made = [book.finding(rule, Severity.ERROR, case=case) for rule, case in cases if
 assert len(made) > 15, made
 assert opened == [], opened
 """
-    subprocess.run([sys.executable, "-c", script, room], check=True, cwd=PACKAGE.parent)
+    subprocess.run([sys.executable, "-c", script, "hang", "overflow", "comm"], check=True, cwd=PACKAGE.parent)
 
 
 def test_the_words_of_log_rules_are_plain() -> None:
@@ -265,7 +269,6 @@ REMAINING = {
     "overflow": (8, "what a replay or a measurement came to, as the middle of a title"),
     "checkpoint": (3, "what is wrong with a file, as its bytes show it"),
     "memory": (3, "the parts and the changes of a ledger, by name"),
-    "comm": (8, "which limit of the kernel was met, and what an address answered"),
     "hosts": (10, "what DeepSpeed and a remote shell make of a line of a hostfile"),
 }
 """Sentences of Python in the titles and fixes of findings, by room, and what they are: facts of the run."""

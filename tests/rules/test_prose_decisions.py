@@ -12,6 +12,7 @@ LEFT: Counter[str] = Counter({"comm/text.py": 1, "ui/terminal.py": 1})
 """Looks of the kind that are still there: the ranks that a row of comm's table blames, and whether a title names its op."""
 
 
+@pytest.mark.slow
 def test_no_code_looks_into_a_finding_s_words_to_decide() -> None:
     found = Counter(str(path.relative_to(PACKAGE)) for path, seen in nodes().items() for _ in decisions(seen))
 

@@ -37,6 +37,7 @@ def on_a_read_only_root(script: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
+@pytest.mark.slow
 def test_a_verdict_is_said_where_no_file_can_be_written() -> None:
     probe = on_a_read_only_root("import tempfile; tempfile.gettempdir()")
     assert "No usable temporary directory" in probe.stderr

@@ -156,6 +156,7 @@ def test_the_locale_of_a_bare_environment_is_the_scripts(folder: Path, given: di
     assert shown[0] == shown[1]
 
 
+@pytest.mark.slow
 def test_files_of_the_working_folder_are_no_modules_of_ours(folder: Path) -> None:
     (folder / "src").mkdir()
     (folder / "src" / "train.py").write_text("print('trained')")
@@ -184,6 +185,7 @@ def test_a_stderr_that_is_gone_costs_the_script_nothing(gone: str) -> None:
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_every_engine_is_watched_and_every_watch_closed() -> None:
     script = "from deepspeed import initialize\ninitialize()\nimport deepspeed\nraise SystemExit(deepspeed.initialize()[1] or 7)"
 
@@ -269,6 +271,7 @@ def test_a_failure_is_explained_after_its_traceback() -> None:
     assert lines[5].endswith("[fp16-loss-scale-floor]")
 
 
+@pytest.mark.slow
 def test_a_script_without_an_engine_is_told_so_and_finds_nothing_heavy_imported() -> None:
     Path("train.py").write_text(
         "import sys; print(sorted({'torch', 'deepspeed', 'rich', 'cyclopts'} & set(sys.modules)))"

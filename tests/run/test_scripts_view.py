@@ -44,6 +44,7 @@ def c10d(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("c10d")
+@pytest.mark.slow
 def test_the_watching_thread_is_in_no_list_of_threads_and_has_no_hooks_of_the_script() -> None:
     rank = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 

@@ -78,7 +78,8 @@ def tables(width: int) -> Iterator[str]:
     yield from memory_lines(
         MemoryReport(
             now=now, prediction=now.predicted(), upper=None, overheads=overheads_of(now.predicted().peak.device, world=4),
-            changes=changes(now), combined=None, searched=None, searched_upper=None, host_loading=1 << 34, findings=(),
+            changes=changes(now), combined=None, searched=None, searched_upper=None, searched_safe=None, on_node=4,
+            host_loading=1 << 34, findings=(),
         ),
         width,
     )  # fmt: skip

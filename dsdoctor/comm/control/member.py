@@ -28,6 +28,7 @@ from dsdoctor.core.files import write_bytes
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.processes import state_of
 from dsdoctor.ranks.flight_recorder import flight_file, read_recorded
+from dsdoctor.rules import book
 
 # How a rank ended and what its control groups say of that time -> which limit ended it, in words. ``limits_now`` looks.
 
@@ -88,7 +89,7 @@ def why_ended(before: Limits, now: Limits, *, ended: str | None, error: str | No
 
 def _killed(before: Cgroups, now: Cgroups) -> str:
     if now.memory is not None and now.kills > before.kills:
-        return f"the out-of-memory killer of its memory cgroup, whose limit is {now.memory / MIB:,.0f} MiB"
+        return book.phrase("comm", "memory-cgroup-killed", mib=f"{now.memory / MIB:,.0f}")
     return ""
 
 
@@ -99,9 +100,9 @@ def what_else(before: Limits, now: Limits, *, ended: str | None) -> str:
     if not (ended and "SIGKILL" in ended and groups.host_kills > was.host_kills) or _killed(was, groups):
         return ""
     group = groups.paths.get("memory", "/")
-    hidden = f"; its memory cgroup {group} is not mounted here, so its limit cannot be read"
-    meant = "the kernel's out-of-memory killer ended a process on its host during this test, perhaps another one"
-    return meant + (hidden if "memory" in groups.unseen and group != "/" else "")
+    if "memory" in groups.unseen and group != "/":
+        return book.phrase("comm", "host-killed-hidden", group=group)
+    return book.phrase("comm", "host-killed")
 
 
 def _refused(before: Limits, now: Limits) -> str:
@@ -109,18 +110,18 @@ def _refused(before: Limits, now: Limits) -> str:
     if groups.most_tasks is not None and (
         groups.refused > before.groups.refused or groups.tasks >= NEAR * groups.most_tasks
     ):
-        refused = groups.refused - before.groups.refused
-        times = f"; it refused {refused} meanwhile" if refused > 0 else ""
-        return f"its pids cgroup allows {groups.most_tasks} processes and threads and has {groups.tasks}{times}"
-    if now.most_tasks is not None and now.tasks >= NEAR * now.most_tasks:
-        return f"its user may have {now.most_tasks} processes and threads (ulimit -u) and has {now.tasks}"
-    group = groups.paths.get("pids", "/")
-    if "pids" in groups.unseen and group != "/":
-        return (
-            f"no process or thread could be started, and no ulimit -u is reached: most likely pids.max of its cgroup {group},"
-            " which is not mounted here"
+        refused = max(groups.refused - before.groups.refused, 0)
+        return book.phrase(
+            "comm",
+            "pids-cgroup-refused" if refused else "pids-cgroup-full",
+            limit=groups.most_tasks,
+            tasks=groups.tasks,
+            refused=refused,
         )
-    return ""
+    if now.most_tasks is not None and now.tasks >= NEAR * now.most_tasks:
+        return book.phrase("comm", "user-tasks-full", limit=now.most_tasks, tasks=now.tasks)
+    group = groups.paths.get("pids", "/")
+    return book.phrase("comm", "pids-cgroup-hidden", group=group) if "pids" in groups.unseen and group != "/" else ""
 
 
 # What a rank that is stuck or died has written (log, stacks, flight recorder) -> rank 0's folder, over the board.

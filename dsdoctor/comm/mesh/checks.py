@@ -25,7 +25,6 @@ from dsdoctor.ranks.nodelist import in_words
 from dsdoctor.rules import book
 
 MAX_NAMED = 4
-UNREACHABLE = "unreachable: a firewall that rejects, or no route on the way"
 
 
 def mesh_only_master_port(mesh: Mesh) -> Iterator[Finding]:
@@ -238,7 +237,7 @@ def _of_both_ways(case: _Case) -> Finding:
 
 def said(outcome: ConnectOutcome) -> str:
     """How attempts ended, in words."""
-    return UNREACHABLE if outcome is ConnectOutcome.UNREACHABLE else outcome.value
+    return book.phrase("comm", "port-unreachable") if outcome is ConnectOutcome.UNREACHABLE else outcome.value
 
 
 def hosts_in_words(hosts: Iterable[str]) -> str:

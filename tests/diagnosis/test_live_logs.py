@@ -11,7 +11,7 @@ from typing import IO
 
 import pytest
 
-from dsdoctor.diagnosis.live import diagnose_live
+from dsdoctor.diagnosis.log_files import diagnose_live
 from dsdoctor.diagnosis.models import Diagnosis, LogVerdict
 from tests.cli.runner import run
 from tests.diagnosis.reading import PATTERNS, diagnose
@@ -136,11 +136,6 @@ def test_one_log_is_followed_at_a_time(tmp_path: Path) -> None:
 
 
 def test_what_is_no_text_is_refused_at_a_pipe_too() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "dsdoctor", "diagnose", "-"],
-        input=b"\x80\x02" + bytes(range(256)),
-        capture_output=True,
-        check=False,
-    )
+    done = run("diagnose", "-", stdin=b"\x80\x02" + bytes(range(256)))
 
-    assert (done.returncode, b"is no text" in done.stderr) == (2, True)
+    assert (done.returncode, "is no text" in done.stderr) == (2, True)
