@@ -11,7 +11,7 @@ from dsdoctor.core.errors import ImpossiblePlan, UsageError
 from dsdoctor.core.finding import Finding, Severity, step
 from dsdoctor.core.machine import Machine, Node, Torch
 from dsdoctor.core.requests import BuildRequest
-from dsdoctor.core.text import and_more
+from dsdoctor.core.text import and_more, counted
 from dsdoctor.rules import book
 
 GIB = 1 << 30
@@ -81,7 +81,9 @@ def explain_accelerator(machine: Machine, request: BuildRequest, accelerator: st
     elif torch.cuda is None:
         because = book.phrase("builder", "torch-cpu-build", torch=torch.version)
     elif machine.gpus:
-        because = book.phrase("builder", "torch-cuda-build", torch=torch.version, gpus=len(machine.gpus))
+        because = book.phrase(
+            "builder", "torch-cuda-build", torch=torch.version, gpus=counted(len(machine.gpus), "GPU")
+        )
     else:
         because = book.phrase("builder", "torch-cuda-build-without-gpu", torch=torch.version)
     return Choice(what="accelerator", value=accelerator, because=because)
