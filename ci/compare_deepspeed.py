@@ -159,9 +159,9 @@ def _sites_gone(tree: Tree) -> Iterator[str]:
     for load in LOADS:
         if (load.file, load.function, load.op) not in there:
             yield f"op_loads.py: {_shown(load.site)} is not there"
-    for entry in NOT_BY_CONFIG:
-        if not any(site.file.startswith(entry.place) for site in tree.sites):
-            yield f"op_loads.py: nothing below {entry.place} loads an op"
+    for place in NOT_BY_CONFIG:
+        if not any(site.file.startswith(place) for site in tree.sites):
+            yield f"op_loads.py: nothing below {place} loads an op"
 
 
 def _ops_in_the_catalogue(tree: Tree) -> Iterator[str]:

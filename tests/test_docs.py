@@ -122,7 +122,7 @@ def test_help_shows_the_commands_in_groups_and_breaks_no_line_by_itself() -> Non
     shown = run("check", "--help", COLUMNS="200").stdout
 
     assert (
-        "Ops are grouped: can be built in the current environment, required but cannot be built, and optional and cannot"
+        "Ops are grouped: those that can be built in the current environment, required ones that cannot, and optional"
         in shown
     )
 

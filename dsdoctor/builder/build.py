@@ -354,8 +354,7 @@ def unknown_sites_note(source: Source) -> str:
     if not sites:
         return ""
     places = ", ".join(dict.fromkeys(f"{site.op} in {site.file}" for site in sites))
-    also = f"; DeepSpeed {source.version} also loads {places}, and when is not known here"
-    return f"{also}: --ops names such an op, in place of --for"
+    return book.phrase("builder", "also-loaded", version=source.version, places=places)
 
 
 def _source(
@@ -379,7 +378,7 @@ def _with_config(
         return request
     ops = ops_of_config(decided, accelerator=source.accelerator)
     reasons = ", ".join(f"{op} for {reason}" for op, reason in ops.items())
-    nothing = f"nothing in it loads an op on {source.accelerator}, so it is the usual set"
+    nothing = book.phrase("builder", "nothing-loaded", accelerator=source.accelerator)
     because = f"--for {config}: {reasons or nothing}{unknown_sites_note(source)}"
     return replace(request, ops=tuple(ops) or None, ops_because=because)
 

@@ -26,6 +26,7 @@ from dsdoctor.core.machine import Cuda, Gap, Torch
 from dsdoctor.core.pip import PIP, TIMEOUT_SECONDS, failed_fetch, pip_for, why_failed
 from dsdoctor.core.text import encode
 from dsdoctor.core.workspace import private_folder
+from dsdoctor.rules import book
 
 STEERS = frozenset(
     {"index-url", "extra-index-url", "find-links", "no-index", "constraint", "cert", "client-cert", "proxy"}
@@ -262,7 +263,9 @@ def choose_installer(host: LocalHost, base: str) -> Installer:
         return Installer(host=host, base=base, uv=None, because="pip")
     config = host.run([sys.executable, *PIP, "config", "list"], timeout=60)
     if steering := parse_steering(config.stdout):
-        return Installer(host=host, base=base, uv=None, because=f"pip: uv would ignore its {', '.join(steering)}")
+        return Installer(
+            host=host, base=base, uv=None, because=book.phrase("builder", "pip-with-settings", settings=steering)
+        )
     return Installer(host=host, base=base, uv=uv, because="uv")
 
 

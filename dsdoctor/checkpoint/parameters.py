@@ -113,11 +113,7 @@ def left_by_universal(examined: Examined) -> str:
     """What a universal load leaves as the model was made, as words; "" for nothing."""
     frozen, buffers = frozen_names(examined), buffer_names(examined)
     told = [
-        *(
-            ["any frozen parameters of the model, which were excluded when it was saved,"]
-            if without_frozen(examined)
-            else []
-        ),
+        *([book.phrase("checkpoint", "frozen-excluded")] if without_frozen(examined) else []),
         *([f"{counted(len(frozen), 'frozen parameter')} ({and_more(frozen, MAX_SHOWN)})"] if frozen else []),
         *([f"{counted(len(buffers), 'buffer')} ({and_more(buffers, MAX_SHOWN)})"] if buffers else []),
     ]

@@ -27,6 +27,7 @@ from dsdoctor.core.zip_file import (
     read_bytes,
     read_entries,
 )
+from dsdoctor.rules import book
 
 MAX_PICKLE_BYTES = 64 << 20
 DENIED = "you may not read it"
@@ -161,7 +162,7 @@ def _read(path: Path, file: BinaryIO, pickles: Pickles) -> Archive:
     if not known.size:
         return replace(known, problem="it is empty")
     if start.startswith(LEGACY):
-        return replace(known, unknown="it is in torch's format from before 1.6, which is not read")
+        return replace(known, unknown=book.phrase("checkpoint", "legacy-format"))
     if not start.startswith(HEADER_MARK):
         file.seek(0)
         return replace(known, problem=_other_kind(file.read(len(NOT_SAVED[0][0]))))
@@ -187,7 +188,7 @@ def _other_kind(start: bytes) -> str:
 def _with_pickle(known: Archive, file: BinaryIO, pickles: Pickles) -> Archive:
     """What the pickle says. Raises BadZip and NotUnderstood."""
     if any(entry.method != STORED for entry in known.entries.values()):
-        return replace(known, unknown="its zip is compressed, which torch never does")
+        return replace(known, unknown=book.phrase("checkpoint", "zip-compressed"))
     if PICKLE not in known.entries:
         return replace(known, problem=f"its zip has no {PICKLE}")
     if known.entries[PICKLE].size > MAX_PICKLE_BYTES:

@@ -135,7 +135,7 @@ Yes = Annotated[bool, flag(name=["-y", "--yes"], help="Add the line to the shell
 
 HELP = """Get DeepSpeed built, and keep it running.
 
-Start with `dsdoctor check`. The log of what failed goes to `dsdoctor diagnose LOG`. Each command has a --help with an example."""
+Start with `dsdoctor check`. If a run failed, pass its log to `dsdoctor diagnose LOG`. The --help of each command has an example."""
 
 
 def make_app(only: str = "") -> App:

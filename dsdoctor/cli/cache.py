@@ -34,9 +34,9 @@ app = App(
     help_epilogue=OF_GROUP,
     help="""Manage the cache of compiled ops and finished wheels.
 
-    It is $DSDOCTOR_CACHE/compiled, else ~/.cache/dsdoctor/compiled, and keeps
-    itself below $DSDOCTOR_CACHE_LIMIT (10G): the least recently used goes first.
-    Builds may go on meanwhile, and removing the folder is always safe.
+    The cache is $DSDOCTOR_CACHE/compiled, else ~/.cache/dsdoctor/compiled. It
+    stays below $DSDOCTOR_CACHE_LIMIT (10G) by removing the least recently used
+    entries. You can use it while a build runs, and delete the folder at any time.
 
     dsdoctor cache ls
 

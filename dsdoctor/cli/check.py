@@ -77,7 +77,7 @@ def check_command(
 ) -> int:
     """Check this machine for problems with DeepSpeed, with the fix of each, and list the ops that can be built.
 
-    Ops are grouped: can be built in the current environment, required but cannot be built, and optional and cannot be built.
+    Ops are grouped: those that can be built in the current environment, required ones that cannot, and optional ones that cannot.
     -v lists all of them, and what build-wheel can build. Without --deep the check runs no compiler and takes about a second.
 
     Example: dsdoctor check --op fused_adam,async_io

@@ -26,8 +26,8 @@ from dsdoctor.core.finding import has_error
 from dsdoctor.core.options import OUTPUT, argument, flag, option
 from dsdoctor.core.requests import PythonPath
 
-RUN = Group("The run that is to load it", sort_key=1)
-MODEL = Group("What is to be made of it", sort_key=2)
+RUN = Group("The run that will load it", sort_key=1)
+MODEL = Group("Merge and convert", sort_key=2)
 
 Folder = Annotated[
     Path, argument(metavar="DIR", help="The folder that save_checkpoint was given, or one tag in it (global_step500).")

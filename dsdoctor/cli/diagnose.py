@@ -41,7 +41,10 @@ Logs = Annotated[
 ]  # fmt: skip
 Follow = Annotated[
     bool,
-    flag(name=["-f", "--follow"], help="Read on while LOG grows, and tell a failure when it happens. Ctrl-C ends it."),
+    flag(
+        name=["-f", "--follow"],
+        help="Keep reading while LOG grows, and report a failure as soon as it happens. Stop with Ctrl-C.",
+    ),
 ]
 Verbose = Annotated[bool, flag(name=["-v", "--verbose"], help="Also show harmless lines and consequences.")]
 

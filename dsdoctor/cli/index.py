@@ -21,7 +21,7 @@ app = App(
     help_epilogue=OF_GROUP,
     help="""Manage a package index of DeepSpeed wheels: static files for any web server or file://.
 
-    build-wheel --index DIR lists each wheel that it builds. Many jobs build into folders of their own, and one joins them:
+    build-wheel --index DIR lists each wheel that it builds. Parallel jobs build into separate folders, and one job merges them:
 
     dsdoctor index merge public dist-0 dist-1 dist-2
     """,

@@ -184,7 +184,7 @@ STEERING = frozenset(
 )
 """Variables of communication whose values are devices, addresses, files and the words of their libraries: none holds a secret."""
 PLAIN = re.compile(r"[\w.,:;=^/%+~*\[\] -]{0,256}")
-FOLDER_IN_VALUE = re.compile(r"[/~.$][^\s:;\"\']*")
+FOLDER_IN_VALUE = re.compile(r"[/~.$][^\s:;\"']*")
 INTERPRETER = re.compile(r"(?:python|pypy|bash|sh|dash|zsh|perl|ruby|node)[\d.]*")
 BETWEEN, IN_ADDRESS = r"[:;,?&#@\"'=\\]+", r"[:;,?&#@\"'=\\/]+"
 MIN_LIKENESS = 0.75

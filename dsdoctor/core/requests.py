@@ -77,7 +77,7 @@ Arch = Annotated[
     str | None,
     option(
         name="--arch", metavar="LIST", group=TARGET,
-        help='GPU architectures, such as "8.0;9.0+PTX". Default: the visible GPUs, else all that torch has.',
+        help='GPU architectures, such as "8.0;9.0+PTX". Default: the visible GPUs, else all that torch was built for.',
     ),
 ]  # fmt: skip
 Accelerator = Annotated[
@@ -89,15 +89,15 @@ Cpu = Annotated[
     option(
         name="--cpu", metavar="native|LEVEL", group=TARGET,
         help="Processor that host code is for: x86-64, x86-64-v2, x86-64-v3 (AVX2), x86-64-v4 (AVX512); armv8-a, armv8.2-a, "
-             "armv8.2-a+sve, armv9-a. Default: what all of --node have, else this machine's own.",
+             "armv8.2-a+sve, armv9-a. Default: the highest level that all of --node support, else this machine's own.",
     ),
 ]  # fmt: skip
 NodeFiles = Annotated[
     tuple[Path, ...],
     options(
         name="--node", metavar="FILE", group=TARGET,
-        help="Snapshot (dsdoctor record) of a machine that the wheel is for; repeat it. Host code and GPU architectures "
-             "become those that serve all of them.",
+        help="Snapshot (dsdoctor record) of a machine that the wheel is for. Repeatable. Host code and GPU architectures "
+             "are chosen to suit all of them.",
     ),
 ]  # fmt: skip
 PythonPath = Annotated[
@@ -107,24 +107,24 @@ PythonPath = Annotated[
         converter=_interpreter,
         metavar="PATH",
         group=TARGET,
-        help="Python of the environment that is meant. Default: this one.",
+        help="Python of the target environment. Default: this one.",
     ),
 ]
 ToolkitChoice = Annotated[
     str,
     option(
         name="--toolkit", converter=_folder, n_tokens=1, metavar="auto|pypi|DIR", group=HOW,
-        help="auto (the default) chooses or assembles one, pypi assembles one from fetched parts, DIR takes that one.",
+        help="auto (default) chooses or assembles one, pypi assembles one from downloaded parts, DIR is used as given.",
     ),
 ]  # fmt: skip
 Jobs = Annotated[
     int | None,
     option(
         name="--jobs", validator=Number(gte=1), group=HOW,
-        help="Compile jobs at once. Default: what processors and memory allow.",
+        help="Parallel compile jobs. Default: as many as processors and memory allow.",
     ),
 ]  # fmt: skip
-Offline = Annotated[bool, flag(name="--offline", group=HOW, help="Fetch nothing; say what would be needed.")]
+Offline = Annotated[bool, flag(name="--offline", group=HOW, help="Download nothing; report what would be needed.")]
 MachineFile = Annotated[
     Path | None,
     option(

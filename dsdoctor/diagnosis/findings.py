@@ -3,14 +3,14 @@
 import re
 from dataclasses import replace
 
-from dsdoctor.core.finding import Finding, Fix, Severity, Step, step
+from dsdoctor.core.finding import Finding, Fix, Severity
 from dsdoctor.core.text import counted
 from dsdoctor.diagnosis.answers import answer_to
 from dsdoctor.diagnosis.catalogue import RULES
 from dsdoctor.diagnosis.facts import fill, values_of, values_of_step
 from dsdoctor.diagnosis.failures import Failure, Frame, refusal_of, refused_evidence
 from dsdoctor.diagnosis.lines import last_segment
-from dsdoctor.diagnosis.models import Facts, Hit, Line, Stage
+from dsdoctor.diagnosis.models import Facts, Hit, Line, Rule, Stage
 from dsdoctor.diagnosis.origin import Origin
 from dsdoctor.diagnosis.scan import Scan
 from dsdoctor.rules import book
@@ -28,14 +28,9 @@ BUILDS_DEEPSPEED = re.compile(
     r"python -m dsdoctor (?:prebuild|build-wheel|plan)|pip install .{0,80}\bdeepspeed\b|DS_BUILD_"
 )
 PIPS_OWN = "pip-other-wheel-failed"
-WITHOUT_ISOLATION = "python -m pip install --no-build-isolation {project}"
-ONE_COMPILER = "MAX_JOBS=1 python -m pip install --no-build-isolation {project}"
-ITS_STEP = {
-    "apex": "python -m pip install -v --no-build-isolation git+https://github.com/NVIDIA/apex  # apex of PyPI is another package",
-    "transformer-engine": "python -m pip install --no-build-isolation 'transformer-engine[pytorch]'",
-}
+BUILT_OTHERWISE = {"apex", "transformer-engine"}
+"""Packages that are not installed by their name on PyPI."""
 ANOTHER_PACKAGE = "another-package"
-TORCH_FIRST = "python -m pip install torch ninja packaging wheel setuptools"
 
 
 def of_its_package(hit: Hit, facts: Facts) -> Hit:
@@ -59,8 +54,19 @@ def _its_steps(steps: tuple[str, ...], project: str, rule: str) -> tuple[str, ..
     kept = [one for one in steps if not BUILDS_DEEPSPEED.search(one)]
     if len(kept) == len(steps):
         return steps
-    own = ONE_COMPILER if rule == "compiler-oom-killed" else ITS_STEP.get(project, WITHOUT_ISOLATION)
-    return (*((TORCH_FIRST,) if rule == "torch-missing-at-build" else ()), *kept, own)
+    if rule == "compiler-oom-killed":
+        own = _steps_of(RULES[PIPS_OWN], case="one-compiler")
+    elif project in BUILT_OTHERWISE:
+        own = _steps_of(RULES[PIPS_OWN], case=project)
+    else:
+        own = _steps_of(RULES[PIPS_OWN], case="without-isolation")
+    before = _steps_of(RULES[PIPS_OWN], case="torch-first") if rule == "torch-missing-at-build" else ()
+    return (*before, *kept, *own)
+
+
+def _steps_of(rule: Rule, *, case: str) -> tuple[str, ...]:
+    """The steps of a case of a rule, as the book writes them."""
+    return next(one.steps for one in rule.cases if one.name == case) or ()
 
 
 def lines_of(hit: Hit) -> tuple[str, ...]:
@@ -149,40 +155,20 @@ def echoes_only(echoes: list[Hit], facts: Facts) -> Finding:
     project = next((echo.project for echo in echoes if echo.project), facts.project)
     another = project if project and project != "deepspeed" and not op else ""
     title = next(case.title for case in rule.cases if case.name == ANOTHER_PACKAGE) if another else rule.title
+    lines = rule.steps
+    if another:
+        lines = _steps_of(rule, case=ANOTHER_PACKAGE)
+    elif op:
+        lines = _steps_of(rule, case="one-op")
+    values = {**values, "project": another or values.get("project", "")}
     return Finding.error(
         rule.id,
-        fill(title, {**values, "project": another or values.get("project", "")}),
+        fill(title, values),
         evidence=(*(f"line {echo.line}: {echo.text[:LONGEST]}" for echo in echoes[:4]), *_read(facts)),
         affects=(op,) if op else (),
         fix=rule.fix,
-        steps=_first_error_steps(op, another),
+        steps=book.steps_of({"steps": lines}, values),
     )
-
-
-def _first_error_steps(op: str | None, another: str) -> tuple[Step, ...]:
-    """How to see the compiler's own error: compile the op alone at run time, or install with all output.
-
-    ``another``: the package that was being built, where it is not DeepSpeed.
-    """
-    again = step("python -m dsdoctor diagnose build.log")
-    if another:
-        line = step(
-            "MAX_JOBS=1 python -m pip install -v --no-cache-dir --no-build-isolation {project} 2>&1 | tee build.log",
-            project=another,
-        )
-        return (line, again)
-    if op:
-        line = step(
-            'TORCH_EXTENSIONS_DIR="$(mktemp -d)" MAX_JOBS=1 python -c '
-            '"import sys; from deepspeed.ops.op_builder.all_ops import ALL_OPS; ALL_OPS[sys.argv[1]].load()" {op} '
-            "2>&1 | tee build.log",
-            op=op,
-        )
-        return (line, again)
-    line = step(
-        "MAX_JOBS=1 python -m pip install -v --no-cache-dir --no-build-isolation deepspeed 2>&1 | tee build.log"
-    )
-    return (line, again)
 
 
 def with_activity(finding: Finding, activity: str) -> Finding:

@@ -11,6 +11,7 @@ from pathlib import Path
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.files import read_limited
 from dsdoctor.ranks.nodelist import expand, fold
+from dsdoctor.rules import book
 
 LINE = re.compile(r"^(\S+)\s+slots=(\d+)(.*)$", re.DOTALL)
 HOST = re.compile(r"(?:[A-Za-z0-9_.-]+@)?[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -81,7 +82,7 @@ def parse_hostfile(text: str) -> Hostfile:
             continue
         complaints += (Complaint(line=number, text=_short(line), what=w, refused=False) for w in _swallowed(match))
         if not HOST.fullmatch(match[1]):
-            what = f"{_short(match[1])!r} is not a valid host name{_because(match[1])}"
+            what = book.phrase("hosts", _kind_of_name(match[1]), name=repr(_short(match[1])))
             complaints.append(Complaint(line=number, text=_short(line), what=what, refused=False, bad_name=True))
         if len(match[2]) <= MAX_DIGITS:
             hosts[match[1]] = Slots(name=match[1], slots=int(match[2]), line=number)
@@ -137,7 +138,7 @@ def _refused(match: re.Match[str] | None, hosts: dict[str, Slots]) -> str | None
     if match is None:
         return 'not of the form "HOST slots=NUMBER"'
     if match[1] in hosts:
-        return f"{_short(match[1])} is already on line {hosts[match[1]].line}"
+        return book.phrase("hosts", "host-again", host=_short(match[1]), line=hosts[match[1]].line)
     return None
 
 
@@ -145,24 +146,24 @@ def _swallowed(match: re.Match[str]) -> Iterator[str]:
     """What DeepSpeed accepts in a line without a warning although it cannot be meant."""
     slots, rest = match[2], match[3]
     if rest and not re.match(r"\s+#", rest):
-        yield f"what follows slots={slots} is ignored: {_short(rest.strip())!r}"
+        yield book.phrase("hosts", "rest-ignored", slots=slots, rest=repr(_short(rest.strip())))
     if len(slots) > MAX_DIGITS:
-        yield "too many slots for any machine"
+        yield book.phrase("hosts", "too-many-slots")
     elif int(slots) == 0:
-        yield "no rank starts on a host with slots=0, and it may still become the master"
+        yield book.phrase("hosts", "no-slots")
     if not slots.isascii():
-        yield f"the number {slots!r} is not written in ASCII digits"
+        yield book.phrase("hosts", "other-digits", slots=repr(slots))
 
 
-def _because(host: str) -> str:
-    reasons = (
-        (host.startswith("-"), ": ssh reads it as an option"),
-        ("[" in host, ": pdsh makes several hosts of it, DeepSpeed's rank table has one"),
-        ("," in host, ": pdsh makes several hosts of it, DeepSpeed's rank table has one"),
-        (":" in host, ": set the port in ~/.ssh/config or with --ssh_port"),
-        (host.startswith("\ufeff"), ": the file begins with a byte order mark"),
+def _kind_of_name(host: str) -> str:
+    """Why it is no valid host name, as the name of a phrase."""
+    kinds = (
+        (host.startswith("-"), "name-is-option"),
+        ("[" in host or "," in host, "name-of-several"),
+        (":" in host, "name-with-port"),
+        (host.startswith("\ufeff"), "name-with-mark"),
     )
-    return next((reason for true, reason in reasons if true), "")
+    return next((kind for true, kind in kinds if true), "name-invalid")
 
 
 def _misread(name: str, equals: str, value: str, again: bool) -> Iterator[tuple[str, bool]]:
@@ -172,14 +173,14 @@ def _misread(name: str, equals: str, value: str, again: bool) -> Iterator[tuple[
         yield ("an empty line" if not name else "a comment" if comment else 'no "=" in it'), True
         return
     if name.startswith("export "):
-        yield '"export " becomes part of the name', False
+        yield book.phrase("hosts", "export-in-name"), False
     elif name.startswith("#"):
-        yield "a comment with an = in it is exported, and its # cuts off the rest of the remote command", False
+        yield book.phrase("hosts", "comment-exported"), False
     elif not NAME.fullmatch(name):
-        yield "a shell cannot export this name", False
+        yield book.phrase("hosts", "name-not-exportable"), False
     elif again:
-        yield f"{name} is set twice, the last one counts", False
-    yield from ((what, False) for pattern, what in VALUE_PROBLEMS if re.search(pattern, value))
+        yield book.phrase("hosts", "set-twice", name=name), False
+    yield from ((book.phrase("hosts", problem), False) for form, problem in VALUE_PROBLEMS if re.search(form, value))
 
 
 def _short(text: str) -> str:
@@ -187,14 +188,15 @@ def _short(text: str) -> str:
 
 
 VALUE_PROBLEMS = (
-    (r"^'|'$", "single quotes become part of the value"),
-    (r'"', "double quotes end the quotes that DeepSpeed puts around the value"),
-    (r"[^\s]\s+#", "a comment behind the value becomes part of it"),
-    (r"`|\$\(", "the remote shell runs the command in the value"),
-    (r"\$[A-Za-z_{]", "the variable in the value is replaced on the remote host, not here"),
-    (r"\\", "the remote shell removes the backslash from the value"),
+    (r"^'|'$", "single-quotes"),
+    (r'"', "double-quotes"),
+    (r"[^\s]\s+#", "comment-in-value"),
+    (r"`|\$\(", "command-in-value"),
+    (r"\$[A-Za-z_{]", "variable-in-value"),
+    (r"\\", "backslash-in-value"),
 )
-"""What a value may hold that does not arrive as it stands: DeepSpeed puts values into double quotes, a shell reads them."""
+"""What a value may hold that does not arrive unchanged, with the phrase about it: DeepSpeed puts it into double quotes, and a
+shell reads it."""
 
 
 def chosen(hosts: Sequence[Slots], *, include: str | None = None, exclude: str | None = None) -> tuple[Slots, ...]:

@@ -13,6 +13,7 @@ from dsdoctor.memory.ledger import Ledger, follow, head_end, parts
 from dsdoctor.memory.models import Kind, Layout, ModelShape, Moment, Point, Prediction, Run, ZeroSettings
 from dsdoctor.memory.stage3 import Stage3
 from dsdoctor.memory.stage12 import Bf16Stage1, Stage0, Stage12
+from dsdoctor.rules import book
 
 GIB = 1 << 30
 SLACK = 50
@@ -230,7 +231,7 @@ def overheads_of(peak: int, *, world: int) -> tuple[Overhead, ...]:
     """Context and libraries, buffers for communication, and what the caching allocator holds beyond live tensors."""
     context = Overhead(what="CUDA context and libraries", low=int(0.4 * GIB), high=int(1.2 * GIB))
     nccl = Overhead(what="NCCL buffers", low=int(0.1 * GIB), high=int(1.5 * GIB))
-    slack = Overhead(what="slack and fragmentation of torch's allocator", low=peak // SLACK, high=peak // MAX_SLACK)
+    slack = Overhead(what=book.phrase("memory", "allocator"), low=peak // SLACK, high=peak // MAX_SLACK)
     return (context, *([nccl] if world > 1 else []), slack)
 
 
@@ -350,7 +351,7 @@ def chunked_loss(now: Situation) -> Iterator[Candidate]:
     """A loss that makes the logits a piece at a time."""
     if now.run and now.run.logits and not now.run.error:
         yield Candidate(
-            what=f"a loss that computes the logits in {CHUNKS} chunks (such as Liger's fused linear cross entropy)",
+            what=book.phrase("memory", "chunked-loss", chunks=CHUNKS),
             cost="another loss function; some compute the head's product twice",
             after=replace(now, run=in_chunks(now.run)),
         )
@@ -376,7 +377,7 @@ def smaller_batch(now: Situation) -> Iterator[Candidate]:
     if other:
         steps = now.settings.accumulation_steps * 2
         yield Candidate(
-            what=f"micro batch {half}, accumulated over {steps} steps",
+            what=book.phrase("memory", "smaller-batch", batch=half, steps=steps),
             cost="smaller matrix products, twice as many",
             set=(("train_micro_batch_size_per_gpu", str(half)), ("gradient_accumulation_steps", str(steps))),
             after=replace(now, run=other),

@@ -258,7 +258,7 @@ def test_an_op_compiled_by_an_older_standard_than_torchs_headers_demand_is_refus
     made = plan(BuildRequest(ops=("utils",)), source=source)
 
     assert errors(made) == ["op-cannot-be-built"]
-    assert "0.16.0 compiles utils as C++17, torch 2.14.1+cu130's headers require C++20" in made.findings[0].title
+    assert "0.16.0 compiles utils as C++17, but torch 2.14.1+cu130's headers require C++20" in made.findings[0].title
 
 
 def test_libraries_that_an_op_links_are_needed_of_the_toolkit() -> None:

@@ -149,7 +149,7 @@ def test_the_newest_offline_is_that_of_the_highest_version_and_says_so(tree: Pat
     laid = lay_out(LocalHost(), "newest", tmp_path / "laid", cache=tmp_path / "cache", python="/no", offline=True)
 
     assert (laid.folder / "version.txt").read_text().strip() == "0.19.8"
-    assert laid.limit == "the newest of 2 in the cache; offline, no index was asked for a newer one"
+    assert laid.limit == "the newest of 2 in the cache; offline, so no index was queried"
 
 
 @pytest.mark.parametrize(

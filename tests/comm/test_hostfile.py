@@ -26,11 +26,11 @@ def problems(text: str) -> list[tuple[int, bool, str]]:
         ("n1:2", True, 'not of the form "HOST slots=NUMBER"'),
         ("n1 slots=2x", False, "what follows slots=2 is ignored: 'x'"),
         ("n1 slots=2 max_slots=4", False, "what follows slots=2 is ignored: 'max_slots=4'"),
-        ("n1 slots=0", False, "no rank starts on a host with slots=0, and it may still become the master"),
+        ("n1 slots=0", False, "no rank starts on a host with slots=0, but it may still become the master"),
         (
             "n[1-3] slots=2",
             False,
-            "'n[1-3]' is not a valid host name: pdsh makes several hosts of it, DeepSpeed's rank table has one",
+            "'n[1-3]' is not a valid host name: pdsh expands it to several hosts, but DeepSpeed's rank table has one",
         ),
         ("-oProxyCommand=x slots=2", False, "'-oProxyCommand=x' is not a valid host name: ssh reads it as an option"),
     ],
@@ -97,7 +97,7 @@ def test_deepspeeds_own_parser_refuses_and_takes_what_we_say(text: str) -> None:
         ("A='x y'", False, "single quotes become part of the value"),
         ("A=1 # why", False, "a comment behind the value becomes part of it"),
         ("A=$(date)", False, "the remote shell runs the command in the value"),
-        ("B=0", False, "B is set twice, the last one counts"),
+        ("B=0", False, "B is set twice; the last one counts"),
     ],
 )
 def test_a_line_of_deepspeed_env_that_arrives_otherwise_is_named(line: str, refused: bool, what: str) -> None:

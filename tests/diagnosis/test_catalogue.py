@@ -11,7 +11,7 @@ from dsdoctor.diagnosis import combined
 from dsdoctor.diagnosis.catalogue import RULES, TOPICS
 from dsdoctor.diagnosis.diagnose import diagnosis_of
 from dsdoctor.diagnosis.facts import fill, values_of
-from dsdoctor.diagnosis.findings import ANOTHER_PACKAGE, UNEXPLAINED, lines_of
+from dsdoctor.diagnosis.findings import ANOTHER_PACKAGE, BUILT_OTHERWISE, UNEXPLAINED, lines_of
 from dsdoctor.diagnosis.models import Facts, Hit, Rule, Signature, Tier
 from dsdoctor.diagnosis.scan import Scan
 from dsdoctor.rules.book import room_rules, steps_of
@@ -21,7 +21,14 @@ from tests.diagnosis.reading import scan
 IDS = (Path(__file__).parent / "rules.txt").read_text(encoding="utf-8").split()
 
 ROOM = Path(combined.__file__).parent
-EXTRA_CASES = {ANOTHER_PACKAGE, *UNEXPLAINED.values(), "one-of-several", "other-processes", "another-process"}
+EXTRA_CASES = {
+    ANOTHER_PACKAGE,
+    *BUILT_OTHERWISE,
+    *UNEXPLAINED.values(),
+    "one-of-several",
+    "other-processes",
+    "another-process",
+}
 WORDINGS = [(rule, signature) for rule in RULES.values() if not rule.general for signature in rule.signatures]
 
 

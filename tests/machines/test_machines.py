@@ -114,7 +114,7 @@ def test_a_training_configuration_decides_the_ops_and_says_why(tmp_path: Path) -
             (because,) = (choice.because for choice in ready.plan.choices if choice.what == "ops")
             said[because.partition(": ")[2]] = [op.op for op in ready.plan.ops]
 
-    usual = "nothing in it loads an op on cuda, so it is the usual set"
+    usual = "nothing in it loads an op on cuda; using the usual set"
     assert said == {"fused_lion for optimizer lion": ["fused_lion"], usual: ["cpu_adam", "utils", "fused_adam"]}
 
 

@@ -21,6 +21,7 @@ from dsdoctor.core.host import CHILD_SCRIPTS, Answer, LocalHost
 from dsdoctor.core.machine import Gap, Machine
 from dsdoctor.core.redaction import Hidden
 from dsdoctor.core.text import decode
+from dsdoctor.rules import book
 
 SILENCE_TIMEOUT_SECONDS = 300.0
 """Seconds without a line after which a preloaded process is given up: a builder's own probe compiles a few lines at most."""
@@ -144,8 +145,8 @@ def ask_commands(
         unanswered = [op.op for op in rest if op.op not in answers]
         if unanswered:
             output = asked.output
-            last = next((line for line in reversed(output) if line.strip()), "it printed nothing")
-            why = first_error(output) or f"asking its builder ended with status {asked.status}: {last}"
+            last = next((line for line in reversed(output) if line.strip()), "")
+            why = first_error(output) or book.phrase("builder", "builder-ended", status=asked.status, last=last)
             answers[unanswered[0]] = OpCommands(op=unanswered[0], error=why, output=tuple(output))
     return answers
 
@@ -182,7 +183,7 @@ def ask_compiler(
         unanswered = [op for op in rest if op not in verdicts]
         if unanswered:
             # the process died at this op; the others are asked in a new process
-            verdicts[unanswered[0]] = f"asking the compiler ended with status {status}"
+            verdicts[unanswered[0]] = book.phrase("builder", "compiler-ended", status=status)
             on_op(unanswered[0], verdicts[unanswered[0]])
     return verdicts
 

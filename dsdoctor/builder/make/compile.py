@@ -35,6 +35,7 @@ from dsdoctor.core.host import Completed, LocalHost
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.redaction import Hidden
 from dsdoctor.core.workspace import trusted_temporary
+from dsdoctor.rules import book
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -335,7 +336,7 @@ def _begin(asked: OpCommands, op: OpPlan, settings: FlagSettings, log: Path, hid
         link=tuple(edited(command, settings) for command in asked.link),
         forgotten=asked.forgotten,
     )
-    nothing = None if asked.link else "its builder gives no command that links it"
+    nothing = None if asked.link else book.phrase("builder", "no-link-command")
     error = hidden.out_of(asked.error) if asked.error else nothing
     work = OpWork(plan=op, commands=after, log=log, hidden=hidden, error=error)
     work.write(*asked.output)

@@ -201,9 +201,8 @@ def make(
 
 def refused_ops(plan: BuildPlan) -> tuple[OpResult, ...]:
     """The results of a plan that is impossible: no op was built, and those left out have their own reasons."""
-    waiting = tuple(
-        OpResult(op=op.op, asked=op.asked, built=False, because="the plan is impossible") for op in plan.ops
-    )
+    because = book.phrase("builder", "plan-impossible")
+    waiting = tuple(OpResult(op=op.op, asked=op.asked, built=False, because=because) for op in plan.ops)
     return waiting + _left_out(plan)
 
 

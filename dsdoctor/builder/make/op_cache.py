@@ -21,6 +21,7 @@ from dsdoctor.core.build_models import BuildPlan, OpPlan
 from dsdoctor.core.files import real_path
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Machine
+from dsdoctor.rules import book
 
 SCHEMA = "dsdoctor-op/1"
 PROGRAMS = ("cc1plus", "cc1", "as", "collect2", "ld")
@@ -232,23 +233,23 @@ class OpCache:
         """Copy an op's files from the cache into a folder, each checked against its digest."""
         key = self._keys.of(commands, op.module)
         if key is None:
-            return Taken(taken=False, message="compiled, and not kept: a part of its compiler could not be found")
+            return Taken(taken=False, message=book.phrase("builder", "compiled-not-kept"))
         self._kept[op.op] = key
-        why = "nothing of these commands and compilers is in the cache"
+        why = book.phrase("builder", "not-in-cache")
         for entry in self._store.find(KIND, key):
             known = entry.facts.get("dependencies")
             if not isinstance(known, dict):
                 continue
             other = differing(known, self._places, self._digests)
             if other is not None:
-                why = f"the one in the cache was made from another {other}"
+                why = book.phrase("builder", "made-from-another", what=other)
                 continue
             folder.mkdir(parents=True, exist_ok=True)
             if self._store.take(entry, folder):
                 self._inputs[op.op] = known
-                return Taken(taken=True, message=f"taken from the cache ({key[:12]})")
-            why = "the one in the cache could not be taken"
-        return Taken(taken=False, message=f"compiled, since {why}")
+                return Taken(taken=True, message=book.phrase("builder", "from-cache", key=key[:12]))
+            why = book.phrase("builder", "not-copied")
+        return Taken(taken=False, message=book.phrase("builder", "compiled-since", why=why))
 
     def keep(self, op: OpPlan, made: Made) -> None:
         """Keep a compiled op, with the digests of all files that it was made from."""

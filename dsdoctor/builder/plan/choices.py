@@ -11,7 +11,7 @@ from dsdoctor.core.errors import ImpossiblePlan, UsageError
 from dsdoctor.core.finding import Finding, Severity, step
 from dsdoctor.core.machine import Machine, Node, Torch
 from dsdoctor.core.requests import BuildRequest
-from dsdoctor.core.text import and_more
+from dsdoctor.core.text import and_more, counted
 from dsdoctor.rules import book
 
 GIB = 1 << 30
@@ -79,19 +79,21 @@ def explain_accelerator(machine: Machine, request: BuildRequest, accelerator: st
     if request.accelerator:
         because = "--accelerator"
     elif torch.cuda is None:
-        because = f"torch {torch.version} is a CPU build"
+        because = book.phrase("builder", "torch-cpu-build", torch=torch.version)
+    elif machine.gpus:
+        because = book.phrase(
+            "builder", "torch-cuda-build", torch=torch.version, gpus=counted(len(machine.gpus), "GPU")
+        )
     else:
-        seen = f"{len(machine.gpus)} GPU here" if machine.gpus else "no GPU here; DeepSpeed alone would choose cpu"
-        because = f"torch {torch.version} is a CUDA build ({seen})"
+        because = book.phrase("builder", "torch-cuda-build-without-gpu", torch=torch.version)
     return Choice(what="accelerator", value=accelerator, because=because)
 
 
 def explain_standard(torch: Torch) -> Choice:
     """The C++ standard that torch's headers need."""
     # DeepSpeed's builders pass the flag themselves; ops that pass a lower one are left out of the plan
-    return Choice(
-        what="C++ standard", value=f"C++{torch.cxx_standard}", because=f"torch {torch.version}'s headers require it"
-    )
+    because = book.phrase("builder", "required-by-torch", torch=torch.version)
+    return Choice(what="C++ standard", value=f"C++{torch.cxx_standard}", because=because)
 
 
 def choose_architectures(machine: Machine, request: BuildRequest) -> Architectures:
@@ -109,14 +111,14 @@ def choose_architectures(machine: Machine, request: BuildRequest) -> Architectur
         return _named_architectures(shell, "TORCH_CUDA_ARCH_LIST in your shell", torch)
     if (torch.capabilities or machine.gpus) and not request.nodes:
         found = numeric(torch.capabilities or tuple(gpu.capability for gpu in machine.gpus))
-        return Architectures(entries=found, because="the GPUs visible here (get_device_capability)", asked=True)
-    unseen = "no node's snapshot shows a GPU" if request.nodes else "no GPU is visible here"
+        return Architectures(entries=found, because=book.phrase("builder", "visible-gpus"), asked=True)
+    unseen = book.phrase("builder", "no-gpu-in-snapshots" if request.nodes else "no-gpu-visible")
     if not torch.arch_list:
         raise UsageError(
             f"{unseen}, and torch {torch.version} does not list its architectures",
             hint='name the GPUs\' architectures: --arch "8.0;9.0"',
         )
-    because = f"{unseen}: all that torch {torch.version} was built for; --arch narrows the list"
+    because = book.phrase("builder", "every-architecture", unseen=unseen, torch=torch.version)
     return Architectures(entries=numeric(torch.arch_list), because=because, asked=False)
 
 
@@ -129,7 +131,6 @@ def fit_architectures(
     major = toolkit.release.major
     fitting = tuple(entry for entry in wanted.entries if compiled_by(entry, toolkit.architectures, major))
     lost = [entry for entry in wanted.entries if entry not in fitting]
-    nvcc = f"nvcc {toolkit.release}"
     if lost and (wanted.asked or not fitting):
         able = ", ".join(numeric(toolkit.architectures)) or f"{OLDEST.get(major, 'any')} and newer"
         finding = book.finding(
@@ -142,7 +143,9 @@ def fit_architectures(
             takes=able,
         )
         return wanted.entries, (), (finding,)
-    because = wanted.because + (f"; without {', '.join(lost)}, which {nvcc} does not take" if lost else "")
+    because = wanted.because
+    if lost:
+        because = book.phrase("builder", "some-architectures", because=because, lost=lost, nvcc=str(toolkit.release))
     return fitting, (Choice(what="architectures", value=";".join(fitting), because=because),), ()
 
 
@@ -151,7 +154,8 @@ def unused_architectures(machine: Machine, request: BuildRequest) -> tuple[Findi
     if request.arch is None:
         return ()
     listed = _named_architectures(request.arch, "--arch", working_torch(machine))
-    why = "--accelerator cpu" if request.accelerator else f"torch {working_torch(machine).version} is a CPU build"
+    cpu_build = book.phrase("builder", "torch-cpu-build", torch=working_torch(machine).version)
+    why = "--accelerator cpu" if request.accelerator else cpu_build
     return (book.finding("arch-unused", Severity.WARNING, architectures=";".join(listed.entries), why=why),)
 
 
@@ -173,8 +177,8 @@ def choose_jobs(machine: Machine, request: BuildRequest, *, device_code: bool) -
     most = jobs * JOB_MEMORY_BYTES[device_code]
     planned = max(JOB_MEMORY_BYTES[device_code], min(most, memory)) if memory else most
     shown = f"{memory / GIB:.0f} GiB" if memory else "unknown"
-    because = "--jobs" if request.jobs is not None else f"{cpus} processors, {shown} of memory"
-    because += f"; the compilers take up to {planned / GIB:.1f} GiB together"
+    by = "--jobs" if request.jobs is not None else book.phrase("builder", "processors", cpus=cpus, memory=shown)
+    because = book.phrase("builder", "jobs", by=by, planned=f"{planned / GIB:.1f} GiB")
     return jobs, planned, Choice(what="jobs", value=str(jobs), because=because)
 
 
@@ -184,7 +188,7 @@ def choose_local_version(torch: Torch, accelerator: str, request: BuildRequest) 
         local, because = "", "--no-local-version"
     elif request.local_version is None:
         local = f"{f'cu{torch.cuda}' if accelerator == 'cuda' else 'cpu'}.torch{torch.minor}"
-        because = "DeepSpeed's loader requires this exact torch and CUDA release; a hash of the wheel's content follows"
+        because = book.phrase("builder", "local-version")
     else:
         local = request.local_version.lstrip("+")
         because = "--local-version"
@@ -242,8 +246,8 @@ def _node_architectures(nodes: tuple[Node, ...], shell: str) -> Architectures:
     """The architectures of all nodes' GPUs together."""
     found = numeric(tuple({name for node in nodes for name in node.capabilities}))
     shown = ", ".join(f"{node.name} {' '.join(numeric(node.capabilities)) or 'none'}" for node in nodes)
-    ignored = "; TORCH_CUDA_ARCH_LIST from your shell is ignored" if shell else ""
-    return Architectures(entries=found, because=f"the GPUs of the nodes: {shown} (--node){ignored}", asked=True)
+    because = book.phrase("builder", "gpus-of-nodes-and-shell" if shell else "gpus-of-nodes", nodes=shown)
+    return Architectures(entries=found, because=because, asked=True)
 
 
 def _named_architectures(text: str, where: str, torch: Torch) -> Architectures:

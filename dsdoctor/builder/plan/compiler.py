@@ -27,11 +27,15 @@ def choose_compiler(
         return None, (), (_nothing_fits(machine, toolkit, limits["gcc"]),)
     default = machine.compilers[0]
     if fitting[0] == default:
-        because = "the default compiler; " + _accepted(limits[default.kind], toolkit, device_code=device_code)
+        accepted = _accepted(limits[default.kind], toolkit, device_code=device_code)
+        because = book.phrase("builder", "default-compiler", accepted=accepted)
         return default, (_choice(default, because),), ()
     chosen = max(fitting, key=lambda compiler: (compiler.kind == "gcc", compiler.version))
-    because = f"the default {default.path} {version_of(default)} is not supported; " + _accepted(
-        limits[chosen.kind], toolkit, device_code=device_code
+    because = book.phrase(
+        "builder",
+        "other-compiler",
+        default=f"{default.path} {version_of(default)}",
+        accepted=_accepted(limits[chosen.kind], toolkit, device_code=device_code),
     )
     return chosen, (_choice(chosen, because),), ()
 
@@ -65,10 +69,10 @@ def _limits(machine: Machine, toolkit: ToolkitPlan | None, kind: str) -> tuple[i
 
 
 def _accepted(limits: tuple[int, int | None], toolkit: ToolkitPlan | None, *, device_code: bool) -> str:
-    by_torch = f"torch's headers need at least {limits[0]}"
-    if device_code and toolkit is not None and limits[1] is not None:
-        return f"{by_torch}, nvcc {toolkit.release} supports up to {limits[1]}"
-    return by_torch
+    oldest, newest = limits
+    if device_code and toolkit is not None and newest is not None:
+        return book.phrase("builder", "compiler-between", oldest=oldest, nvcc=str(toolkit.release), newest=newest)
+    return book.phrase("builder", "compiler-from", oldest=oldest)
 
 
 def _nothing_fits(machine: Machine, toolkit: ToolkitPlan | None, gcc: tuple[int, int | None]) -> Finding:
@@ -105,7 +109,6 @@ def _choice(compiler: Compiler, because: str) -> Choice:
 
 
 NATIVE = "native"
-NATIVE_REASON = "DeepSpeed's default, this processor; --cpu LEVEL or --node FILE builds for others too"
 MAX_SHOWN = 3
 
 
@@ -150,7 +153,7 @@ def choose_processor(
     elif request.nodes:
         name, because = _shared(request.nodes)
     else:
-        name, because = NATIVE, NATIVE_REASON
+        name, because = NATIVE, book.phrase("builder", "native")
     findings = (*_not_on(machine, request.nodes, name), *_above(machine, name), *_unknown(compiler, name))
     return name, Choice(what="processor", value=name, because=because), findings
 
@@ -214,12 +217,18 @@ def _shared(nodes: Sequence[Node]) -> tuple[str, str]:
             f"{nodes[0].name} supports none of dsdoctor's levels for {nodes[0].system.architecture}",
             hint="--cpu native, on one of the nodes",
         )
-    because = f"the best that {_names(nodes)} {'support' if len(nodes) > 1 else 'supports'} (--node)"
+    because = book.phrase("builder", "best-of-nodes" if len(nodes) > 1 else "best-of-node", nodes=_names(nodes))
     if len(fitting) < len(levels):
         better = levels[len(fitting)].name
         limits = [node for node in nodes if lacking(better, node.system)]
-        without = and_more(lacking(better, limits[0].system), MAX_SHOWN)
-        because += f"; {_names(limits, models=True)} {_lack(limits)} {without} of {better}"
+        because = book.phrase(
+            "builder",
+            "limited-by-nodes" if len(limits) > 1 else "limited-by-node",
+            because=because,
+            nodes=_names(limits, models=True),
+            instructions=and_more(lacking(better, limits[0].system), MAX_SHOWN),
+            level=better,
+        )
     return fitting[-1].name, because
 
 
@@ -273,7 +282,3 @@ def _names(nodes: Sequence[Node], *, models: bool = False) -> str:
         f"{node.name} ({node.system.cpu_model})" if models and node.system.cpu_model else node.name for node in nodes
     ]
     return and_more(shown, MAX_SHOWN)
-
-
-def _lack(nodes: Sequence[Node]) -> str:
-    return "lack" if len(nodes) > 1 else "lacks"

@@ -177,7 +177,7 @@ def _obstacle(
     """What pip or the run-time loader would meet first. ``tried``: the compiler was asked, so its answer replaces the findings'."""
     torch = machine.torch
     if fact.needs_toolkit and torch is not None and torch.cuda is None:
-        return f"it is a CUDA extension, but torch {torch.version} is {torch.build}"
+        return book.phrase("builder", "torch-without-cuda", torch=torch.version, build=torch.build)
     building = [found.finding for found in hindering if not found.about_installed]
     building = [finding for finding in building if not tried or finding.rule == NOT_THE_COMPILERS]
     if building:

@@ -193,13 +193,10 @@ def wanted_ops(source: Source, request: BuildRequest) -> WantedOps:
         names = list(dict.fromkeys(_resolve(name, source) for name in request.ops))
         return WantedOps(ops=_with_required(names, source), named=frozenset(names), because="--ops")
     names = list(request.ops or DEFAULT_OPS.get(source.accelerator, ("cpu_adam",)))
-    absent = tuple(
-        LeftOut(op=name, because=f"DeepSpeed {source.version} has no such op for {source.accelerator}", asked=False)
-        for name in names
-        if source.op(name) is None
-    )
+    unknown = book.phrase("builder", "no-such-op", version=source.version, accelerator=source.accelerator)
+    absent = tuple(LeftOut(op=name, because=unknown, asked=False) for name in names if source.op(name) is None)
     here = [name for name in names if source.op(name) is not None]
-    because = request.ops_because or f"the usual set for {source.accelerator}"
+    because = request.ops_because or book.phrase("builder", "usual-set", accelerator=source.accelerator)
     return WantedOps(ops=_with_required(here, source), named=frozenset(here), because=because, missing=absent)
 
 
@@ -222,29 +219,38 @@ def refusal(fact: OpFact, machine: Machine, source: Source, architectures: tuple
     op = need_of(fact.op)
     cuda = machine.torch.cuda if machine.torch and fact.needs_toolkit else None
     if op.empty:
-        return Refusal(because=op.empty)
+        return Refusal(because=book.phrase("builder", op.empty))
     broken = known_breakage(op, source.version, cuda)
     if broken:
-        release = f" with CUDA {cuda}" if cuda else ""
-        return Refusal(because=f"DeepSpeed {source.version}'s {fact.op} cannot be compiled{release}: {broken}")
+        name = "op-broken-with-cuda" if cuda else "op-broken"
+        return Refusal(
+            because=book.phrase("builder", name, version=source.version, op=fact.op, cuda=str(cuda), why=broken)
+        )
     for need in op.needs:
         library = machine.library(need.name)
         if library is None or not library.usable:
-            return Refusal(because=f"{fact.op} needs {need.what}, which is not installed", remedy=need.name)
+            because = book.phrase("builder", "library-missing", op=fact.op, what=need.what)
+            return Refusal(because=because, remedy=need.name)
     standard = _standard(fact.flags)
     if machine.torch and standard is not None and standard < machine.torch.cxx_standard:
         return Refusal(
-            because=f"DeepSpeed {source.version} compiles {fact.op} as C++{standard}, torch {machine.torch.version}'s "
-            f"headers require C++{machine.torch.cxx_standard}",
+            because=book.phrase(
+                "builder",
+                "standard-too-old",
+                version=source.version,
+                op=fact.op,
+                standard=standard,
+                torch=machine.torch.version,
+                required=machine.torch.cxx_standard,
+            ),
             remedy=NEWER_DEEPSPEED,
         )
     if fact.broken:
-        return Refusal(because=f"its builder fails: {fact.broken}")
+        return Refusal(because=book.phrase("builder", "builder-fails", error=fact.broken))
     if fact.has_device_code and not only(architectures, fact.architectures):
         floor = fact.architectures[0] if fact.architectures else "none"
-        return Refusal(
-            because=f"{fact.op} supports GPUs from {floor} on, but the architectures are {'; '.join(architectures)}"
-        )
+        listed = "; ".join(architectures)
+        return Refusal(because=book.phrase("builder", "gpus-too-old", op=fact.op, floor=floor, architectures=listed))
     return None
 
 
@@ -254,10 +260,10 @@ def toolkit_refusal(fact: OpFact, machine: Machine, toolkit: ToolkitPlan | None)
         return None
     needs = needs_of((fact,), machine)
     if toolkit is None:
-        return Refusal(because=f"{fact.op} is a CUDA extension, but no CUDA toolkit is available")
+        return Refusal(because=book.phrase("builder", "toolkit-missing", op=fact.op))
     missing = lacking(toolkit, machine, sorted(needs.headers), sorted(needs.libraries))
     if missing:
-        return Refusal(because=f"{fact.op} needs {', '.join(missing)}, which {toolkit.root} lacks")
+        return Refusal(because=book.phrase("builder", "toolkit-lacks", op=fact.op, missing=missing, root=toolkit.root))
     return None
 
 
@@ -366,6 +372,5 @@ def _resolve(name: str, source: Source) -> str:
     names = [fact.op for fact in source.ops]
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     meant = f"did you mean {near[0]}?" if near else f"it has {', '.join(sorted(names))}"
-    raise UsageError(
-        f"unknown op {name!r}: DeepSpeed {source.version} has no such op for {source.accelerator}", hint=meant
-    )
+    unknown = book.phrase("builder", "no-such-op", version=source.version, accelerator=source.accelerator)
+    raise UsageError(f"unknown op {name!r}: {unknown}", hint=meant)

@@ -35,6 +35,7 @@ from dsdoctor.core.redaction import urls
 from dsdoctor.core.text import decode, encode
 from dsdoctor.core.workspace import private_folder
 from dsdoctor.core.zip_file import BadZip, read_bytes, read_entries
+from dsdoctor.rules import book
 
 
 def newest_sdist(sdists: Sequence[Path]) -> Path:
@@ -48,7 +49,7 @@ def newest_sdist(sdists: Sequence[Path]) -> Path:
 
 def offline_limit(sdists: Sequence[Path]) -> str:
     """What --offline keeps from being known."""
-    return f"the newest of {len(sdists)} in the cache; offline, no index was asked for a newer one"
+    return book.phrase("builder", "newest-in-cache", count=len(sdists))
 
 
 def constraint_limit(host: LocalHost) -> str:
@@ -57,7 +58,7 @@ def constraint_limit(host: LocalHost) -> str:
         for line in (host.read(name) or "").splitlines():
             specifier = _of_deepspeed(line)
             if specifier:
-                return f"the newest that {name} (PIP_CONSTRAINT) allows: deepspeed{specifier}"
+                return book.phrase("builder", "newest-allowed", file=name, specifier=specifier)
     return ""
 
 
@@ -416,8 +417,8 @@ def spell_source(request: str | None, installed: DeepSpeed | None) -> tuple[str,
     if installed is not None:
         public = installed.version.split("+")[0]
         if re.fullmatch(r"\d+(\.\d+)+(rc\d+|\.post\d+)?", public):
-            return public, f"DeepSpeed {installed.version} is installed here"
-    return NEWEST, "the newest release"
+            return public, book.phrase("builder", "version-installed", version=installed.version)
+    return NEWEST, book.phrase("builder", "newest-release")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 A site has DeepSpeed's file, function and line as they are in VERSION; a test compares them with the installed source, which is
 parsed and not run, so that a site that comes, goes or moves is seen. To add one, write one record in LOADS, whose ``when`` says why
-a configuration loads the op, in words of the configuration ("" where it does not), or one in NOT_BY_CONFIG with the reason.
+a configuration loads the op, in words of the configuration ("" where it does not), or name its place in NOT_BY_CONFIG.
 """
 
 import ast
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsdoctor.builder.source.training_config import TrainingConfig
+from dsdoctor.rules import book
 
 VERSION = "0.19.8"
 BOTH = ("cuda", "cpu")
@@ -49,14 +50,6 @@ class Load:
         return LoadSite(file=self.file, function=self.function, op=self.op, line=self.line)
 
 
-@dataclass(frozen=True, kw_only=True)
-class NotByConfig:
-    """Call sites that no training configuration decides: all in a file or below a folder (``place``), and why."""
-
-    place: str
-    reason: str
-
-
 def ops_of_config(configs: Iterable[TrainingConfig], *, accelerator: str) -> dict[str, str]:
     """Each op with the reason, in a stable order. ``accelerator`` is "cuda" or "cpu".
 
@@ -92,9 +85,10 @@ def find_load_sites(tree: Path) -> tuple[LoadSite, ...]:
 def unknown_sites(sites: Iterable[LoadSite]) -> tuple[LoadSite, ...]:
     """Those of a DeepSpeed that loads ops where the table knows of none: another version than it was written for."""
     known = {(load.file, load.function, load.op) for load in LOADS}
-    others = tuple(entry.place for entry in NOT_BY_CONFIG)
     return tuple(
-        site for site in sites if (site.file, site.function, site.op) not in known and not site.file.startswith(others)
+        site
+        for site in sites
+        if (site.file, site.function, site.op) not in known and not site.file.startswith(NOT_BY_CONFIG)
     )
 
 
@@ -160,7 +154,7 @@ def _loaded(call: ast.Call, builders: dict[str, str]) -> str | None:
 
 
 def any_training(_: TrainingConfig) -> str:
-    return "every training on a CPU"
+    return book.phrase("builder", "every-cpu-training")
 
 
 def cpu_adam(config: TrainingConfig) -> str:
@@ -172,7 +166,7 @@ def cpu_adam(config: TrainingConfig) -> str:
     if config.optimizer in {"adam", "adamw", "muon"} and not config.torch_adam:
         return f"optimizer {config.optimizer} with {device}"
     if not config.optimizer and config.own_cpu_optimizer:
-        return f"{device} without an optimizer: DeepSpeed takes the program's own only where it is its own for the CPU"
+        return book.phrase("builder", "offload-without-optimizer", device=device)
     return ""
 
 
@@ -248,7 +242,7 @@ def quantized_parameters(config: TrainingConfig) -> str:
 
 def quantized_gradients(config: TrainingConfig) -> str:
     wanted = config.stage == 3 and config.quantized_gradients
-    return "stage 3 with zero_quantized_gradients, on more than one node" if wanted else ""
+    return book.phrase("builder", "quantized-gradients") if wanted else ""
 
 
 def quantized_layers(config: TrainingConfig) -> str:
@@ -263,7 +257,7 @@ def inference_kernels(config: TrainingConfig) -> str:
 
 def deepcompile(config: TrainingConfig) -> str:
     wanted = config.deepcompile and config.stage > 0 and not config.parallel_pass
-    return "compile.deepcompile, once the program calls engine.compile()" if wanted else ""
+    return book.phrase("builder", "deepcompile") if wanted else ""
 
 
 def random_ltd(config: TrainingConfig) -> str:
@@ -460,23 +454,17 @@ LOADS = (
     _random_ltd_site("ScatterTokens.backward"),
 )
 NOT_BY_CONFIG = (
-    NotByConfig(place="inference/v2/", reason="the serving engine (FastGen), no training"),
-    NotByConfig(place="nvme/", reason="DeepNVMe's measuring tools, started by hand"),
-    NotByConfig(place="ops/op_builder/klxpu/", reason="another accelerator than CUDA and CPU"),
-    NotByConfig(place="ops/op_builder/npu/", reason="another accelerator than CUDA and CPU"),
-    NotByConfig(place="ops/op_builder/supa/", reason="another accelerator than CUDA and CPU"),
-    NotByConfig(place="ops/op_builder/xpu/", reason="another accelerator than CUDA and CPU"),
-    NotByConfig(
-        place="comm/ccl.py", reason="where oneCCL's bindings for torch are installed, whatever the configuration"
-    ),
-    NotByConfig(
-        place="utils/pin_memory.py", reason="where DS_PIN_MEMORY_BACKEND=native is set, whatever the configuration"
-    ),
-    NotByConfig(place="ops/deepspeed4science/", reason="the model's own code calls it"),
-    NotByConfig(place="ops/fp_quantizer/", reason="the model's own code calls it (deepspeed.linear)"),
-    NotByConfig(place="ops/transformer/transformer.py", reason="the model's own code makes DeepSpeedTransformerLayer"),
-    NotByConfig(
-        place="ops/transformer/inference/bias_add.py",
-        reason="diffusion models under kernel injection: the model decides",
-    ),
+    "inference/v2/",  # the serving engine (FastGen), no training
+    "nvme/",  # DeepNVMe's measuring tools, started by hand
+    "ops/op_builder/klxpu/",  # other accelerators than CUDA and CPU
+    "ops/op_builder/npu/",
+    "ops/op_builder/supa/",
+    "ops/op_builder/xpu/",
+    "comm/ccl.py",  # where oneCCL's bindings for torch are installed
+    "utils/pin_memory.py",  # where DS_PIN_MEMORY_BACKEND=native is set
+    "ops/deepspeed4science/",  # the model's own code calls it
+    "ops/fp_quantizer/",  # the model's own code calls it (deepspeed.linear)
+    "ops/transformer/transformer.py",  # the model's own code makes DeepSpeedTransformerLayer
+    "ops/transformer/inference/bias_add.py",  # diffusion models under kernel injection: the model decides
 )
+"""Files and folders whose call sites no training configuration decides."""

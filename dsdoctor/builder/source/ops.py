@@ -25,6 +25,7 @@ from dsdoctor.core.requests import BuildRequest
 from dsdoctor.core.snapshot import Snapshot
 from dsdoctor.core.workspace import cache_folder, private_folder, workspace
 from dsdoctor.probe.observe import Observation, Say
+from dsdoctor.rules import book
 
 CUDA_LIBRARIES = ("cudart", "curand", "cublas", "cufile", "cuda")
 """Libraries of a toolkit among those that an op links; "cuda" is the driver's, linked against a stub."""
@@ -47,7 +48,10 @@ class Need:
 
 @dataclass(frozen=True, kw_only=True)
 class Breakage:
-    """DeepSpeed versions and CUDA releases for which an op cannot be compiled, whatever is installed."""
+    """DeepSpeed versions and CUDA releases for which an op cannot be compiled, whatever is installed.
+
+    ``reason`` is a phrase of the book, by its name.
+    """
 
     deepspeed: str
     cuda_from: Cuda | None
@@ -57,7 +61,10 @@ class Breakage:
 
 @dataclass(frozen=True, kw_only=True)
 class Op:
-    """One op. ``cuda_headers`` come on top of BASE_HEADERS; ``requires`` are ops that it cannot run without."""
+    """One op. ``cuda_headers`` come on top of BASE_HEADERS; ``requires`` are ops that it cannot run without.
+
+    ``empty``: why it can never be built, as the name of a phrase of the book.
+    """
 
     name: str
     cuda_headers: tuple[str, ...] = ()
@@ -83,7 +90,7 @@ OPS = (
     Op(name="cutlass_ops", needs=(DSKERNELS,)),
     Op(name="ragged_device_ops", needs=(DSKERNELS,)),
     Op(name="deepspeed_ccl_comm", needs=(ONECCL,)),
-    Op(name="deepspeed_not_implemented", empty="it is a placeholder without any source file"),
+    Op(name="deepspeed_not_implemented", empty="op-placeholder"),
     Op(
         name="fp_quantizer",
         cuda_headers=CURAND,
@@ -92,7 +99,7 @@ OPS = (
                 deepspeed="<=0.19.8",
                 cuda_from=Cuda(13, 0),
                 cuda_below=None,
-                reason="its source redeclares a template parameter (q_exponent_bits), which nvcc 13 refuses",
+                reason="op-redeclares-parameter",
             ),
         ),
     ),
@@ -103,7 +110,7 @@ OPS = (
                 deepspeed=">=0.1",
                 cuda_from=None,
                 cuda_below=None,
-                reason="it needs torch < 2 with triton 1.0.0, which no supported Python can install",
+                reason="op-needs-old-triton",
             ),
         ),
     ),
@@ -135,7 +142,7 @@ def known_breakage(op: Op, deepspeed: str, cuda: Cuda | None) -> str | None:
         above = broken.cuda_from is None or (cuda is not None and cuda >= broken.cuda_from)
         below = broken.cuda_below is None or (cuda is not None and cuda < broken.cuda_below)
         if above and below and SpecifierSet(broken.deepspeed).contains(version, prereleases=True):
-            return broken.reason
+            return book.phrase("builder", broken.reason)
     return None
 
 
@@ -171,7 +178,7 @@ def describe_installed(
     return Source(
         folder="",
         asked=installed.location,
-        because="it is installed here",
+        because=book.phrase("builder", "installed-here"),
         version=version,
         digest="",
         accelerator=answer.accelerator,
@@ -309,5 +316,5 @@ def _from_tree(
             raise
         say("downloading the newest DeepSpeed's source to list its ops")
         laid = lay_out(host, wanted, tree, cache=cache, python=python, offline=False)
-    because = laid.limit or ("--source" if spec else "the newest; none is installed here")
+    because = laid.limit or ("--source" if spec else book.phrase("builder", "newest-since-none-installed"))
     return described(observation, replace(laid, because=because), accelerator, place)

@@ -142,14 +142,14 @@ def _existing(machine: Machine, release: Cuda, needs: Needs, offers: Offers = NO
     here = [toolkit for toolkit in machine.toolkits if toolkit.nvcc and toolkit.release and needs.met_by(toolkit)]
     for toolkit in here:
         if toolkit.release == release:
-            return _take(toolkit, f"complete, and the release torch was built with ({release})")
+            return _take(toolkit, book.phrase("builder", "toolkit-of-torch", release=str(release)))
     near = [toolkit for toolkit in here if toolkit.release and toolkit.release.major == release.major]
     if offers.nvidia is not None:
         near = [toolkit for toolkit in near if not is_assembled(toolkit)]
     if not near or release.major not in MINOR_TOLERANT:
         return None
     nearest = min(near, key=lambda toolkit: abs((toolkit.release or release).minor - release.minor))
-    because = f"there is no complete CUDA {release} toolkit; DeepSpeed accepts another minor of {release.major}"
+    because = book.phrase("builder", "toolkit-of-another-minor", release=str(release), major=release.major)
     return _take(nearest, because, other_than=release if is_assembled(nearest) else None)
 
 
@@ -159,7 +159,7 @@ def _another_minor(machine: Machine, request: BuildRequest, release: Cuda) -> Ch
         return None
     for toolkit in machine.toolkits:
         if toolkit.nvcc and toolkit.release and toolkit.release.major == release.major and BARE.met_by(toolkit):
-            return _take(toolkit, "offline: the nearest complete toolkit of torch's major release", other_than=release)
+            return _take(toolkit, book.phrase("builder", "toolkit-offline"), other_than=release)
     return None
 
 
@@ -187,7 +187,7 @@ def _named(machine: Machine, request: BuildRequest, cache: str, release: Cuda, n
         )
         return None, (), (other,)
     if BARE.met_by(found):
-        return _take(found, "you named it", other_than=release)
+        return _take(found, book.phrase("builder", "named"), other_than=release)
     # its parts may be there, or in torch's wheels, but not where torch looks: assembled as links they are
     made = assembly(machine, request, cache, found.release, [found], needs.headers, fetch=False)
     if made[0] is not None and not has_error(made[2]):

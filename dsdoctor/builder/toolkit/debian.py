@@ -339,7 +339,6 @@ def choose_headers(
     if python is None or python.headers:
         return None, (), ()
     short = ".".join(python.version.split(".")[:2])
-    missing = f"Python.h of Python {python.version} is not in {python.include}"
     if machine.system.apt_get and python.include == f"/usr/include/python{short}" and not request.offline:
         root = f"{cache}/headers/python{python.version}"
         plan = HeadersPlan(
@@ -347,7 +346,8 @@ def choose_headers(
             root=root,
             include=(f"{root}/usr/include/python{short}", f"{root}/usr/include"),
         )
-        choice = Choice(what="Python headers", value=f"{plan.package}, unpacked in {root}", because=missing)
+        because = book.phrase("builder", "no-python-headers", version=python.version, include=python.include)
+        choice = Choice(what="Python headers", value=f"{plan.package}, unpacked in {root}", because=because)
         return plan, (choice,), ()
     finding = book.finding(
         "python-headers-missing",

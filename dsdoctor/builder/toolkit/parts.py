@@ -159,20 +159,21 @@ def from_offers(
     """A toolkit made of the best offer, None where there is none. ``wheels`` are torch's own packages of headers and libraries."""
     present = frozenset().union(*(toolkit.headers for toolkit in wheels)) - COMPILER_HEADERS
     layers = tuple(_without_compiler(toolkit) for toolkit in wheels)
-    wanted = f"torch was built with CUDA {release}, and {_what_is_here(machine)}"
+    wanted = book.phrase("builder", "toolkit-wanted", release=str(release), here=_what_is_here(machine))
     if offers.nvidia is not None and offers.nvidia.release == release:
         archives = _archives(offers.nvidia, present)
         if archives:
             label = offers.nvidia.label
             plan = _of_archives(machine, offers.nvidia, archives, present, layers)
-            return _finished(plan, cache, f"{wanted}; NVIDIA's archives have CUDA {label}, that exact release", ())
+            because = book.phrase("builder", "nvidia-has-it", wanted=wanted, label=label)
+            return _finished(plan, cache, because, ())
     package = _nearest(offers.packages, release)
     if package is None:
         return None
     plan = _of_package(machine, package, present, layers)
     source = f"{package.name} {package.version} of {package.distribution} {package.suite}"
-    because = f"{wanted}; {source} is the nearest available"
-    because += f": {'; '.join(offers.misses)}" if offers.misses else ""
+    name = "nearest-package-since" if offers.misses else "nearest-package"
+    because = book.phrase("builder", name, wanted=wanted, source=source, misses="; ".join(offers.misses))
     return _finished(plan, cache, because, _another_minor(machine, plan, release, source, offers))
 
 
@@ -256,9 +257,9 @@ def _reason(machine: Machine, release: Cuda, base: Toolkit | None) -> str:
     if base is not None:
         missing = sorted(EVERY_HEADER - base.headers)
         if missing:
-            return f"{base.root} has nvcc {release} but lacks {', '.join(missing)}"
-        return f"{base.root} has nvcc {release}, but its headers or libraries are not where torch looks"
-    return f"torch was built with CUDA {release}, and {_what_is_here(machine)}"
+            return book.phrase("builder", "nvcc-alone", root=base.root, release=str(release), missing=missing)
+        return book.phrase("builder", "nvcc-with-parts-elsewhere", root=base.root, release=str(release))
+    return book.phrase("builder", "toolkit-wanted", release=str(release), here=_what_is_here(machine))
 
 
 def _finished(plan: ToolkitPlan, cache: str, because: str, findings: tuple[Finding, ...]) -> Planned:
@@ -379,7 +380,7 @@ def _another_minor(
 
 def _what_is_here(machine: Machine) -> str:
     others = sorted({str(t.release) for t in machine.toolkits if t.nvcc and t.release})
-    return f"the toolkits here are CUDA {', '.join(others)}" if others else "there is no toolkit here"
+    return book.phrase("builder", "toolkits-here", releases=others) if others else book.phrase("builder", "no-toolkits")
 
 
 PARTS_FOLDER = "parts"

@@ -13,11 +13,11 @@ app = App(
     help_epilogue=OF_GROUP,
     help="""Inspect the traces of a training: the values of every module, batch by batch.
 
-    A trace is what dsdoctor.watch(engine, level="trace", ...) writes: one file
-    a rank, dsdoctor-trace/trace-rank00000.jsonl and so on. Wherever a file is
-    asked for, a folder stands for all traces in it. Traces of a job that
-    crashed, or that still runs, are read as far as they go. Batches count from
-    0, calls of the whole model.
+    dsdoctor.watch(engine, level="trace", ...) writes one file per rank:
+    dsdoctor-trace/trace-rank00000.jsonl and so on. In place of a file you can
+    pass a folder: all traces in it are read. Traces of a job that crashed, or
+    is still running, are read as far as they go. A batch is one call of the
+    whole model; batches are numbered from 0.
 
     dsdoctor trace show dsdoctor-trace --batch 150 --bad | head
 

@@ -35,7 +35,7 @@ def compare_command(
     tolerance: Ratio = None,
     as_json: Json = False,
 ) -> int:
-    """Say where two batches, ranks or runs part: the first tensor whose figures differ by more than rounding.
+    """Find where two batches, ranks or runs diverge: the first tensor whose figures differ by more than rounding.
 
     Batch 149 against 150: compare TRACE --batch-a 149 --batch-b 150. Rank 0 against 3: compare FOLDER --rank-a 0 --rank-b 3.
     A bf16 run against an fp32 one, all that both have: compare bf16/ fp32/

@@ -47,7 +47,7 @@ def plot_command(
     title: Title = None,
     as_json: Json = False,
 ) -> None:
-    """Draw a run, or two beside each other: the range of every module against the limit, and a heat map of module by batch.
+    """Plot a run, or two side by side: the range of every module against the limit, and a heat map of module by batch.
 
     The page holds all that it needs and works without a network. Images are drawn by Chrome or Chromium.
     Both need the extra named plot: plotly, and kaleido for images.

@@ -52,7 +52,7 @@ def show_command(
     ] = False,
     as_json: Json = False,
 ) -> int:
-    """Print traces as the guide prints frames: abs min, abs max and the place of every tensor of every call.
+    """Print traces frame by frame: abs min, abs max and name of every tensor in every call.
 
     Several ranks are merged batch by batch. What is read is printed at once, so a trace of gigabytes can be piped.
 

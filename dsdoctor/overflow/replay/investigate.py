@@ -37,6 +37,7 @@ from dsdoctor.overflow.replay.provenance import (
     with_buffers,
 )
 from dsdoctor.overflow.replay.replay import BatchRecorder, MicroBatch, Replayed, began, is_not_finite, replay
+from dsdoctor.rules import book
 
 HIGH_SCALE = 2.0**10
 """A loss scale below it makes inf in float16 only of gradients above 64, which no ordinary loss has."""
@@ -121,7 +122,7 @@ def replayed(
         )
     other_loss = rank_report.bad_output and seen.first_bad is None and any(each.forward for each in done)
     if other_loss:
-        apart = "not as live: the model's loss is finite in the replay"
+        apart = book.phrase("overflow", "loss-finite-in-replay")
     of_gradient = seen.first_bad is not None and seen.first_bad.kind is BadKind.GRADIENT
     began_bad = (
         of_gradient and _is_finite(rank_report.losses) and any(began(each, is_not_finite) for each in recorder.batches)
@@ -177,7 +178,7 @@ def _counts_more(live: FirstBad | None, again: FirstBad | None, *, held: bool) -
     if again is not None and again.kind in kinds and where == (again.frame.module, again.frame.micro):
         return ""
     shown = "nothing bad" if again is None else f"first {again.frame.module or 'the model'}, {again.tensor.name}"
-    return f"not as live: the replay shows {shown}"
+    return book.phrase("overflow", "other-in-replay", shown=shown)
 
 
 def _replay(

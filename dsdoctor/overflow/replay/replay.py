@@ -31,6 +31,7 @@ from dsdoctor.overflow.replay.restore import (
     settle,
     undisturbed,
 )
+from dsdoctor.rules import book
 
 # Keeps what it takes to run a step's micro-batches again: references, generator states, outputs' gradients.
 #
@@ -316,7 +317,8 @@ def _again(
 ) -> Replayed:
     engine, batch = recorder.engine, recorder.batches[number]
     if not forward or batch.args is None:
-        return Replayed(micro_batch=number, forward=False, backward=False, why_not="its inputs were not kept (limit)")
+        dropped = book.phrase("overflow", "inputs-dropped")
+        return Replayed(micro_batch=number, forward=False, backward=False, why_not=dropped)
     changed = _changed(batch)
     went_back = False
     with contextlib.ExitStack() as stack:
@@ -333,7 +335,7 @@ def _again(
             why_not = _attempt(partial(_backward, engine, starts, factor), engine, None)
             went_back = why_not is None
         elif went:
-            why_not = (lost or "another rank could not go on") if backward else _why_no_backward(batch)
+            why_not = (lost or book.phrase("overflow", "other-rank-stopped")) if backward else _why_no_backward(batch)
     settle(engine)
     return Replayed(micro_batch=number, forward=went, backward=went_back, why_not=why_not, changed_inputs=changed)
 
@@ -412,9 +414,9 @@ def _starts(batch: MicroBatch, outputs: list[Tensor]) -> tuple[list[tuple[Tensor
     first = [number for number in batch.starts if number < len(outputs)]
     for number in first:
         if number in batch.dropped:
-            return [], f"the gradient of output {number} ({batch.dropped[number] >> 20} MiB) was not kept (limit)"
+            return [], book.phrase("overflow", "gradient-dropped", output=number, size=batch.dropped[number] >> 20)
     starts = [(outputs[number], batch.gradients[number]) for number in first if outputs[number].requires_grad]
-    return starts, None if starts else "no gradient reached its outputs"
+    return starts, None if starts else book.phrase("overflow", "no-gradient")
 
 
 def _begins(batch: MicroBatch, outputs: list[Tensor]) -> tuple[int, ...]:
@@ -439,7 +441,7 @@ def _below(node: Any) -> set[Any]:
 def _why_no_backward(batch: MicroBatch) -> str | None:
     if batch.gradients:
         return None
-    return "its outputs' gradients were not kept (limit)" if batch.dropped else "no gradient reached its outputs"
+    return book.phrase("overflow", "gradients-dropped" if batch.dropped else "no-gradient")
 
 
 def _without_values(gradient: Tensor) -> Tensor:

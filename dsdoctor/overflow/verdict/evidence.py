@@ -205,7 +205,7 @@ def bad_gradient(rank_report: RankReport, rank_reports: RankReports) -> str:
     """What went bad first in the backward, and by which operation."""
     found, origin = rank_report.first_bad, rank_report.origin
     if found is None:
-        return f"the gradient of {gradient_names(rank_reports)} is not finite"
+        return book.phrase("overflow", "gradient-bad", names=gradient_names(rank_reports))
     if rank_report.began_bad:
         return _of_the_loss(rank_report, found)
     by = f"{origin.op} of {origin.line}" if origin is not None else "the backward"
@@ -217,10 +217,10 @@ def bad_gradient(rank_report: RankReport, rank_reports: RankReports) -> str:
 def _of_the_loss(rank_report: RankReport, found: FirstBad) -> str:
     """A bad gradient that was so before it came to the model."""
     made = rank_report.loss_backward
-    by = "the backward of what the script computes between the model and its loss"
+    by = book.phrase("overflow", "backward-outside")
     if made is not None:
-        by = f"{made.op} in {made.line}" if made.line else f"{made.op}, between the model and the loss,"
-    return f"{by} made {amount(found.tensor)} in the gradient of the model's output"
+        by = f"{made.op} in {made.line}" if made.line else book.phrase("overflow", "operation-outside", op=made.op)
+    return book.phrase("overflow", "gradient-of-output", by=by, bad=amount(found.tensor))
 
 
 def stays_bad(rank_report: RankReport) -> bool:
@@ -250,7 +250,7 @@ def _bad_ranks(rank_reports: RankReports, rank_report: RankReport, first_bad: Fi
     ranks, world = sharers(rank_reports, rank_report)
     gathered = rank_report.received is None and any(peer.received is not None for peer in rank_reports)
     if first_bad.kind is BadKind.WEIGHT and gathered:
-        return f", in the part of it that rank {', '.join(map(str, ranks))} of {world} holds"
+        return book.phrase("overflow", "in-parts-of-ranks", ranks=map(str, ranks), world=world)
     return ranks_say(ranks, world)
 
 

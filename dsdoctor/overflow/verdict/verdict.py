@@ -141,17 +141,18 @@ def _inputs(rank_report: RankReport, first_bad: FirstBad) -> str:
     """What a module that made bad values was given, as the end of a sentence."""
     held, frame, dtype = rank_report.held, first_bad.frame, first_bad.tensor.dtype
     if holds_mask(frame):
-        return " from inputs that hold -inf"
+        return book.phrase("overflow", "from-masked-inputs")
     if held is not None and rank_report.origin is not None and held.kind:
-        return f" from the {held.kind} {held.name}, which holds -inf"
+        return book.phrase("overflow", "from-held", kind=held.kind, name=held.name)
     if held is not None and rank_report.origin is None:
-        return " from a tensor that was already bad"
+        return book.phrase("overflow", "from-bad-tensor")
     if frame.buffers:
         return ", and " + " and ".join(f"its {each.name} holds {amount(each)}" for each in frame.buffers)
     if frame.unmeasured:
         return f" ({', '.join(frame.unmeasured)} could not be measured)"
     largest = max((tensor.absmax or 0.0 for tensor in frame.inputs), default=0.0)
-    return f" from finite inputs (largest {largest:.3g}; the {dtype} limit is {limit_of(dtype):.3g})"
+    limit = f"{limit_of(dtype):.3g}"
+    return book.phrase("overflow", "from-finite-inputs", largest=f"{largest:.3g}", dtype=dtype, limit=limit)
 
 
 def overflow_between_modules(rank_reports: RankReports) -> Iterator[Finding]:
@@ -223,11 +224,11 @@ def loss_not_finite(rank_reports: RankReports) -> Iterator[Finding]:
 def _what_is_finite(rank_reports: RankReports, rank_report: RankReport) -> str:
     """What was seen to be finite beside a loss that is not."""
     if not rank_report.replayed and any(each.named for each in rank_reports):
-        return "so are the gradients (not replayed this time)"
+        return book.phrase("overflow", "gradients-not-replayed")
     # without an engine the modules' outputs are measured, and gradients are not
     if not rank_report.replayed and rank_report.losses:
-        return "the gradients are finite"
-    return f"every module's output{' that could be measured' if rank_report.unmeasured else ''} is finite"
+        return book.phrase("overflow", "gradients-finite")
+    return book.phrase("overflow", "measured-outputs-finite" if rank_report.unmeasured else "outputs-finite")
 
 
 def _loss_remedy(rank_reports: RankReports, rank_report: RankReport) -> str:

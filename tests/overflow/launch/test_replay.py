@@ -80,5 +80,5 @@ def test_a_rank_that_fails_does_not_keep_another_from_its_replay(ranks: Ranks) -
 def test_a_rank_that_fails_keeps_gathering_weights_with_the_others(ranks: Ranks, name: str) -> None:
     failed, well = (rank[name] for rank in ranks)
 
-    assert (well["forward"], well["backward"], well["why_not"]) == (6, 0, ["another rank could not go on"])
+    assert (well["forward"], well["backward"], well["why_not"]) == (6, 0, ["another rank could not continue"])
     assert (failed["forward"], failed["backward"], failed["why_not"]) == (0, 0, ["RuntimeError: planted"])
