@@ -294,6 +294,8 @@ def _places(failure: Failure | None) -> tuple[str, ...]:
     last = failure.frames[-1]
     inner = (f"raised in {last}",) if last != failure.frame else ()
     mine = failure.frame
+    if failure.text.strip(": ") == "AssertionError" and last.source.startswith("assert "):
+        inner = (*inner, f"it asserts {last.source.removeprefix('assert ')[:160]}")
     return (f"your code stood at {mine}" if mine and mine.own else f"{_whose(mine or last)} at {mine or last}", *inner)
 
 
