@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dsdoctor.diagnosis.catalogue import RULES
-from dsdoctor.diagnosis.consequences import went_on_after
 from dsdoctor.diagnosis.facts import OtherProcesses, held_by_others
 from dsdoctor.diagnosis.failures import Failure
 from dsdoctor.diagnosis.lines import Speaker
 from dsdoctor.diagnosis.models import Facts, Hit, Line, Signature, Tier
+from dsdoctor.diagnosis.relations import Story, trained_after
 from dsdoctor.diagnosis.scan import Scan
 from dsdoctor.diagnosis.timeline import LOSS
 
@@ -147,7 +147,7 @@ def _fits(warned: Hit, hit: Hit, hits: list[Hit], scan: Scan) -> bool:
         return any(other.rule.id == CHOSE_THE_CPU for other in hits)
     if hit.rule.id in WITHOUT_CUDA:
         return True
-    return not went_on_after(Line(warned.line, warned.text), scan) and of_one_server(warned.text, hit.text)
+    return not trained_after(Story(read=scan), Line(warned.line, warned.text)) and of_one_server(warned.text, hit.text)
 
 
 def of_one_server(warned: str, failed: str) -> bool:

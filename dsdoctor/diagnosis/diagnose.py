@@ -8,14 +8,14 @@ from dsdoctor.core.finding import Finding, Severity, has_error
 from dsdoctor.core.redaction import definitions, urls
 from dsdoctor.diagnosis.catalogue import contradicted
 from dsdoctor.diagnosis.combined import combined_hits
-from dsdoctor.diagnosis.consequences import was_survived
 from dsdoctor.diagnosis.failures import LOST
 from dsdoctor.diagnosis.findings import of_its_package, partly_searched, reader_failed, unexplained
 from dsdoctor.diagnosis.json_lines import JsonLines
 from dsdoctor.diagnosis.judgement import Verdict, first_failure, judge
 from dsdoctor.diagnosis.models import Diagnosis, Facts, Hit, LogOutcome, LogVerdict, Tier
-from dsdoctor.diagnosis.origin import Origin, origin_of
+from dsdoctor.diagnosis.origin import origin_of
 from dsdoctor.diagnosis.prefilter import Patterns
+from dsdoctor.diagnosis.relations import Origin, Story, survived
 from dsdoctor.diagnosis.scan import Scan, scan
 
 NUMBERED = re.compile(r"^((?:before it, |\d{1,9} such lines, the last one is )?line )(\d{1,12})\b")
@@ -37,8 +37,9 @@ def diagnose(lines: Iterable[bytes | str], *, name: str = "", patterns: Patterns
         return _without_judgement(read, name=name)
 
 
-def diagnosis_of(read: Scan, *, name: str = "") -> Diagnosis:
-    """What a log that was read comes to."""
+def diagnosis_of(read: Scan, *, name: str = "", without: Iterable[str] = ()) -> Diagnosis:
+    """What a log that was read comes to. ``without``: relations that are left out, by their names."""
+    story = Story(read=read, off=frozenset(without))
     facts = read.fact_reader.facts()
     read.hits = {number: hit for number, hit in read.hits.items() if not contradicted(hit, facts)}
     known = {hit.line for hit in read.hits.values() if not hit.rule.family}
@@ -46,9 +47,9 @@ def diagnosis_of(read: Scan, *, name: str = "") -> Diagnosis:
     read.hits = {number: of_its_package(hit, facts) for number, hit in read.hits.items()}
     combined = combined_hits([*read.hits.values()], facts, read)
     found = [*(of_its_package(hit, facts) for hit in combined), *read.hits.values()]
-    survived = {id(hit) for hit in found if was_survived(hit, read)}
-    hits = sorted(_best_of_each_rule(found, survived), key=_rank)
-    verdict = judge(hits, facts, read, origin_of(read.timeline))
+    over = {id(hit) for hit in found if survived(story, hit)}
+    hits = sorted(_best_of_each_rule(found, over), key=_rank)
+    verdict = judge(hits, facts, replace(story, origin=origin_of(story)))
     findings = _placed(verdict)
     if read.partly.lines:
         # it may be about the cause, unless that was found

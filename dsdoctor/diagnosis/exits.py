@@ -35,6 +35,9 @@ FORMS = tuple(
         r"|セグメンテーション違反|Ошибка сегментирования)",
     )
 )
+FROM_OUTSIDE = {1, 2, 15}
+"""Hangup, interrupt and termination: signals that somebody else sends."""
+
 NAMES = {
     "Hangup": 1,
     "Segmentation fault": 11,

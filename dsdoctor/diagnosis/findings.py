@@ -11,7 +11,7 @@ from dsdoctor.diagnosis.facts import fill, values_of, values_of_step
 from dsdoctor.diagnosis.failures import Failure, Frame, refusal_of, refused_evidence
 from dsdoctor.diagnosis.lines import last_segment
 from dsdoctor.diagnosis.models import Facts, Hit, Line, Rule, Stage
-from dsdoctor.diagnosis.origin import Origin
+from dsdoctor.diagnosis.relations import Origin
 from dsdoctor.diagnosis.scan import Scan
 from dsdoctor.rules import book
 
@@ -132,10 +132,18 @@ def _read(facts: Facts) -> tuple[str, ...]:
     return (f"the log says: {', '.join(known)}",) if known else ()
 
 
-def note_of(hit: Hit, facts: Facts) -> Finding:
-    """A harmless line, or one after which the log ended well."""
+def note_of(hit: Hit, facts: Facts, because: str = "") -> Finding:
+    """A harmless line, or one that is not the cause. ``because``: why not."""
     values = values_of(hit.groups, facts, hit.op)
-    return Finding.note(hit.rule.id, fill(hit.signature.title or hit.rule.title, values), evidence=_where(hit))
+    why = (f"not the cause: {because}",) if because else ()
+    return Finding.note(hit.rule.id, fill(hit.signature.title or hit.rule.title, values), evidence=(*_where(hit), *why))
+
+
+def not_the_cause(failure: Failure, because: str) -> Finding:
+    """An exception that no rule knows, and that did not begin the trouble."""
+    evidence = (f"line {failure.line}: {failure.text[:LONGEST]}", f"not the cause: {because}")
+    told = book.finding("passed-over", Severity.NOTE, evidence=evidence, words=failure.text[:WORDS])
+    return replace(told, fix=None)
 
 
 def borne_of(hit: Hit, facts: Facts) -> Finding:
@@ -272,6 +280,8 @@ def _places(failure: Failure | None) -> tuple[str, ...]:
     last = failure.frames[-1]
     inner = (f"raised in {last}",) if last != failure.frame else ()
     mine = failure.frame
+    if failure.text.strip(": ") == "AssertionError" and last.source.startswith("assert "):
+        inner = (*inner, f"it asserts {last.source.removeprefix('assert ')[:160]}")
     return (f"your code stood at {mine}" if mine and mine.own else f"{_whose(mine or last)} at {mine or last}", *inner)
 
 

@@ -4,30 +4,19 @@ The first failure of a process's own beats what other processes say about it.
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.diagnosis.combined_runs import of_one_server
-from dsdoctor.diagnosis.consequences import (
-    WAITING,
-    ended_before_its_exit,
-    failed_at,
-    is_of_a_build,
-    is_of_something_before,
-    line_is_of_before,
-    standing,
-    stopped_at,
-    was_borne,
-    well_until,
-    went_on_after,
-)
-from dsdoctor.diagnosis.exits import Exit
+from dsdoctor.diagnosis.exits import FROM_OUTSIDE, Exit
 from dsdoctor.diagnosis.failures import FOLLOWS, LOST, Failure
 from dsdoctor.diagnosis.findings import (
     borne_of,
     echoes_only,
     empty,
     finding_of,
+    not_the_cause,
     note_of,
     undecided_after,
     undecided_frame,
@@ -38,18 +27,32 @@ from dsdoctor.diagnosis.findings import (
 from dsdoctor.diagnosis.marks import Event
 from dsdoctor.diagnosis.models import Facts, Hit, Line, LogOutcome, Stage, Tier
 from dsdoctor.diagnosis.origin import (
-    FROM_OUTSIDE,
-    Origin,
-    belongs,
     broke_off_at_exit,
     ended_by_signal,
     ended_without_words,
     failure_of,
     interrupted,
-    passed_over,
+    perhaps_the_end,
     where_hit,
 )
 from dsdoctor.diagnosis.progress import NO_PROGRAM
+from dsdoctor.diagnosis.relations import (
+    WAITING,
+    Origin,
+    Story,
+    belongs,
+    borne,
+    ended_before_its_exit,
+    failed_at,
+    is_of_a_build,
+    is_of_something_before,
+    line_is_of_before,
+    relation,
+    standing,
+    stopped_at,
+    trained_after,
+    well_until,
+)
 from dsdoctor.diagnosis.scan import Scan
 from dsdoctor.diagnosis.timeline import Timeline
 from dsdoctor.diagnosis.waiting import with_modules, with_who_waited
@@ -169,6 +172,9 @@ def _is_cut_json(read: Scan, lines: list[bytes]) -> bool:
     return read.begins_with_json and bool(lines) and lines[-1].strip()[-1:] not in {b"}", b"]"}
 
 
+MAX_PASSED_OVER = 8
+"""So many exceptions that no rule knows are told with the reason why they are not the cause."""
+
 NEAR_THE_END = 60
 """An exception or an error so close to the end, in lines, is what ended the log."""
 
@@ -192,104 +198,261 @@ class Verdict:
     silent: bool = False
 
 
-def judge(hits: list[Hit], facts: Facts, read: Scan, origin: Origin) -> Verdict:
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What there is to choose from. ``causes``: the hits that nothing explains; ``echoes``: those that only say that it ended
+    badly; ``notes``: what is told beside; ``beside``: the hits of a log that shows no failure.
+    """
+
+    story: Story
+    facts: Facts
+    causes: tuple[Hit, ...]
+    echoes: tuple[Hit, ...]
+    notes: tuple[Finding, ...]
+    beside: tuple[Hit, ...]
+
+    @property
+    def read(self) -> Scan:
+        """The log."""
+        return self.story.read
+
+    @property
+    def origin(self) -> Origin:
+        """Where the trouble began."""
+        return self.story.origin
+
+    def verdict(self, outcome: LogOutcome, *findings: Finding, placed: bool = True) -> Verdict:
+        """A verdict with these findings before the notes. ``placed``: it is told where it began."""
+        where = self.origin.where if placed else ""
+        return Verdict(outcome=outcome, findings=(*findings, *self.notes), where=where, activity=self.origin.activity)
+
+
+def judge(hits: list[Hit], facts: Facts, story: Story) -> Verdict:
     """The verdict on a log. ``hits``: the best of each rule, best first."""
+    read = story.read
     if not read.last_line:
         return Verdict(outcome=LogOutcome.EMPTY, findings=(empty(read.lines),))
-    causes, probes, echoes = _sorted_hits(hits, read)
-    failed = _failed(read, echoes)
-    causes, demoted = standing(causes, read, origin)
+    probes = [hit for hit in hits if hit.tier is Tier.PROBE]
+    echoes = sorted((hit for hit in read.hits.values() if hit.tier >= Tier.ECHO), key=lambda hit: hit.line)
+    story = replace(story, causes=tuple(hit for hit in hits if hit.tier <= Tier.GENERIC))
+    failed = has_failed(story, echoes)
+    causes, aside = standing(story)
     if failed and not causes:
-        causes = _promoted(probes, echoes, read, origin)
+        causes = _promoted(probes, echoes, story)
     rules = {hit.rule.id for hit in causes}
-    beside = [hit for hit in [*probes, *demoted] if hit.rule.id not in rules and not hit.quoted]
-    notes = [_beside(hit, facts) for hit in beside]
+    because = {id(hit): reason for hit, reason in aside}
+    beside = [hit for hit in [*probes, *(hit for hit, _ in aside)] if hit.rule.id not in rules and not hit.quoted]
+    notes = [_beside(hit, facts, because.get(id(hit), "")) for hit in beside]
     notes.sort(key=lambda finding: finding.severity is Severity.NOTE)
-    recovered = [hit for hit in causes if _recovered(hit, read)]
-    causes = [hit for hit in causes if hit not in recovered]
-    notes += [note_of(hit, facts) for hit in recovered]
-    if causes and not _only_an_exit(causes[0], origin, read):
-        return _of_causes(causes, notes, facts, read, origin)
-    words = ended_before_its_exit(origin.ended, read) if failed and not causes else None
-    if words and origin.ended:
-        told = (broke_off_at_exit(origin.ended, words.text), *_of_a_well_log([*beside, *recovered], facts))
-        return Verdict(outcome=LogOutcome.HEALTHY, findings=told)
+    recovered = {id(hit): reason for hit in causes if (reason := ended_well_after(story, hit))}
+    borne = [hit for hit in causes if id(hit) in recovered]
+    notes += [note_of(hit, facts, recovered[id(hit)]) for hit in borne]
     if failed:
-        return _of_a_failure(causes, echoes, notes, facts, read, origin)
-    quiet = losses_are_nan(read.timeline, read.last_line, facts) or steps_are_skipped(read) or cut_off(read)
-    if quiet:
-        outcome = LogOutcome.UNFINISHED if quiet.severity is Severity.WARNING else LogOutcome.CAUSE
-        outcome = LogOutcome.UNEXPLAINED if quiet.rule == "log-cut-off" and outcome is LogOutcome.CAUSE else outcome
-        return Verdict(outcome=outcome, findings=(quiet, *notes))
-    return _by_evidence(_of_a_well_log([*beside, *recovered], facts), facts, read)
+        told = {hit.line for hit in hits}
+        others = [(one, reason) for one, reason in story.origin.others if one.line not in told]
+        notes += [not_the_cause(one, reason) for one, reason in others[:MAX_PASSED_OVER]]
+    choice = Choice(
+        story=story,
+        facts=facts,
+        causes=tuple(hit for hit in causes if id(hit) not in recovered),
+        echoes=tuple(echoes),
+        notes=tuple(notes),
+        beside=(*beside, *borne),
+    )
+    verdicts = (verdict for choose in (FAILED if failed else NOT_FAILED) if (verdict := choose(choice)))
+    return next(verdicts)
 
 
-def _by_evidence(notes: tuple[Finding, ...], facts: Facts, read: Scan) -> Verdict:
-    """The verdict on a log in which nothing is known to have failed: healthy only where something shows it."""
+# A log that shows a failure -> a verdict, by the first of these that has one.
+
+
+def known_cause(choice: Choice) -> Verdict | None:
+    """A rule knows what went wrong."""
+    story, facts, origin = choice.story, choice.facts, choice.origin
+    if not choice.causes or only_an_exit(story, choice.causes[0]):
+        return None
+    causes = list(choice.causes)
+    findings = _causes(causes, facts)
+    first = _by_standing(causes)[0]
+    mine = origin.failure is not None and belongs(first, origin.failure)
+    follows = first.rule.id in WAITING and first.tier is Tier.GENERIC
+    if follows:
+        findings[0] = with_who_waited(findings[0], first, story.timeline, facts)
+    elif first.rule.id == "collectives-differ":
+        findings[0] = with_modules(findings[0], first, facts)
+    findings[0] = _with_what_came_before(findings[0], first, origin)
+    if not follows:
+        findings[0] = _with_the_place(findings[0], first, failure_of(first, origin, story.timeline))
+    activity = origin.activity if mine else ""
+    findings[0] = with_activity(findings[0], activity)
+    return Verdict(
+        outcome=LogOutcome.CAUSE,
+        findings=(*findings, *choice.notes),
+        where="" if follows else origin.where if mine else where_hit(first, story.timeline),
+        activity=activity,
+        follows=follows,
+    )
+
+
+def broken_at_exit(choice: Choice) -> Verdict | None:
+    """The training had ended well, and a process broke off while it exited."""
+    words, ended = ended_before_its_exit(choice.story), choice.origin.ended
+    if not words or not ended or choice.causes:
+        return None
+    told = (broke_off_at_exit(ended, words.text), *_of_a_well_log(choice))
+    return Verdict(outcome=LogOutcome.HEALTHY, findings=told)
+
+
+def only_echoes(choice: Choice) -> Verdict | None:
+    """Something was being built, and the log only repeats that it failed."""
+    echoes = _echoes(choice)
+    if not was_built(choice.story, echoes) or _unknown_error(choice.story, echoes):
+        return None
+    return Verdict(outcome=LogOutcome.ONLY_ECHOES, findings=(echoes_only(echoes, choice.facts), *choice.notes))
+
+
+def interrupted_by_hand(choice: Choice) -> Verdict | None:
+    """Somebody pressed Ctrl-C."""
+    failure = choice.origin.failure
+    if failure is None or not failure.text.startswith("KeyboardInterrupt"):
+        return None
+    return _stopped(choice, Line(failure.line, failure.text))
+
+
+def own_words(choice: Choice) -> Verdict | None:
+    """The words of the process that failed first, which no rule knows."""
+    failure, origin = choice.origin.failure, choice.origin
+    if failure is None or not (failure.native or not better_known(choice.story)):
+        return None
+    outcome = LogOutcome.RAISED if failure.raised_by_the_script else LogOutcome.UNEXPLAINED
+    line = Line(failure.line, failure.text)
+    told = unexplained(line, choice.facts, origin, more=perhaps_the_end(origin), doing=origin.activity)
+    return choice.verdict(outcome, told)
+
+
+def by_a_signal(choice: Choice) -> Verdict | None:
+    """A signal ended the first process, and the log does not say why."""
+    ended = choice.origin.ended
+    if not ended or not ended.signal or better_known(choice.story):
+        return None
+    if ended.signal in FROM_OUTSIDE and _signalled(choice.story):
+        return None
+    rule = choice.causes[0].rule.id if choice.causes else "died-by-signal"
+    return choice.verdict(LogOutcome.CAUSE, ended_by_signal(ended, choice.origin, rule=rule))
+
+
+def stopped_from_outside(choice: Choice) -> Verdict | None:
+    """The run was stopped, and no process had ended by itself before."""
+    ended, line = choice.origin.ended, _signalled(choice.story) or stopped_at(choice.story)
+    if line is None or (ended and ended.line < line.number and ended.signal not in FROM_OUTSIDE):
+        return None
+    return _stopped(choice, line)
+
+
+def last_words(choice: Choice) -> Verdict | None:
+    """The first process ended, and a line before its end is an error that no rule knows."""
+    ended, words = choice.origin.ended, choice.story.timeline.last_words
+    if not ended or better_known(choice.story):
+        return None
+    line = Line(*words) if words else _error_by_form(ended, choice.read)
+    if line is None:
+        return None
+    told = unexplained(line, choice.facts, choice.origin, doing=choice.origin.activity)
+    return choice.verdict(LogOutcome.UNEXPLAINED, told)
+
+
+def no_words(choice: Choice) -> Verdict | None:
+    """The first process ended, and no word of it is in the log."""
+    ended = choice.origin.ended
+    if not ended or better_known(choice.story):
+        return None
+    return choice.verdict(LogOutcome.ONLY_ECHOES, ended_without_words(ended, choice.origin))
+
+
+def worst_line(choice: Choice) -> Verdict | None:
+    """A line by which the failure is known."""
+    line = _worst_line(choice.story, _echoes(choice))
+    told = unexplained(line, choice.facts, choice.origin)
+    return Verdict(outcome=LogOutcome.UNEXPLAINED, findings=(told, *choice.notes))
+
+
+# A log that shows no failure -> a verdict.
+
+
+def quiet_failure(choice: Choice) -> Verdict | None:
+    """Losses that are no numbers, steps that are skipped, an end in the middle of something."""
+    read = choice.read
+    quiet = losses_are_nan(read.timeline, read.last_line, choice.facts) or steps_are_skipped(read) or cut_off(read)
+    if quiet is None:
+        return None
+    outcome = LogOutcome.UNFINISHED if quiet.severity is Severity.WARNING else LogOutcome.CAUSE
+    outcome = LogOutcome.UNEXPLAINED if quiet.rule == "log-cut-off" and outcome is LogOutcome.CAUSE else outcome
+    return Verdict(outcome=outcome, findings=(quiet, *choice.notes))
+
+
+def by_evidence(choice: Choice) -> Verdict | None:
+    """Nothing is known to have failed: healthy only where something shows it."""
+    read, story, notes = choice.read, choice.story, _of_a_well_log(choice)
     health = read.health
-    shown = max(health.progress, health.end, well_until(read), _last(read, Event.LOADED))
-    ended = max(health.end, well_until(read))
+    ended = max(health.end, well_until(story))
+    shown = max(health.progress, ended, story.until(Event.LOADED))
     handled = read.timeline.tracebacks.handled_lines
     errors = [line for line in health.errors if line.number > ended and line.number not in handled]
     if errors and shown < errors[0].number and read.last_line - errors[-1].number <= NEAR_THE_END:
-        told = unexplained(errors[0], facts, Origin())
+        told = unexplained(errors[0], choice.facts, Origin())
         return Verdict(outcome=LogOutcome.UNEXPLAINED, findings=(told, *notes))
     if errors:
         undecided = undecided_after(errors[0])
     elif health.frame and health.frame.number > ended:
         undecided = undecided_frame(health.frame)
     elif not shown or read.errors:
-        undecided = undecided_log(read, facts)
+        undecided = undecided_log(read, choice.facts)
     else:
         return Verdict(outcome=LogOutcome.HEALTHY, findings=notes)
     silent = not errors and health.frame is None
     return Verdict(outcome=LogOutcome.UNDECIDED, findings=(undecided, *notes), silent=silent)
 
 
-def _last(read: Scan, event: Event) -> int:
-    marked = read.last.get(event)
-    return marked.number if marked else 0
+FAILED = (
+    known_cause,
+    broken_at_exit,
+    only_echoes,
+    interrupted_by_hand,
+    own_words,
+    by_a_signal,
+    stopped_from_outside,
+    last_words,
+    no_words,
+    worst_line,
+)
+NOT_FAILED = (known_cause, quiet_failure, by_evidence)
 
 
-def _of_a_well_log(hits: list[Hit], facts: Facts) -> tuple[Finding, ...]:
+def _stopped(choice: Choice, line: Line) -> Verdict:
+    """Somebody ended the run; perhaps because it learned nothing any more."""
+    nan = losses_are_nan(choice.story.timeline, choice.read.last_line, choice.facts)
+    told = interrupted(choice.origin, *line)
+    first = (with_activity(nan, choice.origin.activity), told) if nan else (told,)
+    return choice.verdict(LogOutcome.CAUSE, *first, placed=False)
+
+
+def _signalled(story: Story) -> Line | None:
+    """Where a launcher says that a signal reached it."""
+    failures = story.timeline.failures
+    return next((Line(one.line, one.text) for one in failures if "SignalException" in one.text), None)
+
+
+def _echoes(choice: Choice) -> list[Hit]:
+    """The echoes that are of this failure."""
+    return [hit for hit in choice.echoes if not is_of_something_before(choice.story, hit)]
+
+
+def _of_a_well_log(choice: Choice) -> tuple[Finding, ...]:
     """What is told of a log that shows no failure: warnings first; a line that would be a cause is told as only said."""
+    facts, hits = choice.facts, choice.beside
     borne = [hit.tier is not Tier.PROBE and not hit.signature.stands for hit in hits]
     notes = [borne_of(hit, facts) if only else _beside(hit, facts) for hit, only in zip(hits, borne, strict=True)]
     return tuple(sorted(notes, key=lambda finding: finding.severity is Severity.NOTE))
-
-
-def _sorted_hits(hits: list[Hit], read: Scan) -> tuple[list[Hit], list[Hit], list[Hit]]:
-    """The causes, the probes and the echoes."""
-    echoes = sorted((hit for hit in read.hits.values() if hit.tier >= Tier.ECHO), key=lambda hit: hit.line)
-    return (
-        [hit for hit in hits if hit.tier <= Tier.GENERIC],
-        [hit for hit in hits if hit.tier is Tier.PROBE],
-        echoes,
-    )
-
-
-def _of_causes(causes: list[Hit], notes: list[Finding], facts: Facts, read: Scan, origin: Origin) -> Verdict:
-    """A rule knows what went wrong."""
-    findings = _causes(causes, facts)
-    first = next(hit for hit in _by_standing(causes))
-    mine = origin.failure is not None and belongs(first, origin.failure)
-    follows = first.rule.id in WAITING and first.tier is Tier.GENERIC
-    if follows:
-        findings[0] = with_who_waited(findings[0], first, read.timeline, facts)
-    elif first.rule.id == "collectives-differ":
-        findings[0] = with_modules(findings[0], first, facts)
-    findings[0] = _with_what_came_before(findings[0], first, origin)
-    if not follows:
-        findings[0] = _with_the_place(findings[0], first, failure_of(first, origin, read.timeline))
-    activity = origin.activity if mine else ""
-    findings[0] = with_activity(findings[0], activity)
-    return Verdict(
-        outcome=LogOutcome.CAUSE,
-        findings=(*findings, *notes),
-        where="" if follows else origin.where if mine else where_hit(first, read.timeline),
-        activity=activity,
-        follows=follows,
-    )
 
 
 def _with_the_place(finding: Finding, hit: Hit, failure: Failure | None) -> Finding:
@@ -304,7 +467,7 @@ def _with_what_came_before(finding: Finding, first: Hit, origin: Origin) -> Find
     """The cause, with an exception before it that no rule knows: where nothing says whose lines they are, it may be the cause."""
     failure = origin.failure
     if failure and belongs(first, failure):
-        return replace(finding, evidence=(*finding.evidence, *passed_over(origin)))
+        return replace(finding, evidence=(*finding.evidence, *perhaps_the_end(origin)))
     if failure is None or not failure.frames or failure.line >= first.line:
         return finding
     if failure.speaker.number is not None or first.tier <= Tier.FILE:
@@ -312,53 +475,6 @@ def _with_what_came_before(finding: Finding, first: Hit, origin: Origin) -> Find
     at = f", at {failure.frame}" if failure.frame else ""
     told = f"before it, line {failure.line}: {failure.text[:160]}{at}; if that ended its process, it is the cause"
     return replace(finding, evidence=(*finding.evidence, told))
-
-
-def _of_a_failure(
-    causes: list[Hit], echoes: list[Hit], notes: list[Finding], facts: Facts, read: Scan, origin: Origin
-) -> Verdict:
-    """No rule knows what went wrong: the own words of the process that failed first, or how it ended."""
-    failure, ended = origin.failure, origin.ended
-    where, doing = origin.where, origin.activity
-    echoes = [hit for hit in echoes if not is_of_something_before(hit, origin, read)]
-    if _built(echoes, read, origin) and not _unknown_error(read, echoes, origin):
-        return Verdict(outcome=LogOutcome.ONLY_ECHOES, findings=(echoes_only(echoes, facts), *notes))
-    if failure and failure.text.startswith("KeyboardInterrupt"):
-        told = interrupted(origin, failure.line, failure.text)
-        nan = losses_are_nan(read.timeline, read.last_line, facts)
-        first = (with_activity(nan, doing), told) if nan else (told,)
-        return Verdict(outcome=LogOutcome.CAUSE, findings=(*first, *notes), activity=origin.activity)
-    if failure and (failure.native or not _better_known(read, origin)):
-        outcome = LogOutcome.RAISED if failure.raised_by_the_script else LogOutcome.UNEXPLAINED
-        first_words = Line(failure.line, failure.text)
-        told = unexplained(first_words, facts, origin, more=passed_over(origin), doing=doing)
-        return Verdict(outcome=outcome, findings=(told, *notes), where=where, activity=doing)
-    stopped = next((one for one in read.timeline.failures if "SignalException" in one.text), None)
-    if ended and ended.signal and not _better_known(read, origin) and (ended.signal not in FROM_OUTSIDE or not stopped):
-        rule = causes[0].rule.id if causes else "died-by-signal"
-        return Verdict(
-            outcome=LogOutcome.CAUSE,
-            findings=(ended_by_signal(ended, origin, rule=rule), *notes),
-            where=where,
-            activity=doing,
-        )
-    line = Line(stopped.line, stopped.text) if stopped else stopped_at(read)
-    before = line and ended and ended.line < line.number and ended.signal not in FROM_OUTSIDE
-    if line and not before:
-        # somebody ends a run that learns nothing any more
-        nan = losses_are_nan(read.timeline, read.last_line, facts)
-        told = interrupted(origin, *line)
-        first = (with_activity(nan, doing), told) if nan else (told,)
-        return Verdict(outcome=LogOutcome.CAUSE, findings=(*first, *notes), activity=origin.activity)
-    if ended and not _better_known(read, origin):
-        words = read.timeline.last_words
-        if line := Line(*words) if words else _error_by_form(ended, read):
-            told = unexplained(line, facts, origin, doing=doing)
-            return Verdict(outcome=LogOutcome.UNEXPLAINED, findings=(told, *notes), where=where, activity=doing)
-        told = ended_without_words(ended, origin)
-        return Verdict(outcome=LogOutcome.ONLY_ECHOES, findings=(told, *notes), where=where, activity=doing)
-    told = unexplained(_worst_line(read, echoes, origin), facts, origin)
-    return Verdict(outcome=LogOutcome.UNEXPLAINED, findings=(told, *notes))
 
 
 def _error_by_form(ended: Exit, read: Scan) -> Line | None:
@@ -373,79 +489,104 @@ def _error_by_form(ended: Exit, read: Scan) -> Line | None:
     return None
 
 
-def _only_an_exit(hit: Hit, origin: Origin, read: Scan) -> bool:
-    """Whether a hit is nothing but the signal by which the first process ended."""
-    ended = origin.ended
-    if hit.rule.stage is not Stage.RUN or origin.failure or not (ended and ended.signal):
-        return False
-    same = any(one.line == hit.line and one.signal == ended.signal for one in read.timeline.exits)
-    return same and (hit.tier is Tier.GENERIC or hit.text.endswith("Killed"))
+@relation("only-an-exit")
+def only_an_exit(story: Story, hit: Hit) -> str:
+    """A hit is nothing but the signal by which the first process ended."""
+    ended = story.origin.ended
+    if hit.rule.stage is not Stage.RUN or story.origin.failure or not (ended and ended.signal):
+        return ""
+    same = any(one.line == hit.line and one.signal == ended.signal for one in story.timeline.exits)
+    only = same and (hit.tier is Tier.GENERIC or hit.text.endswith("Killed"))
+    return f"it is how the process of line {ended.line} ended" if only else ""
 
 
-def _better_known(read: Scan, origin: Origin) -> bool:
-    """Whether a line of the GPU or of a compiler says more than the exception."""
-    failure = origin.failure
+@relation("better-known")
+def better_known(story: Story) -> str:
+    """A line of the GPU or of a compiler says more than the exception."""
+    failure = story.origin.failure
     late = failure is not None and not is_of_a_build(failure)
-    return any(not (late and failure and line.number > failure.line) for line in _first_hand(read, origin))
+    more = (line for line in _first_hand(story) if not (late and failure and line.number > failure.line))
+    line = next(more, None)
+    return f"line {line.number} says more" if line else ""
 
 
-def _first_hand(read: Scan, origin: Origin) -> list[Line]:
+def _first_hand(story: Story) -> list[Line]:
     """What the GPU or a compiler said first, unless it is of something before the failure that began it."""
-    found = [read.first[event] for event in (Event.GPU_FAULT, Event.COMPILER_ERROR) if event in read.first]
-    return [line for line in found if not line_is_of_before(line, read.writers[line.number], origin, read)]
+    found = [line for event in (Event.GPU_FAULT, Event.COMPILER_ERROR) if (line := story.first(event))]
+    return [line for line in found if not line_is_of_before(story, line, story.read.writers[line.number])]
 
 
-def _built(echoes: list[Hit], read: Scan, origin: Origin) -> bool:
-    """Whether something was being built, and the log only repeats that it failed."""
-    if any(hit.tier is Tier.ECHO for hit in echoes):
-        return True
-    began, done = read.last.get(Event.BUILDING), read.last.get(Event.LOADED)
-    over = began is None or (done is not None and done.number > began.number) or read.timeline.step is not None
-    return bool(echoes) and not over and origin.failure is None and not (origin.ended and origin.ended.signal)
+@relation("was-built")
+def was_built(story: Story, echoes: list[Hit]) -> str:
+    """Something was being built, and the log only repeats that it failed."""
+    echo = next((hit for hit in echoes if hit.tier is Tier.ECHO), None)
+    if echo is None:
+        began, done, ended = story.until(Event.BUILDING), story.until(Event.LOADED), story.origin.ended
+        over = not began or done > began or story.timeline.step is not None
+        own = story.origin.failure is not None or (ended is not None and ended.signal is not None)
+        echo = echoes[0] if echoes and not over and not own else None
+    return f"line {echo.line} says that a build failed" if echo else ""
 
 
-def _failed(read: Scan, echoes: list[Hit]) -> bool:
-    """Whether the log shows a failure after which it did not end well."""
-    failed = failed_at(read)
-    complained = read.last.get(Event.COMPLAINED)
-    left = [one.line for one in read.timeline.failures if not was_borne(one, read)]
-    all_left = len(left) == len(read.timeline.failures) and not read.timeline.survived
-    last = read.last_exception if all_left else max(left, default=0)
-    # why: a mere complaint before further steps is none of the end
-    borne = complained and (complained.number <= read.timeline.last_step_line or went_on_after(complained, read))
-    complaint = complained.number if complained and not borne else 0
-    error_line = max(last, complaint)
-    crashed = max((one.line for one in read.timeline.failures if one.native), default=0)
-    repeated = max((hit.line for hit in echoes if hit.tier is Tier.ECHO), default=0)
+def has_failed(story: Story, echoes: list[Hit]) -> str:
+    """The log shows a failure after which it did not end well."""
+    signs = {name: line for name, line in _signs(story, echoes) if name not in story.off}
+    certain = max((line for name, line in signs.items() if name != "error-near-the-end"), default=0)
+    last = max(certain, signs.get("error-near-the-end", 0))
+    return f"line {last} shows a failure" if last > well_until(story, certain) else ""
+
+
+SIGNS = ("launcher-says-so", "build-says-so", "crashed", "process-ended", "error-near-the-end")
+"""By what a failure is known."""
+
+
+def _signs(story: Story, echoes: list[Hit]) -> Iterator[tuple[str, int]]:
+    """The last line of each of them, 0 where there is none."""
+    timeline, failed = story.timeline, failed_at(story)
+    exited = any(one.line == failed for one in timeline.exits)
+    yield SIGNS[0], failed if failed > max(timeline.survived_exit, 0 if exited else timeline.went_on_until) else 0
+    yield SIGNS[1], max((hit.line for hit in echoes if hit.tier is Tier.ECHO), default=0)
+    yield SIGNS[2], max((one.line for one in timeline.failures if one.native), default=0)
+    yield SIGNS[3], max((one.line for one in timeline.exits), default=0)
+    error = _last_error(story)
     # why: an error after which the training went on did not end it
-    error_line = error_line if error_line >= read.timeline.went_on_until else 0
-    near_the_end = error_line if error_line > read.last_line - NEAR_THE_END else 0
-    ends = max((one.line for one in read.timeline.exits), default=0)
-    exited = any(one.line == failed for one in read.timeline.exits)
-    mark = failed if failed > max(read.timeline.survived_exit, 0 if exited else read.timeline.went_on_until) else 0
-    certain = max(mark, repeated, crashed, ends)
-    return max(certain, near_the_end) > well_until(read, certain)
+    near = error >= timeline.went_on_until and error > story.read.last_line - NEAR_THE_END
+    yield SIGNS[4], error if near else 0
 
 
-def _beside(hit: Hit, facts: Facts) -> Finding:
+def _last_error(story: Story) -> int:
+    """The last exception that no process survived, or the last complaint."""
+    timeline, complained = story.timeline, story.last(Event.COMPLAINED)
+    left = [one.line for one in timeline.failures if not borne(story, one)]
+    all_left = len(left) == len(timeline.failures) and not timeline.survived
+    last = story.read.last_exception if all_left else max(left, default=0)
+    # why: a mere complaint before further steps is none of the end
+    over = complained and (complained.number <= timeline.last_step_line or trained_after(story, complained))
+    return max(last, complained.number if complained and not over else 0)
+
+
+def _beside(hit: Hit, facts: Facts, because: str = "") -> Finding:
     """What is no cause: a note, or a warning where it is true of the result however well the log ended."""
-    return finding_of(hit, facts, Severity.WARNING) if hit.signature.stands else note_of(hit, facts)
+    return finding_of(hit, facts, Severity.WARNING) if hit.signature.stands else note_of(hit, facts, because)
 
 
-def _recovered(hit: Hit, read: Scan) -> bool:
-    """Whether the log ended well after this line, and nothing failed after that."""
+@relation("ended-well-after")
+def ended_well_after(story: Story, hit: Hit) -> str:
+    """The log ended well after this line, and nothing failed after that."""
     if hit.signature.stands or hit.rule.id == "op-silently-skipped":
-        return False
-    failed = failed_at(read)
-    return well_until(read, failed) > max(hit.line, failed, read.last_exception)
+        return ""
+    failed = failed_at(story)
+    well = well_until(story, failed)
+    return f"the log ends well after it: line {well}" if well > max(hit.line, failed, story.read.last_exception) else ""
 
 
-def _promoted(probes: list[Hit], echoes: list[Hit], read: Scan, origin: Origin) -> list[Hit]:
+def _promoted(probes: list[Hit], echoes: list[Hit], story: Story) -> list[Hit]:
     """The probe to report as the cause: it is about the op that failed, or nothing says what failed."""
     failed_ops = {hit.op for hit in echoes if hit.op}
-    trained = read.timeline.step is not None or bool(origin.ended and origin.ended.signal)
-    explained_elsewhere = trained or Event.COMPILER_ERROR in read.first or _not_an_echo(read.exception, echoes)
-    about = [hit for hit in probes if hit.op in failed_ops] if failed_ops or explained_elsewhere else probes
+    ended = story.origin.ended
+    trained = story.timeline.step is not None or bool(ended and ended.signal)
+    elsewhere = trained or story.first(Event.COMPILER_ERROR) or _not_an_echo(story.read.exception, echoes)
+    about = [hit for hit in probes if hit.op in failed_ops] if failed_ops or elsewhere else probes
     rules = {hit.rule.id for hit in about}
     left = [hit for hit in about if hit.rule.id not in NEVER_ALONE and not rules & set(hit.rule.explained_by)]
     return [_as_cause(hit) for hit in left[:1]]
@@ -457,12 +598,12 @@ def _as_cause(probe: Hit) -> Hit:
     return replace(probe, signature=replace(probe.signature, title=title))
 
 
-def _unknown_error(read: Scan, echoes: list[Hit], origin: Origin) -> Line | None:
+def _unknown_error(story: Story, echoes: list[Hit]) -> Line | None:
     """An error in the log that no rule knows, beyond "exit code 1"."""
-    line = next(iter(_first_hand(read, origin)), None)
+    line = next(iter(_first_hand(story)), None)
     # after a failed compile (an ECHO) an exception only repeats it
     ended_badly = all(hit.tier is Tier.EXIT for hit in echoes)
-    return line or (_not_an_echo(read.exception, echoes) if ended_badly else None)
+    return line or (_not_an_echo(story.read.exception, echoes) if ended_badly else None)
 
 
 def first_failure(read: Scan) -> Line | None:
@@ -475,12 +616,12 @@ def first_failure(read: Scan) -> Line | None:
     return min(known, default=None, key=lambda line: line.number)
 
 
-def _worst_line(read: Scan, echoes: list[Hit], origin: Origin) -> Line:
-    """The line to show for a failure that no rule knows: each kind of line by which ``_failed`` knows one."""
-    own = _unknown_error(read, echoes, origin) or read.exception or read.first.get(Event.FAILED)
-    if line := own or read.first.get(Event.COMPLAINED) or read.last.get(Event.SUITE_FAILED):
+def _worst_line(story: Story, echoes: list[Hit]) -> Line:
+    """The line to show for a failure that no rule knows: each kind of line by which it is known to be one."""
+    own = _unknown_error(story, echoes) or story.read.exception or story.first(Event.FAILED)
+    if line := own or story.first(Event.COMPLAINED) or story.last(Event.SUITE_FAILED):
         return line
-    timeline = read.timeline
+    timeline = story.timeline
     secondary = [Line(one.line, one.text) for group in (timeline.failures, timeline.exits, echoes) for one in group]
     return secondary[0]
 

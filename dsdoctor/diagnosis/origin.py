@@ -1,67 +1,39 @@
 """Where a failure began, and how processes ended that told no cause."""
 
 import re
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import replace
 
 from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.diagnosis.exits import Exit, signal_name
+from dsdoctor.diagnosis.exits import FROM_OUTSIDE, Exit, signal_name
 from dsdoctor.diagnosis.failures import PASSES_ON, Failure
 from dsdoctor.diagnosis.lines import Speaker, same_process
 from dsdoctor.diagnosis.models import Hit
 from dsdoctor.diagnosis.progress import activity
-from dsdoctor.diagnosis.timeline import Timeline, was_left_behind
+from dsdoctor.diagnosis.relations import COMPARED, Origin, Story, alike, belongs, is_cleared_up, passed_over
+from dsdoctor.diagnosis.timeline import Timeline
 from dsdoctor.rules import book
 
 # A timeline -> where the failure began: the first process that failed by itself, on which ranks, and doing what.
 
 
-FROM_OUTSIDE = {1, 2, 15}
-"""Hangup, interrupt and termination: signals that somebody else sends."""
-
-KILLED_TOGETHER = re.compile(r"srun: error: \S{1,80}: tasks [\d,-]{1,80}: Killed$")
-"""How srun says that several tasks were killed at once."""
-
 A_WORKER = re.compile(r"(?:\w{1,60} )?pid=\d")
 """How Ray names the process that wrote a line."""
-
-MESSAGE = 60
-"""Over how many lines the message of an exception may go on."""
 
 MESSAGE_BEGINS = 8
 """Within so many lines the traceback begins that another exception passes on."""
 
-CUT = 60
-"""So many letters of a message that a terminal cut are enough to know it by."""
 
-
-COMPARED = 64
-"""So many of the first, and of the last, failures of a log are compared with each other."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Origin:
-    """Where it began. ``failure``: the first own exception or crash; ``ended``: how the first process ended.
-
-    ``passed_over``: where there is none, the last own exception of the log, which its process seems to have survived; and one
-    whose process only seems to have gone on because nothing says which process wrote the steps behind it.
-    """
-
-    failure: Failure | None = None
-    ended: Exit | None = None
-    passed_over: Failure | None = None
-    where: str = ""
-    activity: str = ""
-
-
-def origin_of(timeline: Timeline) -> Origin:
+def origin_of(story: Story) -> Origin:
     """The first failure of a process's own."""
-    ended = first_exit(timeline.exits)
+    timeline = story.timeline
+    ended = first_exit(story)
     own = sorted((failure for failure in timeline.failures if failure.own), key=lambda failure: failure.line)
     some = own if len(own) <= 2 * COMPARED else [*own[:COMPARED], *own[-COMPARED:]]
-    last = (one for one in some if not _went_by(one, some, ended, timeline))
-    of_the_root = [one for one in some if ended and ended.root and one.speaker.rank == ended.rank is not None]
-    failure = next((one for one in of_the_root if not _went_by(one, some, ended, timeline)), None) or next(last, None)
+    reasons = {one.line: passed_over(story, one, some, ended) for one in some}
+    left = [one for one in some if not reasons[one.line]]
+    of_the_root = [one for one in left if ended and ended.root and one.speaker.rank == ended.rank is not None]
+    failure = next(iter([*of_the_root, *left]), None)
+    others = tuple((one, reasons[one.line]) for one in some if reasons[one.line])
     if failure:
         failure = _passed_on(failure, own)
         if not failure.frames:
@@ -71,6 +43,7 @@ def origin_of(timeline: Timeline) -> Origin:
             failure=failure,
             ended=ended,
             passed_over=_perhaps_the_end(failure, timeline),
+            others=others,
             where=_where_failed(failure, own, timeline),
             activity=activity(failure.frames, failure.step),
         )
@@ -79,7 +52,7 @@ def origin_of(timeline: Timeline) -> Origin:
         where = ended.host
     borne = max([*own, *(one for one in timeline.survived if one.own)], default=None, key=lambda one: one.line)
     doing = activity((), timeline.step) if ended else ""
-    return Origin(ended=ended, passed_over=borne, where=where, activity=doing)
+    return Origin(ended=ended, passed_over=borne, others=others, where=where, activity=doing)
 
 
 def _perhaps_the_end(failure: Failure, timeline: Timeline) -> Failure | None:
@@ -97,29 +70,6 @@ def _perhaps_the_end(failure: Failure, timeline: Timeline) -> Failure | None:
     return before[-1] if several and before else None
 
 
-def _went_by(failure: Failure, own: list[Failure], ended: Exit | None, timeline: Timeline) -> bool:
-    """Whether the program went on after a failure, until a later one, or until another process ended first."""
-    later = [other for other in own if other.line > failure.line and not alike(other, failure)]
-    if any(was_left_behind(failure.line, failure.speaker, other, timeline) for other in later):
-        return True
-    recovered = timeline.is_recovered(failure.line, failure.speaker)
-    if recovered and _goes_wrong_after(failure, ended, timeline):
-        return True
-    if failure.rooted or failure.native:
-        return False
-    if any(other.rooted and same_process(other.speaker, failure.speaker) for other in later):
-        return True
-    another = ended is not None and ended.root and failure.speaker.rank not in {None, ended.rank}
-    return another and (recovered or failure.line < timeline.went_on_to_exit)
-
-
-def _goes_wrong_after(failure: Failure, ended: Exit | None, timeline: Timeline) -> bool:
-    """Whether ranks waited in vain after a failure, or a process was ended by a signal that nobody sent from outside."""
-    if ended is not None and ended.line > failure.line and ended.signal and ended.signal not in FROM_OUTSIDE:
-        return True
-    return any(other.follows and other.line > failure.line for other in timeline.failures)
-
-
 def _passed_on(failure: Failure, own: list[Failure]) -> Failure:
     """The exception that another one only passes on, its traceback in its own message."""
     if not PASSES_ON.match(failure.text):
@@ -131,24 +81,15 @@ def _passed_on(failure: Failure, own: list[Failure]) -> Failure:
     return first or failure
 
 
-def first_exit(exits: list[Exit]) -> Exit | None:
+def first_exit(story: Story) -> Exit | None:
     """The process that ended first: torchrun says which one; else one that no other process ended."""
+    exits = story.timeline.exits
     root = [one for one in exits if one.root and one.rank is not None]
-    signals = [one for one in exits if one.signal and one.signal not in FROM_OUTSIDE and not _is_cleared_up(one, exits)]
+    signals = [
+        one for one in exits if one.signal and one.signal not in FROM_OUTSIDE and not is_cleared_up(story, one, exits)
+    ]
     others = [one for one in exits if one.signal not in FROM_OUTSIDE]
     return next((group[0] for group in (root, signals, others, exits) if group), None)
-
-
-def _is_cleared_up(ended: Exit, exits: list[Exit]) -> bool:
-    """Whether srun killed all the tasks that were left, after one of them had ended by itself."""
-    return bool(KILLED_TOGETHER.match(ended.text)) and any(one.line < ended.line and not one.signal for one in exits)
-
-
-def belongs(hit: Hit, failure: Failure) -> bool:
-    """Whether a line that a rule knows is a part of a process's last words."""
-    return failure.since <= hit.line <= failure.line + MESSAGE and (
-        same_process(hit.speaker, failure.speaker) or hit.line == failure.line
-    )
 
 
 def failure_of(hit: Hit, origin: Origin, timeline: Timeline) -> Failure | None:
@@ -162,17 +103,6 @@ def where_hit(hit: Hit, timeline: Timeline) -> str:
     """On which ranks the lines of a rule stand."""
     numbers = {speaker.number for speaker in hit.speakers} - {None}
     return _ranks({number for number in numbers if number is not None}, hit.speaker, timeline)
-
-
-def alike(one: Failure, other: Failure) -> bool:
-    """Whether two processes failed with the same words, but for numbers; a terminal may have cut one of them."""
-    short, long = sorted((_words(one.text), _words(other.text)), key=len)
-    return long == short or (len(short) >= CUT and long.startswith(short))
-
-
-@lru_cache(maxsize=4 * COMPARED)
-def _words(text: str) -> str:
-    return re.sub(r"\d+|0x[0-9a-f]+", "", text)[:100]
 
 
 def _where_failed(failure: Failure, own: list[Failure], timeline: Timeline) -> str:
@@ -245,7 +175,7 @@ def ended_by_signal(ended: Exit, origin: Origin, *, rule: str = "") -> Finding:
         "died-by-signal",
         Severity.ERROR,
         case=SIGNAL_CASES.get(number, ""),
-        evidence=(*_evidence(ended), *passed_over(origin)),
+        evidence=(*_evidence(ended), *perhaps_the_end(origin)),
         activity=f" {origin.activity}" if origin.activity else "",
         name=ended.name,
         number=number,
@@ -271,13 +201,13 @@ def ended_without_words(ended: Exit, origin: Origin) -> Finding:
         "ended-without-words",
         Severity.ERROR,
         case="passed-over" if origin.passed_over else "",
-        evidence=(*_evidence(ended), *passed_over(origin)),
+        evidence=(*_evidence(ended), *perhaps_the_end(origin)),
         activity=f" {origin.activity}" if origin.activity else "",
         status=ended.name,
     )
 
 
-def passed_over(origin: Origin) -> tuple[str, ...]:
+def perhaps_the_end(origin: Origin) -> tuple[str, ...]:
     """An exception that was not taken for the cause, where that is not sure."""
     failure = origin.passed_over
     if failure is None:

@@ -67,9 +67,6 @@ UNSAID, MESSAGE_LINES = re.compile(r":$|\d validation errors? for "), 3
 JUST_BEFORE = 16
 """So many lines back stands at most what the same process wrote just before a traceback, where several write in turns."""
 
-JUST_BEHIND = 5
-"""So many lines behind a failure a program says at most that it goes on."""
-
 A_CERTIFICATE = "certificate"
 """A server that was not trusted. What goes on with losses did not need it."""
 
@@ -320,19 +317,6 @@ class Timeline:
         """A process says that it tries again, or goes on without what failed."""
         self.recoveries.append((line, self.speaker(raw)))
 
-    def is_recovered(self, line: int, speaker: Speaker | None) -> bool:
-        """Whether a process said, just behind this line, that it goes on, and had not ended with it."""
-        return self.says_to_go_on(line, speaker) and self.died_at(line, speaker) is None
-
-    def died_at(self, line: int, speaker: Speaker | None) -> Failure | None:
-        """The failure of this line whose traceback begins where a program does, so that nothing can have caught it."""
-        return next((one for one in self.failures if one.rooted and _is_of(line, speaker, one)), None)
-
-    def says_to_go_on(self, line: int, speaker: Speaker | None) -> bool:
-        """Whether there are words of going on just behind this line."""
-        behind = [one for at, one in self.recoveries if line < at <= line + JUST_BEHIND]
-        return any(speaker is None or same_process(one, speaker) for one in behind)
-
     def note_collective(self, text: str) -> None:
         """A line of a watchdog about a collective."""
         if not self.collectives:
@@ -390,12 +374,6 @@ class Timeline:
             self._drop(watched.failure.line)
 
 
-def _is_of(line: int, speaker: Speaker | None, failure: Failure) -> bool:
-    """Whether a line stands in the traceback of a failure, or in its message."""
-    mine = speaker is None or line == failure.line or same_process(speaker, failure.speaker)
-    return mine and failure.since <= line <= failure.line + MESSAGE_LINES
-
-
 def _went_on_from(lines: Iterable[bytes], before: int) -> int:
     """The line of the third last step before a line; 0 where there are fewer. ``lines``: those before it, the last one first."""
     steps = (age for age, raw in enumerate(lines, 1) if STEP.search(raw[-400:]) or FINITE.search(raw[-400:]))
@@ -407,34 +385,6 @@ def _indented(raw: bytes, text: str) -> bool:
     head = raw.decode("utf-8", "replace")
     place = head.find(text[:20])
     return place >= 2 and head[place - 2 : place] in ("  ", " \t", "\t\t", ": ") and head[place - 2] in " \t"
-
-
-# A line of a log, and a failure after it -> whether the program had gone on between them. The one test for it; all use it.
-#
-# Steps of another process prove nothing of it, and words alone prove nothing of a process whose traceback begins where a
-# program does: that one has ended, unless a process that is known to be the same dies again.
-
-
-def was_left_behind(line: int, speaker: Speaker | None, later: Failure, timeline: Timeline) -> bool:
-    """Whether steps of the training, or words of the process itself, show that it went on after a line until a failure.
-
-    ``speaker``: who wrote the line; None where that is not known.
-    """
-    if line >= later.since:
-        return False
-    died = timeline.died_at(line, speaker)
-    if died:
-        return _dies_again(died, later, timeline)
-    two = speaker is not None and are_two(speaker, later.speaker)
-    return (not two and line < later.went_on_from) or timeline.is_recovered(line, speaker)
-
-
-def _dies_again(died: Failure, later: Failure, timeline: Timeline) -> bool:
-    """Whether the process that a traceback seems to have ended said that it goes on, and was ended by a later one."""
-    if not later.rooted or not same_process(died.speaker, later.speaker):
-        return False
-    known = died.speaker.number is not None or len(timeline.ranks) <= 1
-    return known and timeline.says_to_go_on(died.line, died.speaker)
 
 
 # An event that a line shows -> the timeline of the log. Nothing is searched here.

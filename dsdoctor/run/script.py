@@ -176,7 +176,7 @@ def follows(failure: Failure) -> bool:
     >>> follows(read_failure(KeyError("label")))
     False
     """
-    from dsdoctor.diagnosis.consequences import SAYS_ANOTHER_IS_GONE
+    from dsdoctor.diagnosis.relations import SAYS_ANOTHER_IS_GONE
 
     return any(
         "DistError" in cause.kinds or "NCCL " in cause.printed or SAYS_ANOTHER_IS_GONE.search(cause.printed)

@@ -12,10 +12,10 @@ from zlib import crc32
 
 from dsdoctor.core.finding import Severity
 from dsdoctor.diagnosis.catalogue import RULES
-from dsdoctor.diagnosis.consequences import A_FAILURE
 from dsdoctor.diagnosis.failures import EXCEPTION_LINE
 from dsdoctor.diagnosis.mentions import is_said
 from dsdoctor.diagnosis.models import Signature, Tier
+from dsdoctor.diagnosis.relations import A_FAILURE
 from tests.diagnosis.reading import diagnose
 
 Lines = list[str]

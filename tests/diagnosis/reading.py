@@ -1,6 +1,7 @@
 """``diagnose`` for tests: all logs of a session share the patterns, which are compiled once."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from dsdoctor.diagnosis import diagnose as room
 from dsdoctor.diagnosis.answers import GENERAL
@@ -19,8 +20,27 @@ def without_general(rule: str) -> str:
     return "unexplained-failure" if rule in NO_RULE else rule
 
 
+LISTENERS: list[list[list[bytes | str]]] = []
+"""Who collects the logs that are read."""
+
+
+@contextmanager
+def collected() -> Iterator[list[list[bytes | str]]]:
+    """All logs that tests have diagnosed meanwhile."""
+    logs: list[list[bytes | str]] = []
+    LISTENERS.append(logs)
+    try:
+        yield logs
+    finally:
+        LISTENERS.remove(logs)
+
+
 def diagnose(lines: Iterable[bytes | str], *, name: str = "") -> Diagnosis:
     """The diagnosis of a log."""
+    if LISTENERS:
+        lines = list(lines)
+        for logs in LISTENERS:
+            logs.append(lines)
     return room.diagnose(lines, name=name, patterns=PATTERNS)
 
 

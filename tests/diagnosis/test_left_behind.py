@@ -266,3 +266,17 @@ def test_an_exception_that_is_not_taken_for_the_cause_is_shown() -> None:
     shown = {name: " ".join(diagnose(lines).findings[0].evidence) for name, lines in logs.items()}
 
     assert [name for name, evidence in shown.items() if "ValueError: bad row 5, at /w/train.py" not in evidence] == []
+
+
+def test_a_line_that_was_passed_over_says_why() -> None:
+    hidden = ["[rank1]: Traceback (most recent call last):", '[rank1]:   File "/w/reader.py", line 9, in read']
+    end = ["[rank1]: Traceback (most recent call last):", '[rank1]:   File "/w/train.py", line 9, in <module>']
+    log = [*hidden, "[rank1]: OddError: one", *end, "[rank1]: ValueError: another"]
+
+    first, *others = diagnose(log).findings
+
+    assert "ValueError: another" in first.title
+    notes = [one for one in others if one.rule == "passed-over"]
+    assert [one.evidence for one in notes] == [
+        ("line 3: OddError: one", "not the cause: it was caught: line 6 ended the same process")
+    ]

@@ -1,0 +1,665 @@
+"""What the incidents of a log have to do with each other: each relation is a function with a name, and says why it holds.
+
+A log is judged by a Story: all that was read of it, and what began its trouble. A relation answers with its ``because``, and with
+"" where it does not hold; what it puts aside keeps that answer, which ``-v`` shows. Tests switch each one off by its name and count
+the answers that change; one that changes none is removed.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache, wraps
+from itertools import islice
+from typing import Concatenate, ParamSpec
+
+from dsdoctor.diagnosis.exits import FROM_OUTSIDE, Exit
+from dsdoctor.diagnosis.failures import EXCEPTION_LINE, FOLLOWS, LOST, Failure
+from dsdoctor.diagnosis.lines import Speaker, are_two, same_process
+from dsdoctor.diagnosis.marks import Event
+from dsdoctor.diagnosis.mentions import NAMED
+from dsdoctor.diagnosis.models import Hit, Line, Stage, Tier
+from dsdoctor.diagnosis.progress import FINITE, STEP
+from dsdoctor.diagnosis.scan import Scan
+from dsdoctor.diagnosis.timeline import LOSS, MESSAGE_LINES, NEAR_THE_END, Timeline
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where it began. ``failure``: the first own exception or crash; ``ended``: how the first process ended.
+
+    ``passed_over``: where there is none, the last own exception of the log, which its process seems to have survived; and one
+    whose process only seems to have gone on because nothing says which process wrote the steps behind it.
+    ``others``: the own exceptions that did not begin it, each with the reason.
+    """
+
+    failure: Failure | None = None
+    ended: Exit | None = None
+    passed_over: Failure | None = None
+    others: tuple[tuple[Failure, str], ...] = ()
+    where: str = ""
+    activity: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Story:
+    """A log that was read, and what began its trouble. ``causes``: all hits that may be the cause. ``off``: relations left out."""
+
+    read: Scan
+    origin: Origin = Origin()
+    causes: tuple[Hit, ...] = ()
+    off: frozenset[str] = frozenset()
+
+    @property
+    def timeline(self) -> Timeline:
+        """What became of each process."""
+        return self.read.timeline
+
+    def first(self, event: Event) -> Line | None:
+        """The first line that shows an event."""
+        return self.read.first.get(event)
+
+    def last(self, event: Event) -> Line | None:
+        """The last line that shows an event."""
+        return self.read.last.get(event)
+
+    def until(self, event: Event) -> int:
+        """The number of the last line that shows an event; 0 where none does."""
+        marked = self.read.last.get(event)
+        return marked.number if marked else 0
+
+
+P = ParamSpec("P")
+Related = Callable[Concatenate[Story, P], str]
+
+
+def relation(name: str) -> Callable[[Related[P]], Related[P]]:
+    """A relation under its name. Whoever asks a story without it hears that it does not hold."""
+
+    def named(test: Related[P]) -> Related[P]:
+        @wraps(test)
+        def asked(story: Story, /, *given: P.args, **more: P.kwargs) -> str:
+            return "" if name in story.off else test(story, *given, **more)
+
+        asked.__dict__["relation"] = name
+        return asked
+
+    return named
+
+
+# Whether a process, or the training, went on after a line. Steps of another process prove nothing of it, and words alone prove
+# nothing of a process whose traceback begins where a program does: that one has ended, unless a process that is known to be the
+# same dies again.
+
+
+JUST_BEHIND = 5
+"""So many lines behind a failure a program says at most that it goes on."""
+
+KNOWN_BY = 60
+"""By so many letters of its text a line is found again."""
+
+
+@relation("rooted")
+def ends_its_process(_: Story, failure: Failure) -> str:
+    """Nothing can have caught it."""
+    return "its traceback begins where the program does, so nothing caught it" if failure.rooted else ""
+
+
+@relation("says-so")
+def says_to_go_on(story: Story, line: int, speaker: Speaker | None) -> str:
+    """There are words of going on just behind a line. ``speaker``: who wrote it; None where that is not known."""
+    behind = ((at, one) for at, one in story.timeline.recoveries if line < at <= line + JUST_BEHIND)
+    said = next((at for at, one in behind if speaker is None or same_process(one, speaker)), 0)
+    return f"line {said} says that the program goes on without it" if said else ""
+
+
+def died_at(story: Story, line: int, speaker: Speaker | None) -> Failure | None:
+    """The failure of this line that ended its process."""
+    of_it = (one for one in story.timeline.failures if _is_of(line, speaker, one))
+    return next((one for one in of_it if ends_its_process(story, one)), None)
+
+
+def _is_of(line: int, speaker: Speaker | None, failure: Failure) -> bool:
+    """Whether a line stands in the traceback of a failure, or in its message."""
+    mine = speaker is None or line == failure.line or same_process(speaker, failure.speaker)
+    return mine and failure.since <= line <= failure.line + MESSAGE_LINES
+
+
+def is_recovered(story: Story, line: int, speaker: Speaker | None) -> str:
+    """A process said, just behind this line, that it goes on, and had not ended with it."""
+    said = says_to_go_on(story, line, speaker)
+    return said if said and died_at(story, line, speaker) is None else ""
+
+
+@relation("steps-between")
+def steps_between(_: Story, line: int, speaker: Speaker | None, later: Failure) -> str:
+    """Steps of the training stand between a line and a later failure."""
+    two = speaker is not None and are_two(speaker, later.speaker)
+    return f"steps of the training follow it before line {later.since}" if not two and line < later.went_on_from else ""
+
+
+@relation("dies-again")
+def dies_again(story: Story, died: Failure, later: Failure) -> str:
+    """The process that a traceback seems to have ended said that it goes on, and was ended by a later one."""
+    if not ends_its_process(story, later) or not same_process(died.speaker, later.speaker):
+        return ""
+    known = died.speaker.number is not None or len(story.timeline.ranks) <= 1
+    return says_to_go_on(story, died.line, died.speaker) if known else ""
+
+
+def left_behind(story: Story, line: int, speaker: Speaker | None, later: Failure) -> str:
+    """The program went on after a line until a failure."""
+    if line >= later.since:
+        return ""
+    if died := died_at(story, line, speaker):
+        return dies_again(story, died, later)
+    return steps_between(story, line, speaker, later) or is_recovered(story, line, speaker)
+
+
+@relation("trained-after")
+def trained_after(story: Story, line: Line) -> str:
+    """Steps or losses follow a line, among the last lines of the log."""
+    known = line.text[:KNOWN_BY].encode()
+    behind = islice(reversed(story.timeline.recent), max(0, story.read.last_line - line.number))
+    for age, raw in enumerate(behind):
+        if known in raw:
+            return ""
+        if _is_of_training(raw[-400:]):
+            return f"the training went on after it: line {story.read.last_line - age} is a step"
+    return ""
+
+
+@lru_cache(maxsize=1024)
+def _is_of_training(raw: bytes) -> bool:
+    """Whether a line has a step or a loss. The same last lines are asked for each exception of a log."""
+    return bool(STEP.search(raw) or FINITE.search(raw))
+
+
+@relation("borne")
+def borne(story: Story, failure: Failure) -> str:
+    """A process said of an exception that it goes on without it, and did, and none is known to have ended."""
+    if story.timeline.exits or not is_recovered(story, failure.line, failure.speaker):
+        return ""
+    return trained_after(story, Line(failure.line, failure.text))
+
+
+# Where a log ends well. An exit code alone proves little: behind a pipe it is that of the last program. It counts where the program
+# had said that it was done, or where the training went on after the last thing that went wrong.
+
+
+AT_EXIT = {6, 11}
+"""SIGABRT and SIGSEGV: what destructors and threads that still run make of an exit."""
+
+OF_A_TRAINING = re.compile(r"train_runtime|[Tt]rain|`max_")
+EXITS = re.compile(
+    rb"destroy_process_group\(\) was not called before program exit|End time of running main|Exception ignored in: <"
+    rb"|wandb: (?:Synced|Waiting for W&B process to finish)|wandb: .{0,20}View run "
+)
+"""What a process prints when its program has come to its end."""
+
+
+def well_until(story: Story, failed: int = 0) -> int:
+    """The last line that proves success, 0 if none does. ``failed``: the last line by which a process is known to have failed."""
+    well, zero = story.until(Event.ENDED_WELL), story.until(Event.EXITED_ZERO)
+    if zero <= well or failed > well:
+        return well
+    return zero if exited_with_zero(story, zero, well) else well
+
+
+@relation("exit-zero")
+def exited_with_zero(story: Story, zero: int, well: int) -> str:
+    """The exit code 0 is that of a program after whose last trouble the training went on, or that had said that it is done."""
+    trouble = _last_trouble(story)
+    if trouble is not None and trouble.number > zero:
+        return ""
+    own = max(story.read.last_exception, max((one.line for one in story.timeline.failures), default=0))
+    fine = trouble is None or (well and own <= well) or trained_after(story, trouble)
+    return f"line {zero} has exit code 0" if fine else ""
+
+
+def _last_trouble(story: Story) -> Line | None:
+    """The last exception or complaint."""
+    marked = [line for event in (Event.EXCEPTION, Event.COMPLAINED) if (line := story.last(event))]
+    failures = [Line(one.line, one.text) for one in story.timeline.failures]
+    return max([*marked, *failures], default=None, key=lambda line: line.number)
+
+
+def ended_before_its_exit(story: Story) -> Line | None:
+    """The words by which a training ended, where its process broke off only while it exited, and nothing had failed before."""
+    ended, well = story.origin.ended, story.last(Event.ENDED_WELL)
+    if ended is None or well is None or ended.signal not in AT_EXIT or not OF_A_TRAINING.search(well.text):
+        return None
+    own = [one for one in story.timeline.failures if one.own]
+    recent = story.timeline.recent
+    if own or story.timeline.first_watchdog or not 0 < ended.line - well.number < len(recent):
+        return None
+    last = story.read.last_line
+    between = islice(reversed(recent), last - ended.line, last - well.number + 1)
+    return well if any(EXITS.search(raw[:2000]) for raw in between) else None
+
+
+def stopped_at(story: Story) -> Line | None:
+    """Where the run was stopped from outside, unless it was started again and went on."""
+    for line in (story.first(Event.STOPPED), story.last(Event.STOPPED)):
+        if line and line.number > story.until(Event.ENDED_WELL) and not trained_after(story, line):
+            return line
+    return None
+
+
+def failed_at(story: Story) -> int:
+    """The last line that says that something failed, 0 if none does, or if it only stopped a run that was started again."""
+    marked, stopped = story.last(Event.FAILED), story.last(Event.STOPPED)
+    if suite := suite_failed(story):
+        return max(suite.number, marked.number if marked else 0)
+    if marked is None:
+        return 0
+    only_stopped = stopped is not None and stopped.number == marked.number and trained_after(story, stopped)
+    return 0 if only_stopped else marked.number
+
+
+def suite_failed(story: Story) -> Line | None:
+    """The summary of a suite whose tests failed, where the log ends with it and no training is in the log.
+
+    Who trains by running code prints such summaries all the time.
+    """
+    marked = story.last(Event.SUITE_FAILED)
+    if marked is None or story.read.last_line - marked.number > NEAR_THE_END:
+        return None
+    trains = any(STEP.search(raw[-400:]) or LOSS.search(raw[-400:]) for raw in story.timeline.recent)
+    return None if trains or story.timeline.step is not None else marked
+
+
+# A failure, and those after it -> why it did not begin the trouble.
+
+
+CUT = 60
+"""So many letters of a message that a terminal cut are enough to know it by."""
+
+COMPARED = 64
+"""So many of the first, and of the last, failures of a log are compared with each other."""
+
+KILLED_TOGETHER = re.compile(r"srun: error: \S{1,80}: tasks [\d,-]{1,80}: Killed$")
+"""How srun says that several tasks were killed at once."""
+
+
+def passed_over(story: Story, failure: Failure, own: list[Failure], ended: Exit | None) -> str:
+    """The program went on after a failure, until a later one, or until another process ended first."""
+    later = [other for other in own if other.line > failure.line and not alike(other, failure)]
+    for other in later:
+        if because := left_behind(story, failure.line, failure.speaker, other):
+            return because
+    if ends_its_process(story, failure) or failure.native:
+        return ""
+    return ended_by_another(story, failure, later) or another_rank_first(story, failure, ended)
+
+
+@relation("ended-by-another")
+def ended_by_another(story: Story, failure: Failure, later: list[Failure]) -> str:
+    """A later exception ended the same process, so this one was caught."""
+    ends = (one for one in later if ends_its_process(story, one) and same_process(one.speaker, failure.speaker))
+    end = next(ends, None)
+    return f"it was caught: line {end.line} ended the same process" if end else ""
+
+
+@relation("another-rank-first")
+def another_rank_first(story: Story, failure: Failure, ended: Exit | None) -> str:
+    """torchrun names another rank as the first one that failed, and the training went on until then."""
+    if ended is None or not ended.root or failure.speaker.rank in {None, ended.rank}:
+        return ""
+    went_on = is_recovered(story, failure.line, failure.speaker) or failure.line < story.timeline.went_on_to_exit
+    return f"torchrun names rank {ended.rank} as the first that failed" if went_on else ""
+
+
+@relation("cleared-up-by-srun")
+def is_cleared_up(_: Story, ended: Exit, exits: list[Exit]) -> str:
+    """srun killed all the tasks that were left, after one of them had ended by itself."""
+    first = next((one for one in exits if one.line < ended.line and not one.signal), None)
+    return f"srun killed the other tasks after line {first.line}" if first and KILLED_TOGETHER.match(ended.text) else ""
+
+
+def alike(one: Failure, other: Failure) -> bool:
+    """Whether two processes failed with the same words, but for numbers; a terminal may have cut one of them."""
+    short, long = sorted((_words(one.text), _words(other.text)), key=len)
+    return long == short or (len(short) >= CUT and long.startswith(short))
+
+
+@lru_cache(maxsize=4 * COMPARED)
+def _words(text: str) -> str:
+    return re.sub(r"\d+|0x[0-9a-f]+", "", text)[:100]
+
+
+MESSAGE = 60
+"""Over how many lines the message of an exception may go on."""
+
+
+def belongs(hit: Hit, failure: Failure) -> bool:
+    """Whether a line that a rule knows is a part of a process's last words."""
+    return failure.since <= hit.line <= failure.line + MESSAGE and (
+        same_process(hit.speaker, failure.speaker) or hit.line == failure.line
+    )
+
+
+# A line that a rule knows -> why it is not the cause: what only follows, was survived, came later or is only said is none.
+
+
+SIGABRT = 6
+WAITING = {
+    "nccl-collective-timeout",
+    "nccl-network-interface",
+    "rendezvous-incomplete",
+    "hccl-timeout",
+    "ray-worker-died",
+}
+"""Rules of what the other ranks print when a rank has ended."""
+
+PERSISTING = {"op-silently-skipped", "fp16-loss-scale-floor"}
+"""Rules of what stays true although the training goes on."""
+
+ENDS = {"job-time-limit", "job-preempted", "pod-evicted"}
+"""Rules of a scheduler that ends a whole job."""
+
+SOON = 200
+"""Within so many lines after a scheduler's end its processes say what became of them."""
+
+OF_A_SIGNAL = re.compile(r"[Ss]ignal|SIG[A-Z]{3,6}|KeyboardInterrupt|[Tt]erminat|[Pp]reempt|[Cc]ancel|[Tt]ime ?limit")
+"""Words of an exception by which a script itself answers a signal of its scheduler."""
+
+OUT_OF_DATE = re.compile(r"certificate (?:is not yet valid|has expired)")
+SAYS_ANOTHER_IS_GONE = re.compile(
+    f"{FOLLOWS.pattern}|Worker exit type: |actor is dead because|unhandled system error|connectFullMesh|gloo/transport"
+    "|ncclSystemError"
+)
+OF_NPUS = re.compile(r"[Hh]ccl|NPU function error|InnerRunOpApi|[Aa]clrt|npuSynchronize|ACL stream")
+"""An exception of the runtime of NPUs, below which it says itself that it waited."""
+
+A_FAILURE = re.compile(
+    r"rror\b|ERROR|Exception|[Ff]ail|FAIL|[Cc]ould not|[Cc]annot|[Kk]illed|No such|not found|refused|fatal"
+)
+"""Words of a wording by which a program says that it fails. Others are told by loggers in the first place."""
+
+COMPLAINT = re.compile(r"rror\b|ERROR|Exception|[Ff]ailed|FAILED|could not")
+BUILDS = re.compile(r"op_builder|setup\.py|cpp_extension|torch/utils/_triton|setuptools|subprocess\.py")
+"""Files through which a program comes that compiles something."""
+
+A_LIBRARY = re.compile(
+    r"\.so\b|[Cc]ompil|[Bb]uil[dt]|[Ee]xtension|ninja|nvcc|ds_\w|[Kk]ernel|\bops?\b|CUDA|[Tt]riton|module named|import"
+)
+"""Words of an exception that may come of a failed build."""
+
+BUILDING = {Stage.COMPILE, Stage.LINK, Stage.JIT, Stage.LOAD}
+A_BUILD = re.compile(r"\b[Ee]xtension\b|[Bb]uil[dt]\b|[Cc]ompiled?\b|\.so\b")
+"""Words of an exception about what a build was to make."""
+
+
+@relation("clears-up")
+def clears_up(story: Story, hit: Hit) -> str:
+    """A job or a step was cancelled only because one of its ranks had ended badly before.
+
+    That a step was cancelled is what Slurm prints behind every rank that fails. A reason (a time limit, a preemption) is the
+    cause, unless a rank had failed before it and the rest of the job waited for it until then.
+    """
+    if hit.rule.id not in {"job-time-limit", "job-preempted"}:
+        return ""
+    plain, failure = hit.tier is Tier.GENERIC, story.origin.failure
+    by_itself = (one for one in story.timeline.exits if one.line < hit.line and one.signal not in FROM_OUTSIDE)
+    if before := next((one for one in by_itself if plain or not one.signal), None):
+        return f"a process had ended by itself before: line {before.line}"
+    if failure is None or failure.line >= hit.line or (OF_A_SIGNAL.search(failure.text) and not plain):
+        return ""
+    ended = ends_its_process(story, failure) or failure.native
+    ended = ended or (plain and not trained_after(story, Line(failure.line, failure.text)))
+    return f"a process had failed before: line {failure.line}" if ended else ""
+
+
+@relation("after-the-end")
+def comes_after_its_end(story: Story, hit: Hit) -> str:
+    """The scheduler had ended the job just before a line that says little by itself: a killed worker, a lost rank."""
+    if hit.tier is not Tier.GENERIC or hit.rule.id in ENDS:
+        return ""
+    ends = (one for one in story.causes if one.rule.id in ENDS and 0 < hit.line - one.line <= SOON and not one.aside)
+    end = next(ends, None)
+    return f"the scheduler had ended the job before: line {end.line}" if end else ""
+
+
+@relation("how-it-ended")
+def is_how_it_ended(story: Story, hit: Hit) -> str:
+    """The line of a launcher that says how a process ended, whose own exception is known."""
+    failure = story.origin.failure
+    known = failure is not None and hit.tier is Tier.GENERIC and not (failure and _is_its_own(story, hit, failure))
+    if known and failure and any(one.line == hit.line for one in story.timeline.exits):
+        return f"it only says how a process ended; line {failure.line} is an exception"
+    return ""
+
+
+@relation("another-is-gone")
+def follows_another(story: Story, hit: Hit) -> str:
+    """A line is only what a process prints when another one has ended."""
+    failure, ended = story.origin.failure, story.origin.ended
+    if failure and _is_its_own(story, hit, failure):
+        return ""
+    if any(one.line == hit.line for one in story.timeline.exits):
+        return ""
+    if hit.rule.id not in WAITING or hit.tier is not Tier.GENERIC or not _says_another_is_gone(story, hit):
+        return ""
+    if failure:
+        return f"it only says that another process is gone or does not come; line {failure.line} is an own exception"
+    if Event.GPU_FAULT in story.read.first or (LOST.search(hit.text) and _ended_before(story, hit)):
+        return "it only says that another process is gone, and something else had failed before"
+    if not ended or ended.line == hit.line:
+        return ""
+    told = f"it only says that another process is gone; line {ended.line} says how that one ended"
+    if ended.signal:
+        first = ended.root or ended.signal not in FROM_OUTSIDE
+        return told if first and not gave_up(story, ended) else ""
+    waited = [one for one in story.timeline.failures if one.follows]
+    silent = ended.root and waited and all(one.speaker.rank not in {ended.rank, None} for one in waited)
+    return told if silent else ""
+
+
+def _says_another_is_gone(story: Story, hit: Hit) -> bool:
+    failure = story.origin.failure
+    if SAYS_ANOTHER_IS_GONE.search(hit.text) or hit.rule.id == "nccl-collective-timeout":
+        return True
+    return hit.rule.id == "hccl-timeout" and not (failure and OF_NPUS.search(failure.text))
+
+
+def _is_its_own(story: Story, hit: Hit, failure: Failure) -> bool:
+    """Whether a line is a part of the last words of the process that failed first, and says more than that another is gone."""
+    return belongs(hit, failure) and (hit.line == failure.line or not _says_another_is_gone(story, hit))
+
+
+def _ended_before(story: Story, hit: Hit) -> bool:
+    """Whether the run had been stopped, or a build had failed, before a process said that another one is gone."""
+    stopped = stopped_at(story)
+    if stopped and stopped.number < hit.line:
+        return True
+    return any(other.tier is Tier.ECHO for other in story.read.hits.values())
+
+
+@relation("gave-up")
+def gave_up(story: Story, ended: Exit) -> str:
+    """The process that broke off had waited in vain before: a watchdog ends its process by SIGABRT."""
+    if ended.signal != SIGABRT:
+        return ""
+    if 0 < story.timeline.first_watchdog < ended.line:
+        # why: a launcher ends all ranks soon after one broke off by itself, long before a watchdog gives up
+        return f"a watchdog had given up before: line {story.timeline.first_watchdog}"
+    waiting = [one for one in story.timeline.failures if one.follows and not LOST.search(one.text)]
+    known = (one for one in waiting if one.speaker.number in {ended.number, None} or ended.number is None)
+    waited = next(known, None)
+    return f"it had waited in vain: line {waited.line}" if waited else ""
+
+
+def survived(story: Story, hit: Hit) -> str:
+    """The training went on after an error."""
+    if hit.signature.persists or hit.rule.id in PERSISTING:
+        return ""
+    latest = Line(max(hit.line, hit.latest), hit.text)
+    return (
+        trusted_later(story, latest)
+        or survived_by_its_process(story, hit, latest)
+        or survived_by_the_training(story, hit, latest)
+    )
+
+
+@relation("trusted-later")
+def trusted_later(story: Story, latest: Line) -> str:
+    """A server's certificate was out of date, and the training did not need that server."""
+    return trained_after(story, latest) if OUT_OF_DATE.search(latest.text) else ""
+
+
+@relation("survived-by-its-process")
+def survived_by_its_process(story: Story, hit: Hit, latest: Line) -> str:
+    """It stands in an exception after which its process went on."""
+    known = [*story.timeline.survived, *(one for one in story.timeline.failures if borne(story, one))]
+    of_it = any(belongs(hit, one) and latest.number <= one.line + MESSAGE_LINES for one in known)
+    return "its process took further steps after it" if of_it else ""
+
+
+@relation("survived-by-the-training")
+def survived_by_the_training(story: Story, hit: Hit, latest: Line) -> str:
+    """Steps follow it up to the first thing that ended a process, or up to the end."""
+    timeline = story.timeline
+    if latest.number >= timeline.went_on_until:
+        return ""
+    well = not timeline.exits and not timeline.failures
+    if COMPLAINT.search(hit.text) or well or is_recovered(story, latest.number, hit.speaker):
+        return f"the training went on after it until line {timeline.went_on_until}"
+    return ""
+
+
+@relation("another-failed-first")
+def is_later(story: Story, hit: Hit) -> str:
+    """Another process says it after the first one had failed."""
+    failure = story.origin.failure
+    if not failure or hit.line <= failure.line or (hit.tier < Tier.NAMED and is_of_a_build(failure)):
+        return ""
+    one, other = hit.speaker.number, failure.speaker.number
+    later = one is not None and other is not None and one != other
+    return f"rank {other} had failed before: line {failure.line}" if later else ""
+
+
+@relation("of-something-before")
+def is_of_something_before(story: Story, hit: Hit) -> str:
+    """The program had gone on after the lines of a rule, until an exception of its own ended it."""
+    stays = hit.signature.persists or (hit.rule.id in PERSISTING and not EXCEPTION_LINE.match(hit.sample))
+    if stays or (hit.rule.stage in BUILDING and _is_about_what_was_built(story.origin.failure)):
+        return ""
+    line = Line(max(hit.line, hit.latest), hit.text)
+    return line_is_of_before(story, line, hit.speaker, names_one=bool(EXCEPTION_LINE.match(hit.sample)))
+
+
+def line_is_of_before(story: Story, line: Line, speaker: Speaker, *, names_one: bool = False) -> str:
+    """A line that may be a cause is of something before the failure that began it, and none of it.
+
+    ``names_one``: what it is known by is an exception's line.
+    """
+    failure, ended = story.origin.failure, story.origin.ended
+    if failure is None or failure.native:
+        return ""
+    if because := left_behind(story, line.number, speaker, failure):
+        return because
+    first = ended is not None and ended.root and ended.rank == failure.speaker.rank
+    if first and are_two(speaker, failure.speaker) and line.number < min(failure.since, story.timeline.went_on_to_exit):
+        return f"the training went on after it until rank {failure.speaker.rank} failed"
+    if line.number >= failure.since or not _only_happened(failure):
+        return ""
+    is_one = any(one.line == line.number for one in story.timeline.failures)
+    if (is_one or not (names_one and NAMED.search(line.text))) and not failure.frames[-1].own:
+        return ""
+    if same_process(speaker, failure.speaker):
+        return f"line {failure.line} ended the same process" if ends_its_process(story, failure) else ""
+    return (
+        f"torchrun names rank {failure.speaker.rank} as the first that failed"
+        if first and speaker.number is not None
+        else ""
+    )
+
+
+def _is_about_what_was_built(failure: Failure | None) -> bool:
+    """Whether an exception speaks of what a build had to make: that steps went on without it does not make it be there."""
+    return failure is not None and bool(failure.frames) and bool(A_BUILD.search(failure.text))
+
+
+def _only_happened(failure: Failure) -> bool:
+    """Whether nobody raised an exception on purpose, perhaps for something above it, and nothing was being built."""
+    if not failure.frames or failure.native or is_of_a_build(failure):
+        return False
+    last = failure.frames[-1]
+    return not (last.own and last.source.startswith("raise "))
+
+
+def is_of_a_build(failure: Failure) -> bool:
+    """Whether what failed may be about something that was compiled or loaded; what has no frames may always be."""
+    if not failure.frames or failure.native or A_LIBRARY.search(failure.text):
+        return True
+    return any(BUILDS.search(frame.path) for frame in failure.frames)
+
+
+@relation("only-said")
+def is_only_said(story: Story, hit: Hit) -> str:
+    """A line only mentions what a process might fail of, and one failed of something else, or a training runs."""
+    if not hit.aside:
+        return ""
+    failure, ended = story.origin.failure, story.origin.ended
+    told = "it is a warning or a quotation, and no failure"
+    if failure:
+        # why: a message may have several lines, and quote another error
+        mine = same_process(hit.speaker, failure.speaker)
+        last = failure.line + (0 if hit.said or not mine else MESSAGE_LINES)
+        return "" if failure.line <= hit.line <= last else told
+    if ended is None:
+        return told if story.timeline.step is not None and A_FAILURE.search(hit.sample) else ""
+    return told if ended.signal is not None else ""
+
+
+def standing(story: Story) -> tuple[list[Hit], list[tuple[Hit, str]]]:
+    """The hits that may be the cause; and those that only follow, were survived, or are of a later failure, with the reason."""
+    origin, causes = story.origin, story.causes
+    own = [failure for failure in story.timeline.failures if failure.own]
+    same = [failure for failure in own if origin.failure and alike(failure, origin.failure)]
+    told = {hit.rule.id for hit in story.read.hits.values() for failure in same if belongs(hit, failure)}
+    recovered = origin.failure is not None and is_recovered(story, origin.failure.line, origin.failure.speaker)
+    kept = (set() if recovered else told).union(*(hit.rule.explained_by for hit in causes))
+
+    def because(hit: Hit) -> Iterator[str]:
+        yield clears_up(story, hit)
+        yield is_how_it_ended(story, hit)
+        yield follows_another(story, hit)
+        yield comes_after_its_end(story, hit)
+        yield survived(story, hit)
+        if not told:
+            yield is_later(story, hit)
+        yield is_only_said(story, hit)
+        if hit.rule.id not in kept:
+            yield is_of_something_before(story, hit)
+
+    reasons = {id(hit): next((reason for reason in because(hit) if reason), "") for hit in causes}
+    return [hit for hit in causes if not reasons[id(hit)]], [
+        (hit, reasons[id(hit)]) for hit in causes if reasons[id(hit)]
+    ]
+
+
+RELATIONS = (
+    ends_its_process,
+    says_to_go_on,
+    steps_between,
+    dies_again,
+    trained_after,
+    borne,
+    exited_with_zero,
+    ended_by_another,
+    another_rank_first,
+    is_cleared_up,
+    clears_up,
+    comes_after_its_end,
+    is_how_it_ended,
+    follows_another,
+    gave_up,
+    trusted_later,
+    survived_by_its_process,
+    survived_by_the_training,
+    is_later,
+    is_of_something_before,
+    is_only_said,
+)
+"""All of them, for the table of what each one changes."""
