@@ -179,6 +179,13 @@ def all_paths(watched: Watched) -> None:
     look()
     group.append(None)
     look()
+    # the thread that made the groups has ended
+    maker, made = threading.Thread(target=bool), watched.sampler._maker
+    maker.start()
+    maker.join()
+    watched.sampler._maker = maker.ident
+    look()
+    watched.sampler._maker = made
     sys.last_value = Loud()
 
 
