@@ -14,6 +14,11 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 def main() -> None:
     """Entry point of ``python -m dsdoctor`` and of the ``dsdoctor`` script."""
+    if sys.argv[1:2] == ["run"]:
+        # the script gets this process as it is: its signals, its streams, whatever is closed
+        from dsdoctor.cli.run import become_script
+
+        become_script(sys.argv[2:])
     _open_closed()
     # until the command begins a signal waits: nothing has been done, and nobody could say so
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)

@@ -117,8 +117,11 @@ COMMANDS = {
 MOVED = {"push": "install WHEEL --hostfile FILE", "trace headroom": "trace show --headroom DTYPE"}
 """Commands of an earlier release, and what does their work now."""
 
+RUN = "dsdoctor.cli.run:run_command"
+"""Its words are a script's, and so is all that it prints: no entry above, no document, and its help is its own."""
+
 GROUPS = {
-    "Something is wrong": ("check", "diagnose", "comm", "hang", "trace", "explain"),
+    "Something is wrong": ("check", "diagnose", "run", "comm", "hang", "trace", "explain"),
     "Before a run": ("config", "memory", "checkpoint"),
     "Build and install": ("install", "plan", "build-wheel", "prebuild", "env", "toolkit", "cache"),
     "Wheels for many machines": ("verify", "pick", "index"),
@@ -167,6 +170,7 @@ def make_app(only: str = "") -> App:
                 more["help"] = summary(command.place)
             app.command(command.place, name=name, group=groups.get(name), **more)
     if not only:
+        app.command(RUN, name="run", group=groups["run"], help=summary(RUN), help_flags=[], version_flags=[])
         app.command(install_completion_command, name="--install-completion", version_flags=[])
     return app
 

@@ -45,6 +45,7 @@ levels:
   off       no watch; only failures are explained
 
 the same under every launcher: dsdoctor.run stands before the script, the options for dsdoctor before the script's name:
+  dsdoctor run train.py --epochs 3
   python -m dsdoctor.run train.py --epochs 3
   deepspeed --num_gpus 8 --module dsdoctor.run --overflow frames train.py --deepspeed ds_config.json
   torchrun --nproc_per_node 8 -m dsdoctor.run train.py
@@ -336,14 +337,28 @@ def run(argv: Sequence[str], *, python: Sequence[str], watch: str = WATCH) -> No
     os.execve(sys.executable, [*python, *call.script], with_given_locale(environment))  # noqa: S606 - no process is started: it becomes this
 
 
-def main() -> NoReturn:
-    """Entry point of ``python -m dsdoctor.run``."""
+def as_module(original: Sequence[str], arguments: int) -> list[str]:
+    """The command line of ``dsdoctor run`` with so many arguments -> that of ``python -m dsdoctor.run``, which is the same.
+
+    >>> as_module(["python", "-u", "/usr/bin/dsdoctor", "run", "train.py", "3"], 2)
+    ['python', '-u', '-m', 'dsdoctor.run', 'train.py', '3']
+    >>> as_module(["python", "-um", "dsdoctor", "run", "train.py"], 1)
+    ['python', '-um', 'dsdoctor.run', 'train.py']
+    """
+    *python, program = original[: len(original) - arguments - 1]
+    by_module = re.fullmatch("-[A-Za-z]*m", python[-1]) and program == "dsdoctor"
+    words = [f"{program}.run"] if by_module or re.fullmatch("-[A-Za-z]*mdsdoctor", program) else ["-m", "dsdoctor.run"]
+    return [*python, *words, *original[len(original) - arguments :]]
+
+
+def start(argv: Sequence[str], original: Sequence[str]) -> NoReturn:
+    """Become the script, or end with what is wrong with the command. ``original``: all words of it, the interpreter's first."""
     try:
         if sys.flags.no_site or (sys.flags.isolated and not hasattr(sys.flags, "safe_path")):
             option = "-S keeps" if sys.flags.no_site else "-I before Python 3.11 keeps"
             raise UsageError(f"Python's {option} dsdoctor out", hint="leave the option out")
-        python = interpreter(sys.orig_argv, len(sys.argv) - 1)
-        run(sys.argv[1:], python=in_environment(python) if sys.flags.ignore_environment else python)
+        python = interpreter(original, len(argv))
+        run(argv, python=in_environment(python) if sys.flags.ignore_environment else python)
     except UsageError as error:
         sys.exit(_print_error(error))
 
@@ -352,6 +367,11 @@ def _print_error(error: UsageError) -> int:
     lines = [f"✗ {error.message}", *([f"    Fix: {error.hint}"] if error.hint else [])]
     print(*lines, sep="\n", file=sys.stderr)
     return error.exit_code
+
+
+def main() -> NoReturn:
+    """Entry point of ``python -m dsdoctor.run``."""
+    start(sys.argv[1:], sys.orig_argv)
 
 
 if __name__ == "__main__":

@@ -107,8 +107,27 @@ def test_a_script_runs_as_without_us(folder: Path, flags: tuple[str, ...], m: st
     rest = [*filter(None, [m]), script, "--overflow", "frames", "--", "-m", "x"]
     plain = started([sys.executable, *flags, *rest])
     with_us = started([sys.executable, *flags, "-m", "dsdoctor.run", "--overflow", "off", *rest])
+    as_command = started([sys.executable, *flags, "-m", "dsdoctor", "run", "--overflow", "off", *rest])
 
-    assert ended(with_us) == ended(plain)
+    assert ended(with_us) == ended(plain) == ended(as_command)
+
+
+@pytest.mark.slow
+def test_the_command_gives_the_script_its_process_as_it_was(folder: Path) -> None:
+    """Closed streams stay closed, and no signal is blocked or handled; --help is that of the watch."""
+    (folder / "train.py").write_text(
+        "import os, signal\nassert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()\n"
+        "print(signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM), os.path.exists('/proc/self/fd/0'))\n"
+    )
+    script = str(Path(sysconfig.get_path("scripts"), "dsdoctor"))
+    closed = ["bash", "-c", 'exec "$@" <&-', "-"]
+    plain = started([*closed, sys.executable, "train.py"])
+    with_us = started([*closed, script, "run", "--overflow", "off", "--hang", "off", "train.py"])
+    help_of_run = ended(started([script, "run", "--help"]))
+
+    assert ended(with_us)[:2] == ended(plain)[:2]
+    assert (help_of_run[0], "--on-overflow" in help_of_run[1]) == (0, True)
+    assert ended(started([script, "run", "absent.py"]))[0] == 2
 
 
 @pytest.mark.slow
