@@ -6,7 +6,7 @@ function __fish_dsdoctor_using_command
     set -l cmd (commandline -opc)
     set -l subcommands
     set -l options_with_values '--accelerate --accelerator --arch --backend --batch --batch-a --batch-b --config --cpu --cuda --deadline --dtype --exclude --fix --for --gpus --headroom --hf --host-memory --hostfile --html --include --index --index-url --jobs --largest-file --last --load --local-rank --local-version --local_rank --machine --margin --max-size --merge --merge-dtype --model --module --node --nproc --older-than --op --ops --out --parallel --phase --pid --pipeline --port --python --rank --rank-a --rank-b --ranks-here --read --sequence --shell --source --ssh-option --stage --tag --target --tensor-parallel --timeout --title --tolerance --toolkit --torch --torch-index --universal --world -o -p'
-    set -l all_commands 'build-wheel cache check checkpoint comm compare config diagnose env explain hang index install look ls memory merge pick plan plot prebuild prune record run show toolkit trace verify'
+    set -l all_commands 'build-wheel cache check checkpoint comm compare config diagnose env explain hang index install look ls mcp memory merge pick plan plot prebuild prune record run show toolkit trace verify'
     set -l skip_next 0
     # Extract command words (only real subcommand names) from command line
     set -e cmd[1]
@@ -80,6 +80,7 @@ function __fish_dsdoctor_complete
 end
 
 # Root-level commands
+complete -c dsdoctor -n __fish_use_subcommand -a 'mcp' -d 'Serve diagnose, check, config, memory, checkpoint, hang and explain to an agent…'
 complete -c dsdoctor -n __fish_use_subcommand -a 'config' -d 'Check what DeepSpeed does with a configuration before a run: keys that it ignor…'
 complete -c dsdoctor -n __fish_use_subcommand -a 'checkpoint' -d 'Inspect a checkpoint: what it contains, whether it is complete, and whether a p…'
 complete -c dsdoctor -n __fish_use_subcommand -a 'memory' -d 'Estimate the memory that each rank of a training needs, before it starts, and s…'
@@ -352,6 +353,11 @@ complete -c dsdoctor -n '__fish_dsdoctor_using_command look' -l version -d 'Disp
 complete -c dsdoctor -n '__fish_dsdoctor_using_command look' -l python -r -d 'Python of the target environment. Default: this one.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command look' -l machine -r -F -d 'The machine in this snapshot (dsdoctor record) instead of this one.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command look' -l json -d 'Print one JSON document, and nothing else, on stdout.'
+
+# Options for: mcp
+complete -c dsdoctor -n '__fish_dsdoctor_using_command mcp' -s h -d 'Display this message and exit.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command mcp' -l help -d 'Display this message and exit.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command mcp' -l version -d 'Display application version.'
 
 # Options for: memory
 complete -c dsdoctor -n '__fish_dsdoctor_using_command memory' -s h -d 'Display this message and exit.'

@@ -191,7 +191,7 @@ ASKED_BY = {
     "lint": r"^ci = (\[.*\])$",
     "package": r"^requires = (\[.*\])$",
     "package-trial": r"^dependencies = (\[[^\]]*\])$",
-    "check": r"^test = (\[(?:[^\]]|\[json-validation\]|\[plot,hang\])*\])$",
+    "check": r"^test = (\[(?:[^\]]|\[json-validation\]|\[plot,hang,mcp\])*\])$",
 }
 
 

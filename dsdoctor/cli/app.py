@@ -117,8 +117,8 @@ COMMANDS = {
 MOVED = {"push": "install WHEEL --hostfile FILE", "trace headroom": "trace show --headroom DTYPE"}
 """Commands of an earlier release, and what does their work now."""
 
-RUN = "dsdoctor.cli.run:run_command"
-"""Its words are a script's, and so is all that it prints: no entry above, no document, and its help is its own."""
+WITHOUT_DOCUMENT = {"run": "dsdoctor.cli.run:run_command", "mcp": "dsdoctor.cli.mcp:mcp_command"}
+"""Commands without --json: what stands on stdout is a script's, or a protocol's."""
 
 GROUPS = {
     "Something is wrong": ("check", "diagnose", "run", "comm", "hang", "trace", "explain"),
@@ -126,6 +126,7 @@ GROUPS = {
     "Build and install": ("install", "plan", "build-wheel", "prebuild", "env", "toolkit", "cache"),
     "Wheels for many machines": ("verify", "pick", "index"),
     "Machines": ("look", "record", "compare"),
+    "Agents and editors": ("mcp",),
 }
 """The commands by what one is about to do."""
 
@@ -170,7 +171,10 @@ def make_app(only: str = "") -> App:
                 more["help"] = summary(command.place)
             app.command(command.place, name=name, group=groups.get(name), **more)
     if not only:
-        app.command(RUN, name="run", group=groups["run"], help=summary(RUN), help_flags=[], version_flags=[])
+        for name, place in WITHOUT_DOCUMENT.items():
+            # what --help shows is the script's own, or that of the watch
+            flags = [] if name == "run" else ["-h", "--help"]
+            app.command(place, name=name, group=groups[name], help=summary(place), help_flags=flags, version_flags=[])
         app.command(install_completion_command, name="--install-completion", version_flags=[])
     return app
 
