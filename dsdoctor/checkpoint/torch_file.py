@@ -245,7 +245,9 @@ def _storage_problem(entries: Mapping[str, Entry], storages: tuple[Storage, ...]
         entry = entries.get(f"data/{storage.key}")
         if entry is None:
             return f"data/{storage.key}, the values of a tensor, is missing in its zip"
-        wanted = storage.count * ITEM_SIZES.get(storage.dtype, 0)
-        if wanted and entry.size != wanted:
+        if storage.dtype not in ITEM_SIZES:
+            continue
+        wanted = storage.count * ITEM_SIZES[storage.dtype]
+        if entry.size != wanted:
             return f"data/{storage.key} has {entry.size:,} bytes, and its tensor {wanted:,}"
     return ""

@@ -1,6 +1,8 @@
 """Shared objects made here by the machine's gcc, and a wheel of the wrong kind."""
 
+import struct
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -61,6 +63,31 @@ def test_a_damaged_shared_object_is_read_to_an_end(library: Path, place: int, no
     damaged.write_bytes(data)
 
     assert isinstance(read_elf(damaged), ElfInfo)
+
+
+def endless_names(length: int, sections: int) -> bytes:
+    """A shared object whose every section, and every version that it needs, has the one name of so many letters."""
+    names = b"\0" + b"n" * length + b"\0"
+    versions = struct.pack("<HHIII", 1, 900, 1, 16, 0) + struct.pack("<IHHII", 0, 0, 0, 1, 16) * 900
+    places = [64, 64 + len(names), 64 + len(names) + len(versions)]
+    header = struct.pack("<HHIQQQIHHHHHH", 3, 62, 1, 0, 0, places[2], 0, 64, 56, 0, 64, sections, 1)
+    table = [
+        bytes(64),
+        struct.pack("<IIQQQQIIQQ", 1, 3, 0, 0, places[0], len(names), 0, 0, 1, 0),
+        struct.pack("<IIQQQQIIQQ", 1, 0x6FFFFFFE, 0, 0, places[1], len(versions), 1, 1, 1, 0),
+        *[struct.pack("<IIQQQQIIQQ", 1, 1, 0, 0, 0, 0, 0, 0, 1, 0)] * (sections - 3),
+    ]
+    return b"\x7fELF\2\1\1" + bytes(9) + header + names + versions + b"".join(table)
+
+
+@pytest.mark.parametrize(("length", "sm_arch"), [(100, ()), (8_000_000, None)])
+def test_a_name_without_an_end_ends_the_reading(length: int, sm_arch: tuple[str, ...] | None, tmp_path: Path) -> None:
+    path = tmp_path / "x.so"
+    path.write_bytes(endless_names(length, 500))
+    began = time.process_time()
+
+    assert read_elf(path).sm_arch == sm_arch
+    assert time.process_time() - began < 5
 
 
 def fatbin(*entries: tuple[int, int]) -> bytes:

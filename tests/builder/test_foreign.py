@@ -76,7 +76,6 @@ def test_commands_that_entry_points_would_make_count_too() -> None:
     ("text", "named"),
     [
         ("[torch.backends]\nx = deepspeed.evil:run", "[torch.backends] x = deepspeed.evil:run"),
-        ("[torch.backends] x\nds=deepspeed.evil:run", "[torch.backends] x] ds = deepspeed.evil:run"),
         ("[pytest11]\r\nx=deepspeed.evil", "[pytest11] x = deepspeed.evil"),
         ("[distutils.commands]\nbuild=deepspeed.evil:run", "[distutils.commands] build = deepspeed.evil:run"),
         ("[setuptools.finalize_distribution_options]\nx=d:y", "[setuptools.finalize_distribution_options] x = d:y"),
@@ -98,6 +97,21 @@ def test_an_entry_point_that_no_release_has_is_named(text: str, named: str) -> N
     assert foreign_files(HEALTHY, "0.19.8", f"{text}\n{own}") == (f"entry point {named}",)
     assert foreign_installed(INSTALLED, "0.19.8", f"{text}\n{own}") == (f"entry point {named}",)
     assert foreign_installed(INSTALLED, "0.19.8", own) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (
+            "[torch.backends] x\nds=deepspeed.evil:run",
+            ("[torch.backends] x] ds = deepspeed.evil:run", "[torch.backends] x, which is none"),
+        ),
+        ("[console_scripts\nds_top=deepspeed.top:main", ("[console_scripts, which is none",)),
+    ],
+)
+def test_a_group_that_is_not_closed_is_named(text: str, named: tuple[str, ...]) -> None:
+    """importlib.metadata fails by it, and with it every import of torch."""
+    assert foreign_files(HEALTHY, "0.19.8", text) == tuple(sorted(f"entry point {each}" for each in named))
 
 
 INSTALLED = (

@@ -1,4 +1,4 @@
-"""A tensor that reaches beyond its storage: torch refuses it, and so is it said."""
+"""A tensor whose storage is too small or too large for it: torch refuses it, and so is it said."""
 
 import io
 import re
@@ -42,5 +42,19 @@ def test_a_tensor_that_reaches_beyond_its_storage_is_a_damage(
 
     assert (whole.problem, whole.unknown) == ("", "")
     assert "reaches beyond its values" in read_archive(broken, {}).problem
+    with pytest.raises(RuntimeError):
+        torch.load(broken)
+
+
+@pytest.mark.parametrize("count", [0, 1, 4])
+def test_a_storage_of_another_size_than_its_record_is_a_damage(count: int, tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole.pt", tmp_path / "broken.pt"
+    torch.save(torch.ones(count, dtype=torch.uint8), whole)
+    with zipfile.ZipFile(whole) as old, zipfile.ZipFile(broken, "w", zipfile.ZIP_STORED) as new:
+        for entry in old.infolist():
+            new.writestr(entry.filename, old.read(entry) + b"xx" * entry.filename.endswith("/data/0"))
+
+    assert read_archive(whole, {}).problem == ""
+    assert read_archive(broken, {}).problem == f"data/0 has {count + 2} bytes, and its tensor {count}"
     with pytest.raises(RuntimeError):
         torch.load(broken)

@@ -154,8 +154,10 @@ def _foreign_entry_points(text: str | None) -> Iterator[str]:
     for line in map(str.strip, (text or "").splitlines()):
         name, equals, target = map(str.strip, line.partition("="))
         if line.startswith("["):
-            # older Pythons open a group also where something follows the bracket
+            # older Pythons open a group also where something follows the bracket; newer ones fail by it
             group = line[1:].removesuffix("]").strip()
+            if not line.endswith("]"):
+                yield f"entry point {line}, which is none"
         elif not (equals or (line and group)) or line.startswith("#") or (group, name, target) in ENTRY_POINTS:
             continue
         elif not equals:

@@ -5,12 +5,14 @@ They are read without being run; only ``load_each`` runs code of an op, in a new
 
 import itertools
 import json
+import os
 import re
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO, cast
 
 from elftools.common.exceptions import ELFError
 from elftools.elf.dynamic import DynamicSegment
@@ -44,11 +46,42 @@ MAX_ENTRIES = 1000
 MAX_NAME_BYTES = 4096
 """Bytes of a library's name: Linux takes no longer path."""
 
+MAX_PIECE_BYTES = 64
+"""Bytes that are read at once of a name, or of a value of a table."""
+
 LINKS = {"DT_NEEDED": "needed", "DT_RPATH": "rpath", "DT_RUNPATH": "runpath"}
 """Dynamic entries that name a library or folders -> the attribute in pyelftools that holds the text."""
 
 PRODUCER = re.compile(rb"GNU C(?:\+\+|\d)[^\0]{10,4000}")
 LOAD_TIMEOUT_SECONDS = 300.0
+
+
+class NamesEnd:
+    """A file that is read as pyelftools does, a text in pieces until a zero byte: none that is longer than a path may be.
+
+    A few bytes can be the names of a thousand entries, each of them megabytes long. Raises ValueError.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._since = file, 0
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Go where the next value begins."""
+        self._since = 0
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        """Where the next byte comes from."""
+        return self._file.tell()
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes."""
+        data = self._file.read(size)
+        if 0 <= size <= MAX_PIECE_BYTES:
+            self._since += len(data)
+            if self._since > MAX_NAME_BYTES:
+                raise ValueError("a name does not come to an end")
+        return data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +109,7 @@ def read_elf(path: Path) -> ElfInfo:
     """Read one shared object. For a file that is not one, or is damaged, ``sm_arch`` is None and nothing else is known."""
     try:
         with open_regular(path) as file:
-            elf = ELFFile(file)
+            elf = ELFFile(cast("BinaryIO", NamesEnd(file)))
             versions, linked = _needed_versions(elf), _linked(elf)
             debug, device = elf.get_section_by_name(".debug_str"), elf.get_section_by_name(".nv_fatbin")
             command_line = elf.get_section_by_name(".GCC.command.line")
