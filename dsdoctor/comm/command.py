@@ -48,7 +48,7 @@ from dsdoctor.comm.preflight.checks import (
 )
 from dsdoctor.comm.preflight.facts import LONGEST, look_forwarded, look_preflight
 from dsdoctor.comm.results import PhaseResult, Report, bad_ranks, ended, read_own_report, read_remote_report, verdict
-from dsdoctor.core.errors import DoctorError, NotWritten, UsageError
+from dsdoctor.core.errors import DoctorError, ImpossiblePlan, NotWritten, UsageError
 from dsdoctor.core.files import MAX_READ_BYTES as LARGEST_REPORT
 from dsdoctor.core.files import PRIVATE, make_folder, read_limited, write_text
 from dsdoctor.core.finding import Finding, Severity
@@ -320,10 +320,12 @@ def report_of(report: Report | None, gone: tuple[RankEnded, ...], settings: Comm
     if report is not None:
         return report
     first = next((rank for rank in gone if rank.rank == 0), None)
-    how = f"it had not ended {MARGIN:g} s after its deadline of {settings.deadline:g} s"
-    if first is not None:
-        how = first.how or "it ended with status 0, and wrote no document"
-        how = {"killed": f"it was {how}", "exit": f"it ended with {how}"}.get(how.split(" ")[0], how)
+    if first is None:
+        how = f"it had not ended {MARGIN:g} s after its deadline of {settings.deadline:g} s"
+        busy = f"its machine may be too busy (load {os.getloadavg()[0]:.0f} here): run again with a longer --deadline"
+        raise ImpossiblePlan(f"rank 0 wrote no report: {how}", hint=busy)
+    how = first.how or "it ended with status 0, and wrote no document"
+    how = {"killed": f"it was {how}", "exit": f"it ended with {how}"}.get(how.split(" ")[0], how)
     raise DoctorError(f"rank 0 wrote no report: {how}", hint=NOTHING_TOLD)
 
 

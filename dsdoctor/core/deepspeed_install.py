@@ -13,6 +13,9 @@ from dsdoctor.core.machine import WATCHED, DeepSpeed
 from dsdoctor.core.text import decode
 
 RECORD = "git_version_info_installed.py"
+MAX_RECORD_LENGTH = 1 << 16
+"""Characters of it that are read: DeepSpeed, with all of its ops, writes two thousand."""
+
 MANIFEST = "dsdoctor.json"
 
 
@@ -164,7 +167,7 @@ def parse_version_info(text: str) -> dict[str, object]:
     {'version': '0.19.8', 'installed_ops': {'utils': 1}}
     """
     facts: dict[str, object] = {}
-    for line in text.splitlines():
+    for line in text[:MAX_RECORD_LENGTH].splitlines():
         name, equals, value = line.partition("=")
         if not equals or not name.strip().isidentifier():
             continue

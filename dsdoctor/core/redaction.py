@@ -188,6 +188,10 @@ FOLDER_IN_VALUE = re.compile(r"[/~.$][^\s:;\"']*")
 INTERPRETER = re.compile(r"(?:python|pypy|bash|sh|dash|zsh|perl|ruby|node)[\d.]*")
 BETWEEN, IN_ADDRESS = r"[:;,?&#@\"'=\\]+", r"[:;,?&#@\"'=\\/]+"
 MIN_LIKENESS = 0.75
+QUOTES = re.compile(r"(?:LD|LC|PYTHON|TORCH|MALLOC|GLIBC)_?|LANG")
+"""Names of variables whose values every program may quote when it starts."""
+PLAIN_WORD = re.compile(r"[\d.+-]*|[A-Za-z]{1,3}(?:_[A-Za-z]{2,4})?(?:\.[\w-]+)?(?:@\w+)?|\w+\.so[\d.]*", re.ASCII)
+"""Numbers, locales, libraries."""
 MIN_PIECE_LENGTH = 6
 """Characters of a piece of a value that is looked for in other texts: a shorter one is part of harmless words."""
 
@@ -408,7 +412,9 @@ class Hidden:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._words = frozenset(word for name, value in environment.items() for word in _left_out(name, value))
-        pieces = {piece for name, value in environment.items() for piece in _pieces(name, value)}
+        pieces = {
+            piece for name, value in environment.items() for piece in (*_pieces(name, value), *_quoted(name, value))
+        }
         # the name of who works here may be in an address too, and is in every path
         pieces -= {environment.get("USER"), environment.get("LOGNAME"), *environment.get("HOME", "").split("/")}
         longest_first = sorted({*pieces, *self._words}, key=lambda piece: (-len(piece), piece))
@@ -514,6 +520,19 @@ def _left_out(name: str, value: str) -> Iterator[str]:
     hidden = parted(words[programs_of(words) if name in COMMANDS else 0 :]).hidden
     for word in hidden:
         yield from (word, re.sub(r"\\(.)|[\"']", r"\1", word), *word.split())
+
+
+def _quoted(name: str, value: str) -> Iterator[str]:
+    """The words of a variable that the loader, the C library, Python or torch quotes in what it complains of, but for what such
+    values are made of: paths, locales, plain words and numbers.
+
+    >>> list(_quoted("LC_ALL", "en_US.UTF-8")), list(_quoted("LD_PRELOAD", "/lib/x.so --password s3cr3tA1b2"))
+    ([], ['s3cr3tA1b2'])
+    """
+    if QUOTES.match(name):
+        for word in re.split(r"[\s:;,=]+", value):
+            if re.search(r"\d", word) and not word.startswith("/") and not PLAIN_WORD.fullmatch(word):
+                yield word
 
 
 def _pieces(name: str, value: str) -> Iterator[str]:

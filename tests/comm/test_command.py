@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 from dsdoctor.cli.comm import STATUS
-from dsdoctor.comm.command import read_result
+from dsdoctor.comm.command import read_result, report_of
 from dsdoctor.comm.launch.start import check_room, max_ranks
+from dsdoctor.comm.models import CommSettings
 from dsdoctor.comm.results import Report
-from dsdoctor.core.errors import UsageError
+from dsdoctor.core.errors import ImpossiblePlan, UsageError
 from dsdoctor.core.host import Host, LocalHost
 from dsdoctor.ui.screen import document
 from tests.cli.runner import run as run_inside
@@ -61,6 +62,13 @@ def test_what_makes_no_sense_is_refused_with_status_2(arguments: list[str], env:
     assert done.returncode == 2
     assert said in done.stderr
     assert "Fix:" in done.stderr
+
+
+def test_a_rank_0_that_is_too_slow_for_its_deadline_is_no_defect() -> None:
+    with pytest.raises(ImpossiblePlan, match="had not ended") as slow:
+        report_of(None, (), CommSettings(deadline=40.0))
+
+    assert "longer --deadline" in slow.value.hint
 
 
 def test_more_ranks_than_the_machine_can_bear_are_refused_with_both_numbers() -> None:

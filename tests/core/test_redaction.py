@@ -303,6 +303,20 @@ def test_a_snapshot_holds_no_planted_token_and_folders_still_count(disk: Disk, t
     assert "/opt/x" in folders
 
 
+def test_what_the_loader_and_the_c_library_quote_of_a_variable_is_hidden() -> None:
+    environment = {
+        "LD_PRELOAD": "--password S3cr3tZq9084",
+        "LC_ALL": "x S3cr3tA1b2C3",
+        "PYTHONWARNINGS": "S3cr3tZq9059",
+    }
+    hidden = Hidden(environment | {"LANG": "en_US.UTF-8", "LD_LIBRARY_PATH": "/opt/lib64:/usr/lib"})
+
+    assert hidden.out_of(
+        "object 'S3cr3tZq9084' from LD_PRELOAD; LC_ALL (x S3cr3tA1b2C3), Invalid -W: S3cr3tZq9059"
+    ) == ("object '...' from LD_PRELOAD; LC_ALL (x ...), Invalid -W: ...")
+    assert hidden.out_of("en_US.UTF-8 /opt/lib64/libc.so.6") == "en_US.UTF-8 /opt/lib64/libc.so.6"
+
+
 def test_a_snapshot_of_no_processor_is_one_of_one() -> None:
     assert [RecordedHost(Snapshot(answers={"cpus": number})).cpus() for number in (-1, 0, 3)] == [1, 1, 3]
 

@@ -160,3 +160,9 @@ def test_any_bytes_are_a_snapshot_or_refused(data: bytes, tmp_path: Path) -> Non
 
     with pytest.raises(UsageError, match="snapshot"):
         RecordedHost.load(file)
+
+
+def test_a_record_of_more_ops_than_there_can_be_is_read_in_part() -> None:
+    ops = ", ".join(f"'op{number}': 1" for number in range(180_000))
+
+    assert parse_version_info(f"version='0.19.8'\ninstalled_ops={{{ops}}}\n") == {"version": "0.19.8"}
