@@ -1,4 +1,7 @@
-"""torch's flight recorder: what makes it remember, and the last collective that it has of a rank."""
+"""torch's flight recorder: what makes it remember, and the last collective that a data process's dump has of a rank.
+
+It tells a hang's first different call, and older releases must be told to keep it before they start. Judges nothing.
+"""
 
 import importlib.metadata
 import re
@@ -12,10 +15,11 @@ import msgspec
 from dsdoctor.core.files import read_limited
 from dsdoctor.core.text import decode
 
-# torch's flight recorder, as a data process writes it -> the last collective that the rank has begun. Judges nothing.
-
-
 MAX_DUMP_BYTES = 8 << 20
+RECORDERS = ("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE")
+"""torch's variables for how many collectives are remembered: the name of older releases first."""
+ENTRIES, REMEMBERS_SINCE = "2000", (2, 7)
+"""From this torch on as many are remembered without a word."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,15 +70,6 @@ def last_begun(entries: list[Any]) -> Recorded | None:
         operation=str(last.get("profiling_name", "")).rpartition(":")[2][:40],
         size="x".join(str(number) for number in first[:4]),
     )
-
-
-# torch's flight recorder, which tells a hang's first different call: older releases must be told to keep it before they start.
-
-
-RECORDERS = ("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE")
-"""torch's variables for how many collectives are remembered: the name of older releases first."""
-ENTRIES, REMEMBERS_SINCE = "2000", (2, 7)
-"""From this torch on as many are remembered without a word."""
 
 
 def recorder_variables(watched: bool, environment: Mapping[str, str], torch: str) -> dict[str, str]:
