@@ -2,10 +2,12 @@
 
 Both ends greet with random words and show by an HMAC over them that they know the run's secret, before the one sends a report
 and the other reads it. Who does not, is too slow or wants too much is dropped; many may call at once. While all is well a node
-sends a few words now and then, so that one that falls silent is known by its name.
+sends a few words now and then, so that one that falls silent is known by its name; when nothing moves it sends what it saw.
 
 The secret is random: the first rank whose process group is there leaves it in the job's own store, where the others find it, and
 writes it into the private folder of its node. Before that nodes tell only of themselves, unless DSDOCTOR_HANG_TOKEN is set.
+
+Talks and waits, judges nothing.
 """
 
 import contextlib
@@ -38,6 +40,19 @@ SAME_FOR_ALL = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_JOB_
 SECRET_KEY, SECRET_FILE, SECRET_BYTES = "dsdoctor/hang/secret", "secret", 32
 FIRST_PORT, PORTS, TRIES = 20_000, 12_000, 8
 """Below those that the kernel gives to outgoing connections (32768 and above)."""
+SECRET_SECONDS = 5.0
+"""How long a rank waits for the job's store to say what the run's secret is."""
+NONCE, MAC = 16, 32
+HELLO, LENGTH = struct.Struct("<16sI32s"), struct.Struct("<I")
+LARGEST, LARGEST_ANSWER = 16 << 20, 1 << 20
+"""Bytes."""
+SLOWEST, SENDING_SECONDS = 3.0, 9.0
+STRANGER_SECONDS, REPORT_SECONDS, EXPIRY_SECONDS = 3.0, 15.0, 0.5
+MAX_STRANGERS, MAX_CONNECTIONS = 64, 512
+LONGEST_BEAT, BEATS_LOST = 15.0, 3
+"""Seconds between two words of a node while all is well, and how many may be missed."""
+TOGETHER, OLD = 4.0, 30.0
+"""Seconds to wait for the other nodes' reports, and after which one is of the past."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +63,39 @@ class RunIdentity:
     master: str
     ports: tuple[int, ...]
     secret: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeReport:
+    """What one node saw of its ranks. ``node``: tells it from others of that host's name. ``still``: seconds since any of them
+    moved. ``views``: only when nothing moves."""
+
+    host: str
+    still: float
+    node: str = ""
+    ranks: tuple[int, ...] = ()
+    views: tuple[RankView, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What rank 0's node says to a report: who it is, whether it has told of this hang, and whether all ranks are to end."""
+
+    host: str
+    ranks: tuple[int, ...] = ()
+    told: bool = False
+    stop: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sent:
+    """What became of a report: the answer to it; or there was no way to the host; or nobody of this run listens there.
+    ``unproven``: who listens speaks as a watch does, and does not know this node's secret: it may be the one of another start of
+    the run, so nothing is known of the host."""
+
+    answer: Answer | None = None
+    unreachable: bool = False
+    unproven: bool = False
 
 
 def identity(environment: Mapping[str, str], *, user: int, place: str = "") -> RunIdentity | None:
@@ -64,10 +112,6 @@ def identity(environment: Mapping[str, str], *, user: int, place: str = "") -> R
     ports = tuple(FIRST_PORT + (start + 97 * number) % PORTS for number in range(TRIES))
     secret = hashlib.sha256(b"secret" + known_to_all).digest() if token else b""
     return RunIdentity(key=known_to_all.hex()[:12], master=master, ports=ports, secret=secret)
-
-
-SECRET_SECONDS = 5.0
-"""How long a rank waits for the job's store to say what the run's secret is."""
 
 
 def shared_secret(store: Any) -> str:
@@ -149,48 +193,6 @@ def _make_private(folder: Path) -> None:
     state = folder.lstat()
     if folder.is_symlink() or not is_this_user(state.st_uid) or state.st_mode & 0o022:
         raise PermissionError(f"{folder} is not this user's alone")
-
-
-NONCE, MAC = 16, 32
-HELLO, LENGTH = struct.Struct("<16sI32s"), struct.Struct("<I")
-LARGEST, LARGEST_ANSWER = 16 << 20, 1 << 20
-"""Bytes."""
-SLOWEST, SENDING_SECONDS = 3.0, 9.0
-STRANGER_SECONDS, REPORT_SECONDS, EXPIRY_SECONDS = 3.0, 15.0, 0.5
-MAX_STRANGERS, MAX_CONNECTIONS = 64, 512
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeReport:
-    """What one node saw of its ranks. ``node``: tells it from others of that host's name. ``still``: seconds since any of them
-    moved. ``views``: only when nothing moves."""
-
-    host: str
-    still: float
-    node: str = ""
-    ranks: tuple[int, ...] = ()
-    views: tuple[RankView, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """What rank 0's node says to a report: who it is, whether it has told of this hang, and whether all ranks are to end."""
-
-    host: str
-    ranks: tuple[int, ...] = ()
-    told: bool = False
-    stop: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sent:
-    """What became of a report: the answer to it; or there was no way to the host; or nobody of this run listens there.
-    ``unproven``: who listens speaks as a watch does, and does not know this node's secret: it may be the one of another start of
-    the run, so nothing is known of the host."""
-
-    answer: Answer | None = None
-    unreachable: bool = False
-    unproven: bool = False
 
 
 class Connection:
@@ -403,16 +405,6 @@ def _bound(ports: tuple[int, ...]) -> socket.socket | None:
         except OSError:
             listening.close()
     return None
-
-
-# What the supervisors of a run's nodes know of each other: each tells the one on rank 0's host now and then that it is there, and
-# what it saw when nothing moves. Talks and waits, judges nothing.
-
-
-LONGEST_BEAT, BEATS_LOST = 15.0, 3
-"""Seconds between two words of a node while all is well, and how many may be missed."""
-TOGETHER, OLD = 4.0, 30.0
-"""Seconds to wait for the other nodes' reports, and after which one is of the past."""
 
 
 class Nodes:

@@ -24,6 +24,8 @@ from dsdoctor.hang.stacks import gathers, ranks_words
 from dsdoctor.hang.waiting import EARLIER, Difference, at_place
 from dsdoctor.rules import book
 
+CHILDREN = step("ps -o pid,stat,etime,wchan:24,args --ppid {pid}")
+
 
 def hang_store_unserved(case: Case) -> Iterator[Finding]:
     """All ranks are clients of a store that none of them serves, nor anything else on this host."""
@@ -143,9 +145,6 @@ def hang_other_sizes(case: Case) -> Iterator[Finding]:
                 calls=_calls(difference),
                 now=_now(case, difference),
             )
-
-
-CHILDREN = step("ps -o pid,stat,etime,wchan:24,args --ppid {pid}")
 
 
 def _steps_of(view: RankView, steps: tuple[Step, ...]) -> tuple[Step, ...]:

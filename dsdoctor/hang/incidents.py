@@ -1,4 +1,10 @@
-"""Incidents: in the files of a run, in torch's dumps, and of ranks that run now."""
+"""Where incidents come from: the files of a watched run, dumps of torch's flight recorders, and ranks that run now.
+
+A watched run has a file a rank. Dumps are of jobs that never knew dsdoctor, one a rank, and nothing in them is executed: torch
+writes pickle, which is taken apart by its opcodes. Numbers, texts, lists and dicts are all that a dump holds, and whatever would
+import or call something, or shares its parts without an end, is refused; then each field must be what torch writes there. Running
+ranks are looked at twice from outside: at the kernel, at the ring of a watched rank, else by py-spy. Judges nothing.
+"""
 
 import contextlib
 import os
@@ -36,12 +42,20 @@ from dsdoctor.hang.processes import RankProcess
 from dsdoctor.hang.source import Sources
 from dsdoctor.hang.stacks import main_of
 
-# An incident -> files in the run's folder, one a rank, and the verdict; and back.
-
-
 SCHEMA = "dsdoctor/1"
 INCIDENT = "incident.json"
 MOST_FILES = 100_000
+NAME = re.compile(r"(?:nccl|fr|comm_lib)_?trace(?:_rank)?_+(\d{1,7})(?:\.json|\.pkl|\.pickle)?", re.ASCII)
+RANK = re.compile(r"(?<!\d)\d{1,7}(?!\d)", re.ASCII)
+MAX_OPCODES = 50_000_000
+"""A recorder of 20,000 calls, each with forty frames, has a fifth of them."""
+LARGEST = 256 << 20
+KEPT = 2000
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+APART = 3.0
+CPU, BYTES = 0.10, 1 << 20
+"""A rank works that took that share of a processor, or moved so many bytes."""
+FOLDERS = ("/dev/shm", "/tmp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +73,52 @@ class RankFile:
     left_hosts: dict[str, tuple[int, ...]] = field(default_factory=dict)
     nccl: tuple[str, ...] = ()
     view: RankView
+
+
+@dataclass(frozen=True, kw_only=True)
+class _DumpedFrame:
+    name: str = ""
+    filename: str = ""
+    line: Count | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _DumpedCall:
+    """One entry of a recorder, with the fields that are read here."""
+
+    collective_seq_id: Count | None = None
+    process_group: tuple[str | Count, ...] | None = None
+    profiling_name: str | None = None
+    state: str | None = None
+    retired: bool | None = None
+    is_p2p: bool | None = None
+    input_sizes: tuple[tuple[Count, ...], ...] | None = None
+    input_dtypes: tuple[str, ...] | None = None
+    time_created_ns: Count | None = None
+    timeout_ms: Count | None = None
+    frames: tuple[_DumpedFrame, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _DumpedGroup:
+    ranks: str | tuple[Count, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Dump:
+    entries: tuple[_DumpedCall, ...]
+    pg_config: dict[str, _DumpedGroup] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """A process at one moment. ``stacks``: or in words why they cannot be read."""
+
+    clock: float
+    facts: processes.ProcessFacts | None
+    bytes: int
+    children: tuple[float, int, int]
+    stacks: tuple[ThreadStack, ...] | str
 
 
 def write_ranks(folder: Path, incident: Incident) -> None:
@@ -121,20 +181,6 @@ def _content(path: Path) -> bytes:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}", hint="see whose it is: ls -l") from error
 
 
-# Dumps of torch's flight recorder, one file a rank -> an incident, for jobs that never knew dsdoctor. Nothing in them is executed.
-#
-# torch writes pickle. It is taken apart by its opcodes: numbers, texts, lists and dicts are all that a dump holds, and whatever
-# would import or call something, or shares its parts without an end, is refused. Then each field must be what torch writes there.
-
-
-NAME = re.compile(r"(?:nccl|fr|comm_lib)_?trace(?:_rank)?_+(\d{1,7})(?:\.json|\.pkl|\.pickle)?", re.ASCII)
-RANK = re.compile(r"(?<!\d)\d{1,7}(?!\d)", re.ASCII)
-MAX_OPCODES = 50_000_000
-"""A recorder of 20,000 calls, each with forty frames, has a fifth of them."""
-LARGEST = 256 << 20
-KEPT = 2000
-
-
 def dumps_in(folder: Path) -> dict[int, Path]:
     """The dumps of a folder by rank."""
     found = ((NAME.fullmatch(path.name), path) for path in sorted(folder.iterdir()) if path.is_file())
@@ -146,44 +192,6 @@ def read_dumps(dumps: dict[int, Path]) -> Incident:
     views = tuple(_dumped_view(rank, path, _dump_content(path)) for rank, path in sorted(dumps.items()))
     world = max((max(group.ranks, default=0) + 1 for view in views for group in _groups(view)), default=0)
     return Incident(world=max(world, max(dumps) + 1), still=0.0, after=0.0, ranks=views, source=RECORDERS)
-
-
-Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _DumpedFrame:
-    name: str = ""
-    filename: str = ""
-    line: Count | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _DumpedCall:
-    """One entry of a recorder, with the fields that are read here."""
-
-    collective_seq_id: Count | None = None
-    process_group: tuple[str | Count, ...] | None = None
-    profiling_name: str | None = None
-    state: str | None = None
-    retired: bool | None = None
-    is_p2p: bool | None = None
-    input_sizes: tuple[tuple[Count, ...], ...] | None = None
-    input_dtypes: tuple[str, ...] | None = None
-    time_created_ns: Count | None = None
-    timeout_ms: Count | None = None
-    frames: tuple[_DumpedFrame, ...] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _DumpedGroup:
-    ranks: str | tuple[Count, ...] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Dump:
-    entries: tuple[_DumpedCall, ...]
-    pg_config: dict[str, _DumpedGroup] | None = None
 
 
 def _dump_content(path: Path) -> _Dump:
@@ -265,27 +273,6 @@ def plain_pickle(content: bytes) -> Any:
     if names:
         raise ValueError(f"it holds more than plain values ({min(names)[:100]})")
     return read
-
-
-# Ranks that run now -> an incident, by two looks from outside: at the kernel, at the ring of a watched rank, else by py-spy.
-# Looks, judges nothing.
-
-
-APART = 3.0
-CPU, BYTES = 0.10, 1 << 20
-"""A rank works that took that share of a processor, or moved so many bytes."""
-FOLDERS = ("/dev/shm", "/tmp")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Look:
-    """A process at one moment. ``stacks``: or in words why they cannot be read."""
-
-    clock: float
-    facts: processes.ProcessFacts | None
-    bytes: int
-    children: tuple[float, int, int]
-    stacks: tuple[ThreadStack, ...] | str
 
 
 def look_at(ranks: Iterable[RankProcess], host: Host, *, apart: float = APART) -> Incident:

@@ -1,9 +1,13 @@
-"""In a rank: torch's groups and flight recorders, stacks, and the workers of its data loader.
+"""In a rank: torch's groups, stacks, exceptions, and the workers of its data loader.
 
-All of it is asked by a thread that watches: it imports nothing, runs no code of the script's and takes no lock that the script may
-hold. So nothing here has an import within a function, asks sysconfig, linecache or a codec that is not in C, or calls an object's
-own methods. What an object holds is read by ``stored``: a property, a ``__getattr__`` or a ``__repr__`` is the script's code, and
-so is what ``isinstance``, ``==`` and ``hash`` ask of an object. Standard library; torch is taken from sys.modules.
+All of it is asked by a thread that watches: it imports nothing, runs no code of the script's and takes no lock that the script
+may hold. So nothing here has an import within a function, asks sysconfig, linecache or a codec that is not in C, or calls an
+object's own methods. What an object holds is read by ``stored``: a property, a ``__getattr__`` or a ``__repr__`` is the script's
+code, and so is what ``isinstance``, ``==`` and ``hash`` ask of an object. Standard library; torch is taken from sys.modules.
+
+Whether a loader's worker still has the fault handler that it was forked with cannot be read from outside: the kernel tells only
+that there is one. So it counts as ours only where no code that runs in it can have set another: the script has no
+``worker_init_fn``, and none of its own files names signals at all.
 """
 
 import array
@@ -26,12 +30,26 @@ MOST_GROUPS = 64
 Counters = tuple[dict[str, int], tuple[int | None, int | None]]
 """How far a rank is: the sequence numbers of its groups, and its engine's steps and micro steps."""
 ROOTS = ("src", "dst", "group_src", "group_dst")
-
-
 _kinds_of: Any = vars(type)["__mro__"].__get__
 _values_of: Any = vars(type)["__dict__"].__get__
 _name_of: Any = vars(type)["__name__"].__get__
 """What a class is, past its own class: that may be the script's as well."""
+PLAIN = (str, bytes, int, float, bool, type(None))
+ARGUMENTS: Any = vars(BaseException)["args"]
+TRACEBACK: Any = vars(BaseException)["__traceback__"]
+MESSAGES = tuple(vars(kind)["__str__"] for kind in (BaseException, KeyError, OSError))
+"""How Python itself makes an exception's message."""
+SYSTEM_FIELDS: Any = [vars(OSError)[name] for name in ("errno", "strerror", "filename", "filename2")]
+RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
+WITH_STACKS = ("_dump_fr_trace", "_dump_nccl_trace")
+MOST_CALLS, MOST_KINDS, DEEPEST_RECORDED = 1200, 120, 40
+NOT_RECORDED = 0xFFFF
+ITERATOR = "/torch/utils/data/dataloader.py"
+MOST_FILES, LARGEST = 1000, 16 << 20
+IN_SOURCE = re.compile(
+    rb"\bimport\b[^\n]*\bsignal\b|\bfrom\s+signal\b|[\"']signal[\"']|SIGUSR2|valid_signals|sigaction|add_signal_handler|faulthandler"
+)
+IN_BINARY = re.compile(rb"sigaction|signal\0")
 
 
 def stored(thing: Any, name: str) -> Any:
@@ -187,14 +205,6 @@ def plain_words_of(error: BaseException) -> str:
     return f"{_name_of(kind)}: {message}"[:MAX_LINE_CHARACTERS].removesuffix(": ")
 
 
-PLAIN = (str, bytes, int, float, bool, type(None))
-ARGUMENTS: Any = vars(BaseException)["args"]
-TRACEBACK: Any = vars(BaseException)["__traceback__"]
-MESSAGES = tuple(vars(kind)["__str__"] for kind in (BaseException, KeyError, OSError))
-"""How Python itself makes an exception's message."""
-SYSTEM_FIELDS: Any = [vars(OSError)[name] for name in ("errno", "strerror", "filename", "filename2")]
-
-
 def _is_plain(value: object) -> bool:
     return any(type(value) is kind for kind in PLAIN)
 
@@ -265,16 +275,6 @@ def has_gone_on(before: Counters, now: Counters) -> bool:
     [False, False, True, True]
     """
     return before[1] != now[1] or any(now[0].get(name, number) > number for name, number in before[0].items())
-
-
-# In a rank: what torch's flight recorders hold of its collectives, the last ones in full and the older ones short. Read only when
-# nothing moves or the rank ends. Standard library alone; torch is taken from sys.modules.
-
-
-RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
-WITH_STACKS = ("_dump_fr_trace", "_dump_nccl_trace")
-MOST_CALLS, MOST_KINDS, DEEPEST_RECORDED = 1200, 120, 40
-NOT_RECORDED = 0xFFFF
 
 
 def recorder_texts() -> list[str]:
@@ -383,21 +383,6 @@ def _place(frames: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         if file and is_user_file(file):
             return [{"file": file, "line": int(frame.get("line") or 0), "function": str(frame.get("name", ""))}]
     return []
-
-
-# In a rank: the workers of the data loader in whose code a stack stands, and whether they still have the fault handler that they
-# were forked with. Standard library; torch is not asked, its iterator's own fields are read.
-#
-# A handler cannot be read from outside: the kernel tells only that there is one. So a worker counts as ours only where no code that
-# runs in it can have set another: the script has no ``worker_init_fn``, and none of its own files names signals at all.
-
-
-ITERATOR = "/torch/utils/data/dataloader.py"
-MOST_FILES, LARGEST = 1000, 16 << 20
-IN_SOURCE = re.compile(
-    rb"\bimport\b[^\n]*\bsignal\b|\bfrom\s+signal\b|[\"']signal[\"']|SIGUSR2|valid_signals|sigaction|add_signal_handler|faulthandler"
-)
-IN_BINARY = re.compile(rb"sigaction|signal\0")
 
 
 def loader_workers(frame: FrameType | None, modules: Mapping[str, Any]) -> tuple[list[int], bool]:

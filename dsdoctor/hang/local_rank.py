@@ -1,5 +1,5 @@
-"""One rank of this node, as its supervisor follows it from outside: its ring, its process, what it did lately. Looks,
-judges nothing.
+"""The ranks of this node, as its supervisor follows each from outside: its ring, its process, what it did lately, and since when
+none of them has moved. Looks, judges nothing.
 """
 
 import ast
@@ -47,6 +47,12 @@ FEWEST = 3
 """Looks that tell whether a rank works, though they are further apart than the window is long: a machine has little time for us."""
 FEW_LOOKS, FEW_PLACES, PLACES = 8, 3, 5
 """Or that stood at so many places, in few looks or in more."""
+LARGEST_PARSED = 1 << 20
+POLLS = {"poll", "is_alive", "is_running", "exitcode", "returncode", "waitpid", "pid_exists"}
+"""What asks whether a process still runs: of subprocess, multiprocessing, psutil and os."""
+ASLEEP = 5.0
+"""Seconds by which a pause took longer than asked for, after which this process itself was not let run: nothing may be concluded
+from that time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +81,14 @@ class ChildrenMoment:
     cpu: float
     bytes: int
     living: int = 0
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a rank's training thread stands, of its sample what is read once a second."""
+
+    thread: int = 0
+    threads: tuple[ThreadStack, ...] = ()
+    loader_workers: tuple[int, ...] = ()
 
 
 Look = TypeVar("Look", Moment, ChildrenMoment)
@@ -369,14 +383,6 @@ def decode_sample(payload: bytes) -> Sample | None:
         return None
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a rank's training thread stands, of its sample what is read once a second."""
-
-    thread: int = 0
-    threads: tuple[ThreadStack, ...] = ()
-    loader_workers: tuple[int, ...] = ()
-
-
 def decode_place(payload: bytes) -> Place | None:
     """None for what cannot be read."""
     try:
@@ -391,11 +397,6 @@ def with_arrivals(arrivals: RankArrivals, sources: Sources) -> RankArrivals:
     for seen in arrivals.stacks:
         stacks.append(replace(seen, frames=_own_with_line(seen.frames, sources)))
     return replace(arrivals, stacks=tuple(stacks))
-
-
-LARGEST_PARSED = 1 << 20
-POLLS = {"poll", "is_alive", "is_running", "exitcode", "returncode", "waitpid", "pid_exists"}
-"""What asks whether a process still runs: of subprocess, multiprocessing, psutil and os."""
 
 
 def polling_loop(frames: Sequence[Frame], sources: Sources) -> str:
@@ -452,14 +453,6 @@ def _own_with_line(frames: tuple[Frame, ...], sources: Sources) -> tuple[Frame, 
     own = own_frame(frames)
     text = sources.line(own.file, own.line) if own else ""
     return tuple(replace(frame, text=text) if frame == own else frame for frame in frames)
-
-
-# This node's ranks together: which there are, since when none has moved, and a view of each. Looks, judges nothing.
-
-
-ASLEEP = 5.0
-"""Seconds by which a pause took longer than asked for, after which this process itself was not let run: nothing may be concluded
-from that time."""
 
 
 class Node:

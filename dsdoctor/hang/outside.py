@@ -1,4 +1,9 @@
-"""Stacks and views of processes from outside: py-spy, Python's fault handler, NCCL's RAS."""
+"""Stacks of processes that are read from outside: py-spy's, those that Python's fault handler writes at SIGUSR2, and a loader's
+workers'; and NCCL's own view of a running job (RAS, since NCCL 2.24). Looks.
+
+The fault handler writes also while C code holds the interpreter's lock. A worker that was forked has that of its rank: it is asked
+only where nothing else can have put a handler of its own there. Of others the kernel's words are told.
+"""
 
 import os
 import re
@@ -23,9 +28,6 @@ from dsdoctor.hang.processes import all_parents, catches, caught, facts_of, owne
 from dsdoctor.hang.source import Sources
 from dsdoctor.hang.stacks import frame_text, main_of, own_frame
 
-# py-spy, where it is there and allowed -> the stacks of a process that knows nothing of us, or why there are none.
-
-
 NAME = "py-spy"
 DUMP_TIMEOUT_SECONDS = 20.0
 NOT_INSTALLED = "py-spy is not installed"
@@ -38,6 +40,24 @@ SIGNS = (
     ("failed to find python version", "it is no Python that py-spy knows"),
     ("python version", "it is no Python that py-spy knows"),
 )
+LINE = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)')
+HEAD = re.compile(r"(?:Current thread|Thread) (?P<id>0x[0-9a-f]+)|Stack \(most recent call first\)")
+OWN_THREAD = "dsdoctor/hang/sampler.py"
+MAX_WORKERS = 4
+FORKED, SPAWNED = "forked", "spawned"
+ENDED = "ZXTt"
+"""The kernel's letters of a process that does nothing any more."""
+OF_TORCH = frozenset({signal.SIGBUS, signal.SIGSEGV, signal.SIGFPE, signal.SIGTERM})
+"""Signals for which torch gives a worker handlers of its own."""
+LOCKING = re.compile("lock|futex")
+"""In a function of the kernel or a line of source: a wait that nothing from outside ends."""
+SILENT = 3.0
+"""Seconds: of a rank that has written nothing for so long it is not known which workers it has."""
+VARIABLE, USUAL = "NCCL_RAS_ADDR", "localhost:28028"
+QUESTION = b"verbose status\n"
+RAS_LONGEST, LARGEST = 8.0, 1 << 20
+"""Seconds: RAS gathers from all processes, and waits for those that do not answer; bytes."""
+SECTIONS, RAS_MOST = ("Errors", "Warnings"), 12
 
 
 def program(host: Host) -> str | None:
@@ -90,14 +110,6 @@ def why_not(said: str) -> str:
     return known or f"py-spy said: {first[:160]}"
 
 
-# What Python's fault handler writes at SIGUSR2 -> stacks. It writes also while C code holds the interpreter's lock.
-
-
-LINE = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)')
-HEAD = re.compile(r"(?:Current thread|Thread) (?P<id>0x[0-9a-f]+)|Stack \(most recent call first\)")
-OWN_THREAD = "dsdoctor/hang/sampler.py"
-
-
 def parse_dump(text: str) -> Iterator[ThreadStack]:
     """The threads of one dump; the last of them is the main thread.
 
@@ -137,24 +149,6 @@ def asked_for(pid: int, path: Path, *, seconds: float = 1.0) -> tuple[ThreadStac
             return tuple(parse_dump(file.read(1 << 20).decode(errors="replace")))
     except OSError:
         return ()
-
-
-# The processes below a rank that waits for its data loader: where each of them stands. Looks.
-#
-# A worker that was forked has the fault handler of its rank, and writes its stack at SIGUSR2: it is asked only where nothing else
-# can have put a handler of its own there. Of others the kernel's words are told.
-
-
-MAX_WORKERS = 4
-FORKED, SPAWNED = "forked", "spawned"
-ENDED = "ZXTt"
-"""The kernel's letters of a process that does nothing any more."""
-OF_TORCH = frozenset({signal.SIGBUS, signal.SIGSEGV, signal.SIGFPE, signal.SIGTERM})
-"""Signals for which torch gives a worker handlers of its own."""
-LOCKING = re.compile("lock|futex")
-"""In a function of the kernel or a line of source: a wait that nothing from outside ends."""
-SILENT = 3.0
-"""Seconds: of a rank that has written nothing for so long it is not known which workers it has."""
 
 
 def of_loader(view: RankView) -> bool:
@@ -224,16 +218,6 @@ def kind_of(pid: int, parent: int) -> str:
 def with_text(frame: Frame, pid: int, sources: Sources) -> Frame:
     """The frame with its source line, where the process is this user's."""
     return replace(frame, text=sources.line(frame.file, frame.line)) if is_this_user(owner_of(pid)) else frame
-
-
-# NCCL's own view of a running job (RAS, since NCCL 2.24), where it answers on this host -> what it complains of. Looks.
-
-
-VARIABLE, USUAL = "NCCL_RAS_ADDR", "localhost:28028"
-QUESTION = b"verbose status\n"
-RAS_LONGEST, LARGEST = 8.0, 1 << 20
-"""Seconds: RAS gathers from all processes, and waits for those that do not answer; bytes."""
-SECTIONS, RAS_MOST = ("Errors", "Warnings"), 12
 
 
 def ras_errors(environment: Mapping[str, str]) -> tuple[str, ...]:

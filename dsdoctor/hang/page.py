@@ -1,4 +1,7 @@
-"""A verdict on a run in which nothing moves -> one page that needs no network: verdict, who called what and when, stacks."""
+"""A verdict on a run in which nothing moves -> one page that needs no network: verdict, who called what and when, stacks.
+
+plotly is imported where it is needed: the base install has none.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -19,12 +22,6 @@ from dsdoctor.ui.terminal import MARKS
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-
-# When each rank called its last collectives, and what it has done since -> a plotly figure.
-#
-# plotly is imported where it is needed: the base install has none.
-
-
 MAX_TIMELINE_ROWS = 48
 ROW, MARGINS, LEAST_HEIGHT = 30, 110, 240
 """Pixels."""
@@ -33,6 +30,10 @@ OTHERS = "#7f7f7f"
 WAITS, WORKS, ABSENT = "#aab2ba", "#e6862a", "#d62728"
 LEAST_BEFORE, SHARE_BEFORE = 2.0, 0.35
 """Seconds of calls that are shown before the stillness, and their share of it."""
+COLUMNS, MOST_GROUPS, MOST_ROWS = 8, 6, 200
+NEVER = "–"
+LAST_TIME = datetime.max.replace(tzinfo=timezone.utc).timestamp() - 1
+"""Seconds: what is later is no time of a file of ours."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,10 +170,6 @@ def _short(name: str) -> str:
     return name if len(name) <= 24 else f"{name[:23]}…"
 
 
-COLUMNS, MOST_GROUPS, MOST_ROWS = 8, 6, 200
-NEVER = "–"
-
-
 def check_page(path: Path) -> None:
     """Raise UsageError for a page that could not be written, ImpossiblePlan where what draws it is absent."""
     page.check_target(path)
@@ -201,10 +198,6 @@ def page_of(incident: Incident, verdict: Verdict) -> Page:
             *((Listing(title="stacks of all ranks, grouped", lines=verdict.stacks),) if stacks else ()),
         ),
     )
-
-
-LAST_TIME = datetime.max.replace(tzinfo=timezone.utc).timestamp() - 1
-"""Seconds: what is later is no time of a file of ours."""
 
 
 def _facts(incident: Incident) -> Iterator[str]:

@@ -1,5 +1,7 @@
-"""What the kernel tells of a process that is not ours: state, processor time, bytes, what it sleeps in, who has a file
-open. Looks.
+"""What the kernel tells of processes that are not ours: state, processor time, bytes, what they sleep in and about which file,
+and which of them are the ranks that a user means. Looks.
+
+Standard library alone: a rank asks it of itself, which the kernel always allows; of another process not always.
 """
 
 import os
@@ -14,6 +16,75 @@ from dsdoctor.core.processes import ending_of, whole_number
 from dsdoctor.ranks.launchers import RANKS, TORCHRUN
 
 TICKS = os.sysconf("SC_CLK_TCK")
+COUNTED = ("rchar", "wchar", "read_bytes", "write_bytes")
+INTERPRETER_SECONDS, INTERPRETER_WAKES = 0.2, 3
+LISTENS = "0A"
+SERVANTS = re.compile(rb"multiprocessing\.resource_tracker|compile_worker")
+"""What stands in the command lines of processes that wait for the orders of the one that started them: they do no work of
+their own. A loader's worker calls itself LOADER_WORKER, in newer releases of torch."""
+LOADER_WORKER = b"pt_data_worker"
+OF_OPEN_FILES = {
+    "x86_64": {
+        0: "read",
+        1: "write",
+        17: "pread",
+        18: "pwrite",
+        19: "readv",
+        20: "writev",
+        43: "accept",
+        44: "send",
+        45: "recv",
+        46: "sendmsg",
+        47: "recvmsg",
+        72: "fcntl",
+        73: "flock",
+        74: "fsync",
+        75: "fdatasync",
+        77: "ftruncate",
+        217: "getdents",
+        285: "fallocate",
+        288: "accept",
+    },
+    "aarch64": {
+        25: "fcntl",
+        32: "flock",
+        46: "ftruncate",
+        47: "fallocate",
+        61: "getdents",
+        63: "read",
+        64: "write",
+        65: "readv",
+        66: "writev",
+        67: "pread",
+        68: "pwrite",
+        82: "fsync",
+        83: "fdatasync",
+        202: "accept",
+        206: "send",
+        207: "recv",
+        211: "sendmsg",
+        212: "recvmsg",
+        242: "accept",
+    },
+}
+"""The calls whose first argument is the number of an open file, by machine and number."""
+OF_PATHS = {
+    "x86_64": {257: "open", 258: "mkdir", 262: "stat", 263: "unlink", 269: "access", 332: "stat"},
+    "aarch64": {34: "mkdir", 35: "unlink", 48: "access", 56: "open", 79: "stat", 291: "stat"},
+}
+"""Those whose first argument is the folder's open file, and whose second is where a path stands in the process's memory."""
+MAX_PATH_BYTES = 4096
+WORKING_FOLDER = -100 & 0xFFFFFFFF
+"""AT_FDCWD, which stands for the folder in which the process works."""
+WORLDS = (
+    "WORLD_SIZE",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_NTASKS",
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_SIZE",
+    "MV2_COMM_WORLD_SIZE",
+)
+PYTHONS = ("python", "pypy")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +97,16 @@ class ProcessFacts:
     parent: int
     cpu: float
     exit_status: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankProcess:
+    """A rank's process. ``rank``: as its environment says, else its place among those that were named. ``world``: 0 where that
+    is not known."""
+
+    pid: int
+    rank: int
+    world: int
 
 
 def owner_of(pid: int) -> int | None:
@@ -81,9 +162,6 @@ def ending_words(facts: ProcessFacts) -> str:
     return ending_of(facts.exit_status) or "exit status 0"
 
 
-COUNTED = ("rchar", "wchar", "read_bytes", "write_bytes")
-
-
 def moved_bytes(pid: int) -> int:
     """Bytes that a process has read and written so far, 0 where that is not shown.
 
@@ -133,9 +211,6 @@ def waits_for_interpreter(pid: int, thread: int) -> bool:
     return before is not None and after is not None and after - before >= INTERPRETER_WAKES
 
 
-INTERPRETER_SECONDS, INTERPRETER_WAKES = 0.2, 3
-
-
 def wakes_of(pid: int, thread: int) -> int | None:
     """How often a thread has gone to sleep so far, and so has been woken; None where that is not shown."""
     try:
@@ -143,9 +218,6 @@ def wakes_of(pid: int, thread: int) -> int | None:
             return next(int(line.split()[1]) for line in file if line.startswith(b"voluntary_ctxt_switches"))
     except (OSError, ValueError, IndexError, StopIteration):
         return None
-
-
-LISTENS = "0A"
 
 
 def is_unserved(pid: int, address: str) -> bool:
@@ -184,12 +256,6 @@ def all_parents() -> dict[int, int]:
         if facts is not None:
             found[int(name)] = facts.parent
     return found
-
-
-SERVANTS = re.compile(rb"multiprocessing\.resource_tracker|compile_worker")
-"""What stands in the command lines of processes that wait for the orders of the one that started them: they do no work of
-their own. A loader's worker calls itself LOADER_WORKER, in newer releases of torch."""
-LOADER_WORKER = b"pt_data_worker"
 
 
 def serves(pid: int) -> bool:
@@ -232,65 +298,6 @@ def wait_until_gone(pid: int, seconds: float) -> bool:
             return False
         time.sleep(0.05)
     return True
-
-
-# What a thread asks of the kernel just now, and of which file: a read from a pipe, an open on a network file system that does not
-# answer. Looks. Standard library alone: a rank asks it of itself, which the kernel always allows; of another process not always.
-
-
-OF_OPEN_FILES = {
-    "x86_64": {
-        0: "read",
-        1: "write",
-        17: "pread",
-        18: "pwrite",
-        19: "readv",
-        20: "writev",
-        43: "accept",
-        44: "send",
-        45: "recv",
-        46: "sendmsg",
-        47: "recvmsg",
-        72: "fcntl",
-        73: "flock",
-        74: "fsync",
-        75: "fdatasync",
-        77: "ftruncate",
-        217: "getdents",
-        285: "fallocate",
-        288: "accept",
-    },
-    "aarch64": {
-        25: "fcntl",
-        32: "flock",
-        46: "ftruncate",
-        47: "fallocate",
-        61: "getdents",
-        63: "read",
-        64: "write",
-        65: "readv",
-        66: "writev",
-        67: "pread",
-        68: "pwrite",
-        82: "fsync",
-        83: "fdatasync",
-        202: "accept",
-        206: "send",
-        207: "recv",
-        211: "sendmsg",
-        212: "recvmsg",
-        242: "accept",
-    },
-}
-"""The calls whose first argument is the number of an open file, by machine and number."""
-OF_PATHS = {
-    "x86_64": {257: "open", 258: "mkdir", 262: "stat", 263: "unlink", 269: "access", 332: "stat"},
-    "aarch64": {34: "mkdir", 35: "unlink", 48: "access", 56: "open", 79: "stat", 291: "stat"},
-}
-"""Those whose first argument is the folder's open file, and whose second is where a path stands in the process's memory."""
-MAX_PATH_BYTES = 4096
-WORKING_FOLDER = -100 & 0xFFFFFFFF
-"""AT_FDCWD, which stands for the folder in which the process works."""
 
 
 def file_call(pid: int, thread: int = 0) -> tuple[str, str]:
@@ -364,30 +371,6 @@ def mounted_at(lines: Iterable[str], path: str) -> str:
         if inside and len(mounted) >= best:
             best, found = len(mounted), f"{kind} at {mounted}"
     return found
-
-
-# Process numbers as a user has them -> the ranks that are meant: of a launcher those below it. Looks.
-
-
-WORLDS = (
-    "WORLD_SIZE",
-    "SLURM_STEP_NUM_TASKS",
-    "SLURM_NTASKS",
-    "OMPI_COMM_WORLD_SIZE",
-    "PMI_SIZE",
-    "MV2_COMM_WORLD_SIZE",
-)
-PYTHONS = ("python", "pypy")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankProcess:
-    """A rank's process. ``rank``: as its environment says, else its place among those that were named. ``world``: 0 where that
-    is not known."""
-
-    pid: int
-    rank: int
-    world: int
 
 
 def rank_processes(pids: Iterable[int]) -> tuple[RankProcess, ...]:

@@ -1,7 +1,8 @@
 """In a rank: a thread that looks once a second and writes what it saw into the rank's ring. Wraps no call, and never raises.
 
 It reads sequence numbers of process groups, Python stacks, and the engine's counters; torch's flight recorder only when nothing has
-moved for a while, because that takes milliseconds. Standard library alone; torch is taken from sys.modules.
+moved for a while, because that takes milliseconds, and now and then, for the supervisor to compare when the ranks of a node called
+their last collectives. Standard library alone; torch is taken from sys.modules.
 
 It imports nothing, runs no code of the script's and takes no lock that the script may hold: an import that two threads want at once
 can end the training.
@@ -54,10 +55,6 @@ from dsdoctor.hang.processes import began_at, file_call
 from dsdoctor.hang.ring import ARRIVALS, JOINED, LEAVING, SLOT, STALLED, UNWATCHED, RingWriter
 from dsdoctor.ranks.failure import Failure, is_peer_disconnect
 
-# In a rank: now and then, when it called its last collectives and where it was seen, for the supervisor to compare with the other
-# ranks of the node. Nothing is done per collective: torch's flight recorder is read. Standard library alone.
-
-
 PERIOD, LEAST_PERIOD = 60.0, 5.0
 """Seconds between two readings: one takes some ten milliseconds, and all ranks do it at the same time."""
 SHOWN = 5
@@ -69,6 +66,31 @@ ENTRY = re.compile(
     r'"collective_seq_id":\s?(\d+),.*?"is_p2p":\s?false,.*?"process_group":\s?\["([^"]*)".*?"time_created_ns":\s?(\d+)'
 )
 Stack = tuple[tuple[str, int, str], ...]
+EVERY, QUICKLY = 1.0, 0.2
+OUTER, INNER, INNER_OF_OTHERS = 10, 30, 12
+MOST_THREADS, MOST_OPERATIONS = 10, 48
+LAST_WORD = 2.0
+"""Seconds that a script has to end by itself when it is told to stop."""
+MOST_DEATHS = 4
+WITH_LINES = 2.0
+"""After so many times the patience the calls are read with their lines: shortly before the verdict."""
+CLOSING = 4.0
+"""Seconds that the last look may take."""
+MOST_FAILURES = 20
+"""After so many looks that failed one after the other the thread ends: this torch is not one that it can read."""
+_raw_signals: Any = vars(signal)["_signal"]
+"""The C module: signal.getsignal compares and shows the script's handler, whatever that is."""
+FailureFields = tuple[str, list[dict[str, Any]]]
+"""An exception in a line, and the frames that it came through."""
+NOWHERE: Counters = ({}, (None, None))
+Caller = tuple[int, int | None]
+"""A thread by Python's identifier, which goes over to a later thread when it ends, and by the kernel's number."""
+OWN_REFERENCES = 2
+"""References to an engine that nobody but the reading function holds: its variable, and getrefcount's argument."""
+
+
+class HangDetected(RuntimeError):
+    """no rank moved any more, and --on-hang stop ends them all"""
 
 
 class Arrivals:
@@ -142,37 +164,6 @@ def encoded(group: dict[str, Any]) -> dict[str, Any]:
         numbers.extend((number - sequence, min((when - created) // UNIT, 0xFFFFFFFF)))
     text = base64.b64encode(numbers.tobytes()).decode()
     return {"name": group["name"], "sequence": sequence, "created": created, "calls": text}
-
-
-EVERY, QUICKLY = 1.0, 0.2
-OUTER, INNER, INNER_OF_OTHERS = 10, 30, 12
-MOST_THREADS, MOST_OPERATIONS = 10, 48
-LAST_WORD = 2.0
-"""Seconds that a script has to end by itself when it is told to stop."""
-MOST_DEATHS = 4
-WITH_LINES = 2.0
-"""After so many times the patience the calls are read with their lines: shortly before the verdict."""
-CLOSING = 4.0
-"""Seconds that the last look may take."""
-MOST_FAILURES = 20
-"""After so many looks that failed one after the other the thread ends: this torch is not one that it can read."""
-
-
-_raw_signals: Any = vars(signal)["_signal"]
-"""The C module: signal.getsignal compares and shows the script's handler, whatever that is."""
-FailureFields = tuple[str, list[dict[str, Any]]]
-"""An exception in a line, and the frames that it came through."""
-NOWHERE: Counters = ({}, (None, None))
-
-
-class HangDetected(RuntimeError):
-    """no rank moved any more, and --on-hang stop ends them all"""
-
-
-Caller = tuple[int, int | None]
-"""A thread by Python's identifier, which goes over to a later thread when it ends, and by the kernel's number."""
-OWN_REFERENCES = 2
-"""References to an engine that nobody but the reading function holds: its variable, and getrefcount's argument."""
 
 
 class Sampler:

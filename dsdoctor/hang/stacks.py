@@ -18,6 +18,8 @@ IN_A_DISK = r"read_events|io_|folio|^blk|^nfs|^fuse|ext4|xfs|jbd2"
 GATHERS = re.compile(
     r"/deepspeed/runtime/zero/(parameter_offload|partitioned_param_coordinator|partition_parameters)\.py$"
 )
+OLD_STACK = 3.0
+"""Seconds: an older stack is shown with its age."""
 
 
 def is_own(frame: Frame) -> bool:
@@ -162,10 +164,6 @@ def grouped_stacks(views: Iterable[RankView], *, most: int = 12) -> list[str]:
         if not stack:
             lines.append("    no stack is known")
     return lines
-
-
-OLD_STACK = 3.0
-"""Seconds: an older stack is shown with its age."""
 
 
 def with_texts(threads: Iterable[ThreadStack], text_of: dict[tuple[str, int], str]) -> tuple[ThreadStack, ...]:

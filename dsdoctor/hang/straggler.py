@@ -83,6 +83,18 @@ class Lateness:
         return rank if costs and seldom and self.top[rank] >= MIN_WINDOWS else None
 
 
+class LateSpot(NamedTuple):
+    """A line of the user's at which a late rank was seen, and what it was busy with there."""
+
+    activity: StackActivity
+    line: str
+
+    @property
+    def words(self) -> str:
+        """As the middle of a sentence."""
+        return f"{f'{self.activity.words} ' if self.activity.words else ''}at {self.line}"
+
+
 def times_of(group: GroupArrivals) -> dict[int, float]:
     """Sequence numbers with the seconds at which they were called; empty for what is damaged."""
     numbers = array.array("I")
@@ -139,18 +151,6 @@ def summary_line(lateness: Lateness, rank: int) -> str:
         f"over the run, the other ranks of this node waited for rank {rank} {share:.0%} of the time "
         f"({lateness.seconds:.0f} s sampled)"
     )
-
-
-class LateSpot(NamedTuple):
-    """A line of the user's at which a late rank was seen, and what it was busy with there."""
-
-    activity: StackActivity
-    line: str
-
-    @property
-    def words(self) -> str:
-        """As the middle of a sentence."""
-        return f"{f'{self.activity.words} ' if self.activity.words else ''}at {self.line}"
 
 
 def where_seen(told: RankArrivals) -> list[LateSpot]:

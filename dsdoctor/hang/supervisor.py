@@ -26,15 +26,24 @@ from dsdoctor.hang.outside import asked_for, of_loader, workers_of
 from dsdoctor.hang.processes import facts_of
 from dsdoctor.hang.straggler import Lateness, rank_late_again, summary_line
 
-# The times at which a run moved -> when it is to be called hung. Decides, never looks.
-
-
 MIN_THRESHOLD_SECONDS, PAUSE_FACTOR = 60.0, 10.0
 SURVIVED = 2.0
 SHARE_OF_TIMEOUT = 0.6
 """Of torch's own timeout: an answer that comes after it helps nobody."""
 USUAL_TIMEOUT = 600.0
 """Seconds of torch's timeout for NCCL where nothing is recorded."""
+WORKS, HANGS = "works", "hangs"
+EVERY, QUICKLY = 1.0, 0.2
+FIRST_RANK = 30.0
+"""Seconds after which a supervisor without a rank ends."""
+FOLLOWING = 2.0
+"""Seconds that the other ranks have to notice the end of one."""
+LAST_WORDS = 6.0
+"""Seconds that ranks have to end by themselves when all are to stop."""
+OLD_FOLDER = 120.0
+"""Seconds after which a folder without a living rank is left over: a younger one may have its first rank in a moment."""
+AGAIN = 5.0
+"""Seconds between two looks at a run whose late rank is seen to work."""
 
 
 @dataclass
@@ -71,7 +80,20 @@ class StallThreshold:
         return max(limit, min(PAUSE_FACTOR * limit, SHARE_OF_TIMEOUT * (timeout or USUAL_TIMEOUT)))
 
 
-# The ranks of a node -> when one of them is late again and again: said once, and once more at the end of the run.
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a supervisor is started with. ``tell`` prints and writes what was found, ``write`` only writes, ``mention`` only
+    prints. ``judge`` says of an incident HANGS, WORKS where what the others wait for is seen to work, "" where there is
+    nothing to say."""
+
+    folder: Path
+    options: HangOptions
+    run: RunIdentity
+    host: str
+    tell: Callable[[Incident, Node], None]
+    write: Callable[[Incident], object]
+    mention: Callable[[Finding | str, Node], None]
+    judge: Callable[[Incident], str]
 
 
 class Comparison:
@@ -101,36 +123,6 @@ class Comparison:
         """A line for the end of a run that had a straggler to its end; "" for none."""
         late = self._lateness.straggler() if self._told else None
         return "" if late is None else summary_line(self._lateness, late)
-
-
-WORKS, HANGS = "works", "hangs"
-EVERY, QUICKLY = 1.0, 0.2
-FIRST_RANK = 30.0
-"""Seconds after which a supervisor without a rank ends."""
-FOLLOWING = 2.0
-"""Seconds that the other ranks have to notice the end of one."""
-LAST_WORDS = 6.0
-"""Seconds that ranks have to end by themselves when all are to stop."""
-OLD_FOLDER = 120.0
-"""Seconds after which a folder without a living rank is left over: a younger one may have its first rank in a moment."""
-AGAIN = 5.0
-"""Seconds between two looks at a run whose late rank is seen to work."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """What a supervisor is started with. ``tell`` prints and writes what was found, ``write`` only writes, ``mention`` only
-    prints. ``judge`` says of an incident HANGS, WORKS where what the others wait for is seen to work, "" where there is
-    nothing to say."""
-
-    folder: Path
-    options: HangOptions
-    run: RunIdentity
-    host: str
-    tell: Callable[[Incident, Node], None]
-    write: Callable[[Incident], object]
-    mention: Callable[[Finding | str, Node], None]
-    judge: Callable[[Incident], str]
 
 
 def supervise(task: Task) -> None:

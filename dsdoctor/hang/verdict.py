@@ -11,6 +11,9 @@ from dsdoctor.rules import book
 
 TOGETHER = {"hang-rank-gone", "hang-rank-stopped", "hang-host-gone", "hang-disk-sleep", "hang-interpreter-held"}
 """Causes that do not explain each other: two processes may be stopped for two reasons."""
+BLIND_SECONDS = 60.0
+"""A watch that has not looked for so long does not look any more; before, its machine may have had no time for it."""
+LATE = {"hang-not-started", "hang-rank-behind", "hang-rank-outside", "hang-all-outside", "hang-at-exit"}
 
 
 def judge(incident: Incident) -> Verdict:
@@ -34,18 +37,11 @@ def is_working(verdict: Verdict) -> bool:
     return all(finding.severity is not Severity.ERROR for finding in verdict.findings)
 
 
-BLIND_SECONDS = 60.0
-"""A watch that has not looked for so long does not look any more; before, its machine may have had no time for it."""
-
-
 def is_blind(incident: Incident, verdict: Verdict) -> bool:
     """Whether all that is known is that some ranks' watches have not looked for a moment: nothing is to be told of that yet."""
     ages = [view.age for view in incident.ranks if view.unread == NOT_LOOKED]
     unread = all(finding.rule == "hang-stacks-unread" for finding in verdict.findings)
     return bool(ages) and unread and max(ages) < BLIND_SECONDS
-
-
-LATE = {"hang-not-started", "hang-rank-behind", "hang-rank-outside", "hang-all-outside", "hang-at-exit"}
 
 
 def may_wait_outside(incident: Incident, verdict: Verdict) -> bool:
