@@ -1,4 +1,9 @@
-"""A DeepSpeed engine: how it is configured, its gradients, and calls back from inside of it."""
+"""A DeepSpeed engine: how it is configured and where it is, its gradients in the middle of a step, and calls back from inside of
+it.
+
+Reads attributes only, because their names differ between releases of DeepSpeed, and what the engine's optimizer keeps. Judges
+nothing, prints nothing, communicates with no other rank.
+"""
 
 import contextlib
 import sys
@@ -10,10 +15,6 @@ import torch
 from torch import Tensor
 
 from dsdoctor.core.script import hook_method, standing_for
-
-# A DeepSpeed engine -> how it is configured and where it is: precision, loss scale, ZeRO stage, pipeline, step.
-#
-# Reads attributes only, because their names differ between releases of DeepSpeed; changes nothing.
 
 
 def is_plain(engine: Any) -> bool:
@@ -137,11 +138,6 @@ def pipeline_stage(engine: Any) -> tuple[int, int]:
     return 0, 1
 
 
-# A DeepSpeed engine, in the middle of its step -> each parameter's gradient, as far as this rank holds it.
-#
-# Reads what the engine's optimizer keeps; computes nothing and communicates with no other rank.
-
-
 def gradients(engine: Any) -> Iterator[tuple[str, Tensor]]:
     """Each parameter's name and this rank's piece of its gradient, as it is inside ``on_decision``.
 
@@ -216,11 +212,6 @@ def _pieces_of_fused(optimizer: Any) -> Iterator[tuple[Any, Any]]:
             moved = None if flat.grad is None else flat.grad.narrow(0, offset, parameter.numel())
             yield parameter, moved if parameter.grad is None else parameter.grad
             offset += parameter.numel()
-
-
-# Calls back from inside a DeepSpeed engine: when it has decided on a step's gradients, when a step ends, at a backward.
-#
-# Judges nothing, prints nothing, communicates with no other rank.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,8 @@
-"""One reading of each distinct tensor of a batch. The figures stay on the tensor's device until the batch is settled."""
+"""One reading of each distinct tensor of a batch, and where in a value of any nesting a tensor is: ``output[0][1]``,
+``output.logits``.
+
+The figures stay on the tensor's device until the batch is settled.
+"""
 
 import dataclasses
 import math
@@ -13,18 +17,18 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from dsdoctor.overflow.frames.frame import NOT_MEASURED, TensorStats, decode
 from dsdoctor.overflow.measure.measure import Meter
 
-# A value of any nesting -> the tensors in it, each with the name of its place: ``output[0][1]``, ``output.logits``.
-
-
 NO_TENSOR = "not a tensor"
 NOTHING = "None"
 MAX_DEPTH = 6
 """Levels of nesting that are looked into: a structure that holds itself has no end."""
 MAX_TENSORS = 128
 """Tensors of one value that are looked at: a list of ten thousand is no activation."""
-
 Items = list[tuple[str, int | str]]
 Look = Callable[[Tensor], int | str]
+BY_STORAGE = 65536
+"""Bytes from which a tensor is also known by its storage: DeepSpeed's ZeRO-3 passes another view of the same data."""
+BAD_COLUMNS = 3
+"""The first columns of a row count nan, inf and -inf."""
 
 
 def note(items: Items, name: str, value: Any, look: Look, depth: int = 0) -> None:
@@ -85,14 +89,6 @@ def _parts(value: Any) -> list[tuple[Any, Any]]:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return [(field.name, getattr(value, field.name, None)) for field in dataclasses.fields(value)]
     return []
-
-
-BY_STORAGE = 65536
-"""Bytes from which a tensor is also known by its storage: DeepSpeed's ZeRO-3 passes another view of the same data."""
-
-
-BAD_COLUMNS = 3
-"""The first columns of a row count nan, inf and -inf."""
 
 
 class Meters:

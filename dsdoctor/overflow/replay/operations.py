@@ -1,6 +1,7 @@
-"""Every operation of a replayed batch, with what went in and what came out of it, measured; provenance.py follows bad values.
+"""Every operation of a replayed batch, with what went in and what came out of it, measured, and the line that called it.
 
-Expensive, so only for a replay: what each operation reads and writes is read once more, and the caller's line is noted.
+Expensive, so only for a replay: what each operation reads and writes is read once more. A line is a model's or the user's, never
+torch's, DeepSpeed's runtime's or ours. provenance.py follows bad values back through them.
 """
 
 import linecache
@@ -20,16 +21,55 @@ from dsdoctor.core.script import is_machinery
 from dsdoctor.overflow.frames.first_bad import Origin
 from dsdoctor.overflow.measure.readings import Meters, Readings, version_of
 
-# Which line of the user's or a model library's code an operation was called from. Never torch's, DeepSpeed's runtime's or ours.
-
-
 CodeLine = tuple[str, int, str]
 """File, line and function."""
-
 OURS = f"{Path(__file__).parents[1]}/"
 BACKWARD = "_engine_run_backward"
 """torch's function around a backward: who called that did not call the operation."""
 HERE = (f"{Path(__file__).parent / 'operations.py'}", __file__)
+COMMUNICATION = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem")
+"""Namespaces of the operations in which other ranks' values arrive."""
+FOREIGN = ("prim", "profiler", "dsdoctor")
+"""Namespaces of operations that compute nothing of the model."""
+UNWRITTEN = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_", "set_"})
+"""Operations whose result holds whatever the memory held."""
+OVERWRITES = frozenset(
+    f"{name}_"
+    for name in (
+        "copy", "_foreach_copy", "fill", "zero", "_foreach_zero", "normal", "uniform", "random", "bernoulli", "exponential",
+        "log_normal", "cauchy", "geometric",
+    )
+)  # fmt: skip
+"""Operations that write the whole of their first argument, whatever it held."""
+NO_FIGURES = -1
+
+
+@dataclass(slots=True, frozen=True)
+class Value:
+    """A tensor as an operation met it: the number of its memory, and its reading (``NO_FIGURES``: whole numbers, or what
+    other ranks send, which arrives later). ``extent``: the first of its bytes in that memory, and the one after the last.
+    ``chosen``: the reading of those of its values alone that the operation took (``where``); ``NO_FIGURES``: it took all."""
+
+    memory: int
+    reading: int
+    extent: tuple[int, int] = (0, 0)
+    chosen: int = NO_FIGURES
+
+
+@dataclass(slots=True, frozen=True)
+class Operation:
+    """One call. ``line``: the model's line that called it; ``node`` and ``made``: the autograd node whose backward it is part
+    of, and where that was made. ``communicates``: other ranks' values arrive in its outputs. ``operands``: its positional
+    arguments, tensors and numbers; None for anything else."""
+
+    name: str
+    line: CodeLine | None
+    node: str
+    made: list[str] | None
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    communicates: bool
+    operands: tuple[Value | float | None, ...] = ()
 
 
 def caller() -> CodeLine | None:
@@ -74,51 +114,6 @@ def made_at(traceback: list[str]) -> str | None:
         if len(parts) == 3 and parts[1].startswith(OURS) and parts[1] not in HERE:
             return None
     return None
-
-
-COMMUNICATION = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem")
-"""Namespaces of the operations in which other ranks' values arrive."""
-FOREIGN = ("prim", "profiler", "dsdoctor")
-"""Namespaces of operations that compute nothing of the model."""
-UNWRITTEN = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_", "set_"})
-"""Operations whose result holds whatever the memory held."""
-OVERWRITES = frozenset(
-    f"{name}_"
-    for name in (
-        "copy", "_foreach_copy", "fill", "zero", "_foreach_zero", "normal", "uniform", "random", "bernoulli", "exponential",
-        "log_normal", "cauchy", "geometric",
-    )
-)  # fmt: skip
-"""Operations that write the whole of their first argument, whatever it held."""
-NO_FIGURES = -1
-
-
-@dataclass(slots=True, frozen=True)
-class Value:
-    """A tensor as an operation met it: the number of its memory, and its reading (``NO_FIGURES``: whole numbers, or what
-    other ranks send, which arrives later). ``extent``: the first of its bytes in that memory, and the one after the last.
-    ``chosen``: the reading of those of its values alone that the operation took (``where``); ``NO_FIGURES``: it took all."""
-
-    memory: int
-    reading: int
-    extent: tuple[int, int] = (0, 0)
-    chosen: int = NO_FIGURES
-
-
-@dataclass(slots=True, frozen=True)
-class Operation:
-    """One call. ``line``: the model's line that called it; ``node`` and ``made``: the autograd node whose backward it is part
-    of, and where that was made. ``communicates``: other ranks' values arrive in its outputs. ``operands``: its positional
-    arguments, tensors and numbers; None for anything else."""
-
-    name: str
-    line: CodeLine | None
-    node: str
-    made: list[str] | None
-    inputs: tuple[Value, ...]
-    outputs: tuple[Value, ...]
-    communicates: bool
-    operands: tuple[Value | float | None, ...] = ()
 
 
 class Operations(TorchDispatchMode):

@@ -1,4 +1,7 @@
-"""The guide's remedy as one call: run a module's forward in float32 with autocast off, whatever its weights are."""
+"""The guide's remedy as one call: run a module's forward in float32 with autocast off, whatever its weights are.
+
+Before it is advised, the bad micro-batch is replayed with it, on all ranks together.
+"""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +20,7 @@ from dsdoctor.overflow.replay.replay import BatchRecorder, began, is_not_finite,
 
 Forward = TypeVar("Forward", bound=Callable[..., Any])
 HALVES = (torch.float16, torch.bfloat16)
+MAX_CANDIDATES = 4
 
 
 class Float32Call:
@@ -221,12 +225,6 @@ def _tensors(*values: Any) -> Iterator[Tensor]:
     found: list[Tensor] = []
     tree_map(lambda leaf: found.append(leaf) if isinstance(leaf, Tensor) else None, values)
     return iter(found)
-
-
-# Is float32 in a module a remedy? The bad micro-batch is replayed with it, on all ranks together, before it is advised.
-
-
-MAX_CANDIDATES = 4
 
 
 def candidate_modules(model: nn.Module, found: FirstBad) -> tuple[str, ...]:

@@ -1,6 +1,8 @@
-"""Runs a step's micro-batches again without disturbing the training.
+"""Keeps what it takes to run a step's micro-batches again, and runs them without disturbing the training.
 
-Forward under the same generators, autocast and training flag; backward that stops short of ``.grad`` and of reduction.
+Kept are references, generator states and outputs' gradients: no copy of a tensor, no kernel, no wait for a device; some thirty
+calls of Python per micro-batch. Forward under the same generators, autocast and training flag; backward that stops short of
+``.grad`` and of reduction.
 """
 
 import contextlib
@@ -33,24 +35,32 @@ from dsdoctor.overflow.replay.restore import (
 )
 from dsdoctor.rules import book
 
-# Keeps what it takes to run a step's micro-batches again: references, generator states, outputs' gradients.
-#
-# No copy of a tensor, no kernel, no wait for a device; some thirty calls of Python per micro-batch.
-
-
 INPUT_LIMIT = 1 << 30
 """Bytes of inputs that a step may keep alive. Token batches are kilobytes; a pipeline stage's inputs are activations."""
 SMALL_INPUTS = 32 << 20
 """Bytes of inputs below which nobody's memory runs out for them: it is not asked for."""
 FREE_SHARE = 50
 """Above that a step keeps no more than this part of the memory that is free: what the script drops it means to be free."""
-
 GRADIENT_LIMIT = 64 << 20
 """Bytes of outputs' gradients that a step may keep alive. A loss' gradient has 4; that of logits may have gigabytes."""
-
-
 WAITING_LIMIT = 64
 """Forwards kept that no backward has followed yet: a validation loop without ``no_grad`` must not fill the memory."""
+Around = Callable[[int], contextlib.AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replayed:
+    """How the replay of one micro-batch went. ``micro_batch`` is its number in the step, from 0.
+
+    ``forward`` and ``backward`` say what ran to its end; ``why_not`` what kept it from that. ``changed_inputs`` are the
+    numbers of input tensors that were written to since the live forward: what was seen may differ from what was.
+    """
+
+    micro_batch: int
+    forward: bool
+    backward: bool
+    why_not: str | None = None
+    changed_inputs: tuple[int, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -235,24 +245,6 @@ def began(batch: MicroBatch, judge: Callable[[Tensor], Tensor]) -> bool:
 def is_not_finite(gradient: Tensor) -> Tensor:
     """Which elements are nan or inf."""
     return ~torch.isfinite(gradient)
-
-
-Around = Callable[[int], contextlib.AbstractContextManager[Any]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Replayed:
-    """How the replay of one micro-batch went. ``micro_batch`` is its number in the step, from 0.
-
-    ``forward`` and ``backward`` say what ran to its end; ``why_not`` what kept it from that. ``changed_inputs`` are the
-    numbers of input tensors that were written to since the live forward: what was seen may differ from what was.
-    """
-
-    micro_batch: int
-    forward: bool
-    backward: bool
-    why_not: str | None = None
-    changed_inputs: tuple[int, ...] = ()
 
 
 def replay(

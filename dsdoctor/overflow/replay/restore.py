@@ -1,6 +1,8 @@
 """Around a replay: everything in an engine, its module and the random generators that a forward or backward changes.
 
-Snapshot on entry, put back on exit, bit for bit. Runs nothing itself and communicates only where weights are released.
+Snapshot on entry, put back on exit, bit for bit. And what a forward outside of ``engine.forward`` needs: no compiler,
+checkpointing that autograd.grad supports, and ZeRO-3's weights gathered by all ranks together, even when one of them fails on the
+way. Runs nothing itself and communicates only where weights are gathered or released.
 """
 
 import contextlib
@@ -22,13 +24,10 @@ TRACKERS = (
     "megatron.core.tensor_parallel.random",
 )
 """Modules that keep generators of their own for model-parallel dropout, with ``get_states`` and ``set_states``."""
-
 TWISTER = struct.Struct("=624Ii")
 """numpy's ``mt19937_state``: 624 words and the position in them."""
-
 PYTHONS = struct.Struct("=i624I")
 """CPython's ``RandomObject`` behind an object's head: the position, and 624 words."""
-
 QUIET = {
     "reduce_ready_partitions_and_remove_grads": None,
     "process_gradients": None,
@@ -42,12 +41,11 @@ QUIET = {
 }
 """Methods of the ZeRO optimizers that react to a gradient, and what each returns during a replay. Without this, modules that
 run a backward of their own (tiled losses, leaf modules of experts) would reduce a replay's gradients."""
-
 SILENT = {"_start_timers": None, "_stop_timers": None, "flops_profiler_enabled": False}
 """Methods of the engine that react to a forward of its module, and what each returns during a replay."""
-
 COPIED = (list, dict, set, OrderedDict, deque)
 MACHINERY = frozenset(vars(torch.nn.Module())) - {"training", "_buffers"}
+COORDINATOR = "_PartitionedParameterCoordinator__"
 
 
 class Randomness:
@@ -302,13 +300,6 @@ def _is_plain_object(value: Any) -> bool:
 
 def _nothing() -> None:
     pass
-
-
-# What a forward outside of ``engine.forward`` needs: no compiler, checkpointing that autograd.grad supports, and ZeRO-3's
-# weights gathered by all ranks together, even when one of them fails on the way.
-
-
-COORDINATOR = "_PartitionedParameterCoordinator__"
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
-"""How much of a step's gradients is flushed to zero: the step is replayed as it was and with gradients that many times larger.
+"""What float16 has nothing left of: gradients that are flushed to zero, and activations that are nothing.
 
-A larger factor stands for a wider format: what is nothing at first and something then has underflowed. All ranks together.
+The step is replayed as it was, and with gradients that many times larger, or with its forward in float32. A larger factor stands
+for a wider format: what is nothing at first and something then has underflowed. All ranks together.
 """
 
 import math
@@ -20,17 +21,20 @@ from dsdoctor.overflow.replay.investigate import local_gradients
 from dsdoctor.overflow.replay.remedy import Fp32Forward
 from dsdoctor.overflow.replay.replay import BatchRecorder, replay
 
-# Which activations float16 has nothing left of: a step's forward is replayed as it was and in float32. All ranks together.
-
-
 LOST = 0.5
 """The share of a tensor's elements that float16 must have made zero."""
 NOTHING = 1e-12
 """A tensor whose largest value is below it is nothing in float32 either, beside activations of ordinary size: a closed gate."""
 HALF = "float16"
-
 Place = tuple[int, str, int, str]
 """Micro-batch, module, call and the tensor's name."""
+SUSPECT = 0.25
+"""The share of a rank's gradient elements that are zero or denormal from which it is worth a replay: dead units and words that
+did not occur are zero too, and only the replay tells those apart."""
+MARGIN_BITS = 2
+"""Room that is left below the limit when a loss scale is advised: the next batches may have larger gradients."""
+MAX_BITS = 24
+MAX_NAMES = 6
 
 
 @torch.no_grad()
@@ -118,15 +122,6 @@ def placed(frames: Iterable[Frame]) -> Iterator[tuple[Place, tuple[Frame, Tensor
     for frame in frames:
         for tensor in (*frame.inputs, *frame.outputs) if frame.phase is CallPhase.FORWARD else ():
             yield (frame.micro, frame.module, frame.call, tensor.name), (frame, tensor)
-
-
-SUSPECT = 0.25
-"""The share of a rank's gradient elements that are zero or denormal from which it is worth a replay: dead units and words that
-did not occur are zero too, and only the replay tells those apart."""
-MARGIN_BITS = 2
-"""Room that is left below the limit when a loss scale is advised: the next batches may have larger gradients."""
-MAX_BITS = 24
-MAX_NAMES = 6
 
 
 @torch.no_grad()

@@ -1,8 +1,8 @@
-"""Two streams of frames -> where they diverge: the first tensor whose figures differ by more than rounding. Pure.
+"""Two sets of traces -> where they diverge: the first tensor whose figures differ by more than rounding.
 
-Frames are matched by phase, module, call and the tensor's name, and judged in the order in which A ran them. What rounding
-may do: see ``difference.allowed``. A change of shape or dtype is reported and is no divergence by itself: users choose
-padding and precision.
+Batches are read in pairs, one after the other. Frames are matched by phase, module, call and the tensor's name, and judged in the
+order in which A ran them. What rounding may do: see ``allowed``. A change of shape or dtype is reported and is no divergence by
+itself: users choose padding and precision.
 """
 
 import enum
@@ -26,7 +26,21 @@ from dsdoctor.overflow.frames.frame import (
 )
 from dsdoctor.overflow.trace.trace_file import Batches, Selection, Traces, find_batches
 
-# How much two tensors of one place may differ by rounding alone, and in which figure they differ more. Pure.
+ROUNDINGS = {CallPhase.FORWARD: 32, CallPhase.BACKWARD: 256}
+"""Rounding errors of n operations grow like the root of n (Higham, section 2.8), and 32 is the root of a thousand. Gradients
+are sums over all tokens in which much cancels: eight times as much."""
+MIN_ALLOWED, MAX_ALLOWED = 1e-3, 1.0
+OTHER_DATA = {CallPhase.FORWARD: 4.0, CallPhase.BACKWARD: 8.0}
+ZEROS_SAME, ZEROS_OTHER = 0.05, 0.25
+SIMILAR = 8
+"""An abs min is judged where all values lie within a factor of 8; else the least of many values near zero is rounding."""
+NEGLIGIBLE = 1e-3
+"""A tensor that is less than this part of the largest of its call on both sides is not judged: it moves nothing there."""
+MAX_SHOWN = 20
+PHASES = (CallPhase.FORWARD, CallPhase.BACKWARD)
+Key = tuple[bool, str, int, str, int]
+"""Backward, module, call, tensor, and how often that was there before: a gradient may come in several frames."""
+Found = tuple[Frame, TensorStats]
 
 
 class DifferenceKind(enum.Enum):
@@ -69,6 +83,24 @@ class TensorPlace:
     tensor: str
 
 
+@dataclass(kw_only=True)
+class FormChange:
+    """A shape or dtype that differs: how often, and where first."""
+
+    a: str
+    b: str
+    count: int
+    first: TensorPlace
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChosenBatch:
+    """A batch and a rank of one side; None: all that both sides have."""
+
+    batch: int | None = None
+    rank: int | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class TensorDifference:
     """Two tensors of one place. ``ratio``: the larger figure over the smaller, 1 or more; ``tolerance``: what was allowed."""
@@ -80,16 +112,6 @@ class TensorDifference:
     diverges: bool
     a: TensorStats
     b: TensorStats
-
-
-@dataclass(kw_only=True)
-class FormChange:
-    """A shape or dtype that differs: how often, and where first."""
-
-    a: str
-    b: str
-    count: int
-    first: TensorPlace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,18 +130,6 @@ class Comparison:
     dtypes: tuple[FormChange, ...]
     only_a: tuple[str, ...]
     only_b: tuple[str, ...]
-
-
-ROUNDINGS = {CallPhase.FORWARD: 32, CallPhase.BACKWARD: 256}
-"""Rounding errors of n operations grow like the root of n (Higham, section 2.8), and 32 is the root of a thousand. Gradients
-are sums over all tokens in which much cancels: eight times as much."""
-MIN_ALLOWED, MAX_ALLOWED = 1e-3, 1.0
-OTHER_DATA = {CallPhase.FORWARD: 4.0, CallPhase.BACKWARD: 8.0}
-ZEROS_SAME, ZEROS_OTHER = 0.05, 0.25
-SIMILAR = 8
-"""An abs min is judged where all values lie within a factor of 8; else the least of many values near zero is rounding."""
-NEGLIGIBLE = 1e-3
-"""A tensor that is less than this part of the largest of its call on both sides is not judged: it moves nothing there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,10 +211,6 @@ def _zeros_differ(a: TensorStats, b: TensorStats, limit: float) -> bool:
     return abs(a.zeros / a.count - b.zeros / b.count) > limit
 
 
-MAX_SHOWN = 20
-PHASES = (CallPhase.FORWARD, CallPhase.BACKWARD)
-
-
 class Judged(NamedTuple):
     """A difference whose place is not written out: there are millions, and few are kept."""
 
@@ -258,11 +264,6 @@ def compare(pairs: Iterable[Pair], *, tolerance: float | None = None) -> Compari
         only_a=tuple(tally.only_a),
         only_b=tuple(tally.only_b),
     )
-
-
-Key = tuple[bool, str, int, str, int]
-"""Backward, module, call, tensor, and how often that was there before: a gradient may come in several frames."""
-Found = tuple[Frame, TensorStats]
 
 
 def _keyed(frames: Iterable[Frame]) -> dict[Key, Found]:
@@ -363,17 +364,6 @@ def _place(pair: Pair, frame: Frame, tensor: TensorStats) -> TensorPlace:
         call=frame.call,
         tensor=tensor.name,
     )
-
-
-# Two sets of traces and what the user asked for -> the pairs of batches to compare, read one after the other.
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChosenBatch:
-    """A batch and a rank of one side; None: all that both sides have."""
-
-    batch: int | None = None
-    rank: int | None = None
 
 
 def pairs(a: Traces, b: Traces, chosen_a: ChosenBatch, chosen_b: ChosenBatch, selection: Selection) -> Iterator[Pair]:

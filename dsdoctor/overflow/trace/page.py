@@ -1,6 +1,8 @@
-"""Pictures of runs -> a plotly figure: a row for each module, its range against the limit, its headroom batch by batch.
+"""Pictures of runs -> a plotly figure, and one page around it: what holds nan or inf and what is nearest to the limit, in words;
+below it a row for each module, its range against the limit, its headroom batch by batch.
 
-plotly is imported where it is needed: the base install has none.
+plotly is imported where it is needed: the base install has none. Module names come from the user's model, so nothing in them is
+read as a tag.
 """
 
 import math
@@ -17,8 +19,29 @@ from dsdoctor.ui.page import Picture as Drawing
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure, Heatmap
 
-
-# The texts in a picture of a run. Module names come from the user's model, so nothing in them is read as a tag.
+COLOURS = ("#1f77b4", "#e6862a")
+BAD, LIMIT_LINE = "#d4009b", "#d62728"
+MIN_BITS, MAX_BITS = -4, 16
+SCALE = (
+    (0.0, "#67000d"),
+    (0.199, "#cb181d"),
+    (0.2, "#f16913"),
+    (0.3, "#fdae61"),
+    (0.45, "#fee090"),
+    (0.65, "#abd9e9"),
+    (1.0, "#2c7bb6"),
+)
+"""From -4 to 16 bits; 0.2 is 0 bits: what is dark red does not fit."""
+ROW, TALLEST, SHORTEST, TOP, TOP_OF_PAGE, BOTTOM = 17, 9000, 420, 160, 92, 30
+HEADING, LEGEND, TITLES, BAR = 10, 74, 22, 44
+"""Pixels; the bar of colours is at the right, above the titles. A few modules have taller rows, so that they fill the page."""
+MAX_ROWS = 12
+NARROW_TALLEST, NARROW_LABEL = 4000, 16
+"""Pixels of a panel, letters of a module's name: on a telephone."""
+TOLD = (
+    "Left: a dot is the largest value of a module, its line goes down to the least above zero. "
+    "Right: bits that are left below the limit; below 0 it does not fit."
+)
 
 
 def label(row: ModuleRow) -> str:
@@ -61,24 +84,6 @@ def batches_of(picture: Picture, column: int) -> str:
     """
     first = picture.first + column * picture.width
     return str(first) if picture.width == 1 else f"{first}-{first + picture.width - 1}"
-
-
-COLOURS = ("#1f77b4", "#e6862a")
-BAD, LIMIT_LINE = "#d4009b", "#d62728"
-MIN_BITS, MAX_BITS = -4, 16
-SCALE = (
-    (0.0, "#67000d"),
-    (0.199, "#cb181d"),
-    (0.2, "#f16913"),
-    (0.3, "#fdae61"),
-    (0.45, "#fee090"),
-    (0.65, "#abd9e9"),
-    (1.0, "#2c7bb6"),
-)
-"""From -4 to 16 bits; 0.2 is 0 bits: what is dark red does not fit."""
-ROW, TALLEST, SHORTEST, TOP, TOP_OF_PAGE, BOTTOM = 17, 9000, 420, 160, 92, 30
-HEADING, LEGEND, TITLES, BAR = 10, 74, 22, 44
-"""Pixels; the bar of colours is at the right, above the titles. A few modules have taller rows, so that they fill the page."""
 
 
 def figure(pictures: dict[str, Picture], dtype: str, *, title: str = "", meta: Iterable[str] = ()) -> "Figure":
@@ -285,18 +290,6 @@ def _lay_out_axes(shown: "Figure", rows: list[str], *, every: int) -> None:
         minor={"ticks": "", "showgrid": False},
         tickfont={"size": 11},
     )
-
-
-# Pictures of runs -> one page: what holds nan or inf and what is nearest to the limit, in words; below it the picture.
-
-
-MAX_ROWS = 12
-NARROW_TALLEST, NARROW_LABEL = 4000, 16
-"""Pixels of a panel, letters of a module's name: on a telephone."""
-TOLD = (
-    "Left: a dot is the largest value of a module, its line goes down to the least above zero. "
-    "Right: bits that are left below the limit; below 0 it does not fit."
-)
 
 
 def page_of(

@@ -1,4 +1,6 @@
-"""What two traces differ in -> lines for a terminal."""
+"""Traces -> lines for a terminal: their frames in the guide's format (and in a JSON document, both streamed), what two of them
+differ in, and how much room a run has below a dtype's limit, the fp32 list among it.
+"""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -13,10 +15,12 @@ from dsdoctor.overflow.trace.trace_file import Ranked, RankTrace, Traces
 from dsdoctor.ui.screen import SCHEMA
 from dsdoctor.ui.terminal import printable
 
-# Traces -> lines for a terminal in the guide's format, and the one JSON document; both streamed.
-
-
 WHOLE_MODEL = "(the whole model)"
+MAX_NAMES = 12
+MAX_ALIKE = 5
+"""Rows of a table in which nothing diverges."""
+MAX_ROOMS = 20
+MAX_SHORT = 200
 
 
 def counted(count: int, singular: str, plural: str) -> str:
@@ -126,11 +130,6 @@ def source_parts(traces: Traces) -> list[dict[str, Any]]:
     return [_source_part(source) for source in traces.sources]
 
 
-MAX_NAMES = 12
-MAX_ALIKE = 5
-"""Rows of a table in which nothing diverges."""
-
-
 def comparison_lines(found: Comparison) -> Iterator[str]:
     """What differs: the first place, then the largest differences, then what only one side has."""
     yield from _first_lines(found)
@@ -233,13 +232,6 @@ def _times(change: FormChange) -> str:
 
 def _some(names: tuple[str, ...]) -> str:
     return clean(and_more(names, MAX_NAMES))
-
-
-# How much room a run has below a dtype's limit -> lines for a terminal, the fp32 list among them.
-
-
-MAX_ROOMS = 20
-MAX_SHORT = 200
 
 
 def headroom_lines(found: Headroom, *, every: bool = False) -> Iterator[str]:

@@ -33,6 +33,15 @@ from dsdoctor.overflow.verdict.evidence import (
 )
 from dsdoctor.rules import book
 
+MAX_SQUARABLE = LIMITS["float32"] ** 0.5
+"""The square of a larger number is inf in float32."""
+MAX_NORMAL_SKIPS = 30
+"""Steps in a row that a dynamic loss scale may skip while it is searched: from 2**24 down to 1, and a few."""
+MAX_FLUSHED_SHARE = 0.3
+"""The share of gradient elements that must be flushed, and would not be at a larger scale: healthy fp16 runs have under a tenth."""
+MAX_UNCHANGED_SHARE = 0.75
+"""The share of weights with a gradient that a step leaves as they are, in two checks one after the other."""
+
 
 def nan_in_the_batch(rank_reports: RankReports) -> Iterator[Finding]:
     """The batch itself holds nan or inf: an input of the whole model is bad before any module has run."""
@@ -283,17 +292,6 @@ def _place(rank_report: RankReport) -> tuple[str, ...]:
     """Said where the line is known: then it is told in full, although the loss was bad before."""
     made = rank_report.loss_made
     return () if made is None or not made.line else ("the loss",)
-
-
-MAX_SQUARABLE = LIMITS["float32"] ** 0.5
-"""The square of a larger number is inf in float32."""
-
-MAX_NORMAL_SKIPS = 30
-"""Steps in a row that a dynamic loss scale may skip while it is searched: from 2**24 down to 1, and a few."""
-MAX_FLUSHED_SHARE = 0.3
-"""The share of gradient elements that must be flushed, and would not be at a larger scale: healthy fp16 runs have under a tenth."""
-MAX_UNCHANGED_SHARE = 0.75
-"""The share of weights with a gradient that a step leaves as they are, in two checks one after the other."""
 
 
 def gradient_stays_at_scale_one(rank_reports: RankReports) -> Iterator[Finding]:

@@ -1,4 +1,7 @@
-"""The guide's class and function, with its names, its signatures and its printed format, for any module."""
+"""The guide's class and function, with its names, its signatures and its printed format, for any module.
+
+A gradient that only a loss scale makes too large is normal; where that cannot be known, nothing is ended.
+"""
 
 from collections import deque
 from typing import Any
@@ -21,11 +24,6 @@ from dsdoctor.overflow.replay.provenance import with_buffers
 from dsdoctor.overflow.verdict.evidence import bad_gradient
 from dsdoctor.overflow.verdict.verdict import judge
 from dsdoctor.rules import book
-
-# The gradients that the guide's class saw in one backward -> what is said of them, and whether the training ends there.
-#
-# A gradient that only a loss scale makes too large is normal; where that cannot be known, nothing is ended.
-
 
 NOT_KNOWN = 0.0
 """The loss scale where the loss is no output of the model, and float16 is among the gradients."""

@@ -53,10 +53,22 @@ from dsdoctor.overflow.watch.loss_line import (
     loss_line,
 )
 
-# Which of the engines of a process one is, where there are several: a generator and its discriminator, an actor and its critic.
-
-
 _watched: list["weakref.ref[Any]"] = []
+MAX_RECORDS = 64
+"""Forwards whose records are kept for the step that judges them."""
+MAX_LOSS_GRAPHS = 8
+"""Bad losses whose graph is read."""
+
+
+class BadLoss(NamedTuple):
+    """What is known of a bad loss before its backward: the operation that made it, the script's statement, whether labels count."""
+
+    made: Origin | None = None
+    line: str = ""
+    ignored: str = ""
+
+
+NOT_SEEN = BadLoss()
 
 
 def register(engine: Any) -> None:
@@ -75,25 +87,6 @@ def engine_label(engine: Any) -> str:
     shape = tuple(getattr(weight, "ds_shape", getattr(weight, "shape", ())))
     first = f", {name} {'x'.join(map(str, shape))}" if name else ""
     return f"{type(engine.module).__name__}{first}, {number} of {len(alive)} in this process"
-
-
-MAX_RECORDS = 64
-"""Forwards whose records are kept for the step that judges them."""
-
-
-MAX_LOSS_GRAPHS = 8
-"""Bad losses whose graph is read."""
-
-
-class BadLoss(NamedTuple):
-    """What is known of a bad loss before its backward: the operation that made it, the script's statement, whether labels count."""
-
-    made: Origin | None = None
-    line: str = ""
-    ignored: str = ""
-
-
-NOT_SEEN = BadLoss()
 
 
 class Decisions:

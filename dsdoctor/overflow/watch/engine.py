@@ -45,6 +45,10 @@ from dsdoctor.overflow.watch.loss_line import LossLines
 from dsdoctor.rules import book
 
 FOLDER = "dsdoctor-trace"
+NOTHING_TRACED = (
+    "the engine is compiled, and level trace sees nothing inside its graphs: trace a run without engine.compile(), or take "
+    "level frames before it"
+)
 
 
 class Tracer:
@@ -149,12 +153,6 @@ def unused(path: Path) -> Path:
         free = path.with_name(f"{path.stem}-{number}{path.suffix}")
         number += 1
     return free
-
-
-NOTHING_TRACED = (
-    "the engine is compiled, and level trace sees nothing inside its graphs: trace a run without engine.compile(), or take "
-    "level frames before it"
-)
 
 
 def watch(engine: Any, **options: Any) -> "Watch":

@@ -22,6 +22,13 @@ from dsdoctor.overflow.verdict.verdict import judge
 MARKS = {Severity.NOTE: "·", Severity.WARNING: "!", Severity.ERROR: "✗"}
 
 
+class LocalFinding(msgspec.Struct, frozen=True):
+    """What one rank saw by itself. ``harmless``: loss and gradients are finite."""
+
+    report: RankReport
+    harmless: bool
+
+
 class Announcer:
     """Prints each finding in full once, and later only that it came again. The caller decides which rank prints."""
 
@@ -115,13 +122,6 @@ def _frame_lines(rank_reports: list[RankReport]) -> Iterator[str]:
             yield frame.COLUMNS
             yield frame.text(rank_report.frames)
             return
-
-
-class LocalFinding(msgspec.Struct, frozen=True):
-    """What one rank saw by itself. ``harmless``: loss and gradients are finite."""
-
-    report: RankReport
-    harmless: bool
 
 
 class FindingsLog:

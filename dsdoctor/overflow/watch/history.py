@@ -35,6 +35,17 @@ SECOND_MOMENTS = ("exp_avg_sq", "square_avg", "sum")
 """What Adam and its kin, RMSprop and Adagrad divide by the root of, with eps added."""
 CHUNK_ELEMENTS = 1 << 24
 """Elements that are looked at together: a partition may have billions."""
+MAX_POINTS = 16
+"""Readings of each weight that are kept: where there are more, every second one goes, but for the first."""
+MAX_ALWAYS_REPLAYED = 3
+"""So many overflows are always replayed, in a row or, with a dynamic loss scale, in all; after them only those whose number is
+a power of two: a dynamic scale goes too high every thousand steps or so, and that is normal."""
+MAX_LOSSES = 1024
+CHECK_INTERVAL_STEPS = 100
+"""Steps from check to check; the first ones are looked at after 1, 2, 4, 8 and so on."""
+NAMES_OF_HALVES = ("float16", "bfloat16")
+MADE_HERE = (BadKind.MODULE, BadKind.BETWEEN, BadKind.LOSS, BadKind.GRADIENT)
+"""Kinds for which another precision may help: not where the batch or a weight is bad already."""
 
 
 class WeightUpdates:
@@ -148,10 +159,6 @@ def groups(engine: Any) -> list[dict[str, Any]]:
     return getattr(inner, "param_groups", None) or []
 
 
-MAX_POINTS = 16
-"""Readings of each weight that are kept: where there are more, every second one goes, but for the first."""
-
-
 class PointsByName:
     """For each name a few steps with a value: the first, and of the others fewer and fewer."""
 
@@ -236,12 +243,6 @@ def _largest(parameters: dict[str, Any], meters: Meters) -> dict[str, float]:
     readings.settle()
     stats = {name: readings.stats(number, name) for name, number in held.items() if isinstance(number, int)}
     return {name: each.absmax for name, each in stats.items() if each.absmax is not None}
-
-
-MAX_ALWAYS_REPLAYED = 3
-"""So many overflows are always replayed, in a row or, with a dynamic loss scale, in all; after them only those whose number is
-a power of two: a dynamic scale goes too high every thousand steps or so, and that is normal."""
-MAX_LOSSES = 1024
 
 
 class StepLosses:
@@ -333,13 +334,6 @@ class OverflowCount:
 def is_power_of_two(number: int) -> bool:
     """1, 2, 4, 8 and so on."""
     return number & (number - 1) == 0
-
-
-CHECK_INTERVAL_STEPS = 100
-"""Steps from check to check; the first ones are looked at after 1, 2, 4, 8 and so on."""
-NAMES_OF_HALVES = ("float16", "bfloat16")
-MADE_HERE = (BadKind.MODULE, BadKind.BETWEEN, BadKind.LOSS, BadKind.GRADIENT)
-"""Kinds for which another precision may help: not where the batch or a weight is bad already."""
 
 
 def is_due(step: int) -> bool:

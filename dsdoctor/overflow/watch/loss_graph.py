@@ -77,6 +77,7 @@ OF_INF = {
     "Div": "inf divided by inf is nan",
 }
 OUTSIDE = "which needs no gradient (a target, a constant, what another model gave)"
+MAX_OPERATIONS, MAX_OUTPUTS = 256, 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -369,9 +370,6 @@ def _figures(value: Tensor) -> TensorStats:
 
 def _amount(value: Tensor) -> str:
     return amount(_figures(value))
-
-
-MAX_OPERATIONS, MAX_OUTPUTS = 256, 16
 
 
 class LossBackward:

@@ -1,7 +1,9 @@
 """A loss that the script computed, and that is nan or inf -> the statement in which it became so, by the script's own values.
 
-Follows names from the call of ``backward`` back through the assignments that surely ran, as long as their values, which are
-still in the calling function, are bad. Reads source and variables, and says nothing where that does not decide.
+Follows names from the call of ``backward`` back through the assignments that surely ran, as long as their values, which are still
+in the calling function, are bad. Reads source and variables, and says nothing where that does not decide. That autograd notes the
+lines of operations is a switch of torch, on only while a bad loss is expected again: it costs some fifty microseconds an
+operation.
 """
 
 import ast
@@ -22,6 +24,8 @@ from dsdoctor.overflow.measure.readings import leaves
 Block = tuple[ast.stmt, ...]
 RUNS_THE_MODEL = ", which runs the model too"
 NOT_KNOWN: tuple[str, dict[str, Any]] = "", {}
+MAX_FORWARDS = 100
+"""Forwards after a bad loss in which its line is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,14 +200,6 @@ def is_bad(value: Any) -> bool:
         return False
     floating = (tensor for tensor in leaves(value) if tensor.is_floating_point() and tensor.numel())
     return any(not bool(torch.isfinite(tensor).all()) for tensor in floating)
-
-
-# Autograd notes the lines of the operations between a model's forward and its backward: a switch of torch, on only while a loss
-# that was nan or inf is expected again, because it costs some fifty microseconds an operation. Changes no value.
-
-
-MAX_FORWARDS = 100
-"""Forwards after a bad loss in which its line is looked for."""
 
 
 class LossLines:
