@@ -14,8 +14,7 @@ from dsdoctor.hang.incidents import APART, dumps_in, look_at, read_dumps, read_r
 from dsdoctor.hang.models import Incident, Verdict
 from dsdoctor.hang.page import check_page, write_page
 from dsdoctor.hang.processes import rank_processes
-from dsdoctor.hang.text import hang_lines
-from dsdoctor.hang.verdict import judge
+from dsdoctor.hang.verdict import hang_lines, judge
 from dsdoctor.ui.screen import first_step, next_line
 
 DEFAULT = Path("dsdoctor-hang")

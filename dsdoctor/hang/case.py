@@ -16,10 +16,10 @@ from dsdoctor.hang.stacks import (
     is_own,
     is_starting,
     own_frame,
-    ranks_words,
 )
 from dsdoctor.hang.waiting import Waiting
 from dsdoctor.ranks.failure import is_peer_disconnect
+from dsdoctor.ranks.nodelist import ranks_in_words
 
 KILLED, ASKED_TO_END = "killed by ", ("SIGTERM", "SIGINT", "SIGHUP")
 """Launchers and people end ranks by these signals."""
@@ -251,7 +251,7 @@ class Case:
             if rank not in hidden:
                 by_name.setdefault(self.waiting.operation_of(self.views[rank]) or "", []).append(rank)
         parts = [
-            f"{ranks_words(ranks)} {'is' if len(ranks) == 1 else 'are'} blocked in {name}"
+            f"{ranks_in_words(ranks)} {'is' if len(ranks) == 1 else 'are'} blocked in {name}"
             for name, ranks in by_name.items()
         ]
         return " and ".join(parts)

@@ -1,30 +1,276 @@
-"""A case -> findings: who does not come and why. Each check is one cause; the first that explains the hang is told. Judges,
-never looks.
+"""A case -> findings: which rank is missing and why, or what is the matter with its process. Each check is one cause; the first
+that explains the hang is told. Judges, never looks.
 
 When one rank fails all others fail to move, so the causes stand in the order in which they explain each other.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from dsdoctor.core.finding import Finding, Severity, Step, step
+from dsdoctor.core.processes import LETTERS
 from dsdoctor.hang.activity import Activity, activity_of, remediation
-from dsdoctor.hang.case import Case, polls_child, severity_of, wakes_again_and_again
-from dsdoctor.hang.models import PROCESSES, Operation, RankView
-from dsdoctor.hang.outside import may_read
-from dsdoctor.hang.process_checks import (
-    hang_disk_sleep,
-    hang_host_gone,
-    hang_interpreter_held,
-    hang_network_cut,
-    hang_rank_gone,
-    hang_rank_stopped,
-    hang_stale_lock,
+from dsdoctor.hang.case import (
+    CRASHES,
+    EXIT_STATUS,
+    QUIET,
+    Case,
+    is_terminated_on_request,
+    polls_child,
+    severity_of,
+    signal_of,
+    wakes_again_and_again,
 )
-from dsdoctor.hang.stacks import gathers, ranks_words
-from dsdoctor.hang.waiting import EARLIER, Difference, at_place
+from dsdoctor.hang.models import NOT_LOOKED, PROCESSES, RankView
+from dsdoctor.hang.outside import NOT_INSTALLED, REFUSED, may_read
+from dsdoctor.hang.stacks import acting_stack, frame_text, gathers, own_frame
+from dsdoctor.hang.waiting import EARLIER, Difference, at_place, sizes_text
+from dsdoctor.ranks.nodelist import ranks_in_words
 from dsdoctor.rules import book
 
+ERROR = Severity.ERROR
 CHILDREN = step("ps -o pid,stat,etime,wchan:24,args --ppid {pid}")
+
+
+def hang_rank_gone(case: Case) -> Iterator[Finding]:
+    """The process of a rank has ended, and the other ranks wait for it."""
+    first = case.incident.first_ended
+    parted = {rank for each in case.waiting.differences() for _, ranks in each.calls for rank in ranks}
+    for view in case.dead:
+        follows = first or (not case.waiting_ranks and case.incident.source != PROCESSES)
+        # a rank that came to its end after it had parted from the others is not at fault
+        if (view.rank not in first and follows) or (view.ended == QUIET and view.rank in parted):
+            continue
+        sample = view.sample
+        signal = signal_of(view)
+        others = case.waits_words()
+        yield book.finding(
+            "hang-rank-gone",
+            Severity.WARNING if is_terminated_on_request(view) else ERROR,
+            case="killed"
+            if signal == "SIGKILL"
+            else "aborted"
+            if signal == "SIGABRT"
+            else "crashed"
+            if signal in CRASHES
+            else "asked"
+            if is_terminated_on_request(view)
+            else ""
+            if signal
+            else "waited-for"
+            if view.ended == QUIET and others
+            else "over"
+            if view.ended == QUIET
+            else "raised"
+            if sample and sample.failure
+            else "exited"
+            if view.ended.startswith(EXIT_STATUS)
+            else "",
+            evidence=(*_fewer_calls(case, view), *_last_called(case, view), *case.evidence([view.rank])),
+            who=case.rank_label(view.rank),
+            how=view.ended,
+            failure=f" after {sample.failure}" if sample and sample.failure else "",
+            others=others,
+            rank=view.rank,
+            example=next((f", such as {call}" for other in _others(case, view) for call in _last_call(other)), ""),
+            gathering=_gathering(case, case.views),
+        )
+
+
+def _others(case: Case, view: RankView) -> tuple[RankView, ...]:
+    return tuple(case.views[rank] for rank in sorted(case.views) if rank != view.rank)
+
+
+def _last_called(case: Case, view: RankView) -> Iterator[str]:
+    """What the others had called when a rank ended itself: it may have met another collective."""
+    for other in _others(case, view)[:4] if view.ended.endswith("SIGABRT") else ():
+        for call in _last_call(other):
+            yield f"rank {other.rank} last called {call.removesuffix(f' on rank {other.rank}')}"
+
+
+def _fewer_calls(case: Case, view: RankView) -> Iterator[str]:
+    """How many collectives a rank that came to its regular end had called, where others have called more."""
+    if view.ended != QUIET or view.sample is None:
+        return
+    for group in view.sample.groups:
+        others = {
+            each.sequence: rank
+            for rank, other in case.views.items()
+            for each in (other.sample.groups if other.sample and rank != view.rank else ())
+            if each.name == group.name and each.sequence > group.sequence
+        }
+        if others:
+            most = max(others)
+            yield (
+                f"rank {view.rank} had called {group.sequence} collectives of group {group.name} when it ended, "
+                f"rank {others[most]} {most}"
+            )
+
+
+def _last_call(view: RankView) -> Iterator[str]:
+    """The last collective of a rank with its line, where that is known."""
+    calls = [each for group in (view.sample.groups if view.sample else ()) for each in group.operations if each.place]
+    if calls:
+        last = max(calls, key=lambda each: each.called)
+        yield f"{last.name}{at_place(last)} on rank {view.rank}"
+    elif view.sample and (own := own_frame(view.sample.failed_in, only=True)):
+        yield f"the call at {frame_text(own)} on rank {view.rank}"
+
+
+def hang_rank_stopped(case: Case) -> Iterator[Finding]:
+    """The process of a rank is stopped: by a signal (Ctrl-Z, a scheduler that suspends) or by a debugger."""
+    for view in case.stopped:
+        yield book.finding(
+            "hang-rank-stopped",
+            ERROR,
+            evidence=case.evidence([view.rank]),
+            who=case.rank_label(view.rank),
+            state=LETTERS[view.state],
+            others=_others_wait(case),
+            host=view.host,
+            pid=view.pid,
+        )
+
+
+def hang_disk_sleep(case: Case) -> Iterator[Finding]:
+    """The process of a rank waits in the kernel for a disk, a network file system or a driver, and cannot be interrupted."""
+    for view in case.sleeping:
+        yield book.finding(
+            "hang-disk-sleep",
+            severity_of(view),
+            evidence=case.evidence([view.rank]),
+            who=case.rank_label(view.rank),
+            state=LETTERS["D"],
+            where=case.where(view),
+            others=_others_wait(case),
+            host=view.host,
+            disk=view.disk,
+            pid=view.pid,
+        )
+
+
+def hang_host_gone(case: Case) -> Iterator[Finding]:
+    """A node is not reached any more, or the watch there has ended, and nothing moves."""
+    for host, ranks in sorted(case.incident.silent_hosts.items()):
+        if not set(ranks) <= set(case.views):
+            yield book.finding(
+                "hang-host-gone",
+                ERROR,
+                evidence=case.evidence(()),
+                node=host,
+                ranks=ranks_in_words(ranks),
+                others=_others_wait(case),
+                host=host.partition("/")[0],
+            )
+    for host, ranks in sorted(case.incident.left_hosts.items()):
+        yield book.finding(
+            "hang-host-gone",
+            ERROR,
+            case="one-rank-ended" if len(ranks) == 1 else "ranks-ended",
+            evidence=case.evidence(()),
+            node=host,
+            ranks=ranks_in_words(ranks),
+            others=_others_wait(case),
+        )
+
+
+def hang_network_cut(case: Case) -> Iterator[Finding]:
+    """Two nodes of a run do not reach each other, and the ranks of both are there."""
+    for host, ranks in sorted(case.incident.silent_hosts.items()):
+        if set(ranks) <= set(case.views) and not any(rank in case.faulty_ranks for rank in ranks):
+            yield book.finding(
+                "hang-network-cut",
+                ERROR,
+                evidence=case.evidence(()),
+                node=host,
+                ranks=ranks_in_words(ranks),
+                others=_others_wait(case),
+                host=host.partition("/")[0],
+            )
+            return
+
+
+def hang_interpreter_held(case: Case) -> Iterator[Finding]:
+    """On a rank no Python code has run for a while: C code holds the interpreter's lock (the GIL)."""
+    for view in case.gil_blocked:
+        yield book.finding(
+            "hang-interpreter-held",
+            severity_of(view),
+            evidence=case.evidence([view.rank]),
+            who=case.rank_label(view.rank),
+            seconds=f"{view.silent:.0f}",
+            where=case.where(view),
+            others=_others_wait(case),
+            pid=view.pid,
+        )
+
+
+def hang_stale_lock(case: Case) -> Iterator[Finding]:
+    """A rank waits for the lock of a torch extension that no living process holds."""
+    locks = {
+        view.lock.path: view
+        for view in case.incident.ranks
+        if view.lock and view.lock.holder.pid is None and not view.lock.holder.doubt
+    }
+    # one of the ranks that wait for no lock, on any node, may be compiling
+    others = (view for view in case.incident.ranks if view.lock is None and view.rank not in case.faulty_ranks)
+    if any("/torch/utils/cpp_extension.py" in frame.file for view in others for frame in acting_stack(view)[-6:]):
+        return
+    for path, first in locks.items():
+        ranks = [view.rank for view in case.incident.ranks if view.lock and view.lock.path == path]
+        yield book.finding(
+            "hang-stale-lock",
+            ERROR,
+            case="" if len(ranks) == 1 else "ranks",
+            evidence=(f"the lock is {first.lock.age / 60:.0f} minutes old", *case.evidence([first.rank]))
+            if first.lock
+            else (),
+            ranks=ranks_in_words(ranks),
+            path=path,
+            host=first.host,
+        )
+
+
+def hang_stacks_unread(case: Case) -> Iterator[Finding]:
+    """The stacks of running processes could not be read, so what they wait for is not known."""
+    reasons: dict[str, list[int]] = {}
+    for view in case.unread:
+        reasons.setdefault(view.unread, []).append(view.rank)
+    for reason, ranks in reasons.items():
+        waits = case.waits_words(ranks)
+        yield book.finding(
+            "hang-stacks-unread",
+            Severity.WARNING,
+            case="not-installed"
+            if reason == NOT_INSTALLED
+            else "refused"
+            if reason == REFUSED
+            else "not-looked"
+            if reason == NOT_LOOKED
+            else "",
+            evidence=(
+                *(_without_stacks(case.views[rank]) for rank in ranks[:4]),
+                *([waits] if waits and reason == NOT_LOOKED else []),
+            ),
+            ranks=ranks_in_words(ranks),
+            reason=reason,
+            pid=case.views[ranks[0]].pid,
+        )
+
+
+def _without_stacks(view: RankView) -> str:
+    """What is seen of a process whose stacks could not be read."""
+    words = [
+        LETTERS.get(view.state, view.state),
+        *([f"in the kernel: {view.waits}"] if view.waits else []),
+        view.activity,
+        f"its last sample is {view.age:.0f} s old" if view.unread == NOT_LOOKED else "",
+    ]
+    return f"rank {view.rank} (pid {view.pid}): {', '.join(word for word in words if word)}"
+
+
+def _others_wait(case: Case) -> str:
+    words = case.waits_words()
+    return f"; {words}" if words else ""
 
 
 def hang_store_unserved(case: Case) -> Iterator[Finding]:
@@ -35,9 +281,9 @@ def hang_store_unserved(case: Case) -> Iterator[Finding]:
         return
     yield book.finding(
         "hang-store-unserved",
-        Severity.ERROR,
+        ERROR,
         evidence=case.evidence(view.rank for view in living[:4]),
-        ranks=ranks_words(view.rank for view in living),
+        ranks=ranks_in_words(view.rank for view in living),
         address=addresses.pop(),
         rank=living[0].rank,
         where=case.where(living[0]),
@@ -65,7 +311,7 @@ def hang_not_started(case: Case) -> Iterator[Finding]:
             who=case.rank_label(view.rank),
             again=" again" if view.sample and view.sample.initialized else "",
             where=case.where(view),
-            waiting=f"{ranks_words(waiting)} {'waits' if len(waiting) == 1 else 'wait'}",
+            waiting=f"{ranks_in_words(waiting)} {'waits' if len(waiting) == 1 else 'wait'}",
             advice=fix.text,
         )
     if case.unknown:
@@ -75,22 +321,25 @@ def hang_not_started(case: Case) -> Iterator[Finding]:
             severity_of(*case.starting),
             case="" if len(case.unknown) == 1 else "ranks",
             evidence=case.evidence(waiting[:1]),
-            ranks=ranks_words(case.unknown),
+            ranks=ranks_in_words(case.unknown),
             world=case.incident.world,
-            waiting=f"{ranks_words(waiting)} {'waits' if len(waiting) == 1 else 'wait'}",
+            waiting=f"{ranks_in_words(waiting)} {'waits' if len(waiting) == 1 else 'wait'}",
         )
 
 
 def _start_incomplete(case: Case) -> Finding:
     """All ranks have come to the start, and it does not end: they do not find each other, or no connection comes about."""
-    addresses = {view.rank: view.sample.rendezvous for view in case.starting if view.sample and view.sample.rendezvous}
+    addresses: dict[str, list[int]] = {}
+    for view in case.starting:
+        if view.sample and view.sample.rendezvous:
+            addresses.setdefault(view.sample.rendezvous, []).append(view.rank)
     again = any(view.sample and view.sample.initialized for view in case.starting)
     return book.finding(
         "hang-not-started",
         severity_of(*case.starting),
         case="all-again" if again else "all",
         evidence=(
-            *(f"{ranks_words(ranks)} at the store {address}" for address, ranks in _by_value(addresses).items()),
+            *(f"{ranks_in_words(ranks)} at the store {address}" for address, ranks in addresses.items()),
             *case.evidence(view.rank for view in case.starting[:2]),
         ),
         world=case.incident.world,
@@ -99,20 +348,13 @@ def _start_incomplete(case: Case) -> Finding:
     )
 
 
-def _by_value(named: Mapping[int, str]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for rank, value in named.items():
-        found.setdefault(value, []).append(rank)
-    return found
-
-
 def hang_other_operation(case: Case) -> Iterator[Finding]:
     """The ranks of a group called different collectives at the same place in their order, or one with different senders."""
     differences = [each for each in case.waiting.differences() if each.parted]
     for difference in differences:
         yield book.finding(
             "hang-other-operation",
-            Severity.ERROR,
+            ERROR,
             case="other-sizes" if difference.same_name else "",
             evidence=_difference_evidence(case, difference),
             group=difference.group,
@@ -137,7 +379,7 @@ def hang_other_sizes(case: Case) -> Iterator[Finding]:
         if not difference.parted:
             yield book.finding(
                 "hang-other-sizes",
-                Severity.ERROR,
+                ERROR,
                 case="other-types" if difference.same_sizes else "",
                 evidence=_difference_evidence(case, difference),
                 group=difference.group,
@@ -241,7 +483,7 @@ def hang_all_outside(case: Case) -> Iterator[Finding]:
         case="" if len(living) > 1 else "one",
         evidence=case.evidence([view.rank for view in living[:4]]),
         steps=fix.steps,
-        ranks=ranks_words(view.rank for view in living),
+        ranks=ranks_in_words(view.rank for view in living),
         rank=first.rank,
         where=case.where(first),
         advice=fix.text,
@@ -258,7 +500,7 @@ def hang_at_exit(case: Case) -> Iterator[Finding]:
         yield book.finding(
             "hang-at-exit",
             # a script that goes on after its group may upload, merge or serve what it has trained: no rank waits for that
-            Severity.ERROR if over or activity_of(view).waits_for_thread else Severity.WARNING,
+            ERROR if over or activity_of(view).waits_for_thread else Severity.WARNING,
             case="leaving" if view.sample.leaving else "" if over else "left-group",
             evidence=case.evidence([view.rank]),
             steps=fix.steps,
@@ -272,7 +514,7 @@ def _while_others(case: Case, view: RankView, waiting: tuple[int, ...]) -> str:
     """What the others do meanwhile, as the end of a sentence."""
     if waits := case.waits_words([view.rank]):
         return waits
-    return f"{ranks_words(waiting)} {'is' if len(waiting) == 1 else 'are'} ahead"
+    return f"{ranks_in_words(waiting)} {'is' if len(waiting) == 1 else 'are'} ahead"
 
 
 def _in_different(case: Case) -> Finding:
@@ -284,11 +526,11 @@ def _in_different(case: Case) -> Finding:
     few = fewest_first[0][1]
     return book.finding(
         "hang-other-operation",
-        Severity.ERROR,
+        ERROR,
         case="each-in-another",
         evidence=(*_fewer(case, few[0]), *_places(case, case.waiting_ranks), *case.evidence(few[:2])),
         calls="; ".join(
-            f"{ranks_words(ranks)} in {name}{f' (number {number} of group {group})' if group else ''}"
+            f"{ranks_in_words(ranks)} in {name}{f' (number {number} of group {group})' if group else ''}"
             for (name, group, number), ranks in fewest_first
         ),
         rank=few[0],
@@ -302,7 +544,7 @@ def _fewer(case: Case, rank: int) -> Iterator[str]:
     for behind in case.waiting.behind():
         if rank in behind.ranks and set(behind.waiting) & set(case.waiting_ranks):
             yield (
-                f"rank {rank} has called {behind.sequence} collectives of group {behind.group}, {ranks_words(behind.waiting)} "
+                f"rank {rank} has called {behind.sequence} collectives of group {behind.group}, {ranks_in_words(behind.waiting)} "
                 f"{behind.ahead}: {book.phrase('hang', 'fewer-calls')}"
             )
 
@@ -313,10 +555,10 @@ def _other_root(case: Case, roots: dict[str, tuple[int, ...]]) -> Finding:
     few = fewest_first[0][1]
     return book.finding(
         "hang-other-operation",
-        Severity.ERROR,
+        ERROR,
         case="other-root",
         evidence=(*_places(case, case.waiting_ranks), *case.evidence(few[:2])),
-        calls="; ".join(f"{ranks_words(ranks)}: {root}" for root, ranks in fewest_first),
+        calls="; ".join(f"{ranks_in_words(ranks)}: {root}" for root, ranks in fewest_first),
         rank=few[0],
         where=case.where(case.views[few[0]]),
     )
@@ -324,8 +566,13 @@ def _other_root(case: Case, roots: dict[str, tuple[int, ...]]) -> Finding:
 
 def _calls(difference: Difference) -> str:
     """What the ranks of a group called, those with the same call together."""
-    typed = difference.same_sizes
-    return "; ".join(f"{ranks_words(ranks)}: {_call(operation, typed)}" for operation, ranks in difference.calls)
+    calls = []
+    for operation, ranks in difference.calls:
+        sizes = sizes_text(operation)
+        sizes += f" {' '.join(dict.fromkeys(operation.types))}" if difference.same_sizes else ""
+        called = f"{operation.name} of {sizes}" if sizes else operation.name
+        calls.append(f"{ranks_in_words(ranks)}: {called}{at_place(operation)}")
+    return "; ".join(calls)
 
 
 def _now(case: Case, difference: Difference) -> str:
@@ -355,7 +602,7 @@ def _places(case: Case, ranks: tuple[int, ...] | list[int]) -> tuple[str, ...]:
     for rank in ranks:
         if rank in case.views:
             places.setdefault(case.where(case.views[rank]), []).append(rank)
-    return tuple(f"{ranks_words(members)} now: {where}" for where, members in places.items())
+    return tuple(f"{ranks_in_words(members)} now: {where}" for where, members in places.items())
 
 
 def _ended(case: Case, ranks: Iterable[int]) -> Iterator[str]:
@@ -365,12 +612,6 @@ def _ended(case: Case, ranks: Iterable[int]) -> Iterator[str]:
         if view.ended:
             after = f" after {view.sample.failure}" if view.sample and view.sample.failure else ""
             yield f"rank {rank} ended: {view.ended}{after}"
-
-
-def _call(operation: Operation, typed: bool) -> str:
-    sizes = " ".join("x".join(map(str, each)) or "1" for each in operation.sizes)
-    sizes += f" {' '.join(dict.fromkeys(operation.types))}" if typed else ""
-    return (f"{operation.name} of {sizes}" if sizes else operation.name) + at_place(operation)
 
 
 CHECKS = (

@@ -39,8 +39,7 @@ from dsdoctor.hang.models import (
     ThreadStack,
 )
 from dsdoctor.hang.processes import RankProcess
-from dsdoctor.hang.source import Sources
-from dsdoctor.hang.stacks import main_of
+from dsdoctor.hang.stacks import Sources, main_of
 
 SCHEMA = "dsdoctor/1"
 INCIDENT = "incident.json"

@@ -33,8 +33,7 @@ from dsdoctor.hang.models import (
 )
 from dsdoctor.hang.processes import file_call, file_system_of, is_of_open_file
 from dsdoctor.hang.ring import ARRIVALS, JOINED, LEAVING, UNWATCHED, Heartbeat, RingReader
-from dsdoctor.hang.source import Sources
-from dsdoctor.hang.stacks import acting_stack, is_own, main_of, own_frame, pauses, with_texts
+from dsdoctor.hang.stacks import Sources, acting_stack, is_own, main_of, own_frame, pauses, with_texts
 
 NAME = re.compile(r"rank-(\d{1,6})-(\d{1,10})\.ring")
 LEAST_WINDOW, WINDOW = 4, 30

@@ -25,8 +25,7 @@ from dsdoctor.core.text import decode
 from dsdoctor.hang.activity import AT_LOCK, LOCKED, Activity, StackActivity, activity_in, activity_of
 from dsdoctor.hang.models import Frame, LoaderWorker, RankView, ThreadStack
 from dsdoctor.hang.processes import all_parents, catches, caught, facts_of, owner_of, waits_in
-from dsdoctor.hang.source import Sources
-from dsdoctor.hang.stacks import frame_text, main_of, own_frame
+from dsdoctor.hang.stacks import Sources, frame_text, main_of, own_frame
 
 NAME = "py-spy"
 DUMP_TIMEOUT_SECONDS = 20.0

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from dsdoctor.core.processes import LETTERS
 from dsdoctor.hang.case import Case
 from dsdoctor.hang.models import PROCESSES, RECORDERS, GroupState, Incident, Operation, RankView, Verdict
-from dsdoctor.hang.stacks import main_stack, ranks_words
-from dsdoctor.hang.text import headline
+from dsdoctor.hang.stacks import main_stack
+from dsdoctor.hang.verdict import headline
+from dsdoctor.ranks.nodelist import ranks_in_words
 from dsdoctor.ui import page
 from dsdoctor.ui.page import Listing, Page, Picture, Table, safe
 from dsdoctor.ui.terminal import MARKS
@@ -68,7 +69,7 @@ def rows_of(case: Case) -> list[Row]:
         alike.setdefault((case.where(view), view.state, numbers), []).append(view)
     few_first = sorted(alike.values(), key=lambda members: (len(members), members[0].rank))[:MAX_TIMELINE_ROWS]
     return [
-        Row(name=_short(ranks_words(each.rank for each in members)), view=members[0], calls=calls_of(members[0]))
+        Row(name=_short(ranks_in_words(each.rank for each in members)), view=members[0], calls=calls_of(members[0]))
         for members in few_first
     ]
 
@@ -249,7 +250,7 @@ def _table(name: str, members: dict[int, GroupState]) -> Table:
     usual = [
         _most_frequent(column) for column in zip(*(cells for cells, ranks in rows.items() for _ in ranks), strict=True)
     ]
-    marked = [(ranks_words(ranks), *_with_marks(cells, usual)) for cells, ranks in rows.items()]
+    marked = [(ranks_in_words(ranks), *_with_marks(cells, usual)) for cells, ranks in rows.items()]
     return Table(
         title=f"the last collectives of group {name}",
         caption=f"By number in the group; {NEVER} was not called. A mark shows where a rank differs from the majority.",
@@ -305,7 +306,7 @@ def _ranks(case: Case) -> Table:
 
 def _names(case: Case, ranks: Iterable[int]) -> str:
     members = list(ranks)
-    return case.rank_label(members[0]) if len(members) == 1 else ranks_words(members)
+    return case.rank_label(members[0]) if len(members) == 1 else ranks_in_words(members)
 
 
 def _state(case: Case, view: RankView) -> str:

@@ -12,9 +12,9 @@ from dsdoctor.hang.stacks import (
     frame_text,
     in_backward,
     in_earlier_call,
-    ranks_words,
     waits_on_work_handle,
 )
+from dsdoctor.ranks.nodelist import ranks_in_words
 
 Compared = tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]
 PARTED_SHARE = 0.34
@@ -137,7 +137,7 @@ class Waiting:
         if not new or not known:
             return ()
         return (
-            f"{ranks_words(new)} made that call for the first time in what is recorded, {ranks_words(known)} had made "
+            f"{ranks_in_words(new)} made that call for the first time in what is recorded, {ranks_in_words(known)} had made "
             f"{'its' if len(known) == 1 else 'their'} call before",
         )
 
@@ -243,6 +243,15 @@ class Waiting:
 def at_place(operation: Operation) -> str:
     """Where a call was made, as the end of a sentence; "" where that is not known."""
     return f" at {frame_text(operation.place[0])}" if operation.place else ""
+
+
+def sizes_text(operation: Operation, max_tensors: int | None = None) -> str:
+    """The sizes of a call's first tensors.
+
+    >>> sizes_text(Operation(sequence=1, name="all_reduce", sizes=((8, 2), ())))
+    '8x2 1'
+    """
+    return " ".join("x".join(map(str, size)) or "1" for size in operation.sizes[:max_tensors])
 
 
 def recorded_calls(group: GroupState) -> tuple[Operation, ...]:

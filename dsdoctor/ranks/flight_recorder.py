@@ -3,7 +3,6 @@
 It tells a hang's first different call, and older releases must be told to keep it before they start. Judges nothing.
 """
 
-import importlib.metadata
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -81,11 +80,3 @@ def recorder_variables(watched: bool, environment: Mapping[str, str], torch: str
     version = tuple(int(number) for number in re.findall(r"\d+", torch)[:2])
     wanted = watched and version and version < REMEMBERS_SINCE
     return {RECORDERS[0]: ENTRIES} if wanted and not any(name in environment for name in RECORDERS) else {}
-
-
-def installed_torch() -> str:
-    """The version of this environment's torch, which is not imported; "" for none."""
-    try:
-        return importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        return ""

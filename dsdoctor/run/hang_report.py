@@ -99,7 +99,7 @@ def mention(what: Finding | str, node: Node) -> None:
 
 def lines_of(incident: Incident, verdict: Any) -> Iterable[str]:
     """The verdict as it is printed."""
-    from dsdoctor.hang.text import hang_lines
+    from dsdoctor.hang.verdict import hang_lines
 
     return hang_lines(incident, verdict)
 

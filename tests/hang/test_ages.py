@@ -18,8 +18,7 @@ from dsdoctor.hang.models import NOT_LOOKED, RankView
 from dsdoctor.hang.ring import RingWriter
 from dsdoctor.hang.stacks import grouped_stacks
 from dsdoctor.hang.supervisor import WORKS
-from dsdoctor.hang.text import hang_lines
-from dsdoctor.hang.verdict import is_working, judge
+from dsdoctor.hang.verdict import hang_lines, is_working, judge
 from dsdoctor.run.hang_report import state_of
 from tests.hang.made import calling, elsewhere, incident, view
 from tests.hang.test_nodes import own

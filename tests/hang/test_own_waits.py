@@ -27,7 +27,7 @@ from dsdoctor.hang.processes import (
     work_of_children,
 )
 from dsdoctor.hang.ring import UNWATCHED, RingWriter
-from dsdoctor.hang.source import LARGEST_SOURCE, Sources
+from dsdoctor.hang.stacks import MAX_SOURCE_BYTES, Sources
 from dsdoctor.hang.verdict import judge
 from tests.each import each
 from tests.hang.made import calling, elsewhere, frame, incident, operation, view
@@ -577,11 +577,11 @@ def test_a_file_of_source_is_read_once(tmp_path: Path) -> None:
 def test_sources_do_not_grow_with_what_stacks_name(tmp_path: Path) -> None:
     sources, sizes = Sources(), []
     for number in range(6):
-        (tmp_path / f"{number}.py").write_bytes(b"x" * (LARGEST_SOURCE // 2))
+        (tmp_path / f"{number}.py").write_bytes(b"x" * (MAX_SOURCE_BYTES // 2))
         sources.line(str(tmp_path / f"{number}.py"), 1)
         sizes.append(sum(len(line) for lines in sources._lines.values() for line in lines))
 
-    assert max(sizes) <= LARGEST_SOURCE
+    assert max(sizes) <= MAX_SOURCE_BYTES
 
 
 def test_what_the_watch_does_itself_is_no_time_in_which_it_was_not_let_run(tmp_path: Path) -> None:

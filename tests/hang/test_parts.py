@@ -32,7 +32,7 @@ from dsdoctor.hang.outside import parse_dump
 from dsdoctor.hang.processes import RankProcess, file_call, moved_bytes
 from dsdoctor.hang.ring import SLOT, RingReader, RingWriter
 from dsdoctor.hang.sampler import Sampler
-from dsdoctor.hang.source import Sources
+from dsdoctor.hang.stacks import Sources
 from dsdoctor.hang.supervisor import HANGS, WORKS, StallThreshold, Supervisor, Task
 from dsdoctor.hang.waiting import recorded_calls
 from dsdoctor.ranks.failure import read_failure

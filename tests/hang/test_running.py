@@ -20,8 +20,7 @@ from dsdoctor.core.host import LocalHost
 from dsdoctor.core.processes import state_of
 from dsdoctor.hang.models import MOVED, PROCESSES, Incident, RankView
 from dsdoctor.hang.outside import NOT_INSTALLED, REFUSED, program, stacks_of
-from dsdoctor.hang.text import hang_lines
-from dsdoctor.hang.verdict import judge
+from dsdoctor.hang.verdict import hang_lines, judge
 from tests.hang.made import calling, elsewhere, frame, incident, view
 
 APART = 0.5
