@@ -23,7 +23,7 @@ from dsdoctor.hang.case import (
 from dsdoctor.hang.models import NOT_LOOKED, PROCESSES, RankView
 from dsdoctor.hang.outside import NOT_INSTALLED, REFUSED, may_read
 from dsdoctor.hang.stacks import acting_stack, frame_text, gathers, own_frame
-from dsdoctor.hang.waiting import EARLIER, Difference, at_place, sizes_text
+from dsdoctor.hang.waiting import EARLIER_CALL, Difference, at_place, sizes_text
 from dsdoctor.ranks.nodelist import ranks_in_words
 from dsdoctor.rules import book
 
@@ -399,7 +399,7 @@ def _steps_of(view: RankView, steps: tuple[Step, ...]) -> tuple[Step, ...]:
 def hang_rank_behind(case: Case) -> Iterator[Finding]:
     """A rank has called fewer collectives than the others, which wait for it."""
     told: set[int] = set(case.faulty_ranks)
-    for behind in case.waiting.behind():
+    for behind in case.waiting.lagging():
         for rank in sorted(set(behind.ranks) - told):
             told.add(rank)
             view = case.views[rank]
@@ -453,7 +453,7 @@ def hang_transport(case: Case) -> Iterator[Finding]:
     # without numbers it may be another collective of the same name
     counted = any(view.sample and view.sample.groups for view in case.incident.ranks)
     # a wait for what was begun before may be for a receive that nobody sends to, or for no collective at all
-    if not everybody or not counted or len(waiting) < 2 or len(names) > 1 or EARLIER in names:
+    if not everybody or not counted or len(waiting) < 2 or len(names) > 1 or EARLIER_CALL in names:
         return
     yield book.finding(
         "hang-transport",
@@ -541,7 +541,7 @@ def _in_different(case: Case) -> Finding:
 
 def _fewer(case: Case, rank: int) -> Iterator[str]:
     """Where a rank has called fewer collectives of a group than others that wait in it: its line may only follow."""
-    for behind in case.waiting.behind():
+    for behind in case.waiting.lagging():
         if rank in behind.ranks and set(behind.waiting) & set(case.waiting_ranks):
             yield (
                 f"rank {rank} has called {behind.sequence} collectives of group {behind.group}, {ranks_in_words(behind.waiting)} "

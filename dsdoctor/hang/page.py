@@ -15,23 +15,26 @@ from dsdoctor.hang.case import Case
 from dsdoctor.hang.models import PROCESSES, RECORDERS, GroupState, Incident, Operation, RankView, Verdict
 from dsdoctor.hang.stacks import main_stack
 from dsdoctor.hang.verdict import headline
+from dsdoctor.hang.waiting import sizes_text
 from dsdoctor.ranks.nodelist import ranks_in_words
 from dsdoctor.ui import page
 from dsdoctor.ui.page import Listing, Page, Picture, Table, safe
+from dsdoctor.ui.table import clipped
 from dsdoctor.ui.terminal import MARKS
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 MAX_TIMELINE_ROWS = 48
-ROW, MARGINS, LEAST_HEIGHT = 30, 110, 240
+MAX_NAME_LENGTH = 24
+ROW, MARGINS, MIN_HEIGHT = 30, 110, 240
 """Pixels."""
 COLOURS = ("#1f77b4", "#2ca02c", "#9467bd", "#17becf", "#8c564b", "#e377c2", "#bcbd22")
-OTHERS = "#7f7f7f"
+OTHER_COLOUR = "#7f7f7f"
 WAITS, WORKS, ABSENT = "#aab2ba", "#e6862a", "#d62728"
-LEAST_BEFORE, SHARE_BEFORE = 2.0, 0.35
+MIN_SECONDS_BEFORE, MIN_SHARE_BEFORE = 2.0, 0.35
 """Seconds of calls that are shown before the stillness, and their share of it."""
-COLUMNS, MOST_GROUPS, MOST_ROWS = 8, 6, 200
+COLUMNS, MAX_GROUPS, MAX_ROWS = 8, 6, 200
 NEVER = "–"
 LAST_TIME = datetime.max.replace(tzinfo=timezone.utc).timestamp() - 1
 """Seconds: what is later is no time of a file of ours."""
@@ -69,7 +72,11 @@ def rows_of(case: Case) -> list[Row]:
         alike.setdefault((case.where(view), view.state, numbers), []).append(view)
     few_first = sorted(alike.values(), key=lambda members: (len(members), members[0].rank))[:MAX_TIMELINE_ROWS]
     return [
-        Row(name=_short(ranks_in_words(each.rank for each in members)), view=members[0], calls=calls_of(members[0]))
+        Row(
+            name=clipped(ranks_in_words(each.rank for each in members), MAX_NAME_LENGTH),
+            view=members[0],
+            calls=calls_of(members[0]),
+        )
         for members in few_first
     ]
 
@@ -85,9 +92,9 @@ def figure(case: Case) -> "Figure":
     _add_waits(shown, case, rows, end)
     names = sorted({operation.name for row in rows for _, operation in row.calls})
     for place, name in enumerate(names):
-        _add_calls(shown, rows, name, end, COLOURS[place] if place < len(COLOURS) else OTHERS)
+        _add_calls(shown, rows, name, end, COLOURS[place] if place < len(COLOURS) else OTHER_COLOUR)
     last = max(every)
-    before = max(LEAST_BEFORE, SHARE_BEFORE * (end - last))
+    before = max(MIN_SECONDS_BEFORE, MIN_SHARE_BEFORE * (end - last))
     _lay_out(shown, rows, first=max(min(every), last - before) - end)
     return shown
 
@@ -98,6 +105,9 @@ def _add_waits(shown: "Figure", case: Case, rows: list[Row], end: float) -> None
 
     drawn = [row for row in rows if row.calls]
     since = [row.calls[-1][1].called for row in drawn]
+    colours = [
+        WAITS if row.view.rank in case.waiting_ranks else WORKS if row.view.activity else ABSENT for row in drawn
+    ]
     shown.add_trace(
         Bar(
             orientation="h",
@@ -105,13 +115,16 @@ def _add_waits(shown: "Figure", case: Case, rows: list[Row], end: float) -> None
             base=[when - end for when in since],
             x=[end - when for when in since],
             width=0.62,
-            marker={"color": [_colour(case, row.view) for row in drawn]},
+            marker={"color": colours},
             text=[safe(case.where(row.view)) for row in drawn],
             textposition="inside",
             insidetextanchor="middle",
             textfont={"color": "#14171a"},
             constraintext="inside",
-            hovertext=[_told(case, row, end - when) for row, when in zip(drawn, since, strict=True)],
+            hovertext=[
+                safe(f"{row.name}, for {end - when:.1f} s: {case.where(row.view)}")
+                for row, when in zip(drawn, since, strict=True)
+            ],
             hoverinfo="text",
             showlegend=False,
         )
@@ -130,7 +143,7 @@ def _add_calls(shown: "Figure", rows: list[Row], name: str, end: float, colour: 
             name=safe(name),
             marker={"symbol": "line-ns", "size": 17, "line": {"width": 2, "color": colour}, "color": colour},
             hovertext=[
-                safe(f"{row.name}: {name} of {_sizes(each)}, number {each.sequence} of group {group}")
+                safe(f"{row.name}: {name} of {sizes_text(each) or 'nothing'}, number {each.sequence} of group {group}")
                 for row, group, each in calls
             ],
             hoverinfo="text",
@@ -142,7 +155,7 @@ def _add_calls(shown: "Figure", rows: list[Row], name: str, end: float, colour: 
 def _lay_out(shown: "Figure", rows: Iterable[Row], *, first: float) -> None:
     names = [safe(row.name) for row in rows]
     shown.update_layout(
-        height=max(LEAST_HEIGHT, ROW * len(names) + MARGINS),
+        height=max(MIN_HEIGHT, ROW * len(names) + MARGINS),
         margin={"t": 20, "r": 24, "b": 60, "l": 130},
         template="plotly_white",
         font={"family": "system-ui, sans-serif", "size": 12},
@@ -151,24 +164,6 @@ def _lay_out(shown: "Figure", rows: Iterable[Row], *, first: float) -> None:
         xaxis={"title": "seconds before the look", "range": [first * 1.03, 0], "zeroline": False},
         yaxis={"categoryorder": "array", "categoryarray": names[::-1], "range": [-0.6, len(names) - 0.4]},
     )
-
-
-def _colour(case: Case, view: RankView) -> str:
-    if view.rank in case.waiting_ranks:
-        return WAITS
-    return WORKS if view.activity else ABSENT
-
-
-def _told(case: Case, row: Row, seconds: float) -> str:
-    return safe(f"{row.name}, for {seconds:.1f} s: {case.where(row.view)}")
-
-
-def _sizes(operation: Operation) -> str:
-    return " ".join("x".join(map(str, each)) or "1" for each in operation.sizes) or "nothing"
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 24 else f"{name[:23]}…"
 
 
 def check_page(path: Path) -> None:
@@ -230,14 +225,15 @@ def _calls(case: Case) -> Iterator[Table]:
     for view in case.incident.ranks:
         for group in view.sample.groups if view.sample else ():
             groups.setdefault(group.name, {})[view.rank] = group
-    unlike = [name for name, members in sorted(groups.items()) if len({_what(each) for each in members.values()}) > 1]
-    for name in unlike[:MOST_GROUPS]:
+    unlike = []
+    for name, members in sorted(groups.items()):
+        last = {
+            (group.sequence, *((each.sequence, _call(each)) for each in group.operations[-COLUMNS:]))
+            for group in members.values()
+        }
+        unlike += [name] if len(last) > 1 else []
+    for name in unlike[:MAX_GROUPS]:
         yield _table(name, groups[name])
-
-
-def _what(group: GroupState) -> tuple[int, tuple[tuple[int, str], ...]]:
-    """What is compared of a group on two ranks: how far it is, and the last calls."""
-    return group.sequence, tuple((each.sequence, _call(each)) for each in group.operations[-COLUMNS:])
 
 
 def _table(name: str, members: dict[int, GroupState]) -> Table:
@@ -250,12 +246,18 @@ def _table(name: str, members: dict[int, GroupState]) -> Table:
     usual = [
         _most_frequent(column) for column in zip(*(cells for cells, ranks in rows.items() for _ in ranks), strict=True)
     ]
-    marked = [(ranks_in_words(ranks), *_with_marks(cells, usual)) for cells, ranks in rows.items()]
+    marked = [
+        (
+            ranks_in_words(ranks),
+            *(cell if cell == most else f"✗ {cell}" for cell, most in zip(cells, usual, strict=True)),
+        )
+        for cells, ranks in rows.items()
+    ]
     return Table(
         title=f"the last collectives of group {name}",
         caption=f"By number in the group; {NEVER} was not called. A mark shows where a rank differs from the majority.",
         head=("", "called", *(str(number) for number in numbers)),
-        rows=tuple(marked[:MOST_ROWS]),
+        rows=tuple(marked[:MAX_ROWS]),
         align="<>",
     )
 
@@ -274,11 +276,6 @@ def shown_numbers(recorded: dict[int, dict[int, str]], last: int) -> tuple[int, 
     return tuple(range(max(1, end - COLUMNS + 1), end + 1))
 
 
-def _with_marks(cells: tuple[str, ...], usual: list[str]) -> Iterator[str]:
-    for cell, most in zip(cells, usual, strict=True):
-        yield cell if cell == most else f"✗ {cell}"
-
-
 def _most_frequent(cells: tuple[str, ...]) -> str:
     """What most ranks have; "" where no cell is more frequent than the others."""
     (first, count), *others = Counter(cells).most_common(2)
@@ -286,8 +283,7 @@ def _most_frequent(cells: tuple[str, ...]) -> str:
 
 
 def _call(operation: Operation) -> str:
-    sizes = " ".join("x".join(map(str, each)) or "1" for each in operation.sizes[:3])
-    return f"{operation.name} {sizes}".strip()
+    return f"{operation.name} {sizes_text(operation, 3)}".strip()
 
 
 def _ranks(case: Case) -> Table:
@@ -300,13 +296,11 @@ def _ranks(case: Case) -> Table:
     return Table(
         title="state of each rank",
         head=("", "state", "where", "activity")[: columns + 1],
-        rows=tuple((_names(case, ranks), *cells[:columns]) for cells, ranks in few_first[:MOST_ROWS]),
+        rows=tuple(
+            (case.rank_label(ranks[0]) if len(ranks) == 1 else ranks_in_words(ranks), *cells[:columns])
+            for cells, ranks in few_first[:MAX_ROWS]
+        ),
     )
-
-
-def _names(case: Case, ranks: Iterable[int]) -> str:
-    members = list(ranks)
-    return case.rank_label(members[0]) if len(members) == 1 else ranks_in_words(members)
 
 
 def _state(case: Case, view: RankView) -> str:

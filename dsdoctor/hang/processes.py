@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.files import open_file
-from dsdoctor.core.processes import ending_of, whole_number
+from dsdoctor.core.processes import ending_of, wait_until, whole_number
 from dsdoctor.ranks.launchers import RANKS, TORCHRUN
 
-TICKS = os.sysconf("SC_CLK_TCK")
-COUNTED = ("rchar", "wchar", "read_bytes", "write_bytes")
-INTERPRETER_SECONDS, INTERPRETER_WAKES = 0.2, 3
-LISTENS = "0A"
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+IO_COUNTERS = ("rchar", "wchar", "read_bytes", "write_bytes")
+INTERPRETER_LOOK_SECONDS, MIN_INTERPRETER_WAKES = 0.2, 3
+LISTENING = "0A"
 SERVANTS = re.compile(rb"multiprocessing\.resource_tracker|compile_worker")
 """What stands in the command lines of processes that wait for the orders of the one that started them: they do no work of
 their own. A loader's worker calls itself LOADER_WORKER, in newer releases of torch."""
@@ -76,7 +76,7 @@ OF_PATHS = {
 MAX_PATH_BYTES = 4096
 WORKING_FOLDER = -100 & 0xFFFFFFFF
 """AT_FDCWD, which stands for the folder in which the process works."""
-WORLDS = (
+WORLD_VARIABLES = (
     "WORLD_SIZE",
     "SLURM_STEP_NUM_TASKS",
     "SLURM_NTASKS",
@@ -130,7 +130,7 @@ def facts_of(pid: int) -> ProcessFacts | None:
             state=fields[0].decode(),
             started=int(fields[19]),
             parent=int(fields[1]),
-            cpu=(int(fields[11]) + int(fields[12])) / TICKS,
+            cpu=(int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND,
             exit_status=status,
         )
     except (OSError, ValueError, IndexError):
@@ -153,7 +153,7 @@ def began_at(pid: int, thread: int) -> int | None:
             ticks = int(file.read().rpartition(b")")[2].split()[19])
     except (OSError, ValueError, IndexError):
         return None
-    ago = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - ticks * 1_000_000_000 // TICKS
+    ago = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - ticks * 1_000_000_000 // TICKS_PER_SECOND
     return time.time_ns() - ago
 
 
@@ -170,7 +170,7 @@ def moved_bytes(pid: int) -> int:
     """
     try:
         with open_file(f"/proc/{pid}/io", encoding="ascii") as file:
-            return sum(int(line.split()[1]) for line in file if line.startswith(COUNTED))
+            return sum(int(line.split()[1]) for line in file if line.startswith(IO_COUNTERS))
     except (OSError, ValueError, IndexError):
         return 0
 
@@ -206,9 +206,9 @@ def waits_for_interpreter(pid: int, thread: int) -> bool:
     """Whether a thread waits for Python's interpreter (the GIL), as far as that is seen: it wakes every 5 ms then, to ask for it.
     One that waits for anything else sleeps on."""
     before = wakes_of(pid, thread)
-    time.sleep(INTERPRETER_SECONDS)
+    time.sleep(INTERPRETER_LOOK_SECONDS)
     after = wakes_of(pid, thread)
-    return before is not None and after is not None and after - before >= INTERPRETER_WAKES
+    return before is not None and after is not None and after - before >= MIN_INTERPRETER_WAKES
 
 
 def wakes_of(pid: int, thread: int) -> int | None:
@@ -230,7 +230,7 @@ def is_unserved(pid: int, address: str) -> bool:
         try:
             with open_file(f"/proc/{pid}/net/{family}", encoding="ascii") as file:
                 fields = [line.split() for line in file][1:]
-            ports.update(int(each[1].rpartition(":")[2], 16) for each in fields if each[3] == LISTENS)
+            ports.update(int(each[1].rpartition(":")[2], 16) for each in fields if each[3] == LISTENING)
         except FileNotFoundError:  # a kernel without IPv6
             continue
         except (OSError, ValueError, IndexError):
@@ -258,7 +258,7 @@ def all_parents() -> dict[int, int]:
     return found
 
 
-def serves(pid: int) -> bool:
+def is_servant(pid: int) -> bool:
     """Whether a process does only what the one that started it orders."""
     try:
         with open_file(f"/proc/{pid}/comm", "rb") as name, open_file(f"/proc/{pid}/cmdline", "rb") as line:
@@ -270,34 +270,29 @@ def serves(pid: int) -> bool:
 def work_of_children(pid: int, parents: dict[int, int], loader_workers: Iterable[int] = ()) -> tuple[float, int, int]:
     """Seconds of processor time, of their main threads also those of waiting to be given one, bytes read and written, and the
     number of those that live, are not stopped and do not only serve the one above, of all processes below one."""
-    living = {child: facts for child in below(pid, parents) if (facts := facts_of(child)) is not None}
+    living = {child: facts for child in descendants(pid, parents) if (facts := facts_of(child)) is not None}
     seconds = sum(max(facts.cpu, wanted_cpu(child)) for child, facts in living.items())
     return (
         seconds,
         sum(map(moved_bytes, living)),
         sum(
-            facts.state not in {"Z", "X", "T", "t"} and child not in loader_workers and not serves(child)
+            facts.state not in {"Z", "X", "T", "t"} and child not in loader_workers and not is_servant(child)
             for child, facts in living.items()
         ),
     )
 
 
-def below(pid: int, parents: dict[int, int]) -> Iterator[int]:
+def descendants(pid: int, parents: dict[int, int]) -> Iterator[int]:
     """The processes that a process started, and those that they started."""
     for child, parent in parents.items():
         if parent == pid:
             yield child
-            yield from below(child, parents)
+            yield from descendants(child, parents)
 
 
-def wait_until_gone(pid: int, seconds: float) -> bool:
-    """Whether a process is gone, or becomes so in this time."""
-    last = time.monotonic() + seconds
-    while (facts := facts_of(pid)) is not None and facts.state not in {"Z", "X"}:
-        if time.monotonic() >= last:
-            return False
-        time.sleep(0.05)
-    return True
+def wait_until_ended(pid: int, seconds: float) -> bool:
+    """Whether a process has ended, or does so in this time."""
+    return wait_until(lambda: (facts := facts_of(pid)) is None or facts.state in {"Z", "X"}, seconds)
 
 
 def file_call(pid: int, thread: int = 0) -> tuple[str, str]:
@@ -396,9 +391,9 @@ def ranks_below(pid: int, parents: Mapping[int, int]) -> tuple[int, ...]:
     """A rank itself; of what is none, a launcher, the topmost ranks that it started; the process itself where there are none."""
     if TORCHRUN.rank in environment_of(pid):
         return (pid,)
-    below = tuple(_topmost(pid, parents, (TORCHRUN.rank,)))
-    if below or any(name in environment_of(pid) for name in RANKS):
-        return below or (pid,)
+    ranks = tuple(_topmost(pid, parents, (TORCHRUN.rank,)))
+    if ranks or any(name in environment_of(pid) for name in RANKS):
+        return ranks or (pid,)
     return tuple(_topmost(pid, parents, RANKS)) or (pid,)
 
 
@@ -441,5 +436,5 @@ def _known(pid: int, place: int) -> RankProcess:
     return RankProcess(
         pid=pid,
         rank=next((rank for name in RANKS if (rank := whole_number(environment.get(name, ""))) is not None), place),
-        world=next((world for name in WORLDS if (world := whole_number(environment.get(name, "")))), 0),
+        world=next((world for name in WORLD_VARIABLES if (world := whole_number(environment.get(name, "")))), 0),
     )

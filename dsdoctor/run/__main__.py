@@ -351,7 +351,7 @@ def run(argv: Sequence[str], *, python: Sequence[str], watch: str = WATCH) -> No
     if call.exports:
         ours = [
             name
-            for name in (VARIABLE, "PYTHONPATH", *flight_recorder.RECORDERS)
+            for name in (VARIABLE, "PYTHONPATH", *flight_recorder.VARIABLES)
             if environment.get(name) != os.environ.get(name)
         ]
         print(*shell_lines(environment, ours), sep="\n")

@@ -593,7 +593,7 @@ def test_what_the_watch_does_itself_is_no_time_in_which_it_was_not_let_run(tmp_p
     for took in (1.0, 60.0):
         for rank in node.ranks.values():
             rank.moved -= 100.0
-        node.paused(1.0, took)
+        node.note_pause(1.0, took)
         node.look()
         seen.append(node.still() > 50.0)
     ring.close()

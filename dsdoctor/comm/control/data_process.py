@@ -22,7 +22,7 @@ from dsdoctor.comm.models import CommPhase, RankGroup
 from dsdoctor.comm.results import Exchange, SkippedStep, Speeds, Timing
 from dsdoctor.core.files import PRIVATE, open_new, write_bytes
 from dsdoctor.core.processes import ending_of, fork
-from dsdoctor.ranks.flight_recorder import flight_file
+from dsdoctor.ranks.flight_recorder import flight_file, recorder_texts
 
 # The data process of a rank: joins a group of torch.distributed and exchanges. It may hang or die; other processes watch it.
 #
@@ -125,13 +125,8 @@ def _listen(channel: socket.socket, work: "queue.Queue[Do | None]", folder: str)
 
 def _dump_flight_recorder(folder: str) -> None:
     """Write what torch recorded of its collectives, where this torch offers that."""
-    from torch._C import _distributed_c10d as c10d
-
-    dump = getattr(c10d, "_dump_fr_trace_json", None) or getattr(c10d, "_dump_nccl_trace_json", None)
-    if dump is not None:
-        text = dump()
-        content = text if isinstance(text, bytes) else text.encode()
-        write_bytes(flight_file(folder, os.getpid()), content, mode=PRIVATE)
+    for text in recorder_texts()[:1]:
+        write_bytes(flight_file(folder, os.getpid()), text.encode(), mode=PRIVATE)
 
 
 def _right(group: RankGroup, do: Do, sender: _MessageSender) -> ExchangeResult:
