@@ -206,7 +206,7 @@ def _is_value(frame: Frame, tensor: TensorStats) -> bool:
     return spread or bool(frame.weights)
 
 
-def holds_mask(frame: Frame) -> bool:
+def has_mask(frame: Frame) -> bool:
     """Whether a call was given a mask of -inf."""
     return any(_is_input_mask(frame, tensor) for tensor in frame.inputs)
 

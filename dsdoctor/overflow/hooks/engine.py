@@ -126,6 +126,11 @@ def dtype(engine: Any) -> torch.dtype:
     return torch.bfloat16 if engine.bfloat16_enabled() else torch.float32
 
 
+def is_compiled(engine: Any) -> bool:
+    """Whether torch.compile was asked for: hooks that come later do not run inside its graphs."""
+    return getattr(engine.module, "_compiled_call_impl", None) is not None
+
+
 def is_pipeline(engine: Any) -> bool:
     """Whether this is a PipelineEngine: its ranks hold different layers, its forward is ``train_batch``."""
     return bool(getattr(engine, "is_pipe_parallel", False)) or hasattr(engine, "pipe_buffers")

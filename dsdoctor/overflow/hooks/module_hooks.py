@@ -22,7 +22,7 @@ from dsdoctor.overflow.frames.frame import FORMATS, CallPhase, Frame, Other, Ten
 from dsdoctor.overflow.measure.measure import blank, blank_, scan_into, settled
 from dsdoctor.overflow.measure.readings import Items, Meters, Readings, note, stats_of, tensors_of
 
-OUTPUTS = 4
+MAX_OUTPUTS = 4
 """Outputs of a module that have a row."""
 KINDS = tuple(form.name for form in FORMATS)
 _CODES = {getattr(torch, name): number for number, name in enumerate(KINDS, start=1) if hasattr(torch, name)}
@@ -94,9 +94,9 @@ class BatchRecord:
 
     def frames(self) -> Iterator[Frame]:
         """The frames in the order in which the calls ended: after ``settle_forward`` those of the forward, after ``settle`` all."""
-        told = self.gradient_readings is None or self.gradient_readings.is_settled
+        with_gradients = self.gradient_readings is None or self.gradient_readings.is_settled
         for order, call in enumerate(self.calls):
-            if told or call.phase is CallPhase.FORWARD:
+            if with_gradients or call.phase is CallPhase.FORWARD:
                 yield self._frame(order, call)
 
     def _frame(self, order: int, call: ModuleCall) -> Frame:
@@ -128,8 +128,8 @@ class CompiledRows:
     """Rows for the outputs of ``modules`` modules on a device. ``kinds`` [rows, 2]: the dtype's number and the elements."""
 
     def __init__(self, modules: int, device: torch.device) -> None:
-        self._ring = blank(modules * OUTPUTS, device)
-        self._kinds = torch.zeros(modules * OUTPUTS, 2, dtype=torch.int64)
+        self._ring = blank(modules * MAX_OUTPUTS, device)
+        self._kinds = torch.zeros(modules * MAX_OUTPUTS, 2, dtype=torch.int64)
         self._modules = modules
 
     def look(self, index: int, output: Any) -> None:
@@ -144,9 +144,9 @@ class CompiledRows:
             parts = list(output)
         else:
             parts = []
-        for place, part in enumerate(parts[:OUTPUTS]):
+        for place, part in enumerate(parts[:MAX_OUTPUTS]):
             if isinstance(part, Tensor) and part.dtype.is_floating_point:
-                row = index * OUTPUTS + place
+                row = index * MAX_OUTPUTS + place
                 scan_into(self._ring, row, part)
                 torch.ops.dsdoctor.note_kind(part.detach(), self._kinds, row)
 
@@ -156,7 +156,7 @@ class CompiledRows:
         found: dict[int, list[TensorStats]] = {}
         for row, (code, count) in enumerate(self._kinds.tolist()):
             if code:
-                index, place = divmod(row, OUTPUTS)
+                index, place = divmod(row, MAX_OUTPUTS)
                 stats = stats_of(
                     rows[row],
                     name=f"output[{place}]",
@@ -328,7 +328,8 @@ class Hooks:
         """Hook the modules that have none yet: the model may have grown, by an adapter for instance."""
         self._grown = False
         for name, module in self.model.named_modules():
-            if module in self._hooked or not self._is_wanted(name):
+            included = not self._include or any(fnmatchcase(name, glob) for glob in self._include)
+            if module in self._hooked or not included or any(fnmatchcase(name, glob) for glob in self._exclude):
                 continue
             index = self._hooked[module] = len(self._places)
             leaf = next(module.children(), None) is None
@@ -337,15 +338,13 @@ class Hooks:
             hook = Hook(self._after_forward(index))
             self._handles.append(module.register_forward_hook(hook, prepend=True, with_kwargs=True, always_call=True))
             if self._parts_end is not None and module is not self.model:
-                self._hook_part(module)
+                starts, ends = Hook(self._part_starts), Hook(self._part_ends)
+                self._handles.append(module.register_forward_pre_hook(starts, with_kwargs=True))
+                self._handles.append(module.register_forward_hook(ends, with_kwargs=True, always_call=True))
             if getattr(module, "inplace", False) is True:
                 self._handles.append(
                     module.register_forward_pre_hook(Hook(self._before_in_place(index)), with_kwargs=True)
                 )
-
-    def _is_wanted(self, name: str) -> bool:
-        taken = not self._include or any(fnmatchcase(name, glob) for glob in self._include)
-        return taken and not any(fnmatchcase(name, glob) for glob in self._exclude)
 
     # -- a batch begins and ends
 
@@ -383,11 +382,6 @@ class Hooks:
             self._on_record(record)
 
     # -- a part of the model is called by itself
-
-    def _hook_part(self, module: nn.Module) -> None:
-        before, after = Hook(self._part_starts), Hook(self._part_ends)
-        self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-        self._handles.append(module.register_forward_hook(after, with_kwargs=True, always_call=True))
 
     def _part_starts(self, *_: Any) -> None:
         if self._part_depth == 0 and self._is_open:

@@ -25,8 +25,8 @@ MAX_TENSORS = 128
 """Tensors of one value that are looked at: a list of ten thousand is no activation."""
 Items = list[tuple[str, int | str]]
 Look = Callable[[Tensor], int | str]
-BY_STORAGE = 65536
-"""Bytes from which a tensor is also known by its storage: DeepSpeed's ZeRO-3 passes another view of the same data."""
+MIN_STORAGE_BYTES = 65536
+"""From which a tensor is also known by its storage: DeepSpeed's ZeRO-3 passes another view of the same data."""
 BAD_COLUMNS = 3
 """The first columns of a row count nan, inf and -inf."""
 
@@ -137,7 +137,8 @@ class Readings:
         try:
             version = version_of(tensor)
             key = _storage_key(tensor, version)
-            number = self._same_storage(key)
+            same = None if key is None else self._storages.get(key)
+            number = None if same is None or same[0].expired() else same[1]
             if number is None:
                 number = self._read(tensor)
                 if number is None:
@@ -149,10 +150,6 @@ class Readings:
             return NOT_MEASURED
         self._seen[id(tensor)] = (weakref.ref(tensor), version, number)
         return number
-
-    def _same_storage(self, key: tuple[Any, ...] | None) -> int | None:
-        known = None if key is None else self._storages.get(key)
-        return None if known is None or known[0].expired() else known[1]
 
     def _read(self, tensor: Tensor) -> int | None:
         """Measure; None: it has no figures."""
@@ -242,6 +239,16 @@ def stats_of(row: Any, *, name: str, dtype: str, shape: tuple[int, ...], device:
     )
 
 
+def stats_of_tensor(tensor: Tensor, name: str) -> TensorStats | None:
+    """The figures of one tensor; None: it has none."""
+    readings = Readings(Meters())
+    number = readings.look(tensor)
+    if isinstance(number, str):
+        return None
+    readings.settle()
+    return readings.stats(number, name)
+
+
 def version_of(tensor: Tensor) -> int:
     """How often the tensor was written in place; -1 for one of inference mode, which does not count."""
     return -1 if tensor.is_inference() else tensor._version
@@ -251,7 +258,7 @@ def _storage_key(tensor: Tensor, version: int) -> tuple[Any, ...] | None:
     """A key that identifies data across tensor objects; None: too small to be worth it, or no plain storage."""
     if type(tensor) is not Tensor or tensor.layout is not torch.strided or version < 0:
         return None
-    if tensor.numel() * tensor.itemsize < BY_STORAGE:
+    if tensor.numel() * tensor.itemsize < MIN_STORAGE_BYTES:
         return None
     try:
         storage = tensor.untyped_storage()

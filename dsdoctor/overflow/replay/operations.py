@@ -88,14 +88,11 @@ def caller() -> CodeLine | None:
 
 def origin(op: str, line: CodeLine | None, made: list[str] | None) -> Origin | None:
     """An operation with its line: the one that called it, or for a backward the one that made its node. None: not known."""
-    text = _written_line(line) if line is not None else made_at(made or [])
-    return None if text is None else Origin(op=op, line=text)
-
-
-def _written_line(line: CodeLine) -> str:
-    """As ``model.py:12 in forward: h = torch.log(x)``."""
+    if line is None:
+        text = made_at(made or [])
+        return None if text is None else Origin(op=op, line=text)
     file, number, function = line
-    return f"{Path(file).name}:{number} in {function}: {linecache.getline(file, number).strip()}"
+    return Origin(op=op, line=f"{Path(file).name}:{number} in {function}: {linecache.getline(file, number).strip()}")
 
 
 def made_at(traceback: list[str]) -> str | None:
@@ -152,7 +149,7 @@ class Operations(TorchDispatchMode):
         result = func(*args, **kwargs)
         changed = given if communicates else [*_tensors(_written(func, args, kwargs)), *unread]
         for tensor in changed:
-            self._is_changed(tensor)
+            self._count_change(tensor)
         results = {id(tensor): tensor for tensor in (*changed, *_tensors(result))}
         self._note(f"{namespace}.{name}", inputs, operands, [*results.values()], communicates=communicates)
         return result
@@ -210,7 +207,7 @@ class Operations(TorchDispatchMode):
         memory = self.memory_of(tensor)
         return None if memory is None else Value(memory, NO_FIGURES)
 
-    def _is_changed(self, tensor: Tensor) -> None:
+    def _count_change(self, tensor: Tensor) -> None:
         """Count a change of a memory: the tensors' versions count it later, or, where other ranks write, not at all."""
         memory = self.memory_of(tensor)
         if memory is not None:

@@ -353,7 +353,7 @@ class History:
                     first = number
             else:
                 waiting += before_it
-        return self._told(first) if first is not None else self._of_before(seen)
+        return self._made_by(first) if first is not None else self._of_before(seen)
 
     def _of_before(self, passed: set[int]) -> Provenance:
         """No operation made it: the earliest of those that passed it on was given something that was bad already."""
@@ -373,7 +373,8 @@ class History:
             written=next((line for line in lines if line is not None), None),
         )
 
-    def _told(self, number: int) -> Provenance:
+    def _made_by(self, number: int) -> Provenance:
+        """An operation made it of values that were not bad."""
         operation = self._done[number]
         name = operation.name if operation.line is not None else operation.node or operation.name
         place = origin(name, operation.line, operation.made)
@@ -381,8 +382,10 @@ class History:
             return Provenance(received=place or Origin(op=operation.name, line=""))
         masks = [value for value in operation.inputs if self._state(value, number) == "mask"]
         if place is not None:
-            reason = self._why(operation)
-            place = msgspec.structs.replace(place, how=reason.how, cure=reason.cure)
+            operands = [self._figures_of(each) if isinstance(each, Value) else each for each in operation.operands]
+            outputs = [stats for value in operation.outputs if (stats := self._figures_of(value)) is not None]
+            cause = cause_of(operation.name, operation.node, operands, outputs)
+            place = msgspec.structs.replace(place, how=cause.how, cure=cause.cure)
         maker = self._maker(masks[0], number) if masks else None
         was_there = self._was_there(masks[0], number) if masks else None
         if was_there is None:
@@ -398,26 +401,17 @@ class History:
             mask, before = given[0], writer
         return mask, before
 
-    def _why(self, operation: Operation) -> OverflowCause:
-        operands: list[Operand] = [self._of_operand(each) for each in operation.operands]
-        outputs = [self._of(value.reading) for value in operation.outputs if value.reading != NO_FIGURES]
-        return cause_of(operation.name, operation.node, operands, outputs)
-
-    def _of_operand(self, operand: Value | float | None) -> Operand:
-        if isinstance(operand, Value):
-            return None if operand.reading == NO_FIGURES else self._of(operand.reading)
-        return operand
+    def _figures_of(self, value: Value) -> TensorStats | None:
+        return None if value.reading == NO_FIGURES else self._of(value.reading)
 
     def _maker(self, mask: Value, before: int) -> Origin | None:
         """What made the -inf of a mask."""
         for number in self._writers.get(mask.memory, ()):
             operation = self._done[number]
-            if number < before and any(self._is_minus_inf(value) for value in operation.outputs):
+            outputs = map(self._figures_of, operation.outputs)
+            if number < before and any(stats is not None and stats.only_minus_inf for stats in outputs):
                 return origin(operation.name, operation.line, operation.made)
         return None
-
-    def _is_minus_inf(self, value: Value) -> bool:
-        return value.reading != NO_FIGURES and self._of(value.reading).only_minus_inf
 
     def _bad_writers(self, number: int) -> list[int] | None:
         """The operations that made the bad inputs of one; None if none of its inputs was bad: it began there."""

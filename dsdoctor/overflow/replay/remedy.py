@@ -15,8 +15,7 @@ from torch.utils._pytree import tree_map
 from dsdoctor.core.errors import UsageError
 from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, Tried, first_bad
 from dsdoctor.overflow.hooks import ranks
-from dsdoctor.overflow.hooks.module_hooks import BatchRecord, Hooks
-from dsdoctor.overflow.replay.replay import BatchRecorder, began, is_not_finite, replay
+from dsdoctor.overflow.replay.replay import BatchRecorder, began, is_not_finite, recorded, replay
 
 Forward = TypeVar("Forward", bound=Callable[..., Any])
 HALVES = (torch.float16, torch.bfloat16)
@@ -114,7 +113,12 @@ def keep_in_fp32(model: nn.Module, names: list[str]) -> Fp32Forward:
             raise UsageError(
                 f"{type(model).__name__} has no module {name!r}", hint="names as model.named_modules() gives them"
             )
-    inner = [name for name in names if not any(name != other and _is_below(name, other) for other in names)]
+    # without those in others of them: "" is the whole model
+    inner = [
+        name
+        for name in names
+        if not any(name != other and (not other or name.startswith(f"{other}.")) for other in names)
+    ]
     return Fp32Forward([part for name in inner for part in _called(known[name])])
 
 
@@ -126,10 +130,6 @@ def has_forward(module: nn.Module) -> bool:
 def _called(module: nn.Module) -> list[nn.Module]:
     """The module, or what it holds if it is a list of modules."""
     return [module] if has_forward(module) else [part for child in module.children() for part in _called(child)]
-
-
-def _is_below(name: str, other: str) -> bool:
-    return other == "" or name.startswith(f"{other}.")
 
 
 def _together(module: nn.Module) -> tuple[nn.Module, ...]:
@@ -259,19 +259,11 @@ def _try(engine: Any, recorder: BatchRecorder, number: int, name: str, factor: f
 
     @contextmanager
     def around(_: int) -> Iterator[None]:
-        records: list[BatchRecord] = []
-        hooks = Hooks(engine.module, on_record=records.append, gradients=True)
-        try:
-            # another rank's expert or layer is none of this one's
-            with Fp32Forward([module for place, module in engine.module.named_modules() if place == name]):
-                yield
-        finally:
-            hooks.detach()
-            if engine.device.type == "cuda":
-                torch.cuda.synchronize(engine.device)
-            for record in records:
-                record.settle()
-                found.append(first_bad(record.frames()))
+        # another rank's expert or layer is none of this one's
+        modules = [module for place, module in engine.module.named_modules() if place == name]
+        records = recorded(engine, lambda record: found.append(first_bad(record.frames())), gradients=True)
+        with records, Fp32Forward(modules):
+            yield
 
     (done,) = replay(recorder, around=around, which=(number,), factor=factor)
     bad = next((each for each in found if each is not None), None)

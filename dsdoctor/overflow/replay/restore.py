@@ -13,7 +13,6 @@ import struct
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -70,8 +69,11 @@ class Randomness:
         """Set all generators to these states."""
         torch.default_generator.set_state(self._cpu)
         random.setstate(_as_state(*self._python) if isinstance(self._python[0], bytes) else self._python)
-        if self._numpy is not None:
-            _set_numpy_state(self._numpy)
+        if isinstance(self._numpy, bytes):
+            *key, position = TWISTER.unpack(self._numpy)
+            sys.modules["numpy.random"].set_state(("MT19937", key, position, 0, 0.0))
+        elif self._numpy is not None:
+            sys.modules["numpy.random"].set_state(self._numpy)
         if self._device is not None:
             self._device.set_rng_state(self._on_device)
         for tracker, states in self._trackers:
@@ -126,13 +128,6 @@ def _numpys_place(generator: Any) -> Any:
     if type(generator).__name__ != "MT19937":
         return None
     return _memory(generator.ctypes.state_address, TWISTER.size)
-
-
-def _set_numpy_state(state: Any) -> None:
-    if isinstance(state, bytes):
-        *key, position = TWISTER.unpack(state)
-        state = ("MT19937", key, position, 0, 0.0)
-    sys.modules["numpy.random"].set_state(state)
 
 
 def _trackers() -> list[Any]:
@@ -208,7 +203,12 @@ def _content(value: Any) -> Callable[[], None]:
     if isinstance(value, Tensor) and not isinstance(value, torch.nn.Parameter):
         return _tensor_content(value)
     if isinstance(value, torch.Generator):
-        return partial(_set_state, value, value.get_state())
+        state = value.get_state()
+
+        def set_back() -> None:
+            value.set_state(state)
+
+        return set_back
     if hasattr(value, "bit_generator"):  # numpy's
         bits = value.bit_generator.state
         return lambda: setattr(value.bit_generator, "state", bits)
@@ -282,10 +282,6 @@ def _replaced(owner: Any, answers: dict[str, Any]) -> Callable[[], None]:
         mine.update(before)
 
     return put_back
-
-
-def _set_state(generator: torch.Generator, state: Tensor) -> None:
-    generator.set_state(state)
 
 
 def _is_plain_object(value: Any) -> bool:
@@ -374,7 +370,7 @@ def external_parameters(engine: Any) -> Iterator[None]:
             each._in_forward = False
 
 
-def settle(engine: Any) -> None:
+def release_gathered(engine: Any) -> None:
     """ZeRO-3, after each micro-batch: release weights whose last hook never ran. Elsewhere nothing."""
     offload = getattr(engine.optimizer, "parameter_offload", None)
     release = getattr(offload, "release_backward_leftovers", None)

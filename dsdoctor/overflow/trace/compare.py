@@ -40,7 +40,7 @@ MAX_SHOWN = 20
 PHASES = (CallPhase.FORWARD, CallPhase.BACKWARD)
 Key = tuple[bool, str, int, str, int]
 """Backward, module, call, tensor, and how often that was there before: a gradient may come in several frames."""
-Found = tuple[Frame, TensorStats]
+FramedTensor = tuple[Frame, TensorStats]
 
 
 class DifferenceKind(enum.Enum):
@@ -140,11 +140,11 @@ class Allowed:
     zeros: float
 
 
-def allowed(roundoff: float, phase: CallPhase, *, same_data: bool, asked: float | None = None) -> Allowed:
+def allowed(roundoff: float, phase: CallPhase, *, same_data: bool, tolerance: float | None = None) -> Allowed:
     """What is allowed at a place. ``roundoff``: of the coarsest dtype that was met on the way to it.
 
     The same batch of the same rank: 1 + 32 unit roundoffs (gradients: 256), at least 1.001 and at most 2. Other data: a factor
-    of 4 (gradients: 8). ``asked``: that ratio instead.
+    of 4 (gradients: 8). ``tolerance``: that ratio instead.
 
     >>> [allowed(2.0**-bits, CallPhase.FORWARD, same_data=True).ratio for bits in (24, 11, 8, 4)]
     [1.001, 1.015625, 1.125, 2.0]
@@ -152,8 +152,8 @@ def allowed(roundoff: float, phase: CallPhase, *, same_data: bool, asked: float 
     8.0
     """
     zeros = ZEROS_SAME if same_data else ZEROS_OTHER
-    if asked is not None:
-        return Allowed(ratio=asked, zeros=zeros)
+    if tolerance is not None:
+        return Allowed(ratio=tolerance, zeros=zeros)
     if not same_data:
         return Allowed(ratio=OTHER_DATA[phase], zeros=zeros)
     return Allowed(ratio=1 + min(max(ROUNDINGS[phase] * roundoff, MIN_ALLOWED), MAX_ALLOWED), zeros=zeros)
@@ -226,7 +226,7 @@ class Judged(NamedTuple):
 class _Tally:
     """What was seen so far."""
 
-    asked: float | None
+    tolerance: float | None
     pairs: int = 0
     tensors: int = 0
     agreed: int = 0
@@ -243,7 +243,7 @@ class _Tally:
 
 def compare(pairs: Iterable[Pair], *, tolerance: float | None = None) -> Comparison:
     """Compare batch after batch, in flat memory. ``tolerance``: a ratio of abs maxima instead of the rule's."""
-    tally = _Tally(asked=tolerance)
+    tally = _Tally(tolerance=tolerance)
     for pair in pairs:
         tally.pairs += 1
         _compare_pair(tally, pair)
@@ -266,10 +266,10 @@ def compare(pairs: Iterable[Pair], *, tolerance: float | None = None) -> Compari
     )
 
 
-def _keyed(frames: Iterable[Frame]) -> dict[Key, Found]:
+def _keyed(frames: Iterable[Frame]) -> dict[Key, FramedTensor]:
     """The floating-point tensors by their place, in the order of execution: within a frame weights, inputs, outputs.
     Gradients without the loss scale that is in them."""
-    found: dict[Key, Found] = {}
+    found: dict[Key, FramedTensor] = {}
     for frame in frames:
         backward = frame.phase is CallPhase.BACKWARD  # hashing an enum takes as long as all the rest
         for tensor in frame.tensors:
@@ -292,7 +292,9 @@ def _compare_pair(tally: _Tally, pair: Pair) -> None:
         roundoff = max(UNIT_ROUNDOFF[a[1].dtype], UNIT_ROUNDOFF[b[1].dtype])
         if roundoff > coarsest:
             coarsest = roundoff
-            limits = [allowed(coarsest, phase, same_data=pair.a == pair.b, asked=tally.asked) for phase in PHASES]
+            limits = [
+                allowed(coarsest, phase, same_data=pair.a == pair.b, tolerance=tally.tolerance) for phase in PHASES
+            ]
         _note(tally, pair, a, b, limits[a[0].phase is CallPhase.BACKWARD])
 
 
@@ -308,7 +310,7 @@ def _named(phase: CallPhase, module: str) -> str:
     return name if phase is CallPhase.FORWARD else f"{name} (backward)"
 
 
-def _note(tally: _Tally, pair: Pair, found_a: Found, found_b: Found, limits: Allowed) -> None:
+def _note(tally: _Tally, pair: Pair, found_a: FramedTensor, found_b: FramedTensor, limits: Allowed) -> None:
     """Judge two tensors, and keep what is first and what is largest."""
     (frame, a), (other, b) = found_a, found_b
     tally.tensors += 1

@@ -109,7 +109,8 @@ class _Walk:
             if not bad:
                 is_given_as_it_is = here is expression and not isinstance(used, (ast.Call, ast.BinOp, ast.UnaryOp))
                 return None if is_given_as_it_is else here
-            if len(bad) > 1 or (here is not expression and _target(here) in bad and not _only_scales(used, bad[0])):
+            target = next(iter(_targets(here)), None) if isinstance(here, ast.stmt) else None
+            if len(bad) > 1 or (target in bad and not _only_scales(used, bad[0])):
                 return None
             following = self._surely_before(bad[0], here)
             if following is None:
@@ -132,7 +133,11 @@ class _Walk:
         if not found:
             return None
         statement, blocks = max(found, key=lambda pair: (pair[0].lineno, pair[0].col_offset))
-        around = max((each for each in self._blocks if any(_holds(one, here) for one in each[-1])), key=len, default=())
+        line: int = getattr(here, "lineno", 0)
+        holding = (
+            each for each in self._blocks if any(one.lineno <= line <= (one.end_lineno or 0) for one in each[-1])
+        )
+        around = max(holding, key=len, default=())
         return statement if all(block in around or block in self._always for block in blocks) else None
 
 
@@ -157,11 +162,6 @@ def _before(statement: ast.stmt, other: ast.AST) -> bool:
     return (statement.end_lineno or 0, statement.end_col_offset or 0) <= place
 
 
-def _holds(statement: ast.stmt, other: ast.AST) -> bool:
-    line: int = getattr(other, "lineno", 0)
-    return statement.lineno <= line <= (statement.end_lineno or 0)
-
-
 def _targets(statement: ast.stmt) -> set[str]:
     """The names that a statement gives a value, itself and not in a block of its own."""
     if isinstance(statement, ast.Assign):
@@ -173,10 +173,6 @@ def _targets(statement: ast.stmt) -> set[str]:
     else:
         targets = []
     return {node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)}
-
-
-def _target(statement: ast.AST) -> str | None:
-    return next(iter(_targets(statement)), None) if isinstance(statement, ast.stmt) else None
 
 
 def _value_of(statement: ast.AST) -> ast.AST:
