@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import median
 
+from dsdoctor.comm.collectives.calls import one_round
 from dsdoctor.comm.models import Claim, by_rank, named
 from dsdoctor.comm.speed.speed import BUSY, busbw
-from dsdoctor.comm.torch_ops import one_round
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.text import and_more, and_more_lines
 from dsdoctor.rules import book

@@ -32,7 +32,7 @@ CONSEQUENCE = re.compile(
 )
 """What a library raises when another rank is late, in another exchange, or disconnected (``ranks.failure`` knows the rest)."""
 TRANSPORT = re.compile(
-    r'File "[^"]*(/torch/(distributed|cuda)/|/deepspeed/comm/|/dsdoctor/comm/(torch_ops|collectives/calls)\.py")'
+    r'File "[^"]*(/torch/(distributed|cuda)/|/deepspeed/comm/|/dsdoctor/comm/collectives/calls\.py")'
 )
 """A frame in which a rank waits for others: torch's that communicate or synchronise, or ours that waits for what torch returned."""
 
