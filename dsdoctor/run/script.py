@@ -475,7 +475,7 @@ def without_run(steps: Iterable[Step]) -> Iterator[Step]:
         if "dsdoctor.run " in step.template:
             place = place or step.follows
             continue
-        yield replace(step, follows=place) if place and step.follows is Follows.INSTEAD else step
+        yield replace(step, follows=place) if place and step.follows is Follows.ALTERNATIVE else step
         place = None
 
 
