@@ -121,8 +121,8 @@ def look_milliseconds(folder: Path) -> dict[str, float]:
 
 def read_arrivals() -> None:
     """What a rank does once a minute more."""
-    from dsdoctor.hang.inspection import recorder_texts
     from dsdoctor.hang.sampler import Arrivals
+    from dsdoctor.ranks.flight_recorder import recorder_texts
 
     Arrivals(None).read("\n".join(recorder_texts()))
 
@@ -154,7 +154,7 @@ for _ in range(20): begun.sampler.look()
 after = private()
 torch._C._distributed_c10d._dump_fr_trace_json()
 dumped = private()
-from dsdoctor.hang.inspection import recorder_texts
+from dsdoctor.ranks.flight_recorder import recorder_texts
 begun.sampler._arrivals.read("\\n".join(recorder_texts()))
 time.sleep(2)
 told = {"begun": after - before, "torch's own dump of 2000 calls, once": dumped - after, "reading it": private() - dumped}

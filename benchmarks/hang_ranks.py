@@ -16,7 +16,7 @@ from pathlib import Path
 from dsdoctor.core.text import encode
 from dsdoctor.hang.channel import NodeReport, RunIdentity, identity, send_report
 from dsdoctor.hang.models import RankView
-from dsdoctor.hang.processes import wait_until_gone
+from dsdoctor.hang.processes import wait_until_ended
 from dsdoctor.hang.ring import JOINED, STALLED, RingWriter
 from tests.hang.made import calling, elsewhere, operation, view
 
@@ -119,7 +119,7 @@ def figures() -> dict[str, float]:
             for each in ranks:
                 each.kill()
                 each.wait()
-        wait_until_gone(pid, 5.0)
+        wait_until_ended(pid, 5.0)
         files = len(list(Path(out).glob("rank-*.json")))
     assert f"✗ rank {LATE} (node{LATE // EACH}, " in text, text
     return {"seconds to the verdict": seconds, "processor seconds of the supervisor": used, "files of ranks": files}

@@ -43,7 +43,7 @@ from dsdoctor.core.workspace import cache_folder, log_folder, private_folder, wo
 from dsdoctor.diagnosis.diagnose import diagnose
 from dsdoctor.diagnosis.lines import raw_lines
 from dsdoctor.diagnosis.models import LogOutcome
-from dsdoctor.probe.observe import Observation, Say, observing_for, read_nodes
+from dsdoctor.probe.observe import Observation, Say, probe_for_build, read_nodes
 from dsdoctor.rules import book
 
 KIND = "wheels"
@@ -249,7 +249,7 @@ def build(
     """
     screen.say(f"looking at this machine and at {order.python}")
     with PreloadedPython(order.python) as preloaded:
-        with observing_for(order) as observing:
+        with probe_for_build(order) as observing:
             inputs = inputs_of(order, observing.early().machine) if reuse else None
             if inputs is not None and (wheel := find_wheel(inputs, out)) is not None:
                 observing.stop()

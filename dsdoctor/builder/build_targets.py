@@ -33,7 +33,7 @@ from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Cuda, Gap, Torch
 from dsdoctor.core.requests import BuildOrder, check_interpreter
 from dsdoctor.core.workspace import cache_folder, private_folder
-from dsdoctor.probe.observe import observing_for
+from dsdoctor.probe.observe import probe_for_build
 from dsdoctor.probe.python import ask_python, read_torch
 
 
@@ -168,7 +168,7 @@ class _TargetBuilds:
             )
         running.outcome = replace(running.outcome, python=python)
         order = replace(self.order, python=python)
-        with observing_for(order) as observing:
+        with probe_for_build(order) as observing:
             running.inputs = inputs_of(order, observing.early().machine) if order.cache and not dry_run else None
             kept = find_wheel(running.inputs, self.out) if running.inputs is not None else None
             if kept is not None:

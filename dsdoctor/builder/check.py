@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from dsdoctor.core.errors import DoctorError, UsageError
 from dsdoctor.core.finding import for_python
 from dsdoctor.core.requests import CheckRequest
-from dsdoctor.probe.observe import Observation, Observing, Say
+from dsdoctor.probe.observe import Observation, Probe, Say
 
 if TYPE_CHECKING:
     from dsdoctor.builder.checked import Checked
@@ -29,7 +29,7 @@ def check(request: CheckRequest, *, say: Say) -> Checked:
 
 
 def _by_facts(request: CheckRequest, say: Say) -> Checked:
-    with Observing(request.python, request.machine, whole=request.machine is not None) as observing:
+    with Probe(request.python, request.machine, whole=request.machine is not None) as observing:
         # the ops are asked while torch is being loaded
         source = _source(observing.early(), request, say)
         from dsdoctor.builder.checked import weighed, without_table
@@ -55,7 +55,7 @@ def _deep(request: CheckRequest, say: Say) -> Checked:
 
     if request.machine:
         raise UsageError("--deep needs a compiler, and a snapshot has none", hint="run it on that machine")
-    with Observing(request.python, whole=True) as observing:
+    with Probe(request.python, whole=True) as observing:
         observation = _for_architectures(observing.final(), request)
     topics = examine(observation.machine, rules=request.rules)
     with workspace(private_folder(cache_folder(LocalHost()))) as folder:

@@ -1,6 +1,5 @@
 """Machine -> findings about the system: search paths, variables, libraries, memory, disk, torch's cache of ops."""
 
-import difflib
 from collections.abc import Iterator
 
 from packaging.version import Version
@@ -8,7 +7,7 @@ from packaging.version import Version
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.processes import SEGMENT, FileHolder, Leftover
-from dsdoctor.core.text import and_more
+from dsdoctor.core.text import and_more, nearest
 from dsdoctor.rules import book
 
 STALE_AFTER = 600.0
@@ -180,9 +179,10 @@ def ds_variables_set(machine: Machine) -> Iterator[Finding]:
 def variable_misspelt(machine: Machine) -> Iterator[Finding]:
     """A variable looks like one of DeepSpeed's and is not one."""
     for name in machine.ds_names:
-        near = difflib.get_close_matches(name, KNOWN_VARIABLES, n=1, cutoff=MIN_LIKENESS)
-        if name.startswith("DS_") and not _is_build_variable(name) and name not in KNOWN_VARIABLES and near:
-            yield book.finding("variable-misspelt", Severity.WARNING, variable=name, known=near[0])
+        if name.startswith("DS_") and not _is_build_variable(name) and name not in KNOWN_VARIABLES:
+            known = nearest(name, KNOWN_VARIABLES, min_likeness=MIN_LIKENESS)
+            if known is not None:
+                yield book.finding("variable-misspelt", Severity.WARNING, variable=name, known=known)
 
 
 def variable_malformed(machine: Machine) -> Iterator[Finding]:

@@ -18,7 +18,7 @@ from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Compiler
 from dsdoctor.core.options import option
 from dsdoctor.core.requests import Arch, BuildOrder, BuildRequest, MachineFile, PythonPath, ToolkitChoice
-from dsdoctor.probe.observe import Observation, observing_for
+from dsdoctor.probe.observe import Observation, probe_for_build
 from dsdoctor.ui.terminal import Stream, finding_lines, show
 
 Shell = Annotated[str, option(metavar="bash|zsh|fish|csh|tcsh", help="Shell to print for. Default: bash.")]
@@ -54,7 +54,7 @@ def env_command(
 
 def select(order: BuildOrder) -> tuple[ShellSettings, tuple[Finding, ...]]:
     """The settings that select toolkit and compiler for other tools. Raises ImpossiblePlan where they name nothing real."""
-    with observing_for(order) as observing:
+    with probe_for_build(order) as observing:
         observation = observing.final()
     machine = observation.machine
     torch = working_torch(machine)

@@ -9,7 +9,7 @@ from dsdoctor.cli.options import Json
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.options import argument, flag
 from dsdoctor.core.release import ADDRESS, page_address
-from dsdoctor.core.text import ManualPage, page_lines
+from dsdoctor.core.text import ManualPage, nearest, page_lines
 from dsdoctor.rules import book
 from dsdoctor.rules.store import LOGS
 from dsdoctor.ui.terminal import flowed
@@ -27,10 +27,8 @@ def manual(rule: str) -> str:
             hint="dsdoctor explain unexplained-failure",
         )
     if not found:
-        import difflib
-
-        near = difflib.get_close_matches(rule, book.rule_ids(), n=1)
-        meant = f"did you mean {near[0]}?" if near else "dsdoctor explain --list names them all"
+        near = nearest(rule, book.rule_ids())
+        meant = f"did you mean {near}?" if near else "dsdoctor explain --list names them all"
         raise UsageError(f"there is no rule {rule!r}", hint=meant)
     return "\n\n".join("\n".join([*([f"{where}:", ""] if where else []), *page_lines(page)]) for where, page in found)
 

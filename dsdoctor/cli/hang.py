@@ -10,12 +10,11 @@ from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import has_error
 from dsdoctor.core.host import Host, LocalHost
 from dsdoctor.core.options import OUTPUT, argument, option, options
-from dsdoctor.hang.incidents import APART, dumps_in, look_at, read_dumps, read_ranks
+from dsdoctor.hang.incidents import SAMPLE_INTERVAL_SECONDS, dumps_in, look_at, read_dumps, read_ranks
 from dsdoctor.hang.models import Incident, Verdict
 from dsdoctor.hang.page import check_page, write_page
 from dsdoctor.hang.processes import rank_processes
-from dsdoctor.hang.text import hang_lines
-from dsdoctor.hang.verdict import judge
+from dsdoctor.hang.verdict import hang_lines, judge
 from dsdoctor.ui.screen import first_step, next_line
 
 DEFAULT = Path("dsdoctor-hang")
@@ -80,7 +79,9 @@ def judge_folder(folder: Path) -> tuple[Incident, Verdict]:
     return incident, judge(incident)
 
 
-def judge_processes(pids: Iterable[int], host: Host, *, apart: float = APART) -> tuple[Incident, Verdict]:
+def judge_processes(
+    pids: Iterable[int], host: Host, *, apart: float = SAMPLE_INTERVAL_SECONDS
+) -> tuple[Incident, Verdict]:
     """Judge the ranks among some processes and below them. Raises UsageError for processes that are not there."""
     incident = look_at(rank_processes(pids), host, apart=apart)
     return incident, judge(incident)

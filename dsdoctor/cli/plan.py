@@ -10,7 +10,7 @@ from dsdoctor.cli.options import Json, Verbose
 from dsdoctor.core.build_models import BuildPlan
 from dsdoctor.core.finding import Step, has_error, with_options
 from dsdoctor.core.requests import BuildOrder, MachineFile, PythonPath
-from dsdoctor.probe.observe import observing_for
+from dsdoctor.probe.observe import probe_for_build
 from dsdoctor.ui.screen import plan_end_lines, plan_lines
 
 
@@ -42,7 +42,7 @@ def show_plan(
 
 
 def _decided(order: BuildOrder) -> BuildPlan:
-    with observing_for(order) as observing:
+    with probe_for_build(order) as observing:
         observation = observing.final()
     with prepare_plan(order, observation) as ready:
         return ready.plan

@@ -17,7 +17,7 @@ from dsdoctor.core.finding import Finding, has_error
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.requests import Arch, BuildOrder, BuildRequest, Offline, PythonPath, ToolkitChoice
 from dsdoctor.core.workspace import cache_folder, private_folder
-from dsdoctor.probe.observe import Say, observing_for
+from dsdoctor.probe.observe import Say, probe_for_build
 from dsdoctor.ui.progress import BuildProgress
 from dsdoctor.ui.terminal import Stream, finding_lines, show
 
@@ -58,7 +58,7 @@ def toolkit_command(
 
 def assemble_toolkit(order: BuildOrder, *, say: Say) -> ToolkitMade:
     """A toolkit that fits this torch, made when there is none; findings where that cannot be."""
-    with observing_for(order) as observing:
+    with probe_for_build(order) as observing:
         observation = observing.final()
     machine = observation.machine
     private_folder(cache_folder(LocalHost()))

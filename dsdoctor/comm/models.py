@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from dsdoctor.core.text import and_more
-from dsdoctor.ranks.nodelist import in_words, ranges_of
+from dsdoctor.ranks.nodelist import in_words, spans_of
 
 MAX_RANKS = 1_000_000
 """More ranks are no world that anybody has."""
@@ -235,9 +235,8 @@ def named(ranks: Sequence[int], hosts: Sequence[str]) -> str:
         else:
             parts.append((rank, rank, host))
     if len(parts) > MAX_HOSTS:
-        runs = [f"{a}-{b}" if b > a else str(a) for a, b in ranges_of(ranks)]
         places = in_words(host for _, _, host in parts if host)
-        return f"ranks {and_more(runs, MAX_NAMED)}{f' ({places})' if places else ''}"
+        return f"ranks {and_more(spans_of(ranks), MAX_NAMED)}{f' ({places})' if places else ''}"
     spans = [f"{first}-{last}" if last > first else str(first) for first, last, _ in parts]
     shown = [span + (f" ({host})" if host else "") for span, (_, _, host) in zip(spans, parts, strict=True)]
     return f"rank{'s' if len(ranks) > 1 else ''} {and_more(shown, MAX_NAMED)}"

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from dsdoctor.comm.models import PhaseState
 from dsdoctor.comm.results import Limit, Report, Speed
 from dsdoctor.comm.text import MARKS, PairCell, cells, host_of, rank_and_host, rank_lines, words
+from dsdoctor.ranks.nodelist import numbers_in_words
 from dsdoctor.ui import page
 from dsdoctor.ui.page import Listing, Page, Picture, safe, stacked
-from dsdoctor.ui.table import clipped, digits, duration, gigabytes, ranges, short_hosts, size
+from dsdoctor.ui.table import clipped, digits, duration, gigabytes, short_hosts, size
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -190,7 +191,7 @@ def ticks(axis: Axis) -> tuple[list[float], list[str], list[str]]:
     starts = tuple(range(count + 1)) if single else (0, *axis.edges, count)
     blocks = list(itertools.pairwise(starts))
     blocks = blocks[:: math.ceil(len(blocks) / (MAX_BLOCKS if axis.edges else MAX_RANKS_NAMED))]
-    ranks = [ranges(rank for row in axis.rows[first:end] for rank in row) for first, end in blocks]
+    ranks = [numbers_in_words(rank for row in axis.rows[first:end] for rank in row) for first, end in blocks]
     beside = [clipped(f"{those} {short[axis.hosts[first]]}") for those, (first, _) in zip(ranks, blocks, strict=True)]
     return [(first + end - 1) / 2 for first, end in blocks], beside, [str(axis.rows[first][0]) for first, _ in blocks]
 

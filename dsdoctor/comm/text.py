@@ -10,9 +10,9 @@ from dsdoctor.comm.models import Claim, PhaseState, named
 from dsdoctor.comm.results import ConnectOutcome, PhaseResult, Reach, Report, Speed, Stuck, reason
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.text import and_more_lines
-from dsdoctor.ranks.nodelist import in_words
+from dsdoctor.ranks.nodelist import in_words, numbers_in_words
 from dsdoctor.ui.screen import MAX_FINDINGS, first_step, next_line, screen_lines
-from dsdoctor.ui.table import clipped, digits, duration, gigabytes, ranges, size, table
+from dsdoctor.ui.table import clipped, digits, duration, gigabytes, size, table
 from dsdoctor.ui.terminal import VerdictLine, finding_lines
 
 # A Report -> a cell for every pair of ranks: bandwidth, outcome, whether it stands out. Draws nothing.
@@ -201,7 +201,7 @@ def _agreeing(state: str, words: str) -> str:
 def _peers(peers: set[int], world: int) -> str:
     if len(peers) > 1 and len(peers) == world - 1:
         return "all others"
-    return f"rank{'s' if len(peers) > 1 else ''} {clipped(ranges(peers))}"
+    return f"rank{'s' if len(peers) > 1 else ''} {clipped(numbers_in_words(peers))}"
 
 
 def _bad_peers(report: Report) -> tuple[dict[int, set[int]], dict[int, set[int]]]:
@@ -460,9 +460,9 @@ def _ok_lines(report: Report) -> Iterator[str]:
     for rank in range(report.world):
         ranks.setdefault(host_of(report, rank) or "unknown host", []).append(rank)
     if len(ranks) > MAX_HOSTS:
-        yield f"[{in_words(ranks)}] ranks {ranges(range(report.world))} are OK"
+        yield f"[{in_words(ranks)}] ranks {numbers_in_words(range(report.world))} are OK"
         return
-    yield from (f"[{host}] ranks {ranges(those)} are OK" for host, those in ranks.items())
+    yield from (f"[{host}] ranks {numbers_in_words(those)} are OK" for host, those in ranks.items())
 
 
 def _problem_lines(report: Report, *, verbose: bool) -> Iterator[str]:

@@ -31,7 +31,7 @@ class Follows(enum.Enum):
     """How a step stands to the one before it: after it, or instead of it."""
 
     THEN = "then"
-    INSTEAD = "or"
+    ALTERNATIVE = "or"
 
 
 class Risk(enum.Enum):
@@ -112,9 +112,9 @@ def step(template: str, *, note: str = "", **values: str | int | Iterable[str]) 
     return Step(template=template, note=note, values=_given(values))
 
 
-def instead(template: str, *, note: str = "", **values: str | int | Iterable[str]) -> Step:
+def alternative(template: str, *, note: str = "", **values: str | int | Iterable[str]) -> Step:
     """Another way to do what the step before it does."""
-    return Step(template=template, note=note, values=_given(values), follows=Follows.INSTEAD)
+    return Step(template=template, note=note, values=_given(values), follows=Follows.ALTERNATIVE)
 
 
 def with_options(command: Step, options: Iterable[Step]) -> Step:

@@ -157,6 +157,20 @@ def ending_of(status: int) -> str | None:
     return f"exit status {code}" if code else None
 
 
+def wait_until(condition: Callable[[], bool], seconds: float, *, pause: float = 0.05) -> bool:
+    """Whether a condition holds, now or within so many seconds. ``pause``: between two looks.
+
+    >>> wait_until(lambda: True, 0.0), wait_until(lambda: False, 0.01, pause=0.01)
+    (True, False)
+    """
+    last = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() >= last:
+            return False
+        time.sleep(pause)
+    return True
+
+
 def end_session(session: int) -> None:
     """Kill every process of a session that we started: a member may have a process group of its own.
 

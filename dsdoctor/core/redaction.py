@@ -5,7 +5,6 @@ for in it by the forms that their makers give them. A compiler gets its flags wh
 through here.
 """
 
-import difflib
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import NamedTuple
 
 from dsdoctor.core.host import Answer, Host, LocalHost
 from dsdoctor.core.processes import FileHolder, SharedMemory
+from dsdoctor.core.text import nearest
 
 GONE = "..."
 TOKEN = re.compile(
@@ -483,7 +483,7 @@ def _is_architecture(entry: str) -> bool:
 
 
 def _is_like(word: str, words: tuple[str, ...]) -> bool:
-    return bool(difflib.get_close_matches(word.lower(), words, n=1, cutoff=MIN_LIKENESS))
+    return nearest(word.lower(), words, min_likeness=MIN_LIKENESS) is not None
 
 
 def _gpus(text: str) -> str:

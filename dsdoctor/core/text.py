@@ -7,7 +7,7 @@ msgspec is imported with the first document: a check has asked its questions by 
 import operator
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal, TypeVar
 
@@ -17,6 +17,18 @@ STEERING = re.compile(rb"\x7f|\xc2[\x80-\x9f]|\xd8\x9c|\xe2\x80[\x8b-\x8f\xa8-\x
 """UTF-8 of what moves a terminal's cursor or its text and is not escaped in JSON: it stands in strings only."""
 NAMES = frozenset({"torch", "nvcc", "pip", "gloo", "dsdoctor", "gds", "setuptools", "libaio", "pdsh", "deepspeed"})
 """Words that stay small at the beginning of a sentence; so does whatever has a digit, a dot or an underscore in it."""
+
+
+def nearest(word: str, words: Iterable[str], *, min_likeness: float = 0.6) -> str | None:
+    """The word that a misspelt one may be meant for; None where none is like it.
+
+    >>> nearest("fused_adm", ("fused_lamb", "fused_adam")), nearest("x", ("fused_adam",))
+    ('fused_adam', None)
+    """
+    # a name is seldom wrong
+    import difflib
+
+    return next(iter(difflib.get_close_matches(word, list(words), n=1, cutoff=min_likeness)), None)
 
 
 def and_more(names: Sequence[str], most: int = MAX_NAMES, *, of: str = "") -> str:

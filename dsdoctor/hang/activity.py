@@ -11,6 +11,14 @@ from dsdoctor.hang.models import Frame, RankView
 from dsdoctor.hang.stacks import acting_stack, is_own
 from dsdoctor.rules import book
 
+LOADING = r"/torch/utils/data/"
+DATABASE_CALL = (
+    r"\b(_*(con|cur)\d*|\w*(cursor|conn|connection|database|db|session)\d*|(sqlite3|psycopg2?|duckdb)\.connect\(.*\))"
+)
+"""What a line calls a database: others are executed or committed, too."""
+FETCHER = "/torch/utils/data/_utils/fetch.py"
+"""Runs in a loader's workers; in the rank itself where it has none, and then DataLoader refuses a timeout."""
+
 
 class Activity(enum.Enum):
     """A kind, with its words."""
@@ -90,11 +98,6 @@ OUTSIDE_THE_RUN = {
     Activity.ASYNCIO,
 }
 """Waits for what is not seen from here, and may well work."""
-LOADING = r"/torch/utils/data/"
-DATABASE_CALL = (
-    r"\b(_*(con|cur)\d*|\w*(cursor|conn|connection|database|db|session)\d*|(sqlite3|psycopg2?|duckdb)\.connect\(.*\))"
-)
-"""What a line calls a database: others are executed or committed, too."""
 BY_LIBRARY_FILE = (
     (r"/dsdoctor/(config|child_scripts)/", Activity.OWN_CHECK),
     (r"/torch/utils/file_baton\.py$", Activity.EXTENSION_LOCK),
@@ -152,6 +155,12 @@ BY_CALL_ON_A_FILE = (
     (r"^(read|pread|readv|getdents|stat|access|unlink|mkdir) /(?!(dev|proc|sys)/)", Activity.FILE),
 )
 """By the same words as in BY_OPEN_FILE, where the kernel's own do not tell more."""
+SAME_REMEDY = {
+    Activity.DATA_LOADER: Activity.DATA,
+    Activity.EXTENSION: Activity.COMPILE,
+    Activity.FILE_WRITE: Activity.FILE,
+    Activity.CHILD_PROCESS: Activity.PROCESS,
+}
 
 
 def activity_in(frames: Sequence[Frame], kernel: str = "", call: Sequence[str] = ()) -> StackActivity:
@@ -217,13 +226,3 @@ def remedy_name(kind: Activity | None) -> str:
     ('extension-lock', 'process', 'unknown')
     """
     return SAME_REMEDY.get(kind, kind).name.lower().replace("_", "-") if kind else "unknown"
-
-
-FETCHER = "/torch/utils/data/_utils/fetch.py"
-"""Runs in a loader's workers; in the rank itself where it has none, and then DataLoader refuses a timeout."""
-SAME_REMEDY = {
-    Activity.DATA_LOADER: Activity.DATA,
-    Activity.EXTENSION: Activity.COMPILE,
-    Activity.FILE_WRITE: Activity.FILE,
-    Activity.CHILD_PROCESS: Activity.PROCESS,
-}

@@ -2,10 +2,12 @@
 
 Both ends greet with random words and show by an HMAC over them that they know the run's secret, before the one sends a report
 and the other reads it. Who does not, is too slow or wants too much is dropped; many may call at once. While all is well a node
-sends a few words now and then, so that one that falls silent is known by its name.
+sends a few words now and then, so that one that falls silent is known by its name; when nothing moves it sends what it saw.
 
 The secret is random: the first rank whose process group is there leaves it in the job's own store, where the others find it, and
 writes it into the private folder of its node. Before that nodes tell only of themselves, unless DSDOCTOR_HANG_TOKEN is set.
+
+Talks and waits, judges nothing.
 """
 
 import contextlib
@@ -36,8 +38,21 @@ from dsdoctor.hang.models import Incident, RankView
 TOKEN = "DSDOCTOR_HANG_TOKEN"  # noqa: S105 - the name of a variable
 SAME_FOR_ALL = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID")
 SECRET_KEY, SECRET_FILE, SECRET_BYTES = "dsdoctor/hang/secret", "secret", 32
-FIRST_PORT, PORTS, TRIES = 20_000, 12_000, 8
+FIRST_PORT, PORT_COUNT, MAX_PORTS_TRIED = 20_000, 12_000, 8
 """Below those that the kernel gives to outgoing connections (32768 and above)."""
+SECRET_TIMEOUT_SECONDS = 5.0
+"""How long a rank waits for the job's store to say what the run's secret is."""
+NONCE_BYTES, MAC_BYTES = 16, 32
+HELLO, LENGTH = struct.Struct("<16sI32s"), struct.Struct("<I")
+MAX_REPORT_BYTES, MAX_ANSWER_BYTES = 16 << 20, 1 << 20
+"""Bytes."""
+EXCHANGE_TIMEOUT_SECONDS, SEND_TIMEOUT_SECONDS = 3.0, 9.0
+STRANGER_TIMEOUT_SECONDS, REPORT_TIMEOUT_SECONDS, EXPIRY_POLL_SECONDS = 3.0, 15.0, 0.5
+MAX_STRANGERS, MAX_CONNECTIONS = 64, 512
+MAX_HEARTBEAT_SECONDS, MAX_MISSED_HEARTBEATS = 15.0, 3
+"""Seconds between two words of a node while all is well, and how many may be missed."""
+GATHER_TIMEOUT_SECONDS, MAX_REPORT_AGE_SECONDS = 4.0, 30.0
+"""Seconds to wait for the other nodes' reports, and after which one is of the past."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +63,39 @@ class RunIdentity:
     master: str
     ports: tuple[int, ...]
     secret: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeReport:
+    """What one node saw of its ranks. ``node``: tells it from others of that host's name. ``still``: seconds since any of them
+    moved. ``views``: only when nothing moves."""
+
+    host: str
+    still: float
+    node: str = ""
+    ranks: tuple[int, ...] = ()
+    views: tuple[RankView, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What rank 0's node says to a report: who it is, whether it has told of this hang, and whether all ranks are to end."""
+
+    host: str
+    ranks: tuple[int, ...] = ()
+    told: bool = False
+    stop: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sent:
+    """What became of a report: the answer to it; or there was no way to the host; or nobody of this run listens there.
+    ``unproven``: who listens speaks as a watch does, and does not know this node's secret: it may be the one of another start of
+    the run, so nothing is known of the host."""
+
+    answer: Answer | None = None
+    unreachable: bool = False
+    unproven: bool = False
 
 
 def identity(environment: Mapping[str, str], *, user: int, place: str = "") -> RunIdentity | None:
@@ -61,13 +109,9 @@ def identity(environment: Mapping[str, str], *, user: int, place: str = "") -> R
     token = environment.get(TOKEN, "")
     known_to_all = hashlib.sha256(digest + token.encode(errors="replace")).digest()
     start = int.from_bytes(digest[:4], "big")
-    ports = tuple(FIRST_PORT + (start + 97 * number) % PORTS for number in range(TRIES))
+    ports = tuple(FIRST_PORT + (start + 97 * number) % PORT_COUNT for number in range(MAX_PORTS_TRIED))
     secret = hashlib.sha256(b"secret" + known_to_all).digest() if token else b""
     return RunIdentity(key=known_to_all.hex()[:12], master=master, ports=ports, secret=secret)
-
-
-SECRET_SECONDS = 5.0
-"""How long a rank waits for the job's store to say what the run's secret is."""
 
 
 def shared_secret(store: Any) -> str:
@@ -84,7 +128,7 @@ def shared_secret(store: Any) -> str:
     answers: list[str] = []
     asking = UnlistedThread(functools.partial(_ask_secret, store, inner, answers))
     asking.start()
-    asking.join(SECRET_SECONDS)
+    asking.join(SECRET_TIMEOUT_SECONDS)
     return answers[0] if answers else ""
 
 
@@ -93,7 +137,7 @@ def _ask_secret(store: Any, inner: Any, answers: list[str]) -> None:
         host, port = getattr(inner, "host", None), getattr(inner, "port", None)
         if host is not None and port is not None:
             # torch prints a page about a store that is gone, and this does not
-            socket.create_connection((host, port), timeout=SECRET_SECONDS).close()
+            socket.create_connection((host, port), timeout=SECRET_TIMEOUT_SECONDS).close()
         own = store.clone() if hasattr(store, "clone") else store
         answered = own.compare_set(SECRET_KEY, "", os.urandom(SECRET_BYTES).hex())
     except Exception:  # whatever a store of another kind raises
@@ -151,56 +195,14 @@ def _make_private(folder: Path) -> None:
         raise PermissionError(f"{folder} is not this user's alone")
 
 
-NONCE, MAC = 16, 32
-HELLO, LENGTH = struct.Struct("<16sI32s"), struct.Struct("<I")
-LARGEST, LARGEST_ANSWER = 16 << 20, 1 << 20
-"""Bytes."""
-SLOWEST, SENDING_SECONDS = 3.0, 9.0
-STRANGER_SECONDS, REPORT_SECONDS, EXPIRY_SECONDS = 3.0, 15.0, 0.5
-MAX_STRANGERS, MAX_CONNECTIONS = 64, 512
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeReport:
-    """What one node saw of its ranks. ``node``: tells it from others of that host's name. ``still``: seconds since any of them
-    moved. ``views``: only when nothing moves."""
-
-    host: str
-    still: float
-    node: str = ""
-    ranks: tuple[int, ...] = ()
-    views: tuple[RankView, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """What rank 0's node says to a report: who it is, whether it has told of this hang, and whether all ranks are to end."""
-
-    host: str
-    ranks: tuple[int, ...] = ()
-    told: bool = False
-    stop: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sent:
-    """What became of a report: the answer to it; or there was no way to the host; or nobody of this run listens there.
-    ``unproven``: who listens speaks as a watch does, and does not know this node's secret: it may be the one of another start of
-    the run, so nothing is known of the host."""
-
-    answer: Answer | None = None
-    unreachable: bool = False
-    unproven: bool = False
-
-
 class Connection:
     """One node that calls, or a stranger: nothing of it is kept before it has shown that it knows the secret."""
 
     def __init__(self, connected: socket.socket, address: str) -> None:
         self.socket, self.address = connected, address
         self.is_known = False
-        self.until = time.monotonic() + STRANGER_SECONDS
-        self._greeting = os.urandom(NONCE)
+        self.until = time.monotonic() + STRANGER_TIMEOUT_SECONDS
+        self._greeting = os.urandom(NONCE_BYTES)
         self._nonces = b""
         self._wanted, self._parts = HELLO.size, bytearray()
         connected.setblocking(False)
@@ -220,9 +222,9 @@ class Connection:
         own, length, mac = HELLO.unpack(whole)
         self._nonces = self._greeting + own
         _check(secret, b"hello", self._nonces + LENGTH.pack(length), mac)
-        if length > LARGEST:
+        if length > MAX_REPORT_BYTES:
             raise ValueError("too long")
-        self.is_known, self.until, self._wanted = True, time.monotonic() + REPORT_SECONDS, MAC + length
+        self.is_known, self.until, self._wanted = True, time.monotonic() + REPORT_TIMEOUT_SECONDS, MAC_BYTES + length
         self.socket.send(_mac(secret, b"welcome", self._nonces))
         return None
 
@@ -271,7 +273,7 @@ class Listener:
             if self._socket is not None:
                 ready.register(self._socket, selectors.EVENT_READ)
             while True:
-                for key, _ in ready.select(EXPIRY_SECONDS):
+                for key, _ in ready.select(EXPIRY_POLL_SECONDS):
                     if key.fileobj is self._closing:
                         return
                     if key.fileobj is self._socket:
@@ -324,12 +326,12 @@ class Listener:
 
 def send_report(run: RunIdentity, report: NodeReport) -> Sent:
     """Hand a report to the supervisor on rank 0's host."""
-    last, unproven = time.monotonic() + SENDING_SECONDS, False
+    last, unproven = time.monotonic() + SEND_TIMEOUT_SECONDS, False
     for port in run.ports:
         if time.monotonic() > last:
             break
         try:
-            with socket.create_connection((run.master, port), timeout=SLOWEST) as connection:
+            with socket.create_connection((run.master, port), timeout=EXCHANGE_TIMEOUT_SECONDS) as connection:
                 sent = _sent(connection, run.secret, encode(report))
                 if sent.answer is not None:
                     return sent
@@ -344,27 +346,27 @@ def send_report(run: RunIdentity, report: NodeReport) -> Sent:
 
 def _sent(connection: socket.socket, secret: bytes, text: bytes) -> Sent:
     """Send one report to who knows the secret, and read the answer; none where another program listens there."""
-    connection.settimeout(SLOWEST)
-    own, speaks = os.urandom(NONCE), False
+    connection.settimeout(EXCHANGE_TIMEOUT_SECONDS)
+    own, speaks = os.urandom(NONCE_BYTES), False
     try:
-        nonces = _exactly(connection, NONCE) + own
+        nonces = _exactly(connection, NONCE_BYTES) + own
         speaks = True
         length = LENGTH.pack(len(text))
         connection.sendall(own + length + _mac(secret, b"hello", nonces + length))
-        _check(secret, b"welcome", nonces, _exactly(connection, MAC))
+        _check(secret, b"welcome", nonces, _exactly(connection, MAC_BYTES))
         connection.sendall(_mac(secret, b"report", nonces + text) + text)
         (size,) = LENGTH.unpack(_exactly(connection, LENGTH.size))
-        if size > LARGEST_ANSWER:
+        if size > MAX_ANSWER_BYTES:
             return Sent()
-        return Sent(answer=decode(_checked(secret, b"answer", nonces, _exactly(connection, MAC + size)), Answer))
+        return Sent(answer=decode(_checked(secret, b"answer", nonces, _exactly(connection, MAC_BYTES + size)), Answer))
     except (OSError, ValueError):
         return Sent(unproven=speaks)
 
 
 def _checked(secret: bytes, kind: bytes, nonces: bytes, whole: bytes) -> bytes:
     """The text behind its proof. Raises ValueError."""
-    _check(secret, kind, nonces + whole[MAC:], whole[:MAC])
-    return whole[MAC:]
+    _check(secret, kind, nonces + whole[MAC_BYTES:], whole[:MAC_BYTES])
+    return whole[MAC_BYTES:]
 
 
 def _check(secret: bytes, kind: bytes, text: bytes, mac: bytes) -> None:
@@ -378,7 +380,7 @@ def _mac(secret: bytes, kind: bytes, text: bytes) -> bytes:
 
 def _exactly(connection: socket.socket, count: int) -> bytes:
     """So many bytes. Raises ConnectionError where the other end stops before, OSError where it takes too long."""
-    last = time.monotonic() + SLOWEST
+    last = time.monotonic() + EXCHANGE_TIMEOUT_SECONDS
     parts = bytearray()
     while len(parts) < count:
         if time.monotonic() > last:
@@ -403,16 +405,6 @@ def _bound(ports: tuple[int, ...]) -> socket.socket | None:
         except OSError:
             listening.close()
     return None
-
-
-# What the supervisors of a run's nodes know of each other: each tells the one on rank 0's host now and then that it is there, and
-# what it saw when nothing moves. Talks and waits, judges nothing.
-
-
-LONGEST_BEAT, BEATS_LOST = 15.0, 3
-"""Seconds between two words of a node while all is well, and how many may be missed."""
-TOGETHER, OLD = 4.0, 30.0
-"""Seconds to wait for the other nodes' reports, and after which one is of the past."""
 
 
 class Nodes:
@@ -469,7 +461,7 @@ class Nodes:
 
     def is_due(self, limit: float) -> bool:
         """Whether it is time for the next word to rank 0's node."""
-        return time.monotonic() - self._sent >= beat_of(limit)
+        return time.monotonic() - self._sent >= heartbeat_seconds(limit)
 
     def send(self, report: NodeReport) -> bool:
         """On any other node: tell rank 0's node something. Whether it took that."""
@@ -487,7 +479,9 @@ class Nodes:
         self._unreachable = sent.unreachable
         return sent.answer is not None
 
-    def joined(self, incident: Incident, limit: float, answer: Answer, *, together: float = TOGETHER) -> Incident:
+    def joined(
+        self, incident: Incident, limit: float, answer: Answer, *, together: float = GATHER_TIMEOUT_SECONDS
+    ) -> Incident:
         """On rank 0's node: the incident with what the others say, who notice it in the same seconds, and with those that are
         not heard any more."""
         last = time.monotonic() + together
@@ -496,7 +490,7 @@ class Nodes:
             self.take(answer, 1.0, enough=incident.world - len(views))
             views = self._with_reports(incident)
         seen = {view.rank for view in views}
-        lost = time.monotonic() - BEATS_LOST * beat_of(limit) - together
+        lost = time.monotonic() - MAX_MISSED_HEARTBEATS * heartbeat_seconds(limit) - together
         silent = {
             self._name_of(node): ranks
             for node, ranks in self._ranks.items()
@@ -507,7 +501,12 @@ class Nodes:
     def _with_reports(self, incident: Incident) -> tuple[RankView, ...]:
         own = {view.rank for view in incident.ranks}
         ages = [(time.monotonic() - when, report) for when, report in self._reports.values()]
-        known = [replace(view, age=view.age + age) for age, each in ages if age < OLD for view in each.views]
+        known = [
+            replace(view, age=view.age + age)
+            for age, each in ages
+            if age < MAX_REPORT_AGE_SECONDS
+            for view in each.views
+        ]
         return (*incident.ranks, *(view for view in known if view.rank not in own))
 
     def is_elsewhere_alive(self, incident: Incident) -> bool:
@@ -521,7 +520,7 @@ class Nodes:
     def without_leader(self, incident: Incident, limit: float) -> Incident:
         """On any other node: the incident with rank 0's node lost, as far as that is known."""
         # once is not enough: a machine may be slow for a moment, and a watch that failed is begun anew
-        enough = self._lost_since is not None and time.monotonic() - self._lost_since >= 2 * beat_of(limit)
+        enough = self._lost_since is not None and time.monotonic() - self._lost_since >= 2 * heartbeat_seconds(limit)
         if self.answer is None or not enough:
             return incident
         lost = {self.answer.host: self.answer.ranks}
@@ -542,10 +541,10 @@ class Nodes:
             self._listener.close()
 
 
-def beat_of(limit: float) -> float:
+def heartbeat_seconds(limit: float) -> float:
     """Seconds between two words of a node, where that many without a movement are a hang.
 
-    >>> beat_of(60.0), beat_of(4.0)
+    >>> heartbeat_seconds(60.0), heartbeat_seconds(4.0)
     (15.0, 1.0)
     """
-    return min(LONGEST_BEAT, limit / 4)
+    return min(MAX_HEARTBEAT_SECONDS, limit / 4)

@@ -1,4 +1,10 @@
-"""Incidents: in the files of a run, in torch's dumps, and of ranks that run now."""
+"""Where incidents come from: the files of a watched run, dumps of torch's flight recorders, and ranks that run now.
+
+A watched run has a file a rank. Dumps are of jobs that never knew dsdoctor, one a rank, and nothing in them is executed: torch
+writes pickle, which is taken apart by its opcodes. Numbers, texts, lists and dicts are all that a dump holds, and whatever would
+import or call something, or shares its parts without an end, is refused; then each field must be what torch writes there. Running
+ranks are looked at twice from outside: at the kernel, at the ring of a watched rank, else by py-spy. Judges nothing.
+"""
 
 import contextlib
 import os
@@ -14,12 +20,12 @@ import msgspec
 
 from dsdoctor.checkpoint.inert_pickle import NotUnderstood, read_pickle
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.files import PRIVATE, is_this_user, make_folder, read_limited, write_bytes
+from dsdoctor.core.files import MAX_READ_BYTES, PRIVATE, is_this_user, make_folder, read_limited, write_bytes
 from dsdoctor.core.host import Host
 from dsdoctor.core.text import decode, encode
 from dsdoctor.hang import outside, processes
 from dsdoctor.hang.channel import node_name
-from dsdoctor.hang.local_rank import LocalRank, with_call, with_source
+from dsdoctor.hang.local_rank import MIN_CPU_SHARE, MIN_MOVED_BYTES, LocalRank, with_call, with_source
 from dsdoctor.hang.models import (
     MOVED,
     PROCESSES,
@@ -33,15 +39,21 @@ from dsdoctor.hang.models import (
     ThreadStack,
 )
 from dsdoctor.hang.processes import RankProcess
-from dsdoctor.hang.source import Sources
-from dsdoctor.hang.stacks import main_of
-
-# An incident -> files in the run's folder, one a rank, and the verdict; and back.
-
+from dsdoctor.hang.stacks import Sources, main_of
 
 SCHEMA = "dsdoctor/1"
-INCIDENT = "incident.json"
-MOST_FILES = 100_000
+
+MAX_RANK_FILES = 100_000
+DUMP_NAME = re.compile(r"(?:nccl|fr|comm_lib)_?trace(?:_rank)?_+(\d{1,7})(?:\.json|\.pkl|\.pickle)?", re.ASCII)
+RANK_NUMBER = re.compile(r"(?<!\d)\d{1,7}(?!\d)", re.ASCII)
+MAX_OPCODES = 50_000_000
+"""A recorder of 20,000 calls, each with forty frames, has a fifth of them."""
+MAX_DUMP_BYTES = 256 << 20
+MAX_CALLS = 2000
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+SAMPLE_INTERVAL_SECONDS = 3.0
+
+FOLDERS = ("/dev/shm", "/tmp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,96 +71,6 @@ class RankFile:
     left_hosts: dict[str, tuple[int, ...]] = field(default_factory=dict)
     nccl: tuple[str, ...] = ()
     view: RankView
-
-
-def write_ranks(folder: Path, incident: Incident) -> None:
-    """Write a file for each rank of an incident. Raises OSError."""
-    make_folder(folder, mode=0o755)
-    for view in incident.ranks:
-        rank_file = RankFile(
-            run=incident.run,
-            when=incident.when,
-            still=incident.still,
-            after=incident.after,
-            world=incident.world,
-            silent_hosts=incident.silent_hosts,
-            left_hosts=incident.left_hosts,
-            nccl=incident.nccl,
-            view=view,
-        )
-        write_bytes(folder / f"rank-{view.rank:05d}.json", encode(rank_file), mode=PRIVATE)
-
-
-def read_ranks(folder: Path) -> Incident:
-    """The newest incident whose files lie in a folder. Raises UsageError where there is none."""
-    found: list[RankFile] = []
-    for path in sorted(folder.glob("rank-*.json"))[:MOST_FILES]:
-        with contextlib.suppress(msgspec.DecodeError):
-            read = decode(_content(path), RankFile)
-            found += [read] if read.kind == "hang-rank" else []
-    if not found:
-        raise UsageError(
-            f"{folder} holds no files of a hang watch", hint="name the folder that dsdoctor.run named: dsdoctor-hang"
-        )
-    newest = max(found, key=lambda each: each.when)
-    same = [each for each in found if each.run == newest.run]
-    return Incident(
-        world=newest.world,
-        still=max(each.still for each in same),
-        after=newest.after,
-        ranks=tuple(each.view for each in sorted(same, key=lambda each: each.view.rank)),
-        silent_hosts=_joined(each.silent_hosts for each in same),
-        left_hosts=_joined(each.left_hosts for each in same),
-        nccl=next((each.nccl for each in same if each.nccl), ()),
-        when=newest.when,
-        run=newest.run,
-    )
-
-
-def _joined(told: Iterable[dict[str, tuple[int, ...]]]) -> dict[str, tuple[int, ...]]:
-    """What all files say of hosts: two nodes may have one name."""
-    found: dict[str, set[int]] = {}
-    for hosts in told:
-        for host, ranks in hosts.items():
-            found.setdefault(host, set()).update(ranks)
-    return {host: tuple(sorted(ranks)) for host, ranks in found.items()}
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return read_limited(path)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}", hint="see whose it is: ls -l") from error
-
-
-# Dumps of torch's flight recorder, one file a rank -> an incident, for jobs that never knew dsdoctor. Nothing in them is executed.
-#
-# torch writes pickle. It is taken apart by its opcodes: numbers, texts, lists and dicts are all that a dump holds, and whatever
-# would import or call something, or shares its parts without an end, is refused. Then each field must be what torch writes there.
-
-
-NAME = re.compile(r"(?:nccl|fr|comm_lib)_?trace(?:_rank)?_+(\d{1,7})(?:\.json|\.pkl|\.pickle)?", re.ASCII)
-RANK = re.compile(r"(?<!\d)\d{1,7}(?!\d)", re.ASCII)
-MAX_OPCODES = 50_000_000
-"""A recorder of 20,000 calls, each with forty frames, has a fifth of them."""
-LARGEST = 256 << 20
-KEPT = 2000
-
-
-def dumps_in(folder: Path) -> dict[int, Path]:
-    """The dumps of a folder by rank."""
-    found = ((NAME.fullmatch(path.name), path) for path in sorted(folder.iterdir()) if path.is_file())
-    return {int(name[1]): path for name, path in found if name}
-
-
-def read_dumps(dumps: dict[int, Path]) -> Incident:
-    """What the recorders of all ranks say together. Raises UsageError for a file that is no such dump."""
-    views = tuple(_dumped_view(rank, path, _dump_content(path)) for rank, path in sorted(dumps.items()))
-    world = max((max(group.ranks, default=0) + 1 for view in views for group in _groups(view)), default=0)
-    return Incident(world=max(world, max(dumps) + 1), still=0.0, after=0.0, ranks=views, source=RECORDERS)
-
-
-Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,11 +108,95 @@ class _Dump:
     pg_config: dict[str, _DumpedGroup] | None = None
 
 
-def _dump_content(path: Path) -> _Dump:
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """A process at one moment. ``stacks``: or in words why they cannot be read."""
+
+    clock: float
+    facts: processes.ProcessFacts | None
+    bytes: int
+    children: tuple[float, int, int]
+    stacks: tuple[ThreadStack, ...] | str
+
+
+def write_ranks(folder: Path, incident: Incident) -> None:
+    """Write a file for each rank of an incident. Raises OSError."""
+    make_folder(folder, mode=0o755)
+    for view in incident.ranks:
+        rank_file = RankFile(
+            run=incident.run,
+            when=incident.when,
+            still=incident.still,
+            after=incident.after,
+            world=incident.world,
+            silent_hosts=incident.silent_hosts,
+            left_hosts=incident.left_hosts,
+            nccl=incident.nccl,
+            view=view,
+        )
+        write_bytes(folder / f"rank-{view.rank:05d}.json", encode(rank_file), mode=PRIVATE)
+
+
+def read_ranks(folder: Path) -> Incident:
+    """The newest incident whose files lie in a folder. Raises UsageError where there is none."""
+    found: list[RankFile] = []
+    for path in sorted(folder.glob("rank-*.json"))[:MAX_RANK_FILES]:
+        with contextlib.suppress(msgspec.DecodeError):
+            read = decode(_content(path), RankFile)
+            found += [read] if read.kind == "hang-rank" else []
+    if not found:
+        raise UsageError(
+            f"{folder} holds no files of a hang watch", hint="name the folder that dsdoctor.run named: dsdoctor-hang"
+        )
+    newest = max(found, key=lambda each: each.when)
+    same = [each for each in found if each.run == newest.run]
+    return Incident(
+        world=newest.world,
+        still=max(each.still for each in same),
+        after=newest.after,
+        ranks=tuple(each.view for each in sorted(same, key=lambda each: each.view.rank)),
+        silent_hosts=_merged(each.silent_hosts for each in same),
+        left_hosts=_merged(each.left_hosts for each in same),
+        nccl=next((each.nccl for each in same if each.nccl), ()),
+        when=newest.when,
+        run=newest.run,
+    )
+
+
+def _merged(hosts_of_files: Iterable[dict[str, tuple[int, ...]]]) -> dict[str, tuple[int, ...]]:
+    """What all files say of hosts: two nodes may have one name."""
+    found: dict[str, set[int]] = {}
+    for hosts in hosts_of_files:
+        for host, ranks in hosts.items():
+            found.setdefault(host, set()).update(ranks)
+    return {host: tuple(sorted(ranks)) for host, ranks in found.items()}
+
+
+def _content(path: Path, max_bytes: int = MAX_READ_BYTES) -> bytes:
     try:
-        content = read_limited(path, LARGEST)
+        return read_limited(path, max_bytes)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}", hint="see whose it is: ls -l") from error
+
+
+def dumps_in(folder: Path) -> dict[int, Path]:
+    """The dumps of a folder by rank."""
+    found = ((DUMP_NAME.fullmatch(path.name), path) for path in sorted(folder.iterdir()) if path.is_file())
+    return {int(name[1]): path for name, path in found if name}
+
+
+def read_dumps(dumps: dict[int, Path]) -> Incident:
+    """What the recorders of all ranks say together. Raises UsageError for a file that is no such dump."""
+    views = tuple(_dumped_view(rank, path, _dump_content(path)) for rank, path in sorted(dumps.items()))
+    world = max(dumps) + 1
+    for view in views:
+        for group in view.sample.groups if view.sample else ():
+            world = max([world, *(rank + 1 for rank in group.ranks)])
+    return Incident(world=world, still=0.0, after=0.0, ranks=views, source=RECORDERS)
+
+
+def _dump_content(path: Path) -> _Dump:
+    content = _content(path, MAX_DUMP_BYTES)
     try:
         return decode(content, _Dump) if content[:1] == b"{" else msgspec.convert(plain_pickle(content), _Dump)
     except (ValueError, RecursionError) as error:  # msgspec's own errors are ValueErrors
@@ -198,7 +204,7 @@ def _dump_content(path: Path) -> _Dump:
 
 
 def _dumped_view(rank: int, path: Path, dump: _Dump) -> RankView:
-    entries = [entry for entry in dump.entries if not entry.is_p2p][-KEPT:]
+    entries = [entry for entry in dump.entries if not entry.is_p2p][-MAX_CALLS:]
     names: dict[str, list[Operation]] = {}
     timeouts: dict[str, float] = {}
     for entry in entries:
@@ -209,14 +215,20 @@ def _dumped_view(rank: int, path: Path, dump: _Dump) -> RankView:
     groups = tuple(
         GroupState(
             name=name,
-            ranks=_ranks(config.get(name)),
+            # a list, or its text
+            ranks=tuple(map(int, RANK_NUMBER.findall(str(config[name].ranks)))) if name in config else (),
             sequence=operations[-1].sequence,
             operations=tuple(operations),
             timeout=timeouts[name] or None,
         )
         for name, operations in names.items()
     )
-    stack = ThreadStack(name="MainThread", frames=_frames(entries[-1]) if entries else (), main=True)
+    # where the last recorded call was made: torch writes the innermost frame first
+    frames = tuple(
+        Frame(file=frame.filename, line=frame.line or 0, function=frame.name)
+        for frame in reversed((entries[-1].frames or ()) if entries else ())
+    )
+    stack = ThreadStack(name="MainThread", frames=frames, main=True)
     world = max((max(group.ranks, default=0) + 1 for group in groups), default=0)
     sample = Sample(rank=rank, world=world, pid=0, time=0.0, joined=True, groups=groups, threads=(stack,))
     return RankView(rank=rank, host=path.name, pid=0, sample=sample)
@@ -231,20 +243,6 @@ def _operation(entry: _DumpedCall) -> Operation:
         state="done" if entry.retired or entry.state == "completed" else entry.state or "",
         called=(entry.time_created_ns or 0) / 1e9,
     )
-
-
-def _ranks(group: _DumpedGroup | None) -> tuple[int, ...]:
-    return tuple(int(number) for number in RANK.findall(str(group.ranks))) if group is not None else ()
-
-
-def _frames(entry: _DumpedCall) -> tuple[Frame, ...]:
-    """Where the last recorded call was made; torch writes the innermost frame first."""
-    frames = reversed(entry.frames or ())
-    return tuple(Frame(file=frame.filename, line=frame.line or 0, function=frame.name) for frame in frames)
-
-
-def _groups(view: RankView) -> tuple[GroupState, ...]:
-    return view.sample.groups if view.sample else ()
 
 
 def plain_pickle(content: bytes) -> Any:
@@ -267,38 +265,17 @@ def plain_pickle(content: bytes) -> Any:
     return read
 
 
-# Ranks that run now -> an incident, by two looks from outside: at the kernel, at the ring of a watched rank, else by py-spy.
-# Looks, judges nothing.
-
-
-APART = 3.0
-CPU, BYTES = 0.10, 1 << 20
-"""A rank works that took that share of a processor, or moved so many bytes."""
-FOLDERS = ("/dev/shm", "/tmp")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Look:
-    """A process at one moment. ``stacks``: or in words why they cannot be read."""
-
-    clock: float
-    facts: processes.ProcessFacts | None
-    bytes: int
-    children: tuple[float, int, int]
-    stacks: tuple[ThreadStack, ...] | str
-
-
-def look_at(ranks: Iterable[RankProcess], host: Host, *, apart: float = APART) -> Incident:
-    """Look twice at some ranks, so many seconds apart."""
+def look_at(ranks: Iterable[RankProcess], host: Host, *, apart: float = SAMPLE_INTERVAL_SECONDS) -> Incident:
+    """Snapshot twice at some ranks, so many seconds apart."""
     name = node_name().partition("/")[0]
     watched = {rank.pid: found for rank in ranks if (found := watched_rank(rank, name)) is not None}
     began = time.monotonic()
-    first = {rank.pid: look_once(rank.pid, host, known=rank.pid in watched) for rank in ranks}
+    first = {rank.pid: take_snapshot(rank.pid, host, known=rank.pid in watched) for rank in ranks}
     progress = {pid: rank.beat.progress for pid, rank in watched.items() if rank.beat}
     time.sleep(max(0.0, began + apart - time.monotonic()))
     views, sources = [], Sources()
     for rank in ranks:
-        last = look_once(rank.pid, host, known=rank.pid in watched)
+        last = take_snapshot(rank.pid, host, known=rank.pid in watched)
         view = _view(rank, name, last, watched.get(rank.pid), progress.get(rank.pid), sources)
         views.append(_with_activity(view, first[rank.pid], last, uses_gpu(rank.pid)))
     return Incident(
@@ -311,9 +288,9 @@ def look_at(ranks: Iterable[RankProcess], host: Host, *, apart: float = APART) -
     )
 
 
-def look_once(pid: int, host: Host, *, known: bool) -> Look:
-    """Look at a process. ``known``: it tells its stacks itself."""
-    return Look(
+def take_snapshot(pid: int, host: Host, *, known: bool) -> Snapshot:
+    """Snapshot at a process. ``known``: it tells its stacks itself."""
+    return Snapshot(
         clock=time.monotonic(),
         facts=processes.facts_of(pid),
         bytes=processes.moved_bytes(pid),
@@ -362,15 +339,14 @@ def uses_gpu(pid: int) -> bool:
 
 
 def _view(
-    rank: RankProcess, host: str, look: Look, watched: LocalRank | None, progress: int | None, sources: Sources
+    rank: RankProcess, host: str, snapshot: Snapshot, watched: LocalRank | None, progress: int | None, sources: Sources
 ) -> RankView:
     if watched is not None:
         watched.look()
         seen = watched.view()
         moved = watched.beat is not None and watched.beat.progress != progress
         return replace(seen, rank=rank.rank, activity=MOVED if moved else "")
-    state = look.facts.state if look.facts else ""
-    threads = () if isinstance(look.stacks, str) else look.stacks
+    threads = () if isinstance(snapshot.stacks, str) else snapshot.stacks
     sample = Sample(rank=rank.rank, world=rank.world, pid=rank.pid, time=time.monotonic(), joined=True, threads=threads)
     sample = with_source(sample, sources) if is_this_user(processes.owner_of(rank.pid)) else sample
     view = RankView(
@@ -378,28 +354,33 @@ def _view(
         host=host,
         pid=rank.pid,
         sample=sample,
-        state=state,
-        ended="" if look.facts else "it ended while it was looked at",
+        state=snapshot.facts.state if snapshot.facts else "",
+        ended="" if snapshot.facts else "it ended while it was looked at",
         waits=processes.waits_in(rank.pid),
-        unread=look.stacks if isinstance(look.stacks, str) else "",
+        unread=snapshot.stacks if isinstance(snapshot.stacks, str) else "",
     )
-    return with_call(view) if look.facts else view
+    return with_call(view) if snapshot.facts else view
 
 
-def _with_activity(view: RankView, first: Look, last: Look, gpu: bool) -> RankView:
+def _with_activity(view: RankView, first: Snapshot, last: Snapshot, gpu: bool) -> RankView:
     """The view with why it is not still, in words, as far as two looks tell."""
     seconds = max(last.clock - first.clock, 0.1)
     words = [view.activity] if view.activity else []
     if _main(first) != _main(last):
         words.append(f"it stood at 2 places in {seconds:.0f} s")
-    if first.facts and last.facts and not gpu and (share := (last.facts.cpu - first.facts.cpu) / seconds) >= CPU:
+    if (
+        first.facts
+        and last.facts
+        and not gpu
+        and (share := (last.facts.cpu - first.facts.cpu) / seconds) >= MIN_CPU_SHARE
+    ):
         words.append(f"it took {share:.0%} of a processor")
-    if (moved := last.bytes - first.bytes) >= BYTES:
+    if (moved := last.bytes - first.bytes) >= MIN_MOVED_BYTES:
         words.append(f"it read or wrote {moved >> 20} MiB")
-    if (share := (last.children[0] - first.children[0]) / seconds) >= CPU:
+    if (share := (last.children[0] - first.children[0]) / seconds) >= MIN_CPU_SHARE:
         words.append(f"its child processes took or waited for {share:.0%} of a processor")
     return replace(view, activity=", ".join(words))
 
 
-def _main(look: Look) -> tuple[Frame, ...]:
-    return () if isinstance(look.stacks, str) else main_of(look.stacks)
+def _main(snapshot: Snapshot) -> tuple[Frame, ...]:
+    return () if isinstance(snapshot.stacks, str) else main_of(snapshot.stacks)

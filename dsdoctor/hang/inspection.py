@@ -1,16 +1,16 @@
-"""In a rank: torch's groups and flight recorders, stacks, and the workers of its data loader.
+"""In a rank: torch's groups, stacks, exceptions, and the workers of its data loader.
 
-All of it is asked by a thread that watches: it imports nothing, runs no code of the script's and takes no lock that the script may
-hold. So nothing here has an import within a function, asks sysconfig, linecache or a codec that is not in C, or calls an object's
-own methods. What an object holds is read by ``stored``: a property, a ``__getattr__`` or a ``__repr__`` is the script's code, and
-so is what ``isinstance``, ``==`` and ``hash`` ask of an object. Standard library; torch is taken from sys.modules.
+All of it is asked by a thread that watches: it imports nothing, runs no code of the script's and takes no lock that the script
+may hold. So nothing here has an import within a function, asks sysconfig, linecache or a codec that is not in C, or calls an
+object's own methods. What an object holds is read by ``stored``: a property, a ``__getattr__`` or a ``__repr__`` is the script's
+code, and so is what ``isinstance``, ``==`` and ``hash`` ask of an object. Standard library; torch is taken from sys.modules.
+
+Whether a loader's worker still has the fault handler that it was forked with cannot be read from outside: the kernel tells only
+that there is one. So it counts as ours only where no code that runs in it can have set another: the script has no
+``worker_init_fn``, and none of its own files names signals at all.
 """
 
-import array
-import base64
 import functools
-import json
-import pickle
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,16 +22,26 @@ from dsdoctor.core.script import is_user_file
 from dsdoctor.hang.stacks import COLLECTIVES, NO_CALLS
 from dsdoctor.ranks.failure import MAX_LINE_CHARACTERS
 
-MOST_GROUPS = 64
+MAX_GROUPS = 64
 Counters = tuple[dict[str, int], tuple[int | None, int | None]]
 """How far a rank is: the sequence numbers of its groups, and its engine's steps and micro steps."""
-ROOTS = ("src", "dst", "group_src", "group_dst")
-
-
+ROOT_ARGUMENTS = ("src", "dst", "group_src", "group_dst")
 _kinds_of: Any = vars(type)["__mro__"].__get__
 _values_of: Any = vars(type)["__dict__"].__get__
 _name_of: Any = vars(type)["__name__"].__get__
 """What a class is, past its own class: that may be the script's as well."""
+PLAIN = (str, bytes, int, float, bool, type(None))
+ARGUMENTS: Any = vars(BaseException)["args"]
+TRACEBACK: Any = vars(BaseException)["__traceback__"]
+MESSAGES = tuple(vars(kind)["__str__"] for kind in (BaseException, KeyError, OSError))
+"""How Python itself makes an exception's message."""
+SYSTEM_FIELDS: Any = [vars(OSError)[name] for name in ("errno", "strerror", "filename", "filename2")]
+LOADER_FILE = "/torch/utils/data/dataloader.py"
+MAX_SOURCE_FILES, MAX_SOURCE_BYTES = 1000, 16 << 20
+IN_SOURCE = re.compile(
+    rb"\bimport\b[^\n]*\bsignal\b|\bfrom\s+signal\b|[\"']signal[\"']|SIGUSR2|valid_signals|sigaction|add_signal_handler|faulthandler"
+)
+IN_BINARY = re.compile(rb"sigaction|signal\0")
 
 
 def stored(thing: Any, name: str) -> Any:
@@ -83,7 +93,7 @@ def group_states() -> Iterator[dict[str, Any]]:
     if world is None:
         return
     members = list(world.pg_group_ranks.items())
-    for group, name in list(world.pg_names.items())[:MOST_GROUPS]:
+    for group, name in list(world.pg_names.items())[:MAX_GROUPS]:
         counts = _of_class(type(group), "_get_sequence_number_for_group")
         if counts is None or type(counts) is FunctionType:  # a group of the script's own, in Python
             continue
@@ -104,8 +114,11 @@ def training_thread(
     known = {ident: count for ident, count in calls.items() if ident in frames and is_python_thread(threads.get(ident))}
     if known:
         return max(known, key=lambda ident: (known[ident], ident == maker))
-    if maker in frames and not _is_event_loop(frames[maker]):
-        return maker
+    if maker in frames:
+        file = frames[maker].f_code.co_filename
+        is_event_loop = file.endswith("/selectors.py") or "/asyncio/" in file
+        if not is_event_loop:
+            return maker
     own = [
         ident for ident in frames if ident != maker and is_python_thread(threads.get(ident)) and _has_own(frames[ident])
     ]
@@ -117,25 +130,21 @@ def calling_threads(frames: Mapping[int, FrameType]) -> Iterator[int]:
     for ident, innermost in frames.items():
         frame: FrameType | None = innermost
         while frame is not None:
-            if _holds_collectives(frame.f_code.co_filename) and frame.f_code.co_name not in NO_CALLS:
+            if is_of_collectives(frame.f_code.co_filename) and frame.f_code.co_name not in NO_CALLS:
                 yield ident
                 break
             frame = frame.f_back
 
 
 @functools.cache
-def _holds_collectives(file: str) -> bool:
+def is_of_collectives(file: str) -> bool:
+    """Whether torch's collectives are in a file. Asked once for each file: a thread that watches does so for each frame."""
     return COLLECTIVES.search(file) is not None
 
 
 def is_python_thread(thread: Any) -> bool:
     """Whether a thread was made by Python's threading: one that C++ made may be known there, too."""
     return thread is not None and _name_of(type(thread)) != "_DummyThread"
-
-
-def _is_event_loop(frame: FrameType) -> bool:
-    file = frame.f_code.co_filename
-    return file.endswith("/selectors.py") or "/asyncio/" in file
 
 
 def _has_own(innermost: FrameType) -> bool:
@@ -182,28 +191,16 @@ def plain_words_of(error: BaseException) -> str:
     kind = type(error)
     given = ARGUMENTS.__get__(error)
     plain = [each for each in given if _is_plain(each)]
-    is_whole = len(plain) == len(given) and _has_plain_message(error)
-    message = str(error) if is_whole else ", ".join(map(str, plain))
+    makes = _of_class(kind, "__str__")
+    is_pythons = any(makes is known for known in MESSAGES)
+    if issubclass(kind, OSError):
+        is_pythons = is_pythons and all(_is_plain(field.__get__(error)) for field in SYSTEM_FIELDS)
+    message = str(error) if is_pythons and len(plain) == len(given) else ", ".join(map(str, plain))
     return f"{_name_of(kind)}: {message}"[:MAX_LINE_CHARACTERS].removesuffix(": ")
-
-
-PLAIN = (str, bytes, int, float, bool, type(None))
-ARGUMENTS: Any = vars(BaseException)["args"]
-TRACEBACK: Any = vars(BaseException)["__traceback__"]
-MESSAGES = tuple(vars(kind)["__str__"] for kind in (BaseException, KeyError, OSError))
-"""How Python itself makes an exception's message."""
-SYSTEM_FIELDS: Any = [vars(OSError)[name] for name in ("errno", "strerror", "filename", "filename2")]
 
 
 def _is_plain(value: object) -> bool:
     return any(type(value) is kind for kind in PLAIN)
-
-
-def _has_plain_message(error: BaseException) -> bool:
-    makes = _of_class(type(error), "__str__")
-    if not any(makes is known for known in MESSAGES):
-        return False
-    return not issubclass(type(error), OSError) or all(_is_plain(field.__get__(error)) for field in SYSTEM_FIELDS)
 
 
 def frames_of(frame: FrameType | None, outer: int, inner: int) -> list[dict[str, Any]]:
@@ -231,7 +228,9 @@ def root_of(frame: FrameType | None) -> str:
     while frame is not None:
         if frame.f_code.co_filename.endswith("/torch/distributed/distributed_c10d.py"):
             values = frame.f_locals
-            given = [f"{name}={root}" for name in ROOTS if (root := plain_number(values.get(name))) is not None]
+            given = [
+                f"{name}={root}" for name in ROOT_ARGUMENTS if (root := plain_number(values.get(name))) is not None
+            ]
             group = group_name(values.get("group"))
             if given and group:
                 return f"{given[0]} in group {group}"
@@ -257,147 +256,14 @@ def last_failure() -> str:
     return plain_words_of(error) if issubclass(type(error), BaseException) else ""
 
 
-def has_gone_on(before: Counters, now: Counters) -> bool:
+def made_progress(before: Counters, now: Counters) -> bool:
     """Whether a rank has trained or communicated between two looks: that groups are taken down is neither.
 
     >>> looks = ({"0": 5, "1": 2}, (1, 4)), ({"0": 5}, (1, 4)), ({"0": 6}, (1, 4)), ({}, (1, 5))
-    >>> [has_gone_on(looks[0], look) for look in looks]
+    >>> [made_progress(looks[0], look) for look in looks]
     [False, False, True, True]
     """
     return before[1] != now[1] or any(now[0].get(name, number) > number for name, number in before[0].items())
-
-
-# In a rank: what torch's flight recorders hold of its collectives, the last ones in full and the older ones short. Read only when
-# nothing moves or the rank ends. Standard library alone; torch is taken from sys.modules.
-
-
-RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
-WITH_STACKS = ("_dump_fr_trace", "_dump_nccl_trace")
-MOST_CALLS, MOST_KINDS, DEEPEST_RECORDED = 1200, 120, 40
-NOT_RECORDED = 0xFFFF
-
-
-def recorder_texts() -> list[str]:
-    """What torch's flight recorders hold, as they write it: NCCL has one of its own. None where there is none."""
-    texts = [dump() for dump in _dumps(RECORDERS)]
-    return [text.decode(errors="replace") if isinstance(text, bytes) else str(text) for text in texts if text]
-
-
-def recorded_operations(*, stacks: bool = False) -> dict[str, Any]:
-    """For each group's name its last operations, the timeout of the last one, all calls as ``history``, and when each thread made
-    some of them, in nanoseconds of the wall clock. ``stacks``: with the lines that called them where that imports nothing, which
-    takes torch a second."""
-    groups: dict[str, Any] = {}
-    seen = set()
-    for entry in _entries_with_stacks() if stacks else _entries():
-        # newer torches have one recorder behind both names
-        key = (entry["process_group"][0], entry["collective_seq_id"], entry["profiling_name"], entry["time_created_ns"])
-        # point to point: not all of the group take part
-        if entry.get("is_p2p") or key in seen:
-            continue
-        seen.add(key)
-        group = groups.setdefault(str(entry["process_group"][0]), {"operations": [], "timeout": None, "calls": {}})
-        if (thread := str(entry.get("thread_id", ""))).isdigit():
-            group["calls"].setdefault(int(thread), []).append(int(entry["time_created_ns"]))
-        group["operations"].append(_operation(entry))
-        group["timeout"] = entry.get("timeout_ms", 0) / 1000 or None
-    for group in groups.values():
-        group["history"] = history(group["operations"], MOST_CALLS)
-    return groups
-
-
-def history(operations: Iterable[dict[str, Any]], most: int) -> dict[str, Any] | None:
-    """The calls of a group in little room: ``kinds`` of calls, and for each number from ``first`` on two bytes, in base64,
-    which kind it was.
-
-    >>> calls = [{"sequence": 7, "name": "a", "sizes": [[3]]}, {"sequence": 9, "name": "a", "sizes": [[3]]}]
-    >>> history(calls, 9)
-    {'first': 7, 'kinds': [{'sequence': 0, 'name': 'a', 'sizes': [[3]], 'place': []}], 'calls': 'AAD//wAA'}
-    """
-    numbered = {each["sequence"]: each for each in operations}
-    if not numbered:
-        return None
-    first = max(min(numbered), max(numbered) - most + 1)
-    kinds: dict[str, int] = {}
-    told: list[dict[str, Any]] = []
-    calls = array.array("H", [NOT_RECORDED] * (max(numbered) - first + 1))
-    for sequence, each in sorted(numbered.items()):
-        if sequence < first:
-            continue
-        kind = {"sequence": 0, "name": each["name"], "sizes": each["sizes"], "place": each.get("place", [])}
-        number = kinds.setdefault(repr(kind), len(told))
-        if number == len(told):
-            told.append(kind)
-        if number < MOST_KINDS:
-            calls[sequence - first] = number
-    return {"first": first, "kinds": told[:MOST_KINDS], "calls": base64.b64encode(calls.tobytes()).decode()}
-
-
-def shortened(groups: list[dict[str, Any]]) -> None:
-    """Leave of a sample's groups only the last operations: it has no room for more."""
-    for group in groups:
-        group["history"] = None
-
-
-def _dumps(names: Iterable[str]) -> list[Any]:
-    c10d = getattr(sys.modules.get("torch._C"), "_distributed_c10d", None)
-    return [dump for name in names if (dump := getattr(c10d, name, None)) is not None]
-
-
-def _entries() -> list[dict[str, Any]]:
-    return [entry for text in recorder_texts() for entry in json.loads(text).get("entries", ())]
-
-
-def _entries_with_stacks() -> list[dict[str, Any]]:
-    """The entries with their stacks; those without where this torch tells none.
-
-    To name lines torch looks into its compiler, which it imports where the script has not: 800 modules, in a thread
-    that must import none. A script that imports them at that moment would die of it.
-    """
-    if "_inductor" not in vars(sys.modules.get("torch", sys)):
-        return _entries()
-    try:
-        # what torch has written in this process a moment ago
-        found = [entry for dump in _dumps(WITH_STACKS) for entry in pickle.loads(dump()).get("entries", ())]  # noqa: S301
-    except Exception:  # a torch of another release
-        found = []
-    return found or _entries()
-
-
-def _operation(entry: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "sequence": int(entry["collective_seq_id"]),
-        "name": str(entry["profiling_name"]).partition(":")[2] or str(entry["profiling_name"]),
-        "sizes": [list(map(int, sizes)) for sizes in entry.get("input_sizes", ())][:8],
-        "types": [str(name)[:20] for name in entry.get("input_dtypes", ())][:8],
-        "state": "done" if entry.get("retired") or entry.get("state") == "completed" else str(entry.get("state", "")),
-        "called": round(int(entry["time_created_ns"]) / 1e9, 4),
-        "place": _place(entry.get("frames") or ()),
-    }
-
-
-def _place(frames: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The user's own line of a call: of the frames, innermost first, the first that is no library's; empty for none."""
-    for frame in list(frames)[:DEEPEST_RECORDED]:
-        file = str(frame.get("filename", ""))
-        if file and is_user_file(file):
-            return [{"file": file, "line": int(frame.get("line") or 0), "function": str(frame.get("name", ""))}]
-    return []
-
-
-# In a rank: the workers of the data loader in whose code a stack stands, and whether they still have the fault handler that they
-# were forked with. Standard library; torch is not asked, its iterator's own fields are read.
-#
-# A handler cannot be read from outside: the kernel tells only that there is one. So a worker counts as ours only where no code that
-# runs in it can have set another: the script has no ``worker_init_fn``, and none of its own files names signals at all.
-
-
-ITERATOR = "/torch/utils/data/dataloader.py"
-MOST_FILES, LARGEST = 1000, 16 << 20
-IN_SOURCE = re.compile(
-    rb"\bimport\b[^\n]*\bsignal\b|\bfrom\s+signal\b|[\"']signal[\"']|SIGUSR2|valid_signals|sigaction|add_signal_handler|faulthandler"
-)
-IN_BINARY = re.compile(rb"sigaction|signal\0")
 
 
 def loader_workers(frame: FrameType | None, modules: Mapping[str, Any]) -> tuple[list[int], bool]:
@@ -407,7 +273,7 @@ def loader_workers(frame: FrameType | None, modules: Mapping[str, Any]) -> tuple
     iterator: Any = None
     while frame is not None:
         files.add(frame.f_code.co_filename)
-        if iterator is None and frame.f_code.co_filename.endswith(ITERATOR):
+        if iterator is None and frame.f_code.co_filename.endswith(LOADER_FILE):
             found = frame.f_locals.get("self")
             iterator = found if type(stored(found, "_workers")) is list else None
         frame = frame.f_back
@@ -423,7 +289,7 @@ def loader_workers(frame: FrameType | None, modules: Mapping[str, Any]) -> tuple
 def none_names_signals(files: Iterable[str]) -> bool:
     """Whether all of some files can be read, and none of them has a word of signals; False for more than can be read soon."""
     asked = sorted(set(files))
-    return len(asked) <= MOST_FILES and not any(map(_may_name_signals, asked))
+    return len(asked) <= MAX_SOURCE_FILES and not any(map(_may_name_signals, asked))
 
 
 def own_files(modules: Mapping[str, Any], more: Iterable[str]) -> Iterator[str]:
@@ -440,7 +306,7 @@ def own_files(modules: Mapping[str, Any], more: Iterable[str]) -> Iterator[str]:
 def _may_name_signals(file: str) -> bool:
     try:
         path = Path(file)
-        if path.stat().st_size > LARGEST:
+        if path.stat().st_size > MAX_SOURCE_BYTES:
             return True
         return (IN_BINARY if file.endswith(".so") else IN_SOURCE).search(path.read_bytes()) is not None
     except (OSError, ValueError):  # code that was never in a file

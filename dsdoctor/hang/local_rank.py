@@ -1,5 +1,5 @@
-"""One rank of this node, as its supervisor follows it from outside: its ring, its process, what it did lately. Looks,
-judges nothing.
+"""The ranks of this node, as its supervisor follows each from outside: its ring, its process, what it did lately, and since when
+none of them has moved. Looks, judges nothing.
 """
 
 import ast
@@ -33,20 +33,25 @@ from dsdoctor.hang.models import (
 )
 from dsdoctor.hang.processes import file_call, file_system_of, is_of_open_file
 from dsdoctor.hang.ring import ARRIVALS, JOINED, LEAVING, UNWATCHED, Heartbeat, RingReader
-from dsdoctor.hang.source import Sources
-from dsdoctor.hang.stacks import acting_stack, is_own, main_of, own_frame, pauses, with_texts
+from dsdoctor.hang.stacks import Sources, acting_stack, is_own, main_of, own_frame, pauses, with_texts
 
-NAME = re.compile(r"rank-(\d{1,6})-(\d{1,10})\.ring")
-LEAST_WINDOW, WINDOW = 4, 30
+RING_NAME = re.compile(r"rank-(\d{1,6})-(\d{1,10})\.ring")
+MIN_WINDOW_SECONDS, MAX_WINDOW_SECONDS = 4, 30
 """Seconds before now, and since a rank last moved, that tell whether it works."""
-CPU, BYTES = 0.10, 1 << 20
+MIN_CPU_SHARE, MIN_MOVED_BYTES = 0.10, 1 << 20
 """A rank works that took that share of a processor, or waited to be given one, or moved so many bytes in that time."""
 RUNNING = {"R", "S"}
 """The kernel's letters of a process that nothing keeps from running."""
-FEWEST = 3
+MIN_LOOKS = 3
 """Looks that tell whether a rank works, though they are further apart than the window is long: a machine has little time for us."""
-FEW_LOOKS, FEW_PLACES, PLACES = 8, 3, 5
+FEW_LOOKS, MIN_PLACES_IN_FEW_LOOKS, MIN_PLACES = 8, 3, 5
 """Or that stood at so many places, in few looks or in more."""
+MAX_PARSED_BYTES = 1 << 20
+POLLS = {"poll", "is_alive", "is_running", "exitcode", "returncode", "waitpid", "pid_exists"}
+"""What asks whether a process still runs: of subprocess, multiprocessing, psutil and os."""
+MAX_PAUSE_DELAY_SECONDS = 5.0
+"""Seconds by which a pause took longer than asked for, after which this process itself was not let run: nothing may be concluded
+from that time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +82,15 @@ class ChildrenMoment:
     living: int = 0
 
 
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a rank's training thread stands, of its sample what is read once a second."""
+
+    thread: int = 0
+    threads: tuple[ThreadStack, ...] = ()
+    loader_workers: tuple[int, ...] = ()
+
+
+T = TypeVar("T")
 Look = TypeVar("Look", Moment, ChildrenMoment)
 
 
@@ -84,12 +98,12 @@ class LocalRank:
     """A rank by its ring file, whose name holds its number and its process. Raises OSError or ValueError for what is none."""
 
     def __init__(self, path: Path, host: str, sources: Sources | None = None) -> None:
-        found = NAME.fullmatch(path.name)
+        found = RING_NAME.fullmatch(path.name)
         if found is None:
             raise ValueError(path.name)
         self.rank, self.pid, self.host, self.path = int(found[1]), int(found[2]), host, path
         self.moved = self.first = time.monotonic()
-        self.window = float(WINDOW)
+        self.window = float(MAX_WINDOW_SECONDS)
         self.beat: Heartbeat | None = None
         self.facts = processes.facts_of(self.pid)
         self.ended = "" if self.facts else "it was gone when it was first looked at"
@@ -98,8 +112,8 @@ class LocalRank:
         self._place = Place()
         self.sources = sources or Sources()
         self._reader = RingReader(path)
-        self._moments: deque[Moment] = deque(maxlen=WINDOW)
-        self._children: deque[ChildrenMoment] = deque(maxlen=WINDOW)
+        self._moments: deque[Moment] = deque(maxlen=MAX_WINDOW_SECONDS)
+        self._children: deque[ChildrenMoment] = deque(maxlen=MAX_WINDOW_SECONDS)
 
     @property
     def owner(self) -> int:
@@ -129,7 +143,7 @@ class LocalRank:
     def _moment(self, clock: float, stack: int, cpu: float) -> Moment:
         """What is seen of it now, of the thread that trains as its newest sample says."""
         payload = self._reader.payload()
-        self._place = (decode_place(payload) if payload else None) or self._place
+        self._place = (decoded(payload, Place) if payload else None) or self._place
         frames, thread = main_of(self._place.threads), self._place.thread or self.pid
         own = own_frame(frames, only=True)
         return Moment(
@@ -152,7 +166,7 @@ class LocalRank:
     def view(self, *, with_lines: bool = True) -> RankView:
         """The rank as it is now. ``with_lines``: with the source lines of its stacks."""
         payload = self._reader.payload()
-        read = decode_sample(payload) if payload else None
+        read = decoded(payload, Sample) if payload else None
         sample = self._with_source(read) if read and with_lines else read
         state = self.facts.state if self.facts and self.alive else ""
         thread = sample.thread if sample else 0
@@ -169,18 +183,25 @@ class LocalRank:
             ended_at=self.ended_at,
             silent=silent,
             age=silent,
-            unread=NOT_LOOKED if sample and self._has_stopped_looking(sample, state, silent) else "",
+            unread=NOT_LOOKED if sample and self._is_unlooked(sample, state, silent) else "",
             waits=processes.waits_in(self.pid, thread) if self.alive else "",
             unserved=bool(self.alive and sample and processes.is_unserved(self.pid, sample.rendezvous)),
         )
         view = with_call(view) if self.alive else view
         children = self._children[-1].living if self._children and self.alive else 0
-        polls = self._polls(view) if children and with_lines else ""
+        # as for source lines: of another user's rank no file is read
+        may_read = children and with_lines and self._reader.owner == os.geteuid()
+        since_moved = [look for look in self._moments if look.clock > self.moved]
         return replace(
-            view, activity=self.activity(view), wakes=self._wakes(), children=children, polls=polls, lock=lock_of(view)
+            view,
+            activity=self.activity(view),
+            wakes=count_returns(since_moved) if self.alive else 0,
+            children=children,
+            polls=polling_loop(acting_stack(view), self.sources) if may_read else "",
+            lock=lock_of(view),
         )
 
-    def _has_stopped_looking(self, sample: Sample, state: str, silent: float) -> bool:
+    def _is_unlooked(self, sample: Sample, state: str, silent: float) -> bool:
         """Whether its watch alone does not look any more: neither is the whole process kept from running, nor does C code hold the
         interpreter."""
         may_run = state in RUNNING and not self.leaving and sample.watcher != 0
@@ -189,7 +210,7 @@ class LocalRank:
     def world(self) -> int:
         """How many ranks the run has, as this one says; 0 before its first sample."""
         payload = self._reader.payload()
-        sample = decode_sample(payload) if payload else None
+        sample = decoded(payload, Sample) if payload else None
         return sample.world if sample else 0
 
     def arrivals(self) -> RankArrivals | None:
@@ -197,38 +218,30 @@ class LocalRank:
         if self.beat is None or not self.beat.flags & ARRIVALS:
             return None
         payload = self._reader.payload()
-        sample = decode_sample(payload) if payload else None
+        sample = decoded(payload, Sample) if payload else None
         return with_arrivals(sample.arrivals, self.sources) if sample and sample.arrivals else None
 
     def activity(self, view: RankView) -> str:
         """Why a rank is not still, in words; "" where it is."""
-        since = time.monotonic() - min(max(self.window, LEAST_WINDOW), WINDOW)
+        since = time.monotonic() - min(max(self.window, MIN_WINDOW_SECONDS), MAX_WINDOW_SECONDS)
         moments = latest(self._moments, since, self.moved)
         if len(moments) < 2 or not self.alive:
             return ""
         first, last = moments[0], moments[-1]
         seconds = max(last.clock - first.clock, 1.0)
         places = len({moment.stack for moment in moments})
-        enough = FEW_PLACES if len(moments) < FEW_LOOKS else PLACES
+        enough = MIN_PLACES_IN_FEW_LOOKS if len(moments) < FEW_LOOKS else MIN_PLACES
         words = [f"it stood at {places} places in {seconds:.0f} s"] if places >= enough else []
         of_thread = last.main - first.main if first.thread == last.thread else 0.0
         share = max(last.cpu - first.cpu, of_thread) / seconds
         # a thread that waits for a GPU may burn its processor
-        if share >= CPU and not (view.sample and view.sample.cuda and not words):
+        if share >= MIN_CPU_SHARE and not (view.sample and view.sample.cuda and not words):
             words.append(f"it took or waited for {share:.0%} of a processor")
         # its own ring is a few kilobytes a second
-        if (moved := last.bytes - first.bytes) >= BYTES + seconds * 16_384:
+        if (moved := last.bytes - first.bytes) >= MIN_MOVED_BYTES + seconds * 16_384:
             words.append(f"it read or wrote {moved >> 20} MiB")
         words += children_words(latest(self._children, since, self.moved))
         return ", ".join(words)
-
-    def _polls(self, view: RankView) -> str:
-        """As for source lines: of another user's rank no file is read."""
-        return polling_loop(acting_stack(view), self.sources) if self._reader.owner == os.geteuid() else ""
-
-    def _wakes(self) -> int:
-        """How often the training thread came back to the user's own code since the rank moved, within the looks that are kept."""
-        return returns(look for look in self._moments if look.clock > self.moved) if self.alive else 0
 
     @property
     def seen_enough(self) -> bool:
@@ -283,15 +296,15 @@ class LocalRank:
             self.facts = facts
 
 
-def returns(looks: Iterable[Moment]) -> int:
+def count_returns(looks: Iterable[Moment]) -> int:
     """How often a thread came back to the user's own code: it woke from a sleep in a line of it, or stood at another line.
 
     Within a wait of a library it may wake for ever, to look whether its worker still lives.
 
     >>> at = lambda wakes, **more: Moment(clock=0.0, stack=1, cpu=0.0, main=0.0, bytes=0, wakes=wakes, **more)
-    >>> returns([at(1, pauses=True), at(5, pauses=True), at(90, pauses=True, thread=7)])
+    >>> count_returns([at(1, pauses=True), at(5, pauses=True), at(90, pauses=True, thread=7)])
     4
-    >>> returns([at(1, line=("t.py", 3)), at(90, line=("t.py", 3)), at(91, line=("t.py", 4))])
+    >>> count_returns([at(1, line=("t.py", 3)), at(90, line=("t.py", 3)), at(91, line=("t.py", 4))])
     1
     """
     count = 0
@@ -315,7 +328,7 @@ def latest(looks: Iterable[Look], since: float, moved: float) -> list[Look]:
     """
     known = [look for look in looks if look.clock > moved]
     recent = [look for look in known if look.clock > since]
-    return recent if len(recent) >= FEWEST else known[-FEWEST:]
+    return recent if len(recent) >= MIN_LOOKS else known[-MIN_LOOKS:]
 
 
 def children_words(moments: list[ChildrenMoment]) -> list[str]:
@@ -337,14 +350,14 @@ def children_words(moments: list[ChildrenMoment]) -> list[str]:
     pairs = tuple(pairwise(moments))
     share = sum(max(0.0, later.cpu - earlier.cpu) for earlier, later in pairs) / seconds
     moved = sum(max(0, later.bytes - earlier.bytes) for earlier, later in pairs)
-    words = [f"its child processes took or waited for {share:.0%} of a processor"] if share >= CPU else []
-    return words + ([f"its child processes read or wrote {moved >> 20} MiB"] if moved >= BYTES else [])
+    words = [f"its child processes took or waited for {share:.0%} of a processor"] if share >= MIN_CPU_SHARE else []
+    return words + ([f"its child processes read or wrote {moved >> 20} MiB"] if moved >= MIN_MOVED_BYTES else [])
 
 
 def with_call(view: RankView) -> RankView:
     """The view with what its process asks of the kernel, as itself says it, else as that is seen from here."""
-    told = view.sample.call if view.sample else ()
-    call = told if any(told) else file_call(view.pid, view.sample.thread if view.sample else 0)
+    own = view.sample.call if view.sample else ()
+    call = own if any(own) else file_call(view.pid, view.sample.thread if view.sample else 0)
     # a path that is still being opened may go over links
     known = len(call) > 1 and is_of_open_file(call[0]) and call[1].startswith("/") and view.state == "D"
     return replace(view, call=call if any(call) else (), disk=file_system_of(view.pid, call[1]) if known else "")
@@ -361,41 +374,18 @@ def lock_of(view: RankView) -> Lock | None:
     return Lock(path=path, holder=holder, age=max(0.0, age)) if holder else None
 
 
-def decode_sample(payload: bytes) -> Sample | None:
-    """A rank's own words; None for what cannot be read."""
+def decoded(payload: bytes, kind: type[T]) -> T | None:
+    """What a rank has written of itself; None for what cannot be read."""
     try:
-        return decode(payload, Sample)
-    except msgspec.DecodeError:
-        return None
-
-
-class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a rank's training thread stands, of its sample what is read once a second."""
-
-    thread: int = 0
-    threads: tuple[ThreadStack, ...] = ()
-    loader_workers: tuple[int, ...] = ()
-
-
-def decode_place(payload: bytes) -> Place | None:
-    """None for what cannot be read."""
-    try:
-        return decode(payload, Place)
+        return decode(payload, kind)
     except msgspec.DecodeError:
         return None
 
 
 def with_arrivals(arrivals: RankArrivals, sources: Sources) -> RankArrivals:
     """The arrivals with the source lines of the user's own frames."""
-    stacks = []
-    for seen in arrivals.stacks:
-        stacks.append(replace(seen, frames=_own_with_line(seen.frames, sources)))
+    stacks = (replace(seen, frames=_own_with_line(seen.frames, sources)) for seen in arrivals.stacks)
     return replace(arrivals, stacks=tuple(stacks))
-
-
-LARGEST_PARSED = 1 << 20
-POLLS = {"poll", "is_alive", "is_running", "exitcode", "returncode", "waitpid", "pid_exists"}
-"""What asks whether a process still runs: of subprocess, multiprocessing, psutil and os."""
 
 
 def polling_loop(frames: Sequence[Frame], sources: Sources) -> str:
@@ -404,7 +394,7 @@ def polling_loop(frames: Sequence[Frame], sources: Sources) -> str:
     It is the innermost loop around the innermost line of the user's own that stands in one.
     """
     for frame in filter(is_own, reversed(frames)):
-        text = sources.text(frame.file, LARGEST_PARSED)
+        text = sources.text(frame.file, MAX_PARSED_BYTES)
         try:
             tree = ast.parse(text)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -454,14 +444,6 @@ def _own_with_line(frames: tuple[Frame, ...], sources: Sources) -> tuple[Frame, 
     return tuple(replace(frame, text=text) if frame == own else frame for frame in frames)
 
 
-# This node's ranks together: which there are, since when none has moved, and a view of each. Looks, judges nothing.
-
-
-ASLEEP = 5.0
-"""Seconds by which a pause took longer than asked for, after which this process itself was not let run: nothing may be concluded
-from that time."""
-
-
 class Node:
     """The ranks whose rings lie in a folder."""
 
@@ -483,10 +465,10 @@ class Node:
         """Whether no rank asks for the watch just now, as between two parts of a script that do."""
         return bool(self.ranks) and all(rank.unwatched for rank in self.ranks.values())
 
-    def paused(self, asked: float, took: float) -> None:
-        """This process asked for a pause of so many seconds, and it took so many. What it does between two pauses says nothing
+    def note_pause(self, wanted: float, took: float) -> None:
+        """This process wanted a pause of so many seconds, and it took so many. What it does between two pauses says nothing
         of the ranks."""
-        if took - asked > ASLEEP:
+        if took - wanted > MAX_PAUSE_DELAY_SECONDS:
             self._moved_now()
 
     def _moved_now(self) -> None:
@@ -531,7 +513,7 @@ class Node:
 
     def _find(self) -> None:
         for name in os.listdir(self.folder):  # noqa: PTH208
-            found = NAME.fullmatch(name)
+            found = RING_NAME.fullmatch(name)
             if found is None:
                 continue
             known = self.ranks.get(int(found[1]))

@@ -1,4 +1,9 @@
-"""Stacks and views of processes from outside: py-spy, Python's fault handler, NCCL's RAS."""
+"""Stacks of processes that are read from outside: py-spy's, those that Python's fault handler writes at SIGUSR2, and a loader's
+workers'; and NCCL's own view of a running job (RAS, since NCCL 2.24). Looks.
+
+The fault handler writes also while C code holds the interpreter's lock. A worker that was forked has that of its rank: it is asked
+only where nothing else can have put a handler of its own there. Of others the kernel's words are told.
+"""
 
 import os
 import re
@@ -15,22 +20,18 @@ import msgspec
 
 from dsdoctor.core.files import is_this_user
 from dsdoctor.core.host import Host
-from dsdoctor.core.processes import LETTERS
+from dsdoctor.core.processes import LETTERS, wait_until
 from dsdoctor.core.text import decode
 from dsdoctor.hang.activity import AT_LOCK, LOCKED, Activity, StackActivity, activity_in, activity_of
 from dsdoctor.hang.models import Frame, LoaderWorker, RankView, ThreadStack
 from dsdoctor.hang.processes import all_parents, catches, caught, facts_of, owner_of, waits_in
-from dsdoctor.hang.source import Sources
-from dsdoctor.hang.stacks import frame_text, main_of, own_frame
+from dsdoctor.hang.stacks import Sources, frame_text, main_of, own_frame
 
-# py-spy, where it is there and allowed -> the stacks of a process that knows nothing of us, or why there are none.
-
-
-NAME = "py-spy"
+PY_SPY = "py-spy"
 DUMP_TIMEOUT_SECONDS = 20.0
 NOT_INSTALLED = "py-spy is not installed"
 REFUSED = "the kernel does not let py-spy read it"
-SIGNS = (
+PY_SPY_ERRORS = (
     ("permission denied", REFUSED),
     ("operation not permitted", REFUSED),
     ("no such process", "there is no such process any more"),
@@ -38,25 +39,45 @@ SIGNS = (
     ("failed to find python version", "it is no Python that py-spy knows"),
     ("python version", "it is no Python that py-spy knows"),
 )
+DUMP_LINE = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)')
+DUMP_HEAD = re.compile(r"(?:Current thread|Thread) (?P<id>0x[0-9a-f]+)|Stack \(most recent call first\)")
+
+MAX_WORKERS = 4
+FORKED, SPAWNED = "forked", "spawned"
+ENDED = "ZXTt"
+"""The kernel's letters of a process that does nothing any more."""
+TORCH_SIGNALS = frozenset({signal.SIGBUS, signal.SIGSEGV, signal.SIGFPE, signal.SIGTERM})
+"""Signals for which torch gives a worker handlers of its own."""
+LOCKING = re.compile("lock|futex")
+"""In a function of the kernel or a line of source: a wait that nothing from outside ends."""
+MAX_SILENT_SECONDS = 3.0
+"""Of a rank that has written nothing for longer it is not known which workers it has."""
+RAS_VARIABLE, RAS_ADDRESS = "NCCL_RAS_ADDR", "localhost:28028"
+RAS_QUERY = b"verbose status\n"
+RAS_TIMEOUT_SECONDS, MAX_RAS_BYTES = 8.0, 1 << 20
+"""Seconds: RAS gathers from all processes, and waits for those that do not answer; bytes."""
+RAS_SECTIONS, MAX_RAS_LINES = ("Errors", "Warnings"), 12
 
 
-def program(host: Host) -> str | None:
-    """py-spy on PATH, or beside this Python."""
-    beside = str(Path(sys.executable).with_name(NAME))
-    return host.which(NAME) or (beside if host.exists(beside) else None)
+def py_spy_program(host: Host) -> str | None:
+    """py-spy on PATH, or next to this Python."""
+    next_to_python = str(Path(sys.executable).with_name(PY_SPY))
+    return host.which(PY_SPY) or (next_to_python if host.exists(next_to_python) else None)
 
 
 def stacks_of(pid: int, host: Host) -> tuple[ThreadStack, ...] | str:
     """The stacks of a process, outermost frame first, or in words why they cannot be read. It stands still meanwhile, for some
     milliseconds."""
-    path = program(host)
+    path = py_spy_program(host)
     if path is None:
         return NOT_INSTALLED
     answer = host.run([path, "dump", "--json", "--pid", str(pid)], timeout=DUMP_TIMEOUT_SECONDS)
     if answer.returncode is None:
         return f"py-spy did not answer within {DUMP_TIMEOUT_SECONDS:.0f} s"
     try:
-        return tuple(parse_threads(decode(answer.stdout.encode(), list), pid)) if answer.ok else why_not(answer.stderr)
+        return (
+            tuple(parse_threads(decode(answer.stdout.encode(), list), pid)) if answer.ok else reason_of(answer.stderr)
+        )
     except (msgspec.DecodeError, KeyError, TypeError, ValueError):
         return "py-spy's answer was not understood"
 
@@ -79,23 +100,15 @@ def parse_threads(threads: list[Any], pid: int) -> Iterator[ThreadStack]:
         yield ThreadStack(name=str(thread.get("thread_name") or "thread"), frames=frames, main=main)
 
 
-def why_not(said: str) -> str:
+def reason_of(error: str) -> str:
     """What py-spy's error means, in words.
 
-    >>> why_not("Error: Permission Denied: Try running again with elevated permissions by going 'sudo env ...'")
+    >>> reason_of("Error: Permission Denied: Try running again with elevated permissions by going 'sudo env ...'")
     'the kernel does not let py-spy read it'
     """
-    known = next((words for sign, words in SIGNS if sign in said.lower()), None)
-    first = next((line for line in said.splitlines() if line.strip()), "")
+    known = next((words for sign, words in PY_SPY_ERRORS if sign in error.lower()), None)
+    first = next((line for line in error.splitlines() if line.strip()), "")
     return known or f"py-spy said: {first[:160]}"
-
-
-# What Python's fault handler writes at SIGUSR2 -> stacks. It writes also while C code holds the interpreter's lock.
-
-
-LINE = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)')
-HEAD = re.compile(r"(?:Current thread|Thread) (?P<id>0x[0-9a-f]+)|Stack \(most recent call first\)")
-OWN_THREAD = "dsdoctor/hang/sampler.py"
 
 
 def parse_dump(text: str) -> Iterator[ThreadStack]:
@@ -108,27 +121,24 @@ def parse_dump(text: str) -> Iterator[ThreadStack]:
     names: list[str] = []
     stacks: list[list[Frame]] = []
     for line in text.splitlines():
-        if head := HEAD.match(line):
+        if head := DUMP_HEAD.match(line):
             names.append(head["id"] or "main")
             stacks.append([])
-        elif stacks and (found := LINE.fullmatch(line)):
+        elif stacks and (found := DUMP_LINE.fullmatch(line)):
             number = int(found["line"]) if found["line"].isdigit() else 0
             stacks[-1].append(Frame(file=found["file"], line=number, function=found["function"]))
     for number, (name, frames) in enumerate(zip(names, stacks, strict=True), 1):
         yield ThreadStack(name=name, frames=tuple(reversed(frames)), main=number == len(stacks))
 
 
-def asked_for(pid: int, path: Path, *, seconds: float = 1.0) -> tuple[ThreadStack, ...]:
+def requested_stacks(pid: int, path: Path, *, seconds: float = 1.0) -> tuple[ThreadStack, ...]:
     """The stacks of a process that has promised to write them to a file at SIGUSR2; none where it does not in this time."""
     try:
         before = path.stat().st_size
         if not catches(pid, signal.SIGUSR2):
             return ()
         os.kill(pid, signal.SIGUSR2)
-        last = time.monotonic() + seconds
-        while (size := path.stat().st_size) == before and time.monotonic() < last:
-            time.sleep(0.02)
-        if size == before:
+        if not wait_until(lambda: path.stat().st_size != before, seconds, pause=0.02):
             return ()
         # the handler writes in several pieces
         time.sleep(0.05)
@@ -139,32 +149,14 @@ def asked_for(pid: int, path: Path, *, seconds: float = 1.0) -> tuple[ThreadStac
         return ()
 
 
-# The processes below a rank that waits for its data loader: where each of them stands. Looks.
-#
-# A worker that was forked has the fault handler of its rank, and writes its stack at SIGUSR2: it is asked only where nothing else
-# can have put a handler of its own there. Of others the kernel's words are told.
-
-
-MAX_WORKERS = 4
-FORKED, SPAWNED = "forked", "spawned"
-ENDED = "ZXTt"
-"""The kernel's letters of a process that does nothing any more."""
-OF_TORCH = frozenset({signal.SIGBUS, signal.SIGSEGV, signal.SIGFPE, signal.SIGTERM})
-"""Signals for which torch gives a worker handlers of its own."""
-LOCKING = re.compile("lock|futex")
-"""In a function of the kernel or a line of source: a wait that nothing from outside ends."""
-SILENT = 3.0
-"""Seconds: of a rank that has written nothing for so long it is not known which workers it has."""
-
-
-def of_loader(view: RankView) -> bool:
+def waits_for_loader(view: RankView) -> bool:
     """Whether a rank waits for its data loader."""
     return activity_of(view) == StackActivity(Activity.DATA_LOADER)
 
 
 def workers_of(view: RankView, stacks: Path, sources: Sources) -> tuple[LoaderWorker, ...]:
     """Where the first workers of a rank's loader stand. ``stacks``: the file into which the rank's fault handler writes."""
-    named = view.sample.loader_workers if view.sample is not None and view.silent < SILENT else ()
+    named = view.sample.loader_workers if view.sample is not None and view.silent < MAX_SILENT_SECONDS else ()
     parents = all_parents()
     children = [pid for pid in named if parents.get(pid) == view.pid]
     workers = (_worker(child, view, stacks, sources) for child in children[:MAX_WORKERS])
@@ -173,17 +165,17 @@ def workers_of(view: RankView, stacks: Path, sources: Sources) -> tuple[LoaderWo
 
 def may_read(view: RankView) -> bool:
     """Whether a rank waits for workers of its data loader that wait themselves, and for no lock: they may read from far away."""
-    return of_loader(view) and bool(view.workers) and not any(worker.blocked for worker in view.workers)
+    return waits_for_loader(view) and bool(view.workers) and not any(worker.blocked for worker in view.workers)
 
 
 def _worker(pid: int, view: RankView, stacks: Path, sources: Sources) -> LoaderWorker | None:
-    facts, kind = facts_of(pid), kind_of(pid, view.pid)
+    facts, kind = facts_of(pid), worker_kind(pid, view.pid)
     if facts is None or not kind:
         return None
     if facts.state in ENDED:
         return LoaderWorker(line=f"its worker {pid} is {LETTERS[facts.state]}", blocked=True)
-    asked = kind == FORKED and facts.state != "D" and answers(pid, view)
-    frames = main_of(asked_for(pid, stacks)) if asked else ()
+    asked = kind == FORKED and facts.state != "D" and answers_signal(pid, view)
+    frames = main_of(requested_stacks(pid, stacks)) if asked else ()
     kernel = waits_in(pid)
     own = own_frame(frames, only=True)
     if own is None:
@@ -201,17 +193,17 @@ def _worker(pid: int, view: RankView, stacks: Path, sources: Sources) -> LoaderW
     )
 
 
-def answers(pid: int, view: RankView) -> bool:
+def answers_signal(pid: int, view: RankView) -> bool:
     """Whether a worker answers SIGUSR2 as its rank does, for sure: nothing in it has set handlers (a Java machine would) but
     torch, nothing of the script's may have, and the rank's own is Python's fault handler."""
     sample = view.sample
     if sample is None or not (sample.signal_is_ours and sample.workers_answer):
         return False
     of_rank = caught(view.pid)
-    return signal.SIGUSR2 in of_rank & caught(pid) and caught(pid) <= of_rank | OF_TORCH
+    return signal.SIGUSR2 in of_rank & caught(pid) and caught(pid) <= of_rank | TORCH_SIGNALS
 
 
-def kind_of(pid: int, parent: int) -> str:
+def worker_kind(pid: int, parent: int) -> str:
     """Whether a process is one of multiprocessing's: forked from its parent, or spawned; "" for any other."""
     try:
         own, of_parent = (Path(f"/proc/{each}/cmdline").read_bytes() for each in (pid, parent))
@@ -226,54 +218,44 @@ def with_text(frame: Frame, pid: int, sources: Sources) -> Frame:
     return replace(frame, text=sources.line(frame.file, frame.line)) if is_this_user(owner_of(pid)) else frame
 
 
-# NCCL's own view of a running job (RAS, since NCCL 2.24), where it answers on this host -> what it complains of. Looks.
-
-
-VARIABLE, USUAL = "NCCL_RAS_ADDR", "localhost:28028"
-QUESTION = b"verbose status\n"
-RAS_LONGEST, LARGEST = 8.0, 1 << 20
-"""Seconds: RAS gathers from all processes, and waits for those that do not answer; bytes."""
-SECTIONS, RAS_MOST = ("Errors", "Warnings"), 12
-
-
 def ras_errors(environment: Mapping[str, str]) -> tuple[str, ...]:
     """The lines of RAS's errors and warnings, or that it has none; empty where nobody answers."""
-    text = asked(environment.get(VARIABLE) or USUAL)
+    text = query_ras(environment.get(RAS_VARIABLE) or RAS_ADDRESS)
     if not text.strip():
         return ()
-    found = tuple(lines_of(text))[:RAS_MOST]
+    found = tuple(ras_lines(text))[:MAX_RAS_LINES]
     return found or ("NCCL's RAS answers and sees no error",)
 
 
-def asked(address: str) -> str:
+def query_ras(address: str) -> str:
     """What RAS says; "" where it does not answer."""
     host, _, port = address.rpartition(":")
-    answer, last = bytearray(), time.monotonic() + RAS_LONGEST
+    answer, last = bytearray(), time.monotonic() + RAS_TIMEOUT_SECONDS
     try:
         with socket.create_connection((host.strip("[]") or "localhost", int(port)), timeout=1.0) as connection:
-            connection.sendall(QUESTION)
-            while len(answer) < LARGEST and (left := last - time.monotonic()) > 0:
+            connection.sendall(RAS_QUERY)
+            while len(answer) < MAX_RAS_BYTES and (left := last - time.monotonic()) > 0:
                 connection.settimeout(left)
                 part = connection.recv(1 << 16)
                 if not part:
                     break
                 answer += part
-    except (OSError, ValueError):
-        return answer.decode(errors="replace")
+    except (OSError, ValueError):  # what has come by then
+        pass
     return answer.decode(errors="replace")
 
 
-def lines_of(text: str) -> Iterator[str]:
+def ras_lines(text: str) -> Iterator[str]:
     """The lines of the sections that name errors and warnings.
 
     >>> told = ["Errors", "======", "", "DEAD", "  1 job process is considered dead", "", "Warnings", "========", "", "TIMEOUT"]
-    >>> list(lines_of("\\n".join(["Job summary", "===", "4 8", *told])))
+    >>> list(ras_lines("\\n".join(["Job summary", "===", "4 8", *told])))
     ['NCCL: DEAD', 'NCCL: 1 job process is considered dead', 'NCCL: TIMEOUT']
     """
     lines = text.splitlines()
     inside = False
     for line, below in zip(lines, [*lines[1:], ""], strict=True):
         if below.startswith("===") and line.strip():
-            inside = line.strip().partition("...")[0] in SECTIONS
+            inside = line.strip().partition("...")[0] in RAS_SECTIONS
         elif inside and line.strip() and not line.startswith("==="):
             yield f"NCCL: {line.strip()[:160]}"

@@ -1,4 +1,7 @@
-"""A verdict on a run in which nothing moves -> one page that needs no network: verdict, who called what and when, stacks."""
+"""A verdict on a run in which nothing moves -> one page that needs no network: verdict, who called what and when, stacks.
+
+plotly is imported where it is needed: the base install has none.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -8,31 +11,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsdoctor.core.processes import LETTERS
-from dsdoctor.hang.case import Case
+from dsdoctor.hang.incident_view import IncidentView
 from dsdoctor.hang.models import PROCESSES, RECORDERS, GroupState, Incident, Operation, RankView, Verdict
-from dsdoctor.hang.stacks import main_stack, ranks_words
-from dsdoctor.hang.text import headline
+from dsdoctor.hang.stacks import main_stack
+from dsdoctor.hang.verdict import headline
+from dsdoctor.hang.waiting import sizes_text
+from dsdoctor.ranks.nodelist import ranks_in_words
 from dsdoctor.ui import page
 from dsdoctor.ui.page import Listing, Page, Picture, Table, safe
+from dsdoctor.ui.table import clipped
 from dsdoctor.ui.terminal import MARKS
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-
-# When each rank called its last collectives, and what it has done since -> a plotly figure.
-#
-# plotly is imported where it is needed: the base install has none.
-
-
 MAX_TIMELINE_ROWS = 48
-ROW, MARGINS, LEAST_HEIGHT = 30, 110, 240
+MAX_NAME_LENGTH = 24
+ROW, MARGINS, MIN_HEIGHT = 30, 110, 240
 """Pixels."""
 COLOURS = ("#1f77b4", "#2ca02c", "#9467bd", "#17becf", "#8c564b", "#e377c2", "#bcbd22")
-OTHERS = "#7f7f7f"
+OTHER_COLOUR = "#7f7f7f"
 WAITS, WORKS, ABSENT = "#aab2ba", "#e6862a", "#d62728"
-LEAST_BEFORE, SHARE_BEFORE = 2.0, 0.35
+MIN_SECONDS_BEFORE, MIN_SHARE_BEFORE = 2.0, 0.35
 """Seconds of calls that are shown before the stillness, and their share of it."""
+COLUMNS, MAX_GROUPS, MAX_ROWS = 8, 6, 200
+NEVER = "–"
+LAST_TIME = datetime.max.replace(tzinfo=timezone.utc).timestamp() - 1
+"""Seconds: what is later is no time of a file of ours."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,46 +61,51 @@ def has_times(incident: Incident) -> bool:
     return any(calls_of(view) for view in incident.ranks)
 
 
-def rows_of(case: Case) -> list[Row]:
+def rows_of(run: IncidentView) -> list[Row]:
     """A row for each rank; of very many ranks those that are alike in one."""
-    views = case.incident.ranks
+    views = run.incident.ranks
     if len(views) <= MAX_TIMELINE_ROWS:
         return [Row(name=f"rank {view.rank}", view=view, calls=calls_of(view)) for view in views]
     alike: dict[tuple[object, ...], list[RankView]] = {}
     for view in views:
         numbers = tuple((group.name, group.sequence) for group in (view.sample.groups if view.sample else ()))
-        alike.setdefault((case.where(view), view.state, numbers), []).append(view)
+        alike.setdefault((run.where(view), view.state, numbers), []).append(view)
     few_first = sorted(alike.values(), key=lambda members: (len(members), members[0].rank))[:MAX_TIMELINE_ROWS]
     return [
-        Row(name=_short(ranks_words(each.rank for each in members)), view=members[0], calls=calls_of(members[0]))
+        Row(
+            name=clipped(ranks_in_words(each.rank for each in members), MAX_NAME_LENGTH),
+            view=members[0],
+            calls=calls_of(members[0]),
+        )
         for members in few_first
     ]
 
 
-def figure(case: Case) -> "Figure":
+def figure(run: IncidentView) -> "Figure":
     """Rows from the top, seconds before the look to the right. Raises ImportError where there is no plotly."""
     from plotly.graph_objects import Figure
 
-    rows = rows_of(case)
+    rows = rows_of(run)
     every = [operation.called for row in rows for _, operation in row.calls]
-    end = max([case.incident.when, *every])
+    end = max([run.incident.when, *every])
     shown = Figure()
-    _add_waits(shown, case, rows, end)
+    _add_waits(shown, run, rows, end)
     names = sorted({operation.name for row in rows for _, operation in row.calls})
     for place, name in enumerate(names):
-        _add_calls(shown, rows, name, end, COLOURS[place] if place < len(COLOURS) else OTHERS)
+        _add_calls(shown, rows, name, end, COLOURS[place] if place < len(COLOURS) else OTHER_COLOUR)
     last = max(every)
-    before = max(LEAST_BEFORE, SHARE_BEFORE * (end - last))
+    before = max(MIN_SECONDS_BEFORE, MIN_SHARE_BEFORE * (end - last))
     _lay_out(shown, rows, first=max(min(every), last - before) - end)
     return shown
 
 
-def _add_waits(shown: "Figure", case: Case, rows: list[Row], end: float) -> None:
+def _add_waits(shown: "Figure", run: IncidentView, rows: list[Row], end: float) -> None:
     """What each rank has done since its last call, as far as the calls are known."""
     from plotly.graph_objects import Bar
 
     drawn = [row for row in rows if row.calls]
     since = [row.calls[-1][1].called for row in drawn]
+    colours = [WAITS if row.view.rank in run.waiting_ranks else WORKS if row.view.activity else ABSENT for row in drawn]
     shown.add_trace(
         Bar(
             orientation="h",
@@ -103,13 +113,16 @@ def _add_waits(shown: "Figure", case: Case, rows: list[Row], end: float) -> None
             base=[when - end for when in since],
             x=[end - when for when in since],
             width=0.62,
-            marker={"color": [_colour(case, row.view) for row in drawn]},
-            text=[safe(case.where(row.view)) for row in drawn],
+            marker={"color": colours},
+            text=[safe(run.where(row.view)) for row in drawn],
             textposition="inside",
             insidetextanchor="middle",
             textfont={"color": "#14171a"},
             constraintext="inside",
-            hovertext=[_told(case, row, end - when) for row, when in zip(drawn, since, strict=True)],
+            hovertext=[
+                safe(f"{row.name}, for {end - when:.1f} s: {run.where(row.view)}")
+                for row, when in zip(drawn, since, strict=True)
+            ],
             hoverinfo="text",
             showlegend=False,
         )
@@ -128,7 +141,7 @@ def _add_calls(shown: "Figure", rows: list[Row], name: str, end: float, colour: 
             name=safe(name),
             marker={"symbol": "line-ns", "size": 17, "line": {"width": 2, "color": colour}, "color": colour},
             hovertext=[
-                safe(f"{row.name}: {name} of {_sizes(each)}, number {each.sequence} of group {group}")
+                safe(f"{row.name}: {name} of {sizes_text(each) or 'nothing'}, number {each.sequence} of group {group}")
                 for row, group, each in calls
             ],
             hoverinfo="text",
@@ -140,7 +153,7 @@ def _add_calls(shown: "Figure", rows: list[Row], name: str, end: float, colour: 
 def _lay_out(shown: "Figure", rows: Iterable[Row], *, first: float) -> None:
     names = [safe(row.name) for row in rows]
     shown.update_layout(
-        height=max(LEAST_HEIGHT, ROW * len(names) + MARGINS),
+        height=max(MIN_HEIGHT, ROW * len(names) + MARGINS),
         margin={"t": 20, "r": 24, "b": 60, "l": 130},
         template="plotly_white",
         font={"family": "system-ui, sans-serif", "size": 12},
@@ -149,28 +162,6 @@ def _lay_out(shown: "Figure", rows: Iterable[Row], *, first: float) -> None:
         xaxis={"title": "seconds before the look", "range": [first * 1.03, 0], "zeroline": False},
         yaxis={"categoryorder": "array", "categoryarray": names[::-1], "range": [-0.6, len(names) - 0.4]},
     )
-
-
-def _colour(case: Case, view: RankView) -> str:
-    if view.rank in case.waiting_ranks:
-        return WAITS
-    return WORKS if view.activity else ABSENT
-
-
-def _told(case: Case, row: Row, seconds: float) -> str:
-    return safe(f"{row.name}, for {seconds:.1f} s: {case.where(row.view)}")
-
-
-def _sizes(operation: Operation) -> str:
-    return " ".join("x".join(map(str, each)) or "1" for each in operation.sizes) or "nothing"
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 24 else f"{name[:23]}…"
-
-
-COLUMNS, MOST_GROUPS, MOST_ROWS = 8, 6, 200
-NEVER = "–"
 
 
 def check_page(path: Path) -> None:
@@ -186,7 +177,7 @@ def write_page(incident: Incident, verdict: Verdict, path: Path) -> None:
 
 def page_of(incident: Incident, verdict: Verdict) -> Page:
     """What the page says and shows."""
-    case = Case(incident)
+    run = IncidentView(incident)
     first = verdict.findings[0] if verdict.findings else None
     stacks = any(map(main_stack, incident.ranks))
     return Page(
@@ -195,16 +186,12 @@ def page_of(incident: Incident, verdict: Verdict) -> Page:
         verdict=f"{MARKS[first.severity]} {first.title}" if first else "✓ no hang detected",
         findings=verdict.findings,
         parts=(
-            *((_timeline(incident, figure(case)),) if has_times(case.incident) else ()),
-            *_calls(case),
-            _ranks(case),
+            *((_timeline(incident, figure(run)),) if has_times(run.incident) else ()),
+            *_calls(run),
+            _ranks(run),
             *((Listing(title="stacks of all ranks, grouped", lines=verdict.stacks),) if stacks else ()),
         ),
     )
-
-
-LAST_TIME = datetime.max.replace(tzinfo=timezone.utc).timestamp() - 1
-"""Seconds: what is later is no time of a file of ours."""
 
 
 def _facts(incident: Incident) -> Iterator[str]:
@@ -230,20 +217,21 @@ def _timeline(incident: Incident, shown: "Figure") -> Picture:
     )
 
 
-def _calls(case: Case) -> Iterator[Table]:
+def _calls(run: IncidentView) -> Iterator[Table]:
     """For each group whose ranks are not alike a table: the last calls by number, ranks that called the same in one row."""
     groups: dict[str, dict[int, GroupState]] = {}
-    for view in case.incident.ranks:
+    for view in run.incident.ranks:
         for group in view.sample.groups if view.sample else ():
             groups.setdefault(group.name, {})[view.rank] = group
-    unlike = [name for name, members in sorted(groups.items()) if len({_what(each) for each in members.values()}) > 1]
-    for name in unlike[:MOST_GROUPS]:
+    unlike = []
+    for name, members in sorted(groups.items()):
+        last = {
+            (group.sequence, *((each.sequence, _call(each)) for each in group.operations[-COLUMNS:]))
+            for group in members.values()
+        }
+        unlike += [name] if len(last) > 1 else []
+    for name in unlike[:MAX_GROUPS]:
         yield _table(name, groups[name])
-
-
-def _what(group: GroupState) -> tuple[int, tuple[tuple[int, str], ...]]:
-    """What is compared of a group on two ranks: how far it is, and the last calls."""
-    return group.sequence, tuple((each.sequence, _call(each)) for each in group.operations[-COLUMNS:])
 
 
 def _table(name: str, members: dict[int, GroupState]) -> Table:
@@ -256,12 +244,18 @@ def _table(name: str, members: dict[int, GroupState]) -> Table:
     usual = [
         _most_frequent(column) for column in zip(*(cells for cells, ranks in rows.items() for _ in ranks), strict=True)
     ]
-    marked = [(ranks_words(ranks), *_with_marks(cells, usual)) for cells, ranks in rows.items()]
+    marked = [
+        (
+            ranks_in_words(ranks),
+            *(cell if cell == most else f"✗ {cell}" for cell, most in zip(cells, usual, strict=True)),
+        )
+        for cells, ranks in rows.items()
+    ]
     return Table(
         title=f"the last collectives of group {name}",
         caption=f"By number in the group; {NEVER} was not called. A mark shows where a rank differs from the majority.",
         head=("", "called", *(str(number) for number in numbers)),
-        rows=tuple(marked[:MOST_ROWS]),
+        rows=tuple(marked[:MAX_ROWS]),
         align="<>",
     )
 
@@ -280,11 +274,6 @@ def shown_numbers(recorded: dict[int, dict[int, str]], last: int) -> tuple[int, 
     return tuple(range(max(1, end - COLUMNS + 1), end + 1))
 
 
-def _with_marks(cells: tuple[str, ...], usual: list[str]) -> Iterator[str]:
-    for cell, most in zip(cells, usual, strict=True):
-        yield cell if cell == most else f"✗ {cell}"
-
-
 def _most_frequent(cells: tuple[str, ...]) -> str:
     """What most ranks have; "" where no cell is more frequent than the others."""
     (first, count), *others = Counter(cells).most_common(2)
@@ -292,36 +281,33 @@ def _most_frequent(cells: tuple[str, ...]) -> str:
 
 
 def _call(operation: Operation) -> str:
-    sizes = " ".join("x".join(map(str, each)) or "1" for each in operation.sizes[:3])
-    return f"{operation.name} {sizes}".strip()
+    return f"{operation.name} {sizes_text(operation, 3)}".strip()
 
 
-def _ranks(case: Case) -> Table:
+def _ranks(run: IncidentView) -> Table:
     """What each rank does, alike ones in one row."""
     rows: dict[tuple[str, ...], list[int]] = {}
-    for view in case.incident.ranks:
-        rows.setdefault((_state(case, view), case.where(view), view.activity), []).append(view.rank)
+    for view in run.incident.ranks:
+        rows.setdefault((_state(run, view), run.where(view), view.activity), []).append(view.rank)
     few_first = sorted(rows.items(), key=lambda item: (len(item[1]), item[1]))
-    columns = 3 if any(view.activity for view in case.incident.ranks) else 2
+    columns = 3 if any(view.activity for view in run.incident.ranks) else 2
     return Table(
         title="state of each rank",
         head=("", "state", "where", "activity")[: columns + 1],
-        rows=tuple((_names(case, ranks), *cells[:columns]) for cells, ranks in few_first[:MOST_ROWS]),
+        rows=tuple(
+            (run.rank_label(ranks[0]) if len(ranks) == 1 else ranks_in_words(ranks), *cells[:columns])
+            for cells, ranks in few_first[:MAX_ROWS]
+        ),
     )
 
 
-def _names(case: Case, ranks: Iterable[int]) -> str:
-    members = list(ranks)
-    return case.rank_label(members[0]) if len(members) == 1 else ranks_words(members)
-
-
-def _state(case: Case, view: RankView) -> str:
-    if view.rank in case.waiting_ranks:
-        return f"blocked in {case.waiting.operation_of(view)}"
+def _state(run: IncidentView, view: RankView) -> str:
+    if view.rank in run.waiting_ranks:
+        return f"blocked in {run.waiting.operation_of(view)}"
     if view.ended:
         return f"✗ {view.ended}"
-    if view.rank in case.faulty_ranks:
+    if view.rank in run.faulty_ranks:
         return f"✗ {LETTERS.get(view.state, 'runs no Python')}" if view.state in {"T", "t", "D"} else "✗ runs no Python"
     if view.activity:
         return "! working"
-    return "✗ in no collective" if case.waiting_ranks and case.incident.source != PROCESSES else "in no collective"
+    return "✗ in no collective" if run.waiting_ranks and run.incident.source != PROCESSES else "in no collective"

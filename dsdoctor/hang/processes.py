@@ -1,5 +1,7 @@
-"""What the kernel tells of a process that is not ours: state, processor time, bytes, what it sleeps in, who has a file
-open. Looks.
+"""What the kernel tells of processes that are not ours: state, processor time, bytes, what they sleep in and about which file,
+and which of them are the ranks that a user means. Looks.
+
+Standard library alone: a rank asks it of itself, which the kernel always allows; of another process not always.
 """
 
 import os
@@ -10,234 +12,17 @@ from dataclasses import dataclass
 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.files import open_file
-from dsdoctor.core.processes import ending_of, whole_number
+from dsdoctor.core.processes import ending_of, wait_until, whole_number
 from dsdoctor.ranks.launchers import RANKS, TORCHRUN
 
-TICKS = os.sysconf("SC_CLK_TCK")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProcessFacts:
-    """A process at one moment. ``started``: tells it from a later process of that number. ``cpu``: seconds. ``bytes``: read
-    and written, 0 where the kernel does not tell. ``exit_status``: of one that is dead, as wait gives it."""
-
-    state: str
-    started: int
-    parent: int
-    cpu: float
-    exit_status: int = 0
-
-
-def owner_of(pid: int) -> int | None:
-    """The user as whom a process acts; None where there is no such process. Not whose /proc/PID is: root's, where a process
-    has changed its user."""
-    try:
-        with open_file(f"/proc/{pid}/status", "rb") as file:
-            found = re.search(rb"^Uid:\s+\d+\s+(\d+)", file.read(), re.MULTILINE)
-    except OSError:
-        return None
-    return int(found[1]) if found else None
-
-
-def facts_of(pid: int) -> ProcessFacts | None:
-    """None where there is no such process (any more)."""
-    try:
-        with open_file(f"/proc/{pid}/stat", "rb") as file:  # once a second for each rank
-            fields = file.read().rpartition(b")")[2].split()
-        status = int(fields[49]) if len(fields) > 49 else 0
-        return ProcessFacts(
-            state=fields[0].decode(),
-            started=int(fields[19]),
-            parent=int(fields[1]),
-            cpu=(int(fields[11]) + int(fields[12])) / TICKS,
-            exit_status=status,
-        )
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-def is_in_disk_sleep(pid: int, thread: int) -> bool:
-    """Whether a thread waits in the kernel for a device, and cannot be interrupted."""
-    try:
-        with open_file(f"/proc/{pid}/task/{thread}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] == b"D"
-    except (OSError, IndexError):
-        return False
-
-
-def began_at(pid: int, thread: int) -> int | None:
-    """When a thread began, in nanoseconds of the wall clock; None where that is not shown."""
-    try:
-        with open_file(f"/proc/{pid}/task/{thread}/stat", "rb") as file:
-            ticks = int(file.read().rpartition(b")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
-        return None
-    ago = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - ticks * 1_000_000_000 // TICKS
-    return time.time_ns() - ago
-
-
-def ending_words(facts: ProcessFacts) -> str:
-    """How a dead process ended, as far as its status is shown."""
-    return ending_of(facts.exit_status) or "exit status 0"
-
-
-COUNTED = ("rchar", "wchar", "read_bytes", "write_bytes")
-
-
-def moved_bytes(pid: int) -> int:
-    """Bytes that a process has read and written so far, 0 where that is not shown.
-
-    Of a system call the kernel counts them at its end, and one that writes a checkpoint may take minutes; what reaches a disk's
-    pages it counts at once. Both together count some bytes twice, which harms nothing: asked is whether they grow.
-    """
-    try:
-        with open_file(f"/proc/{pid}/io", encoding="ascii") as file:
-            return sum(int(line.split()[1]) for line in file if line.startswith(COUNTED))
-    except (OSError, ValueError, IndexError):
-        return 0
-
-
-def catches(pid: int, number: int) -> bool:
-    """Whether a process has a handler for a signal at this moment: without one SIGUSR2 ends it."""
-    return number in caught(pid)
-
-
-def caught(pid: int) -> frozenset[int]:
-    """The signals for which a process has handlers at this moment, none where that is not shown."""
-    try:
-        with open_file(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
-            masks = [line.split()[1] for line in file if line.startswith("SigCgt:")]
-        mask = int(masks[0], 16)
-    except (OSError, ValueError, IndexError):
-        return frozenset()
-    return frozenset(number + 1 for number in range(64) if mask >> number & 1)
-
-
-def wanted_cpu(pid: int, thread: int = 0) -> float:
-    """Seconds that a process's main thread, or another one, has run, or could have run and was given no processor; 0 where that is
-    not shown."""
-    try:
-        with open_file(f"/proc/{pid}/task/{thread or pid}/schedstat", encoding="ascii") as file:
-            ran, waited, _ = file.read().split()
-        return (int(ran) + int(waited)) / 1e9
-    except (OSError, ValueError):
-        return 0.0
-
-
-def waits_for_interpreter(pid: int, thread: int) -> bool:
-    """Whether a thread waits for Python's interpreter (the GIL), as far as that is seen: it wakes every 5 ms then, to ask for it.
-    One that waits for anything else sleeps on."""
-    before = wakes_of(pid, thread)
-    time.sleep(INTERPRETER_SECONDS)
-    after = wakes_of(pid, thread)
-    return before is not None and after is not None and after - before >= INTERPRETER_WAKES
-
-
-INTERPRETER_SECONDS, INTERPRETER_WAKES = 0.2, 3
-
-
-def wakes_of(pid: int, thread: int) -> int | None:
-    """How often a thread has gone to sleep so far, and so has been woken; None where that is not shown."""
-    try:
-        with open_file(f"/proc/{pid}/task/{thread}/status", "rb") as file:
-            return next(int(line.split()[1]) for line in file if line.startswith(b"voluntary_ctxt_switches"))
-    except (OSError, ValueError, IndexError, StopIteration):
-        return None
-
-
-LISTENS = "0A"
-
-
-def is_unserved(pid: int, address: str) -> bool:
-    """Whether nothing listens at an address, host:port, of a process's own host; False where that is another one, or not shown."""
-    host, _, port = address.rpartition(":")
-    if not (host in {"localhost", "::1", os.uname().nodename} or host.startswith("127.")) or not port.isdigit():
-        return False
-    ports: set[int] = set()
-    for family in ("tcp", "tcp6"):
-        try:
-            with open_file(f"/proc/{pid}/net/{family}", encoding="ascii") as file:
-                fields = [line.split() for line in file][1:]
-            ports.update(int(each[1].rpartition(":")[2], 16) for each in fields if each[3] == LISTENS)
-        except FileNotFoundError:  # a kernel without IPv6
-            continue
-        except (OSError, ValueError, IndexError):
-            return False
-    return int(port) not in ports
-
-
-def waits_in(pid: int, thread: int = 0) -> str:
-    """The kernel's function in which the main thread, or another one, sleeps; "" where that is not shown."""
-    try:
-        with open_file(f"/proc/{pid}/task/{thread or pid}/wchan", encoding="ascii", errors="replace") as file:
-            name = file.read(64).strip()
-    except OSError:
-        return ""
-    return "" if name == "0" else name
-
-
-def all_parents() -> dict[int, int]:
-    """Each process with its parent."""
-    found = {}
-    for name in os.listdir("/proc"):  # noqa: PTH208 - names alone
-        facts = facts_of(int(name)) if name.isdigit() else None
-        if facts is not None:
-            found[int(name)] = facts.parent
-    return found
-
-
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+IO_COUNTERS = ("rchar", "wchar", "read_bytes", "write_bytes")
+INTERPRETER_LOOK_SECONDS, MIN_INTERPRETER_WAKES = 0.2, 3
+LISTENING = "0A"
 SERVANTS = re.compile(rb"multiprocessing\.resource_tracker|compile_worker")
 """What stands in the command lines of processes that wait for the orders of the one that started them: they do no work of
 their own. A loader's worker calls itself LOADER_WORKER, in newer releases of torch."""
 LOADER_WORKER = b"pt_data_worker"
-
-
-def serves(pid: int) -> bool:
-    """Whether a process does only what the one that started it orders."""
-    try:
-        with open_file(f"/proc/{pid}/comm", "rb") as name, open_file(f"/proc/{pid}/cmdline", "rb") as line:
-            return name.read().strip() == LOADER_WORKER or SERVANTS.search(line.read(4096)) is not None
-    except OSError:
-        return False
-
-
-def work_of_children(pid: int, parents: dict[int, int], loader_workers: Iterable[int] = ()) -> tuple[float, int, int]:
-    """Seconds of processor time, of their main threads also those of waiting to be given one, bytes read and written, and the
-    number of those that live, are not stopped and do not only serve the one above, of all processes below one."""
-    living = {child: facts for child in below(pid, parents) if (facts := facts_of(child)) is not None}
-    seconds = sum(max(facts.cpu, wanted_cpu(child)) for child, facts in living.items())
-    return (
-        seconds,
-        sum(map(moved_bytes, living)),
-        sum(
-            facts.state not in {"Z", "X", "T", "t"} and child not in loader_workers and not serves(child)
-            for child, facts in living.items()
-        ),
-    )
-
-
-def below(pid: int, parents: dict[int, int]) -> Iterator[int]:
-    """The processes that a process started, and those that they started."""
-    for child, parent in parents.items():
-        if parent == pid:
-            yield child
-            yield from below(child, parents)
-
-
-def wait_until_gone(pid: int, seconds: float) -> bool:
-    """Whether a process is gone, or becomes so in this time."""
-    last = time.monotonic() + seconds
-    while (facts := facts_of(pid)) is not None and facts.state not in {"Z", "X"}:
-        if time.monotonic() >= last:
-            return False
-        time.sleep(0.05)
-    return True
-
-
-# What a thread asks of the kernel just now, and of which file: a read from a pipe, an open on a network file system that does not
-# answer. Looks. Standard library alone: a rank asks it of itself, which the kernel always allows; of another process not always.
-
-
 OF_OPEN_FILES = {
     "x86_64": {
         0: "read",
@@ -291,6 +76,223 @@ OF_PATHS = {
 MAX_PATH_BYTES = 4096
 WORKING_FOLDER = -100 & 0xFFFFFFFF
 """AT_FDCWD, which stands for the folder in which the process works."""
+WORLD_VARIABLES = (
+    "WORLD_SIZE",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_NTASKS",
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_SIZE",
+    "MV2_COMM_WORLD_SIZE",
+)
+PYTHONS = ("python", "pypy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessFacts:
+    """A process at one moment. ``started``: tells it from a later process of that number. ``cpu``: seconds. ``bytes``: read
+    and written, 0 where the kernel does not tell. ``exit_status``: of one that is dead, as wait gives it."""
+
+    state: str
+    started: int
+    parent: int
+    cpu: float
+    exit_status: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankProcess:
+    """A rank's process. ``rank``: as its environment says, else its place among those that were named. ``world``: 0 where that
+    is not known."""
+
+    pid: int
+    rank: int
+    world: int
+
+
+def owner_of(pid: int) -> int | None:
+    """The user as whom a process acts; None where there is no such process. Not whose /proc/PID is: root's, where a process
+    has changed its user."""
+    try:
+        with open_file(f"/proc/{pid}/status", "rb") as file:
+            found = re.search(rb"^Uid:\s+\d+\s+(\d+)", file.read(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(found[1]) if found else None
+
+
+def facts_of(pid: int) -> ProcessFacts | None:
+    """None where there is no such process (any more)."""
+    try:
+        with open_file(f"/proc/{pid}/stat", "rb") as file:  # once a second for each rank
+            fields = file.read().rpartition(b")")[2].split()
+        status = int(fields[49]) if len(fields) > 49 else 0
+        return ProcessFacts(
+            state=fields[0].decode(),
+            started=int(fields[19]),
+            parent=int(fields[1]),
+            cpu=(int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND,
+            exit_status=status,
+        )
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def is_in_disk_sleep(pid: int, thread: int) -> bool:
+    """Whether a thread waits in the kernel for a device, and cannot be interrupted."""
+    try:
+        with open_file(f"/proc/{pid}/task/{thread}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] == b"D"
+    except (OSError, IndexError):
+        return False
+
+
+def began_at(pid: int, thread: int) -> int | None:
+    """When a thread began, in nanoseconds of the wall clock; None where that is not shown."""
+    try:
+        with open_file(f"/proc/{pid}/task/{thread}/stat", "rb") as file:
+            ticks = int(file.read().rpartition(b")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return None
+    ago = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - ticks * 1_000_000_000 // TICKS_PER_SECOND
+    return time.time_ns() - ago
+
+
+def ending_words(facts: ProcessFacts) -> str:
+    """How a dead process ended, as far as its status is shown."""
+    return ending_of(facts.exit_status) or "exit status 0"
+
+
+def moved_bytes(pid: int) -> int:
+    """Bytes that a process has read and written so far, 0 where that is not shown.
+
+    Of a system call the kernel counts them at its end, and one that writes a checkpoint may take minutes; what reaches a disk's
+    pages it counts at once. Both together count some bytes twice, which harms nothing: asked is whether they grow.
+    """
+    try:
+        with open_file(f"/proc/{pid}/io", encoding="ascii") as file:
+            return sum(int(line.split()[1]) for line in file if line.startswith(IO_COUNTERS))
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal at this moment: without one SIGUSR2 ends it."""
+    return number in caught(pid)
+
+
+def caught(pid: int) -> frozenset[int]:
+    """The signals for which a process has handlers at this moment, none where that is not shown."""
+    try:
+        with open_file(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
+            masks = [line.split()[1] for line in file if line.startswith("SigCgt:")]
+        mask = int(masks[0], 16)
+    except (OSError, ValueError, IndexError):
+        return frozenset()
+    return frozenset(number + 1 for number in range(64) if mask >> number & 1)
+
+
+def wanted_cpu(pid: int, thread: int = 0) -> float:
+    """Seconds that a process's main thread, or another one, has run, or could have run and was given no processor; 0 where that is
+    not shown."""
+    try:
+        with open_file(f"/proc/{pid}/task/{thread or pid}/schedstat", encoding="ascii") as file:
+            ran, waited, _ = file.read().split()
+        return (int(ran) + int(waited)) / 1e9
+    except (OSError, ValueError):
+        return 0.0
+
+
+def waits_for_interpreter(pid: int, thread: int) -> bool:
+    """Whether a thread waits for Python's interpreter (the GIL), as far as that is seen: it wakes every 5 ms then, to ask for it.
+    One that waits for anything else sleeps on."""
+    before = wakes_of(pid, thread)
+    time.sleep(INTERPRETER_LOOK_SECONDS)
+    after = wakes_of(pid, thread)
+    return before is not None and after is not None and after - before >= MIN_INTERPRETER_WAKES
+
+
+def wakes_of(pid: int, thread: int) -> int | None:
+    """How often a thread has gone to sleep so far, and so has been woken; None where that is not shown."""
+    try:
+        with open_file(f"/proc/{pid}/task/{thread}/status", "rb") as file:
+            return next(int(line.split()[1]) for line in file if line.startswith(b"voluntary_ctxt_switches"))
+    except (OSError, ValueError, IndexError, StopIteration):
+        return None
+
+
+def is_unserved(pid: int, address: str) -> bool:
+    """Whether nothing listens at an address, host:port, of a process's own host; False where that is another one, or not shown."""
+    host, _, port = address.rpartition(":")
+    if not (host in {"localhost", "::1", os.uname().nodename} or host.startswith("127.")) or not port.isdigit():
+        return False
+    ports: set[int] = set()
+    for family in ("tcp", "tcp6"):
+        try:
+            with open_file(f"/proc/{pid}/net/{family}", encoding="ascii") as file:
+                fields = [line.split() for line in file][1:]
+            ports.update(int(each[1].rpartition(":")[2], 16) for each in fields if each[3] == LISTENING)
+        except FileNotFoundError:  # a kernel without IPv6
+            continue
+        except (OSError, ValueError, IndexError):
+            return False
+    return int(port) not in ports
+
+
+def waits_in(pid: int, thread: int = 0) -> str:
+    """The kernel's function in which the main thread, or another one, sleeps; "" where that is not shown."""
+    try:
+        with open_file(f"/proc/{pid}/task/{thread or pid}/wchan", encoding="ascii", errors="replace") as file:
+            name = file.read(64).strip()
+    except OSError:
+        return ""
+    return "" if name == "0" else name
+
+
+def all_parents() -> dict[int, int]:
+    """Each process with its parent."""
+    found = {}
+    for name in os.listdir("/proc"):  # noqa: PTH208 - names alone
+        facts = facts_of(int(name)) if name.isdigit() else None
+        if facts is not None:
+            found[int(name)] = facts.parent
+    return found
+
+
+def is_servant(pid: int) -> bool:
+    """Whether a process does only what the one that started it orders."""
+    try:
+        with open_file(f"/proc/{pid}/comm", "rb") as name, open_file(f"/proc/{pid}/cmdline", "rb") as line:
+            return name.read().strip() == LOADER_WORKER or SERVANTS.search(line.read(4096)) is not None
+    except OSError:
+        return False
+
+
+def work_of_children(pid: int, parents: dict[int, int], loader_workers: Iterable[int] = ()) -> tuple[float, int, int]:
+    """Seconds of processor time, of their main threads also those of waiting to be given one, bytes read and written, and the
+    number of those that live, are not stopped and do not only serve the one above, of all processes below one."""
+    living = {child: facts for child in descendants(pid, parents) if (facts := facts_of(child)) is not None}
+    seconds = sum(max(facts.cpu, wanted_cpu(child)) for child, facts in living.items())
+    return (
+        seconds,
+        sum(map(moved_bytes, living)),
+        sum(
+            facts.state not in {"Z", "X", "T", "t"} and child not in loader_workers and not is_servant(child)
+            for child, facts in living.items()
+        ),
+    )
+
+
+def descendants(pid: int, parents: dict[int, int]) -> Iterator[int]:
+    """The processes that a process started, and those that they started."""
+    for child, parent in parents.items():
+        if parent == pid:
+            yield child
+            yield from descendants(child, parents)
+
+
+def wait_until_ended(pid: int, seconds: float) -> bool:
+    """Whether a process has ended, or does so in this time."""
+    return wait_until(lambda: (facts := facts_of(pid)) is None or facts.state in {"Z", "X"}, seconds)
 
 
 def file_call(pid: int, thread: int = 0) -> tuple[str, str]:
@@ -366,30 +368,6 @@ def mounted_at(lines: Iterable[str], path: str) -> str:
     return found
 
 
-# Process numbers as a user has them -> the ranks that are meant: of a launcher those below it. Looks.
-
-
-WORLDS = (
-    "WORLD_SIZE",
-    "SLURM_STEP_NUM_TASKS",
-    "SLURM_NTASKS",
-    "OMPI_COMM_WORLD_SIZE",
-    "PMI_SIZE",
-    "MV2_COMM_WORLD_SIZE",
-)
-PYTHONS = ("python", "pypy")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankProcess:
-    """A rank's process. ``rank``: as its environment says, else its place among those that were named. ``world``: 0 where that
-    is not known."""
-
-    pid: int
-    rank: int
-    world: int
-
-
 def rank_processes(pids: Iterable[int]) -> tuple[RankProcess, ...]:
     """The ranks among some processes and below them. Raises UsageError for processes that are not there, or of two runs."""
     parents = all_parents()
@@ -413,9 +391,9 @@ def ranks_below(pid: int, parents: Mapping[int, int]) -> tuple[int, ...]:
     """A rank itself; of what is none, a launcher, the topmost ranks that it started; the process itself where there are none."""
     if TORCHRUN.rank in environment_of(pid):
         return (pid,)
-    below = tuple(_topmost(pid, parents, (TORCHRUN.rank,)))
-    if below or any(name in environment_of(pid) for name in RANKS):
-        return below or (pid,)
+    ranks = tuple(_topmost(pid, parents, (TORCHRUN.rank,)))
+    if ranks or any(name in environment_of(pid) for name in RANKS):
+        return ranks or (pid,)
     return tuple(_topmost(pid, parents, RANKS)) or (pid,)
 
 
@@ -458,5 +436,5 @@ def _known(pid: int, place: int) -> RankProcess:
     return RankProcess(
         pid=pid,
         rank=next((rank for name in RANKS if (rank := whole_number(environment.get(name, ""))) is not None), place),
-        world=next((world for name in WORLDS if (world := whole_number(environment.get(name, "")))), 0),
+        world=next((world for name in WORLD_VARIABLES if (world := whole_number(environment.get(name, "")))), 0),
     )

@@ -15,8 +15,8 @@ from dsdoctor.core.files import PRIVATE, open_new
 
 MAGIC = b"dsdhang1"
 HEAD = struct.Struct("<8sQdIIIII")
-SLOTS, SLOT = 8, 24 * 1024
-FIRST_SLOT = 64
+SLOTS, SLOT_BYTES = 8, 24 * 1024
+FIRST_SLOT_OFFSET = 64
 LEAVING, STALLED, JOINED, ARRIVALS, UNWATCHED = 1, 2, 4, 8, 16
 
 
@@ -39,16 +39,16 @@ class RingWriter:
 
     def __init__(self, path: Path) -> None:
         self._file = open_new(path, mode=PRIVATE)
-        os.posix_fallocate(self._file.fileno(), 0, FIRST_SLOT + SLOTS * SLOT)
+        os.posix_fallocate(self._file.fileno(), 0, FIRST_SLOT_OFFSET + SLOTS * SLOT_BYTES)
         self._number = 0
 
     def write(self, payload: bytes, *, clock: float, progress: int, stack: int, flags: int) -> None:
         """Add a sample; one that is too long is left out, and only its head is written."""
         self._number += 1
-        if len(payload) > SLOT:
+        if len(payload) > SLOT_BYTES:
             payload = b""
         fields = (MAGIC, self._number, clock, progress, stack, flags, len(payload), zlib.crc32(payload))
-        os.pwrite(self._file.fileno(), payload, FIRST_SLOT + self._number % SLOTS * SLOT)
+        os.pwrite(self._file.fileno(), payload, FIRST_SLOT_OFFSET + self._number % SLOTS * SLOT_BYTES)
         # the head comes last: a reader never follows it to a sample that is not there yet
         os.pwrite(self._file.fileno(), HEAD.pack(*fields), 0)
 
@@ -84,7 +84,7 @@ class RingReader:
             beat = self.beat()
             if beat is None or not beat.length:
                 return None
-            payload = os.pread(self._number, beat.length, FIRST_SLOT + beat.number % SLOTS * SLOT)
+            payload = os.pread(self._number, beat.length, FIRST_SLOT_OFFSET + beat.number % SLOTS * SLOT_BYTES)
             if zlib.crc32(payload) == beat.checksum:
                 return payload
         return None

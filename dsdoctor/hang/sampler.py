@@ -1,7 +1,8 @@
 """In a rank: a thread that looks once a second and writes what it saw into the rank's ring. Wraps no call, and never raises.
 
 It reads sequence numbers of process groups, Python stacks, and the engine's counters; torch's flight recorder only when nothing has
-moved for a while, because that takes milliseconds. Standard library alone; torch is taken from sys.modules.
+moved for a while, because that takes milliseconds, and now and then, for the supervisor to compare when the ranks of a node called
+their last collectives. Standard library alone; torch is taken from sys.modules.
 
 It imports nothing, runs no code of the script's and takes no lock that the script may hold: an import that two threads want at once
 can end the training.
@@ -9,6 +10,7 @@ can end the training.
 
 import array
 import base64
+import contextlib
 import ctypes
 import functools
 import itertools
@@ -22,7 +24,7 @@ import time
 import weakref
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from types import FrameType
 from typing import Any
@@ -35,55 +37,74 @@ from dsdoctor.hang.inspection import (
     frames_of,
     group_states,
     handled_exception,
-    has_gone_on,
     is_python_thread,
     last_failure,
     loader_workers,
+    made_progress,
     plain_number,
     plain_text,
-    recorded_operations,
-    recorder_texts,
     rendezvous_of,
     root_of,
-    shortened,
     stored,
     training_thread,
     waited_lock,
 )
 from dsdoctor.hang.processes import began_at, file_call
-from dsdoctor.hang.ring import ARRIVALS, JOINED, LEAVING, SLOT, STALLED, UNWATCHED, RingWriter
+from dsdoctor.hang.ring import ARRIVALS, JOINED, LEAVING, SLOT_BYTES, STALLED, UNWATCHED, RingWriter
 from dsdoctor.ranks.failure import Failure, is_peer_disconnect
+from dsdoctor.ranks.flight_recorder import recorded_operations, recorder_texts
 
-# In a rank: now and then, when it called its last collectives and where it was seen, for the supervisor to compare with the other
-# ranks of the node. Nothing is done per collective: torch's flight recorder is read. Standard library alone.
-
-
-PERIOD, LEAST_PERIOD = 60.0, 5.0
-"""Seconds between two readings: one takes some ten milliseconds, and all ranks do it at the same time."""
-SHOWN = 5
-"""Looks for which a reading stays in the samples: the supervisor may miss one."""
-MOST_CALLS, MOST_STACKS, DEEPEST, LOOKS = 1000, 4, 10, 60
-UNIT = 100_000
+PERIOD_SECONDS, MIN_PERIOD_SECONDS = 60.0, 5.0
+"""Between two readings of arrivals: one takes some ten milliseconds, and all ranks do it at the same time."""
+SHOWN_LOOKS = 5
+"""For which a reading stays in the samples: the supervisor may miss one."""
+MAX_ARRIVALS, MAX_STACKS, MAX_STACK_FRAMES, MAX_LOOKS = 1000, 4, 10, 60
+ARRIVAL_UNIT_NANOSECONDS = 100_000
 """Nanoseconds in which arrivals are told."""
 ENTRY = re.compile(
     r'"collective_seq_id":\s?(\d+),.*?"is_p2p":\s?false,.*?"process_group":\s?\["([^"]*)".*?"time_created_ns":\s?(\d+)'
 )
 Stack = tuple[tuple[str, int, str], ...]
+LOOK_SECONDS, QUICK_LOOK_SECONDS = 1.0, 0.2
+OUTER_FRAMES, INNER_FRAMES, INNER_FRAMES_OF_OTHERS = 10, 30, 12
+MAX_THREADS, MAX_OPERATIONS = 10, 48
+STOP_TIMEOUT_SECONDS = 2.0
+"""Seconds that a script has to end by itself when it is told to stop."""
+MAX_DEATHS = 4
+PATIENCE_BEFORE_LINES = 2.0
+"""After so many times the patience the calls are read with their lines: shortly before the verdict."""
+CLOSE_TIMEOUT_SECONDS = 4.0
+"""Seconds that the last look may take."""
+MAX_FAILURES = 20
+"""After so many looks that failed one after the other the thread ends: this torch is not one that it can read."""
+_raw_signals: Any = vars(signal)["_signal"]
+"""The C module: signal.getsignal compares and shows the script's handler, whatever that is."""
+FailureFields = tuple[str, list[dict[str, Any]]]
+"""An exception in a line, and the frames that it came through."""
+NOWHERE: Counters = ({}, (None, None))
+Caller = tuple[int, int | None]
+"""A thread by Python's identifier, which goes over to a later thread when it ends, and by the kernel's number."""
+OWN_REFERENCES = 2
+"""References to an engine that nobody but the reading function holds: its variable, and getrefcount's argument."""
+
+
+class HangDetected(RuntimeError):
+    """no rank moved any more, and --on-hang stop ends them all"""
 
 
 class Arrivals:
     """What one rank tells of itself. ``after``: what the user asked for, which shortens the period."""
 
     def __init__(self, after: float | None) -> None:
-        self._period = PERIOD if after is None else min(max(after, LEAST_PERIOD), PERIOD)
+        self._period = PERIOD_SECONDS if after is None else min(max(after, MIN_PERIOD_SECONDS), PERIOD_SECONDS)
         self._number = -1
         self._shown = 0
-        self._seen: deque[Stack] = deque(maxlen=LOOKS)
+        self._seen: deque[Stack] = deque(maxlen=MAX_LOOKS)
         self._message: dict[str, Any] | None = None
 
     def note(self, stack: Stack) -> None:
         """The rank was seen there."""
-        self._seen.append(stack[-DEEPEST:])
+        self._seen.append(stack[-MAX_STACK_FRAMES:])
 
     def is_due(self, now: float) -> bool:
         """Whether a new period has begun, by the clock that all ranks of a node have in common."""
@@ -96,7 +117,7 @@ class Arrivals:
         calls: dict[str, list[tuple[int, int]]] = {}
         for entry in ENTRY.finditer(recorded):
             calls.setdefault(entry[2], []).append((int(entry[1]), int(entry[3])))
-        self._shown = SHOWN
+        self._shown = SHOWN_LOOKS
         self._message = {
             "number": self._number,
             "groups": [packed(name, calls[name]) for name in sorted(calls, key=lambda each: -len(calls[each]))],
@@ -106,10 +127,10 @@ class Arrivals:
                     "frames": [{"file": file, "line": line, "function": name} for file, line, name in stack],
                 }
                 # most_common imports heapq
-                for stack, looks in sorted(Counter(self._seen).items(), key=lambda item: -item[1])[:MOST_STACKS]
+                for stack, looks in sorted(Counter(self._seen).items(), key=lambda item: -item[1])[:MAX_STACKS]
             ],
         }
-        left = MOST_CALLS
+        left = MAX_ARRIVALS
         for group in self._message["groups"]:
             group["calls"], left = group["calls"][-left:] if left else [], max(0, left - len(group["calls"]))
         self._message["groups"] = [encoded(group) for group in self._message["groups"] if group["calls"]]
@@ -139,40 +160,9 @@ def encoded(group: dict[str, Any]) -> dict[str, Any]:
     sequence, created = calls[0][0], min(when for _, when in calls)
     numbers = array.array("I")
     for number, when in calls:
-        numbers.extend((number - sequence, min((when - created) // UNIT, 0xFFFFFFFF)))
+        numbers.extend((number - sequence, min((when - created) // ARRIVAL_UNIT_NANOSECONDS, 0xFFFFFFFF)))
     text = base64.b64encode(numbers.tobytes()).decode()
     return {"name": group["name"], "sequence": sequence, "created": created, "calls": text}
-
-
-EVERY, QUICKLY = 1.0, 0.2
-OUTER, INNER, INNER_OF_OTHERS = 10, 30, 12
-MOST_THREADS, MOST_OPERATIONS = 10, 48
-LAST_WORD = 2.0
-"""Seconds that a script has to end by itself when it is told to stop."""
-MOST_DEATHS = 4
-WITH_LINES = 2.0
-"""After so many times the patience the calls are read with their lines: shortly before the verdict."""
-CLOSING = 4.0
-"""Seconds that the last look may take."""
-MOST_FAILURES = 20
-"""After so many looks that failed one after the other the thread ends: this torch is not one that it can read."""
-
-
-_raw_signals: Any = vars(signal)["_signal"]
-"""The C module: signal.getsignal compares and shows the script's handler, whatever that is."""
-FailureFields = tuple[str, list[dict[str, Any]]]
-"""An exception in a line, and the frames that it came through."""
-NOWHERE: Counters = ({}, (None, None))
-
-
-class HangDetected(RuntimeError):
-    """no rank moved any more, and --on-hang stop ends them all"""
-
-
-Caller = tuple[int, int | None]
-"""A thread by Python's identifier, which goes over to a later thread when it ends, and by the kernel's number."""
-OWN_REFERENCES = 2
-"""References to an engine that nobody but the reading function holds: its variable, and getrefcount's argument."""
 
 
 class Sampler:
@@ -240,7 +230,7 @@ class Sampler:
         """The interpreter ends: say so, and let no thread of ours be alive when it is taken down."""
         self._leaving = self._ended = True
         self._wake.set()
-        self._thread.join(timeout=CLOSING)
+        self._thread.join(timeout=CLOSE_TIMEOUT_SECONDS)
 
     def failed(self, failure: Failure) -> None:
         """An exception is about to end the script: write it at once, a launcher may end this process in a moment."""
@@ -250,11 +240,11 @@ class Sampler:
     def thread_ended(self, name: str, failure: Failure) -> None:
         """A thread has ended by an exception: whoever waits for it may wait for ever."""
         died = {"name": name, "failure": failure.line, "frames": [asdict(frame) for frame in failure.frames]}
-        self._deaths = [*self._deaths[-MOST_DEATHS:], died]
+        self._deaths = [*self._deaths[-MAX_DEATHS:], died]
 
     def _run(self) -> None:
         failures = 0
-        while failures < MOST_FAILURES:
+        while failures < MAX_FAILURES:
             try:
                 without_hooks()
                 if not self._leaving:
@@ -267,17 +257,18 @@ class Sampler:
             except Exception:  # whatever a torch of another release raises: the training goes on
                 failures += 1
             if self._waited() and self._leaving:
-                self._last_look()
+                with contextlib.suppress(Exception):  # as above
+                    self.look()
                 return
 
     def _waited(self) -> bool:
         """Wait for the next look; whether the watch is to end. All ranks of a node look at the same time: what they tell is
         compared. While nothing moves there may be something to print at any moment."""
-        left = 0 if self._leaving else EVERY - time.monotonic() % EVERY
-        while self._stalled and left > QUICKLY:
-            if self._woken(QUICKLY):
+        left = 0 if self._leaving else LOOK_SECONDS - time.monotonic() % LOOK_SECONDS
+        while self._stalled and left > QUICK_LOOK_SECONDS:
+            if self._woken(QUICK_LOOK_SECONDS):
                 return self._ended
-            left -= QUICKLY
+            left -= QUICK_LOOK_SECONDS
             if os.path.exists(self._words):  # noqa: PTH110
                 return False
         self._woken(left)
@@ -304,21 +295,15 @@ class Sampler:
         back from C within a moment is ended here, with the stack that such an exception would have."""
         os.unlink(self._stop)  # noqa: PTH108
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._trains), ctypes.py_object(HangDetected))
-        last = time.monotonic() + LAST_WORD
+        last = time.monotonic() + STOP_TIMEOUT_SECONDS
         while not self._ended and time.monotonic() < last:
-            self._woken(QUICKLY)
+            self._woken(QUICK_LOOK_SECONDS)
         if self._ended:
             return
         stack = stack_text(sys._current_frames().get(self._trains))
         text = f"Traceback (most recent call last):\n{stack}{HangDetected.__module__}.HangDetected: {HangDetected.__doc__}\n"
         os.write(2, text.encode(errors="replace"))
         os._exit(1)
-
-    def _last_look(self) -> None:
-        try:
-            self.look()
-        except Exception:  # as above
-            return
 
     def _engine_steps(self) -> tuple[int | None, int | None]:
         """The engine's counters. Where the script has let go of it meanwhile, it is kept: its end must not run in this thread."""
@@ -372,7 +357,7 @@ class Sampler:
             "told": self.told,
             "deaths": self._deaths,
             "groups": groups,
-            "threads": [_thread(thread_name(thread) or "MainThread", trains, OUTER, INNER, main=True)],
+            "threads": [_thread(thread_name(thread) or "MainThread", trains, OUTER_FRAMES, INNER_FRAMES, main=True)],
             "step": steps[0],
             "micro_step": steps[1],
             "cuda": _cuda(),
@@ -397,7 +382,7 @@ class Sampler:
             sample["loader_workers"], sample["workers_answer"] = loader_workers(trains, sys.modules)
             sample["handling"] = handled_exception(self._trains)
             sample["call"] = file_call(self.pid, number)
-            self._add_details(sample, frames, stacks=clock - self._moved >= WITH_LINES * self._patience)
+            self._add_details(sample, frames, stacks=clock - self._moved >= PATIENCE_BEFORE_LINES * self._patience)
         write(_fitting(sample))
 
     def _find_trains(self, frames: dict[int, FrameType], threads: dict[int, threading.Thread]) -> int:
@@ -436,7 +421,7 @@ class Sampler:
         failure = self._failure
         if failure is not self._failed_at[0]:
             self._failed_at = failure, counters
-        elif failure is not self._outlived and not self._leaving and has_gone_on(self._failed_at[1], counters):
+        elif failure is not self._outlived and not self._leaving and made_progress(self._failed_at[1], counters):
             self._outlived, self.told = failure, False
         if failure is not self._outlived:
             return failure
@@ -457,7 +442,7 @@ class Sampler:
             self._recorded_calls = calls_of_running(made, known_threads(), self.pid)
         for group in sample["groups"]:
             entries = self._recorded.get(group["name"], {})
-            group["operations"] = entries.get("operations", [])[-MOST_OPERATIONS:]
+            group["operations"] = entries.get("operations", [])[-MAX_OPERATIONS:]
             group["history"] = entries.get("history")
             group["timeout"] = entries.get("timeout")
 
@@ -467,8 +452,8 @@ class Sampler:
         names = {ident: thread_name(thread) for ident, thread in known_threads().items()}
         own = {self._trains, threading.get_ident()}
         others = [(names.get(ident) or str(ident), frame) for ident, frame in frames.items() if ident not in own]
-        sample["threads"] += [_thread(name, frame, 2, INNER_OF_OTHERS) for name, frame in others[:MOST_THREADS]]
-        sample["all_threads"] = len(others) <= MOST_THREADS
+        sample["threads"] += [_thread(name, frame, 2, INNER_FRAMES_OF_OTHERS) for name, frame in others[:MAX_THREADS]]
+        sample["all_threads"] = len(others) <= MAX_THREADS
 
 
 def _thread(name: str, frame: FrameType | None, outer: int, inner: int, *, main: bool = False) -> dict[str, Any]:
@@ -487,45 +472,32 @@ def _checksum(frame: FrameType | None) -> int:
 def _fitting(sample: dict[str, Any]) -> bytes:
     """The sample as JSON that fits into a slot: what tells least goes first."""
     text = _as_json(sample)
-    for reduce in (
-        _without_arrivals,
-        _without_histories,
-        _without_other_threads,
-        _with_few_operations,
-        _with_few_groups,
-    ):
-        if len(text) <= SLOT:
-            break
-        reduce(sample)
+    reductions = _reductions(sample)
+    while len(text) > SLOT_BYTES and next(reductions, False):
         text = _as_json(sample)
     return text
+
+
+def _reductions(sample: dict[str, Any]) -> Iterator[bool]:
+    """Leave out of a sample one part after the other."""
+    sample["arrivals"] = None
+    yield True
+    for group in sample["groups"]:
+        group["history"] = None
+    yield True
+    sample["threads"] = sample["threads"][:3]
+    sample["all_threads"] = False
+    yield True
+    for group in sample["groups"]:
+        group["operations"] = group.get("operations", [])[-3:]
+    yield True
+    sample["groups"] = [{**group, "ranks": group["ranks"][:512]} for group in sample["groups"][:8]]
+    yield True
 
 
 def _as_json(sample: dict[str, Any]) -> bytes:
     """As UTF-8, also where a name or a message is none: one such word would make the whole sample unreadable."""
     return json.dumps(sample, ensure_ascii=False).encode("utf-8", "replace")
-
-
-def _without_arrivals(sample: dict[str, Any]) -> None:
-    sample["arrivals"] = None
-
-
-def _without_histories(sample: dict[str, Any]) -> None:
-    shortened(sample["groups"])
-
-
-def _without_other_threads(sample: dict[str, Any]) -> None:
-    sample["threads"] = sample["threads"][:3]
-    sample["all_threads"] = False
-
-
-def _with_few_operations(sample: dict[str, Any]) -> None:
-    for group in sample["groups"]:
-        group["operations"] = group.get("operations", [])[-3:]
-
-
-def _with_few_groups(sample: dict[str, Any]) -> None:
-    sample["groups"] = [{**group, "ranks": group["ranks"][:512]} for group in sample["groups"][:8]]
 
 
 def known_threads() -> dict[int, threading.Thread]:

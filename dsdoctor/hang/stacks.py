@@ -1,10 +1,14 @@
 """Python stacks -> the user's own line, what is done there, which collective is waited in; and many ranks' stacks as few lines."""
 
 import re
+import threading
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
+from dsdoctor.core.files import open_regular
 from dsdoctor.core.script import is_user_file
 from dsdoctor.hang.models import Frame, RankView, ThreadStack
+from dsdoctor.ranks.nodelist import ranks_in_words
 
 COLLECTIVES = re.compile(r"/torch/distributed/(distributed_c10d|_functional_collectives|nn/functional)\.py$")
 WRAPPERS = {"wrapper", "wait_tensor", "_barrier", "_wait", "wait"}
@@ -18,6 +22,14 @@ IN_A_DISK = r"read_events|io_|folio|^blk|^nfs|^fuse|ext4|xfs|jbd2"
 GATHERS = re.compile(
     r"/deepspeed/runtime/zero/(parameter_offload|partitioned_param_coordinator|partition_parameters)\.py$"
 )
+OLD_STACK = 3.0
+"""Seconds: an older stack is shown with its age."""
+MAX_SOURCE_BYTES = 16 << 20
+"""Of one file, and of all that are kept."""
+MAX_LINE_CHARACTERS = 160
+READ_TIMEOUT_SECONDS = 2.0
+MAX_UNREAD_FILES = 3
+"""Files that did not come in that time, after which no more are read: each keeps a thread."""
 
 
 def is_own(frame: Frame) -> bool:
@@ -129,23 +141,6 @@ def gathers(view: RankView) -> bool:
     return any(GATHERS.search(frame.file) for frame in stack)
 
 
-def ranks_words(ranks: Iterable[int]) -> str:
-    """Ranks as people write them.
-
-    >>> ranks_words([3]), ranks_words([0, 2, 3, 4])
-    ('rank 3', 'ranks 0, 2-4')
-    """
-    found = sorted(set(ranks))
-    runs: list[list[int]] = []
-    for rank in found:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    parts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
-    return f"{'rank' if len(found) == 1 else 'ranks'} {', '.join(parts)}"
-
-
 def grouped_stacks(views: Iterable[RankView], *, most: int = 12) -> list[str]:
     """The stacks of all ranks, those that are equal together: a heading with the ranks, and the age where they are old, then lines
     from the outermost to the innermost."""
@@ -156,16 +151,12 @@ def grouped_stacks(views: Iterable[RankView], *, most: int = 12) -> list[str]:
         groups.setdefault((age, stack), []).append(view)
     lines: list[str] = []
     for (age, stack), members in sorted(groups.items(), key=lambda item: (len(item[1]), item[1][0].rank)):
-        lines.append(f"{ranks_words(view.rank for view in members)}{age}:")
+        lines.append(f"{ranks_in_words(view.rank for view in members)}{age}:")
         frames = acting_stack(members[0])
         lines += [f"    {frame.file}:{frame.line} in {frame.function}" for frame in frames[-most:]]
         if not stack:
             lines.append("    no stack is known")
     return lines
-
-
-OLD_STACK = 3.0
-"""Seconds: an older stack is shown with its age."""
 
 
 def with_texts(threads: Iterable[ThreadStack], text_of: dict[tuple[str, int], str]) -> tuple[ThreadStack, ...]:
@@ -186,3 +177,52 @@ def with_texts(threads: Iterable[ThreadStack], text_of: dict[tuple[str, int], st
         )
         for thread in threads
     )
+
+
+class Sources:
+    """The text of regular files as they were when they were first asked for; empty where there is none: what a stack names may be
+    a pipe, a device, or in no file."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, list[bytes]] = {}
+        self._kept = self._unread = 0
+
+    def line(self, file: str, number: int) -> str:
+        """A line as it is shown; "" where there is none."""
+        lines = self._of(file)
+        found = lines[max(0, number - 1)] if number <= len(lines) else b""
+        return found.decode("utf-8", "replace").strip()[:MAX_LINE_CHARACTERS]
+
+    def text(self, file: str, size: int) -> bytes:
+        """The begin of a file."""
+        return b"\n".join(self._of(file))[:size]
+
+    def _of(self, file: str) -> list[bytes]:
+        lines = self._lines.get(file)
+        if lines is None:
+            lines = self._read(file).split(b"\n")
+            size = sum(map(len, lines))
+            if self._kept + size > MAX_SOURCE_BYTES:
+                self._lines.clear()
+                self._kept = 0
+            self._lines[file] = lines
+            self._kept += size
+        return lines
+
+    def _read(self, file: str) -> bytes:
+        if self._unread >= MAX_UNREAD_FILES:
+            return b""
+        texts: list[bytes] = []
+        reader = threading.Thread(target=lambda: texts.append(_begin_of(file)), daemon=True)
+        reader.start()
+        reader.join(READ_TIMEOUT_SECONDS)
+        self._unread += not texts
+        return texts[0] if texts else b""
+
+
+def _begin_of(file: str) -> bytes:
+    try:
+        with open_regular(Path(file)) as source:
+            return source.read(MAX_SOURCE_BYTES)
+    except (OSError, ValueError):
+        return b""

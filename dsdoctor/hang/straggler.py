@@ -14,13 +14,14 @@ from typing import NamedTuple
 
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.hang.activity import StackActivity, activity_in
+from dsdoctor.hang.local_rank import Node
 from dsdoctor.hang.models import GroupArrivals, RankArrivals, RankView
 from dsdoctor.hang.stacks import collective_in, frame_text, own_frame
 from dsdoctor.rules import book
 
 ARRIVAL_UNIT_SECONDS = 1e-4
 """Seconds in which arrivals are told."""
-LATE_SECONDS = 1e-3
+MIN_LATE_SECONDS = 1e-3
 """Seconds by which a last rank must be later than the one before it to count."""
 MIN_LOST_SHARE, MIN_LEAD, MAX_CHANCE, MIN_WINDOWS = 0.05, 2.0, 1e-6, 3
 """A rank straggles that cost the others so much of the time, so many times more than any other rank did, which it would by
@@ -52,7 +53,7 @@ class Lateness:
             for sequence in sorted(number for number in common if number > self._last.get(name, 0)):
                 order = sorted((times[sequence], rank) for rank, times in members.items())
                 begin, end = min(begin, order[0][0]), max(end, order[-1][0])
-                if (delay := order[-1][0] - order[-2][0]) >= LATE_SECONDS:
+                if (delay := order[-1][0] - order[-2][0]) >= MIN_LATE_SECONDS:
                     lost[order[-1][1]] += delay  # type: ignore[assignment]
                     self.late[order[-1][1]] += 1
                     self.least = min(self.least, len(order))
@@ -81,6 +82,47 @@ class Lateness:
         )
         seldom = chance(self.late[rank], self.late.total(), 1 / self.least) <= MAX_CHANCE
         return rank if costs and seldom and self.top[rank] >= MIN_WINDOWS else None
+
+
+class LateSpot(NamedTuple):
+    """A line of the user's at which a late rank was seen, and what it was busy with there."""
+
+    activity: StackActivity
+    line: str
+
+    @property
+    def words(self) -> str:
+        """As the middle of a sentence."""
+        return f"{f'{self.activity.words} ' if self.activity.words else ''}at {self.line}"
+
+
+class Comparison:
+    """The ranks of a node, compared again and again: one that is late is reported once, and once more at the end of the run."""
+
+    def __init__(self) -> None:
+        self._lateness = Lateness()
+        self._number = -1
+        self._is_reported = False
+
+    def look(self, node: Node) -> Finding | None:
+        """Compare what the ranks tell, when all of them do; a finding when one is seen to be late again and again."""
+        ranks = node.living()
+        told = {rank.rank: arrivals for rank in ranks if (arrivals := rank.arrivals()) is not None}
+        numbers = {arrivals.number for arrivals in told.values()}
+        if len(told) < max(2, len(ranks)) or len(numbers) > 1 or self._number in numbers:
+            return None
+        self._number = numbers.pop()
+        self._lateness.add(told)
+        late = self._lateness.straggler()
+        if late is None or self._is_reported:
+            return None
+        self._is_reported = True
+        return rank_late_again(self._lateness, late, node.ranks[late].view(), told[late])
+
+    def summary(self) -> str:
+        """A line for the end of a run that had a straggler to its end; "" for none."""
+        late = self._lateness.straggler() if self._is_reported else None
+        return "" if late is None else summary_line(self._lateness, late)
 
 
 def times_of(group: GroupArrivals) -> dict[int, float]:
@@ -120,8 +162,8 @@ def rank_late_again(lateness: Lateness, rank: int, view: RankView, told: RankArr
         Severity.WARNING,
         case="data" if seen and seen[0].activity.waits_for_data else "",
         evidence=(
-            f"it came last by {LATE_SECONDS * 1000:.0f} ms or more in {lateness.late[rank]} of {lateness.late.total()} collectives "
-            f"that had to wait for one rank, in {lateness.seconds:.0f} s that were looked at",
+            f"it came last by {MIN_LATE_SECONDS * 1000:.0f} ms or more in {lateness.late[rank]} of {lateness.late.total()} "
+            f"collectives that had to wait for one rank, in {lateness.seconds:.0f} s that were looked at",
             *(f"rank {rank} {each.words}" for each in seen[1:]),
         ),
         rank=rank,
@@ -139,18 +181,6 @@ def summary_line(lateness: Lateness, rank: int) -> str:
         f"over the run, the other ranks of this node waited for rank {rank} {share:.0%} of the time "
         f"({lateness.seconds:.0f} s sampled)"
     )
-
-
-class LateSpot(NamedTuple):
-    """A line of the user's at which a late rank was seen, and what it was busy with there."""
-
-    activity: StackActivity
-    line: str
-
-    @property
-    def words(self) -> str:
-        """As the middle of a sentence."""
-        return f"{f'{self.activity.words} ' if self.activity.words else ''}at {self.line}"
 
 
 def where_seen(told: RankArrivals) -> list[LateSpot]:

@@ -18,23 +18,32 @@ from pathlib import Path
 
 from dsdoctor.core.files import PRIVATE, write_bytes
 from dsdoctor.core.finding import Finding
-from dsdoctor.hang.case import first_to_exit
 from dsdoctor.hang.channel import Answer, NodeReport, Nodes, RunIdentity, node_id
-from dsdoctor.hang.local_rank import NAME, LocalRank, Node
+from dsdoctor.hang.incident_view import first_to_exit
+from dsdoctor.hang.local_rank import RING_NAME, LocalRank, Node
 from dsdoctor.hang.models import HangOptions, Incident, RankView
-from dsdoctor.hang.outside import asked_for, of_loader, workers_of
+from dsdoctor.hang.outside import requested_stacks, waits_for_loader, workers_of
 from dsdoctor.hang.processes import facts_of
-from dsdoctor.hang.straggler import Lateness, rank_late_again, summary_line
-
-# The times at which a run moved -> when it is to be called hung. Decides, never looks.
-
+from dsdoctor.hang.straggler import Comparison
 
 MIN_THRESHOLD_SECONDS, PAUSE_FACTOR = 60.0, 10.0
-SURVIVED = 2.0
-SHARE_OF_TIMEOUT = 0.6
+SURVIVED_FACTOR = 2.0
+MAX_TIMEOUT_SHARE = 0.6
 """Of torch's own timeout: an answer that comes after it helps nobody."""
-USUAL_TIMEOUT = 600.0
+NCCL_TIMEOUT_SECONDS = 600.0
 """Seconds of torch's timeout for NCCL where nothing is recorded."""
+WORKS, HANGS = "works", "hangs"
+LOOK_SECONDS, QUICK_LOOK_SECONDS = 1.0, 0.2
+FIRST_RANK_TIMEOUT_SECONDS = 30.0
+"""Seconds after which a supervisor without a rank ends."""
+FOLLOW_SECONDS = 2.0
+"""Seconds that the other ranks have to notice the end of one."""
+STOP_TIMEOUT_SECONDS = 6.0
+"""Seconds that ranks have to end by themselves when all are to stop."""
+MIN_LEFT_OVER_SECONDS = 120.0
+"""Seconds after which a folder without a living rank is left over: a younger one may have its first rank in a moment."""
+RETRY_SECONDS = 5.0
+"""Seconds between two looks at a run whose late rank is seen to work."""
 
 
 @dataclass
@@ -45,76 +54,30 @@ class StallThreshold:
     pauses: deque[float] = field(default_factory=lambda: deque(maxlen=200))
     survived: float = 0.0
 
-    def note(self, pause: float, *, was_told: bool) -> None:
-        """A pause has ended by itself. ``was_told``: it had been called a hang."""
+    def note(self, pause: float, *, was_reported: bool) -> None:
+        """A pause has ended by itself. ``was_reported``: it had been called a hang."""
         self.pauses.append(pause)
-        if was_told or self.after is None:
+        if was_reported or self.after is None:
             self.survived = max(self.survived, pause)
 
     def limit(self, timeout: float | None = None) -> float:
         """Seconds without movement after which the run is looked at.
 
         >>> pace = StallThreshold()
-        >>> for _ in range(9): pace.note(12.0, was_told=False)
+        >>> for _ in range(9): pace.note(12.0, was_reported=False)
         >>> pace.limit(), pace.limit(timeout=100.0), StallThreshold(after=6.0).limit()
         (120.0, 60.0, 6.0)
         """
         if self.after is not None:
-            return max(self.after, SURVIVED * self.survived)
+            return max(self.after, SURVIVED_FACTOR * self.survived)
         typical = statistics.median(self.pauses) if self.pauses else 0.0
-        learned = max(MIN_THRESHOLD_SECONDS, PAUSE_FACTOR * typical, SURVIVED * self.survived)
-        return learned if timeout is None else min(learned, max(SHARE_OF_TIMEOUT * timeout, 1.0))
+        learned = max(MIN_THRESHOLD_SECONDS, PAUSE_FACTOR * typical, SURVIVED_FACTOR * self.survived)
+        return learned if timeout is None else min(learned, max(MAX_TIMEOUT_SHARE * timeout, 1.0))
 
     def limit_of_work(self, timeout: float | None) -> float:
         """Seconds after which even a rank that is seen to work is told of, because torch's own timeout comes near."""
         limit = self.limit(timeout)
-        return max(limit, min(PAUSE_FACTOR * limit, SHARE_OF_TIMEOUT * (timeout or USUAL_TIMEOUT)))
-
-
-# The ranks of a node -> when one of them is late again and again: said once, and once more at the end of the run.
-
-
-class Comparison:
-    """What was compared so far."""
-
-    def __init__(self) -> None:
-        self._lateness = Lateness()
-        self._number = -1
-        self._told = False
-
-    def look(self, node: Node) -> Finding | None:
-        """Compare what the ranks tell, when all of them do; a finding when one is seen to be late again and again."""
-        ranks = node.living()
-        told = {rank.rank: arrivals for rank in ranks if (arrivals := rank.arrivals()) is not None}
-        numbers = {arrivals.number for arrivals in told.values()}
-        if len(told) < max(2, len(ranks)) or len(numbers) > 1 or self._number in numbers:
-            return None
-        self._number = numbers.pop()
-        self._lateness.add(told)
-        late = self._lateness.straggler()
-        if late is None or self._told:
-            return None
-        self._told = True
-        return rank_late_again(self._lateness, late, node.ranks[late].view(), told[late])
-
-    def summary(self) -> str:
-        """A line for the end of a run that had a straggler to its end; "" for none."""
-        late = self._lateness.straggler() if self._told else None
-        return "" if late is None else summary_line(self._lateness, late)
-
-
-WORKS, HANGS = "works", "hangs"
-EVERY, QUICKLY = 1.0, 0.2
-FIRST_RANK = 30.0
-"""Seconds after which a supervisor without a rank ends."""
-FOLLOWING = 2.0
-"""Seconds that the other ranks have to notice the end of one."""
-LAST_WORDS = 6.0
-"""Seconds that ranks have to end by themselves when all are to stop."""
-OLD_FOLDER = 120.0
-"""Seconds after which a folder without a living rank is left over: a younger one may have its first rank in a moment."""
-AGAIN = 5.0
-"""Seconds between two looks at a run whose late rank is seen to work."""
+        return max(limit, min(PAUSE_FACTOR * limit, MAX_TIMEOUT_SHARE * (timeout or NCCL_TIMEOUT_SECONDS)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,8 +114,8 @@ def sweep(outer: Path) -> None:
             lock = os.open(folder / "lock", os.O_RDONLY | os.O_CLOEXEC)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                found = [NAME.fullmatch(path.name) for path in folder.iterdir()]
-                old = time.time() - folder.stat().st_mtime > OLD_FOLDER
+                found = [RING_NAME.fullmatch(path.name) for path in folder.iterdir()]
+                old = time.time() - folder.stat().st_mtime > MIN_LEFT_OVER_SECONDS
                 if old and not any(name and facts_of(int(name[2])) for name in found):
                     shutil.rmtree(folder, ignore_errors=True)
             finally:
@@ -182,7 +145,7 @@ class Supervisor:
         while True:
             self.node.look()
             self._tell_of_an_end()
-            if not self.node.living() and (self.node.ranks or time.monotonic() - began > FIRST_RANK):
+            if not self.node.living() and (self.node.ranks or time.monotonic() - began > FIRST_RANK_TIMEOUT_SECONDS):
                 break
             self.decide()
             if (finding := self._comparison.look(self.node)) is not None:
@@ -195,21 +158,17 @@ class Supervisor:
         self.nodes.close()
 
     def _wait(self) -> None:
-        """Until the next look."""
-        seconds, began = self._pause(), time.monotonic()
+        """Until the next look: sooner shortly before the time is over, for all nodes are to tell of it together."""
+        near = not self._told and abs(self._still + LOOK_SECONDS / 2 - self.pace.limit(self._timeout)) <= LOOK_SECONDS
+        seconds, began = QUICK_LOOK_SECONDS if near else LOOK_SECONDS, time.monotonic()
         wait_for_an_end(self.node.living(), seconds)
-        self.node.paused(seconds, time.monotonic() - began)
-
-    def _pause(self) -> float:
-        """Seconds to the next look: fewer shortly before the time is over, for all nodes are to tell of it together."""
-        near = not self._told and abs(self._still + EVERY / 2 - self.pace.limit(self._timeout)) <= EVERY
-        return QUICKLY if near else EVERY
+        self.node.note_pause(seconds, time.monotonic() - began)
 
     def decide(self) -> None:
         """Tell what is to be told now."""
         still = self.node.still()
         if still < self._still:
-            self.pace.note(self._still, was_told=self._told)
+            self.pace.note(self._still, was_reported=self._told)
             self._told = self._warned = self._written = False
             self._look_again = 0.0
         self._still = still
@@ -224,7 +183,7 @@ class Supervisor:
         incident = self._of_all_nodes(self.incident(), still, limit)
         state = "" if incident is None else self._state(incident, still)
         if incident is None or not state:
-            self._look_again = time.monotonic() + min(AGAIN, limit / 3)
+            self._look_again = time.monotonic() + min(RETRY_SECONDS, limit / 3)
             return
         # what worked when it was told of may hang later on
         self._told, self._warned = state == HANGS, True
@@ -232,7 +191,7 @@ class Supervisor:
         # a rank that works, or may, is not ended for being slow
         if self._told and self.task.options.on_hang == "stop":
             if self._leads:
-                self.nodes.tell_all(self._answer, 2 * AGAIN, still_waiting=lambda: bool(self.node.living()))
+                self.nodes.tell_all(self._answer, 2 * RETRY_SECONDS, still_waiting=lambda: bool(self.node.living()))
             self._stop()
 
     def _stop(self) -> None:
@@ -241,7 +200,7 @@ class Supervisor:
         for rank in self.node.living():
             with contextlib.suppress(OSError):
                 write_bytes(Path(f"{rank.words}.stop"), b"", mode=PRIVATE)
-        last = time.monotonic() + LAST_WORDS
+        last = time.monotonic() + STOP_TIMEOUT_SECONDS
         while self.node.living() and time.monotonic() < last:
             wait_for_an_end(self.node.living(), 0.2)
             self.node.look()
@@ -303,7 +262,9 @@ class Supervisor:
         if self._dead or self._told or self.node.unwatched or all(rank.alive for rank in self.node.ranks.values()):
             return
         first = first_to_exit(self.node.views(with_lines=False))
-        lately = max((self.node.ranks[rank].ended_at for rank in first), default=0.0) > time.monotonic() - FOLLOWING
+        lately = (
+            max((self.node.ranks[rank].ended_at for rank in first), default=0.0) > time.monotonic() - FOLLOW_SECONDS
+        )
         # those that follow say in a moment what they had called
         if first and not (lately and self.node.living()):
             self._dead = self._told = True
@@ -345,7 +306,7 @@ class Supervisor:
         return asked
 
     def _with_workers(self, view: RankView) -> RankView:
-        if not view.state or not of_loader(view):
+        if not view.state or not waits_for_loader(view):
             return view
         rank = self.node.ranks[view.rank]
         told = replace(view, workers=workers_of(view, rank.stacks, rank.sources))
@@ -354,13 +315,13 @@ class Supervisor:
 
     def _with_dump(self, view: RankView) -> RankView:
         rank, sample = self.node.ranks[view.rank], view.sample
-        if sample is None or view.silent < 3 * EVERY or view.state in {"", "Z", "T", "t"}:
+        if sample is None or view.silent < 3 * LOOK_SECONDS or view.state in {"", "Z", "T", "t"}:
             return view
         # at its end an interpreter takes the handler away, and the signal would end it with another status
         # and the main thread, which writes its stack, may not be the one that trains
         if rank.leaving or not sample.signal_is_ours or sample.thread not in {0, view.pid}:
             return view
-        stacks = asked_for(view.pid, rank.stacks)
+        stacks = requested_stacks(view.pid, rank.stacks)
         self._dumps[view.pid] = _size(rank.stacks)
         return (
             rank.with_texts(replace(view, sample=replace(sample, threads=stacks, all_threads=False), age=0.0))
@@ -372,19 +333,15 @@ class Supervisor:
 def wait_for_an_end(ranks: list[LocalRank], seconds: float) -> None:
     """Wait, but wake when a rank ends: its exit status is shown only until its launcher has asked for it."""
     poll = select.poll()
-    handles = [handle for rank in ranks if (handle := _process_handle(rank.pid)) is not None]
-    for handle in handles:
-        poll.register(handle, select.POLLIN)
+    handles = []
+    for rank in ranks:
+        # it has ended, or this kernel or Python has no handles of processes
+        with contextlib.suppress(OSError, AttributeError):
+            handles.append(os.pidfd_open(rank.pid))
+            poll.register(handles[-1], select.POLLIN)
     poll.poll(seconds * 1000)
     for handle in handles:
         os.close(handle)
-
-
-def _process_handle(pid: int) -> int | None:
-    try:
-        return os.pidfd_open(pid)
-    except (OSError, AttributeError):
-        return None
 
 
 def _size(path: Path) -> int:

@@ -2,7 +2,7 @@
 
 import array
 import base64
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from dsdoctor.hang.models import GroupState, Operation, RankView
@@ -12,16 +12,16 @@ from dsdoctor.hang.stacks import (
     frame_text,
     in_backward,
     in_earlier_call,
-    ranks_words,
     waits_on_work_handle,
 )
+from dsdoctor.ranks.nodelist import ranks_in_words
 
 Compared = tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]
 PARTED_SHARE = 0.34
 """Of the calls after one that differs: so many differ where the ranks have parted."""
 MIN_CALLS_AFTER = 12
 MAX_HISTORY = 4000
-EARLIER = "work.wait()"
+EARLIER_CALL = "work.wait()"
 """Where a rank waits for a call that it began before: of a send or a receive no number tells."""
 ROOTED = {"broadcast", "reduce", "scatter", "gather", "broadcast_object_list", "scatter_object_list", "gather_object"}
 """Collectives in which all ranks must name the same one."""
@@ -71,9 +71,9 @@ class Waiting:
             for group in view.sample.groups if view.sample else ():
                 self._groups.setdefault(group.name, {})[view.rank] = group
 
-    def behind(self) -> tuple[LaggingRanks, ...]:
+    def lagging(self) -> tuple[LaggingRanks, ...]:
         """Where some members of a group are behind others, those first that nobody else holds up."""
-        found = list(self._all_behind())
+        found = list(self._all_lagging())
         late = {rank: [each for each in found if rank in each.waiting] for each in found for rank in each.ranks}
         # whoever is late in one group and waits in another is held up there
         roots = [each for each in found if any(not late[rank] for rank in each.ranks)]
@@ -96,9 +96,9 @@ class Waiting:
             for rank, group in members.items():
                 for operation in recorded_calls(group):
                     calls.setdefault(operation.sequence, {})[rank] = operation
-            told = {rank: {each.sequence for each in group.operations} for rank, group in members.items()}
+            recent = {each.sequence for group in members.values() for each in group.operations}
             found = [each for sequence in sorted(calls) if (each := _difference(name, sequence, calls[sequence]))]
-            old = {each.sequence for each in found if not any(each.sequence in numbers for numbers in told.values())}
+            old = {each.sequence for each in found} - recent
             # calls of long ago that differ in size alone, and have ended, may be meant so: not where many after them differ too
             last = max(calls, default=0)
             for number, each in enumerate(found):
@@ -137,7 +137,7 @@ class Waiting:
         if not new or not known:
             return ()
         return (
-            f"{ranks_words(new)} made that call for the first time in what is recorded, {ranks_words(known)} had made "
+            f"{ranks_in_words(new)} made that call for the first time in what is recorded, {ranks_in_words(known)} had made "
             f"{'its' if len(known) == 1 else 'their'} call before",
         )
 
@@ -156,12 +156,12 @@ class Waiting:
         open_calls = [operation for operation in last if operation.state != "done"]
         if open_calls and view.state:
             return open_calls[-1].name
-        return EARLIER if not view.activity and self._in_earlier_call(view) else None
+        return EARLIER_CALL if not view.activity and self._in_earlier_call(view) else None
 
     def decides(self, rank: int) -> bool:
         """Whether it is known of a waiting rank that the others do not wait in the same collective: the wait for one that was
         begun before may be for theirs, unless this rank is ahead in one group and behind in another."""
-        return self.operation_of(self.views[rank]) != EARLIER or self._is_crossed(rank)
+        return self.operation_of(self.views[rank]) != EARLIER_CALL or self._is_crossed(rank)
 
     def call_of(self, view: RankView) -> tuple[str, str, int]:
         """The collective in which a rank waits: its name, and its group and number where torch's record tells them."""
@@ -203,10 +203,10 @@ class Waiting:
         """Whether a rank waits for a collective that it began before, as far as the numbers allow it."""
         stack = acting_stack(view)
         # one that is behind may as well wait for a disk
-        allowed = not self._lagging(view.rank) or (waits_on_work_handle(stack) and self._is_crossed(view.rank))
+        allowed = not self._groups_behind(view.rank) or (waits_on_work_handle(stack) and self._is_crossed(view.rank))
         return in_earlier_call(stack, view.waits) and allowed
 
-    def _lagging(self, rank: int) -> list[str]:
+    def _groups_behind(self, rank: int) -> list[str]:
         """The groups in which a rank has called fewer collectives than another member."""
         return [
             name
@@ -216,7 +216,7 @@ class Waiting:
 
     def _is_crossed(self, rank: int) -> bool:
         """Whether a rank is behind in one group, and nobody is ahead of it in another, where some are behind it."""
-        lagging = self._lagging(rank)
+        lagging = self._groups_behind(rank)
         leads = any(
             rank in members
             and name not in lagging
@@ -225,7 +225,7 @@ class Waiting:
         )
         return bool(lagging) and leads
 
-    def _all_behind(self) -> Iterator[LaggingRanks]:
+    def _all_lagging(self) -> Iterator[LaggingRanks]:
         for name, members in sorted(self._groups.items()):
             numbers = {rank: group.sequence for rank, group in members.items()}
             most = max(numbers.values())
@@ -243,6 +243,15 @@ class Waiting:
 def at_place(operation: Operation) -> str:
     """Where a call was made, as the end of a sentence; "" where that is not known."""
     return f" at {frame_text(operation.place[0])}" if operation.place else ""
+
+
+def sizes_text(operation: Operation, max_tensors: int | None = None) -> str:
+    """The sizes of a call's first tensors.
+
+    >>> sizes_text(Operation(sequence=1, name="all_reduce", sizes=((8, 2), ())))
+    '8x2 1'
+    """
+    return " ".join("x".join(map(str, size)) or "1" for size in operation.sizes[:max_tensors])
 
 
 def recorded_calls(group: GroupState) -> tuple[Operation, ...]:
@@ -267,7 +276,8 @@ def recorded_calls(group: GroupState) -> tuple[Operation, ...]:
 def _difference(group: str, sequence: int, calls: dict[int, Operation]) -> Difference | None:
     """How one collective differs between ranks; None where it does not."""
     kinds: dict[tuple[str, Compared], list[int]] = {}
-    typed = _types_tell(calls.values())
+    # types can be why it does not end where all ranks told them, and it has not ended on all of them
+    typed = all(each.types for each in calls.values()) and any(each.state != "done" for each in calls.values())
     for rank, operation in calls.items():
         kinds.setdefault((operation.name, _compared(operation, typed=typed)), []).append(rank)
     if len(kinds) < 2:
@@ -276,12 +286,6 @@ def _difference(group: str, sequence: int, calls: dict[int, Operation]) -> Diffe
     return Difference(
         group=group, sequence=sequence, calls=tuple((calls[ranks[0]], tuple(sorted(ranks))) for ranks in alike)
     )
-
-
-def _types_tell(calls: Iterable[Operation]) -> bool:
-    """Whether the types of one call can be why it does not end: all ranks told them, and it has not ended on all of them."""
-    known = tuple(calls)
-    return all(operation.types for operation in known) and any(operation.state != "done" for operation in known)
 
 
 def _compared(operation: Operation, *, typed: bool) -> Compared:

@@ -18,6 +18,16 @@ HOST = re.compile(r"(?:[A-Za-z0-9_.-]+@)?[A-Za-z0-9_][A-Za-z0-9_.-]*")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 MAX_DIGITS = 6
 """A larger number of slots is a typing error, and a list of that many ranks would fill the memory."""
+VALUE_PROBLEMS = (
+    (r"^'|'$", "single-quotes"),
+    (r'"', "double-quotes"),
+    (r"[^\s]\s+#", "comment-in-value"),
+    (r"`|\$\(", "command-in-value"),
+    (r"\$[A-Za-z_{]", "variable-in-value"),
+    (r"\\", "backslash-in-value"),
+)
+"""What a value may hold that does not arrive unchanged, with the phrase about it: DeepSpeed puts it into double quotes, and a
+shell reads it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,18 +195,6 @@ def _misread(name: str, equals: str, value: str, again: bool) -> Iterator[tuple[
 
 def _short(text: str) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
-
-
-VALUE_PROBLEMS = (
-    (r"^'|'$", "single-quotes"),
-    (r'"', "double-quotes"),
-    (r"[^\s]\s+#", "comment-in-value"),
-    (r"`|\$\(", "command-in-value"),
-    (r"\$[A-Za-z_{]", "variable-in-value"),
-    (r"\\", "backslash-in-value"),
-)
-"""What a value may hold that does not arrive unchanged, with the phrase about it: DeepSpeed puts it into double quotes, and a
-shell reads it."""
 
 
 def chosen(hosts: Sequence[Slots], *, include: str | None = None, exclude: str | None = None) -> tuple[Slots, ...]:

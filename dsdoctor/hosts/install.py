@@ -46,16 +46,6 @@ MAX_HOSTS_SHOWN = 4
 ERROR = Severity.ERROR
 
 
-class NodeState(enum.Enum):
-    """The outcome on a node."""
-
-    INSTALLED = "installed"
-    VERIFIED = "verified"
-    REFUSED = "refused"
-    UNREACHABLE = "unreachable"
-    FAILED = "failed"
-
-
 class NodeStep(enum.Enum):
     """The steps on a node."""
 
@@ -95,22 +85,6 @@ class Way:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Delivered:
-    """The outcome on one node. ``step`` is the last one that was begun; ``now`` is the DeepSpeed that is there at the end,
-    where that is known (``known``); ``already``: this very wheel was there, and pip was not called."""
-
-    host: str
-    state: NodeState
-    step: NodeStep
-    findings: tuple[Finding, ...]
-    before: Present | None
-    now: Present | None
-    known: bool
-    already: bool
-    seconds: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class NodeMessage:
     """A message of a node; which fields it has depends on ``say``."""
 
@@ -131,14 +105,6 @@ class NodeMessage:
     environment: tuple[str, ...] = ()
 
 
-class NodeEnded(Exception):
-    """The installation stops at this node. ``finding`` says why."""
-
-    def __init__(self, state: NodeState, finding: Finding) -> None:
-        super().__init__(finding.title)
-        self.state, self.finding = state, finding
-
-
 @dataclass(frozen=True, kw_only=True)
 class InstallOrder:
     """The request: the wheel, perhaps with its manifest, and where it goes. ``python`` is the interpreter on the nodes, ``limit``
@@ -152,6 +118,40 @@ class InstallOrder:
     parallel: int = 32
     limit: float = 600.0
     ssh_options: tuple[str, ...] = ()
+
+
+class NodeState(enum.Enum):
+    """The outcome on a node."""
+
+    INSTALLED = "installed"
+    VERIFIED = "verified"
+    REFUSED = "refused"
+    UNREACHABLE = "unreachable"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delivered:
+    """The outcome on one node. ``step`` is the last one that was begun; ``now`` is the DeepSpeed that is there at the end,
+    where that is known (``known``); ``already``: this very wheel was there, and pip was not called."""
+
+    host: str
+    state: NodeState
+    step: NodeStep
+    findings: tuple[Finding, ...]
+    before: Present | None
+    now: Present | None
+    known: bool
+    already: bool
+    seconds: float
+
+
+class NodeEnded(Exception):
+    """The installation stops at this node. ``finding`` says why."""
+
+    def __init__(self, state: NodeState, finding: Finding) -> None:
+        super().__init__(finding.title)
+        self.state, self.finding = state, finding
 
 
 @dataclass(frozen=True, kw_only=True)

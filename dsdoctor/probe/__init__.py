@@ -8,8 +8,7 @@ from typing import Any
 from dsdoctor.core.host import Host
 from dsdoctor.core.machine import Driver, Gap, Gpu, Machine, SearchPaths, System, Torch
 from dsdoctor.core.redaction import RedactingHost
-from dsdoctor.probe.compilers import find_compilers
-from dsdoctor.probe.paths import find_libraries, find_loadable, read_paths
+from dsdoctor.probe.paths import find_compilers, find_libraries, find_loadable, read_paths
 from dsdoctor.probe.python import ask_python, ask_torch, read_deepspeed, read_jit_cache, read_torch
 from dsdoctor.probe.system import ask_gpus, read_system, steering_variables
 from dsdoctor.probe.toolkits import find_toolkits, judge_cache

@@ -37,7 +37,7 @@ class Observation:
         return self.snapshot is None
 
 
-class Observing:
+class Probe:
     """A machine that is being looked at, once. ``early`` is there soon, without what loading torch tells; ``final`` is all of it.
 
     A context manager: leaving it by an exception, or after ``stop``, ends what is still being asked.
@@ -53,7 +53,7 @@ class Observing:
         self._cache = str(cache_folder(self._host))
         self._probing = Probing(self._host, python=python, cache=self._cache, toolkit=toolkit, whole=whole)
 
-    def __enter__(self) -> Observing:
+    def __enter__(self) -> Probe:
         if self._recorded is None:
             self._probing.__enter__()
         return self
@@ -79,14 +79,14 @@ class Observing:
 
 def observe(python: str, file: Path | None, *, whole: bool, toolkit: str = "") -> Observation:
     """Look at this machine, or at the snapshot in a file, to the end. Raises UsageError for a file that is none."""
-    with Observing(python, file, whole=whole, toolkit=toolkit) as observing:
+    with Probe(python, file, whole=whole, toolkit=toolkit) as observing:
         return observing.final()
 
 
-def observing_for(order: BuildOrder) -> Observing:
+def probe_for_build(order: BuildOrder) -> Probe:
     """Begin to look at all that a build goes by."""
     named = order.request.toolkit if order.request.toolkit not in {"auto", "pypi"} else ""
-    return Observing(order.python, order.machine, whole=True, toolkit=named)
+    return Probe(order.python, order.machine, whole=True, toolkit=named)
 
 
 def _recorded(file: Path, toolkit: str) -> Observation:

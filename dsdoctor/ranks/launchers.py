@@ -1,4 +1,7 @@
-"""What launchers and schedulers tell a process in its environment: which rank it is, and where the others are."""
+"""What launchers and schedulers tell a process in its environment: which rank it is, on which hosts the ranks are, where rank 0 is.
+
+Looks at nothing else. Standard library alone: a training script's process imports this before anything else.
+"""
 
 import re
 from collections.abc import Mapping
@@ -6,9 +9,10 @@ from dataclasses import dataclass
 
 from dsdoctor.ranks.nodelist import expand, hosts_of_ranks, open_mpi_nodes, tasks_per_node
 
-# The environment variables in which launchers tell a process which rank it is. Names only; reads nothing.
-#
-# Standard library alone: a training script's process imports this before anything else.
+Variables = Mapping[str, str]
+LOOPBACK = "127.0.0.1"
+FIRST_SPECIAL_STEP = 0xFFFFFFF0
+"""Slurm's batch, interactive and external steps are numbered from here: none of them holds the ranks of a job."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,20 +49,8 @@ SLURM = RankVariables(
     local_world="SLURM_STEP_TASKS_PER_NODE",
 )
 """``local_world`` is a list for all nodes, such as "2(x3),1"."""
-
 RANKS = (TORCHRUN.rank, SLURM.rank, OPEN_MPI.rank, PMI.rank, MVAPICH.rank, TORCHRUN.local_rank)
 """A process's number, the surest name first: Slurm's is there under torchrun too, where it is the node's number."""
-
-
-# Slurm's and Open MPI's variables -> is this a rank, on which hosts are the ranks, where is rank 0. Looks at nothing else.
-
-
-Variables = Mapping[str, str]
-
-LOOPBACK = "127.0.0.1"
-
-FIRST_SPECIAL_STEP = 0xFFFFFFF0
-"""Slurm's batch, interactive and external steps are numbered from here: none of them holds the ranks of a job."""
 
 
 def in_step(variables: Variables) -> bool:

@@ -1,4 +1,7 @@
-"""Short lists of hosts, as Slurm and Open MPI write them -> the names of all hosts, and back. Text in, tuples out."""
+"""Short lists of hosts, as Slurm and Open MPI write them -> the names of all hosts, and back; hosts and ranks in words.
+
+Text in, tuples out.
+"""
 
 import itertools
 import re
@@ -84,6 +87,34 @@ def ranges_of(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
         else:
             runs.append((number, number))
     return tuple(runs)
+
+
+def spans_of(numbers: Iterable[int]) -> tuple[str, ...]:
+    """Numbers, those that follow each other joined.
+
+    >>> spans_of([5, 0, 1, 2])
+    ('0-2', '5')
+    """
+    return tuple(f"{first}-{last}" if last > first else str(first) for first, last in ranges_of(numbers))
+
+
+def numbers_in_words(numbers: Iterable[int]) -> str:
+    """Numbers for a sentence.
+
+    >>> numbers_in_words([5, 0, 1, 2, 7, 8])
+    '0-2, 5, 7-8'
+    """
+    return ", ".join(spans_of(numbers))
+
+
+def ranks_in_words(ranks: Iterable[int]) -> str:
+    """Ranks as people write them.
+
+    >>> ranks_in_words([3]), ranks_in_words([0, 2, 3, 4])
+    ('rank 3', 'ranks 0, 2-4')
+    """
+    found = set(ranks)
+    return f"{'rank' if len(found) == 1 else 'ranks'} {numbers_in_words(found)}"
 
 
 def tasks_per_node(text: str) -> tuple[int, ...]:

@@ -178,7 +178,7 @@ def _fix_text(table: Table, *, begins: bool = True) -> str:
     text = fill(table["fix"], {})
     sentence = f"{text[:1].upper()}{text[1:]}" if begins else text
     end = "" if text.endswith((".", "!", "?", ":")) else "."
-    lines = [f"    {OR if one.follows is Follows.INSTEAD else ''}$ {one.printed}" for one in steps_of(table)]
+    lines = [f"    {OR if one.follows is Follows.ALTERNATIVE else ''}$ {one.printed}" for one in steps_of(table)]
     return "\n".join([f"{sentence}{end}", *(["", *lines] if lines else [])])
 
 
@@ -189,7 +189,7 @@ def steps_of(table: Table, values: Mapping[str, Filling] = NOTHING) -> tuple[Ste
 
 def _step(line: str, values: Mapping[str, Filling]) -> Step:
     command, _, note = line.partition("  # ")
-    follows = Follows.INSTEAD if command.startswith(ALTERNATIVE) else Follows.THEN
+    follows = Follows.ALTERNATIVE if command.startswith(ALTERNATIVE) else Follows.THEN
     command = command.removeprefix(ALTERNATIVE)
     if command.startswith(ON_HOST):
         there = _filled_step(command.removeprefix(ON_HOST), values)

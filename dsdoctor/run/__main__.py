@@ -14,6 +14,7 @@ if __name__ == "__main__" and not getattr(sys.flags, "safe_path", sys.flags.isol
 
 import argparse
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,8 +24,7 @@ from dsdoctor.core.errors import UsageError
 from dsdoctor.core.files import absolute
 from dsdoctor.overflow.hooks.options import ANSWERS, LEVELS, Options
 from dsdoctor.ranks import flight_recorder
-from dsdoctor.run import before, checkpoint, hang, memory
-from dsdoctor.run.before import add_config_option, mode_of, stale_locks
+from dsdoctor.run import checkpoint, hang, memory, op_compile
 from dsdoctor.run.script import VARIABLE, RunOrder, rank, say
 
 WATCH = "dsdoctor.overflow.watch.engine:watch"
@@ -32,6 +32,11 @@ STARTUP = Path(__file__).absolute().parent / "startup"
 LEVEL_VARIABLE = "DSDOCTOR_OVERFLOW"
 MAX_BATCHES = 100_000
 OFF = "off"
+CONFIG_CHECKS = ("warn", "strict", "off")
+SHELL = "sh"
+NO_MAIN = 0
+"""In place of the script's pid: no process is the one that was called."""
+LC_CTYPE = "LC_CTYPE"
 HELP = "python -m dsdoctor.run --help"
 DESCRIPTION = """\
 Run a training script, unmodified, and watch every engine that deepspeed.initialize makes in it, Hugging Face's Trainer's
@@ -119,11 +124,21 @@ def make_parser(environment: Mapping[str, str]) -> Parser:
         help="report (default) and continue, or raise on all ranks",
     )
     add("--report", metavar="FILE", help="append the findings to this file, as JSON lines")
-    add_config_option(parser)
+    add(
+        "--config-check",
+        metavar="MODE",
+        default=CONFIG_CHECKS[0],
+        help="check each engine's DeepSpeed configuration before initialize: warn (default), strict (do not start with an "
+        "error), or off",
+    )
     memory.add_option(parser)
     checkpoint.add_option(parser)
     hang.add_options(parser, environment)
-    before.add_export_option(parser)
+    parser.add_argument(
+        "--export",
+        metavar=SHELL,
+        help="run nothing; print shell lines that turn dsdoctor.run on for the commands after them",
+    )
     return parser
 
 
@@ -137,16 +152,21 @@ def parse_command_line(argv: Sequence[str], environment: Mapping[str, str]) -> C
     ours, words = split_script(rest)
     given = make_parser(environment).parse_args(ours)
     options = options_of(given)
-    exports = before.is_wanted(given, words)
-    script = () if exports else script_of(words, launchers)
+    if given.export not in {None, SHELL}:
+        raise UsageError(f"unknown --export {given.export!r}", hint=f"only {SHELL} is supported")
+    if given.export and words:
+        raise UsageError(f"--export runs nothing, but {words[0]} was given", hint="remove one of them")
+    script = () if given.export else script_of(words, launchers)
+    if given.config_check not in CONFIG_CHECKS:
+        raise UsageError(f"unknown --config-check {given.config_check!r}", hint=f"one of {', '.join(CONFIG_CHECKS)}")
     return CommandLine(
         options=options,
         script=script,
-        config_check=mode_of(given),
+        config_check=given.config_check,
         memory=memory.chosen(given.memory),
         checkpoint_check=checkpoint.chosen(given.checkpoint_check),
         hang=hang.options_of(given),
-        exports=exports,
+        exports=given.export is not None,
     )
 
 
@@ -287,7 +307,7 @@ def environment_for(call: CommandLine, environment: Mapping[str, str], watch: st
     python = f"{sys.prefix} {sys.hexversion}"
     order = RunOrder(
         python=python,
-        main=before.NO_MAIN if call.exports else os.getpid(),
+        main=NO_MAIN if call.exports else os.getpid(),
         watch=watch,
         options=options,
         config_check=call.config_check,
@@ -297,7 +317,7 @@ def environment_for(call: CommandLine, environment: Mapping[str, str], watch: st
         ignored=ignored,
     )
     folders = [str(STARTUP), *filter(None, [environment.get("PYTHONPATH")])]
-    kept = flight_recorder.recorder_variables(call.hang is not None, environment, flight_recorder.installed_torch())
+    kept = flight_recorder.recorder_variables(call.hang is not None, environment, op_compile.installed_torch())
     return {**environment, **kept, VARIABLE: order.text(), "PYTHONPATH": os.pathsep.join(folders)}
 
 
@@ -313,7 +333,13 @@ def with_given_locale(environment: Mapping[str, str]) -> dict[str, str]:
     return others | {LC_CTYPE: given[0]} if given else others
 
 
-LC_CTYPE = "LC_CTYPE"
+def shell_lines(environment: Mapping[str, str], names: Sequence[str]) -> list[str]:
+    """The lines that set some variables.
+
+    >>> shell_lines({"A": "one two"}, ["A"])
+    ["export A='one two'"]
+    """
+    return [f"export {name}={shlex.quote(environment[name])}" for name in names]
 
 
 def run(argv: Sequence[str], *, python: Sequence[str], watch: str = WATCH) -> NoReturn:
@@ -326,14 +352,14 @@ def run(argv: Sequence[str], *, python: Sequence[str], watch: str = WATCH) -> No
     if call.exports:
         ours = [
             name
-            for name in (VARIABLE, "PYTHONPATH", *flight_recorder.RECORDERS)
+            for name in (VARIABLE, "PYTHONPATH", *flight_recorder.VARIABLES)
             if environment.get(name) != os.environ.get(name)
         ]
-        print(*before.shell_lines(environment, ours), sep="\n")
+        print(*shell_lines(environment, ours), sep="\n")
         raise SystemExit(0)
     # one a node: the folder may be each machine's own
     if os.environ.get("LOCAL_RANK", rank() or "0") == "0":
-        say(*stale_locks(os.environ))
+        say(*op_compile.stale_locks(os.environ))
     os.execve(sys.executable, [*python, *call.script], with_given_locale(environment))  # noqa: S606 - no process is started: it becomes this
 
 
@@ -360,13 +386,9 @@ def start(argv: Sequence[str], original: Sequence[str]) -> NoReturn:
         python = interpreter(original, len(argv))
         run(argv, python=in_environment(python) if sys.flags.ignore_environment else python)
     except UsageError as error:
-        sys.exit(_print_error(error))
-
-
-def _print_error(error: UsageError) -> int:
-    lines = [f"✗ {error.message}", *([f"    Fix: {error.hint}"] if error.hint else [])]
-    print(*lines, sep="\n", file=sys.stderr)
-    return error.exit_code
+        lines = [f"✗ {error.message}", *([f"    Fix: {error.hint}"] if error.hint else [])]
+        print(*lines, sep="\n", file=sys.stderr)
+        sys.exit(error.exit_code)
 
 
 def main() -> NoReturn:

@@ -15,9 +15,18 @@ from dsdoctor.core.script import CHECKPOINT_WATCH, standing_for
 
 WARN, OFF = CHOICES = ("warn", "off")
 JUDGE = "dsdoctor.run.checkpoint_check"
-
 Say = Callable[..., None]
 Arguments = Mapping[str, Any]
+Hook = Callable[[Any, Arguments, Any], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hooks:
+    """What is called with the engine, the method's arguments by name, and its result, or the error of one that ``failed``."""
+
+    after: Hook
+    before: Hook | None = None
+    failed: Hook | None = None
 
 
 def add_option(parser: argparse.ArgumentParser) -> None:
@@ -85,18 +94,6 @@ class CheckpointWatch:
             call()
         except Exception as error:
             self.say(f"! the checkpoint could not be checked; training continues: {type(error).__name__}: {error}")
-
-
-Hook = Callable[[Any, Arguments, Any], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Hooks:
-    """What is called with the engine, the method's arguments by name, and its result, or the error of one that ``failed``."""
-
-    after: Hook
-    before: Hook | None = None
-    failed: Hook | None = None
 
 
 def wrapped(

@@ -12,6 +12,7 @@ from typing import Any
 
 from dsdoctor.core.files import PRIVATE, write_bytes
 from dsdoctor.core.finding import Finding
+from dsdoctor.core.processes import wait_until
 from dsdoctor.core.script import write_stderr
 from dsdoctor.hang.channel import identity, node_name
 from dsdoctor.hang.local_rank import LocalRank, Node
@@ -99,7 +100,7 @@ def mention(what: Finding | str, node: Node) -> None:
 
 def lines_of(incident: Incident, verdict: Any) -> Iterable[str]:
     """The verdict as it is printed."""
-    from dsdoctor.hang.text import hang_lines
+    from dsdoctor.hang.verdict import hang_lines
 
     return hang_lines(incident, verdict)
 
@@ -149,10 +150,7 @@ def _says(rank: LocalRank, text: bytes) -> bool:
         return False
     try:
         write_bytes(rank.words, text, mode=PRIVATE)
-        last = time.monotonic() + PRINT_TIMEOUT_SECONDS
-        while rank.words.exists() and time.monotonic() < last:
-            time.sleep(0.05)
-        taken = not rank.words.exists()
+        taken = wait_until(lambda: not rank.words.exists(), PRINT_TIMEOUT_SECONDS)
         rank.words.unlink(missing_ok=True)
     except OSError:
         return False

@@ -1,4 +1,7 @@
-"""The watches from within a script."""
+"""The watches from within a script, for who can change that and not the line that launches it: ``watch`` and ``watch_hangs``.
+
+Under `dsdoctor.run` the hang watch is on already, and nothing is begun twice.
+"""
 
 import json
 import os
@@ -14,13 +17,9 @@ from dsdoctor.overflow.watch import engine as overflow
 from dsdoctor.run.hang import HangWatch, checked
 from dsdoctor.run.script import VARIABLE, at_exit
 
-# The hang watch from within a script, for who can change that and not the line that launches it.
-#
-# Under `dsdoctor.run` it is on already, and nothing is begun twice.
-
-
 _BEGUN: list[tuple[HangOptions, HangWatch]] = []
 """The watch of this process: one serves all parts of a script that ask for it."""
+OPTIONS = ("after", "on_hang", "folder")
 
 
 class AskedWatch:
@@ -86,12 +85,6 @@ def _rank_and_world() -> tuple[int | None, int | None]:
         return distributed.get_rank(), distributed.get_world_size()
     told = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
     return (int(told[0]), int(told[1])) if all(map(str.isdigit, told)) else (None, None)
-
-
-# ``dsdoctor.watch(engine, hang=...)``: both watches of one engine from within a script.
-
-
-OPTIONS = ("after", "on_hang", "folder")
 
 
 def watch(engine: Any, *, hang: Mapping[str, Any] | bool = False, **options: Any) -> overflow.Watch:

@@ -13,12 +13,13 @@ from dsdoctor.core.script import standing_for
 from dsdoctor.memory.calls import Growth, LastCall, resident
 from dsdoctor.ranks.failure import Failure
 
-OFF, OOM, TRACE = CHOICES = ("off", "oom", "trace")
 STEPS = 3
 """Steps that are traced: the first is unlike the others, and so is the second under ZeRO-3."""
 SAYINGS = ("out of memory", "can't allocate memory", "not enough memory: you tried to allocate")
-
 Say = Callable[..., None]
+
+
+OFF, OOM, TRACE = CHOICES = ("off", "oom", "trace")
 
 
 def add_option(parser: argparse.ArgumentParser) -> None:

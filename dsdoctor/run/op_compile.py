@@ -1,22 +1,30 @@
-"""While torch compiles an extension, which takes minutes without a word (DeepSpeed does so at its first start): what it compiles.
+"""torch's extensions under `dsdoctor.run`: while torch compiles one, which takes minutes without a word (DeepSpeed does so at its
+first start), what it compiles; and before a script starts, locks that no process holds, which it would wait for as silently.
 
-A thread waits beside the call and writes a line now and then. It runs as long as the call, imports nothing, and takes no lock but
-its own: it looks at the stack of the thread that called, and writes to the file descriptor of stderr.
+While torch compiles, a thread waits and writes a line now and then. It runs as long as the call, imports nothing, and takes no lock
+but its own: it looks at the stack of the thread that called, and writes to the file descriptor of stderr.
 """
 
 import os
+import re
+import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
+from dsdoctor.core.processes import FileHolder, holder_of
 from dsdoctor.core.script import UnlistedThread, standing_for
 
 MODULE = "torch.utils.cpp_extension"
 NOTICES_SECONDS = (10.0, 30.0, 60.0, 120.0)
 """When a line comes; after the last of them again and again after as long."""
+NO_HOLDER = FileHolder(pid=None, doubt="")
+LOCK_RELEASED_SINCE = (2, 14)
+"""From this torch on the operating system holds the lock."""
 
 
 class CompileNotices:
@@ -89,3 +97,43 @@ def waits_for_another(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def stale_locks(environment: Mapping[str, str]) -> Iterator[str]:
+    """A line for each lock of this user's folder for extensions that surely nobody holds, with the command that removes it."""
+    found = [path for path in lock_files(environment) if holder_of(str(path)) == NO_HOLDER]
+    if not found or not waits_for_files():
+        return
+    for path in found:
+        yield (
+            f"! stale lock {path}: no process holds it, and whatever loads {path.parent.name} "
+            f"waits for it forever. Remove it: rm -- {shlex.quote(str(path))}"
+        )
+
+
+def lock_files(environment: Mapping[str, str]) -> list[Path]:
+    """The lock files where torch compiles extensions: TORCH_EXTENSIONS_DIR, else a folder for this Python and its CUDA."""
+    named = environment.get("TORCH_EXTENSIONS_DIR")
+    if named:
+        return sorted(Path(named).glob("*/lock"))
+    home = environment.get("HOME", "")
+    cache = environment.get("XDG_CACHE_HOME") or (f"{home}/.cache" if home else "")
+    mine = f"torch_extensions/py{sys.version_info.major}{sys.version_info.minor}_*/*/lock"
+    return sorted(Path(cache).glob(mine)) if cache else []
+
+
+def waits_for_files() -> bool:
+    """Whether this environment's torch waits for a file to vanish."""
+    version = re.match(r"(\d+)\.(\d+)", installed_torch())
+    return version is not None and (int(version[1]), int(version[2])) < LOCK_RELEASED_SINCE
+
+
+def installed_torch() -> str:
+    """The version of this environment's torch, which is not imported; "" for none."""
+    # not in every process of a script
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return ""

@@ -1,7 +1,15 @@
 """Inside the script's process: watches every engine that deepspeed.initialize makes, and explains a failure at the end.
 
-`dsdoctor.run` starts the script, `startup/sitecustomize.py` calls `ready` before it. Nothing here imports torch or
-DeepSpeed before the script does, and nothing here ends a training, but for options that make no sense.
+`dsdoctor.run` starts the script, `startup/sitecustomize.py` calls `ready` before it. Nothing here imports torch or DeepSpeed
+before the script does, and nothing here ends a training, but for options that make no sense.
+
+transformers' DebugUnderflowOverflow, which ``TrainingArguments(debug="underflow_overflow")`` makes, is ours. If an engine is made
+of the same model later, its watch takes over: every module, every batch, and the training ends at the first nan or inf that is no
+matter of the loss scale.
+
+A rank that ends by an exception leaves a line of it where the ranks found each other; one that fails and finds it says it. What
+the others raise ("Connection closed by peer") tells nothing but that one has ended. Who raised first is not known: an exception
+has no time, and what stands in ``finally`` may take minutes. No collective.
 """
 
 import atexit
@@ -26,15 +34,42 @@ from dsdoctor.ranks.failure import Failure, read_failure
 from dsdoctor.ranks.launchers import RANKS
 from dsdoctor.run import checkpoint, hang, memory, op_compile
 
-# Under dsdoctor.run transformers' DebugUnderflowOverflow, which ``TrainingArguments(debug="underflow_overflow")`` makes, is ours.
-#
-# If an engine is made of the same model later, its watch takes over: every module, every batch, and the training ends at the first
-# nan or inf that is no matter of the loss scale.
-
-
 MODULE = "transformers.debug_utils"
 NAME = "DebugUnderflowOverflow"
 OURS = "dsdoctor.overflow.watch.debug"
+COUNT = "dsdoctor/raised"
+EXIT_TIMEOUT_SECONDS = 3.0
+"""Seconds that an answer may take at the end of a process, whatever its store, the store's host and other threads do."""
+MAX_MESSAGE_CHARACTERS = 400
+VARIABLE = "DSDOCTOR_RUN"
+HALF_BUILT = "masked-jit-failure"
+"""The rule of an op whose compile failed in another process or before: a consequence, and all that this process can know."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOrder:
+    """What `dsdoctor.run` hands to the script's process and to those that it starts.
+
+    ``python``: the prefix and ``sys.hexversion`` of the one that is meant. ``main``: the pid of the script's own process.
+    ``watch``: the function to call with each engine, ``module:name``. ``options``: its keyword arguments; None watches
+    nothing. ``config_check``: "warn", "strict" or "off", what becomes of a doubtful DeepSpeed configuration. ``memory`` and
+    ``checkpoint_check``: those of the modules of that name here. ``hang``: the fields of the hang watch's options, None for none.
+    ``ignored``: variables that Python must not see, and the script does.
+    """
+
+    python: str
+    main: int
+    watch: str
+    options: dict[str, Any] | None
+    config_check: str = "off"
+    memory: str = memory.OOM
+    checkpoint_check: str = checkpoint.OFF
+    hang: dict[str, Any] | None = None
+    ignored: dict[str, str] = field(default_factory=dict)
+
+    def text(self) -> str:
+        """As the value of an environment variable."""
+        return json.dumps(asdict(self))
 
 
 class GuideClass:
@@ -93,18 +128,6 @@ class GuideClass:
             "overflow that the loss scale does not explain"
         )
         return {**options, "level": level, "on_overflow": "raise"}
-
-
-# A rank that ends by an exception leaves a line of it where the ranks found each other; one that fails and finds it says it.
-#
-# What the others raise ("Connection closed by peer") tells nothing but that one has ended. Who raised first is not known: an
-# exception has no time, and what stands in ``finally`` may take minutes. No collective.
-
-
-COUNT = "dsdoctor/raised"
-EXIT_TIMEOUT_SECONDS = 3.0
-"""Seconds that an answer may take at the end of a process, whatever its store, the store's host and other threads do."""
-MAX_MESSAGE_CHARACTERS = 400
 
 
 def before_the_end(function: Callable[[], None]) -> None:
@@ -199,37 +222,6 @@ def failure_line(failure: Failure) -> str:
     at = failure.place
     place = f" at {Path(at.file).name}:{at.line}" if at is not None else ""
     return printable(Hidden(dict(os.environ)).out_of(f"{said[:MAX_MESSAGE_CHARACTERS]}{place}"))
-
-
-VARIABLE = "DSDOCTOR_RUN"
-HALF_BUILT = "masked-jit-failure"
-"""The rule of an op whose compile failed in another process or before: a consequence, and all that this process can know."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunOrder:
-    """What `dsdoctor.run` hands to the script's process and to those that it starts.
-
-    ``python``: the prefix and ``sys.hexversion`` of the one that is meant. ``main``: the pid of the script's own process.
-    ``watch``: the function to call with each engine, ``module:name``. ``options``: its keyword arguments; None watches
-    nothing. ``config_check``: "warn", "strict" or "off", what becomes of a doubtful DeepSpeed configuration. ``memory`` and
-    ``checkpoint_check``: those of the modules of that name here. ``hang``: the fields of the hang watch's options, None for none.
-    ``ignored``: variables that Python must not see, and the script does.
-    """
-
-    python: str
-    main: int
-    watch: str
-    options: dict[str, Any] | None
-    config_check: str = "off"
-    memory: str = memory.OOM
-    checkpoint_check: str = checkpoint.OFF
-    hang: dict[str, Any] | None = None
-    ignored: dict[str, str] = field(default_factory=dict)
-
-    def text(self) -> str:
-        """As the value of an environment variable."""
-        return json.dumps(asdict(self))
 
 
 def ready(fields: dict[str, Any]) -> None:
@@ -483,7 +475,7 @@ def without_run(steps: Iterable[Step]) -> Iterator[Step]:
         if "dsdoctor.run " in step.template:
             place = place or step.follows
             continue
-        yield replace(step, follows=place) if place and step.follows is Follows.INSTEAD else step
+        yield replace(step, follows=place) if place and step.follows is Follows.ALTERNATIVE else step
         place = None
 
 

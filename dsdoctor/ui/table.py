@@ -6,8 +6,6 @@ What does not fit beside stands below, under the same first columns.
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
-from dsdoctor.ranks.nodelist import ranges_of
-
 MIN_WORDS_WIDTH = 18
 """Columns below which words in a cell are not broken where it can stand under the first columns instead."""
 INDENT = 4
@@ -88,15 +86,6 @@ def gigabytes(bandwidth: float) -> str:
     ('3.13', '0.010')
     """
     return digits(bandwidth / 1e9)
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """Ranks, those that follow each other joined.
-
-    >>> ranges([5, 0, 1, 2, 7, 8])
-    '0-2, 5, 7-8'
-    """
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges_of(numbers))
 
 
 def short_hosts(hosts: Iterable[str]) -> dict[str, str]:

@@ -127,7 +127,7 @@ def finding_lines(findings: Iterable[Finding]) -> Iterator[str]:
         if finding.fix:
             yield f"    Fix: {finding.fix.text}"
             for place, step in enumerate(finding.fix.steps):
-                word = "or" if step.follows is Follows.INSTEAD else "then" if place else ""
+                word = "or" if step.follows is Follows.ALTERNATIVE else "then" if place else ""
                 yield f" {word:>4} $ {step.printed}"
 
 

@@ -14,9 +14,9 @@ import pytest
 
 from dsdoctor.builder.make.manifest import EARLIEST, Manifest, write_into
 from dsdoctor.builder.wheel.index import list_wheels, publish
-from dsdoctor.comm.command import kept_when_broken
+from dsdoctor.comm.command import evidence_folder
 from dsdoctor.comm.control.data_process import exchange
-from dsdoctor.comm.control.messages import Do, ExchangeMessage, Join
+from dsdoctor.comm.control.messages import ExchangeMessage, Join, Task
 from dsdoctor.comm.models import CommSettings
 from dsdoctor.core.build_models import BuildPlan
 from dsdoctor.core.finding import Finding
@@ -108,7 +108,7 @@ def test_the_lock_of_a_folder_that_is_named_is_no_link(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / ".lock").symlink_to(victim)
 
-    with pytest.raises(OSError, match=r"\.lock"), kept_when_broken(CommSettings(out=str(folder))):
+    with pytest.raises(OSError, match=r"\.lock"), evidence_folder(CommSettings(out=str(folder))):
         pass
     assert victim.read_text() == "precious"
 
@@ -131,7 +131,7 @@ def test_a_data_process_writes_its_stacks_and_its_flight_recorder_through_no_lin
         with theirs, ours, ours.makefile("rb") as said:
             heard = iter(lambda: msgspec.json.decode(said.readline(), type=ExchangeMessage), None)
             assert any(message.error for message in heard), "nobody listens there"
-            ours.sendall(msgspec.json.encode(Do()) + b"\n")
+            ours.sendall(msgspec.json.encode(Task()) + b"\n")
             os.kill(child, signal.SIGUSR1)
             stacks, flight = tmp_path / f"stack-{child}.txt", tmp_path / f"flight-{child}.json"
             until = time.monotonic() + 10

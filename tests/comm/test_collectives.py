@@ -17,11 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsdoctor.comm.collectives.calls import COLLECTIVES, EXACT, Reduction, largest, steps
+from dsdoctor.comm.collectives.calls import COLLECTIVES, EXACT, Reduction, largest, rounds, spread_rounds, steps
 from dsdoctor.comm.collectives.run import lacking
 from dsdoctor.comm.models import Mode, RankGroup
 from dsdoctor.comm.results import Exchange
-from dsdoctor.comm.torch_ops import rounds, spread_rounds
 
 WORKER = Path(__file__).with_name("collectives_worker.py")
 FAULT = '''

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.core.finding import FIELD, Follows, Risk, Step, instead, step
+from dsdoctor.core.finding import FIELD, Follows, Risk, Step, alternative, step
 from dsdoctor.rules.book import room_rules, steps_of
 from dsdoctor.rules.store import log_topics
 from tests.source import PACKAGE, nodes
 
 BOOK = "dsdoctor/rules/book.py:"
 ROOMS = ("logs", *(file.stem for file in sorted((PACKAGE / "rules").glob("*.toml")) if file.stem != "order"))
-MAKERS = {"step", "instead"}
+MAKERS = {"step", "alternative"}
 HOSTILE = (
     "1'; touch P; echo '",
     '"; touch P; "',
@@ -181,7 +181,7 @@ def test_platform_and_risk_are_those_of_the_program() -> None:
     assert (install.platform, install.risks) == ("Debian, Ubuntu", (Risk.ROOT,))
     assert step("rm -- {lock}", lock="x").risks == (Risk.DELETES,)
     assert step("python -m pip install -U torch").risks == (Risk.REPLACES,)
-    assert instead("conda install libaio").follows is Follows.INSTEAD
+    assert alternative("conda install libaio").follows is Follows.ALTERNATIVE
 
 
 def test_what_takes_a_shell_has_no_argv() -> None:

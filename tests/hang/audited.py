@@ -23,11 +23,12 @@ import own_classes
 from dsdoctor.core.script import unlisted_idents
 from dsdoctor.hang import inspection, sampler, start
 from dsdoctor.hang.models import HangOptions
+from dsdoctor.ranks import flight_recorder
 from dsdoctor.ranks.failure import read_failure
 from dsdoctor.run.hang import ENTRY
 
 LIMIT = 60.0
-FILES = (sampler.__file__, inspection.__file__)
+FILES = (sampler.__file__, inspection.__file__, flight_recorder.__file__)
 imports: list[str] = []
 ran: set[str] = set()
 of_script: set[str] = set()

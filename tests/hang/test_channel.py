@@ -20,7 +20,7 @@ import pytest
 from dsdoctor.hang.channel import (
     HELLO,
     MAX_STRANGERS,
-    NONCE,
+    NONCE_BYTES,
     SECRET_FILE,
     Answer,
     Listener,
@@ -65,7 +65,7 @@ def test_who_calls_and_says_nothing_keeps_no_node_waiting_and_fills_no_table() -
         idle = [stack.enter_context(stranger(run.ports[0])) for _ in range(2 * MAX_STRANGERS)]
         sent = send_report(run, REPORT)
         # those of before had to make room
-        closed = [each for each in idle[: MAX_STRANGERS // 2] if each.recv(NONCE) and not each.recv(1)]
+        closed = [each for each in idle[: MAX_STRANGERS // 2] if each.recv(NONCE_BYTES) and not each.recv(1)]
 
         assert sent == Sent(answer=ANSWER)
         assert [report for _, report in listener.reports(0.0)] == [REPORT]
@@ -75,9 +75,9 @@ def test_who_calls_and_says_nothing_keeps_no_node_waiting_and_fills_no_table() -
 
 def test_nothing_is_read_of_a_report_before_its_sender_is_known() -> None:
     with listening() as (listener, run), stranger(run.ports[0]) as forger:
-        forger.recv(NONCE)
+        forger.recv(NONCE_BYTES)
         # the length of a report that would fill the memory, without the secret
-        forger.sendall(HELLO.pack(os.urandom(NONCE), (1 << 32) - 1, bytes(32)))
+        forger.sendall(HELLO.pack(os.urandom(NONCE_BYTES), (1 << 32) - 1, bytes(32)))
         end = forger.recv(1)
 
         assert end == b""
@@ -94,7 +94,7 @@ def test_a_message_that_was_overheard_is_of_no_use_again() -> None:
             relay.join()
         listener.reports(0.0)
         with stranger(run.ports[0]) as forger:
-            forger.recv(NONCE)
+            forger.recv(NONCE_BYTES)
             forger.sendall(overheard[0][: HELLO.size])
             end = forger.recv(1)
 
@@ -105,7 +105,7 @@ def test_a_message_that_was_overheard_is_of_no_use_again() -> None:
 def pass_on(between: socket.socket, port: int, overheard: list[bytes]) -> None:
     """Between a node and rank 0's: hear what the node says."""
     with between.accept()[0] as node, stranger(port) as leader:
-        node.sendall(leader.recv(NONCE))
+        node.sendall(leader.recv(NONCE_BYTES))
         overheard.append(node.recv(HELLO.size))
         leader.sendall(overheard[0])
         back = threading.Thread(target=copy, args=(leader, node))
@@ -126,7 +126,7 @@ def test_who_took_the_port_first_gets_no_report_and_its_answer_is_no_answer() ->
 
     def squat(taken: socket.socket) -> None:
         with taken.accept()[0] as node:
-            node.sendall(bytes(NONCE))
+            node.sendall(bytes(NONCE_BYTES))
             heard.append(node.recv(HELLO.size))
             # "stop", signed with what everybody knows
             text = b'{"host":"node1","told":true,"stop":true}'
@@ -199,7 +199,7 @@ def test_what_everybody_knows_of_a_job_is_no_secret(tmp_path: Path, monkeypatch:
 
 
 @each("on_hang", ["report", "stop"])
-def test_another_node_ends_the_ranks_only_of_a_node_that_was_told_to(on_hang: str, tmp_path: Path) -> None:
+def test_another_node_ends_the_ranks_only_of_a_node_that_was_reported_to(on_hang: str, tmp_path: Path) -> None:
     run = run_on(free_port())
     listener = Listener(run, replace(ANSWER, stop=True))
     folder = tmp_path / on_hang

@@ -14,8 +14,8 @@ import pytest
 
 from dsdoctor.core.finding import Severity
 from dsdoctor.hang import supervisor as supervisor_module
-from dsdoctor.hang.case import ASKED_TO_END, CRASHES, first_to_exit, last_seen
 from dsdoctor.hang.channel import RunIdentity
+from dsdoctor.hang.incident_view import ASKED_TO_END, CRASHES, first_to_exit, last_seen
 from dsdoctor.hang.models import Frame, HangOptions, Incident, RankView
 from dsdoctor.hang.ring import RingWriter
 from dsdoctor.hang.supervisor import Supervisor, Task
@@ -197,7 +197,9 @@ def test_a_clock_that_is_set_between_two_ends_changes_nothing(
         supervisor._tell_of_an_end()
         monkeypatch.setattr(time, "time", lambda: now() + step)
         supervisor._tell_of_an_end()
-        assert told == [] or time.monotonic() - began > supervisor_module.FOLLOWING, "the others had no time to follow"
+        assert told == [] or time.monotonic() - began > supervisor_module.FOLLOW_SECONDS, (
+            "the others had no time to follow"
+        )
         is_killed(0, signal.SIGTERM)
         is_killed(2, signal.SIGTERM)
         supervisor._tell_of_an_end()

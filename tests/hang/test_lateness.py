@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from dsdoctor.hang.models import RankArrivals, SeenStack
-from dsdoctor.hang.sampler import MOST_CALLS, Arrivals
+from dsdoctor.hang.sampler import MAX_ARRIVALS, Arrivals
 from dsdoctor.hang.straggler import Lateness, rank_late_again, summary_line
 from tests.each import each
 from tests.hang.made import elsewhere, frame, view
@@ -130,8 +130,8 @@ def test_of_many_calls_the_newest_are_told_and_they_fit() -> None:
     arrivals.read(recorded((number, number * 1e-3) for number in range(1, 1500)))
     message: Any = arrivals.message()
 
-    assert len(message["groups"][0]["calls"]) < MOST_CALLS * 11
-    assert message["groups"][0]["sequence"] == 1500 - MOST_CALLS
+    assert len(message["groups"][0]["calls"]) < MAX_ARRIVALS * 11
+    assert message["groups"][0]["sequence"] == 1500 - MAX_ARRIVALS
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"entries":[{"collective_seq_id":1}]}', "\x00" * 50])

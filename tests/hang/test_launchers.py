@@ -24,8 +24,8 @@ from dsdoctor.cli.hang import judge_processes
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import LocalHost
 from dsdoctor.hang.models import Incident
-from dsdoctor.hang.outside import program
-from dsdoctor.hang.processes import wait_until_gone
+from dsdoctor.hang.outside import py_spy_program
+from dsdoctor.hang.processes import wait_until_ended
 from tests.comm import services
 from tests.comm.conftest import need
 from tests.comm.rig import Rig, missing
@@ -224,7 +224,9 @@ def test_a_script_that_asks_itself_is_told_of_the_hangs_of_each_of_its_engines_a
 
 
 def test_running_ranks_are_named_by_their_launcher_s_number_and_end_with_it(tmp_path: Path) -> None:
-    commands = {"hang-rank-outside": [sys.executable, *torchrun(PLAIN, "--on", "1")]} if program(LocalHost()) else {}
+    commands = (
+        {"hang-rank-outside": [sys.executable, *torchrun(PLAIN, "--on", "1")]} if py_spy_program(LocalHost()) else {}
+    )
     if shutil.which("mpirun"):
         # watched, so its own rings tell the numbers of the collectives, and nobody needs py-spy
         commands["hang-rank-behind"] = mpirun("-m", "dsdoctor.run", PLAIN, "--on", "1")
@@ -233,7 +235,7 @@ def test_running_ranks_are_named_by_their_launcher_s_number_and_end_with_it(tmp_
             made, found = judged_running(process.pid)
             process.terminate()
             process.wait(timeout=30)
-            left = [view.pid for view in made.ranks if not wait_until_gone(view.pid, 10.0)]
+            left = [view.pid for view in made.ranks if not wait_until_ended(view.pid, 10.0)]
 
         assert (found.rule, found.severity) == (rule, Severity.ERROR)
         assert found.title.startswith("rank 1 ")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.hang.activity import Activity, activity_in
-from dsdoctor.hang.case import wakes_again_and_again
+from dsdoctor.hang.incident_view import wakes_again_and_again
 from dsdoctor.hang.local_rank import LocalRank, Moment, Node, polling_loop, with_call
 from dsdoctor.hang.models import Frame, RankView, ThreadStack
 from dsdoctor.hang.processes import (
@@ -27,7 +27,7 @@ from dsdoctor.hang.processes import (
     work_of_children,
 )
 from dsdoctor.hang.ring import UNWATCHED, RingWriter
-from dsdoctor.hang.source import LARGEST_SOURCE, Sources
+from dsdoctor.hang.stacks import MAX_SOURCE_BYTES, Sources
 from dsdoctor.hang.verdict import judge
 from tests.each import each
 from tests.hang.made import calling, elsewhere, frame, incident, operation, view
@@ -577,11 +577,11 @@ def test_a_file_of_source_is_read_once(tmp_path: Path) -> None:
 def test_sources_do_not_grow_with_what_stacks_name(tmp_path: Path) -> None:
     sources, sizes = Sources(), []
     for number in range(6):
-        (tmp_path / f"{number}.py").write_bytes(b"x" * (LARGEST_SOURCE // 2))
+        (tmp_path / f"{number}.py").write_bytes(b"x" * (MAX_SOURCE_BYTES // 2))
         sources.line(str(tmp_path / f"{number}.py"), 1)
         sizes.append(sum(len(line) for lines in sources._lines.values() for line in lines))
 
-    assert max(sizes) <= LARGEST_SOURCE
+    assert max(sizes) <= MAX_SOURCE_BYTES
 
 
 def test_what_the_watch_does_itself_is_no_time_in_which_it_was_not_let_run(tmp_path: Path) -> None:
@@ -593,7 +593,7 @@ def test_what_the_watch_does_itself_is_no_time_in_which_it_was_not_let_run(tmp_p
     for took in (1.0, 60.0):
         for rank in node.ranks.values():
             rank.moved -= 100.0
-        node.paused(1.0, took)
+        node.note_pause(1.0, took)
         node.look()
         seen.append(node.still() > 50.0)
     ring.close()

@@ -25,17 +25,18 @@ from dsdoctor.core.errors import UsageError
 from dsdoctor.core.text import encode
 from dsdoctor.hang.channel import Answer, Listener, NodeReport, RunIdentity, Sent, identity, node_folder, send_report
 from dsdoctor.hang.incidents import plain_pickle, read_ranks, watched_rank, write_ranks
-from dsdoctor.hang.inspection import handled_exception, recorded_operations, stored
-from dsdoctor.hang.local_rank import LocalRank, decode_sample
-from dsdoctor.hang.models import GroupState, HangOptions, History, Operation
+from dsdoctor.hang.inspection import handled_exception, stored
+from dsdoctor.hang.local_rank import LocalRank, decoded
+from dsdoctor.hang.models import GroupState, HangOptions, History, Operation, Sample
 from dsdoctor.hang.outside import parse_dump
 from dsdoctor.hang.processes import RankProcess, file_call, moved_bytes
-from dsdoctor.hang.ring import SLOT, RingReader, RingWriter
+from dsdoctor.hang.ring import SLOT_BYTES, RingReader, RingWriter
 from dsdoctor.hang.sampler import Sampler
-from dsdoctor.hang.source import Sources
+from dsdoctor.hang.stacks import Sources
 from dsdoctor.hang.supervisor import HANGS, WORKS, StallThreshold, Supervisor, Task
 from dsdoctor.hang.waiting import recorded_calls
 from dsdoctor.ranks.failure import read_failure
+from dsdoctor.ranks.flight_recorder import recorded_operations
 from dsdoctor.run.__main__ import parse_command_line
 from tests.each import each
 from tests.hang.made import calling, elsewhere, incident, view
@@ -68,7 +69,7 @@ def test_the_newest_sample_is_read_however_many_there_were(tmp_path: Path) -> No
 
 def test_a_sample_that_does_not_fit_leaves_only_its_head(tmp_path: Path) -> None:
     with ring(tmp_path) as (writer, reader):
-        written(writer, b"x" * (SLOT + 1), 7)
+        written(writer, b"x" * (SLOT_BYTES + 1), 7)
 
         beat = reader.beat()
         assert (reader.payload(), beat and beat.progress) == (None, 7)
@@ -89,7 +90,7 @@ def test_a_rank_writes_where_it_stands(tmp_path: Path) -> None:
         sampler = Sampler(writer, str(tmp_path / "words"), rank=3, world=4, patience=0.0, tend=lambda: None)
         sampler.engine = SimpleNamespace(global_steps=5, micro_steps=9)
         sampler.look()
-        sample = decode_sample(reader.payload() or b"")
+        sample = decoded(reader.payload() or b"", Sample)
 
     assert sample is not None
     assert (sample.rank, sample.world, sample.step, sample.micro_step, sample.joined) == (3, 4, 5, 9, False)
@@ -189,7 +190,7 @@ def test_an_exception_that_a_script_prints_and_goes_on_is_told_until_it_has_gone
         def look(step: int) -> None:
             sampler.engine.global_steps = step
             sampler.look()
-            sample = decode_sample(reader.payload() or b"")
+            sample = decoded(reader.payload() or b"", Sample)
             told.append(f"{sample.failure} {len(sample.failed_in)}" if sample else "unread")
 
         if first_look:
@@ -234,7 +235,7 @@ def test_what_is_no_text_leaves_the_sample_readable(place: str, tmp_path: Path) 
             raise ValueError(words)
         except ValueError:
             exec(source, {"look": sampler.look})
-        sample = decode_sample(reader.payload() or b"")
+        sample = decoded(reader.payload() or b"", Sample)
 
     assert sample is not None
     told = {"a file": sample.call[1], "a message": sample.handling, "a source file": repr(sample.threads[0])}[place]
@@ -320,9 +321,9 @@ def test_a_folder_that_is_a_link_or_open_to_others_is_not_used(tmp_path: Path) -
 
 def test_a_pause_that_was_survived_makes_the_next_one_no_hang() -> None:
     pace = StallThreshold(after=6.0)
-    pace.note(9.0, was_told=False)
+    pace.note(9.0, was_reported=False)
     before = pace.limit()
-    pace.note(20.0, was_told=True)
+    pace.note(20.0, was_reported=True)
 
     assert (before, pace.limit(), StallThreshold().limit()) == (6.0, 40.0, 60.0)
 
@@ -599,7 +600,7 @@ def test_the_exception_that_a_thread_handles_is_told_with_its_place() -> None:
 @pytest.mark.parametrize(
     ("states", "told"), [([WORKS] * 3, 1), ([WORKS, HANGS, HANGS], 2), ([HANGS, HANGS], 1), ([""], 0)]
 )
-def test_what_worked_when_it_was_told_of_is_told_again_when_it_hangs(
+def test_what_worked_when_it_was_reported_of_is_told_again_when_it_hangs(
     states: list[str], told: int, tmp_path: Path
 ) -> None:
     left, seen = iter(states), []

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from dsdoctor.core.text import decode, encode
-from dsdoctor.hang.inspection import history
 from dsdoctor.hang.models import GroupState, Operation, RankView
 from dsdoctor.hang.waiting import Difference, Waiting, recorded_calls
+from dsdoctor.ranks.flight_recorder import history
 from dsdoctor.run.hang import note_failures
 from tests.hang.made import elsewhere, view
 

@@ -19,9 +19,8 @@ from dsdoctor.core.finding import Severity
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.processes import state_of
 from dsdoctor.hang.models import MOVED, PROCESSES, Incident, RankView
-from dsdoctor.hang.outside import NOT_INSTALLED, REFUSED, program, stacks_of
-from dsdoctor.hang.text import hang_lines
-from dsdoctor.hang.verdict import judge
+from dsdoctor.hang.outside import NOT_INSTALLED, REFUSED, py_spy_program, stacks_of
+from dsdoctor.hang.verdict import hang_lines, judge
 from tests.hang.made import calling, elsewhere, frame, incident, view
 
 APART = 0.5
@@ -95,7 +94,7 @@ KINDS = {
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(program(LocalHost()) is None, reason="needs py-spy")
+@pytest.mark.skipif(py_spy_program(LocalHost()) is None, reason="needs py-spy")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_launcher_s_number_is_enough_to_name_the_rank(kind: str, tmp_path: Path) -> None:
     number = list(KINDS).index(kind)
@@ -136,7 +135,7 @@ def test_a_process_that_is_not_there_is_no_rank() -> None:
 
 def test_of_a_process_that_is_no_python_py_spy_says_why_not() -> None:
     host = LocalHost()
-    if program(host) is None:
+    if py_spy_program(host) is None:
         pytest.skip("needs py-spy")
     sleeping = subprocess.Popen(["sleep", "60"])
     try:

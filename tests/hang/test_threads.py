@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dsdoctor.hang.local_rank import decode_sample
+from dsdoctor.hang.local_rank import decoded
 from dsdoctor.hang.models import Sample
 from dsdoctor.hang.sampler import Sampler
 from dsdoctor.hang.stacks import own_frame
@@ -82,7 +82,7 @@ class Script:
             for _ in range(10):
                 time.sleep(0.05)
                 self.sampler.look()
-                sample = decode_sample(self.reader.payload() or b"")
+                sample = decoded(self.reader.payload() or b"", Sample)
                 if sample is not None and sample.thread == self.threads[1].native_id:
                     break
         finally:
@@ -199,7 +199,7 @@ def test_a_thread_that_has_the_identifier_of_an_ended_one_is_not_taken_for_it(
         sampler = Sampler(writer, str(tmp_path / "words"), rank=0, world=2, patience=0.0, tend=lambda: None)
         sampler.pid = os.getpid()
         Heir().looked(sampler, calls)
-        sample = decode_sample(reader.payload() or b"")
+        sample = decoded(reader.payload() or b"", Sample)
 
     assert sample is not None
     main = next(thread for thread in sample.threads if thread.main)
@@ -240,7 +240,7 @@ def test_where_the_thread_that_made_the_group_has_ended_its_identifier_accuses_n
             enough.set()
             for thread in tries:
                 thread.join()
-        sample = decode_sample(reader.payload() or b"")
+        sample = decoded(reader.payload() or b"", Sample)
 
     assert sample is not None
     assert (sample.threads[0].name, sample.thread) == ("MainThread", os.getpid())

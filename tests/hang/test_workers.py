@@ -17,7 +17,7 @@ from dsdoctor.hang.inspection import loader_workers
 from dsdoctor.hang.models import LoaderWorker, RankView, ThreadDeath
 from dsdoctor.hang.outside import workers_of
 from dsdoctor.hang.processes import waits_in
-from dsdoctor.hang.source import Sources
+from dsdoctor.hang.stacks import Sources
 from dsdoctor.hang.verdict import is_working, judge
 from dsdoctor.rules import book
 from tests.each import each

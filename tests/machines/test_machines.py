@@ -15,7 +15,7 @@ from dsdoctor.core.errors import DoctorError, ImpossiblePlan
 from dsdoctor.core.finding import Severity
 from dsdoctor.core.requests import BuildOrder, CheckRequest
 from dsdoctor.core.snapshot import RecordedHost
-from dsdoctor.probe.observe import observe, observing_for
+from dsdoctor.probe.observe import observe, probe_for_build
 from tests.machines.make import HERE, LAYOUTS
 
 MACHINES = tuple(sorted(HERE.glob("*.json")))
@@ -95,7 +95,7 @@ def test_an_op_that_pip_built_for_the_cpu_is_not_taken_for_the_gpus() -> None:
 def test_plan_and_env_work_on_a_recorded_machine() -> None:
     order = BuildOrder(python="/none", machine=HERE / "one-toolkit.json")
 
-    with observing_for(order) as observing, prepare_plan(order, observing.final()) as ready:
+    with probe_for_build(order) as observing, prepare_plan(order, observing.final()) as ready:
         assert ready.plan.env["CUDA_HOME"] == "/usr/local/cuda"
         assert [op.op for op in ready.plan.ops] == ["cpu_adam", "utils", "fused_adam"]
         assert ready.plan.architectures == ("8.0",)
@@ -110,7 +110,7 @@ def test_a_training_configuration_decides_the_ops_and_says_why(tmp_path: Path) -
     said = {}
     for text in ("optimizer: {\n type: Lion\n}", '{"train_batch_size": 8}'):
         config.write_text(text)
-        with observing_for(order) as observing, prepare_plan(order, observing.final()) as ready:
+        with probe_for_build(order) as observing, prepare_plan(order, observing.final()) as ready:
             (because,) = (choice.because for choice in ready.plan.choices if choice.what == "ops")
             said[because.partition(": ")[2]] = [op.op for op in ready.plan.ops]
 

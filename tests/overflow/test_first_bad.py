@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, first_bad, holds_mask
+from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, first_bad, has_mask
 from dsdoctor.overflow.frames.frame import Frame, is_minus_inf_mask
 from tests.each import each
 from tests.overflow.written import backward, frame, good, tensor
@@ -79,7 +79,7 @@ def test_nobody_hands_a_module_with_weights_a_mask_in_place_of_its_input(kind: s
     given = frame(1, "6", tensor("weight"), minus_inf, tensor("output", **passed), kind=kind)
 
     assert found(good(0, "3"), given) == (BadKind.BETWEEN, "6", "input[0]")
-    assert not holds_mask(given)
+    assert not has_mask(given)
 
 
 def test_a_module_without_weights_computes_with_what_spreads() -> None:
@@ -88,7 +88,7 @@ def test_a_module_without_weights_computes_with_what_spreads() -> None:
 
     assert found(good(0, "a"), norm) == (BadKind.BETWEEN, "b", "input[0]")
     assert found(good(0, "a"), softmax) == (BadKind.MODULE, "b", "output")
-    assert [holds_mask(each_one) for each_one in (norm, softmax)] == [False, True]
+    assert [has_mask(each_one) for each_one in (norm, softmax)] == [False, True]
 
 
 def test_the_mask_of_a_module_with_weights_comes_behind_its_input() -> None:
@@ -96,7 +96,7 @@ def test_the_mask_of_a_module_with_weights_comes_behind_its_input() -> None:
     attention = frame(1, "b", tensor("in_proj_weight"), tensor("input[0]"), MASK, tensor("output", nan=4))
 
     assert found(good(0, "a"), attention) == (BadKind.MODULE, "b", "output")
-    assert holds_mask(attention)
+    assert has_mask(attention)
 
 
 def test_minus_inf_that_a_module_without_weights_made_is_its_own_where_the_next_computes_with_it() -> None:

@@ -6,7 +6,13 @@ from torch import Tensor, nn
 
 from dsdoctor.core.cgroups import free_memory
 from dsdoctor.core.host import LocalHost
-from dsdoctor.overflow.replay.replay import FREE_SHARE, INPUT_LIMIT, SMALL_INPUTS, BatchRecorder, HostMemory
+from dsdoctor.overflow.replay.replay import (
+    MAX_INPUT_BYTES,
+    MIN_FREE_FACTOR,
+    SMALL_INPUT_BYTES,
+    BatchRecorder,
+    HostMemory,
+)
 from tests.overflow.engine import Engine
 
 
@@ -35,14 +41,16 @@ def kept(size: int, *, count: int = 1) -> list[bool]:
 @pytest.mark.parametrize(("share", "is_kept"), [(0.5, True), (1.5, False)])
 def test_inputs_are_kept_up_to_a_share_of_the_free_memory(share: float, is_kept: bool) -> None:
     free = free_memory(LocalHost())
-    assert free is not None and free > SMALL_INPUTS * FREE_SHARE * 3, "this machine has too little memory for the test"
+    assert free is not None and free > SMALL_INPUT_BYTES * MIN_FREE_FACTOR * 3, (
+        "this machine has too little memory for the test"
+    )
 
-    size = int(free / FREE_SHARE * share)
-    assert kept(min(size, INPUT_LIMIT) if is_kept else size) == [is_kept]
+    size = int(free / MIN_FREE_FACTOR * share)
+    assert kept(min(size, MAX_INPUT_BYTES) if is_kept else size) == [is_kept]
 
 
 def test_small_inputs_are_kept_whatever_is_free() -> None:
-    assert kept(SMALL_INPUTS // 4, count=4) == [True] * 4
+    assert kept(SMALL_INPUT_BYTES // 4, count=4) == [True] * 4
 
 
 def test_the_hosts_memory_is_not_read_anew_in_every_forward() -> None:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from dsdoctor.overflow.measure.measure import CHUNK, Meter, bad_rows, blank, flag, scan_into, settled
+from dsdoctor.overflow.measure.measure import CHUNK_ROWS, Meter, bad_rows, blank, flag, scan_into, settled
 from tests.overflow.test_kernel import cases, wrong
 from tests.overflow.truth import planted
 
@@ -59,9 +59,9 @@ def test_rows_are_used_again_and_outgrow_a_chunk() -> None:
 
     for step in range(2):
         meter.rewind()
-        for number in range(CHUNK + 5):
-            meter.scan(bad if number == CHUNK + step else good)
-        assert bad_rows(meter.read()) == [CHUNK + step]
+        for number in range(CHUNK_ROWS + 5):
+            meter.scan(bad if number == CHUNK_ROWS + step else good)
+        assert bad_rows(meter.read()) == [CHUNK_ROWS + step]
 
 
 def test_more_elements_than_an_int32_counts() -> None:

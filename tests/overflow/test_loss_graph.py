@@ -217,7 +217,7 @@ def test_what_is_computed_again_is_bounded(make: Callable[[], Tensor]) -> None:
 
 
 def test_a_walk_that_takes_too_long_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loss_graph, "SECONDS", -1.0, raising=False)
+    monkeypatch.setattr(loss_graph, "MAX_SECONDS", -1.0, raising=False)
 
     assert made_the_loss(logits(torch.float32).relu().log().mean()) is None
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dsdoctor.overflow.frames.frame import FORMATS
 from dsdoctor.overflow.measure.measure import (
-    CHUNK,
+    CHUNK_ROWS,
     Meter,
     backend_of,
     bad_rows,
@@ -212,10 +212,10 @@ def test_many_rows_outgrow_a_chunk() -> None:
 
     for step in range(2):
         meter.rewind()
-        for number in range(CHUNK + 5):
-            assert meter.scan(odd if number == CHUNK + step else tensor) == number
+        for number in range(CHUNK_ROWS + 5):
+            assert meter.scan(odd if number == CHUNK_ROWS + step else tensor) == number
         rows = meter.read()
-        assert rows.shape == (CHUNK + 5, 8)
+        assert rows.shape == (CHUNK_ROWS + 5, 8)
         assert bool((rows == rows[0]).all())
 
 

@@ -11,7 +11,7 @@ from dsdoctor.core.finding import Severity
 from dsdoctor.overflow.frames.first_bad import Flushed, Origin, RankReport, Vanished
 from dsdoctor.overflow.frames.frame import TensorStats
 from dsdoctor.overflow.measure.readings import Meters
-from dsdoctor.overflow.replay.underflow import all_zero, any_lost_activation, first_vanished, placed
+from dsdoctor.overflow.replay.underflow import all_zero, any_lost_activation, first_underflow, placed
 from dsdoctor.overflow.verdict.verdict import judge
 from dsdoctor.overflow.watch.findings import LocalFinding, among_all, judged
 from dsdoctor.overflow.watch.history import WeightUpdates
@@ -96,7 +96,7 @@ def test_what_is_nothing_in_float16_and_something_in_float32_has_vanished(
     here = [frame(0, "a", before), frame(1, "b", before, tensor("output", **narrow)), after]
     there = [frame(0, "a", before), frame(1, "b", before, wide("output", **in_float32)), after]
 
-    found = first_vanished(dict(placed(here)), dict(placed(there)))
+    found = first_underflow(dict(placed(here)), dict(placed(there)))
 
     assert (found is not None and (found.frame.module, found.name)) == (("b", "output") if lost else False)
     assert any_lost_activation(here[:2]) is (narrow["absmax"] < 6e-5)

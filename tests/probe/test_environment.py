@@ -6,8 +6,7 @@ from pathlib import Path
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Compiler, Cuda, DeepSpeed, Gap, Library, Torch
 from dsdoctor.probe import probe
-from dsdoctor.probe.compilers import find_compilers
-from dsdoctor.probe.paths import find_libraries
+from dsdoctor.probe.paths import find_compilers, find_libraries
 from dsdoctor.probe.python import Environment, ask_python, ask_torch, read_deepspeed, read_torch
 from dsdoctor.probe.system import ask_gpus, memory_limit, read_system, steering_variables
 from tests.conftest import PYTHON, Disk

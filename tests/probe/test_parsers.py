@@ -22,7 +22,7 @@ from dsdoctor.core.host import Answer
 from dsdoctor.core.machine import Cuda, Machine
 from dsdoctor.core.snapshot import RecordedHost
 from dsdoctor.probe import probe
-from dsdoctor.probe.compilers import parse_version
+from dsdoctor.probe.paths import parse_compiler_version
 from dsdoctor.probe.python import (
     Environment,
     parse_assignment,
@@ -83,7 +83,7 @@ PARSERS: tuple[Callable[[str], Any], ...] = (
     parse_top,
     parse_cuda_header,
     parse_host_config,
-    parse_version,
+    parse_compiler_version,
     parse_cpu_flags,
     parse_cpu_model,
     parse_cpu_max,

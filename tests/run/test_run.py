@@ -14,7 +14,7 @@ import pytest
 
 import dsdoctor
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.finding import Follows, instead, step
+from dsdoctor.core.finding import Follows, alternative, step
 from dsdoctor.run.__main__ import environment_for, parse_command_line
 from dsdoctor.run.script import RANKS, VARIABLE, without_run
 from tests.each import each
@@ -413,6 +413,11 @@ def test_a_complaint_is_two_lines_and_exit_status_2() -> None:
 
 
 def test_while_watching_the_advice_to_watch_is_left_out_and_what_replaces_it_stays() -> None:
-    steps = (step("a"), step("python -m dsdoctor.run x.py"), instead("b"), instead("python -m dsdoctor.run y.py"))
+    steps = (
+        step("a"),
+        step("python -m dsdoctor.run x.py"),
+        alternative("b"),
+        alternative("python -m dsdoctor.run y.py"),
+    )
 
     assert [(left.line, left.follows) for left in without_run(steps)] == [("a", Follows.THEN), ("b", Follows.THEN)]

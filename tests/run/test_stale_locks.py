@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.core.processes import doubt_of
-from dsdoctor.run.before import lock_files, stale_locks, waits_for_files
+from dsdoctor.run.op_compile import lock_files, stale_locks, waits_for_files
 
 TAG = f"py{sys.version_info.major}{sys.version_info.minor}"
 

@@ -20,7 +20,7 @@ from dsdoctor.config.document import ReadConfig
 from dsdoctor.config.judge import ConfigJudged
 from dsdoctor.core.finding import step
 from dsdoctor.core.requests import CheckRequest
-from dsdoctor.hang.text import hang_lines
+from dsdoctor.hang.verdict import hang_lines
 from dsdoctor.hang.verdict import judge as judge_hang
 from dsdoctor.memory.judge import MemoryReport
 from dsdoctor.memory.models import Place

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.finding import Finding, instead, step
+from dsdoctor.core.finding import Finding, alternative, step
 from dsdoctor.core.release import ADDRESS
 from dsdoctor.ui.page import Listing, Page, Table, check_target, rendered
 
@@ -17,7 +17,7 @@ WORST = Finding.error(
     "rank 3 never came",
     evidence=("it was last seen on nodeb",),
     fix="look at what it wrote",
-    steps=(step("ssh {host} dmesg", host="nodeb; rm -rf /"), instead("python -m dsdoctor comm")),
+    steps=(step("ssh {host} dmesg", host="nodeb; rm -rf /"), alternative("python -m dsdoctor comm")),
 )
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from dsdoctor.builder.check import check
 from dsdoctor.builder.checked import Checked, check_lines, ending_lines, issue_lines, missed_ops, next_step
 from dsdoctor.checks import Examined
-from dsdoctor.core.finding import Finding, Severity, instead, step
+from dsdoctor.core.finding import Finding, Severity, alternative, step
 from dsdoctor.core.requests import CheckRequest
 from dsdoctor.ui.screen import first_step, most_harmful, screen_lines
 from dsdoctor.ui.terminal import COMMAND, show
@@ -96,7 +96,7 @@ def test_every_error_is_shown_and_warnings_are_counted() -> None:
 
 
 def test_the_first_step_is_a_command_that_stands_for_itself() -> None:
-    steps = (step("export A={a}", a="1"), step("make"), instead("conda install x"))
+    steps = (step("export A={a}", a="1"), step("make"), alternative("conda install x"))
 
     assert first_step([Finding.warning("w", "t", fix="do it", steps=steps)]) == steps[0]
     assert str(first_step([Finding.error("no-steps", "t", fix="think")]).line) == "python -m dsdoctor explain no-steps"
@@ -104,7 +104,7 @@ def test_the_first_step_is_a_command_that_stands_for_itself() -> None:
 
 
 def test_steps_are_joined_by_words() -> None:
-    steps = (step("first"), step("second"), instead("third"))
+    steps = (step("first"), step("second"), alternative("third"))
     lines = list(screen_lines([Finding.error("r", "t", fix="f", steps=steps)]))
 
     assert lines[-3:] == ["      $ first", " then $ second", "   or $ third"]

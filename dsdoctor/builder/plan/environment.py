@@ -3,7 +3,6 @@
 The lines are safe to ``eval`` whatever characters the paths hold.
 """
 
-import difflib
 import re
 import shlex
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from dsdoctor.core.build_models import HeadersPlan, Source, ToolkitPlan
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.machine import Compiler, Machine
+from dsdoctor.core.text import nearest
 from dsdoctor.rules import book
 
 DROPPED = ("CUDACXX", "MAX_JOBS", "MAKEFLAGS", "PYTORCH_NVCC", "TORCH_CUDA_ARCH_LIST", "CUDA_HOME", "CUDA_PATH")
@@ -96,7 +96,7 @@ def lines_for(shell: str, settings: ShellSettings) -> tuple[str, ...]:
 
 
 def _unread(name: str, value: str, source: Source, known: list[str]) -> Finding:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=MIN_SIMILARITY)
+    near = nearest(name, known, min_likeness=MIN_SIMILARITY)
     if not near:
         return book.finding(
             "variable-misspelt",
@@ -115,7 +115,7 @@ def _unread(name: str, value: str, source: Source, known: list[str]) -> Finding:
         value=value,
         version=source.version,
         accelerator=source.accelerator,
-        near=near[0],
+        near=near,
     )
 
 

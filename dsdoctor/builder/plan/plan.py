@@ -1,6 +1,5 @@
 """The plan of a build: which ops, with which toolkit and compiler, and why. Pure: the same facts give the same plan."""
 
-import difflib
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from dsdoctor.core.errors import ImpossiblePlan, UsageError
 from dsdoctor.core.finding import Finding, Severity, has_error
 from dsdoctor.core.machine import Compiler, Machine
 from dsdoctor.core.requests import BuildRequest
+from dsdoctor.core.text import nearest
 from dsdoctor.rules import book
 
 DEFAULT_OPS = {"cuda": ("cpu_adam", "utils", "fused_adam"), "cpu": ("cpu_adam", "utils")}
@@ -370,7 +370,7 @@ def _resolve(name: str, source: Source) -> str:
         if name in {fact.op, fact.variable, short} or name.upper() == short.upper():
             return fact.op
     names = [fact.op for fact in source.ops]
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    meant = f"did you mean {near[0]}?" if near else f"it has {', '.join(sorted(names))}"
+    near = nearest(name, names, min_likeness=0.5)
+    meant = f"did you mean {near}?" if near else f"it has {', '.join(sorted(names))}"
     unknown = book.phrase("builder", "no-such-op", version=source.version, accelerator=source.accelerator)
     raise UsageError(f"unknown op {name!r}: {unknown}", hint=meant)

@@ -4,7 +4,6 @@ It is read as DeepSpeed reads it, with hjson. What is misspelt among the keys th
 refuse or misread, is an error. "auto", which Transformers and Accelerate fill in, stands for every value that could come there.
 """
 
-import difflib
 import itertools
 import math
 from collections import Counter
@@ -17,6 +16,7 @@ import hjson
 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.files import read_limited
+from dsdoctor.core.text import nearest
 
 MAX_CONFIG_BYTES = 1 << 20
 """A large configuration has a hundredth of it."""
@@ -137,9 +137,9 @@ def _optimizer(value: object) -> tuple[object, ...]:
     if value in TORCH_OPTIMIZERS:
         return (value,)
     meant = {name.lower(): name for name in TORCH_OPTIMIZERS} | {name: name for name in OPTIMIZERS}
-    near = difflib.get_close_matches(value.lower(), meant, n=1, cutoff=0.6)
-    says = f": did you mean {meant[near[0]]}?" if near else ""
-    raise _Wrong(f"an optimizer of DeepSpeed ({', '.join(OPTIMIZERS)}) or a class of torch.optim{says}")
+    near = nearest(value.lower(), meant)
+    guess = f": did you mean {meant[near]}?" if near else ""
+    raise _Wrong(f"an optimizer of DeepSpeed ({', '.join(OPTIMIZERS)}) or a class of torch.optim{guess}")
 
 
 def _writer(value: object) -> tuple[object, ...]:
@@ -311,8 +311,8 @@ def nearly(name: str, keys: frozenset[str]) -> str | None:
     if name in keys:
         return None
     plain = {key.replace("_", ""): key for key in sorted(keys)}
-    near = difflib.get_close_matches(name.lower().replace("_", "").replace("-", ""), plain, n=1, cutoff=MIN_SIMILARITY)
-    return plain[near[0]] if near else None
+    near = nearest(name.lower().replace("_", "").replace("-", ""), plain, min_likeness=MIN_SIMILARITY)
+    return plain[near] if near else None
 
 
 def _levels() -> dict[tuple[str, ...], frozenset[str]]:

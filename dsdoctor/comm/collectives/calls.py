@@ -1,4 +1,4 @@
-"""Collectives: their values, how each is called, and which belong to a test."""
+"""Collectives: their values, how each is called, and which belong to a test; rounds of pairs, and what all ranks agree on."""
 
 import enum
 from collections.abc import Callable, Collection
@@ -7,7 +7,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dsdoctor.comm.models import Mode, RankGroup
-from dsdoctor.comm.torch_ops import newest, spread_rounds
 
 if TYPE_CHECKING:
     import torch
@@ -19,6 +18,11 @@ if TYPE_CHECKING:
 # another rank.
 
 
+Pair = tuple[int, int]
+MAX_RANKS_IN_PAIRS = 64
+"""The largest number of ranks of which every pair is tried."""
+MAX_SAMPLED_ROUNDS = 16
+"""The number of rounds, so of partners of each rank, above that."""
 EXACT = {"float32": 1 << 24, "float16": 1 << 11, "bfloat16": 1 << 8, "int64": 1 << 20}
 """The largest number up to which a dtype holds every integer. int64's own is larger: see ``BOTH_WORDS``."""
 
@@ -409,7 +413,7 @@ def _joined(call: CollectiveCall, parts: list[tuple[int, int, int]]) -> Want:
 FLOATS = ("float32", "float16", "bfloat16")
 DTYPES = (*FLOATS, "int64")
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8}
-ONE, ODD, LARGE, LARGEST = 1, 4099, 1 << 20, 1 << 24
+ONE, ODD, LARGE, HUGE = 1, 4099, 1 << 20, 1 << 24
 """Elements of a whole buffer: a single one, a prime number, 4 MiB and 64 MiB of float32."""
 
 MIB = 1 << 20
@@ -480,7 +484,7 @@ def steps(mode: Mode, group: RankGroup) -> tuple[ExchangeStep, ...]:
     plain = [(collective, "float32") for collective in here]
     others = [(collective, dtype) for collective in here for dtype in collective.dtypes if dtype != "float32"]
     more = [(plain, ONE), (plain, LARGE)]
-    more += [(others, ONE), (others, LARGE), (plain, LARGEST)] if mode is Mode.FULL else []
+    more += [(others, ONE), (others, LARGE), (plain, HUGE)] if mode is Mode.FULL else []
     found += [_sized(one, dtype, total, group.world)[-1] for kinds, total in more for one, dtype in kinds]
     return tuple(found)
 
@@ -540,3 +544,62 @@ COLLECTIVES = (
     Collective(name="send and receive in a ring", run=ring, expect=of_the_one_before, least=2),
     Collective(name="send and receive in pairs", run=pairs, expect=of_partners, split=True, least=2),
 )
+
+
+def rounds(world: int) -> tuple[tuple[Pair, ...], ...]:
+    """Rounds of disjoint pairs in which every rank meets every other once: the circle method of round-robin tournaments.
+
+    n - 1 rounds for an even n, n for an odd one, where each rank waits once. The lower rank of a pair comes first.
+
+    >>> rounds(4)
+    (((0, 3), (1, 2)), ((0, 2), (1, 3)), ((0, 1), (2, 3)))
+    >>> rounds(3)
+    (((1, 2),), ((0, 2),), ((0, 1),))
+    """
+    seats = world + world % 2
+    return tuple(one_round(world, turn) for turn in range(seats - 1)) if world > 1 else ()
+
+
+def one_round(world: int, turn: int) -> tuple[Pair, ...]:
+    """Rank 0's seat is fixed, the others move on by one place each round; opposite seats meet."""
+    seats = world + world % 2
+    circle = [0, *((place - turn) % (seats - 1) + 1 for place in range(seats - 1))]
+    pairs = (sorted((circle[place], circle[-1 - place])) for place in range(seats // 2))
+    return tuple((low, high) for low, high in pairs if high < world)
+
+
+def spread_rounds(world: int) -> tuple[tuple[Pair, ...], ...]:
+    """All rounds, or some spread evenly where there are too many ranks for all."""
+    if world <= MAX_RANKS_IN_PAIRS:
+        return rounds(world)
+    seats = world + world % 2
+    return tuple(one_round(world, turn * (seats - 1) // MAX_SAMPLED_ROUNDS) for turn in range(MAX_SAMPLED_ROUNDS))
+
+
+def agreed(group: RankGroup, value: float) -> float:
+    """Rank 0's number on every rank, after all ranks have come here, so that no rank decides by its own clock."""
+    import torch
+    import torch.distributed as dist
+
+    dist.barrier()
+    number = torch.tensor([float(value)], dtype=torch.float64, device=group.device)
+    dist.broadcast(number, 0)
+    return float(number.item())
+
+
+def wait_for_device(group: RankGroup) -> None:
+    """Wait until the GPU has done its work; on a CPU there is nothing to wait for."""
+    if group.device != "cpu":
+        import torch
+
+        torch.cuda.synchronize()
+
+
+def newest(*names: str) -> Callable[..., Any]:
+    """The first of these functions that this torch.distributed has: 2.13 renamed two, and warns on every rank of the old names."""
+    import torch.distributed as dist
+
+    for name in names:
+        if (found := getattr(dist, name, None)) is not None:
+            return found  # type: ignore[no-any-return]
+    raise NotImplementedError(f"torch.distributed has no {names[-1]}")

@@ -26,10 +26,10 @@ from dsdoctor.comm.collectives.calls import (
     all_gather,
     inverse_sets,
     of_all,
+    wait_for_device,
 )
 from dsdoctor.comm.models import RankGroup
 from dsdoctor.comm.results import Exchange, Wrong
-from dsdoctor.comm.torch_ops import wait_for_device
 
 
 class Progress(Protocol):

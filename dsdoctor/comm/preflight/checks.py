@@ -10,7 +10,7 @@ from typing import TypeVar
 from dsdoctor.comm.mesh.checks import hosts_in_words
 from dsdoctor.comm.models import named
 from dsdoctor.comm.preflight.facts import MAX_SSH_HOSTS, HostProbe, PreflightFacts
-from dsdoctor.core.finding import Finding, Severity, Step, instead, step
+from dsdoctor.core.finding import Finding, Severity, Step, alternative, step
 from dsdoctor.core.text import and_more_lines
 from dsdoctor.hosts.hostfile import Slots
 from dsdoctor.hosts.ssh import ssh_problem
@@ -424,8 +424,8 @@ def _steps(left: LeftOut) -> Iterator[Step]:
     yield step("deepspeed --hostfile {file} ...", file=left.good_file)
     if len(left.bad) <= MAX_EXCLUDED_HOSTS:
         names = "@".join(left.bad)
-        yield instead("deepspeed --hostfile {file} --exclude {hosts} ...", file=left.hostfile, hosts=names)
-    yield instead("sbatch --exclude {hosts} ...", hosts=fold(left.bad))
+        yield alternative("deepspeed --hostfile {file} --exclude {hosts} ...", file=left.hostfile, hosts=names)
+    yield alternative("sbatch --exclude {hosts} ...", hosts=fold(left.bad))
 
 
 WORDS = re.compile(

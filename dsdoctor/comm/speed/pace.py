@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from dsdoctor.comm.collectives.calls import Pair, agreed, spread_rounds, wait_for_device
 from dsdoctor.comm.models import RankGroup
 from dsdoctor.comm.results import Held, Pace, PairTime
-from dsdoctor.comm.torch_ops import Pair, agreed, spread_rounds, wait_for_device
 from dsdoctor.core.cgroups import Cgroups, read_cgroups
 from dsdoctor.core.host import LocalHost
 

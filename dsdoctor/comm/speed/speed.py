@@ -10,9 +10,9 @@ from itertools import pairwise
 from statistics import median, quantiles
 from typing import Any
 
+from dsdoctor.comm.collectives.calls import agreed, newest, wait_for_device
 from dsdoctor.comm.models import Mode, RankGroup
 from dsdoctor.comm.results import Speed, Speeds, Timing
-from dsdoctor.comm.torch_ops import agreed, newest, wait_for_device
 
 # nccl-tests' bandwidths of a collective: bytes and seconds -> algbw and busbw; all ranks' times -> one figure. Pure.
 #

@@ -36,6 +36,84 @@ class FirstBad:
     before: Frame | None = None
 
 
+class Cure(msgspec.Struct, frozen=True):
+    """What to do about a bad value: the name of the book's remedy, and the operation or operand that it speaks of."""
+
+    remedy: str
+    about: str = ""
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """The first operation whose result was not finite. ``line``: the file, line and text that called it. ``how``: why it was
+    not, such as ``0 / 0``; ``cure``: what to do about that; both empty where its figures do not decide."""
+
+    op: str
+    line: str
+    how: str = ""
+    cure: Cure | None = None
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor that no operation of the batch had made bad and that was bad when one was given it: so it was before the batch.
+
+    ``kind``: ``buffer``, ``weight`` or ``attribute`` of a module, and ``name``; both empty where the model does not have it.
+    ``met``: the first operation that was given it. ``written``: one of this batch that writes into it: then it may have become bad
+    in this very batch, by a call of which this is the replay."""
+
+    tensor: TensorStats
+    kind: str = ""
+    name: str = ""
+    met: Origin | None = None
+    written: Origin | None = None
+
+
+class Tried(msgspec.Struct, frozen=True, kw_only=True):
+    """The bad micro-batch, replayed with a module in float32. ``module``: its name, empty for the whole model. ``forward``,
+    ``backward``: whether that was finite on this rank; None: not known. ``why_not``: why it could not be replayed."""
+
+    module: str
+    forward: bool
+    backward: bool | None = None
+    why_not: str = ""
+
+
+class Growth(msgspec.Struct, frozen=True, kw_only=True):
+    """The largest absolute value of a weight, as far as this rank holds it, or of what a module was given, in some steps:
+    (step, value), the last of them now."""
+
+    name: str
+    points: tuple[tuple[int, float], ...]
+
+
+class Scale(msgspec.Struct, frozen=True, kw_only=True):
+    """The loss scale that was in force. ``floor``: it will not go below; None: it is not dynamic."""
+
+    value: float = 1.0
+    floor: float | None = None
+
+
+class Flushed(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a rank's gradients is zero or denormal at a loss scale and would not be at a larger one: the share of all elements,
+    the parameters where it is largest, and the largest scale (a power of 2) that leaves some room: ``fits``, which is 0 where every
+    gradient is exactly zero in two checks, those that the model was given too, so that no replay shows a scale."""
+
+    share: float
+    worst: tuple[tuple[str, float], ...]
+    scale: float
+    fits: float
+
+
+class Vanished(msgspec.Struct, frozen=True, kw_only=True):
+    """An activation of which float16 has nothing left: the call, the tensor's name in it, the share of its elements that are zero
+    in ``dtype`` and were not in the float32 replay, and the largest of them there."""
+
+    frame: Frame
+    name: str
+    share: float
+    largest: float
+    dtype: str
+
+
 def first_bad(frames: Iterable[Frame]) -> FirstBad | None:
     """The first bad call of a batch, of the forward if there is one, else of the backward. None: nothing is bad but masks."""
     frames = tuple(frames)
@@ -128,7 +206,7 @@ def _is_value(frame: Frame, tensor: TensorStats) -> bool:
     return spread or bool(frame.weights)
 
 
-def holds_mask(frame: Frame) -> bool:
+def has_mask(frame: Frame) -> bool:
     """Whether a call was given a mask of -inf."""
     return any(_is_input_mask(frame, tensor) for tensor in frame.inputs)
 
@@ -152,84 +230,6 @@ def _in_backward(frames: Iterable[Frame]) -> FirstBad | None:
                 return FirstBad(kind=BadKind.GRADIENT, frame=frame, tensor=tensor, before=before)
         before = frame
     return None
-
-
-class Cure(msgspec.Struct, frozen=True):
-    """What to do about a bad value: the name of the book's remedy, and the operation or operand that it speaks of."""
-
-    remedy: str
-    about: str = ""
-
-
-class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """The first operation whose result was not finite. ``line``: the file, line and text that called it. ``how``: why it was
-    not, such as ``0 / 0``; ``cure``: what to do about that; both empty where its figures do not decide."""
-
-    op: str
-    line: str
-    how: str = ""
-    cure: Cure | None = None
-
-
-class Held(msgspec.Struct, frozen=True, kw_only=True):
-    """A tensor that no operation of the batch had made bad and that was bad when one was given it: so it was before the batch.
-
-    ``kind``: ``buffer``, ``weight`` or ``attribute`` of a module, and ``name``; both empty where the model does not have it.
-    ``met``: the first operation that was given it. ``written``: one of this batch that writes into it: then it may have become bad
-    in this very batch, by a call of which this is the replay."""
-
-    tensor: TensorStats
-    kind: str = ""
-    name: str = ""
-    met: Origin | None = None
-    written: Origin | None = None
-
-
-class Tried(msgspec.Struct, frozen=True, kw_only=True):
-    """The bad micro-batch, replayed with a module in float32. ``module``: its name, empty for the whole model. ``forward``,
-    ``backward``: whether that was finite on this rank; None: not known. ``why_not``: why it could not be replayed."""
-
-    module: str
-    forward: bool
-    backward: bool | None = None
-    why_not: str = ""
-
-
-class Growth(msgspec.Struct, frozen=True, kw_only=True):
-    """The largest absolute value of a weight, as far as this rank holds it, or of what a module was given, in some steps:
-    (step, value), the last of them now."""
-
-    name: str
-    points: tuple[tuple[int, float], ...]
-
-
-class Scale(msgspec.Struct, frozen=True, kw_only=True):
-    """The loss scale that was in force. ``floor``: it will not go below; None: it is not dynamic."""
-
-    value: float = 1.0
-    floor: float | None = None
-
-
-class Flushed(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a rank's gradients is zero or denormal at a loss scale and would not be at a larger one: the share of all elements,
-    the parameters where it is largest, and the largest scale (a power of 2) that leaves some room: ``fits``, which is 0 where every
-    gradient is exactly zero in two checks, those that the model was given too, so that no replay shows a scale."""
-
-    share: float
-    worst: tuple[tuple[str, float], ...]
-    scale: float
-    fits: float
-
-
-class Vanished(msgspec.Struct, frozen=True, kw_only=True):
-    """An activation of which float16 has nothing left: the call, the tensor's name in it, the share of its elements that are zero
-    in ``dtype`` and were not in the float32 replay, and the largest of them there."""
-
-    frame: Frame
-    name: str
-    share: float
-    largest: float
-    dtype: str
 
 
 class RankReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,9 @@
-"""A DeepSpeed engine: how it is configured, its gradients, and calls back from inside of it."""
+"""A DeepSpeed engine: how it is configured and where it is, its gradients in the middle of a step, and calls back from inside of
+it.
+
+Reads attributes only, because their names differ between releases of DeepSpeed, and what the engine's optimizer keeps. Judges
+nothing, prints nothing, communicates with no other rank.
+"""
 
 import contextlib
 import sys
@@ -10,10 +15,6 @@ import torch
 from torch import Tensor
 
 from dsdoctor.core.script import hook_method, standing_for
-
-# A DeepSpeed engine -> how it is configured and where it is: precision, loss scale, ZeRO stage, pipeline, step.
-#
-# Reads attributes only, because their names differ between releases of DeepSpeed; changes nothing.
 
 
 def is_plain(engine: Any) -> bool:
@@ -125,6 +126,11 @@ def dtype(engine: Any) -> torch.dtype:
     return torch.bfloat16 if engine.bfloat16_enabled() else torch.float32
 
 
+def is_compiled(engine: Any) -> bool:
+    """Whether torch.compile was asked for: hooks that come later do not run inside its graphs."""
+    return getattr(engine.module, "_compiled_call_impl", None) is not None
+
+
 def is_pipeline(engine: Any) -> bool:
     """Whether this is a PipelineEngine: its ranks hold different layers, its forward is ``train_batch``."""
     return bool(getattr(engine, "is_pipe_parallel", False)) or hasattr(engine, "pipe_buffers")
@@ -135,11 +141,6 @@ def pipeline_stage(engine: Any) -> tuple[int, int]:
     with contextlib.suppress(AttributeError):
         return int(engine.stage_id), int(engine.num_stages)
     return 0, 1
-
-
-# A DeepSpeed engine, in the middle of its step -> each parameter's gradient, as far as this rank holds it.
-#
-# Reads what the engine's optimizer keeps; computes nothing and communicates with no other rank.
 
 
 def gradients(engine: Any) -> Iterator[tuple[str, Tensor]]:
@@ -216,11 +217,6 @@ def _pieces_of_fused(optimizer: Any) -> Iterator[tuple[Any, Any]]:
             moved = None if flat.grad is None else flat.grad.narrow(0, offset, parameter.numel())
             yield parameter, moved if parameter.grad is None else parameter.grad
             offset += parameter.numel()
-
-
-# Calls back from inside a DeepSpeed engine: when it has decided on a step's gradients, when a step ends, at a backward.
-#
-# Judges nothing, prints nothing, communicates with no other rank.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,8 @@
-"""Hooks on every module of a model: a module goes in, a BatchRecord per call of the whole model comes out.
+"""Hooks on every module of a model: a module goes in, a BatchRecord per call of the whole model comes out, which gives frames.
 
-Never changes a tensor, never returns anything to torch, and never waits for a GPU while the model runs.
+Never changes a tensor, never returns anything to torch, and never waits for a GPU while the model runs. Inside a compiled graph an
+operator that is part of the graph measures, without a break: less is known then, all calls of a step are merged, and inputs are not
+measured.
 """
 
 import functools
@@ -20,82 +22,15 @@ from dsdoctor.overflow.frames.frame import FORMATS, CallPhase, Frame, Other, Ten
 from dsdoctor.overflow.measure.measure import blank, blank_, scan_into, settled
 from dsdoctor.overflow.measure.readings import Items, Meters, Readings, note, stats_of, tensors_of
 
-# Modules inside a compiled graph -> the figures of their outputs, measured by an operator that is part of the graph.
-#
-# No graph break and no wait per module. In return less is known: all calls of a step are merged, and inputs are not measured.
-
-
-OUTPUTS = 4
+MAX_OUTPUTS = 4
 """Outputs of a module that have a row."""
 KINDS = tuple(form.name for form in FORMATS)
 _CODES = {getattr(torch, name): number for number, name in enumerate(KINDS, start=1) if hasattr(torch, name)}
-
-
-class CompiledRows:
-    """Rows for the outputs of ``modules`` modules on a device. ``kinds`` [rows, 2]: the dtype's number and the elements."""
-
-    def __init__(self, modules: int, device: torch.device) -> None:
-        self._ring = blank(modules * OUTPUTS, device)
-        self._kinds = torch.zeros(modules * OUTPUTS, 2, dtype=torch.int64)
-        self._modules = modules
-
-    def look(self, index: int, output: Any) -> None:
-        """Measure the outputs of a module. This is what the compiler traces: plain loops, constant rows."""
-        if index >= self._modules:
-            return
-        if isinstance(output, Tensor):
-            parts = [output]
-        elif isinstance(output, Mapping):
-            parts = list(output.values())
-        elif isinstance(output, (tuple, list)):
-            parts = list(output)
-        else:
-            parts = []
-        for place, part in enumerate(parts[:OUTPUTS]):
-            if isinstance(part, Tensor) and part.dtype.is_floating_point:
-                row = index * OUTPUTS + place
-                scan_into(self._ring, row, part)
-                torch.ops.dsdoctor.note_kind(part.detach(), self._kinds, row)
-
-    def read(self) -> dict[int, list[TensorStats]]:
-        """What was measured since the last time, by module. One wait."""
-        rows = settled(self._ring).tolist()
-        found: dict[int, list[TensorStats]] = {}
-        for row, (code, count) in enumerate(self._kinds.tolist()):
-            if code:
-                index, place = divmod(row, OUTPUTS)
-                stats = stats_of(
-                    rows[row],
-                    name=f"output[{place}]",
-                    dtype=KINDS[code - 1],
-                    shape=(count,),
-                    device=str(self._ring.device),
-                )
-                found.setdefault(index, []).append(stats)
-        blank_(self._ring)
-        self._kinds.zero_()
-        return found
-
-
-def _note_kind(tensor: Tensor, kinds: Tensor, row: int) -> None:
-    kinds[row, 0] = _CODES.get(tensor.dtype, 0)
-    kinds[row, 1] = tensor.numel()
-
-
-def _note_nothing(tensor: Tensor, kinds: Tensor, row: int) -> None:
-    """What a compiler that traces with fake tensors runs."""
-
-
-# The plain form of torch.library.custom_op, which makes Python forget the warnings that it has shown once.
-_LIBRARY = torch.library.Library("dsdoctor", "FRAGMENT")
-_LIBRARY.define("note_kind(Tensor tensor, Tensor(a!) kinds, int row) -> ()")
-_LIBRARY.impl("note_kind", _note_kind, "CompositeExplicitAutograd")
-# before torch 2.4 it is called impl_abstract
-_REGISTER_FAKE = getattr(torch.library, "register_fake", None) or torch.library.impl_abstract
-_REGISTER_FAKE("dsdoctor::note_kind", _note_nothing, lib=_LIBRARY)
-
-
-# One call of the whole model, as it was recorded -> frames.
+_INPUT = tuple(f"input[{place}]" for place in range(64))
+_graph_task: Callable[[], int] = torch._C._current_graph_task_id
+"""The number of the backward that runs now, or -1. A forward inside a backward recomputes activations (checkpointing)."""
+_tracing: Callable[[], object] = torch._C._get_tracing_state
+_is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,9 +94,9 @@ class BatchRecord:
 
     def frames(self) -> Iterator[Frame]:
         """The frames in the order in which the calls ended: after ``settle_forward`` those of the forward, after ``settle`` all."""
-        told = self.gradient_readings is None or self.gradient_readings.is_settled
+        with_gradients = self.gradient_readings is None or self.gradient_readings.is_settled
         for order, call in enumerate(self.calls):
-            if told or call.phase is CallPhase.FORWARD:
+            if with_gradients or call.phase is CallPhase.FORWARD:
                 yield self._frame(order, call)
 
     def _frame(self, order: int, call: ModuleCall) -> Frame:
@@ -189,6 +124,70 @@ class BatchRecord:
         )
 
 
+class CompiledRows:
+    """Rows for the outputs of ``modules`` modules on a device. ``kinds`` [rows, 2]: the dtype's number and the elements."""
+
+    def __init__(self, modules: int, device: torch.device) -> None:
+        self._ring = blank(modules * MAX_OUTPUTS, device)
+        self._kinds = torch.zeros(modules * MAX_OUTPUTS, 2, dtype=torch.int64)
+        self._modules = modules
+
+    def look(self, index: int, output: Any) -> None:
+        """Measure the outputs of a module. This is what the compiler traces: plain loops, constant rows."""
+        if index >= self._modules:
+            return
+        if isinstance(output, Tensor):
+            parts = [output]
+        elif isinstance(output, Mapping):
+            parts = list(output.values())
+        elif isinstance(output, (tuple, list)):
+            parts = list(output)
+        else:
+            parts = []
+        for place, part in enumerate(parts[:MAX_OUTPUTS]):
+            if isinstance(part, Tensor) and part.dtype.is_floating_point:
+                row = index * MAX_OUTPUTS + place
+                scan_into(self._ring, row, part)
+                torch.ops.dsdoctor.note_kind(part.detach(), self._kinds, row)
+
+    def read(self) -> dict[int, list[TensorStats]]:
+        """What was measured since the last time, by module. One wait."""
+        rows = settled(self._ring).tolist()
+        found: dict[int, list[TensorStats]] = {}
+        for row, (code, count) in enumerate(self._kinds.tolist()):
+            if code:
+                index, place = divmod(row, MAX_OUTPUTS)
+                stats = stats_of(
+                    rows[row],
+                    name=f"output[{place}]",
+                    dtype=KINDS[code - 1],
+                    shape=(count,),
+                    device=str(self._ring.device),
+                )
+                found.setdefault(index, []).append(stats)
+        blank_(self._ring)
+        self._kinds.zero_()
+        return found
+
+
+def _note_kind(tensor: Tensor, kinds: Tensor, row: int) -> None:
+    kinds[row, 0] = _CODES.get(tensor.dtype, 0)
+    kinds[row, 1] = tensor.numel()
+
+
+def _note_nothing(tensor: Tensor, kinds: Tensor, row: int) -> None:
+    """What a compiler that traces with fake tensors runs."""
+
+
+# The plain form of torch.library.custom_op, which makes Python forget the warnings that it has shown once.
+_LIBRARY = torch.library.Library("dsdoctor", "FRAGMENT")
+_LIBRARY.define("note_kind(Tensor tensor, Tensor(a!) kinds, int row) -> ()")
+_LIBRARY.impl("note_kind", _note_kind, "CompositeExplicitAutograd")
+# before torch 2.4 it is called impl_abstract
+_REGISTER_FAKE = getattr(torch.library, "register_fake", None) or torch.library.impl_abstract
+_REGISTER_FAKE("dsdoctor::note_kind", _note_nothing, lib=_LIBRARY)
+
+
 class Hook:
     """Calls ``function``. A copy of it, or one that was pickled, calls nothing: copies of a model are not watched."""
 
@@ -211,12 +210,6 @@ def nothing(*_: Any, **__: Any) -> None:
     """What the hook of a copy does."""
 
 
-_INPUT = tuple(f"input[{place}]" for place in range(64))
-_graph_task: Callable[[], int] = torch._C._current_graph_task_id
-_tracing: Callable[[], object] = torch._C._get_tracing_state
-"""The number of the backward that runs now, or -1. A forward inside a backward recomputes activations (checkpointing)."""
-
-
 def _weakly(method: Callable[..., None]) -> Callable[..., None]:
     """A function that calls a method as long as its object is there."""
     held = weakref.WeakMethod(method)
@@ -226,9 +219,6 @@ def _weakly(method: Callable[..., None]) -> Callable[..., None]:
             here(*args)
 
     return call
-
-
-_is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
 
 
 class Hooks:
@@ -338,7 +328,8 @@ class Hooks:
         """Hook the modules that have none yet: the model may have grown, by an adapter for instance."""
         self._grown = False
         for name, module in self.model.named_modules():
-            if module in self._hooked or not self._is_wanted(name):
+            included = not self._include or any(fnmatchcase(name, glob) for glob in self._include)
+            if module in self._hooked or not included or any(fnmatchcase(name, glob) for glob in self._exclude):
                 continue
             index = self._hooked[module] = len(self._places)
             leaf = next(module.children(), None) is None
@@ -347,15 +338,13 @@ class Hooks:
             hook = Hook(self._after_forward(index))
             self._handles.append(module.register_forward_hook(hook, prepend=True, with_kwargs=True, always_call=True))
             if self._parts_end is not None and module is not self.model:
-                self._hook_part(module)
+                starts, ends = Hook(self._part_starts), Hook(self._part_ends)
+                self._handles.append(module.register_forward_pre_hook(starts, with_kwargs=True))
+                self._handles.append(module.register_forward_hook(ends, with_kwargs=True, always_call=True))
             if getattr(module, "inplace", False) is True:
                 self._handles.append(
                     module.register_forward_pre_hook(Hook(self._before_in_place(index)), with_kwargs=True)
                 )
-
-    def _is_wanted(self, name: str) -> bool:
-        taken = not self._include or any(fnmatchcase(name, glob) for glob in self._include)
-        return taken and not any(fnmatchcase(name, glob) for glob in self._exclude)
 
     # -- a batch begins and ends
 
@@ -393,11 +382,6 @@ class Hooks:
             self._on_record(record)
 
     # -- a part of the model is called by itself
-
-    def _hook_part(self, module: nn.Module) -> None:
-        before, after = Hook(self._part_starts), Hook(self._part_ends)
-        self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-        self._handles.append(module.register_forward_hook(after, with_kwargs=True, always_call=True))
 
     def _part_starts(self, *_: Any) -> None:
         if self._part_depth == 0 and self._is_open:

@@ -1,6 +1,7 @@
-"""What a rank found by itself, written where the other ranks can read it. Waits for no rank and is no collective.
+"""The ranks of a training: a flag that is the same on all of them, a value from each, and what one rank found by itself.
 
-It lies in the key-value store through which torch's ranks found each other.
+``any_rank`` and ``gather`` are the only collectives of overflow/. A ``ReportStore`` waits for no rank: it lies in the key-value
+store through which torch's ranks found each other.
 """
 
 from typing import Any, TypeVar
@@ -8,10 +9,9 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-# All ranks together: a flag that is the same on every rank, and a value from each. The only collectives of overflow/.
-
-
 Value = TypeVar("Value")
+MAX_REPORTS = 64
+"""Reports that a rank writes for one watch: the store keeps them to the end of the job."""
 
 
 class OverflowDetected(ValueError):
@@ -49,10 +49,6 @@ def gather(value: Value) -> list[Value]:
     everyone: list[Value | None] = [None] * world()
     dist.all_gather_object(everyone, value)
     return [gathered for gathered in everyone if gathered is not None]
-
-
-MAX_REPORTS = 64
-"""Reports that a rank writes for one watch: the store keeps them to the end of the job."""
 
 
 def _store() -> Any:

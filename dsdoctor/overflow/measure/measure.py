@@ -53,8 +53,8 @@ __all__ = [
 ]
 
 ROW_BYTES = 8 * COLUMNS
-CHUNK = 8192
-SHORTEST_RUN_BYTES = 256  # on the CPU a copy gathers shorter runs faster than a scan of each
+CHUNK_ROWS = 8192
+MIN_RUN_BYTES = 256  # on the CPU a copy gathers shorter runs faster than a scan of each
 _KIND_OF = {dtype: form.kind for dtype, form in FORMAT_OF.items()}
 
 
@@ -151,25 +151,27 @@ class Meter:
     def rewind(self) -> None:
         """Forget all rows; their memory is used again."""
         if self.backend == "triton":  # the kernel merges
-            for start, chunk in zip(range(0, self.used, CHUNK), self._chunks, strict=False):
+            for start, chunk in zip(range(0, self.used, CHUNK_ROWS), self._chunks, strict=False):
                 blank_(chunk[: self.used - start])
         self.used = 0
         self._enter(0)
 
     def read(self) -> Tensor:
         """The rows so far, int64 [used, 8] on the host, -1 where there is no such element: one copy, one sync."""
-        parts = [chunk[: self.used - at * CHUNK] for at, chunk in enumerate(self._chunks) if at * CHUNK < self.used]
+        parts = [
+            chunk[: self.used - at * CHUNK_ROWS] for at, chunk in enumerate(self._chunks) if at * CHUNK_ROWS < self.used
+        ]
         if not parts:
             return torch.empty(0, COLUMNS, dtype=torch.int64)
         return settled(torch.cat(parts))
 
     def _enter(self, row: int) -> None:
         """Make the chunk of a row the current one."""
-        at = row // CHUNK
+        at = row // CHUNK_ROWS
         if at == len(self._chunks):
-            self._chunks.append(blank(CHUNK, self.device))
-        self._full = (at + 1) * CHUNK
-        self._address = self._chunks[at].data_ptr() - at * CHUNK * ROW_BYTES
+            self._chunks.append(blank(CHUNK_ROWS, self.device))
+        self._full = (at + 1) * CHUNK_ROWS
+        self._address = self._chunks[at].data_ptr() - at * CHUNK_ROWS * ROW_BYTES
 
     def _scan_any(self, tensor: Tensor) -> int:
         view = measured_view(tensor)
@@ -178,26 +180,26 @@ class Meter:
         row = self.used
         if row >= self._full:
             self._enter(row)
-        ring = self._chunks[row // CHUNK]
+        ring = self._chunks[row // CHUNK_ROWS]
         if view.device != ring.device:
             return -1
         self.used = row + 1
         try:
-            _write(view, ring, row % CHUNK, self.backend, merge=False)
+            _write(view, ring, row % CHUNK_ROWS, self.backend, merge=False)
         except Exception:
             if self.backend != "triton":
                 raise
             # the kernel is compiled anew for each format and layout, and any of that may fail
-            blank_(ring[row % CHUNK : row % CHUNK + 1])
+            blank_(ring[row % CHUNK_ROWS : row % CHUNK_ROWS + 1])
             self.backend = "torch"
-            _write(view, ring, row % CHUNK, self.backend, merge=False)
+            _write(view, ring, row % CHUNK_ROWS, self.backend, merge=False)
         return row
 
     def _signs(self, tensor: Tensor, row: int) -> None:
         """A lazily negated tensor holds the infs of the other sign."""
         if tensor.is_neg():
-            chunk = self._chunks[row // CHUNK]
-            chunk[row % CHUNK, [POSINF, NEGINF]] = chunk[row % CHUNK, [NEGINF, POSINF]]
+            chunk = self._chunks[row // CHUNK_ROWS]
+            chunk[row % CHUNK_ROWS, [POSINF, NEGINF]] = chunk[row % CHUNK_ROWS, [NEGINF, POSINF]]
 
 
 def settled(ring: Tensor) -> Tensor:
@@ -218,7 +220,7 @@ def _write(view: Tensor, ring: Tensor, row: int, backend: str, *, merge: bool) -
         ring[row].copy_(fresh)
         return
     place = Span(view.numel()) if view.is_contiguous() else span(view.shape, view.stride())
-    if place is None or (backend == "c" and place.runs > 1 and place.inner * form.bytes < SHORTEST_RUN_BYTES):
+    if place is None or (backend == "c" and place.runs > 1 and place.inner * form.bytes < MIN_RUN_BYTES):
         view = view.contiguous()
         place = Span(view.numel())
     if backend == "c":

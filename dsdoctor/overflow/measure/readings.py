@@ -1,4 +1,8 @@
-"""One reading of each distinct tensor of a batch. The figures stay on the tensor's device until the batch is settled."""
+"""One reading of each distinct tensor of a batch, and where in a value of any nesting a tensor is: ``output[0][1]``,
+``output.logits``.
+
+The figures stay on the tensor's device until the batch is settled.
+"""
 
 import dataclasses
 import math
@@ -13,18 +17,18 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from dsdoctor.overflow.frames.frame import NOT_MEASURED, TensorStats, decode
 from dsdoctor.overflow.measure.measure import Meter
 
-# A value of any nesting -> the tensors in it, each with the name of its place: ``output[0][1]``, ``output.logits``.
-
-
 NO_TENSOR = "not a tensor"
 NOTHING = "None"
 MAX_DEPTH = 6
 """Levels of nesting that are looked into: a structure that holds itself has no end."""
 MAX_TENSORS = 128
 """Tensors of one value that are looked at: a list of ten thousand is no activation."""
-
 Items = list[tuple[str, int | str]]
 Look = Callable[[Tensor], int | str]
+MIN_STORAGE_BYTES = 65536
+"""From which a tensor is also known by its storage: DeepSpeed's ZeRO-3 passes another view of the same data."""
+BAD_COLUMNS = 3
+"""The first columns of a row count nan, inf and -inf."""
 
 
 def note(items: Items, name: str, value: Any, look: Look, depth: int = 0) -> None:
@@ -87,14 +91,6 @@ def _parts(value: Any) -> list[tuple[Any, Any]]:
     return []
 
 
-BY_STORAGE = 65536
-"""Bytes from which a tensor is also known by its storage: DeepSpeed's ZeRO-3 passes another view of the same data."""
-
-
-BAD_COLUMNS = 3
-"""The first columns of a row count nan, inf and -inf."""
-
-
 class Meters:
     """Meters that are free, per device: a batch borrows one and gives it back when its figures were read."""
 
@@ -141,7 +137,8 @@ class Readings:
         try:
             version = version_of(tensor)
             key = _storage_key(tensor, version)
-            number = self._same_storage(key)
+            same = None if key is None else self._storages.get(key)
+            number = None if same is None or same[0].expired() else same[1]
             if number is None:
                 number = self._read(tensor)
                 if number is None:
@@ -153,10 +150,6 @@ class Readings:
             return NOT_MEASURED
         self._seen[id(tensor)] = (weakref.ref(tensor), version, number)
         return number
-
-    def _same_storage(self, key: tuple[Any, ...] | None) -> int | None:
-        known = None if key is None else self._storages.get(key)
-        return None if known is None or known[0].expired() else known[1]
 
     def _read(self, tensor: Tensor) -> int | None:
         """Measure; None: it has no figures."""
@@ -246,6 +239,16 @@ def stats_of(row: Any, *, name: str, dtype: str, shape: tuple[int, ...], device:
     )
 
 
+def stats_of_tensor(tensor: Tensor, name: str) -> TensorStats | None:
+    """The figures of one tensor; None: it has none."""
+    readings = Readings(Meters())
+    number = readings.look(tensor)
+    if isinstance(number, str):
+        return None
+    readings.settle()
+    return readings.stats(number, name)
+
+
 def version_of(tensor: Tensor) -> int:
     """How often the tensor was written in place; -1 for one of inference mode, which does not count."""
     return -1 if tensor.is_inference() else tensor._version
@@ -255,7 +258,7 @@ def _storage_key(tensor: Tensor, version: int) -> tuple[Any, ...] | None:
     """A key that identifies data across tensor objects; None: too small to be worth it, or no plain storage."""
     if type(tensor) is not Tensor or tensor.layout is not torch.strided or version < 0:
         return None
-    if tensor.numel() * tensor.itemsize < BY_STORAGE:
+    if tensor.numel() * tensor.itemsize < MIN_STORAGE_BYTES:
         return None
     try:
         storage = tensor.untyped_storage()

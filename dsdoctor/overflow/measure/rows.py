@@ -1,4 +1,9 @@
-"""Which numbers of a tensor are measured: any tensor goes in, a plain strided one comes out, or None. Never communicates."""
+"""A tensor's row of eight int64: which memory of a tensor is measured, and the row by torch's operations alone.
+
+The first five columns are counts. The other three are keys (see ``frames/frame.py``), which are ordered like the absolute values:
+maxima and minima are exact in every dtype, also beside a nan. torch's operations serve devices without a kernel and installs
+without a compiler: as exact as the kernels, and slower, since they make temporaries. Never communicates.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,18 +14,19 @@ from torch.nn.parameter import is_lazy
 
 from dsdoctor.overflow.frames.frame import FORMATS, Format
 
-# The row of eight int64 that one pass over a tensor writes, and the memory such a pass reads. Without torch.
-#
-# The first five columns are counts. The other three are keys (see ``frames/dtypes.py``), which are ordered like the absolute
-# values: maxima and minima are exact in every dtype, also beside a nan.
-
-
 COLUMNS = 8
 NAN, POSINF, NEGINF, ZEROS, SUBNORMAL, ABSMAX, ABSMIN, MINNZ = range(COLUMNS)
-
 # What a minimum starts from: rows are merged with max, min and +. Meter.read() turns it into -1, "there is none".
 UNSET = (1 << 63) - 1
 BLANK = (0, 0, 0, 0, 0, -1, UNSET, UNSET)
+# fp8 types came with different releases of torch
+FORMAT_OF: dict[torch.dtype, Format] = {
+    getattr(torch, form.name): form for form in FORMATS if hasattr(torch, form.name)
+}
+PLAIN = frozenset({Tensor, torch.nn.Parameter})
+_COMPRESSED = frozenset({torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
+_NO_DISPATCH = Tensor.__torch_dispatch__
+INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Span(NamedTuple):
@@ -62,15 +68,6 @@ def span(shape: Sequence[int], stride: Sequence[int]) -> Span | None:
         else:
             return None
     return Span(inner, runs, pitch, factor)
-
-
-# fp8 types came with different releases of torch
-FORMAT_OF: dict[torch.dtype, Format] = {
-    getattr(torch, form.name): form for form in FORMATS if hasattr(torch, form.name)
-}
-PLAIN = frozenset({Tensor, torch.nn.Parameter})
-_COMPRESSED = frozenset({torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
-_NO_DISPATCH = Tensor.__torch_dispatch__
 
 
 def measurable(tensor: object) -> bool:
@@ -130,14 +127,6 @@ def _values(tensor: Tensor | None) -> Tensor | None:
     if tensor.layout in _COMPRESSED or tensor.is_nested:
         return tensor.values()
     return tensor if tensor.layout is torch.strided else None
-
-
-# A tensor's row by torch operations alone: for devices without a kernel, and for installs without a compiler.
-#
-# A plain view goes in, int64 [8] on its device comes out, as exact as the kernels; slower, since it makes temporaries.
-
-
-INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def keys(view: Tensor, form: Format) -> tuple[Tensor, Tensor]:

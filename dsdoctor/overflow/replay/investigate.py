@@ -17,9 +17,7 @@ import torch
 
 from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, Held, Origin, RankReport, Scale, first_bad
 from dsdoctor.overflow.frames.frame import CallPhase, Frame, TensorStats
-from dsdoctor.overflow.hooks import engine as engine_adapter
-from dsdoctor.overflow.hooks import engine as engine_facts
-from dsdoctor.overflow.hooks import engine as engine_gradients
+from dsdoctor.overflow.hooks import engine as deepspeed_engine
 from dsdoctor.overflow.hooks import ranks
 from dsdoctor.overflow.hooks.module_hooks import BatchRecord, Hooks, Position
 from dsdoctor.overflow.measure.measure import Meter, flag
@@ -67,7 +65,7 @@ class ReplayObservations:
 def any_bad_gradient(engine: Any, meters: Meters) -> bool:
     """Whether any gradient piece of this rank holds nan or inf: each is read once, with one wait per device."""
     used: dict[torch.device, Meter] = {}
-    for piece in engine_gradients.pieces(engine):
+    for piece in deepspeed_engine.pieces(engine):
         meter = used.get(piece.device) or used.setdefault(piece.device, meters.take(piece.device))
         meter.scan(piece)
     bad = any(bool(meter.read()[:, :BAD_COLUMNS].any()) for meter in used.values())
@@ -79,7 +77,7 @@ def any_bad_gradient(engine: Any, meters: Meters) -> bool:
 def bad_gradients(engine: Any) -> tuple[TensorStats, ...]:
     """The parameters whose gradients, as DeepSpeed reduced them, hold nan or inf in the pieces that this rank holds."""
     readings = Readings(Meters())
-    named = [(name, readings.look(piece)) for name, piece in engine_gradients.gradients(engine)]
+    named = [(name, readings.look(piece)) for name, piece in deepspeed_engine.gradients(engine)]
     readings.settle()
     if not readings.any_bad:
         return ()
@@ -87,18 +85,18 @@ def bad_gradients(engine: Any) -> tuple[TensorStats, ...]:
     return tuple(tensor for tensor in stats if tensor.is_bad)[:MAX_GRADIENTS]
 
 
-def first_report(engine: Any, decision: engine_adapter.Decision, *, losses: tuple[float, ...]) -> RankReport:
+def first_report(engine: Any, decision: deepspeed_engine.Decision, *, losses: tuple[float, ...]) -> RankReport:
     """What is known without a replay."""
-    pipeline = engine_facts.is_pipeline(engine)
+    pipeline = deepspeed_engine.is_pipeline(engine)
     return RankReport(
         rank=ranks.this_rank(),
         world=ranks.world(),
         host=socket.gethostname(),
-        stage=engine_facts.pipeline_stage(engine)[0] if pipeline else None,
+        stage=deepspeed_engine.pipeline_stage(engine)[0] if pipeline else None,
         step=decision.step,
-        dtype=str(engine_facts.dtype(engine)).removeprefix("torch."),
-        zero_stage=engine_facts.zero_stage(engine),
-        scale=Scale(value=decision.loss_scale or engine_facts.loss_scale(engine) or 1.0, floor=decision.floor),
+        dtype=str(deepspeed_engine.dtype(engine)).removeprefix("torch."),
+        zero_stage=deepspeed_engine.zero_stage(engine),
+        scale=Scale(value=decision.loss_scale or deepspeed_engine.loss_scale(engine) or 1.0, floor=decision.floor),
         losses=losses,
         named=bad_gradients(engine),
     )
@@ -125,7 +123,9 @@ def replayed(
         apart = book.phrase("overflow", "loss-finite-in-replay")
     of_gradient = seen.first_bad is not None and seen.first_bad.kind is BadKind.GRADIENT
     began_bad = (
-        of_gradient and _is_finite(rank_report.losses) and any(began(each, is_not_finite) for each in recorder.batches)
+        of_gradient
+        and all(map(math.isfinite, rank_report.losses))
+        and any(began(each, is_not_finite) for each in recorder.batches)
     )
     rank_report = msgspec.structs.replace(
         rank_report,
@@ -146,7 +146,10 @@ def replayed(
         differs_from_live=bool(apart),
     )
     rank_reports = ranks.gather(rank_report)
-    if not _forward_is_clean(rank_reports) or not any(report.scale.value > 1 for report in rank_reports):
+    forward_is_bad = any(
+        report.first_bad is not None and report.first_bad.kind is not BadKind.GRADIENT for report in rank_reports
+    )
+    if forward_is_bad or not any(report.scale.value > 1 for report in rank_reports):
         return rank_reports
     if _may_be_of_the_scale(recorder, rank_report, engine.device):
         return rank_reports
@@ -161,10 +164,6 @@ def _may_be_of_the_scale(recorder: BatchRecorder, rank_report: RankReport, devic
     high = rank_report.began_bad and rank_report.scale.value >= HIGH_SCALE
     has_nan = any(began(each, torch.isnan) for each in recorder.batches)
     return ranks.any_rank(high, device) and not ranks.any_rank(has_nan, device)
-
-
-def _is_finite(losses: tuple[float, ...]) -> bool:
-    return all(map(math.isfinite, losses))
 
 
 def _counts_more(live: FirstBad | None, again: FirstBad | None, *, held: bool) -> str:
@@ -225,7 +224,7 @@ def _replay(
                 history = History(operations.done, readings.stats)
                 look_at(engine, record, seen, history, readings, names, most_frames)
             if seen.first_bad is not None and seen.first_bad is not known:
-                seen.rows, seen.ignored = rows.told(seen.first_bad)
+                seen.rows, seen.ignored = rows.bad_rows(seen.first_bad)
 
     return replay(recorder, around=around, factor=factor)
 
@@ -243,7 +242,7 @@ class OutputRows:
         if self._rows is not None and torch._C._current_graph_task_id() == -1:
             self._text = rows_text("in the model's output", leaves(output), self._rows)
 
-    def told(self, found: FirstBad) -> tuple[str, str]:
+    def bad_rows(self, found: FirstBad) -> tuple[str, str]:
         """Which rows are bad, and whether the labels count, where the one or the other says something."""
         if found.kind is BadKind.DATA and self._rows is not None:
             return rows_text("in the batch", leaves((self._batch.args, self._batch.kwargs)), self._rows), ""
@@ -352,10 +351,6 @@ def local_gradients(frames: Iterable[Frame]) -> Iterator[TensorStats]:
 def _worst(gradients: Iterable[TensorStats]) -> tuple[TensorStats, ...]:
     ordered = sorted(gradients, key=lambda gradient: (not gradient.is_bad, -(gradient.absmax or 0.0)))
     return tuple(ordered[:MAX_GRADIENTS])
-
-
-def _forward_is_clean(rank_reports: list[RankReport]) -> bool:
-    return all(report.first_bad is None or report.first_bad.kind is BadKind.GRADIENT for report in rank_reports)
 
 
 def _how_far(done: tuple[Replayed, ...]) -> str:

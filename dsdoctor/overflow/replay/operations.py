@@ -1,6 +1,7 @@
-"""Every operation of a replayed batch, with what went in and what came out of it, measured; provenance.py follows bad values.
+"""Every operation of a replayed batch, with what went in and what came out of it, measured, and the line that called it.
 
-Expensive, so only for a replay: what each operation reads and writes is read once more, and the caller's line is noted.
+Expensive, so only for a replay: what each operation reads and writes is read once more. A line is a model's or the user's, never
+torch's, DeepSpeed's runtime's or ours. provenance.py follows bad values back through them.
 """
 
 import linecache
@@ -20,62 +21,12 @@ from dsdoctor.core.script import is_machinery
 from dsdoctor.overflow.frames.first_bad import Origin
 from dsdoctor.overflow.measure.readings import Meters, Readings, version_of
 
-# Which line of the user's or a model library's code an operation was called from. Never torch's, DeepSpeed's runtime's or ours.
-
-
 CodeLine = tuple[str, int, str]
 """File, line and function."""
-
 OURS = f"{Path(__file__).parents[1]}/"
 BACKWARD = "_engine_run_backward"
 """torch's function around a backward: who called that did not call the operation."""
 HERE = (f"{Path(__file__).parent / 'operations.py'}", __file__)
-
-
-def caller() -> CodeLine | None:
-    """The innermost line that is a model's. None: nothing but machinery stands between the operation and the replay, or the
-    backward that it is part of; activations that a backward computes again have their lines."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not is_machinery(file):
-            return file, frame.f_lineno, frame.f_code.co_name
-        if (file.startswith(OURS) and file not in HERE) or frame.f_code.co_name == BACKWARD:
-            return None
-        frame = frame.f_back
-    return None
-
-
-def origin(op: str, line: CodeLine | None, made: list[str] | None) -> Origin | None:
-    """An operation with its line: the one that called it, or for a backward the one that made its node. None: not known."""
-    text = _written_line(line) if line is not None else made_at(made or [])
-    return None if text is None else Origin(op=op, line=text)
-
-
-def _written_line(line: CodeLine) -> str:
-    """As ``model.py:12 in forward: h = torch.log(x)``."""
-    file, number, function = line
-    return f"{Path(file).name}:{number} in {function}: {linecache.getline(file, number).strip()}"
-
-
-def made_at(traceback: list[str]) -> str | None:
-    """The innermost model's line of a traceback, as autograd kept it.
-
-    >>> made_at(['  File "/m/model.py", line 12, in forward\\n    h = x.sqrt()\\n'])
-    'model.py:12 in forward: h = x.sqrt()'
-    >>> made_at([])
-    """
-    for entry in reversed(traceback):
-        head, _, code = entry.strip().partition("\n")
-        parts = head.split('"')
-        if len(parts) == 3 and not is_machinery(parts[1]):
-            number, _, function = parts[2].removeprefix(", line ").partition(", in ")
-            return f"{Path(parts[1]).name}:{number} in {function}: {code.strip().splitlines()[0] if code else ''}"
-        if len(parts) == 3 and parts[1].startswith(OURS) and parts[1] not in HERE:
-            return None
-    return None
-
-
 COMMUNICATION = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem")
 """Namespaces of the operations in which other ranks' values arrive."""
 FOREIGN = ("prim", "profiler", "dsdoctor")
@@ -121,6 +72,47 @@ class Operation:
     operands: tuple[Value | float | None, ...] = ()
 
 
+def caller() -> CodeLine | None:
+    """The innermost line that is a model's. None: nothing but machinery stands between the operation and the replay, or the
+    backward that it is part of; activations that a backward computes again have their lines."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not is_machinery(file):
+            return file, frame.f_lineno, frame.f_code.co_name
+        if (file.startswith(OURS) and file not in HERE) or frame.f_code.co_name == BACKWARD:
+            return None
+        frame = frame.f_back
+    return None
+
+
+def origin(op: str, line: CodeLine | None, made: list[str] | None) -> Origin | None:
+    """An operation with its line: the one that called it, or for a backward the one that made its node. None: not known."""
+    if line is None:
+        text = made_at(made or [])
+        return None if text is None else Origin(op=op, line=text)
+    file, number, function = line
+    return Origin(op=op, line=f"{Path(file).name}:{number} in {function}: {linecache.getline(file, number).strip()}")
+
+
+def made_at(traceback: list[str]) -> str | None:
+    """The innermost model's line of a traceback, as autograd kept it.
+
+    >>> made_at(['  File "/m/model.py", line 12, in forward\\n    h = x.sqrt()\\n'])
+    'model.py:12 in forward: h = x.sqrt()'
+    >>> made_at([])
+    """
+    for entry in reversed(traceback):
+        head, _, code = entry.strip().partition("\n")
+        parts = head.split('"')
+        if len(parts) == 3 and not is_machinery(parts[1]):
+            number, _, function = parts[2].removeprefix(", line ").partition(", in ")
+            return f"{Path(parts[1]).name}:{number} in {function}: {code.strip().splitlines()[0] if code else ''}"
+        if len(parts) == 3 and parts[1].startswith(OURS) and parts[1] not in HERE:
+            return None
+    return None
+
+
 class Operations(TorchDispatchMode):
     """Notes all operations while it is entered. ``readings``: for the hooks on the modules, so that the place of each tensor
     that they look at is known."""
@@ -157,7 +149,7 @@ class Operations(TorchDispatchMode):
         result = func(*args, **kwargs)
         changed = given if communicates else [*_tensors(_written(func, args, kwargs)), *unread]
         for tensor in changed:
-            self._is_changed(tensor)
+            self._count_change(tensor)
         results = {id(tensor): tensor for tensor in (*changed, *_tensors(result))}
         self._note(f"{namespace}.{name}", inputs, operands, [*results.values()], communicates=communicates)
         return result
@@ -215,7 +207,7 @@ class Operations(TorchDispatchMode):
         memory = self.memory_of(tensor)
         return None if memory is None else Value(memory, NO_FIGURES)
 
-    def _is_changed(self, tensor: Tensor) -> None:
+    def _count_change(self, tensor: Tensor) -> None:
         """Count a change of a memory: the tensors' versions count it later, or, where other ranks write, not at all."""
         memory = self.memory_of(tensor)
         if memory is not None:

@@ -1,6 +1,8 @@
-"""A bad value of a replayed batch -> where it came from: back through the operations to the first whose inputs were finite.
+"""A bad value of a replayed batch -> where it came from: back through the operations to the first whose inputs were finite, why
+that made it, which rows of the batch have it, and which of the model's tensors held it before.
 
-Pure: operations and figures go in. A mask's -inf or lowest number is no bad value, and where it was made no cause.
+Says only what the figures prove: nan out of a division whose divisor holds zeros is 0/0, and nothing else can be. A mask's -inf
+or lowest number is no bad value, and where it was made no cause. Nothing here is read or asked of a healthy step.
 """
 
 import dataclasses
@@ -20,13 +22,25 @@ from dsdoctor.overflow.measure.measure import flag
 from dsdoctor.overflow.measure.readings import Meters, Readings, leaves, tensors_of
 from dsdoctor.overflow.replay.operations import NO_FIGURES, Operation, Operations, Value, extent_of, origin
 
-# An operation that made nan or inf of finite values, with the figures of what it was given -> why, and what to do about it.
-#
-# Pure. Says only what the figures prove: nan out of a division whose divisor holds zeros is 0/0, and nothing else can be.
-
-
 Operand = TensorStats | float | None
 """An argument of an operation: a tensor's figures, a number, or something else."""
+DERIVATIVES = {"Sqrt": "the square root", "LinalgVectorNorm": "a norm", "Norm": "a norm", "Std": "a standard deviation"}
+IGNORED = -100
+"""What torch's losses leave out if they are not told otherwise."""
+MAX_ROWS = 6
+MAX_TENSORS = 8
+"""Bad tensors that a report names."""
+OUTSIDE = (BadKind.DATA, BadKind.WEIGHT, BadKind.GRADIENT)
+"""Kinds whose place is known already, or is no call of a module's forward."""
+FILLS = frozenset(
+    f"aten.{name}"
+    for name in (
+        "fill", "fill_", "full", "full_like", "new_full", "scalar_tensor", "lift_fresh", "lift_fresh_copy", "masked_fill",
+        "masked_fill_", "where", "constant_pad_nd", "index_fill", "index_fill_", "index_put", "index_put_", "_to_copy",
+        "copy_", "clone", "zeros_like",
+    )
+)  # fmt: skip
+"""Operations that put a number where they are told to: a -inf that they make of finite inputs is what somebody asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +53,33 @@ class OverflowCause:
     """Whether it divided by a zero."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NamedTensor:
+    """A model's tensor, with its place in its memory before the replay: a forward may put other data into it."""
+
+    kind: str
+    name: str
+    tensor: Tensor
+    extent: tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """Where a bad value began: by an operation of this rank (``made``), in another rank's (``received``, the operation that
+    brought it), or, if both are None, before the batch: a weight, an input, a gradient that was handed in. ``minus_inf``:
+    what made the -inf that the operation was given. ``held``, the tensor ``value``: what was bad before the batch, and the
+    bad value came out of it, or the -inf."""
+
+    made: Origin | None = None
+    received: Origin | None = None
+    minus_inf: Origin | None = None
+    held: Held | None = None
+    value: Value | None = None
+
+
 Explain = Callable[[list[Operand], TensorStats], OverflowCause]
+Names = dict[int, list[NamedTensor]]
+"""By the number of their memory: DeepSpeed lays all weights of a group into one."""
 
 
 def cause_of(name: str, node: str, operands: list[Operand], outputs: list[TensorStats]) -> OverflowCause:
@@ -177,15 +217,6 @@ EXPLAINED: dict[str, Explain] = {
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), _mean_of_targets),
     **dict.fromkeys(("mul", "add", "sub", "mm", "addmm", "bmm", "baddbmm", "sum", "convolution", "_to_copy"), _beyond),
 }
-DERIVATIVES = {"Sqrt": "the square root", "LinalgVectorNorm": "a norm", "Norm": "a norm", "Std": "a standard deviation"}
-
-
-# Which rows of a batch are bad, and whether its labels count at all: looked up in the tensors that a replay was given.
-
-
-IGNORED = -100
-"""What torch's losses leave out if they are not told otherwise."""
-MAX_ROWS = 6
 
 
 def rows_text(where: str, tensors: Iterable[Tensor], rows: int) -> str:
@@ -224,29 +255,6 @@ def _labels(kwargs: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in tensors_of(key, value):
             if "label" in key.lower() and tensor.dtype in (torch.int64, torch.int32) and tensor.numel():
                 yield name, tensor
-
-
-# What a model holds beside its inputs: its buffers, weights and plain attributes, by name, where something bad came out of one.
-#
-# Nothing here is read or asked of a healthy step.
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class NamedTensor:
-    """A model's tensor, with its place in its memory before the replay: a forward may put other data into it."""
-
-    kind: str
-    name: str
-    tensor: Tensor
-    extent: tuple[int, int]
-
-
-Names = dict[int, list[NamedTensor]]
-"""By the number of their memory: DeepSpeed lays all weights of a group into one."""
-MAX_TENSORS = 8
-"""Bad tensors that a report names."""
-OUTSIDE = (BadKind.DATA, BadKind.WEIGHT, BadKind.GRADIENT)
-"""Kinds whose place is known already, or is no call of a module's forward."""
 
 
 def names_of(model: nn.Module, operations: Operations) -> Names:
@@ -315,31 +323,6 @@ def _with(found: FirstBad, tensors: tuple[TensorStats, ...]) -> FirstBad:
     return dataclasses.replace(found, frame=frame)
 
 
-FILLS = frozenset(
-    f"aten.{name}"
-    for name in (
-        "fill", "fill_", "full", "full_like", "new_full", "scalar_tensor", "lift_fresh", "lift_fresh_copy", "masked_fill",
-        "masked_fill_", "where", "constant_pad_nd", "index_fill", "index_fill_", "index_put", "index_put_", "_to_copy",
-        "copy_", "clone", "zeros_like",
-    )
-)  # fmt: skip
-"""Operations that put a number where they are told to: a -inf that they make of finite inputs is what somebody asked for."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Provenance:
-    """Where a bad value began: by an operation of this rank (``made``), in another rank's (``received``, the operation that
-    brought it), or, if both are None, before the batch: a weight, an input, a gradient that was handed in. ``minus_inf``:
-    what made the -inf that the operation was given. ``held``, the tensor ``value``: what was bad before the batch, and the
-    bad value came out of it, or the -inf."""
-
-    made: Origin | None = None
-    received: Origin | None = None
-    minus_inf: Origin | None = None
-    held: Held | None = None
-    value: Value | None = None
-
-
 class History:
     """The operations of one micro-batch on this rank, in their order."""
 
@@ -370,7 +353,7 @@ class History:
                     first = number
             else:
                 waiting += before_it
-        return self._told(first) if first is not None else self._of_before(seen)
+        return self._made_by(first) if first is not None else self._of_before(seen)
 
     def _of_before(self, passed: set[int]) -> Provenance:
         """No operation made it: the earliest of those that passed it on was given something that was bad already."""
@@ -390,7 +373,8 @@ class History:
             written=next((line for line in lines if line is not None), None),
         )
 
-    def _told(self, number: int) -> Provenance:
+    def _made_by(self, number: int) -> Provenance:
+        """An operation made it of values that were not bad."""
         operation = self._done[number]
         name = operation.name if operation.line is not None else operation.node or operation.name
         place = origin(name, operation.line, operation.made)
@@ -398,8 +382,10 @@ class History:
             return Provenance(received=place or Origin(op=operation.name, line=""))
         masks = [value for value in operation.inputs if self._state(value, number) == "mask"]
         if place is not None:
-            reason = self._why(operation)
-            place = msgspec.structs.replace(place, how=reason.how, cure=reason.cure)
+            operands = [self._figures_of(each) if isinstance(each, Value) else each for each in operation.operands]
+            outputs = [stats for value in operation.outputs if (stats := self._figures_of(value)) is not None]
+            cause = cause_of(operation.name, operation.node, operands, outputs)
+            place = msgspec.structs.replace(place, how=cause.how, cure=cause.cure)
         maker = self._maker(masks[0], number) if masks else None
         was_there = self._was_there(masks[0], number) if masks else None
         if was_there is None:
@@ -415,26 +401,17 @@ class History:
             mask, before = given[0], writer
         return mask, before
 
-    def _why(self, operation: Operation) -> OverflowCause:
-        operands: list[Operand] = [self._of_operand(each) for each in operation.operands]
-        outputs = [self._of(value.reading) for value in operation.outputs if value.reading != NO_FIGURES]
-        return cause_of(operation.name, operation.node, operands, outputs)
-
-    def _of_operand(self, operand: Value | float | None) -> Operand:
-        if isinstance(operand, Value):
-            return None if operand.reading == NO_FIGURES else self._of(operand.reading)
-        return operand
+    def _figures_of(self, value: Value) -> TensorStats | None:
+        return None if value.reading == NO_FIGURES else self._of(value.reading)
 
     def _maker(self, mask: Value, before: int) -> Origin | None:
         """What made the -inf of a mask."""
         for number in self._writers.get(mask.memory, ()):
             operation = self._done[number]
-            if number < before and any(self._is_minus_inf(value) for value in operation.outputs):
+            outputs = map(self._figures_of, operation.outputs)
+            if number < before and any(stats is not None and stats.only_minus_inf for stats in outputs):
                 return origin(operation.name, operation.line, operation.made)
         return None
-
-    def _is_minus_inf(self, value: Value) -> bool:
-        return value.reading != NO_FIGURES and self._of(value.reading).only_minus_inf
 
     def _bad_writers(self, number: int) -> list[int] | None:
         """The operations that made the bad inputs of one; None if none of its inputs was bad: it began there."""

@@ -1,4 +1,7 @@
-"""The guide's remedy as one call: run a module's forward in float32 with autocast off, whatever its weights are."""
+"""The guide's remedy as one call: run a module's forward in float32 with autocast off, whatever its weights are.
+
+Before it is advised, the bad micro-batch is replayed with it, on all ranks together.
+"""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -12,11 +15,11 @@ from torch.utils._pytree import tree_map
 from dsdoctor.core.errors import UsageError
 from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, Tried, first_bad
 from dsdoctor.overflow.hooks import ranks
-from dsdoctor.overflow.hooks.module_hooks import BatchRecord, Hooks
-from dsdoctor.overflow.replay.replay import BatchRecorder, began, is_not_finite, replay
+from dsdoctor.overflow.replay.replay import BatchRecorder, began, is_not_finite, recorded, replay
 
 Forward = TypeVar("Forward", bound=Callable[..., Any])
 HALVES = (torch.float16, torch.bfloat16)
+MAX_CANDIDATES = 4
 
 
 class Float32Call:
@@ -110,7 +113,12 @@ def keep_in_fp32(model: nn.Module, names: list[str]) -> Fp32Forward:
             raise UsageError(
                 f"{type(model).__name__} has no module {name!r}", hint="names as model.named_modules() gives them"
             )
-    inner = [name for name in names if not any(name != other and _is_below(name, other) for other in names)]
+    # without those in others of them: "" is the whole model
+    inner = [
+        name
+        for name in names
+        if not any(name != other and (not other or name.startswith(f"{other}.")) for other in names)
+    ]
     return Fp32Forward([part for name in inner for part in _called(known[name])])
 
 
@@ -122,10 +130,6 @@ def has_forward(module: nn.Module) -> bool:
 def _called(module: nn.Module) -> list[nn.Module]:
     """The module, or what it holds if it is a list of modules."""
     return [module] if has_forward(module) else [part for child in module.children() for part in _called(child)]
-
-
-def _is_below(name: str, other: str) -> bool:
-    return other == "" or name.startswith(f"{other}.")
 
 
 def _together(module: nn.Module) -> tuple[nn.Module, ...]:
@@ -223,12 +227,6 @@ def _tensors(*values: Any) -> Iterator[Tensor]:
     return iter(found)
 
 
-# Is float32 in a module a remedy? The bad micro-batch is replayed with it, on all ranks together, before it is advised.
-
-
-MAX_CANDIDATES = 4
-
-
 def candidate_modules(model: nn.Module, found: FirstBad) -> tuple[str, ...]:
     """The modules in which float32 may help, from the inside out; the last is the whole model. A list of modules is none: it is
     never called."""
@@ -261,19 +259,11 @@ def _try(engine: Any, recorder: BatchRecorder, number: int, name: str, factor: f
 
     @contextmanager
     def around(_: int) -> Iterator[None]:
-        records: list[BatchRecord] = []
-        hooks = Hooks(engine.module, on_record=records.append, gradients=True)
-        try:
-            # another rank's expert or layer is none of this one's
-            with Fp32Forward([module for place, module in engine.module.named_modules() if place == name]):
-                yield
-        finally:
-            hooks.detach()
-            if engine.device.type == "cuda":
-                torch.cuda.synchronize(engine.device)
-            for record in records:
-                record.settle()
-                found.append(first_bad(record.frames()))
+        # another rank's expert or layer is none of this one's
+        modules = [module for place, module in engine.module.named_modules() if place == name]
+        records = recorded(engine, lambda record: found.append(first_bad(record.frames())), gradients=True)
+        with records, Fp32Forward(modules):
+            yield
 
     (done,) = replay(recorder, around=around, which=(number,), factor=factor)
     bad = next((each for each in found if each is not None), None)

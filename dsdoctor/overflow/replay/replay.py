@@ -1,12 +1,14 @@
-"""Runs a step's micro-batches again without disturbing the training.
+"""Keeps what it takes to run a step's micro-batches again, and runs them without disturbing the training.
 
-Forward under the same generators, autocast and training flag; backward that stops short of ``.grad`` and of reduction.
+Kept are references, generator states and outputs' gradients: no copy of a tensor, no kernel, no wait for a device; some thirty
+calls of Python per micro-batch. Forward under the same generators, autocast and training flag; backward that stops short of
+``.grad`` and of reduction.
 """
 
 import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,7 +19,7 @@ from torch import Tensor
 from dsdoctor.core.cgroups import free_memory
 from dsdoctor.core.host import LocalHost
 from dsdoctor.overflow.hooks.engine import is_pipeline
-from dsdoctor.overflow.hooks.module_hooks import Hook
+from dsdoctor.overflow.hooks.module_hooks import BatchRecord, Hook, Hooks
 from dsdoctor.overflow.measure.readings import leaves
 from dsdoctor.overflow.replay.restore import (
     Randomness,
@@ -28,29 +30,37 @@ from dsdoctor.overflow.replay.restore import (
     gathers_so_far,
     gathers_weights,
     plain_checkpointing,
-    settle,
+    release_gathered,
     undisturbed,
 )
 from dsdoctor.rules import book
 
-# Keeps what it takes to run a step's micro-batches again: references, generator states, outputs' gradients.
-#
-# No copy of a tensor, no kernel, no wait for a device; some thirty calls of Python per micro-batch.
-
-
-INPUT_LIMIT = 1 << 30
-"""Bytes of inputs that a step may keep alive. Token batches are kilobytes; a pipeline stage's inputs are activations."""
-SMALL_INPUTS = 32 << 20
-"""Bytes of inputs below which nobody's memory runs out for them: it is not asked for."""
-FREE_SHARE = 50
+MAX_INPUT_BYTES = 1 << 30
+"""Of inputs that a step may keep alive. Token batches are kilobytes; a pipeline stage's inputs are activations."""
+SMALL_INPUT_BYTES = 32 << 20
+"""Of inputs, below which nobody's memory runs out for them: it is not asked for."""
+MIN_FREE_FACTOR = 50
 """Above that a step keeps no more than this part of the memory that is free: what the script drops it means to be free."""
-
-GRADIENT_LIMIT = 64 << 20
-"""Bytes of outputs' gradients that a step may keep alive. A loss' gradient has 4; that of logits may have gigabytes."""
-
-
-WAITING_LIMIT = 64
+MAX_GRADIENT_BYTES = 64 << 20
+"""Of outputs' gradients that a step may keep alive. A loss' gradient has 4; that of logits may have gigabytes."""
+MAX_WAITING_FORWARDS = 64
 """Forwards kept that no backward has followed yet: a validation loop without ``no_grad`` must not fill the memory."""
+Around = Callable[[int], contextlib.AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replayed:
+    """How the replay of one micro-batch went. ``micro_batch`` is its number in the step, from 0.
+
+    ``forward`` and ``backward`` say what ran to its end; ``why_not`` what kept it from that. ``changed_inputs`` are the
+    numbers of input tensors that were written to since the live forward: what was seen may differ from what was.
+    """
+
+    micro_batch: int
+    forward: bool
+    backward: bool
+    why_not: str | None = None
+    changed_inputs: tuple[int, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -101,7 +111,9 @@ def _free_on(device: torch.device, host: HostMemory) -> int:
 class BatchRecorder:
     """Keeps the micro-batches since the last ``forget``, from hooks on the engine and its module."""
 
-    def __init__(self, engine: Any, *, input_limit: int = INPUT_LIMIT, gradient_limit: int = GRADIENT_LIMIT) -> None:
+    def __init__(
+        self, engine: Any, *, input_limit: int = MAX_INPUT_BYTES, gradient_limit: int = MAX_GRADIENT_BYTES
+    ) -> None:
         self.engine = engine
         self.batches: list[MicroBatch] = []
         self.outputs: list[Tensor] | None = None
@@ -174,14 +186,16 @@ class BatchRecorder:
         )
         self.batches.append(batch)
         self._waiting[id(batch)] = batch
-        if len(self._waiting) > WAITING_LIMIT:
+        if len(self._waiting) > MAX_WAITING_FORWARDS:
             self._give_up(next(iter(self._waiting.values())))
 
     def _fits(self, size: int, inputs: Sequence[Tensor]) -> bool:
         """Whether a step may keep inputs of so many bytes, the last of them these."""
-        if size > self._input_limit or size <= SMALL_INPUTS:
-            return size <= SMALL_INPUTS and size <= self._input_limit
-        return all(size * FREE_SHARE <= _free_on(device, self._host) for device in {tensor.device for tensor in inputs})
+        if size > self._input_limit or size <= SMALL_INPUT_BYTES:
+            return size <= SMALL_INPUT_BYTES and size <= self._input_limit
+        return all(
+            size * MIN_FREE_FACTOR <= _free_on(device, self._host) for device in {tensor.device for tensor in inputs}
+        )
 
     def _give_up(self, batch: MicroBatch) -> None:
         del self._waiting[id(batch)]
@@ -237,24 +251,6 @@ def is_not_finite(gradient: Tensor) -> Tensor:
     return ~torch.isfinite(gradient)
 
 
-Around = Callable[[int], contextlib.AbstractContextManager[Any]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Replayed:
-    """How the replay of one micro-batch went. ``micro_batch`` is its number in the step, from 0.
-
-    ``forward`` and ``backward`` say what ran to its end; ``why_not`` what kept it from that. ``changed_inputs`` are the
-    numbers of input tensors that were written to since the live forward: what was seen may differ from what was.
-    """
-
-    micro_batch: int
-    forward: bool
-    backward: bool
-    why_not: str | None = None
-    changed_inputs: tuple[int, ...] = ()
-
-
 def replay(
     recorder: BatchRecorder,
     *,
@@ -271,9 +267,11 @@ def replay(
     as live, by the loss scale over the accumulation steps. Exceptions inside come back as ``why_not``.
     One small all_reduce precedes the first micro-batch, so that all ranks run the same things.
     """
-    engine = recorder.engine
-    wanted = _with_backward(recorder.batches) if which is None else which
-    plan = _agree(engine, recorder.batches, wanted, backward=backward)
+    engine, batches = recorder.engine, recorder.batches
+    # a forward that nothing went back through, of a validation say, is not part of the step
+    followed = [number for number, batch in enumerate(batches) if batch.gradients or batch.dropped]
+    wanted = which if which is not None else followed or range(len(batches))
+    plan = _agree(engine, batches, wanted, backward=backward)
     recorder.replaying = True
     done = []
     try:
@@ -288,10 +286,22 @@ def replay(
     return tuple(done)
 
 
-def _with_backward(batches: list[MicroBatch]) -> Sequence[int]:
-    """A forward that nothing went back through, of a validation say, is not part of the step."""
-    followed = [number for number, batch in enumerate(batches) if batch.gradients or batch.dropped]
-    return followed or range(len(batches))
+@contextlib.contextmanager
+def recorded(engine: Any, take: Callable[[BatchRecord], None], **options: Any) -> Iterator[None]:
+    """Around one micro-batch of a replay: each call of the model is recorded, and given to ``take`` with its figures. ``options``:
+    those of ``Hooks``."""
+    records: list[BatchRecord] = []
+    hooks = Hooks(engine.module, on_record=records.append, **options)
+    try:
+        yield
+    finally:
+        hooks.detach()
+        if engine.device.type == "cuda":
+            # ZeRO-3 gathers in a stream of its own, where the readings of that were queued too
+            torch.cuda.synchronize(engine.device)
+        for record in records:
+            record.settle()
+            take(record)
 
 
 def _agree(engine: Any, batches: list[MicroBatch], wanted: Sequence[int], *, backward: bool) -> list[tuple[bool, bool]]:
@@ -319,7 +329,7 @@ def _again(
     if not forward or batch.args is None:
         dropped = book.phrase("overflow", "inputs-dropped")
         return Replayed(micro_batch=number, forward=False, backward=False, why_not=dropped)
-    changed = _changed(batch)
+    changed = _changed_inputs(batch)
     went_back = False
     with contextlib.ExitStack() as stack:
 
@@ -334,9 +344,11 @@ def _again(
         if backward and _all_ranks(engine, went and lost is None):
             why_not = _attempt(partial(_backward, engine, starts, factor), engine, None)
             went_back = why_not is None
-        elif went:
-            why_not = (lost or book.phrase("overflow", "other-rank-stopped")) if backward else _why_no_backward(batch)
-    settle(engine)
+        elif went and backward:
+            why_not = lost or book.phrase("overflow", "other-rank-stopped")
+        elif went and not batch.gradients:
+            why_not = book.phrase("overflow", "gradients-dropped" if batch.dropped else "no-gradient")
+    release_gathered(engine)
     return Replayed(micro_batch=number, forward=went, backward=went_back, why_not=why_not, changed_inputs=changed)
 
 
@@ -353,11 +365,11 @@ def _attempt(act: Callable[[], None], engine: Any, gathers: int | None) -> str |
     return None
 
 
-def _all_ranks(engine: Any, well: bool) -> bool:
-    """Under ZeRO-3 a backward gathers weights: all ranks or none. Elsewhere each for itself."""
+def _all_ranks(engine: Any, able: bool) -> bool:
+    """Whether all ranks are able, under ZeRO-3, where a backward gathers weights: all ranks or none. Elsewhere each for itself."""
     if not gathers_weights(engine) or not torch.distributed.is_initialized():
-        return well
-    flag = torch.tensor([int(well)], device=engine.device)
+        return able
+    flag = torch.tensor([int(able)], device=engine.device)
     torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MIN)
     return bool(flag)
 
@@ -438,12 +450,6 @@ def _below(node: Any) -> set[Any]:
     return seen
 
 
-def _why_no_backward(batch: MicroBatch) -> str | None:
-    if batch.gradients:
-        return None
-    return book.phrase("overflow", "gradients-dropped" if batch.dropped else "no-gradient")
-
-
 def _without_values(gradient: Tensor) -> Tensor:
     return gradient.new_zeros(()).expand(gradient.shape)
 
@@ -459,7 +465,8 @@ def _fresh(value: Any) -> Any:
     return value
 
 
-def _changed(batch: MicroBatch) -> tuple[int, ...]:
+def _changed_inputs(batch: MicroBatch) -> tuple[int, ...]:
+    """The inputs that were written to since the live forward."""
     now = versions(leaves((batch.args, batch.kwargs)))
     if len(now) != len(batch.versions):
         return tuple(range(len(now)))

@@ -1,6 +1,8 @@
 """Around a replay: everything in an engine, its module and the random generators that a forward or backward changes.
 
-Snapshot on entry, put back on exit, bit for bit. Runs nothing itself and communicates only where weights are released.
+Snapshot on entry, put back on exit, bit for bit. And what a forward outside of ``engine.forward`` needs: no compiler,
+checkpointing that autograd.grad supports, and ZeRO-3's weights gathered by all ranks together, even when one of them fails on the
+way. Runs nothing itself and communicates only where weights are gathered or released.
 """
 
 import contextlib
@@ -11,7 +13,6 @@ import struct
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -22,13 +23,10 @@ TRACKERS = (
     "megatron.core.tensor_parallel.random",
 )
 """Modules that keep generators of their own for model-parallel dropout, with ``get_states`` and ``set_states``."""
-
 TWISTER = struct.Struct("=624Ii")
 """numpy's ``mt19937_state``: 624 words and the position in them."""
-
 PYTHONS = struct.Struct("=i624I")
 """CPython's ``RandomObject`` behind an object's head: the position, and 624 words."""
-
 QUIET = {
     "reduce_ready_partitions_and_remove_grads": None,
     "process_gradients": None,
@@ -42,12 +40,11 @@ QUIET = {
 }
 """Methods of the ZeRO optimizers that react to a gradient, and what each returns during a replay. Without this, modules that
 run a backward of their own (tiled losses, leaf modules of experts) would reduce a replay's gradients."""
-
 SILENT = {"_start_timers": None, "_stop_timers": None, "flops_profiler_enabled": False}
 """Methods of the engine that react to a forward of its module, and what each returns during a replay."""
-
 COPIED = (list, dict, set, OrderedDict, deque)
 MACHINERY = frozenset(vars(torch.nn.Module())) - {"training", "_buffers"}
+COORDINATOR = "_PartitionedParameterCoordinator__"
 
 
 class Randomness:
@@ -72,8 +69,11 @@ class Randomness:
         """Set all generators to these states."""
         torch.default_generator.set_state(self._cpu)
         random.setstate(_as_state(*self._python) if isinstance(self._python[0], bytes) else self._python)
-        if self._numpy is not None:
-            _set_numpy_state(self._numpy)
+        if isinstance(self._numpy, bytes):
+            *key, position = TWISTER.unpack(self._numpy)
+            sys.modules["numpy.random"].set_state(("MT19937", key, position, 0, 0.0))
+        elif self._numpy is not None:
+            sys.modules["numpy.random"].set_state(self._numpy)
         if self._device is not None:
             self._device.set_rng_state(self._on_device)
         for tracker, states in self._trackers:
@@ -128,13 +128,6 @@ def _numpys_place(generator: Any) -> Any:
     if type(generator).__name__ != "MT19937":
         return None
     return _memory(generator.ctypes.state_address, TWISTER.size)
-
-
-def _set_numpy_state(state: Any) -> None:
-    if isinstance(state, bytes):
-        *key, position = TWISTER.unpack(state)
-        state = ("MT19937", key, position, 0, 0.0)
-    sys.modules["numpy.random"].set_state(state)
 
 
 def _trackers() -> list[Any]:
@@ -210,7 +203,12 @@ def _content(value: Any) -> Callable[[], None]:
     if isinstance(value, Tensor) and not isinstance(value, torch.nn.Parameter):
         return _tensor_content(value)
     if isinstance(value, torch.Generator):
-        return partial(_set_state, value, value.get_state())
+        state = value.get_state()
+
+        def set_back() -> None:
+            value.set_state(state)
+
+        return set_back
     if hasattr(value, "bit_generator"):  # numpy's
         bits = value.bit_generator.state
         return lambda: setattr(value.bit_generator, "state", bits)
@@ -286,10 +284,6 @@ def _replaced(owner: Any, answers: dict[str, Any]) -> Callable[[], None]:
     return put_back
 
 
-def _set_state(generator: torch.Generator, state: Tensor) -> None:
-    generator.set_state(state)
-
-
 def _is_plain_object(value: Any) -> bool:
     """Whether it is an object that holds values: no module, tensor, function or type."""
     foreign = (torch.nn.Module, Tensor, type, torch.Generator)
@@ -302,13 +296,6 @@ def _is_plain_object(value: Any) -> bool:
 
 def _nothing() -> None:
     pass
-
-
-# What a forward outside of ``engine.forward`` needs: no compiler, checkpointing that autograd.grad supports, and ZeRO-3's
-# weights gathered by all ranks together, even when one of them fails on the way.
-
-
-COORDINATOR = "_PartitionedParameterCoordinator__"
 
 
 @contextlib.contextmanager
@@ -383,7 +370,7 @@ def external_parameters(engine: Any) -> Iterator[None]:
             each._in_forward = False
 
 
-def settle(engine: Any) -> None:
+def release_gathered(engine: Any) -> None:
     """ZeRO-3, after each micro-batch: release weights whose last hook never ran. Elsewhere nothing."""
     offload = getattr(engine.optimizer, "parameter_offload", None)
     release = getattr(offload, "release_backward_leftovers", None)

@@ -1,6 +1,7 @@
-"""How much of a step's gradients is flushed to zero: the step is replayed as it was and with gradients that many times larger.
+"""What float16 has nothing left of: gradients that are flushed to zero, and activations that are nothing.
 
-A larger factor stands for a wider format: what is nothing at first and something then has underflowed. All ranks together.
+The step is replayed as it was, and with gradients that many times larger, or with its forward in float32. A larger factor stands
+for a wider format: what is nothing at first and something then has underflowed. All ranks together.
 """
 
 import math
@@ -12,38 +13,47 @@ import torch
 
 from dsdoctor.overflow.frames.first_bad import Flushed, Vanished
 from dsdoctor.overflow.frames.frame import LIMITS, SMALLEST_NORMAL, CallPhase, Frame, TensorStats
-from dsdoctor.overflow.hooks import engine as engine_gradients
+from dsdoctor.overflow.hooks import engine as deepspeed_engine
 from dsdoctor.overflow.hooks import ranks
-from dsdoctor.overflow.hooks.module_hooks import BatchRecord, Hooks, Position
+from dsdoctor.overflow.hooks.module_hooks import BatchRecord, Position
 from dsdoctor.overflow.measure.readings import Meters, Readings
 from dsdoctor.overflow.replay.investigate import local_gradients
 from dsdoctor.overflow.replay.remedy import Fp32Forward
-from dsdoctor.overflow.replay.replay import BatchRecorder, replay
+from dsdoctor.overflow.replay.replay import BatchRecorder, recorded, replay
 
-# Which activations float16 has nothing left of: a step's forward is replayed as it was and in float32. All ranks together.
-
-
-LOST = 0.5
+MIN_LOST_SHARE = 0.5
 """The share of a tensor's elements that float16 must have made zero."""
 NOTHING = 1e-12
 """A tensor whose largest value is below it is nothing in float32 either, beside activations of ordinary size: a closed gate."""
 HALF = "float16"
-
 Place = tuple[int, str, int, str]
 """Micro-batch, module, call and the tensor's name."""
+MIN_SUSPECT_SHARE = 0.25
+"""The share of a rank's gradient elements that are zero or denormal from which it is worth a replay: dead units and words that
+did not occur are zero too, and only the replay tells those apart."""
+MARGIN_BITS = 2
+"""Room that is left below the limit when a loss scale is advised: the next batches may have larger gradients."""
+MAX_BITS = 24
+MAX_NAMES = 6
 
 
-@torch.no_grad()
 def has_lost_gradient(engine: Any, meters: Meters) -> bool:
     """Whether a whole gradient of this rank is below float16's normal numbers: what a layer behind activations of nothing has.
 
     So do modules that took no part in the step; a replay tells them apart. One wait for the device.
     """
+    return any(
+        each.count > 1 and (each.absmax or 0.0) < SMALLEST_NORMAL[HALF] for each in _pieces_of_gradients(engine, meters)
+    )
+
+
+@torch.no_grad()
+def _pieces_of_gradients(engine: Any, meters: Meters) -> list[TensorStats]:
+    """The figures of what this rank holds of the gradients."""
     readings = Readings(meters)
-    numbers = [readings.look(piece) for piece in engine_gradients.pieces(engine)]
+    numbers = [readings.look(piece) for piece in deepspeed_engine.pieces(engine)]
     readings.settle()
-    stats = (readings.stats(number, "") for number in numbers if isinstance(number, int))
-    return any(each.count > 1 and (each.absmax or 0.0) < SMALLEST_NORMAL[HALF] for each in stats)
+    return [readings.stats(number, "") for number in numbers if isinstance(number, int)]
 
 
 def any_lost_activation(frames: Iterable[Frame]) -> bool:
@@ -57,10 +67,10 @@ def underflowed_activation(engine: Any, recorder: BatchRecorder) -> Vanished | N
     here = any(_is_lost(tensor) for _, tensor in narrow.values())
     if not ranks.any_rank(here, engine.device):
         return None
-    return first_vanished(narrow, _activations(engine, recorder, in_float32=True))
+    return first_underflow(narrow, _activations(engine, recorder, in_float32=True))
 
 
-def first_vanished(
+def first_underflow(
     narrow: dict[Place, tuple[Frame, TensorStats]], wide: dict[Place, tuple[Frame, TensorStats]]
 ) -> Vanished | None:
     """The first tensor of ``narrow``, in order, that is something in ``wide``. A tensor that is not in both decides nothing."""
@@ -68,12 +78,12 @@ def first_vanished(
         if not _is_lost(tensor) or place not in wide:
             continue
         other = wide[place][1]
-        gone = tensor.zeros - other.zeros
-        if not other.is_bad and (other.absmax or 0.0) > NOTHING and gone > LOST * tensor.count:
+        lost = tensor.zeros - other.zeros
+        if not other.is_bad and (other.absmax or 0.0) > NOTHING and lost > MIN_LOST_SHARE * tensor.count:
             return Vanished(
                 frame=frame,
                 name=tensor.name,
-                share=gone / tensor.count,
+                share=lost / tensor.count,
                 largest=other.absmax or 0.0,
                 dtype=tensor.dtype,
             )
@@ -95,19 +105,15 @@ def _activations(engine: Any, recorder: BatchRecorder, *, in_float32: bool) -> d
 
     @contextmanager
     def around(number: int) -> Iterator[None]:
-        records: list[BatchRecord] = []
         place = Position(step=int(engine.global_steps), micro=number)
-        hooks = Hooks(engine.module, on_record=records.append, position=lambda: place, rank=ranks.this_rank())
-        try:
-            with Fp32Forward([engine.module]) if in_float32 else nullcontext():
-                yield
-        finally:
-            hooks.detach()
-            if engine.device.type == "cuda":
-                torch.cuda.synchronize(engine.device)
-            for record in records:
-                record.settle()
-                found.update(placed(record.frames()))
+        records = recorded(
+            engine,
+            lambda record: found.update(placed(record.frames())),
+            position=lambda: place,
+            rank=ranks.this_rank(),
+        )
+        with records, Fp32Forward([engine.module]) if in_float32 else nullcontext():
+            yield
 
     replay(recorder, around=around, backward=False)
     return found
@@ -120,33 +126,16 @@ def placed(frames: Iterable[Frame]) -> Iterator[tuple[Place, tuple[Frame, Tensor
             yield (frame.micro, frame.module, frame.call, tensor.name), (frame, tensor)
 
 
-SUSPECT = 0.25
-"""The share of a rank's gradient elements that are zero or denormal from which it is worth a replay: dead units and words that
-did not occur are zero too, and only the replay tells those apart."""
-MARGIN_BITS = 2
-"""Room that is left below the limit when a loss scale is advised: the next batches may have larger gradients."""
-MAX_BITS = 24
-MAX_NAMES = 6
-
-
-@torch.no_grad()
 def is_suspect(engine: Any, meters: Meters) -> bool:
     """Whether many of the gradient elements that this rank holds are zero or denormal in float16. One wait for the device."""
-    readings = Readings(meters)
-    numbers = [readings.look(piece) for piece in engine_gradients.pieces(engine)]
-    readings.settle()
-    stats = [readings.stats(number, "") for number in numbers if isinstance(number, int)]
+    stats = _pieces_of_gradients(engine, meters)
     count = sum(each.count for each in stats)
-    return count > 0 and sum(map(_tiny, stats)) > SUSPECT * count
+    return count > 0 and sum(map(_tiny, stats)) > MIN_SUSPECT_SHARE * count
 
 
-@torch.no_grad()
 def all_zero(engine: Any, meters: Meters) -> bool:
     """Whether every gradient element that this rank holds is exactly zero. One wait for the device."""
-    readings = Readings(meters)
-    numbers = [readings.look(piece) for piece in engine_gradients.pieces(engine)]
-    readings.settle()
-    return all(readings.stats(number, "").absmax == 0.0 for number in numbers if isinstance(number, int))
+    return all(each.absmax == 0.0 for each in _pieces_of_gradients(engine, meters))
 
 
 def _tiny(stats: TensorStats) -> int:
@@ -172,8 +161,8 @@ def underflow_share(engine: Any, recorder: BatchRecorder, scale: float) -> Flush
 def _compared(now: list[TensorStats], wide: list[TensorStats], scale: float, factor: float) -> Flushed | None:
     lost: dict[str, tuple[int, int]] = {}
     for before, after in zip(now, wide, strict=True):
-        gone, count = lost.get(before.name, (0, 0))
-        lost[before.name] = gone + max(0, _nothing(before) - _nothing(after)), count + before.count
+        number, count = lost.get(before.name, (0, 0))
+        lost[before.name] = number + max(0, _nothing(before) - _nothing(after)), count + before.count
     total = sum(count for _, count in lost.values())
     largest = max((each.absmax or 0.0 for each in wide), default=0.0) / factor
     if not total or not largest:
@@ -181,7 +170,7 @@ def _compared(now: list[TensorStats], wide: list[TensorStats], scale: float, fac
     worst = sorted(lost, key=lambda name: -lost[name][0] / max(1, lost[name][1]))[:MAX_NAMES]
     fits = 2.0 ** (math.floor(math.log2(LIMITS["float16"] * scale / largest)) - MARGIN_BITS)
     return Flushed(
-        share=sum(gone for gone, _ in lost.values()) / total,
+        share=sum(number for number, _ in lost.values()) / total,
         worst=tuple((name, lost[name][0] / max(1, lost[name][1])) for name in worst),
         scale=scale,
         fits=fits,
@@ -208,17 +197,8 @@ def _gradients(engine: Any, recorder: BatchRecorder, factor: float) -> list[Tens
     """This rank's gradients of the step's micro-batches, each parameter's once a micro-batch, always in the same order."""
     found: list[TensorStats] = []
 
-    @contextmanager
-    def around(_: int) -> Iterator[None]:
-        records: list[BatchRecord] = []
-        hooks = Hooks(engine.module, on_record=records.append, gradients=True)
-        try:
-            yield
-        finally:
-            hooks.detach()
-            for record in records:
-                record.settle()
-                found.extend(sorted(local_gradients(record.frames()), key=lambda each: each.name))
+    def take(record: BatchRecord) -> None:
+        found.extend(sorted(local_gradients(record.frames()), key=lambda each: each.name))
 
-    replay(recorder, around=around, factor=factor)
+    replay(recorder, around=lambda _: recorded(engine, take, gradients=True), factor=factor)
     return found

@@ -1,8 +1,8 @@
-"""Two streams of frames -> where they diverge: the first tensor whose figures differ by more than rounding. Pure.
+"""Two sets of traces -> where they diverge: the first tensor whose figures differ by more than rounding.
 
-Frames are matched by phase, module, call and the tensor's name, and judged in the order in which A ran them. What rounding
-may do: see ``difference.allowed``. A change of shape or dtype is reported and is no divergence by itself: users choose
-padding and precision.
+Batches are read in pairs, one after the other. Frames are matched by phase, module, call and the tensor's name, and judged in the
+order in which A ran them. What rounding may do: see ``allowed``. A change of shape or dtype is reported and is no divergence by
+itself: users choose padding and precision.
 """
 
 import enum
@@ -26,7 +26,21 @@ from dsdoctor.overflow.frames.frame import (
 )
 from dsdoctor.overflow.trace.trace_file import Batches, Selection, Traces, find_batches
 
-# How much two tensors of one place may differ by rounding alone, and in which figure they differ more. Pure.
+ROUNDINGS = {CallPhase.FORWARD: 32, CallPhase.BACKWARD: 256}
+"""Rounding errors of n operations grow like the root of n (Higham, section 2.8), and 32 is the root of a thousand. Gradients
+are sums over all tokens in which much cancels: eight times as much."""
+MIN_ALLOWED, MAX_ALLOWED = 1e-3, 1.0
+OTHER_DATA = {CallPhase.FORWARD: 4.0, CallPhase.BACKWARD: 8.0}
+ZEROS_SAME, ZEROS_OTHER = 0.05, 0.25
+SIMILAR = 8
+"""An abs min is judged where all values lie within a factor of 8; else the least of many values near zero is rounding."""
+NEGLIGIBLE = 1e-3
+"""A tensor that is less than this part of the largest of its call on both sides is not judged: it moves nothing there."""
+MAX_SHOWN = 20
+PHASES = (CallPhase.FORWARD, CallPhase.BACKWARD)
+Key = tuple[bool, str, int, str, int]
+"""Backward, module, call, tensor, and how often that was there before: a gradient may come in several frames."""
+FramedTensor = tuple[Frame, TensorStats]
 
 
 class DifferenceKind(enum.Enum):
@@ -69,6 +83,24 @@ class TensorPlace:
     tensor: str
 
 
+@dataclass(kw_only=True)
+class FormChange:
+    """A shape or dtype that differs: how often, and where first."""
+
+    a: str
+    b: str
+    count: int
+    first: TensorPlace
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChosenBatch:
+    """A batch and a rank of one side; None: all that both sides have."""
+
+    batch: int | None = None
+    rank: int | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class TensorDifference:
     """Two tensors of one place. ``ratio``: the larger figure over the smaller, 1 or more; ``tolerance``: what was allowed."""
@@ -80,16 +112,6 @@ class TensorDifference:
     diverges: bool
     a: TensorStats
     b: TensorStats
-
-
-@dataclass(kw_only=True)
-class FormChange:
-    """A shape or dtype that differs: how often, and where first."""
-
-    a: str
-    b: str
-    count: int
-    first: TensorPlace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,18 +132,6 @@ class Comparison:
     only_b: tuple[str, ...]
 
 
-ROUNDINGS = {CallPhase.FORWARD: 32, CallPhase.BACKWARD: 256}
-"""Rounding errors of n operations grow like the root of n (Higham, section 2.8), and 32 is the root of a thousand. Gradients
-are sums over all tokens in which much cancels: eight times as much."""
-MIN_ALLOWED, MAX_ALLOWED = 1e-3, 1.0
-OTHER_DATA = {CallPhase.FORWARD: 4.0, CallPhase.BACKWARD: 8.0}
-ZEROS_SAME, ZEROS_OTHER = 0.05, 0.25
-SIMILAR = 8
-"""An abs min is judged where all values lie within a factor of 8; else the least of many values near zero is rounding."""
-NEGLIGIBLE = 1e-3
-"""A tensor that is less than this part of the largest of its call on both sides is not judged: it moves nothing there."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Allowed:
     """What is no difference: a ratio of two abs maxima, and a difference of two shares of zeros."""
@@ -130,11 +140,11 @@ class Allowed:
     zeros: float
 
 
-def allowed(roundoff: float, phase: CallPhase, *, same_data: bool, asked: float | None = None) -> Allowed:
+def allowed(roundoff: float, phase: CallPhase, *, same_data: bool, tolerance: float | None = None) -> Allowed:
     """What is allowed at a place. ``roundoff``: of the coarsest dtype that was met on the way to it.
 
     The same batch of the same rank: 1 + 32 unit roundoffs (gradients: 256), at least 1.001 and at most 2. Other data: a factor
-    of 4 (gradients: 8). ``asked``: that ratio instead.
+    of 4 (gradients: 8). ``tolerance``: that ratio instead.
 
     >>> [allowed(2.0**-bits, CallPhase.FORWARD, same_data=True).ratio for bits in (24, 11, 8, 4)]
     [1.001, 1.015625, 1.125, 2.0]
@@ -142,8 +152,8 @@ def allowed(roundoff: float, phase: CallPhase, *, same_data: bool, asked: float 
     8.0
     """
     zeros = ZEROS_SAME if same_data else ZEROS_OTHER
-    if asked is not None:
-        return Allowed(ratio=asked, zeros=zeros)
+    if tolerance is not None:
+        return Allowed(ratio=tolerance, zeros=zeros)
     if not same_data:
         return Allowed(ratio=OTHER_DATA[phase], zeros=zeros)
     return Allowed(ratio=1 + min(max(ROUNDINGS[phase] * roundoff, MIN_ALLOWED), MAX_ALLOWED), zeros=zeros)
@@ -201,10 +211,6 @@ def _zeros_differ(a: TensorStats, b: TensorStats, limit: float) -> bool:
     return abs(a.zeros / a.count - b.zeros / b.count) > limit
 
 
-MAX_SHOWN = 20
-PHASES = (CallPhase.FORWARD, CallPhase.BACKWARD)
-
-
 class Judged(NamedTuple):
     """A difference whose place is not written out: there are millions, and few are kept."""
 
@@ -220,7 +226,7 @@ class Judged(NamedTuple):
 class _Tally:
     """What was seen so far."""
 
-    asked: float | None
+    tolerance: float | None
     pairs: int = 0
     tensors: int = 0
     agreed: int = 0
@@ -237,7 +243,7 @@ class _Tally:
 
 def compare(pairs: Iterable[Pair], *, tolerance: float | None = None) -> Comparison:
     """Compare batch after batch, in flat memory. ``tolerance``: a ratio of abs maxima instead of the rule's."""
-    tally = _Tally(asked=tolerance)
+    tally = _Tally(tolerance=tolerance)
     for pair in pairs:
         tally.pairs += 1
         _compare_pair(tally, pair)
@@ -260,15 +266,10 @@ def compare(pairs: Iterable[Pair], *, tolerance: float | None = None) -> Compari
     )
 
 
-Key = tuple[bool, str, int, str, int]
-"""Backward, module, call, tensor, and how often that was there before: a gradient may come in several frames."""
-Found = tuple[Frame, TensorStats]
-
-
-def _keyed(frames: Iterable[Frame]) -> dict[Key, Found]:
+def _keyed(frames: Iterable[Frame]) -> dict[Key, FramedTensor]:
     """The floating-point tensors by their place, in the order of execution: within a frame weights, inputs, outputs.
     Gradients without the loss scale that is in them."""
-    found: dict[Key, Found] = {}
+    found: dict[Key, FramedTensor] = {}
     for frame in frames:
         backward = frame.phase is CallPhase.BACKWARD  # hashing an enum takes as long as all the rest
         for tensor in frame.tensors:
@@ -291,7 +292,9 @@ def _compare_pair(tally: _Tally, pair: Pair) -> None:
         roundoff = max(UNIT_ROUNDOFF[a[1].dtype], UNIT_ROUNDOFF[b[1].dtype])
         if roundoff > coarsest:
             coarsest = roundoff
-            limits = [allowed(coarsest, phase, same_data=pair.a == pair.b, asked=tally.asked) for phase in PHASES]
+            limits = [
+                allowed(coarsest, phase, same_data=pair.a == pair.b, tolerance=tally.tolerance) for phase in PHASES
+            ]
         _note(tally, pair, a, b, limits[a[0].phase is CallPhase.BACKWARD])
 
 
@@ -307,7 +310,7 @@ def _named(phase: CallPhase, module: str) -> str:
     return name if phase is CallPhase.FORWARD else f"{name} (backward)"
 
 
-def _note(tally: _Tally, pair: Pair, found_a: Found, found_b: Found, limits: Allowed) -> None:
+def _note(tally: _Tally, pair: Pair, found_a: FramedTensor, found_b: FramedTensor, limits: Allowed) -> None:
     """Judge two tensors, and keep what is first and what is largest."""
     (frame, a), (other, b) = found_a, found_b
     tally.tensors += 1
@@ -363,17 +366,6 @@ def _place(pair: Pair, frame: Frame, tensor: TensorStats) -> TensorPlace:
         call=frame.call,
         tensor=tensor.name,
     )
-
-
-# Two sets of traces and what the user asked for -> the pairs of batches to compare, read one after the other.
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChosenBatch:
-    """A batch and a rank of one side; None: all that both sides have."""
-
-    batch: int | None = None
-    rank: int | None = None
 
 
 def pairs(a: Traces, b: Traces, chosen_a: ChosenBatch, chosen_b: ChosenBatch, selection: Selection) -> Iterator[Pair]:

@@ -1,4 +1,5 @@
-"""Frames -> would this run fit another dtype: each module's largest value against the limit, and the modules to keep in fp32.
+"""Frames -> would this run fit another dtype: each module's largest value against the limit, whether it grows, the modules to
+keep in fp32, and what a picture shows of that, batch by batch.
 
 Pure and streamed: memory grows with the number of modules alone.
 """
@@ -19,9 +20,6 @@ from dsdoctor.overflow.frames.frame import (
     smallest,
 )
 
-# The largest values of a module, batch by batch -> whether they grow, and when they reach the limit. Pure, flat memory.
-
-
 CRITICAL = (636.62, 31.60, 12.92, 8.610, 6.869, 5.959, 5.408, 5.041, 4.781, 4.587)
 """Student's t, two-sided, at 99.9 %, for 1 to 10 degrees of freedom: a model has hundreds of modules, and none
 of them may raise a false alarm."""
@@ -30,6 +28,10 @@ CRITICAL_MANY = 3.646
 FEWEST = 3
 HORIZON = 10
 """A prediction reaches at most this many times as far as the batches that were seen."""
+LEAST_BITS, MOST_BITS = -1022, 1023
+MAX_COLUMNS = 240
+"""Columns of the heat map. A longer run has several batches in each."""
+NARROW = ("float16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +97,107 @@ class Growth:
         rest = max(total - slope * slope * spread, 1e-12 * abs(total))
         error = math.sqrt(rest / freedom / spread)
         return error == 0 or slope / error > critical(freedom)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peak:
+    """The largest absolute value, and where it was."""
+
+    value: float
+    tensor: str
+    dtype: str
+    batch: int
+    rank: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gradients:
+    """The gradients as they were traced: the largest, and by which loss scale (a power of 2) they may still be multiplied.
+
+    ``scale``: the loss scale that is in them. ``smallest``: of the tensor whose gradients stay smallest, its largest over all
+    batches, without a loss scale; ``needs_scale``: the loss scale (a power of 2) from which on that is a normal number of it.
+    """
+
+    peak: Peak
+    module: str
+    fits_scale: float
+    scale: float
+    smallest: float = 0.0
+    smallest_at: str = ""
+    needs_scale: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extreme:
+    """One figure and the tensor that it is of."""
+
+    value: float
+    tensor: str
+    dtype: str
+    shape: tuple[int, ...]
+    batch: int
+    rank: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bad:
+    """The first tensor of a row that holds a nan or an inf."""
+
+    tensor: str
+    nan: int
+    inf: int
+    batch: int
+    rank: int
+
+
+@dataclass
+class HeatCell:
+    """A module in the batches of one column: its least headroom in bits, and whether it holds a nan or an inf."""
+
+    absmax: float = 0.0
+    bad: bool = False
+
+    def join(self, other: "HeatCell") -> "HeatCell":
+        """Two columns as one."""
+        return HeatCell(absmax=max(self.absmax, other.absmax), bad=self.bad or other.bad)
+
+
+@dataclass
+class ModuleRow:
+    """One module (its ``call``-th call of a batch). ``most``, ``least``: of its outputs; of its inputs if none is measured."""
+
+    module: str
+    kind: str
+    call: int
+    most: Extreme | None = None
+    least: Extreme | None = None
+    bad: Bad | None = None
+    cells: dict[int, HeatCell] = field(default_factory=dict)
+
+
+@dataclass
+class Picture:
+    """Rows in the order of execution. Column c holds the batches ``first + c * width`` and the ``width`` - 1 after it."""
+
+    rows: dict[tuple[str, int], ModuleRow] = field(default_factory=dict)
+    first: int = 0
+    width: int = 1
+    batches: int = 0
+    dtypes: dict[str, None] = field(default_factory=dict)
+
+    @property
+    def columns(self) -> list[int]:
+        """The columns that hold anything."""
+        return sorted({column for row in self.rows.values() for column in row.cells})
+
+    def halve(self) -> None:
+        """Put every two columns into one."""
+        self.width *= 2
+        for row in self.rows.values():
+            cells: dict[int, HeatCell] = {}
+            for column, cell in row.cells.items():
+                cells[column // 2] = cells.get(column // 2, HeatCell()).join(cell)
+            row.cells = cells
 
 
 def critical(freedom: int) -> float:
@@ -169,17 +272,6 @@ def _enclosing(name: str, leaking: set[str], known: set[str]) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Peak:
-    """The largest absolute value, and where it was."""
-
-    value: float
-    tensor: str
-    dtype: str
-    batch: int
-    rank: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class Room:
     """How much room a module has: ``bits`` to the limit, negative above it; None: it held nothing but zeros and masks.
 
@@ -196,23 +288,6 @@ class Room:
     bad: bool
     trend: Trend | None
     vanishes: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gradients:
-    """The gradients as they were traced: the largest, and by which loss scale (a power of 2) they may still be multiplied.
-
-    ``scale``: the loss scale that is in them. ``smallest``: of the tensor whose gradients stay smallest, its largest over all
-    batches, without a loss scale; ``needs_scale``: the loss scale (a power of 2) from which on that is a normal number of it.
-    """
-
-    peak: Peak
-    module: str
-    fits_scale: float
-    scale: float
-    smallest: float = 0.0
-    smallest_at: str = ""
-    needs_scale: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -364,9 +439,6 @@ class _Reading:
         )
 
 
-LEAST_BITS, MOST_BITS = -1022, 1023
-
-
 def _bits(ratio: float) -> float:
     """The exponent of a ratio, within those that a scale can have.
 
@@ -395,87 +467,6 @@ def headroom(lines: Iterable[tuple[int, Frame | StepEnd]], *, dtype: str = "floa
         gradients=reading.gradients(),
         masks=reading.masks,
     )
-
-
-# Frames -> what a picture of a run shows: each module's range, and its headroom batch by batch. Pure, streamed, bounded.
-
-
-MAX_COLUMNS = 240
-"""Columns of the heat map. A longer run has several batches in each."""
-NARROW = ("float16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Extreme:
-    """One figure and the tensor that it is of."""
-
-    value: float
-    tensor: str
-    dtype: str
-    shape: tuple[int, ...]
-    batch: int
-    rank: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bad:
-    """The first tensor of a row that holds a nan or an inf."""
-
-    tensor: str
-    nan: int
-    inf: int
-    batch: int
-    rank: int
-
-
-@dataclass
-class HeatCell:
-    """A module in the batches of one column: its least headroom in bits, and whether it holds a nan or an inf."""
-
-    absmax: float = 0.0
-    bad: bool = False
-
-    def join(self, other: "HeatCell") -> "HeatCell":
-        """Two columns as one."""
-        return HeatCell(absmax=max(self.absmax, other.absmax), bad=self.bad or other.bad)
-
-
-@dataclass
-class ModuleRow:
-    """One module (its ``call``-th call of a batch). ``most``, ``least``: of its outputs; of its inputs if none is measured."""
-
-    module: str
-    kind: str
-    call: int
-    most: Extreme | None = None
-    least: Extreme | None = None
-    bad: Bad | None = None
-    cells: dict[int, HeatCell] = field(default_factory=dict)
-
-
-@dataclass
-class Picture:
-    """Rows in the order of execution. Column c holds the batches ``first + c * width`` and the ``width`` - 1 after it."""
-
-    rows: dict[tuple[str, int], ModuleRow] = field(default_factory=dict)
-    first: int = 0
-    width: int = 1
-    batches: int = 0
-    dtypes: dict[str, None] = field(default_factory=dict)
-
-    @property
-    def columns(self) -> list[int]:
-        """The columns that hold anything."""
-        return sorted({column for row in self.rows.values() for column in row.cells})
-
-    def halve(self) -> None:
-        """Put every two columns into one."""
-        self.width *= 2
-        for row in self.rows.values():
-            cells: dict[int, HeatCell] = {}
-            for column, cell in row.cells.items():
-                cells[column // 2] = cells.get(column // 2, HeatCell()).join(cell)
-            row.cells = cells
 
 
 def picture(lines: Iterable[tuple[int, Frame]], *, phase: CallPhase = CallPhase.FORWARD) -> Picture:

@@ -1,6 +1,8 @@
-"""Pictures of runs -> a plotly figure: a row for each module, its range against the limit, its headroom batch by batch.
+"""Pictures of runs -> a plotly figure, and one page around it: what holds nan or inf and what is nearest to the limit, in words;
+below it a row for each module, its range against the limit, its headroom batch by batch.
 
-plotly is imported where it is needed: the base install has none.
+plotly is imported where it is needed: the base install has none. Module names come from the user's model, so nothing in them is
+read as a tag.
 """
 
 import math
@@ -17,8 +19,29 @@ from dsdoctor.ui.page import Picture as Drawing
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure, Heatmap
 
-
-# The texts in a picture of a run. Module names come from the user's model, so nothing in them is read as a tag.
+COLOURS = ("#1f77b4", "#e6862a")
+BAD, LIMIT_LINE = "#d4009b", "#d62728"
+MIN_BITS, MAX_BITS = -4, 16
+SCALE = (
+    (0.0, "#67000d"),
+    (0.199, "#cb181d"),
+    (0.2, "#f16913"),
+    (0.3, "#fdae61"),
+    (0.45, "#fee090"),
+    (0.65, "#abd9e9"),
+    (1.0, "#2c7bb6"),
+)
+"""From -4 to 16 bits; 0.2 is 0 bits: what is dark red does not fit."""
+ROW, MAX_HEIGHT, MIN_HEIGHT, TOP, TOP_OF_PAGE, BOTTOM = 17, 9000, 420, 160, 92, 30
+HEADING, LEGEND, TITLES, BAR = 10, 74, 22, 44
+"""Pixels; the bar of colours is at the right, above the titles. A few modules have taller rows, so that they fill the page."""
+MAX_ROWS = 12
+MAX_NARROW_HEIGHT, MAX_NARROW_LABEL = 4000, 16
+"""Pixels of a panel, letters of a module's name: on a telephone."""
+CAPTION = (
+    "Left: a dot is the largest value of a module, its line goes down to the least above zero. "
+    "Right: bits that are left below the limit; below 0 it does not fit."
+)
 
 
 def label(row: ModuleRow) -> str:
@@ -63,33 +86,16 @@ def batches_of(picture: Picture, column: int) -> str:
     return str(first) if picture.width == 1 else f"{first}-{first + picture.width - 1}"
 
 
-COLOURS = ("#1f77b4", "#e6862a")
-BAD, LIMIT_LINE = "#d4009b", "#d62728"
-MIN_BITS, MAX_BITS = -4, 16
-SCALE = (
-    (0.0, "#67000d"),
-    (0.199, "#cb181d"),
-    (0.2, "#f16913"),
-    (0.3, "#fdae61"),
-    (0.45, "#fee090"),
-    (0.65, "#abd9e9"),
-    (1.0, "#2c7bb6"),
-)
-"""From -4 to 16 bits; 0.2 is 0 bits: what is dark red does not fit."""
-ROW, TALLEST, SHORTEST, TOP, TOP_OF_PAGE, BOTTOM = 17, 9000, 420, 160, 92, 30
-HEADING, LEGEND, TITLES, BAR = 10, 74, 22, 44
-"""Pixels; the bar of colours is at the right, above the titles. A few modules have taller rows, so that they fill the page."""
-
-
 def figure(pictures: dict[str, Picture], dtype: str, *, title: str = "", meta: Iterable[str] = ()) -> "Figure":
-    """One run, or two beside each other. ``dtype``: whose limit they are held against. A page has ``title``, ``meta`` (lines
+    """One run, or two side by side. ``dtype``: whose limit they are held against. A page has ``title``, ``meta`` (lines
     below it) and the legend itself; an image has them in the figure.
 
     Raises ImportError where there is no plotly.
     """
     from plotly.subplots import make_subplots
 
-    rows = _all_rows(pictures)
+    # those that only the second run has come last
+    rows = list(dict.fromkeys(label(row) for picture in pictures.values() for row in picture.rows.values()))
     names = list(pictures)
     heads = [f"values, and the limit of {dtype}", *(f"bits below it, by batch{_of(name)}" for name in names)]
     shown = make_subplots(
@@ -115,11 +121,6 @@ def body(shown: "Figure") -> int:
 
 def _of(name: str) -> str:
     return f" ({safe(name)})" if name else ""
-
-
-def _all_rows(pictures: dict[str, Picture]) -> list[str]:
-    """The labels of all rows in the order of execution; those that only the second run has come last."""
-    return list(dict.fromkeys(label(row) for picture in pictures.values() for row in picture.rows.values()))
 
 
 def _add_ranges(shown: "Figure", name: str, picture: Picture, dtype: str, colour: str, *, thin: bool) -> None:
@@ -225,7 +226,7 @@ def _bad_cells(batches: list[str], rows: list[str], bad: list[list[int | None]],
 
 def _lay_out(shown: "Figure", rows: list[str], dtype: str, *, heading: str) -> None:
     """Sizes in pixels: from top to bottom the heading, the legend, the columns' titles, their axes, the rows."""
-    inner = min(max(SHORTEST, ROW * len(rows)), TALLEST)
+    inner = min(max(MIN_HEIGHT, ROW * len(rows)), MAX_HEIGHT)
     top = TOP if heading else TOP_OF_PAGE
     shown.update_layout(
         height=inner + top + BOTTOM,
@@ -287,22 +288,11 @@ def _lay_out_axes(shown: "Figure", rows: list[str], *, every: int) -> None:
     )
 
 
-# Pictures of runs -> one page: what holds nan or inf and what is nearest to the limit, in words; below it the picture.
-
-
-MAX_ROWS = 12
-NARROW_TALLEST, NARROW_LABEL = 4000, 16
-"""Pixels of a panel, letters of a module's name: on a telephone."""
-TOLD = (
-    "Left: a dot is the largest value of a module, its line goes down to the least above zero. "
-    "Right: bits that are left below the limit; below 0 it does not fit."
-)
-
-
 def page_of(
     pictures: dict[str, Picture], dtype: str, *, title: str, meta: tuple[str, ...], next_step: Step | None = None
 ) -> Page:
-    """The page of one run, or of two beside each other."""
+    """The page of one run, or of two side by side."""
+    shown = figure(pictures, dtype)
     return Page(
         title=title,
         run=meta,
@@ -315,18 +305,20 @@ def page_of(
                 align="<>><>>",
                 rows=tuple(_table_rows(pictures, dtype)),
             ),
-            _drawing(pictures, dtype),
+            Drawing(
+                title="Every module", caption=CAPTION, figure=shown, narrow=_narrow(shown, panels=1 + len(pictures))
+            ),
         ),
     )
 
 
 def verdict(pictures: dict[str, Picture], dtype: str) -> str:
     """One line: what holds nan or inf, else what is nearest to the limit."""
-    said = [_run_verdict(picture, dtype) for picture in pictures.values()]
-    mark = next(mark for mark in "✗!✓" if any(each.startswith(mark) for each in said))
-    if len(said) == 1:
-        return said[0]
-    return f"{mark} " + "; ".join(f"{name}: {each[2:]}" for name, each in zip(pictures, said, strict=True))
+    verdicts = [_run_verdict(picture, dtype) for picture in pictures.values()]
+    mark = next(mark for mark in "✗!✓" if any(each.startswith(mark) for each in verdicts))
+    if len(verdicts) == 1:
+        return verdicts[0]
+    return f"{mark} " + "; ".join(f"{name}: {each[2:]}" for name, each in zip(pictures, verdicts, strict=True))
 
 
 def _run_verdict(picture: Picture, dtype: str) -> str:
@@ -379,16 +371,11 @@ def _table_rows(pictures: dict[str, Picture], dtype: str) -> Iterator[tuple[str,
             )
 
 
-def _drawing(pictures: dict[str, Picture], dtype: str) -> Drawing:
-    shown = figure(pictures, dtype)
-    return Drawing(title="Every module", caption=TOLD, figure=shown, narrow=_narrow(shown, panels=1 + len(pictures)))
-
-
 def _narrow(shown: "Figure", *, panels: int) -> dict[str, object]:
     """The panels below each other, with the ends of the modules' names."""
-    height = min(body(shown), NARROW_TALLEST)
+    height = min(body(shown), MAX_NARROW_HEIGHT)
     found = stacked(shown, [height] * panels, gap=PANEL_GAP_PIXELS, top=70)
-    names = [short(name, NARROW_LABEL) for name in shown.layout.yaxis.tickvals]
+    names = [short(name, MAX_NARROW_LABEL) for name in shown.layout.yaxis.tickvals]
     for number in ("", *map(str, range(2, panels + 1))):
         found[f"yaxis{number}.ticktext"] = names
     above = found[f"yaxis{panels}.domain"]

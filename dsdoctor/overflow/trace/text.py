@@ -1,4 +1,6 @@
-"""What two traces differ in -> lines for a terminal."""
+"""Traces -> lines for a terminal: their frames in the guide's format (and in a JSON document, both streamed), what two of them
+differ in, and how much room a run has below a dtype's limit, the fp32 list among it.
+"""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -6,17 +8,19 @@ from typing import Any
 
 from dsdoctor.core.text import and_more, encode
 from dsdoctor.overflow.frames import frame as guide_format
-from dsdoctor.overflow.frames.frame import CallPhase, Frame, StepEnd, TensorStats
+from dsdoctor.overflow.frames.frame import CallPhase, StepEnd, TensorStats
 from dsdoctor.overflow.trace.compare import Comparison, DifferenceKind, FormChange, Side, TensorDifference, TensorPlace
 from dsdoctor.overflow.trace.headroom import Headroom, Room
 from dsdoctor.overflow.trace.trace_file import Ranked, RankTrace, Traces
 from dsdoctor.ui.screen import SCHEMA
 from dsdoctor.ui.terminal import printable
 
-# Traces -> lines for a terminal in the guide's format, and the one JSON document; both streamed.
-
-
 WHOLE_MODEL = "(the whole model)"
+MAX_NAMES = 12
+MAX_ALIKE = 5
+"""Rows of a table in which nothing diverges."""
+MAX_ROOMS = 20
+MAX_SHORT = 200
 
 
 def counted(count: int, singular: str, plural: str) -> str:
@@ -73,15 +77,16 @@ def shown_lines(lines: Iterable[Ranked], *, with_rank: bool) -> Iterator[str]:
             continue
         here = (line.batch, rank, line.phase)
         if here != place:
-            yield from _head(line, rank if with_rank else None)
+            what = "Starting batch" if line.phase is CallPhase.FORWARD else "Backward of batch"
+            of_rank = f" rank={rank}" if with_rank else ""
+            yield from (
+                "",
+                "",
+                f"{guide_format.PREFIX} *** {what} number={line.batch}{of_rank} ***",
+                guide_format.COLUMNS,
+            )
             place = here
         yield from map(clean, guide_format.lines(line))
-
-
-def _head(frame: Frame, rank: int | None) -> Iterator[str]:
-    of_rank = "" if rank is None else f" rank={rank}"
-    what = "Starting batch" if frame.phase is CallPhase.FORWARD else "Backward of batch"
-    yield from ("", "", f"{guide_format.PREFIX} *** {what} number={frame.batch}{of_rank} ***", guide_format.COLUMNS)
 
 
 def step_line(rank: int | None, step: StepEnd) -> str:
@@ -95,9 +100,9 @@ def step_line(rank: int | None, step: StepEnd) -> str:
         "" if step.loss_scale is None else f"loss scale {step.loss_scale:g}",
         step.loss and f"loss {step.loss}",
     ]
-    said = "; ".join(part for part in parts if part) or "over"
+    what = "; ".join(part for part in parts if part) or "over"
     of_rank = "" if rank is None else f" rank={rank}"
-    return clean(f"{guide_format.PREFIX} *** Step {step.step} after batch {step.batch}{of_rank}: {said} ***")
+    return clean(f"{guide_format.PREFIX} *** Step {step.step} after batch {step.batch}{of_rank}: {what} ***")
 
 
 def shown_document(traces: Traces, lines: Iterable[Ranked]) -> Iterator[str]:
@@ -126,11 +131,6 @@ def source_parts(traces: Traces) -> list[dict[str, Any]]:
     return [_source_part(source) for source in traces.sources]
 
 
-MAX_NAMES = 12
-MAX_ALIKE = 5
-"""Rows of a table in which nothing diverges."""
-
-
 def comparison_lines(found: Comparison) -> Iterator[str]:
     """What differs: the first place, then the largest differences, then what only one side has."""
     yield from _first_lines(found)
@@ -142,7 +142,7 @@ def comparison_lines(found: Comparison) -> Iterator[str]:
         yield f"! nan or inf on both sides in {found.bad_in_both:,} tensors, which were not compared"
     for side, names in (("A", found.only_a), ("B", found.only_b)):
         if names:
-            yield f"! only in {side}: {_some(names)}"
+            yield f"! only in {side}: {clean(and_more(names, MAX_NAMES))}"
     shown = [difference for difference in found.largest if difference.diverges] or found.largest[:MAX_ALIKE]
     if shown:
         yield ""
@@ -231,17 +231,6 @@ def _times(change: FormChange) -> str:
     return f"{counted(change.count, 'tensor', 'tensors')}, first {name_of(change.first)}, {change.first.tensor}"
 
 
-def _some(names: tuple[str, ...]) -> str:
-    return clean(and_more(names, MAX_NAMES))
-
-
-# How much room a run has below a dtype's limit -> lines for a terminal, the fp32 list among them.
-
-
-MAX_ROOMS = 20
-MAX_SHORT = 200
-
-
 def headroom_lines(found: Headroom, *, every: bool = False) -> Iterator[str]:
     """The table, least room first; then the fp32 list to paste."""
     rooms = [room for room in found.modules if room.bits is not None or room.bad]
@@ -269,21 +258,15 @@ def _room_line(room: Room, found: Headroom) -> str:
     most = f"{room.peak.value:.2e}" if room.peak else ""
     least = "" if room.least is None else f"{room.least:.2e}"
     at = f", {room.peak.tensor} (batch {room.peak.batch}, rank {room.peak.rank})" if room.peak else ""
-    said = [
-        *(["nan or inf already"] if room.bad else []),
-        *(_lower_end(room, found)),
-    ]
+    notes = ["nan or inf already"] if room.bad else []
+    if room.vanishes:
+        notes.append(f"an input or output would be zero as a whole in {found.dtype}")
+    elif room.fades:
+        notes.append("an input or output fades: all of it is below normal")
     return clean(
         f"{_mark(room, found)} {bits:>6}  {most:>8}  {least:>8}  {room.peak.dtype if room.peak else '':<13} "
-        f"{room.module or WHOLE_MODEL} {room.kind}{at}{'; ' if said else ''}{', '.join(said)}"
+        f"{room.module or WHOLE_MODEL} {room.kind}{at}{'; ' if notes else ''}{', '.join(notes)}"
     )
-
-
-def _lower_end(room: Room, found: Headroom) -> Iterator[str]:
-    if room.vanishes:
-        yield f"an input or output would be zero as a whole in {found.dtype}"
-    elif room.fades:
-        yield "an input or output fades: all of it is below normal"
 
 
 def _trend_lines(found: Headroom) -> Iterator[str]:

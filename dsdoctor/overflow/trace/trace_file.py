@@ -1,4 +1,7 @@
-"""Which frames are wanted: filters, and the lines of several traces merged in the order of batch and rank."""
+"""A trace on disk: JSON lines, one file per rank; and the wanted lines of several, merged in the order of batch and rank.
+
+Writing loses at most what was not flushed; reading streams.
+"""
 
 import errno
 import fnmatch
@@ -23,9 +26,6 @@ from dsdoctor.core.finding import step
 from dsdoctor.core.text import decode
 from dsdoctor.overflow.frames.frame import CallPhase, Frame, Header, Line, StepEnd
 
-# A trace on disk: JSON lines, one file per rank. Writing loses at most what was not flushed; reading streams.
-
-
 SCHEMA = "dsdoctor/trace/1"
 MAX_HEADER_BYTES = 1 << 16
 """Bytes. A checkpoint that was given by mistake may have no line end at all."""
@@ -35,6 +35,83 @@ FRAME_OF = re.compile(rb'\{"t":"frame","batch":(\d+),')
 """How a frame's line begins, as the writer writes it: its batch is known without decoding the line."""
 _encode = msgspec.json.Encoder(enc_hook=str).encode  # torch.__version__ is no plain str
 _decode: Callable[[bytes], Line] = msgspec.json.Decoder(Line).decode
+Span = tuple[int, int]
+PATTERN = "trace-rank*.jsonl"
+PHASES = {"all": None, "forward": CallPhase.FORWARD, "backward": CallPhase.BACKWARD}
+Ranked = tuple[int, Frame | StepEnd]
+"""A line and the rank that wrote it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batches:
+    """The byte ranges of each batch's frames. Batches of a pipeline interleave: one may have several ranges."""
+
+    path: Path
+    spans: dict[int, list[Span]] = field(default_factory=dict)
+
+    def frames(self, batch: int) -> tuple[Frame, ...]:
+        """The frames of one batch, in the order they were written. None: this trace has no such batch."""
+        found: list[Frame] = []
+        with self.path.open("rb") as file:
+            for start, end in self.spans.get(batch, ()):
+                file.seek(start)
+                lines = (decoded(self.path, raw) for raw in file.read(end - start).splitlines())
+                found += [line for line in lines if isinstance(line, Frame)]
+        return tuple(found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankTrace:
+    """The trace of one rank."""
+
+    path: Path
+    header: Header
+
+    @property
+    def rank(self) -> int:
+        """The rank that wrote it."""
+        return self.header.rank
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """A set of numbers, as ranges."""
+
+    ranges: tuple[range, ...]
+
+    def __contains__(self, number: int) -> bool:
+        return any(number in span for span in self.ranges)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Which frames to take; None or nothing: all. ``modules``: globs. ``bad``: only frames that hold a nan or an inf."""
+
+    modules: tuple[str, ...] = ()
+    batches: Numbers | None = None
+    ranks: Numbers | None = None
+    phase: CallPhase | None = None
+    bad: bool = False
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        return re.compile("|".join(fnmatch.translate(glob) for glob in self.modules))
+
+    def takes_batch(self, batch: int) -> bool:
+        """Whether frames of this batch are wanted at all."""
+        return self.batches is None or batch in self.batches
+
+    def takes(self, line: Frame | StepEnd) -> bool:
+        """Whether a line is wanted. The end of a step belongs to its batch, and to no module."""
+        if not self.takes_batch(line.batch):
+            return False
+        if isinstance(line, StepEnd):
+            return not self.modules and self.phase is None and (not self.bad or bool(line.overflow))
+        return (
+            (self.phase is None or line.phase is self.phase)
+            and (not self.modules or self._pattern.match(line.module) is not None)
+            and (not self.bad or any(tensor.is_bad for tensor in line.measured))
+        )
 
 
 def file_name(rank: int) -> str:
@@ -165,27 +242,6 @@ def _header(path: Path, first: bytes) -> Header:
         raise UsageError(f"{path}, line 1: {error}", hint="the trace was damaged") from error
 
 
-Span = tuple[int, int]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Batches:
-    """The byte ranges of each batch's frames. Batches of a pipeline interleave: one may have several ranges."""
-
-    path: Path
-    spans: dict[int, list[Span]] = field(default_factory=dict)
-
-    def frames(self, batch: int) -> tuple[Frame, ...]:
-        """The frames of one batch, in the order they were written. None: this trace has no such batch."""
-        found: list[Frame] = []
-        with self.path.open("rb") as file:
-            for start, end in self.spans.get(batch, ()):
-                file.seek(start)
-                lines = (decoded(self.path, raw) for raw in file.read(end - start).splitlines())
-                found += [line for line in lines if isinstance(line, Frame)]
-        return tuple(found)
-
-
 def find_batches(path: Path) -> Batches:
     """Find the batches of a trace. A frame is recognised by how its line begins, and nothing is decoded."""
     read_header(path)
@@ -206,22 +262,6 @@ def _extend(spans: list[Span], start: int, end: int) -> None:
         spans[-1] = (spans[-1][0], end)
     else:
         spans.append((start, end))
-
-
-PATTERN = "trace-rank*.jsonl"
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankTrace:
-    """The trace of one rank."""
-
-    path: Path
-    header: Header
-
-    @property
-    def rank(self) -> int:
-        """The rank that wrote it."""
-        return self.header.rank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,21 +339,6 @@ def _check(ordered: tuple[RankTrace, ...]) -> None:
             )
 
 
-PHASES = {"all": None, "forward": CallPhase.FORWARD, "backward": CallPhase.BACKWARD}
-Ranked = tuple[int, Frame | StepEnd]
-"""A line and the rank that wrote it."""
-
-
-@dataclass(frozen=True)
-class Numbers:
-    """A set of numbers, as ranges."""
-
-    ranges: tuple[range, ...]
-
-    def __contains__(self, number: int) -> bool:
-        return any(number in span for span in self.ranges)
-
-
 def numbers(text: str, option: str) -> Numbers:
     """Parse numbers and ranges. Raises UsageError, naming the option.
 
@@ -329,37 +354,6 @@ def numbers(text: str, option: str) -> Numbers:
             raise UsageError(f"{option} {text!r} is no list of numbers", hint=f"such as {option} 3,10-12")
         ranges.append(range(first, last + 1))
     return Numbers(tuple(ranges))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Selection:
-    """Which frames to take; None or nothing: all. ``modules``: globs. ``bad``: only frames that hold a nan or an inf."""
-
-    modules: tuple[str, ...] = ()
-    batches: Numbers | None = None
-    ranks: Numbers | None = None
-    phase: CallPhase | None = None
-    bad: bool = False
-
-    @cached_property
-    def _pattern(self) -> re.Pattern[str]:
-        return re.compile("|".join(fnmatch.translate(glob) for glob in self.modules))
-
-    def takes_batch(self, batch: int) -> bool:
-        """Whether frames of this batch are wanted at all."""
-        return self.batches is None or batch in self.batches
-
-    def takes(self, line: Frame | StepEnd) -> bool:
-        """Whether a line is wanted. The end of a step belongs to its batch, and to no module."""
-        if not self.takes_batch(line.batch):
-            return False
-        if isinstance(line, StepEnd):
-            return not self.modules and self.phase is None and (not self.bad or bool(line.overflow))
-        return (
-            (self.phase is None or line.phase is self.phase)
-            and (not self.modules or self._pattern.match(line.module) is not None)
-            and (not self.bad or any(tensor.is_bad for tensor in line.measured))
-        )
 
 
 def selected(traces: Traces, selection: Selection) -> Iterator[Ranked]:

@@ -18,6 +18,11 @@ MIN_GROWTH = 1.5
 EXTREME_WEIGHT = 1e4
 """No weight of an ordinary model is so large, and no training makes it so in a step."""
 MAX_WEIGHTS = 2
+MAX_NAMES = 3
+ELSEWHERE = "memory of torch.empty that was never written, numpy's, or a value from before the batch"
+Verdict = Callable[[RankReports], Iterator[Finding]]
+LARGE_GROWTH = 10.0
+"""A weight that is so many times as large as at first has grown too much."""
 
 
 def what_is_known(rank_reports: RankReports, rank_report: RankReport) -> Iterator[str]:
@@ -81,10 +86,6 @@ def how_it_grew(growth: Growth) -> Iterator[str]:
         if value and now / value > times**0.75:
             how = f"most of it from step {step} on"
     yield f"{growth.name} grew {times:.3g} times from step {first} (largest {before:.3g}) to step {last} ({now:.3g}), {how}"
-
-
-MAX_NAMES = 3
-ELSEWHERE = "memory of torch.empty that was never written, numpy's, or a value from before the batch"
 
 
 def where(frame: Frame | None) -> str:
@@ -167,9 +168,6 @@ def near(value: float) -> str:
     ('2^16', '2^11', '2^-1')
     """
     return f"2^{math.floor(math.log2(value))}"
-
-
-Verdict = Callable[[RankReports], Iterator[Finding]]
 
 
 def earliest_bad(rank_reports: RankReports, *kinds: BadKind) -> tuple[RankReport, FirstBad] | None:
@@ -314,10 +312,6 @@ def _what_was_there(rank_report: RankReport) -> Iterator[str]:
         yield f"first read by {held.met.op} in {held.met.line}"
     if held.written is not None:
         yield f"written in this batch by {held.written.op} in {held.written.line}"
-
-
-LARGE_GROWTH = 10.0
-"""A weight that is so many times as large as at first has grown too much."""
 
 
 def remedy(rank_reports: RankReports, rank_report: RankReport, first_bad: FirstBad) -> str:

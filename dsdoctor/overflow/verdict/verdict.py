@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from math import isfinite
 
 from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.overflow.frames.first_bad import BadKind, Cure, FirstBad, RankReport, holds_mask
+from dsdoctor.overflow.frames.first_bad import BadKind, Cure, FirstBad, RankReport, has_mask
 from dsdoctor.overflow.frames.frame import LIMITS, limit_of
 from dsdoctor.overflow.verdict.evidence import (
     RankReports,
@@ -32,6 +32,15 @@ from dsdoctor.overflow.verdict.evidence import (
     where_it_began,
 )
 from dsdoctor.rules import book
+
+MAX_SQUARABLE = LIMITS["float32"] ** 0.5
+"""The square of a larger number is inf in float32."""
+MAX_NORMAL_SKIPS = 30
+"""Steps in a row that a dynamic loss scale may skip while it is searched: from 2**24 down to 1, and a few."""
+MAX_FLUSHED_SHARE = 0.3
+"""The share of gradient elements that must be flushed, and would not be at a larger scale: healthy fp16 runs have under a tenth."""
+MAX_UNCHANGED_SHARE = 0.75
+"""The share of weights with a gradient that a step leaves as they are, in two checks one after the other."""
 
 
 def nan_in_the_batch(rank_reports: RankReports) -> Iterator[Finding]:
@@ -117,7 +126,7 @@ def overflow_in_module(rank_reports: RankReports) -> Iterator[Finding]:
             case="known"
             if known
             else "masked"
-            if holds_mask(frame)
+            if has_mask(frame)
             else ""
             if dtype == "float16"
             else "evaluation"
@@ -140,7 +149,7 @@ def overflow_in_module(rank_reports: RankReports) -> Iterator[Finding]:
 def _inputs(rank_report: RankReport, first_bad: FirstBad) -> str:
     """What a module that made bad values was given, as the end of a sentence."""
     held, frame, dtype = rank_report.held, first_bad.frame, first_bad.tensor.dtype
-    if holds_mask(frame):
+    if has_mask(frame):
         return book.phrase("overflow", "from-masked-inputs")
     if held is not None and rank_report.origin is not None and held.kind:
         return book.phrase("overflow", "from-held", kind=held.kind, name=held.name)
@@ -167,7 +176,7 @@ def overflow_between_modules(rank_reports: RankReports) -> Iterator[Finding]:
             case="known"
             if known
             else "masked"
-            if holds_mask(frame)
+            if has_mask(frame)
             else ""
             if first_bad.tensor.dtype == "float16"
             else "evaluation"
@@ -189,8 +198,11 @@ def overflow_between_modules(rank_reports: RankReports) -> Iterator[Finding]:
 def loss_not_finite(rank_reports: RankReports) -> Iterator[Finding]:
     """All modules are finite and the loss is not: it became nan or inf after the model."""
     bad = [rank_report for rank_report in where_it_began(rank_reports) if _has_bad_loss(rank_report)]
-    if not bad or any(_is_bad_before_the_loss(rank_report) or rank_report.other_loss for rank_report in rank_reports):
-        return  # where the replay gives another loss, it says nothing of where the live one came from
+    kinds = {rank_report.first_bad.kind for rank_report in rank_reports if rank_report.first_bad is not None}
+    is_bad_before = not kinds <= {BadKind.LOSS, BadKind.GRADIENT}
+    # where the replay gives another loss, it says nothing of where the live one came from
+    if not bad or is_bad_before or any(rank_report.other_loss for rank_report in rank_reports):
+        return
     first = bad[0]
     found = first.first_bad
     known = _loss_remedy(rank_reports, first)
@@ -211,8 +223,9 @@ def loss_not_finite(rank_reports: RankReports) -> Iterator[Finding]:
             *_of_its_graph(first),
             *(f"the {each.name} holds {amount(each)}" for each in first.bad_tensors),
         ),
-        affects=_place(first),
-        loss=", ".join(f"{loss:g}" for loss in first.losses) or _measured(first),
+        # with its line it is shown in full, although the loss was bad before
+        affects=("the loss",) if first.loss_made is not None and first.loss_made.line else (),
+        loss=", ".join(f"{loss:g}" for loss in first.losses) or _measured_loss(first),
         finite=_what_is_finite(rank_reports, first),
         origin=_made_the_loss(first),
         ranks=ranks_say(tuple(rank_report.rank for rank_report in bad), len(rank_reports)),
@@ -242,7 +255,7 @@ def _loss_remedy(rank_reports: RankReports, rank_report: RankReport) -> str:
     return " ".join(part for part in (cure_text(cure), what_was_tried(rank_reports, found)) if part)
 
 
-def _measured(rank_report: RankReport) -> str:
+def _measured_loss(rank_report: RankReport) -> str:
     """What was measured of a loss that only the model's output shows."""
     found = rank_report.first_bad
     return f"not finite, {amount(found.tensor)} in {found.tensor.name}," if found is not None else "not finite"
@@ -251,11 +264,6 @@ def _measured(rank_report: RankReport) -> str:
 def _has_bad_loss(rank_report: RankReport) -> bool:
     found = rank_report.first_bad
     return (found is not None and found.kind is BadKind.LOSS) or any(not isfinite(loss) for loss in rank_report.losses)
-
-
-def _is_bad_before_the_loss(rank_report: RankReport) -> bool:
-    found = rank_report.first_bad
-    return found is not None and found.kind not in (BadKind.LOSS, BadKind.GRADIENT)
 
 
 def _made_the_loss(rank_report: RankReport) -> str:
@@ -277,23 +285,6 @@ def _of_its_graph(rank_report: RankReport) -> Iterator[str]:
     yield f"why: {made.how}"
     if not made.line:
         yield "read from the graph of the loss; if it happens again, its line is reported"
-
-
-def _place(rank_report: RankReport) -> tuple[str, ...]:
-    """Said where the line is known: then it is told in full, although the loss was bad before."""
-    made = rank_report.loss_made
-    return () if made is None or not made.line else ("the loss",)
-
-
-MAX_SQUARABLE = LIMITS["float32"] ** 0.5
-"""The square of a larger number is inf in float32."""
-
-MAX_NORMAL_SKIPS = 30
-"""Steps in a row that a dynamic loss scale may skip while it is searched: from 2**24 down to 1, and a few."""
-MAX_FLUSHED_SHARE = 0.3
-"""The share of gradient elements that must be flushed, and would not be at a larger scale: healthy fp16 runs have under a tenth."""
-MAX_UNCHANGED_SHARE = 0.75
-"""The share of weights with a gradient that a step leaves as they are, in two checks one after the other."""
 
 
 def gradient_stays_at_scale_one(rank_reports: RankReports) -> Iterator[Finding]:
@@ -553,8 +544,8 @@ def judge(rank_reports: Iterable[RankReport]) -> tuple[Finding, ...]:
     """The verdicts on one bad step, the cause first. Takes the reports of all ranks that took part, in any order."""
     ordered = tuple(sorted(rank_reports, key=lambda rank_report: rank_report.rank))
     cause = next((found for verdict in CAUSES for found in verdict(ordered)), None)
-    beside = tuple(found for verdict in ADDITIONAL for found in verdict(ordered))
-    return (*(() if cause is None else (cause,)), *beside)
+    additional = tuple(found for verdict in ADDITIONAL for found in verdict(ordered))
+    return (*(() if cause is None else (cause,)), *additional)
 
 
 # the first of these that yields a finding is the cause: what explains more comes first

@@ -1,4 +1,7 @@
-"""The guide's class and function, with its names, its signatures and its printed format, for any module."""
+"""The guide's class and function, with its names, its signatures and its printed format, for any module.
+
+A gradient that only a loss scale makes too large is normal; where that cannot be known, nothing is ended.
+"""
 
 from collections import deque
 from typing import Any
@@ -11,23 +14,18 @@ from dsdoctor.core.finding import Severity
 from dsdoctor.core.script import write_stderr
 from dsdoctor.overflow.frames import frame as guide_format
 from dsdoctor.overflow.frames.first_bad import FirstBad, RankReport, Scale, first_bad
-from dsdoctor.overflow.frames.frame import CallPhase, Frame, TensorStats
+from dsdoctor.overflow.frames.frame import CallPhase, Frame
 from dsdoctor.overflow.hooks import ranks
 from dsdoctor.overflow.hooks.module_hooks import BatchRecord, Hook, Hooks
 from dsdoctor.overflow.hooks.options import Options
-from dsdoctor.overflow.measure.readings import Meters, Readings, tensors_of
+from dsdoctor.overflow.measure.readings import stats_of_tensor, tensors_of
 from dsdoctor.overflow.replay.investigate import local_gradients
 from dsdoctor.overflow.replay.provenance import with_buffers
 from dsdoctor.overflow.verdict.evidence import bad_gradient
 from dsdoctor.overflow.verdict.verdict import judge
 from dsdoctor.rules import book
 
-# The gradients that the guide's class saw in one backward -> what is said of them, and whether the training ends there.
-#
-# A gradient that only a loss scale makes too large is normal; where that cannot be known, nothing is ended.
-
-
-NOT_KNOWN = 0.0
+SCALE_NOT_KNOWN = 0.0
 """The loss scale where the loss is no output of the model, and float16 is among the gradients."""
 
 
@@ -40,7 +38,7 @@ def backward_report(frames: tuple[Frame, ...], found: FirstBad | None, began: Te
     elif began.dim() == 0 and bool(torch.isfinite(began)):
         scale = max(1.0, float(began.abs()))
     else:
-        scale = NOT_KNOWN
+        scale = SCALE_NOT_KNOWN
     bad = tuple(stats for stats in local_gradients(backward) if stats.is_bad)
     return RankReport(
         rank=ranks.this_rank(),
@@ -57,16 +55,14 @@ def backward_report(frames: tuple[Frame, ...], found: FirstBad | None, began: Te
 def backward_words(reports: list[RankReport]) -> tuple[str, bool]:
     """What is said of the gradients of all ranks, and whether that ends the training."""
     first = next(report for report in reports if report.first_bad is not None)
-    if any(report.scale.value == NOT_KNOWN for report in reports):
+    if any(report.scale.value == SCALE_NOT_KNOWN for report in reports):
         made = bad_gradient(first, tuple(reports))
         return f"{made}; its loss is computed outside of the model, so that a loss scale may be the cause", False
     findings = judge(reports)
     if findings and findings[0].severity is Severity.ERROR:
         return findings[0].title, True
-    return (
-        f"{bad_gradient(first, tuple(reports))}, at a loss scale of {first.scale.value:g}, which may be the cause",
-        False,
-    )
+    made = bad_gradient(first, tuple(reports))
+    return f"{made}, at a loss scale of {first.scale.value:g}, which may be the cause", False
 
 
 class DebugUnderflowOverflow:
@@ -146,7 +142,7 @@ class DebugUnderflowOverflow:
     @property
     def frames(self) -> deque[str]:
         """The texts of the last calls, of the batches that have ended."""
-        return deque(map(_with_start, self._kept()), self.max_frames_to_save)
+        return deque((guide_format.text([frame]) for frame in self._kept()), self.max_frames_to_save)
 
     @property
     def total_calls(self) -> int:
@@ -246,16 +242,16 @@ class DebugUnderflowOverflow:
             return
         report = backward_report(frames, found, began, batch=record.batch)
         reports = ranks.gather(report) if together else [report]
-        said, ends = backward_words(reports)
+        words, ends = backward_words(reports)
         if ranks.this_rank() == 0 or not together:
             for each in reports:
                 if each.first_bad is not None:
                     print(guide_format.COLUMNS, *guide_format.lines(each.first_bad.frame), sep="\n")
-            print(f"DebugUnderflowOverflow: batch_number={record.batch}: {said}")
+            print(f"DebugUnderflowOverflow: batch_number={record.batch}: {words}")
         if ends:
             self.detected_overflow = True
             raise ranks.OverflowDetected(
-                f"DebugUnderflowOverflow: inf/nan detected during batch_number={record.batch}: {said}"
+                f"DebugUnderflowOverflow: inf/nan detected during batch_number={record.batch}: {words}"
             )
 
     def _rank_report(self, record: BatchRecord, found: FirstBad | None) -> RankReport:
@@ -284,15 +280,11 @@ class DebugUnderflowOverflow:
                     print(f"rank {rank_report.rank}:\n" if len(rank_reports) > 1 else "", end="")
                     print(*guide_format.first_words(rank_report.first_bad.frame), sep="\n")
                     print(guide_format.detected(rank_report.batch, rank_report.frames))
-        said = "; ".join(finding.title for finding in findings)
-        verdict = f"DebugUnderflowOverflow: inf/nan detected during batch_number={rank_reports[0].batch}: {said}"
+        titles = "; ".join(finding.title for finding in findings)
+        verdict = f"DebugUnderflowOverflow: inf/nan detected during batch_number={rank_reports[0].batch}: {titles}"
         if len(rank_reports) < ranks.world() and self._collective:
             print(f"rank {ranks.this_rank()}: {verdict}")
         return verdict
-
-
-def _with_start(frame: Frame) -> str:
-    return guide_format.text([frame])
 
 
 def _forward_calls(record: BatchRecord) -> int:
@@ -319,16 +311,6 @@ def detect_overflow(var: Any, ctx: str) -> bool:
         f"  {stats.nan} nan, {stats.posinf} inf, {stats.neginf} -inf of {stats.count}; {finite}; {stats.dtype} {shape}"
     )
     return True
-
-
-def stats_of_tensor(tensor: Tensor, name: str) -> TensorStats | None:
-    """The figures of one tensor; None: it has none."""
-    readings = Readings(Meters())
-    number = readings.look(tensor)
-    if isinstance(number, str):
-        return None
-    readings.settle()
-    return readings.stats(number, name)
 
 
 def refuse_twice(model: nn.Module) -> None:

@@ -16,8 +16,7 @@ from torch import Tensor
 from dsdoctor.core.finding import Severity
 from dsdoctor.overflow.frames.first_bad import Flushed, Origin, RankReport, first_bad
 from dsdoctor.overflow.frames.frame import Frame
-from dsdoctor.overflow.hooks import engine as engine_adapter
-from dsdoctor.overflow.hooks import engine as engine_facts
+from dsdoctor.overflow.hooks import engine as deepspeed_engine
 from dsdoctor.overflow.hooks import ranks
 from dsdoctor.overflow.hooks.module_hooks import BatchRecord, Hooks
 from dsdoctor.overflow.hooks.options import Options
@@ -53,10 +52,22 @@ from dsdoctor.overflow.watch.loss_line import (
     loss_line,
 )
 
-# Which of the engines of a process one is, where there are several: a generator and its discriminator, an actor and its critic.
-
-
 _watched: list["weakref.ref[Any]"] = []
+MAX_RECORDS = 64
+"""Forwards whose records are kept for the step that judges them."""
+MAX_LOSS_GRAPHS = 8
+"""Bad losses whose graph is read."""
+
+
+class BadLoss(NamedTuple):
+    """What is known of a bad loss before its backward: the operation that made it, the script's statement, whether labels count."""
+
+    made: Origin | None = None
+    line: str = ""
+    ignored: str = ""
+
+
+NO_BAD_LOSS = BadLoss()
 
 
 def register(engine: Any) -> None:
@@ -75,25 +86,6 @@ def engine_label(engine: Any) -> str:
     shape = tuple(getattr(weight, "ds_shape", getattr(weight, "shape", ())))
     first = f", {name} {'x'.join(map(str, shape))}" if name else ""
     return f"{type(engine.module).__name__}{first}, {number} of {len(alive)} in this process"
-
-
-MAX_RECORDS = 64
-"""Forwards whose records are kept for the step that judges them."""
-
-
-MAX_LOSS_GRAPHS = 8
-"""Bad losses whose graph is read."""
-
-
-class BadLoss(NamedTuple):
-    """What is known of a bad loss before its backward: the operation that made it, the script's statement, whether labels count."""
-
-    made: Origin | None = None
-    line: str = ""
-    ignored: str = ""
-
-
-NOT_SEEN = BadLoss()
 
 
 class Decisions:
@@ -126,7 +118,7 @@ class Decisions:
         self._last_clean_step: int | None = None
         self._bad_applied: int | None = None
         self._loss_gradient: Tensor | None = None
-        self._asks_scale = engine_facts.zero_stage(engine) == 0 and engine_facts.dtype(engine) is torch.float16
+        self._asks_scale = deepspeed_engine.zero_stage(engine) == 0 and deepspeed_engine.dtype(engine) is torch.float16
 
     @property
     def forwards(self) -> int:
@@ -156,7 +148,11 @@ class Decisions:
         elif self._watches_backward:
             self._loss_backward.begin(loss)
         if self._asks_scale and self._loss_gradient is None and loss.requires_grad:
-            loss.register_hook(self._keep_loss_gradient)
+
+            def keep(gradient: Tensor) -> None:
+                self._loss_gradient = gradient.detach()
+
+            loss.register_hook(keep)
 
     def _look_at_loss(self, loss: Tensor) -> None:
         """A bad loss whose graph is whole, and whose script's variables are those of this micro-batch."""
@@ -184,9 +180,6 @@ class Decisions:
     def _expect(self, forwards: int) -> None:
         self._expects = forwards
         self.wants_lines = forwards > 0 or self._always_lines
-
-    def _keep_loss_gradient(self, gradient: Tensor) -> None:
-        self._loss_gradient = gradient.detach()
 
     def on_record(self, record: BatchRecord) -> None:
         """A forward of the level frames is over."""
@@ -218,7 +211,7 @@ class Decisions:
 
     # -- a step is decided
 
-    def on_decision(self, decision: engine_adapter.Decision) -> None:
+    def on_decision(self, decision: deepspeed_engine.Decision) -> None:
         """DeepSpeed has decided on the gradients, and nothing is written yet."""
         overflow = decision.overflow
         self.scale = decision.loss_scale
@@ -260,7 +253,7 @@ class Decisions:
         step = int(self.engine.global_steps)
         self._conclude([RankReport(rank=ranks.this_rank(), world=ranks.world(), step=step, not_loaded=folder)])
 
-    def _look_for_small(self, decision: engine_adapter.Decision) -> None:
+    def _look_for_small(self, decision: deepspeed_engine.Decision) -> None:
         """In some steps, the same on all ranks: whether gradients or updates are too small to count."""
         self._updates = None
         if not is_due(decision.step):
@@ -268,11 +261,11 @@ class Decisions:
         self._history.note_weights(decision.step)
         self._history.note_inputs(decision.step, (frame for record in self._records for frame in record.frames()))
         self._updates = WeightUpdates(self.engine)
-        if engine_facts.dtype(self.engine) is not torch.float16 or engine_facts.is_pipeline(self.engine):
+        if deepspeed_engine.dtype(self.engine) is not torch.float16 or deepspeed_engine.is_pipeline(self.engine):
             return
         self._look_for_lost_activations(decision.step)
-        scale = decision.loss_scale or engine_facts.loss_scale(self.engine) or 1.0
-        if engine_facts.zero_stage(self.engine) == 0 and scale > 1:
+        scale = decision.loss_scale or deepspeed_engine.loss_scale(self.engine) or 1.0
+        if deepspeed_engine.zero_stage(self.engine) == 0 and scale > 1:
             # DeepSpeed 0.19.8 does not multiply the loss by it there, which has a finding of its own
             return
         suspect = ranks.any_rank(is_suspect(self.engine, self._meters), self.engine.device)
@@ -308,18 +301,18 @@ class Decisions:
             return
         unchanged = updates.unchanged()
         if unchanged and self._was_unchanged:
-            step, dtype = int(self.engine.global_steps) - 1, str(next(self.engine.module.parameters()).dtype)
-            kept = dtype.removeprefix("torch.")
-            report = RankReport(rank=0, world=ranks.world(), step=step, dtype=kept, unchanged=unchanged)
+            step = int(self.engine.global_steps) - 1
+            dtype = str(next(self.engine.module.parameters()).dtype).removeprefix("torch.")
+            report = RankReport(rank=0, world=ranks.world(), step=step, dtype=dtype, unchanged=unchanged)
             self._conclude_alone(report, harmless=True)
         self._was_unchanged = bool(unchanged)
 
-    def _check_loss_scale(self, decision: engine_adapter.Decision) -> None:
+    def _check_loss_scale(self, decision: deepspeed_engine.Decision) -> None:
         """Once, in fp16 without ZeRO: whether the loss was multiplied by the loss scale that the step divides by."""
         if self._loss_gradient is None:
             return
         self._asks_scale = False
-        due = (decision.loss_scale or 1.0) / engine_facts.gradient_accumulation(self.engine)
+        due = (decision.loss_scale or 1.0) / deepspeed_engine.gradient_accumulation(self.engine)
         rank_report = self._rank_report(decision)
         with_gradient = msgspec.structs.replace(
             rank_report, losses=(), named=(), loss_gradient=float(self._loss_gradient), loss_gradient_due=due
@@ -327,7 +320,7 @@ class Decisions:
         if ranks.this_rank() == 0:
             self._conclude_alone(with_gradient)
 
-    def _rank_report(self, decision: engine_adapter.Decision) -> RankReport:
+    def _rank_report(self, decision: deepspeed_engine.Decision) -> RankReport:
         """What this rank knows. After an error of dsdoctor's own the least there is, because the other ranks wait for a report."""
         try:
             return self._whole_report(decision)
@@ -337,12 +330,14 @@ class Decisions:
             )
             return RankReport(rank=ranks.this_rank(), world=ranks.world(), step=decision.step, batch=self._first_batch)
 
-    def _whole_report(self, decision: engine_adapter.Decision) -> RankReport:
+    def _whole_report(self, decision: deepspeed_engine.Decision) -> RankReport:
         losses = tuple(float(loss) for loss in self.losses.known() if loss.numel() == 1)
         rank_report = first_report(self.engine, decision, losses=losses)
         bad = [number for number, loss in enumerate(losses) if not math.isfinite(loss)]
-        ignored = self._ignored_labels(bad[0], len(losses)) if bad else ""
-        seen = self._bad_losses.get(bad[0], NOT_SEEN) if bad else NOT_SEEN
+        # where the model was given the labels, and its losses are those of the step
+        batches = self._recorder.batches
+        ignored = ignored_labels(batches[bad[0]].kwargs) if bad and len(batches) == len(losses) else ""
+        seen = self._bad_losses.get(bad[0], NO_BAD_LOSS) if bad else NO_BAD_LOSS
         # the script's variables are those of the last micro-batch
         if bad and bad[0] == len(losses) - 1 and self._backward_call is not None and not seen.line:
             line, labels = loss_line(self._backward_call, self.engine)
@@ -354,7 +349,7 @@ class Decisions:
             rank_report,
             batch=self._first_batch,
             micro=bad[0] if bad else 0,
-            accumulation=engine_facts.gradient_accumulation(self.engine),
+            accumulation=deepspeed_engine.gradient_accumulation(self.engine),
             engine=engine_label(self.engine),
             skipped=self._overflows.skipped,
             # a loss that the model gave bad says nothing of the statement that called it
@@ -367,12 +362,7 @@ class Decisions:
             bad_output=bad_output,
         )
 
-    def _ignored_labels(self, micro: int, losses: int) -> str:
-        """Whether no label of a micro-batch counts, where the model was given the labels and its losses are those of the step."""
-        batches = self._recorder.batches
-        return ignored_labels(batches[micro].kwargs) if len(batches) == losses else ""
-
-    def _live_first_bad(self, decision: engine_adapter.Decision) -> RankReport | None:
+    def _live_first_bad(self, decision: deepspeed_engine.Decision) -> RankReport | None:
         """This rank's report with the first bad value that the frames level saw live in this step; None: it saw none."""
         for record in self._records:
             record.settle()
@@ -389,13 +379,10 @@ class Decisions:
         for record in self._records:
             if record.readings.any_bad:
                 yield tuple(record.frames())
-        if self.hooks is not None and self._is_compiled():
+        if self.hooks is not None and deepspeed_engine.is_compiled(self.engine):
             yield tuple(self.hooks.compiled_frames())
 
-    def _is_compiled(self) -> bool:
-        return getattr(self.engine.module, "_compiled_call_impl", None) is not None
-
-    def _hit(self, decision: engine_adapter.Decision, live: RankReport | None) -> None:
+    def _hit(self, decision: deepspeed_engine.Decision, live: RankReport | None) -> None:
         """All ranks come here together: what DeepSpeed decided is the same on all of them."""
         applied = decision.overflow is None and not decision.dynamic
         self._overflows.add(skipped=not applied)

@@ -29,8 +29,7 @@ from dsdoctor.core.release import __version__
 from dsdoctor.core.script import CHECKPOINT_WATCH, write_stderr
 from dsdoctor.overflow.frames import frame as guide_format
 from dsdoctor.overflow.frames.frame import Header, StepEnd
-from dsdoctor.overflow.hooks import engine as engine_adapter
-from dsdoctor.overflow.hooks import engine as engine_facts
+from dsdoctor.overflow.hooks import engine as deepspeed_engine
 from dsdoctor.overflow.hooks import ranks
 from dsdoctor.overflow.hooks.module_hooks import BatchRecord, Hook, Hooks, Position
 from dsdoctor.overflow.hooks.options import Options
@@ -45,6 +44,10 @@ from dsdoctor.overflow.watch.loss_line import LossLines
 from dsdoctor.rules import book
 
 FOLDER = "dsdoctor-trace"
+NOTHING_TRACED = (
+    "the engine is compiled, and level trace sees nothing inside its graphs: trace a run without engine.compile(), or take "
+    "level frames before it"
+)
 
 
 class Tracer:
@@ -134,9 +137,9 @@ def header_of(engine: Any) -> Header:
         host=platform.node(),
         torch=str(torch.__version__),
         deepspeed=str(getattr(deepspeed, "__version__", "")),
-        zero_stage=engine_facts.zero_stage(engine),
-        stage=engine_facts.pipeline_stage(engine)[0] if engine_facts.is_pipeline(engine) else None,
-        dtype=str(engine_facts.dtype(engine)).removeprefix("torch."),
+        zero_stage=deepspeed_engine.zero_stage(engine),
+        stage=deepspeed_engine.pipeline_stage(engine)[0] if deepspeed_engine.is_pipeline(engine) else None,
+        dtype=str(deepspeed_engine.dtype(engine)).removeprefix("torch."),
         started=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     )
 
@@ -149,12 +152,6 @@ def unused(path: Path) -> Path:
         free = path.with_name(f"{path.stem}-{number}{path.suffix}")
         number += 1
     return free
-
-
-NOTHING_TRACED = (
-    "the engine is compiled, and level trace sees nothing inside its graphs: trace a run without engine.compile(), or take "
-    "level frames before it"
-)
 
 
 def watch(engine: Any, **options: Any) -> "Watch":
@@ -206,7 +203,7 @@ class Watch:
         self._recorder = BatchRecorder(engine)
         self._decisions = Decisions(engine, options, self._announcer, self._recorder)
         self._step_ends = self._guarded(self._decisions.step_ends)
-        self._adapter = engine_adapter.EngineAdapter(
+        self._adapter = deepspeed_engine.EngineAdapter(
             engine,
             on_decision=self._guarded(self._on_decision),
             on_step=self._on_step,
@@ -289,8 +286,8 @@ class Watch:
     def _position(self) -> Position:
         if LossLines.is_on:  # a forward begins, perhaps of another model than that whose loss is waited for
             LossLines.end()
-        step, micro = engine_facts.position(self.engine)
-        stage = engine_facts.pipeline_stage(self.engine)[0] if engine_facts.is_pipeline(self.engine) else None
+        step, micro = deepspeed_engine.position(self.engine)
+        stage = deepspeed_engine.pipeline_stage(self.engine)[0] if deepspeed_engine.is_pipeline(self.engine) else None
         return Position(step=step, micro=self._decisions.forwards if micro < 0 else micro, stage=stage)
 
     def _count(self, _module: Any, _args: Any, output: Any) -> None:
@@ -302,21 +299,23 @@ class Watch:
             if self._decisions.wants_lines:
                 self._decisions.forward_ends(output)
 
-    def _on_decision(self, decision: engine_adapter.Decision) -> None:
+    def _on_decision(self, decision: deepspeed_engine.Decision) -> None:
         if not self._stopped and not decision.late:
             self._decisions.on_decision(decision)
 
     def _on_load(self, folder: str) -> None:
-        # the other watch tells it, too, but keeps no record of it; a first start it tells as a note
-        told = hasattr(getattr(type(self.engine), "load_checkpoint", None), CHECKPOINT_WATCH)
-        if ranks.this_rank() == 0 and not (told and not checkpoint_near(Path(folder))):
+        # the other watch reports it, too, but keeps no record of it; a first start it reports as a note
+        is_reported = hasattr(getattr(type(self.engine), "load_checkpoint", None), CHECKPOINT_WATCH)
+        if ranks.this_rank() == 0 and not (is_reported and not checkpoint_near(Path(folder))):
             self._decisions.not_loaded(folder)
 
     def _on_step(self) -> None:
         decided = self._decisions
         if self._tracer is not None:
             self._tracer.step_ends(decided.overflowed, decided.losses.known(), self._batches, decided.scale)
-            self._warn_if_nothing_is_traced()
+            if deepspeed_engine.is_compiled(self.engine) and not self._has_warned:
+                self._has_warned = True
+                self._announcer.say(NOTHING_TRACED)
         self._recorder.forget()
         self._step_ends()
         decided.next_batch(self._batches)
@@ -349,14 +348,6 @@ class Watch:
 
         return guarded
 
-    def _is_compiled(self) -> bool:
-        return getattr(self.engine.module, "_compiled_call_impl", None) is not None
-
-    def _warn_if_nothing_is_traced(self) -> None:
-        if self._is_compiled() and not self._has_warned:
-            self._has_warned = True
-            self._announcer.say(NOTHING_TRACED)
-
     def _warn_without_kernel(self) -> None:
         """Here the kernel is tried, once in a process: before the training, where a second of compiling does not matter."""
         device = torch.device(self.engine.device)
@@ -367,7 +358,7 @@ class Watch:
             )
 
     def _warn_if_compiled(self) -> None:
-        if self._is_compiled() and self.options.level == "frames":
+        if deepspeed_engine.is_compiled(self.engine) and self.options.level == "frames":
             self._announcer.say(
                 "the engine is compiled already, and level frames has its hooks compiled with it: what ran before is not "
                 "seen inside its graphs. Watch it before engine.compile()"

@@ -22,11 +22,18 @@ from dsdoctor.overflow.verdict.verdict import judge
 MARKS = {Severity.NOTE: "·", Severity.WARNING: "!", Severity.ERROR: "✗"}
 
 
+class LocalFinding(msgspec.Struct, frozen=True):
+    """What one rank saw by itself. ``harmless``: loss and gradients are finite."""
+
+    report: RankReport
+    harmless: bool
+
+
 class Announcer:
     """Prints each finding in full once, and later only that it came again. The caller decides which rank prints."""
 
     def __init__(self, *, report_file: str | None = None) -> None:
-        self._said: dict[str, int] = {}
+        self._printed: dict[str, int] = {}
         self._file = None if report_file is None else Path(report_file)
         self.lines: list[str] = []
 
@@ -37,7 +44,7 @@ class Announcer:
         first time the frames that led to it."""
         for finding in findings:
             key = key_of(finding)
-            again = self._said[key] = self._said.get(key, 0) + 1
+            again = self._printed[key] = self._printed.get(key, 0) + 1
             if again == 1 or (finding.severity is Severity.NOTE and not notes_once):
                 self._print(full_lines(finding))
             elif finding.severity is Severity.NOTE:
@@ -45,8 +52,8 @@ class Announcer:
             elif again & (again - 1) == 0:
                 self._print([f"{head(finding)}  ({ordinal(again)} time)"])
         first = findings[0] if findings else None
-        if first is not None and first.severity is Severity.ERROR and self._said[key_of(first)] == 1:
-            self._print(frame_lines(rank_reports))
+        if first is not None and first.severity is Severity.ERROR and self._printed[key_of(first)] == 1:
+            self._print(list(frame_lines(rank_reports)))
         self._append(findings, rank_reports)
 
     def say(self, line: str) -> None:
@@ -102,12 +109,8 @@ def full_lines(finding: Finding) -> list[str]:
     return [head(finding), *(f"      {line}" for line in finding.evidence), *fix]
 
 
-def frame_lines(rank_reports: list[RankReport]) -> list[str]:
+def frame_lines(rank_reports: list[RankReport]) -> Iterator[str]:
     """The frames of the first rank that has any, as the guide prints them."""
-    return list(_frame_lines(rank_reports))
-
-
-def _frame_lines(rank_reports: list[RankReport]) -> Iterator[str]:
     for rank_report in rank_reports:
         if rank_report.first_bad is not None and rank_report.frames:
             who = f" on rank {rank_report.rank}" if rank_report.world > 1 else ""
@@ -115,13 +118,6 @@ def _frame_lines(rank_reports: list[RankReport]) -> Iterator[str]:
             yield frame.COLUMNS
             yield frame.text(rank_report.frames)
             return
-
-
-class LocalFinding(msgspec.Struct, frozen=True):
-    """What one rank saw by itself. ``harmless``: loss and gradients are finite."""
-
-    report: RankReport
-    harmless: bool
 
 
 class FindingsLog:
@@ -165,13 +161,13 @@ def judged(seen: list[LocalFinding]) -> tuple[Finding, ...]:
     if not all(each.harmless for each in seen):
         return findings
     if any(each.report.first_bad is not None for each in seen):
-        return tuple(_as_note(finding) for finding in findings)
-    return tuple(replace(finding, severity=min_severity(finding.severity)) for finding in findings)
-
-
-def _as_note(finding: Finding) -> Finding:
-    title = f"{finding.title}; the loss and the gradients of the step are finite, so it does no harm"
-    return replace(finding, severity=Severity.NOTE, title=title, fix=None)
+        harmless = "the loss and the gradients of the step are finite, so it does no harm"
+        return tuple(
+            replace(each, severity=Severity.NOTE, title=f"{each.title}; {harmless}", fix=None) for each in findings
+        )
+    return tuple(
+        replace(each, severity=Severity.WARNING) if each.severity is Severity.ERROR else each for each in findings
+    )
 
 
 def among_all(seen: list[LocalFinding]) -> list[LocalFinding]:
@@ -183,8 +179,3 @@ def among_all(seen: list[LocalFinding]) -> list[LocalFinding]:
         or LocalFinding(RankReport(rank=rank, world=first.world, step=first.step, dtype=first.dtype), seen[0].harmless)
         for rank in range(first.world)
     ]
-
-
-def min_severity(severity: Severity) -> Severity:
-    """A warning at most."""
-    return Severity.WARNING if severity is Severity.ERROR else severity

@@ -1,6 +1,8 @@
-"""What autograd keeps of one operation: its name, its operands and its result, or what it takes to compute that again.
+"""What autograd keeps of one operation: its name, its operands and its result, or what it takes to compute that again; and
+whether all bad elements of an operand reach its result.
 
-Nothing is read that has hooks of its own (activation checkpointing would run its forward), and nothing above
+Where some do not (they were masked, sliced away or made finite), what made those need not be what made the result bad, and the
+walk back ends. Nothing is read that has hooks of its own (activation checkpointing would run its forward), and nothing above
 ``MAX_TENSOR_BYTES``.
 """
 
@@ -14,6 +16,8 @@ from torch import Tensor
 MAX_TENSOR_BYTES = 256 << 20
 """Bytes of a tensor that is looked at: logits of a large vocabulary have gigabytes."""
 SECOND = ("other", "target", "exponent", "weight")
+MAX_PART_ELEMENTS = 1 << 24
+"""Elements of an operand whose parts are looked at: an index of eight bytes is made for each."""
 
 
 def words(text: str) -> frozenset[str]:
@@ -128,14 +132,6 @@ def bytes_again(node: Any, given: list[Any]) -> int:
     return element * int(math.prod(torch.broadcast_shapes(*(each.shape for each in tensors))))
 
 
-# Whether all bad elements of an operand reach an operation's result.
-#
-# Where some do not (they were masked, sliced away or made finite), what made those need not be what made the result bad, and the
-# walk back ends.
-
-
-MAX_PART_ELEMENTS = 1 << 24
-"""Elements of an operand whose parts are looked at: an index of eight bytes is made for each."""
 SELECTS = words("Select Slice Index Gather IndexSelect MaskedSelect Split Narrow")
 """They take a part of their operand."""
 CHOOSES = words("Where MaskedFill")

@@ -7,6 +7,7 @@ whole only where one became bad. Changes nothing that it is given.
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, Growth, RankReport, Tried
 from dsdoctor.overflow.frames.frame import CallPhase, Frame
-from dsdoctor.overflow.hooks import engine as engine_facts
+from dsdoctor.overflow.hooks import engine as deepspeed_engine
 from dsdoctor.overflow.hooks import ranks
 from dsdoctor.overflow.measure.readings import Meters, Readings
 from dsdoctor.overflow.replay.remedy import candidate_modules, try_fp32
@@ -35,6 +36,17 @@ SECOND_MOMENTS = ("exp_avg_sq", "square_avg", "sum")
 """What Adam and its kin, RMSprop and Adagrad divide by the root of, with eps added."""
 CHUNK_ELEMENTS = 1 << 24
 """Elements that are looked at together: a partition may have billions."""
+MAX_POINTS = 16
+"""Readings of each weight that are kept: where there are more, every second one goes, but for the first."""
+MAX_ALWAYS_REPLAYED = 3
+"""So many overflows are always replayed, in a row or, with a dynamic loss scale, in all; after them only those whose number is
+a power of two: a dynamic scale goes too high every thousand steps or so, and that is normal."""
+MAX_LOSSES = 1024
+CHECK_INTERVAL_STEPS = 100
+"""Steps from check to check; the first ones are looked at after 1, 2, 4, 8 and so on."""
+NAMES_OF_HALVES = ("float16", "bfloat16")
+MADE_HERE = (BadKind.MODULE, BadKind.BETWEEN, BadKind.LOSS, BadKind.GRADIENT)
+"""Kinds for which another precision may help: not where the batch or a weight is bad already."""
 
 
 class WeightUpdates:
@@ -55,12 +67,9 @@ class WeightUpdates:
             if moving:
                 same = int(((after == before) & moves).sum())
                 found.append((self._names.get(id(parameter), f"a weight {tuple(parameter.shape)}"), same / moving))
-        return tuple(sorted(found, key=lambda pair: -pair[1])[:MAX_NAMES]) if _is_majority(found) else ()
-
-
-def _is_majority(found: list[tuple[str, float]]) -> bool:
-    """Whether it is so in most weights: a single layer that has converged is none of our business."""
-    return sum(share > 0.5 for _, share in found) > len(found) / 2
+        # only where it is so in most weights: a single layer that has converged is none of our business
+        is_majority = sum(share > 0.5 for _, share in found) > len(found) / 2
+        return tuple(sorted(found, key=lambda pair: -pair[1])[:MAX_NAMES]) if is_majority else ()
 
 
 def _stepped(engine: Any) -> Iterator[Tensor]:
@@ -99,12 +108,11 @@ class LearningRates:
 
     def jumps(self) -> tuple[tuple[int, float, float], ...]:
         """The steps in which the rate became many times larger, or no number, with what it was before and since."""
-        pairs = zip(self._known, list(self._known)[1:], strict=False)
-        return tuple((step, before, since) for (_, before), (step, since) in pairs if _is_jump(before, since))
-
-
-def _is_jump(before: float, since: float) -> bool:
-    return math.isfinite(before) and (not math.isfinite(since) or 0 < before * MIN_RATE_JUMP < since)
+        found = []
+        for (_, before), (step, since) in pairwise(self._known):
+            if math.isfinite(before) and (not math.isfinite(since) or 0 < before * MIN_RATE_JUMP < since):
+                found.append((step, before, since))
+        return tuple(found)
 
 
 def is_frozen(engine: Any, name: str) -> bool:
@@ -146,10 +154,6 @@ def groups(engine: Any) -> list[dict[str, Any]]:
     """The parameter groups of the innermost optimizer."""
     inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
     return getattr(inner, "param_groups", None) or []
-
-
-MAX_POINTS = 16
-"""Readings of each weight that are kept: where there are more, every second one goes, but for the first."""
 
 
 class PointsByName:
@@ -236,12 +240,6 @@ def _largest(parameters: dict[str, Any], meters: Meters) -> dict[str, float]:
     readings.settle()
     stats = {name: readings.stats(number, name) for name, number in held.items() if isinstance(number, int)}
     return {name: each.absmax for name, each in stats.items() if each.absmax is not None}
-
-
-MAX_ALWAYS_REPLAYED = 3
-"""So many overflows are always replayed, in a row or, with a dynamic loss scale, in all; after them only those whose number is
-a power of two: a dynamic scale goes too high every thousand steps or so, and that is normal."""
-MAX_LOSSES = 1024
 
 
 class StepLosses:
@@ -335,13 +333,6 @@ def is_power_of_two(number: int) -> bool:
     return number & (number - 1) == 0
 
 
-CHECK_INTERVAL_STEPS = 100
-"""Steps from check to check; the first ones are looked at after 1, 2, 4, 8 and so on."""
-NAMES_OF_HALVES = ("float16", "bfloat16")
-MADE_HERE = (BadKind.MODULE, BadKind.BETWEEN, BadKind.LOSS, BadKind.GRADIENT)
-"""Kinds for which another precision may help: not where the batch or a weight is bad already."""
-
-
 def is_due(step: int) -> bool:
     """Whether a step is one that is looked at.
 
@@ -387,7 +378,8 @@ class StepHistory:
             return rank_reports
         mine = next(each for each in rank_reports if each.rank == ranks.this_rank())
         attempts: tuple[Tried, ...] = ()
-        if self._may_help(report, found, rank_reports) and _has_it(recorder, found, self._engine.device):
+        has_batch = found.frame.micro < len(recorder.batches)
+        if self._may_help(report, found, rank_reports) and not ranks.any_rank(not has_batch, self._engine.device):
             factor = 1.0 / max(1.0, mine.scale.value)
             number = found.frame.micro
             mine_only = candidate_modules(self._engine.module, found) if report.rank == ranks.this_rank() else ()
@@ -415,12 +407,8 @@ class StepHistory:
 
     def _may_help(self, report: RankReport, found: FirstBad, rank_reports: list[RankReport]) -> bool:
         """Whether something is computed in a half precision, and the replay showed what was live."""
-        if engine_facts.is_pipeline(self._engine) or any(each.differs_from_live for each in rank_reports):
+        if deepspeed_engine.is_pipeline(self._engine) or any(each.differs_from_live for each in rank_reports):
             return False
         return report.dtype in NAMES_OF_HALVES or any(
             tensor.dtype in NAMES_OF_HALVES for tensor in found.frame.measured
         )
-
-
-def _has_it(recorder: BatchRecorder, found: FirstBad, device: torch.device) -> bool:
-    return not ranks.any_rank(found.frame.micro >= len(recorder.batches), device)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dsdoctor.overflow.frames.first_bad import Cure, Origin
 from dsdoctor.overflow.frames.frame import TensorStats
-from dsdoctor.overflow.measure.readings import Meters, Readings, leaves
+from dsdoctor.overflow.measure.readings import leaves, stats_of_tensor
 from dsdoctor.overflow.replay.operations import made_at
 from dsdoctor.overflow.replay.provenance import OverflowCause, cause_of
 from dsdoctor.overflow.verdict.evidence import amount
@@ -38,11 +38,11 @@ from dsdoctor.overflow.watch.graph_nodes import (
 
 MAX_DEPTH = 12
 """Operations that are computed again, one out of the other."""
-MAX_TEXT_LENGTH = 64
+MAX_STEPS = 64
 """Operations from the loss back to the one that made it."""
 MAX_COMPUTED_BYTES = 512 << 20
 """Bytes of results that are computed again for one loss, in all."""
-SECONDS = 2.0
+MAX_SECONDS = 2.0
 """For one loss. It is read in the script's backward, where other ranks may wait."""
 VIEWS = words("View UnsafeView Reshape ReshapeAlias Squeeze Unsqueeze Expand Clone Alias T Transpose Permute Neg")
 """They hold the same elements, but for their sign."""
@@ -77,6 +77,7 @@ OF_INF = {
     "Div": "inf divided by inf is nan",
 }
 OUTSIDE = "which needs no gradient (a target, a constant, what another model gave)"
+MAX_OPERATIONS, MAX_OUTPUTS = 256, 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +91,7 @@ class Operand:
 
 
 class _CostsTooMuchError(Exception):
-    """Reading a graph would take more than ``MAX_COMPUTED_BYTES`` bytes, or has taken ``SECONDS``."""
+    """Reading a graph would take more than ``MAX_COMPUTED_BYTES`` bytes, or has taken ``MAX_SECONDS``."""
 
 
 def made_the_loss(loss: Tensor) -> Origin | None:
@@ -109,7 +110,7 @@ class _Graph:
 
     def __init__(self) -> None:
         self._values: dict[Any, Tensor | None] = {}
-        self._bytes, self._until = MAX_COMPUTED_BYTES, time.monotonic() + SECONDS
+        self._bytes, self._until = MAX_COMPUTED_BYTES, time.monotonic() + MAX_SECONDS
 
     def _spend(self, count: int = 0) -> None:
         self._bytes -= count
@@ -120,7 +121,7 @@ class _Graph:
         """From the loss to the first operation with a bad result."""
         is_nan: bool | None = bool(value.isnan().any())
         half, partly = value.dtype is torch.float16, False
-        for _ in range(MAX_TEXT_LENGTH):
+        for _ in range(MAX_STEPS):
             kind, operands = kind_of(node), list(self.operands(node))
             chosen = _carrier(operands, is_nan)
             unknown = [each for each in operands if each.bad is None]
@@ -134,8 +135,11 @@ class _Graph:
                     return _in_part(node)
             if chosen is None and any(each.bad for each in operands):
                 return _in_part(node) if partly or kind in SELECTS | CHOOSES else self._of_inf(node, operands)
-            if partly and chosen is None and (unknown or _is_mixed(self.value(node))):
-                return _in_part(node)
+            if partly and chosen is None:
+                result = self.value(node)
+                # nan and inf have reasons of their own
+                if unknown or result is None or (bool(result.isnan().any()) and bool(result.isinf().any())):
+                    return _in_part(node)
             if chosen is None and not unknown:
                 return self._made(node, operands, self.value(node), is_nan)
             if chosen is None and kind == "Div" and (by_zero := _by_zero(node, operands, is_nan)) is not None:
@@ -145,7 +149,8 @@ class _Graph:
                     kind == "Div" and operands[0].bad is None and is_nan is not False
                 )  # by what is finite and not 0
                 if len(unknown) > 1 or kind in SELECTS or not (divided or _passes(kind, is_nan, half)):
-                    return _unsure(node)
+                    how = "its result is the first that is known to be bad, and what it was given is not kept"
+                    return _origin(node, how, None, "{} or an operation before it")
                 chosen = unknown[0]
             if chosen.node is None:
                 return _given(node, chosen)
@@ -298,11 +303,6 @@ def _is_left_out(node: Any, name: str, value: Tensor) -> bool:
         return False
 
 
-def _is_mixed(value: Tensor | None) -> bool:
-    """Whether it has both nan and inf, which have reasons of their own, or is not known."""
-    return value is None or (bool(value.isnan().any()) and bool(value.isinf().any()))
-
-
 def _passes(kind: str, is_nan: bool | None, half: bool) -> bool:
     """Whether a bad result, all other operands being finite, came out of the operand that is not kept."""
     if is_nan:
@@ -333,11 +333,6 @@ def _given(node: Any, operand: Operand) -> Origin:
     return _origin(node, f"its {name}, {OUTSIDE}, holds {_amount(operand.value)}", Cure("named-operand", name), op)
 
 
-def _unsure(node: Any) -> Origin:
-    how = "its result is the first that is known to be bad, and what it was given is not kept"
-    return _origin(node, how, None, "{} or an operation before it")
-
-
 def _in_part(node: Any) -> Origin:
     how = (
         "its result is the first that is known to be bad, and not all that is bad in what it was given is in its result"
@@ -360,18 +355,14 @@ def _is_nan(value: Tensor | None) -> bool | None:
 
 
 def _figures(value: Tensor) -> TensorStats:
-    value = value if value.is_floating_point() else value.float()
-    readings = Readings(Meters())
-    number = readings.look(value)
-    readings.settle()
-    return readings.stats(int(number), "operand")
+    stats = stats_of_tensor(value if value.is_floating_point() else value.float(), "operand")
+    if stats is None:
+        raise ValueError(f"a {value.dtype} operand has no figures")
+    return stats
 
 
 def _amount(value: Tensor) -> str:
     return amount(_figures(value))
-
-
-MAX_OPERATIONS, MAX_OUTPUTS = 256, 16
 
 
 class LossBackward:

@@ -1,7 +1,9 @@
 """A loss that the script computed, and that is nan or inf -> the statement in which it became so, by the script's own values.
 
-Follows names from the call of ``backward`` back through the assignments that surely ran, as long as their values, which are
-still in the calling function, are bad. Reads source and variables, and says nothing where that does not decide.
+Follows names from the call of ``backward`` back through the assignments that surely ran, as long as their values, which are still
+in the calling function, are bad. Reads source and variables, and says nothing where that does not decide. That autograd notes the
+lines of operations is a switch of torch, on only while a bad loss is expected again: it costs some fifty microseconds an
+operation.
 """
 
 import ast
@@ -22,6 +24,8 @@ from dsdoctor.overflow.measure.readings import leaves
 Block = tuple[ast.stmt, ...]
 RUNS_THE_MODEL = ", which runs the model too"
 NOT_KNOWN: tuple[str, dict[str, Any]] = "", {}
+MAX_FORWARDS = 100
+"""Forwards after a bad loss in which its line is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +109,8 @@ class _Walk:
             if not bad:
                 is_given_as_it_is = here is expression and not isinstance(used, (ast.Call, ast.BinOp, ast.UnaryOp))
                 return None if is_given_as_it_is else here
-            if len(bad) > 1 or (here is not expression and _target(here) in bad and not _only_scales(used, bad[0])):
+            target = next(iter(_targets(here)), None) if isinstance(here, ast.stmt) else None
+            if len(bad) > 1 or (target in bad and not _only_scales(used, bad[0])):
                 return None
             following = self._surely_before(bad[0], here)
             if following is None:
@@ -128,7 +133,11 @@ class _Walk:
         if not found:
             return None
         statement, blocks = max(found, key=lambda pair: (pair[0].lineno, pair[0].col_offset))
-        around = max((each for each in self._blocks if any(_holds(one, here) for one in each[-1])), key=len, default=())
+        line: int = getattr(here, "lineno", 0)
+        holding = (
+            each for each in self._blocks if any(one.lineno <= line <= (one.end_lineno or 0) for one in each[-1])
+        )
+        around = max(holding, key=len, default=())
         return statement if all(block in around or block in self._always for block in blocks) else None
 
 
@@ -153,11 +162,6 @@ def _before(statement: ast.stmt, other: ast.AST) -> bool:
     return (statement.end_lineno or 0, statement.end_col_offset or 0) <= place
 
 
-def _holds(statement: ast.stmt, other: ast.AST) -> bool:
-    line: int = getattr(other, "lineno", 0)
-    return statement.lineno <= line <= (statement.end_lineno or 0)
-
-
 def _targets(statement: ast.stmt) -> set[str]:
     """The names that a statement gives a value, itself and not in a block of its own."""
     if isinstance(statement, ast.Assign):
@@ -169,10 +173,6 @@ def _targets(statement: ast.stmt) -> set[str]:
     else:
         targets = []
     return {node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)}
-
-
-def _target(statement: ast.AST) -> str | None:
-    return next(iter(_targets(statement)), None) if isinstance(statement, ast.stmt) else None
 
 
 def _value_of(statement: ast.AST) -> ast.AST:
@@ -196,14 +196,6 @@ def is_bad(value: Any) -> bool:
         return False
     floating = (tensor for tensor in leaves(value) if tensor.is_floating_point() and tensor.numel())
     return any(not bool(torch.isfinite(tensor).all()) for tensor in floating)
-
-
-# Autograd notes the lines of the operations between a model's forward and its backward: a switch of torch, on only while a loss
-# that was nan or inf is expected again, because it costs some fifty microseconds an operation. Changes no value.
-
-
-MAX_FORWARDS = 100
-"""Forwards after a bad loss in which its line is looked for."""
 
 
 class LossLines:

@@ -1,4 +1,4 @@
-"""An incident with what follows from it alone: who is told of how, who waits where. Shared by all that judge it."""
+"""An incident with what follows from it alone: who waits where, who has ended, who only followed. Shared by all that judge."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -16,20 +16,23 @@ from dsdoctor.hang.stacks import (
     is_own,
     is_starting,
     own_frame,
-    ranks_words,
 )
 from dsdoctor.hang.waiting import Waiting
 from dsdoctor.ranks.failure import is_peer_disconnect
-
-# How ranks ended -> which of them ended first, for the others only followed; and what to do about each kind of end. Judges,
-# never looks.
-
+from dsdoctor.ranks.nodelist import ranks_in_words
 
 KILLED, ASKED_TO_END = "killed by ", ("SIGTERM", "SIGINT", "SIGHUP")
 """Launchers and people end ranks by these signals."""
 EXIT_STATUS = "exit status "
 QUIET = f"{EXIT_STATUS}0"
 CRASHES = {"SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGSYS", "SIGTRAP"}
+MAX_THREADS = 4
+DEAD = {"", "Z", "X"}
+FURTHER_GROUP = {"new_group", "_new_group_with_tag"}
+STOPPED = {"T", "t"}
+MAIN_THREAD = "MainThread"
+MIN_WAKES = 3
+"""While nothing moved: a thread that came back to the user's own code so often goes round a loop there."""
 
 
 def first_to_exit(ranks: Sequence[RankView]) -> tuple[int, ...]:
@@ -98,18 +101,12 @@ def _says_so(view: RankView) -> bool:
     return is_peer_disconnect(_failure(view))
 
 
-MAX_THREADS = 4
-DEAD = {"", "Z", "X"}
-FURTHER_GROUP = {"new_group", "_new_group_with_tag"}
-STOPPED = {"T", "t"}
-
-
 def without_old(view: RankView) -> RankView:
     """A rank without its sample where that tells only where it was: it may have gone on since, and accuses nobody."""
     return replace(view, sample=None) if view.unread == NOT_LOOKED else view
 
 
-class Case:
+class IncidentView:
     """An incident as the judges see it."""
 
     def __init__(self, incident: Incident) -> None:
@@ -254,7 +251,7 @@ class Case:
             if rank not in hidden:
                 by_name.setdefault(self.waiting.operation_of(self.views[rank]) or "", []).append(rank)
         parts = [
-            f"{ranks_words(ranks)} {'is' if len(ranks) == 1 else 'are'} blocked in {name}"
+            f"{ranks_in_words(ranks)} {'is' if len(ranks) == 1 else 'are'} blocked in {name}"
             for name, ranks in by_name.items()
         ]
         return " and ".join(parts)
@@ -317,9 +314,6 @@ def _may_be_earlier(view: RankView) -> bool:
     return unread and not view.activity and activity_of(view).kind in {None, Activity.THREAD}
 
 
-MAIN_THREAD = "MainThread"
-
-
 def name_of_training_thread(sample: Sample) -> str:
     """As Python calls it."""
     return next((thread.name for thread in sample.threads if thread.main and sample.thread), MAIN_THREAD)
@@ -346,10 +340,6 @@ def _holder_words(view: RankView) -> str:
     if holder.pid is not None:
         return f"process {holder.pid} on {view.host} has it open"
     return f"no visible process on {view.host} has it open{f', but {holder.doubt}' if holder.doubt else ''}"
-
-
-MIN_WAKES = 3
-"""While nothing moved: a thread that came back to the user's own code so often goes round a loop there."""
 
 
 def wakes_again_and_again(view: RankView) -> bool:
