@@ -200,7 +200,7 @@ def fake_like(tensor):
     return torch.nn.Parameter(fake, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else fake
 
 
-LONGEST = 2048
+USUAL_SEQUENCE = 2048
 """Tokens of a sample where nobody says how many."""
 POSITIONS = re.compile(r"(^|[._])(w?pe|embed_positions|pos\w*)$")
 
@@ -244,7 +244,7 @@ def answer(wish):
     mode = FakeTensorMode()
     model, config, given = faked(mode, wish)
     positions, table = positions_of(model, config)
-    usual = min(LONGEST, positions or LONGEST)
+    usual = min(USUAL_SEQUENCE, positions or USUAL_SEQUENCE)
     runs = [(batch, usual if sequence is None else sequence, how) for batch, sequence, how in wish["runs"]]
     with mode:
         owners = [(n, m) for n, m in model.named_modules() if any(True for _ in m.parameters(recurse=False))]

@@ -13,8 +13,8 @@ PROBE = "dsdoctor_probe"
 BASE = {"train_micro_batch_size_per_gpu": 1}
 """Without a batch size DeepSpeed refuses every configuration."""
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-MOST_REFUSALS = 100
-DEEPEST = 4
+MAX_REFUSALS = 100
+MAX_DEPTH = 4
 
 
 class Notes:
@@ -161,7 +161,7 @@ def explore():
     notes, by_model = Notes(), {}
     attempt(BASE, notes)
     known, seen = models(), set()
-    while todo := [path for path in paths_in(notes) if path not in seen and len(path) <= DEEPEST]:
+    while todo := [path for path in paths_in(notes) if path not in seen and len(path) <= MAX_DEPTH]:
         for path in todo:
             seen.add(path)
             model = asked_model(path, known)
@@ -301,7 +301,7 @@ def judge(config, by_model):
         keep_a_batch_size(config)
         if attempt(config, Notes())[0] is not None:
             found.append({"paths": [], "kind": "no batch size", "message": str(error), "model": ""})
-    for _ in range(MOST_REFUSALS):
+    for _ in range(MAX_REFUSALS):
         made, error = attempt(config, Notes())
         if made is not None:
             return made, found

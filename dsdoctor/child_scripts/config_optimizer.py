@@ -16,7 +16,7 @@ LACKING = re.compile(r"missing \d+ required positional arguments?: (.*)")
 NO_GPU = re.compile(r"not compiled with CUDA|No CUDA GPUs|no NVIDIA driver|CUDA driver", re.IGNORECASE)
 NO_RANKS = re.compile(r"distributed backend|process group|not been initialized|\bMPI\b|mpi4py|cupy", re.IGNORECASE)
 """What an optimizer says that wants to talk to other ranks, where there are none."""
-MOST_ROUNDS = 40
+MAX_ROUNDS = 40
 STEPS = 2
 ON_A_GPU_ONLY = ("capturable", "fused")
 """Parameters that torch refuses where there is no GPU."""
@@ -254,7 +254,7 @@ def parameters(name):
 
 def construct(params, answer, make):
     """Make it; a parameter that is refused by name, or without which it works, is noted and taken out of ``params``."""
-    for _ in range(MOST_ROUNDS):
+    for _ in range(MAX_ROUNDS):
         try:
             made = make(params)
             answer["warned"] = parameters_of_class.warned(params, make)

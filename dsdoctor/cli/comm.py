@@ -12,7 +12,15 @@ from cyclopts.validators import Number
 
 from dsdoctor.cli.ending import FOUND, OK, columns, interrupted_by, print_result
 from dsdoctor.cli.options import Json, Verbose
-from dsdoctor.comm.command import CommRequest, read_result, run_all, run_rank, tell_torchrun, test_node, unmet
+from dsdoctor.comm.command import (
+    CommRequest,
+    read_result,
+    report_without_verdict,
+    run_all,
+    run_rank,
+    tell_torchrun,
+    test_node,
+)
 from dsdoctor.comm.control.supervisor import Screen
 from dsdoctor.comm.launch.rank import rank_of
 from dsdoctor.comm.models import MAX_RANKS, CommSettings, Mode, PhaseState, Rank
@@ -207,12 +215,12 @@ def _as_rank(rank: Rank, settings: CommSettings, window: Window, began: float) -
     if outcome.report is not None:
         return window.status
     if outcome.alone and rank.rank == 0:
-        window.report(unmet(outcome, rank, settings, time.monotonic() - began))
+        window.report(report_without_verdict(outcome, rank, settings, time.monotonic() - began))
         return window.status
     if outcome.verdict and outcome.status:
         tell_torchrun(outcome.verdict, [f"by rank 0: {outcome.verdict}"])
     if outcome.alone:
-        report = unmet(outcome, rank, settings, time.monotonic() - began)
+        report = report_without_verdict(outcome, rank, settings, time.monotonic() - began)
         show(Stream(stderr=True), report_lines(report, verbose=False))
         tell_torchrun(report.verdict, report_lines(report, verbose=False))
         if outcome.folder:

@@ -18,8 +18,8 @@ from dsdoctor.comm.control.messages import state_of
 from dsdoctor.comm.control.supervisor import Outcomes, Screen, supervise
 from dsdoctor.comm.launch.on_host import HostTold
 from dsdoctor.comm.launch.start import (
-    LARGEST,
-    MOST_FILES,
+    MAX_FILE_BYTES,
+    MAX_FILES,
     PARENT,
     Endings,
     HostOrder,
@@ -46,10 +46,10 @@ from dsdoctor.comm.preflight.checks import (
     master_unreachable,
     without,
 )
-from dsdoctor.comm.preflight.facts import LONGEST, look_forwarded, look_preflight
+from dsdoctor.comm.preflight.facts import PREFLIGHT_TIMEOUT_SECONDS, look_forwarded, look_preflight
 from dsdoctor.comm.results import PhaseResult, Report, bad_ranks, ended, read_own_report, read_remote_report, verdict
 from dsdoctor.core.errors import DoctorError, NotWritten, UsageError
-from dsdoctor.core.files import MAX_READ_BYTES as LARGEST_REPORT
+from dsdoctor.core.files import MAX_READ_BYTES as MAX_REPORT_BYTES
 from dsdoctor.core.files import PRIVATE, make_folder, read_limited, write_text
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import LocalHost
@@ -112,8 +112,8 @@ class _Heard:
         elif told.ended is not None:
             if told.ended.rank in self._orders[host].ranks:
                 self.endings.add(told.ended, knows=True)
-        elif self._orders[host].first == 0 and told.name and len(self.files) < MOST_FILES:
-            self.files[told.name] = told.text[-LARGEST:]
+        elif self._orders[host].first == 0 and told.name and len(self.files) < MAX_FILES:
+            self.files[told.name] = told.text[-MAX_FILE_BYTES:]
         elif self._orders[host].first == 0 and told.document is not None:
             self.document = told.document
 
@@ -141,9 +141,9 @@ OnPhase = Callable[[PhaseResult], None]
 MARGIN = 2.0
 """Seconds after the deadline at which the ranks are ended, if they have not ended by themselves."""
 NOTHING_TOLD = "see what it wrote above, and whether the folder for its files (--out, else TMPDIR) has space"
-LOGIN, MOST_LOGIN = 0.5, 30.0
+LOGIN, MAX_LOGIN_SECONDS = 0.5, 30.0
 """The part of the deadline in which a host must answer over ssh, and the most seconds: a slow login is no broken one."""
-MOST_ROUNDS = 3
+MAX_ROUNDS = 3
 """Tests, each without the hosts that were bad in the one before."""
 
 
@@ -201,7 +201,7 @@ class HostsTest:
             return self._without_ranks(static)
         report = self._tested()
         rounds = 1
-        while self._request.skip_bad and rounds < MOST_ROUNDS and (worse := self._bad_of(report)):
+        while self._request.skip_bad and rounds < MAX_ROUNDS and (worse := self._bad_of(report)):
             self._bad |= worse
             self._facts = without(self._facts, worse)
             report, rounds = self._tested(), rounds + 1
@@ -333,7 +333,7 @@ def login_patience(deadline: float) -> float:
     >>> login_patience(5), login_patience(50), login_patience(600)
     (10.0, 25.0, 30.0)
     """
-    return max(LONGEST, min(deadline * LOGIN, MOST_LOGIN))
+    return max(PREFLIGHT_TIMEOUT_SECONDS, min(deadline * LOGIN, MAX_LOGIN_SECONDS))
 
 
 def with_last_words(report: Report, words: Mapping[int, str]) -> Report:
@@ -378,7 +378,7 @@ def run_all(request: CommRequest, *, on_phase: OnPhase) -> Report:
     """Start every rank of this machine, or of a hostfile's hosts after a look at them, and return rank 0's report."""
     check_proc()
     host = LocalHost()
-    with kept_when_broken(request.settings) as (folder, outcome):
+    with evidence_folder(request.settings) as (folder, outcome):
         if request.hostfile is not None:
             report = HostsTest(host, request, folder, on_phase).report()
         else:
@@ -393,7 +393,7 @@ def read_result(name: str) -> Report:
     """The report in what a test with --json wrote elsewhere, whatever stands around it; "-" is stdin. Raises UsageError
     without."""
     try:
-        content = sys.stdin.buffer.read(LARGEST_REPORT) if name == "-" else read_limited(Path(name))
+        content = sys.stdin.buffer.read(MAX_REPORT_BYTES) if name == "-" else read_limited(Path(name))
     except OSError as error:
         raise UsageError(f"{name} cannot be read: {error.strerror or error}", hint=WRITES) from error
     found = map(read_remote_report, _documents(content.decode(errors="replace")))
@@ -413,7 +413,7 @@ def _documents(text: str) -> Iterator[str]:
 
 
 @contextmanager
-def kept_when_broken(settings: CommSettings) -> Iterator[tuple[Path, list[bool]]]:
+def evidence_folder(settings: CommSettings) -> Iterator[tuple[Path, list[bool]]]:
     """The folder of the ranks' files: the one that was named; else a private one, that is kept when True is added to the list."""
     outcome = list[bool]()
     if settings.out is None:
@@ -455,7 +455,7 @@ def _here(host: LocalHost, request: CommRequest, folder: Path) -> RankTold:
     return start_here(order, host.environment(), folder)
 
 
-def unmet(outcome: Outcomes, rank: Rank, settings: CommSettings, seconds: float) -> Report:
+def report_without_verdict(outcome: Outcomes, rank: Rank, settings: CommSettings, seconds: float) -> Report:
     """The report of a rank that got no verdict from rank 0: what it found by itself, in the phase it was in."""
     known = next((phase for phase in CommPhase if phase.value == outcome.at.partition(": ")[0]), CommPhase.RENDEZVOUS)
     last = PhaseResult(phase=known, state=PhaseState.BROKEN, seconds=seconds, said="alone", findings=outcome.alone)

@@ -360,7 +360,7 @@ SWITCHES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Search:
+class Isolation:
     """What was tried: the switches, of which the last helped where ``cured``, and the rounds in smaller groups."""
 
     claims: tuple[Claim, ...]
@@ -369,7 +369,7 @@ class Search:
     outcome: Outcome = field(default_factory=lambda: Outcome(trials=()))
 
     @property
-    def said(self) -> str:
+    def trials_text(self) -> str:
         """How much was tried."""
         return book.phrase("comm", "trials", count=len(self.switches) + len(self.outcome.trials))
 
@@ -384,21 +384,21 @@ def parts_of(claims: Sequence[Claim], least: int = 3) -> tuple[Part, ...]:
 
 def isolate(
     claims: Sequence[Claim], backend: str, with_switch: Callable[[Switch], bool | None], in_groups: Run
-) -> Search:
+) -> Isolation:
     """Try the switches until one helps, else go on in smaller groups. ``with_switch``: whether the exchange then works, None where
     no time is left."""
     tried: list[Switch] = []
     for switch in SWITCHES.get(backend, ()):
         works = with_switch(switch)
         if works is None:
-            return Search(claims=tuple(claims), switches=tuple(tried))
+            return Isolation(claims=tuple(claims), switches=tuple(tried))
         tried.append(switch)
         if works:
-            return Search(claims=tuple(claims), switches=tuple(tried), cured=True)
-    return Search(claims=tuple(claims), switches=tuple(tried), outcome=play(parts_of(claims), in_groups))
+            return Isolation(claims=tuple(claims), switches=tuple(tried), cured=True)
+    return Isolation(claims=tuple(claims), switches=tuple(tried), outcome=play(parts_of(claims), in_groups))
 
 
-def transport_broken(search: Search) -> Iterator[Finding]:
+def transport_broken(search: Isolation) -> Iterator[Finding]:
     """An exchange that fails works once a single transport of NCCL is switched off."""
     if search.cured:
         *others, switch = search.switches
@@ -424,7 +424,7 @@ def transport_broken(search: Search) -> Iterator[Finding]:
         )
 
 
-def narrowed_to(search: Search) -> Iterator[Finding]:
+def narrowed_to(search: Isolation) -> Iterator[Finding]:
     """A rank or host fails by itself, or with each of two others that are well; or two fail together that are well with others."""
     hosts, outcome = by_rank(search.claims), search.outcome
     bad = tuple(sorted(rank for part in outcome.bad for rank in part))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsdoctor.core.processes import LETTERS
-from dsdoctor.hang.case import Case
+from dsdoctor.hang.incident_view import IncidentView
 from dsdoctor.hang.models import PROCESSES, RECORDERS, GroupState, Incident, Operation, RankView, Verdict
 from dsdoctor.hang.stacks import main_stack
 from dsdoctor.hang.verdict import headline
@@ -61,15 +61,15 @@ def has_times(incident: Incident) -> bool:
     return any(calls_of(view) for view in incident.ranks)
 
 
-def rows_of(case: Case) -> list[Row]:
+def rows_of(run: IncidentView) -> list[Row]:
     """A row for each rank; of very many ranks those that are alike in one."""
-    views = case.incident.ranks
+    views = run.incident.ranks
     if len(views) <= MAX_TIMELINE_ROWS:
         return [Row(name=f"rank {view.rank}", view=view, calls=calls_of(view)) for view in views]
     alike: dict[tuple[object, ...], list[RankView]] = {}
     for view in views:
         numbers = tuple((group.name, group.sequence) for group in (view.sample.groups if view.sample else ()))
-        alike.setdefault((case.where(view), view.state, numbers), []).append(view)
+        alike.setdefault((run.where(view), view.state, numbers), []).append(view)
     few_first = sorted(alike.values(), key=lambda members: (len(members), members[0].rank))[:MAX_TIMELINE_ROWS]
     return [
         Row(
@@ -81,15 +81,15 @@ def rows_of(case: Case) -> list[Row]:
     ]
 
 
-def figure(case: Case) -> "Figure":
+def figure(run: IncidentView) -> "Figure":
     """Rows from the top, seconds before the look to the right. Raises ImportError where there is no plotly."""
     from plotly.graph_objects import Figure
 
-    rows = rows_of(case)
+    rows = rows_of(run)
     every = [operation.called for row in rows for _, operation in row.calls]
-    end = max([case.incident.when, *every])
+    end = max([run.incident.when, *every])
     shown = Figure()
-    _add_waits(shown, case, rows, end)
+    _add_waits(shown, run, rows, end)
     names = sorted({operation.name for row in rows for _, operation in row.calls})
     for place, name in enumerate(names):
         _add_calls(shown, rows, name, end, COLOURS[place] if place < len(COLOURS) else OTHER_COLOUR)
@@ -99,15 +99,13 @@ def figure(case: Case) -> "Figure":
     return shown
 
 
-def _add_waits(shown: "Figure", case: Case, rows: list[Row], end: float) -> None:
+def _add_waits(shown: "Figure", run: IncidentView, rows: list[Row], end: float) -> None:
     """What each rank has done since its last call, as far as the calls are known."""
     from plotly.graph_objects import Bar
 
     drawn = [row for row in rows if row.calls]
     since = [row.calls[-1][1].called for row in drawn]
-    colours = [
-        WAITS if row.view.rank in case.waiting_ranks else WORKS if row.view.activity else ABSENT for row in drawn
-    ]
+    colours = [WAITS if row.view.rank in run.waiting_ranks else WORKS if row.view.activity else ABSENT for row in drawn]
     shown.add_trace(
         Bar(
             orientation="h",
@@ -116,13 +114,13 @@ def _add_waits(shown: "Figure", case: Case, rows: list[Row], end: float) -> None
             x=[end - when for when in since],
             width=0.62,
             marker={"color": colours},
-            text=[safe(case.where(row.view)) for row in drawn],
+            text=[safe(run.where(row.view)) for row in drawn],
             textposition="inside",
             insidetextanchor="middle",
             textfont={"color": "#14171a"},
             constraintext="inside",
             hovertext=[
-                safe(f"{row.name}, for {end - when:.1f} s: {case.where(row.view)}")
+                safe(f"{row.name}, for {end - when:.1f} s: {run.where(row.view)}")
                 for row, when in zip(drawn, since, strict=True)
             ],
             hoverinfo="text",
@@ -179,7 +177,7 @@ def write_page(incident: Incident, verdict: Verdict, path: Path) -> None:
 
 def page_of(incident: Incident, verdict: Verdict) -> Page:
     """What the page says and shows."""
-    case = Case(incident)
+    run = IncidentView(incident)
     first = verdict.findings[0] if verdict.findings else None
     stacks = any(map(main_stack, incident.ranks))
     return Page(
@@ -188,9 +186,9 @@ def page_of(incident: Incident, verdict: Verdict) -> Page:
         verdict=f"{MARKS[first.severity]} {first.title}" if first else "✓ no hang detected",
         findings=verdict.findings,
         parts=(
-            *((_timeline(incident, figure(case)),) if has_times(case.incident) else ()),
-            *_calls(case),
-            _ranks(case),
+            *((_timeline(incident, figure(run)),) if has_times(run.incident) else ()),
+            *_calls(run),
+            _ranks(run),
             *((Listing(title="stacks of all ranks, grouped", lines=verdict.stacks),) if stacks else ()),
         ),
     )
@@ -219,10 +217,10 @@ def _timeline(incident: Incident, shown: "Figure") -> Picture:
     )
 
 
-def _calls(case: Case) -> Iterator[Table]:
+def _calls(run: IncidentView) -> Iterator[Table]:
     """For each group whose ranks are not alike a table: the last calls by number, ranks that called the same in one row."""
     groups: dict[str, dict[int, GroupState]] = {}
-    for view in case.incident.ranks:
+    for view in run.incident.ranks:
         for group in view.sample.groups if view.sample else ():
             groups.setdefault(group.name, {})[view.rank] = group
     unlike = []
@@ -286,30 +284,30 @@ def _call(operation: Operation) -> str:
     return f"{operation.name} {sizes_text(operation, 3)}".strip()
 
 
-def _ranks(case: Case) -> Table:
+def _ranks(run: IncidentView) -> Table:
     """What each rank does, alike ones in one row."""
     rows: dict[tuple[str, ...], list[int]] = {}
-    for view in case.incident.ranks:
-        rows.setdefault((_state(case, view), case.where(view), view.activity), []).append(view.rank)
+    for view in run.incident.ranks:
+        rows.setdefault((_state(run, view), run.where(view), view.activity), []).append(view.rank)
     few_first = sorted(rows.items(), key=lambda item: (len(item[1]), item[1]))
-    columns = 3 if any(view.activity for view in case.incident.ranks) else 2
+    columns = 3 if any(view.activity for view in run.incident.ranks) else 2
     return Table(
         title="state of each rank",
         head=("", "state", "where", "activity")[: columns + 1],
         rows=tuple(
-            (case.rank_label(ranks[0]) if len(ranks) == 1 else ranks_in_words(ranks), *cells[:columns])
+            (run.rank_label(ranks[0]) if len(ranks) == 1 else ranks_in_words(ranks), *cells[:columns])
             for cells, ranks in few_first[:MAX_ROWS]
         ),
     )
 
 
-def _state(case: Case, view: RankView) -> str:
-    if view.rank in case.waiting_ranks:
-        return f"blocked in {case.waiting.operation_of(view)}"
+def _state(run: IncidentView, view: RankView) -> str:
+    if view.rank in run.waiting_ranks:
+        return f"blocked in {run.waiting.operation_of(view)}"
     if view.ended:
         return f"✗ {view.ended}"
-    if view.rank in case.faulty_ranks:
+    if view.rank in run.faulty_ranks:
         return f"✗ {LETTERS.get(view.state, 'runs no Python')}" if view.state in {"T", "t", "D"} else "✗ runs no Python"
     if view.activity:
         return "! working"
-    return "✗ in no collective" if case.waiting_ranks and case.incident.source != PROCESSES else "in no collective"
+    return "✗ in no collective" if run.waiting_ranks and run.incident.source != PROCESSES else "in no collective"

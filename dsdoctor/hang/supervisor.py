@@ -18,8 +18,8 @@ from pathlib import Path
 
 from dsdoctor.core.files import PRIVATE, write_bytes
 from dsdoctor.core.finding import Finding
-from dsdoctor.hang.case import first_to_exit
 from dsdoctor.hang.channel import Answer, NodeReport, Nodes, RunIdentity, node_id
+from dsdoctor.hang.incident_view import first_to_exit
 from dsdoctor.hang.local_rank import RING_NAME, LocalRank, Node
 from dsdoctor.hang.models import HangOptions, Incident, RankView
 from dsdoctor.hang.outside import requested_stacks, waits_for_loader, workers_of

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.hang.activity import OUTSIDE_THE_RUN, activity_in, activity_of
-from dsdoctor.hang.case import Case, wakes_again_and_again
 from dsdoctor.hang.checks import CHECKS, hang_stacks_unread
+from dsdoctor.hang.incident_view import IncidentView, wakes_again_and_again
 from dsdoctor.hang.models import NOT_LOOKED, PROCESSES, RECORDERS, Incident, Verdict
 from dsdoctor.hang.stacks import grouped_stacks, main_stack
 from dsdoctor.ranks.nodelist import ranks_in_words
@@ -26,18 +26,18 @@ PACKAGES = re.compile(r"^(\s*)/\S*/(?:site|dist)-packages/")
 
 def judge(incident: Incident) -> Verdict:
     """What keeps the ranks from moving. Without a cause the finding says what is known and what would decide it."""
-    case = Case(incident)
+    run = IncidentView(incident)
     found: list[Finding] = []
     stacks = tuple(grouped_stacks(incident.ranks))
-    if case.moves:
+    if run.moves:
         return Verdict(findings=(), stacks=stacks)
     for check in CHECKS:
         rule = check.__name__.replace("_", "-")
         if found and not (rule in TOGETHER and found[0].rule in TOGETHER):
             break
-        found += check(case)
-    unread = tuple(hang_stacks_unread(case))
-    return Verdict(findings=(*(found or (() if unread else hang_unclear(case))), *unread), stacks=stacks)
+        found += check(run)
+    unread = tuple(hang_stacks_unread(run))
+    return Verdict(findings=(*(found or (() if unread else hang_unclear(run))), *unread), stacks=stacks)
 
 
 def is_working(verdict: Verdict) -> bool:
@@ -55,14 +55,12 @@ def is_blind(incident: Incident, verdict: Verdict) -> bool:
 def may_wait_outside(incident: Incident, verdict: Verdict) -> bool:
     """Whether a rank that others wait for waits itself for something that is not seen from here, and may well work: a server
     that answers slowly, a node that is still being started."""
-    case = Case(incident)
+    run = IncidentView(incident)
     if verdict.findings[0].rule not in RANK_IS_LATE:
         return False
-    if case.starting and case.unknown:
+    if run.starting and run.unknown:
         return True
-    late = [
-        view for view in incident.ranks if view.rank not in case.faulty_ranks and view.rank not in case.waiting_ranks
-    ]
+    late = [view for view in incident.ranks if view.rank not in run.faulty_ranks and view.rank not in run.waiting_ranks]
     # a dataset that reads within the rank and waits for a dead peer waits for ever; what its clients give up on ends by itself
     if any(seen.kind in OUTSIDE_THE_RUN and not seen.in_loader for seen in map(activity_of, late)):
         return True
@@ -70,48 +68,48 @@ def may_wait_outside(incident: Incident, verdict: Verdict) -> bool:
     if any(wakes_again_and_again(view) and view.children for view in late):
         return True
     # what a script leaves behind may be an upload
-    threads = [thread for view in case.past_the_end if view.sample for thread in view.sample.threads if not thread.main]
+    threads = [thread for view in run.past_the_end if view.sample for thread in view.sample.threads if not thread.main]
     return any(activity_in(thread.frames).kind in OUTSIDE_THE_RUN for thread in threads)
 
 
-def hang_unclear(case: Case) -> tuple[Finding, ...]:
+def hang_unclear(run: IncidentView) -> tuple[Finding, ...]:
     """Nothing moves, and what was seen of the ranks does not say why."""
-    if case.incident.source == PROCESSES:
-        return (_unclear_from_outside(case),)
-    over = case.dead and not case.waiting_ranks
-    if not case.joined or over or (case.is_long_step and not case.faulty_ranks):
+    if run.incident.source == PROCESSES:
+        return (_unclear_from_outside(run),)
+    over = run.dead and not run.waiting_ranks
+    if not run.joined or over or (run.is_long_step and not run.faulty_ranks):
         return ()
     return (
         book.finding(
             "hang-unclear",
             Severity.WARNING,
-            evidence=(*case.incident.nccl, *case.evidence(case.views)),
-            seconds=f"{case.incident.still:.0f}",
-            count=len(case.views),
-            world=case.incident.world,
+            evidence=(*run.incident.nccl, *run.evidence(run.views)),
+            seconds=f"{run.incident.still:.0f}",
+            count=len(run.views),
+            world=run.incident.world,
         ),
     )
 
 
-def _unclear_from_outside(case: Case) -> Finding:
+def _unclear_from_outside(run: IncidentView) -> Finding:
     """Of running processes that wait alike, or were not all named."""
-    names = {case.waiting.operation_of(case.views[rank]) for rank in case.waiting_ranks}
+    names = {run.waiting.operation_of(run.views[rank]) for rank in run.waiting_ranks}
     evidence = []
-    if len(names) == 1 and len(case.waiting_ranks) > 1:
+    if len(names) == 1 and len(run.waiting_ranks) > 1:
         evidence.append("without sequence numbers it is unknown whether it is the same call on all ranks")
-    if case.undecided:
-        ranks = ranks_in_words(view.rank for view in case.undecided)
+    if run.undecided:
+        ranks = ranks_in_words(view.rank for view in run.undecided)
         evidence.append(
             f"source lines of {ranks} unread: they may wait for an earlier collective; run this as their user to read them"
         )
     return book.finding(
         "hang-unclear",
         Severity.WARNING,
-        case="processes" if case.is_whole else "some-processes",
-        evidence=(*evidence, *case.evidence(sorted(case.views)[:4])),
-        waiting=case.waits_words(),
-        count=len(case.views),
-        world=case.incident.world,
+        case="processes" if run.is_whole else "some-processes",
+        evidence=(*evidence, *run.evidence(sorted(run.views)[:4])),
+        waiting=run.waits_words(),
+        count=len(run.views),
+        world=run.incident.world,
     )
 
 

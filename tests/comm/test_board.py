@@ -6,7 +6,7 @@ import zlib
 import msgspec
 import pytest
 
-from dsdoctor.comm.control.messages import News, RankAnswer, RankOrder
+from dsdoctor.comm.control.messages import RankAnswer, RankOrder, Update
 from dsdoctor.comm.models import Claim
 from dsdoctor.comm.rendezvous.store import BATCH, MOST, MessageBoard, packed, unpacked
 
@@ -95,7 +95,7 @@ def test_boards_of_two_tests_in_one_store_do_not_meet() -> None:
 
 def test_no_message_between_ranks_can_carry_a_finding_or_a_step() -> None:
     _, parts = msgspec.json.schema_components([Claim, RankAnswer, RankOrder])
-    _, own = msgspec.json.schema_components([News])
+    _, own = msgspec.json.schema_components([Update])
 
     assert {"Finding", "Fix", "Step"} <= set(own)
     assert not {"Finding", "Fix", "Step"} & set(parts)

@@ -11,7 +11,7 @@ from dsdoctor.comm.collectives import checks as collective_checks
 from dsdoctor.comm.collectives.checks import FailedExchange
 from dsdoctor.comm.control.member import put_evidence, take_evidence
 from dsdoctor.comm.launch.on_host import files_of
-from dsdoctor.comm.launch.start import LARGEST, MOST_FILES, write_files
+from dsdoctor.comm.launch.start import MAX_FILE_BYTES, MAX_FILES, write_files
 from dsdoctor.comm.rendezvous.store import MessageBoard
 from dsdoctor.comm.results import Stuck
 from dsdoctor.ranks.flight_recorder import flight_file, read_recorded
@@ -94,7 +94,7 @@ def test_the_ends_of_the_files_come_over_the_board(world: int, size: int, tmp_pa
         carried = Path(paths[0]).read_text()
         assert (theirs / "rank-00001.log").read_text().endswith(carried)
         assert carried.startswith("line ")
-        assert len(carried) <= min(LARGEST, (1 << 24) // world)
+        assert len(carried) <= min(MAX_FILE_BYTES, (1 << 24) // world)
     assert (mine / "evidence").stat().st_mode & 0o077 == 0
     # a rank of this host that writes into this folder has its files there already
     (mine / "rank-00001.log").touch()
@@ -102,25 +102,33 @@ def test_the_ends_of_the_files_come_over_the_board(world: int, size: int, tmp_pa
 
 
 def test_a_host_sends_what_its_rank_0_kept_of_a_failed_test(tmp_path: Path) -> None:
-    (tmp_path / "rank-00000.log").write_text("a\n" * LARGEST)
+    (tmp_path / "rank-00000.log").write_text("a\n" * MAX_FILE_BYTES)
     (tmp_path / "rank-00001.log").write_text("not evidence")
     write_files(tmp_path, {"rank-00003.stack.txt": "a stack"})
 
     sent = {told.name: told.text for told in files_of(json.dumps({"report": {"out": str(tmp_path)}}))}
 
-    assert {name: len(text) for name, text in sent.items()} == {"rank-00000.log": LARGEST, "rank-00003.stack.txt": 7}
+    assert {name: len(text) for name, text in sent.items()} == {
+        "rank-00000.log": MAX_FILE_BYTES,
+        "rank-00003.stack.txt": 7,
+    }
     assert [*files_of(json.dumps({"report": {"out": None}})), *files_of("no document"), *files_of("")] == []
 
 
 def test_of_the_files_of_another_host_only_ours_are_let_in(tmp_path: Path) -> None:
-    hostile = {"../out.log": "x", "rank-00001.sh": "x", "rank-00001.log": "y" * (LARGEST + 5), "rank-00002.log": ""}
+    hostile = {
+        "../out.log": "x",
+        "rank-00001.sh": "x",
+        "rank-00001.log": "y" * (MAX_FILE_BYTES + 5),
+        "rank-00002.log": "",
+    }
     hostile |= {f"rank-{number:05d}.stack.txt": "z" for number in range(200)}
 
     paths = write_files(tmp_path, hostile)
 
-    assert len(paths) == MOST_FILES
+    assert len(paths) == MAX_FILES
     assert sorted(path.name for path in tmp_path.iterdir()) == ["evidence"]
-    assert (tmp_path / "evidence/rank-00001.log").stat().st_size == LARGEST
+    assert (tmp_path / "evidence/rank-00001.log").stat().st_size == MAX_FILE_BYTES
 
 
 WANTED = {"raises": ("log", "flight.json"), "sleeps in Python": ("stack.txt", "flight.json")}

@@ -9,7 +9,7 @@ from itertools import permutations
 import pytest
 
 from dsdoctor.comm.mesh import checks as mesh_checks
-from dsdoctor.comm.mesh.matrix import Mesh
+from dsdoctor.comm.mesh.matrix import ConnectionMatrix
 from dsdoctor.comm.mesh.mesh import ANSWER, CALL, LARGE, MAGIC, MeshListener, ask_listener, peers, reach, reach_all
 from dsdoctor.comm.models import Claim
 from dsdoctor.comm.results import ConnectOutcome, Reach
@@ -110,7 +110,7 @@ def test_above_64_ranks_each_tries_few_and_all_are_joined() -> None:
 
 
 def rules(made: tuple[Claim, ...], found: tuple[Reach, ...]) -> list[tuple[str, str]]:
-    mesh = Mesh(made, found)
+    mesh = ConnectionMatrix(made, found)
     return [(finding.rule, finding.title) for check in mesh_checks.CHECKS for finding in check(mesh)]
 
 
@@ -141,7 +141,7 @@ def test_one_way_closed_names_the_direction() -> None:
 
 def test_one_way_is_a_warning_where_gloo_opens_its_connections_the_other_way() -> None:
     def severity(made: tuple[Claim, ...], **closed: ConnectOutcome) -> Severity:
-        mesh = Mesh(made, reaches(made, **closed))
+        mesh = ConnectionMatrix(made, reaches(made, **closed))
         (finding,) = (finding for check in mesh_checks.CHECKS for finding in check(mesh))
         return finding.severity
 
@@ -161,7 +161,7 @@ def test_two_hosts_that_both_reach_the_master_and_not_each_other_are_named() -> 
 
 def test_a_hole_in_the_mtu_is_told_once_for_two_hosts_with_the_interface() -> None:
     made = claims()
-    mesh = Mesh(made, reaches(made, a_b=ConnectOutcome.STALLED, b_a=ConnectOutcome.STALLED))
+    mesh = ConnectionMatrix(made, reaches(made, a_b=ConnectOutcome.STALLED, b_a=ConnectOutcome.STALLED))
     (finding,) = (finding for check in mesh_checks.CHECKS for finding in check(mesh))
 
     assert finding.rule == "mesh-mtu-hole"

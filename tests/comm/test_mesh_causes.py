@@ -9,7 +9,7 @@ import pytest
 
 from dsdoctor.comm.local.fingerprint import examine
 from dsdoctor.comm.mesh import checks as mesh_checks
-from dsdoctor.comm.mesh.matrix import HostPair, Mesh
+from dsdoctor.comm.mesh.matrix import ConnectionMatrix, HostPair
 from dsdoctor.comm.mesh.mesh import largest_that_arrives
 from dsdoctor.comm.models import ChosenInterface, Claim, CommPhase, Interface, Local, PhaseState
 from dsdoctor.comm.results import ConnectOutcome, PhaseResult, Reach, verdict
@@ -26,7 +26,7 @@ def meshed(
     failed: Iterable[HostPair] = (),
     outcome: ConnectOutcome = ConnectOutcome.TIMED_OUT,
     **more: dict[int, str],
-) -> Mesh:
+) -> ConnectionMatrix:
     """All pairs tried; those between the hosts of ``failed`` end in ``outcome``. ``more``: fields of a Reach by its source."""
     bad = set(failed)
     found = []
@@ -41,10 +41,10 @@ def meshed(
                 **{name: values[one.rank] for name, values in more.items() if one.rank in values},
             )
         )
-    return Mesh(made, tuple(found))
+    return ConnectionMatrix(made, tuple(found))
 
 
-def told(mesh: Mesh) -> list[Finding]:
+def told(mesh: ConnectionMatrix) -> list[Finding]:
     return [finding for check in mesh_checks.CHECKS for finding in check(mesh)]
 
 
@@ -302,5 +302,5 @@ def test_a_thousand_hosts_with_many_pairs_cut_are_judged_at_once() -> None:
     )
     began = time.monotonic()
 
-    assert len(told(Mesh(made, found))) == 10
+    assert len(told(ConnectionMatrix(made, found))) == 10
     assert time.monotonic() - began < 20

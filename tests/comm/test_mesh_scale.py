@@ -8,7 +8,7 @@ from itertools import combinations, permutations
 import pytest
 
 from dsdoctor.comm.mesh import checks
-from dsdoctor.comm.mesh.matrix import Mesh
+from dsdoctor.comm.mesh.matrix import ConnectionMatrix
 from dsdoctor.comm.mesh.mesh import peers
 from dsdoctor.comm.results import ConnectOutcome, Reach
 from dsdoctor.core.finding import Finding
@@ -20,11 +20,11 @@ HOSTS, PER_HOST = 300, 8
 SECONDS = 4.0
 
 
-def told(mesh: Mesh) -> list[Finding]:
+def told(mesh: ConnectionMatrix) -> list[Finding]:
     return [finding for check in checks.CHECKS for finding in check(mesh)]
 
 
-def large(ended: Callable[[int, int], ConnectOutcome]) -> Mesh:
+def large(ended: Callable[[int, int], ConnectOutcome]) -> ConnectionMatrix:
     """The attempts of many ranks; those between two hosts end as ``ended`` says."""
     first = replace(claim(0), local=None)
     made = tuple(
@@ -43,7 +43,7 @@ def large(ended: Callable[[int, int], ConnectOutcome]) -> Mesh:
             source, host = one.rank // PER_HOST, target // PER_HOST
             outcome = ended(source, host) if source != host else REACHED
             found.append(Reach(source=one.rank, target=target, outcome=outcome))
-    return Mesh(made, tuple(found))
+    return ConnectionMatrix(made, tuple(found))
 
 
 @pytest.mark.slow
@@ -79,14 +79,14 @@ def test_single_ranks_of_every_host_that_are_not_reached_are_found_at_once() -> 
     ]
     began = time.process_time()
 
-    assert len(told(Mesh(mesh.claims, tuple(gone)))) == HOSTS
+    assert len(told(ConnectionMatrix(mesh.claims, tuple(gone)))) == HOSTS
     assert time.process_time() - began < SECONDS
 
 
 def stalls(world: int, bad: set[tuple[int, int]]) -> list[Finding]:
     made = claims(world, 1)
     return told(
-        Mesh(
+        ConnectionMatrix(
             made,
             tuple(
                 Reach(

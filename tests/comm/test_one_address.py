@@ -8,7 +8,7 @@ from dsdoctor.comm.control import phases
 from dsdoctor.comm.control.messages import Phase, RankAnswer, RankOrder
 from dsdoctor.comm.control.test_state import Responses
 from dsdoctor.comm.mesh import checks
-from dsdoctor.comm.mesh.matrix import Mesh
+from dsdoctor.comm.mesh.matrix import ConnectionMatrix
 from dsdoctor.comm.models import Claim, CommPhase, CommSettings
 from dsdoctor.comm.results import ConnectOutcome, Reach
 from dsdoctor.core.finding import Finding
@@ -37,7 +37,7 @@ def tried(made: tuple[Claim, ...], failed: set[tuple[int, int]], how: ConnectOut
     )
 
 
-def rules(mesh: Mesh) -> list[str]:
+def rules(mesh: ConnectionMatrix) -> list[str]:
     return [finding.rule for check in checks.CHECKS for finding in check(mesh)]
 
 
@@ -46,7 +46,7 @@ def test_several_names_of_one_network_that_all_answer_are_no_fault(got: ConnectO
     for count in range(2, 5):
         for ranks in combinations(range(4), count):
             made = alike(4, *ranks)
-            assert "mesh-address-shared" not in rules(Mesh(made, tried(made, {(ranks[0], ranks[1])}, got)))
+            assert "mesh-address-shared" not in rules(ConnectionMatrix(made, tried(made, {(ranks[0], ranks[1])}, got)))
 
 
 @each("how", FAILED)
@@ -54,9 +54,9 @@ def test_an_address_that_leads_to_one_of_its_hosts_only_is_told(how: ConnectOutc
     made = alike(4, 1, 2)
     between, from_third = {(1, 2), (2, 1)}, {(0, 2), (3, 2)}
 
-    assert rules(Mesh(made, tried(made, between, how))) == ["mesh-address-shared"]
+    assert rules(ConnectionMatrix(made, tried(made, between, how))) == ["mesh-address-shared"]
     sparse = tuple(one for one in tried(made, from_third, how) if {one.source, one.target} != {1, 2})
-    assert rules(Mesh(made, sparse)) == ["mesh-address-shared"]
+    assert rules(ConnectionMatrix(made, sparse)) == ["mesh-address-shared"]
 
 
 @each("how", FAILED)
@@ -65,9 +65,9 @@ def test_a_rank_that_does_not_answer_on_one_network_is_that_rank_s_fault(how: Co
     live = tuple(one for one in tried(made, set(), how) if 2 not in {one.source, one.target})
     fallen = tuple(Reach(source=source, target=2, outcome=how) for source in (0, 1, 3, 4))
 
-    assert rules(Mesh(made, live, fallen=fallen)) == []
+    assert rules(ConnectionMatrix(made, live, fallen=fallen)) == []
     apart = tuple(one for one in live if {one.source, one.target} != {0, 1})
-    assert rules(Mesh(made, apart, fallen=fallen)) == ["mesh-address-shared"]
+    assert rules(ConnectionMatrix(made, apart, fallen=fallen)) == ["mesh-address-shared"]
 
 
 def test_an_address_that_another_host_has_beside_its_own_is_told_too() -> None:
@@ -78,13 +78,13 @@ def test_an_address_that_another_host_has_beside_its_own_is_told_too() -> None:
     made[2] = replace(made[2], local=replace(local, interfaces=(*local.interfaces, second)))
     found = tried(tuple(made), {(2, 1)}, ConnectOutcome.REFUSED)
 
-    (finding,) = [finding for check in checks.CHECKS for finding in check(Mesh(tuple(made), found))]
+    (finding,) = [finding for check in checks.CHECKS for finding in check(ConnectionMatrix(tuple(made), found))]
     assert finding.rule == "mesh-address-shared"
     assert finding.title.startswith("nodeb and nodec have the same address 10.0.0.2; ")
     assert "nodec has it on eth0:1, beside 10.0.0.3" in finding.evidence
-    assert rules(Mesh(tuple(made), tried(tuple(made), set(), ConnectOutcome.REFUSED))) == []
+    assert rules(ConnectionMatrix(tuple(made), tried(tuple(made), set(), ConnectOutcome.REFUSED))) == []
     other = tuple(replace(one, via_other=one.outcome is ConnectOutcome.REFUSED) for one in found)
-    assert rules(Mesh(tuple(made), other)) == ["mesh-wrong-interface"]
+    assert rules(ConnectionMatrix(tuple(made), other)) == ["mesh-wrong-interface"]
 
 
 class Run(SimpleNamespace):

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from dsdoctor.comm.control.messages import News, PhaseLog
+from dsdoctor.comm.control.messages import PhaseLog, Update
 from dsdoctor.comm.local.checks import blamed, too_little
 from dsdoctor.comm.models import CommPhase, PhaseState
 from dsdoctor.core.finding import Severity
@@ -36,7 +36,7 @@ def test_a_limit_is_the_cause_only_where_it_leaves_hardly_anything(files: int | 
 
 
 def test_advice_becomes_the_first_error_of_a_phase_that_was_well() -> None:
-    said: list[News] = []
+    said: list[Update] = []
     log = PhaseLog(said.append)
     with log.phase(CommPhase.LOCAL) as phase:
         phase.findings = findings_of(ME, healthy(nofile=20, memlock=1 << 20), backend="nccl", several_hosts=True)

@@ -233,10 +233,10 @@ def test_a_deadline_in_the_middle_of_work_is_no_hang() -> None:
     assert slowed(busy, (quick,)) is None
     assert slowed(busy, (quick, slow)) == "the deadline left 10 s for it, too little with what is slow (see above)"
     assert slowed(replace(busy, still=8.0), (slow,)) is None
-    assert busy.moving
-    assert not replace(busy, still=8.0).moving
-    assert not replace(busy, seconds=9.0).moving
-    assert not replace(busy, silent={3: ConnectOutcome.SILENT}).moving
+    assert busy.timed_out_in_progress
+    assert not replace(busy, still=8.0).timed_out_in_progress
+    assert not replace(busy, seconds=9.0).timed_out_in_progress
+    assert not replace(busy, silent={3: ConnectOutcome.SILENT}).timed_out_in_progress
     assert finding.title.startswith("the deadline left 10 s for the collectives, and the ranks were still working")
     measured = time_used_up(replace(busy, order=replace(order, phase=CommPhase.SPEED)), "the measurement of speed")
     assert measured.title.startswith("the measurement of speed was given 10 s of the deadline, and the ranks were")
@@ -264,9 +264,9 @@ def test_ranks_that_still_move_in_their_groups_do_not_hang_though_rank_0_is_done
         return Responses(order=order, answers=answers, seconds=15.2, still=14.9)
 
     closed = stuck(2, error="RuntimeError: [pair.cc:553] Connection closed by peer [10.77.0.1]:40834")
-    assert gathered(stuck(1, quiet=1.5), stuck(2, quiet=1.2)).moving
+    assert gathered(stuck(1, quiet=1.5), stuck(2, quiet=1.2)).timed_out_in_progress
     # the rank whose time was up first closed its connections
-    assert gathered(stuck(1, quiet=1.5), closed).moving
-    assert not gathered(stuck(1, quiet=14.8), stuck(2, quiet=14.9)).moving
-    assert not gathered(stuck(1, quiet=1.5), stuck(2, error="ValueError: x")).moving
-    assert not gathered(stuck(1, quiet=1.5), stuck(2, ended="killed by SIGKILL")).moving
+    assert gathered(stuck(1, quiet=1.5), closed).timed_out_in_progress
+    assert not gathered(stuck(1, quiet=14.8), stuck(2, quiet=14.9)).timed_out_in_progress
+    assert not gathered(stuck(1, quiet=1.5), stuck(2, error="ValueError: x")).timed_out_in_progress
+    assert not gathered(stuck(1, quiet=1.5), stuck(2, ended="killed by SIGKILL")).timed_out_in_progress

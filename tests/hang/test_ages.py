@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from dsdoctor.hang.case import Case
 from dsdoctor.hang.channel import Answer, NodeReport, Nodes
+from dsdoctor.hang.incident_view import IncidentView
 from dsdoctor.hang.local_rank import LocalRank
 from dsdoctor.hang.models import NOT_LOOKED, RankView
 from dsdoctor.hang.ring import RingWriter
@@ -120,7 +120,7 @@ def test_a_stack_is_shown_with_its_age() -> None:
     old = replace(view(1, elsewhere(), 8, world=2), age=4.2)
     made = incident(view(0, calling("all_reduce"), 9, world=2), old, world=2)
 
-    assert Case(made).where(old).endswith("time.sleep(9) (seen 4 s ago)")
+    assert IncidentView(made).where(old).endswith("time.sleep(9) (seen 4 s ago)")
     assert (
         judge(made)
         .findings[0]

@@ -14,8 +14,8 @@ import pytest
 
 from dsdoctor.core.finding import Severity
 from dsdoctor.hang import supervisor as supervisor_module
-from dsdoctor.hang.case import ASKED_TO_END, CRASHES, first_to_exit, last_seen
 from dsdoctor.hang.channel import RunIdentity
+from dsdoctor.hang.incident_view import ASKED_TO_END, CRASHES, first_to_exit, last_seen
 from dsdoctor.hang.models import Frame, HangOptions, Incident, RankView
 from dsdoctor.hang.ring import RingWriter
 from dsdoctor.hang.supervisor import Supervisor, Task

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.hang.activity import Activity, activity_in
-from dsdoctor.hang.case import wakes_again_and_again
+from dsdoctor.hang.incident_view import wakes_again_and_again
 from dsdoctor.hang.local_rank import LocalRank, Moment, Node, polling_loop, with_call
 from dsdoctor.hang.models import Frame, RankView, ThreadStack
 from dsdoctor.hang.processes import (

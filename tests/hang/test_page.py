@@ -66,10 +66,10 @@ def test_the_rank_that_parted_is_marked_among_the_calls(kind: str, cell: str, wo
 
 @pytest.mark.slow
 def test_the_timeline_has_a_row_for_each_rank_and_of_many_one_for_those_that_are_alike() -> None:
-    from dsdoctor.hang.case import Case
+    from dsdoctor.hang.incident_view import IncidentView
     from dsdoctor.hang.page import ABSENT, WAITS, figure
 
-    few, many = (figure(Case(hanging("behind", world, 1))) for world in (4, 512))
+    few, many = (figure(IncidentView(hanging("behind", world, 1))) for world in (4, 512))
 
     assert list(few.data[0].y) == ["rank 0", "rank 1", "rank 2", "rank 3"]
     assert list(few.data[0].marker.color) == [WAITS, ABSENT, WAITS, WAITS]

@@ -413,7 +413,7 @@ def _joined(call: CollectiveCall, parts: list[tuple[int, int, int]]) -> Want:
 FLOATS = ("float32", "float16", "bfloat16")
 DTYPES = (*FLOATS, "int64")
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8}
-ONE, ODD, LARGE, LARGEST = 1, 4099, 1 << 20, 1 << 24
+ONE, ODD, LARGE, HUGE = 1, 4099, 1 << 20, 1 << 24
 """Elements of a whole buffer: a single one, a prime number, 4 MiB and 64 MiB of float32."""
 
 MIB = 1 << 20
@@ -484,7 +484,7 @@ def steps(mode: Mode, group: RankGroup) -> tuple[ExchangeStep, ...]:
     plain = [(collective, "float32") for collective in here]
     others = [(collective, dtype) for collective in here for dtype in collective.dtypes if dtype != "float32"]
     more = [(plain, ONE), (plain, LARGE)]
-    more += [(others, ONE), (others, LARGE), (plain, LARGEST)] if mode is Mode.FULL else []
+    more += [(others, ONE), (others, LARGE), (plain, HUGE)] if mode is Mode.FULL else []
     found += [_sized(one, dtype, total, group.world)[-1] for kinds, total in more for one, dtype in kinds]
     return tuple(found)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from dsdoctor.comm.mesh.checks import CHECKS as MESH_CHECKS
-from dsdoctor.comm.mesh.matrix import Mesh
+from dsdoctor.comm.mesh.matrix import ConnectionMatrix
 from dsdoctor.comm.models import Claim, named
 from dsdoctor.comm.results import ConnectOutcome, Exchange, Reach, SkippedStep, Stuck
 from dsdoctor.core.finding import Finding, Severity
@@ -129,17 +129,17 @@ class FailedExchange:
         return any(stuck.rank not in without and stuck.step >= step for stuck in self.stuck)
 
     @property
-    def behind(self) -> tuple[Stuck, ...]:
+    def lagging(self) -> tuple[Stuck, ...]:
         """Ranks that have not begun the exchange in which the others wait."""
         most = max((stuck.step for stuck in self.waiting), default=0)
         return tuple(stuck for stuck in self.waiting if stuck.step < most)
 
     @property
-    def fewer_begun(self) -> tuple[Stuck, ...]:
+    def lagging_by_recorder(self) -> tuple[Stuck, ...]:
         """Ranks in the step of the others that have begun fewer collectives by torch's flight recorder, and whose stack was not
         to be seen: with a stack inside of the library a rank may wait in an earlier one for the others. Empty unless the
         recorders of all that wait were read."""
-        if self.behind or not all(stuck.sequence is not None for stuck in self.waiting):
+        if self.lagging or not all(stuck.sequence is not None for stuck in self.waiting):
             return ()
         most = max((stuck.sequence or 0 for stuck in self.waiting), default=0)
         return tuple(stuck for stuck in self.waiting if (stuck.sequence or 0) < most and not stuck.stack)
@@ -275,7 +275,7 @@ def link_cut(trouble: FailedExchange) -> Iterator[Finding]:
     if trouble.explained or not trouble.reaches or trouble.lossy:
         # where packets are lost a single attempt may fail by that alone
         return
-    mesh = Mesh(trouble.claims, trouble.reaches, trouble.before)
+    mesh = ConnectionMatrix(trouble.claims, trouble.reaches, trouble.before)
     for check in MESH_CHECKS:
         yield from check(mesh)
 
@@ -304,7 +304,7 @@ def rank_behind(trouble: FailedExchange) -> Iterator[Finding]:
     """A rank has not begun the exchange in which the others wait for it."""
     if trouble.explained:
         return
-    late = trouble.behind or trouble.before_it or trouble.fewer_begun
+    late = trouble.lagging or trouble.before_it or trouble.lagging_by_recorder
     others = [other for other in trouble.waiting if other not in late]
     inside = [other for other in others if other not in trouble.before_it] or others
     ahead = max(inside, key=lambda other: (other.step, other.sequence or 0), default=None)
@@ -336,7 +336,13 @@ def rank_behind(trouble: FailedExchange) -> Iterator[Finding]:
 def exchange_hangs(trouble: FailedExchange) -> Iterator[Finding]:
     """All ranks are alive and in the same exchange, and nothing moves."""
     waiting = trouble.waiting
-    if trouble.explained or trouble.behind or trouble.before_it or trouble.fewer_begun or any(link_cut(trouble)):
+    if (
+        trouble.explained
+        or trouble.lagging
+        or trouble.before_it
+        or trouble.lagging_by_recorder
+        or any(link_cut(trouble))
+    ):
         return
     if not waiting or any(stuck.error for stuck in trouble.stuck):
         # the others then wait for a rank whose exchange was broken off
@@ -361,7 +367,7 @@ def exchange_hangs(trouble: FailedExchange) -> Iterator[Finding]:
 
 def exchange_fails(trouble: FailedExchange) -> Iterator[Finding]:
     """A library broke off an exchange, and no rank died, vanished or raised an error of its own."""
-    if trouble.explained or trouble.behind:
+    if trouble.explained or trouble.lagging:
         return
     failed = sorted((stuck for stuck in trouble.stuck if stuck.error), key=lambda stuck: (stuck.step, stuck.rank))
     if not failed:

@@ -15,7 +15,7 @@ from dsdoctor.comm.control import phases as gather_phases
 from dsdoctor.comm.control import phases as node_phases
 from dsdoctor.comm.control.data_process import ForkServer
 from dsdoctor.comm.control.member import Member
-from dsdoctor.comm.control.messages import Briefing, News, Phase, PhaseLog
+from dsdoctor.comm.control.messages import Phase, PhaseLog, StartInfo, Update
 from dsdoctor.comm.control.phases import ARRIVAL, MAX_ARRIVAL_SECONDS
 from dsdoctor.comm.control.test_state import TestRun, release
 from dsdoctor.comm.local.checks import blamed, is_tiny, too_little
@@ -139,7 +139,7 @@ AFTER_NOTICE = 1.5
 QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR", "TORCH_SHOW_CPP_STACKTRACES": "0"}
 
 
-def control(briefing: Briefing, pipe: BinaryIO, shown: Callable[[], None], door: Door | None = None) -> None:
+def control(briefing: StartInfo, pipe: BinaryIO, shown: Callable[[], None], door: Door | None = None) -> None:
     """Run a control process from start to end; ``shown`` returns when the supervisor has shown the report. ``door``: rank 0's port,
     on which the supervisor answers meanwhile."""
     folder = Path(briefing.folder)
@@ -152,16 +152,16 @@ def control(briefing: Briefing, pipe: BinaryIO, shown: Callable[[], None], door:
 
     told = ""
 
-    def say(news: News) -> None:
+    def say(news: Update) -> None:
         nonlocal told
-        if news == News(at=told):
+        if news == Update(at=told):
             return
         told = news.at or told
         pipe.write(msgspec.json.encode(news) + b"\n")
         pipe.flush()
 
     notices = NoticeListener(briefing.rank) if briefing.rank.rank == 0 else None
-    say(News(at="importing torch"))
+    say(Update(at="importing torch"))
     try:
         import torch.distributed as dist
     except Exception as error:
@@ -175,12 +175,12 @@ def control(briefing: Briefing, pipe: BinaryIO, shown: Callable[[], None], door:
         _cannot_come(briefing, nccl_unavailable, say)
         return
     fork_server = ForkServer(door.close) if door else ForkServer()
-    say(News(at="reaching the store of rank 0"))
+    say(Update(at="reaching the store of rank 0"))
     latest = briefing.began + briefing.settings.deadline - RESERVE
-    wait = Wait(seconds=_arrival(briefing), latest=latest, say=lambda at: say(News(at=at)))
+    wait = Wait(seconds=_arrival(briefing), latest=latest, say=lambda at: say(Update(at=at)))
     board = open_board(briefing.rank, wait, door)
     if isinstance(board, StoreUnreachable):
-        say(News(alone=_alone(briefing, board)))
+        say(Update(alone=_alone(briefing, board)))
         return
     member = Member(briefing, board, fork_server, backend, say)
     if not _arrived(member, briefing):
@@ -191,7 +191,7 @@ def control(briefing: Briefing, pipe: BinaryIO, shown: Callable[[], None], door:
         _follow(member, briefing)
 
 
-def _arrived(member: Member, briefing: Briefing) -> bool:
+def _arrived(member: Member, briefing: StartInfo) -> bool:
     """Whether the claim is written; a store that went meanwhile is this rank's finding."""
     try:
         member.arrive()
@@ -199,12 +199,12 @@ def _arrived(member: Member, briefing: Briefing) -> bool:
         # torch raises another type in each release
         print(f"{type(error).__name__}: {error}", flush=True)
         gone = StoreUnreachable(outcome=ConnectOutcome.CUT_OFF, seconds=time.monotonic() - briefing.began, ended=True)
-        member.say(News(alone=_alone(briefing, gone)))
+        member.say(Update(alone=_alone(briefing, gone)))
         return False
     return True
 
 
-def _alone(briefing: Briefing, why: StoreUnreachable) -> tuple[Finding, ...]:
+def _alone(briefing: StartInfo, why: StoreUnreachable) -> tuple[Finding, ...]:
     """What a rank finds that did not reach the board. A rank 0 with another port hears it: it would wait."""
     rank, local = briefing.rank, briefing.local
     resolved = addresses_of(rank.master)
@@ -225,7 +225,7 @@ def _alone(briefing: Briefing, why: StoreUnreachable) -> tuple[Finding, ...]:
     return found
 
 
-def _cannot_come(briefing: Briefing, finding: Callable[[str], Finding], say: Callable[[News], None]) -> None:
+def _cannot_come(briefing: StartInfo, finding: Callable[[str], Finding], say: Callable[[Update], None]) -> None:
     """Say why this rank cannot come: to rank 0 first, for a launcher ends all ranks when one has ended. ``finding`` is given how
     its title begins: rank 0 says by itself who it is."""
     rank, local = briefing.rank, briefing.local
@@ -235,7 +235,7 @@ def _cannot_come(briefing: Briefing, finding: Callable[[str], Finding], say: Cal
     notice = Notice(run=rank.run, rank=rank.rank, host=local.hostname, why=why.title, port=rank.port)
     if rank.rank and send_notice(rank.master, rank.port, notice, seconds=_arrival(briefing), stay=max(stay, 0.0)):
         time.sleep(AFTER_NOTICE)
-    say(News(alone=(finding(f"rank {rank.rank} ({local.hostname}): "),)))
+    say(Update(alone=(finding(f"rank {rank.rank} ({local.hostname}): "),)))
 
 
 def torch_unusable(who: str, error: Exception) -> Finding:
@@ -254,25 +254,25 @@ def nccl_unavailable(who: str) -> Finding:
     return book.finding("nccl-unavailable", Severity.ERROR, who=who)
 
 
-def _follow(member: Member, briefing: Briefing) -> None:
-    member.say(News(at="waiting for rank 0's first order"))
+def _follow(member: Member, briefing: StartInfo) -> None:
+    member.say(Update(at="waiting for rank 0's first order"))
     until = briefing.began + briefing.settings.deadline + MARGIN
     try:
-        if holders := member.displaced(until):
+        if holders := member.replaced_processes(until):
             held = StoreUnreachable(
                 outcome=ConnectOutcome.STRANGER, seconds=time.monotonic() - briefing.began, holders=holders
             )
-            member.say(News(alone=_alone(briefing, held)))
+            member.say(Update(alone=_alone(briefing, held)))
             return
         status = member.follow(until)
     except Exception as error:
         # when the store of rank 0 goes, torch raises another type in each release
         print(f"{type(error).__name__}: {error}", flush=True)
         status = None
-    member.say(News(end=status, verdict=member.verdict, lost=status is None))
+    member.say(Update(end=status, verdict=member.verdict, lost=status is None))
 
 
-def _lead(member: Member, briefing: Briefing, notices: NoticeListener, shown: Callable[[], None]) -> None:
+def _lead(member: Member, briefing: StartInfo, notices: NoticeListener, shown: Callable[[], None]) -> None:
     test_run = TestRun(
         member=member,
         notices=notices,
@@ -281,12 +281,12 @@ def _lead(member: Member, briefing: Briefing, notices: NoticeListener, shown: Ca
         end=briefing.began + briefing.settings.deadline - RESERVE,
     )
     report = lead(test_run)
-    member.say(News(report=report))
+    member.say(Update(report=report))
     shown()
     release(member, STATUS[report.state], test_run.orders + 1, mute=len(test_run.mute), verdict=report.verdict)
 
 
-def _arrival(briefing: Briefing) -> float:
+def _arrival(briefing: StartInfo) -> float:
     """Seconds in which the board must be reached, counted from the start of the rank."""
     whole = min(briefing.settings.deadline * ARRIVAL, MAX_ARRIVAL_SECONDS)
     return max(whole - (time.monotonic() - briefing.began), 1.0)

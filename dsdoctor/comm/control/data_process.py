@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from dsdoctor.comm.control.messages import Do, ExchangeMessage, ExchangeResult, Join
+from dsdoctor.comm.control.messages import ExchangeMessage, ExchangeResult, Join, Task
 from dsdoctor.comm.models import CommPhase, RankGroup
 from dsdoctor.comm.results import Exchange, SkippedStep, Speeds, Timing
 from dsdoctor.core.files import PRIVATE, open_new, write_bytes
@@ -53,7 +53,7 @@ def exchange(join: Join, channel: socket.socket) -> None:
         # the main thread alone: others may run meanwhile, and reading their frames then can end the process
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=False)
         sender = _MessageSender(channel)
-        work: queue.Queue[Do | None] = queue.Queue()
+        work: queue.Queue[Task | None] = queue.Queue()
         threading.Thread(target=_listen, args=(channel, work, join.folder), daemon=True).start()
         try:
             sender.tell(0, "joining the group")
@@ -111,11 +111,11 @@ class _MessageSender:
         self.say(ExchangeMessage(step=step, skipped=reason))
 
 
-def _listen(channel: socket.socket, work: "queue.Queue[Do | None]", folder: str) -> None:
+def _listen(channel: socket.socket, work: "queue.Queue[Task | None]", folder: str) -> None:
     """Take orders, also while the main thread is inside of a collective."""
     with channel.makefile("rb") as lines:
         for line in lines:
-            do = msgspec.json.decode(line, type=Do)
+            do = msgspec.json.decode(line, type=Task)
             if do.phase is None:
                 _dump_flight_recorder(folder)
             else:
@@ -129,14 +129,14 @@ def _dump_flight_recorder(folder: str) -> None:
         write_bytes(flight_file(folder, os.getpid()), text.encode(), mode=PRIVATE)
 
 
-def _right(group: RankGroup, do: Do, sender: _MessageSender) -> ExchangeResult:
+def _right(group: RankGroup, do: Task, sender: _MessageSender) -> ExchangeResult:
     from dsdoctor.comm.collectives.calls import steps
     from dsdoctor.comm.collectives.run import run_steps
 
     return _notable(run_steps(group, steps(do.mode, group), sender, do.seconds * 0.8))
 
 
-def _speed(group: RankGroup, do: Do, sender: _MessageSender) -> ExchangeResult:
+def _speed(group: RankGroup, do: Task, sender: _MessageSender) -> ExchangeResult:
     from dsdoctor.comm.speed.pace import groups_here, held, pace, time_pairs
     from dsdoctor.comm.speed.speed import time_collectives
 
@@ -159,7 +159,7 @@ def _speed(group: RankGroup, do: Do, sender: _MessageSender) -> ExchangeResult:
     return ExchangeResult(done=len(timings), speeds=speeds(timings))
 
 
-def _nodes(group: RankGroup, do: Do, sender: _MessageSender) -> ExchangeResult:
+def _nodes(group: RankGroup, do: Task, sender: _MessageSender) -> ExchangeResult:
     from dsdoctor.comm.speed.speed import time_group
 
     return ExchangeResult(
@@ -167,7 +167,7 @@ def _nodes(group: RankGroup, do: Do, sender: _MessageSender) -> ExchangeResult:
     )
 
 
-def _deepspeed(group: RankGroup, _: Do, sender: _MessageSender) -> ExchangeResult:
+def _deepspeed(group: RankGroup, _: Task, sender: _MessageSender) -> ExchangeResult:
     from dsdoctor.comm.collectives.run import run_layer
 
     return _notable(run_layer(group, sender))
@@ -179,7 +179,7 @@ def _notable(exchanges: Sequence[Exchange]) -> ExchangeResult:
     return ExchangeResult(done=len(exchanges), exchanges=found)
 
 
-TASKS: dict[CommPhase, Callable[[RankGroup, Do, _MessageSender], ExchangeResult]] = {
+TASKS: dict[CommPhase, Callable[[RankGroup, Task, _MessageSender], ExchangeResult]] = {
     CommPhase.RIGHT: _right,
     CommPhase.NODES: _nodes,
     CommPhase.SPEED: _speed,
@@ -208,7 +208,7 @@ class Data:
         self.step, self.at, self.moved = 0, "starting", time.monotonic()
         self.left_out: tuple[SkippedStep, ...] = ()
 
-    def do(self, work: Do) -> None:
+    def do(self, work: Task) -> None:
         """Give it its next work. A process that is dead already is noticed by ``ended``."""
         if work.phase is not None:
             self.left_out = ()
@@ -242,7 +242,7 @@ class Data:
 
     def ask_stack(self) -> None:
         """Have it write its Python stacks and the flight recorder to the folder, which takes about a tenth of a second."""
-        self.do(Do())
+        self.do(Task())
         try:
             os.kill(self.pid, signal.SIGUSR1)
         except ProcessLookupError:

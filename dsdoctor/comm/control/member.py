@@ -14,8 +14,8 @@ import msgspec
 
 from dsdoctor.comm.collectives.nccl import relevant_lines
 from dsdoctor.comm.control.data_process import Data, ForkServer
-from dsdoctor.comm.control.messages import Briefing, Do, ExchangeResult, Join, News, RankAnswer, RankOrder
-from dsdoctor.comm.launch.start import LARGEST, write_files
+from dsdoctor.comm.control.messages import ExchangeResult, Join, RankAnswer, RankOrder, StartInfo, Task, Update
+from dsdoctor.comm.launch.start import MAX_FILE_BYTES, write_files
 from dsdoctor.comm.local.facts import read_counters
 from dsdoctor.comm.local.fingerprint import fingerprint, versions_here
 from dsdoctor.comm.mesh.mesh import MeshListener, peers, reach_all
@@ -145,7 +145,7 @@ class Evidence:
 
 def put_evidence(board: MessageBoard, rank: int, world: int, host: str, folder: str, process: int) -> None:
     """Write what this rank has to the board. ``process`` is its data process."""
-    most, here = min(LARGEST, ALL_RANKS // world), Path(folder)
+    most, here = min(MAX_FILE_BYTES, ALL_RANKS // world), Path(folder)
     nccl = next(iter(sorted(here.glob(f"nccl.*.{process}.log"))), here / "none")
     files = {
         "log": here / f"rank-{rank:05d}.log",
@@ -224,7 +224,7 @@ class RunJob:
         self._raised_in: tuple[str, ...] = ()
         self._result: ExchangeResult | None = None
         self._speeds: Speeds | None = None
-        data.do(Do(phase=order.phase, mode=settings.mode, seconds=order.seconds))
+        data.do(Task(phase=order.phase, mode=settings.mode, seconds=order.seconds))
 
     @property
     def step(self) -> int:
@@ -312,14 +312,14 @@ AFTER_RANK_ZERO = 0.7
 """Seconds that a rank waits for rank 0's process to end first."""
 GATHERED = "gathered"
 """The number of claims that rank 0 had read when it began; ``at/RANK`` are those that it then took."""
-Say = Callable[[News], None]
+Say = Callable[[Update], None]
 
 
 class Member:
     """A rank that has come: its claim is on the board and its port answers."""
 
     def __init__(
-        self, briefing: Briefing, board: MessageBoard, fork_server: ForkServer, backend: str, say: Say
+        self, briefing: StartInfo, board: MessageBoard, fork_server: ForkServer, backend: str, say: Say
     ) -> None:
         self.briefing, self.board, self.say = briefing, board, say
         self.rank, self.backend = briefing.rank.rank, backend
@@ -341,7 +341,7 @@ class Member:
         self._number = self.board.log("claims").write(self.claim)
         self._note()
 
-    def displaced(self, until: float) -> tuple[Claim, ...]:
+    def replaced_processes(self, until: float) -> tuple[Claim, ...]:
         """The processes that were there, rank 0 and the one that is this rank, where rank 0 had begun without this one: its order
         to the ranks that it knows is no order to this one, which would spoil their test."""
         if self._await(1, until) is None or self._number <= self.board.get(GATHERED, int):
@@ -359,7 +359,7 @@ class Member:
                 self.clear()
                 self._wait_for_rank_zero(order.status)
                 return order.status
-            self.say(News(at=order.phase.value))
+            self.say(Update(at=order.phase.value))
             self.post(order, self._work(order))
             number += 1
         self.clear()
@@ -466,7 +466,7 @@ class Member:
             )
 
 
-def _listeners(briefing: Briefing) -> list[MeshListener]:
+def _listeners(briefing: StartInfo) -> list[MeshListener]:
     """A port on the interface that the backend would take, and one on the interface that reaches the master."""
     found: list[MeshListener] = []
     for chosen in (briefing.local.chosen, briefing.local.routed):
@@ -478,7 +478,7 @@ def _listeners(briefing: Briefing) -> list[MeshListener]:
     return found or [MeshListener("127.0.0.1")]
 
 
-def _claim(briefing: Briefing, listeners: list[MeshListener], backend: str) -> Claim:
+def _claim(briefing: StartInfo, listeners: list[MeshListener], backend: str) -> Claim:
     rank, local = briefing.rank, briefing.local
     other = listeners[1] if len(listeners) > 1 else None
     gpu = local.gpus[rank.local_rank % len(local.gpus)] if local.gpus and backend == "nccl" else None

@@ -76,7 +76,7 @@ class Join:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Do:
+class Task:
     """What a data process is to do next; ``phase`` None: write what the flight recorder holds to a file."""
 
     phase: CommPhase | None = None
@@ -99,7 +99,7 @@ class ExchangeMessage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Briefing:
+class StartInfo:
     """What a rank's control process is started with. ``began`` is time.monotonic() at the start of the rank."""
 
     rank: Rank
@@ -110,7 +110,7 @@ class Briefing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class News:
+class Update:
     """A message of a control process to its supervisor: where it is now, a phase that ended, the whole report; for a rank that
     follows, the status (``end``) and ``verdict`` that rank 0 gave, or that no order came (``lost``); ``alone`` is what a rank found
     that never reached the others."""
@@ -156,14 +156,14 @@ class Phase:
 class PhaseLog:
     """All phases so far. ``say`` is called when a phase begins and when it ends."""
 
-    def __init__(self, say: Callable[[News], None]) -> None:
+    def __init__(self, say: Callable[[Update], None]) -> None:
         self._say = say
         self.phases: list[PhaseResult] = []
 
     @contextmanager
     def phase(self, phase: CommPhase) -> Iterator[Phase]:
         """Write one phase; its time is that of the block."""
-        self._say(News(at=phase.value))
+        self._say(Update(at=phase.value))
         written = Phase()
         yield written
         if written.skipped is not None:
@@ -202,4 +202,4 @@ class PhaseLog:
 
     def _add(self, result: PhaseResult) -> None:
         self.phases.append(result)
-        self._say(News(phase=result))
+        self._say(Update(phase=result))

@@ -11,14 +11,14 @@ from dsdoctor.comm.collectives import nccl
 from dsdoctor.comm.collectives.checks import supervisor_stopped
 from dsdoctor.comm.collectives.nccl import parse_nccl_log
 from dsdoctor.comm.control.member import GATHERED
-from dsdoctor.comm.control.messages import News, Phase
+from dsdoctor.comm.control.messages import Phase, Update
 from dsdoctor.comm.control.test_state import MIN_PHASE_SECONDS, Responses, TestRun, results
 from dsdoctor.comm.groups import Groups, Part, Trial, play
 from dsdoctor.comm.local import facts, fingerprint
 from dsdoctor.comm.local.checks import examine_all
 from dsdoctor.comm.local.interfaces import limit
 from dsdoctor.comm.mesh import checks as mesh_checks
-from dsdoctor.comm.mesh.matrix import Mesh, shared_addresses
+from dsdoctor.comm.mesh.matrix import ConnectionMatrix, shared_addresses
 from dsdoctor.comm.mesh.mesh import peers
 from dsdoctor.comm.models import MAX_RANKS, Claim, CommPhase, Mode, PhaseState, named
 from dsdoctor.comm.rendezvous import checks as rendezvous_checks
@@ -97,7 +97,7 @@ class _Arriving:
         starting, _ = self.not_there()
         if len(self.claims) != came or starting:
             self._run.claims = tuple(self.claims)
-            self._run.member.say(News(at=_said(self.claims, world, self._run.me.hosts, starting)))
+            self._run.member.say(Update(at=_said(self.claims, world, self._run.me.hosts, starting)))
         now, absent = time.monotonic(), {*range(world)} - {claim.rank for claim in self.claims} - notices.keys()
         return now > self._run.end or (now > self._until and not absent <= starting.keys())
 
@@ -250,7 +250,7 @@ def mesh(test_run: TestRun, phase: Phase) -> None:
     fallen = tuple(reach for reach in every if {reach.source, reach.target} & set(gathered.silent))
     test_run.reaches = tuple(reach for reach in every if not {reach.source, reach.target} & set(gathered.silent))
     called = (Reach(source=0, target=rank, outcome=how) for rank, how in gathered.silent.items())
-    seen = Mesh(test_run.claims, test_run.reaches, fallen=(*fallen, *called))
+    seen = ConnectionMatrix(test_run.claims, test_run.reaches, fallen=(*fallen, *called))
     phase.findings = tuple(finding for check in mesh_checks.CHECKS for finding in check(seen))
     # who does not answer at an address that two hosts have, or rank 0 at such a one, is not known to have died
     shared = shared_addresses(seen)
@@ -360,7 +360,11 @@ def deepspeed(test_run: TestRun, phase: Phase) -> None:
 
 def slowed(gathered: Responses, before: Sequence[PhaseResult]) -> str | None:
     """Why an order that only lacked time is no finding of its own: an earlier phase named what is slow. None where none did."""
-    if gathered.well or not gathered.moving or all(phase.state is not PhaseState.SLOW for phase in before):
+    if (
+        gathered.all_succeeded
+        or not gathered.timed_out_in_progress
+        or all(phase.state is not PhaseState.SLOW for phase in before)
+    ):
         return None
     return f"the deadline left {gathered.order.seconds:.0f} s for it, too little with what is slow (see above)"
 
@@ -462,7 +466,7 @@ def search(test_run: TestRun, phase: Phase) -> None:
 
     found = isolate.isolate(test_run.claims, test_run.member.backend, with_switch, in_groups)
     phase.findings = tuple(finding for check in isolate.ISOLATE_CHECKS for finding in check(found))
-    phase.said = found.said
+    phase.said = found.trials_text
     if not found.switches and not found.outcome.trials:
         phase.skipped = f"{test_run.me.world} ranks cannot be distinguished in smaller groups"
 

@@ -18,7 +18,7 @@ import msgspec
 
 from dsdoctor.comm.control.agent import control
 from dsdoctor.comm.control.member import limits_now, what_else, why_ended
-from dsdoctor.comm.control.messages import Briefing, News
+from dsdoctor.comm.control.messages import StartInfo, Update
 from dsdoctor.comm.launch.start import private_folder
 from dsdoctor.comm.local.checks import too_little
 from dsdoctor.comm.local.facts import look_local
@@ -207,7 +207,7 @@ def supervise(rank: Rank, settings: CommSettings, screen: Screen, *, began: floa
     book.prepare("comm")
     local = look_local(LocalHost(), rank, settings.backend)
     with _folder(settings) as (folder, keep):
-        briefing = Briefing(rank=rank, settings=settings, local=local, folder=folder, began=began)
+        briefing = StartInfo(rank=rank, settings=settings, local=local, folder=folder, began=began)
         door = open_door(rank) if rank.rank == 0 and not rank.agent_store else None
         reader = _MessageReader(briefing, door)
         # rank 0 has nobody to tell but by its own door, unless somebody else serves the store or has the port
@@ -227,7 +227,7 @@ def supervise(rank: Rank, settings: CommSettings, screen: Screen, *, began: floa
         return outcome
 
 
-def _because_of_limits(briefing: Briefing, alone: tuple[Finding, ...]) -> tuple[Finding, ...]:
+def _because_of_limits(briefing: StartInfo, alone: tuple[Finding, ...]) -> tuple[Finding, ...]:
     """What a rank found by itself; where its limits leave it hardly anything they are the cause, and that was their effect."""
     limits = too_little(briefing.rank, briefing.local, backend=briefing.settings.backend) if alone else ()
     if not limits:
@@ -239,7 +239,7 @@ def _because_of_limits(briefing: Briefing, alone: tuple[Finding, ...]) -> tuple[
 class _MessageReader:
     """The control process and its messages."""
 
-    def __init__(self, briefing: Briefing, door: Door | None) -> None:
+    def __init__(self, briefing: StartInfo, door: Door | None) -> None:
         self._read, write = os.pipe()
         back, self._back = os.pipe()
 
@@ -263,14 +263,14 @@ class _MessageReader:
         self._status: int | None = None
         self.closed = False
 
-    def news(self, seconds: float) -> list[News]:
+    def news(self, seconds: float) -> list[Update]:
         """The messages that came within so many seconds; ``closed`` is set when no more will come."""
         if not select.select([self._read], [], [], max(seconds, 0))[0]:
             return []
         part = os.read(self._read, 1 << 20)
         self.closed = not part
         *lines, self._rest = (self._rest + part).split(b"\n")
-        return [msgspec.json.decode(line, type=News) for line in lines]
+        return [msgspec.json.decode(line, type=Update) for line in lines]
 
     def ending(self) -> str:
         """How the control process ended; it has closed its pipe, or was killed."""
@@ -336,7 +336,7 @@ def _without_seconds(at: str) -> str:
     return re.sub(r", \d+ s$", "", at)
 
 
-def _follow_control(reader: _MessageReader, briefing: Briefing, screen: Screen, starting: _Starting) -> Outcomes:
+def _follow_control(reader: _MessageReader, briefing: StartInfo, screen: Screen, starting: _Starting) -> Outcomes:
     rank, at, phases = briefing.rank, "starting", list[PhaseResult]()
     silence = Silence(briefing.rank.rank, screen.progress)
     report: Report | None = None
@@ -385,7 +385,7 @@ def _shown(screen: Screen, report: Report) -> Exception | None:
 
 
 def _lost(
-    briefing: Briefing,
+    briefing: StartInfo,
     reader: _MessageReader,
     at: str,
     phases: list[PhaseResult],
@@ -427,7 +427,7 @@ def _torch_on() -> str:
     return f"torch is in {folder}{f', on {kind}' if kind else ''}" if folder else ""
 
 
-def _tell_rank_zero(briefing: Briefing, lost: Lost) -> None:
+def _tell_rank_zero(briefing: StartInfo, lost: Lost) -> None:
     """That this rank will not come: else rank 0 waits for it until its time is up. A launcher ends all ranks when one has ended, so
     this one stays until rank 0 has reported."""
     rank, left = briefing.rank, briefing.began + briefing.settings.deadline - time.monotonic()

@@ -11,7 +11,7 @@ from dsdoctor.comm.collectives import checks as collective_checks
 from dsdoctor.comm.collectives.checks import STOPPED, FailedExchange, is_consequence
 from dsdoctor.comm.collectives.nccl import NcclFacts
 from dsdoctor.comm.control.member import GATHERED, Member, take_evidence
-from dsdoctor.comm.control.messages import EXCHANGES, ExchangeResult, News, PhaseLog, RankAnswer, RankOrder
+from dsdoctor.comm.control.messages import EXCHANGES, ExchangeResult, PhaseLog, RankAnswer, RankOrder, Update
 from dsdoctor.comm.mesh.mesh import reach
 from dsdoctor.comm.models import Claim, CommPhase, CommSettings, Mode, Rank
 from dsdoctor.comm.rendezvous.notices import NoticeListener
@@ -46,7 +46,7 @@ class Responses:
     still: float = 0.0
 
     @property
-    def moving(self) -> bool:
+    def timed_out_in_progress(self) -> bool:
         """Whether the time was up while the work still made progress, and no rank had failed: that a connection was closed is no
         failure then, for the first rank that ended closed it. In groups every rank counts, for rank 0 is in one of them."""
         stuck = [answer.stuck for answer in self.answers if answer.stuck]
@@ -56,7 +56,7 @@ class Responses:
         return not fell_out and self.seconds >= self.order.seconds and still < max(MOVING, self.order.seconds / 2)
 
     @property
-    def well(self) -> bool:
+    def all_succeeded(self) -> bool:
         """Whether every rank answered and none was stuck."""
         return not self.silent and not any(answer.stuck for answer in self.answers)
 
@@ -146,7 +146,7 @@ class _Watch:
         now = time.monotonic()
         if now > self._told + TELL_SECONDS and self._job.at:
             self._told = now
-            self._member.say(News(at=f"{self._order.phase.value}: {self._job.at}"))
+            self._member.say(Update(at=f"{self._order.phase.value}: {self._job.at}"))
         if self._job.step != self._step:
             self._step, self.moved = self._job.step, now
         return self.complete or self._settled(now) or now > self._until or now > self.moved + self._patience
@@ -274,7 +274,7 @@ class TestRun:
             variables=variables or {},
         )
         gathered = gather(self.member, self.claims, order, patience=patience)
-        self.together = gathered.well if exchanges else self.together
+        self.together = gathered.all_succeeded if exchanges else self.together
         self.exchanges += sum(answer.result.done for answer in gathered.answers if answer.result)
         return gathered
 
@@ -296,11 +296,11 @@ class TestRun:
 
     def trouble(self, gathered: Responses, what: str) -> tuple[Finding, ...]:
         """Findings on why an order did not end well; a second mesh shows whether the hosts still reach each other."""
-        if gathered.well:
+        if gathered.all_succeeded:
             return ()
         stuck = tuple(answer.stuck for answer in gathered.answers if answer.stuck)
         self.mute |= set(gathered.silent)
-        if gathered.moving:
+        if gathered.timed_out_in_progress:
             # who is still at work is not stuck
             return (time_used_up(gathered, what),)
         self.stuck += stuck + tuple(_vanished(rank, how, what) for rank, how in gathered.silent.items())

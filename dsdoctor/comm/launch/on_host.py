@@ -18,7 +18,7 @@ import msgspec
 
 from dsdoctor.comm.launch.start import (
     FOLDER,
-    LARGEST,
+    MAX_FILE_BYTES,
     Endings,
     HostOrder,
     LocalRanks,
@@ -93,7 +93,7 @@ def files_of(document: str) -> Iterator[HostTold]:
         return
     for path in (Path(out) / "rank-00000.log", *sorted((Path(out) / FOLDER).glob("rank-*"))) if out else ():
         with contextlib.suppress(OSError):
-            text = path.read_text(errors="replace")[-LARGEST:]
+            text = path.read_text(errors="replace")[-MAX_FILE_BYTES:]
             if text:
                 yield HostTold(name=path.name, text=text)
 

@@ -31,18 +31,18 @@ from dsdoctor.ranks.launchers import TORCHRUN
 
 
 FOLDER, PREFIX = "evidence", "dsdoctor-comm-"
-LARGEST = 1 << 16
-MOST_FILES = 64
+MAX_FILE_BYTES = 1 << 16
+MAX_FILES = 64
 NAME = re.compile(r"rank-\d{5,7}\.(?:log|stack\.txt|flight\.json|nccl\.log)", re.ASCII)
 
 
 def write_files(folder: Path, files: Mapping[str, str]) -> tuple[str, ...]:
     """Write files into the folder's ``evidence``, those with another name than ours left out; the paths."""
-    wanted = [(name, text) for name, text in files.items() if NAME.fullmatch(name) and text][:MOST_FILES]
+    wanted = [(name, text) for name, text in files.items() if NAME.fullmatch(name) and text][:MAX_FILES]
     if wanted:
         make_folder(folder / FOLDER, mode=0o700)
     for name, text in wanted:
-        write_text(folder / FOLDER / name, text[-LARGEST:], mode=PRIVATE, errors="replace")
+        write_text(folder / FOLDER / name, text[-MAX_FILE_BYTES:], mode=PRIVATE, errors="replace")
     return tuple(str(folder / FOLDER / name) for name, _ in wanted)
 
 

@@ -61,13 +61,13 @@ def _difference(claims: Sequence[Claim], name: str) -> RankDifference | None:
     )
 
 
-def said(difference: RankDifference, hosts: tuple[str, ...]) -> str:
+def difference_text(difference: RankDifference, hosts: tuple[str, ...]) -> str:
     """A difference in words: the minority by rank and host, the others by their number.
 
     >>> odd = RankDifference(name="torch", usual="2.8.0", count=15, others=(("2.7.0", (1,)),))
-    >>> said(odd, ("node0", "node3"))
+    >>> difference_text(odd, ("node0", "node3"))
     'rank 1 (node3): torch 2.7.0, the 15 others 2.8.0'
-    >>> said(RankDifference(name="NCCL_ALGO", usual=None, count=0, others=(("Ring", (0,)), (ABSENT, (1,)))), ("a", "b"))
+    >>> difference_text(RankDifference(name="NCCL_ALGO", usual=None, count=0, others=(("Ring", (0,)), (ABSENT, (1,)))), ("a", "b"))
     'rank 0 (a): NCCL_ALGO=Ring, rank 1 (b): not set'
     """
     name, shown = difference.name, difference.others[:MAX_GROUPS]
@@ -180,7 +180,7 @@ def host_differs(claims: Sequence[Claim]) -> Iterator[Finding]:
                 else ""
                 if name == "gpu"
                 else "harmless",
-                difference=said(difference, by_rank(claims)),
+                difference=difference_text(difference, by_rank(claims)),
             )
 
 
@@ -206,7 +206,7 @@ def version_differs(claims: Sequence[Claim]) -> Iterator[Finding]:
             if name == "python"
             else "",
             evidence=tuple(f"rank {ranks[0]} loaded {loaded[ranks[0]]}" for _, ranks in groups),
-            difference=said(difference, by_rank(claims)),
+            difference=difference_text(difference, by_rank(claims)),
         )
 
 
@@ -214,7 +214,7 @@ def communication_variable_differs(claims: Sequence[Claim]) -> Iterator[Finding]
     """A variable that steers communication is not the same on every rank."""
     names = sorted({name for claim in claims for name in claim.fingerprint if name.isupper() and name not in OWN})
     for difference in differences(claims, names):
-        name, in_words = difference.name, said(difference, by_rank(claims))
+        name, in_words = difference.name, difference_text(difference, by_rank(claims))
         values = {value for value, _ in difference.others} | {difference.usual}
         if name in HARMLESS or (name in OF_THE_HOST and ABSENT not in values):
             yield book.finding("communication-variable-differs", Severity.NOTE, case="harmless", difference=in_words)

@@ -10,8 +10,8 @@ from dsdoctor.comm.local.interfaces import is_loopback
 from dsdoctor.comm.mesh.matrix import (
     ARRIVED,
     Blocked,
+    ConnectionMatrix,
     HostPair,
-    Mesh,
     Side,
     blocked,
     misplaced,
@@ -27,17 +27,17 @@ from dsdoctor.rules import book
 MAX_NAMED = 4
 
 
-def mesh_only_master_port(mesh: Mesh) -> Iterator[Finding]:
+def mesh_only_master_port(mesh: ConnectionMatrix) -> Iterator[Finding]:
     """Hosts reach the host of rank 0 on the master's port, and on no other."""
     return (_of_the_master(case) for case in _cases(mesh) if case.only_master_port)
 
 
-def mesh_one_way(mesh: Mesh) -> Iterator[Finding]:
+def mesh_one_way(mesh: ConnectionMatrix) -> Iterator[Finding]:
     """A host cannot open connections to another, or to any, which can open some to it."""
     return (_of_one_way(case) for case in _cases(mesh) if not case.only_master_port and not case.both_ways)
 
 
-def mesh_unreached(mesh: Mesh) -> Iterator[Finding]:
+def mesh_unreached(mesh: ConnectionMatrix) -> Iterator[Finding]:
     """Hosts whose ranks all came to the rendezvous do not reach each other."""
     return (_of_both_ways(case) for case in _cases(mesh) if not case.only_master_port and case.both_ways)
 
@@ -65,7 +65,7 @@ def _routed(claim: Claim) -> str:
 class _Case:
     """A group of directions with what else is known of it."""
 
-    mesh: Mesh
+    mesh: ConnectionMatrix
     group: Blocked
     failed: tuple[Reach, ...]
 
@@ -118,7 +118,7 @@ class _Case:
     @property
     def outcomes(self) -> str:
         """How the attempts ended."""
-        return " and ".join(sorted({said(reach.outcome) for reach in self.failed}))
+        return " and ".join(sorted({outcome_words(reach.outcome) for reach in self.failed}))
 
     @property
     def address(self) -> str:
@@ -146,7 +146,7 @@ class _Case:
         return any(target == host for _, target in self.group.pairs)
 
 
-def _cases(mesh: Mesh) -> Iterator[_Case]:
+def _cases(mesh: ConnectionMatrix) -> Iterator[_Case]:
     for group in blocked(mesh):
         pairs = set(group.pairs)
         failed = tuple(reach for reach in mesh.reaches if mesh.hosts(reach) in pairs)
@@ -235,7 +235,7 @@ def _of_both_ways(case: _Case) -> Finding:
     )
 
 
-def said(outcome: ConnectOutcome) -> str:
+def outcome_words(outcome: ConnectOutcome) -> str:
     """How attempts ended, in words."""
     return book.phrase("comm", "port-unreachable") if outcome is ConnectOutcome.UNREACHABLE else outcome.value
 
@@ -259,7 +259,7 @@ MIN_SEGMENTS = 100
 ETHERNET = 1500
 
 
-def mesh_mtu_hole(mesh: Mesh) -> Iterator[Finding]:
+def mesh_mtu_hole(mesh: ConnectionMatrix) -> Iterator[Finding]:
     """Connections open, and the first large message never arrives."""
     left: dict[HostPair, list[Reach]] = defaultdict(list)
     for reach in mesh.reaches:
@@ -281,7 +281,7 @@ def mesh_mtu_hole(mesh: Mesh) -> Iterator[Finding]:
             peers.get(other, set()).discard(host)
 
 
-def _hole_at(mesh: Mesh, host: str, others: set[str], stalled: list[Reach]) -> Finding:
+def _hole_at(mesh: ConnectionMatrix, host: str, others: set[str], stalled: list[Reach]) -> Finding:
     """The finding on the messages that stall to and from a host."""
     if len(others) > 1:
         messages = f"large messages between {host} and each of {hosts_in_words(others)}"
@@ -295,7 +295,7 @@ def _clearest(stalled: list[Reach]) -> Reach:
     return min((reach for reach in stalled if reach.usable), key=lambda reach: reach.usable or 0, default=stalled[0])
 
 
-def _hole(mesh: Mesh, messages: str, hosts: str, stalled: list[Reach], *, at: str = "") -> Finding:
+def _hole(mesh: ConnectionMatrix, messages: str, hosts: str, stalled: list[Reach], *, at: str = "") -> Finding:
     """The finding on messages that stall; ``at``: the host whose MTU is to be set, by default that of the clearest."""
     reach = _clearest(stalled)
     usable, source = reach.usable or None, mesh.hosts(reach)[0]
@@ -318,7 +318,7 @@ def _hole(mesh: Mesh, messages: str, hosts: str, stalled: list[Reach], *, at: st
     )
 
 
-def _steps(mesh: Mesh, claim: Claim, reach: Reach, usable: int | None) -> tuple[Step, ...]:
+def _steps(mesh: ConnectionMatrix, claim: Claim, reach: Reach, usable: int | None) -> tuple[Step, ...]:
     """What shows the size that passes, and what sets it on the host of ``claim``."""
     mtu, headers = _mtu(mesh.by_rank[reach.source]) or reach.pmtu or ETHERNET, 48 if ":" in reach.address else 28
     ping = step("ping -M do -c 1 -s {size} {address}", size=(usable or mtu) - headers, address=reach.address)
@@ -333,7 +333,7 @@ def _mtu(claim: Claim) -> int | None:
     return next((interface.mtu for interface in interfaces if interface.address == claim.address), None)
 
 
-def mesh_lossy(mesh: Mesh) -> Iterator[Finding]:
+def mesh_lossy(mesh: ConnectionMatrix) -> Iterator[Finding]:
     """Packets between two hosts are lost and sent again."""
     tried = {pair: counts for pair, counts in _sent_again(mesh).items() if counts[1] >= MIN_SEGMENTS}
     left = {pair: counts for pair, counts in tried.items() if counts[0] / counts[1] >= LOSSY_SHARE}
@@ -353,7 +353,7 @@ def mesh_lossy(mesh: Mesh) -> Iterator[Finding]:
         left = {pair: counts for pair, counts in left.items() if pair not in explained}
 
 
-def _sent_again(mesh: Mesh) -> dict[HostPair, tuple[int, int]]:
+def _sent_again(mesh: ConnectionMatrix) -> dict[HostPair, tuple[int, int]]:
     """From host to host: the segments that were sent again, and all."""
     found: dict[HostPair, tuple[int, int]] = {}
     for reach in mesh.reaches:
@@ -419,7 +419,7 @@ def _is_everywhere(bad: Collection[HostPair], tried: Collection[HostPair]) -> bo
     return all(2 * len(peers.get(host, ())) > len(others) for host, others in tries.items())
 
 
-def mesh_loopback_address(mesh: Mesh) -> Iterator[Finding]:
+def mesh_loopback_address(mesh: ConnectionMatrix) -> Iterator[Finding]:
     """A rank offers an address that means "this host" on every host."""
     hosts = set(mesh.first_of)
     alike: dict[tuple[bool, str, str], list[Claim]] = {}
@@ -440,7 +440,7 @@ def mesh_loopback_address(mesh: Mesh) -> Iterator[Finding]:
         )
 
 
-def mesh_wrong_interface(mesh: Mesh) -> Iterator[Finding]:
+def mesh_wrong_interface(mesh: ConnectionMatrix) -> Iterator[Finding]:
     """The interface that a rank would use is not the one that the others can reach."""
     sources: dict[str, set[int]] = {}
     for reach in mesh.reaches:
@@ -480,7 +480,7 @@ def mesh_wrong_interface(mesh: Mesh) -> Iterator[Finding]:
             )
 
 
-def mesh_address_shared(mesh: Mesh) -> Iterator[Finding]:
+def mesh_address_shared(mesh: ConnectionMatrix) -> Iterator[Finding]:
     """Ranks of several hosts offer the same address, and it does not lead to all of them."""
     for address, hosts in shared_addresses(mesh).items():
         yield book.finding(
@@ -492,7 +492,7 @@ def mesh_address_shared(mesh: Mesh) -> Iterator[Finding]:
         )
 
 
-def mesh_rank_unreached(mesh: Mesh) -> Iterator[Finding]:
+def mesh_rank_unreached(mesh: ConnectionMatrix) -> Iterator[Finding]:
     """Single ranks are not reached on a host whose other ranks are."""
     wrong = misplaced(mesh)
     unreached: dict[int, list[Reach]] = {}
@@ -513,7 +513,7 @@ def mesh_rank_unreached(mesh: Mesh) -> Iterator[Finding]:
             )
 
 
-def _also(mesh: Mesh, address: str, hosts: Sequence[str]) -> Iterator[str]:
+def _also(mesh: ConnectionMatrix, address: str, hosts: Sequence[str]) -> Iterator[str]:
     """The hosts that have an address beside the one that they offer."""
     for claim in (mesh.first_of[host] for host in hosts):
         named = [one.name for one in claim.local.interfaces if one.address == address] if claim.local else []
@@ -521,7 +521,7 @@ def _also(mesh: Mesh, address: str, hosts: Sequence[str]) -> Iterator[str]:
             yield f"{claim.host} has it on {named[0]}, beside {claim.address}"
 
 
-def _turned(mesh: Mesh, those: Sequence[Claim]) -> Iterator[str]:
+def _turned(mesh: ConnectionMatrix, those: Sequence[Claim]) -> Iterator[str]:
     """The hosts that send by another interface than the one they would use: they drop what comes by the latter (rp_filter)."""
     for host in {claim.host: None for claim in those}:
         for reach in mesh.reaches:
@@ -531,7 +531,7 @@ def _turned(mesh: Mesh, those: Sequence[Claim]) -> Iterator[str]:
                 break
 
 
-def _ranks(mesh: Mesh, those: Sequence[Claim]) -> str:
+def _ranks(mesh: ConnectionMatrix, those: Sequence[Claim]) -> str:
     return named(sorted(claim.rank for claim in those), by_rank(mesh.claims))
 
 

@@ -18,7 +18,7 @@ HostPair = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Mesh:
+class ConnectionMatrix:
     """Which ranks are there and which reached which. ``master`` is the host of rank 0; ``before`` are the attempts of an earlier
     mesh of the same ranks, ``fallen`` those to ranks that do not answer any more."""
 
@@ -104,7 +104,7 @@ ARRIVED = frozenset({ConnectOutcome.REACHED, ConnectOutcome.STALLED})
 """How an attempt ends that was answered by the very rank that was wanted."""
 
 
-def shared_addresses(mesh: Mesh) -> dict[str, tuple[str, ...]]:
+def shared_addresses(mesh: ConnectionMatrix) -> dict[str, tuple[str, ...]]:
     """The addresses that ranks offer, which several hosts have, and at which one of those was not reached, with those hosts. A
     host that reaches another at the address that it has itself is on the same network stack. One that a host has beside the one
     that it offers, as of a bridge of containers, is the same everywhere: no fault where the other address of the rank answers."""
@@ -124,11 +124,11 @@ def shared_addresses(mesh: Mesh) -> dict[str, tuple[str, ...]]:
     return {
         address: tuple(sorted(offered[address]))
         for address, reaches in tried.items()
-        if _leads_astray(mesh, offered[address], reaches)
+        if _is_misrouted(mesh, offered[address], reaches)
     }
 
 
-def _leads_astray(mesh: Mesh, hosts: set[str], reaches: Iterable[Reach]) -> bool:
+def _is_misrouted(mesh: ConnectionMatrix, hosts: set[str], reaches: Iterable[Reach]) -> bool:
     """Whether an attempt to an address failed, among those that tell whether its hosts are one network stack."""
     among, from_others, fallen = [], [], []
     gone = {reach.target for reach in mesh.fallen}
@@ -192,7 +192,7 @@ class Blocked:
     pairs: tuple[HostPair, ...]
 
 
-def blocked(mesh: Mesh) -> Iterator[Blocked]:
+def blocked(mesh: ConnectionMatrix) -> Iterator[Blocked]:
     """Every direction in which all attempts failed, once, in groups, that of the host that explains most first. Not those to an
     address that is wrong by itself."""
     wrong = misplaced(mesh)
@@ -209,7 +209,7 @@ def blocked(mesh: Mesh) -> Iterator[Blocked]:
         left -= {*group.pairs}
 
 
-def misplaced(mesh: Mesh) -> set[str]:
+def misplaced(mesh: ConnectionMatrix) -> set[str]:
     """The hosts that are called at an address which does not lead there: the loopback, one that another host has too, or one
     beside which their other address answers."""
     hosts = {host for those in shared_addresses(mesh).values() for host in those}

@@ -150,7 +150,7 @@ echo "listener $listener"
 MAX_SSH_AT_ONCE = 256
 MAX_SSH_HOSTS = 1000
 """Hosts to which one host holds a connection each: as many were measured (benchmarks/comm_hosts.py)."""
-LONGEST = 10.0
+PREFLIGHT_TIMEOUT_SECONDS = 10.0
 """Seconds for one host, where there is no deadline that leaves more: five to connect, the rest for a login shell and a Python on a
 slow file system."""
 
@@ -203,7 +203,7 @@ def look_preflight(
     folder: str,
     port: int = 29500,
     accelerator: str = "cuda",
-    limit: float = LONGEST,
+    limit: float = PREFLIGHT_TIMEOUT_SECONDS,
     include: str | None = None,
     exclude: str | None = None,
 ) -> PreflightFacts:

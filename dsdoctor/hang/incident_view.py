@@ -106,7 +106,7 @@ def without_old(view: RankView) -> RankView:
     return replace(view, sample=None) if view.unread == NOT_LOOKED else view
 
 
-class Case:
+class IncidentView:
     """An incident as the judges see it."""
 
     def __init__(self, incident: Incident) -> None:
