@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType, SimpleNamespace
@@ -26,8 +26,8 @@ from dsdoctor.core.text import encode
 from dsdoctor.hang.channel import Answer, Listener, NodeReport, RunIdentity, Sent, identity, node_folder, send_report
 from dsdoctor.hang.incidents import plain_pickle, read_ranks, watched_rank, write_ranks
 from dsdoctor.hang.inspection import handled_exception, stored
-from dsdoctor.hang.local_rank import LocalRank, decoded
-from dsdoctor.hang.models import GroupState, HangOptions, History, Operation, Sample
+from dsdoctor.hang.local_rank import LocalRank, Node, decoded
+from dsdoctor.hang.models import GroupState, HangOptions, History, Incident, Operation, Sample
 from dsdoctor.hang.outside import parse_dump
 from dsdoctor.hang.processes import RankProcess, file_call, moved_bytes
 from dsdoctor.hang.ring import SLOT_BYTES, RingReader, RingWriter
@@ -597,35 +597,59 @@ def test_the_exception_that_a_thread_handles_is_told_with_its_place() -> None:
     assert said[1] == ""
 
 
+@contextmanager
+def supervised(
+    folder: Path, judge: Callable[[Incident], str], mention: Callable[[Any, Node], None] = lambda *_: None
+) -> Iterator[tuple[Supervisor, RingWriter, list[Incident]]]:
+    """The supervisor of one rank, this process, which moves when the writer's number changes; and what it tells."""
+    seen: list[Incident] = []
+    task = Task(
+        folder=folder,
+        options=HangOptions(after=0.001),
+        run=run_on(1),
+        host="node1",
+        tell=lambda incident, _node: seen.append(incident),
+        write=seen.append,
+        mention=mention,
+        judge=judge,
+    )
+    writer = RingWriter(folder / f"rank-00000-{os.getpid()}.ring")
+    written(writer, b"{}")
+    supervisor = Supervisor(task)
+    for _ in range(3):
+        supervisor.node.look()
+        supervisor.node.look_at_children()
+    yield supervisor, writer, seen
+    writer.close()
+
+
 @pytest.mark.parametrize(
     ("states", "told"), [([WORKS] * 3, 1), ([WORKS, HANGS, HANGS], 2), ([HANGS, HANGS], 1), ([""], 0)]
 )
 def test_what_worked_when_it_was_reported_of_is_told_again_when_it_hangs(
     states: list[str], told: int, tmp_path: Path
 ) -> None:
-    left, seen = iter(states), []
-    task = Task(
-        folder=tmp_path,
-        options=HangOptions(after=0.001),
-        run=run_on(1),
-        host="node1",
-        tell=lambda incident, _node: seen.append(incident),
-        write=seen.append,
-        mention=lambda *_: None,
-        judge=lambda _incident: next(left),
-    )
-    writer = RingWriter(tmp_path / f"rank-00000-{os.getpid()}.ring")
-    written(writer, b"{}")
-    supervisor = Supervisor(task)
-    for _ in range(3):
-        supervisor.node.look()
-        supervisor.node.look_at_children()
-    for _ in states:
-        time.sleep(0.02)
-        supervisor.decide()
-    writer.close()
+    left = iter(states)
+    with supervised(tmp_path, lambda _: next(left)) as (supervisor, _, seen):
+        for _ in states:
+            time.sleep(0.02)
+            supervisor.decide()
 
     assert len(seen) == told
+
+
+@pytest.mark.parametrize("state", [HANGS, ""])
+def test_a_pause_that_was_called_a_hang_and_ends_is_taken_back(state: str, tmp_path: Path) -> None:
+    said: list[str] = []
+    with supervised(tmp_path, lambda _: state, lambda what, _: said.append(what)) as (supervisor, writer, seen):
+        time.sleep(0.05)
+        supervisor.decide()
+        written(writer, b"{}", number=1)
+        supervisor.node.look()
+        supervisor.decide()
+
+    assert len(seen) == len(said) == (state == HANGS)
+    assert all(line.startswith("progress again after 0 s: the run was not hung") for line in said)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else")

@@ -29,6 +29,7 @@ from dsdoctor.overflow.replay.restore import (
     finish_gathering,
     gathers_so_far,
     gathers_weights,
+    muted,
     plain_checkpointing,
     release_gathered,
     undisturbed,
@@ -275,7 +276,7 @@ def replay(
     recorder.replaying = True
     done = []
     try:
-        with undisturbed(engine), eager(), plain_checkpointing():
+        with undisturbed(engine), muted(), eager(), plain_checkpointing():
             for number, (forward, back) in zip(wanted, plan, strict=False):
                 done.append(
                     _again(recorder, number, around, forward=forward, backward=back and backward, factor=factor)

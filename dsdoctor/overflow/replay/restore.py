@@ -11,8 +11,10 @@ import functools
 import random
 import struct
 import sys
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+import threading
+import types
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -42,7 +44,32 @@ QUIET = {
 run a backward of their own (tiled losses, leaf modules of experts) would reduce a replay's gradients."""
 SILENT = {"_start_timers": None, "_stop_timers": None, "flops_profiler_enabled": False}
 """Methods of the engine that react to a forward of its module, and what each returns during a replay."""
-COPIED = (list, dict, set, OrderedDict, deque)
+BASES: dict[type, Any] = {
+    list: list, set: set, deque: deque, bytearray: bytearray, dict: dict, OrderedDict: dict, defaultdict: dict, Counter: dict,
+}  # fmt: skip
+"""Containers whose content is put back, and the type that copies it."""
+IMMUTABLE = frozenset(
+    {int, float, complex, bool, str, bytes, tuple, frozenset, type(None), torch.dtype, torch.device, torch.Size}
+)
+MAX_DEPTH = 6
+"""Containers and objects in each other, from a module's attribute on."""
+MAX_ITEMS = 4096
+"""Items of a container that are looked into."""
+MAX_COPIED_BYTES = 256 << 20
+"""Of tensors that modules hold within something else, and of arrays. Their buffers and tensors of their own are always copied."""
+OF_OTHERS = (
+    "threading",
+    "queue",
+    "multiprocessing",
+    "concurrent",
+    "asyncio",
+    "logging",
+    "io",
+    "torch",
+    "deepspeed",
+    "dsdoctor",
+)
+"""Packages whose objects other threads, or the training itself, go on with."""
 MACHINERY = frozenset(vars(torch.nn.Module())) - {"training", "_buffers"}
 COORDINATOR = "_PartitionedParameterCoordinator__"
 
@@ -151,8 +178,9 @@ def undisturbed(engine: Any) -> Iterator[None]:
     optimizer = engine.optimizer
     with contextlib.ExitStack() as stack:
         stack.callback(Randomness(device_random(engine.device), exact=True).restore)
+        contents = Contents()
         for module in engine.module.modules():
-            stack.callback(_attributes_of(module))
+            stack.callback(_attributes_of(module, contents))
         stack.callback(_gradients_of(engine.module))
         stack.callback(_values_of(getattr(engine, "tput_timer", None)))
         stack.callback(_values_of(getattr(optimizer, "_backward_hook_state", None)))
@@ -179,13 +207,103 @@ def release_weights(engine: Any) -> None:
     offload.partition_all_parameters()
 
 
-def _attributes_of(module: torch.nn.Module) -> Callable[[], None]:
-    """Shallow: values are put back, containers and tensors get their content back too."""
+class Contents:
+    """What the attributes of modules hold, to be put back in place: containers, tensors, arrays, generators and plain objects, and
+    what is in those. What a thread, a queue or a loader of data holds belongs to others, and is let alone."""
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+        self._bytes = 0
+
+    def of(self, value: Any, depth: int = MAX_DEPTH) -> Callable[[], None]:
+        """What puts the content of a value back."""
+        if id(value) in self._seen or type(value) in IMMUTABLE:
+            return _nothing
+        self._seen.add(id(value))
+        if isinstance(value, Tensor):
+            return self._of_tensor(value, nested=depth < MAX_DEPTH)
+        if isinstance(value, torch.Generator | random.Random) or type(value).__module__.startswith("numpy.random"):
+            return _generator_content(value)
+        if (base := BASES.get(type(value))) is not None:
+            return self._of_container(value, base, depth)
+        if type(value).__module__ == "numpy" and type(value).__name__ == "ndarray":
+            return self._of_array(value)
+        return self._of_object(value, depth) if _is_plain_object(value, nested=depth < MAX_DEPTH) else _nothing
+
+    def _of_tensor(self, value: Tensor, *, nested: bool) -> Callable[[], None]:
+        if isinstance(value, torch.nn.Parameter) or (nested and not self._takes(value.nbytes)):
+            return _nothing
+        return _tensor_content(value)
+
+    def _of_array(self, value: Any) -> Callable[[], None]:
+        if value.dtype.hasobject or not value.flags.writeable or not self._takes(value.nbytes):
+            return _nothing
+        copy = value.copy()
+
+        def put_back() -> None:
+            value[...] = copy
+
+        return put_back
+
+    def _of_container(self, value: Any, base: Any, depth: int) -> Callable[[], None]:
+        copy = base(value)
+        within = copy.values() if base is dict else copy if base in {list, deque} else ()
+        # a longer one is data, and nobody writes into each of its items in a forward
+        parts = [self.of(each, depth - 1) for each in within] if depth and len(copy) <= MAX_ITEMS else []
+
+        def put_back() -> None:
+            # by the methods of its base: a Counter's own update adds
+            if base is dict:
+                dict.clear(value)
+                dict.update(value, copy)
+            elif base is set:
+                value.clear()
+                value.update(copy)
+            else:
+                base.clear(value)
+                base.extend(value, copy)
+            for part in parts:
+                part()
+
+        return put_back
+
+    def _of_object(self, value: Any, depth: int) -> Callable[[], None]:
+        values = dict(vars(value)) if hasattr(value, "__dict__") else {}
+        slots = {
+            name: getattr(value, name)
+            for kind in type(value).__mro__
+            for name in _names(vars(kind).get("__slots__", ()))
+            if isinstance(vars(kind).get(name), types.MemberDescriptorType) and hasattr(value, name)
+        }
+        looks_into = depth > 0 and not _is_of_others(value)
+        parts = [self.of(each, depth - 1) for each in (*values.values(), *slots.values()) if looks_into]
+
+        def put_back() -> None:
+            if values:
+                vars(value).update(values)
+            for name, each in slots.items():
+                object.__setattr__(value, name, each)
+            for part in parts:
+                part()
+
+        return put_back
+
+    def _takes(self, size: int) -> bool:
+        self._bytes += size
+        return self._bytes <= MAX_COPIED_BYTES
+
+
+def _names(slots: Any) -> tuple[str, ...]:
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def _attributes_of(module: torch.nn.Module, contents: Contents) -> Callable[[], None]:
+    """Values are put back, and what they hold gets its content back too."""
     mine = vars(module)
     before = {name: value for name, value in mine.items() if name not in MACHINERY}
     buffers = dict(module._buffers)
-    contents = [_content(value) for name, value in before.items() if name != "_buffers"]
-    contents += [_content(value) for value in buffers.values()]
+    parts = [contents.of(value) for name, value in before.items() if name != "_buffers"]
+    parts += [contents.of(value) for value in buffers.values()]
 
     def put_back() -> None:
         for name in [name for name in mine if name not in MACHINERY and name not in before]:
@@ -193,15 +311,14 @@ def _attributes_of(module: torch.nn.Module) -> Callable[[], None]:
         mine.update(before)
         module._buffers.clear()
         module._buffers.update(buffers)
-        for content in contents:
-            content()
+        for part in parts:
+            part()
 
     return put_back
 
 
-def _content(value: Any) -> Callable[[], None]:
-    if isinstance(value, Tensor) and not isinstance(value, torch.nn.Parameter):
-        return _tensor_content(value)
+def _generator_content(value: Any) -> Callable[[], None]:
+    """A generator of random numbers: torch's, Python's or numpy's."""
     if isinstance(value, torch.Generator):
         state = value.get_state()
 
@@ -209,21 +326,16 @@ def _content(value: Any) -> Callable[[], None]:
             value.set_state(state)
 
         return set_back
-    if hasattr(value, "bit_generator"):  # numpy's
-        bits = value.bit_generator.state
-        return lambda: setattr(value.bit_generator, "state", bits)
     if isinstance(value, random.Random):
         drawn = value.getstate()
         return lambda: value.setstate(drawn)
-    if type(value) not in COPIED:
-        return _values_of(value) if _is_plain_object(value) else _nothing
-    copy = value.copy()
-
-    def put_back() -> None:
-        value.clear()
-        (value.extend if isinstance(value, (list, deque)) else value.update)(copy)
-
-    return put_back
+    if type(value).__name__ == "RandomState":
+        legacy = value.get_state(legacy=False)
+        return lambda: value.set_state(legacy)
+    # numpy's newer ones draw from a bit generator, which may also stand alone
+    source = getattr(value, "bit_generator", value)
+    bits = getattr(source, "state", None)
+    return _nothing if bits is None else lambda: setattr(source, "state", bits)
 
 
 def _tensor_content(tensor: Tensor) -> Callable[[], None]:
@@ -266,7 +378,7 @@ def _values_of(thing: Any) -> Callable[[], None]:
 def _stack_of_modules() -> Callable[[], None]:
     """ZeRO-3's list of modules whose forward runs: an exception leaves them there."""
     stack = getattr(sys.modules.get("deepspeed.runtime.zero.parameter_offload"), "FWD_MODULE_STACK", None)
-    return _nothing if stack is None else _content(stack)
+    return _nothing if stack is None else Contents().of(stack)
 
 
 def _replaced(owner: Any, answers: dict[str, Any]) -> Callable[[], None]:
@@ -284,18 +396,54 @@ def _replaced(owner: Any, answers: dict[str, Any]) -> Callable[[], None]:
     return put_back
 
 
-def _is_plain_object(value: Any) -> bool:
-    """Whether it is an object that holds values: no module, tensor, function or type."""
-    foreign = (torch.nn.Module, Tensor, type, torch.Generator)
-    return (
-        type(value).__module__ not in ("builtins", "functools")
-        and hasattr(value, "__dict__")
-        and (not isinstance(value, foreign) and not callable(value))
-    )
+def _is_plain_object(value: Any, *, nested: bool) -> bool:
+    """Whether it is an object that holds values: no module, function, type or exception. ``nested``: within another value."""
+    kind = type(value)
+    foreign = (torch.nn.Module, type, BaseException, types.ModuleType)
+    holds = hasattr(value, "__dict__") or any("__slots__" in vars(each) for each in kind.__mro__)
+    known = kind.__module__ in ("builtins", "functools") or (nested and _is_of_others(value))
+    return holds and not known and not isinstance(value, foreign) and not callable(value)
+
+
+def _is_of_others(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0].lstrip("_") in OF_OTHERS
 
 
 def _nothing() -> None:
     pass
+
+
+class _Muted:
+    """A stream that takes no words of one thread, and all of the others."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._thread = stream, threading.get_ident()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write the words of another thread."""
+        return len(text) if threading.get_ident() == self._thread else self._stream.write(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write the lines of another thread."""
+        for line in lines:
+            self.write(line)
+
+
+@contextlib.contextmanager
+def muted() -> Iterator[None]:
+    """What a forward prints was printed when it ran: this thread's prints go nowhere."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (stream and _Muted(stream) for stream in before)
+    ours = sys.stdout, sys.stderr
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = (
+            old if now is mine else now for now, mine, old in zip((sys.stdout, sys.stderr), ours, before, strict=True)
+        )
 
 
 @contextlib.contextmanager

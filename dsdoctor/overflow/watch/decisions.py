@@ -14,14 +14,20 @@ import torch
 from torch import Tensor
 
 from dsdoctor.core.finding import Severity
-from dsdoctor.overflow.frames.first_bad import Flushed, Origin, RankReport, first_bad
+from dsdoctor.overflow.frames.first_bad import BadKind, Flushed, Origin, RankReport, first_bad
 from dsdoctor.overflow.frames.frame import Frame
 from dsdoctor.overflow.hooks import engine as deepspeed_engine
 from dsdoctor.overflow.hooks import ranks
 from dsdoctor.overflow.hooks.module_hooks import BatchRecord, Hooks
 from dsdoctor.overflow.hooks.options import Options
 from dsdoctor.overflow.measure.readings import Meters
-from dsdoctor.overflow.replay.investigate import any_bad_gradient, first_report, last_frames, replayed
+from dsdoctor.overflow.replay.investigate import (
+    HIGH_SCALE,
+    any_bad_gradient,
+    first_report,
+    last_frames,
+    replayed,
+)
 from dsdoctor.overflow.replay.provenance import bad_tensors, ignored_labels, with_buffers
 from dsdoctor.overflow.replay.replay import BatchRecorder
 from dsdoctor.overflow.replay.underflow import (
@@ -398,7 +404,8 @@ class Decisions:
         )
         if applied and self._bad_applied is None:
             self._bad_applied = decision.step
-        if self._overflows.is_replayed(dynamic=decision.dynamic):
+        searches = self._searches_scale(decision, live)
+        if not searches and self._overflows.is_replayed(dynamic=decision.dynamic):
             most = self.options.max_frames_to_save
             rank_reports = replayed(self.engine, self._recorder, rank_report, batch=self._first_batch, most_frames=most)
             if any(report.rank == ranks.this_rank() and report.began_bad for report in rank_reports):
@@ -406,8 +413,20 @@ class Decisions:
                 self._expect(MAX_FORWARDS)
             rank_reports = self._history.examined(self._recorder, rank_reports)
         else:
-            rank_reports = ranks.gather(msgspec.structs.replace(rank_report, again=True))
+            rank_reports = ranks.gather(msgspec.structs.replace(rank_report, again=not searches))
         self._conclude(rank_reports)
+
+    def _searches_scale(self, decision: deepspeed_engine.Decision, live: RankReport | None) -> bool:
+        """Whether DeepSpeed is looking for the loss scale that fits, as it does at the start of every fp16 training and every
+        thousand steps or so: the scale is high, and no rank has seen anything bad but gradients. A replay would call the script's
+        forward once more for what is normal. What stays bad is replayed when the scale has come down."""
+        if not decision.dynamic:
+            return False
+        scale = decision.loss_scale or deepspeed_engine.loss_scale(self.engine) or 1.0
+        found = live.first_bad if live is not None else None
+        is_bad_before = found is not None and found.kind is not BadKind.GRADIENT
+        bad = is_bad_before or self.losses.any_bad() or scale < HIGH_SCALE
+        return not ranks.any_rank(bad, self.engine.device)
 
     def _conclude(self, rank_reports: list[RankReport]) -> None:
         """All ranks together: judge, announce on one rank, and stop all ranks alike if the user asked for it."""
