@@ -1,4 +1,4 @@
-"""What a log shows of health, an end or progress, and the lines after it that are errors by their form alone.
+"""What a log shows of health: an end or progress, errors by their form alone, losses that are no numbers, a log that is cut off.
 
 No rule of the catalogue is asked: a log is healthy where something shows it, and not because nothing is known against it.
 """
@@ -7,11 +7,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dsdoctor.diagnosis.failures import FRAME
-from dsdoctor.diagnosis.lines import segments
-from dsdoctor.diagnosis.mentions import PROMPT, SHOWN, is_said
-from dsdoctor.diagnosis.models import Line
-from dsdoctor.diagnosis.progress import FINITE, GOES_ON, STEP
+from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.diagnosis.lines import PROMPT, SHOWN, is_said, segments
+from dsdoctor.diagnosis.models import Facts, Line
+from dsdoctor.diagnosis.timeline import FINITE, FRAME, GOES_ON, STEP, Timeline
+from dsdoctor.rules import book
 
 HINTS: tuple[bytes, ...] = (
     *(
@@ -51,10 +51,11 @@ PROGRESS_HINTS: tuple[bytes, ...] = (
         b"heckpoint",
     ),
 )
+
 NINJA = re.compile(rb"^\[\d{1,6}/", re.MULTILINE)
 """Parts of all progress and all ends."""
 
-MAX_LENGTH = 4000
+MAX_BYTES = 4000
 """So many bytes of a line are looked at, counted from its end."""
 
 ERROR = re.compile(
@@ -70,7 +71,7 @@ ERROR = re.compile(
 ASCEND = re.compile(rb"\bE[EHIJZ]\d{4}: |\bERR\d{5} \w")
 """The number of an error of Ascend's runtime; as a label it is no part of the clean line."""
 
-LEVEL = re.compile(r"(?:^|[\s\[|])(?:ERROR|CRITICAL|FATAL)(?:[\s\]|]|:\S{0,60}:)")
+ERROR_LEVEL = re.compile(r"(?:^|[\s\[|])(?:ERROR|CRITICAL|FATAL)(?:[\s\]|]|:\S{0,60}:)")
 """The level of a logger's line that is an error. It stands near the head."""
 
 NO_ERROR = re.compile(
@@ -92,14 +93,13 @@ END = re.compile(
 WENT_ON = 3
 """After so many lines of progress an error by form is known to have been survived."""
 
-
 A_WARNING = b": warning: "
 """What compilers only warn of."""
 
 MAX_ERRORS = 64
 """So many lines that are errors by their form are remembered."""
 
-HEADER = b"(most recent call "
+TRACEBACK_HEADER = b"(most recent call "
 """How Python begins the places of a traceback."""
 
 
@@ -140,11 +140,11 @@ class Health:
 
     def _is_trouble(self, raw: bytes, number: int) -> bool:
         """Whether a line is an error by its form, or a place of a traceback. It is remembered."""
-        raw = raw[-MAX_LENGTH:].replace(b"\0", b"")
+        raw = raw[-MAX_BYTES:].replace(b"\0", b"")
         if A_WARNING in raw or not MAYBE.search(raw):
             return False
         texts = segments(raw)
-        if HEADER in raw:
+        if TRACEBACK_HEADER in raw:
             self.begun, self.steps = True, 0
         elif any(text.startswith('File "') and FRAME.match(text) for text in texts):
             if not self.begun and self.frame is None:
@@ -180,7 +180,120 @@ def is_error(text: str, raw: bytes = b"") -> bool:
     >>> [is_error(text) for text in ("errors: 0", "ERROR tracker: refused, will retry", "$ grep 'KeyError: x' run.log")]
     [False, False, False]
     """
-    known = ERROR.match(text) or LEVEL.search(text[:120]) or ASCEND.search(raw[:200])
+    known = ERROR.match(text) or ERROR_LEVEL.search(text[:120]) or ASCEND.search(raw[:200])
     if not known or NO_ERROR.match(text):
         return False
     return not (GOES_ON.search(text) or PROMPT.match(text) or SHOWN.match(text) or is_said(raw))
+
+
+# Logs without an error line that are not well all the same: losses that are no numbers, an end in the middle of something.
+MIN_NAN_LOSSES = 3
+"""So many losses in a row that are no numbers are no accident."""
+
+SKIPPED = re.compile(rb"\bstep=(\d{1,9}), skipped=(\d{1,9})\b")
+
+SCALE = re.compile(
+    rb"(?:OVERFLOW!|[Oo]verflow detected\.).{0,80}Attempted loss scale: (\d{1,12}(?:\.\d{1,9})?), reducing to"
+)
+
+FEW_STEPS, MOSTLY_SKIPPED = 20, 0.8
+
+HALVED, LOW_SCALE, AT_THE_END = 10, 16, 12
+"""A search for the loss scale at the start ends far above this; one that goes on so low, up to the last lines, does not end."""
+
+LAST_LINES = 6
+
+BAR = re.compile(rb"\d{1,3}%\|[^|]{0,200}\|\s{0,9}(\d{1,9})/(\d{1,9}) \[")
+
+BAR_ENDED = re.compile(rb"\b(?:100%|done|finished|completed?|saved|train_runtime|[Ss]uccess)")
+
+
+def losses_are_nan(timeline: Timeline, last_line: int, facts: Facts) -> Finding | None:
+    """Losses, or gradient norms, that became nan and stayed so."""
+    series = timeline.nans
+    if series.count < MIN_NAN_LOSSES or series.finite_again(last_line, timeline.recent):
+        return None
+    if series.before:
+        return _nan_in_the_backward(timeline, facts)
+    return book.finding(
+        "losses-are-nan",
+        Severity.ERROR,
+        evidence=(
+            f"line {series.first}: {series.text}",
+            f"{series.count} such lines, the last one is line {series.last}",
+        ),
+        value="gradient norm" if series.of_norms else "loss",
+        since="" if series.step is None else f" from step {series.step}",
+    )
+
+
+def _nan_in_the_backward(timeline: Timeline, facts: Facts) -> Finding:
+    """A loss that was a number, whose gradients were none: the backward pass made them, not the data nor the learning rate."""
+    series = timeline.nans
+    kernel = {"sdpa": "torch's SDPA", "eager": "eager attention"}.get((facts.attention or "").lower(), facts.attention)
+    return book.finding(
+        "losses-are-nan",
+        Severity.ERROR,
+        case="backward",
+        evidence=(
+            series.before,
+            f"line {series.first}: {series.text}",
+            f"{series.count} such lines, the last one is line {series.last}",
+        ),
+        attention=f" (attention in the log: {kernel})" if kernel else "",
+    )
+
+
+def steps_are_skipped(timeline: Timeline) -> Finding | None:
+    """fp16 overflows on nearly every step up to the end of the log: the counter of skipped steps, or a loss scale that sinks."""
+    recent = list(timeline.recent)
+    counted = [found for raw in recent for found in SKIPPED.finditer(raw)]
+    if counted:
+        steps, skipped = int(counted[-1][1]), int(counted[-1][2])
+        if steps >= FEW_STEPS and skipped >= MOSTLY_SKIPPED * steps:
+            text = counted[-1][0].decode("utf-8", "replace")
+            return book.finding(
+                "fp16-loss-scale-floor",
+                Severity.ERROR,
+                case="skipped",
+                evidence=(f"near the end of the log: {text}",),
+                skipped=skipped,
+                steps_count=steps,
+            )
+    scales = [(age, float(found[1]), found[0]) for age, raw in enumerate(recent) if (found := SCALE.search(raw))]
+    values = list(dict.fromkeys(value for _, value, _ in scales))
+    sinks = len(values) >= HALVED and values == sorted(values, reverse=True) and values[-1] <= LOW_SCALE
+    if sinks and len(recent) - scales[-1][0] <= AT_THE_END:
+        text = scales[-1][2].decode("utf-8", "replace")
+        return book.finding(
+            "fp16-loss-scale-floor",
+            Severity.ERROR,
+            case="sinking",
+            evidence=(f"near the end of the log: {text}",),
+            first=f"{values[0]:g}",
+            last=f"{values[-1]:g}",
+        )
+    return None
+
+
+def cut_off(timeline: Timeline, last_line: int, *, is_json: bool) -> Finding | None:
+    """A log that stops within a traceback, or within a progress bar."""
+    begun = [one for mine in timeline.tracebacks.open.values() for one in mine]
+    if begun and last_line - max(one.last for one in begun) < 20 and not timeline.failures:
+        first = min(begun, key=lambda one: one.since)
+        at = f"line {first.frames[-1].line} of {first.frames[-1].path}" if first.frames else f"line {first.since}"
+        return book.finding(
+            "log-cut-off",
+            Severity.ERROR,
+            case="traceback",
+            evidence=(f"line {first.since}: Traceback (most recent call last):",),
+            frame=at,
+        )
+    lines = [raw for raw in list(timeline.recent)[-LAST_LINES:] if raw.strip()]
+    if is_json and lines and lines[-1].strip()[-1:] not in {b"}", b"]"}:
+        return book.finding("log-cut-off", Severity.WARNING, case="json", evidence=("the log ends at its last line",))
+    bars = [found for raw in lines[-1:] for found in BAR.finditer(raw[-600:])]
+    if bars and int(bars[-1][1]) < int(bars[-1][2]) and not any(BAR_ENDED.search(raw[-400:]) for raw in lines[-1:]):
+        state = f"{int(bars[-1][1])} of {int(bars[-1][2])}"
+        return book.finding("log-cut-off", Severity.WARNING, evidence=(f"the log ends at {state}",), state=state)
+    return None
