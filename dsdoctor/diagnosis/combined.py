@@ -52,8 +52,7 @@ BUILDS_DEEPSPEED = re.compile(
 
 PIPS_OWN = "pip-other-wheel-failed"
 
-BUILT_OTHERWISE = {"apex", "transformer-engine"}
-"""Packages that are not installed by their name on PyPI."""
+BUILT_OTHERWISE = {"apex", "transformer-engine"}  # packages that are not installed by their name on PyPI
 
 
 def of_its_package(hit: Hit, facts: Facts) -> Hit:
@@ -104,9 +103,7 @@ UNUSED_MEMORY = re.compile(rf"{SIZE} is reserved by PyTorch but unallocated")
 
 ALLOCATED_MEMORY = re.compile(rf"{SIZE} is allocated by PyTorch")
 
-MIN_FOREIGN_SHARE = 0.25
-"""From this share of the GPU on it matters what other processes hold."""
-
+MIN_FOREIGN_SHARE = 0.25  # from this share of the GPU on it matters what other processes hold
 OF_CUDA = 1.5
 """Up to so many times of what torch holds a process may hold with CUDA's own context and NCCL's buffers."""
 
@@ -225,9 +222,7 @@ KERNEL_CHECK = re.compile(r"\.(?:cu|hip|cuh):\d{1,6}: .{0,200}?Assertion [`'\"](
 
 CAUGHT = re.compile(r"Caught (?P<error>\w{1,60}) in DataLoader worker process \d")
 
-WORKER_LINES = 100
-"""Over how many lines the traceback of a worker may go on."""
-
+WORKER_LINES = 100  # over how many lines the traceback of a worker may go on
 NAN_METRIC = re.compile(
     rb"\b(?P<name>(?:\w{1,30}[/_])?loss(?:[/_]\w{1,30})?)['\"]?\s{0,3}[:=]\s{0,3}-?nan\b", re.IGNORECASE
 )
@@ -489,8 +484,7 @@ DEEPCOMPILE = re.compile(
 
 SYMBOLIC = re.compile(rb"concrete integers|SymInt|[Ss]ymbolic (?:size|shape)|data-dependent|[Uu]nbacked")
 
-MAX_CALLS = 12
-"""Of so many of the innermost calls the packages are named."""
+MAX_CALLS = 12  # of so many of the innermost calls the packages are named
 
 
 def several_launchers(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:

@@ -58,17 +58,11 @@ from dsdoctor.diagnosis.scan import Patterns, Scan, scan
 from dsdoctor.diagnosis.timeline import FOLLOWS, FROM_OUTSIDE, LOST, NO_PROGRAM, Exit, Failure
 from dsdoctor.diagnosis.waiting import with_modules, with_who_waited
 
-MAX_PASSED_OVER = 8
-"""So many exceptions that no rule knows are told with the reason why they are not the cause."""
-
-NEAR_THE_END = 60
-"""An exception or an error so close to the end, in lines, is what ended the log."""
-
+MAX_PASSED_OVER = 8  # so many exceptions that no rule knows are told with the reason why they are not the cause
+NEAR_THE_END = 60  # an exception or an error so close to the end, in lines, is what ended the log
 CERTIFICATE = "certificate-out-of-date"
 
-VERSIONS = re.compile(r"\(from versions: (?!none\))")
-"""The index had answered."""
-
+VERSIONS = re.compile(r"\(from versions: (?!none\))")  # the index had answered
 NEVER_ALONE = {"op-silently-skipped", CERTIFICATE}
 """Rules whose warnings are no cause because nothing else says what failed."""
 

@@ -52,12 +52,8 @@ PROGRESS_HINTS: tuple[bytes, ...] = (
     ),
 )
 
-NINJA = re.compile(rb"^\[\d{1,6}/", re.MULTILINE)
-"""Parts of all progress and all ends."""
-
-MAX_BYTES = 4000
-"""So many bytes of a line are looked at, counted from its end."""
-
+NINJA = re.compile(rb"^\[\d{1,6}/", re.MULTILINE)  # parts of all progress and all ends
+MAX_BYTES = 4000  # so many bytes of a line are looked at, counted from its end
 ERROR = re.compile(
     r"(?:[A-Za-z_]\w{0,60}\.){0,8}(?:[A-Z]\w{0,80})?(?:Error|Exception)(?:\(\w{1,80}\))?(?:: |:?$)"
     r"|(?:[\w./+-]{1,120}(?:\[\d{1,9}\])?: )?(?:fatal |internal |catastrophic )?(?:[Ee]rror|ERROR|[Ff]atal|FATAL)(?: \w{1,20})?: "
@@ -90,17 +86,10 @@ END = re.compile(
 )
 """The end of a part of an installation, a build, a report or a training."""
 
-WENT_ON = 3
-"""After so many lines of progress an error by form is known to have been survived."""
-
-A_WARNING = b": warning: "
-"""What compilers only warn of."""
-
-MAX_ERRORS = 64
-"""So many lines that are errors by their form are remembered."""
-
-TRACEBACK_HEADER = b"(most recent call "
-"""How Python begins the places of a traceback."""
+WENT_ON = 3  # after so many lines of progress an error by form is known to have been survived
+A_WARNING = b": warning: "  # what compilers only warn of
+MAX_ERRORS = 64  # so many lines that are errors by their form are remembered
+TRACEBACK_HEADER = b"(most recent call "  # how Python begins the places of a traceback
 
 
 @dataclass
@@ -116,8 +105,7 @@ class Health:
     errors: list[Line] = field(default_factory=list)
     frame: Line | None = None
     steps: int = 0
-    begun: bool = False
-    """Whether a traceback has begun and not yet ended."""
+    begun: bool = False  # whether a traceback has begun and not yet ended
 
     def pass_lines(self, batch: Sequence[bytes], first: int) -> None:
         """Take the next lines; ``first`` is the number of the first of them."""
@@ -187,9 +175,7 @@ def is_error(text: str, raw: bytes = b"") -> bool:
 
 
 # Logs without an error line that are not well all the same: losses that are no numbers, an end in the middle of something.
-MIN_NAN_LOSSES = 3
-"""So many losses in a row that are no numbers are no accident."""
-
+MIN_NAN_LOSSES = 3  # so many losses in a row that are no numbers are no accident
 SKIPPED = re.compile(rb"\bstep=(\d{1,9}), skipped=(\d{1,9})\b")
 
 SCALE = re.compile(

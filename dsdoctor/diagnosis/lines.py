@@ -13,9 +13,7 @@ import msgspec
 LONGEST = 4000
 """Longer lines keep their head and their tail: a compiler names the file at the head, an exception stands at the tail."""
 
-SEGMENTS = 8
-"""How many states of a progress bar are looked at, counted from the end."""
-
+SEGMENTS = 8  # how many states of a progress bar are looked at, counted from the end
 QUOTES = str.maketrans(dict.fromkeys("‘’‚‛“”„«»‹›「」", "'"))
 """The quotes of all languages become the plain one, which patterns use."""
 
@@ -490,9 +488,7 @@ EXCEPTION_LINE = re.compile(
 )
 """The last line of a traceback: a class with its module, or one that is named like an exception."""
 
-MAX_LEVEL_BYTES = 260
-"""A level or the name of a warning stands within so many bytes of the line's head."""
-
+MAX_LEVEL_BYTES = 260  # a level or the name of a warning stands within so many bytes of the line's head
 SAID = re.compile(
     rb"\[(?:WARNING|WARN|INFO|DEBUG|NOTICE)\b|\b(?:WARNING|INFO|DEBUG)(?: {0,5}[|:\]-]| \d)|\b[A-Z]\w{2,40}Warning: "
     rb"|(?:^|[\s\]:\[])[WI]\d{3,4} \d\d:\d\d:\S{2,12} (?:\d{1,9} )?\S{1,120}\.py:\d"
@@ -547,9 +543,7 @@ HEADER = re.compile(r"^(?:\[[^\]]{0,120}\] ?){1,4}")
 
 NAMED = re.compile(r"\b[\w.]{0,80}(?:Error|Exception): ")
 
-WORD = re.compile(r"[^\W\d_]{2,}")
-"""Two words and more stand before an error where it is quoted."""
-
+WORD = re.compile(r"[^\W\d_]{2,}")  # two words and more stand before an error where it is quoted
 PROSE = re.compile(
     r"(?<![^\s(])(?:[Ii]f|[Ww]hen(?:ever)?|[Ss]ee|may|might|could|should|[Hh]ow|[Ww]hy|like|such as|e\.g\.|[Aa]fter|[Aa]voids?"
     r"|[Ff]ixe[sd]|[Ii]n case)(?=[\s,])"

@@ -11,9 +11,7 @@ PYTHON = "Python"
 
 DSDOCTOR = "dsdoctor"
 
-REMOTE_CODE = "the model's own code"
-"""What a library downloaded with a model and runs (trust_remote_code)."""
-
+REMOTE_CODE = "the model's own code"  # what a library downloaded with a model and runs (trust_remote_code)
 INSTALLED = re.compile(r"(?:site|dist)-packages[/\\](?:(?P<package>[^/\\]{1,80})[/\\]|(?P<module>[^/\\.]{1,80}))")
 
 STANDARD_LIBRARY = re.compile(

@@ -100,11 +100,8 @@ def relation(name: str) -> Callable[[Related[P]], Related[P]]:
 # Whether a process, or the training, went on after a line. Steps of another process prove nothing of it, and words alone prove
 # nothing of a process whose traceback begins where a program does: that one has ended, unless a process that is known to be the
 # same dies again.
-JUST_BEHIND = 5
-"""So many lines behind a failure a program says at most that it goes on."""
-
-KNOWN_BY = 60
-"""By so many letters of its text a line is found again."""
+JUST_BEHIND = 5  # so many lines behind a failure a program says at most that it goes on
+KNOWN_BY = 60  # by so many letters of its text a line is found again
 
 
 @relation("rooted")
@@ -193,9 +190,7 @@ def borne(story: Story, failure: Failure) -> str:
 
 # Where a log ends well. An exit code alone proves little: behind a pipe it is that of the last program. It counts where the program
 # had said that it was done, or where the training went on after the last thing that went wrong.
-AT_EXIT = {6, 11}
-"""SIGABRT and SIGSEGV: what destructors and threads that still run make of an exit."""
-
+AT_EXIT = {6, 11}  # SIGABRT and SIGSEGV: what destructors and threads that still run make of an exit
 OF_A_TRAINING = re.compile(r"train_runtime|[Tt]rain|`max_")
 
 EXITS = re.compile(
@@ -277,12 +272,8 @@ def suite_failed(story: Story) -> Line | None:
 
 
 # A failure, and those after it -> why it did not begin the trouble.
-MIN_CUT_LENGTH = 60
-"""So many letters of a message that a terminal cut are enough to know it by."""
-
-COMPARED = 64
-"""So many of the first, and of the last, failures of a log are compared with each other."""
-
+MIN_CUT_LENGTH = 60  # so many letters of a message that a terminal cut are enough to know it by
+COMPARED = 64  # so many of the first, and of the last, failures of a log are compared with each other
 KILLED_TOGETHER = re.compile(r"srun: error: \S{1,80}: tasks [\d,-]{1,80}: Killed$")
 """How srun says that several tasks were killed at once."""
 
@@ -333,8 +324,7 @@ def _words(text: str) -> str:
     return re.sub(r"\d+|0x[0-9a-f]+", "", text)[:100]
 
 
-MAX_MESSAGE_LINES = 60
-"""Over how many lines the message of an exception may go on."""
+MAX_MESSAGE_LINES = 60  # over how many lines the message of an exception may go on
 
 
 def belongs(hit: Hit, failure: Failure) -> bool:
@@ -359,12 +349,8 @@ WAITING = {
 PERSISTING = {"op-silently-skipped", "fp16-loss-scale-floor"}
 """Rules of what stays true although the training goes on."""
 
-ENDS = {"job-time-limit", "job-preempted", "pod-evicted"}
-"""Rules of a scheduler that ends a whole job."""
-
-SOON = 200
-"""Within so many lines after a scheduler's end its processes say what became of them."""
-
+ENDS = {"job-time-limit", "job-preempted", "pod-evicted"}  # rules of a scheduler that ends a whole job
+SOON = 200  # within so many lines after a scheduler's end its processes say what became of them
 OF_A_SIGNAL = re.compile(r"[Ss]ignal|SIG[A-Z]{3,6}|KeyboardInterrupt|[Tt]erminat|[Pp]reempt|[Cc]ancel|[Tt]ime ?limit")
 """Words of an exception by which a script itself answers a signal of its scheduler."""
 
@@ -649,11 +635,8 @@ def standing(story: Story) -> tuple[list[Hit], list[tuple[Hit, str]]]:
 
 
 # A timeline -> where the failure began: the first process that failed by itself, on which ranks, and doing what.
-A_WORKER = re.compile(r"(?:\w{1,60} )?pid=\d")
-"""How Ray names the process that wrote a line."""
-
-MESSAGE_BEGINS = 8
-"""Within so many lines the traceback begins that another exception passes on."""
+A_WORKER = re.compile(r"(?:\w{1,60} )?pid=\d")  # how Ray names the process that wrote a line
+MESSAGE_BEGINS = 8  # within so many lines the traceback begins that another exception passes on
 
 
 def origin_of(story: Story) -> Origin:

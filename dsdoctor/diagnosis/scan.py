@@ -158,8 +158,7 @@ CROWD, SHORT = 40, 300
 Of real lines none asks for more than 25.
 """
 
-CUT_LENGTH = 2 * LONGEST + 1
-"""The length of a line whose middle ``raw_lines`` has thrown away already."""
+CUT_LENGTH = 2 * LONGEST + 1  # the length of a line whose middle ``raw_lines`` has thrown away already
 
 
 @dataclass
@@ -237,8 +236,7 @@ class Repeats:
 
     lines: dict[bytes, Effect] = field(default_factory=dict)
     forms: dict[bytes, Form] = field(default_factory=dict)
-    settled: bool = False
-    """Whether one form has come so often that it is worth looking for."""
+    settled: bool = False  # whether one form has come so often that it is worth looking for
 
     def recall(self, raw: bytes) -> Effect | None:
         """What this line, or very many lines of its form, led to."""
@@ -270,9 +268,7 @@ class Repeats:
 MAX_JOINED, MAX_JOINED_CUT, MAX_BETWEEN = 3, 8, 40
 """Over how many more lines it may go: wrapped between words, and cut where the lines were full; how many may stand between."""
 
-MAX_WHOLE, MAX_PART = 1000, 400
-"""How long such an exception may be, and each of its lines."""
-
+MAX_WHOLE, MAX_PART = 1000, 400  # how long such an exception may be, and each of its lines
 ANOTHER_PROGRAM = re.compile(
     r"(?:slurmstepd|slurmd|srun|sbatch|salloc|scancel|mpirun|mpiexec|mpiexec\.hydra|prterun|prted|orterun|orted|kubelet|kernel)"
     r"(?:\[\d{1,9}\])?: |\*\*\* SIG[A-Z]{3,6} received "
@@ -344,8 +340,7 @@ class WrappedLine:
 
 
 # The lines just above a line, and whether a pattern is in them. No line is searched twice for one pattern.
-ABOVE, CONTEXT = 40, 300
-"""How many lines above a line are remembered, and how much of each."""
+ABOVE, CONTEXT = 40, 300  # how many lines above a line are remembered, and how much of each
 
 
 @dataclass
@@ -379,24 +374,14 @@ class RecentLines:
         return last > self.count - ABOVE and last > 0
 
 
-BATCH_LINES = 32
-"""How many lines are first looked at together."""
-
-MAX_WRITERS = 1000
-"""How many processes are remembered that wrote the line of a rule."""
-
+BATCH_LINES = 32  # how many lines are first looked at together
+MAX_WRITERS = 1000  # how many processes are remembered that wrote the line of a rule
 ONCE = {Event.COMPILER_ERROR, Event.GPU_FAULT, Event.WINDOWS, Event.NO_GPU, Event.WORLD}
 """Events of which only the first one counts."""
 
-FIRST_HAND = {Event.COMPILER_ERROR, Event.GPU_FAULT}
-"""What a compiler or a GPU says itself."""
-
-MAX_ASKED = 5000
-"""How many lines are searched for one fact."""
-
-MAX_ERRORS = 100
-"""So many places that could not be read are remembered."""
-
+FIRST_HAND = {Event.COMPILER_ERROR, Event.GPU_FAULT}  # what a compiler or a GPU says itself
+MAX_ASKED = 5000  # how many lines are searched for one fact
+MAX_ERRORS = 100  # so many places that could not be read are remembered
 BLANK = b" \t\r\n\v\f\0"
 
 A_COMPILE = b"dtorch_extension_name"
@@ -441,8 +426,7 @@ class Scan:
     relayed: Relayed = field(default_factory=Relayed)
     records: JsonLines = field(default_factory=JsonLines)
     health: Health = field(default_factory=Health)
-    errors: list[ReaderError] = field(default_factory=list)
-    """What of the log could not be read."""
+    errors: list[ReaderError] = field(default_factory=list)  # what of the log could not be read
 
     def note_error(self, error: Exception, line: int = 0) -> None:
         """Something of the log could not be read; the first of these are told."""

@@ -167,11 +167,8 @@ POINTED_AT = re.compile(r"(?:❱|-{1,6}>) ?(?P<line>\d{1,7})[ │|]{0,40}(?P<sou
 NUMBERED_SOURCE = re.compile(r"\d{1,7}(?: {2,}| ?[│|])")
 """Another line of source, as rich and notebooks show them around that one."""
 
-NUMBERED_AT_THE_TOP = re.compile(r"\d{1,7} \S")
-"""A line of source that is not indented, as notebooks show it."""
-
-BAR = re.compile(r"[|│] ?")
-"""What stands before the lines of a group of exceptions, and of a box."""
+NUMBERED_AT_THE_TOP = re.compile(r"\d{1,7} \S")  # a line of source that is not indented, as notebooks show it
+BAR = re.compile(r"[|│] ?")  # what stands before the lines of a group of exceptions, and of a box
 
 
 def without_bar(text: str) -> str:
@@ -222,15 +219,10 @@ def pointed_at(text: str, frame: Frame) -> Frame | None:
 
 
 # Lines of several processes, mixed -> the exceptions that end their tracebacks, each with its frames.
-MAX_OPEN_LINES = 400
-"""After how many lines without an end a traceback is given up."""
+MAX_OPEN_LINES = 400  # after how many lines without an end a traceback is given up
 
-MAX_FRAMES, MAX_OPEN = 64, 16
-"""How many frames are kept of a traceback, and how many open ones of each writer."""
-
-MAX_HANDLED = 2000
-"""Of so many exceptions it is remembered that they were only reported."""
-
+MAX_FRAMES, MAX_OPEN = 64, 16  # how many frames are kept of a traceback, and how many open ones of each writer
+MAX_HANDLED = 2000  # of so many exceptions it is remembered that they were only reported
 HOLLOW = re.compile(r"[\w.]{1,120}DatasetGenerationError: An error occurred while generating the dataset$")
 """What is raised on purpose, and says nothing of the exception that it is raised for."""
 
@@ -433,8 +425,7 @@ class Series:
     text: str = ""
     step: int | None = None
     of_norms: bool = False
-    before: str = ""
-    """The step before, where its gradient was no number and its loss was one."""
+    before: str = ""  # the step before, where its gradient was no number and its loss was one
 
     def note(self, raw: bytes, line: int, recent: Sequence[bytes]) -> None:
         """A line with nan, perhaps that of a loss. ``recent``: the lines before it."""
@@ -458,9 +449,7 @@ class Series:
 
 
 # The lines before a process's end -> what its logger said last of an error; a program that catches all prints no traceback.
-NEAR_AN_EXIT = 6
-"""So many lines before the end, at most, stands what a program said of it."""
-
+NEAR_AN_EXIT = 6  # so many lines before the end, at most, stands what a program said of it
 A_LOGGER = re.compile(r"(?:^|[\s\[|])(?:ERROR|CRITICAL|FATAL)(?:[\s\]|]|:\S{0,60}:)")
 """The level of a line that tells of an error."""
 
@@ -521,9 +510,7 @@ EXIT_FORMS = tuple(
     )
 )
 
-FROM_OUTSIDE = {1, 2, 15}
-"""Hangup, interrupt and termination: signals that somebody else sends."""
-
+FROM_OUTSIDE = {1, 2, 15}  # Hangup, interrupt and termination: signals that somebody else sends
 SIGNALS = {
     "Hangup": 1,
     "Segmentation fault": 11,
@@ -657,8 +644,7 @@ LOSS = re.compile(rb"\bloss['\"]?[\])]?\s{0,3}[:=]?\s{0,3}(?:tensor\()?['\"]?(?:
 
 TROUBLES = (Event.FAILED, Event.EXITED, Event.EXCEPTION, Event.TRACEBACK, Event.COMPLAINED, Event.GPU_FAULT)
 
-SUITE_NEAR_THE_END = 8
-"""So few lines stand at most below the summary of a suite by which the log ended."""
+SUITE_NEAR_THE_END = 8  # so few lines stand at most below the summary of a suite by which the log ended
 
 
 @dataclass
@@ -666,8 +652,7 @@ class Suite:
     """The test suite that is open. ``since``: the line on which pytest began, 0 where none is known to have."""
 
     since: int = 0
-    captured: bool = False
-    """Whether pytest has begun to print what its tests had printed."""
+    captured: bool = False  # whether pytest has begun to print what its tests had printed
 
     def note(self, event: Event, line: int) -> None:
         """pytest begins, says how many tests it has collected, or prints what its tests had printed."""
@@ -691,8 +676,7 @@ class Suite:
         return all(line > since for line in (*hits, *(first[event].number for event in TROUBLES if event in first)))
 
 
-MAX_RECENT = 512
-"""How many lines are kept to look back for the step of a failure."""
+MAX_RECENT = 512  # how many lines are kept to look back for the step of a failure
 
 MAX_FAILURES, MAX_WATCHED, MAX_FULLY_DATED = 2000, 64, 8
 """How many failures and exits are remembered; of how many is read whether the process went on, and the step in all lines."""
@@ -703,24 +687,16 @@ UNFINISHED_MESSAGE, MESSAGE_LINES = re.compile(r":$|\d validation errors? for ")
 JUST_BEFORE = 16
 """So many lines back stands at most what the same process wrote just before a traceback, where several write in turns."""
 
-A_CERTIFICATE = "certificate"
-"""A server that was not trusted. What goes on with losses did not need it."""
-
-WENT_ON = 3
-"""After so many steps of the same process a failure is known to have been survived."""
-
+A_CERTIFICATE = "certificate"  # a server that was not trusted. What goes on with losses did not need it
+WENT_ON = 3  # after so many steps of the same process a failure is known to have been survived
 REPORTED = re.compile(r"\b(?:WARNING|WARN|INFO|DEBUG)\b.{0,160}Traceback \(")
 """A traceback within a message of a logger, of something that the program bore."""
 
 INSET = ("traceback :", "+ Exception Group", "| Traceback")
 """How a traceback begins whose lines all stand further in: in torchrun's summary, and in a group of exceptions."""
 
-IGNORED = b"Exception ignored "
-"""How Python begins what it says of an exception that nobody could take."""
-
-AFTER_WATCHDOG = 200
-"""Within so many lines after a watchdog has given up, a process breaks off because of it."""
-
+IGNORED = b"Exception ignored "  # how Python begins what it says of an exception that nobody could take
+AFTER_WATCHDOG = 200  # within so many lines after a watchdog has given up, a process breaks off because of it
 BY_WATCHDOG = re.compile(
     r"terminate called (?:after throwing an instance of '(?:std::runtime_error|c10::\w{1,60})'|without)"
 )
@@ -752,28 +728,20 @@ class Timeline:
     nans: Series = field(default_factory=Series)
     speakers: dict[Speaker, None] = field(default_factory=dict)
     world: int = 0
-    waited: list[str] = field(default_factory=list)
-    """Lines that say which ranks did not come."""
-
-    watchdogs: dict[Speaker, int] = field(default_factory=dict)
-    """Who gave up waiting, and on which line last."""
-
+    waited: list[str] = field(default_factory=list)  # lines that say which ranks did not come
+    watchdogs: dict[Speaker, int] = field(default_factory=dict)  # who gave up waiting, and on which line last
     first_watchdog: int = 0
 
     collectives: list[str] = field(default_factory=list)
     """What watchdogs say of the collectives in which ranks waited."""
 
-    before_waiting: list[bytes] = field(default_factory=list)
-    """The lines before the first of them."""
-
+    before_waiting: list[bytes] = field(default_factory=list)  # the lines before the first of them
     tasks: bool = False
     tracebacks: Tracebacks = field(default_factory=Tracebacks)
     survived: list[Failure] = field(default_factory=list)
     recent: deque[bytes] = field(default_factory=lambda: deque(maxlen=MAX_RECENT))
     watched: list[Watched] = field(default_factory=list)
-    trouble: int = 0
-    """The line of the first failure or exit."""
-
+    trouble: int = 0  # the line of the first failure or exit
     step: int | None = None
     last_step_line: int = 0
     went_on_until: int = 0
@@ -786,12 +754,8 @@ class Timeline:
     survived_exit: int = 0
     """The line of the last exit after which the training went on, as it does where a launcher starts its workers again."""
 
-    ignored: int = 0
-    """The last line by which Python says that it ignores an exception."""
-
-    unsaid: int = 0
-    """How many more lines belong to the message of the last failure, this one included."""
-
+    ignored: int = 0  # the last line by which Python says that it ignores an exception
+    unsaid: int = 0  # how many more lines belong to the message of the last failure, this one included
     suite: Suite = field(default_factory=Suite)
     went_on_to_exit: int = 0
     """What stands before this line was followed by steps of the training before a process ended first."""

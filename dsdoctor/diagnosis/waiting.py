@@ -33,8 +33,7 @@ NUMBERED_RANK = re.compile(
     r"\b(?:rank|device|gpu|worker|process|cuda)(?:[ _]?id)?[ :=#\[(]{0,2}(\d{1,4})\b", re.IGNORECASE
 )
 
-MAX_COMPARED = 256
-"""How many lines before the first watchdog are compared."""
+MAX_COMPARED = 256  # how many lines before the first watchdog are compared
 
 
 def rank_behind(texts: Iterable[str]) -> str:
@@ -276,8 +275,7 @@ PRINTED_LOSS = re.compile(
 OF_A_REWARD = re.compile(rb"reward|\bkl\b|advantage|completion_length|completions/|clip_ratio")
 """Words of lines of reinforcement learning, where a loss of 0 is nothing strange."""
 
-PLAUSIBLE = 1.0
-"""A loss from which a training seldom falls to what is printed as zero within a log line."""
+PLAUSIBLE = 1.0  # a loss from which a training seldom falls to what is printed as zero within a log line
 
 
 def loss_of_zero(raws: list[bytes]) -> str:
