@@ -14,21 +14,9 @@ from dsdoctor.diagnosis.timeline import FINITE, FRAME, GOES_ON, STEP, Timeline
 from dsdoctor.rules import book
 
 HINTS: tuple[bytes, ...] = (
-    *(
-        b"rror",
-        b"RROR",
-        b"xception",
-        b"FAILED",
-        b"ABORT",
-        b"atal",
-        b"FATAL",
-        b"CRITICAL",
-        b"panic",
-        b"olution",
-        b"solve",
-    ),
-    *(b"E0", b"E1", b"F0", b"F1", b"C0", b"C1", b'File "', b"\xc3\x97 ", b"x Failed"),
-    *(b"EI0", b"EJ0", b"EZ9", b"EE9", b"EH9", b"what():", b"ERR", b"most recent call"),
+    *(b"rror", b"RROR", b"xception", b"FAILED", b"ABORT", b"atal", b"FATAL", b"CRITICAL", b"panic", b"olution"),
+    *(b"solve", b"E0", b"E1", b"F0", b"F1", b"C0", b"C1", b'File "', b"\xc3\x97 ", b"x Failed", b"EI0", b"EJ0"),
+    *(b"EZ9", b"EE9", b"EH9", b"what():", b"ERR", b"most recent call"),
 )
 """Parts of every error by form, and of places of tracebacks: a batch of lines without them is not looked at."""
 
@@ -41,15 +29,8 @@ MAYBE = re.compile(
 
 PROGRESS_HINTS: tuple[bytes, ...] = (
     *(b"tep", b"STEP", b"ter", b"oss", b"LOSS", b"poch", b"%|", b"build time", b"Would install", b"uccessfully"),
-    *(
-        b"finished with",
-        b"already satisfied",
-        b"compiled w.",
-        b"Installed ",
-        b"Audited ",
-        b"Built target",
-        b"heckpoint",
-    ),
+    *(b"finished with", b"already satisfied", b"compiled w.", b"Installed ", b"Audited ", b"Built target"),
+    b"heckpoint",
 )
 
 NINJA = re.compile(rb"^\[\d{1,6}/", re.MULTILINE)  # parts of all progress and all ends

@@ -230,26 +230,10 @@ LEVELS = ("level", "levelname", "lvl", "severity", "severitytext", "loglevel", "
 
 TIMES = ("time", "ts", "timestamp", "asctime", "date", "datetime", "created", "eventtime", "realtime_timestamp")
 
-LEVEL_WORDS = frozenset(
-    [
-        "trace",
-        "debug",
-        "info",
-        "information",
-        "notice",
-        "warn",
-        "warning",
-        "error",
-        "err",
-        "critical",
-        "crit",
-        "fatal",
-        "alert",
-        "emergency",
-        "panic",
-        "exception",
-    ]
-)
+LEVEL_WORDS = {
+    *("trace", "debug", "info", "information", "notice", "warn", "warning", "error", "err", "critical", "crit"),
+    *("fatal", "alert", "emergency", "panic", "exception"),
+}
 
 WRITERS = frozenset({*PODS, "container", "container_name", "logstreamname", "stream", "logger"})
 """With one of these, or a level, beside its text an object is a record of a log."""
