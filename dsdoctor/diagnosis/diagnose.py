@@ -28,9 +28,9 @@ from dsdoctor.diagnosis.findings import (
     with_activity,
 )
 from dsdoctor.diagnosis.health import cut_off, losses_are_nan, steps_are_skipped
-from dsdoctor.diagnosis.lines import JsonLines
+from dsdoctor.diagnosis.lines import JsonLines, Line
 from dsdoctor.diagnosis.marks import Event
-from dsdoctor.diagnosis.models import Diagnosis, Facts, Hit, Line, LogOutcome, Tier
+from dsdoctor.diagnosis.models import Diagnosis, Facts, Hit, LogOutcome, Tier
 from dsdoctor.diagnosis.relations import (
     WAITING,
     Origin,

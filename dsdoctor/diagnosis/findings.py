@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from dsdoctor.core.finding import Finding, Fix, Severity
 from dsdoctor.core.text import counted
 from dsdoctor.diagnosis.catalogue import RULES
-from dsdoctor.diagnosis.lines import last_segment
-from dsdoctor.diagnosis.models import Facts, Hit, Line, Rule, Stage
+from dsdoctor.diagnosis.lines import Line, last_segment
+from dsdoctor.diagnosis.models import Facts, Hit, Rule, Stage
 from dsdoctor.diagnosis.owner import PYTHON
 from dsdoctor.diagnosis.relations import Origin
 from dsdoctor.diagnosis.scan import Scan

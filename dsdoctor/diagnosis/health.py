@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.diagnosis.lines import PROMPT, SHOWN, is_said, segments
-from dsdoctor.diagnosis.models import Facts, Line
+from dsdoctor.diagnosis.lines import PROMPT, SHOWN, Line, is_said, segments
+from dsdoctor.diagnosis.models import Facts
 from dsdoctor.diagnosis.timeline import FINITE, FRAME, GOES_ON, STEP, Timeline
 from dsdoctor.rules import book
 

@@ -4,8 +4,7 @@ import re
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
@@ -125,94 +124,6 @@ def clean(text: str) -> str:
     return text if text.isascii() else text.translate(QUOTES)
 
 
-# A raw line of a log -> which process wrote it, as far as its prefix says. Reads only the head of the line.
-MAX_HEAD_BYTES = 240
-
-COLOUR_OF_HEAD = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
-
-RANK_LABEL = re.compile(rb"\[(?:rank ?|Rank )(\d{1,5})\]|(?:^|[\]:|] ?)rank(\d{1,5}): ")
-
-LOCAL_LABEL = re.compile(rb"\[default(\d{1,5})\]:?|^default(\d{1,5}): ")
-
-MPI_LABEL = re.compile(rb"^\[\d{1,5},(\d{1,5})\]<std(?:out|err)>")
-
-TASK_LABEL = re.compile(rb"^ {0,4}(\d{1,5}): ")
-
-RAY_LABEL = re.compile(rb"^\(((?:\w{1,60} )?pid=\d{1,9}(?:, ip=[\w.:]{3,40})?)\) ")
-
-HOST_LABEL = re.compile(rb"^(?:\[(?:pod/)?([A-Za-z][\w./-]{0,80})\] |([A-Za-z][\w.-]{0,60}\d[\w.-]{0,20})(?: \| |: ))")
-
-
-@dataclass(frozen=True)
-class Speaker:
-    """A process that writes to a log: its rank, its number on its node or in its Slurm step, its host; None where unknown."""
-
-    rank: int | None = None
-    local: int | None = None
-    task: int | None = None
-    host: str = ""
-
-    @property
-    def number(self) -> int | None:
-        """The rank, or what stands for it where nothing else is known."""
-        numbers = (self.rank, self.task, self.local)
-        return next((number for number in numbers if number is not None), None)
-
-
-NOBODY = Speaker()
-
-
-def speaker_of(raw: bytes, *, tasks: bool = False) -> Speaker:
-    """Who wrote a line. ``tasks``: a number at the head is that of a Slurm task.
-
-    >>> speaker_of(b"[default1]:[rank5]: Traceback (most recent call last):").rank
-    5
-    >>> speaker_of(b"node-2: [rank7]: x").host, speaker_of(b"3: step 1", tasks=True).task, speaker_of(b"3: step 1").number
-    ('node-2', 3, None)
-    """
-    head = raw[:MAX_HEAD_BYTES]
-    if b"\x1b" in head:
-        head = COLOUR_OF_HEAD.sub(b"", head)
-    rank, local, task = RANK_LABEL.search(head), LOCAL_LABEL.search(head), (TASK_LABEL.match(head) if tasks else None)
-    if rank is None:
-        rank = MPI_LABEL.match(head)
-    host = HOST_LABEL.match(head) or RAY_LABEL.match(head)
-    return Speaker(
-        rank=_number_in(rank),
-        local=_number_in(local),
-        task=_number_in(task),
-        host=next((part for part in host.groups() if part), b"").decode() if host else "",
-    )
-
-
-def same_process(one: Speaker, other: Speaker) -> bool:
-    """Whether two lines may be of one process: no number that both have differs.
-
-    >>> same_process(Speaker(local=1), Speaker(rank=1, local=1)), same_process(Speaker(rank=1), Speaker(rank=2))
-    (True, False)
-    """
-    if one.rank is not None and other.rank is not None:
-        return one.rank == other.rank
-    if one.task is not None and other.task is not None:
-        return one.task == other.task
-    if one.host and other.host and one.host != other.host:
-        return False
-    return one.number == other.number
-
-
-def are_two(one: Speaker, other: Speaker) -> bool:
-    """Whether two lines are surely of two processes: both are numbered, and not alike.
-
-    >>> are_two(Speaker(rank=1), Speaker(rank=2)), are_two(Speaker(rank=1), Speaker())
-    (True, False)
-    """
-    return one.number is not None and other.number is not None and not same_process(one, other)
-
-
-def _number_in(found: re.Match[bytes] | None) -> int | None:
-    return next(int(group) for group in found.groups() if group) if found else None
-
-
 TEXTS = ("msg", "message", "log", "event", "text", "body", "line", "textpayload")
 
 TRACES = ("exception", "exc_info", "exc_text", "traceback", "stack_trace", "stacktrace", "error_stack_trace", "error")
@@ -256,6 +167,13 @@ PROGRESS = ("step", "global_step", "epoch", "loss", "grad_norm", "loss_scale", "
 MAX_FRONT_BYTES, MAX_DEPTH, MAX_BLANK_LINES, MAX_FOLDED = 200, 2, 8, 1_000_000
 """How much may stand before a record, how often one is in another, how many blank lines may be between the first two, and of
 how many records with several lines the place is remembered."""
+
+
+class Line(NamedTuple):
+    """A clean line and its number in the log."""
+
+    number: int
+    text: str
 
 
 class JsonLines:
@@ -608,41 +526,3 @@ def only_mentions(before: str) -> bool:
     if opening and WORD.search(said := before[: opening[0].end()]):
         return not BLAMES.search(said) and not KEY_OF_AN_ERROR.search(said)
     return bool(PROSE.search(before)) and len(WORD.findall(before)) > 1 and not BLAMES.search(before)
-
-
-# A log whose every line a logger passed on with a level in front, as schedulers of tasks do: what it passes on is no warning.
-LEVEL = r"^.{0,80}?\b(?:INFO|WARNING|WARN|DEBUG|ERROR)"
-
-RELAYED_FRAME = re.compile(
-    LEVEL + r"(?P<between>[^\w\"]{1,6}(?:[\w.-]{1,40}[\]:|-]{1,2} ?)?) {2}File \"[^\"]{1,300}\", line \d{1,7}, in "
-)
-
-
-@dataclass
-class Relayed:
-    """What stands in front of all lines, once a frame of a traceback was seen behind it."""
-
-    head: re.Pattern[str] | None = None
-
-    def learn(self, raw: bytes) -> bool:
-        """Whether this line is the first one to show it.
-
-        >>> relayed = Relayed()
-        >>> relayed.learn(b'[2026-11-22, 10:00:07 UTC] {run.py:93} INFO -   File "/w/a.py", line 7, in main')
-        True
-        >>> relayed.strip("{run.py:93} INFO - KeyError: 'labels'"), relayed.strip("KeyError: 'labels'")
-        ("KeyError: 'labels'", "KeyError: 'labels'")
-        """
-        if self.head is not None or b'File "' not in raw:
-            return False
-        if found := RELAYED_FRAME.match(raw.decode("utf-8", "replace").strip("\r\n")):
-            self.head = re.compile(LEVEL + re.escape(found["between"]))
-        return found is not None
-
-    def strip(self, text: str) -> str:
-        """A text without it."""
-        return self.head.sub("", text, count=1).lstrip() if self.head else text
-
-    def is_warning(self, raw: bytes) -> bool:
-        """Whether a line is a warning or a notice of the program itself."""
-        return self.head is None and is_said(raw)

@@ -3,10 +3,10 @@
 import enum
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 from dsdoctor.core.finding import Finding, Severity, has_error
-from dsdoctor.diagnosis.lines import NOBODY, Speaker, is_said
+from dsdoctor.diagnosis.lines import is_said
+from dsdoctor.diagnosis.timeline import NOBODY, Speaker
 
 
 class Stage(enum.Enum):
@@ -131,13 +131,6 @@ class Facts:
     asked: tuple[str, ...] = ()
     built: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
-
-
-class Line(NamedTuple):
-    """A clean line and its number in the log."""
-
-    number: int
-    text: str
 
 
 @dataclass(frozen=True, kw_only=True)

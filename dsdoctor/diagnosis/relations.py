@@ -12,9 +12,9 @@ from functools import lru_cache, wraps
 from itertools import islice
 from typing import Concatenate, ParamSpec
 
-from dsdoctor.diagnosis.lines import EXCEPTION_LINE, NAMED, Speaker, are_two, same_process
+from dsdoctor.diagnosis.lines import EXCEPTION_LINE, NAMED, Line
 from dsdoctor.diagnosis.marks import Event
-from dsdoctor.diagnosis.models import Hit, Line, Stage, Tier
+from dsdoctor.diagnosis.models import Hit, Stage, Tier
 from dsdoctor.diagnosis.scan import Scan
 from dsdoctor.diagnosis.timeline import (
     FINITE,
@@ -28,8 +28,11 @@ from dsdoctor.diagnosis.timeline import (
     SUITE_NEAR_THE_END,
     Exit,
     Failure,
+    Speaker,
     Timeline,
     activity,
+    are_two,
+    same_process,
 )
 
 

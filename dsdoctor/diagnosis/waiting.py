@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from dsdoctor.core.finding import Finding
-from dsdoctor.diagnosis.lines import last_segment, segments, speaker_of
+from dsdoctor.diagnosis.lines import last_segment, segments
 from dsdoctor.diagnosis.models import Facts, Hit
-from dsdoctor.diagnosis.timeline import Timeline, activity
+from dsdoctor.diagnosis.timeline import Timeline, activity, speaker_of
 from dsdoctor.rules import book
 
 # What NCCL's watchdogs and the ranks' own last lines say -> which rank did not come to a collective, or who took another one.
