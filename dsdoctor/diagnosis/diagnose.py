@@ -26,6 +26,8 @@ from dsdoctor.diagnosis.findings import (
     undecided_log,
     unexplained,
     with_activity,
+    with_place,
+    with_what_came_before,
 )
 from dsdoctor.diagnosis.health import cut_off, losses_are_nan, steps_are_skipped
 from dsdoctor.diagnosis.lines import JsonLines, Line
@@ -55,7 +57,7 @@ from dsdoctor.diagnosis.relations import (
     where_hit,
 )
 from dsdoctor.diagnosis.scan import Patterns, Scan, scan
-from dsdoctor.diagnosis.timeline import FOLLOWS, FROM_OUTSIDE, LOST, NO_PROGRAM, Exit, Failure
+from dsdoctor.diagnosis.timeline import FOLLOWS, FROM_OUTSIDE, LOST, NO_PROGRAM, Exit
 from dsdoctor.diagnosis.waiting import with_modules, with_who_waited
 
 MAX_PASSED_OVER = 8  # so many exceptions that no rule knows are told with the reason why they are not the cause
@@ -136,73 +138,56 @@ def diagnosis_of(read: Scan, *, name: str = "", without: Iterable[str] = ()) -> 
     read.hits = {number: hit for number, hit in read.hits.items() if not (hit.rule.family and hit.line in known)}
     read.hits = {number: of_its_package(hit, facts) for number, hit in read.hits.items()}
     combined = combined_hits([*read.hits.values()], facts, read)
-    found = [*(of_its_package(hit, facts) for hit in combined), *read.hits.values()]
-    over = {id(hit) for hit in found if survived(story, hit)}
-    hits = sorted(_best_of_each_rule(found, over), key=_rank)
-    verdict = judge(hits, facts, replace(story, origin=origin_of(story)))
-    findings = _placed(verdict)
+    found = sorted([*(of_its_package(hit, facts) for hit in combined), *read.hits.values()], key=_rank)
+    hits = _best_of_each_rule(found, {id(hit) for hit in found if survived(story, hit)})
+    return _as_diagnosis(judge(hits, facts, replace(story, origin=origin_of(story))), read, facts, name)
+
+
+def _without_judgement(read: Scan, *, name: str) -> Diagnosis:
+    """The verdict by marks alone, where judging the log failed."""
+    failed = first_failure(read)
+    findings = (unexplained(failed, Facts(), Origin()),) if failed else ()
+    outcome = LogOutcome.UNEXPLAINED if failed else LogOutcome.UNDECIDED
+    return _as_diagnosis(Verdict(outcome=outcome, findings=findings), read, Facts(), name)
+
+
+def _as_diagnosis(verdict: Verdict, read: Scan, facts: Facts, name: str) -> Diagnosis:
+    """A verdict as it is shown: the first finding with the ranks on which it began, and what could not be read."""
+    findings = [*verdict.findings]
     if read.partly.lines:
         # it may be about the cause, unless that was found
         severity = Severity.NOTE if verdict.outcome is LogOutcome.CAUSE else Severity.WARNING
         findings.append(partly_searched(read, severity))
     if read.errors:
         findings.append(reader_failed(read))
-    shown = tuple(_with_lines_of_file(_without_secrets(finding), read.records) for finding in findings)
+    shown = [_as_shown(finding, read.records) for finding in findings]
+    without_ranks = shown[0].title if verdict.findings else ""
+    if verdict.findings and verdict.where and shown[0].severity is not Severity.NOTE:
+        shown[0] = replace(shown[0], title=f"{verdict.where}: {without_ranks}")
     return Diagnosis(
         name=name,
         lines=read.records.line_of_file(read.lines),
         outcome=verdict.outcome,
         facts=facts,
-        findings=shown,
+        findings=tuple(shown),
         where=verdict.where,
         activity=verdict.activity,
         follows=verdict.follows,
         silent=verdict.silent,
-        without_ranks=_without_ranks(verdict, shown),
+        without_ranks=without_ranks,
     )
 
 
-def _without_judgement(read: Scan, *, name: str) -> Diagnosis:
-    """The verdict by marks alone, where judging the log failed."""
-    failed = first_failure(read)
-    findings = [*([unexplained(failed, Facts(), Origin())] if failed else []), reader_failed(read)]
-    return Diagnosis(
-        name=name,
-        lines=read.records.line_of_file(read.lines),
-        outcome=LogOutcome.UNEXPLAINED if failed else LogOutcome.UNDECIDED,
-        facts=Facts(),
-        findings=tuple(_with_lines_of_file(_without_secrets(finding), read.records) for finding in findings),
-    )
-
-
-def _placed(verdict: Verdict) -> list[Finding]:
-    """The findings, the first one with the ranks on which it began."""
-    findings = list(verdict.findings)
-    if findings and findings[0].severity is not Severity.NOTE:
-        first = findings[0]
-        findings[0] = replace(first, title=f"{verdict.where}: {first.title}" if verdict.where else first.title)
-    return findings
-
-
-def _without_ranks(verdict: Verdict, shown: tuple[Finding, ...]) -> str:
-    """The title that the first finding had before the ranks were put before it."""
-    return _without_secrets(verdict.findings[0]).title if verdict.findings and shown else ""
-
-
-def _without_secrets(finding: Finding) -> Finding:
-    """A finding whose quotations of the log hold no credentials of an address, and no value of a definition."""
+def _as_shown(finding: Finding, records: JsonLines) -> Finding:
+    """A finding whose quotations hold no credentials of an address and no value of a definition, and that names the lines as the
+    file counts them, where one line of it held several.
+    """
     evidence = tuple(urls(definitions(line)) for line in finding.evidence)
+    if records.has_several:
+        evidence = tuple(
+            NUMBERED.sub(lambda at: f"{at[1]}{records.line_of_file(int(at[2]))}", line) for line in evidence
+        )
     return replace(finding, title=urls(definitions(finding.title)), evidence=evidence)
-
-
-def _with_lines_of_file(finding: Finding, records: JsonLines) -> Finding:
-    """A finding that names the lines as the file counts them, where one line of it held several."""
-    if not records.has_several:
-        return finding
-    evidence = tuple(
-        NUMBERED.sub(lambda at: f"{at[1]}{records.line_of_file(int(at[2]))}", line) for line in finding.evidence
-    )
-    return replace(finding, evidence=evidence)
 
 
 def _rank(hit: Hit) -> tuple[bool, int, bool, int]:
@@ -210,14 +195,14 @@ def _rank(hit: Hit) -> tuple[bool, int, bool, int]:
     return hit.aside, hit.tier, hit.tier is Tier.GENERIC and bool(LOST.search(hit.text)), hit.line
 
 
-def _best_of_each_rule(hits: Iterable[Hit], survived: set[int]) -> list[Hit]:
+def _best_of_each_rule(ranked: list[Hit], survived: set[int]) -> list[Hit]:
     """The best hit of every rule, one that was survived only where there is no other. Causes and probes of a rule count
     together, its echoes apart.
     """
     best: dict[tuple[str, bool], Hit] = {}
-    for hit in sorted(hits, key=lambda hit: (id(hit) in survived, _rank(hit))):
+    for hit in sorted(ranked, key=lambda hit: id(hit) in survived):
         best.setdefault((hit.rule.id, hit.tier >= Tier.ECHO), hit)
-    return list(best.values())
+    return sorted(best.values(), key=_rank)
 
 
 def judge(hits: list[Hit], facts: Facts, story: Story) -> Verdict:
@@ -262,24 +247,23 @@ def known_cause(choice: Choice) -> Verdict | None:
     story, facts, origin = choice.story, choice.facts, choice.origin
     if not choice.causes or only_an_exit(story, choice.causes[0]):
         return None
-    causes = list(choice.causes)
-    findings = _causes(causes, facts)
-    first = _by_standing(causes)[0]
+    unexplained = _unexplained(choice.causes)
+    first = unexplained[0]
     mine = origin.failure is not None and belongs(first, origin.failure)
-    follows = first.rule.id in WAITING and first.tier is Tier.GENERIC
-    if follows:
-        findings[0] = with_who_waited(findings[0], first, story.timeline, facts)
-    elif first.rule.id == "collectives-differ":
-        findings[0] = with_modules(findings[0], first, facts)
-    findings[0] = _with_what_came_before(findings[0], first, origin)
-    if not follows:
-        findings[0] = _with_the_place(findings[0], first, failure_of(first, origin, story.timeline))
     activity = origin.activity if mine else ""
-    findings[0] = with_activity(findings[0], activity)
+    follows = first.rule.id in WAITING and first.tier is Tier.GENERIC
+    where = "" if follows else origin.where if mine else where_hit(first, story.timeline)
+    failure = None if follows else failure_of(first, origin, story.timeline)
+    cause, *others = _causes(choice.causes, unexplained, facts)
+    if follows:
+        cause = with_who_waited(cause, first, story.timeline, facts)
+    elif first.rule.id == "collectives-differ":
+        cause = with_modules(cause, first, facts)
+    cause = with_activity(with_place(with_what_came_before(cause, first, origin, mine=mine), first, failure), activity)
     return Verdict(
         outcome=LogOutcome.CAUSE,
-        findings=(*findings, *choice.notes),
-        where="" if follows else origin.where if mine else where_hit(first, story.timeline),
+        findings=(cause, *others, *choice.notes),
+        where=where,
         activity=activity,
         follows=follows,
     )
@@ -446,28 +430,6 @@ def _of_a_well_log(choice: Choice) -> tuple[Finding, ...]:
     return tuple(sorted(notes, key=lambda finding: finding.severity is Severity.NOTE))
 
 
-def _with_the_place(finding: Finding, hit: Hit, failure: Failure | None) -> Finding:
-    """The cause, with the place in the user's own files where it arose, where the hit has not named it."""
-    frame = failure.frame if failure else None
-    if frame is None or not frame.own or any(frame.place in value for value in hit.groups.values()):
-        return finding
-    return replace(finding, evidence=(*finding.evidence, f"your code stood at {frame}"))
-
-
-def _with_what_came_before(finding: Finding, first: Hit, origin: Origin) -> Finding:
-    """The cause, with an exception before it that no rule knows: where nothing says whose lines they are, it may be the cause."""
-    failure = origin.failure
-    if failure and belongs(first, failure):
-        return replace(finding, evidence=(*finding.evidence, *perhaps_the_end(origin)))
-    if failure is None or not failure.frames or failure.line >= first.line:
-        return finding
-    if failure.speaker.number is not None or first.tier <= Tier.FILE:
-        return finding
-    at = f", at {failure.frame}" if failure.frame else ""
-    told = f"before it, line {failure.line}: {failure.text[:160]}{at}; if that ended its process, it is the cause"
-    return replace(finding, evidence=(*finding.evidence, told))
-
-
 def _error_by_form(ended: Exit, read: Scan) -> Line | None:
     """A line before the end of a process that is an error by its form, and neither a launcher's nor known otherwise."""
     timeline = read.timeline
@@ -572,24 +534,21 @@ def _not_an_echo(line: Line | None, echoes: list[Hit]) -> Line | None:
     return line if line and all(hit.line != line.number for hit in echoes) else None
 
 
-def _causes(causes: list[Hit], facts: Facts) -> list[Finding]:
+def _causes(causes: tuple[Hit, ...], unexplained: list[Hit], facts: Facts) -> list[Finding]:
     """The cause as an ERROR; its consequences, certain or possible, as NOTEs."""
-    first_ones = _by_standing(causes)
-    explained = [hit for hit in causes if hit not in first_ones]
-    first, rest = first_ones[0], first_ones[1:]
-    sure = first.tier <= Tier.NAMED
-    findings = [finding_of(first, facts, Severity.ERROR)]
-    for hit in rest:
-        findings.append(finding_of(hit, facts, Severity.NOTE if sure and hit.tier is Tier.GENERIC else Severity.ERROR))
-    findings += [finding_of(hit, facts, Severity.NOTE) for hit in explained]
+    first = unexplained[0]
+    follow = [first.tier <= Tier.NAMED and hit.tier is Tier.GENERIC and hit is not first for hit in unexplained]
+    severities = [Severity.NOTE if follows else Severity.ERROR for follows in follow]
+    findings = [finding_of(hit, facts, severity) for hit, severity in zip(unexplained, severities, strict=True)]
+    findings += [finding_of(hit, facts, Severity.NOTE) for hit in causes if hit not in unexplained]
     return sorted(findings, key=lambda finding: finding.severity is Severity.NOTE)
 
 
-def _by_standing(causes: list[Hit]) -> list[Hit]:
+def _unexplained(causes: tuple[Hit, ...]) -> list[Hit]:
     """The causes that no other one explains."""
     # why: that another process is gone explains nothing by itself
     named = [hit for hit in causes if not (hit.tier is Tier.GENERIC and LOST.search(hit.text))]
-    return [hit for hit in causes if not any(_explains(other, hit) for other in named)] or causes
+    return [hit for hit in causes if not any(_explains(other, hit) for other in named)] or [*causes]
 
 
 def _explains(cause: Hit, hit: Hit) -> bool:

@@ -9,7 +9,7 @@ from dsdoctor.core.finding import Finding, Fix, Severity
 from dsdoctor.core.text import counted
 from dsdoctor.diagnosis.catalogue import RULES
 from dsdoctor.diagnosis.lines import Line, last_segment
-from dsdoctor.diagnosis.models import Facts, Hit, Rule, Stage
+from dsdoctor.diagnosis.models import Facts, Hit, Rule, Stage, Tier
 from dsdoctor.diagnosis.owner import PYTHON
 from dsdoctor.diagnosis.relations import Origin
 from dsdoctor.diagnosis.scan import Scan
@@ -144,6 +144,31 @@ def echoes_only(echoes: list[Hit], facts: Facts) -> Finding:
 def with_activity(finding: Finding, activity: str) -> Finding:
     """A finding whose title does not say what its process was doing, with that as evidence where it is known."""
     return replace(finding, evidence=(*finding.evidence, f"it happened {activity}")) if activity else finding
+
+
+def with_place(finding: Finding, hit: Hit, failure: Failure | None) -> Finding:
+    """The cause, with the place in the user's own files where it arose, where the hit has not named it."""
+    frame = failure.frame if failure else None
+    if frame is None or not frame.own or any(frame.place in value for value in hit.groups.values()):
+        return finding
+    return replace(finding, evidence=(*finding.evidence, f"your code stood at {frame}"))
+
+
+def with_what_came_before(finding: Finding, hit: Hit, origin: Origin, *, mine: bool) -> Finding:
+    """The cause, with an exception before it that no rule knows: where nothing says whose lines they are, it may be the cause.
+
+    ``mine``: the hit is a part of the failure that began it.
+    """
+    failure = origin.failure
+    if mine:
+        return replace(finding, evidence=(*finding.evidence, *perhaps_the_end(origin)))
+    if failure is None or not failure.frames or failure.line >= hit.line:
+        return finding
+    if failure.speaker.number is not None or hit.tier <= Tier.FILE:
+        return finding
+    at = f", at {failure.frame}" if failure.frame else ""
+    told = f"before it, line {failure.line}: {failure.text[:160]}{at}; if that ended its process, it is the cause"
+    return replace(finding, evidence=(*finding.evidence, told))
 
 
 def unexplained(line: Line, facts: Facts, origin: Origin, *, more: tuple[str, ...] = (), doing: str = "") -> Finding:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.diagnosis.lines import PROMPT, SHOWN, Line, is_said, segments
 from dsdoctor.diagnosis.models import Facts
-from dsdoctor.diagnosis.timeline import FINITE, FRAME, GOES_ON, STEP, Timeline
+from dsdoctor.diagnosis.timeline import A_LOGGER, FINITE, FRAME, GOES_ON, STEP, Timeline
 from dsdoctor.rules import book
 
 HINTS: tuple[bytes, ...] = (
@@ -33,7 +33,8 @@ PROGRESS_HINTS: tuple[bytes, ...] = (
     b"heckpoint",
 )
 
-NINJA = re.compile(rb"^\[\d{1,6}/", re.MULTILINE)  # parts of all progress and all ends
+NINJA = re.compile(rb"^\[\d{1,6}/", re.MULTILINE)
+"""Parts of all progress and all ends, these two."""
 MAX_BYTES = 4000  # so many bytes of a line are looked at, counted from its end
 ERROR = re.compile(
     r"(?:[A-Za-z_]\w{0,60}\.){0,8}(?:[A-Z]\w{0,80})?(?:Error|Exception)(?:\(\w{1,80}\))?(?:: |:?$)"
@@ -47,9 +48,6 @@ ERROR = re.compile(
 
 ASCEND = re.compile(rb"\bE[EHIJZ]\d{4}: |\bERR\d{5} \w")
 """The number of an error of Ascend's runtime; as a label it is no part of the clean line."""
-
-ERROR_LEVEL = re.compile(r"(?:^|[\s\[|])(?:ERROR|CRITICAL|FATAL)(?:[\s\]|]|:\S{0,60}:)")
-"""The level of a logger's line that is an error. It stands near the head."""
 
 NO_ERROR = re.compile(
     r"(?:ERROR: )?pip's dependency resolver|collect2: error: ld returned|fatal: not a git repository"
@@ -68,7 +66,7 @@ END = re.compile(
 """The end of a part of an installation, a build, a report or a training."""
 
 WENT_ON = 3  # after so many lines of progress an error by form is known to have been survived
-A_WARNING = b": warning: "  # what compilers only warn of
+A_WARNING = b": warning: "  # what gcc and clang only warn of; errors name the file, then ``error:``
 MAX_ERRORS = 64  # so many lines that are errors by their form are remembered
 TRACEBACK_HEADER = b"(most recent call "  # how Python begins the places of a traceback
 
@@ -149,7 +147,7 @@ def is_error(text: str, raw: bytes = b"") -> bool:
     >>> [is_error(text) for text in ("errors: 0", "ERROR tracker: refused, will retry", "$ grep 'KeyError: x' run.log")]
     [False, False, False]
     """
-    known = ERROR.match(text) or ERROR_LEVEL.search(text[:120]) or ASCEND.search(raw[:200])
+    known = ERROR.match(text) or A_LOGGER.search(text[:120]) or ASCEND.search(raw[:200])
     if not known or NO_ERROR.match(text):
         return False
     return not (GOES_ON.search(text) or PROMPT.match(text) or SHOWN.match(text) or is_said(raw))

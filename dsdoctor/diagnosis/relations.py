@@ -666,7 +666,7 @@ def origin_of(story: Story) -> Origin:
             where=_where_failed(failure, own, timeline),
             activity=activity(failure.frames, failure.step),
         )
-    where = _rank(ended.number) if ended and ended.number is not None else ""
+    where = f"rank {ended.number}" if ended and ended.number is not None else ""
     if ended and not where and _is_one_of_several(ended.host, timeline):
         where = ended.host
     borne = max([*own, *(one for one in timeline.survived if one.own)], default=None, key=lambda one: one.line)
@@ -734,7 +734,7 @@ def _where_failed(failure: Failure, own: list[Failure], timeline: Timeline) -> s
         return "all ranks"
     roots = {one.rank for one in timeline.exits if one.root and one.rank is not None}
     others = [one for one in timeline.exits if one.rank is not None and not one.root and one.signal not in FROM_OUTSIDE]
-    return _rank(roots.pop()) if len(roots) == 1 and not others and len(same) == 1 else ""
+    return f"rank {roots.pop()}" if len(roots) == 1 and not others and len(same) == 1 else ""
 
 
 def _ranks(numbers: set[int], speaker: Speaker, timeline: Timeline) -> str:
@@ -750,7 +750,7 @@ def _ranks(numbers: set[int], speaker: Speaker, timeline: Timeline) -> str:
         and any(one.rank != one.local for one in timeline.exits if one.root)
     )
     if len(numbers) == 1:
-        return f"local {_rank(min(numbers))}" if local else _rank(min(numbers))
+        return f"{'local ' if local else ''}rank {min(numbers)}"
     named = ", ".join(str(number) for number in sorted(numbers)[:6])
     return f"ranks {named}{', ...' if len(numbers) > 6 else ''}"
 
@@ -764,10 +764,6 @@ def _is_one_of_several(host: str, timeline: Timeline) -> bool:
     return bool(host) and any(
         stem == re.sub(r"\d+", "", other.host) != other.host != host for other in timeline.speakers
     )
-
-
-def _rank(number: int | None) -> str:
-    return f"rank {number}"
 
 
 @relation("only-an-exit")

@@ -13,7 +13,7 @@ from itertools import islice
 
 from dsdoctor.diagnosis.catalogue import RULES
 from dsdoctor.diagnosis.facts import CLUES, INSTALL_OPS, LISTS, Clue, FactReader
-from dsdoctor.diagnosis.health import Health
+from dsdoctor.diagnosis.health import A_WARNING, Health
 from dsdoctor.diagnosis.lines import (
     AGENT,
     COLOUR,
@@ -121,8 +121,7 @@ class Patterns:
 ROUTINE, KINDS = 200, 1000
 """How many compile commands of one extension, and how many warnings, are read before the others are skipped; of how many kinds."""
 
-A_COMMAND, A_WARNING = b"-DTORCH_EXTENSION_NAME=", b": warning: "
-"""Parts of torch's compile commands, and of the warnings of gcc and clang; errors name the file, then ``error:``."""
+A_COMMAND = b"-DTORCH_EXTENSION_NAME="  # a part of torch's compile commands
 
 
 def kind_of(raw: bytes) -> bytes:
@@ -444,6 +443,7 @@ class Scan:
     ops_line: int = 0
     last_output: int = 0
     broken_off: bool = False
+    has_exits_enough: bool = False
     lines: int = 0
     above: RecentLines = field(default_factory=RecentLines)
     traceback_since: int = 0
@@ -637,7 +637,7 @@ class Scan:
             marked = self.last.get(entry.event)
             if not (marked and marked.number == self.lines) and self._stands_there(number, entry, text):
                 self._mark(entry.event, text)
-                if entry.event in ONCE or (entry.event is Event.EXITED and self.timeline.has_exits_enough):
+                if entry.event in ONCE or (entry.event is Event.EXITED and self.has_exits_enough):
                     self.known.add(number)
                 if (entry.event, text) not in self.effect.marks:
                     self.effect.marks.append((entry.event, text))
@@ -669,7 +669,8 @@ class Scan:
             self.traceback_since = self.lines
         elif event is Event.WAITING:
             self.broken_off = False
-        add_event(self.timeline, event, text, self.raw, self.lines, self.above.lines)
+        enough = add_event(self.timeline, event, text, self.raw, self.lines, self.above.lines)
+        self.has_exits_enough = self.has_exits_enough or enough
 
     def _match(self, number: int, wording: Wording, text: str, since: int = 0) -> None:
         signature = wording.signature

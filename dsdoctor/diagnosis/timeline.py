@@ -1083,8 +1083,11 @@ def _indented(raw: bytes, text: str) -> bool:
 
 
 # An event that a line shows -> the timeline of the log. Nothing is searched here.
-def add_event(timeline: Timeline, event: Event, text: str, raw: bytes, line: int, above: deque[bytes]) -> None:
-    """Tell the timeline what a line shows. ``text``: the clean part of it that shows it; ``raw``: all of it."""
+def add_event(timeline: Timeline, event: Event, text: str, raw: bytes, line: int, above: deque[bytes]) -> bool:
+    """Tell the timeline what a line shows, and hear whether it needs no more exits.
+
+    ``text``: the clean part of the line that shows it; ``raw``: all of it.
+    """
     if event in {Event.EXCEPTION, Event.USAGE}:
         timeline.exception(raw, text, line)
     elif event in {Event.SUITE_BEGAN, Event.SUITE_CAPTURED}:
@@ -1113,3 +1116,4 @@ def add_event(timeline: Timeline, event: Event, text: str, raw: bytes, line: int
         timeline.note_collective(text)
     elif event is Event.WORLD and (found := WORLD.search(text)):
         timeline.world = int(found[1])
+    return timeline.has_exits_enough
