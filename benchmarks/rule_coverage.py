@@ -19,8 +19,7 @@ from dsdoctor.diagnosis.catalogue import RULES
 from dsdoctor.diagnosis.diagnose import diagnosis_of
 from dsdoctor.diagnosis.lines import raw_lines
 from dsdoctor.diagnosis.models import Diagnosis
-from dsdoctor.diagnosis.prefilter import INDEX, Patterns, index
-from dsdoctor.diagnosis.scan import scan
+from dsdoctor.diagnosis.scan import INDEX, Patterns, index, scan
 from tests.diagnosis.score import CORPORA, HERE, holds, says, verdict_text
 
 

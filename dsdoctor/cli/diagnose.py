@@ -13,9 +13,8 @@ from dsdoctor.cli.statuses import UNDECIDED
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.options import argument, flag
-from dsdoctor.diagnosis.diagnose import problem_of, together, verdict_of
-from dsdoctor.diagnosis.log_files import diagnose_file, logs_in
-from dsdoctor.diagnosis.models import Diagnosis, LogOutcome, LogVerdict
+from dsdoctor.diagnosis.files import diagnose_file, logs_in
+from dsdoctor.diagnosis.models import Diagnosis, LogOutcome, LogVerdict, problem_of, together, verdict_of
 from dsdoctor.ui.screen import first_step, next_line, screen_lines
 from dsdoctor.ui.terminal import VerdictLine
 

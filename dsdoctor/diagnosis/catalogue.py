@@ -1,14 +1,15 @@
 """The rules of known failures in logs, as the book has them, and known regressions: rules that hold for some releases only."""
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from dsdoctor.diagnosis.models import Case, Facts, Hit, Rule, Signature, Stage, Tier
+from dsdoctor.diagnosis.models import Case, Rule, Signature, Stage, Tier
 from dsdoctor.rules.store import Table, log_table
 
 GITHUB = "https://github.com/"
+
 REGRESSION_TOPIC = "regressions"
+
 READ = {name: name for name in ("deepspeed", "torch", "transformers", "accelerate")}
 """The packages whose version a log is read for, with the name of that fact."""
 
@@ -65,30 +66,6 @@ def signature_of(regression: Regression) -> Signature:
     )
 
 
-def contradicted(hit: Hit, facts: Facts) -> bool:
-    """Whether the log names a version that does not have this fault, or names none where only the version tells."""
-    regression = REGRESSION_OF.get(hit.signature)
-    if regression is None:
-        return False
-    if regression.stages and facts.zero_stage and facts.zero_stage not in regression.stages:
-        return True
-    version = getattr(facts, READ[regression.package]) if regression.package in READ else None
-    if not version:
-        return regression.needs_version
-    here = _numbers(version)
-    too_old = bool(regression.first) and here < _numbers(regression.first)
-    return too_old or (bool(regression.last) and here > _numbers(regression.last))
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """The first three numbers of a version.
-
-    >>> _numbers("0.16.5+cu121")
-    (0, 16, 5)
-    """
-    return tuple(int(number) for number in re.findall(r"\d+", version.partition("+")[0])[:3])
-
-
 def _rules(topics: Mapping[str, Table]) -> Iterator[Rule]:
     """The rules of all topics; where two could explain a line, the first of them does."""
     for name, topic in topics.items():
@@ -128,6 +105,9 @@ def _tier(table: Table) -> Tier:
 
 
 TOPICS = log_table()
+
 RULES = {rule.id: rule for rule in _rules(TOPICS)}
+
 REGRESSIONS = tuple(_regressions(TOPICS[REGRESSION_TOPIC]))
+
 REGRESSION_OF = {signature_of(regression): regression for regression in REGRESSIONS}

@@ -1,23 +1,453 @@
-"""Hits of a log -> hits that need several lines: a wrong CUDA_HOME behind a missing header, an op left out, a wait for a lock."""
+"""Hits of a log -> hits in the light of other lines: of several lines together, of another package, of the releases in the log."""
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from dsdoctor.diagnosis.combined_runs import RUN_COMBINATIONS, combined_hit
-from dsdoctor.diagnosis.failures import Frame, refusal_of
+from dsdoctor.diagnosis.catalogue import READ, REGRESSION_OF, RULES
+from dsdoctor.diagnosis.findings import ANOTHER_PACKAGE, book_steps, refusal_of, steps_of_case
+from dsdoctor.diagnosis.lines import Line
 from dsdoctor.diagnosis.marks import Event
-from dsdoctor.diagnosis.models import Facts, Hit, Line, Tier
-from dsdoctor.diagnosis.progress import FINITE, STEP
+from dsdoctor.diagnosis.models import Facts, Hit, Signature, Stage, Tier
+from dsdoctor.diagnosis.relations import Story, trained_after
 from dsdoctor.diagnosis.scan import Scan
+from dsdoctor.diagnosis.timeline import FINITE, LOSS, STEP, Failure, Frame, Speaker
+
+
+def contradicted(hit: Hit, facts: Facts) -> bool:
+    """Whether the log names a version that does not have this fault, or names none where only the version tells."""
+    regression = REGRESSION_OF.get(hit.signature)
+    if regression is None:
+        return False
+    if regression.stages and facts.zero_stage and facts.zero_stage not in regression.stages:
+        return True
+    version = getattr(facts, READ[regression.package]) if regression.package in READ else None
+    if not version:
+        return regression.needs_version
+    here = _numbers(version)
+    too_old = bool(regression.first) and here < _numbers(regression.first)
+    return too_old or (bool(regression.last) and here > _numbers(regression.last))
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The first three numbers of a version.
+
+    >>> _numbers("0.16.5+cu121")
+    (0, 16, 5)
+    """
+    return tuple(int(number) for number in re.findall(r"\d+", version.partition("+")[0])[:3])
+
+
+# A hit in the build of another package than DeepSpeed -> the same hit in words, and with a fix, of that package.
+A_BUILD = {Stage.INSTALL, Stage.COMPILE, Stage.LINK}
+
+DEEPSPEEDS_OWN = re.compile(
+    r"\b(?:deepspeed|DeepSpeed|op_builder|pre-compil|DS_[A-Z]{2,}|ds_accelerator|Install Ops|fused_adam is)"
+)
+"""Words that only DeepSpeed's own setup and ops print."""
+
+BUILDS_DEEPSPEED = re.compile(
+    r"python -m dsdoctor (?:prebuild|build-wheel|plan)|pip install .{0,80}\bdeepspeed\b|DS_BUILD_"
+)
+
+PIPS_OWN = "pip-other-wheel-failed"
+
+BUILT_OTHERWISE = {"apex", "transformer-engine"}  # packages that are not installed by their name on PyPI
+
+
+def of_its_package(hit: Hit, facts: Facts) -> Hit:
+    """The hit, about the package that was being built; as it is where that is DeepSpeed, or not known."""
+    project = hit.project if hit.project is not None else facts.project
+    if not project or project == "deepspeed" or hit.rule.stage not in A_BUILD or DEEPSPEEDS_OWN.search(hit.text):
+        return hit
+    told = hit.in_case(ANOTHER_PACKAGE) if any(case.name == ANOTHER_PACKAGE for case in hit.rule.cases) else hit
+    signature = replace(
+        told.signature,
+        title=told.signature.title or hit.rule.title,
+        fix=told.signature.fix or hit.rule.fix,
+        steps=_its_steps(book_steps(hit), project, hit.rule.id),
+    )
+    rule = RULES[PIPS_OWN] if hit.rule.id == "deepspeed-setup-bug" else hit.rule
+    return replace(hit, rule=rule, signature=signature, groups={**hit.groups, "project": project}, op=None)
+
+
+def _its_steps(steps: tuple[str, ...], project: str, rule: str) -> tuple[str, ...]:
+    """The steps, with those that build DeepSpeed replaced by the one that builds this package."""
+    kept = [one for one in steps if not BUILDS_DEEPSPEED.search(one)]
+    if len(kept) == len(steps):
+        return steps
+    if rule == "compiler-oom-killed":
+        own = steps_of_case(RULES[PIPS_OWN], case="one-compiler")
+    elif project in BUILT_OTHERWISE:
+        own = steps_of_case(RULES[PIPS_OWN], case=project)
+    else:
+        own = steps_of_case(RULES[PIPS_OWN], case="without-isolation")
+    before = steps_of_case(RULES[PIPS_OWN], case="torch-first") if rule == "torch-missing-at-build" else ()
+    return (*before, *kept, *own)
+
+
+# The message of torch's allocator that the GPU is full -> who holds the memory. Judges by its figures alone.
+UNITS = {"KiB": 1 / 2**20, "MiB": 1 / 2**10, "GiB": 1.0}
+
+SIZE = r"(?<![\d.])(\d{1,9}(?:\.\d{1,9})?) ([KMG]iB)"
+
+TOTAL_MEMORY = re.compile(rf"total capac(?:i)?ty of {SIZE}")
+
+FREE_MEMORY = re.compile(rf"of which {SIZE} is free")
+
+OTHERS_MEMORY = re.compile(rf"Process (\d{{1,9}}) has {SIZE} memory in use")
+
+OWN_MEMORY = re.compile(rf"this process has {SIZE} memory in use")
+
+UNUSED_MEMORY = re.compile(rf"{SIZE} is reserved by PyTorch but unallocated")
+
+ALLOCATED_MEMORY = re.compile(rf"{SIZE} is allocated by PyTorch")
+
+MIN_FOREIGN_SHARE = 0.25  # from this share of the GPU on it matters what other processes hold
+OF_CUDA = 1.5
+"""Up to so many times of what torch holds a process may hold with CUDA's own context and NCCL's buffers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherProcesses:
+    """Other processes on the same GPU: their numbers, what they hold, and what the one that failed holds, in GiB.
+
+    ``among_them``: the one that failed is one of them, and the message does not tell which.
+    """
+
+    pids: tuple[str, ...]
+    held: float
+    own: float
+    among_them: bool = False
+
+
+def held_by_others(text: str) -> OtherProcesses | None:
+    """The other processes that hold more than all that this one left unused, and much of the GPU; None else.
+
+    A container does not know its own number on the host: where the message names no "this process", it is the one of them
+    that holds as much as torch says that it does, or a little more.
+
+    >>> message = ("a total capacity of 79.25 GiB of which 410.94 MiB is free. Process 4711 has 44.71 GiB memory in use. "
+    ...     "this process has 34.12 GiB memory in use. 1.20 GiB is reserved by PyTorch but unallocated")
+    >>> held_by_others(message)
+    OtherProcesses(pids=('4711',), held=44.71, own=34.12, among_them=False)
+    >>> held_by_others(message.replace("44.71 GiB", "310.20 MiB")) is None
+    True
+    >>> message = message.replace("this process", "Process 12").replace("34.12", "9.12") + "; 7.50 GiB is allocated by PyTorch"
+    >>> held_by_others(message)
+    OtherProcesses(pids=('4711',), held=44.71, own=9.12, among_them=False)
+    """
+    total, own = _gib(TOTAL_MEMORY, text), _gib(OWN_MEMORY, text)
+    others = [(pid, float(number) * UNITS[unit]) for pid, number, unit in OTHERS_MEMORY.findall(text)]
+    mine = [] if own else _may_be_mine(others, _gib(ALLOCATED_MEMORY, text) + _gib(UNUSED_MEMORY, text))
+    if len(mine) == 1:
+        others, own = [one for one in others if one is not mine[0]], mine[0][1]
+    if not others or not (own or mine) or not total:
+        return None
+    held = sum(size for _, size in others)
+    foreign = held - max((size for _, size in mine), default=0.0) if len(mine) > 1 else held
+    if foreign < MIN_FOREIGN_SHARE * total or foreign <= _gib(FREE_MEMORY, text) + _gib(UNUSED_MEMORY, text):
+        return None
+    return OtherProcesses(pids=tuple(pid for pid, _ in others), held=held, own=own, among_them=len(mine) > 1)
+
+
+def _may_be_mine(processes: list[tuple[str, float]], torch: float) -> list[tuple[str, float]]:
+    """The processes that torch's own figures may be of."""
+    least = min((size for _, size in processes if size >= torch), default=0.0)
+    return [one for one in processes if torch and torch <= one[1] <= max(least, torch * OF_CUDA)]
+
+
+def _gib(pattern: re.Pattern[str], text: str) -> float:
+    """A figure of the message in GiB; 0 where it is not told."""
+    found = pattern.search(text)
+    return float(found[1]) * UNITS[found[2]] if found else 0.0
+
+
+# A finding that follows from several lines -> a hit of its rule, as if one line had said it.
+def combined_hit(
+    rule: str, line: Line, tier: Tier, groups: dict[str, str] | None = None, *, case: str = "", stands: bool = False
+) -> Hit:
+    """A hit that follows from several lines, in the words of its rule or of a case of it; ``stands``: it is true of the
+    result, however well the log ended.
+    """
+    signature = Signature(pattern="", sample="", tier=tier, stands=stands)
+    hit = Hit(rule=RULES[rule], signature=signature, line=line.number, text=line.text, groups=groups or {})
+    return hit.in_case(case) if case else hit
+
+
+# A GPU that is full because of other processes -> a hit that names them, with what they hold.
+OF_THIS_JOB = rb"(?:subprocess|pid[=: ]{1,3}|PID[=: ]{1,3}|Process|process) {0,2}%s\b(?! has )"
+"""How launchers name the processes that they start."""
+
+
+def gpu_held_by_another(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
+    """The GPU is full because other processes are on it: neither fragmentation nor this process alone."""
+    for hit in hits:
+        others = held_by_others(hit.text) if hit.rule.id == "gpu-oom" else None
+        if others:
+            found = combined_hit("gpu-oom", Line(hit.line, hit.text), Tier.NAMED, case=_case(others))
+            signature = replace(found.signature, sample=hit.signature.sample)
+            yield replace(hit, signature=signature, groups=_groups(others, scan))
+            return
+
+
+def _case(others: OtherProcesses) -> str:
+    if others.among_them:
+        return "one-of-several"
+    return "other-processes" if len(others.pids) > 1 else "another-process"
+
+
+def _groups(others: OtherProcesses, scan: Scan) -> dict[str, str]:
+    """What is known of the other processes."""
+    return {
+        "held": f"{others.held:.2f}",
+        "own": f"{others.own:.2f}",
+        "pids": f"process{'es' if len(others.pids) > 1 else ''} {', '.join(others.pids[:6])}",
+        "whose": ", of this same run" if _is_of_this_run(others.pids, scan) else "",
+        "pid": others.pids[0],
+    }
+
+
+def _is_of_this_run(pids: tuple[str, ...], scan: Scan) -> bool:
+    """Whether the run's own launcher names the processes: two of its ranks are on one GPU."""
+    known = {str(one.pid) for one in scan.timeline.exits if one.pid}
+    named = [raw[-600:] for raw in scan.timeline.recent]
+    return all(
+        pid in known or any(re.search(OF_THIS_JOB % pid.encode(), raw) for raw in named if pid.encode() in raw)
+        for pid in pids
+    )
+
+
+KERNEL_CHECK = re.compile(r"\.(?:cu|hip|cuh):\d{1,6}: .{0,200}?Assertion [`'\"](?P<words>.{1,160}?)[`'\"]? failed")
+
+CAUGHT = re.compile(r"Caught (?P<error>\w{1,60}) in DataLoader worker process \d")
+
+WORKER_LINES = 100  # over how many lines the traceback of a worker may go on
+NAN_METRIC = re.compile(
+    rb"\b(?P<name>(?:\w{1,30}[/_])?loss(?:[/_]\w{1,30})?)['\"]?\s{0,3}[:=]\s{0,3}-?nan\b", re.IGNORECASE
+)
+"""A loss that is nan, whatever it is called.
+
+``'loss/policy_avg': nan``, ``lm_loss = nan``.
+"""
+
+WRITING = re.compile(
+    r"PytorchStreamWriter failed|\b(?:_?save_checkpoint|save_pretrained|save_model|torch\.save|save_file)\b"
+)
+
+CHOSE_THE_CPU = "accelerator-autodetect-cpu"
+
+WITHOUT_CUDA = frozenset({"resource-filter-invalid", CHOSE_THE_CPU, "driver-missing"})
+
+WITHOUT_THE_SERVER = frozenset({"hf-hub-unreachable", "pip-network", "pip-no-matching-version"})
+
+FOLLOW_FROM = {
+    "cuda-not-initialized": WITHOUT_CUDA,
+    "driver-too-old": WITHOUT_CUDA,
+    "driver-silent": WITHOUT_CUDA,
+    "certificate-out-of-date": WITHOUT_THE_SERVER,
+    "hf-hub-unreachable": frozenset({"hf-hub-unreachable"}),
+}
+"""What is told as an error because of something that only a warning had told."""
+
+OFFLINE = re.compile(
+    r"OfflineModeIsEnabled|[Oo]ffline mode is enabled|HF_HUB_OFFLINE|TRANSFORMERS_OFFLINE|[Oo]utgoing traffic"
+)
+
+HOST = re.compile(r"\bhost='([\w.-]{4,80})'|https?://([\w.-]{4,80})")
+
+OF_PIP = re.compile(r"/simple/(?P<name>[\w.-]{1,80})/")
+
+WANTED = re.compile(r"requirement (?P<name>[\w.-]{1,80}).{0,200}\(from versions: none\)")
+
+MET = re.compile(
+    rb"attempts left|will restart|[Rr]estarting worker|worker group FAILED|[Cc]onnection (?:closed|reset)|[Bb]roken pipe"
+    rb"|\[Rank \d|\[rank\d|SignalException|Sending process \d"
+)
+
+OWN_STATE = re.compile(r"\bself\.state\[\w{1,40}\]\[[\"']")
+
+ZERO = re.compile(r"deepspeed[/\\]runtime[/\\](?:zero[/\\]|bf16_optimizer)")
+
+
+def torch_without_the_gpu(hits: list[Hit], _: Facts, __: Scan) -> Iterator[Hit]:
+    """No kernel for this GPU, and torch had said when it began that it was not built for it: no op is to be built anew."""
+    of_the_rule = [hit for hit in hits if hit.rule.id == "no-kernel-image"]
+    warned = next((hit for hit in of_the_rule if hit.tier is Tier.PROBE), None)
+    failed = next((hit for hit in of_the_rule if hit.tier is Tier.NAMED and not hit.signature.title), None)
+    if warned and failed and warned.line < failed.line:
+        signature = replace(warned.signature, tier=Tier.NAMED, sample=failed.signature.sample)
+        yield replace(failed, signature=signature, groups=warned.groups)
+
+
+def warned_of_before(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
+    """A warning, or a try that was repeated, had told the reason before what only follows from it."""
+    for hit in hits:
+        follows = FOLLOW_FROM.get(hit.rule.id, frozenset())
+        warned = bool(follows) and (hit.tier is Tier.PROBE or hit.said)
+        later = [other for other in hits if other.rule.id in follows and other.line > hit.line] if warned else []
+        if any(other.tier is not Tier.PROBE and not other.aside and _fits(hit, other, hits, scan) for other in later):
+            yield replace(hit, signature=replace(hit.signature, tier=Tier.NAMED), said=False, quoted=False)
+
+
+def _fits(warned: Hit, hit: Hit, hits: list[Hit], scan: Scan) -> bool:
+    """Whether what failed follows from what was warned of.
+
+    Slots are missing because CUDA is, only where DeepSpeed counts those of the CPU. A server was not reached because of its
+    certificate only if it is the same server, nobody had switched it off, and no training ran between.
+    """
+    if hit.rule.id == "resource-filter-invalid":
+        return any(other.rule.id == CHOSE_THE_CPU for other in hits)
+    if hit.rule.id in WITHOUT_CUDA:
+        return True
+    return not trained_after(Story(read=scan), Line(warned.line, warned.text)) and of_one_server(warned.text, hit.text)
+
+
+def of_one_server(warned: str, failed: str) -> bool:
+    """Whether a warning of a connection and what failed later are of the same server.
+
+    >>> of_one_server("host='a.example', port=443", "We couldn't connect to 'https://a.example'")
+    True
+    >>> of_one_server("broken by 'SSLError()': /simple/torch/", "no version satisfies the requirement torch (from versions: 2.0)")
+    False
+    """
+    if OFFLINE.search(failed):
+        return False
+    wanted = WANTED.search(failed)
+    if wanted:
+        package = OF_PIP.search(warned)
+        return package is not None and _plain(package["name"]) == _plain(wanted["name"])
+    return any((host[1] or host[2]) in failed for host in HOST.finditer(warned))
+
+
+def _plain(name: str) -> str:
+    """A package's name as an index writes it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def words_of_a_kernel(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
+    """A kernel on the GPU stopped, and its own line says what it had checked."""
+    stopped = next((hit for hit in hits if hit.rule.id == "gpu-assert"), None)
+    for failure in scan.timeline.failures:
+        found = KERNEL_CHECK.search(failure.text) if stopped and failure.native else None
+        if stopped and found:
+            groups = {"words": found["words"]}
+            told = combined_hit("gpu-assert", Line(failure.line, failure.text), Tier.GENERIC, case="its-check")
+            yield replace(stopped, signature=replace(told.signature, sample=stopped.signature.sample), groups=groups)
+            return
+
+
+def raised_by_the_data(hits: list[Hit], __: Facts, scan: Scan) -> Iterator[Hit]:
+    """A DataLoader's worker passed on what the data set raised: its own exception stands below, with its own frames."""
+    for number, failure in enumerate(scan.timeline.failures):
+        caught = CAUGHT.search(failure.text)
+        inner = _inner(scan.timeline.failures[number + 1 :], failure, caught["error"]) if caught else None
+        if caught and inner and not _is_known(inner, hits):
+            words = inner.text.partition(": ")[2][:200] or inner.text
+            at = f", at {inner.frame}" if inner.frame and inner.frame.own else ""
+            groups = {"error": caught["error"], "words": words, "at": at}
+            line = Line(inner.line, inner.text)
+            told = combined_hit("data-worker-failed", line, Tier.NAMED, groups, case="data-set")
+            yield replace(told, speaker=inner.speaker)
+            return
+
+
+def raised_while_a_table_was_made(hits: list[Hit], __: Facts, scan: Scan) -> Iterator[Hit]:
+    """datasets only says that it could make no table: the exception for which it says so stands above, with its own frames."""
+    for hit in (
+        hit for hit in hits if hit.rule.id == "dataset-unreadable" and "while generating the dataset" in hit.text
+    ):
+        inner = next((one for one in scan.timeline.failures if one.since <= hit.line != one.line < hit.line), None)
+        if inner and inner.frames and inner.frames[-1].own and not _is_known(inner, hits):
+            groups = {"words": inner.text[:200], "at": f", at {inner.frame}"}
+            line = Line(inner.line, inner.text)
+            found = combined_hit("dataset-unreadable", line, Tier.NAMED, groups, case="own-code")
+            yield replace(found, speaker=inner.speaker)
+            return
+
+
+def _is_known(inner: Failure, hits: list[Hit]) -> bool:
+    """Whether a rule knows the data set's own exception, and says more of it."""
+    return any(hit.line == inner.line and hit.precise and hit.rule.id != "data-worker-failed" for hit in hits)
+
+
+def _inner(later: list[Failure], outer: Failure, error: str) -> Failure | None:
+    """The exception that a worker's traceback ends with."""
+    for failure in later:
+        named = failure.text.partition(":")[0].rpartition(".")[2] == error
+        if named and failure.speaker == outer.speaker and failure.line - outer.line <= WORKER_LINES:
+            return failure
+    return None
+
+
+def state_lost_under_zero(_: list[Hit], __: Facts, scan: Scan) -> Iterator[Hit]:
+    """An optimizer that ZeRO steps asks for state which it had noted of the model's own parameters."""
+    for failure in scan.timeline.failures:
+        last = failure.frames[-1] if failure.frames else None
+        if not last or not failure.text.startswith("KeyError: ") or not OWN_STATE.search(last.source):
+            continue
+        if any(ZERO.search(frame.path) for frame in failure.frames):
+            key = failure.text.partition(": ")[2].strip("'\" ")[:60]
+            line = Line(failure.line, failure.text)
+            groups = {"key": key, "place": str(last)}
+            yield replace(
+                combined_hit("optimizer-state-key", line, Tier.NAMED, groups, case="model-parameters"),
+                speaker=failure.speaker,
+                speakers=_same(failure, scan),
+            )
+            return
+
+
+def nan_before_sampling(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
+    """Tokens cannot be drawn from nan, and the losses had been nan before."""
+    drawn = next((hit for hit in hits if hit.rule.id == "sampling-from-nan"), None)
+    losses = [found for raw in scan.timeline.recent if (found := NAN_METRIC.search(raw))] if drawn else []
+    if drawn and losses:
+        yield replace(drawn.in_case("nan-loss"), groups={"loss": losses[0]["name"].decode()})
+
+
+def full_while_saving(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
+    """The disk is full, and what a process was doing is to save a checkpoint: its folder is not whole."""
+    full = next((hit for hit in hits if hit.rule.id == "disk-full"), None)
+    if full and any(WRITING.search(f"{failure.text} {_calls(failure)}") for failure in scan.timeline.failures):
+        yield full.in_case("while-saving")
+
+
+def _calls(failure: Failure) -> str:
+    """The functions that a process was in."""
+    return " ".join(f"{frame.function} {frame.source}" for frame in failure.frames)
+
+
+def nodes_that_did_not_come_back(hits: list[Hit], facts: Facts, scan: Scan) -> Iterator[Hit]:
+    """torchrun's rendezvous ran out, and the nodes had met before, or it waits for none but this one."""
+    hit = next((hit for hit in hits if hit.rule.id == "rendezvous-incomplete" and hit.tier is Tier.GENERIC), None)
+    if hit is None:
+        return
+    met = scan.timeline.step is not None or any(one.line < hit.line for one in scan.timeline.failures)
+    met = met or any(one.line < hit.line for one in scan.timeline.exits) or scan.timeline.survived_exit > 0
+    if met or _had_met(scan):
+        yield hit.in_case("not-back")
+    elif facts.nodes == "1":
+        yield hit.in_case("alone")
+
+
+def _had_met(scan: Scan) -> bool:
+    """Whether a line says that ranks worked, ended, were lost or were started again."""
+    return any(MET.search(raw[:4000]) or LOSS.search(raw[-400:]) for raw in scan.timeline.recent)
+
+
+def _same(failure: Failure, scan: Scan) -> frozenset[Speaker]:
+    """Who failed with the same words."""
+    return frozenset(other.speaker for other in scan.timeline.failures if other.text == failure.text)
+
 
 # Hits and lines of a start -> hits that need both: launchers started together, devices of another maker, a text for a number.
-
-
 LAUNCHED = re.compile(
     rb"runner\.py:\d{1,5}:main\] cmd = .{0,2000}?deepspeed\.launcher\.launch .{0,4000}?--master_port=(\d{2,5})\b"
 )
-ENDED = re.compile(rb"exits (?:successfully|with return code)|Traceback \(most recent")
+
+LAUNCH_ENDED = re.compile(rb"exits (?:successfully|with return code)|Traceback \(most recent")
+
 MAKERS: tuple[tuple[re.Pattern[bytes], str, str, str], ...] = (
     (
         re.compile(
@@ -44,15 +474,17 @@ MAKERS: tuple[tuple[re.Pattern[bytes], str, str, str], ...] = (
 )
 """What a log has of another maker's machine: how it is called here, what makes torch see its devices, what lists them."""
 
-INSTALLED = re.compile(
+INSTALLED_PACKAGE = re.compile(
     r"(?:site|dist)-packages[/\\](?P<package>[A-Za-z]\w{1,60})[/\\]|(?P<source>\bop_builder|deepspeed)[/\\]"
 )
+
 DEEPCOMPILE = re.compile(
     rb"deepcompile=True|[/\\\\]deepspeed[/\\\\]compile[/\\\\]|Launching compile passes: |MemoryProfiling error"
 )
+
 SYMBOLIC = re.compile(rb"concrete integers|SymInt|[Ss]ymbolic (?:size|shape)|data-dependent|[Uu]nbacked")
-CALLS = 12
-"""Of so many of the innermost calls the packages are named."""
+
+MAX_CALLS = 12  # of so many of the innermost calls the packages are named
 
 
 def several_launchers(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
@@ -64,7 +496,7 @@ def several_launchers(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
     if len(started) < 2 or len({port for _, port in started}) > 1:
         return
     between = list(scan.timeline.recent)[started[0][0] : started[-1][0]]
-    if any(ENDED.search(raw) or STEP.search(raw[-400:]) or FINITE.search(raw[-400:]) for raw in between):
+    if any(LAUNCH_ENDED.search(raw) or STEP.search(raw[-400:]) or FINITE.search(raw[-400:]) for raw in between):
         return
     groups = {**taken.groups, "count": str(len(started)), "port": started[0][1].decode()}
     yield replace(taken.in_case("several-launchers"), groups=groups)
@@ -113,7 +545,7 @@ def packages_that_do_not_fit(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[
         caller = _package(failure.frames[-1]) if failure else ""
         if failure is None or not caller:
             continue
-        packages = list(dict.fromkeys(filter(None, map(_package, reversed(failure.frames[-CALLS:])))))
+        packages = list(dict.fromkeys(filter(None, map(_package, reversed(failure.frames[-MAX_CALLS:])))))
         groups = {
             **hit.groups,
             "caller": caller,
@@ -135,22 +567,16 @@ def compiled_by_deepspeed(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit
 
 def _package(frame: Frame) -> str:
     """The installed package that a frame is of; "" where it is none."""
-    found = INSTALLED.search(frame.path)
+    found = INSTALLED_PACKAGE.search(frame.path)
     return (found["package"] or "deepspeed") if found else ""
 
 
-LAUNCH_COMBINATIONS = (
-    several_launchers,
-    devices_of_another_maker,
-    a_text_for_a_number,
-    packages_that_do_not_fit,
-    compiled_by_deepspeed,
-)
-
-
 AUTODETECTED = "accelerator-autodetect-cpu"
+
 GUESSED_HOMES = {"/usr", "/usr/local"}
+
 DEFAULT_LIST = {"60", "61", "70"}
+
 ARGUMENT_CHECKS = re.compile(
     r"transformers[/\\](?:training_args\w{0,20}|hf_argparser)\.py:|transformers[/\\]trainer\.py:(?:__init__|_validate_\w{1,40})$"
     r"|accelerate[/\\](?:utils[/\\](?:dataclasses|deepspeed|launch)|commands[/\\](?:launch|config)(?:[/\\]\w{1,20}|\w{0,20}))\.py:"
@@ -166,6 +592,7 @@ ARGUMENT_CHECKS = re.compile(
 REFUSALS = re.compile(
     r"(?:\w{1,40}\.)*(?:Value|Assertion|NotImplemented|DeepSpeedConfig|ElasticityConfig|Elasticity)Error: "
 )
+
 SENTENCE = re.compile(
     r"(?:\w{1,40}\.)*(?:Value|NotImplemented|Import|Type|Assertion|OS|Environment)Error: "
     r"(?=.{25})[\"'`(\[]{0,3}[A-Za-z`][^ ]{0,60}(?: [^ ]{1,80}){4}"
@@ -179,6 +606,7 @@ A_SYMPTOM = re.compile(
     r"|mismatch|[Uu]nexpected(?:ly)? |[Ii]nternal|[Bb]ug\b"
 )
 """Words of faults whose sentence does not name their reason."""
+
 CHECK_THEMSELVES = {"DeepSpeed", "torch"}
 """Packages whose assertions are about their own state more often than about what they were given."""
 
@@ -186,6 +614,7 @@ NEW_SETUPTOOLS = re.compile(rb"\bsetuptools(?:-|==| {1,20})((?:8[2-9]|9\d|[1-9]\
 """A setuptools without pkg_resources, as pip and conda name it."""
 
 SHORT_MESSAGE = 12
+
 BUILD_COMMAND = re.compile(r"pip3? (?:install|wheel)|setup\.py|bdist_wheel|build_ext|DS_BUILD_\w+=1")
 
 
@@ -337,6 +766,27 @@ def refused_in_a_sentence(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit
     groups = {"package": refusal.package, "place": refusal.place, "message": message}
     yield combined_hit("library-asks-for", line, Tier.GENERIC, groups, case="sentence")
 
+
+LAUNCH_COMBINATIONS = (
+    several_launchers,
+    devices_of_another_maker,
+    a_text_for_a_number,
+    packages_that_do_not_fit,
+    compiled_by_deepspeed,
+)
+
+RUN_COMBINATIONS = (
+    nodes_that_did_not_come_back,
+    full_while_saving,
+    gpu_held_by_another,
+    torch_without_the_gpu,
+    warned_of_before,
+    words_of_a_kernel,
+    raised_by_the_data,
+    raised_while_a_table_was_made,
+    nan_before_sampling,
+    state_lost_under_zero,
+)
 
 COMBINATIONS = (
     refused_arguments,

@@ -1,15 +1,15 @@
 """Lines of a log -> what they say of its machine: versions, folders, flags, the op being built."""
 
-import posixpath
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from dsdoctor.diagnosis.models import Facts
 
-MOST = 40
+MAX_LISTED = 40
+
 NAME = r"[`'\"]?([A-Za-z][\w.-]{0,60}?)"
+
 FOLDERS = (
     r"(deepspeed|flash[-_]att(?:entio)?n|apex|transformer[-_]?engine|xformers|vllm|causal[-_]conv1d|mamba(?:[-_]ssm)?)"
 )
@@ -20,6 +20,7 @@ FOLDER_NAMES = {
     "transformerengine": "transformer-engine",
     "mamba": "mamba-ssm",
 }
+
 VARIABLES = {
     "aio": "async_io",
     "ccl_comm": "deepspeed_ccl_comm",
@@ -29,33 +30,10 @@ VARIABLES = {
 """DS_BUILD_<X> -> the op, where the names differ."""
 
 OPS = (
-    "ops",
-    "aio",
-    "gds",
-    "cpu_adam",
-    "cpu_adagrad",
-    "cpu_lion",
-    "fused_adam",
-    "fused_lamb",
-    "fused_lion",
-    "transformer",
-    "stochastic_transformer",
-    "transformer_inference",
-    "inference_core_ops",
-    "cutlass_ops",
-    "ragged_ops",
-    "ragged_device_ops",
-    "quantizer",
-    "fp_quantizer",
-    "random_ltd",
-    "spatial_inference",
-    "sparse_attn",
-    "evoformer_attn",
-    "utils",
-    "pin_memory",
-    "deep_compile",
-    "ccl_comm",
-    "shm_comm",
+    *("ops", "aio", "gds", "cpu_adam", "cpu_adagrad", "cpu_lion", "fused_adam", "fused_lamb", "fused_lion"),
+    *("transformer", "stochastic_transformer", "transformer_inference", "inference_core_ops", "cutlass_ops"),
+    *("ragged_ops", "ragged_device_ops", "quantizer", "fp_quantizer", "random_ltd", "spatial_inference"),
+    *("sparse_attn", "evoformer_attn", "utils", "pin_memory", "deep_compile", "ccl_comm", "shm_comm"),
     "not_implemented",
 )
 """What stands behind DS_BUILD_, in small letters; ``ops`` asks for all."""
@@ -197,10 +175,12 @@ CLUES = (
         last=True,
     ),
 )
+
 LISTS = (
     Clue(name="architectures", words="gencode", pattern=r"compute_(\d+[a-z]?)"),
     Clue(name="asked", words=" ".join(f"ds_build_{name}" for name in OPS), pattern=r"\bDS_BUILD_(\w+)=[\"']?1\b"),
 )
+
 INSTALL_OPS = Clue(name="install_ops", words="install", pattern=r"Install Ops=\{([^{}]{0,3000})\}")
 
 
@@ -216,8 +196,8 @@ class FactReader:
         """Take a clue's fact from a line that may hold it. True: no other line needs to be searched for it."""
         if clue.name in self.lists:
             values = self.lists[clue.name]
-            for value in re.findall(clue.pattern, text)[:MOST]:
-                if len(values) < MOST:
+            for value in re.findall(clue.pattern, text)[:MAX_LISTED]:
+                if len(values) < MAX_LISTED:
                     values.setdefault(value)
         elif clue is INSTALL_OPS:
             if found := re.search(clue.pattern, text):
@@ -274,301 +254,3 @@ def _package(value: str) -> str:
         return ""
     name = value.lower().replace("_", "-").rstrip(".")
     return FOLDER_NAMES.get(name, name)
-
-
-# The message of torch's allocator that the GPU is full -> who holds the memory. Judges by its figures alone.
-
-
-UNITS = {"KiB": 1 / 2**20, "MiB": 1 / 2**10, "GiB": 1.0}
-SIZE = r"(?<![\d.])(\d{1,9}(?:\.\d{1,9})?) ([KMG]iB)"
-TOTAL = re.compile(rf"total capac(?:i)?ty of {SIZE}")
-FREE = re.compile(rf"of which {SIZE} is free")
-OTHERS = re.compile(rf"Process (\d{{1,9}}) has {SIZE} memory in use")
-OWN = re.compile(rf"this process has {SIZE} memory in use")
-LOOSE = re.compile(rf"{SIZE} is reserved by PyTorch but unallocated")
-ALLOCATED = re.compile(rf"{SIZE} is allocated by PyTorch")
-
-MUCH = 0.25
-"""From this share of the GPU on it matters what other processes hold."""
-
-OF_CUDA = 1.5
-"""Up to so many times of what torch holds a process may hold with CUDA's own context and NCCL's buffers."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class OtherProcesses:
-    """Other processes on the same GPU: their numbers, what they hold, and what the one that failed holds, in GiB.
-
-    ``among_them``: the one that failed is one of them, and the message does not tell which.
-    """
-
-    pids: tuple[str, ...]
-    held: float
-    own: float
-    among_them: bool = False
-
-
-def held_by_others(text: str) -> OtherProcesses | None:
-    """The other processes that hold more than all that this one left unused, and much of the GPU; None else.
-
-    A container does not know its own number on the host: where the message names no "this process", it is the one of them
-    that holds as much as torch says that it does, or a little more.
-
-    >>> message = ("a total capacity of 79.25 GiB of which 410.94 MiB is free. Process 4711 has 44.71 GiB memory in use. "
-    ...     "this process has 34.12 GiB memory in use. 1.20 GiB is reserved by PyTorch but unallocated")
-    >>> held_by_others(message)
-    OtherProcesses(pids=('4711',), held=44.71, own=34.12, among_them=False)
-    >>> held_by_others(message.replace("44.71 GiB", "310.20 MiB")) is None
-    True
-    >>> message = message.replace("this process", "Process 12").replace("34.12", "9.12") + "; 7.50 GiB is allocated by PyTorch"
-    >>> held_by_others(message)
-    OtherProcesses(pids=('4711',), held=44.71, own=9.12, among_them=False)
-    """
-    total, own = _size(TOTAL, text), _size(OWN, text)
-    others = [(pid, float(number) * UNITS[unit]) for pid, number, unit in OTHERS.findall(text)]
-    mine = [] if own else _may_be_mine(others, _size(ALLOCATED, text) + _size(LOOSE, text))
-    if len(mine) == 1:
-        others, own = [one for one in others if one is not mine[0]], mine[0][1]
-    if not others or not (own or mine) or not total:
-        return None
-    held = sum(size for _, size in others)
-    foreign = held - max((size for _, size in mine), default=0.0) if len(mine) > 1 else held
-    if foreign < MUCH * total or foreign <= _size(FREE, text) + _size(LOOSE, text):
-        return None
-    return OtherProcesses(pids=tuple(pid for pid, _ in others), held=held, own=own, among_them=len(mine) > 1)
-
-
-def _may_be_mine(processes: list[tuple[str, float]], torch: float) -> list[tuple[str, float]]:
-    """The processes that torch's own figures may be of."""
-    least = min((size for _, size in processes if size >= torch), default=0.0)
-    return [one for one in processes if torch and torch <= one[1] <= max(least, torch * OF_CUDA)]
-
-
-def _size(pattern: re.Pattern[str], text: str) -> float:
-    """A figure of the message in GiB; 0 where it is not told."""
-    found = pattern.search(text)
-    return float(found[1]) * UNITS[found[2]] if found else 0.0
-
-
-# A template of the catalogue and what was read -> a sentence, and the values for a step.
-
-
-FIELD = re.compile(r"\{(\w+)(?:\|([^{}]*))?\}")
-PACKAGES = {
-    "dskernels": "deepspeed-kernels",
-    "cpuinfo": "py-cpuinfo",
-    "distutils": "setuptools",
-    "setuptools": "setuptools",
-    "pynvml": "nvidia-ml-py",
-    "yaml": "pyyaml",
-    "PIL": "pillow",
-    "sklearn": "scikit-learn",
-    "cv2": "opencv-python-headless",
-    "lightning_fabric": "lightning",
-}
-KNOWN_PACKAGES = frozenset(
-    {
-        *PACKAGES.values(),
-        *(
-            "einops",
-            "hjson",
-            "msgpack",
-            "ninja",
-            "numpy",
-            "packaging",
-            "psutil",
-            "pydantic",
-            "torch",
-            "tqdm",
-            "triton",
-            "mpi4py",
-        ),
-        *(
-            "transformers",
-            "accelerate",
-            "datasets",
-            "tokenizers",
-            "safetensors",
-            "sentencepiece",
-            "huggingface-hub",
-            "peft",
-            "trl",
-        ),
-        *(
-            "bitsandbytes",
-            "wandb",
-            "tensorboard",
-            "evaluate",
-            "diffusers",
-            "torchvision",
-            "torchaudio",
-            "torchdata",
-            "scipy",
-        ),
-        *(
-            "pandas",
-            "pyarrow",
-            "regex",
-            "requests",
-            "six",
-            "wheel",
-            "deepspeed",
-            "deepspeed-mii",
-            "lm-eval",
-            "optimum",
-            "vllm",
-        ),
-        *(
-            "ray",
-            "megatron-core",
-            "sympy",
-            "protobuf",
-            "tiktoken",
-            "matplotlib",
-            "pytest",
-            "omegaconf",
-            "hydra-core",
-            "timm",
-        ),
-        *(
-            "tensorboardx",
-            "py-spy",
-            "pybind11",
-            "tabulate",
-            "comet-ml",
-            "mlflow",
-            "xformers",
-            "liger-kernel",
-            "fire",
-            "jinja2",
-        ),
-    }
-)
-"""What a command to install may name. A log chooses any other name, and so whose package it would be: a missing module may be a
-file of one's own, whose name is anybody's to take on an index."""
-INSTALLS = re.compile(r"\bpip (?:install|download)\b")
-PACKAGE_FIELDS = frozenset({"package", "program", "wanted"})
-HOST_FIELDS = {"host": "HOST", "ip": "NODE"}
-PATH_FIELDS = frozenset({"path", "file", "script", "program", "error", "checkpoint_folder", "cache", "cache_aside"})
-NUMBER_FIELDS = frozenset({"pid", "port", "other_port", "python", "newest"})
-PATH_FORM = re.compile(r"(?!-)(?!\w+://)[\w./~+@%=,: -]+")
-"""Letters, digits and what stands in the names of files; no character that a shell or a glob takes for something else."""
-NUMBER_FORM = re.compile(r"\d{1,10}(?:\.\d{1,6}){0,3}", re.ASCII)
-NAME_FORM = re.compile(r"(?!-)[\w./:+\[\],<>=!~;@-]+", re.ASCII)
-"""A package with its versions, an address of an index, an architecture, an op: one word."""
-RUN_BY_STEP = re.compile(r"(?:\bpython|\bchmod \+x) \{(?P<name>\w+)")
-"""A file that a command runs, or makes one that can be run: a log chooses none."""
-LAUNCHER_PACKAGES = {"pdsh": "pdsh", "srun": "slurm-client", "mpirun_rsh": "mvapich2", "mpichversion": "mpich"}
-LONGEST = 160
-LAST_PORT = 65535
-
-
-def fill(template: str, values: Mapping[str, str]) -> str:
-    """Fill ``{name}`` or ``{name|text without it}``; ``{name_hint}`` is " (value)", or nothing.
-
-    >>> fill("nvcc is CUDA {nvcc|another}, torch {torch}{arch_hint}", {"torch": "2.1.0", "arch": "sm_90"})
-    'nvcc is CUDA another, torch 2.1.0 (sm_90)'
-    """
-    return FIELD.sub(lambda found: _value(found, values), template)
-
-
-def placeholders(template: str) -> dict[str, str]:
-    """A name in capitals for each field of a template that has no text of its own without a log.
-
-    >>> placeholders("build {op} for {arch|all}{cuda_hint}")
-    {'op': 'OP'}
-    """
-    fields = (found for found in FIELD.finditer(template) if found[2] is None and not found[1].endswith("_hint"))
-    return {found[1]: found[1].upper() for found in fields}
-
-
-def values_of(groups: Mapping[str, str], facts: Facts, op: str | None) -> dict[str, str]:
-    """What templates may name: the facts, then what the line itself says, then names derived from them."""
-    values = {name: value for name, value in vars(facts).items() if isinstance(value, str)}
-    if op:
-        values["op"] = op
-    values |= {name: value[:LONGEST] for name, value in groups.items()}
-    if "torch_extensions" not in values.get("cache", "") or ".." in values["cache"]:
-        values.pop("cache", None)  # the fix moves this folder, so it must be the right one
-    if cache := values.get("cache"):
-        values["cache_aside"] = f"{cache.rstrip('/')}.old"
-    if cuda := values.get("cuda"):
-        values["cuda_dashed"] = cuda.replace(".", "-")
-        values["cuda_tag"] = f"cu{cuda.replace('.', '')}"
-    values |= _torch_again(values.get("torch", ""), values.get("cuda_tag"))
-    if module := values.get("module"):
-        values["package"] = known_package(module.split(".")[0]) or "PACKAGE"
-    if path := values.get("path"):
-        values["checkpoint_folder"] = posixpath.dirname(path) if posixpath.basename(path) == "latest" else path
-    if (port := values.get("port", "")).isdigit():
-        values["other_port"] = str(int(port) + 1 if int(port) < LAST_PORT else int(port) - 1)
-    if launcher := values.get("launcher"):
-        values["launcher_package"] = LAUNCHER_PACKAGES.get(launcher, "openmpi-bin")
-    return values
-
-
-def known_package(name: str) -> str | None:
-    """The package that an index has under this name, or that brings this module; None for one that is anybody's to take.
-
-    >>> known_package("yaml"), known_package("huggingface_hub"), known_package("my_company_internal")
-    ('pyyaml', 'huggingface-hub', None)
-    """
-    package = PACKAGES.get(name, name.replace("_", "-").lower())
-    return package if package in KNOWN_PACKAGES else None
-
-
-def values_of_step(template: str, values: Mapping[str, str]) -> dict[str, str]:
-    """What a command may take of a log: no host, nothing that it would run or make runnable, of packages to install or download
-    those that are known, and of all else what has the form of a path, a number or a name.
-
-    >>> values_of_step("pip install {wanted}", {"wanted": "evil>=1", "host": "h", "ip": "10.0.0.1"})
-    {'wanted': 'PACKAGE', 'host': 'HOST', 'ip': 'NODE'}
-    >>> values_of_step("ls -l {path}", {"path": "/data/a b"}), values_of_step("ls -l {path|MODEL}", {"path": "/a;id"})
-    ({'path': '/data/a b'}, {})
-    """
-    taken = {name: value for name, value in values.items() if _form_of(name).fullmatch(value) and value.isprintable()}
-    taken |= {name: without for name, without in HOST_FIELDS.items() if name in values}
-    for found in RUN_BY_STEP.finditer(template):
-        taken.pop(found["name"], None)
-    if INSTALLS.search(template):
-        for field in PACKAGE_FIELDS & set(values):
-            named = re.match(r"[\w.-]*\w", values[field])
-            if field not in taken or named is None or known_package(named[0]) is None:
-                taken[field] = "PACKAGE"
-    return taken
-
-
-def _form_of(name: str) -> re.Pattern[str]:
-    return NUMBER_FORM if name in NUMBER_FIELDS else PATH_FORM if name in PATH_FIELDS else NAME_FORM
-
-
-def _torch_again(torch: str, tag: str | None) -> dict[str, str]:
-    """The torch of the log as a requirement, with the index that has it; nothing where the log does not say.
-
-    >>> _torch_again("2.8.0+cu128", None)
-    {'torch_requirement': 'torch==2.8.0', 'torch_index': 'https://download.pytorch.org/whl/cu128'}
-    """
-    release, _, local = torch.partition("+")
-    if not release or not (local or tag):
-        return {}
-    return {"torch_requirement": f"torch=={release}", "torch_index": f"https://download.pytorch.org/whl/{local or tag}"}
-
-
-def groups_of(found: re.Match[str]) -> dict[str, str]:
-    """The named groups that matched; ``name2`` is another wording's ``name``.
-
-    >>> groups_of(re.search("(?P<op>x)|(?P<op2>y)", "y"))
-    {'op': 'y'}
-    """
-    return {name.rstrip("23456"): value for name, value in found.groupdict().items() if value}
-
-
-def _value(found: re.Match[str], values: Mapping[str, str]) -> str:
-    name, fallback = found[1], found[2]
-    if name.endswith("_hint"):
-        value = values.get(name.removesuffix("_hint"))
-        return f" ({value})" if value else ""
-    known = values.get(name)
-    if known is None:
-        return fallback if fallback is not None else "(unknown)"
-    return known

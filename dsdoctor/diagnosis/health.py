@@ -1,4 +1,4 @@
-"""What a log shows of health, an end or progress, and the lines after it that are errors by their form alone.
+"""What a log shows of health: an end or progress, errors by their form alone, losses that are no numbers, a log that is cut off.
 
 No rule of the catalogue is asked: a log is healthy where something shows it, and not because nothing is known against it.
 """
@@ -7,28 +7,16 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dsdoctor.diagnosis.failures import FRAME
-from dsdoctor.diagnosis.lines import segments
-from dsdoctor.diagnosis.mentions import PROMPT, SHOWN, is_said
-from dsdoctor.diagnosis.models import Line
-from dsdoctor.diagnosis.progress import FINITE, GOES_ON, STEP
+from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.diagnosis.lines import PROMPT, SHOWN, Line, is_said, segments
+from dsdoctor.diagnosis.models import Facts
+from dsdoctor.diagnosis.timeline import A_LOGGER, FINITE, FRAME, GOES_ON, STEP, Timeline
+from dsdoctor.rules import book
 
 HINTS: tuple[bytes, ...] = (
-    *(
-        b"rror",
-        b"RROR",
-        b"xception",
-        b"FAILED",
-        b"ABORT",
-        b"atal",
-        b"FATAL",
-        b"CRITICAL",
-        b"panic",
-        b"olution",
-        b"solve",
-    ),
-    *(b"E0", b"E1", b"F0", b"F1", b"C0", b"C1", b'File "', b"\xc3\x97 ", b"x Failed"),
-    *(b"EI0", b"EJ0", b"EZ9", b"EE9", b"EH9", b"what():", b"ERR", b"most recent call"),
+    *(b"rror", b"RROR", b"xception", b"FAILED", b"ABORT", b"atal", b"FATAL", b"CRITICAL", b"panic", b"olution"),
+    *(b"solve", b"E0", b"E1", b"F0", b"F1", b"C0", b"C1", b'File "', b"\xc3\x97 ", b"x Failed", b"EI0", b"EJ0"),
+    *(b"EZ9", b"EE9", b"EH9", b"what():", b"ERR", b"most recent call"),
 )
 """Parts of every error by form, and of places of tracebacks: a batch of lines without them is not looked at."""
 
@@ -41,22 +29,13 @@ MAYBE = re.compile(
 
 PROGRESS_HINTS: tuple[bytes, ...] = (
     *(b"tep", b"STEP", b"ter", b"oss", b"LOSS", b"poch", b"%|", b"build time", b"Would install", b"uccessfully"),
-    *(
-        b"finished with",
-        b"already satisfied",
-        b"compiled w.",
-        b"Installed ",
-        b"Audited ",
-        b"Built target",
-        b"heckpoint",
-    ),
+    *(b"finished with", b"already satisfied", b"compiled w.", b"Installed ", b"Audited ", b"Built target"),
+    b"heckpoint",
 )
+
 NINJA = re.compile(rb"^\[\d{1,6}/", re.MULTILINE)
-"""Parts of all progress and all ends."""
-
-MAX_LENGTH = 4000
-"""So many bytes of a line are looked at, counted from its end."""
-
+"""Parts of all progress and all ends, these two."""
+MAX_BYTES = 4000  # so many bytes of a line are looked at, counted from its end
 ERROR = re.compile(
     r"(?:[A-Za-z_]\w{0,60}\.){0,8}(?:[A-Z]\w{0,80})?(?:Error|Exception)(?:\(\w{1,80}\))?(?:: |:?$)"
     r"|(?:[\w./+-]{1,120}(?:\[\d{1,9}\])?: )?(?:fatal |internal |catastrophic )?(?:[Ee]rror|ERROR|[Ff]atal|FATAL)(?: \w{1,20})?: "
@@ -69,9 +48,6 @@ ERROR = re.compile(
 
 ASCEND = re.compile(rb"\bE[EHIJZ]\d{4}: |\bERR\d{5} \w")
 """The number of an error of Ascend's runtime; as a label it is no part of the clean line."""
-
-LEVEL = re.compile(r"(?:^|[\s\[|])(?:ERROR|CRITICAL|FATAL)(?:[\s\]|]|:\S{0,60}:)")
-"""The level of a logger's line that is an error. It stands near the head."""
 
 NO_ERROR = re.compile(
     r"(?:ERROR: )?pip's dependency resolver|collect2: error: ld returned|fatal: not a git repository"
@@ -89,18 +65,10 @@ END = re.compile(
 )
 """The end of a part of an installation, a build, a report or a training."""
 
-WENT_ON = 3
-"""After so many lines of progress an error by form is known to have been survived."""
-
-
-A_WARNING = b": warning: "
-"""What compilers only warn of."""
-
-MAX_ERRORS = 64
-"""So many lines that are errors by their form are remembered."""
-
-HEADER = b"(most recent call "
-"""How Python begins the places of a traceback."""
+WENT_ON = 3  # after so many lines of progress an error by form is known to have been survived
+A_WARNING = b": warning: "  # what gcc and clang only warn of; errors name the file, then ``error:``
+MAX_ERRORS = 64  # so many lines that are errors by their form are remembered
+TRACEBACK_HEADER = b"(most recent call "  # how Python begins the places of a traceback
 
 
 @dataclass
@@ -116,8 +84,7 @@ class Health:
     errors: list[Line] = field(default_factory=list)
     frame: Line | None = None
     steps: int = 0
-    begun: bool = False
-    """Whether a traceback has begun and not yet ended."""
+    begun: bool = False  # whether a traceback has begun and not yet ended
 
     def pass_lines(self, batch: Sequence[bytes], first: int) -> None:
         """Take the next lines; ``first`` is the number of the first of them."""
@@ -140,11 +107,11 @@ class Health:
 
     def _is_trouble(self, raw: bytes, number: int) -> bool:
         """Whether a line is an error by its form, or a place of a traceback. It is remembered."""
-        raw = raw[-MAX_LENGTH:].replace(b"\0", b"")
+        raw = raw[-MAX_BYTES:].replace(b"\0", b"")
         if A_WARNING in raw or not MAYBE.search(raw):
             return False
         texts = segments(raw)
-        if HEADER in raw:
+        if TRACEBACK_HEADER in raw:
             self.begun, self.steps = True, 0
         elif any(text.startswith('File "') and FRAME.match(text) for text in texts):
             if not self.begun and self.frame is None:
@@ -180,7 +147,118 @@ def is_error(text: str, raw: bytes = b"") -> bool:
     >>> [is_error(text) for text in ("errors: 0", "ERROR tracker: refused, will retry", "$ grep 'KeyError: x' run.log")]
     [False, False, False]
     """
-    known = ERROR.match(text) or LEVEL.search(text[:120]) or ASCEND.search(raw[:200])
+    known = ERROR.match(text) or A_LOGGER.search(text[:120]) or ASCEND.search(raw[:200])
     if not known or NO_ERROR.match(text):
         return False
     return not (GOES_ON.search(text) or PROMPT.match(text) or SHOWN.match(text) or is_said(raw))
+
+
+# Logs without an error line that are not well all the same: losses that are no numbers, an end in the middle of something.
+MIN_NAN_LOSSES = 3  # so many losses in a row that are no numbers are no accident
+SKIPPED = re.compile(rb"\bstep=(\d{1,9}), skipped=(\d{1,9})\b")
+
+SCALE = re.compile(
+    rb"(?:OVERFLOW!|[Oo]verflow detected\.).{0,80}Attempted loss scale: (\d{1,12}(?:\.\d{1,9})?), reducing to"
+)
+
+FEW_STEPS, MOSTLY_SKIPPED = 20, 0.8
+
+HALVED, LOW_SCALE, AT_THE_END = 10, 16, 12
+"""A search for the loss scale at the start ends far above this; one that goes on so low, up to the last lines, does not end."""
+
+LAST_LINES = 6
+
+BAR = re.compile(rb"\d{1,3}%\|[^|]{0,200}\|\s{0,9}(\d{1,9})/(\d{1,9}) \[")
+
+BAR_ENDED = re.compile(rb"\b(?:100%|done|finished|completed?|saved|train_runtime|[Ss]uccess)")
+
+
+def losses_are_nan(timeline: Timeline, last_line: int, facts: Facts) -> Finding | None:
+    """Losses, or gradient norms, that became nan and stayed so."""
+    series = timeline.nans
+    if series.count < MIN_NAN_LOSSES or series.finite_again(last_line, timeline.recent):
+        return None
+    if series.before:
+        return _nan_in_the_backward(timeline, facts)
+    return book.finding(
+        "losses-are-nan",
+        Severity.ERROR,
+        evidence=(
+            f"line {series.first}: {series.text}",
+            f"{series.count} such lines, the last one is line {series.last}",
+        ),
+        value="gradient norm" if series.of_norms else "loss",
+        since="" if series.step is None else f" from step {series.step}",
+    )
+
+
+def _nan_in_the_backward(timeline: Timeline, facts: Facts) -> Finding:
+    """A loss that was a number, whose gradients were none: the backward pass made them, not the data nor the learning rate."""
+    series = timeline.nans
+    kernel = {"sdpa": "torch's SDPA", "eager": "eager attention"}.get((facts.attention or "").lower(), facts.attention)
+    return book.finding(
+        "losses-are-nan",
+        Severity.ERROR,
+        case="backward",
+        evidence=(
+            series.before,
+            f"line {series.first}: {series.text}",
+            f"{series.count} such lines, the last one is line {series.last}",
+        ),
+        attention=f" (attention in the log: {kernel})" if kernel else "",
+    )
+
+
+def steps_are_skipped(timeline: Timeline) -> Finding | None:
+    """fp16 overflows on nearly every step up to the end of the log: the counter of skipped steps, or a loss scale that sinks."""
+    recent = list(timeline.recent)
+    counted = [found for raw in recent for found in SKIPPED.finditer(raw)]
+    if counted:
+        steps, skipped = int(counted[-1][1]), int(counted[-1][2])
+        if steps >= FEW_STEPS and skipped >= MOSTLY_SKIPPED * steps:
+            text = counted[-1][0].decode("utf-8", "replace")
+            return book.finding(
+                "fp16-loss-scale-floor",
+                Severity.ERROR,
+                case="skipped",
+                evidence=(f"near the end of the log: {text}",),
+                skipped=skipped,
+                steps_count=steps,
+            )
+    scales = [(age, float(found[1]), found[0]) for age, raw in enumerate(recent) if (found := SCALE.search(raw))]
+    values = list(dict.fromkeys(value for _, value, _ in scales))
+    sinks = len(values) >= HALVED and values == sorted(values, reverse=True) and values[-1] <= LOW_SCALE
+    if sinks and len(recent) - scales[-1][0] <= AT_THE_END:
+        text = scales[-1][2].decode("utf-8", "replace")
+        return book.finding(
+            "fp16-loss-scale-floor",
+            Severity.ERROR,
+            case="sinking",
+            evidence=(f"near the end of the log: {text}",),
+            first=f"{values[0]:g}",
+            last=f"{values[-1]:g}",
+        )
+    return None
+
+
+def cut_off(timeline: Timeline, last_line: int, *, is_json: bool) -> Finding | None:
+    """A log that stops within a traceback, or within a progress bar."""
+    begun = [one for mine in timeline.tracebacks.open.values() for one in mine]
+    if begun and last_line - max(one.last for one in begun) < 20 and not timeline.failures:
+        first = min(begun, key=lambda one: one.since)
+        at = f"line {first.frames[-1].line} of {first.frames[-1].path}" if first.frames else f"line {first.since}"
+        return book.finding(
+            "log-cut-off",
+            Severity.ERROR,
+            case="traceback",
+            evidence=(f"line {first.since}: Traceback (most recent call last):",),
+            frame=at,
+        )
+    lines = [raw for raw in list(timeline.recent)[-LAST_LINES:] if raw.strip()]
+    if is_json and lines and lines[-1].strip()[-1:] not in {b"}", b"]"}:
+        return book.finding("log-cut-off", Severity.WARNING, case="json", evidence=("the log ends at its last line",))
+    bars = [found for raw in lines[-1:] for found in BAR.finditer(raw[-600:])]
+    if bars and int(bars[-1][1]) < int(bars[-1][2]) and not any(BAR_ENDED.search(raw[-400:]) for raw in lines[-1:]):
+        state = f"{int(bars[-1][1])} of {int(bars[-1][2])}"
+        return book.finding("log-cut-off", Severity.WARNING, evidence=(f"the log ends at {state}",), state=state)
+    return None

@@ -1,41 +1,36 @@
-"""Raw lines of any log -> clean text, and which process wrote each."""
+"""The lines of any log: unfolded from JSON records, cleaned, each with its process, and whether it only mentions an error."""
 
 import re
-from collections import deque
+from array import array
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from itertools import islice
-from typing import BinaryIO
+from typing import Any, BinaryIO, NamedTuple
+
+import msgspec
 
 # Raw lines of any log -> clean text: no colours, no progress bars, no prefixes of ranks, containers or clocks.
-
-
 LONGEST = 4000
 """Longer lines keep their head and their tail: a compiler names the file at the head, an exception stands at the tail."""
 
-SEGMENTS = 8
-"""How many states of a progress bar are looked at, counted from the end."""
-
-NO_LOGS = (b"\x89PNG", b"PK\x03\x04", b"\x7fELF", b"%PDF", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"BZh", b"\x80\x02")
-"""How pictures, archives, programs and pickles begin."""
-
-CONTROLS = bytes(byte for byte in range(32) if byte not in b"\t\n\r\v\f\b\a\x1b")
-MOSTLY = 0.97
-"""What share of a log's bytes is no control character."""
-
+SEGMENTS = 8  # how many states of a progress bar are looked at, counted from the end
 QUOTES = str.maketrans(dict.fromkeys("‘’‚‛“”„«»‹›「」", "'"))
 """The quotes of all languages become the plain one, which patterns use."""
 
 CONTROL = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|\x1b[@-_]|[\x00-\x08\x0b-\x1f\x7f]"
 )
+
 COLOUR = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\[\d{1,3}(?:;\d{1,3}){0,4}m")
+
 BARE_COLOUR = re.compile(r"\[\d{1,3}(?:;\d{1,3}){0,4}m")
+
 CLOCK = r"\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
+
 HOSTED = (  # a host's name behind the clock: one with a number or hyphen, any before what no other word stands before
     r"(?:(?=[a-z][\w.]{0,60}[-\d])[a-z][\w.-]{1,60} (?![=:])"
     r"|[a-z][\w.-]{1,60} (?=\[|Traceback \(|File \"|\s|\w{1,60}(?:Error|Exception)\b))"
 )
+
 PREFIX = re.compile(
     r"(?:"
     rf"\[?(?:{CLOCK}|\d\d:\d\d:\d\d(?:[.,]\d{{1,9}})?)\]? {HOSTED}"
@@ -75,20 +70,6 @@ def raw_lines(stream: BinaryIO) -> Iterator[bytes]:
         while not tail.endswith(b"\n") and (more := stream.readline(chunk)):
             tail = tail[-LONGEST:] + more
         yield line if tail is line else line[:LONGEST] + b" " + tail[-LONGEST:]
-
-
-def is_text(sample: bytes) -> bool:
-    """Whether the first bytes of a file may be those of a log: in any encoding, with colours and zeros.
-
-    >>> is_text("Getötet".encode("latin-1")), is_text("a log".encode("utf-16")), is_text(bytes(range(256)))
-    (True, True, False)
-    """
-    if sample.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return True
-    if sample.startswith(NO_LOGS):
-        return False
-    letters = sample.replace(b"\0", b"")
-    return len(letters.translate(None, CONTROLS)) >= len(letters) * MOSTLY
 
 
 def shorten(raw: bytes) -> bytes:
@@ -143,197 +124,405 @@ def clean(text: str) -> str:
     return text if text.isascii() else text.translate(QUOTES)
 
 
-# A raw line of a log -> which process wrote it, as far as its prefix says. Reads only the head of the line.
+TEXTS = ("msg", "message", "log", "event", "text", "body", "line", "textpayload")
+
+TRACES = ("exception", "exc_info", "exc_text", "traceback", "stack_trace", "stacktrace", "error_stack_trace", "error")
+"""Under which keys a logger puts what belongs behind the message."""
+
+RANKS = ("rank", "global_rank", "rank_id")
+
+LOCAL_RANKS = ("local_rank",)
+
+PODS = ("pod", "pod_name", "kubernetes_pod_name", "k8s_pod_name")
+
+PLACES = (*PODS, "host", "hostname", "host_name", "node", "node_name", "container", "container_name", "logstreamname")
+
+LEVELS = ("level", "levelname", "lvl", "severity", "severitytext", "loglevel", "log_level")
+
+TIMES = ("time", "ts", "timestamp", "asctime", "date", "datetime", "created", "eventtime", "realtime_timestamp")
+
+LEVEL_WORDS = {
+    *("trace", "debug", "info", "information", "notice", "warn", "warning", "error", "err", "critical", "crit"),
+    *("fatal", "alert", "emergency", "panic", "exception"),
+}
+
+WRITERS = frozenset({*PODS, "container", "container_name", "logstreamname", "stream", "logger"})
+"""With one of these, or a level, beside its text an object is a record of a log."""
+
+TIMES_OF_LINES = tuple(name for name in TIMES if name not in {"date", "created"})
+"""Changes, letters and rows of a table have a date, too."""
+
+WITH_A_TIME = frozenset({"msg", "message", "log", "textpayload"})
+"""Texts of a log beside which a time or a rank is enough: the others are those of data sets as well, with times and ranks."""
+
+WITH_A_HOST = WITH_A_TIME | {"event", "line"}
+
+INSIDE = ("kubernetes", "k8s", "labels", "attributes", "resource", "fields", "tags", "extra", "log")
+"""Objects within a record in which labels and the level may be."""
+
+A_TRACEBACK = "\nTraceback ("
+
+PROGRESS = ("step", "global_step", "epoch", "loss", "grad_norm", "loss_scale", "lr")
+
+MAX_FRONT_BYTES, MAX_DEPTH, MAX_BLANK_LINES, MAX_FOLDED = 200, 2, 8, 1_000_000
+"""How much may stand before a record, how often one is in another, how many blank lines may be between the first two, and of
+how many records with several lines the place is remembered."""
 
 
-HEAD = 240
-COLOUR_OF_HEAD = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
-RANK = re.compile(rb"\[(?:rank ?|Rank )(\d{1,5})\]|(?:^|[\]:|] ?)rank(\d{1,5}): ")
-LOCAL = re.compile(rb"\[default(\d{1,5})\]:?|^default(\d{1,5}): ")
-MPI = re.compile(rb"^\[\d{1,5},(\d{1,5})\]<std(?:out|err)>")
-TASK = re.compile(rb"^ {0,4}(\d{1,5}): ")
-RAY = re.compile(rb"^\(((?:\w{1,60} )?pid=\d{1,9}(?:, ip=[\w.:]{3,40})?)\) ")
-HOST = re.compile(rb"^(?:\[(?:pod/)?([A-Za-z][\w./-]{0,80})\] |([A-Za-z][\w.-]{0,60}\d[\w.-]{0,20})(?: \| |: ))")
+class Line(NamedTuple):
+    """A clean line and its number in the log."""
+
+    number: int
+    text: str
 
 
-@dataclass(frozen=True)
-class Speaker:
-    """A process that writes to a log: its rank, its number on its node or in its Slurm step, its host; None where unknown."""
-
-    rank: int | None = None
-    local: int | None = None
-    task: int | None = None
-    host: str = ""
-
-    @property
-    def number(self) -> int | None:
-        """The rank, or what stands for it where nothing else is known."""
-        numbers = (self.rank, self.task, self.local)
-        return next((number for number in numbers if number is not None), None)
-
-
-NOBODY = Speaker()
-
-
-def speaker_of(raw: bytes, *, tasks: bool = False) -> Speaker:
-    """Who wrote a line. ``tasks``: a number at the head is that of a Slurm task.
-
-    >>> speaker_of(b"[default1]:[rank5]: Traceback (most recent call last):").rank
-    5
-    >>> speaker_of(b"node-2: [rank7]: x").host, speaker_of(b"3: step 1", tasks=True).task, speaker_of(b"3: step 1").number
-    ('node-2', 3, None)
-    """
-    head = raw[:HEAD]
-    if b"\x1b" in head:
-        head = COLOUR_OF_HEAD.sub(b"", head)
-    rank, local, task = RANK.search(head), LOCAL.search(head), (TASK.match(head) if tasks else None)
-    if rank is None:
-        rank = MPI.match(head)
-    host = HOST.match(head) or RAY.match(head)
-    return Speaker(
-        rank=_number(rank),
-        local=_number(local),
-        task=_number(task),
-        host=next((part for part in host.groups() if part), b"").decode() if host else "",
-    )
-
-
-def same_process(one: Speaker, other: Speaker) -> bool:
-    """Whether two lines may be of one process: no number that both have differs.
-
-    >>> same_process(Speaker(local=1), Speaker(rank=1, local=1)), same_process(Speaker(rank=1), Speaker(rank=2))
-    (True, False)
-    """
-    if one.rank is not None and other.rank is not None:
-        return one.rank == other.rank
-    if one.task is not None and other.task is not None:
-        return one.task == other.task
-    if one.host and other.host and one.host != other.host:
-        return False
-    return one.number == other.number
-
-
-def are_two(one: Speaker, other: Speaker) -> bool:
-    """Whether two lines are surely of two processes: both are numbered, and not alike.
-
-    >>> are_two(Speaker(rank=1), Speaker(rank=2)), are_two(Speaker(rank=1), Speaker())
-    (True, False)
-    """
-    return one.number is not None and other.number is not None and not same_process(one, other)
-
-
-def _number(found: re.Match[bytes] | None) -> int | None:
-    return next(int(group) for group in found.groups() if group) if found else None
-
-
-# The line of an exception that a terminal or a box wrapped over several lines -> that line as it was.
-
-
-MOST, MOST_CUT, BETWEEN = 3, 8, 40
-"""Over how many more lines it may go: wrapped between words, and cut where the lines were full; how many may stand between."""
-
-WHOLE, LINE = 1000, 400
-"""How long such an exception may be, and each of its lines."""
-
-ANOTHER_PROGRAM = re.compile(
-    r"(?:slurmstepd|slurmd|srun|sbatch|salloc|scancel|mpirun|mpiexec|mpiexec\.hydra|prterun|prted|orterun|orted|kubelet|kernel)"
-    r"(?:\[\d{1,9}\])?: |\*\*\* SIG[A-Z]{3,6} received "
-)
-"""How lines of launchers and schedulers begin: they end what a rank said before."""
-
-WIDTHS = frozenset({72, 80, 100, 120, 132, 160, 200})
-"""What terminals and pages cut lines at, in the middle of words."""
-
-
-class WrappedLine:
-    """The line of an exception with those after it, joined; ``text`` is "" where nothing more can belong to it, and
-    ``since`` the number of its first line.
-
-    ``cut``: one of its lines is as long as a terminal is wide, so what is known of it may be of its half. ``uncut``: all that was
-    put together where lines were full.
-    """
+class JsonLines:
+    """The lines of a log, unfolded where it is made of records: where two follow each other, or it is one record only."""
 
     def __init__(self) -> None:
-        self.text = self.uncut = self._spaced = ""
-        self._raw, self._head, self.since, self._joined = b"", 0, 0, 0
-        self._speaker = NOBODY
-        self.cut = False
+        self.made_of_records = False
+        self._given = 0
+        self._ends, self._surplus = array("Q"), array("Q")
 
-    def begin(self, text: str, raw: bytes, line: int, speaker: Speaker = NOBODY) -> None:
-        """An exception's line. ``raw`` is it with what stands before the clean text: a label, a clock."""
-        self.text = self._spaced = text if len(text) <= WHOLE else ""
-        self._raw = raw.rstrip(b"\r\n")
-        self._head = max(0, self._raw.find(text[:20].encode("utf-8", "replace")))
-        self._speaker, self.since, self._joined, self.uncut = speaker, line, 0, ""
-        self.cut = self._is_full(self._raw)
+    def unfold(self, lines: Iterable[bytes | str]) -> Iterator[bytes]:
+        r"""All lines in order.
 
-    def joined(self, text: str, raw: bytes, line: int, speaker: Speaker = NOBODY) -> tuple[str, ...]:
-        """The line together with the next one, in the two ways that it may go on where the line before was full; nothing
-        where that one is too long to be a part of it, or of another process."""
-        if speaker.number is not None and speaker.number != self._speaker.number:
-            self.text = "" if line - self.since > BETWEEN else self.text
-            return ()
-        if ANOTHER_PROGRAM.match(text):
-            self.text = ""
-            return ()
-        raw = raw.rstrip(b"\r\n")
-        cut = self._cuts_words(raw)
-        self.cut = self.cut or self._is_full(raw)
-        whole, spaced = f"{self.text}{'' if cut else ' '}{text}", f"{self._spaced} {text}"
-        self.uncut = whole if cut and (self.uncut or not self._joined) else ""
-        self._joined += 1
-        ended = self._joined >= (MOST_CUT if self.cut else MOST) or len(text) > LINE or len(whole) > WHOLE
-        self.text, self._spaced, self._raw = "" if ended else whole, spaced, raw
-        return () if len(text) > LINE else tuple(dict.fromkeys((whole, spaced)))
+        >>> log = [b'{"log":"a\\nb\\n","stream":"stderr"}\n', b'{"log":"c\\n","stream":"stderr"}\n', b"d"]
+        >>> records = JsonLines()
+        >>> list(records.unfold(log)), [records.line_of_file(number) for number in (1, 2, 3, 4)]
+        ([b'a', b'b', b'c', b'd'], [1, 1, 2, 3])
+        """
+        waiting: list[bytes] = []
+        count = 0
+        for line in lines:
+            count += 1
+            raw = line if isinstance(line, bytes) else line.encode("utf-8", "replace")
+            if b"}" not in raw[-4:] and not waiting:  # why: most lines of most logs
+                self._given += 1
+                yield raw
+                continue
+            record = lines_in(raw)
+            if self.made_of_records:
+                yield from self._give(record or (without_sample(raw),))
+            elif record and waiting:
+                self.made_of_records = True
+                yield from (part for held in (*waiting, raw) for part in self._give(lines_in(held) or (held,)))
+                waiting = []
+            elif record or (waiting and len(waiting) <= MAX_BLANK_LINES and not raw.strip()):
+                waiting.append(raw)
+            else:
+                yield from (part for held in (*waiting, raw) for part in self._alone(held))
+                waiting = []
+        self.made_of_records = self.made_of_records or (bool(waiting) and count == len(waiting))
+        for held in waiting:
+            yield from self._give(lines_in(held) or (held,)) if self.made_of_records else self._alone(held)
+
+    def _alone(self, raw: bytes) -> tuple[bytes, ...]:
+        """A line of a log that is not made of records."""
+        return self._give((is_certain(raw) and lines_in(raw)) or (without_sample(raw),))
+
+    def _give(self, lines: tuple[bytes, ...]) -> tuple[bytes, ...]:
+        self._given += len(lines)
+        if len(lines) > 1 and len(self._ends) < MAX_FOLDED:
+            self._ends.append(self._given)
+            self._surplus.append(len(lines) - 1 + (self._surplus[-1] if self._surplus else 0))
+        return lines
 
     @property
-    def goes_on(self) -> bool:
-        """Whether the last line of it was full, so that its end is still to come."""
-        return self._is_full(self._raw)
+    def has_several(self) -> bool:
+        """Whether one line of the file held several."""
+        return bool(self._ends)
 
-    def _is_full(self, raw: bytes) -> bool:
-        """Whether a line is as long as a terminal is wide, with its label or before the label was put in front."""
-        return len(raw) in WIDTHS or len(raw) - self._head in WIDTHS
-
-    def _cuts_words(self, raw: bytes) -> bool:
-        """Whether the line before was cut where it was full, and not between words."""
-        body = raw[self._head :] if raw[: self._head].endswith(self._raw[: self._head][-2:]) else raw
-        return self._is_full(self._raw) and not self._raw.endswith(b" ") and not body.startswith(b" ")
-
-
-# The lines just above a line, and whether a pattern is in them. No line is searched twice for one pattern.
+    def line_of_file(self, number: int) -> int:
+        """On which line of the file the given line stands."""
+        before = bisect_left(self._ends, number)
+        surplus = self._surplus[before - 1] if before else 0
+        if before == len(self._ends):
+            return number - surplus
+        # the first line of the next record with several lines; it may be past this one
+        first = self._ends[before] - (self._surplus[before] - surplus)
+        return min(number, first) - surplus
 
 
-ABOVE, CONTEXT = 40, 300
-"""How many lines above a line are remembered, and how much of each."""
+def lines_in(raw: bytes, depth: int = MAX_DEPTH) -> tuple[bytes, ...] | None:
+    r"""The lines of text of a record, None where a line is no record.
+
+    >>> lines_in(b'{"ts": 1, "rank": 6, "pod": "asr-1", "msg": "Traceback:\\n  x"}')
+    (b'[pod/asr-1] [rank6]: Traceback:', b'[pod/asr-1] [rank6]:   x')
+    >>> lines_in(b'2026-11-22T10:00:07Z {"log":"step 1\\n","stream":"stdout"}\n'), lines_in(b'{"message": "no label"}')
+    ((b'2026-11-22T10:00:07Z step 1',), None)
+    """
+    if b"}" not in raw[-4:] or (start := raw.find(b'{"', 0, MAX_FRONT_BYTES)) < 0:
+        return None
+    front = raw[:start]
+    if start and clean(front.decode("utf-8", "replace") + "x") != "x":
+        return None
+    try:
+        record = msgspec.json.decode(raw[start:])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    keys = _flat(record)
+    text = _first_text(keys, TEXTS)
+    if text is None or not _is_of_a_log(keys):
+        return None
+    label = front + _label_of(keys)
+    inner = lines_in(text.strip().encode("utf-8", "replace"), depth - 1) if depth and text.startswith("{") else None
+    if inner:
+        return tuple(label + line for line in inner)
+    level = _told_level(keys)
+    if level == "WARNING" and " NCCL " not in text[:120]:
+        text = f"[WARNING] {text.partition(A_TRACEBACK)[0]}"
+    whole = _with_progress(text.rstrip(), keys)
+    for trace in TRACES:
+        # why: what a logger adds to a warning or a notice was borne, and of its lines nothing would say so
+        if not level and isinstance(more := keys.get(trace), str) and more not in text:
+            whole = f"{whole}\n{more.rstrip()}"
+    return tuple(label + line.encode("utf-8", "replace") if line else b"" for line in whole.split("\n"))
 
 
-@dataclass
-class Above:
-    """The last lines of a log that are not blank."""
+def _flat(record: Any) -> dict[str, Any]:
+    """The keys of a record and of the objects of labels in it, in one way of writing; its own ones first."""
+    flat: dict[str, Any] = {}
+    within = [record]
+    for one in within:
+        if not isinstance(one, dict):
+            continue
+        named = {key.lower().lstrip("_@").translate(PLAIN): value for key, value in one.items()}
+        within += [named[name] for name in INSIDE if name in named]
+        for name, value in named.items():
+            flat.setdefault(name, value.get("name") if isinstance(value, dict) and name in PLACES else value)
+    return flat
 
-    lines: deque[bytes] = field(default_factory=lambda: deque(maxlen=ABOVE))
-    count: int = 0
-    searched: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """For each pattern: up to which line it was searched, and the last line that has it; counted from 1."""
 
-    def remember(self, raws: Iterable[bytes]) -> None:
-        """Take the next lines."""
-        for raw in raws:
-            self.lines.append(raw[:CONTEXT])
-            self.count += 1
+PLAIN = str.maketrans({".": "_", "-": "_", " ": "_"})
 
-    def has(self, pattern: str) -> bool:
-        """Whether one of the lines has the pattern.
 
-        >>> above = Above()
-        >>> above.remember([b'File "setup.py"', b"  import torch"])
-        >>> above.has(r"setup\\.py"), above.has("metadata")
-        (True, False)
-        """
-        until, last = self.searched.get(pattern, (0, 0))
-        new = islice(reversed(self.lines), min(self.count - until, len(self.lines)))
-        found = (self.count - age for age, raw in enumerate(new) if re.search(pattern, raw.decode("utf-8", "replace")))
-        last = next(found, last)
-        self.searched[pattern] = self.count, last
-        return last > self.count - ABOVE and last > 0
+def _first_text(keys: dict[str, Any], names: tuple[str, ...]) -> str | None:
+    return next((keys[name] for name in names if isinstance(keys.get(name), str)), None)
+
+
+def _label_of(keys: dict[str, Any]) -> bytes:
+    """As torchrun and Kubernetes label their lines."""
+    place = _first_text(keys, PLACES) or ""
+    host = f"[pod/{place}] " if place[:1].isalpha() and place.replace("-", "").replace(".", "").isalnum() else ""
+    rank, local = _number(keys, RANKS), _number(keys, LOCAL_RANKS)
+    numbered = f"[rank{rank}]: " if rank else f"[default{local}]: " if local else ""
+    return f"{host[:80]}{numbered}".encode() if host or numbered else b""
+
+
+def _number(keys: dict[str, Any], names: tuple[str, ...]) -> str:
+    found = (str(keys[name]) for name in names if type(keys.get(name)) in {int, str})
+    return next((number for number in found if number.isdecimal() and len(number) <= 5), "")
+
+
+def _is_of_a_log(keys: dict[str, Any]) -> bool:
+    """Whether an object is a record of a log, and no sample of a data set that is printed."""
+    name = next(name for name in TEXTS if isinstance(keys.get(name), str))
+    if not WRITERS.isdisjoint(keys) or _has_level(keys) or isinstance(keys.get("record"), dict):
+        return True
+    if name in WITH_A_HOST and not keys.keys().isdisjoint(PLACES):
+        return True
+    times = TIMES if name == "log" else TIMES_OF_LINES
+    return name in WITH_A_TIME and not keys.keys().isdisjoint((*times, *RANKS, *LOCAL_RANKS))
+
+
+def _has_level(keys: dict[str, Any]) -> bool:
+    levels = [keys[name] for name in LEVELS if name in keys]
+    return any(type(one) is int or (isinstance(one, str) and one.lower() in LEVEL_WORDS) for one in levels)
+
+
+def is_certain(raw: bytes) -> bool:
+    r"""Whether a record is known by itself, among lines of another kind: docker's, or one of a logger with a traceback.
+
+    >>> is_certain(b'{"log":"RuntimeError: no\\n","stream":"stderr"}'), is_certain(b'{"level":"error","msg":"RuntimeError: no"}')
+    (True, False)
+    """
+    if b"stream" not in raw and b"Traceback" not in raw:
+        return False
+    try:
+        keys = _flat(msgspec.json.decode(raw[max(0, raw.find(b'{"', 0, MAX_FRONT_BYTES)) :]))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    if isinstance(keys.get("log"), str) and keys.get("stream") in {"stdout", "stderr"}:
+        return True
+    traces = [keys[name] for name in TRACES if isinstance(keys.get(name), str)]
+    return (_has_level(keys) or "logger" in keys) and any(one.startswith("Traceback (") for one in traces)
+
+
+def without_sample(raw: bytes) -> bytes:
+    """A printed sample of a data set without its text, which may quote anything; any other line as it is.
+
+    >>> without_sample(b'{"text": "Killed", "url": "https://a.example"}'), without_sample(b'{"text": "Killed", "level": "info"}')
+    (b'{"text": ...}', b'{"text": "Killed", "level": "info"}')
+    """
+    if not raw.startswith(b"{") or not any(name in raw for name in (b'"text"', b'"body"')):
+        return raw
+    try:
+        keys = _flat(msgspec.json.decode(raw))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return raw
+    name = next((name for name in TEXTS if isinstance(keys.get(name), str)), "")
+    return f'{{"{name}": ...}}'.encode() if name in {"text", "body"} and not _is_of_a_log(keys) else raw
+
+
+def _told_level(keys: dict[str, Any]) -> str:
+    """The level of what is no failure; "" of an error, and where a record has none.
+
+    Containers know nothing of what a program prints, and call all of it info: only a warning says something of a message.
+    """
+    level = (_first_text(keys, LEVELS) or "").lower()
+    return next((name for name in ("WARNING", "INFO", "DEBUG") if level.startswith(name[:4].lower())), "")
+
+
+def _with_progress(text: str, keys: dict[str, Any]) -> str:
+    """A message with the figures of a step that stand beside it."""
+    figures = [(name, keys[name]) for name in PROGRESS if type(keys.get(name)) in {int, float}]
+    return text if "\n" in text or not figures else " ".join([text, *(f"{name}={value}" for name, value in figures)])
+
+
+# What a process says when it fails: its own exception or crash, or only that another one is gone.
+EXCEPTION_LINE = re.compile(
+    r"(?:(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,80}"
+    r"(?:Error|Exception|Exit|Interrupt|Timeout|Warning|Failure|Iteration|Empty|Full"
+    r"|NotFound|Stop\w{0,20})(?=: |:?$)"
+    r"|(?:[a-z_]{1,40}\.){1,4}(?:gaierror|timeout|error)(?=: )"
+    r"|(?:[A-Za-z_]\w{0,60}\.){1,8}[A-Z]\w{0,80}(?=: |:?$)|[A-Z][a-z]\w{0,80}(?=: ))"
+)
+"""The last line of a traceback: a class with its module, or one that is named like an exception."""
+
+MAX_LEVEL_BYTES = 260  # a level or the name of a warning stands within so many bytes of the line's head
+SAID = re.compile(
+    rb"\[(?:WARNING|WARN|INFO|DEBUG|NOTICE)\b|\b(?:WARNING|INFO|DEBUG)(?: {0,5}[|:\]-]| \d)|\b[A-Z]\w{2,40}Warning: "
+    rb"|(?:^|[\s\]:\[])[WI]\d{3,4} \d\d:\d\d:\S{2,12} (?:\d{1,9} )?\S{1,120}\.py:\d"
+    rb"|(?:^|\]:? )(?:[Ww]arning|[Nn]ote|[Hh]int): |(?:^|\]:? |\d )(?:WARNING|INFO|DEBUG) {1,8}\S|\[(?:warning|info|debug) *\] "
+    rb"|(?:^|[\s:])'\((?:MaxRetry|ReadTimeout|ConnectTimeout|Protocol|SSL|Connection)Error\("  # huggingface_hub, as it tries again
+    rb"|[\"']level(?:name)?[\"']: ?[\"'](?i:warn|info|debug)"
+)
+"""What C++ warns of is none of these, NCCL's WARN neither: it says at first hand what went wrong."""
+
+
+def is_said(raw: bytes) -> bool:
+    """Whether a line is a warning or a notice.
+
+    >>> is_said(b"[rank2]: [2026-11-22 10:00:07,123] [WARNING] [x.py:7:f] no nvcc"), is_said(b"/v/x.py:3: UserWarning: no nvcc")
+    (True, True)
+    >>> is_said(b"W1122 10:00:07.117000 412 torch/x.py:12] no nvcc"), is_said(b"n1:7:9 [0] NCCL WARN Duplicate GPU detected")
+    (True, False)
+    """
+    head = raw.rstrip(b"\r\n").rpartition(b"\r")[2][:MAX_LEVEL_BYTES]
+    return bool(SAID.search(head))
+
+
+AGENT = (
+    r"^.{0,60}?\b(?:ts|time|t)=\S{8,60} (?:.{0,80} )?(?:level|lvl|severity)=[\"']?(?i:err|warn|fatal|crit|info)\w{0,6}\b"
+    r".{0,300}\bmsg="
+)
+"""How daemons of clusters log (logfmt): ``ts=... level=error component=agent msg="..."``."""
+
+
+def is_of_an_agent(text: str, sample: str) -> bool:
+    """Whether a daemon's own log line tells an exception of Python: one of its own program, or of another one.
+
+    >>> sample = "RuntimeError: Expected all tensors to be on the same device"
+    >>> is_of_an_agent(f'ts=2026-11-22T10:00:07Z level=error component=agent msg="{sample}"', sample)
+    True
+    >>> is_of_an_agent('time="2026-11-22T10:00:07Z" level=fatal msg="no space left"', "no space left")
+    False
+    >>> is_of_an_agent(sample, sample)
+    False
+    """
+    return "msg=" in text and bool(EXCEPTION_LINE.match(sample)) and bool(re.match(AGENT, text))
+
+
+BLAMES = re.compile(
+    r"rror\b|ERROR|Exception|[Ff]ail|FAIL|FATAL|[Ff]atal|CRITICAL|[Cc]aused|what\(\)|[Rr]aised|[Tt]erminat|[Cc]rash|WARN"
+)
+
+FIRST_HAND = re.compile(r"\[[^\]]{0,100}\.(?:cpp|cc|cu|h):\d|\S{1,80} \[\d{1,3}\] NCCL |\S{1,80}\.(?:cpp|cc|cu|h):\d")
+"""What torch's C++ and NCCL write of themselves."""
+
+HEADER = re.compile(r"^(?:\[[^\]]{0,120}\] ?){1,4}")
+
+NAMED = re.compile(r"\b[\w.]{0,80}(?:Error|Exception): ")
+
+WORD = re.compile(r"[^\W\d_]{2,}")  # two words and more stand before an error where it is quoted
+PROSE = re.compile(
+    r"(?<![^\s(])(?:[Ii]f|[Ww]hen(?:ever)?|[Ss]ee|may|might|could|should|[Hh]ow|[Ww]hy|like|such as|e\.g\.|[Aa]fter|[Aa]voids?"
+    r"|[Ff]ixe[sd]|[Ii]n case)(?=[\s,])"
+)
+"""Words that speak of an error that may come, not of one that came."""
+
+SHOWN = re.compile(
+    r"\++ [a-z./]|(?:Collecting|Downloading|Using cached|Requirement already satisfied|Obtaining|Processing):? "
+)
+"""How a shell shows the command that it runs next (set -x), and how pip names what it takes."""
+
+SOURCE = re.compile(
+    r"(?:raise|assert|return |print\(|self\.warning|warnings\.warn|logger?\.|"
+    r"if |elif |except |f?[\"'].{0,4000}[\"'][)\\,]{0,3}$|# |\^)"
+)
+"""Lines of source code that a traceback or a compiler repeats: they hold messages that were not (yet) printed."""
+
+PROMPT = re.compile(
+    r"(?:\([\w.-]{1,40}\) )?(?:\[?[\w.-]{1,40}@[\w.-]{1,60}[: ][^\s$#%]{0,120}\]?)?[$%] (?=[\w./~(])|(?:\([\w.-]{1,40}\) )?"
+    r"[\w.-]{1,40}@[\w.-]{1,60}:[^\s$#]{0,120}# (?=[\w./~(])|(?:PS )?[A-Z]:\\[^>]{0,120}> ?(?=[\w./])"
+)
+"""A shell's prompt, behind which somebody typed a command: nothing was run yet, so nothing failed."""
+
+OPENING = re.compile(r"(?:^|[\s(\[{=:,])([\"'`])(?=[\w/.])")
+
+KEY_OF_AN_ERROR = re.compile(
+    r"(?i)(?:log|messages?|msg|err(?:or)?s?|std(?:err|out)|output|text|line|exc(?:eption|_info)?|traceback|reason|details?"
+    r"|textpayload|cause|what|status|state)[\"'`]?\s{0,2}[:=]\s{0,2}[\"'`]?$"
+)
+"""Under which key a program puts what it failed of."""
+
+
+def is_quoted(text: str, start: int, sample: str, pattern: str = "") -> bool:
+    """Whether an exception, which a process prints at the head of a line, stands within a sentence that blames nobody,
+    or a line of any kind stands in quotes, in a command that a shell shows, or behind "if" and its like.
+
+    ``start``: where in the clean text the pattern was found. ``sample``: how the line looks where a process fails of it.
+
+    >>> sample = "RuntimeError: CUDA error: invalid device ordinal"
+    >>> is_quoted("how do I mend RuntimeError: CUDA error: invalid device ordinal", 14, sample)
+    True
+    >>> is_quoted("the worker failed: RuntimeError: CUDA error: invalid device ordinal", 18, sample), is_quoted(sample, 0, sample)
+    (False, False)
+    >>> sample = "nvcc fatal   : Unsupported gpu architecture 'compute_90'"
+    >>> for text in (f'--retry N  try again after "{sample}"', f"+ grep '{sample}' x", f'{{"message": "{sample}"', sample):
+    ...     print(is_quoted(text, text.index("Unsupported"), sample, "Unsupported gpu"))
+    True
+    True
+    False
+    False
+    """
+    if FIRST_HAND.match(text):
+        return False
+    if EXCEPTION_LINE.match(sample) and not EXCEPTION_LINE.match(text):
+        before = NAMED.split(HEADER.sub("", text[:start][-300:]))[0]
+        if len(WORD.findall(before)) > 1 and not BLAMES.search(before.rstrip().removesuffix(":")):
+            return True
+    return _is_mentioned(text[:start][-300:], sample, pattern)
+
+
+def _is_mentioned(before: str, sample: str, pattern: str) -> bool:
+    """Whether a line only mentions something. ``before``: what of it stands before the match of the pattern."""
+    if not (SHOWN.match(before) or OPENING.search(f"{before}x") or PROSE.search(before)):
+        return False
+    found = re.search(pattern, sample)
+    own = sample[: found.start()] if found else ""
+    same = 0
+    while same < min(len(before), len(own)) and before[-same - 1] == own[-same - 1]:
+        same += 1
+    return only_mentions(before[: len(before) - same]) and not only_mentions(own)
+
+
+def only_mentions(before: str) -> bool:
+    """Whether what stands before the words of an error only mentions them."""
+    if SHOWN.match(before):
+        return True
+    opening = [found for found in OPENING.finditer(f"{before}x") if found[1] not in before[found.end() :]]
+    if opening and WORD.search(said := before[: opening[0].end()]):
+        return not BLAMES.search(said) and not KEY_OF_AN_ERROR.search(said)
+    return bool(PROSE.search(before)) and len(WORD.findall(before)) > 1 and not BLAMES.search(before)

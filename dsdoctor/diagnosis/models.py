@@ -1,13 +1,12 @@
-"""The types that a log is read with, and the Diagnosis that comes out. Data only."""
+"""The types that a log is read with, and the Diagnosis that comes out, of one log or of several logs of a job."""
 
 import enum
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
-from dsdoctor.core.finding import Finding
-from dsdoctor.diagnosis.lines import NOBODY, Speaker
-from dsdoctor.diagnosis.mentions import is_said
+from dsdoctor.core.finding import Finding, Severity, has_error
+from dsdoctor.diagnosis.lines import is_said
+from dsdoctor.diagnosis.timeline import NOBODY, Speaker
 
 
 class Stage(enum.Enum):
@@ -134,13 +133,6 @@ class Facts:
     left_out: tuple[str, ...] = ()
 
 
-class Line(NamedTuple):
-    """A clean line and its number in the log."""
-
-    number: int
-    text: str
-
-
 @dataclass(frozen=True, kw_only=True)
 class Hit:
     """A line that a signature matched: the first one of its kind, how many more there were, and the ``latest`` of them.
@@ -262,3 +254,34 @@ class Diagnosis:
     def verdict(self) -> LogVerdict:
         """Healthy, failed, or neither can be said."""
         return VERDICTS.get(self.outcome, LogVerdict.FAILED)
+
+
+# The diagnoses of several logs of one run, a log for each rank -> what only follows is told as such.
+def together(diagnoses: list[Diagnosis]) -> list[Diagnosis]:
+    """Where one log has a failure of its own, the others' closed connections and timeouts are notes."""
+    own = [diagnosis for diagnosis in diagnoses if has_error(diagnosis.findings) and not diagnosis.follows]
+    if not own:
+        return diagnoses
+    return [_as_notes(diagnosis) if diagnosis.follows else diagnosis for diagnosis in diagnoses]
+
+
+def verdict_of(diagnoses: list[Diagnosis], *, one_job: bool = False) -> LogVerdict:
+    """The verdict on a run of which these are the logs: each of them has to show that it is well.
+
+    ``one_job``: they are all logs of one job, so those that say nothing of its end are spoken for by those that do.
+    """
+    speak = [diagnosis for diagnosis in diagnoses if not diagnosis.silent] if one_job else []
+    verdicts = {diagnosis.verdict for diagnosis in speak or diagnoses}
+    worst_first = (LogVerdict.FAILED, LogVerdict.UNDECIDED, LogVerdict.HEALTHY)
+    return next(verdict for verdict in worst_first if verdict in verdicts)
+
+
+def problem_of(finding: Finding, diagnosis: Diagnosis) -> tuple[str, str]:
+    """What makes findings of several logs one problem: the rule, and the title without the rank."""
+    first = diagnosis.findings[0]
+    return finding.rule, diagnosis.without_ranks or finding.title if finding is first else finding.title
+
+
+def _as_notes(diagnosis: Diagnosis) -> Diagnosis:
+    findings = tuple(replace(finding, severity=Severity.NOTE) for finding in diagnosis.findings)
+    return replace(diagnosis, findings=findings)

@@ -8,14 +8,16 @@ import re
 from functools import lru_cache
 
 PYTHON = "Python"
-DSDOCTOR = "dsdoctor"
-REMOTE_CODE = "the model's own code"
-"""What a library downloaded with a model and runs (trust_remote_code)."""
 
+DSDOCTOR = "dsdoctor"
+
+REMOTE_CODE = "the model's own code"  # what a library downloaded with a model and runs (trust_remote_code)
 INSTALLED = re.compile(r"(?:site|dist)-packages[/\\](?:(?P<package>[^/\\]{1,80})[/\\]|(?P<module>[^/\\.]{1,80}))")
+
 STANDARD_LIBRARY = re.compile(
     r"^<(?!ipython-input)|[/\\]lib(?:64)?[/\\]python3(?:\.\d{1,2})?[/\\](?!(?:site|dist)-packages)|\.p(?:yx|xi)$"
 )
+
 CONSOLE_SCRIPT = re.compile(r"[/\\](?:s?bin|Scripts)[/\\](?P<name>[A-Za-z][\w-]{0,60})$")
 
 TITLES = {
@@ -74,6 +76,7 @@ SUBPACKAGES = (
     r"|router|runtime|ops|comm|moe|sequence|inference|module_inject|launcher|checkpoint|schedulers?|scripts|server|serve|single_controller"
     r"|tests?|third_party|tools|train|trainers?|training|tuners?|ui|utils|webui|workers?|examples?|legacy_workers)"
 )
+
 CLONED = re.compile(
     rf"(?:^|[/\\])(?P<package>{'|'.join(TITLES)})[/\\](?:(?P=package)[/\\]|{SUBPACKAGES}[/\\])"
     rf"|[/\\]src[/\\](?P<below_src>{'|'.join(TITLES)})[/\\]"
@@ -81,7 +84,9 @@ CLONED = re.compile(
     r"|open-r1|TinyZero|vllm-ascend|SkyRL|AReaL|FastChat|LLaVA|LLaVA-NeXT|InternVL|gpt-neox|torchtitan|torchtune|ColossalAI|Open-Sora|lm-evaluation-harness)"
     rf"(?:-(?:main|master|v?\d[\w.]{{0,20}}))?[/\\](?:src[/\\])?(?:{SUBPACKAGES}|{'|'.join(TITLES)}|lm_eval|gptneox|applications|training)[/\\]"
 )
+
 DOWNLOADED = re.compile(r"[/\\]\.cache[/\\](?:huggingface|modelscope)[/\\]|[/\\]transformers_modules[/\\]")
+
 OWN_TOOL = re.compile(r"[/\\]dsdoctor[/\\](?:overflow|run|memory|hang|checkpoint)[/\\]")
 
 RELAYS = re.compile(

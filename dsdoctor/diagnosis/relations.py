@@ -7,20 +7,33 @@ the answers that change; one that changes none is removed.
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, wraps
 from itertools import islice
 from typing import Concatenate, ParamSpec
 
-from dsdoctor.diagnosis.exits import FROM_OUTSIDE, Exit
-from dsdoctor.diagnosis.failures import EXCEPTION_LINE, FOLLOWS, LOST, Failure
-from dsdoctor.diagnosis.lines import Speaker, are_two, same_process
+from dsdoctor.diagnosis.lines import EXCEPTION_LINE, NAMED, Line
 from dsdoctor.diagnosis.marks import Event
-from dsdoctor.diagnosis.mentions import NAMED
-from dsdoctor.diagnosis.models import Hit, Line, Stage, Tier
-from dsdoctor.diagnosis.progress import FINITE, STEP
+from dsdoctor.diagnosis.models import Hit, Stage, Tier
 from dsdoctor.diagnosis.scan import Scan
-from dsdoctor.diagnosis.timeline import LOSS, MESSAGE_LINES, NEAR_THE_END, Timeline
+from dsdoctor.diagnosis.timeline import (
+    FINITE,
+    FOLLOWS,
+    FROM_OUTSIDE,
+    LOSS,
+    LOST,
+    MESSAGE_LINES,
+    PASSES_ON,
+    STEP,
+    SUITE_NEAR_THE_END,
+    Exit,
+    Failure,
+    Speaker,
+    Timeline,
+    activity,
+    are_two,
+    same_process,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +82,7 @@ class Story:
 
 
 P = ParamSpec("P")
+
 Related = Callable[Concatenate[Story, P], str]
 
 
@@ -89,13 +103,8 @@ def relation(name: str) -> Callable[[Related[P]], Related[P]]:
 # Whether a process, or the training, went on after a line. Steps of another process prove nothing of it, and words alone prove
 # nothing of a process whose traceback begins where a program does: that one has ended, unless a process that is known to be the
 # same dies again.
-
-
-JUST_BEHIND = 5
-"""So many lines behind a failure a program says at most that it goes on."""
-
-KNOWN_BY = 60
-"""By so many letters of its text a line is found again."""
+JUST_BEHIND = 5  # so many lines behind a failure a program says at most that it goes on
+KNOWN_BY = 60  # by so many letters of its text a line is found again
 
 
 @relation("rooted")
@@ -184,12 +193,9 @@ def borne(story: Story, failure: Failure) -> str:
 
 # Where a log ends well. An exit code alone proves little: behind a pipe it is that of the last program. It counts where the program
 # had said that it was done, or where the training went on after the last thing that went wrong.
-
-
-AT_EXIT = {6, 11}
-"""SIGABRT and SIGSEGV: what destructors and threads that still run make of an exit."""
-
+AT_EXIT = {6, 11}  # SIGABRT and SIGSEGV: what destructors and threads that still run make of an exit
 OF_A_TRAINING = re.compile(r"train_runtime|[Tt]rain|`max_")
+
 EXITS = re.compile(
     rb"destroy_process_group\(\) was not called before program exit|End time of running main|Exception ignored in: <"
     rb"|wandb: (?:Synced|Waiting for W&B process to finish)|wandb: .{0,20}View run "
@@ -262,21 +268,15 @@ def suite_failed(story: Story) -> Line | None:
     Who trains by running code prints such summaries all the time.
     """
     marked = story.last(Event.SUITE_FAILED)
-    if marked is None or story.read.last_line - marked.number > NEAR_THE_END:
+    if marked is None or story.read.last_line - marked.number > SUITE_NEAR_THE_END:
         return None
     trains = any(STEP.search(raw[-400:]) or LOSS.search(raw[-400:]) for raw in story.timeline.recent)
     return None if trains or story.timeline.step is not None else marked
 
 
 # A failure, and those after it -> why it did not begin the trouble.
-
-
-CUT = 60
-"""So many letters of a message that a terminal cut are enough to know it by."""
-
-COMPARED = 64
-"""So many of the first, and of the last, failures of a log are compared with each other."""
-
+MIN_CUT_LENGTH = 60  # so many letters of a message that a terminal cut are enough to know it by
+COMPARED = 64  # so many of the first, and of the last, failures of a log are compared with each other
 KILLED_TOGETHER = re.compile(r"srun: error: \S{1,80}: tasks [\d,-]{1,80}: Killed$")
 """How srun says that several tasks were killed at once."""
 
@@ -319,7 +319,7 @@ def is_cleared_up(_: Story, ended: Exit, exits: list[Exit]) -> str:
 def alike(one: Failure, other: Failure) -> bool:
     """Whether two processes failed with the same words, but for numbers; a terminal may have cut one of them."""
     short, long = sorted((_words(one.text), _words(other.text)), key=len)
-    return long == short or (len(short) >= CUT and long.startswith(short))
+    return long == short or (len(short) >= MIN_CUT_LENGTH and long.startswith(short))
 
 
 @lru_cache(maxsize=4 * COMPARED)
@@ -327,21 +327,19 @@ def _words(text: str) -> str:
     return re.sub(r"\d+|0x[0-9a-f]+", "", text)[:100]
 
 
-MESSAGE = 60
-"""Over how many lines the message of an exception may go on."""
+MAX_MESSAGE_LINES = 60  # over how many lines the message of an exception may go on
 
 
 def belongs(hit: Hit, failure: Failure) -> bool:
     """Whether a line that a rule knows is a part of a process's last words."""
-    return failure.since <= hit.line <= failure.line + MESSAGE and (
+    return failure.since <= hit.line <= failure.line + MAX_MESSAGE_LINES and (
         same_process(hit.speaker, failure.speaker) or hit.line == failure.line
     )
 
 
 # A line that a rule knows -> why it is not the cause: what only follows, was survived, came later or is only said is none.
-
-
 SIGABRT = 6
+
 WAITING = {
     "nccl-collective-timeout",
     "nccl-network-interface",
@@ -354,20 +352,18 @@ WAITING = {
 PERSISTING = {"op-silently-skipped", "fp16-loss-scale-floor"}
 """Rules of what stays true although the training goes on."""
 
-ENDS = {"job-time-limit", "job-preempted", "pod-evicted"}
-"""Rules of a scheduler that ends a whole job."""
-
-SOON = 200
-"""Within so many lines after a scheduler's end its processes say what became of them."""
-
+ENDS = {"job-time-limit", "job-preempted", "pod-evicted"}  # rules of a scheduler that ends a whole job
+SOON = 200  # within so many lines after a scheduler's end its processes say what became of them
 OF_A_SIGNAL = re.compile(r"[Ss]ignal|SIG[A-Z]{3,6}|KeyboardInterrupt|[Tt]erminat|[Pp]reempt|[Cc]ancel|[Tt]ime ?limit")
 """Words of an exception by which a script itself answers a signal of its scheduler."""
 
 OUT_OF_DATE = re.compile(r"certificate (?:is not yet valid|has expired)")
+
 SAYS_ANOTHER_IS_GONE = re.compile(
     f"{FOLLOWS.pattern}|Worker exit type: |actor is dead because|unhandled system error|connectFullMesh|gloo/transport"
     "|ncclSystemError"
 )
+
 OF_NPUS = re.compile(r"[Hh]ccl|NPU function error|InnerRunOpApi|[Aa]clrt|npuSynchronize|ACL stream")
 """An exception of the runtime of NPUs, below which it says itself that it waited."""
 
@@ -377,6 +373,7 @@ A_FAILURE = re.compile(
 """Words of a wording by which a program says that it fails. Others are told by loggers in the first place."""
 
 COMPLAINT = re.compile(r"rror\b|ERROR|Exception|[Ff]ailed|FAILED|could not")
+
 BUILDS = re.compile(r"op_builder|setup\.py|cpp_extension|torch/utils/_triton|setuptools|subprocess\.py")
 """Files through which a program comes that compiles something."""
 
@@ -386,6 +383,7 @@ A_LIBRARY = re.compile(
 """Words of an exception that may come of a failed build."""
 
 BUILDING = {Stage.COMPILE, Stage.LINK, Stage.JIT, Stage.LOAD}
+
 A_BUILD = re.compile(r"\b[Ee]xtension\b|[Bb]uil[dt]\b|[Cc]ompiled?\b|\.so\b")
 """Words of an exception about what a build was to make."""
 
@@ -639,6 +637,184 @@ def standing(story: Story) -> tuple[list[Hit], list[tuple[Hit, str]]]:
     ]
 
 
+# A timeline -> where the failure began: the first process that failed by itself, on which ranks, and doing what.
+A_WORKER = re.compile(r"(?:\w{1,60} )?pid=\d")  # how Ray names the process that wrote a line
+MESSAGE_BEGINS = 8  # within so many lines the traceback begins that another exception passes on
+
+
+def origin_of(story: Story) -> Origin:
+    """The first failure of a process's own."""
+    timeline = story.timeline
+    ended = first_exit(story)
+    own = sorted((failure for failure in timeline.failures if failure.own), key=lambda failure: failure.line)
+    some = own if len(own) <= 2 * COMPARED else [*own[:COMPARED], *own[-COMPARED:]]
+    reasons = {one.line: passed_over(story, one, some, ended) for one in some}
+    left = [one for one in some if not reasons[one.line]]
+    of_the_root = [one for one in left if ended and ended.root and one.speaker.rank == ended.rank is not None]
+    failure = next(iter([*of_the_root, *left]), None)
+    others = tuple((one, reasons[one.line]) for one in some if reasons[one.line])
+    if failure:
+        failure = _passed_on(failure, own)
+        if not failure.frames:
+            frames = next((other.frames for other in own if other.frames and alike(other, failure)), ())
+            failure = replace(failure, frames=frames)
+        return Origin(
+            failure=failure,
+            ended=ended,
+            passed_over=_perhaps_the_end(failure, timeline),
+            others=others,
+            where=_where_failed(failure, own, timeline),
+            activity=activity(failure.frames, failure.step),
+        )
+    where = f"rank {ended.number}" if ended and ended.number is not None else ""
+    if ended and not where and _is_one_of_several(ended.host, timeline):
+        where = ended.host
+    borne = max([*own, *(one for one in timeline.survived if one.own)], default=None, key=lambda one: one.line)
+    doing = activity((), timeline.step) if ended else ""
+    return Origin(ended=ended, passed_over=borne, others=others, where=where, activity=doing)
+
+
+def _perhaps_the_end(failure: Failure, timeline: Timeline) -> Failure | None:
+    """The last exception that may have ended one of several processes, though steps of nobody knows whom follow it."""
+    several = len(timeline.ranks) > 1 or any(one.local for one in timeline.exits)
+    before = [
+        one
+        for one in timeline.survived
+        if one.own
+        and one.rooted
+        and one.speaker.number is None
+        and one.line < failure.since
+        and not alike(one, failure)
+    ]
+    return before[-1] if several and before else None
+
+
+def _passed_on(failure: Failure, own: list[Failure]) -> Failure:
+    """The exception that another one only passes on, its traceback in its own message."""
+    if not PASSES_ON.match(failure.text):
+        return failure
+    below = (one for one in own if failure.line < one.line and one.since <= failure.line + MESSAGE_BEGINS)
+    first = next((one for one in below if same_process(one.speaker, failure.speaker)), None)
+    if first and not first.frames and failure.raised_by_the_script:
+        return replace(failure, text=f"{failure.text}; the first of them: {first.text}")
+    return first or failure
+
+
+def first_exit(story: Story) -> Exit | None:
+    """The process that ended first: torchrun says which one; else one that no other process ended."""
+    exits = story.timeline.exits
+    root = [one for one in exits if one.root and one.rank is not None]
+    signals = [
+        one for one in exits if one.signal and one.signal not in FROM_OUTSIDE and not is_cleared_up(story, one, exits)
+    ]
+    others = [one for one in exits if one.signal not in FROM_OUTSIDE]
+    return next((group[0] for group in (root, signals, others, exits) if group), None)
+
+
+def failure_of(hit: Hit, origin: Origin, timeline: Timeline) -> Failure | None:
+    """The failure in whose traceback or message a line stands: of a group of exceptions each has its own."""
+    others = [one for one in timeline.failures if one.since <= hit.line and belongs(hit, one)]
+    nearest = max(others, default=None, key=lambda one: (one.line == hit.line, one.since))
+    return origin.failure if nearest and origin.failure and nearest.line == origin.failure.line else nearest
+
+
+def where_hit(hit: Hit, timeline: Timeline) -> str:
+    """On which ranks the lines of a rule stand."""
+    numbers = {speaker.number for speaker in hit.speakers} - {None}
+    return _ranks({number for number in numbers if number is not None}, hit.speaker, timeline)
+
+
+def _where_failed(failure: Failure, own: list[Failure], timeline: Timeline) -> str:
+    same = [other for other in own if alike(other, failure)]
+    numbers = {other.speaker.number for other in same if other.speaker.number is not None}
+    if numbers or _is_one_of_several(failure.speaker.host, timeline):
+        return _ranks(numbers, failure.speaker, timeline)
+    world = max(timeline.world, len(timeline.ranks))
+    if world > 1 and len(same) >= world:
+        return "all ranks"
+    roots = {one.rank for one in timeline.exits if one.root and one.rank is not None}
+    others = [one for one in timeline.exits if one.rank is not None and not one.root and one.signal not in FROM_OUTSIDE]
+    return f"rank {roots.pop()}" if len(roots) == 1 and not others and len(same) == 1 else ""
+
+
+def _ranks(numbers: set[int], speaker: Speaker, timeline: Timeline) -> str:
+    """Ranks in words."""
+    if not numbers:
+        return speaker.host if _is_one_of_several(speaker.host, timeline) else ""
+    known = timeline.ranks
+    if len(numbers) > 1 and numbers >= known:
+        return "all ranks"
+    local = (
+        speaker.rank is None
+        and speaker.task is None
+        and any(one.rank != one.local for one in timeline.exits if one.root)
+    )
+    if len(numbers) == 1:
+        return f"{'local ' if local else ''}rank {min(numbers)}"
+    named = ", ".join(str(number) for number in sorted(numbers)[:6])
+    return f"ranks {named}{', ...' if len(numbers) > 6 else ''}"
+
+
+def _is_one_of_several(host: str, timeline: Timeline) -> bool:
+    """Whether other lines begin with a name that differs only in its number, as those of nodes and pods do, or are of other
+    workers of Ray."""
+    if A_WORKER.match(host):
+        return any(other.host != host and A_WORKER.match(other.host) for other in timeline.speakers)
+    stem = re.sub(r"\d+", "", host)
+    return bool(host) and any(
+        stem == re.sub(r"\d+", "", other.host) != other.host != host for other in timeline.speakers
+    )
+
+
+@relation("only-an-exit")
+def only_an_exit(story: Story, hit: Hit) -> str:
+    """A hit is nothing but the signal by which the first process ended."""
+    ended = story.origin.ended
+    if hit.rule.stage is not Stage.RUN or story.origin.failure or not (ended and ended.signal):
+        return ""
+    same = any(one.line == hit.line and one.signal == ended.signal for one in story.timeline.exits)
+    only = same and (hit.tier is Tier.GENERIC or hit.text.endswith("Killed"))
+    return f"it is how the process of line {ended.line} ended" if only else ""
+
+
+@relation("better-known")
+def better_known(story: Story) -> str:
+    """A line of the GPU or of a compiler says more than the exception."""
+    failure = story.origin.failure
+    late = failure is not None and not is_of_a_build(failure)
+    more = (line for line in first_hand(story) if not (late and failure and line.number > failure.line))
+    line = next(more, None)
+    return f"line {line.number} says more" if line else ""
+
+
+def first_hand(story: Story) -> list[Line]:
+    """What the GPU or a compiler said first, unless it is of something before the failure that began it."""
+    found = [line for event in (Event.GPU_FAULT, Event.COMPILER_ERROR) if (line := story.first(event))]
+    return [line for line in found if not line_is_of_before(story, line, story.read.writers[line.number])]
+
+
+@relation("was-built")
+def was_built(story: Story, echoes: list[Hit]) -> str:
+    """Something was being built, and the log only repeats that it failed."""
+    echo = next((hit for hit in echoes if hit.tier is Tier.ECHO), None)
+    if echo is None:
+        began, done, ended = story.until(Event.BUILDING), story.until(Event.LOADED), story.origin.ended
+        over = not began or done > began or story.timeline.step is not None
+        own = story.origin.failure is not None or (ended is not None and ended.signal is not None)
+        echo = echoes[0] if echoes and not over and not own else None
+    return f"line {echo.line} says that a build failed" if echo else ""
+
+
+@relation("ended-well-after")
+def ended_well_after(story: Story, hit: Hit) -> str:
+    """The log ended well after this line, and nothing failed after that."""
+    if hit.signature.stands or hit.rule.id == "op-silently-skipped":
+        return ""
+    failed = failed_at(story)
+    well = well_until(story, failed)
+    return f"the log ends well after it: line {well}" if well > max(hit.line, failed, story.read.last_exception) else ""
+
+
 RELATIONS = (
     ends_its_process,
     says_to_go_on,
@@ -661,5 +837,9 @@ RELATIONS = (
     is_later,
     is_of_something_before,
     is_only_said,
+    only_an_exit,
+    better_known,
+    was_built,
+    ended_well_after,
 )
 """All of them, for the table of what each one changes."""

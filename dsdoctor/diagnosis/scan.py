@@ -6,62 +6,421 @@ A line is split into words in C; only a line that has a word of the catalogue is
 import copy
 import re
 import zlib
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from dsdoctor.diagnosis.facts import INSTALL_OPS, Clue, FactReader, groups_of
-from dsdoctor.diagnosis.health import Health
-from dsdoctor.diagnosis.json_lines import JsonLines
+from dsdoctor.diagnosis.catalogue import RULES
+from dsdoctor.diagnosis.facts import CLUES, INSTALL_OPS, LISTS, Clue, FactReader
+from dsdoctor.diagnosis.health import A_WARNING, Health
 from dsdoctor.diagnosis.lines import (
+    AGENT,
     COLOUR,
-    CONTEXT,
     LONGEST,
-    Above,
-    Speaker,
-    WrappedLine,
+    PROMPT,
+    SOURCE,
+    JsonLines,
+    Line,
     is_coloured,
+    is_of_an_agent,
+    is_quoted,
+    is_said,
+    only_mentions,
     segments,
     shorten,
 )
-from dsdoctor.diagnosis.marks import Effect, Event, Mark, Repeats
-from dsdoctor.diagnosis.mentions import AGENT, PROMPT, SOURCE, Relayed, is_of_an_agent, is_quoted, only_mentions
-from dsdoctor.diagnosis.models import Hit, Line, ReaderError, Signature, Tier
-from dsdoctor.diagnosis.prefilter import (
-    A_WARNING,
-    CUT,
-    INDEX,
-    Index,
-    Partly,
-    Patterns,
-    Routine,
-    Wording,
-    cut_matters,
-    kind_of,
-    part_to_search,
-    words_of,
+from dsdoctor.diagnosis.marks import MARKS, Event, Mark
+from dsdoctor.diagnosis.models import Hit, ReaderError, Rule, Signature, Tier
+from dsdoctor.diagnosis.timeline import NOBODY, Speaker, Timeline, add_event
+
+WORD_BYTES = bytes(
+    ord(chr(byte).lower()) if byte < 128 and (chr(byte).isalnum() or byte == ord("_")) else ord(" ")
+    for byte in range(256)
 )
-from dsdoctor.diagnosis.timeline import Timeline, add_event
 
-BATCH = 32
-"""How many lines are first looked at together."""
 
-WRITERS = 1000
-"""How many processes are remembered that wrote the line of a rule."""
+@dataclass(frozen=True, kw_only=True)
+class Wording:
+    """A signature with its rule."""
 
+    rule: Rule
+    signature: Signature
+
+
+Entry = Wording | Clue | Mark
+
+
+@dataclass(frozen=True)
+class Index:
+    """From a word to the entries that need it, with the other words that they need."""
+
+    entries: tuple[Entry, ...]
+    words: dict[bytes, list[tuple[int, frozenset[bytes]]]]
+    phrases: dict[str, list[int]]
+
+    def numbers(self, words: set[bytes]) -> set[int]:
+        """The numbers of the entries that can match a line with these words."""
+        known = self.words
+        return {
+            number for word in words & known.keys() for number, others in known[word] if not others or others <= words
+        }
+
+
+def index(rules: Iterable[Rule] = tuple(RULES.values())) -> Index:
+    """Marks, clues and rules by their words."""
+    entries: list[Entry] = [*MARKS, INSTALL_OPS, *CLUES, *LISTS]
+    of_lines = (rule for rule in rules if not rule.general)
+    entries += [Wording(rule=rule, signature=signature) for rule in of_lines for signature in rule.signatures]
+    words: dict[bytes, list[tuple[int, frozenset[bytes]]]] = {}
+    phrases: dict[str, list[int]] = {}
+    wanted = [(number, word) for number, entry in enumerate(entries) for word in _words_wanted(entry).split()]
+    uses = Counter(part for _, word in wanted for part in word.encode().split(b"+"))
+    for number, word in wanted:
+        if word.isascii():
+            parts = word.encode().split(b"+")
+            # why: the rarer word leads to fewer entries whose other words are then looked for
+            rarest = min(parts, key=lambda part: (uses[part], -len(part)))
+            words.setdefault(rarest, []).append((number, frozenset(parts) - {rarest}))
+        else:
+            phrases.setdefault(word, []).append(number)
+    return Index(tuple(entries), words, phrases)
+
+
+def _words_wanted(entry: Entry) -> str:
+    return entry.signature.words if isinstance(entry, Wording) else entry.words
+
+
+INDEX = index()
+
+
+def words_of(raw: bytes) -> list[bytes]:
+    """The words of a line in small letters, in C; NULs between letters (16-bit text) are dropped.
+
+    >>> words_of(b"fatal error: Cusparse_v2.h")
+    [b'fatal', b'error', b'cusparse_v2', b'h']
+    """
+    return raw.translate(WORD_BYTES, b"\0").split()
+
+
+@dataclass
+class Patterns:
+    """The compiled patterns of an index, each compiled when it is first searched. Several logs may share them."""
+
+    index: Index
+    compiled: dict[int, re.Pattern[str]] = field(default_factory=dict)
+
+    def search(self, number: int, pattern: str, text: str) -> re.Match[str] | None:
+        """Like re.search, without its look into the cache at every call."""
+        if (compiled := self.compiled.get(number)) is None:
+            compiled = self.compiled[number] = re.compile(pattern)
+        return compiled.search(text)
+
+
+# Lines of a build of which very many are alike: how often each kind came, so that the others need not be searched.
+ROUTINE, KINDS = 200, 1000
+"""How many compile commands of one extension, and how many warnings, are read before the others are skipped; of how many kinds."""
+
+A_COMMAND = b"-DTORCH_EXTENSION_NAME="  # a part of torch's compile commands
+
+
+def kind_of(raw: bytes) -> bytes:
+    """The extension that a command compiles, or ``: warning: ``; nothing where a line is neither, or says more.
+
+    >>> kind_of(b"c++ -DTORCH_EXTENSION_NAME=cpu_adam -O3 -c a.cpp"), kind_of(b"x.h:1:1: warning: unused"), kind_of(b"step 7")
+    (b'cpu_adam', b': warning: ', b'')
+    """
+    if A_COMMAND in raw and b"illed" not in raw:  # a shell says "Killed" in the line of the command
+        return raw.partition(A_COMMAND)[2][:40].split(b" ")[0] or A_COMMAND
+    return A_WARNING if A_WARNING in raw and b"rror:" not in raw else b""
+
+
+@dataclass
+class Routine:
+    """How often lines of each kind came."""
+
+    times: dict[bytes, int] = field(default_factory=dict)
+
+    def is_known(self, kind: bytes) -> bool:
+        """Count one more line of a kind; whether very many came before it."""
+        before = self.times.get(kind, 0)
+        if len(self.times) < KINDS or before:
+            self.times[kind] = before + 1
+        return before >= ROUTINE
+
+
+# Lines too long, or with words of too many rules, to be searched whole: what of them is searched, and how many there were.
+CROWD, SHORT = 40, 300
+"""How many entries a line may ask for: of a longer line with the words of more, less is searched, so that it costs no more.
+
+Of real lines none asks for more than 25.
+"""
+
+CUT_LENGTH = 2 * LONGEST + 1  # the length of a line whose middle ``raw_lines`` has thrown away already
+
+
+@dataclass
+class TruncatedLines:
+    """The lines that were not searched whole: how many, the first and the last."""
+
+    lines: int = 0
+    first: int = 0
+    last: int = 0
+
+    def note(self, line: int) -> None:
+        """This line is one of them."""
+        if self.last != line:
+            self.lines += 1
+            self.first, self.last = self.first or line, line
+
+
+def cut_matters(raw: bytes, index: Index) -> bool:
+    """Whether what is cut out of a line may hold a word of the catalogue.
+
+    Of a command that compiles it is flags, of a progress bar it is states that are past.
+    """
+    if A_COMMAND in raw or b"\r" in raw.rstrip():
+        return False
+    middle = words_of(raw[LONGEST * 3 // 4 - 1 : -LONGEST // 4])
+    return len(raw) == CUT_LENGTH or not index.words.keys().isdisjoint(middle)
+
+
+def truncated_for_search(text: str, entries: int) -> str:
+    """What of a text is searched for so many entries: head and tail of a long one with words of very many."""
+    room = max(SHORT, len(text) * CROWD // max(1, entries))
+    if entries <= CROWD or len(text) <= room:
+        return text
+    return f"{text[: room * 3 // 4]} {text[-room // 4 :]}"
+
+
+# Lines that come again and again -> what they led to the first time, so that they are not searched anew.
+MAX_SEEN, MAX_REMEMBERED_BYTES = 1000, 4000
+"""How many different lines are remembered with their effect, and how long such a line may be."""
+
+SAME_EFFECT_TIMES = 3000
+"""After so many lines of one form with the same effect, each further one is taken to have it too."""
+
+LONG_NUMBER = re.compile(rb"\d{3,}")
+"""What may differ between lines of one form. Shorter numbers tell ranks, signals and errors apart."""
+
+
+@dataclass
+class Effect:
+    """What a line led to. ``repeats``: the same line leads to the same again, wherever it is; ``partly``: not all of it was
+    searched."""
+
+    marks: list[tuple[Event, str]] = field(default_factory=list)
+    hits: list[int] = field(default_factory=list)
+    repeats: bool = True
+    partly: bool = False
+
+    def is_like(self, other: "Effect") -> bool:
+        """Whether another line led to the same."""
+        events = [event for event, _ in self.marks]
+        return (self.hits, self.partly, events) == (other.hits, other.partly, [event for event, _ in other.marks])
+
+
+@dataclass
+class Form:
+    """Lines that differ in long numbers only: what the last of them led to, and how many in a row led to it."""
+
+    effect: Effect
+    times: int = 1
+
+
+@dataclass
+class Repeats:
+    """What is remembered of the lines of a log."""
+
+    lines: dict[bytes, Effect] = field(default_factory=dict)
+    forms: dict[bytes, Form] = field(default_factory=dict)
+    settled: bool = False  # whether one form has come so often that it is worth looking for
+
+    def recall(self, raw: bytes) -> Effect | None:
+        """What this line, or very many lines of its form, led to."""
+        if (effect := self.lines.get(raw)) or not self.settled:
+            return effect
+        form = self.forms.get(LONG_NUMBER.sub(b"0", raw))
+        return form.effect if form and form.times >= SAME_EFFECT_TIMES else None
+
+    def keep(self, raw: bytes, effect: Effect) -> None:
+        """Remember what a line led to."""
+        if len(raw) > MAX_REMEMBERED_BYTES or not effect.repeats:
+            return
+        if len(self.lines) >= MAX_SEEN:
+            self.lines.clear()
+        self.lines[raw] = effect
+        name = LONG_NUMBER.sub(b"0", raw)
+        form = self.forms.get(name)
+        if form and form.effect.is_like(effect):
+            form.times += 1
+            self.settled = self.settled or form.times >= SAME_EFFECT_TIMES
+            return
+        if len(self.forms) >= MAX_SEEN:
+            self.forms = {known: form for known, form in self.forms.items() if form.times >= SAME_EFFECT_TIMES}
+        if len(self.forms) < MAX_SEEN:
+            self.forms[name] = Form(effect)
+
+
+# The line of an exception that a terminal or a box wrapped over several lines -> that line as it was.
+MAX_JOINED, MAX_JOINED_CUT, MAX_BETWEEN = 3, 8, 40
+"""Over how many more lines it may go: wrapped between words, and cut where the lines were full; how many may stand between."""
+
+MAX_WHOLE, MAX_PART = 1000, 400  # how long such an exception may be, and each of its lines
+ANOTHER_PROGRAM = re.compile(
+    r"(?:slurmstepd|slurmd|srun|sbatch|salloc|scancel|mpirun|mpiexec|mpiexec\.hydra|prterun|prted|orterun|orted|kubelet|kernel)"
+    r"(?:\[\d{1,9}\])?: |\*\*\* SIG[A-Z]{3,6} received "
+)
+"""How lines of launchers and schedulers begin: they end what a rank said before."""
+
+WIDTHS = frozenset({72, 80, 100, 120, 132, 160, 200})
+"""What terminals and pages cut lines at, in the middle of words."""
+
+
+class WrappedLine:
+    """The line of an exception with those after it, joined; ``text`` is "" where nothing more can belong to it, and
+    ``since`` the number of its first line.
+
+    ``cut``: one of its lines is as long as a terminal is wide, so what is known of it may be of its half. ``uncut``: all that was
+    put together where lines were full.
+    """
+
+    def __init__(self) -> None:
+        self.text = self.uncut = self._spaced = ""
+        self._raw, self._head, self.since, self._joined = b"", 0, 0, 0
+        self._speaker = NOBODY
+        self.cut = False
+
+    def begin(self, text: str, raw: bytes, line: int, speaker: Speaker = NOBODY) -> None:
+        """An exception's line. ``raw`` is it with what stands before the clean text: a label, a clock."""
+        self.text = self._spaced = text if len(text) <= MAX_WHOLE else ""
+        self._raw = raw.rstrip(b"\r\n")
+        self._head = max(0, self._raw.find(text[:20].encode("utf-8", "replace")))
+        self._speaker, self.since, self._joined, self.uncut = speaker, line, 0, ""
+        self.cut = self._is_full(self._raw)
+
+    def joined(self, text: str, raw: bytes, line: int, speaker: Speaker = NOBODY) -> tuple[str, ...]:
+        """The line together with the next one, in the two ways that it may go on where the line before was full; nothing
+        where that one is too long to be a part of it, or of another process."""
+        if speaker.number is not None and speaker.number != self._speaker.number:
+            self.text = "" if line - self.since > MAX_BETWEEN else self.text
+            return ()
+        if ANOTHER_PROGRAM.match(text):
+            self.text = ""
+            return ()
+        raw = raw.rstrip(b"\r\n")
+        cut = self._cuts_words(raw)
+        self.cut = self.cut or self._is_full(raw)
+        whole, spaced = f"{self.text}{'' if cut else ' '}{text}", f"{self._spaced} {text}"
+        self.uncut = whole if cut and (self.uncut or not self._joined) else ""
+        self._joined += 1
+        ended = (
+            self._joined >= (MAX_JOINED_CUT if self.cut else MAX_JOINED)
+            or len(text) > MAX_PART
+            or len(whole) > MAX_WHOLE
+        )
+        self.text, self._spaced, self._raw = "" if ended else whole, spaced, raw
+        return () if len(text) > MAX_PART else tuple(dict.fromkeys((whole, spaced)))
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the last line of it was full, so that its end is still to come."""
+        return self._is_full(self._raw)
+
+    def _is_full(self, raw: bytes) -> bool:
+        """Whether a line is as long as a terminal is wide, with its label or before the label was put in front."""
+        return len(raw) in WIDTHS or len(raw) - self._head in WIDTHS
+
+    def _cuts_words(self, raw: bytes) -> bool:
+        """Whether the line before was cut where it was full, and not between words."""
+        body = raw[self._head :] if raw[: self._head].endswith(self._raw[: self._head][-2:]) else raw
+        return self._is_full(self._raw) and not self._raw.endswith(b" ") and not body.startswith(b" ")
+
+
+# The lines just above a line, and whether a pattern is in them. No line is searched twice for one pattern.
+ABOVE, CONTEXT = 40, 300  # how many lines above a line are remembered, and how much of each
+
+
+@dataclass
+class RecentLines:
+    """The last lines of a log that are not blank."""
+
+    lines: deque[bytes] = field(default_factory=lambda: deque(maxlen=ABOVE))
+    count: int = 0
+    searched: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """For each pattern: up to which line it was searched, and the last line that has it; counted from 1."""
+
+    def remember(self, raws: Iterable[bytes]) -> None:
+        """Take the next lines."""
+        for raw in raws:
+            self.lines.append(raw[:CONTEXT])
+            self.count += 1
+
+    def has(self, pattern: str) -> bool:
+        """Whether one of the lines has the pattern.
+
+        >>> above = RecentLines()
+        >>> above.remember([b'File "setup.py"', b"  import torch"])
+        >>> above.has(r"setup\\.py"), above.has("metadata")
+        (True, False)
+        """
+        until, last = self.searched.get(pattern, (0, 0))
+        new = islice(reversed(self.lines), min(self.count - until, len(self.lines)))
+        found = (self.count - age for age, raw in enumerate(new) if re.search(pattern, raw.decode("utf-8", "replace")))
+        last = next(found, last)
+        self.searched[pattern] = self.count, last
+        return last > self.count - ABOVE and last > 0
+
+
+# A log whose every line a logger passed on with a level in front, as schedulers of tasks do: what it passes on is no warning.
+LEVEL = r"^.{0,80}?\b(?:INFO|WARNING|WARN|DEBUG|ERROR)"
+
+
+RELAYED_FRAME = re.compile(
+    LEVEL + r"(?P<between>[^\w\"]{1,6}(?:[\w.-]{1,40}[\]:|-]{1,2} ?)?) {2}File \"[^\"]{1,300}\", line \d{1,7}, in "
+)
+
+
+@dataclass
+class Relayed:
+    """What stands in front of all lines, once a frame of a traceback was seen behind it."""
+
+    head: re.Pattern[str] | None = None
+
+    def learn(self, raw: bytes) -> bool:
+        """Whether this line is the first one to show it.
+
+        >>> relayed = Relayed()
+        >>> relayed.learn(b'[2026-11-22, 10:00:07 UTC] {run.py:93} INFO -   File "/w/a.py", line 7, in main')
+        True
+        >>> relayed.strip("{run.py:93} INFO - KeyError: 'labels'"), relayed.strip("KeyError: 'labels'")
+        ("KeyError: 'labels'", "KeyError: 'labels'")
+        """
+        if self.head is not None or b'File "' not in raw:
+            return False
+        if found := RELAYED_FRAME.match(raw.decode("utf-8", "replace").strip("\r\n")):
+            self.head = re.compile(LEVEL + re.escape(found["between"]))
+        return found is not None
+
+    def strip(self, text: str) -> str:
+        """A text without it."""
+        return self.head.sub("", text, count=1).lstrip() if self.head else text
+
+    def is_warning(self, raw: bytes) -> bool:
+        """Whether a line is a warning or a notice of the program itself."""
+        return self.head is None and is_said(raw)
+
+
+BATCH_LINES = 32  # how many lines are first looked at together
+MAX_WRITERS = 1000  # how many processes are remembered that wrote the line of a rule
 ONCE = {Event.COMPILER_ERROR, Event.GPU_FAULT, Event.WINDOWS, Event.NO_GPU, Event.WORLD}
 """Events of which only the first one counts."""
 
-FIRST_HAND = {Event.COMPILER_ERROR, Event.GPU_FAULT}
-"""What a compiler or a GPU says itself."""
-
-ASKED = 5000
-"""How many lines are searched for one fact."""
-
-MAX_ERRORS = 100
-"""So many places that could not be read are remembered."""
-
+FIRST_HAND = {Event.COMPILER_ERROR, Event.GPU_FAULT}  # what a compiler or a GPU says itself
+MAX_ASKED = 5000  # how many lines are searched for one fact
+MAX_ERRORS = 100  # so many places that could not be read are remembered
 BLANK = b" \t\r\n\v\f\0"
+
 A_COMPILE = b"dtorch_extension_name"
 """A part of every command that compiles for torch; such a line shows flags, never an error."""
 
@@ -84,8 +443,9 @@ class Scan:
     ops_line: int = 0
     last_output: int = 0
     broken_off: bool = False
+    has_exits_enough: bool = False
     lines: int = 0
-    above: Above = field(default_factory=Above)
+    above: RecentLines = field(default_factory=RecentLines)
     traceback_since: int = 0
     wrapped: WrappedLine = field(default_factory=WrappedLine)
     repeats: Repeats = field(default_factory=Repeats)
@@ -93,7 +453,7 @@ class Scan:
     patterns: Patterns = field(default_factory=lambda: Patterns(INDEX))
     known: set[int] = field(default_factory=set)
     asked: dict[int, int] = field(default_factory=dict)
-    partly: Partly = field(default_factory=Partly)
+    partly: TruncatedLines = field(default_factory=TruncatedLines)
     timeline: Timeline = field(default_factory=Timeline)
     speakers: dict[int, set[Speaker]] = field(default_factory=dict)
     writers: dict[int, Speaker] = field(default_factory=dict)
@@ -104,8 +464,7 @@ class Scan:
     relayed: Relayed = field(default_factory=Relayed)
     records: JsonLines = field(default_factory=JsonLines)
     health: Health = field(default_factory=Health)
-    errors: list[ReaderError] = field(default_factory=list)
-    """What of the log could not be read."""
+    errors: list[ReaderError] = field(default_factory=list)  # what of the log could not be read
 
     def note_error(self, error: Exception, line: int = 0) -> None:
         """Something of the log could not be read; the first of these are told."""
@@ -155,7 +514,7 @@ class Scan:
         # why together: most batches of a long log have no word of the catalogue at all
         whole = b" ".join(batch)
         tokens = words_of(whole)
-        cut = len(whole) >= CUT and any(len(raw) == CUT for raw in batch)
+        cut = len(whole) >= CUT_LENGTH and any(len(raw) == CUT_LENGTH for raw in batch)
         whole_words = whole.isascii() and not is_coloured(whole)
         plain = tokens and whole_words and not cut and not self.traceback_since and not self.wrapped.text
         if not plain or not self.index.words.keys().isdisjoint(tokens):
@@ -228,7 +587,7 @@ class Scan:
 
     def _searched(self, text: str, entries: int) -> str:
         """What of a text is searched for so many entries."""
-        part = part_to_search(text, entries)
+        part = truncated_for_search(text, entries)
         if part is not text:
             self.effect.partly = True
             self.partly.note(self.lines)
@@ -270,7 +629,7 @@ class Scan:
         entry = self.index.entries[number]
         if isinstance(entry, Clue):
             self.asked[number] = self.asked.get(number, 0) + 1
-            if self.fact_reader.read(entry, text) or self.asked[number] > ASKED:
+            if self.fact_reader.read(entry, text) or self.asked[number] > MAX_ASKED:
                 self.known.add(number)
             if entry is INSTALL_OPS and "Install Ops=" in text:
                 self.ops_line = self.lines
@@ -278,7 +637,7 @@ class Scan:
             marked = self.last.get(entry.event)
             if not (marked and marked.number == self.lines) and self._stands_there(number, entry, text):
                 self._mark(entry.event, text)
-                if entry.event in ONCE or (entry.event is Event.EXITED and self.timeline.has_exits_enough):
+                if entry.event in ONCE or (entry.event is Event.EXITED and self.has_exits_enough):
                     self.known.add(number)
                 if (entry.event, text) not in self.effect.marks:
                     self.effect.marks.append((entry.event, text))
@@ -310,7 +669,8 @@ class Scan:
             self.traceback_since = self.lines
         elif event is Event.WAITING:
             self.broken_off = False
-        add_event(self.timeline, event, text, self.raw, self.lines, self.above)
+        enough = add_event(self.timeline, event, text, self.raw, self.lines, self.above.lines)
+        self.has_exits_enough = self.has_exits_enough or enough
 
     def _match(self, number: int, wording: Wording, text: str, since: int = 0) -> None:
         signature = wording.signature
@@ -369,7 +729,7 @@ class Scan:
 
     def _said_by(self, number: int) -> None:
         writers = self.speakers.setdefault(number, set())
-        if len(writers) < WRITERS:
+        if len(writers) < MAX_WRITERS:
             writers.add(self.timeline.speaker(self.raw))
 
     def counted(self, number: int, hit: Hit) -> Hit:
@@ -432,11 +792,11 @@ def _batches(lines: Iterable[bytes | str], whole: Scan, at_hand: Callable[[], bo
         batch: list[bytes] = []
         try:
             if at_hand is None:
-                batch.extend(islice(raws, BATCH))
+                batch.extend(islice(raws, BATCH_LINES))
             else:
                 for raw in raws:
                     batch.append(raw)
-                    if len(batch) == BATCH or not at_hand():
+                    if len(batch) == BATCH_LINES or not at_hand():
                         break
         except (OSError, EOFError, zlib.error):
             raise  # what the file itself cannot give
@@ -447,3 +807,12 @@ def _batches(lines: Iterable[bytes | str], whole: Scan, at_hand: Callable[[], bo
             if not batch:
                 return
         yield batch
+
+
+def groups_of(found: re.Match[str]) -> dict[str, str]:
+    """The named groups that matched; ``name2`` is another wording's ``name``.
+
+    >>> groups_of(re.search("(?P<op>x)|(?P<op2>y)", "y"))
+    {'op': 'y'}
+    """
+    return {name.rstrip("23456"): value for name, value in found.groupdict().items() if value}

@@ -1,28 +1,744 @@
-"""One log -> the story of each rank: its own failures, what only follows, how it ended, what became of its losses."""
+"""What each process of a run did: its steps and losses, its tracebacks and other failures, and how it ended."""
 
 import re
+import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from dsdoctor.diagnosis.exits import Exit, exit_of
-from dsdoctor.diagnosis.failures import NATIVE, Failure, Tracebacks
-from dsdoctor.diagnosis.lines import Above, Speaker, are_two, last_segment, same_process, speaker_of
+from dsdoctor.diagnosis.lines import EXCEPTION_LINE, Line, last_segment
 from dsdoctor.diagnosis.marks import Event
-from dsdoctor.diagnosis.models import Line
-from dsdoctor.diagnosis.progress import FINITE, STEP, Series, last_step, last_words
+from dsdoctor.diagnosis.owner import PYTHON, is_relay, owner_of
+
+# A raw line of a log -> which process wrote it, as far as its prefix says. Reads only the head of the line.
+MAX_HEAD_BYTES = 240
+
+
+COLOUR_OF_HEAD = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
+
+
+RANK_LABEL = re.compile(rb"\[(?:rank ?|Rank )(\d{1,5})\]|(?:^|[\]:|] ?)rank(\d{1,5}): ")
+
+
+LOCAL_LABEL = re.compile(rb"\[default(\d{1,5})\]:?|^default(\d{1,5}): ")
+
+
+MPI_LABEL = re.compile(rb"^\[\d{1,5},(\d{1,5})\]<std(?:out|err)>")
+
+
+TASK_LABEL = re.compile(rb"^ {0,4}(\d{1,5}): ")
+
+
+RAY_LABEL = re.compile(rb"^\(((?:\w{1,60} )?pid=\d{1,9}(?:, ip=[\w.:]{3,40})?)\) ")
+
+
+HOST_LABEL = re.compile(rb"^(?:\[(?:pod/)?([A-Za-z][\w./-]{0,80})\] |([A-Za-z][\w.-]{0,60}\d[\w.-]{0,20})(?: \| |: ))")
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """A process that writes to a log: its rank, its number on its node or in its Slurm step, its host; None where unknown."""
+
+    rank: int | None = None
+    local: int | None = None
+    task: int | None = None
+    host: str = ""
+
+    @property
+    def number(self) -> int | None:
+        """The rank, or what stands for it where nothing else is known."""
+        numbers = (self.rank, self.task, self.local)
+        return next((number for number in numbers if number is not None), None)
+
+
+NOBODY = Speaker()
+
+
+def speaker_of(raw: bytes, *, tasks: bool = False) -> Speaker:
+    """Who wrote a line. ``tasks``: a number at the head is that of a Slurm task.
+
+    >>> speaker_of(b"[default1]:[rank5]: Traceback (most recent call last):").rank
+    5
+    >>> speaker_of(b"node-2: [rank7]: x").host, speaker_of(b"3: step 1", tasks=True).task, speaker_of(b"3: step 1").number
+    ('node-2', 3, None)
+    """
+    head = raw[:MAX_HEAD_BYTES]
+    if b"\x1b" in head:
+        head = COLOUR_OF_HEAD.sub(b"", head)
+    rank, local, task = RANK_LABEL.search(head), LOCAL_LABEL.search(head), (TASK_LABEL.match(head) if tasks else None)
+    if rank is None:
+        rank = MPI_LABEL.match(head)
+    host = HOST_LABEL.match(head) or RAY_LABEL.match(head)
+    return Speaker(
+        rank=_number_in(rank),
+        local=_number_in(local),
+        task=_number_in(task),
+        host=next((part for part in host.groups() if part), b"").decode() if host else "",
+    )
+
+
+def same_process(one: Speaker, other: Speaker) -> bool:
+    """Whether two lines may be of one process: no number that both have differs.
+
+    >>> same_process(Speaker(local=1), Speaker(rank=1, local=1)), same_process(Speaker(rank=1), Speaker(rank=2))
+    (True, False)
+    """
+    if one.rank is not None and other.rank is not None:
+        return one.rank == other.rank
+    if one.task is not None and other.task is not None:
+        return one.task == other.task
+    if one.host and other.host and one.host != other.host:
+        return False
+    return one.number == other.number
+
+
+def are_two(one: Speaker, other: Speaker) -> bool:
+    """Whether two lines are surely of two processes: both are numbered, and not alike.
+
+    >>> are_two(Speaker(rank=1), Speaker(rank=2)), are_two(Speaker(rank=1), Speaker())
+    (True, False)
+    """
+    return one.number is not None and other.number is not None and not same_process(one, other)
+
+
+def _number_in(found: re.Match[bytes] | None) -> int | None:
+    return next(int(group) for group in found.groups() if group) if found else None
+
+
+FOLLOWS = re.compile(
+    r"[Cc]onnection (?:was )?(?:closed by (?:remote )?peer|reset by peer)|Connection was likely closed"
+    r"|ncclRemoteError"
+    r"|remote process exited|Timed out waiting \d{1,12}ms for|wait timeout after|[Ww]atchdog|Socket Timeout"
+    r"|got 0 bytes|store based barrier|Timed out after \d{1,9} seconds waiting for clients|monitoredBarrier"
+    r"|[Cc]ommunicator was aborted"
+    r"|NCCL operations have failed|RendezvousConnectionError|RendezvousClosedError|RendezvousTimeoutError"
+    r"|^ConnectionResetError"
+    r"|^(?:\w{1,40}\.)?BrokenPipeError|^EOFError$|^ConnectionRefusedError"
+    r"|c10::DistBackendError|has been marked as aborted|collective timeout"
+    r"|(?:ActorDied|RayActor|WorkerCrashed)Error: The (?:actor|worker) died (?:unexpectedly|before)|ActorUnavailableError: "
+)
+"""Words of an exception, or of a crash, that only says that another rank is gone or does not come."""
+
+LOST = re.compile(r"[Cc]onnection (?:was )?(?:closed|reset)|BrokenPipe|got 0 bytes|ncclRemoteError")
+"""That another process is gone: what says so has not waited."""
+
+LAUNCHER = re.compile(
+    r"(?:[\w.]{0,120}\.)?ChildFailedError\b"
+    r"|(?:subprocess\.)?CalledProcessError: Command .{0,4000}(?:train|python|torchrun|deepspeed)"
+    r"|(?:[\w.]{0,120}\.)?SignalException\b|SystemExit\b|(?:[\w.]{0,120}\.)?ProcessExitedException"
+)
+"""The launcher's own exception, which names no cause."""
+
+PASSES_ON = re.compile(
+    r"(?:\w{1,60}\.){0,6}(?:(?:Base)?ExceptionGroup|ProcessRaisedException|PythonException|RayTaskError)\b"
+    r"|(?:\w{1,60}\.){0,6}(?:ActorDiedError|RayActorError): .{0,40}error raised in its creation task"
+)
+"""An exception whose message is the traceback of another one, which stands below."""
+
+NATIVE = re.compile(
+    r"terminate called (?:after throwing an instance of '(?P<type>[^']{1,160})'|without an active exception)"
+    r"|Assertion [`'\"].{1,400}?['\"]? failed|Assertion failed: |^Fatal Python error: (?P<fatal>.{1,80})"
+    r"|^(?:free|malloc|realloc|munmap_chunk|corrupted)\(?\)?: (?:invalid|corrupted|unaligned|double)|double free or corruption"
+    r"|\*\*\* stack smashing detected|\.(?:cc|cpp|cu|h):\d{1,6}\S{0,4} {0,3}Check failed: |NVRM: Xid"
+)
+"""How a program that is not Python says that it breaks off."""
+
+BEGINNINGS = {"<module>", "_run_module_as_main", "_bootstrap", "_wrap"}
+"""The functions in which a program, and a process that it started, begin."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """A place in a source file."""
+
+    path: str
+    line: int
+    function: str
+    source: str = ""
+
+    @property
+    def owner(self) -> str:
+        """The project that it belongs to; "" for the user's own code."""
+        return owner_of(self.path)
+
+    @property
+    def own(self) -> bool:
+        """Whether it is the user's own: of no project, installed or cloned."""
+        return not self.owner
+
+    @property
+    def is_relay(self) -> bool:
+        """Whether it only passes on what somebody else raised."""
+        return is_relay(self.path, self.function)
+
+    def __str__(self) -> str:
+        return f"{self.place} {self.function}"
+
+    @property
+    def place(self) -> str:
+        """The file, with the line where it is known."""
+        return f"{self.path}:{self.line}" if self.line else self.path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A process failed with these words. ``since``: the first line of what belongs to it. ``frames``: outermost first.
+
+    ``went_on_from``: what stands before this line was followed by steps of the training before this failure; 0: unknown.
+    """
+
+    line: int
+    text: str
+    speaker: Speaker = NOBODY
+    since: int = 0
+    frames: tuple[Frame, ...] = ()
+    step: int | None = None
+    native: bool = False
+    after_watchdog: bool = False
+    went_on_from: int = 0
+
+    @property
+    def rooted(self) -> bool:
+        """Whether its traceback begins where a program does: what is caught and printed begins where it was caught."""
+        return bool(self.frames) and self.frames[0].function in BEGINNINGS
+
+    @property
+    def follows(self) -> bool:
+        """Whether it only says that another process is gone, or does not come."""
+        return self.after_watchdog or bool(FOLLOWS.search(self.text))
+
+    @property
+    def of_the_launcher(self) -> bool:
+        """Whether a launcher says it of its children."""
+        if LAUNCHER.match(self.text):
+            return True
+        return bool(self.frames) and bool(re.search(r"torch/distributed/(?:run|launcher)", self.frames[-1].path))
+
+    @property
+    def own(self) -> bool:
+        """Whether the process failed by itself."""
+        return not self.follows and not self.of_the_launcher
+
+    @property
+    def raised_by_the_script(self) -> bool:
+        """Whether the user's own code raised it on purpose, so that its words are the cause."""
+        last = self.raiser
+        return bool(last and last.own and last.source.startswith(("raise ", "assert ")))
+
+    @property
+    def raiser(self) -> Frame | None:
+        """The innermost place that does not only pass on what others raise; the innermost one where all do."""
+        return next((frame for frame in reversed(self.frames) if not frame.is_relay), next(reversed(self.frames), None))
+
+    @property
+    def last_of_a_project(self) -> Frame | None:
+        """The innermost such place that is not Python's own library."""
+        frames = (frame for frame in reversed(self.frames) if not frame.is_relay and frame.owner != PYTHON)
+        return next(frames, self.raiser)
+
+    @property
+    def frame(self) -> Frame | None:
+        """The innermost place in the user's own files; without one, the innermost of a project."""
+        return next((frame for frame in reversed(self.frames) if frame.own), self.last_of_a_project)
+
+
+# A line of a traceback -> the place it names: as Python prints it, rich in a box, a notebook of today and of old.
+#
+# Nothing else is read from it; which lines belong to a traceback is known elsewhere.
+FRAME = re.compile(
+    r"File \"(?P<path>[^\"]{1,400})\", line (?P<line>\d{1,7})(?:, in (?P<function>\S{1,120}))?"
+    r"|File (?P<path_n>[^\s:\"]{1,300}):(?P<line_n>\d{1,7}), in (?P<function_n>[\w.<>]{1,120})"  # a notebook
+    r"|(?P<path_o>[/~.][^\s:\"]{1,300}\.py|<ipython-input-[\w-]{1,60}>) in (?P<function_o>[\w<>]{1,120})"  # an old one
+    r"|(?P<path_r>[/~.\w][^\s:\"]{0,300}\.\w{1,4}):(?P<line_r>\d{1,7}) in (?P<function_r>[\w.<>]{1,120})"  # rich
+    r"|(?P<path_c>(?:Cell|Input) In ?\[\d{1,6}\])(?:, line (?P<line_c>\d{1,7})|(?=, in ))"  # a cell of a notebook
+    r"(?:, in (?:<cell line: (?P<line_d>\d{1,7})>|(?P<function_c>[\w.<>]{1,120})))?"
+)
+
+POINTED_AT = re.compile(r"(?:❱|-{1,6}>) ?(?P<line>\d{1,7})[ │|]{0,40}(?P<source>.{0,200}?)[ │|]{0,200}$")
+"""The line of source that rich and notebooks point at."""
+
+NUMBERED_SOURCE = re.compile(r"\d{1,7}(?: {2,}| ?[│|])")
+"""Another line of source, as rich and notebooks show them around that one."""
+
+NUMBERED_AT_THE_TOP = re.compile(r"\d{1,7} \S")  # a line of source that is not indented, as notebooks show it
+BAR = re.compile(r"[|│] ?")  # what stands before the lines of a group of exceptions, and of a box
+
+
+def without_bar(text: str) -> str:
+    """A line of a box or of a group, without its border."""
+    found = BAR.match(text)
+    return text[found.end() :].lstrip() if found else text
+
+
+def frame_of(text: str) -> Frame | None:
+    """The place that a line names; its line is 0 where the next lines tell it.
+
+    >>> str(frame_of('File "/w/a.py", line 7, in main')), str(frame_of("File /w/a.py:7, in Table.read(self)"))
+    ('/w/a.py:7 main', '/w/a.py:7 Table.read')
+    >>> str(frame_of("/w/a.py:7 in main     │")), str(frame_of("/w/a.py in main(x)")), frame_of("at /w/a.py")
+    ('/w/a.py:7 main', '/w/a.py main', None)
+    >>> str(frame_of("Cell In[5], line 9, in step(batch)")), str(frame_of("Input In [5], in <cell line: 3>()"))
+    ('Cell In[5]:9 step', 'Input In [5]:3 <module>')
+    """
+    found = FRAME.match(text)
+    if not found:
+        return None
+    groups = found.groupdict()
+    path, line, function = (
+        next((groups[name + kind] for kind in ("", "_n", "_o", "_r", "_c", "_d") if groups.get(name + kind)), "")
+        for name in ("path", "line", "function")
+    )
+    return Frame(path=path, line=int(line or 0), function=function or "<module>")
+
+
+def shows_numbers(text: str) -> bool:
+    """Whether lines of source behind such a frame have numbers.
+
+    >>> shows_numbers("Cell In[5], line 9, in step(batch)"), shows_numbers('File "/w/a.py", line 7, in main')
+    (True, False)
+    """
+    return not text.startswith('File "')
+
+
+def pointed_at(text: str, frame: Frame) -> Frame | None:
+    """The frame with its line of source, where a line points at it.
+
+    >>> frame = Frame(path="/w/a.py", line=0, function="main")
+    >>> pointed_at("---> 61     row = rows[key]", frame), pointed_at("60     def f():", frame)
+    (Frame(path='/w/a.py', line=61, function='main', source='row = rows[key]'), None)
+    """
+    found = POINTED_AT.match(text)
+    return replace(frame, line=frame.line or int(found["line"]), source=found["source"].strip()) if found else None
+
+
+# Lines of several processes, mixed -> the exceptions that end their tracebacks, each with its frames.
+MAX_OPEN_LINES = 400  # after how many lines without an end a traceback is given up
+
+MAX_FRAMES, MAX_OPEN = 64, 16  # how many frames are kept of a traceback, and how many open ones of each writer
+MAX_HANDLED = 2000  # of so many exceptions it is remembered that they were only reported
+HOLLOW = re.compile(r"[\w.]{1,120}DatasetGenerationError: An error occurred while generating the dataset$")
+"""What is raised on purpose, and says nothing of the exception that it is raised for."""
+
+
+@dataclass
+class OpenTraceback:
+    """A traceback that has begun.
+
+    ``handled``: it is part of a warning. ``inset``: it stands within a summary, all its lines further in.
+    ``numbered``: its lines of source have numbers.
+    ``mixed``: another one of the same writer has begun within it, so frames may be anybody's.
+    """
+
+    since: int
+    frames: list[Frame] = field(default_factory=list)
+    mixed: bool = False
+    last: int = 0
+    handled: bool = False
+    inset: bool = False
+    numbered: bool = False
+
+
+@dataclass
+class Tracebacks:
+    """The tracebacks that are open, by who writes them, and the exceptions that ended some."""
+
+    open: dict[Speaker, list[OpenTraceback]] = field(default_factory=dict)
+    ended: dict[Speaker, Failure] = field(default_factory=dict)
+    chained: dict[Speaker, Failure] = field(default_factory=dict)
+    """The exception that the next one of the same writer goes on from."""
+
+    handled_line: int = 0
+    handled_lines: set[int] = field(default_factory=set)
+    """The last line, and the first lines, with an exception that was only reported in a warning, or ignored."""
+
+    def begin(self, speaker: Speaker, line: int, *, handled: bool = False, inset: bool = False) -> None:
+        """A traceback begins on this line."""
+        mine = self.open.setdefault(speaker, [])
+        for other in mine:
+            other.mixed = True
+        if len(mine) < MAX_OPEN:
+            mine.append(OpenTraceback(since=line, last=line, mixed=bool(mine), handled=handled, inset=inset))
+
+    def take(self, text: str, speaker: Speaker, line: int, *, indented: bool) -> Failure | None:
+        """Take the next line; the exception, where it ends a traceback."""
+        mine = self.open.get(speaker)
+        if not mine:
+            return None
+        first, text = mine[0], without_bar(text)
+        if frame := frame_of(text):
+            first.frames.append(frame)
+            del first.frames[:-MAX_FRAMES]
+            first.numbered = shows_numbers(text)
+            first.last = line
+        elif first.frames and not first.frames[-1].source and (frame := pointed_at(text, first.frames[-1])):
+            first.frames[-1] = frame
+        elif NUMBERED_SOURCE.match(text) or (first.numbered and NUMBERED_AT_THE_TOP.match(text)):
+            return None
+        elif (indented or first.inset) and first.frames and not first.frames[-1].source:
+            first.frames[-1] = replace(first.frames[-1], source=text[:200])
+        elif (first.inset or not indented) and EXCEPTION_LINE.match(text):
+            return self._end(speaker, text, line)
+        return None
+
+    def note_handled(self, line: int) -> None:
+        """The exception of this line was only reported."""
+        self.handled_line = line
+        if len(self.handled_lines) < MAX_HANDLED:
+            self.handled_lines.add(line)
+
+    def stand(self) -> None:
+        """What was taken for a report of a logger is the process's own: all its lines are passed on so."""
+        for one in (one for mine in self.open.values() for one in mine):
+            one.handled = False
+
+    def goes_on(self, speaker: Speaker) -> Failure | None:
+        """A line between two exceptions of a chain: the first one of them."""
+        if before := self.ended.get(speaker):
+            self.chained[speaker] = before
+        return before
+
+    def forget(self, line: int) -> None:
+        """Give up tracebacks that never ended."""
+        kept = {
+            speaker: [one for one in mine if line - one.last <= MAX_OPEN_LINES] for speaker, mine in self.open.items()
+        }
+        self.open = {speaker: mine for speaker, mine in kept.items() if mine}
+
+    def _end(self, speaker: Speaker, text: str, line: int) -> Failure | None:
+        mine = self.open[speaker].pop(0)
+        left = self.open[speaker]
+        if not left:
+            del self.open[speaker]
+        elif len(left) == 1:
+            left[0].mixed = False  # why: the frames that still come are its own
+        if mine.handled:
+            self.note_handled(line)
+            return None
+        frames = () if mine.mixed else tuple(mine.frames)
+        failure = Failure(line=line, text=text, speaker=speaker, since=mine.since, frames=frames)
+        before = self.chained.pop(speaker, None)
+        self.ended[speaker] = _told_best(before, failure) if before else failure
+        return self.ended[speaker]
+
+
+def _told_best(first: Failure, last: Failure) -> Failure:
+    """Of two exceptions, the second raised while the first was handled, the one that says what is the matter.
+
+    A second one that was raised on purpose puts the first into words; one that only happened came of cleaning up.
+    """
+    if HOLLOW.match(last.text):
+        return first
+    on_purpose = last.frames and last.frames[-1].source.startswith("raise ")
+    told = last if on_purpose and not last.follows else first
+    return replace(told, since=first.since)
+
+
+# Lines of a run and frames of a traceback -> what it was doing: loading, training in step 812, saving.
+STEP = re.compile(
+    rb"(?:\b(?:global[_ ])?(?:[Ss]tep|[Ii]ter(?:ation)?)['\"]?\]?\s{0,3}[=:#]?\s{0,3}(\d{1,9})\b(?![.%]))"
+    rb"|(?:^|\r|\] ?:?)\s{0,3}\d{1,3}%\|[^|\r]{0,200}\|\s{0,9}(\d{1,9})/\d{1,9} \[\d"
+)
+"""A step of training: ``step 812``, ``global_step=812``, ``iteration 812/2000``, or the 812/2000 of a progress bar.
+
+A bar with a name, and ``steps = 703``, are of something else.
+"""
+
+ENGINE = re.compile(r"checkpoint_engine[/\\]\w{1,60}\.py$")
+"""A file of DeepSpeed whose load and save are of checkpoints."""
+
+DOING = (
+    (
+        "while a checkpoint was saved",
+        r"save_checkpoint|save_16bit_model|save_pretrained|_save(?:_\w+)?|save_model|async_save",
+    ),
+    ("while a checkpoint was loaded", r"load_checkpoint|_load_(?:zero_)?checkpoint|load_state_dict|resume_from_\w+"),
+    ("while the model was loaded", r"from_pretrained|_load_pretrained_model"),
+    (
+        "while an op was built or loaded",
+        r"jit_load|load_op|build_extension|_jit_compile|_write_ninja_file_and_build_library",
+    ),
+    ("in evaluation", r"evaluate|evaluation_loop|prediction_(?:step|loop)"),
+    ("in training", r"backward|training_step|train_batch|allreduce_gradients|step|forward|inner_training_loop|train"),
+    ("while the ranks met", r"init_distributed|init_process_group|new_group|rendezvous"),
+    ("in deepspeed.initialize", r"initialize|_configure_\w+|_do_sanity_check"),
+)
+"""What a function's name says, the narrower ones first."""
+
+
+def step_of(raw: bytes) -> int | None:
+    """The number of the step that a line is about.
+
+    >>> step_of(b"{'loss': 2.1, 'step': 812}"), step_of(b" 16%|#  | 118/703 [08:15<40:57,  4.20s/it]"), step_of(b"steps 1.5")
+    (812, 118, None)
+    """
+    found = None
+    for found in STEP.finditer(raw):  # noqa: B007
+        pass
+    return next(int(group) for group in found.groups() if group) if found else None
+
+
+def last_step(lines: Iterable[bytes]) -> int | None:
+    """The step of the last of these lines that names one. ``lines``: the last one first."""
+    return next((step for raw in lines if (step := step_of(raw[-400:])) is not None), None)
+
+
+def activity(frames: tuple[Frame, ...], step: int | None) -> str:
+    """What a process was doing, by the functions it was in and the last step before; "" where nothing is known.
+
+    >>> activity((Frame(path="a.py", line=1, function="save_checkpoint"),), 812)
+    'while a checkpoint was saved, after step 812'
+    >>> activity((Frame(path="d/runtime/checkpoint_engine/torch_checkpoint_engine.py", line=1, function="load"),), None)
+    'while a checkpoint was loaded'
+    """
+    names = [frame.function.rpartition(".")[2] for frame in frames]
+    names += [f"{name}_checkpoint" for name, frame in zip(names, frames, strict=True) if ENGINE.search(frame.path)]
+    doing = next((text for text, pattern in DOING if any(re.fullmatch(pattern, name) for name in names)), "")
+    if step is None:
+        return doing
+    return f"{doing}, after step {step}" if doing else f"after step {step}"
+
+
+# Lines with losses and gradient norms -> the series of those that are no numbers.
+NAN_LOSS = re.compile(rb"\bloss['\"]?[\])]?\s{0,3}[:=]?\s{0,3}(?:tensor\()?['\"]?-?nan\b", re.IGNORECASE)
+
+NAN_NORM = re.compile(rb"\bgrad_?(?:ient_?)?norm['\"]?\s{0,3}[:=]?\s{0,3}(?:tensor\()?['\"]?-?nan\b", re.IGNORECASE)
+
+ZERO_LOSS = re.compile(rb"\bloss['\"]?\s{0,3}[:=]\s{0,3}['\"]?0(?:\.0{1,9})?(?![\d.])", re.IGNORECASE)
+
+FINITE = re.compile(rb"\bloss['\"]?[\])]?\s{0,3}[:=]?\s{0,3}(?:tensor\()?['\"]?\d{1,9}(?:\.\d{1,20})?\b", re.IGNORECASE)
+
+
+@dataclass
+class Series:
+    """Losses, or gradient norms, that are no numbers."""
+
+    count: int = 0
+    first: int = 0
+    last: int = 0
+    text: str = ""
+    step: int | None = None
+    of_norms: bool = False
+    before: str = ""  # the step before, where its gradient was no number and its loss was one
+
+    def note(self, raw: bytes, line: int, recent: Sequence[bytes]) -> None:
+        """A line with nan, perhaps that of a loss. ``recent``: the lines before it."""
+        of_norms = not NAN_LOSS.search(raw)
+        if of_norms and not NAN_NORM.search(raw):
+            return
+        if of_norms and FINITE.search(raw) and not ZERO_LOSS.search(raw):
+            if not self.count:
+                self.before = last_segment(raw)[:200]
+            return  # why: fp16 finds its loss scale by steps whose gradients overflow, and skips them
+        if not self.count:
+            step = last_step([raw, *reversed(recent)])
+            self.first, self.text, self.step, self.of_norms = line, last_segment(raw)[:200], step, of_norms
+        self.count += 1
+        self.last = line
+
+    def finite_again(self, last_line: int, recent: Sequence[bytes]) -> bool:
+        """Whether a loss after the last nan is a number."""
+        after = list(recent)[-(last_line - self.last) :] if last_line > self.last else []
+        return any(FINITE.search(raw) and not NAN_LOSS.search(raw) and not ZERO_LOSS.search(raw) for raw in after)
+
+
+# The lines before a process's end -> what its logger said last of an error; a program that catches all prints no traceback.
+NEAR_AN_EXIT = 6  # so many lines before the end, at most, stands what a program said of it
+A_LOGGER = re.compile(r"(?:^|[\s\[|])(?:ERROR|CRITICAL|FATAL)(?:[\s\]|]|:\S{0,60}:)")
+"""The level of a line that tells of an error."""
+
+NO_PROGRAM = re.compile(
+    r"torch/distributed|launch\.py:\d|launcher/|srun: |slurm|mpirun|elastic|Root Cause|^ERROR: |exit(?:ed|s|code)?\b.{0,20}\d"
+)
+"""Lines of launchers and of tools, which tell of another process."""
+
+GOES_ON = re.compile(r"[Rr]etry|[Ss]kip|[Cc]ontinu|again|[Ii]gnor|non-fatal|fall(?:ing)? back")
+
+
+def last_words(before: Iterable[bytes], line: int) -> tuple[int, str] | None:
+    """The number and the text of the line. ``before``: the lines before this one, the last one first.
+
+    >>> last_words([b"", b"2026-11-23 ERROR trainer: Fatal: no rows"], 9), last_words([b"ERROR trainer: bad row, skipping it"], 9)
+    ((7, '2026-11-23 ERROR trainer: Fatal: no rows'), None)
+    """
+    for age, raw in enumerate(islice(before, NEAR_AN_EXIT), 1):
+        if STEP.search(raw[-400:]) or FINITE.search(raw[-400:]):
+            return None
+        text = raw.decode("utf-8", "replace").strip()
+        if A_LOGGER.search(text[:200]) and not NO_PROGRAM.search(text):
+            return None if GOES_ON.search(text) else (line - age, last_segment(raw)[:400])
+    return None
+
+
+LOCAL_RANK = re.compile(r"--local_rank=(\d{1,5})")
+
+BLOCK_RANK = re.compile(r"^rank\s{1,10}: (\d{1,6}) \(local_rank: (\d{1,5})\)")
+
+EXIT_CODE = r"(?P<code>-?\d{1,3})"
+
+EXIT_FORMS = tuple(
+    re.compile(pattern)
+    for pattern in (
+        rf"^exitcode\s{{0,10}}: {EXIT_CODE} \(pid: (?P<pid>\d{{1,9}})",
+        rf"failed \(exitcode: {EXIT_CODE}\) local_rank: (?P<local>\d{{1,5}}) \(pid: (?P<pid>\d{{1,9}})\)",
+        rf"exits with return code = {EXIT_CODE}",
+        rf"srun: error: (?P<host>\S{{1,80}}): tasks? (?P<task>\d{{1,6}})(?P<more>[-,][\d,-]{{1,60}})?"
+        rf": Exited with exit code {EXIT_CODE}",
+        r"srun: error: (?P<host>\S{1,80}): tasks? (?P<task>\d{1,6})(?P<more>[-,][\d,-]{1,60})?: (?P<name>Segmentation fault|Killed"
+        r"|Aborted|Bus error|Terminated|Illegal instruction|Floating point exception|Out Of Memory|Hangup)",
+        r"died with <Signals\.(?P<name>SIG[A-Z]{3,6})",
+        r"exited on signal (?P<signal>\d{1,2})",
+        r"\bCaught signal (?P<signal>\d{1,2}) \([A-Z]",
+        r"terminated (?:with|by) signal (?P<name>SIG[A-Z]{3,6})",
+        rf"(?:[Ee]xit(?:ed)?(?:ed with)?[ _](?:exit )?(?:code|status)"
+        rf"|terminated with exit code|Exited \(|non-zero code)[ :=]{{0,8}}{EXIT_CODE}\b",
+        r"^(?P<name>Segmentation fault|Killed|Aborted|Bus error|Illegal instruction|Floating point exception)"
+        r"(?: \(core dumped\))?$",
+        r"^\S{1,160}: line \d{1,6}: +(?P<pid>\d{1,9}) (?P<name>Segmentation fault|Killed|Aborted|Bus error|Illegal instruction"
+        r"|Floating point exception|Terminated)\b",
+        r"(?:^|: line \d{1,6}: +\d{1,9} |Zeile \d{1,6}: +\d{1,9} |\d )"
+        r"(?P<kill>Getötet|Processus arrêté|Tué|Terminado \(killed\)|Matado"
+        r"|已杀死|已砍掉|強制終了|Убито|Morto|Ucciso|죽었음)(?:\s|$)",
+        r"^(?P<segv>Speicherzugriffsfehler|Erreur de segmentation|Violación de segmento|Fallo de segmentación|段错误|段錯誤"
+        r"|セグメンテーション違反|Ошибка сегментирования)",
+    )
+)
+
+FROM_OUTSIDE = {1, 2, 15}  # Hangup, interrupt and termination: signals that somebody else sends
+SIGNALS = {
+    "Hangup": 1,
+    "Segmentation fault": 11,
+    "Killed": 9,
+    "Out Of Memory": 9,
+    "Aborted": 6,
+    "Bus error": 7,
+    "Terminated": 15,
+    "Illegal instruction": 4,
+    "Floating point exception": 8,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exit:
+    """A process ended: with a positive code, or by a signal. ``root``: torchrun says that it was the first one."""
+
+    line: int
+    text: str
+    code: int
+    signal: int | None = None
+    rank: int | None = None
+    local: int | None = None
+    pid: int | None = None
+    host: str = ""
+    root: bool = False
+    time: str = ""
+    error_file: str = ""
+
+    @property
+    def number(self) -> int | None:
+        """The rank, or the number on the node where only that is known."""
+        return self.rank if self.rank is not None else self.local
+
+    @property
+    def name(self) -> str:
+        """``SIGSEGV``, or ``exit code 3``."""
+        return signal_name(self.signal) if self.signal else f"exit code {self.code}"
+
+
+def signal_name(number: int) -> str:
+    """The name of a signal.
+
+    >>> signal_name(11), signal_name(99)
+    ('SIGSEGV', 'signal 99')
+    """
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def exit_of(text: str, line: int, above: Callable[[], list[str]]) -> Exit | None:
+    """What a clean line says of a process that ended badly. ``above``: the lines before it, the last one first.
+
+    >>> exit_of("exitcode  : -11 (pid: 7)  (SIGSEGV)", 9, lambda: ["rank      : 3 (local_rank: 1)", "host: a"]).rank
+    3
+    >>> exit_of("command terminated with exit code 137", 1, list).name
+    'SIGKILL'
+    """
+    for form in EXIT_FORMS:
+        if found := form.search(text):
+            break
+    else:
+        return None
+    groups = {name: value for name, value in found.groupdict().items() if value}
+    code, number = _code_and_signal(groups)
+    if not code and not number:
+        return None
+    several = "more" in groups
+    block = above() if text.startswith("exitcode") else []
+    rank, local, root = _of_the_block(block)
+    if "task" in groups and not several:
+        rank = int(groups["task"])
+    if "exits with return code" in text and (found := LOCAL_RANK.search(text)):
+        local = int(found[1])
+    return Exit(
+        line=line,
+        text=text[:300],
+        code=code,
+        signal=number,
+        rank=rank,
+        local=local if local is not None else _int(groups.get("local")),
+        pid=_int(groups.get("pid")),
+        host=groups.get("host", "") or _entry("host", block),
+        root=root,
+        time=_entry("time", block),
+    )
+
+
+def _code_and_signal(groups: dict[str, str]) -> tuple[int, int | None]:
+    if "name" in groups:
+        named = SIGNALS.get(groups["name"])
+        number = named or int(getattr(signal, groups["name"], 0))
+        return 128 + number, number or None
+    if "kill" in groups or "segv" in groups:
+        number = 9 if "kill" in groups else 11
+        return 128 + number, number
+    if "signal" in groups:
+        return 128 + int(groups["signal"]), int(groups["signal"])
+    code = int(groups["code"])
+    if code < 0:
+        return code, -code
+    if 128 < code <= 128 + 31:
+        return code, code - 128
+    # why: some agents print a negative code as an unsigned byte, 247 for -9
+    return (code, 256 - code) if 256 - 31 <= code <= 255 and 256 - code in {4, 6, 7, 8, 9, 11, 15} else (code, None)
+
+
+def _of_the_block(above: list[str]) -> tuple[int | None, int | None, bool]:
+    """The rank of an entry of torchrun's summary, and whether it stands under "Root Cause"."""
+    rank = next((found for text in above[:3] if (found := BLOCK_RANK.match(text))), None)
+    root = any(text.startswith("Root Cause") for text in above[:6])
+    return (int(rank[1]), int(rank[2]), root) if rank else (None, None, root)
+
+
+def _entry(name: str, block: list[str]) -> str:
+    """What an entry of the summary says of a name."""
+    return next((text.partition(": ")[2] for text in block[:4] if text.startswith(name)), "")
+
+
+def _int(text: str | None) -> int | None:
+    return int(text) if text else None
+
 
 # The lines of a test suite -> whether its summary answers for what stands above it.
 #
 # pytest ends with how many tests passed, and then what its tests printed was expected. That is true only of what was printed
 # since pytest began, and only if no training ran, and no launcher ended badly, between: else the summary is of something else.
-
-
 LOSS = re.compile(rb"\bloss['\"]?[\])]?\s{0,3}[:=]?\s{0,3}(?:tensor\()?['\"]?(?:\d|-?nan\b)", re.IGNORECASE)
+
 TROUBLES = (Event.FAILED, Event.EXITED, Event.EXCEPTION, Event.TRACEBACK, Event.COMPLAINED, Event.GPU_FAULT)
-NEAR_THE_END = 8
-"""So few lines stand at most below the summary of a suite by which the log ended."""
+
+SUITE_NEAR_THE_END = 8  # so few lines stand at most below the summary of a suite by which the log ended
 
 
 @dataclass
@@ -30,8 +746,7 @@ class Suite:
     """The test suite that is open. ``since``: the line on which pytest began, 0 where none is known to have."""
 
     since: int = 0
-    captured: bool = False
-    """Whether pytest has begun to print what its tests had printed."""
+    captured: bool = False  # whether pytest has begun to print what its tests had printed
 
     def note(self, event: Event, line: int) -> None:
         """pytest begins, says how many tests it has collected, or prints what its tests had printed."""
@@ -55,36 +770,27 @@ class Suite:
         return all(line > since for line in (*hits, *(first[event].number for event in TROUBLES if event in first)))
 
 
-RECENT = 512
-"""How many lines are kept to look back for the step of a failure."""
+MAX_RECENT = 512  # how many lines are kept to look back for the step of a failure
 
-MOST, MOST_WATCHED, FULLY_DATED = 2000, 64, 8
+MAX_FAILURES, MAX_WATCHED, MAX_FULLY_DATED = 2000, 64, 8
 """How many failures and exits are remembered; of how many is read whether the process went on, and the step in all lines."""
 
-UNSAID, MESSAGE_LINES = re.compile(r":$|\d validation errors? for "), 3
+UNFINISHED_MESSAGE, MESSAGE_LINES = re.compile(r":$|\d validation errors? for "), 3
 """A message whose first line does not say what is the matter, and how many lines of it are taken."""
 
 JUST_BEFORE = 16
 """So many lines back stands at most what the same process wrote just before a traceback, where several write in turns."""
 
-A_CERTIFICATE = "certificate"
-"""A server that was not trusted. What goes on with losses did not need it."""
-
-WENT_ON = 3
-"""After so many steps of the same process a failure is known to have been survived."""
-
+A_CERTIFICATE = "certificate"  # a server that was not trusted. What goes on with losses did not need it
+WENT_ON = 3  # after so many steps of the same process a failure is known to have been survived
 REPORTED = re.compile(r"\b(?:WARNING|WARN|INFO|DEBUG)\b.{0,160}Traceback \(")
 """A traceback within a message of a logger, of something that the program bore."""
 
 INSET = ("traceback :", "+ Exception Group", "| Traceback")
 """How a traceback begins whose lines all stand further in: in torchrun's summary, and in a group of exceptions."""
 
-IGNORED = b"Exception ignored "
-"""How Python begins what it says of an exception that nobody could take."""
-
-AFTER_WATCHDOG = 200
-"""Within so many lines after a watchdog has given up, a process breaks off because of it."""
-
+IGNORED = b"Exception ignored "  # how Python begins what it says of an exception that nobody could take
+AFTER_WATCHDOG = 200  # within so many lines after a watchdog has given up, a process breaks off because of it
 BY_WATCHDOG = re.compile(
     r"terminate called (?:after throwing an instance of '(?:std::runtime_error|c10::\w{1,60})'|without)"
 )
@@ -94,6 +800,7 @@ WORLD = re.compile(r"dist_world_size=(\d{1,6})(?!\d)")
 """How many ranks DeepSpeed's launcher says that there are."""
 
 A_TASK = re.compile(rb" {0,3}\d{1,5}: ")
+
 TASK_LINES, TASK_SAMPLE = 0.8, 2000
 """What share of the first lines has a number in front where srun labelled them."""
 
@@ -115,46 +822,34 @@ class Timeline:
     nans: Series = field(default_factory=Series)
     speakers: dict[Speaker, None] = field(default_factory=dict)
     world: int = 0
-    waited: list[str] = field(default_factory=list)
-    """Lines that say which ranks did not come."""
-
-    watchdogs: dict[Speaker, int] = field(default_factory=dict)
-    """Who gave up waiting, and on which line last."""
-
+    waited: list[str] = field(default_factory=list)  # lines that say which ranks did not come
+    watchdogs: dict[Speaker, int] = field(default_factory=dict)  # who gave up waiting, and on which line last
     first_watchdog: int = 0
 
     collectives: list[str] = field(default_factory=list)
     """What watchdogs say of the collectives in which ranks waited."""
 
-    before_waiting: list[bytes] = field(default_factory=list)
-    """The lines before the first of them."""
-
+    before_waiting: list[bytes] = field(default_factory=list)  # the lines before the first of them
     tasks: bool = False
     tracebacks: Tracebacks = field(default_factory=Tracebacks)
     survived: list[Failure] = field(default_factory=list)
-    recent: deque[bytes] = field(default_factory=lambda: deque(maxlen=RECENT))
+    recent: deque[bytes] = field(default_factory=lambda: deque(maxlen=MAX_RECENT))
     watched: list[Watched] = field(default_factory=list)
-    trouble: int = 0
-    """The line of the first failure or exit."""
-
+    trouble: int = 0  # the line of the first failure or exit
     step: int | None = None
     last_step_line: int = 0
     went_on_until: int = 0
     """Up to which line, at least, steps of training followed before that, or before the end."""
 
-    recoveries: deque[tuple[int, Speaker]] = field(default_factory=lambda: deque(maxlen=MOST))
+    recoveries: deque[tuple[int, Speaker]] = field(default_factory=lambda: deque(maxlen=MAX_FAILURES))
     """Lines by which a process says that it goes on."""
 
     steps_since_exit: int = 0
     survived_exit: int = 0
     """The line of the last exit after which the training went on, as it does where a launcher starts its workers again."""
 
-    ignored: int = 0
-    """The last line by which Python says that it ignores an exception."""
-
-    unsaid: int = 0
-    """How many more lines belong to the message of the last failure, this one included."""
-
+    ignored: int = 0  # the last line by which Python says that it ignores an exception
+    unsaid: int = 0  # how many more lines belong to the message of the last failure, this one included
     suite: Suite = field(default_factory=Suite)
     went_on_to_exit: int = 0
     """What stands before this line was followed by steps of the training before a process ended first."""
@@ -184,7 +879,7 @@ class Timeline:
     def speaker(self, raw: bytes) -> Speaker:
         """Who wrote a line; writers are counted."""
         speaker = speaker_of(raw, tasks=self.tasks)
-        if len(self.speakers) < MOST:
+        if len(self.speakers) < MAX_FAILURES:
             self.speakers.setdefault(speaker)
         return speaker
 
@@ -226,16 +921,16 @@ class Timeline:
 
     def add(self, failure: Failure) -> None:
         """A process failed."""
-        if len(self.failures) >= MOST or any(other.line == failure.line for other in self.failures[-4:]):
+        if len(self.failures) >= MAX_FAILURES or any(other.line == failure.line for other in self.failures[-4:]):
             return
-        if len(self.failures) < MOST_WATCHED:
-            back = RECENT if len(self.failures) < FULLY_DATED else RECENT // 8
+        if len(self.failures) < MAX_WATCHED:
+            back = MAX_RECENT if len(self.failures) < MAX_FULLY_DATED else MAX_RECENT // 8
             before = list(islice(self._before(failure), back))
             failure = replace(failure, step=last_step(before), went_on_from=self._steps_before(before, failure))
             self._note_progress(self._before(failure), failure.since)
             self.watched.append(Watched(failure))
         self.failures.append(failure)
-        self.unsaid = MESSAGE_LINES if UNSAID.search(failure.text) else 0
+        self.unsaid = MESSAGE_LINES if UNFINISHED_MESSAGE.search(failure.text) else 0
 
     def _go_on(self, batch: list[bytes]) -> None:
         """Add the next lines to a message that its first line only announces."""
@@ -290,7 +985,7 @@ class Timeline:
     @property
     def has_exits_enough(self) -> bool:
         """Whether no more lines are read for exits."""
-        return self.asked_for_exits >= MOST or len(self.exits) >= MOST
+        return self.asked_for_exits >= MAX_FAILURES or len(self.exits) >= MAX_FAILURES
 
     def note_error_file(self, text: str) -> None:
         """The file in which the process whose end was just read left its traceback."""
@@ -299,7 +994,7 @@ class Timeline:
 
     def wait(self, text: str) -> None:
         """A line that says who did not come."""
-        if len(self.waited) < MOST_WATCHED:
+        if len(self.waited) < MAX_WATCHED:
             self.waited.append(text[:400])
 
     def give_up(self, raw: bytes, line: int) -> None:
@@ -321,7 +1016,7 @@ class Timeline:
         """A line of a watchdog about a collective."""
         if not self.collectives:
             self.before_waiting = list(self.recent)
-        if len(self.collectives) < MOST:
+        if len(self.collectives) < MAX_FAILURES:
             self.collectives.append(text[:600])
 
     def finish(self, line: int) -> None:
@@ -388,10 +1083,11 @@ def _indented(raw: bytes, text: str) -> bool:
 
 
 # An event that a line shows -> the timeline of the log. Nothing is searched here.
+def add_event(timeline: Timeline, event: Event, text: str, raw: bytes, line: int, above: deque[bytes]) -> bool:
+    """Tell the timeline what a line shows, and hear whether it needs no more exits.
 
-
-def add_event(timeline: Timeline, event: Event, text: str, raw: bytes, line: int, above: Above) -> None:
-    """Tell the timeline what a line shows. ``text``: the clean part of it that shows it; ``raw``: all of it."""
+    ``text``: the clean part of the line that shows it; ``raw``: all of it.
+    """
     if event in {Event.EXCEPTION, Event.USAGE}:
         timeline.exception(raw, text, line)
     elif event in {Event.SUITE_BEGAN, Event.SUITE_CAPTURED}:
@@ -407,7 +1103,7 @@ def add_event(timeline: Timeline, event: Event, text: str, raw: bytes, line: int
     elif event is Event.CRASHED:
         timeline.crash(raw, text, line)
     elif event is Event.EXITED:
-        timeline.end(raw, text, line, lambda: list(above.lines)[-1:-8:-1])
+        timeline.end(raw, text, line, lambda: list(above)[-1:-8:-1])
     elif event is Event.NO_NUMBER:
         timeline.nans.note(raw, line, timeline.recent)
     elif event is Event.WATCHDOG:
@@ -420,3 +1116,4 @@ def add_event(timeline: Timeline, event: Event, text: str, raw: bytes, line: int
         timeline.note_collective(text)
     elif event is Event.WORLD and (found := WORLD.search(text)):
         timeline.world = int(found[1])
+    return timeline.has_exits_enough

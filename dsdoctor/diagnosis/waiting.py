@@ -5,32 +5,35 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from dsdoctor.core.finding import Finding
-from dsdoctor.diagnosis.lines import segments, speaker_of
+from dsdoctor.diagnosis.lines import last_segment, segments
 from dsdoctor.diagnosis.models import Facts, Hit
-from dsdoctor.diagnosis.progress import activity, loss_of_zero
-from dsdoctor.diagnosis.timeline import Timeline
+from dsdoctor.diagnosis.timeline import Timeline, activity, speaker_of
 from dsdoctor.rules import book
 
 # What NCCL's watchdogs and the ranks' own last lines say -> which rank did not come to a collective, or who took another one.
-
-
 WORK = re.compile(
     r"(?:PG (?:ID )?(?P<group>\d{1,6})\b.{0,60}?)?\bRank (?P<rank>\d{1,6})\].{0,300}?[Ll]ast enqueued (?:NCCL )?work: "
     r"(?P<enqueued>-?\d{1,15}), last completed (?:NCCL )?work: (?P<completed>-?\d{1,15})"
 )
+
 TIMEOUT = re.compile(
     r"\[Rank (?P<rank>\d{1,6})\] Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(?P<number>\d{1,15}), "
     r"OpType=(?P<operation>\w{1,40}), NumelIn=(?P<size>\d{1,18})"
 )
+
 LAGGING = re.compile(r"ranks \[(?P<ranks>\d[\d, ]{0,200})\] are the lagging ranks")
+
 BEHIND = re.compile(
     r"\[(?P<ranks>\d[\d, ]{0,200})\] finished collective #(?P<number>\d{1,12}), but didn't join collective"
 )
+
 MISSING = re.compile(r"[Mm]issing [Rr]anks?:? ?[\[{](?P<ranks>\d[\d, ]{0,200})[\]}]")
 
-NUMBERED = re.compile(r"\b(?:rank|device|gpu|worker|process|cuda)(?:[ _]?id)?[ :=#\[(]{0,2}(\d{1,4})\b", re.IGNORECASE)
-LOOKED_AT = 256
-"""How many lines before the first watchdog are compared."""
+NUMBERED_RANK = re.compile(
+    r"\b(?:rank|device|gpu|worker|process|cuda)(?:[ _]?id)?[ :=#\[(]{0,2}(\d{1,4})\b", re.IGNORECASE
+)
+
+MAX_COMPARED = 256  # how many lines before the first watchdog are compared
 
 
 def rank_behind(texts: Iterable[str]) -> str:
@@ -50,11 +53,11 @@ def _reported(lines: list[str]) -> str:
     """What torch's own report of the desync says."""
     for text in lines:
         if found := LAGGING.search(text):
-            return f"torch names {_ranks(found['ranks'])} as lagging: it never joined a collective"
+            return f"torch names {_ranks_named(found['ranks'])} as lagging: it never joined a collective"
         if found := BEHIND.search(text):
-            return f"{_ranks(found['ranks'])} finished collective {found['number']} and did not join the next one"
+            return f"{_ranks_named(found['ranks'])} finished collective {found['number']} and did not join the next one"
         if found := MISSING.search(text):
-            return f"{_ranks(found['ranks'])} did not join the collective"
+            return f"{_ranks_named(found['ranks'])} did not join the collective"
     return ""
 
 
@@ -88,7 +91,7 @@ def _fewest_works(lines: list[str]) -> str:
         behind = sorted(rank for rank, number in begun.items() if number < most)
         if behind and len(behind) * 2 < len(begun):
             fewest = min(begun.values())
-            names = _ranks(", ".join(map(str, behind[:6])))
+            names = _ranks_named(", ".join(map(str, behind[:6])))
             verb = "are" if len(behind) > 1 else "is"
             it = "they" if len(behind) > 1 else "it"
             return f"{names} {verb} behind: {it} last started work {fewest}, the others {most}"
@@ -102,9 +105,9 @@ def rank_that_fell_silent(raws: list[bytes]) -> str:
     'rank 0 never printed its next "forward on rank # step 2", the others did'
     """
     rounds: dict[str, dict[str, set[int]]] = {}
-    for raw in raws[-LOOKED_AT:]:
+    for raw in raws[-MAX_COMPARED:]:
         text = (segments(raw) or [""])[-1][:200]
-        found, number = NUMBERED.search(text), speaker_of(raw).rank
+        found, number = NUMBERED_RANK.search(text), speaker_of(raw).rank
         if found:
             number, text = int(found[1]), f"{text[: found.start(1)]}#{text[found.end(1) :]}"
         if number is not None and text:
@@ -126,21 +129,24 @@ def _not_in_the_last_round(rounds: dict[str, set[int]]) -> str:
     missing = sorted(everybody - rounds[texts[-1]])
     if not missing or len(everybody) < 2 or rounds[texts[-2]] != everybody or len(missing) * 2 > len(everybody):
         return ""
-    return f'{_ranks(", ".join(map(str, missing[:6])))} never printed its next "{texts[-1][:80]}", the others did'
+    return f'{_ranks_named(", ".join(map(str, missing[:6])))} never printed its next "{texts[-1][:80]}", the others did'
 
 
-def _ranks(numbers: str) -> str:
+def _ranks_named(numbers: str) -> str:
     return f"ranks {numbers}" if "," in numbers else f"rank {numbers.strip()}"
 
 
 CLIENTS = re.compile(r"(\d{1,6})/(\d{1,6}) (?:clients|workers) joined")
+
 STORE = re.compile(r"world_size=(\d{1,6}), (?:worker_count|num_workers_joined)=(\d{1,6})")
+
 BARRIER = re.compile(
     r"[Rr]anks? (\d{1,6}(?:, ?\d{1,6}){0,40}) failed to pass monitoredBarrier|check rank (\d{1,6}) logs for faulty rank"
 )
-SAVING = "while a checkpoint was saved"
-KEYS = re.compile(r"wait timeout after \d{1,12}ms, keys: (\S{1,200})")
 
+SAVING = "while a checkpoint was saved"
+
+KEYS = re.compile(r"wait timeout after \d{1,12}ms, keys: (\S{1,200})")
 
 ZERO3_COLLECTIVES = re.compile(r"ALLGATHER|ALL_?GATHER|REDUCE_SCATTER|all_gather|reduce_scatter|fetch_sub_module")
 """What ranks call in each forward and backward under ZeRO-3."""
@@ -259,3 +265,38 @@ def _in_another_collective(timeline: Timeline) -> str:
     if len(timeouts) < 2 or not timeline.ranks <= timeouts:
         return ""
     return "every rank waited and none is missing: they stand in different collectives, or the network between them is broken"
+
+
+# The last lines before the ranks waited -> that the loss had fallen to exactly 0.0: the training was broken before it hung.
+PRINTED_LOSS = re.compile(
+    rb"['\"]?\b(?:lm[_ ])?loss['\"]?\s{0,3}[:=]\s{0,3}['\"]?(\d{1,9}(?:\.\d{1,20})?(?:[eE][+-]?\d{1,3})?)(?![\d.])"
+)
+
+OF_A_REWARD = re.compile(rb"reward|\bkl\b|advantage|completion_length|completions/|clip_ratio")
+"""Words of lines of reinforcement learning, where a loss of 0 is nothing strange."""
+
+PLAUSIBLE = 1.0  # a loss from which a training seldom falls to what is printed as zero within a log line
+
+
+def loss_of_zero(raws: list[bytes]) -> str:
+    """What is told of a loss that was a plausible one, and then exactly zero up to the last line that has one; "" otherwise.
+
+    >>> loss_of_zero([b"{'loss': 3.5534, 'epoch': 0.01}", b"{'loss': 0.0, 'epoch': 0.01}"])
+    "the loss was printed as 0.0 before, and 3.5534 before that: learning may have broken down (labels that are all \
+masked, a kernel or weights that give nan); that may be the cause of both: {'loss': 0.0, 'epoch': 0.01}"
+    >>> loss_of_zero([b"{'loss': 3.5534}", b"{'loss': 0.0}", b"{'loss': 2.1}"])
+    ''
+    """
+    told = [
+        (found[1], raw) for raw in raws if (found := PRINTED_LOSS.search(raw[-600:])) and not OF_A_REWARD.search(raw)
+    ]
+    if not told or float(told[-1][0]) != 0:
+        return ""
+    before = next((value for value, _ in reversed(told) if float(value) != 0), None)
+    if before is None or float(before) < PLAUSIBLE:
+        return ""
+    return (
+        f"the loss was printed as {told[-1][0].decode()} before, and {before.decode()} before that: learning may have broken down "
+        "(labels that are all masked, a kernel or weights that give nan); that may be the cause of both: "
+        f"{last_segment(told[-1][1])[:160]}"
+    )

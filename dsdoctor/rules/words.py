@@ -1,6 +1,6 @@
 """A pattern -> the words that every line has which it matches, so that a log's lines are sorted out by their words first.
 
-A word is made of letters, digits and ``_``, in small letters, as ``diagnosis/prefilter.py`` splits a line. Only the table of rules
+A word is made of letters, digits and ``_``, in small letters, as ``diagnosis/scan.py`` splits a line. Only the table of rules
 is made with this (``table.py``), when the package is built.
 """
 

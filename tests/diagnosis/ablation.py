@@ -12,15 +12,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from dsdoctor.diagnosis import judgement, relations
-from dsdoctor.diagnosis.diagnose import diagnosis_of
+from dsdoctor.diagnosis import relations
+from dsdoctor.diagnosis.diagnose import SIGNS, diagnosis_of
 from dsdoctor.diagnosis.lines import raw_lines
 from tests.diagnosis import innocents, test_diagnose, test_endings, test_left_behind, test_schedulers, test_what_follows
 from tests.diagnosis.reading import collected, diagnose, scan
 
 HERE = Path(__file__).parent
-JUDGED = (judgement.only_an_exit, judgement.better_known, judgement.was_built, judgement.ended_well_after)
-NAMES = (*(one.__dict__["relation"] for one in (*relations.RELATIONS, *JUDGED)), *judgement.SIGNS)
+NAMES = (*(one.__dict__["relation"] for one in relations.RELATIONS), *SIGNS)
 A_CRASH_LONG_BEFORE_THE_END = [
     "terminate called after throwing an instance of 'std::out_of_range'",
     *(f"[rank1]: waiting for the store, try {number}" for number in range(90)),

@@ -13,8 +13,7 @@ from zlib import crc32
 
 from dsdoctor.core.finding import Severity
 from dsdoctor.diagnosis.catalogue import RULES
-from dsdoctor.diagnosis.failures import EXCEPTION_LINE
-from dsdoctor.diagnosis.mentions import is_said
+from dsdoctor.diagnosis.lines import EXCEPTION_LINE, is_said
 from dsdoctor.diagnosis.models import Signature, Tier
 from tests.diagnosis.mixtures import BANNER, TORCHRUN, alone, named
 from tests.diagnosis.reading import NO_RULE, diagnose

@@ -12,8 +12,7 @@ from zlib import crc32
 
 from dsdoctor.core.finding import Severity
 from dsdoctor.diagnosis.catalogue import RULES
-from dsdoctor.diagnosis.failures import EXCEPTION_LINE
-from dsdoctor.diagnosis.mentions import is_said
+from dsdoctor.diagnosis.lines import EXCEPTION_LINE, is_said
 from dsdoctor.diagnosis.models import Signature, Tier
 from dsdoctor.diagnosis.relations import A_FAILURE
 from tests.diagnosis.reading import diagnose

@@ -4,10 +4,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from dsdoctor.diagnosis import diagnose as room
-from dsdoctor.diagnosis.answers import GENERAL
+from dsdoctor.diagnosis.findings import GENERAL
 from dsdoctor.diagnosis.models import Diagnosis
-from dsdoctor.diagnosis.prefilter import INDEX, Patterns
-from dsdoctor.diagnosis.scan import Scan
+from dsdoctor.diagnosis.scan import INDEX, Patterns, Scan
 from dsdoctor.diagnosis.scan import scan as scan_once
 
 PATTERNS = Patterns(INDEX)

@@ -3,9 +3,9 @@
 import pytest
 
 from dsdoctor.core.finding import Finding
-from dsdoctor.diagnosis.answers import GENERAL, answer_to
-from dsdoctor.diagnosis.failures import Failure, frame_of
+from dsdoctor.diagnosis.findings import GENERAL, answer_to
 from dsdoctor.diagnosis.models import Facts, Rule, Signature
+from dsdoctor.diagnosis.timeline import Failure, frame_of
 from tests.diagnosis.reading import diagnose
 from tests.each import each
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dsdoctor.diagnosis.catalogue import RULES
 from dsdoctor.diagnosis.lines import raw_lines
 from dsdoctor.diagnosis.models import LogOutcome
-from dsdoctor.diagnosis.prefilter import INDEX
+from dsdoctor.diagnosis.scan import INDEX
 from tests.diagnosis.reading import diagnose
 from tests.each import each
 

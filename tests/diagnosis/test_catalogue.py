@@ -9,9 +9,9 @@ import pytest
 
 from dsdoctor.diagnosis import combined
 from dsdoctor.diagnosis.catalogue import RULES, TOPICS
+from dsdoctor.diagnosis.combined import BUILT_OTHERWISE
 from dsdoctor.diagnosis.diagnose import diagnosis_of
-from dsdoctor.diagnosis.facts import fill, values_of
-from dsdoctor.diagnosis.findings import ANOTHER_PACKAGE, BUILT_OTHERWISE, UNEXPLAINED, lines_of
+from dsdoctor.diagnosis.findings import ANOTHER_PACKAGE, UNEXPLAINED, book_steps, fill, values_of
 from dsdoctor.diagnosis.models import Facts, Hit, Rule, Signature, Tier
 from dsdoctor.diagnosis.scan import Scan
 from dsdoctor.rules.book import room_rules, steps_of
@@ -125,5 +125,5 @@ def test_a_wording_without_steps_has_none() -> None:
     rule = RULES["dataset-unreadable"]
     none, own = (replace(rule.signatures[0], steps=steps) for steps in ((), None))
 
-    assert lines_of(Hit(rule=rule, signature=none, line=1, text="", groups={})) == ()
-    assert lines_of(Hit(rule=rule, signature=own, line=1, text="", groups={})) == rule.steps != ()
+    assert book_steps(Hit(rule=rule, signature=none, line=1, text="", groups={})) == ()
+    assert book_steps(Hit(rule=rule, signature=own, line=1, text="", groups={})) == rule.steps != ()

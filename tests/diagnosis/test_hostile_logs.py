@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.diagnosis.catalogue import RULES
-from dsdoctor.diagnosis.facts import values_of, values_of_step
+from dsdoctor.diagnosis.findings import values_of, values_of_step
 from dsdoctor.diagnosis.models import Facts
 from dsdoctor.rules import book
 from tests.core.test_fix import HOSTILE, harm

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from dsdoctor.core.finding import Severity
-from dsdoctor.diagnosis.json_lines import JsonLines
+from dsdoctor.diagnosis.lines import JsonLines
 from dsdoctor.diagnosis.models import Diagnosis
 from tests.diagnosis.mixtures import BANNER, FAILURES, STEPS
 from tests.diagnosis.reading import NO_RULE, diagnose

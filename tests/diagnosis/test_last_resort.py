@@ -8,7 +8,7 @@ from dsdoctor.core.finding import Finding
 from dsdoctor.diagnosis.catalogue import RULES
 from dsdoctor.diagnosis.diagnose import diagnose
 from dsdoctor.diagnosis.models import Diagnosis, Rule
-from dsdoctor.diagnosis.prefilter import Patterns, index
+from dsdoctor.diagnosis.scan import Patterns, index
 from tests.diagnosis.mangled import mangled
 from tests.diagnosis.without_rules import broken, some_rules
 from tests.each import each

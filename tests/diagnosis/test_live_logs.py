@@ -11,7 +11,7 @@ from typing import IO
 
 import pytest
 
-from dsdoctor.diagnosis.log_files import diagnose_live
+from dsdoctor.diagnosis.files import diagnose_live
 from dsdoctor.diagnosis.models import Diagnosis, LogVerdict
 from tests.cli.runner import run
 from tests.diagnosis.reading import PATTERNS, diagnose

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dsdoctor.core.errors import UsageError
-from dsdoctor.diagnosis.log_files import logs_in
+from dsdoctor.diagnosis.files import logs_in
 from tests.cli.runner import run
 
 FRAME = ["Traceback (most recent call last):", '  File "/w/train.py", line 7, in main', "    y = row['labels']"]

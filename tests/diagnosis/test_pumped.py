@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from dsdoctor.diagnosis.lines import raw_lines
-from dsdoctor.diagnosis.prefilter import INDEX, Entry, Wording
+from dsdoctor.diagnosis.scan import INDEX, Entry, Wording
 from tests.diagnosis.pumped import example_of, lines, pumps
 from tests.diagnosis.reading import diagnose
 from tests.each import each

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from dsdoctor.core.finding import has_error
-from dsdoctor.diagnosis.json_lines import LEVELS, TEXTS, lines_of
+from dsdoctor.diagnosis.lines import LEVELS, TEXTS, lines_in
 from tests.diagnosis.mixtures import BANNER, FAILURES, STEPS, alone
 from tests.diagnosis.reading import diagnose
 from tests.each import each
@@ -34,7 +34,7 @@ PLAIN = ["loading", *alone(STEPS), "saving"]
 def test_a_sample_of_data_is_no_record(key: str, sample: dict[str, object]) -> None:
     for exception in (*EXCEPTIONS, "Killed"):
         rows = [json.dumps({key: f"I see\n{TRACEBACK}{exception}\nwhat now?", **sample})] * 2
-        assert lines_of(rows[0].encode()) is None
+        assert lines_in(rows[0].encode()) is None
         for log in ([*rows, *PLAIN], [*PLAIN, *rows, *PLAIN], [*PLAIN, *rows], rows * 3, ["loading", *rows, "saving"]):
             assert not has_error(diagnose(log).findings)
 
@@ -48,7 +48,7 @@ def test_an_event_of_a_day_is_no_record() -> None:
 @each("key", TEXTS)
 @each("beside", [*LEVELS, "logger", "stream", "pod", "container_name"])
 def test_what_only_a_log_has_makes_a_record(key: str, beside: str) -> None:
-    assert lines_of(json.dumps({key: "a", beside: "info"}).encode())
+    assert lines_in(json.dumps({key: "a", beside: "info"}).encode())
 
 
 @each("stream", ["stdout", "stderr"])

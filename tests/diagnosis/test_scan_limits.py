@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.core.finding import Severity
-from dsdoctor.diagnosis.lines import ABOVE, LONGEST, Above, raw_lines
+from dsdoctor.diagnosis.lines import LONGEST, raw_lines
 from dsdoctor.diagnosis.models import Diagnosis
-from dsdoctor.diagnosis.prefilter import INDEX
-from dsdoctor.diagnosis.scan import A_COMPILE
+from dsdoctor.diagnosis.scan import A_COMPILE, ABOVE, INDEX, RecentLines
 from tests.cli.runner import run
 from tests.diagnosis.reading import diagnose
 from tests.each import each
@@ -20,7 +19,7 @@ CAUSE = "x.h:6:10: fatal error: cusparse.h: No such file or directory"
 
 
 def test_a_line_above_is_found_as_long_as_it_is_one_of_the_last() -> None:
-    above = Above()
+    above = RecentLines()
     above.remember([b"setup.py"])
     found = []
     for _ in range(ABOVE + 1):
@@ -31,7 +30,7 @@ def test_a_line_above_is_found_as_long_as_it_is_one_of_the_last() -> None:
 
 
 def test_a_line_above_is_found_again_after_it_was_lost() -> None:
-    above = Above()
+    above = RecentLines()
     above.remember([b"other"] * 100)
     assert not above.has("setup")
 

@@ -3,7 +3,7 @@
 import pytest
 
 from dsdoctor.diagnosis.catalogue import RULES
-from dsdoctor.diagnosis.lines import MOST, WrappedLine
+from dsdoctor.diagnosis.scan import MAX_JOINED, WrappedLine
 from tests.diagnosis.reading import diagnose
 
 LONG = sorted(
@@ -47,7 +47,7 @@ def test_what_stands_far_below_does_not_belong_to_it() -> None:
     line = WrappedLine()
     line.begin("Error: a", b"Error: a", 1)
     assert not line.cut
-    for number in range(2, 2 + MOST):
+    for number in range(2, 2 + MAX_JOINED):
         line.joined("b", b"b", number)
 
     assert line.text == ""

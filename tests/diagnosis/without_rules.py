@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dsdoctor.diagnosis.catalogue import RULES
 from dsdoctor.diagnosis.diagnose import diagnose
-from dsdoctor.diagnosis.prefilter import Patterns, index
+from dsdoctor.diagnosis.scan import Patterns, index
 from tests.diagnosis.score import CORPORA
 
 HERE = Path(__file__).parent

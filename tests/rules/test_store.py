@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.diagnosis.lines import COLOUR, LONGEST, segments
-from dsdoctor.diagnosis.prefilter import words_of
+from dsdoctor.diagnosis.scan import words_of
 from dsdoctor.rules.store import FOLDER, INDEX, TABLE, log_table, log_topics, texts_of
 from dsdoctor.rules.words import derived_words
 from tests.diagnosis.pumped import example_of

@@ -18,24 +18,46 @@ from typing import BinaryIO, cast
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.files import open_regular
 from dsdoctor.diagnosis.diagnose import diagnose, diagnosis_of
-from dsdoctor.diagnosis.lines import LONGEST, is_text, raw_lines
+from dsdoctor.diagnosis.lines import LONGEST, raw_lines
 from dsdoctor.diagnosis.models import Diagnosis, LogVerdict
-from dsdoctor.diagnosis.prefilter import Patterns
-from dsdoctor.diagnosis.scan import Scan, begin, finish, read_into, so_far
+from dsdoctor.diagnosis.scan import Patterns, Scan, begin, finish, read_into, so_far
 
-MAX_DEPTH = 6
-"""Folders below these are not looked into: torchrun's logs lie four deep."""
+NO_LOGS = (b"\x89PNG", b"PK\x03\x04", b"\x7fELF", b"%PDF", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"BZh", b"\x80\x02")
+"""How pictures, archives, programs and pickles begin."""
+
+CONTROLS = bytes(byte for byte in range(32) if byte not in b"\t\n\r\v\f\b\a\x1b")
+
+MOSTLY = 0.97  # what share of a log's bytes is no control character
+
+
+def is_text(sample: bytes) -> bool:
+    """Whether the first bytes of a file may be those of a log: in any encoding, with colours and zeros.
+
+    >>> is_text("Getötet".encode("latin-1")), is_text("a log".encode("utf-16")), is_text(bytes(range(256)))
+    (True, True, False)
+    """
+    if sample.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return True
+    if sample.startswith(NO_LOGS):
+        return False
+    letters = sample.replace(b"\0", b"")
+    return len(letters.translate(None, CONTROLS)) >= len(letters) * MOSTLY
+
+
+MAX_DEPTH = 6  # folders below these are not looked into: torchrun's logs lie four deep
 MAX_LOGS = 20_000
+
 A_LOG = re.compile(r"(?:\.(?:log|out|err|stdout|stderr|txt)(?:\.\d{1,3})?(?:\.gz)?|^(?:stdout|stderr)(?:\.\w{1,10})?)$")
-SAMPLE_BYTES = 8192
-"""So many bytes of a file show whether it is text: an a.out is none."""
+
+SAMPLE_BYTES = 8192  # so many bytes of a file show whether it is text: an a.out is none
 NO_LOG = re.compile(r"^(?:requirements|constraints|README|LICENSE|hostfile)|^\.")
+
 GZIP = b"\x1f\x8b"
+
 CHUNK_BYTES = 1 << 16
-PAUSE_SECONDS = 1.0
-"""A writer that prints nothing for so long has paused: what it printed is judged."""
-POLL_SECONDS = 0.2
-"""How often a file is asked whether it has grown."""
+
+PAUSE_SECONDS = 1.0  # a writer that prints nothing for so long has paused: what it printed is judged
+POLL_SECONDS = 0.2  # how often a file is asked whether it has grown
 
 
 def logs_in(folder: Path) -> list[str]:
