@@ -29,14 +29,14 @@ from dsdoctor.hang.stacks import frame_text, main_of, own_frame
 NAME = "py-spy"
 DUMP_TIMEOUT_SECONDS = 20.0
 NOT_INSTALLED = "py-spy is not installed"
-REFUSED = "the kernel does not let py-spy read it"
+REFUSED = "the kernel does not allow py-spy to read it"
 SIGNS = (
     ("permission denied", REFUSED),
     ("operation not permitted", REFUSED),
-    ("no such process", "there is no such process any more"),
-    ("no such file", "there is no such process any more"),
-    ("failed to find python version", "it is no Python that py-spy knows"),
-    ("python version", "it is no Python that py-spy knows"),
+    ("no such process", "the process no longer exists"),
+    ("no such file", "the process no longer exists"),
+    ("failed to find python version", "py-spy does not support this Python"),
+    ("python version", "py-spy does not support this Python"),
 )
 
 
@@ -83,7 +83,7 @@ def why_not(said: str) -> str:
     """What py-spy's error means, in words.
 
     >>> why_not("Error: Permission Denied: Try running again with elevated permissions by going 'sudo env ...'")
-    'the kernel does not let py-spy read it'
+    'the kernel does not allow py-spy to read it'
     """
     known = next((words for sign, words in SIGNS if sign in said.lower()), None)
     first = next((line for line in said.splitlines() if line.strip()), "")

@@ -108,7 +108,7 @@ def keep_in_fp32(model: nn.Module, names: list[str]) -> Fp32Forward:
     for name in names:
         if name not in known:
             raise UsageError(
-                f"{type(model).__name__} has no module {name!r}", hint="names as model.named_modules() gives them"
+                f"{type(model).__name__} has no module {name!r}", hint="use names from model.named_modules()"
             )
     inner = [name for name in names if not any(name != other and _is_below(name, other) for other in names)]
     return Fp32Forward([part for name in inner for part in _called(known[name])])

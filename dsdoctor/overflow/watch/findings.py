@@ -170,7 +170,7 @@ def judged(seen: list[LocalFinding]) -> tuple[Finding, ...]:
 
 
 def _as_note(finding: Finding) -> Finding:
-    title = f"{finding.title}; the loss and the gradients of the step are finite, so it does no harm"
+    title = f"{finding.title}; the loss and the gradients of the step are finite, so it is harmless"
     return replace(finding, severity=Severity.NOTE, title=title, fix=None)
 
 
