@@ -138,8 +138,8 @@ def _untried_cut(facts: Facts) -> str:
     if (facts.tensor or 1) == 1:
         return ""
     if not facts.cut_by_deepspeed:
-        return "a model that shards its tensors itself was"
-    return "tensors that DeepSpeed shards at stage 3 were" if facts.stage == PARTITIONED else ""
+        return "a model that shards its tensors itself is"
+    return "tensors that DeepSpeed shards at stage 3 are" if facts.stage == PARTITIONED else ""
 
 
 def _is_cut_anew(facts: Facts, run: Run) -> bool:

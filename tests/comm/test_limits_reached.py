@@ -103,7 +103,7 @@ def test_of_a_possible_cause_the_log_is_advised_and_no_limit() -> None:
     me = made_rank(0)
     for cause, perhaps, fix, said in (
         ("its limit", "", "raise that limit", ": its limit"),
-        ("", "possibly another one", "check the end of its log", "; perhaps another one"),
+        ("", "possibly another one", "check the end of its log", "; possibly another one"),
     ):
         lost = Lost(rank=me, host="n", at="mesh", seconds=1, master=None, died=KILLED, cause=cause, perhaps=perhaps)
         (found,) = control_lost(lost)
