@@ -22,7 +22,7 @@ WORDS = {
     "interpreter": "a deadlock in C that holds the GIL",
     "lock": "waits for a lock that another thread holds",
     "sleeps": "`time.sleep`",
-    "pipe": "reads from a pipe that nobody writes to",
+    "pipe": "reads from a pipe without a writer",
     "stale_lock": "waits for an extension's lock, left by a killed launch",
     "full_disk_swallowed": "its disk is full during a save, and it continues",
     "frozen_disk": "writes to a file system that does not respond (D state)",

@@ -247,7 +247,7 @@ def build(
 
     ``after`` is asked for what comes after the build once it is clear that there will be one. It may raise ImpossiblePlan.
     """
-    screen.say(f"looking at this machine and at {order.python}")
+    screen.say(f"inspecting this machine and {order.python}")
     with PreloadedPython(order.python) as preloaded:
         with probe_for_build(order) as observing:
             inputs = inputs_of(order, observing.early().machine) if reuse else None

@@ -83,10 +83,10 @@ def files_to_send(wheel: Path) -> tuple[Sent, ...]:
         title = f"{len(built.altered)} files of {wheel} differ from its RECORD: {built.altered[0]}"
         raise UsageError(title, hint="fetch or build it again")
     if built.foreign:
-        title = f"{wheel} would put into place what is no part of DeepSpeed: {and_more(built.foreign)}"
+        title = f"{wheel} would install files that do not belong to DeepSpeed: {and_more(built.foreign)}"
         raise UsageError(title, hint="do not install it; build the wheel from DeepSpeed's source")
     if wrong := built.contradictions or built.addresses:
-        told = "is not what its file name says" if built.contradictions else "would have pip fetch"
+        told = "does not match its file name" if built.contradictions else "would have pip fetch"
         raise UsageError(
             f"{wheel} {told}: {and_more(wrong)}", hint="do not install it; build the wheel from DeepSpeed's source"
         )

@@ -338,9 +338,7 @@ def mismatch(target: Target, release: Release | Gap) -> str | None:
     'you asked for --cuda 12.8, but the index gave torch 2.13.0+cpu, a CPU build'
     """
     if isinstance(release, Gap) or release.version is None:
-        return (
-            f"torch {target.torch} was installed, and cannot be asked: {getattr(release, 'reason', 'it is not there')}"
-        )
+        return f"torch {target.torch} was installed, but cannot be queried: {getattr(release, 'reason', 'it is not there')}"
     asked = None if target.cuda in {None, CPU} else Cuda.parse(target.cuda)
     cuda = Cuda.parse(release.cuda)
     torch = Torch(version=release.version, location="", cuda=cuda, hip=release.hip, xpu=release.xpu)

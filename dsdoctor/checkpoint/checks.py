@@ -161,21 +161,21 @@ def _likeness(name: str, wanted: str) -> str:
     """How a name came about where another one is wanted, "" for none that is like it.
 
     >>> _likeness("mp_rank_00_model_states (1).pt", "mp_rank_00_model_states.pt")
-    "another name of it, as a copy by hand or a cloud's folder leaves it"
+    'a renamed copy, as a manual copy or cloud storage leaves it'
     >>> _likeness("mp_rank_00_model_states.pt.sha256", "mp_rank_00_model_states.pt")
-    'a name that begins like it'
+    'a name that starts the same'
     """
     if name.startswith(".") and name[1:].rpartition(".")[0] == wanted:
         # .NAME.XXXXXX: rsync keeps it so while it copies
-        return "as a copy that was cut off leaves it"
+        return "as an interrupted copy leaves it"
     if name != wanted and name.casefold() == wanted.casefold():
-        return "whose letters are large where small ones are wanted, or the other way round"
+        return "with upper case where lower case is expected, or the reverse"
     if name.startswith(f"{wanted}."):
         unfinished = name[len(wanted) :].casefold() in UNFINISHED
-        return "as a save or a download that was cut off leaves it" if unfinished else "a name that begins like it"
+        return "as an interrupted save or download leaves it" if unfinished else "a name that starts the same"
     stem = wanted.removesuffix(".pt")
     if name.startswith((f"{stem} ", f"{stem}(", f"{stem}-", f"Copy of {stem}")):
-        return "another name of it, as a copy by hand or a cloud's folder leaves it"
+        return "a renamed copy, as a manual copy or cloud storage leaves it"
     return ""
 
 
@@ -215,7 +215,7 @@ def _stage3(ranks: list[Shard], shapes: list[Shapes], world: int) -> Iterator[st
         groups = groups_of(shard)
         there = None if groups is None else sum(each.count for each in groups)
         if there is not None and there != wanted:
-            yield f"{shard.file.path.name} holds {there:,} elements, its share of the parameters is {wanted:,}"
+            yield f"{shard.file.path.name} holds {there:,} elements, but its share of the parameters is {wanted:,}"
 
 
 def _padded(count: int, world: int) -> int:
@@ -302,13 +302,13 @@ def _said(shards: tuple[Shard, ...]) -> Iterator[tuple[str, list[tuple[str, obje
     ):
         yield what, [(shard.file.path.name, _if_int(at(shard.file.content, key))) for shard in models]
     yield (
-        "the steps that the optimizer made",
+        "the steps that the optimizer took",
         [(shard.file.path.name, optimizer_steps(shard.file)) for shard in optimizers],
     )
     yield "the learning rate", [(shard.file.path.name, _rates(shard)) for shard in optimizers]
     yield "the loss scale", [(shard.file.path.name, _loss_scale(shard)) for shard in optimizers]
     yield "the ranks that share the optimizer", [(shard.file.path.name, _partitions(shard)) for shard in optimizers]
-    yield "whether the training is in bf16", [(shard.file.path.name, shard.name.bf16) for shard in optimizers]
+    yield "whether the run trains in bf16", [(shard.file.path.name, shard.name.bf16) for shard in optimizers]
     for model in sorted({shard.name.model or 0 for shard in models}):
         same = [shard for shard in models if (shard.name.model or 0) == model]
         yield "the parameters", [(shard.file.path.name, _shape_key(shard)) for shard in same]

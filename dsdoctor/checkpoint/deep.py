@@ -58,7 +58,7 @@ def judge_agreement(examined: Examined, read: Read) -> Iterator[Finding]:
         for weight in weights_saved_twice(examined):
             other = _differs(files, weight)
             if other is not None:
-                differ.append(f"{weight.name} in {weight.file.path.name} is not that of {other.path.name}")
+                differ.append(f"{weight.name} in {weight.file.path.name} differs from that of {other.path.name}")
             read(weight.size)
     if differ:
         yield book.finding(

@@ -276,10 +276,10 @@ def without_leftovers(tag: Tag) -> tuple[Tag, Mapping[str, str]]:
 def another_training(examined: Examined, other: Examined) -> str:
     """How a tag differs from one of the same training, "" where it does not."""
     if examined.parameters and other.parameters and examined.parameters != other.parameters:
-        return "its parameters are other ones"
+        return "its parameters differ"
     stages = (other.facts.stage, examined.facts.stage)
     if None not in stages and stages[0] != stages[1]:
-        return f"it was saved at stage {stages[0]}, and that one at stage {stages[1]}"
+        return f"it was saved at stage {stages[0]}, and the other one at stage {stages[1]}"
     return ""
 
 

@@ -35,7 +35,7 @@ GROUPS = "optimizer_state.pt"
 """The file in it that has the optimizer's groups: base_optimizer.py and stage3.py open it before any parameter."""
 ASIDE = ".incomplete"
 QUIET_SECONDS = 600.0
-"""A tag of which a file was written later may still be in the making."""
+"""A tag of which a file was written later may still be incomplete."""
 
 
 class Part(enum.Enum):
@@ -234,7 +234,7 @@ def checkpoint_near(folder: Path) -> str:
         if not is_folder(folder):
             return ""
         if any(map(parse_name, names_in(folder))):
-            return f"it is a tag itself; load_checkpoint takes its parent {folder.absolute().parent}"
+            return f"it is a tag itself; pass its parent to load_checkpoint: {folder.absolute().parent}"
         if look(folder).tags:
             return "the folder has no file latest"
         below = (name for name in sorted(names_in(folder)) if is_folder(folder / name) and look(folder / name).tags)
@@ -272,7 +272,7 @@ def _readable(folder: Path) -> None:
 
 
 def _not_yours(folder: Path) -> UsageError:
-    return UsageError(f"you may not read the folder {folder}", hint="ls -ld shows whose it is")
+    return UsageError(f"you may not read the folder {folder}", hint="ls -ld shows who owns it")
 
 
 def is_folder(path: Path) -> bool:
@@ -391,7 +391,7 @@ def _first_line(path: Path) -> str | None:
         # DeepSpeed asks whether it is a file
         return None
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}", hint="ls -l shows whose it is") from error
+        raise UsageError(f"{path} cannot be read: {error.strerror}", hint="ls -l shows who owns it") from error
 
 
 def choose(folder: Folder, wanted: str | None) -> TagFolder | None:
@@ -443,7 +443,7 @@ def _instead(folder: Folder) -> Iterator[str]:
     if latest.startswith(("\ufeff", "\\xff\\xfe", "\\xfe\\xff")):
         yield "latest begins with a byte order mark, as editors and shells of Windows write it"
     elif latest and is_folder(place := folder.path / latest):
-        yield f"{place} is there, and holds no file under a name that DeepSpeed looks for"
+        yield f"{place} exists, but has no file with a name that DeepSpeed looks for"
         yield from (f"{place / name} does" for name in names_in(place) if is_tag(place / name))
 
 
@@ -486,7 +486,7 @@ def judge_newer(newer: TagFolder, broken: tuple[Finding, ...], judged: TagFolder
     return book.finding(
         "checkpoint-newer-tag",
         Severity.NOTE,
-        evidence=[f"they may be of two trainings: {differs}"] if differs else [],
+        evidence=[f"they may come from two runs: {differs}"] if differs else [],
         newer=newer.name,
         tag=judged.name,
     )
@@ -512,8 +512,8 @@ def repair_of(folder: Folder, complete: Mapping[str, bool], *, now: float) -> Re
     fresh = [tag.name for tag in broken if now - tag.modified < QUIET_SECONDS]
     if fresh:
         return Repair(
-            left=f"{fresh[0]} was written less than {QUIET_SECONDS / 60:.0f} minutes ago and may still be in the making "
-            "(of a fresh copy too: cp -a and rsync -t keep the times)"
+            left=f"{fresh[0]} was written less than {QUIET_SECONDS / 60:.0f} minutes ago and may still be incomplete "
+            "(also in a fresh copy: cp -a and rsync -t keep the times)"
         )
     named = complete.get(folder.latest) if folder.latest is not None else None
     return Repair(latest=None if named else newest.name, aside=tuple(tag.name for tag in broken))

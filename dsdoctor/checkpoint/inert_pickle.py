@@ -62,7 +62,7 @@ FACTORIES = {
 NUMBERS = re.compile(r"[<>|=]?(?:b1|[iu][1248]|f[248]|c8|c16)")
 """numpy's types of numbers: none of them holds objects, fields or bytes of any length."""
 STATE_OF_DTYPE = re.compile(r"[<>|=]")
-ODDLY = "(not in the form that its library writes)"
+ODDLY = "(not in its library's format)"
 FIELD = re.compile(r"(?!__)\w{1,100}", re.ASCII)
 OF_TORCH = {
     "data", "grad", "_grad", "real", "imag", "names", "requires_grad", "_backward_hooks", "H", "T", "mH", "mT", "_base", "_cdata",
@@ -241,7 +241,7 @@ def read_pickle(
             name, read, step = OPCODES[code]
             argument = None if read is None else read(stream)
             if name == "FRAME" and int(argument or 0) > len(content) - stream.tell():
-                raise NotUnderstood("its pickle has a frame that ends behind it")
+                raise NotUnderstood("its pickle has a frame that extends past its end")
             if name in TEXT_OPCODES:
                 reader.names.add(f"the opcode {name} {ODDLY}")
             if name == "STOP":
@@ -321,7 +321,7 @@ def _check_size(content: Any) -> None:
         for part in (call.arguments, call.state, call.items, call.values) if isinstance(call, Call) else (call,):
             total += _size_of(part, sizes, calls, known)
             if total > MAX_VALUES:
-                raise NotUnderstood("its pickle shares its parts so often that it has no end")
+                raise NotUnderstood("its pickle shares its parts without end")
 
 
 def _size_of(root: Any, sizes: dict[int, tuple[int, int]], calls: list[Any], known: set[int]) -> int:
@@ -335,7 +335,7 @@ def _size_of(root: Any, sizes: dict[int, tuple[int, int]], calls: list[Any], kno
         for value in left:
             if isinstance(value, dict | list | tuple):
                 if id(value) in within or len(opened) > MAX_NESTING:
-                    raise NotUnderstood("its pickle nests its parts without an end")
+                    raise NotUnderstood("its pickle nests its parts without end")
                 if id(value) not in sizes:
                     inner = itertools.chain(value, value.values()) if isinstance(value, dict) else value
                     within.add(id(value))
@@ -344,7 +344,7 @@ def _size_of(root: Any, sizes: dict[int, tuple[int, int]], calls: list[Any], kno
                 inside, depth = sizes[id(value)]
                 size[0], size[1] = size[0] + inside, max(size[1], depth + 1)
                 if len(opened) + depth > MAX_NESTING:
-                    raise NotUnderstood("its pickle nests its parts without an end")
+                    raise NotUnderstood("its pickle nests its parts without end")
             elif isinstance(value, Call):
                 size[0] += 1
                 if id(value) not in known:
@@ -361,7 +361,7 @@ def _size_of(root: Any, sizes: dict[int, tuple[int, int]], calls: list[Any], kno
             above = opened[-1][2]
             above[0], above[1] = above[0] + size[0], max(above[1], size[1] + 1)
         if size[0] > MAX_VALUES:
-            raise NotUnderstood("its pickle shares its parts so often that it has no end")
+            raise NotUnderstood("its pickle shares its parts without end")
 
 
 def _made_of(function: str, arguments: tuple[Any, ...]) -> Any:
@@ -774,7 +774,7 @@ class _Reader:
         """Remember what lies on top."""
         place = len(self.memo) if argument is None else int(argument)
         if not 0 <= place <= MAX_OPCODES:
-            raise NotUnderstood("its pickle remembers a value at a place that it has not")
+            raise NotUnderstood("its pickle memoizes a value at an index that does not exist")
         self.memo[place] = self.stack[-1]
 
     def get(self, argument: Any) -> None:
@@ -814,7 +814,7 @@ class _Reader:
         target = self.stack[-1]
         items = target.items if isinstance(target, Call) else target
         if not isinstance(items, dict):
-            raise TypeError("items for what is no dict")
+            raise TypeError("items for something other than a dict")
         self.note(takes_items(target) and all(map(is_hashable, pairs[::2])), target)
         for key, value in zip(pairs[::2], pairs[1::2], strict=True):
             # a deeply nested tuple as a key would be hashed without a limit, and large numbers can be chosen to hash alike
@@ -827,7 +827,7 @@ class _Reader:
         target = self.stack[-1]
         into = target.values if isinstance(target, Call) else target
         if not isinstance(into, list):
-            raise TypeError("values for what is no list")
+            raise TypeError("values for something other than a list")
         known = takes_members(target) and all(map(is_hashable, values)) if members else takes_values(target)
         self.note(known, target)
         into.extend(values)
@@ -870,7 +870,7 @@ class _Reader:
         else:
             name, module = self.stack.pop(), self.stack.pop()
         if not isinstance(module, str) or not isinstance(name, str):
-            raise TypeError("a name that is no text")
+            raise TypeError("a name that is not text")
         if len(module) + len(name) > MAX_NAME_LENGTH:
             raise NotUnderstood(f"its pickle names a class in more than {MAX_NAME_LENGTH} characters")
         self.stack.append(Name(f"{module}.{name}"))
@@ -882,7 +882,7 @@ class _Reader:
         """torch's way to speak of a storage: ("storage", its class, its entry, the device, its elements)."""
         value = self.stack.pop()
         if not (isinstance(value, tuple) and len(value) == 5 and value[0] == "storage" and isinstance(value[1], Name)):
-            raise NotUnderstood("its pickle refers to something that is no storage of torch")
+            raise NotUnderstood("its pickle refers to something other than a torch storage")
         key, count = value[2], value[4]
         if not isinstance(key, str) or not isinstance(count, int) or not 0 <= count < MAX_SIZE:
             raise NotUnderstood("its pickle refers to a storage without a name or a size")

@@ -136,7 +136,7 @@ def _decided(examined: Examined, plan: Plan, conditions: Sequence[Finding]) -> O
     if decided.verdict is not Verdict.LOADS:
         return decided
     if any(file.unknown for file in examined.tag.files):
-        return Outcome(verdict=Verdict.UNKNOWN, why="not all of its files could be judged")
+        return Outcome(verdict=Verdict.UNKNOWN, why="not all of its files could be inspected")
     if reason := doubts(examined):
         return Outcome(verdict=Verdict.UNKNOWN, why=reason)
     return (
@@ -211,7 +211,7 @@ def _weights_alone(decided: Outcome, facts: Facts, plan: Plan) -> Iterator[str]:
         and decided.verdict in {Verdict.CANNOT, Verdict.UNIVERSAL}
         and alone.verdict is Verdict.LOADS
     ):
-        yield "load_checkpoint(..., load_optimizer_states=False) loads its weights, and the optimizer begins anew"
+        yield "load_checkpoint(..., load_optimizer_states=False) loads its weights and resets the optimizer"
 
 
 def _needs_universal(decided: Outcome, examined: Examined, evidence: list[str]) -> Finding:
@@ -312,7 +312,7 @@ def read_model(path: Path, python: str) -> ModelShapes:
     if isinstance(answer, Gap):
         raise UsageError(f"the model could not be read: {answer.reason}", hint="--python names another environment")
     if missing := answer.get("missing"):
-        message = f"the model is made with torch and transformers, and that Python has no {missing}"
+        message = f"building the model needs torch and transformers, but that Python has no {missing}"
         raise UsageError(message, hint="name an environment that has it: --python PATH")
     if error := answer.get("error"):
         raise UsageError(f"the model could not be read: {error}", hint=answer.get("hint") or "--model CONFIG.json")
@@ -325,25 +325,25 @@ def repair_checkpoint(order: CheckpointOrder) -> Repair:
     Raises UsageError where that is not certain.
     """
     if order.tag is not None:
-        raise UsageError("--repair judges all tags of a folder, and --tag names one", hint="leave --tag out")
+        raise UsageError("--repair inspects all tags of a folder; --tag selects one", hint="leave --tag out")
     folder = look(order.folder)
     choose(folder, None)  # what latest names may be a tag that this user may not read
     if denied := [name for name in folder.denied if step_of(name) is not None]:
         raise UsageError(
-            f"nothing is repaired: you may not read {folder.path / denied[0]}, which may be a newer tag that is whole",
-            hint="ls -ld shows whose it is",
+            f"nothing was repaired: you may not read {folder.path / denied[0]}, which may be a newer complete tag",
+            hint="ls -ld shows who owns it",
         )
     plain = [tag for tag in folder.tags if not tag.universal]
     repair = repair_of(folder, {tag.name: _is_whole(folder, tag.name) for tag in plain}, now=time.time())
     if repair.left:
         raise UsageError(
-            f"nothing is repaired: {repair.left}", hint="dsdoctor checkpoint DIR --tag TAG says what a tag lacks"
+            f"nothing is repaired: {repair.left}", hint="dsdoctor checkpoint DIR --tag TAG shows what a tag lacks"
         )
     if repair.latest is not None:
         if (folder.path / "latest").is_dir():
             raise UsageError(
-                f"{folder.path / 'latest'} is a folder, and DeepSpeed looks for a file of that name",
-                hint="give the folder another name, and repair again",
+                f"{folder.path / 'latest'} is a folder, but DeepSpeed expects a file of that name",
+                hint="rename the folder, then rerun --repair",
             )
         # first the tag that is whole, then the names: an interruption between them leaves what can be loaded
         write_text(folder.path / "latest", repair.latest)
@@ -369,7 +369,7 @@ def _rename(old: Path, new: Path) -> None:
         old.rename(new)
     except OSError as error:
         raise DoctorError(
-            f"{old} could not be renamed: {error.strerror}", hint="ls -ld shows whose the folder is"
+            f"{old} could not be renamed: {error.strerror}", hint="ls -ld shows who owns the folder"
         ) from error
 
 

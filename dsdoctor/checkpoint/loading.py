@@ -22,7 +22,7 @@ LOAD_UNIVERSAL = '"checkpoint": {"load_universal": true}'
 SIZES = "RuntimeError: The size of tensor a (...) must match the size of tensor b (...)"
 """At stage 3 each rank copies its piece of each frozen parameter (engine.py, load_module_state_dict)."""
 ARGUMENTS = {NO_OPTIMIZER: "load_optimizer_states=False", MODULE: "load_module_only=True"}
-NO_SCHEDULE = "TypeError: 'NoneType' object is not subscriptable, where it has one"
+NO_SCHEDULE = "TypeError: 'NoneType' object is not subscriptable, if it has one"
 
 
 class Verdict(enum.Enum):
@@ -88,8 +88,8 @@ def planned(facts: Facts, plan: Plan) -> Run | None:
         model = (tensor or 1) * (pipeline or 1)
         if plan.world % model:
             raise UsageError(
-                f"--world {plan.world} is no multiple of {model}, the ranks that share a model",
-                hint="--tensor-parallel and --pipeline say how many those are",
+                f"--world {plan.world} is not a multiple of {model}, the ranks that share a model",
+                hint="set them with --tensor-parallel and --pipeline",
             )
         data = plan.world // model
     elif (tensor, pipeline) != (facts.tensor, facts.pipeline):
@@ -138,8 +138,8 @@ def _untried_cut(facts: Facts) -> str:
     if (facts.tensor or 1) == 1:
         return ""
     if not facts.cut_by_deepspeed:
-        return "a model that cuts its tensors itself was"
-    return "tensors cut by DeepSpeed at stage 3 were" if facts.stage == PARTITIONED else ""
+        return "a model that shards its tensors itself is"
+    return "tensors that DeepSpeed shards at stage 3 are" if facts.stage == PARTITIONED else ""
 
 
 def _is_cut_anew(facts: Facts, run: Run) -> bool:
@@ -179,7 +179,7 @@ def _other_family(facts: Facts, run: Run) -> Outcome:
 
 def _words_of_family(facts: Facts, run: Run) -> str:
     if 3 in {facts.stage, run.stage}:
-        return "AssertionError without a word: no file has the name that this stage looks for"
+        return "AssertionError without a message: no file has the name that this stage expects"
     if run.stage:
         same = run.data is not None and run.data == facts.data
         return (
@@ -244,7 +244,7 @@ def _elastic(facts: Facts, run: Run) -> Outcome:
     """Saved with elastic_checkpoint and an optimizer that counts the steps of each parameter, as torch's Adam: without the step."""
     if not _same(facts, run):
         return Outcome(verdict=Verdict.UNKNOWN, why=book.phrase("checkpoint", "elastic-not-tried"))
-    words = "AssertionError without a word, or KeyError: 'base_optimizer_state_step'"
+    words = "AssertionError without a message, or KeyError: 'base_optimizer_state_step'"
     fix = book.phrase("checkpoint", "load-without-states")
     return Outcome(verdict=Verdict.CANNOT, why=book.phrase("checkpoint", "elastic"), words=words, fix=fix)
 
@@ -254,7 +254,7 @@ def _difference(facts: Facts, run: Run) -> tuple[str, str]:
         saved = f"{facts.data} data-parallel rank{'s' * (facts.data != 1)}"
         why = book.phrase("checkpoint", "other-ranks", saved=saved, ranks=run.data)
         if run.stage == 3 and (run.data or 0) > (facts.data or 0):
-            return why, "ZeRORuntimeException on some ranks, AssertionError on those whose file is not there"
+            return why, "ZeRORuntimeException on some ranks, AssertionError on those whose file is missing"
         if run.stage == PARTITIONED and facts.frozen:
             return why, SIZES
         return (
@@ -298,7 +298,7 @@ def outcome_of_weights(facts: Facts, plan: Plan) -> Outcome:
         )
     if (run.stage >= PARTITIONED) != (facts.stage >= PARTITIONED):
         why = book.phrase("checkpoint", "other-model-files", saved=facts.stage, stage=run.stage)
-        return Outcome(verdict=Verdict.CANNOT, why=why, words="AssertionError without a word")
+        return Outcome(verdict=Verdict.CANNOT, why=why, words="AssertionError without a message")
     if run.stage >= PARTITIONED:
         return _partitioned(facts, run, plan)
     return Outcome(
@@ -311,19 +311,19 @@ def _not_tried(facts: Facts, run: Run) -> str:
     if facts.universal:
         return "a universal checkpoint"
     if facts.experts or facts.layers or (run.tensor or 1) > 1 or (run.pipeline or 1) > 1 or (facts.model or 1) > 1:
-        return "experts, pipelines and cut tensors"
+        return "experts, pipelines and sharded tensors"
     return "fp16" if "fp16" in {run.dtype, facts.dtype} else ""
 
 
 def _partitioned(facts: Facts, run: Run, plan: Plan) -> Outcome:
     if plan.load == MODULE:
         why = book.phrase("checkpoint", "no-weights-at-stage-3")
-        return Outcome(verdict=Verdict.CANNOT, why=why, words="nothing: it returns as if it had loaded")
+        return Outcome(verdict=Verdict.CANNOT, why=why, words="nothing: it returns as if it had loaded the checkpoint")
     if run.data is None or facts.data is None:
         return Outcome(verdict=Verdict.UNKNOWN, why=book.phrase("checkpoint", "ranks-unknown"))
     if run.data > facts.data:
         why = book.phrase("checkpoint", "fewer-files", ranks=facts.data)
-        return Outcome(verdict=Verdict.CANNOT, why=why, words="AssertionError on the ranks whose file is not there")
+        return Outcome(verdict=Verdict.CANNOT, why=why, words="AssertionError on the ranks whose file is missing")
     if facts.frozen and run.data != facts.data:
         why = book.phrase("checkpoint", "frozen-cut", saved=facts.data, ranks=run.data)
         return Outcome(verdict=Verdict.CANNOT, why=why, words=SIZES)
@@ -336,14 +336,14 @@ def judge_weights_alone(examined: Examined, plan: Plan) -> Iterator[Finding]:
     yield from _undone(examined, plan)
     name = examined.tag.folder.name
     more = (
-        ("the step, the schedule of the learning rate and the counted samples begin anew too",)
+        ("the step, the learning rate schedule and the sample count start over too",)
         if plan.load == MODULE
-        else ("the step and the schedule of the learning rate go on",)
+        else ("the step and the learning rate schedule continue",)
     )
     yield book.finding(
         "checkpoint-optimizer-skipped",
         Severity.WARNING,
-        evidence=("Adam's moments are zero, as at the first step of a training", *_rounded(examined), *more),
+        evidence=("Adam's moments are zero, as at the first step of a run", *_rounded(examined), *more),
         argument=ARGUMENTS[plan.load],
         tag=name,
     )
@@ -358,7 +358,7 @@ def _undone(examined: Examined, plan: Plan) -> Iterator[Finding]:
             Severity.ERROR,
             evidence=(
                 "the optimizer keeps the fp32 weights of the freshly built model, and each step writes them into the model",
-                "an engine without an optimizer takes no step and is not affected",
+                "an engine without an optimizer never steps and is not affected",
             ),
             tag=examined.tag.folder.name,
         )
@@ -367,7 +367,7 @@ def _undone(examined: Examined, plan: Plan) -> Iterator[Finding]:
 def _rounded(examined: Examined) -> Iterator[str]:
     facts = examined.facts
     if facts.dtype == "bf16" and (facts.stage or 0) < PARTITIONED:
-        yield "its fp32 weights are not taken: the optimizer's are made of the model's, which are rounded to bf16"
+        yield "its fp32 weights are not loaded: the optimizer's are recreated from the model's, which are rounded to bf16"
 
 
 def _of_latest(examined: Examined, plan: Plan) -> Iterator[Finding]:

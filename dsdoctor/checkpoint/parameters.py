@@ -132,7 +132,7 @@ def judge_universal_load(examined: Examined) -> Iterator[Finding]:
         "checkpoint-universal-leaves",
         Severity.WARNING if has_frozen else Severity.NOTE,
         case="" if converted_from != tag.name and not without_frozen(examined) else "without-source",
-        evidence=("for a universal checkpoint, engine.py loads only what the optimizer trains, from its folder zero/",),
+        evidence=("from a universal checkpoint, engine.py loads only the trained parameters, from its folder zero/",),
         left=left,
         tag=tag.name,
         folder=str(examined.folder.path),
@@ -199,10 +199,10 @@ def not_comparable(examined: Examined) -> str:
     """Why the names or shapes of a tag are others than the model's, "" where they are not."""
     facts = examined.facts
     if facts.layers or (facts.pipeline or 1) > 1:
-        return "the names in a pipeline's checkpoint are numbers of layers"
+        return "a pipeline's checkpoint names parameters by layer number"
     if (facts.tensor or 1) > 1:
-        return "its tensors are cut over several ranks"
-    return "its experts have names of DeepSpeed's own" if facts.experts else ""
+        return "its tensors are sharded across ranks"
+    return "its experts have DeepSpeed's own names" if facts.experts else ""
 
 
 def judge_model(examined: Examined, model: ModelShapes) -> Iterator[Finding]:
@@ -273,10 +273,10 @@ def _differences(saved: Shapes, wanted: Shapes, examined: Examined) -> Iterator[
         yield f"and {len(other) - MAX_SHAPES_NAMED} more have other shapes"
     lacking = tuple(name for name in wanted if name not in saved)
     if lacking and not without_frozen(examined):
-        yield f"the model has, and it lacks: {and_more(lacking, MAX_SHAPES_NAMED)}"
+        yield f"only the model has: {and_more(lacking, MAX_SHAPES_NAMED)}"
     more = tuple(name for name in saved if name not in wanted)
     if more:
-        yield f"it has, and the model lacks: {and_more(more, MAX_SHAPES_NAMED)}"
+        yield f"only the checkpoint has: {and_more(more, MAX_SHAPES_NAMED)}"
 
 
 def _shape(shape: tuple[int, ...]) -> str:

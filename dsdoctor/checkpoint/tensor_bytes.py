@@ -197,7 +197,7 @@ class OpenFiles:
         """The bytes of a piece, a few MiB at a time. ``width``: bytes of an element."""
         entry = piece.file.entries[f"data/{piece.key}"]
         if (piece.start + piece.count) * width > entry.size:
-            raise Damaged(f"a tensor ends behind its entry in {piece.file.path.name}")
+            raise Damaged(f"a tensor extends past its entry in {piece.file.path.name}")
         file = self._file(piece.file.path)
         yield from pieces(file, entry.start + piece.start * width, piece.count * width)
 

@@ -47,9 +47,9 @@ def _contents(examined: Examined) -> Iterator[str]:
     yield f"    {len(examined.tag.files)} file{'s' * (len(examined.tag.files) > 1)}, {size(bytes_there)}; {_parameters(examined)}"
     if len(examined.folder.tags) > 1:
         names = [each.name for each in reversed(examined.folder.tags)]
-        yield f"    tags, the newest first: {and_more(names, MAX_TAGS)}; latest: {_latest(examined)}"
+        yield f"    tags, newest first: {and_more(names, MAX_TAGS)}; latest: {_latest(examined)}"
     if examined.folder.beside:
-        yield f"    weights of Hugging Face beside it: {and_more(examined.folder.beside, 4)}"
+        yield f"    Hugging Face weights next to it: {and_more(examined.folder.beside, 4)}"
 
 
 def _latest(examined: Examined) -> str:
@@ -73,7 +73,7 @@ def _written(facts: Facts) -> str:
         None if facts.step is None else f"step {facts.step}",
         f"DeepSpeed {facts.version}" if facts.version else None,
     ]
-    return ", ".join(part for part in said if part) or "no file says by which run it was written"
+    return ", ".join(part for part in said if part) or "no file shows which run wrote it"
 
 
 def _parameters(examined: Examined) -> str:
@@ -103,31 +103,27 @@ def verdict_line(judged: Judged) -> str:
     if judged.outcome is None:
         return f"✗ {errors} error{'s' * (errors > 1)}: {name} is not judged for a run"
     if has_error(judged.findings):
-        also = "" if judged.outcome.verdict is not Verdict.LOADS else "; the tag itself loads when it is named"
+        also = "" if judged.outcome.verdict is not Verdict.LOADS else "; the tag itself loads if you name it"
         return f"✗ {errors} error{'s' * (errors > 1)}{also}"
     if judged.outcome.verdict is Verdict.LOADS:
         seen = _looked_at(judged.examined, values=judged.values_read)
         return f"✓ {name} loads: {judged.outcome.why} ({seen}{_of_frozen(judged.examined)})"
-    return f"! {name}: no error was found, and whether it loads is not known"
+    return f"! {name}: no errors, but whether it loads is unknown"
 
 
 def _looked_at(examined: Examined, *, values: bool) -> str:
     """What the verdict rests on, and whether a file of another training, which loads as well as the right one, would show."""
-    looked = "every byte was read" if values else "by names, steps and shapes, no values"
+    looked = "every byte was read" if values else "by names, steps and shapes, without values"
     if len(examined.tag.files) == 1:
         return looked
     if not tells_trainings(examined):
-        return f"{looked}; a file of another training with the same names, steps and shapes would not show"
-    return looked if values else f"{looked}: whether all files are of one training, --deep tells"
+        return f"{looked}; a file from another run with the same names, steps and shapes would go undetected"
+    return looked if values else f"{looked}: --deep checks whether all files come from one run"
 
 
 def _of_frozen(examined: Examined) -> str:
     """What a load rests on that no file says."""
-    return (
-        "; below stage 2 no file says whether frozen parameters of the model were left out"
-        if says_nothing(examined)
-        else ""
-    )
+    return "; below stage 2 no file shows whether frozen parameters were left out" if says_nothing(examined) else ""
 
 
 def merged_lines(judged: Judged, merged: Merged) -> Iterator[str]:
@@ -136,9 +132,9 @@ def merged_lines(judged: Judged, merged: Merged) -> Iterator[str]:
     yield from finding_lines(judged.findings)
     facts = judged.examined.facts if judged.examined else None
     if facts is not None and facts.stage == 0 and facts.dtype != "fp32":
-        yield f"· without ZeRO the model's own weights are taken, which have the precision of {facts.dtype or 'its type'}"
+        yield f"· without ZeRO, these are the model's own weights, in {facts.dtype or 'its type'}"
     if merged.kept:
-        yield f"· {len(merged.kept)} of {len(merged.files)} files were there already, whole and of this checkpoint"
+        yield f"· {len(merged.kept)} of {len(merged.files)} files already existed, complete and from this checkpoint"
     many = f"{len(merged.files)} file{'s' * (len(merged.files) > 1)}"
     yield f"✓ {name} is merged into {merged.out}: {merged.tensors:,} tensors, {size(merged.size)} in {many}"
 
@@ -147,17 +143,17 @@ def converted_lines(judged: Judged, made: Converted) -> Iterator[str]:
     """What was made, and how a run takes it."""
     name = judged.examined.tag.folder.name if judged.examined else ""
     yield from finding_lines(judged.findings)
-    alike = "every weight and optimizer state is the one that was saved, bit by bit"
+    alike = "every weight and optimizer state matches the saved one bit for bit"
     facts = judged.examined.facts if judged.examined else None
     checked = (
         alike
         if facts is not None and (facts.tensor or 1) == 1
-        else "every parameter is there; cut tensors were not compared"
+        else "every parameter is present; sharded tensors were not compared"
     )
     yield f"· {checked}; the largest process took {size(made.peak_memory)}"
     yield f"· to load it: {LOAD_UNIVERSAL} in the configuration, and load_checkpoint({str(Path(made.out).parent)!r})"
     if judged.examined is not None and (left := left_by_universal(judged.examined)):
-        yield f"· such a load leaves {left} as the model was made"
+        yield f"· such a load does not restore {left}"
     yield f"✓ {name} is universal in {made.out}: {made.parameters:,} parameters, {size(made.size)}"
 
 

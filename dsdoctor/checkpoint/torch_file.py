@@ -35,18 +35,18 @@ PICKLE = "data.pkl"
 MARKS = frozenset({"version", "byteorder", ".format_version", ".storage_alignment", ".data/serialization_id"})
 """What torch writes beside the pickle and the tensors."""
 WRITTEN = {
-    "version": (rb"(?:[1-9]|10)\n?", "a version of torch's format that is not known"),
+    "version": (rb"(?:[1-9]|10)\n?", "an unknown version of torch's format"),
     "byteorder": (rb"little|big", "a byte order that does not exist"),
-    ".storage_alignment": (rb"[1-9]\d{0,6}", "an alignment that is no number"),
+    ".storage_alignment": (rb"[1-9]\d{0,6}", "an alignment that is not a number"),
 }
 """What torch's reader takes of them, and what anything else is."""
 ALIGNMENT = 64
 LEGACY = (b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19", b"\x80\x02}")
 NOT_SAVED = (
-    (b"version https://git-lfs", "it is a pointer of git-lfs and not the file, which git lfs pull gets"),
-    (b"<", "it is a page of XML or HTML, as a download that was refused leaves it"),
-    (b"\x1f\x8b", "it is compressed by gzip"),
-    (b"\x28\xb5\x2f\xfd", "it is compressed by zstd"),
+    (b"version https://git-lfs", "it is a git-lfs pointer; git lfs pull downloads the file"),
+    (b"<", "it is an XML or HTML page, as a refused download leaves it"),
+    (b"\x1f\x8b", "it is compressed with gzip"),
+    (b"\x28\xb5\x2f\xfd", "it is compressed with zstd"),
 )
 """How a file begins that stands for one of torch, and what it is."""
 
@@ -94,7 +94,7 @@ def read_archive(path: Path, pickles: Pickles) -> Archive:
         with open_regular(path) as file:
             return _read(path, file, pickles)
     except FileNotFoundError:
-        reason = "it is a link to a file that is not there" if path.is_symlink() else "it is not there"
+        reason = "it is a link to a missing file" if path.is_symlink() else "it is not there"
         return Archive(path=path, problem=reason)
     except IsADirectoryError:
         return Archive(path=path, problem="it is a folder")
@@ -102,7 +102,7 @@ def read_archive(path: Path, pickles: Pickles) -> Archive:
         return Archive(path=path, unknown=DENIED)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            return Archive(path=path, problem="it is a link that leads back to itself")
+            return Archive(path=path, problem="it is a link to itself")
         return Archive(path=path, unknown=error.strerror or str(error))
     except Exception as error:
         # a file of anybody's: the verdict on the others must not fail with it
@@ -114,7 +114,7 @@ def entries_of(file: BinaryIO) -> tuple[str, dict[str, Entry]]:
     found = [entry for entry in read_entries(file) if not entry.is_folder]
     root = found[0].name.partition("/")[0] if found else ""
     if any(not entry.name.startswith(f"{root}/") for entry in found):
-        raise AmbiguousZip("its entries do not stand in one folder")
+        raise AmbiguousZip("its entries are not in one folder")
     return root, {entry.name.removeprefix(f"{root}/"): entry for entry in found}
 
 
@@ -126,13 +126,13 @@ def write_copy(archive: Archive, made: BinaryIO, copied: Callable[[int], None]) 
     with open_regular(archive.path) as file, zipfile.ZipFile(made, "w", zipfile.ZIP_STORED) as copy:
         root, entries = entries_of(file)
         if (root, entries) != (archive.root, archive.entries):
-            raise DamagedZip("it was changed while it was judged")
+            raise DamagedZip("it changed during the inspection")
         for name, entry in entries.items():
             if name == PICKLE:
                 # the very bytes that were read as data, in one look
                 content = b"".join(read_bytes(file, entry))
                 if hashlib.sha256(content).digest() != archive.digest:
-                    raise DamagedZip("it was changed while it was judged")
+                    raise DamagedZip("it changed during the inspection")
                 pieces: Iterable[bytes] = (content,)
             elif name.startswith("data/") or name in MARKS:
                 pieces = read_bytes(file, entry)
@@ -182,7 +182,7 @@ def _other_kind(start: bytes) -> str:
     """What a file is that torch did not write, by its first bytes."""
     if not start.strip(b"\0"):
         return "it begins with zeros: it was never written"
-    return next((what for begin, what in NOT_SAVED if start.startswith(begin)), "it is no file of torch.save")
+    return next((what for begin, what in NOT_SAVED if start.startswith(begin)), "it was not written by torch.save")
 
 
 def _with_pickle(known: Archive, file: BinaryIO, pickles: Pickles) -> Archive:
@@ -219,7 +219,7 @@ def _with_pickle(known: Archive, file: BinaryIO, pickles: Pickles) -> Archive:
 def _mark_problem(entries: Mapping[str, Entry], file: BinaryIO) -> str:
     """What torch's reader would refuse beside the pickle and the tensors; "" for nothing."""
     if "version" not in entries and ".data/version" not in entries:
-        return "its zip has no version, without which torch reads none"
+        return "its zip has no version entry, which torch requires"
     for name, (form, otherwise) in WRITTEN.items():
         if name in entries and (
             entries[name].size > ALIGNMENT or not re.fullmatch(form, b"".join(read_bytes(file, entries[name])))
@@ -249,5 +249,5 @@ def _storage_problem(entries: Mapping[str, Entry], storages: tuple[Storage, ...]
             continue
         wanted = storage.count * ITEM_SIZES[storage.dtype]
         if entry.size != wanted:
-            return f"data/{storage.key} has {entry.size:,} bytes, and its tensor {wanted:,}"
+            return f"data/{storage.key} has {entry.size:,} bytes, but its tensor has {wanted:,}"
     return ""

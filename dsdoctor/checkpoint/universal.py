@@ -99,13 +99,13 @@ def refusals(examined: Examined) -> Iterator[str]:
     """Why the converter is not started, each reason as a sentence."""
     facts = examined.facts
     if facts.universal:
-        yield "it is universal already"
+        yield "it is already universal"
     elif facts.stage not in {1, 2, 3}:
-        yield "without ZeRO there are no cut-up optimizer states: it loads with any number of ranks as it is"
+        yield "without ZeRO, no optimizer state is sharded: it already loads with any number of ranks"
     elif facts.experts:
-        yield "DeepSpeed's converter (0.19.8) joins the different experts of all ranks to one, and fails"
+        yield "DeepSpeed's converter (0.19.8) joins the experts of all ranks into one, and fails"
     elif (facts.tensor or 1) > 1 and not facts.injected:
-        yield "no file says how its tensors are cut (universal_checkpoint_info), and the converter would put them together wrongly"
+        yield "no file records how its tensors are sharded (universal_checkpoint_info), so the converter would join them wrongly"
     else:
         yield from _of_files(examined)
 
@@ -115,22 +115,22 @@ def _of_files(examined: Examined) -> Iterator[str]:
     others = tuple(name for name in names_in(examined.tag.folder.path) if name.endswith(".pt") and name not in known)
     if others:
         # it takes every file by the end of its name
-        yield f"the converter would take {and_more(others, 3)} too, which this tag does not have: move it away"
+        yield f"the converter would also read {and_more(others, 3)}, which is not part of this tag: move it away"
     unknown = tuple(file.path.name for file in examined.tag.files if file.unknown)
     if unknown:
         yield f"{and_more(unknown, 3)} could not be read"
     for shard in examined.tag.of(Part.OPTIMIZER)[:1]:
         lacking = [name for name in STATES[1:] if not all(at(group, name) for group in _groups(shard.file.content))]
         if lacking:
-            yield f"the converter takes Adam's states, and {shard.file.path.name} has no {' and no '.join(lacking)}"
+            yield f"the converter needs Adam's states, but {shard.file.path.name} has no {' and no '.join(lacking)}"
     leading = sorted({name for shard in examined.tag.shards for name in _folder_names(shard.file.content)} - {""})
     if elsewhere := tuple(
         repr(name[:100]) for name in leading if PurePosixPath(name).parts != (name,) or name in {".", ".."}
     ):
-        yield f"the converter makes a folder of each parameter's name, and these lead elsewhere: {and_more(elsewhere, 3)}"
+        yield f"the converter creates a folder per parameter name, and these names lead outside: {and_more(elsewhere, 3)}"
     names = tuple(f"{name} in {file}" for name, file in untrusted(examined))
     if names:
-        yield f"the converter opens files with weights_only=False, which calls what they name, and they name {and_more(names, 3)}"
+        yield f"the converter opens files with weights_only=False, which runs code that they name: {and_more(names, 3)}"
 
 
 def _folder_names(content: object) -> Iterator[str]:
@@ -229,7 +229,7 @@ def _of_parameter(
             size = len(content) // width
             same = b"".join(files.read(Piece(file=made.file, key=made.key, start=place, count=size), width))
             if content != same:
-                return "other values than were saved"
+                return "values that differ from the saved ones"
             place += size
             read(len(content))
     return ""
@@ -294,13 +294,13 @@ def _check(examined: Examined, out: Path) -> None:
     if reason:
         raise ImpossiblePlan(f"{name} is not converted: {reason}", hint=_hint(examined))
     if out.exists() or out.is_symlink():
-        raise UsageError(f"{out} is there already", hint=f"name a new folder: --universal {name}_universal")
+        raise UsageError(f"{out} already exists", hint=f"name a new folder: --universal {name}_universal")
     check_folder(out.parent, "--universal")
 
 
 def _hint(examined: Examined) -> str:
     folder = str(examined.tag.folder.path)
-    return f"its weights alone can be had: {step('python -m dsdoctor checkpoint {folder} --merge OUT', folder=folder).line}"
+    return f"its weights alone can be exported: {step('python -m dsdoctor checkpoint {folder} --merge OUT', folder=folder).line}"
 
 
 def _told(examined: Examined, out: Path, tell: Callable[[str], None]) -> Needs:
@@ -347,7 +347,9 @@ def _held(folder: Path) -> Iterator[Path]:
     try:
         state = os.fstat(number)
         if not is_this_user(state.st_uid) or stat.S_IMODE(state.st_mode) & 0o022:
-            raise ImpossiblePlan(f"{folder} is not this user's alone", hint="name a folder of your own")
+            raise ImpossiblePlan(
+                f"{folder} is shared with other users", hint="name a folder that only you can write to"
+            )
         path = Path(f"/proc/{os.getpid()}/fd/{number}")
         yield path if path.is_dir() else folder
     finally:
@@ -375,7 +377,9 @@ def _run(examined: Examined, source: Path, made: Path, python: str, needed: Need
         # -m takes modules of the current folder first: one in which only root may write
         ended = host.work(argv, cwd=Path("/"), env=host.environment(), on_line=hear)
     except FileNotFoundError as error:
-        raise UsageError(f"there is no interpreter {python}", hint="--python PATH, one that has DeepSpeed") from error
+        raise UsageError(
+            f"there is no interpreter {python}", hint="name a Python that has DeepSpeed: --python PATH"
+        ) from error
     if ended.status:
         raise _failure(ended.status, last, made)
     return ended.peak_memory
@@ -389,7 +393,8 @@ def _failure(status: int, last: deque[str], made: Path) -> Exception:
     text = "\n".join(last)
     if "No module named" in text:
         return UsageError(
-            "the converter is a part of DeepSpeed, which is not here", hint="--python PATH, one that has it"
+            "the converter is part of DeepSpeed, which is not installed here",
+            hint="name a Python that has it: --python PATH",
         )
     # "unexpected pos": torch's writer found fewer bytes on the disk than it wrote
     if disk_full(text) or "PytorchStreamWriter failed" in text or "unexpected pos" in text:
@@ -406,13 +411,13 @@ def _checked(source: Examined, made: Path, watching: Watching) -> int:
     folder = look(made.parent)
     tag = folder.tag(made.name)
     if tag is None:
-        raise BuildFailed("DeepSpeed's converter made no checkpoint", hint="nothing was left behind")
+        raise BuildFailed("DeepSpeed's converter wrote no checkpoint", hint="nothing was left behind")
     examined = examine(folder, read_tag(tag), chosen=True)
     elements = sum(WIDTH * count_of(shape) for shape in source.parameters.values())
     watching.total(len(STATES) * elements)
     wrong = next(_wrong(source, examined, watching), None)
     if wrong:
-        raise BuildFailed(f"DeepSpeed's converter made something else: {wrong}", hint="nothing was left behind")
+        raise BuildFailed(f"DeepSpeed's converter wrote something else: {wrong}", hint="nothing was left behind")
     return len(examined.tag.parameters or ())
 
 

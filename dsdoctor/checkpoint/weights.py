@@ -218,7 +218,7 @@ def flats_of(shard: Shard, state: str = WEIGHTS) -> list[Tensor]:
     found = groups_of(shard) if state == WEIGHTS else [at(group, state) for group in _states(shard)]
     if not found or not all(isinstance(tensor, Tensor) and tensor.in_one_piece for tensor in found):
         what = "fp32 weights" if state == WEIGHTS else state
-        raise NotMerged(f"{shard.file.path.name} has no {what} where DeepSpeed writes them")
+        raise NotMerged(f"{shard.file.path.name} has no {what} where DeepSpeed writes it")
     return found
 
 
@@ -245,7 +245,7 @@ def within(flat: list[tuple[Archive, Tensor]], offset: int, count: int) -> Itera
 def whole(file: Archive, name: str, tensor: Tensor) -> Piece:
     """All elements of a tensor. Raises NotMerged."""
     if not tensor.in_one_piece:
-        raise NotMerged(f"{name} does not lie in one piece in {file.path.name}")
+        raise NotMerged(f"{name} is not stored contiguously in {file.path.name}")
     return Piece(file=file, key=tensor.storage.key, start=tensor.start, count=tensor.count)
 
 
@@ -305,7 +305,7 @@ def _counted(names: Iterable[str]) -> dict[str, int]:
 def _held(examined: Examined) -> Held:
     models = examined.tag.of(Part.MODEL)
     if any(at(shard.file.content, "ds_config", "use_data_before_expert_parallelism") is True for shard in models):
-        raise NotMerged("which ranks share an expert is turned round (use_data_before_expert_parallelism)")
+        raise NotMerged("the ranks that share an expert are in another order (use_data_before_expert_parallelism)")
     found: Held = {}
     for shard in examined.tag.of(Part.OPTIMIZER):
         mappings = at(shard.file.content, STATE, "param_slice_mappings")
@@ -321,7 +321,7 @@ def _piece(shard: Shard, flat: Tensor, place: object) -> Piece:
     state = place.state if isinstance(place, Call) else None
     start, count = at(state, "start"), at(state, "numel")
     if not isinstance(start, int) or not isinstance(count, int) or not 0 <= start <= start + count <= flat.count:
-        raise NotMerged(f"{shard.file.path.name} does not say where its experts lie")
+        raise NotMerged(f"{shard.file.path.name} does not show where its experts are")
     return Piece(file=shard.file, key=flat.storage.key, start=flat.start + start, count=count)
 
 
@@ -359,10 +359,10 @@ def sources_of(examined: Examined, dtype: str) -> tuple[Source, ...]:
     for name, shape, tensor_dtype, pieces in _tensors(examined):
         there = sum(piece.count for piece in pieces)
         if there != count_of(shape):
-            raise NotMerged(f"{name} has {count_of(shape):,} elements, and its pieces {there:,}")
+            raise NotMerged(f"{name} has {count_of(shape):,} elements, but its pieces have {there:,}")
         made = dtype if tensor_dtype in float_types() else tensor_dtype
         if not can_convert(tensor_dtype, made):
-            raise NotMerged(f"{name} is of a type that is not converted: {tensor_dtype or 'unknown'}")
+            raise NotMerged(f"{name} has a type that cannot be converted: {tensor_dtype or 'unknown'}")
         found[name] = Source(name=name, shape=shape, dtype=tensor_dtype, made=made, pieces=pieces)
     for copy, original in _shared(examined):
         if original in found and copy not in found:
@@ -377,15 +377,13 @@ def _check_layout(examined: Examined) -> None:
     """Raises NotMerged for what is merged by nothing here."""
     facts = examined.facts
     if facts.stage is None:
-        raise NotMerged("no file says at which ZeRO stage it was saved")
+        raise NotMerged("no file records the ZeRO stage that it was saved at")
     if not facts.universal and facts.layers and (facts.tensor is None or facts.tensor > 1):
-        raise NotMerged("a pipeline whose tensors are cut too is put together by nothing here")
+        raise NotMerged("a pipeline with sharded tensors cannot be merged")
     if not facts.universal and not facts.layers and (facts.model or 1) > 1:
-        raise NotMerged(
-            "its tensors are cut over several ranks: make it universal first (--universal), and merge what that makes"
-        )
+        raise NotMerged("its tensors are sharded across ranks: convert it first (--universal), then merge the result")
     if facts.experts and facts.stage >= PARTITIONED:
-        raise NotMerged("experts at stage 3 are put together by nothing here")
+        raise NotMerged("experts at stage 3 cannot be merged")
 
 
 def _tensors(examined: Examined) -> Iterator[Found]:

@@ -105,7 +105,7 @@ def wheel_foreign_files(machine: Machine) -> Iterator[Finding]:
 
 
 def wheel_identity(machine: Machine) -> Iterator[Finding]:
-    """What the wheel says of itself is not what its file name says: another package or version, or two .dist-info folders."""
+    """What the wheel says of itself does not match its file name: another package or version, or two .dist-info folders."""
     built = machine.deepspeed
     if built and built.contradictions:
         yield book.finding(

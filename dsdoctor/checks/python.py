@@ -77,7 +77,7 @@ def torch_missing(machine: Machine) -> Iterator[Finding]:
         return
     python = machine.python.executable
     if TOOL_ENVIRONMENT.search(python):
-        made = "uv or pipx created it for dsdoctor alone: name the environment that you train in"
+        made = "uv or pipx created it for dsdoctor only; name the environment that you train in"
         yield book.finding(
             "torch-missing", Severity.ERROR, case="tool", evidence=(made,), affects=(needs.TORCH,), python=python
         )

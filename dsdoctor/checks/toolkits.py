@@ -70,9 +70,9 @@ def cuda_home_wrong(machine: Machine) -> Iterator[Finding]:
         return
     here = real_toolkits(machine)
     whole = any(_is_whole(toolkit, torch) for toolkit in here)
-    evidence = ["it has no CUDA headers" if taken else "no CUDA toolkit is there"]
+    evidence = ["it has no CUDA headers" if taken else "no CUDA toolkit is in it"]
     if ":" in home:
-        evidence.append("it is a list, and must be one folder")
+        evidence.append("it is a list, but must be a single folder")
     elif home.strip("'\" ") != home:
         evidence.append("it contains a quote or a space")
     yield book.finding(

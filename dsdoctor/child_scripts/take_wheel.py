@@ -281,7 +281,7 @@ def last(text):
     """The line that says why a program failed."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if line.lower().startswith("error")]
-    return (errors or lines or ["it said nothing"])[-1][:500]
+    return (errors or lines or ["no output"])[-1][:500]
 
 
 def listen():

@@ -198,12 +198,10 @@ def run(arguments: Sequence[str], *, begun: Callable[[], object] = bool) -> int:
     except CycloptsError as error:
         complaint = UsageError(str(error), hint=" ".join(filter(None, ["dsdoctor", name, "--help"])))
         for moved in {first, " ".join(arguments[:2])} & MOVED.keys():
-            complaint = UsageError(f"there is no command {moved!r} any more", hint=f"dsdoctor {MOVED[moved]}")
+            complaint = UsageError(f"{moved!r} is no longer a command", hint=f"dsdoctor {MOVED[moved]}")
         return end_by_error(name, complaint, nothing=_nothing(name), as_json=as_json)
     except MemoryError:
-        refused = ImpossiblePlan(
-            "the system refused more memory to dsdoctor", hint="see ulimit -v and the cgroup's limit"
-        )
+        refused = ImpossiblePlan("dsdoctor could not allocate more memory", hint="see ulimit -v and the cgroup's limit")
         return end_by_error(name, refused, nothing=_nothing(name), as_json=as_json)
     except (DoctorError, OSError) as error:
         ours = error if isinstance(error, DoctorError) else refused_by_system(error)
@@ -217,7 +215,7 @@ def end_by_defect(arguments: Sequence[str], error: Exception) -> int:
     pair = " ".join(arguments[:2])
     name = pair if pair in COMMANDS else "".join(arguments[:1])
     ours = DoctorError(
-        f"a defect of dsdoctor: {type(error).__name__}: {error}", hint="report it, with what stands on stderr"
+        f"a defect of dsdoctor: {type(error).__name__}: {error}", hint="report it, with the output on stderr"
     )
     if wants_json(arguments):
         end_by_error(name, ours, nothing=_nothing(name), as_json=True)

@@ -149,7 +149,7 @@ def build_and_show(
         screen = BuildScreen(say=progress.say, plan=lambda plan: show_plan_of(plan, as_json), step=progress.step)
         built = build(order, out.absolute(), screen=screen, after=after, reuse=reuse)
     if built.kept:
-        talk = "* nothing that this wheel is made of has changed: it is taken from the cache"
+        talk = "* nothing has changed since this wheel was built: taken from the cache"
         show(Stream(stderr=True), [talk])
     _show_built(command, built, as_json)
     if built.result is None:

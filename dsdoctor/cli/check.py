@@ -86,9 +86,9 @@ def check_command(
         print_result("check", as_json, _listed(), (), checks=_listed())
         return OK
     if rules and (op or deep):
-        raise UsageError("RULE runs some checks alone, --op and --deep are about ops", hint="leave out one of them")
+        raise UsageError("RULE runs only some checks; --op and --deep are about ops", hint="leave out one of them")
     if report and as_json:
-        raise UsageError("--report is Markdown and --json one document", hint="leave out one of them")
+        raise UsageError("--report prints Markdown, --json one document", hint="leave out one of them")
     build = BuildRequest(ops=op, arch=arch, accelerator=accelerator, offline=offline)
     request = CheckRequest(
         python=python, machine=machine, source=source, rules=frozenset(rules), deep=deep, request=build

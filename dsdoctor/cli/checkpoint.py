@@ -189,18 +189,18 @@ def checkpoint_command(
     order = CheckpointOrder(folder=folder, tag=tag, plan=plan, ranks_here=ranks_here, model=model, python=python)
     if universal is not None:
         if plan != Plan() or (ranks_here, model) != (None, None) or deep or repair or merge is not None:
-            raise UsageError(
-                "--universal converts a tag and does nothing else", hint=f"dsdoctor checkpoint {folder} --universal OUT"
-            )
+            raise UsageError("--universal only converts a tag", hint=f"dsdoctor checkpoint {folder} --universal OUT")
         return _convert(order, UniversalOrder(out=universal, python=python), as_json)
     if merge is not None:
         if plan != Plan() or (ranks_here, model) != (None, None) or deep or repair:
-            raise UsageError("--merge makes a model and plans no run", hint=f"dsdoctor checkpoint {folder} --merge OUT")
+            raise UsageError(
+                "--merge writes a model and plans no run", hint=f"dsdoctor checkpoint {folder} --merge OUT"
+            )
         return _merge(order, MergeOrder(out=merge, dtype=merge_dtype, largest=int(largest_file * 1e9)), as_json)
     if repair:
         if plan != Plan() or (ranks_here, model) != (None, None) or deep:
             raise UsageError(
-                "--repair puts a folder right and plans no run", hint=f"dsdoctor checkpoint {folder} --repair"
+                "--repair repairs a folder and plans no run", hint=f"dsdoctor checkpoint {folder} --repair"
             )
         done = repair_checkpoint(order)
         print_result(

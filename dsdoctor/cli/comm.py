@@ -139,9 +139,7 @@ def _prolog(wanted: CommRequest) -> int:
     """One line; a node that is slow or was not tested is not kept from its job."""
     given = {"--hostfile": wanted.hostfile is not None, "--full": wanted.settings.mode is Mode.FULL}
     for name in (name for name, is_given in given.items() if is_given):
-        raise UsageError(
-            f"--prolog tests this node by itself within a minute, and {name} was given", hint="leave it out"
-        )
+        raise UsageError(f"--prolog tests only this node, within a minute, but {name} was given", hint="leave it out")
     test = test_node(wanted)
     sys.stdout.write(encode(test).decode() + "\n")
     return FOUND if test.failed else OK
@@ -232,15 +230,15 @@ def _settings(quick: bool, full: bool, backend: str, deadline: float | None, out
     if quick and full:
         raise UsageError("--quick and --full cannot be given together", hint="name one, or neither")
     if backend not in BACKENDS:
-        raise UsageError(f"there is no backend {backend!r} here", hint=f"it takes {', '.join(BACKENDS)}")
+        raise UsageError(f"no backend {backend!r} here", hint=f"it takes {', '.join(BACKENDS)}")
     mode = Mode.QUICK if quick else Mode.FULL if full else Mode.DEFAULT
     deadline = DEADLINES[mode] if deadline is None else deadline
     if not math.isfinite(deadline):
-        raise UsageError(f"a deadline of {deadline:g} is no number of seconds", hint="leave it out, or give seconds")
+        raise UsageError(f"a deadline of {deadline:g} is not a number of seconds", hint="leave it out, or pass seconds")
     if deadline < MIN_DEADLINE_SECONDS:
         raise UsageError(
             f"a deadline of {deadline:g} s is too short",
-            hint=f"torch alone needs some: {MIN_DEADLINE_SECONDS:g} or more",
+            hint=f"importing torch alone takes a while: use {MIN_DEADLINE_SECONDS:g} or more",
         )
     return CommSettings(mode=mode, backend=backend, deadline=deadline, out=os.fspath(out.absolute()) if out else None)
 
@@ -254,7 +252,7 @@ def _refuse_without_hostfile(wanted: CommRequest) -> None:
         "--skip-bad leaves out some of": wanted.skip_bad,
     }
     for what in (what for what, is_given in given.items() if is_given and wanted.hostfile is None):
-        raise UsageError(f"{what} the hosts of a hostfile, and none was named", hint="add --hostfile FILE")
+        raise UsageError(f"{what} the hosts of a hostfile, but no hostfile was given", hint="add --hostfile FILE")
 
 
 def _refuse_under_launcher(rank: Rank, wanted: CommRequest) -> None:

@@ -18,7 +18,7 @@ def compare_command(
     Example: dsdoctor compare node1.json node2.json
     """
     if len(files) < 2:
-        raise UsageError("compare takes two snapshots or more", hint="dsdoctor record FILE writes one")
+        raise UsageError("compare needs two or more snapshots", hint="dsdoctor record FILE writes one")
     found = differences(files)
     print_result("compare", as_json, difference_lines(found, len(files)), (), differences=found)
     return FOUND if found else OK

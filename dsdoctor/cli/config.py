@@ -16,7 +16,7 @@ from dsdoctor.core.finding import has_error
 from dsdoctor.core.options import OUTPUT, TARGET, argument, option
 from dsdoctor.core.requests import MachineFile, PythonPath
 
-BESIDE = Group("The rest of the training's setup", sort_key=1)
+BESIDE = Group("The rest of the setup", sort_key=1)
 
 File = Annotated[
     str, argument(help="ds_config.json (JSON or Hjson), or its text in base64, as --deepspeed_config takes it.")

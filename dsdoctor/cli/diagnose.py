@@ -58,11 +58,11 @@ def diagnose_command(*logs: Logs, follow: Follow = False, as_json: Json = False,
     for name in logs:
         # a word with hyphens is taken for a log because "-" is one
         if name.startswith("-") and name != "-" and not Path(name).exists():
-            raise UsageError(f"there is no option {name}", hint="dsdoctor diagnose --help")
+            raise UsageError(f"no such option: {name}", hint="dsdoctor diagnose --help")
     folders = [name for name in logs if name != "-" and Path(name).is_dir()]
     names = [log for name in logs or ("-",) for log in (logs_in(Path(name)) if name in folders else (name,))]
     if follow and (folders or len(names) > 1):
-        raise UsageError("--follow reads one log, and several were given", hint="name one file, or - for stdin")
+        raise UsageError("--follow reads one log, but several were given", hint="name one file, or - for stdin")
     diagnoses = together([diagnose_file(name, tell=_tell, follow=follow) for name in names])
     findings = _together(diagnoses)
     parts = [

@@ -63,7 +63,7 @@ def interrupted_by(number: int) -> int:
 
 def end_by_interrupt(command: str, error: KeyboardInterrupt, *, nothing: Mapping[str, Any], as_json: bool) -> int:
     """Ctrl-C, or a signal that means the same; the exit status."""
-    said = DoctorError("interrupted; what was half-made is removed", hint="run the same command again")
+    said = DoctorError("interrupted; partial output removed", hint="rerun to retry")
     if as_json:
         end_by_error(command, said, nothing=nothing, as_json=True)
     else:

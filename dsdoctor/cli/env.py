@@ -64,7 +64,7 @@ def select(order: BuildOrder) -> tuple[ShellSettings, tuple[Finding, ...]]:
     advice = plan_toolkit(machine, order.request, observation.cache, toolkit_offers(observation, order.request))
     if advice.toolkit is not None and advice.toolkit.assemble and not has_error(advice.findings):
         raise ImpossiblePlan(
-            f"no whole CUDA toolkit of torch's release {torch.cuda} is here; it can be assembled in {advice.toolkit.root}",
+            f"no complete CUDA toolkit of torch's release {torch.cuda} found; one can be assembled in {advice.toolkit.root}",
             hint="python -m dsdoctor toolkit",
         )
     return _settings(observation, advice.toolkit, advice.compiler, advice.architectures), advice.findings
@@ -86,7 +86,7 @@ def _settings(
     named = [*(values[name] for name in ("CUDA_HOME", "CC", "CXX") if name in values), *sum(prepend.values(), ())]
     gone = [path for path in named if observation.is_here and not Path(path).exists()]
     if gone:
-        raise ImpossiblePlan(f"{gone[0]} was found, and is not there", hint="run it again")
+        raise ImpossiblePlan(f"{gone[0]} was found, but does not exist", hint="run it again")
     host = LocalHost()
     before = {name: value for name in prepend if (value := host.variable(name))}
     return ShellSettings(values=values, prepend={n: f for n, f in prepend.items() if f}, before=before)

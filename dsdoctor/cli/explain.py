@@ -23,7 +23,7 @@ def manual(rule: str) -> str:
     found = tuple(pages(rule))
     if not found and book.went(rule):
         raise UsageError(
-            f"{rule} is no longer a rule: diagnose quotes such a message in a general answer",
+            f"{rule} is no longer a rule: diagnose now quotes such messages in a general answer",
             hint="dsdoctor explain unexplained-failure",
         )
     if not found:

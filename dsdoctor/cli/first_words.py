@@ -9,24 +9,24 @@ from collections.abc import Sequence
 from dsdoctor.core.release import __version__
 
 WORDS = {
-    "check": "looking at this machine",
-    "look": "looking at this machine",
+    "check": "inspecting this machine",
+    "look": "inspecting this machine",
     "plan": "starting",
     "install": "starting",
     "build-wheel": "starting",
     "prebuild": "starting",
-    "config": "asking the installed DeepSpeed, which takes seconds to load",
-    "memory": "asking the installed DeepSpeed, and following the model's shapes",
+    "config": "querying the installed DeepSpeed; importing it takes a few seconds",
+    "memory": "querying the installed DeepSpeed and tracing the model's shapes",
     "comm": "starting",
     "diagnose": "reading",
-    "hang": "reading what the ranks have left",
+    "hang": "reading the ranks' files",
     "trace": "reading",
     "checkpoint": "reading the checkpoint",
-    "verify": "looking at the wheel and at this machine",
-    "pick": "looking at the wheels and at this machine",
-    "toolkit": "looking at this machine",
-    "env": "looking at this machine",
-    "record": "looking at this machine",
+    "verify": "inspecting the wheel and this machine",
+    "pick": "inspecting the wheels and this machine",
+    "toolkit": "inspecting this machine",
+    "env": "inspecting this machine",
+    "record": "inspecting this machine",
     "cache": "reading the cache",
 }
 SILENT = {"-h", "--help", "--version", "--list", "--json"}
@@ -37,7 +37,7 @@ def first_words(arguments: Sequence[str]) -> str:
     """What to say at once on a terminal; "" for a command that answers at once.
 
     >>> first_words(["check", "--op", "fused_adam"]), first_words(["check", "--help"]), first_words(["explain", "x"])
-    ('* looking at this machine', '', '')
+    ('* inspecting this machine', '', '')
     """
     words = WORDS.get(arguments[0], "") if arguments else ""
     return f"* {words}" if words and not SILENT.intersection(arguments) else ""

@@ -48,7 +48,7 @@ Html = Annotated[
 
 
 def hang_command(folder: Folder = None, /, *, pid: Pids = (), html: Html = None, as_json: Json = False) -> int:
-    """Diagnose a hanging training: which rank has not reached the collective, where it is blocked, and why.
+    """Diagnose a hanging run: which rank has not reached the collective, where it is blocked, and why.
 
     Reads the files that the watch of python -m dsdoctor.run writes when there is no progress, one per rank. For a job started
     without dsdoctor it reads dumps of torch's flight recorder or, with --pid, the running processes. Runs nothing from the files.
@@ -57,7 +57,7 @@ def hang_command(folder: Folder = None, /, *, pid: Pids = (), html: Html = None,
     Example: dsdoctor hang dsdoctor-hang
     """
     if pid and folder:
-        raise UsageError(f"--pid looks at processes, and {folder} is a folder", hint="leave one of them out")
+        raise UsageError(f"--pid inspects processes, but {folder} is a folder", hint="leave one of them out")
     if html:
         check_page(html)
     incident, verdict = judge_processes(pid, LocalHost()) if pid else judge_folder(folder or DEFAULT)
@@ -73,7 +73,9 @@ def hang_command(folder: Folder = None, /, *, pid: Pids = (), html: Html = None,
 def judge_folder(folder: Path) -> tuple[Incident, Verdict]:
     """Judge what a folder holds. Raises UsageError for one that holds nothing of a hang."""
     if not folder.is_dir():
-        raise UsageError(f"there is no folder {folder}", hint="name the one that dsdoctor.run named: dsdoctor hang DIR")
+        raise UsageError(
+            f"there is no folder {folder}", hint="name the folder that dsdoctor.run printed: dsdoctor hang DIR"
+        )
     dumps = dumps_in(folder)
     incident = read_dumps(dumps) if dumps and not any(folder.glob("rank-*.json")) else read_ranks(folder)
     return incident, judge(incident)

@@ -57,7 +57,8 @@ def merge(index: Path, folders: Sequence[Path]) -> tuple[Path, ...]:
 def _same(first: Path, second: Path) -> None:
     if first != second and hex_of(first) != hex_of(second):
         raise UsageError(
-            f"{first} and {second} are different wheels of one name", hint="keep one; wheels of dsdoctor bear a tag"
+            f"{first} and {second} are different wheels with the same name",
+            hint="keep one; dsdoctor's wheels have a content tag",
         )
 
 

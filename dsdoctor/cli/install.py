@@ -142,7 +142,7 @@ def install_command(
     if wheel is not None:
         folder = str(wheel.parent)
         raise UsageError(
-            "a wheel is named without --hostfile, and install chooses the wheel itself",
+            "WHEEL needs --hostfile; without it, install chooses the wheel itself",
             hint=step("dsdoctor install --index-url {folder}", folder=folder).line,
         )
     order = replace(order or BuildOrder(), python=check_interpreter(python), cache=not no_cache)
@@ -203,7 +203,7 @@ def installed_lines(done: Installed) -> Iterator[str]:
         yield from result_lines(done.built.result)
     yield from finding_lines(done.findings)
     how = {
-        InstallAction.KEPT: "was there and fits",
+        InstallAction.KEPT: "already installed and fits",
         InstallAction.INSTALLED: f"from {done.wheel}",
         InstallAction.BUILT: "built here",
     }
@@ -232,7 +232,7 @@ def _limit(timeout: float | None) -> float:
     """The seconds for each step on a node."""
     seconds = 600.0 if timeout is None else timeout
     if not 1 <= seconds <= MAX_STEP_SECONDS:
-        raise UsageError(f"--timeout {seconds:g} is no time for a step", hint=f"name 1 to {MAX_STEP_SECONDS} seconds")
+        raise UsageError(f"--timeout {seconds:g} is not a time limit", hint=f"name 1 to {MAX_STEP_SECONDS} seconds")
     return seconds
 
 
@@ -241,7 +241,9 @@ def _ssh_options(port: int | None, options: Sequence[str]) -> tuple[str, ...]:
     for given in options:
         name, equals, _ = given.partition("=")
         if not name.isalnum() or not equals:
-            raise UsageError(f"--ssh-option {given!r} is none", hint="name one as in: --ssh-option ProxyJump=gate")
+            raise UsageError(
+                f"--ssh-option {given!r} is not an ssh option", hint="name one as in: --ssh-option ProxyJump=gate"
+            )
     named = (part for given in options for part in ("-o", given))
     return (*(("-p", str(port)) if port else ()), *named)
 

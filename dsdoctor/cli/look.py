@@ -10,7 +10,7 @@ from dsdoctor.ui.screen import machine_lines
 
 
 def look_command(*, python: PythonPath = sys.executable, machine: MachineFile = None, as_json: Json = False) -> None:
-    """Show toolkits, compilers, GPUs, torch, DeepSpeed and libraries of this machine, without judging them.
+    """Show the toolkits, compilers, GPUs, torch, DeepSpeed and libraries on this machine, without judging them.
 
     Example: dsdoctor look
     """

@@ -109,7 +109,7 @@ def tagged(target: str, findings: Iterable[Finding]) -> tuple[TargetFinding, ...
 
 def reason(findings: Iterable[Finding]) -> str:
     """The first error, in one line."""
-    return next((finding.title for finding in findings if finding.severity is Severity.ERROR), "it is not known why")
+    return next((finding.title for finding in findings if finding.severity is Severity.ERROR), "reason unknown")
 
 
 def run_matrix(

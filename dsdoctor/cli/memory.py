@@ -106,7 +106,7 @@ def memory_command(
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> int:
-    """Estimate the memory that each rank of a training needs, before it starts, and suggest changes.
+    """Estimate the memory that each rank needs, before training starts, and suggest changes.
 
     Parameters, gradients, optimizer states and buckets follow the formulas of the installed DeepSpeed. Activations follow the
     model's shapes through forward and backward. No GPU is needed, and a model of 70 B parameters takes half a GB here.
@@ -213,12 +213,12 @@ def parts(done: MemoryReport) -> dict[str, object]:
 
 def _check(ranks: int, batch: int | None, sequence: int | None, *, search: bool, has_gpus: bool) -> None:
     if not 0 < ranks <= MAX_RANKS:
-        raise UsageError("the number of ranks is not known", hint="--world 8, or --gpus 8x80G")
+        raise UsageError("the number of ranks is unknown", hint="--world 8, or --gpus 8x80G")
     for name, number in (("batch", batch), ("sequence", sequence)):
         if number is not None and number < 1:
             raise UsageError(f"a {name} of {number} holds nothing", hint="--batch 1 --sequence 2048")
     if search and not has_gpus:
-        raise UsageError("--search looks for what fits, and no GPU is named", hint="--gpus 8x80G")
+        raise UsageError("--search looks for a setup that fits, but no GPU is named", hint="--gpus 8x80G")
 
 
 def fits(done: MemoryReport, gpus: str | None) -> list[str]:

@@ -40,7 +40,7 @@ def record_command(
     """
     with BuildProgress() as progress:
         write_down(python, file, offline=offline, say=progress.say)
-    print_result("record", as_json, [f"✓ {file}  (look into it before you pass it on)"], (), file=str(file))
+    print_result("record", as_json, [f"✓ {file}  (review it before you share it)"], (), file=str(file))
 
 
 def write_down(python: str, file: Path, *, offline: bool, say: Say) -> Machine:

@@ -25,7 +25,7 @@ OWN: Mapping[str, Mapping[int, str]] = {
     "look": {},
     "check": {1: ERROR, UNABLE: f"no such source of ops, {CACHE}", FAILED: "a source could not be downloaded"},
     "explain": {},
-    "diagnose": {0: "a log that shows an end or progress", 1: "the log shows a failure", UNDECIDED: "undecided"},
+    "diagnose": {0: "the log shows an end or progress", 1: "the log shows a failure", UNDECIDED: "undecided"},
     "env": {
         UNABLE: "no toolkit or compiler fits, or the disk is full",
         FAILED: "a list of packages could not be read",

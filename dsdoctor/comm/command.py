@@ -140,7 +140,7 @@ def _answer(text: str) -> HostTold | None:
 OnPhase = Callable[[PhaseResult], None]
 MARGIN = 2.0
 """Seconds after the deadline at which the ranks are ended, if they have not ended by themselves."""
-NOTHING_TOLD = "see what it wrote above, and whether the folder for its files (--out, else TMPDIR) has space"
+NOTHING_TOLD = "check its output above, and the space in the folder for its files (--out, else TMPDIR)"
 LOGIN, MAX_LOGIN_SECONDS = 0.5, 30.0
 """The part of the deadline in which a host must answer over ssh, and the most seconds: a slow login is no broken one."""
 MAX_ROUNDS = 3
@@ -179,14 +179,14 @@ class HostsTest:
         )
         if self._facts.hosts is None:
             raise UsageError(
-                f"--hostfile is {request.hostfile}, and that file cannot be read",
+                f"--hostfile is {request.hostfile}, which cannot be read",
                 hint="name the hostfile: a line for each host, such as: node1 slots=8",
             )
         self._asked = self._facts.hosts.hosts
         if (ranks := sum(request.nproc or entry.slots for entry in self._asked)) > MAX_RANKS:
             raise UsageError(
-                f"{ranks:,} ranks were asked for, and a test has {MAX_RANKS:,} at most",
-                hint="give fewer with --nproc, or mend the slots in the hostfile",
+                f"{ranks:,} ranks were requested, but a test has {MAX_RANKS:,} at most",
+                hint="use a smaller --nproc, or correct the slots in the hostfile",
             )
         self._bad = dict(bad_hosts(self._facts))
         self._gone: dict[int, str] = {}
@@ -324,7 +324,7 @@ def report_of(report: Report | None, gone: tuple[RankEnded, ...], settings: Comm
         how = f"it had not ended {MARGIN:g} s after its deadline of {settings.deadline:g} s"
         busy = f"its machine may be too busy (load {os.getloadavg()[0]:.0f} here): run again with a longer --deadline"
         raise ImpossiblePlan(f"rank 0 wrote no report: {how}", hint=busy)
-    how = first.how or "it ended with status 0, and wrote no document"
+    how = first.how or "it exited with status 0, but wrote no document"
     how = {"killed": f"it was {how}", "exit": f"it ended with {how}"}.get(how.split(" ")[0], how)
     raise DoctorError(f"rank 0 wrote no report: {how}", hint=NOTHING_TOLD)
 
@@ -401,7 +401,7 @@ def read_result(name: str) -> Report:
     found = map(read_remote_report, _documents(content.decode(errors="replace")))
     report = next((report for report in found if report is not None and 1 <= report.world <= MAX_RANKS), None)
     if report is None:
-        raise UsageError(f"{name} holds no report of dsdoctor comm --json", hint=WRITES)
+        raise UsageError(f"{name} is not a report of dsdoctor comm --json", hint=WRITES)
     return report
 
 

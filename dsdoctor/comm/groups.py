@@ -113,7 +113,7 @@ def play(parts: Sequence[Part], run: Run, judge: Judge = tuple) -> Outcome:
             trials[:] = judge((*trials, trial))
         return trial is not None or not groups
 
-    if not tried("each node by itself", [(part,) for part in parts if len(part) > 1]):
+    if not tried("each node alone", [(part,) for part in parts if len(part) > 1]):
         return Outcome(trials=tuple(trials))
     bad = {*Outcome(trials=tuple(trials)).bad}
     left = [part for part in parts if part not in bad]
@@ -144,7 +144,7 @@ def _pairings(parts: Sequence[Part], trials: list[Trial]) -> Iterator[tuple[str,
         matched = tuple(_matched(open_, good, outcome.failed_with))
         if not matched:
             break
-        yield "again, each with one that is well", _with_others(matched, outcome.good)
+        yield "again, each with a healthy one", _with_others(matched, outcome.good)
     outcome = Outcome(trials=tuple(trials))
     yield "pairs that failed, again", _with_others(tuple(_apart(outcome.paths)), outcome.good)
 

@@ -317,7 +317,7 @@ PANEL, TALL, TOP, BOTTOM = 235, 620, 80, 90
 """Pixels: a panel beside the heat map, the least height of the heat map, the margins."""
 MATRIX_WIDTH, GAP = 0.5, 0.09
 NARROW_MATRIX, NARROW_PANEL = 330, 220
-NOTHING = "nothing was timed and every pair that was tried is well: there is no picture"
+NOTHING = "nothing was timed and every tested pair is healthy, so there is nothing to draw"
 
 
 def write_page(report: Report, path: Path) -> None:

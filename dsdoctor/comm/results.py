@@ -389,5 +389,5 @@ def _claim(phases: Sequence[PhaseResult], world: int, hosts: Sequence[str], back
     where = f"{backend}, {known} host{'' if known == 1 else 's'}" if known else backend
     if said is None:
         names = ", ".join(phase.phase.value for phase in phases if phase.phase in went_well)
-        return f"no problem was found; only this was tested: {names} ({where})"
+        return f"no problems; tested only: {names} ({where})"
     return f"{world} of {world} ranks {said} ({where})"

@@ -141,7 +141,7 @@ BLAMED = {
     "rank-raised": "raised an error",
     "rank-behind": "behind the others",
     "messages-late": "late with every message",
-    "rank-straggles": "slow by itself",
+    "rank-straggles": "slow on its own",
     "rank-lacks-processor": "waits for a CPU",
     "cpu-quota-used-up": "throttled by its CPU quota",
     "rank-arrives-late": "joined late",

@@ -233,7 +233,7 @@ def _answered(answer: Asked | Gap, order: ConfigOrder) -> Asked:
         message = f"no DeepSpeed is installed for {order.python}"
         hint = "run dsdoctor install, or use another one with --source 0.19.8"
     else:
-        message = f"DeepSpeed could not be asked: {answer.reason}"
+        message = f"DeepSpeed could not be queried: {answer.reason}"
         hint = "dsdoctor check shows why"
     raise ImpossiblePlan(message, hint=hint)
 

@@ -66,7 +66,7 @@ def accelerate_file(context: ConfigContext) -> Iterator[Verdict]:
 
 
 def not_filled(context: ConfigContext) -> Iterator[Verdict]:
-    """transformers or accelerate could not be asked."""
+    """transformers or accelerate could not be queried."""
     if reason := context.asked.not_filled:
         found = book.finding(
             "config-not-judged", Severity.WARNING, case="auto", evidence=(reason,), who=context.filled_by

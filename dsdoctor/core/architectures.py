@@ -166,7 +166,7 @@ def check_known(architectures: Sequence[str], known: Sequence[str]) -> None:
         if known and plain(entry) not in known:
             near = [name for name in known if name.split(".")[0] == entry.split(".")[0] and name[-1].isdigit()]
             raise UsageError(
-                f"architecture {entry!r} is none that this torch knows",
+                f"architecture {entry!r} is unknown to this torch",
                 hint=f"it knows {', '.join(near or [name for name in known if name[-1].isdigit()])}",
             )
 
@@ -235,7 +235,7 @@ def _check(entry: str) -> None:
     if entry.lower().removesuffix("+ptx") in NAMED:
         numbers = ";".join(NAMED[entry.lower().removesuffix("+ptx")])
         raise UsageError(f"architecture {entry!r} is a name, DeepSpeed reads numbers only", hint=f'--arch "{numbers}"')
-    raise UsageError(f"architecture {entry!r} is no compute capability", hint=HINT)
+    raise UsageError(f"architecture {entry!r} is not a compute capability", hint=HINT)
 
 
 def lacking_instructions(compiled: Iterable[str], processor: frozenset[str]) -> tuple[str, ...]:

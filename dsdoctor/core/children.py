@@ -56,7 +56,7 @@ def _why(answer: Answer) -> str:
             name = "unknown"
         return f"the child process was ended by signal {-answer.returncode} ({name})"
     lines = [line for line in answer.stderr.splitlines() if line.strip()]
-    return lines[-1].strip() if lines else f"the child process ended with status {answer.returncode} and said nothing"
+    return lines[-1].strip() if lines else f"the child process exited with status {answer.returncode} and no output"
 
 
 class PreloadedPython:

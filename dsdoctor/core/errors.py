@@ -87,11 +87,11 @@ def refused_by_system(error: OSError) -> DoctorError:
     """What the operating system refused, as an error of ours."""
     if NO_TEMPORARY in str(error.strerror) and _file_limit() < A_PAGE:
         return ImpossiblePlan(
-            "no temporary file can be made: this process may write none (ulimit -f)", hint=RAISE_FILE_LIMIT
+            "no temporary file can be created: this process may not write any (ulimit -f)", hint=RAISE_FILE_LIMIT
         )
     if NO_TEMPORARY in str(error.strerror):
         return ImpossiblePlan(
-            f"no temporary file can be made, the disk is full or not writable: {error.strerror}",
+            f"no temporary file can be created; the disk is full or not writable: {error.strerror}",
             hint="free some space (df -h), or export TMPDIR=/a/folder/on/another/disk",
         )
     if is_full(error):
@@ -99,8 +99,8 @@ def refused_by_system(error: OSError) -> DoctorError:
         first = error.args[0][0] if isinstance(error, shutil.Error) and isinstance(error.args[0], list) else ()
         path = str(error.filename or next(iter(first[1:]), ""))
         return ImpossiblePlan(
-            f"the disk is full: {path or 'nothing more can be written'}",
-            hint=f"df -h {quote(path)} tells how full; free some space, or name a place on another disk"
+            f"the disk is full: {path or 'no space left to write to'}",
+            hint=f"df -h {quote(path)} shows how full it is; free some space, or choose a path on another disk"
             if path
             else "df -h",
         )
@@ -110,12 +110,12 @@ def refused_by_system(error: OSError) -> DoctorError:
         most = f"this process may write ({limit:,} bytes, ulimit -f)" if limited else "its file system allows"
         return ImpossiblePlan(
             f"{error.filename} cannot be written: it would be larger than {most}",
-            hint=RAISE_FILE_LIMIT if limited else "name a place on another disk",
+            hint=RAISE_FILE_LIMIT if limited else "choose a path on another disk",
         )
     if isinstance(error, NotWritten):
         why = error.strerror or str(error)
         return UsageError(
-            f"{error.filename} cannot be written: {why}", hint="name a place in a folder that exists and is yours"
+            f"{error.filename} cannot be written: {why}", hint="choose a path in an existing folder that you own"
         )
     if error.errno in OF_THE_NAME:
         name = str(error.filename or "")

@@ -83,7 +83,7 @@ def open_regular(path: Path) -> BinaryIO:
         return open_file(number, "rb")
     os.close(number)
     kind = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
-    raise OSError(kind, "it is a folder" if stat.S_ISDIR(mode) else "it is no regular file", str(path))
+    raise OSError(kind, "it is a folder" if stat.S_ISDIR(mode) else "it is not a regular file", str(path))
 
 
 def read_limited(path: Path, most: int = MAX_READ_BYTES) -> bytes:
@@ -113,7 +113,7 @@ def check_target(path: Path) -> None:
     elif not _is_stream(path) and not os.access(folder, os.W_OK | os.X_OK):
         why = f"{folder} is not yours to write to"
     if why:
-        raise UsageError(f"{path} cannot be written: {why}", hint="name a file in a folder that exists and is yours")
+        raise UsageError(f"{path} cannot be written: {why}", hint="choose a file in an existing folder that you own")
 
 
 def check_folder(folder: Path, option: str) -> None:

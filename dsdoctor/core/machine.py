@@ -1,6 +1,6 @@
 """The facts about a machine and its Python environment, the words for what ops need of it, and which releases work together.
 
-Data only: nothing here looks, judges or decides. ``None`` means "not there"; a Gap means "could not be asked, and why". Sizes are
+Data only: nothing here looks, judges or decides. ``None`` means "not there"; a Gap means "could not be queried, and why". Sizes are
 bytes, architectures are compute capabilities written as torch writes them ("9.0").
 
 A check says which need is unmet, the op table knows which op has it. Besides the words a need is the name of a CUDA header

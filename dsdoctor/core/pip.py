@@ -17,7 +17,7 @@ PIP = (
     "run_module('pip', run_name='__main__', alter_sys=True)",
 )
 """As ``-m pip``, which would take a pip.py of the current folder for it, whoever put that there."""
-OTHER_HASH = "python -m pip config list shows which indexes and proxies pip asks; ask who looks after them"
+OTHER_HASH = "python -m pip config list shows which indexes and proxies pip asks; ask their administrator"
 FREE_SPACE = "free some space (df -h), or name places on another disk: export DSDOCTOR_CACHE=DIR TMPDIR=DIR"
 
 
@@ -37,7 +37,7 @@ def install_wheel(host: LocalHost, python: str, wheel: str, *, uv: str | None = 
     answer = _install(host, python, ["--no-deps", "--force-reinstall", wheel], uv)
     if not answer.ok:
         raise BuildFailed(
-            f"the wheel is there, and could not be installed: {why_failed(host, answer.stderr)}",
+            f"the wheel was built, but could not be installed: {why_failed(host, answer.stderr)}",
             hint=step("{python} -m pip install --no-deps --force-reinstall {wheel}", python=python, wheel=wheel).line,
         )
 
@@ -65,9 +65,9 @@ def _install(host: LocalHost, python: str, arguments: Sequence[str], uv: str | N
 def failed_fetch(message: str, said: str, hint: str) -> BuildFailed:
     """What a program could not fetch. Where its own words, ``said``, name a full disk or another digest, the hint does too."""
     if disk_full(said):
-        return BuildFailed(f"the disk is full: {message}", hint=f"{FREE_SPACE}, then run the same command again")
+        return BuildFailed(f"the disk is full: {message}", hint=f"{FREE_SPACE}, then rerun")
     if "DO NOT MATCH THE HASHES" in said:
-        return BuildFailed(f"what came is not what the package index says: {message}", hint=OTHER_HASH)
+        return BuildFailed(f"the download does not match the package index: {message}", hint=OTHER_HASH)
     return BuildFailed(message, hint=hint)
 
 
@@ -95,4 +95,4 @@ def last_error(text: str) -> str:
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR")]
-    return (errors or lines or ["it said nothing"])[-1]
+    return (errors or lines or ["no output"])[-1]

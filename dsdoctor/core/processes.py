@@ -26,7 +26,7 @@ LETTERS = {
     "D": "waiting for a device, and cannot be interrupted",
     "T": "stopped by a signal",
     "t": "stopped by a debugger",
-    "Z": "dead, and not reaped",
+    "Z": "dead, but not reaped",
     "X": "dead",
 }
 MAX_SWEEPS = 20
@@ -209,7 +209,7 @@ class FileHolder:
     """``pid``: a process that has the file open. ``doubt``: why it may be open although none is seen; "" where that is sure."""
 
     pid: int | None = None
-    doubt: str = "it was not looked at"
+    doubt: str = "it was not inspected"
 
 
 def holder_of(path: str) -> FileHolder | None:
@@ -233,11 +233,11 @@ def doubt_of(path: str, owner: int) -> str:
         return "it is another user's, whose processes do not show their files"
     kind = file_system_of(path)
     if kind.startswith(OF_SEVERAL_MACHINES):
-        return f"it lies on {kind}, so a process of another machine may hold it"
+        return f"it is on {kind}, so a process on another machine may hold it"
     if not kind:
-        return "nobody knows on what it lies"
+        return "its file system is unknown"
     if not kind.startswith(OF_A_CONTAINER) and namespace() != FIRST_NAMESPACE:
-        return "this is a container, and a process outside of it may hold it"
+        return "this is a container, so a process outside it may hold it"
     return ""
 
 
@@ -417,5 +417,5 @@ def doubt_about(state: os.stat_result, hidden: set[int]) -> str:
     if state.st_uid in hidden or (hidden and state.st_mode & OPEN_TO_OTHERS):
         return "not every process that may open it shows what it has mapped"
     if namespace() != FIRST_NAMESPACE:
-        return "this is a container, and a process outside of it may use it"
+        return "this is a container, so a process outside it may use it"
     return ""

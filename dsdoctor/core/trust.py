@@ -81,16 +81,16 @@ def who_may_write(path: Path, found: os.stat_result, *, known_group: int | None 
     None where nobody may. ``known_group`` is a group that it is shared with on purpose.
     """
     if found.st_mode & stat.S_IWOTH:
-        return f"everybody may write to {path}", "chmod o-w"
+        return f"everyone may write to {path}", "chmod o-w"
     if not found.st_mode & stat.S_IWGRP:
         # with an access control list, these bits are its mask: what nobody named in it can exceed
         return None
     listed = _access_list(path)
     for kind, number in listed:
         if kind == NAMED_USER and number not in {os.geteuid(), 0, found.st_uid}:
-            return f"by an access control list {user_name(number)} may write to {path}", _to_end_the_list()
+            return f"an access control list lets {user_name(number)} write to {path}", _to_end_the_list()
         if kind == NAMED_GROUP and number != known_group and (why := _others_in(number)):
-            return f"by an access control list group {number} may write to {path} ({why})", _to_end_the_list()
+            return f"an access control list lets group {number} write to {path} ({why})", _to_end_the_list()
     by_group = not listed or any(kind == OWNING_GROUP for kind, _ in listed)
     if by_group and found.st_gid != known_group and (why := _others_in(found.st_gid)):
         return f"its group may write to {path} ({why})", "chmod g-w"
@@ -118,9 +118,9 @@ def _access_list(path: Path) -> tuple[tuple[int, int], ...]:
 
 
 def _others_in(number: int) -> str | None:
-    """Why a group is not this user's alone, in words; None where nobody but this user and root is in it."""
+    """Why a group is shared with other users, in words; None where nobody but this user and root is in it."""
     if is_unmapped("gid", number):
-        return f"{number}, which stands for every group that this user namespace does not map"
+        return f"{number}, which represents every group that this user namespace does not map"
     others = sorted(set(_others(number)))
     if others:
         return f"{', '.join(others[:3])}{' and more' if len(others) > 3 else ''} in it"
@@ -232,9 +232,9 @@ def trusted(folder: Path, inside: str = "", *, shareable: bool = False) -> Path 
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise Distrusted(f"{error.filename or place} cannot be looked at: {error.strerror}") from None
+        raise Distrusted(f"{error.filename or place} cannot be inspected: {error.strerror}") from None
     if sharing is not None and not os.path.samestat(last.found, sharing.folder):
-        raise Distrusted(f"{place} was exchanged while it was looked at")
+        raise Distrusted(f"{place} was replaced during the inspection")
     if inside and sharing is None and (why := _distrust_inside(last.path, inside)):
         raise Distrusted(why)
     return last.path
@@ -273,7 +273,7 @@ def _distrust_inside(folder: Path, pattern: str) -> str | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        return f"{folder} cannot be looked at: {error.strerror}"
+        return f"{folder} cannot be inspected: {error.strerror}"
     # a folder that may be entered and not listed hides nothing
     for name in sorted({_plain_start(pattern), *names} - {Path()}):
         if why := _wrong_on_the_way(folder, name, entered=entered):
@@ -316,7 +316,7 @@ def _written_by_others(path: Path, found: os.stat_result, *, within: bool, enter
     if not strict and not found.st_mode & stat.S_IWOTH:
         return None
     writers = who_may_write(path, found)
-    return f"{writers[0]}, so what it holds may be anybody's" if writers else None
+    return f"{writers[0]}, so its contents may be anyone's" if writers else None
 
 
 def _walk(path: Path, start: Path = Path("/")) -> Generator[_Passed, None, None]:
@@ -382,15 +382,15 @@ def _how_to_empty(folder: Path) -> str | None:
         return None
     more = f" and {len(foreign) - MAX_SHOWN} more" if len(foreign) > MAX_SHOWN else ""
     aside = f"mv {quote(str(folder))} {quote(f'{folder}.{ASIDE}')}"
-    return f"others put {', '.join(foreign[:MAX_SHOWN])}{more} there: {aside}, and a new one is made"
+    return f"others put {', '.join(foreign[:MAX_SHOWN])}{more} there: {aside}; a new one will be created"
 
 
 def _put_aside(folder: Path, entry: Path) -> str:
     """The command that takes an entry out of a folder. Only root can move a folder of somebody else to another place."""
     about = entry.lstat()
     if stat.S_ISDIR(about.st_mode) and about.st_uid != os.geteuid() != 0:
-        return f"mv {quote(str(folder))} {quote(f'{folder}.{ASIDE}')}, and a new one is made"
-    return f"mv {quote(str(entry))} {quote(f'{folder}.{ASIDE}-{entry.name}')}, and it is made anew"
+        return f"mv {quote(str(folder))} {quote(f'{folder}.{ASIDE}')}; a new one will be created"
+    return f"mv {quote(str(entry))} {quote(f'{folder}.{ASIDE}-{entry.name}')}; it will be created again"
 
 
 def _sharing(folder: Path) -> _Sharing | None:
@@ -453,5 +453,5 @@ def _is_stranger(number: int) -> bool:
 
 def _belongs_to(path: Path, number: int) -> str:
     if is_unmapped("uid", number):
-        return f"{path} belongs to a user that this user namespace does not map ({number}), so it may be anybody's"
+        return f"{path} belongs to a user that this user namespace does not map ({number}), so it may be anyone's"
     return f"{path} belongs to {user_name(number)}, this is {user_name(os.geteuid())}"

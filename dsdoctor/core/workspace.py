@@ -147,7 +147,7 @@ def trusted_temporary(environment: Mapping[str, str]) -> dict[str, str]:
     place = next((place for place in TEMPORARY if not is_exchanged(place)), None)
     if place is None:
         raise ImpossiblePlan(
-            "no folder for temporary files can be used: others could exchange what a compiler writes there",
+            "no folder for temporary files can be used: others could replace what a compiler writes there",
             hint="export TMPDIR=/a/folder/you/own",
         )
     return left if place == TEMPORARY[0] else left | {TEMPORARY_VARIABLES[0]: place}
@@ -182,7 +182,7 @@ def private_folder(folder: Path, inside: str = "") -> Path:
     except Distrusted as refusal:
         raise untrusted(str(refusal)) from None
     if real is None:
-        raise untrusted(f"{folder} was removed while it was looked at")
+        raise untrusted(f"{folder} was removed during the inspection")
     return real
 
 

@@ -132,7 +132,7 @@ def read_bytes(file: BinaryIO, entry: Entry) -> Iterator[bytes]:
     if inflate is not None and not inflate.eof:
         raise DamagedZip(f"{entry.name!r} does not end where the directory says")
     if (size, crc) != (entry.size, entry.crc):
-        raise DamagedZip(f"{entry.name!r} has another checksum or length than the directory says")
+        raise DamagedZip(f"{entry.name!r} has a checksum or length that differs from the directory's")
 
 
 def _directory_of(file: BinaryIO, size: int) -> tuple[int, int, int]:
@@ -145,10 +145,10 @@ def _directory_of(file: BinaryIO, size: int) -> tuple[int, int, int]:
         raise DamagedZip(f"it ends after {size:,} bytes without the zip's directory: it was cut off")
     _, disk, first_disk, here, count, length, offset, comment = END.unpack_from(tail, at)
     if len(tail) - at - END.size != comment or END_MARK[:2] in tail[at + END.size :]:
-        raise AmbiguousZip("something stands behind the zip's end record")
+        raise AmbiguousZip("there is data after the zip's end record")
     end, values, fields = tail_start + at, (count, length, offset), (2, 4, 4)
     if disk or first_disk or here != count:
-        raise AmbiguousZip("its end record speaks of several disks")
+        raise AmbiguousZip("its end record refers to several disks")
     if tail[max(0, at - LOCATOR.size) : at].startswith(LOCATOR_MARK) and at >= LOCATOR.size:
         end, whole = _zip64_end(file, end - LOCATOR.size, LOCATOR.unpack_from(tail, at - LOCATOR.size))
         for value, width, other in zip(values, fields, whole, strict=True):
@@ -156,7 +156,7 @@ def _directory_of(file: BinaryIO, size: int) -> tuple[int, int, int]:
                 raise AmbiguousZip("its end record and its zip64 record differ")
         values = whole
     elif any(value == IN_ZIP64[width] for value, width in zip(values, fields, strict=True)):
-        raise AmbiguousZip("its end record speaks of a zip64 record that is not there")
+        raise AmbiguousZip("its end record refers to a missing zip64 record")
     count, length, offset = values
     if offset + length != end:
         raise AmbiguousZip("its directory does not end where its end record begins")
@@ -169,11 +169,11 @@ def _zip64_end(file: BinaryIO, locator: int, fields: tuple[bytes, int, int, int]
     """Where the zip64 record begins, and (entries, bytes, offset) of the directory by it."""
     _, disk, begin, disks = fields
     if disk or disks != 1 or begin != locator - END64.size:
-        raise AmbiguousZip("its zip64 locator points elsewhere than to the record before it")
+        raise AmbiguousZip("its zip64 locator does not point to the record before it")
     file.seek(begin)
     mark, length, _, _, disk, first_disk, here, count, size, offset = END64.unpack(_exactly(file, END64.size))
     if mark != END64_MARK or length != END64.size - 12 or disk or first_disk or here != count:
-        raise AmbiguousZip("its zip64 record is not one of a single directory")
+        raise AmbiguousZip("its zip64 record does not describe a single directory")
     return begin, (count, size, offset)
 
 
@@ -191,17 +191,17 @@ def _records(directory: bytes, count: int) -> Iterator[_Record]:
         raw, extra = directory[at : at + name_length], directory[at + name_length : at + name_length + extra_length]
         at += name_length + extra_length + comment_length
         if at > len(directory):
-            raise AmbiguousZip("an entry reaches beyond its directory")
+            raise AmbiguousZip("an entry extends past its directory")
         size, stored, header = _widened(extra, (size, stored, header), raw)
         mode = attributes >> 16 if made >> 8 == 3 else 0
         record = _Record(
             raw=raw, flags=flags, method=method, crc=crc, stored=stored, size=size, header=header, mode=mode
         )
         if disk or flags & ~KNOWN_FLAGS or fields[2] & 0xFF > NEWEST_VERSION:
-            how = "encrypted" if flags & ENCRYPTED else "stored in a way that is not read here"
+            how = "encrypted" if flags & ENCRYPTED else "stored in an unsupported way"
             raise AmbiguousZip(f"{record.shown} is {how}")
         if method not in {STORED, DEFLATED} or (method == STORED and stored != size):
-            raise AmbiguousZip(f"{record.shown} is packed in a way that not every reader knows")
+            raise AmbiguousZip(f"{record.shown} is compressed in a way that not every reader supports")
         yield record
     if at != len(directory):
         raise AmbiguousZip("its directory has more than the entries that its end record counts")
@@ -238,17 +238,17 @@ def _laid_out(file: BinaryIO, records: tuple[_Record, ...], directory: int) -> I
     ordered = sorted(records, key=lambda record: record.header)
     begins = [*(record.header for record in ordered), directory]
     if begins[0] != 0:
-        raise AmbiguousZip("something stands before its first entry")
+        raise AmbiguousZip("there is data before its first entry")
     for record, following in zip(ordered, begins[1:], strict=True):
         start = _start_of(file, record)
         end = start + record.stored
         if end > following:
-            raise AmbiguousZip(f"{record.shown} reaches into what follows it")
+            raise AmbiguousZip(f"{record.shown} overlaps what follows it")
         if record.flags & DESCRIPTOR:
             file.seek(end)
             _check_descriptor(record, file.read(min(following - end, 25)))
         elif end != following:
-            raise AmbiguousZip(f"something stands between {record.shown} and what follows it")
+            raise AmbiguousZip(f"there is data between {record.shown} and what follows it")
         entry = Entry(
             name=_name_of(record),
             header=record.header,
@@ -260,7 +260,7 @@ def _laid_out(file: BinaryIO, records: tuple[_Record, ...], directory: int) -> I
             mode=record.mode,
         )
         if entry.is_folder and entry.size:
-            raise AmbiguousZip(f"the folder {record.shown} has bytes")
+            raise AmbiguousZip(f"the folder {record.shown} has content")
         yield record.header, entry
 
 
@@ -303,8 +303,8 @@ def _check_descriptor(record: _Record, gap: bytes) -> None:
             continue
     if gap not in {*forms, *(DESCRIPTOR_MARK + form for form in forms)}:
         if not gap.strip(b"\0"):
-            raise DamagedZip(f"what stood behind {record.shown} is overwritten with zeros")
-        raise AmbiguousZip(f"what stands behind {record.shown} and the directory differ")
+            raise DamagedZip(f"the data descriptor of {record.shown} is overwritten with zeros")
+        raise AmbiguousZip(f"the data descriptor of {record.shown} and the directory differ")
 
 
 def _name_of(record: _Record) -> str:
@@ -314,7 +314,7 @@ def _name_of(record: _Record) -> str:
         raise AmbiguousZip(f"the name {record.shown} can be read in two ways") from None
     parts = PurePosixPath(name).parts
     if not parts or name.startswith("/") or ".." in parts or "\\" in name or "\0" in name or parts[0].endswith(":"):
-        raise AmbiguousZip(f"it holds a file outside of itself: {name!r}")
+        raise AmbiguousZip(f"it contains a path that leads outside: {name!r}")
     return name
 
 
@@ -325,7 +325,7 @@ def _check_names(records: tuple[_Record, ...]) -> None:
         name = _name_of(record)
         plain = unicodedata.normalize("NFC", posixpath.normpath(name)).casefold()
         if plain in seen:
-            raise AmbiguousZip(f"it has two entries of one name: {seen[plain]!r} and {name!r}")
+            raise AmbiguousZip(f"it has two entries with one name: {seen[plain]!r} and {name!r}")
         seen[plain] = name
 
 

@@ -99,7 +99,7 @@ class Sent:
 
 
 def identity(environment: Mapping[str, str], *, user: int, place: str = "") -> RunIdentity | None:
-    """None where no launcher said where rank 0 is. ``place``: an address given to torch itself."""
+    """None where no launcher set the address of rank 0. ``place``: an address given to torch itself."""
     master = environment.get("MASTER_ADDR") or place
     if not master:
         return None
@@ -175,7 +175,7 @@ def node_id(folder: Path) -> str:
 def node_folder(key: str, *, user: int, bases: tuple[str, ...] = ("/dev/shm", "/tmp")) -> Path:
     """A private folder of this run on this node. Raises OSError where none can be made."""
     tag = hashlib.sha256(node_name().encode(errors="replace")).hexdigest()[:6]
-    failure: OSError = FileNotFoundError("no place for shared memory")
+    failure: OSError = FileNotFoundError("no room for shared memory")
     for base in bases:
         try:
             outer = Path(base) / f"dsdoctor-hang-{user}"
@@ -192,7 +192,7 @@ def _make_private(folder: Path) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)
     state = folder.lstat()
     if folder.is_symlink() or not is_this_user(state.st_uid) or state.st_mode & 0o022:
-        raise PermissionError(f"{folder} is not this user's alone")
+        raise PermissionError(f"{folder} is shared with other users")
 
 
 class Connection:

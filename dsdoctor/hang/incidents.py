@@ -146,7 +146,7 @@ def read_ranks(folder: Path) -> Incident:
             found += [read] if read.kind == "hang-rank" else []
     if not found:
         raise UsageError(
-            f"{folder} holds no files of a hang watch", hint="name the folder that dsdoctor.run named: dsdoctor-hang"
+            f"{folder} holds no files of a hang watch", hint="name the folder that dsdoctor.run printed: dsdoctor-hang"
         )
     newest = max(found, key=lambda each: each.when)
     same = [each for each in found if each.run == newest.run]
@@ -176,7 +176,7 @@ def _content(path: Path, max_bytes: int = MAX_READ_BYTES) -> bytes:
     try:
         return read_limited(path, max_bytes)
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}", hint="see whose it is: ls -l") from error
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}", hint="see who owns it: ls -l") from error
 
 
 def dumps_in(folder: Path) -> dict[int, Path]:
@@ -200,7 +200,7 @@ def _dump_content(path: Path) -> _Dump:
     try:
         return decode(content, _Dump) if content[:1] == b"{" else msgspec.convert(plain_pickle(content), _Dump)
     except (ValueError, RecursionError) as error:  # msgspec's own errors are ValueErrors
-        raise UsageError(f"{path} is no dump of a flight recorder: {error}", hint="name a folder of them") from error
+        raise UsageError(f"{path} is not a flight recorder dump: {error}", hint="name a folder of them") from error
 
 
 def _dumped_view(rank: int, path: Path, dump: _Dump) -> RankView:
@@ -367,18 +367,18 @@ def _with_activity(view: RankView, first: Snapshot, last: Snapshot, gpu: bool) -
     seconds = max(last.clock - first.clock, 0.1)
     words = [view.activity] if view.activity else []
     if _main(first) != _main(last):
-        words.append(f"it stood at 2 places in {seconds:.0f} s")
+        words.append(f"it was at 2 places in {seconds:.0f} s")
     if (
         first.facts
         and last.facts
         and not gpu
         and (share := (last.facts.cpu - first.facts.cpu) / seconds) >= MIN_CPU_SHARE
     ):
-        words.append(f"it took {share:.0%} of a processor")
+        words.append(f"it used {share:.0%} of a processor")
     if (moved := last.bytes - first.bytes) >= MIN_MOVED_BYTES:
         words.append(f"it read or wrote {moved >> 20} MiB")
     if (share := (last.children[0] - first.children[0]) / seconds) >= MIN_CPU_SHARE:
-        words.append(f"its child processes took or waited for {share:.0%} of a processor")
+        words.append(f"its child processes used or waited for {share:.0%} of a processor")
     return replace(view, activity=", ".join(words))
 
 

@@ -106,7 +106,7 @@ class LocalRank:
         self.window = float(MAX_WINDOW_SECONDS)
         self.beat: Heartbeat | None = None
         self.facts = processes.facts_of(self.pid)
-        self.ended = "" if self.facts else "it was gone when it was first looked at"
+        self.ended = "" if self.facts else "it had exited before the first sample"
         self.ended_at = 0.0
         self._started = self.facts.started if self.facts else 0
         self._place = Place()
@@ -231,12 +231,12 @@ class LocalRank:
         seconds = max(last.clock - first.clock, 1.0)
         places = len({moment.stack for moment in moments})
         enough = MIN_PLACES_IN_FEW_LOOKS if len(moments) < FEW_LOOKS else MIN_PLACES
-        words = [f"it stood at {places} places in {seconds:.0f} s"] if places >= enough else []
+        words = [f"it was at {places} places in {seconds:.0f} s"] if places >= enough else []
         of_thread = last.main - first.main if first.thread == last.thread else 0.0
         share = max(last.cpu - first.cpu, of_thread) / seconds
         # a thread that waits for a GPU may burn its processor
         if share >= MIN_CPU_SHARE and not (view.sample and view.sample.cuda and not words):
-            words.append(f"it took or waited for {share:.0%} of a processor")
+            words.append(f"it used or waited for {share:.0%} of a processor")
         # its own ring is a few kilobytes a second
         if (moved := last.bytes - first.bytes) >= MIN_MOVED_BYTES + seconds * 16_384:
             words.append(f"it read or wrote {moved >> 20} MiB")
@@ -289,7 +289,7 @@ class LocalRank:
     def _look_at_process(self) -> None:
         facts = processes.facts_of(self.pid)
         if facts is None or (self._started and facts.started != self._started):
-            self.ended = "it came to its end" if self.leaving else "nobody saw how it ended"
+            self.ended = "it ran to its end" if self.leaving else "its end was not observed"
         elif facts.state in {"Z", "X"}:
             self.ended, self.facts = processes.ending_words(facts), facts
         else:
@@ -336,11 +336,11 @@ def children_words(moments: list[ChildrenMoment]) -> list[str]:
 
     >>> at = lambda clock, cpu, bytes: ChildrenMoment(clock=clock, cpu=cpu, bytes=bytes)
     >>> children_words([at(0.0, 1.0, 0), at(10.0, 6.0, 9 << 20)])
-    ['its child processes took or waited for 50% of a processor', 'its child processes read or wrote 9 MiB']
+    ['its child processes used or waited for 50% of a processor', 'its child processes read or wrote 9 MiB']
     >>> children_words([at(0.0, 1.0, 0), at(10.0, 1.0, 9000)])
     []
     >>> children_words([at(0.0, 6.0, 0), at(5.0, 0.0, 0), at(10.0, 2.0, 0)])
-    ['its child processes took or waited for 20% of a processor']
+    ['its child processes used or waited for 20% of a processor']
     """
     if len(moments) < 2:
         return []
@@ -350,7 +350,7 @@ def children_words(moments: list[ChildrenMoment]) -> list[str]:
     pairs = tuple(pairwise(moments))
     share = sum(max(0.0, later.cpu - earlier.cpu) for earlier, later in pairs) / seconds
     moved = sum(max(0, later.bytes - earlier.bytes) for earlier, later in pairs)
-    words = [f"its child processes took or waited for {share:.0%} of a processor"] if share >= MIN_CPU_SHARE else []
+    words = [f"its child processes used or waited for {share:.0%} of a processor"] if share >= MIN_CPU_SHARE else []
     return words + ([f"its child processes read or wrote {moved >> 20} MiB"] if moved >= MIN_MOVED_BYTES else [])
 
 

@@ -11,7 +11,7 @@ MOVED = "it called collectives or made steps"
 """The activity of a running rank that made progress between two looks."""
 MAX_SAMPLE_AGE = 5.0
 """Seconds: a rank looks at itself once a second, and where it was before that says nothing of where it is."""
-NOT_LOOKED = "its watch has not looked lately"
+NOT_LOOKED = "its watch has no recent sample"
 """Why the stacks of a rank are not known whose newest sample is older, though nothing keeps Python code there from running."""
 
 

@@ -30,14 +30,14 @@ from dsdoctor.hang.stacks import Sources, frame_text, main_of, own_frame
 PY_SPY = "py-spy"
 DUMP_TIMEOUT_SECONDS = 20.0
 NOT_INSTALLED = "py-spy is not installed"
-REFUSED = "the kernel does not let py-spy read it"
+REFUSED = "the kernel does not allow py-spy to read it"
 PY_SPY_ERRORS = (
     ("permission denied", REFUSED),
     ("operation not permitted", REFUSED),
-    ("no such process", "there is no such process any more"),
-    ("no such file", "there is no such process any more"),
-    ("failed to find python version", "it is no Python that py-spy knows"),
-    ("python version", "it is no Python that py-spy knows"),
+    ("no such process", "the process no longer exists"),
+    ("no such file", "the process no longer exists"),
+    ("failed to find python version", "py-spy does not support this Python"),
+    ("python version", "py-spy does not support this Python"),
 )
 DUMP_LINE = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)')
 DUMP_HEAD = re.compile(r"(?:Current thread|Thread) (?P<id>0x[0-9a-f]+)|Stack \(most recent call first\)")
@@ -104,7 +104,7 @@ def reason_of(error: str) -> str:
     """What py-spy's error means, in words.
 
     >>> reason_of("Error: Permission Denied: Try running again with elevated permissions by going 'sudo env ...'")
-    'the kernel does not let py-spy read it'
+    'the kernel does not allow py-spy to read it'
     """
     known = next((words for sign, words in PY_SPY_ERRORS if sign in error.lower()), None)
     first = next((line for line in error.splitlines() if line.strip()), "")

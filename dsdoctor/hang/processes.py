@@ -374,7 +374,7 @@ def rank_processes(pids: Iterable[int]) -> tuple[RankProcess, ...]:
     found: list[RankProcess] = []
     for pid in dict.fromkeys(pids):
         if facts_of(pid) is None:
-            raise UsageError(f"there is no process {pid}", hint="pgrep -af python shows those that are")
+            raise UsageError(f"no such process: {pid}", hint="pgrep -af python lists running ones")
         for each in dict.fromkeys(python_below(rank, parents) for rank in ranks_below(pid, parents)):
             if all(each != known.pid for known in found):
                 found.append(_known(each, len(found)))

@@ -66,7 +66,7 @@ class RingReader:
         self.owner = state.st_uid
         if not stat.S_ISREG(state.st_mode):
             self.close()
-            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
 
     def beat(self) -> Heartbeat | None:
         """The head of the newest sample; None before the first."""

@@ -155,7 +155,7 @@ def grouped_stacks(views: Iterable[RankView], *, most: int = 12) -> list[str]:
         frames = acting_stack(members[0])
         lines += [f"    {frame.file}:{frame.line} in {frame.function}" for frame in frames[-most:]]
         if not stack:
-            lines.append("    no stack is known")
+            lines.append("    no stack available")
     return lines
 
 

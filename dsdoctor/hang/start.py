@@ -34,7 +34,7 @@ class Beginning:
         user = os.geteuid()
         run = identity(os.environ, user=user, place=place)
         if run is None:
-            raise FileNotFoundError("no launcher said where rank 0 is")
+            raise FileNotFoundError("no launcher set the address of rank 0")
         self.folder = node_folder(run.key, user=user)
         self._options, self._entry, self._place = options, entry, place
         self._looks = self._starts = 0

@@ -162,8 +162,8 @@ def rank_late_again(lateness: Lateness, rank: int, view: RankView, told: RankArr
         Severity.WARNING,
         case="data" if seen and seen[0].activity.waits_for_data else "",
         evidence=(
-            f"it came last by {MIN_LATE_SECONDS * 1000:.0f} ms or more in {lateness.late[rank]} of {lateness.late.total()} "
-            f"collectives that had to wait for one rank, in {lateness.seconds:.0f} s that were looked at",
+            f"it was last by {MIN_LATE_SECONDS * 1000:.0f} ms or more in {lateness.late[rank]} of {lateness.late.total()} "
+            f"collectives that had to wait for one rank, in {lateness.seconds:.0f} s sampled",
             *(f"rank {rank} {each.words}" for each in seen[1:]),
         ),
         rank=rank,

@@ -171,7 +171,9 @@ class Supervisor:
             self.pace.note(self._still, was_reported=self._told)
             if self._warned and not self._dead and (self._leads or self._alone):
                 limit = self.pace.limit(self._timeout)
-                goes_on = f"progress again after {self._still:.0f} s: the run was not hung; its limit is now {limit:.0f} s"
+                goes_on = (
+                    f"progress again after {self._still:.0f} s: the run was not hung; its limit is now {limit:.0f} s"
+                )
                 self.task.mention(goes_on, self.node)
             self._told = self._warned = self._written = False
             self._look_again = 0.0

@@ -119,7 +119,7 @@ class Waiting:
             lines = {operation.place for operation in each.values()}
             if len(lines) > 1:
                 said = "; ".join(f"rank {rank}: {each[rank].name}{at_place(each[rank])}" for rank in sorted(each)[:4])
-                return (f"the calls number {sequence} were alike already, and came from different lines: {said}",)
+                return (f"the calls number {sequence} already matched, but came from different lines: {said}",)
         return ()
 
     def first_time(self, difference: Difference) -> tuple[str, ...]:

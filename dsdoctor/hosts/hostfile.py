@@ -207,7 +207,7 @@ def chosen(hosts: Sequence[Slots], *, include: str | None = None, exclude: str |
     (['n3'], ['n3', 'n2'])
     """
     if include is not None and exclude is not None:
-        raise UsageError("--include and --exclude cannot be given together", hint="name the one or the other")
+        raise UsageError("--include and --exclude cannot be given together", hint="use only one of them")
     text, option = (include, "--include") if include is not None else (exclude, "--exclude")
     if text is None:
         return tuple(hosts)
@@ -215,8 +215,8 @@ def chosen(hosts: Sequence[Slots], *, include: str | None = None, exclude: str |
     absent = sorted(named - {host.name for host in hosts})
     if absent:
         raise UsageError(
-            f"{option} names {fold(absent)}, and the hostfile has {fold(host.name for host in hosts) or 'no host'}",
-            hint="name hosts as the hostfile does",
+            f"{option} names {fold(absent)}, but the hostfile has {fold(host.name for host in hosts) or 'no host'}",
+            hint="use the hostfile's names",
         )
     left = tuple(host for host in hosts if (host.name in named) == (include is not None))
     if not left:
@@ -227,7 +227,7 @@ def chosen(hosts: Sequence[Slots], *, include: str | None = None, exclude: str |
 def _names(text: str, option: str) -> set[str]:
     if ":" in text:
         raise UsageError(
-            f"{option} {text!r} names slots, and whole hosts are tested", hint="change slots= of that line instead"
+            f"{option} {text!r} names slots, but only whole hosts are tested", hint="change slots= of that line instead"
         )
     try:
         return set(expand(text.strip().replace("@", ",")))

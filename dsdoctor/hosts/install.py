@@ -182,7 +182,7 @@ def install_on_hosts(order: InstallOrder, *, say: Callable[[str], None]) -> Inst
     host = LocalHost()
     ssh = host.which("ssh")
     if ssh is None:
-        title = f"ssh is not on PATH, and {len(hosts)} nodes are to be reached with it"
+        title = f"ssh is not on PATH, and {len(hosts)} nodes must be reached with it"
         raise ImpossiblePlan(title, hint="sudo apt-get install openssh-client")
     way = Way(
         # of two options ssh takes the first: ours that forbid password prompts, then the user's, then the rest of ours
@@ -232,7 +232,7 @@ def findings_of(nodes: tuple[Delivered, ...]) -> tuple[Finding, ...]:
 
 def _state(node: Delivered) -> str:
     if node.state is NodeState.INSTALLED:
-        return "it is there already" if node.already else "installed"
+        return "it already exists" if node.already else "installed"
     if node.state is NodeState.REFUSED:
         return "refused: dsdoctor verify finds an error there"
     if node.state is NodeState.VERIFIED:
@@ -246,7 +246,7 @@ def _left(node: Delivered) -> str:
         return "" if node.already else f"before: {_name(node.before)}"
     if node.state is NodeState.UNREACHABLE:
         return ""
-    return f"it has {_name(node.now)}" if node.known else "what it has now is not known"
+    return f"it has {_name(node.now)}" if node.known else "its current state is unknown"
 
 
 def _name(present: Present | None) -> str:

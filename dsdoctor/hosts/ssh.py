@@ -216,7 +216,7 @@ def _make_room(hosts: int) -> None:
         return
     if hard != resource.RLIM_INFINITY and hard < wanted:
         raise UsageError(
-            f"{hosts} hosts take {wanted} open files, and this user may have {hard}",
+            f"{hosts} hosts take {wanted} open files, but this user may have {hard}",
             hint="let the scheduler start the ranks: srun python -m dsdoctor.comm --json > comm.json",
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

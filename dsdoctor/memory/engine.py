@@ -223,7 +223,7 @@ def followed(module: Any, call: Call, dtype: str, *, together: bool) -> tuple[Mo
     config = getattr(module, "config", None)
     if config is None or not type(module).__module__.startswith("transformers."):
         return (
-            f"{type(module).__name__} is no model of transformers: dsdoctor memory --model FILE.py:FUNCTION follows it"
+            f"{type(module).__name__} is not a transformers model: dsdoctor memory --model FILE.py:FUNCTION follows it"
         )
     fields = {**json.loads(config.to_json_string(use_diff=False)), "architectures": [type(module).__name__]}
     again = bool(getattr(module, "is_gradient_checkpointing", False))

@@ -106,7 +106,7 @@ def refused_by(asked: int | None, limits: HostLimits) -> str:
             return f"{what}: {amount(limit)}, and {amount(had)} of it were taken"
     whole = (limits.total or 0) + (limits.swap or 0)
     if asked and limits.total and asked > whole:
-        return f"the machine: it has {amount(limits.total)}, and {amount(asked)} were asked for at once"
+        return f"the machine: it has {amount(limits.total)}, but {amount(asked)} were requested at once"
     return ""
 
 
@@ -127,7 +127,7 @@ def limit_lines(said: str, limits: HostLimits) -> Iterator[str]:
         yield f"what refused it: {by}"
         yield f"    {facts}"
     else:
-        yield f"what refused it is not known: {facts}, and no limit of this process was met"
+        yield f"the limit that refused it is unknown: {facts}, and no limit of this process was met"
 
 
 def kept_graphs(

@@ -208,7 +208,7 @@ def read_settings(order: MemoryOrder, host: LocalHost) -> ZeroSettings:
     settings = parse_settings(parse_answer(answer, dict, "the configuration"), str(order.config))
     if {"bf16.enabled", "fp16.enabled"} & set(settings.automatic):
         raise UsageError(
-            'bf16 or fp16 is "auto" in the configuration, and all sizes depend on it',
+            'bf16 or fp16 is "auto" in the configuration, but all sizes depend on it',
             hint="pass --dtype bf16, --dtype fp16 or --dtype fp32",
         )
     return settings

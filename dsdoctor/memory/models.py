@@ -214,7 +214,7 @@ def parse_model(answer: dict[str, Any] | Gap) -> ModelShape:
 
 def parse_settings(answer: dict[str, Any] | Gap, name: str) -> ZeroSettings:
     """A configuration's values, of the answer of ``ask_zero_config.py``; ``name``: its file. Raises UsageError."""
-    judges = f"it says why, and what to change: dsdoctor config {shlex.quote(name)}"
+    judges = f"for the reason and the fix: dsdoctor config {shlex.quote(name)}"
     return msgspec.convert(_checked(answer, "the configuration", "DeepSpeed", judges), ZeroSettings)
 
 
@@ -242,7 +242,7 @@ def _checked(
     if missing := answer.get("missing"):
         installed = PACKAGES.get(missing)
         raise ImpossiblePlan(
-            f"{what} is read with {package}, and that Python has no {missing}",
+            f"{what} is read with {package}, but that Python has no {missing}",
             hint=f"python -m pip install {installed}; or name an environment that has it: --python PATH"
             if installed
             else f"name an environment that has {missing}: --python PATH",

@@ -313,7 +313,7 @@ def fewer_live_parameters(now: Situation) -> Iterator[Candidate]:
 def higher_stage(now: Situation) -> Iterator[Candidate]:
     """The next stages of ZeRO."""
     costs = {
-        1: "none to speak of: as much is communicated",
+        1: "negligible: communication is unchanged",
         2: "gradients are reduced in every micro batch",
         3: "half as much communication again, in forward and backward",
     }
@@ -352,7 +352,7 @@ def chunked_loss(now: Situation) -> Iterator[Candidate]:
     if now.run and now.run.logits and not now.run.error:
         yield Candidate(
             what=book.phrase("memory", "chunked-loss", chunks=CHUNKS),
-            cost="another loss function; some compute the head's product twice",
+            cost="a different loss function; some compute the head's product twice",
             after=replace(now, run=in_chunks(now.run)),
         )
 
@@ -413,7 +413,7 @@ def between(one: Run, two: Run, batch: int) -> Run:
     Raises ValueError where the two do not do the same.
     """
     if [event[:2] for event in one.events] != [event[:2] for event in two.events] or one.batch == two.batch:
-        raise ValueError("runs of two batches are not alike")
+        raise ValueError("two batches do not run alike")
 
     def on_line(first: int, second: int) -> int:
         return max(0, first + (second - first) * (batch - one.batch) // (two.batch - one.batch))

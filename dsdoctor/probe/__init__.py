@@ -41,7 +41,7 @@ class _Questions:
         return self._pool.submit(self.ask, question, look, default, *arguments)
 
     def gaps(self) -> tuple[Gap, ...]:
-        """What could not be asked, sorted, so that the order does not depend on timing."""
+        """What could not be queried, sorted, so that the order does not depend on timing."""
         return tuple(self._gaps[question] for question in sorted(self._gaps))
 
 

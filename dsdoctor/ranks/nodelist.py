@@ -127,7 +127,7 @@ def tasks_per_node(text: str) -> tuple[int, ...]:
     for piece in text.split(","):
         match = COUNT.fullmatch(piece)
         if match is None or int(match[2] or 1) > MAX_HOSTS:
-            raise _malformed(text, f"{piece!r} is no number of tasks")
+            raise _malformed(text, f"{piece!r} is not a number of tasks")
         counts += [int(match[1])] * int(match[2] or 1)
     return tuple(counts)
 
@@ -196,7 +196,7 @@ def _numbers(ranges: Sequence[str], width: int) -> Iterator[str]:
     for part in ranges:
         match = RANGE.fullmatch(part)
         if match is None or int(match[2] or match[1]) < int(match[1]):
-            raise _malformed(part, "no range of numbers")
+            raise _malformed(part, "not a range of numbers")
         wide = width or len(match[1])
         for number in range(int(match[1]), int(match[2] or match[1]) + 1):
             yield f"{number:0{wide}d}"

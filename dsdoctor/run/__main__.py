@@ -113,7 +113,7 @@ def make_parser(environment: Mapping[str, str]) -> Parser:
         default="",
         help="forward calls to trace, from 0; means --overflow trace",
     )
-    add("--abort-after-batch", metavar="N", type=int, help="stop the training after this forward call, on all ranks")
+    add("--abort-after-batch", metavar="N", type=int, help="stop training after this forward call, on all ranks")
     add("--trace-dir", metavar="DIR", help="folder for the traces")
     add("--include", metavar="GLOB", action="append", default=[], help="watch only modules that match; repeatable")
     add("--exclude", metavar="GLOB", action="append", default=[], help="skip modules that match; repeatable")
@@ -269,7 +269,7 @@ def interpreter(original: Sequence[str], arguments: int) -> tuple[str, ...]:
     ours = len(words) > 0 and flags != last and re.fullmatch("-[A-Za-z]*", flags) is not None
     if not ours or any(word in {"-m", "-c"} for word in words[1:]):
         hint = "put it first: python -m dsdoctor.run -m cProfile train.py"
-        raise UsageError("Python was started with something else than dsdoctor.run", hint=hint)
+        raise UsageError("Python was not started with dsdoctor.run", hint=hint)
     return (*words, *([flags] if flags != "-" else []))
 
 
@@ -302,7 +302,7 @@ def environment_for(call: CommandLine, environment: Mapping[str, str], watch: st
     }
     environment = {name: value for name, value in environment.items() if name not in ignored}
     if os.pathsep in str(STARTUP):
-        raise UsageError(f"dsdoctor is in {STARTUP}, and PYTHONPATH cannot hold that", hint="install it elsewhere")
+        raise UsageError(f"dsdoctor is in {STARTUP}, which PYTHONPATH cannot contain", hint="install it elsewhere")
     options = None if call.options is None else asdict(call.options)
     python = f"{sys.prefix} {sys.hexversion}"
     order = RunOrder(

@@ -75,7 +75,7 @@ def _kept(engine: Any, given: Mapping[str, Any], examined: Examined) -> Iterator
         case="watched",
         evidence=(
             and_more(tuple(kept), 3),
-            "they keep their values of this script: random unless it loaded a base model",
+            "they keep this script's values: random unless it loaded a base model",
         ),
         parameters=f"{len(kept):,} frozen parameter{'s' * (len(kept) > 1)}",
         elements=f"{count:,}",
@@ -154,7 +154,7 @@ def save_failed(engine: Any, given: Mapping[str, Any]) -> tuple[str, ...]:
         evidence=(
             f"{type(error).__name__}: {first}",
             *([f"{size(free)} left in {place}"] if free is not None else []),
-            f"latest names {latest!r}, from which a training can continue" if latest else "no earlier tag was saved",
+            f"latest names {latest!r}, from which training can resume" if latest else "no earlier tag was saved",
         ),
         tag=name,
         folder=str(place),

@@ -93,7 +93,7 @@ def config_of(initialize: Callable[..., Any], args: Sequence[Any], kwargs: Mappi
 
 
 class DeepSpeedHere:
-    """The DeepSpeed of this very process. Its optimizer and scheduler are not asked for: it makes them in the next moment."""
+    """The DeepSpeed of this process. Its optimizer and scheduler are not asked for: it makes them in the next moment."""
 
     def __init__(self) -> None:
         # the scripts are made for other interpreters, and this is one that DeepSpeed is loaded in

@@ -33,7 +33,7 @@ TOLD_BY_LAUNCHERS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 def add_options(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -> None:
     """Our options, for the parser of ``dsdoctor.run``. All take a value."""
-    add = parser.add_argument_group("a training that hangs").add_argument
+    add = parser.add_argument_group("a run that hangs").add_argument
     add(
         "--hang",
         metavar="on|off",

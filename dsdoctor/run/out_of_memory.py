@@ -64,10 +64,10 @@ def first_line(failure: Failure) -> str:
 def growth_lines(grown: Grown) -> Iterator[str]:
     """That memory grew with every call, and by how much."""
     yield (
-        f"    it grew all the time: {amount(grown.first)} at call {grown.first_call} of the engine, {amount(grown.last)} at call "
+        f"    it kept growing: {amount(grown.first)} at call {grown.first_call} of the engine, {amount(grown.last)} at call "
         f"{grown.last_call}: {amount(int(grown.each))} a call"
     )
-    yield "        no batch is too large then: something keeps what each step has made"
+    yield "        the batch size is not the cause: something keeps each step's tensors"
 
 
 def kept_lines(kept: tuple[Kept, ...]) -> Iterator[str]:
@@ -82,9 +82,9 @@ def kept_lines(kept: tuple[Kept, ...]) -> Iterator[str]:
             yield f"{where} has tensors of {amount(each.size)}"
     graphs = next((each for each in kept if each.count), None)
     if graphs:
-        yield f"        Fix: keep numbers in {graphs.name}: loss.item(), or tensor.detach() where the tensor is wanted"
+        yield f"        Fix: keep numbers in {graphs.name}: loss.item(), or tensor.detach() if you need the tensor"
     elif not kept:
-        yield "        no list, attribute or sum of the script's own has such tensors: what grows is elsewhere, or is no tensor"
+        yield "        none of the script's lists, attributes or sums has such tensors: the growth is elsewhere, or not in tensors"
 
 
 def larger_call(last: LastCall) -> Iterator[str]:
@@ -114,7 +114,7 @@ def engine_lines(engine: Any, said: str, call: Call | None, *, grows: bool) -> I
     if bucket:
         yield bucket
     if grows:
-        yield "    what to change: what is kept. A smaller batch or activation checkpointing only puts this off"
+        yield "    what to change: release what is kept. A smaller batch or activation checkpointing only delays this"
     elif not bucket:
         yield from advice_lines(engine, now, asked, held.total, dict(held.sizes).get(REST, 0))
 
@@ -126,7 +126,7 @@ def bucket_line(settings: ZeroSettings, asked: int, *, elements: int) -> str:
         if asked in {size * 2, size * 4}:
             enough = f": the model has {elements:,} in all" if elements < size else ""
             return (
-                f"    what to change: zero_optimization.{name}: what was asked for is its buffer, {size:,} elements of "
+                f"    what to change: zero_optimization.{name}: the request is its buffer, {size:,} elements of "
                 f"{asked // size} bytes{enough}"
             )
     return ""
@@ -143,7 +143,7 @@ def advice_lines(engine: Any, now: Any, asked: int, held: int, rest: int) -> Ite
         yield "    what to change, cheapest first:"
         yield from (f"    {number}. {line}" for number, line in enumerate(advice[:3], 1))
     elif asked > held:
-        yield f"    {amount(asked)} were asked for at once, and all tensors are {amount(held)}: look at the sizes in that line"
+        yield f"    {amount(asked)} were requested at once, while all tensors are {amount(held)}: check the sizes in that line"
 
 
 def with_activations(engine: Any, now: Any, call: Any) -> tuple[Any, str]:
@@ -153,7 +153,7 @@ def with_activations(engine: Any, now: Any, call: Any) -> tuple[Any, str]:
     from dsdoctor.memory.engine import followed
 
     if call is None:
-        return now, "the engine was not called with a tensor yet"
+        return now, "the engine has not been called with a tensor yet"
     found = followed(engine.module, call, now.settings.dtype, together=now.layout.together)
     if isinstance(found, str):
         return now, found
@@ -170,7 +170,7 @@ def predicted_lines(now: Any, engine: Any, why: str) -> Iterator[str]:
         point = Point.AFTER_INITIALIZE if is_first else Point.AFTER_STEP
         moment = told.at(point)
         yield f"    predicted without activations: {amount(moment.device)} {point.value.replace('_', ' ')}"
-        yield f"        activations are not told: {why}"
+        yield f"        activations are unknown: {why}"
     else:
         first = (Point.FIRST_FORWARD, Point.FIRST_BACKWARD, Point.FIRST_STEP)
         points = first if is_first else (Point.FORWARD, Point.BACKWARD, Point.STEP)
@@ -201,4 +201,4 @@ def device_lines(engine: Any) -> Iterator[str]:
     reserved = stats.get("reserved_bytes.all.current", 0)
     free, total = torch.cuda.mem_get_info(device)
     yield f"    the device: {amount(total)}, {amount(free)} free; allocated {amount(current)}, at most {amount(most)}, reserved"
-    yield f"        {amount(reserved)}: {amount(reserved - current)} of that is held by the allocator and not used"
+    yield f"        {amount(reserved)}: {amount(reserved - current)} of that is cached by the allocator and unused"

@@ -124,7 +124,7 @@ class GuideClass:
             return options
         level = "frames" if options.get("level", "guard") == "guard" else options["level"]
         self._say(
-            f'! debug="underflow_overflow": the engine\'s watch takes over at level {level}, and ends the training at the first '
+            f'! debug="underflow_overflow": the engine\'s watch takes over at level {level}, and stops training at the first '
             "overflow that the loss scale does not explain"
         )
         return {**options, "level": level, "on_overflow": "raise"}
@@ -363,8 +363,8 @@ class WatchedProcess:
         elif main and failure is None and not self.engines and self.order.options is not None and rank() in {None, "0"}:
             others = "" if self.hang is None or self.hang.sampler is None else ", but for hangs"
             say(
-                f"this process made no DeepSpeed engine, so nothing in it was watched{others}; "
-                "for a plain torch module there is dsdoctor.DebugUnderflowOverflow(module)"
+                f"this process created no DeepSpeed engine, so nothing in it was watched{others}; "
+                "for a plain torch module, use dsdoctor.DebugUnderflowOverflow(module)"
             )
 
 

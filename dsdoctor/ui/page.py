@@ -135,7 +135,7 @@ def check_extra(*, plotly: bool = False) -> None:
         try:
             import_module(name)
         except ImportError as error:
-            raise ImpossiblePlan(f"{error.name} is not installed here, and it draws the page", hint=EXTRA) from error
+            raise ImpossiblePlan(f"{error.name} draws the page, but is not installed here", hint=EXTRA) from error
 
 
 def write_page(page: Page, path: Path) -> None:

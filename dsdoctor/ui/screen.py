@@ -109,7 +109,7 @@ def machine_lines(machine: Machine) -> Iterator[str]:
     if torch:
         broken = f", cannot be imported: {torch.broken}" if torch.broken else ""
         yield f"torch {torch.version}, CUDA {torch.cuda}, C++{torch.cxx_standard} headers{broken}"
-        yield f"    the CUDA_HOME that torch would take: {torch.cuda_home}"
+        yield f"    the CUDA_HOME that torch would use: {torch.cuda_home}"
         yield f"    built for {' '.join(torch.arch_list) or 'no GPU'}; visible GPUs: {' '.join(torch.capabilities) or 'none'}"
     else:
         yield "no torch"
@@ -135,7 +135,7 @@ def machine_lines(machine: Machine) -> Iterator[str]:
     for library in machine.libraries:
         yield f"{library.name}  {library.library}" + ("" if library.header else "  (without its header)")
     for gap in machine.gaps:
-        yield f"! {gap.question} could not be asked: {gap.reason}"
+        yield f"! {gap.question} could not be queried: {gap.reason}"
 
 
 def plan_lines(plan: BuildPlan) -> Iterator[str]:
@@ -149,7 +149,7 @@ def plan_lines(plan: BuildPlan) -> Iterator[str]:
         yield f"  {'':<{width}}  {line}"
     for op in plan.ops:
         if op.device_code and op.architectures != plan.architectures:
-            yield f"· {op.op} for {';'.join(op.architectures)} only: it filters the list"
+            yield f"· {op.op} for {';'.join(op.architectures)} only: it only filters the list"
     for left in plan.left_out:
         yield f"· without {left.op}: {left.because}"
     yield "  environment:"
@@ -168,7 +168,7 @@ def fetched_lines(toolkit: ToolkitPlan | None) -> Iterator[str]:
         yield f"fetches NVIDIA's archives {parts} ({sum(archive.size for archive in toolkit.archives) / 1e6:.0f} MB)"
     for package in toolkit.packages:
         where = f"{package.distribution} {package.suite}, {package.component}"
-        yield f"fetches {package.name} {package.version} by apt, not installed ({where}; {package.size / 1e6:.0f} MB)"
+        yield f"fetches {package.name} {package.version} with apt, not installed ({where}; {package.size / 1e6:.0f} MB)"
     if toolkit.fetch:
         yield f"fetches {', '.join(toolkit.fetch)} from PyPI"
 
@@ -181,7 +181,7 @@ def plan_end_lines(plan: BuildPlan, *, verbose: bool, build: Step) -> Iterator[s
         yield ""
     if has_error(plan.findings):
         errors = tuple(finding for finding in plan.findings if finding.severity is Severity.ERROR)
-        yield VerdictLine(f"✗ {counted(errors)}: it cannot be built like this")
+        yield VerdictLine(f"✗ {counted(errors)}: it cannot be built in this environment")
         if command := first_step(plan.findings):
             yield next_line(command)
         return
@@ -205,9 +205,9 @@ def result_lines(result: BuildResult) -> Iterator[str]:
         yield VerdictLine(
             f"✓ {result.wheel}  ({size:.1f} MiB, {result.seconds:.0f} s, {result.cpu_seconds:.0f} CPU-seconds)"
         )
-        yield f"  what is in it, and for which machines: {result.manifest}"
+        yield f"  contents and supported machines: {result.manifest}"
     else:
-        yield VerdictLine(f"✗ no wheel; the whole log is {result.log}")
+        yield VerdictLine(f"✗ no wheel; full log: {result.log}")
 
 
 def install_lines(plan: BuildPlan, wheel: str) -> Iterator[str]:

@@ -73,7 +73,7 @@ def test_another_header_compiles_the_ops_that_read_it_and_no_other(build: Build)
     again = build(edit=change)
 
     assert cached(again) == {"one": False, "two": True}
-    assert "made from another csrc/one.h" in log(again, "one")
+    assert "built from a different csrc/one.h" in log(again, "one")
     assert cached(build(edit=with_header)) == {"one": True, "two": True}
 
 

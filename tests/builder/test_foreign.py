@@ -87,7 +87,7 @@ def test_commands_that_entry_points_would_make_count_too() -> None:
         ("x=os:system", "[] x = os:system"),
         (
             "[pytest_randomly.random_seeder]\ndeepspeed = deepspeed.runtime.utils:set_random_seed\n  , os:system",
-            "[pytest_randomly.random_seeder] , os:system, which is none",
+            "[pytest_randomly.random_seeder] , os:system, which is not a valid one",
         ),
     ],
 )

@@ -225,8 +225,8 @@ def test_one_op_that_fails_loses_neither_the_others_nor_their_logs(workdir: Work
 @pytest.mark.parametrize(
     ("lie", "reason"),
     [
-        ("missing", "the wheel does not hold it"),
-        ("unclaimed", "does not say so"),
+        ("missing", "the wheel does not contain it"),
+        ("unclaimed", "does not list it"),
         ("unloadable", "undefined symbol"),
     ],
 )

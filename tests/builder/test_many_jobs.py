@@ -75,5 +75,5 @@ def test_two_different_wheels_of_one_name_are_refused_and_nothing_is_written(lib
     there = run("index", "merge", str(index), str(tmp_path / "1"))
 
     assert (done.returncode, there.returncode) == (2, 2)
-    assert "different wheels of one name" in done.stderr
+    assert "different wheels with the same name" in done.stderr
     assert [path.name for path in (index / "deepspeed").iterdir()] == [NAME]

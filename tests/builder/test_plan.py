@@ -214,7 +214,7 @@ def test_missing_headers_of_debians_python_are_unpacked_without_root() -> None:
 def test_what_could_not_be_asked_is_a_note() -> None:
     made = plan(here=machine(toolkits=(toolkit(Cuda(13, 0)),), gaps=(Gap(question="gpus", reason="no answer"),)))
 
-    assert made.findings[-1].title == "gpus could not be asked: no answer"
+    assert made.findings[-1].title == "gpus could not be queried: no answer"
 
 
 def test_another_minor_of_cuda_13_tells_deepspeed_to_accept_it() -> None:

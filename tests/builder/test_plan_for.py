@@ -15,5 +15,6 @@ def test_a_deepspeed_that_loads_ops_where_the_table_knows_of_none_is_said_to(tmp
     source = Source(folder=str(tmp_path), asked="", version="0.99.0", digest="", accelerator="cuda", ops=(fact,))
 
     assert unknown_sites_note(source) == (
-        "; DeepSpeed 0.99.0 also loads new_op in engine.py, and it is unknown when: name such an op with --ops instead of --for"
+        "; DeepSpeed 0.99.0 also loads new_op in engine.py, and dsdoctor cannot tell when: "
+        "name such an op with --ops instead of --for"
     )

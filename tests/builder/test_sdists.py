@@ -81,7 +81,7 @@ def test_a_kept_sdist_that_has_changed_is_not_used_and_the_command_that_helps_do
 
     with pytest.raises(ImpossiblePlan, match="is not used: its sha256 is") as refused:
         place.fetch(version, offline=True)
-    command = refused.value.hint.split(",")[0]
+    command = refused.value.hint.split(";")[0]
     assert command == f"rm {sdist}"
     subprocess.run(["sh", "-c", command], check=True)
     assert place.fetch().read_bytes() == b"good"

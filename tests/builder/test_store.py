@@ -145,7 +145,7 @@ def test_one_flipped_bit_anywhere_is_seen_said_and_never_served(
 
         assert taken(store, "a", tmp_path / "into") is None
         assert not entry.folder.exists()
-        assert store.dropped.pop().endswith(f"was dropped: {name} has other bytes than were stored")
+        assert store.dropped.pop().endswith(f"was dropped: {name} differs from the bytes that were stored")
         assert in_all(tmp_path / "into") == []
     assert (store.dropped, store.complaints) == ([], [])
 
@@ -197,7 +197,7 @@ def test_damage_after_the_look_is_found_while_copying_and_leaves_nothing(
 
     assert in_all(tmp_path / "into") == []
     assert store.dropped == [
-        f"the cached op fused_adam ({key('a')[:12]}) was dropped: op.so has other bytes than were stored"
+        f"the cached op fused_adam ({key('a')[:12]}) was dropped: op.so differs from the bytes that were stored"
     ]
 
 
@@ -376,8 +376,8 @@ def test_verifying_reads_every_byte_and_returns_what_it_removed(store: CacheStor
     wrong = {entry.key: (entry.facts.get("op"), why) for entry, why in store.verify()}
 
     assert wrong == {
-        key("b"): ("fused_adam", "op.so has other bytes than were stored"),
-        key("c"): (None, "entry.json has other bytes than were stored"),
+        key("b"): ("fused_adam", "op.so differs from the bytes that were stored"),
+        key("c"): (None, "entry.json differs from the bytes that were stored"),
     }
     assert [entry.key for entry in store.entries()] == [well.key]
     assert store.verify() == ()
@@ -392,8 +392,8 @@ root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may be somebody e
 @pytest.mark.parametrize(
     ("mode", "why"),
     [
-        (0o777, "everybody may write"),
-        (0o1777, "everybody may write"),
+        (0o777, "everyone may write"),
+        (0o1777, "everyone may write"),
         pytest.param(0o770, "its group may write", marks=root),
         (0o2770, None),
         (0o755, None),
@@ -546,7 +546,7 @@ def reader():
     store = CacheStore(folder, limit=1 << 30)
     assert served(store, "a", 100)
     assert store.put("ops", key("b"), sources("b", 100), {}) is None
-    assert store.complaints == [f"nothing can be kept in the cache {folder}: Permission denied"], store.complaints
+    assert store.complaints == [f"nothing can be stored in the cache {folder}: Permission denied"], store.complaints
     assert store.prune(0) == () and len(list(store.entries())) == 1
 
 as_another(6001, [7000], reader)
@@ -733,7 +733,7 @@ large = sources("large", 500_000)
 assert store.put("ops", key("a"), sources("a", 200_000), {"op": "a"})
 before = sorted(disk.rglob("*"))
 assert store.put("ops", key("large"), large, {"op": "large"}) is None
-assert store.complaints == [f"nothing can be kept in the cache {folder}: No space left on device"], store.complaints
+assert store.complaints == [f"nothing can be stored in the cache {folder}: No space left on device"], store.complaints
 assert sorted(path for path in disk.rglob("*") if path != folder / "tmp") == [p for p in before if p != folder / "tmp"]
 assert served(store, "a", 200_000)
 

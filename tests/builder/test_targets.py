@@ -206,7 +206,7 @@ def test_one_whose_interpreter_is_gone_is_made_anew(place: Place) -> None:
         ({"cuda": "cpu", "release": '"2.13.0", "cuda": "13.0"'}, ImpossiblePlan, "a build for CUDA 13.0"),
         ({"cuda": "cpu", "release": '"2.13.0", "hip": "6.4"'}, ImpossiblePlan, "a build for ROCm 6.4"),
         ({"cuda": "cpu", "release": '"2.13.0", "xpu": "20250101"'}, ImpossiblePlan, "an XPU build"),
-        ({"release": "null"}, ImpossiblePlan, "cannot be asked"),
+        ({"release": "null"}, ImpossiblePlan, "cannot be queried"),
         ({"status": 1}, BuildFailed, "pip could not install torch==2.13.0 setuptools wheel"),
     ],
 )

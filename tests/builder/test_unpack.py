@@ -97,7 +97,7 @@ def test_a_zip_that_reaches_outside_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(archive, "w") as file:
         file.writestr("../../escaped", "x")
 
-    with pytest.raises(UsageError, match="outside of itself"):
+    with pytest.raises(UsageError, match="leads outside"):
         unpack(archive, tmp_path / "a" / "b" / "tree")
     assert not list(tmp_path.rglob("escaped"))
 

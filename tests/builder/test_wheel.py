@@ -182,10 +182,10 @@ def test_what_a_data_folder_adds_is_the_wheels(library: bytes, tmp_path: Path) -
 @each(
     "name, content, told",
     [
-        ("METADATA", METADATA + b"\xff", "METADATA is no UTF-8"),
+        ("METADATA", METADATA + b"\xff", "METADATA is not UTF-8"),
         ("METADATA", METADATA.replace(b"\n\n", b"\nRequires-Python: >=3.99\n\n"), "the file name says cp311"),
-        ("METADATA", METADATA.replace(b"\n\n", b"\nRequires-Python: x\n\n"), "'x', which is none"),
-        ("METADATA", METADATA.replace(b"Dist: torch", b"Dist: !!!"), "'!!!', which is no requirement"),
+        ("METADATA", METADATA.replace(b"\n\n", b"\nRequires-Python: x\n\n"), "'x', which is not a valid one"),
+        ("METADATA", METADATA.replace(b"Dist: torch", b"Dist: !!!"), "'!!!', which is not a valid requirement"),
         ("METADATA", METADATA.replace(b"Dist: torch", b"Dist: torch==1.0"), "its ops were built for torch 2.14"),
         ("WHEEL", b"Wheel-Version: 2.0\nTag: cp311-cp311-linux_x86_64\n", "WHEEL names the version '2.0'"),
         ("WHEEL", b"Wheel-Version: x.y\nTag: cp311-cp311-linux_x86_64\n", "WHEEL names the version 'x.y'"),
@@ -208,7 +208,7 @@ def test_a_record_that_is_too_large_to_be_one_is_not_read(library: bytes, tmp_pa
 
 @pytest.mark.parametrize("name", ["../../escaped", "/etc/escaped", "deepspeed/..\\..\\x"])
 def test_a_wheel_that_reaches_outside_is_refused(name: str, library: bytes, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="outside of itself"):
+    with pytest.raises(UsageError, match="leads outside"):
         read_wheel(wheel(tmp_path, contents(library, **{name: b"x"})))
 
 
@@ -220,7 +220,7 @@ def test_a_wheel_that_one_installer_reads_as_another_is_refused(library: bytes, 
     assert read_wheel(path).foreign == ()
     path.write_bytes(two_faced(path.read_bytes(), evil.read_bytes()))
 
-    with pytest.raises(UsageError, match="is refused: its zip64 locator points elsewhere"):
+    with pytest.raises(UsageError, match="is refused: its zip64 locator does not point"):
         read_wheel(path)
 
 
@@ -228,7 +228,7 @@ def test_a_wheel_that_one_installer_reads_as_another_is_refused(library: bytes, 
     "name", ["deepspeed/GIT_version_info_installed.py", "deepspeed/./git_version_info_installed.py"]
 )
 def test_a_name_that_may_be_written_over_another_is_refused(name: str, library: bytes, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="two entries of one name"):
+    with pytest.raises(UsageError, match="two entries with one name"):
         read_wheel(wheel(tmp_path, contents(library, **{name: b"x"})))
 
 
@@ -332,7 +332,7 @@ def test_an_entry_point_that_torch_would_run_is_named_in_a_wheel_and_where_it_is
         (b"", ("METADATA names no package", "METADATA names no version")),
         (b"Name: torch\nVersion: 99\n", ("METADATA names the package 'torch'", "METADATA names the version '99'")),
         (METADATA.replace(b"\n\n", b"\nName: torch\n\n"), ("METADATA names the package 'torch'",)),
-        (METADATA.replace(b"\n", b"\r\n") + b"\0", ("METADATA holds NUL, as no text does",)),
+        (METADATA.replace(b"\n", b"\r\n") + b"\0", ("METADATA contains a NUL byte",)),
         (METADATA.replace(b"deepspeed", b"DeepSpeed").replace(b"0.19.8+", b"v0.19.8+") + b"Name: torch\n", ()),
     ],
 )

@@ -192,7 +192,7 @@ def test_a_conversion_that_is_refused_is_one_document_with_the_same_parts(tmp_pa
         parts.append(json.loads(capsys.readouterr().out))
 
     assert parts[0].keys() == parts[1].keys()
-    assert "takes Adam's states" in parts[1]["findings"][0]["title"]
+    assert "needs Adam's states" in parts[1]["findings"][0]["title"]
     assert parts[1]["universal"] is None
 
 

@@ -123,7 +123,7 @@ def test_a_file_of_another_training_is_told_from_its_place(tmp_path: Path) -> No
     (found,) = judged(tmp_path)
 
     assert found.rule == "checkpoint-values-disagree"
-    assert found.evidence == (f"1.second in mp_rank_00_model_states.pt is not that of {file.name}",)
+    assert found.evidence == (f"1.second in mp_rank_00_model_states.pt differs from that of {file.name}",)
 
 
 @pytest.mark.parametrize("deep", [False, True])
@@ -140,9 +140,9 @@ def test_the_verdict_says_whether_a_file_of_another_training_would_show(
 
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("✓ global_step2 loads: ")
-    assert ("every byte was read" in last, "no values" in last) == (deep, not deep)
-    assert ("--deep tells" in last) == (shows is True and not deep)
-    assert ("would not show" in last) == (shows is False)
+    assert ("every byte was read" in last, "without values" in last) == (deep, not deep)
+    assert ("--deep checks whether" in last) == (shows is True and not deep)
+    assert ("would go undetected" in last) == (shows is False)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_two_trainings_in_one_tag_do_not_load_whatever_file_is_the_other(
     deep, read = run(["checkpoint", str(tmp_path), "--deep"]), capsys.readouterr().out
 
     assert (quick, deep) == (0, 1)
-    assert "--deep tells" in seen.splitlines()[-1]
+    assert "--deep checks whether" in seen.splitlines()[-1]
     assert "checkpoint-values-disagree" in read
     assert "✓" not in read
 

@@ -174,7 +174,7 @@ def test_a_newer_tag_of_another_training_is_told_as_such(tmp_path: Path) -> None
 
     assert [each.evidence for each in same.findings] == [()]
     assert two.findings[1].evidence == (
-        "they may be of two trainings: it was saved at stage 3, and that one at stage 2",
+        "they may come from two runs: it was saved at stage 3, and the other one at stage 2",
     )
 
 
@@ -217,7 +217,7 @@ STAND_INS = {
     b"<!DOCTYPE html><html></html>": "XML or HTML",
     b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03": "gzip",
     b"\x28\xb5\x2f\xfd\x04\x00": "zstd",
-    b"somebody's notes": "no file of torch.save",
+    b"somebody's notes": "not written by torch.save",
 }
 
 
@@ -259,8 +259,8 @@ def test_only_what_programs_call_unfinished_files_is_said_to_be_cut_off(tmp_path
         (tag / f"{OPTIMIZER}{more}").unlink()
 
     assert said == {
-        **dict.fromkeys(CUT, "as a save or a download that was cut off leaves it"),
-        **dict.fromkeys(OTHER, "a name that begins like it"),
+        **dict.fromkeys(CUT, "as an interrupted save or download leaves it"),
+        **dict.fromkeys(OTHER, "a name that starts the same"),
     }
 
 
@@ -389,7 +389,7 @@ def test_what_another_user_keeps_to_himself_stops_only_one_who_wants_it() -> Non
         lost.chmod(0o755)
 
     denied = "you may not read the folder "
-    nothing = f"nothing is repaired: you may not read {newer}, which may be a newer tag that is whole"
+    nothing = f"nothing was repaired: you may not read {newer}, which may be a newer complete tag"
     assert inner == [f"{denied}{folder}" for folder in (lost, lost / "x", newer)]
     assert told == {
         "global_step2": [f"{denied}{newer}", "", f"{denied}{newer}"],

@@ -153,7 +153,7 @@ def test_what_is_not_whole_or_not_merged_writes_nothing(tmp_path: Path) -> None:
         file.unlink()
     for file in tensors.glob("mp_rank_*"):
         save(file, {**model_states(Kind(stage=1, dtype="bf16"), 1, 2), **cut})
-    with pytest.raises(ImpossiblePlan, match="make it universal first"):
+    with pytest.raises(ImpossiblePlan, match="convert it first"):
         merged(tmp_path / "tensors", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

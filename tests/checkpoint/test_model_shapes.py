@@ -35,8 +35,8 @@ def test_nothing_is_said_of_the_model_that_was_saved(tmp_path: Path, kind: Kind)
 
 CHANGES: dict[str, tuple[Callable[[Shapes], Any], str]] = {
     "another shape": (lambda shapes: shapes.update({"0.first": (4, 2)}), "0.first is 3x2 there and 4x2 in the model"),
-    "one more": (lambda shapes: shapes.update({"2.third": (2,)}), "the model has, and it lacks: 2.third"),
-    "one less": (lambda shapes: shapes.pop("1.second"), "it has, and the model lacks: 1.second"),
+    "one more": (lambda shapes: shapes.update({"2.third": (2,)}), "only the model has: 2.third"),
+    "one less": (lambda shapes: shapes.pop("1.second"), "only the checkpoint has: 1.second"),
 }
 
 
@@ -56,7 +56,7 @@ def test_each_difference_is_told(tmp_path: Path, stage: int, change: str) -> Non
 @pytest.mark.parametrize(
     ("names", "told"),
     [
-        ({"first": (3, 2)}, "lacks: first"),
+        ({"first": (3, 2)}, "only the model has: first"),
         ({f"model.{name}": shape for name, shape in SHAPES.items()}, "without the prefix 'model.'"),
     ],
 )

@@ -274,7 +274,7 @@ def test_what_torch_may_refuse_is_not_said_to_load(name: str, tmp_path: Path) ->
     verdict, why, refused = of_load(tmp_path / name.replace(" ", "-"), Opcodes(REFUSED[name]))
 
     assert refused
-    assert (verdict, why[:21]) == (Verdict.UNKNOWN, "torch.load may refuse") or "no file says" in why
+    assert (verdict, why[:21]) == (Verdict.UNKNOWN, "torch.load may refuse") or "no file records" in why
 
 
 @each(

@@ -55,6 +55,6 @@ def test_a_storage_of_another_size_than_its_record_is_a_damage(count: int, tmp_p
             new.writestr(entry.filename, old.read(entry) + b"xx" * entry.filename.endswith("/data/0"))
 
     assert read_archive(whole, {}).problem == ""
-    assert read_archive(broken, {}).problem == f"data/0 has {count + 2} bytes, and its tensor {count}"
+    assert read_archive(broken, {}).problem == f"data/0 has {count + 2} bytes, but its tensor has {count}"
     with pytest.raises(RuntimeError):
         torch.load(broken)

@@ -58,7 +58,7 @@ def test_nothing_is_done_while_a_tag_may_still_be_written_or_where_none_is_compl
     os.utime(next((tmp_path / "fresh/global_step6").iterdir()))
     made(tmp_path / "none", broken=(2,), steps=(2,))
 
-    for name, why in (("fresh", "may still be in the making"), ("none", "no tag is complete")):
+    for name, why in (("fresh", "may still be incomplete"), ("none", "no tag is complete")):
         before = set(tmp_path.rglob("*"))
         with pytest.raises(UsageError, match=why):
             repair_checkpoint(CheckpointOrder(folder=tmp_path / name))

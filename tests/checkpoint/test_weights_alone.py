@@ -33,7 +33,7 @@ def test_below_stage_3_the_optimizers_files_need_not_be_there_and_ranks_do_not_m
     assert found.outcome.verdict is Verdict.LOADS
     assert rules(found) == ["checkpoint-optimizer-skipped"]
     assert any("rounded to bf16" in line for line in found.findings[0].evidence)
-    assert any("step" in line and "begin anew" in line for line in found.findings[0].evidence) == (load == MODULE)
+    assert any("step" in line and "start over" in line for line in found.findings[0].evidence) == (load == MODULE)
 
 
 def test_at_stage_3_the_weights_lie_in_the_optimizers_files(tmp_path: Path) -> None:

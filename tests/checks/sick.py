@@ -113,7 +113,7 @@ SICK: dict[str, Machine] = {
     "driver-silent": healthy(gpus=(), driver=None, gaps=(Gap(question="gpus", reason="version mismatch"),)),
     "not-asked": healthy(gaps=(Gap(question="toolkits", reason="it broke"),)),
     "cache-not-trusted": healthy(
-        gaps=(Gap(question="cache", reason="everybody may write to /c; chmod o-w /c ends that"),)
+        gaps=(Gap(question="cache", reason="everyone may write to /c; chmod o-w /c ends that"),)
     ),
     "op-unreadable": healthy(deepspeed=replace(BUILT, unreadable=("deepspeed/ops/adam/cpu_adam_op.so",))),
     "driver-too-old": healthy(driver=Driver(version="550.1", cuda=Cuda(12, 4))),

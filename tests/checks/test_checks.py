@@ -125,7 +125,7 @@ def test_the_fix_of_a_wrong_guess_works() -> None:
     [
         ("/a:/usr/local/cuda", "it is a list"),
         ("'/usr/local/cuda'", "a quote or a space"),
-        ("/gone", "no CUDA toolkit is there"),
+        ("/gone", "no CUDA toolkit is in it"),
     ],
 )
 def test_a_cuda_home_that_names_nothing(home: str, tail: str) -> None:

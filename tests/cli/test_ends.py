@@ -159,8 +159,8 @@ def test_a_wheel_that_is_no_file_is_refused_at_once(fault: Callable[[Path], None
     verified = run("verify", str(made), "--machine", MACHINE, "--json")
     picked = run("pick", str(tmp_path), "--machine", MACHINE, "--json", DSDOCTOR_CACHE=str(tmp_path / "cache"))
 
-    assert (verified.returncode, "it is no regular file" in verified.stdout) == (2, True)
-    assert (picked.returncode, "it is no regular file" in picked.stdout) == (1, True)
+    assert (verified.returncode, "it is not a regular file" in verified.stdout) == (2, True)
+    assert (picked.returncode, "it is not a regular file" in picked.stdout) == (1, True)
 
 
 def test_what_stands_in_a_stream_of_this_process_is_read_as_a_file_is() -> None:
@@ -172,8 +172,8 @@ def test_what_stands_in_a_stream_of_this_process_is_read_as_a_file_is() -> None:
 
     os.close(out)
     (finding,) = json.loads(read.stdout)["findings"]
-    assert "is no machine snapshot" in finding["title"]
-    assert "it is no regular file" not in finding["title"]
+    assert "is not a machine snapshot" in finding["title"]
+    assert "it is not a regular file" not in finding["title"]
 
 
 def test_a_name_that_is_no_utf8_is_shown_in_a_document_and_on_a_terminal_alike(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_showing_nothing_says_so(folder: Path) -> None:
     done = run("trace", "show", str(folder), "--module", "x.*")
 
     assert (done.returncode, done.stdout) == (0, "")
-    assert "· nothing fits these filters" in done.stderr
+    assert "· nothing matches these filters" in done.stderr
 
 
 def test_showing_is_one_document_even_when_a_trace_is_damaged(folder: Path) -> None:

@@ -40,8 +40,8 @@ def run(*arguments: str, env: dict[str, str]) -> "subprocess.CompletedProcess[st
     ("arguments", "env", "said"),
     [
         (["--quick", "--full"], {}, "--quick and --full cannot be given together"),
-        (["--backend", "smoke"], {}, "there is no backend 'smoke' here"),
-        (["--deadline", "nan"], {}, "no number of seconds"),
+        (["--backend", "smoke"], {}, "no backend 'smoke' here"),
+        (["--deadline", "nan"], {}, "not a number of seconds"),
         (["--deadline", "1"], {}, "too short"),
         (["--html", "/nowhere/page.html"], {}, "cannot be written"),
         (["--out", "/dev/null/out"], {}, "/dev/null is no folder"),
@@ -51,7 +51,7 @@ def run(*arguments: str, env: dict[str, str]) -> "subprocess.CompletedProcess[st
         (["--nproc", "1000001"], {}, "1000000"),
         (["--read", "nowhere.json"], {}, "nowhere.json"),
         (["--static"], {}, "--static looks at the hosts of a hostfile"),
-        (["--hostfile", "/no/hosts"], {}, "--hostfile is /no/hosts, and that file cannot be read"),
+        (["--hostfile", "/no/hosts"], {}, "--hostfile is /no/hosts, which cannot be read"),
         (["--quick"], {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": ""}, "unset RANK WORLD_SIZE LOCAL_RANK"),
     ],
 )
@@ -76,7 +76,7 @@ def test_more_ranks_than_the_machine_can_bear_are_refused_with_both_numbers() ->
 
     assert (done.returncode, done.stdout) == (3, "")
     assert re.search(
-        r"1,000,000 ranks were asked for, and this machine can bear [\d,]+ at most: .*[\d,]+ ", done.stderr
+        r"1,000,000 ranks were requested, but this machine supports [\d,]+ at most: .*[\d,]+ ", done.stderr
     )
     most = max_ranks(LocalHost())[0]
     assert 0 < most < 1_000_000
@@ -249,7 +249,7 @@ def test_a_file_without_a_report_is_refused(text: str, tmp_path: Path) -> None:
 
     done = run_inside("comm", "--read", str(tmp_path / "comm.json"))
 
-    assert (done.returncode, "holds no report" in done.stderr) == (2, True)
+    assert (done.returncode, "is not a report" in done.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("world", [0, -1, 1 << 31])
@@ -264,5 +264,5 @@ def test_a_report_of_a_world_that_nobody_has_is_none(world: int, tmp_path: Path)
     plain["report"]["world"] = world
     written.write_text(json.dumps(plain))
 
-    with pytest.raises(UsageError, match="holds no report"):
+    with pytest.raises(UsageError, match="is not a report"):
         read_result(str(written))

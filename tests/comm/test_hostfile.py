@@ -95,7 +95,7 @@ def test_deepspeeds_own_parser_refuses_and_takes_what_we_say(text: str) -> None:
         ("# A=1", False, "a comment with an = in it is exported, and its # cuts off the rest of the remote command"),
         ('A="x y"', False, "double quotes end the quotes that DeepSpeed puts around the value"),
         ("A='x y'", False, "single quotes become part of the value"),
-        ("A=1 # why", False, "a comment behind the value becomes part of it"),
+        ("A=1 # why", False, "a comment after the value becomes part of it"),
         ("A=$(date)", False, "the remote shell runs the command in the value"),
         ("B=0", False, "B is set twice; the last one counts"),
     ],

@@ -53,7 +53,7 @@ HOSTS = parse_hostfile("".join(f"n{number} slots=2\n" for number in (3, 1, 2))).
     ("include", "exclude", "said"),
     [
         ("n1", "n2", "--include and --exclude cannot be given together"),
-        (None, "n1,n9", "--exclude names n9, and the hostfile has n[1-3]"),
+        (None, "n1,n9", "--exclude names n9, but the hostfile has n[1-3]"),
         ("n1:0,1", None, "names slots"),
         (None, "n[1-3]", "leaves none of the 3 hosts"),
         ("n[1-", None, "--include: the node list 'n[1-' cannot be read"),

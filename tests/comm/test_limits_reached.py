@@ -82,7 +82,7 @@ def test_a_socket_that_is_not_ready_is_no_limit_of_tasks(error: str, told: bool)
 @each(
     "own, unseen, said",
     [
-        (0, (), "perhaps another one"),
+        (0, (), "possibly another one"),
         (0, ("memory",), "; its memory cgroup /bq is not mounted here, so its limit cannot be read"),
         (1, (), ""),
     ],
@@ -103,7 +103,7 @@ def test_of_a_possible_cause_the_log_is_advised_and_no_limit() -> None:
     me = made_rank(0)
     for cause, perhaps, fix, said in (
         ("its limit", "", "raise that limit", ": its limit"),
-        ("", "perhaps another one", "check the end of its log", "; perhaps another one"),
+        ("", "possibly another one", "check the end of its log", "; possibly another one"),
     ):
         lost = Lost(rank=me, host="n", at="mesh", seconds=1, master=None, died=KILLED, cause=cause, perhaps=perhaps)
         (found,) = control_lost(lost)

@@ -212,7 +212,7 @@ def test_each_backend_takes_the_interface_of_its_own_rule(backend: str, variable
 
 def test_nccl_takes_docker_only_after_all_others_and_the_subnet_of_its_hint_before_them() -> None:
     assert choose("nccl", (LO, DOCKER, ETH), (), {}) == taken(
-        ETH, "NCCL takes the first interface that is not docker*, lo* or virbr*"
+        ETH, "NCCL uses the first interface that is not docker*, lo* or virbr*"
     )
     assert (choose("nccl", (LO, DOCKER), (), {}) or BY_ETH).name == "docker0"
     assert (choose("nccl", (ETH, FAST), (), {"NCCL_COMM_ID": "10.1.0.9:4000"}) or BY_ETH).name == "ens9"

@@ -111,7 +111,7 @@ def test_an_address_behind_nat_is_told_and_no_port_is_to_be_opened(host: int) ->
 
     (finding,) = told(meshed(made, pairs, seen_as={host: "10.0.0.50"}))
 
-    assert "is behind NAT, its address 192.168.5.2 is seen as" in finding.title
+    assert "is behind NAT, its address 192.168.5.2 appears as" in finding.title
     assert "10.0.0.50" in finding.title
     assert finding.fix is not None
     assert "ports" not in finding.fix.text

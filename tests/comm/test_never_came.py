@@ -21,7 +21,7 @@ OUTCOMES = {
     "does not answer": ConnectOutcome.TIMED_OUT,
     "refuses": ConnectOutcome.REFUSED,
     "cannot be routed to": ConnectOutcome.NO_ROUTE,
-    "is a name that is not found": ConnectOutcome.NO_NAME,
+    "is a name that does not resolve": ConnectOutcome.NO_NAME,
 }
 
 
@@ -48,7 +48,7 @@ def test_the_host_of_rank_0_is_named_only_where_no_other_host_got_in(
         words = {number: last_words(number, how, master, resolved) for number in absent}
         (finding,) = master_unreachable(words, HOSTS, set(range(4)) - set(absent))
 
-        named = how != "is a name that is not found"
+        named = how != "is a name that does not resolve"
         assert ("no other host can connect to node0" in finding.title) == (count == 3 and named)
         assert all(f"(node{number})" in finding.title for number in absent)
         assert (f"{master}:22368 " if named else f"cannot resolve {master},") in finding.title
@@ -90,7 +90,7 @@ def test_the_ranks_words_take_the_place_of_a_rank_that_never_came() -> None:
             "the command on node0 ended with status 2",
             "rank 0 wrote no report: the command on node0 ended with status 2",
         ),
-        (None, "rank 0 wrote no report: it ended with status 0, and wrote no document"),
+        (None, "rank 0 wrote no report: it exited with status 0, but wrote no document"),
     ],
 )
 def test_the_end_of_rank_0_is_a_sentence(how: str | None, said: str) -> None:

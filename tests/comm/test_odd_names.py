@@ -1,4 +1,4 @@
-"""A MASTER_ADDR that no name server can even be asked for: it is a name that is not found, on every rank."""
+"""A MASTER_ADDR that no name server can even be asked for: it is a name that does not resolve, on every rank."""
 
 from dsdoctor.comm.mesh.mesh import connect, sent_from
 from dsdoctor.comm.rendezvous.checks import addresses_of

@@ -81,7 +81,7 @@ def test_an_address_that_another_host_has_beside_its_own_is_told_too() -> None:
     (finding,) = [finding for check in checks.CHECKS for finding in check(ConnectionMatrix(tuple(made), found))]
     assert finding.rule == "mesh-address-shared"
     assert finding.title.startswith("nodeb and nodec have the same address 10.0.0.2; ")
-    assert "nodec has it on eth0:1, beside 10.0.0.3" in finding.evidence
+    assert "nodec has it on eth0:1, next to 10.0.0.3" in finding.evidence
     assert rules(ConnectionMatrix(tuple(made), tried(tuple(made), set(), ConnectOutcome.REFUSED))) == []
     other = tuple(replace(one, via_other=one.outcome is ConnectOutcome.REFUSED) for one in found)
     assert rules(ConnectionMatrix(tuple(made), other)) == ["mesh-wrong-interface"]

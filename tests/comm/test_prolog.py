@@ -14,8 +14,8 @@ from tests.comm.test_command import AROUND
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--prolog", "--hostfile", "hosts"], "--prolog tests this node by itself within a minute, and --hostfile"),
-        (["--prolog", "--full"], "and --full was given"),
+        (["--prolog", "--hostfile", "hosts"], "--prolog tests only this node, within a minute, but --hostfile"),
+        (["--prolog", "--full"], "but --full was given"),
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments: list[str], said: str) -> None:

@@ -155,7 +155,7 @@ def test_a_rank_that_dsdoctor_starts_knows_itself(hosts: str) -> None:
         ({"RANK": "5", "WORLD_SIZE": "2"}, "RANK=5, and WORLD_SIZE=2"),
         ({"RANK": "5"}, "RANK=5 says that this is a rank, and WORLD_SIZE is not set"),
         ({"RANK": "0", "WORLD_SIZE": "2"}, "this is one of several ranks, and MASTER_ADDR is not set"),
-        ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK='one', and a whole number is wanted"),
+        ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK='one', and a whole number is required"),
         ({**BY_HAND, "MASTER_PORT": "70000"}, "MASTER_PORT=70000, and a port is 1 to 65535"),
         ({**BY_HAND, "LOCAL_RANK": "4"}, "local rank 4, and 4 ranks are on this host"),
         ({**SRUN, "SLURM_STEP_NODELIST": "node[a"}, "the node list 'node[a' cannot be read"),

@@ -87,7 +87,7 @@ def test_a_processor_that_runs_slowly_is_told_from_one_that_is_not_given() -> No
 
     assert (rule, title.split(";")[0]) == (
         "rank-straggles",
-        "rank 2 (n2) is slow by itself: 40 ms of CPU time for work that takes the others 20 ms",
+        "rank 2 (n2) is slow on its own: 40 ms of CPU time for work that takes the others 20 ms",
     )
 
 

@@ -189,7 +189,7 @@ def test_each_way_in_which_the_master_is_not_reached_has_one_sentence() -> None:
         ("master-unreachable", f"{where} cannot be routed to")
     ]
     assert alone(StoreUnreachable(outcome=ConnectOutcome.NO_NAME, seconds=0)) == [
-        ("master-unreachable", f"{where} is a name that is not found")
+        ("master-unreachable", f"{where} is a name that does not resolve")
     ]
     assert (
         alone(StoreUnreachable(outcome=ConnectOutcome.SILENT, seconds=9, token_missing=True))[0][0]

@@ -150,7 +150,7 @@ def test_the_rank_that_works_slowly_and_waits_least_straggles() -> None:
 
     (found,) = speed_checks.examine(Measured(paces=(*paces, late), hosts=TWO))
 
-    assert found.title.startswith("rank 2 (nodeb) is slow by itself: 30 ms for work that takes the others 10 ms")
+    assert found.title.startswith("rank 2 (nodeb) is slow on its own: 30 ms for work that takes the others 10 ms")
     assert speed_checks.examine(Measured(paces=(*paces, noise), hosts=TWO)) == ()
 
 

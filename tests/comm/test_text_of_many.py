@@ -147,7 +147,7 @@ def test_a_thousand_hosts_of_which_some_do_not_answer_are_a_finding_for_each_cau
         ("rank 1 (nodea, pid 7) raised an error in all_gather: x", "rank-raised", "raised an error"),
         ("rank 1 (nodea) is late with every message", "messages-late", "late with every message"),
         ("ranks 1 (nodea), 2-3 (nodeb) cannot take part: x", "rank-unable", "cannot take part"),
-        ("rank 1 (nodea) is slow by itself: 3 ms", "rank-straggles", "slow by itself"),
+        ("rank 1 (nodea) is slow on its own: 3 ms", "rank-straggles", "slow on its own"),
         ("the 3 others wait for rank 1 (nodea)", "rank-raised", "ok"),
     ],
 )

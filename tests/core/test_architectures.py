@@ -29,10 +29,10 @@ def test_lists_as_torch_reads_them(text: str, meant: tuple[str, ...]) -> None:
         ("8.0,9.0", "comma"),
         ("Hopper", "name"),
         ("ampere+PTX", "name"),
-        ("native", "no compute capability"),
+        ("native", "not a compute capability"),
         ("", "empty"),
         (";", "empty"),
-        ("$(rm -rf /)", "no compute capability"),
+        ("$(rm -rf /)", "not a compute capability"),
     ],
 )
 def test_what_torch_or_deepspeed_would_choke_on_gets_a_sentence(text: str, said: str) -> None:
@@ -43,7 +43,7 @@ def test_what_torch_or_deepspeed_would_choke_on_gets_a_sentence(text: str, said:
 
 
 def test_an_architecture_that_torch_does_not_know() -> None:
-    with pytest.raises(UsageError, match=r"'8.8' is none that this torch knows") as caught:
+    with pytest.raises(UsageError, match=r"'8.8' is unknown to this torch") as caught:
         check_known(("8.8",), ("8.0", "8.6", "9.0"))
 
     assert caught.value.hint == "it knows 8.0, 8.6"

@@ -122,7 +122,7 @@ def test_a_rootless_container_uses_its_own_folders_and_none_of_a_stranger(inside
     assert told["own"] is None
     assert told["to_system"] is None
     for name in ("his", "in_his", "to_stranger", "shared", "store"):
-        assert "a user that this user namespace does not map (65534), so it may be anybody's" in told[name], name
+        assert "a user that this user namespace does not map (65534), so it may be anyone's" in told[name], name
     assert "its group may write" in told["group"]
     assert "65534" in told["group"]
     assert told["used"] == {"swept": True, "hang": "", "converter": ""}
@@ -137,8 +137,8 @@ def test_who_has_no_number_in_a_namespace_owns_nothing_there(places: SimpleNames
     assert told.pop("euid") == 65534
     assert all(told.values())
     assert not used["swept"]
-    assert "not this user's alone" in used["hang"]
-    assert "not this user's alone" in used["converter"]
+    assert "shared with other users" in used["hang"]
+    assert "shared with other users" in used["converter"]
 
 
 @pytest.mark.slow

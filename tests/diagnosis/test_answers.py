@@ -80,7 +80,7 @@ def test_a_relay_is_never_the_one_who_raised_it(relay: str) -> None:
     finding = first(traceback(MINE, relay, end=end))
 
     assert finding.rule == "call-mismatch"
-    assert "than the script passes" in finding.title
+    assert "that the script passes" in finding.title
     assert "at /home/u/train.py:7 main" in finding.title
 
 

@@ -70,7 +70,7 @@ def test_of_processes_without_a_name_torchs_own_figures_tell_which_is_another() 
 def test_where_two_processes_may_be_this_one_it_is_said_to_be_one_of_them() -> None:
     finding = first([unnamed(10.9, (11.4, 11.6))])
 
-    assert "processes 4711, 4712 hold 23.00 GiB of it together, and this one is one of them" in finding.title
+    assert "processes 4711, 4712 hold 23.00 GiB of it together, including this one" in finding.title
     assert finding.fix and "torch.cuda.set_device(LOCAL_RANK)" in finding.fix.text
 
 
@@ -183,7 +183,7 @@ def test_a_full_disk_is_told_with_the_checkpoint_that_is_not_whole(call: str) ->
     finding = first(["Traceback (most recent call last):", '  File "/w/t.py", line 7, in main', f"    {call}", failed])
 
     assert finding.rule == "disk-full"
-    assert ("not whole" in finding.title) is ("save" in call)
+    assert ("is incomplete" in finding.title) is ("save" in call)
 
 
 def test_a_key_that_is_no_state_of_an_optimizer_is_none() -> None:

@@ -133,7 +133,7 @@ def test_a_wrapper_nvcc_explains_the_missing_header() -> None:
 
     assert rules(diagnosis) == ["cuda-home-wrong"]
     assert diagnosis.findings[0].title == (
-        "CUDA_HOME came out as /usr/local, guessed from the nvcc on PATH, and it has no cusparse.h"
+        "CUDA_HOME came out as /usr/local, guessed from the nvcc on PATH, which has no cusparse.h"
     )
     assert [finding.rule for finding in diagnosis.findings[1:]] == ["cuda-header-missing"]
 

@@ -167,7 +167,7 @@ CASES: dict[str, tuple[Lines, str, tuple[str, ...]]] = {
     "a logger went on": (
         [*STEPS, "ERROR trainer: bad row 5, skipping it", *MORE, *ended(1)],
         "ended-without-words",
-        ("no error of its own",),
+        ("no error from it",),
     ),
 }
 """A log, the rule that is told first, and words of its title."""

@@ -35,7 +35,7 @@ def test_efa_is_named_where_its_sends_fail(said: str, label: str) -> None:
 @each(
     ("line", "rule", "word"),
     [
-        ("RuntimeError: HIP error: invalid device function", "hip-code-missing", "HSA_OVERRIDE_GFX_VERSION"),
+        ("RuntimeError: HIP error: invalid device function", "no-kernel-image", "HSA_OVERRIDE_GFX_VERSION"),
         (
             "RuntimeError: synStatus=20 [Device already acquired] Device acquire failed.",
             "hpu-already-acquired",

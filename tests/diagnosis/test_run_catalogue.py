@@ -139,7 +139,7 @@ def test_an_argument_that_a_framework_refuses_is_told_in_its_own_words() -> None
     )
     assert first(*frames, divided).rule == "arguments-refused"
     assert first(*elsewhere, words).rule in NO_RULE
-    assert first(*elsewhere, divided).rule == "sizes-not-divisible"
+    assert first(*elsewhere, divided).rule == "settings-exclude-each-other"
 
 
 def test_a_name_that_torch_has_not_is_the_fault_of_who_asks_for_it() -> None:

@@ -144,7 +144,7 @@ def test_a_rank_that_came_to_its_end_after_the_ranks_had_parted_is_not_accused()
 
     assert finding.rule == "hang-other-operation"
     assert finding.severity is Severity.ERROR
-    assert "as number 40: rank 0: all_gather of 8; rank 1: all_reduce of 8" in finding.title
+    assert "at position 40: rank 0: all_gather of 8; rank 1: all_reduce of 8" in finding.title
     assert "rank 1 ended: exit status 0" in finding.evidence
 
 

@@ -250,7 +250,7 @@ def test_a_rank_is_seen_to_work_also_where_the_looks_are_far_apart(works: bool, 
     ring.close()
     rank.close()
 
-    assert seen == ("it took or waited for 50% of a processor" if works else "")
+    assert seen == ("it used or waited for 50% of a processor" if works else "")
 
 
 def test_the_same_collective_of_another_type_is_told_with_the_types() -> None:
@@ -262,7 +262,7 @@ def test_the_same_collective_of_another_type_is_told_with_the_types() -> None:
     found = judge(incident(*ranks)).findings
 
     assert [finding.rule for finding in found] == ["hang-other-sizes"]
-    said = "different dtypes as number 4: rank 0: all_reduce of 64 Double; ranks 1-3: all_reduce of 64 Float; rank 0 now blocked"
+    said = "different dtypes at position 4: rank 0: all_reduce of 64 Double; ranks 1-3: all_reduce of 64 Float; rank 0 now blocked"
     assert said in found[0].title
 
 

@@ -37,7 +37,7 @@ def test_a_difference_of_long_ago_is_found_in_the_short_history(odd: int) -> Non
 
     assert difference.sequence == odd + (odd % 2 == 0)
     assert {str(call.place[0].line): ranks for call, ranks in difference.calls} == {"9": (0,), "10": (1,)}
-    assert waiting.before(difference)[0].startswith(f"the calls number {odd - 1} were alike already")
+    assert waiting.before(difference)[0].startswith(f"the calls number {odd - 1} already matched")
 
 
 def test_a_size_that_differed_now_and_then_long_ago_is_no_difference() -> None:

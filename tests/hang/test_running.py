@@ -129,7 +129,7 @@ def test_without_py_spy_it_says_so_and_still_sees_what_the_kernel_tells(tmp_path
 
 
 def test_a_process_that_is_not_there_is_no_rank() -> None:
-    with pytest.raises(UsageError, match="there is no process 4194305"):
+    with pytest.raises(UsageError, match="no such process: 4194305"):
         judge_processes([4194305], LocalHost())
 
 
@@ -144,7 +144,7 @@ def test_of_a_process_that_is_no_python_py_spy_says_why_not() -> None:
         sleeping.kill()
         sleeping.wait()
 
-    assert said == "it is no Python that py-spy knows"
+    assert said == "py-spy does not support this Python"
 
 
 def running(*views: RankView, world: int = 0) -> Incident:
@@ -164,7 +164,7 @@ OUTSIDE = {
     ),
     "one made progress": (running(view(0, calling("barrier"), 0), view(1, elsewhere(), 0, activity=MOVED)), []),
     "all work": (
-        running(*(view(rank, elsewhere(), 0, activity="it took 99% of a processor") for rank in range(2))),
+        running(*(view(rank, elsewhere(), 0, activity="it used 99% of a processor") for rank in range(2))),
         [],
     ),
     "one compiles, and the other waits for its lock": (

@@ -24,7 +24,7 @@ def starts(rank: int, *, world: int, stack: tuple[Frame, ...] = START, **outside
     return view(rank, stack, 0, world=world, joined=False, state="S", **outside)
 
 
-@each(("world", "activity"), [(2, ""), (5, ""), (2, "it took or waited for 80% of a processor")])
+@each(("world", "activity"), [(2, ""), (5, ""), (2, "it used or waited for 80% of a processor")])
 def test_a_start_to_which_all_ranks_have_come_is_told(world: int, activity: str) -> None:
     ranks = [starts(rank, world=world, activity=activity if rank == 1 else "") for rank in range(world)]
     found = judge(incident(*ranks, world=world)).findings

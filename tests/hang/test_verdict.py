@@ -75,7 +75,7 @@ def test_each_cause_is_named_with_its_rank(kind: str, rank: int) -> None:
 
 
 def test_a_rank_that_works_is_no_error() -> None:
-    verdict = judge(run(view(2, elsewhere(), 55, activity="it took 99% of a processor")))
+    verdict = judge(run(view(2, elsewhere(), 55, activity="it used 99% of a processor")))
 
     assert is_working(verdict)
     assert "is still working" in verdict.findings[0].title
@@ -108,7 +108,7 @@ def test_the_first_call_that_differs_is_told_with_the_ranks_of_each_kind(odd: in
     rule, _, title = one(incident(*views))
 
     assert rule == "hang-other-operation"
-    assert f"as number 41: rank {odd}: barrier; ranks" in title
+    assert f"at position 41: rank {odd}: barrier; ranks" in title
     assert "all_gather of 99" in title
     assert "train.py:77" in title
 
@@ -290,7 +290,7 @@ def test_a_loader_without_workers_is_given_no_timeout() -> None:
 
 @each("working", [(0,), (0, 1, 2, 3)])
 def test_ranks_that_work_and_wait_for_nobody_do_not_hang(working: tuple[int, ...]) -> None:
-    busy = {rank: "it took 99% of a processor" if rank in working else "" for rank in range(4)}
+    busy = {rank: "it used 99% of a processor" if rank in working else "" for rank in range(4)}
     made = incident(*(view(rank, elsewhere("loss = model(batch)"), 56, activity=busy[rank]) for rank in range(4)))
 
     assert judge(made).findings == ()
@@ -543,7 +543,7 @@ def test_a_running_rank_whose_line_could_not_be_read_is_not_accused_of_a_wait_th
 
 def test_what_goes_on_after_the_training_is_no_hang() -> None:
     over = view(1, elsewhere(), 55, world=2, state="", ended="exit status 0", leaving=True)
-    works = replace(past(0, *elsewhere()), activity="it took 99% of a processor")
+    works = replace(past(0, *elsewhere()), activity="it used 99% of a processor")
     never = view(0, elsewhere(), 0, world=2, joined=False)
     alone = replace(over, sample=never.sample)
     uploads = incident(past(0, SHUTDOWN, thread=UPLOAD), over, world=2)

@@ -204,7 +204,7 @@ def test_a_wheel_is_on_every_node_and_is_left_alone_by_a_second_time(nodes: Path
     asked = (nodes / "asked").read_text()
     assert "-T -o BatchMode=yes -p 2222 -o ProxyJump=gate -o ConnectTimeout=5" in asked
     assert (again[0], again[1]["n2"]["already"]) == (0, True)
-    assert shown[0].startswith("✓ n1  it is there already")
+    assert shown[0].startswith("✓ n1  it already exists")
     assert shown[-1] == f"✓ {NAME} is on all 2 nodes"
 
 
@@ -419,8 +419,8 @@ def test_a_node_that_is_killed_leaves_no_folder(nodes: Path, node: Node, started
         ("-oProxyCommand=evil", [], "ssh reads it as an option"),
         ("n1 n1", [], "n1 is already on line 1"),
         ("", [], "no host in it"),
-        ("n1", ["--ssh-option", "-F/x"], "--ssh-option '-F/x' is none"),
-        ("n1", ["--timeout", "nan"], "no time for a step"),
+        ("n1", ["--ssh-option", "-F/x"], "--ssh-option '-F/x' is not an ssh option"),
+        ("n1", ["--timeout", "nan"], "not a time limit"),
         ("n1", ["--hostfile", "/nowhere"], "cannot be read"),
         ("n1", ["--ops", "cpu_adam"], "installs a finished wheel on the nodes, and a build option was given"),
         ("n1", ["--index-url", "."], "installs a finished wheel on the nodes, and --index-url was given"),
@@ -439,7 +439,7 @@ def test_what_makes_no_sense_is_refused_before_a_node_is_asked(
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("evil.pth", b"import evil", "no part of DeepSpeed: evil.pth"),
+        ("evil.pth", b"import evil", "do not belong to DeepSpeed: evil.pth"),
         (
             f"{INFO}/entry_points.txt",
             b"[torch.backends]\nx=deepspeed.x:y",
@@ -469,7 +469,7 @@ def test_a_wheel_with_what_is_not_deepspeeds_goes_nowhere(name: str, content: by
         (["--hostfile", "hosts"], "--hostfile needs a wheel", "dsdoctor install dist/WHEEL --hostfile FILE"),
         (["--dry-run"], "only --hostfile installs on nodes, and --dry-run was given", "add --hostfile FILE"),
         (["--parallel", "4"], "only --hostfile installs on nodes, and --parallel was given", "add --hostfile FILE"),
-        (["dist/x.whl"], "a wheel is named without --hostfile", "dsdoctor install --index-url dist"),
+        (["dist/x.whl"], "WHEEL needs --hostfile", "dsdoctor install --index-url dist"),
     ],
 )
 def test_a_wheel_a_hostfile_and_its_options_belong_together(words: list[str], said: str, hint: str) -> None:

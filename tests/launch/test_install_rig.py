@@ -113,7 +113,7 @@ def test_both_nodes_get_the_wheel_and_a_second_time_finds_it_there(pair: Rig) ->
     assert pair[1].run([PYTHON, "-c", "import deepspeed"], check=True).stdout == "imported\n"
     assert [left(node) for node in pair.nodes] == ["", ""]
     assert again.returncode == 0, again.stderr
-    assert again.stdout.count("it is there already") == 2
+    assert again.stdout.count("it already exists") == 2
 
 
 def test_a_node_that_refuses_and_one_that_is_down_stop_no_other(pair: Rig) -> None:

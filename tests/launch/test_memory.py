@@ -159,7 +159,7 @@ def test_a_rank_that_runs_out_is_told_what_it_holds_and_a_trace_measures_the_ste
     assert "predicted without activations" in text
     # no change wins what was asked for here, and none is advised
     assert "what refused it: the machine: it has " in text
-    assert "262144.0 GiB were asked for at once, and all tensors are " in text
+    assert "262144.0 GiB were requested at once, while all tensors are " in text
     assert "activation checkpointing" not in text
     # what was read of the engine is what DeepSpeed makes of its configuration
     engine = json.loads(told.read_text())

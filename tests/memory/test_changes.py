@@ -170,7 +170,7 @@ def test_a_change_that_saves_little_is_not_the_first() -> None:
 
 def test_runs_that_differ_are_no_line() -> None:
     one = replace(run_of([1, 2]), batch=1)
-    with pytest.raises(ValueError, match="not alike"):
+    with pytest.raises(ValueError, match="do not run alike"):
         between(one, replace(run_of([1, 2, 3]), batch=2), 3)
 
 

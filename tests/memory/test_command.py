@@ -218,7 +218,7 @@ def test_auto_in_the_type_of_all_numbers_is_asked_back(files: Path) -> None:
 
 
 REFUSED = [
-    ((), "the number of ranks is not known"),
+    ((), "the number of ranks is unknown"),
     (("--gpus", "8x"), "not a size"),
     (("--gpus", "0x80G"), "not a number of GPUs"),
     (("--gpus", "8x80"), "not a size"),
@@ -227,7 +227,7 @@ REFUSED = [
     (("--gpus", "8x²G"), "not a size"),
     (("--gpus", f"8x{'9' * 400}G"), "not a size"),
     (("--gpus", "8x80G", "--host-memory", "many"), "not a size"),
-    (("--world", "-2"), "not known"),
+    (("--world", "-2"), "unknown"),
     (("--world", "2", "--batch", "0"), "a batch of 0 holds nothing"),
     (("--world", "2", "--sequence", "0"), "a sequence of 0 holds nothing"),
     (("--world", "2", "--search"), "no GPU is named"),
@@ -263,4 +263,4 @@ def test_a_configuration_that_deepspeed_refuses_leads_to_the_command_that_judges
         parse_settings({"error": "DeepSpeedConfigError: Elastic training has been removed"}, "my config.json")
 
     assert "Elastic training has been removed" in refused.value.message
-    assert refused.value.hint == "it says why, and what to change: dsdoctor config 'my config.json'"
+    assert refused.value.hint == "for the reason and the fix: dsdoctor config 'my config.json'"

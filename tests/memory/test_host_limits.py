@@ -34,8 +34,8 @@ def test_what_is_not_known_is_said_with_the_facts() -> None:
     lines = list(limit_lines(SAID.format(1000), HostLimits(**ROOM, group=4 * GIB, group_used=4 * GIB)))  # type: ignore[arg-type]
 
     assert lines == [
-        "what refused it is not known: this process holds 3.0 GiB, 12.0 GiB of the host's 24.0 GiB are available, its control "
-        "group holds 4.0 GiB of 4.0 GiB, and no limit of this process was met"
+        "the limit that refused it is unknown: this process holds 3.0 GiB, 12.0 GiB of the host's 24.0 GiB are available, "
+        "its control group holds 4.0 GiB of 4.0 GiB, and no limit of this process was met"
     ]
 
 
@@ -75,6 +75,6 @@ def test_the_smallest_limit_of_the_control_groups_counts_and_a_full_one_is_told(
     assert (found.group, found.group_used) == (4 * GIB, 4 * GIB - 4096)
     assert (found.mapped, found.resident, found.total) == (2 << 20, 1 << 20, None)
     assert list(limit_lines(SAID.format(1000), found)) == [
-        "what refused it is not known: this process holds 1.0 MiB, its control group holds 4.0 GiB of 4.0 GiB, and no limit of "
-        "this process was met"
+        "the limit that refused it is unknown: this process holds 1.0 MiB, its control group holds 4.0 GiB of 4.0 GiB, "
+        "and no limit of this process was met"
     ]

@@ -107,7 +107,7 @@ def test_words_for_numbers_and_twice_are_refused() -> None:
         DebugUnderflowOverflow(model, trace_batch_nums=[-1])
     with pytest.raises(UsageError, match="max_frames_to_save holds 0"):
         DebugUnderflowOverflow(model, max_frames_to_save=0)
-    with pytest.raises(UsageError, match="batch 5 is to be traced after it"):
+    with pytest.raises(UsageError, match="batch 5 would be traced after it"):
         DebugUnderflowOverflow(model, trace_batch_nums=[5], abort_after_batch_num=3)
     with DebugUnderflowOverflow(model), pytest.raises(UsageError, match="watched already"):
         DebugUnderflowOverflow(model)

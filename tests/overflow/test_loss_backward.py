@@ -147,7 +147,7 @@ def test_a_gradient_that_was_bad_when_it_came_to_the_model_is_the_scripts_own() 
     assert "float32" not in first.fix.text
     assert "the backward of log in train.py:9" in second.title
     assert "why: 0 times inf" in second.evidence
-    assert second.fix is not None and second.fix.text.startswith("Mask what goes into log, ")
+    assert second.fix is not None and second.fix.text.startswith("Mask the input of log, ")
     # so that the announcer tells it in full
     assert first.affects != second.affects
 

@@ -13,14 +13,14 @@ from dsdoctor.overflow.hooks.options import Options
         ({"on_overflow": "stop"}, "on_overflow is 'stop'"),
         ({"max_frames_to_save": 0}, "max_frames_to_save holds 0"),
         ({"max_frames_to_save": True}, "max_frames_to_save holds True"),
-        ({"level": "trace"}, "traces chosen batches, and none was named"),
+        ({"level": "trace"}, "traces selected batches, but none was named"),
         ({"level": "guard", "trace_batch_nums": (1,)}, "level 'guard' traces none"),
         ({"level": "trace", "trace_batch_nums": (1, -2)}, "trace_batch_nums holds -2"),
         ({"level": "trace", "trace_batch_nums": ("1",)}, "trace_batch_nums holds '1'"),
         ({"include": "blocks.*"}, "include is 'blocks"),
         ({"trace_batch_nums": 3}, "trace_batch_nums is 3"),
         ({"abort_after_batch_num": -1}, "abort_after_batch_num holds -1"),
-        ({"level": "trace", "trace_batch_nums": (4,), "abort_after_batch_num": 3}, "batch 4 is to be traced after it"),
+        ({"level": "trace", "trace_batch_nums": (4,), "abort_after_batch_num": 3}, "batch 4 would be traced after it"),
     ],
 )
 def test_what_makes_no_sense_is_refused(given: dict[str, object], said: str) -> None:

@@ -43,7 +43,7 @@ def test_a_torn_last_line_is_left_out_and_told(tmp_path: Path) -> None:
     found = sources([path])
 
     assert places(selected(found, Selection())) == [(0, 0, "h.0")]
-    assert found.notes == (f"the last line of {path} is torn and was left out: its job died or still runs",)
+    assert found.notes == (f"the last line of {path} is incomplete and was left out: its job died or is still running",)
     assert list(find_batches(path).frames(0)) == [chain(0, 2.0, 3.0)[0]]
 
 
@@ -59,13 +59,13 @@ def test_a_tail_of_zeros_after_a_crash_of_the_machine_is_a_torn_line(tmp_path: P
     ("content", "said"),
     [
         (b"", "is empty"),
-        (b"hello\n", "is no trace of dsdoctor"),
-        (b"[1]\n", "is no trace of dsdoctor"),
-        (b'"schema"\n', "is no trace of dsdoctor"),
-        (b"\x80\x02\x8a\n", "is no trace of dsdoctor"),
-        (b'{"schema":"\xff"}\n', "is no trace of dsdoctor"),
-        (b"\0" * (1 << 20), "is no trace of dsdoctor"),
-        (b'{"t":"header","schema":"dsdoctor/trace/1"', "is no trace of dsdoctor"),
+        (b"hello\n", "is not a dsdoctor trace"),
+        (b"[1]\n", "is not a dsdoctor trace"),
+        (b'"schema"\n', "is not a dsdoctor trace"),
+        (b"\x80\x02\x8a\n", "is not a dsdoctor trace"),
+        (b'{"schema":"\xff"}\n', "is not a dsdoctor trace"),
+        (b"\0" * (1 << 20), "is not a dsdoctor trace"),
+        (b'{"t":"header","schema":"dsdoctor/trace/1"', "is not a dsdoctor trace"),
         (b'{"t":"header","schema":"dsdoctor/trace/9","dsdoctor":"9"}\n', "is of version dsdoctor/trace/9"),
         (b'{"t":"header","schema":"dsdoctor/trace/1","dsdoctor":7}\n', "line 1"),
     ],
@@ -190,7 +190,7 @@ def test_numbers_that_are_none(text: str) -> None:
 def test_ranks_that_there_are_no_traces_of(tmp_path: Path) -> None:
     found = sources([trace(tmp_path, *chain(0, 2.0))])
 
-    with pytest.raises(UsageError, match="rank that was asked for"):
+    with pytest.raises(UsageError, match="requested rank"):
         list(selected(found, Selection(ranks=numbers("7", "--rank"))))
 
 

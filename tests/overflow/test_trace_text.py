@@ -88,7 +88,7 @@ def test_a_divergence_says_where_how_far_and_from_where() -> None:
     assert compared(chain(0, 2.0, 3.0), chain(0, 2.0, 60.0)) == [
         "✗ first divergence: h.1 Linear, output: abs max 3.00e+00 against 6.00e+01, a factor of 20 (rounding: up to 1.016)",
         "    forward of batch 0, rank 0; 5 of 6 tensors come before it and agree",
-        "    its weights and inputs agree: it was made in this module",
+        "    its weights and inputs agree: it originated in this module",
         "  1 tensors diverge in all",
         "",
         "      ratio          A          B  of         module, tensor",

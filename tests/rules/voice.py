@@ -1,4 +1,4 @@
-"""The worst habits of our text, found in what users read: the book, help, docs. ``python -m tests.rules.voice [PART]``."""
+"""The worst habits of our text, in what users read: book, help, docs, messages. ``python -m tests.rules.voice [PART]``."""
 
 import ast
 import re
@@ -9,13 +9,30 @@ from pathlib import Path
 from dsdoctor.core.finding import FIELD
 from dsdoctor.rules.book import room_rules, tables
 from dsdoctor.rules.store import FOLDER, LOGS, Table, log_topics
+from tests.source import PACKAGE, trees
 
 ROOT = FOLDER.parents[1]
 MAX_WORDS = 30
 """Words in a sentence."""
 HABITS = re.compile(
-    r"\b(?:Say (?:what|which|whether|why|how)|told|beside|stands|standing|the most that|as it is|that is meant|is gone)\b"
+    r"\b(?:Say (?:what|which|whether|why|how)|told|beside|stands|standing|stood|the most that|as it is|that is meant|is gone"
+    # "a different X from Y", "a run", "no longer", "someone", "on its own", "again", "from the same time", "which was not found"
+    r"|(?:an)?other (?:[\w'-]+ ){1,3}than|trainings|any ?more(?=[.,;:]|$)|(?:some|no|any)body|whoever|by (?:itself|themselves)"
+    r"|anew|mend(?:s|ed)?|of (?:that|the same) time|(?:do|does|did|has|have) not come|seen to|looked at|is there already"
+    r"|and (?:it|they) (?:is|was|are|were) not (?:found|installed|there)|put together by"
+    r"|[Aa] (?:\w+ )?training(?! (?:run|script|loop|job|step|state|code|process|set|engine|framework|data)))\b"
+    # "is not a file"
+    r"|(?<!here )\b(?:is|are|was|were) (?:no|none)\b(?! (?:longer|more|larger|rank|GPU|progress))"
+    # an empty subject, and two blanks, which a translation leaves behind
+    r"|(?:^|(?<=[.;] ))(?:What|Whether) [^?.;:,]{3,80} (?:is|are|was|were|needs|counts) |(?<=[a-z][.:])  (?=\w)",
+    re.MULTILINE,
 )
+MESSAGE = re.compile(r"(?:[a-z']{2,}\b.*?){4}", re.DOTALL)
+"""A text of Python that is a message: at least four words."""
+NO_MESSAGE = re.compile(r"(?:[A-Z]\w+ ){4}|\\[a-zA-Z.\[(]|\(\?|\|.*\||^\S*$|\n.*\n")
+"""A pattern, a list of alternatives, a name, a template."""
+NO_MESSAGES = {"child_scripts", "diagnosis"}
+"""Rooms without messages of their own: their words stand in the book, and the child's answers are data."""
 CODE = re.compile(r"`+[^`]*`+|\[([^\]]*)\]\([^)]*\)|https?://\S+|<[^>]+>")
 SENTENCE = re.compile(r"(?<=[.!?:;])\s+|\n\s*\n|\n\s*(?=[-*|#>]|\d+\.)")
 FENCE = re.compile(r"^( *)(```|~~~).*?^\1\2\s*$", re.MULTILINE | re.DOTALL)
@@ -32,6 +49,10 @@ def texts() -> Iterator[tuple[str, str]]:
         yield from _of_rules(f"{LOGS}/{topic}", (*table.get("rule", ()), *table.get("regression", ())))
     for path in sorted((ROOT / "dsdoctor" / "cli").glob("*.py")):
         yield from _of_commands(path)
+    for path, tree in trees().items():
+        room = path.relative_to(PACKAGE).parts[0]
+        if room not in NO_MESSAGES:
+            yield from ((f"{room}/{path.stem}", text) for text in _messages(tree))
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         yield str(path.relative_to(ROOT)), FENCE.sub("", path.read_text(encoding="utf-8"))
 
@@ -55,7 +76,10 @@ def _of_rules(place: str, tables: object) -> Iterator[tuple[str, str]]:
 
 
 def _words(part: Table) -> Iterator[str]:
-    yield from (part[key] for key in ("title", "means", "matters", "when", "fix", "what", "cure") if part.get(key))
+    yield from (
+        part[key] for key in ("title", "means", "matters", "when", "fix", "text", "what", "cure") if part.get(key)
+    )
+    yield from (note for step in part.get("steps", ()) if (note := step.partition("  # ")[2]))
 
 
 def _of_commands(path: Path) -> Iterator[tuple[str, str]]:
@@ -66,6 +90,22 @@ def _of_commands(path: Path) -> Iterator[tuple[str, str]]:
             yield place, ast.get_docstring(node) or ""
         if isinstance(node, ast.keyword) and node.arg == "help" and isinstance(node.value, ast.Constant):
             yield place, str(node.value.value)
+
+
+def _messages(tree: ast.Module) -> Iterator[str]:
+    """What a module says itself: evidence, errors and their hints, lines of a report. No docstring is one."""
+    every = list(ast.walk(tree))
+    silent = {node.value for node in every if isinstance(node, ast.Expr)}
+    silent |= {part for node in every if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in every:
+        if node in silent or not isinstance(node, ast.Constant | ast.JoinedStr):
+            continue
+        parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+        text = "".join(str(part.value) if isinstance(part, ast.Constant) else "NAME" for part in parts)
+        if isinstance(parts[0], ast.Constant) and not isinstance(parts[0].value, str):
+            continue
+        if MESSAGE.search(text) and not NO_MESSAGE.search(text):
+            yield text
 
 
 if __name__ == "__main__":

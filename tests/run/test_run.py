@@ -298,7 +298,7 @@ def test_a_script_without_an_engine_is_told_so_and_finds_nothing_heavy_imported(
     code, out, err = ended(started([*OURS, "train.py"], RANK="0"))
 
     assert (code, out) == (0, "[]\n")
-    assert err.startswith("dsdoctor [rank 0]: this process made no DeepSpeed engine")
+    assert err.startswith("dsdoctor [rank 0]: this process created no DeepSpeed engine")
     assert err.count("\n") == 1
 
 

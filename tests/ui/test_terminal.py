@@ -62,7 +62,7 @@ def test_a_failed_build_names_each_op_and_its_log() -> None:
         "✗ bad                      x.h: No such file",
         "    log: /logs/bad.log",
         "· gds                      no libcufile",
-        "✗ no wheel; the whole log is /logs/build.log",
+        "✗ no wheel; full log: /logs/build.log",
     ]
 
 

@@ -83,7 +83,7 @@ class OpenFolder:
         """Read a whole file, and copy it where a target is given. Raises Damaged where it is not what was stored."""
         with self.open_sized(name, stored) as source:
             if copy_and_hash(source, target) != (stored.sha256, stored.size):
-                raise Damaged(f"{name} has other bytes than were stored")
+                raise Damaged(f"{name} differs from the bytes that were stored")
 
     def copy(self, name: str, stored: Stored, to: Path) -> None:
         """Copy a file to a path that does not exist yet. Until this returns, the copy must not be used."""
@@ -237,7 +237,7 @@ def read_entry(folder: Path) -> Entry:
             data = file.read(MAX_RECORD_BYTES)
             used = os.fstat(file.fileno()).st_mtime
         if sha256(data).hexdigest() != folder.name:
-            raise Damaged(f"{RECORD} has other bytes than were stored")
+            raise Damaged(f"{RECORD} differs from the bytes that were stored")
         record = _decoded(data)
         if (record.kind, record.key) != address(folder):
             raise Damaged(f"it was stored under another key, {record.kind} {record.key}")

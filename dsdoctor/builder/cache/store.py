@@ -102,7 +102,7 @@ class CacheLayout:
                     raise
                 if is_as_good(target):
                     return
-        raise FileNotFoundError(errno.EBUSY, "other processes keep removing what is put there", str(target))
+        raise FileNotFoundError(errno.EBUSY, "other processes keep removing its contents", str(target))
 
     def remove(self, entry_folder: Path) -> None:
         """Remove an entry, and the folders above it that are empty then. Raises FileNotFoundError when it is gone already."""
@@ -214,7 +214,7 @@ class CacheStore:
                 entry = write_entry(made, key_folder, files, facts, mode_inside(self.folder))
                 self._layout.place(made, entry.folder, self._is_as_good)
         except (OSError, UnicodeEncodeError) as error:
-            self._complain(f"nothing can be kept in the cache {self.folder}: {_error_text(error)}")
+            self._complain(f"nothing can be stored in the cache {self.folder}: {_error_text(error)}")
             return None
         self._bound(entry.size)
         return entry
@@ -265,7 +265,9 @@ class CacheStore:
     def _too_large(self, files: Mapping[str, Path]) -> bool:
         size = sum(path.stat().st_size for path in files.values())
         if size > self.limit:
-            self._complain(f"{size / MIB:.1f} MiB are not kept: the limit of the cache is {self.limit / MIB:.1f} MiB")
+            self._complain(
+                f"{size / MIB:.1f} MiB were not cached: the limit of the cache is {self.limit / MIB:.1f} MiB"
+            )
         return size > self.limit
 
     def _read(self, folder: Path) -> Entry | None:

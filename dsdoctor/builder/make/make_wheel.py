@@ -271,7 +271,7 @@ def _pack(host: LocalHost, plan: BuildPlan, tree: Path, workdir: Workdir) -> Pat
     if len(wheels) != 1:
         raise BuildFailed(
             f"DeepSpeed's setup.py produced no wheel: {first_error(lines) or f'it ended with status {status}'}",
-            hint=f"the whole log is {workdir.logs / 'wheel.log'}",
+            hint=f"full log: {workdir.logs / 'wheel.log'}",
         )
     return wheels[0]
 

@@ -100,17 +100,17 @@ def _proof(
     untried: Set[str],
 ) -> OpProof:
     if path is None:
-        return OpProof(op=op.op, wrong="it was built, and the wheel does not hold it")
+        return OpProof(op=op.op, wrong="it was built, but the wheel does not contain it")
     elf_info = read_elf(path)
     error = errors[op.op]
     wrong = None
     if op.op not in claimed:
-        wrong = "the wheel holds it, and its git_version_info_installed.py does not say so"
+        wrong = "the wheel contains it, but git_version_info_installed.py does not list it"
     elif error is not None and op.op not in untried:
         wrong = f"it does not load with this torch: {error}"
     elif op.device_code and set(elf_info.sm_arch or ()) != planned_gpu_code(op):
         inside = ", ".join(elf_info.sm_arch or ()) or "nothing"
-        wrong = f"it holds GPU code for {inside}, planned was {', '.join(sorted(planned_gpu_code(op)))}"
+        wrong = f"it contains GPU code for {inside}, planned was {', '.join(sorted(planned_gpu_code(op)))}"
     return OpProof(
         op=op.op,
         file=path.relative_to(folder).as_posix(),

@@ -258,7 +258,7 @@ class OpCache:
         try:
             dependencies = self._made_from(made)
         except (OSError, ValueError) as error:
-            self._store.complaints.append(f"{op.op} is not kept in the cache: {error}")
+            self._store.complaints.append(f"{op.op} was not cached: {error}")
             return
         self._inputs[op.op] = dependencies
         facts = {
@@ -313,7 +313,7 @@ class OpCache:
         for name, path in self._places.named([*files_read(rules), *parse_trace(made.linked)]):
             digest = self._digests.of(path)
             if digest is None:
-                raise FileNotFoundError(f"{path} was read, and is gone")
+                raise FileNotFoundError(f"{path} was read, but no longer exists")
             written = path.stat()
             if max(written.st_mtime, written.st_ctime) > self._since:
                 raise OSError(f"{path} was written while it was compiled")

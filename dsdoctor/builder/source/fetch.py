@@ -117,12 +117,12 @@ def fetch_sdist(host: LocalHost, version: str, *, cache: Path, python: str, offl
             return sdist
         if offline:
             raise UsageError(
-                f"{sdist} is not used: its digest was not recorded, and --offline forbids to fetch it",
+                f"{sdist} is not used: its digest was not recorded, and --offline forbids downloading it",
                 hint=f"run it once without --offline, or trust the file: --source {quote(str(sdist))}",
             )
     if offline:
         raise UsageError(
-            f"the sdist of DeepSpeed ({version}) is not in {folder}, and --offline forbids to fetch it",
+            f"the sdist of DeepSpeed ({version}) is not in {folder}, and --offline forbids downloading it",
             hint="run it once without --offline, or name a folder or a file with --source",
         )
     with FileLock(folder / ".lock", mode=0o600):
@@ -150,7 +150,7 @@ def _is_recorded(sdist: Path) -> bool:
         return True
     raise ImpossiblePlan(
         f"{sdist} is not used: its sha256 is {now}, and {recorded} was recorded when it was fetched",
-        hint=f"rm {quote(str(sdist))}, and run the same command again: it is fetched anew",
+        hint=f"rm {quote(str(sdist))}; rerun to download it again",
     )
 
 
@@ -164,7 +164,7 @@ def _download(host: LocalHost, version: str, folder: Path, python: str) -> Path:
         run_pip(child, python, ["download", *ONLY_SOURCES, "--dest", str(temporary), requirement], what=what, hint=HINT)
         found = sorted(temporary.glob("deepspeed-*.tar.gz"))
         if not found:
-            raise BuildFailed(f"pip fetched {requirement}, and it is not a .tar.gz", hint="name a file with --source")
+            raise BuildFailed(f"pip fetched {requirement}, which is not a .tar.gz", hint="name a file with --source")
         listed = _ask_index(child, python, found[0], temporary / "report.json")
         # the record first: an sdist without one is fetched again
         write_bytes(_record_of(folder / found[0].name), encode(listed))
@@ -503,7 +503,7 @@ def _clone(host: LocalHost, url: str, folder: Path, *, offline: bool) -> str | N
     address, _, reference = url.rpartition("@") if "@" in url.rpartition("/")[2] else (url, "", "")
     if not GIT_ADDRESS.match(address) or reference.startswith("-"):
         raise UsageError(
-            f"{urls(url)} is no address that git is asked for",
+            f"{urls(url)} is not an address that dsdoctor passes to git",
             hint="name one as in: --source git+https://host/DeepSpeed@main",
         )
     folder.mkdir(parents=True)

@@ -110,7 +110,7 @@ def parse_manifest(content: bytes, label: str, platform: str) -> NvidiaRelease:
     try:
         manifest = msgspec.json.decode(content, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise _Refused(f"redistrib_{label}.json is not what a manifest looks like ({error})") from None
+        raise _Refused(f"redistrib_{label}.json is not a valid manifest ({error})") from None
     if manifest.get("release_label", label) != label:
         raise _Refused(f"redistrib_{label}.json says that it is of {str(manifest['release_label'])[:40]!r}")
     return NvidiaRelease(label=label, archives=tuple(_redist_archives(manifest, platform)))
@@ -257,7 +257,7 @@ def _unpack(archive: Archive, file: Path, target: Path) -> None:
 def _package(host: LocalHost, package: DebianPackage, folder: Path, apt: Path, say: Say) -> KeptPart:
     origin = f"{package.distribution} {package.suite}"
     say(
-        f"fetching {package.name} {package.version} ({package.size / 1e6:.0f} MB) from {origin} ({package.component}) by apt"
+        f"fetching {package.name} {package.version} ({package.size / 1e6:.0f} MB) from {origin} ({package.component}) with apt"
     )
     say(f"NVIDIA's terms apply to it (CUDA Toolkit): {LICENCE}; its copyright file is kept with it")
     fetch_package(host, package, apt, folder / package.name, say)

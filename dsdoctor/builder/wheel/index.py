@@ -275,7 +275,7 @@ def _page(url: str, session: requests.Session) -> requests.Response | None:
             return None
         answer.raise_for_status()
         if answer.headers.get("Content-Encoding", "identity") != "identity":
-            raise NoIndex("it is compressed, although no compression was requested")
+            raise NoIndex("it is compressed, but no compression was requested")
         data = bytearray()
         for chunk in answer.iter_content(1 << 14):
             data += chunk

@@ -162,7 +162,7 @@ def _foreign_entry_points(text: str | None) -> Iterator[str]:
             continue
         elif not equals:
             # importlib.metadata, which each import of torch asks, fails by it
-            yield f"entry point [{group}] {line}, which is none"
+            yield f"entry point [{group}] {line}, which is not a valid one"
         elif group not in MAKES_COMMANDS:
             yield f"entry point [{group}] {name} = {target}"
         elif not SCRIPT.fullmatch(name):
@@ -252,7 +252,7 @@ def _of_metadata(metadata: str | None, version: str) -> Iterator[str]:
         yield "METADATA is missing"
         return
     if "\0" in metadata:
-        yield "METADATA holds NUL, as no text does"
+        yield "METADATA contains a NUL byte"
     headers = list(_headers(metadata))
     packages = _values(headers, "name")
     versions = _values(headers, "version")
@@ -270,7 +270,7 @@ def _of_requirements(metadata: str, pythons: tuple[str, ...], torch: str | None)
         try:
             wanted = SpecifierSet(value)
         except ValueError:
-            yield f"METADATA requires the Python {_quoted(value)}, which is none"
+            yield f"METADATA requires the Python {_quoted(value)}, which is not a valid one"
             continue
         releases = [f"{found[1]}.{found[2]}" for tag in pythons if (found := re.fullmatch(r"cp(\d)(\d+)", tag))]
         if releases and not any(_allows(wanted, release) for release in releases):
@@ -282,7 +282,7 @@ def _of_requirements(metadata: str, pythons: tuple[str, ...], torch: str | None)
         try:
             needed = Requirement(value)
         except ValueError:
-            yield f"METADATA requires {_quoted(value) if '://' not in value else GONE}, which is no requirement"
+            yield f"METADATA requires {_quoted(value) if '://' not in value else GONE}, which is not a valid requirement"
             continue
         is_torch = canonicalize_name(needed.name) == "torch" and needed.marker is None
         if is_torch and torch and not _allows(needed.specifier, torch):
@@ -466,7 +466,7 @@ def _entry_points(distribution: Path) -> str:
     try:
         return read_limited(path, MAX_TEXT_BYTES).decode("utf-8", errors="replace") if os.path.lexists(path) else ""
     except OSError as error:
-        hint = "look at it, and install DeepSpeed again"
+        hint = "inspect it, then reinstall DeepSpeed"
         raise UsageError(f"{path} cannot be read: {error.strerror}", hint=hint) from None
 
 
@@ -491,7 +491,7 @@ def _refuse_malicious(entries: Entries, path: Path) -> None:
         other = landing.setdefault(place.casefold(), name)
         if other != name:
             raise UsageError(
-                f"{path.name} installs {name!r} over {other!r}: which of the two it is, the installer chooses",
+                f"{path.name} installs {name!r} over {other!r}: the result depends on the installer",
                 hint="do not install it",
             )
     for place, name in landing.items():
@@ -524,7 +524,7 @@ def _read(file: BinaryIO, entries: Entries, path: Path, version: str, folder: Pa
         try:
             return content.decode("utf-8")
         except UnicodeDecodeError:
-            undecodable.append(f"{name} is no UTF-8, so each installer reads it in its own way")
+            undecodable.append(f"{name} is not UTF-8, so installers read it differently")
             return content.decode("utf-8", errors="replace")
 
     record = text(f"deepspeed/{RECORD}")

@@ -264,7 +264,7 @@ def _needed_versions(elf: ELFFile) -> list[str]:
     )
     found = list(itertools.islice(names, MAX_ENTRIES))
     if len(found) == MAX_ENTRIES:
-        raise ValueError("the table of needed symbol versions does not come to an end")
+        raise ValueError("the table of required symbol versions has no end")
     return found
 
 
@@ -277,7 +277,7 @@ def _linked(elf: ELFFile) -> list[tuple[str, str]]:
         kind = tag.entry.d_tag
         text = getattr(tag, LINKS[kind]) if kind in LINKS else ""
         if number == MAX_ENTRIES or len(text) > MAX_NAME_BYTES:
-            raise ValueError("the table of linked libraries does not come to an end")
+            raise ValueError("the table of linked libraries has no end")
         if text:
             found.append((kind, text))
     return found

@@ -44,7 +44,7 @@ def selection_of(
 def check_dtype(dtype: str, name: str = "--dtype") -> None:
     """Raise UsageError for a dtype whose limit is not known."""
     if dtype not in LIMITS:
-        raise UsageError(f"{name} {dtype!r} is none that is known", hint=f"one of {', '.join(LIMITS)}")
+        raise UsageError(f"{name} {dtype!r} is unknown", hint=f"one of {', '.join(LIMITS)}")
 
 
 def talk(traces: Traces, name: str = "") -> None:

@@ -57,7 +57,7 @@ def plot_command(
     if dtype is not None:
         check_dtype(dtype)
     if phase == "all":
-        raise UsageError("one plot shows one phase", hint="--phase forward, or --phase backward")
+        raise UsageError("a plot shows one phase", hint="--phase forward, or --phase backward")
     drawn = out.suffix.lower() in page.IMAGE_SUFFIXES
     _check_target(out, drawn=drawn)
     found = {name: sources([path]) for name, path in _runs(first, other).items()}
@@ -109,7 +109,7 @@ def _pictures(found: dict[str, Traces], selection: Selection) -> dict[str, Pictu
         frames = ((rank, line) for rank, line in selected(traces, selection) if isinstance(line, Frame))
         pictures[name if len(found) > 1 else ""] = picture(frames, phase=selection.phase or CallPhase.FORWARD)
     if not any(drawn.rows for drawn in pictures.values()):
-        raise UsageError("nothing fits these filters: there is nothing to draw", hint="dsdoctor trace show")
+        raise UsageError("nothing matches these filters, so there is nothing to draw", hint="dsdoctor trace show")
     return pictures
 
 

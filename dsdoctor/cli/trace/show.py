@@ -62,14 +62,14 @@ def show_command(
     Example: dsdoctor trace show dsdoctor-trace --batch 150 --bad
     """
     if headroom is None and (margin is not None or every):
-        raise UsageError("--margin and --all are about --headroom", hint="add --headroom float16")
+        raise UsageError("--margin and --all apply only to --headroom", hint="add --headroom float16")
     if headroom is not None and bad:
         raise UsageError("--bad shows calls, and --headroom reads all of them", hint="leave one of them out")
     selection = selection_of(modules, batch, rank, phase, bad=bad)
     if headroom is not None:
         check_dtype(headroom, "--headroom")
         if margin is not None and not math.isfinite(margin):
-            raise UsageError(f"--margin {margin} is no number of bits", hint="such as --margin 1")
+            raise UsageError(f"--margin {margin} is not a number of bits", hint="such as --margin 1")
     traces = sources(files)
     lines = selected(traces, selection)
     if last is not None:
@@ -80,7 +80,7 @@ def show_command(
         return _write_document(traces, lines)
     talk(traces)
     if not _write_lines(shown_lines(lines, with_rank=len(traces.sources) > 1)):
-        show(Stream(stderr=True), ["· no call is bad" if bad else "· nothing fits these filters"])
+        show(Stream(stderr=True), ["· no call is bad" if bad else "· nothing matches these filters"])
     return OK
 
 
@@ -89,7 +89,7 @@ def _show_headroom(
 ) -> int:
     found = headroom_of(lines, dtype=dtype, margin=margin)
     if not found.modules:
-        raise UsageError("nothing fits these filters: no forward call was read", hint="dsdoctor trace show")
+        raise UsageError("nothing matches these filters: no forward call was read", hint="dsdoctor trace show")
     if not as_json:
         talk(traces)
     parts = {"traces": source_parts(traces), "headroom": found}

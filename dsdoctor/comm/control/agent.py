@@ -54,7 +54,7 @@ def lead(test_run: TestRun) -> Report:
     """Go through the phases."""
     for phase, act in BEGINNINGS:
         _write(test_run, phase, act)
-    reason = None if gather_phases.all_there(test_run) else "not every rank is there once"
+    reason = None if gather_phases.all_there(test_run) else "not every rank is present exactly once"
     if reason is None:
         _write(test_run, CommPhase.SAME, gather_phases.same)
     for phase, act in EXCHANGES:

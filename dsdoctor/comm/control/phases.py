@@ -240,7 +240,7 @@ IMPORTING = 120.0
 def mesh(test_run: TestRun, phase: Phase) -> None:
     """Every rank tries the others over TCP."""
     if test_run.me.world == 1:
-        phase.skipped = "a single rank has no other to reach"
+        phase.skipped = "a single rank has no peer to reach"
         return
     if _no_time(test_run, phase):
         return
@@ -303,7 +303,7 @@ def speed(test_run: TestRun, phase: Phase) -> None:
     if test_run.settings.mode is Mode.QUICK:
         phase.skipped = "--quick"
     elif test_run.me.world == 1:
-        phase.skipped = "a single rank has no other to send to"
+        phase.skipped = "a single rank has no peer to send to"
     if phase.skipped or _no_time(test_run, phase):
         return
     usual = max(SPEED_SECONDS[test_run.settings.mode], test_run.settings.deadline * SPEED_SHARE)
@@ -381,7 +381,7 @@ def _most_of(left: float) -> float:
 def _no_time(test_run: TestRun, phase: Phase) -> bool:
     """Whether there is no time left for a phase, which is then skipped: it must not count as OK."""
     if test_run.left < MIN_PHASE_SECONDS:
-        phase.skipped = f"no time is left of the deadline ({test_run.settings.deadline:g} s)"
+        phase.skipped = f"no time is left before the deadline ({test_run.settings.deadline:g} s)"
     return phase.skipped is not None
 
 

@@ -249,7 +249,7 @@ def _needed(variables: Variables, name: str, beside: str) -> int:
 def _number(variables: Variables, name: str) -> int:
     text = variables[name].strip()
     if not re.fullmatch(r"[0-9]{1,9}", text):
-        raise _clash(f"{name}={variables[name][:40]!r}", "a whole number is wanted", f"set it, or unset {name}")
+        raise _clash(f"{name}={variables[name][:40]!r}", "a whole number is required", f"set it, or unset {name}")
     return int(text)
 
 

@@ -93,7 +93,7 @@ def _held_private_folder() -> tuple[Path, int]:
     if failure is not None:
         raise NotWritten(failure.errno, failure.strerror, failure.filename or "the folder for temporary files")
     raise ImpossiblePlan(
-        "no folder for temporary files can be used: others could exchange what ranks write there",
+        "no folder for temporary files can be used: others could replace what ranks write there",
         hint="export TMPDIR=/a/folder/you/own",
     )
 
@@ -236,7 +236,7 @@ def _free_tasks(host: Host, groups: Cgroups) -> Iterator[tuple[int, str]]:
 def check_proc(place: Path = Path("/proc/self/stat")) -> None:
     """Raises ImpossiblePlan where the kernel does not tell of processes and networks: a rank asks for both."""
     if not place.exists():
-        raise ImpossiblePlan("a rank needs /proc, and it is not mounted here", hint="mount -t proc proc /proc")
+        raise ImpossiblePlan("a rank needs /proc, which is not mounted here", hint="mount -t proc proc /proc")
 
 
 def check_room(count: int, host: Host) -> None:
@@ -244,8 +244,8 @@ def check_room(count: int, host: Host) -> None:
     most, because = max_ranks(host)
     if count > most:
         raise ImpossiblePlan(
-            f"{count:,} ranks were asked for, and this machine can bear {most:,} at most: {because}",
-            hint=f"give --nproc {most} or less" if most else "see what takes its memory and its processes",
+            f"{count:,} ranks were requested, but this machine supports {most:,} at most: {because}",
+            hint=f"give --nproc {most} or less" if most else "check what uses its memory and its processes",
         )
 
 

@@ -30,7 +30,7 @@ def memlock_limited(place: RankView) -> Iterator[Finding]:
         yield book.finding(
             "memlock-limited",
             Severity.WARNING if place.backend == "nccl" else Severity.NOTE,
-            evidence=("RLIMIT_MEMLOCK of this very process",),
+            evidence=("RLIMIT_MEMLOCK of this process",),
             who=WHO,
             limit=f"{limit / MIB:g}",
         )
@@ -43,7 +43,7 @@ def nofile_low(place: RankView) -> Iterator[Finding]:
         yield book.finding(
             "nofile-low",
             Severity.WARNING,
-            evidence=("RLIMIT_NOFILE of this very process",),
+            evidence=("RLIMIT_NOFILE of this process",),
             who=place.who,
             limit=limit,
             ranks=place.world,
@@ -58,7 +58,7 @@ def address_space_limited(place: RankView) -> Iterator[Finding]:
         yield book.finding(
             "address-space-limited",
             Severity.WARNING,
-            evidence=("RLIMIT_AS of this very process",),
+            evidence=("RLIMIT_AS of this process",),
             who=place.who,
             limit=f"{limit / MIB:.0f}",
         )

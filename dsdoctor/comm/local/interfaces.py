@@ -124,11 +124,11 @@ def _of_gloo(
 
 
 AUTOMATIC = (
-    ("ib", "NCCL takes an interface named ib* first"),
-    ("^docker,lo,virbr", "NCCL takes the first interface that is not docker*, lo* or virbr*"),
-    ("docker", "NCCL found no other interface than docker*"),
-    ("lo", "NCCL found no other interface than the loopback"),
-    ("virbr", "NCCL found no other interface than virbr*"),
+    ("ib", "NCCL prefers an interface named ib*"),
+    ("^docker,lo,virbr", "NCCL uses the first interface that is not docker*, lo* or virbr*"),
+    ("docker", "NCCL found no interface besides docker*"),
+    ("lo", "NCCL found no interface besides the loopback"),
+    ("virbr", "NCCL found no interface besides virbr*"),
 )
 
 

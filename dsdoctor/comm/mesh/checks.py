@@ -518,7 +518,7 @@ def _also(mesh: ConnectionMatrix, address: str, hosts: Sequence[str]) -> Iterato
     for claim in (mesh.first_of[host] for host in hosts):
         named = [one.name for one in claim.local.interfaces if one.address == address] if claim.local else []
         if claim.address != address and named:
-            yield f"{claim.host} has it on {named[0]}, beside {claim.address}"
+            yield f"{claim.host} has it on {named[0]}, next to {claim.address}"
 
 
 def _turned(mesh: ConnectionMatrix, those: Sequence[Claim]) -> Iterator[str]:
@@ -527,7 +527,7 @@ def _turned(mesh: ConnectionMatrix, those: Sequence[Claim]) -> Iterator[str]:
         for reach in mesh.reaches:
             claim = mesh.by_rank[reach.source]
             if claim.host == host and reach.outcome in ARRIVED and (way := detour(claim, reach)):
-                yield f"{host} sends to {reach.address} by {way.name} {way.address}: its answers go another way than the questions"
+                yield f"{host} sends to {reach.address} by {way.name} {way.address}: its replies and requests take different routes"
                 break
 
 

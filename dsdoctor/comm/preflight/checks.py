@@ -430,11 +430,11 @@ def _steps(left: LeftOut) -> Iterator[Step]:
 
 WORDS = re.compile(
     r"(?P<where>\S+:\d+)(?: \([^)]*\))?, where rank 0 should be, "
-    r"(?P<how>does not answer|refuses|cannot be routed to|is a name that is not found)(?!:)"
+    r"(?P<how>does not answer|refuses|cannot be routed to|is a name that does not resolve)(?!:)"
 )
 """How a rank says that it did not reach rank 0 (master_unreachable in rendezvous/checks.py). One that was led to its own
 host ("refuses: ...") says nothing of rank 0's."""
-NOT_FOUND = "is a name that is not found"
+NOT_FOUND = "is a name that does not resolve"
 MAX_SHOWN = 4
 
 

@@ -105,7 +105,7 @@ def rank_starting(arrivals: Arrivals) -> Iterator[Finding]:
         yield book.finding(
             "rank-starting",
             Severity.ERROR,
-            evidence=(f"waited {arrivals.waited:.0f} s; it runs, and rank 0 hears of it",),
+            evidence=(f"waited {arrivals.waited:.0f} s; it is running, and rank 0 receives its heartbeats",),
             ranks=named([beat.rank for beat in beats], hosts),
             state=at,
             seconds=f"{max(beat.seconds for beat in beats):.0f}",

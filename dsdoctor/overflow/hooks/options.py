@@ -41,13 +41,15 @@ class Options:
         if self.abort_after_batch_num is not None:
             require_whole_number("abort_after_batch_num", self.abort_after_batch_num, least=0)
         if self.level == "trace" and not self.trace_batch_nums:
-            raise UsageError("level 'trace' traces chosen batches, and none was named", hint="trace_batch_nums=[0, 1]")
+            raise UsageError(
+                "level 'trace' traces selected batches, but none was named", hint="trace_batch_nums=[0, 1]"
+            )
         if self.trace_batch_nums and self.level != "trace":
             raise UsageError(f"trace_batch_nums were named, and level {self.level!r} traces none", hint="level='trace'")
         last = self.abort_after_batch_num
         if last is not None and (late := [number for number in self.trace_batch_nums if number > last]):
             raise UsageError(
-                f"abort_after_batch_num is {last}, and batch {late[0]} is to be traced after it",
+                f"abort_after_batch_num is {last}, but batch {late[0]} would be traced after it",
                 hint=f"abort_after_batch_num={max(late)}",
             )
 

@@ -111,7 +111,7 @@ def keep_in_fp32(model: nn.Module, names: list[str]) -> Fp32Forward:
     for name in names:
         if name not in known:
             raise UsageError(
-                f"{type(model).__name__} has no module {name!r}", hint="names as model.named_modules() gives them"
+                f"{type(model).__name__} has no module {name!r}", hint="use names from model.named_modules()"
             )
     # without those in others of them: "" is the whole model
     inner = [

@@ -210,9 +210,9 @@ def _origin(first: TensorDifference) -> str:
     if first.place.phase is CallPhase.BACKWARD:
         return "the forward agrees: it is the gradient that differs"
     if name.startswith("output"):
-        return "its weights and inputs agree: it was made in this module"
+        return "its weights and inputs agree: it originated in this module"
     if name.startswith("input"):
-        return "no module's output before it differs: it is the batch's own, or was made between modules"
+        return "no module's output before it differs: it is in the batch itself, or originated between modules"
     return "it is a weight or buffer: it differed before the batch began"
 
 
@@ -260,9 +260,9 @@ def _room_line(room: Room, found: Headroom) -> str:
     at = f", {room.peak.tensor} (batch {room.peak.batch}, rank {room.peak.rank})" if room.peak else ""
     notes = ["nan or inf already"] if room.bad else []
     if room.vanishes:
-        notes.append(f"an input or output would be zero as a whole in {found.dtype}")
+        notes.append(f"an input or output would be entirely zero in {found.dtype}")
     elif room.fades:
-        notes.append("an input or output fades: all of it is below normal")
+        notes.append("an input or output is entirely subnormal")
     return clean(
         f"{_mark(room, found)} {bits:>6}  {most:>8}  {least:>8}  {room.peak.dtype if room.peak else '':<13} "
         f"{room.module or WHOLE_MODEL} {room.kind}{at}{'; ' if notes else ''}{', '.join(notes)}"
@@ -305,7 +305,7 @@ def _gradient_lines(found: Headroom) -> Iterator[str]:
     beyond = gradients.needs_scale > gradients.fits_scale
     yield clean(
         f"{'!' if beyond else '·'} gradients: at a loss scale of 1 those of {gradients.smallest_at} stay below "
-        f"{gradients.smallest:.2e}, so that it takes a scale of {needs} to bring the largest of them into {found.dtype}"
+        f"{gradients.smallest:.2e}, so a scale of {needs} to bring the largest of them into {found.dtype}"
         + (": no loss scale serves both" if beyond else "")
     )
 

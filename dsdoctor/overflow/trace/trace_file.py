@@ -223,17 +223,17 @@ def decoded(path: Path, raw: bytes, number: int | None = None) -> Line:
 def _header(path: Path, first: bytes) -> Header:
     """The first line, which must be a header of a version that we read."""
     if not first:
-        raise UsageError(f"{path} is empty: no batch was traced yet", hint="look again when the job has run a while")
+        raise UsageError(f"{path} is empty: no batch was traced yet", hint="try again when the job has run for a while")
     try:
         plain = decode(first, dict)
         schema = plain["schema"]
     except (ValueError, KeyError) as error:
         raise UsageError(
-            f"{path} is no trace of dsdoctor: its first line is no header", hint="traces are named trace-rank*.jsonl"
+            f"{path} is not a dsdoctor trace: its first line is not a header", hint="traces are named trace-rank*.jsonl"
         ) from error
     if schema != SCHEMA:
         raise UsageError(
-            f"{path} is of version {schema}, and this dsdoctor reads {SCHEMA}",
+            f"{path} is of version {schema}, but this dsdoctor reads {SCHEMA}",
             hint="read it with the dsdoctor that wrote it",
         )
     try:
@@ -282,7 +282,7 @@ class Traces:
             if source.rank == rank:
                 return source
         known = ", ".join(map(str, self.ranks))
-        raise UsageError(f"there is no trace of rank {rank} among these", hint=f"there are traces of rank {known}")
+        raise UsageError(f"no trace of rank {rank} among these", hint=f"there are traces of rank {known}")
 
 
 def sources(paths: Iterable[Path]) -> Traces:
@@ -301,7 +301,7 @@ def sources(paths: Iterable[Path]) -> Traces:
     ordered = tuple(sorted(found.values(), key=lambda source: source.rank))
     _check(ordered)
     notes += [
-        f"the last line of {source.path} is torn and was left out: its job died or still runs"
+        f"the last line of {source.path} is incomplete and was left out: its job died or is still running"
         for source in ordered
         if is_torn(source.path)
     ]
@@ -316,14 +316,14 @@ def _files(paths: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
             continue
         inside = sorted(path.glob(PATTERN))
         if not inside:
-            raise UsageError(f"{path} holds no trace ({PATTERN})", hint="name the folder that the job wrote them into")
+            raise UsageError(f"{path} holds no trace ({PATTERN})", hint="name the folder that the job wrote them to")
         yield from ((file, False) for file in inside)
 
 
 def _check(ordered: tuple[RankTrace, ...]) -> None:
     if not ordered:
         raise UsageError(
-            "all traces are empty: no batch was traced yet", hint="look again when the job has run a while"
+            "all traces are empty: no batch was traced yet", hint="try again when the job has run for a while"
         )
     for first, second in itertools.pairwise(ordered):
         if first.rank == second.rank:
@@ -351,7 +351,7 @@ def numbers(text: str, option: str) -> Numbers:
         found = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
         first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
         if last < first:
-            raise UsageError(f"{option} {text!r} is no list of numbers", hint=f"such as {option} 3,10-12")
+            raise UsageError(f"{option} {text!r} is not a list of numbers", hint=f"such as {option} 3,10-12")
         ranges.append(range(first, last + 1))
     return Numbers(tuple(ranges))
 
@@ -364,7 +364,7 @@ def selected(traces: Traces, selection: Selection) -> Iterator[Ranked]:
     wanted = [source for source in traces.sources if selection.ranks is None or source.rank in selection.ranks]
     if not wanted:
         known = ", ".join(map(str, traces.ranks))
-        raise UsageError("no trace is of a rank that was asked for", hint=f"there are traces of rank {known}")
+        raise UsageError("no trace is from a requested rank", hint=f"there are traces of rank {known}")
     streams = [_selected_lines(source, selection) for source in wanted]
     if len(streams) == 1:
         return streams[0]

@@ -319,7 +319,7 @@ def refuse_twice(model: nn.Module) -> None:
     if any(isinstance(getattr(function, "__self__", None), Hooks) for function in functions):
         raise UsageError(
             f"this {type(model).__name__} is watched already",
-            hint="call detach() on the first watch, or keep only that one",
+            hint="call detach() on the first watch, or keep only the first",
         )
 
 

@@ -121,9 +121,7 @@ class Tracer:
             self._writer.broken = self._writer.broken or str(error.strerror)
         if self._writer.broken and not self._warned:
             self._warned = True
-            write_stderr(
-                f"dsdoctor: {self._writer.path}: {self._writer.broken}; the trace ends, the training goes on\n"
-            )
+            write_stderr(f"dsdoctor: {self._writer.path}: {self._writer.broken}; the trace ends; training continues\n")
 
 
 def header_of(engine: Any) -> Header:
@@ -274,7 +272,7 @@ class Watch:
             hooks.detach()
             asked = ", ".join((*self.options.include, *(f"not {glob}" for glob in self.options.exclude)))
             raise UsageError(
-                f"no module of the engine matches {asked}", hint="names as engine.module.named_modules() gives"
+                f"no module of the engine matches {asked}", hint="use names from engine.module.named_modules()"
             )
         return hooks
 
@@ -343,7 +341,7 @@ class Watch:
                 raise
             except Exception:
                 self._stopped = True
-                self._announcer.say("the watch failed and is off; the training goes on. Please report this:")
+                self._announcer.say("the watch failed and is off; training continues. Please report this:")
                 self._announcer.say(traceback.format_exc())
 
         return guarded
@@ -353,7 +351,7 @@ class Watch:
         device = torch.device(self.engine.device)
         if device.type == "cuda" and backend_of(device) == "torch" and ranks.this_rank() == 0:
             self._announcer.say(
-                f"the measuring kernel does not run here, and torch's operations measure in its place, only slower "
+                f"the measuring kernel does not run here, and torch's operations measure instead, more slowly "
                 f"({why_no_kernel(device)})"
             )
 

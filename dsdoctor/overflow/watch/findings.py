@@ -161,7 +161,7 @@ def judged(seen: list[LocalFinding]) -> tuple[Finding, ...]:
     if not all(each.harmless for each in seen):
         return findings
     if any(each.report.first_bad is not None for each in seen):
-        harmless = "the loss and the gradients of the step are finite, so it does no harm"
+        harmless = "the loss and the gradients of the step are finite, so it is harmless"
         return tuple(
             replace(each, severity=Severity.NOTE, title=f"{each.title}; {harmless}", fix=None) for each in findings
         )

@@ -149,7 +149,7 @@ class _Graph:
                     kind == "Div" and operands[0].bad is None and is_nan is not False
                 )  # by what is finite and not 0
                 if len(unknown) > 1 or kind in SELECTS or not (divided or _passes(kind, is_nan, half)):
-                    how = "its result is the first that is known to be bad, and what it was given is not kept"
+                    how = "its result is the first that is known to be bad, and its input was not kept"
                     return _origin(node, how, None, "{} or an operation before it")
                 chosen = unknown[0]
             if chosen.node is None:
@@ -266,7 +266,7 @@ class _Graph:
             found = cause_of("aten.nll_loss_forward", "", [], [result])
         if not found.how and kind in ("Std", "Var") and result.nan:
             found = OverflowCause(how="a statistic over too few values", cure=Cure("few-values"))
-        return _origin(node, found.how or "its operands are finite, as far as they are kept", found.cure)
+        return _origin(node, found.how or "its operands are finite, as far as they were kept", found.cure)
 
     def _of_inf(self, node: Any, operands: list[Operand]) -> Origin:
         """It was given inf and made nan of that."""
@@ -274,7 +274,7 @@ class _Graph:
         if given.node is None:
             return _given(node, given)
         held = "an inf" if given.value is None else _amount(given.value)
-        why_nan = OF_INF.get(kind_of(node), "it made nan of that")
+        why_nan = OF_INF.get(kind_of(node), "it turned that into nan")
         first = self.back_from(given.node, given.value) if given.node is not None and given.value is not None else None
         came = ""
         if first is not None:
@@ -282,7 +282,7 @@ class _Graph:
         cure = (first.cure if first is not None else None) or Cure("masked-elements")
         if all(each.bad is not None for each in operands):
             return _origin(node, f"it was given {held}{came}: {why_nan}", cure)
-        how = f"it was given {held}{came}: {why_nan} (its other operand is not kept)"
+        how = f"it was given {held}{came}: {why_nan} (its other operand was not kept)"
         return _origin(node, how, cure, "{} or what it was given")
 
 
@@ -319,7 +319,7 @@ def _by_zero(node: Any, operands: list[Operand], is_nan: bool | None) -> Origin 
     if not zeros:
         return None
     what = "0 / 0 is nan" if is_nan else "a division by 0"
-    how = f"its divisor holds {zeros} zero{'s' if zeros > 1 else ''}: {what} (what it divides is not kept)"
+    how = f"its divisor holds {zeros} zero{'s' if zeros > 1 else ''}: {what} (its dividend was not kept)"
     return _origin(node, how, Cure("divisor"))
 
 
@@ -327,7 +327,7 @@ def _given(node: Any, operand: Operand) -> Origin:
     """The bad value was there before: an operand without gradient had it."""
     op = "what {} was given"
     if operand.value is None:
-        how = f"an operand, {OUTSIDE}, was nan, inf or near the end of its format"
+        how = f"an operand, {OUTSIDE}, was nan, inf or near its format's limit"
         return _origin(node, how, Cure("operand"), op)
     name = "operand" if operand.name in ("self", "other", "") else operand.name
     return _origin(node, f"its {name}, {OUTSIDE}, holds {_amount(operand.value)}", Cure("named-operand", name), op)
@@ -430,7 +430,7 @@ def made_by(node: Any, below: tuple[Tensor | None, ...], above: tuple[Tensor | N
         how = f"a gradient of 0, of what was masked behind it, times a derivative of {name} that is not finite"
         cure = Cure("mask-before", name)
     elif given is None and not any(bool(each.any()) for each in above if each is not None):
-        how = "it was given gradients of 0 alone, and its derivative is not finite"
+        how = "its incoming gradients were all 0, and its derivative is not finite"
     line = made_at(node.metadata.get("traceback_") or [])
     return Origin(op=f"the backward of {name}", line=line or "", how=how, cure=cure)
 

@@ -29,7 +29,7 @@ try:
 except Exception:  # whatever it is: the script runs without us
     try:
         # a stderr may be none, closed or broken; and this is read before dsdoctor can be imported
-        os.write(2, ("dsdoctor: could not get ready: %s\n" % (sys.exc_info()[1],)).encode("utf-8", "backslashreplace"))  # noqa: UP031
+        os.write(2, ("dsdoctor: could not start: %s\n" % (sys.exc_info()[1],)).encode("utf-8", "backslashreplace"))  # noqa: UP031
     except OSError:
         order = None
 # where there is none, the import error that says so is what `site` expects

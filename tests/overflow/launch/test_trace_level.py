@@ -73,5 +73,5 @@ def test_a_full_disk_is_told_once_and_ends_no_training(tmp_path: Path) -> None:
         subprocess.run(["umount", str(disk)], check=True)
 
     assert [rank["full"] for rank in ranks] == [{"raised": "", "steps": 4}] * 2
-    assert (tmp_path / "0.log").read_text().count("the trace ends, the training goes on") == 1
+    assert (tmp_path / "0.log").read_text().count("the trace ends; training continues") == 1
     assert all(lines for lines in read_back)
