@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
+from dsdoctor.core.files import PRIVATE, write_text
 from dsdoctor.core.host import Host, LocalHost
 from dsdoctor.core.release import __version__
 
@@ -23,7 +24,7 @@ STARTS = "import sys; del sys.path[0]; from dsdoctor.cli import main; main()"
 UNABLE = {UsageError.exit_code, ImpossiblePlan.exit_code, 4, 5}
 """Exit statuses without a verdict: the caller is told why."""
 INSTRUCTIONS = """\
-dsdoctor finds out why DeepSpeed does not build, why a training fails, hangs or runs out of memory, and whether a \
+dsdoctor finds out why DeepSpeed does not build, why training fails, hangs or runs out of memory, and whether a \
 configuration, a model and a checkpoint fit together. Every tool reads and changes nothing. An answer is the document that the \
 command of that name prints with --json, plus its exit_status: 0 healthy, 1 an error was found, 6 undecided. A finding has a rule, \
 a severity, a title, evidence and a fix; the tool explain has the page of each rule."""
@@ -79,7 +80,7 @@ class Tools:
             raise _refusal(f"text is longer than {MAX_TEXT_BYTES >> 20} MiB: give the path of the log")
         with tempfile.TemporaryDirectory(prefix="dsdoctor-") as folder:
             file = Path(folder, "text.log")
-            file.write_text(text, encoding="utf-8", errors="replace")
+            write_text(file, text, mode=PRIVATE, errors="replace")
             return self._answer("diagnose", [str(file)])
 
     def check(self) -> dict[str, Any]:

@@ -355,7 +355,7 @@ def _view(
         pid=rank.pid,
         sample=sample,
         state=snapshot.facts.state if snapshot.facts else "",
-        ended="" if snapshot.facts else "it ended while it was looked at",
+        ended="" if snapshot.facts else "it exited while it was sampled",
         waits=processes.waits_in(rank.pid),
         unread=snapshot.stacks if isinstance(snapshot.stacks, str) else "",
     )

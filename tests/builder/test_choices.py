@@ -271,7 +271,7 @@ def test_architectures_are_narrowed_to_what_this_nvcc_takes_when_nobody_asked() 
     fitting, (choice,), findings = fit_architectures(listed, OLD_NVCC)
 
     assert (fitting, findings) == (("8.0",), ())
-    assert choice.because == "all of torch's; without 12.0, which nvcc 12.1 does not take"
+    assert choice.because == "all of torch's; without 12.0, which nvcc 12.1 does not support"
 
 
 @pytest.mark.parametrize(

@@ -104,9 +104,9 @@ def test_an_entry_point_that_no_release_has_is_named(text: str, named: str) -> N
     [
         (
             "[torch.backends] x\nds=deepspeed.evil:run",
-            ("[torch.backends] x] ds = deepspeed.evil:run", "[torch.backends] x, which is none"),
+            ("[torch.backends] x] ds = deepspeed.evil:run", "group [torch.backends] x, which is not closed"),
         ),
-        ("[console_scripts\nds_top=deepspeed.top:main", ("[console_scripts, which is none",)),
+        ("[console_scripts\nds_top=deepspeed.top:main", ("group [console_scripts, which is not closed",)),
     ],
 )
 def test_a_group_that_is_not_closed_is_named(text: str, named: tuple[str, ...]) -> None:

@@ -158,7 +158,7 @@ def test_what_the_older_nvcc_cannot_compile_is_left_out_or_refused() -> None:
     _, _, (asked,) = fit_architectures(choose_architectures(here, BuildRequest(arch="10.0")), plan)
 
     assert (narrowed, none) == (("8.0", "9.0"), ())
-    assert "without 10.0, which nvcc 12.4 does not take" in choice.because
+    assert "without 10.0, which nvcc 12.4 does not support" in choice.because
     assert asked.rule == "gpu-arch-unsupported-by-nvcc"
 
 

@@ -157,7 +157,7 @@ def _foreign_entry_points(text: str | None) -> Iterator[str]:
             # older Pythons open a group also where something follows the bracket; newer ones fail by it
             group = line[1:].removesuffix("]").strip()
             if not line.endswith("]"):
-                yield f"entry point {line}, which is none"
+                yield f"entry point group {line}, which is not closed"
         elif not (equals or (line and group)) or line.startswith("#") or (group, name, target) in ENTRY_POINTS:
             continue
         elif not equals:

@@ -80,7 +80,7 @@ class NamesEnd:
         if 0 <= size <= MAX_PIECE_BYTES:
             self._since += len(data)
             if self._since > MAX_NAME_BYTES:
-                raise ValueError("a name does not come to an end")
+                raise ValueError("a name has no end")
         return data
 
 
