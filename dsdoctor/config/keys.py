@@ -128,6 +128,8 @@ WITH_PARAMS = {("optimizer",), ("scheduler",)}
 WORD = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z0-9]+(?![a-z])")
 MAX_MEANT = 3
 """More names are no answer."""
+MAX_GUESSED = 200
+"""Unknown keys of a file whose meaning is guessed, which takes milliseconds each: a file with more is not DeepSpeed's."""
 UNLIKE = 9
 STAGE_NAMES = ("stage", "zerostage", "zerooptimizationstage", "deepspeedstage", "zerooptimization", "zerolevel", "zero")
 """What people call the ZeRO stage, without what they write differently."""
@@ -137,11 +139,13 @@ COMMON_NAMES = {"enabled", "type", "params", "device", "name", "profile", "seed"
 
 def unread_keys(context: ConfigContext) -> Iterator[Verdict]:
     """Keys in sections that DeepSpeed looks through by hand, which takes no notice of what it does not know."""
+    unknown = 0
     for path, value in walk(context.config):
         section = context.asked.section(path[:-1])
         if section is None or section.model or path[:-1] in CHOSEN_BY_NAME or _is_known(context.asked, section, path):
             continue
-        meant = meanings(context, path, value)
+        unknown += 1
+        meant = meanings(context, path, value) if unknown <= MAX_GUESSED else []
         if not meant and path[:-1] in WITH_PARAMS:
             meant = [(*path[:-1], "params", path[-1])]
         if section.open:

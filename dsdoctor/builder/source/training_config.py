@@ -18,6 +18,7 @@ from dsdoctor.core.errors import UsageError
 from dsdoctor.core.files import read_limited
 from dsdoctor.core.text import nearest
 
+MAX_DIGITS = 300
 MAX_CONFIG_BYTES = 1 << 20
 """A large configuration has a hundredth of it."""
 
@@ -209,7 +210,7 @@ def load_hjson(text: str) -> Any:
     ({'stage': 2}, [1])
     """
     try:
-        return hjson.loads(text, object_pairs_hook=_without_repeats, parse_float=_finite)
+        return hjson.loads(text, object_pairs_hook=_without_repeats, parse_float=_finite, parse_int=_whole)
     except (ValueError, RecursionError) as error:
         raise ValueError(str(error)) from None
     except Exception as error:
@@ -344,6 +345,13 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if repeated := sorted(name for name, times in Counter(name for name, _ in pairs).items() if times > 1):
         raise ValueError(f"{', '.join(repeated)} occurs twice, which DeepSpeed rejects")
     return dict(pairs)
+
+
+def _whole(number: str) -> int:
+    """A number without a fraction. Raises ValueError for one that no other reader takes."""
+    if len(number) > MAX_DIGITS:
+        raise ValueError(f"{number[:40]}... is too large for a number")
+    return int(number)
 
 
 def _finite(number: str) -> float:
