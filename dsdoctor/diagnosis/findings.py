@@ -201,7 +201,7 @@ def unexplained(line: Line, facts: Facts, origin: Origin, *, more: tuple[str, ..
         return book.finding(
             "unexplained-failure",
             ERROR,
-            case=refusal.case,
+            case=REFUSED[refusal.kind],
             evidence=(
                 evidence[0],
                 *refused_evidence(refusal),
@@ -461,8 +461,11 @@ class Refusal:
     condition: str
     names: tuple[str, ...]
     path: str = ""
-    case: str = "refused"
+    kind: str = "value"
 
+
+REFUSED = {"value": "refused", "names": "refused-names", "variables": "refused-variables", "path": "refused-path"}
+"""What the message says of the value -> the case that tells it."""
 
 MISMATCH = re.compile(
     r"(?:\w{1,40}\.)*(?:AttributeError|TypeError|ImportError|ModuleNotFoundError|NameError|UnboundLocalError|KeyError|IndexError"
@@ -499,14 +502,14 @@ def refusal_of(failure: Failure | None, *, any_source: bool = False) -> Refusal 
     message = JSON_OBJECT.sub("", words)
     names, variables = _names(f"{message} {condition}"), tuple(dict.fromkeys(VARIABLE.findall(message)))[:MAX_NAMES]
     path = next((found[1] for found in A_PATH.finditer(message) if not SOURCE_FILE.search(found[1])), "")
-    case = "refused-variables" if variables else "refused-names" if names else "refused-path" if path else "refused"
+    kind = "variables" if variables else "names" if names else "path" if path else "value"
     return Refusal(
         package=PACKAGE_TITLES.get(package, package),
         place=f"{found['file'] if found else last.path}:{last.line} {last.function}",
         condition=condition,
         names=variables or names,
         path=path,
-        case=case,
+        kind=kind,
     )
 
 
