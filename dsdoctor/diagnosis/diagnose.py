@@ -30,7 +30,7 @@ from dsdoctor.diagnosis.findings import (
     with_place,
     with_what_came_before,
 )
-from dsdoctor.diagnosis.health import cut_off, losses_are_nan, steps_are_skipped
+from dsdoctor.diagnosis.health import cut_off, ends_within, losses_are_nan, steps_are_skipped
 from dsdoctor.diagnosis.lines import JsonLines, Line
 from dsdoctor.diagnosis.marks import Event
 from dsdoctor.diagnosis.models import Diagnosis, Facts, Hit, LogOutcome, Tier
@@ -385,7 +385,7 @@ def by_evidence(choice: Choice) -> Verdict | None:
     elif not shown or read.errors:
         undecided = undecided_log(read, choice.facts)
     else:
-        return Verdict(outcome=LogOutcome.HEALTHY, findings=notes)
+        return Verdict(outcome=LogOutcome.HEALTHY, findings=notes, activity=ends_within(read.timeline))
     silent = not errors and not again and health.frame is None
     return Verdict(outcome=LogOutcome.UNDECIDED, findings=(undecided, *notes), silent=silent)
 

@@ -274,6 +274,18 @@ def goes_on_steadily(timeline: Timeline) -> bool:
     return len(told) >= WENT_ON and told[0] < LAST_LINES
 
 
+STATE = re.compile(rb"\|\s{0,9}(\d{1,9})/(\d{1,9}) \[\d|\bglobal_step/max_steps['\"]: ?['\"](\d{1,9})/(\d{1,9})")
+
+
+def ends_within(timeline: Timeline) -> str:
+    """At which step the log of a steady training ends, where that is not its last; "" where nothing shows it."""
+    lines = [raw[-4000:] for raw in list(timeline.recent)[-LAST_LINES:]]
+    states = [tuple(int(part) for part in found.groups() if part) for raw in lines for found in STATE.finditer(raw)]
+    if not states or states[-1][0] >= states[-1][1] or not goes_on_steadily(timeline):
+        return ""
+    return f"the log ends at step {states[-1][0]} of {states[-1][1]}"
+
+
 def cut_off(timeline: Timeline, last_line: int, *, is_json: bool) -> Finding | None:
     """A log that stops within a traceback, or within a progress bar."""
     begun = [one for mine in timeline.tracebacks.open.values() for one in mine]

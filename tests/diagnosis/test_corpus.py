@@ -72,7 +72,7 @@ def test_what_the_fifth_set_showed_stays_mended() -> None:
 
 @pytest.mark.slow
 def test_what_the_sixth_set_showed_stays_mended() -> None:
-    """Its first score, judged by reading and strictly: 59 of 100 right, 24 half, 17 wrong; 6 of 50 healthy ones alarmed, 6 undecided."""
+    """Its first score, judged strictly: 59 of 100 right, 24 half, 17 wrong; of 50 healthy ones 6 alarmed, 6 undecided."""
     counts, names = score(HERE / "unseen_sixth", "open")
 
     assert {mark: names[mark] for mark in names if mark != "right"} == {}

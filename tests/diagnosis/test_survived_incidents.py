@@ -99,6 +99,10 @@ def test_what_nothing_shows_to_be_survived_is_a_failure(name: str) -> None:
     assert has_error(diagnose(ENDED[name]).findings)
 
 
+def test_a_log_of_a_run_that_goes_on_says_at_which_step_it_ends() -> None:
+    assert diagnose(steps(0, 12, TASK)).activity == "the log ends at step 11 of 435"
+
+
 def test_a_bar_alone_shows_no_progress_of_a_training() -> None:
     loading = [f"Loading checkpoint shards:  {number}%|#  | {number}/9 [00:03<00:06, 3.3s/it]" for number in range(6)]
 
