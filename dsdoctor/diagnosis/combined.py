@@ -60,7 +60,8 @@ def of_its_package(hit: Hit, facts: Facts) -> Hit:
     project = hit.project if hit.project is not None else facts.project
     if not project or project == "deepspeed" or hit.rule.stage not in A_BUILD or DEEPSPEEDS_OWN.search(hit.text):
         return hit
-    told = hit.in_case(ANOTHER_PACKAGE) if any(case.name == ANOTHER_PACKAGE for case in hit.rule.cases) else hit
+    has_case = any(case.name == ANOTHER_PACKAGE for case in hit.rule.cases) and not hit.signature.fix
+    told = hit.in_case(ANOTHER_PACKAGE) if has_case else hit
     signature = replace(
         told.signature,
         title=told.signature.title or hit.rule.title,

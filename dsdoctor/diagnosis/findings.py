@@ -464,7 +464,19 @@ class Refusal:
     kind: str = "value"
 
 
-REFUSED = {"value": "refused", "names": "refused-names", "variables": "refused-variables", "path": "refused-path"}
+OF_A_VALUE = re.compile(
+    r"(?:\w{1,60}\.){0,8}(?:(?:Value|Assertion|NotImplemented|Runtime|OS|Type|IO)Error|Exception"
+    r"|\w{0,60}(?:Config|Argument|Validat|Usage|Parse|Format|Schema|Param|Shape|Input|Unsupported|Invalid)\w{0,40})\b"
+)
+"""Classes by which a check of a value is told; others of a library tell of its own state."""
+
+REFUSED = {
+    "state": "stopped",
+    "value": "refused",
+    "names": "refused-names",
+    "variables": "refused-variables",
+    "path": "refused-path",
+}
 """What the message says of the value -> the case that tells it."""
 
 MISMATCH = re.compile(
@@ -503,6 +515,8 @@ def refusal_of(failure: Failure | None, *, any_source: bool = False) -> Refusal 
     names, variables = _names(f"{message} {condition}"), tuple(dict.fromkeys(VARIABLE.findall(message)))[:MAX_NAMES]
     path = next((found[1] for found in A_PATH.finditer(message) if not SOURCE_FILE.search(found[1])), "")
     kind = "variables" if variables else "names" if names else "path" if path else "value"
+    if kind == "value" and not OF_A_VALUE.match(failure.text):
+        kind = "state"
     return Refusal(
         package=PACKAGE_TITLES.get(package, package),
         place=f"{found['file'] if found else last.path}:{last.line} {last.function}",

@@ -34,6 +34,7 @@ LOADER = traceback("/w/data.py", "OSError: image file is truncated", "", "__geti
 WELL = {
     "the same process cannot read an answer now and then": [*steps(0, 3, TASK), *again(*GRADER, label=TASK)],
     "code that a model wrote fails in a worker": [*steps(0, 3, TASK), *again(*SANDBOX, label=TASK)],
+    "code that a model wrote fails once": [*steps(0, 3, TASK), *SANDBOX, *steps(3, 9, TASK)],
     "broken samples are replaced": again(*LOADER, "another sample is taken", label=""),
     "swift's own records of steps": [
         "{'loss': 1.1, 'epoch': 0.03, 'global_step/max_steps': '10/900'}",
