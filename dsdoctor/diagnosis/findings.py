@@ -209,6 +209,7 @@ def unexplained(line: Line, facts: Facts, origin: Origin, *, more: tuple[str, ..
             ),
             package=refusal.package,
             activity=activity,
+            at=f", at {failure.frame}" if failure.frame and failure.frame.own else "",
             place=refusal.place,
             words=words,
             names=refusal.names,

@@ -1036,7 +1036,7 @@ class Timeline:
         if self.has_exits_enough:
             return
         ended = exit_of(text, line, lambda: [last_segment(raw) for raw in above()])
-        if ended and not ended.signal and "pid=" in self.speaker(raw).host:
+        if ended and not ended.signal and not ended.root and ended.local is None and "pid=" in self.speaker(raw).host:
             return  # why: a worker of Ray that has ended says nothing, so this is of a program that it ran
         if ended:
             self._note_progress(reversed(self.recent), line)
