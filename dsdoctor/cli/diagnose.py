@@ -154,4 +154,5 @@ def _verdict_words(diagnosis: Diagnosis) -> tuple[str, str]:
     if diagnosis.follows and first and first.severity is Severity.NOTE:
         return "·", "only consequences of a failure in another log"
     words = first.title if first and first.severity is not Severity.NOTE else SAYINGS[diagnosis.outcome]
-    return mark, words
+    more = f"; {diagnosis.activity}" if diagnosis.outcome is LogOutcome.HEALTHY and diagnosis.activity else ""
+    return mark, f"{words}{more}"

@@ -60,7 +60,8 @@ def of_its_package(hit: Hit, facts: Facts) -> Hit:
     project = hit.project if hit.project is not None else facts.project
     if not project or project == "deepspeed" or hit.rule.stage not in A_BUILD or DEEPSPEEDS_OWN.search(hit.text):
         return hit
-    told = hit.in_case(ANOTHER_PACKAGE) if any(case.name == ANOTHER_PACKAGE for case in hit.rule.cases) else hit
+    has_case = any(case.name == ANOTHER_PACKAGE for case in hit.rule.cases) and not hit.signature.fix
+    told = hit.in_case(ANOTHER_PACKAGE) if has_case else hit
     signature = replace(
         told.signature,
         title=told.signature.title or hit.rule.title,
@@ -406,11 +407,61 @@ def nan_before_sampling(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
         yield replace(drawn.in_case("nan-loss"), groups={"loss": losses[0]["name"].decode()})
 
 
+ONLY_FAILED = re.compile(
+    r"unhandled (?:system|cuda) error|ncclUnhandledCudaError|ncclInternalError|ncclSystemError|internal error"
+)
+NO_REASON = re.compile(
+    r"NET/Plugin|Could not find|Cannot assign|MNNVL|NET/IB : Unable|Mismatched NCCL|comm 0x\w+ .{0,40}abort"
+)
+"""Of NCCL: that a call failed, without a reason; and warnings that are none."""
+
+
+def nccl_says_why(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
+    """A call of NCCL failed, and NCCL's own words before it, or behind "Last error:", say why, which no rule knows."""
+    known = {hit.line for hit in hits}
+    if any(hit.precise and "NCCL WARN" in hit.text for hit in hits):
+        return
+    for hit in hits:
+        if hit.rule.id not in {"nccl-call-failed", "nccl-network-interface"} or not ONLY_FAILED.search(hit.text):
+            continue
+        behind = [one for one in scan.timeline.reasons if hit.line < one.number <= hit.line + NEAR_THE_CALL]
+        warned = scan.first.get(Event.NCCL_WARNED)
+        before = [warned] if warned and warned.number < hit.line else []
+        for line in (*behind, *before):
+            if line.number not in known and not NO_REASON.search(line.text):
+                reason = line.text.partition("NCCL WARN ")[2] or line.text
+                told = replace(hit, rule=RULES["nccl-call-failed"]).in_case("reason")
+                named = replace(told.signature, tier=Tier.NAMED)
+                values = {"reason": reason[:160]}
+                yield replace(hit, signature=named, line=line.number, text=line.text, count=1, groups=values)
+                return
+
+
+NEAR_THE_CALL = 8  # so many lines below a failed call stands at most what NCCL says of it
+
+QUOTA, NO_RIGHTS = re.compile(r"quota|Errno 122"), re.compile(r"Permission denied|Operation not permitted")
+"""What the message of a failed call gives as its reason."""
+
+
 def full_while_saving(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
     """The disk is full, and what a process was doing is to save a checkpoint: its folder is not whole."""
     full = next((hit for hit in hits if hit.rule.id == "disk-full"), None)
     if full and any(WRITING.search(f"{failure.text} {_calls(failure)}") for failure in scan.timeline.failures):
-        yield full.in_case("while-saving")
+        yield full.in_case("quota-while-saving" if QUOTA.search(full.text) else "while-saving")
+
+
+def shared_memory_refused(hits: list[Hit], _: Facts, __: Scan) -> Iterator[Hit]:
+    """A file in /dev/shm could not be made because of its rights, not of its size."""
+    for hit in hits:
+        if hit.rule.id == "nccl-shm-too-small" and NO_RIGHTS.search(hit.text):
+            yield hit.in_case("permission")
+
+
+def one_gpu_under_ray(hits: list[Hit], _: Facts, __: Scan) -> Iterator[Hit]:
+    """Two ranks on one GPU, which Ray has assigned."""
+    for hit in hits:
+        if hit.rule.id == "nccl-duplicate-gpu" and any("pid=" in speaker.host for speaker in hit.speakers):
+            yield hit.in_case("under-ray")
 
 
 def _calls(failure: Failure) -> str:
@@ -764,6 +815,8 @@ def refused_in_a_sentence(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit
     message = failure.text.partition(": ")[2].strip()[:220]
     line = Line(number=failure.line, text=failure.text)
     groups = {"package": refusal.package, "place": refusal.place, "message": message}
+    if giver := failure.giver:
+        groups |= {"giver": giver.owner or "your code", "given": giver.place}
     yield combined_hit("library-asks-for", line, Tier.GENERIC, groups, case="sentence")
 
 
@@ -778,6 +831,9 @@ LAUNCH_COMBINATIONS = (
 RUN_COMBINATIONS = (
     nodes_that_did_not_come_back,
     full_while_saving,
+    shared_memory_refused,
+    one_gpu_under_ray,
+    nccl_says_why,
     gpu_held_by_another,
     torch_without_the_gpu,
     warned_of_before,

@@ -22,6 +22,7 @@ from dsdoctor.diagnosis.findings import (
     perhaps_the_end,
     reader_failed,
     undecided_after,
+    undecided_again,
     undecided_frame,
     undecided_log,
     unexplained,
@@ -29,7 +30,7 @@ from dsdoctor.diagnosis.findings import (
     with_place,
     with_what_came_before,
 )
-from dsdoctor.diagnosis.health import cut_off, losses_are_nan, steps_are_skipped
+from dsdoctor.diagnosis.health import cut_off, ends_within, losses_are_nan, steps_are_skipped
 from dsdoctor.diagnosis.lines import JsonLines, Line
 from dsdoctor.diagnosis.marks import Event
 from dsdoctor.diagnosis.models import Diagnosis, Facts, Hit, LogOutcome, Tier
@@ -57,7 +58,7 @@ from dsdoctor.diagnosis.relations import (
     where_hit,
 )
 from dsdoctor.diagnosis.scan import Patterns, Scan, scan
-from dsdoctor.diagnosis.timeline import FOLLOWS, FROM_OUTSIDE, LOST, NO_PROGRAM, Exit
+from dsdoctor.diagnosis.timeline import FOLLOWS, FROM_OUTSIDE, LOST, MESSAGE_LINES, NO_PROGRAM, Exit
 from dsdoctor.diagnosis.waiting import with_modules, with_who_waited
 
 MAX_PASSED_OVER = 8  # so many exceptions that no rule knows are told with the reason why they are not the cause
@@ -370,21 +371,29 @@ def by_evidence(choice: Choice) -> Verdict | None:
     health = read.health
     ended = max(health.end, well_until(story))
     shown = max(health.progress, ended, story.until(Event.LOADED))
-    handled = read.timeline.tracebacks.handled_lines
+    handled = read.timeline.tracebacks.handled_lines | _survived_lines(story)
     errors = [line for line in health.errors if line.number > ended and line.number not in handled]
     if errors and shown < errors[0].number and read.last_line - errors[-1].number <= NEAR_THE_END:
         told = unexplained(errors[0], choice.facts, Origin())
         return Verdict(outcome=LogOutcome.UNEXPLAINED, findings=(told, *notes))
-    if errors:
+    if again := health.of_each_step(read.timeline):
+        undecided = undecided_again(*again)
+    elif errors:
         undecided = undecided_after(errors[0])
     elif health.frame and health.frame.number > ended:
         undecided = undecided_frame(health.frame)
     elif not shown or read.errors:
         undecided = undecided_log(read, choice.facts)
     else:
-        return Verdict(outcome=LogOutcome.HEALTHY, findings=notes)
-    silent = not errors and health.frame is None
+        return Verdict(outcome=LogOutcome.HEALTHY, findings=notes, activity=ends_within(read.timeline))
+    silent = not errors and not again and health.frame is None
     return Verdict(outcome=LogOutcome.UNDECIDED, findings=(undecided, *notes), silent=silent)
+
+
+def _survived_lines(story: Story) -> set[int]:
+    """The lines of exceptions after which their process went on."""
+    left = [one for one in story.timeline.failures if borne(story, one)]
+    return {line for one in (*story.timeline.survived, *left) for line in range(one.line, one.line + MESSAGE_LINES)}
 
 
 FAILED = (
@@ -475,7 +484,9 @@ def _last_error(story: Story) -> int:
     all_left = len(left) == len(timeline.failures) and not timeline.survived
     last = story.read.last_exception if all_left else max(left, default=0)
     # why: a mere complaint before further steps is none of the end
-    over = complained and (complained.number <= timeline.last_step_line or trained_after(story, complained))
+    # why: an installation that then succeeds went on another way
+    until = max(timeline.last_step_line, story.read.health.end - 1)
+    over = complained and (complained.number <= until or trained_after(story, complained))
     return max(last, complained.number if complained and not over else 0)
 
 

@@ -177,8 +177,10 @@ def unexplained(line: Line, facts: Facts, origin: Origin, *, more: tuple[str, ..
     ``more``: evidence behind that. ``doing``: what its process did, said there where the title does not name it.
     """
     failure = origin.failure if origin.failure and origin.failure.line == line.number else None
+    noticed = failure.notice if failure else None
     evidence = (
         f"line {line.number}: {line.text[:MAX_LINE_LENGTH]}",
+        *((f"before it, line {noticed.number}: {noticed.text[:MAX_LINE_LENGTH]}",) if noticed else ()),
         *_places_of(failure),
         *_environment_line(facts),
         *more,
@@ -194,17 +196,26 @@ def unexplained(line: Line, facts: Facts, origin: Origin, *, more: tuple[str, ..
         return with_activity(book.finding("unexplained-failure", ERROR, case="gpu-memory", evidence=evidence), doing)
     if failure and (known := answer_to(failure, facts)):
         return with_activity(replace(finding_of(known, facts, ERROR), evidence=evidence), doing)
-    if failure and (refusal := refusal_of(failure)):
+    if failure and (refusal := refusal_of(failure, any_source=True)):
+        giver = failure.giver
         return book.finding(
             "unexplained-failure",
             ERROR,
-            case="refused-names" if refusal.names else "refused",
-            evidence=(evidence[0], *refused_evidence(refusal), *evidence[1:]),
+            case=REFUSED[refusal.kind],
+            evidence=(
+                evidence[0],
+                *refused_evidence(refusal),
+                *(one for one in evidence[1:] if not one.startswith(ASSERTS)),
+            ),
             package=refusal.package,
             activity=activity,
+            at=f", at {failure.frame}" if failure.frame and failure.frame.own else "",
             place=refusal.place,
             words=words,
             names=refusal.names,
+            path=refusal.path,
+            giver=(giver.owner or "your code") if giver else "",
+            given=giver.place if giver else "",
         )
     at = f", at {failure.frame}" if failure and failure.frame else ""
     finding = book.finding(
@@ -265,6 +276,9 @@ def reader_failed(read: Scan) -> Finding:
     )
 
 
+ASSERTS = "it asserts "
+
+
 def _places_of(failure: Failure | None) -> tuple[str, ...]:
     """The innermost place in the user's own files, and where in a package it ended."""
     if not failure or not failure.frames:
@@ -273,7 +287,7 @@ def _places_of(failure: Failure | None) -> tuple[str, ...]:
     inner = (f"raised in {last}",) if last != failure.frame else ()
     mine = failure.frame
     if failure.text.strip(": ") == "AssertionError" and last.source.startswith("assert "):
-        inner = (*inner, f"it asserts {last.source.removeprefix('assert ')[:160]}")
+        inner = (*inner, f"{ASSERTS}{last.source.removeprefix('assert ')[:160]}")
     return (f"your code stood at {mine}" if mine and mine.own else f"{_whose(mine or last)} at {mine or last}", *inner)
 
 
@@ -291,6 +305,14 @@ def undecided_log(read: Scan, facts: Facts) -> Finding:
 def undecided_after(error: Line) -> Finding:
     """A line is an error, and too little after it shows whether the run went on."""
     return book.finding("log-undecided", Severity.WARNING, case="error", evidence=(_line(error),))
+
+
+def undecided_again(error: Line, times: int) -> Finding:
+    """The training goes on, and the same error comes in every step of it."""
+    words = error.text[:MAX_WORDS_LENGTH]
+    return book.finding(
+        "log-undecided", Severity.WARNING, case="again", evidence=(_line(error),), words=words, times=times
+    )
 
 
 def undecided_frame(frame: Line) -> Finding:
@@ -411,7 +433,7 @@ RAISED_AGAIN = re.compile(
 )
 """A place that only passes on what another process, thread or place raised: who stands there refused nothing."""
 
-SETTING = re.compile(r"(?<![\w.])(?:self\.|args\.|config\.)?_?([a-z][a-z0-9]{1,30}(?:_[a-z0-9]{1,30}){1,6})\b")
+SETTING = re.compile(r"(?<![\w.])(?:[a-z_]\w{0,40}\.){0,4}_?([a-z][a-z0-9]{1,30}(?:_[a-z0-9]{1,30}){1,6})\b(?!\()")
 
 QUOTED_NAME = re.compile(r"['\"`<]([A-Za-z][\w.-]{2,50})['\"`>]")
 
@@ -439,29 +461,80 @@ class Refusal:
     place: str
     condition: str
     names: tuple[str, ...]
+    path: str = ""
+    kind: str = "value"
 
 
-def refusal_of(failure: Failure | None) -> Refusal | None:
+OF_A_VALUE = re.compile(
+    r"(?:\w{1,60}\.){0,8}(?:(?:Value|Assertion|NotImplemented|Runtime|OS|Type|IO)Error|Exception"
+    r"|\w{0,60}(?:Config|Argument|Validat|Usage|Parse|Format|Schema|Param|Shape|Input|Unsupported|Invalid)\w{0,40})\b"
+)
+"""Classes by which a check of a value is told; others of a library tell of its own state."""
+
+REFUSED = {
+    "state": "stopped",
+    "value": "refused",
+    "names": "refused-names",
+    "variables": "refused-variables",
+    "path": "refused-path",
+}
+"""What the message says of the value -> the case that tells it."""
+
+MISMATCH = re.compile(
+    r"(?:\w{1,40}\.)*(?:AttributeError|TypeError|ImportError|ModuleNotFoundError|NameError|UnboundLocalError|KeyError|IndexError"
+    r"|RecursionError|SystemError|StopIteration|TimeoutError|KeyboardInterrupt|MemoryError)\b"
+    r"|.{0,200}(?:CUDA|HIP|NCCL|HCCL|NPU|cuBLAS|CUBLAS|cuDNN|CUDNN|out of memory|[Tt]imed? ?out|Broken pipe|[Cc]onnect|[Ss]ocket)"
+)
+"""Exceptions that say nothing of a value that was refused: of two packages that do not match, of hardware, of another process."""
+
+
+def refusal_of(failure: Failure | None, *, any_source: bool = False) -> Refusal | None:
     """What is known of an exception that a library raised on purpose; None for any other.
 
+    ``any_source``: also where its place shows no ``raise``, as of libraries in C++, and where the project runs from a clone.
+
     >>> frame = Frame(path="/v/site-packages/deepspeed/runtime/x.py", line=9, function="step", source="assert self.tile_size > 1")
-    >>> refusal_of(Failure(line=3, text="AssertionError: tile_size is 1", frames=(frame,)))
-    Refusal(package='DeepSpeed', place='runtime/x.py:9 step', condition='self.tile_size > 1', names=('tile_size',))
+    >>> refusal_of(Failure(line=3, text="AssertionError: tile_size is 1", frames=(frame,))).names
+    ('tile_size',)
     """
     last = failure.frames[-1] if failure and failure.frames else None
-    if failure is None or last is None or not last.source.startswith(ON_PURPOSE) or RAISED_AGAIN.match(last.source):
+    if failure is None or last is None:
+        return None
+    on_purpose = last.source.startswith(ON_PURPOSE)
+    if any_source and (not on_purpose or RAISED_AGAIN.match(last.source)):
+        last = failure.last_of_a_project
+        if last is None or last.own or MISMATCH.match(failure.text):
+            return None
+    elif not on_purpose or RAISED_AGAIN.match(last.source):
         return None
     found = DEEPSPEED_FILE.search(last.path) or INSTALLED_FILE.search(last.path)
-    if not found:
+    if not found and not (any_source and last.owner and last.owner != PYTHON):
         return None
-    package = re.split(r"[/\\]", found["package"])[-1]
+    package = re.split(r"[/\\]", found["package"])[-1] if found else last.owner
     words, condition = failure.text.partition(": ")[2], _condition(last)
+    message = JSON_OBJECT.sub("", words)
+    names, variables = _names(f"{message} {condition}"), tuple(dict.fromkeys(VARIABLE.findall(message)))[:MAX_NAMES]
+    path = next((found[1] for found in A_PATH.finditer(message) if not SOURCE_FILE.search(found[1])), "")
+    kind = "variables" if variables else "names" if names else "path" if path else "value"
+    if kind == "value" and not OF_A_VALUE.match(failure.text):
+        kind = "state"
     return Refusal(
         package=PACKAGE_TITLES.get(package, package),
-        place=f"{found['file']}:{last.line} {last.function}",
+        place=f"{found['file'] if found else last.path}:{last.line} {last.function}",
         condition=condition,
-        names=_names(f"{words} {condition}"),
+        names=variables or names,
+        path=path,
+        kind=kind,
     )
+
+
+JSON_OBJECT = re.compile(r"\{[\"'].{0,2000}")  # what a server answered: its keys are no settings
+VARIABLE = re.compile(
+    r"\b(?:(?:CUDA|NCCL|GLOO|HF|HUGGINGFACE|RAY|MASTER|WORLD|LOCAL|DS|TORCH|TORCHELASTIC|TRITON|LD|WANDB|VLLM|SGLANG|OMP|SLURM|OMPI"
+    r"|HCCL|ASCEND|ACCELERATE|FSDP|PYTORCH|TRANSFORMERS|TOKENIZERS|XLA|ROCR|HIP|NVTE|MEGATRON)_[A-Z0-9_]{2,60}|PYTHONPATH)\b"
+)
+A_PATH = re.compile(r"(?<![\w.:/])['\"]?((?:/|\./|~/)[\w.@+-]{1,80}(?:/[\w.@+-]{1,80}){0,12})")
+SOURCE_FILE = re.compile(r"\.(?:py|pyx|cpp|cc|cu|h|so)$")
 
 
 def _condition(frame: Frame) -> str:
@@ -521,14 +594,14 @@ def _general_hit(rule: Rule, failure: Failure, places: dict[str, str]) -> Hit | 
 def _values_of_places(failure: Failure, facts: Facts) -> dict[str, str]:
     """``project``: who raised it, with its ``version`` where the log has it; ``caller``: the nearest code of somebody else above.
 
-    ``words``: the exception's own. ``place`` and ``at``: the innermost line of the user's own code, else of the project that raised
+    ``raised``: the line of the one who raised it. ``words``: the exception's own. ``place`` and ``at``: the innermost line of the
+    user's own code, else of the project that raised
     it; ``yours``: only the former.
     """
     raiser = failure.last_of_a_project
     if raiser is None:
         return {"words": failure.text[:MAX_WORDS_LENGTH]}
-    above = (one for one in reversed(failure.frames) if not one.is_relay and one.owner not in {raiser.owner, PYTHON})
-    caller = next(above, None)
+    caller = failure.giver
     known = getattr(facts, raiser.owner.lower(), None)
     places = {
         "words": failure.text[:MAX_WORDS_LENGTH],
@@ -536,6 +609,7 @@ def _values_of_places(failure: Failure, facts: Facts) -> dict[str, str]:
         "project": raiser.owner if raiser.owner != PYTHON else "",
         "version": f" {known}" if isinstance(known, str) else "",
         "caller": (caller.owner or "your code") if caller else "",
+        "raised": raiser.place,
         "place": failure.frame.place if failure.frame else "",
         "yours": failure.frame.place if failure.frame and failure.frame.own else "",
     }

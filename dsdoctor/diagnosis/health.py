@@ -22,7 +22,7 @@ HINTS: tuple[bytes, ...] = (
 
 MAYBE = re.compile(
     rb"(?:Error|Exception)(?:\(\w{1,80}\))?(?::|\s*$)|(?:[Ee]rror|ERROR|[Ff]atal|FATAL)(?: \w{1,20})?: |FAILED: |MPI_ABORT"
-    rb"|[EFC][01]\d{3}|\xc3\x97 |x Failed|olution|solve for|panic|Exception in thread|E[EHIJZ]\d|ERR|CRITICAL|FATAL"
+    rb"|[EFC][01]\d{3}|\xc3\x97 |x Failed|olution|solve for|panic|Exception in thread|\[Error\] |E[EHIJZ]\d|ERR|CRITICAL|FATAL"
     rb"|CMake Error|(?:CUDA|HIP) error|what\(|File \"|most recent call"
 )
 """A part of each of them, more closely: only such a line is cleaned."""
@@ -30,7 +30,7 @@ MAYBE = re.compile(
 PROGRESS_HINTS: tuple[bytes, ...] = (
     *(b"tep", b"STEP", b"ter", b"oss", b"LOSS", b"poch", b"%|", b"build time", b"Would install", b"uccessfully"),
     *(b"finished with", b"already satisfied", b"compiled w.", b"Installed ", b"Audited ", b"Built target"),
-    b"heckpoint",
+    *(b"heckpoint", b"transaction: ", b"bounds values", b"Result = ", b"Build files"),
 )
 
 NINJA = re.compile(rb"^\[\d{1,6}/", re.MULTILINE)
@@ -42,7 +42,7 @@ ERROR = re.compile(
     r"|FAILED: \S|(?:.{0,40} )?MPI_ABORT was (?:invoked|called)|[EFC]\d{4}(?:\d{4})? \d\d:\d\d:\d\d\.\d"  # ninja, MPI, glog
     r"|[×x] (?:No solution found|Failed to)|ResolutionImpossible|.{0,60}[Uu]nsatisfiable\w{0,20}Error"  # solvers
     r"|Could not solve for environment|(?:thread '.{0,80}' panicked at|panic: |Exception in thread \")"  # conda, Rust, Go, Java
-    r"|CMake Error|npm ERR!|(?:CUDA|HIP) error: |what\(\): "
+    r"|\[Error\] |CMake Error|npm ERR!|(?:CUDA|HIP) error: |what\(\): "
 )
 """How a line begins that is an error by its form."""
 
@@ -62,9 +62,12 @@ END = re.compile(
     rb"deepspeed build time = |^Would install |Successfully (?:installed|built|uninstalled) |finished with status 'done'"
     rb"|Requirement already satisfied: |deepspeed wheel compiled w\.|^(?:Installed|Audited) \d{1,6} packages? in |Built target "
     rb"|[Ss]av(?:ed|ing) (?:model )?checkpoint"
+    rb"|^Executing transaction: .{0,20}done|^# Out of bounds values : 0 OK|^Result = PASS|^-- Build files have been written to: "
 )
 """The end of a part of an installation, a build, a report or a training."""
 
+NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
+MANY_ERRORS, PER_STEP = 12, 3  # so often, and so often in each step, comes an error that is none of a few samples
 WENT_ON = 3  # after so many lines of progress an error by form is known to have been survived
 A_WARNING = b": warning: "  # what gcc and clang only warn of; errors name the file, then ``error:``
 MAX_ERRORS = 64  # so many lines that are errors by their form are remembered
@@ -84,6 +87,9 @@ class Health:
     errors: list[Line] = field(default_factory=list)
     frame: Line | None = None
     steps: int = 0
+    repeated: dict[str, tuple[Line, int]] = field(
+        default_factory=dict
+    )  # errors by their words: the first line, how many
     begun: bool = False  # whether a traceback has begun and not yet ended
 
     def pass_lines(self, batch: Sequence[bytes], first: int) -> None:
@@ -119,11 +125,25 @@ class Health:
         elif text := next((text for text in texts if is_error(text, raw)), ""):
             self.begun = False
             self.steps = 0
+            self._count(Line(number, text))
             if len(self.errors) < MAX_ERRORS:
                 self.errors.append(Line(number, text))
         else:
             return False
         return True
+
+    def _count(self, line: Line) -> None:
+        """One more error of these words."""
+        words = NUMBERS.sub("", line.text)[:80]
+        if words in self.repeated or len(self.repeated) < MAX_ERRORS:
+            first, times = self.repeated.get(words, (line, 0))
+            self.repeated[words] = first, times + 1
+
+    def of_each_step(self, timeline: Timeline) -> tuple[Line, int] | None:
+        """An error that comes several times in each step of a training that goes on, and how often."""
+        told = sum(1 for raw in timeline.recent if OF_A_STEP.search(raw[:4000]))
+        often = [(line, times) for line, times in self.repeated.values() if times >= max(MANY_ERRORS, PER_STEP * told)]
+        return max(often, key=lambda one: one[1], default=None) if told else None
 
     def _take_progress(self, raw: bytes, number: int) -> None:
         tail = raw[-400:]
@@ -167,6 +187,13 @@ HALVED, LOW_SCALE, AT_THE_END = 10, 16, 12
 """A search for the loss scale at the start ends far above this; one that goes on so low, up to the last lines, does not end."""
 
 LAST_LINES = 6
+AFTER_CUT = 3  # so many lines stand at most below the last place of a traceback that is cut off; more of them follow it
+
+OF_A_STEP = re.compile(
+    rb"\bstep[:= ]{1,2}\d{1,9}\b.{1,4000}\w[:=] {0,2}-?\d"
+    rb"|\b[Ll]oss['\"]?\]?\s{0,3}[:=]?\s{0,3}['\"]?-?\d{1,9}\.\d|\bglobal_step/max_steps\b"
+)
+"""What a training says of a step that it has made: its number with figures, or a loss. A bar alone may be of anything."""
 
 BAR = re.compile(rb"\d{1,3}%\|[^|]{0,200}\|\s{0,9}(\d{1,9})/(\d{1,9}) \[")
 
@@ -241,10 +268,28 @@ def steps_are_skipped(timeline: Timeline) -> Finding | None:
     return None
 
 
+def goes_on_steadily(timeline: Timeline) -> bool:
+    """Whether a training has told figures of step after step, up to the last lines."""
+    told = [age for age, raw in enumerate(reversed(timeline.recent)) if OF_A_STEP.search(raw[:4000])]
+    return len(told) >= WENT_ON and told[0] < LAST_LINES
+
+
+STATE = re.compile(rb"\|\s{0,9}(\d{1,9})/(\d{1,9}) \[\d|\bglobal_step/max_steps['\"]: ?['\"](\d{1,9})/(\d{1,9})")
+
+
+def ends_within(timeline: Timeline) -> str:
+    """At which step the log of a steady training ends, where that is not its last; "" where nothing shows it."""
+    lines = [raw[-4000:] for raw in list(timeline.recent)[-LAST_LINES:]]
+    states = [tuple(int(part) for part in found.groups() if part) for raw in lines for found in STATE.finditer(raw)]
+    if not states or states[-1][0] >= states[-1][1] or not goes_on_steadily(timeline):
+        return ""
+    return f"the log ends at step {states[-1][0]} of {states[-1][1]}"
+
+
 def cut_off(timeline: Timeline, last_line: int, *, is_json: bool) -> Finding | None:
     """A log that stops within a traceback, or within a progress bar."""
     begun = [one for mine in timeline.tracebacks.open.values() for one in mine]
-    if begun and last_line - max(one.last for one in begun) < 20 and not timeline.failures:
+    if begun and last_line - max(one.last for one in begun) <= AFTER_CUT and not timeline.failures:
         first = min(begun, key=lambda one: one.since)
         at = f"line {first.frames[-1].line} of {first.frames[-1].path}" if first.frames else f"line {first.since}"
         return book.finding(
@@ -258,6 +303,7 @@ def cut_off(timeline: Timeline, last_line: int, *, is_json: bool) -> Finding | N
     if is_json and lines and lines[-1].strip()[-1:] not in {b"}", b"]"}:
         return book.finding("log-cut-off", Severity.WARNING, case="json", evidence=("the log ends at its last line",))
     bars = [found for raw in lines[-1:] for found in BAR.finditer(raw[-600:])]
+    bars = [] if goes_on_steadily(timeline) else bars
     if bars and int(bars[-1][1]) < int(bars[-1][2]) and not any(BAR_ENDED.search(raw[-400:]) for raw in lines[-1:]):
         state = f"{int(bars[-1][1])} of {int(bars[-1][2])}"
         return book.finding("log-cut-off", Severity.WARNING, evidence=(f"the log ends at {state}",), state=state)

@@ -31,6 +31,12 @@ HOSTED = (  # a host's name behind the clock: one with a number or hyphen, any b
     r"|[a-z][\w.-]{1,60} (?=\[|Traceback \(|File \"|\s|\w{1,60}(?:Error|Exception)\b))"
 )
 
+RAY = (
+    r"\((?:[\w.:\[\]=-]{1,80} )?pid=\d{1,9}(?:, ip=[\w.:]{3,40})?\)"
+    r"|\((?:raylet|gcs_server|dashboard|monitor|autoscaler)(?:, ip=[\w.:]{3,40}| \+\w{1,8})?\)"
+)
+"""What Ray puts before the lines of its workers, and of its own daemons."""
+
 PREFIX = re.compile(
     r"(?:"
     rf"\[?(?:{CLOCK}|\d\d:\d\d:\d\d(?:[.,]\d{{1,9}})?)\]? {HOSTED}"
@@ -48,7 +54,11 @@ PREFIX = re.compile(
     r"|(?![\w.]{0,60}(?:Error|Exception|Failed|Failure): |(?i:warning|note|hint|tip|info): )[A-Za-z][\w.-]{0,40}: "  # pdsh
     r"(?=\s{0,20}(?:\[rank\d|Traceback \(|File \"|\[\d{4}-|\w{1,60}(?:Error|Exception): ))"
     r"|(?:stdout|stderr) [FP] |(?:stdout|stderr) ?[:|] "  # containers' own logs
-    r"|\((?:\w{1,60} )?pid=\d{1,9}(?:, ip=[\w.:]{3,40})?\) "  # Ray
+    rf"|(?:{RAY}) "
+    r"|[EWIDF] \d{1,9} \d{1,9}\] \((?:raylet|gcs_server)\) "  # what these daemons put behind their clock
+    # vLLM, SkyPilot: only before what belongs to a traceback, as their level says what all other lines are
+    r"|(?:(?:INFO|WARNING|ERROR|DEBUG|CRITICAL) |[EWIDCF] )\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,6})? \[?[\w./-]{1,80}:\d{1,6}\] ?"
+    r"(?=(?:\s*Traceback: )?Traceback \(|\s{2,}|$|[\w.]{1,160}(?:Error|Exception)(?::|$)|During handling of|The above exception)"
     r"|[A-Za-z][\w.-]{0,40}[-_]\d{1,4} {1,20}\| "  # docker compose
     r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [\w.-]{1,60} [\w.-]{1,40}\[\d{1,9}\]: "  # journal
     r"|\#\#\[error\]|(?:> ?){1,4}(?=\S)|E {2,12}(?=\S)"  # GitHub, mail, pytest

@@ -10,6 +10,9 @@ class Event(enum.Enum):
     FAILED = "failed"
     ENDED_WELL = "ended well"
     EXITED_ZERO = "exited with zero"
+    ASKED_FOR_STATUS = "asked for status"
+    NCCL_WARNED = "nccl warned"
+    LAST_ERROR = "last error"
     COMPLAINED = "complained"
     TRACEBACK = "traceback"
     EXCEPTION = "exception"
@@ -148,6 +151,12 @@ MARKS = (
     ),
     Mark(event=Event.CRASHED, words="xid", pattern=r"NVRM: Xid"),
     Mark(
+        event=Event.CRASHED,
+        words="memory+fault hsa_status_error_exception hsa_status_error_out_of_resources "
+        "hsa_status_error_memory_aperture_violation hsa_status_error_illegal_instruction hsa_status_error_memory_fault",
+        pattern=r"^Memory access fault by GPU |\bHSA_STATUS_ERROR_\w{1,60}",
+    ),
+    Mark(
         event=Event.EXITED,
         words="exitcode exits+code srun+error signals+died caught+signal signal+terminated signal+exited exit+code "
         "exited+code exit+status "
@@ -254,6 +263,9 @@ MARKS = (
         r"|^[Ee]xit (?:code|status) of \S{1,60}[ :=]{1,3}0\.?$"
         r"|^(?:[Ee]xit(?:ed)?|EXIT|[Rr]eturn|[Jj]ob exit)?(?: with)?[ _-]?(?:[Cc]ode|CODE|[Ss]tatus|STATUS|rc|RC)[ :=]{1,3}0\.?$",
     ),
+    Mark(event=Event.NCCL_WARNED, words="nccl+warn", pattern=r"\[\d{1,3}\] (?:\S{1,80} )?NCCL WARN \S"),
+    Mark(event=Event.LAST_ERROR, words="last+error", pattern=r"^Last error:$"),
+    Mark(event=Event.ASKED_FOR_STATUS, words="echo", pattern=r"^[$#%] echo \$\?$|^\+ echo 0$"),
     Mark(
         event=Event.WAITING,
         words="extensions+root patching+ldflags extension+directory waited+lock",

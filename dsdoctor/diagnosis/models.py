@@ -234,7 +234,8 @@ VERDICTS = {
 class Diagnosis:
     """What one log says. ``findings``: the cause first.
 
-    ``where``: on which ranks it began, and ``activity``: what they were doing; "" where the log does not say.
+    ``where``: on which ranks it began, and ``activity``: what they were doing; "" where the log does not say. Of a healthy log
+    ``activity`` says at which step it ends, where that is not the last.
     ``follows``: the first finding only says that another process is gone or does not come. ``silent``: it shows neither trouble nor
     health, so that another log of the same job may speak for it. ``without_ranks``: the first finding's title without ``where``.
     """

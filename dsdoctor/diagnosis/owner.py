@@ -69,8 +69,48 @@ TITLES = {
 }
 """The packages that also run from a clone, and what their projects are called where that differs from the package's name."""
 
+LIBRARIES = frozenset(
+    {
+        *(
+            "torch",
+            "torchvision",
+            "transformers",
+            "accelerate",
+            "datasets",
+            "peft",
+            "DeepSpeed",
+            "diffusers",
+            "flash-attn",
+        ),
+        *(
+            "Lightning",
+            "Ray",
+            "hydra-core",
+            "jinja2",
+            "pydantic",
+            "tokenizers",
+            "huggingface_hub",
+            "safetensors",
+            "pyarrow",
+        ),
+        *(
+            "numpy",
+            "pandas",
+            "triton",
+            "bitsandbytes",
+            "transformer-engine",
+            "omegaconf",
+            "aiohttp",
+            "httpx",
+            "requests",
+        ),
+        *("fire", "click", "typer", "multiprocess", "torchdata", "pytest", "wandb", "joblib", "sympy", "scipy"),
+    }
+)
+"""Libraries that only pass a value on: what they got, a program above them has chosen."""
+
 SUBPACKAGES = (
-    r"(?:actors?|api|args|arguments?|backends?|base_config|callbacks?|chat|cli|cli_main|collections|commands?|common|config|core|data"
+    r"(?:_private|_internal|_utils|actors?|api|args|arguments?|backends?|base_config|callbacks?|chat|cli|cli_main|collections|commands?|common|config|core|data"
     r"|datasets?|distributed|engine|evals?|experimental|extras?|extensions|hparams|integrations|interactions|legacy|llm|loaders|lightning"
     r"|loss|models?|monkeypatch|optimizers?|pipelines?|plugins?|post_training|prompt_strategies|protocol|ray|recipes?|rewards?|rlhf|rollout"
     r"|router|runtime|ops|comm|moe|sequence|inference|module_inject|launcher|checkpoint|schedulers?|scripts|server|serve|single_controller"

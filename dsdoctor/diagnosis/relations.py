@@ -5,6 +5,7 @@ A log is judged by a Story: all that was read of it, and what began its trouble.
 the answers that change; one that changes none is removed.
 """
 
+import posixpath
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from typing import Concatenate, ParamSpec
 from dsdoctor.diagnosis.lines import EXCEPTION_LINE, NAMED, Line
 from dsdoctor.diagnosis.marks import Event
 from dsdoctor.diagnosis.models import Hit, Stage, Tier
+from dsdoctor.diagnosis.owner import PYTHON
 from dsdoctor.diagnosis.scan import Scan
 from dsdoctor.diagnosis.timeline import (
     FINITE,
@@ -186,7 +188,39 @@ def _is_of_training(raw: bytes) -> bool:
 @relation("borne")
 def borne(story: Story, failure: Failure) -> str:
     """A process said of an exception that it goes on without it, and did, and none is known to have ended."""
-    if story.timeline.exits or not is_recovered(story, failure.line, failure.speaker):
+    if story.timeline.exits:
+        return ""
+    if not is_recovered(story, failure.line, failure.speaker) and not comes_again(story, failure):
+        return is_of_tried_code(story, failure)
+    return trained_after(story, Line(failure.line, failure.text))
+
+
+@relation("comes-again")
+def comes_again(story: Story, failure: Failure) -> str:
+    """The same process raises from the same place time after time, and goes on training in between: of samples, tasks, answers."""
+    known = (*story.timeline.survived, *story.timeline.failures)
+    same = [one for one in known if one.speaker == failure.speaker and _place(one) == _place(failure) != ("", "")]
+    lines = sorted(one.line for one in same)
+    if len(lines) < 2 or not story.timeline.stepped_between(lines[0], lines[-1]):
+        return ""
+    return f"the same process raised from the same place on line {lines[0]} as well, and went on"
+
+
+def _place(failure: Failure) -> tuple[str, str]:
+    """The files in which a traceback begins and ends; of samples and of code that is tried only the folders differ."""
+    frames = failure.frames
+    return (posixpath.basename(frames[0].path), posixpath.basename(frames[-1].path)) if frames else ("", "")
+
+
+TRIED = re.compile(r"^(?:/tmp/|/var/folders/|<string>|<stdin>|<sandbox|<exec)|/(?:sandbox|tmp\w{4,12})/")
+"""Files that a program wrote only to run them."""
+
+
+@relation("tried-code")
+def is_of_tried_code(story: Story, failure: Failure) -> str:
+    """It is all of code that a program wrote and ran in a process of its own, and the training went on after it."""
+    own = all(TRIED.search(frame.path) for frame in failure.frames if frame.owner != PYTHON)
+    if not failure.frames or not own or not TRIED.search(failure.frames[0].path):
         return ""
     return trained_after(story, Line(failure.line, failure.text))
 
@@ -205,10 +239,17 @@ EXITS = re.compile(
 
 def well_until(story: Story, failed: int = 0) -> int:
     """The last line that proves success, 0 if none does. ``failed``: the last line by which a process is known to have failed."""
-    well, zero = story.until(Event.ENDED_WELL), story.until(Event.EXITED_ZERO)
+    well, zero = story.until(Event.ENDED_WELL), max(story.until(Event.EXITED_ZERO), asked_status_is_zero(story))
     if zero <= well or failed > well:
         return well
     return zero if exited_with_zero(story, zero, well) else well
+
+
+def asked_status_is_zero(story: Story) -> int:
+    """The line on which a shell answers 0 to ``echo $?``; 0 where none does."""
+    asked, recent = story.until(Event.ASKED_FOR_STATUS), story.timeline.recent
+    age = story.read.lines - asked
+    return asked + 1 if asked and 0 < age <= len(recent) and recent[-age].strip() == b"0" else 0
 
 
 @relation("exit-zero")
@@ -287,6 +328,8 @@ def passed_over(story: Story, failure: Failure, own: list[Failure], ended: Exit 
     for other in later:
         if because := left_behind(story, failure.line, failure.speaker, other):
             return because
+    if again := borne(story, failure):
+        return again
     if ends_its_process(story, failure) or failure.native:
         return ""
     return ended_by_another(story, failure, later) or another_rank_first(story, failure, ended)
@@ -408,6 +451,40 @@ def clears_up(story: Story, hit: Hit) -> str:
     return f"a process had failed before: line {failure.line}" if ended else ""
 
 
+INSTALLS = {"pip-resolution-impossible", "pip-no-matching-version", "pip-network", "pip-environment-protected"}
+"""Rules of an installation that failed: what is missing afterwards it did not install."""
+
+NOT_INSTALLED = {"command-not-found", "python-dep-missing"}
+
+
+@relation("install-failed-before")
+def was_not_installed(story: Story, hit: Hit) -> str:
+    """A program or a package is missing because the installation before it failed."""
+    if hit.rule.id not in NOT_INSTALLED:
+        return ""
+    before = (one for one in story.causes if one.rule.id in INSTALLS and one.line < hit.line and not one.aside)
+    failed = next((one for one in before if not survived(story, one)), None)
+    return f"the installation of line {failed.line} failed before" if failed else ""
+
+
+ALREADY = re.compile(r"already exists|[Aa]lready (?:in use|been (?:used|taken))|name .{1,80} is (?:already )?taken")
+"""Words of an exception by which a second attempt meets what the first one left."""
+
+
+@relation("second-attempt")
+def is_of_a_second_attempt(story: Story, failure: Failure) -> str:
+    """The task was started again after its worker had died, and met what the first attempt had left."""
+    if not ALREADY.search(failure.text):
+        return ""
+    died = next(
+        (one for one in story.causes if one.rule.id in DIED and one.line < failure.since and not one.aside), None
+    )
+    return f"the worker of line {died.line} had died, and its task was started again" if died else ""
+
+
+DIED = {"ray-worker-died", "host-ram-oom", "crashed-in-native-code"}
+
+
 @relation("after-the-end")
 def comes_after_its_end(story: Story, hit: Hit) -> str:
     """The scheduler had ended the job just before a line that says little by itself: a killed worker, a lost rank."""
@@ -437,6 +514,8 @@ def follows_another(story: Story, hit: Hit) -> str:
     if any(one.line == hit.line for one in story.timeline.exits):
         return ""
     if hit.rule.id not in WAITING or hit.tier is not Tier.GENERIC or not _says_another_is_gone(story, hit):
+        return ""
+    if failure and is_of_a_second_attempt(story, failure):
         return ""
     if failure:
         return f"it only says that another process is gone or does not come; line {failure.line} is an own exception"
@@ -509,7 +588,8 @@ def trusted_later(story: Story, latest: Line) -> str:
 def survived_by_its_process(story: Story, hit: Hit, latest: Line) -> str:
     """It stands in an exception after which its process went on."""
     known = [*story.timeline.survived, *(one for one in story.timeline.failures if borne(story, one))]
-    of_it = any(belongs(hit, one) and latest.number <= one.line + MESSAGE_LINES for one in known)
+    until = max((one.line for one in known if one.since <= latest.number <= one.line + MESSAGE_LINES), default=0)
+    of_it = until and any(belongs(hit, one) for one in known)
     return "its process took further steps after it" if of_it else ""
 
 
@@ -621,6 +701,7 @@ def standing(story: Story) -> tuple[list[Hit], list[tuple[Hit, str]]]:
 
     def because(hit: Hit) -> Iterator[str]:
         yield clears_up(story, hit)
+        yield was_not_installed(story, hit)
         yield is_how_it_ended(story, hit)
         yield follows_another(story, hit)
         yield comes_after_its_end(story, hit)
@@ -822,11 +903,15 @@ RELATIONS = (
     dies_again,
     trained_after,
     borne,
+    comes_again,
+    is_of_tried_code,
     exited_with_zero,
     ended_by_another,
     another_rank_first,
     is_cleared_up,
     clears_up,
+    was_not_installed,
+    is_of_a_second_attempt,
     comes_after_its_end,
     is_how_it_ended,
     follows_another,

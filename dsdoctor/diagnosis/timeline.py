@@ -9,7 +9,7 @@ from itertools import islice
 
 from dsdoctor.diagnosis.lines import EXCEPTION_LINE, Line, last_segment
 from dsdoctor.diagnosis.marks import Event
-from dsdoctor.diagnosis.owner import PYTHON, is_relay, owner_of
+from dsdoctor.diagnosis.owner import LIBRARIES, PYTHON, is_relay, owner_of
 
 # A raw line of a log -> which process wrote it, as far as its prefix says. Reads only the head of the line.
 MAX_HEAD_BYTES = 240
@@ -30,7 +30,9 @@ MPI_LABEL = re.compile(rb"^\[\d{1,5},(\d{1,5})\]<std(?:out|err)>")
 TASK_LABEL = re.compile(rb"^ {0,4}(\d{1,5}): ")
 
 
-RAY_LABEL = re.compile(rb"^\(((?:\w{1,60} )?pid=\d{1,9}(?:, ip=[\w.:]{3,40})?)\) ")
+RAY_LABEL = re.compile(
+    rb"^\(((?:[\w.:\[\]=-]{1,80} )?pid=\d{1,9}(?:, ip=[\w.:]{3,40})?|raylet(?:, ip=[\w.:]{3,40})?)\) "
+)
 
 
 HOST_LABEL = re.compile(rb"^(?:\[(?:pod/)?([A-Za-z][\w./-]{0,80})\] |([A-Za-z][\w.-]{0,60}\d[\w.-]{0,20})(?: \| |: ))")
@@ -131,7 +133,7 @@ LAUNCHER = re.compile(
 """The launcher's own exception, which names no cause."""
 
 PASSES_ON = re.compile(
-    r"(?:\w{1,60}\.){0,6}(?:(?:Base)?ExceptionGroup|ProcessRaisedException|PythonException|RayTaskError)\b"
+    r"(?:\w{1,60}\.){0,6}(?:(?:Base)?ExceptionGroup|ProcessRaisedException|PythonException|RayTaskError|CheckpointException)\b"
     r"|(?:\w{1,60}\.){0,6}(?:ActorDiedError|RayActorError): .{0,40}error raised in its creation task"
 )
 """An exception whose message is the traceback of another one, which stands below."""
@@ -141,6 +143,7 @@ NATIVE = re.compile(
     r"|Assertion [`'\"].{1,400}?['\"]? failed|Assertion failed: |^Fatal Python error: (?P<fatal>.{1,80})"
     r"|^(?:free|malloc|realloc|munmap_chunk|corrupted)\(?\)?: (?:invalid|corrupted|unaligned|double)|double free or corruption"
     r"|\*\*\* stack smashing detected|\.(?:cc|cpp|cu|h):\d{1,6}\S{0,4} {0,3}Check failed: |NVRM: Xid"
+    r"|^Memory access fault by GPU |\bHSA_STATUS_ERROR_\w{1,60}"
 )
 """How a program that is not Python says that it breaks off."""
 
@@ -197,6 +200,7 @@ class Failure:
     native: bool = False
     after_watchdog: bool = False
     went_on_from: int = 0
+    notice: Line | None = None  # what its process said just before of something that was missing, refused or ignored
 
     @property
     def rooted(self) -> bool:
@@ -236,6 +240,18 @@ class Failure:
         """The innermost such place that is not Python's own library."""
         frames = (frame for frame in reversed(self.frames) if not frame.is_relay and frame.owner != PYTHON)
         return next(frames, self.raiser)
+
+    @property
+    def giver(self) -> Frame | None:
+        """The place that passed what was refused to the one who raised it: the nearest above it that is the user's own or of a
+        program that one runs, else the nearest of another library; None where there is none above.
+        """
+        raiser = self.last_of_a_project
+        if raiser is None:
+            return None
+        above = self.frames[: self.frames.index(raiser)]
+        others = [one for one in reversed(above) if not one.is_relay and one.owner not in {raiser.owner, PYTHON}]
+        return next((one for one in others if one.own or one.owner not in LIBRARIES), next(iter(others), None))
 
     @property
     def frame(self) -> Frame | None:
@@ -438,8 +454,10 @@ def _told_best(first: Failure, last: Failure) -> Failure:
 STEP = re.compile(
     rb"(?:\b(?:global[_ ])?(?:[Ss]tep|[Ii]ter(?:ation)?)['\"]?\]?\s{0,3}[=:#]?\s{0,3}(\d{1,9})\b(?![.%]))"
     rb"|(?:^|\r|\] ?:?)\s{0,3}\d{1,3}%\|[^|\r]{0,200}\|\s{0,9}(\d{1,9})/\d{1,9} \[\d"
+    rb"|\bglobal_step/max_steps['\"]: ?['\"](\d{1,9})/\d|\b[Ee]poch(?:\(train\))?:? {0,3}\[\d{1,6}\]\[ {0,6}(\d{1,9})/\d"
 )
-"""A step of training: ``step 812``, ``global_step=812``, ``iteration 812/2000``, or the 812/2000 of a progress bar.
+"""A step of training: ``step 812``, ``global_step=812``, ``iteration 812/2000``, the 812/2000 of a progress bar,
+``Epoch [3][812/2000]``.
 
 A bar with a name, and ``steps = 703``, are of something else.
 """
@@ -778,9 +796,21 @@ MAX_FAILURES, MAX_WATCHED, MAX_FULLY_DATED = 2000, 64, 8
 UNFINISHED_MESSAGE, MESSAGE_LINES = re.compile(r":$|\d validation errors? for "), 3
 """A message whose first line does not say what is the matter, and how many lines of it are taken."""
 
+NOTICED_BEFORE = 8  # so many lines before a failure stands at most what its process said of its reason
+NOTICE = re.compile(
+    rb"does not (?:contain|exist|have|match)|[Nn]ot found|[Cc]ould not|[Cc]annot |[Ff]ailed to|[Ii]gnoring|[Mm]issing|[Uu]nable to"
+    rb"|[Ii]nvalid |is not (?:set|supported|available|installed|initialized|valid|compatible)"
+)
+"""Words by which a program says that something is missing, refused or ignored."""
+
+BUT_GOES_ON = re.compile(
+    rb"[Rr]etry|[Ss]kipp|[Cc]ontinu|will proceed|[Dd]eprecat|by default|[Ff]all(?:ing|s)? back|[Uu]sing "
+)
+
 JUST_BEFORE = 16
 """So many lines back stands at most what the same process wrote just before a traceback, where several write in turns."""
 
+LAST_ERROR = "Last error:"  # below it NCCL says what went wrong
 A_CERTIFICATE = "certificate"  # a server that was not trusted. What goes on with losses did not need it
 WENT_ON = 3  # after so many steps of the same process a failure is known to have been survived
 REPORTED = re.compile(r"\b(?:WARNING|WARN|INFO|DEBUG)\b.{0,160}Traceback \(")
@@ -790,6 +820,9 @@ INSET = ("traceback :", "+ Exception Group", "| Traceback")
 """How a traceback begins whose lines all stand further in: in torchrun's summary, and in a group of exceptions."""
 
 IGNORED = b"Exception ignored "  # how Python begins what it says of an exception that nobody could take
+AT_EXIT, IN_A_THREAD = b"Error in atexit._run_exitfuncs", b"Exception in thread "
+"""How it begins what a function at exit raises, and what a thread does: after the program's last words neither ended it."""
+
 AFTER_WATCHDOG = 200  # within so many lines after a watchdog has given up, a process breaks off because of it
 BY_WATCHDOG = re.compile(
     r"terminate called (?:after throwing an instance of '(?:std::runtime_error|c10::\w{1,60})'|without)"
@@ -857,6 +890,13 @@ class Timeline:
     last_words: tuple[int, str] | None = None
     """What a logger said of an error just before a process ended first, and on which line."""
 
+    reasons: list[Line] = field(default_factory=list)
+    """What stands below "Last error:", of one process each."""
+
+    asked_by: tuple[int, Speaker] | None = None  # the line of the last "Last error:", and who wrote it
+    steps_seen: int = 0  # how many steps were looked at, to see whether a process goes on
+    steps_before: dict[int, int] = field(default_factory=dict)  # and how many of them before the failure of each line
+    done: int = 0  # the last line by which a program says that it is done
     asked_for_exits: int = 0
     numbered: int = 0
     sampled: int = 0
@@ -875,6 +915,8 @@ class Timeline:
             self._watch(batch)
         if self.unsaid:
             self._go_on(batch)
+        if self.asked_by:
+            self._take_reason(batch)
 
     def speaker(self, raw: bytes) -> Speaker:
         """Who wrote a line; writers are counted."""
@@ -885,7 +927,9 @@ class Timeline:
 
     def begin_traceback(self, raw: bytes, text: str, line: int) -> None:
         """A traceback begins."""
-        handled = bool(REPORTED.search(text)) or IGNORED in self._said_before(raw)[:200]
+        before = self._said_before(raw)[:200]
+        handled = bool(REPORTED.search(text)) or IGNORED in before or AT_EXIT in before
+        handled = handled or (self.done > 0 and IN_A_THREAD in before)
         handled = handled or (
             text.startswith("Traceback") and bool(REPORTED.search(raw[:200].decode("utf-8", "replace")))
         )
@@ -927,8 +971,11 @@ class Timeline:
             back = MAX_RECENT if len(self.failures) < MAX_FULLY_DATED else MAX_RECENT // 8
             before = list(islice(self._before(failure), back))
             failure = replace(failure, step=last_step(before), went_on_from=self._steps_before(before, failure))
+            if len(self.failures) < MAX_FULLY_DATED:
+                failure = replace(failure, notice=self._noticed(failure))
             self._note_progress(self._before(failure), failure.since)
             self.watched.append(Watched(failure))
+            self.steps_before[failure.line] = self.steps_seen
         self.failures.append(failure)
         self.unsaid = MESSAGE_LINES if UNFINISHED_MESSAGE.search(failure.text) else 0
 
@@ -940,12 +987,33 @@ class Timeline:
                 self.failures[-1] = replace(last, text=f"{last.text} {last_segment(raw)[:160]}")
             self.unsaid -= 1
 
+    def _take_reason(self, batch: list[bytes]) -> None:
+        """Take the line of the same process that follows "Last error:"."""
+        line, speaker = self.asked_by or (0, NOBODY)
+        for raw in batch:
+            text = last_segment(raw)
+            if text and text != LAST_ERROR and same_process(self.speaker(raw), speaker):
+                self.reasons.append(Line(line + 1, text[:400]))
+                self.asked_by = None
+                return
+
+    def _noticed(self, failure: Failure) -> Line | None:
+        """The last line of the same process just before a failure that says what was missing, refused or ignored."""
+        for age, raw in enumerate(islice(self._before(failure), NOTICED_BEFORE), 1):
+            if NOTICE.search(raw) and not BUT_GOES_ON.search(raw) and not are_two(self.speaker(raw), failure.speaker):
+                text = last_segment(raw)
+                return None if frame_of(text) or EXCEPTION_LINE.match(text) else Line(failure.since - age, text[:400])
+        return None
+
     def _drop(self, line: int) -> None:
         self.failures = [failure for failure in self.failures if failure.line != line]
         self.watched = [one for one in self.watched if one.failure.line != line]
 
     def exception(self, raw: bytes, text: str, line: int) -> None:
-        """A line that is an exception, with or without a traceback above it."""
+        """A line that is an exception, with or without a traceback above it, and no part of the message of one before."""
+        last = self.failures[-1] if self.failures else None
+        if last and last.frames and self.unsaid and same_process(self.speaker(raw), last.speaker):
+            return
         if not any(failure.line == line for failure in self.failures[-4:]):
             self.add(Failure(line=line, text=text, speaker=self.speaker(raw), since=line))
 
@@ -967,7 +1035,10 @@ class Timeline:
         """A line that may say how a process ended."""
         if self.has_exits_enough:
             return
-        if ended := exit_of(text, line, lambda: [last_segment(raw) for raw in above()]):
+        ended = exit_of(text, line, lambda: [last_segment(raw) for raw in above()])
+        if ended and not ended.signal and not ended.root and ended.local is None and "pid=" in self.speaker(raw).host:
+            return  # why: a worker of Ray that has ended says nothing, so this is of a program that it ran
+        if ended:
             self._note_progress(reversed(self.recent), line)
             if not self.exits:
                 self.went_on_to_exit = _went_on_from(reversed(self.recent), line)
@@ -1019,6 +1090,10 @@ class Timeline:
         if len(self.collectives) < MAX_FAILURES:
             self.collectives.append(text[:600])
 
+    def stepped_between(self, first: int, last: int) -> bool:
+        """Whether a step of the training stands between the lines of two failures."""
+        return self.steps_before.get(first, 0) < self.steps_before.get(last, 0)
+
     def finish(self, line: int) -> None:
         """The log has ended."""
         self._note_progress(reversed(self.recent), line)
@@ -1056,6 +1131,7 @@ class Timeline:
             step = STEP.search(raw[-400:])
             if not step and not FINITE.search(raw[-400:]):
                 continue
+            self.steps_seen += step is not None
             speaker = self.speaker(raw)
             for watched in self.watched if b"Error" not in raw else ():
                 if step or A_CERTIFICATE in watched.failure.text:
@@ -1114,6 +1190,10 @@ def add_event(timeline: Timeline, event: Event, text: str, raw: bytes, line: int
         timeline.wait(text)
     elif event is Event.WORK:
         timeline.note_collective(text)
+    elif event is Event.LAST_ERROR and len(timeline.reasons) < MAX_WATCHED:
+        timeline.asked_by = (line, timeline.speaker(raw))
+    elif event is Event.ENDED_WELL:
+        timeline.done = line
     elif event is Event.WORLD and (found := WORLD.search(text)):
         timeline.world = int(found[1])
     return timeline.has_exits_enough

@@ -15,7 +15,15 @@ from typing import Any
 from dsdoctor.diagnosis import relations
 from dsdoctor.diagnosis.diagnose import SIGNS, diagnosis_of
 from dsdoctor.diagnosis.lines import raw_lines
-from tests.diagnosis import innocents, test_diagnose, test_endings, test_left_behind, test_schedulers, test_what_follows
+from tests.diagnosis import (
+    innocents,
+    test_diagnose,
+    test_endings,
+    test_left_behind,
+    test_schedulers,
+    test_survived_incidents,
+    test_what_follows,
+)
 from tests.diagnosis.reading import collected, diagnose, scan
 
 HERE = Path(__file__).parent
@@ -44,6 +52,7 @@ def stories() -> list[list[bytes | str]]:
         diagnose(A_CRASH_LONG_BEFORE_THE_END)
         test_left_behind.test_only_what_shows_that_a_program_went_on_takes_a_cause_away()
         test_left_behind.test_a_run_that_says_that_it_goes_on_and_does_is_well()
+        test_survived_incidents.test_what_was_survived_is_no_failure()
         test_schedulers.test_what_a_scheduler_cancels_behind_a_failed_rank_is_no_cause()
         for warned, end in test_what_follows.OTHER_SERVERS[::4]:
             test_what_follows.told_without_the_certificate(warned, end, test_what_follows.PROBLEMS[0])

@@ -27,6 +27,7 @@ CORPORA = (
     "unseen_third",
     "unseen_fourth",
     "unseen_fifth",
+    "unseen_sixth",
     "real",
 )
 COLUMNS = ("right", "wrong", "unsure", "none", "quoted", "alarm")
@@ -68,10 +69,15 @@ def says(text: str, say: list[list[str]]) -> bool:
 def marks_of(diagnosis: Diagnosis, answer: dict[str, Any]) -> list[str]:
     """The columns in which a log counts."""
     if answer["cause"] is None:
-        return ["alarm" if has_error(diagnosis.findings) else "right"]
+        well = diagnosis.verdict.value == answer.get("verdict", diagnosis.verdict.value)
+        return ["alarm" if has_error(diagnosis.findings) or not well else "right"]
     verdicts = [finding for finding in diagnosis.findings if finding.severity is not Severity.NOTE]
     if not verdicts:
         return ["none"]
+    if "rule" in answer:
+        line = f"line {answer['line']}: "
+        named = verdicts[0].rule == answer["rule"] and any(one.startswith(line) for one in verdicts[0].evidence[:1])
+        return ["right"] if named else ["wrong"]
     if "say" in answer:
         named = says(" ".join([verdict_text(verdicts[0]), *verdicts[0].evidence]).lower(), answer["say"])
     elif "accept" in answer:

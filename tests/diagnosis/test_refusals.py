@@ -32,7 +32,8 @@ def test_a_library_s_own_refusal_is_told_with_its_place_condition_and_names_and_
     first = told.findings[0]
 
     assert (told.outcome, first.rule) == (LogOutcome.UNEXPLAINED, "unexplained-failure")
-    assert first.title.startswith(f"{package} stopped, in training") and where in first.title.replace("\\", "/")
+    assert first.title.startswith(f"{package} rejects a value from your code, in training")
+    assert first.fix and where in first.fix.text.replace("\\", "/")
     assert "it asks that self.odd_size % args.odd_parts == 1" in first.evidence
     assert "named in it: odd_mode, odd_size, odd_parts" in first.evidence
     assert first.fix and "odd_mode" in first.fix.text
@@ -47,7 +48,7 @@ def test_an_assertion_without_words_is_told_by_its_condition() -> None:
 def test_what_only_happened_in_a_library_is_no_refusal() -> None:
     told = raised(PLACES[0][0], "x = self.odd_table[7]", "KeyError: 7")
 
-    assert "itself stopped" not in told.findings[0].title
+    assert "rejects" not in told.findings[0].title
 
 
 EXCEPTIONS = (
