@@ -157,7 +157,7 @@ def no_moments(states: dict[str, Weights]) -> None:
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        (other_value, "exp_avg_sq of 0.first: other values"),
+        (other_value, "exp_avg_sq of 0.first: values that differ"),
         (fewer_values, "2 files in new: truncated or damaged"),
         (no_moments, "exp_avg of 0.first"),
     ],
