@@ -215,7 +215,7 @@ MARKS = (
         event=Event.ENDED_WELL,
         words="successfully finished",
         pattern=r"Successfully (?:installed|built) .{0,400}\bdeepspeed\b|exits successfully|Finished processing "
-        r"dependencies for deepspeed",
+        r"dependencies for deepspeed|\bSuccessfully finished\.",
     ),
     Mark(
         event=Event.ENDED_WELL,

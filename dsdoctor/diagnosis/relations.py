@@ -227,6 +227,8 @@ def is_of_tried_code(story: Story, failure: Failure) -> str:
 
 # Where a log ends well. An exit code alone proves little: behind a pipe it is that of the last program. It counts where the program
 # had said that it was done, or where the training went on after the last thing that went wrong.
+COMMAND = re.compile(rb"[$#%] (?!echo )\S")
+"""A command at a shell's prompt."""
 AT_EXIT = {6, 11}  # SIGABRT and SIGSEGV: what destructors and threads that still run make of an exit
 OF_A_TRAINING = re.compile(r"train_runtime|[Tt]rain|`max_")
 
@@ -239,7 +241,10 @@ EXITS = re.compile(
 
 def well_until(story: Story, failed: int = 0) -> int:
     """The last line that proves success, 0 if none does. ``failed``: the last line by which a process is known to have failed."""
-    well, zero = story.until(Event.ENDED_WELL), max(story.until(Event.EXITED_ZERO), asked_status_is_zero(story))
+    well, asked = story.until(Event.ENDED_WELL), asked_status_is_zero(story)
+    if asked > failed and is_of_one_program(story, asked):
+        return asked
+    zero = max(story.until(Event.EXITED_ZERO), asked)
     if zero <= well or failed > well:
         return well
     return zero if exited_with_zero(story, zero, well) else well
@@ -250,6 +255,14 @@ def asked_status_is_zero(story: Story) -> int:
     asked, recent = story.until(Event.ASKED_FOR_STATUS), story.timeline.recent
     age = story.read.lines - asked
     return asked + 1 if asked and 0 < age <= len(recent) and recent[-age].strip() == b"0" else 0
+
+
+@relation("status-of-one-program")
+def is_of_one_program(story: Story, asked: int) -> str:
+    """The 0 on a line is the exit status of the program whose command stands before it: no pipe hides it behind another's."""
+    before = islice(reversed(story.timeline.recent), story.read.lines - asked + 2, None)
+    command = next((raw for raw in before if COMMAND.match(raw)), b"|")
+    return "" if b"|" in command or b"&" in command else f"line {asked} is the exit status 0 of its command"
 
 
 @relation("exit-zero")
@@ -905,6 +918,7 @@ RELATIONS = (
     borne,
     comes_again,
     is_of_tried_code,
+    is_of_one_program,
     exited_with_zero,
     ended_by_another,
     another_rank_first,

@@ -413,6 +413,13 @@ class Relayed:
 
 BATCH_LINES = 32  # how many lines are first looked at together
 MAX_WRITERS = 1000  # how many processes are remembered that wrote the line of a rule
+
+
+def _is_of_commands(entry: Wording | Mark | Clue) -> bool:
+    """Whether a command that was typed at a prompt is asked for it: nothing else in a command has happened."""
+    return isinstance(entry, Clue) or (isinstance(entry, Mark) and entry.event is Event.ASKED_FOR_STATUS)
+
+
 ONCE = {Event.COMPILER_ERROR, Event.GPU_FAULT, Event.WINDOWS, Event.NO_GPU, Event.WORLD}
 """Events of which only the first one counts."""
 
@@ -575,7 +582,7 @@ class Scan:
                 text = self._searched(text, len(numbers))
                 typed = bool(PROMPT.match(text))
                 for number in sorted(numbers):
-                    if not typed or isinstance(self.index.entries[number], Clue):
+                    if not typed or _is_of_commands(self.index.entries[number]):
                         self._try(number, text)
         if self.wrapped.since == self.lines and self._is_known():
             self.wrapped.text = ""

@@ -49,6 +49,27 @@ WELL = {
         "$ echo $?",
         "0",
     ],
+    "a warning of a fabric, and the program's own status": [
+        "$ mpirun -n 2 ./bandwidth",
+        "[1668693503.47] [node1:11:0]  ib_log.c:246  UCX  ERROR mlx5_0: ibv_create_cq() failed: Cannot allocate memory",
+        "1048576  0.21",
+        "$ echo $?",
+        "0",
+    ],
+    "a server that goes down with its client": [
+        "$ python embed.py",
+        "wrote embeddings.npy",
+        "ERROR 01-16 17:16:49 [core_client.py:605] Engine core proc EngineCore_DP0 died unexpectedly, shutting down client.",
+        "$ echo $?",
+        "0",
+    ],
+    "a worker of Ray that was meant to end": [
+        *steps(0, 5, TASK),
+        "(raylet) A worker died or was killed while executing a task by an unexpected system error. Worker IP address: 10.0.0.7 "
+        "Worker port: 10022 Worker PID: 33 Worker exit type: INTENDED_USER_EXIT Worker exit detail: exited by request.",
+        "+ echo finished",
+        "finished",
+    ],
     "a hook at exit": [
         *steps(0, 5),
         "{'train_runtime': 3211.2, 'epoch': 3.0}",
@@ -90,6 +111,23 @@ ENDED = {
         *steps(0, 3),
         "Exception in thread Thread-3 (_pin_memory_loop):",
         *traceback("/w/loader.py", "RuntimeError: no more pages"),
+    ],
+    "the status of a pipe is that of its last program": [
+        "$ python train.py | tee train.log",
+        *traceback("/w/train.py", "ValueError: odd", "", "<module>"),
+        "$ echo $?",
+        "0",
+    ],
+    "a status that is not 0": [
+        "$ mpirun -n 2 ./bandwidth",
+        "[1668693503.47] [node1:11:0]  ib_log.c:246  UCX  ERROR mlx5_0: ibv_create_cq() failed: Cannot allocate memory",
+        "$ echo $?",
+        "1",
+    ],
+    "a worker of Ray that died": [
+        *steps(0, 5, TASK),
+        "(raylet) A worker died or was killed while executing a task by an unexpected system error. Worker IP address: 10.0.0.7 "
+        "Worker port: 10022 Worker PID: 33 Worker exit type: SYSTEM_ERROR Worker exit detail: connection error code 2.",
     ],
     "a fallback that fails": ["error: <urlopen error timed out>", "building from source", "error: no compiler"],
 }
