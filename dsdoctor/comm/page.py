@@ -280,9 +280,7 @@ def _flat(colour: str) -> dict[str, Any]:
 def _colorbar(bottom: float, top: float) -> dict[str, Any]:
     """A bar below the heat map whose ticks are 1, 2 or 5 times a power of ten."""
     steps = [
-        math.log10(factor * 10.0**power)
-        for power in range(math.floor(bottom), math.ceil(top) + 1)
-        for factor in (1, 2, 5)
+        power + math.log10(factor) for power in range(math.floor(bottom), math.ceil(top) + 1) for factor in (1, 2, 5)
     ]
     inside = [step for step in steps if bottom <= step <= top]
     return {

@@ -6,13 +6,17 @@ Times are seconds, sizes bytes, bandwidths bytes a second.
 import enum
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-from dsdoctor.comm.models import Claim, CommPhase, Mode, PhaseState
+from dsdoctor.comm.models import MAX_RANKS, Claim, CommPhase, Mode, PhaseState
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.hosts.ssh import RemoteFinding
+
+RankNumber = Annotated[int, msgspec.Meta(ge=0, lt=MAX_RANKS)]
+Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e15)]
+"""Bytes a second. A report that another process wrote is refused where it holds anything else."""
 
 
 class ConnectOutcome(enum.Enum):
@@ -37,12 +41,12 @@ class Reach:
     answered. ``sent_from``: the address that the kernel sends from, where that is not the rank's own; ``seen_as``: the one that the
     target saw, where that is another; ``usable``: of a message that stalled, the bytes of the largest packet that arrived."""
 
-    source: int
-    target: int
+    source: RankNumber
+    target: RankNumber
     outcome: ConnectOutcome
     address: str = ""
     seconds: float = 0.0
-    bandwidth: float | None = None
+    bandwidth: Amount | None = None
     mss: int | None = None
     pmtu: int | None = None
     retransmits: int = 0
@@ -97,8 +101,8 @@ class PairTime:
     """The best time of one message of ``size`` bytes from rank ``source`` to ``target`` and back, halved; ``latency`` is that of
     one byte."""
 
-    source: int
-    target: int
+    source: RankNumber
+    target: RankNumber
     size: int
     seconds: float
     latency: float = 0.0
@@ -116,7 +120,7 @@ class Pace:
     that work, 0 where it is not the processor's; ``delayed``: the part of its time in which the rank waited for a processor
     (median); ``equals``: ranks with which it shares processors by the same rights."""
 
-    rank: int
+    rank: RankNumber
     compute: float
     waited: float
     cpu: float = 0.0
@@ -129,7 +133,7 @@ class Held:
     """What the processor quota of a rank's control group did meanwhile: ``quota`` in processors (0: none), the ``periods`` that
     passed, and in how many of them it was used up (``throttled``)."""
 
-    rank: int
+    rank: RankNumber
     quota: float = 0.0
     periods: int = 0
     throttled: int = 0
@@ -139,7 +143,7 @@ class Held:
 class Speeds:
     """Everything timed on one rank."""
 
-    rank: int
+    rank: RankNumber
     timings: tuple[Timing, ...] = ()
     pairs: tuple[PairTime, ...] = ()
     pace: Pace | None = None
@@ -163,7 +167,7 @@ class Stuck:
     last collective that it began, by torch's flight recorder. ``quiet``: seconds since it last made progress.
     ``cause``: the limit that ended it, where one is known to; ``perhaps``: what else may have."""
 
-    rank: int
+    rank: RankNumber
     at: str
     step: int
     seconds: float
@@ -193,7 +197,7 @@ class PhaseResult:
 class Limit:
     """What a link can do, one way, in bytes a second, and which link and source that is."""
 
-    bandwidth: float
+    bandwidth: Amount
     link: str
     because: str
 
@@ -210,7 +214,7 @@ class Speed:
     p99: float
     algbw: float
     busbw: float
-    slowest: int
+    slowest: RankNumber
     medians: tuple[float, ...]
 
 

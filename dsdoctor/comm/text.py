@@ -18,6 +18,8 @@ from dsdoctor.ui.terminal import VerdictLine, finding_lines
 # A Report -> a cell for every pair of ranks: bandwidth, outcome, whether it stands out. Draws nothing.
 
 
+MIN_SECONDS = 1e-9
+"""No message takes less: what a foreign report says of a faster one is no time."""
 SLOW = 3
 """A pair that is this many times slower than the median of its kind stands out: two busy processors alone make a factor of 2.5."""
 
@@ -78,7 +80,9 @@ def _cell(reach: Reach) -> PairCell:
 def _timed(report: Report) -> dict[tuple[int, int], float]:
     """Bandwidths of the largest message that was timed, both ways."""
     largest = max((pair.size for pair in report.pairs), default=0)
-    there = {(pair.source, pair.target): pair for pair in report.pairs if pair.size == largest and pair.seconds > 0}
+    there = {
+        (pair.source, pair.target): pair for pair in report.pairs if pair.size == largest and pair.seconds > MIN_SECONDS
+    }
     both = {(target, source): pair for (source, target), pair in there.items()} | there
     return {place: pair.size / pair.seconds for place, pair in both.items()}
 

@@ -266,3 +266,14 @@ def test_a_report_of_a_world_that_nobody_has_is_none(world: int, tmp_path: Path)
 
     with pytest.raises(UsageError, match="is not a report"):
         read_result(str(written))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("source", -(10**30)), ("target", 10**7), ("bandwidth", -1.0), ("bandwidth", 1e300)]
+)
+def test_a_report_with_what_no_test_finds_is_refused(field: str, value: float, tmp_path: Path) -> None:
+    written = json.loads(document("comm", (), report=healthy_4()))
+    written["report"]["reaches"][0][field] = value
+    (tmp_path / "comm.json").write_text(json.dumps(written))
+
+    assert run_inside("comm", "--read", str(tmp_path / "comm.json")).returncode == 2
