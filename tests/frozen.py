@@ -38,7 +38,7 @@ HERE = Path("tests")
 MACHINES = HERE / "machines"
 """Seen from the checkout, in which all is asked: a longer path would break lines elsewhere."""
 LOGS = ("blind", "fresh", "later", "logs", "real", "threads")
-LOGS += ("unseen", "unseen_second", "unseen_third", "unseen_fourth", "unseen_fifth", "unseen_sixth")
+LOGS += ("unseen", "unseen_second", "unseen_third", "unseen_fourth", "unseen_fifth", "unseen_sixth", "unseen_seventh")
 Answer = tuple[str, str]
 
 

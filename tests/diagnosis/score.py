@@ -28,6 +28,7 @@ CORPORA = (
     "unseen_fourth",
     "unseen_fifth",
     "unseen_sixth",
+    "unseen_seventh",
     "real",
 )
 COLUMNS = ("right", "wrong", "unsure", "none", "quoted", "alarm")

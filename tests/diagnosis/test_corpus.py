@@ -77,3 +77,12 @@ def test_what_the_sixth_set_showed_stays_mended() -> None:
 
     assert {mark: names[mark] for mark in names if mark != "right"} == {}
     assert sum(count["right"] for count in counts.values()) == 150
+
+
+@pytest.mark.slow
+def test_what_the_seventh_set_showed_stays_mended() -> None:
+    """Its first score, by a program: the truth's line in 82 of 102 answers; of 50 healthy ones 4 alarmed, 2 undecided."""
+    counts, names = score(HERE / "unseen_seventh", "open")
+
+    assert {mark: names[mark] for mark in names if mark != "right"} == {}
+    assert sum(count["right"] for count in counts.values()) == 152
