@@ -34,12 +34,15 @@ mkdir -p /run/sshd /run/lock /run/tmp
 mount -t tmpfs -o mode=1777 shm /dev/shm
 echo "$2" >hostname
 for file in hosts hostname resolv.conf; do mount --bind $file /etc/$file || true; done
+: >bashrc
+[ ! -e /root/.bashrc ] || mount --bind bashrc /root/.bashrc
 trap '' CHLD
 echo >ready
 exec sleep infinity
 """
 """A node's first process. sysfs is mounted anew because it shows the interfaces of the namespace it was mounted in;
-without SIGCHLD the kernel reaps the orphans."""
+without SIGCHLD the kernel reaps the orphans. A login over ssh reads no start file of this machine: what it starts, such as a rehash
+of pyenv, takes locks that a node's end would leave behind."""
 
 
 def missing() -> str | None:
