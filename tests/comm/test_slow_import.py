@@ -86,7 +86,7 @@ def test_a_rank_that_imports_torch_is_waited_for_and_is_not_missing(held: dict[s
     zero, one = held[RANK_1].said("0"), held[RANK_1].said("1 slow")
 
     assert re.search(r"rank 1 \(\S+\) still importing torch after \d+ s \[rank-starting\]", zero), zero
-    waited = re.search(r"waited (\d+) s; it runs", zero)
+    waited = re.search(r"waited (\d+) s; it is running", zero)
     assert waited, zero
     assert int(waited[1]) > DEADLINE * ARRIVAL
     assert re.search(r"rank 1 \(\S+\) still importing torch at the deadline, after \d+ s \[import-slow\]", one), one
