@@ -103,6 +103,28 @@ def test_what_a_module_holds_is_put_back_alone_and_within_something(kind: str) -
         assert held is not kept or kept["x"][0] is value
 
 
+class Strange:
+    """Its class has no name of a module, a slot is empty, and whoever asks for what it lacks runs its code."""
+
+    __slots__ = ("empty", "number")
+    __module__ = None  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"asked for {name}")
+
+
+def test_no_code_of_what_a_module_holds_is_run() -> None:
+    held = {"x": Strange()}
+    put_back = Contents().of(held)
+    held["x"].number = 5
+    put_back()
+
+    assert held["x"].number == 0
+
+
 def test_what_other_threads_go_on_with_is_let_alone() -> None:
     shared: queue.Queue[int] = queue.Queue()
     held = {"queue": shared, "lock": threading.Lock()}

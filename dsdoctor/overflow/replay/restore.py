@@ -207,6 +207,9 @@ def release_weights(engine: Any) -> None:
     offload.partition_all_parameters()
 
 
+LACKS = object()
+
+
 class Contents:
     """What the attributes of modules hold, to be put back in place: containers, tensors, arrays, generators and plain objects, and
     what is in those. What a thread, a queue or a loader of data holds belongs to others, and is let alone."""
@@ -222,11 +225,11 @@ class Contents:
         self._seen.add(id(value))
         if isinstance(value, Tensor):
             return self._of_tensor(value, nested=depth < MAX_DEPTH)
-        if isinstance(value, torch.Generator | random.Random) or type(value).__module__.startswith("numpy.random"):
+        if isinstance(value, torch.Generator | random.Random) or _module_of(value).startswith("numpy.random"):
             return _generator_content(value)
         if (base := BASES.get(type(value))) is not None:
             return self._of_container(value, base, depth)
-        if type(value).__module__ == "numpy" and type(value).__name__ == "ndarray":
+        if _module_of(value) == "numpy" and type(value).__name__ == "ndarray":
             return self._of_array(value)
         return self._of_object(value, depth) if _is_plain_object(value, nested=depth < MAX_DEPTH) else _nothing
 
@@ -268,19 +271,20 @@ class Contents:
         return put_back
 
     def _of_object(self, value: Any, depth: int) -> Callable[[], None]:
-        values = dict(vars(value)) if hasattr(value, "__dict__") else {}
+        held = _held(value, "__dict__")
+        values = dict(held) if held is not None else {}
         slots = {
-            name: getattr(value, name)
+            name: _held(value, name)
             for kind in type(value).__mro__
             for name in _names(vars(kind).get("__slots__", ()))
-            if isinstance(vars(kind).get(name), types.MemberDescriptorType) and hasattr(value, name)
+            if isinstance(vars(kind).get(name), types.MemberDescriptorType) and _held(value, name, LACKS) is not LACKS
         }
         looks_into = depth > 0 and not _is_of_others(value)
         parts = [self.of(each, depth - 1) for each in (*values.values(), *slots.values()) if looks_into]
 
         def put_back() -> None:
-            if values:
-                vars(value).update(values)
+            if held is not None:
+                held.update(values)
             for name, each in slots.items():
                 object.__setattr__(value, name, each)
             for part in parts:
@@ -400,13 +404,26 @@ def _is_plain_object(value: Any, *, nested: bool) -> bool:
     """Whether it is an object that holds values: no module, function, type or exception. ``nested``: within another value."""
     kind = type(value)
     foreign = (torch.nn.Module, type, BaseException, types.ModuleType)
-    holds = hasattr(value, "__dict__") or any("__slots__" in vars(each) for each in kind.__mro__)
-    known = kind.__module__ in ("builtins", "functools") or (nested and _is_of_others(value))
+    holds = _held(value, "__dict__") is not None or any("__slots__" in vars(each) for each in kind.__mro__)
+    known = _module_of(value) in ("builtins", "functools") or (nested and _is_of_others(value))
     return holds and not known and not isinstance(value, foreign) and not callable(value)
 
 
+def _held(value: Any, name: str, lacks: Any = None) -> Any:
+    """What an object holds under a name; no ``__getattr__`` of the script's is asked for what it lacks."""
+    try:
+        return object.__getattribute__(value, name)
+    except AttributeError:
+        return lacks
+
+
+def _module_of(value: Any) -> str:
+    """The module of a value's class, which a script may have set to anything."""
+    return str(type(value).__module__)
+
+
 def _is_of_others(value: Any) -> bool:
-    return type(value).__module__.partition(".")[0].lstrip("_") in OF_OTHERS
+    return _module_of(value).partition(".")[0].lstrip("_") in OF_OTHERS
 
 
 def _nothing() -> None:
