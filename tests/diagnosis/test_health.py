@@ -111,14 +111,18 @@ def test_a_process_that_ended_with_a_code_has_the_words_that_are_an_error_by_for
 
 
 @pytest.mark.slow
-def test_of_the_healthy_logs_of_the_corpora_those_without_an_end_or_progress_are_undecided() -> None:
-    """One trains on rewards that all fail; one only prints warnings; one is a linker's failed test and one row of a report."""
+def test_the_logs_of_the_corpora_without_an_error_an_end_or_progress_are_undecided() -> None:
+    """Also those that fail in words that aren't read as a failure: a build's last warning, a job that waits, a metric's name."""
     undecided = [Path(name).name for name, lines in corpus() if diagnose(lines).verdict is UNDECIDED]
 
     assert undecided == [
-        "128-verl-prime-reward.log",
-        "gds-link.written-dl-symbols.log",
-        "healthy.import-0.9.5-with-warnings.log",
+        "128-verl-prime-reward.log",  # trains on rewards that all fail
+        "012-docker-build-pip-retry.log",
+        "071-aibrix-multinode.log",
+        "125-raysub-2cpu.log",
+        "129-xgb-cv-error-metric.log",
+        "gds-link.written-dl-symbols.log",  # a linker's failed test
+        "healthy.import-0.9.5-with-warnings.log",  # only warnings
     ]
 
 
