@@ -52,7 +52,7 @@ def test_every_finding_that_the_code_makes_has_a_rule_in_the_book() -> None:
     assert made - set(rule_ids()) == set()
 
 
-GIVEN = {"case", "evidence", "affects", "steps"}
+GIVEN = {"case", "evidence", "affects", "blames", "steps"}
 
 
 @functools.cache
