@@ -135,8 +135,6 @@ def diagnosis_of(read: Scan, *, name: str = "", without: Iterable[str] = ()) -> 
     story = Story(read=read, off=frozenset(without))
     facts = read.fact_reader.facts()
     read.hits = {number: hit for number, hit in read.hits.items() if not contradicted(hit, facts)}
-    known = {hit.line for hit in read.hits.values() if not hit.rule.family}
-    read.hits = {number: hit for number, hit in read.hits.items() if not (hit.rule.family and hit.line in known)}
     read.hits = {number: of_its_package(hit, facts) for number, hit in read.hits.items()}
     combined = combined_hits([*read.hits.values()], facts, read)
     found = sorted([*(of_its_package(hit, facts) for hit in combined), *read.hits.values()], key=_rank)
