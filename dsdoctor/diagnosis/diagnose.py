@@ -8,6 +8,7 @@ from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.redaction import definitions, urls
 from dsdoctor.diagnosis.combined import combined_hits, contradicted, of_its_package, of_one_server
 from dsdoctor.diagnosis.findings import (
+    answer_to,
     borne_of,
     broke_off_at_exit,
     echoes_only,
@@ -32,6 +33,7 @@ from dsdoctor.diagnosis.findings import (
 )
 from dsdoctor.diagnosis.health import cut_off, ends_within, losses_are_nan, steps_are_skipped
 from dsdoctor.diagnosis.lines import JsonLines, Line
+from dsdoctor.diagnosis.links import links
 from dsdoctor.diagnosis.marks import Event
 from dsdoctor.diagnosis.models import Diagnosis, Facts, Hit, LogOutcome, Tier
 from dsdoctor.diagnosis.relations import (
@@ -259,6 +261,9 @@ def known_cause(choice: Choice) -> Verdict | None:
     elif first.rule.id == "collectives-differ":
         cause = with_modules(cause, first, facts)
     cause = with_activity(with_place(with_what_came_before(cause, first, origin, mine=mine), first, failure), activity)
+    before = min(first.line, failure.since) if failure else first.line
+    linked = links(story.read, before, first.text, first.signature.fix or first.rule.fix)
+    cause = replace(cause, evidence=(*cause.evidence, *linked))
     return Verdict(
         outcome=LogOutcome.CAUSE,
         findings=(cause, *others, *choice.notes),
@@ -300,7 +305,11 @@ def own_words(choice: Choice) -> Verdict | None:
         return None
     outcome = LogOutcome.RAISED if failure.raised_by_the_script else LogOutcome.UNEXPLAINED
     line = Line(failure.line, failure.text)
-    told = unexplained(line, choice.facts, origin, more=perhaps_the_end(origin), doing=origin.activity)
+    answer = answer_to(failure, choice.facts)
+    mends = answer.signature.fix or answer.rule.fix if answer else ""
+    linked = links(choice.read, failure.since, f"{failure.text} {failure.condition}", mends)
+    more = (*linked, *perhaps_the_end(origin))
+    told = unexplained(line, choice.facts, origin, more=more, doing=origin.activity)
     return choice.verdict(outcome, told)
 
 

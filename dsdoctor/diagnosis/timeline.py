@@ -883,6 +883,7 @@ class Timeline:
     tracebacks: Tracebacks = field(default_factory=Tracebacks)
     survived: list[Failure] = field(default_factory=list)
     recent: deque[bytes] = field(default_factory=lambda: deque(maxlen=MAX_RECENT))
+    head: list[bytes] = field(default_factory=list)  # the first lines: the command, the configuration
     watched: list[Watched] = field(default_factory=list)
     trouble: int = 0  # the line of the first failure or exit
     step: int | None = None
