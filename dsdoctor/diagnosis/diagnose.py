@@ -66,6 +66,7 @@ from dsdoctor.diagnosis.waiting import with_modules, with_who_waited
 MAX_PASSED_OVER = 8  # so many exceptions that no rule knows are told with the reason why they are not the cause
 NEAR_THE_END = 60  # an exception or an error so close to the end, in lines, is what ended the log
 CERTIFICATE = "certificate-out-of-date"
+WARNED_IN_C = re.compile(r"\[W\d{0,4} ?[^\]]{0,80}\.(?:cpp|cc|h):\d")  # a warning of torch's C++, as glog writes it
 
 VERSIONS = re.compile(r"\(from versions: (?!none\))")  # the index had answered
 NEVER_ALONE = {"op-silently-skipped", CERTIFICATE}
@@ -139,7 +140,8 @@ def diagnosis_of(read: Scan, *, name: str = "", without: Iterable[str] = ()) -> 
     read.hits = {number: hit for number, hit in read.hits.items() if not contradicted(hit, facts)}
     read.hits = {number: of_its_package(hit, facts) for number, hit in read.hits.items()}
     combined = combined_hits([*read.hits.values()], facts, read)
-    found = sorted([*(of_its_package(hit, facts) for hit in combined), *read.hits.values()], key=_rank)
+    found = [*(of_its_package(hit, facts) for hit in combined), *read.hits.values()]
+    found = _ranked(found, found)
     hits = _best_of_each_rule(found, {id(hit) for hit in found if survived(story, hit)})
     return _as_diagnosis(judge(hits, facts, replace(story, origin=origin_of(story))), read, facts, name)
 
@@ -191,9 +193,22 @@ def _as_shown(finding: Finding, records: JsonLines) -> Finding:
     return replace(finding, title=urls(definitions(finding.title)), evidence=evidence)
 
 
-def _rank(hit: Hit) -> tuple[bool, int, bool, int]:
-    """Best first; what is only mentioned last. Of lines that say little, one that another process is gone says least."""
-    return hit.aside, hit.tier, hit.tier is Tier.GENERIC and bool(LOST.search(hit.text)), hit.line
+def _ranked(hits: Iterable[Hit], found: list[Hit]) -> list[Hit]:
+    """Best first; what is only mentioned last. ``found``: all hits of the log.
+
+    Of lines that say little, one that another process is gone says least.
+    Of those that say as much, what C++ only warned of comes behind an error, since it tried another way after it; unless a later
+    line names the same host.
+    """
+
+    def rank(hit: Hit) -> tuple[bool, int, bool, int]:
+        weak = bool(LOST.search(hit.text)) if hit.tier is Tier.GENERIC else bool(WARNED_IN_C.search(hit.text))
+        host = hit.groups.get("peer", "").partition(",")[0]
+        if weak and host and hit.tier is not Tier.GENERIC:
+            weak = not any(host in other.text and not WARNED_IN_C.search(other.text) for other in found)
+        return hit.aside, hit.tier, weak, hit.line
+
+    return sorted(hits, key=rank)
 
 
 def _best_of_each_rule(ranked: list[Hit], survived: set[int]) -> list[Hit]:
@@ -203,7 +218,7 @@ def _best_of_each_rule(ranked: list[Hit], survived: set[int]) -> list[Hit]:
     best: dict[tuple[str, bool], Hit] = {}
     for hit in sorted(ranked, key=lambda hit: id(hit) in survived):
         best.setdefault((hit.rule.id, hit.tier >= Tier.ECHO), hit)
-    return sorted(best.values(), key=_rank)
+    return _ranked(best.values(), ranked)
 
 
 def judge(hits: list[Hit], facts: Facts, story: Story) -> Verdict:
