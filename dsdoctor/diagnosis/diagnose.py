@@ -31,7 +31,7 @@ from dsdoctor.diagnosis.findings import (
     with_place,
     with_what_came_before,
 )
-from dsdoctor.diagnosis.health import cut_off, ends_within, losses_are_nan, steps_are_skipped
+from dsdoctor.diagnosis.health import cut_off, ends_within, losses_are_nan, stands_still, steps_are_skipped
 from dsdoctor.diagnosis.lines import JsonLines, Line
 from dsdoctor.diagnosis.links import links
 from dsdoctor.diagnosis.marks import Event
@@ -404,6 +404,8 @@ def by_evidence(choice: Choice) -> Verdict | None:
         undecided = undecided_after(errors[0])
     elif health.frame and health.frame.number > ended:
         undecided = undecided_frame(health.frame)
+    elif not shown and (still := stands_still(read.timeline, read.lines)):
+        return Verdict(outcome=LogOutcome.CAUSE, findings=(still, *notes))
     elif not shown or read.errors:
         undecided = undecided_log(read, choice.facts)
     else:
