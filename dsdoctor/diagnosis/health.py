@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.diagnosis.lines import PROMPT, SHOWN, Line, is_said, segments
+from dsdoctor.diagnosis.lines import PROMPT, SHOWN, Line, is_said, last_segment, segments
 from dsdoctor.diagnosis.models import Facts
 from dsdoctor.diagnosis.timeline import A_LOGGER, FINITE, FRAME, GOES_ON, STEP, Timeline
 from dsdoctor.rules import book
@@ -295,7 +295,7 @@ def stands_still(timeline: Timeline, last_line: int) -> Finding | None:
     A command that somebody typed after them, and its output, may follow.
     """
     lines = [
-        Line(last_line - age, segments(raw[:MAX_BYTES])[-1])
+        Line(last_line - age, last_segment(raw[:MAX_BYTES]))
         for age, raw in enumerate(reversed(timeline.recent))
         if raw.strip(b" \0\r\n")
     ]
