@@ -442,7 +442,7 @@ def _values_of_places(failure: Failure, facts: Facts) -> dict[str, str]:
     ``at``: the innermost line of the user's own code, else of the project that raised it; ``yours``: only the former.
     """
     raiser = failure.last_of_a_project
-    words = failure.text[:MAX_WORDS_LENGTH].rstrip(".")
+    words = re.sub(r"(?<!\.)\.$", "", failure.text[:MAX_WORDS_LENGTH])  # a full stop, and no ellipsis
     if raiser is None:
         return {"words": words}
     caller = failure.giver
