@@ -209,7 +209,7 @@ def test_an_id_stands_once_in_a_room() -> None:
 @each("rule", rule_ids())
 def test_a_rule_says_what_it_means_and_uses_no_key_that_nobody_reads(rule: str) -> None:
     known = {"id", "title", "means", "matters", "fix", "steps", "since", "formerly", "case"}
-    of_logs = {"stage", "seen", "raised", "family", "general", "explained_by", "wording"}
+    of_logs = {"stage", "seen", "raised", "general", "explained_by", "wording"}
 
     assert ID.fullmatch(rule)
     for room, table in entries(rule):
