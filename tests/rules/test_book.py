@@ -248,6 +248,7 @@ assert opened == [], opened
     subprocess.run([sys.executable, "-c", script, "hang", "overflow", "comm"], check=True, cwd=PACKAGE.parent)
 
 
+@pytest.mark.slow
 def test_the_words_of_log_rules_are_plain() -> None:
     logs = [(place, text) for place, text in texts() if place.startswith(f"{LOGS}/")]
 
