@@ -83,7 +83,7 @@ def make_table() -> Table:
     """The table of log rules, derived from the files."""
     topics = {
         name: {
-            "rule": [_for_diagnosis(rule) for rule in topic["rule"]],
+            "rule": [_for_diagnosis(rule, topic.get("faults", "")) for rule in topic["rule"]],
             "regression": [_with_words(row) for row in topic.get("regression", ())],
         }
         for name, topic in log_topics().items()
@@ -91,11 +91,16 @@ def make_table() -> Table:
     return {"made_from": _digest(), "topics": topics}
 
 
-def _for_diagnosis(rule: Table) -> Table:
+def _for_diagnosis(rule: Table, faults: str) -> Table:
+    """A rule without its page. ``faults``: what ``{faults}`` stands for in its wordings."""
     needed = {key: value for key, value in rule.items() if key not in PAGE_ONLY}
+    wordings = [
+        {**wording, "unless": wording["unless"].replace("{faults}", faults)} if "unless" in wording else wording
+        for wording in rule.get("wording", ())
+    ]
     if rule.get("general"):  # no line is searched for one
-        return needed
-    return {**needed, "wording": [_with_words(wording) for wording in rule.get("wording", ())]}
+        return {**needed, "wording": wordings}
+    return {**needed, "wording": [_with_words(wording) for wording in wordings]}
 
 
 def _with_words(wording: Table) -> Table:
