@@ -290,9 +290,10 @@ WAITED_AGAIN, SAME_BEGIN = 2, 60
 
 
 def stands_still(timeline: Timeline, last_line: int) -> Finding | None:
-    """A log without progress that ends in lines which only repeat that a process waits: for what, and what warned of it before.
+    """A log without progress that ends in lines which only repeat that a process waits for more than there is.
 
-    A command that somebody typed after them, and its output, may follow.
+    That it is more, a warning says before them, or a cluster's status that somebody asked for after them. Without either what
+    is waited for may come yet, and nothing is decided.
     """
     lines = [
         Line(last_line - age, last_segment(raw[:MAX_BYTES]))
@@ -307,15 +308,14 @@ def stands_still(timeline: Timeline, last_line: int) -> Finding | None:
     last, first = alike[0], alike[-1]
     before = (line for line in lines if first.number - WENT_ON <= line.number < first.number)
     warned = next((line for line in before if NOT_ENOUGH.search(line.text.encode())), None)
+    demands = [line for line in reversed(lines) if line.number > last.number and DEMAND.search(line.text)]
+    if warned is None and not demands:
+        return None  # it may come yet
     evidence = (
         *((f"line {warned.number}: {warned.text[:300]}",) if warned else ()),
         f"line {first.number}: {first.text[:300]}",
         f"{len(alike)} such lines, the last one is line {last.number}",
-        *(
-            f"line {line.number}: {line.text[:200]}"
-            for line in reversed(lines)
-            if line.number > last.number and DEMAND.search(line.text)
-        ),
+        *(f"line {line.number}: {line.text[:200]}" for line in demands),
     )
     return book.finding("stands-still", Severity.ERROR, evidence=evidence, words=last.text[:200])
 
