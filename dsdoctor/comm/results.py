@@ -16,6 +16,7 @@ from dsdoctor.core.text import decode
 from dsdoctor.hosts.ssh import RemoteFinding
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+"""Bytes of a message. Nothing that is sent is larger."""
 RankNumber = Annotated[int, msgspec.Meta(ge=0, lt=MAX_RANKS)]
 Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e15)]
 """Bytes a second. A report that another process wrote is refused where it holds anything else."""

@@ -199,7 +199,7 @@ class Severity(enum.Enum):
 @dataclass(frozen=True, kw_only=True)
 class Finding:
     """One problem. ``rule`` is its id, which is never reused; ``affects`` names the ops that it stands in the way of,
-    ``ranks`` the ranks that cause it, where it is known which.
+    ``ranks`` the ranks that it blames: of two that cannot be told apart, both.
     """
 
     rule: str

@@ -5,6 +5,7 @@ The fault handler writes also while C code holds the interpreter's lock. A worke
 only where nothing else can have put a handler of its own there. Of others the kernel's words are told.
 """
 
+import contextlib
 import os
 import re
 import signal
@@ -231,17 +232,17 @@ def query_ras(address: str) -> str:
     """What RAS says; "" where it does not answer."""
     host, _, port = address.rpartition(":")
     answer, last = bytearray(), time.monotonic() + RAS_TIMEOUT_SECONDS
-    try:
-        with socket.create_connection((host.strip("[]") or "localhost", int(port)), timeout=1.0) as connection:
-            connection.sendall(RAS_QUERY)
-            while len(answer) < MAX_RAS_BYTES and (left := last - time.monotonic()) > 0:
-                connection.settimeout(left)
-                part = connection.recv(1 << 16)
-                if not part:
-                    break
-                answer += part
-    except (OSError, ValueError):  # what has come by then
-        pass
+    with (
+        contextlib.suppress(OSError, ValueError),  # what has come by then counts
+        socket.create_connection((host.strip("[]") or "localhost", int(port)), timeout=1.0) as connection,
+    ):
+        connection.sendall(RAS_QUERY)
+        while len(answer) < MAX_RAS_BYTES and (left := last - time.monotonic()) > 0:
+            connection.settimeout(left)
+            part = connection.recv(1 << 16)
+            if not part:
+                break
+            answer += part
     return answer.decode(errors="replace")
 
 

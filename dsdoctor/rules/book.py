@@ -61,7 +61,7 @@ def finding(
 ) -> Finding:
     """A finding in the book's words, with the values in their places.
 
-    ``case`` names the words to take, "" the rule's own. ``blames``: the ranks that cause it. ``steps``: commands that only
+    ``case`` names the words to take, "" the rule's own. ``blames``: its ``ranks``. ``steps``: commands that only
     the caller can put together; by default the book's. Raises LookupError for a rule or a case that the book does not have.
 
     >>> finding("node-folder-left", Severity.WARNING, folder="/tmp/x").title
@@ -143,15 +143,15 @@ def went(rule: str) -> bool:
     return rule in order()["went"]
 
 
-def titles_have(rule: str, place: str) -> bool:
-    """Whether every title of a rule has a place for a value of this name.
+def titles_have(rule: str, *places: str) -> bool:
+    """Whether every title of a rule has a place for a value of one of these names.
 
-    >>> titles_have("op-cannot-be-built", "op"), titles_have("libaio-missing", "op")
+    >>> titles_have("op-not-in-wheel", "op", "ops"), titles_have("libaio-missing", "op", "ops")
     (True, False)
     """
     tables = [one for _, table in entries(rule) for one in (table, *table.get("case", ()), *table.get("wording", ()))]
     titles = [table["title"] for table in tables if "title" in table]
-    return bool(titles) and all(any(found["name"] == place for found in FIELD.finditer(title)) for title in titles)
+    return bool(titles) and all(any(found["name"] in places for found in FIELD.finditer(title)) for title in titles)
 
 
 def heading(room: str) -> str:

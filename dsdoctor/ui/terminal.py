@@ -123,7 +123,7 @@ def finding_lines(findings: Iterable[Finding]) -> Iterator[str]:
     for finding in findings:
         yield f"{MARKS[finding.severity]} {finding.title}  [{finding.rule}]"
         yield from map(evidence_line, finding.evidence)
-        if len(finding.affects) > 1 or (finding.affects and not book.titles_have(finding.rule, "op")):
+        if len(finding.affects) > 1 or (finding.affects and not book.titles_have(finding.rule, "op", "ops")):
             yield f"    affects {and_more(finding.affects, MAX_NAMES)}"
         if finding.fix:
             yield f"    Fix: {finding.fix.text}"
