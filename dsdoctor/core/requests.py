@@ -96,7 +96,7 @@ NodeFiles = Annotated[
     tuple[Path, ...],
     options(
         name="--node", metavar="FILE", group=TARGET,
-        help="Snapshot (dsdoctor record) of a machine that the wheel is for. Repeatable. Host code and GPU architectures "
+        help="Snapshot (dsdoctor machine record) of a machine that the wheel is for. Repeatable. Host code and GPU architectures "
              "are chosen to suit all of them.",
     ),
 ]  # fmt: skip
@@ -129,7 +129,7 @@ MachineFile = Annotated[
     Path | None,
     option(
         name="--machine", metavar="FILE", group=TARGET,
-        help="The machine in this snapshot (dsdoctor record) instead of this one.",
+        help="The machine in this snapshot (dsdoctor machine record) instead of this one.",
     ),
 ]  # fmt: skip
 
