@@ -1,4 +1,4 @@
-"""What the user asks of plan, build-wheel, prebuild and check. Data only: a field with its help is an option of these commands.
+"""What the user asks of build-wheel, install and check. Data only: a field with its help is an option of these commands.
 
 An option that several commands share is said once here, as an alias (``Arch``), also where a command takes it alone.
 """
