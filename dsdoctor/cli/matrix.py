@@ -101,6 +101,7 @@ def tagged(target: str, findings: Iterable[Finding]) -> tuple[TargetFinding, ...
             title=finding.title,
             evidence=finding.evidence,
             affects=finding.affects,
+            ranks=finding.ranks,
             fix=finding.fix,
         )
         for finding in findings

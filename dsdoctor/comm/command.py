@@ -54,6 +54,7 @@ from dsdoctor.core.files import PRIVATE, make_folder, read_limited, write_text
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.processes import die_with
+from dsdoctor.core.text import decode
 from dsdoctor.hosts.hostfile import Slots
 from dsdoctor.hosts.ssh import SESSION_OPTIONS, HostCommand, on_hosts
 
@@ -129,7 +130,7 @@ class _Heard:
 def _answer(text: str) -> HostTold | None:
     """A line as ``on_host`` writes it; None for anything else, such as what a login script prints."""
     try:
-        return msgspec.json.decode(text, type=HostTold)
+        return decode(text, HostTold)
     except msgspec.MsgspecError:
         return None
 

@@ -12,8 +12,10 @@ import msgspec
 
 from dsdoctor.comm.models import MAX_RANKS, Claim, CommPhase, Mode, PhaseState
 from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.core.text import decode
 from dsdoctor.hosts.ssh import RemoteFinding
 
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 RankNumber = Annotated[int, msgspec.Meta(ge=0, lt=MAX_RANKS)]
 Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e15)]
 """Bytes a second. A report that another process wrote is refused where it holds anything else."""
@@ -89,7 +91,7 @@ class Timing:
     and reduce, all ranks' bytes for the others."""
 
     op: str
-    size: int
+    size: Count
     calls: int
     least: float
     median: float
@@ -103,7 +105,7 @@ class PairTime:
 
     source: RankNumber
     target: RankNumber
-    size: int
+    size: Count
     seconds: float
     latency: float = 0.0
 
@@ -208,7 +210,7 @@ class Speed:
     by nccl-tests' formulas, in bytes a second. ``medians`` are every rank's."""
 
     op: str
-    size: int
+    size: Count
     seconds: float
     p50: float
     p99: float
@@ -297,7 +299,7 @@ class _Document:
 def read_own_report(document: str) -> Report | None:
     """The report of a rank 0 that is a process of this machine, started by us; None where the document holds none."""
     try:
-        return msgspec.json.decode(document, type=_Document).report
+        return decode(document, _Document).report
     except msgspec.MsgspecError:
         return None
 
@@ -305,7 +307,7 @@ def read_own_report(document: str) -> Report | None:
 def read_remote_report(document: str) -> Report | None:
     """The report of a rank 0 on another host, which may have written anything; None where the document holds none."""
     try:
-        whole: Any = msgspec.json.decode(document)
+        whole: Any = decode(document, object)
         for phase in whole["report"]["phases"]:
             told = msgspec.convert(phase.get("findings", ()), type=tuple[RemoteFinding, ...])
             phase["findings"] = msgspec.to_builtins([finding.ours() for finding in told])

@@ -136,9 +136,6 @@ def words(report: Report, cell: PairCell) -> str:
 
 
 OK = "ok"
-PART = r"\d+(?:-\d+)?(?: \([^()]*\))?"
-NAMED = re.compile(rf"ranks? ({PART}(?:, {PART})*)")
-"""How a title begins that is about ranks."""
 BLAMED = {
     "rank-unable": "cannot take part",
     "rank-starting": "still starting",
@@ -152,7 +149,7 @@ BLAMED = {
     "rank-duplicated": "claimed twice",
     "gpu-shared": "shares its GPU",
 }
-"""The words of a row for a rank that a finding of this rule names first."""
+"""The words of a row for a rank that a finding of this rule blames."""
 ONLY_SLOW = frozenset(
     BLAMED[rule]
     for rule in (
@@ -186,13 +183,10 @@ def rank_states(report: Report) -> dict[int, str]:
 
 
 def _blamed(report: Report) -> Iterator[tuple[int, str]]:
-    """The ranks that findings name first, and what they say of them."""
+    """The ranks that findings blame, and what they say of them."""
     for finding in reversed(report.findings):
-        match = NAMED.match(finding.title) if finding.rule in BLAMED else None
-        for part in re.findall(r"(?:^|, )(\d+)(?:-(\d+))?", match[1]) if match else ():
-            first, last = int(part[0]), int(part[1] or part[0])
-            for rank in range(first, min(last, report.world - 1) + 1):
-                yield rank, BLAMED[finding.rule]
+        if finding.rule in BLAMED:
+            yield from ((rank, BLAMED[finding.rule]) for rank in finding.ranks if 0 <= rank < report.world)
 
 
 def _agreeing(state: str, words: str) -> str:

@@ -198,13 +198,16 @@ class Severity(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One problem. ``rule`` is its id, which is never reused; ``affects`` names the ops that it stands in the way of."""
+    """One problem. ``rule`` is its id, which is never reused; ``affects`` names the ops that it stands in the way of,
+    ``ranks`` the ranks that cause it, where it is known which.
+    """
 
     rule: str
     severity: Severity
     title: str
     evidence: tuple[str, ...] = ()
     affects: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
     fix: Fix | None = None
     url: str = field(init=False, compare=False, repr=False, default="")
     """The address of its rule's page."""

@@ -80,7 +80,6 @@ def _rules(topics: Mapping[str, Table]) -> Iterator[Rule]:
                 steps=tuple(table.get("steps", ())),
                 cases=tuple(Case(**{**case, "steps": _steps(case)}) for case in table.get("case", ())),
                 explained_by=tuple(table.get("explained_by", ())),
-                family=table.get("family", False),
                 general=table.get("general", False),
             )
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from dsdoctor.diagnosis.catalogue import READ, REGRESSION_OF, RULES
-from dsdoctor.diagnosis.findings import ANOTHER_PACKAGE, book_steps, refusal_of, steps_of_case
+from dsdoctor.diagnosis.findings import ANOTHER_PACKAGE, book_steps, steps_of_case
 from dsdoctor.diagnosis.lines import Line
 from dsdoctor.diagnosis.marks import Event
 from dsdoctor.diagnosis.models import Facts, Hit, Signature, Stage, Tier
@@ -626,43 +626,8 @@ GUESSED_HOMES = {"/usr", "/usr/local"}
 
 DEFAULT_LIST = {"60", "61", "70"}
 
-ARGUMENT_CHECKS = re.compile(
-    r"transformers[/\\](?:training_args\w{0,20}|hf_argparser)\.py:|transformers[/\\]trainer\.py:(?:__init__|_validate_\w{1,40})$"
-    r"|accelerate[/\\](?:utils[/\\](?:dataclasses|deepspeed|launch)|commands[/\\](?:launch|config)(?:[/\\]\w{1,20}|\w{0,20}))\.py:"
-    r"|accelerate[/\\]accelerator\.py:__init__$|(?:llamafactory|llmtuner)[/\\]hparams[/\\]"
-    r"|swift[/\\](?:\w{1,20}[/\\])?arguments?[/\\]|axolotl[/\\]utils[/\\](?:config|schemas)|trl[/\\]trainer[/\\]\w{1,40}_config\.py:"
-    r"|trl[/\\](?:experimental[/\\]\w{1,30}|trainer)[/\\]\w{1,40}_trainer\.py:__init__$|peft[/\\](?:tuners[/\\]\w{1,30}[/\\])?config\.py:"
-    r"|verl[/\\](?:utils|workers)[/\\]config[/\\.]|(?:accelerator_connector|strategies[/\\]deepspeed)\.py:"
-    r"|deepspeed[/\\](?:runtime[/\\]config\w{0,20}|elasticity[/\\]\w{1,30}|inference[/\\]config)\.py:"
-    r"|openrlhf[/\\]cli[/\\]|torch[/\\]distributed[/\\]run\.py:"
-)
-"""Places in which a framework looks at its arguments, before it does anything with them."""
-
-REFUSALS = re.compile(
-    r"(?:\w{1,40}\.)*(?:Value|Assertion|NotImplemented|DeepSpeedConfig|ElasticityConfig|Elasticity)Error: "
-)
-
-SENTENCE = re.compile(
-    r"(?:\w{1,40}\.)*(?:Value|NotImplemented|Import|Type|Assertion|OS|Environment)Error: "
-    r"(?=.{25})[\"'`(\[]{0,3}[A-Za-z`][^ ]{0,60}(?: [^ ]{1,80}){4}"
-)
-"""An exception by which libraries refuse something, with a sentence of five words and more."""
-
-A_SYMPTOM = re.compile(
-    r"CUDA error|NCCL|INTERNAL ASSERT|report a bug|shape|size mismatch|sizes of tensors|dtype|out of memory|CUDA out|Triton|driver"
-    r"|checkpoint|state_dict|token|connection|timed out|symbol|undefined|compile|nvcc|PyTorch version|found version"
-    r"|[Pp]ermission|argument after|unexpected keyword|positional argument|file or directory"
-    r"|mismatch|[Uu]nexpected(?:ly)? |[Ii]nternal|[Bb]ug\b"
-)
-"""Words of faults whose sentence does not name their reason."""
-
-CHECK_THEMSELVES = {"DeepSpeed", "torch"}
-"""Packages whose assertions are about their own state more often than about what they were given."""
-
 NEW_SETUPTOOLS = re.compile(rb"\bsetuptools(?:-|==| {1,20})((?:8[2-9]|9\d|[1-9]\d\d)\.\d{1,3}(?:\.\d{1,3})?)\b")
 """A setuptools without pkg_resources, as pip and conda name it."""
-
-SHORT_MESSAGE = 12
 
 BUILD_COMMAND = re.compile(r"pip3? (?:install|wheel)|setup\.py|bdist_wheel|build_ext|DS_BUILD_\w+=1")
 
@@ -787,37 +752,6 @@ def setuptools_without_a_part(hits: list[Hit], _: Facts, scan: Scan) -> Iterator
         yield replace(hit.in_case("new-setuptools"), groups=groups)
 
 
-def refused_arguments(_: list[Hit], __: Facts, scan: Scan) -> Iterator[Hit]:
-    """A framework's own check of its arguments raised on purpose: the last frame is that check, and its words say what clashes."""
-    for failure in scan.timeline.failures:
-        last = failure.frames[-1] if failure.own and failure.frames else None
-        if last and last.source.startswith("raise ") and ARGUMENT_CHECKS.search(f"{last.path}:{last.function}"):
-            message = failure.text.partition(": ")[2].strip()
-            if REFUSALS.match(failure.text) and len(message) > SHORT_MESSAGE:
-                line = Line(number=failure.line, text=failure.text)
-                yield combined_hit("arguments-refused", line, Tier.GENERIC, {"message": message[:160]})
-                return
-
-
-def refused_in_a_sentence(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
-    """The first process that failed was stopped by a library on purpose, with a whole sentence, and no rule knows it."""
-    own = [failure for failure in scan.timeline.failures if failure.own]
-    failure = min(own, key=lambda one: one.line, default=None)
-    refusal = refusal_of(failure)
-    if failure is None or refusal is None or not SENTENCE.match(failure.text) or A_SYMPTOM.search(failure.text):
-        return
-    if refusal.condition and refusal.package in CHECK_THEMSELVES:
-        return
-    if any(failure.since <= hit.line <= failure.line + SHORT_MESSAGE and not hit.aside for hit in hits):
-        return
-    message = failure.text.partition(": ")[2].strip()[:220]
-    line = Line(number=failure.line, text=failure.text)
-    groups = {"package": refusal.package, "place": refusal.place, "message": message}
-    if giver := failure.giver:
-        groups |= {"giver": giver.owner or "your code", "given": giver.place}
-    yield combined_hit("library-asks-for", line, Tier.GENERIC, groups, case="sentence")
-
-
 LAUNCH_COMBINATIONS = (
     several_launchers,
     devices_of_another_maker,
@@ -843,8 +777,6 @@ RUN_COMBINATIONS = (
 )
 
 COMBINATIONS = (
-    refused_arguments,
-    refused_in_a_sentence,
     pre_compiled_on_windows,
     torch_missing_on_windows,
     setuptools_without_a_part,

@@ -8,6 +8,7 @@ from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.redaction import definitions, urls
 from dsdoctor.diagnosis.combined import combined_hits, contradicted, of_its_package, of_one_server
 from dsdoctor.diagnosis.findings import (
+    answer_to,
     borne_of,
     broke_off_at_exit,
     echoes_only,
@@ -30,8 +31,9 @@ from dsdoctor.diagnosis.findings import (
     with_place,
     with_what_came_before,
 )
-from dsdoctor.diagnosis.health import cut_off, ends_within, losses_are_nan, steps_are_skipped
+from dsdoctor.diagnosis.health import cut_off, ends_within, losses_are_nan, stands_still, steps_are_skipped
 from dsdoctor.diagnosis.lines import JsonLines, Line
+from dsdoctor.diagnosis.links import links
 from dsdoctor.diagnosis.marks import Event
 from dsdoctor.diagnosis.models import Diagnosis, Facts, Hit, LogOutcome, Tier
 from dsdoctor.diagnosis.relations import (
@@ -64,6 +66,7 @@ from dsdoctor.diagnosis.waiting import with_modules, with_who_waited
 MAX_PASSED_OVER = 8  # so many exceptions that no rule knows are told with the reason why they are not the cause
 NEAR_THE_END = 60  # an exception or an error so close to the end, in lines, is what ended the log
 CERTIFICATE = "certificate-out-of-date"
+WARNED_IN_C = re.compile(r"\[W\d{0,4} ?[^\]]{0,80}\.(?:cpp|cc|h):\d")  # a warning of torch's C++, as glog writes it
 
 VERSIONS = re.compile(r"\(from versions: (?!none\))")  # the index had answered
 NEVER_ALONE = {"op-silently-skipped", CERTIFICATE}
@@ -135,11 +138,10 @@ def diagnosis_of(read: Scan, *, name: str = "", without: Iterable[str] = ()) -> 
     story = Story(read=read, off=frozenset(without))
     facts = read.fact_reader.facts()
     read.hits = {number: hit for number, hit in read.hits.items() if not contradicted(hit, facts)}
-    known = {hit.line for hit in read.hits.values() if not hit.rule.family}
-    read.hits = {number: hit for number, hit in read.hits.items() if not (hit.rule.family and hit.line in known)}
     read.hits = {number: of_its_package(hit, facts) for number, hit in read.hits.items()}
     combined = combined_hits([*read.hits.values()], facts, read)
-    found = sorted([*(of_its_package(hit, facts) for hit in combined), *read.hits.values()], key=_rank)
+    found = [*(of_its_package(hit, facts) for hit in combined), *read.hits.values()]
+    found = _ranked(found, found)
     hits = _best_of_each_rule(found, {id(hit) for hit in found if survived(story, hit)})
     return _as_diagnosis(judge(hits, facts, replace(story, origin=origin_of(story))), read, facts, name)
 
@@ -191,9 +193,22 @@ def _as_shown(finding: Finding, records: JsonLines) -> Finding:
     return replace(finding, title=urls(definitions(finding.title)), evidence=evidence)
 
 
-def _rank(hit: Hit) -> tuple[bool, int, bool, int]:
-    """Best first; what is only mentioned last. Of lines that say little, one that another process is gone says least."""
-    return hit.aside, hit.tier, hit.tier is Tier.GENERIC and bool(LOST.search(hit.text)), hit.line
+def _ranked(hits: Iterable[Hit], found: list[Hit]) -> list[Hit]:
+    """Best first; what is only mentioned last. ``found``: all hits of the log.
+
+    Of lines that say little, one that another process is gone says least.
+    Of those that say as much, what C++ only warned of comes behind an error, since it tried another way after it; unless a later
+    line names the same host.
+    """
+
+    def rank(hit: Hit) -> tuple[bool, int, bool, int]:
+        weak = bool(LOST.search(hit.text)) if hit.tier is Tier.GENERIC else bool(WARNED_IN_C.search(hit.text))
+        host = hit.groups.get("peer", "").partition(",")[0]
+        if weak and host and hit.tier is not Tier.GENERIC:
+            weak = not any(host in other.text and not WARNED_IN_C.search(other.text) for other in found)
+        return hit.aside, hit.tier, weak, hit.line
+
+    return sorted(hits, key=rank)
 
 
 def _best_of_each_rule(ranked: list[Hit], survived: set[int]) -> list[Hit]:
@@ -203,7 +218,7 @@ def _best_of_each_rule(ranked: list[Hit], survived: set[int]) -> list[Hit]:
     best: dict[tuple[str, bool], Hit] = {}
     for hit in sorted(ranked, key=lambda hit: id(hit) in survived):
         best.setdefault((hit.rule.id, hit.tier >= Tier.ECHO), hit)
-    return sorted(best.values(), key=_rank)
+    return _ranked(best.values(), ranked)
 
 
 def judge(hits: list[Hit], facts: Facts, story: Story) -> Verdict:
@@ -261,6 +276,9 @@ def known_cause(choice: Choice) -> Verdict | None:
     elif first.rule.id == "collectives-differ":
         cause = with_modules(cause, first, facts)
     cause = with_activity(with_place(with_what_came_before(cause, first, origin, mine=mine), first, failure), activity)
+    before = min(first.line, failure.since) if failure else first.line
+    linked = links(story.read, before, first.text, first.signature.fix or first.rule.fix)
+    cause = replace(cause, evidence=(*cause.evidence, *linked))
     return Verdict(
         outcome=LogOutcome.CAUSE,
         findings=(cause, *others, *choice.notes),
@@ -302,7 +320,11 @@ def own_words(choice: Choice) -> Verdict | None:
         return None
     outcome = LogOutcome.RAISED if failure.raised_by_the_script else LogOutcome.UNEXPLAINED
     line = Line(failure.line, failure.text)
-    told = unexplained(line, choice.facts, origin, more=perhaps_the_end(origin), doing=origin.activity)
+    answer = answer_to(failure, choice.facts)
+    mends = answer.signature.fix or answer.rule.fix if answer else ""
+    linked = links(choice.read, failure.since, f"{failure.text} {failure.condition}", mends)
+    more = (*linked, *perhaps_the_end(origin))
+    told = unexplained(line, choice.facts, origin, more=more, doing=origin.activity)
     return choice.verdict(outcome, told)
 
 
@@ -382,6 +404,8 @@ def by_evidence(choice: Choice) -> Verdict | None:
         undecided = undecided_after(errors[0])
     elif health.frame and health.frame.number > ended:
         undecided = undecided_frame(health.frame)
+    elif not shown and (still := stands_still(read.timeline, read.lines)):
+        return Verdict(outcome=LogOutcome.CAUSE, findings=(still, *notes))
     elif not shown or read.errors:
         undecided = undecided_log(read, choice.facts)
     else:

@@ -3,7 +3,7 @@
 import posixpath
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from dsdoctor.core.finding import Finding, Fix, Severity
 from dsdoctor.core.text import counted
@@ -196,27 +196,6 @@ def unexplained(line: Line, facts: Facts, origin: Origin, *, more: tuple[str, ..
         return with_activity(book.finding("unexplained-failure", ERROR, case="gpu-memory", evidence=evidence), doing)
     if failure and (known := answer_to(failure, facts)):
         return with_activity(replace(finding_of(known, facts, ERROR), evidence=evidence), doing)
-    if failure and (refusal := refusal_of(failure, any_source=True)):
-        giver = failure.giver
-        return book.finding(
-            "unexplained-failure",
-            ERROR,
-            case=REFUSED[refusal.kind],
-            evidence=(
-                evidence[0],
-                *refused_evidence(refusal),
-                *(one for one in evidence[1:] if not one.startswith(ASSERTS)),
-            ),
-            package=refusal.package,
-            activity=activity,
-            at=f", at {failure.frame}" if failure.frame and failure.frame.own else "",
-            place=refusal.place,
-            words=words,
-            names=refusal.names,
-            path=refusal.path,
-            giver=(giver.owner or "your code") if giver else "",
-            given=giver.place if giver else "",
-        )
     at = f", at {failure.frame}" if failure and failure.frame else ""
     finding = book.finding(
         "unexplained-failure",
@@ -228,6 +207,8 @@ def unexplained(line: Line, facts: Facts, origin: Origin, *, more: tuple[str, ..
         activity=activity,
         place=place,
         project=failure.last_of_a_project.owner if failure and failure.last_of_a_project else "",
+        raised=failure.last_of_a_project.place if failure and failure.last_of_a_project else "",
+        called=failure.giver.place if failure and failure.giver else "",
     )
     return finding if failure else with_activity(finding, doing)
 
@@ -238,6 +219,7 @@ UNEXPLAINED = {
     "native": "native",
     "own": "own-code",
     "package": "package",
+    "stopped": "stopped",
     "exception": "no-traceback",
 }
 
@@ -248,10 +230,12 @@ def _kind(failure: Failure | None) -> str:
         return "line"
     if failure.native:
         return "thread" if "without an active exception" in failure.text else "native"
-    if failure.frames:
-        raiser = failure.last_of_a_project
-        return "own" if raiser and raiser.own else "package"
-    return "exception"
+    if not failure.frames:
+        return "exception"
+    raiser = failure.last_of_a_project
+    if raiser and raiser.own:
+        return "own"
+    return "stopped" if failure.on_purpose else "package"
 
 
 def partly_searched(read: Scan, severity: Severity) -> Finding:
@@ -276,9 +260,6 @@ def reader_failed(read: Scan) -> Finding:
     )
 
 
-ASSERTS = "it asserts "
-
-
 def _places_of(failure: Failure | None) -> tuple[str, ...]:
     """The innermost place in the user's own files, and where in a package it ended."""
     if not failure or not failure.frames:
@@ -286,8 +267,8 @@ def _places_of(failure: Failure | None) -> tuple[str, ...]:
     last = failure.frames[-1]
     inner = (f"raised in {last}",) if last != failure.frame else ()
     mine = failure.frame
-    if failure.text.strip(": ") == "AssertionError" and last.source.startswith("assert "):
-        inner = (*inner, f"{ASSERTS}{last.source.removeprefix('assert ')[:160]}")
+    if failure.condition:
+        inner = (*inner, f"it asserts {failure.condition}")
     return (f"your code stood at {mine}" if mine and mine.own else f"{_whose(mine or last)} at {mine or last}", *inner)
 
 
@@ -417,145 +398,7 @@ def _evidence_of_exit(ended: Exit) -> tuple[str, ...]:
     return (f"line {ended.line}: {ended.text}", *root, *file)
 
 
-# An exception that a library raised on purpose, and that no rule knows -> what is known of its refusal. Never a cause.
-DEEPSPEED_FILE = re.compile(
-    r"(?:^|[/\\])(?P<package>deepspeed|DeepSpeed[/\\]deepspeed)[/\\](?P<file>\w[\w/\\.-]{0,200}\.py)$"
-)
-
-INSTALLED_FILE = re.compile(
-    r"(?:site|dist)-packages[/\\](?P<package>[A-Za-z]\w{1,60})[/\\](?P<file>\w[\w/\\.-]{0,200}\.py)$"
-)
-
-ON_PURPOSE = ("raise ", "assert ")
-
-RAISED_AGAIN = re.compile(
-    r"raise (?:self\.\w{1,40}|exception|exc|error|err|ex|e)(?:\.with_traceback\(|\s{0,4}(?:#|$| from ))"
-)
-"""A place that only passes on what another process, thread or place raised: who stands there refused nothing."""
-
-SETTING = re.compile(r"(?<![\w.])(?:[a-z_]\w{0,40}\.){0,4}_?([a-z][a-z0-9]{1,30}(?:_[a-z0-9]{1,30}){1,6})\b(?!\()")
-
-QUOTED_NAME = re.compile(r"['\"`<]([A-Za-z][\w.-]{2,50})['\"`>]")
-
-MAX_NAMES = 6
-
-NO_SETTINGS = {
-    "is_initialized",
-    "get_rank",
-    "get_world_size",
-    "is_tensor",
-    "all_reduce",
-    "value_error",
-    "runtime_error",
-}
-"""Functions that conditions call everywhere: they name no setting."""
-
-PACKAGE_TITLES = {"deepspeed": "DeepSpeed"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Refusal:
-    """Who refused, where, on which condition, and the settings or arguments that message and condition name."""
-
-    package: str
-    place: str
-    condition: str
-    names: tuple[str, ...]
-    path: str = ""
-    kind: str = "value"
-
-
-OF_A_VALUE = re.compile(
-    r"(?:\w{1,60}\.){0,8}(?:(?:Value|Assertion|NotImplemented|Runtime|OS|Type|IO)Error|Exception"
-    r"|\w{0,60}(?:Config|Argument|Validat|Usage|Parse|Format|Schema|Param|Shape|Input|Unsupported|Invalid)\w{0,40})\b"
-)
-"""Classes by which a check of a value is told; others of a library tell of its own state."""
-
-REFUSED = {
-    "state": "stopped",
-    "value": "refused",
-    "names": "refused-names",
-    "variables": "refused-variables",
-    "path": "refused-path",
-}
-"""What the message says of the value -> the case that tells it."""
-
-MISMATCH = re.compile(
-    r"(?:\w{1,40}\.)*(?:AttributeError|TypeError|ImportError|ModuleNotFoundError|NameError|UnboundLocalError|KeyError|IndexError"
-    r"|RecursionError|SystemError|StopIteration|TimeoutError|KeyboardInterrupt|MemoryError)\b"
-    r"|.{0,200}(?:CUDA|HIP|NCCL|HCCL|NPU|cuBLAS|CUBLAS|cuDNN|CUDNN|out of memory|[Tt]imed? ?out|Broken pipe|[Cc]onnect|[Ss]ocket)"
-)
-"""Exceptions that say nothing of a value that was refused: of two packages that do not match, of hardware, of another process."""
-
-
-def refusal_of(failure: Failure | None, *, any_source: bool = False) -> Refusal | None:
-    """What is known of an exception that a library raised on purpose; None for any other.
-
-    ``any_source``: also where its place shows no ``raise``, as of libraries in C++, and where the project runs from a clone.
-
-    >>> frame = Frame(path="/v/site-packages/deepspeed/runtime/x.py", line=9, function="step", source="assert self.tile_size > 1")
-    >>> refusal_of(Failure(line=3, text="AssertionError: tile_size is 1", frames=(frame,))).names
-    ('tile_size',)
-    """
-    last = failure.frames[-1] if failure and failure.frames else None
-    if failure is None or last is None:
-        return None
-    on_purpose = last.source.startswith(ON_PURPOSE)
-    if any_source and (not on_purpose or RAISED_AGAIN.match(last.source)):
-        last = failure.last_of_a_project
-        if last is None or last.own or MISMATCH.match(failure.text):
-            return None
-    elif not on_purpose or RAISED_AGAIN.match(last.source):
-        return None
-    found = DEEPSPEED_FILE.search(last.path) or INSTALLED_FILE.search(last.path)
-    if not found and not (any_source and last.owner and last.owner != PYTHON):
-        return None
-    package = re.split(r"[/\\]", found["package"])[-1] if found else last.owner
-    words, condition = failure.text.partition(": ")[2], _condition(last)
-    message = JSON_OBJECT.sub("", words)
-    names, variables = _names(f"{message} {condition}"), tuple(dict.fromkeys(VARIABLE.findall(message)))[:MAX_NAMES]
-    path = next((found[1] for found in A_PATH.finditer(message) if not SOURCE_FILE.search(found[1])), "")
-    kind = "variables" if variables else "names" if names else "path" if path else "value"
-    if kind == "value" and not OF_A_VALUE.match(failure.text):
-        kind = "state"
-    return Refusal(
-        package=PACKAGE_TITLES.get(package, package),
-        place=f"{found['file'] if found else last.path}:{last.line} {last.function}",
-        condition=condition,
-        names=variables or names,
-        path=path,
-        kind=kind,
-    )
-
-
-JSON_OBJECT = re.compile(r"\{[\"'].{0,2000}")  # what a server answered: its keys are no settings
-VARIABLE = re.compile(
-    r"\b(?:(?:CUDA|NCCL|GLOO|HF|HUGGINGFACE|RAY|MASTER|WORLD|LOCAL|DS|TORCH|TORCHELASTIC|TRITON|LD|WANDB|VLLM|SGLANG|OMP|SLURM|OMPI"
-    r"|HCCL|ASCEND|ACCELERATE|FSDP|PYTORCH|TRANSFORMERS|TOKENIZERS|XLA|ROCR|HIP|NVTE|MEGATRON)_[A-Z0-9_]{2,60}|PYTHONPATH)\b"
-)
-A_PATH = re.compile(r"(?<![\w.:/])['\"]?((?:/|\./|~/)[\w.@+-]{1,80}(?:/[\w.@+-]{1,80}){0,12})")
-SOURCE_FILE = re.compile(r"\.(?:py|pyx|cpp|cc|cu|h|so)$")
-
-
-def _condition(frame: Frame) -> str:
-    """The condition of an assertion; of a raised exception nothing, its words are the message."""
-    if not frame.source.startswith("assert "):
-        return ""
-    return re.split(r",\s{0,4}f?[\"'(]|, \\$|, $|\\$", frame.source.removeprefix("assert "))[0].strip()[:160]
-
-
-def _names(text: str) -> tuple[str, ...]:
-    """The names of settings, arguments and attributes in a text, each once."""
-    found = [*SETTING.findall(text), *QUOTED_NAME.findall(text)]
-    return tuple(dict.fromkeys(name for name in found if name not in NO_SETTINGS))[:MAX_NAMES]
-
-
-def refused_evidence(refusal: Refusal) -> tuple[str, ...]:
-    """The condition that did not hold, and the names in it."""
-    named = (f"named in it: {', '.join(refusal.names)}",) if refusal.names else ()
-    return (*((f"it asks that {refusal.condition}",) if refusal.condition else ()), *named)
-
-
+# An exception that no other rule knows -> the general answer to its kind, or to what it states. Never a cause.
 GENERAL = tuple(rule for rule in RULES.values() if rule.general)
 
 
@@ -592,23 +435,26 @@ def _general_hit(rule: Rule, failure: Failure, places: dict[str, str]) -> Hit | 
 
 
 def _values_of_places(failure: Failure, facts: Facts) -> dict[str, str]:
-    """``project``: who raised it, with its ``version`` where the log has it; ``caller``: the nearest code of somebody else above.
+    """``project``: who raised it, with its ``version`` where the log has it; ``caller``: the nearest code of somebody else above,
+    and ``called`` its line.
 
-    ``raised``: the line of the one who raised it. ``words``: the exception's own. ``place`` and ``at``: the innermost line of the
-    user's own code, else of the project that raised
-    it; ``yours``: only the former.
+    ``raised``: the line of the one who raised it, ``condition`` what it asserts. ``words``: the exception's own. ``place`` and
+    ``at``: the innermost line of the user's own code, else of the project that raised it; ``yours``: only the former.
     """
     raiser = failure.last_of_a_project
+    words = re.sub(r"(?<!\.)\.$", "", failure.text[:MAX_WORDS_LENGTH])  # a full stop, and no ellipsis
     if raiser is None:
-        return {"words": failure.text[:MAX_WORDS_LENGTH]}
+        return {"words": words}
     caller = failure.giver
     known = getattr(facts, raiser.owner.lower(), None)
     places = {
-        "words": failure.text[:MAX_WORDS_LENGTH],
+        "words": words,
         "at": f", at {failure.frame}" if failure.frame else "",
         "project": raiser.owner if raiser.owner != PYTHON else "",
         "version": f" {known}" if isinstance(known, str) else "",
         "caller": (caller.owner or "your code") if caller else "",
+        "called": caller.place if caller else "",
+        "condition": failure.condition,
         "raised": raiser.place,
         "place": failure.frame.place if failure.frame else "",
         "yours": failure.frame.place if failure.frame and failure.frame.own else "",

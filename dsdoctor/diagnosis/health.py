@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.diagnosis.lines import PROMPT, SHOWN, Line, is_said, segments
+from dsdoctor.diagnosis.lines import PROMPT, SHOWN, Line, is_said, last_segment, segments
 from dsdoctor.diagnosis.models import Facts
 from dsdoctor.diagnosis.timeline import A_LOGGER, FINITE, FRAME, GOES_ON, STEP, Timeline
 from dsdoctor.rules import book
@@ -272,6 +272,61 @@ def goes_on_steadily(timeline: Timeline) -> bool:
     """Whether a training has told figures of step after step, up to the last lines."""
     told = [age for age, raw in enumerate(reversed(timeline.recent)) if OF_A_STEP.search(raw[:4000])]
     return len(told) >= WENT_ON and told[0] < LAST_LINES
+
+
+WAITS = re.compile(
+    r"\b[Ww]aiting (?:for|to|until|on)\b|\bstill (?:waiting|pending)\b|\bcannot be scheduled\b|\b[Rr]etry(?:ing)?\b"
+    r"|\bnot (?:yet )?ready\b|\b[Nn]o available node|\b(?:is|are) pending\b"
+)
+"""How a process says that it waits for something, or tries once more."""
+
+NOT_ENOUGH = re.compile(
+    rb"exceeds|[Nn]ot enough|[Ii]nsufficient|fewer than|less than|cannot be (?:satisfied|fulfilled)"
+)
+"""Words of a warning that there will never be as much as is waited for."""
+
+WAITED_AGAIN, SAME_BEGIN = 2, 60
+"""After so many lines alike in so many of their letters, without any progress, a process waits for what does not come."""
+
+
+def stands_still(timeline: Timeline, last_line: int) -> Finding | None:
+    """A log without progress that ends in lines which only repeat that a process waits: for what, and what warned of it before.
+
+    A command that somebody typed after them, and its output, may follow.
+    """
+    lines = [
+        Line(last_line - age, last_segment(raw[:MAX_BYTES]))
+        for age, raw in enumerate(reversed(timeline.recent))
+        if raw.strip(b" \0\r\n")
+    ]
+    waits = [line for line in lines if WAITS.search(line.text)]
+    alike = [line for line in waits if _begin(line) == _begin(waits[0])]
+    behind = [line for line in lines if waits and line.number > waits[0].number]
+    if len(alike) < WAITED_AGAIN or (behind and not PROMPT.match(behind[-1].text)):
+        return None  # it waited once, or said something else after it
+    last, first = alike[0], alike[-1]
+    before = (line for line in lines if first.number - WENT_ON <= line.number < first.number)
+    warned = next((line for line in before if NOT_ENOUGH.search(line.text.encode())), None)
+    evidence = (
+        *((f"line {warned.number}: {warned.text[:300]}",) if warned else ()),
+        f"line {first.number}: {first.text[:300]}",
+        f"{len(alike)} such lines, the last one is line {last.number}",
+        *(
+            f"line {line.number}: {line.text[:200]}"
+            for line in reversed(lines)
+            if line.number > last.number and DEMAND.search(line.text)
+        ),
+    )
+    return book.finding("stands-still", Severity.ERROR, evidence=evidence, words=last.text[:200])
+
+
+DEMAND = re.compile(r"^\d[\d.]*/\d[\d.]* (?:CPU|GPU|NPU|TPU)|pending placement groups|^\{.{1,120}\}: \d+\+ pending")
+"""What a cluster says that it has and that is asked of it."""
+
+
+def _begin(line: Line) -> str:
+    """What lines that repeat each other have in common."""
+    return NUMBERS.sub("", line.text)[:SAME_BEGIN]
 
 
 STATE = re.compile(rb"\|\s{0,9}(\d{1,9})/(\d{1,9}) \[\d|\bglobal_step/max_steps['\"]: ?['\"](\d{1,9})/(\d{1,9})")

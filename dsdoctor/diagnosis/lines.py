@@ -32,7 +32,7 @@ HOSTED = (  # a host's name behind the clock: one with a number or hyphen, any b
 )
 
 RAY = (
-    r"\((?:[\w.:\[\]=-]{1,80} )?pid=\d{1,9}(?:, ip=[\w.:]{3,40})?\)"
+    r"\((?:[\w.:\[\]=-]{1,80}(?:, \w{1,20}=[\w.-]{1,40}){0,3},? )?pid=\d{1,9}(?:, ip=[\w.:]{3,40})?\)"
     r"|\((?:raylet|gcs_server|dashboard|monitor|autoscaler)(?:, ip=[\w.:]{3,40}| \+\w{1,8})?\)"
 )
 """What Ray puts before the lines of its workers, and of its own daemons."""
@@ -57,7 +57,7 @@ PREFIX = re.compile(
     rf"|(?:{RAY}) "
     r"|[EWIDF] \d{1,9} \d{1,9}\] \((?:raylet|gcs_server)\) "  # what these daemons put behind their clock
     # vLLM, SkyPilot: only before what belongs to a traceback, as their level says what all other lines are
-    r"|(?:(?:INFO|WARNING|ERROR|DEBUG|CRITICAL) |[EWIDCF] )\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,6})? \[?[\w./-]{1,80}:\d{1,6}\] ?"
+    r"|(?:(?:INFO|WARNING|ERROR|DEBUG|CRITICAL) |[EWIDCF] )\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,6})?(?: \[?[\w./-]{1,80}:\d{1,6}\])? ?"
     r"(?=(?:\s*Traceback: )?Traceback \(|\s{2,}|$|[\w.]{1,160}(?:Error|Exception)(?::|$)|During handling of|The above exception)"
     r"|[A-Za-z][\w.-]{0,40}[-_]\d{1,4} {1,20}\| "  # docker compose
     r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [\w.-]{1,60} [\w.-]{1,40}\[\d{1,9}\]: "  # journal

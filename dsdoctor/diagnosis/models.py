@@ -87,8 +87,8 @@ class Case:
 @dataclass(frozen=True, kw_only=True)
 class Rule:
     """One problem with all its wordings. ``explained_by``: rules of which it is a consequence.
-    ``family``: it knows a whole class of messages, and counts only on lines that no other rule knows. ``general``: it knows a kind
-    of exception, and is asked only of the failure that was chosen as the cause, where no other rule knows it.
+    ``general``: it knows a kind of exception, and is asked only of the failure that was chosen as the cause, where no other rule
+    knows it.
     """
 
     id: str
@@ -99,7 +99,6 @@ class Rule:
     steps: tuple[str, ...] = ()
     cases: tuple[Case, ...] = ()
     explained_by: tuple[str, ...] = ()
-    family: bool = False
     general: bool = False
 
 
@@ -181,7 +180,7 @@ class Hit:
     @property
     def precise(self) -> bool:
         """Whether it names one problem, and not a whole class of them."""
-        return not self.rule.family and self.tier < Tier.GENERIC
+        return self.tier < Tier.GENERIC
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -127,6 +127,10 @@ CLONED = re.compile(
 
 DOWNLOADED = re.compile(r"[/\\]\.cache[/\\](?:huggingface|modelscope)[/\\]|[/\\]transformers_modules[/\\]")
 
+GENERATED = re.compile(
+    r"[/\\](?P<package>[a-z]\w{1,30})_compiled_cache[/\\]"
+)  # code that a package writes, and runs, beside the script
+
 OWN_TOOL = re.compile(r"[/\\]dsdoctor[/\\](?:overflow|run|memory|hang|checkpoint)[/\\]")
 
 RELAYS = re.compile(
@@ -152,6 +156,8 @@ def owner_of(path: str) -> str:
     ('flash-attn', 'Python')
     >>> owner_of("/root/LLaMA-Factory/src/llamafactory/train/tuner.py"), owner_of("/w/verl/trainer/main_ppo.py")
     ('LLaMA-Factory', 'verl')
+    >>> owner_of("/w/unsloth_compiled_cache/UnslothSFTTrainer.py")
+    'unsloth'
     >>> owner_of("/usr/local/bin/trl"), owner_of("/home/verl/train.py"), owner_of("/w/deepspeed/train.py"), owner_of("train.py")
     ('TRL', '', '', '')
     """
@@ -163,6 +169,8 @@ def owner_of(path: str) -> str:
         return PYTHON
     if DOWNLOADED.search(path):
         return REMOTE_CODE
+    if found := GENERATED.search(path):
+        return title_of(found["package"])
     if found := CONSOLE_SCRIPT.search(path):
         return title_of(found["name"].replace("-", "_"))
     if found := CLONED.search(path):

@@ -32,7 +32,7 @@ from dsdoctor.diagnosis.lines import (
 )
 from dsdoctor.diagnosis.marks import MARKS, Event, Mark
 from dsdoctor.diagnosis.models import Hit, ReaderError, Rule, Signature, Tier
-from dsdoctor.diagnosis.timeline import NOBODY, Speaker, Timeline, add_event
+from dsdoctor.diagnosis.timeline import MAX_RECENT, NOBODY, Speaker, Timeline, add_event
 
 WORD_BYTES = bytes(
     ord(chr(byte).lower()) if byte < 128 and (chr(byte).isalnum() or byte == ord("_")) else ord(" ")
@@ -518,6 +518,8 @@ class Scan:
         """Take the next lines."""
         if not self.lines and batch:
             self.begins_with_json = batch[0].strip() == b"{" and b'"' in b"".join(batch[1:3])
+        if self.lines < MAX_RECENT:
+            self.timeline.head += [raw[:MAX_REMEMBERED_BYTES] for raw in batch]
         # why together: most batches of a long log have no word of the catalogue at all
         whole = b" ".join(batch)
         tokens = words_of(whole)

@@ -31,7 +31,8 @@ TASK_LABEL = re.compile(rb"^ {0,4}(\d{1,5}): ")
 
 
 RAY_LABEL = re.compile(
-    rb"^\(((?:[\w.:\[\]=-]{1,80} )?pid=\d{1,9}(?:, ip=[\w.:]{3,40})?|raylet(?:, ip=[\w.:]{3,40})?)\) "
+    rb"^\(((?:[\w.:\[\]=-]{1,80}(?:, \w{1,20}=[\w.-]{1,40}){0,3},? )?pid=\d{1,9}(?:, ip=[\w.:]{3,40})?"
+    rb"|raylet(?:, ip=[\w.:]{3,40})?)\) "
 )
 
 
@@ -147,6 +148,9 @@ NATIVE = re.compile(
 )
 """How a program that is not Python says that it breaks off."""
 
+CONDITION_ENDS = re.compile(r",\s{0,4}f?[\"'(]|, \\$|, $|\\$")
+"""Where the condition of an assertion ends, and its message begins."""
+
 BEGINNINGS = {"<module>", "_run_module_as_main", "_bootstrap", "_wrap"}
 """The functions in which a program, and a process that it started, begin."""
 
@@ -225,10 +229,23 @@ class Failure:
         return not self.follows and not self.of_the_launcher
 
     @property
+    def on_purpose(self) -> bool:
+        """Whether somebody raised it on purpose, so that its words are a statement."""
+        last = self.raiser
+        return bool(last and last.source.startswith(("raise ", "assert ")))
+
+    @property
     def raised_by_the_script(self) -> bool:
         """Whether the user's own code raised it on purpose, so that its words are the cause."""
-        last = self.raiser
-        return bool(last and last.own and last.source.startswith(("raise ", "assert ")))
+        return bool(self.on_purpose and self.raiser and self.raiser.own)
+
+    @property
+    def condition(self) -> str:
+        """What an assertion asserts; "" for any other exception."""
+        last = self.frames[-1] if self.frames else None
+        if last is None or not last.source.startswith("assert ") or not self.text.startswith("AssertionError"):
+            return ""
+        return CONDITION_ENDS.split(last.source.removeprefix("assert "))[0].strip()[:160]
 
     @property
     def raiser(self) -> Frame | None:
@@ -867,6 +884,7 @@ class Timeline:
     tracebacks: Tracebacks = field(default_factory=Tracebacks)
     survived: list[Failure] = field(default_factory=list)
     recent: deque[bytes] = field(default_factory=lambda: deque(maxlen=MAX_RECENT))
+    head: list[bytes] = field(default_factory=list)  # the first lines: the command, the configuration
     watched: list[Watched] = field(default_factory=list)
     trouble: int = 0  # the line of the first failure or exit
     step: int | None = None

@@ -64,6 +64,7 @@ class RemoteFinding:
     title: str
     evidence: tuple[str, ...] = ()
     affects: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
     fix: RemoteFix | None = None
 
     def ours(self) -> Finding:
@@ -79,6 +80,7 @@ class RemoteFinding:
             title=self.title,
             evidence=tuple(self._evidence()),
             affects=self.affects,
+            ranks=self.ranks,
             fix=Fix(text=self.fix.text) if self.fix else None,
         )
 

@@ -40,12 +40,16 @@ def fold(hosts: Iterable[str]) -> str:
 
     >>> fold(["gpu0100", "gpu0007", "gpu0101", "login", "n9.a", "n10.a", "n11.a", "10.0.0.1", "10.0.0.2"])
     'gpu[0007,0100-0101],login,n[9-11].a,10.0.0.[1-2]'
+    >>> fold(["node", "node1", "node2"])
+    'node,node[1-2]'
     """
-    groups: dict[tuple[str, str], list[str]] = defaultdict(list)
+    groups: dict[tuple[str, str | None], list[str]] = defaultdict(list)
     for host in dict.fromkeys(hosts):
         match = LAST_NUMBER.fullmatch(host)
-        groups[(match[1], match[3]) if match else (host, "")].append(match[2] if match else "")
-    return ",".join(name for (before, after), numbers in groups.items() for name in _short(before, numbers, after))
+        groups[(match[1], match[3]) if match else (host, None)].append(match[2] if match else "")
+    return ",".join(
+        name for (before, after), numbers in groups.items() for name in _short(before, numbers, after or "")
+    )
 
 
 def in_words(hosts: Iterable[str], longest: int = 80) -> str:

@@ -55,13 +55,14 @@ def finding(
     case: str = "",
     evidence: Iterable[str] = (),
     affects: Iterable[str] = (),
+    blames: Iterable[int] = (),
     steps: Iterable[Step] | None = None,
     **values: Value,
 ) -> Finding:
     """A finding in the book's words, with the values in their places.
 
-    ``case`` names the words to take, "" the rule's own. ``steps``: commands that only the caller can put together; by
-    default the book's. Raises LookupError for a rule or a case that the book does not have.
+    ``case`` names the words to take, "" the rule's own. ``blames``: the ranks that cause it. ``steps``: commands that only
+    the caller can put together; by default the book's. Raises LookupError for a rule or a case that the book does not have.
 
     >>> finding("node-folder-left", Severity.WARNING, folder="/tmp/x").title
     'the folder of the copy could not be removed: /tmp/x'
@@ -75,6 +76,7 @@ def finding(
         title=fill(words["title"], given),
         evidence=tuple(evidence),
         affects=tuple(affects),
+        ranks=tuple(blames),
         fix=Fix(text=text, steps=steps_of(words, given) if steps is None else tuple(steps)) if text else None,
     )
 
@@ -139,6 +141,17 @@ def successor(rule: str) -> str | None:
 def went(rule: str) -> bool:
     """Whether an earlier release had this rule, and the general answer has its place now."""
     return rule in order()["went"]
+
+
+def titles_have(rule: str, place: str) -> bool:
+    """Whether every title of a rule has a place for a value of this name.
+
+    >>> titles_have("op-cannot-be-built", "op"), titles_have("libaio-missing", "op")
+    (True, False)
+    """
+    tables = [one for _, table in entries(rule) for one in (table, *table.get("case", ()), *table.get("wording", ()))]
+    titles = [table["title"] for table in tables if "title" in table]
+    return bool(titles) and all(any(found["name"] == place for found in FIELD.finditer(title)) for title in titles)
 
 
 def heading(room: str) -> str:

@@ -14,6 +14,7 @@ from typing import IO, Protocol
 from dsdoctor.core.finding import Finding, Follows, Severity
 from dsdoctor.core.processes import whole_number
 from dsdoctor.core.text import and_more
+from dsdoctor.rules import book
 
 MARKS = {Severity.NOTE: "·", Severity.WARNING: "!", Severity.ERROR: "✗"}
 BOLD, DIM = "1", "2"
@@ -122,7 +123,7 @@ def finding_lines(findings: Iterable[Finding]) -> Iterator[str]:
     for finding in findings:
         yield f"{MARKS[finding.severity]} {finding.title}  [{finding.rule}]"
         yield from map(evidence_line, finding.evidence)
-        if len(finding.affects) > 1 or (finding.affects and finding.affects[0] not in finding.title):
+        if len(finding.affects) > 1 or (finding.affects and not book.titles_have(finding.rule, "op")):
             yield f"    affects {and_more(finding.affects, MAX_NAMES)}"
         if finding.fix:
             yield f"    Fix: {finding.fix.text}"

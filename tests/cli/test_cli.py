@@ -332,7 +332,7 @@ def test_check_without_torch_is_an_error_and_says_why(bare: str, tmp_path: Path)
     assert done.returncode == 1
     assert "[torch-missing]" in done.stdout
     assert (document["command"], document["ops"]) == ("check", [])
-    assert {"rule", "severity", "title", "evidence", "affects", "fix", "url"} == set(document["findings"][0])
+    assert {"rule", "severity", "title", "evidence", "affects", "ranks", "fix", "url"} == set(document["findings"][0])
 
 
 @pytest.mark.slow

@@ -57,6 +57,8 @@ def test_what_is_no_message_in_the_store_is_passed_over() -> None:
     log = board.log("claims")
     log.write(7)
     board.store.set(board.key(f"claims/{board.store.add(board.key('claims/n'), 1)}"), b"\xff{")
+    for junk in (b'"\xff"', b'{"x":"\xff"}', b"[" * 3000, zlib.compress(b"[" * 30_000)):
+        board.store.set(board.key(f"claims/{board.store.add(board.key('claims/n'), 1)}"), junk)
     log.write("not a number")
     log.write(8)
 

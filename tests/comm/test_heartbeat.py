@@ -106,7 +106,9 @@ def test_a_rank_says_what_it_does_until_it_has_come() -> None:
 
 def test_what_others_write_into_the_store_ends_no_reader() -> None:
     served, prefix = store(), prefix_of("0")
-    for number, text in enumerate((b"{", b"\xff", b"[]", b'{"rank":"x"}', b"x" * 100_000), 1):
+    for number, text in enumerate(
+        (b"{", b"\xff", b"[]", b'{"rank":"x"}', b'{"host":"\xff"}', b'{"x":' + b"[" * 4000, b"x" * 100_000), 1
+    ):
         served.add(f"{prefix}/n", 1)
         served.set(f"{prefix}/{number}", text)
     served.add(f"{prefix}/n", 10**9)

@@ -10,7 +10,18 @@ import pytest
 
 from dsdoctor.comm.mesh import checks as mesh_checks
 from dsdoctor.comm.mesh.matrix import ConnectionMatrix
-from dsdoctor.comm.mesh.mesh import ANSWER, CALL, LARGE, MAGIC, MeshListener, ask_listener, peers, reach, reach_all
+from dsdoctor.comm.mesh.mesh import (
+    ANSWER,
+    CALL,
+    CALLED,
+    LARGE,
+    MAGIC,
+    MeshListener,
+    ask_listener,
+    peers,
+    reach,
+    reach_all,
+)
 from dsdoctor.comm.models import Claim
 from dsdoctor.comm.results import ConnectOutcome, Reach
 from dsdoctor.core.finding import Severity
@@ -96,6 +107,17 @@ def test_a_caller_who_knows_no_token_gets_nothing_and_cannot_send_much() -> None
         caller.sendall(CALL.pack(MAGIC, b"no token at all!", 0, 1, 1 << 40))
 
         assert caller.recv(100) == b""
+
+
+def test_callers_who_say_nothing_take_no_rank_its_place() -> None:
+    me, other = claim(0), listening(1, "t")
+    idle = [socket.create_connection(("127.0.0.1", other.port)) for _ in range(CALLED + 50)]
+
+    (found,) = reach_all(me, [other], "t", seconds=5)
+
+    assert found.outcome is ConnectOutcome.REACHED
+    for caller in idle:
+        caller.close()
 
 
 def test_above_64_ranks_each_tries_few_and_all_are_joined() -> None:

@@ -74,6 +74,8 @@ def test_a_notice_is_heard_of_this_run_only_and_nothing_else_ends_the_listener()
         b"{" * 9000,
         b'{"run":"7","rank":-1,"host":"x","why":"y"}\n',
         b"\xff\n",
+        b'{"run":"\xff"}\n',
+        b'{"x":' + b"[" * 4000,
     ):
         with socket.create_connection(("127.0.0.1", ports(here.port)[0])) as stranger:
             stranger.sendall(junk)
@@ -86,6 +88,20 @@ def test_a_notice_is_heard_of_this_run_only_and_nothing_else_ends_the_listener()
     assert not told(replace(here, run="8"), 2, "nodec", "another run", seconds=0.1)
     assert told(here, 2, "nodec", "no torch", seconds=1.0)
     assert {number: notice.why for number, notice in listener.heard.items()} == {1: "no room", 2: "no torch"}
+
+
+def test_callers_who_say_nothing_keep_no_notice_waiting() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        here = rank(master="127.0.0.1", port=free.getsockname()[1], run="7", world=4)
+    listener = NoticeListener(here)
+    idle = [socket.create_connection(("127.0.0.1", ports(here.port)[0])) for _ in range(100)]
+    began = time.monotonic()
+
+    assert told(here, 1, "nodeb", "no room", seconds=1.0)
+    assert time.monotonic() - began < 2
+    assert 1 in listener.heard
+    for caller in idle:
+        caller.close()
 
 
 def test_a_rank_with_another_port_of_a_job_without_a_name_accuses_nobody_and_is_told_where_one_is_missing() -> None:

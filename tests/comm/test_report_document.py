@@ -52,6 +52,16 @@ def test_the_report_of_another_host_has_no_step_of_its_own() -> None:
     assert offered(list(report_lines(report, verbose=True))) == []
 
 
+def test_a_size_that_no_message_has_is_no_report() -> None:
+    report = json.loads(document())
+    pair = {"source": 0, "target": 1, "size": 1 << 20, "seconds": 1.0}
+    report["report"]["pairs"] = [pair]
+    assert read_remote_report(json.dumps(report)) is not None
+    pair["size"] = 10**400
+
+    assert read_remote_report(json.dumps(report)) is None
+
+
 def test_what_is_no_report_is_none() -> None:
     texts = ("", "{}", "[]", '{"report": 1}', '{"report": {"phases": 1}}', '{"report": {"phases": []}}')
 

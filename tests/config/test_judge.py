@@ -30,6 +30,7 @@ def test_a_misspelt_key_is_named_with_the_right_one(mistake: Any) -> None:
     assert ".".join(mistake.right) in found[0].finding.title
 
 
+@pytest.mark.slow
 def test_every_key_of_a_file_of_thousands_is_named_and_few_are_guessed() -> None:
     """A guess takes milliseconds: a hundred kilobytes of names must not take a minute."""
     began = time.process_time()

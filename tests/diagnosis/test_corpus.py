@@ -37,6 +37,7 @@ def test_the_halves_follow_from_the_names_and_each_failure_can_be_scored() -> No
         assert answer["cause"] is None or (answer["accept"] and all(words and all(words) for words in answer["accept"]))
 
 
+@pytest.mark.slow
 def test_what_the_last_set_showed_stays_mended() -> None:
     counts, names = score(HERE / "unseen_third", "open")
 

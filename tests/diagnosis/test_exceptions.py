@@ -15,4 +15,4 @@ def test_an_assertion_without_words_is_told_with_its_condition() -> None:
     frames = ["Traceback (most recent call last):", '  File "/v/site-packages/x/muon.py", line 9, in step']
     told = diagnose([*frames, "    assert len(G.shape) == 2", "AssertionError"]).findings[0]
 
-    assert "it asks that len(G.shape) == 2" in told.evidence
+    assert "it asserts len(G.shape) == 2" in told.evidence

@@ -112,14 +112,12 @@ def test_a_process_that_ended_with_a_code_has_the_words_that_are_an_error_by_for
 
 @pytest.mark.slow
 def test_the_logs_of_the_corpora_without_an_error_an_end_or_progress_are_undecided() -> None:
-    """Also those that fail in words that aren't read as a failure: a build's last warning, a job that waits, a metric's name."""
+    """Also those that fail in words that aren't read as a failure: a build's last warning, a metric's name."""
     undecided = [Path(name).name for name, lines in corpus() if diagnose(lines).verdict is UNDECIDED]
 
     assert undecided == [
         "128-verl-prime-reward.log",  # trains on rewards that all fail
         "012-docker-build-pip-retry.log",
-        "071-aibrix-multinode.log",
-        "125-raysub-2cpu.log",
         "129-xgb-cv-error-metric.log",
         "gds-link.written-dl-symbols.log",  # a linker's failed test
         "healthy.import-0.9.5-with-warnings.log",  # only warnings
@@ -144,3 +142,28 @@ def test_no_piece_of_a_failed_log_has_a_check_mark_without_an_end_or_progress() 
 def test_a_log_of_one_blank_line_is_told_in_the_singular() -> None:
     assert "(1 line," in diagnose([""]).findings[0].title
     assert "(2 lines," in diagnose(["", " "]).findings[0].title
+
+
+WAITS = [
+    f"2026-11-24 10:0{minute}:00 INFO alpha.py:9] Waiting for a slot for {minute}0 seconds" for minute in range(1, 4)
+]
+SCARCE = "WARNING alpha.py:7] The number of required slots exceeds the number of available ones."
+
+
+def test_a_log_that_ends_in_waiting_stands_still_and_says_what_warned_of_it() -> None:
+    first = diagnose(["started", SCARCE, *WAITS, "$ alpha status", "0.0/1.0 GPU"]).findings[0]
+
+    assert first.rule == "stands-still"
+    assert [line.partition(":")[0] for line in first.evidence] == [
+        "line 2",
+        "line 3",
+        "3 such lines, the last one is line 5",
+        "line 7",
+    ]
+
+
+@pytest.mark.parametrize(
+    "log", [WAITS[:1], [*WAITS, "the slot is there"], [*WAITS, *(f"step {n} loss 2.5" for n in range(9))]]
+)
+def test_who_waited_once_or_went_on_does_not_stand_still(log: list[str]) -> None:
+    assert diagnose(log).findings[:1] == () or diagnose(log).findings[0].rule != "stands-still"

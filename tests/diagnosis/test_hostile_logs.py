@@ -44,6 +44,7 @@ def test_a_log_names_no_host_no_program_and_no_package_to_use(lie: str) -> None:
     assert [line for line in lines if OPENS_OR_RUNS.search(line)] == []
 
 
+@pytest.mark.slow
 def test_no_value_of_a_hostile_log_becomes_shell(tmp_path: Path) -> None:
     lines = sorted({line for lie in HOSTILE for line in printed(lie)})
 

@@ -34,3 +34,19 @@ def test_a_log_that_was_passed_on_has_the_same_cause(head: str, failure: str) ->
 def test_what_a_logger_reports_is_borne_where_it_passes_nothing_on() -> None:
     assert first_error([*BANNER, *STEPS, *BORNE, *STEPS]) == ""
     assert first_error([*BANNER, *STEPS, *BORNE, *FAILURES["unknown"], *TORCHRUN]) in NO_RULE
+
+
+@each(
+    "head",
+    [
+        "(head, rank=0, pid=4773) ",
+        "(Worker pid=7, ip=10.0.0.2) ERROR 08-15 03:10:44 ",
+        "ERROR 08-15 03:10:44 [core.py:86] ",
+    ],
+)
+def test_a_traceback_behind_the_label_of_a_job_is_read(head: str) -> None:
+    place = '  File "/v/site-packages/alpha/index.py", line 29, in load'
+    log = ["Traceback (most recent call last):", place, "    assert sizes == ends", "AssertionError"]
+    first = diagnose([*(head + line for line in log), "ERROR: Job 12 failed with return code list: [1]"]).findings[0]
+
+    assert first.rule == "assertion-without-words"

@@ -85,3 +85,24 @@ def test_the_recorder_of_nccl_is_named_where_nccl_waited(line: str, *, recorder:
 
     assert fix
     assert any("TORCH_FR_BUFFER_SIZE" in step.line for step in fix.steps) is recorder
+
+
+UNRESOLVED = (
+    "[W1205 04:40:31.118 socket.cpp:697] [c10d] The IPv6 network addresses of (alpha-0, 29500) cannot be retrieved."
+)
+
+
+@each(
+    ("end", "rule"),
+    [
+        ("Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 10", "nccl-duplicate-gpu"),
+        (
+            "RuntimeError: The client socket has failed to connect to any network address of (alpha-0, 29500).",
+            "nccl-network-interface",
+        ),
+    ],
+)
+def test_a_warning_of_one_way_comes_behind_an_error_that_does_not_name_its_host(end: str, rule: str) -> None:
+    place = '  File "/v/site-packages/torch/distributed/x.py", line 7, in init_process_group'
+
+    assert diagnose([UNRESOLVED, "Traceback (most recent call last):", place, "    f()", end]).findings[0].rule == rule

@@ -19,6 +19,7 @@ from tests.source import PACKAGE
 SEED = "a seed"
 
 
+@pytest.mark.slow
 @each("reader", list(READERS))
 def test_a_few_inputs_of_each_reader_end_in_a_verdict_or_a_sentence(reader: str) -> None:
     assert list(failures(reader, range(3), seed=SEED)) == []

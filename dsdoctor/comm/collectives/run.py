@@ -30,6 +30,7 @@ from dsdoctor.comm.collectives.calls import (
 )
 from dsdoctor.comm.models import RankGroup
 from dsdoctor.comm.results import Exchange, Wrong
+from dsdoctor.core.text import decode
 
 
 class Progress(Protocol):
@@ -273,10 +274,10 @@ class _Notes:
             self._store.set(f"{self._key}/list/{place}", msgspec.json.encode(_firsts(mine, steps)).decode())
         if self._store.add(f"{self._key}/done", 1) == self._group.world:
             lists = range(1, self._store.add(f"{self._key}/lists", 0) + 1)
-            told = [msgspec.json.decode(self._wait(f"{self._key}/list/{place}"), type=list[int]) for place in lists]
+            told = [decode(self._wait(f"{self._key}/list/{place}"), list[int]) for place in lists]
             wrong = sorted({number for numbers in told for number in numbers})
             self._store.set(f"{self._key}/wrong", msgspec.json.encode(_firsts(wrong, steps)[:FOLLOWED]).decode())
-        return tuple(msgspec.json.decode(self._wait(f"{self._key}/wrong"), type=list[int]))
+        return tuple(decode(self._wait(f"{self._key}/wrong"), list[int]))
 
     def _wait(self, key: str) -> bytes:
         self._store.wait([key], LONG)

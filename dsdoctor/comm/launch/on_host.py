@@ -28,6 +28,7 @@ from dsdoctor.comm.launch.start import (
 )
 from dsdoctor.core.errors import ImpossiblePlan
 from dsdoctor.core.host import LocalHost
+from dsdoctor.core.text import decode
 
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
@@ -88,7 +89,7 @@ def _tell(started: LocalRanks, ended: RankEnded) -> None:
 def files_of(document: str) -> Iterator[HostTold]:
     """What rank 0 kept of a test that failed: its log, and what others have sent it."""
     try:
-        out = msgspec.json.decode(document, type=_Document).report.out
+        out = decode(document, _Document).report.out
     except msgspec.MsgspecError:
         return
     for path in (Path(out) / "rank-00000.log", *sorted((Path(out) / FOLDER).glob("rank-*"))) if out else ():

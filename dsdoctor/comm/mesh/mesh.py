@@ -179,6 +179,32 @@ SEGMENT = 0.8
 CALLERS, CALLED = 8, 512
 
 
+class Callers:
+    """Those who are being listened to, so many at most. Of more the one who has said nothing for longest has to go, so that whoever
+    calls and says nothing takes nobody's place."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._strangers: dict[int, socket.socket] = {}
+        self._lock = threading.Lock()
+
+    def enter(self, caller: socket.socket) -> socket.socket:
+        """One more."""
+        with self._lock:
+            if len(self._strangers) >= self._most:
+                oldest = self._strangers.pop(next(iter(self._strangers)))
+                # its thread closes it: another connection may have its number by then
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
+            self._strangers[id(caller)] = caller
+        return caller
+
+    def leave(self, caller: socket.socket) -> None:
+        """It has been heard, or is gone."""
+        with self._lock:
+            self._strangers.pop(id(caller), None)
+
+
 class MeshListener:
     """Answers callers on one address. Connections wait in the kernel until ``answer`` is given the token."""
 
@@ -186,7 +212,7 @@ class MeshListener:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._socket = socket.create_server((address, 0), family=family, backlog=1024)
         self.address, self.port = address, int(self._socket.getsockname()[1])
-        self._slots = threading.Semaphore(CALLED)
+        self._strangers, self._slots = Callers(CALLED), threading.Semaphore(CALLED)
 
     def answer(self, token: str, rank: int) -> None:
         """Answer from now on, in a thread that ends with the process."""
@@ -202,26 +228,27 @@ class MeshListener:
                 caller, _ = self._socket.accept()
             except OSError:
                 return
-            if self._slots.acquire(blocking=False):
+            self._strangers.enter(caller)
+            with contextlib.suppress(RuntimeError):  # there is no room for a thread
                 threading.Thread(target=self._attend, args=(caller, digest, rank), daemon=True).start()
-            else:
-                caller.close()
 
     def _attend(self, caller: socket.socket, digest: bytes, rank: int) -> None:
-        try:
-            # a caller that breaks off, or is no rank of this test, gets no answer
-            with contextlib.suppress(OSError), caller:
-                _converse(caller, digest, rank)
-        finally:
-            self._slots.release()
+        # a caller that breaks off, or is no rank of this test, gets no answer
+        with contextlib.suppress(OSError), caller:
+            try:
+                caller.settimeout(GREETING)
+                magic, token, _, _, size = CALL.unpack(_exactly(caller, CALL.size))
+            finally:
+                self._strangers.leave(caller)
+            if magic == MAGIC and token == digest and size <= LARGE and self._slots.acquire(blocking=False):
+                try:
+                    _converse(caller, digest, rank, size)
+                finally:
+                    self._slots.release()
 
 
-def _converse(caller: socket.socket, digest: bytes, rank: int) -> None:
-    """Answer one caller. Raises OSError where it breaks off."""
-    caller.settimeout(GREETING)
-    magic, token, _, _, size = CALL.unpack(_exactly(caller, CALL.size))
-    if magic != MAGIC or token != digest or size > LARGE:
-        return
+def _converse(caller: socket.socket, digest: bytes, rank: int, size: int) -> None:
+    """Answer one caller that is known. Raises OSError where it breaks off."""
     caller.settimeout(2 * CONNECT_TIMEOUT_SECONDS)
     caller.sendall(ANSWER.pack(MAGIC, digest, rank, _address(caller.getpeername()).encode()))
     for piece in _pieces(size):

@@ -84,6 +84,7 @@ def rank_unable(arrivals: Arrivals) -> Iterator[Finding]:
             "rank-unable",
             Severity.ERROR,
             evidence=("it reported this to rank 0, and did not join",),
+            blames=ranks,
             ranks=named(tuple(ranks), tuple(hosts)),
             why=why,
             host=hosts[ranks[0]],
@@ -106,6 +107,7 @@ def rank_starting(arrivals: Arrivals) -> Iterator[Finding]:
             "rank-starting",
             Severity.ERROR,
             evidence=(f"waited {arrivals.waited:.0f} s; it is running, and rank 0 receives its heartbeats",),
+            blames=[beat.rank for beat in beats],
             ranks=named([beat.rank for beat in beats], hosts),
             state=at,
             seconds=f"{max(beat.seconds for beat in beats):.0f}",
@@ -157,6 +159,7 @@ def rank_duplicated(arrivals: Arrivals) -> Iterator[Finding]:
                 "rank-duplicated",
                 Severity.ERROR,
                 evidence=(f"no process is {named(arrivals.missing, ())}",) if arrivals.missing else (),
+                blames=(rank,),
                 count=len(several),
                 rank=rank,
                 processes=and_more([f"pid {claim.pid} on {claim.host}" for claim in several], MAX_NAMED),
@@ -188,7 +191,8 @@ def gpu_shared(arrivals: Arrivals) -> Iterator[Finding]:
     for (host, gpu), several in by_gpu.items():
         if len({claim.rank for claim in several}) > 1:
             ranks = [f"{claim.rank} (LOCAL_RANK {claim.local_rank})" for claim in several]
-            yield book.finding("gpu-shared", Severity.ERROR, ranks=ranks, host=host, gpu=gpu)
+            those = [claim.rank for claim in several]
+            yield book.finding("gpu-shared", Severity.ERROR, blames=those, ranks=ranks, host=host, gpu=gpu)
 
 
 def rank_arrives_late(arrivals: Arrivals) -> Iterator[Finding]:
@@ -203,6 +207,7 @@ def rank_arrives_late(arrivals: Arrivals) -> Iterator[Finding]:
         Severity.WARNING,
         case="" if own > LATE_SECONDS / 2 else "started-late",
         evidence=(f"it took {own:.1f} s from its own start to the rendezvous",),
+        blames=(last.rank,),
         rank=last.rank,
         host=last.host,
         seconds=f"{last.seen - came[0].seen:.0f}",

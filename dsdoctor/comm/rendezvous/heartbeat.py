@@ -24,6 +24,7 @@ from dsdoctor.comm.mesh.mesh import connect
 from dsdoctor.comm.models import Claim, Rank
 from dsdoctor.comm.rendezvous.notices import NONCE, PROBE, rank_zero_of, read_line
 from dsdoctor.comm.results import ConnectOutcome
+from dsdoctor.core.text import decode
 
 SET, ADD = 1, 4
 """Operations of torch's store (TCPStoreBackend.hpp), one byte each; a length is a uint64 of the machine's own order."""
@@ -223,7 +224,7 @@ class HeartbeatReader:
             keys = [f"{self._prefix}/{number}" for number in range(first, min(first + BATCH, last + 1))]
             for text in self._texts(keys):
                 with contextlib.suppress(msgspec.MsgspecError):
-                    self._keep(msgspec.json.decode(text[:MAX_LENGTH], type=Heartbeat))
+                    self._keep(decode(text[:MAX_LENGTH], Heartbeat))
         now = time.monotonic()
         self._next = now + max(BEAT_SECONDS / 2, 10 * (now - began))
 

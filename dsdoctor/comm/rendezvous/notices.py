@@ -17,9 +17,10 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from dsdoctor.comm.mesh.mesh import connect
+from dsdoctor.comm.mesh.mesh import Callers, connect
 from dsdoctor.comm.models import Rank
 from dsdoctor.comm.results import ConnectOutcome
+from dsdoctor.core.text import decode
 
 # Address and port -> a store of torch, rank 0 of a test on the port beside its own, or somebody else. Asked over plain TCP.
 #
@@ -85,7 +86,7 @@ def _told(answer: bytes, here: bool) -> Listener:
     if answer == NONCE:
         return Listener(outcome=ConnectOutcome.REACHED, here=here)
     with contextlib.suppress(msgspec.MsgspecError):
-        rank_zero = msgspec.json.decode(answer, type=RankZero)
+        rank_zero = decode(answer, RankZero)
         return Listener(outcome=ConnectOutcome.STRANGER, rank_zero=rank_zero, here=here)
     said = answer[:80].decode("ascii", errors="replace").strip()
     return Listener(outcome=ConnectOutcome.STRANGER, said=said if said.isprintable() else "", here=here)
@@ -115,8 +116,8 @@ PATIENCE, CONNECT = 2.0, 0.5
 RETRY = 0.3
 UNNAMED = "0"
 """The run of a job that no launcher has named."""
-MAX_HELD = 64
-"""Connections that rank 0 keeps open."""
+MAX_HELD = MAX_CALLERS = 64
+"""Connections that rank 0 keeps open, and callers that it listens to at the same time."""
 HEARD = b"dsdoctor: heard\n"
 
 
@@ -149,6 +150,7 @@ class NoticeListener:
         self._heard: dict[int, Notice] = {}
         self._perhaps: dict[int, Notice] = {}
         self._held: list[socket.socket] = []
+        self._callers = Callers(MAX_CALLERS)
         if (listening := _listening(rank)) is not None:
             threading.Thread(target=self._serve, args=(listening,), daemon=True).start()
 
@@ -166,14 +168,22 @@ class NoticeListener:
         while True:
             try:
                 caller, _ = listening.accept()
-            except OSError:
-                return
-            # who breaks off, sends something else or belongs to another run is not heard
-            with contextlib.suppress(OSError, msgspec.MsgspecError), contextlib.ExitStack() as unless_held:
-                unless_held.enter_context(caller)
-                if self._attend(caller) and len(self._held) < MAX_HELD:
-                    unless_held.pop_all()
-                    self._held.append(caller)
+            except OSError:  # no descriptor is left, or the caller is gone
+                time.sleep(RETRY)
+                continue
+            # who says nothing keeps none of the others waiting; RuntimeError: there is no room for a thread
+            with contextlib.suppress(RuntimeError):
+                threading.Thread(target=self._hear, args=(self._callers.enter(caller),), daemon=True).start()
+
+    def _hear(self, caller: socket.socket) -> None:
+        # who breaks off, sends something else or belongs to another run is not heard
+        with contextlib.suppress(OSError, msgspec.MsgspecError), contextlib.ExitStack() as unless_held:
+            unless_held.enter_context(caller)
+            unless_held.callback(self._callers.leave, caller)
+            if self._attend(caller) and len(self._held) < MAX_HELD:
+                self._callers.leave(caller)
+                unless_held.pop_all()
+                self._held.append(caller)
 
     def _attend(self, caller: socket.socket) -> bool:
         """Read a notice and answer it; whether it counts. Who looks for a store here is told who this is."""
@@ -181,7 +191,7 @@ class NoticeListener:
         if line == PROBE:
             caller.sendall(msgspec.json.encode(self._who) + b"\n")
             return False
-        notice = msgspec.json.decode(line, type=Notice)
+        notice = decode(line, Notice)
         if notice.run != self._rank.run or not 0 <= notice.rank < self._rank.world:
             return False
         ours = notice.run != UNNAMED or notice.port == self._rank.port

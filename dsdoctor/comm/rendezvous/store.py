@@ -27,6 +27,7 @@ from dsdoctor.comm.rendezvous.heartbeat import BACKLOG, Door, Heartbeat, Heartbe
 from dsdoctor.comm.rendezvous.notices import Listener, RankZero, ask, ports
 from dsdoctor.comm.results import ConnectOutcome
 from dsdoctor.core.redaction import process
+from dsdoctor.core.text import decode
 
 # The board: messages between the control processes of all ranks over a TCPStore. Keys are prefixed by a random token.
 #
@@ -143,7 +144,7 @@ def unpacked(content: bytes, kind: type[Message]) -> Message:
             raise msgspec.DecodeError(str(error)) from None
         if not stream.eof:
             raise msgspec.DecodeError(f"cut off, or over {MOST} bytes")
-    return msgspec.json.decode(content, type=kind)
+    return decode(content, kind)
 
 
 RETRY = 0.2
@@ -244,7 +245,7 @@ def _find(store: TcpStore, rank: Rank, wait: Wait, *, taken: bool) -> MessageBoa
                 **_listening(rank.port, taken),
             )
         time.sleep(0.05)
-    return MessageBoard(store, f"dsdoctor-comm/{store.get(name).decode()}")
+    return MessageBoard(store, f"dsdoctor-comm/{store.get(name).decode(errors='replace')}")
 
 
 def _as_rank_zero(beat: Heartbeat, rank: Rank) -> RankZero:

@@ -155,6 +155,7 @@ def cpu_quota_used_up(ranks: Ranks) -> Iterator[Finding]:
         "cpu-quota-used-up",
         Severity.WARNING,
         evidence=tuple(and_more_lines(lines, MAX_LINES, of="ranks")) if len(found) > 1 else (),
+        blames=[held.rank for held in found],
         ranks=named(tuple(held.rank for held in found), ranks.hosts),
         processors=f"{worst.quota:.3g}",
         throttled=worst.throttled,
@@ -187,6 +188,7 @@ def rank_lacks_processor(ranks: Ranks) -> Iterator[Finding]:
                 other,
                 f"{_ms(worst.compute)} for work that takes the others {_ms(ranks.compute.median(same))} (medians)",
             ),
+            blames=[pace.rank for pace in paces],
             ranks=named(tuple(pace.rank for pace in paces), ranks.hosts),
             share=share,
             usual=usual,
@@ -239,6 +241,7 @@ def rank_straggles(ranks: Ranks) -> Iterator[Finding]:
             Severity.WARNING,
             case="" if processor else "gpu",
             evidence=(f"it waits {_ms(pace.waited)} at a barrier, the others {_ms(wait)} (medians)",),
+            blames=(pace.rank,),
             ranks=named((pace.rank,), ranks.hosts),
             took=_ms(mine),
             usual=_ms(theirs),
@@ -304,6 +307,7 @@ def messages_late(pairs: Sequence[PairTime], trips: Mapping[Pair, float], hosts:
     one, other = named((worst.source,), hosts), named((worst.target,), hosts)
     took, trip = f"{2e3 * worst.latency:.3g} ms", trips.get((worst.source, worst.target))
     shared = shared_rank(near or late)
+    blamed = (worst.source, worst.target) if shared is None else (shared,)
     evidence = tuple(_evidence(pair, trips, hosts) for pair in sorted(late, key=lambda pair: -pair.latency)[:MAX_SHOWN])
     if trip is None:
         yield book.finding(
@@ -311,7 +315,8 @@ def messages_late(pairs: Sequence[PairTime], trips: Mapping[Pair, float], hosts:
             Severity.WARNING,
             case="unmeasured",
             evidence=evidence,
-            ranks=f"{one} and {other}" if shared is None else named((shared,), hosts),
+            blames=blamed,
+            ranks=f"{one} and {other}" if shared is None else named(blamed, hosts),
             took=took,
         )
     elif near:
@@ -320,7 +325,8 @@ def messages_late(pairs: Sequence[PairTime], trips: Mapping[Pair, float], hosts:
             Severity.WARNING,
             case="pair" if shared is None else "",
             evidence=evidence,
-            rank=one if shared is None else named((shared,), hosts),
+            blames=blamed,
+            rank=named(blamed[:1], hosts),
             other=other,
             took=took,
             trip=f"{1e3 * trip:.3g} ms",
@@ -331,7 +337,8 @@ def messages_late(pairs: Sequence[PairTime], trips: Mapping[Pair, float], hosts:
             Severity.WARNING,
             case="far-pair" if shared is None else "far",
             evidence=evidence,
-            rank=one if shared is None else named((shared,), hosts),
+            blames=blamed,
+            rank=named(blamed[:1], hosts),
             other=other,
             trip=f"{1e3 * trip:.3g} ms",
         )
