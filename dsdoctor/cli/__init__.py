@@ -34,9 +34,9 @@ def main() -> None:
     _, words = renamed(sys.argv[1:])
     say_first_words(words)
     try:
-        from dsdoctor.cli.app import COMMANDS, name_of, run
+        from dsdoctor.cli.app import is_filter, run
 
-        if (command := COMMANDS.get(name_of(words))) and command.filters:
+        if is_filter(words):
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         sys.exit(_flushed(run(sys.argv[1:], begun=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before))))
     except Exception as error:

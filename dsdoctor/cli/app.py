@@ -274,6 +274,12 @@ def name_of(arguments: Sequence[str]) -> str:
     return pair if pair in COMMANDS else "".join(arguments[:1])
 
 
+def is_filter(arguments: Sequence[str]) -> bool:
+    """Whether a command line names a command that only reads, or one of a group whose commands all do."""
+    names = (name_of(arguments), "".join(arguments[:1]))
+    return any(COMMANDS[name].filters for name in names if name in COMMANDS)
+
+
 def _show_new_name(old: str) -> None:
     from dsdoctor.ui.terminal import Stream, show
 

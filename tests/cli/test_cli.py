@@ -136,7 +136,7 @@ def test_looking_works_without_torch(bare: str) -> None:
     done = run("machine", "look", "--python", bare, "--json")
 
     document = json.loads(done.stdout)
-    assert (done.returncode, document["command"], document["machine"]["torch"]) == (0, "look", None)
+    assert (done.returncode, document["command"], document["machine"]["torch"]) == (0, "machine look", None)
     assert document["machine"]["system"]["cpus"] >= 1
 
 
@@ -306,7 +306,7 @@ def test_ctrl_c_is_one_line_and_status_130(tmp_path: Path) -> None:
     slow.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\nsleep 60\n")
     slow.chmod(0o755)
     process = subprocess.Popen(
-        [sys.executable, "-m", "dsdoctor", "look", "--python", str(slow)],
+        [sys.executable, "-m", "dsdoctor", "machine", "look", "--python", str(slow)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
