@@ -6,7 +6,7 @@ function __fish_dsdoctor_using_command
     set -l cmd (commandline -opc)
     set -l subcommands
     set -l options_with_values '--accelerate --accelerator --arch --backend --batch --batch-a --batch-b --config --cpu --cuda --deadline --dtype --exclude --fix --for --gpus --headroom --hf --host-memory --hostfile --html --include --index --index-url --jobs --largest-file --last --load --local-rank --local-version --local_rank --machine --margin --max-size --merge --merge-dtype --model --module --node --nproc --older-than --op --ops --out --parallel --phase --pid --pipeline --port --python --rank --rank-a --rank-b --ranks-here --read --sequence --shell --source --ssh-option --stage --tag --target --tensor-parallel --timeout --title --tolerance --toolkit --torch --torch-index --universal --world -o -p'
-    set -l all_commands 'build-wheel cache check checkpoint comm compare config diagnose env explain hang index install look ls mcp memory merge pick plan plot prebuild prune record run show toolkit trace verify'
+    set -l all_commands 'build-wheel cache check checkpoint comm compare config diagnose env explain hang index install look ls machine mcp memory pick plot prune record run show toolkit trace verify wheel'
     set -l skip_next 0
     # Extract command words (only real subcommand names) from command line
     set -e cmd[1]
@@ -80,30 +80,24 @@ function __fish_dsdoctor_complete
 end
 
 # Root-level commands
-complete -c dsdoctor -n __fish_use_subcommand -a 'mcp' -d 'Serve diagnose, check, config, memory, checkpoint, hang and explain to an agent…'
-complete -c dsdoctor -n __fish_use_subcommand -a 'config' -d 'Check what DeepSpeed does with a configuration before a run: keys that it ignor…'
-complete -c dsdoctor -n __fish_use_subcommand -a 'checkpoint' -d 'Inspect a checkpoint: what it contains, whether it is complete, and whether a p…'
-complete -c dsdoctor -n __fish_use_subcommand -a 'memory' -d 'Estimate the memory that each rank needs, before training starts, and suggest c…'
-complete -c dsdoctor -n __fish_use_subcommand -a 'env' -d 'Print shell lines that select the CUDA toolkit and compiler for this torch.'
-complete -c dsdoctor -n __fish_use_subcommand -a 'plan' -d 'Show what build-wheel would do, with the reason for each choice. Compiles nothi…'
-complete -c dsdoctor -n __fish_use_subcommand -a 'build-wheel' -d 'Build a DeepSpeed wheel for this environment and verify it; with --torch, one f…'
-complete -c dsdoctor -n __fish_use_subcommand -a 'prebuild' -d 'Build a wheel as build-wheel does, and always install it. install --build also …'
-complete -c dsdoctor -n __fish_use_subcommand -a 'install' -d 'Install DeepSpeed with compiled ops that load: keep what fits, else install a w…'
-complete -c dsdoctor -n __fish_use_subcommand -a 'toolkit' -d 'Print a CUDA_HOME that fits torch: a complete one from this machine, else one a…'
+complete -c dsdoctor -n __fish_use_subcommand -a 'mcp' -d 'Serve dsdoctor to an agent or editor (Model Context Protocol).'
+complete -c dsdoctor -n __fish_use_subcommand -a 'config' -d 'Check what DeepSpeed does with a ds_config.json.'
+complete -c dsdoctor -n __fish_use_subcommand -a 'checkpoint' -d 'Check whether a checkpoint is complete and can be loaded.'
+complete -c dsdoctor -n __fish_use_subcommand -a 'memory' -d 'Estimate the memory that each rank needs, before training.'
+complete -c dsdoctor -n __fish_use_subcommand -a 'env' -d 'Print shell lines that select the CUDA toolkit and compiler.'
+complete -c dsdoctor -n __fish_use_subcommand -a 'build-wheel' -d 'Build a DeepSpeed wheel for this environment and verify it.'
+complete -c dsdoctor -n __fish_use_subcommand -a 'install' -d 'Install DeepSpeed with compiled ops that load.'
+complete -c dsdoctor -n __fish_use_subcommand -a 'toolkit' -d 'Print a CUDA_HOME that fits torch.'
+complete -c dsdoctor -n __fish_use_subcommand -a 'wheel' -d 'Verify a DeepSpeed wheel, pick one that fits, or index many.'
 complete -c dsdoctor -n __fish_use_subcommand -a 'cache' -d 'Manage the cache of compiled ops and finished wheels.'
-complete -c dsdoctor -n __fish_use_subcommand -a 'look' -d 'Show the toolkits, compilers, GPUs, torch, DeepSpeed and libraries on this mach…'
-complete -c dsdoctor -n __fish_use_subcommand -a 'record' -d 'Save a snapshot of this machine to a file.'
-complete -c dsdoctor -n __fish_use_subcommand -a 'compare' -d 'Compare snapshots of machines, the minority first.'
-complete -c dsdoctor -n __fish_use_subcommand -a 'check' -d 'Check this machine for problems with DeepSpeed, with the fix of each, and list …'
+complete -c dsdoctor -n __fish_use_subcommand -a 'machine' -d 'Show this machine, save it to a file, or compare such files.'
+complete -c dsdoctor -n __fish_use_subcommand -a 'check' -d 'Check this machine for problems with DeepSpeed, with fixes.'
 complete -c dsdoctor -n __fish_use_subcommand -a 'explain' -d 'Explain a rule: what it means, why it matters, how to fix it.'
-complete -c dsdoctor -n __fish_use_subcommand -a 'diagnose' -d 'Diagnose the log of a failed install, build, JIT load, launch or run: the cause…'
-complete -c dsdoctor -n __fish_use_subcommand -a 'comm' -d 'Test whether all ranks reach each other and get the same results; name the rank…'
-complete -c dsdoctor -n __fish_use_subcommand -a 'hang' -d 'Diagnose a hanging run: which rank has not reached the collective, where it is …'
-complete -c dsdoctor -n __fish_use_subcommand -a 'trace' -d 'Inspect the traces of a run: the values of every module, batch by batch.'
-complete -c dsdoctor -n __fish_use_subcommand -a 'run' -d 'Run a training script, unmodified, and find where the first inf came from, whic…'
-complete -c dsdoctor -n __fish_use_subcommand -a 'verify' -d 'Verify that a DeepSpeed wheel from any source will work in this environment, be…'
-complete -c dsdoctor -n __fish_use_subcommand -a 'pick' -d 'Find the DeepSpeed wheel in a folder or package index that fits this machine, o…'
-complete -c dsdoctor -n __fish_use_subcommand -a 'index' -d 'Manage a package index of DeepSpeed wheels: static files for any web server or …'
+complete -c dsdoctor -n __fish_use_subcommand -a 'diagnose' -d 'Find the cause of a failed build or run in its log.'
+complete -c dsdoctor -n __fish_use_subcommand -a 'comm' -d 'Test that all ranks reach each other and get the same results.'
+complete -c dsdoctor -n __fish_use_subcommand -a 'hang' -d 'Find the rank that a hanging run waits for, and why.'
+complete -c dsdoctor -n __fish_use_subcommand -a 'trace' -d 'Inspect the traces of a run: each module'\''s values by batch.'
+complete -c dsdoctor -n __fish_use_subcommand -a 'run' -d 'Run a training script, watched for hangs, inf and memory.'
 # Root-level options
 complete -c dsdoctor -n __fish_use_subcommand -s h -d 'Display this message and exit.'
 complete -c dsdoctor -n __fish_use_subcommand -l help -d 'Display this message and exit.'
@@ -129,7 +123,7 @@ complete -c dsdoctor -n '__fish_dsdoctor_using_command build-wheel' -l cpu -r -d
 complete -c dsdoctor -n '__fish_dsdoctor_using_command build-wheel' -l debug-info -d 'Keep debug information: larger, and slower to compile.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command build-wheel' -l for -r -F -d 'Derive the ops from a ds_config.json.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command build-wheel' -l source -r -d 'DeepSpeed to build: a folder, a source distribution, a version, newest, or git+…'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command build-wheel' -l node -r -F -d 'Snapshot (dsdoctor record) of a machine that the wheel is for. Repeatable. Host…'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command build-wheel' -l node -r -F -d 'Snapshot (dsdoctor machine record) of a machine that the wheel is for. Repeatab…'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command build-wheel' -l out -r -F -d 'Folder for the wheel. Default: dist.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command build-wheel' -s o -r -F -d 'Folder for the wheel. Default: dist.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command build-wheel' -l index -r -F -d 'Also add the wheel to this package index (PEP 503, static files).'
@@ -140,7 +134,10 @@ complete -c dsdoctor -n '__fish_dsdoctor_using_command build-wheel' -l torch-ind
 complete -c dsdoctor -n '__fish_dsdoctor_using_command build-wheel' -l targets -d 'List the targets, numbered, and exit.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command build-wheel' -l target -r -d 'Build only target N, counted from 0: one task of a Slurm array or an indexed Ku…'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command build-wheel' -l no-cache -d 'Compile every op, and cache none.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command build-wheel' -l dry-run -d 'Show the plan and exit.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command build-wheel' -l dry-run -d 'Show the plan, with the reason for each choice, and exit.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command build-wheel' -l machine -r -F -d 'The machine in this snapshot (dsdoctor machine record) instead of this one.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command build-wheel' -l verbose -d 'Show everything, including what is fine.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command build-wheel' -s v -d 'Show everything, including what is fine.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command build-wheel' -l json -d 'Print one JSON document, and nothing else, on stdout.'
 
 # Subcommands for: cache
@@ -157,6 +154,7 @@ complete -c dsdoctor -n '__fish_dsdoctor_using_command cache ls' -s h -d 'Displa
 complete -c dsdoctor -n '__fish_dsdoctor_using_command cache ls' -l help -d 'Display this message and exit.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command cache ls' -l version -d 'Display application version.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command cache ls' -l json -d 'Print one JSON document, and nothing else, on stdout.'
+
 # Options for: cache prune
 complete -c dsdoctor -n '__fish_dsdoctor_using_command cache prune' -s h -d 'Display this message and exit.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command cache prune' -l help -d 'Display this message and exit.'
@@ -187,7 +185,7 @@ complete -c dsdoctor -n '__fish_dsdoctor_using_command check' -l arch -r -d 'GPU
 complete -c dsdoctor -n '__fish_dsdoctor_using_command check' -l accelerator -x -a 'cuda cpu' -d 'Default: cuda for a CUDA build of torch.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command check' -l python -r -d 'Python of the target environment. Default: this one.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command check' -l offline -d 'Download nothing; report what would be needed.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command check' -l machine -r -F -d 'The machine in this snapshot (dsdoctor record) instead of this one.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command check' -l machine -r -F -d 'The machine in this snapshot (dsdoctor machine record) instead of this one.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command check' -l verbose -d 'Show everything, including what is fine.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command check' -s v -d 'Show everything, including what is fine.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command check' -l json -d 'Print one JSON document, and nothing else, on stdout.'
@@ -239,12 +237,6 @@ complete -c dsdoctor -n '__fish_dsdoctor_using_command comm' -l json -d 'Print o
 complete -c dsdoctor -n '__fish_dsdoctor_using_command comm' -l verbose -d 'Show everything, including what is fine.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command comm' -s v -d 'Show everything, including what is fine.'
 
-# Options for: compare
-complete -c dsdoctor -n '__fish_dsdoctor_using_command compare' -s h -d 'Display this message and exit.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command compare' -l help -d 'Display this message and exit.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command compare' -l version -d 'Display application version.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command compare' -l json -d 'Print one JSON document, and nothing else, on stdout.'
-
 # Options for: config
 complete -c dsdoctor -n '__fish_dsdoctor_using_command config' -s h -d 'Display this message and exit.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command config' -l help -d 'Display this message and exit.'
@@ -254,7 +246,7 @@ complete -c dsdoctor -n '__fish_dsdoctor_using_command config' -l accelerate -r 
 complete -c dsdoctor -n '__fish_dsdoctor_using_command config' -l model -r -F -d 'The model'\''s config.json, for sizes that depend on it.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command config' -l world -r -d 'Data-parallel ranks, for the batch sizes. Default: a number that fits them.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command config' -l gpus -r -d 'The GPUs, one for each rank.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command config' -l machine -r -F -d 'The machine in this snapshot (dsdoctor record) instead of this one.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command config' -l machine -r -F -d 'The machine in this snapshot (dsdoctor machine record) instead of this one.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command config' -l fix -r -F -d 'Write the corrected configuration here, comments kept. The file itself is not c…'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command config' -l source -r -d 'Ask this DeepSpeed instead of the installed one. It needs the environment'\''s tor…'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command config' -l python -r -d 'Python of the target environment. Default: this one.'
@@ -280,7 +272,7 @@ complete -c dsdoctor -n '__fish_dsdoctor_using_command env' -l shell -r -d 'Shel
 complete -c dsdoctor -n '__fish_dsdoctor_using_command env' -l arch -r -d 'GPU architectures, such as "8.0;9.0+PTX". Default: the visible GPUs, else all t…'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command env' -l toolkit -r -d 'auto (default) chooses or assembles one, pypi assembles one from downloaded par…'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command env' -l python -r -d 'Python of the target environment. Default: this one.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command env' -l machine -r -F -d 'The machine in this snapshot (dsdoctor record) instead of this one.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command env' -l machine -r -F -d 'The machine in this snapshot (dsdoctor machine record) instead of this one.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command env' -l json -d 'Print one JSON document, and nothing else, on stdout.'
 
 # Options for: explain
@@ -300,19 +292,6 @@ complete -c dsdoctor -n '__fish_dsdoctor_using_command hang' -l pid -r -d 'Inspe
 complete -c dsdoctor -n '__fish_dsdoctor_using_command hang' -l html -r -F -d 'Also write a page: verdict, timeline, calls, stacks (extra plot).'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command hang' -l json -d 'Print one JSON document, and nothing else, on stdout.'
 
-# Subcommands for: index
-complete -c dsdoctor -n '__fish_dsdoctor_using_command index' -a 'merge' -d 'Merge the wheels of many builds, with their manifests, into one index. Differen…'
-# Options for: index
-complete -c dsdoctor -n '__fish_dsdoctor_using_command index' -s h -d 'Display this message and exit.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command index' -l help -d 'Display this message and exit.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command index' -l version -d 'Display application version.'
-
-# Options for: index merge
-complete -c dsdoctor -n '__fish_dsdoctor_using_command index merge' -s h -d 'Display this message and exit.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command index merge' -l help -d 'Display this message and exit.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command index merge' -l version -d 'Display application version.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command index merge' -l json -d 'Print one JSON document, and nothing else, on stdout.'
-
 # Options for: install
 complete -c dsdoctor -n '__fish_dsdoctor_using_command install' -s h -d 'Display this message and exit.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command install' -l help -d 'Display this message and exit.'
@@ -329,7 +308,7 @@ complete -c dsdoctor -n '__fish_dsdoctor_using_command install' -l cpu -r -d 'Pr
 complete -c dsdoctor -n '__fish_dsdoctor_using_command install' -l debug-info -d 'Keep debug information: larger, and slower to compile.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command install' -l for -r -F -d 'Derive the ops from a ds_config.json.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command install' -l source -r -d 'DeepSpeed to build: a folder, a source distribution, a version, newest, or git+…'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command install' -l node -r -F -d 'Snapshot (dsdoctor record) of a machine that the wheel is for. Repeatable. Host…'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command install' -l node -r -F -d 'Snapshot (dsdoctor machine record) of a machine that the wheel is for. Repeatab…'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command install' -l index-url -r -d 'Package index or folder with DeepSpeed wheels. Repeatable. If a wheel fits, it …'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command install' -l build -d 'Build, even if an installed DeepSpeed or a listed wheel fits.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command install' -l out -r -F -d 'Folder for the wheel. Default: dist.'
@@ -346,13 +325,36 @@ complete -c dsdoctor -n '__fish_dsdoctor_using_command install' -l port -r -d 'P
 complete -c dsdoctor -n '__fish_dsdoctor_using_command install' -l ssh-option -r -d 'Option of ssh_config(5). Repeatable.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command install' -l json -d 'Print one JSON document, and nothing else, on stdout.'
 
-# Options for: look
-complete -c dsdoctor -n '__fish_dsdoctor_using_command look' -s h -d 'Display this message and exit.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command look' -l help -d 'Display this message and exit.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command look' -l version -d 'Display application version.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command look' -l python -r -d 'Python of the target environment. Default: this one.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command look' -l machine -r -F -d 'The machine in this snapshot (dsdoctor record) instead of this one.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command look' -l json -d 'Print one JSON document, and nothing else, on stdout.'
+# Subcommands for: machine
+complete -c dsdoctor -n '__fish_dsdoctor_using_command machine' -a 'look' -d 'Show the toolkits, compilers, GPUs, torch, DeepSpeed and libraries on this mach…'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command machine' -a 'record' -d 'Save a snapshot of this machine to a file.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command machine' -a 'compare' -d 'Compare snapshots of machines, the minority first.'
+# Options for: machine
+complete -c dsdoctor -n '__fish_dsdoctor_using_command machine' -s h -d 'Display this message and exit.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command machine' -l help -d 'Display this message and exit.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command machine' -l version -d 'Display application version.'
+
+# Options for: machine compare
+complete -c dsdoctor -n '__fish_dsdoctor_using_command machine compare' -s h -d 'Display this message and exit.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command machine compare' -l help -d 'Display this message and exit.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command machine compare' -l version -d 'Display application version.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command machine compare' -l json -d 'Print one JSON document, and nothing else, on stdout.'
+
+# Options for: machine look
+complete -c dsdoctor -n '__fish_dsdoctor_using_command machine look' -s h -d 'Display this message and exit.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command machine look' -l help -d 'Display this message and exit.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command machine look' -l version -d 'Display application version.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command machine look' -l python -r -d 'Python of the target environment. Default: this one.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command machine look' -l machine -r -F -d 'The machine in this snapshot (dsdoctor machine record) instead of this one.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command machine look' -l json -d 'Print one JSON document, and nothing else, on stdout.'
+
+# Options for: machine record
+complete -c dsdoctor -n '__fish_dsdoctor_using_command machine record' -s h -d 'Display this message and exit.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command machine record' -l help -d 'Display this message and exit.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command machine record' -l version -d 'Display application version.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command machine record' -l python -r -d 'Python of the target environment. Default: this one.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command machine record' -l offline -d 'Download nothing; report what would be needed.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command machine record' -l json -d 'Print one JSON document, and nothing else, on stdout.'
 
 # Options for: mcp
 complete -c dsdoctor -n '__fish_dsdoctor_using_command mcp' -s h -d 'Display this message and exit.'
@@ -378,69 +380,6 @@ complete -c dsdoctor -n '__fish_dsdoctor_using_command memory' -l python -r -d '
 complete -c dsdoctor -n '__fish_dsdoctor_using_command memory' -l verbose -d 'Show everything, including what is fine.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command memory' -s v -d 'Show everything, including what is fine.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command memory' -l json -d 'Print one JSON document, and nothing else, on stdout.'
-
-# Options for: pick
-complete -c dsdoctor -n '__fish_dsdoctor_using_command pick' -s h -d 'Display this message and exit.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command pick' -l help -d 'Display this message and exit.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command pick' -l version -d 'Display application version.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command pick' -l op -r -d 'Ops that the wheel must contain.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command pick' -l python -r -d 'Python of the target environment. Default: this one.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command pick' -l machine -r -F -d 'The machine in this snapshot (dsdoctor record) instead of this one.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command pick' -l json -d 'Print one JSON document, and nothing else, on stdout.'
-
-# Options for: plan
-complete -c dsdoctor -n '__fish_dsdoctor_using_command plan' -s h -d 'Display this message and exit.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command plan' -l help -d 'Display this message and exit.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command plan' -l version -d 'Display application version.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command plan' -l ops -r -d 'Ops, such as "cpu_adam,fused_adam"; "all" for every one that can be built. Defa…'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command plan' -l arch -r -d 'GPU architectures, such as "8.0;9.0+PTX". Default: the visible GPUs, else all t…'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command plan' -l accelerator -x -a 'cuda cpu' -d 'Default: cuda for a CUDA build of torch.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command plan' -l toolkit -r -d 'auto (default) chooses or assembles one, pypi assembles one from downloaded par…'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command plan' -l jobs -r -d 'Parallel compile jobs. Default: as many as processors and memory allow.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command plan' -l local-version -r -d 'Local version segment. Default: such as "cu13.0.torch2.14.b1f3c09a7", with a ta…'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command plan' -l no-local-version -d 'Keep DeepSpeed'\''s plain version.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command plan' -l offline -d 'Download nothing; report what would be needed.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command plan' -l cpu -r -d 'Processor that host code is for: x86-64, x86-64-v2, x86-64-v3 (AVX2), x86-64-v4…'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command plan' -l debug-info -d 'Keep debug information: larger, and slower to compile.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command plan' -l for -r -F -d 'Derive the ops from a ds_config.json.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command plan' -l source -r -d 'DeepSpeed to build: a folder, a source distribution, a version, newest, or git+…'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command plan' -l node -r -F -d 'Snapshot (dsdoctor record) of a machine that the wheel is for. Repeatable. Host…'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command plan' -l python -r -d 'Python of the target environment. Default: this one.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command plan' -l machine -r -F -d 'The machine in this snapshot (dsdoctor record) instead of this one.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command plan' -l verbose -d 'Show everything, including what is fine.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command plan' -s v -d 'Show everything, including what is fine.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command plan' -l json -d 'Print one JSON document, and nothing else, on stdout.'
-
-# Options for: prebuild
-complete -c dsdoctor -n '__fish_dsdoctor_using_command prebuild' -s h -d 'Display this message and exit.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command prebuild' -l help -d 'Display this message and exit.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command prebuild' -l version -d 'Display application version.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command prebuild' -l ops -r -d 'Ops, such as "cpu_adam,fused_adam"; "all" for every one that can be built. Defa…'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command prebuild' -l arch -r -d 'GPU architectures, such as "8.0;9.0+PTX". Default: the visible GPUs, else all t…'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command prebuild' -l accelerator -x -a 'cuda cpu' -d 'Default: cuda for a CUDA build of torch.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command prebuild' -l toolkit -r -d 'auto (default) chooses or assembles one, pypi assembles one from downloaded par…'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command prebuild' -l jobs -r -d 'Parallel compile jobs. Default: as many as processors and memory allow.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command prebuild' -l local-version -r -d 'Local version segment. Default: such as "cu13.0.torch2.14.b1f3c09a7", with a ta…'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command prebuild' -l no-local-version -d 'Keep DeepSpeed'\''s plain version.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command prebuild' -l offline -d 'Download nothing; report what would be needed.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command prebuild' -l cpu -r -d 'Processor that host code is for: x86-64, x86-64-v2, x86-64-v3 (AVX2), x86-64-v4…'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command prebuild' -l debug-info -d 'Keep debug information: larger, and slower to compile.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command prebuild' -l for -r -F -d 'Derive the ops from a ds_config.json.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command prebuild' -l source -r -d 'DeepSpeed to build: a folder, a source distribution, a version, newest, or git+…'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command prebuild' -l node -r -F -d 'Snapshot (dsdoctor record) of a machine that the wheel is for. Repeatable. Host…'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command prebuild' -l out -r -F -d 'Folder for the wheel. Default: dist.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command prebuild' -s o -r -F -d 'Folder for the wheel. Default: dist.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command prebuild' -l python -r -d 'Python of the target environment. Default: this one.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command prebuild' -l no-cache -d 'Compile every op, and cache none.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command prebuild' -l json -d 'Print one JSON document, and nothing else, on stdout.'
-
-# Options for: record
-complete -c dsdoctor -n '__fish_dsdoctor_using_command record' -s h -d 'Display this message and exit.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command record' -l help -d 'Display this message and exit.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command record' -l version -d 'Display application version.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command record' -l python -r -d 'Python of the target environment. Default: this one.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command record' -l offline -d 'Download nothing; report what would be needed.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command record' -l json -d 'Print one JSON document, and nothing else, on stdout.'
 
 # Options for: run
 complete -c dsdoctor -n '__fish_dsdoctor_using_command run' -s h -d 'Display this message and exit.'
@@ -508,14 +447,38 @@ complete -c dsdoctor -n '__fish_dsdoctor_using_command trace show' -l margin -r 
 complete -c dsdoctor -n '__fish_dsdoctor_using_command trace show' -l all -d 'With --headroom: every module, not only those with the least room.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command trace show' -l json -d 'Print one JSON document, and nothing else, on stdout.'
 
-# Options for: verify
-complete -c dsdoctor -n '__fish_dsdoctor_using_command verify' -s h -d 'Display this message and exit.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command verify' -l help -d 'Display this message and exit.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command verify' -l version -d 'Display application version.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command verify' -l installed -d 'Verify the installed DeepSpeed instead of a wheel.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command verify' -l load -d 'With --installed: also import each op in a separate process.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command verify' -l python -r -d 'Python of the target environment. Default: this one.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command verify' -l machine -r -F -d 'The machine in this snapshot (dsdoctor record) instead of this one.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command verify' -l verbose -d 'Show everything, including what is fine.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command verify' -s v -d 'Show everything, including what is fine.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command verify' -l json -d 'Print one JSON document, and nothing else, on stdout.'
+# Subcommands for: wheel
+complete -c dsdoctor -n '__fish_dsdoctor_using_command wheel' -a 'verify' -d 'Verify that a DeepSpeed wheel from any source will work in this environment, be…'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command wheel' -a 'pick' -d 'Find the DeepSpeed wheel in a folder or package index that fits this machine, o…'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command wheel' -a 'index' -d 'Merge the wheels of many builds, with their manifests, into a package index.'
+# Options for: wheel
+complete -c dsdoctor -n '__fish_dsdoctor_using_command wheel' -s h -d 'Display this message and exit.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command wheel' -l help -d 'Display this message and exit.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command wheel' -l version -d 'Display application version.'
+
+# Options for: wheel index
+complete -c dsdoctor -n '__fish_dsdoctor_using_command wheel index' -s h -d 'Display this message and exit.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command wheel index' -l help -d 'Display this message and exit.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command wheel index' -l version -d 'Display application version.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command wheel index' -l json -d 'Print one JSON document, and nothing else, on stdout.'
+
+# Options for: wheel pick
+complete -c dsdoctor -n '__fish_dsdoctor_using_command wheel pick' -s h -d 'Display this message and exit.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command wheel pick' -l help -d 'Display this message and exit.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command wheel pick' -l version -d 'Display application version.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command wheel pick' -l op -r -d 'Ops that the wheel must contain.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command wheel pick' -l python -r -d 'Python of the target environment. Default: this one.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command wheel pick' -l machine -r -F -d 'The machine in this snapshot (dsdoctor machine record) instead of this one.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command wheel pick' -l json -d 'Print one JSON document, and nothing else, on stdout.'
+
+# Options for: wheel verify
+complete -c dsdoctor -n '__fish_dsdoctor_using_command wheel verify' -s h -d 'Display this message and exit.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command wheel verify' -l help -d 'Display this message and exit.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command wheel verify' -l version -d 'Display application version.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command wheel verify' -l installed -d 'Verify the installed DeepSpeed instead of a wheel.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command wheel verify' -l load -d 'With --installed: also import each op in a separate process.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command wheel verify' -l python -r -d 'Python of the target environment. Default: this one.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command wheel verify' -l machine -r -F -d 'The machine in this snapshot (dsdoctor machine record) instead of this one.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command wheel verify' -l verbose -d 'Show everything, including what is fine.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command wheel verify' -s v -d 'Show everything, including what is fine.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command wheel verify' -l json -d 'Print one JSON document, and nothing else, on stdout.'

@@ -70,6 +70,8 @@ EXPLAIN = Sample(
     folder=ROOT,
     quick=True,
 )
+LOG = "tests/diagnosis/unseen_fifth/13-oom-at-save-tqdm.log"
+DIAGNOSE = Sample(shown=f"python -m dsdoctor diagnose {LOG}", argv=("diagnose", LOG), folder=ROOT, quick=True)
 CONFIG = Sample(
     shown="python -m dsdoctor config ds_config.json --world 4", argv=(*OURS, "config", "ds_config.json", "--world", "4")
 )
@@ -149,14 +151,11 @@ SAMPLES_BY_NAME: dict[str, Sample] = {
         CHECK, r"[✓✗] ", r"  (toolkit  |next)", r"    (it has|Fix: let)", r"      \$ export CUDA", r"ops of"
     ),
     "explain": EXPLAIN,
+    "diagnose": DIAGNOSE,
     "checkpoint": CHECKPOINT,
     "checkpoint-cut": CUT,
     "config": CONFIG,
-    "config-short": _short(
-        CONFIG, r"✗ (grad|\d)", r"  (gradient_acc|next)", r"    (gradient_a|Fix: rename it to grad)"
-    ),
     "memory": MEMORY,
-    "memory-short": _short(MEMORY, r"(peak|[✗✓]) ?", r"    (tensors at|activations|logits)"),
     "comm": COMM,
     "hang": HANG,
     "hang-short": _short(HANG, r"dsdoctor: (no progress|✗)", r"dsdoctor:     (rank 1 is in|no rank)"),

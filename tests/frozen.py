@@ -86,10 +86,10 @@ def machines(folder: Path) -> Iterator[Answer]:
     for file in files:
         machine = ("--machine", str(file), "--offline")
         yield from both(f"{file.stem}.check", "check", "-v", *machine)
-        yield from both(f"{file.stem}.plan", "plan", "-v", *machine)
-        yield from both(f"{file.stem}.look", "look", "--machine", str(file))
+        yield from both(f"{file.stem}.plan", "build-wheel", "--dry-run", "-v", *machine)
+        yield from both(f"{file.stem}.look", "machine", "look", "--machine", str(file))
         yield from both(f"{file.stem}.env", "env", "--machine", str(file))
-        yield from both(f"{file.stem}.compare", "compare", str(files[0]), str(file))
+        yield from both(f"{file.stem}.compare", "machine", "compare", str(files[0]), str(file))
         yield f"{file.stem}.report", ask("check", "--report", *machine)
 
 

@@ -19,25 +19,22 @@ ELSEWHERE = {
     'python -m pip install -e ".[build]" && python -m dsdoctor build-wheel': "tests/wheel/test_real_wheels.py",
     'python -m pip install -e ".[test]" && python -m pytest': ".ci/run",
     "python -m dsdoctor install": "tests/wheel/test_install.py",
-    "python -m dsdoctor install --ops cpu_adam --index-url https://wheels.example.org/simple": "tests/wheel/test_install.py",
     'export CUDA_HOME="$(python -m dsdoctor toolkit)"': "tests/cli/test_cli.py",
     "python -m dsdoctor build-wheel": "tests/wheel/test_real_wheels.py",
     "torchrun --nproc_per_node 2 -m dsdoctor.run --hang-after 8 --on-hang stop train.py": "docs/make_samples.py",
-    "python -m dsdoctor comm --nproc 2 --quick": "docs/make_samples.py",
-    "python -m dsdoctor memory --config zero2.json --model llama3-8b.json"
-    " --batch 4 --sequence 4096 --gpus 8x80G": "docs/make_samples.py",
 }
 """What installs or compiles, or is run for its output: where that happens. A word of each command stands there."""
 STATUS = {
     "python -m dsdoctor check": (0, 1),
     "python -m dsdoctor check --machine tests/machines/container-without-gpu.json": (1,),
     "python -m dsdoctor diagnose train.log": (1,),
+    "python -m dsdoctor diagnose tests/diagnosis/unseen_fifth/13-oom-at-save-tqdm.log": (1,),
+    "dsdoctor check": (0, 1),
+    "dsdoctor run": (2,),
     "python -m dsdoctor comm": (0, 6),
     "deepspeed --module dsdoctor.run train.py": (0,),
     "deepspeed train.py": (0,),
     "python -m dsdoctor config ds_config.json --world 8": (1,),
-    "python -m dsdoctor config ds_config.json --world 4": (1,),
-    "python -m dsdoctor config ds_config.json --fix fixed.json": (0, 1),
     "python -m dsdoctor memory --config ds_config.json --model CONFIG.json --world 8 --gpus 8x80G": (0, 1),
     "python -m dsdoctor checkpoint output/checkpoint-500 --world 16": (0, 1),
     "python -m dsdoctor.run script.py": (0,),

@@ -259,7 +259,9 @@ def verify(python: str, machine: Path | None, wheel: Path | None, *, load: bool 
     ``load`` tries the installed ops too: the one thing here that runs them.
     """
     if load and (wheel is not None or machine is not None):
-        raise UsageError("--load needs the DeepSpeed that is installed here", hint="dsdoctor verify --installed --load")
+        raise UsageError(
+            "--load needs the DeepSpeed that is installed here", hint="dsdoctor wheel verify --installed --load"
+        )
     # a file that is not a wheel is refused before the machine is asked
     read = read_wheel(wheel) if wheel is not None else None
     observation = observe(python, machine, whole=False)

@@ -6,6 +6,7 @@ import signal
 import sys
 from typing import NoReturn
 
+from dsdoctor.cli.aliases import renamed
 from dsdoctor.cli.first_words import say_first_words, version_line
 from dsdoctor.core.errors import DoctorError
 
@@ -14,11 +15,11 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 def main() -> None:
     """Entry point of ``python -m dsdoctor`` and of the ``dsdoctor`` script."""
-    if sys.argv[1:2] == ["run"]:
+    if sys.argv[1:2] == ["run"] or sys.argv[1:] == ["help", "run"]:
         # the script gets this process as it is: its signals, its streams, whatever is closed
         from dsdoctor.cli.run import become_script
 
-        become_script(sys.argv[2:])
+        become_script(sys.argv[2:] if sys.argv[1] == "run" else ["--help"])
     _open_closed()
     # until the command begins a signal waits: nothing has been done, and nobody could say so
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
@@ -30,11 +31,12 @@ def main() -> None:
     if sys.argv[1:] == ["--version"]:
         print(version_line())
         sys.exit(_flushed(0))
-    say_first_words(sys.argv[1:])
+    _, words = renamed(sys.argv[1:])
+    say_first_words(words)
     try:
-        from dsdoctor.cli.app import COMMANDS, run
+        from dsdoctor.cli.app import is_filter, run
 
-        if (command := COMMANDS.get("".join(sys.argv[1:2]))) and command.filters:
+        if is_filter(words):
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         sys.exit(_flushed(run(sys.argv[1:], begun=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before))))
     except Exception as error:

@@ -10,9 +10,10 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
-from dsdoctor.cli.ending import OK, USAGE, end_by_error, end_by_interrupt
+from dsdoctor.cli.aliases import RENAMED, renamed
+from dsdoctor.cli.ending import OK, USAGE, called_as, end_by_error, end_by_interrupt
 from dsdoctor.cli.first_words import version_line
-from dsdoctor.cli.statuses import GENERAL, statuses_line, statuses_of
+from dsdoctor.cli.statuses import GENERAL, OWN, statuses_line, statuses_of
 from dsdoctor.core.errors import DoctorError, ImpossiblePlan, UsageError, refused_by_system
 from dsdoctor.core.options import flag, option
 
@@ -33,7 +34,6 @@ class CommandEntry:
 
 
 COMMANDS = {
-    "look": CommandEntry(place="dsdoctor.cli.look:look_command", filters=True, nothing={"machine": None}),
     "check": CommandEntry(
         place="dsdoctor.cli.check:check_command", filters=True, nothing={"machine": None, "ops": (), "ops_of": None}
     ),
@@ -44,7 +44,6 @@ COMMANDS = {
     "env": CommandEntry(
         place="dsdoctor.cli.env:env_command", filters=True, nothing={"set": {}, "prepend": {}, "shell": ()}
     ),
-    "plan": CommandEntry(place="dsdoctor.cli.plan:plan_command", nothing={"plan": None}),
     "build-wheel": CommandEntry(place="dsdoctor.cli.build_wheel:build_wheel_command", nothing=NO_WHEEL),
     "prebuild": CommandEntry(place="dsdoctor.cli.prebuild:prebuild_command", nothing=NO_WHEEL),
     "install": CommandEntry(
@@ -63,18 +62,18 @@ COMMANDS = {
     "toolkit": CommandEntry(
         place="dsdoctor.cli.toolkit:toolkit_command", nothing={"toolkit": None, "plan": None, "choices": ()}
     ),
-    "verify": CommandEntry(
-        place="dsdoctor.cli.verify:verify_command", filters=True, nothing={"built": None, "machine": None}
-    ),
-    "pick": CommandEntry(place="dsdoctor.cli.pick:pick_command", filters=True, nothing={"wheel": None, "wheels": ()}),
-    "index": CommandEntry(place="dsdoctor.cli.index:app"),
-    "index merge": CommandEntry(nothing={"index": None, "wheels": ()}),
+    "wheel": CommandEntry(place="dsdoctor.cli.wheel:app"),
+    "wheel verify": CommandEntry(filters=True, nothing={"built": None, "machine": None}),
+    "wheel pick": CommandEntry(filters=True, nothing={"wheel": None, "wheels": ()}),
+    "wheel index": CommandEntry(nothing={"index": None, "wheels": ()}),
     "cache": CommandEntry(place="dsdoctor.cli.cache:app", filters=True),
     "cache ls": CommandEntry(nothing={"folder": None, "limit": None, "size": None, "entries": (), "folders": ()}),
     "cache prune": CommandEntry(nothing={"folder": None, "limit": None, "size": None, "removed": (), "folders": ()}),
     "cache verify": CommandEntry(nothing={"folder": None, "limit": None, "whole": None}),
-    "record": CommandEntry(place="dsdoctor.cli.record:record_command", nothing={"file": None}),
-    "compare": CommandEntry(place="dsdoctor.cli.compare:compare_command", filters=True, nothing={"differences": ()}),
+    "machine": CommandEntry(place="dsdoctor.cli.machine:app"),
+    "machine look": CommandEntry(filters=True, nothing={"machine": None}),
+    "machine record": CommandEntry(nothing={"file": None}),
+    "machine compare": CommandEntry(filters=True, nothing={"differences": ()}),
     "config": CommandEntry(
         place="dsdoctor.cli.config:config_command",
         nothing={"deepspeed": None, "effective": None, "filled": (), "corrections": ()},
@@ -120,15 +119,17 @@ MOVED = {"push": "install WHEEL --hostfile FILE", "trace headroom": "trace show 
 WITHOUT_DOCUMENT = {"run": "dsdoctor.cli.run:run_command", "mcp": "dsdoctor.cli.mcp:mcp_command"}
 """Commands without --json: what stands on stdout is a script's, or a protocol's."""
 
+FIRST = ("check", "install", "run", "diagnose", "hang", "comm", "config", "memory", "checkpoint", "build-wheel")
+"""The commands on the first screen, in this order."""
+
 GROUPS = {
-    "Something is wrong": ("check", "diagnose", "run", "comm", "hang", "trace", "explain"),
+    "Something is wrong": ("check", "diagnose", "run", "hang", "comm", "trace", "explain"),
     "Before a run": ("config", "memory", "checkpoint"),
-    "Build and install": ("install", "plan", "build-wheel", "prebuild", "env", "toolkit", "cache"),
-    "Wheels for many machines": ("verify", "pick", "index"),
-    "Machines": ("look", "record", "compare"),
+    "Build and install": ("install", "build-wheel", "wheel", "toolkit", "env", "cache"),
+    "Machines": ("machine",),
     "Agents and editors": ("mcp",),
 }
-"""The commands by what one is about to do."""
+"""All commands by what one is about to do: ``dsdoctor help --all``."""
 
 ShellName = Annotated[
     Literal["bash", "zsh", "fish"] | None,
@@ -137,17 +138,19 @@ ShellName = Annotated[
 ScriptFile = Annotated[Path | None, option(name=["-o", "--output"], metavar="FILE", help="Write the script here.")]
 Yes = Annotated[bool, flag(name=["-y", "--yes"], help="Add the line to the shell's startup file without asking.")]
 
-HELP = """Get DeepSpeed built, and keep it running.
+HELP = """Get DeepSpeed built, and keep it running."""
+START = "Start with `dsdoctor check`. If a run failed, pass its log to `dsdoctor diagnose LOG`. "
 
-Start with `dsdoctor check`. If a run failed, pass its log to `dsdoctor diagnose LOG`. The --help of each command has an example."""
 
+def make_app(only: str = "", *, every: bool = False) -> App:
+    """The command line with all commands, none of them imported yet; with ``only`` that one alone, which starts faster.
 
-def make_app(only: str = "") -> App:
-    """The command line with all commands, none of them imported yet; with ``only`` that one alone, which starts faster."""
+    Help shows the first screen, or with ``every`` all commands by group.
+    """
     app = App(
         name="dsdoctor",
-        help=HELP,
-        help_epilogue=statuses_line(GENERAL),
+        help=f"{HELP}\n\n{START}" if every else HELP,
+        help_epilogue=statuses_line(GENERAL) if every else _more_commands(),
         help_format="markdown",
         help_flags=["-h", "--help"],
         version=version_line,
@@ -155,40 +158,54 @@ def make_app(only: str = "") -> App:
         default_parameter=Parameter(
             negative=(), show_default=False, allow_repeating=True, json_list=False, json_dict=False
         ),
-        group_commands=Group("Commands", sort_key=len(GROUPS)),
+        group_commands=Group("Options", sort_key=len(GROUPS)),
         suppress_keyboard_interrupt=False,
         result_action="return_value",
     )
+    first = Group("Commands", sort_key=0)
     titled = [Group(title, sort_key=place) for place, title in enumerate(GROUPS)]
     groups = {name: group for group, names in zip(titled, GROUPS.values(), strict=True) for name in names}
-    for name, command in COMMANDS.items():
-        if command.place and only in {name, ""}:
+    for name, place in {**{name: each.place for name, each in COMMANDS.items()}, **WITHOUT_DOCUMENT}.items():
+        if place and only in {name, ""} and not (only and name in WITHOUT_DOCUMENT):
             # --version is the whole program's, not a command's; a group says so itself
-            more: dict[str, Any] = {}
-            if not command.place.endswith(":app"):
-                more = {"version_flags": [], "help_epilogue": statuses_line(statuses_of(name))}
+            more: dict[str, Any] = {} if place.endswith(":app") else {"version_flags": []}
+            if name in OWN:
+                more["help_epilogue"] = statuses_line(statuses_of(name))
+            if name == "run":
+                # what --help shows is the script's own, or that of the watch
+                more["help_flags"] = []
             if not only:
-                more["help"] = summary(command.place)
-            app.command(command.place, name=name, group=groups.get(name), **more)
+                more["help"] = summary(place)
+                more["show"] = name not in RENAMED and (every or name in FIRST)
+                more["sort_key"] = FIRST.index(name) if name in FIRST else len(FIRST)
+            app.command(place, name=name, group=groups.get(name) if every else first, **more)
     if not only:
-        for name, place in WITHOUT_DOCUMENT.items():
-            # what --help shows is the script's own, or that of the watch
-            flags = [] if name == "run" else ["-h", "--help"]
-            app.command(place, name=name, group=groups[name], help=summary(place), help_flags=flags, version_flags=[])
-        app.command(install_completion_command, name="--install-completion", version_flags=[])
+        app.command(install_completion_command, name="--install-completion", version_flags=[], show=every)
     return app
+
+
+def _more_commands() -> str:
+    names = sorted({name for names in GROUPS.values() for name in names} - {*FIRST})
+    return f"More commands: {', '.join(names)}. `dsdoctor help --all` shows them."
 
 
 def run(arguments: Sequence[str], *, begun: Callable[[], object] = bool) -> int:
     """Do what a command line says; the exit status. ``begun`` is called where an interruption has become one line."""
+    old, arguments = renamed(arguments)
     first = arguments[0] if arguments else ""
-    name, as_json = first, wants_json(arguments)
+    name, as_json = old or first, wants_json(arguments)
+    every = "--all" in arguments and {*arguments} <= {"--help", "-h", "--all"}
     try:
         begun()
-        app = make_app(first if first in COMMANDS else "")
+        if old:
+            _show_new_name(old)
+        if every:
+            arguments = ["--help"]
+        app = make_app(first if first in COMMANDS else "", every=every)
         chain, apps, rest = app.parse_commands(arguments)
-        name = " ".join(chain)
-        status = app(arguments, exit_on_error=False, print_error=False)
+        name = old or " ".join(chain)
+        with called_as(old):
+            status = app(arguments, exit_on_error=False, print_error=False)
         if sys.stdout is not None:
             # what does not fit on a disk is told here; a reader that has gone changes no status
             with contextlib.suppress(BrokenPipeError):
@@ -196,7 +213,8 @@ def run(arguments: Sequence[str], *, begun: Callable[[], object] = bool) -> int:
         # a group without a command shows its help, and that is not what it was called for
         return USAGE if apps[-1].default_command is None and not rest else status or OK
     except CycloptsError as error:
-        complaint = UsageError(str(error), hint=" ".join(filter(None, ["dsdoctor", name, "--help"])))
+        hint = " ".join(filter(None, ["dsdoctor", RENAMED.get(old, name), "--help"]))
+        complaint = UsageError(str(error), hint=hint)
         for moved in {first, " ".join(arguments[:2])} & MOVED.keys():
             complaint = UsageError(f"{moved!r} is no longer a command", hint=f"dsdoctor {MOVED[moved]}")
         return end_by_error(name, complaint, nothing=_nothing(name), as_json=as_json)
@@ -212,8 +230,8 @@ def run(arguments: Sequence[str], *, begun: Callable[[], object] = bool) -> int:
 
 def end_by_defect(arguments: Sequence[str], error: Exception) -> int:
     """A defect of ours: its traceback is on stderr already; the exit status."""
-    pair = " ".join(arguments[:2])
-    name = pair if pair in COMMANDS else "".join(arguments[:1])
+    old, words = renamed(arguments)
+    name = old or name_of(words)
     ours = DoctorError(
         f"a defect of dsdoctor: {type(error).__name__}: {error}", hint="report it, with the output on stderr"
     )
@@ -244,14 +262,35 @@ def install_completion_command(*, shell: ShellName = None, output: ScriptFile = 
 
 def completion(shell: Literal["bash", "zsh", "fish"]) -> str:
     """The script that completes commands, options and their values in a shell, and file names where none of them is meant."""
-    app = make_app()
+    app = make_app(every=True)
     _import_all(app)
     script = app.generate_completion(shell=shell)
     return script.replace("\ncomplete -F ", "\ncomplete -o default -F ") if shell == "bash" else script
 
 
+def name_of(arguments: Sequence[str]) -> str:
+    """The command that a command line names, as far as that can be told when it cannot be parsed."""
+    pair = " ".join(arguments[:2])
+    return pair if pair in COMMANDS else "".join(arguments[:1])
+
+
+def is_filter(arguments: Sequence[str]) -> bool:
+    """Whether a command line names a command that only reads, or one of a group whose commands all do."""
+    names = (name_of(arguments), "".join(arguments[:1]))
+    return any(COMMANDS[name].filters for name in names if name in COMMANDS)
+
+
+def _show_new_name(old: str) -> None:
+    from dsdoctor.ui.terminal import Stream, show
+
+    show(Stream(stderr=True), [f"! dsdoctor {old} is now dsdoctor {RENAMED[old]}"])
+
+
 def _nothing(name: str) -> Mapping[str, Any]:
-    return COMMANDS[name].nothing if name in COMMANDS else {}
+    if name == "plan":
+        return {"plan": None}
+    entry = COMMANDS.get(name if name in COMMANDS else RENAMED.get(name, ""))
+    return entry.nothing if entry else {}
 
 
 def summary(place: str) -> str:

@@ -6,20 +6,29 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from dsdoctor.builder.build import AfterBuild, BuildOutcome, BuildScreen, build, publish_into
+from dsdoctor.builder.build import (
+    AfterBuild,
+    BuildOutcome,
+    BuildScreen,
+    build,
+    build_command,
+    prepare_plan,
+    publish_into,
+)
 from dsdoctor.builder.build_targets import ListedTarget, chosen_target, list_targets, targets_of
 from dsdoctor.builder.make.make_wheel import refused_ops
 from dsdoctor.cli.ending import FAILED, IMPOSSIBLE, OK, print_result
 from dsdoctor.cli.matrix import run_matrix
-from dsdoctor.cli.options import Json, NoCache, Out
-from dsdoctor.cli.plan import show_plan
+from dsdoctor.cli.options import Json, NoCache, Out, Verbose
 from dsdoctor.core.build_models import BuildPlan
+from dsdoctor.core.errors import UsageError
 from dsdoctor.core.files import check_folder
-from dsdoctor.core.finding import Step, has_error, step
+from dsdoctor.core.finding import Step, has_error, step, with_options
 from dsdoctor.core.options import TARGET, WHERE, flag, option, options
-from dsdoctor.core.requests import BuildOrder
+from dsdoctor.core.requests import BuildOrder, MachineFile
+from dsdoctor.probe.observe import probe_for_build
 from dsdoctor.ui.progress import BuildProgress
-from dsdoctor.ui.screen import install_lines, plan_lines, result_lines
+from dsdoctor.ui.screen import install_lines, plan_end_lines, plan_lines, result_lines
 from dsdoctor.ui.terminal import Stream, finding_lines, show
 
 Index = Annotated[
@@ -64,7 +73,7 @@ Chosen = Annotated[
     ),
 ]  # fmt: skip
 DEFAULT_OUT = Path("dist")
-DryRun = Annotated[bool, flag(name="--dry-run", help="Show the plan and exit.")]
+DryRun = Annotated[bool, flag(name="--dry-run", help="Show the plan, with the reason for each choice, and exit.")]
 
 
 def build_wheel_command(
@@ -80,15 +89,20 @@ def build_wheel_command(
     target: Chosen = None,
     no_cache: NoCache = False,
     dry_run: DryRun = False,
+    machine: MachineFile = None,
+    verbose: Verbose = False,
     as_json: Json = False,
 ) -> int:
-    """Build a DeepSpeed wheel for this environment and verify it; with --torch, one for each release.
+    """Build a DeepSpeed wheel for this environment and verify it.
 
     Inspects the machine and selects ops, GPU architectures, toolkit and compiler. If no CUDA toolkit fits, one is assembled.
     Each op is compiled separately. The finished wheel is checked: it must contain every op, and each op must load.
+    With --torch, it builds one wheel for each release. With --dry-run it compiles nothing, and -v and --machine apply.
 
     Example: dsdoctor build-wheel --ops cpu_adam,fused_adam --arch "8.0;9.0"
     """
+    if not dry_run and (machine is not None or verbose):
+        raise UsageError(f"{'--verbose' if machine is None else '--machine'} needs --dry-run", hint="add --dry-run")
     listed = list_targets(python, torch, cuda)
     if targets:
         return _show_targets(listed, as_json)
@@ -96,21 +110,36 @@ def build_wheel_command(
         one = chosen_target(listed, target)
         python, torch, cuda = (one.python,), (one.torch,) if one.torch else (), (one.cuda,) if one.cuda else ()
     wanted = targets_of(python, torch, cuda, torch_index)
-    order = replace(order or BuildOrder(), python=wanted[0].python, cache=not no_cache)
+    order = replace(order or BuildOrder(), python=wanted[0].python, machine=machine, cache=not no_cache)
     index = index.absolute() if index else None
     check_folder(out, "--out")
     if index:
         check_folder(index, "--index")
     if torch or len(wanted) > 1:
+        if machine is not None:
+            raise UsageError(
+                "--machine is for one environment, and several are to be planned", hint="leave out --torch"
+            )
         return run_matrix(order, wanted, out.absolute(), index, dry_run=dry_run, as_json=as_json)
     if dry_run:
-        return show_plan("build-wheel", order, as_json=as_json, more=_own_options(out, index, no_cache=no_cache))
+        return _show_plan(order, _own_options(out, index, no_cache=no_cache), verbose=verbose, as_json=as_json)
     after = partial(publish_into, index) if index else None
     return build_and_show("build-wheel", order, out, after=after, as_json=as_json, at_end=install_lines)
 
 
+def _show_plan(order: BuildOrder, own: Iterable[Step], *, verbose: bool, as_json: bool) -> int:
+    """Plan, show the plan, and return whether it can be carried out."""
+    with probe_for_build(order) as observing:
+        observation = observing.final()
+    with prepare_plan(order, observation) as ready:
+        plan = ready.plan
+    lines = [*plan_lines(plan), *plan_end_lines(plan, verbose=verbose, build=with_options(build_command(order), own))]
+    print_result("build-wheel", as_json, lines, plan.findings, plan=plan)
+    return IMPOSSIBLE if has_error(plan.findings) else OK
+
+
 def _own_options(out: Path, index: Path | None, *, no_cache: bool) -> Iterator[Step]:
-    """Those that a plan does not have."""
+    """Those that the order of a plan does not have."""
     if out != DEFAULT_OUT:
         yield step("--out {folder}", folder=str(out))
     if index is not None:

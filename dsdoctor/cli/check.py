@@ -75,7 +75,7 @@ def check_command(
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> int:
-    """Check this machine for problems with DeepSpeed, with the fix of each, and list the ops that can be built.
+    """Check this machine for problems with DeepSpeed, with fixes.
 
     Ops are grouped: those that can be built in the current environment, required ones that cannot, and optional ones that cannot.
     -v lists all of them, and what build-wheel can build. Without --deep the check runs no compiler and takes about a second.

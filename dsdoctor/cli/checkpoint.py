@@ -170,8 +170,9 @@ def checkpoint_command(
     repair: DoRepair = False,
     as_json: Json = False,
 ) -> int:
-    """Inspect a checkpoint: what it contains, whether it is complete, and whether a planned run can load it.
+    """Check whether a checkpoint is complete and can be loaded.
 
+    Shows what it contains, and whether a planned run can load it.
     Without --deep only each file's directory and tensor names are read, so a large checkpoint takes no longer than a small
     one. Needs neither torch nor DeepSpeed, and runs nothing from the files.
 

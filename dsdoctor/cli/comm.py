@@ -107,9 +107,10 @@ def comm_command(
     verbose: Verbose = False,
     local_rank: LocalRank = None,  # noqa: ARG001 (DeepSpeed's launcher adds it; the rank is read from the environment)
 ) -> int:
-    """Test whether all ranks reach each other and get the same results; name the rank and host at fault, and the fix.
+    """Test that all ranks reach each other and get the same results.
 
-    On its own it tests this machine; with --hostfile, all of its hosts. Under a launcher each process is a rank:
+    Names the rank and the host at fault, and the fix. On its own it tests this machine; with --hostfile, all of its hosts.
+    Under a launcher each process is a rank:
     torchrun -m dsdoctor.comm, deepspeed --module dsdoctor.comm, srun or mpirun python -m dsdoctor.comm.
 
     Example: dsdoctor comm --hostfile hosts --quick

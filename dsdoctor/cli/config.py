@@ -89,8 +89,9 @@ def config_command(
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> int:
-    """Check what DeepSpeed does with a configuration before a run: keys that it ignores, rejects or reads differently.
+    """Check what DeepSpeed does with a ds_config.json.
 
+    Finds keys that are misspelt, ignored, rejected or read differently, before a run.
     Asks the installed DeepSpeed itself, in a separate process, which keys it reads, what it rejects, and which optimizer and
     scheduler it creates. Trains nothing, compiles nothing.
 

@@ -49,8 +49,9 @@ Verbose = Annotated[bool, flag(name=["-v", "--verbose"], help="Also show harmles
 
 
 def diagnose_command(*logs: Logs, follow: Follow = False, as_json: Json = False, verbose: Verbose = False) -> int:
-    """Diagnose the log of a failed install, build, JIT load, launch or run: the cause, its line, and the fix.
+    """Find the cause of a failed build or run in its log.
 
+    Reads the log of an install, build, JIT load, launch or training, and names the cause, its line and the fix.
     A folder is read as one job: all logs in it, such as torchrun's --log-dir or a job's Slurm files.
 
     Example: dsdoctor diagnose train.log

@@ -6,7 +6,8 @@ What shows it is imported at the end: every command imports this file before it 
 import contextlib
 import signal
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 from dsdoctor.core.errors import BuildFailed, DoctorError, ImpossiblePlan, UsageError
@@ -14,6 +15,19 @@ from dsdoctor.core.finding import Finding
 
 OK, FOUND, USAGE = 0, 1, UsageError.exit_code
 IMPOSSIBLE, FAILED = ImpossiblePlan.exit_code, BuildFailed.exit_code
+
+CALLED_AS = ContextVar("CALLED_AS", default="")
+"""The name that a command was called by, if it is one of an earlier release: its document has that name, as it had."""
+
+
+@contextlib.contextmanager
+def called_as(name: str) -> Iterator[None]:
+    """Documents of commands have this name, unless it is ""."""
+    before = CALLED_AS.set(name)
+    try:
+        yield
+    finally:
+        CALLED_AS.reset(before)
 
 
 def print_result(
@@ -25,7 +39,7 @@ def print_result(
 
         # a reader that has gone changes no status
         with contextlib.suppress(BrokenPipeError):
-            sys.stdout.write(document(command, findings, **parts) + "\n")
+            sys.stdout.write(document(CALLED_AS.get() or command, findings, **parts) + "\n")
     else:
         _show(lines)
 

@@ -33,7 +33,7 @@ def env_command(
     machine: MachineFile = None,
     as_json: Json = False,
 ) -> int:
-    """Print shell lines that select the CUDA toolkit and compiler for this torch.
+    """Print shell lines that select the CUDA toolkit and compiler.
 
     In fish: dsdoctor env --shell fish | source. In csh and tcsh: ``eval "`dsdoctor env --shell csh`"``.
 

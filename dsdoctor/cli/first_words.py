@@ -10,8 +10,7 @@ from dsdoctor.core.release import __version__
 
 WORDS = {
     "check": "inspecting this machine",
-    "look": "inspecting this machine",
-    "plan": "starting",
+    "machine look": "inspecting this machine",
     "install": "starting",
     "build-wheel": "starting",
     "prebuild": "starting",
@@ -22,11 +21,11 @@ WORDS = {
     "hang": "reading the ranks' files",
     "trace": "reading",
     "checkpoint": "reading the checkpoint",
-    "verify": "inspecting the wheel and this machine",
-    "pick": "inspecting the wheels and this machine",
+    "wheel verify": "inspecting the wheel and this machine",
+    "wheel pick": "inspecting the wheels and this machine",
     "toolkit": "inspecting this machine",
     "env": "inspecting this machine",
-    "record": "inspecting this machine",
+    "machine record": "inspecting this machine",
     "cache": "reading the cache",
 }
 SILENT = {"-h", "--help", "--version", "--list", "--json"}
@@ -39,7 +38,7 @@ def first_words(arguments: Sequence[str]) -> str:
     >>> first_words(["check", "--op", "fused_adam"]), first_words(["check", "--help"]), first_words(["explain", "x"])
     ('* inspecting this machine', '', '')
     """
-    words = WORDS.get(arguments[0], "") if arguments else ""
+    words = WORDS.get(" ".join(arguments[:2])) or WORDS.get("".join(arguments[:1]), "")
     return f"* {words}" if words and not SILENT.intersection(arguments) else ""
 
 

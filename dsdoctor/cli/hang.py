@@ -48,9 +48,9 @@ Html = Annotated[
 
 
 def hang_command(folder: Folder = None, /, *, pid: Pids = (), html: Html = None, as_json: Json = False) -> int:
-    """Diagnose a hanging run: which rank has not reached the collective, where it is blocked, and why.
+    """Find the rank that a hanging run waits for, and why.
 
-    Reads the files that the watch of python -m dsdoctor.run writes when there is no progress, one per rank. For a job started
+    Reads the files that the watch of dsdoctor run writes when there is no progress, one per rank. For a job started
     without dsdoctor it reads dumps of torch's flight recorder or, with --pid, the running processes. Runs nothing from the files.
     During a job, send SIGUSR2 to one of its ranks (kill -USR2 PID) to get the verdict at once.
 

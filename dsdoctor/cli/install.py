@@ -95,11 +95,11 @@ def install_command(
     ssh_option: SshOption = (),
     as_json: Json = False,
 ) -> int:
-    """Install DeepSpeed with compiled ops that load: keep what fits, else install a wheel from an index, else build one.
+    """Install DeepSpeed with compiled ops that load.
 
     An installed DeepSpeed is kept if it fits this machine and has the ops of --ops or --for. Otherwise the newest wheel in the
-    indexes that passes `dsdoctor verify` is installed. If none passes, one is built as with build-wheel. Then each op is loaded.
-    torch is never changed. An installed DeepSpeed keeps its version unless --source names another.
+    indexes that passes `dsdoctor wheel verify` is installed. If none passes, one is built as with build-wheel. Then each op is
+    loaded. torch is never changed. An installed DeepSpeed keeps its version unless --source names another.
     Build options (--arch, --cpu, --accelerator, --node, --toolkit, ...) start a build at once.
 
     With --hostfile, WHEEL goes to every node over ssh, into a private folder. The dsdoctor there verifies it, and pip installs it

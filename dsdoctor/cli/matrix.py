@@ -159,7 +159,7 @@ def _show_wheels(as_json: bool, outcomes: tuple[TargetOutcome, ...], out: Path) 
         *table_lines(list(map(_row, outcomes))),
     ]
     if any(outcome.result and outcome.result.wheel for outcome in outcomes):
-        lines += [f"$ python -m dsdoctor pick {shlex.quote(str(out))}"]
+        lines += [f"$ python -m dsdoctor wheel pick {shlex.quote(str(out))}"]
     print_result(COMMAND, as_json, lines, _tagged(outcomes), targets=tuple(map(_document, outcomes)))
 
 

@@ -31,8 +31,9 @@ a severity, a title, evidence and a fix; the tool explain has the page of each r
 
 
 def mcp_command() -> None:
-    """Serve diagnose, check, config, memory, checkpoint, hang and explain to an agent or editor (Model Context Protocol).
+    """Serve dsdoctor to an agent or editor (Model Context Protocol).
 
+    Its tools are diagnose, check, config, memory, checkpoint, hang and explain.
     The client starts this command and talks to it over stdin and stdout. The tools read files and ask the installed DeepSpeed;
     they change nothing and run no script. Needs the extra mcp.
 

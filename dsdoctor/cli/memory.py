@@ -106,10 +106,11 @@ def memory_command(
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> int:
-    """Estimate the memory that each rank needs, before training starts, and suggest changes.
+    """Estimate the memory that each rank needs, before training.
 
-    Parameters, gradients, optimizer states and buckets follow the formulas of the installed DeepSpeed. Activations follow the
-    model's shapes through forward and backward. No GPU is needed, and a model of 70 B parameters takes half a GB here.
+    Suggests changes where it does not fit. Parameters, gradients, optimizer states and buckets follow the formulas of the
+    installed DeepSpeed. Activations follow the model's shapes through forward and backward. No GPU is needed, and a model of
+    70 B parameters takes half a GB here.
     Needs torch, transformers and DeepSpeed in the environment of --python.
 
     Example: dsdoctor memory --config ds_config.json --model CONFIG.json --gpus 8x80G

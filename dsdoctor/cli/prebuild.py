@@ -19,7 +19,7 @@ def prebuild_command(
     no_cache: NoCache = False,
     as_json: Json = False,
 ) -> int:
-    """Build a wheel as build-wheel does, and always install it. `install --build` also loads each op.
+    """Build a wheel and install it. Use `install --build`, which also loads each op.
 
     Example: dsdoctor prebuild --for ds_config.json
     """

@@ -10,7 +10,9 @@ Words = Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]
 
 
 def run_command(*words: Words) -> NoReturn:
-    """Run a training script, unmodified, and find where the first inf came from, which rank hangs, why memory ran out.
+    """Run a training script, watched for hangs, inf and memory.
+
+    The script is unmodified. A report names the rank that hangs, the module that made the first inf, or what filled the memory.
 
     Example: dsdoctor run train.py --epochs 3
     """

@@ -22,7 +22,7 @@ BUILD = {
 CACHE = "the cache cannot be used, or the disk is full"
 
 OWN: Mapping[str, Mapping[int, str]] = {
-    "look": {},
+    "machine look": {},
     "check": {1: ERROR, UNABLE: f"no such source of ops, {CACHE}", FAILED: "a source could not be downloaded"},
     "explain": {},
     "diagnose": {0: "the log shows an end or progress", 1: "the log shows a failure", UNDECIDED: "undecided"},
@@ -30,7 +30,6 @@ OWN: Mapping[str, Mapping[int, str]] = {
         UNABLE: "no toolkit or compiler fits, or the disk is full",
         FAILED: "a list of packages could not be read",
     },
-    "plan": {**BUILD, FAILED: "a source could not be downloaded or read"},
     "build-wheel": BUILD,
     "prebuild": {**BUILD, FAILED: "a build, a download, a verification or the installation failed"},
     "install": {
@@ -42,14 +41,14 @@ OWN: Mapping[str, Mapping[int, str]] = {
         UNABLE: "none fits and none can be assembled, or the disk is full",
         FAILED: "a part could not be downloaded",
     },
-    "verify": {1: ERROR, FAILED: "a listed wheel could not be downloaded"},
-    "pick": {1: "none fits", FAILED: "an index could not be read"},
-    "index merge": {},
+    "wheel verify": {1: ERROR, FAILED: "a listed wheel could not be downloaded"},
+    "wheel pick": {1: "none fits", FAILED: "an index could not be read"},
+    "wheel index": {},
     "cache ls": {UNABLE: CACHE},
     "cache prune": {UNABLE: CACHE},
     "cache verify": {1: "damaged entries were removed", UNABLE: CACHE},
-    "record": {},
-    "compare": {0: "no differences", 1: "differences"},
+    "machine record": {},
+    "machine compare": {0: "no differences", 1: "differences"},
     "config": {
         1: ERROR,
         UNABLE: "no DeepSpeed to ask, or the disk is full",

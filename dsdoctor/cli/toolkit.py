@@ -40,7 +40,9 @@ def toolkit_command(
     offline: Offline = False,
     as_json: Json = False,
 ) -> int:
-    """Print a CUDA_HOME that fits torch: a complete one from this machine, else one assembled from parts.
+    """Print a CUDA_HOME that fits torch.
+
+    It's a complete toolkit of this machine, else one assembled from parts.
 
     Example: dsdoctor toolkit --offline
     """

@@ -151,7 +151,7 @@ def fix_for_python(fix: Fix, python: str) -> Fix:
     eval "$(python -m dsdoctor env --python '/a b/python')"
     '/a b/python' -m pip install x
     """
-    ours = re.compile(r"(\bpython -m dsdoctor (?:build-wheel|prebuild|install|toolkit|env|check))\b(?! --python)")
+    ours = re.compile(r"(\bpython -m dsdoctor (?:build-wheel|install|toolkit|env|check))\b(?! --python)")
     pip = re.compile(r"^python -m pip\b")
     return replace(fix, steps=tuple(_with_python(step, ours, pip, python) for step in fix.steps))
 

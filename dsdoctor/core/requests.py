@@ -1,4 +1,4 @@
-"""What the user asks of plan, build-wheel, prebuild and check. Data only: a field with its help is an option of these commands.
+"""What the user asks of build-wheel, install and check. Data only: a field with its help is an option of these commands.
 
 An option that several commands share is said once here, as an alias (``Arch``), also where a command takes it alone.
 """
@@ -96,7 +96,7 @@ NodeFiles = Annotated[
     tuple[Path, ...],
     options(
         name="--node", metavar="FILE", group=TARGET,
-        help="Snapshot (dsdoctor record) of a machine that the wheel is for. Repeatable. Host code and GPU architectures "
+        help="Snapshot (dsdoctor machine record) of a machine that the wheel is for. Repeatable. Host code and GPU architectures "
              "are chosen to suit all of them.",
     ),
 ]  # fmt: skip
@@ -129,7 +129,7 @@ MachineFile = Annotated[
     Path | None,
     option(
         name="--machine", metavar="FILE", group=TARGET,
-        help="The machine in this snapshot (dsdoctor record) instead of this one.",
+        help="The machine in this snapshot (dsdoctor machine record) instead of this one.",
     ),
 ]  # fmt: skip
 

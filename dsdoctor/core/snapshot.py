@@ -121,12 +121,12 @@ class RecordedHost:
             snapshot = decode(read_limited(path), Snapshot)
         except (OSError, msgspec.DecodeError) as error:
             raise UsageError(
-                f"{path} is not a machine snapshot: {error}", hint="dsdoctor record FILE writes one"
+                f"{path} is not a machine snapshot: {error}", hint="dsdoctor machine record FILE writes one"
             ) from None
         if snapshot.schema != SNAPSHOT_SCHEMA:
             raise UsageError(
                 f"{path} is a snapshot of schema {snapshot.schema!r}, but this dsdoctor reads {SNAPSHOT_SCHEMA!r}",
-                hint="record it again with this version: dsdoctor record FILE",
+                hint="record it again with this version: dsdoctor machine record FILE",
             )
         return cls(snapshot)
 

@@ -46,9 +46,7 @@ DEEPSPEEDS_OWN = re.compile(
 )
 """Words that only DeepSpeed's own setup and ops print."""
 
-BUILDS_DEEPSPEED = re.compile(
-    r"python -m dsdoctor (?:prebuild|build-wheel|plan)|pip install .{0,80}\bdeepspeed\b|DS_BUILD_"
-)
+BUILDS_DEEPSPEED = re.compile(r"python -m dsdoctor (?:install|build-wheel)|pip install .{0,80}\bdeepspeed\b|DS_BUILD_")
 
 PIPS_OWN = "pip-other-wheel-failed"
 

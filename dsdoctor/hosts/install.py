@@ -234,7 +234,7 @@ def _state(node: Delivered) -> str:
     if node.state is NodeState.INSTALLED:
         return "it already exists" if node.already else "installed"
     if node.state is NodeState.REFUSED:
-        return "refused: dsdoctor verify finds an error there"
+        return "refused: dsdoctor wheel verify finds an error there"
     if node.state is NodeState.VERIFIED:
         return "verified, not installed"
     return node.state.value if node.state is NodeState.UNREACHABLE else f"failed at the step {node.step.value}"

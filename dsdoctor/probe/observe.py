@@ -96,7 +96,7 @@ def _recorded(file: Path, toolkit: str) -> Observation:
     snapshot = host.snapshot
     if not snapshot.answers:
         # {} for one: every check would say that nothing is there
-        raise UsageError(f"{file}: it contains no machine", hint="dsdoctor record FILE writes a snapshot")
+        raise UsageError(f"{file}: it contains no machine", hint="dsdoctor machine record FILE writes a snapshot")
     machine = probe(host, python=snapshot.python, cache=snapshot.cache, toolkit=toolkit, whole=True)
     return Observation(machine=machine, cache=snapshot.cache, snapshot=snapshot)
 

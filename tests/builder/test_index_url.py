@@ -80,7 +80,7 @@ def index(library: bytes, tmp_path: Path) -> Iterator[Served]:  # noqa: F811
 
 
 def test_pick_fetches_only_what_its_name_does_not_exclude(index: Served) -> None:
-    done = run("pick", index.address, *MACHINE, "--json")
+    done = run("wheel", "pick", index.address, *MACHINE, "--json")
 
     document = json.loads(done.stdout)
     titles = [found["title"] for one in document["wheels"] for found in one["findings"]]
@@ -91,8 +91,8 @@ def test_pick_fetches_only_what_its_name_does_not_exclude(index: Served) -> None
 
 
 def test_verify_takes_the_address_of_a_wheel_and_of_an_index(index: Served) -> None:
-    of_wheel = run("verify", f"{index.address}/deepspeed/{NAME}", *MACHINE)
-    of_index = run("verify", index.address, *MACHINE)
+    of_wheel = run("wheel", "verify", f"{index.address}/deepspeed/{NAME}", *MACHINE)
+    of_index = run("wheel", "verify", index.address, *MACHINE)
 
     assert (of_wheel.returncode, of_index.returncode) == (0, 0), of_wheel.stderr
     assert of_wheel.stdout == of_index.stdout.replace("%2B", "+")
@@ -103,8 +103,8 @@ def test_a_wheel_that_is_not_what_its_index_says_is_not_judged(index: Served) ->
     with (index.folder / "deepspeed" / NAME).open("ab") as file:
         file.write(b"more")
 
-    done = run("pick", index.address, *MACHINE)
-    named = run("verify", f"{index.address}/deepspeed/{NAME}#sha256={'0' * 64}", *MACHINE)
+    done = run("wheel", "pick", index.address, *MACHINE)
+    named = run("wheel", "verify", f"{index.address}/deepspeed/{NAME}#sha256={'0' * 64}", *MACHINE)
 
     assert done.returncode == 1
     assert "its index says" in done.stdout
@@ -117,9 +117,9 @@ def test_no_word_of_a_password_is_shown(index: Served, place: str) -> None:
     address = f"http://user:{TOKEN}@{host}{place if place.startswith('/') else ''}?token={TOKEN}"
 
     for command in (
-        ("pick", address),
-        ("pick", address, "--json"),
-        ("verify", address),
+        ("wheel", "pick", address),
+        ("wheel", "pick", address, "--json"),
+        ("wheel", "verify", address),
     ):
         done = run(*command, *MACHINE)
         assert TOKEN not in done.stdout + done.stderr
@@ -133,7 +133,7 @@ def test_no_token_on_the_way_to_an_index_is_shown(index: Served) -> None:
     address = f"{index.address}/basic/{token}/simple"
 
     for place in (f"{address}/", f"{address}/deepspeed/{NAME}", f"{address}/none/"):
-        for command in (("pick", place), ("pick", place, "--json"), ("verify", place)):
+        for command in (("wheel", "pick", place), ("wheel", "pick", place, "--json"), ("wheel", "verify", place)):
             done = run(*command, *MACHINE)
             assert token not in done.stdout + done.stderr
     assert any(token in path and path.endswith(".whl") for path in index.asked)
@@ -141,8 +141,8 @@ def test_no_token_on_the_way_to_an_index_is_shown(index: Served) -> None:
 
 def test_what_is_no_index_is_said_in_one_line(index: Served) -> None:
     (index.folder / "deepspeed" / "index.html").write_bytes(b"\x00\x01\x02")
-    nothing = run("pick", f"{index.address}/elsewhere", *MACHINE)
-    empty = run("pick", index.address, *MACHINE)
+    nothing = run("wheel", "pick", f"{index.address}/elsewhere", *MACHINE)
+    empty = run("wheel", "pick", index.address, *MACHINE)
 
     assert (nothing.returncode, empty.returncode) == (2, 2)
     assert "has no DeepSpeed wheels" in nothing.stderr
@@ -189,7 +189,7 @@ def test_a_hostile_page_is_one_line_that_says_why(page: str, index: Served) -> N
     *answer, why = HOSTILE_PAGES[page]
     index.instead = tuple(answer)
 
-    done = run("pick", index.address, *MACHINE)
+    done = run("wheel", "pick", index.address, *MACHINE)
 
     assert (done.returncode, done.stderr.count("✗")) == (2, 1), done.stderr[-500:]
     assert why in done.stderr
@@ -199,7 +199,7 @@ def test_a_hostile_page_is_one_line_that_says_why(page: str, index: Served) -> N
 def test_every_digest_that_an_index_gives_is_compared(digest: str, index: Served) -> None:
     index.instead = (f'<a href="/deepspeed/{NAME}#{digest}">{NAME}</a>'.encode(), "text/html", None)
 
-    done = run("pick", index.address, *MACHINE)
+    done = run("wheel", "pick", index.address, *MACHINE)
 
     assert done.returncode == 1
     assert "its index says" in done.stdout
@@ -209,13 +209,13 @@ def test_pip_is_bound_to_what_was_judged(index: Served) -> None:
     content = (index.folder / "deepspeed" / NAME).read_bytes()
     index.instead = (f'<a href="/deepspeed/{NAME}">{NAME}</a>'.encode(), "text/html", None)
 
-    done = run("pick", index.address, *MACHINE)
+    done = run("wheel", "pick", index.address, *MACHINE)
 
     assert f"#sha256={sha256(content).hexdigest()}" in done.stdout.splitlines()[-1]
 
 
 @pytest.mark.parametrize("place", ["s3://u:{}@h/x?k={}", "git+https://u:{}@h/x", "https:/u:{}@h/x", "http://u:{}@["])
 def test_an_address_of_another_kind_is_refused_without_its_secrets(place: str) -> None:
-    done = run("pick", place.replace("{}", TOKEN), *MACHINE)
+    done = run("wheel", "pick", place.replace("{}", TOKEN), *MACHINE)
 
     assert (done.returncode, TOKEN in done.stdout + done.stderr) == (2, False)

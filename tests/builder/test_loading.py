@@ -52,7 +52,7 @@ def test_each_op_that_does_not_load_is_told_also_when_one_takes_the_process_with
 
 @pytest.mark.parametrize("more", [("x.whl",), ("--installed", "--machine", "m.json")])
 def test_what_is_only_looked_at_is_not_loaded(more: tuple[str, ...]) -> None:
-    done = run("verify", "--load", *more)
+    done = run("wheel", "verify", "--load", *more)
 
     assert done.returncode == 2
     assert "--load needs the DeepSpeed that is installed here" in done.stderr

@@ -1,4 +1,4 @@
-"""`dsdoctor pick`, and the index that it and pip read: wheels made here, a recorded machine, the real pip."""
+"""`dsdoctor wheel pick`, and the index that it and pip read: wheels made here, a recorded machine, the real pip."""
 
 import json
 import os
@@ -53,7 +53,7 @@ def folder(library: bytes, tmp_path: Path) -> Path:
 
 
 def picked(folder: Path, *more: str) -> tuple[int, str | None, dict[str, set[str]]]:
-    done = run("pick", str(folder), *MACHINE, *more, "--json")
+    done = run("wheel", "pick", str(folder), *MACHINE, *more, "--json")
     document = json.loads(done.stdout)
     wheels = {Path(one["wheel"]).name: {f["rule"] for f in one["findings"]} for one in document["wheels"]}
     return done.returncode, document["wheel"] and Path(document["wheel"]).name, wheels
@@ -65,7 +65,7 @@ def test_the_newest_wheel_that_fits_is_named_and_the_others_with_what_stands_in_
     assert (status, best) == (0, NAME)
     assert "ops-torch-version-mismatch" in wheels[NAME.replace("0.19.8", "0.19.9")]
     assert wheels[NAME.replace("0.19.8", "0.20.0")] == {"usage"}
-    shown = run("pick", str(folder), *MACHINE).stdout.splitlines()
+    shown = run("wheel", "pick", str(folder), *MACHINE).stdout.splitlines()
     assert shown[0] == f"✓ {NAME}"
     assert shown[-1].startswith("$ ")
     assert shown[-1].endswith(NAME)
@@ -83,7 +83,7 @@ def test_a_wheel_that_the_index_in_its_folder_describes_otherwise_is_not_chosen(
     status, best, wheels = picked(index)
     assert (status, best) == (1, None)
     assert "wheel-not-fetched" in wheels[NAME]
-    done = run("verify", str(index / "deepspeed" / NAME), *MACHINE)
+    done = run("wheel", "verify", str(index / "deepspeed" / NAME), *MACHINE)
     assert done.returncode == 1
     assert "its index says 000000" in done.stdout
 
@@ -111,7 +111,7 @@ def test_an_op_that_must_be_in_it_decides(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["nowhere", "."])
 def test_a_folder_without_wheels_is_a_usage_error(name: str, tmp_path: Path) -> None:
-    done = run("pick", str(tmp_path / name), *MACHINE)
+    done = run("wheel", "pick", str(tmp_path / name), *MACHINE)
 
     assert (done.returncode, done.stdout) == (2, "")
     assert "Fix: " in done.stderr

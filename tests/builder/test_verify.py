@@ -1,4 +1,4 @@
-"""`dsdoctor verify` from the file to the verdict: wheels made here, judged against recorded machines."""
+"""`dsdoctor wheel verify` from the file to the verdict: wheels made here, judged against recorded machines."""
 
 import json
 import subprocess
@@ -51,7 +51,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[Built, bytes]:
 
 
 def rules(path: Path, machine: Path) -> tuple[int, set[str]]:
-    done = run("verify", str(path), "--machine", str(machine), "--json")
+    done = run("wheel", "verify", str(path), "--machine", str(machine), "--json")
     return done.returncode, {finding["rule"] for finding in json.loads(done.stdout)["findings"]}
 
 
@@ -59,7 +59,7 @@ def test_a_wheel_for_this_machine_is_accepted(libraries: dict[Built, bytes], tmp
     path = wheel(tmp_path, contents(libraries[Built()]))
 
     assert rules(path, H100_TORCH_2_14) == (0, set())
-    shown = run("verify", str(path), "--machine", str(H100_TORCH_2_14)).stdout
+    shown = run("wheel", "verify", str(path), "--machine", str(H100_TORCH_2_14)).stdout
     assert "GPU code: 90_real" in shown
     *_, verdict, following = shown.splitlines()
     assert (verdict, following) == ("✓ it fits several-toolkits", f"  next: $ python -m pip install {path}")
@@ -87,7 +87,7 @@ def test_a_requirement_that_no_release_has_is_named(libraries: dict[Built, bytes
     path = wheel(tmp_path, contents(libraries[Built()], **{f"{INFO}/METADATA": metadata}))
 
     assert rules(path, H100_TORCH_2_14) == (0, {"wheel-unusual"})
-    assert "einops-evil" in run("verify", str(path), "--machine", str(H100_TORCH_2_14)).stdout
+    assert "einops-evil" in run("wheel", "verify", str(path), "--machine", str(H100_TORCH_2_14)).stdout
 
 
 @pytest.mark.slow
@@ -108,7 +108,7 @@ def test_a_pth_file_that_an_installed_deepspeed_brought_is_an_error(
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", python.parents[1]], check=True)
         pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", made]
         subprocess.run(pip, check=True)
-        document = json.loads(run("verify", "--installed", "--python", str(python), "--json").stdout)
+        document = json.loads(run("wheel", "verify", "--installed", "--python", str(python), "--json").stdout)
         assert document["built"]["version"] == NAME.split("-")[1]
         said[len(evil)] = [
             finding["title"] for finding in document["findings"] if finding["rule"] == "wheel-foreign-files"
@@ -185,8 +185,8 @@ def test_a_wheel_without_ops_fits_and_it_is_said_for_whom(tmp_path: Path) -> Non
     none = {name: content for name, content in files.items() if not name.endswith(".so")}
     path = wheel(tmp_path, {**none, f"{INFO}/RECORD": b"\n".join(lines)})
 
-    told = run("verify", str(path), "--machine", str(HERE / "several-toolkits.json"))
-    picked = run("pick", str(tmp_path), "--machine", str(HERE / "several-toolkits.json"))
+    told = run("wheel", "verify", str(path), "--machine", str(HERE / "several-toolkits.json"))
+    picked = run("wheel", "pick", str(tmp_path), "--machine", str(HERE / "several-toolkits.json"))
 
     assert "✓ it fits several-toolkits, for runs that need no op or compile it at its first use" in told.stdout
     assert "wheel-without-ops" in told.stdout
@@ -197,7 +197,7 @@ def test_a_wheel_that_is_none_leaves_one_error(tmp_path: Path) -> None:
     path = tmp_path / NAME
     path.write_bytes(b"PK\x03\x04 and then nothing")
 
-    done = run("verify", str(path), "--machine", str(H100_TORCH_2_14), "--json")
+    done = run("wheel", "verify", str(path), "--machine", str(H100_TORCH_2_14), "--json")
 
     assert (done.returncode, [f["rule"] for f in json.loads(done.stdout)["findings"]]) == (2, ["usage"])
 
@@ -219,7 +219,7 @@ def test_nothing_of_a_wheel_is_run_where_it_is_verified_and_picked(tmp_path: Pat
     assert ran.exists(), f"else nothing was planted: {loaded}"
     ran.unlink()
 
-    for words in (("verify", str(path)), ("pick", str(folder))):
+    for words in (("wheel", "verify", str(path)), ("wheel", "pick", str(folder))):
         done = run(*words, "--machine", str(H100_TORCH_2_14), "--json")
         assert "Traceback" not in done.stderr
         assert str(path.name) in done.stdout

@@ -62,7 +62,7 @@ def test_torch_and_the_packages_beside_it_say_which_accelerator_is_not_judged(
     assert replace(machine, variables={"DS_ACCELERATOR": "cpu"}).unjudged_accelerator is None
 
 
-@each("command", [("check", "--offline"), ("plan", "--offline"), ("verify", NAME), ("pick", ".")])
+@each("command", [("check", "--offline"), ("plan", "--offline"), ("wheel", "verify", NAME), ("wheel", "pick", ".")])
 def test_what_is_not_judged_is_never_well(command: tuple[str, ...], tmp_path: Path) -> None:
     file = recorded(tmp_path, *UNJUDGED["torch.version.xpu"][:3])
     wheel(tmp_path, contents(b""))

@@ -73,7 +73,7 @@ def test_x86_64_v3_code_is_refused_on_a_processor_without_avx2(debug: tuple[str,
 
     assert rules(path, H100_TORCH_2_14) == (0, set())
     assert rules(path, old) == (1, {"cpu-isa-illegal-instruction"})
-    assert "use -mavx2, -mfma" in run("verify", str(path), "--machine", str(old)).stdout
+    assert "use -mavx2, -mfma" in run("wheel", "verify", str(path), "--machine", str(old)).stdout
 
 
 def test_sve_code_is_refused_on_a_neoverse_n1_by_name(tmp_path: Path) -> None:
@@ -85,7 +85,9 @@ def test_sve_code_is_refused_on_a_neoverse_n1_by_name(tmp_path: Path) -> None:
     path = wheel(tmp_path, contents(with_gpu_code(tmp_path / "x.so")))
     part = "CPU implementer\t: 0x41\nCPU part\t: 0xd0c\n"
 
-    shown = run("verify", str(path), "--machine", str(snapshot(tmp_path, flags=f"Features : {N1}", part=part))).stdout
+    shown = run(
+        "wheel", "verify", str(path), "--machine", str(snapshot(tmp_path, flags=f"Features : {N1}", part=part))
+    ).stdout
 
     assert "ops use +sve" in shown
     assert "    processor: Neoverse-N1\n    -march=armv8.2-a+sve\n" in shown

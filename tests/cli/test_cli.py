@@ -23,6 +23,7 @@ from tests.cli.runner import run
 from tests.each import each
 
 MACHINES = Path(__file__).parents[1] / "machines"
+MOVED_ON = "! dsdoctor prebuild is now dsdoctor install --build\n"
 
 
 @pytest.fixture
@@ -55,7 +56,13 @@ def test_the_version_says_which_torch_and_deepspeed_are_here() -> None:
 
 def test_sets_are_sorted_in_a_document() -> None:
     machine = str(MACHINES / "several-toolkits.json")
-    for command in (("look",), ("check", "--offline")):
+    for command in (
+        (
+            "machine",
+            "look",
+        ),
+        ("check", "--offline"),
+    ):
         told = json.loads(run(*command, "--machine", machine, "--json").stdout)["machine"]
         sets = [told["system"]["cpu_flags"]]
         sets += [toolkit[name] for toolkit in told["toolkits"] for name in ("headers", "libraries")]
@@ -87,12 +94,29 @@ def test_an_architecture_that_is_asked_for_counts_in_a_check() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [("compare",), ("check", "--machine"), ("plan", "--machine"), ("look", "--machine")]
+    "command",
+    [
+        (
+            "machine",
+            "compare",
+        ),
+        ("check", "--machine"),
+        ("build-wheel", "--dry-run", "--machine"),
+        ("machine", "look", "--machine"),
+    ],
 )
 def test_a_snapshot_in_which_nothing_was_asked_is_refused(command: tuple[str, ...], tmp_path: Path) -> None:
     empty = tmp_path / "empty.json"
     empty.write_text("{}")
-    more = (str(MACHINES / "wsl.json"),) if command == ("compare",) else ()
+    more = (
+        (str(MACHINES / "wsl.json"),)
+        if command
+        == (
+            "machine",
+            "compare",
+        )
+        else ()
+    )
 
     done = run(*command, str(empty), *more)
 
@@ -101,7 +125,7 @@ def test_a_snapshot_in_which_nothing_was_asked_is_refused(command: tuple[str, ..
 
 
 def test_a_wheel_that_is_not_there_is_said_to_be_not_there() -> None:
-    done = run("verify", "nofile.whl")
+    done = run("wheel", "verify", "nofile.whl")
 
     assert (done.returncode, done.stdout) == (2, "")
     assert "nofile.whl is not there" in done.stderr
@@ -109,15 +133,15 @@ def test_a_wheel_that_is_not_there_is_said_to_be_not_there() -> None:
 
 @pytest.mark.slow
 def test_looking_works_without_torch(bare: str) -> None:
-    done = run("look", "--python", bare, "--json")
+    done = run("machine", "look", "--python", bare, "--json")
 
     document = json.loads(done.stdout)
-    assert (done.returncode, document["command"], document["machine"]["torch"]) == (0, "look", None)
+    assert (done.returncode, document["command"], document["machine"]["torch"]) == (0, "machine look", None)
     assert document["machine"]["system"]["cpus"] >= 1
 
 
 def test_looking_shows_lines(bare: str) -> None:
-    done = run("look", "--python", bare)
+    done = run("machine", "look", "--python", bare)
 
     assert done.returncode == 0
     assert "no torch" in done.stdout.splitlines()
@@ -153,11 +177,11 @@ def test_an_error_is_one_json_document_too(bare: str, tmp_path: Path) -> None:
         ("build-wheel", "--jobs", "2.7"),
         ("build-wheel", "--jobs", "none"),
         ("build-wheel", "--accelerator", "None"),
-        ("look", "--machine", "none"),
-        ("plan", "--machine", str(MACHINES / "one-toolkit.json"), "--node", '["a.json"]'),
-        ("look", "--version"),
+        ("machine", "look", "--machine", "none"),
+        ("build-wheel", "--dry-run", "--machine", str(MACHINES / "one-toolkit.json"), "--node", '["a.json"]'),
+        ("machine", "look", "--version"),
         ("diagnose", "--verbos"),
-        ("plan", "--no-such-option"),
+        ("build-wheel", "--dry-run", "--no-such-option"),
         ("no-such-command",),
     ],
 )
@@ -184,13 +208,13 @@ def test_nonsense_is_one_json_document_too(arguments: tuple[str, ...]) -> None:
 def test_an_option_that_is_given_twice_is_the_last_one() -> None:
     recorded = ("--machine", str(MACHINES / "one-toolkit.json"))
 
-    assert "8.0,8.0" in run("plan", *recorded, "--arch", "9.0", "--arch", "8.0,8.0").stderr
+    assert "8.0,8.0" in run("build-wheel", "--dry-run", *recorded, "--arch", "9.0", "--arch", "8.0,8.0").stderr
 
 
 def test_a_value_may_begin_with_a_hyphen_and_be_any_word() -> None:
     recorded = ("--machine", str(MACHINES / "one-toolkit.json"))
 
-    assert "'-x'" in run("plan", *recorded, "--arch", "-x").stderr
+    assert "'-x'" in run("build-wheel", "--dry-run", *recorded, "--arch", "-x").stderr
     assert "none cannot be read" in run("diagnose", "none").stderr
     assert run("diagnose", "-", stdin=b"step 1 loss 2.5\n").returncode == 0
 
@@ -258,7 +282,7 @@ def test_an_option_of_a_build_is_an_option_of_each_command_that_plans() -> None:
         "--offline",
     }
 
-    for command in ("plan", "build-wheel", "prebuild"):
+    for command in ("build-wheel", "prebuild"):
         shown = run(command, "--help").stdout
         assert {option for option in ours if f"{option} " in shown} == ours
 
@@ -270,7 +294,7 @@ def test_a_toolkit_that_cannot_be_had_leaves_stdout_empty(bare: str, tmp_path: P
 
 
 def test_an_interpreter_that_is_none(tmp_path: Path) -> None:
-    done = run("plan", "--python", "/no/such/python", DSDOCTOR_CACHE=str(tmp_path))
+    done = run("build-wheel", "--dry-run", "--python", "/no/such/python", DSDOCTOR_CACHE=str(tmp_path))
 
     assert done.returncode == 2
     assert "/no/such/python" in done.stderr
@@ -282,7 +306,7 @@ def test_ctrl_c_is_one_line_and_status_130(tmp_path: Path) -> None:
     slow.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\nsleep 60\n")
     slow.chmod(0o755)
     process = subprocess.Popen(
-        [sys.executable, "-m", "dsdoctor", "look", "--python", str(slow)],
+        [sys.executable, "-m", "dsdoctor", "machine", "look", "--python", str(slow)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -345,13 +369,19 @@ def test_a_recorded_machine_is_judged_anywhere() -> None:
         ("check", "--machine", "/none.json"),
         ("check", "--machine", str(MACHINES / "wsl.json"), "--op", "no_such_op"),
         ("env", "--shell", "cmd.exe", "--machine", str(MACHINES / "one-toolkit.json")),
-        ("verify",),
-        ("verify", "x.whl", "--installed"),
-        ("verify", "/none/deepspeed-0.1-py3-none-any.whl"),
-        ("compare", str(MACHINES / "wsl.json")),
+        (
+            "wheel",
+            "verify",
+        ),
+        ("wheel", "verify", "x.whl", "--installed"),
+        ("wheel", "verify", "/none/deepspeed-0.1-py3-none-any.whl"),
+        ("machine", "compare", str(MACHINES / "wsl.json")),
         ("explain",),
         ("explain", "no-such-rule"),
-        ("record",),
+        (
+            "machine",
+            "record",
+        ),
     ],
 )
 def test_nonsense_leaves_stdout_empty_and_is_status_2(arguments: tuple[str, ...]) -> None:
@@ -368,10 +398,10 @@ def test_recording_and_comparing(bare: str, tmp_path: Path) -> None:
     env |= {"CFLAGS": "-I/opt/x -DTOKEN=hush", "DS_BUILD_TOKEN": "hush", "DS_BUILD_STRING": "+git.https://me:hush@host"}
     env |= {"NVCC_APPEND_FLAGS": "-DKEY=hush", "DS_BUILD_OPS": "1"}
 
-    done = run("record", str(first), "--python", bare, "--offline", **env)
-    run("record", str(second), "--python", bare, "--offline", CUDA_HOME="/opt/x", **env)
-    same = run("compare", str(first), str(first))
-    other = run("compare", str(first), str(second), "--json")
+    done = run("machine", "record", str(first), "--python", bare, "--offline", **env)
+    run("machine", "record", str(second), "--python", bare, "--offline", CUDA_HOME="/opt/x", **env)
+    same = run("machine", "compare", str(first), str(first))
+    other = run("machine", "compare", str(first), str(second), "--json")
 
     assert (done.returncode, same.returncode, other.returncode) == (0, 0, 1)
     assert "hush" not in first.read_text()
@@ -430,17 +460,23 @@ def test_every_rule_that_is_written_anywhere_can_be_explained() -> None:
     "command",
     [
         ("check",),
-        ("look",),
+        (
+            "machine",
+            "look",
+        ),
         ("env",),
-        ("plan",),
+        (
+            "build-wheel",
+            "--dry-run",
+        ),
         ("toolkit",),
         ("install",),
         ("build-wheel",),
         ("build-wheel", "--torch", "2.14.1", "--python", sys.executable),
         ("prebuild",),
-        ("record", "machine.json"),
-        ("verify", "--installed"),
-        ("pick", "."),
+        ("machine", "record", "machine.json"),
+        ("wheel", "verify", "--installed"),
+        ("wheel", "pick", "."),
         ("config", "ds_config.json"),
         ("checkpoint", "."),
         ("memory", "--config", "ds_config.json", "--model", "config.json"),
@@ -461,17 +497,33 @@ def test_a_python_that_is_none_is_refused_in_one_sentence(command: tuple[str, ..
         done = run(*command, "--python", python)
 
         assert (done.returncode, done.stdout) == (2, ""), (command, python)
-        assert done.stderr.startswith("✗ --python ")
-        assert why in done.stderr
-        assert len(done.stderr.splitlines()) == 2
+        said = done.stderr.removeprefix(MOVED_ON)
+        assert said.startswith("✗ --python ")
+        assert why in said
+        assert len(said.splitlines()) == 2
 
 
-@each("command", [("check",), ("plan",), ("toolkit",), ("env",), ("build-wheel",), ("install",)])
+@each(
+    "command",
+    [
+        ("check",),
+        (
+            "build-wheel",
+            "--dry-run",
+        ),
+        ("toolkit",),
+        ("env",),
+        ("build-wheel",),
+        ("install",),
+    ],
+)
 @each("machine", ["one-toolkit.json", "container-without-gpu.json"])
 def test_architectures_that_are_none_are_refused_whatever_torch_is_there(
     command: tuple[str, ...], machine: str
 ) -> None:
-    recorded = ("--machine", str(MACHINES / machine)) if command[0] in {"check", "plan", "env"} else ()
+    recorded = (
+        ("--machine", str(MACHINES / machine)) if command[0] in {"check", "env"} or "--dry-run" in command else ()
+    )
 
     done = run(*command, "--arch", "banana", *recorded)
 
@@ -498,12 +550,14 @@ def test_a_file_where_a_folder_is_to_be_made_is_refused_before_anything_is_done(
         done = run(*command, "--out", str(out))
 
         assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr.startswith(f"✗ {out} cannot be written: {tmp_path / 'file'} is no folder")
+        assert done.stderr.removeprefix(MOVED_ON).startswith(
+            f"✗ {out} cannot be written: {tmp_path / 'file'} is no folder"
+        )
 
 
 def test_progress_stands_on_stderr_beside_a_document(bare: str, tmp_path: Path) -> None:
     file, cache = str(tmp_path / "machine.json"), str(tmp_path / "cache")
-    done = run("record", file, "--offline", "--json", "--python", bare, DSDOCTOR_CACHE=cache)
+    done = run("machine", "record", file, "--offline", "--json", "--python", bare, DSDOCTOR_CACHE=cache)
 
     assert json.loads(done.stdout)["file"] == file
     assert done.stderr.startswith("* ")

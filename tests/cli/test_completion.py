@@ -54,7 +54,7 @@ def talk(argv: list[str], typed: list[tuple[str, str]], *, cwd: Path, env: dict[
         ("dsdoctor diagnose trai", "training-of-monday.log"),
         ("dsdoctor config trai", "training-of-monday.log"),
         ("dsdoctor check --machine trai", "training-of-monday.log"),
-        ("dsdoctor verify trai", "training-of-monday.log"),
+        ("dsdoctor wheel verify trai", "training-of-monday.log"),
         ("dsdoctor diagn", "dsdoctor diagnose"),
     ],
 )

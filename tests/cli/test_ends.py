@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from dsdoctor.cli.app import name_of
 from dsdoctor.core.errors import DoctorError, refused_by_system
 from dsdoctor.core.processes import fork
 from dsdoctor.core.trust import distrust
@@ -28,16 +29,16 @@ SETUP = "from setuptools import setup; setup(name='deepspeed', version='1.0')"
 root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount, and be somebody else")
 
 READERS: dict[str, tuple[str, ...]] = {
-    "look": ("look", "--machine", "FILE"),
+    "look": ("machine", "look", "--machine", "FILE"),
     "check": ("check", "--machine", "FILE"),
-    "plan": ("plan", "--machine", "FILE"),
-    "plan --node": ("plan", "--machine", MACHINE, "--node", "FILE"),
-    "plan --for": ("plan", "--machine", MACHINE, "--for", "FILE"),
+    "plan": ("build-wheel", "--dry-run", "--machine", "FILE"),
+    "plan --node": ("build-wheel", "--dry-run", "--machine", MACHINE, "--node", "FILE"),
+    "plan --for": ("build-wheel", "--dry-run", "--machine", MACHINE, "--for", "FILE"),
     "env": ("env", "--machine", "FILE"),
-    "verify": ("verify", "WHEEL", "--machine", "FILE"),
-    "pick": ("pick", "FOLDER", "--machine", "FILE"),
+    "verify": ("wheel", "verify", "WHEEL", "--machine", "FILE"),
+    "pick": ("wheel", "pick", "FOLDER", "--machine", "FILE"),
     "install --hostfile": ("install", "WHEEL", "--hostfile", "FILE"),
-    "compare": ("compare", MACHINE, "FILE"),
+    "compare": ("machine", "compare", MACHINE, "FILE"),
     "trace show": ("trace", "show", "FILE"),
     "trace compare": ("trace", "compare", "FILE", "FILE"),
     "trace plot": ("trace", "plot", "FILE"),
@@ -115,7 +116,7 @@ def test_a_file_that_is_none_is_a_usage_error_in_every_command(
         done = run(*filled(arguments, folder, FILE=path), "--json", DSDOCTOR_CACHE=str(tmp_path / "cache"))
 
         document = json.loads(done.stdout)
-        command = " ".join(arguments[:2]) if arguments[0] == "trace" else arguments[0]
+        command = name_of(arguments)
         assert (done.returncode, document["command"], done.stderr) == (2, command, ""), name
         (finding,) = document["findings"]
         assert finding["rule"] == "usage", name
@@ -156,8 +157,8 @@ def test_a_wheel_that_is_no_file_is_refused_at_once(fault: Callable[[Path], None
     made = tmp_path / "deepspeed-0.19.8-cp311-cp311-linux_x86_64.whl"
     fault(made)
 
-    verified = run("verify", str(made), "--machine", MACHINE, "--json")
-    picked = run("pick", str(tmp_path), "--machine", MACHINE, "--json", DSDOCTOR_CACHE=str(tmp_path / "cache"))
+    verified = run("wheel", "verify", str(made), "--machine", MACHINE, "--json")
+    picked = run("wheel", "pick", str(tmp_path), "--machine", MACHINE, "--json", DSDOCTOR_CACHE=str(tmp_path / "cache"))
 
     assert (verified.returncode, "it is not a regular file" in verified.stdout) == (2, True)
     assert (picked.returncode, "it is not a regular file" in picked.stdout) == (1, True)
@@ -168,7 +169,7 @@ def test_what_stands_in_a_stream_of_this_process_is_read_as_a_file_is() -> None:
     os.write(into, b"[")
     os.close(into)
 
-    read = run("look", "--machine", f"/dev/fd/{out}", "--json")
+    read = run("machine", "look", "--machine", f"/dev/fd/{out}", "--json")
 
     os.close(out)
     (finding,) = json.loads(read.stdout)["findings"]
@@ -183,7 +184,7 @@ def test_a_name_that_is_no_utf8_is_shown_in_a_document_and_on_a_terminal_alike(t
     log = tmp_path / NO_UTF8
     log.write_text("step 1 loss 2.5\n")
 
-    compared = run("compare", str(tmp_path / "a" / NO_UTF8), str(tmp_path / "b" / NO_UTF8), "--json")
+    compared = run("machine", "compare", str(tmp_path / "a" / NO_UTF8), str(tmp_path / "b" / NO_UTF8), "--json")
     diagnosed, shown = run("diagnose", str(log), "--json"), run("diagnose", str(log))
 
     assert (compared.returncode, json.loads(compared.stdout)["differences"]) == (0, [])
@@ -196,15 +197,15 @@ def test_a_manifest_in_a_wheel_that_is_nested_without_end_says_nothing_of_the_wh
     made = wheel(tmp_path, parts)
     made.with_name(f"{made.name}.json").write_bytes(b"[" * 200_000)
 
-    verified = run("verify", str(made), "--machine", MACHINE, "--json")
-    picked = run("pick", str(tmp_path), "--machine", MACHINE, "--json")
+    verified = run("wheel", "verify", str(made), "--machine", MACHINE, "--json")
+    picked = run("wheel", "pick", str(tmp_path), "--machine", MACHINE, "--json")
 
-    assert [json.loads(done.stdout)["command"] for done in (verified, picked)] == ["verify", "pick"]
+    assert [json.loads(done.stdout)["command"] for done in (verified, picked)] == ["wheel verify", "wheel pick"]
     assert {verified.returncode, picked.returncode} <= {0, 1}
 
 
 WRITERS: dict[str, tuple[str, ...]] = {
-    "record": ("record", "TARGET.json"),
+    "record": ("machine", "record", "TARGET.json"),
     "trace plot": ("trace", "plot", "TRACE", "--out", "TARGET.html"),
     "comm --html": ("comm", "--html", "TARGET.html"),
     "comm --out": ("comm", "--out", "TARGET"),
@@ -214,7 +215,7 @@ WRITERS: dict[str, tuple[str, ...]] = {
     "prebuild --out": ("prebuild", "--out", "TARGET"),
 }
 KEEPERS: dict[str, tuple[str, ...]] = {
-    "plan": ("plan", "--machine", MACHINE, "--source", "TREE"),
+    "plan": ("build-wheel", "--dry-run", "--machine", MACHINE, "--source", "TREE"),
     "check": ("check", "--machine", MACHINE, "--source", "TREE"),
     "toolkit": ("toolkit", "--python", "BARE"),
     "cache ls": ("cache", "ls"),
@@ -341,9 +342,9 @@ def test_a_full_disk_is_named_where_pip_and_tempfile_say_so(folder: Path, full: 
     }
     around = {**os.environ, **local, "DSDOCTOR_CACHE": str(tmp_path / "cache"), "TMPDIR": str(full)}
     commands = {
-        "pip": ("plan", "--machine", MACHINE, "--source", "1.0"),
-        "tempfile": ("verify", "WHEEL", "--machine", MACHINE),
-        "record": ("record", str(full / "a.json")),
+        "pip": ("build-wheel", "--dry-run", "--machine", MACHINE, "--source", "1.0"),
+        "tempfile": ("wheel", "verify", "WHEEL", "--machine", MACHINE),
+        "record": ("machine", "record", str(full / "a.json")),
     }
     for name, arguments in commands.items():
         argv = [sys.executable, "-m", "dsdoctor", *filled(arguments, folder), "--json"]
@@ -358,8 +359,8 @@ def test_a_full_disk_is_named_where_pip_and_tempfile_say_so(folder: Path, full: 
 @pytest.mark.slow
 def test_a_limit_on_the_size_of_files_is_named(folder: Path, tmp_path: Path) -> None:
     commands = {
-        "record": ("record", str(tmp_path / "a.json"), "--offline"),
-        "verify": ("verify", "WHEEL", "--machine", MACHINE),
+        "record": ("machine", "record", str(tmp_path / "a.json"), "--offline"),
+        "verify": ("wheel", "verify", "WHEEL", "--machine", MACHINE),
     }
     for name, arguments in commands.items():
         argv = [sys.executable, "-m", "dsdoctor", *filled(arguments, folder), "--json"]
@@ -417,11 +418,14 @@ def test_a_result_or_an_error_that_standard_output_does_not_take_is_told(
 def test_a_reader_that_has_gone_changes_no_status() -> None:
     read, write = os.pipe()
     os.close(read)
-    argv = [sys.executable, "-m", "dsdoctor", "plan", "--machine", MACHINE, "--json"]
+    argv = [sys.executable, "-m", "dsdoctor", "build-wheel", "--dry-run", "--machine", MACHINE, "--json"]
     done = subprocess.run(argv, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
     os.close(write)
 
-    assert (done.returncode, done.stderr) == (run("plan", "--machine", MACHINE, "--json").returncode, "")
+    assert (done.returncode, done.stderr) == (
+        run("build-wheel", "--dry-run", "--machine", MACHINE, "--json").returncode,
+        "",
+    )
 
 
 @pytest.mark.slow

@@ -7,22 +7,23 @@ import sys
 
 import pytest
 
+from dsdoctor.cli.aliases import RENAMED
 from dsdoctor.cli.app import COMMANDS, make_app
 from dsdoctor.cli.first_words import WORDS, first_words
 
-AT_ONCE = {"explain", "compare", "index"}
+AT_ONCE = {"explain", "machine compare", "wheel index"}
 """They read a file of ours or two."""
 
 
 def test_every_command_that_takes_a_while_says_something_first() -> None:
-    commands = {name for name, entry in COMMANDS.items() if entry.place}
+    commands = {name for name in COMMANDS if " " not in name or name.split()[0] in {"wheel", "machine"}}
 
-    assert set(WORDS) | AT_ONCE == commands
+    assert set(WORDS) | AT_ONCE | {"wheel", "machine"} == commands
 
 
 @pytest.mark.parametrize("option", ["--help", "-h", "--json", "--version", "--list"])
 def test_nothing_is_said_where_the_answer_comes_at_once_or_a_program_asks(option: str) -> None:
-    assert [first_words([name, option]) for name in WORDS if first_words([name, option])] == []
+    assert [name for name in WORDS if first_words([*name.split(), option])] == []
     assert first_words([]) == ""
 
 
@@ -105,14 +106,14 @@ def test_the_version_is_told_without_the_command_line_of_any_command() -> None:
 
 @pytest.mark.slow
 def test_help_names_every_command_and_imports_none() -> None:
-    argv = [sys.executable, "-X", "importtime", "-m", "dsdoctor", "--help"]
+    argv = [sys.executable, "-X", "importtime", "-m", "dsdoctor", "help", "--all"]
     told = subprocess.run(
         argv, capture_output=True, text=True, check=True, timeout=60, env={**os.environ, "COLUMNS": "200"}
     )
     app = make_app()
 
     for name, entry in COMMANDS.items():
-        if entry.place:
+        if entry.place and name not in RENAMED:
             first = (app[name].help or "").splitlines()[0].replace("`", "")
             assert first in told.stdout, name
     assert "Exit status: 0 done" in told.stdout

@@ -18,7 +18,7 @@ SYSTEMS = {
     "32 open files": "ulimit -n 32 && ",
 }
 COMMANDS = {
-    "look": ({0}, ("look",)),
+    "machine look": ({0}, ("machine", "look")),
     "check": ({0, 1}, ("check", "--offline")),
     "diagnose": ({1}, ("diagnose", "LOG")),
     "checkpoint": ({0, 1, 6}, ("checkpoint", "CHECKPOINT")),

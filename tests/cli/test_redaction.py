@@ -35,12 +35,12 @@ SECRET = "hf_S3cretArgument"
 REPOSITORY = f"git+https://u:p@{SECRET}@127.0.0.1:9/own/DeepSpeed.git?token={SECRET}"
 INDEX = f"https://u:{SECRET}@127.0.0.1:9/simple?token={SECRET}"
 HERE = {
-    "look --json": ("look", "--json"),
+    "look --json": ("machine", "look", "--json"),
     "check --json": ("check", "--offline", "--json"),
     "check": ("check", "--offline"),
     "check --report": ("check", "--offline", "--report"),
-    "a plan whose git fails": ("plan", "--source", REPOSITORY),
-    "a plan whose git fails, --json": ("plan", "--source", REPOSITORY, "--json"),
+    "a plan whose git fails": ("build-wheel", "--dry-run", "--source", REPOSITORY),
+    "a plan whose git fails, --json": ("build-wheel", "--dry-run", "--source", REPOSITORY, "--json"),
     "a build whose pip quotes a variable": ("build-wheel", "--torch", "9.9.9", "--torch-index", INDEX),
     "a build whose pip gets no answer": ("build-wheel", "--torch", "9.9.9", "--torch-index", INDEX, "--json"),
 }
@@ -81,7 +81,7 @@ def test_nothing_that_is_shown_of_this_machine_holds_a_token(shown: str, planted
 @pytest.mark.slow
 def test_a_snapshot_of_this_machine_holds_none_and_is_judged_like_the_machine(planted: Planted, tmp_path: Path) -> None:
     file = tmp_path / "machine.json"
-    recorded = run("record", str(file), "--offline", "--python", sys.executable, **planted.env)
+    recorded = run("machine", "record", str(file), "--offline", "--python", sys.executable, **planted.env)
     here = run("check", "--offline", "--json", "--python", sys.executable, **planted.env)
     there = run("check", "--offline", "--json", "--machine", str(file))
 
@@ -109,7 +109,15 @@ def test_what_is_said_of_this_machine_holds_no_token_of_a_path(wording: str, tmp
 
     told = [
         run(*words, "--python", str(bare), **here.env)
-        for words in (("record", str(file), "--offline"), ("look",), ("check", "--offline"), ("look", "--json"))
+        for words in (
+            ("machine", "record", str(file), "--offline"),
+            (
+                "machine",
+                "look",
+            ),
+            ("check", "--offline"),
+            ("machine", "look", "--json"),
+        )
     ]
 
     assert here.found_in(file.read_text()) == []
@@ -122,9 +130,17 @@ def test_what_a_snapshot_of_an_earlier_version_holds_is_not_shown(tmp_path: Path
     file = _machine_with(planted.env, tmp_path / "machine.json")
 
     shown = [
-        run(command, "--machine", str(file), *json_) for command in ("look", "plan") for json_ in ((), ("--json",))
+        run(*command, "--machine", str(file), *json_)
+        for command in (
+            ("machine", "look"),
+            (
+                "build-wheel",
+                "--dry-run",
+            ),
+        )
+        for json_ in ((), ("--json",))
     ]
-    shown += [run("check", "--machine", str(file)), run("compare", str(MACHINE), str(file), "--json")]
+    shown += [run("check", "--machine", str(file)), run("machine", "compare", str(MACHINE), str(file), "--json")]
     plan = json.loads(shown[3].stdout)["plan"]
 
     assert [planted.found_in(done.stdout + done.stderr) for done in shown] == [[]] * len(shown)

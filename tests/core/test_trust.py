@@ -414,12 +414,12 @@ def test_an_nvcc_that_somebody_planted_is_not_run(cache: Path) -> None:
     nvcc = home / "bin" / "nvcc"
     nvcc.write_text(f"#!/bin/sh\necho ran >> {ran}\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n")
     nvcc.chmod(0o755)
-    assert run("look", DSDOCTOR_CACHE=str(cache)).returncode == 0
+    assert run("machine", "look", DSDOCTOR_CACHE=str(cache)).returncode == 0
     assert ran.exists(), "in a cache of one's own it is asked, else this test shows nothing"
     ran.unlink()
     cache.chmod(0o777)
 
-    looked, checked = (run(command, DSDOCTOR_CACHE=str(cache)) for command in ("look", "check"))
+    looked, checked = (run(*command, DSDOCTOR_CACHE=str(cache)) for command in (("machine", "look"), ("check",)))
 
     assert not ran.exists()
     assert looked.returncode == 0

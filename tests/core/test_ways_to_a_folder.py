@@ -87,7 +87,7 @@ def test_a_folder_above_a_link_is_the_one_that_the_kernel_finds(scratch: Path) -
 def test_a_planted_nvcc_above_a_link_is_not_run(scratch: Path, ran: Path) -> None:
     named = f"{scratch}/../cache"
 
-    looked, checked = (run(command, DSDOCTOR_CACHE=named) for command in ("look", "check"))
+    looked, checked = (run(*command, DSDOCTOR_CACHE=named) for command in (("machine", "look"), ("check",)))
 
     assert not ran.exists()
     assert looked.returncode == 0

@@ -94,7 +94,7 @@ def wrong(package: str, *, every: int = 1) -> list[str]:
         first = diagnose(log).findings[0]
         steps = [step.line for step in first.fix.steps] if first.fix else []
         text = f"{first.title} {first.fix.text if first.fix else ''}".replace("DeepSpeed is not the cause", "")
-        others = [step for step in steps if "deepspeed" in step.lower() or "prebuild" in step]
+        others = [step for step in steps if "deepspeed" in step.lower() or "install --build" in step]
         unnamed = failure == "torch" and (package not in first.title or not any(package in step for step in steps))
         if "DeepSpeed" in text or others or unnamed:
             found.append(f"{package}, {way}, {failure}: [{first.rule}] {text} {steps}")
@@ -115,7 +115,7 @@ def test_the_build_of_deepspeed_is_told_as_before() -> None:
         if failure == "torch":
             first = diagnose(log).findings[0]
             assert first.title.startswith("DeepSpeed's setup.py"), way
-            assert first.fix and first.fix.steps[0].line == "python -m dsdoctor prebuild", way
+            assert first.fix and first.fix.steps[0].line == "python -m dsdoctor install --build", way
 
 
 def test_a_folder_of_any_name_may_be_deepspeeds() -> None:

@@ -127,7 +127,7 @@ def machine_words(random: Random, place: Place) -> list[str]:
     """A command that reads a machine file."""
     machine = ["--machine", str(place.machine)]
     ways: list[list[str]] = [
-        ["look", *machine],
+        ["machine", "look", *machine],
         [
             "check",
             *machine,
@@ -142,9 +142,9 @@ def machine_words(random: Random, place: Place) -> list[str]:
             *random.choice([[], ["-v"], ["--ops", "all"], ["--arch", "8.0"], ["--accelerator", "cpu"]]),
         ],
         ["env", *machine],
-        ["compare", str(SNAPSHOTS[1]), str(place.machine)],
-        ["verify", str(place.wheel), *machine],
-        ["pick", str(place.wheels), *machine],
+        ["machine", "compare", str(SNAPSHOTS[1]), str(place.machine)],
+        ["wheel", "verify", str(place.wheel), *machine],
+        ["wheel", "pick", str(place.wheels), *machine],
         ["plan", "--machine", str(SNAPSHOTS[2]), "--offline", "--node", str(place.machine)],
     ]
     return [*random.choice(ways), *(["--json"] if random.random() < 0.3 and "--report" not in ways[1] else [])]
@@ -187,14 +187,14 @@ def machines(random: Random, place: Place) -> Words:
     plan = ["plan", *machine, "--offline"]
     asked = random.choice([[], ["-v"], ["--ops", "all"], ["--arch", "8.0"], ["--accelerator", "cpu"]])
     ways: list[Words] = [
-        ["look", *machine],
+        ["machine", "look", *machine],
         [*check, random.choice(["-v", "--strict", "--op=fused_adam", "--arch=9.0"]), *_json(random)],
         [*check, *random.choice([["--report"], _json(random)])],
         [*plan, *asked, *_json(random)],
         ["env", *machine, *_json(random)],
-        ["compare", str(SNAPSHOTS[1]), str(place.machine), *_json(random)],
-        ["verify", str(place.wheel), *machine, *_json(random)],
-        ["pick", str(place.wheels), *machine, *_json(random)],
+        ["machine", "compare", str(SNAPSHOTS[1]), str(place.machine), *_json(random)],
+        ["wheel", "verify", str(place.wheel), *machine, *_json(random)],
+        ["wheel", "pick", str(place.wheels), *machine, *_json(random)],
         ["plan", "--machine", str(SNAPSHOTS[2]), "--offline", "--node", str(place.machine), *_json(random)],
     ]
     return random.choice(ways)
@@ -450,7 +450,12 @@ def wheels(random: Random, place: Place) -> Words:
     path = wheel(folder, files, random.choice(WHEEL_NAMES) if random.random() < 0.08 else NAME)
     if random.random() < 0.15:
         path.write_bytes(damaged(path.read_bytes(), random, near=random.choice([0, 2000])))
-    ways = [["verify", str(path)], ["verify", str(path)], ["verify", str(path), "-v"], ["pick", str(folder)]]
+    ways = [
+        ["wheel", "verify", str(path)],
+        ["wheel", "verify", str(path)],
+        ["wheel", "verify", str(path), "-v"],
+        ["wheel", "pick", str(folder)],
+    ]
     return [*random.choice(ways), "--machine", str(SNAPSHOTS[0]), *_json(random)]
 
 
@@ -629,7 +634,7 @@ def lines_of_logs(random: Random, _: Place) -> None:
         assert not failed, f"{name}: {failed}"
 
 
-COSTLY = {"comm", "build-wheel", "prebuild", "install", "toolkit", "record", "hang"}
+COSTLY = {"comm", "build-wheel", "prebuild", "install", "toolkit", "machine record", "hang"}
 """They would work for minutes, or on processes of others: they get an option that is refused, or a Python without torch."""
 WAITS = {"--follow", "-f"}
 """It ends with an interruption only."""

@@ -74,9 +74,12 @@ def test_what_is_not_read_by_any_reader_is_ours() -> None:
         ("trace", "show", "--headroom", "float16"),
         ("diagnose",),
         ("checkpoint",),
-        ("compare", "."),
-        ("verify",),
-        ("pick", "--machine", str(SNAPSHOTS[0])),
+        ("machine", "compare", "."),
+        (
+            "wheel",
+            "verify",
+        ),
+        ("wheel", "pick", "--machine", str(SNAPSHOTS[0])),
     ],
 )
 def test_a_link_that_leads_to_itself_is_a_sentence(command: tuple[str, ...], tmp_path: Path) -> None:

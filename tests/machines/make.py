@@ -2,7 +2,7 @@
 
     python -m tests.machines.make          every layout but those that were recorded on real machines
 
-The real ones, ``container-without-gpu.json`` and ``pypi-wheels.json``, come from ``dsdoctor record`` and are not made here.
+The real ones, ``container-without-gpu.json`` and ``pypi-wheels.json``, come from ``dsdoctor machine record`` and are not made here.
 """
 
 import json

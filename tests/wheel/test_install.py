@@ -39,7 +39,7 @@ class Environment:
 
     def loads(self) -> set[str]:
         """The ops that verify finds in the installed DeepSpeed."""
-        status, document = dsdoctor("verify", "--installed", "--python", self.python)
+        status, document = dsdoctor("wheel", "verify", "--installed", "--python", self.python)
         assert status == 0, document["findings"]
         return set(document["built"]["installed_ops"])
 

@@ -28,8 +28,10 @@ def test_two_torches_give_two_wheels_that_load_each_in_its_own_environment(tmp_p
         site = tmp_path / target["torch"]
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site)]
         subprocess.run([*pip, target["wheel"]], check=True)
-        loaded, seen = dsdoctor("verify", "--installed", "--load", "--python", target["python"], PYTHONPATH=str(site))
-        elsewhere, _ = dsdoctor("verify", target["wheel"], "--python", other["python"])
-        _, best = dsdoctor("pick", index, "--python", target["python"])
+        loaded, seen = dsdoctor(
+            "wheel", "verify", "--installed", "--load", "--python", target["python"], PYTHONPATH=str(site)
+        )
+        elsewhere, _ = dsdoctor("wheel", "verify", target["wheel"], "--python", other["python"])
+        _, best = dsdoctor("wheel", "pick", index, "--python", target["python"])
         assert (loaded, seen["built"]["installed_ops"], elsewhere) == (0, ["pin_memory"], 1), seen["findings"]
         assert Path(best["wheel"]).name == Path(target["wheel"]).name

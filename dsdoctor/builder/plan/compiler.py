@@ -204,7 +204,7 @@ def _check_nodes(machine: Machine, nodes: Sequence[Node]) -> None:
         if not node.system.cpu_flags:
             raise UsageError(
                 f"the snapshot of {node.name} does not list its processor's instructions",
-                hint="record it again on that machine: dsdoctor record FILE",
+                hint="record it again on that machine: dsdoctor machine record FILE",
             )
 
 

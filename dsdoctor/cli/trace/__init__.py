@@ -11,7 +11,7 @@ app = App(
     name="trace",
     version_flags=[],
     help_epilogue=OF_GROUP,
-    help="""Inspect the traces of a run: the values of every module, batch by batch.
+    help="""Inspect the traces of a run: each module's values by batch.
 
     dsdoctor.watch(engine, level="trace", ...) writes one file per rank:
     dsdoctor-trace/trace-rank00000.jsonl and so on. In place of a file you can

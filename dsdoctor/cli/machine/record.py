@@ -36,11 +36,11 @@ def record_command(
     check, plan, env, verify and compare read it with --machine, on any machine. It contains only what dsdoctor asked for: no
     tokens, no unrelated variables, and the home folder as /home/user.
 
-    Example: dsdoctor record node1.json
+    Example: dsdoctor machine record node1.json
     """
     with BuildProgress() as progress:
         write_down(python, file, offline=offline, say=progress.say)
-    print_result("record", as_json, [f"✓ {file}  (review it before you share it)"], (), file=str(file))
+    print_result("machine record", as_json, [f"✓ {file}  (review it before you share it)"], (), file=str(file))
 
 
 def write_down(python: str, file: Path, *, offline: bool, say: Say) -> Machine:

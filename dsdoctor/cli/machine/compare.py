@@ -15,10 +15,10 @@ def compare_command(
 ) -> int:
     """Compare snapshots of machines, the minority first.
 
-    Example: dsdoctor compare node1.json node2.json
+    Example: dsdoctor machine compare node1.json node2.json
     """
     if len(files) < 2:
-        raise UsageError("compare needs two or more snapshots", hint="dsdoctor record FILE writes one")
+        raise UsageError("machine compare needs two or more snapshots", hint="dsdoctor machine record FILE writes one")
     found = differences(files)
-    print_result("compare", as_json, difference_lines(found, len(files)), (), differences=found)
+    print_result("machine compare", as_json, difference_lines(found, len(files)), (), differences=found)
     return FOUND if found else OK

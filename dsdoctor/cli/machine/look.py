@@ -12,7 +12,7 @@ from dsdoctor.ui.screen import machine_lines
 def look_command(*, python: PythonPath = sys.executable, machine: MachineFile = None, as_json: Json = False) -> None:
     """Show the toolkits, compilers, GPUs, torch, DeepSpeed and libraries on this machine, without judging them.
 
-    Example: dsdoctor look
+    Example: dsdoctor machine look
     """
     seen = observe(python, machine, whole=True).machine
-    print_result("look", as_json, machine_lines(seen), (), machine=seen)
+    print_result("machine look", as_json, machine_lines(seen), (), machine=seen)

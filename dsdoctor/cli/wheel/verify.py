@@ -38,15 +38,15 @@ def verify_command(
     architectures, processor instructions, glibc and libstdc++, digests. Runs nothing in it. With --installed --load, each op
     of the installed DeepSpeed is imported too.
 
-    Example: dsdoctor verify --installed --load
+    Example: dsdoctor wheel verify --installed --load
     """
     if (wheel is None) == (not installed):
-        raise UsageError("name a wheel, or say --installed", hint="dsdoctor verify dist/deepspeed-....whl")
+        raise UsageError("name a wheel, or say --installed", hint="dsdoctor wheel verify dist/deepspeed-....whl")
     done = _verified(wheel, machine, python, load=load)
     fits = _fits(done, "this machine" if machine is None else machine.stem, load=load)
     shown = list(screen_lines(done.findings, shows_all="" if verbose else "-v"))
     lines = [*built_lines(done.built), "", *shown, *([""] if shown else []), *fits, *_next(done, wheel)]
-    print_result("verify", as_json, lines, done.findings, built=done.built, machine=done.machine)
+    print_result("wheel verify", as_json, lines, done.findings, built=done.built, machine=done.machine)
     return FOUND if has_error(done.findings) else OK
 
 

@@ -1,31 +1,17 @@
-"""index: the commands that manage a package index of wheels. Nothing of a wheel is run."""
+"""The command that lists wheels in a package index: wheel index. Nothing of a wheel is run."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
-
-from cyclopts import App
 
 from dsdoctor.builder.make.make_wheel import prepare_out
 from dsdoctor.builder.wheel.index import PROJECT, list_wheels, publish, wheels_of
 from dsdoctor.builder.wheel.read import hex_of
 from dsdoctor.cli.ending import OK, print_result
 from dsdoctor.cli.options import Json
-from dsdoctor.cli.statuses import OF_GROUP, statuses_line, statuses_of
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.options import argument
 
-app = App(
-    name="index",
-    version_flags=[],
-    help_epilogue=OF_GROUP,
-    help="""Manage a package index of DeepSpeed wheels: static files for any web server or file://.
-
-    build-wheel --index DIR lists each wheel that it builds. Parallel jobs build into separate folders, and one job merges them:
-
-    dsdoctor index merge public dist-0 dist-1 dist-2
-    """,
-)
 Index = Annotated[Path, argument(help="Folder of the index; created if missing.")]
 
 
@@ -62,20 +48,20 @@ def _same(first: Path, second: Path) -> None:
         )
 
 
-def merge_command(
+def index_command(
     index: Index,
     /,
     *folders: Annotated[Path, argument(help="Folders of wheels, or other indexes.")],
     as_json: Json = False,
 ) -> int:
-    """Merge the wheels of many builds, with their manifests, into one index. Different wheels with the same name are an error.
+    """Merge the wheels of many builds, with their manifests, into a package index.
 
-    Example: dsdoctor index merge public wheels/a wheels/b
+    The index is static files for any web server or file://. Different wheels with the same name are an error.
+    build-wheel --index DIR lists each wheel that it builds. Parallel jobs build into separate folders, and one job merges them.
+
+    Example: dsdoctor wheel index public wheels/a wheels/b
     """
     made = merge(index.absolute(), [folder.absolute() for folder in folders])
     lines = [f"✓ {path.name}" for path in made] + [f"{len(made)} new in {index}"]
-    print_result("index merge", as_json, lines, (), index=str(index), wheels=[str(path) for path in made])
+    print_result("wheel index", as_json, lines, (), index=str(index), wheels=[str(path) for path in made])
     return OK
-
-
-app.command(merge_command, name="merge", help_epilogue=statuses_line(statuses_of("index merge")))

@@ -31,7 +31,7 @@ def pick_command(
     glibc, and linked libraries. From an index, wheels whose names show another Python or torch are not fetched. Nothing in a
     wheel is run.
 
-    Example: dsdoctor pick /srv/wheels --op fused_adam
+    Example: dsdoctor wheel pick /srv/wheels --op fused_adam
     """
     ops = tuple(name.strip() for name in op.split(",") if name.strip())
     found = pick(python, machine, place, ops, say=partial(show_talk, Stream(stderr=True)))
@@ -41,5 +41,5 @@ def pick_command(
     install = step("{python} -m pip install {wheel}", python=interpreter, wheel=bound).line if best else None
     findings = () if best else tuple(finding for candidate in found for finding in candidate.findings)
     lines = candidate_lines([(candidate.wheel, candidate.fits, candidate.findings) for candidate in found], install)
-    print_result("pick", as_json, lines, findings, wheel=best.wheel if best else None, wheels=found)
+    print_result("wheel pick", as_json, lines, findings, wheel=best.wheel if best else None, wheels=found)
     return OK if best else FOUND
