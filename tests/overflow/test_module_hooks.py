@@ -5,16 +5,21 @@ import re
 import subprocess
 import sys
 import weakref
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from dsdoctor.overflow.frames.frame import CallPhase, Frame, Other, TensorStats
-from dsdoctor.overflow.hooks.module_hooks import BatchRecord, Hooks, Position
+from dsdoctor.overflow.hooks.module_hooks import BatchRecord, Hooks, Position, outside_modes
+from dsdoctor.overflow.replay.replay import BatchRecorder
+from tests.overflow.engine import Engine
 
 
 def frames_of(model: nn.Module, *args: Any, backward: bool = False, **kwargs: Any) -> list[Frame]:
@@ -343,3 +348,54 @@ def test_a_module_that_is_traced_holds_no_operation_of_ours() -> None:
     graphs = [re.sub(r"___torch_mangle_\d+\.", "", str(graph)) for graph in (plain, traced.graph)]
     assert graphs[0] == graphs[1]
     assert len(records) <= 1, "what torch runs to check the trace"
+
+
+class CountsFunctions(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[str] = Counter()
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen[str(function)] += 1
+        return function(*args, **(kwargs or {}))
+
+
+class CountsOperations(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen[str(function)] += 1
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [CountsFunctions, CountsOperations])
+def test_a_mode_of_the_script_sees_the_same_calls_with_hooks_as_without(mode: Any) -> None:
+    def counted() -> Counter[str]:
+        model.zero_grad()
+        with mode() as here, torch.autograd.set_multithreading_enabled(False):
+            model(torch.ones(2, 4)).sum().backward()
+        return here.seen  # type: ignore[no-any-return]
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 4))
+    without = counted()
+    engine = Engine(model)
+    recorder = BatchRecorder(engine)
+    hooks = Hooks(model, on_record=lambda record: record.settle(), gradients=True)
+
+    assert counted() == without
+
+    assert len(recorder.batches) == 1
+    hooks.detach()
+
+
+def test_outside_of_modes_the_default_device_stays_and_the_modes_come_back_in_their_order() -> None:
+    one, two = CountsFunctions(), CountsFunctions()
+    operations = CountsOperations()
+    with torch.device("meta"), one, operations, two:
+        with outside_modes():
+            assert torch.ones(1).is_meta
+        assert _get_current_function_mode_stack()[-2:] == [one, two]
+        assert torch.utils._python_dispatch._get_current_dispatch_mode() is operations
+    assert not any("ones" in name for each in (one, two, operations) for name in each.seen)

@@ -5,6 +5,7 @@ operator that is part of the graph measures, without a break: less is known then
 measured.
 """
 
+import contextlib
 import functools
 import sys
 import weakref
@@ -16,6 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
+from torch.overrides import _pop_mode, _push_mode
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.hooks import RemovableHandle
 
 from dsdoctor.overflow.frames.frame import FORMATS, CallPhase, Frame, Other, TensorStats
@@ -29,6 +33,8 @@ _CODES = {getattr(torch, name): number for number, name in enumerate(KINDS, star
 _INPUT = tuple(f"input[{place}]" for place in range(64))
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 """The number of the backward that runs now, or -1. A forward inside a backward recomputes activations (checkpointing)."""
+_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 _tracing: Callable[[], object] = torch._C._get_tracing_state
 _is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
 
@@ -188,6 +194,34 @@ _REGISTER_FAKE = getattr(torch.library, "register_fake", None) or torch.library.
 _REGISTER_FAKE("dsdoctor::note_kind", _note_nothing, lib=_LIBRARY)
 
 
+@contextlib.contextmanager
+def outside_modes() -> Iterator[None]:
+    """Without the script's TorchDispatchModes and TorchFunctionModes: what is done inside is not counted or changed by them.
+
+    The default device, which is such a mode, stays: a module that is replayed makes its tensors there.
+    """
+    if not (_dispatch_modes() or _function_modes()):
+        yield
+        return
+    functions = [_pop_mode() for _ in range(_function_modes())][::-1]
+    devices = [mode for mode in functions if isinstance(mode, DeviceContext)]
+    try:
+        with _disable_current_modes():
+            _push_modes(devices)
+            try:
+                yield
+            finally:
+                for _ in devices:
+                    _pop_mode()
+    finally:
+        _push_modes(functions)
+
+
+def _push_modes(modes: list[Any]) -> None:
+    for mode in modes:
+        _push_mode(mode)
+
+
 class Hook:
     """Calls ``function``. A copy of it, or one that was pickled, calls nothing: copies of a model are not watched."""
 
@@ -197,7 +231,11 @@ class Hook:
         self.function = function
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        self.function(*args, **kwargs)
+        if torch.compiler.is_compiling() or not (_dispatch_modes() or _function_modes()):
+            self.function(*args, **kwargs)
+        else:
+            with outside_modes():
+                self.function(*args, **kwargs)
 
     def __deepcopy__(self, memo: Any) -> "Hook":
         return Hook(nothing)
@@ -495,4 +533,4 @@ class Hooks:
                 what = readings.look(gradient)
                 record.calls.append(ModuleCall(index, 0, [(name, what)], CallPhase.BACKWARD, False, tuple(consumers)))
 
-        record.graded_handles.append(tensor.register_hook(seen))
+        record.graded_handles.append(tensor.register_hook(Hook(seen)))

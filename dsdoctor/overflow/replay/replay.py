@@ -215,7 +215,7 @@ class BatchRecorder:
             node = tensor.grad_fn
             if node is not None:
                 # on the node, not on the tensor: after whatever hooks DeepSpeed puts on the tensor to scale gradients
-                node.register_prehook(self._keeper(self.batches[-1], number, tensor.output_nr))
+                node.register_prehook(Hook(self._keeper(self.batches[-1], number, tensor.output_nr)))
 
     def _keeper(self, batch: MicroBatch, number: int, position: int) -> Callable[[tuple[Any, ...]], None]:
         def keep(arrived: tuple[Any, ...]) -> None:

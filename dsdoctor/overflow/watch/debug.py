@@ -4,6 +4,7 @@ A gradient that only a loss scale makes too large is normal; where that cannot b
 """
 
 from collections import deque
+from functools import partial
 from typing import Any
 
 import torch
@@ -227,10 +228,12 @@ class DebugUnderflowOverflow:
                 self._stop(ranks.gather(self._rank_report(record, found)))
             if self._gradients:
                 began = gradient.detach()
-                torch.autograd.Variable._execution_engine.queue_callback(lambda: self._judge_gradients(record, began))
+                torch.autograd.Variable._execution_engine.queue_callback(
+                    partial(Hook(self._judge_gradients), record, began)
+                )
 
         for head in heads:
-            head.register_hook(agree)
+            head.register_hook(Hook(agree))
 
     def _judge_gradients(self, record: BatchRecord, began: Tensor) -> None:
         """The backward has ended. ``began``: the gradient of the model's output, which is the loss scale if that is a loss."""

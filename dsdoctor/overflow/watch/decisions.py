@@ -18,7 +18,7 @@ from dsdoctor.overflow.frames.first_bad import BadKind, Flushed, Origin, RankRep
 from dsdoctor.overflow.frames.frame import Frame
 from dsdoctor.overflow.hooks import engine as deepspeed_engine
 from dsdoctor.overflow.hooks import ranks
-from dsdoctor.overflow.hooks.module_hooks import BatchRecord, Hooks
+from dsdoctor.overflow.hooks.module_hooks import BatchRecord, Hook, Hooks
 from dsdoctor.overflow.hooks.options import Options
 from dsdoctor.overflow.measure.readings import Meters
 from dsdoctor.overflow.replay.investigate import (
@@ -158,7 +158,7 @@ class Decisions:
             def keep(gradient: Tensor) -> None:
                 self._loss_gradient = gradient.detach()
 
-            loss.register_hook(keep)
+            loss.register_hook(Hook(keep))
 
     def _look_at_loss(self, loss: Tensor) -> None:
         """A bad loss whose graph is whole, and whose script's variables are those of this micro-batch."""

@@ -31,7 +31,7 @@ from dsdoctor.overflow.frames import frame as guide_format
 from dsdoctor.overflow.frames.frame import Header, StepEnd
 from dsdoctor.overflow.hooks import engine as deepspeed_engine
 from dsdoctor.overflow.hooks import ranks
-from dsdoctor.overflow.hooks.module_hooks import BatchRecord, Hook, Hooks, Position
+from dsdoctor.overflow.hooks.module_hooks import BatchRecord, Hook, Hooks, Position, outside_modes
 from dsdoctor.overflow.hooks.options import Options
 from dsdoctor.overflow.measure.measure import backend_of, why_no_kernel
 from dsdoctor.overflow.replay.replay import BatchRecorder
@@ -204,7 +204,7 @@ class Watch:
         self._adapter = deepspeed_engine.EngineAdapter(
             engine,
             on_decision=self._guarded(self._on_decision),
-            on_step=self._on_step,
+            on_step=Hook(self._on_step),
             on_backward=self._guarded(self._decisions.on_loss),
             on_load=self._guarded(self._on_load),
         )
@@ -336,7 +336,8 @@ class Watch:
         @functools.wraps(look)
         def guarded(*args: Any) -> None:
             try:
-                look(*args)
+                with outside_modes():
+                    look(*args)
             except (ranks.OverflowDetected, UsageError):
                 raise
             except Exception:

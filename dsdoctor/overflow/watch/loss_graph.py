@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dsdoctor.overflow.frames.first_bad import Cure, Origin
 from dsdoctor.overflow.frames.frame import TensorStats
+from dsdoctor.overflow.hooks.module_hooks import Hook
 from dsdoctor.overflow.measure.readings import leaves, stats_of_tensor
 from dsdoctor.overflow.replay.operations import made_at
 from dsdoctor.overflow.replay.provenance import OverflowCause, cause_of
@@ -388,7 +389,7 @@ class LossBackward:
     def begin(self, loss: Tensor) -> None:
         """The loss is known, and its backward is about to begin."""
         for node in self._between(loss.grad_fn):
-            self._handles.append(node.register_hook(self._reader(node)))
+            self._handles.append(node.register_hook(Hook(self._reader(node))))
 
     def forget(self) -> None:
         """The step is over."""
