@@ -304,6 +304,7 @@ def test_lint_names_the_tools_that_are_not_there_and_the_way_to_them(tmp_path):
     assert '$ python -m pip install -e ".[ci]"' in told.stderr
 
 
+@pytest.mark.slow
 def test_wheels_of_another_python_are_skipped_and_that_is_no_success(tmp_path):
     wheel = tmp_path / "deepspeed-1-cp399-cp399-linux_x86_64.whl"
     wheel.write_bytes(b"")

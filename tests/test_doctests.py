@@ -4,6 +4,8 @@ import doctest
 import importlib
 from pathlib import Path
 
+import pytest
+
 import dsdoctor
 from tests.each import each
 
@@ -16,6 +18,7 @@ NAMES = [
 
 
 @each("name", NAMES)
+@pytest.mark.slow
 def test_examples(name: str) -> None:
     runner = doctest.DocTestRunner(optionflags=doctest.IGNORE_EXCEPTION_DETAIL)
     for found in doctest.DocTestFinder().find(importlib.import_module(name)):

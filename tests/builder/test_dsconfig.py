@@ -265,6 +265,7 @@ def test_a_number_that_is_too_large_is_one_error(text: str, tmp_path: Path) -> N
         read_config(tmp_path / "ds.json")
 
 
+@pytest.mark.slow
 def test_very_many_keys_are_read_at_once(tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text("{" + ",".join(f'"{number}": 1' for number in range(60_000)) + "}")
 

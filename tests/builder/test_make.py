@@ -128,6 +128,7 @@ def run(
     return make(host or LocalHost(), made, source, HERE, workdir, say=lambda _: None, watch=watch)
 
 
+@pytest.mark.slow
 def test_a_wheel_with_every_op_and_its_manifest(built: Built) -> None:
     result, manifest = built.result, built.manifest
 

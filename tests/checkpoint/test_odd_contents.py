@@ -151,7 +151,7 @@ def fuzz_checkpoint(choice: random.Random, folder: Path) -> int:
 
 
 @pytest.mark.parametrize(
-    "count", [pytest.param(60, id="some"), pytest.param(5_000, id="many", marks=pytest.mark.exhaustive)]
+    "count", [pytest.param(40, id="some"), pytest.param(5_000, id="many", marks=pytest.mark.exhaustive)]
 )
 def test_odd_contents_end_in_findings(count: int, tmp_path: Path) -> None:
     choice = random.Random(count)

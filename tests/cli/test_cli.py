@@ -542,6 +542,7 @@ def test_architectures_that_are_none_are_refused_whatever_torch_is_there(
         ("install",),
     ],
 )
+@pytest.mark.slow
 def test_a_file_where_a_folder_is_to_be_made_is_refused_before_anything_is_done(
     command: tuple[str, ...], tmp_path: Path
 ) -> None:

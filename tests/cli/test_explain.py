@@ -16,6 +16,7 @@ from tests.each import each
 
 
 @each("rule", rule_ids())
+@pytest.mark.slow
 def test_a_page_says_what_it_means_why_it_matters_how_to_fix_it_and_since_when(rule: str) -> None:
     found = list(pages(rule))
 

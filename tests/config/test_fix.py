@@ -96,6 +96,7 @@ def test_a_key_under_nearly_its_own_name_keeps_its_value_and_most_get_their_name
 
 
 @each("value", UNKNOWN)
+@pytest.mark.slow
 def test_a_key_that_nobody_knows_is_never_removed_with_its_value(value: Any) -> None:
     for section in [one for one in recorded().sections if one.model]:
         path = (*section.path, "quite_another_thing")

@@ -46,6 +46,7 @@ def test_no_id_is_used_twice() -> None:
     assert sum(len(topic["rule"]) for topic in TOPICS.values()) == len(RULES)
 
 
+@pytest.mark.slow
 def test_a_wording_matches_its_own_sample_and_no_other_rule_does(scans: list[tuple[Rule, Signature, Scan]]) -> None:
     for rule, signature, read in scans:
         hits = read.hits.values()
@@ -74,6 +75,7 @@ def test_a_rule_has_a_manual_page_and_refers_to_rules_that_are() -> None:
         assert set(RULES[rule].explained_by) <= set(RULES), rule
 
 
+@pytest.mark.slow
 def test_a_cause_is_diagnosed_from_its_sample_alone(scans: list[tuple[Rule, Signature, Scan]]) -> None:
     for rule, signature, read in scans:
         if signature.tier <= Tier.GENERIC:

@@ -1,5 +1,7 @@
 """Stories of whole logs: what comes first, what is harmless, what only repeats, and what to do."""
 
+import pytest
+
 from dsdoctor.core.finding import Severity, has_error
 from dsdoctor.diagnosis.models import Diagnosis, LogOutcome
 from tests.diagnosis.reading import diagnose
@@ -255,6 +257,7 @@ def test_what_a_log_says_is_quoted_in_commands(folder: str, command: str) -> Non
     assert command in finding.fix.commands
 
 
+@pytest.mark.slow
 def test_repeats_are_counted_and_reported_once() -> None:
     line = "RuntimeError: CUDA error: no kernel image is available for execution on the device"
 

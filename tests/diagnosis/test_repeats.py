@@ -1,5 +1,7 @@
 """Lines of one form that come thousands of times are not searched anew, and what differs among them is still found."""
 
+import pytest
+
 from dsdoctor.diagnosis.scan import SAME_EFFECT_TIMES, Effect, Repeats
 from tests.diagnosis.reading import diagnose
 
@@ -9,6 +11,7 @@ LONG = [
 ]
 
 
+@pytest.mark.slow
 def test_all_lines_of_a_form_are_counted_and_a_line_of_another_form_behind_them_is_read() -> None:
     last = "[rank7]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
     found = {finding.rule: finding for finding in diagnose([*LONG, last]).findings}

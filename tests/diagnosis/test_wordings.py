@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from dsdoctor.core.finding import Severity
 from tests.diagnosis.reading import diagnose
 from tests.each import each
@@ -17,6 +19,7 @@ def first(log: list[str]) -> str | None:
 
 
 @each("rule", sorted({rule for rule, _ in CASES}))
+@pytest.mark.slow
 def test_the_cause_comes_first(rule: str) -> None:
     logs = [log for name, log in CASES if name == rule]
 

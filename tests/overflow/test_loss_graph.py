@@ -57,6 +57,7 @@ PROVEN = [case for case in itertools.product(MADE, ON_THE_WAY, DTYPES) if case[:
 
 @pytest.mark.filterwarnings("ignore:std")
 @each("name, way, dtype", PROVEN)
+@pytest.mark.slow
 def test_the_operation_is_named_with_why(name: str, way: str, dtype: torch.dtype) -> None:
     make, how = MADE[name]
 

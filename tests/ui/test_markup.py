@@ -145,6 +145,7 @@ def test_markup_in_each_text_of_a_page_stays_text(name: str) -> None:
 
 
 @each("name", ["hang", "comm-missing-rank"])
+@pytest.mark.slow
 def test_markup_in_what_a_page_is_made_of_stays_text(name: str) -> None:
     check(sources()[name])
 
