@@ -5,7 +5,7 @@
 function __fish_dsdoctor_using_command
     set -l cmd (commandline -opc)
     set -l subcommands
-    set -l options_with_values '--accelerate --accelerator --arch --backend --batch --batch-a --batch-b --config --cpu --cuda --deadline --dtype --exclude --fix --for --gpus --headroom --hf --host-memory --hostfile --html --include --index --index-url --jobs --largest-file --last --load --local-rank --local-version --local_rank --machine --margin --max-size --merge --merge-dtype --model --module --node --nproc --older-than --op --ops --out --parallel --phase --pid --pipeline --port --python --rank --rank-a --rank-b --ranks-here --read --sequence --shell --source --ssh-option --stage --tag --target --tensor-parallel --timeout --title --tolerance --toolkit --torch --torch-index --universal --world -o -p'
+    set -l options_with_values '--accelerate --accelerator --arch --backend --batch --batch-a --batch-b --config --cpu --cuda --deadline --dtype --exclude --fix --for --gpus --headroom --hf --host-memory --hostfile --html --include --index --index-url --jobs --largest-file --last --load --local-rank --local-version --local_rank --machine --margin --max-size --merge --merge-dtype --model --module --node --nproc --older-than --op --ops --out --parallel --phase --pid --pipeline --port --python --rank --rank-a --rank-b --ranks-here --read --schema --sequence --shell --source --ssh-option --stage --tag --target --tensor-parallel --timeout --title --tolerance --toolkit --torch --torch-index --universal --world -o -p'
     set -l all_commands 'build-wheel cache check checkpoint comm compare config diagnose env explain hang index install look ls machine mcp memory pick plot prune record run show toolkit trace verify wheel'
     set -l skip_next 0
     # Extract command words (only real subcommand names) from command line
@@ -45,7 +45,7 @@ end
 function __fish_dsdoctor_positional_index
     set -l cmd (commandline -opc)
     set -l path_len $argv[1]
-    set -l options_with_values '--accelerate --accelerator --arch --backend --batch --batch-a --batch-b --config --cpu --cuda --deadline --dtype --exclude --fix --for --gpus --headroom --hf --host-memory --hostfile --html --include --index --index-url --jobs --largest-file --last --load --local-rank --local-version --local_rank --machine --margin --max-size --merge --merge-dtype --model --module --node --nproc --older-than --op --ops --out --parallel --phase --pid --pipeline --port --python --rank --rank-a --rank-b --ranks-here --read --sequence --shell --source --ssh-option --stage --tag --target --tensor-parallel --timeout --title --tolerance --toolkit --torch --torch-index --universal --world -o -p'
+    set -l options_with_values '--accelerate --accelerator --arch --backend --batch --batch-a --batch-b --config --cpu --cuda --deadline --dtype --exclude --fix --for --gpus --headroom --hf --host-memory --hostfile --html --include --index --index-url --jobs --largest-file --last --load --local-rank --local-version --local_rank --machine --margin --max-size --merge --merge-dtype --model --module --node --nproc --older-than --op --ops --out --parallel --phase --pid --pipeline --port --python --rank --rank-a --rank-b --ranks-here --read --schema --sequence --shell --source --ssh-option --stage --tag --target --tensor-parallel --timeout --title --tolerance --toolkit --torch --torch-index --universal --world -o -p'
     set -l skip_next 0
     set -l consumed_path 0
     set -l count 0
@@ -249,6 +249,7 @@ complete -c dsdoctor -n '__fish_dsdoctor_using_command config' -l gpus -r -d 'Th
 complete -c dsdoctor -n '__fish_dsdoctor_using_command config' -l machine -r -F -d 'The machine in this snapshot (dsdoctor machine record) instead of this one.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command config' -l fix -r -F -d 'Write the corrected configuration here, comments kept. The file itself is not c…'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command config' -l source -r -d 'Ask this DeepSpeed instead of the installed one. It needs the environment'\''s tor…'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command config' -l schema -r -d 'Print the JSON schema of ds_config.json, for editors, and check nothing. Also w…'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command config' -l python -r -d 'Python of the target environment. Default: this one.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command config' -l verbose -d 'Show everything, including what is fine.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command config' -s v -d 'Show everything, including what is fine.'

@@ -1,4 +1,8 @@
-"""An mkdocs hook: a page for each rule at rules/ID/, the list of all, and the whole book for other programs at rules/rules.json."""
+"""An mkdocs hook: a page for each rule at rules/ID/, the list of all, and the whole book for other programs at rules/rules.json.
+
+Beside them the JSON schemas of ds_config.json for editors: schemas/ds_config-VERSION.json for each release, schemas/ds_config.json
+for the newest.
+"""
 
 import json
 import os
@@ -8,6 +12,8 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 from dsdoctor.cli.explain import pages
+from dsdoctor.config.releases import recorded, versions
+from dsdoctor.config.schema import json_schema
 from dsdoctor.core.release import ADDRESS
 from dsdoctor.core.text import ManualPage
 from dsdoctor.diagnosis.catalogue import RULES
@@ -28,7 +34,17 @@ def on_files(files: Files, *, config: Any) -> Files:
     for rule in rule_ids():
         files.append(File.generated(config, f"rules/{rule}.md", content="\n".join(_page(rule))))
     files.append(File.generated(config, "rules/rules.json", content=json.dumps(_book(), ensure_ascii=False, indent=1)))
+    for version, schema in _schemas():
+        name = f"schemas/ds_config{version}.json"
+        files.append(File.generated(config, name, content=json.dumps(schema, separators=(",", ":"))))
     return files
+
+
+def _schemas() -> Iterator[tuple[str, dict[str, Any]]]:
+    """The schema of each release that is known, and of the newest under a name that stays."""
+    for version in versions():
+        yield f"-{version}", json_schema(recorded(version))
+    yield "", json_schema(recorded(versions()[0]))
 
 
 def _book() -> dict[str, Any]:

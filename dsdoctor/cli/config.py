@@ -1,5 +1,6 @@
 """The command that judges a DeepSpeed configuration: config."""
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +11,17 @@ from cyclopts.validators import Number
 
 from dsdoctor.cli.ending import FOUND, OK, print_result
 from dsdoctor.cli.options import Json, Verbose
-from dsdoctor.config.check import ConfigOrder, config_lines, fix_config, fixed_lines, judge_config, parse_gpus
+from dsdoctor.config.check import (
+    ConfigOrder,
+    config_lines,
+    config_schema,
+    fix_config,
+    fixed_lines,
+    judge_config,
+    parse_gpus,
+)
 from dsdoctor.config.judge import corrections_of
+from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import has_error
 from dsdoctor.core.options import OUTPUT, TARGET, argument, option
 from dsdoctor.core.requests import MachineFile, PythonPath
@@ -19,7 +29,8 @@ from dsdoctor.core.requests import MachineFile, PythonPath
 BESIDE = Group("The rest of the setup", sort_key=1)
 
 File = Annotated[
-    str, argument(help="ds_config.json (JSON or Hjson), or its text in base64, as --deepspeed_config takes it.")
+    str | None,
+    argument(help="ds_config.json (JSON or Hjson), or its text in base64, as --deepspeed_config takes it."),
 ]
 Arguments = Annotated[
     Path | None,
@@ -72,9 +83,17 @@ FixOut = Annotated[
     ),
 ]  # fmt: skip
 
+Schema = Annotated[
+    bool,
+    option(
+        name="--schema", negative="", group=OUTPUT,
+        help="Print the JSON schema of ds_config.json, for editors, and check nothing. Also without DeepSpeed.",
+    ),
+]  # fmt: skip
+
 
 def config_command(
-    file: File,
+    file: File = None,
     /,
     *,
     hf: Arguments = None,
@@ -85,6 +104,7 @@ def config_command(
     machine: MachineFile = None,
     fix: FixOut = None,
     source: Source = None,
+    schema: Schema = False,
     python: PythonPath = sys.executable,
     verbose: Verbose = False,
     as_json: Json = False,
@@ -97,6 +117,11 @@ def config_command(
 
     Example: dsdoctor config ds_config.json --hf training_args.json --world 8
     """
+    if schema:
+        sys.stdout.write(json.dumps(config_schema(ConfigOrder(file="", python=python, source=source)), indent=2) + "\n")
+        return OK
+    if file is None:
+        raise UsageError("no configuration is named", hint="dsdoctor config ds_config.json")
     order = ConfigOrder(file=file, python=python, arguments=hf, accelerate=accelerate, model=model, machine=machine)
     counted = parse_gpus(gpus) if gpus is not None else None
     order = replace(order, world=world, ranks=None if world else counted, source=source)

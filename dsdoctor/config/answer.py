@@ -182,6 +182,7 @@ class Asked:
 
     ``removed``: keys that this version refuses, with its words. ``stages``: where a field of zero_optimization is read.
     ``not_tried``: why no engine could be made of it here, where that is not for the configuration.
+    ``recorded``: no DeepSpeed was asked, the answer is what this release is known to read.
     """
 
     version: str
@@ -202,6 +203,7 @@ class Asked:
     not_filled: str = ""
     not_asked: str = ""
     not_tried: str = ""
+    recorded: bool = False
 
     def section(self, path: KeyPath) -> Section | None:
         """The section at a path; None where DeepSpeed has none."""

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from dsdoctor.builder.plan.choices import accelerator_of
 from dsdoctor.builder.source.fetch import lay_out
@@ -15,6 +16,8 @@ from dsdoctor.config.huggingface import filled_lines
 from dsdoctor.config.judge import ConfigJudged, Fixed, corrections_of, judge
 from dsdoctor.config.keys import stages_written
 from dsdoctor.config.other_file import refuse_other
+from dsdoctor.config.releases import recorded, versions
+from dsdoctor.config.schema import json_schema
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
 from dsdoctor.core.files import check_target, refuse_large, write_text
 from dsdoctor.core.finding import Finding, Severity, Step, has_error, step
@@ -53,6 +56,11 @@ def judge_config(order: ConfigOrder) -> ConfigJudged:
     found = _read(order.file)
     _check_files(order)
     return _judge(order, found, observe(order.python, order.machine, whole=False))
+
+
+def config_schema(order: ConfigOrder) -> dict[str, Any]:
+    """The JSON schema of ds_config.json: of the DeepSpeed that is installed, of ``source``, else of the newest known release."""
+    return json_schema(_ask(order, None, observe(order.python, None, whole=False)))
 
 
 def fix_config(order: ConfigOrder, out: Path) -> Fixed:
@@ -134,6 +142,8 @@ def verdict_line(judged: ConfigJudged) -> str:
     if errors:
         return f"✗ {errors} error{'s' if errors > 1 else ''}: {by} will not honor {judged.read.name}"
     facts = judged.asked.facts
+    if judged.asked.recorded:
+        return f"! no error in {judged.read.name} by the keys and types of {by}, which is not installed"
     if facts is None or any(finding.rule == "config-not-judged" for finding in judged.findings):
         return f"! {by} could not check all of {judged.read.name}"
     precision = "fp16" if facts.fp16 else "bf16" if facts.bf16 else "fp32"
@@ -170,7 +180,7 @@ def _read(file: str) -> ReadConfig:
 def _judge(order: ConfigOrder, found: ReadConfig, observation: Observation) -> ConfigJudged:
     if order.arguments or order.accelerate:
         found = replace(found, config=found.by_json())
-    asked = _ask(order, found, observation)
+    asked = _ask(order, found.config, observation)
     context = ConfigContext(
         config=found.config,
         asked=asked,
@@ -202,13 +212,15 @@ def _check_files(order: ConfigOrder) -> None:
         refuse_large(order.model, f"--model {order.model}")
 
 
-def _ask(order: ConfigOrder, found: ReadConfig, observation: Observation) -> Asked:
+def _ask(order: ConfigOrder, config: dict[str, Any] | None, observation: Observation) -> Asked:
+    if observation.is_here and observation.machine.torch is None and _is_known(order):
+        return recorded(order.source or versions()[0], config, order.world)
     host = LocalHost()
     python = (
         observation.machine.python.executable if observation.is_here and observation.machine.python else order.python
     )
     request = Request(
-        config=found.config,
+        config=config,
         world=order.world,
         ranks=order.ranks,
         arguments=_name(order.arguments),
@@ -217,18 +229,20 @@ def _ask(order: ConfigOrder, found: ReadConfig, observation: Observation) -> Ask
     )
     accelerator = accelerator_of(observation.machine, BuildRequest())
     if order.source is None:
-        return _answered(ask(host, python, request, accelerator=accelerator), order)
+        return _answered(ask(host, python, request, accelerator=accelerator), order, config)
     with workspace(private_folder(cache_folder(host))) as place:
         laid = lay_out(host, order.source, place / "source", cache=cache_folder(host), python=python, offline=False)
         request = replace(request, source=str(laid.folder))
-        return _answered(ask(host, python, request, accelerator=accelerator), order)
+        return _answered(ask(host, python, request, accelerator=accelerator), order, config)
 
 
-def _answered(answer: Asked | Gap, order: ConfigOrder) -> Asked:
+def _answered(answer: Asked | Gap, order: ConfigOrder, config: dict[str, Any] | None) -> Asked:
     if not isinstance(answer, Gap):
         return answer
     missing = re.search(r"No module named '(\w+)", answer.reason)
     name = missing[1] if missing else ""
+    if name in {"deepspeed", "torch"} and _is_known(order):
+        return recorded(order.source or versions()[0], config, order.world)
     if name == "deepspeed":
         message = f"no DeepSpeed is installed for {order.python}"
         hint = "run dsdoctor install, or use another one with --source 0.19.8"
@@ -236,6 +250,11 @@ def _answered(answer: Asked | Gap, order: ConfigOrder) -> Asked:
         message = f"DeepSpeed could not be queried: {answer.reason}"
         hint = "dsdoctor check shows why"
     raise ImpossiblePlan(message, hint=hint)
+
+
+def _is_known(order: ConfigOrder) -> bool:
+    """Whether the package's own table answers: a release that it has, and nothing that only transformers or accelerate fill in."""
+    return (order.source is None or order.source in versions()) and not (order.arguments or order.accelerate)
 
 
 def _name(path: Path | None) -> str:

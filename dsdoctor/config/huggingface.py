@@ -76,6 +76,10 @@ def not_filled(context: ConfigContext) -> Iterator[Verdict]:
 
 def not_asked(context: ConfigContext) -> Iterator[Verdict]:
     """What could not be judged for another reason."""
+    if context.asked.recorded:
+        version = context.asked.version
+        yield Verdict(finding=book.finding("config-not-judged", Severity.NOTE, case="recorded", version=version))
+        return
     made = {"optimizer": context.asked.optimizer, "scheduler": context.asked.scheduler}
     reasons = [f"{name} {each.name}: {each.not_asked}" for name, each in made.items() if each and each.not_asked]
     if context.asked.not_asked:
