@@ -219,6 +219,15 @@ def _remedy_of(view: RankView) -> str:
     return remedy_name(kind)
 
 
+CANNOT_END = {"thread-died", "no-thread-left", "forked-lock"}
+"""Remedies of waits for a thread that is not there any more."""
+
+
+def can_end(view: RankView) -> bool:
+    """Whether what a rank waits for may still come, as far as seen: a sleep, a server, a disk, not a thread that has died."""
+    return _remedy_of(view) not in CANNOT_END
+
+
 def remedy_name(kind: Activity | None) -> str:
     """What the book calls the remedy of an activity; several may have one.
 

@@ -37,6 +37,7 @@ PLAIN, TRAINER = str(HERE / "plain.py"), str(HERE / "trainer.py")
 OPTIONS = ("--hang-after", "4", "--on-hang", "stop")
 OURS = ("-m", "dsdoctor.run", *OPTIONS)
 VERDICT = re.compile(r"dsdoctor: ✗ (.*)  \[(hang-[a-z-]+)\]")
+LATENESS = re.compile(r"dsdoctor: ! (.*)  \[hang-[a-z-]+\]")
 LATE = "torchrun, and a rank that does not join"
 LATE_AGAIN, LATE_WORDS = "a late rank", ("--slow", "1", "--seconds", "0.1", "--steps", "300")
 IN_CODE = "a script that asks itself"
@@ -153,6 +154,10 @@ def test_the_rank_that_does_not_come_is_named_under_every_launcher(ended: dict[s
         assert [rule for _, rule in verdicts] == [rule], f"{name}\n{said}"
         title = verdicts[0][0]
         assert title.startswith("rank 1 "), f"{name}: {title}"
+        # it might have come: that is said first, and ends nothing
+        (late,) = LATENESS.findall(said)
+        assert re.match(r"rank 1 \(.*\) is \d+ s late: ", late), f"{name}: {late}"
+        assert said.index(late) < said.index(title) < said.index("HangDetected")
         assert ("trainer.py" if "Trainer" in name else "plain.py") in title, f"{name}: {title}"
         assert status not in {0, None}, name
         assert "HangDetected" in said, name
@@ -256,7 +261,7 @@ def test_srun_on_two_nodes(tmp_path: Path) -> None:
     found = VERDICT.findall(done.stderr)
     assert [rule for _, rule in found] == ["hang-rank-behind"], done.stderr
     assert found[0][0].startswith("rank 1 (nodeb, ")
-    # the other node does not tell it again, and ends its rank alike
-    assert done.stderr.count("no progress for") == 1, done.stderr
+    # late first, then a hang; the other node does not tell it again, and ends its rank alike
+    assert done.stderr.count("no progress for") == 2, done.stderr
     assert done.stderr.count("HangDetected: ") == 2
     assert done.returncode == 1
