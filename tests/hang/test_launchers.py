@@ -141,7 +141,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]
             for number, (name, command) in enumerate(commands.items())
             if command
         }
-        said = {name: process.communicate(timeout=200)[1] for name, process in running.items()}
+        said = {name: process.communicate(timeout=300)[1] for name, process in running.items()}
         return {name: (process.returncode, said[name]) for name, process in running.items()}
 
 
@@ -154,8 +154,8 @@ def test_the_rank_that_does_not_come_is_named_under_every_launcher(ended: dict[s
         assert [rule for _, rule in verdicts] == [rule], f"{name}\n{said}"
         title = verdicts[0][0]
         assert title.startswith("rank 1 "), f"{name}: {title}"
-        # it might have come: that is said first, and ends nothing
-        ((late, _),) = LATENESS.findall(said)
+        # it might have come: that is said first, and ends nothing; on a full machine a start may be late, too
+        late = LATENESS.findall(said)[-1][0]
         assert re.match(r"rank 1 \(.*\) is \d+ s late: ", late), f"{name}: {late}"
         assert said.index(late) < said.index(title) < said.index("HangDetected")
         assert ("trainer.py" if "Trainer" in name else "plain.py") in title, f"{name}: {title}"
