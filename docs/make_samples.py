@@ -85,7 +85,7 @@ COMM = Sample(
 HANG = Sample(
     shown="torchrun --nproc_per_node 2 -m dsdoctor.run --hang-after 8 --on-hang stop train.py",
     argv=(*TORCHRUN, "-m", "dsdoctor.run", "--hang-after", "8", "--on-hang", "stop", str(SAMPLES / "train.py")),
-    keep=(r"dsdoctor: (no progress|✗)", r"dsdoctor:     (rank|no rank|Fix)"),
+    keep=(r"dsdoctor: (no progress|[!✗])", r"dsdoctor:     (rank|no rank|Fix)"),
     ranks=True,
 )
 TRAINER = "tests/launch/hf_trainer.py"
@@ -158,7 +158,7 @@ SAMPLES_BY_NAME: dict[str, Sample] = {
     "memory": MEMORY,
     "comm": COMM,
     "hang": HANG,
-    "hang-short": _short(HANG, r"dsdoctor: (no progress|✗)", r"dsdoctor:     (rank 1 is in|no rank)"),
+    "hang-short": _short(HANG, r"dsdoctor: (no progress|[!✗])", r"dsdoctor:     (rank 1 is in|no rank)"),
     "overflow": OVERFLOW,
     "trace-compare": COMPARE,
     "trace-headroom": HEADROOM,

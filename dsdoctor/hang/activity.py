@@ -199,7 +199,8 @@ def activity_of(view: RankView) -> StackActivity:
 
 def remediation(view: RankView) -> Fix:
     """What to do about a rank that others wait for."""
-    fix = book.remedy("hang", _remedy_of(view), pid=view.pid)
+    stopped = next((worker.stopped for worker in view.workers if worker.stopped), view.pid)
+    fix = book.remedy("hang", _remedy_of(view), pid=stopped)
     return replace(fix, text=f"on {view.host}: {fix.text}")
 
 
@@ -211,12 +212,23 @@ def _remedy_of(view: RankView) -> str:
             return "thread-died"
         if view.sample.all_threads and all(thread.main for thread in view.sample.threads) and seen.kind in THREADED:
             return "no-thread-left"
+    if any(worker.stopped for worker in view.workers):
+        return "stopped-worker"
     if any(worker.at_lock for worker in view.workers):
         return "forked-lock"
     kind = Activity.DATA if seen.waits_for_data and seen.kind is not Activity.DATABASE else seen.kind
     if kind is Activity.DATA and any(frame.file.endswith(FETCHER) for frame in acting_stack(view)):
         return "without-workers"
     return remedy_name(kind)
+
+
+CANNOT_END = {"thread-died", "no-thread-left", "stopped-worker", "forked-lock"}
+"""Remedies of waits for a thread that is not there any more, or for a process that does not run."""
+
+
+def can_end(view: RankView) -> bool:
+    """Whether what a rank waits for may still come, as far as seen: a sleep, a server, a disk, not a thread that has died."""
+    return _remedy_of(view) not in CANNOT_END
 
 
 def remedy_name(kind: Activity | None) -> str:

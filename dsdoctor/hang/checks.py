@@ -16,7 +16,6 @@ from dsdoctor.hang.incident_view import (
     IncidentView,
     is_terminated_on_request,
     polls_child,
-    severity_of,
     signal_of,
     wakes_again_and_again,
 )
@@ -136,7 +135,7 @@ def hang_disk_sleep(run: IncidentView) -> Iterator[Finding]:
     for view in run.sleeping:
         yield book.finding(
             "hang-disk-sleep",
-            severity_of(view),
+            run.severity_of(view),
             evidence=run.evidence([view.rank]),
             who=run.rank_label(view.rank),
             state=LETTERS["D"],
@@ -194,7 +193,7 @@ def hang_interpreter_held(run: IncidentView) -> Iterator[Finding]:
     for view in run.gil_blocked:
         yield book.finding(
             "hang-interpreter-held",
-            severity_of(view),
+            run.severity_of(view),
             evidence=run.evidence([view.rank]),
             who=run.rank_label(view.rank),
             seconds=f"{view.silent:.0f}",
@@ -304,13 +303,14 @@ def hang_not_started(run: IncidentView) -> Iterator[Finding]:
         fix = remediation(view)
         yield book.finding(
             "hang-not-started",
-            severity_of(view),
-            case="not-joined",
-            evidence=run.evidence([view.rank]),
+            run.severity_of(view),
+            case="late" if _is_late(run, view) else "not-joined",
+            evidence=(*run.evidence([view.rank]), *_lateness(run, view)),
             steps=fix.steps,
             who=run.rank_label(view.rank),
             again=" again" if view.sample and view.sample.initialized else "",
             where=run.where(view),
+            seconds=f"{run.incident.still:.0f}",
             waiting=f"{ranks_in_words(waiting)} {'waits' if len(waiting) == 1 else 'wait'}",
             advice=fix.text,
         )
@@ -318,7 +318,7 @@ def hang_not_started(run: IncidentView) -> Iterator[Finding]:
         yield book.finding(
             "hang-not-started",
             # a rank that starts others itself, as Lightning does, has them for children, which import torch
-            severity_of(*run.starting),
+            run.severity_of(*run.starting),
             case="" if len(run.unknown) == 1 else "ranks",
             evidence=run.evidence(waiting[:1]),
             ranks=ranks_in_words(run.unknown),
@@ -336,7 +336,7 @@ def _start_incomplete(run: IncidentView) -> Finding:
     again = any(view.sample and view.sample.initialized for view in run.starting)
     return book.finding(
         "hang-not-started",
-        severity_of(*run.starting),
+        run.severity_of(*run.starting),
         case="all-again" if again else "all",
         evidence=(
             *(f"{ranks_in_words(ranks)} at the store {address}" for address, ranks in addresses.items()),
@@ -396,6 +396,15 @@ def _steps_of(view: RankView, steps: tuple[Step, ...]) -> tuple[Step, ...]:
     return (CHILDREN.filled({"pid": str(view.pid)}),) if polls_child(view) else steps
 
 
+def _is_late(run: IncidentView, view: RankView) -> bool:
+    """Whether a rank that others wait for is still, and may come by itself."""
+    return run.is_late and not view.activity and run.severity_of(view) is Severity.WARNING
+
+
+def _lateness(run: IncidentView, view: RankView) -> tuple[str, ...]:
+    return run.lateness() if _is_late(run, view) else ()
+
+
 def hang_rank_behind(run: IncidentView) -> Iterator[Finding]:
     """A rank has called fewer collectives than the others, which wait for it."""
     told: set[int] = set(run.faulty_ranks)
@@ -406,15 +415,25 @@ def hang_rank_behind(run: IncidentView) -> Iterator[Finding]:
             fix = remediation(view)
             yield book.finding(
                 "hang-rank-behind",
-                severity_of(view),
-                case="working" if view.activity else "polls" if polls_child(view) else "" if view.sample else "silent",
+                run.severity_of(view),
+                case="working"
+                if view.activity
+                else "polls"
+                if polls_child(view)
+                else "silent"
+                if view.sample is None
+                else "late"
+                if _is_late(run, view)
+                else "",
                 evidence=(
                     f"rank {rank}: collective {behind.sequence} of {behind.ahead} in group {behind.group}",
                     *run.evidence([rank]),
+                    *_lateness(run, view),
                 ),
                 steps=_steps_of(view, fix.steps),
                 who=run.rank_label(rank),
                 where=run.where(view),
+                seconds=f"{run.incident.still:.0f}",
                 others=_while_others(run, view, behind.waiting),
                 advice=fix.text,
             )
@@ -431,15 +450,25 @@ def hang_rank_outside(run: IncidentView) -> Iterator[Finding]:
             fix = remediation(view)
             yield book.finding(
                 "hang-rank-outside",
-                severity_of(view),
-                case="working" if view.activity else "polls" if polls_child(view) else "" if view.sample else "silent",
+                run.severity_of(view),
+                case="working"
+                if view.activity
+                else "polls"
+                if polls_child(view)
+                else "silent"
+                if view.sample is None
+                else "late"
+                if _is_late(run, view)
+                else "",
                 evidence=(
                     *([f"rank {view.rank}: not in a collective"] if view.sample else []),
                     *run.evidence([view.rank]),
+                    *_lateness(run, view),
                 ),
                 steps=_steps_of(view, fix.steps),
                 who=run.rank_label(view.rank),
                 where=run.where(view),
+                seconds=f"{run.incident.still:.0f}",
                 others=_while_others(run, view, waiting),
                 advice=fix.text,
             )
@@ -457,7 +486,7 @@ def hang_transport(run: IncidentView) -> Iterator[Finding]:
         return
     yield book.finding(
         "hang-transport",
-        severity_of(*run.views.values()),
+        run.severity_of(*run.views.values()),
         evidence=(*run.incident.nccl, *run.evidence(waiting[:1])),
         count=len(waiting),
         collective=names.pop(),
@@ -479,7 +508,7 @@ def hang_all_outside(run: IncidentView) -> Iterator[Finding]:
     may_go_on = all(map(may_read, living)) or any(map(wakes_again_and_again, living))
     yield book.finding(
         "hang-all-outside",
-        Severity.WARNING if may_go_on else severity_of(*living),
+        Severity.WARNING if may_go_on else run.severity_of(*living),
         case="" if len(living) > 1 else "one",
         evidence=run.evidence([view.rank for view in living[:4]]),
         steps=fix.steps,
@@ -500,7 +529,7 @@ def hang_at_exit(run: IncidentView) -> Iterator[Finding]:
         yield book.finding(
             "hang-at-exit",
             # a script that goes on after its group may upload, merge or serve what it has trained: no rank waits for that
-            ERROR if over or activity_of(view).waits_for_thread else Severity.WARNING,
+            run.severity_of(view) if over or activity_of(view).waits_for_thread else Severity.WARNING,
             case="leaving" if view.sample.leaving else "" if over else "left-group",
             evidence=run.evidence([view.rank]),
             steps=fix.steps,

@@ -6,7 +6,7 @@ from functools import cached_property
 
 from dsdoctor.core.finding import Severity
 from dsdoctor.core.processes import LETTERS, FileHolder
-from dsdoctor.hang.activity import Activity, activity_of
+from dsdoctor.hang.activity import Activity, activity_of, can_end
 from dsdoctor.hang.models import MAX_SAMPLE_AGE, MOVED, NOT_LOOKED, PROCESSES, RECORDERS, Incident, RankView, Sample
 from dsdoctor.hang.stacks import (
     OLD_STACK,
@@ -33,6 +33,23 @@ STOPPED = {"T", "t"}
 MAIN_THREAD = "MainThread"
 MIN_WAKES = 3
 """While nothing moved: a thread that came back to the user's own code so often goes round a loop there."""
+
+
+LATE_FACTOR = 5.0
+"""A wait that may end by itself is a hang after so many times the limit."""
+MAX_TIMEOUT_SHARE = 0.6
+"""Of torch's own timeout: an answer that comes after it helps nobody."""
+NCCL_TIMEOUT_SECONDS = 600.0
+"""Seconds of torch's timeout for NCCL where nothing is recorded."""
+
+
+def hung_after(limit: float, timeout: float | None) -> float:
+    """Seconds after which a wait that may end by itself is a hang. ``limit``: those after which it is late.
+
+    >>> hung_after(8.0, 1800.0), hung_after(8.0, 20.0), hung_after(60.0, None)
+    (40.0, 12.0, 300.0)
+    """
+    return max(limit, min(LATE_FACTOR * limit, MAX_TIMEOUT_SHARE * (timeout or NCCL_TIMEOUT_SECONDS)))
 
 
 def first_to_exit(ranks: Sequence[RankView]) -> tuple[int, ...]:
@@ -224,6 +241,28 @@ class IncidentView:
         grouped = any(view.sample and (view.sample.joined or view.sample.parted) for view in self.incident.ranks)
         return tuple(past) if grouped and len(past) == len(living) and not self.waiting_ranks else ()
 
+    @cached_property
+    def hung_after(self) -> float:
+        """Seconds without progress after which a wait that may end by itself is a hang; 0 for a run that somebody says hangs."""
+        return hung_after(self.incident.after, self.waiting.timeout())
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the limit is over, and a wait that may end by itself is no hang yet."""
+        return self.incident.after <= self.incident.still < self.hung_after
+
+    def severity_of(self, *views: RankView) -> Severity:
+        """An error of ranks that cannot come, or have been still for many times the limit; a warning before. And where one of
+        them is seen to work, slow is not hung, or polls a child process, which may work unseen: on a GPU, on another host."""
+        if any(view.activity or polls_child(view) for view in views):
+            return Severity.WARNING
+        over = self.incident.still >= self.hung_after or not all(map(can_end, views))
+        return Severity.ERROR if over else Severity.WARNING
+
+    def lateness(self) -> tuple[str, ...]:
+        """When a late rank counts as hung."""
+        return (f"the wait may still end; it counts as a hang after {self.hung_after:.0f} s",) if self.is_late else ()
+
     def rank_label(self, rank: int) -> str:
         """A rank with host and process."""
         view = self.views.get(rank)
@@ -350,9 +389,3 @@ def wakes_again_and_again(view: RankView) -> bool:
 def polls_child(view: RankView) -> bool:
     """Whether a rank goes round a loop that asks whether a process that it has started still runs, as one does."""
     return bool(view.polls) and view.children > 0 and wakes_again_and_again(view)
-
-
-def severity_of(*views: RankView) -> Severity:
-    """An error of ranks that are still, a warning where one of them is seen to work, slow is not hung, or polls a child process,
-    which may work where that is not seen: on a GPU, on another host."""
-    return Severity.WARNING if any(view.activity or polls_child(view) for view in views) else Severity.ERROR

@@ -178,11 +178,13 @@ class Lock:
 @dataclass(frozen=True, kw_only=True)
 class LoaderWorker:
     """A worker of a rank's data loader. ``line``: where it stands, in words. ``at_lock``: it waits for a lock of its own process.
-    ``blocked``: it has ended, is stopped, or waits for any lock, so that it may never answer."""
+    ``blocked``: it has ended, is stopped, or waits for any lock, so that it may never answer. ``stopped``: its number
+    where a signal has stopped it."""
 
     line: str
     at_lock: bool = False
     blocked: bool = False
+    stopped: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -174,7 +174,8 @@ def _worker(pid: int, view: RankView, stacks: Path, sources: Sources) -> LoaderW
     if facts is None or not kind:
         return None
     if facts.state in ENDED:
-        return LoaderWorker(line=f"its worker {pid} is {LETTERS[facts.state]}", blocked=True)
+        stopped = pid if facts.state == "T" else 0
+        return LoaderWorker(line=f"its worker {pid} is {LETTERS[facts.state]}", blocked=True, stopped=stopped)
     asked = kind == FORKED and facts.state != "D" and answers_signal(pid, view)
     frames = main_of(requested_stacks(pid, stacks)) if asked else ()
     kernel = waits_in(pid)

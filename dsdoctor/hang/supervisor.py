@@ -19,20 +19,17 @@ from pathlib import Path
 from dsdoctor.core.files import PRIVATE, write_bytes
 from dsdoctor.core.finding import Finding
 from dsdoctor.hang.channel import Answer, NodeReport, Nodes, RunIdentity, node_id
-from dsdoctor.hang.incident_view import first_to_exit
+from dsdoctor.hang.incident_view import MAX_TIMEOUT_SHARE, first_to_exit, hung_after
 from dsdoctor.hang.local_rank import RING_NAME, LocalRank, Node
 from dsdoctor.hang.models import HangOptions, Incident, RankView
 from dsdoctor.hang.outside import requested_stacks, waits_for_loader, workers_of
 from dsdoctor.hang.processes import facts_of
 from dsdoctor.hang.straggler import Comparison
+from dsdoctor.ranks.nodelist import ranks_in_words
 
 MIN_THRESHOLD_SECONDS, PAUSE_FACTOR = 60.0, 10.0
 SURVIVED_FACTOR = 2.0
-MAX_TIMEOUT_SHARE = 0.6
-"""Of torch's own timeout: an answer that comes after it helps nobody."""
-NCCL_TIMEOUT_SECONDS = 600.0
-"""Seconds of torch's timeout for NCCL where nothing is recorded."""
-WORKS, HANGS = "works", "hangs"
+WORKS, LATE, HANGS = "works", "late", "hangs"
 LOOK_SECONDS, QUICK_LOOK_SECONDS = 1.0, 0.2
 FIRST_RANK_TIMEOUT_SECONDS = 30.0
 """Seconds after which a supervisor without a rank ends."""
@@ -76,15 +73,22 @@ class StallThreshold:
 
     def limit_of_work(self, timeout: float | None) -> float:
         """Seconds after which even a rank that is seen to work is told of, because torch's own timeout comes near."""
-        limit = self.limit(timeout)
-        return max(limit, min(PAUSE_FACTOR * limit, MAX_TIMEOUT_SHARE * (timeout or NCCL_TIMEOUT_SECONDS)))
+        return hung_after(self.limit(timeout), timeout)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """What is said of an incident: HANGS, LATE where what the others wait for may still come, WORKS where it is seen to work, ""
+    where there is nothing to say. ``late``: the ranks that are."""
+
+    state: str
+    late: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """What a supervisor is started with. ``tell`` prints and writes what was found, ``write`` only writes, ``mention`` only
-    prints. ``judge`` says of an incident HANGS, WORKS where what the others wait for is seen to work, "" where there is
-    nothing to say."""
+    prints."""
 
     folder: Path
     options: HangOptions
@@ -93,7 +97,7 @@ class Task:
     tell: Callable[[Incident, Node], None]
     write: Callable[[Incident], object]
     mention: Callable[[Finding | str, Node], None]
-    judge: Callable[[Incident], str]
+    judge: Callable[[Incident], Judgement]
 
 
 def supervise(task: Task) -> None:
@@ -131,6 +135,7 @@ class Supervisor:
         self.pace = StallThreshold(after=task.options.after)
         self._still = 0.0
         self._told = self._warned = self._written = False
+        self._late: tuple[int, ...] = ()
         self._world = 0
         self._look_again = 0.0
         self._timeout: float | None = None
@@ -168,14 +173,15 @@ class Supervisor:
         """Tell what is to be told now."""
         still = self.node.still()
         if still < self._still:
-            self.pace.note(self._still, was_reported=self._told)
+            self.pace.note(self._still, was_reported=self._told or bool(self._late))
             if self._warned and not self._dead and (self._leads or self._alone):
                 limit = self.pace.limit(self._timeout)
-                goes_on = (
-                    f"progress again after {self._still:.0f} s: the run was not hung; its limit is now {limit:.0f} s"
-                )
+                who = f"{ranks_in_words(self._late)} went on" if self._late else "progress again"
+                was = ": the run was not hung" if self._told or not self._late else ""
+                goes_on = f"{who} after {self._still:.0f} s{was}; the limit is now {limit:.0f} s"
                 self.task.mention(goes_on, self.node)
             self._told = self._warned = self._written = False
+            self._late = ()
             self._look_again = 0.0
         self._still = still
         if self.was_asked():
@@ -191,10 +197,10 @@ class Supervisor:
         if incident is None or not state:
             self._look_again = time.monotonic() + min(RETRY_SECONDS, limit / 3)
             return
-        # what worked when it was told of may hang later on
+        # what worked or was late when it was told of may hang later on
         self._told, self._warned = state == HANGS, True
         self.task.tell(incident, self.node)
-        # a rank that works, or may, is not ended for being slow
+        # a rank that works, or may, or may still come is not ended for being slow
         if self._told and self.task.options.on_hang == "stop":
             if self._leads:
                 self.nodes.tell_all(self._answer, 2 * RETRY_SECONDS, still_waiting=lambda: bool(self.node.living()))
@@ -277,14 +283,18 @@ class Supervisor:
             self.task.tell(replace(self.incident(), first_ended=first), self.node)
 
     def _state(self, incident: Incident, still: float) -> str:
-        """What is to be told of an incident, HANGS or WORKS; "" where that is nothing new, or what others wait for works and
-        torch's own timeout is far."""
+        """What is to be told of an incident; "" where that is nothing new, or what others wait for works and torch's own
+        timeout is far."""
         timeouts = [group.timeout for view in incident.ranks if view.sample for group in view.sample.groups]
         self._timeout = min((seconds for seconds in timeouts if seconds), default=None)
-        state = self.task.judge(incident)
-        if state == WORKS and (self._warned or still < self.pace.limit_of_work(self._timeout)):
+        judgement = self.task.judge(incident)
+        if judgement.state == WORKS and (self._warned or still < self.pace.limit_of_work(self._timeout)):
             return ""
-        return state
+        if judgement.state == LATE:
+            if self._warned:
+                return ""
+            self._late = judgement.late
+        return judgement.state
 
     def incident(self, *, asked: bool = False) -> Incident:
         """The run as it is now; a rank that writes nothing about itself is made to write its stacks."""

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.hang.activity import OUTSIDE_THE_RUN, activity_in, activity_of
@@ -43,6 +44,18 @@ def judge(incident: Incident) -> Verdict:
 def is_working(verdict: Verdict) -> bool:
     """Whether all that the others wait for is seen to work: slow, not hung."""
     return all(finding.severity is not Severity.ERROR for finding in verdict.findings)
+
+
+def is_late(incident: Incident) -> bool:
+    """Whether what keeps the ranks may still end by itself, and would be a hang had it lasted longer."""
+    return is_working(judge(incident)) and not is_working(judge(replace(incident, after=0.0)))
+
+
+def late_ranks(incident: Incident) -> tuple[int, ...]:
+    """Those that the others wait for."""
+    run = IncidentView(incident)
+    waiting = {*run.waiting_ranks, *(view.rank for view in run.starting)}
+    return tuple(sorted({*run.unknown, *run.views} - waiting))
 
 
 def is_blind(incident: Incident, verdict: Verdict) -> bool:

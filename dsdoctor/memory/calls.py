@@ -1,7 +1,9 @@
 """The calls of a running engine: the sizes of the last, and whether each leaves more memory held."""
 
+import contextlib
 import itertools
 import os
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -49,7 +51,8 @@ class LastCall:
 
         def note(_engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if (here := this()) is not None:
-                here.note(call_of((*args, *kwargs.values())))
+                with unseen():
+                    here.note(call_of((*args, *kwargs.values())))
                 each()
 
         if hasattr(engine, "register_forward_pre_hook"):
@@ -103,6 +106,11 @@ class Growth:
     def grown(self) -> Grown | None:
         """How it grew, where the readings show that it never stopped."""
         return steady((*self.readings, (self.calls, self.read())))
+
+
+def unseen() -> Any:
+    """Without the script's TorchFunctionModes: they see no attribute of a tensor that is read inside."""
+    return getattr(getattr(sys.modules.get("torch"), "_C", None), "DisableTorchFunction", contextlib.nullcontext)()
 
 
 def call_of(values: Iterable[Any]) -> Call | None:

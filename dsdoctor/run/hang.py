@@ -46,7 +46,13 @@ def add_options(parser: argparse.ArgumentParser, environment: Mapping[str, str])
         type=float,
         help="report after this time without progress (default: 60, or ten times the usual pause of this run)",
     )
-    add("--on-hang", metavar="ANSWER", default="report", help="report (default) and keep waiting, or stop all ranks")
+    add(
+        "--on-hang",
+        metavar="ANSWER",
+        default="report",
+        help="report (default) and keep waiting, or stop all ranks: at once for a wait that can't end, else after five times "
+        "--hang-after",
+    )
     add("--hang-dir", metavar="DIR", default=HangOptions.folder, help="folder for the files of a hang (%(default)s)")
 
 

@@ -17,7 +17,7 @@ from dsdoctor.core.script import write_stderr
 from dsdoctor.hang.channel import identity, node_name
 from dsdoctor.hang.local_rank import LocalRank, Node
 from dsdoctor.hang.models import HangOptions, Incident
-from dsdoctor.hang.supervisor import HANGS, WORKS, Task, supervise
+from dsdoctor.hang.supervisor import HANGS, LATE, WORKS, Judgement, Task, supervise
 from dsdoctor.rules import book
 
 NCCL_IS_ASKED = {"hang-transport", "hang-unclear"}
@@ -48,15 +48,19 @@ def watch_node(order: dict[str, Any]) -> None:
         write_stderr(f"dsdoctor: a supervisor failed, {type(error).__name__}: {error}\n")
 
 
-def state_of(incident: Incident, *, patient: bool) -> str:
-    """Whether an incident is a hang, or what the others wait for works; "" where there is nothing to say. ``patient``: nobody
-    said after how many seconds, so what may work where it is not seen is given its time, too."""
-    from dsdoctor.hang.verdict import is_blind, is_working, judge, may_wait_outside
+def state_of(incident: Incident, *, patient: bool) -> Judgement:
+    """Whether an incident is a hang, or what the others wait for is late, or works. ``patient``: nobody said after how many
+    seconds, so what may work where it is not seen is given its time, too."""
+    from dsdoctor.hang.verdict import is_blind, is_late, is_working, judge, late_ranks, may_wait_outside
 
     verdict = judge(incident)
     if not verdict.findings or is_blind(incident, verdict):
-        return ""
-    return WORKS if is_working(verdict) or (patient and may_wait_outside(incident, verdict)) else HANGS
+        return Judgement(state="")
+    if patient and may_wait_outside(incident, verdict):
+        return Judgement(state=WORKS)
+    if is_late(incident):
+        return Judgement(state=LATE, late=late_ranks(incident))
+    return Judgement(state=WORKS if is_working(verdict) else HANGS)
 
 
 def tell(incident: Incident, node: Node, options: HangOptions) -> None:

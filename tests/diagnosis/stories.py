@@ -50,7 +50,7 @@ KINDS = (
         code=-6,
     ),
     Kind(name="segv", lines=(), words=("SIGSEGV",), code=-11),
-    Kind(name="kill", lines=(), words=("SIGKILL", "memory"), code=-9),
+    Kind(name="kill", lines=(), words=("SIGKILL",), code=-9),
 )
 CONSEQUENCES = (
     (

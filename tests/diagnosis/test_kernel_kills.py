@@ -78,3 +78,31 @@ def test_a_kill_before_a_training_that_went_well_is_no_error() -> None:
     findings = diagnose([f"[1.2] {record('python', 'MEMCG')}", *STEPS, "{'train_runtime': 3.0}"]).findings
 
     assert [finding.severity.value for finding in findings] == ["note"]
+
+
+@each(
+    ("line", "rule"),
+    [
+        ("RuntimeError: DataLoader worker (pid 412) is killed by signal: Killed. ", "host-ram-oom"),
+        (KILLED, ""),
+        ("run.sh: line 3: 12729 Killed                  python train.py", ""),
+        ("srun: error: node7: task 3: Killed", ""),
+        ("c++: fatal error: Killed signal terminated program cc1plus", "compiler-oom-killed"),
+        ("nvcc error   : 'cicc' died due to signal 9 (Kill signal)", "compiler-oom-killed"),
+    ],
+)
+def test_a_signal_alone_is_not_called_a_lack_of_memory(line: str, rule: str) -> None:
+    first = diagnose([*STEPS, line]).findings[0]
+
+    assert first.rule == rule or not rule
+    assert "memory" not in first.title
+    assert "SIGKILL" in first.title
+    assert first.fix is not None
+    assert "memory" in first.fix.text
+    assert "user" in first.fix.text
+
+
+def test_a_compiler_that_the_kernel_killed_is() -> None:
+    first = diagnose(["[1/2] c++ -MMD -c x.cpp -o x.o", record("cc1plus", "NONE")]).findings[0]
+
+    assert (first.rule, first.title) == ("compiler-oom-killed", "the kernel killed cc1plus because memory ran out")

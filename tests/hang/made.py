@@ -57,7 +57,8 @@ def view(
 
 
 def incident(*views: RankView, world: int = 4, **fields: object) -> Incident:
-    return Incident(world=world, still=61.0, after=60.0, ranks=views, **fields)  # type: ignore[arg-type]
+    """One that has lasted so long that no rank is only late."""
+    return Incident(**{"world": world, "still": 361.0, "after": 60.0, "ranks": views, **fields})  # type: ignore[arg-type]
 
 
 def lock(path: str = "/c/torch_extensions/x/lock", holder: int | None = None, doubt: str = "") -> Lock:

@@ -106,9 +106,9 @@ def test_a_sample_that_is_older_than_the_stillness_accuses_no_rank() -> None:
     assert [each.rule for each in verdict.findings] == ["hang-stacks-unread"]
     assert is_working(verdict)
     # a full machine may have had no time for the watch: a healthy run is told nothing
-    assert state_of(made, patient=False) == ""
+    assert state_of(made, patient=False).state == ""
     dead = incident(*(replace(each, age=90.0) for each in blind), world=2)
-    assert state_of(dead, patient=False) == WORKS
+    assert state_of(dead, patient=False).state == WORKS
     assert "sleeps" not in verdict.findings[0].title
     assert "    ranks 0-1, 31 s ago:" in lines
     # nor is one that has not joined by what it said then

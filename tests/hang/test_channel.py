@@ -34,7 +34,7 @@ from dsdoctor.hang.channel import (
 )
 from dsdoctor.hang.models import HangOptions
 from dsdoctor.hang.ring import RingWriter
-from dsdoctor.hang.supervisor import HANGS, Supervisor, Task
+from dsdoctor.hang.supervisor import HANGS, Judgement, Supervisor, Task
 from tests.each import each
 from tests.hang.made import calling, elsewhere, incident, view
 from tests.hang.test_parts import run_on
@@ -232,7 +232,7 @@ def task_of(folder: Path, run: RunIdentity, on_hang: str) -> Task:
         tell=lambda *_: None,
         write=lambda _: None,
         mention=lambda *_: None,
-        judge=lambda _: HANGS,
+        judge=lambda _: Judgement(state=HANGS),
     )
 
 

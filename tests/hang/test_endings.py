@@ -18,7 +18,7 @@ from dsdoctor.hang.channel import RunIdentity
 from dsdoctor.hang.incident_view import ASKED_TO_END, CRASHES, first_to_exit, last_seen
 from dsdoctor.hang.models import Frame, HangOptions, Incident, RankView
 from dsdoctor.hang.ring import RingWriter
-from dsdoctor.hang.supervisor import Supervisor, Task
+from dsdoctor.hang.supervisor import Judgement, Supervisor, Task
 from dsdoctor.hang.verdict import judge
 from tests.each import each
 from tests.hang.made import calling, elsewhere, frame, incident, operation, view
@@ -175,7 +175,7 @@ def test_a_clock_that_is_set_between_two_ends_changes_nothing(
         tell=lambda incident, _node: told.append(incident),
         write=told.append,
         mention=lambda *_: None,
-        judge=lambda _incident: "",
+        judge=lambda _incident: Judgement(state=""),
     )
     processes = [subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in range(3)]
     rings = [RingWriter(tmp_path / f"rank-{rank:05d}-{each.pid}.ring") for rank, each in enumerate(processes)]

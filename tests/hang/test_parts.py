@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
@@ -33,7 +34,7 @@ from dsdoctor.hang.processes import RankProcess, file_call, moved_bytes
 from dsdoctor.hang.ring import SLOT_BYTES, RingReader, RingWriter
 from dsdoctor.hang.sampler import Sampler
 from dsdoctor.hang.stacks import Sources
-from dsdoctor.hang.supervisor import HANGS, WORKS, StallThreshold, Supervisor, Task
+from dsdoctor.hang.supervisor import HANGS, LATE, WORKS, Judgement, StallThreshold, Supervisor, Task
 from dsdoctor.hang.waiting import recorded_calls
 from dsdoctor.ranks.failure import read_failure
 from dsdoctor.ranks.flight_recorder import recorded_operations
@@ -329,8 +330,8 @@ def test_a_pause_that_was_survived_makes_the_next_one_no_hang() -> None:
 
 
 def test_work_is_told_of_before_torch_ends_it() -> None:
-    assert StallThreshold().limit_of_work(600.0) == 360.0
-    assert StallThreshold(after=6.0).limit_of_work(None) == 60.0
+    assert StallThreshold().limit_of_work(400.0) == 240.0
+    assert StallThreshold(after=6.0).limit_of_work(None) == 30.0
 
 
 def test_the_fault_handlers_own_words_become_stacks() -> None:
@@ -599,7 +600,7 @@ def test_the_exception_that_a_thread_handles_is_told_with_its_place() -> None:
 
 @contextmanager
 def supervised(
-    folder: Path, judge: Callable[[Incident], str], mention: Callable[[Any, Node], None] = lambda *_: None
+    folder: Path, judge: Callable[[Incident], Judgement], mention: Callable[[Any, Node], None] = lambda *_: None
 ) -> Iterator[tuple[Supervisor, RingWriter, list[Incident]]]:
     """The supervisor of one rank, this process, which moves when the writer's number changes; and what it tells."""
     seen: list[Incident] = []
@@ -624,13 +625,20 @@ def supervised(
 
 
 @pytest.mark.parametrize(
-    ("states", "told"), [([WORKS] * 3, 1), ([WORKS, HANGS, HANGS], 2), ([HANGS, HANGS], 1), ([""], 0)]
+    ("states", "told"),
+    [
+        ([WORKS] * 3, 1),
+        ([WORKS, HANGS, HANGS], 2),
+        ([LATE, LATE, WORKS, HANGS], 2),
+        ([HANGS, HANGS], 1),
+        ([""], 0),
+    ],
 )
 def test_what_worked_when_it_was_reported_of_is_told_again_when_it_hangs(
     states: list[str], told: int, tmp_path: Path
 ) -> None:
     left = iter(states)
-    with supervised(tmp_path, lambda _: next(left)) as (supervisor, _, seen):
+    with supervised(tmp_path, lambda _: Judgement(state=next(left))) as (supervisor, _, seen):
         for _ in states:
             time.sleep(0.02)
             supervisor.decide()
@@ -638,8 +646,15 @@ def test_what_worked_when_it_was_reported_of_is_told_again_when_it_hangs(
     assert len(seen) == told
 
 
-@pytest.mark.parametrize("state", [HANGS, ""])
-def test_a_pause_that_was_called_a_hang_and_ends_is_taken_back(state: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        (Judgement(state=HANGS), "progress again after 0 s: the run was not hung; the limit is now"),
+        (Judgement(state=LATE, late=(1,)), "rank 1 went on after 0 s; the limit is now"),
+        (Judgement(state=""), ""),
+    ],
+)
+def test_a_pause_that_was_reported_and_ends_is_taken_back(state: Judgement, text: str, tmp_path: Path) -> None:
     said: list[str] = []
     with supervised(tmp_path, lambda _: state, lambda what, _: said.append(what)) as (supervisor, writer, seen):
         time.sleep(0.05)
@@ -648,8 +663,21 @@ def test_a_pause_that_was_called_a_hang_and_ends_is_taken_back(state: str, tmp_p
         supervisor.node.look()
         supervisor.decide()
 
-    assert len(seen) == len(said) == (state == HANGS)
-    assert all(line.startswith("progress again after 0 s: the run was not hung") for line in said)
+    assert len(seen) == len(said) == bool(text)
+    assert all(line.startswith(text) for line in said)
+
+
+@pytest.mark.parametrize(("state", "ends"), [(LATE, False), (WORKS, False), (HANGS, True)])
+def test_on_hang_stop_ends_no_rank_that_may_still_come(state: str, ends: bool, tmp_path: Path) -> None:
+    with supervised(tmp_path, lambda _: Judgement(state=state, late=(0,))) as (supervisor, _, seen):
+        supervisor.task = replace(supervisor.task, options=HangOptions(after=0.001, on_hang="stop"))
+        stopped: list[bool] = []
+        supervisor._stop = lambda: stopped.append(True)  # type: ignore[method-assign]
+        time.sleep(0.05)
+        supervisor.decide()
+
+    assert len(seen) == 1
+    assert bool(stopped) is ends
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else")

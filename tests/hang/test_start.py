@@ -33,7 +33,7 @@ def test_a_start_to_which_all_ranks_have_come_is_told(world: int, activity: str)
         ("hang-not-started", Severity.WARNING if activity else Severity.ERROR)
     ]
     assert found[0].title.startswith(f"all {world} ranks ")
-    assert state_of(incident(*ranks, world=world), patient=True) == (WORKS if activity else HANGS)
+    assert state_of(incident(*ranks, world=world), patient=True).state == (WORKS if activity else HANGS)
 
 
 STUCK = """

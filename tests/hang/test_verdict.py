@@ -11,7 +11,7 @@ from dsdoctor.core.finding import Severity
 from dsdoctor.hang.activity import Activity, activity_in, remedy_name
 from dsdoctor.hang.models import PROCESSES, Frame, Incident, RankView, ThreadStack
 from dsdoctor.hang.stacks import grouped_stacks
-from dsdoctor.hang.supervisor import HANGS, WORKS
+from dsdoctor.hang.supervisor import HANGS, LATE, WORKS, Judgement
 from dsdoctor.hang.verdict import is_working, judge, may_wait_outside
 from dsdoctor.rules import book
 from dsdoctor.run.hang_report import state_of, with_nccl
@@ -242,14 +242,14 @@ def test_what_may_work_where_nobody_sees_it_is_given_time_unless_somebody_said_h
 ) -> None:
     made = run(view(rank, (*elsewhere("answer = ask(server)"), frame(file, 5, "wait")), 55))
 
-    assert (state_of(made, patient=True), state_of(made, patient=False)) == (patient, "hangs")
+    assert [state_of(made, patient=each).state for each in (True, False)] == [patient, "hangs"]
 
 
 def test_nodes_that_are_still_being_started_are_given_time() -> None:
     start = (*elsewhere("dist.init_process_group()", 8), frame(TORCH_START, 3, "init_process_group"))
     made = incident(view(0, start, 0, joined=False), world=2)
 
-    assert (state_of(made, patient=True), state_of(made, patient=False)) == ("works", "hangs")
+    assert [state_of(made, patient=each).state for each in (True, False)] == ["works", "hangs"]
 
 
 def test_each_activity_has_something_to_do_next() -> None:
@@ -514,9 +514,54 @@ def test_a_dataset_that_waits_within_the_rank_is_a_hang_at_its_time(text: str, i
     own = frame("/home/a/data.py", 4, "__getitem__", text)
     behind = view(1, (*elsewhere("for batch in loader:"), *((LOADER, fetch) if in_loader else ()), own), 4, world=2)
 
-    assert state_of(incident(view(0, calling("all_reduce"), 5, world=2), behind, world=2), patient=True) == (
-        HANGS if in_loader else WORKS
-    )
+    made = incident(view(0, calling("all_reduce"), 5, world=2), behind, world=2)
+
+    assert state_of(made, patient=True).state == (HANGS if in_loader else WORKS)
+
+
+@each(
+    ("kind", "still", "state"),
+    [
+        *((kind, 9.0, LATE) for kind in ("behind", "loader", "outside", "disk", "interpreter")),
+        *((kind, 41.0, HANGS) for kind in ("behind", "loader", "outside", "disk", "interpreter")),
+        *((kind, 9.0, HANGS) for kind in ("gone", "stopped", "lock")),
+    ],
+)
+def test_a_wait_that_may_end_is_late_until_it_has_lasted_many_times_the_limit(
+    kind: str, still: float, state: str
+) -> None:
+    made = replace(run(lying(1, kind)), still=still, after=8.0)
+    judgement = state_of(made, patient=False)
+    (finding,) = judge(made).findings
+
+    assert judgement == Judgement(state=state, late=(1,) if state == LATE else ())
+    assert (finding.severity is Severity.WARNING) is (state == LATE)
+    if kind in {"behind", "outside"}:
+        assert finding.title.startswith("rank 1 (node1, pid 101) is 9 s late: sleeps at") is (state == LATE)
+        assert ("the wait may still end; it counts as a hang after 40 s" in finding.evidence) is (state == LATE)
+
+
+def test_torch_s_own_timeout_ends_lateness_sooner() -> None:
+    made = replace(run(lying(1, "behind")), after=8.0)
+    views = []
+    for each_view in made.ranks:
+        assert each_view.sample is not None
+        groups = tuple(replace(group, timeout=20.0) for group in each_view.sample.groups)
+        views.append(replace(each_view, sample=replace(each_view.sample, groups=groups)))
+
+    later = [replace(made, ranks=tuple(views), still=still) for still in (9.0, 13.0)]
+    assert [state_of(each, patient=False).state for each in later] == [LATE, HANGS]
+
+
+def test_a_rank_that_waits_for_a_thread_that_is_not_there_is_hung_at_once() -> None:
+    joins = view(1, (*elsewhere("thread.join()"), frame("/usr/lib/python3.11/threading.py", 1, "join")), 55)
+    assert joins.sample is not None
+    for has_thread in (False, True):
+        threads = (*joins.sample.threads, *([ThreadStack(name="T", frames=elsewhere())] if has_thread else []))
+        alone = replace(joins, sample=replace(joins.sample, threads=threads, all_threads=True))
+
+        judgement = state_of(replace(run(alone), still=9.0, after=8.0), patient=False)
+        assert judgement.state == (LATE if has_thread else HANGS)
 
 
 @each(

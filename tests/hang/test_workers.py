@@ -137,6 +137,7 @@ def test_a_worker_that_is_stopped_or_sleeps_in_a_futex_may_never_answer(
         os.killpg(rank.pid, 9)
 
     assert [(told in worker.line, worker.blocked, worker.at_lock) for worker in workers] == [(True, True, False)]
+    assert [bool(worker.stopped) for worker in workers] == [sent == signal.SIGSTOP]
 
 
 def seen(pid: int, folder: Path, *children: int, answer: bool = True) -> tuple[LoaderWorker, ...]:
@@ -246,3 +247,15 @@ def test_a_rank_with_fewer_calls_is_told_so_where_another_line_may_be_innocent()
     assert finding.rule == "hang-other-operation"
     assert "it either skipped a call earlier" in told
     assert sum(" collectives of group " in line for line in finding.evidence) == 1
+
+
+def test_a_stopped_worker_is_resumed_by_its_own_number_and_is_a_hang_at_once() -> None:
+    worker = LoaderWorker(line="its worker 77 is stopped by a signal", blocked=True, stopped=77)
+    made = replace(
+        incident(view(0, calling("all_reduce"), 6, world=2), loading(1, worker), world=2), still=9.0, after=8.0
+    )
+    (finding,) = judge(made).findings
+
+    assert finding.severity is Severity.ERROR
+    assert finding.fix is not None
+    assert [step.line for step in finding.fix.steps] == ["kill -CONT 77"]

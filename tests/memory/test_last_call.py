@@ -51,3 +51,22 @@ def test_the_last_call_counts_and_nothing_is_kept_alive() -> None:
 
     assert last.call == Call(batch=4, sequence=96)
     assert gone() is None
+
+
+@pytest.mark.slow
+def test_a_mode_of_the_script_sees_no_read_of_the_sizes() -> None:
+    torch = pytest.importorskip("torch")
+    seen: list[str] = []
+
+    class Counts(torch.overrides.TorchFunctionMode):  # type: ignore[misc, name-defined]
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    engine = torch.nn.Identity()
+    last = LastCall(engine)
+    with Counts():
+        engine(torch.zeros(4, 96, dtype=torch.long))
+
+    assert last.call == Call(batch=4, sequence=96)
+    assert not [each for each in seen if "shape" in each or "is_floating_point" in each], seen

@@ -1,6 +1,10 @@
 """Hooks on real modules: what is seen, what is not counted twice, and that nothing changes."""
 
+import copy
+import functools
 import gc
+import io
+import pickle
 import re
 import subprocess
 import sys
@@ -399,3 +403,23 @@ def test_outside_of_modes_the_default_device_stays_and_the_modes_come_back_in_th
         assert _get_current_function_mode_stack()[-2:] == [one, two]
         assert torch.utils._python_dispatch._get_current_dispatch_mode() is operations
     assert not any("ones" in name for each in (one, two, operations) for name in each.seen)
+
+
+def test_a_hook_has_a_name_as_a_function_has_and_a_copied_or_pickled_model_is_not_watched() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    records: list[BatchRecord] = []
+    hooks = Hooks(model, on_record=records.append)
+    found = [
+        hook for part in model.modules() for hook in (*part._forward_hooks.values(), *part._forward_pre_hooks.values())
+    ]
+    copies = (copy.deepcopy(model), pickle.loads(pickle.dumps(model)))
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    for each_copy in copies:
+        assert torch.equal(each_copy(torch.ones(1, 2)), model(torch.ones(1, 2)))
+    hooks.detach()
+
+    assert len(found) >= 2
+    assert all(hook.__name__.isidentifier() and hook.__qualname__ and hook.__module__ for hook in found)
+    assert [functools.wraps(hook)(lambda: None).__name__ for hook in found] == [hook.__name__ for hook in found]
+    assert len(records) == 2, "the model itself, twice"

@@ -142,3 +142,45 @@ def test_a_script_sees_neither_our_reads_nor_our_functions(monkeypatch: pytest.M
     status, out, err = ended(started(command, **rank, DS_ACCELERATOR="cpu", PYTHONPATH=ROOT))
 
     assert (status, out.splitlines()[-3:]) == (0, ["[]", "['dsdoctor']", "[]"]), err
+
+
+TWO_WATCHES = """
+import torch, deepspeed, dsdoctor
+def made(model):
+    config = {"train_batch_size": 4, "optimizer": {"type": "Adam", "params": {"torch_adam": True}}}
+    return deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
+model = torch.nn.Linear(4, 4)
+engines = [made(model), made(model), made(torch.nn.Linear(4, 4))]
+again = dsdoctor.watch(engines[0], level="guard")
+print(again is engines[0].dsdoctor, [engine.dsdoctor.options.level for engine in engines])
+for engine in engines:
+    for step in range(2):
+        engine.backward(engine(torch.ones(4, 4)).sum() * (float("inf") if step else 1.0))
+        engine.step()
+print([[finding.rule for finding in engine.dsdoctor.findings()] != [] for engine in engines])
+"""
+
+
+@pytest.mark.launch
+def test_a_second_watch_ends_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the same engine, of another one, and of another one on the same model."""
+    monkeypatch.delenv("TORCH_EXTENSIONS_DIR")
+    rank = {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
+    Path("deepspeed.py").unlink()
+    Path("train.py").write_text(TWO_WATCHES)
+    command = [sys.executable, "-m", "dsdoctor.run", "--overflow", "frames", "train.py"]
+
+    status, out, err = ended(started(command, **rank, DS_ACCELERATOR="cpu", PYTHONPATH=ROOT))
+
+    assert (status, out.splitlines()[-2:]) == (
+        0,
+        ["True ['frames', 'guard', 'frames']", "[True, True, True]"],
+    ), err
+    assert err.count("this engine is watched already, and its first watch stays") == 1, err
+    assert err.count("this engine is watched at level guard") == 1, err

@@ -223,11 +223,12 @@ def _push_modes(modes: list[Any]) -> None:
 
 
 class Hook:
-    """Calls ``function``. A copy of it, or one that was pickled, calls nothing: copies of a model are not watched."""
-
-    __slots__ = ("function",)
+    """Calls ``function``, and has its name. A copy of it, or one that was pickled, calls nothing: copies of a model are not
+    watched."""
 
     def __init__(self, function: Callable[..., None]) -> None:
+        self.__name__ = "hook"
+        functools.update_wrapper(self, function, updated=())
         self.function = function
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:

@@ -104,7 +104,12 @@ class DebugUnderflowOverflow:
             trace_batch_nums=traced,
             abort_after_batch_num=abort_after_batch_num,
         ).check()
-        refuse_twice(model)
+        # each tensor would be measured twice
+        if is_watched(model):
+            raise UsageError(
+                f"this {type(model).__name__} is watched already",
+                hint="call detach() on the first watch, or keep only the first",
+            )
         book.prepare("overflow")
         if hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None:
             write_stderr(
@@ -316,14 +321,10 @@ def detect_overflow(var: Any, ctx: str) -> bool:
     return True
 
 
-def refuse_twice(model: nn.Module) -> None:
-    """Raise UsageError if the model is watched already: each tensor would be measured twice."""
+def is_watched(model: nn.Module) -> bool:
+    """Whether a watch measures what the model's modules give."""
     functions = (hook.function for hook in model._forward_hooks.values() if isinstance(hook, Hook))
-    if any(isinstance(getattr(function, "__self__", None), Hooks) for function in functions):
-        raise UsageError(
-            f"this {type(model).__name__} is watched already",
-            hint="call detach() on the first watch, or keep only the first",
-        )
+    return any(isinstance(getattr(function, "__self__", None), Hooks) for function in functions)
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -37,7 +37,7 @@ from dsdoctor.overflow.measure.measure import backend_of, why_no_kernel
 from dsdoctor.overflow.replay.replay import BatchRecorder
 from dsdoctor.overflow.trace.trace_file import SCHEMA, TraceWriter, file_name
 from dsdoctor.overflow.watch import decisions
-from dsdoctor.overflow.watch.debug import refuse_twice
+from dsdoctor.overflow.watch.debug import is_watched
 from dsdoctor.overflow.watch.decisions import Decisions
 from dsdoctor.overflow.watch.findings import Announcer
 from dsdoctor.overflow.watch.loss_line import LossLines
@@ -153,7 +153,10 @@ def unused(path: Path) -> Path:
 
 
 def watch(engine: Any, **options: Any) -> "Watch":
-    """Watch a DeepSpeed engine; the options are those of ``Options``. Raises UsageError for what makes no sense."""
+    """Watch a DeepSpeed engine; the options are those of ``Options``. Raises UsageError for what makes no sense.
+
+    An engine that is watched already keeps its first watch, which is returned.
+    """
     known = [field.name for field in dataclasses.fields(Options)]
     if wrong := [name for name in options if name not in known]:
         raise UsageError(f"watch has no option {wrong[0]!r}", hint=f"one of {', '.join(known)}")
@@ -167,6 +170,15 @@ def watch(engine: Any, **options: Any) -> "Watch":
             f"watch takes a DeepSpeed engine, not {type(engine).__name__}",
             hint="DebugUnderflowOverflow(model) watches any module",
         )
+    if isinstance(first := vars(engine).get("dsdoctor"), Watch):
+        if first.options != chosen:
+            write_stderr("dsdoctor: this engine is watched already, and its first watch stays, with its options\n")
+        return first
+    if is_watched(engine.module) and chosen.level != "guard":
+        write_stderr(
+            "dsdoctor: another watch observes the modules of this model already; this engine is watched at level guard\n"
+        )
+        chosen = dataclasses.replace(chosen, level="guard")
     return Watch(engine, chosen)
 
 
@@ -185,9 +197,6 @@ class Watch:
     """A watch on one engine. A context manager; ``detach`` ends it, ``findings`` and ``report`` give what it found."""
 
     def __init__(self, engine: Any, options: Options) -> None:
-        if "dsdoctor" in vars(engine):
-            raise UsageError("this engine is watched already", hint="engine.dsdoctor is its watch: detach() that first")
-        refuse_twice(engine.module)
         book.prepare("overflow")
         self.engine, self.options = engine, options
         self._announcer = Announcer(report_file=options.report_file)
