@@ -158,7 +158,7 @@ SAMPLES_BY_NAME: dict[str, Sample] = {
     "memory": MEMORY,
     "comm": COMM,
     "hang": HANG,
-    "hang-short": _short(HANG, r"dsdoctor: (no progress|[!✗])", r"dsdoctor:     (rank 1 is in|no rank)"),
+    "hang-short": _short(HANG, r"dsdoctor: (no progress|[!✗])"),
     "overflow": OVERFLOW,
     "trace-compare": COMPARE,
     "trace-headroom": HEADROOM,
