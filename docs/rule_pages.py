@@ -6,6 +6,7 @@ for the newest.
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,7 +38,32 @@ def on_files(files: Files, *, config: Any) -> Files:
     for version, schema in _schemas():
         name = f"schemas/ds_config{version}.json"
         files.append(File.generated(config, name, content=json.dumps(schema, separators=(",", ":"))))
+    files.append(File.generated(config, "llms.txt", content="\n".join(_for_models(config.nav, files))))
     return files
+
+
+def _for_models(nav: list[Any], files: Files) -> Iterator[str]:
+    """The pages for a language model: https://llmstxt.org, in the order of the menu, each with its first sentence."""
+    yield from (
+        "# dsdoctor",
+        "",
+        "> Gets DeepSpeed built, and keeps it running: checks, diagnoses and watches trainings.",
+        "",
+    )
+    for entry in nav:
+        ((title, pages_of_it),) = entry.items()
+        yield from (f"## {title}", "")
+        for page in pages_of_it if isinstance(pages_of_it, list) else [entry]:
+            ((name, path),) = page.items()
+            file = files.get_file_from_path(path)
+            text = _first_paragraph(file.content_string) if file else ""
+            yield f"- [{name}]({file.url if file else path}): {re.split(r'(?<=[.?]) ', text)[0]}"
+        yield ""
+
+
+def _first_paragraph(text: str) -> str:
+    paragraphs = (" ".join(each.split()) for each in text.split("\n\n"))
+    return next((each for each in paragraphs if each and each[0] not in "#<|" and not each.startswith("```")), "")
 
 
 def _schemas() -> Iterator[tuple[str, dict[str, Any]]]:
