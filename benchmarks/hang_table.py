@@ -55,8 +55,7 @@ def row(kind: str, results: list[dict[str, Any]], alone: dict[str, Any] | None, 
     seconds = [result["told"] for result in good if result["told"]]
     span = f"{min(seconds):.1f} to {max(seconds):.1f} (median {statistics.median(seconds):.1f})" if seconds else "-"
     results = [result for result in results if result["judged"] != "no hang"]
-    shown = quoted(good[-1]["verdict"]) if good else "-"
-    return f"| {WORDS[kind]} | {len(good)} of {len(results)} | {span} | {shown} | {said(alone, timeout)} |"
+    return f"| {WORDS[kind]} | {len(good)} of {len(results)} | {span} | {said(alone, timeout)} |"
 
 
 def said(alone: dict[str, Any] | None, timeout: float) -> str:
@@ -82,7 +81,7 @@ def quoted(text: str) -> str:
 
 
 def main() -> None:
-    print("| what one rank does | named | seconds | printed verdict | torch alone |", "|---|---|---|---|---|", sep="\n")
+    print("| what one rank does | named | seconds | torch alone |", "|---|---|---|---|", sep="\n")
     print(*rows(json.loads(Path(sys.argv[1]).read_text())), sep="\n")
 
 
