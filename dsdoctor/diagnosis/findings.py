@@ -15,6 +15,7 @@ from dsdoctor.diagnosis.relations import Origin
 from dsdoctor.diagnosis.scan import Scan
 from dsdoctor.diagnosis.timeline import Exit, Failure, Frame, signal_name
 from dsdoctor.rules import book
+from dsdoctor.rules.store import forms
 
 ANOTHER_PACKAGE = "another-package"
 
@@ -465,31 +466,8 @@ def _values_of_places(failure: Failure, facts: Facts) -> dict[str, str]:
 # A template of the catalogue and what was read -> a sentence, and the values for a step.
 FIELD = re.compile(r"\{(\w+)(?:\|([^{}]*))?\}")
 
-PACKAGE_OF_MODULE = {
-    "dskernels": "deepspeed-kernels",
-    "cpuinfo": "py-cpuinfo",
-    "distutils": "setuptools",
-    "setuptools": "setuptools",
-    "pynvml": "nvidia-ml-py",
-    "yaml": "pyyaml",
-    "PIL": "pillow",
-    "sklearn": "scikit-learn",
-    "cv2": "opencv-python-headless",
-    "lightning_fabric": "lightning",
-}
-
-KNOWN_PACKAGES = {
-    *PACKAGE_OF_MODULE.values(),
-    *("einops", "hjson", "msgpack", "ninja", "numpy", "packaging", "psutil", "pydantic", "torch", "tqdm", "triton"),
-    *("mpi4py", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "sentencepiece"),
-    *("huggingface-hub", "peft", "trl", "bitsandbytes", "wandb", "tensorboard", "evaluate", "diffusers"),
-    *("torchvision", "torchaudio", "torchdata", "scipy", "pandas", "pyarrow", "regex", "requests", "six", "wheel"),
-    *("deepspeed", "deepspeed-mii", "lm-eval", "optimum", "vllm", "ray", "megatron-core", "sympy", "protobuf"),
-    *("tiktoken", "matplotlib", "pytest", "omegaconf", "hydra-core", "timm", "tensorboardx", "py-spy", "pybind11"),
-    *("tabulate", "comet-ml", "mlflow", "xformers", "liger-kernel", "fire", "jinja2"),
-}
-"""What a command to install may name. A log chooses any other name, and so whose package it would be: a missing module may be a
-file of one's own, whose name is anybody's to take on an index."""
+PACKAGES = forms("packages")
+KNOWN_PACKAGES = {*PACKAGES["known"], *PACKAGES["modules"].values()}
 
 INSTALLS = re.compile(r"\bpip (?:install|download)\b")
 
@@ -511,8 +489,6 @@ NAME_FORM = re.compile(r"(?!-)[\w./:+\[\],<>=!~;@-]+", re.ASCII)
 
 RUN_BY_STEP = re.compile(r"(?:\bpython|\bchmod \+x) \{(?P<name>\w+)")
 """A file that a command runs, or makes one that can be run: a log chooses none."""
-
-LAUNCHER_PACKAGES = {"pdsh": "pdsh", "srun": "slurm-client", "mpirun_rsh": "mvapich2", "mpichversion": "mpich"}
 
 MAX_VALUE_LENGTH = 160
 
@@ -559,7 +535,7 @@ def values_of(groups: Mapping[str, str], facts: Facts, op: str | None) -> dict[s
     if (port := values.get("port", "")).isdigit():
         values["other_port"] = str(int(port) + 1 if int(port) < LAST_PORT else int(port) - 1)
     if launcher := values.get("launcher"):
-        values["launcher_package"] = LAUNCHER_PACKAGES.get(launcher, "openmpi-bin")
+        values["launcher_package"] = PACKAGES["launchers"].get(launcher, "openmpi-bin")
     return values
 
 
@@ -569,7 +545,7 @@ def known_package(name: str) -> str | None:
     >>> known_package("yaml"), known_package("huggingface_hub"), known_package("my_company_internal")
     ('pyyaml', 'huggingface-hub', None)
     """
-    package = PACKAGE_OF_MODULE.get(name, name.replace("_", "-").lower())
+    package = PACKAGES["modules"].get(name, name.replace("_", "-").lower())
     return package if package in KNOWN_PACKAGES else None
 
 

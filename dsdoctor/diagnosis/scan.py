@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from dsdoctor.diagnosis.catalogue import RULES
-from dsdoctor.diagnosis.facts import CLUES, INSTALL_OPS, LISTS, Clue, FactReader
+from dsdoctor.diagnosis.facts import CLUES, INSTALL_OPS, Clue, FactReader
 from dsdoctor.diagnosis.health import A_WARNING, Health
 from dsdoctor.diagnosis.lines import (
     AGENT,
@@ -69,7 +69,7 @@ class Index:
 
 def index(rules: Iterable[Rule] = tuple(RULES.values())) -> Index:
     """Marks, clues and rules by their words."""
-    entries: list[Entry] = [*MARKS, INSTALL_OPS, *CLUES, *LISTS]
+    entries: list[Entry] = [*MARKS, *CLUES]
     of_lines = (rule for rule in rules if not rule.general)
     entries += [Wording(rule=rule, signature=signature) for rule in of_lines for signature in rule.signatures]
     words: dict[bytes, list[tuple[int, frozenset[bytes]]]] = {}
@@ -640,7 +640,7 @@ class Scan:
             self.asked[number] = self.asked.get(number, 0) + 1
             if self.fact_reader.read(entry, text) or self.asked[number] > MAX_ASKED:
                 self.known.add(number)
-            if entry is INSTALL_OPS and "Install Ops=" in text:
+            if entry.name == INSTALL_OPS and "Install Ops=" in text:
                 self.ops_line = self.lines
         elif isinstance(entry, Mark):
             marked = self.last.get(entry.event)
