@@ -24,7 +24,8 @@ from dsdoctor.core.architectures import KNOWN, numeric
 from dsdoctor.core.build_models import OpFact
 from dsdoctor.core.errors import DoctorError
 from dsdoctor.core.host import LocalHost
-from dsdoctor.diagnosis.facts import CLUES, op_of
+from dsdoctor.diagnosis.catalogue import CLUES
+from dsdoctor.diagnosis.facts import op_of
 
 ACCELERATORS = ("cuda", "cpu")
 READ = re.compile(r"(?:environ(?:\.get\(|\.setdefault\(|\.pop\(|\[)|getenv\()\s*f?[\"']([A-Z][A-Z0-9_]{2,})[\"']")

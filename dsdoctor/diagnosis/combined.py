@@ -4,11 +4,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from dsdoctor.diagnosis.catalogue import READ, REGRESSION_OF, RULES
+from dsdoctor.diagnosis.catalogue import READ, REGRESSION_OF, RULES, Event, Signature, Stage, Tier
 from dsdoctor.diagnosis.findings import ANOTHER_PACKAGE, book_steps, steps_of_case
 from dsdoctor.diagnosis.lines import Line
-from dsdoctor.diagnosis.marks import Event
-from dsdoctor.diagnosis.models import Facts, Hit, Signature, Stage, Tier
+from dsdoctor.diagnosis.models import Facts, Hit
 from dsdoctor.diagnosis.relations import Story, trained_after
 from dsdoctor.diagnosis.scan import Scan
 from dsdoctor.diagnosis.timeline import FINITE, LOSS, STEP, Failure, Frame, Speaker

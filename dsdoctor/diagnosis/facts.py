@@ -1,9 +1,9 @@
 """Lines of a log -> what they say of its machine: versions, folders, flags, the op being built."""
 
 import re
-from dataclasses import dataclass
 from typing import Any
 
+from dsdoctor.diagnosis.catalogue import Clue
 from dsdoctor.diagnosis.models import Facts
 from dsdoctor.rules.store import forms
 
@@ -11,21 +11,6 @@ MAX_LISTED = 40
 
 FORMS = forms("facts")
 
-
-@dataclass(frozen=True, kw_only=True)
-class Clue:
-    """How to find a fact: see Signature for ``words``; the first group is the value. ``last``: the last line with it counts;
-    ``every``: all values of a line count.
-    """
-
-    name: str
-    words: str
-    pattern: str
-    last: bool = False
-    every: bool = False
-
-
-CLUES = tuple(Clue(**clue) for clue in FORMS["clue"])
 
 INSTALL_OPS = "install_ops"
 """The clue of DeepSpeed's own list of ops."""

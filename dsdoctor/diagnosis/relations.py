@@ -13,9 +13,9 @@ from functools import lru_cache, wraps
 from itertools import islice
 from typing import Concatenate, ParamSpec
 
+from dsdoctor.diagnosis.catalogue import Event, Stage, Tier
 from dsdoctor.diagnosis.lines import EXCEPTION_LINE, NAMED, Line
-from dsdoctor.diagnosis.marks import Event
-from dsdoctor.diagnosis.models import Hit, Stage, Tier
+from dsdoctor.diagnosis.models import Hit
 from dsdoctor.diagnosis.owner import PYTHON
 from dsdoctor.diagnosis.scan import Scan
 from dsdoctor.diagnosis.timeline import (

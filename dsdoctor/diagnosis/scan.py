@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from dsdoctor.diagnosis.catalogue import RULES
-from dsdoctor.diagnosis.facts import CLUES, INSTALL_OPS, Clue, FactReader
+from dsdoctor.diagnosis.catalogue import CLUES, MARKS, RULES, Clue, Event, Mark, Rule, Signature, Tier
+from dsdoctor.diagnosis.facts import INSTALL_OPS, FactReader
 from dsdoctor.diagnosis.health import A_WARNING, Health
 from dsdoctor.diagnosis.lines import (
     AGENT,
@@ -30,8 +30,7 @@ from dsdoctor.diagnosis.lines import (
     segments,
     shorten,
 )
-from dsdoctor.diagnosis.marks import MARKS, Event, Mark
-from dsdoctor.diagnosis.models import Hit, ReaderError, Rule, Signature, Tier
+from dsdoctor.diagnosis.models import Hit, ReaderError
 from dsdoctor.diagnosis.timeline import MAX_RECENT, NOBODY, Speaker, Timeline, add_event
 
 WORD_BYTES = bytes(

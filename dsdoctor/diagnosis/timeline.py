@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
+from dsdoctor.diagnosis.catalogue import Event
 from dsdoctor.diagnosis.lines import EXCEPTION_LINE, Line, last_segment
-from dsdoctor.diagnosis.marks import Event
 from dsdoctor.diagnosis.owner import LIBRARIES, PYTHON, is_relay, owner_of
 from dsdoctor.rules.store import Table, form, forms
 

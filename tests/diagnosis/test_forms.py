@@ -2,8 +2,8 @@
 
 import re
 
-from dsdoctor.diagnosis.facts import CLUES, INSTALL_OPS
-from dsdoctor.diagnosis.marks import MARKS, Event
+from dsdoctor.diagnosis.catalogue import CLUES, MARKS, Event
+from dsdoctor.diagnosis.facts import INSTALL_OPS
 from dsdoctor.diagnosis.models import Facts
 from dsdoctor.rules.store import FORMS, files_of, forms, order, parse, read
 from dsdoctor.rules.words import derived_words
