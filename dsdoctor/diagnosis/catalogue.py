@@ -5,7 +5,7 @@ They stand in the book: ``rules/logs`` has the rules and regressions, ``rules/fo
 
 import enum
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dsdoctor.rules.store import Table, forms, log_table
 
@@ -76,13 +76,15 @@ class Signature:
 class Case:
     """Other words of a rule, for what code knows beside a line. What it leaves empty stays as the wording or the rule has it.
 
-    ``{title}`` in its title stands for the title that it follows.
+    ``{title}`` in its title stands for the title that it follows. ``where``: what else has to be in the log, where the book alone
+    tells it.
     """
 
     name: str
     title: str = ""
     fix: str = ""
     steps: tuple[str, ...] | None = None
+    where: Table = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Hits of a log -> hits in the light of other lines: of several lines together, of another package, of the releases in the log."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from dsdoctor.diagnosis.catalogue import READ, REGRESSION_OF, RULES, Event, Signature, Stage, Tier
@@ -11,6 +11,7 @@ from dsdoctor.diagnosis.models import Facts, Hit
 from dsdoctor.diagnosis.relations import Story, trained_after
 from dsdoctor.diagnosis.scan import Scan
 from dsdoctor.diagnosis.timeline import FINITE, LOSS, STEP, Failure, Frame, Speaker
+from dsdoctor.rules.store import Table
 
 
 def contradicted(hit: Hit, facts: Facts) -> bool:
@@ -173,6 +174,49 @@ def combined_hit(
     return hit.in_case(case) if case else hit
 
 
+# A case of a rule that the book gives a condition -> the hit in its words: where all of it holds, by the last such case.
+def in_a_case(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
+    """What else the log shows tells in which case of its rule a hit is."""
+    for hit in hits:
+        for case in reversed([case for case in hit.rule.cases if case.where]):
+            if (values := _values_where(case.where, hit, scan)) is not None:
+                yield replace(hit.in_case(case.name), groups={**hit.groups, **values})
+                break
+
+
+def _values_where(where: Table, hit: Hit, scan: Scan) -> dict[str, str] | None:
+    """The values that a condition gives, None where it does not hold.
+
+    ``line``: the hit has the pattern; ``seen``: one of the last lines has it, of several patterns each; ``failure``: the words or
+    the calls of a failure; ``writer``: who wrote the hit. ``event``: the log shows it. ``project``: it was building one of these.
+    """
+    if "project" in where and (hit.project or "") not in where["project"]:
+        return None
+    if "event" in where and Event(where["event"]) not in scan.first:
+        return None
+    seen = [where["seen"]] if isinstance(where.get("seen"), str) else where.get("seen", ())
+    searched: list[tuple[str, Iterable[str]]] = [(where["line"], [hit.text])] if "line" in where else []
+    searched += [(where["writer"], (one.host for one in hit.speakers))] if "writer" in where else []
+    searched += (
+        [(where["failure"], (f"{one.text} {_calls(one)}" for one in scan.timeline.failures))]
+        if "failure" in where
+        else []
+    )
+    searched += [(one, (raw[-4000:].decode("utf-8", "replace") for raw in scan.timeline.recent)) for one in seen]
+    values: dict[str, str] = {}
+    for pattern, texts in searched:
+        found = next(filter(None, (re.search(pattern, text) for text in texts)), None)
+        if found is None:
+            return None
+        values |= {name: value for name, value in found.groupdict().items() if value}
+    return values
+
+
+def _calls(failure: Failure) -> str:
+    """The functions that a process was in."""
+    return " ".join(f"{frame.function} {frame.source}" for frame in failure.frames)
+
+
 # A GPU that is full because of other processes -> a hit that names them, with what they hold.
 OF_THIS_JOB = rb"(?:subprocess|pid[=: ]{1,3}|PID[=: ]{1,3}|Process|process) {0,2}%s\b(?! has )"
 """How launchers name the processes that they start."""
@@ -216,23 +260,9 @@ def _is_of_this_run(pids: tuple[str, ...], scan: Scan) -> bool:
     )
 
 
-KERNEL_CHECK = re.compile(r"\.(?:cu|hip|cuh):\d{1,6}: .{0,200}?Assertion [`'\"](?P<words>.{1,160}?)[`'\"]? failed")
-
 CAUGHT = re.compile(r"Caught (?P<error>\w{1,60}) in DataLoader worker process \d")
 
 WORKER_LINES = 100  # over how many lines the traceback of a worker may go on
-NAN_METRIC = re.compile(
-    rb"\b(?P<name>(?:\w{1,30}[/_])?loss(?:[/_]\w{1,30})?)['\"]?\s{0,3}[:=]\s{0,3}-?nan\b", re.IGNORECASE
-)
-"""A loss that is nan, whatever it is called.
-
-``'loss/policy_avg': nan``, ``lm_loss = nan``.
-"""
-
-WRITING = re.compile(
-    r"PytorchStreamWriter failed|\b(?:_?save_checkpoint|save_pretrained|save_model|torch\.save|save_file)\b"
-)
-
 CHOSE_THE_CPU = "accelerator-autodetect-cpu"
 
 WITHOUT_CUDA = frozenset({"resource-filter-invalid", CHOSE_THE_CPU, "driver-missing"})
@@ -323,18 +353,6 @@ def _plain(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def words_of_a_kernel(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
-    """A kernel on the GPU stopped, and its own line says what it had checked."""
-    stopped = next((hit for hit in hits if hit.rule.id == "gpu-assert"), None)
-    for failure in scan.timeline.failures:
-        found = KERNEL_CHECK.search(failure.text) if stopped and failure.native else None
-        if stopped and found:
-            groups = {"words": found["words"]}
-            told = combined_hit("gpu-assert", Line(failure.line, failure.text), Tier.GENERIC, case="its-check")
-            yield replace(stopped, signature=replace(told.signature, sample=stopped.signature.sample), groups=groups)
-            return
-
-
 def raised_by_the_data(hits: list[Hit], __: Facts, scan: Scan) -> Iterator[Hit]:
     """A DataLoader's worker passed on what the data set raised: its own exception stands below, with its own frames."""
     for number, failure in enumerate(scan.timeline.failures):
@@ -396,14 +414,6 @@ def state_lost_under_zero(_: list[Hit], __: Facts, scan: Scan) -> Iterator[Hit]:
             return
 
 
-def nan_before_sampling(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
-    """Tokens cannot be drawn from nan, and the losses had been nan before."""
-    drawn = next((hit for hit in hits if hit.rule.id == "sampling-from-nan"), None)
-    losses = [found for raw in scan.timeline.recent if (found := NAN_METRIC.search(raw))] if drawn else []
-    if drawn and losses:
-        yield replace(drawn.in_case("nan-loss"), groups={"loss": losses[0]["name"].decode()})
-
-
 ONLY_FAILED = re.compile(
     r"unhandled (?:system|cuda) error|ncclUnhandledCudaError|ncclInternalError|ncclSystemError|internal error"
 )
@@ -435,35 +445,6 @@ def nccl_says_why(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
 
 
 NEAR_THE_CALL = 8  # so many lines below a failed call stands at most what NCCL says of it
-
-QUOTA, NO_RIGHTS = re.compile(r"quota|Errno 122"), re.compile(r"Permission denied|Operation not permitted")
-"""What the message of a failed call gives as its reason."""
-
-
-def full_while_saving(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
-    """The disk is full, and what a process was doing is to save a checkpoint: its folder is not whole."""
-    full = next((hit for hit in hits if hit.rule.id == "disk-full"), None)
-    if full and any(WRITING.search(f"{failure.text} {_calls(failure)}") for failure in scan.timeline.failures):
-        yield full.in_case("quota-while-saving" if QUOTA.search(full.text) else "while-saving")
-
-
-def shared_memory_refused(hits: list[Hit], _: Facts, __: Scan) -> Iterator[Hit]:
-    """A file in /dev/shm could not be made because of its rights, not of its size."""
-    for hit in hits:
-        if hit.rule.id == "nccl-shm-too-small" and NO_RIGHTS.search(hit.text):
-            yield hit.in_case("permission")
-
-
-def one_gpu_under_ray(hits: list[Hit], _: Facts, __: Scan) -> Iterator[Hit]:
-    """Two ranks on one GPU, which Ray has assigned."""
-    for hit in hits:
-        if hit.rule.id == "nccl-duplicate-gpu" and any("pid=" in speaker.host for speaker in hit.speakers):
-            yield hit.in_case("under-ray")
-
-
-def _calls(failure: Failure) -> str:
-    """The functions that a process was in."""
-    return " ".join(f"{frame.function} {frame.source}" for frame in failure.frames)
 
 
 def nodes_that_did_not_come_back(hits: list[Hit], facts: Facts, scan: Scan) -> Iterator[Hit]:
@@ -525,12 +506,6 @@ MAKERS: tuple[tuple[re.Pattern[bytes], str, str, str], ...] = (
 INSTALLED_PACKAGE = re.compile(
     r"(?:site|dist)-packages[/\\](?P<package>[A-Za-z]\w{1,60})[/\\]|(?P<source>\bop_builder|deepspeed)[/\\]"
 )
-
-DEEPCOMPILE = re.compile(
-    rb"deepcompile=True|[/\\\\]deepspeed[/\\\\]compile[/\\\\]|Launching compile passes: |MemoryProfiling error"
-)
-
-SYMBOLIC = re.compile(rb"concrete integers|SymInt|[Ss]ymbolic (?:size|shape)|data-dependent|[Uu]nbacked")
 
 MAX_CALLS = 12  # of so many of the innermost calls the packages are named
 
@@ -604,15 +579,6 @@ def packages_that_do_not_fit(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[
         yield replace(hit.in_case("several-packages" if packages[1:] else "one-package"), groups=groups)
 
 
-def compiled_by_deepspeed(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
-    """torch.compile failed, and it was DeepCompile, DeepSpeed's own back end, that compiled."""
-    hit = next((hit for hit in hits if hit.rule.id == "torch-compile-failed" and "what" in hit.groups), None)
-    if hit is None or not any(DEEPCOMPILE.search(raw[:4000]) for raw in scan.timeline.recent):
-        return
-    symbolic = any(SYMBOLIC.search(raw[:4000]) for raw in scan.timeline.recent)
-    yield hit.in_case("deepcompile-symbolic" if symbolic else "deepcompile")
-
-
 def _package(frame: Frame) -> str:
     """The installed package that a frame is of; "" where it is none."""
     found = INSTALLED_PACKAGE.search(frame.path)
@@ -624,9 +590,6 @@ AUTODETECTED = "accelerator-autodetect-cpu"
 GUESSED_HOMES = {"/usr", "/usr/local"}
 
 DEFAULT_LIST = {"60", "61", "70"}
-
-NEW_SETUPTOOLS = re.compile(rb"\bsetuptools(?:-|==| {1,20})((?:8[2-9]|9\d|[1-9]\d\d)\.\d{1,3}(?:\.\d{1,3})?)\b")
-"""A setuptools without pkg_resources, as pip and conda name it."""
 
 BUILD_COMMAND = re.compile(r"pip3? (?:install|wheel)|setup\.py|bdist_wheel|build_ext|DS_BUILD_\w+=1")
 
@@ -734,51 +697,27 @@ def pre_compiled_on_windows(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[H
         yield combined_hit("windows-unsupported-op", line, Tier.GENERIC, refused[0].groups, case="pre-compiled")
 
 
-def torch_missing_on_windows(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
-    """setup.py cannot import torch on Windows, where our own builds do not run and every op is asked for."""
-    missing = [hit for hit in hits if hit.rule.id == "torch-missing-at-build" and not hit.signature.steps]
-    for hit in missing if Event.WINDOWS in scan.first else []:
-        if hit.project in {None, "", "deepspeed"}:
-            yield hit.in_case("windows")
-
-
-def setuptools_without_a_part(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
-    """pkg_resources is missing, and the log says that a setuptools is installed that has none any more."""
-    hit = next((hit for hit in hits if hit.groups.get("module") == "pkg_resources"), None)
-    found = next((found for raw in scan.timeline.recent if (found := NEW_SETUPTOOLS.search(raw[-4000:]))), None)
-    if hit and found:
-        groups = {**hit.groups, "setuptools": found[1].decode()}
-        yield replace(hit.in_case("new-setuptools"), groups=groups)
-
-
 LAUNCH_COMBINATIONS = (
     several_launchers,
     devices_of_another_maker,
     a_text_for_a_number,
     packages_that_do_not_fit,
-    compiled_by_deepspeed,
 )
 
 RUN_COMBINATIONS = (
     nodes_that_did_not_come_back,
-    full_while_saving,
-    shared_memory_refused,
-    one_gpu_under_ray,
     nccl_says_why,
     gpu_held_by_another,
     torch_without_the_gpu,
     warned_of_before,
-    words_of_a_kernel,
     raised_by_the_data,
     raised_while_a_table_was_made,
-    nan_before_sampling,
     state_lost_under_zero,
 )
 
 COMBINATIONS = (
     pre_compiled_on_windows,
-    torch_missing_on_windows,
-    setuptools_without_a_part,
+    in_a_case,
     wrong_home_behind_a_missing_part,
     default_list_refused,
     asked_and_left_out,
