@@ -44,6 +44,7 @@ class Signature:
 
     ``words``: separated by blanks; a line is searched only if it has one of them, as a whole word of letters, digits and
     ``_``, whatever its case; of ``a+b`` it must have both. A word with other letters than ASCII may be part of a word.
+    ``parts``: apart by line breaks; a match has one of them as it stands.
     ``pattern``, searched in the clean line, decides. ``after``: must be found in the lines just
     above, ``not_after`` must not. ``unless``: must not be found in the line.
     ``stands``: it is true of the result, however well the log ended; a probe of that kind is a WARNING.
@@ -57,6 +58,7 @@ class Signature:
     pattern: str
     sample: str
     words: str = ""
+    parts: str = ""
     tier: Tier = Tier.NAMED
     after: str = ""
     not_after: str = ""
@@ -118,8 +120,9 @@ class Regression:
     """One fault of a release. ``broken``: the releases, as a sentence says them. ``cure``: the release that mends it,
     or the last good.
 
-    ``words``, ``pattern``, ``after``, ``tier`` and ``sample`` as in Signature. ``needs_version``: its symptom has other reasons
-    too, so it counts only where the log names a version that has the fault. ``stages``: the ZeRO stages that have it, all if "".
+    ``words``, ``parts``, ``pattern``, ``after``, ``tier`` and ``sample`` as in Signature. ``needs_version``: its symptom has other
+    reasons too, so it counts only where the log names a version that has the fault. ``stages``: the ZeRO stages that have it, all
+    if "".
     """
 
     package: str
@@ -130,6 +133,7 @@ class Regression:
     pattern: str
     sample: str
     words: str = ""
+    parts: str = ""
     first: str = ""
     last: str = ""
     after: str = ""
@@ -155,6 +159,7 @@ def signature_of(regression: Regression) -> Signature:
     """The wording of a row."""
     return Signature(
         words=regression.words,
+        parts=regression.parts,
         pattern=regression.pattern,
         after=regression.after,
         tier=regression.tier,
@@ -256,7 +261,7 @@ class Event(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """A pattern of lines that show an event; ``words`` and ``pattern`` as in Signature.
+    """A pattern of lines that show an event; ``words``, ``parts`` and ``pattern`` as in Signature.
 
     ``first_hand``: it shows nothing where a warning or a sentence has it. ``after``: must be found in the lines just above.
     """
@@ -264,6 +269,7 @@ class Mark:
     event: Event
     words: str
     pattern: str
+    parts: str = ""
     first_hand: bool = False
     after: str = ""
 
@@ -273,13 +279,15 @@ MARKS = tuple(Mark(**{**mark, "event": Event(mark["event"])}) for mark in forms(
 
 @dataclass(frozen=True, kw_only=True)
 class Clue:
-    """How to find a fact: see Signature for ``words``; the first group is the value. ``last``: the last line with it counts;
-    ``every``: all values of a line count.
+    """How to find a fact: ``words`` and ``parts`` as in Signature; the first group is the value.
+
+    ``last``: the last line with it counts; ``every``: all values of a line count.
     """
 
     name: str
     words: str
     pattern: str
+    parts: str = ""
     last: bool = False
     every: bool = False
 

@@ -4,7 +4,7 @@ No rule of the catalogue is asked: a log is healthy where something shows it, an
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from dsdoctor.core.finding import Finding, Severity
@@ -20,6 +20,10 @@ HINTS: tuple[bytes, ...] = (
     *(b"EZ9", b"EE9", b"EH9", b"what():", b"ERR", b"most recent call"),
 )
 """Parts of every error by form, and of places of tracebacks: a batch of lines without them is not looked at."""
+
+IN_WORDS = tuple(dict.fromkeys(hint.lower() for hint in HINTS if hint.isalnum()))
+BETWEEN_WORDS = tuple(hint for hint in HINTS if not hint.isalnum())
+"""Those that are a part of a word, and the others. A batch has far fewer different words than text."""
 
 MAYBE = form_in_bytes("lines", "maybe-an-error")
 
@@ -74,13 +78,16 @@ class Health:
     )  # errors by their words: the first line, how many
     begun: bool = False  # whether a traceback has begun and not yet ended
 
-    def pass_lines(self, batch: Sequence[bytes], first: int) -> None:
-        """Take the next lines; ``first`` is the number of the first of them."""
-        whole = b"\n".join(batch).replace(b"\0", b"")
+    def pass_lines(self, batch: Sequence[bytes], first: int, words: Iterable[bytes]) -> None:
+        """Take the next lines; ``first`` is the number of the first of them, ``words`` are all of theirs in small letters."""
+        whole, together = b"\n".join(batch).replace(b"\0", b""), b" ".join(words)
         # why: what is searched line by line costs as much as all else, and most batches have nothing of it
-        hints = [hint for hint in HINTS if hint in whole] if len(self.errors) < MAX_ERRORS else []
+        maybe = any(hint in together for hint in IN_WORDS) or any(hint in whole for hint in BETWEEN_WORDS)
+        hints = [hint for hint in HINTS if hint in whole] if maybe and len(self.errors) < MAX_ERRORS else []
+        if not hints and not self._wants_progress:
+            return
         shows = any(hint in whole for hint in PROGRESS_HINTS) or NINJA.search(whole)
-        if not hints and (not shows or not self._wants_progress):
+        if not hints and not shows:
             return
         for number, raw in enumerate(batch, first):
             if any(hint in raw.replace(b"\0", b"") for hint in hints) and self._is_trouble(raw, number):

@@ -57,6 +57,7 @@ class Index:
     entries: tuple[Entry, ...]
     words: dict[bytes, list[tuple[int, frozenset[bytes]]]]
     phrases: dict[str, list[int]]
+    parts: tuple[tuple[bytes, ...], ...]
 
     def numbers(self, words: set[bytes]) -> set[int]:
         """The numbers of the entries that can match a line with these words."""
@@ -64,6 +65,10 @@ class Index:
         return {
             number for word in words & known.keys() for number, others in known[word] if not others or others <= words
         }
+
+    def those_in(self, text: bytes, numbers: set[int]) -> set[int]:
+        """Those of the entries of which a text has a part, or that have none to look for."""
+        return {one for one in numbers if not self.parts[one] or any(part in text for part in self.parts[one])}
 
 
 def index(rules: Iterable[Rule] = tuple(RULES.values())) -> Index:
@@ -73,7 +78,7 @@ def index(rules: Iterable[Rule] = tuple(RULES.values())) -> Index:
     entries += [Wording(rule=rule, signature=signature) for rule in of_lines for signature in rule.signatures]
     words: dict[bytes, list[tuple[int, frozenset[bytes]]]] = {}
     phrases: dict[str, list[int]] = {}
-    wanted = [(number, word) for number, entry in enumerate(entries) for word in _words_wanted(entry).split()]
+    wanted = [(number, word) for number, entry in enumerate(entries) for word in searched_by(entry).words.split()]
     uses = Counter(part for _, word in wanted for part in word.encode().split(b"+"))
     for number, word in wanted:
         if word.isascii():
@@ -83,11 +88,13 @@ def index(rules: Iterable[Rule] = tuple(RULES.values())) -> Index:
             words.setdefault(rarest, []).append((number, frozenset(parts) - {rarest}))
         else:
             phrases.setdefault(word, []).append(number)
-    return Index(tuple(entries), words, phrases)
+    needed = tuple(tuple(part.encode() for part in searched_by(entry).parts.split("\n") if part) for entry in entries)
+    return Index(tuple(entries), words, phrases, needed)
 
 
-def _words_wanted(entry: Entry) -> str:
-    return entry.signature.words if isinstance(entry, Wording) else entry.words
+def searched_by(entry: Entry) -> Signature | Clue | Mark:
+    """What has the words, the parts and the pattern of an entry."""
+    return entry.signature if isinstance(entry, Wording) else entry
 
 
 INDEX = index()
@@ -477,9 +484,15 @@ class Scan:
         if len(self.errors) < MAX_ERRORS:
             self.errors.append(ReaderError.of(error, line))
 
-    def read(self, raw: bytes) -> None:
-        """Take the next line."""
+    def read(self, raw: bytes, parts: tuple[bytes, ...] = ()) -> None:
+        """Take the next line. ``parts``: without any of them it says nothing unless it belongs to a line above."""
         self.lines += 1
+        if parts and not self.traceback_since and not self.wrapped.text and not any(part in raw for part in parts):
+            if raw.strip(BLANK):
+                self._remember(raw)
+            else:
+                self.timeline.recent.append(raw)
+            return
         if len(raw) > LONGEST and cut_matters(raw, self.index):
             self.partly.note(self.lines)
         if len(raw) > CONTEXT:
@@ -513,32 +526,41 @@ class Scan:
             self.last[Event.COMPILING] = Line(number=self.lines, text="")
         return bool(kind) and self.routine.is_known(kind) and not self.traceback_since and not self.wrapped.text
 
-    def read_batch(self, batch: list[bytes]) -> None:
-        """Take the next lines."""
+    def read_batch(self, batch: list[bytes]) -> set[bytes]:
+        """Take the next lines; all words that they have."""
         if not self.lines and batch:
             self.begins_with_json = batch[0].strip() == b"{" and b'"' in b"".join(batch[1:3])
         if self.lines < MAX_RECENT:
             self.timeline.head += [raw[:MAX_REMEMBERED_BYTES] for raw in batch]
         # why together: most batches of a long log have no word of the catalogue at all
         whole = b" ".join(batch)
-        tokens = words_of(whole)
+        tokens = set(words_of(whole))
         cut = len(whole) >= CUT_LENGTH and any(len(raw) == CUT_LENGTH for raw in batch)
         whole_words = whole.isascii() and not is_coloured(whole)
         plain = tokens and whole_words and not cut and not self.traceback_since and not self.wrapped.text
-        if not plain or not self.index.words.keys().isdisjoint(tokens):
+        asked = self.index.numbers(tokens) - self.known if plain else set()
+        asked = self.index.those_in(whole.replace(b"\0", b""), asked)
+        if not plain or asked:
+            parts = self._parts_of(asked) if plain and b"\0" not in whole else ()
             for raw in batch:
                 try:
-                    self.read(raw)
+                    self.read(raw, parts)
                 except Exception as error:  # the last resort: the other lines are read all the same
                     self.last_line = self.lines
                     self.note_error(error, self.lines)
-            return
+            return tokens
         last_spoken = max(number for number, raw in enumerate(batch, self.lines + 1) if raw.strip(BLANK))
         self.lines += len(batch)
         self.last_line = last_spoken
         self.above.remember(batch)
         self.timeline.pass_lines(batch)
         self.last_output = self.last_output if self.broken_off else last_spoken
+        return tokens
+
+    def _parts_of(self, asked: set[int]) -> tuple[bytes, ...]:
+        """The parts of which each line has one that these entries may match; nothing where such a line may be without any."""
+        parts = [self.index.parts[number] for number in asked]
+        return tuple({part for some in parts for part in some}) if all(parts) else ()
 
     def _look(self, raw: bytes, tokens: list[bytes]) -> None:
         self.raw = raw
@@ -564,6 +586,8 @@ class Scan:
     def _examine(self, raw: bytes, tokens: list[bytes]) -> None:
         words = set(tokens)
         numbers = self.index.numbers(words) - self.known
+        if raw.isascii() and b"\0" not in raw and b"\x1b" not in raw:  # a part is searched as it stands
+            numbers = self.index.those_in(raw, numbers)
         if not numbers and not self.traceback_since and not self.wrapped.text and raw.isascii():
             return
         if A_COMPILE in words and b"killed" not in words:
@@ -769,8 +793,7 @@ def read_into(whole: Scan, lines: Iterable[bytes | str], at_hand: Callable[[], b
     for batch in _batches(lines, whole, at_hand):
         first, last = whole.lines + 1, whole.lines + len(batch)
         try:
-            whole.read_batch(batch)
-            whole.health.pass_lines(batch, first)
+            whole.health.pass_lines(batch, first, whole.read_batch(batch))
         except Exception as error:  # the last resort: as for one line
             whole.lines = whole.last_line = last
             whole.note_error(error, first)

@@ -145,9 +145,14 @@ def _for_diagnosis(rule: Table, faults: str) -> Table:
 
 
 def _with_words(wording: Table) -> Table:
-    from dsdoctor.rules.words import derived_words
+    from dsdoctor.rules.words import derived_parts, derived_words
 
-    return {**wording, "words": wording.get("words") or derived_words(wording["pattern"])}
+    pattern = wording["pattern"]
+    return {
+        **wording,
+        "words": wording.get("words") or derived_words(pattern),
+        "parts": "\n".join(derived_parts(pattern)),
+    }
 
 
 def _digest() -> str:

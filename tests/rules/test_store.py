@@ -12,7 +12,7 @@ import pytest
 from dsdoctor.diagnosis.lines import COLOUR, LONGEST, segments
 from dsdoctor.diagnosis.scan import words_of
 from dsdoctor.rules.store import FOLDER, INDEX, TABLE, log_table, log_topics, texts_of
-from dsdoctor.rules.words import derived_words
+from dsdoctor.rules.words import derived_parts, derived_words
 from tests.diagnosis.pumped import example_of
 from tests.diagnosis.test_wordings import CASES
 from tests.each import each
@@ -74,6 +74,32 @@ def test_every_wording_has_words_and_a_sample_with_them() -> None:
         found = DERIVED[wording["pattern"]]
 
         assert not re.search(wording["pattern"], line) or not found or has(line, found), line
+
+
+def test_a_match_has_one_of_the_parts_of_its_pattern() -> None:
+    made = [(pattern, example_of(pattern)) for pattern in DERIVED]
+    made += [(wording["pattern"], wording["sample"].splitlines()[-1]) for wording in WORDINGS]
+    lines = [(pattern, line) for pattern, line in made if re.search(pattern, line)]
+    parts = {wording["pattern"]: wording["parts"].split("\n") for wording in WORDINGS}
+
+    assert sum(some != [""] for some in parts.values()) > 0.95 * len(parts)
+    assert [(pattern, line) for pattern, line in lines if not any(part in line for part in parts[pattern])] == []
+
+
+@each(
+    ("pattern", "parts"),
+    [
+        (r"^no (?:space|room) left", (" left",)),
+        (r"(?:the|an?) worker (?:was )?(?:killed|lost)\b", (" worker ",)),
+        (r"[Kk]illed by (?:signal|SIG[A-Z]+)", ("illed by ",)),
+        (r"(?:error|fault)+: \d", ("error", "fault")),
+        (r"(?i:signal)|exited", ()),
+        (r"a(?=bcd)ef", ()),
+        (r"x{3}|\d+", ()),
+    ],
+)
+def test_the_parts_of_a_pattern_are_those_that_each_match_has(pattern: str, parts: tuple[str, ...]) -> None:
+    assert derived_parts(pattern) == parts
 
 
 def test_words_stand_by_hand_only_where_few_can_be_derived() -> None:
