@@ -13,7 +13,7 @@ from itertools import islice
 
 from dsdoctor.diagnosis.catalogue import CLUES, MARKS, RULES, Clue, Event, Mark, Rule, Signature, Tier
 from dsdoctor.diagnosis.facts import INSTALL_OPS, FactReader
-from dsdoctor.diagnosis.health import A_WARNING, Health
+from dsdoctor.diagnosis.health import Health
 from dsdoctor.diagnosis.lines import (
     AGENT,
     COLOUR,
@@ -123,37 +123,7 @@ class Patterns:
         return compiled.search(text)
 
 
-# Lines of a build of which very many are alike: how often each kind came, so that the others need not be searched.
-ROUTINE, KINDS = 200, 1000
-"""How many compile commands of one extension, and how many warnings, are read before the others are skipped; of how many kinds."""
-
 A_COMMAND = b"-DTORCH_EXTENSION_NAME="  # a part of torch's compile commands
-
-
-def kind_of(raw: bytes) -> bytes:
-    """The extension that a command compiles, or ``: warning: ``; nothing where a line is neither, or says more.
-
-    >>> kind_of(b"c++ -DTORCH_EXTENSION_NAME=cpu_adam -O3 -c a.cpp"), kind_of(b"x.h:1:1: warning: unused"), kind_of(b"step 7")
-    (b'cpu_adam', b': warning: ', b'')
-    """
-    if A_COMMAND in raw and b"illed" not in raw:  # a shell says "Killed" in the line of the command
-        return raw.partition(A_COMMAND)[2][:40].split(b" ")[0] or A_COMMAND
-    return A_WARNING if A_WARNING in raw and b"rror:" not in raw else b""
-
-
-@dataclass
-class Routine:
-    """How often lines of each kind came."""
-
-    times: dict[bytes, int] = field(default_factory=dict)
-
-    def is_known(self, kind: bytes) -> bool:
-        """Count one more line of a kind; whether very many came before it."""
-        before = self.times.get(kind, 0)
-        if len(self.times) < KINDS or before:
-            self.times[kind] = before + 1
-        return before >= ROUTINE
-
 
 # Lines too long, or with words of too many rules, to be searched whole: what of them is searched, and how many there were.
 CROWD, SHORT = 40, 300
@@ -447,7 +417,6 @@ class Scan:
     hits: dict[int, Hit] = field(default_factory=dict)
     counts: dict[int, int] = field(default_factory=dict)
     latest: dict[int, int] = field(default_factory=dict)
-    routine: Routine = field(default_factory=Routine)
     first: dict[Event, Line] = field(default_factory=dict)
     last: dict[Event, Line] = field(default_factory=dict)
     exception: Line | None = None
@@ -499,9 +468,6 @@ class Scan:
             raw = shorten(raw)
         if is_coloured(raw):
             raw = COLOUR.sub(b"", raw)
-        if self._is_routine(raw):
-            self._remember(raw)
-            return
         tokens = words_of(raw)
         if not tokens and not raw.strip(BLANK):
             self.timeline.recent.append(raw)
@@ -518,13 +484,6 @@ class Scan:
         self.timeline.pass_lines([raw])
         if not self.broken_off:
             self.last_output = self.lines
-
-    def _is_routine(self, raw: bytes) -> bool:
-        """One more compile command of an extension, or one more warning of a compiler, after very many of them."""
-        kind = kind_of(raw)
-        if kind and kind != A_WARNING:
-            self.last[Event.COMPILING] = Line(number=self.lines, text="")
-        return bool(kind) and self.routine.is_known(kind) and not self.traceback_since and not self.wrapped.text
 
     def read_batch(self, batch: list[bytes]) -> set[bytes]:
         """Take the next lines; all words that they have."""
