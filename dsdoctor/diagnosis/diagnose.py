@@ -24,6 +24,7 @@ from dsdoctor.diagnosis.findings import (
     partly_searched,
     perhaps_the_end,
     reader_failed,
+    rest_of_block,
     undecided,
     undecided_log,
     unexplained,
@@ -276,7 +277,9 @@ def known_cause(choice: Choice) -> Verdict | None:
     cause = with_activity(with_place(with_what_came_before(cause, first, origin, mine=mine), first, failure), activity)
     before = min(first.line, failure.since) if failure else first.line
     linked = links(story.read, before, first.text, first.signature.fix or first.rule.fix)
-    cause = replace(cause, evidence=(*cause.evidence, *linked))
+    cause = replace(
+        cause, evidence=(*cause.evidence, *rest_of_block(story.read, Line(first.line, first.text)), *linked)
+    )
     return Verdict(
         outcome=LogOutcome.CAUSE,
         findings=(cause, *others, *choice.notes),
@@ -353,7 +356,8 @@ def last_words(choice: Choice) -> Verdict | None:
     line = Line(*words) if words else _error_by_form(ended, choice.read)
     if line is None:
         return None
-    told = unexplained(line, choice.facts, choice.origin, doing=choice.origin.activity)
+    more = rest_of_block(choice.read, line)
+    told = unexplained(line, choice.facts, choice.origin, more=more, doing=choice.origin.activity)
     return choice.verdict(LogOutcome.UNEXPLAINED, told)
 
 
@@ -368,7 +372,7 @@ def no_words(choice: Choice) -> Verdict | None:
 def worst_line(choice: Choice) -> Verdict | None:
     """A line by which the failure is known."""
     line = _worst_line(choice.story, _echoes(choice))
-    told = unexplained(line, choice.facts, choice.origin)
+    told = unexplained(line, choice.facts, choice.origin, more=rest_of_block(choice.read, line))
     return Verdict(outcome=LogOutcome.UNEXPLAINED, findings=(told, *choice.notes))
 
 

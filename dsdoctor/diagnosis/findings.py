@@ -4,6 +4,7 @@ import posixpath
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 
 from dsdoctor.core.finding import Finding, Fix, Severity
 from dsdoctor.core.text import counted
@@ -215,6 +216,20 @@ def unexplained(line: Line, facts: Facts, origin: Origin, *, more: tuple[str, ..
     )
     return finding if failure else with_activity(finding, doing)
 
+
+def rest_of_block(read: Scan, line: Line) -> tuple[str, ...]:
+    """The reason that a tool gives below a line that begins with a cross, as uv and pip do: up to an empty line, or its help."""
+    texts: list[str] = []
+    for raw in islice(read.timeline.recent, max(0, len(read.timeline.recent) - read.lines + line.number), None):
+        text = last_segment(raw).lstrip(BLOCK)
+        if not text or text.startswith(("help:", "hint:", "note:")) or not line.text.startswith("×"):
+            break
+        texts.append(text)
+    return (f"its reason: {' '.join(texts)[:MAX_LINE_LENGTH]}",) if texts else ()
+
+
+BLOCK = "╰─▶>│ "
+"""What stands before the lines of such a reason."""
 
 UNEXPLAINED = {
     "line": "",

@@ -30,7 +30,7 @@ MAYBE = form_in_bytes("lines", "maybe-an-error")
 PROGRESS_HINTS: tuple[bytes, ...] = (
     *(b"tep", b"STEP", b"ter", b"oss", b"LOSS", b"poch", b"%|", b"build time", b"Would install", b"uccessfully"),
     *(b"finished with", b"already satisfied", b"compiled w.", b"Installed ", b"Audited ", b"Built target"),
-    *(b"heckpoint", b"transaction: ", b"bounds values", b"Result = ", b"Build files"),
+    *(b"heckpoint", b"transaction: ", b"bounds values", b"Result = ", b"Build files", b"naming to", b"]\t"),
 )
 
 NINJA = re.compile(rb"^\[\d{1,6}/", re.MULTILINE)
@@ -47,8 +47,10 @@ NO_ERROR = re.compile(
 )
 """What looks like an error and is printed by runs that are well."""
 
-PROGRESS = re.compile(rb"\b[Ee]poch['\"]?[ =:\[(]{1,3}\d|\d{1,3}%\|.{0,200}?\|\s{0,9}\d|^\[\d{1,6}/\d{1,6}\] \S")
-"""An epoch, a progress bar, a step of ninja."""
+PROGRESS = re.compile(
+    rb"\b[Ee]poch['\"]?[ =:\[(]{1,3}\d|\d{1,3}%\|.{0,200}?\|\s{0,9}\d|^\[\d{1,6}/\d{1,6}\] \S|^\[\d{1,6}\]\t\w[^\t:]{0,60}: ?\d"
+)
+"""An epoch, a progress bar, a step of ninja, a round of boosting with its metrics."""
 
 END = form_in_bytes("lines", "end-of-a-part")
 
