@@ -11,7 +11,7 @@ from dsdoctor.diagnosis.models import Facts, Hit
 from dsdoctor.diagnosis.relations import Story, trained_after
 from dsdoctor.diagnosis.scan import Scan
 from dsdoctor.diagnosis.timeline import FINITE, LOSS, STEP, Failure, Frame, Speaker
-from dsdoctor.rules.store import Table
+from dsdoctor.rules.store import Table, forms
 
 
 def contradicted(hit: Hit, facts: Facts) -> bool:
@@ -477,32 +477,6 @@ LAUNCHED = re.compile(
 
 LAUNCH_ENDED = re.compile(rb"exits (?:successfully|with return code)|Traceback \(most recent")
 
-MAKERS: tuple[tuple[re.Pattern[bytes], str, str, str], ...] = (
-    (
-        re.compile(
-            rb"initializing oneAPI environment|oneapi/setvars\.sh|intel_extension_for_(?:pytorch|deepspeed)|xpu-smi"
-        ),
-        "Intel's oneAPI",
-        "intel_extension_for_pytorch (for old releases intel_extension_for_deepspeed too)",
-        "sycl-ls",
-    ),
-    (
-        re.compile(rb"torch_npu|npu-smi|ascend-toolkit|Ascend/\S{0,80}set_env\.sh"),
-        "Ascend's CANN",
-        "torch_npu",
-        "npu-smi info",
-    ),
-    (re.compile(rb"habana|hl-smi|HABANA_"), "Habana's Gaudi", "habana_frameworks", "hl-smi"),
-    (re.compile(rb"torch_mlu|cnmon\b|[Cc]ambricon"), "Cambricon's MLU", "torch_mlu", "cnmon"),
-    (
-        re.compile(rb"rocm-smi|/opt/rocm|HIP_VISIBLE_DEVICES|ROCR_VISIBLE_DEVICES"),
-        "AMD's ROCm",
-        "a torch for ROCm",
-        "rocm-smi",
-    ),
-)
-"""What a log has of another maker's machine: how it is called here, what makes torch see its devices, what lists them."""
-
 INSTALLED_PACKAGE = re.compile(
     r"(?:site|dist)-packages[/\\](?P<package>[A-Za-z]\w{1,60})[/\\]|(?P<source>\bop_builder|deepspeed)[/\\]"
 )
@@ -530,11 +504,11 @@ def devices_of_another_maker(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[
     hit = next((hit for hit in hits if "no GPU resources" in hit.text and hit.signature.title), None)
     if hit is None:
         return
-    for pattern, maker, extension, lister in MAKERS:
-        if any(pattern.search(raw[:4000]) for raw in scan.timeline.recent):
-            steps = (lister, *(one for one in hit.signature.steps or () if "get_accelerator" in one))
+    for maker in forms("facts")["maker"]:
+        if any(re.search(maker["pattern"].encode(), raw[:4000]) for raw in scan.timeline.recent):
+            steps = (maker["lister"], *(one for one in hit.signature.steps or () if "get_accelerator" in one))
             told = hit.in_case("another-maker")
-            groups = {**hit.groups, "maker": maker, "extension": extension}
+            groups = {**hit.groups, "maker": maker["name"], "extension": maker["extension"]}
             yield replace(told, groups=groups, signature=replace(told.signature, steps=steps))
             return
 
@@ -620,23 +594,21 @@ def default_list_refused(hits: list[Hit], facts: Facts, scan: Scan) -> Iterator[
             return
 
 
-def asked_and_left_out(_: list[Hit], facts: Facts, scan: Scan) -> Iterator[Hit]:
-    """An op that was asked for by its variable is False in "Install Ops"."""
+def ops_left_out(_: list[Hit], facts: Facts, scan: Scan) -> Iterator[Hit]:
+    """What "Install Ops" has not: an op that was asked for by its variable is False, or not there at all, as DeepSpeed has none for
+    the accelerator it chose; or every op is False, which is right for ops that are compiled at run time.
+    """
     named = [op for op in facts.left_out if op in facts.asked]
+    missing = [op for op in facts.asked if op not in {*facts.built, *facts.left_out, "ops", "not_implemented"}]
     if named:
         line = Line(number=scan.ops_line or 1, text=f"Install Ops: {', '.join(f'{op}: False' for op in named)}")
         yield combined_hit("op-silently-skipped", line, Tier.GENERIC, {"op": named[0]}, stands=True)
-
-
-def asked_and_unknown(_: list[Hit], facts: Facts, scan: Scan) -> Iterator[Hit]:
-    """An op that was asked for by its variable is not in "Install Ops" at all: DeepSpeed has none for the accelerator it chose."""
-    listed = {*facts.built, *facts.left_out, "ops", "not_implemented"}
-    missing = [op for op in facts.asked if op not in listed]
     if missing and (facts.built or facts.left_out):
-        line = Line(number=scan.ops_line, text=f"Install Ops: no {', '.join(missing)}")
-        yield combined_hit(
-            "op-silently-skipped", line, Tier.GENERIC, {"op": missing[0]}, case="no-such-op", stands=True
-        )
+        line, op = Line(number=scan.ops_line, text=f"Install Ops: no {', '.join(missing)}"), {"op": missing[0]}
+        yield combined_hit("op-silently-skipped", line, Tier.GENERIC, op, case="no-such-op", stands=True)
+    if facts.left_out and not facts.built and not named and "ops" not in facts.asked:
+        line = Line(number=scan.ops_line, text="Install Ops: every op is False")
+        yield combined_hit("op-silently-skipped", line, Tier.PROBE, case="nothing-built")
 
 
 def built_for_another(hits: list[Hit], facts: Facts, scan: Scan) -> Iterator[Hit]:
@@ -651,13 +623,6 @@ def built_for_another(hits: list[Hit], facts: Facts, scan: Scan) -> Iterator[Hit
     else:
         told = combined_hit(AUTODETECTED, line, Tier.PROBE, groups, case="cpu-op", stands=True)
         yield replace(told, line=chose.line)
-
-
-def nothing_was_built(_: list[Hit], facts: Facts, scan: Scan) -> Iterator[Hit]:
-    """Every op is False: right for ops compiled at run time, wrong where an op was asked for."""
-    if facts.left_out and not facts.built and not set(facts.asked) & {*facts.left_out, "ops"}:
-        line = Line(number=scan.ops_line, text="Install Ops: every op is False")
-        yield combined_hit("op-silently-skipped", line, Tier.PROBE, case="nothing-built")
 
 
 def _went_well(scan: Scan) -> bool:
@@ -697,14 +662,19 @@ def pre_compiled_on_windows(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[H
         yield combined_hit("windows-unsupported-op", line, Tier.GENERIC, refused[0].groups, case="pre-compiled")
 
 
-LAUNCH_COMBINATIONS = (
+COMBINATIONS = (
+    pre_compiled_on_windows,
+    in_a_case,
+    wrong_home_behind_a_missing_part,
+    default_list_refused,
+    ops_left_out,
+    built_for_another,
+    killed_while_compiling,
+    stopped_at_the_lock,
     several_launchers,
     devices_of_another_maker,
     a_text_for_a_number,
     packages_that_do_not_fit,
-)
-
-RUN_COMBINATIONS = (
     nodes_that_did_not_come_back,
     nccl_says_why,
     gpu_held_by_another,
@@ -713,21 +683,6 @@ RUN_COMBINATIONS = (
     raised_by_the_data,
     raised_while_a_table_was_made,
     state_lost_under_zero,
-)
-
-COMBINATIONS = (
-    pre_compiled_on_windows,
-    in_a_case,
-    wrong_home_behind_a_missing_part,
-    default_list_refused,
-    asked_and_left_out,
-    asked_and_unknown,
-    built_for_another,
-    nothing_was_built,
-    killed_while_compiling,
-    stopped_at_the_lock,
-    *LAUNCH_COMBINATIONS,
-    *RUN_COMBINATIONS,
 )
 
 

@@ -37,26 +37,6 @@ MAX_LINE_LENGTH, MAX_WORDS_LENGTH = 300, 200
 
 GPU_MEMORY = re.compile(r"\b(?:CUDA|HIP) (?:error: )?out of memory|OutOfMemoryError")
 
-LABELS = {
-    "python": "Python",
-    "torch": "torch",
-    "cuda": "torch's CUDA",
-    "nvcc": "nvcc",
-    "deepspeed": "DeepSpeed",
-    "transformers": "transformers",
-    "accelerate": "accelerate",
-    "zero_stage": "ZeRO stage",
-    "experts": "experts",
-    "attention": "attention",
-    "gcc": "gcc",
-    "pip": "pip",
-    "cuda_home": "CUDA_HOME",
-    "standard": "-std",
-    "accelerator": "accelerator",
-    "arch_list": "TORCH_CUDA_ARCH_LIST",
-    "cache": "cache",
-}
-
 ONE_OP_BUILDS = {Stage.COMPILE, Stage.LINK, Stage.JIT, Stage.LOAD}
 
 
@@ -87,7 +67,8 @@ def _where(hit: Hit) -> tuple[str, ...]:
 
 def _environment_line(facts: Facts) -> tuple[str, ...]:
     """What the log says of its machine, in one line."""
-    known = [f"{LABELS[name]} {value}" for name, value in vars(facts).items() if name in LABELS and value]
+    labels = forms("facts")["labels"]
+    known = [f"{labels[name]} {value}" for name, value in vars(facts).items() if name in labels and value]
     if facts.architectures:
         known.append(f"built for {', '.join(facts.architectures)}")
     return (f"the log says: {', '.join(known)}",) if known else ()
