@@ -31,7 +31,7 @@ from dsdoctor.diagnosis.lines import (
     shorten,
 )
 from dsdoctor.diagnosis.models import Hit, ReaderError
-from dsdoctor.diagnosis.timeline import MAX_RECENT, NOBODY, Speaker, Timeline, add_event
+from dsdoctor.diagnosis.timeline import MAX_RECENT, NOBODY, Speaker, Timeline
 
 WORD_BYTES = bytes(
     ord(chr(byte).lower()) if byte < 128 and (chr(byte).isalnum() or byte == ord("_")) else ord(" ")
@@ -660,7 +660,7 @@ class Scan:
             self.traceback_since = self.lines
         elif event is Event.WAITING:
             self.broken_off = False
-        enough = add_event(self.timeline, event, text, self.raw, self.lines, self.above.lines)
+        enough = self.timeline.take(event, text, self.raw, self.lines, self.above.lines)
         self.has_exits_enough = self.has_exits_enough or enough
 
     def _match(self, number: int, wording: Wording, text: str, since: int = 0) -> None:

@@ -15,27 +15,20 @@ from dsdoctor.rules.store import Table, form, forms
 # A raw line of a log -> which process wrote it, as far as its prefix says. Reads only the head of the line.
 MAX_HEAD_BYTES = 240
 
-
 COLOUR_OF_HEAD = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
-
 
 RANK_LABEL = re.compile(rb"\[(?:rank ?|Rank )(\d{1,5})\]|(?:^|[\]:|] ?)rank(\d{1,5}): ")
 
-
 LOCAL_LABEL = re.compile(rb"\[default(\d{1,5})\]:?|^default(\d{1,5}): ")
-
 
 MPI_LABEL = re.compile(rb"^\[\d{1,5},(\d{1,5})\]<std(?:out|err)>")
 
-
 TASK_LABEL = re.compile(rb"^ {0,4}(\d{1,5}): ")
-
 
 RAY_LABEL = re.compile(
     rb"^\(((?:[\w.:\[\]=-]{1,80}(?:, \w{1,20}=[\w.-]{1,40}){0,3},? )?pid=\d{1,9}(?:, ip=[\w.:]{3,40})?"
     rb"|raylet(?:, ip=[\w.:]{3,40})?)\) "
 )
-
 
 HOST_LABEL = re.compile(rb"^(?:\[(?:pod/)?([A-Za-z][\w./-]{0,80})\] |([A-Za-z][\w.-]{0,60}\d[\w.-]{0,20})(?: \| |: ))")
 
@@ -848,6 +841,46 @@ class Timeline:
         if self.asked_by:
             self._take_reason(batch)
 
+    def take(self, event: Event, text: str, raw: bytes, line: int, above: deque[bytes]) -> bool:
+        """Take what a line shows, and tell whether no more exits are needed. ``text``: the clean part of the line that shows it;
+        ``raw``: all of it. Nothing is searched here.
+        """
+        if event in {Event.EXCEPTION, Event.USAGE}:
+            self.exception(raw, text, line)
+        elif event in {Event.SUITE_BEGAN, Event.SUITE_CAPTURED}:
+            self.suite.note(event, line)
+        elif event is Event.TRACEBACK:
+            self.begin_traceback(raw, text, line)
+        elif event is Event.ERROR_FILE and self.exits and not self.exits[-1].error_file:
+            self.exits[-1] = replace(self.exits[-1], error_file=text.partition(": ")[2][:300])
+        elif event is Event.CHAINED:
+            self.chain(raw)
+        elif event is Event.IGNORED:
+            self.ignored = line
+        elif event is Event.CRASHED:
+            self.crash(raw, text, line)
+        elif event is Event.EXITED:
+            self.end(raw, text, line, lambda: list(above)[-1:-8:-1])
+        elif event is Event.NO_NUMBER:
+            self.nans.note(raw, line, self.recent)
+        elif event is Event.WATCHDOG:
+            self.watchdogs[self.speaker(raw)] = line
+            self.first_watchdog = self.first_watchdog or line
+        elif event is Event.RECOVERED:
+            self.recoveries.append((line, self.speaker(raw)))
+        elif event is Event.MISSING and len(self.waited) < MAX_WATCHED:
+            self.waited.append(text[:400])
+        elif event is Event.WORK:
+            self.before_waiting = self.before_waiting if self.collectives else list(self.recent)
+            self.collectives += [text[:600]] if len(self.collectives) < MAX_FAILURES else []
+        elif event is Event.LAST_ERROR and len(self.reasons) < MAX_WATCHED:
+            self.asked_by = (line, self.speaker(raw))
+        elif event is Event.ENDED_WELL:
+            self.done = line
+        elif event is Event.WORLD and (found := WORLD.search(text)):
+            self.world = int(found[1])
+        return self.has_exits_enough
+
     def speaker(self, raw: bytes) -> Speaker:
         """Who wrote a line; writers are counted."""
         speaker = speaker_of(raw, tasks=self.tasks)
@@ -988,37 +1021,11 @@ class Timeline:
         """Whether no more lines are read for exits."""
         return self.asked_for_exits >= MAX_FAILURES or len(self.exits) >= MAX_FAILURES
 
-    def note_error_file(self, text: str) -> None:
-        """The file in which the process whose end was just read left its traceback."""
-        if self.exits and not self.exits[-1].error_file:
-            self.exits[-1] = replace(self.exits[-1], error_file=text.partition(": ")[2][:300])
-
-    def wait(self, text: str) -> None:
-        """A line that says who did not come."""
-        if len(self.waited) < MAX_WATCHED:
-            self.waited.append(text[:400])
-
-    def give_up(self, raw: bytes, line: int) -> None:
-        """A watchdog gives up waiting."""
-        self.watchdogs[self.speaker(raw)] = line
-        self.first_watchdog = self.first_watchdog or line
-
     def lengthen(self, line: int, text: str) -> None:
         """A terminal had cut a failure's words: this is all of them."""
         last = self.failures[-1] if self.failures else None
         if last and last.line == line:
             self.failures[-1] = replace(last, text=text)
-
-    def recover(self, raw: bytes, line: int) -> None:
-        """A process says that it tries again, or goes on without what failed."""
-        self.recoveries.append((line, self.speaker(raw)))
-
-    def note_collective(self, text: str) -> None:
-        """A line of a watchdog about a collective."""
-        if not self.collectives:
-            self.before_waiting = list(self.recent)
-        if len(self.collectives) < MAX_FAILURES:
-            self.collectives.append(text[:600])
 
     def stepped_between(self, first: int, last: int) -> bool:
         """Whether a step of the training stands between the lines of two failures."""
@@ -1086,44 +1093,3 @@ def _indented(raw: bytes, text: str) -> bool:
     head = raw.decode("utf-8", "replace")
     place = head.find(text[:20])
     return place >= 2 and head[place - 2 : place] in ("  ", " \t", "\t\t", ": ") and head[place - 2] in " \t"
-
-
-# An event that a line shows -> the timeline of the log. Nothing is searched here.
-def add_event(timeline: Timeline, event: Event, text: str, raw: bytes, line: int, above: deque[bytes]) -> bool:
-    """Tell the timeline what a line shows, and hear whether it needs no more exits.
-
-    ``text``: the clean part of the line that shows it; ``raw``: all of it.
-    """
-    if event in {Event.EXCEPTION, Event.USAGE}:
-        timeline.exception(raw, text, line)
-    elif event in {Event.SUITE_BEGAN, Event.SUITE_CAPTURED}:
-        timeline.suite.note(event, line)
-    elif event is Event.TRACEBACK:
-        timeline.begin_traceback(raw, text, line)
-    elif event is Event.ERROR_FILE:
-        timeline.note_error_file(text)
-    elif event is Event.CHAINED:
-        timeline.chain(raw)
-    elif event is Event.IGNORED:
-        timeline.ignored = line
-    elif event is Event.CRASHED:
-        timeline.crash(raw, text, line)
-    elif event is Event.EXITED:
-        timeline.end(raw, text, line, lambda: list(above)[-1:-8:-1])
-    elif event is Event.NO_NUMBER:
-        timeline.nans.note(raw, line, timeline.recent)
-    elif event is Event.WATCHDOG:
-        timeline.give_up(raw, line)
-    elif event is Event.RECOVERED:
-        timeline.recover(raw, line)
-    elif event is Event.MISSING:
-        timeline.wait(text)
-    elif event is Event.WORK:
-        timeline.note_collective(text)
-    elif event is Event.LAST_ERROR and len(timeline.reasons) < MAX_WATCHED:
-        timeline.asked_by = (line, timeline.speaker(raw))
-    elif event is Event.ENDED_WELL:
-        timeline.done = line
-    elif event is Event.WORLD and (found := WORLD.search(text)):
-        timeline.world = int(found[1])
-    return timeline.has_exits_enough
