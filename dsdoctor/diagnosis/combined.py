@@ -218,46 +218,21 @@ def _calls(failure: Failure) -> str:
 
 
 # A GPU that is full because of other processes -> a hit that names them, with what they hold.
-OF_THIS_JOB = rb"(?:subprocess|pid[=: ]{1,3}|PID[=: ]{1,3}|Process|process) {0,2}%s\b(?! has )"
-"""How launchers name the processes that they start."""
-
-
-def gpu_held_by_another(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
+def gpu_held_by_another(hits: list[Hit], _: Facts, __: Scan) -> Iterator[Hit]:
     """The GPU is full because other processes are on it: neither fragmentation nor this process alone."""
-    for hit in hits:
-        others = held_by_others(hit.text) if hit.rule.id == "gpu-oom" else None
-        if others:
-            found = combined_hit("gpu-oom", Line(hit.line, hit.text), Tier.NAMED, case=_case(others))
-            signature = replace(found.signature, sample=hit.signature.sample)
-            yield replace(hit, signature=signature, groups=_groups(others, scan))
+    for hit in (hit for hit in hits if hit.rule.id == "gpu-oom"):
+        if others := held_by_others(hit.text):
+            several = len(others.pids) > 1
+            case = "one-of-several" if others.among_them else "other-processes" if several else "another-process"
+            found = combined_hit("gpu-oom", Line(hit.line, hit.text), Tier.NAMED, case=case)
+            groups = {
+                "held": f"{others.held:.2f}",
+                "own": f"{others.own:.2f}",
+                "pids": f"process{'es' if several else ''} {', '.join(others.pids[:6])}",
+                "pid": others.pids[0],
+            }
+            yield replace(hit, signature=replace(found.signature, sample=hit.signature.sample), groups=groups)
             return
-
-
-def _case(others: OtherProcesses) -> str:
-    if others.among_them:
-        return "one-of-several"
-    return "other-processes" if len(others.pids) > 1 else "another-process"
-
-
-def _groups(others: OtherProcesses, scan: Scan) -> dict[str, str]:
-    """What is known of the other processes."""
-    return {
-        "held": f"{others.held:.2f}",
-        "own": f"{others.own:.2f}",
-        "pids": f"process{'es' if len(others.pids) > 1 else ''} {', '.join(others.pids[:6])}",
-        "whose": ", of this same run" if _is_of_this_run(others.pids, scan) else "",
-        "pid": others.pids[0],
-    }
-
-
-def _is_of_this_run(pids: tuple[str, ...], scan: Scan) -> bool:
-    """Whether the run's own launcher names the processes: two of its ranks are on one GPU."""
-    known = {str(one.pid) for one in scan.timeline.exits if one.pid}
-    named = [raw[-600:] for raw in scan.timeline.recent]
-    return all(
-        pid in known or any(re.search(OF_THIS_JOB % pid.encode(), raw) for raw in named if pid.encode() in raw)
-        for pid in pids
-    )
 
 
 CAUGHT = re.compile(r"Caught (?P<error>\w{1,60}) in DataLoader worker process \d")
