@@ -583,9 +583,7 @@ MEASURED = re.compile(r"(?:^|_)(?:loss|reward|norm|mean|acc|time)(?:_|$)")
 QUOTES = "'\""
 A_WARNING = re.compile(r"\bWARN(?:ING)?\b|\b[Ww]arning:|UserWarning")
 SECRET = re.compile(r"(?i)key|token|secret|passw|auth")
-TOO_COMMON = frozenset(
-    {"local_rank", "global_rank", "world_size", "node_rank", "global_step", "error_code", "file_name"}
-)
+OF_EVERY_RANK = "local_rank"  # launchers print it for each process
 
 
 def links(read: Scan, before: int, words: str, mends: str = "") -> tuple[str, ...]:
@@ -597,7 +595,7 @@ def links(read: Scan, before: int, words: str, mends: str = "") -> tuple[str, ..
         of_line = [*OPTION.finditer(line.text), *ASSIGNED.finditer(line.text)]
         for one in of_line:
             key = _plain(one["name"])
-            if key in found or key in TOO_COMMON or SECRET.search(key) or MEASURED.search(key):
+            if key in found or key == OF_EVERY_RANK or SECRET.search(key) or MEASURED.search(key):
                 continue
             if key in named or key in asked or _is_phrase(key, sentence):
                 found[key] = f"set above, in line {line.number}: {one['name']}={one['value'].strip(QUOTES)}"
@@ -613,7 +611,7 @@ def names_in(text: str) -> set[str]:
     >>> sorted(names_in("--tensor-parallel-size must divide num_heads (28); set MASTER_PORT, not the port"))
     ['master_port', 'num_heads', 'tensor_parallel_size']
     """
-    return {_plain(found) for found in NAME.findall(text)} - TOO_COMMON
+    return {_plain(found) for found in NAME.findall(text)} - {OF_EVERY_RANK}
 
 
 def _plain(name: str) -> str:
