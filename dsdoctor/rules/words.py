@@ -109,7 +109,7 @@ def derived_parts(pattern: str) -> tuple[str, ...]:
 
     None where a match may be without any, or where they would be short or many.
 
-    >>> derived_parts(r"^(?:Retrying|[Ww]ill retry) in \d|gave up \(\d\)"), derived_parts(r"(?i)will retry|\d{3}: no")
+    >>> derived_parts(r"^(?:Retrying|[Ww]ill retry)|gave up \(\d\)"), derived_parts(r"(?i)will retry|\d{3}: no")
     (('Retrying', 'ill retry', 'gave up ('), ())
     """
     items: Any = parser.parse(pattern)
