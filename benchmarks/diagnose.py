@@ -1,4 +1,4 @@
-"""How fast logs of 50 MB are read from a file: prints seconds and memory. ``python benchmarks/diagnose.py [MEGABYTES]``."""
+"""How fast logs of 50 MB are read from a file: prints seconds and memory. ``python benchmarks/diagnose.py [MEGABYTES [KIND]]``."""
 
 import resource
 import sys
@@ -23,6 +23,17 @@ RANKS = [
     "lr=[1e-05], loss=2.{n}\n"
     for rank in range(8)
 ]
+MANY_RANKS = [
+    *(
+        f"[rank{rank}]: 2026-11-21 08:50:53,{{n:03d}} trainer.py:214 step={{n}} loss=2.{{n}} grad_norm=0.7 tokens/s=10{{n}}\n"
+        for rank in range(64)
+    ),
+    *(
+        f"[rank{rank}]: node-{rank // 8}:{4000 + rank}:{{n}} [{rank % 8}] NCCL INFO Channel {{n}}/0 : {rank} -> 0 via P2P/CUMEM\n"
+        for rank in range(64)
+    ),
+    "[rank7]: /v/lib/python3.11/site-packages/torch/x.py:{n}: UserWarning: in step {n} a tensor was copied\n",
+]
 BAR = "\r {n}%|###    | {n}/999999 [08:15<40:57,  4.20s/it]"
 NEAR_MISS = (
     "x.h:{n}:1: fatal error: cusparse_{n}.h: gcc found, command 'ninja' failed with Errno 13, exit code of {n}\n"
@@ -33,6 +44,7 @@ KINDS = {
     "commands": [COMPILE],
     "mixed": [TRAINING] * 20 + [COMPILE] + [WARNING] * 3,
     "ranks": RANKS * 6 + ["[default1]:/v/x.py:{n}: UserWarning: nan in a column, error in memory\n"],
+    "64 ranks": MANY_RANKS,
     "bars": [BAR] * 40 + ["\n"],
     "near misses": [NEAR_MISS],
 }
@@ -62,6 +74,8 @@ def main() -> None:
     size = int(sys.argv[1] if len(sys.argv) > 1 else 50) * 1_000_000
     with tempfile.TemporaryDirectory() as folder:
         for kind, lines in KINDS.items():
+            if len(sys.argv) > 2 and kind != sys.argv[2]:
+                continue
             path = Path(folder) / "run.log"
             write(path, lines, size)
             began, worked = time.perf_counter(), time.process_time()

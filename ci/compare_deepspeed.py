@@ -24,7 +24,7 @@ from dsdoctor.core.architectures import KNOWN, numeric
 from dsdoctor.core.build_models import OpFact
 from dsdoctor.core.errors import DoctorError
 from dsdoctor.core.host import LocalHost
-from dsdoctor.diagnosis.facts import OPS as OPS_IN_LOGS
+from dsdoctor.diagnosis.catalogue import CLUES
 from dsdoctor.diagnosis.facts import op_of
 
 ACCELERATORS = ("cuda", "cpu")
@@ -172,11 +172,12 @@ def _ops_in_the_catalogue(tree: Tree) -> Iterator[str]:
 
 
 def _variables_in_logs(tree: Tree) -> Iterator[str]:
+    in_logs = {word.removeprefix("ds_build_") for clue in CLUES if clue.name == "asked" for word in clue.words.split()}
     facts = {fact.op: fact for ops in tree.ops.values() if not isinstance(ops, str) for fact in ops.values()}
     for name, fact in sorted(facts.items()):
         short = fact.variable.removeprefix("DS_BUILD_")
-        if name != "deepspeed_not_implemented" and (op_of(short) != name or short.lower() not in OPS_IN_LOGS):
-            yield f"diagnosis/facts.py does not know that {fact.variable} builds {name}"
+        if name != "deepspeed_not_implemented" and (op_of(short) != name or short.lower() not in in_logs):
+            yield f"rules/forms/facts.toml does not know that {fact.variable} builds {name}"
 
 
 def _optimizers_known(tree: Tree) -> Iterator[str]:

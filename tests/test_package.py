@@ -16,7 +16,7 @@ import pytest
 from dsdoctor.cli.aliases import RENAMED
 from dsdoctor.cli.app import COMMANDS, make_app
 from dsdoctor.core.release import ADDRESS, __version__
-from dsdoctor.rules.store import INDEX, TABLE, make_index, make_table
+from dsdoctor.rules.store import INDEX, TABLE, make_index, make_table, order
 
 ROOT = Path(__file__).parents[1]
 BUILD = "import sys; from setuptools import build_meta as b; out = sys.argv[1]; b.build_sdist(out); b.build_wheel(out)"
@@ -127,6 +127,7 @@ def test_the_wheel_holds_the_rooms_and_nothing_else(built: Path) -> None:
     assert {room for room in ROOMS if f"{room}/__init__.py" not in names} == set()
     assert {"dsdoctor/py.typed", "dsdoctor/overflow/measure/scan.c", f"{info}/licenses/LICENSE"} <= set(names)
     assert sum(name.startswith("dsdoctor/rules/logs/") for name in names) > 60
+    assert sum(name.startswith("dsdoctor/rules/forms/") for name in names) == len(order()["forms"])
     assert {"dsdoctor/rules/order.toml", "dsdoctor/rules/checks.toml"} <= set(names)
     kept = {name: json.loads(zipfile.ZipFile(wheel).read(f"dsdoctor/rules/{name}")) for name in (TABLE, INDEX)}
     assert kept == {TABLE: make_table(), INDEX: make_index()}

@@ -1,17 +1,17 @@
 """Hits of a log -> hits in the light of other lines: of several lines together, of another package, of the releases in the log."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from dsdoctor.diagnosis.catalogue import READ, REGRESSION_OF, RULES
+from dsdoctor.diagnosis.catalogue import READ, REGRESSION_OF, RULES, Event, Signature, Stage, Tier
 from dsdoctor.diagnosis.findings import ANOTHER_PACKAGE, book_steps, steps_of_case
 from dsdoctor.diagnosis.lines import Line
-from dsdoctor.diagnosis.marks import Event
-from dsdoctor.diagnosis.models import Facts, Hit, Signature, Stage, Tier
+from dsdoctor.diagnosis.models import Facts, Hit
 from dsdoctor.diagnosis.relations import Story, trained_after
 from dsdoctor.diagnosis.scan import Scan
 from dsdoctor.diagnosis.timeline import FINITE, LOSS, STEP, Failure, Frame, Speaker
+from dsdoctor.rules.store import Table, forms
 
 
 def contradicted(hit: Hit, facts: Facts) -> bool:
@@ -174,66 +174,70 @@ def combined_hit(
     return hit.in_case(case) if case else hit
 
 
-# A GPU that is full because of other processes -> a hit that names them, with what they hold.
-OF_THIS_JOB = rb"(?:subprocess|pid[=: ]{1,3}|PID[=: ]{1,3}|Process|process) {0,2}%s\b(?! has )"
-"""How launchers name the processes that they start."""
-
-
-def gpu_held_by_another(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
-    """The GPU is full because other processes are on it: neither fragmentation nor this process alone."""
+# A case of a rule that the book gives a condition -> the hit in its words: where all of it holds, by the last such case.
+def in_a_case(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
+    """What else the log shows tells in which case of its rule a hit is."""
     for hit in hits:
-        others = held_by_others(hit.text) if hit.rule.id == "gpu-oom" else None
-        if others:
-            found = combined_hit("gpu-oom", Line(hit.line, hit.text), Tier.NAMED, case=_case(others))
-            signature = replace(found.signature, sample=hit.signature.sample)
-            yield replace(hit, signature=signature, groups=_groups(others, scan))
+        for case in reversed([case for case in hit.rule.cases if case.where]):
+            if (values := _values_where(case.where, hit, scan)) is not None:
+                yield replace(hit.in_case(case.name), groups={**hit.groups, **values})
+                break
+
+
+def _values_where(where: Table, hit: Hit, scan: Scan) -> dict[str, str] | None:
+    """The values that a condition gives, None where it does not hold.
+
+    ``line``: the hit has the pattern; ``seen``: one of the last lines has it, of several patterns each; ``failure``: the words or
+    the calls of a failure; ``writer``: who wrote the hit. ``event``: the log shows it. ``project``: it was building one of these.
+    """
+    if "project" in where and (hit.project or "") not in where["project"]:
+        return None
+    if "event" in where and Event(where["event"]) not in scan.first:
+        return None
+    seen = [where["seen"]] if isinstance(where.get("seen"), str) else where.get("seen", ())
+    searched: list[tuple[str, Iterable[str]]] = [(where["line"], [hit.text])] if "line" in where else []
+    searched += [(where["writer"], (one.host for one in hit.speakers))] if "writer" in where else []
+    searched += (
+        [(where["failure"], (f"{one.text} {_calls(one)}" for one in scan.timeline.failures))]
+        if "failure" in where
+        else []
+    )
+    searched += [(one, (raw[-4000:].decode("utf-8", "replace") for raw in scan.timeline.recent)) for one in seen]
+    values: dict[str, str] = {}
+    for pattern, texts in searched:
+        found = next(filter(None, (re.search(pattern, text) for text in texts)), None)
+        if found is None:
+            return None
+        values |= {name: value for name, value in found.groupdict().items() if value}
+    return values
+
+
+def _calls(failure: Failure) -> str:
+    """The functions that a process was in."""
+    return " ".join(f"{frame.function} {frame.source}" for frame in failure.frames)
+
+
+# A GPU that is full because of other processes -> a hit that names them, with what they hold.
+def gpu_held_by_another(hits: list[Hit], _: Facts, __: Scan) -> Iterator[Hit]:
+    """The GPU is full because other processes are on it: neither fragmentation nor this process alone."""
+    for hit in (hit for hit in hits if hit.rule.id == "gpu-oom"):
+        if others := held_by_others(hit.text):
+            several = len(others.pids) > 1
+            case = "one-of-several" if others.among_them else "other-processes" if several else "another-process"
+            found = combined_hit("gpu-oom", Line(hit.line, hit.text), Tier.NAMED, case=case)
+            groups = {
+                "held": f"{others.held:.2f}",
+                "own": f"{others.own:.2f}",
+                "pids": f"process{'es' if several else ''} {', '.join(others.pids[:6])}",
+                "pid": others.pids[0],
+            }
+            yield replace(hit, signature=replace(found.signature, sample=hit.signature.sample), groups=groups)
             return
 
-
-def _case(others: OtherProcesses) -> str:
-    if others.among_them:
-        return "one-of-several"
-    return "other-processes" if len(others.pids) > 1 else "another-process"
-
-
-def _groups(others: OtherProcesses, scan: Scan) -> dict[str, str]:
-    """What is known of the other processes."""
-    return {
-        "held": f"{others.held:.2f}",
-        "own": f"{others.own:.2f}",
-        "pids": f"process{'es' if len(others.pids) > 1 else ''} {', '.join(others.pids[:6])}",
-        "whose": ", of this same run" if _is_of_this_run(others.pids, scan) else "",
-        "pid": others.pids[0],
-    }
-
-
-def _is_of_this_run(pids: tuple[str, ...], scan: Scan) -> bool:
-    """Whether the run's own launcher names the processes: two of its ranks are on one GPU."""
-    known = {str(one.pid) for one in scan.timeline.exits if one.pid}
-    named = [raw[-600:] for raw in scan.timeline.recent]
-    return all(
-        pid in known or any(re.search(OF_THIS_JOB % pid.encode(), raw) for raw in named if pid.encode() in raw)
-        for pid in pids
-    )
-
-
-KERNEL_CHECK = re.compile(r"\.(?:cu|hip|cuh):\d{1,6}: .{0,200}?Assertion [`'\"](?P<words>.{1,160}?)[`'\"]? failed")
 
 CAUGHT = re.compile(r"Caught (?P<error>\w{1,60}) in DataLoader worker process \d")
 
 WORKER_LINES = 100  # over how many lines the traceback of a worker may go on
-NAN_METRIC = re.compile(
-    rb"\b(?P<name>(?:\w{1,30}[/_])?loss(?:[/_]\w{1,30})?)['\"]?\s{0,3}[:=]\s{0,3}-?nan\b", re.IGNORECASE
-)
-"""A loss that is nan, whatever it is called.
-
-``'loss/policy_avg': nan``, ``lm_loss = nan``.
-"""
-
-WRITING = re.compile(
-    r"PytorchStreamWriter failed|\b(?:_?save_checkpoint|save_pretrained|save_model|torch\.save|save_file)\b"
-)
-
 CHOSE_THE_CPU = "accelerator-autodetect-cpu"
 
 WITHOUT_CUDA = frozenset({"resource-filter-invalid", CHOSE_THE_CPU, "driver-missing"})
@@ -324,18 +328,6 @@ def _plain(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def words_of_a_kernel(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
-    """A kernel on the GPU stopped, and its own line says what it had checked."""
-    stopped = next((hit for hit in hits if hit.rule.id == "gpu-assert"), None)
-    for failure in scan.timeline.failures:
-        found = KERNEL_CHECK.search(failure.text) if stopped and failure.native else None
-        if stopped and found:
-            groups = {"words": found["words"]}
-            told = combined_hit("gpu-assert", Line(failure.line, failure.text), Tier.GENERIC, case="its-check")
-            yield replace(stopped, signature=replace(told.signature, sample=stopped.signature.sample), groups=groups)
-            return
-
-
 def raised_by_the_data(hits: list[Hit], __: Facts, scan: Scan) -> Iterator[Hit]:
     """A DataLoader's worker passed on what the data set raised: its own exception stands below, with its own frames."""
     for number, failure in enumerate(scan.timeline.failures):
@@ -397,14 +389,6 @@ def state_lost_under_zero(_: list[Hit], __: Facts, scan: Scan) -> Iterator[Hit]:
             return
 
 
-def nan_before_sampling(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
-    """Tokens cannot be drawn from nan, and the losses had been nan before."""
-    drawn = next((hit for hit in hits if hit.rule.id == "sampling-from-nan"), None)
-    losses = [found for raw in scan.timeline.recent if (found := NAN_METRIC.search(raw))] if drawn else []
-    if drawn and losses:
-        yield replace(drawn.in_case("nan-loss"), groups={"loss": losses[0]["name"].decode()})
-
-
 ONLY_FAILED = re.compile(
     r"unhandled (?:system|cuda) error|ncclUnhandledCudaError|ncclInternalError|ncclSystemError|internal error"
 )
@@ -437,35 +421,6 @@ def nccl_says_why(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
 
 NEAR_THE_CALL = 8  # so many lines below a failed call stands at most what NCCL says of it
 
-QUOTA, NO_RIGHTS = re.compile(r"quota|Errno 122"), re.compile(r"Permission denied|Operation not permitted")
-"""What the message of a failed call gives as its reason."""
-
-
-def full_while_saving(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
-    """The disk is full, and what a process was doing is to save a checkpoint: its folder is not whole."""
-    full = next((hit for hit in hits if hit.rule.id == "disk-full"), None)
-    if full and any(WRITING.search(f"{failure.text} {_calls(failure)}") for failure in scan.timeline.failures):
-        yield full.in_case("quota-while-saving" if QUOTA.search(full.text) else "while-saving")
-
-
-def shared_memory_refused(hits: list[Hit], _: Facts, __: Scan) -> Iterator[Hit]:
-    """A file in /dev/shm could not be made because of its rights, not of its size."""
-    for hit in hits:
-        if hit.rule.id == "nccl-shm-too-small" and NO_RIGHTS.search(hit.text):
-            yield hit.in_case("permission")
-
-
-def one_gpu_under_ray(hits: list[Hit], _: Facts, __: Scan) -> Iterator[Hit]:
-    """Two ranks on one GPU, which Ray has assigned."""
-    for hit in hits:
-        if hit.rule.id == "nccl-duplicate-gpu" and any("pid=" in speaker.host for speaker in hit.speakers):
-            yield hit.in_case("under-ray")
-
-
-def _calls(failure: Failure) -> str:
-    """The functions that a process was in."""
-    return " ".join(f"{frame.function} {frame.source}" for frame in failure.frames)
-
 
 def nodes_that_did_not_come_back(hits: list[Hit], facts: Facts, scan: Scan) -> Iterator[Hit]:
     """torchrun's rendezvous ran out, and the nodes had met before, or it waits for none but this one."""
@@ -497,41 +452,9 @@ LAUNCHED = re.compile(
 
 LAUNCH_ENDED = re.compile(rb"exits (?:successfully|with return code)|Traceback \(most recent")
 
-MAKERS: tuple[tuple[re.Pattern[bytes], str, str, str], ...] = (
-    (
-        re.compile(
-            rb"initializing oneAPI environment|oneapi/setvars\.sh|intel_extension_for_(?:pytorch|deepspeed)|xpu-smi"
-        ),
-        "Intel's oneAPI",
-        "intel_extension_for_pytorch (for old releases intel_extension_for_deepspeed too)",
-        "sycl-ls",
-    ),
-    (
-        re.compile(rb"torch_npu|npu-smi|ascend-toolkit|Ascend/\S{0,80}set_env\.sh"),
-        "Ascend's CANN",
-        "torch_npu",
-        "npu-smi info",
-    ),
-    (re.compile(rb"habana|hl-smi|HABANA_"), "Habana's Gaudi", "habana_frameworks", "hl-smi"),
-    (re.compile(rb"torch_mlu|cnmon\b|[Cc]ambricon"), "Cambricon's MLU", "torch_mlu", "cnmon"),
-    (
-        re.compile(rb"rocm-smi|/opt/rocm|HIP_VISIBLE_DEVICES|ROCR_VISIBLE_DEVICES"),
-        "AMD's ROCm",
-        "a torch for ROCm",
-        "rocm-smi",
-    ),
-)
-"""What a log has of another maker's machine: how it is called here, what makes torch see its devices, what lists them."""
-
 INSTALLED_PACKAGE = re.compile(
     r"(?:site|dist)-packages[/\\](?P<package>[A-Za-z]\w{1,60})[/\\]|(?P<source>\bop_builder|deepspeed)[/\\]"
 )
-
-DEEPCOMPILE = re.compile(
-    rb"deepcompile=True|[/\\\\]deepspeed[/\\\\]compile[/\\\\]|Launching compile passes: |MemoryProfiling error"
-)
-
-SYMBOLIC = re.compile(rb"concrete integers|SymInt|[Ss]ymbolic (?:size|shape)|data-dependent|[Uu]nbacked")
 
 MAX_CALLS = 12  # of so many of the innermost calls the packages are named
 
@@ -556,11 +479,11 @@ def devices_of_another_maker(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[
     hit = next((hit for hit in hits if "no GPU resources" in hit.text and hit.signature.title), None)
     if hit is None:
         return
-    for pattern, maker, extension, lister in MAKERS:
-        if any(pattern.search(raw[:4000]) for raw in scan.timeline.recent):
-            steps = (lister, *(one for one in hit.signature.steps or () if "get_accelerator" in one))
+    for maker in forms("facts")["maker"]:
+        if any(re.search(maker["pattern"].encode(), raw[:4000]) for raw in scan.timeline.recent):
+            steps = (maker["lister"], *(one for one in hit.signature.steps or () if "get_accelerator" in one))
             told = hit.in_case("another-maker")
-            groups = {**hit.groups, "maker": maker, "extension": extension}
+            groups = {**hit.groups, "maker": maker["name"], "extension": maker["extension"]}
             yield replace(told, groups=groups, signature=replace(told.signature, steps=steps))
             return
 
@@ -605,15 +528,6 @@ def packages_that_do_not_fit(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[
         yield replace(hit.in_case("several-packages" if packages[1:] else "one-package"), groups=groups)
 
 
-def compiled_by_deepspeed(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
-    """torch.compile failed, and it was DeepCompile, DeepSpeed's own back end, that compiled."""
-    hit = next((hit for hit in hits if hit.rule.id == "torch-compile-failed" and "what" in hit.groups), None)
-    if hit is None or not any(DEEPCOMPILE.search(raw[:4000]) for raw in scan.timeline.recent):
-        return
-    symbolic = any(SYMBOLIC.search(raw[:4000]) for raw in scan.timeline.recent)
-    yield hit.in_case("deepcompile-symbolic" if symbolic else "deepcompile")
-
-
 def _package(frame: Frame) -> str:
     """The installed package that a frame is of; "" where it is none."""
     found = INSTALLED_PACKAGE.search(frame.path)
@@ -625,9 +539,6 @@ AUTODETECTED = "accelerator-autodetect-cpu"
 GUESSED_HOMES = {"/usr", "/usr/local"}
 
 DEFAULT_LIST = {"60", "61", "70"}
-
-NEW_SETUPTOOLS = re.compile(rb"\bsetuptools(?:-|==| {1,20})((?:8[2-9]|9\d|[1-9]\d\d)\.\d{1,3}(?:\.\d{1,3})?)\b")
-"""A setuptools without pkg_resources, as pip and conda name it."""
 
 BUILD_COMMAND = re.compile(r"pip3? (?:install|wheel)|setup\.py|bdist_wheel|build_ext|DS_BUILD_\w+=1")
 
@@ -658,23 +569,21 @@ def default_list_refused(hits: list[Hit], facts: Facts, scan: Scan) -> Iterator[
             return
 
 
-def asked_and_left_out(_: list[Hit], facts: Facts, scan: Scan) -> Iterator[Hit]:
-    """An op that was asked for by its variable is False in "Install Ops"."""
+def ops_left_out(_: list[Hit], facts: Facts, scan: Scan) -> Iterator[Hit]:
+    """What "Install Ops" has not: an op that was asked for by its variable is False, or not there at all, as DeepSpeed has none for
+    the accelerator it chose; or every op is False, which is right for ops that are compiled at run time.
+    """
     named = [op for op in facts.left_out if op in facts.asked]
+    missing = [op for op in facts.asked if op not in {*facts.built, *facts.left_out, "ops", "not_implemented"}]
     if named:
         line = Line(number=scan.ops_line or 1, text=f"Install Ops: {', '.join(f'{op}: False' for op in named)}")
         yield combined_hit("op-silently-skipped", line, Tier.GENERIC, {"op": named[0]}, stands=True)
-
-
-def asked_and_unknown(_: list[Hit], facts: Facts, scan: Scan) -> Iterator[Hit]:
-    """An op that was asked for by its variable is not in "Install Ops" at all: DeepSpeed has none for the accelerator it chose."""
-    listed = {*facts.built, *facts.left_out, "ops", "not_implemented"}
-    missing = [op for op in facts.asked if op not in listed]
     if missing and (facts.built or facts.left_out):
-        line = Line(number=scan.ops_line, text=f"Install Ops: no {', '.join(missing)}")
-        yield combined_hit(
-            "op-silently-skipped", line, Tier.GENERIC, {"op": missing[0]}, case="no-such-op", stands=True
-        )
+        line, op = Line(number=scan.ops_line, text=f"Install Ops: no {', '.join(missing)}"), {"op": missing[0]}
+        yield combined_hit("op-silently-skipped", line, Tier.GENERIC, op, case="no-such-op", stands=True)
+    if facts.left_out and not facts.built and not named and "ops" not in facts.asked:
+        line = Line(number=scan.ops_line, text="Install Ops: every op is False")
+        yield combined_hit("op-silently-skipped", line, Tier.PROBE, case="nothing-built")
 
 
 def built_for_another(hits: list[Hit], facts: Facts, scan: Scan) -> Iterator[Hit]:
@@ -689,13 +598,6 @@ def built_for_another(hits: list[Hit], facts: Facts, scan: Scan) -> Iterator[Hit
     else:
         told = combined_hit(AUTODETECTED, line, Tier.PROBE, groups, case="cpu-op", stands=True)
         yield replace(told, line=chose.line)
-
-
-def nothing_was_built(_: list[Hit], facts: Facts, scan: Scan) -> Iterator[Hit]:
-    """Every op is False: right for ops compiled at run time, wrong where an op was asked for."""
-    if facts.left_out and not facts.built and not set(facts.asked) & {*facts.left_out, "ops"}:
-        line = Line(number=scan.ops_line, text="Install Ops: every op is False")
-        yield combined_hit("op-silently-skipped", line, Tier.PROBE, case="nothing-built")
 
 
 def _went_well(scan: Scan) -> bool:
@@ -735,61 +637,27 @@ def pre_compiled_on_windows(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[H
         yield combined_hit("windows-unsupported-op", line, Tier.GENERIC, refused[0].groups, case="pre-compiled")
 
 
-def torch_missing_on_windows(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
-    """setup.py cannot import torch on Windows, where our own builds do not run and every op is asked for."""
-    missing = [hit for hit in hits if hit.rule.id == "torch-missing-at-build" and not hit.signature.steps]
-    for hit in missing if Event.WINDOWS in scan.first else []:
-        if hit.project in {None, "", "deepspeed"}:
-            yield hit.in_case("windows")
-
-
-def setuptools_without_a_part(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
-    """pkg_resources is missing, and the log says that a setuptools is installed that has none any more."""
-    hit = next((hit for hit in hits if hit.groups.get("module") == "pkg_resources"), None)
-    found = next((found for raw in scan.timeline.recent if (found := NEW_SETUPTOOLS.search(raw[-4000:]))), None)
-    if hit and found:
-        groups = {**hit.groups, "setuptools": found[1].decode()}
-        yield replace(hit.in_case("new-setuptools"), groups=groups)
-
-
-LAUNCH_COMBINATIONS = (
+COMBINATIONS = (
+    pre_compiled_on_windows,
+    in_a_case,
+    wrong_home_behind_a_missing_part,
+    default_list_refused,
+    ops_left_out,
+    built_for_another,
+    killed_while_compiling,
+    stopped_at_the_lock,
     several_launchers,
     devices_of_another_maker,
     a_text_for_a_number,
     packages_that_do_not_fit,
-    compiled_by_deepspeed,
-)
-
-RUN_COMBINATIONS = (
     nodes_that_did_not_come_back,
-    full_while_saving,
-    shared_memory_refused,
-    one_gpu_under_ray,
     nccl_says_why,
     gpu_held_by_another,
     torch_without_the_gpu,
     warned_of_before,
-    words_of_a_kernel,
     raised_by_the_data,
     raised_while_a_table_was_made,
-    nan_before_sampling,
     state_lost_under_zero,
-)
-
-COMBINATIONS = (
-    pre_compiled_on_windows,
-    torch_missing_on_windows,
-    setuptools_without_a_part,
-    wrong_home_behind_a_missing_part,
-    default_list_refused,
-    asked_and_left_out,
-    asked_and_unknown,
-    built_for_another,
-    nothing_was_built,
-    killed_while_compiling,
-    stopped_at_the_lock,
-    *LAUNCH_COMBINATIONS,
-    *RUN_COMBINATIONS,
 )
 
 

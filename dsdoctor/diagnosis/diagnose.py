@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.redaction import definitions, urls
+from dsdoctor.diagnosis.catalogue import Event, Tier
 from dsdoctor.diagnosis.combined import combined_hits, contradicted, of_its_package, of_one_server
 from dsdoctor.diagnosis.findings import (
     answer_to,
@@ -17,14 +18,14 @@ from dsdoctor.diagnosis.findings import (
     ended_without_words,
     finding_of,
     interrupted,
+    links,
     not_the_cause,
     note_of,
     partly_searched,
     perhaps_the_end,
     reader_failed,
-    undecided_after,
-    undecided_again,
-    undecided_frame,
+    rest_of_block,
+    undecided,
     undecided_log,
     unexplained,
     with_activity,
@@ -33,9 +34,7 @@ from dsdoctor.diagnosis.findings import (
 )
 from dsdoctor.diagnosis.health import cut_off, ends_within, losses_are_nan, stands_still, steps_are_skipped
 from dsdoctor.diagnosis.lines import JsonLines, Line
-from dsdoctor.diagnosis.links import links
-from dsdoctor.diagnosis.marks import Event
-from dsdoctor.diagnosis.models import Diagnosis, Facts, Hit, LogOutcome, Tier
+from dsdoctor.diagnosis.models import Diagnosis, Facts, Hit, LogOutcome
 from dsdoctor.diagnosis.relations import (
     WAITING,
     Origin,
@@ -278,7 +277,9 @@ def known_cause(choice: Choice) -> Verdict | None:
     cause = with_activity(with_place(with_what_came_before(cause, first, origin, mine=mine), first, failure), activity)
     before = min(first.line, failure.since) if failure else first.line
     linked = links(story.read, before, first.text, first.signature.fix or first.rule.fix)
-    cause = replace(cause, evidence=(*cause.evidence, *linked))
+    cause = replace(
+        cause, evidence=(*cause.evidence, *rest_of_block(story.read, Line(first.line, first.text)), *linked)
+    )
     return Verdict(
         outcome=LogOutcome.CAUSE,
         findings=(cause, *others, *choice.notes),
@@ -355,7 +356,8 @@ def last_words(choice: Choice) -> Verdict | None:
     line = Line(*words) if words else _error_by_form(ended, choice.read)
     if line is None:
         return None
-    told = unexplained(line, choice.facts, choice.origin, doing=choice.origin.activity)
+    more = rest_of_block(choice.read, line)
+    told = unexplained(line, choice.facts, choice.origin, more=more, doing=choice.origin.activity)
     return choice.verdict(LogOutcome.UNEXPLAINED, told)
 
 
@@ -370,7 +372,7 @@ def no_words(choice: Choice) -> Verdict | None:
 def worst_line(choice: Choice) -> Verdict | None:
     """A line by which the failure is known."""
     line = _worst_line(choice.story, _echoes(choice))
-    told = unexplained(line, choice.facts, choice.origin)
+    told = unexplained(line, choice.facts, choice.origin, more=rest_of_block(choice.read, line))
     return Verdict(outcome=LogOutcome.UNEXPLAINED, findings=(told, *choice.notes))
 
 
@@ -399,19 +401,19 @@ def by_evidence(choice: Choice) -> Verdict | None:
         told = unexplained(errors[0], choice.facts, Origin())
         return Verdict(outcome=LogOutcome.UNEXPLAINED, findings=(told, *notes))
     if again := health.of_each_step(read.timeline):
-        undecided = undecided_again(*again)
+        told = undecided(again[0], times=again[1])
     elif errors:
-        undecided = undecided_after(errors[0])
+        told = undecided(errors[0])
     elif health.frame and health.frame.number > ended:
-        undecided = undecided_frame(health.frame)
+        told = undecided(health.frame, is_frame=True)
     elif not shown and (still := stands_still(read.timeline, read.lines)):
         return Verdict(outcome=LogOutcome.CAUSE, findings=(still, *notes))
     elif not shown or read.errors:
-        undecided = undecided_log(read, choice.facts)
+        told = undecided_log(read, choice.facts)
     else:
         return Verdict(outcome=LogOutcome.HEALTHY, findings=notes, activity=ends_within(read.timeline))
     silent = not errors and not again and health.frame is None
-    return Verdict(outcome=LogOutcome.UNDECIDED, findings=(undecided, *notes), silent=silent)
+    return Verdict(outcome=LogOutcome.UNDECIDED, findings=(told, *notes), silent=silent)
 
 
 def _survived_lines(story: Story) -> set[int]:

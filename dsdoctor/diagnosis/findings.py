@@ -2,19 +2,21 @@
 
 import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 
 from dsdoctor.core.finding import Finding, Fix, Severity
 from dsdoctor.core.text import counted
-from dsdoctor.diagnosis.catalogue import RULES
+from dsdoctor.diagnosis.catalogue import RULES, Rule, Stage, Tier
 from dsdoctor.diagnosis.lines import Line, last_segment
-from dsdoctor.diagnosis.models import Facts, Hit, Rule, Stage, Tier
+from dsdoctor.diagnosis.models import Facts, Hit
 from dsdoctor.diagnosis.owner import PYTHON
 from dsdoctor.diagnosis.relations import Origin
 from dsdoctor.diagnosis.scan import Scan
-from dsdoctor.diagnosis.timeline import Exit, Failure, Frame, signal_name
+from dsdoctor.diagnosis.timeline import FINITE, FRAME, STEP, Exit, Failure, Frame, signal_name
 from dsdoctor.rules import book
+from dsdoctor.rules.store import forms
 
 ANOTHER_PACKAGE = "another-package"
 
@@ -35,26 +37,6 @@ MAX_LINE_LENGTH, MAX_WORDS_LENGTH = 300, 200
 
 GPU_MEMORY = re.compile(r"\b(?:CUDA|HIP) (?:error: )?out of memory|OutOfMemoryError")
 
-LABELS = {
-    "python": "Python",
-    "torch": "torch",
-    "cuda": "torch's CUDA",
-    "nvcc": "nvcc",
-    "deepspeed": "DeepSpeed",
-    "transformers": "transformers",
-    "accelerate": "accelerate",
-    "zero_stage": "ZeRO stage",
-    "experts": "experts",
-    "attention": "attention",
-    "gcc": "gcc",
-    "pip": "pip",
-    "cuda_home": "CUDA_HOME",
-    "standard": "-std",
-    "accelerator": "accelerator",
-    "arch_list": "TORCH_CUDA_ARCH_LIST",
-    "cache": "cache",
-}
-
 ONE_OP_BUILDS = {Stage.COMPILE, Stage.LINK, Stage.JIT, Stage.LOAD}
 
 
@@ -67,11 +49,11 @@ def finding_of(hit: Hit, facts: Facts, severity: Severity) -> Finding:
     return Finding(
         rule=rule.id,
         severity=severity,
-        title=fill(signature.title or rule.title, values),
+        title=book.fill(signature.title or rule.title, values),
         evidence=(*_where(hit), *_environment_line(facts)),
         affects=ops,
         fix=Fix(
-            text=fill(signature.fix or rule.fix, values),
+            text=book.fill(signature.fix or rule.fix, values),
             steps=tuple(step.filled(values_of_step(step.template, values)) for step in steps),
         ),
     )
@@ -85,7 +67,8 @@ def _where(hit: Hit) -> tuple[str, ...]:
 
 def _environment_line(facts: Facts) -> tuple[str, ...]:
     """What the log says of its machine, in one line."""
-    known = [f"{LABELS[name]} {value}" for name, value in vars(facts).items() if name in LABELS and value]
+    labels = forms("facts")["labels"]
+    known = [f"{labels[name]} {value}" for name, value in vars(facts).items() if name in labels and value]
     if facts.architectures:
         known.append(f"built for {', '.join(facts.architectures)}")
     return (f"the log says: {', '.join(known)}",) if known else ()
@@ -95,7 +78,9 @@ def note_of(hit: Hit, facts: Facts, because: str = "") -> Finding:
     """A harmless line, or one that is not the cause. ``because``: why not."""
     values = values_of(hit.groups, facts, hit.op)
     why = (f"not the cause: {because}",) if because else ()
-    return Finding.note(hit.rule.id, fill(hit.signature.title or hit.rule.title, values), evidence=(*_where(hit), *why))
+    return Finding.note(
+        hit.rule.id, book.fill(hit.signature.title or hit.rule.title, values), evidence=(*_where(hit), *why)
+    )
 
 
 def not_the_cause(failure: Failure, because: str) -> Finding:
@@ -130,7 +115,7 @@ def echoes_only(echoes: list[Hit], facts: Facts) -> Finding:
     values = {**values, "project": another or values.get("project", "")}
     return Finding.error(
         rule.id,
-        fill(title, values),
+        book.fill(title, values),
         evidence=(
             *(f"line {echo.line}: {echo.text[:MAX_LINE_LENGTH]}" for echo in echoes[:4]),
             *_environment_line(facts),
@@ -213,6 +198,20 @@ def unexplained(line: Line, facts: Facts, origin: Origin, *, more: tuple[str, ..
     return finding if failure else with_activity(finding, doing)
 
 
+def rest_of_block(read: Scan, line: Line) -> tuple[str, ...]:
+    """The reason that a tool gives below a line that begins with a cross, as uv and pip do: up to an empty line, or its help."""
+    texts: list[str] = []
+    for raw in islice(read.timeline.recent, max(0, len(read.timeline.recent) - read.lines + line.number), None):
+        text = last_segment(raw).lstrip(BLOCK)
+        if not text or text.startswith(("help:", "hint:", "note:")) or not line.text.startswith("×"):
+            break
+        texts.append(text)
+    return (f"its reason: {' '.join(texts)[:MAX_LINE_LENGTH]}",) if texts else ()
+
+
+BLOCK = "╰─▶>│ "
+"""What stands before the lines of such a reason."""
+
 UNEXPLAINED = {
     "line": "",
     "thread": "thread-left",
@@ -283,26 +282,18 @@ def undecided_log(read: Scan, facts: Facts) -> Finding:
     return book.finding("log-undecided", Severity.WARNING, evidence=evidence)
 
 
-def undecided_after(error: Line) -> Finding:
-    """A line is an error, and too little after it shows whether the run went on."""
-    return book.finding("log-undecided", Severity.WARNING, case="error", evidence=(_line(error),))
-
-
-def undecided_again(error: Line, times: int) -> Finding:
-    """The training goes on, and the same error comes in every step of it."""
-    words = error.text[:MAX_WORDS_LENGTH]
+def undecided(line: Line, *, times: int | None = None, is_frame: bool = False) -> Finding:
+    """A line shows trouble, and too little after it shows what became of it: an error, one that came so many ``times``, or a place
+    of a traceback.
+    """
     return book.finding(
-        "log-undecided", Severity.WARNING, case="again", evidence=(_line(error),), words=words, times=times
+        "log-undecided",
+        Severity.WARNING,
+        case="again" if times else "traceback" if is_frame else "error",
+        evidence=(f"line {line.number}: {line.text[:MAX_LINE_LENGTH]}",),
+        words=line.text[:MAX_WORDS_LENGTH] if times else "",
+        times=times,
     )
-
-
-def undecided_frame(frame: Line) -> Finding:
-    """A piece of a traceback: neither what was raised nor what became of it is in the log."""
-    return book.finding("log-undecided", Severity.WARNING, case="traceback", evidence=(_line(frame),))
-
-
-def _line(line: Line) -> str:
-    return f"line {line.number}: {line.text[:MAX_LINE_LENGTH]}"
 
 
 def empty(lines: int) -> Finding:
@@ -462,34 +453,9 @@ def _values_of_places(failure: Failure, facts: Facts) -> dict[str, str]:
     return {name: value for name, value in places.items() if value}
 
 
-# A template of the catalogue and what was read -> a sentence, and the values for a step.
-FIELD = re.compile(r"\{(\w+)(?:\|([^{}]*))?\}")
-
-PACKAGE_OF_MODULE = {
-    "dskernels": "deepspeed-kernels",
-    "cpuinfo": "py-cpuinfo",
-    "distutils": "setuptools",
-    "setuptools": "setuptools",
-    "pynvml": "nvidia-ml-py",
-    "yaml": "pyyaml",
-    "PIL": "pillow",
-    "sklearn": "scikit-learn",
-    "cv2": "opencv-python-headless",
-    "lightning_fabric": "lightning",
-}
-
-KNOWN_PACKAGES = {
-    *PACKAGE_OF_MODULE.values(),
-    *("einops", "hjson", "msgpack", "ninja", "numpy", "packaging", "psutil", "pydantic", "torch", "tqdm", "triton"),
-    *("mpi4py", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "sentencepiece"),
-    *("huggingface-hub", "peft", "trl", "bitsandbytes", "wandb", "tensorboard", "evaluate", "diffusers"),
-    *("torchvision", "torchaudio", "torchdata", "scipy", "pandas", "pyarrow", "regex", "requests", "six", "wheel"),
-    *("deepspeed", "deepspeed-mii", "lm-eval", "optimum", "vllm", "ray", "megatron-core", "sympy", "protobuf"),
-    *("tiktoken", "matplotlib", "pytest", "omegaconf", "hydra-core", "timm", "tensorboardx", "py-spy", "pybind11"),
-    *("tabulate", "comet-ml", "mlflow", "xformers", "liger-kernel", "fire", "jinja2"),
-}
-"""What a command to install may name. A log chooses any other name, and so whose package it would be: a missing module may be a
-file of one's own, whose name is anybody's to take on an index."""
+# What was read -> the values of the templates of the book, in sentences and in commands.
+PACKAGES = forms("packages")
+KNOWN_PACKAGES = {*PACKAGES["known"], *PACKAGES["modules"].values()}
 
 INSTALLS = re.compile(r"\bpip (?:install|download)\b")
 
@@ -512,34 +478,17 @@ NAME_FORM = re.compile(r"(?!-)[\w./:+\[\],<>=!~;@-]+", re.ASCII)
 RUN_BY_STEP = re.compile(r"(?:\bpython|\bchmod \+x) \{(?P<name>\w+)")
 """A file that a command runs, or makes one that can be run: a log chooses none."""
 
-LAUNCHER_PACKAGES = {"pdsh": "pdsh", "srun": "slurm-client", "mpirun_rsh": "mvapich2", "mpichversion": "mpich"}
-
 MAX_VALUE_LENGTH = 160
 
 LAST_PORT = 65535
 
 
-def fill(template: str, values: Mapping[str, str]) -> str:
-    """Fill ``{name}`` or ``{name|text without it}``; ``{name_hint}`` is " (value)", or nothing.
-
-    >>> fill("nvcc is CUDA {nvcc|another}, torch {torch}{arch_hint}", {"torch": "2.1.0", "arch": "sm_90"})
-    'nvcc is CUDA another, torch 2.1.0 (sm_90)'
-    """
-    return FIELD.sub(lambda found: _field(found, values), template)
-
-
-def placeholders(template: str) -> dict[str, str]:
-    """A name in capitals for each field of a template that has no text of its own without a log.
-
-    >>> placeholders("build {op} for {arch|all}{cuda_hint}")
-    {'op': 'OP'}
-    """
-    fields = (found for found in FIELD.finditer(template) if found[2] is None and not found[1].endswith("_hint"))
-    return {found[1]: found[1].upper() for found in fields}
-
-
 def values_of(groups: Mapping[str, str], facts: Facts, op: str | None) -> dict[str, str]:
-    """What templates may name: the facts, then what the line itself says, then names derived from them."""
+    """What templates may name: the facts, then what the line itself says, then names derived from them; each also as a hint.
+
+    >>> values_of({"arch": "sm_90"}, Facts(), None)
+    {'arch': 'sm_90', 'arch_hint': ' (sm_90)'}
+    """
     values = {name: value for name, value in vars(facts).items() if isinstance(value, str)}
     if op:
         values["op"] = op
@@ -559,8 +508,8 @@ def values_of(groups: Mapping[str, str], facts: Facts, op: str | None) -> dict[s
     if (port := values.get("port", "")).isdigit():
         values["other_port"] = str(int(port) + 1 if int(port) < LAST_PORT else int(port) - 1)
     if launcher := values.get("launcher"):
-        values["launcher_package"] = LAUNCHER_PACKAGES.get(launcher, "openmpi-bin")
-    return values
+        values["launcher_package"] = PACKAGES["launchers"].get(launcher, "openmpi-bin")
+    return values | {f"{name}_hint": f" ({value})" for name, value in values.items()}
 
 
 def known_package(name: str) -> str | None:
@@ -569,7 +518,7 @@ def known_package(name: str) -> str | None:
     >>> known_package("yaml"), known_package("huggingface_hub"), known_package("my_company_internal")
     ('pyyaml', 'huggingface-hub', None)
     """
-    package = PACKAGE_OF_MODULE.get(name, name.replace("_", "-").lower())
+    package = PACKAGES["modules"].get(name, name.replace("_", "-").lower())
     return package if package in KNOWN_PACKAGES else None
 
 
@@ -610,12 +559,89 @@ def _torch_again(torch: str, tag: str | None) -> dict[str, str]:
     return {"torch_requirement": f"torch=={release}", "torch_index": f"https://download.pytorch.org/whl/{local or tag}"}
 
 
-def _field(found: re.Match[str], values: Mapping[str, str]) -> str:
-    name, fallback = found[1], found[2]
-    if name.endswith("_hint"):
-        value = values.get(name.removesuffix("_hint"))
-        return f" ({value})" if value else ""
-    known = values.get(name)
-    if known is None:
-        return fallback if fallback is not None else "(unknown)"
-    return known
+# The names in an error, and in what mends it -> the lines above it in the same log that set them: the command, a configuration, a
+# variable, or a warning that named them before. Evidence only: nothing is decided by it. A name counts if it has the form of a
+# setting, so that words of a sentence lead nowhere.
+MAX_LINKS = 3
+MAX_LINE = 20_000  # so many bytes of a command or a printed configuration are looked at
+
+NAME = re.compile(r"--?[A-Za-z]\w*(?:[-.]\w+)+|--[A-Za-z]\w{3,60}|(?<![\w/])[A-Za-z][A-Za-z0-9]*(?:_[A-Za-z0-9]+)+")
+"""A name that has the form of an option, a setting or a variable: ``--tensor-parallel-size``, ``MASTER_PORT``."""
+
+OPTION = re.compile(
+    r"(?:^|[\s'\"])--(?P<name>[A-Za-z][\w.-]{1,90})(?:['\"], ['\"]|[ =]{1,2}['\"]?)(?P<value>(?!-)[^\s,;'\"`)}\]]{1,80})"
+)
+
+ASSIGNED = re.compile(
+    r"(?:^|[\s'\"{(,;|+])(?P<name>[A-Za-z][\w.-]{2,90})['\"]?(?:=['\"]?|: (?=\d|True|False|true|false|None|null|['\"/~]))"
+    r"(?P<value>['\"]?[\w./^+@%-][^\s,;'\"`)}\]]{0,80})"
+)
+
+MEASURED = re.compile(r"(?:^|_)(?:loss|reward|norm|mean|acc|time)(?:_|$)")
+"""Parts of names of what a training measures; with a figure it is no setting."""
+
+QUOTES = "'\""
+A_WARNING = re.compile(r"\bWARN(?:ING)?\b|\b[Ww]arning:|UserWarning")
+SECRET = re.compile(r"(?i)key|token|secret|passw|auth")
+OF_EVERY_RANK = "local_rank"  # launchers print it for each process
+
+
+def links(read: Scan, before: int, words: str, mends: str = "") -> tuple[str, ...]:
+    """The evidence. ``before``: the line of the error; ``words``: its own; ``mends``: those of its fix."""
+    named, asked, sentence = names_in(words), names_in(mends), f" {' '.join(re.findall(r'[a-z0-9_]+', words.lower()))} "
+    found: dict[str, str] = {}
+    warned = ""
+    for line in _lines_above(read, before):
+        of_line = [*OPTION.finditer(line.text), *ASSIGNED.finditer(line.text)]
+        for one in of_line:
+            key = _plain(one["name"])
+            if key in found or key == OF_EVERY_RANK or SECRET.search(key) or MEASURED.search(key):
+                continue
+            if key in named or key in asked or _is_phrase(key, sentence):
+                found[key] = f"set above, in line {line.number}: {one['name']}={one['value'].strip(QUOTES)}"
+        if not of_line and not warned and A_WARNING.search(line.text) and named & names_in(line.text):
+            warned = f"warned of above, in line {line.number}: {line.text[:300]}"
+    told = sorted(found, key=lambda key: key not in named)[:MAX_LINKS]
+    return (*(found[key] for key in told), *((warned,) if warned else ()))
+
+
+def names_in(text: str) -> set[str]:
+    """The names of settings in a text, written alike.
+
+    >>> sorted(names_in("--tensor-parallel-size must divide num_heads (28); set MASTER_PORT, not the port"))
+    ['master_port', 'num_heads', 'tensor_parallel_size']
+    """
+    return {_plain(found) for found in NAME.findall(text)} - {OF_EVERY_RANK}
+
+
+def _plain(name: str) -> str:
+    """A name without its dashes and the sections that it is in."""
+    return name.lstrip("-+").rpartition(".")[2].replace("-", "_").lower()
+
+
+def _is_phrase(key: str, sentence: str) -> bool:
+    """Whether the words of a name stand one after the other in a sentence: "tensor parallel size" is tensor_parallel_size."""
+    parts = [part for part in key.split("_") if part not in {"num", "n", "the"}]
+    return len(parts) > 1 and f" {' '.join(parts)} " in sentence
+
+
+def _lines_above(read: Scan, before: int) -> Iterator[Line]:
+    """The first lines of a log and those just above its error, without steps, source and frames."""
+    recent, last = read.timeline.recent, read.lines
+    first_recent = last - len(recent) + 1
+    raws = [(number, raw) for number, raw in enumerate(read.timeline.head, 1) if number < first_recent]
+    raws += enumerate(recent, first_recent)
+    source = 0  # the line of source below a frame
+    for number, raw in raws:
+        if number >= before:
+            return
+        raw = raw[:MAX_LINE]
+        if b"=" not in raw and b":" not in raw and b"--" not in raw:
+            continue
+        if STEP.search(raw[-400:]) or FINITE.search(raw[-400:]):
+            continue
+        text = last_segment(raw)
+        if FRAME.match(text):
+            source = number + 1
+        elif number != source:
+            yield Line(number, text)

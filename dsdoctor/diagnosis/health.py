@@ -4,7 +4,7 @@ No rule of the catalogue is asked: a log is healthy where something shows it, an
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from dsdoctor.core.finding import Finding, Severity
@@ -12,6 +12,7 @@ from dsdoctor.diagnosis.lines import PROMPT, SHOWN, Line, is_said, last_segment,
 from dsdoctor.diagnosis.models import Facts
 from dsdoctor.diagnosis.timeline import A_LOGGER, FINITE, FRAME, GOES_ON, STEP, Timeline
 from dsdoctor.rules import book
+from dsdoctor.rules.store import form, form_in_bytes
 
 HINTS: tuple[bytes, ...] = (
     *(b"rror", b"RROR", b"xception", b"FAILED", b"ABORT", b"atal", b"FATAL", b"CRITICAL", b"panic", b"olution"),
@@ -20,31 +21,22 @@ HINTS: tuple[bytes, ...] = (
 )
 """Parts of every error by form, and of places of tracebacks: a batch of lines without them is not looked at."""
 
-MAYBE = re.compile(
-    rb"(?:Error|Exception)(?:\(\w{1,80}\))?(?::|\s*$)|(?:[Ee]rror|ERROR|[Ff]atal|FATAL)(?: \w{1,20})?: |FAILED: |MPI_ABORT"
-    rb"|[EFC][01]\d{3}|\xc3\x97 |x Failed|olution|solve for|panic|Exception in thread|\[Error\] |E[EHIJZ]\d|ERR|CRITICAL|FATAL"
-    rb"|CMake Error|(?:CUDA|HIP) error|what\(|File \"|most recent call"
-)
-"""A part of each of them, more closely: only such a line is cleaned."""
+IN_WORDS = tuple(dict.fromkeys(hint.lower() for hint in HINTS if hint.isalnum()))
+BETWEEN_WORDS = tuple(hint for hint in HINTS if not hint.isalnum())
+"""Those that are a part of a word, and the others. A batch has far fewer different words than text."""
+
+MAYBE = form_in_bytes("lines", "maybe-an-error")
 
 PROGRESS_HINTS: tuple[bytes, ...] = (
     *(b"tep", b"STEP", b"ter", b"oss", b"LOSS", b"poch", b"%|", b"build time", b"Would install", b"uccessfully"),
     *(b"finished with", b"already satisfied", b"compiled w.", b"Installed ", b"Audited ", b"Built target"),
-    *(b"heckpoint", b"transaction: ", b"bounds values", b"Result = ", b"Build files"),
+    *(b"heckpoint", b"transaction: ", b"bounds values", b"Result = ", b"Build files", b"naming to", b"]\t"),
 )
 
 NINJA = re.compile(rb"^\[\d{1,6}/", re.MULTILINE)
 """Parts of all progress and all ends, these two."""
 MAX_BYTES = 4000  # so many bytes of a line are looked at, counted from its end
-ERROR = re.compile(
-    r"(?:[A-Za-z_]\w{0,60}\.){0,8}(?:[A-Z]\w{0,80})?(?:Error|Exception)(?:\(\w{1,80}\))?(?:: |:?$)"
-    r"|(?:[\w./+-]{1,120}(?:\[\d{1,9}\])?: )?(?:fatal |internal |catastrophic )?(?:[Ee]rror|ERROR|[Ff]atal|FATAL)(?: \w{1,20})?: "
-    r"|FAILED: \S|(?:.{0,40} )?MPI_ABORT was (?:invoked|called)|[EFC]\d{4}(?:\d{4})? \d\d:\d\d:\d\d\.\d"  # ninja, MPI, glog
-    r"|[×x] (?:No solution found|Failed to)|ResolutionImpossible|.{0,60}[Uu]nsatisfiable\w{0,20}Error"  # solvers
-    r"|Could not solve for environment|(?:thread '.{0,80}' panicked at|panic: |Exception in thread \")"  # conda, Rust, Go, Java
-    r"|\[Error\] |CMake Error|npm ERR!|(?:CUDA|HIP) error: |what\(\): "
-)
-"""How a line begins that is an error by its form."""
+ERROR = form("lines", "error-by-form")
 
 ASCEND = re.compile(rb"\bE[EHIJZ]\d{4}: |\bERR\d{5} \w")
 """The number of an error of Ascend's runtime; as a label it is no part of the clean line."""
@@ -55,16 +47,12 @@ NO_ERROR = re.compile(
 )
 """What looks like an error and is printed by runs that are well."""
 
-PROGRESS = re.compile(rb"\b[Ee]poch['\"]?[ =:\[(]{1,3}\d|\d{1,3}%\|.{0,200}?\|\s{0,9}\d|^\[\d{1,6}/\d{1,6}\] \S")
-"""An epoch, a progress bar, a step of ninja."""
-
-END = re.compile(
-    rb"deepspeed build time = |^Would install |Successfully (?:installed|built|uninstalled) |finished with status 'done'"
-    rb"|Requirement already satisfied: |deepspeed wheel compiled w\.|^(?:Installed|Audited) \d{1,6} packages? in |Built target "
-    rb"|[Ss]av(?:ed|ing) (?:model )?checkpoint"
-    rb"|^Executing transaction: .{0,20}done|^# Out of bounds values : 0 OK|^Result = PASS|^-- Build files have been written to: "
+PROGRESS = re.compile(
+    rb"\b[Ee]poch['\"]?[ =:\[(]{1,3}\d|\d{1,3}%\|.{0,200}?\|\s{0,9}\d|^\[\d{1,6}/\d{1,6}\] \S|^\[\d{1,6}\]\t\w[^\t:]{0,60}: ?\d"
 )
-"""The end of a part of an installation, a build, a report or a training."""
+"""An epoch, a progress bar, a step of ninja, a round of boosting with its metrics."""
+
+END = form_in_bytes("lines", "end-of-a-part")
 
 NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 MANY_ERRORS, PER_STEP = 12, 3  # so often, and so often in each step, comes an error that is none of a few samples
@@ -92,13 +80,16 @@ class Health:
     )  # errors by their words: the first line, how many
     begun: bool = False  # whether a traceback has begun and not yet ended
 
-    def pass_lines(self, batch: Sequence[bytes], first: int) -> None:
-        """Take the next lines; ``first`` is the number of the first of them."""
-        whole = b"\n".join(batch).replace(b"\0", b"")
+    def pass_lines(self, batch: Sequence[bytes], first: int, words: Iterable[bytes]) -> None:
+        """Take the next lines; ``first`` is the number of the first of them, ``words`` are all of theirs in small letters."""
+        whole, together = b"\n".join(batch).replace(b"\0", b""), b" ".join(words)
         # why: what is searched line by line costs as much as all else, and most batches have nothing of it
-        hints = [hint for hint in HINTS if hint in whole] if len(self.errors) < MAX_ERRORS else []
+        maybe = any(hint in together for hint in IN_WORDS) or any(hint in whole for hint in BETWEEN_WORDS)
+        hints = [hint for hint in HINTS if hint in whole] if maybe and len(self.errors) < MAX_ERRORS else []
+        if not hints and not self._wants_progress:
+            return
         shows = any(hint in whole for hint in PROGRESS_HINTS) or NINJA.search(whole)
-        if not hints and (not shows or not self._wants_progress):
+        if not hints and not shows:
             return
         for number, raw in enumerate(batch, first):
             if any(hint in raw.replace(b"\0", b"") for hint in hints) and self._is_trouble(raw, number):

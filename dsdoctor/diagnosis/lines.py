@@ -8,6 +8,8 @@ from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
+from dsdoctor.rules.store import form, form_in_bytes, forms
+
 # Raw lines of any log -> clean text: no colours, no progress bars, no prefixes of ranks, containers or clocks.
 LONGEST = 4000
 """Longer lines keep their head and their tail: a compiler names the file at the head, an exception stands at the tail."""
@@ -24,47 +26,7 @@ COLOUR = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\[\d{1,3}(?:;\d{1,3}){0,4}m")
 
 BARE_COLOUR = re.compile(r"\[\d{1,3}(?:;\d{1,3}){0,4}m")
 
-CLOCK = r"\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
-
-HOSTED = (  # a host's name behind the clock: one with a number or hyphen, any before what no other word stands before
-    r"(?:(?=[a-z][\w.]{0,60}[-\d])[a-z][\w.-]{1,60} (?![=:])"
-    r"|[a-z][\w.-]{1,60} (?=\[|Traceback \(|File \"|\s|\w{1,60}(?:Error|Exception)\b))"
-)
-
-RAY = (
-    r"\((?:[\w.:\[\]=-]{1,80}(?:, \w{1,20}=[\w.-]{1,40}){0,3},? )?pid=\d{1,9}(?:, ip=[\w.:]{3,40})?\)"
-    r"|\((?:raylet|gcs_server|dashboard|monitor|autoscaler)(?:, ip=[\w.:]{3,40}| \+\w{1,8})?\)"
-)
-"""What Ray puts before the lines of its workers, and of its own daemons."""
-
-PREFIX = re.compile(
-    r"(?:"
-    rf"\[?(?:{CLOCK}|\d\d:\d\d:\d\d(?:[.,]\d{{1,9}})?)\]? {HOSTED}"
-    "|"
-    r"\[(?:rank|default|Rank )\d{1,5}\]\s?:\s?|(?:rank|default)\d{1,5}: "  # torchrun, elastic, torch's own
-    r"|\[\d{1,5}\]\s?:\s?|\[\d+,\d+\]<std(?:out|err)>\s?:?"  # mpirun --tag-output
-    r"|\d{1,5}: (?=\D|\[?\d{4}[-/]\d\d[-/]|\d\d:\d\d:\d\d|\d{1,3} validation error)"  # srun --label
-    r"|#\d{1,4} \d+\.\d+ |#\d{1,4} (?=\S)"  # docker build
-    rf"|\[?{CLOCK}\]?[,:]? ?"  # CI, logging
-    r"|\[\d\d:\d\d:\d\d(?:[.,]\d+)?\] ?|\d\d:\d\d:\d\d(?:[.,]\d{1,9})? "
-    r"|\| (?:ERROR|WARNING|INFO|DEBUG|CRITICAL) {0,5}\| \S{1,120} - "  # loguru
-    r"|\[pod/[\w./-]{1,120}\] |\[[A-Za-z][\w.-]{0,40}[-_:]\d{1,9}\] |\d{1,3}(?:\.\d{1,3}){3}: "  # pods, hosts
-    r"|(?!cc1|collect2|gcc|clang|python|pip|x86_64|aarch64|line|sm_"
-    r"|lib[\w.-]{1,40}\.so|[\w.]{1,80}(?:Error|Exception|Warning|Exit): )(?=[\w.-]{0,40}\d)[A-Za-z][\w.-]{0,40}: (?=\S|\s{2})"
-    r"|(?![\w.]{0,60}(?:Error|Exception|Failed|Failure): |(?i:warning|note|hint|tip|info): )[A-Za-z][\w.-]{0,40}: "  # pdsh
-    r"(?=\s{0,20}(?:\[rank\d|Traceback \(|File \"|\[\d{4}-|\w{1,60}(?:Error|Exception): ))"
-    r"|(?:stdout|stderr) [FP] |(?:stdout|stderr) ?[:|] "  # containers' own logs
-    rf"|(?:{RAY}) "
-    r"|[EWIDF] \d{1,9} \d{1,9}\] \((?:raylet|gcs_server)\) "  # what these daemons put behind their clock
-    # vLLM, SkyPilot: only before what belongs to a traceback, as their level says what all other lines are
-    r"|(?:(?:INFO|WARNING|ERROR|DEBUG|CRITICAL) |[EWIDCF] )\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,6})?(?: \[?[\w./-]{1,80}:\d{1,6}\])? ?"
-    r"(?=(?:\s*Traceback: )?Traceback \(|\s{2,}|$|[\w.]{1,160}(?:Error|Exception)(?::|$)|During handling of|The above exception)"
-    r"|[A-Za-z][\w.-]{0,40}[-_]\d{1,4} {1,20}\| "  # docker compose
-    r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [\w.-]{1,60} [\w.-]{1,40}\[\d{1,9}\]: "  # journal
-    r"|\#\#\[error\]|(?:> ?){1,4}(?=\S)|E {2,12}(?=\S)"  # GitHub, mail, pytest
-    r"|│ ?(?=\S)|[│|] ?(?=\s{2,}|\w+Error)"  # boxes
-    r")"
-)
+PREFIX = form("lines", "prefix")
 
 
 def is_coloured(raw: bytes) -> bool:
@@ -134,27 +96,10 @@ def clean(text: str) -> str:
     return text if text.isascii() else text.translate(QUOTES)
 
 
-TEXTS = ("msg", "message", "log", "event", "text", "body", "line", "textpayload")
-
-TRACES = ("exception", "exc_info", "exc_text", "traceback", "stack_trace", "stacktrace", "error_stack_trace", "error")
-"""Under which keys a logger puts what belongs behind the message."""
-
-RANKS = ("rank", "global_rank", "rank_id")
-
-LOCAL_RANKS = ("local_rank",)
-
-PODS = ("pod", "pod_name", "kubernetes_pod_name", "k8s_pod_name")
-
-PLACES = (*PODS, "host", "hostname", "host_name", "node", "node_name", "container", "container_name", "logstreamname")
-
-LEVELS = ("level", "levelname", "lvl", "severity", "severitytext", "loglevel", "log_level")
-
-TIMES = ("time", "ts", "timestamp", "asctime", "date", "datetime", "created", "eventtime", "realtime_timestamp")
-
-LEVEL_WORDS = {
-    *("trace", "debug", "info", "information", "notice", "warn", "warning", "error", "err", "critical", "crit"),
-    *("fatal", "alert", "emergency", "panic", "exception"),
-}
+KEYS = forms("lines")["keys"]
+TEXTS, TRACES, INSIDE, PROGRESS = KEYS["texts"], KEYS["traces"], KEYS["inside"], KEYS["progress"]
+RANKS, LOCAL_RANKS, PODS, PLACES = KEYS["ranks"], KEYS["local_ranks"], KEYS["pods"], KEYS["places"]
+LEVELS, LEVEL_WORDS, TIMES = KEYS["levels"], frozenset(KEYS["level_words"]), KEYS["times"]
 
 WRITERS = frozenset({*PODS, "container", "container_name", "logstreamname", "stream", "logger"})
 """With one of these, or a level, beside its text an object is a record of a log."""
@@ -167,12 +112,7 @@ WITH_A_TIME = frozenset({"msg", "message", "log", "textpayload"})
 
 WITH_A_HOST = WITH_A_TIME | {"event", "line"}
 
-INSIDE = ("kubernetes", "k8s", "labels", "attributes", "resource", "fields", "tags", "extra", "log")
-"""Objects within a record in which labels and the level may be."""
-
 A_TRACEBACK = "\nTraceback ("
-
-PROGRESS = ("step", "global_step", "epoch", "loss", "grad_norm", "loss_scale", "lr")
 
 MAX_FRONT_BYTES, MAX_DEPTH, MAX_BLANK_LINES, MAX_FOLDED = 200, 2, 8, 1_000_000
 """How much may stand before a record, how often one is in another, how many blank lines may be between the first two, and of
@@ -307,7 +247,7 @@ def _flat(record: Any) -> dict[str, Any]:
 PLAIN = str.maketrans({".": "_", "-": "_", " ": "_"})
 
 
-def _first_text(keys: dict[str, Any], names: tuple[str, ...]) -> str | None:
+def _first_text(keys: dict[str, Any], names: Iterable[str]) -> str | None:
     return next((keys[name] for name in names if isinstance(keys.get(name), str)), None)
 
 
@@ -320,7 +260,7 @@ def _label_of(keys: dict[str, Any]) -> bytes:
     return f"{host[:80]}{numbered}".encode() if host or numbered else b""
 
 
-def _number(keys: dict[str, Any], names: tuple[str, ...]) -> str:
+def _number(keys: dict[str, Any], names: Iterable[str]) -> str:
     found = (str(keys[name]) for name in names if type(keys.get(name)) in {int, str})
     return next((number for number in found if number.isdecimal() and len(number) <= 5), "")
 
@@ -391,24 +331,10 @@ def _with_progress(text: str, keys: dict[str, Any]) -> str:
 
 
 # What a process says when it fails: its own exception or crash, or only that another one is gone.
-EXCEPTION_LINE = re.compile(
-    r"(?:(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,80}"
-    r"(?:Error|Exception|Exit|Interrupt|Timeout|Warning|Failure|Iteration|Empty|Full"
-    r"|NotFound|Stop\w{0,20})(?=: |:?$)"
-    r"|(?:[a-z_]{1,40}\.){1,4}(?:gaierror|timeout|error)(?=: )"
-    r"|(?:[A-Za-z_]\w{0,60}\.){1,8}[A-Z]\w{0,80}(?=: |:?$)|[A-Z][a-z]\w{0,80}(?=: ))"
-)
-"""The last line of a traceback: a class with its module, or one that is named like an exception."""
+EXCEPTION_LINE = form("lines", "exception")
 
 MAX_LEVEL_BYTES = 260  # a level or the name of a warning stands within so many bytes of the line's head
-SAID = re.compile(
-    rb"\[(?:WARNING|WARN|INFO|DEBUG|NOTICE)\b|\b(?:WARNING|INFO|DEBUG)(?: {0,5}[|:\]-]| \d)|\b[A-Z]\w{2,40}Warning: "
-    rb"|(?:^|[\s\]:\[])[WI]\d{3,4} \d\d:\d\d:\S{2,12} (?:\d{1,9} )?\S{1,120}\.py:\d"
-    rb"|(?:^|\]:? )(?:[Ww]arning|[Nn]ote|[Hh]int): |(?:^|\]:? |\d )(?:WARNING|INFO|DEBUG) {1,8}\S|\[(?:warning|info|debug) *\] "
-    rb"|(?:^|[\s:])'\((?:MaxRetry|ReadTimeout|ConnectTimeout|Protocol|SSL|Connection)Error\("  # huggingface_hub, as it tries again
-    rb"|[\"']level(?:name)?[\"']: ?[\"'](?i:warn|info|debug)"
-)
-"""What C++ warns of is none of these, NCCL's WARN neither: it says at first hand what went wrong."""
+SAID = form_in_bytes("lines", "said")
 
 
 def is_said(raw: bytes) -> bool:
@@ -444,9 +370,8 @@ def is_of_an_agent(text: str, sample: str) -> bool:
     return "msg=" in text and bool(EXCEPTION_LINE.match(sample)) and bool(re.match(AGENT, text))
 
 
-BLAMES = re.compile(
-    r"rror\b|ERROR|Exception|[Ff]ail|FAIL|FATAL|[Ff]atal|CRITICAL|[Cc]aused|what\(\)|[Rr]aised|[Tt]erminat|[Cc]rash|WARN"
-)
+BLAMES, KEY_OF_AN_ERROR, PROSE = (form("lines", name) for name in ("blames", "key-of-an-error", "mentions-prose"))
+SOURCE, PROMPT = form("lines", "source"), form("lines", "prompt")
 
 FIRST_HAND = re.compile(r"\[[^\]]{0,100}\.(?:cpp|cc|cu|h):\d|\S{1,80} \[\d{1,3}\] NCCL |\S{1,80}\.(?:cpp|cc|cu|h):\d")
 """What torch's C++ and NCCL write of themselves."""
@@ -456,36 +381,12 @@ HEADER = re.compile(r"^(?:\[[^\]]{0,120}\] ?){1,4}")
 NAMED = re.compile(r"\b[\w.]{0,80}(?:Error|Exception): ")
 
 WORD = re.compile(r"[^\W\d_]{2,}")  # two words and more stand before an error where it is quoted
-PROSE = re.compile(
-    r"(?<![^\s(])(?:[Ii]f|[Ww]hen(?:ever)?|[Ss]ee|may|might|could|should|[Hh]ow|[Ww]hy|like|such as|e\.g\.|[Aa]fter|[Aa]voids?"
-    r"|[Ff]ixe[sd]|[Ii]n case)(?=[\s,])"
-)
-"""Words that speak of an error that may come, not of one that came."""
-
 SHOWN = re.compile(
     r"\++ [a-z./]|(?:Collecting|Downloading|Using cached|Requirement already satisfied|Obtaining|Processing):? "
 )
 """How a shell shows the command that it runs next (set -x), and how pip names what it takes."""
 
-SOURCE = re.compile(
-    r"(?:raise|assert|return |print\(|self\.warning|warnings\.warn|logger?\.|"
-    r"if |elif |except |f?[\"'].{0,4000}[\"'][)\\,]{0,3}$|# |\^)"
-)
-"""Lines of source code that a traceback or a compiler repeats: they hold messages that were not (yet) printed."""
-
-PROMPT = re.compile(
-    r"(?:\([\w.-]{1,40}\) )?(?:\[?[\w.-]{1,40}@[\w.-]{1,60}[: ][^\s$#%]{0,120}\]?)?[$%] (?=[\w./~(])|(?:\([\w.-]{1,40}\) )?"
-    r"[\w.-]{1,40}@[\w.-]{1,60}:[^\s$#]{0,120}# (?=[\w./~(])|(?:PS )?[A-Z]:\\[^>]{0,120}> ?(?=[\w./])"
-)
-"""A shell's prompt, behind which somebody typed a command: nothing was run yet, so nothing failed."""
-
 OPENING = re.compile(r"(?:^|[\s(\[{=:,])([\"'`])(?=[\w/.])")
-
-KEY_OF_AN_ERROR = re.compile(
-    r"(?i)(?:log|messages?|msg|err(?:or)?s?|std(?:err|out)|output|text|line|exc(?:eption|_info)?|traceback|reason|details?"
-    r"|textpayload|cause|what|status|state)[\"'`]?\s{0,2}[:=]\s{0,2}[\"'`]?$"
-)
-"""Under which key a program puts what it failed of."""
 
 
 def is_quoted(text: str, start: int, sample: str, pattern: str = "") -> bool:

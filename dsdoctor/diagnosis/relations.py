@@ -13,9 +13,9 @@ from functools import lru_cache, wraps
 from itertools import islice
 from typing import Concatenate, ParamSpec
 
+from dsdoctor.diagnosis.catalogue import Event, Stage, Tier
 from dsdoctor.diagnosis.lines import EXCEPTION_LINE, NAMED, Line
-from dsdoctor.diagnosis.marks import Event
-from dsdoctor.diagnosis.models import Hit, Stage, Tier
+from dsdoctor.diagnosis.models import Hit
 from dsdoctor.diagnosis.owner import PYTHON
 from dsdoctor.diagnosis.scan import Scan
 from dsdoctor.diagnosis.timeline import (
@@ -907,38 +907,3 @@ def ended_well_after(story: Story, hit: Hit) -> str:
     failed = failed_at(story)
     well = well_until(story, failed)
     return f"the log ends well after it: line {well}" if well > max(hit.line, failed, story.read.last_exception) else ""
-
-
-RELATIONS = (
-    ends_its_process,
-    says_to_go_on,
-    steps_between,
-    dies_again,
-    trained_after,
-    borne,
-    comes_again,
-    is_of_tried_code,
-    is_of_one_program,
-    exited_with_zero,
-    ended_by_another,
-    another_rank_first,
-    is_cleared_up,
-    clears_up,
-    was_not_installed,
-    is_of_a_second_attempt,
-    comes_after_its_end,
-    is_how_it_ended,
-    follows_another,
-    gave_up,
-    trusted_later,
-    survived_by_its_process,
-    survived_by_the_training,
-    is_later,
-    is_of_something_before,
-    is_only_said,
-    only_an_exit,
-    better_known,
-    was_built,
-    ended_well_after,
-)
-"""All of them, for the table of what each one changes."""

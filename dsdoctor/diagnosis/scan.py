@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from dsdoctor.diagnosis.catalogue import RULES
-from dsdoctor.diagnosis.facts import CLUES, INSTALL_OPS, LISTS, Clue, FactReader
-from dsdoctor.diagnosis.health import A_WARNING, Health
+from dsdoctor.diagnosis.catalogue import CLUES, MARKS, RULES, Clue, Event, Mark, Rule, Signature, Tier
+from dsdoctor.diagnosis.facts import INSTALL_OPS, FactReader
+from dsdoctor.diagnosis.health import Health
 from dsdoctor.diagnosis.lines import (
     AGENT,
     COLOUR,
@@ -30,9 +30,8 @@ from dsdoctor.diagnosis.lines import (
     segments,
     shorten,
 )
-from dsdoctor.diagnosis.marks import MARKS, Event, Mark
-from dsdoctor.diagnosis.models import Hit, ReaderError, Rule, Signature, Tier
-from dsdoctor.diagnosis.timeline import MAX_RECENT, NOBODY, Speaker, Timeline, add_event
+from dsdoctor.diagnosis.models import Hit, ReaderError
+from dsdoctor.diagnosis.timeline import MAX_RECENT, NOBODY, Speaker, Timeline
 
 WORD_BYTES = bytes(
     ord(chr(byte).lower()) if byte < 128 and (chr(byte).isalnum() or byte == ord("_")) else ord(" ")
@@ -58,6 +57,7 @@ class Index:
     entries: tuple[Entry, ...]
     words: dict[bytes, list[tuple[int, frozenset[bytes]]]]
     phrases: dict[str, list[int]]
+    parts: tuple[tuple[bytes, ...], ...]
 
     def numbers(self, words: set[bytes]) -> set[int]:
         """The numbers of the entries that can match a line with these words."""
@@ -66,15 +66,19 @@ class Index:
             number for word in words & known.keys() for number, others in known[word] if not others or others <= words
         }
 
+    def those_in(self, text: bytes, numbers: set[int]) -> set[int]:
+        """Those of the entries of which a text has a part, or that have none to look for."""
+        return {one for one in numbers if not self.parts[one] or any(part in text for part in self.parts[one])}
+
 
 def index(rules: Iterable[Rule] = tuple(RULES.values())) -> Index:
     """Marks, clues and rules by their words."""
-    entries: list[Entry] = [*MARKS, INSTALL_OPS, *CLUES, *LISTS]
+    entries: list[Entry] = [*MARKS, *CLUES]
     of_lines = (rule for rule in rules if not rule.general)
     entries += [Wording(rule=rule, signature=signature) for rule in of_lines for signature in rule.signatures]
     words: dict[bytes, list[tuple[int, frozenset[bytes]]]] = {}
     phrases: dict[str, list[int]] = {}
-    wanted = [(number, word) for number, entry in enumerate(entries) for word in _words_wanted(entry).split()]
+    wanted = [(number, word) for number, entry in enumerate(entries) for word in searched_by(entry).words.split()]
     uses = Counter(part for _, word in wanted for part in word.encode().split(b"+"))
     for number, word in wanted:
         if word.isascii():
@@ -84,11 +88,13 @@ def index(rules: Iterable[Rule] = tuple(RULES.values())) -> Index:
             words.setdefault(rarest, []).append((number, frozenset(parts) - {rarest}))
         else:
             phrases.setdefault(word, []).append(number)
-    return Index(tuple(entries), words, phrases)
+    needed = tuple(tuple(part.encode() for part in searched_by(entry).parts.split("\n") if part) for entry in entries)
+    return Index(tuple(entries), words, phrases, needed)
 
 
-def _words_wanted(entry: Entry) -> str:
-    return entry.signature.words if isinstance(entry, Wording) else entry.words
+def searched_by(entry: Entry) -> Signature | Clue | Mark:
+    """What has the words, the parts and the pattern of an entry."""
+    return entry.signature if isinstance(entry, Wording) else entry
 
 
 INDEX = index()
@@ -117,37 +123,7 @@ class Patterns:
         return compiled.search(text)
 
 
-# Lines of a build of which very many are alike: how often each kind came, so that the others need not be searched.
-ROUTINE, KINDS = 200, 1000
-"""How many compile commands of one extension, and how many warnings, are read before the others are skipped; of how many kinds."""
-
 A_COMMAND = b"-DTORCH_EXTENSION_NAME="  # a part of torch's compile commands
-
-
-def kind_of(raw: bytes) -> bytes:
-    """The extension that a command compiles, or ``: warning: ``; nothing where a line is neither, or says more.
-
-    >>> kind_of(b"c++ -DTORCH_EXTENSION_NAME=cpu_adam -O3 -c a.cpp"), kind_of(b"x.h:1:1: warning: unused"), kind_of(b"step 7")
-    (b'cpu_adam', b': warning: ', b'')
-    """
-    if A_COMMAND in raw and b"illed" not in raw:  # a shell says "Killed" in the line of the command
-        return raw.partition(A_COMMAND)[2][:40].split(b" ")[0] or A_COMMAND
-    return A_WARNING if A_WARNING in raw and b"rror:" not in raw else b""
-
-
-@dataclass
-class Routine:
-    """How often lines of each kind came."""
-
-    times: dict[bytes, int] = field(default_factory=dict)
-
-    def is_known(self, kind: bytes) -> bool:
-        """Count one more line of a kind; whether very many came before it."""
-        before = self.times.get(kind, 0)
-        if len(self.times) < KINDS or before:
-            self.times[kind] = before + 1
-        return before >= ROUTINE
-
 
 # Lines too long, or with words of too many rules, to be searched whole: what of them is searched, and how many there were.
 CROWD, SHORT = 40, 300
@@ -441,7 +417,6 @@ class Scan:
     hits: dict[int, Hit] = field(default_factory=dict)
     counts: dict[int, int] = field(default_factory=dict)
     latest: dict[int, int] = field(default_factory=dict)
-    routine: Routine = field(default_factory=Routine)
     first: dict[Event, Line] = field(default_factory=dict)
     last: dict[Event, Line] = field(default_factory=dict)
     exception: Line | None = None
@@ -478,18 +453,21 @@ class Scan:
         if len(self.errors) < MAX_ERRORS:
             self.errors.append(ReaderError.of(error, line))
 
-    def read(self, raw: bytes) -> None:
-        """Take the next line."""
+    def read(self, raw: bytes, parts: tuple[bytes, ...] = ()) -> None:
+        """Take the next line. ``parts``: without any of them it says nothing unless it belongs to a line above."""
         self.lines += 1
+        if parts and not self.traceback_since and not self.wrapped.text and not any(part in raw for part in parts):
+            if raw.strip(BLANK):
+                self._remember(raw)
+            else:
+                self.timeline.recent.append(raw)
+            return
         if len(raw) > LONGEST and cut_matters(raw, self.index):
             self.partly.note(self.lines)
         if len(raw) > CONTEXT:
             raw = shorten(raw)
         if is_coloured(raw):
             raw = COLOUR.sub(b"", raw)
-        if self._is_routine(raw):
-            self._remember(raw)
-            return
         tokens = words_of(raw)
         if not tokens and not raw.strip(BLANK):
             self.timeline.recent.append(raw)
@@ -507,39 +485,41 @@ class Scan:
         if not self.broken_off:
             self.last_output = self.lines
 
-    def _is_routine(self, raw: bytes) -> bool:
-        """One more compile command of an extension, or one more warning of a compiler, after very many of them."""
-        kind = kind_of(raw)
-        if kind and kind != A_WARNING:
-            self.last[Event.COMPILING] = Line(number=self.lines, text="")
-        return bool(kind) and self.routine.is_known(kind) and not self.traceback_since and not self.wrapped.text
-
-    def read_batch(self, batch: list[bytes]) -> None:
-        """Take the next lines."""
+    def read_batch(self, batch: list[bytes]) -> set[bytes]:
+        """Take the next lines; all words that they have."""
         if not self.lines and batch:
             self.begins_with_json = batch[0].strip() == b"{" and b'"' in b"".join(batch[1:3])
         if self.lines < MAX_RECENT:
             self.timeline.head += [raw[:MAX_REMEMBERED_BYTES] for raw in batch]
         # why together: most batches of a long log have no word of the catalogue at all
         whole = b" ".join(batch)
-        tokens = words_of(whole)
+        tokens = set(words_of(whole))
         cut = len(whole) >= CUT_LENGTH and any(len(raw) == CUT_LENGTH for raw in batch)
         whole_words = whole.isascii() and not is_coloured(whole)
         plain = tokens and whole_words and not cut and not self.traceback_since and not self.wrapped.text
-        if not plain or not self.index.words.keys().isdisjoint(tokens):
+        asked = self.index.numbers(tokens) - self.known if plain else set()
+        asked = self.index.those_in(whole.replace(b"\0", b""), asked)
+        if not plain or asked:
+            parts = self._parts_of(asked) if plain and b"\0" not in whole else ()
             for raw in batch:
                 try:
-                    self.read(raw)
+                    self.read(raw, parts)
                 except Exception as error:  # the last resort: the other lines are read all the same
                     self.last_line = self.lines
                     self.note_error(error, self.lines)
-            return
+            return tokens
         last_spoken = max(number for number, raw in enumerate(batch, self.lines + 1) if raw.strip(BLANK))
         self.lines += len(batch)
         self.last_line = last_spoken
         self.above.remember(batch)
         self.timeline.pass_lines(batch)
         self.last_output = self.last_output if self.broken_off else last_spoken
+        return tokens
+
+    def _parts_of(self, asked: set[int]) -> tuple[bytes, ...]:
+        """The parts of which each line has one that these entries may match; nothing where such a line may be without any."""
+        parts = [self.index.parts[number] for number in asked]
+        return tuple({part for some in parts for part in some}) if all(parts) else ()
 
     def _look(self, raw: bytes, tokens: list[bytes]) -> None:
         self.raw = raw
@@ -565,6 +545,8 @@ class Scan:
     def _examine(self, raw: bytes, tokens: list[bytes]) -> None:
         words = set(tokens)
         numbers = self.index.numbers(words) - self.known
+        if raw.isascii() and b"\0" not in raw and b"\x1b" not in raw:  # a part is searched as it stands
+            numbers = self.index.those_in(raw, numbers)
         if not numbers and not self.traceback_since and not self.wrapped.text and raw.isascii():
             return
         if A_COMPILE in words and b"killed" not in words:
@@ -640,7 +622,7 @@ class Scan:
             self.asked[number] = self.asked.get(number, 0) + 1
             if self.fact_reader.read(entry, text) or self.asked[number] > MAX_ASKED:
                 self.known.add(number)
-            if entry is INSTALL_OPS and "Install Ops=" in text:
+            if entry.name == INSTALL_OPS and "Install Ops=" in text:
                 self.ops_line = self.lines
         elif isinstance(entry, Mark):
             marked = self.last.get(entry.event)
@@ -678,7 +660,7 @@ class Scan:
             self.traceback_since = self.lines
         elif event is Event.WAITING:
             self.broken_off = False
-        enough = add_event(self.timeline, event, text, self.raw, self.lines, self.above.lines)
+        enough = self.timeline.take(event, text, self.raw, self.lines, self.above.lines)
         self.has_exits_enough = self.has_exits_enough or enough
 
     def _match(self, number: int, wording: Wording, text: str, since: int = 0) -> None:
@@ -770,8 +752,7 @@ def read_into(whole: Scan, lines: Iterable[bytes | str], at_hand: Callable[[], b
     for batch in _batches(lines, whole, at_hand):
         first, last = whole.lines + 1, whole.lines + len(batch)
         try:
-            whole.read_batch(batch)
-            whole.health.pass_lines(batch, first)
+            whole.health.pass_lines(batch, first, whole.read_batch(batch))
         except Exception as error:  # the last resort: as for one line
             whole.lines = whole.last_line = last
             whole.note_error(error, first)

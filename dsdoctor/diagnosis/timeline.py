@@ -7,34 +7,28 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
+from dsdoctor.diagnosis.catalogue import Event
 from dsdoctor.diagnosis.lines import EXCEPTION_LINE, Line, last_segment
-from dsdoctor.diagnosis.marks import Event
 from dsdoctor.diagnosis.owner import LIBRARIES, PYTHON, is_relay, owner_of
+from dsdoctor.rules.store import Table, form, forms
 
 # A raw line of a log -> which process wrote it, as far as its prefix says. Reads only the head of the line.
 MAX_HEAD_BYTES = 240
 
-
 COLOUR_OF_HEAD = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
-
 
 RANK_LABEL = re.compile(rb"\[(?:rank ?|Rank )(\d{1,5})\]|(?:^|[\]:|] ?)rank(\d{1,5}): ")
 
-
 LOCAL_LABEL = re.compile(rb"\[default(\d{1,5})\]:?|^default(\d{1,5}): ")
-
 
 MPI_LABEL = re.compile(rb"^\[\d{1,5},(\d{1,5})\]<std(?:out|err)>")
 
-
 TASK_LABEL = re.compile(rb"^ {0,4}(\d{1,5}): ")
-
 
 RAY_LABEL = re.compile(
     rb"^\(((?:[\w.:\[\]=-]{1,80}(?:, \w{1,20}=[\w.-]{1,40}){0,3},? )?pid=\d{1,9}(?:, ip=[\w.:]{3,40})?"
     rb"|raylet(?:, ip=[\w.:]{3,40})?)\) "
 )
-
 
 HOST_LABEL = re.compile(rb"^(?:\[(?:pod/)?([A-Za-z][\w./-]{0,80})\] |([A-Za-z][\w.-]{0,60}\d[\w.-]{0,20})(?: \| |: ))")
 
@@ -109,44 +103,11 @@ def _number_in(found: re.Match[bytes] | None) -> int | None:
     return next(int(group) for group in found.groups() if group) if found else None
 
 
-FOLLOWS = re.compile(
-    r"[Cc]onnection (?:was )?(?:closed by (?:remote )?peer|reset by peer)|Connection was likely closed"
-    r"|ncclRemoteError"
-    r"|remote process exited|Timed out waiting \d{1,12}ms for|wait timeout after|[Ww]atchdog|Socket Timeout"
-    r"|got 0 bytes|store based barrier|Timed out after \d{1,9} seconds waiting for clients|monitoredBarrier"
-    r"|[Cc]ommunicator was aborted"
-    r"|NCCL operations have failed|RendezvousConnectionError|RendezvousClosedError|RendezvousTimeoutError"
-    r"|^ConnectionResetError"
-    r"|^(?:\w{1,40}\.)?BrokenPipeError|^EOFError$|^ConnectionRefusedError"
-    r"|c10::DistBackendError|has been marked as aborted|collective timeout"
-    r"|(?:ActorDied|RayActor|WorkerCrashed)Error: The (?:actor|worker) died (?:unexpectedly|before)|ActorUnavailableError: "
-)
-"""Words of an exception, or of a crash, that only says that another rank is gone or does not come."""
+FOLLOWS, LAUNCHER = form("processes", "another-is-gone"), form("processes", "launcher")
+PASSES_ON, NATIVE = form("processes", "passes-on"), form("processes", "native")
 
 LOST = re.compile(r"[Cc]onnection (?:was )?(?:closed|reset)|BrokenPipe|got 0 bytes|ncclRemoteError")
 """That another process is gone: what says so has not waited."""
-
-LAUNCHER = re.compile(
-    r"(?:[\w.]{0,120}\.)?ChildFailedError\b"
-    r"|(?:subprocess\.)?CalledProcessError: Command .{0,4000}(?:train|python|torchrun|deepspeed)"
-    r"|(?:[\w.]{0,120}\.)?SignalException\b|SystemExit\b|(?:[\w.]{0,120}\.)?ProcessExitedException"
-)
-"""The launcher's own exception, which names no cause."""
-
-PASSES_ON = re.compile(
-    r"(?:\w{1,60}\.){0,6}(?:(?:Base)?ExceptionGroup|ProcessRaisedException|PythonException|RayTaskError|CheckpointException)\b"
-    r"|(?:\w{1,60}\.){0,6}(?:ActorDiedError|RayActorError): .{0,40}error raised in its creation task"
-)
-"""An exception whose message is the traceback of another one, which stands below."""
-
-NATIVE = re.compile(
-    r"terminate called (?:after throwing an instance of '(?P<type>[^']{1,160})'|without an active exception)"
-    r"|Assertion [`'\"].{1,400}?['\"]? failed|Assertion failed: |^Fatal Python error: (?P<fatal>.{1,80})"
-    r"|^(?:free|malloc|realloc|munmap_chunk|corrupted)\(?\)?: (?:invalid|corrupted|unaligned|double)|double free or corruption"
-    r"|\*\*\* stack smashing detected|\.(?:cc|cpp|cu|h):\d{1,6}\S{0,4} {0,3}Check failed: |NVRM: Xid"
-    r"|^Memory access fault by GPU |\bHSA_STATUS_ERROR_\w{1,60}"
-)
-"""How a program that is not Python says that it breaks off."""
 
 CONDITION_ENDS = re.compile(r",\s{0,4}f?[\"'(]|, \\$|, $|\\$")
 """Where the condition of an assertion ends, and its message begins."""
@@ -482,23 +443,7 @@ A bar with a name, and ``steps = 703``, are of something else.
 ENGINE = re.compile(r"checkpoint_engine[/\\]\w{1,60}\.py$")
 """A file of DeepSpeed whose load and save are of checkpoints."""
 
-DOING = (
-    (
-        "while a checkpoint was saved",
-        r"save_checkpoint|save_16bit_model|save_pretrained|_save(?:_\w+)?|save_model|async_save",
-    ),
-    ("while a checkpoint was loaded", r"load_checkpoint|_load_(?:zero_)?checkpoint|load_state_dict|resume_from_\w+"),
-    ("while the model was loaded", r"from_pretrained|_load_pretrained_model"),
-    (
-        "while an op was built or loaded",
-        r"jit_load|load_op|build_extension|_jit_compile|_write_ninja_file_and_build_library",
-    ),
-    ("in evaluation", r"evaluate|evaluation_loop|prediction_(?:step|loop)"),
-    ("in training", r"backward|training_step|train_batch|allreduce_gradients|step|forward|inner_training_loop|train"),
-    ("while the ranks met", r"init_distributed|init_process_group|new_group|rendezvous"),
-    ("in deepspeed.initialize", r"initialize|_configure_\w+|_do_sanity_check"),
-)
-"""What a function's name says, the narrower ones first."""
+DOING = tuple((doing["text"], doing["pattern"]) for doing in forms("processes")["doing"])
 
 
 def step_of(raw: bytes) -> int | None:
@@ -609,48 +554,10 @@ LOCAL_RANK = re.compile(r"--local_rank=(\d{1,5})")
 
 BLOCK_RANK = re.compile(r"^rank\s{1,10}: (\d{1,6}) \(local_rank: (\d{1,5})\)")
 
-EXIT_CODE = r"(?P<code>-?\d{1,3})"
-
-EXIT_FORMS = tuple(
-    re.compile(pattern)
-    for pattern in (
-        rf"^exitcode\s{{0,10}}: {EXIT_CODE} \(pid: (?P<pid>\d{{1,9}})",
-        rf"failed \(exitcode: {EXIT_CODE}\) local_rank: (?P<local>\d{{1,5}}) \(pid: (?P<pid>\d{{1,9}})\)",
-        rf"exits with return code = {EXIT_CODE}",
-        rf"srun: error: (?P<host>\S{{1,80}}): tasks? (?P<task>\d{{1,6}})(?P<more>[-,][\d,-]{{1,60}})?"
-        rf": Exited with exit code {EXIT_CODE}",
-        r"srun: error: (?P<host>\S{1,80}): tasks? (?P<task>\d{1,6})(?P<more>[-,][\d,-]{1,60})?: (?P<name>Segmentation fault|Killed"
-        r"|Aborted|Bus error|Terminated|Illegal instruction|Floating point exception|Out Of Memory|Hangup)",
-        r"died with <Signals\.(?P<name>SIG[A-Z]{3,6})",
-        r"exited on signal (?P<signal>\d{1,2})",
-        r"\bCaught signal (?P<signal>\d{1,2}) \([A-Z]",
-        r"terminated (?:with|by) signal (?P<name>SIG[A-Z]{3,6})",
-        rf"(?:[Ee]xit(?:ed)?(?:ed with)?[ _](?:exit )?(?:code|status)"
-        rf"|terminated with exit code|Exited \(|non-zero code)[ :=]{{0,8}}{EXIT_CODE}\b",
-        r"^(?P<name>Segmentation fault|Killed|Aborted|Bus error|Illegal instruction|Floating point exception)"
-        r"(?: \(core dumped\))?$",
-        r"^\S{1,160}: line \d{1,6}: +(?P<pid>\d{1,9}) (?P<name>Segmentation fault|Killed|Aborted|Bus error|Illegal instruction"
-        r"|Floating point exception|Terminated)\b",
-        r"(?:^|: line \d{1,6}: +\d{1,9} |Zeile \d{1,6}: +\d{1,9} |\d )"
-        r"(?P<kill>Getötet|Processus arrêté|Tué|Terminado \(killed\)|Matado"
-        r"|已杀死|已砍掉|強制終了|Убито|Morto|Ucciso|죽었음)(?:\s|$)",
-        r"^(?P<segv>Speicherzugriffsfehler|Erreur de segmentation|Violación de segmento|Fallo de segmentación|段错误|段錯誤"
-        r"|セグメンテーション違反|Ошибка сегментирования)",
-    )
-)
+EXIT_FORMS = tuple(map(re.compile, forms("processes")["exits"]))
 
 FROM_OUTSIDE = {1, 2, 15}  # Hangup, interrupt and termination: signals that somebody else sends
-SIGNALS = {
-    "Hangup": 1,
-    "Segmentation fault": 11,
-    "Killed": 9,
-    "Out Of Memory": 9,
-    "Aborted": 6,
-    "Bus error": 7,
-    "Terminated": 15,
-    "Illegal instruction": 4,
-    "Floating point exception": 8,
-}
+SIGNALS: Table = forms("processes")["signals"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -700,10 +607,8 @@ def exit_of(text: str, line: int, above: Callable[[], list[str]]) -> Exit | None
     >>> exit_of("command terminated with exit code 137", 1, list).name
     'SIGKILL'
     """
-    for form in EXIT_FORMS:
-        if found := form.search(text):
-            break
-    else:
+    found = next(filter(None, (one.search(text) for one in EXIT_FORMS)), None)
+    if found is None:
         return None
     groups = {name: value for name, value in found.groupdict().items() if value}
     code, number = _code_and_signal(groups)
@@ -936,6 +841,46 @@ class Timeline:
         if self.asked_by:
             self._take_reason(batch)
 
+    def take(self, event: Event, text: str, raw: bytes, line: int, above: deque[bytes]) -> bool:
+        """Take what a line shows, and tell whether no more exits are needed. ``text``: the clean part of the line that shows it;
+        ``raw``: all of it. Nothing is searched here.
+        """
+        if event in {Event.EXCEPTION, Event.USAGE}:
+            self.exception(raw, text, line)
+        elif event in {Event.SUITE_BEGAN, Event.SUITE_CAPTURED}:
+            self.suite.note(event, line)
+        elif event is Event.TRACEBACK:
+            self.begin_traceback(raw, text, line)
+        elif event is Event.ERROR_FILE and self.exits and not self.exits[-1].error_file:
+            self.exits[-1] = replace(self.exits[-1], error_file=text.partition(": ")[2][:300])
+        elif event is Event.CHAINED:
+            self.chain(raw)
+        elif event is Event.IGNORED:
+            self.ignored = line
+        elif event is Event.CRASHED:
+            self.crash(raw, text, line)
+        elif event is Event.EXITED:
+            self.end(raw, text, line, lambda: list(above)[-1:-8:-1])
+        elif event is Event.NO_NUMBER:
+            self.nans.note(raw, line, self.recent)
+        elif event is Event.WATCHDOG:
+            self.watchdogs[self.speaker(raw)] = line
+            self.first_watchdog = self.first_watchdog or line
+        elif event is Event.RECOVERED:
+            self.recoveries.append((line, self.speaker(raw)))
+        elif event is Event.MISSING and len(self.waited) < MAX_WATCHED:
+            self.waited.append(text[:400])
+        elif event is Event.WORK:
+            self.before_waiting = self.before_waiting if self.collectives else list(self.recent)
+            self.collectives += [text[:600]] if len(self.collectives) < MAX_FAILURES else []
+        elif event is Event.LAST_ERROR and len(self.reasons) < MAX_WATCHED:
+            self.asked_by = (line, self.speaker(raw))
+        elif event is Event.ENDED_WELL:
+            self.done = line
+        elif event is Event.WORLD and (found := WORLD.search(text)):
+            self.world = int(found[1])
+        return self.has_exits_enough
+
     def speaker(self, raw: bytes) -> Speaker:
         """Who wrote a line; writers are counted."""
         speaker = speaker_of(raw, tasks=self.tasks)
@@ -1076,37 +1021,11 @@ class Timeline:
         """Whether no more lines are read for exits."""
         return self.asked_for_exits >= MAX_FAILURES or len(self.exits) >= MAX_FAILURES
 
-    def note_error_file(self, text: str) -> None:
-        """The file in which the process whose end was just read left its traceback."""
-        if self.exits and not self.exits[-1].error_file:
-            self.exits[-1] = replace(self.exits[-1], error_file=text.partition(": ")[2][:300])
-
-    def wait(self, text: str) -> None:
-        """A line that says who did not come."""
-        if len(self.waited) < MAX_WATCHED:
-            self.waited.append(text[:400])
-
-    def give_up(self, raw: bytes, line: int) -> None:
-        """A watchdog gives up waiting."""
-        self.watchdogs[self.speaker(raw)] = line
-        self.first_watchdog = self.first_watchdog or line
-
     def lengthen(self, line: int, text: str) -> None:
         """A terminal had cut a failure's words: this is all of them."""
         last = self.failures[-1] if self.failures else None
         if last and last.line == line:
             self.failures[-1] = replace(last, text=text)
-
-    def recover(self, raw: bytes, line: int) -> None:
-        """A process says that it tries again, or goes on without what failed."""
-        self.recoveries.append((line, self.speaker(raw)))
-
-    def note_collective(self, text: str) -> None:
-        """A line of a watchdog about a collective."""
-        if not self.collectives:
-            self.before_waiting = list(self.recent)
-        if len(self.collectives) < MAX_FAILURES:
-            self.collectives.append(text[:600])
 
     def stepped_between(self, first: int, last: int) -> bool:
         """Whether a step of the training stands between the lines of two failures."""
@@ -1174,44 +1093,3 @@ def _indented(raw: bytes, text: str) -> bool:
     head = raw.decode("utf-8", "replace")
     place = head.find(text[:20])
     return place >= 2 and head[place - 2 : place] in ("  ", " \t", "\t\t", ": ") and head[place - 2] in " \t"
-
-
-# An event that a line shows -> the timeline of the log. Nothing is searched here.
-def add_event(timeline: Timeline, event: Event, text: str, raw: bytes, line: int, above: deque[bytes]) -> bool:
-    """Tell the timeline what a line shows, and hear whether it needs no more exits.
-
-    ``text``: the clean part of the line that shows it; ``raw``: all of it.
-    """
-    if event in {Event.EXCEPTION, Event.USAGE}:
-        timeline.exception(raw, text, line)
-    elif event in {Event.SUITE_BEGAN, Event.SUITE_CAPTURED}:
-        timeline.suite.note(event, line)
-    elif event is Event.TRACEBACK:
-        timeline.begin_traceback(raw, text, line)
-    elif event is Event.ERROR_FILE:
-        timeline.note_error_file(text)
-    elif event is Event.CHAINED:
-        timeline.chain(raw)
-    elif event is Event.IGNORED:
-        timeline.ignored = line
-    elif event is Event.CRASHED:
-        timeline.crash(raw, text, line)
-    elif event is Event.EXITED:
-        timeline.end(raw, text, line, lambda: list(above)[-1:-8:-1])
-    elif event is Event.NO_NUMBER:
-        timeline.nans.note(raw, line, timeline.recent)
-    elif event is Event.WATCHDOG:
-        timeline.give_up(raw, line)
-    elif event is Event.RECOVERED:
-        timeline.recover(raw, line)
-    elif event is Event.MISSING:
-        timeline.wait(text)
-    elif event is Event.WORK:
-        timeline.note_collective(text)
-    elif event is Event.LAST_ERROR and len(timeline.reasons) < MAX_WATCHED:
-        timeline.asked_by = (line, timeline.speaker(raw))
-    elif event is Event.ENDED_WELL:
-        timeline.done = line
-    elif event is Event.WORLD and (found := WORLD.search(text)):
-        timeline.world = int(found[1])
-    return timeline.has_exits_enough

@@ -1,4 +1,4 @@
-"""The files of the book, and what is derived from them and kept as JSON in their folder: the log rules with their words, an index.
+"""The files of the book, and what is derived from them and kept as JSON in their folder: how logs are read, an index.
 
 A wheel brings both from its build (setup.py). A checkout derives them at first need and keeps them there, as Python keeps its .pyc
 (and not under PYTHONDONTWRITEBYTECODE); where the folder cannot be written they are derived each time. The table of log rules
@@ -25,6 +25,8 @@ Table = Mapping[str, Any]
 FOLDER = Path(__file__).parent
 LOGS = "logs"
 """The folder of the rules of logs, and the place of their pages among the rooms'."""
+FORMS = "forms"
+"""The folder of what else the lines of logs are known by: marks, facts, projects. It has no rules and no pages."""
 ORDER = "order.toml"
 TABLE, INDEX = "table.json", "index.json"
 CODE = ("store.py", "words.py")
@@ -43,7 +45,7 @@ def order() -> Table:
 
 def files_of(room: str) -> list[str]:
     """The files of a room, by their names in the folder."""
-    return [f"{LOGS}/{topic}.toml" for topic in order()[LOGS]] if room == LOGS else [f"{room}.toml"]
+    return [f"{room}/{topic}.toml" for topic in order()[room]] if room in {LOGS, FORMS} else [f"{room}.toml"]
 
 
 def read(file: str) -> str:
@@ -70,17 +72,38 @@ def log_topics() -> dict[str, Table]:
 
 def log_table() -> Mapping[str, Table]:
     """The rules of each topic as a diagnosis reads them: without their pages, every wording with its words."""
+    topics: Mapping[str, Table] = _table()["topics"]
+    return topics
+
+
+def forms(topic: str) -> Table:
+    """What stands in a file of forms, its patterns whole, every mark and clue with its words."""
+    table: Table = _table()["forms"][topic]
+    return table
+
+
+def form(topic: str, name: str) -> re.Pattern[str]:
+    """The pattern of a ``[[form]]``."""
+    return re.compile(forms(topic)["form"][name])
+
+
+def form_in_bytes(topic: str, name: str) -> re.Pattern[bytes]:
+    """The same for a raw line."""
+    return re.compile(forms(topic)["form"][name].encode())
+
+
+@functools.cache
+def _table() -> Table:
     digest = _digest()
     kept = _kept(TABLE)
     if kept.get("made_from") != digest:
         kept = make_table()
         _keep(TABLE, kept)
-    topics: Mapping[str, Table] = kept["topics"]
-    return topics
+    return kept
 
 
 def make_table() -> Table:
-    """The table of log rules, derived from the files."""
+    """The table of log rules and of forms, derived from the files."""
     topics = {
         name: {
             "rule": [_for_diagnosis(rule, topic.get("faults", "")) for rule in topic["rule"]],
@@ -88,7 +111,25 @@ def make_table() -> Table:
         }
         for name, topic in log_topics().items()
     }
-    return {"made_from": _digest(), "topics": topics}
+    forms = {topic: _whole(parse(read(file))) for topic, file in zip(order()[FORMS], files_of(FORMS), strict=True)}
+    return {"made_from": _digest(), "topics": topics, "forms": forms}
+
+
+def _whole(forms: Table) -> Table:
+    """A file of forms with the parts in their places in its patterns, alternatives as one pattern, words where none are given."""
+    parts = {"titles": "|".join(forms.get("titles", ())), **forms.get("parts", {})}
+
+    def pattern(given: str | list[str]) -> str:
+        text = given if isinstance(given, str) else "|".join(given)
+        return functools.reduce(lambda made, part: made.replace(f"<{part}>", parts[part]), parts, text)
+
+    def entry(table: Table) -> Table:
+        words = table.get("words", "")
+        made = {**table, "pattern": pattern(table["pattern"])}
+        return _with_words({**made, "words": words if isinstance(words, str) else " ".join(words)})
+
+    whole = {kind: [entry(one) for one in forms[kind]] for kind in ("mark", "clue") if kind in forms}
+    return {**forms, **whole, "form": {one["name"]: pattern(one["pattern"]) for one in forms.get("form", ())}}
 
 
 def _for_diagnosis(rule: Table, faults: str) -> Table:
@@ -104,9 +145,14 @@ def _for_diagnosis(rule: Table, faults: str) -> Table:
 
 
 def _with_words(wording: Table) -> Table:
-    from dsdoctor.rules.words import derived_words
+    from dsdoctor.rules.words import derived_parts, derived_words
 
-    return {**wording, "words": wording.get("words") or derived_words(wording["pattern"])}
+    pattern = wording["pattern"]
+    return {
+        **wording,
+        "words": wording.get("words") or derived_words(pattern),
+        "parts": "\n".join(derived_parts(pattern)),
+    }
 
 
 def _digest() -> str:
@@ -114,7 +160,7 @@ def _digest() -> str:
     import hashlib
 
     digest = hashlib.sha256()
-    for file in (*CODE, ORDER, *files_of(LOGS)):
+    for file in (*CODE, ORDER, *files_of(LOGS), *files_of(FORMS)):
         content = _content(file)
         digest.update(f"{file} {len(content)}\n".encode())
         digest.update(content)

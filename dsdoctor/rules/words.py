@@ -1,4 +1,4 @@
-"""A pattern -> the words that every line has which it matches, so that a log's lines are sorted out by their words first.
+"""A pattern -> the words, and the parts of text, that every line has which it matches: by them a log's lines are sorted out first.
 
 A word is made of letters, digits and ``_``, in small letters, as ``diagnosis/scan.py`` splits a line. Only the table of rules
 is made with this (``table.py``), when the package is built.
@@ -21,6 +21,8 @@ ANYTHING, EDGE, GAP = "\0", "\1", " "
 """What a skeleton has beside letters: any text, also one that lengthens a word; the edge of a word; what no word has."""
 MAX_SKELETONS = 96
 MAX_LETTERS_OF_A_SET = 4
+MIN_PART_LENGTH, MAX_PARTS = 4, 40
+"""How long a part must be to sort lines out, and how many alternatives are worth looking for."""
 WHOLE_WORD = re.compile(r"(?<=[^\0a-z0-9_])[a-z0-9_]{2,}(?=[^\0a-z0-9_])")
 EDGES = {c.AT_BEGINNING, c.AT_BOUNDARY, c.AT_END, c.AT_END_STRING, c.AT_BEGINNING_STRING}
 
@@ -100,3 +102,44 @@ def _set(given: Iterable[Any]) -> list[str]:
         else:
             return [ANYTHING]
     return sorted(letters) if len(letters) <= MAX_LETTERS_OF_A_SET else [ANYTHING]
+
+
+def derived_parts(pattern: str) -> tuple[str, ...]:
+    r"""Texts of which every match has one at least, as they stand, so that lines are sorted out by them before a pattern is tried.
+
+    None where a match may be without any, or where they would be short or many.
+
+    >>> derived_parts(r"^(?:Retrying|[Ww]ill retry)|gave up \(\d\)"), derived_parts(r"(?i)will retry|\d{3}: no")
+    (('Retrying', 'ill retry', 'gave up ('), ())
+    """
+    items: Any = parser.parse(pattern)
+    if items.state.flags & re.IGNORECASE:
+        return ()
+    return tuple(dict.fromkeys(_parts(items)))
+
+
+def _parts(items: Iterable[Any]) -> tuple[str, ...]:
+    """The best choice for a sequence: a run of letters in it, or what each alternative at one of its places has."""
+    choices: list[tuple[str, ...]] = []
+    run = ""
+    for op, given in items:
+        if op is c.LITERAL:
+            run += chr(given)
+            continue
+        if op is c.SUBPATTERN and not given[1] and all(one is c.LITERAL for one, _ in given[3]):
+            run += "".join(chr(code) for _, code in given[3])
+            continue
+        if op in (c.AT, c.ASSERT, c.ASSERT_NOT):
+            continue
+        choices.append((run,))
+        run = ""
+        if op is c.SUBPATTERN and not given[1] & re.IGNORECASE:
+            choices.append(_parts(given[3]))
+        elif op is c.BRANCH:
+            branches = [_parts(branch) for branch in given[1]]
+            choices.append(tuple(part for parts in branches for part in parts) if all(branches) else ())
+        elif op in (c.MAX_REPEAT, c.MIN_REPEAT) and given[0]:
+            choices.append(_parts(given[2]))
+    choices.append((run,))
+    good = [one for one in choices if one and len(one) <= MAX_PARTS and min(map(len, one)) >= MIN_PART_LENGTH]
+    return max(good, key=lambda one: (len(one) == 1, min(map(len, one)), -len(one)), default=())

@@ -27,7 +27,8 @@ from tests.diagnosis import (
 from tests.diagnosis.reading import collected, diagnose, scan
 
 HERE = Path(__file__).parent
-NAMES = (*(one.__dict__["relation"] for one in relations.RELATIONS), *SIGNS)
+RELATIONS = [one.__dict__["relation"] for one in vars(relations).values() if "relation" in getattr(one, "__dict__", {})]
+NAMES = (*RELATIONS, *SIGNS)
 A_CRASH_LONG_BEFORE_THE_END = [
     "terminate called after throwing an instance of 'std::out_of_range'",
     *(f"[rank1]: waiting for the store, try {number}" for number in range(90)),

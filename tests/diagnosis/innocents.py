@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator
 from zlib import crc32
 
 from dsdoctor.core.finding import Severity
-from dsdoctor.diagnosis.catalogue import RULES
+from dsdoctor.diagnosis.catalogue import RULES, Signature, Tier
 from dsdoctor.diagnosis.lines import EXCEPTION_LINE, is_said
-from dsdoctor.diagnosis.models import Signature, Tier
 from tests.diagnosis.mixtures import BANNER, TORCHRUN, alone, named
 from tests.diagnosis.reading import NO_RULE, diagnose
 

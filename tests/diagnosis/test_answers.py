@@ -3,8 +3,9 @@
 import pytest
 
 from dsdoctor.core.finding import Finding
+from dsdoctor.diagnosis.catalogue import Rule, Signature
 from dsdoctor.diagnosis.findings import GENERAL, answer_to
-from dsdoctor.diagnosis.models import Facts, Rule, Signature
+from dsdoctor.diagnosis.models import Facts
 from dsdoctor.diagnosis.timeline import Failure, frame_of
 from tests.diagnosis.reading import diagnose
 from tests.each import each

@@ -74,13 +74,6 @@ def test_where_two_processes_may_be_this_one_it_is_said_to_be_one_of_them() -> N
     assert finding.fix and "torch.cuda.set_device(LOCAL_RANK)" in finding.fix.text
 
 
-def test_another_rank_of_the_run_on_the_same_gpu_is_said_to_be_one() -> None:
-    log = [unnamed(1.1, (1.57, 21.9)), "[INFO] [launch.py:315:sigkill_handler] Killing subprocess 4712"]
-
-    assert "(process 4712, of this same run;" in first(log).title
-    assert "of this same run" not in first([log[0], log[1].replace("4712", "4711")]).title
-
-
 BY_WORKER = {
     "PIL.UnidentifiedImageError": "cannot identify image file '/data/gqa/23.jpg'",
     "KeyError": "'labels'",

@@ -138,3 +138,55 @@ def test_a_traceback_that_lines_follow_is_not_cut_off() -> None:
     ]
 
     assert all(finding.rule != "log-cut-off" for finding in diagnose(log).findings)
+
+
+MEMORY = (
+    "Memory on the node (IP: 10.0.0.2, ID: c1) where the task (actor ID: 3a1, name=WorkerDict.__init__, pid=5012, "
+    "memory used=45.20GB) was running was 243.11GB / 250.00GB (0.95), which exceeds the memory usage threshold of 0.95."
+)
+GLOO = "RuntimeError: [enforce fail at gloo/transport/tcp/device.cc:84] ifa != nullptr. Unable to find address for: "
+CUDNN = "Could not load library libcudnn_cnn_train.so.8. Error: "
+VARIANTS = {
+    "who holds the most": (
+        [MEMORY, "PID\tMEM(GB)\tCOMMAND", "14\t176.97\tpython reward.py --x"],
+        "reward.py held the most: 176.97GB",
+    ),
+    "nobody's table": ([MEMORY], "which held 45.20GB"),
+    "interfaces to leave out": ([f"{GLOO}^lo"], "leave out (^lo)"),
+    "an interface that isn't there": ([f"{GLOO}eth7"], "cannot reach each other"),
+    "a library of another release": (
+        [f"{CUDNN}/usr/local/cuda/lib/libcudnn_cnn_train.so.8: undefined symbol: _Z1x"],
+        "from /usr/local/cuda/lib",
+    ),
+    "a library that isn't there": (
+        [f"{CUDNN}libnvrtc.so: cannot open shared object file: No such file or directory"],
+        "was not found",
+    ),
+}
+"""Which of a family's members it is, another line or the rest of the same one tells."""
+
+
+@each("case", tuple(VARIANTS))
+def test_what_else_the_log_shows_tells_in_which_case_of_its_rule_a_line_is(case: str) -> None:
+    lines, words = VARIANTS[case]
+
+    assert words in diagnose(lines).findings[0].title
+
+
+def test_the_reason_below_a_line_that_begins_with_a_cross_is_evidence_up_to_the_help() -> None:
+    block = [
+        "  × Failed to download and build `x==2.8`",
+        "  ╰─▶ Extra requirement `torch` is",
+        "      not static",
+        "  help: y",
+    ]
+    first = diagnose([*block, "error: Process completed with exit code 1."]).findings[0]
+
+    assert "its reason: Extra requirement `torch` is not static" in first.evidence
+    assert not any("its reason" in one for one in diagnose([MEMORY, "  ╰─▶ no reason of it"]).findings[0].evidence)
+
+
+def test_rounds_of_boosting_and_a_named_image_are_progress_and_an_end() -> None:
+    assert diagnose(["[430]\tvalid-error:0.114\tvalid-logloss:0.248"]).outcome.value == "healthy"
+    assert diagnose(["#11 naming to registry.local/train:1.4 done"]).outcome.value == "healthy"
+    assert diagnose(["[430]\tvalid", "#11 naming to"]).outcome.value == "undecided"

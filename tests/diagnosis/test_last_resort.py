@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from dsdoctor.core.finding import Finding
-from dsdoctor.diagnosis.catalogue import RULES
+from dsdoctor.diagnosis.catalogue import RULES, Rule
 from dsdoctor.diagnosis.diagnose import diagnose
-from dsdoctor.diagnosis.models import Diagnosis, Rule
+from dsdoctor.diagnosis.models import Diagnosis
 from dsdoctor.diagnosis.scan import Patterns, index
 from tests.diagnosis.mangled import mangled
 from tests.diagnosis.without_rules import broken, some_rules

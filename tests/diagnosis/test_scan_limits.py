@@ -1,6 +1,7 @@
 """The limits that keep a hostile log cheap lose nothing of a real one."""
 
 import io
+import re
 import subprocess
 from pathlib import Path
 
@@ -9,12 +10,20 @@ import pytest
 from dsdoctor.core.finding import Severity
 from dsdoctor.diagnosis.lines import LONGEST, raw_lines
 from dsdoctor.diagnosis.models import Diagnosis
-from dsdoctor.diagnosis.scan import A_COMPILE, ABOVE, INDEX, RecentLines
+from dsdoctor.diagnosis.scan import A_COMPILE, ABOVE, INDEX, RecentLines, searched_by
 from tests.cli.runner import run
 from tests.diagnosis.reading import diagnose
 from tests.each import each
 
-ALL_WORDS = " ".join(sorted(word.decode() for word in INDEX.words if word != A_COMPILE))
+NEEDED = [
+    text
+    for entry, parts in zip(INDEX.entries, INDEX.parts, strict=True)
+    for by in [searched_by(entry)]
+    for text in [f"{by.words.split()[0].replace('+', ' ')} {''.join(part.decode() for part in parts[:1])}"]
+    if parts and not re.search(by.pattern, text)
+]
+"""What a line has that is searched for an entry, and is no match of it."""
+ALL_WORDS = " ".join([*sorted(NEEDED, key=len), *(word.decode() for word in sorted(INDEX.words) if word != A_COMPILE)])
 CAUSE = "x.h:6:10: fatal error: cusparse.h: No such file or directory"
 
 

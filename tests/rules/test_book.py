@@ -215,7 +215,7 @@ def test_a_rule_says_what_it_means_and_uses_no_key_that_nobody_reads(rule: str) 
     for room, table in entries(rule):
         assert set(table) <= known | (of_logs if room == LOGS else set())
         for case in table.get("case", ()):
-            assert set(case) <= {"name", "title", "when", "fix", "steps"}, case["name"]
+            assert set(case) <= {"name", "title", "when", "where", "fix", "steps"}, case["name"]
 
 
 def test_what_nobody_wrote_is_in_no_room() -> None:
