@@ -1,12 +1,14 @@
-"""The control process of a rank: imports torch, joins the board, leads or follows. Reports to its supervisor over a pipe."""
+"""The control process of a rank: joins the board, leads or follows, while another process imports torch.
+
+Reports to its supervisor over a pipe."""
 
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import msgspec
 
@@ -14,18 +16,19 @@ from dsdoctor.comm.control import phases as exchange_phases
 from dsdoctor.comm.control import phases as gather_phases
 from dsdoctor.comm.control import phases as node_phases
 from dsdoctor.comm.control.data_process import ForkServer
-from dsdoctor.comm.control.member import Member
+from dsdoctor.comm.control.member import Member, why_unable
 from dsdoctor.comm.control.messages import Phase, PhaseLog, StartInfo, Update
 from dsdoctor.comm.control.phases import ARRIVAL, MAX_ARRIVAL_SECONDS
 from dsdoctor.comm.control.test_state import TestRun, release
-from dsdoctor.comm.local.checks import blamed, is_tiny, too_little
+from dsdoctor.comm.local import fingerprint
+from dsdoctor.comm.local.checks import blamed, is_tiny
 from dsdoctor.comm.local.interfaces import limit
-from dsdoctor.comm.models import CommPhase, PhaseState
+from dsdoctor.comm.models import CommPhase, PhaseState, Rank
 from dsdoctor.comm.rendezvous import checks as rendezvous_checks
-from dsdoctor.comm.rendezvous.checks import Absent, addresses_of, reverse_lookup
-from dsdoctor.comm.rendezvous.heartbeat import Door
-from dsdoctor.comm.rendezvous.notices import Notice, NoticeListener, send_notice
-from dsdoctor.comm.rendezvous.store import StoreUnreachable, Wait, open_board
+from dsdoctor.comm.rendezvous.checks import Absent, addresses_of
+from dsdoctor.comm.rendezvous.notices import Notice, Notices, send_notice
+from dsdoctor.comm.rendezvous.store import MessageBoard, Served, StoreUnreachable, open_board
+from dsdoctor.comm.rendezvous.tcp_store import StoreClient
 from dsdoctor.comm.results import ConnectOutcome, Report, ended, verdict
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.processes import redirect
@@ -41,12 +44,15 @@ BEGINNINGS: tuple[tuple[CommPhase, Act], ...] = (
 )
 EXCHANGES: tuple[tuple[CommPhase, Act], ...] = (
     (CommPhase.MESH, exchange_phases.mesh),
+    (CommPhase.SAME, gather_phases.same),
     (CommPhase.RIGHT, exchange_phases.right),
     (CommPhase.NODES, node_phases.nodes),
     (CommPhase.SPEED, exchange_phases.speed),
     (CommPhase.DEEPSPEED, exchange_phases.deepspeed),
 )
-"""In this order; after a broken phase the later ones are skipped."""
+"""In this order, the mesh while torch is imported; after a broken phase the later ones are skipped."""
+REPORTED_FIRST = {CommPhase.RENDEZVOUS: 0, CommPhase.LOCAL: 1, CommPhase.SAME: 2, CommPhase.MESH: 3}
+"""The place of a phase in the report, whichever ran first; that of the others is behind these, as they ran."""
 STATUS = {PhaseState.OK: 0, PhaseState.SKIPPED: 0, PhaseState.SLOW: 6, PhaseState.BROKEN: 1}
 
 
@@ -56,11 +62,15 @@ def lead(test_run: TestRun) -> Report:
         _write(test_run, phase, act)
     reason = None if gather_phases.all_there(test_run) else "not every rank is present exactly once"
     if reason is None:
-        _write(test_run, CommPhase.SAME, gather_phases.same)
+        test_run.member.say(Update(found=fingerprint.examine(test_run.claims)))
     for phase, act in EXCHANGES:
         if phase is CommPhase.NODES and not node_phases.enough_nodes(test_run):
             continue
-        if reason:
+        if phase is CommPhase.SAME:
+            if gather_phases.all_there(test_run):
+                _write(test_run, phase, act)
+                reason = reason or gather_phases.not_all_ready(test_run)
+        elif reason:
             test_run.phase_log.skip(phase, reason)
         elif _write(test_run, phase, act) is PhaseState.BROKEN:
             reason = f"broken before: {phase.value}"
@@ -89,7 +99,8 @@ def _untested(test_run: TestRun) -> tuple[Finding, ...]:
 
 def report(test_run: TestRun) -> Report:
     """The report of everything known so far."""
-    phases, backend = tuple(test_run.phase_log.phases), test_run.member.backend
+    backend = test_run.member.backend
+    phases = tuple(sorted(test_run.phase_log.phases, key=lambda result: REPORTED_FIRST.get(result.phase, 4)))
     return Report(
         world=test_run.me.world,
         backend=backend,
@@ -110,7 +121,9 @@ def report(test_run: TestRun) -> Report:
         limit=limit(test_run.claims, backend) if test_run.claims else None,
         transports=test_run.nccl.edges if test_run.nccl else {},
         hosts=test_run.hosts,
-        versions=test_run.member.claim.fingerprint,
+        versions=next(
+            (claim.fingerprint for claim in test_run.claims if claim.rank == 0), test_run.member.claim.fingerprint
+        ),
         out=test_run.settings.out or (test_run.member.briefing.folder if ended(phases) is PhaseState.BROKEN else None),
     )
 
@@ -130,6 +143,7 @@ def _unnamed(test_run: TestRun) -> bool:
     }
 
 
+REACHING = "reaching the store of rank 0"
 MARGIN = 0.6
 """Seconds by which the other ranks wait longer than rank 0: else they would leave just before its order comes."""
 RESERVE = 1.0
@@ -139,9 +153,9 @@ AFTER_NOTICE = 1.5
 QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR", "TORCH_SHOW_CPP_STACKTRACES": "0"}
 
 
-def control(briefing: StartInfo, pipe: BinaryIO, shown: Callable[[], None], door: Door | None = None) -> None:
-    """Run a control process from start to end; ``shown`` returns when the supervisor has shown the report. ``door``: rank 0's port,
-    on which the supervisor answers meanwhile."""
+def control(briefing: StartInfo, pipe: BinaryIO, shown: Callable[[], None], served: Served | None = None) -> None:
+    """Run a control process from start to end; ``shown`` returns when the supervisor has shown the report. ``served``: the store of
+    rank 0, for which the supervisor answers."""
     folder = Path(briefing.folder)
     os.umask(0o077)
     try:
@@ -160,43 +174,35 @@ def control(briefing: StartInfo, pipe: BinaryIO, shown: Callable[[], None], door
         pipe.write(msgspec.json.encode(news) + b"\n")
         pipe.flush()
 
-    notices = NoticeListener(briefing.rank) if briefing.rank.rank == 0 else None
-    say(Update(at="importing torch"))
-    try:
-        import torch.distributed as dist
-    except Exception as error:
-        # a broken torch may raise anything; the reason becomes this rank's finding
-        _cannot_come(briefing, partial(torch_unusable, error=error), say)
-        return
-    backend, has_nccl = briefing.settings.backend, dist.is_nccl_available()
-    if backend == "auto":
-        backend = "nccl" if briefing.local.gpus and has_nccl else "gloo"
-    if backend == "nccl" and not has_nccl:
-        _cannot_come(briefing, nccl_unavailable, say)
-        return
-    fork_server = ForkServer(door.close) if door else ForkServer()
-    say(Update(at="reaching the store of rank 0"))
-    latest = briefing.began + briefing.settings.deadline - RESERVE
-    wait = Wait(seconds=_arrival(briefing), latest=latest, say=lambda at: say(Update(at=at)))
-    board = open_board(briefing.rank, wait, door)
+    say(Update(at=REACHING))
+    fork_server = ForkServer(briefing.settings.backend, gpus=bool(briefing.local.gpus))
+    board = open_board(briefing.rank, _arrival(briefing), served)
     if isinstance(board, StoreUnreachable):
         say(Update(alone=_alone(briefing, board)))
         return
-    member = Member(briefing, board, fork_server, backend, say)
+    member = Member(briefing, board, fork_server, say)
     if not _arrived(member, briefing):
         return
     if board.ours:
-        _lead(member, briefing, notices or NoticeListener(briefing.rank), shown)
+        _lead(member, briefing, _notices(briefing.rank, board, served), shown)
     else:
-        _follow(member, briefing)
+        _follow(member, briefing, fork_server)
+
+
+def _notices(rank: Rank, board: MessageBoard, served: Served | None) -> Notices:
+    """What rank 0 hears of ranks that cannot come: in the store of the board, and where that is torchrun's in its own beside it."""
+    stores = [cast(StoreClient, board.store)]
+    if rank.agent_store and served and served.beside:
+        with suppress(OSError):
+            stores.append(StoreClient(*served.beside))
+    return Notices(rank, stores)
 
 
 def _arrived(member: Member, briefing: StartInfo) -> bool:
     """Whether the claim is written; a store that went meanwhile is this rank's finding."""
     try:
         member.arrive()
-    except Exception as error:
-        # torch raises another type in each release
+    except OSError as error:
         print(f"{type(error).__name__}: {error}", flush=True)
         gone = StoreUnreachable(outcome=ConnectOutcome.CUT_OFF, seconds=time.monotonic() - briefing.began, ended=True)
         member.say(Update(alone=_alone(briefing, gone)))
@@ -214,7 +220,6 @@ def _alone(briefing: StartInfo, why: StoreUnreachable) -> tuple[Finding, ...]:
         why=why,
         addresses=tuple(interface.address for interface in local.interfaces if interface.kind != "loopback"),
         resolved=resolved,
-        lookup=reverse_lookup(resolved[0]) if why.slow and resolved else None,
     )
     found = tuple(finding for check in rendezvous_checks.ABSENT_CHECKS for finding in check(absent))
     if absent.case == "port differs" and why.rank_zero:
@@ -225,36 +230,7 @@ def _alone(briefing: StartInfo, why: StoreUnreachable) -> tuple[Finding, ...]:
     return found
 
 
-def _cannot_come(briefing: StartInfo, finding: Callable[[str], Finding], say: Callable[[Update], None]) -> None:
-    """Say why this rank cannot come: to rank 0 first, for a launcher ends all ranks when one has ended. ``finding`` is given how
-    its title begins: rank 0 says by itself who it is."""
-    rank, local = briefing.rank, briefing.local
-    limits = too_little(rank, local, backend=briefing.settings.backend, who="")
-    why = limits[0] if limits else finding("")
-    stay = briefing.began + briefing.settings.deadline - RESERVE - AFTER_NOTICE - time.monotonic()
-    notice = Notice(run=rank.run, rank=rank.rank, host=local.hostname, why=why.title, port=rank.port)
-    if rank.rank and send_notice(rank.master, rank.port, notice, seconds=_arrival(briefing), stay=max(stay, 0.0)):
-        time.sleep(AFTER_NOTICE)
-    say(Update(alone=(finding(f"rank {rank.rank} ({local.hostname}): "),)))
-
-
-def torch_unusable(who: str, error: Exception) -> Finding:
-    """torch cannot be imported by this rank's Python."""
-    return book.finding(
-        "torch-unusable",
-        Severity.ERROR,
-        evidence=(f"by the Python of that rank: {type(error).__name__}",),
-        who=who,
-        error=" ".join(str(error).split())[:200],
-    )
-
-
-def nccl_unavailable(who: str) -> Finding:
-    """NCCL was asked for, and this rank's torch has none."""
-    return book.finding("nccl-unavailable", Severity.ERROR, who=who)
-
-
-def _follow(member: Member, briefing: StartInfo) -> None:
+def _follow(member: Member, briefing: StartInfo, fork_server: ForkServer) -> None:
     member.say(Update(at="waiting for rank 0's first order"))
     until = briefing.began + briefing.settings.deadline + MARGIN
     try:
@@ -265,14 +241,17 @@ def _follow(member: Member, briefing: StartInfo) -> None:
             member.say(Update(alone=_alone(briefing, held)))
             return
         status = member.follow(until)
-    except Exception as error:
-        # when the store of rank 0 goes, torch raises another type in each release
+    except (OSError, msgspec.MsgspecError) as error:
+        # the store of rank 0 has gone
         print(f"{type(error).__name__}: {error}", flush=True)
         status = None
+    if (facts := fork_server.facts) and facts.unable:
+        member.say(Update(alone=(why_unable(facts, briefing.rank, briefing.local.hostname),)))
+        return
     member.say(Update(end=status, verdict=member.verdict, lost=status is None))
 
 
-def _lead(member: Member, briefing: StartInfo, notices: NoticeListener, shown: Callable[[], None]) -> None:
+def _lead(member: Member, briefing: StartInfo, notices: Notices, shown: Callable[[], None]) -> None:
     test_run = TestRun(
         member=member,
         notices=notices,
