@@ -1,5 +1,6 @@
 """torch's store without torch: our client and torch's own, our server and torch's own, all four together; and rank 0's port."""
 
+import contextlib
 import os
 import socket
 import struct
@@ -15,8 +16,18 @@ from dsdoctor.comm.models import Claim
 from dsdoctor.comm.rendezvous import checks as rendezvous_checks
 from dsdoctor.comm.rendezvous.checks import LOOKING_UP, Absent, Importing, rank_starting
 from dsdoctor.comm.rendezvous.notices import ask, ports, rank_zero_at
-from dsdoctor.comm.rendezvous.store import StoreUnreachable, open_board, open_served
-from dsdoctor.comm.rendezvous.tcp_store import ADD, MAGIC, SET, VALIDATE, StoreClient, StoreServer
+from dsdoctor.comm.rendezvous.store import MessageBoard, StoreUnreachable, open_board, open_served
+from dsdoctor.comm.rendezvous.tcp_store import (
+    ADD,
+    CHECK,
+    MAGIC,
+    MULTI_GET,
+    SET,
+    VALIDATE,
+    WAIT,
+    StoreClient,
+    StoreServer,
+)
 from dsdoctor.comm.results import ConnectOutcome
 from dsdoctor.core.processes import fork
 from tests.comm.made_claims import claim, rank
@@ -90,6 +101,30 @@ def test_who_waits_is_told_when_the_key_is_there_and_asks_once(port: int, connec
     assert one.wait("go", 30)
     assert time.monotonic() - began < 20
     assert (one.get("go"), one.add("n", 1)) == (b"1", 1)
+
+
+class Counted(StoreClient):
+    """A client that knows what it asked for."""
+
+    def __init__(self, port: int) -> None:
+        self.asked: list[int] = []
+        super().__init__("127.0.0.1", port)
+
+    def _ask(self, operation: int, rest: bytes) -> None:
+        self.asked.append(operation)
+        super()._ask(operation, rest)
+
+
+def test_a_reader_that_waits_for_the_next_message_asks_the_store_once(port: int, connected: Connect) -> None:
+    with contextlib.closing(Counted(port)) as store:
+        log = MessageBoard(store, "t").log("answers")
+        assert [log.wait(0.0) for _ in range(50)] == [False] * 50
+        MessageBoard(connected(port), "t").log("answers").write("a")
+        assert log.wait(20.0)
+        assert list(log.news(str)) == ["a"]
+        assert not log.wait(0.0)
+
+    assert store.asked == [WAIT, ADD, CHECK, MULTI_GET, WAIT]
 
 
 @each(

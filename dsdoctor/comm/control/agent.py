@@ -12,13 +12,10 @@ from typing import BinaryIO, cast
 
 import msgspec
 
-from dsdoctor.comm.control import phases as exchange_phases
-from dsdoctor.comm.control import phases as gather_phases
-from dsdoctor.comm.control import phases as node_phases
+from dsdoctor.comm.control import phases
 from dsdoctor.comm.control.data_process import ForkServer
 from dsdoctor.comm.control.member import Member, why_unable
 from dsdoctor.comm.control.messages import Phase, PhaseLog, StartInfo, Update
-from dsdoctor.comm.control.phases import ARRIVAL, MAX_ARRIVAL_SECONDS
 from dsdoctor.comm.control.test_state import TestRun, release
 from dsdoctor.comm.local import fingerprint
 from dsdoctor.comm.local.checks import blamed, is_tiny
@@ -39,16 +36,16 @@ from dsdoctor.rules import book
 
 Act = Callable[[TestRun, Phase], None]
 BEGINNINGS: tuple[tuple[CommPhase, Act], ...] = (
-    (CommPhase.RENDEZVOUS, gather_phases.rendezvous),
-    (CommPhase.LOCAL, gather_phases.local),
+    (CommPhase.RENDEZVOUS, phases.rendezvous),
+    (CommPhase.LOCAL, phases.local),
 )
 EXCHANGES: tuple[tuple[CommPhase, Act], ...] = (
-    (CommPhase.MESH, exchange_phases.mesh),
-    (CommPhase.SAME, gather_phases.same),
-    (CommPhase.RIGHT, exchange_phases.right),
-    (CommPhase.NODES, node_phases.nodes),
-    (CommPhase.SPEED, exchange_phases.speed),
-    (CommPhase.DEEPSPEED, exchange_phases.deepspeed),
+    (CommPhase.MESH, phases.mesh),
+    (CommPhase.SAME, phases.same),
+    (CommPhase.RIGHT, phases.right),
+    (CommPhase.NODES, phases.nodes),
+    (CommPhase.SPEED, phases.speed),
+    (CommPhase.DEEPSPEED, phases.deepspeed),
 )
 """In this order, the mesh while torch is imported; after a broken phase the later ones are skipped."""
 REPORTED_FIRST = {CommPhase.RENDEZVOUS: 0, CommPhase.LOCAL: 1, CommPhase.SAME: 2, CommPhase.MESH: 3}
@@ -60,24 +57,24 @@ def lead(test_run: TestRun) -> Report:
     """Go through the phases."""
     for phase, act in BEGINNINGS:
         _write(test_run, phase, act)
-    reason = None if gather_phases.all_there(test_run) else "not every rank is present exactly once"
+    reason = None if phases.all_there(test_run) else "not every rank is present exactly once"
     if reason is None:
         test_run.member.say(Update(found=fingerprint.examine(test_run.claims)))
     for phase, act in EXCHANGES:
-        if phase is CommPhase.NODES and not node_phases.enough_nodes(test_run):
+        if phase is CommPhase.NODES and not phases.enough_nodes(test_run):
             continue
         if phase is CommPhase.SAME:
-            if gather_phases.all_there(test_run):
+            if phases.all_there(test_run):
                 _write(test_run, phase, act)
-                reason = reason or gather_phases.not_all_ready(test_run)
+                reason = reason or phases.not_all_ready(test_run)
         elif reason:
             test_run.phase_log.skip(phase, reason)
         elif _write(test_run, phase, act) is PhaseState.BROKEN:
             reason = f"broken before: {phase.value}"
             if phase is CommPhase.RIGHT and _unnamed(test_run):
-                _write(test_run, CommPhase.ISOLATE, node_phases.search)
-    gather_phases.count_again(test_run)
-    test_run.phase_log.add_to(CommPhase.RENDEZVOUS, gather_phases.claimed_later(test_run))
+                _write(test_run, CommPhase.ISOLATE, phases.search)
+    phases.count_again(test_run)
+    test_run.phase_log.add_to(CommPhase.RENDEZVOUS, phases.claimed_later(test_run))
     test_run.phase_log.add_to(CommPhase.RIGHT, _untested(test_run))
     if test_run.phase_log.broken and any(
         claim.local and is_tiny(claim.local, claim.world, claim.backend) for claim in test_run.claims
@@ -88,11 +85,11 @@ def lead(test_run: TestRun) -> Report:
 
 def _untested(test_run: TestRun) -> tuple[Finding, ...]:
     """That the deadline came before the collectives could be tested: then nothing is known of them."""
-    phases = test_run.phase_log.phases
-    tried = any(phase.phase is CommPhase.RIGHT and phase.state is not PhaseState.SKIPPED for phase in phases)
+    so_far = test_run.phase_log.phases
+    tried = any(phase.phase is CommPhase.RIGHT and phase.state is not PhaseState.SKIPPED for phase in so_far)
     if tried or test_run.phase_log.broken:
         return ()
-    spent = [f"{phase.phase.value}: {phase.seconds:.1f} s" for phase in phases if phase.seconds > 0.5]
+    spent = [f"{phase.phase.value}: {phase.seconds:.1f} s" for phase in so_far if phase.seconds > 0.5]
     deadline = f"{test_run.settings.deadline:g}"
     return (book.finding("time-used-up", Severity.ERROR, case="untested", evidence=spent, seconds=deadline),)
 
@@ -100,16 +97,16 @@ def _untested(test_run: TestRun) -> tuple[Finding, ...]:
 def report(test_run: TestRun) -> Report:
     """The report of everything known so far."""
     backend = test_run.member.backend
-    phases = tuple(sorted(test_run.phase_log.phases, key=lambda result: REPORTED_FIRST.get(result.phase, 4)))
+    results = tuple(sorted(test_run.phase_log.phases, key=lambda result: REPORTED_FIRST.get(result.phase, 4)))
     return Report(
         world=test_run.me.world,
         backend=backend,
         launcher=test_run.me.launcher,
         mode=test_run.settings.mode,
-        verdict=verdict(phases, world=test_run.me.world, hosts=test_run.hosts, backend=backend),
-        state=ended(phases),
+        verdict=verdict(results, world=test_run.me.world, hosts=test_run.hosts, backend=backend),
+        state=ended(results),
         seconds=time.monotonic() - test_run.began,
-        phases=phases,
+        phases=results,
         ranks=tuple(sorted(test_run.claims, key=lambda claim: claim.rank)),
         reaches=test_run.reaches,
         exchanges=test_run.exchanges,
@@ -124,7 +121,7 @@ def report(test_run: TestRun) -> Report:
         versions=next(
             (claim.fingerprint for claim in test_run.claims if claim.rank == 0), test_run.member.claim.fingerprint
         ),
-        out=test_run.settings.out or (test_run.member.briefing.folder if ended(phases) is PhaseState.BROKEN else None),
+        out=test_run.settings.out or (test_run.member.briefing.folder if ended(results) is PhaseState.BROKEN else None),
     )
 
 
@@ -267,5 +264,5 @@ def _lead(member: Member, briefing: StartInfo, notices: Notices, shown: Callable
 
 def _arrival(briefing: StartInfo) -> float:
     """Seconds in which the board must be reached, counted from the start of the rank."""
-    whole = min(briefing.settings.deadline * ARRIVAL, MAX_ARRIVAL_SECONDS)
+    whole = min(briefing.settings.deadline * phases.ARRIVAL, phases.MAX_ARRIVAL_SECONDS)
     return max(whole - (time.monotonic() - briefing.began), 1.0)

@@ -312,7 +312,11 @@ class Member:
         """Start the work of an order."""
         if order.phase is CommPhase.MESH:
             others = tuple(self.board.get(f"at/{rank}", Claim) for rank in peers(self.rank, self.world))
-            return ThreadJob(self.rank, lambda: self._mesh(others, order.seconds))
+            token = self.board.prefix
+            return ThreadJob(
+                self.rank,
+                lambda: RankAnswer(rank=self.rank, reaches=reach_all(self.claim, others, token, seconds=order.seconds)),
+            )
         if order.phase is CommPhase.LOCAL:
             return ThreadJob(self.rank, self._count)
         if order.phase is CommPhase.SAME:
@@ -346,9 +350,6 @@ class Member:
             self.clear()
             self._data = self._fork_server.start(join)
         return self._data
-
-    def _mesh(self, others: tuple[Claim, ...], seconds: float) -> RankAnswer:
-        return RankAnswer(rank=self.rank, reaches=reach_all(self.claim, others, self.board.prefix, seconds=seconds))
 
     def _count(self) -> RankAnswer:
         counters = read_counters(LocalHost()) if self.claim.local_rank == 0 else {}

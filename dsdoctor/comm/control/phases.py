@@ -4,16 +4,27 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from dsdoctor.comm import groups as isolate
-from dsdoctor.comm import groups as node_speed
 from dsdoctor.comm.collectives import checks as collective_checks
 from dsdoctor.comm.collectives import nccl
 from dsdoctor.comm.collectives.checks import supervisor_stopped
 from dsdoctor.comm.collectives.nccl import parse_nccl_log
-from dsdoctor.comm.control.member import GATHERED, PACE, why_unable
+from dsdoctor.comm.control.member import GATHERED, why_unable
 from dsdoctor.comm.control.messages import Phase, RankAnswer, Update
 from dsdoctor.comm.control.test_state import MIN_PHASE_SECONDS, Responses, TestRun, results
-from dsdoctor.comm.groups import Groups, Part, Trial, play
+from dsdoctor.comm.groups import CHECKS as NODE_CHECKS
+from dsdoctor.comm.groups import (
+    ISOLATE_CHECKS,
+    Groups,
+    NodeSpeeds,
+    Part,
+    Switch,
+    Trial,
+    bandwidth,
+    isolate,
+    judged,
+    parts_of,
+    play,
+)
 from dsdoctor.comm.local import facts, fingerprint
 from dsdoctor.comm.local.checks import examine_all
 from dsdoctor.comm.local.interfaces import limit
@@ -39,6 +50,8 @@ ARRIVAL, MAX_ARRIVAL_SECONDS = 0.6, 90.0
 """The part of the deadline in which ranks must come, and the most seconds for that."""
 COUNTING = 6.0
 """Seconds for another reading of the counters."""
+LOOK_SECONDS = 0.2
+"""Seconds between two looks at what ranks that cannot come have said."""
 DUPLICATES = 0.3
 """Seconds to wait for a second claim of a rank that came already."""
 NOT_READY = frozenset(
@@ -55,7 +68,7 @@ def rendezvous(test_run: TestRun, phase: Phase) -> None:
     log, world = test_run.member.board.log("claims"), test_run.me.world
     until = min(test_run.end, test_run.began + min(test_run.settings.deadline * ARRIVAL, MAX_ARRIVAL_SECONDS))
     while not _all_accounted(test_run) and time.monotonic() < until:
-        time.sleep(PACE)
+        log.wait(LOOK_SECONDS)
         test_run.notices.look()
         if new := _seen(log):
             test_run.claims += tuple(new)
@@ -392,11 +405,11 @@ def nodes(test_run: TestRun, phase: Phase) -> None:
         return Trial(what=what, groups=groups, failed=(), figures=_figures(groups, gathered))
 
     def judge(trials: tuple[Trial, ...]) -> tuple[Trial, ...]:
-        return node_speed.judged(trials, backend, link.bandwidth if link else None)
+        return judged(trials, backend, link.bandwidth if link else None)
 
-    outcome = play(isolate.parts_of(test_run.claims, 1), run, judge)
-    seen = node_speed.NodeSpeeds(outcome=outcome, hosts=test_run.hosts, trips=round_trips(test_run.reaches))
-    phase.findings += tuple(finding for check in node_speed.CHECKS for finding in check(seen))
+    outcome = play(parts_of(test_run.claims, 1), run, judge)
+    seen = NodeSpeeds(outcome=outcome, hosts=test_run.hosts, trips=round_trips(test_run.reaches))
+    phase.findings += tuple(finding for check in NODE_CHECKS for finding in check(seen))
     test_run.slow = tuple(rank for part in outcome.bad for rank in part)
     phase.said = f"{len(set(test_run.hosts))} nodes in {len(outcome.trials)} rounds; pairs do {seen.usual}"
     if not outcome.trials and not phase.findings:
@@ -416,7 +429,7 @@ def _figures(groups: Groups, gathered: Responses) -> dict[tuple[Part, ...], floa
         mine = [timings[rank] for part in group for rank in part if rank in timings]
         if mine:
             small, large = max(mine, key=lambda pair: pair[1].least)
-            found[group] = node_speed.bandwidth(group, large.size, large.least, small.least)
+            found[group] = bandwidth(group, large.size, large.least, small.least)
     return found
 
 
@@ -433,15 +446,15 @@ def search(test_run: TestRun, phase: Phase) -> None:
         failed = tuple(group for group in groups if any(rank in bad for part in group for rank in part))
         return Trial(what=what, groups=groups, failed=failed)
 
-    def with_switch(switch: isolate.Switch) -> bool | None:
+    def with_switch(switch: Switch) -> bool | None:
         if test_run.left < MIN_PHASE_SECONDS:
             return None
         everyone = (tuple(range(test_run.me.world)),)
         seconds, variables = min(TRIAL_SECONDS, test_run.left - 1), {switch.variable: switch.value}
         return not _bad(test_run.ask(CommPhase.RIGHT, groups=everyone, variables=variables, seconds=seconds))
 
-    found = isolate.isolate(test_run.claims, test_run.member.backend, with_switch, in_groups)
-    phase.findings = tuple(finding for check in isolate.ISOLATE_CHECKS for finding in check(found))
+    found = isolate(test_run.claims, test_run.member.backend, with_switch, in_groups)
+    phase.findings = tuple(finding for check in ISOLATE_CHECKS for finding in check(found))
     phase.said = found.trials_text
     if not found.switches and not found.outcome.trials:
         phase.skipped = f"{test_run.me.world} ranks cannot be distinguished in smaller groups"

@@ -148,7 +148,7 @@ CHECKS = (rank_zero_lost, import_slow, control_lost)
 
 LEADING, FOLLOWING = 0.5, 1.0
 """Seconds after the deadline at which a rank's supervisor reports by itself."""
-SILENCE_SECONDS = 10.0
+SILENCE_SECONDS = 5.0
 """After so long without a word it is told what the test is in."""
 AFTER_REPORT = 2.0
 """Seconds for the other ranks to read the last order."""

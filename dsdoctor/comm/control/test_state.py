@@ -31,6 +31,8 @@ FINAL_SECONDS = 1.5
 TELL_SECONDS = 1.0
 """Seconds between two words to the supervisor on what the own work is in."""
 CALL_TIMEOUT = 1.0
+LOOK_SECONDS = 1.0
+"""Seconds after which a log is read although its next message has not come."""
 CALL_AGAIN_SECONDS, MAX_REFUSALS, MAX_FAILURES = 3.0, 2, 5
 """Seconds between two calls to the ranks that import torch, and how often in a row that must be refused, or fail, to be the end of
 the wait: a host that is overloaded answers late."""
@@ -77,7 +79,7 @@ def gather(member: Member, claims: Sequence[Claim], order: RankOrder, *, patienc
     member.board.put(f"order/{order.number}", order)
     watch = _Watch(order, member, claims, math.inf if order.groups else patience)
     while not watch.over():
-        time.sleep(PACE)
+        continue
     member.board.put(f"stop/{order.number}", True)
     if not watch.complete:
         watch.final_answers(FINAL_SECONDS)
@@ -112,8 +114,8 @@ def release(member: Member, status: int, number: int, *, mute: int, verdict: str
     others = max(member.board.get(GATHERED, int) - 1 - mute, 0)
     log, gone, until = member.board.log("ends"), 0, time.monotonic() + FINAL_SECONDS
     while gone < others and time.monotonic() < until:
+        log.wait(LOOK_SECONDS / 4)
         gone += sum(1 for _ in log.news(int))
-        time.sleep(PACE)
     member.board.store.set(f"{NOTICES}/over", b"1")
     member.clear()
 
@@ -131,7 +133,7 @@ class _Watch:
         apart = {*range(member.world)} - {rank for group in order.groups for rank in group}
         self._groups = [set(group) for group in (*order.groups, tuple(apart)) if group]
         self._trouble: dict[int, float] = {}
-        self._told, self._called = self.moved, self.moved
+        self._told, self._called, self._looked = self.moved, self.moved, self.moved
         self._failures: dict[int, int] = {}
 
     @property
@@ -145,9 +147,9 @@ class _Watch:
         return [rank for rank in range(self._member.world) if rank not in self.answers]
 
     def over(self) -> bool:
-        """Look once, and return whether there is nothing more to wait for."""
+        """Wait a moment for an answer, and return whether there is nothing more to wait for."""
         self._own(self._job.poll)
-        self._read()
+        self._read(0.0 if self.complete else PACE)
         now = time.monotonic()
         if now > self._told + TELL_SECONDS and self._job.at:
             self._told = now
@@ -197,8 +199,7 @@ class _Watch:
         self._own(self._job.stop)
         until = time.monotonic() + seconds
         while not self.complete and time.monotonic() < until:
-            self._read()
-            time.sleep(PACE)
+            self._read(PACE)
 
     def _own(self, look: "Callable[[], RankAnswer | None]") -> None:
         if self._member.rank not in self.answers:
@@ -206,9 +207,12 @@ class _Watch:
             if answer is not None:
                 self.answers[answer.rank] = answer
 
-    def _read(self) -> None:
-        for answer in self._log.news(RankAnswer):
-            self.answers[answer.rank] = answer
+    def _read(self, seconds: float) -> None:
+        """Take the answers that come within a moment. One whose writer died before its text was there holds up none for long."""
+        if self._log.wait(seconds) or time.monotonic() > self._looked + LOOK_SECONDS:
+            self._looked = time.monotonic()
+            for answer in self._log.news(RankAnswer):
+                self.answers[answer.rank] = answer
 
 
 # The state of a test on rank 0: which ranks came, what was found, how much time is left. Phases read it and add to it.

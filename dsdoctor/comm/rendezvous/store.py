@@ -68,6 +68,10 @@ class Log:
         """How many messages were ever written."""
         return self._board.store.add(self._board.key(f"{self._name}/n"), 0)
 
+    def wait(self, seconds: float) -> bool:
+        """Whether a message is there that was not read here, now or within so many seconds. The store is asked once for each."""
+        return self._board.wait(f"{self._name}/{self._read + 1}", seconds)
+
     def news(self, kind: type[Message]) -> Iterator[Message]:
         """The messages that came since the last call. A message whose writer died between its number and its text is waited
         for a second and then skipped."""
