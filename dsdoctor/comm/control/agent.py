@@ -243,7 +243,7 @@ def _follow(member: Member, briefing: StartInfo, fork_server: ForkServer) -> Non
         print(f"{type(error).__name__}: {error}", flush=True)
         status = None
     if (facts := fork_server.facts) and facts.unable:
-        member.say(Update(alone=(why_unable(facts, briefing.rank, briefing.local.hostname),)))
+        member.say(Update(alone=(why_unable(facts, briefing),)))
         return
     member.say(Update(end=status, verdict=member.verdict, lost=status is None))
 

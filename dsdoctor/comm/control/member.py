@@ -28,7 +28,7 @@ from dsdoctor.comm.local.facts import read_counters
 from dsdoctor.comm.local.fingerprint import fingerprint, installed_versions
 from dsdoctor.comm.local.limits import Limits, limits_now, what_else, why_ended
 from dsdoctor.comm.mesh.mesh import MeshListener, peers, reach_all
-from dsdoctor.comm.models import Claim, CommPhase, CommSettings, Rank
+from dsdoctor.comm.models import Claim, CommPhase, CommSettings
 from dsdoctor.comm.rendezvous.store import MessageBoard
 from dsdoctor.comm.results import Speeds, Stuck
 from dsdoctor.comm.speed.pace import clocks
@@ -324,9 +324,14 @@ class Member:
         group = next((group for group in order.groups if self.rank in group), ()) if order.groups else range(self.world)
         if len(group) < (1 if not order.groups else 2):
             return ThreadJob(self.rank, lambda: RankAnswer(rank=self.rank))
-        return RunJob(
-            self.rank, self._process(self._join(order, tuple(group))), order, self.briefing.settings, self._limits
-        )
+        join = self._join(order, tuple(group))
+        try:
+            data = self._process(join)
+        except ConnectionError as error:
+            # the process that would start it was killed
+            dead = Stuck(rank=self.rank, at="starting", step=0, seconds=0.0, ended=str(error))
+            return ThreadJob(self.rank, lambda: RankAnswer(rank=self.rank, stuck=dead))
+        return RunJob(self.rank, data, order, self.briefing.settings, self._limits)
 
     def post(self, order: RankOrder, answer: RankAnswer) -> None:
         """Write an answer to rank 0, and to this rank's own file."""
@@ -406,8 +411,9 @@ class Member:
             )
 
 
-def why_unable(facts: TorchFacts, rank: Rank, host: str) -> Finding:
+def why_unable(facts: TorchFacts, briefing: StartInfo) -> Finding:
     """Why a rank cannot take part, in its own words."""
+    rank, host = briefing.rank, briefing.local.hostname
     who = f"rank {rank.rank} ({host}): "
     if facts.rule == "torch-unusable":
         return torch_unusable(who, facts.error, facts.kind)
@@ -423,6 +429,7 @@ def why_unable(facts: TorchFacts, rank: Rank, host: str) -> Finding:
         at=repr(IMPORTING),
         limit=facts.cause,
         perhaps=facts.perhaps,
+        log=f"{briefing.folder}/rank-{rank.rank:05d}.log",
     )
 
 

@@ -1,4 +1,4 @@
-"""The phases in which all ranks act together: the mesh, the collectives, their speed, DeepSpeed's layer."""
+"""The phases of a test, as rank 0 goes through them: who came, their hosts, the mesh, the collectives, their speed."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -130,7 +130,7 @@ def _know_torch(test_run: TestRun) -> None:
     test_run.claims = tuple(_with_torch(claim, answers.get(claim.rank)) for claim in test_run.claims)
     zero = answers[0].torch if 0 in answers else None
     test_run.member.backend = zero.backend or test_run.member.backend if zero else test_run.member.backend
-    own = [why_unable(zero, test_run.me, test_run.member.claim.host)] if zero and zero.unable else []
+    own = [why_unable(zero, test_run.member.briefing)] if zero and zero.unable else []
     notices = {
         rank: Notice(run=test_run.me.run, rank=rank, host=before[rank].host, why=answer.torch.unable)
         for rank, answer in answers.items()

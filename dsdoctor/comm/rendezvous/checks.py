@@ -71,7 +71,7 @@ def rank_unable(arrivals: Arrivals) -> Iterator[Finding]:
         yield book.finding(
             "rank-unable",
             Severity.ERROR,
-            evidence=("it reported this to rank 0, and did not join",),
+            evidence=("it reported this to rank 0",),
             blames=ranks,
             ranks=named(tuple(ranks), tuple(hosts)),
             why=why,
