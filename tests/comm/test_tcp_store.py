@@ -103,6 +103,16 @@ def test_who_waits_is_told_when_the_key_is_there_and_asks_once(port: int, connec
     assert (one.get("go"), one.add("n", 1)) == (b"1", 1)
 
 
+def test_who_leaves_while_it_waits_keeps_nothing_from_the_others(port: int, connected: Connect) -> None:
+    stays, writer = connected(port), connected(port)
+    with contextlib.closing(StoreClient("127.0.0.1", port)) as leaves:
+        assert not leaves.wait("go", 0.0)
+    assert not stays.wait("go", 0.0)
+    writer.set("go", b"1")
+
+    assert stays.wait("go", 20)
+
+
 class Counted(StoreClient):
     """A client that knows what it asked for."""
 

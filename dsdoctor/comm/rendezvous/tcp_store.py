@@ -5,6 +5,7 @@ order. torch's own clients speak to this server too: those of the processes that
 """
 
 import contextlib
+import resource
 import selectors
 import socket
 import struct
@@ -22,7 +23,7 @@ MAGIC = struct.pack("=I", 0x3C85F7CE)
 PROBE = bytes([VALIDATE]) + MAGIC + bytes([PING]) + NONCE
 """What a client sends first; a store answers with the four bytes of its own."""
 READY, NOT_READY = b"\0", b"\1"
-STOP_WAITING = b"\0"
+STOP_WAITING, WAIT_CANCELED = b"\0", b"\1"
 CONNECT_TIMEOUT_SECONDS, ANSWER_TIMEOUT_SECONDS = 3.0, 30.0
 KEEPALIVE = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 3, socket.TCP_KEEPCNT: 4}
 """Seconds until a silent peer is asked, between two questions, and their number: a host that is gone is noticed while one waits."""
@@ -124,12 +125,12 @@ class _Incomplete(Exception):
 
 
 class _Caller:
-    """A connection: what it sent and was not read yet, what it is to get, and how many keys it still waits for."""
+    """A connection: what it sent and was not read yet, what it is to get, and the keys that it still waits for."""
 
     def __init__(self, opened: socket.socket) -> None:
         self.socket = opened
         self.inbox, self.outbox, self.place = bytearray(), bytearray(), 0
-        self.wanted = 0
+        self.wanted: set[bytes] = set()
         self.is_known = False
 
     def take(self, size: int) -> bytes:
@@ -164,7 +165,7 @@ class StoreServer:
     def __init__(self, listening: Sequence[socket.socket]) -> None:
         self._listening = tuple(listening)
         self._values: dict[bytes, bytes] = {}
-        self._waiting: dict[bytes, list[_Caller]] = defaultdict(list)
+        self._waiting: dict[bytes, set[_Caller]] = defaultdict(set)
         self._ready = selectors.DefaultSelector()
 
     def put(self, key: str, value: bytes) -> None:
@@ -172,7 +173,9 @@ class StoreServer:
         self._values[f"/{key}".encode()] = value
 
     def serve(self) -> None:
-        """Answer from now on, in a thread that ends with the process."""
+        """Answer from now on, in a thread that ends with the process, as many as the hard limit of open files allows."""
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         for listening in self._listening:
             listening.setblocking(False)
             self._ready.register(listening, selectors.EVENT_READ, None)
@@ -243,7 +246,7 @@ class StoreServer:
             self._ready.modify(caller.socket, events, caller)
 
     def _leave(self, caller: _Caller) -> None:
-        caller.wanted = 0
+        self._forget(caller)
         self._ready.unregister(caller.socket)
         caller.socket.close()
 
@@ -279,19 +282,21 @@ class StoreServer:
         caller.outbox += READY if all(key in self._values for key in caller.texts()) else NOT_READY
 
     def _wait(self, caller: _Caller) -> None:
-        missing = {key for key in caller.texts() if key not in self._values}
-        caller.wanted = len(missing)
-        for key in missing:
-            self._waiting[key].append(caller)
-        if not missing:
+        caller.wanted = {key for key in caller.texts() if key not in self._values}
+        for key in caller.wanted:
+            self._waiting[key].add(caller)
+        if not caller.wanted:
             caller.outbox += STOP_WAITING
 
     def _cancel(self, caller: _Caller) -> None:
-        if caller.wanted:
-            caller.wanted = 0
-            for key in [key for key, callers in self._waiting.items() if caller in callers]:
-                self._waiting[key].remove(caller)
-        caller.outbox += b"\1"
+        self._forget(caller)
+        caller.outbox += WAIT_CANCELED
+
+    def _forget(self, caller: _Caller) -> None:
+        """It waits for nothing any more."""
+        for key in caller.wanted:
+            self._waiting[key].discard(caller)
+        caller.wanted = set()
 
     def _count(self, caller: _Caller) -> None:
         caller.outbox += struct.pack("=q", len(self._values))
@@ -315,12 +320,12 @@ class StoreServer:
         """Write a value, and tell those who wait for it."""
         self._values[key] = value
         for caller in self._waiting.pop(key, ()):
-            if caller.wanted:
-                caller.wanted -= 1
-                if not caller.wanted:
-                    caller.outbox += STOP_WAITING
-                    with contextlib.suppress(OSError, KeyError, ValueError):
-                        self._write(caller)
+            caller.wanted.discard(key)
+            if not caller.wanted:
+                caller.outbox += STOP_WAITING
+                # one that is gone is noticed when it is read from
+                with contextlib.suppress(OSError):
+                    self._write(caller)
 
 
 OPERATIONS: dict[int, Callable[[StoreServer, _Caller], None]] = {
