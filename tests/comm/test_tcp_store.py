@@ -103,6 +103,16 @@ def test_who_waits_is_told_when_the_key_is_there_and_asks_once(port: int, connec
     assert (one.get("go"), one.add("n", 1)) == (b"1", 1)
 
 
+def test_callers_who_say_nothing_keep_no_client_waiting(port: int, connected: Connect) -> None:
+    idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]
+    began = time.monotonic()
+
+    assert connected(port).add("n", 1) == 1
+    assert time.monotonic() - began < 20
+    for caller in idle:
+        caller.close()
+
+
 def test_who_leaves_while_it_waits_keeps_nothing_from_the_others(port: int, connected: Connect) -> None:
     stays, writer = connected(port), connected(port)
     with contextlib.closing(StoreClient("127.0.0.1", port)) as leaves:
