@@ -17,12 +17,13 @@ def hears(pid: int, number: signal.Signals) -> bool:
 
 def acts(pid: int) -> bool:
     """Whether the process that imports torch, a child of the rank's control process, which is one of ``pid``, has begun to."""
-
-    def children(of: str) -> list[str]:
-        return Path(f"/proc/{of}/task/{of}/children").read_text().split()
-
-    importers = [importer for child in children(str(pid)) for importer in children(child)]
+    importers = [importer for child in children(pid) for importer in children(child)]
     return any("libtorch" in Path(f"/proc/{importer}/maps").read_text() for importer in importers)
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def left_over(marker: str) -> list[str]:

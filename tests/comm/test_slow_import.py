@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,10 @@ import pytest
 
 from dsdoctor.comm.control.phases import ARRIVAL
 from dsdoctor.comm.launch.start import free_port
+from tests.comm import faults
+from tests.comm.jobs import PORT, job
+from tests.comm.left_over import children
+from tests.comm.rig import Rig, wait_until
 from tests.each import each
 
 pytestmark = pytest.mark.launch
@@ -107,20 +112,47 @@ def test_a_rank_0_that_imports_torch_leads_all_the_same(which: str, held: dict[s
 
 
 def test_a_second_process_of_a_rank_is_a_duplicate_before_it_has_imported_torch(tmp_path: Path) -> None:
-    with ranks(tmp_path, free_port(), "0", "1 again slow", "1", DSDOCTOR_COMM_RUN="a-job") as job:
-        zero, again, one = job.said("0"), job.said("1 again slow"), job.said("1")
+    with ranks(tmp_path, free_port(), "0", "1 again slow", "1", DSDOCTOR_COMM_RUN="a-job") as running:
+        zero, again, one = running.said("0"), running.said("1 again slow"), running.said("1")
 
     assert "2 processes claim rank 1: pid " in zero, zero + again + one
 
 
+def test_an_import_that_is_killed_is_told_at_once(tmp_path: Path) -> None:
+    with ranks(tmp_path, free_port(), "0", "1 slow") as running:
+        first = running.processes["1 slow"].pid
+        wait_until(lambda: "tcp mesh" in (tmp_path / "0.txt").read_text(), LIMIT, "the mesh is not tested")
+        (control,) = children(first)
+        (importer,) = children(control)
+        os.kill(importer, signal.SIGKILL)
+        zero, one = running.said("0"), running.said("1 slow")
+
+    assert "cannot take part: killed by SIGKILL in 'importing torch' [rank-unable]" in zero, zero
+    assert "ended without a verdict (killed by SIGKILL), in 'importing torch' [control-lost]" in one, one
+
+
+def test_a_closed_port_is_told_although_no_rank_ever_imports_torch(rig: Rig, tmp_path: Path) -> None:
+    own = {rank: {"PYTHONPATH": str(HELD), "TORCH_IS_READ": str(tmp_path / "never")} for rank in range(2)}
+    argv = ["-m", "dsdoctor.comm", "--quick", "--deadline", "120"]
+    with contextlib.ExitStack() as closed:
+        for node in rig.nodes:
+            closed.enter_context(faults.one_port_open(node, PORT))
+        with job(rig, argv, own=own) as running:
+            assert running.wait(60, "0"), "it waited for the import\n" + running.told()
+
+    assert running.ends["0"][0] == 1
+    assert "[mesh-only-master-port]" in running.err()
+    assert "importing torch" not in running.err()
+
+
 def test_an_import_that_ends_late_is_late_and_no_more(tmp_path: Path) -> None:
-    with ranks(tmp_path, free_port(), "0", "1 slow") as job:
+    with ranks(tmp_path, free_port(), "0", "1 slow") as running:
         seen = tmp_path / "0.txt"
-        while "is importing torch, " not in seen.read_text() and job.processes["0"].poll() is None:
+        while "is importing torch, " not in seen.read_text() and running.processes["0"].poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                job.processes["0"].wait(0.1)
+                running.processes["0"].wait(0.1)
         (tmp_path / "read").touch()
-        zero = job.said("0")
+        zero = running.said("0")
 
     assert "rank 1 (" in zero
     assert "2 of 2 ranks are here" in zero, zero

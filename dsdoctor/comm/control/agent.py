@@ -23,7 +23,7 @@ from dsdoctor.comm.local.interfaces import limit
 from dsdoctor.comm.models import CommPhase, PhaseState, Rank
 from dsdoctor.comm.rendezvous import checks as rendezvous_checks
 from dsdoctor.comm.rendezvous.checks import Absent, addresses_of
-from dsdoctor.comm.rendezvous.notices import Notice, Notices, send_notice
+from dsdoctor.comm.rendezvous.notices import AFTER_NOTICE, Notice, Notices, send_notice
 from dsdoctor.comm.rendezvous.store import MessageBoard, Served, StoreUnreachable, open_board
 from dsdoctor.comm.rendezvous.tcp_store import StoreClient
 from dsdoctor.comm.results import ConnectOutcome, Report, ended, verdict
@@ -145,8 +145,6 @@ MARGIN = 0.6
 """Seconds by which the other ranks wait longer than rank 0: else they would leave just before its order comes."""
 RESERVE = 1.0
 """Seconds of the deadline that are kept for the end: final answers and the report."""
-AFTER_NOTICE = 1.5
-"""Seconds from the end of rank 0's control process, which has reported that another rank cannot come, to the end of that rank."""
 QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR", "TORCH_SHOW_CPP_STACKTRACES": "0"}
 
 
@@ -222,8 +220,7 @@ def _alone(briefing: StartInfo, why: StoreUnreachable) -> tuple[Finding, ...]:
     if absent.case == "port differs" and why.rank_zero:
         (why_not,) = rendezvous_checks.master_port_differs(replace(absent, named=False))
         notice = Notice(run=rank.run, rank=rank.rank, host=local.hostname, why=why_not.title, port=rank.port)
-        if send_notice(rank.master, why.rank_zero.port, notice, seconds=AFTER_NOTICE, stay=AFTER_NOTICE):
-            time.sleep(AFTER_NOTICE)
+        send_notice(rank.master, why.rank_zero.port, notice, seconds=AFTER_NOTICE, stay=AFTER_NOTICE)
     return found
 
 

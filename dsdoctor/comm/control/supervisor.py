@@ -154,8 +154,8 @@ AFTER_REPORT = 2.0
 """Seconds for the other ranks to read the last order."""
 DYING = 0.3
 BEFORE_ARRIVAL = ("starting", REACHING)
-NOTICE, AFTER_NOTICE = 20.0, 1.5
-"""Seconds in which rank 0 must be reached to be told, which may be starting itself; and from its report to the end of this rank."""
+NOTICE = 20.0
+"""Seconds in which rank 0 must be reached to be told, which may be starting itself."""
 TAIL = 6
 LOOK_SECONDS = 1.0
 
@@ -392,8 +392,7 @@ def _tell_rank_zero(briefing: StartInfo, lost: Lost) -> None:
     rank, left = briefing.rank, briefing.began + briefing.settings.deadline - time.monotonic()
     why = f"{lost.died} in {lost.at!r}" + lost.because
     notice = Notice(run=rank.run, rank=rank.rank, host=briefing.local.hostname, why=why, port=rank.port)
-    if send_notice(rank.master, rank.port, notice, seconds=min(NOTICE, left), stay=max(left, 0.0)):
-        time.sleep(AFTER_NOTICE)
+    send_notice(rank.master, rank.port, notice, seconds=min(NOTICE, left), stay=max(left, 0.0))
 
 
 def _call(rank: Rank) -> ConnectResult:

@@ -97,7 +97,8 @@ def _answer(opened: socket.socket, seconds: float) -> bytes:
 PORTS = 3
 CONNECT = 0.5
 """Seconds for a connection: who waits for one looks after ranks meanwhile."""
-RETRY = 0.3
+RETRY, AFTER_NOTICE = 0.3, 1.5
+"""Seconds between two attempts; and from the end of rank 0, which has reported that a rank cannot come, to the end of that rank."""
 UNNAMED = "0"
 """The run of a job that no launcher has named."""
 NOTICES = "dsdoctor-comm/notices"
@@ -173,4 +174,5 @@ def _is_taken(master: str, port: int, text: bytes, stay: float) -> bool:
             # rank 0 ends, and its store with it; that of an agent stays
             with contextlib.suppress(OSError):
                 store.wait(f"{NOTICES}/over", stay)
+            time.sleep(AFTER_NOTICE)
         return taken
