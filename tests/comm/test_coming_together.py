@@ -49,6 +49,9 @@ def test_a_listener_is_told_by_what_it_answers_to_torchs_own_question() -> None:
     assert answered(b"") == (ConnectOutcome.STRANGER, "")
     assert answered(b"HTTP/1.0 400 Bad request\r\n") == (ConnectOutcome.STRANGER, "HTTP/1.0 400 Bad request")
     assert answered(bytes(range(9)), close=False) == (ConnectOutcome.STRANGER, "")
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    assert ask("127.0.0.1", port, timeout=5, listen=1).outcome is ConnectOutcome.REFUSED
 
 
 def test_who_holds_the_masters_port_on_this_host_is_named_and_whether_it_started_the_rank() -> None:

@@ -24,9 +24,8 @@ from dsdoctor.comm.local.checks import too_little
 from dsdoctor.comm.local.facts import look_local
 from dsdoctor.comm.local.interfaces import bounded
 from dsdoctor.comm.local.limits import limits_now, what_else, why_ended
-from dsdoctor.comm.mesh.mesh import ConnectResult, ask_listener
 from dsdoctor.comm.models import CommSettings, PhaseState, Rank
-from dsdoctor.comm.rendezvous.notices import Notice, send_notice
+from dsdoctor.comm.rendezvous.notices import Notice, ask, send_notice
 from dsdoctor.comm.rendezvous.store import Served, open_served
 from dsdoctor.comm.results import ConnectOutcome, PhaseResult, Report
 from dsdoctor.core.errors import DoctorError
@@ -49,7 +48,7 @@ class Lost:
     host: str
     at: str
     seconds: float
-    master: ConnectResult | None
+    master: ConnectOutcome | None
     died: str | None
     stopped: bool = False
     log: str = ""
@@ -73,7 +72,7 @@ def rank_zero_lost(lost: Lost) -> Iterator[Finding]:
     """A rank heard nothing more from rank 0."""
     if lost.rank.rank == 0 or lost.died is not None or lost.stopped or lost.starting or lost.master is None:
         return
-    outcome, where = lost.master.outcome, f"{lost.rank.master}:{lost.rank.port}"
+    outcome, where = lost.master, f"{lost.rank.master}:{lost.rank.port}"
     yield book.finding(
         "rank-zero-lost",
         Severity.ERROR,
@@ -395,13 +394,13 @@ def _tell_rank_zero(briefing: StartInfo, lost: Lost) -> None:
     send_notice(rank.master, rank.port, notice, seconds=min(NOTICE, left), stay=max(left, 0.0))
 
 
-def _call(rank: Rank) -> ConnectResult:
+def _call(rank: Rank) -> ConnectOutcome:
     """Connect to the master's port, again a moment later where it is open: a process that was just killed still holds it."""
-    heard = ask_listener(rank.master, rank.port, timeout=0.3, listen=0.1)
-    if heard.outcome in {ConnectOutcome.SILENT, ConnectOutcome.STRANGER}:
+    outcome = ask(rank.master, rank.port, timeout=0.3, listen=0.1).outcome
+    if outcome in {ConnectOutcome.REACHED, ConnectOutcome.SILENT, ConnectOutcome.STRANGER}:
         time.sleep(DYING)
-        heard = ask_listener(rank.master, rank.port, timeout=0.3, listen=0.1)
-    return heard
+        outcome = ask(rank.master, rank.port, timeout=0.3, listen=0.1).outcome
+    return outcome
 
 
 @contextmanager
