@@ -223,6 +223,21 @@ def test_a_port_that_another_has_or_no_name_is_known_at_once() -> None:
     assert unknown.failure.outcome is ConnectOutcome.NO_NAME
 
 
+def test_a_port_whose_holder_is_ending_is_waited_for() -> None:
+    held = socket.create_server(("127.0.0.1", 0))
+    port = held.getsockname()[1]
+
+    def end() -> None:
+        held.accept()[0].close()
+        held.close()
+
+    threading.Thread(target=end, daemon=True).start()
+    served = open_served(rank(master="127.0.0.1", port=port))
+    served.server.close()
+
+    assert served.failure is None
+
+
 def test_a_rank_that_imports_torch_says_for_how_long_and_one_that_looks_itself_up_blames_the_name_server() -> None:
     late = [
         Importing(claim=claim(3), doing="importing torch", seconds=31.0),

@@ -239,6 +239,13 @@ def _follow(member: Member, briefing: StartInfo, fork_server: ForkServer) -> Non
         # the store of rank 0 has gone
         print(f"{type(error).__name__}: {error}", flush=True)
         status = None
+        if briefing.rank.rank == 0:
+            # it was that of another rank 0, which had the port
+            gone = StoreUnreachable(
+                outcome=ConnectOutcome.CUT_OFF, seconds=time.monotonic() - briefing.began, ended=True
+            )
+            member.say(Update(alone=_alone(briefing, gone)))
+            return
     if (facts := fork_server.facts) and facts.unable:
         member.say(Update(alone=(why_unable(facts, briefing),)))
         return

@@ -158,6 +158,8 @@ TOKEN = 3.0
 LOOK, BESIDE = 2.0, 0.3
 """Seconds between two looks at the ports beside the master's that refuses, and for a connection to each."""
 LOOKUP_SECONDS = 3.0
+ENDING_SECONDS = 2.0
+"""Seconds in which who has the master's port and answers nobody may end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +206,7 @@ def open_served(rank: Rank) -> Served:
         failure = StoreUnreachable(outcome=ConnectOutcome.NO_NAME, seconds=0.0)
     elif not rank.agent_store:
         try:
-            listening, own_address = _bound(addresses[0], rank.port)
+            listening, own_address = _bound_soon(addresses[0], rank.port)
             sockets.append(listening)
         except OSError as error:
             taken, why = error.errno == errno.EADDRINUSE, error.strerror or str(error)
@@ -222,6 +224,21 @@ def open_served(rank: Rank) -> Served:
     server = StoreServer(sockets)
     server.put(RANK_ZERO, msgspec.json.encode(me))
     return Served(server=server, me=me, failure=failure, own_address=own_address, beside=beside)
+
+
+def _bound_soon(address: str, port: int) -> tuple[socket.socket, bool]:
+    """The same as ``_bound``; who has the port and answers nobody is ending, such as the job before this one."""
+    until = time.monotonic() + ENDING_SECONDS
+    while True:
+        try:
+            return _bound(address, port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() > until:
+                raise
+            heard = ask(address, port, timeout=BESIDE, listen=BESIDE)
+            if heard.said or heard.outcome not in {ConnectOutcome.REFUSED, ConnectOutcome.STRANGER}:
+                raise
+        time.sleep(RETRY)
 
 
 def _bound(address: str, port: int) -> tuple[socket.socket, bool]:
